@@ -1,9 +1,9 @@
-//! `archipelago bench fabric`: what each provider of the fabric takes, between two processes,
-//! beside raw memory and a bare TCP connection measured in the same run; and `sim` between two
-//! hosts of the modelled cluster, in virtual time.
+//! `archipelago bench fabric`: measures each provider of the fabric between two processes, beside
+//! raw memory and a bare TCP connection in the same run. The column `sim` holds two hosts of the
+//! modelled cluster, in virtual time.
 //!
-//! This process is the client; it starts itself once more for each target, with `--target`, reads
-//! the address and key that the target prints, and ends it by closing its input.
+//! This process is the client. It starts itself once more for each target with `--target`, reads
+//! the address and the key that the target prints, and ends the target by closing its input.
 
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -38,7 +38,7 @@ struct Arguments {
     /// Print a Markdown table.
     #[arg(long)]
     markdown: bool,
-    /// libfabric's provider for the column `ofi`, as `fi_info` lists it.
+    /// Provider of libfabric for the column `ofi`, as `fi_info` lists it.
     #[cfg(feature = "ofi")]
     #[arg(long, default_value = "tcp;ofi_rxm", value_name = "NAME")]
     ofi: String,
@@ -146,23 +146,23 @@ impl Drop for TargetProcess {
             let _flushed = input.flush();
         }
         if self.is_echo {
-            // It may still wait for a client that never came.
+            // The process may still wait for a client that never connected.
             let _killed = self.child.kill();
         }
-        // It ends when its input does; if it ended before, there is nobody to tell.
+        // The process ends when its input does. If it ended before, the write fails harmlessly.
         let _reaped = self.child.wait();
     }
 }
 
-/// What one round measured.
+/// Measurements of one round.
 struct Round {
     raw: [f64; 3],
     bare_ns: f64,
-    /// Of each provider, in the order of [`columns`].
+    /// Figures of each provider, in the order of [`columns`].
     providers: Vec<Figures>,
 }
 
-/// Where a column's figures come from.
+/// Source of a column's figures.
 enum Source {
     /// A target in a process of its own: the provider's name here, and the target's address.
     Processes { name: String, address: String },
@@ -193,7 +193,7 @@ impl Column {
     }
 }
 
-/// Of every provider that this program was built with.
+/// Columns of every provider in this build of the program.
 #[cfg_attr(not(feature = "ofi"), expect(unused_variables, reason = "only `ofi` has settings"))]
 fn columns(arguments: &Arguments) -> Vec<Column> {
     let path: PathBuf =
@@ -223,7 +223,7 @@ fn round(arguments: &Arguments, effort: Effort) -> Result<Round> {
     Ok(Round { raw, bare_ns, providers: providers.collect::<Result<_>>()? })
 }
 
-/// Rounds take turns, so that what else the machine does hits everybody.
+/// Rounds take turns, so that other work of the machine affects all providers.
 fn run(arguments: &Arguments) -> Result<()> {
     let effort = Effort { samples: arguments.samples, block: arguments.block };
     let rounds = (0..arguments.rounds).map(|_| round(arguments, effort));
@@ -249,7 +249,7 @@ fn run(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-/// Where `tcp` stands in [`columns`].
+/// Index of `tcp` in [`columns`].
 const TCP_COLUMN: usize = 1;
 
 /// In virtual time every sample is as good as any.
@@ -273,7 +273,7 @@ fn new_table(markdown: bool, header: &[&str]) -> Table {
     table
 }
 
-/// As text, with the columns from `first` on aligned to the right.
+/// The table as text, with the columns from `first` on aligned to the right.
 fn align(mut table: Table, first: usize) -> String {
     for column in first..table.column_count() {
         if let Some(column) = table.column_mut(column) {

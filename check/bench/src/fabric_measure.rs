@@ -1,9 +1,9 @@
-//! Measures a provider, raw memory, and a bare TCP connection, in the same way.
+//! Measures a provider, raw memory, and a bare TCP connection, all in the same way.
 //!
-//! Figures are medians. What takes less than a microsecond or so is timed in blocks, and the median
-//! is that of the blocks' means. Two processes take part: one keeps a [`Target`] or [`echo`]es, the
-//! other calls [`provider`], [`raw_memory`] and [`bare_socket`]. [`simulated`] measures two hosts
-//! of `sim`, in virtual time.
+//! Figures are medians. An operation of less than about a microsecond is timed in blocks, and the
+//! figure is the median of the blocks' means. Two processes take part: one keeps a [`Target`] or
+//! [`echo`]es, and the other calls [`provider`], [`raw_memory`] and [`bare_socket`]. [`simulated`]
+//! measures two hosts of `sim` in virtual time.
 
 use std::collections::VecDeque;
 use std::hint::black_box;
@@ -27,13 +27,13 @@ use archipelago_fabric::{
 pub(crate) const SMALL_BYTES: usize = 128;
 /// Bytes of the large READ.
 pub(crate) const LARGE_BYTES: usize = 64 << 10;
-/// Bytes of the memory that is read, by everybody: what is measured is the way to it, so it fits
-/// the caches.
+/// Bytes of the memory that all clients read. It fits the caches, because the measurement is about
+/// the way to the memory.
 const REGION_BYTES: usize = 2 << 20;
-/// How many operations are in flight, or in a batch, where it is more than one.
+/// Number of operations in flight or in a batch, where it is more than one.
 pub(crate) const DEPTH: usize = 16;
 
-/// How long to measure.
+/// Length of a measurement.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Effort {
     /// Values that a median is of.
@@ -49,7 +49,7 @@ impl Default for Effort {
     }
 }
 
-/// What was measured of a provider. Times are medians in nanoseconds.
+/// Figures of a provider. Times are medians in nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Figures {
     /// READ of [`SMALL_BYTES`].
@@ -58,7 +58,7 @@ pub(crate) struct Figures {
     pub read_large_ns: f64,
     /// WRITE of [`SMALL_BYTES`], until it is visible.
     pub write_small_ns: f64,
-    /// Compare-and-swap, nobody else at the word.
+    /// Compare-and-swap of a word that no other client uses.
     pub swap_ns: f64,
     /// Request and answer of [`SMALL_BYTES`].
     pub request_ns: f64,
@@ -75,7 +75,7 @@ pub(crate) struct Figures {
 }
 
 impl Figures {
-    /// Of each figure, the median over `rounds`, of which there is at least one.
+    /// Median of each figure over `rounds`, which are not empty.
     #[must_use]
     pub(crate) fn median(rounds: &[Self]) -> Self {
         let of = |figure: fn(&Self) -> f64| median(rounds.iter().map(figure).collect());
@@ -94,14 +94,14 @@ impl Figures {
     }
 }
 
-/// The value in the middle.
+/// The median of the values.
 #[must_use]
 pub(crate) fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values[values.len() / 2]
 }
 
-/// Answers with the request's bytes.
+/// Handler that answers with the request's bytes.
 struct Echo;
 
 impl Handler for Echo {
@@ -110,7 +110,7 @@ impl Handler for Echo {
     }
 }
 
-/// A node to be measured. Serves until it is dropped.
+/// A node that is measured. It serves until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Target {
     listener: Box<dyn Listener>,
@@ -131,7 +131,7 @@ impl Target {
         Ok(Self { listener, key, _region: region })
     }
 
-    /// Where, and the key, as bytes.
+    /// Address and key as bytes.
     #[must_use]
     pub(crate) fn invitation(&self) -> (String, Vec<u8>) {
         let mut key = Vec::new();
@@ -140,7 +140,7 @@ impl Target {
     }
 }
 
-/// Offsets all over the region, the same for everybody.
+/// Offsets all over the region, the same for all clients.
 struct Offsets(usize);
 
 impl Offsets {
@@ -174,7 +174,7 @@ fn median_ns(
     Ok(median(values))
 }
 
-/// Posts what `fill` adds, and waits.
+/// Posts the operations that `fill` adds, and waits.
 fn posted(link: &dyn Link, batch: &mut Batch, fill: impl FnOnce(&mut Batch)) -> Result<()> {
     let mut mine = std::mem::take(batch);
     mine.clear();
@@ -359,7 +359,7 @@ fn socket_error(source: std::io::Error) -> Error {
     Error::with_source(ErrorKind::Io, "the bare socket", source)
 }
 
-/// Sends back whatever one client sends, until it ends.
+/// Sends back the bytes of one client until the client ends.
 pub(crate) fn echo(listener: &TcpListener) -> Result<()> {
     let (mut stream, _) = listener.accept().map_err(socket_error)?;
     stream.set_nodelay(true).map_err(socket_error)?;

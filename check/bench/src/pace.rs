@@ -1,4 +1,4 @@
-//! When a worker stops, and how fast it may go.
+//! The end of a worker's work, and the rate at which it may operate.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;

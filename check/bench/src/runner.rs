@@ -1,8 +1,10 @@
 //! Runs the benchmarks of a list, in order, on one database.
 //!
-//! Owned by the main thread. Per benchmark: a fresh database if it wants one; as many workers as
-//! asked for, which start together; their tallies summed; the result line; an entry of the JSON
-//! report. An error of any worker ends the run: figures of a broken run are worth nothing.
+//! The main thread owns the runner. For each benchmark, the runner makes a fresh database if the
+//! benchmark needs one, starts the workers together, sums their tallies, prints the result line and
+//! adds an entry to the JSON report.
+//!
+//! Failure: an error of any worker ends the run, because figures of a broken run mean nothing.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -26,7 +28,14 @@ use crate::pace::Rate;
 use crate::values::ValuePool;
 use crate::workloads::{self, Bench, Run, Spec, Worker};
 
-/// What the database and the process had written at some moment.
+/// The moments before and after a benchmark.
+#[derive(Clone, Copy, Debug)]
+struct WrittenBetween {
+    before: Written,
+    after: Written,
+}
+
+/// Bytes that the database and the process had written at some moment.
 #[derive(Clone, Copy, Debug, Default)]
 struct Written {
     user_bytes: u64,
@@ -39,23 +48,23 @@ struct Written {
 /// The last write benchmark, until what it left behind is compacted.
 #[derive(Clone, Copy, Debug)]
 struct Unsettled {
-    /// Its place among the results.
+    /// Index of the benchmark among the results.
     result: usize,
     before: Written,
     ended_ns: u64,
 }
 
-/// A run.
+/// One run of the benchmarks that the flags name.
 pub(crate) struct Runner {
     flags: Flags,
     dir: PathBuf,
     clock: Arc<SystemClock>,
     last_job: Arc<LastJob>,
-    /// With `--samples`.
+    /// Recorder of samples, with `--samples`.
     recorder: Option<Arc<Recorder>>,
     pool: ValuePool,
     opened: Option<Opened>,
-    /// YCSB records.
+    /// Number of YCSB records that exist.
     records: AtomicU64,
     /// Seed of the next worker; each gets one of its own.
     seed: u64,
@@ -135,7 +144,7 @@ impl Runner {
         Ok(self.results)
     }
 
-    /// Who is told of background work.
+    /// Listeners of background work.
     fn listeners(&self) -> Listeners {
         let mut listeners = Listeners::default();
         listeners.add(Arc::clone(&self.last_job) as _);
@@ -221,7 +230,8 @@ impl Runner {
             say("");
         }
         let after = self.written()?;
-        let mut outcome = self.outcome(spec, &total, message.trim(), (before, after))?;
+        let mut outcome =
+            self.outcome(spec, &total, message.trim(), &WrittenBetween { before, after })?;
         outcome.tiers = devices;
         if spec.writes {
             let ended_ns = self.clock.now_ns();
@@ -301,8 +311,9 @@ impl Runner {
         spec: &Spec,
         total: &Total,
         message: &str,
-        (before, after): (Written, Written),
+        written: &WrittenBetween,
     ) -> Result<Outcome> {
+        let WrittenBetween { before, after } = *written;
         let looked = (total.counts.looked > 0 && !spec.synced).then_some(total.counts.looked);
         let latency = total
             .histograms()

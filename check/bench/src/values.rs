@@ -1,7 +1,9 @@
-//! Values that compress to a chosen share of their size: slices of one buffer made beforehand.
+//! Values that compress to a chosen fraction of their size, as slices of one buffer.
 //!
-//! The buffer is a run of 100-byte pieces; each piece is a short random string, repeated. Shared
-//! by all workers, read only; a value costs an addition and a comparison.
+//! The buffer consists of 100-byte pieces, and each piece repeats a short random string.
+//!
+//! Thread-safety: all workers share the buffer and only read it.
+//! Cost: a value takes an addition and a comparison.
 
 use archipelago_base::random::Rng;
 
@@ -10,7 +12,7 @@ const POOL_BYTES: usize = 1 << 20;
 const PIECE_BYTES: usize = 100;
 const SEED: u64 = 301;
 
-/// The buffer.
+/// Buffer from which all values are cut.
 #[derive(Debug)]
 pub(crate) struct ValuePool {
     bytes: Vec<u8>,

@@ -1,9 +1,10 @@
-//! Skewed choice of keys, as YCSB does it.
+//! Skewed choice of keys, as YCSB chooses them.
 //!
 //! [`Zipf`] draws ranks by the method of Gray et al. ("Quickly generating billion-record synthetic
-//! databases", SIGMOD 1994). The sum that it needs (zeta) is exact for the first ranks and an
-//! integral for the rest, so that a generator over billions of keys is made at once. Cost of a
-//! draw: one `powf`.
+//! databases", SIGMOD 1994). The sum that the method needs (zeta) is exact for the first ranks and
+//! an integral for the rest. So making a generator over billions of keys takes little time.
+//!
+//! Cost: a draw takes one `powf`.
 
 use archipelago_base::random::Rng;
 
@@ -73,7 +74,7 @@ impl Zipf {
     }
 }
 
-/// Picks records.
+/// Picks records with a Zipfian distribution.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Chooser {
     distribution: Distribution,

@@ -1,8 +1,9 @@
-//! The acknowledged operations, in a file that outlives the killed writer.
+//! The acknowledged operations, in a file that survives the killed writer.
 //!
-//! A record is 16 bytes, thread and number, written with one `write` after the database has
-//! acknowledged the operation; the page cache keeps it when the process is killed. Format: two
-//! little-endian u64. One writer process, any of its threads.
+//! A record has 16 bytes: thread and number, two little-endian u64. One `write` appends it after
+//! the database has acknowledged the operation. The page cache keeps it when the process is killed.
+//!
+//! Thread-safety: any thread of the one writer process may append.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write as _;
@@ -73,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_acknowledged_is_read_back_and_disorder_is_refused() -> Result<()> {
+    fn acknowledged_numbers_are_read_back_in_order() -> Result<()> {
         let dir = tempfile::tempdir().map_err(|e| Error::invalid(e.to_string()))?;
         let path = dir.path().join("acks");
         create(&path)?;

@@ -1,4 +1,4 @@
-//! The command line.
+//! The command line of the program, and that of its child process.
 
 use std::path::PathBuf;
 
@@ -8,18 +8,18 @@ usage: archipelago-crash [--cycles N] [--seed S] [--dir D] [--ops-per-cycle N] [
                          [--kill-after-ms-max N] [--cycles-per-database N]
                          [--tiers | --full-disk] [--sabotage]
 
-  --cycles N               how often to kill and check (default 20)
-  --seed S                 decides operations, settings and when to kill (default: random, printed)
-  --dir D                  where to work, in a directory of its own (default: the temporary directory)
-  --ops-per-cycle N        most operations of a cycle, over all threads (default 40000)
-  --threads N              writing threads (default 4)
-  --kill-after-ms-max N    the kill comes within so many milliseconds (default 600)
-  --cycles-per-database N  then a new one with other settings is begun (default 10)
-  --tiers                  over three devices, between which files move and are copied
-  --full-disk              other programs fill the disk at random moments, also before an open
-  --sabotage               damage the database before the check; succeeds if that is seen";
+  --cycles N               number of kills, each followed by a check (default 20)
+  --seed S                 seed of operations, settings and kill times (default: random, printed)
+  --dir D                  make a working directory in D (default: the temporary directory)
+  --ops-per-cycle N        largest number of operations of a cycle, over all threads (default 40000)
+  --threads N              number of writing threads (default 4)
+  --kill-after-ms-max N    largest time until the kill, in milliseconds (default 600)
+  --cycles-per-database N  cycles after which a new database with other settings begins (default 10)
+  --tiers                  use three devices, between which files are moved and copied
+  --full-disk              fill the disk at random moments, also before an open
+  --sabotage               damage the database before the check, which must notice it";
 
-/// What to do.
+/// Task of the program.
 pub(crate) enum Command {
     /// Say how it is used.
     Help,
@@ -29,7 +29,7 @@ pub(crate) enum Command {
     Child(ChildArguments),
 }
 
-/// See [`USAGE`].
+/// Command line, as [`USAGE`] describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Arguments {
     pub(crate) cycles: u64,
@@ -44,7 +44,7 @@ pub(crate) struct Arguments {
     pub(crate) sabotage: bool,
 }
 
-/// What the parent tells the child.
+/// Arguments that the parent passes to the child.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ChildArguments {
     pub(crate) dir: PathBuf,

@@ -1,4 +1,4 @@
-//! The check after a kill: what the database holds against what the acknowledged operations say.
+//! The check after a kill: compares the database with the acknowledged operations.
 
 use std::collections::BTreeMap;
 
@@ -56,7 +56,7 @@ fn scan(db: &Db, family: usize) -> Result<Verdict<Entries>> {
     Ok(Ok(forward))
 }
 
-/// Reads everything.
+/// Reads every key of the database.
 pub(crate) fn read(db: &Db, threads: usize) -> Result<Verdict<Found>> {
     let mut found = Found { own: vec![Contents::new(); threads], shared: BTreeMap::new() };
     for family in 0..=COUNTERS {

@@ -1,4 +1,4 @@
-//! The writing process: opens the database, writes from several threads until it is killed.
+//! The writing process: it opens the database, and writes from several threads until it is killed.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,10 +15,10 @@ use crate::settings::{COUNTERS, Over, family_name, open};
 use crate::shared_disk::SharedDisk;
 use crate::{parent, plan};
 
-/// How long a write waits that a full disk refused.
+/// Pause before a write that a full disk refused is tried again.
 const RETRY_PAUSE: Duration = Duration::from_millis(1);
 
-/// What the writing threads share.
+/// State that the writing threads share.
 struct Writing {
     db: Db,
     families: Vec<ColumnFamily>,
@@ -26,7 +26,7 @@ struct Writing {
     arguments: ChildArguments,
 }
 
-/// What a thread does after a write that failed.
+/// Reaction of a thread to a write that failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Next {
     /// The disk is full: the same again.
@@ -78,7 +78,7 @@ impl Writing {
     }
 }
 
-/// Writes; returns only if nobody kills it.
+/// Writes, and returns only if the parent does not kill the process.
 pub(crate) fn run(arguments: &ChildArguments) -> Result<()> {
     let acks = AckWriter::open(&parent::acks_path(&arguments.dir))?;
     let path = parent::database_path(&arguments.dir);

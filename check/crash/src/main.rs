@@ -1,20 +1,22 @@
-//! `archipelago-crash`: kills a writing process again and again and looks at what is left.
+//! `archipelago-crash`: kills a writing process many times, and checks the database after each
+//! kill.
 //!
-//! Each cycle: a child process (this program again) opens the database, writes from several
-//! threads and records every acknowledged operation in a file; after a random time it is killed
-//! with `SIGKILL`; then this process opens the database and checks that
+//! In each cycle, a child process (this program again) opens the database, writes from several
+//! threads and records every acknowledged operation in a file. After a random time, the parent
+//! kills the child with `SIGKILL`, opens the database and checks it.
 //!
-//! 1. every acknowledged operation is there;
-//! 2. of each thread at most the one operation that was under way is there too, and wholly so, over
-//!    all keys, buckets and column families that it touches;
-//! 3. counters are exact: no merge was applied twice or lost;
-//! 4. iterators see the same forward and backward, and every checksum holds.
+//! Invariants that each cycle checks:
+//! 1. The database holds every acknowledged operation.
+//! 2. Beyond these, it holds at most one operation of each thread, the one in progress. It holds
+//!    that operation in all keys, buckets and column families or in none.
+//! 3. Counters are exact, because no merge was applied twice or lost.
+//! 4. Iterators return the same forward and backward, and every checksum holds.
 //!
-//! Every few cycles it starts a new database with other settings. Everything that is decided by
-//! chance comes from one seed; only when the kill hits is up to the machine. `--sabotage` damages
-//! the database before the check, in three ways, and succeeds if each of them is seen. With
-//! `--full-disk` other programs fill the disk at random moments ([`shared_disk`]); the fourth
-//! sabotage is a write that was refused for want of room and is acknowledged all the same.
+//! Every few cycles, the program begins a new database with other settings. All random choices
+//! follow from one seed; only the moment of the kill depends on the machine. `--sabotage` damages
+//! the database before the check, in three ways, and succeeds if the check notices each of them.
+//! With `--full-disk`, other programs fill the disk at random moments ([`shared_disk`]). The fourth
+//! sabotage then acknowledges a write that the full disk refused.
 
 mod acks;
 mod arguments;

@@ -1,4 +1,4 @@
-//! The watching process: starts the writer, kills it, checks what is left.
+//! The parent process: it starts the writer, kills it and checks the database.
 
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};

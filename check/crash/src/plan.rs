@@ -1,10 +1,10 @@
-//! What each thread does: a pure function of the seed, the thread and the operation's number, so
-//! that the acknowledged numbers alone say what the database must hold.
+//! The operations of each thread, as a pure function of the seed, the thread and the operation's
+//! number. So the acknowledged numbers alone determine the contents of the database.
 //!
-//! A thread writes only keys of its own, except the shared counters, to which everyone adds, and
-//! only in operations that also leave a trace in the thread's own keys. The keys of a thread lie
-//! all over the key space, so that its batches span buckets; most of its writes go to one place,
-//! which moves, so that the load moves the boundaries of buckets.
+//! A thread writes only keys of its own. The exception are the shared counters, to which all
+//! threads add, and only in operations that also change the thread's own keys. The keys of a thread
+//! are spread over the key space, so that its batches span buckets. Most of its writes go to one
+//! place that moves, so that the load moves the boundaries of buckets.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -29,7 +29,7 @@ const SHARED: u64 = 4;
 /// One operation in so many is an ingestion, which waits for a flush.
 const INGEST_ONE_IN: u32 = 200;
 
-/// One change.
+/// One change of a database.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Change {
     Put { family: usize, key: Vec<u8>, value: Vec<u8> },
@@ -124,7 +124,7 @@ fn filled(rng: &mut Rng, stamp: &str, most: usize) -> Vec<u8> {
     value
 }
 
-/// Where the operations of a thread go.
+/// Targets of the operations of a thread.
 pub(crate) struct Place<'a> {
     pub(crate) db: &'a Db,
     pub(crate) families: &'a [ColumnFamily],
@@ -175,12 +175,12 @@ pub(crate) fn perform(place: &Place<'_>, thread: u64, operation: &Operation) -> 
 /// Contents by family and key.
 pub(crate) type Contents = BTreeMap<(usize, Vec<u8>), Vec<u8>>;
 
-/// What a thread's operations so far have left.
+/// State that a thread's operations have left so far.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Model {
-    /// Its own keys.
+    /// Keys that only this thread writes.
     pub(crate) own: Contents,
-    /// What it has added to each shared counter.
+    /// Sum that the thread has added to each shared counter.
     pub(crate) shared: BTreeMap<Vec<u8>, u64>,
 }
 
@@ -220,7 +220,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_plan_depends_on_seed_thread_and_number_only() {
+    fn plan_depends_only_on_seed_thread_and_number() {
         assert_eq!(operation(1, 2, 3), operation(1, 2, 3));
         assert_ne!(operation(1, 2, 3), operation(1, 2, 4));
         assert_ne!(operation(1, 2, 3), operation(1, 3, 3));

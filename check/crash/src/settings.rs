@@ -1,5 +1,5 @@
-//! How the database is opened: chosen by a seed, small, so that seconds of writing make flushes,
-//! compactions and log rotations.
+//! Settings with which the database opens. A seed chooses them, and they are small, so that seconds
+//! of writing cause flushes, compactions and log rotations.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use crate::shared_disk::SharedDisk;
 pub(crate) const FAMILIES: [&str; 3] = ["default", "wide", "plain"];
 /// Index of the family of counters, behind those.
 pub(crate) const COUNTERS: usize = FAMILIES.len();
-/// Its name.
+/// Name of the column family with counters.
 pub(crate) const COUNTERS_NAME: &str = "counters";
 
 /// The name of a family by its index.
@@ -86,7 +86,7 @@ fn death(after: u64) -> tier::FaultPoint {
     let steps = AtomicU64::new(0);
     Arc::new(move |_| {
         if steps.fetch_add(1, Ordering::Relaxed) == after {
-            // As the parent does it, so that nothing else passes for that.
+            // The process kills itself as the parent does, so no other exit passes for a kill.
             let _dead = kill_process(getpid(), Signal::KILL);
             loop {
                 std::thread::park();
@@ -96,7 +96,7 @@ fn death(after: u64) -> tier::FaultPoint {
     })
 }
 
-/// Who opens: over which file system, and whether it may die at a step of it.
+/// File system of the open, and whether the process may die at one of its steps.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Over<'a> {
     Plain,

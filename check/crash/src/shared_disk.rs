@@ -24,7 +24,7 @@ const REST_BYTES: u64 = 256 << 10;
 /// Longest time in microseconds that the disk stays full, or has room.
 const STAY_US: u64 = 50_000;
 
-/// See the module.
+/// Disk of the database, which other files fill for random times.
 #[derive(Debug)]
 pub(crate) struct SharedDisk(CapacityFs);
 

@@ -4,12 +4,12 @@ use std::path::{Path, PathBuf};
 
 use crate::sources::{ROOTS, files};
 
-/// One page.
+/// A page in Markdown.
 #[derive(Debug, Clone)]
 pub(crate) struct Page {
     /// Relative to the root.
     pub(crate) path: PathBuf,
-    /// Its text.
+    /// Text of the page.
     pub(crate) text: String,
 }
 

@@ -13,7 +13,7 @@ use crate::sources::{Source, Token};
 /// A path of a module or an item inside a crate, without `crate`.
 pub(crate) type ModulePath = Vec<String>;
 
-/// One reference.
+/// A reference from a module to a path of the same crate.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Reference {
     /// The module that it stands in.

@@ -37,7 +37,7 @@ impl Project {
     }
 }
 
-/// One check.
+/// A check of sources and pages.
 pub(crate) struct SourceCheck {
     /// Its name in the output.
     pub(crate) name: &'static str,

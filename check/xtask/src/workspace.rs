@@ -9,11 +9,11 @@ use serde_json::Value;
 /// When a dependency is needed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// `[dependencies]`
+    /// Table `[dependencies]` of the manifest.
     Normal,
-    /// `[dev-dependencies]`
+    /// Table `[dev-dependencies]` of the manifest.
     Dev,
-    /// `[build-dependencies]`
+    /// Table `[build-dependencies]` of the manifest.
     Build,
 }
 

@@ -8,10 +8,10 @@ use clap::{Parser, ValueEnum};
 
 use super::work::{Kind, kinds};
 
-/// How processes reach each other.
+/// Transport between processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Provider {
-    /// Shared memory.
+    /// Shared memory of this machine.
     Shm,
     /// TCP on loopback.
     Tcp,
@@ -26,7 +26,7 @@ impl Provider {
     }
 }
 
-/// What this process's compute node caches.
+/// Entries that this process's compute node caches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Cache {
     Off,
@@ -37,13 +37,13 @@ pub(crate) enum Cache {
 /// Which keys are used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Place {
-    /// All.
+    /// Any key of the store.
     Any,
-    /// Those whose partition this process is the proxy of.
+    /// Keys of partitions whose proxy is this process.
     Here,
-    /// Those whose partition another process is the proxy of.
+    /// Keys of partitions whose proxy is another process.
     Elsewhere,
-    /// Those whose partition has no proxy.
+    /// Keys of partitions without a proxy.
     OneSided,
 }
 
@@ -81,7 +81,7 @@ pub(crate) struct Arguments {
     /// Compute nodes, this process among them
     #[arg(long, value_name = "N", default_value_t = 2)]
     pub(crate) compute: u16,
-    /// Memory nodes
+    /// Number of memory nodes
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) memory: u64,
     /// Memory that each lends
@@ -90,7 +90,7 @@ pub(crate) struct Arguments {
     /// This node's memory for index and cache, MiB
     #[arg(long, value_name = "MIB", default_value_t = 128)]
     pub(crate) memory_limit: u64,
-    /// What this node caches
+    /// Entries that this node caches
     #[arg(long, value_enum, default_value_t = Cache::Pairs)]
     pub(crate) cache: Cache,
     /// Partitions, a power of two
@@ -102,10 +102,10 @@ pub(crate) struct Arguments {
     /// Which keys are used
     #[arg(long, value_enum, default_value_t = Place::Any)]
     pub(crate) place: Place,
-    /// How processes reach each other
+    /// Transport between processes
     #[arg(long, value_enum, default_value_t = Provider::Shm)]
     pub(crate) provider: Provider,
-    /// What drawn keys and operations follow from
+    /// Seed of drawn keys and operations
     #[arg(long, default_value_t = 1)]
     pub(crate) seed: u64,
     /// Write the result to this file, too

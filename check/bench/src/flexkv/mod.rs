@@ -1,9 +1,9 @@
-//! `archipelago bench --engine flexkv`: the store over remote memory, in real processes.
+//! `archipelago bench --engine flexkv`: measures the store over remote memory in real processes.
 //!
-//! The manager, the memory nodes and all compute nodes but one are processes of `archipelago
-//! cluster up`, which this one starts and ends; this process is the last compute node, so what is
-//! timed are calls of the store, without a server before them. Every key is set before the first
-//! benchmark; those like a cluster of Twitter's have keys of their own, which are set before and
+//! `archipelago cluster up` starts the manager, the memory nodes and all compute nodes but one as
+//! processes, and this process starts and ends it. This process is the last compute node, so it
+//! times calls of the store, without a server before them. Every key is set before the first
+//! benchmark. Workloads of Twitter's clusters have keys of their own, which are set before them and
 //! deleted after them.
 
 mod flags;
@@ -87,7 +87,7 @@ impl Cluster {
                 line.clear();
                 lines -= 1;
             }
-            // What else it says nobody reads; the pipe holds it.
+            // The pipe holds the rest of its output, which this process does not read.
             std::mem::forget(output);
         }
         match manager {
@@ -104,7 +104,7 @@ impl Cluster {
 impl Drop for Cluster {
     fn drop(&mut self) {
         drop(self.child.stdin.take());
-        // It ends when its input does; if it ended before, there is nobody to tell.
+        // The process ends when its input does. If it ended before, the write fails harmlessly.
         let _reaped = self.child.wait();
     }
 }
@@ -122,7 +122,7 @@ struct Outcome {
     writes: Option<Quantiles>,
     /// Reads that found a value.
     found: u64,
-    /// What this node counted meanwhile.
+    /// Counts of this node meanwhile.
     counted: BTreeMap<String, u64>,
 }
 
@@ -257,7 +257,7 @@ fn measure_like(
     Ok(outcome)
 }
 
-/// What is asked of the store in a benchmark.
+/// Requests of a benchmark.
 struct Asked<'a> {
     name: &'a str,
     source: Source,

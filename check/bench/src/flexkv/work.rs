@@ -1,8 +1,8 @@
-//! What is asked of the store: a choice of operation and key per step, and the coroutines that ask
-//! it.
+//! Requests to the store: a choice of operation and key per step, and the coroutines that make
+//! them.
 //!
-//! A client is a thread; its coroutines are futures that it polls in turn, each with one request
-//! under way. With one coroutine the thread receives answers by itself.
+//! A client is a thread. Its coroutines are futures that the thread polls in turn, each with one
+//! request in flight. With one coroutine, the thread itself receives answers.
 
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
@@ -68,7 +68,7 @@ pub(super) fn kinds(name: &str) -> Vec<(String, Kind)> {
     }
 }
 
-/// What keys are called: a prefix, and the number in digits for the rest of their bytes.
+/// Text of keys: a prefix, and the number in digits for the rest of their bytes.
 #[derive(Clone, Debug)]
 pub(super) struct Naming {
     prefix: String,
@@ -120,13 +120,13 @@ impl Naming {
     }
 }
 
-/// Where operations come from.
+/// Source of operations.
 pub(super) enum Source {
     Mix(Mix, Skew),
     Cluster(twitter::Stream),
 }
 
-/// What all coroutines of a run share.
+/// State that all coroutines of a run share.
 pub(super) struct Run<'a> {
     pub(super) node: ComputeNode,
     pub(super) source: Source,
@@ -139,7 +139,7 @@ pub(super) struct Run<'a> {
     pub(super) end: AtomicBool,
 }
 
-/// What a coroutine measured.
+/// Measurements of a coroutine.
 pub(super) struct Measured {
     pub(super) reads: Histogram,
     pub(super) writes: Histogram,

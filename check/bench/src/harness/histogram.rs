@@ -1,8 +1,8 @@
-//! The latency distribution of one kind of operation, twice: in microseconds and in the buckets
-//! that db_bench prints, and in nanoseconds at three digits for the JSON report.
+//! The latency distribution of one kind of operation, in two forms: in microseconds and in the
+//! buckets that db_bench prints, and in nanoseconds at three digits for the JSON report.
 //!
-//! One owner, one thread; merged at the end of a benchmark. Cost of a record: two array
-//! increments.
+//! Thread-safety: each worker owns its histograms, and the end of a benchmark merges them.
+//! Cost: a record takes two array increments.
 
 use std::fmt::Write as _;
 
@@ -63,7 +63,7 @@ impl Default for Histogram {
 }
 
 impl Histogram {
-    /// Without values.
+    /// Creates a histogram without values.
     #[must_use]
     pub fn new() -> Self {
         let limits = bucket_limits();
@@ -133,7 +133,7 @@ impl Histogram {
         ((self.sum_squares * num - self.sum * self.sum) / (num * num)).max(0.0).sqrt()
     }
 
-    /// As db_bench prints it: summary, percentiles, a bar for each bucket.
+    /// Text as db_bench prints it: summary, percentiles, and a bar for each bucket.
     pub fn text(&self) -> String {
         let mut out = String::new();
         let (average, deviation) = (self.average(), self.deviation());
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn zero_falls_into_the_first_bucket_and_empty_is_fine() {
+    fn zero_falls_into_the_first_bucket() {
         let mut histogram = Histogram::new();
         assert!(histogram.text().starts_with("Count: 0 Average: 0.0000  StdDev: 0.00\nMin: 0  "));
         assert_eq!(histogram.quantiles(), None);

@@ -20,7 +20,7 @@ pub(crate) struct RunReport {
     pub(crate) results: Vec<Outcome>,
 }
 
-/// One benchmark's result. What was not measured is null.
+/// Result of one benchmark. A figure that was not measured is null.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct Outcome {
     pub(crate) name: String,
@@ -30,12 +30,12 @@ pub(crate) struct Outcome {
     pub(crate) ops_per_s: f64,
     pub(crate) micros_per_op: f64,
     pub(crate) mb_per_s: f64,
-    /// What the result line says in its parentheses.
+    /// Text in the parentheses of the result line.
     pub(crate) message: String,
-    /// Keys that were there, of those looked for.
+    /// Number of keys that existed, among those that the benchmark looked for.
     pub(crate) found: Option<u64>,
     pub(crate) looked_for: Option<u64>,
-    /// By kind of operation; with `--histogram`.
+    /// Latencies by kind of operation, with `--histogram`.
     pub(crate) latency: BTreeMap<&'static str, Quantiles>,
     /// Bytes of the tables, and of all files, at the end.
     pub(crate) table_bytes: Option<u64>,
@@ -53,9 +53,9 @@ pub(crate) struct Outcome {
     /// Of a write benchmark that `waitforcompaction` follows: from its end to the end of the
     /// last flush or compaction.
     pub(crate) settle_seconds: Option<f64>,
-    /// The same figures from its start until then.
+    /// The same figures from the start of the benchmark until then.
     pub(crate) settled: Option<Settled>,
-    /// With `--tiers`.
+    /// Figures of the tiers, with `--tiers`.
     pub(crate) tiers: Option<TierOutcome>,
 }
 

@@ -1,5 +1,5 @@
-//! What the benchmark shares with the laboratory (`archipelago-lab`): the command line's flags, the
-//! database behind them, and how runs are measured and reported.
+//! Parts that the benchmark shares with the laboratory (`archipelago-lab`): flags of the command
+//! line, opening the database, and measuring and reporting runs.
 //!
 //! The laboratory runs other programs and reads their results, so it needs flags, files and
 //! figures, but none of the loops that measure.

@@ -1,7 +1,7 @@
-//! What the kernel counts for a process: bytes written, reads, and the most memory.
+//! Counters of the kernel for a process: bytes written, reads, and the most memory.
 //!
-//! Read from `/proc`; where there is none, figures are missing, not wrong. These are the kernel's
-//! files, not the store's, so they do not go through a `FileSystem`.
+//! They come from `/proc`. Where it does not exist, figures are missing and not wrong. The files
+//! belong to the kernel and not to the store, so they do not go through a `FileSystem`.
 
 /// Figures of one process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -13,7 +13,7 @@ pub(crate) struct Usage {
     pub(crate) peak_rss_bytes: Option<u64>,
 }
 
-/// What a process has read and written so far.
+/// Reads and writes of a process so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Io {
     /// Bytes that it caused to be written to storage; on a file system without storage (tmpfs),
@@ -25,7 +25,7 @@ pub struct Io {
     pub bytes_read: Option<u64>,
 }
 
-/// Counters of process `pid`; also of one that ended and was not waited for.
+/// Counters of process `pid`. It may have ended if no process has waited for it.
 pub fn io(pid: &str) -> Option<Io> {
     Some(io_of(&std::fs::read_to_string(format!("/proc/{pid}/io")).ok()?))
 }
@@ -41,7 +41,7 @@ pub fn with_argument(start: &str) -> Option<u64> {
     })
 }
 
-/// This process.
+/// Usage of the process that calls.
 pub(crate) fn own_usage() -> Usage {
     Usage { bytes_written: bytes_written("self"), peak_rss_bytes: peak_rss_bytes("self") }
 }
@@ -52,7 +52,7 @@ pub(crate) fn cpu_seconds() -> Option<f64> {
     cpu_of(&std::fs::read_to_string("/proc/self/stat").ok()?)
 }
 
-/// Bytes written by process `pid`; also of one that ended and was not waited for.
+/// Bytes that process `pid` wrote. It may have ended if no process has waited for it.
 pub(crate) fn bytes_written(pid: &str) -> Option<u64> {
     io(pid)?.bytes_written
 }

@@ -1,7 +1,7 @@
-//! What is shown and written while a benchmark runs: a bar on a terminal, and the lines of
+//! Progress of a benchmark that runs: a bar on a terminal, and the lines of
 //! `--report_interval_seconds`.
 //!
-//! One thread beside the workers reads their counters; there is none if neither is wanted.
+//! One thread reads the counters of the workers. It does not exist if neither output is wanted.
 
 use std::fs::File;
 use std::io::{IsTerminal as _, Write as _};
@@ -29,7 +29,7 @@ pub(crate) struct IntervalReport {
 }
 
 impl IntervalReport {
-    /// Replaces `path`.
+    /// Creates the report file, and replaces a file at `path`.
     pub(crate) fn create(path: &Path, seconds: u64, clock: &SystemClock) -> Result<Self> {
         #[expect(clippy::disallowed_methods, reason = "a report for the user, no database file")]
         let file = File::create(path);
@@ -55,11 +55,11 @@ impl IntervalReport {
     }
 }
 
-/// Watches the workers of one benchmark.
+/// Shows the progress of one benchmark.
 #[derive(Debug)]
 pub(crate) struct Watch<'a> {
     pub(crate) name: &'a str,
-    /// Operations that it will take, 0 if that is not known.
+    /// Number of operations of the benchmark, or 0 if it is not known.
     pub(crate) expected: u64,
     pub(crate) progress: &'a [Progress],
     pub(crate) clock: &'a SystemClock,
@@ -67,12 +67,12 @@ pub(crate) struct Watch<'a> {
 }
 
 impl Watch<'_> {
-    /// Whether there is anyone to show it to.
+    /// Whether an output is wanted.
     pub(crate) fn is_wanted(&self) -> bool {
         self.report.is_some() || std::io::stderr().is_terminal()
     }
 
-    /// Runs until `ended`.
+    /// Shows progress until `ended`.
     pub(crate) fn run(mut self, ended: &AtomicBool) {
         let bar = self.bar();
         if let Some(report) = &mut self.report {
@@ -108,7 +108,7 @@ impl Watch<'_> {
     }
 }
 
-/// A bar of runs, on a terminal; its length is set when it is known.
+/// A bar of runs on a terminal. The caller sets its length.
 pub fn runs_bar() -> ProgressBar {
     if !std::io::stderr().is_terminal() {
         return ProgressBar::hidden();

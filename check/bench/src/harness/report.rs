@@ -1,4 +1,4 @@
-//! What goes to standard output, to the letter as db_bench 7.8 prints it.
+//! Standard output, to the letter as db_bench 7.8 prints it.
 
 use std::io::Write as _;
 

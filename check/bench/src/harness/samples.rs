@@ -1,14 +1,15 @@
-//! What is looked at while benchmarks run, as one timeline of the whole run (`--samples`).
+//! Samples of the store while benchmarks run, as one timeline of the run (`--samples`).
 //!
-//! Two sources. A thread beside the workers looks every 100 ms at the L0 files of each bucket, at
-//! the operations done and at the time that writers stalled; it lives as long as one benchmark. The
-//! `Recorder` hears of every flush, compaction, map change and stall state from the database,
-//! also while `waitforcompaction` waits. An event tells how long its job ran and how long each of
-//! its threads was busy, so how many background threads were busy at any moment follows exactly,
-//! after the fact.
+//! The timeline has two sources. A thread samples, every 100 ms, the L0 files of each bucket, the
+//! number of operations and the stall time of writers. It lives as long as one benchmark. The
+//! `Recorder` receives every flush, compaction, map change and stall state from the database, also
+//! while `waitforcompaction` waits. An event contains the length of its job and the busy time of
+//! each of its threads. So the number of busy background threads at any moment is exact.
 //!
-//! All times are seconds since the run began. Costs a look at the buckets every 100 ms and a push
-//! under a lock per event; nothing without `--samples`.
+//! All times are seconds since the run began.
+//!
+//! Cost: a read of the buckets every 100 ms and a push under a lock per event. Without `--samples`,
+//! there is no cost.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -25,18 +26,18 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// Seconds that writers waited, summed over them, by cause.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Stalls {
-    /// L0 files of the fullest bucket.
+    /// Stall time because of L0 files in the fullest bucket.
     pub l0: f64,
-    /// Memtables that wait for their flush.
+    /// Stall time because of memtables that wait for their flush.
     pub memtables: f64,
-    /// Compaction debt.
+    /// Stall time because of compaction debt.
     pub pending: f64,
-    /// The byte budget.
+    /// Stall time because of the byte budget.
     pub budget: f64,
 }
 
 impl Stalls {
-    /// Since the database was opened.
+    /// Stall times since the database was opened.
     pub(crate) fn of(db: &Db) -> Self {
         let seconds = |ticker| db.statistics().get(ticker) as f64 / 1e9;
         Self {
@@ -47,7 +48,7 @@ impl Stalls {
         }
     }
 
-    /// From `before` until these.
+    /// Stall times from `before` until these.
     pub(crate) fn since(self, before: Self) -> Self {
         Self {
             l0: self.l0 - before.l0,
@@ -57,13 +58,13 @@ impl Stalls {
         }
     }
 
-    /// All causes.
+    /// Stall time of all causes together.
     pub fn total(self) -> f64 {
         self.l0 + self.memtables + self.pending + self.budget
     }
 }
 
-/// A benchmark's place in the timeline.
+/// Times of a benchmark in the timeline.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Window {
     /// Name of the benchmark.
@@ -74,33 +75,33 @@ pub struct Window {
     pub end_s: f64,
 }
 
-/// One look.
+/// State of the store at one moment.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Sample {
     /// Seconds since the start of the run.
     pub t_s: f64,
     /// Operations of the benchmark so far.
     pub ops: u64,
-    /// Of each bucket, in key order.
+    /// Number for each bucket, in key order.
     pub l0_files: Vec<usize>,
-    /// Since the benchmark began.
+    /// Stall times since the benchmark began.
     pub stall_s: Stalls,
 }
 
 /// A flush or compaction that was installed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Job {
-    /// Level of the inputs; of a flush none.
+    /// Level of the inputs, or `None` for a flush.
     pub from: Option<usize>,
     /// Level that the job writes.
     pub to: usize,
-    /// Of a compaction of L0.
+    /// Bucket of a compaction of L0.
     pub bucket: Option<usize>,
     /// Seconds since the start of the run.
     pub start_s: f64,
     /// Seconds from the start of the run to the end.
     pub end_s: f64,
-    /// How long each of its threads was busy, from its start.
+    /// Busy time of each thread of the job, from its start.
     pub threads_s: Vec<f64>,
     /// Bytes that the job read.
     pub bytes_read: u64,
@@ -117,7 +118,7 @@ pub struct MapChange {
     pub(crate) reason: String,
 }
 
-/// What writers did from some moment on, or what failed then.
+/// Writes since some moment, or the failure to read them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Told {
     pub(crate) t_s: f64,
@@ -127,7 +128,7 @@ pub struct Told {
 /// The file of `--samples`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Series {
-    /// When each benchmark ran.
+    /// Times of each benchmark.
     pub benchmarks: Vec<Window>,
     /// The samples, in the order of time.
     pub samples: Vec<Sample>,
@@ -135,13 +136,13 @@ pub struct Series {
     pub jobs: Vec<Job>,
     /// Changes of bucket boundaries.
     pub map_changes: Vec<MapChange>,
-    /// What writers did from some moment on.
+    /// Writes since some moment.
     pub stall_states: Vec<Told>,
     /// Errors of background jobs.
     pub errors: Vec<Told>,
 }
 
-/// Hears of what the database does, and keeps the timeline.
+/// Listener of the database that keeps the timeline.
 #[derive(Debug)]
 pub(crate) struct Recorder {
     clock: Arc<SystemClock>,
@@ -150,7 +151,7 @@ pub(crate) struct Recorder {
 }
 
 impl Recorder {
-    /// The run begins now.
+    /// Begins the timeline.
     pub(crate) fn new(clock: Arc<SystemClock>) -> Self {
         let started_ns = clock.now_ns();
         Self { clock, started_ns, series: Mutex::default() }
@@ -161,12 +162,12 @@ impl Recorder {
         (self.clock.now_ns() - self.started_ns) as f64 / 1e9
     }
 
-    /// Everything so far.
+    /// The timeline so far.
     pub(crate) fn series(&self) -> Series {
         self.with(|series| series.clone())
     }
 
-    /// Adds a benchmark that ran for `seconds`, and what was seen of it.
+    /// Adds a benchmark that ran for `seconds`, with its samples.
     pub(crate) fn add(&self, name: &str, start_s: f64, seconds: f64, samples: Vec<Sample>) {
         let end_s = start_s + seconds;
         self.with(|series| {
@@ -236,7 +237,7 @@ impl EventListener for Recorder {
     }
 }
 
-/// Looks at one benchmark.
+/// Samples the store during one benchmark.
 #[derive(Debug)]
 pub(crate) struct Sampler<'a> {
     pub(crate) recorder: &'a Recorder,
@@ -245,7 +246,7 @@ pub(crate) struct Sampler<'a> {
 }
 
 impl Sampler<'_> {
-    /// Runs until `ended`. Errors: what the database answers.
+    /// Samples until `ended`. An error is the one of the database.
     pub(crate) fn run(&self, ended: &AtomicBool) -> Result<Vec<Sample>> {
         let before = Stalls::of(self.db);
         let mut samples = vec![self.look(before)?];
@@ -268,12 +269,12 @@ impl Sampler<'_> {
 }
 
 impl Series {
-    /// The benchmark called `name`.
+    /// Window of the first benchmark of that name.
     pub fn window(&self, name: &str) -> Option<&Window> {
         self.benchmarks.iter().find(|window| window.name == name)
     }
 
-    /// What was seen during `window`.
+    /// Samples within `window`.
     pub fn during(&self, window: &Window) -> impl Iterator<Item = &Sample> {
         let (from, to) = (window.start_s, window.end_s);
         self.samples.iter().filter(move |sample| (from..=to).contains(&sample.t_s))

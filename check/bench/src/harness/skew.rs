@@ -1,9 +1,10 @@
 //! Zipfian ranks for any skew from 0 on, by rejection-inversion (Hörmann and Derflinger,
 //! "Rejection-inversion to generate variates from monotone discrete distributions", 1996).
 //!
-//! YCSB's own generator stops below 1; production caches have skews up to 2.7. Nothing is summed,
-//! so a generator over any number of ranks is made at once. Cost of a draw: some four logarithms or
-//! exponentials, rarely twice.
+//! YCSB's own generator stops below 1, while production caches have skews up to 2.7. The method
+//! sums nothing, so making a generator takes constant time for any number of ranks.
+//!
+//! Cost: a draw takes about four logarithms or exponentials, and rarely twice that.
 
 use archipelago_base::random::Rng;
 
@@ -18,7 +19,7 @@ pub struct Skew {
 }
 
 impl Skew {
-    /// Over `n` ranks (at least 1) with a skew that is not below 0.
+    /// Ranks `0..n` (at least one) with a skew of at least 0.
     #[must_use]
     pub fn new(n: u64, alpha: f64) -> Self {
         let (n, alpha) = (n.max(1) as f64, alpha.max(0.0));
@@ -27,7 +28,7 @@ impl Skew {
         Self { n, alpha, first: area(1.5) - 1.0, last: area(n + 0.5), near }
     }
 
-    /// The next rank.
+    /// Draws the next rank.
     #[must_use]
     pub fn next(&self, rng: &mut Rng) -> u64 {
         loop {
@@ -52,7 +53,7 @@ pub fn scramble(rank: u64, n: u64) -> u64 {
     ((u128::from(hash) * u128::from(n)) >> 64) as u64
 }
 
-/// x^-alpha.
+/// Value of `x^-alpha`, the unscaled probability.
 fn height(alpha: f64, x: f64) -> f64 {
     (-alpha * x.ln()).exp()
 }

@@ -1,4 +1,4 @@
-//! The one place that names the database's crate, and how the flags become its settings.
+//! The only module that names the database's crate. It turns flags into the database's settings.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -42,7 +42,7 @@ pub fn db_options(flags: &Flags) -> DbOptions {
     }
 }
 
-/// Settings of its default column family.
+/// Settings of the default column family that the flags ask for.
 pub(crate) fn family_options(flags: &Flags) -> CfOptions {
     let storage = &flags.storage;
     let compression = match storage.compression_type {
@@ -70,7 +70,7 @@ pub(crate) fn family_options(flags: &Flags) -> CfOptions {
     }
 }
 
-/// Knows when the last flush or compaction was installed.
+/// Listener that notes the time of the last installed flush or compaction.
 #[derive(Debug)]
 pub(crate) struct LastJob {
     clock: Arc<SystemClock>,
@@ -78,12 +78,12 @@ pub(crate) struct LastJob {
 }
 
 impl LastJob {
-    /// None was installed yet.
+    /// A listener before the first install.
     pub(crate) fn new(clock: Arc<SystemClock>) -> Self {
         Self { clock, ended_ns: AtomicU64::new(0) }
     }
 
-    /// When; 0 if there was none.
+    /// Time of the last install, or 0 before the first one.
     pub(crate) fn ended_ns(&self) -> u64 {
         self.ended_ns.load(Ordering::Acquire)
     }
@@ -97,16 +97,16 @@ impl EventListener for LastJob {
     }
 }
 
-/// An open database and what it lies on.
+/// An open database and its devices.
 #[derive(Debug)]
 pub(crate) struct Opened {
     pub(crate) db: Db,
-    /// With `--tiers`.
+    /// Open tiers below the database, with `--tiers`.
     pub(crate) tiers: Option<Tiers>,
 }
 
 impl Opened {
-    /// Closes the database, then its devices.
+    /// Closes the database and then its devices.
     pub(crate) fn close(self) -> Result<()> {
         self.db.close()?;
         self.tiers.map_or(Ok(()), |tiers| tiers.close())

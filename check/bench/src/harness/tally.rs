@@ -1,4 +1,4 @@
-//! What one worker counts, and the sum over all workers of a benchmark.
+//! Counts of one worker, and their sum over all workers of a benchmark.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -33,10 +33,10 @@ impl OpKind {
     }
 }
 
-/// Sums that a benchmark's message is made of.
+/// Sums from which a benchmark's message is made.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Counts {
-    /// Operations whose key was there.
+    /// Operations whose key existed.
     pub(crate) found: u64,
     /// Operations that looked for a key.
     pub(crate) looked: u64,
@@ -71,7 +71,7 @@ impl Counts {
 pub(crate) struct Progress(AtomicU64);
 
 impl Progress {
-    /// Some more.
+    /// Adds operations to the count.
     pub(crate) fn add(&self, operations: u64) {
         self.0.fetch_add(operations, Ordering::Relaxed);
     }
@@ -82,7 +82,7 @@ impl Progress {
     }
 }
 
-/// What one worker counts.
+/// Counts of one worker.
 #[derive(Debug)]
 pub(crate) struct Tally<'a> {
     clock: &'a SystemClock,
@@ -172,7 +172,7 @@ pub struct Total {
 }
 
 impl Total {
-    /// Adds another worker's.
+    /// Adds the counts of another worker.
     pub(crate) fn add(&mut self, other: Self) {
         self.counts.add(&other.counts);
         self.done += other.done;

@@ -1,10 +1,11 @@
 //! Workloads like those of Twitter's cache clusters, synthesised from published statistics of each
-//! (`data/README.md`): mean sizes of keys and values, shares of operations, fitted skew. Not the
-//! traces: no changes over time, every key and value of a cluster has its mean size.
+//! cluster (`data/README.md`): mean sizes of keys and values, shares of operations, and a fitted
+//! skew. They are not the traces: nothing changes over time, and every key and value of a cluster
+//! has its mean size.
 //!
-//! Operations come down to three: `get` and `gets` read; `delete` deletes; all others (`set`,
-//! `add`, `cas`, `incr`, `prepend`) write a value of the mean size. What the source leaves unnamed
-//! (shares below a per cent) counts as writes. Pure; thread-safety: values.
+//! Three kinds of operations remain: `get` and `gets` read, `delete` deletes, and all others
+//! (`set`, `add`, `cas`, `incr`, `prepend`) write a value of the mean size. Operations that the
+//! source does not name (shares below a per cent) count as writes. The functions are pure.
 
 use crate::harness::skew::Skew;
 use archipelago_base::random::Rng;
@@ -13,36 +14,36 @@ use crate::harness::skew::scramble;
 
 const CSV: &str = include_str!("../../data/twitter_clusters.csv");
 
-/// A cluster's statistics.
+/// Statistics of one cluster.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Cluster {
-    /// As the source counts them, from 1.
+    /// Number in the source, from 1.
     pub number: u32,
     /// Mean bytes of a key.
     pub key_bytes: usize,
     /// Mean bytes of a value.
     pub value_bytes: usize,
-    /// Share of reads; of deletions. The rest writes.
+    /// Fractions of reads and of deletions. All other operations write.
     pub(crate) reads: f64,
     pub(crate) deletes: f64,
-    /// Zipfian skew; uniform where the source has no fit.
+    /// Zipfian skew. The distribution is uniform if the source has no fit.
     pub(crate) alpha: f64,
-    /// Whether the source has one.
+    /// Whether the source has a fitted skew.
     pub(crate) fitted: bool,
 }
 
-/// What is asked of a store.
+/// Request to a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Request {
     /// Read this key.
     Read(u64),
-    /// Write it.
+    /// Write this key.
     Write(u64),
-    /// Delete it.
+    /// Delete this key.
     Delete(u64),
 }
 
-/// The clusters that the source has sizes of, in its order: 53 of 54, as cluster 5 has none.
+/// The clusters with known sizes, in the order of the source: all 54 except cluster 5.
 pub fn clusters() -> Vec<Cluster> {
     CSV.lines().skip(1).filter_map(cluster).collect()
 }
@@ -77,7 +78,7 @@ fn cluster(line: &str) -> Option<Cluster> {
     })
 }
 
-/// Requests of a cluster over so many keys.
+/// Requests of a cluster over a number of keys.
 #[derive(Clone, Debug)]
 pub struct Stream {
     keys: u64,
@@ -87,13 +88,13 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// Over keys `0..keys`, hot ones scattered.
+    /// Requests over keys `0..keys`, with hot keys scattered.
     pub fn new(cluster: &Cluster, keys: u64) -> Self {
         let skew = Skew::new(keys, cluster.alpha);
         Self { keys, reads: cluster.reads, deletes: cluster.deletes, skew }
     }
 
-    /// The next one.
+    /// Draws the next request.
     pub fn next(&self, rng: &mut Rng) -> Request {
         let key = scramble(self.skew.next(rng), self.keys);
         let drawn = rng.f64();

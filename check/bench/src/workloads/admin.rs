@@ -1,4 +1,4 @@
-//! Actions on the database.
+//! Benchmarks that are actions on the database, such as `flush` and `stats`.
 
 use super::Worker;
 use crate::harness::report::say;
@@ -12,7 +12,7 @@ pub(super) fn compact(worker: &mut Worker<'_>) -> Result<()> {
     worker.db.compact_range(worker.cf, &KeyRange::all())
 }
 
-/// `waitforcompaction`.
+/// Runs `waitforcompaction` on the database.
 pub(super) fn wait_for_compaction(db: &Db) -> Result<()> {
     say(&format!("waitforcompaction({}): started", db.dir().display()));
     db.wait_for_background()?;
@@ -20,14 +20,14 @@ pub(super) fn wait_for_compaction(db: &Db) -> Result<()> {
     Ok(())
 }
 
-/// `flush`.
+/// Runs `flush` on the database.
 pub(super) fn flush(db: &Db) -> Result<()> {
     db.flush(db.default_family())?;
     say("flush memtable");
     Ok(())
 }
 
-/// `stats`.
+/// Runs `stats` on the database.
 pub(super) fn stats(db: &Db) -> Result<()> {
     say(&format!("\n{}", db.stats_text()));
     Ok(())
@@ -44,7 +44,7 @@ pub(super) fn level_stats(db: &Db) -> Result<()> {
     Ok(())
 }
 
-/// `bucketstats`.
+/// Runs `bucketstats` on the database.
 pub(super) fn bucket_stats(db: &Db) -> Result<()> {
     let text = db.property(db.default_family(), "archipelago.bucketstats");
     say(&format!("\n{}", text.unwrap_or_default()));

@@ -68,7 +68,7 @@ fn put(
     Ok(())
 }
 
-/// `deleterandom`.
+/// Runs `deleterandom` in one thread.
 pub(super) fn delete(worker: &mut Worker<'_>) -> Result<()> {
     let batch_size = worker.bench.flags.load.batch_size;
     let mut limit = worker.limit(worker.bench.flags.deletes());

@@ -1,4 +1,4 @@
-//! Reads among writes.
+//! Benchmarks that read while one thread writes.
 
 use super::{Worker, read};
 use crate::harness::store::Result;

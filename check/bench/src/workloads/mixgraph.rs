@@ -22,7 +22,7 @@ use crate::harness::tally::{Counts, OpKind};
 use crate::pace::Rate;
 use crate::zipf::below;
 
-/// Smallest value.
+/// Bytes of the smallest value.
 const VALUE_BYTES_MIN: u64 = 10;
 /// Operations that ask the rate limit at once.
 const PACED_AT_ONCE: u64 = 100;
@@ -192,7 +192,7 @@ impl Sine {
     }
 }
 
-/// The benchmark.
+/// Runs the workload in one thread.
 pub(super) fn run(worker: &mut Worker<'_>) -> Result<()> {
     let flags = &worker.bench.flags.mixgraph;
     let num = worker.bench.flags.load.num;

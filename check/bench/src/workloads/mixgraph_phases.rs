@@ -22,7 +22,7 @@ const FIT: [f64; 4] = [14.18, -2.917, 0.0164, -0.08082];
 /// Operations between two looks at the clock with `--duration`.
 const LOOK_EVERY: u64 = 128;
 
-/// What an operation does.
+/// Kind of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Op {
     Put,
@@ -83,12 +83,12 @@ impl Phases {
     }
 }
 
-/// `mixgraph1`.
+/// Runs `mixgraph1` in one thread.
 pub(super) fn puts(worker: &mut Worker<'_>) -> Result<()> {
     run(worker, Mix { gets: 0, scans: 0 })
 }
 
-/// `mixgraph2`.
+/// Runs `mixgraph2` in one thread.
 pub(super) fn mixed(worker: &mut Worker<'_>) -> Result<()> {
     run(worker, Mix { gets: 1, scans: 1 })
 }
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn the_distribution_can_be_set_and_must_have_hotness() {
+    fn distribution_of_keys_must_have_hotness() {
         let even = phases(&["--keyrange_dist_a=1", "--keyrange_dist_b=0"]).expect("all alike");
         let seen = shares(&even.0[0], 11);
         assert!(seen.iter().all(|share| (0.09..0.11).contains(share)), "{seen:?}");

@@ -1,8 +1,10 @@
-//! The benchmarks by name, and what their loops work with.
+//! The benchmarks by name, and the state of their loops.
 //!
 //! A benchmark is either a loop that every worker thread runs ([`Run::Workers`]) or an action on
-//! the database ([`Run::Action`]). Per operation the harness spends a random number, a key into a
-//! buffer that is kept, a slice of the value pool and two counters; it looks at the clock only for
+//! the database ([`Run::Action`]).
+//!
+//! Cost: per operation, the harness draws a random number, writes a key into a buffer that it
+//! keeps, takes a slice of the value pool and adds to two counters. It reads the clock only for
 //! `--histogram`, `--duration` and rate limits.
 
 pub(crate) mod admin;
@@ -28,7 +30,7 @@ use crate::keys::{KeyMaker, KeyPicker};
 use crate::pace::{Limit, Rate};
 use crate::values::{ValuePool, Values};
 
-/// Every benchmark.
+/// Names of all benchmarks.
 pub(crate) const NAMES: &[&str] = &[
     "fillseq",
     "fillrandom",
@@ -68,10 +70,10 @@ pub(crate) const NAMES: &[&str] = &[
 
 /// A loop for worker threads.
 pub(crate) type Body = fn(&mut Worker<'_>) -> Result<()>;
-/// What the result line says besides the figures.
+/// Text of the result line in addition to the figures.
 pub(crate) type Message = fn(&Counts) -> String;
 
-/// How a benchmark runs.
+/// Way in which a benchmark runs.
 #[derive(Clone, Copy)]
 pub(crate) enum Run {
     /// On `--threads` threads.
@@ -80,7 +82,7 @@ pub(crate) enum Run {
     Action(fn(&Db) -> Result<()>),
 }
 
-/// A benchmark.
+/// Benchmark: its name, and how it runs.
 #[derive(Clone, Copy)]
 pub(crate) struct Spec {
     pub(crate) name: &'static str,
@@ -124,7 +126,7 @@ impl Spec {
         Self { writes: true, ..self }
     }
 
-    /// What loads the records that it starts from.
+    /// Benchmark that loads the records with which this one starts.
     pub(crate) fn load(&self) -> Self {
         if self.name == "nutanix" { nutanix::load_spec() } else { ycsb::load_spec() }
     }
@@ -174,7 +176,7 @@ fn quiet(_: &Counts) -> String {
     String::new()
 }
 
-/// What the workers of one benchmark share.
+/// State that the workers of one benchmark share.
 pub(crate) struct Bench<'a> {
     pub(crate) flags: &'a Flags,
     pub(crate) spec: &'a Spec,
@@ -184,7 +186,7 @@ pub(crate) struct Bench<'a> {
     pub(crate) progress: &'a [Progress],
     /// Bytes of writes.
     pub(crate) write_rate: Rate,
-    /// Read operations.
+    /// Rate of read operations.
     pub(crate) read_rate: Rate,
     /// Counted workers that have not ended.
     pub(crate) working: AtomicU64,

@@ -1,10 +1,10 @@
-//! A mix like the production workload of Nutanix in Keigo's evaluation (§5.3): 40 reads, 58 writes,
-//! 2 scans of a hundred; values of 100 B to 4 KiB, median 400 B.
+//! A mix like the production workload of Nutanix in Keigo's evaluation (§5.3): 40 reads, 58 writes
+//! and 2 scans of a hundred operations; values of 100 B to 4 KiB with a median of 400 B.
 //!
-//! The text gives no more than that. Half of the values lie below the median and half above it, in
-//! each half every ratio with the same chance (log-uniform), so the mean is 900 B. Keys are zipfian
-//! 0.80, scattered, unless `--ycsb_distribution` and `--ycsb_theta` say otherwise; a scan reads 1
-//! to `--ycsb_max_scan` entries.
+//! The paper gives no further facts. Half of the values lie below the median and half above it. In
+//! each half, every ratio has the same probability (log-uniform), so the mean is 900 B. Keys are
+//! zipfian 0.80 and scattered, unless `--ycsb_distribution` and `--ycsb_theta` choose otherwise. A
+//! scan reads 1 to `--ycsb_max_scan` entries.
 
 use std::sync::atomic::Ordering;
 
@@ -23,7 +23,7 @@ pub(crate) const VALUE_BYTES_MAX: usize = 4096;
 
 const THETA: f64 = 0.80;
 
-/// What an operation does.
+/// Kind of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Operation {
     Read,
@@ -56,7 +56,7 @@ pub(super) fn load_spec() -> Spec {
     Spec::new("nutanixload", super::Run::Workers(body, super::quiet)).writing()
 }
 
-/// The benchmark.
+/// Runs the workload in one thread.
 pub(super) fn run(worker: &mut Worker<'_>) -> Result<()> {
     let flags = worker.bench.flags;
     let distribution = flags.ycsb.ycsb_distribution.unwrap_or(Distribution::Zipfian);

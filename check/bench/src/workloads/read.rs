@@ -1,11 +1,11 @@
-//! Point reads.
+//! Benchmarks of point reads.
 
 use super::Worker;
 use crate::harness::store::Result;
 use crate::harness::tally::{Counts, OpKind};
 use crate::keys::KeyMaker;
 
-/// `readrandom`, `readmissing`.
+/// Runs `readrandom` or `readmissing` in one thread.
 pub(super) fn random(worker: &mut Worker<'_>) -> Result<()> {
     let mut limit = worker.limit(worker.bench.flags.reads());
     let (mut read, mut found) = (0, 0);
@@ -46,7 +46,7 @@ pub(super) fn many(worker: &mut Worker<'_>) -> Result<()> {
     Ok(())
 }
 
-/// "(63 of 100 found)"
+/// Message of the result line, such as "(63 of 100 found)".
 pub(super) fn found(counts: &Counts) -> String {
     format!("({} of {} found)", counts.found, counts.looked)
 }

@@ -1,4 +1,4 @@
-//! Iterators.
+//! Benchmarks that walk iterators.
 
 use std::hint::black_box;
 
@@ -6,12 +6,12 @@ use super::Worker;
 use crate::harness::store::Result;
 use crate::harness::tally::OpKind;
 
-/// `readseq`.
+/// Runs `readseq` in one thread.
 pub(super) fn forward(worker: &mut Worker<'_>) -> Result<()> {
     walk(worker, false)
 }
 
-/// `readreverse`.
+/// Runs `readreverse` in one thread.
 pub(super) fn backward(worker: &mut Worker<'_>) -> Result<()> {
     walk(worker, true)
 }

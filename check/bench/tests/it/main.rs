@@ -156,7 +156,7 @@ fn a_foreign_directory_is_left_alone() {
 }
 
 #[test]
-fn a_name_that_is_unknown_fails_before_anything_runs() {
+fn unknown_benchmark_fails_before_any_run() {
     let dir = tempfile::tempdir().expect("a directory");
     let db = dir.path().join("db");
     let args = ["--benchmarks=fillseq,fillfoo".to_owned(), format!("--db={}", db.display())];

@@ -1,5 +1,5 @@
-//! redis-rs against the server on the port of the first argument; ../../README.md says what it
-//! checks.
+//! Checks redis-rs against the server on the port of the first argument; ../../README.md says what
+//! it checks.
 
 use std::collections::BTreeSet;
 use std::error::Error;

@@ -83,8 +83,8 @@ pub(super) struct ReproduceFlags {
     #[arg(long, default_value_t = 16, value_name = "N",
           value_parser = clap::value_parser!(u64).range(1..=256))]
     pub(super) threads: u64,
-    /// Operations a second of the runs at a fixed load; default: 0.9 of the rate of buckets, and for
-    /// YCSB-SCAN of the rate of classic
+    /// Operations a second of the runs at a fixed load; default: 0.9 of the rate of buckets, and
+    /// for YCSB-SCAN of the rate of classic
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(super) offered_load: Option<u64>,
     /// Bytes of a memtable and of the base level; a table has a quarter; default: 4 MiB, with

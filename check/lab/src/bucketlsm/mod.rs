@@ -55,7 +55,7 @@ struct Report<'a> {
     runs: &'a Runs,
 }
 
-/// Runs what `args` ask for, everything behind the word `bucketlsm`.
+/// Runs the command with `args`, the words after `bucketlsm`.
 pub(crate) fn reproduce(args: &[OsString]) -> std::result::Result<Result<()>, Stop> {
     let flags = ReproduceFlags::read(args)?;
     Ok(bucketlsm(&flags, args))
@@ -120,7 +120,7 @@ fn device(flags: &ReproduceFlags) -> Result<(PathBuf, DeviceSpec)> {
     Ok((file, device))
 }
 
-/// Does the runs.
+/// Makes the runs and collects their figures.
 struct Runner<'a> {
     flags: &'a ReproduceFlags,
     base: &'a Path,

@@ -13,7 +13,7 @@ const KEY_BYTES: u64 = 16;
 /// The offered load, as a share of what [`Workload::sets_load`] reaches at full speed.
 pub(super) const OFFERED_SHARE: f64 = 0.9;
 
-/// A mode of one binary.
+/// A mode of the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Mode {
@@ -117,27 +117,27 @@ impl Workload {
         }
     }
 
-    /// Starts with a loaded database.
+    /// Whether the workload starts with a loaded database.
     fn is_ycsb(self) -> bool {
         matches!(self, Self::YcsbGet | Self::YcsbScan)
     }
 }
 
-/// On what, and how hard.
+/// Device and load of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Setting {
-    /// On the emulated device, as fast as it goes.
+    /// On the emulated device, at full speed.
     Device,
     /// On the emulated device, at a fixed rate.
     Offered,
-    /// On the disk as it is.
+    /// On the disk without emulation.
     Plain,
     /// On the emulated device with this many background jobs.
     Jobs(u64),
 }
 
-/// Runs whose results are compared; they take turns.
+/// Runs whose results are compared, and which therefore alternate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Group {
     pub(super) workload: Workload,
@@ -152,7 +152,7 @@ impl Group {
     }
 }
 
-/// Everything that is run, in order; full speed before the offered load that is derived from it.
+/// All runs in order. Runs at full speed come before the fixed load that follows from them.
 pub(super) fn groups(flags: &ReproduceFlags) -> Vec<Group> {
     use Mode::{Buckets, Classic, Static, Subcompactions};
     let wanted = |workload: &Workload| flags.only.is_empty() || flags.only.contains(workload);
@@ -186,7 +186,7 @@ pub(super) fn groups(flags: &ReproduceFlags) -> Vec<Group> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub(super) struct Load {
     pub(super) threads: u64,
-    /// Keys of the key space; records that are loaded first.
+    /// Keys of the key space, and records that are loaded first.
     pub(super) keys: u64,
     /// Operations of each thread.
     pub(super) ops_each: u64,

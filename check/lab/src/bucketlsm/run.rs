@@ -32,35 +32,35 @@ pub(super) struct Figures {
     /// Longest single write, in milliseconds.
     pub(super) write_max_ms: Option<f64>,
     pub(super) stall_s: Stalls,
-    /// From the end of the workload to the end of the last flush or compaction; where waited for.
+    /// Seconds from the end of the workload to the end of the last flush or compaction.
     pub(super) settle_s: Option<f64>,
-    /// Until then, where waited for.
+    /// Write amplification until then.
     pub(super) write_amplification: Option<f64>,
-    /// Background threads busy, on average over the workload.
+    /// Average number of busy background threads.
     pub(super) threads_busy: f64,
-    /// Processors that the process kept busy, on average over the workload.
+    /// Average number of processors that the process used.
     pub(super) processors_busy: Option<f64>,
-    /// L0 files in the fullest bucket: mean over time, and most.
+    /// Number of L0 files in the fullest bucket: mean over time, and maximum.
     pub(super) l0_fullest_mean: f64,
     pub(super) l0_fullest_max: usize,
-    /// Bytes that compactions of L0 read: mean, and standard deviation divided by it.
+    /// Input bytes of L0 compactions: mean, and standard deviation divided by the mean.
     pub(super) l0_input_bytes_mean: f64,
     pub(super) l0_input_spread: f64,
-    /// At the end, and how often the map changed.
+    /// Number of buckets at the end, and of changes of the map.
     pub(super) buckets: usize,
     pub(super) map_changes: usize,
     /// Background jobs that failed and were tried again.
     pub(super) failed_jobs: usize,
 }
 
-/// A run, and what it was of.
+/// A run with its case.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Run {
     pub(super) workload: Workload,
     pub(super) setting: Setting,
     pub(super) mode: Mode,
     pub(super) round: u64,
-    /// Operations a second that were offered, if not as many as possible.
+    /// Offered operations per second, or `None` at full speed.
     pub(super) offered_ops_per_s: Option<u64>,
     pub(super) figures: Figures,
     #[serde(skip)]
@@ -122,7 +122,7 @@ pub(super) struct Stage {
 }
 
 impl Stage {
-    /// Runs `words` of `workload`; with what it starts from made before. Leaves nothing behind.
+    /// Loads the database if `workload` needs it, runs `words`, and removes the directory.
     pub(super) fn run(
         &self,
         words: &[String],

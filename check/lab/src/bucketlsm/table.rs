@@ -23,10 +23,10 @@ pub(super) struct Row {
     /// Range of the ratios of single rounds.
     pub(super) ratio_min: Option<f64>,
     pub(super) ratio_max: Option<f64>,
-    /// The text's number, or what it says in words.
+    /// Figure of the paper's text, or its words.
     pub(super) paper: &'static str,
     pub(super) target: Option<Target>,
-    /// None if nothing was measured.
+    /// Whether the target is met, or `None` without a target.
     pub(super) met: Option<bool>,
     /// Cause of a miss that was seen and understood.
     pub(super) cause: &'static str,
@@ -37,7 +37,7 @@ struct Claim {
     section: &'static str,
     workload: Workload,
     setting: Setting,
-    /// The figure's name, and how to get it.
+    /// Name of the figure, and the function that takes it from a run.
     figure: &'static str,
     pick: Pick,
     modes: [Mode; 2],
@@ -50,7 +50,7 @@ const STALL: &str = "Stall time on the device";
 const LATENCY: &str = "Read latency on the device";
 const PLAIN: &str = "Throughput on the disk as it is";
 
-/// A figure of a run, if it has it.
+/// Function that takes a figure from a run.
 type Pick = fn(&Figures) -> Option<f64>;
 
 impl Claim {
@@ -68,7 +68,7 @@ impl Claim {
         }
     }
 
-    /// The same of another figure.
+    /// The same comparison of another figure.
     fn of(self, section: &'static str, figure: &'static str, pick: Pick) -> Self {
         Self { section, figure, pick, ..self }
     }
@@ -105,7 +105,7 @@ impl Claim {
     }
 }
 
-/// Every comparison, with what the paper's text says of it and the project's targets.
+/// All comparisons, with the figures of the paper's text and the project's targets.
 fn claims() -> Vec<Claim> {
     let plain = Workload::ALL.map(|workload| {
         let speed = Claim::speed(workload, Mode::Classic, "—").on(Setting::Plain).at_least(0.95);
@@ -212,7 +212,7 @@ impl Runs {
         runs.get(runs.len() / 2).copied()
     }
 
-    /// Every row of which something was measured.
+    /// All rows with measured figures.
     pub(super) fn rows(&self) -> Vec<Row> {
         claims().iter().filter_map(|claim| self.row(claim)).collect()
     }

@@ -28,7 +28,7 @@ use archipelago_bench::harness::store::{CfOptions, Error, FileSystem, LocalFs, R
 use run::{EntrySize, Onlooker, Program, Side};
 use table::Comparison;
 
-/// Flags that a side gets from here, not from the user's.
+/// Flags that this command sets for a side, whatever the user gives.
 const SET_HERE: &[&str] = &[
     "benchmarks",
     "db",
@@ -49,13 +49,13 @@ const SET_HERE: &[&str] = &[
 /// Benchmark that ends each run.
 const SETTLE: &str = "waitforcompaction";
 
-/// Runs the comparison with `args`, everything behind the word `compare`.
+/// Runs the comparison with `args`, the words after `compare`.
 pub(crate) fn compare(args: &[OsString]) -> std::result::Result<Result<()>, Stop> {
     let (flags, spelled) = flags::read_compare(args)?;
     Ok(check(&flags).and_then(|()| run_both(&flags, &spelled)))
 }
 
-/// Refuses what cannot be compared, before anything runs.
+/// Refuses benchmarks that cannot be compared, before any of them runs.
 fn check(flags: &CompareFlags) -> Result<()> {
     let ycsb = flags.bench.benchmarks.iter().find(|name| name.starts_with("ycsb"));
     if let Some(name) = ycsb {
@@ -157,7 +157,7 @@ fn shared_args(given: &[String]) -> Vec<(String, String)> {
         .collect()
 }
 
-/// The list, ended by what settles it.
+/// The list of benchmarks, with [`SETTLE`] at its end.
 fn benchmarks(flags: &Flags) -> String {
     let mut names: Vec<&str> = flags.benchmarks.iter().map(String::as_str).collect();
     names.retain(|name| !name.is_empty());

@@ -13,7 +13,7 @@ pub(crate) struct ResultLine {
     pub(crate) mb_per_s: Option<f64>,
     /// Text in parentheses.
     pub(crate) message: String,
-    /// The distributions that follow it; with `--histogram`.
+    /// Distributions after the result line, with `--histogram`.
     pub(crate) latency: Vec<Latency>,
 }
 
@@ -35,7 +35,7 @@ impl Latency {
         Some(Self { kind: kind.to_owned(), ..Self::default() })
     }
 
-    /// Takes what one of the three lines under the heading says; other lines change nothing.
+    /// Takes the figures of one of the three lines below the heading. Other lines change nothing.
     pub(crate) fn take(&mut self, line: &str) {
         if line.starts_with("Count: ") {
             self.count = number_after(line, "Count: ").unwrap_or(0.0) as u64;
@@ -107,7 +107,7 @@ fn number_after(text: &str, label: &str) -> Option<f64> {
     rest[..end].parse().ok()
 }
 
-/// Unix time in microseconds of the last flush or compaction that RocksDB's log tells of.
+/// Unix time in microseconds of the last flush or compaction in RocksDB's log.
 pub(crate) fn last_job_us(log: &str) -> Option<u64> {
     let ends = ["\"flush_finished\"", "\"compaction_finished\""];
     let lines = log.lines().filter(|line| ends.iter().any(|end| line.contains(end)));

@@ -58,9 +58,9 @@ pub(crate) struct EntrySize {
 /// Observer of a run.
 #[derive(Clone, Copy)]
 pub(crate) struct Onlooker<'a> {
-    /// Told of every result line.
+    /// Function that gets every result line.
     pub(crate) said: &'a (dyn Fn(&str) + Sync),
-    /// Ends the process when it is set.
+    /// Switch that ends the process.
     pub(crate) stop: &'a AtomicBool,
 }
 
@@ -75,11 +75,11 @@ pub(crate) struct SideRun {
     pub(crate) bytes_written: Option<u64>,
     /// Bytes of keys and values that the benchmarks wrote.
     pub(crate) user_bytes: Option<u64>,
-    /// The first divided by the second.
+    /// Bytes written to storage per byte of keys and values.
     pub(crate) write_amplification: Option<f64>,
     /// Bytes of the database's tables when nothing was left to compact.
     pub(crate) settled_bytes: u64,
-    /// From the last write benchmark's end to the end of the last flush or compaction.
+    /// Seconds from the end of the last write benchmark to the end of the last flush or compaction.
     pub(crate) settle_seconds: Option<f64>,
     /// The process's calls of `read` and its like, and the bytes that they took from storage.
     pub(crate) read_calls: Option<u64>,
@@ -88,7 +88,7 @@ pub(crate) struct SideRun {
     pub(crate) asserts: bool,
 }
 
-/// Memory is looked at this often; the last look before the end may miss this much.
+/// Interval between two samples of the memory. Growth after the last sample is not seen.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 
 /// Runs `program`, whose database is in `dir`.
@@ -147,7 +147,7 @@ pub(super) struct Seen {
     pub(super) asserts: bool,
 }
 
-/// Reads what `child` prints until it ends, and looks at its memory meanwhile.
+/// Reads the output of `child` until it ends, and samples its memory meanwhile.
 fn watch(mut child: Child, program: &Program, onlooker: Onlooker<'_>) -> Result<Seen> {
     let clock = SystemClock::new();
     let pid = child.id().to_string();
@@ -189,7 +189,7 @@ fn watch(mut child: Child, program: &Program, onlooker: Onlooker<'_>) -> Result<
     Ok(seen)
 }
 
-/// The counters when they no longer grow: the process is past its last read and write.
+/// Reads the counters after they stopped growing, which is after the last read and write.
 fn settled_counters(pid: &str, clock: &SystemClock) -> Option<Io> {
     let mut last = process::io(pid);
     for _ in 0..100 {
@@ -230,7 +230,7 @@ pub(super) fn lines_of(
     Ok(seen)
 }
 
-/// The end of what it complained about; db_bench's progress goes there too.
+/// The end of the error output, to which db_bench also writes its progress.
 fn tail_of(stderr: Option<impl Read>) -> String {
     const KEPT: usize = 2000;
     let mut kept: Vec<u8> = Vec::new();
@@ -252,7 +252,7 @@ fn rocksdb_log(dir: &Path) -> Option<String> {
     Some(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// Bytes of the `.sst` files, which both sides name so.
+/// Bytes of the `.sst` files, a name that both sides use.
 fn table_bytes(dir: &Path) -> Result<u64> {
     let fs = LocalFs::new();
     let entries = fs.list(dir)?;

@@ -34,7 +34,7 @@ pub(crate) struct Row {
     pub(crate) rocksdb: Spread,
     /// Archipelago's median divided by RocksDB's.
     pub(crate) ratio_of_medians: f64,
-    /// The same of each pair of neighbouring runs.
+    /// Range of the ratios of neighbouring runs.
     pub(crate) ratio_min: f64,
     pub(crate) ratio_max: f64,
 }
@@ -43,7 +43,7 @@ pub(crate) struct Row {
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Summary<'a> {
     settings: &'a str,
-    /// Operations per second: more is better.
+    /// Operations per second, of which more is better.
     benchmarks: Vec<Row>,
     /// Figures of the whole run, of which less is better.
     process: Vec<Row>,
@@ -51,7 +51,7 @@ pub(crate) struct Summary<'a> {
 }
 
 impl Spread {
-    /// `None` without values.
+    /// Median and extremes of `values`, or `None` without values.
     pub(crate) fn of(values: &[f64]) -> Option<Self> {
         let mut sorted = values.to_vec();
         sorted.sort_by(f64::total_cmp);
@@ -123,7 +123,7 @@ impl Comparison {
         Row::of(what, &values(Side::Archipelago), &values(Side::RocksDb))
     }
 
-    /// A row for each result line; a name that comes twice is numbered.
+    /// A row for each result line. A repeated name gets a number.
     fn benchmark_rows(&self) -> Vec<Row> {
         let Some(first) = self.runs.first() else { return Vec::new() };
         let names: Vec<&str> = first.lines.iter().map(|line| line.name.as_str()).collect();

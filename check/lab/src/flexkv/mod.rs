@@ -33,9 +33,9 @@ const TWITTER: (&str, &str) = ("fig15", "Twitter's clusters");
 #[derive(Parser, Debug)]
 #[command(name = "archipelago-lab flexkv", no_binary_name = true)]
 struct Arguments {
-    /// Which; all of them if none is named. `list` says which there are.
+    /// Figures to run, or all of them. `list` prints their names.
     figures: Vec<String>,
-    /// Write a picture of each to this directory.
+    /// Write a chart of each figure to this directory.
     #[arg(long, value_name = "DIR")]
     svg: Option<PathBuf>,
     /// Write the page of docs/benchmarks to this file.
@@ -53,7 +53,7 @@ struct Arguments {
     markdown: bool,
 }
 
-/// Runs with `args`, everything behind the word `flexkv`.
+/// Runs the command with `args`, the words after `flexkv`.
 pub(crate) fn main(args: &[OsString]) -> std::result::Result<Result<()>, Stop> {
     let arguments = Arguments::try_parse_from(args)?;
     if arguments.keys < 1000 {
@@ -151,7 +151,7 @@ fn about(setup: &Setup) -> String {
     )
 }
 
-/// Rows of a table of lines have at most so many columns.
+/// Largest number of columns of a table of lines.
 const COLUMNS_MAX: usize = 12;
 
 fn section(figure: &Figure) -> Section {
@@ -204,7 +204,7 @@ fn draw(figure: &Figure, dir: &Path, name: &str) -> Result<()> {
     page::write(&dir.join(format!("flex-{name}.svg")), &svg)
 }
 
-/// A cluster's requests.
+/// Requests like those of one of Twitter's clusters.
 #[derive(Debug)]
 struct Synthesised(twitter::Stream);
 
@@ -218,7 +218,7 @@ impl Workload for Synthesised {
     }
 }
 
-/// Keys of a cluster: few, as every cluster has a testbed of its own for each system.
+/// Keys of a cluster, which are few because each cluster needs a testbed per system.
 const CLUSTER_KEYS: u64 = 4000;
 
 fn clusters(setup: &Setup) -> Result<Figure> {

@@ -33,9 +33,9 @@ pub(super) fn bound(clients: u64, ops: u64, served: &[Served<'_>]) -> Option<f64
     Some(by_device.fold(clients as f64 / waited, f64::min))
 }
 
-/// The part of its steady speed that a phase has to reach.
+/// Fraction of its steady speed that a phase must reach.
 const RECOVERED: f64 = 0.9;
-/// Over how long the speed is averaged, in seconds.
+/// Seconds over which the speed is averaged.
 const AVERAGED_S: f64 = 1.0;
 
 /// Seconds from the begin of a phase until its speed, averaged over a second, first reached nine

@@ -131,7 +131,7 @@ impl Measured<'_> {
         Some(Row { unit: "ops/s", ..row })
     }
 
-    /// Throughput as a part of the bound, and hits as a part of the oracle's.
+    /// Throughput as a fraction of the bound, and hits as a fraction of the oracle's.
     fn copies(&self, side: Side) -> Vec<Row> {
         let mut rows = Vec::new();
         let of_bound = |figures: &Figures| Some(figures.ops_per_s / figures.bound_ops_per_s?);
@@ -193,7 +193,7 @@ impl Measured<'_> {
         phases.into_iter().enumerate().filter_map(phase).collect()
     }
 
-    /// Automatic threads against the best fixed number.
+    /// Ratio of automatic threads to the best fixed number.
     fn automatic(&self) -> Option<Row> {
         let fixed = self.group.sides.iter().copied().filter(|s| matches!(s, Side::Fixed(_)));
         let speed = |figures: &Figures| Some(figures.ops_per_s);
@@ -203,7 +203,7 @@ impl Measured<'_> {
         self.speed(Side::Tiers, best.0)
     }
 
-    /// Every row of which something was measured.
+    /// All rows with measured figures.
     pub(super) fn rows(&self) -> Vec<Row> {
         let Group { part, workload, keys, .. } = *self.group;
         let speed = |ours, theirs| self.speed(ours, theirs);
@@ -303,7 +303,7 @@ impl Row {
     }
 }
 
-/// The text, with direct I/O where it says so.
+/// Figures of the paper's text, with direct I/O where it says so.
 fn paper_of_tiers(workload: Workload) -> &'static str {
     match workload {
         Workload::A => "up to 4× (direct I/O), 2.2× (buffered)",

@@ -64,8 +64,8 @@ pub(super) struct KeigoFlags {
     /// Run only the side of tiers, which suffices for bounds and hit ratios
     #[arg(long)]
     pub(super) tiers_alone: bool,
-    /// Use memory (--fast) above a directory on this disk, with O_DIRECT, and emulate nothing; parts
-    /// with a third device have two
+    /// Use memory (--fast) above a directory on this disk, with O_DIRECT, and emulate nothing;
+    /// parts with a third device have two
     #[arg(long, value_name = "DIR")]
     pub(super) real: Option<PathBuf>,
     /// Directory of the devices, and of the fast device with --real; default: /dev/shm

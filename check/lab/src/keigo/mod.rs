@@ -55,7 +55,7 @@ struct Report<'a> {
     runs: &'a [Run],
 }
 
-/// Runs what `args` ask for, everything behind the word `keigo`.
+/// Runs the command with `args`, the words after `keigo`.
 pub(crate) fn reproduce(args: &[OsString]) -> std::result::Result<Result<()>, Stop> {
     let flags = KeigoFlags::read(args)?;
     Ok(make(&flags, args))
@@ -107,12 +107,12 @@ fn make(flags: &KeigoFlags, args: &[OsString]) -> Result<()> {
     result
 }
 
-/// Does the runs.
+/// Makes the runs and collects their figures.
 struct Runner<'a> {
     flags: &'a KeigoFlags,
     specs: &'a Specs,
     program: PathBuf,
-    /// On the fast medium, and on the disk with `--real`.
+    /// Directories on the fast medium, and on the disk with `--real`.
     dirs: Vec<PathBuf>,
     bar: ProgressBar,
     runs: Vec<Run>,
@@ -184,7 +184,7 @@ impl<'a> Runner<'a> {
         Ok(())
     }
 
-    /// Removes what was made; the runs.
+    /// Removes the directories, and returns the runs.
     fn finish(self) -> Vec<Run> {
         let fs = LocalFs::new();
         for dir in &self.dirs {

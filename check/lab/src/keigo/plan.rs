@@ -8,14 +8,14 @@ use super::flags::KeigoFlags;
 const KEY_BYTES: u64 = 16;
 const VALUE_BYTES: u64 = 1024;
 const META_KEY_BYTES: u64 = 48;
-/// The mean of prefix_dist's values.
+/// Mean size of the values of prefix_dist.
 const META_VALUE_BYTES: u64 = 35;
-/// The mean of a Nutanix-like value.
+/// Mean size of Nutanix-like values.
 const NUTANIX_VALUE_BYTES: u64 = 900;
 
 const MEMTABLE: u64 = 1 << 20;
 const CACHE: u64 = 8 << 20;
-/// Bytes of log that may wait for an emulated device: no page cache takes part.
+/// Bytes of log that may wait for an emulated device, which has no page cache.
 pub(super) const LOG_DIRTY_BYTES_MAX: u64 = 512 << 10;
 
 /// A part of the table.
@@ -37,7 +37,7 @@ pub(super) enum Part {
 }
 
 impl Part {
-    /// Every part that is run unless others are named.
+    /// Parts that run unless a flag names others.
     pub(super) const TABLE: [Self; 10] = [
         Self::Tiers,
         Self::Buffered,
@@ -116,7 +116,7 @@ impl Workload {
         if self == Self::Nutanix { "nutanixload" } else { "ycsbload" }
     }
 
-    /// Reads for the most part: copies count, and a bound can be stated.
+    /// Whether the workload mostly reads, so that copies count and a bound can be stated.
     pub(super) fn is_read_mostly(self) -> bool {
         matches!(self, Self::B | Self::C | Self::D | Self::E)
     }
@@ -139,7 +139,7 @@ pub(super) enum Keys {
     Zipf99,
     Zipf80,
     Uniform,
-    /// The workload's own.
+    /// Distribution of the workload itself.
     Own,
 }
 
@@ -187,7 +187,7 @@ impl Medium {
         }
     }
 
-    /// The number of writers at which it is at its best; the last device's is without meaning.
+    /// Best number of writers. It has no meaning for the last device.
     pub(super) fn writers_max(self) -> u32 {
         match self {
             Self::Nvmm => 4,
@@ -221,7 +221,7 @@ pub(super) enum Layout {
     },
 }
 
-/// One of what is compared.
+/// A side of a comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Side {
@@ -230,7 +230,7 @@ pub(super) enum Side {
     /// Everything on the faster device.
     Fast,
     Tiers,
-    /// So many threads copy and move.
+    /// Tiers with a fixed number of threads that copy and move.
     Fixed(usize),
     NoCopies,
     /// Copies on the fastest device only.
@@ -254,7 +254,7 @@ impl Side {
     }
 }
 
-/// Sides that take turns.
+/// Sides that alternate.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct Group {
     pub(super) part: Part,
@@ -265,7 +265,7 @@ pub(super) struct Group {
     pub(super) sides: Vec<Side>,
 }
 
-/// Everything that is run, in order.
+/// All groups of runs, in order.
 pub(super) fn groups(flags: &KeigoFlags) -> Vec<Group> {
     let parts = if flags.only.is_empty() { &Part::TABLE[..] } else { &flags.only };
     let skip = |part: &Part| flags.real.is_some() && *part == Part::Block;
@@ -338,7 +338,7 @@ fn groups_of(flags: &KeigoFlags, part: Part) -> Vec<Group> {
     groups
 }
 
-/// Records of a workload: as many bytes for all.
+/// Number of records of a workload. All workloads have the same number of bytes.
 pub(super) fn records(flags: &KeigoFlags, workload: Workload) -> u64 {
     let (key, value) = workload.entry_bytes();
     flags.records() * (KEY_BYTES + VALUE_BYTES) / (key + value)
@@ -394,7 +394,7 @@ pub(super) fn layout(flags: &KeigoFlags, group: &Group, side: Side) -> Layout {
     }
 }
 
-/// Words that load and measurement have in common.
+/// Words of both the load and the measurement.
 fn words(flags: &KeigoFlags, group: &Group, round: u64) -> Vec<String> {
     let (key, value) = group.workload.entry_bytes();
     let mut words = vec![
@@ -448,7 +448,7 @@ pub(super) fn load_words(flags: &KeigoFlags, group: &Group, round: u64) -> Vec<S
     [vec![list], words(flags, group, round)].concat()
 }
 
-/// Words of the process that is measured. Its last result counts; what comes before warms up.
+/// Words of the measured process. Its last result counts, and the others warm up.
 pub(super) fn measured_words(flags: &KeigoFlags, group: &Group, round: u64) -> Vec<String> {
     let name = group.workload.benchmark();
     let (list, seconds) = match group.part {

@@ -5,7 +5,7 @@ use super::plan::{Keys, Part, Side};
 use super::run::Figures;
 use crate::plot::{Bars, Chart};
 
-/// Every plot that there are runs for: (file name, SVG).
+/// All charts with runs: file name and SVG.
 pub(super) fn all(measured: &[Measured<'_>]) -> Vec<(String, String)> {
     let plots = [
         ("tiers.svg", speed_up(measured)),
@@ -23,7 +23,7 @@ fn of<'m, 'a>(measured: &'m [Measured<'a>], part: Part) -> impl Iterator<Item = 
 /// The height of a bar, if the group has one.
 type Height<'f> = &'f dyn Fn(&Measured<'_>) -> Option<f64>;
 
-/// Bars by workload, a colour for each of what `series` names.
+/// Bars by workload, with one colour per name of `series`.
 fn bars(
     title: &str,
     y_label: &str,
@@ -54,7 +54,7 @@ fn speed(figures: &Figures) -> Option<f64> {
     Some(figures.ops_per_s)
 }
 
-/// Tiers against the slow device.
+/// Bars of tiers beside the slow device.
 fn speed_up(measured: &[Measured<'_>]) -> Option<String> {
     let by = |keys: Keys| {
         move |one: &Measured<'_>| {

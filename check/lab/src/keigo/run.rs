@@ -37,17 +37,17 @@ pub(super) struct Figures {
 }
 
 impl Figures {
-    /// The hit ratio of the fastest device, and the oracle's that knows every read.
+    /// Hit ratio of the fastest device, and of an oracle that knows every read.
     pub(super) fn hits(&self) -> Option<(f64, archipelago_bench::harness::tiers::oracle::Oracle)> {
         let first = self.tiers.as_ref()?.devices.first()?;
         (first.oracle.knows_all > 0.0).then_some((first.hit_ratio, first.oracle))
     }
 }
 
-/// A run, and what it was of.
+/// A run with its group and side.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Run {
-    /// The place of its group among all.
+    /// Index of its group.
     pub(super) group: usize,
     pub(super) side: Side,
     pub(super) round: u64,
@@ -108,7 +108,7 @@ pub(super) struct Stage<'a> {
 }
 
 impl Stage<'_> {
-    /// Makes the records, measures, and leaves nothing behind.
+    /// Makes the records, measures, and removes everything.
     pub(super) fn run(&self, group: &Group, side: Side, round: u64) -> Result<Figures> {
         let fs = LocalFs::new();
         let dirs: Vec<&PathBuf> = std::iter::once(&self.dir).chain(&self.disk).collect();
@@ -254,7 +254,7 @@ impl Stage<'_> {
         Ok(file)
     }
 
-    /// Instructions of so many more operations, divided by them: opening and closing do not count.
+    /// Instructions per operation of additional operations, without opening and closing.
     fn count_instructions(&self, group: &Group, place: &[String]) -> Result<Figures> {
         const OPS: [u64; 2] = [10_000, 30_000];
         let mut counted = [0; 2];
@@ -281,7 +281,7 @@ impl Stage<'_> {
     }
 }
 
-/// Runs a process to its end. Errors: what it complained of.
+/// Runs a process to its end. An error contains its error output.
 fn finish(command: &mut Command, words: &[String]) -> Result<Output> {
     let name = command.get_program().to_owned();
     let output = command

@@ -11,7 +11,7 @@ use archipelago_engine::file_meta::FileMeta;
 use archipelago_engine::job::output::GRANDPARENT_TARGETS;
 use archipelago_engine::key::KeyRange;
 
-/// Numbers `lo..hi`, of which `records` are there.
+/// Numbers `lo..hi`, of which `records` exist.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Run {
     pub(crate) lo: u64,
@@ -20,7 +20,7 @@ pub(crate) struct Run {
 }
 
 impl Run {
-    /// The share of the numbers between `lo` and `hi` that are there.
+    /// Fraction of the numbers between `lo` and `hi` that exist.
     fn density(&self) -> f64 {
         (self.records / (self.hi - self.lo).max(1) as f64).min(1.0)
     }
@@ -34,7 +34,7 @@ impl Run {
         }
     }
 
-    /// The part in `range`.
+    /// The part of the run that lies in `range`.
     pub(crate) fn within(&self, range: (u64, u64)) -> Option<Self> {
         let (lo, hi) = (self.lo.max(range.0), self.hi.min(range.1));
         (lo < hi).then(|| Self { lo, hi, records: self.density() * (hi - lo) as f64 })
@@ -81,9 +81,9 @@ pub(crate) struct Cutting {
     pub(crate) cuts: Vec<u64>,
     /// Records that fill an output.
     pub(crate) records_max: f64,
-    /// Files of the level below the outputs': first number past each, and its bytes.
+    /// Files of the level below the outputs: the first number after each file, and its bytes.
     pub(crate) grandparents: Vec<(u64, u64)>,
-    /// An output's target size in bytes, for what it may overlap of them.
+    /// Target size of an output in bytes, which limits its overlap with these files.
     pub(crate) target_bytes: u64,
 }
 
@@ -140,7 +140,7 @@ impl Outputs<'_> {
         }
     }
 
-    /// Numbers `lo..hi` of which the share `density` is there.
+    /// Numbers `lo..hi`, of which the fraction `density` exists.
     fn add(&mut self, mut lo: u64, hi: u64, density: f64) {
         while lo < hi {
             let run = self.open.get_or_insert(Run { lo, hi: lo, records: 0.0 });

@@ -35,21 +35,21 @@ use archipelago_bench::harness::store::{
 };
 
 const ROUNDS: usize = 20;
-/// Records of a flush or a merge.
+/// Number of records of a flush or a merge.
 const RECORDS: u64 = 48_000;
 /// How often something short is done between two looks at the time: the kernel counts in ticks of
 /// some milliseconds.
 const REPEATS: usize = 400;
-/// The same for what is shorter still.
+/// The same number for even shorter work.
 const INSTALLS: usize = 8000;
 const KEY_BYTES: u64 = 16;
 const VALUE_BYTES: usize = 1024;
-/// Files that are so small that opening and making them is all they cost.
+/// Number of files that are so small that they only cost opening and making them.
 const TINY_RECORDS: u64 = 8;
-/// Files of a version, for what an install costs with many.
+/// Number of files of a version, for the cost of an install with many files.
 const MANY_FILES: u64 = 2000;
 
-/// Measures; takes some ten seconds.
+/// Measures all costs, which takes about ten seconds.
 pub(super) fn measure(measured_on: String) -> Result<CostProfile> {
     let mut flush_ns = f64::INFINITY;
     let mut merge_ns = [f64::INFINITY; 3];
@@ -90,7 +90,7 @@ fn rounded(value: f64) -> f64 {
     (value * 10.0).round() / 10.0
 }
 
-/// Nanoseconds that this thread has run on a core; an error where the kernel does not tell.
+/// Nanoseconds for which this thread has run. An error if the kernel does not tell.
 fn on_core_ns() -> Result<f64> {
     let stat = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
     let ns = stat.split(' ').next().and_then(|ns| ns.parse::<u64>().ok());
@@ -142,7 +142,7 @@ impl Bench {
         }
     }
 
-    /// Every memtable to a file of L0, and the time.
+    /// Flushes every memtable to a file of L0, and measures the time.
     fn flush_all(&self) -> Result<(Vec<Input>, f64)> {
         self.fs.create_dir_all(Path::new("/db"))?;
         let mut inputs = Vec::new();
@@ -161,7 +161,7 @@ impl Bench {
         Ok((inputs, on_core_ns()? - started))
     }
 
-    /// The files merged into the next level, and the time.
+    /// Merges the files into the next level, and measures the time.
     fn merge(&self, inputs: &[Input]) -> Result<(Vec<FileMeta>, f64)> {
         let spec = CompactionSpec {
             cf: CF.0,

@@ -46,7 +46,7 @@ use flags::ModelFlags;
 use profile::{CostProfile, Machine};
 use sweep::Sweep;
 
-/// Runs `archipelago-lab model` with `args`, everything behind the word `model`.
+/// Runs `archipelago-lab model` with `args`, the words after `model`.
 pub(crate) fn model(args: &[OsString]) -> std::result::Result<Result<()>, Stop> {
     let name = OsString::from("archipelago-lab model");
     let flags = ModelFlags::try_parse_from(std::iter::once(name).chain(args.iter().cloned()))?;

@@ -12,29 +12,29 @@ use archipelago_bench::harness::store::{Error, Result};
 /// The profile that is used unless `--profile` names another.
 const FROZEN: &str = include_str!("profile.json");
 
-/// Costs of one core, measured.
+/// Measured costs of one core.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct CostProfile {
-    /// Kind of machine that it was measured on.
+    /// Kind of machine on which it was measured.
     pub(crate) measured_on: String,
     /// Bytes of a key.
     pub(crate) key_bytes: u64,
     /// Bytes of a value.
     pub(crate) value_bytes: u64,
-    /// Bytes of a table file for each of its records.
+    /// Bytes of a table file per record.
     pub(crate) file_bytes_per_record: f64,
-    /// A writer's time for one record: log, memtable.
+    /// Time of a writer for one record, in the log and the memtable.
     pub(crate) write_ns_per_record: f64,
-    /// Flush, for each record of the memtable.
+    /// Time of a flush per record of the memtable.
     pub(crate) flush_ns_per_record: f64,
-    /// Merge of two sorted runs, for each record read.
+    /// Time of a merge of two sorted runs per record that is read.
     pub(crate) merge_ns_per_record: f64,
     /// Cost that each doubling of the number of runs adds.
     pub(crate) merge_ns_per_doubling: f64,
-    /// Opening or making one table file.
+    /// Time to open or make one table file.
     pub(crate) file_ns: f64,
-    /// Installing an edit, without the sync.
+    /// Time to install an edit, without the sync.
     pub(crate) install_ns: f64,
     /// Cost that each file of the version adds.
     pub(crate) install_ns_per_file: f64,
@@ -94,7 +94,7 @@ pub(crate) struct Machine {
 }
 
 impl Machine {
-    /// The BucketLSM paper's (Table III): 40 cores, a Samsung 990 PRO of 1 TB.
+    /// The machine of the BucketLSM paper (Table III): 40 cores and a Samsung 990 PRO of 1 TB.
     pub(crate) fn of_the_paper() -> Self {
         Self {
             cores: 40.0,
@@ -107,12 +107,12 @@ impl Machine {
         }
     }
 
-    /// With another device, that has no burst.
+    /// The same machine with another device, which has no burst.
     pub(crate) fn on(self, device: DeviceSpec) -> Self {
         Self { device, burst_bytes: 0.0, ..self }
     }
 
-    /// With a device that never limits: what cores alone would do.
+    /// The same machine with a device that never limits, to see the effect of the cores alone.
     pub(crate) fn without_device(self) -> Self {
         const NEVER: u64 = 1 << 50;
         let device = DeviceSpec {
@@ -198,21 +198,21 @@ impl std::ops::Add for Demand {
     }
 }
 
-/// A piece of one thread's work, and how long it takes alone.
+/// A piece of one thread's work, and its time alone.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Work {
     /// Seconds of a core.
     pub(crate) cpu_s: f64,
     /// Bytes that are written to the device.
     pub(crate) write_bytes: f64,
-    /// Bytes that are read from it.
+    /// Bytes that are read from the device.
     pub(crate) read_bytes: f64,
     /// Seconds of waiting for syncs.
     pub(crate) wait_s: f64,
 }
 
 impl Work {
-    /// Seconds on an idle machine: a job's thread computes, reads and writes in turn.
+    /// Seconds on an idle machine, where a thread alternately computes, reads and writes.
     pub(crate) fn alone_s(&self, machine: &Machine) -> f64 {
         let device = &machine.device;
         let write = device.rate(Direction::Write, 0, 1);

@@ -19,7 +19,7 @@ pub(super) struct Summary<'a> {
     seed: u64,
     cost: &'a CostProfile,
     machine: &'a Machine,
-    /// Jobs are as many as the degree.
+    /// Outcomes of the sweep in which the number of jobs is the degree.
     by_jobs: &'a [Outcome],
     /// Outcomes of the sweep with a fixed number of jobs.
     by_degree: &'a [Outcome],
@@ -114,7 +114,7 @@ fn matrix(outcomes: &[Outcome]) -> Grid {
     table
 }
 
-/// Why: one row a run.
+/// Figures that explain the throughput, with one row per run.
 fn details(outcomes: &[Outcome]) -> Grid {
     let header = [
         "mode",

@@ -47,11 +47,11 @@ pub(crate) struct Setting {
     pub(crate) jobs: usize,
     /// Parts of a compaction, or buckets.
     pub(crate) degree: usize,
-    /// Records to write; the key space is as large.
+    /// Number of records to write, and size of the key space.
     pub(crate) records: u64,
     /// Number of threads that write.
     pub(crate) writers: usize,
-    /// Seed of what is drawn.
+    /// Seed of all random choices.
     pub(crate) seed: u64,
     /// Costs of work.
     pub(crate) cost: CostProfile,
@@ -74,7 +74,7 @@ impl Setting {
         }
     }
 
-    /// Buckets that the first memtable is cut into.
+    /// Number of buckets into which the first memtable is cut.
     pub(crate) fn buckets(&self) -> usize {
         if self.mode == Mode::Buckets { self.degree.max(1) } else { 1 }
     }

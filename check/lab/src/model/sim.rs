@@ -58,9 +58,9 @@ pub(crate) struct Sim {
     pub(super) writer: Writer,
     pub(super) jobs: BTreeMap<u64, Job>,
     next_job: u64,
-    /// Seconds at full speed that every running thread has gone through.
+    /// Progress of every running thread, in seconds at full speed.
     progress: f64,
-    /// By the progress at which they end (bits of a positive number order like it), then by number.
+    /// Jobs by the progress at which they end (as the bits of a positive number), then by number.
     pub(super) threads: BTreeMap<(u64, u64), (u64, Demand)>,
     next_thread: u64,
     installing: Option<(u64, u64)>,
@@ -68,7 +68,7 @@ pub(crate) struct Sim {
     sealed_ns: Option<u64>,
     seal_interval_ns: u64,
     burst_left: f64,
-    /// Something has changed since nothing was found to start.
+    /// Whether the state changed after no job was found to start.
     may_start: bool,
     half_ns: Option<u64>,
     recorder: Recorder,
@@ -122,7 +122,7 @@ impl Sim {
         self.writer.written >= self.setting.records as f64 - 0.5
     }
 
-    /// To the next event and through it.
+    /// Advances to the next event and handles it.
     pub(super) fn step(&mut self) -> Result<()> {
         self.start_jobs()?;
         let step = self.next_step()?;
@@ -243,7 +243,7 @@ impl Sim {
         }
     }
 
-    /// The rates now, and how long they last.
+    /// Computes the rates now, and the time for which they last.
     fn next_step(&mut self) -> Result<Step> {
         let machine = &self.setting.machine;
         let wanted = self.writer.wanted_per_s();
@@ -326,7 +326,7 @@ impl Sim {
         self.may_start |= self.patience_ends().into_iter().any(|due| before < due && due <= now);
     }
 
-    /// When jobs that were left for flushes are free again, and when the load counts as over.
+    /// Time at which jobs kept for flushes are free again, and at which the load counts as over.
     fn patience_ends(&self) -> Vec<u64> {
         let interval_ns = self.seal_interval_ns;
         let Some(sealed) = self.sealed_ns else { return Vec::new() };
@@ -360,7 +360,7 @@ impl Sim {
         self.next_install();
     }
 
-    /// The next job gets the manifest.
+    /// Gives the manifest to the next job.
     fn next_install(&mut self) {
         if self.installing.is_some() {
             return;

@@ -50,14 +50,14 @@ pub(super) struct Taken {
 pub(super) struct Store {
     pub(super) version: Arc<Version>,
     pub(super) sealed: VecDeque<Sealed>,
-    /// The map that the active memtable is cut by.
+    /// Bucket map that cuts the active memtable.
     active_map: Arc<BucketMap>,
     trash: Arc<Trash>,
     next_no: u64,
     next_memtable: u64,
     space: u64,
     file_bytes_per_record: f64,
-    /// Records that flushes took out of memtables.
+    /// Number of records that flushes took out of memtables.
     pub(super) flushed: u64,
     /// Records that flushes and compactions found overwritten.
     pub(super) dropped: i64,
@@ -80,7 +80,7 @@ impl Store {
         }
     }
 
-    /// The active memtable, with `drawn` records of which the last is number `last_seq`, is sealed.
+    /// Seals the active memtable, which has `drawn` records up to number `last_seq`.
     pub(super) fn seal(&mut self, drawn: u64, last_seq: u64) {
         let map = std::mem::replace(&mut self.active_map, Arc::clone(self.version.map()));
         let shards = vec![ShardState::Pending; map.len()];
@@ -88,7 +88,7 @@ impl Store {
         self.next_memtable += 1;
     }
 
-    /// Records of sealed memtables that are not in tables yet.
+    /// Number of records of sealed memtables that are not in tables yet.
     pub(super) fn backlog(&self) -> u64 {
         let shards = self.sealed.iter().flat_map(|sealed| {
             let waiting = |shard: &usize| sealed.shards[*shard] != ShardState::Installed;
@@ -97,7 +97,7 @@ impl Store {
         shards.map(|(sealed, shard)| shard_records(sealed, shard, self.space)).sum()
     }
 
-    /// The next flush by the engine's plan; its shards are marked running.
+    /// Chooses the next flush by the engine's plan, and marks its shards as running.
     pub(super) fn take_flush(&mut self) -> Option<Taken> {
         let views: Vec<SealedView<'_>> = self
             .sealed
@@ -148,7 +148,7 @@ impl Store {
         Ok(())
     }
 
-    /// A flush's or a compaction's outputs take the place of what it read.
+    /// Replaces the inputs of a flush or a compaction by its outputs.
     pub(super) fn install(
         &mut self,
         removed: &[(usize, u64)],
@@ -165,7 +165,7 @@ impl Store {
         Ok(())
     }
 
-    /// The flush's shards are in files now.
+    /// Marks the shards of a flush as written to files.
     pub(super) fn mark_installed(&mut self, taken: &Taken) {
         for sealed in self.sealed.iter_mut().filter(|s| taken.memtables.contains(&s.id)) {
             for shard in taken.plan.shards.clone() {
@@ -211,7 +211,7 @@ impl Store {
         self.version.files().map(|(_, file)| file.entries).sum()
     }
 
-    /// Every record that was flushed is in a file or was dropped.
+    /// Checks that every flushed record is in a file or was dropped.
     pub(super) fn check(&self) -> Result<()> {
         let expected = self.flushed as i64 - self.dropped;
         if self.records() as i64 != expected {

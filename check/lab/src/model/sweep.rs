@@ -24,9 +24,9 @@ pub(super) struct Sweep {
 /// Results of one sweep, by mode and degree.
 #[derive(Debug)]
 pub(super) struct Runs {
-    /// Jobs are as many as the degree.
+    /// Outcomes where the number of jobs is the degree.
     pub(super) by_jobs: Vec<Outcome>,
-    /// Jobs stay; empty if not asked for.
+    /// Outcomes with a fixed number of jobs. Empty without that sweep.
     pub(super) by_degree: Vec<Outcome>,
 }
 
@@ -69,7 +69,7 @@ impl Sweep {
     }
 }
 
-/// Runs every setting; the results in the same order.
+/// Runs every setting, and returns the results in the same order.
 fn run_all(settings: Vec<Setting>) -> Result<Vec<Outcome>> {
     let threads = std::thread::available_parallelism().map_or(1, usize::from).min(settings.len());
     let results: Vec<Option<Result<Outcome>>> = settings.iter().map(|_| None).collect();

@@ -7,48 +7,48 @@ use serde::Serialize;
 
 use super::setting::Mode;
 
-/// Points of a series.
+/// Number of points of a series.
 const POINTS: usize = 240;
 
-/// One run's result.
+/// Result of one run.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Outcome {
     pub(crate) mode: Mode,
     pub(crate) jobs: usize,
     pub(crate) degree: usize,
-    /// Until the last record was written.
+    /// Seconds until the last record was written.
     pub(crate) seconds: f64,
     pub(crate) ops_per_s: f64,
-    /// Keys and values written, 10^6 bytes a second; the second half alone.
+    /// Rate of written keys and values in 10^6 bytes a second, and in the second half alone.
     pub(crate) mb_per_s: f64,
     pub(crate) second_half_mb_per_s: f64,
-    /// Threads of jobs that were busy, on average and at most.
+    /// Number of busy threads of jobs, on average and at most.
     pub(crate) threads_mean: f64,
     pub(crate) threads_max: usize,
     /// Time that the threads of all jobs would take alone, and installs.
     pub(crate) work_s: f64,
     pub(crate) install_s: f64,
-    /// Device writes by jobs for each byte written.
+    /// Bytes that jobs write to the device per byte that writers write.
     pub(crate) write_amplification: f64,
     /// Seconds that writers lost, by cause.
     pub(crate) stalled_s: BTreeMap<&'static str, f64>,
-    /// L0 compactions, their mean time, its standard deviation.
+    /// Number of L0 compactions, their mean time, and its standard deviation.
     pub(crate) l0_compactions: usize,
     pub(crate) l0_compaction_s_mean: f64,
     pub(crate) l0_compaction_s_std: f64,
     /// Ratio of the slowest to the mean part of an L0 compaction, averaged over compactions.
     pub(crate) straggler_ratio: f64,
-    /// Compactions of other kinds.
+    /// Number of compactions of other kinds.
     pub(crate) level_compactions: usize,
     pub(crate) intra_l0_compactions: usize,
     pub(crate) moves: usize,
     pub(crate) flushes: usize,
-    /// Most jobs at once.
+    /// Largest number of parallel jobs.
     pub(crate) jobs_max_seen: usize,
-    /// Share of the time in which cores, or the device's writes, were the limit.
+    /// Fraction of the time in which cores, or writes of the device, were the limit.
     pub(crate) cores_full_share: f64,
     pub(crate) device_full_share: f64,
-    /// Debt that is left, bytes.
+    /// Compaction debt at the end, in bytes.
     pub(crate) pending_bytes: u64,
     pub(crate) buckets: usize,
     pub(crate) series: Vec<Point>,
@@ -62,15 +62,15 @@ pub(crate) struct Point {
     pub(crate) at_s: f64,
     /// Busy threads of jobs.
     pub(crate) threads: f64,
-    /// L0 files of the emptiest bucket, of one on average, of the fullest.
+    /// L0 files of the emptiest, the average and the fullest bucket.
     pub(crate) l0_min: f64,
     pub(crate) l0_mean: f64,
     pub(crate) l0_max: f64,
-    /// Written, 10^6 bytes a second.
+    /// Rate of writes in 10^6 bytes a second.
     pub(crate) mb_per_s: f64,
 }
 
-/// Mean and standard deviation, as they come.
+/// Mean and standard deviation of a stream of values.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Moments {
     pub(super) count: usize,
@@ -95,10 +95,10 @@ impl Moments {
     }
 }
 
-/// Collects what [`Outcome`] says.
+/// Collects the figures of an [`Outcome`].
 #[derive(Debug, Default)]
 pub(super) struct Recorder {
-    /// Time with its length, and what was then.
+    /// Steps: the time, its length and the state.
     steps: Vec<(f64, Point)>,
     pub(super) l0_jobs: Moments,
     pub(super) stragglers: Moments,
@@ -124,7 +124,7 @@ impl Recorder {
         }
     }
 
-    /// `seconds` from `at_s` on, with `threads` busy and `mb_per_s` written.
+    /// Records a step of `seconds` from `at_s` on.
     pub(super) fn step(
         &mut self,
         at_s: f64,

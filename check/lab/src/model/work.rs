@@ -13,7 +13,7 @@ use super::split::plan_parts;
 /// A job before it runs.
 #[derive(Debug, Default)]
 pub(super) struct Plan {
-    /// One for each thread.
+    /// Work of each thread.
     pub(super) threads: Vec<Work>,
     /// Output files of the job, in key order.
     pub(super) outputs: Vec<Run>,
@@ -41,7 +41,7 @@ pub(super) fn flush(
     Plan { threads: threads.collect(), outputs }
 }
 
-/// A compaction. Parts of one job each merge a part of its keys.
+/// Makes a compaction, of which each part merges a part of the keys.
 pub(super) fn compaction(
     setting: &Setting,
     version: &Version,
@@ -78,7 +78,7 @@ pub(super) fn compaction(
     plan
 }
 
-/// The share of inputs that the page cache does not have.
+/// Fraction of the inputs that the page cache does not hold.
 fn missed_share(setting: &Setting, version: &Version) -> f64 {
     let stored: f64 = (0..=LAST_LEVEL).map(|level| version.bytes(level) as f64).sum();
     (1.0 - setting.machine.page_cache_bytes / stored.max(1.0)).max(0.0)

@@ -22,7 +22,7 @@ pub(super) const DELAYED_LOOK_NS: u64 = 20_000_000;
 /// The writers, as one stream of records.
 #[derive(Debug)]
 pub(super) struct Writer {
-    /// Records of the active memtable, and of all.
+    /// Number of records of the active memtable, and of all.
     pub(super) active: f64,
     pub(super) written: f64,
     capacity: f64,
@@ -33,9 +33,9 @@ pub(super) struct Writer {
     ingest: RateMeter,
     drain: RateMeter,
     flush_speed: u64,
-    /// When the backlog of flushes last shrank, or began.
+    /// Time at which the backlog of flushes last shrank or began.
     backlog_since_ns: u64,
-    /// Seconds lost, by cause.
+    /// Seconds that writers lost, by cause.
     pub(super) stalled_s: BTreeMap<&'static str, f64>,
 }
 
@@ -67,7 +67,7 @@ impl Writer {
         self.backlog_since_ns = now_ns;
     }
 
-    /// The first of the memtables that wait for their flush was sealed.
+    /// Records that the first memtable that waits for its flush was sealed.
     pub(super) fn backlog_begins(&mut self, now_ns: u64) {
         self.backlog_since_ns = now_ns;
     }
@@ -122,7 +122,7 @@ impl Writer {
         (self.capacity - self.active).max(0.0)
     }
 
-    /// `seconds` pass, at `per_s` records a second.
+    /// Lets `seconds` pass, at `per_s` records a second.
     pub(super) fn write(&mut self, seconds: f64, per_s: f64) {
         let records = seconds * per_s;
         self.active += records;

@@ -7,10 +7,10 @@ use super::{
     WIDTH, escaped, lines_across,
 };
 
-/// The part of a group's width that its bars take.
+/// Fraction of a group's width that its bars take.
 const FILLED: f64 = 0.8;
 
-/// A bar chart in the making.
+/// A bar chart that is being built.
 #[derive(Clone, Debug)]
 pub(crate) struct Bars {
     title: String,
@@ -26,7 +26,7 @@ impl Bars {
         Self { title: title.to_owned(), y_label: y_label.to_owned(), groups, series: Vec::new() }
     }
 
-    /// Adds a bar to each group; none where there is no height.
+    /// Adds a bar to each group that has a height.
     pub(crate) fn series(mut self, name: &str, heights: &[Option<f64>]) -> Self {
         let finite = |height: &Option<f64>| height.filter(|height| height.is_finite());
         self.series.push((name.to_owned(), heights.iter().map(finite).collect()));

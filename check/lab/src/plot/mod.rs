@@ -22,10 +22,10 @@ const LEGEND_ROW: f64 = 20.0;
 /// Width of a letter of the legend, roughly, and what a name takes beside its letters.
 const LETTER: f64 = 6.9;
 const LEGEND_GAP: f64 = 52.0;
-/// Colours after Okabe and Ito, who chose them for the colour-blind.
+/// Colours of Okabe and Ito, which colour-blind readers can distinguish.
 const COLOURS: [&str; 7] =
     ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#333333"];
-/// Lines of at most so many points get a dot at each.
+/// Largest number of points for which a line gets a dot at each point.
 const DOTS_MAX: usize = 24;
 
 #[derive(Clone, Debug)]
@@ -35,7 +35,7 @@ struct Series {
     stepped: bool,
 }
 
-/// A chart in the making.
+/// A chart that is being built.
 #[derive(Clone, Debug)]
 pub(crate) struct Chart {
     title: String,
@@ -190,7 +190,7 @@ impl Chart {
         (x, Axis::linear(y_max, HEIGHT - BOTTOM, top))
     }
 
-    /// The names with their line samples, and how many rows they take.
+    /// The names with their line samples, and the number of rows that they take.
     fn legend(&self) -> (String, usize) {
         let (mut out, mut x, mut row) = (String::new(), LEFT, 0);
         for (at, series) in self.series.iter().enumerate() {

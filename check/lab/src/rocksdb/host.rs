@@ -12,7 +12,7 @@ use crate::page::{Machine, date};
 use crate::program::named_or_beside;
 use archipelago_bench::harness::store::Result;
 
-/// Machine, programs, time.
+/// Machine, programs and time of a run.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Host {
     /// Text of `--version`.
@@ -72,7 +72,7 @@ pub(super) fn load_average() -> String {
     read("/proc/loadavg").split(' ').take(3).collect::<Vec<_>>().join(" ")
 }
 
-/// A file of the kernel's; empty where there is none.
+/// Text of a file of the kernel, or nothing if it does not exist.
 fn read(path: &str) -> String {
     std::fs::read_to_string(path).unwrap_or_default().trim().to_owned()
 }

@@ -17,7 +17,7 @@ use archipelago_bench::harness::store::{
     Error, FileClass, FileSystem, IoContext, IoPurpose, LocalFs, Result,
 };
 
-/// The first line.
+/// First line of a journal.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Head {
     pub(super) settings: Settings,
@@ -32,10 +32,10 @@ pub(super) struct Entry {
     pub(super) round: u64,
     pub(super) step: Step,
     pub(super) side: Side,
-    /// Wall time, with what had to be prepared.
+    /// Wall time, preparation included.
     pub(super) seconds: f64,
     pub(super) run: Option<SideRun>,
-    /// The same with one read, where what opening costs is taken off.
+    /// A run with one read, to subtract the cost of opening.
     pub(super) opening: Option<SideRun>,
     pub(super) error: Option<String>,
 }
@@ -53,7 +53,7 @@ pub(super) fn beside(json: &Path) -> PathBuf {
 }
 
 impl Journal {
-    /// A new one. One that is there is not replaced: it has results that someone may want.
+    /// Creates a journal. An existing one is not replaced, because its results may be wanted.
     pub(super) fn create(path: &Path, head: &Head) -> Result<Self> {
         if LocalFs::new().exists(&std::path::absolute(path).unwrap_or_default())? {
             return Err(Error::invalid(format!(
@@ -67,7 +67,7 @@ impl Journal {
         Ok(journal)
     }
 
-    /// One that is there; what it has.
+    /// Opens an existing journal, and returns its entries.
     pub(super) fn resume(path: &Path) -> Result<(Self, Head, Vec<Entry>)> {
         let context = IoContext::new(FileClass::Other, IoPurpose::Maintenance);
         let bytes = LocalFs::new().read(&std::path::absolute(path).unwrap_or_default(), context)?;
@@ -91,7 +91,7 @@ impl Journal {
         &self.path
     }
 
-    /// Adds a line.
+    /// Appends a line to the journal.
     pub(super) fn append(&mut self, line: &impl Serialize) -> Result<()> {
         let mut bytes = serde_json::to_vec(line)
             .map_err(|error| Error::invalid(format!("a result does not fit JSON: {error}")))?;
@@ -103,7 +103,7 @@ impl Journal {
         self.file.write_all(bytes).map_err(|error| Error::io("write", &self.path, error))
     }
 
-    /// Removes it: the result file has everything.
+    /// Removes the journal, because the result file has everything.
     pub(super) fn remove(self) -> Result<()> {
         LocalFs::new().remove(&std::path::absolute(&self.path).unwrap_or_default())
     }
@@ -164,7 +164,7 @@ mod tests {
         assert!(!path.exists());
     }
 
-    /// The settings that stand in the first line.
+    /// Settings of the first line.
     fn head_like(path: &Path) -> Settings {
         let text = std::fs::read_to_string(path).expect("the journal");
         let first: serde_json::Value =

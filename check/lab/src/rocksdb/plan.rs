@@ -10,7 +10,7 @@ use super::rows;
 use super::steps::{Needs, Step, cold_reads, overwrites, writes_of_two};
 use crate::compare::run::Side;
 
-/// A step is not run less often than this to save time, unless fewer runs are asked for.
+/// Smallest number of runs of a step to save time, unless a flag asks for fewer.
 const RUNS_MIN: u64 = 3;
 
 /// Whose runs are lowered to save time, first to last. What is measured in seconds, not operations,
@@ -18,10 +18,10 @@ const RUNS_MIN: u64 = 3;
 const LOWERED: [Step; 5] =
     [Step::Throttled, Step::FillSync, Step::FillRandom2, Step::FillSeq, Step::Cold];
 
-/// Seconds of both sides together, by step.
+/// Seconds of both sides together, per step.
 pub(super) type Costs = BTreeMap<Step, f64>;
 
-/// The steps that the rows asked for need, in order.
+/// Steps that the chosen rows need, in order.
 pub(super) fn steps(settings: &Settings) -> Vec<Step> {
     Step::ALL.into_iter().filter(|&step| rows::uses(step, &settings.rows)).collect()
 }
@@ -90,7 +90,7 @@ pub(super) fn repeats(costs: &Costs, settings: &Settings, done: u64) -> BTreeMap
     repeats
 }
 
-/// Seconds of all runs.
+/// Seconds of all runs together.
 pub(super) fn total(costs: &Costs, repeats: &BTreeMap<Step, u64>) -> f64 {
     costs.iter().map(|(step, cost)| cost * repeats.get(step).copied().unwrap_or(0) as f64).sum()
 }

@@ -26,7 +26,7 @@ pub(crate) const NAMES: &[&str] = &[
 /// A figure of a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Metric {
-    /// Operations per second of a benchmark, the last of that name.
+    /// Operations per second of the last benchmark of that name.
     Rate(&'static str),
     /// The same rate if the time until nothing is left to compact counts, too.
     SettledRate(&'static str),
@@ -39,7 +39,7 @@ pub(super) enum Metric {
     PeakMib,
     /// Read calls per get, without those that opening the database takes.
     ReadCallsPerGet,
-    /// Bytes from the device per get, without those.
+    /// Bytes from the device per get, without those that opening the database takes.
     BytesPerGet,
 }
 
@@ -49,9 +49,9 @@ pub(super) enum Target {
     /// Ratio of the medians.
     AtLeast(f64),
     AtMost(f64),
-    /// The largest of Archipelago's own figures.
+    /// Bound of the largest of Archipelago's own figures.
     WorstAtMost(f64),
-    /// Nothing: it explains another row.
+    /// No target, because the row explains another row.
     Nothing,
 }
 
@@ -123,7 +123,7 @@ pub(super) fn uses(step: Step, names: &[String]) -> bool {
 }
 
 impl Metric {
-    /// Its value in `run`; `opening` is the run that reads once. `None` if it was not measured.
+    /// Value in `run`, or `None` if it was not measured. `opening` is the run with one read.
     pub(super) fn of(self, run: &SideRun, opening: Option<&SideRun>) -> Option<f64> {
         let last = |name: &str| run.lines.iter().rev().find(|line| line.name == name);
         let latency = |name: &str, kind: &str| {

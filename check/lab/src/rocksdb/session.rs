@@ -27,7 +27,7 @@ enum Loaded {
     Changed,
 }
 
-/// A signal that reached the step's process has reached this one by then.
+/// Time after which a signal to the step's process has also reached this one.
 const SIGNAL_DELAY: Duration = Duration::from_millis(300);
 
 /// Runs of all steps, in rounds.
@@ -44,7 +44,7 @@ pub(super) struct Session<'a> {
 }
 
 impl<'a> Session<'a> {
-    /// Goes on from `entries`. `bar` counts estimated seconds.
+    /// Continues with `entries`. `bar` counts estimated seconds.
     pub(super) fn new(
         settings: &'a Settings,
         journal: &'a mut Journal,
@@ -233,7 +233,7 @@ impl<'a> Session<'a> {
         self.settings.db.join(format!("{}-{name}", side.word()))
     }
 
-    /// Only what was made here goes; the directory around may be the user's.
+    /// Removes only what the session made, because the parent directory may be the user's.
     fn remove_databases(&self) -> Result<()> {
         for side in [Side::Archipelago, Side::RocksDb] {
             remove(&self.dir(side, "fresh"))?;
@@ -247,7 +247,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// A line of progress: above the bar, or alone where no bar is shown.
+    /// Prints a line of progress above the bar, or alone without a bar.
     fn say(&self, text: &str) {
         if self.bar.is_hidden() {
             eprintln!("{text}");

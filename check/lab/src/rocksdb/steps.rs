@@ -33,7 +33,7 @@ pub(crate) enum Step {
     Cold,
     Warm,
     Warm2,
-    /// Scans and reads beside a writer, by time, so that both sides' writers write the same.
+    /// Scans and reads in parallel with a writer, by time, so that both writers write the same.
     Mixed,
     Overwrite,
     FillRandom2,
@@ -44,13 +44,13 @@ pub(crate) enum Step {
 /// Database that a step needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Needs {
-    /// An empty directory; what is made there goes afterwards.
+    /// An empty directory, which is removed after the step.
     Empty,
-    /// The same, but what is made there stays for the steps that follow.
+    /// An empty directory, which stays for the following steps.
     EmptyToKeep,
-    /// The loaded database, as it was loaded; it is only read.
+    /// The loaded database without changes. The step only reads it.
     Loaded,
-    /// The loaded database, whether changed a little or not; it is changed.
+    /// The loaded database, which the step changes and other steps may have changed.
     LoadedToChange,
 }
 
@@ -93,7 +93,7 @@ impl Step {
         }
     }
 
-    /// Sizes of what it writes.
+    /// Sizes of the keys and values that the step writes.
     pub(super) fn entry(self) -> EntrySize {
         let value_bytes = if self == Self::Throttled { THROTTLED_VALUE_BYTES } else { VALUE_BYTES };
         EntrySize { key_bytes: KEY_BYTES, value_bytes }
@@ -114,7 +114,7 @@ impl Step {
         }
     }
 
-    /// Flags of its own.
+    /// Flags of this step alone.
     fn own_flags(self, settings: &Settings) -> Vec<(&'static str, u64)> {
         let Settings { num, reads, .. } = *settings;
         let warm = ("cache_size", warm_cache_bytes(num));
@@ -147,7 +147,7 @@ impl Step {
     }
 }
 
-/// Reads of the cold row: each waits for the device.
+/// Number of reads of the cold row, of which each waits for the device.
 pub(super) fn cold_reads(settings: &Settings) -> u64 {
     (settings.reads / 10).max(1)
 }
@@ -162,17 +162,17 @@ pub(super) fn writes_of_two(num: u64) -> u64 {
     num / 5
 }
 
-/// More than all data, its indexes and filters.
+/// Cache that is larger than all data with indexes and filters.
 pub(super) fn warm_cache_bytes(num: u64) -> u64 {
     (2 * num * (KEY_BYTES + VALUE_BYTES)).max(64 << 20)
 }
 
-/// A tenth of the data.
+/// Cache of a tenth of the data.
 pub(super) fn cold_cache_bytes(num: u64) -> u64 {
     num * (KEY_BYTES + VALUE_BYTES) / 10
 }
 
-/// The arguments of `step` in round `round`. `reads` overrides how many there are.
+/// The arguments of `step` in round `round`. `reads` overrides the number of reads.
 pub(super) fn args(
     side: Side,
     step: Step,

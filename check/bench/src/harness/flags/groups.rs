@@ -1,4 +1,4 @@
-//! Every flag with its default, which is db_bench's where it has the flag.
+//! Every flag with its default. If db_bench has the flag, its default is the same.
 
 use std::path::PathBuf;
 
@@ -40,7 +40,7 @@ Examples:
 
 Boolean flags: --sync, --sync=1, --sync=true, --nosync, --sync=0. One dash is as good as two.";
 
-/// How a YCSB workload picks among the records that exist.
+/// Distribution by which a YCSB workload picks records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Distribution {
     /// Few records get most requests; they lie scattered.
@@ -60,7 +60,7 @@ pub struct Flags {
     /// Print this help
     #[arg(short = 'h', long, action = clap::ArgAction::HelpShort)]
     pub(crate) help: Option<bool>,
-    /// What to run, in order
+    /// Benchmarks to run, in order
     #[arg(
         long,
         value_delimiter = ',',
@@ -69,7 +69,7 @@ pub struct Flags {
         value_name = "NAMES"
     )]
     pub benchmarks: Vec<String>,
-    /// What is run, how often and by how many threads.
+    /// Benchmarks, with their operations and threads.
     #[command(flatten)]
     pub load: Load,
     /// Settings of the database and of its devices.
@@ -79,12 +79,12 @@ pub struct Flags {
     pub(crate) mixgraph: Mixgraph,
     #[command(flatten)]
     pub(crate) ycsb: Ycsb,
-    /// What is printed and written beside the result lines.
+    /// Output in addition to the result lines.
     #[command(flatten)]
     pub output: Output,
 }
 
-/// How much of what is read and written.
+/// Sizes and numbers of what is read and written.
 #[derive(Clone, Debug, Args)]
 #[command(rename_all = "snake_case", next_help_heading = "Load")]
 pub struct Load {
@@ -100,7 +100,7 @@ pub struct Load {
     /// Deletes per thread; -1: --num
     #[arg(long, default_value_t = -1, allow_negative_numbers = true)]
     pub(crate) deletes: i64,
-    /// Concurrent threads
+    /// Number of concurrent threads
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=1024))]
     pub threads: u64,
     /// Seconds that random reads and writes run instead of a number of operations; 0: off
@@ -133,7 +133,7 @@ pub struct Load {
     /// Entries that seekrandom reads after a seek
     #[arg(long, default_value_t = 0)]
     pub(crate) seek_nexts: u64,
-    /// seekrandom walks backward
+    /// Walk backward in seekrandom
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true",
           default_value = "false", value_parser = truth, action = clap::ArgAction::Set)]
     pub(crate) reverse_iterator: bool,
@@ -159,7 +159,7 @@ pub struct Load {
     pub disable_wal: bool,
 }
 
-/// How blocks are compressed.
+/// Compression of blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum CompressionType {
     /// Values are not compressed.
@@ -181,16 +181,16 @@ impl CompressionType {
     }
 }
 
-/// What bucket boundaries do after the first memtable set them.
+/// Behaviour of bucket boundaries after the first memtable has set them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum BucketBoundaries {
     /// Hot buckets are split, cold ones merged.
     Dynamic,
-    /// They stay.
+    /// Boundaries stay as they are.
     Static,
 }
 
-/// The database.
+/// Flags of the database.
 #[derive(Clone, Debug, Args)]
 #[command(rename_all = "snake_case", next_help_heading = "Database")]
 pub struct Storage {
@@ -201,7 +201,7 @@ pub struct Storage {
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true",
           default_value = "false", value_parser = truth, action = clap::ArgAction::Set)]
     pub use_existing_db: bool,
-    /// none, lz4 or zstd, for every level
+    /// Compression of every level: none, lz4 or zstd
     #[arg(long, default_value = "lz4", ignore_case = true, value_parser = compression)]
     pub compression_type: CompressionType,
     /// Bytes of a memtable
@@ -338,17 +338,17 @@ pub struct Mixgraph {
     /// Share of seeks
     #[arg(long, default_value_t = 0.0)]
     pub(crate) mix_seek_ratio: f64,
-    /// Longest scan
+    /// Entries of the longest scan
     #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) mix_max_scan_len: u64,
-    /// Largest value
+    /// Bytes of the largest value
     #[arg(long, default_value_t = 1024, value_parser = clap::value_parser!(u64).range(10..=1 << 20))]
     pub(crate) mix_max_value_size: u64,
     /// Operations per second follow a sine over time
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true",
           default_value = "false", value_parser = truth, action = clap::ArgAction::Set)]
     pub(crate) sine_mix_rate: bool,
-    /// How often the rate is set anew
+    /// Interval at which the rate is set
     #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) sine_mix_rate_interval_milliseconds: u64,
     /// Random share of the rate that is added or taken, 0 to 1
@@ -357,13 +357,13 @@ pub struct Mixgraph {
     /// Rate: A of f(x) = A sin(B x + C) + D, x in seconds
     #[arg(long, default_value_t = 1.0, allow_negative_numbers = true)]
     pub(crate) sine_a: f64,
-    /// Rate: B
+    /// Rate: the parameter B
     #[arg(long, default_value_t = 1.0, allow_negative_numbers = true)]
     pub(crate) sine_b: f64,
-    /// Rate: C
+    /// Rate: the parameter C
     #[arg(long, default_value_t = 0.0, allow_negative_numbers = true)]
     pub(crate) sine_c: f64,
-    /// Rate: D
+    /// Rate: the parameter D
     #[arg(long, default_value_t = 1.0, allow_negative_numbers = true)]
     pub(crate) sine_d: f64,
 }
@@ -372,7 +372,7 @@ pub struct Mixgraph {
 #[derive(Clone, Debug, Args)]
 #[command(rename_all = "snake_case", next_help_heading = "YCSB (not in db_bench)")]
 pub(crate) struct Ycsb {
-    /// How records are picked; default: latest for ycsbd, zipfian for the others
+    /// Distribution of records; default: latest for ycsbd, zipfian for the others
     #[arg(long)]
     pub(crate) ycsb_distribution: Option<Distribution>,
     /// Skew of the zipfian, above 0 and below 1; default: 0.9 for ycsbget and ycsbscan, 0.99 for
@@ -384,7 +384,7 @@ pub(crate) struct Ycsb {
     pub(crate) ycsb_max_scan: u64,
 }
 
-/// What is reported, and where.
+/// Reports and their files.
 #[derive(Clone, Debug, Args)]
 #[command(rename_all = "snake_case", next_help_heading = "Report")]
 pub struct Output {
@@ -421,7 +421,7 @@ returned survives kill -9 of the process; with --sync, power loss.
 
 db_bench is in Debian's package rocksdb-tools.";
 
-/// A comparison.
+/// Flags of a comparison with db_bench.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "archipelago-lab compare", bin_name = "archipelago-lab compare",
           about = COMPARE_ABOUT, after_help = COMPARE_TEACH, rename_all = "snake_case",
@@ -433,7 +433,7 @@ pub struct CompareFlags {
     /// The other side's program
     #[arg(long, default_value = "/usr/bin/db_bench", value_name = "PROGRAM")]
     pub db_bench: PathBuf,
-    /// This side's program; default: the one that runs
+    /// Program of this side; default: archipelago in the folder of archipelago-lab
     #[arg(long, value_name = "PROGRAM")]
     pub archipelago: Option<PathBuf>,
     /// More flags for db_bench alone, space-separated
@@ -449,7 +449,7 @@ pub struct CompareFlags {
 }
 
 impl Flags {
-    /// What clap cannot check. The error names the flag, its value and what is allowed.
+    /// Checks what clap cannot. The error names the flag, its value and the allowed values.
     pub(crate) fn check(&self) -> Result<(), String> {
         let load = &self.load;
         if !(1..=65536).contains(&load.key_size) {
@@ -512,7 +512,7 @@ impl Flags {
         }
     }
 
-    /// Where the database is.
+    /// Directory of the database.
     pub(crate) fn dir(&self) -> PathBuf {
         self.storage.db.clone().unwrap_or_else(|| std::env::temp_dir().join("archipelago-bench"))
     }

@@ -1,4 +1,4 @@
-//! What db_bench 7.8 has beside the flags of this program: names only, to answer well.
+//! Names of the flags that only db_bench 7.8 has, for helpful answers.
 
 /// Flags that are accepted and have no effect: they tune or print what works in another way here,
 /// and scripts for db_bench give them out of habit.

@@ -1,7 +1,8 @@
 //! The command line, spelled as db_bench spells it.
 //!
-//! [`read`] turns arguments into [`Flags`]: first `spelling` brings gflags' forms (`-num=5`,
-//! `--nosync`) to clap's and takes out what has no meaning here, then clap parses.
+//! [`read`] turns arguments into [`Flags`]. First, `spelling` translates the forms of gflags
+//! (`-num=5`, `--nosync`) into those of clap and removes flags without a meaning here. Then clap
+//! parses the rest.
 
 mod groups;
 mod known;

@@ -1,4 +1,4 @@
-//! gflags' spellings brought to clap's.
+//! Translates the spellings of gflags into those of clap.
 
 use std::ffi::OsString;
 

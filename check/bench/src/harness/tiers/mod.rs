@@ -1,9 +1,10 @@
-//! A database on tiers, as `--tiers FILE` describes them, and what is measured of its devices.
+//! A database on tiers, as `--tiers FILE` describes them, and figures of their devices.
 //!
-//! Between the engine and the tiers lies a `trace::TracedFs` that counts the foreground reads of
-//! each table, so that after a benchmark [`oracle`] can say which tables an oracle would have kept
-//! on the faster devices. Owned by the runner; closed after the database. Costs a lookup-free
-//! atomic add per foreground read.
+//! Between the engine and the tiers, a `trace::TracedFs` counts the foreground reads of each table.
+//! After a benchmark, [`oracle`] computes which tables an oracle would have kept on the faster
+//! devices. The runner owns the tiers, and closes them after the database.
+//!
+//! Cost: an atomic addition per foreground read.
 
 pub mod oracle;
 mod plan;
@@ -25,30 +26,30 @@ use serde::{Deserialize, Serialize};
 pub use self::plan::TierPlan;
 use self::trace::{TableReads, TracedFs};
 
-/// Where the database lies within the tiers.
+/// Directory of the database within the tiers.
 pub(crate) const DATABASE: &str = "tiers:/db";
 const ROOT: &str = "tiers:";
-/// A directory with this file is a device of tiers.
+/// File that marks a directory as a device of tiers.
 const DEVICE_FILE: &str = "DEVICE";
 
-/// Tiers, open.
+/// Open tiers and their recorders.
 #[derive(Debug)]
 pub(crate) struct Tiers {
     fs: Arc<TieredFs>,
-    /// With more than one device: with one there is nothing to choose.
+    /// Recorder of reads, if there is more than one device.
     traced: Option<Arc<TracedFs>>,
-    /// The emulated devices, by place.
+    /// The emulated devices, by their index.
     throttled: Vec<Option<Arc<ThrottledFs>>>,
-    /// The part of a device that is left empty.
+    /// Fraction of a device that stays empty.
     kept_free: f64,
 }
 
-/// What one device did during a benchmark, and how it was at the end.
+/// Work of one device during a benchmark, and its state at the end.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct DeviceOutcome {
     /// Name of the device.
     pub name: String,
-    /// Reads of users that it served, and their bytes; bytes of emulated devices only.
+    /// Number of users' reads that the device served.
     pub foreground_reads: u64,
     /// Bytes that users read from this device.
     pub foreground_bytes: u64,
@@ -56,26 +57,26 @@ pub struct DeviceOutcome {
     pub written_bytes: u64,
     /// Bytes that the device may hold.
     pub capacity_bytes: u64,
-    /// Tables at the end, without copies.
+    /// Bytes of tables at the end, without copies.
     pub table_bytes: u64,
     /// Bytes of copies on this device.
     pub copy_bytes: u64,
-    /// Logs and bookkeeping.
+    /// Bytes of logs and of bookkeeping.
     pub other_bytes: u64,
     /// Copies that were made to this device.
     pub copies_made: u64,
     /// Files that were moved to this device.
     pub moved_in: u64,
-    /// Of the reads, the part that this device and the faster ones served.
+    /// Fraction of the reads that this device and the faster ones served.
     pub hit_ratio: f64,
-    /// The same of an oracle; see [`oracle::Oracle`].
+    /// The same fractions for an oracle ([`oracle::Oracle`]).
     pub oracle: oracle::Oracle,
 }
 
-/// The tiers during a benchmark.
+/// Figures of the tiers during a benchmark.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct TierOutcome {
-    /// Fastest first.
+    /// Figures per device, with the fastest device first.
     pub devices: Vec<DeviceOutcome>,
     /// Levels of the fastest device at the end.
     pub fast_levels: u8,
@@ -86,7 +87,7 @@ pub struct TierOutcome {
     pub room_share: f64,
 }
 
-/// A moment between two of which things are measured.
+/// Counters at one moment. Figures are differences of two moments.
 #[derive(Clone, Debug)]
 pub(crate) struct Moment {
     stats: TierStats,
@@ -126,7 +127,7 @@ impl Tiers {
         Ok(Self { fs, traced, throttled, kept_free })
     }
 
-    /// What the database is opened with.
+    /// File system with which the database opens.
     pub(crate) fn file_system(&self) -> Arc<dyn FileSystem> {
         match &self.traced {
             Some(traced) => Arc::clone(traced) as Arc<dyn FileSystem>,
@@ -134,7 +135,7 @@ impl Tiers {
         }
     }
 
-    /// What is so far.
+    /// Counters at this moment.
     pub(crate) fn moment(&self) -> Moment {
         let bytes = self.throttled.iter().map(|fs| {
             fs.as_ref().map_or(0, |fs| fs.stats().of(IoPurpose::ForegroundRead).read_bytes)
@@ -143,7 +144,7 @@ impl Tiers {
         Moment { stats: self.fs.stats(), bytes: bytes.collect(), tables }
     }
 
-    /// What was between two moments.
+    /// Figures between two moments.
     pub(crate) fn outcome(&self, from: &Moment, to: &Moment) -> TierOutcome {
         let tables = to.tables.since(&from.tables);
         let reads: Vec<u64> = to
@@ -194,12 +195,12 @@ impl Tiers {
         }
     }
 
-    /// What `archipelago db tiers` would print.
+    /// Text that `archipelago db tiers` would print.
     pub(crate) fn text(&self) -> String {
         self.fs.stats().to_string()
     }
 
-    /// Closes them; the database on them was closed before.
+    /// Closes the tiers. The caller has closed the database before.
     pub(crate) fn close(&self) -> Result<()> {
         self.fs.close()
     }
@@ -253,7 +254,7 @@ pub fn read_device(path: &Path) -> Result<DeviceSpec> {
     DeviceSpec::from_toml(&text)
 }
 
-/// Whether there is nothing in `dir`.
+/// Whether the directory `dir` is empty.
 fn is_empty_or_absent(fs: &LocalFs, dir: &Path) -> Result<bool> {
     Ok(!fs.exists(dir)? || fs.list(dir)?.is_empty())
 }

@@ -1,9 +1,11 @@
-//! What an oracle that knows the accesses would have kept on the faster devices. Pure.
+//! Files that an oracle, which knows the accesses, would keep on the faster devices. Pure.
 //!
-//! The room is a budget of bytes times seconds, a table costs its length times how long it lived,
-//! and is worth its reads. Taking the most reads per cost first, with a part of the last one, is
-//! the best that any choice of whole tables could do, however often it changed: an upper bound.
-//! Cost: a sort of the tables.
+//! The room is a budget of bytes times seconds. A table costs its length times its lifetime, and it
+//! is worth its reads. The oracle takes tables with the most reads per cost first, and a part of
+//! the last one. No choice of whole tables can do better, however often it changes, so the result
+//! is an upper bound.
+//!
+//! Cost: one sort of the tables.
 
 use serde::{Deserialize, Serialize};
 
@@ -11,7 +13,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct TableUse {
     pub(crate) len: u64,
-    /// How long it existed, of the measured time.
+    /// Fraction of the measured time in which the table existed.
     pub(crate) seconds: f64,
     /// Foreground reads, dealt out to two halves at random.
     pub(crate) reads: [u64; 2],
@@ -30,13 +32,13 @@ impl TableUse {
 /// Hit ratios that knowledge of the accesses allows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Oracle {
-    /// Knowing every read.
+    /// Hit ratio of an oracle that knows every read.
     pub knows_all: f64,
     /// Knowing a random half, judged by the other: without what chance alone makes of equal tables.
     pub knows_half: f64,
 }
 
-/// The ratios in a room of `room` bytes over `seconds`. Zeros without reads.
+/// The ratios with `room` bytes over `seconds`. They are zero without reads.
 pub(crate) fn best(tables: &[TableUse], room: u64, seconds: f64) -> Oracle {
     let halves = [0, 1].map(|half| {
         chosen(tables, room, seconds, |table| table.reads[half], |table| table.reads[1 - half])
@@ -47,7 +49,7 @@ pub(crate) fn best(tables: &[TableUse], room: u64, seconds: f64) -> Oracle {
     }
 }
 
-/// The part of `judged` that is in the room when it is filled by `known`.
+/// Fraction of `judged` that hits when `known` fills the room.
 fn chosen(
     tables: &[TableUse],
     room: u64,
@@ -84,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn the_most_reads_per_byte_come_first_and_the_last_one_in_part() {
+    fn oracle_takes_the_most_reads_per_byte_first() {
         let tables = [table(10, 4.0, [30, 30]), table(20, 4.0, [10, 10]), table(10, 4.0, [10, 10])];
         let hits = |room| best(&tables, room, 4.0).knows_all;
         assert!((hits(10) - 0.6).abs() < 1e-9);
@@ -95,14 +97,14 @@ mod tests {
     }
 
     #[test]
-    fn a_table_that_lives_half_of_the_time_takes_half_of_the_room() {
+    fn table_that_lives_half_the_time_takes_half_the_room() {
         let tables = [table(10, 2.0, [5, 5]), table(10, 2.0, [5, 5]), table(10, 4.0, [5, 5])];
         let oracle = best(&tables, 10, 4.0);
         assert!((oracle.knows_all - 2.0 / 3.0).abs() < 1e-9, "two in turn: {oracle:?}");
     }
 
     #[test]
-    fn half_of_the_knowledge_does_not_profit_from_chance() {
+    fn oracle_with_half_the_knowledge_ignores_chance() {
         // All alike, but for chance: what one half has more, the other half has not.
         let tables: Vec<TableUse> = (0..100)
             .map(|n| table(10, 1.0, if n % 2 == 0 { [12, 8] } else { [8, 12] }))

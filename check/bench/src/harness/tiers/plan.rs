@@ -24,7 +24,7 @@ pub struct TierPlan {
     /// by default they do.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub in_turn: Option<bool>,
-    /// Fastest first.
+    /// Devices in order of speed, with the fastest device first.
     #[serde(default)]
     pub tiers: Vec<DeviceSettings>,
 }

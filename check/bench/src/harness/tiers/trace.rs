@@ -1,9 +1,11 @@
-//! Counts the foreground reads of every table, and how long it lived.
+//! Counts the foreground reads of every table, and its lifetime.
 //!
-//! A decorator above the tiers. Each table is known by its path from its creation (or first open)
-//! to its removal; tables that went stay in the list until the run ends, so that a difference of
-//! two moments has them. Each read is dealt to one of two halves at random (a hash of its number).
-//! Thread-safe: a mutex for opening, creating and removing, atomics for reads.
+//! The file system is a decorator above the tiers. It knows each table by its path, from its
+//! creation or first open to its removal. Removed tables stay in the list until the run ends, so
+//! that the difference of two moments contains them. A hash of its number assigns each read to one
+//! of two halves.
+//!
+//! Thread-safety: a mutex guards opening, creating and removing, and atomics count reads.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -18,24 +20,24 @@ use parking_lot::Mutex;
 
 use super::oracle::TableUse;
 
-/// One table.
+/// Reads of one table.
 #[derive(Debug, Default)]
 struct Table {
     len: AtomicU64,
     reads: [AtomicU64; 2],
     born_ns: u64,
-    /// 0: it exists.
+    /// Time of the removal, or 0 while the table exists.
     gone_ns: AtomicU64,
 }
 
-/// The tables of a moment.
+/// The tables at one moment.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct TableReads {
     at_ns: u64,
     tables: Vec<(Arc<Table>, [u64; 2])>,
 }
 
-/// What was between two moments.
+/// Reads between two moments.
 #[derive(Clone, Debug)]
 pub(crate) struct Between {
     pub(crate) seconds: f64,
@@ -43,7 +45,7 @@ pub(crate) struct Between {
 }
 
 impl TableReads {
-    /// Reads and lives since `earlier`.
+    /// Reads and lifetimes since `earlier`.
     pub(crate) fn since(&self, earlier: &Self) -> Between {
         let before: HashMap<*const Table, [u64; 2]> =
             earlier.tables.iter().map(|(table, reads)| (Arc::as_ptr(table), *reads)).collect();
@@ -71,7 +73,7 @@ struct Tables {
     all: Vec<Arc<Table>>,
 }
 
-/// See the module.
+/// Records every read of tables, for the oracle.
 #[derive(Debug)]
 pub(crate) struct TracedFs {
     inner: Arc<dyn FileSystem>,
@@ -86,7 +88,7 @@ impl TracedFs {
         Arc::new(Self { inner, clock: SystemClock::new(), tables, reads })
     }
 
-    /// The tables now.
+    /// The tables at this moment.
     pub(crate) fn tables(&self) -> TableReads {
         let of = |table: &Arc<Table>| {
             let reads = [0, 1].map(|half: usize| table.reads[half].load(Ordering::Relaxed));
@@ -180,7 +182,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_of_users_are_counted_by_table_and_others_are_not() {
+    fn only_foreground_reads_are_counted() {
         let fs = TracedFs::new(Arc::new(MemFs::new()));
         let context = IoContext::sst(IoPurpose::ForegroundRead, 0);
         for name in ["/a", "/b"] {

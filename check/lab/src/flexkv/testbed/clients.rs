@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 
 use super::{Request, Setup, Testbed, Workload, workload};
 
-/// Clients that stop have so long for their last requests.
+/// Time that clients have for their last requests when they stop.
 const LAST: Duration = Duration::from_millis(2);
 
 /// Result of a measured time.
@@ -30,28 +30,28 @@ pub struct Measured {
     pub missing: u64,
     /// Writes that met another write of their key and ended without an effect.
     pub met: u64,
-    /// Requests that ended with another error; not among those that were answered.
+    /// Requests that ended with another error. They do not count as answered.
     pub errors: u64,
     /// Latency of every request in nanoseconds, in ascending order.
     pub latencies_ns: Vec<u64>,
     /// Latency of every read in nanoseconds, in ascending order.
     pub reads_ns: Vec<u64>,
-    /// Messages that each compute node was asked.
+    /// Number of messages that each compute node received.
     pub asked: Vec<u64>,
-    /// Reads that a cached pair served, a cached address, and neither.
+    /// Number of reads by a cached pair, by a cached address, and by neither.
     pub hits: [u64; 3],
     /// Busiest component, and the fraction of the time for which it worked.
     pub busiest: Vec<(String, f64)>,
 }
 
 impl Measured {
-    /// Operations a virtual second.
+    /// Operations per virtual second.
     #[must_use]
     pub fn per_s(&self) -> f64 {
         self.operations as f64 / self.seconds
     }
 
-    /// The latency that a share of all requests did not exceed, in µs.
+    /// Latency in µs that a given fraction of all requests did not exceed.
     #[must_use]
     pub fn latency_us(&self, share: f64) -> f64 {
         let place = (self.latencies_ns.len() as f64 * share) as usize;
@@ -63,11 +63,11 @@ impl Measured {
 /// A moment of a timeline.
 #[derive(Clone, Copy, Debug)]
 pub struct Point {
-    /// Virtual seconds since its beginning.
+    /// Virtual seconds since the beginning of the timeline.
     pub at_s: f64,
-    /// Operations a second since the point before.
+    /// Operations per second since the previous point.
     pub per_s: f64,
-    /// The share of proxied partitions, in a thousand.
+    /// Number of proxied partitions in a thousand.
     pub offload: u32,
 }
 
@@ -83,7 +83,7 @@ struct Tally {
     reads_ns: Vec<u64>,
 }
 
-/// Clients at work.
+/// Clients that make requests.
 pub(super) struct Clients {
     tally: Arc<Mutex<Tally>>,
     working: Arc<AtomicBool>,
@@ -177,7 +177,7 @@ impl Testbed {
         }
     }
 
-    /// Clients work through phases of a length each; a point every `step`.
+    /// Runs the clients through phases of one length, with a point every `step`.
     pub fn timeline(&self, phases: &[(Arc<dyn Workload>, Duration)], step: Duration) -> Vec<Point> {
         let Some((first, _)) = phases.first() else { return Vec::new() };
         let clients = self.clients(Arc::clone(first), self.setup.clients);
@@ -250,7 +250,7 @@ impl Worker {
         }
     }
 
-    /// Whether what was asked for was there; a write finds what it makes.
+    /// Whether the key of the request existed. A write always counts as found.
     async fn ask(&self, request: Request) -> Result<bool> {
         let key = |number| workload::key(number, self.setup.key_bytes);
         match request {

@@ -16,7 +16,7 @@ use super::{Measured, Setup, Testbed, Workload, Ycsb, side_by_side};
 
 /// Δ while a ratio is sought. The paper's is 1 s; a change takes some milliseconds in both.
 const DELTA: Duration = Duration::from_millis(1);
-/// For caches to fill; and what counts.
+/// Time in which caches fill, and time that is measured.
 const WARM_UP: Duration = Duration::from_millis(2);
 const COUNTED: Duration = Duration::from_millis(2);
 const LOADS: [char; 4] = ['a', 'b', 'c', 'd'];
@@ -24,7 +24,7 @@ const LOADS: [char; 4] = ['a', 'b', 'c', 'd'];
 /// System that is compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum System {
-    /// This store, with everything.
+    /// This store with all of its parts.
     FlexKv,
     /// Address cache and one swap of one copy of the index: after Aceso.
     Base,
@@ -32,13 +32,13 @@ pub enum System {
     Fusee,
     /// A metadata server: after Clover.
     Clover,
-    /// Requests go to the partition's node, everything else as [`FlexKv`](Self::FlexKv).
+    /// Requests go to the partition's node; the rest is as in [`FlexKv`](Self::FlexKv).
     Ownership,
-    /// The store without proxies and pairs: what the ablation begins with.
+    /// The store without proxies and pairs, with which the ablation begins.
     Bare,
-    /// With a fifth of the partitions proxied, by number.
+    /// The same with a fifth of the partitions proxied, chosen by number.
     Proxy,
-    /// With the hottest fifth proxied.
+    /// The same with the hottest fifth of the partitions proxied.
     Rank,
     /// The same with cached pairs.
     Pairs,
@@ -91,12 +91,12 @@ impl System {
     }
 }
 
-/// A figure that the paper's text states, and what came out.
+/// A figure that the paper's text states, and the measured one.
 #[derive(Clone, Debug)]
 pub struct Stated {
     /// Name of the figure.
     pub what: String,
-    /// In the paper's text.
+    /// Figure in the paper's text.
     pub paper: String,
     /// Figure that was measured here.
     pub here: f64,
@@ -111,11 +111,11 @@ pub struct Figure {
     pub x: String,
     /// Quantity on the y axis.
     pub y: String,
-    /// Names of the places on x, where they are no numbers.
+    /// Names of the places on the x axis, if they are not numbers.
     pub places: Vec<String>,
-    /// By name, (x, y).
+    /// Lines: the name and the points (x, y).
     pub lines: Vec<(String, Vec<(f64, f64)>)>,
-    /// Beside the paper.
+    /// Figures beside those of the paper's text.
     pub stated: Vec<Stated>,
     /// Notes for readers.
     pub notes: Vec<String>,
@@ -138,14 +138,14 @@ impl Figure {
         self.stated.push(Stated { what: what.into(), paper: paper.to_owned(), here });
     }
 
-    /// The y of a line at x.
+    /// Value of a line at x.
     fn at(&self, name: &str, x: f64) -> f64 {
         let line = self.lines.iter().find(|(known, _)| known == name);
         let point = line.and_then(|(_, points)| points.iter().find(|point| point.0 == x));
         point.map_or(f64::NAN, |point| point.1)
     }
 
-    /// A line over the highest of the others at x.
+    /// Ratio of a line to the highest other line at x.
     fn over_rivals(&self, name: &str, x: f64) -> f64 {
         let others = self.lines.iter().filter(|(known, _)| known != name);
         let best = others.map(|(known, _)| self.at(known, x)).fold(f64::NAN, f64::max);
@@ -155,7 +155,7 @@ impl Figure {
 
 type Make = fn(&Setup) -> Result<Figure>;
 
-/// By name: what it shows, and how it is made.
+/// Figures: name, title, and the function that makes the figure.
 pub const FIGURES: [(&str, &str, Make); 14] = [
     ("fig11", "throughput by clients", clients),
     ("fig12", "latency", latency),

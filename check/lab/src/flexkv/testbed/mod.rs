@@ -96,9 +96,9 @@ pub struct Setup {
     pub patience: Duration,
     /// Kinds of entries that compute nodes cache.
     pub cache: CacheMode,
-    /// Another store than this one.
+    /// Rival that runs instead of this store.
     pub rival: Option<Rival>,
-    /// The share of proxied partitions after loading, in a thousand.
+    /// Number of proxied partitions in a thousand after loading.
     pub offload: u32,
     /// Seed from which everything follows.
     pub seed: u64,
@@ -135,7 +135,7 @@ impl Default for Setup {
 struct Machine {
     sim: Sim,
     node: ComputeNode,
-    /// What its proxy's threads have worked, and how many there are.
+    /// Busy time of its proxy's threads, and their number.
     proxying_ps: Arc<AtomicU64>,
     proxy_threads: usize,
     _kept: (Arc<Node>, Box<dyn Listener>),
@@ -143,13 +143,13 @@ struct Machine {
 
 type Coordinating = (Arc<CoordinatorRpc>, Arc<Node>, Box<dyn Listener>);
 
-/// A store that runs, with all its keys.
+/// A running store with all its keys.
 pub struct Testbed {
     setup: Setup,
     simulation: Simulation,
     network: Arc<Network>,
     machines: Vec<Machine>,
-    /// A metadata server: has no clients.
+    /// A metadata server, which has no clients.
     server: Option<Machine>,
     coordinator: Arc<Mutex<Option<Coordinating>>>,
     _manager: ManagerActor,
@@ -251,8 +251,8 @@ fn memory_life(number: u64) -> MemoryLife {
 }
 
 impl Testbed {
-    /// Starts everything and loads the keys, all at ratio 0. Then it sets the ratio and the rules by
-    /// which the map follows the load.
+    /// Starts everything and loads the keys, all at ratio 0. Then it sets the ratio and the rules
+    /// by which the map follows the load.
     pub fn start(setup: &Setup) -> Result<Self> {
         let simulation = Simulation::new(setup.seed);
         let network = Network::new(&simulation);
@@ -328,7 +328,7 @@ impl Testbed {
         Arc::clone(desk)
     }
 
-    /// Waits until the map is at rest.
+    /// Waits until the map has come to rest.
     fn settle(&self) -> Result<()> {
         let desk = self.desk();
         let end_ns = self.simulation.now_ns() + PATIENCE.as_nanos() as u64;
@@ -347,13 +347,13 @@ impl Testbed {
         self.network.cut(self.machines[compute].sim.host(), &self.memory[memory].0);
     }
 
-    /// Virtual time since the beginning.
+    /// Virtual time since the start of the simulation.
     #[must_use]
     pub fn now_ns(&self) -> u64 {
         self.simulation.now_ns()
     }
 
-    /// Steps of the simulator.
+    /// Number of steps of the simulator.
     #[must_use]
     pub fn events(&self) -> u64 {
         self.simulation.events()
@@ -365,13 +365,13 @@ impl Testbed {
         self.desk().look(|core| core.report().clone())
     }
 
-    /// The share of proxied partitions, in a thousand.
+    /// Number of proxied partitions in a thousand.
     #[must_use]
     pub fn offload(&self) -> u32 {
         self.desk().look(Coordinator::offload)
     }
 
-    /// Sets it, for good.
+    /// Sets this number, which then stays.
     pub fn set_offload(&self, share: u32) -> Result<()> {
         self.desk().set_offload(share);
         self.settle()

@@ -24,7 +24,7 @@ use parking_lot::Mutex;
 const MODEL: Model = Model::CONNECTX3;
 const MESSAGES_PS: u64 = 2 * MODEL.message_ps;
 
-/// By kind of message, its second byte.
+/// Costs by the kind of a message, which is its second byte.
 fn cost_ps(body: &[u8]) -> u64 {
     match body.get(1) {
         Some(1 | 13 | 18) => MESSAGES_PS + 2 * MODEL.local_read_ps,
@@ -34,7 +34,7 @@ fn cost_ps(body: &[u8]) -> u64 {
     }
 }
 
-/// A handler behind a proxy's threads.
+/// A handler that a proxy's threads execute.
 pub(super) struct Threaded {
     inner: Arc<dyn Handler>,
     host: Host,
@@ -43,7 +43,7 @@ pub(super) struct Threaded {
 }
 
 impl Threaded {
-    /// With what the threads have worked, in all.
+    /// The handler, and a counter of the busy time of all threads.
     pub(super) fn new(
         inner: Box<dyn Handler>,
         host: &Host,

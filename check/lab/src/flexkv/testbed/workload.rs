@@ -6,12 +6,12 @@ use archipelago_base::random::Rng;
 
 use archipelago_bench::harness::skew::{Skew, scramble};
 
-/// A request, of the key with a number.
+/// A request for the key of a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Request {
     /// SEARCH of this key.
     Read(u64),
-    /// UPDATE, or INSERT if the key is not there.
+    /// UPDATE of this key, or INSERT if it does not exist.
     Write(u64),
     /// DELETE of this key.
     Delete(u64),
@@ -19,7 +19,7 @@ pub enum Request {
 
 /// Source of requests.
 pub trait Workload: Send + Sync + std::fmt::Debug {
-    /// The next one.
+    /// Draws the next request.
     fn next(&self, rng: &mut Rng) -> Request;
 }
 
@@ -38,7 +38,7 @@ impl Ycsb {
     /// Skew of the Zipfian distribution.
     pub const ALPHA: f64 = 0.99;
 
-    /// A share of updates among reads, over so many keys that are loaded.
+    /// Reads and a fraction of updates, over a number of loaded keys.
     #[must_use]
     pub fn updates(share: f64, keys: u64, alpha: f64) -> Self {
         Self {
@@ -51,7 +51,7 @@ impl Ycsb {
         }
     }
 
-    /// Workload `a` to `d`.
+    /// One of the workloads `a` to `d`.
     #[must_use]
     pub fn named(name: char, keys: u64, alpha: f64) -> Option<Self> {
         let share = match name.to_ascii_lowercase() {
@@ -86,14 +86,14 @@ impl Workload for Ycsb {
     }
 }
 
-/// A key of so many bytes, at least 8: its number and zeros.
+/// A key of `bytes` bytes, at least 8: its number and zeros.
 pub(super) fn key(number: u64, bytes: usize) -> Vec<u8> {
     let mut key = number.to_be_bytes().to_vec();
     key.resize(bytes.max(8), b'0');
     key
 }
 
-/// A value of so many bytes.
+/// A value of the given number of bytes.
 pub(super) fn value(number: u64, bytes: usize) -> Vec<u8> {
     vec![number as u8; bytes]
 }

@@ -29,7 +29,7 @@ struct Arguments {
     markdown: bool,
 }
 
-/// Runs with `args`, everything behind the word `verbs`.
+/// Runs the command with `args`, the words after `verbs`.
 pub(crate) fn main(args: &[OsString]) -> std::result::Result<Result<()>, Stop> {
     let arguments = Arguments::try_parse_from(args)?;
     if arguments.operations < 1000 || arguments.scale == 0 {

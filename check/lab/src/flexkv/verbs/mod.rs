@@ -40,11 +40,11 @@ pub enum Verb {
     RemoteWrite,
     /// A request of 8 bytes to another compute node, and its answer.
     SendReceive,
-    /// Compare-and-swap of a word of its own.
+    /// Compare-and-swap of a word in local memory.
     LocalSwap,
     /// READ of 128 bytes from a memory node.
     RemoteRead,
-    /// Copy of 128 bytes of its own.
+    /// Copy of 128 bytes of local memory.
     LocalRead,
 }
 
@@ -63,7 +63,7 @@ impl Verb {
     }
 }
 
-/// The ratios that the paper's text states: what, to what, how much.
+/// Ratios that the paper's text states: a verb, the verb that it is compared with, the ratio.
 pub const STATED: [(Verb, Verb, f64); 4] = [
     (Verb::RemoteWrite, Verb::RemoteSwap, 10.1),
     (Verb::SendReceive, Verb::RemoteSwap, 19.5),
@@ -74,11 +74,11 @@ pub const STATED: [(Verb, Verb, f64); 4] = [
 /// Number of operations to run.
 #[derive(Clone, Copy, Debug)]
 pub struct Effort {
-    /// Operations that count, of each verb.
+    /// Number of measured operations of each verb.
     pub operations: u64,
-    /// Operations before those.
+    /// Number of operations before the measured ones.
     pub warm_up: u64,
-    /// By how much every time is multiplied, and rates and bandwidth divided.
+    /// Factor that multiplies every time, and divides rates and bandwidth.
     pub scale: u64,
     /// Seed of drawn targets and orders.
     pub seed: u64,
@@ -95,14 +95,14 @@ impl Default for Effort {
 pub struct Measured {
     /// Verb that was measured.
     pub verb: Verb,
-    /// Operations a virtual second, of the whole cluster.
+    /// Operations of the whole cluster per virtual second.
     pub per_s: f64,
     /// The median latency with one client and one operation in flight per compute node, in virtual
     /// nanoseconds.
     pub median_ns: f64,
-    /// The 99th of a hundred.
+    /// The 99th percentile of the same latency.
     pub p99_ns: f64,
-    /// Steps of the simulator.
+    /// Number of steps of the simulator.
     pub events: u64,
 }
 
@@ -143,7 +143,7 @@ struct Tally {
 }
 
 impl Tally {
-    /// An operation is done; whether more are wanted.
+    /// Counts an operation, and returns whether the coroutine continues.
     fn count(&mut self, began_ns: u64, now_ns: u64) -> bool {
         if self.left_warm_up > 0 {
             self.left_warm_up -= 1;
@@ -157,7 +157,7 @@ impl Tally {
     }
 }
 
-/// Answers with what it was sent.
+/// Handler that answers with its request.
 struct Echo;
 
 impl Handler for Echo {
@@ -347,16 +347,16 @@ impl Client {
     }
 }
 
-/// All verbs, and the paper's ratios beside those that came out.
+/// Results of all verbs, and the paper's ratios beside the measured ones.
 #[derive(Clone, Debug)]
 pub struct Outcome {
-    /// Each verb, in the order of [`Verb`].
+    /// Result of each verb, in the order of [`Verb`].
     pub measured: Vec<Measured>,
-    /// What, to what, as stated, as it came out.
+    /// A verb, the verb it is compared with, the stated ratio, and the measured one.
     pub ratios: Vec<(Verb, Verb, f64, f64)>,
 }
 
-/// Runs the experiment.
+/// Runs the whole experiment.
 pub fn experiment(effort: &Effort) -> Result<Outcome> {
     let verbs = [
         Verb::RemoteSwap,

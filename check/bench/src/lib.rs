@@ -19,6 +19,7 @@ pub mod harness;
 mod keys;
 mod pace;
 mod runner;
+pub mod skew;
 mod values;
 mod workloads;
 mod zipf;

@@ -10,7 +10,7 @@ use archipelago_base::random::Rng;
 
 use crate::harness::flags::Distribution;
 
-pub(crate) use crate::harness::skew::scramble;
+pub(crate) use crate::skew::scramble;
 
 /// A uniform number below `bound` without a division.
 #[inline]

@@ -15,7 +15,7 @@ use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use crate::harness::skew::Skew;
+use crate::skew::Skew;
 use archipelago_base::clock::{Clock, SystemClock};
 use archipelago_base::random::entropy_seed;
 use archipelago_base::{Error, ErrorKind, Result};

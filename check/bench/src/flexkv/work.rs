@@ -9,7 +9,7 @@ use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::Poll;
 
-use crate::harness::skew::{Skew, scramble};
+use crate::skew::{Skew, scramble};
 use archipelago_base::Result;
 use archipelago_base::clock::{Clock, SystemClock};
 use archipelago_base::random::Rng;

@@ -11,7 +11,6 @@ pub mod process;
 pub mod progress;
 pub mod report;
 pub mod samples;
-pub mod skew;
 pub mod store;
 pub mod tally;
 pub mod tiers;

@@ -7,10 +7,10 @@
 //! (`set`, `add`, `cas`, `incr`, `prepend`) write a value of the mean size. Operations that the
 //! source does not name (shares below a per cent) count as writes. The functions are pure.
 
-use crate::harness::skew::Skew;
+use crate::skew::Skew;
 use archipelago_base::random::Rng;
 
-use crate::harness::skew::scramble;
+use crate::skew::scramble;
 
 const CSV: &str = include_str!("../../data/twitter_clusters.csv");
 

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use archipelago_base::random::Rng;
 
-use archipelago_bench::harness::skew::{Skew, scramble};
+use archipelago_bench::skew::{Skew, scramble};
 
 /// A request for the key of a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

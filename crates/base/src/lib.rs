@@ -13,6 +13,7 @@ pub mod checksum;
 pub mod clock;
 pub mod codec;
 pub mod error;
+mod fault_switches;
 pub mod ids;
 pub mod metrics;
 pub mod prefetch;

@@ -57,14 +57,14 @@ pub struct OfficeTerms {
     pub lease: Duration,
 }
 
-/// Steps of the protocol that tests leave out on purpose, to see that the checks notice. Production
-/// leaves out nothing.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct OfficeSabotage {
-    /// One promise suffices.
-    pub no_majority: bool,
-    /// A promise is counted from its answer on, and in full.
-    pub counts_from_answer: bool,
+archipelago_base::fault_switches! {
+    /// Steps of the election that a checker leaves out, to prove that it notices.
+    OfficeSabotage {
+        /// One promise suffices for the office.
+        no_majority,
+        /// A manager counts a promise in full, from the arrival of its answer.
+        counts_from_answer,
+    }
 }
 
 /// What a node's last beat, or refusal, said.
@@ -128,7 +128,8 @@ impl Office {
         Self { defers: true, ..self }
     }
 
-    /// For tests of the checks.
+    /// The same manager without the steps that `sabotage` leaves out.
+    #[cfg(feature = "sabotage")]
     #[must_use]
     pub fn sabotaged(self, sabotage: OfficeSabotage) -> Self {
         Self { sabotage, ..self }
@@ -139,7 +140,7 @@ impl Office {
     }
 
     fn majority(&self) -> usize {
-        if self.sabotage.no_majority { 1 } else { self.terms.nodes as usize / 2 + 1 }
+        if self.sabotage.no_majority() { 1 } else { self.terms.nodes as usize / 2 + 1 }
     }
 
     /// The memory nodes are 1 to this number.
@@ -181,7 +182,7 @@ impl Office {
         sent.sort_unstable_by(|one, other| other.cmp(one));
         let Some(sent_ns) = sent.get(self.majority() - 1) else { return 0 };
         let lease_ns = self.lease_ns();
-        let margin_ns = if self.sabotage.counts_from_answer { 0 } else { lease_ns / 16 };
+        let margin_ns = if self.sabotage.counts_from_answer() { 0 } else { lease_ns / 16 };
         sent_ns + lease_ns - margin_ns
     }
 
@@ -224,7 +225,7 @@ impl Office {
         let Message::Promise { term, .. } = asked else { return };
         match answer {
             Message::Promised { term: promised } if promised == term => {
-                let from_ns = if self.sabotage.counts_from_answer { now_ns } else { sent_ns };
+                let from_ns = if self.sabotage.counts_from_answer() { now_ns } else { sent_ns };
                 let Some(mine) = self.candidacy.as_mut().filter(|mine| mine.term == *term) else {
                     return;
                 };

@@ -92,16 +92,16 @@ pub struct Limits {
     pub blocks_max: u64,
 }
 
-/// Steps that tests leave out on purpose, to see that the checks notice. Production leaves out
-/// nothing.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Sabotage {
-    /// A seal revokes no keys.
-    pub no_fencing: bool,
-    /// A copy counts as whole before its bytes are there.
-    pub no_fill: bool,
-    /// A client that is to be fenced keeps its keys.
-    pub no_eviction: bool,
+archipelago_base::fault_switches! {
+    /// Steps of the protocol that a checker leaves out, to prove that it notices.
+    Sabotage {
+        /// A seal revokes no keys.
+        no_fencing,
+        /// A copy counts as whole before it holds the bytes of its source.
+        no_fill,
+        /// A client that is to be fenced keeps its keys.
+        no_eviction,
+    }
 }
 
 /// What is counted of the protocol, since the life began.
@@ -153,7 +153,8 @@ impl MemoryCore {
         }
     }
 
-    /// For tests of the checks.
+    /// The same node without the steps that `sabotage` leaves out.
+    #[cfg(feature = "sabotage")]
     #[must_use]
     pub fn sabotaged(self, sabotage: Sabotage) -> Self {
         Self { sabotage, ..self }
@@ -387,7 +388,7 @@ impl MemoryCore {
         block: BlockId,
         epoch: Epoch,
     ) -> Result<Message, Refused> {
-        let sabotaged = self.sabotage.no_fencing;
+        let keeps_keys = self.sabotage.no_fencing();
         let copy = self.copies.get_mut(&block).ok_or(Why::UnknownBlock)?;
         if epoch < copy.promised || epoch <= copy.config.epoch {
             return Err(Refused::at(Why::OldEpoch, copy.promised.0.max(copy.config.epoch.0)));
@@ -399,7 +400,7 @@ impl MemoryCore {
         if copy.refresh.is_some_and(|(of, _)| of < epoch) {
             copy.refresh = None;
         }
-        if !sabotaged {
+        if !keeps_keys {
             let changes = |given: &mut Given| given.key.rights.change();
             for given in copy.keys.extract_if(.., changes) {
                 space.revoke(&given.key);
@@ -451,7 +452,7 @@ impl MemoryCore {
             return Err(Refused::at(Why::Full, left_bytes));
         }
         self.tally.given += 1;
-        let whole = source.is_none() || self.sabotage.no_fill;
+        let whole = source.is_none() || self.sabotage.no_fill();
         let copy = Copy {
             config: config.clone(),
             promised: epoch,
@@ -480,8 +481,8 @@ impl MemoryCore {
         let copy = self.copies.get_mut(&block).ok_or(Why::UnknownBlock)?;
         let source = source.clone().ok_or(Why::Malformed)?;
         if copy.refresh.is_none() {
-            copy.refresh = Some((epoch, self.sabotage.no_fill));
-            if !self.sabotage.no_fill {
+            copy.refresh = Some((epoch, self.sabotage.no_fill()));
+            if !self.sabotage.no_fill() {
                 *order = Some(CopyOrder { block, epoch, source });
             }
         }
@@ -555,7 +556,7 @@ impl MemoryCore {
 
     fn fence(&mut self, space: &mut dyn Space, clients: &[ClientId], tell: bool) -> Message {
         let named: BTreeSet<ClientId> = clients.iter().copied().collect();
-        if !self.sabotage.no_eviction {
+        if !self.sabotage.no_eviction() {
             for client in clients.iter().filter(|client| self.fenced.insert(**client)) {
                 self.fenced_order.push_back(*client);
             }

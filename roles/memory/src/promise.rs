@@ -22,14 +22,14 @@ use std::collections::VecDeque;
 use archipelago_fabric::ClientId;
 use archipelago_pool::wire::{Refused, Why};
 
-/// Steps of the protocol that tests leave out on purpose, to see that the checks notice. Production
-/// leaves out nothing.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct PromiseSabotage {
-    /// A node that has just started promises at once.
-    pub no_grace: bool,
-    /// A larger term is promised although a promise to another manager lasts.
-    pub no_patience: bool,
+archipelago_base::fault_switches! {
+    /// Steps of the promise protocol that a checker leaves out, to prove that it notices.
+    PromiseSabotage {
+        /// A node that has just started promises immediately.
+        no_grace,
+        /// A node promises a larger term although its promise to another manager still lasts.
+        no_patience,
+    }
 }
 
 /// Managers that are remembered as met.
@@ -56,7 +56,8 @@ impl Promise {
         Self { began_ns: now_ns, term: 0, manager: None, until_ns: 0, met, sabotage }
     }
 
-    /// For tests of the checks.
+    /// The same promise without the steps that `sabotage` leaves out.
+    #[cfg(feature = "sabotage")]
     #[must_use]
     pub fn sabotaged(self, sabotage: PromiseSabotage) -> Self {
         Self { sabotage, ..self }
@@ -91,8 +92,8 @@ impl Promise {
                 return Err(Refused::at(Why::OldTerm, self.term));
             }
             let grace_ns = (self.began_ns + lease_ns).saturating_sub(now_ns);
-            let grace_ns = if self.sabotage.no_grace { 0 } else { grace_ns };
-            let left_ns = if self.sabotage.no_patience { 0 } else { self.left_ns(now_ns) };
+            let grace_ns = if self.sabotage.no_grace() { 0 } else { grace_ns };
+            let left_ns = if self.sabotage.no_patience() { 0 } else { self.left_ns(now_ns) };
             let wait_ns = grace_ns.max(left_ns);
             if wait_ns > 0 {
                 return Err(Refused::at(Why::Promised, wait_ns.div_ceil(1_000_000)));

@@ -15,7 +15,7 @@ use archipelago_pool::wire::{Message, Purpose, Why};
 use archipelago_pool::{BLOCK_BYTES, Endpoints, Line, Packing, copier};
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::core::{Limits, Sabotage};
+use crate::core::Limits;
 use crate::serving::{Order, Serving};
 
 /// A question is given up after this long.
@@ -118,8 +118,7 @@ impl MemoryServer {
         let clock = SystemClock::shared();
         let life = Epoch(clock.unix_ms());
         let make = |handler| Node::new(settings.id, life, Some(handler));
-        let (serving, node) =
-            Serving::start(settings.id, life, limits, Sabotage::default(), &clock, make)?;
+        let (serving, node) = Serving::start(settings.id, life, limits, &clock, make)?;
         let endpoints = Arc::new(Endpoints::new());
         let mut doors = Vec::new();
         let mut addresses = Vec::new();

@@ -14,7 +14,9 @@ use archipelago_fabric::{ClientId, Handler, Node, NodeId, Region, RemoteKey, Rep
 use archipelago_pool::wire::{Message, Why};
 use parking_lot::{Condvar, Mutex};
 
-use crate::core::{CopyOrder, Limits, MemoryCore, Sabotage};
+#[cfg(feature = "sabotage")]
+use crate::core::Sabotage;
+use crate::core::{CopyOrder, Limits, MemoryCore};
 use crate::space::FabricSpace;
 
 /// Bytes that are to be copied, and where they go.
@@ -66,7 +68,30 @@ impl Serving {
         id: NodeId,
         life: Epoch,
         limits: Limits,
+        clock: &Arc<dyn Clock>,
+        make: impl FnOnce(Box<dyn Handler>) -> Result<Arc<Node>>,
+    ) -> Result<(Arc<Self>, Arc<Node>)> {
+        let core = MemoryCore::new(id, life, limits, clock.now_ns());
+        Self::start_core(core, limits.block_bytes, clock, make)
+    }
+
+    /// As [`Serving::start`], without the steps of the protocol that `sabotage` leaves out.
+    #[cfg(feature = "sabotage")]
+    pub fn start_sabotaged(
+        id: NodeId,
+        life: Epoch,
+        limits: Limits,
         sabotage: Sabotage,
+        clock: &Arc<dyn Clock>,
+        make: impl FnOnce(Box<dyn Handler>) -> Result<Arc<Node>>,
+    ) -> Result<(Arc<Self>, Arc<Node>)> {
+        let core = MemoryCore::new(id, life, limits, clock.now_ns()).sabotaged(sabotage);
+        Self::start_core(core, limits.block_bytes, clock, make)
+    }
+
+    fn start_core(
+        core: MemoryCore,
+        block_bytes: u64,
         clock: &Arc<dyn Clock>,
         make: impl FnOnce(Box<dyn Handler>) -> Result<Arc<Node>>,
     ) -> Result<(Arc<Self>, Arc<Node>)> {
@@ -76,8 +101,7 @@ impl Serving {
             clock: Arc::clone(clock),
         });
         let node = make(Box::new(Door(Arc::clone(&serving))))?;
-        let core = MemoryCore::new(id, life, limits, clock.now_ns()).sabotaged(sabotage);
-        let space = FabricSpace::new(Arc::clone(&node), limits.block_bytes);
+        let space = FabricSpace::new(Arc::clone(&node), block_bytes);
         *serving.state.lock() = Some(State { core, space, orders: VecDeque::new() });
         Ok((serving, node))
     }

@@ -72,8 +72,8 @@ pub fn start_memory(network: &Arc<Network>, sim: &Sim, life: MemoryLife) -> Memo
     let MemoryLife { node: id, epoch: life, limits, sabotage } = life;
     let clock = sim.host().scheduler().clock();
     let make = |handler| network.node(id, life, Some(handler));
-    let (serving, node) =
-        Serving::start(id, life, limits, sabotage, &clock, make).expect("a node in memory");
+    let (serving, node) = Serving::start_sabotaged(id, life, limits, sabotage, &clock, make)
+        .expect("a node in memory");
     let host = sim.host().clone();
     let door = sim.serve(&node, host.name()).expect("a host serves at its name");
     let line = Line::new(sim, MANAGER, ClientId(host.seed()), None);

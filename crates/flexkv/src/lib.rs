@@ -29,9 +29,13 @@ mod membership;
 mod node;
 pub mod offload_ratio;
 mod onesided;
+#[cfg_attr(
+    not(feature = "index-protocol"),
+    expect(unreachable_pub, reason = "the feature publishes the trait and its types")
+)]
+mod protocol;
 mod proxy;
 pub mod read_reports;
-mod rivals;
 mod settings;
 pub mod sharers;
 mod sweep;
@@ -43,6 +47,7 @@ pub use client::{AT_ONCE_MAX, Destination, Renamed, ScanLimits, ScanStep, Scanne
 pub use ids::{ComputeId, PartitionId};
 pub use membership::MapStatus;
 pub use node::{CacheStatus, ComputeNode, NodeStatus, Surroundings, fabric_id};
-pub use rivals::Rival;
+#[cfg(feature = "index-protocol")]
+pub use protocol::{IndexProtocol, SlotAccess, SlotChange, SlotOutcome};
 pub use settings::{CacheMode, FlexKvSettings, Sabotage};
 pub use write_error::{WriteEffect, WriteError};

@@ -6,25 +6,33 @@ use archipelago_base::{Error, Result};
 
 use crate::format::{LOG2_BUCKETS_MAX, PARTITION_BITS_DEFAULT, PARTITION_BITS_MAX};
 use crate::lease::Terms;
-use crate::rivals::Rival;
 
-/// Steps of the protocol that are left out on purpose, for checks that must notice.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Sabotage {
-    /// A node that was taken for dead goes on as if it were not.
-    pub no_lease: bool,
-    /// A one-sided write commits before the other copies have it.
-    pub early_commit: bool,
-    /// A record that is superseded stays valid, and what a dead node left half done stays so.
-    pub no_repair: bool,
-    /// A write commits without a word to those who cache the old value.
-    pub no_invalidation: bool,
-    /// A proxy leaves the old record its valid bit, whoever was told its address.
-    pub no_clearing: bool,
-    /// A scan leaves out the first bucket of a step that begins within a partition.
-    pub skip_bucket: bool,
-    /// A scan goes on at its bucket although the partition's subtable was made larger meanwhile.
-    pub no_rescan: bool,
+archipelago_base::fault_switches! {
+    /// Steps of the protocol that a checker leaves out, to prove that it notices.
+    Sabotage {
+        /// A node whose lease ran out continues as if it still held the lease.
+        no_lease,
+        /// A one-sided write commits before the other copies hold the new word.
+        early_commit,
+        /// A new proxy leaves copies of slots that differ, and slots of unfinished writes, as they
+        /// are.
+        no_repair,
+        /// A write commits without an invalidation of the nodes that cache the old value.
+        no_invalidation,
+        /// A proxy never clears the valid bit of the old record.
+        no_clearing,
+        /// A scan leaves out the first bucket of a step that begins inside a partition.
+        skip_bucket,
+        /// A scan continues at its bucket although the partition's subtable has grown meanwhile.
+        no_rescan,
+    }
+}
+
+impl Sabotage {
+    /// Whether any step is left out.
+    pub(crate) fn is_active(self) -> bool {
+        self != Self::default()
+    }
 }
 
 /// What a compute node may cache.
@@ -63,10 +71,6 @@ pub struct FlexKvSettings {
     pub cache: CacheMode,
     /// A request that gets nowhere ends as busy after so long. Default: 5 s.
     pub patience: Duration,
-    /// Another idea of where the index is, to be compared with. Default: none.
-    pub rival: Option<Rival>,
-    /// For checks. Default: nothing is left out.
-    pub sabotage: Sabotage,
 }
 
 impl Default for FlexKvSettings {
@@ -80,8 +84,6 @@ impl Default for FlexKvSettings {
             memory_limit: 128 << 20,
             cache: CacheMode::default(),
             patience: Duration::from_secs(5),
-            rival: None,
-            sabotage: Sabotage::default(),
         }
     }
 }

@@ -4,8 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use archipelago_base::random::Rng;
+use archipelago_flexkv::CacheMode;
 use archipelago_flexkv::coordinator::Tuning;
-use archipelago_flexkv::{CacheMode, Rival};
+use archipelago_flexkv_rivals::Rival;
 use archipelago_lab::flexkv::testbed::{Measured, Request, Setup, Testbed, Workload, Ycsb};
 
 const MS: Duration = Duration::from_millis(1);

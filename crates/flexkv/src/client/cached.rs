@@ -27,7 +27,7 @@ use crate::ids::{ComputeId, PartitionId};
 use crate::lease::Stamp;
 use crate::node::caching::{Asker, Lookup, Pair, count};
 use crate::node::{Count, Inner};
-use crate::rivals::Rival;
+use crate::protocol::IndexProtocol as _;
 use crate::table::FromCopy;
 use crate::wire::{Assigned, Grant};
 
@@ -90,7 +90,7 @@ impl Inner {
     pub(crate) fn read_at_once(self: &Arc<Self>, key: &[u8]) -> Option<Option<Value>> {
         let joined = self.joined().ok()?;
         let now_ns = self.now_ns();
-        if self.table.rival.is_some() || !self.table.held_lease(now_ns) {
+        if !self.table.protocol.serves_pairs_immediately() || !self.table.held_lease(now_ns) {
             return None;
         }
         let hash = key_hash(key);
@@ -134,8 +134,7 @@ impl Inner {
         };
         let seen_ns = self.now_ns();
         let heard_us = self.heard_of(entry)?.unwrap_or(0);
-        if self.table.rival == Some(Rival::Fusee) {
-            // In case that the address is old: a round trip less then, and two READs more always.
+        if self.table.protocol.reads_buckets_with_record() {
             self.table.candidates(FromCopy::First, entry.shape, hash, until_ns).await?;
         }
         let read = self.read_records(&[place.word], key, until_ns).await?.pop();

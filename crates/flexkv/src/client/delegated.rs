@@ -29,6 +29,7 @@ use crate::format::key_hash;
 use crate::ids::PartitionId;
 use crate::node::peers::{Asked, Peer};
 use crate::node::{Count, Inner};
+use crate::protocol::IndexProtocol as _;
 use crate::wire::{Assigned, Message, Payload, Why};
 use crate::write_error::{WriteEffect, WriteError};
 
@@ -51,7 +52,7 @@ impl Inner {
             && write.sets()
             && !write.delegated
             && bytes <= DELEGATED_BYTES_MAX
-            && self.table.rival.is_none()
+            && self.table.protocol.delegates_contended_sets()
             && self.contended.has(write.hash);
         if !may {
             return None;

@@ -44,8 +44,9 @@ use crate::lease::Stamp;
 use crate::node::caching::{Asker, Several};
 use crate::node::records::Written;
 use crate::node::{ComputeNode, Count, Inner, Joined};
+use crate::protocol::IndexProtocol as _;
 use crate::proxy::{Ahead, AtOnce, Due, Overwrite, Served, Target, Writer, overwrite};
-use crate::settings::{CacheMode, Sabotage};
+use crate::settings::CacheMode;
 use crate::sharers::EXACT_NODES;
 use crate::wire::Assigned;
 
@@ -144,8 +145,8 @@ impl<'a> Wanted<'a> {
 impl Inner {
     /// Whether this node goes by the book, and is a member.
     fn may_at_once(&self, now_ns: u64) -> bool {
-        self.table.rival.is_none()
-            && self.settings.sabotage == Sabotage::default()
+        self.table.protocol.has_fast_path()
+            && !self.table.sabotage.is_active()
             && self.table.held_lease(now_ns)
     }
 

@@ -9,7 +9,7 @@ use super::cached::Source;
 use crate::format::{Candidates, Decoded, Head, KeyHash, Record, RecordRefused, Slot, SlotIndex};
 use crate::node::Inner;
 use crate::node::caching::Keep;
-use crate::rivals::Rival;
+use crate::protocol::IndexProtocol as _;
 use crate::table::{FromCopy, Range};
 use crate::wire::{Assigned, Candidate, Grant, Message, Place};
 
@@ -211,8 +211,7 @@ impl Inner {
         hash: KeyHash,
         until_ns: u64,
     ) -> Result<Option<Looked>> {
-        let same = if self.table.rival == Some(Rival::Clover) {
-            // The index is with its server alone.
+        let same = if self.table.protocol.hides_index_at_proxy() {
             let Some((slots, _)) = self.ask_proxy(entry, hash, 0).await? else { return Ok(None) };
             places(&slots)
         } else {

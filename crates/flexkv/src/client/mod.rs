@@ -46,6 +46,7 @@ use crate::gates::Inside;
 use crate::node::caching::Keep;
 use crate::node::records::Written;
 use crate::node::{ComputeNode, Count, Inner};
+use crate::protocol::IndexProtocol as _;
 use crate::table::FromCopy;
 use crate::wire::{Assigned, WriteKind};
 use crate::write_error::{WriteEffect, WriteError};
@@ -157,7 +158,7 @@ impl ComputeNode {
             return Ok(value);
         }
         // Apart: what is read at once is not to carry a task of kilobytes.
-        Box::pin(self.0.read(key)).await
+        Box::pin(self.0.get(key)).await
     }
 
     /// As [`ComputeNode::get`], if this node has the pair in its cache and may serve it; the outer
@@ -170,7 +171,7 @@ impl ComputeNode {
     /// Sets a key, whether it is there or not. `expires_ms`: Unix milliseconds; 0: never. On return
     /// the value is on all copies, and every node reads it.
     pub async fn set(&self, key: &[u8], value: &[u8], expires_ms: u64) -> Result<(), WriteError> {
-        self.0.change(key, Some((value, expires_ms)), If::Always).await.map(|_| ())
+        self.0.write(key, Some((value, expires_ms)), If::Always).await.map(|_| ())
     }
 
     /// Sets a key that is not there; whether it was not.
@@ -180,7 +181,7 @@ impl ComputeNode {
         value: &[u8],
         expires_ms: u64,
     ) -> Result<bool, WriteError> {
-        self.0.change(key, Some((value, expires_ms)), If::Absent).await
+        self.0.write(key, Some((value, expires_ms)), If::Absent).await
     }
 
     /// Sets a key that is there; whether it was.
@@ -190,7 +191,7 @@ impl ComputeNode {
         value: &[u8],
         expires_ms: u64,
     ) -> Result<bool, WriteError> {
-        self.0.change(key, Some((value, expires_ms)), If::Present).await
+        self.0.write(key, Some((value, expires_ms)), If::Present).await
     }
 
     /// Sets a key that still has the value that was read; whether it had. `None`: that is not
@@ -203,7 +204,7 @@ impl ComputeNode {
         expires_ms: u64,
     ) -> Result<bool, WriteError> {
         let when = read.map_or(If::Absent, |read| If::Version(read.version));
-        let done = self.0.change(key, Some((value, expires_ms)), when).await?;
+        let done = self.0.write(key, Some((value, expires_ms)), when).await?;
         self.known_of(read, done)
     }
 
@@ -248,7 +249,41 @@ impl ComputeNode {
 
     /// Removes a key; whether it was there.
     pub async fn delete(&self, key: &[u8]) -> Result<bool, WriteError> {
-        self.0.change(key, None, If::Present).await
+        self.0.write(key, None, If::Present).await
+    }
+}
+
+/// What a node needs that forwards whole requests.
+#[cfg(feature = "index-protocol")]
+impl ComputeNode {
+    /// The node that serves the partition of `key`; `None` means this node. Waits while the
+    /// partition changes; busy if that lasts until `until_ns`.
+    pub async fn owner_of(&self, key: &[u8], until_ns: u64) -> Result<Option<crate::wire::Member>> {
+        let (_inside, entry) = self.0.enter(key_hash(key), until_ns).await?;
+        let joined = self.0.joined()?;
+        if entry.node == joined.number {
+            return Ok(None);
+        }
+        let map = Arc::clone(&joined.map.read());
+        let owner = map.members.iter().find(|member| member.number == entry.node);
+        let owner = owner.ok_or_else(|| Error::busy("the partition's node is no member"))?;
+        Ok(Some(owner.clone()))
+    }
+
+    /// The time, in nanoseconds of this node's clock, at which a call that begins now gives up.
+    #[must_use]
+    pub fn patience_ends_ns(&self) -> u64 {
+        self.0.until_ns()
+    }
+
+    /// An error if `until_ns` has passed, or if this node was evicted from the pool.
+    pub fn check_patience(&self, until_ns: u64, task: &str) -> Result<()> {
+        self.0.table.late(until_ns, task)
+    }
+
+    /// Waits as long as this node waits before it repeats a request.
+    pub async fn pause(&self) {
+        self.0.pause().await;
     }
 }
 
@@ -342,8 +377,7 @@ impl Inner {
     /// A write in its turn; and whether no other write of the key was there meanwhile.
     async fn write_in_line(self: &Arc<Self>, write: Write<'_>) -> Result<(bool, bool), WriteError> {
         let until_ns = self.until_ns();
-        if self.table.rival.is_some() {
-            // As published: each for itself.
+        if !self.table.protocol.combines_writes() {
             return Ok((self.write_until(&write, until_ns).await?, true));
         }
         let sets = write.sets();
@@ -487,12 +521,12 @@ impl Inner {
         }
         let Some(kind) = write.kind(looked.found.as_ref()) else { return Ok(Some(false)) };
         match self.put_in(write, entry, kind, &looked, until_ns).await? {
-            Submitted::Done(_) | Submitted::Superseded => Ok(Some(true)),
+            Submitted::Done(_) | Submitted::Stale { is_written: true } => Ok(Some(true)),
             Submitted::Not if entry.offloaded => {
                 self.contended.met(write.hash);
                 Ok(None)
             }
-            Submitted::Not | Submitted::Stale | Submitted::Fenced => Ok(None),
+            Submitted::Not | Submitted::Stale { .. } | Submitted::Fenced => Ok(None),
             Submitted::Full => {
                 self.ask_to_grow(entry, until_ns).await.map_err(not_done)?;
                 Ok(None)
@@ -528,12 +562,14 @@ impl Inner {
                 let keep = match done.cache {
                     true => Keep::Pair(value, expires_ms),
                     // The proxy takes the address for one that nobody was told.
-                    _ if entry.offloaded && self.table.rival.is_none() => Keep::Slot,
+                    _ if entry.offloaded && self.table.protocol.caches_slots_for_writes() => {
+                        Keep::Slot
+                    }
                     _ => Keep::Address,
                 };
                 self.caching.finish_fetch(fetch, (write.hash, write.key), place, keep);
             }
-            Ok(Submitted::Not | Submitted::Stale | Submitted::Full | Submitted::Superseded) => {
+            Ok(Submitted::Not | Submitted::Stale { .. } | Submitted::Full) => {
                 self.free_unpublished(record);
             }
             Err(failed) if failed.effect() == WriteEffect::None => self.free_unpublished(record),
@@ -551,7 +587,7 @@ impl Inner {
         until_ns: u64,
     ) -> Result<Option<Looked>> {
         let valid_ns = self.now_ns() + self.settings.address_use_ns();
-        let looked = if entry.offloaded && self.table.rival.is_none() {
+        let looked = if entry.offloaded && self.table.protocol.looks_up_at_proxy() {
             // The cards of memory nodes have more to do than proxies.
             self.look_at_proxy(entry, write.key, write.hash, until_ns).await?
         } else {

@@ -33,6 +33,7 @@ use crate::format::{
 };
 use crate::ids::PartitionId;
 use crate::node::{ComputeNode, Inner};
+use crate::protocol::IndexProtocol as _;
 use crate::table::{Range, SHORT_KEY_BYTES};
 use crate::wire::{Assigned, Message, SLOTS_BUCKETS_MAX, Shaped};
 
@@ -347,11 +348,11 @@ impl Inner {
 
     fn first_bucket(&self, at: ScanPosition, shape: Shaped) -> u32 {
         let (sabotage, last) = (self.table.sabotage, (1 << shape.log2_buckets) - 1);
-        let bucket = match sabotage.no_rescan {
+        let bucket = match sabotage.no_rescan() {
             true => at.bucket(),
             false => at.bucket_in(shape.generation, shape.log2_buckets),
         };
-        let skipped = u32::from(sabotage.skip_bucket && bucket > 0);
+        let skipped = u32::from(sabotage.skip_bucket() && bucket > 0);
         (bucket + skipped).min(last)
     }
 
@@ -365,7 +366,7 @@ impl Inner {
         until_ns: u64,
     ) -> Result<Option<Vec<u64>>> {
         let slots = buckets as usize * BUCKET_SLOTS;
-        if entry.offloaded && self.table.rival.is_none() {
+        if entry.offloaded && self.table.protocol.looks_up_at_proxy() {
             // The copies in the pool may be ahead of the proxy, by a deletion that is not
             // committed.
             let Assigned { partition, epoch, .. } = entry;

@@ -14,7 +14,7 @@ use crate::node::peers::{Asked, Peer};
 use crate::node::reclaim::Held;
 use crate::node::records::Written;
 use crate::node::{Inner, PAUSE};
-use crate::onesided::{Change, Put};
+use crate::protocol::{IndexProtocol as _, SlotChange, SlotOutcome};
 use crate::proxy::Unfinished;
 use crate::table::FromCopy;
 use crate::wire::{Assigned, Message, Place, Why, WriteKind};
@@ -69,12 +69,13 @@ pub(super) struct Done {
 /// What came of a write.
 pub(super) enum Submitted {
     Done(Done),
-    /// It was done, and another write came right behind it: a rival's.
-    Superseded,
     /// Nothing happened: try again.
     Not,
-    /// Nothing happened: the slot is not what it was taken for.
-    Stale,
+    /// Nothing happened, because the slot does not hold the expected word. `is_written`: the write
+    /// counts as done all the same.
+    Stale {
+        is_written: bool,
+    },
     /// Nothing happened: there is no room.
     Full,
     /// The node says that it is no member any more; what came of the request it cannot say.
@@ -104,21 +105,21 @@ impl Inner {
         let seen_ns = self.now_ns();
         if !entry.offloaded && kind == WriteKind::Update {
             let slot = self.table.slot(entry.shape, index);
-            let change = Change { slot, old: expect, new, end: new };
+            let change = SlotChange { slot, old: expect, new, end: new };
             let held = vec![self.frees.hold(expect), self.frees.hold(new)];
             let put = self.table.put(change, looked.valid_ns, until_ns).await;
             if put.as_ref().is_err_and(|failed| failed.effect() == WriteEffect::Unknown) {
                 self.finish_later(Unfinished { entry, change, structure: None }, held);
             }
             return Ok(match put? {
-                Put::Done => {
+                SlotOutcome::Done => {
                     self.free_later(expect);
                     let source = Source { seen_ns, ..Source::default() };
                     Submitted::Done(Done { index, cache: false, source })
                 }
-                // Another write came right behind it: what is cached is not the newest.
-                Put::Superseded => Submitted::Superseded,
-                Put::Lost(_) => Submitted::Stale,
+                SlotOutcome::Lost(_) => {
+                    Submitted::Stale { is_written: self.table.protocol.is_written(new) }
+                }
             });
         }
         let message = Message::Write {
@@ -211,7 +212,7 @@ impl Inner {
             }
             Message::Declined { why, .. } => match why {
                 Why::Moved | Why::Busy => Ok(Submitted::Not),
-                Why::Resolve => Ok(Submitted::Stale),
+                Why::Resolve => Ok(Submitted::Stale { is_written: false }),
                 Why::Full => Ok(Submitted::Full),
                 Why::Fenced => Ok(Submitted::Fenced),
                 Why::Malformed | Why::OldTerm | Why::Standby => {
@@ -240,11 +241,7 @@ impl Inner {
                 *unsettled = Some(open);
                 Ok(None)
             }
-            Submitted::Superseded
-            | Submitted::Not
-            | Submitted::Stale
-            | Submitted::Full
-            | Submitted::Fenced => {
+            Submitted::Not | Submitted::Stale { .. } | Submitted::Full | Submitted::Fenced => {
                 self.free_if_written(record);
                 Ok(None)
             }

@@ -35,6 +35,7 @@ use archipelago_pool::{BlockId, ClientId};
 use crate::format::{Counts, Geometry};
 use crate::ids::PartitionId;
 use crate::offload_ratio::Ratio;
+use crate::protocol::{self, Protocol};
 use crate::settings::FlexKvSettings;
 use crate::wire::{Assigned, ComputeStatus, Grant, Member, Message, Shaped, StoreStatus, Why};
 
@@ -149,8 +150,8 @@ pub struct Coordinator {
     disturbed: bool,
     /// Partitions that found no room to grow, and until when they are not asked to grow again.
     stuck: BTreeMap<u32, u64>,
-    /// All partitions are one node's.
-    concentrated: bool,
+    /// Which nodes get partitions.
+    protocol: Protocol,
     /// For statistics.
     now_ns: u64,
     actions: Vec<Action>,
@@ -182,7 +183,7 @@ impl Coordinator {
             tuner: Tuner::new(tuning, ratio_of(plan.offload)),
             disturbed: false,
             stuck: BTreeMap::new(),
-            concentrated: false,
+            protocol: protocol::of_product(),
             now_ns: 0,
             actions: Vec::new(),
         }
@@ -369,10 +370,10 @@ impl Coordinator {
         self.tuner.tune(tuning, ratio_of(self.offload));
     }
 
-    /// The living node with the lowest number is to have every partition, and the others none: a
-    /// metadata server, for comparisons.
-    pub fn concentrate(&mut self) {
-        self.concentrated = true;
+    /// Assigns partitions only to the nodes that `protocol` names, from now on.
+    #[cfg(feature = "index-protocol")]
+    pub fn assign_by(&mut self, protocol: Protocol) {
+        self.protocol = protocol;
         self.wants.insert(Want::Balance);
         self.begin();
     }

@@ -25,6 +25,7 @@ use super::measuring::Meter;
 use super::{Action, Coordinator, Plan, Tuning};
 use crate::format::{Geometry, packing};
 use crate::node::fabric_id;
+use crate::protocol;
 use crate::settings::Sabotage;
 use crate::table::Table;
 use crate::wire::{Grant, Message, Shaped, StoreStatus, Why};
@@ -200,9 +201,10 @@ impl CoordinatorRpc {
         look(&self.state.lock().core)
     }
 
-    /// As [`Coordinator::concentrate`].
-    pub fn concentrate(self: &Arc<Self>) {
-        self.with(Coordinator::concentrate);
+    /// As [`Coordinator::assign_by`].
+    #[cfg(feature = "index-protocol")]
+    pub fn assign_by(self: &Arc<Self>, protocol: Arc<dyn protocol::IndexProtocol>) {
+        self.with(|core| core.assign_by(protocol));
     }
 
     /// How the map follows the load from now on.
@@ -299,7 +301,7 @@ impl CoordinatorRpc {
         }
         let (pool, runtime) = (self.pool.clone(), Arc::clone(&self.runtime));
         let (packing, sabotage) = (packing(block_bytes)?, Sabotage::default());
-        let table = Table { pool, runtime, packing, sabotage, rival: None };
+        let table = Table { pool, runtime, packing, sabotage, protocol: protocol::of_product() };
         let directory = self.directory_block().await?;
         let tag = (self.pool.client().0 as u32).max(1);
         let term = table.take_office(directory, tag, self.until_ns()).await?;

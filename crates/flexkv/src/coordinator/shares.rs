@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use super::Coordinator;
 use crate::hotness::{Assignment, Ranking, assign, offloaded, partitions_max};
 use crate::ids::{ComputeId, PartitionId};
+use crate::protocol::IndexProtocol as _;
 use crate::sharers::offloaded_bytes;
 use crate::wire::Assigned;
 
@@ -18,11 +19,13 @@ impl Coordinator {
             .values()
             .filter(|node| !node.gone)
             .map(|node| ComputeId(node.member.number))
+            .enumerate()
+            .filter(|(position, _)| self.protocol.may_hold_partitions(*position))
+            .map(|(_, node)| node)
             .collect();
         if living.is_empty() {
             return entries.clear();
         }
-        let living = if self.concentrated { living[..1].to_vec() } else { living };
         let lists = match self.tuner.ranking() {
             Some(ranking) => self.by_rank(ranking, &living, reassign),
             None => self.by_number(&living),

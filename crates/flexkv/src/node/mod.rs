@@ -42,8 +42,9 @@ use crate::contended::Contended;
 use crate::format::{Geometry, KeyHash, packing};
 use crate::gates::Gates;
 use crate::ids::PartitionId;
+use crate::protocol::{self, Protocol};
 use crate::proxy::{Leases, Proxy};
-use crate::settings::FlexKvSettings;
+use crate::settings::{FlexKvSettings, Sabotage};
 use crate::table::Table;
 use crate::wire::{Assigned, Figure, Grant, Member, Message, Why};
 
@@ -189,6 +190,35 @@ impl Handler for RequestHandler {
 impl ComputeNode {
     /// A node that has not joined yet, and the handler for the fabric's node that it is reached by.
     pub fn new(settings: FlexKvSettings, around: Surroundings) -> Result<(Self, Box<dyn Handler>)> {
+        Self::with_hooks(settings, around, Sabotage::default(), protocol::of_product())
+    }
+
+    /// As [`ComputeNode::new`], without the steps of the protocol that `sabotage` leaves out.
+    #[cfg(feature = "sabotage")]
+    pub fn sabotaged(
+        settings: FlexKvSettings,
+        around: Surroundings,
+        sabotage: Sabotage,
+    ) -> Result<(Self, Box<dyn Handler>)> {
+        Self::with_hooks(settings, around, sabotage, protocol::of_product())
+    }
+
+    /// As [`ComputeNode::new`], with another protocol for the index.
+    #[cfg(feature = "index-protocol")]
+    pub fn with_protocol(
+        settings: FlexKvSettings,
+        around: Surroundings,
+        protocol: Arc<dyn protocol::IndexProtocol>,
+    ) -> Result<(Self, Box<dyn Handler>)> {
+        Self::with_hooks(settings, around, Sabotage::default(), protocol)
+    }
+
+    fn with_hooks(
+        settings: FlexKvSettings,
+        around: Surroundings,
+        sabotage: Sabotage,
+        protocol: Protocol,
+    ) -> Result<(Self, Box<dyn Handler>)> {
         settings.validate()?;
         let Surroundings { runtime, reach, pool, coordinator, endpoints } = around;
         let block_bytes = pool.block_bytes();
@@ -196,10 +226,13 @@ impl ComputeNode {
             return Err(Error::busy("no memory node is there yet"));
         }
         let packing = packing(block_bytes)?;
-        let sabotage = settings.sabotage;
-        let rival = settings.rival;
-        let runtime_of = Arc::clone(&runtime);
-        let table = Table { pool: pool.clone(), runtime: runtime_of, packing, sabotage, rival };
+        let table = Table {
+            pool: pool.clone(),
+            runtime: Arc::clone(&runtime),
+            packing,
+            sabotage,
+            protocol,
+        };
         let asker = ClientId(runtime.seed());
         let peers = Peers::new(&reach, pool.client(), asker, coordinator);
         let inner = Arc::new(Inner {
@@ -405,7 +438,6 @@ impl Inner {
             }
             // Who is not known yet asks again; who is gone does not.
             Message::Free { .. } if !self.is_member(from) => self.declined(Why::Busy),
-            Message::Carry { .. } => self.carried(&message).await,
             Message::Delegate { .. } => {
                 self.counts.add(Count::Served);
                 self.set_for(from, &message).await

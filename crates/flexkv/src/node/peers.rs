@@ -57,7 +57,7 @@ impl Class {
             | Message::Write { .. }
             | Message::Settle { .. }
             | Message::Free { .. } => Self::Index,
-            Message::Delegate { .. } | Message::Carry { .. } => Self::Whole,
+            Message::Delegate { .. } => Self::Whole,
             _ => Self::AtOnce,
         }
     }

@@ -29,47 +29,19 @@
 //! Cost: three round trips behind the record's, one swap. The paper (§4.5) leaves this path to
 //! FUSEE, which swaps every copy.
 
+#[cfg(feature = "index-protocol")]
+mod access;
+
 use std::sync::Arc;
 
 use archipelago_base::Result;
 use archipelago_fabric::{Batch, Refusal};
-use archipelago_pool::{Address, OpenBlock};
+use archipelago_pool::OpenBlock;
 
 use crate::format::{INVALID_WORD, Slot};
-use crate::rivals::Rival;
+use crate::protocol::{SlotChange, SlotOutcome};
 use crate::table::{Range, Table};
 use crate::write_error::WriteError;
-
-/// A change of one slot.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Change {
-    /// Where the slot lies.
-    pub(crate) slot: Address,
-    /// What it holds.
-    pub(crate) old: Slot,
-    /// Names the new record; [`Slot::EMPTY`] of a deletion.
-    pub(crate) new: Slot,
-    /// What it is to hold.
-    pub(crate) end: Slot,
-}
-
-impl Change {
-    /// The word of the first copy while the change is under way.
-    fn under_way(&self) -> Slot {
-        if self.new.is_live() { self.new.to_pending() } else { self.old.to_dying() }
-    }
-}
-
-/// What came of it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Put {
-    /// It was committed; it may have been superseded since.
-    Done,
-    /// It was committed and superseded at once, as far as anybody can tell: a rival's.
-    Superseded,
-    /// The slot holds something else; nothing was changed.
-    Lost(Slot),
-}
 
 enum Step {
     Swap,
@@ -83,26 +55,28 @@ impl Table {
     /// [`Inner::finish_later`](crate::node::Inner::finish_later).
     pub(crate) async fn put(
         &self,
-        change: Change,
+        change: SlotChange,
         valid_ns: u64,
         until_ns: u64,
-    ) -> Result<Put, WriteError> {
+    ) -> Result<SlotOutcome, WriteError> {
         let unknown = WriteError::of_unknown_effect;
-        match self.rival {
-            Some(Rival::Base) => self.put_on_one(change, until_ns).await.map_err(unknown),
-            Some(Rival::Fusee) => self.put_on_all(change, until_ns).await.map_err(unknown),
-            _ => {
-                let mut begun = false;
-                let put = self.put_from(Step::Swap, change, valid_ns, until_ns, &mut begun).await;
-                // Without a swap nothing is there that could be committed.
-                put.map_err(if begun { unknown } else { WriteError::without_effect })
-            }
+        #[cfg(feature = "index-protocol")]
+        if let Some(changing) = self.protocol.change_slot(self, change, until_ns) {
+            return changing.await.map_err(unknown);
         }
+        let mut begun = false;
+        let put = self.put_from(Step::Swap, change, valid_ns, until_ns, &mut begun).await;
+        // Without a swap nothing is there that could be committed.
+        put.map_err(if begun { unknown } else { WriteError::without_effect })
     }
 
     /// Goes on with a change that ended with an error; one that did not get as far as its swap is
     /// lost.
-    pub(crate) async fn take_forward(&self, change: Change, until_ns: u64) -> Result<Put> {
+    pub(crate) async fn take_forward(
+        &self,
+        change: SlotChange,
+        until_ns: u64,
+    ) -> Result<SlotOutcome> {
         if Slot(self.word(change.slot, until_ns).await?) == change.under_way() {
             // It may have failed at this.
             self.invalidate(change.old, until_ns).await?;
@@ -113,47 +87,47 @@ impl Table {
     async fn put_from(
         &self,
         mut step: Step,
-        change: Change,
+        change: SlotChange,
         valid_ns: u64,
         until_ns: u64,
         begun: &mut bool,
-    ) -> Result<Put> {
+    ) -> Result<SlotOutcome> {
         let pending = change.under_way();
         loop {
             let open = self.open_writable(change.slot).await?;
             if matches!(step, Step::Swap) && self.now_ns() >= valid_ns {
-                return Ok(Put::Lost(change.old));
+                return Ok(SlotOutcome::Lost(change.old));
             }
             *begun |= matches!(step, Step::Swap);
             let refused = match step {
                 Step::Swap => match self.lock(&open, change, pending, until_ns).await? {
                     Ok(was) if was == change.old || was == pending => {
                         match self.finish(&open, change).await {
-                            Ok(()) => return Ok(Put::Done),
+                            Ok(()) => return Ok(SlotOutcome::Done),
                             Err(refusal) => refusal,
                         }
                     }
-                    Ok(was) => return Ok(Put::Lost(was)),
+                    Ok(was) => return Ok(SlotOutcome::Lost(was)),
                     Err(refusal) => refusal,
                 },
                 Step::Finish => match self.finish(&open, change).await {
-                    Ok(()) => return Ok(Put::Done),
+                    Ok(()) => return Ok(SlotOutcome::Done),
                     Err(refusal) => refusal,
                 },
                 Step::Look => {
                     let word = Slot(self.word(change.slot, until_ns).await?);
                     // It may be dying by now: who deletes it saw it committed.
                     if word.undying() == change.end {
-                        return Ok(Put::Done);
+                        return Ok(SlotOutcome::Done);
                     }
                     step = if word == pending {
                         Step::Finish
                     } else if word == change.old {
                         Step::Swap
                     } else if self.was_superseded(change.new, until_ns).await? {
-                        return Ok(Put::Done);
+                        return Ok(SlotOutcome::Done);
                     } else {
-                        return Ok(Put::Lost(word));
+                        return Ok(SlotOutcome::Lost(word));
                     };
                     continue;
                 }
@@ -167,7 +141,7 @@ impl Table {
     async fn lock(
         &self,
         open: &Arc<OpenBlock>,
-        change: Change,
+        change: SlotChange,
         pending: Slot,
         until_ns: u64,
     ) -> Result<Result<Slot, Refusal>> {
@@ -188,9 +162,9 @@ impl Table {
     }
 
     /// Steps 3 and 4, while the slot is pending.
-    async fn finish(&self, open: &Arc<OpenBlock>, change: Change) -> Result<(), Refusal> {
+    async fn finish(&self, open: &Arc<OpenBlock>, change: SlotChange) -> Result<(), Refusal> {
         let end = change.end.0.to_le_bytes();
-        if !self.sabotage.early_commit {
+        if !self.sabotage.early_commit() {
             open.post_write_from(1, change.slot.offset, &end).await?;
         }
         let Some(copy) = open.copies.first() else { return Ok(()) };

@@ -149,7 +149,7 @@ impl Inner {
     /// This node caches nothing of the key any more, if it did.
     pub(super) fn drop_own(&self, sharers: Sharers, hash: KeyHash) {
         let mine = self.joined().is_ok_and(|joined| sharers.may_have(ComputeId(joined.number)));
-        if mine && !self.settings.sabotage.no_invalidation {
+        if mine && !self.table.sabotage.no_invalidation() {
             self.caching.invalidate(hash);
         }
     }
@@ -157,7 +157,7 @@ impl Inner {
     /// Tells all others who may have cached the key's pair, or its address, that it is being
     /// superseded. Done when none of them serves it any more.
     pub(super) async fn tell_sharers(&self, sharers: Sharers, hash: KeyHash) -> Result<()> {
-        if sharers.is_empty() || self.settings.sabotage.no_invalidation {
+        if sharers.is_empty() || self.table.sabotage.no_invalidation() {
             return Ok(());
         }
         let joined = self.joined()?;

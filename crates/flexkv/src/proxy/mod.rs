@@ -62,8 +62,7 @@ use crate::format::{Bucket, Candidates, KeyHash, Slot, SlotIndex};
 use crate::ids::{ComputeId, PartitionId};
 use crate::lease::Stamp;
 use crate::node::Inner;
-use crate::onesided::{Change, Put};
-use crate::rivals::Rival;
+use crate::protocol::{IndexProtocol as _, SlotChange, SlotOutcome};
 use crate::sharers::Told;
 use crate::table::FromCopy;
 use crate::wire::{
@@ -396,8 +395,9 @@ impl Inner {
         (index, old, end): (SlotIndex, Slot, Slot),
     ) -> Result<(bool, Grant)> {
         let address = self.table.slot(served.assigned.shape, index);
-        let skips = self.settings.sabotage.no_clearing;
-        let always = wanted.kind != WriteKind::Update || self.table.rival.is_some();
+        let skips = self.table.sabotage.no_clearing();
+        let always =
+            wanted.kind != WriteKind::Update || self.table.protocol.clears_every_valid_bit();
         // A pair may be cached, and serve, until the copies have the new word: a key that is
         // written all the time is read from caches in between.
         let late = served.has_pairs(index);
@@ -458,8 +458,7 @@ impl Inner {
         if let Some(old) = old {
             self.table.invalidate(old, u64::MAX).await?;
         }
-        // A metadata server keeps its index to itself.
-        if self.table.rival == Some(Rival::Clover) {
+        if !self.table.protocol.writes_index_copies() {
             return Ok(());
         }
         self.table.write(&[(slot, &end.0.to_le_bytes())], u64::MAX).await
@@ -501,7 +500,7 @@ impl Inner {
                 }
             }
         };
-        let change = Change { slot: self.table.slot(shape, index), old, new: wanted.new, end };
+        let change = SlotChange { slot: self.table.slot(shape, index), old, new: wanted.new, end };
         let held = vec![self.frees.hold(old), self.frees.hold(wanted.new)];
         match self.table.put(change, wanted.valid_ns, until_ns).await {
             Err(failed) if failed.effect() == WriteEffect::None => {
@@ -513,8 +512,8 @@ impl Inner {
                 self.finish_later(Unfinished { entry, change, structure }, held);
                 Err(failed.into_error())
             }
-            Ok(Put::Lost(_) | Put::Superseded) => Ok(Err(Why::Resolve)),
-            Ok(Put::Done) => {
+            Ok(SlotOutcome::Lost(_)) => Ok(Err(Why::Resolve)),
+            Ok(SlotOutcome::Done) => {
                 self.free_later(old);
                 Ok(Ok(Place { index: index.0, word: old.0 }))
             }

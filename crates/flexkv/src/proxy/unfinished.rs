@@ -21,7 +21,7 @@ use crate::format::SlotIndex;
 use crate::ids::PartitionId;
 use crate::node::Inner;
 use crate::node::reclaim::Held;
-use crate::onesided::{Change, Put};
+use crate::protocol::{IndexProtocol as _, SlotChange, SlotOutcome};
 use crate::proxy::Served;
 use crate::wire::Assigned;
 
@@ -29,14 +29,14 @@ use crate::wire::Assigned;
 #[derive(Debug)]
 pub(crate) struct Unfinished {
     pub(crate) entry: Assigned,
-    pub(crate) change: Change,
+    pub(crate) change: SlotChange,
     /// The partition as it is served here and the slot, if it is a change of structure; otherwise
     /// it is this node's own update.
     pub(crate) structure: Option<(Arc<Served>, SlotIndex)>,
 }
 
 enum Round {
-    Ended(Put),
+    Ended(SlotOutcome),
     /// Not now.
     Again,
     /// The partition is somebody else's task.
@@ -47,8 +47,7 @@ impl Inner {
     /// Takes a change forward, for as long as it is this node's task. After it the slot is not
     /// pending by this change. `held`: the words that it names.
     pub(crate) fn finish_later(self: &Arc<Self>, unfinished: Unfinished, held: Vec<Held>) {
-        if self.table.rival.is_some() {
-            // Their writers survive no failures.
+        if !self.table.protocol.finishes_abandoned_changes() {
             return;
         }
         let inner = Arc::clone(self);
@@ -99,8 +98,8 @@ impl Inner {
         Ok(Round::Ended(put))
     }
 
-    fn finished(self: &Arc<Self>, unfinished: &Unfinished, put: Put) {
-        if put == Put::Done {
+    fn finished(self: &Arc<Self>, unfinished: &Unfinished, put: SlotOutcome) {
+        if put == SlotOutcome::Done {
             self.free_later(unfinished.change.old);
         }
         // What was never in the index is its writer's, who was told nothing: the sweep finds it.

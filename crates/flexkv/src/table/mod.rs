@@ -29,7 +29,7 @@ use crate::format::{
     BUCKET_BYTES, Bucket, Candidates, HEADER_BYTES, Head, KeyHash, LENGTH_UNITS_MAX, Slot,
     SlotIndex, UNIT_BYTES,
 };
-use crate::rivals::Rival;
+use crate::protocol::{IndexProtocol as _, Protocol};
 use crate::settings::Sabotage;
 use crate::wire::Shaped;
 
@@ -69,7 +69,7 @@ pub(crate) struct Table {
     pub(crate) runtime: Arc<dyn Runtime>,
     pub(crate) packing: Packing,
     pub(crate) sabotage: Sabotage,
-    pub(crate) rival: Option<Rival>,
+    pub(crate) protocol: Protocol,
 }
 
 /// A range of one block.
@@ -97,7 +97,7 @@ impl Table {
 
     /// Whether it was at `now_ns`.
     pub(crate) fn held_lease(&self, now_ns: u64) -> bool {
-        self.pool.holds_lease(now_ns) || self.sabotage.no_lease
+        self.pool.holds_lease(now_ns) || self.sabotage.no_lease()
     }
 
     pub(crate) fn address(&self, packed: u64) -> Address {
@@ -178,9 +178,12 @@ impl Table {
         self.read_copy(FromCopy::First, ranges, until_ns).await
     }
 
-    /// Reads records that slots name, all at once. Rivals read as published: the first copy.
+    /// Reads records that slots name, all in parallel.
     pub(crate) async fn read_named(&self, ranges: &[Range], until_ns: u64) -> Result<Vec<Vec<u8>>> {
-        let which = if self.rival.is_some() { FromCopy::First } else { FromCopy::Any };
+        let which = match self.protocol.reads_first_copy_only() {
+            true => FromCopy::First,
+            false => FromCopy::Any,
+        };
         self.read_copy(which, ranges, until_ns).await
     }
 

@@ -87,7 +87,7 @@ impl Table {
         for at in 0..image.words.len() {
             let word = Slot(image.words[at]);
             let differs = images.iter().any(|other| other.words.get(at) != Some(&word.0));
-            if !differs && !word.is_taken() || self.sabotage.no_repair {
+            if !differs && !word.is_taken() || self.sabotage.no_repair() {
                 continue;
             }
             let mut loses = Vec::new();

@@ -9,7 +9,7 @@ use archipelago_pool::{BlockId, ClientId, wire_enum, wire_messages, wire_struct}
 /// that takes both tells them apart by it.
 pub const MARK: u8 = 0x80;
 /// Version of the messages, with the mark; the first byte of each.
-pub const VERSION: u8 = MARK | 5;
+pub const VERSION: u8 = MARK | 6;
 
 /// Buckets whose slots one [`Message::Slots`] may ask for: 32 KiB of words.
 pub const SLOTS_BUCKETS_MAX: u32 = 512;
@@ -46,21 +46,6 @@ pub enum Why {
     OldTerm,
     /// The manager that was asked stands by: another one has the coordinator.
     Standby,
-}
-
-/// What a node is asked to do for another (a rival's).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Carrying {
-    /// Read.
-    Get,
-    /// Write, whatever is there.
-    Set,
-    /// Write what is not there.
-    Insert,
-    /// Write what is there.
-    Update,
-    /// Delete.
-    Delete,
 }
 
 /// Bytes of a key or a value.
@@ -205,7 +190,6 @@ pub struct StoreStatus {
 
 wire_enum!(WriteKind { Insert = 0, Update = 1, Delete = 2 });
 wire_enum!(Why { Moved = 0, Busy = 1, Resolve = 2, Full = 3, Fenced = 4, Malformed = 5, OldTerm = 6, Standby = 7 });
-wire_enum!(Carrying { Get = 0, Set = 1, Insert = 2, Update = 3, Delete = 4 });
 wire_struct!(Place { index, word });
 wire_struct!(Candidate { index, word, cache });
 wire_struct!(Grant { session, lease_us, stamp_us });
@@ -316,26 +300,6 @@ wire_messages! {
     }
     /// It is done.
     Done = 12 {}
-    /// Client → the partition's node, under ownership: do this.
-    Carry = 13 {
-        /// The key.
-        key: Payload,
-        /// What.
-        kind: Carrying,
-        /// The value, if one is written.
-        value: Payload,
-        /// Unix ms; 0: never.
-        expires_ms: u64,
-    }
-    /// What came of it.
-    Carried = 14 {
-        /// Whether it applied; of a read, whether the key is there.
-        done: bool,
-        /// What was read.
-        value: Payload,
-        /// Its expiry.
-        expires_ms: u64,
-    }
     /// Client → proxy: set a key whose writes meet each other; the record is yours.
     Delegate = 15 {
         /// Which partition.

@@ -11,6 +11,6 @@ mod tests;
 
 pub use archipelago_pool::wire::Malformed;
 pub use message::{
-    Assigned, Candidate, Carrying, ComputeStatus, Figure, Grant, MARK, Member, Message, Payload,
-    Place, ReadCount, SLOTS_BUCKETS_MAX, Shaped, StoreStatus, VERSION, Why, WriteKind, is_ours,
+    Assigned, Candidate, ComputeStatus, Figure, Grant, MARK, Member, Message, Payload, Place,
+    ReadCount, SLOTS_BUCKETS_MAX, Shaped, StoreStatus, VERSION, Why, WriteKind, is_ours,
 };

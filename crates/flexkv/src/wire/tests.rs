@@ -10,13 +10,13 @@ fn hex(message: &Message) -> String {
 #[test]
 fn golden_bytes() {
     let search = Message::Search { partition: 7, epoch: 3, hash: 0x0102, reads: 4 };
-    assert_eq!(hex(&search), "85010700000003000000020100000000000004000000");
+    assert_eq!(hex(&search), "86010700000003000000020100000000000004000000");
     let grant = Grant { session: 1, lease_us: 3, stamp_us: 2 };
     let slots = vec![Candidate { index: 8, word: 9, cache: true }];
     let found = Message::Found { slots, grant };
     assert_eq!(
         hex(&found),
-        "85020108000000090000000000000001010000000000000003000000000000000200000000000000"
+        "86020108000000090000000000000001010000000000000003000000000000000200000000000000"
     );
     let key = RemoteKey {
         node: NodeId(1),
@@ -30,30 +30,30 @@ fn golden_bytes() {
     assert_eq!(Message::decode(&counted.encode()), Ok(counted.clone()));
     assert_eq!(
         hex(&counted),
-        "85240100000000000000020000000000000003000000040000000000000005000000000000000106000000"
+        "86240100000000000000020000000000000003000000040000000000000005000000000000000106000000"
     );
     let place = Place { index: 8, word: 9 };
     let written = Message::Written { place, cache: true, yours: true, grant };
     assert_eq!(
         hex(&written),
-        "85040800000009000000000000000101010000000000000003000000000000000200000000000000"
+        "86040800000009000000000000000101010000000000000003000000000000000200000000000000"
     );
     let (key, value) = (Payload(b"reef".to_vec()), Payload(b"co".to_vec()));
     let delegate = Message::Delegate { partition: 7, epoch: 3, key, value, expires_ms: 5 };
-    assert_eq!(hex(&delegate), "850f0700000003000000047265656602636f0500000000000000");
-    assert_eq!(hex(&Message::Stored { alone: true }), "851001");
+    assert_eq!(hex(&delegate), "860f0700000003000000047265656602636f0500000000000000");
+    assert_eq!(hex(&Message::Stored { alone: true }), "861001");
     let not_stored = Message::NotStored { unknown: true, why: "no".to_owned() };
-    assert_eq!(hex(&not_stored), "851101026e6f");
-    assert_eq!(hex(&Message::Room { bytes: 64, expires: true }), "8526400000000000000001");
-    assert_eq!(hex(&Message::Roomed { packed: 9 }), "85270900000000000000");
+    assert_eq!(hex(&not_stored), "861101026e6f");
+    assert_eq!(hex(&Message::Room { bytes: 64, expires: true }), "8626400000000000000001");
+    assert_eq!(hex(&Message::Roomed { packed: 9 }), "86270900000000000000");
     let locate = Message::Locate { partition: 7, epoch: 3, hash: 0x0102 };
-    assert_eq!(hex(&locate), "851207000000030000000201000000000000");
+    assert_eq!(hex(&locate), "861207000000030000000201000000000000");
     let slots = Message::Slots { partition: 7, epoch: 3, bucket: 1, buckets: 2 };
-    assert_eq!(hex(&slots), "852c07000000030000000100000002000000");
+    assert_eq!(hex(&slots), "862c07000000030000000100000002000000");
     let slots_are = Message::SlotsAre { words: vec![9, 0] };
-    assert_eq!(hex(&slots_are), "852d0209000000000000000000000000000000");
+    assert_eq!(hex(&slots_are), "862d0209000000000000000000000000000000");
     let declined = Message::Declined { why: Why::Resolve, grant };
-    assert_eq!(hex(&declined), "850502010000000000000003000000000000000200000000000000");
+    assert_eq!(hex(&declined), "860502010000000000000003000000000000000200000000000000");
 }
 
 #[test]

@@ -9,7 +9,7 @@ use archipelago_base::simulation::Host;
 use archipelago_base::{ErrorKind, Result};
 use archipelago_fabric::sim::{Model, Sim};
 use archipelago_flexkv::coordinator::Tuning;
-use archipelago_flexkv::{ComputeNode, WriteError};
+use archipelago_flexkv_rivals::RivalNode;
 use parking_lot::Mutex;
 
 use super::{Request, Setup, Testbed, Workload, workload};
@@ -207,7 +207,7 @@ impl Testbed {
 }
 
 struct Worker {
-    node: ComputeNode,
+    node: RivalNode,
     sim: Sim,
     setup: Setup,
     tally: Arc<Mutex<Tally>>,
@@ -257,13 +257,9 @@ impl Worker {
             Request::Read(number) => Ok(self.node.get(&key(number)).await?.is_some()),
             Request::Write(number) => {
                 let value = workload::value(number, self.setup.value_bytes);
-                let set = self.node.set(&key(number), &value, 0).await;
-                set.map(|()| true).map_err(WriteError::into_error)
+                self.node.set(&key(number), &value, 0).await.map(|()| true)
             }
-            Request::Delete(number) => {
-                let deleted = self.node.delete(&key(number)).await;
-                deleted.map(|_| true).map_err(WriteError::into_error)
-            }
+            Request::Delete(number) => self.node.delete(&key(number)).await.map(|_| true),
         }
     }
 }

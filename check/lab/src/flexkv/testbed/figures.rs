@@ -9,8 +9,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use archipelago_base::Result;
+use archipelago_flexkv::CacheMode;
 use archipelago_flexkv::coordinator::Tuning;
-use archipelago_flexkv::{CacheMode, Rival};
+use archipelago_flexkv_rivals::Rival;
 
 use super::{Measured, Setup, Testbed, Workload, Ycsb, side_by_side};
 

@@ -37,7 +37,8 @@ use archipelago_fabric::{Listener, Node, NodeId, Provider};
 use archipelago_flexkv::coordinator::{
     Coordinator, CoordinatorRpc, Plan, Report, Rhythm, Tuning, directory_label,
 };
-use archipelago_flexkv::{CacheMode, ComputeNode, FlexKvSettings, Rival, Surroundings};
+use archipelago_flexkv::{CacheMode, FlexKvSettings, Surroundings};
+use archipelago_flexkv_rivals::{Rival, RivalNode, RivalProtocol};
 use archipelago_manager::core::Terms;
 use archipelago_memory::core::{Limits, Sabotage};
 use archipelago_pool::{Pace, PoolClient, PoolOptions};
@@ -134,7 +135,7 @@ impl Default for Setup {
 
 struct Machine {
     sim: Sim,
-    node: ComputeNode,
+    node: RivalNode,
     /// Busy time of its proxy's threads, and their number.
     proxying_ps: Arc<AtomicU64>,
     proxy_threads: usize,
@@ -170,11 +171,9 @@ fn settings(setup: &Setup) -> FlexKvSettings {
         // Shorter than in production, so that freed records come back within a run.
         lease: Duration::from_millis(10),
         address_lease: Duration::from_millis(40),
-        rival: setup.rival,
         cache: setup.cache,
         memory_limit: setup.memory_bytes,
         patience: setup.patience,
-        ..FlexKvSettings::default()
     }
 }
 
@@ -207,13 +206,13 @@ async fn start_node(sim: Sim, setup: Setup, threads: usize) -> Result<Machine> {
         coordinator: vec![COORDINATOR.to_owned()],
         endpoints: vec![name.clone()],
     };
-    let (node, door) = ComputeNode::new(settings(&setup), around)?;
+    let (node, door) = RivalNode::new(setup.rival, settings(&setup), around)?;
     let (door, proxying_ps) = Threaded::new(door, sim.host(), threads);
-    let (id, epoch) = node.fabric_id();
+    let (id, epoch) = node.compute().fabric_id();
     let fabric = sim.network().node(id, epoch, Some(Box::new(door)))?;
-    node.lend_counters(&fabric);
+    node.compute().lend_counters(&fabric);
     let listener = sim.serve(&fabric, &name)?;
-    while node.join().await.is_err() {
+    while node.compute().join().await.is_err() {
         Runtime::sleep(sim.host(), Duration::from_millis(1)).await;
     }
     let _kept = (fabric, listener);
@@ -309,7 +308,7 @@ impl Testbed {
         };
         testbed.settle()?;
         if servers > 0 {
-            testbed.desk().concentrate();
+            testbed.desk().assign_by(Arc::new(RivalProtocol::new(Rival::Clover)));
             testbed.desk().set_offload(1000);
             testbed.settle()?;
         }
@@ -388,7 +387,7 @@ impl Testbed {
     pub fn hits(&self) -> [u64; 3] {
         let mut sum = [0; 3];
         for machine in &self.machines {
-            let cache = machine.node.status().cache;
+            let cache = machine.node.compute().status().cache;
             let more = [cache.pair_hits, cache.address_hits, cache.misses];
             sum.iter_mut().zip(more).for_each(|(sum, more)| *sum += more);
         }

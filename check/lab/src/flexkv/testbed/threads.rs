@@ -26,8 +26,11 @@ const MESSAGES_PS: u64 = 2 * MODEL.message_ps;
 
 /// Costs by the kind of a message, which is its second byte.
 fn cost_ps(body: &[u8]) -> u64 {
+    if archipelago_flexkv_rivals::is_request(body) {
+        return MESSAGES_PS + 2 * MODEL.local_read_ps;
+    }
     match body.get(1) {
-        Some(1 | 13 | 18) => MESSAGES_PS + 2 * MODEL.local_read_ps,
+        Some(1 | 18) => MESSAGES_PS + 2 * MODEL.local_read_ps,
         Some(3) => MESSAGES_PS + MODEL.local_read_ps + MODEL.local_swap_ps,
         Some(15) => MESSAGES_PS + 2 * MODEL.local_read_ps + MODEL.local_swap_ps,
         _ => 0,

@@ -61,11 +61,10 @@ pub(crate) fn pace() -> Pace {
     Pace { request: REQUEST, pause: Duration::from_micros(500), renewal: Duration::from_millis(1) }
 }
 
-pub(crate) fn settings(sabotage: Sabotage, rng: &mut Rng) -> FlexKvSettings {
+pub(crate) fn settings(rng: &mut Rng) -> FlexKvSettings {
     // Memory for everything; for the index and some entries; or for a few partitions and no entry.
     let memory_limit = [1 << 20, 32 << 10, 19 << 10][rng.usize(..3)];
     FlexKvSettings {
-        sabotage,
         memory_limit,
         label: LABEL,
         lease: Duration::from_millis(10),
@@ -111,8 +110,9 @@ impl NodeActor {
                 endpoints: vec![name.clone()],
             };
             let mut rng = Rng::with_seed(sim.host().seed());
-            let settings = settings(shared.sabotage, &mut rng);
-            let (compute, door) = ComputeNode::new(settings, around).expect("sound settings");
+            let settings = settings(&mut rng);
+            let (compute, door) =
+                ComputeNode::sabotaged(settings, around, shared.sabotage).expect("sound settings");
             let (id, epoch) = compute.fabric_id();
             let fabric = sim.network().node(id, epoch, Some(door)).expect("a node in memory");
             compute.lend_counters(&fabric);

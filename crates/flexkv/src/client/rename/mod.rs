@@ -71,7 +71,7 @@ trait Keys {
 
 impl Keys for Arc<Inner> {
     async fn read_key(&self, key: &[u8]) -> Result<Option<Value>> {
-        self.read(key).await
+        self.get(key).await
     }
 
     async fn write_key(
@@ -80,7 +80,7 @@ impl Keys for Arc<Inner> {
         value: Option<(&[u8], u64)>,
         when: If,
     ) -> Result<bool, WriteError> {
-        self.change(key, value, when).await
+        self.write(key, value, when).await
     }
 }
 

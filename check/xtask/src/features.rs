@@ -1,17 +1,23 @@
 //! Shipped features: the program `archipelago` is built without hooks for tests and comparisons.
 //!
-//! Cargo unifies features within one build of the workspace, so the check asks for the tree of
-//! `archipelago-cli` alone, which is what a release builds. Dependencies of tests are left out.
+//! 1. The resolved features of `archipelago-cli` hold no hook. Cargo unifies features within one
+//!    build of the workspace, so the check asks for the tree of that package alone, which is what a
+//!    release builds. Dependencies of tests are left out.
+//! 2. Only packages of `check/` turn a hook on. Only `archipelago-flexkv-rivals` turns on
+//!    `index-protocol`.
 
 use std::path::Path;
 use std::process::Command;
 
 use crate::report::Finding;
+use crate::workspace::{Member, Workspace};
 
 /// The package that is shipped.
 const PACKAGE: &str = "archipelago-cli";
 /// Where its manifest lies.
 const MANIFEST: &str = "front/cli/Cargo.toml";
+/// The feature that one package alone turns on, and that package.
+const ALONE: (&str, &str) = ("index-protocol", "archipelago-flexkv-rivals");
 /// Features that its tree must not hold, and what each one opens.
 const FORBIDDEN: &[(&str, &str)] = &[
     ("sabotage", "it lets a caller switch leases and fencing off"),
@@ -19,10 +25,17 @@ const FORBIDDEN: &[(&str, &str)] = &[
     ("index-protocol", "it opens the index to other protocols"),
 ];
 
-/// Asks cargo for the tree and checks it.
-pub(crate) fn check(root: &Path) -> Result<Vec<Finding>, String> {
+/// Asks cargo for the tree and checks it, and checks the manifests of the workspace.
+pub(crate) fn check(workspace: &Workspace) -> Result<Vec<Finding>, String> {
+    let mut findings = forbidden(&tree(&workspace.root, PACKAGE)?);
+    findings.extend(workspace.members.iter().flat_map(turned_on));
+    Ok(findings)
+}
+
+/// The packages and features that a build of `package` alone resolves to.
+fn tree(root: &Path, package: &str) -> Result<String, String> {
     let output = Command::new(env!("CARGO"))
-        .args(["tree", "--locked", "--package", PACKAGE, "--edges", "features,no-dev"])
+        .args(["tree", "--locked", "--package", package, "--edges", "features,no-dev"])
         .args(["--prefix", "none", "--format", "{p}"])
         .current_dir(root)
         .output()
@@ -30,7 +43,31 @@ pub(crate) fn check(root: &Path) -> Result<Vec<Finding>, String> {
     if !output.status.success() {
         return Err(format!("cargo tree failed:\n{}", String::from_utf8_lossy(&output.stderr)));
     }
-    Ok(forbidden(&String::from_utf8_lossy(&output.stdout)))
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// The hooks that a manifest turns on and must not.
+fn turned_on(member: &Member) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for dependency in &member.dependencies {
+        for (feature, opens) in FORBIDDEN {
+            let may = match *feature == ALONE.0 {
+                true => member.name == ALONE.1,
+                false => member.dir.starts_with("check"),
+            };
+            if may || !dependency.features.iter().any(|name| name == feature) {
+                continue;
+            }
+            let package = &dependency.package;
+            let message = format!(
+                "`{}` turns on the feature `{feature}` of `{package}`: {opens}; remove it from the \
+                 dependency",
+                member.name
+            );
+            findings.push(Finding::new(&member.dir.join("Cargo.toml"), 0, message));
+        }
+    }
+    findings
 }
 
 /// The forbidden features of a tree: lines such as `archipelago-pool feature "fuzzing"`.
@@ -61,7 +98,9 @@ fn feature(line: &str) -> Option<(&str, &str)> {
 
 #[cfg(test)]
 mod tests {
-    use super::forbidden;
+    use super::{PACKAGE, forbidden, tree, turned_on};
+    use crate::workspace::Workspace;
+    use crate::workspace::tests::sample;
 
     #[test]
     fn hooks_in_the_tree_are_found() {
@@ -73,6 +112,43 @@ mod tests {
         assert_eq!(found.len(), 3, "{found:?}");
         assert!(found[1].contains("front/cli/Cargo.toml") && found[1].contains("`sabotage`"));
         assert!(found[1].contains("archipelago-memory"), "{found:?}");
+    }
+
+    #[test]
+    fn resolved_features_of_packages_are_read() {
+        let root = Workspace::load().expect("cargo metadata").root;
+        let found = |package| forbidden(&tree(&root, package).expect("cargo tree"));
+        assert_eq!(found(PACKAGE), []);
+        // This package turns hooks on, directly and through others.
+        let hooks = found("archipelago-lab");
+        let names: Vec<String> = hooks.iter().map(ToString::to_string).collect();
+        for feature in ["sabotage", "index-protocol"] {
+            assert!(names.iter().any(|name| name.contains(&format!("`{feature}`"))), "{names:?}");
+        }
+    }
+
+    #[test]
+    fn only_checks_turn_hooks_on() {
+        let on = ["archipelago-memory"];
+        let mut workspace = sample(&[
+            ("archipelago", "front/api", &on),
+            ("archipelago-sim", "check/sim", &on),
+            ("archipelago-flexkv-rivals", "check/flexkv-rivals", &on),
+        ]);
+        let mut found = |feature: &str| -> Vec<String> {
+            for member in &mut workspace.members {
+                member.dependencies[0].features = vec![feature.to_owned()];
+            }
+            let findings = workspace.members.iter().flat_map(turned_on);
+            findings.map(|finding| finding.to_string()).collect()
+        };
+        let sabotage = found("sabotage");
+        assert_eq!(sabotage.len(), 1, "{sabotage:?}");
+        assert!(sabotage[0].contains("front/api/Cargo.toml"), "{sabotage:?}");
+        let protocols = found("index-protocol");
+        assert_eq!(protocols.len(), 2, "{protocols:?}");
+        assert!(protocols.iter().all(|finding| !finding.contains("`archipelago-flexkv-rivals`")));
+        assert_eq!(found("other"), Vec::<String>::new());
     }
 
     #[test]

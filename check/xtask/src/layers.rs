@@ -45,6 +45,7 @@ const NEVER: &[(&str, &str, &str)] = &[
     ("archipelago-cli", "archipelago-lab", "the laboratory is no part of the product"),
     ("archipelago-cli", "archipelago-sim", "simulations are no part of the product"),
     ("archipelago-bench", "archipelago-sim", "the benchmark is a part of the product"),
+    ("archipelago-cli", "archipelago-flexkv-rivals", "rival protocols are no part of the product"),
 ];
 
 /// Checks every dependency between crates of the workspace.

@@ -82,7 +82,7 @@ pub(crate) const CHECKS: &[SourceCheck] = &[
     listed("dead public items", "check/xtask/dead-items-allow.txt", |p| {
         dead_items::check(&p.sources)
     }),
-    strict("shipped features", |p| features::check(p.root())),
+    strict("shipped features", |p| features::check(&p.workspace)),
     strict("names and notes", |p| Ok(names::check(&p.sources))),
     strict("unsafe", |p| {
         let list = read(p.root(), unsafety::ALLOW_PATH)?;

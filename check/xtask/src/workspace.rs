@@ -26,6 +26,8 @@ pub(crate) struct Dependency {
     pub(crate) ident: String,
     /// Which table it stands in.
     pub(crate) kind: Kind,
+    /// Features that it turns on.
+    pub(crate) features: Vec<String>,
 }
 
 /// A crate of the workspace.
@@ -142,7 +144,9 @@ fn member(root: &Path, package: &Value) -> Result<Member, String> {
             Some("build") => Kind::Build,
             _ => Kind::Normal,
         };
-        dependencies.push(Dependency { package, ident, kind });
+        let features = list(dep, "features")?.iter().filter_map(Value::as_str);
+        let features = features.map(str::to_owned).collect();
+        dependencies.push(Dependency { package, ident, kind, features });
     }
     Ok(Member { name: text(package, "name")?.to_owned(), dir, dependencies })
 }
@@ -168,6 +172,7 @@ pub(crate) mod tests {
                 package: (*package).to_owned(),
                 ident: package.replace('-', "_"),
                 kind: Kind::Normal,
+                features: Vec::new(),
             };
             workspace.members.push(Member {
                 name: (*name).to_owned(),

@@ -1,32 +1,35 @@
-//! Where bytes lie in the pool, and how that fits into a word.
+//! Addresses of bytes in the pool, and how an address fits into a word.
 //!
-//! An [`Address`] is (node, block, offset). Node and block number together are the block's **name**
-//! ([`BlockId`]): the node is the one on which the block was first placed, and stays part of the
-//! name when its copies move. So an address that an index keeps stays right after the loss of a
-//! node; where the copies are is said by the block's [`Config`](crate::Config), which clients keep
-//! at hand.
+//! An [`Address`] consists of node, block number and offset. Node and number together are the
+//! **name** of the block ([`BlockId`]). The node is the one that had the block's first copy, and it
+//! stays part of the name when the copies move. So an address in an index stays valid after the
+//! loss of a node. The block's [`Config`](crate::Config), which clients cache, says where the
+//! copies are.
 //!
-//! [`Packing`] puts an address into the low bits of a word. The cut follows from the size of blocks
-//! and the alignment of what is addressed: with blocks of 16 MiB and units of 64 bytes an offset
-//! takes 18 bits, a number 16, so that 47 bits leave 13 for the node.
+//! [`Packing`] puts an address into the low bits of a word. The division of the bits follows from
+//! the size of blocks and the alignment of the addressed objects. With blocks of 16 MiB and units
+//! of 64 bytes, an offset takes 18 bits and a number 16 bits, so 47 bits leave 13 bits for the
+//! node.
+//!
+//! The functions are pure.
 
 use std::fmt;
 
 use archipelago_base::{Error, Result};
 use archipelago_fabric::NodeId;
 
-/// Numbers of blocks named after one node: 0 to this, exclusive.
+/// Number of block numbers per node; they begin at 0.
 pub const NUMBERS_MAX: u32 = 1 << 16;
-/// Bits of [`NUMBERS_MAX`].
+/// Bits of a block number.
 const NUMBER_BITS: u32 = 16;
 
-/// The name of a block. Not used for another block while copies of this one exist, as far as the
-/// manager knows; a later block of the same name has larger epochs.
+/// The name of a block. The manager gives the name to another block only if it knows of no copy of
+/// this one. A later block of the same name has larger epochs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BlockId {
-    /// On which node it was placed first.
+    /// Node that had the first copy of the block.
     pub home: NodeId,
-    /// Which one of that node.
+    /// Number of the block among those named after the node.
     pub number: u32,
 }
 
@@ -36,12 +39,12 @@ impl fmt::Display for BlockId {
     }
 }
 
-/// A byte of the pool.
+/// The address of a byte in the pool.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Address {
-    /// In which block.
+    /// Block that holds the byte.
     pub block: BlockId,
-    /// Bytes from the block's beginning.
+    /// Offset in the block, in bytes.
     pub offset: u64,
 }
 
@@ -51,7 +54,7 @@ impl fmt::Display for Address {
     }
 }
 
-/// How addresses are packed into the low bits of a word.
+/// Packs addresses into the low bits of a word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Packing {
     unit_bytes: u64,
@@ -60,8 +63,8 @@ pub struct Packing {
 }
 
 impl Packing {
-    /// For blocks of `block_bytes`, addresses that are multiples of `unit_bytes` (both powers of
-    /// two), in `bits` bits of a word. Invalid if less than a bit is left for the node.
+    /// A packing into `bits` bits, for blocks of `block_bytes` and offsets that are multiples of
+    /// `unit_bytes` (both powers of two). Invalid if no bit is left for the node.
     pub fn new(block_bytes: u64, unit_bytes: u64, bits: u32) -> Result<Self> {
         let fits = block_bytes.is_power_of_two()
             && unit_bytes.is_power_of_two()
@@ -78,14 +81,14 @@ impl Packing {
         }
     }
 
-    /// The largest node id that can be packed.
+    /// Largest node id that fits.
     #[must_use]
     pub fn node_max(&self) -> NodeId {
         NodeId((1 << self.node_bits) - 1)
     }
 
-    /// The word; `None` if the node's id or the block's number is too large, or the offset is no
-    /// multiple of the unit or beyond a block.
+    /// Packs an address. `None` if the node's id or the block's number is too large, or if the
+    /// offset is beyond a block or no multiple of the unit.
     #[inline]
     #[must_use]
     pub fn pack(&self, address: Address) -> Option<u64> {
@@ -98,7 +101,7 @@ impl Packing {
         Some((home.0 << NUMBER_BITS | u64::from(number)) << self.offset_bits | unit)
     }
 
-    /// The address that a word made by [`Packing::pack`] holds; bits above are ignored.
+    /// The address in a word of [`Packing::pack`]. Ignores the bits above.
     #[inline]
     #[must_use]
     pub fn unpack(&self, word: u64) -> Address {

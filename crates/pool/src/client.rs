@@ -1,34 +1,31 @@
-//! A client of the pool, for tasks: joins, opens blocks, writes all copies and reads the first. It
-//! runs alike over threads and in the seeded simulation: time, tasks and seeds come from a
-//! [`Runtime`], links from a [`Reach`].
+//! A client of the pool for tasks: it joins, opens blocks, writes all copies and reads the first.
 //!
-//! [`PoolClient::open`] gives a block's copies as links and attached regions ([`OpenBlock`]):
-//! whoever wants to batch or to use atomics posts on those; [`PoolClient::try_open`] is the same
-//! without an await, for a block that is open already. [`PoolClient::write`] and
-//! [`PoolClient::read`] do the usual, with retries.
+//! The client runs over threads and in the seeded simulation. Time, tasks and seeds come from a
+//! [`Runtime`], and links come from a [`Reach`]. [`PoolClient::open`] returns the copies of a block
+//! as links and attached regions ([`OpenBlock`]), on which a caller posts batches and atomics.
+//! [`PoolClient::try_open`] does the same without an await if the block is open already.
+//! [`PoolClient::write`] and [`PoolClient::read`] are plain operations with retries. `options.rs`
+//! holds the settings, `shared.rs` the state that all clones share, and `opening.rs` the opening of
+//! blocks.
 //!
-//! **Writing.** A write is acknowledged when every copy has it. When a copy refuses, or does not
-//! answer, nothing is known of it: the block is opened again, at the epoch that it has by then, and
-//! the same bytes are written again. After an operation of unknown outcome the old keys are made
-//! invalid first ([`Purpose::Afresh`](crate::wire::Purpose::Afresh)), so that nothing late can undo
-//! what comes after. Bytes of a write that was *not* acknowledged may differ between copies until
-//! they are written again.
+//! Invariants:
+//! 1. A write is acknowledged when every copy has it. If a copy refuses or does not answer, the
+//!    client opens the block again, at the epoch that the block has by then, and writes the same
+//!    bytes again.
+//! 2. After an operation of unknown outcome, the client first makes its old keys invalid
+//!    ([`Purpose::Afresh`](crate::wire::Purpose::Afresh)), so that no late operation can undo a
+//!    later one. Bytes of a write that was *not* acknowledged may differ between copies until they
+//!    are written again.
+//! 3. Every copy has every acknowledged write. While the client holds a lease
+//!    ([`PoolClient::lease_left`]), it reads only from copies of the present configuration. Without
+//!    a lease it may read an older copy, if the copy's node is cut off from the manager but not
+//!    from this client.
 //!
-//! **Reading.** Every copy has every acknowledged write. While the client has a lease
-//! ([`PoolClient::lease_left`]), it reads from no copy that was left behind; without one it may, if
-//! that copy's node is cut off from the manager and not from this client.
-//!
-//! | part | in |
-//! | --- | --- |
-//! | what callers see, the lease | here |
-//! | settings | `options.rs` |
-//! | what all clones share | `shared.rs` |
-//! | blocks: opening, staleness, nodes | `opening.rs` |
-//!
-//! Thread-safety: all of it; a clone is a reference count. One task renews the lease. No lock is
-//! held over an await. Every call may be dropped before it is done: what it asked for may have
-//! happened. Failure: calls of an evicted client end as fenced, for good. Cost: opening takes a
-//! round trip to the manager and two to each node; reading and writing none but their own.
+//! Thread-safety: any thread may call any method, and a clone counts a reference. One task renews
+//! the lease. No lock is held over an await.
+//! Failure: a dropped call may have taken effect. All calls of an evicted client end as fenced.
+//! Cost: opening takes a round trip to the manager and two to each node. Reading and writing take
+//! one round trip to each copy that they touch.
 
 use std::fmt;
 use std::sync::Arc;
@@ -49,7 +46,8 @@ use crate::route::{Reach, Route};
 use crate::shared::{Shared, unexpected};
 use crate::wire::{Member, Message, PoolStatus, Refused, Why};
 
-/// Of whoever holds the client; the task that renews does not.
+/// Ends the client's membership with the last clone. The task that renews the lease does not hold
+/// it.
 struct Handle(Arc<Shared>);
 
 impl Drop for Handle {
@@ -62,7 +60,8 @@ impl Drop for Handle {
     }
 }
 
-/// See the module. When the last clone is dropped it leaves: its blocks go to others of its label.
+/// A client of the pool for tasks. The drop of the last clone leaves the cluster, and the client's
+/// blocks go to other clients of its label.
 #[derive(Clone)]
 pub struct PoolClient(Arc<Handle>);
 
@@ -72,7 +71,7 @@ impl fmt::Debug for PoolClient {
     }
 }
 
-/// A request to allocate that is under way: given up unless it is answered.
+/// An allocation in progress. Drop gives it up, unless it was answered.
 struct Asking<'a>(&'a Shared, bool);
 
 impl Drop for Asking<'_> {
@@ -122,7 +121,7 @@ impl PoolClient {
         Ok(joining)
     }
 
-    /// A question is taken for lost after so long.
+    /// Time after which an unanswered request counts as lost.
     pub(crate) fn request_max(&self) -> Duration {
         self.shared().options.pace.request
     }
@@ -131,13 +130,13 @@ impl PoolClient {
         &self.0.0
     }
 
-    /// Who this client is, in this life.
+    /// The id of this client, which is random and new in each life.
     #[must_use]
     pub fn client(&self) -> ClientId {
         self.shared().client
     }
 
-    /// Whose data it works on.
+    /// The label of the data that this client works on.
     #[must_use]
     pub fn label(&self) -> u64 {
         self.shared().options.label
@@ -149,40 +148,42 @@ impl PoolClient {
         self.shared().published.block_bytes()
     }
 
-    /// Until when the lease lasts if it is not renewed, by the runtime's clock; 0 without one.
+    /// Time, in nanoseconds of the runtime's clock, at which the lease ends unless it is renewed; 0
+    /// without a lease.
     #[must_use]
     pub fn lease_until_ns(&self) -> u64 {
         self.shared().published.lease_until_ns()
     }
 
-    /// Whether it is a member at `now_ns` of the runtime's clock: its lease lasts, it was not taken
-    /// for dead and has not left. Cost: two loads.
+    /// Whether the client is a member at `now_ns` of the runtime's clock: its lease lasts, it was
+    /// not declared dead, and it has not left. Cost: two loads.
     #[must_use]
     pub fn holds_lease(&self, now_ns: u64) -> bool {
         let shared = self.shared();
         shared.published.lease_until_ns() > now_ns && !shared.stopped.load(Ordering::SeqCst)
     }
 
-    /// How long the lease still lasts if it is not renewed; zero without one.
+    /// Time until the lease ends unless it is renewed; zero without a lease.
     #[must_use]
     pub fn lease_left(&self) -> Duration {
         Duration::from_nanos(self.lease_until_ns().saturating_sub(self.shared().now_ns()))
     }
 
-    /// Whether it was taken for dead, or has left. Nothing of the pool can be used any more: join
-    /// anew.
+    /// Whether the client was declared dead or has left. All of its calls end as fenced, and the
+    /// process must join again.
     #[must_use]
     pub fn is_evicted(&self) -> bool {
         self.shared().is_over()
     }
 
-    /// Every memory node that is known.
+    /// All memory nodes that this client knows.
     #[must_use]
     pub fn members(&self) -> Vec<Member> {
         self.shared().membership.lock().members().cloned().collect()
     }
 
-    /// A node's endpoints, for who wants to reach it itself; none if it is not up.
+    /// The endpoints of a node, for a caller that connects to it directly; none if the node is not
+    /// up.
     #[must_use]
     pub fn endpoints(&self, node: NodeId) -> Vec<String> {
         let membership = self.shared().membership.lock();
@@ -195,21 +196,21 @@ impl PoolClient {
         self.shared().membership.lock().owned().collect()
     }
 
-    /// What changed about them without this client's doing, since the last call. A block that was
-    /// adopted holds what its former owner wrote; see [`Heap::adopt`](crate::Heap::adopt).
+    /// Blocks that other members gave to this client or took from it since the last call. An
+    /// adopted block holds the data of its former owner; see [`Heap::adopt`](crate::Heap::adopt).
     #[must_use]
     pub fn take_changes(&self) -> Vec<Owned> {
         self.shared().membership.lock().take_changes()
     }
 
-    /// A new block of zeroes, owned by this client. Busy, with the bytes that are left, if the
-    /// nodes are full.
+    /// Allocates a block of zeros, which this client owns. Busy, with the number of bytes that are
+    /// left, if the nodes are full.
     pub async fn allocate(&self, sharing: Sharing) -> Result<BlockId> {
         self.allocate_copies(sharing, 0).await
     }
 
-    /// The same with a number of copies of its own; 0: the cluster's. Should it be dropped before
-    /// it is done, a block that came of it is told as adopted.
+    /// Allocates a block with `copies` copies; 0 means the cluster's number. If the call is dropped
+    /// before it ends, [`PoolClient::take_changes`] reports the block as adopted.
     pub async fn allocate_copies(&self, sharing: Sharing, copies: u32) -> Result<BlockId> {
         let shared = self.shared();
         let request = shared.membership.lock().next_request();
@@ -237,26 +238,26 @@ impl PoolClient {
         }
     }
 
-    /// A block's copies, if it is open.
+    /// The copies of a block, if it is open.
     #[inline]
     #[must_use]
     pub fn try_open(&self, block: BlockId) -> Option<Arc<OpenBlock>> {
         self.shared().known(block, false)
     }
 
-    /// A block's copies, ready for operations; at least one. Opens it if it is not open yet.
+    /// Opens a block unless it is open. Returns its copies, at least one, ready for operations.
     pub async fn open(&self, block: BlockId) -> Result<Arc<OpenBlock>> {
         self.shared().open(block, self.shared().until_ns(), false).await
     }
 
-    /// The same with all copies, ready to be written. Waits while the block changes. Invalid if
-    /// this client may not write it.
+    /// Opens all copies of a block for writes. Waits while the block changes. Invalid if this
+    /// client may not write the block.
     pub async fn open_writable(&self, block: BlockId) -> Result<Arc<OpenBlock>> {
         self.shared().open(block, self.shared().until_ns(), true).await
     }
 
-    /// How a block is now, by the manager: whose it is may have changed since it was opened. Not
-    /// found if it was released.
+    /// The present configuration of a block, from the manager. Its owner may have changed since the
+    /// block was opened. Not found if the block was released.
     pub async fn locate(&self, block: BlockId) -> Result<Config> {
         let shared = self.shared();
         let until_ns = shared.until_ns();
@@ -274,15 +275,16 @@ impl PoolClient {
         }
     }
 
-    /// Says that an open block's operation was refused: the next [`PoolClient::open`] asks again.
-    /// To be called before operations are repeated; after [`Reason::Deadline`] and
-    /// [`Reason::Disconnected`] it sees to it that nothing late arrives.
+    /// Reports a refused operation on an open block, so that the next [`PoolClient::open`] asks the
+    /// manager again. Callers report a refusal before they repeat the operation. After
+    /// [`Reason::Deadline`] and [`Reason::Disconnected`], the next opening makes the old keys
+    /// invalid, so that no late operation arrives.
     pub fn stale(&self, open: &OpenBlock, refusal: Refusal) {
         self.shared().stale(open, refusal);
     }
 
-    /// Writes to all copies. On return every member reads these bytes, until they are overwritten.
-    /// Waits while the block changes.
+    /// Writes to all copies. After the return, every member reads these bytes until they are
+    /// overwritten. Waits while the block changes.
     pub async fn write(&self, address: Address, bytes: &[u8]) -> Result<()> {
         let shared = self.shared();
         let until_ns = shared.until_ns();
@@ -321,10 +323,10 @@ impl PoolClient {
         }
     }
 
-    /// Has another client taken for dead at once: for who has better means to know than a lease. On
-    /// return none of its writes can take place any more on a copy that is in use, then or later,
-    /// under this manager or the next. Busy if that could not be had within the options' patience;
-    /// it is dead all the same, and asking again goes on waiting.
+    /// Declares another client dead immediately, for a caller that has better evidence than a
+    /// lease. After the return, no write of that client takes place on a copy in use, under this
+    /// manager or a later one. Busy if that took longer than the options' patience. The client is
+    /// dead all the same, and another call continues to wait.
     pub async fn evict(&self, client: ClientId) -> Result<()> {
         let shared = self.shared();
         let until_ns = shared.until_ns();
@@ -342,8 +344,8 @@ impl PoolClient {
         }
     }
 
-    /// Whether another client is dead, however it came to that, and none of its writes can take
-    /// place any more. One of which the manager has not heard for longer than a lease is.
+    /// Whether another client is dead for any reason and none of its writes can take place any
+    /// more. A client that the manager has not heard of for longer than a lease is dead.
     pub async fn is_gone(&self, client: ClientId) -> Result<bool> {
         let shared = self.shared();
         let until_ns = shared.until_ns();
@@ -362,9 +364,9 @@ impl PoolClient {
         }
     }
 
-    /// Blocks of a label that are there, whoever owns them, with the epochs at which they were
-    /// born; the oldest first, 512 at most. Waits while the manager gathers reports. Blocks all of
-    /// whose nodes have been silent since the manager started are missing.
+    /// The existing blocks of a label, of every owner, with their first epochs: at most 512, the
+    /// oldest first. Waits while the manager collects the nodes' reports. The result lacks blocks
+    /// whose nodes have all been silent since the manager started.
     pub async fn find(&self, label: u64) -> Result<Vec<(BlockId, Epoch)>> {
         let shared = self.shared();
         let until_ns = shared.until_ns();
@@ -383,7 +385,7 @@ impl PoolClient {
         }
     }
 
-    /// What the manager knows.
+    /// The manager's view of the cluster.
     pub async fn status(&self) -> Result<PoolStatus> {
         let shared = self.shared();
         match shared.ask_manager(&Message::Status {}, shared.until_ns()).await? {
@@ -392,8 +394,8 @@ impl PoolClient {
         }
     }
 
-    /// Leaves the cluster: its blocks go to others of its label. Calls of all clones end as fenced
-    /// from now on.
+    /// Leaves the cluster, and the client's blocks go to other clients of its label. From now on,
+    /// calls of all clones end as fenced.
     pub async fn leave(&self) {
         self.shared().leave().await;
     }
@@ -408,7 +410,7 @@ impl Shared {
         self.now_ns().saturating_add(self.options.patience.as_nanos() as u64)
     }
 
-    /// Whether it was evicted or has left.
+    /// Whether the client was evicted or has left.
     pub(crate) fn is_over(&self) -> bool {
         self.stopped.load(Ordering::SeqCst) || self.membership.lock().is_evicted()
     }
@@ -417,7 +419,7 @@ impl Shared {
         self.runtime.sleep(self.options.pace.pause).await;
     }
 
-    /// Says that time is over, or the client.
+    /// An error if `until_ns` has passed, or if the client was evicted or has left.
     pub(crate) fn late(&self, until_ns: u64, what: impl fmt::Display) -> Result<()> {
         if self.is_over() {
             return Err(Refused::from(Why::Evicted).error(what));
@@ -429,7 +431,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Says what of a refusal does not pass by itself.
+    /// An error if the refusal does not pass by itself.
     pub(crate) fn refused(&self, refused: Refused, what: impl fmt::Display) -> Result<()> {
         match refused.why {
             Why::Rebuilding | Why::Changing | Why::OldEpoch | Why::NotReady | Why::Standby => {
@@ -444,7 +446,8 @@ impl Shared {
         }
     }
 
-    /// Whether an operation may be tried again after `refusal`.
+    /// Reports a refusal and pauses, so that the caller may try again. An error if a retry cannot
+    /// help.
     async fn again(
         &self,
         open: &OpenBlock,
@@ -464,7 +467,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Asks the manager once.
+    /// Sends a request to the manager once.
     pub(crate) async fn ask_once(&self, message: &Message) -> Result<Message> {
         self.manager.ask(&self.options.manager, message, self.options.pace.request).await
     }
@@ -517,7 +520,7 @@ impl Shared {
             self.close();
             return Err(Refused::from(Why::Evicted).error("renewal of the lease"));
         }
-        // Before the next renewal tells that it was taken in.
+        // The next renewal confirms that this client acted on the change.
         for place in left {
             self.leave_node(place);
         }
@@ -558,7 +561,7 @@ impl Shared {
         }
         if !evicted {
             let leave = Message::Leave { client: self.client };
-            // If it is not heard the lease runs out.
+            // If the message is lost, the lease runs out.
             let _answer = self.ask_once(&leave).await;
         }
         self.close();

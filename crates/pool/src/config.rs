@@ -1,4 +1,6 @@
-//! What a block is at one of its epochs: whose it is, and where its copies are.
+//! The configuration of a block at one of its epochs: its owner, and where its copies are.
+//!
+//! The types are plain values, and their functions are pure.
 
 use std::collections::BTreeSet;
 
@@ -7,59 +9,61 @@ use archipelago_fabric::{ClientId, NodeId};
 
 use crate::address::BlockId;
 
-/// Who may write to a block. Every member may read it.
+/// Which clients may write to a block. Every member may read it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Sharing {
-    /// The owner alone.
+    /// Only the owner writes.
     #[default]
     Owner,
-    /// Every member: for structures that clients change together with atomics.
+    /// Every member writes, for structures that clients change together with atomics.
     All,
 }
 
-/// One copy of a block: a node, in one of its lives.
+/// The place of a copy: a node, in one of its lives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Place {
-    /// Which node.
+    /// Node that holds the copy.
     pub node: NodeId,
-    /// In which life: memory does not outlive it.
+    /// Life of the node. Memory does not survive the end of a life.
     pub life: Epoch,
 }
 
-/// A block at one epoch. Every change of owner or copies makes a new one with a larger epoch; a
-/// node that has heard of a larger epoch refuses everything of a smaller one.
+/// The configuration of a block at one epoch. Every change of its owner or its copies makes a new
+/// configuration with a larger epoch. A node that knows a larger epoch refuses requests of a
+/// smaller one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Which block.
+    /// Name of the block.
     pub block: BlockId,
-    /// Of the block; grows, not always by one.
+    /// Epoch of this configuration. Epochs of a block grow, but not always by one.
     pub epoch: Epoch,
-    /// The epoch of its first configuration.
+    /// Epoch of the block's first configuration.
     pub born: Epoch,
-    /// Who owns it; nobody while it waits to be adopted.
+    /// Owner of the block; `None` while the block waits to be adopted.
     pub owner: Option<ClientId>,
-    /// What it belongs to (a database, a store): clients of this label may adopt it.
+    /// Label of the data in the block (a database, a store). Clients of this label may adopt the
+    /// block.
     pub label: u64,
-    /// The owner's number of the request that allocated it; 0 once it was adopted.
+    /// The owner's number of the request that allocated the block; 0 after an adoption.
     pub request: u64,
-    /// Who may write.
+    /// Which clients may write.
     pub sharing: Sharing,
-    /// Copies that it is to have.
+    /// Number of copies that the block should have.
     pub wanted: u32,
-    /// Its copies. All hold every acknowledged write; the first is the one to read and to swap
-    /// words in.
+    /// Places of the copies. Every copy holds every acknowledged write. Clients read the first
+    /// copy, and swap words in it.
     pub copies: Vec<Place>,
 }
 
 impl Config {
-    /// Whether `place` has a copy.
+    /// Whether `place` holds a copy.
     #[must_use]
     pub fn has(&self, place: Place) -> bool {
         self.copies.contains(&place)
     }
 
-    /// Whether `have` is a quorum: more than half of the copies, or half with the first among them.
-    /// Two quorums always share a copy.
+    /// Whether `have` is a quorum: more than half of the copies, or half of them including the
+    /// first. Two quorums always share a copy.
     #[must_use]
     pub fn is_quorum(&self, have: &BTreeSet<NodeId>) -> bool {
         let all = self.copies.len();
@@ -68,21 +72,21 @@ impl Config {
         2 * there > all || (2 * there == all && first)
     }
 
-    /// Whether `client` may write.
+    /// Whether `client` may write to the block.
     #[must_use]
     pub fn may_write(&self, client: ClientId) -> bool {
         self.sharing == Sharing::All || self.owner == Some(client)
     }
 }
 
-/// As whom a node calls another one to copy from it.
+/// The client id under which a node copies from another node.
 #[must_use]
 pub fn copier(node: NodeId, life: Epoch) -> ClientId {
     ClientId(node.0.rotate_left(48) ^ life.0 ^ 0x6d65_6d6f_7279)
 }
 
-/// As whom a manager asks for promises, since sessions of one client at one node must differ and
-/// its orders have one; and the other way round.
+/// The client id under which a manager asks for promises, and the reverse. The sessions of one
+/// client at one node must differ, and the manager's orders have a session already.
 #[must_use]
 pub fn asker_of_promises(manager: ClientId) -> ClientId {
     ClientId(manager.0 ^ u64::from_le_bytes(*b"promises"))

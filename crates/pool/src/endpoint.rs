@@ -1,7 +1,12 @@
-//! Where a node is reached, as text, and the providers that reach it.
+//! Endpoints of nodes as text, and the providers that connect to them.
 //!
-//! `tcp:HOST:PORT` and `shm:PATH`. A node may have several; a client takes the first of the fastest
-//! kind that answers as the node it should be: shared memory where the path exists, then TCP.
+//! An endpoint is `tcp:HOST:PORT` or `shm:PATH`. A node may have several. A client tries shared
+//! memory first, if the path exists, then TCP. It takes the first endpoint that answers as the
+//! expected node.
+//!
+//! Thread-safety: any thread may call any method.
+//! Failure: if no endpoint answers, the error of the last one is returned.
+//! Cost: a connection per endpoint that is tried.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -13,15 +18,15 @@ use archipelago_fabric::{Connect, Link, Listener, Node, NodeId, Provider, Sessio
 
 use crate::route::Reach;
 
-/// The providers of a process.
+/// The fabric's providers of one process.
 #[derive(Debug, Default)]
 pub struct Endpoints {
     shm: Shm,
     tcp: Tcp,
 }
 
-/// An endpoint as a person writes it: `HOST:PORT` alone is TCP. Invalid if it is neither that nor
-/// an endpoint.
+/// Parses an endpoint as a user writes it, where `HOST:PORT` alone means TCP. Invalid if the text
+/// is neither that nor an endpoint.
 pub fn endpoint(text: &str) -> Result<String> {
     let whole = if text.starts_with("shm:") || text.starts_with("tcp:") {
         text.to_owned()
@@ -33,7 +38,7 @@ pub fn endpoint(text: &str) -> Result<String> {
     })
 }
 
-/// A kind and what stands behind it.
+/// The kind of an endpoint and the rest of its text.
 fn split(endpoint: &str) -> Result<(&str, &str)> {
     match endpoint.split_once(':') {
         Some(("tcp", address)) if address.contains(':') => Ok(("tcp", address)),
@@ -45,13 +50,13 @@ fn split(endpoint: &str) -> Result<(&str, &str)> {
 }
 
 impl Endpoints {
-    /// With the system's clock.
+    /// Providers with the system's clock.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Serves `node` at an endpoint until the listener is dropped.
+    /// Serves `node` at an endpoint until the drop of the listener.
     pub fn serve(&self, node: &Arc<Node>, endpoint: &str) -> Result<Box<dyn Listener>> {
         let (kind, address) = split(endpoint)?;
         match kind {
@@ -60,8 +65,8 @@ impl Endpoints {
         }
     }
 
-    /// Connects to the first of `endpoints` that answers as `peer`, shared memory first. The error
-    /// is the last one's.
+    /// Connects to the first of `endpoints` that answers as `peer`, shared memory first. Returns
+    /// the error of the last endpoint.
     async fn connect_first(
         &self,
         endpoints: &[String],

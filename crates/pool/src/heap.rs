@@ -1,24 +1,28 @@
-//! Cutting blocks into pieces, by their owner alone: no message, no I/O.
+//! A heap that cuts blocks into pieces. The owner of the blocks calls it, without a message or I/O.
 //!
-//! Sizes are rounded up to a **class**: multiples of 64 bytes up to 4 KiB, then eight steps per
-//! doubling, so at most an eighth of a large piece is lost to rounding. A piece comes from its
-//! class's free list, else from the untouched end of an open block, else from the smallest larger
-//! free piece, whose rest goes back to the lists. When none fits, the caller takes a new block from
-//! the pool and adds it.
+//! The heap rounds sizes up to a **class**: multiples of 64 bytes up to 4 KiB, then eight steps per
+//! doubling. So rounding costs at most an eighth of a large piece. A piece comes from the free list
+//! of its class, else from the untouched end of an open block, else from the smallest larger free
+//! piece, whose rest returns to the lists. If no piece fits, the caller takes a new block from the
+//! pool and adds it.
 //!
 //! The caller that frees a piece names the time from which on the heap may use it again, because
-//! readers may have its address until then. A block in which nothing lives is given back whole
-//! ([`Heap::take_empty`]). Free pieces that lie next to each other are joined on request
-//! ([`Heap::join`]), for an owner who gets no more blocks.
+//! readers may have its address until then. The heap gives back a block without pieces in use
+//! ([`Heap::take_empty`]). It joins adjacent free pieces on request ([`Heap::join`]), for an owner
+//! that gets no more blocks. After an adoption, no node knows how the dead client cut the block.
+//! The owner of the index names the pieces that the index refers to. Everything else is free, from
+//! a given time on ([`Heap::adopt`]).
 //!
-//! After an adoption nobody knows how the dead client cut the block. Whoever has the index says
-//! which pieces are referenced; everything else is free, from a time on ([`Heap::adopt`]).
+//! Invariants:
+//! 1. Each byte of a block is in exactly one of: a piece in use, a waiting piece, a free piece, the
+//!    untouched end.
+//! 2. No piece crosses a block.
+//! 3. Every offset is a multiple of 64.
 //!
-//! Invariants: 1. a byte of a block is in one piece in use, one that waits, one free piece or the
-//! untouched end; 2. pieces do not cross blocks; 3. every offset is a multiple of 64.
-//!
-//! Cost: allocating and freeing take O(1), at worst a look at some 150 lists; 24 bytes of local
-//! memory per free piece. Not thread-safe: one per owner, or under its lock.
+//! Thread-safety: none. An owner has one heap, under a lock if it needs one.
+//! Failure: [`Heap::adopt`] refuses pieces that overlap, and then changes nothing.
+//! Cost: allocating and freeing take O(1); at worst they examine some 150 lists. A free piece takes
+//! 24 bytes of local memory.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -26,70 +30,70 @@ use archipelago_base::{Error, Result};
 
 use crate::address::{Address, BlockId};
 
-/// Pieces begin at multiples of this.
+/// Bytes of a unit. Pieces begin at multiples of it.
 const UNIT: u64 = 64;
-/// Classes that are one unit apart.
+/// Number of classes that are one unit apart.
 const FINE: u64 = 64;
-/// Steps per doubling above.
+/// Number of classes per doubling above those.
 const STEPS: u64 = 8;
 
 /// A piece of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Piece {
-    /// Where.
+    /// Address of the first byte.
     pub address: Address,
-    /// Bytes, at least what was asked for.
+    /// Length in bytes, at least that of the request.
     pub bytes: u64,
 }
 
-/// What a heap holds, in bytes.
+/// Use of a heap's blocks, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HeapStats {
-    /// Blocks.
+    /// Bytes of all blocks.
     pub blocks: u64,
-    /// In pieces that are in use, with rounding.
+    /// Bytes of pieces in use, with rounding.
     pub used_bytes: u64,
-    /// In pieces that wait until they may be used again.
+    /// Bytes of pieces that wait until they may be used again.
     pub waiting_bytes: u64,
-    /// In free pieces and untouched ends.
+    /// Bytes of free pieces and untouched ends.
     pub free_bytes: u64,
 }
 
 #[derive(Debug, Default)]
 struct Use {
-    /// Untouched from here on.
+    /// Offset of the untouched end.
     end: u64,
-    /// Pieces in use or waiting.
+    /// Number of pieces in use or waiting.
     pieces: u64,
 }
 
-/// See the module.
+/// A heap over the blocks of one owner.
 #[derive(Debug)]
 pub struct Heap {
     block_bytes: u64,
     blocks: BTreeMap<BlockId, Use>,
-    /// Blocks with an untouched end, the one in use last.
+    /// Blocks with an untouched end. The last of them gives the next piece.
     open: Vec<BlockId>,
-    /// By class.
+    /// Free pieces, by class.
     free: Vec<Vec<Address>>,
     waiting: VecDeque<(u64, Piece)>,
     used_bytes: u64,
     waiting_bytes: u64,
 }
 
-/// The class whose pieces hold `units`.
+/// The smallest class whose pieces hold `units`.
 fn class_of(units: u64) -> usize {
     if units <= FINE {
         return units as usize - 1;
     }
-    // units in (2^k, 2^(k+1)], cut into eight.
+    // The units lie in (2^k, 2^(k+1)], which has eight classes.
     let k = 63 - u64::from((units - 1).leading_zeros());
     let step = (1 << k) / STEPS;
     let above = (units - (1 << k)).div_ceil(step);
     (FINE + (k - 6) * STEPS + above) as usize - 1
 }
 
-/// Units of a class's pieces.
+/// Units of a piece of this class.
 fn units_of(class: usize) -> u64 {
     let class = class as u64 + 1;
     if class <= FINE {
@@ -100,11 +104,11 @@ fn units_of(class: usize) -> u64 {
 }
 
 impl Heap {
-    /// A heap without blocks; each has `block_bytes`, a multiple of 64.
+    /// A heap without blocks. A block has `block_bytes` bytes, a multiple of 64.
     #[must_use]
     pub fn new(block_bytes: u64) -> Self {
         let units = (block_bytes / UNIT).max(1);
-        // A block that is no class's size is cut into the classes below.
+        // A block whose size is no class's is cut into pieces of smaller classes.
         let classes = class_of(units) + 1;
         Self {
             block_bytes: units * UNIT,
@@ -117,15 +121,15 @@ impl Heap {
         }
     }
 
-    /// Adds a block that nothing lies in.
+    /// Adds a block without pieces.
     pub fn add(&mut self, block: BlockId) {
         self.blocks.insert(block, Use::default());
         self.open.push(block);
     }
 
-    /// Adds a block with what is referenced in it: offsets and the lengths that were asked for. The
-    /// rest is free from `free_from_ns` on. Corrupt if pieces overlap or leave the block; then
-    /// nothing is added.
+    /// Adds an adopted block. `pieces` holds offset and requested length of each piece that the
+    /// index refers to. The rest is free from `free_from_ns` on. Corrupt if pieces overlap or leave
+    /// the block, and then the heap is unchanged.
     pub fn adopt(&mut self, block: BlockId, live: &[(u64, u64)], free_from_ns: u64) -> Result<()> {
         let mut pieces = Vec::new();
         for &(offset, len) in live {
@@ -156,8 +160,8 @@ impl Heap {
         Ok(())
     }
 
-    /// A piece of at least `len` bytes; `None` if no block has room: [`Heap::add`] one. Invalid if
-    /// no block could hold it.
+    /// Allocates a piece of at least `len` bytes. `None` if no block has room, and the caller must
+    /// [`Heap::add`] a block. Invalid if `len` exceeds a block.
     pub fn allocate(&mut self, len: u64, now_ns: u64) -> Result<Option<Piece>> {
         let units = len.div_ceil(UNIT).max(1);
         if units * UNIT > self.block_bytes {
@@ -180,8 +184,8 @@ impl Heap {
         }))
     }
 
-    /// Joins free pieces that lie next to each other, and cuts what comes of it into the largest
-    /// pieces that fit. Cost: sorts all free pieces.
+    /// Joins adjacent free pieces, and cuts each range into the largest pieces that fit. Cost:
+    /// sorts all free pieces.
     pub fn join(&mut self, now_ns: u64) {
         self.settle(now_ns);
         let mut free: Vec<Piece> = Vec::new();
@@ -205,22 +209,21 @@ impl Heap {
         joined.into_iter().for_each(|piece| self.put_free(piece));
     }
 
-    /// Up to `count` pieces that the next requests for `len` bytes get, of those that were in use
-    /// before.
+    /// Up to `count` free pieces, used before, that the next requests for `len` bytes will get.
     pub fn listed(&self, len: u64, count: usize) -> impl Iterator<Item = &Address> {
         let class = class_of(len.div_ceil(UNIT).max(1));
         self.free.get(class).into_iter().flat_map(move |listed| listed.iter().rev().take(count))
     }
 
-    /// The next piece of an untouched end comes from another block, if there is one with room.
+    /// Makes the next piece of an untouched end come from another block, if another block has room.
     pub fn turn(&mut self) {
         if !self.open.is_empty() {
             self.open.rotate_right(1);
         }
     }
 
-    /// Gives a piece back, to be used again from `free_from_ns` on. `len` is what was asked for, or
-    /// the piece's bytes.
+    /// Frees a piece, which the heap may use again from `free_from_ns` on. `len` is the requested
+    /// length, or the length of the piece.
     pub fn free(&mut self, address: Address, len: u64, free_from_ns: u64) {
         let class = class_of(len.div_ceil(UNIT).max(1));
         let bytes = (units_of(class) * UNIT).min(self.block_bytes);
@@ -231,25 +234,25 @@ impl Heap {
         }
     }
 
-    /// Bytes of the piece that a request for `len` bytes gets.
+    /// Length of the piece that a request for `len` bytes gets.
     #[must_use]
     pub fn rounded(&self, len: u64) -> u64 {
         let class = class_of(len.div_ceil(UNIT).max(1));
         (units_of(class) * UNIT).min(self.block_bytes)
     }
 
-    /// The blocks that it cuts.
+    /// The blocks of this heap.
     pub fn blocks(&self) -> impl Iterator<Item = BlockId> + '_ {
         self.blocks.keys().copied()
     }
 
-    /// Whether it cuts the block.
+    /// Whether the block belongs to this heap.
     #[must_use]
     pub fn has(&self, block: BlockId) -> bool {
         self.blocks.contains_key(&block)
     }
 
-    /// Blocks in which nothing lives and nothing waits any more; they leave the heap.
+    /// Removes the blocks without pieces in use or waiting, and returns them.
     pub fn take_empty(&mut self, now_ns: u64) -> Vec<BlockId> {
         self.settle(now_ns);
         let unused = |used: &Use| used.pieces == 0 && used.end > 0;
@@ -261,7 +264,7 @@ impl Heap {
         empty
     }
 
-    /// Takes a block out, with everything in it: it is gone.
+    /// Removes a block that was lost, with all of its pieces.
     pub fn remove(&mut self, block: BlockId) {
         self.blocks.remove(&block);
         self.open.retain(|open| *open != block);
@@ -272,7 +275,7 @@ impl Heap {
         self.waiting_bytes = self.waiting.iter().map(|(_, piece)| piece.bytes).sum();
     }
 
-    /// What it holds.
+    /// Use of the blocks.
     #[must_use]
     pub fn stats(&self) -> HeapStats {
         let blocks = self.blocks.len() as u64;
@@ -290,11 +293,12 @@ impl Heap {
         if let Some(used) = self.blocks.get_mut(&piece.address.block) {
             used.pieces += 1;
         }
-        // Mostly in order; what comes with an earlier time waits behind later ones.
+        // The times are mostly in order. A piece with an earlier time waits for the later ones
+        // before it.
         self.waiting.push_back((free_from_ns, piece));
     }
 
-    /// Pieces that wait until now may be used. [`Heap::allocate`] begins with it.
+    /// Frees the pieces that waited until `now_ns`. [`Heap::allocate`] begins with this.
     pub fn settle(&mut self, now_ns: u64) {
         while let Some((_, piece)) = self.waiting.pop_front_if(|(from, _)| *from <= now_ns) {
             self.waiting_bytes -= piece.bytes;
@@ -313,7 +317,7 @@ impl Heap {
         });
     }
 
-    /// Cuts a range into pieces whose sizes are classes, the largest first.
+    /// Cuts a range into pieces of class sizes, the largest first.
     fn cut(&mut self, block: BlockId, mut offset: u64, bytes: u64, put: impl Fn(&mut Self, Piece)) {
         let mut units = bytes / UNIT;
         while units > 0 {
@@ -386,7 +390,8 @@ mod tests {
         }
     }
 
-    /// Pieces never overlap, whatever is allocated, freed and adopted; nothing is lost in the end.
+    /// Pieces never overlap under any order of allocations, frees and adoptions, and no byte is
+    /// lost.
     #[test]
     fn a_seeded_run_hands_out_every_byte_once() {
         for seed in 0..30 {
@@ -446,7 +451,7 @@ mod tests {
         small.truncate(3);
         small.sort_unstable();
         assert_eq!(small, [1, 2, 3]);
-        // A block without room is passed over; nothing of it is lost.
+        // The heap skips a block without room, and loses none of its bytes.
         let half = BLOCK / 2;
         let mut blocks: Vec<u32> = (0..3).map(|_| dealt(half)).collect();
         blocks.sort_unstable();

@@ -1,25 +1,26 @@
 //! The pool: memory of many nodes, in blocks that survive the loss of a node and the death of their
 //! owner.
 //!
-//! Memory nodes serve **blocks** (16 MiB by default); a manager says on which nodes a block's
-//! copies lie and whose it is; clients write all copies one-sided, read the first, and cut blocks
-//! into pieces by themselves ([`Heap`]). Neither the manager nor a node's processor takes part in
-//! reading and writing. [`PoolClient`] is the client, for tasks over threads or in virtual time;
-//! [`Pool`] is the same for threads.
+//! Memory nodes serve **blocks** (16 MiB by default). A manager decides which nodes hold the copies
+//! of a block and which client owns it. Clients write all copies one-sided, read the first, and cut
+//! blocks into pieces by themselves ([`Heap`]). Neither the manager nor a node's processor takes
+//! part in reads and writes. [`PoolClient`] is the client for tasks, over threads or in virtual
+//! time. [`Pool`] is the client for threads.
 //!
-//! What holds, whatever fails (`docs/design/pool.md` says how, and the seeded runs try it):
-//!
-//! 1. A write that was acknowledged is on every copy of its block, and stays readable as long as a
-//!    quorum of the block's nodes keep their memory, and one of them between changes.
-//! 2. A block has one owner at a time. Before another gets it, no write of the former can take
-//!    place any more.
-//! 3. The blocks of a client that dies go to another client of its label, or wait for one; they are
-//!    not freed.
+//! Invariants under all failures (`docs/design/pool.md` gives the protocol, and the seeded runs
+//! test it):
+//! 1. An acknowledged write is on every copy of its block. It stays readable as long as a quorum of
+//!    the block's nodes keep their memory, and between changes as long as one of them does.
+//! 2. A block has one owner at a time. Before another client gets the block, no write of the former
+//!    owner can take place any more.
+//! 3. The blocks of a dead client go to another client of its label, or wait for one. They are not
+//!    freed.
 //! 4. A released block is freed after a lease. A node never holds more than its size.
-//! 5. Leases decide when somebody is *taken* for dead; nothing of the above depends on clocks.
+//! 5. Leases decide when a client or node is *declared* dead. The other invariants do not depend on
+//!    clocks.
 //!
-//! Layer 2: stands on the fabric. What it awaits are [`Promise`](archipelago_fabric::Promise)s, and
-//! a [`Runtime`](archipelago_base::runtime::Runtime)'s sleep.
+//! Layer 2: uses the fabric. Its futures await [`Promise`](archipelago_fabric::Promise)s and the
+//! sleep of a [`Runtime`](archipelago_base::runtime::Runtime).
 
 mod address;
 mod client;
@@ -50,5 +51,5 @@ pub use route::{Reach, Route};
 
 pub use archipelago_fabric::{ClientId, NodeId};
 
-/// Bytes of a block unless a node is told otherwise.
+/// Default size of a block in bytes.
 pub const BLOCK_BYTES: u64 = 16 << 20;

@@ -1,4 +1,7 @@
-//! A [`Route`] for threads: whoever asks waits, and receives the answer by itself.
+//! A [`Route`] for threads: a call blocks its thread, and receives the answer on it.
+//!
+//! Thread-safety: any number of threads may ask at the same time.
+//! Failure and cost: as for [`Route`].
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +14,7 @@ use crate::endpoint::Endpoints;
 use crate::route::{Reach, Route, read_answer};
 use crate::wire::Message;
 
-/// See the module. Any number of threads may ask at once.
+/// A way to ask a node or the manager from threads.
 #[derive(Debug)]
 pub struct Line {
     route: Route,
@@ -19,8 +22,8 @@ pub struct Line {
 }
 
 impl Line {
-    /// A line to who answers at one of `ways`, as `client`; to no other than `peer`, if that is
-    /// given. Nothing is sent yet.
+    /// A line from `client` to the node that answers at one of `ways`, and to `peer` only, if it is
+    /// given. Sends nothing yet.
     #[must_use]
     pub fn new(
         endpoints: &Arc<Endpoints>,
@@ -32,8 +35,8 @@ impl Line {
         Self { route: Route::new(&reach, client, peer), ways }
     }
 
-    /// Asks once. Errors: nobody there, or no answer within `deadline`; whether the question
-    /// arrived is then not known.
+    /// Sends a request once. An error means that no node answered within `deadline`; the request
+    /// may have arrived.
     pub fn ask(&self, message: &Message, deadline: Duration) -> Result<Message> {
         let link = self.link(deadline)?;
         let answer = link.request(Call::new(&message.encode(), deadline)).wait();
@@ -45,12 +48,12 @@ impl Line {
         self.route.heard(&self.ways, asked)
     }
 
-    /// The link, made anew if it is down.
+    /// The link, which this call connects again if it is down.
     pub fn link(&self, deadline: Duration) -> Result<Arc<dyn Link>> {
         block_on(self.route.link(&self.ways, deadline))
     }
 
-    /// Takes the link down; the next question makes a new one.
+    /// Closes the link; the next request connects again.
     pub fn hang_up(&self) {
         self.route.hang_up();
     }

@@ -1,12 +1,18 @@
-//! A client's membership: its lease, the nodes that it knows, the blocks that it owns.
+//! The membership of a client: its lease, the nodes that it knows, and the blocks that it owns.
 //!
-//! A state machine without clock, lock or I/O: it says when to renew and what with, and takes the
-//! answers.
+//! [`Membership`] is a state machine without clock, lock or I/O. It says when to renew the lease
+//! and with which message, and takes the answers. The client owns it under a lock.
 //!
-//! Invariants: 1. the lease counts from when the renewal that was answered was *sent*; 2. what an
-//! answer says about members is taken in before the next renewal confirms its version; 3. a client
-//! that was evicted stays so: the process joins under a new id; 4. a block that was released is not
-//! taken for adopted when the manager forgets about it.
+//! Invariants:
+//! 1. The lease counts from the time at which the answered renewal was *sent*.
+//! 2. The client acts on a new version of the members before its next renewal confirms the version.
+//! 3. An evicted client stays evicted. Its process joins again under a new id.
+//! 4. A block that was released is not reported as adopted when a manager has forgotten the
+//!    release.
+//!
+//! Thread-safety: none; [`Published`] holds a copy that is read without the client's lock.
+//! Failure: none. An answer of an older term is ignored.
+//! Cost: O(number of members and owned blocks) for an answer that brings them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -22,17 +28,17 @@ use crate::wire::{BlockAt, Member, Message, Why};
 /// Renewals per lease.
 const RENEWALS: u64 = 3;
 
-/// What changed among the blocks that a client owns, without its doing.
+/// A change of the blocks that a client owns, which another member caused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Owned {
-    /// It owns a block that it did not know: adopted from a client that died, or allocated by a
-    /// request whose answer was lost.
+    /// The client owns a block that it did not know. It adopted the block from a dead client, or a
+    /// request whose answer was lost allocated it.
     Adopted(BlockId),
-    /// A block of its is gone: every copy was lost, or it was given to another client.
+    /// The client lost a block: every copy was lost, or another client owns it.
     Gone(BlockId),
 }
 
-/// What every operation looks at: a copy that is read without the state machine's lock.
+/// The values that every operation reads: a copy outside of the state machine's lock.
 #[derive(Debug, Default)]
 pub(crate) struct Published {
     lease_until_ns: AtomicU64,
@@ -40,18 +46,18 @@ pub(crate) struct Published {
 }
 
 impl Published {
-    /// As [`Membership::lease_until_ns`].
+    /// End of the lease; see [`Membership::lease_until_ns`].
     pub(crate) fn lease_until_ns(&self) -> u64 {
         self.lease_until_ns.load(Ordering::SeqCst)
     }
 
-    /// As [`Membership::block_bytes`].
+    /// Bytes of a block; see [`Membership::block_bytes`].
     pub(crate) fn block_bytes(&self) -> u64 {
         self.block_bytes.load(Ordering::SeqCst)
     }
 }
 
-/// See the module.
+/// The membership of one client, as a state machine.
 #[derive(Debug)]
 pub struct Membership {
     client: ClientId,
@@ -71,14 +77,14 @@ pub struct Membership {
     left: Vec<Place>,
     renew_ns: u64,
     next_request: u64,
-    /// Requests to allocate that are neither answered nor given up: their blocks are not adopted.
+    /// Number of allocations that are neither answered nor given up. Their blocks are not adopted.
     asking: u32,
     published: Arc<Published>,
 }
 
 impl Membership {
-    /// A client that has not joined. `client` is random, one per life; `label` says whose data it
-    /// works on.
+    /// The membership of a client that has not joined. `client` is random and new in each life.
+    /// `label` names the data that the client works on.
     #[must_use]
     pub fn new(client: ClientId, label: u64) -> Self {
         Self {
@@ -104,73 +110,74 @@ impl Membership {
         }
     }
 
-    /// What it publishes from now on.
+    /// The values that this membership publishes from now on.
     pub(crate) fn published(&self) -> Arc<Published> {
         Arc::clone(&self.published)
     }
 
-    /// After each change of what is published.
+    /// Publishes the values. Every change of them ends with this call.
     fn publish(&self) {
         self.published.lease_until_ns.store(self.lease_until_ns(), Ordering::SeqCst);
         self.published.block_bytes.store(self.block_bytes, Ordering::SeqCst);
     }
 
-    /// Who it is.
+    /// The id of the client.
     #[must_use]
     pub fn client(&self) -> ClientId {
         self.client
     }
 
-    /// Whether the manager has taken it in.
+    /// Whether the manager has admitted the client.
     #[must_use]
     pub fn is_joined(&self) -> bool {
         self.joined
     }
 
-    /// Whether it was taken for dead. Nothing of the pool may be used any more.
+    /// Whether the client was declared dead. Then it may not use the pool any more.
     #[must_use]
     pub fn is_evicted(&self) -> bool {
         self.evicted
     }
 
-    /// Until when it holds a lease: the manager takes it for a member, and what it was told of
-    /// silent nodes is complete.
+    /// End of the lease, in nanoseconds. Until then the client is a member, and knows of every node
+    /// that was silent.
     #[must_use]
     pub fn lease_until_ns(&self) -> u64 {
         if self.evicted { 0 } else { self.lease_until_ns }
     }
 
-    /// Bytes of a block; 0 if not known yet.
+    /// Bytes of a block; 0 while they are unknown.
     #[must_use]
     pub fn block_bytes(&self) -> u64 {
         self.block_bytes
     }
 
-    /// The version of the members that is known. What was asked for under another one says nothing
-    /// about copies: a node may have been left behind, and have come back, meanwhile.
+    /// The version of the members that the client knows. An answer to a request under another
+    /// version says nothing about copies, because a node may have been left out and have returned
+    /// meanwhile.
     #[must_use]
     pub fn view(&self) -> u64 {
         self.view
     }
 
-    /// A node, if it is up.
+    /// A node that is up.
     #[must_use]
     pub fn node(&self, node: NodeId) -> Option<&Member> {
         self.members.get(&node).filter(|member| member.up)
     }
 
-    /// Every node that is known.
+    /// All nodes that the client knows.
     pub fn members(&self) -> impl Iterator<Item = &Member> {
         self.members.values()
     }
 
-    /// The blocks that it owns.
+    /// The blocks that the client owns.
     pub fn owned(&self) -> impl Iterator<Item = BlockId> + '_ {
         self.owned.keys().copied()
     }
 
-    /// What changed since the last call. While a request to allocate is under way nothing is told:
-    /// the list of blocks may have been faster than the answer.
+    /// Changes of the owned blocks since the last call. Returns nothing during an allocation,
+    /// because the list of blocks may have arrived before the allocation's answer.
     pub fn take_changes(&mut self) -> Vec<Owned> {
         if self.asking > 0 {
             return Vec::new();
@@ -178,15 +185,16 @@ impl Membership {
         std::mem::take(&mut self.changes)
     }
 
-    /// When to renew next.
+    /// Time of the next renewal, in nanoseconds.
     #[must_use]
     pub fn renew_ns(&self) -> u64 {
         self.renew_ns
     }
 
-    /// The renewal to send now; the next one is due a third of a lease later, or after `retry_ns`
-    /// if it does not know the lease yet. The manager need not have answered the one before.
-    /// Without a lease it knows of no members: see there.
+    /// The renewal to send now. The next one is due a third of a lease later, or after `retry_ns`
+    /// if the length of the lease is unknown. The manager need not have answered the previous one.
+    /// Without a lease the message names no version of the members, so that the manager sends all
+    /// of them.
     pub fn renew(&mut self, now_ns: u64, retry_ns: u64) -> Message {
         let third = self.lease_ns / RENEWALS;
         self.renew_ns = now_ns + if third == 0 { retry_ns } else { third };
@@ -199,7 +207,7 @@ impl Membership {
         }
     }
 
-    /// The answer to a renewal that was sent at `sent_ns`.
+    /// Takes the answer to a renewal that was sent at `sent_ns`.
     pub fn on_renewed(&mut self, sent_ns: u64, answer: &Message) {
         match answer {
             Message::Renewed {
@@ -236,7 +244,7 @@ impl Membership {
         }
     }
 
-    /// Somebody else said that it was taken for dead.
+    /// A memory node said that the client was declared dead.
     pub fn evict(&mut self) {
         self.evicted = true;
         self.publish();
@@ -257,8 +265,8 @@ impl Membership {
         }
     }
 
-    /// Nodes of which nothing may stay in use, since the last call: they were not up at some time
-    /// since. To be acted upon before the next renewal.
+    /// Nodes that were not up at some time since the last call. The caller must stop to use their
+    /// copies before the next renewal.
     pub fn take_left(&mut self) -> Vec<Place> {
         std::mem::take(&mut self.left)
     }
@@ -280,7 +288,7 @@ impl Membership {
         });
     }
 
-    /// A number for a request to allocate, which ends with [`Membership::allocated`] or
+    /// Begins an allocation and returns its number. It ends with [`Membership::allocated`] or
     /// [`Membership::gave_up`].
     pub fn next_request(&mut self) -> u64 {
         self.asking += 1;
@@ -289,24 +297,24 @@ impl Membership {
         request
     }
 
-    /// A request to allocate was refused, or nobody knows what came of it. Should there be a block
-    /// after all it is told as adopted.
+    /// Ends an allocation that was refused or has an unknown outcome. If a block exists after all,
+    /// it is reported as adopted.
     pub fn gave_up(&mut self) {
         self.asking = self.asking.saturating_sub(1);
     }
 
-    /// A block was allocated for this client.
+    /// Ends an allocation that brought a block.
     pub fn allocated(&mut self, block: BlockId, epoch: Epoch) {
         self.asking = self.asking.saturating_sub(1);
         self.released.remove(&block);
         if self.owned.insert(block, epoch).is_none() {
             return;
         }
-        // The list of blocks was faster than the answer.
+        // The list of blocks arrived before the answer.
         self.changes.retain(|change| *change != Owned::Adopted(block));
     }
 
-    /// This client gives a block up; the request to the manager, to be repeated until it is
+    /// Gives a block up. Returns the request to the manager, which the caller repeats until it is
     /// answered.
     pub fn release(&mut self, block: BlockId) -> Option<Message> {
         self.owned.remove(&block)?;
@@ -314,14 +322,13 @@ impl Membership {
         Some(Message::Release { client: self.client, block })
     }
 
-    /// Blocks that were released and that a manager still counts as this client's: to be released
-    /// again.
+    /// Requests to release again the blocks that a manager still counts as this client's.
     pub fn to_release(&self) -> Vec<Message> {
         let again = |block: &BlockId| Message::Release { client: self.client, block: *block };
         self.released.iter().map(again).collect()
     }
 
-    /// The manager no longer counts the block as this client's.
+    /// The manager has confirmed the release of a block.
     pub fn released(&mut self, block: BlockId) {
         self.released.remove(&block);
     }

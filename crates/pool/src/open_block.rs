@@ -1,4 +1,12 @@
-//! A block that is open: links and attached regions of its copies, to post on as the fabric allows.
+//! An open block: the links and attached regions of its copies, on which a client posts operations.
+//!
+//! [`Shared`](crate::shared::Shared) owns the open blocks of a client, and hands them out as shared
+//! references.
+//!
+//! Thread-safety: any thread may post.
+//! Failure: a copy refuses operations of an older epoch of the block. The client then reports the
+//! refusal ([`PoolClient::stale`](crate::PoolClient::stale)) and opens the block again.
+//! Cost: an operation for each copy. A write to one or two copies allocates no list.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -11,39 +19,41 @@ use archipelago_fabric::{
 
 use crate::config::{Config, Place};
 
-/// A copy of an open block.
+/// One copy of an open block.
 #[derive(Clone, Debug)]
 pub struct OpenCopy {
-    /// Where it is.
+    /// Place of the copy.
     pub place: Place,
-    /// The way there.
+    /// Link to the node.
     pub link: Arc<dyn Link>,
-    /// The block's memory, on that link.
+    /// The block's memory as a region of that link.
     pub region: Attached,
-    /// What this client may do.
+    /// Rights of this client.
     pub rights: Rights,
 }
 
-/// A block at one epoch, ready for operations. Old ones are refused when the block goes on.
+/// A block at one epoch, ready for operations. When the block gets a new epoch, its copies refuse
+/// operations of this one.
 #[derive(Debug)]
 pub struct OpenBlock {
-    /// What it is.
+    /// Configuration under which the block was opened.
     pub config: Config,
-    /// The copies that answered, in the configuration's order; the first is the one to read.
+    /// Copies that answered, in the order of the configuration. Clients read the first.
     pub copies: Vec<OpenCopy>,
-    /// How often the block's keys had been made invalid for this one to be opened: whatever was
-    /// posted over one of a smaller round can no longer take place.
+    /// Round of this opening. Operations that were posted in a smaller round can no longer take
+    /// place.
     pub(crate) round: u64,
 }
 
 impl OpenBlock {
-    /// Whether all copies are there and may be written.
+    /// Whether all copies answered and may be written.
     #[must_use]
     pub fn is_writable(&self) -> bool {
         self.is_complete() && self.copies.iter().all(|copy| copy.rights.allow(Rights::WRITE))
     }
 
-    /// Whether what is posted to any copy is done at once ([`Link::completes_at_once`]).
+    /// Whether operations on every copy complete while they are posted
+    /// ([`Link::completes_at_once`]).
     #[must_use]
     pub fn completes_at_once(&self) -> bool {
         self.copies.iter().all(|copy| copy.link.completes_at_once())
@@ -53,20 +63,20 @@ impl OpenBlock {
         self.copies.len() == self.config.copies.len()
     }
 
-    /// The copy that the configuration names first, if it answered. What copies agree on only
-    /// later, who writes one after another, is to be read there: another may be ahead of it.
+    /// The first copy of the configuration, if it answered. A writer may write the other copies
+    /// before the first. Data that is written in this way must be read here, because another copy
+    /// may be ahead.
     #[must_use]
     pub fn first(&self) -> Option<&OpenCopy> {
         self.copies.first().filter(|copy| self.config.copies.first() == Some(&copy.place))
     }
 
-    /// Posts a write to every copy; it is on its way when this returns, or leaves with the
-    /// doorbell.
+    /// Posts a write to every copy. The write is sent before the return, or with the next doorbell.
     pub fn post_write(&self, offset: u64, bytes: &[u8]) -> Writing {
         self.post_write_from(0, offset, bytes)
     }
 
-    /// The same to the copies from number `from` on; 1: to all but the first.
+    /// Posts a write to the copies from index `from` on; 1 leaves out the first copy.
     pub fn post_write_from(&self, from: usize, offset: u64, bytes: &[u8]) -> Writing {
         let post = |(copy, offset, bytes): (&OpenCopy, u64, &[u8])| {
             let mut batch = Batch::new();
@@ -75,7 +85,7 @@ impl OpenBlock {
             copy.link.flush();
             promise
         };
-        // What is longer than a batch may be goes in several.
+        // Bytes beyond the limit of a batch go in further batches.
         let (whole, more) = bytes.split_at(bytes.len().min(BATCH_BYTES_MAX));
         let copies = || self.copies.iter().skip(from);
         let mut posted = copies().map(|copy| post((copy, offset, whole)));
@@ -87,9 +97,9 @@ impl OpenBlock {
         Writing { first, rest, refusal: None }
     }
 
-    /// Writes to every copy without waiting. For blocks whose links [complete at
-    /// once](OpenBlock::completes_at_once); a copy whose link did not after all counts as one that
-    /// did not answer in time. After a refusal some copies may have some of it.
+    /// Writes to every copy without waiting, for blocks whose operations [complete
+    /// immediately](OpenBlock::completes_at_once). A copy that did not complete immediately counts
+    /// as one that did not answer in time. After a refusal, some copies may have some of the bytes.
     pub fn write_at_once(&self, writes: &[(u64, &[u8])]) -> Result<(), Refusal> {
         for copy in &self.copies {
             let mut batch = Batch::new();
@@ -107,13 +117,13 @@ impl OpenBlock {
         Ok(())
     }
 
-    /// Asks the processor for the words at `offsets` of every copy, which are to be written soon
+    /// Prefetches the words at `offsets` of every copy, for a write that follows soon
     /// ([`Link::prefetch`]).
     pub fn prefetch(&self, offsets: &[u64]) {
         self.copies.iter().for_each(|copy| copy.link.prefetch(copy.region, offsets));
     }
 
-    /// Gives the attachments up.
+    /// Detaches all regions.
     pub(crate) fn detach(&self) {
         for copy in &self.copies {
             copy.link.detach(copy.region);
@@ -121,17 +131,17 @@ impl OpenBlock {
     }
 }
 
-/// A write that is under way on all copies.
+/// A write in progress on all copies.
 #[derive(Debug)]
 pub struct Writing {
-    /// One copy, or one beside the first, is common and needs no list.
+    /// Writes to one or two copies are common and need no list.
     first: Option<Promise<Batch>>,
     rest: Vec<Promise<Batch>>,
     refusal: Option<Refusal>,
 }
 
 impl Writing {
-    /// Waits for all copies. The first refusal if one did not take it.
+    /// Waits for all copies on the calling thread. Returns the first refusal of a copy.
     pub fn wait(mut self) -> Result<(), Refusal> {
         for promise in self.first.take().into_iter().chain(std::mem::take(&mut self.rest)) {
             self.note(&promise.wait());

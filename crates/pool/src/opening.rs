@@ -1,13 +1,18 @@
-//! Blocks of a client: how they are opened, and when what is open counts no more.
+//! How a client opens blocks, and when an open block stops to be usable.
 //!
-//! Invariants: 1. a block that stands open was opened under the members' version that is known:
-//! nothing of a node that was silent in between stays in use; 2. over a block that was opened after
-//! an operation of unknown outcome nothing is posted while a key of that operation is valid: each
-//! open block has a *round*, a doubt about one of round *n* asks for a round above *n*, and a round
-//! ends by making all keys of the client invalid on every copy; 3. one task at a time opens a
-//! block, one try at a time: a writer that waits for all copies does not keep readers from one.
+//! Invariants:
+//! 1. An open block was opened under the version of the members that the client knows. So the
+//!    client uses no copy on a node that was silent in between.
+//! 2. Each open block has a *round*. A round ends when all keys of the client are invalid on every
+//!    copy. After an operation of unknown outcome in round *n*, the client posts on the block only
+//!    in a round above *n*. So no key of that operation is valid any more.
+//! 3. One task at a time opens a block, and it releases the gate after each try. So a writer that
+//!    waits for all copies does not delay readers, which need one.
 //!
-//! Locks, in this order: `open`, then `membership` or `doubts`; none over an await.
+//! Thread-safety: any thread may call any method. The order of the locks is `open`, then
+//! `membership` or `doubts`. No lock is held over an await.
+//! Failure: a try that fails is repeated until the caller's time is over.
+//! Cost: a round trip to the manager and two to each node.
 
 use std::sync::Arc;
 
@@ -22,16 +27,16 @@ use crate::route::{Route, ask, unasked};
 use crate::shared::{Doubt, Shared, unexpected};
 use crate::wire::{Message, Purpose, Refused, Why};
 
-/// What came of one try to open a block.
+/// Result of one try to open a block.
 enum Tried {
     Open(Arc<OpenBlock>),
-    /// What was learnt meanwhile counts: try again at once.
+    /// The members or the doubts changed during the try, so the caller tries again immediately.
     Overtaken,
-    /// Not now.
+    /// The block cannot be opened now, for this reason.
     Not(String),
 }
 
-/// A block's gate, while somebody uses it.
+/// The gate of a block, while a task uses it.
 struct Door<'a> {
     shared: &'a Shared,
     block: BlockId,
@@ -41,7 +46,7 @@ struct Door<'a> {
 impl Drop for Door<'_> {
     fn drop(&mut self) {
         let mut gates = self.shared.gates.lock();
-        // This one and the table's: nobody else waits.
+        // Two references, this one and the table's, mean that no task waits.
         if Arc::strong_count(&self.gate) == 2 {
             gates.remove(&self.block);
         }
@@ -49,14 +54,14 @@ impl Drop for Door<'_> {
 }
 
 impl Shared {
-    /// A block that is open; with `all`, one that can be written.
+    /// The block, if it is open; with `all`, only if it is writable.
     #[inline]
     pub(crate) fn known(&self, block: BlockId, all: bool) -> Option<Arc<OpenBlock>> {
         let blocks = self.open.read();
         blocks.get(&block).filter(|open| !all || open.is_writable()).map(Arc::clone)
     }
 
-    /// Opens a block until one copy answers; with `all`, until it can be written.
+    /// Opens a block, and retries until a copy answers; with `all`, until the block is writable.
     pub(crate) async fn open(
         &self,
         block: BlockId,
@@ -70,7 +75,7 @@ impl Shared {
             let tried = {
                 let door = self.door(block);
                 let _pass = door.gate.enter().await;
-                // Somebody else may have been faster.
+                // Another task may have opened the block while this one waited.
                 if let Some(open) = self.known(block, all) {
                     return Ok(open);
                 }
@@ -123,20 +128,20 @@ impl Shared {
         Ok(self.keep_open(open, view, doubt, all, why))
     }
 
-    /// Keeps what was opened, if it is enough and nothing was learnt meanwhile that speaks against
-    /// it.
+    /// Publishes an opened block, unless it has too few copies, or the members or the doubts
+    /// changed.
     fn keep_open(&self, open: OpenBlock, view: u64, doubt: Doubt, all: bool, why: String) -> Tried {
         let (block, enough) = (open.config.block, !all || open.is_complete());
         let mut blocks = self.open.write();
-        // Some copies are enough for readers, and better than nothing.
+        // Readers can use a block with some of its copies.
         let wanted = enough || !blocks.contains_key(&block);
         if open.copies.is_empty() || !wanted {
             drop(blocks);
             open.detach();
             return Tried::Not(why);
         }
-        // Under this lock renewals take out what stands on nodes that are gone, and doubts what
-        // they are about: nothing slips in behind them.
+        // Under this lock, renewals remove blocks on nodes that are gone, and doubts remove the
+        // blocks that they are about. So no such block is inserted after its removal.
         let mut doubts = self.doubts.lock();
         let now = doubts.get(&block).copied().unwrap_or_default();
         if self.membership.lock().view() != view || now.needed != doubt.needed {
@@ -223,7 +228,7 @@ impl Shared {
         Ok(link)
     }
 
-    /// Says that an operation over `open` was refused.
+    /// Reports that an operation on `open` was refused.
     pub(crate) fn stale(&self, open: &OpenBlock, refusal: Refusal) {
         let block = open.config.block;
         let unknown =
@@ -233,7 +238,8 @@ impl Shared {
         }
         let gone = {
             let mut blocks = self.open.write();
-            // Also one that others have opened since, if it shares keys with this one.
+            // A block that another task has opened since is removed as well, if it shares keys with
+            // this one.
             let over = |known: &Arc<OpenBlock>| {
                 std::ptr::eq(Arc::as_ptr(known), open) || (unknown && known.round <= open.round)
             };
@@ -244,14 +250,14 @@ impl Shared {
         }
     }
 
-    /// Nobody knows what comes of operations that were posted over `open`.
+    /// Records that operations on `open` have an unknown outcome.
     fn doubt(&self, open: &OpenBlock) {
         let mut doubts = self.doubts.lock();
         let doubt = doubts.entry(open.config.block).or_default();
         doubt.needed = doubt.needed.max(open.round + 1);
     }
 
-    /// Forgets a block that is given up.
+    /// Forgets a block that this client gave up.
     pub(crate) fn forget(&self, block: BlockId) {
         let gone = self.open.write().remove(&block);
         if let Some(gone) = gone {
@@ -259,8 +265,8 @@ impl Shared {
         }
     }
 
-    /// Lets go of blocks that go on without this client's keys: over shared memory others wait for
-    /// that, and who posts nothing is not told.
+    /// Detaches blocks whose keys were revoked. Over shared memory other members wait for that, and
+    /// a client that posts nothing learns of the revocation only here.
     pub(crate) fn leave_revoked(&self) {
         let revoked =
             |block: &OpenBlock| block.copies.iter().any(|copy| copy.link.is_revoked(copy.region));
@@ -272,10 +278,10 @@ impl Shared {
         detach_in_order(gone);
     }
 
-    /// A node was silent at some time: nothing of it stays in use.
+    /// Detaches all blocks of a node that was silent at some time.
     pub(crate) fn leave_node(&self, place: Place) {
-        // Also a block of which that copy did not answer: over shared memory its other copies are
-        // sealed only when they are let go.
+        // This includes a block whose copy on that node did not answer. Over shared memory, its
+        // other copies are sealed only after they are detached.
         let of = |block: &OpenBlock| block.config.has(place);
         let lost = {
             let mut open = self.open.write();
@@ -285,14 +291,14 @@ impl Shared {
             lost
         };
         detach_in_order(lost);
-        // The route stays: the numbers of its session must not begin again.
+        // The route stays, because the numbers of its session must not begin again.
         let route = self.nodes.lock().get(&place).cloned();
         if let Some(route) = route {
             route.hang_up();
         }
     }
 
-    /// Lets go of all blocks and nodes.
+    /// Detaches all blocks, and closes the links to all nodes.
     pub(crate) fn close(&self) {
         let open = self.open.write().drain().map(|(_, block)| block).collect();
         detach_in_order(open);
@@ -303,7 +309,7 @@ impl Shared {
     }
 }
 
-/// In an order that does not follow from a hash.
+/// Detaches blocks in the order of their ids, so that simulated runs repeat.
 fn detach_in_order(mut blocks: Vec<Arc<OpenBlock>>) {
     blocks.sort_unstable_by_key(|block| block.config.block);
     for block in blocks {

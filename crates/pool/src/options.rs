@@ -1,28 +1,30 @@
-//! How a client of the pool joins, and how long it waits.
+//! Settings of a pool client: the managers, the label, and the times that it waits.
 
 use std::time::Duration;
 
-/// How a client joins.
+/// Settings of a client.
 #[derive(Clone, Debug)]
 pub struct PoolOptions {
-    /// Where the managers are, those that act and those that stand by: `tcp:HOST:PORT`, `shm:PATH`.
+    /// Endpoints of all managers, of the one in office and of the standby managers: `tcp:HOST:PORT`
+    /// or `shm:PATH`.
     pub manager: Vec<String>,
-    /// Whose data this client works on: clients of one label adopt each other's blocks.
+    /// Label of the data that this client works on. Clients of one label adopt each other's blocks.
     pub label: u64,
-    /// Calls end as busy if nodes or the manager keep them waiting for longer. Default: 10 s.
+    /// Time after which a call that waits for nodes or the manager ends as busy. Default: 10 s.
     pub patience: Duration,
-    /// How often it asks again.
+    /// Times between retries.
     pub pace: Pace,
 }
 
-/// How long a client waits between two tries.
+/// Times that a client waits before it tries again.
 #[derive(Clone, Copy, Debug)]
 pub struct Pace {
-    /// A question to a node or the manager is taken for lost after so long. Default: 500 ms.
+    /// Time after which an unanswered request to a node or the manager counts as lost. Default: 500
+    /// ms.
     pub request: Duration,
-    /// After a refusal that passes by itself. Default: 2 ms.
+    /// Pause after a refusal that passes by itself. Default: 2 ms.
     pub pause: Duration,
-    /// After a renewal that was not answered. Default: 20 ms.
+    /// Pause after a renewal that was not answered. Default: 20 ms.
     pub renewal: Duration,
 }
 
@@ -37,7 +39,7 @@ impl Default for Pace {
 }
 
 impl PoolOptions {
-    /// Options with the default times, for one manager and a label.
+    /// Settings with the default times, for one manager and a label.
     #[must_use]
     pub fn new(manager: impl Into<String>, label: u64) -> Self {
         Self {

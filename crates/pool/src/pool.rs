@@ -1,8 +1,12 @@
-//! A client of the pool, for threads: [`PoolClient`], whose calls wait.
+//! A client of the pool for threads: [`Pool`], whose calls block the calling thread.
 //!
-//! Writes and reads of open blocks receive their own answers on the caller's thread, without a
-//! switch; what takes more than that is done as tasks do it. Thread-safety: all of it. What holds,
-//! fails and costs is told at [`PoolClient`].
+//! A [`Pool`] owns a [`PoolClient`]. Writes and reads of open blocks receive their answers on the
+//! calling thread, without a context switch. Every other call drives the client's future to its
+//! end.
+//!
+//! Thread-safety: any thread may call any method.
+//! Failure: as for [`PoolClient`].
+//! Cost: as for [`PoolClient`]; a call that drives a future parks the thread while it waits.
 
 use std::fmt;
 use std::sync::Arc;
@@ -21,7 +25,8 @@ use crate::open_block::OpenBlock;
 use crate::options::PoolOptions;
 use crate::wire::PoolStatus;
 
-/// See the module. Dropped, it leaves: its blocks go to others of its label.
+/// A client of the pool whose calls block. Drop leaves the cluster, and the client's blocks go to
+/// other clients of its label.
 pub struct Pool(PoolClient);
 
 impl fmt::Debug for Pool {
@@ -37,7 +42,7 @@ impl Pool {
         block_on(PoolClient::join(options, reach, runtime)).map(Self)
     }
 
-    /// Who this client is, in this life.
+    /// The id of this client, which is random and new in each life.
     #[must_use]
     pub fn client(&self) -> ClientId {
         self.0.client()
@@ -49,13 +54,13 @@ impl Pool {
         self.0.block_bytes()
     }
 
-    /// How long the lease still lasts if it is not renewed; zero without one.
+    /// Time until the lease ends unless it is renewed; zero without a lease.
     #[must_use]
     pub fn lease_left(&self) -> Duration {
         self.0.lease_left()
     }
 
-    /// A node's endpoints, for who wants to reach it itself.
+    /// The endpoints of a node, for a caller that connects to it directly.
     #[must_use]
     pub fn endpoints(&self, node: NodeId) -> Vec<String> {
         self.0.endpoints(node)
@@ -67,28 +72,28 @@ impl Pool {
         self.0.owned()
     }
 
-    /// As [`PoolClient::take_changes`].
+    /// Blocks that were adopted or lost; see [`PoolClient::take_changes`].
     #[must_use]
     pub fn take_changes(&self) -> Vec<Owned> {
         self.0.take_changes()
     }
 
-    /// As [`PoolClient::allocate`].
+    /// Allocates a block of zeros; see [`PoolClient::allocate`].
     pub fn allocate(&self, sharing: Sharing) -> Result<BlockId> {
         block_on(self.0.allocate(sharing))
     }
 
-    /// As [`PoolClient::allocate_copies`].
+    /// Allocates a block with a number of copies; see [`PoolClient::allocate_copies`].
     pub fn allocate_copies(&self, sharing: Sharing, copies: u32) -> Result<BlockId> {
         block_on(self.0.allocate_copies(sharing, copies))
     }
 
-    /// As [`PoolClient::release`].
+    /// Gives a block up; see [`PoolClient::release`].
     pub fn release(&self, block: BlockId) -> Result<()> {
         block_on(self.0.release(block))
     }
 
-    /// As [`PoolClient::open`].
+    /// Opens a block for reads; see [`PoolClient::open`].
     pub fn open(&self, block: BlockId) -> Result<Arc<OpenBlock>> {
         match self.0.try_open(block) {
             Some(open) => Ok(open),
@@ -96,7 +101,7 @@ impl Pool {
         }
     }
 
-    /// As [`PoolClient::open_writable`].
+    /// Opens a block for writes; see [`PoolClient::open_writable`].
     pub fn open_writable(&self, block: BlockId) -> Result<Arc<OpenBlock>> {
         match self.0.try_open(block).filter(|open| open.is_writable()) {
             Some(open) => Ok(open),
@@ -104,12 +109,12 @@ impl Pool {
         }
     }
 
-    /// As [`PoolClient::stale`].
+    /// Reports a refused operation; see [`PoolClient::stale`].
     pub fn stale(&self, open: &OpenBlock, refusal: Refusal) {
         self.0.stale(open, refusal);
     }
 
-    /// As [`PoolClient::write`].
+    /// Writes to all copies; see [`PoolClient::write`].
     pub fn write(&self, address: Address, bytes: &[u8]) -> Result<()> {
         let open = self.open_writable(address.block)?;
         match open.post_write(address.offset, bytes).wait() {
@@ -121,7 +126,7 @@ impl Pool {
         }
     }
 
-    /// As [`PoolClient::read`].
+    /// Reads from one copy; see [`PoolClient::read`].
     pub fn read(&self, address: Address, len: u32) -> Result<Vec<u8>> {
         let open = self.open(address.block)?;
         if let Some(copy) = open.copies.first() {
@@ -133,21 +138,21 @@ impl Pool {
                 return Ok(batch.data(0).to_vec());
             }
         }
-        // This or another copy, and whatever is to be done about the first.
+        // The client tries all copies, and opens the block again if none of them answers.
         block_on(self.0.read(address, len))
     }
 
-    /// As [`PoolClient::evict`].
+    /// Declares another client dead; see [`PoolClient::evict`].
     pub fn evict(&self, client: ClientId) -> Result<()> {
         block_on(self.0.evict(client))
     }
 
-    /// As [`PoolClient::is_gone`].
+    /// Whether another client is dead; see [`PoolClient::is_gone`].
     pub fn is_gone(&self, client: ClientId) -> Result<bool> {
         block_on(self.0.is_gone(client))
     }
 
-    /// What the manager knows.
+    /// The manager's view of the cluster.
     pub fn status(&self) -> Result<PoolStatus> {
         block_on(self.0.status())
     }

@@ -1,12 +1,17 @@
-//! A way to ask a node or the manager, made again when it is down; for tasks.
+//! A route: the connection of a task to a node or to the manager, which reconnects when it is down.
 //!
-//! A route to the managers of a cluster has several ways, one per manager, and goes on to the next
-//! when one does not answer or stands by.
+//! A route to the managers of a cluster has one way per manager. It changes to the next way if a
+//! manager does not answer or stands by. [`Reach`] says how an endpoint is connected.
 //!
-//! One session for as long as the route lives, so that numbers never begin again: a node that knows
-//! a client's numbers would answer with what it answered before. One link at a time, for answers go
-//! to a session's newest. Any number of tasks may ask at once. Cost: a round trip per question, two
-//! more for the first.
+//! Invariants:
+//! 1. A route has one session for its whole life, so its request numbers never begin again. A node
+//!    would answer a repeated number with the answer that it gave before.
+//! 2. A route has one link at a time, because a node sends answers over the newest link of a
+//!    session.
+//!
+//! Thread-safety: any number of tasks may ask at the same time.
+//! Failure: an error says that no answer came; the request may have arrived.
+//! Cost: a round trip per request, and two more for the first.
 
 use std::fmt;
 use std::sync::Arc;
@@ -23,10 +28,10 @@ use parking_lot::Mutex;
 
 use crate::wire::{Message, Why};
 
-/// How nodes are reached: by the providers of a process ([`Endpoints`](crate::Endpoints)), or over
-/// a simulated network ([`Sim`]).
+/// Connects to nodes: by the providers of a process ([`Endpoints`](crate::Endpoints)), or over a
+/// simulated network ([`Sim`]).
 pub trait Reach: Send + Sync + fmt::Debug + 'static {
-    /// Connects to who answers at one of `endpoints`; to no other than `peer`, if that is given.
+    /// Connects to the node that answers at one of `endpoints`, and to `peer` only, if it is given.
     fn connect<'a>(
         &'a self,
         endpoints: &'a [String],
@@ -36,7 +41,7 @@ pub trait Reach: Send + Sync + fmt::Debug + 'static {
     ) -> Boxed<'a, Result<Arc<dyn Link>>>;
 }
 
-/// An endpoint is the provider's address alone.
+/// In the simulation, an endpoint is an address of the provider.
 impl Reach for Sim {
     fn connect<'a>(
         &'a self,
@@ -58,7 +63,7 @@ impl Reach for Sim {
     }
 }
 
-/// An answer as it came; `Err(None)`: the link is of no use any more.
+/// Decodes an answer. `Err(None)` means that the link is unusable.
 pub(crate) fn read_answer(answer: Result<Body, Refusal>) -> Result<Message, Option<Refusal>> {
     match answer {
         Ok(body) => Message::decode(&body).map_err(|_| Some(Reason::Protocol.into())),
@@ -69,7 +74,8 @@ pub(crate) fn read_answer(answer: Result<Body, Refusal>) -> Result<Message, Opti
     }
 }
 
-/// Asks over a link and reads the answer. `Err(None)`: the link is of no use any more, and is down.
+/// Sends a request over a link and decodes the answer. `Err(None)` means that the link was unusable
+/// and is closed.
 pub(crate) async fn ask(
     link: &Arc<dyn Link>,
     message: &Message,
@@ -83,7 +89,7 @@ pub(crate) async fn ask(
     })
 }
 
-/// What [`ask`] could not, as an error; `who` was asked.
+/// The error for a request to `who` that [`ask`] could not execute.
 pub(crate) fn unasked(refusal: Option<Refusal>, who: impl fmt::Display) -> Error {
     match refusal {
         Some(refusal) => refusal.error(who),
@@ -91,7 +97,7 @@ pub(crate) fn unasked(refusal: Option<Refusal>, who: impl fmt::Display) -> Error
     }
 }
 
-/// See the module.
+/// A connection to a node, or to one of several managers.
 #[derive(Debug)]
 pub struct Route {
     reach: Arc<dyn Reach>,
@@ -99,12 +105,12 @@ pub struct Route {
     peer: Option<(NodeId, Epoch)>,
     link: Mutex<Option<Arc<dyn Link>>>,
     connecting: Gate,
-    /// The way that is tried first.
+    /// Index of the way to try first.
     turn: AtomicUsize,
 }
 
 impl Route {
-    /// As `client`; to no other than `peer`, if that is given. Nothing is sent yet.
+    /// A route of `client`, and to `peer` only, if it is given. Sends nothing yet.
     #[must_use]
     pub fn new(reach: &Arc<dyn Reach>, client: ClientId, peer: Option<(NodeId, Epoch)>) -> Self {
         let (session, link) = (Session::new(client), Mutex::new(None));
@@ -116,7 +122,7 @@ impl Route {
         self.link.lock().as_ref().filter(|link| link.closed().is_none()).cloned()
     }
 
-    /// The link, made anew to one of `ways` if it is down.
+    /// The link. If it is down, this call connects to one of `ways`.
     pub async fn link(&self, ways: &[String], deadline: Duration) -> Result<Arc<dyn Link>> {
         if let Some(link) = self.up() {
             return Ok(link);
@@ -134,8 +140,8 @@ impl Route {
         Ok(link)
     }
 
-    /// Asks once. Errors: nobody there, or no answer within `deadline`; whether the question
-    /// arrived is then not known.
+    /// Sends a request once. An error means that no node answered within `deadline`; the request
+    /// may have arrived.
     pub async fn ask(
         &self,
         ways: &[String],
@@ -147,8 +153,8 @@ impl Route {
         self.heard(ways, asked)
     }
 
-    /// What an answer says of the way that it came by: without one, and from a manager that stands
-    /// by, the next question goes another way.
+    /// Decides by an answer whether the way stays. If there is no answer, or the manager stands by,
+    /// the next request takes another way.
     pub(crate) fn heard(
         &self,
         ways: &[String],
@@ -169,7 +175,7 @@ impl Route {
         }
     }
 
-    /// Hangs up; the next question goes another way, if there is one.
+    /// Closes the link; the next request takes another way, if there is one.
     pub fn go_on(&self, ways: &[String]) {
         self.hang_up();
         self.turn_to_next(ways);
@@ -181,7 +187,7 @@ impl Route {
         }
     }
 
-    /// Takes the link down; the next question makes a new one.
+    /// Closes the link; the next request connects again.
     pub fn hang_up(&self) {
         let link = self.link.lock().take();
         if let Some(link) = link {

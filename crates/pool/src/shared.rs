@@ -1,10 +1,10 @@
-//! The state that all clones of a client share, and what its parts need to say of an answer.
+//! The state that all clones of a client share.
 //!
-//! `client.rs` holds what callers see and the lease, `opening.rs` how blocks are opened. Both
-//! implement methods of [`Shared`], so it stands below both.
+//! `client.rs` implements the calls and the lease, and `opening.rs` implements how blocks are
+//! opened. Both implement methods of [`Shared`], so it stands below both.
 //!
 //! Thread-safety: each field guards itself. The order of the locks is `open`, then `membership` or
-//! `doubts`; none is held over an await.
+//! `doubts`. No lock is held over an await.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -23,7 +23,7 @@ use crate::options::PoolOptions;
 use crate::route::{Reach, Route};
 use crate::wire::Message;
 
-/// State of one client, for all its clones and tasks.
+/// The state of one client, for all of its clones and tasks.
 pub(crate) struct Shared {
     pub(crate) options: PoolOptions,
     pub(crate) runtime: Arc<dyn Runtime>,
@@ -32,28 +32,28 @@ pub(crate) struct Shared {
     pub(crate) membership: Mutex<Membership>,
     pub(crate) published: Arc<Published>,
     pub(crate) manager: Route,
-    /// One per node's life, for good: the numbers of its session must not begin again.
+    /// Routes by node and life. They are never removed, because the numbers of a session must not
+    /// begin again.
     pub(crate) nodes: Mutex<BTreeMap<Place, Arc<Route>>>,
-    /// Looked up by every operation; never walked in its own order.
+    /// Open blocks. Every operation looks one up. No code depends on the order of the map.
     pub(crate) open: RwLock<HashMap<BlockId, Arc<OpenBlock>>>,
-    /// Blocks with operations of unknown outcome.
+    /// Rounds of the blocks that had operations of unknown outcome.
     pub(crate) doubts: Mutex<BTreeMap<BlockId, Doubt>>,
-    /// Blocks that somebody is opening.
+    /// Gates of the blocks that a task is opening.
     pub(crate) gates: Mutex<BTreeMap<BlockId, Arc<Gate>>>,
     pub(crate) stopped: AtomicBool,
 }
 
-/// Rounds of a block that has had operations of unknown outcome. A round is one opening of the
-/// block.
+/// Rounds of a block that had operations of unknown outcome; `opening.rs` defines a round.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Doubt {
-    /// The first round in which the block may be written.
+    /// First round in which the client may post on the block.
     pub(crate) needed: u64,
-    /// The last round that ended.
+    /// Last round that ended.
     pub(crate) ended: u64,
 }
 
-/// The error for an answer of another kind than the request has.
+/// The error for an answer that does not belong to the request.
 pub(crate) fn unexpected(message: &Message) -> Error {
     let what = format!("an answer that does not fit the question: {}", message.name());
     Error::new(ErrorKind::Unsupported, what)

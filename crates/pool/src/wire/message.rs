@@ -1,4 +1,4 @@
-//! The messages, one variant each; requests and answers.
+//! The messages of the pool, one variant each: requests and answers.
 
 use archipelago_base::Epoch;
 use archipelago_fabric::{ClientId, NodeId, RemoteKey};
@@ -12,244 +12,247 @@ use crate::config::{Config, Sharing};
 use crate::wire_messages;
 
 wire_messages! {
-    /// Everything that is said about the pool.
+    /// A message between clients, memory nodes and the manager.
     Message, version VERSION {
-    /// Client → manager: joins, and keeps the lease.
+    /// Client → manager: admit me, or renew my lease.
     Renew = 1 {
-        /// Who; random, one per life of the client.
+        /// The client's id, which is random and new in each life.
         client: ClientId,
-        /// Whose data it works on.
+        /// Label of the data that the client works on.
         label: u64,
-        /// It joins: the manager need not know it.
+        /// Whether the client joins, so that the manager need not know it.
         first: bool,
-        /// The version of the members that it has taken in. 0: it has no lease, and may have been
-        /// taken for dead; a manager that has just started gives it one when nodes had the time to
-        /// tell who is dead.
+        /// Version of the members that the client has acted on. 0 means that the client has no
+        /// lease and may have been declared dead. A manager that has just started grants such a
+        /// client a lease only after the nodes had time to report the dead clients.
         view: u64,
-        /// The version of the list of its blocks that it has.
+        /// Version of the client's list of its own blocks.
         owned: u64,
     }
-    /// Answer to [`Message::Renew`].
+    /// Manager → client: answer to [`Message::Renew`].
     Renewed = 2 {
         /// The manager's term.
         term: u64,
-        /// The lease lasts so long, counted from when the request was sent.
+        /// Length of the lease in milliseconds, counted from the time at which the request was
+        /// sent.
         lease_ms: u64,
         /// Bytes of a block; 0 while no node is known.
         block_bytes: u64,
         /// Version of the members.
         view: u64,
-        /// All of them, if the client's version was another.
+        /// All members, if the client's version differs.
         members: Option<Vec<Member>>,
         /// Version of the list of the client's blocks.
         owned: u64,
-        /// That list, if the client's version was another.
+        /// The list of the client's blocks, if the client's version differs.
         blocks: Option<Vec<BlockAt>>,
-        /// Blocks born later than this are not in the list yet.
+        /// Blocks with a later first epoch are not in the list yet.
         as_of: Epoch,
     }
-    /// Client → manager: it goes; what it still owns is adopted.
-    Leave = 3 { /** Who. */ client: ClientId }
-    /// Client → manager: a new block.
+    /// Client → manager: I leave, and other clients adopt my blocks.
+    Leave = 3 { /** The client that leaves. */ client: ClientId }
+    /// Client → manager: allocate a block.
     Allocate = 4 {
-        /// Who asks.
+        /// The client that asks.
         client: ClientId,
-        /// The client's number of it, above 0: asked twice, it is answered with the same block.
+        /// The client's number of the request, above 0. A repeated request gets the same block.
         request: u64,
-        /// Who may write.
+        /// Which clients may write.
         sharing: Sharing,
-        /// Copies; 0: as many as the cluster has for each.
+        /// Number of copies; 0 means the cluster's number.
         copies: u32,
     }
-    /// Client → manager: how is this block now?
-    Locate = 5 { /** Which. */ block: BlockId }
+    /// Client → manager: return the present configuration of this block.
+    Locate = 5 { /** The block to locate. */ block: BlockId }
     /// Answer to [`Message::Allocate`] and [`Message::Locate`].
-    Located = 6 { /** The block, ready for use. */ config: Config }
-    /// Client → manager: nothing in the block is referenced any more.
+    Located = 6 { /** Configuration of the block, which is ready for use. */ config: Config }
+    /// Client → manager: free this block, because nothing in it is referenced any more.
     Release = 7 {
-        /// The owner.
+        /// The owner of the block.
         client: ClientId,
-        /// Which.
+        /// The block to free.
         block: BlockId,
     }
-    /// Client → manager: take this client for dead, now. Done when none of its writes can take
-    /// place any more; refused as changing before: to be asked again.
-    Evict = 8 { /** Whom. */ client: ClientId }
-    /// Operator → manager: the node's memory is gone for good.
-    Forget = 9 { /** Which. */ node: NodeId }
-    /// Operator → manager: what is there?
+    /// Client → manager: declare this client dead immediately. The answer is *done* when none of
+    /// its writes can take place any more. Before, the request is refused as changing, and the
+    /// client asks again.
+    Evict = 8 { /** The client to declare dead. */ client: ClientId }
+    /// Operator → manager: the memory of this node is lost forever.
+    Forget = 9 { /** The node to forget. */ node: NodeId }
+    /// Operator → manager: return the state of the cluster.
     Status = 10 {}
     /// Answer to [`Message::Status`].
-    StatusIs = 11 { /** All of it. */ status: PoolStatus }
-    /// Node → manager: it lives.
+    StatusIs = 11 { /** The state of the cluster. */ status: PoolStatus }
+    /// Node → manager: I am alive.
     Beat = 12 {
-        /// Which node.
+        /// The node's id.
         node: NodeId,
-        /// In which life.
+        /// Life of the node.
         life: Epoch,
-        /// Where it is reached.
+        /// Endpoints of the node.
         endpoints: Vec<String>,
         /// Bytes of a block.
         block_bytes: u64,
-        /// Blocks that fit.
+        /// Number of blocks that fit.
         blocks_max: u64,
-        /// Blocks that take memory now.
+        /// Number of blocks that use memory now.
         blocks_used: u64,
-        /// The largest term that it has heard of.
+        /// Largest term that the node knows.
         term: u64,
-        /// For how many milliseconds its promise to a manager still lasts.
+        /// Milliseconds until the node's promise to a manager ends.
         held_ms: u64,
-        /// What it counted since its life began.
+        /// Counters since the life began.
         counters: NodeCounters,
     }
-    /// Answer to [`Message::Beat`].
+    /// Manager → node: answer to [`Message::Beat`].
     BeatIs = 13 {
         /// The manager's term.
         term: u64,
-        /// As whom the manager calls nodes: they obey nobody else.
+        /// Client id under which the manager calls nodes. Nodes obey no other client.
         manager: ClientId,
-        /// The next beat is expected after so long.
+        /// Milliseconds until the next beat is due.
         beat_ms: u64,
-        /// The manager runs alone: it is obeyed by this answer. Otherwise nodes obey the one that
-        /// they promised it to.
+        /// Whether the manager runs alone, and the node obeys it from this answer on. Otherwise a
+        /// node obeys the manager that has its promise.
         alone: bool,
     }
-    /// Client → node, node → node: a key.
+    /// Client → node, node → node: give me a key to a block.
     Open = 14 {
-        /// Who asks.
+        /// The client that asks.
         client: ClientId,
-        /// To which block.
+        /// Block to open.
         block: BlockId,
-        /// At which epoch.
+        /// Epoch of the block.
         epoch: Epoch,
-        /// What for.
+        /// What the client needs the key for.
         purpose: Purpose,
     }
-    /// Answer to [`Message::Open`].
+    /// Node → client: answer to [`Message::Open`].
     Opened = 15 {
         /// The block's epoch.
         epoch: Epoch,
-        /// The key; its rights are what the client may do.
+        /// The key. Its rights say what the client may do.
         key: RemoteKey,
     }
-    /// Manager → node: what do you hold?
+    /// Manager → node: report your copies.
     Claim = 16 {
         /// The manager's term.
         term: u64,
-        /// Goes on behind this block.
+        /// Block after which the report continues.
         after: Option<BlockId>,
     }
-    /// Answer to [`Message::Claim`].
+    /// Node → manager: answer to [`Message::Claim`].
     Report = 17 {
-        /// Who.
+        /// The node that reports.
         node: NodeId,
-        /// In which life.
+        /// Life of the node.
         life: Epoch,
         /// Copies in the order of their blocks.
         copies: Vec<CopyReport>,
-        /// Blocks that were freed lately; with the last part.
+        /// Blocks that were freed lately. Only the last part has them.
         freed: Vec<BlockAt>,
-        /// Clients that have keys; with the last part.
+        /// Clients that have keys. Only the last part has them.
         clients: Vec<ClientId>,
-        /// Whether there are further copies.
+        /// Whether further copies follow.
         more: bool,
     }
-    /// Manager → node: nobody writes to your copy at epochs below.
+    /// Manager → node: refuse all writes to your copy at smaller epochs.
     Seal = 18 {
         /// The manager's term.
         term: u64,
-        /// Which block.
+        /// Block to seal.
         block: BlockId,
-        /// The epoch that is being made.
+        /// Epoch that the manager is making.
         epoch: Epoch,
     }
     /// Manager → node: make a copy.
     Fill = 19 {
         /// The manager's term.
         term: u64,
-        /// The configuration that is being made.
+        /// Configuration that the manager is making.
         config: Config,
-        /// Where its bytes come from; nowhere: it is new and zero.
+        /// Copy to read the bytes from; `None` means that the block is new and holds zeros.
         source: Option<Source>,
     }
-    /// Manager → node: serve this.
+    /// Manager → node: serve this configuration.
     Install = 20 {
         /// The manager's term.
         term: u64,
-        /// What is served.
+        /// Configuration to serve.
         config: Config,
     }
-    /// Manager → node: give up your copy if it is of this epoch or below.
+    /// Manager → node: drop your copy if its epoch is this one or smaller.
     Drop = 21 {
         /// The manager's term.
         term: u64,
-        /// Which block.
+        /// Block whose copy the node drops.
         block: BlockId,
-        /// Up to which epoch.
+        /// Largest epoch of a copy to drop.
         epoch: Epoch,
-        /// The block is no more, anywhere.
+        /// Whether the block is freed on all nodes.
         freed: bool,
     }
-    /// Manager → node: keys of these clients are invalid, and they get no others.
+    /// Manager → node: make the keys of these clients invalid, and give them no others.
     Fence = 22 {
         /// The manager's term.
         term: u64,
-        /// Whom; 4,096 at most.
+        /// Clients to fence, at most 4,096.
         clients: Vec<ClientId>,
-        /// The manager asks whom the node has fenced before.
+        /// Whether the answer lists the clients that the node has fenced before.
         tell: bool,
     }
-    /// Answer to [`Message::Fence`].
+    /// Node → manager: answer to [`Message::Fence`].
     FenceIs = 23 {
-        /// In which life of the node.
+        /// Life of the node.
         life: Epoch,
-        /// Of those that were named, clients with a process that still has memory mapped.
+        /// The named clients with a process that still has memory mapped.
         held: Vec<ClientId>,
-        /// If it was asked: the latest clients that the node has fenced, 4,096 at most.
+        /// The latest clients that the node has fenced, at most 4,096, if the request asked for
+        /// them.
         fenced: Vec<ClientId>,
     }
-    /// Answer to what the manager told a node about a copy.
+    /// Node → manager: answer to an order about a copy.
     CopyIs = 24 {
-        /// Which node.
+        /// The node's id.
         node: NodeId,
-        /// In which life.
+        /// Life of the node.
         life: Epoch,
-        /// Which block.
+        /// Block of the copy.
         block: BlockId,
-        /// The epoch that was told.
+        /// Epoch of the order.
         epoch: Epoch,
-        /// How far it is.
+        /// Progress of the order.
         step: CopyStep,
     }
-    /// It is done, or was.
+    /// Answer: the request is executed, or was executed before.
     Done = 25 {}
-    /// It is not done.
-    Refuse = 26 { /** Why. */ refused: Refused }
-    /// Manager → node: promise to obey me in this term, and nobody of a smaller one; for so long to
-    /// promise no other.
+    /// Answer: the request is refused.
+    Refuse = 26 { /** The reason and its number. */ refused: Refused }
+    /// Manager → node: promise to obey me in this term, to obey no manager of a smaller term, and
+    /// to make no other promise until the lease ends.
     Promise = 30 {
-        /// The term that is asked for, or renewed.
+        /// Term to promise, or whose promise to renew.
         term: u64,
-        /// How long the promise lasts from when it is given.
+        /// Length of the promise in milliseconds, from the time at which the node gives it.
         lease_ms: u64,
     }
-    /// It is promised.
-    Promised = 31 { /** Which term. */ term: u64 }
-    /// Client → manager: is this client dead, and can none of its writes take place any more?
-    Gone = 27 { /** Whom. */ client: ClientId }
-    /// Client → manager: which blocks of this label are there?
-    Find = 28 { /** Whose data. */ label: u64 }
-    /// Answer to [`Message::Find`].
+    /// Node → manager: the promise is given.
+    Promised = 31 { /** The promised term. */ term: u64 }
+    /// Client → manager: say whether this client is dead and none of its writes can take place any
+    /// more.
+    Gone = 27 { /** The client in question. */ client: ClientId }
+    /// Client → manager: list the blocks of this label.
+    Find = 28 { /** The label of the blocks. */ label: u64 }
+    /// Manager → client: answer to [`Message::Find`].
     Found = 29 {
-        /// Those that are not released, with the epoch at which they were born, the oldest first;
-        /// 512 at most.
+        /// Blocks that are not released, with their first epochs: at most 512, the oldest first.
         blocks: Vec<BlockAt>,
     }
     }
 }
 
 impl Message {
-    /// A refusal.
+    /// The message for a refusal.
     #[must_use]
     pub fn refuse(refused: impl Into<Refused>) -> Self {
         Self::Refuse { refused: refused.into() }

@@ -1,4 +1,6 @@
-//! What messages are made of.
+//! The values that messages consist of, and the reasons of refusals.
+//!
+//! The types are plain values, and their functions are pure.
 
 use std::fmt;
 
@@ -9,73 +11,75 @@ use crate::address::BlockId;
 use crate::config::Config;
 use crate::{wire_enum, wire_struct};
 
-/// A memory node as the manager knows it.
+/// A memory node, as the manager knows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Member {
-    /// Which.
+    /// The node's id.
     pub node: NodeId,
-    /// In which life.
+    /// Life of the node.
     pub life: Epoch,
-    /// Whether it is heard of. A client that was told no keeps nothing of that node in use.
+    /// Whether the manager hears of the node. If not, a client stops to use the copies on this
+    /// node.
     pub up: bool,
-    /// The members' version since which it is. A client that knew an earlier one keeps nothing of
-    /// that node either: it may have been left behind in between.
+    /// Version of the members since which the node is up. A client that knew an earlier version
+    /// also stops to use the copies on this node, because the node may have been left out in
+    /// between.
     pub since: u64,
-    /// Where it is reached: `tcp:HOST:PORT`, `shm:PATH`.
+    /// Endpoints of the node: `tcp:HOST:PORT` or `shm:PATH`.
     pub endpoints: Vec<String>,
 }
 wire_struct!(Member { node, life, up, since, endpoints });
 
-/// A block at an epoch.
+/// A block and one of its epochs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockAt {
-    /// Which.
+    /// Name of the block.
     pub block: BlockId,
-    /// When: of what is owned, now; of what was freed, up to then; of what was looked for, its
-    /// first.
+    /// The present epoch of an owned block, the last epoch of a freed block, or the first epoch of
+    /// a block in a list.
     pub epoch: Epoch,
 }
 wire_struct!(BlockAt { block, epoch });
 
-/// What a key is asked for.
+/// The purpose of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
-    /// To use the block at its epoch.
+    /// The client uses the block at its epoch.
     Use,
-    /// The same, and keys that this client had for the block become invalid: it does not know what
-    /// came of its last operations, and none may still arrive.
+    /// The client uses the block at its epoch, and its earlier keys to the block become invalid. It
+    /// does not know the outcome of its last operations, and none of them may still arrive.
     Afresh,
-    /// To copy the sealed block to another node.
+    /// A node copies the sealed block.
     Copy,
 }
 wire_enum!(Purpose { Use = 0, Afresh = 1, Copy = 2 });
 
-/// Where a new copy is filled from.
+/// The copy from which a node fills a new copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Source {
-    /// The node.
+    /// The node that holds the copy.
     pub node: NodeId,
-    /// Its life.
+    /// Life of that node.
     pub life: Epoch,
-    /// Where it is reached.
+    /// Endpoints of that node.
     pub endpoints: Vec<String>,
 }
 wire_struct!(Source { node, life, endpoints });
 
-/// How far a node is with what it was told about a copy.
+/// Progress of a node with an order about a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CopyStep {
-    /// Keys are revoked; a process still has the memory mapped.
+    /// The keys are revoked, but a process still has the memory mapped.
     Sealing,
-    /// Nobody writes to it any more.
+    /// No client can write to the copy any more.
     Sealed,
-    /// Bytes are on the way.
+    /// The node is copying the bytes.
     Filling,
-    /// It has all bytes.
+    /// The copy has all bytes.
     Filled,
-    /// It serves this epoch.
+    /// The copy serves this epoch.
     Installed,
-    /// It is not there any more.
+    /// The copy was dropped.
     Dropped,
 }
 wire_enum!(CopyStep {
@@ -87,54 +91,54 @@ wire_enum!(CopyStep {
     Dropped = 5
 });
 
-/// A copy as its node reports it to a manager that took over.
+/// A copy, as its node reports it to a manager that has taken over.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CopyReport {
-    /// The last configuration that it was told.
+    /// Last configuration that the node received.
     pub config: Config,
-    /// It refuses everything of a smaller epoch.
+    /// Smallest epoch that the node does not refuse.
     pub promised: Epoch,
-    /// Whether it has all bytes.
+    /// Whether the copy has all bytes.
     pub whole: bool,
-    /// Whether it serves, or served, `config`.
+    /// Whether the copy serves or served `config`.
     pub installed: bool,
 }
 wire_struct!(CopyReport { config, promised, whole, installed });
 
-/// Refusals of one reason.
+/// Number of refusals for one reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RefusedFor {
-    /// Why.
+    /// Reason of the refusals.
     pub why: Why,
-    /// How often.
+    /// Number of refusals.
     pub count: u64,
 }
 wire_struct!(RefusedFor { why, count });
 
-/// What a memory node counted since its life began; nothing of it shrinks.
+/// Counters of a memory node since its life began. No counter shrinks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeCounters {
-    /// One-sided operations that the node executed for clients; those of `shm` execute their own
-    /// and are not in it.
+    /// One-sided operations that the node executed for clients. Clients over `shm` execute their
+    /// own, which are not counted.
     pub operations: u64,
     /// Requests that reached the node's protocol.
     pub requests: u64,
-    /// Requests that came again and were answered from memory.
+    /// Repeated requests that the node answered from memory.
     pub duplicates: u64,
     /// Operations, requests and attachments that the fabric refused.
     pub refused: u64,
     /// Links that the fabric closed because the client broke its protocol.
     pub malformed: u64,
-    /// Copies of blocks that were given memory.
+    /// Copies of blocks that got memory.
     pub given: u64,
-    /// Of these, copies whose memory was given back; the rest takes memory now.
+    /// Copies whose memory was given back. The other copies use memory now.
     pub freed: u64,
-    /// Copies whose bytes came from another node, all of them.
+    /// Copies that were filled completely from another node.
     pub filled: u64,
-    /// Bytes of these copies.
+    /// Bytes of the filled copies.
     pub filled_bytes: u64,
-    /// Requests that the node's protocol refused, by reason; reasons that did not occur are left
-    /// out.
+    /// Requests that the node's protocol refused, by reason. A reason that did not occur has no
+    /// entry.
     pub refusals: Vec<RefusedFor>,
 }
 wire_struct!(NodeCounters {
@@ -150,52 +154,52 @@ wire_struct!(NodeCounters {
     refusals
 });
 
-/// A node in the status.
+/// The status of a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeStatus {
-    /// Which, where, whether it is up.
+    /// Id, endpoints and liveness of the node.
     pub member: Member,
     /// Bytes of a block.
     pub block_bytes: u64,
-    /// Blocks that fit.
+    /// Number of blocks that fit.
     pub blocks_max: u64,
-    /// Blocks that take memory now.
+    /// Number of blocks that use memory now.
     pub blocks_used: u64,
-    /// Milliseconds since it was heard.
+    /// Milliseconds since the last message from it.
     pub heard_ms: u64,
-    /// What it counted, as of its last beat.
+    /// Counters of the node, as of its last beat.
     pub counters: NodeCounters,
 }
 wire_struct!(NodeStatus { member, block_bytes, blocks_max, blocks_used, heard_ms, counters });
 
-/// A client in the status.
+/// The status of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClientStatus {
-    /// Who.
+    /// The client's id.
     pub client: ClientId,
-    /// Whose data it works on.
+    /// Label of the data that the client works on.
     pub label: u64,
-    /// Milliseconds since it was heard.
+    /// Milliseconds since the last message from it.
     pub heard_ms: u64,
-    /// Blocks that it owns.
+    /// Number of blocks that the client owns.
     pub blocks: u64,
 }
 wire_struct!(ClientStatus { client, label, heard_ms, blocks });
 
-/// How a block fares.
+/// The state of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BlockState {
-    /// As many copies as wanted; written and read.
+    /// The block has all copies, and clients read and write it.
     Whole,
-    /// Written and read, with fewer copies than wanted.
+    /// The block lacks copies, and clients read and write it.
     Short,
-    /// Being changed; read only meanwhile.
+    /// The manager is changing the block, and clients can only read it.
     Changing,
-    /// It waits for a quorum of its copies.
+    /// The block waits for a quorum of its copies.
     Waiting,
-    /// Known from reports that do not suffice to go on.
+    /// The block is known from reports that are not sufficient to continue.
     Unconfirmed,
-    /// Released; freed after a lease.
+    /// The block was released, and is freed after a lease.
     Released,
 }
 wire_enum!(BlockState {
@@ -207,79 +211,80 @@ wire_enum!(BlockState {
     Released = 5
 });
 
-/// A block in the status.
+/// The status of a block.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BlockStatus {
-    /// Owner, epoch, copies.
+    /// Owner, epoch and copies of the block.
     pub config: Config,
-    /// How it fares.
+    /// State of the block.
     pub state: BlockState,
-    /// Nodes that are waited for.
+    /// Nodes that the block waits for.
     pub waits_for: Vec<NodeId>,
 }
 wire_struct!(BlockStatus { config, state, waits_for });
 
-/// Everything that the manager knows, for people.
+/// The manager's view of the cluster, for operators.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolStatus {
     /// The manager's term.
     pub term: u64,
-    /// Whether it is still gathering reports after its start.
+    /// Whether the manager is still collecting reports after its start.
     pub rebuilding: bool,
-    /// Copies that a block is to have.
+    /// Number of copies that a block should have.
     pub copies: u32,
-    /// Blocks of which every copy was lost, since the manager's start.
+    /// Number of blocks of which every copy was lost since the manager's start.
     pub lost: u64,
-    /// Nodes.
+    /// Status of each node.
     pub nodes: Vec<NodeStatus>,
-    /// Clients.
+    /// Status of each client.
     pub clients: Vec<ClientStatus>,
-    /// Blocks in all.
+    /// Total number of blocks.
     pub blocks_total: u64,
-    /// The first of them.
+    /// Status of the first blocks.
     pub blocks: Vec<BlockStatus>,
 }
 wire_struct!(PoolStatus { term, rebuilding, copies, lost, nodes, clients, blocks_total, blocks });
 
-/// Why something was refused.
+/// The reason of a refusal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Why {
-    /// No memory; the number is the bytes that are left: of a node, what its size still allows
-    /// though the system gave it no more; of a cluster, the sum over the nodes that are up, too few
-    /// of which have room for as many copies as wanted.
+    /// The memory is full. The number is the bytes that are left. For a node, this is what its size
+    /// still allows, although the system gave it no more. For a cluster, it is the sum over the
+    /// nodes that are up, too few of which have room for the wanted number of copies.
     Full,
-    /// The block is at another epoch, which is the number.
+    /// The block has another epoch, which is the number.
     OldEpoch,
-    /// The manager's term is another one, which is the number.
+    /// The manager's term differs, and the number is the known term.
     OldTerm,
-    /// No such block.
+    /// The block does not exist.
     UnknownBlock,
-    /// The block belongs to somebody else.
+    /// The block belongs to another client.
     NotOwner,
-    /// The client's lease ran out and its blocks were given away.
+    /// The client's lease ran out, and other clients got its blocks.
     Evicted,
-    /// The manager gathers reports; again after so many milliseconds.
+    /// The manager is collecting reports. The number is the time in milliseconds after which the
+    /// sender should try again.
     Rebuilding,
-    /// The block is being changed, or waits for a node; again later.
+    /// The block is changing, or waits for a node. The sender should try again later.
     Changing,
-    /// Fewer memory nodes than needed are up: so many.
+    /// Too few memory nodes are up. The number says how many are.
     NoNodes,
-    /// The copy is not in a state for this.
+    /// The state of the copy does not allow the request.
     NotReady,
     /// The message cannot be read, or is not for this role.
     Malformed,
-    /// It does not come from who may say it.
+    /// The sender may not send this request.
     NotAllowed,
     /// The node cannot give more keys.
     NoKeys,
-    /// The cluster's blocks have another size, which is the number.
+    /// The blocks of the cluster have another size, which is the number.
     BlockSize,
-    /// This manager stands by: another one acts, or none does.
+    /// This manager stands by. Another manager is in office, or none is.
     Standby,
-    /// The node has promised another manager to obey it, or has just started; again after so many
-    /// milliseconds.
+    /// The node has promised to obey another manager, or has just started. The number is the time
+    /// in milliseconds after which the sender should try again.
     Promised,
-    /// The managers were started for memory nodes 1 to the number.
+    /// The managers were started for the memory nodes from 1 to the number.
     Unlisted,
 }
 wire_enum!(Why {
@@ -302,12 +307,12 @@ wire_enum!(Why {
     Unlisted = 17
 });
 
-/// A refusal and its number.
+/// A refusal, with its reason and a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Refused {
-    /// Why.
+    /// Reason of the refusal.
     pub why: Why,
-    /// What goes with it; else 0.
+    /// Number that belongs to the reason; 0 if the reason has none.
     pub number: u64,
 }
 wire_struct!(Refused { why, number });
@@ -338,7 +343,7 @@ impl Refused {
         }
     }
 
-    /// As an error; `what` names what was refused.
+    /// The error for the refusal; `what` names the refused request.
     #[must_use]
     pub fn error(self, what: impl fmt::Display) -> Error {
         Error::new(self.kind(), format!("{what}: {self}"))
@@ -346,7 +351,7 @@ impl Refused {
 }
 
 impl Why {
-    /// In a word or two, for tables.
+    /// The reason in one or two words, for tables.
     #[must_use]
     pub fn words(self) -> &'static str {
         match self {

@@ -1,20 +1,26 @@
-//! A memory node's protocol: which copies it holds, at which epochs, and who has keys to them.
+//! The protocol of a memory node: its copies, their epochs, and the clients that have keys to them.
 //!
-//! A state machine without clock, lock or I/O: a message comes in, the answer goes out at once, and
-//! memory is touched through a [`Space`]. Whoever drives it keeps it under one lock.
+//! [`MemoryCore`] is a state machine without clock, lock or I/O. Each message gets its answer
+//! immediately, and the machine reaches memory through a [`Space`]. The request handler owns it
+//! under one lock.
 //!
-//! A copy goes through: *filling* → *whole* → *installed* (serves an epoch) → *sealed* (a later
-//! epoch is promised, nobody writes) → installed again, or dropped.
+//! The states of a copy are: *filling*, *whole*, *installed* (it serves an epoch), and *sealed* (a
+//! later epoch is promised, and no client writes). A sealed copy is installed again, or dropped.
 //!
-//! Invariants: 1. `promised` never shrinks; orders of smaller epochs are refused; 2. a key that may
-//! change a copy was given at the epoch that is installed, and only while no larger one is
-//! promised; 3. *sealed* is answered when every such key is revoked and no process has the memory
-//! mapped by one; 4. copies and what is being given up together are at most `blocks_max`; 5. orders
-//! are taken only from the manager that this node promised to obey, or that runs alone and answered
-//! its beat, in that manager's term ([`Promise`]); 6. a client that was fenced gets no key in this
-//! life of the node.
+//! Invariants:
+//! 1. `promised` never shrinks, and orders of smaller epochs are refused.
+//! 2. A key that may change a copy was given at the installed epoch, while no larger one was
+//!    promised.
+//! 3. The node answers *sealed* only when every such key is revoked and no process has the memory
+//!    mapped by one.
+//! 4. Copies and memory that waits to be given up are together at most `blocks_max` blocks.
+//! 5. The node takes orders only from the manager that it promised to obey, or from a manager that
+//!    runs alone and answered its beat, in that manager's term ([`Promise`]).
+//! 6. A fenced client gets no key in this life of the node.
 //!
-//! Failure: a restart loses everything; the next life has a larger number and knows nothing.
+//! Thread-safety: none; the caller holds a lock.
+//! Failure: a restart loses all copies. The next life has a larger number and knows nothing.
+//! Cost: a message is O(number of its block's keys); a report is O(number of its copies).
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Bound;
@@ -29,22 +35,24 @@ use archipelago_pool::{BlockId, Config, asker_of_promises};
 use crate::promise::Promise;
 use crate::space::Space;
 
-/// Copies in one part of a report.
+/// Number of copies in one part of a report.
 const REPORT_COPIES_MAX: usize = 512;
-/// Freed blocks that are remembered, so that a copy that was away does not come back to life.
+/// Number of freed blocks that the node remembers, so that a manager does not revive a block from
+/// the copy of an absent node.
 const FREED_MAX: usize = 4096;
-/// Fenced clients that a manager is told of.
+/// Number of fenced clients that an answer to a manager lists.
 const FENCED_TOLD_MAX: usize = 4096;
-/// Fenced clients that are remembered. Ids are random, one per life of a client; the oldest go
-/// first.
+/// Number of fenced clients that the node remembers. A client's id is random and new in each life.
+/// The node forgets the oldest first.
 const FENCED_MAX: usize = 1 << 16;
 
-/// A key and whom it was given to.
+/// A key and the client that has it.
 #[derive(Clone, Debug)]
 struct Given {
     client: ClientId,
     key: RemoteKey,
-    /// To a node that copies: no client, and not told to a manager as one.
+    /// Whether a node has the key in order to copy. A report to a manager does not list that node
+    /// as a client.
     copying: bool,
 }
 
@@ -54,41 +62,41 @@ struct Copy {
     promised: Epoch,
     whole: bool,
     installed: bool,
-    /// Being made equal to the first copy, under this epoch, and whether it is.
+    /// Epoch under which the copy is being made equal to the first copy, and whether that is done.
     refresh: Option<(Epoch, bool)>,
     keys: Vec<Given>,
-    /// Revoked keys that could change the copy, by which somebody may still have it mapped.
+    /// Revoked keys that could change the copy, and by which a process may still have it mapped.
     draining: Vec<Given>,
-    /// The same of keys that could read it.
+    /// Revoked keys that could read the copy, and by which a process may still have it mapped.
     stale: Vec<RemoteKey>,
 }
 
-/// Memory that is given up as soon as nobody has it mapped.
+/// Memory that the node gives up as soon as no process has it mapped.
 #[derive(Debug)]
 struct Dropping {
-    /// Under which name the space knows it.
+    /// Name of the memory in the [`Space`].
     block: BlockId,
     keys: Vec<RemoteKey>,
 }
 
-/// Bytes that are to be copied from another node: read them with a key for [`Purpose::Copy`], then
-/// tell [`MemoryCore::on_copied`].
+/// An order to copy bytes from another node. The caller reads them with a key for
+/// [`Purpose::Copy`], and then calls [`MemoryCore::on_copied`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CopyOrder {
-    /// Which block.
+    /// Block to copy.
     pub block: BlockId,
-    /// At which epoch the source is sealed.
+    /// Epoch at which the source is sealed.
     pub epoch: Epoch,
-    /// From where.
+    /// Copy to read from.
     pub source: Source,
 }
 
-/// How much a node may hold.
+/// Limits of a node's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Bytes of a block.
+    /// Size of a block in bytes.
     pub block_bytes: u64,
-    /// Blocks.
+    /// Largest number of blocks.
     pub blocks_max: u64,
 }
 
@@ -104,7 +112,7 @@ archipelago_base::fault_switches! {
     }
 }
 
-/// What is counted of the protocol, since the life began.
+/// Counters of the protocol since the life began.
 #[derive(Debug, Default)]
 struct Tally {
     given: u64,
@@ -113,7 +121,7 @@ struct Tally {
     refusals: BTreeMap<Why, u64>,
 }
 
-/// See the module.
+/// The protocol of a memory node, as a state machine.
 #[derive(Debug)]
 pub struct MemoryCore {
     node: NodeId,
@@ -125,7 +133,7 @@ pub struct MemoryCore {
     dropping: Vec<Dropping>,
     fenced: BTreeSet<ClientId>,
     fenced_order: VecDeque<ClientId>,
-    /// Revoked keys of fenced clients that may still be mapped.
+    /// Revoked keys of fenced clients by which a process may still have memory mapped.
     fencing: Vec<Given>,
     freed: VecDeque<BlockAt>,
     tally: Tally,
@@ -160,26 +168,25 @@ impl MemoryCore {
         Self { sabotage, ..self }
     }
 
-    /// Which node.
+    /// The node's id.
     #[must_use]
     pub fn node(&self) -> NodeId {
         self.node
     }
 
-    /// In which life.
+    /// The present life of the node.
     #[must_use]
     pub fn life(&self) -> Epoch {
         self.life
     }
 
-    /// Blocks that take memory now, with what is being given up.
+    /// Number of blocks that use memory now, including those that wait to be given up.
     #[must_use]
     pub fn blocks_used(&self) -> u64 {
         (self.copies.len() + self.dropping.len()) as u64
     }
 
-    /// What was counted since the life began; `fabric` has the counters of the node that carries
-    /// it.
+    /// Counters since the life began. `fabric` has the counters of the fabric's node.
     #[must_use]
     pub fn counters(&self, fabric: NodeStats) -> NodeCounters {
         let tally = &self.tally;
@@ -198,7 +205,7 @@ impl MemoryCore {
         }
     }
 
-    /// The beat to send to the manager, with the counters of the fabric's node.
+    /// The beat for the manager, with the counters of the fabric's node.
     #[must_use]
     pub fn beat(&self, endpoints: Vec<String>, fabric: NodeStats) -> Message {
         Message::Beat {
@@ -214,24 +221,24 @@ impl MemoryCore {
         }
     }
 
-    /// What time it is. To be told before each beat and each message; never goes back.
+    /// Sets the time, which never goes back. The caller does this before each beat and each
+    /// message.
     pub fn on_time(&mut self, now_ns: u64) {
         self.now_ns = self.now_ns.max(now_ns);
     }
 
-    /// A manager's answer to a beat. One that runs `alone` is obeyed, unless it is of an earlier
-    /// term; others have to be promised it.
+    /// Takes a manager's answer to a beat. The node obeys a manager that runs `alone`, unless its
+    /// term is an earlier one. It obeys any other manager only by a promise.
     pub fn on_beat_answer(&mut self, term: u64, manager: ClientId, alone: bool) {
         self.promise.meet(term, manager, alone);
     }
 
-    /// Every copy, for checks and statistics: its configuration, whether it is whole, whether
-    /// installed.
+    /// All copies, for checks and statistics: configuration, whether whole, and whether installed.
     pub fn copies(&self) -> impl Iterator<Item = (&Config, bool, bool)> {
         self.copies.values().map(|copy| (&copy.config, copy.whole, copy.installed))
     }
 
-    /// Revoked keys by which a process still has memory mapped that something waits for.
+    /// Revoked keys by which a process still has memory mapped, and for which the protocol waits.
     pub fn held(&self, space: &dyn Space) -> Vec<RemoteKey> {
         let draining = self.copies.values().flat_map(|copy| &copy.draining);
         let copies = draining.map(|given| &given.key);
@@ -241,13 +248,13 @@ impl MemoryCore {
         keys.filter(|key| space.is_held(key)).copied().collect()
     }
 
-    /// Clients with a valid key that may change `block`; for checks.
+    /// Clients with a valid key that may change `block`, for checks.
     pub fn writers(&self, block: BlockId) -> Vec<ClientId> {
         let given = self.copies.get(&block).map_or(&[][..], |copy| &copy.keys);
         given.iter().filter(|given| given.key.rights.change()).map(|given| given.client).collect()
     }
 
-    /// Gives up memory that nobody has mapped any more. To be called now and then.
+    /// Gives up memory that no process has mapped any more. The caller does this periodically.
     pub fn on_timer(&mut self, space: &mut dyn Space) {
         let freed = &mut self.tally.freed;
         self.dropping.retain(|dropping| {
@@ -265,7 +272,8 @@ impl MemoryCore {
         }
     }
 
-    /// A request came in from `from`; the answer, and bytes to copy if there are any.
+    /// Executes a request of `from`. Returns the answer, and the order to copy bytes if the request
+    /// leads to one.
     pub fn on_message(
         &mut self,
         space: &mut dyn Space,
@@ -289,21 +297,22 @@ impl MemoryCore {
         (answered.unwrap_or_else(|refused| self.refuse(refused)), order)
     }
 
-    /// Counts a refusal; the answer to it. Also for requests that could not be read.
+    /// Counts a refusal and returns its message. The request handler calls this for unreadable
+    /// requests, too.
     pub fn refuse(&mut self, refused: impl Into<Refused>) -> Message {
         let refused = refused.into();
         *self.tally.refusals.entry(refused.why).or_default() += 1;
         Message::refuse(refused)
     }
 
-    /// Bytes that were ordered have come, or not: then the copy is given up, and made anew if the
-    /// manager still wants it.
+    /// Ends an order to copy bytes. If the bytes did not arrive, the node drops the copy, and the
+    /// manager orders it again if it still wants it.
     pub fn on_copied(&mut self, space: &mut dyn Space, order: &CopyOrder, arrived: bool) {
         let filling = |copy: &&mut Copy| !copy.whole && copy.config.epoch == order.epoch;
         let refreshing = |copy: &&mut Copy| copy.refresh == Some((order.epoch, false));
         if let Some(copy) = self.copies.get_mut(&order.block).filter(refreshing) {
-            // One that broke off keeps a word of one copy or of the other at each place, and is
-            // asked for again.
+            // A refresh that broke off leaves at each place the word of one of the two copies. The
+            // manager orders it again.
             copy.refresh = arrived.then_some((order.epoch, true));
             self.tally.filled += u64::from(arrived);
         } else if arrived {
@@ -316,9 +325,9 @@ impl MemoryCore {
         }
     }
 
-    /// Whether bytes that were read for `order` still belong into the copy. To be asked for each
-    /// part, with the state locked until it is written: a copy that went on must not get bytes of
-    /// an earlier epoch.
+    /// Whether bytes that were read for `order` still belong to the copy. The caller asks before
+    /// each part, and holds the lock until the part is written, because a copy at a later epoch
+    /// must not get bytes of an earlier one.
     #[must_use]
     pub fn takes(&self, order: &CopyOrder) -> bool {
         self.copies.get(&order.block).is_some_and(|copy| {
@@ -432,7 +441,7 @@ impl MemoryCore {
             if copy.whole && copy.promised == epoch {
                 return self.refresh(config, source, order);
             }
-            // A copy of an earlier configuration, which this node was not part of any more.
+            // This copy belongs to an earlier configuration, and this node left the block since.
             self.give_up(space, block);
         }
         let left = self.limits.blocks_max.saturating_sub(self.blocks_used());
@@ -469,8 +478,9 @@ impl MemoryCore {
         Ok(self.is(block, epoch, step))
     }
 
-    /// A copy that stays in the next configuration is made equal to the first, in place: it counts
-    /// as whole all the while, as the two differ in words of writes alone that nobody acknowledged.
+    /// Makes a copy that stays in the next configuration equal to the first copy, in place. The
+    /// copy counts as whole meanwhile, because the two differ only in words of unacknowledged
+    /// writes.
     fn refresh(
         &mut self,
         config: &Config,
@@ -502,7 +512,7 @@ impl MemoryCore {
             return Err(Why::NotReady.into());
         }
         if !(copy.installed && copy.config == *config) {
-            // Readers ask anew, and learn where the copies are now.
+            // Readers then ask the manager again, and learn where the copies are now.
             for given in copy.keys.extract_if(.., |given| !given.key.rights.change()) {
                 space.revoke(&given.key);
                 copy.stale.push(given.key);
@@ -572,7 +582,7 @@ impl MemoryCore {
             }
         }
         self.fencing.retain(|given| space.is_held(&given.key));
-        // Also by keys that were revoked before it was fenced.
+        // This includes keys that were revoked before the client was fenced.
         let draining = self.copies.values().flat_map(|copy| &copy.draining);
         let draining = draining.filter(|given| space.is_held(&given.key));
         let held = self.fencing.iter().chain(draining).map(|given| given.client);

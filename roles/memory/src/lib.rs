@@ -1,15 +1,15 @@
-//! The memory role: blocks of memory, served to clients by the manager's orders.
+//! The memory role: blocks of memory, which a node serves to clients by the manager's orders.
 //!
-//! | module | what |
+//! | module | purpose |
 //! | --- | --- |
 //! | [`core`] | the protocol, as a state machine |
-//! | [`promise`] | which manager is obeyed |
-//! | [`serving`] | requests in, answers out |
-//! | [`space`] | the memory behind it: regions of a fabric node |
+//! | [`promise`] | which manager the node obeys |
+//! | [`serving`] | the handler of requests |
+//! | [`space`] | the memory: regions of a fabric node |
 //! | `server` | threads, links and the clock |
 //!
-//! The node knows no database: it allocates, gives keys, copies and revokes. Layer 5; depends on no
-//! other role.
+//! The node knows nothing of databases: it allocates memory, gives keys, copies, and revokes keys.
+//! Layer 5; it depends on no other role.
 
 pub mod core;
 pub mod promise;

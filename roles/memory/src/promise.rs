@@ -1,21 +1,22 @@
-//! Which manager a memory node obeys.
+//! The promise of a memory node to obey one manager.
 //!
-//! Owned by [`MemoryCore`](crate::core::MemoryCore). Several managers may run; each asks for a
-//! **promise**, and only one that has the promises of a majority of the memory nodes acts
-//! (`archipelago_manager::office` has the whole protocol). Nothing is promised to anybody but
-//! managers that answered a beat of this node, by a random id that nobody else is told. A manager
-//! that runs alone asks for no promise: it is obeyed by its answer to a beat.
+//! [`MemoryCore`](crate::core::MemoryCore) owns a [`Promise`]. Several managers may run. Each of
+//! them asks for a **promise**, and a manager holds office only with the promises of a majority of
+//! the memory nodes (`archipelago_manager::office` has the whole protocol). The node makes a
+//! promise only to a manager that answered a beat of this node, which it recognises by a random id.
+//! A manager that runs alone asks for no promise. The node obeys it after its answer to a beat.
 //!
 //! Invariants:
 //! 1. `term` never shrinks within a life of the node.
-//! 2. A promise lasts for the lease that was asked for, from when it was given or renewed. Until it
-//!    is over no other term is promised.
-//! 3. A node that has just started may have given a promise in its life before, and gives none for
-//!    as long as one lasts.
-//! 4. Orders are taken only from the manager of the newest term.
+//! 2. A promise lasts for the requested lease, from the time at which the node gave or renewed it.
+//!    Until it ends, the node promises no other term.
+//! 3. A node that has just started may have made a promise in its life before. Therefore it makes
+//!    none for the length of a lease.
+//! 4. The node takes orders only from the manager of the newest term.
 //!
-//! Thread-safety: a value under its owner's lock. Failure: a promise is refused with the newest
-//! term, or with the milliseconds to wait. Cost: none but the message.
+//! Thread-safety: none; the owner's lock guards the value.
+//! Failure: the node refuses a promise with the newest term, or with the milliseconds to wait.
+//! Cost: O(1) per message.
 
 use std::collections::VecDeque;
 
@@ -32,23 +33,23 @@ archipelago_base::fault_switches! {
     }
 }
 
-/// Managers that are remembered as met.
+/// Number of managers that the node remembers.
 const MET_MAX: usize = 16;
 
-/// See the module.
+/// The state of a node's promises.
 #[derive(Clone, Debug)]
 pub struct Promise {
     began_ns: u64,
     term: u64,
     manager: Option<ClientId>,
     until_ns: u64,
-    /// Managers that answered a beat, the latest last.
+    /// Managers that answered a beat, the latest at the end.
     met: VecDeque<ClientId>,
     sabotage: PromiseSabotage,
 }
 
 impl Promise {
-    /// Of a node whose life begins at `now_ns` of its clock.
+    /// The promise of a node whose life begins at `now_ns` of its clock.
     #[must_use]
     pub fn new(now_ns: u64) -> Self {
         let sabotage = PromiseSabotage::default();
@@ -63,19 +64,19 @@ impl Promise {
         Self { sabotage, ..self }
     }
 
-    /// The largest term that was promised or met; 0: none yet.
+    /// Largest term that the node promised or heard of; 0 before the first.
     #[must_use]
     pub fn term(&self) -> u64 {
         self.term
     }
 
-    /// Nanoseconds for which the promise still lasts.
+    /// Nanoseconds until the promise ends.
     #[must_use]
     pub fn left_ns(&self, now_ns: u64) -> u64 {
         self.until_ns.saturating_sub(now_ns)
     }
 
-    /// A manager asks for the promise of its term, for `lease_ns`.
+    /// Promises to obey `from` in its `term` for `lease_ns`, or says why not.
     pub fn ask(
         &mut self,
         now_ns: u64,
@@ -104,8 +105,8 @@ impl Promise {
         Ok(())
     }
 
-    /// A manager answered a beat. One that runs `alone` is obeyed from now on, unless it is of an
-    /// earlier term.
+    /// Takes a manager's answer to a beat. The node obeys a manager that runs `alone` from now on,
+    /// unless its term is an earlier one.
     pub fn meet(&mut self, term: u64, manager: ClientId, alone: bool) {
         if !self.met.contains(&manager) {
             self.met.push_back(manager);
@@ -121,7 +122,7 @@ impl Promise {
         }
     }
 
-    /// Whether an order of `from` in `term` is to be obeyed.
+    /// Whether the node obeys an order of `from` in `term`.
     pub fn obeys(&self, from: ClientId, term: u64) -> Result<(), Refused> {
         if term < self.term {
             return Err(Refused::at(Why::OldTerm, self.term));

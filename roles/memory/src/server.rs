@@ -1,5 +1,14 @@
-//! A memory node as a process runs it: a fabric node, its doors, a thread per manager that beats
-//! and one that copies.
+//! A memory node as a process runs it: a fabric node, its listeners and its threads.
+//!
+//! [`MemoryServer`] owns all of it. One thread per manager sends beats, and one thread copies bytes
+//! for the manager's orders.
+//!
+//! Invariants: 1. every life of the node has a larger number than the one before, by the wall
+//! clock.
+//!
+//! Thread-safety: any thread may call any method.
+//! Failure: a beat or a copy that fails is tried again. The drop ends the threads.
+//! Cost: one thread per manager and one more.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -18,39 +27,41 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::core::Limits;
 use crate::serving::{Order, Serving};
 
-/// A question is given up after this long.
+/// Time after which an unanswered request counts as lost.
 const REQUEST: Duration = Duration::from_millis(500);
-/// Beats until the manager says how often.
+/// Time between beats until the manager names one.
 const FIRST_BEATS: Duration = Duration::from_millis(50);
-/// Bytes of one READ of a copy.
+/// Bytes of one READ while a copy is filled.
 const PART: u64 = 1 << 20;
-/// The thread that copies looks whether it is to end.
+/// Time after which the copying thread checks whether it should end.
 const LOOK: Duration = Duration::from_millis(100);
-/// Bytes of a block, at least: a page.
+/// Smallest size of a block in bytes: a page.
 const BLOCK_BYTES_MIN: u64 = 4096;
 
-/// How a node is started.
+/// Settings of a memory node.
 #[derive(Clone, Debug)]
 pub struct MemorySettings {
-    /// Which node: stays over restarts.
+    /// The node's id, which stays the same over restarts.
     pub id: NodeId,
-    /// Bytes that it gives to blocks, at most; what is over the last whole block is not used.
+    /// Largest number of bytes for blocks. The node does not use the rest beyond the last whole
+    /// block.
     pub size_bytes: u64,
-    /// Bytes of a block: a power of two, the same on all nodes of a cluster. Default: 16 MiB.
+    /// Size of a block in bytes: a power of two, the same on all nodes of a cluster. Default: 16
+    /// MiB.
     pub block_bytes: u64,
-    /// Where it listens.
+    /// Endpoints at which the node listens.
     pub listen: Vec<String>,
-    /// What others are told instead, for what stands in `listen` at the same place.
+    /// Endpoints that other members use instead of those in `listen` at the same index.
     pub advertise: Vec<String>,
-    /// Where the managers are: those that act and those that stand by.
+    /// Endpoints of all managers, of the one in office and of the standby managers.
     pub manager: Vec<String>,
-    /// A process that still has memory mapped by a revoked key is ended after this long. Default:
-    /// never, it is waited for.
+    /// Time after which the node kills a process that still has memory mapped by a revoked key.
+    /// Default: never, and the node waits for the process.
     pub end_holders_after: Option<Duration>,
 }
 
 impl MemorySettings {
-    /// With defaults.
+    /// Settings with defaults, for one listener and one manager.
     #[must_use]
     pub fn new(id: NodeId, size_bytes: u64, listen: String, manager: String) -> Self {
         Self {
@@ -64,7 +75,7 @@ impl MemorySettings {
         }
     }
 
-    /// Says what cannot be.
+    /// An error that names the first setting that is not valid; otherwise the limits of the memory.
     pub fn validate(&self) -> Result<Limits> {
         let (size, block) = (self.size_bytes, self.block_bytes);
         if !block.is_power_of_two() || !(BLOCK_BYTES_MIN..=1 << 32).contains(&block) {
@@ -96,8 +107,7 @@ struct Shared {
     addresses: Vec<String>,
 }
 
-/// A running memory node. Dropped, it ends; what it held is lost to it, not to the blocks' other
-/// copies.
+/// A running memory node. Drop ends it and loses its copies. The other copies of the blocks stay.
 pub struct MemoryServer {
     shared: Arc<Shared>,
     doors: Vec<Box<dyn Listener>>,
@@ -111,8 +121,8 @@ impl std::fmt::Debug for MemoryServer {
 }
 
 impl MemoryServer {
-    /// Starts a node, in a life that is numbered by the wall clock. It serves as soon as the
-    /// manager has met it.
+    /// Starts a node in a new life, whose number is the wall clock's time. It serves as soon as the
+    /// manager knows it.
     pub fn start(settings: MemorySettings) -> Result<Self> {
         let limits = settings.validate()?;
         let clock = SystemClock::shared();
@@ -133,7 +143,7 @@ impl MemoryServer {
         let shared =
             Arc::new(Shared { settings, serving, node, endpoints, clock, stop, addresses });
         let mut threads = Vec::new();
-        // A manager that is silent keeps the others waiting for nothing.
+        // Each manager has a thread of its own, so that a silent manager does not delay the others.
         for manager in shared.settings.manager.clone() {
             let beating = Arc::clone(&shared);
             let beat = Box::new(move || beating.beat(manager));
@@ -144,19 +154,19 @@ impl MemoryServer {
         Ok(Self { shared, doors, threads })
     }
 
-    /// Where it is reached, as others are told.
+    /// Endpoints of the node, as other members know them.
     #[must_use]
     pub fn addresses(&self) -> &[String] {
         &self.shared.addresses
     }
 
-    /// Which life this is.
+    /// Number of the present life.
     #[must_use]
     pub fn life(&self) -> Epoch {
         self.shared.node.epoch()
     }
 
-    /// Blocks that take memory.
+    /// Number of blocks that use memory.
     #[must_use]
     pub fn blocks_used(&self) -> u64 {
         self.shared.serving.look(crate::core::MemoryCore::blocks_used).unwrap_or(0)
@@ -217,7 +227,7 @@ impl Shared {
         }
     }
 
-    /// Ends processes that have had memory mapped by a revoked key for too long.
+    /// Kills processes that have had memory mapped by a revoked key for too long.
     fn end_holders(&self, stuck: &mut HashMap<RemoteKey, u64>) {
         let Some(patience) = self.settings.end_holders_after else { return };
         let now_ns = self.clock.now_ns();

@@ -1,8 +1,13 @@
-//! A node's requests, answered by the state machine: the fabric's handler, shared by whoever drives
-//! the rest.
+//! The request handler of a memory node: it answers the fabric's requests by the state machine.
 //!
-//! The handler answers on the provider's thread, under one lock, without waiting for anything.
-//! Orders to copy bytes are queued for whoever copies ([`Serving::take_order`]).
+//! The node's threads share the handler. It queues orders to copy bytes for the thread that copies
+//! ([`Serving::take_order`]).
+//!
+//! Invariants: 1. a request is answered on the provider's thread, under one lock, without a wait.
+//!
+//! Thread-safety: any thread may call any method.
+//! Failure: a request that cannot be read is refused. A closed handler answers nothing.
+//! Cost: one lock per request.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
@@ -19,12 +24,12 @@ use crate::core::Sabotage;
 use crate::core::{CopyOrder, Limits, MemoryCore};
 use crate::space::FabricSpace;
 
-/// Bytes that are to be copied, and where they go.
+/// An order to copy bytes, and their destination.
 #[derive(Debug)]
 pub struct Order {
-    /// What.
+    /// Source and epoch of the bytes.
     pub order: CopyOrder,
-    /// The new copy's memory; gone if the copy is.
+    /// The memory of the new copy, if the copy still exists.
     pub region: Weak<Region>,
 }
 
@@ -35,7 +40,7 @@ struct State {
     orders: VecDeque<Order>,
 }
 
-/// See the module.
+/// The request handler of a memory node.
 #[derive(Debug)]
 pub struct Serving {
     state: Mutex<Option<State>>,
@@ -43,7 +48,7 @@ pub struct Serving {
     clock: Arc<dyn Clock>,
 }
 
-/// The fabric's handler.
+/// The handler for the fabric's node.
 struct Door(Arc<Serving>);
 
 impl Handler for Door {
@@ -62,8 +67,8 @@ impl Handler for Door {
 }
 
 impl Serving {
-    /// A node of the fabric that serves memory: `make` makes the node with the handler that it is
-    /// given; `clock` measures promises.
+    /// Makes a node of the fabric that serves memory. `make` makes the node with a handler. `clock`
+    /// measures the promises.
     pub fn start(
         id: NodeId,
         life: Epoch,
@@ -75,7 +80,7 @@ impl Serving {
         Self::start_core(core, limits.block_bytes, clock, make)
     }
 
-    /// As [`Serving::start`], without the steps of the protocol that `sabotage` leaves out.
+    /// Does what [`Serving::start`] does, without the protocol steps that `sabotage` leaves out.
     #[cfg(feature = "sabotage")]
     pub fn start_sabotaged(
         id: NodeId,
@@ -106,7 +111,7 @@ impl Serving {
         Ok((serving, node))
     }
 
-    /// Lets go of the memory. Requests are no longer answered.
+    /// Drops the memory. From now on, requests get no answer.
     pub fn close(&self) {
         *self.state.lock() = None;
         self.changed.notify_all();
@@ -126,7 +131,7 @@ impl Serving {
         Some(answer)
     }
 
-    /// The beat to send now; `None` once it is closed.
+    /// The beat to send now; `None` after the handler was closed.
     pub fn beat(&self, endpoints: Vec<String>) -> Option<Message> {
         let mut state = self.state.lock();
         let State { core, space, .. } = state.as_mut()?;
@@ -134,21 +139,22 @@ impl Serving {
         Some(core.beat(endpoints, space.stats()))
     }
 
-    /// The manager's answer to a beat; after how many milliseconds it expects the next.
+    /// Takes the manager's answer to a beat. Returns the milliseconds until the next beat is due.
     pub fn on_beat_answer(&self, answer: &Message) -> Option<u64> {
         let Message::BeatIs { term, manager, beat_ms, alone } = answer else { return None };
         self.state.lock().as_mut()?.core.on_beat_answer(*term, *manager, *alone);
         Some(*beat_ms)
     }
 
-    /// Gives back memory that nobody has mapped any more. To be called a few times a second.
+    /// Gives back memory that no process has mapped any more. The caller does this a few times a
+    /// second.
     pub fn tick(&self) {
         if let Some(State { core, space, .. }) = self.state.lock().as_mut() {
             core.on_timer(space);
         }
     }
 
-    /// Bytes to copy, if there are any; waits for them at most so long.
+    /// The next order to copy bytes. Waits for one at most for `patience`.
     pub fn take_order(&self, patience: Duration) -> Option<Order> {
         let mut state = self.state.lock();
         if state.as_ref()?.orders.is_empty() && !patience.is_zero() {
@@ -157,7 +163,7 @@ impl Serving {
         state.as_mut()?.orders.pop_front()
     }
 
-    /// Writes bytes that were read for an order; whether they still belong there.
+    /// Writes bytes that were read for an order. Returns whether they still belong to the copy.
     pub fn write_part(&self, order: &Order, offset: u64, bytes: &[u8]) -> bool {
         let state = self.state.lock();
         let takes = state.as_ref().is_some_and(|state| state.core.takes(&order.order));
@@ -165,26 +171,26 @@ impl Serving {
         region.is_some_and(|region| region.write(offset, bytes).is_ok())
     }
 
-    /// The bytes of an order have come, or not.
+    /// Ends an order, whose bytes have arrived or not.
     pub fn on_copied(&self, order: &CopyOrder, arrived: bool) {
         if let Some(State { core, space, .. }) = self.state.lock().as_mut() {
             core.on_copied(space, order, arrived);
         }
     }
 
-    /// Revoked keys by which some process still has memory mapped.
+    /// Revoked keys by which a process still has memory mapped.
     pub fn held(&self) -> Option<Vec<RemoteKey>> {
         let state = self.state.lock();
         let State { core, space, .. } = state.as_ref()?;
         Some(core.held(space))
     }
 
-    /// Looks at the state machine, for statistics and checks.
+    /// Reads the state machine, for statistics and checks.
     pub fn look<T>(&self, look: impl FnOnce(&MemoryCore) -> T) -> Option<T> {
         self.state.lock().as_ref().map(|state| look(&state.core))
     }
 
-    /// A block's memory here, for checks.
+    /// The memory of a block's copy, for checks.
     pub fn region(&self, block: archipelago_pool::BlockId) -> Option<Arc<Region>> {
         self.state.lock().as_ref()?.space.region(block)?.upgrade()
     }

@@ -1,10 +1,13 @@
-//! The memory behind a node: a region of the fabric per block.
+//! The memory of a node: a region of the fabric per block.
 //!
-//! The state machine ([`crate::core`]) decides, a [`Space`] does. A region that is given up stays
-//! counted until no other process has it mapped, so the sum of what is mapped never passes the
-//! node's size.
+//! The state machine ([`crate::core`]) decides, and a [`Space`] executes.
 //!
-//! Cost: a memfd and two mappings' worth of page tables per block; a key per block and client.
+//! Invariants: 1. a region that was given up counts until no other process has it mapped. So the
+//! mapped memory never exceeds the node's size.
+//!
+//! Thread-safety: none; the request handler's lock guards the space.
+//! Failure: an error says that the system has no memory, or that the node can give no more keys.
+//! Cost: a memfd and the page tables of two mappings per block; a key per block and client.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
@@ -13,26 +16,26 @@ use archipelago_base::Result;
 use archipelago_fabric::{AtomicPath, Node, NodeStats, Region, RemoteKey, Rights};
 use archipelago_pool::BlockId;
 
-/// What the state machine needs done to memory. None of it waits.
+/// The operations on memory that the state machine uses. None of them waits.
 pub trait Space {
-    /// Zeroed memory for a block. Error: the system has none.
+    /// Allocates zeroed memory for a block. An error means that the system has none.
     fn allocate(&mut self, block: BlockId) -> Result<()>;
 
-    /// A key to the block's memory. Error: the node can give no more.
+    /// Makes a key to the block's memory. An error means that the node can give no more keys.
     fn grant(&mut self, block: BlockId, rights: Rights) -> Result<RemoteKey>;
 
-    /// Makes a key invalid: no operation with it is running or will run, except by processes that
-    /// hold it.
+    /// Makes a key invalid. After the return no operation runs with it, except by processes that
+    /// have the memory mapped.
     fn revoke(&mut self, key: &RemoteKey);
 
-    /// Whether another process can still reach memory by this key, though it may be revoked.
+    /// Whether another process can still reach memory by this key, which may be revoked.
     fn is_held(&self, key: &RemoteKey) -> bool;
 
-    /// Gives the block's memory back.
+    /// Gives the memory of a block back.
     fn release(&mut self, block: BlockId);
 }
 
-/// Memory of a fabric node.
+/// The memory of a fabric node.
 #[derive(Debug)]
 pub struct FabricSpace {
     node: Arc<Node>,
@@ -41,18 +44,18 @@ pub struct FabricSpace {
 }
 
 impl FabricSpace {
-    /// Blocks of `block_bytes` on `node`.
+    /// Memory on `node` in blocks of `block_bytes`.
     #[must_use]
     pub fn new(node: Arc<Node>, block_bytes: u64) -> Self {
         Self { node, block_bytes, regions: BTreeMap::new() }
     }
 
-    /// The node's counters.
+    /// Counters of the fabric's node.
     pub(crate) fn stats(&self) -> NodeStats {
         self.node.stats()
     }
 
-    /// A block's memory, not kept alive.
+    /// The region of a block, which the result does not keep alive.
     pub(crate) fn region(&self, block: BlockId) -> Option<Weak<Region>> {
         self.regions.get(&block).map(Arc::downgrade)
     }

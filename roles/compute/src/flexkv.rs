@@ -1,14 +1,19 @@
-//! A compute node of the store over remote memory, in a process: joins the pool, is reached by
-//! other nodes, and serves callers that have threads ([`FlexKvNode::get`] and so on wait).
+//! A compute node of FlexKV as a process runs it, for callers with threads.
 //!
-//! A node that the cluster took for dead (its process stood still, or was cut off) cannot go on: a
-//! thread notices, ends that **life** and begins another, under another name. Calls of the old life
-//! end as fenced; those that come while there is none, as busy.
+//! [`FlexKvNode`] joins the pool, listens for other nodes, and blocks the threads of its callers
+//! until their requests end. A node that the cluster declared dead, because its process was stopped
+//! or cut off, cannot continue. A thread notices that, ends this **life**, and begins another one
+//! under another id. Calls of the old life end as fenced. Calls between two lives end as busy.
 //!
-//! Invariants: 1. one life at a time; 2. the doors of a life are closed before the next one's open.
-//! Thread-safety: all of it. Failure: a cluster that cannot be joined at the start is an error (a
-//! node that was taken in and then taken for dead joins anew for half a minute); later it is tried
-//! again for ever. Cost: two threads beside those of the fabric and the shared runtime.
+//! Invariants:
+//! 1. At most one life exists at a time.
+//! 2. The listeners of a life are closed before those of the next one open.
+//!
+//! Thread-safety: any thread may call any method.
+//! Failure: a start that cannot join the cluster fails. For half a minute, it retries if the
+//! cluster admitted the node and then declared it dead. A later life is tried again without a
+//! limit.
+//! Cost: two threads, in addition to those of the fabric and of the shared runtime.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -32,29 +37,29 @@ use parking_lot::RwLock;
 
 pub use archipelago_flexkv::{CacheMode, Destination, FlexKvSettings, Renamed, ScanLimits, Set};
 
-/// How often it is looked whether the node still counts.
+/// Time between two checks whether the cluster declared the node dead.
 const LOOK: Duration = Duration::from_millis(20);
-/// Between two tries to begin a life.
+/// Pause between two tries to begin a life.
 const AGAIN: Duration = Duration::from_millis(100);
-/// So many calls of one caller are under way at a time.
+/// Number of calls of one caller that run in parallel.
 const TOGETHER: usize = 32;
-/// The cluster has memory by then, or the start fails.
+/// Time after which a start fails if the cluster has no memory.
 const MEMORY: Duration = Duration::from_secs(10);
 
-/// Records that are looked at to tell how many keys expire, and when. The standard error of a share
-/// of keys is at most 1.6 % of all keys then.
+/// Number of records in a sample for how many keys expire and when. The standard error of a share
+/// is then at most 1.6 % of all keys.
 const SAMPLE_RECORDS: u64 = 1000;
-/// Bytes of keys after which a step of the listing of few keys ends.
+/// Bytes of keys after which a step of a listing of few keys ends.
 const STEP_KEY_BYTES: usize = 1 << 20;
 
 /// Time within which the first life must begin once a manager has answered.
 const FIRST_LIFE: Duration = Duration::from_secs(30);
 
-/// Why a life did not begin.
+/// The reason why a life did not begin.
 enum Failed {
-    /// No manager answers, no memory comes, or the settings do not fit.
+    /// No manager answers, the cluster has no memory, or the settings do not fit it.
     ForGood(Error),
-    /// The cluster took the node in, and did not get further with it: another life may begin.
+    /// The cluster admitted the node, and a later step failed. Another life may succeed.
     WhileJoined(Error),
 }
 
@@ -66,35 +71,35 @@ impl Failed {
     }
 }
 
-/// How a compute node is started.
+/// Settings of a compute node of FlexKV.
 #[derive(Clone, Debug)]
 pub struct FlexKvNodeSettings {
-    /// Where the manager is: `tcp:HOST:PORT`.
+    /// Endpoints of all managers: `tcp:HOST:PORT`.
     pub manager: Vec<String>,
-    /// Where other compute nodes reach this one: `tcp:HOST:PORT`, `shm:PATH`.
+    /// Endpoints at which the node listens for other compute nodes: `tcp:HOST:PORT` or `shm:PATH`.
     pub listen: Vec<String>,
-    /// What others are told instead, for what stands in `listen` at the same place.
+    /// Endpoints that other nodes use instead of those in `listen` at the same index.
     pub advertise: Vec<String>,
-    /// The store.
+    /// Settings of the store.
     pub store: FlexKvSettings,
 }
 
-/// A key; value and expiry in Unix milliseconds (0: never) if it is to have one, `None` if it is to
-/// go.
+/// A write of one key: its new value and expiry in Unix milliseconds (0 means never), or `None` for
+/// a deletion.
 pub type KeyWrite<'a> = (&'a [u8], Option<(&'a [u8], u64)>);
 
-/// What is known of the keys as a whole.
+/// Statistics over all keys.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct KeyFigures {
     /// Number of keys that have not expired.
     pub keys: u64,
-    /// Number of those that expire.
+    /// Number of keys that will expire.
     pub expiring: u64,
-    /// Milliseconds that those have left on average; 0 if there are none.
+    /// Mean time until they expire, in milliseconds; 0 if no key expires.
     pub mean_ttl_ms: u64,
 }
 
-/// The handler of a life's fabric node, which is there before the compute node.
+/// The handler of a life's fabric node, which exists before the compute node does.
 #[derive(Default)]
 struct Door(Arc<OnceLock<Box<dyn Handler>>>);
 
@@ -111,7 +116,7 @@ struct Life {
     compute: ComputeNode,
     pool: PoolClient,
     addresses: Vec<String>,
-    /// Dropped before the fabric's node.
+    /// The listeners, which are dropped before the fabric's node.
     doors: Vec<Box<dyn Listener>>,
     _fabric: Arc<Node>,
 }
@@ -125,7 +130,8 @@ struct Shared {
     stop: AtomicBool,
 }
 
-/// See the module. Dropped, it leaves: others take its partitions.
+/// A compute node of FlexKV in a process. Drop leaves the cluster, and other nodes take its
+/// partitions.
 pub struct FlexKvNode {
     shared: Arc<Shared>,
     keeper: Option<Joiner>,
@@ -139,8 +145,8 @@ impl fmt::Debug for FlexKvNode {
 }
 
 impl FlexKvNode {
-    /// Joins the cluster and the store; makes the store if it is the first. Busy if no manager
-    /// answers, or no memory node is there in time.
+    /// Joins the cluster and the store. The first node makes the store. Busy if no manager answers
+    /// in time, or if the cluster has no memory node in time.
     pub fn start(settings: FlexKvNodeSettings) -> Result<Self> {
         settings.store.validate()?;
         if settings.listen.is_empty() {
@@ -160,32 +166,32 @@ impl FlexKvNode {
         Ok(Self { shared, keeper: Some(keeper) })
     }
 
-    /// The compute node of the present life, for tasks and for looks. Busy while there is none.
+    /// The compute node of the present life. Busy while no life exists.
     pub fn node(&self) -> Result<ComputeNode> {
         let life = self.shared.life.read();
         let none = || Error::busy("this node was taken for dead and is joining anew");
         life.as_ref().map(|life| life.compute.clone()).ok_or_else(none)
     }
 
-    /// Where other nodes reach the present life.
+    /// Endpoints of the present life, as other nodes know them.
     #[must_use]
     pub fn addresses(&self) -> Vec<String> {
         self.shared.life.read().as_ref().map_or_else(Vec::new, |life| life.addresses.clone())
     }
 
-    /// Whether a call may have to wait for longer than an exchange with another node.
+    /// Whether a call may wait for longer than an exchange with another node takes.
     #[must_use]
     pub fn may_wait(&self) -> bool {
         self.shared.life.read().as_ref().is_none_or(|life| life.compute.may_wait())
     }
 
-    /// What the present life counted.
+    /// Counters of the present life, by name.
     #[must_use]
     pub fn figures(&self) -> Vec<Figure> {
         self.node().map_or_else(|_| Vec::new(), |node| node.figures())
     }
 
-    /// As [`ComputeNode::get`].
+    /// Reads a key; see [`ComputeNode::get`].
     pub fn get(&self, key: &[u8]) -> Result<Option<Value>> {
         let at_once = |life: &Life| life.compute.get_at_once(key);
         if let Some(value) = self.shared.life.read().as_ref().and_then(at_once) {
@@ -194,25 +200,25 @@ impl FlexKvNode {
         block_on(self.node()?.get(key))
     }
 
-    /// As [`ComputeNode::set`].
+    /// Sets a key; see [`ComputeNode::set`].
     pub fn set(&self, key: &[u8], value: &[u8], expires_ms: u64) -> Result<(), WriteError> {
         block_on(self.writer()?.set(key, value, expires_ms))
     }
 
-    /// The compute node for a write, which has no effect if there is none.
+    /// The compute node for a write. Without one, the write has no effect.
     fn writer(&self) -> Result<ComputeNode, WriteError> {
         self.node().map_err(WriteError::without_effect)
     }
 
-    /// As [`ComputeNode::get`] of each key, a key's in their order; what this node has not cached
-    /// is asked for together.
+    /// Reads several keys, each as [`ComputeNode::get`] does. Reads of one key keep their order.
+    /// The node asks in parallel for keys that it has not cached.
     pub fn get_many(&self, keys: &[&[u8]]) -> Result<Vec<Option<Value>>> {
         let node = self.node()?;
         let mut values: Vec<Option<Value>> = Vec::with_capacity(keys.len());
         for keys in keys.chunks(TOGETHER) {
-            // Each key's value, or where it stands first among those that are asked for: it is
-            // asked for once, since of two look-ups at a time the first could show a newer value
-            // than the second.
+            // The value of each key, or the index of its first occurrence among the requests. Each
+            // key is requested once, because the first of two parallel look-ups could return a
+            // newer value than the second.
             let mut read: Vec<Result<Option<Value>, usize>> = Vec::with_capacity(keys.len());
             let mut asked: Vec<usize> = Vec::new();
             for (at, key) in keys.iter().enumerate() {
@@ -237,8 +243,8 @@ impl FlexKvNode {
         Ok(values)
     }
 
-    /// Hands out what the first of `keys` hold, in their order, as long as nothing has to be waited
-    /// for; how many. `take` must not call this node.
+    /// Hands out the values of the first of `keys`, in their order, until one of them needs a wait.
+    /// Returns their number. `take` must not call this node.
     pub fn get_now(&self, keys: &[&[u8]], take: &mut dyn FnMut(Option<&[u8]>)) -> usize {
         let Ok(node) = self.node() else { return 0 };
         let mut read = 0;
@@ -252,14 +258,14 @@ impl FlexKvNode {
         read
     }
 
-    /// As [`ComputeNode::set`] of each of them that can be done without waiting; which are left, in
-    /// their order. What is left of a key comes behind what was done of it.
+    /// Executes those of the sets that need no wait, each as [`ComputeNode::set`] does. Returns the
+    /// indices of the others, in their order. The remaining sets of a key follow its executed ones.
     pub fn set_now(&self, sets: &[Set<'_>]) -> Vec<usize> {
         let Ok(node) = self.node() else { return (0..sets.len()).collect() };
         for (turn, some) in sets.chunks(AT_ONCE_MAX).enumerate() {
             let (done, from) = (node.set_some_at_once(some), turn * AT_ONCE_MAX);
             if done.count_ones() as usize != some.len() {
-                // Those behind these may be of the same keys.
+                // The later sets may be of the same keys.
                 let next = from + some.len();
                 let left = (from..next).filter(|nth| done >> (nth - from) & 1 == 0);
                 return left.chain(next..sets.len()).collect();
@@ -268,9 +274,9 @@ impl FlexKvNode {
         Vec::new()
     }
 
-    /// As [`ComputeNode::set`] with value and expiry, or [`ComputeNode::delete`] without, of keys
-    /// that differ; together. After an error of unknown effect each of them may have happened;
-    /// after one without effect none did.
+    /// Sets or deletes different keys in parallel, as [`ComputeNode::set`] and
+    /// [`ComputeNode::delete`] do. After an error of unknown effect, each of the writes may have
+    /// happened. After an error without effect, none did.
     pub fn write_many(&self, writes: &[KeyWrite<'_>]) -> Result<(), WriteError> {
         let node = self.writer()?;
         let write = async |(key, value): KeyWrite<'_>| match value {
@@ -285,7 +291,7 @@ impl FlexKvNode {
         Ok(())
     }
 
-    /// As [`ComputeNode::delete`] of keys that differ, together; how many were there. Errors as
+    /// Deletes different keys in parallel. Returns how many of them existed. Errors are those of
     /// [`FlexKvNode::write_many`].
     pub fn delete_many(&self, keys: &[&[u8]]) -> Result<usize, WriteError> {
         let node = self.writer()?;
@@ -299,7 +305,7 @@ impl FlexKvNode {
         Ok(there)
     }
 
-    /// Hands out the keys of each partition, one partition after another, until `take` breaks; as
+    /// Hands out the keys of one partition after another until `take` breaks; see
     /// [`ComputeNode::keys_in`].
     pub fn each_partition(
         &self,
@@ -318,7 +324,7 @@ impl FlexKvNode {
         Ok(())
     }
 
-    /// About how many keys there are: those that have expired and are not removed yet count, too.
+    /// Estimated number of keys. It includes expired keys that are not removed yet.
     pub fn count(&self) -> Result<u64> {
         let node = self.node()?;
         let (all, mut keys): (Vec<u32>, _) = ((0..node.partitions()?).collect(), 0);
@@ -331,19 +337,19 @@ impl FlexKvNode {
         Ok(keys)
     }
 
-    /// As [`ComputeNode::scan`].
+    /// Executes one step of a scan; see [`ComputeNode::scan`].
     pub fn scan(&self, cursor: u64, limits: ScanLimits) -> Result<Option<ScanStep>> {
         block_on(self.node()?.scan(cursor, limits))
     }
 
-    /// As [`ComputeNode::random_key`].
+    /// A random key; see [`ComputeNode::random_key`].
     pub fn random_key(&self) -> Result<Option<Vec<u8>>> {
         block_on(self.node()?.random_key())
     }
 
-    /// How many keys there are, how many of them expire, and when. Up to 1,000 records all of them
-    /// are looked at. Of more a sample tells the share of those that expire, and of those that have
-    /// expired and are not removed yet: each is right within 5 % of all keys, 99.7 times of 100.
+    /// Statistics over all keys. If the store has at most 1,000 records, the call reads all of
+    /// them. Otherwise a sample gives the share of keys that expire, and of expired keys that are
+    /// not removed yet. Each share is within 5 % of all keys in 99.7 % of the calls.
     pub fn key_figures(&self, now_ms: u64) -> Result<KeyFigures> {
         let (node, records) = (self.node()?, self.count()?);
         if records <= SAMPLE_RECORDS {
@@ -353,12 +359,12 @@ impl FlexKvNode {
             }
         }
         let step = block_on(node.sample(SAMPLE_RECORDS as usize))?;
-        // Many records may have come since they were counted.
+        // Many records may have been added since the count.
         let records = if records <= SAMPLE_RECORDS { self.count()? } else { records };
         Ok(figures_of(&step, records, now_ms))
     }
 
-    /// As [`ComputeNode::rename`].
+    /// Renames or copies a key; see [`ComputeNode::rename`].
     pub fn rename(
         &self,
         from: &[u8],
@@ -368,7 +374,8 @@ impl FlexKvNode {
         block_on(self.writer()?.rename(from, to, destination))
     }
 
-    /// Removes every key that is there during the whole call. Errors as [`FlexKvNode::write_many`].
+    /// Removes every key that exists during the whole call. Errors are those of
+    /// [`FlexKvNode::write_many`].
     pub fn clear(&self) -> Result<(), WriteError> {
         let (mut removed, mut failed) = (0, None);
         let listed = self.each_partition(&mut |keys| {
@@ -387,7 +394,7 @@ impl FlexKvNode {
         outcome.map_err(|failed| if removed > 0 { failed.of_a_part() } else { failed })
     }
 
-    /// As [`ComputeNode::compare_and_set`].
+    /// Sets a key that still has a read value; see [`ComputeNode::compare_and_set`].
     pub fn compare_and_set(
         &self,
         key: &[u8],
@@ -398,19 +405,20 @@ impl FlexKvNode {
         block_on(self.writer()?.compare_and_set(key, read, value, expires_ms))
     }
 
-    /// As [`ComputeNode::compare_and_delete`].
+    /// Deletes a key that still has a read value; see [`ComputeNode::compare_and_delete`].
     pub fn compare_and_delete(&self, key: &[u8], read: &Value) -> Result<bool, WriteError> {
         block_on(self.writer()?.compare_and_delete(key, read))
     }
 
-    /// As [`ComputeNode::delete`].
+    /// Deletes a key; see [`ComputeNode::delete`].
     pub fn delete(&self, key: &[u8]) -> Result<bool, WriteError> {
         block_on(self.writer()?.delete(key))
     }
 }
 
-/// All keys, from steps of a scan; `None` if there are more than [`SAMPLE_RECORDS`] records. Keys
-/// that several steps return are counted once. What is held is bounded, however many there are.
+/// Collects all keys from steps of a scan; `None` if the store has more than [`SAMPLE_RECORDS`]
+/// records. A key that several steps return counts once. The memory is bounded for any number of
+/// keys.
 fn list_few(
     mut scan: impl FnMut(u64, ScanLimits) -> Result<Option<ScanStep>>,
 ) -> Result<Option<ScanStep>> {
@@ -431,10 +439,10 @@ fn list_few(
     Ok(Some(ScanStep { keys: keys.into_iter().map(found).collect(), expired, next: None }))
 }
 
-/// What a sample of `records` records tells of all of them.
+/// Extrapolates from a sample of `records` records to all records.
 fn figures_of(sample: &ScanStep, records: u64, now_ms: u64) -> KeyFigures {
     let seen = (sample.keys.len() + sample.expired) as u128;
-    // A sample that has all of them is newer than their count.
+    // A sample that holds all records is newer than their count.
     let all = match seen < u128::from(SAMPLE_RECORDS) {
         true => seen,
         false => seen.max(u128::from(records)),
@@ -447,8 +455,8 @@ fn figures_of(sample: &ScanStep, records: u64, now_ms: u64) -> KeyFigures {
     KeyFigures { keys: share(sample.keys.len()), expiring: share(expiring), mean_ttl_ms }
 }
 
-/// What came of writes that were under way together, after `done` others of the same call; the
-/// first error, which is of unknown effect if any of them all may have happened.
+/// The result of writes that ran in parallel, after `done` others of the same call. Returns the
+/// first error, whose effect is unknown if any of the writes may have happened.
 fn all_done<T>(written: Vec<Result<T, WriteError>>, done: usize) -> Result<Vec<T>, WriteError> {
     let may_have = |one: &Result<T, WriteError>| {
         one.as_ref().map_or_else(|failed| failed.effect() == WriteEffect::Unknown, |_| true)
@@ -472,7 +480,7 @@ impl Drop for FlexKvNode {
 }
 
 impl Life {
-    /// Leaves in order: calls under way end as fenced.
+    /// Leaves the cluster. Running calls end as fenced.
     fn end(self) {
         block_on(self.pool.leave());
     }
@@ -489,7 +497,7 @@ impl Shared {
             let gone = self.life.write().take();
             if let Some(life) = gone {
                 tracing::warn!(client = %life.compute.client(), "this node was taken for dead");
-                // Doors that the next life needs.
+                // The next life needs the listeners.
                 drop(life);
             }
             if let Err(failed) = self.begin() {
@@ -500,8 +508,8 @@ impl Shared {
         }
     }
 
-    /// The first life. A manager that answered, and then stood still for longer than a lease, took
-    /// this node for dead: it joins anew.
+    /// Begins the first life. A manager that answered and was then stopped for longer than a lease
+    /// declares this node dead, and the node joins again.
     fn begin_first(&self) -> Result<()> {
         let until_ns = self.clock.now_ns() + FIRST_LIFE.as_nanos() as u64;
         loop {
@@ -548,7 +556,7 @@ impl Shared {
         })
     }
 
-    /// A member of the pool becomes a node of the store.
+    /// Makes a member of the pool a node of the store.
     fn take_part(&self, pool: PoolClient) -> Result<Life> {
         let (endpoints, runtime) = (Arc::clone(&self.endpoints), Arc::clone(&self.runtime));
         let (id, epoch) = fabric_id(pool.client());
@@ -571,7 +579,7 @@ impl Shared {
         };
         let (compute, handler) = ComputeNode::new(self.settings.store.clone(), around)?;
         compute.lend_counters(&fabric);
-        // It is empty: it was made above.
+        // The cell is empty, because it was made above.
         let _set = late.set(handler);
         let life = Life { compute, pool, addresses, doors, _fabric: fabric };
         match block_on(life.compute.join()) {
@@ -611,7 +619,7 @@ mod tests {
         assert_eq!(many, KeyFigures { keys: 9_000, expiring: 3_000, mean_ttl_ms: 1_000 });
     }
 
-    /// A step of a scan of `records` keys that ends where its limits say.
+    /// A step of a scan over `records` keys, which ends at its limits.
     fn step_of(records: u64, from: u64, limits: ScanLimits) -> ScanStep {
         let end = records.min(from.saturating_add(limits.records as u64));
         let found = |n: u64| ScannedKey { key: n.to_le_bytes().to_vec(), expires_ms: n };
@@ -635,7 +643,8 @@ mod tests {
 
     #[test]
     fn keys_that_several_steps_return_are_counted_once() {
-        // The second step returns the keys of the first one again, as after a doubling.
+        // The second step returns the keys of the first one again, as a scan does after a subtable
+        // has doubled.
         let few = list_few(|from, limits| {
             let step = step_of(600, 0, limits);
             Ok(Some(ScanStep { expired: 10, next: (from == 0).then_some(1), ..step }))

@@ -1,11 +1,10 @@
-//! The compute role: it owns the column families of a database (log writer, memtables, versions,
-//! caches) and serves them to front ends.
+//! The compute role: it owns the column families of a database and serves them to front ends.
 //!
-//! In this first form it runs embedded: [`ComputeNode::open`] opens the engine over the local
-//! file system, or over tiers ([`storage`]), by [`Settings`] (a TOML file or defaults) under one
-//! byte budget, and [`ComputeNode::close`] ends it in order: memtables with unlogged records
-//! flushed, the log synced, the lock released. Layer 5: it depends on the engine, never on another
-//! role.
+//! The role runs inside of the front end's process. [`ComputeNode::open`] opens the engine over the
+//! local file system, or over tiers ([`storage`]), by [`Settings`] (a TOML file or defaults) and
+//! under one byte budget. [`ComputeNode::close`] flushes the memtables with unlogged records, syncs
+//! the log and releases the lock. [`flexkv`] is the compute node of the store over remote memory.
+//! Layer 5; it depends on the engine and on no other role.
 
 pub mod flexkv;
 mod settings;
@@ -23,14 +22,14 @@ use archipelago_tier::TieredFs;
 pub use settings::Settings;
 pub use storage::Storage;
 
-/// Column families whose names begin with this are keyspaces like the default one, and a compute
-/// node runs them with its settings, unless they have settings of their own.
+/// Prefix of the names of column families that are keyspaces like the default one. A compute node
+/// runs them with the settings of the default one, unless they have settings of their own.
 pub const DATABASE_FAMILIES: &str = "archipelago.database.";
 
-/// Buffers that are kept for reuse take at most one part in this many of a small process's memory.
+/// A small process keeps buffers for reuse in at most one part in this many of its memory.
 const KEPT_BUFFERS_SHARE: u64 = 32;
 
-/// Memory that a process with these settings may take, in bytes; `u64::MAX` if no limit is known.
+/// Bytes of memory that a process with these settings may use; `u64::MAX` if no limit is known.
 #[must_use]
 pub fn memory_bytes(settings: &Settings) -> u64 {
     match settings.database.memory_budget_bytes {
@@ -39,8 +38,8 @@ pub fn memory_bytes(settings: &Settings) -> u64 {
     }
 }
 
-/// Keeps the resident memory of a small process near what is in use. Huge pages of the kernel
-/// doubled it (decision 0054). Both settings hold for the whole process and for its rest.
+/// Keeps the resident memory of a small process near its memory in use, which the kernel's huge
+/// pages doubled (decision 0054). Both settings hold for the whole process until its end.
 fn make_memory_compact(process_bytes: u64) {
     let kept = usize::try_from(process_bytes / KEPT_BUFFERS_SHARE).unwrap_or(usize::MAX);
     buffers::keep_at_most(kept);
@@ -58,8 +57,8 @@ pub struct ComputeNode {
 }
 
 impl ComputeNode {
-    /// Opens (by default also creates) the database in `dir` by `settings`. Errors as
-    /// [`Db::open`]; a directory that cannot be used says so before anything is changed.
+    /// Opens the database in `dir` by `settings`, and creates it by default. Errors are those of
+    /// [`Db::open`]. If a directory cannot be used, the call fails before it changes anything.
     pub fn open(dir: &Path, settings: &Settings) -> Result<Self> {
         settings.validate()?;
         refuse_families_of_new_tiers(dir, settings)?;
@@ -80,34 +79,34 @@ impl ComputeNode {
         Ok(Self { db, budget, storage })
     }
 
-    /// The database.
+    /// The open database.
     #[must_use]
     pub fn db(&self) -> &Db {
         &self.db
     }
 
-    /// The tiers, if the database lies on some.
+    /// The tiers, if the database is on tiers.
     #[must_use]
     pub fn tiers(&self) -> Option<&Arc<TieredFs>> {
         self.storage.tiers.as_ref()
     }
 
-    /// The byte budget over everything that grows with load; front ends charge their requests to
+    /// The byte budget over all memory that grows with load. Front ends charge their requests to
     /// it.
     #[must_use]
     pub fn budget(&self) -> &Arc<ByteBudget> {
         &self.budget
     }
 
-    /// Closes the database, then the tiers; errors as [`Db::close`].
+    /// Closes the database, and then the tiers. Errors are those of [`Db::close`].
     pub fn close(self) -> Result<()> {
         let closed = self.db.close();
         closed.and(self.storage.close())
     }
 }
 
-/// Refuses settings of column families that a new database on tiers cannot have, before its
-/// devices are made. A database without tiers looks at this by itself.
+/// Refuses settings of column families that a new database on tiers cannot have, before its devices
+/// are prepared. A database without tiers checks this itself.
 fn refuse_families_of_new_tiers(dir: &Path, settings: &Settings) -> Result<()> {
     if settings.tiers.is_empty() || storage::devices_of(dir)?.is_some() {
         return Ok(());
@@ -133,7 +132,7 @@ pub fn load_settings(path: &Path) -> Result<Settings> {
     Settings::parse(&text).map_err(|e| e.context_at(format!("settings file {}", path.display())))
 }
 
-/// Where a node keeps its data unless told otherwise.
+/// Default directory of a node's data.
 #[must_use]
 pub fn default_dir() -> PathBuf {
     PathBuf::from("./archipelago-data")
@@ -172,7 +171,7 @@ mod tests {
         }
         let made = Settings { families: Default::default(), ..on_tiers };
         ComputeNode::open(&dir, &made).unwrap().close().unwrap();
-        // Once the database is there, its devices are not asked for anew.
+        // After the database exists, the settings need not name its devices again.
         ComputeNode::open(&dir, &Settings::default()).unwrap().close().unwrap();
     }
 

@@ -1,4 +1,6 @@
 //! Settings of a compute node, as an operator writes them in TOML.
+//!
+//! The functions are pure.
 
 use std::collections::BTreeMap;
 
@@ -19,19 +21,19 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Settings {
-    /// Devices that the database lies on, fastest first. Default: none; the database lies in its
+    /// Devices of the database, the fastest first. Default: none, and the database is in its
     /// directory, or on the tiers that the directory names.
     pub tiers: Vec<DeviceSettings>,
-    /// The database: see [`DbOptions`].
+    /// Settings of the database; see [`DbOptions`].
     pub database: DbOptions,
-    /// Column families by name: see [`CfOptions`]. Those that are not named keep the settings
-    /// that they were stored with.
+    /// Settings of column families by name; see [`CfOptions`]. A family that is not named keeps its
+    /// stored settings.
     pub families: BTreeMap<String, CfOptions>,
 }
 
 impl Settings {
-    /// Parses and validates TOML. The error names the line, the setting, its value and what is
-    /// allowed.
+    /// Parses and validates TOML. The error names the line, the setting, its value and the allowed
+    /// values.
     pub fn parse(text: &str) -> Result<Self> {
         let settings: Self =
             toml::from_str(text).map_err(|error| Error::invalid(error.to_string()))?;
@@ -39,7 +41,7 @@ impl Settings {
         Ok(settings)
     }
 
-    /// Checks all settings together.
+    /// Checks that all settings are valid and fit together.
     pub fn validate(&self) -> Result<()> {
         self.database.validate().map_err(|error| error.context_at("[database]"))?;
         if !self.tiers.is_empty() {
@@ -52,7 +54,7 @@ impl Settings {
         Ok(())
     }
 
-    /// The settings as TOML, every one with its value.
+    /// All settings with their values, as TOML.
     pub fn to_toml(&self) -> Result<String> {
         toml::to_string_pretty(self).map_err(|error| Error::invalid(error.to_string()))
     }

@@ -1,10 +1,17 @@
-//! Where a node's database lies: in its directory, or on tiers that the directory names.
+//! The storage of a node's database: its directory, or tiers that the directory names.
 //!
-//! With a list of devices in the settings the database lies on tiers, and the directory holds only
-//! `TIERS.toml`, which says on which. So whoever opens the directory later, an operator's tool
-//! without settings for one, finds the same database. Within the tiers it has a path of its own
-//! ([`DATABASE`]), wherever the directory is moved. Invariants: a directory that has a database of
-//! its own never becomes one on tiers; one on tiers is never opened without them.
+//! If the settings list devices, the database is on tiers, and the directory holds only
+//! `TIERS.toml`, which names them. So an operator's tool that opens the directory without these
+//! settings finds the same database. The database has a path of its own in the tiers
+//! ([`DATABASE`]), which stays when the directory is moved.
+//!
+//! Invariants:
+//! 1. A directory with a database of its own never becomes one on tiers.
+//! 2. A database on tiers is never opened without them.
+//!
+//! Thread-safety: the functions may run on any thread; two processes cannot open one database.
+//! Failure: an interrupted call is completed by the next call.
+//! Cost: a few file operations at open and close.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -18,40 +25,41 @@ use archipelago_env::{FileSystem, GroupAccess, IoContext, IoPurpose};
 use archipelago_tier::{Components, DeviceSettings, Emptied, TieredFs, forget_device};
 use serde::{Deserialize, Serialize};
 
-/// The file that names the devices.
+/// Name of the file that lists the devices.
 pub const TIERS_NAME: &str = "TIERS.toml";
-/// The root of the tiers' own paths.
+/// Root of the paths in the tiers.
 pub const TIERS_ROOT: &str = "tiers:";
-/// The database within the tiers. Paths below [`TIERS_ROOT`] lie there too: a checkpoint, for one.
+/// Path of the database in the tiers. Other paths below [`TIERS_ROOT`] are in the tiers as well,
+/// for example those of checkpoints.
 pub const DATABASE: &str = "tiers:/db";
 
-/// What [`TIERS_NAME`] holds.
+/// Content of the file [`TIERS_NAME`].
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct TiersFile {
     tiers: Vec<DeviceSettings>,
 }
 
-/// Where a database lies.
+/// The storage of one database.
 #[derive(Clone, Debug)]
 pub struct Storage {
     /// The file system that the engine works on.
     pub fs: Arc<dyn FileSystem>,
-    /// The database's directory on it.
+    /// Directory of the database on that file system.
     pub dir: PathBuf,
-    /// The tiers, if it lies on some.
+    /// The tiers, if the database is on tiers.
     pub tiers: Option<Arc<TieredFs>>,
 }
 
 impl Storage {
-    /// Where the database of `dir` lies, by `devices` or, if that is empty, by what the directory
-    /// says. Errors: those of [`TieredFs::open`]; `InvalidArgument` for devices beside a database
-    /// without tiers.
+    /// Opens the storage of the database of `dir`: on `devices`, or, if that list is empty, on
+    /// those that the directory names. Errors are those of [`TieredFs::open`], and
+    /// `InvalidArgument` for devices if the directory has a database without tiers.
     pub fn open(dir: &Path, devices: &[DeviceSettings]) -> Result<Self> {
         Self::open_with(dir, devices, Components::default())
     }
 
-    /// The same with files that are open to the group.
+    /// Opens the storage with files that the group may access; see [`Storage::open`].
     pub fn open_for_group(
         dir: &Path,
         devices: &[DeviceSettings],
@@ -62,8 +70,8 @@ impl Storage {
         Self::open_with(dir, devices, components)
     }
 
-    /// The same with other components of the tiers. Their group access holds for a database without
-    /// tiers as well.
+    /// Opens the storage with other components of the tiers; see [`Storage::open`]. Their group
+    /// access also holds for a database without tiers.
     pub fn open_with(
         dir: &Path,
         devices: &[DeviceSettings],
@@ -82,7 +90,7 @@ impl Storage {
         if stored.is_none() {
             refuse_database(&*local, dir)?;
         }
-        // The file was written once the devices had their tiers.
+        // The file was written after the tiers were made on the devices.
         let says = stored.as_ref().map(|_| says_so(dir));
         let must_exist = components.must_exist.clone().or(says);
         let components = Components { must_exist, ..components };
@@ -94,39 +102,41 @@ impl Storage {
         Ok(Self { fs, dir: PathBuf::from(DATABASE), tiers: Some(tiers) })
     }
 
-    /// Ends the tiers in order, once the database is closed.
+    /// Closes the tiers, after the database was closed.
     pub fn close(&self) -> Result<()> {
         self.tiers.as_ref().map_or(Ok(()), |tiers| tiers.close())
     }
 }
 
-/// Why devices have to have tiers: for the error if they do not.
+/// The reason why devices must have tiers already, for the error if they have none.
 #[must_use]
 pub fn says_so(dir: &Path) -> String {
     let file = dir.join(TIERS_NAME);
     format!("{} says that they have a database; without that file a new one begins", file.display())
 }
 
-/// The devices that a directory names; `None` if its database lies in it, or there is none.
+/// The devices that a directory names; `None` if its database is in the directory, or does not
+/// exist.
 pub fn devices_of(dir: &Path) -> Result<Option<Vec<DeviceSettings>>> {
     Ok(load(dir)?.map(|file| file.tiers))
 }
 
-/// Moves everything off the device called `name` and takes it out of the tiers of `dir` and out of
-/// its list; the device's directory is an empty one then. `devices` as for [`Storage::open`]; tiers
-/// of other engines have no directory of ours and are known by them alone (a directory that names
-/// none of them is left alone). `told` is called after each file that was moved. The database is
-/// opened and closed for it, so that its logs end in order; nobody else may have it open. The
-/// others keep the names that they have, also those by place. What was interrupted is finished by
-/// another call. Errors: those of [`TieredFs::open`], [`TieredFs::empty_device`] and
-/// [`forget_device`].
+/// Moves all files off the device called `name`, and removes it from the tiers of `dir` and from
+/// the list of the directory. Afterwards the device's directory is empty.
+///
+/// `devices` is as for [`Storage::open`]. Tiers of other engines have no directory of this project,
+/// so `devices` alone names them, and a directory that names none of them stays unchanged. The call
+/// invokes `told` after each moved file. It opens and closes the database, so that the database's
+/// logs end in order, and no other process may have the database open. The other devices keep their
+/// names, including those by position. Another call completes an interrupted one. Errors are those
+/// of [`TieredFs::open`], [`TieredFs::empty_device`] and [`forget_device`].
 pub fn remove_device(
     dir: &Path,
     devices: &[DeviceSettings],
     name: &str,
     told: impl FnMut(Emptied),
 ) -> Result<Emptied> {
-    // The directory of another database has nothing to do with these.
+    // The directory belongs to another database, which these devices do not concern.
     let is_theirs = |file: &TiersFile| {
         let path = |device: &DeviceSettings| absolute(device).map(|device| device.path).ok();
         let theirs =
@@ -203,13 +213,13 @@ fn store(fs: &dyn FileSystem, dir: &Path, tiers: Vec<DeviceSettings>) -> Result<
     fs.write_atomic(&dir.join(TIERS_NAME), text.as_bytes(), context)
 }
 
-/// Paths in the file hold wherever somebody opens it from.
+/// Makes the paths in the file absolute, so that they hold in every working directory.
 fn absolute(device: &DeviceSettings) -> Result<DeviceSettings> {
     let full = |path: &PathBuf| {
         std::path::absolute(path).map_err(|source| Error::io("find the whole of", path, source))
     };
     let spec = device.spec.as_ref().map(full).transpose()?;
-    // An empty path is refused by name when the list is checked.
+    // The check of the list refuses an empty path by its name.
     let path =
         if device.path.as_os_str().is_empty() { PathBuf::new() } else { full(&device.path)? };
     Ok(DeviceSettings { path, spec, ..device.clone() })
@@ -219,7 +229,7 @@ fn refuse_database(fs: &dyn FileSystem, dir: &Path) -> Result<()> {
     if !fs.exists(dir)? {
         return Ok(());
     }
-    // A crash while the directory's first `TIERS.toml` was written leaves its temporary file, and
+    // A crash during the write of the directory's first `TIERS.toml` leaves its temporary file and
     // no database.
     let half_written = format!("{TIERS_NAME}.tmp");
     match fs.list(dir)?.iter().find(|entry| entry.name != half_written) {
@@ -273,7 +283,8 @@ mod tests {
         let (dir, fs) = (base.path().join("db"), LocalFs::new());
         let devices = devices(base.path());
         Storage::open(&dir, &devices).unwrap().close().unwrap();
-        // As a mount point is without what is mounted there: one is empty, one is not there.
+        // A mount point looks like this while its device is not mounted: one directory is empty,
+        // and one does not exist.
         fs.remove_dir_all(&base.path().join("slow")).unwrap();
         fs.remove_dir_all(&base.path().join("fast")).unwrap();
         fs.create_dir_all(&base.path().join("fast")).unwrap();
@@ -304,7 +315,7 @@ mod tests {
     fn a_device_of_tiers_of_another_engine_is_taken_out_by_the_list_alone() {
         let base = tempfile::tempdir().unwrap();
         let (dir, devices) = (base.path().join("none"), devices(base.path()));
-        // The directory that is meant where none is named, of another database.
+        // The default directory, which holds another database.
         let ours = base.path().join("ours");
         let of_ours = DeviceSettings::new(ours.join("device"), DeviceKind::Directory).creating();
         store(&LocalFs::new(), &ours, vec![of_ours.clone()]).unwrap();

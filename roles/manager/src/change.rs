@@ -1,25 +1,34 @@
-//! One block from one configuration to the next.
+//! The change of one block from one configuration to the next.
 //!
-//! 1. **Seal.** Every copy that answers revokes the keys by which it could be changed and promises
-//!    the new epoch. From then on no write of the old configuration completes: it would need all
-//!    copies.
-//! 2. The sealed copies stay. With those that are lost for good they must be a **quorum** of the
-//!    old configuration, else the change waits: so no two managers, one after the other, can go on
-//!    from different copies.
-//! 3. **Barrier.** Copies that are left behind though their node may live: every client has taken
-//!    in that the node is gone, or its lease ran out. So no client with a lease reads from a copy
-//!    that was left behind.
-//! 4. **Fill.** New copies are read from the first that stays, one-sided; so are those that stay,
-//!    if every member may write: then all copies are equal when an epoch begins, also where
-//!    somebody's write was cut off. Nobody writes meanwhile: writers are told *changing*, wait or
-//!    use other blocks.
-//! 5. **Install.** The new configuration goes to all its copies. It is in use when all have said
-//!    so; a client gets keys from a copy only for the epoch that is installed there, and needs all
-//!    of them to write.
+//! [`ManagerCore`](crate::core::ManagerCore) owns the changes, one per block at a time. A change has
+//! these steps:
 //!
-//! A new block is a change from no copies. A change of owner is a change like any other. Every step
-//! is sent again until it is answered; a node that falls silent in between is left behind by this
-//! change or by the next.
+//! 1. **Seal.** Every copy that answers revokes the keys by which clients could change it, and promises
+//!    the new epoch. From then on no write of the old configuration completes, because it would need
+//!    all copies.
+//! 2. **Quorum.** The sealed copies stay. Together with the copies that are lost forever they must be a
+//!    quorum of the old configuration, else the change waits. So two successive managers cannot
+//!    continue from different copies.
+//! 3. **Barrier.** The change leaves out copies whose nodes may still live. It waits until every client
+//!    has acted on the loss of these nodes, or has lost its lease. So no client with a lease reads from
+//!    a copy that was left out.
+//! 4. **Fill.** New copies read the first copy that stays, one-sided. If every member may write the
+//!    block, the other copies that stay read it, too. So all copies are equal when an epoch begins,
+//!    even after an interrupted write. No client writes meanwhile. A writer is refused with *changing*,
+//!    and waits or uses other blocks.
+//! 5. **Install.** The new configuration goes to all of its copies. It is in use when all have
+//!    answered. A copy gives keys only for its installed epoch, and a writer needs keys of all copies.
+//!
+//! A new block is a change from no copies. A change of the owner takes the same steps.
+//!
+//! Invariants:
+//! 1. The epoch of a block grows with each change.
+//! 2. A configuration is used only after its copies were filled and installed.
+//!
+//! Thread-safety: none, as for the state machine.
+//! Failure: each request is sent again until it is answered. A node that falls silent is left out by
+//! this change or by the next.
+//! Cost: three requests to each copy, and the bytes of the block for each new copy.
 
 use std::collections::BTreeSet;
 
@@ -31,19 +40,20 @@ use archipelago_pool::{BlockId, Config, Place, Sharing};
 use crate::core::{Action, Block, Change, ManagerCore, Step};
 use crate::decide::{self, Heir, OwnerIs, Picture, PlaceIs};
 
-/// After a copy could not be made, the block is not given another before so many leases.
+/// Number of leases that the manager waits, after a copy failed, before it adds another copy of the
+/// block.
 const GROW_LEASES: u32 = 1;
 
 enum Next {
-    /// Nothing to do until something happens.
+    /// The block needs nothing until a message arrives.
     Wait,
-    /// Look again.
+    /// The block must be examined again.
     Again,
-    /// The block is no more.
+    /// The block does not exist any more.
     End,
 }
 
-/// Copies that stay and are made equal to the first that does.
+/// Copies that stay, except the first, which must be made equal to the first.
 fn refreshed(sharing: Sharing, change: &Change) -> &[Place] {
     match sharing {
         Sharing::All => change.kept.get(1..).unwrap_or_default(),
@@ -59,7 +69,7 @@ impl ManagerCore {
         }
     }
 
-    /// Takes a block as far as it goes; with `resend`, asks again what was not answered.
+    /// Advances a block as far as possible. With `resend`, sends unanswered requests again.
     pub(crate) fn advance(&mut self, now_ns: u64, id: BlockId, resend: bool) {
         if !self.is_active() {
             return;
@@ -82,7 +92,7 @@ impl ManagerCore {
         self.blocks.insert(id, block);
     }
 
-    /// No change is under way: is one needed?
+    /// Begins a change if the block needs one.
     fn rest(&mut self, now_ns: u64, block: &mut Block, resend: bool) -> Next {
         if let Some(free_ns) = block.free_ns {
             if now_ns < free_ns {
@@ -115,7 +125,8 @@ impl ManagerCore {
             let message = Message::Located { config: block.config.clone() };
             self.actions.push(Action::Answer { ticket, message });
         }
-        // The answer may be lost, and the asker have given up: then the list tells.
+        // The answer may be lost after the client gave up. Then the client learns of the block from
+        // its list.
         if !std::mem::replace(&mut block.used, true)
             && let Some(info) = block.config.owner.and_then(|client| self.clients.get_mut(&client))
         {
@@ -124,7 +135,7 @@ impl ManagerCore {
         Next::Wait
     }
 
-    /// A change begins, or begins anew under a larger epoch.
+    /// Begins a change, or begins it again under a larger epoch.
     fn begin(&mut self, now_ns: u64, block: &mut Block) -> Next {
         let epoch = self.next_epoch(block.promised);
         block.promised = epoch;
@@ -181,7 +192,8 @@ impl ManagerCore {
         let Some(change) = &block.change else { return Next::Wait };
         let left = block.config.copies.iter().filter(|copy| !change.kept.contains(copy));
         let left = left.filter(|copy| self.place_is(block, **copy) != PlaceIs::Lost);
-        // A node that came back since is left behind all the same; its silence was told before.
+        // A node that has returned since is left out all the same, because the clients know of its
+        // silence.
         let told = |copy: &Place| {
             let of = self.nodes.get(&copy.node).map_or(0, |info| info.gone_view);
             of.max(self.first_view)
@@ -191,8 +203,8 @@ impl ManagerCore {
             return Next::Wait;
         }
         let missing = (block.config.wanted as usize).saturating_sub(change.kept.len());
-        // Also not a node that was left behind and is back: filling it would take its old copy,
-        // which counts until the new configuration is in use.
+        // This excludes a node that was left out and has returned. A fill would overwrite its old
+        // copy, which counts until the new configuration is in use.
         let there = block.config.copies.iter();
         let there = there.filter(|copy| self.place_is(block, **copy) != PlaceIs::Lost);
         let but: Vec<NodeId> = there.map(|copy| copy.node).collect();
@@ -242,7 +254,7 @@ impl ManagerCore {
         if refreshed.iter().any(|place| waits(&place))
             && change.kept.iter().any(|place| late || !there(place))
         {
-            // Without that copy, or from another one.
+            // The change begins again without that copy, or from another source.
             return self.begin(now_ns, block);
         }
         let waits = going.iter().chain(refreshed).any(|place| waits(&place));
@@ -258,9 +270,9 @@ impl ManagerCore {
         Next::Again
     }
 
-    /// A new block lost nodes that were to take it: others, or none at all. Under a new epoch: a
-    /// node that was given up may hold its copy and tell a later manager that it was never
-    /// installed, which must say nothing of the copies elsewhere.
+    /// Places a new block on other nodes after some of its nodes were lost, or gives it up. The
+    /// block gets a new epoch. A lost node may hold its copy and tell a later manager that it was
+    /// never installed, which must say nothing about the other copies.
     fn replace(&mut self, now_ns: u64, block: &mut Block, going: &[Place]) -> Next {
         let nodes: Vec<NodeId> = going.iter().map(|place| place.node).collect();
         let up = self.nodes.values().filter(|info| info.announced).count();
@@ -289,7 +301,8 @@ impl ManagerCore {
         Next::Again
     }
 
-    /// All copies are there: the new configuration is the block's from here on.
+    /// Ends a change whose copies are all filled. From now on, the new configuration is the
+    /// block's.
     fn install(&mut self, block: &mut Block) {
         let Some(change) = block.change.take() else { return };
         let old = block.config.owner;
@@ -332,7 +345,7 @@ impl ManagerCore {
         decide::heir(&heirs)
     }
 
-    /// Every copy is gone.
+    /// Ends a block of which every copy was lost.
     fn lose(&mut self, block: &mut Block) -> Next {
         if block.used {
             tracing::error!(block = %block.config.block, "every copy of a block was lost");
@@ -344,7 +357,7 @@ impl ManagerCore {
         self.free(block)
     }
 
-    /// The block is no more; nodes are told until they have heard.
+    /// Ends a block, and tells the nodes until they confirm.
     fn free(&mut self, block: &mut Block) -> Next {
         let id = block.config.block;
         for ticket in block.tickets.drain(..) {
@@ -415,7 +428,7 @@ impl ManagerCore {
         }
     }
 
-    /// A node answered a seal, a fill or an install of `epoch`.
+    /// Takes a node's answer to a seal, a fill or an install of `epoch`.
     pub(crate) fn on_copy_answer(
         &mut self,
         now_ns: u64,
@@ -473,7 +486,8 @@ impl ManagerCore {
                     && refused.why == Why::Full
                 {
                     info.full_until_ns = now_ns + lease_ns;
-                    // Not asked again for a lease, but what it says is left is told as left.
+                    // The manager does not ask the full node again for a lease. It reports the
+                    // bytes that the node says are left.
                     let left = refused.number.checked_div(info.block_bytes).unwrap_or(0);
                     info.blocks_used = info.blocks_max.saturating_sub(left);
                 }
@@ -481,7 +495,7 @@ impl ManagerCore {
                     && !change.filled.contains(&node)
                 {
                     let keeps = |place: &Place| place.node != node;
-                    // It may have been made after all, by a message that came twice.
+                    // The copy may have been made after all, by a repeated message.
                     let of = change.add.iter().copied().filter(|place| !keeps(place));
                     for place in of {
                         self.dropping.insert((node, id), (place.life, change.epoch, false));

@@ -1,13 +1,18 @@
-//! Clients that are alive: their leases, and what they are told with each renewal.
+//! Living clients: their leases, and the answers to their renewals.
 //!
-//! A client that this manager does not know is taken in if it is new (`first`), or while reports
-//! are gathered: then it had a lease of the manager before. One that says that it has none (`view`
-//! 0) is a **claimant** meanwhile: it is a client as before once the nodes had the time to tell who
-//! is dead, and dead if one of them named it. A client that nodes have keys for is known before it
-//! is heard: its blocks are not given away, and it gets no new ones until it has said under which
-//! label.
+//! [`ManagerCore`](crate::core::ManagerCore) owns the clients. It admits an unknown client if the
+//! client is new (`first`), or while it collects reports, because the client then had a lease of the
+//! manager before. A client that says during that time that it has no lease (`view` 0) is a
+//! **claimant**. It becomes a client again after the nodes had time to report the dead clients, unless
+//! one of them named it. A client that has keys of nodes is known before its first message. Its blocks
+//! are kept, and it gets no new ones until it has said its label.
 //!
-//! Cost: a renewal walks over all blocks if the client's list of its own is old, else over nothing.
+//! Invariants: 1. a client's lease begins when its renewal arrives, which is after the client sent it.
+//! 2. No dead client gets a lease.
+//!
+//! Thread-safety: none, as for the state machine.
+//! Failure: a client that is silent for a lease is declared dead.
+//! Cost: a renewal visits all blocks if the client's list of its blocks is old, else none.
 
 use archipelago_base::Epoch;
 use archipelago_fabric::{ClientId, NodeId};
@@ -16,7 +21,8 @@ use archipelago_pool::wire::{BlockAt, Member, Message, Refused, Why};
 use crate::core::{ClientInfo, ManagerCore};
 
 impl ManagerCore {
-    /// A client wants its lease to go on; `first`: it has never had one, `view` 0: it has none now.
+    /// Renews a client's lease. `first` means that the client never had one, and `view` 0 that it
+    /// has none now.
     pub(crate) fn renew(
         &mut self,
         now_ns: u64,
@@ -42,8 +48,7 @@ impl ManagerCore {
         Ok(())
     }
 
-    /// Whoever had lost its lease when this manager began, and is not dead by what nodes said
-    /// since, is a client as before.
+    /// Makes the claimants clients again, unless a node has named them as dead.
     pub(crate) fn take_claimants(&mut self, now_ns: u64) {
         for (client, label) in std::mem::take(&mut self.claimants) {
             if !self.dead.contains(&client) {
@@ -52,7 +57,8 @@ impl ManagerCore {
         }
     }
 
-    /// What it is told then: of members and of its blocks only what is new to it.
+    /// The answer to a renewal, with the members and the client's blocks if the client's versions
+    /// are old.
     pub(crate) fn renewed(&self, client: ClientId, view: u64, owned: u64) -> Message {
         let members = (view != self.view).then(|| {
             self.nodes
@@ -69,7 +75,7 @@ impl ManagerCore {
         let version = self.clients.get(&client).map_or(0, |info| info.owned);
         let blocks = (owned != version && self.is_active()).then(|| {
             let mine = self.blocks.values().filter(|block| block.config.owner == Some(client));
-            // One that is being made may come to nothing.
+            // A block that is being made may fail.
             mine.filter(|block| block.free_ns.is_none() && block.used)
                 .map(|block| BlockAt { block: block.config.block, epoch: block.config.epoch })
                 .collect()
@@ -86,7 +92,7 @@ impl ManagerCore {
         }
     }
 
-    /// Leases run out.
+    /// Declares the clients dead whose leases have ended.
     pub(crate) fn watch_clients(&mut self, now_ns: u64) {
         let lease_ns = self.terms.lease.as_nanos() as u64 * 9 / 8;
         let late = |info: &ClientInfo| now_ns.saturating_sub(info.heard_ns) > lease_ns;
@@ -98,7 +104,7 @@ impl ManagerCore {
         }
     }
 
-    /// A node says that this client has keys.
+    /// Records that a client has keys of a node.
     pub(crate) fn meet(&mut self, now_ns: u64, node: NodeId, client: ClientId) {
         if !self.dead.contains(&client) {
             self.client(now_ns, client);
@@ -107,7 +113,7 @@ impl ManagerCore {
         }
     }
 
-    /// One that is alive; as one of which nothing else is known yet if it is new.
+    /// The entry of a living client; a new client gets an entry without a label.
     fn client(&mut self, now_ns: u64, client: ClientId) -> &mut ClientInfo {
         let info = ClientInfo { label: None, heard_ns: now_ns, view: 0, owned: self.term };
         self.clients.entry(client).or_insert(info)

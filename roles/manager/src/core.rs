@@ -1,15 +1,19 @@
-//! The manager's protocol: its state, and what it answers.
+//! The protocol of the manager: its state, and its answers.
 //!
-//! A state machine without clock, lock or I/O: messages, answers and ticks come in with the time,
-//! [`Action`]s come out. Every message may be lost, late or doubled; what is outstanding is sent
-//! again at a tick, and answers are matched by epoch and life.
+//! [`ManagerCore`] is a state machine without clock, lock or I/O. It takes messages, answers and ticks
+//! with the time, and returns [`Action`]s. Every message may be lost, late or doubled. A tick sends
+//! unanswered requests again, and epochs and lives match answers to requests.
 //!
-//! Invariants: 1. a block's [`Config`] changes only as `change.rs` says; 2. nothing is changed
-//! while it gathers reports after its start, for longer than any lease that its forerunner gave; 3.
-//! a client that was taken for dead stays dead under its id;
-//! 4. a manager that learns of a larger term stops.
+//! Invariants:
+//! 1. The [`Config`] of a block changes only as `change.rs` describes.
+//! 2. The manager changes no block while it collects reports after its start, which lasts longer than
+//!    any lease that its predecessor granted.
+//! 3. A client that was declared dead stays dead under its id.
+//! 4. A manager that learns of a larger term stops.
 //!
-//! Cost: a tick walks over all blocks. State per block: some 200 bytes.
+//! Thread-safety: none; the request handler owns the machine under a lock.
+//! Failure: none; a lost message is sent again.
+//! Cost: a tick visits all blocks. A block takes some 200 bytes of state.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -21,42 +25,42 @@ use archipelago_pool::{BlockId, Config, NUMBERS_MAX, Place, Sharing};
 
 use crate::decide::{self, OwnerIs, PlaceIs, Room};
 
-/// Freed blocks that are remembered.
+/// Number of freed blocks that the manager remembers.
 const REMEMBERED_MAX: usize = 1 << 16;
 
-/// What is to be done.
+/// What the caller must do for the state machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Answer the request that came with this ticket.
+    /// Answer the request that has this ticket.
     Answer {
-        /// Which.
+        /// Ticket of the request.
         ticket: u64,
-        /// With what.
+        /// The answer.
         message: Message,
     },
-    /// Ask a node; its answer goes to [`ManagerCore::on_answer`].
+    /// Send a request to a node. Its answer goes to [`ManagerCore::on_answer`].
     Send {
-        /// Which.
+        /// The node.
         node: NodeId,
-        /// What.
+        /// The request.
         message: Message,
     },
 }
 
-/// How patient the manager is.
+/// Number of copies, and the times of the protocol.
 #[derive(Clone, Copy, Debug)]
 pub struct Terms {
-    /// Copies of a block; fewer while fewer nodes are up.
+    /// Number of copies of a block. A block has fewer while fewer nodes are up.
     pub copies: u32,
-    /// A client that is silent for longer is taken for dead.
+    /// Silence after which the manager declares a client dead.
     pub lease: Duration,
-    /// A node that is silent for longer is.
+    /// Silence after which the manager declares a node dead.
     pub node_lease: Duration,
-    /// What was not answered is sent again after this long.
+    /// Time after which an unanswered request is sent again.
     pub resend: Duration,
-    /// A new copy that takes longer is tried elsewhere.
+    /// Time after which the manager tries an unfinished copy on another node.
     pub fill_max: Duration,
-    /// Nodes are asked so often what they hold: copies that nobody counts any more are given up.
+    /// Time between two audits of a node's copies, which drop copies that no configuration names.
     pub audit: Duration,
 }
 
@@ -87,49 +91,50 @@ pub(crate) struct NodeInfo {
     pub(crate) block_bytes: u64,
     pub(crate) blocks_max: u64,
     pub(crate) blocks_used: u64,
-    /// What it counted, for the status.
+    /// Counters of the node, for the status.
     pub(crate) counters: NodeCounters,
     pub(crate) heard_ns: u64,
     pub(crate) up: bool,
-    /// Whether all of its report has come since it is up.
+    /// Whether the whole report of the node has arrived since it is up.
     pub(crate) claimed: bool,
-    /// Whether clients are told that it is up: it has nothing more that it must give up.
+    /// Whether clients are told that the node is up, because it has no more copies to give up.
     pub(crate) announced: bool,
-    /// The members' version since which it is.
+    /// Version of the members since which the node is up.
     pub(crate) since: u64,
-    /// Whether it is asked what it holds though it has said so before.
+    /// Whether an audit asks the node for its copies again.
     pub(crate) auditing: bool,
     pub(crate) audited_ns: u64,
     pub(crate) cursor: Option<BlockId>,
     pub(crate) seen: BTreeSet<BlockId>,
-    /// The members' version that told of its silence.
+    /// Version of the members that told of the node's silence.
     pub(crate) gone_view: u64,
     pub(crate) forgotten: bool,
-    /// It said that it is full; not asked again before.
+    /// Earliest time, in nanoseconds, at which the manager may ask a full node for memory again.
     pub(crate) full_until_ns: u64,
-    /// Dead clients that it has yet to fence; true: it has, and a process still has memory mapped.
+    /// Dead clients that the node has not fenced yet. `true` means that it has fenced the client,
+    /// and a process still has memory mapped.
     pub(crate) fences: BTreeMap<ClientId, bool>,
-    /// Whether it and this manager have told each other who is dead.
+    /// Whether the node and this manager have exchanged their dead clients.
     pub(crate) told: bool,
 }
 
 #[derive(Clone, Debug)]
 pub(crate) struct Block {
     pub(crate) config: Config,
-    /// Nodes that said that they serve `config`.
+    /// Nodes that serve `config`, by their own reports.
     pub(crate) installed: BTreeSet<NodeId>,
-    /// Nodes of `config` that said that they have no copy.
+    /// Nodes of `config` that have no copy, by their own reports.
     pub(crate) lost: BTreeSet<NodeId>,
-    /// Larger than the epoch of `config` if a change began.
+    /// Epoch of the latest change that began; the epoch of `config` if none did.
     pub(crate) promised: Epoch,
     pub(crate) change: Option<Change>,
-    /// Released: freed at this time.
+    /// Time, in nanoseconds, at which the manager frees a released block.
     pub(crate) free_ns: Option<u64>,
-    /// Not given another copy before.
+    /// Earliest time, in nanoseconds, at which the manager may add a copy of this block.
     pub(crate) grow_ns: u64,
-    /// Whether it was ready once: somebody may have written to it.
+    /// Whether the block was ready once, so that a client may have written to it.
     pub(crate) used: bool,
-    /// Requests that wait for it.
+    /// Tickets of the requests that wait for the block.
     pub(crate) tickets: Vec<u64>,
 }
 
@@ -145,7 +150,7 @@ pub(crate) struct Change {
     pub(crate) epoch: Epoch,
     pub(crate) step: Step,
     pub(crate) sealed: BTreeSet<NodeId>,
-    /// Copies that stay.
+    /// Copies that stay in the next configuration.
     pub(crate) kept: Vec<Place>,
     pub(crate) add: Vec<Place>,
     pub(crate) filled: BTreeSet<NodeId>,
@@ -160,13 +165,13 @@ pub(crate) struct ClientInfo {
     pub(crate) label: Option<u64>,
     /// Time of the client's last message, in nanoseconds.
     pub(crate) heard_ns: u64,
-    /// Version of the list of members that the client has taken in.
+    /// Version of the members that the client has acted on.
     pub(crate) view: u64,
     /// Version of the list of the client's blocks.
     pub(crate) owned: u64,
 }
 
-/// See the module.
+/// The protocol of the manager, as a state machine.
 #[derive(Debug)]
 pub struct ManagerCore {
     pub(crate) me: ClientId,
@@ -175,41 +180,43 @@ pub struct ManagerCore {
     pub(crate) phase: Phase,
     pub(crate) nodes: BTreeMap<NodeId, NodeInfo>,
     pub(crate) clients: BTreeMap<ClientId, ClientInfo>,
-    /// Clients that had no lease when they were first heard, while reports are gathered: label by
-    /// client.
+    /// Labels of the clients that had no lease when the manager first heard of them while it
+    /// collected reports.
     pub(crate) claimants: BTreeMap<ClientId, u64>,
-    /// Until when a client may hold a lease of this manager of which a node said that an earlier
-    /// one took it for dead.
+    /// End of the lease of clients that hold one of this manager, and that an earlier manager
+    /// declared dead, as a node said.
     pub(crate) given: BTreeMap<ClientId, u64>,
     pub(crate) dead: BTreeSet<ClientId>,
     pub(crate) dead_order: VecDeque<ClientId>,
     pub(crate) blocks: BTreeMap<BlockId, Block>,
-    /// What nodes reported of blocks that are not understood yet.
+    /// Reports of blocks whose configuration is not confirmed yet.
     pub(crate) reports: BTreeMap<BlockId, BTreeMap<NodeId, (Epoch, CopyReport)>>,
     pub(crate) freed: BTreeMap<BlockId, Epoch>,
     freed_order: VecDeque<BlockId>,
-    /// Copies that nodes are to give up: life, epoch, whether the block is freed.
+    /// Copies that nodes must give up: life, epoch, and whether the block is freed.
     pub(crate) dropping: BTreeMap<(NodeId, BlockId), (Epoch, Epoch, bool)>,
     /// Version of the members.
     pub(crate) view: u64,
-    /// What it was at the start: no client of an earlier manager has it.
+    /// Version of the members at the start, which no client of an earlier manager knows.
     pub(crate) first_view: u64,
-    /// No block has a larger epoch.
+    /// Largest epoch of all blocks.
     pub(crate) epochs: u64,
     next_number: u32,
     pub(crate) lost: u64,
     resent_ns: u64,
-    /// When time passed last.
+    /// Time of the last tick, in nanoseconds.
     timer_ns: u64,
-    /// Whether it acts by promises of a majority ([`crate::office`]); otherwise it runs alone.
+    /// Whether the manager holds office by the promises of a majority ([`crate::office`]).
+    /// Otherwise it runs alone.
     pub(crate) elected: bool,
     pub(crate) actions: Vec<Action>,
 }
 
 impl ManagerCore {
-    /// A manager that begins to gather reports at `now_ns`. `term` is larger than that of every
-    /// manager before (from the wall clock; should it turn out smaller it is raised), `me` a random
-    /// id that nodes learn to obey, `number` a random number to begin with in naming blocks.
+    /// A manager that begins to collect reports at `now_ns`. `term` comes from the wall clock and
+    /// is larger than the term of every earlier manager; if it is not, the manager raises it. `me`
+    /// is a random id that nodes learn to obey. `number` is the random number with which block
+    /// names begin.
     #[must_use]
     pub fn new(me: ClientId, term: u64, number: u32, terms: Terms, now_ns: u64) -> Self {
         let longest = terms.lease.max(terms.node_lease);
@@ -242,65 +249,66 @@ impl ManagerCore {
         }
     }
 
-    /// The same of one that a majority of the memory nodes has promised to obey, in `term`.
+    /// A manager that a majority of the memory nodes has promised to obey in `term`; see
+    /// [`ManagerCore::new`].
     #[must_use]
     pub fn elected(me: ClientId, term: u64, number: u32, terms: Terms, now_ns: u64) -> Self {
         Self { elected: true, ..Self::new(me, term, number, terms, now_ns) }
     }
 
-    /// What is to be done since the last call.
+    /// Takes the actions since the last call.
     pub fn take_actions(&mut self) -> Vec<Action> {
         std::mem::take(&mut self.actions)
     }
 
-    /// Its term.
+    /// Term of the manager.
     #[must_use]
     pub fn term(&self) -> u64 {
         self.term
     }
 
-    /// As whom it calls nodes.
+    /// Client id under which the manager calls nodes.
     #[must_use]
     pub fn me(&self) -> ClientId {
         self.me
     }
 
-    /// Whether another manager has taken over: this one is of no use any more.
+    /// Whether another manager has taken over, so that this one does nothing any more.
     #[must_use]
     pub fn is_deposed(&self) -> bool {
         self.phase == Phase::Deposed
     }
 
-    /// Whether it acts, having gathered reports for long enough.
+    /// Whether the manager has collected reports for long enough, and acts.
     #[must_use]
     pub fn is_active(&self) -> bool {
         self.phase == Phase::Active
     }
 
-    /// Blocks of which all copies were lost.
+    /// Number of blocks of which all copies were lost.
     #[must_use]
     pub fn lost(&self) -> u64 {
         self.lost
     }
 
-    /// Where a node is reached, in the life that is known.
+    /// Endpoints of a node, in its known life.
     #[must_use]
     pub fn endpoints(&self, node: NodeId) -> Option<(Epoch, Vec<String>)> {
         self.nodes.get(&node).map(|info| (info.life, info.endpoints.clone()))
     }
 
-    /// Blocks that can be used now, for checks.
+    /// Blocks that clients can use now, for checks.
     pub fn ready_blocks(&self) -> impl Iterator<Item = &Config> {
         self.blocks.values().filter(|block| block.is_ready()).map(|block| &block.config)
     }
 
-    /// Blocks of which some node has told, for checks.
+    /// Blocks that a node has reported, for checks.
     #[must_use]
     pub fn heard_of(&self) -> BTreeSet<BlockId> {
         self.blocks.keys().chain(self.reports.keys()).copied().collect()
     }
 
-    /// A request came in; its answer is an [`Action::Answer`] with this ticket, at once or later.
+    /// Takes a request. Its answer is an [`Action::Answer`] with this ticket, now or later.
     pub fn on_message(&mut self, now_ns: u64, ticket: u64, message: &Message) {
         let answered = if self.is_deposed() {
             Err(Refused::at(Why::OldTerm, self.term))
@@ -344,7 +352,7 @@ impl ManagerCore {
                 if self.clients.contains_key(client) {
                     return Err(Why::Changing.into());
                 }
-                // Whoever is not known by now was silent for longer than any lease.
+                // A client that is unknown by now was silent for longer than any lease.
                 self.kill(*client);
                 self.gone(now_ns, *client).map(Some)
             }
@@ -363,7 +371,7 @@ impl ManagerCore {
         }
     }
 
-    /// A node answered what it was asked; `None`: it did not.
+    /// Takes a node's answer to a request; `None` means that it did not answer.
     pub fn on_answer(
         &mut self,
         now_ns: u64,
@@ -390,7 +398,7 @@ impl ManagerCore {
         }
     }
 
-    /// Time passed.
+    /// Takes the time, and does what is due.
     pub fn on_timer(&mut self, now_ns: u64) {
         self.forgive(now_ns);
         if let Phase::Rebuilding { until_ns } = self.phase
@@ -416,7 +424,8 @@ impl ManagerCore {
         self.advance_all(now_ns, resend);
     }
 
-    /// A manager that stood still heard nobody meanwhile: that time is no silence of theirs.
+    /// A process that was stopped heard no member meanwhile. The members' silence during that time
+    /// does not count.
     fn forgive(&mut self, now_ns: u64) {
         let stood_ns = now_ns.saturating_sub(std::mem::replace(&mut self.timer_ns, now_ns));
         if stood_ns < self.terms.lease.min(self.terms.node_lease).as_nanos() as u64 / 4 {
@@ -442,7 +451,8 @@ impl ManagerCore {
     ) -> Result<Option<Message>, Refused> {
         self.ready(now_ns)?;
         let Some(info) = self.clients.get(&client) else { return Err(Why::Evicted.into()) };
-        // Nobody of its label would adopt a block of another one: it has to renew its lease first.
+        // The label is unknown, and a client of the right label must adopt the block later. So the
+        // client must renew its lease first.
         let Some(label) = info.label else { return Err(Why::Changing.into()) };
         if request == 0 {
             return Err(Why::Malformed.into());
@@ -525,7 +535,7 @@ impl ManagerCore {
         Ok(())
     }
 
-    /// A name that no block has that is known of.
+    /// A name that no known block has.
     fn name(&mut self, home: NodeId) -> Option<BlockId> {
         for _ in 0..NUMBERS_MAX {
             let block = BlockId { home, number: self.next_number };
@@ -546,7 +556,7 @@ impl ManagerCore {
         self.nodes.get(&node).map(|info| Place { node, life: info.life })
     }
 
-    /// Room on nodes that are up, without those that `but` names.
+    /// Room on nodes that are up, except on those that `but` names.
     pub(crate) fn rooms(&self, now_ns: u64, but: &[NodeId]) -> Vec<Room> {
         let could = |node: &NodeId, info: &NodeInfo| {
             let free = info.blocks_used < info.blocks_max;
@@ -574,7 +584,7 @@ impl ManagerCore {
         planned.into_iter().map(left).collect()
     }
 
-    /// How many blocks have, or get, their first copy on each node.
+    /// Number of blocks that have, or get, their first copy on each node.
     fn fronts(&self) -> BTreeMap<NodeId, u64> {
         let mut fronts = BTreeMap::new();
         for block in self.blocks.values() {
@@ -586,7 +596,7 @@ impl ManagerCore {
         fronts
     }
 
-    /// Bytes that new copies could take, over all nodes that are up.
+    /// Bytes that are left for new copies on all nodes that are up.
     pub(crate) fn bytes_left(&self) -> u64 {
         let of = |room: &Room| {
             let bytes = self.nodes.get(&room.node).map_or(0, |info| info.block_bytes);
@@ -631,7 +641,7 @@ impl ManagerCore {
 }
 
 impl Block {
-    /// A block that is to be made, with copies at the places `add`.
+    /// A block to make, with copies at the places `add`.
     fn unborn(config: Config, add: Vec<Place>, now_ns: u64) -> Self {
         let change = Change {
             epoch: config.born,
@@ -646,7 +656,7 @@ impl Block {
         Self { promised, change: Some(change), used: false, ..Self::settled(config) }
     }
 
-    /// A block that is what `config` says; nobody has said yet that it serves it.
+    /// A block with the configuration `config`, which no node has reported to serve yet.
     pub(crate) fn settled(config: Config) -> Self {
         Self {
             promised: config.epoch,
@@ -661,7 +671,7 @@ impl Block {
         }
     }
 
-    /// Whether clients can use it.
+    /// Whether clients can use the block.
     pub(crate) fn is_ready(&self) -> bool {
         self.change.is_none()
             && self.promised == self.config.epoch
@@ -673,7 +683,7 @@ impl Block {
         self.config.copies.iter().all(|copy| self.installed.contains(&copy.node))
     }
 
-    /// Whether `place` has a copy of it, or is to get one.
+    /// Whether `place` has a copy of the block, or will get one.
     pub(crate) fn takes(&self, place: Place) -> bool {
         let added = |change: &Change| change.add.contains(&place);
         self.config.has(place) || self.change.as_ref().is_some_and(added)

@@ -1,5 +1,4 @@
-//! What the manager promises by the clock and in numbers, with nodes that do whatever they are
-//! told.
+//! The times and numbers that the manager guarantees, with nodes that follow every order.
 
 use archipelago_base::Epoch;
 use archipelago_fabric::{ClientId, NodeId};
@@ -13,17 +12,18 @@ const BLOCK_BYTES: u64 = 4096;
 /// Time between two beats and renewals, shorter than any lease.
 const STEP_NS: u64 = 100_000_000;
 
-/// A manager, a client and nodes whose memory is only counted.
+/// A manager, a client, and nodes that only count their memory.
 struct Cluster {
     core: ManagerCore,
     now_ns: u64,
-    /// Blocks that fit, and copies that are there, of node 1, 2 and so on.
+    /// Number of blocks that fit, and the copies, of the nodes 1, 2 and so on.
     nodes: Vec<(u64, u64)>,
-    /// Refuses copies with so many bytes left, as a node does that the system gives no memory.
+    /// A node that refuses copies with this number of bytes left, as if the system gave it no
+    /// memory.
     exhausted: Option<(NodeId, u64)>,
-    /// Does not beat.
+    /// A node that sends no beats.
     silent: Option<NodeId>,
-    /// What a node reports to a manager that it has not met.
+    /// Report of a node to a manager that it does not know.
     reported: Vec<(NodeId, CopyReport)>,
     /// Clients that every node reports to have keys.
     keyed: Vec<ClientId>,
@@ -31,12 +31,12 @@ struct Cluster {
     fenced: Vec<ClientId>,
     /// A node on which a process has the memory of every dead client mapped.
     holding: Option<NodeId>,
-    /// Who was told of which death.
+    /// Deaths that each node was told of.
     told: Vec<(NodeId, ClientId)>,
-    /// A node that beats and answers nothing.
+    /// A node that sends beats and answers nothing.
     deaf: Option<NodeId>,
     answers: Vec<(u64, Message)>,
-    /// Who was told to make a copy, and under which epoch.
+    /// Nodes that were told to make a copy, and the epoch.
     filled: Vec<(NodeId, Epoch)>,
     dropped: Vec<(NodeId, BlockId)>,
 }
@@ -80,8 +80,8 @@ impl Cluster {
         NodeCounters { operations: 77, given, ..NodeCounters::default() }
     }
 
-    /// Time passes; nodes beat, the client renews its lease, and whatever the manager sends is
-    /// answered.
+    /// Lets time pass. Nodes send beats, the client renews its lease, and the nodes answer the
+    /// manager's requests.
     fn pass(&mut self, ns: u64) {
         self.now_ns += ns;
         for (place, (size, used)) in self.nodes.clone().into_iter().enumerate() {
@@ -204,7 +204,8 @@ fn what_was_released_is_freed_when_a_lease_has_passed_and_not_before() {
     while cluster.now_ns + STEP_NS < released_ns + lease_ns {
         cluster.pass(STEP_NS);
     }
-    // Told again in between, as a client does that heard no answer: the lease does not begin anew.
+    // The client repeats the request in between, as after a lost answer. The lease does not begin
+    // again.
     assert_eq!(cluster.ask(&release), Message::Done {});
     cluster.pass(released_ns + lease_ns - 1 - cluster.now_ns);
     assert!(cluster.dropped.is_empty(), "one nanosecond before the lease is over");
@@ -265,7 +266,7 @@ fn a_new_block_that_goes_to_another_node_goes_there_under_a_new_epoch() {
 
 #[test]
 fn a_copy_that_was_given_up_before_it_was_installed_says_nothing_of_one_elsewhere() {
-    // Of a block that a manager before made on node 1, gave up there, and made on node 2.
+    // An earlier manager made the block on node 1, gave it up there, and made it on node 2.
     let block = BlockId { home: NodeId(1), number: 7 };
     let report = |node: u64, epoch: u64, installed: bool| {
         let copies = vec![Place { node: NodeId(node), life: Epoch(5) }];
@@ -287,7 +288,7 @@ fn a_copy_that_was_given_up_before_it_was_installed_says_nothing_of_one_elsewher
     cluster.silent = Some(NodeId(2));
     cluster.wait_until_active();
     assert_eq!(cluster.dropped, [(NodeId(1), block)], "it was never in use there");
-    // Node 2 is heard again.
+    // The manager hears node 2 again.
     cluster.silent = None;
     cluster.pass(STEP_NS);
     cluster.pass(STEP_NS);
@@ -367,8 +368,8 @@ fn an_eviction_is_done_when_every_copy_in_use_is_out_of_the_clients_reach() {
     cluster.deaf = Some(NodeId(2));
     assert_eq!(cluster.ask(&EVICT), changing);
     assert_eq!(joins(&mut cluster, VICTIM, false), Message::refuse(Why::Evicted), "dead at once");
-    // It answers, but a process still has the memory mapped; on a node without a copy that is
-    // nothing.
+    // The node answers, but a process still has the memory mapped. On a node without a copy this
+    // does not matter.
     (cluster.deaf, cluster.holding) = (None, Some(NodeId(2)));
     cluster.pass(STEP_NS);
     assert_eq!((cluster.ask(&EVICT), cluster.ask(&gone)), (changing.clone(), changing));
@@ -391,7 +392,7 @@ fn an_eviction_does_not_wait_for_a_node_that_was_left_behind() {
         cluster.pass(STEP_NS);
     }
     assert_eq!(cluster.ask(&EVICT), Message::Done {}, "no copy is there");
-    // Back, it gets none before it has heard of the death.
+    // After its return, the node gets no copy before it knows of the death.
     cluster.silent = None;
     cluster.nodes[0].0 = 1;
     cluster.pass(STEP_NS);

@@ -1,27 +1,26 @@
-//! Clients that are dead: who is told, and when none of their writes can take place any more.
+//! Dead clients: how the nodes learn of them, and when none of their writes can take place any more.
 //!
-//! A client is taken for dead when its lease runs out, when it leaves, or when somebody asks for
-//! it. Nodes then **fence** it: they revoke its keys and give it no others, for as long as they
-//! live. It is **gone** when no copy that is in use, or is being made, can be changed by it: each
-//! node of such a copy has fenced it, and no process of it has the memory mapped.
+//! The manager declares a client dead when its lease ends, when it leaves, or on the request of another
+//! member. Nodes then **fence** it: they revoke its keys and give it no others in their present life. A
+//! client is **gone** when it can change no copy that is in use or being made. Then each node of such a
+//! copy has fenced it, and no process of it has the memory mapped.
 //!
-//! Gone is for good, also over the next manager and over nodes that come later:
+//! Invariants, by which a client that is gone stays gone under later managers and on later nodes:
+//! 1. A node exchanges dead clients with a manager before its first report. So a manager knows the dead
+//!    clients of its predecessors before it confirms a block with a copy on that node.
+//! 2. A node gets copies only after it knows all clients that are dead by then. The manager waits for a
+//!    node that has copies already.
+//! 3. The manager does not wait for a silent node without a copy in any configuration. If the node
+//!    returns, invariant 2 holds for it.
+//! 4. A manager that has just started grants no lease to a client without one before the nodes had time
+//!    to report the dead clients ([`ManagerCore::take_claimants`]). Otherwise a client that was cut off
+//!    until its manager ended would return and serve data that another client owns by then. If a node
+//!    later names a client with a lease of this manager, that lease ends first.
 //!
-//! 1. A node's first exchange with a manager comes before its first report. It is told who is dead,
-//!    and tells whom it has fenced. So a manager knows of the dead of its forerunners before it
-//!    understands a block of which that node has a copy.
-//! 2. A node is not given copies before it has heard of everybody who is dead by then; one that has
-//!    already been given any is waited for.
-//! 3. A node that is silent is not waited for once no configuration has a copy on it. Should it
-//!    come back, 2 holds for it.
-//!
-//! 4. A manager that has just started gives no lease to a client that has none, before nodes had
-//!    the time to tell who is dead ([`ManagerCore::take_claimants`]): one that was cut off until
-//!    its manager was gone would come back to life, and serve what has long been somebody else's.
-//!    If a node tells later of one that has a lease of this manager, that runs out first.
-//!
-//! Not covered: a block of which this manager has not heard from any node; the dead before the
-//! latest 4,096.
+//! Thread-safety: none, as for the state machine.
+//! Failure: the invariants do not cover a block that no node has reported to this manager, nor the
+//! clients that died before the latest 4,096.
+//! Cost: a request to each node for each set of new deaths.
 
 use archipelago_fabric::{ClientId, NodeId};
 use archipelago_pool::Place;
@@ -29,13 +28,13 @@ use archipelago_pool::wire::{Message, Refused, Why};
 
 use crate::core::{Action, ManagerCore, NodeInfo};
 
-/// Ids of dead clients that are remembered.
+/// Number of dead clients that the manager remembers.
 const REMEMBERED_MAX: usize = 1 << 16;
-/// Ids in one message.
+/// Number of ids in one message.
 const TOLD_MAX: usize = 4096;
 
 impl ManagerCore {
-    /// Takes a client for dead: its blocks go to others, its keys are revoked everywhere.
+    /// Declares a client dead. Other clients get its blocks, and all nodes revoke its keys.
     pub(crate) fn kill(&mut self, client: ClientId) {
         if !self.bury(client) {
             return;
@@ -47,7 +46,8 @@ impl ManagerCore {
         }
     }
 
-    /// The same, told to nodes with what else they are told. Whether that is new.
+    /// Declares a client dead, and leaves the message to the nodes to the next tick. Returns
+    /// whether the client was alive.
     fn bury(&mut self, client: ClientId) -> bool {
         self.clients.remove(&client);
         if !self.dead.insert(client) {
@@ -65,7 +65,7 @@ impl ManagerCore {
         true
     }
 
-    /// What a node is to be told of the dead now, if anything.
+    /// The message about dead clients that a node needs now, if it needs one.
     pub(crate) fn deaths_for(&self, info: &NodeInfo) -> Option<Message> {
         let term = self.term;
         if !info.told {
@@ -80,7 +80,7 @@ impl ManagerCore {
         Some(Message::Fence { term, clients, tell: false })
     }
 
-    /// A node has heard who is dead, and may have told of others.
+    /// Takes a node's answer to a message about dead clients, which may name others.
     pub(crate) fn on_fenced(
         &mut self,
         now_ns: u64,
@@ -120,14 +120,14 @@ impl ManagerCore {
         }
     }
 
-    /// Done if a dead client is gone; else refused as changing.
+    /// Answers *done* if a dead client is gone, and otherwise refuses as changing.
     pub(crate) fn gone(&self, now_ns: u64, client: ClientId) -> Result<Message, Refused> {
         if self.given.get(&client).is_some_and(|until_ns| now_ns < *until_ns) {
             return Err(Why::Changing.into());
         }
         let unheard = |info: &NodeInfo| info.up && info.fences.get(&client) == Some(&false);
         let reach = |place: &Place| match self.nodes.get(&place.node) {
-            // It may have keys there, and this manager has never heard of the node.
+            // The client may have keys of a node that this manager does not know.
             None => true,
             Some(info) => {
                 let there = info.life == place.life && !info.forgotten;
@@ -148,7 +148,7 @@ impl ManagerCore {
 }
 
 impl NodeInfo {
-    /// Whether it knows of everybody who is dead.
+    /// Whether the node knows all dead clients.
     pub(crate) fn has_heard(&self) -> bool {
         self.told && self.fences.values().all(|heard| *heard)
     }

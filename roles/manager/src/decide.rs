@@ -1,47 +1,47 @@
-//! What is wanted for a block, from a picture of it: pure, without clock or I/O.
+//! Decides what a block needs, from a snapshot of its state. The functions are pure.
 
 use std::collections::BTreeMap;
 
 use archipelago_fabric::{ClientId, NodeId};
 
-/// How a copy's node fares.
+/// The state of a copy's node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PlaceIs {
-    /// It answers, in the life that has the copy.
+    /// The node answers, in the life that has the copy.
     Up,
-    /// It is heard again and has not reported yet.
+    /// The node is heard again, and has not reported yet.
     Coming,
-    /// It is not heard; it may still have the copy, and serve it.
+    /// The node is silent, and may still have the copy and serve it.
     Silent,
-    /// The copy is gone for good.
+    /// The copy is lost forever.
     Lost,
 }
 
-/// How a block's owner fares.
+/// The state of a block's owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OwnerIs {
-    /// It has a lease.
+    /// The owner has a lease.
     Live,
-    /// It has none any more.
+    /// The owner has lost its lease.
     Dead,
-    /// There is none.
+    /// The block has no owner.
     Nobody,
 }
 
-/// A block that no change is under way for.
+/// Snapshot of a block without a change in progress.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Picture {
-    /// Its copies, in order.
+    /// State of each copy, in order.
     pub copies: Vec<PlaceIs>,
-    /// Its owner.
+    /// State of the owner.
     pub owner: OwnerIs,
-    /// Whether somebody could adopt it.
+    /// Whether a client could adopt the block.
     pub heir: bool,
-    /// Copies that it is to have.
+    /// Number of copies that the block should have.
     pub wanted: usize,
-    /// Whether a node has room for one more.
+    /// Whether a node has room for another copy.
     pub room: bool,
-    /// An earlier change began and did not end.
+    /// Whether an earlier change began and did not end.
     pub begun: bool,
 }
 
@@ -55,31 +55,33 @@ pub fn needs_change(picture: &Picture) -> bool {
         || (picture.copies.len() < picture.wanted && picture.room)
 }
 
-/// A client that may adopt, and how many blocks it has.
+/// A client that may adopt a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Heir {
-    /// Who.
+    /// The client's id.
     pub client: ClientId,
-    /// How many it owns.
+    /// Number of blocks that the client owns.
     pub blocks: usize,
 }
 
-/// Who adopts: whoever has fewest blocks, of equals the smallest id.
+/// Chooses the client that adopts a block: the one with the fewest blocks, and among equals the
+/// smallest id.
 #[must_use]
 pub fn heir(heirs: &[Heir]) -> Option<ClientId> {
     heirs.iter().min_by_key(|heir| (heir.blocks, heir.client)).map(|heir| heir.client)
 }
 
-/// A node that could take a copy.
+/// A node that could hold a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Room {
-    /// Which.
+    /// The node's id.
     pub node: NodeId,
-    /// Blocks that still fit.
+    /// Number of blocks that still fit.
     pub blocks: u64,
 }
 
-/// Which nodes get `count` copies: those with most room, of equals the smallest id.
+/// Chooses the nodes for `count` copies: those with the most room, and among equals the smallest
+/// ids.
 #[must_use]
 pub fn choose(mut rooms: Vec<Room>, count: usize) -> Vec<NodeId> {
     rooms.retain(|room| room.blocks > 0);
@@ -87,9 +89,9 @@ pub fn choose(mut rooms: Vec<Room>, count: usize) -> Vec<NodeId> {
     rooms.into_iter().take(count).map(|room| room.node).collect()
 }
 
-/// The `chosen` nodes with the one in front that is in front of fewest blocks, by `fronts`: who
-/// reads, or swaps a word, goes to a block's first copy, and with as many nodes as copies every
-/// block has the same nodes.
+/// Orders the `chosen` nodes, so that the first is the one with the fewest first copies (`fronts`).
+/// Reads and swaps go to the first copy of a block. If a cluster has as many nodes as copies, every
+/// block has the same nodes, and this order distributes the load.
 #[must_use]
 pub fn in_front(mut chosen: Vec<NodeId>, fronts: &BTreeMap<NodeId, u64>) -> Vec<NodeId> {
     let of = |node: &NodeId| fronts.get(node).copied().unwrap_or(0);

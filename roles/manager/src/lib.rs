@@ -1,22 +1,22 @@
-//! The manager role: who is a member, where the copies of blocks lie, whose they are.
+//! The manager role: it keeps the members of a cluster, and the owner and places of each block.
 //!
-//! | module | what |
+//! | module | purpose |
 //! | --- | --- |
-//! | [`core`] | the protocol's state, messages, blocks that are asked for |
-//! | `clients` | leases, and what clients are told |
-//! | `nodes` | beats, silence, reports |
-//! | `deaths` | clients that are dead: who is told, when they are gone |
-//! | `change` | one block from one configuration to the next |
-//! | `rebuild` | what reports say after a start |
-//! | [`decide`] | what is wanted, as pure functions |
-//! | `status` | for people |
+//! | [`core`] | the state of the protocol, its messages, and requests for blocks |
+//! | `clients` | leases, and the answers to renewals |
+//! | `nodes` | beats, silence and reports of memory nodes |
+//! | `deaths` | dead clients: how nodes learn of them, and when they are gone |
+//! | `change` | the change of a block from one configuration to the next |
+//! | `rebuild` | how a new manager learns the blocks from reports |
+//! | [`decide`] | what a block needs, as pure functions |
+//! | `status` | the status for operators |
 //! | [`office`] | which of several managers acts |
-//! | [`desk`] | requests in, answers and orders out |
+//! | [`desk`] | the handler of requests, and the queue of orders |
 //! | `server` | threads, links and the clock |
-//! | `store` | the coordinator of the store over remote memory, in the same process |
+//! | `store` | the coordinator of FlexKV, in the same process |
 //!
-//! Nobody needs it to read or to write; it is asked for new blocks, and it acts when somebody is
-//! gone. It stores nothing: after a start it asks the nodes. Layer 5; depends on no other role.
+//! Reads and writes do not need the manager. It serves requests for new blocks, and acts when a member
+//! dies. It stores nothing, and asks the nodes after a start. Layer 5; it depends on no other role.
 
 mod change;
 mod clients;

@@ -1,4 +1,13 @@
-//! Memory nodes: their beats, their silence, and what they report.
+//! Memory nodes: their beats, their silence, and their reports.
+//!
+//! [`ManagerCore`](crate::core::ManagerCore) owns the nodes.
+//!
+//! Invariants: 1. clients learn that a node is up only after it has given up all copies that it must not
+//! keep. 2. A change of a node's liveness gets a new version of the members.
+//!
+//! Thread-safety: none, as for the state machine.
+//! Failure: a node that is silent for its lease counts as down, and its copies are left out.
+//! Cost: a report is O(number of its copies).
 
 use archipelago_base::Epoch;
 use archipelago_fabric::NodeId;
@@ -7,7 +16,7 @@ use archipelago_pool::{BlockId, Place};
 
 use crate::core::{Action, ManagerCore, NodeInfo, Phase};
 
-/// Beats per lease of a node.
+/// Number of beats per lease of a node.
 pub(crate) const BEATS: u64 = 5;
 
 impl ManagerCore {
@@ -28,7 +37,8 @@ impl ManagerCore {
         };
         if *term > self.term {
             if matches!(self.phase, Phase::Rebuilding { .. }) && !self.elected {
-                // The wall clock went back since the last manager: go on above it.
+                // The wall clock went back since the last manager. The new term must exceed the
+                // known one.
                 self.term = ((*term >> 16) + 1) << 16 | (self.term & 0xffff);
                 self.epochs = self.epochs.max(self.term);
                 self.view = self.view.max(self.term);
@@ -80,7 +90,7 @@ impl ManagerCore {
         })
     }
 
-    /// An operator says that a node's memory is gone for good.
+    /// Records an operator's word that a node's memory is lost forever.
     pub(crate) fn forget(&mut self, now_ns: u64, node: NodeId) -> Result<(), Refused> {
         if self.nodes.get(&node).is_some_and(|info| info.up) {
             return Err(Why::NotAllowed.into());
@@ -117,7 +127,7 @@ impl ManagerCore {
                 info.cursor = None;
                 info.seen.clear();
             }
-            // Before the first exchange about the dead it is not asked what it holds.
+            // The manager asks for a report only after the first exchange of dead clients.
             if info.told && (!info.claimed || info.auditing) {
                 let message = Message::Claim { term, after: info.cursor };
                 actions.push(Action::Send { node: *node, message });
@@ -193,7 +203,7 @@ impl ManagerCore {
                 records.remove(&node);
             }
         }
-        // In an audit a copy that is missing may have come since it began.
+        // A copy that an audit does not find may have been made since the audit began.
         for (id, block) in self.blocks.iter_mut().filter(|_| !audited) {
             if block.config.has(place) && !seen.contains(id) {
                 block.lost.insert(node);
@@ -213,8 +223,8 @@ impl ManagerCore {
             return;
         };
         let current = block.config.epoch;
-        // A copy with a newer configuration than the one that a quorum confirmed: its installation
-        // did not end, nobody used it.
+        // The copy has a newer configuration than the confirmed one. Its installation did not end,
+        // so no client used it.
         let known = current.max(report.config.epoch).max(report.promised);
         let audit = self.nodes.get(&place.node).is_some_and(|info| info.auditing);
         if block.config.has(place) {

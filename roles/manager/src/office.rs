@@ -1,36 +1,37 @@
-//! Office: which of several managers acts.
+//! The election of the manager in office, among several managers.
 //!
-//! A cluster may run more than one manager, all started for the same memory nodes, 1 to N. At most
-//! one **holds office** at a time; the others stand by. A state machine without clock, lock or I/O:
-//! beats, answers and ticks come in with the time, questions come out.
+//! A cluster may run several managers, all started for the same memory nodes, 1 to N. At most one
+//! **holds office** at a time, and the others stand by. [`Office`] is a state machine without clock,
+//! lock or I/O. It takes beats, answers and ticks with the time, and returns requests.
 //!
-//! 1. A manager that stands by hears the beats of the memory nodes. A beat says for how long the
+//! 1. A manager that stands by receives the beats of the memory nodes. A beat says for how long the
 //!    node's promise to a manager still lasts.
-//! 2. When a majority of the N nodes has been heard within a lease and is bound by no promise, it
-//!    becomes a **candidate**: it chooses a term above every one that it has heard of, with a tag
-//!    of its own in the lowest 16 bits, and asks all nodes for a promise.
-//! 3. It holds office while promises of a majority last. It counts each from when it *sent* the
-//!    question that was answered, and for a sixteenth less than the node counts from when it *got*
-//!    the question. It asks again four times per lease.
-//! 4. A candidate that gets no majority within two thirds of a lease stands by again and waits for
-//!    a random time, at most a lease.
+//! 2. It becomes a **candidate** when it has heard a majority of the N nodes within a lease, and no
+//!    promise binds them. It chooses a term above all known terms, with a tag of its own in the lowest
+//!    16 bits, and asks all nodes for a promise.
+//! 3. It holds office while the promises of a majority last. It counts a promise from the time at which
+//!    it *sent* the request, and for a sixteenth less than the node counts from the time at which the
+//!    request *arrived*. It asks again four times per lease.
+//! 4. A candidate without a majority after two thirds of a lease stands by again. It waits for a random
+//!    time of at most a lease.
 //! 5. A node that names a larger term ends candidacy and office.
 //!
 //! Invariants:
-//! 1. Two managers never hold office at the same moment. Two majorities share a node. That node
-//!    promised the larger term when its promise of the smaller one was over, and the holder of the
-//!    smaller term had stopped counting it before. A node that lost its memory promises nothing for
-//!    a lease ([`Promise`] invariant 3 in the memory role).
-//! 2. Orders of a smaller term are refused by every node that has promised a larger one.
-//! 3. A manager that takes office knows nothing and begins to gather reports; it grants no lease of
-//!    its own before, and changes no block for longer than any lease that its forerunner granted
-//!    (`core`).
-//! 4. One that could not renew in time loses office for good: it stands by, and forgets what it
-//!    knew. Another may have held office since, with nodes that have lost their memory by now.
+//! 1. Two managers never hold office at the same time. Two majorities share a node. That node promised
+//!    the larger term after its promise of the smaller one had ended, and the holder of the smaller term
+//!    had stopped to count that promise before. A node that lost its memory promises nothing for a lease
+//!    ([`Promise`] invariant 3 in the memory role).
+//! 2. A node that has promised a larger term refuses orders of a smaller one.
+//! 3. A manager that takes office knows nothing and begins to collect reports. Before it has them, it
+//!    grants no lease of its own. It changes no block for longer than any lease that its predecessor
+//!    granted (`core`).
+//! 4. A manager that could not renew its promises in time loses its office, and forgets what it knew.
+//!    Another manager may have held office since, with nodes that have lost their memory by now.
 //!
-//! Failure: without a majority of the memory nodes nobody holds office; nodes and clients go on as
-//! long as their leases last. Cost: a message to each node four times per lease. Clocks may differ
-//! in rate by 6 %.
+//! Thread-safety: none; the owner holds a lock.
+//! Failure: without a majority of the memory nodes no manager holds office. Nodes and clients continue
+//! as long as their leases last. The rates of clocks may differ by 6 %.
+//! Cost: a message to each node four times per lease.
 //!
 //! [`Promise`]: ../../archipelago_memory/promise/struct.Promise.html
 
@@ -43,17 +44,17 @@ use archipelago_pool::wire::{Message, Why};
 
 use crate::nodes::BEATS;
 
-/// Questions per lease.
+/// Number of requests per lease.
 const RENEWALS: u64 = 4;
-/// Bits of a term that tell managers apart.
+/// Bits of a term that distinguish managers.
 const TAG_BITS: u32 = 16;
 
-/// Which nodes promise, and for how long.
+/// The nodes that promise, and the length of a promise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OfficeTerms {
-    /// The memory nodes are 1 to this number.
+    /// Number of memory nodes, whose ids begin at 1.
     pub nodes: u32,
-    /// How long a promise lasts.
+    /// Length of a promise.
     pub lease: Duration,
 }
 
@@ -67,11 +68,11 @@ archipelago_base::fault_switches! {
     }
 }
 
-/// What a node's last beat, or refusal, said.
+/// Content of a node's last beat or refusal.
 #[derive(Clone, Copy, Debug)]
 struct NodeView {
     heard_ns: u64,
-    /// The node is bound by no promise from then on, by this manager's clock.
+    /// Time, in nanoseconds of this manager's clock, from which on no promise binds the node.
     free_ns: u64,
 }
 
@@ -80,13 +81,13 @@ struct Candidacy {
     term: u64,
     since_ns: u64,
     asked_ns: u64,
-    /// When the latest question was sent that each node answered with its promise.
+    /// Time at which the latest request was sent that the node answered with its promise, by node.
     granted: BTreeMap<NodeId, u64>,
-    /// Whether it has held office.
+    /// Whether the candidate has held office.
     held: bool,
 }
 
-/// See the module.
+/// The election, from the view of one manager.
 #[derive(Debug)]
 pub struct Office {
     me: ClientId,
@@ -95,16 +96,17 @@ pub struct Office {
     rng: Rng,
     nodes: BTreeMap<NodeId, NodeView>,
     seen_term: u64,
-    /// No candidacy begins before.
+    /// Earliest time, in nanoseconds, of the next candidacy.
     try_ns: u64,
     candidacy: Option<Candidacy>,
-    /// It lets others try first when it hears of nodes for the first time.
+    /// Whether the manager lets others try first when it hears of a node for the first time.
     defers: bool,
     sabotage: OfficeSabotage,
 }
 
 impl Office {
-    /// A manager that stands by. `me` is its random id; `seed` makes its waits differ from others'.
+    /// A manager that stands by. `me` is its random id. `seed` makes its waits differ from those of
+    /// others.
     #[must_use]
     pub fn new(me: ClientId, terms: OfficeTerms, seed: u64) -> Self {
         Self {
@@ -121,8 +123,8 @@ impl Office {
         }
     }
 
-    /// The same of one that leaves office to another manager for three leases from when it first
-    /// hears of a node: who acts first is then known where both have just started.
+    /// Makes the manager leave the office to others for three leases after it first hears of a
+    /// node. So the first holder is known if several managers have just started.
     #[must_use]
     pub fn deferring(self) -> Self {
         Self { defers: true, ..self }
@@ -143,40 +145,40 @@ impl Office {
         if self.sabotage.no_majority() { 1 } else { self.terms.nodes as usize / 2 + 1 }
     }
 
-    /// The memory nodes are 1 to this number.
+    /// Number of memory nodes, whose ids begin at 1.
     #[must_use]
     pub fn nodes(&self) -> u32 {
         self.terms.nodes
     }
 
-    /// What a node's beat is answered with while this manager does not act: it is met, and may ask
-    /// for a promise.
+    /// The answer to a beat while this manager stands by. After it, the node knows the manager,
+    /// which may ask for a promise.
     #[must_use]
     pub fn beat_answer(&self) -> Message {
         let beat_ms = (self.terms.lease.as_millis() as u64 / BEATS).max(1);
         Message::BeatIs { term: self.seen_term, manager: self.me, beat_ms, alone: false }
     }
 
-    /// Whether promises of this node count.
+    /// Whether this node is one whose promises count.
     #[must_use]
     pub fn lists(&self, node: NodeId) -> bool {
         (1..=u64::from(self.terms.nodes)).contains(&node.0)
     }
 
-    /// The term in which it holds office at `now_ns`.
+    /// Term in which the manager holds office at `now_ns`.
     #[must_use]
     pub fn holds(&self, now_ns: u64) -> Option<u64> {
         let candidacy = self.candidacy.as_ref()?;
         (now_ns < self.until_ns(candidacy)).then_some(candidacy.term)
     }
 
-    /// The term that it stands for, or holds office in.
+    /// Term of the manager's candidacy or office.
     #[must_use]
     pub fn term(&self) -> Option<u64> {
         self.candidacy.as_ref().map(|candidacy| candidacy.term)
     }
 
-    /// Until when promises of a majority last.
+    /// Time, in nanoseconds, until which the promises of a majority last.
     fn until_ns(&self, candidacy: &Candidacy) -> u64 {
         let mut sent: Vec<u64> = candidacy.granted.values().copied().collect();
         sent.sort_unstable_by(|one, other| other.cmp(one));
@@ -186,8 +188,8 @@ impl Office {
         sent_ns + lease_ns - margin_ns
     }
 
-    /// A node beats: `term` is the newest that it has heard of, and its promise lasts for `held_ms`
-    /// more.
+    /// Takes a beat. `term` is the newest term that the node knows, and its promise lasts for
+    /// another `held_ms`.
     pub fn on_beat(&mut self, now_ns: u64, node: NodeId, term: u64, held_ms: u64) {
         if self.lists(node) {
             if std::mem::take(&mut self.defers) {
@@ -199,7 +201,7 @@ impl Office {
         }
     }
 
-    /// Somebody has promised this term.
+    /// Takes a term that a node has promised.
     fn hear(&mut self, now_ns: u64, term: u64) {
         self.seen_term = self.seen_term.max(term);
         if self.term().is_some_and(|mine| mine < term) {
@@ -213,7 +215,7 @@ impl Office {
         self.try_ns = now_ns + self.rng.u64(lease_ns / 8..lease_ns.max(8));
     }
 
-    /// A node answered a question for its promise, which was sent at `sent_ns`.
+    /// Takes a node's answer to a request for its promise, which was sent at `sent_ns`.
     pub fn on_answer(
         &mut self,
         now_ns: u64,
@@ -247,8 +249,8 @@ impl Office {
         }
     }
 
-    /// Time passed; whom to ask what. `floor`: no new term is smaller, so that terms of managers
-    /// that ran alone are passed.
+    /// Takes the time, and returns the requests that are due. No new term is smaller than `floor`,
+    /// so that new terms exceed those of managers that ran alone.
     pub fn on_timer(&mut self, now_ns: u64, floor: u64) -> Vec<(NodeId, Message)> {
         let lease_ns = self.lease_ns();
         let holds = self.holds(now_ns).is_some();
@@ -277,7 +279,7 @@ impl Office {
         (1..=u64::from(self.terms.nodes)).map(|node| (NodeId(node), question.clone())).collect()
     }
 
-    /// Whether a majority was heard lately and is bound by no promise.
+    /// Whether the manager heard a majority lately, and no promise binds it.
     fn may_stand(&self, now_ns: u64) -> bool {
         let lease_ns = self.lease_ns();
         let free = |view: &&NodeView| {

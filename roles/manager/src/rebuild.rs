@@ -1,17 +1,21 @@
-//! What reports say about blocks that this manager did not make.
+//! How a new manager learns the blocks that earlier managers made, from the reports of the nodes.
 //!
-//! A manager that starts knows nothing. Nodes report their copies: the last configuration, the
-//! promised epoch, whether the copy is whole and whether it was installed. A block is **confirmed**
-//! when a quorum of the newest reported configuration says so itself. That suffices because every
-//! change is sealed by copies that, with those that are lost for good, are a quorum of the
-//! configuration that it replaces: two quorums share a copy, so one of those that report would have
-//! the newer configuration, or have promised its epoch, in which case it was never in use.
+//! A manager that starts knows nothing. Nodes report for each copy the last configuration, the promised
+//! epoch, whether the copy is whole, and whether it was installed. A block is **confirmed** when a
+//! quorum of the newest reported configuration reports that configuration.
 //!
-//! What is not confirmed waits: readable by who knows it, shown in the status with the nodes that
-//! are waited for; an operator who knows that a node is gone for good says so (`cluster forget`).
+//! A quorum is sufficient. Every change is sealed by copies that, with the copies that are lost
+//! forever, are a quorum of the configuration that it replaces. Two quorums share a copy. So one of the
+//! reporting copies would have a newer configuration, or would have promised its epoch. In the second
+//! case the newer configuration was never in use.
 //!
-//! A first configuration that nobody who reports has installed was never in use: the block is
-//! freed.
+//! Invariants: 1. a block is changed only after it is confirmed. 2. A first configuration that no
+//! reporting node has installed was never in use, and its block is freed.
+//!
+//! Thread-safety: none, as for the state machine.
+//! Failure: an unconfirmed block waits. Clients that know it can read it, and the status shows the nodes
+//! that it waits for. An operator who knows that a node is lost forever says so (`cluster forget`).
+//! Cost: a report examines the blocks that it names.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -22,11 +26,11 @@ use archipelago_pool::{BlockId, Config, Place};
 
 use crate::core::{Block, ManagerCore};
 
-/// Reports of one block, by node: in which life, and what.
+/// Reports of one block, by node, each with the node's life.
 type Records = BTreeMap<NodeId, (Epoch, CopyReport)>;
 
 impl ManagerCore {
-    /// Looks at every block that is not understood yet.
+    /// Tries to confirm every unconfirmed block.
     pub(crate) fn confirm_all(&mut self, now_ns: u64) {
         let waiting: Vec<BlockId> = self.reports.keys().copied().collect();
         for id in waiting {
@@ -81,7 +85,7 @@ impl ManagerCore {
         self.advance(now_ns, id, false);
     }
 
-    /// The block that a quorum confirmed, as its nodes say that their copies are.
+    /// Makes the block that a quorum confirmed, from the reports of its nodes.
     fn understood(&self, config: Config, records: &Records) -> Block {
         let mut block = Block::settled(config);
         for copy in &block.config.copies {
@@ -108,7 +112,7 @@ impl ManagerCore {
         block
     }
 
-    /// Nobody who reported has installed any configuration of the block.
+    /// Whether no reporting node has installed a configuration of the block.
     fn never_used(&mut self, id: BlockId, records: Records) {
         if records.is_empty() {
             return;

@@ -1,6 +1,15 @@
-//! A manager as a process runs it: a fabric node, its doors, a thread that ticks, one per memory
-//! node that gives orders; of one of several managers another per memory node, which asks for
-//! promises.
+//! A manager as a process runs it: a fabric node, its listeners and its threads.
+//!
+//! [`ManagerServer`] owns all of it. One thread ticks, and one thread per memory node sends orders. If
+//! several managers run, another thread per memory node asks for promises, so that slow orders do not
+//! delay it.
+//!
+//! Invariants: 1. the term of every start is larger than the one before, by the wall clock.
+//!
+//! Thread-safety: any thread may call any method.
+//! Failure: an order without an answer is sent again later. The drop ends the threads. Nodes and clients
+//! continue without the manager as long as nothing changes.
+//! Cost: one thread per memory node, or two, and one more.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,33 +31,33 @@ use crate::desk::{Desk, Election};
 use crate::office::{Office, OfficeTerms};
 use crate::store::{Front, Store};
 
-/// Between two ticks.
+/// Time between two ticks.
 const TICK: Duration = Duration::from_millis(5);
-/// An order to a node is given up after this long, and given again later.
+/// Time after which an order to a node counts as lost. The manager sends it again later.
 const ORDER: Duration = Duration::from_millis(300);
-/// A thread without work looks whether it is to end.
+/// Time after which an idle thread checks whether it should end.
 const LOOK: Duration = Duration::from_millis(100);
-/// The shortest lease that is sensible over threads and sockets.
+/// Shortest lease that threads and sockets can keep.
 const LEASE_MIN: Duration = Duration::from_millis(20);
 
-/// How a manager is started.
+/// Settings of a manager.
 #[derive(Clone, Debug)]
 pub struct ManagerSettings {
-    /// Where it listens.
+    /// Endpoints at which the manager listens.
     pub listen: Vec<String>,
-    /// Copies, leases.
+    /// Number of copies, and the lengths of the leases.
     pub terms: Terms,
-    /// How a store over the cluster's memory is made, if there is one.
+    /// How to make a FlexKV store in the cluster's memory, if the cluster has one.
     pub store: Plan,
-    /// Of one of several managers: the memory nodes are 1 to this number, the same at each manager.
-    /// 0: the manager runs alone.
+    /// Number of memory nodes, with ids from 1 on, if several managers run; each manager has the
+    /// same number. 0 means that the manager runs alone.
     pub memory_nodes: u32,
-    /// Of one of several managers: it leaves it to another one to act first.
+    /// Whether the manager leaves the office to another manager at the start, if several run.
     pub standby: bool,
 }
 
 impl ManagerSettings {
-    /// Says what cannot be.
+    /// An error that names the first setting that is not valid.
     pub fn validate(&self) -> Result<()> {
         if !(1..=16).contains(&self.terms.copies) {
             let copies = self.terms.copies;
@@ -85,12 +94,12 @@ struct Shared {
     threads: Mutex<Vec<Joiner>>,
 }
 
-/// A running manager. Dropped, it ends; nodes and clients go on without it.
+/// A running manager. Drop ends it, and nodes and clients continue without it.
 pub struct ManagerServer {
     shared: Arc<Shared>,
     doors: Vec<Box<dyn Listener>>,
     addresses: Vec<String>,
-    /// Nothing but this keeps it; without it compute nodes go unanswered.
+    /// The only reference to the coordinator's host. Without it, compute nodes get no answers.
     _store: Arc<Store>,
 }
 
@@ -101,8 +110,9 @@ impl std::fmt::Debug for ManagerServer {
 }
 
 impl ManagerServer {
-    /// Starts a manager, in a term that is numbered by the wall clock. It acts when it has gathered
-    /// reports for a lease; one of several only while it holds office ([`crate::office`]).
+    /// Starts a manager in a new term, whose number is the wall clock's time. It acts after it has
+    /// collected reports for a lease. If several managers run, it acts only while it holds office
+    /// ([`crate::office`]).
     pub fn start(settings: &ManagerSettings) -> Result<Self> {
         settings.validate()?;
         let clock = SystemClock::shared();
@@ -153,20 +163,21 @@ impl ManagerServer {
         Ok(Self { shared, doors, addresses, _store: store })
     }
 
-    /// Where it is reached.
+    /// Endpoints of the manager.
     #[must_use]
     pub fn addresses(&self) -> &[String] {
         &self.addresses
     }
 
-    /// Whether it ran alone and another manager has taken over. One of several stands by then.
+    /// Whether a manager that ran alone was replaced by another one. One of several managers stands
+    /// by instead.
     #[must_use]
     pub fn is_deposed(&self) -> bool {
         !self.shared.is_one_of_several
             && self.shared.desk.look(ManagerCore::is_deposed).unwrap_or(true)
     }
 
-    /// Whether it acts, and does not stand by.
+    /// Whether the manager acts and does not stand by.
     #[must_use]
     pub fn is_acting(&self) -> bool {
         self.shared.desk.is_acting()
@@ -207,7 +218,7 @@ impl Shared {
         }
     }
 
-    /// A thread for each of these nodes that has none for its life yet.
+    /// Starts a thread for each of these nodes that has none in its present life.
     fn spawn_for(
         self: &Arc<Self>,
         nodes: Vec<NodeId>,
@@ -231,8 +242,8 @@ impl Shared {
         }
     }
 
-    /// Asks one life of a node for its promise, again and again. Apart from orders, which may take
-    /// their time.
+    /// Asks one life of a node for its promise repeatedly. Orders have another thread, because they
+    /// may take long.
     fn ask(&self, node: NodeId, life: Epoch, ways: Vec<String>) {
         let me = asker_of_promises(self.me);
         let line = Line::new(&self.endpoints, ways, me, Some((node, life)));
@@ -252,7 +263,7 @@ impl Shared {
         }
     }
 
-    /// Gives orders to one life of a node, one after another.
+    /// Sends orders to one life of a node, one after another.
     fn order(&self, node: NodeId, life: Epoch, ways: Vec<String>) {
         let line = Line::new(&self.endpoints, ways, self.me, Some((node, life)));
         while !self.stopped() {
@@ -264,7 +275,8 @@ impl Shared {
                 let answer = line.ask(&message, ORDER);
                 if let Err(error) = &answer {
                     tracing::debug!(%error, %node, order = message.name(), "no answer");
-                    // What follows would wait as long; all of it is given again.
+                    // The next orders would wait as long. The manager sends all of them again
+                    // later.
                     orders.clear();
                 }
                 self.desk.on_answer(node, &message, answer.as_ref().ok());

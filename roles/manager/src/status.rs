@@ -1,4 +1,4 @@
-//! What the manager knows, for people.
+//! The status of the cluster, for operators. The functions read the state and change nothing.
 
 use archipelago_fabric::NodeId;
 use archipelago_pool::wire::{
@@ -9,11 +9,11 @@ use archipelago_pool::wire::{
 use crate::core::{Block, ManagerCore, Phase, Step};
 use crate::decide::PlaceIs;
 
-/// Blocks that a status lists.
+/// Number of blocks that a status lists.
 const BLOCKS_LISTED_MAX: usize = 512;
 
 impl ManagerCore {
-    /// A picture of everything.
+    /// The status of the whole cluster.
     #[must_use]
     pub fn status(&self, now_ns: u64) -> PoolStatus {
         let ms = |heard_ns: u64| now_ns.saturating_sub(heard_ns) / 1_000_000;
@@ -62,8 +62,8 @@ impl ManagerCore {
         }
     }
 
-    /// Blocks of a label. Complete once reports were gathered, but for blocks all of whose nodes
-    /// are silent since.
+    /// The blocks of a label. After the manager has collected reports, the list lacks only blocks
+    /// whose nodes have all been silent since.
     pub(crate) fn find(&self, now_ns: u64, label: u64) -> Result<Message, Refused> {
         self.ready(now_ns)?;
         let used = self.blocks.values().filter(|block| block.free_ns.is_none());

@@ -1,19 +1,21 @@
-//! The coordinator of the store over remote memory, in the manager's process: one store per
-//! cluster.
+//! The coordinator of FlexKV in the manager's process: one store per cluster.
 //!
-//! It is reached at the manager's doors: messages of the store are told from the pool's by their
-//! first byte. It begins when somebody wants to join a store: joins the pool as a client of a label
-//! that nobody else has, so that no block of a dead compute node becomes its own, and hosts the
-//! state machine. Until then, and while that takes time, compute nodes are told to ask again. They
-//! say every lease that they are there, so a manager that was started anew begins at once. A
-//! coordinator that the pool took for dead (this process stood still) is let go, and the next
-//! message begins another, under a larger term.
+//! The manager's listeners receive the messages of the store, which differ from those of the pool in
+//! the first byte. The coordinator begins with the first message of a compute node. It joins the pool
+//! as a client of a label of its own, so that it adopts no block of a dead compute node, and hosts the
+//! state machine. Until it has joined, compute nodes are told to ask again. They send a message in
+//! every lease, so a restarted manager begins immediately.
 //!
-//! A manager that stands by hosts none: it declines the store's messages, and lets go of the
-//! coordinator that it had.
+//! Invariants:
+//! 1. A process hosts at most one coordinator. If the pool declares it dead, because the process was
+//!    stopped, the next message begins another one under a larger term.
+//! 2. A manager that stands by hosts none. It declines the messages of the store, and drops its
+//!    coordinator.
+//! 3. The coordinator keeps nothing on disk.
 //!
-//! It stores nothing. Thread-safety: all of it. Failure: a manager that does not let it join is
-//! asked again for ever.
+//! Thread-safety: any thread may call any method.
+//! Failure: the coordinator tries to join the pool again without a limit.
+//! Cost: three tasks.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
@@ -30,30 +32,30 @@ use parking_lot::RwLock;
 
 use crate::desk::Desk as PoolDesk;
 
-/// Unhurried: each tick wakes threads of an idle process. A node is taken for dead after its lease,
-/// of a second.
+/// Slow ticks, because each tick wakes threads of an idle process. A node is declared dead after
+/// its lease of a second anyway.
 const RHYTHM: Rhythm = Rhythm { tick: Duration::from_millis(20), watch: Duration::from_millis(50) };
-/// Between two tries to join the pool.
+/// Pause between two tries to join the pool.
 const AGAIN: Duration = Duration::from_millis(100);
 
 struct Hosted {
-    /// Ticks for as long as this is there.
+    /// Keeps the ticks of the coordinator alive.
     desk: Arc<CoordinatorRpc>,
     handler: Box<dyn Handler>,
 }
 
-/// See the module.
+/// The coordinator of a store, and how it begins and ends.
 pub(crate) struct Store {
     plan: Plan,
     endpoints: Arc<Endpoints>,
     runtime: Arc<ThreadRuntime>,
-    /// Where this manager is reached.
+    /// Endpoints of this manager.
     ways: OnceLock<Vec<String>>,
     beginning: AtomicBool,
     hosted: RwLock<Option<Arc<Hosted>>>,
 }
 
-/// The fabric's handler of a manager: the pool's messages go to one, the store's to the other.
+/// The fabric's handler of a manager, which distributes the messages of the pool and of the store.
 pub(crate) struct Front {
     pub(crate) pool: Box<dyn Handler>,
     pub(crate) store: Weak<Store>,
@@ -85,8 +87,8 @@ impl Store {
         }))
     }
 
-    /// The manager does not act any more: neither does its coordinator. The next message begins
-    /// another.
+    /// Drops the coordinator, because the manager is not in office any more. The next message
+    /// begins another one.
     pub(crate) fn retire(&self) {
         let retired = self.hosted.write().take();
         if retired.is_some() {
@@ -94,9 +96,9 @@ impl Store {
         }
     }
 
-    /// The manager can be reached now.
+    /// Sets the endpoints of the manager, which listens now.
     pub(crate) fn reached_at(&self, ways: Vec<String>) {
-        // Said once.
+        // The call happens once.
         let _known = self.ways.set(ways);
     }
 

@@ -1,23 +1,24 @@
 //! The change of one block from one configuration to the next.
 //!
-//! [`ManagerCore`](crate::core::ManagerCore) owns the changes, one per block at a time. A change has
-//! these steps:
+//! [`ManagerCore`](crate::core::ManagerCore) owns the changes, one per block at a time. A change
+//! has these steps:
 //!
-//! 1. **Seal.** Every copy that answers revokes the keys by which clients could change it, and promises
-//!    the new epoch. From then on no write of the old configuration completes, because it would need
-//!    all copies.
-//! 2. **Quorum.** The sealed copies stay. Together with the copies that are lost forever they must be a
-//!    quorum of the old configuration, else the change waits. So two successive managers cannot
-//!    continue from different copies.
-//! 3. **Barrier.** The change leaves out copies whose nodes may still live. It waits until every client
-//!    has acted on the loss of these nodes, or has lost its lease. So no client with a lease reads from
-//!    a copy that was left out.
+//! 1. **Seal.** Every copy that answers revokes the keys by which clients could change it, and
+//!    promises the new epoch. From then on no write of the old configuration completes, because it
+//!    would need all copies.
+//! 2. **Quorum.** The sealed copies stay. Together with the copies that are lost forever they must
+//!    be a quorum of the old configuration, else the change waits. So two successive managers
+//!    cannot continue from different copies.
+//! 3. **Barrier.** The change leaves out copies whose nodes may still live. It waits until every
+//!    client has acted on the loss of these nodes, or has lost its lease. So no client with a lease
+//!    reads from a copy that was left out.
 //! 4. **Fill.** New copies read the first copy that stays, one-sided. If every member may write the
 //!    block, the other copies that stay read it, too. So all copies are equal when an epoch begins,
-//!    even after an interrupted write. No client writes meanwhile. A writer is refused with *changing*,
-//!    and waits or uses other blocks.
+//!    even after an interrupted write. No client writes meanwhile. A writer is refused with
+//!    *changing*, and waits or uses other blocks.
 //! 5. **Install.** The new configuration goes to all of its copies. It is in use when all have
-//!    answered. A copy gives keys only for its installed epoch, and a writer needs keys of all copies.
+//!    answered. A copy gives keys only for its installed epoch, and a writer needs keys of all
+//!    copies.
 //!
 //! A new block is a change from no copies. A change of the owner takes the same steps.
 //!
@@ -26,8 +27,8 @@
 //! 2. A configuration is used only after its copies were filled and installed.
 //!
 //! Thread-safety: none, as for the state machine.
-//! Failure: each request is sent again until it is answered. A node that falls silent is left out by
-//! this change or by the next.
+//! Failure: each request is sent again until it is answered. A node that falls silent is left out
+//! by this change or by the next.
 //! Cost: three requests to each copy, and the bytes of the block for each new copy.
 
 use std::collections::BTreeSet;

@@ -1,24 +1,48 @@
-//! Living clients: their leases, and the answers to their renewals.
+//! Clients: their leases, and their deaths.
 //!
-//! [`ManagerCore`](crate::core::ManagerCore) owns the clients. It admits an unknown client if the
-//! client is new (`first`), or while it collects reports, because the client then had a lease of the
-//! manager before. A client that says during that time that it has no lease (`view` 0) is a
-//! **claimant**. It becomes a client again after the nodes had time to report the dead clients, unless
-//! one of them named it. A client that has keys of nodes is known before its first message. Its blocks
-//! are kept, and it gets no new ones until it has said its label.
+//! [`ManagerCore`](crate::core::ManagerCore) owns the clients.
 //!
-//! Invariants: 1. a client's lease begins when its renewal arrives, which is after the client sent it.
-//! 2. No dead client gets a lease.
+//! **Leases.** The manager admits an unknown client if the client is new (`first`), or while it
+//! collects reports, because the client then had a lease of the manager before. A client that says
+//! during that time that it has no lease (`view` 0) is a **claimant**. It becomes a client again
+//! after the nodes had time to report the dead clients, unless one of them named it. A client that
+//! has keys of nodes is known before its first message. Its blocks are kept, and it gets no new
+//! ones until it has said its label.
+//!
+//! **Deaths.** The manager declares a client dead when its lease ends, when it leaves, or on the
+//! request of another member. Nodes then **fence** it: they revoke its keys and give it no others
+//! in their present life. A client is **gone** when it can change no copy that is in use or being
+//! made. Then each node of such a copy has fenced it, and no process of it has the memory mapped.
+//!
+//! Invariants, by which a client that is gone stays gone under later managers and on later nodes:
+//! 1. A node exchanges dead clients with a manager before its first report. So a manager knows the
+//!    dead clients of its predecessors before it confirms a block with a copy on that node.
+//! 2. A node gets copies only after it knows all clients that are dead by then. The manager waits
+//!    for a node that has copies already.
+//! 3. The manager does not wait for a silent node without a copy in any configuration. If the node
+//!    returns, invariant 2 holds for it.
+//! 4. A manager that has just started grants no lease to a client without one before the nodes had
+//!    time to report the dead clients ([`ManagerCore::take_claimants`]). Otherwise a client that
+//!    was cut off until its manager ended would return and serve data that another client owns by
+//!    then. If a node later names a client with a lease of this manager, that lease ends first.
 //!
 //! Thread-safety: none, as for the state machine.
-//! Failure: a client that is silent for a lease is declared dead.
-//! Cost: a renewal visits all blocks if the client's list of its blocks is old, else none.
+//! Failure: the invariants do not cover a block that no node has reported to this manager, nor the
+//! clients that died before the latest 4,096.
+//! Cost: a renewal visits all blocks if the client's list of its blocks is old, else none. New
+//! deaths take a request to each node.
 
 use archipelago_base::Epoch;
 use archipelago_fabric::{ClientId, NodeId};
+use archipelago_pool::Place;
 use archipelago_pool::wire::{BlockAt, Member, Message, Refused, Why};
 
-use crate::core::{ClientInfo, ManagerCore};
+use crate::core::{Action, ClientInfo, ManagerCore, NodeInfo};
+
+/// Number of dead clients that the manager remembers.
+const REMEMBERED_MAX: usize = 1 << 16;
+/// Number of ids in one message.
+const TOLD_MAX: usize = 4096;
 
 impl ManagerCore {
     /// Renews a client's lease. `first` means that the client never had one, and `view` 0 that it
@@ -117,5 +141,130 @@ impl ManagerCore {
     fn client(&mut self, now_ns: u64, client: ClientId) -> &mut ClientInfo {
         let info = ClientInfo { label: None, heard_ns: now_ns, view: 0, owned: self.term };
         self.clients.entry(client).or_insert(info)
+    }
+}
+
+impl ManagerCore {
+    /// Declares a client dead. Other clients get its blocks, and all nodes revoke its keys.
+    pub(crate) fn kill(&mut self, client: ClientId) {
+        if !self.bury(client) {
+            return;
+        }
+        let term = self.term;
+        for (node, _) in self.nodes.iter().filter(|(_, info)| info.up && info.told) {
+            let message = Message::Fence { term, clients: vec![client], tell: false };
+            self.actions.push(Action::Send { node: *node, message });
+        }
+    }
+
+    /// Declares a client dead, and leaves the message to the nodes to the next tick. Returns
+    /// whether the client was alive.
+    fn bury(&mut self, client: ClientId) -> bool {
+        self.clients.remove(&client);
+        if !self.dead.insert(client) {
+            return false;
+        }
+        self.dead_order.push_back(client);
+        if self.dead_order.len() > REMEMBERED_MAX
+            && let Some(oldest) = self.dead_order.pop_front()
+        {
+            self.dead.remove(&oldest);
+        }
+        for info in self.nodes.values_mut() {
+            info.fences.insert(client, false);
+        }
+        true
+    }
+
+    /// The message about dead clients that a node needs now, if it needs one.
+    pub(crate) fn deaths_for(&self, info: &NodeInfo) -> Option<Message> {
+        let term = self.term;
+        if !info.told {
+            let known = self.dead_order.len().saturating_sub(TOLD_MAX);
+            let clients = self.dead_order.range(known..).copied().collect();
+            return Some(Message::Fence { term, clients, tell: true });
+        }
+        if info.fences.is_empty() {
+            return None;
+        }
+        let clients = info.fences.keys().copied().take(TOLD_MAX).collect();
+        Some(Message::Fence { term, clients, tell: false })
+    }
+
+    /// Takes a node's answer to a message about dead clients, which may name others.
+    pub(crate) fn on_fenced(
+        &mut self,
+        now_ns: u64,
+        node: NodeId,
+        fence: &Message,
+        answer: &Message,
+    ) {
+        let (Message::Fence { clients: asked, tell, .. }, Message::FenceIs { life, held, fenced }) =
+            (fence, answer)
+        else {
+            return;
+        };
+        let Some(info) = self.nodes.get_mut(&node).filter(|info| info.life == *life) else {
+            return;
+        };
+        for client in asked {
+            if held.contains(client) {
+                info.fences.insert(*client, true);
+            } else {
+                info.fences.remove(client);
+            }
+        }
+        if !tell {
+            return;
+        }
+        if !std::mem::replace(&mut info.told, true) {
+            let message = Message::Claim { term: self.term, after: None };
+            self.actions.push(Action::Send { node, message });
+        }
+        let mut news = false;
+        for client in fenced {
+            let heard_ns = self.clients.get(client).map(|info| info.heard_ns);
+            if let Some(heard_ns) = heard_ns {
+                let lease_ns = self.terms.lease.as_nanos() as u64 * 9 / 8;
+                self.given.insert(*client, heard_ns + lease_ns);
+            }
+            news |= self.bury(*client);
+        }
+        if news {
+            self.advance_all(now_ns, false);
+        }
+    }
+
+    /// Answers *done* if a dead client is gone, and otherwise refuses as changing.
+    pub(crate) fn gone(&self, now_ns: u64, client: ClientId) -> Result<Message, Refused> {
+        if self.given.get(&client).is_some_and(|until_ns| now_ns < *until_ns) {
+            return Err(Why::Changing.into());
+        }
+        let unheard = |info: &NodeInfo| info.up && info.fences.get(&client) == Some(&false);
+        let reach = |place: &Place| match self.nodes.get(&place.node) {
+            // The client may have keys of a node that this manager does not know.
+            None => true,
+            Some(info) => {
+                let there = info.life == place.life && !info.forgotten;
+                there && info.fences.contains_key(&client)
+            }
+        };
+        let known = self.blocks.values().any(|block| {
+            let made = block.change.iter().flat_map(|change| &change.add);
+            block.config.copies.iter().chain(made).any(reach)
+        });
+        let reports = self.reports.values().flat_map(|records| records.values());
+        let mut unconfirmed = reports.flat_map(|(_, report)| &report.config.copies);
+        if self.nodes.values().any(unheard) || known || unconfirmed.any(reach) {
+            return Err(Why::Changing.into());
+        }
+        Ok(Message::Done {})
+    }
+}
+
+impl NodeInfo {
+    /// Whether the node knows all dead clients.
+    pub(crate) fn has_heard(&self) -> bool {
+        self.told && self.fences.values().all(|heard| *heard)
     }
 }

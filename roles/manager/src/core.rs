@@ -1,13 +1,13 @@
 //! The protocol of the manager: its state, and its answers.
 //!
-//! [`ManagerCore`] is a state machine without clock, lock or I/O. It takes messages, answers and ticks
-//! with the time, and returns [`Action`]s. Every message may be lost, late or doubled. A tick sends
-//! unanswered requests again, and epochs and lives match answers to requests.
+//! [`ManagerCore`] is a state machine without clock, lock or I/O. It takes messages, answers and
+//! ticks with the time, and returns [`Action`]s. Every message may be lost, late or doubled. A tick
+//! sends unanswered requests again, and epochs and lives match answers to requests.
 //!
 //! Invariants:
 //! 1. The [`Config`] of a block changes only as `change.rs` describes.
-//! 2. The manager changes no block while it collects reports after its start, which lasts longer than
-//!    any lease that its predecessor granted.
+//! 2. The manager changes no block while it collects reports after its start, which lasts longer
+//!    than any lease that its predecessor granted.
 //! 3. A client that was declared dead stays dead under its id.
 //! 4. A manager that learns of a larger term stops.
 //!
@@ -35,14 +35,14 @@ pub enum Action {
     Answer {
         /// Ticket of the request.
         ticket: u64,
-        /// The answer.
+        /// The answer to send.
         message: Message,
     },
     /// Send a request to a node. Its answer goes to [`ManagerCore::on_answer`].
     Send {
-        /// The node.
+        /// The node to ask.
         node: NodeId,
-        /// The request.
+        /// The request to send.
         message: Message,
     },
 }
@@ -155,6 +155,15 @@ pub(crate) struct Change {
     pub(crate) add: Vec<Place>,
     pub(crate) filled: BTreeSet<NodeId>,
     pub(crate) since_ns: u64,
+}
+
+/// A client's request for a block; [`Message::Allocate`] describes the fields.
+#[derive(Clone, Copy, Debug)]
+struct Allocation {
+    client: ClientId,
+    request: u64,
+    sharing: Sharing,
+    copies: u32,
 }
 
 /// What the manager knows of one client.
@@ -357,7 +366,8 @@ impl ManagerCore {
                 self.gone(now_ns, *client).map(Some)
             }
             Message::Allocate { client, request, sharing, copies } => {
-                self.allocate(now_ns, ticket, *client, *request, (*sharing, *copies))
+                let (client, request, sharing, copies) = (*client, *request, *sharing, *copies);
+                self.allocate(now_ns, ticket, Allocation { client, request, sharing, copies })
             }
             Message::Locate { block } => self.locate(now_ns, *block).map(Some),
             Message::Find { label } => self.find(now_ns, *label).map(Some),
@@ -384,8 +394,8 @@ impl ManagerCore {
             Message::Claim { term, after } if *term == self.term => {
                 self.on_report(now_ns, node, *after, answer);
             }
-            Message::Fence { term, clients, tell } if *term == self.term => {
-                self.on_fenced(now_ns, node, clients, (*tell, answer));
+            Message::Fence { term, .. } if *term == self.term => {
+                self.on_fenced(now_ns, node, asked, answer);
             }
             Message::Drop { block, epoch, .. } => self.on_dropped(node, *block, *epoch, answer),
             Message::Seal { block, epoch, .. } => {
@@ -445,10 +455,9 @@ impl ManagerCore {
         &mut self,
         now_ns: u64,
         ticket: u64,
-        client: ClientId,
-        request: u64,
-        (sharing, copies): (Sharing, u32),
+        allocation: Allocation,
     ) -> Result<Option<Message>, Refused> {
+        let Allocation { client, request, sharing, copies } = allocation;
         self.ready(now_ns)?;
         let Some(info) = self.clients.get(&client) else { return Err(Why::Evicted.into()) };
         // The label is unknown, and a client of the right label must adopt the block later. So the

@@ -3,9 +3,8 @@
 //! | module | purpose |
 //! | --- | --- |
 //! | [`core`] | the state of the protocol, its messages, and requests for blocks |
-//! | `clients` | leases, and the answers to renewals |
+//! | `clients` | leases of clients, their deaths, and when they are gone |
 //! | `nodes` | beats, silence and reports of memory nodes |
-//! | `deaths` | dead clients: how nodes learn of them, and when they are gone |
 //! | `change` | the change of a block from one configuration to the next |
 //! | `rebuild` | how a new manager learns the blocks from reports |
 //! | [`decide`] | what a block needs, as pure functions |
@@ -15,13 +14,13 @@
 //! | `server` | threads, links and the clock |
 //! | `store` | the coordinator of FlexKV, in the same process |
 //!
-//! Reads and writes do not need the manager. It serves requests for new blocks, and acts when a member
-//! dies. It stores nothing, and asks the nodes after a start. Layer 5; it depends on no other role.
+//! Reads and writes do not need the manager. It serves requests for new blocks, and acts when a
+//! member dies. It stores nothing, and asks the nodes after a start. Layer 5; it depends on no
+//! other role.
 
 mod change;
 mod clients;
 pub mod core;
-mod deaths;
 pub mod decide;
 pub mod desk;
 mod nodes;

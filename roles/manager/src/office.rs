@@ -1,36 +1,37 @@
 //! The election of the manager in office, among several managers.
 //!
 //! A cluster may run several managers, all started for the same memory nodes, 1 to N. At most one
-//! **holds office** at a time, and the others stand by. [`Office`] is a state machine without clock,
-//! lock or I/O. It takes beats, answers and ticks with the time, and returns requests.
+//! **holds office** at a time, and the others stand by. [`Office`] is a state machine without
+//! clock, lock or I/O. It takes beats, answers and ticks with the time, and returns requests.
 //!
 //! 1. A manager that stands by receives the beats of the memory nodes. A beat says for how long the
 //!    node's promise to a manager still lasts.
 //! 2. It becomes a **candidate** when it has heard a majority of the N nodes within a lease, and no
-//!    promise binds them. It chooses a term above all known terms, with a tag of its own in the lowest
-//!    16 bits, and asks all nodes for a promise.
-//! 3. It holds office while the promises of a majority last. It counts a promise from the time at which
-//!    it *sent* the request, and for a sixteenth less than the node counts from the time at which the
-//!    request *arrived*. It asks again four times per lease.
-//! 4. A candidate without a majority after two thirds of a lease stands by again. It waits for a random
-//!    time of at most a lease.
+//!    promise binds them. It chooses a term above all known terms, with a tag of its own in the
+//!    lowest 16 bits, and asks all nodes for a promise.
+//! 3. It holds office while the promises of a majority last. It counts a promise from the time at
+//!    which it *sent* the request, and for a sixteenth less than the node counts from the time at
+//!    which the request *arrived*. It asks again four times per lease.
+//! 4. A candidate without a majority after two thirds of a lease stands by again. It waits for a
+//!    random time of at most a lease.
 //! 5. A node that names a larger term ends candidacy and office.
 //!
 //! Invariants:
-//! 1. Two managers never hold office at the same time. Two majorities share a node. That node promised
-//!    the larger term after its promise of the smaller one had ended, and the holder of the smaller term
-//!    had stopped to count that promise before. A node that lost its memory promises nothing for a lease
-//!    ([`Promise`] invariant 3 in the memory role).
+//! 1. Two managers never hold office at the same time. Two majorities share a node. That node
+//!    promised the larger term after its promise of the smaller one had ended, and the holder of
+//!    the smaller term had stopped to count that promise before. A node that lost its memory
+//!    promises nothing for a lease ([`Promise`] invariant 3 in the memory role).
 //! 2. A node that has promised a larger term refuses orders of a smaller one.
-//! 3. A manager that takes office knows nothing and begins to collect reports. Before it has them, it
-//!    grants no lease of its own. It changes no block for longer than any lease that its predecessor
-//!    granted (`core`).
-//! 4. A manager that could not renew its promises in time loses its office, and forgets what it knew.
-//!    Another manager may have held office since, with nodes that have lost their memory by now.
+//! 3. A manager that takes office knows nothing and begins to collect reports. Before it has them,
+//!    it grants no lease of its own. It changes no block for longer than any lease that its
+//!    predecessor granted (`core`).
+//! 4. A manager that could not renew its promises in time loses its office, and forgets what it
+//!    knew. Another manager may have held office since, with nodes that have lost their memory by
+//!    now.
 //!
 //! Thread-safety: none; the owner holds a lock.
-//! Failure: without a majority of the memory nodes no manager holds office. Nodes and clients continue
-//! as long as their leases last. The rates of clocks may differ by 6 %.
+//! Failure: without a majority of the memory nodes no manager holds office. Nodes and clients
+//! continue as long as their leases last. The rates of clocks may differ by 6 %.
 //! Cost: a message to each node four times per lease.
 //!
 //! [`Promise`]: ../../archipelago_memory/promise/struct.Promise.html

@@ -1,20 +1,21 @@
 //! How a new manager learns the blocks that earlier managers made, from the reports of the nodes.
 //!
-//! A manager that starts knows nothing. Nodes report for each copy the last configuration, the promised
-//! epoch, whether the copy is whole, and whether it was installed. A block is **confirmed** when a
-//! quorum of the newest reported configuration reports that configuration.
+//! A manager that starts knows nothing. Nodes report for each copy the last configuration, the
+//! promised epoch, whether the copy is whole, and whether it was installed. A block is
+//! **confirmed** when a quorum of the newest reported configuration reports that configuration.
 //!
 //! A quorum is sufficient. Every change is sealed by copies that, with the copies that are lost
-//! forever, are a quorum of the configuration that it replaces. Two quorums share a copy. So one of the
-//! reporting copies would have a newer configuration, or would have promised its epoch. In the second
-//! case the newer configuration was never in use.
+//! forever, are a quorum of the configuration that it replaces. Two quorums share a copy. So one of
+//! the reporting copies would have a newer configuration, or would have promised its epoch. In the
+//! second case the newer configuration was never in use.
 //!
 //! Invariants: 1. a block is changed only after it is confirmed. 2. A first configuration that no
 //! reporting node has installed was never in use, and its block is freed.
 //!
 //! Thread-safety: none, as for the state machine.
-//! Failure: an unconfirmed block waits. Clients that know it can read it, and the status shows the nodes
-//! that it waits for. An operator who knows that a node is lost forever says so (`cluster forget`).
+//! Failure: an unconfirmed block waits. Clients that know it can read it, and the status shows the
+//! nodes that it waits for. An operator who knows that a node is lost forever says so (`cluster
+//! forget`).
 //! Cost: a report examines the blocks that it names.
 
 use std::collections::{BTreeMap, BTreeSet};

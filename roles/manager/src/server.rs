@@ -1,14 +1,14 @@
 //! A manager as a process runs it: a fabric node, its listeners and its threads.
 //!
-//! [`ManagerServer`] owns all of it. One thread ticks, and one thread per memory node sends orders. If
-//! several managers run, another thread per memory node asks for promises, so that slow orders do not
-//! delay it.
+//! [`ManagerServer`] owns all of it. One thread ticks, and one thread per memory node sends orders.
+//! If several managers run, another thread per memory node asks for promises, so that slow orders
+//! do not delay it.
 //!
 //! Invariants: 1. the term of every start is larger than the one before, by the wall clock.
 //!
 //! Thread-safety: any thread may call any method.
-//! Failure: an order without an answer is sent again later. The drop ends the threads. Nodes and clients
-//! continue without the manager as long as nothing changes.
+//! Failure: an order without an answer is sent again later. The drop ends the threads. Nodes and
+//! clients continue without the manager as long as nothing changes.
 //! Cost: one thread per memory node, or two, and one more.
 
 use std::collections::HashSet;

@@ -1,14 +1,14 @@
 //! The coordinator of FlexKV in the manager's process: one store per cluster.
 //!
-//! The manager's listeners receive the messages of the store, which differ from those of the pool in
-//! the first byte. The coordinator begins with the first message of a compute node. It joins the pool
-//! as a client of a label of its own, so that it adopts no block of a dead compute node, and hosts the
-//! state machine. Until it has joined, compute nodes are told to ask again. They send a message in
-//! every lease, so a restarted manager begins immediately.
+//! The manager's listeners receive the messages of the store, which differ from those of the pool
+//! in the first byte. The coordinator begins with the first message of a compute node. It joins the
+//! pool as a client of a label of its own, so that it adopts no block of a dead compute node, and
+//! hosts the state machine. Until it has joined, compute nodes are told to ask again. They send a
+//! message in every lease, so a restarted manager begins immediately.
 //!
 //! Invariants:
-//! 1. A process hosts at most one coordinator. If the pool declares it dead, because the process was
-//!    stopped, the next message begins another one under a larger term.
+//! 1. A process hosts at most one coordinator. If the pool declares it dead, because the process
+//!    was stopped, the next message begins another one under a larger term.
 //! 2. A manager that stands by hosts none. It declines the messages of the store, and drops its
 //!    coordinator.
 //! 3. The coordinator keeps nothing on disk.

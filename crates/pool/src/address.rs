@@ -74,7 +74,7 @@ impl Packing {
         match bits.checked_sub(offset_bits + NUMBER_BITS).filter(|&left| fits && left > 0) {
             Some(left) => Ok(Self { unit_bytes, offset_bits, node_bits: left.min(32) }),
             None => Err(Error::invalid(format!(
-                "addresses in blocks of {block_bytes} bytes at multiples of {unit_bytes} do not fit {bits} bits: \
+                "addresses in blocks of {block_bytes} bytes, at multiples of {unit_bytes}, do not fit {bits} bits: \
                  both must be powers of two, and the number of units of a block may take {} bits",
                 bits.saturating_sub(NUMBER_BITS + 1)
             ))),

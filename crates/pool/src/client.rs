@@ -354,7 +354,7 @@ impl PoolClient {
                 Message::Done {} => return Ok(true),
                 Message::Refuse { refused } if refused.why == Why::Changing => return Ok(false),
                 Message::Refuse { refused } => {
-                    let what = format!("whether {client} is gone");
+                    let what = format!("asking whether {client} is gone");
                     shared.refused(refused, &what)?;
                     shared.late(until_ns, format!("{what}: {refused}"))?;
                     shared.pause().await;
@@ -376,8 +376,8 @@ impl PoolClient {
                     return Ok(blocks.into_iter().map(|at| (at.block, at.epoch)).collect());
                 }
                 Message::Refuse { refused } => {
-                    shared.refused(refused, "looking for blocks")?;
-                    shared.late(until_ns, format!("looking for blocks: {refused}"))?;
+                    shared.refused(refused, "listing blocks")?;
+                    shared.late(until_ns, format!("listing blocks: {refused}"))?;
                     shared.pause().await;
                 }
                 other => return Err(unexpected(&other)),

@@ -34,7 +34,7 @@ pub fn endpoint(text: &str) -> Result<String> {
         format!("tcp:{text}")
     };
     split(&whole).map(|_| whole.clone()).map_err(|_| {
-        Error::invalid(format!("{text:?} is no address: it must be HOST:PORT or shm:PATH"))
+        Error::invalid(format!("{text:?} is not an address: write HOST:PORT or shm:PATH"))
     })
 }
 
@@ -44,7 +44,7 @@ fn split(endpoint: &str) -> Result<(&str, &str)> {
         Some(("tcp", address)) if address.contains(':') => Ok(("tcp", address)),
         Some(("shm", path)) if !path.is_empty() => Ok(("shm", path)),
         _ => Err(Error::invalid(format!(
-            "{endpoint:?} is no endpoint: it must be tcp:HOST:PORT or shm:PATH"
+            "{endpoint:?} is not an endpoint: write tcp:HOST:PORT or shm:PATH"
         ))),
     }
 }

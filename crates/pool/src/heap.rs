@@ -144,7 +144,8 @@ impl Heap {
                 && offset.is_multiple_of(UNIT)
                 && offset.checked_add(bytes).is_some_and(|end| end <= self.block_bytes);
             if !fits {
-                let what = format!("{bytes} bytes at {offset} of block {block} are no piece of it");
+                let what =
+                    format!("{bytes} bytes at {offset} of block {block} are not a piece of it");
                 return Err(Error::new(archipelago_base::ErrorKind::Corrupt, what));
             }
             gaps.push((at, offset - at));

@@ -55,6 +55,6 @@ pub(crate) struct Doubt {
 
 /// The error for an answer that does not belong to the request.
 pub(crate) fn unexpected(message: &Message) -> Error {
-    let what = format!("an answer that does not fit the question: {}", message.name());
+    let what = format!("an answer that does not belong to the request: {}", message.name());
     Error::new(ErrorKind::Unsupported, what)
 }

@@ -150,7 +150,9 @@ impl FlexKvNode {
     pub fn start(settings: FlexKvNodeSettings) -> Result<Self> {
         settings.store.validate()?;
         if settings.listen.is_empty() {
-            return Err(Error::invalid("a compute node that nobody reaches: say where it listens"));
+            return Err(Error::invalid(
+                "the compute node has no endpoint for other nodes: name at least one",
+            ));
         }
         let shared = Arc::new(Shared {
             settings,
@@ -169,7 +171,7 @@ impl FlexKvNode {
     /// The compute node of the present life. Busy while no life exists.
     pub fn node(&self) -> Result<ComputeNode> {
         let life = self.shared.life.read();
-        let none = || Error::busy("this node was taken for dead and is joining anew");
+        let none = || Error::busy("the cluster declared this node dead, and it is joining again");
         life.as_ref().map(|life| life.compute.clone()).ok_or_else(none)
     }
 
@@ -426,7 +428,7 @@ fn list_few(
     let limits = ScanLimits { records: SAMPLE_RECORDS as usize, key_bytes: STEP_KEY_BYTES };
     while let Some(from) = cursor {
         let Some(step) = scan(from, limits)? else {
-            return Err(Error::unsupported("a scan that does not know its own cursor"));
+            return Err(Error::unsupported("the scan returned a cursor that it does not accept"));
         };
         keys.extend(step.keys.into_iter().map(|found| (found.key, found.expires_ms)));
         expired += step.expired;
@@ -470,7 +472,7 @@ impl Drop for FlexKvNode {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::SeqCst);
         if let Some(Err(error)) = self.keeper.take().map(Joiner::join) {
-            tracing::error!(%error, "a thread of the compute node");
+            tracing::error!(%error, "a thread of the compute node did not start");
         }
         let life = self.shared.life.write().take();
         if let Some(life) = life {
@@ -496,13 +498,13 @@ impl Shared {
             }
             let gone = self.life.write().take();
             if let Some(life) = gone {
-                tracing::warn!(client = %life.compute.client(), "this node was taken for dead");
+                tracing::warn!(client = %life.compute.client(), "the cluster declared this node dead");
                 // The next life needs the listeners.
                 drop(life);
             }
             if let Err(failed) = self.begin() {
                 let error = failed.into_error();
-                tracing::warn!(%error, "joining anew");
+                tracing::warn!(%error, "the node could not join again");
                 self.clock.sleep(AGAIN);
             }
         }
@@ -515,7 +517,7 @@ impl Shared {
         loop {
             match self.begin() {
                 Err(Failed::WhileJoined(error)) if self.clock.now_ns() < until_ns => {
-                    tracing::warn!(%error, "joining anew");
+                    tracing::warn!(%error, "the node could not join again");
                     self.clock.sleep(AGAIN);
                 }
                 other => return other.map_err(Failed::into_error),
@@ -541,7 +543,7 @@ impl Shared {
         while pool.block_bytes() == 0 {
             if pool.is_evicted() {
                 return Err(Failed::WhileJoined(Error::busy(
-                    "this node was taken for dead before it knew of any memory",
+                    "the cluster declared this node dead before it knew of any memory",
                 )));
             }
             if self.clock.now_ns() > until_ns || self.stop.load(Ordering::SeqCst) {

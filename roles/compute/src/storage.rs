@@ -147,7 +147,7 @@ pub fn remove_device(
     let listed = stored.as_ref().map_or(&[][..], |file| &file.tiers);
     let devices = if devices.is_empty() { listed } else { devices };
     if devices.is_empty() {
-        return Err(Error::invalid(format!("{} does not lie on tiers", dir.display())));
+        return Err(Error::invalid(format!("{} is not on tiers", dir.display())));
     }
     let named = |(place, device): (usize, &DeviceSettings)| {
         Ok(DeviceSettings { name: device.name_at(place), ..absolute(device)? })
@@ -216,7 +216,8 @@ fn store(fs: &dyn FileSystem, dir: &Path, tiers: Vec<DeviceSettings>) -> Result<
 /// Makes the paths in the file absolute, so that they hold in every working directory.
 fn absolute(device: &DeviceSettings) -> Result<DeviceSettings> {
     let full = |path: &PathBuf| {
-        std::path::absolute(path).map_err(|source| Error::io("find the whole of", path, source))
+        std::path::absolute(path)
+            .map_err(|source| Error::io("find the absolute path of", path, source))
     };
     let spec = device.spec.as_ref().map(full).transpose()?;
     // The check of the list refuses an empty path by its name.
@@ -235,7 +236,7 @@ fn refuse_database(fs: &dyn FileSystem, dir: &Path) -> Result<()> {
     match fs.list(dir)?.iter().find(|entry| entry.name != half_written) {
         None => Ok(()),
         Some(entry) => Err(Error::invalid(format!(
-            "{} is not empty (it has \"{}\") and does not lie on tiers: a database cannot be moved onto \
+            "{} is not empty (it has \"{}\") and is not on tiers: a database cannot be moved onto \
              tiers in place; choose another directory for the one on tiers",
             dir.display(),
             entry.name

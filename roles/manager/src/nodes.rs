@@ -59,7 +59,7 @@ impl ManagerCore {
             return Err(Refused::at(Why::OldEpoch, known.map_or(0, |known| known.0)));
         }
         if known != Some(*life) {
-            tracing::info!(%node, %life, "a memory node has come");
+            tracing::info!(%node, %life, "a memory node registered");
             self.nodes.insert(*node, NodeInfo::new(*life));
             self.dropping.retain(|(of, _), _| of != node);
         }

@@ -61,7 +61,9 @@ impl ManagerSettings {
     pub fn validate(&self) -> Result<()> {
         if !(1..=16).contains(&self.terms.copies) {
             let copies = self.terms.copies;
-            return Err(Error::invalid(format!("{copies} copies: it must be 1 to 16")));
+            return Err(Error::invalid(format!(
+                "{copies} copies are not possible: choose 1 to 16"
+            )));
         }
         if self.terms.lease < LEASE_MIN || self.terms.node_lease < LEASE_MIN {
             let least = LEASE_MIN.as_millis();
@@ -192,7 +194,7 @@ impl Drop for ManagerServer {
         let threads: Vec<Joiner> = self.shared.threads.lock().drain(..).collect();
         for thread in threads {
             if let Err(error) = thread.join() {
-                tracing::error!(%error, "a thread of the manager");
+                tracing::error!(%error, "a thread of the manager did not start");
             }
         }
     }
@@ -236,7 +238,7 @@ impl Shared {
                 Ok(thread) => self.threads.lock().push(thread),
                 Err(error) => {
                     served.remove(&(node, life));
-                    tracing::error!(%error, %node, "orders wait for a thread");
+                    tracing::error!(%error, %node, "no thread started for a node, and its orders wait");
                 }
             }
         }
@@ -258,7 +260,7 @@ impl Shared {
             let sent_ns = self.clock.now_ns();
             match line.ask(&question, ORDER) {
                 Ok(answer) => self.desk.on_promise(node, &question, sent_ns, &answer),
-                Err(error) => tracing::debug!(%error, %node, "no promise"),
+                Err(error) => tracing::debug!(%error, %node, "a node made no promise"),
             }
         }
     }
@@ -274,7 +276,7 @@ impl Shared {
             while let Some(message) = orders.pop_front() {
                 let answer = line.ask(&message, ORDER);
                 if let Err(error) = &answer {
-                    tracing::debug!(%error, %node, order = message.name(), "no answer");
+                    tracing::debug!(%error, %node, order = message.name(), "a node did not answer an order");
                     // The next orders would wait as long. The manager sends all of them again
                     // later.
                     orders.clear();

@@ -138,7 +138,9 @@ impl Store {
                 let joining = PoolClient::join(options.clone(), endpoints.clone(), runtime.clone());
                 match joining.await {
                     Ok(pool) => break pool,
-                    Err(error) => tracing::warn!(%error, "the store's coordinator does not join"),
+                    Err(error) => {
+                        tracing::warn!(%error, "the store's coordinator could not join the pool");
+                    }
                 }
                 if weak.strong_count() == 0 {
                     return;
@@ -151,7 +153,9 @@ impl Store {
             let over = store.hosted.write().replace(Arc::new(Hosted { desk, handler }));
             store.beginning.store(false, Ordering::SeqCst);
             if over.is_some() {
-                tracing::warn!("the pool took the store's coordinator for dead; another begins");
+                tracing::warn!(
+                    "the pool declared the store's coordinator dead, and another one begins"
+                );
             }
         };
         self.runtime.spawn("flex-coordinator", Box::pin(task));

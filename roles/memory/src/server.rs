@@ -186,7 +186,7 @@ impl Drop for MemoryServer {
         self.shared.serving.close();
         for thread in self.threads.drain(..) {
             if let Err(error) = thread.join() {
-                tracing::error!(%error, "a thread of the memory node");
+                tracing::error!(%error, "a thread of the memory node did not start");
             }
         }
     }
@@ -209,13 +209,13 @@ impl Shared {
                 Ok(Message::Refuse { refused })
                     if matches!(refused.why, Why::BlockSize | Why::Unlisted) =>
                 {
-                    tracing::error!(%refused, "the manager does not take this node");
+                    tracing::error!(%refused, "the manager does not admit this node");
                     None
                 }
                 Ok(answer) => self.serving.on_beat_answer(answer),
                 Err(error) => {
                     if heard {
-                        tracing::warn!(%error, "the manager is not heard; serving goes on");
+                        tracing::warn!(%error, "the manager does not answer; the node continues to serve");
                     }
                     None
                 }
@@ -243,9 +243,9 @@ impl Shared {
                 if holder.pid == std::process::id() {
                     continue;
                 }
-                tracing::warn!(pid = holder.pid, client = %holder.client, "a process that keeps revoked memory is ended");
+                tracing::warn!(pid = holder.pid, client = %holder.client, "the node kills a process that keeps revoked memory mapped");
                 if let Err(error) = kill_process(pid, Signal::KILL) {
-                    tracing::warn!(%error, pid = holder.pid, "it cannot be ended");
+                    tracing::warn!(%error, pid = holder.pid, "the process could not be killed");
                 }
             }
         }
@@ -264,7 +264,7 @@ impl Shared {
             let copied = self.copy(line, me, &order);
             if let Err(error) = &copied {
                 let block = order.order.block;
-                tracing::warn!(%error, %block, "a block was not copied; the manager asks again");
+                tracing::warn!(%error, %block, "a block was not copied; the manager will order it again");
             }
             self.serving.on_copied(&order.order, copied.is_ok());
             line.hang_up();
@@ -277,7 +277,12 @@ impl Shared {
         let key = match line.ask(&open, REQUEST)? {
             Message::Opened { key, .. } => key,
             Message::Refuse { refused } => return Err(refused.error("the block's source")),
-            other => return Err(Error::unsupported(format!("an answer {}", other.name()))),
+            other => {
+                return Err(Error::unsupported(format!(
+                    "the source sent an unexpected answer: {}",
+                    other.name()
+                )));
+            }
         };
         let link = line.link(REQUEST)?;
         let source = link.attach(&key).wait().map_err(|refusal| refusal.error("the source"))?;
@@ -296,6 +301,6 @@ impl Shared {
             offset += PART;
         }
         link.detach(source);
-        if offset < key.len { Err(Error::busy("the node ends")) } else { Ok(()) }
+        if offset < key.len { Err(Error::busy("the node is stopping")) } else { Ok(()) }
     }
 }

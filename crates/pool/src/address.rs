@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn cuts_that_leave_no_room_for_the_node_are_refused() {
+    fn packing_without_bits_for_the_node_is_refused() {
         assert!(Packing::new(16 << 20, 1, 40).is_err());
         assert!(Packing::new(3 << 20, 64, 47).is_err());
         assert!(Packing::new(64, 128, 47).is_err());

@@ -119,14 +119,14 @@ mod tests {
     use super::split;
 
     #[test]
-    fn people_leave_out_the_kind() {
+    fn address_without_kind_is_tcp() {
         assert_eq!(super::endpoint("localhost:7700").ok().as_deref(), Some("tcp:localhost:7700"));
         assert_eq!(super::endpoint("shm:/run/a").ok().as_deref(), Some("shm:/run/a"));
         assert!(super::endpoint("localhost").is_err());
     }
 
     #[test]
-    fn endpoints_are_read_and_others_refused_with_the_form() {
+    fn malformed_endpoint_is_refused_with_the_form() {
         assert_eq!(split("tcp:127.0.0.1:80").ok(), Some(("tcp", "127.0.0.1:80")));
         assert_eq!(split("shm:/run/a").ok(), Some(("shm", "/run/a")));
         for wrong in ["tcp:80", "shm:", "127.0.0.1:80", "udp:1:2", ""] {

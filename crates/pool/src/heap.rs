@@ -379,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn classes_hold_what_they_are_for_and_waste_an_eighth_at_most() {
+    fn class_holds_its_sizes_and_wastes_at_most_an_eighth() {
         let mut last = 0;
         for units in 1..=1 << 18 {
             let class = class_of(units);
@@ -394,7 +394,7 @@ mod tests {
     /// Pieces never overlap under any order of allocations, frees and adoptions, and no byte is
     /// lost.
     #[test]
-    fn a_seeded_run_hands_out_every_byte_once() {
+    fn seeded_run_hands_out_every_byte_once() {
         for seed in 0..30 {
             let mut rng = Rng::with_seed(seed);
             let mut heap = Heap::new(BLOCK);
@@ -438,7 +438,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_are_dealt_to_blocks_in_turn_when_that_is_wanted() {
+    fn pieces_come_from_blocks_in_turn_on_request() {
         let mut heap = Heap::new(BLOCK);
         heap.turn();
         (1..=3).for_each(|number| heap.add(block(number)));
@@ -464,7 +464,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_listed_is_what_comes_next() {
+    fn listed_pieces_are_allocated_next() {
         let mut heap = Heap::new(BLOCK);
         heap.add(block(1));
         let take = |heap: &mut Heap| heap.allocate(100, 7).expect("fits").expect("room").address;
@@ -478,7 +478,7 @@ mod tests {
     }
 
     #[test]
-    fn an_adopted_block_gives_what_is_not_referenced() {
+    fn adopted_block_frees_unreferenced_bytes() {
         let mut heap = Heap::new(BLOCK);
         let live = [(128, 100), (0, 64), (8192, 5000)];
         heap.adopt(block(7), &live, 5).expect("sound");
@@ -500,7 +500,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_block_holds_is_refused() {
+    fn piece_larger_than_a_block_is_refused() {
         let mut heap = Heap::new(BLOCK);
         assert!(heap.allocate(BLOCK + 1, 0).is_err());
         heap.add(block(1));

@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read_back_and_mistakes_are_named() {
+    fn settings_are_read_back_and_mistakes_are_named() {
         let mut settings = Settings::default();
         settings.families.insert("default".to_owned(), CfOptions::default());
         let text = settings.to_toml().unwrap();

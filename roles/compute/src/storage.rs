@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_on_tiers_is_found_again_without_settings_and_never_opened_without_them() {
+    fn directory_on_tiers_opens_without_settings_on_its_tiers() {
         let base = tempfile::tempdir().unwrap();
         let dir = base.path().join("db");
         let context = IoContext::manifest(IoPurpose::ForegroundWrite);
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_devices_are_not_taken_for_new_ones() {
+    fn missing_devices_are_not_treated_as_new() {
         let base = tempfile::tempdir().unwrap();
         let (dir, fs) = (base.path().join("db"), LocalFs::new());
         let devices = devices(base.path());
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn a_crash_while_the_devices_were_written_down_leaves_a_directory_that_opens() {
+    fn directory_opens_after_crash_during_write_of_devices() {
         let base = tempfile::tempdir().unwrap();
         let dir = base.path().join("db");
         let (fs, context) = (LocalFs::new(), IoContext::manifest(IoPurpose::ForegroundWrite));
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_of_tiers_of_another_engine_is_taken_out_by_the_list_alone() {
+    fn device_of_another_engine_is_removed_by_the_list() {
         let base = tempfile::tempdir().unwrap();
         let (dir, devices) = (base.path().join("none"), devices(base.path()));
         // The default directory, which holds another database.
@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plain_database_does_not_become_one_on_tiers() {
+    fn plain_database_is_not_opened_on_tiers() {
         let base = tempfile::tempdir().unwrap();
         let dir = base.path().join("db");
         let fs = LocalFs::new();

@@ -194,7 +194,7 @@ impl Cluster {
 }
 
 #[test]
-fn what_was_released_is_freed_when_a_lease_has_passed_and_not_before() {
+fn released_block_is_freed_after_a_lease() {
     let mut cluster = Cluster::new(2, &[4, 4]);
     let block = cluster.allocate(1).expect("a block").block;
     let released_ns = cluster.now_ns;
@@ -217,7 +217,7 @@ fn what_was_released_is_freed_when_a_lease_has_passed_and_not_before() {
 }
 
 #[test]
-fn too_few_nodes_with_room_are_refused_with_what_the_others_have_left() {
+fn full_cluster_is_refused_with_the_bytes_left() {
     let mut cluster = Cluster::new(2, &[1, 4]);
     cluster.allocate(1).expect("each node has room");
     let full = Refused::at(Why::Full, 3 * BLOCK_BYTES);
@@ -226,7 +226,7 @@ fn too_few_nodes_with_room_are_refused_with_what_the_others_have_left() {
 }
 
 #[test]
-fn a_node_that_gets_no_memory_is_passed_over_and_what_it_has_left_is_told() {
+fn node_without_memory_is_skipped_and_reported() {
     let mut cluster = Cluster::new(1, &[8]);
     cluster.exhausted = Some((NodeId(1), 8 * BLOCK_BYTES));
     let full = Refused::at(Why::Full, 8 * BLOCK_BYTES);
@@ -243,7 +243,7 @@ fn a_node_that_gets_no_memory_is_passed_over_and_what_it_has_left_is_told() {
 }
 
 #[test]
-fn the_status_has_the_counters_of_every_nodes_last_beat() {
+fn status_has_counters_of_every_last_beat() {
     let mut cluster = Cluster::new(1, &[4, 4]);
     cluster.allocate(1).expect("a block");
     cluster.pass(STEP_NS);
@@ -252,7 +252,7 @@ fn the_status_has_the_counters_of_every_nodes_last_beat() {
 }
 
 #[test]
-fn a_new_block_that_goes_to_another_node_goes_there_under_a_new_epoch() {
+fn new_block_moves_to_another_node_under_a_new_epoch() {
     let mut cluster = Cluster::new(1, &[8, 4]);
     cluster.exhausted = Some((NodeId(1), BLOCK_BYTES));
     let config = cluster.allocate(1).expect("the other node has room");
@@ -265,7 +265,7 @@ fn a_new_block_that_goes_to_another_node_goes_there_under_a_new_epoch() {
 }
 
 #[test]
-fn a_copy_that_was_given_up_before_it_was_installed_says_nothing_of_one_elsewhere() {
+fn abandoned_uninstalled_copy_does_not_free_the_block() {
     // An earlier manager made the block on node 1, gave it up there, and made it on node 2.
     let block = BlockId { home: NodeId(1), number: 7 };
     let report = |node: u64, epoch: u64, installed: bool| {
@@ -300,7 +300,7 @@ fn a_copy_that_was_given_up_before_it_was_installed_says_nothing_of_one_elsewher
 }
 
 #[test]
-fn copies_that_stay_are_made_equal_where_every_member_may_write() {
+fn kept_copies_are_made_equal_if_members_share_the_block() {
     for (sharing, refreshed) in
         [(Sharing::All, vec![NodeId(3), NodeId(4)]), (Sharing::Owner, vec![NodeId(4)])]
     {
@@ -332,7 +332,7 @@ fn copies_that_stay_are_made_equal_where_every_member_may_write() {
 }
 
 #[test]
-fn blocks_of_a_label_are_found_the_oldest_first_and_not_once_they_are_released() {
+fn find_lists_unreleased_blocks_oldest_first() {
     let mut cluster = Cluster::new(1, &[4, 4]);
     let (one, two) = (cluster.allocate(1).expect("room"), cluster.allocate(2).expect("room"));
     let found = |cluster: &mut Cluster, label| match cluster.ask(&Message::Find { label }) {
@@ -356,7 +356,7 @@ fn joins(cluster: &mut Cluster, client: ClientId, first: bool) -> Message {
 }
 
 #[test]
-fn an_eviction_is_done_when_every_copy_in_use_is_out_of_the_clients_reach() {
+fn eviction_completes_after_every_copy_revoked_client() {
     let mut cluster = Cluster::new(2, &[4, 4, 4]);
     let config = cluster.allocate(1).expect("a block");
     assert_eq!(config.copies.iter().map(|copy| copy.node.0).collect::<Vec<_>>(), [1, 2]);
@@ -379,7 +379,7 @@ fn an_eviction_is_done_when_every_copy_in_use_is_out_of_the_clients_reach() {
 }
 
 #[test]
-fn an_eviction_does_not_wait_for_a_node_that_was_left_behind() {
+fn eviction_does_not_wait_for_a_node_without_copies() {
     let mut cluster = Cluster::new(1, &[4, 4]);
     let block = cluster.allocate(1).expect("a block").block;
     assert_eq!(block.home, NodeId(1));
@@ -405,7 +405,7 @@ fn an_eviction_does_not_wait_for_a_node_that_was_left_behind() {
 }
 
 #[test]
-fn a_node_that_comes_later_is_told_who_is_dead_before_it_gets_a_copy() {
+fn new_node_learns_deaths_before_it_gets_a_copy() {
     let mut cluster = Cluster::new(2, &[4]);
     joins(&mut cluster, VICTIM, true);
     assert_eq!(cluster.ask(&Message::Leave { client: VICTIM }), Message::Done {});
@@ -422,7 +422,7 @@ fn a_node_that_comes_later_is_told_who_is_dead_before_it_gets_a_copy() {
 }
 
 #[test]
-fn a_client_without_a_lease_is_one_again_when_nodes_had_the_time_to_tell_who_is_dead() {
+fn claimant_gets_a_lease_after_nodes_reported_deaths() {
     let other = ClientId(3);
     let mut cluster = Cluster::starting(1, &[4]);
     cluster.fenced = vec![VICTIM];
@@ -439,7 +439,7 @@ fn a_client_without_a_lease_is_one_again_when_nodes_had_the_time_to_tell_who_is_
 }
 
 #[test]
-fn a_client_that_nodes_told_of_is_asked_for_its_label_before_it_gets_a_block() {
+fn reported_client_needs_a_label_before_it_gets_a_block() {
     let mut cluster = Cluster::starting(1, &[4]);
     let other = ClientId(3);
     cluster.keyed = vec![other];
@@ -459,7 +459,7 @@ fn a_client_that_nodes_told_of_is_asked_for_its_label_before_it_gets_a_block() {
 }
 
 #[test]
-fn a_client_that_one_node_has_keys_for_waits_too_if_it_has_no_lease() {
+fn claimant_with_keys_waits_for_reports_of_deaths() {
     let mut cluster = Cluster::starting(1, &[4, 4]);
     cluster.keyed = vec![VICTIM];
     cluster.silent = Some(NodeId(2));
@@ -474,7 +474,7 @@ fn a_client_that_one_node_has_keys_for_waits_too_if_it_has_no_lease() {
 }
 
 #[test]
-fn one_of_whose_death_a_node_tells_late_is_gone_when_its_lease_is_over() {
+fn client_reported_dead_late_is_gone_after_its_lease() {
     let mut cluster = Cluster::starting(1, &[4]);
     cluster.fenced = vec![VICTIM];
     cluster.silent = Some(NodeId(1));
@@ -493,7 +493,7 @@ fn one_of_whose_death_a_node_tells_late_is_gone_when_its_lease_is_over() {
 }
 
 #[test]
-fn a_dead_client_stays_dead_for_the_next_manager() {
+fn dead_client_stays_dead_under_the_next_manager() {
     let mut cluster = Cluster::starting(1, &[4]);
     cluster.fenced = vec![VICTIM];
     assert!(matches!(joins(&mut cluster, VICTIM, false), Message::Renewed { .. }), "not known yet");

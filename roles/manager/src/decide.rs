@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn a_healthy_block_is_left_alone() {
+    fn healthy_block_needs_nothing() {
         assert!(!needs_change(&healthy()));
         let no_room = Picture { wanted: 4, room: false, ..healthy() };
         assert!(!needs_change(&no_room), "there is nowhere to put a fourth copy");
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn loss_death_and_shortage_are_acted_upon() {
+    fn block_changes_after_loss_death_or_shortage() {
         let mut lost = healthy();
         lost.copies[1] = PlaceIs::Lost;
         let mut silent = healthy();
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn copies_go_where_there_is_most_room() {
+    fn copies_go_to_nodes_with_most_room() {
         let room = |node, blocks| Room { node: NodeId(node), blocks };
         let rooms = vec![room(1, 2), room(2, 9), room(3, 0), room(4, 9)];
         assert_eq!(choose(rooms.clone(), 2), [NodeId(2), NodeId(4)]);

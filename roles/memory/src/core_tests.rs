@@ -126,7 +126,7 @@ fn step(message: &Message) -> Result<CopyStep, Why> {
 }
 
 #[test]
-fn a_seal_takes_the_right_to_write_and_an_older_epoch_is_refused_from_then_on() {
+fn seal_revokes_writes_and_refuses_older_epochs() {
     let mut node = Node::installed(1, Sharing::Owner);
     let key = node.open(OWNER, 1, 1).expect("its owner");
     assert_eq!(key.rights, Rights::ALL);
@@ -145,7 +145,7 @@ fn a_seal_takes_the_right_to_write_and_an_older_epoch_is_refused_from_then_on() 
 }
 
 #[test]
-fn a_mapping_that_is_still_there_keeps_a_copy_from_being_sealed_and_memory_from_being_reused() {
+fn mapped_copy_is_not_sealed_and_its_memory_not_reused() {
     let mut node = Node::installed(1, Sharing::Owner);
     let key = node.open(OWNER, 1, 1).expect("its owner");
     node.1.held.insert(key.tag);
@@ -166,7 +166,7 @@ fn a_mapping_that_is_still_there_keeps_a_copy_from_being_sealed_and_memory_from_
 }
 
 #[test]
-fn a_fenced_client_loses_all_keys_and_gets_none() {
+fn fenced_client_loses_all_keys_and_gets_none() {
     let mut node = Node::installed(1, Sharing::All);
     let key = node.open(OTHER, 1, 1).expect("all may write");
     assert_eq!(key.rights, Rights::ALL);
@@ -184,7 +184,7 @@ fn a_fenced_client_loses_all_keys_and_gets_none() {
 }
 
 #[test]
-fn a_fenced_client_counts_as_held_by_any_key_that_could_write() {
+fn fenced_client_is_held_by_any_key_that_could_write() {
     let mut node = Node::installed(1, Sharing::All);
     let key = node.open(OTHER, 1, 1).expect("all may write");
     node.1.held.insert(key.tag);
@@ -198,7 +198,7 @@ fn a_fenced_client_counts_as_held_by_any_key_that_could_write() {
 }
 
 #[test]
-fn orders_come_from_the_manager_that_the_node_met_and_in_its_term() {
+fn node_obeys_only_the_known_manager_in_its_term() {
     let mut node = Node::installed(1, Sharing::Owner);
     let drop = |term| Message::Drop { term, block: block(1), epoch: Epoch(9), freed: true };
     let told = node.0.on_message(&mut node.1, OWNER, &drop(TERM)).0;
@@ -210,7 +210,7 @@ fn orders_come_from_the_manager_that_the_node_met_and_in_its_term() {
 }
 
 #[test]
-fn a_copy_is_not_served_before_its_bytes_are_there() {
+fn copy_is_not_served_before_it_is_filled() {
     let mut node = Node::new();
     let source = Source { node: NodeId(2), life: Epoch(1), endpoints: Vec::new() };
     let fill =
@@ -230,7 +230,7 @@ fn a_copy_is_not_served_before_its_bytes_are_there() {
 }
 
 #[test]
-fn a_copy_that_stays_is_made_equal_to_the_first_and_late_bytes_of_an_older_epoch_are_not_taken() {
+fn refresh_makes_copies_equal_and_refuses_late_bytes() {
     let mut node = Node::installed(1, Sharing::All);
     let source = || Some(Source { node: NodeId(2), life: Epoch(1), endpoints: Vec::new() });
     let fill = |epoch| {
@@ -260,7 +260,7 @@ fn a_copy_that_stays_is_made_equal_to_the_first_and_late_bytes_of_an_older_epoch
 }
 
 #[test]
-fn a_node_that_gets_no_memory_says_how_much_of_its_size_is_left() {
+fn node_without_memory_says_how_much_is_left() {
     let mut node = Node::new();
     node.1.exhausted = true;
     let full = |left| Message::refuse(Refused::at(Why::Full, left));
@@ -276,7 +276,7 @@ fn a_node_that_gets_no_memory_says_how_much_of_its_size_is_left() {
 }
 
 #[test]
-fn what_is_given_freed_filled_and_refused_is_counted_and_goes_with_the_beat() {
+fn beat_has_counters_of_copies_and_refusals() {
     let mut node = Node::installed(1, Sharing::Owner);
     let key = node.open(OWNER, 1, 1).expect("its owner");
     let source = Source { node: NodeId(2), life: Epoch(1), endpoints: Vec::new() };

@@ -124,7 +124,7 @@ fn golden_bytes() {
 }
 
 #[test]
-fn golden_bytes_of_what_managers_and_nodes_promise() {
+fn golden_bytes_of_promises() {
     let word = |low: &str| format!("{low:0<16}");
     let (term, manager, beat_ms) = (1, ClientId(2), 3);
     let beat_is = Message::BeatIs { term, manager, beat_ms, alone: true };
@@ -136,7 +136,7 @@ fn golden_bytes_of_what_managers_and_nodes_promise() {
 }
 
 #[test]
-fn what_is_cut_off_prolonged_or_of_another_version_is_refused() {
+fn truncated_extended_or_foreign_message_is_refused() {
     let bytes = Message::Located { config: config() }.encode();
     assert_eq!(Message::decode(&bytes), Ok(Message::Located { config: config() }));
     for cut in 0..bytes.len() {
@@ -156,7 +156,7 @@ fn what_is_cut_off_prolonged_or_of_another_version_is_refused() {
 }
 
 #[test]
-fn random_bytes_are_read_or_refused_and_what_is_read_is_written_as_it_was() {
+fn random_bytes_are_refused_or_encoded_as_before() {
     let mut rng = Rng::with_seed(4);
     let seeds = [
         Message::Install { term: 1, config: config() }.encode(),

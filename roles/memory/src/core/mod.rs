@@ -648,5 +648,4 @@ fn revoke(
 }
 
 #[cfg(test)]
-#[path = "core_tests.rs"]
 mod tests;

@@ -700,5 +700,4 @@ impl Block {
 }
 
 #[cfg(test)]
-#[path = "core_tests.rs"]
 mod tests;

@@ -1,4 +1,4 @@
-//! Messages: whatever is read is read again from what it is written as.
+//! Messages: a decoded message is equal after it is encoded and decoded again.
 #![no_main]
 
 use archipelago_pool::wire::Message;

@@ -1,4 +1,4 @@
-//! Golden bytes, and messages there and back.
+//! Golden bytes of the messages, and messages that are encoded and decoded.
 
 use archipelago_base::Epoch;
 use archipelago_base::random::Rng;
@@ -148,7 +148,7 @@ fn truncated_extended_or_foreign_message_is_refused() {
     other[0] = VERSION + 1;
     let refused = Message::decode(&other).expect_err("another version");
     assert!(refused.to_string().contains("version"));
-    // A count that promises more than is there allocates nothing and is refused.
+    // A count that exceeds the bytes allocates nothing and is refused.
     let mut lies = Message::Located { config: Config { copies: Vec::new(), ..config() } }.encode();
     lies.pop();
     lies.extend([0xff, 0xff, 0xff, 0xff, 0x0f]);

@@ -1,4 +1,4 @@
-//! What stands beside the unit tests.
+//! Integration tests of the pool crate.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on should say where")]
 

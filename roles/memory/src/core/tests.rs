@@ -1,4 +1,4 @@
-//! The node's rules, one by one, over memory that is only counted.
+//! The rules of a memory node, one per test, over memory that is only counted.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -23,7 +23,7 @@ struct Counted {
     /// Keys by which a process has memory mapped, revoked or not.
     held: BTreeSet<u64>,
     next: u64,
-    /// The system has no memory, whatever the node's size.
+    /// Whether the system has no memory, although the node is not full.
     exhausted: bool,
 }
 
@@ -188,7 +188,7 @@ fn fenced_client_is_held_by_any_key_that_could_write() {
     let mut node = Node::installed(1, Sharing::All);
     let key = node.open(OTHER, 1, 1).expect("all may write");
     node.1.held.insert(key.tag);
-    // Revoked before it is fenced: the process may be in the middle of a write by it all the same.
+    // The key is revoked before the client is fenced. The process may still be writing by it.
     assert_eq!(step(&node.seal(1, 2)), Ok(CopyStep::Sealing));
     let fence = Message::Fence { term: TERM, clients: vec![OTHER], tell: false };
     let is = |held| Message::FenceIs { life: ME.life, held, fenced: Vec::new() };
@@ -243,7 +243,7 @@ fn refresh_makes_copies_equal_and_refuses_late_bytes() {
     let first = first.expect("bytes to copy");
     assert!(node.0.takes(&first));
     assert_eq!(node.0.on_message(&mut node.1, MANAGER, &fill(3)).1, None, "under way already");
-    // The change begins anew.
+    // The change begins again.
     assert_eq!(step(&node.seal(1, 4)), Ok(CopyStep::Sealed));
     assert!(!node.0.takes(&first), "its bytes are of an epoch that is over");
     node.0.on_copied(&mut node.1, &first, true);
@@ -301,7 +301,7 @@ fn beat_has_counters_of_copies_and_refusals() {
     };
     assert_eq!((counters.given, counters.freed, blocks_used), (3, 2, 1));
     assert_eq!((counters.filled, counters.filled_bytes), (1, 4096), "whole copies alone");
-    // A copy that was not made is also not installed.
+    // A copy that was not made is not installed either.
     let refused = [(Why::Full, 1), (Why::UnknownBlock, 3)];
     assert_eq!(counters.refusals, refused.map(|(why, count)| RefusedFor { why, count }));
     let of_fabric = (counters.operations, counters.requests, counters.duplicates);

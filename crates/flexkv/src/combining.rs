@@ -1,23 +1,28 @@
-//! Writes of one key by one node: one at a time, and those that only set it together.
+//! Combining of writes: writes of one key by one node go one at a time, and sets go together.
 //!
-//! Of writes of a key that meet, the index takes one; the others have written a record in vain and
-//! come again (the paper, §4.5, leaves that to the client library). Those of one node can meet
+//! When writes of a key meet, the index accepts one. The others have written a record in vain and
+//! try again. The paper (§4.5) leaves that to the client library. Writes of one node can meet here
 //! before any of them has sent anything:
 //!
-//! 1. One write of a key is under way, its **leader's**. Others wait in line.
-//! 2. When it has ended, the next in line leads. Sets without a condition that wait in a row are
-//!    **combined**: all of them were asked for and none has returned, so all but the last may have
-//!    taken effect right before it, where nobody sees them. The last writes; the others are told
-//!    what came of it.
+//! 1. One write of a key is in progress: that of the **leader**. Other writes wait in line.
+//! 2. When the leader's write has ended, the next in line leads. Consecutive waiting sets without a
+//!    condition are **combined**. All of them were requested and none has returned, so all but the
+//!    last may have taken effect directly before it, where no reader could see them. The last one
+//!    writes, and the others get its result.
 //!
-//! Invariants: 1. a key hash has an entry exactly while somebody leads; 2. whoever waits is told,
-//! or leads: a leader that is dropped puts back in line who would have been told, and passes on; 3.
-//! only sets of equal keys are combined, though keys of equal hashes share a line; 4. nobody who
-//! came earlier and stays waits for somebody who came later, but to be told by it.
+//! The client owns one [`Combining`].
 //!
-//! Thread-safety: one lock for all keys, held for a look into a map; nobody is woken under it.
-//! Failure: what ends the leader's write ends those that are combined with it. Cost: a write that
-//! meets none looks into the map twice and allocates nothing once the map has held as many keys.
+//! Invariants:
+//! 1. A key hash has an entry exactly while a write leads.
+//! 2. Every waiting write gets a result or leads. A leader that is dropped puts its followers back
+//!    in line and passes the lead on.
+//! 3. Only sets of equal keys are combined, although keys with equal hashes share a line.
+//! 4. A write that stays in line waits for a later write only to get its result.
+//!
+//! Thread-safety: one lock covers all keys, and is held for one access to a map. No waiting write
+//! is woken under it. Failure: an error of the leader's write is also the result of the writes
+//! combined with it. Cost: a write that meets none accesses the map twice, and allocates nothing
+//! once the map has held as many keys.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
@@ -33,48 +38,48 @@ use crate::format::KeyHash;
 use crate::keyed::HashIsKey;
 use crate::write_error::WriteError;
 
-/// See the module.
+/// The lines of waiting writes. See the head of the module.
 #[derive(Debug, Default)]
 pub(crate) struct Combining {
     lines: Mutex<HashMap<u64, VecDeque<Waiter>, HashIsKey>>,
 }
 
-/// A write in line.
+/// A write that waits in line.
 #[derive(Debug)]
 struct Waiter {
-    /// The key, if it is only set.
+    /// The key, if the write is a set without a condition.
     sets: Option<Box<[u8]>>,
     turn: Arc<Turn>,
 }
 
-/// What becomes of a write that had to wait.
+/// How the wait of a write ended.
 #[derive(Debug)]
 pub(crate) enum Entered {
-    /// It leads.
+    /// The write leads.
     Leads(Lead),
-    /// A later set of the same key was done for both.
+    /// A later set of the same key was performed for both.
     Combined(Result<bool, WriteError>),
 }
 
 #[derive(Debug)]
-enum State {
+enum TurnState {
     Waits(Option<Waker>),
     Entered(Entered),
-    /// Nobody waits any more.
+    /// The waiting write was dropped.
     Gone,
 }
 
-/// Where a write that waits hears what becomes of it.
+/// Where a waiting write gets its result.
 #[derive(Debug)]
-struct Turn(Mutex<State>);
+struct Turn(Mutex<TurnState>);
 
 impl Turn {
-    /// Tells who waits; gives it back if nobody does any more.
+    /// Hands a result to the waiting write. Returns it if the write was dropped.
     fn tell(&self, entered: Entered) -> Option<Entered> {
         let mut state = self.0.lock();
-        let State::Waits(waker) = &mut *state else { return Some(entered) };
+        let TurnState::Waits(waker) = &mut *state else { return Some(entered) };
         let waker = waker.take();
-        *state = State::Entered(entered);
+        *state = TurnState::Entered(entered);
         drop(state);
         if let Some(waker) = waker {
             waker.wake();
@@ -83,7 +88,7 @@ impl Turn {
     }
 }
 
-/// A write in line; leaves it when dropped.
+/// A write that waits. Dropping it leaves the line.
 #[derive(Debug)]
 pub(crate) struct Waiting(Arc<Turn>);
 
@@ -92,36 +97,36 @@ impl Future for Waiting {
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Entered> {
         let mut state = self.0.0.lock();
-        if let State::Waits(waker) = &mut *state {
+        if let TurnState::Waits(waker) = &mut *state {
             *waker = Some(context.waker().clone());
             return Poll::Pending;
         }
-        match mem::replace(&mut *state, State::Gone) {
-            State::Entered(entered) => Poll::Ready(entered),
-            State::Waits(_) | State::Gone => Poll::Pending,
+        match mem::replace(&mut *state, TurnState::Gone) {
+            TurnState::Entered(entered) => Poll::Ready(entered),
+            TurnState::Waits(_) | TurnState::Gone => Poll::Pending,
         }
     }
 }
 
 impl Drop for Waiting {
     fn drop(&mut self) {
-        let was = mem::replace(&mut *self.0.0.lock(), State::Gone);
-        // After the lock is let go: a lead that nobody took passes on.
+        let was = mem::replace(&mut *self.0.0.lock(), TurnState::Gone);
+        // After the lock is released, because a lead that was not taken passes on.
         drop(was);
     }
 }
 
-/// The right to write a key, as far as this node goes; passes on when dropped.
+/// The lead among this node's writes of a key. Dropping it passes the lead on.
 #[derive(Debug)]
 pub(crate) struct Lead {
-    /// `None`: it has passed on.
+    /// The line of the key. `None` once the lead has passed on.
     line: Option<(Arc<Combining>, u64)>,
-    /// To be told what comes of the write.
+    /// Writes that get the result of this one.
     followers: Vec<Waiter>,
 }
 
 impl Lead {
-    /// Whether other writes of the key were combined with this one, or wait.
+    /// Whether other writes of the key are combined with this one, or wait.
     pub(crate) fn has_company(&self) -> bool {
         let waits = |(combining, hash): &(Arc<Combining>, u64)| {
             combining.lines.lock().get(hash).is_some_and(|line| !line.is_empty())
@@ -129,7 +134,7 @@ impl Lead {
         !self.followers.is_empty() || self.line.as_ref().is_some_and(waits)
     }
 
-    /// The write has ended: tells those that were combined with it, and passes on.
+    /// Ends the write: hands its result to the combined writes, and passes the lead on.
     pub(crate) fn end(mut self, result: &Result<bool, WriteError>) {
         for follower in mem::take(&mut self.followers) {
             let _if_nobody_waits = follower.turn.tell(Entered::Combined(result.clone()));
@@ -146,8 +151,8 @@ impl Drop for Lead {
 }
 
 impl Combining {
-    /// A write of a key; `sets`: the key, if the write sets it whatever is there. `Err`: another
-    /// write of this node is under way.
+    /// Enters a write of a key. `sets` is the key, if the write is a set without a condition. `Err`
+    /// if another write of this node is in progress.
     pub(crate) fn enter(
         self: &Arc<Self>,
         hash: KeyHash,
@@ -159,7 +164,7 @@ impl Combining {
                 Ok(self.lead(hash.0, Vec::new()))
             }
             Entry::Occupied(mut line) => {
-                let turn = Arc::new(Turn(Mutex::new(State::Waits(None))));
+                let turn = Arc::new(Turn(Mutex::new(TurnState::Waits(None))));
                 let sets = sets.map(Box::from);
                 line.get_mut().push_back(Waiter { sets, turn: Arc::clone(&turn) });
                 Err(Waiting(turn))
@@ -167,7 +172,7 @@ impl Combining {
         }
     }
 
-    /// Of these keys, whether each is being written by somebody; `None` if nobody writes any.
+    /// Whether a write leads, for each of these keys. `None` if there is no write at all.
     pub(crate) fn led(&self, hashes: &[KeyHash]) -> Option<Vec<bool>> {
         let lines = self.lines.lock();
         if lines.is_empty() {
@@ -180,7 +185,8 @@ impl Combining {
         Lead { line: Some((Arc::clone(self), hash)), followers }
     }
 
-    /// The next in line leads. `back`: were combined with a leader that did nothing.
+    /// Passes the lead to the next write in line. `back` are writes that were combined with a
+    /// leader that did nothing.
     fn pass_on(self: &Arc<Self>, hash: u64, mut back: Vec<Waiter>) {
         loop {
             let (leader, followers) = {
@@ -193,7 +199,8 @@ impl Combining {
                 };
                 next
             };
-            // Not by its drop: a line of writes that are gone would be walked by recursion.
+            // The lead is not passed on by its drop, because a long line of dropped writes would
+            // recurse.
             match leader.turn.tell(Entered::Leads(self.lead(hash, followers))) {
                 Some(Entered::Leads(mut untaken)) => {
                     untaken.line = None;
@@ -205,7 +212,7 @@ impl Combining {
     }
 }
 
-/// Who leads next, and who is combined with it.
+/// The next leader, and the writes that are combined with it.
 fn take_next(line: &mut VecDeque<Waiter>) -> Option<(Waiter, Vec<Waiter>)> {
     let first = line.pop_front()?;
     let alike = |waiter: &&Waiter| first.sets.is_some() && waiter.sets == first.sets;
@@ -250,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn sets_that_wait_in_a_row_are_done_by_the_last_of_them() {
+    fn consecutive_waiting_sets_are_combined_into_the_last() {
         let combining = Arc::<Combining>::default();
         let first = combining.enter(HASH, REEF).expect("nobody leads");
         let other = combining.enter(KeyHash(8), REEF).expect("another key");
@@ -270,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn a_write_with_a_condition_goes_alone_and_in_its_turn() {
+    fn conditional_write_goes_alone_and_in_turn() {
         let combining = Arc::<Combining>::default();
         let first = combining.enter(HASH, None).expect("nobody leads");
         let mut waiting: Vec<Waiting> =
@@ -286,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_that_share_a_hash_are_not_combined() {
+    fn keys_with_equal_hashes_are_not_combined() {
         let combining = Arc::<Combining>::default();
         let first = combining.enter(HASH, REEF).expect("nobody leads");
         let mut atoll = wait(&combining, Some(b"atoll"));
@@ -299,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_dropped_holds_nobody_up() {
+    fn dropped_write_blocks_no_other() {
         let combining = Arc::<Combining>::default();
         let first = combining.enter(HASH, REEF).expect("nobody leads");
         let mut waiting: Vec<Waiting> = (0..4).map(|_| wait(&combining, REEF)).collect();
@@ -316,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_line_of_writes_that_are_gone_is_no_recursion() {
+    fn long_line_of_dropped_writes_does_not_recurse() {
         let combining = Arc::<Combining>::default();
         let first = combining.enter(HASH, None).expect("nobody leads");
         drop((0..100_000).map(|_| wait(&combining, None)).collect::<Vec<_>>());
@@ -327,7 +334,7 @@ mod tests {
     /// Threads write a few keys, some drop their write at any moment: there is one leader at a
     /// time, and everybody comes through.
     #[test]
-    fn under_threads_one_leads_at_a_time_and_nobody_is_forgotten() {
+    fn one_thread_leads_at_a_time_and_all_proceed() {
         use std::sync::atomic::{AtomicBool, Ordering};
         let combining = Arc::<Combining>::default();
         let led: [AtomicBool; 3] = Default::default();

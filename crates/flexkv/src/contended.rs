@@ -1,13 +1,15 @@
-//! Keys of which a write of this node met another node's not long ago.
+//! Keys whose writes by this node recently met writes of other nodes.
 //!
-//! A small table of marks, a word each: most of a key's hash, and a **credit**. A write that met
-//! another's gives its key full credit; sets of a key with credit are delegated to its proxy
-//! ([`crate::client`]). Each that met nobody there takes one off; at none the key is forgotten.
+//! A small table has one word per mark: most of a key's hash, and a **credit**. A write that met
+//! another node's write gives its key full credit. Sets of a key with credit are delegated to its
+//! proxy (`client/delegated.rs`). Each delegated set that met no other write takes one credit off.
+//! At zero the key is forgotten.
 //!
-//! A mark is a hint: one that is lost to another key of the same place, or was left by one, costs a
-//! set a detour and nothing else. So the words are read and written without order, and two threads
-//! that change one may lose a change.
+//! A mark is a hint. If a mark is lost to another key of the same position, or was left by one, a
+//! set makes a detour and nothing else happens. So the words are read and written without ordering,
+//! and two threads that change one may lose a change.
 //!
+//! Thread-safety: any thread may call any method.
 //! Cost: [`CONTENDED_BYTES`], and one word read per set.
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,14 +17,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::format::KeyHash;
 
 const MARKS: usize = 512;
-/// What the table takes of a node's memory limit.
+/// Bytes of the table, which count towards a node's memory limit.
 pub(crate) const CONTENDED_BYTES: u64 = (MARKS * size_of::<AtomicU64>()) as u64;
-/// The low bits of a word are its credit: those of the hash say where it lies.
+/// The bits of a word that hold its credit. The same bits of the hash give the word's position.
 const CREDIT_MASK: u64 = 0xf;
-/// So many delegated sets in a row meet nobody before the next is not delegated.
+/// Number of consecutive delegated sets without a meeting after which the next set is not
+/// delegated.
 const CREDIT_MAX: u64 = 8;
 
-/// See the module.
+/// The table of marks. See the head of the module.
 #[derive(Debug)]
 pub(crate) struct Contended(Box<[AtomicU64; MARKS]>);
 
@@ -33,18 +36,18 @@ impl Default for Contended {
 }
 
 impl Contended {
-    /// Whether sets of the key are to be delegated.
+    /// Whether sets of the key are delegated.
     pub(crate) fn has(&self, hash: KeyHash) -> bool {
         let word = self.mark(hash).load(Ordering::Relaxed);
         word & CREDIT_MASK != 0 && word & !CREDIT_MASK == hash.0 & !CREDIT_MASK
     }
 
-    /// A write of the key met another.
+    /// Notes that a write of the key met another node's write.
     pub(crate) fn met(&self, hash: KeyHash) {
         self.mark(hash).store(hash.0 & !CREDIT_MASK | CREDIT_MAX, Ordering::Relaxed);
     }
 
-    /// A delegated set of the key met nobody.
+    /// Notes that a delegated set of the key met no other write.
     pub(crate) fn met_nobody(&self, hash: KeyHash) {
         if self.has(hash) {
             let word = self.mark(hash).load(Ordering::Relaxed);
@@ -52,7 +55,7 @@ impl Contended {
         }
     }
 
-    /// The key's sets are not to be delegated any more.
+    /// Ends the delegation of the key's sets.
     pub(crate) fn forget(&self, hash: KeyHash) {
         if self.has(hash) {
             self.mark(hash).store(0, Ordering::Relaxed);
@@ -69,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_key_is_forgotten_when_its_sets_have_met_nobody_for_a_while() {
+    fn key_is_forgotten_after_sets_without_meeting() {
         let contended = Contended::default();
         let (reef, atoll) = (KeyHash(0x1234), KeyHash(0x1234 + MARKS as u64));
         assert!(!contended.has(reef));
@@ -90,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_belongs_to_the_key_that_met_last() {
+    fn mark_belongs_to_the_key_that_met_last() {
         let contended = Contended::default();
         let (reef, atoll) = (KeyHash(7), KeyHash(7 + MARKS as u64));
         contended.met(reef);

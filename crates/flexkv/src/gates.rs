@@ -1,14 +1,17 @@
-//! Doors of the partitions: requests go in and out, a change closes some and waits until they are
-//! empty.
+//! Gates of partitions: requests enter and leave, and a change closes some gates and waits until
+//! they are empty.
 //!
-//! A door is a word: how many are within, and whether it is closed. Going in is an increment; who
-//! finds the door closed waits until it opens. [`Gates::drained`] is done when a closed door has
-//! nobody within.
+//! A gate is a word: the number of requests within, and whether it is closed. A request enters by
+//! an increment. A request that finds the gate closed waits until it opens. [`Gates::drained`]
+//! completes when no request is within a closed gate.
 //!
-//! Invariants: 1. after [`Gates::close`], nobody gets in who did not count before; 2. every waiter
-//! is woken when doors open, every drainer when somebody leaves a closed door. Thread-safety: all
-//! of it. Cost: two atomic operations per request. Paper: §4.2, atomic partition reassignment
-//! (pause, quiesce).
+//! Invariants:
+//! 1. After [`Gates::close`], no request enters that was not counted before.
+//! 2. Opening a gate wakes every waiting request. Leaving a closed gate wakes every drainer.
+//!
+//! Thread-safety: any thread may call any method.
+//! Cost: two atomic operations per request. Paper: §4.2, atomic partition reassignment (pause,
+//! quiesce).
 
 use std::future::poll_fn;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -20,16 +23,16 @@ use crate::ids::PartitionId;
 
 const CLOSED: u32 = 1 << 31;
 
-/// See the module.
+/// The gates of some partitions. See the head of the module.
 #[derive(Debug)]
 pub(crate) struct Gates {
-    doors: Box<[AtomicU32]>,
-    /// How many are closed.
+    words: Box<[AtomicU32]>,
+    /// Number of closed gates.
     closed: AtomicU32,
     waiting: Mutex<Vec<Waker>>,
 }
 
-/// Somebody within; goes out when dropped.
+/// A request within a gate. Dropping it leaves the gate.
 #[derive(Debug)]
 pub(crate) struct Inside<'a> {
     gates: &'a Gates,
@@ -38,62 +41,62 @@ pub(crate) struct Inside<'a> {
 
 impl Gates {
     pub(crate) fn new(partitions: u32) -> Self {
-        let doors = (0..partitions).map(|_| AtomicU32::new(0)).collect();
-        Self { doors, closed: AtomicU32::new(0), waiting: Mutex::new(Vec::new()) }
+        let words = (0..partitions).map(|_| AtomicU32::new(0)).collect();
+        Self { words, closed: AtomicU32::new(0), waiting: Mutex::new(Vec::new()) }
     }
 
-    fn door(&self, partition: PartitionId) -> &AtomicU32 {
-        &self.doors[partition.0 as usize]
+    fn word(&self, partition: PartitionId) -> &AtomicU32 {
+        &self.words[partition.0 as usize]
     }
 
-    /// In, if the door is open.
+    /// Enters, if the gate is open.
     pub(crate) fn try_enter(&self, partition: PartitionId) -> Option<Inside<'_>> {
-        let one_more = |word: u32| (word & CLOSED == 0).then_some(word + 1);
-        let door = self.door(partition);
-        let entered = door.fetch_update(Ordering::SeqCst, Ordering::SeqCst, one_more);
+        let one_more = |count: u32| (count & CLOSED == 0).then_some(count + 1);
+        let word = self.word(partition);
+        let entered = word.fetch_update(Ordering::SeqCst, Ordering::SeqCst, one_more);
         entered.is_ok().then(|| Inside { gates: self, partition })
     }
 
-    /// In, as soon as the door is open.
+    /// Enters as soon as the gate is open.
     pub(crate) async fn enter(&self, partition: PartitionId) -> Inside<'_> {
         poll_fn(|context| {
             if let Some(inside) = self.try_enter(partition) {
                 return Poll::Ready(inside);
             }
             self.waiting.lock().push(context.waker().clone());
-            // It may have opened before the waker was there.
+            // The gate may have opened before the waker was added.
             self.try_enter(partition).map_or(Poll::Pending, Poll::Ready)
         })
         .await
     }
 
-    /// Whether the door is closed: whoever is within should come out.
+    /// Whether the gate is closed, so that requests within should leave.
     pub(crate) fn is_closed(&self, partition: PartitionId) -> bool {
-        self.door(partition).load(Ordering::SeqCst) & CLOSED != 0
+        self.word(partition).load(Ordering::SeqCst) & CLOSED != 0
     }
 
-    /// Whether some door is closed.
+    /// Whether any gate is closed.
     pub(crate) fn any_closed(&self) -> bool {
         self.closed.load(Ordering::Relaxed) > 0
     }
 
     pub(crate) fn close(&self, partition: PartitionId) {
-        if self.door(partition).fetch_or(CLOSED, Ordering::SeqCst) & CLOSED == 0 {
+        if self.word(partition).fetch_or(CLOSED, Ordering::SeqCst) & CLOSED == 0 {
             self.closed.fetch_add(1, Ordering::Relaxed);
         }
         self.wake();
     }
 
     pub(crate) fn open(&self, partition: PartitionId) {
-        if self.door(partition).fetch_and(!CLOSED, Ordering::SeqCst) & CLOSED != 0 {
+        if self.word(partition).fetch_and(!CLOSED, Ordering::SeqCst) & CLOSED != 0 {
             self.closed.fetch_sub(1, Ordering::Relaxed);
         }
         self.wake();
     }
 
-    /// Done when nobody is within.
+    /// Completes when no request is within.
     pub(crate) async fn drained(&self, partition: PartitionId) {
-        let empty = || self.door(partition).load(Ordering::SeqCst) & !CLOSED == 0;
+        let empty = || self.word(partition).load(Ordering::SeqCst) & !CLOSED == 0;
         poll_fn(|context| {
             if empty() {
                 return Poll::Ready(());
@@ -104,16 +107,16 @@ impl Gates {
         .await;
     }
 
-    /// Out, for who stayed within ([`Inside::stay`]).
+    /// Leaves the gate for a request that stayed within ([`Inside::stay`]).
     pub(crate) fn leave(&self, partition: PartitionId) {
-        let before = self.door(partition).fetch_sub(1, Ordering::SeqCst);
+        let before = self.word(partition).fetch_sub(1, Ordering::SeqCst);
         debug_assert_ne!(before & !CLOSED, 0, "nobody was within");
         if before == CLOSED + 1 {
             self.wake();
         }
     }
 
-    /// Done when the door opens or closes, or somebody leaves a closed one. May be early.
+    /// Wakes all waiting requests and drainers. Each of them checks its gate again.
     fn wake(&self) {
         let waiting = std::mem::take(&mut *self.waiting.lock());
         for waker in waiting {
@@ -123,7 +126,7 @@ impl Gates {
 }
 
 impl Inside<'_> {
-    /// Does not go out when dropped; somebody does so instead with [`Gates::leave`].
+    /// Stays within the gate. The caller leaves it later with [`Gates::leave`].
     pub(crate) fn stay(self) {
         std::mem::forget(self);
     }
@@ -147,7 +150,7 @@ mod tests {
     const HERE: PartitionId = PartitionId(1);
 
     #[test]
-    fn a_closed_door_drains_and_lets_nobody_in_until_it_opens() {
+    fn closed_gate_drains_and_admits_no_request() {
         for seed in 0..200 {
             let simulation = Simulation::new(seed);
             let host = simulation.host("one");

@@ -1,18 +1,18 @@
-//! Numbers that must not be mixed.
+//! Identifiers with types of their own, so that they cannot be mixed.
 
 use std::fmt;
 
-/// Which part of the index: the first bits of a key's hash ([`Geometry`](crate::format::Geometry)).
+/// Number of a partition: the first bits of a key's hash ([`Geometry`](crate::format::Geometry)).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PartitionId(pub u32);
 
-/// A compute node of the store: 1 to [`ComputeId::MAX`]; small numbers are better, they make exact
-/// lists of sharers.
+/// Number of a compute node, from 1 to [`ComputeId::MAX`]. Small numbers give exact lists of
+/// sharers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ComputeId(pub u32);
 
 impl ComputeId {
-    /// The largest: an owner word has 24 bits for it.
+    /// The largest number. An owner word has 24 bits for it.
     pub const MAX: Self = Self((1 << 24) - 1);
 }
 

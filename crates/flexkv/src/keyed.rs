@@ -1,13 +1,13 @@
-//! Maps by key hash: the hash is the map's hash, the same in every run.
+//! Maps by key hash. The key's hash is also the map's hash, so it is the same in every run.
 
 use std::hash::{BuildHasher, Hasher};
 
-/// For maps whose keys are XXH3 hashes already. Iteration order follows from what went in, so runs
-/// in `sim` replay.
+/// Hasher for maps whose keys are already XXH3 hashes. The order of iteration follows from the
+/// entries, so simulated runs replay.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct HashIsKey;
 
-/// Passes a `u64` on.
+/// Returns a `u64` as it is.
 #[derive(Debug, Default)]
 pub(crate) struct Identity(u64);
 

@@ -1,123 +1,178 @@
-//! The map, and how it changes: what the coordinator tells a node to do.
+//! This node's part in the store: it joins, says where it is, and changes its map as the
+//! coordinator says.
 //!
-//! A change has a version. *Pause*: the changed partitions' doors close, for this node's own
-//! requests and for those of others to it; answered when nobody is within, nothing of them is
-//! cached here any more, and their slots are let go. *Prepare*: the node takes the partitions that
-//! will be its own: it claims the owner word, settles what a forerunner left half done, loads the
-//! slots if it is to be the proxy, moves them if the partition grows. *Resume*: the map holds from
-//! here on.
+//! The compute node owns one [`Membership`]. A change of the map has a version and three steps:
 //!
-//! Invariants: 1. a request runs under the entry that it found when it came in, and no change ends
-//! *pause* before it went out;
-//! 2. orders of a smaller term are refused; 3. every order may come twice; 4. partitions are taken
-//!    for one change at a time, and
-//! *pause* is answered when nothing is being taken for an earlier one, whose late writes would meet
-//! those of the next owner;
-//! 5. a subtable that was made larger is the partition's from when it is in the directory, whatever
-//!    becomes of the
-//! change: whoever takes the partition looks there; the smaller one is given back at *resume*; 6.
-//! when everybody has confirmed *pause*, nobody who lives caches anything of the changed
-//! partitions, and nobody who is gone serves any: a node counts as gone only when the pool's lease,
-//! without which it serves nothing, is over. So owners begin with empty lists of sharers; 7. a
-//! partition that is to be offloaded here and does not fit the memory limit is taken without its
-//! slots, and the coordinator is told so with *prepare*; 8. a partition that is to grow and gets no
-//! room keeps its subtable: growth never keeps a partition closed. Paper: §4.2, atomic partition
-//! reassignment.
+//! 1. *Pause.* The gates of the changed partitions close, for this node's own requests and for
+//!    those of other nodes. The answer follows when no request is within, nothing of the partitions
+//!    is cached here, and their slots are dropped.
+//! 2. *Prepare.* The node takes the partitions that become its own. It claims the owner word,
+//!    settles what the last owner left half done, loads the slots if it becomes the proxy, and
+//!    moves the subtable if the partition grows.
+//! 3. *Resume.* The new map holds.
+//!
+//! Invariants:
+//! 1. A request runs under the entry that it found when it entered the gate. No change ends *pause*
+//!    before that request has left.
+//! 2. Orders with a smaller term are refused.
+//! 3. Every order may arrive twice.
+//! 4. Partitions are taken for one change at a time. *Pause* is answered when nothing is being
+//!    taken for an earlier change, because late writes of that would meet those of the next owner.
+//! 5. A larger subtable belongs to the partition from the moment at which the directory names it,
+//!    whatever becomes of the change. Each owner that takes the partition reads the directory. The
+//!    smaller subtable is given back at *resume*.
+//! 6. When every node has confirmed *pause*, no live node caches anything of the changed
+//!    partitions, and no removed node serves them. A node counts as removed only when its lease in
+//!    the pool, without which it serves nothing, is over. So owners begin with empty lists of
+//!    sharers.
+//! 7. If a partition is offloaded to this node and does not fit the memory limit, the node takes it
+//!    without its slots and tells the coordinator so with *prepare*.
+//! 8. A partition that should grow and gets no memory keeps its subtable. Growth never keeps a
+//!    partition closed.
+//!
+//! Thread-safety: any thread may call any method. One mutex guards the term, the directory and the
+//! staged change. A gate lets one task at a time take partitions.
+//! Failure: an order that fails is declined as busy, and the coordinator gives it again.
+//! Cost: taking a partition takes some six round trips; 32 partitions are taken in parallel. Paper:
+//! §4.2, atomic partition reassignment.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
-use archipelago_base::runtime::together;
+use archipelago_base::runtime::{Gate, together};
 use archipelago_base::{Error, ErrorKind, Result};
+use archipelago_fabric::Node as FabricNode;
 use archipelago_pool::{BlockId, ClientId, Sharing};
-use parking_lot::RwLock;
+use parking_lot::Mutex;
 
-use crate::format::{
-    Access, BUCKET_BYTES, Geometry, Owner, PartitionEntry, Shape, Slot, entry_offset,
-};
-use crate::gates::Gates;
+use crate::format::{Access, BUCKET_BYTES, Geometry, Owner, PartitionEntry, Shape, entry_offset};
 use crate::ids::{ComputeId, PartitionId};
 use crate::lease::SlotLease;
-use crate::node::caching::{Charge, count};
-use crate::node::load_counters::Counters;
+use crate::node::caching::{CacheStat, Charge};
 use crate::node::peers::Asked;
-use crate::node::{Inner, Joined, Map, PAUSE};
-use crate::proxy::{Offloaded, Served};
+use crate::node::{Joined, Map, Node};
+use crate::proxy::{Offloaded, Proxy, ServedPartition};
 use crate::sharers::offloaded_bytes;
-use crate::table::{Image, Range, Repaired, Swapped};
+use crate::table::{Image, Repaired, Swapped};
 use crate::wire::{Assigned, Member, Message, Shaped, Why};
 
-/// A node asks to join again after so long.
+/// Time after which a node asks to join again.
 const JOIN_AGAIN: Duration = Duration::from_millis(2);
-/// Partitions that are taken side by side: each takes some six round trips.
-const TAKEN_AT_ONCE: usize = 32;
+/// Number of partitions that are taken in parallel. Each takes some six round trips.
+const PARTITIONS_IN_PARALLEL: usize = 32;
 
-/// What a node knows of the coordinator's doings.
+/// What a node knows of the coordinator's orders.
 #[derive(Debug, Default)]
-pub(crate) struct Standing {
+pub(crate) struct MembershipState {
     term: u64,
-    pub(crate) directory: BlockId,
-    /// The change that is under way.
-    staged: Option<Staged>,
+    directory: BlockId,
+    /// The change that is in progress.
+    staged: Option<StagedChange>,
 }
 
 #[derive(Debug)]
-struct Staged {
+struct StagedChange {
     version: u64,
     changes: Vec<Assigned>,
     members: Vec<Member>,
-    /// Who is gone, as the coordinator says, and may have been a member of a map that never held.
+    /// Clients that are gone according to the coordinator. Some may have been members of a map that
+    /// never held.
     gone: Vec<ClientId>,
-    prepared: Option<BTreeMap<u32, (Assigned, Arc<Served>)>>,
+    prepared: Option<BTreeMap<u32, (Assigned, Arc<ServedPartition>)>>,
 }
 
-/// The map as people look at it.
+/// An index that is being made.
+#[derive(Clone, Copy, Debug)]
+struct NewIndex {
+    directory: BlockId,
+    geometry: Geometry,
+    log2_buckets: u32,
+}
+
+/// The map as operators see it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MapStatus {
-    /// This node's number.
+    /// Number of this node.
     pub number: u32,
-    /// The map's version.
+    /// Version of the map.
     pub version: u64,
-    /// Partitions.
+    /// All partitions in order.
     pub entries: Vec<Assigned>,
-    /// Compute nodes.
+    /// All compute nodes.
     pub members: Vec<Member>,
 }
 
-impl Inner {
+/// This node's part in the store. See the head of the module.
+pub(crate) struct Membership {
+    node: Arc<Node>,
+    proxy: Arc<Proxy>,
+    state: Mutex<MembershipState>,
+    /// Lets one task at a time take partitions.
+    taking: Gate,
+    announcing: AtomicBool,
+    endpoints: Vec<String>,
+    /// The fabric's node that the load counters are lent from.
+    lends: OnceLock<Weak<FabricNode>>,
+}
+
+impl Membership {
+    pub(crate) fn new(node: Arc<Node>, proxy: Arc<Proxy>, endpoints: Vec<String>) -> Self {
+        Self {
+            node,
+            proxy,
+            state: Mutex::default(),
+            taking: Gate::default(),
+            announcing: AtomicBool::new(false),
+            endpoints,
+            lends: OnceLock::new(),
+        }
+    }
+
+    /// Sets the fabric's node that the load counters are lent from, unless one was set before.
+    pub(crate) fn lend_counters(&self, node: &Arc<FabricNode>) {
+        let _the_first_one_counts = self.lends.set(Arc::downgrade(node));
+    }
+
+    /// The block of the directory that this node works by.
+    pub(crate) fn directory(&self) -> BlockId {
+        self.state.lock().directory
+    }
+
     pub(crate) fn map_status(&self) -> Option<MapStatus> {
-        let joined = self.joined().ok()?;
-        let map = joined.map.read();
+        let joined = self.node.joined().ok()?;
+        let map = joined.map();
         Some(MapStatus {
-            number: joined.number,
+            number: joined.number(),
             version: map.version,
             entries: map.entries.clone(),
             members: map.members.clone(),
         })
     }
 
-    pub(crate) async fn join(self: &Arc<Self>) -> Result<()> {
-        let until_ns = self.until_ns();
+    /// Joins the store. Returns whether the node had not joined before.
+    pub(crate) async fn join(&self) -> Result<bool> {
+        let until_ns = self.node.until_ns();
         let message = Message::Join {
-            client: self.pool.client(),
+            client: self.node.client(),
             endpoints: self.endpoints.clone(),
-            index_bytes: self.caching.index_bytes_max(),
+            index_bytes: self.node.caching().index_bytes_max(),
         };
         loop {
-            let coordinator = Arc::clone(&self.peers.coordinator);
-            let answer = self.ask(&coordinator, &message, until_ns).await?;
+            let coordinator = Arc::clone(self.node.peers().coordinator());
+            let answer = self.node.ask(&coordinator, &message, until_ns).await?;
             if let Message::Joined { .. } = answer {
                 return self.take_part(answer, until_ns).await;
             }
-            self.table.late(until_ns, "joining the store")?;
-            self.runtime.sleep(JOIN_AGAIN).await;
+            self.node.table().late(until_ns, "joining the store")?;
+            self.node.runtime().sleep(JOIN_AGAIN).await;
         }
     }
 
-    /// Enters itself into the roster, before anything else: the next coordinator must know of
-    /// everybody who may act.
-    async fn take_part(self: &Arc<Self>, answer: Message, until_ns: u64) -> Result<()> {
+    /// Enters this node into the roster before anything else, because the next coordinator must
+    /// know every node that may act. Then takes the map.
+    async fn take_part(&self, answer: Message, until_ns: u64) -> Result<bool> {
         let Message::Joined { term, number, version, partition_bits, map, members, directory } =
             answer
         else {
@@ -126,70 +181,70 @@ impl Inner {
         let geometry = Geometry::new(partition_bits)
             .filter(|geometry| map.len() == geometry.partitions() as usize)
             .ok_or_else(|| Error::unsupported("a map of another size than it says"))?;
-        self.table.enroll(directory, self.pool.client(), until_ns).await?;
-        let newest = self.table.roster(directory, until_ns).await?.term;
-        let mut standing = self.standing.lock();
-        if newest != term || standing.term > term {
+        self.node.table().enroll(directory, self.node.client(), until_ns).await?;
+        let newest = self.node.table().roster(directory, until_ns).await?.term;
+        let mut state = self.state.lock();
+        if newest != term || state.term > term {
             return Err(Error::busy("another coordinator has taken over"));
         }
-        standing.term = term;
-        standing.directory = directory;
-        let map = Arc::new(Map { version, geometry, entries: map, members });
-        let gates = Gates::new(geometry.partitions());
-        let counters = match self.lends.get() {
-            Some(node) => Counters::new(node, geometry.partitions())?,
-            None => None,
-        };
-        let joined = Joined { number, geometry, gates, map: RwLock::new(map), counters };
-        // With the lock: whoever is asked what it knows says either that it takes part, or never
-        // will by this map.
-        if self.joined.set(joined).is_ok() {
-            self.keep_releasing();
-            self.keep_telling();
-            self.keep_sweeping();
-            self.keep_expiring();
-        }
-        Ok(())
+        state.term = term;
+        state.directory = directory;
+        let map = Map { version, geometry, entries: map, members };
+        let joined = Joined::new(number, map, self.lends.get())?;
+        // Under the lock of `state`. So an answer to *recall* says that this node takes part, or
+        // this node never takes part by this map.
+        Ok(self.node.set_joined(joined))
     }
 
-    /// Says where it is, for as long as it lives: a coordinator that starts anew knows it by name
-    /// alone.
+    /// Tells the coordinator where this node is, at intervals for as long as it lives. A
+    /// coordinator that starts knows nodes by name only. A second call does nothing.
     pub(crate) fn keep_announcing(self: &Arc<Self>) {
-        let (weak, runtime) = (Arc::downgrade(self), Arc::clone(&self.runtime));
+        if self.announcing.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        let (weak, runtime) = (Arc::downgrade(self), Arc::clone(self.node.runtime()));
         let task = async move {
-            while let Some(inner) = weak.upgrade().filter(|inner| !inner.pool.is_evicted()) {
-                let coordinator = Arc::clone(&inner.peers.coordinator);
+            while let Some(membership) =
+                weak.upgrade().filter(|membership| !membership.node.pool().is_evicted())
+            {
+                let coordinator = Arc::clone(membership.node.peers().coordinator());
                 let here = Message::Here {
-                    client: inner.pool.client(),
-                    endpoints: inner.endpoints.clone(),
-                    directory: inner.joined.get().map(|_| inner.standing.lock().directory),
+                    client: membership.node.client(),
+                    endpoints: membership.endpoints.clone(),
+                    directory: membership
+                        .node
+                        .joined()
+                        .ok()
+                        .map(|_| membership.state.lock().directory),
                 };
-                if let Err(error) = inner.ask_once(&coordinator, &mut Asked::new(&here)).await {
+                if let Err(error) =
+                    membership.node.ask_once(&coordinator, &mut Asked::new(&here)).await
+                {
                     tracing::debug!(%error, "the coordinator is not heard");
                 }
-                let wait = inner.settings.lease;
-                drop(inner);
+                let wait = membership.node.settings().lease;
+                drop(membership);
                 runtime.sleep(wait).await;
             }
         };
-        self.runtime.spawn("flex-here", Box::pin(task));
+        self.node.runtime().spawn("flex-here", Box::pin(task));
     }
 
-    pub(crate) async fn obey(self: &Arc<Self>, message: Message) -> Message {
+    pub(crate) async fn obey(&self, message: Message) -> Message {
         let (Message::Create { term, .. }
         | Message::Pause { term, .. }
         | Message::Prepare { term, .. }
         | Message::Resume { term, .. }
         | Message::Recall { term }) = &message
         else {
-            return self.declined(Why::Malformed);
+            return self.node.declined(Why::Malformed);
         };
         {
-            let mut standing = self.standing.lock();
-            if *term < standing.term {
-                return self.declined(Why::OldTerm);
+            let mut state = self.state.lock();
+            if *term < state.term {
+                return self.node.declined(Why::OldTerm);
             }
-            standing.term = *term;
+            state.term = *term;
         }
         let done = match message {
             Message::Create { partition_bits, log2_buckets, directory, .. } => {
@@ -204,34 +259,34 @@ impl Inner {
         };
         done.unwrap_or_else(|error| {
             if error.kind() == ErrorKind::Busy {
-                // It is given again.
+                // The coordinator gives the order again.
                 tracing::debug!(%error, "an order of the coordinator");
             } else {
                 tracing::warn!(%error, "an order of the coordinator");
             }
-            self.declined(Why::Busy)
+            self.node.declined(Why::Busy)
         })
     }
 
-    /// Makes the index: a subtable for each partition, and the directory's entries. Blocks are
-    /// zeroes: slots that were never used. What somebody else has made of it stays as it is.
+    /// Makes the index: a subtable for each partition, and the entries of the directory. New blocks
+    /// hold zeroes, which are slots that were never used. What another node has already made of the
+    /// index stays as it is.
     async fn create(
-        self: &Arc<Self>,
+        &self,
         partition_bits: u32,
         log2_buckets: u32,
         directory: BlockId,
     ) -> Result<Message> {
-        // Before the first map nothing is prepared, nor swept.
+        // Nothing is prepared or swept before the first map.
         let _pass = self.taking.enter().await;
-        let begun = self.table.begin_index(directory, partition_bits, self.until_ns());
+        let begun = self.node.table().begin_index(directory, partition_bits, self.node.until_ns());
         let geometry = begun.await?;
         self.blocks_for_an_index().await;
         let all: Vec<PartitionId> = (0..geometry.partitions()).map(PartitionId).collect();
+        let index = NewIndex { directory, geometry, log2_buckets };
         let mut shapes = Vec::with_capacity(all.len());
-        for some in all.chunks(TAKEN_AT_ONCE) {
-            let make = |partition: &PartitionId| {
-                self.create_partition((directory, geometry), *partition, log2_buckets)
-            };
+        for some in all.chunks(PARTITIONS_IN_PARALLEL) {
+            let make = |partition: &PartitionId| self.create_partition(index, *partition);
             for made in together(some.iter().map(make)).await {
                 shapes.push(made?);
             }
@@ -239,14 +294,14 @@ impl Inner {
         Ok(Message::Created { shapes })
     }
 
-    /// As many blocks as there are memory nodes, so that first copies of subtables, which one-sided
-    /// requests go to, lie on all of them; fewer if the pool has no more. What the index does not
-    /// need of them is for records.
+    /// Allocates one block per memory node, or fewer if the pool has no more. Then the first copies
+    /// of subtables, to which one-sided requests go, lie on all memory nodes. Records take the rest
+    /// of these blocks.
     async fn blocks_for_an_index(&self) {
-        let nodes = self.pool.members().len() as u64;
-        while self.records.pieces.lock().stats().blocks < nodes {
-            match self.pool.allocate(Sharing::All).await {
-                Ok(block) => self.records.pieces.lock().add(block),
+        let nodes = self.node.pool().members().len() as u64;
+        while self.node.records().stats().blocks < nodes {
+            match self.node.pool().allocate(Sharing::All).await {
+                Ok(block) => self.node.records().add_block(block),
                 Err(error) => {
                     tracing::info!(%error, "the index lies in fewer blocks than there are memory nodes");
                     return;
@@ -255,62 +310,59 @@ impl Inner {
         }
     }
 
-    /// A partition's first subtable, and its entry; what is there if somebody was faster.
-    async fn create_partition(
-        &self,
-        (directory, geometry): (BlockId, Geometry),
-        partition: PartitionId,
-        log2_buckets: u32,
-    ) -> Result<Shaped> {
-        let (table, until_ns) = (&self.table, self.until_ns());
+    /// Makes a partition's first subtable and its entry. If another node was faster, returns what
+    /// it made.
+    async fn create_partition(&self, index: NewIndex, partition: PartitionId) -> Result<Shaped> {
+        let NewIndex { directory, geometry, log2_buckets } = index;
+        let (table, until_ns) = (self.node.table(), self.node.until_ns());
         if let Some((_, shape)) = table.entry(directory, geometry, partition, until_ns).await? {
             return Ok(shape);
         }
         let log2_buckets =
             table.begin_partition(directory, partition, log2_buckets, until_ns).await?;
         let bytes = (BUCKET_BYTES as u64) << log2_buckets;
-        self.records.pieces.lock().turn();
+        self.node.records().next_block();
         let mine = self.new_table(1, log2_buckets, bytes).await?;
         let shape = table.place_partition(directory, geometry, partition, mine, until_ns).await?;
         if shape != mine {
-            self.free_table(mine);
+            self.node.free_table(mine);
         }
         Ok(shape)
     }
 
-    /// Room for a subtable; what was never used holds zeroes.
+    /// Allocates a subtable. Memory that was never used holds zeroes.
     async fn new_table(&self, generation: u32, log2_buckets: u32, bytes: u64) -> Result<Shaped> {
-        let address = self.allocate(bytes).await?;
-        let packed = self.table.packing.pack(address);
+        let address = self.node.allocate(bytes).await?;
+        let packed = self.node.table().pack(address);
         let packed = packed.ok_or_else(|| Error::unsupported("an address out of range"))?;
-        self.records.pieces.lock().pin(address);
+        self.node.records().pin(address);
         Ok(Shaped { packed, generation, log2_buckets })
     }
 
     async fn pause_for(
-        self: &Arc<Self>,
+        &self,
         version: u64,
         changes: Vec<Assigned>,
         members: Vec<Member>,
         gone: Vec<ClientId>,
     ) -> Result<Message> {
-        let joined = self.joined()?;
+        let joined = self.node.joined()?;
         {
-            let mut standing = self.standing.lock();
-            if joined.map.read().version >= version {
+            let mut state = self.state.lock();
+            if joined.map_version() >= version {
                 return Ok(Message::Done {});
             }
-            let staged = standing.staged.as_ref();
+            let staged = state.staged.as_ref();
             if staged.is_some_and(|staged| staged.version > version) {
-                return Ok(self.declined(Why::OldTerm));
+                return Ok(self.node.declined(Why::OldTerm));
             }
             if staged.is_none_or(|staged| staged.version < version) {
-                // What an earlier change closed and this one does not name stays closed until it
-                // holds.
+                // A partition that an earlier change closed and this one does not name stays closed
+                // until this change holds.
                 let prepared = None;
                 let changes = changes.clone();
-                let next = Staged { version, changes, members, gone, prepared };
-                standing.staged = Some(next);
+                let next = StagedChange { version, changes, members, gone, prepared };
+                state.staged = Some(next);
             }
         }
         let mut partitions: Vec<PartitionId> =
@@ -318,14 +370,14 @@ impl Inner {
         partitions.sort_unstable();
         let mut closed = Vec::new();
         for partition in &partitions {
-            joined.gates.close(*partition);
+            joined.gates().close(*partition);
             closed.extend(self.proxy.close(*partition));
         }
         for partition in &partitions {
-            joined.gates.drained(*partition).await;
+            joined.gates().drained(*partition).await;
         }
-        // Nothing is being fetched of them any more either.
-        self.caching.paused(&partitions);
+        // No fetch of these partitions is in progress any more.
+        self.node.caching().paused(&partitions);
         for served in closed {
             self.proxy.let_go(served).await;
         }
@@ -333,54 +385,53 @@ impl Inner {
         Ok(Message::Done {})
     }
 
-    async fn prepare(self: &Arc<Self>, version: u64) -> Result<Message> {
-        let joined = self.joined()?;
-        // The same order may be under way already; what comes second finds what the first prepared.
+    async fn prepare(&self, version: u64) -> Result<Message> {
+        let joined = self.node.joined()?;
+        // The same order may be in progress already. The second one finds what the first prepared.
         let _pass = self.taking.enter().await;
         let mine: Vec<Assigned> = {
-            let standing = self.standing.lock();
-            let Some(staged) = standing.staged.as_ref().filter(|staged| staged.version == version)
+            let state = self.state.lock();
+            let Some(staged) = state.staged.as_ref().filter(|staged| staged.version == version)
             else {
-                return Ok(self.declined(Why::OldTerm));
+                return Ok(self.node.declined(Why::OldTerm));
             };
             if let Some(prepared) = &staged.prepared {
                 let changes = prepared.values().map(|(assigned, _)| *assigned).collect();
                 return Ok(Message::Prepared { changes });
             }
-            let mine = staged.changes.iter().filter(|change| change.node == joined.number);
+            let mine = staged.changes.iter().filter(|change| change.node == joined.number());
             mine.copied().collect()
         };
         let prepared = self.take_all(mine).await;
-        // Whatever was made larger is in the directory now, or never will be.
-        self.records.pieces.lock().unpin_all();
+        // Every larger subtable is in the directory now, or never will be.
+        self.node.records().unpin_all();
         let prepared = prepared?;
         let changes = prepared.values().map(|(assigned, _)| *assigned).collect();
-        let mut standing = self.standing.lock();
-        match standing.staged.as_mut().filter(|staged| staged.version == version) {
+        let mut state = self.state.lock();
+        match state.staged.as_mut().filter(|staged| staged.version == version) {
             Some(staged) => staged.prepared = Some(prepared),
-            None => return Ok(self.declined(Why::OldTerm)),
+            None => return Ok(self.node.declined(Why::OldTerm)),
         }
         Ok(Message::Prepared { changes })
     }
 
-    /// Settles what was left half done in a subtable; records that nobody names any more are given
-    /// back.
-    async fn repair(self: &Arc<Self>, shape: Shaped, until_ns: u64) -> Result<(Image, Repaired)> {
+    /// Settles what was left half done in a subtable, and gives back the superseded records.
+    async fn repair(&self, shape: Shaped, until_ns: u64) -> Result<(Image, Repaired)> {
         let (mut held, mut superseded) = (Vec::new(), Vec::new());
-        let mut stamp = || self.deleted_now();
-        let mut hold = |slot| held.push(self.frees.hold(slot));
-        let table = &self.table;
+        let mut stamp = || self.node.deleted_now();
+        let mut hold = |slot| held.push(self.node.hold(slot));
+        let table = self.node.table();
         let repaired = table.repair(shape, &mut stamp, &mut hold, &mut superseded, until_ns).await;
-        superseded.into_iter().for_each(|slot| self.free_later(slot));
+        superseded.into_iter().for_each(|slot| self.node.free_later(slot));
         repaired
     }
 
     async fn take_all(
-        self: &Arc<Self>,
+        &self,
         mine: Vec<Assigned>,
-    ) -> Result<BTreeMap<u32, (Assigned, Arc<Served>)>> {
+    ) -> Result<BTreeMap<u32, (Assigned, Arc<ServedPartition>)>> {
         let mut prepared = BTreeMap::new();
-        for some in mine.chunks(TAKEN_AT_ONCE) {
+        for some in mine.chunks(PARTITIONS_IN_PARALLEL) {
             let taking = some.iter().map(|assigned| self.take(*assigned));
             for taken in together(taking).await {
                 let (assigned, served) = taken?;
@@ -390,21 +441,21 @@ impl Inner {
         Ok(prepared)
     }
 
-    /// Takes a partition: nobody else works on it.
-    async fn take(self: &Arc<Self>, mut assigned: Assigned) -> Result<(Assigned, Arc<Served>)> {
-        let until_ns = self.until_ns();
+    /// Takes a partition on which no other node works.
+    async fn take(&self, mut assigned: Assigned) -> Result<(Assigned, Arc<ServedPartition>)> {
+        let until_ns = self.node.until_ns();
         let partition = PartitionId(assigned.partition);
         self.claim(assigned, until_ns).await?;
-        let (directory, geometry) = (self.standing.lock().directory, self.geometry()?);
-        let entered = self.table.entry(directory, geometry, partition, until_ns).await?;
+        let (directory, geometry) = (self.state.lock().directory, self.geometry()?);
+        let entered = self.node.table().entry(directory, geometry, partition, until_ns).await?;
         if let Some((_, shape)) =
             entered.filter(|(_, shape)| shape.generation > assigned.shape.generation)
         {
-            // Whoever had it before made it larger, and may have told others than those who are
-            // left.
+            // An earlier owner made the subtable larger, and may have told only nodes that are
+            // gone.
             (assigned.shape, assigned.grow) = (shape, false);
         }
-        // Should it not fit, the entry says so below; nobody works by its owner word before.
+        // If the slots do not fit, the entry below says so. No node acts on the owner word before.
         let mut charge = self.charge(&mut assigned);
         let (mut image, repaired) = self.repair(assigned.shape, until_ns).await?;
         if repaired.pending + repaired.differed > 0 {
@@ -417,27 +468,29 @@ impl Inner {
                     drop(charge);
                     charge = self.charge(&mut assigned);
                 }
-                // It is of use as it is, and would be of none while it waits for room.
+                // The partition works at its size, and would not work while it waits for memory.
                 Err(error) => tracing::warn!(%partition, %error, "a partition does not grow"),
             }
         }
         self.enter_shape(assigned, until_ns).await?;
-        let lease = SlotLease::new(assigned.epoch, self.now_us(), self.settings.lease_us());
+        let lease =
+            SlotLease::new(assigned.epoch, self.node.now_us(), self.node.settings().lease_us());
         let offloaded = charge.map(|charge| Offloaded { image, charge });
-        Ok((assigned, Arc::new(Served::new(assigned, offloaded, lease))))
+        Ok((assigned, Arc::new(ServedPartition::new(assigned, offloaded, lease))))
     }
 
-    /// Room for the slots of a partition that is to be offloaded here; without it, it is not.
+    /// Takes memory of the limit for the slots of an offloaded partition. If there is none, the
+    /// partition is not offloaded.
     fn charge(&self, assigned: &mut Assigned) -> Option<Charge> {
         if !assigned.offloaded {
             return None;
         }
-        match self.caching.charge(offloaded_bytes(assigned.shape.log2_buckets)) {
+        match self.node.caching().charge(offloaded_bytes(assigned.shape.log2_buckets)) {
             Ok(charge) => Some(charge),
             Err(short) => {
                 let partition = assigned.partition;
                 tracing::info!(partition, %short, "a partition does not fit the memory limit");
-                count(&self.caching.counters.partitions_refused);
+                self.node.caching().count(CacheStat::PartitionsRefused);
                 assigned.offloaded = false;
                 None
             }
@@ -449,12 +502,12 @@ impl Inner {
         Owner { epoch: assigned.epoch, node: Some(ComputeId(assigned.node)), access }
     }
 
-    /// The owner word becomes this node's, if no later epoch is there.
+    /// Makes the owner word this node's, unless it has a later epoch.
     async fn claim(&self, assigned: Assigned, until_ns: u64) -> Result<()> {
         let address = self.entry_address(assigned.partition);
         let owner = Self::owner_of(assigned).encode();
         let mine = owner.ok_or_else(|| Error::unsupported("a node's number is out of range"))?;
-        let mut word = self.table.word(address, until_ns).await?;
+        let mut word = self.node.table().word(address, until_ns).await?;
         loop {
             if word == mine {
                 return Ok(());
@@ -463,20 +516,20 @@ impl Inner {
                 let what = format!("partition {} is of a later epoch already", assigned.partition);
                 return Err(Error::new(ErrorKind::Fenced, what));
             }
-            match self.table.swap(address, word, mine, until_ns).await? {
+            match self.node.table().swap(address, word, mine, until_ns).await? {
                 Swapped::Was(was) if was == word => return Ok(()),
                 Swapped::Was(was) => word = was,
-                Swapped::Unknown => word = self.table.word(address, until_ns).await?,
+                Swapped::Unknown => word = self.node.table().word(address, until_ns).await?,
             }
         }
     }
 
     fn entry_address(&self, partition: u32) -> archipelago_pool::Address {
-        let block = self.standing.lock().directory;
+        let block = self.state.lock().directory;
         archipelago_pool::Address { block, offset: entry_offset(PartitionId(partition)) }
     }
 
-    /// Writes the whole entry to all copies.
+    /// Writes a partition's whole entry to all copies of the directory.
     async fn enter_shape(&self, assigned: Assigned, until_ns: u64) -> Result<()> {
         let geometry = self.geometry()?;
         let Shaped { packed, generation, log2_buckets } = assigned.shape;
@@ -484,26 +537,27 @@ impl Inner {
         let entry = PartitionEntry { owner: Self::owner_of(assigned), shape };
         let bytes = entry.encode(geometry, PartitionId(assigned.partition));
         let bytes = bytes.ok_or_else(|| Error::unsupported("an entry is out of range"))?;
-        self.table.write(&[(self.entry_address(assigned.partition), &bytes)], until_ns).await
+        self.node.table().write(&[(self.entry_address(assigned.partition), &bytes)], until_ns).await
     }
 
     fn geometry(&self) -> Result<Geometry> {
-        Ok(self.joined()?.map.read().geometry)
+        Ok(self.node.joined()?.geometry())
     }
 
     /// Moves a partition to a larger subtable.
     async fn grow(
-        self: &Arc<Self>,
+        &self,
         partition: PartitionId,
         shape: Shaped,
         image: &Image,
         until_ns: u64,
     ) -> Result<(Shaped, Image)> {
-        let (log2_buckets, bytes) = self.table.regrown(shape, image, partition, until_ns).await?;
+        let (log2_buckets, bytes) =
+            self.node.table().regrown(shape, image, partition, until_ns).await?;
         let shape = self.new_table(shape.generation + 1, log2_buckets, bytes.len() as u64).await?;
         if let Err(error) = self.fill_table(shape, &bytes, until_ns).await {
-            // Nobody knows of it yet.
-            self.free_table(shape);
+            // No other node knows of the new subtable.
+            self.node.free_table(shape);
             return Err(error);
         }
         let words = bytes.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word));
@@ -511,110 +565,77 @@ impl Inner {
     }
 
     async fn fill_table(&self, shape: Shaped, bytes: &[u8], until_ns: u64) -> Result<()> {
-        let address = self.table.address(shape.packed);
+        let address = self.node.table().address(shape.packed);
         for (nth, part) in bytes.chunks(64 << 10).enumerate() {
             let offset = address.offset + (nth * (64 << 10)) as u64;
             let to = archipelago_pool::Address { offset, ..address };
-            self.table.write(&[(to, part)], until_ns).await?;
+            self.node.table().write(&[(to, part)], until_ns).await?;
         }
         Ok(())
     }
 
-    fn resume(self: &Arc<Self>, version: u64, changes: &[Assigned]) -> Result<Message> {
-        let joined = self.joined()?;
-        let mut standing = self.standing.lock();
-        if joined.map.read().version >= version {
+    fn resume(&self, version: u64, changes: &[Assigned]) -> Result<Message> {
+        let joined = self.node.joined()?;
+        let mut state = self.state.lock();
+        if joined.map_version() >= version {
             return Ok(Message::Done {});
         }
-        if standing.staged.as_ref().is_none_or(|staged| staged.version != version) {
-            return Ok(self.declined(Why::OldTerm));
+        if state.staged.as_ref().is_none_or(|staged| staged.version != version) {
+            return Ok(self.node.declined(Why::OldTerm));
         }
-        let Some(staged) = standing.staged.take() else { return Ok(Message::Done {}) };
+        let Some(staged) = state.staged.take() else { return Ok(Message::Done {}) };
         let mut prepared = staged.prepared.unwrap_or_default();
         let shapes: BTreeMap<u32, Shaped> =
             changes.iter().map(|now| (now.partition, now.shape)).collect();
         for before in &staged.changes {
             if shapes.get(&before.partition).is_some_and(|now| *now != before.shape) {
-                // Nobody starts from it again. Whoever has its block knows.
-                self.free_table(before.shape);
+                // No node reads the old subtable again. The owner of its block frees it.
+                self.node.free_table(before.shape);
             }
         }
         for change in changes {
             let served = prepared.remove(&change.partition).map(|(_, served)| served);
             self.proxy.set(PartitionId(change.partition), served);
         }
-        self.peers.retain(&staged.members, &staged.gone);
+        self.node.peers().retain(&staged.members, &staged.gone);
         let stays = |member: &Member| staged.members.iter().any(|now| now.client == member.client);
-        if !staged.gone.is_empty() || !joined.map.read().members.iter().all(stays) {
-            self.want_sweep();
+        if !staged.gone.is_empty() || !joined.all_members(stays) {
+            self.node.want_sweep();
         }
-        self.leases.retain(&staged.members);
-        self.caching.retain(&staged.members);
-        {
-            let mut map = joined.map.write();
-            let mut next = Map::clone(&map);
-            next.version = version;
-            next.members = staged.members;
+        self.proxy.retain_leases(&staged.members);
+        self.node.caching().retain(&staged.members);
+        joined.change_map(|map| {
+            map.version = version;
+            map.members = staged.members;
             for change in changes {
-                next.entries[change.partition as usize] = *change;
+                map.entries[change.partition as usize] = *change;
             }
-            *map = Arc::new(next);
-        }
-        drop(standing);
+        });
+        drop(state);
         for change in changes {
-            joined.gates.open(PartitionId(change.partition));
+            joined.gates().open(PartitionId(change.partition));
         }
         Ok(Message::Done {})
     }
 
     fn recall(&self) -> Message {
-        let standing = self.standing.lock();
+        let state = self.state.lock();
         let member = Member {
-            number: self.joined.get().map_or(0, |joined| joined.number),
-            client: self.pool.client(),
+            number: self.node.joined().map_or(0, Joined::number),
+            client: self.node.client(),
             endpoints: self.endpoints.clone(),
-            index_bytes: self.caching.index_bytes_max(),
+            index_bytes: self.node.caching().index_bytes_max(),
         };
-        let paused = standing.staged.as_ref().map_or(0, |staged| staged.version);
-        let map = self.joined.get().map(|joined| Arc::clone(&joined.map.read()));
+        let paused = state.staged.as_ref().map_or(0, |staged| staged.version);
+        let map = self.node.joined().ok().map(Joined::map);
         Message::Recalled {
             member,
             version: map.as_ref().map_or(0, |map| map.version),
             partition_bits: map.as_ref().map_or(0, |map| map.geometry.partition_bits()),
             map: map.as_ref().map_or_else(Vec::new, |map| map.entries.clone()),
-            directory: standing.directory,
+            directory: state.directory,
             paused,
             members: map.as_ref().map_or_else(Vec::new, |map| map.members.clone()),
         }
-    }
-
-    /// The word of a slot that is deleted now. No two deletions give the same.
-    pub(crate) fn deleted_now(&self) -> Slot {
-        Slot::deleted(self.now_us(), self.rng.lock().u16(..))
-    }
-
-    /// The slot's first copy and those behind it, for who looks after a partition.
-    pub(crate) fn slot_range(&self, shape: Shaped, index: u32) -> Range {
-        Range { address: self.table.slot(shape, crate::format::SlotIndex(index)), bytes: 8 }
-    }
-
-    /// Asks the coordinator for more room in a partition, and waits for a moment. Busy if a change
-    /// made lately found no room for it.
-    pub(crate) async fn ask_to_grow(&self, entry: Assigned, until_ns: u64) -> Result<()> {
-        let grow = Message::Grow { partition: entry.partition, epoch: entry.epoch };
-        let coordinator = Arc::clone(&self.peers.coordinator);
-        match self.ask(&coordinator, &grow, until_ns).await {
-            Ok(Message::Declined { why: Why::Full, .. }) => {
-                let partition = entry.partition;
-                return Err(Error::busy(format!(
-                    "the memory nodes are full: partition {partition} takes no further key before others are deleted"
-                )));
-            }
-            Ok(_) => {}
-            // The next one is asked when the write comes here again.
-            Err(error) => tracing::debug!(%error, "the coordinator is not heard"),
-        }
-        self.runtime.sleep(PAUSE * 10).await;
-        Ok(())
     }
 }

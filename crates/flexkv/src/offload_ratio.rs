@@ -1,74 +1,77 @@
-//! How much of the index is offloaded: the throughput-guided knob (Algorithm 2) as a state machine.
+//! The ratio controller: how much of the index is offloaded (Algorithm 2), as a state machine.
 //!
-//! Every Δ the manager hands in the throughput of the interval that just ended
-//! ([`RatioController::on_sample`]) and sets the ratio that comes back, if one does. A **round**:
+//! Every Δ the coordinator hands in the throughput of the interval that just ended
+//! ([`RatioController::on_sample`]), and sets the ratio that is returned, if one is. A **round**:
 //!
 //! 1. *Base*: the throughput at the current ratio is the best so far.
-//! 2. *First probe*, a step of δ = 0.1 in the direction of the last round: if it is worse, the
-//!    direction flips and probing goes on at the other side of the start; else this probe is the
-//!    first of step 3.
-//! 3. *Climb*: step on; a throughput above the best makes a new best. After two in a row that are
-//!    not above it the round ends and the knob returns to the best.
+//! 2. *First probe*: a step of δ = 0.1 in the direction of the last round. If it is worse, the
+//!    direction flips, and probing continues on the other side of the start. Otherwise this probe
+//!    is the first of step 3.
+//! 3. *Climb*: steps on. A throughput above the best is the new best. After two consecutive samples
+//!    that are not above it, the round ends and the controller returns to the best.
 //!
 //! Outside rounds the ratio is steady. A new round begins when the share of reads has changed by 10
-//! points since the last round's base, or partitions were reassigned.
+//! points since the last round's base, or when partitions were reassigned.
 //!
 //! **Where the paper is silent.**
 //!
 //! - *The ends.* A step that would leave [0, 1] stops at the end. At an end, the direction turns
-//!   before the first probe, as there is nothing on that side; the first probe then counts as the
-//!   first of the two that are not above the best, since it has no other side to flip to. A climb
-//!   that reaches an end is over there.
-//! - *One sample less.* Printed, the first probe is measured again as the first of the climb. Here
-//!   its sample counts.
-//! - *What a base is measured from.* A changed share of reads is noticed in a sample that is of the
-//!   new load at least in part. It is taken as the base, and the first probe goes out at once. If
-//!   the probe's share of reads is more than 2 points off the base's, the base was mixed, and the
-//!   probe's sample becomes the base instead, once. After a reassignment the sample was of the old
-//!   owners: the next one is the base.
-//! - *Shifts during a round.* A share of reads 10 points off the base's restarts the round where it
-//!   stands: the samples are not comparable. A reassignment lets the round end and then begins
-//!   another; else frequent ones would keep the knob from ever finishing.
+//!   before the first probe, because there is nothing on that side. The first probe then counts as
+//!   the first of the two that are not above the best, because it has no other side to flip to. A
+//!   climb that reaches an end is over there.
+//! - *One sample less.* In the printed algorithm, the first probe is measured again as the first of
+//!   the climb. Here its sample counts.
+//! - *The base.* A sample in which a changed share of reads is noticed belongs to the new load at
+//!   least in part. It becomes the base, and the first probe follows immediately. If the probe's
+//!   share of reads differs from the base's by more than 2 points, the base was mixed. The probe's
+//!   sample then becomes the base instead, once. After a reassignment the sample belongs to the old
+//!   owners, so the next one is the base.
+//! - *Shifts during a round.* A share of reads 10 points off the base's restarts the round at its
+//!   current ratio, because the samples are not comparable. A reassignment lets the round end and
+//!   then begins another one. Otherwise frequent reassignments would keep the controller from
+//!   finishing.
 //!
-//! **Noise.** The comparisons are strict and take samples as they come. With noise of a relative
-//! amplitude ε, a step is judged rightly if the throughput differs by more than 2ε between its
-//! ends; a round ends at a ratio whose throughput is not more than about 2ε per misjudged step
-//! below the best. Two in a row, and beginning again only on a shift, are what keeps noise from
-//! moving a steady knob at all. A flat stretch of two steps ends a climb, so what is beyond it is
-//! not found.
+//! **Noise.** The comparisons are strict and use single samples. With noise of relative amplitude
+//! ε, a step is judged correctly if the throughputs at its ends differ by more than 2ε. A round
+//! ends at a ratio whose throughput is at most about 2ε per misjudged step below the best. A steady
+//! controller does not move on noise, because a climb needs two samples in a row to end and a round
+//! begins only on a shift. A flat stretch of two steps ends a climb, so what is beyond it is not
+//! found.
 //!
-//! Cost: O(1), a round takes some 4 to 13 samples. Thread-safety: by `&mut`. Failure: none;
-//! throughputs that are no numbers count as zero. Paper: §4.3.2.
+//! Thread-safety: by `&mut`.
+//! Failure: none. Throughputs that are not numbers count as zero.
+//! Cost: constant time. A round takes some 4 to 13 samples. Paper: §4.3.2.
 
 use std::fmt;
 
-/// δ, in permille.
+/// The step δ, in permille.
 pub const STEP_PERMILLE: u16 = 100;
-/// Samples in a row that are not above the best before a round ends.
+/// Number of consecutive samples that are not above the best after which a round ends.
 pub const WORSE_MAX: u32 = 2;
-/// A share of reads that changed by this begins a new round.
+/// Change of the share of reads that begins a new round.
 pub const SHIFT_POINTS: f64 = 0.10;
-/// A probe whose share of reads is further than this from its base's says that the base was of two
+/// Difference between the shares of reads of a probe and its base above which the base was of two
 /// loads.
 pub const MIXED_POINTS: f64 = 0.02;
 
-/// Offloaded partitions over all partitions, in permille: exact, so that steps back and forth meet.
+/// Offloaded partitions over all partitions, in permille. Whole permille are exact, so steps back
+/// and forth meet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ratio(u16);
 
 impl Ratio {
-    /// Nothing is offloaded.
+    /// No partition is offloaded.
     pub const NONE: Self = Self(0);
-    /// All that fits the memory is offloaded.
+    /// Every partition that fits the memory limit is offloaded.
     pub const ALL: Self = Self(1000);
 
-    /// Of so many permille, at most 1000.
+    /// A ratio of `permille`, at most 1000.
     #[must_use]
     pub fn from_permille(permille: u16) -> Self {
         Self(permille.min(Self::ALL.0))
     }
 
-    /// In permille.
+    /// The ratio in permille.
     #[must_use]
     pub fn permille(self) -> u16 {
         self.0
@@ -89,17 +92,17 @@ enum Direction {
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Phase {
-    /// No round.
+    /// No round is running.
     Steady,
     /// The next sample is the base.
     Base,
-    /// The next sample is of a ratio beside the base.
+    /// The next sample is that of the first probe.
     First { check_mixed: bool },
-    /// The next sample is of the climb.
+    /// The next sample belongs to the climb.
     Climb { worse: u32 },
 }
 
-/// See the module.
+/// The ratio controller of a store. See the head of the module.
 #[derive(Clone, Debug)]
 pub struct RatioController {
     ratio: Ratio,
@@ -110,8 +113,8 @@ pub struct RatioController {
     best_throughput: f64,
     /// Share of reads when the round's base was taken.
     base_reads: Option<f64>,
-    /// A reassignment came in during the round.
-    again: bool,
+    /// Whether partitions were reassigned during the round.
+    was_reassigned: bool,
     rounds: u64,
 }
 
@@ -122,14 +125,14 @@ impl Default for RatioController {
 }
 
 impl RatioController {
-    /// At ratio 0, going up by δ.
+    /// A controller at ratio 0 that goes up by δ.
     #[must_use]
     pub fn new() -> Self {
         Self::starting_at(Ratio::NONE, STEP_PERMILLE)
     }
 
-    /// At another ratio, by another step (permille, at least 1). The first sample is a round's
-    /// base.
+    /// A controller at another ratio with another step in permille, at least 1. The first sample is
+    /// a round's base.
     #[must_use]
     pub fn starting_at(ratio: Ratio, step_permille: u16) -> Self {
         Self {
@@ -140,20 +143,20 @@ impl RatioController {
             best: ratio,
             best_throughput: 0.0,
             base_reads: None,
-            again: false,
+            was_reassigned: false,
             rounds: 0,
         }
     }
 
-    /// There is nothing to be found out: `ratio` it is, and the next sample that comes is a round's
-    /// base. The ratio, if it changes.
+    /// Sets the ratio without a search. The next sample is a round's base. Returns the ratio if it
+    /// changes.
     pub fn hold(&mut self, ratio: Ratio) -> Option<Ratio> {
         let before = self.ratio;
         *self = Self { rounds: self.rounds, ..Self::starting_at(ratio, self.step) };
         (ratio != before).then_some(ratio)
     }
 
-    /// The ratio that is to be in force.
+    /// The ratio that should be in force.
     #[must_use]
     pub fn ratio(&self) -> Ratio {
         self.ratio
@@ -165,7 +168,7 @@ impl RatioController {
         self.phase == Phase::Steady
     }
 
-    /// Rounds that ended.
+    /// Number of rounds that ended.
     #[must_use]
     pub fn rounds(&self) -> u64 {
         self.rounds
@@ -173,7 +176,7 @@ impl RatioController {
 
     /// Takes the sample of an interval during which [`ratio`](Self::ratio) was in force: operations
     /// per second, reads over all operations (0 to 1), and whether partitions were reassigned in
-    /// the interval or are being so right behind it. The new ratio, if it changes.
+    /// the interval or are reassigned directly after it. Returns the new ratio if it changes.
     pub fn on_sample(
         &mut self,
         throughput: f64,
@@ -191,7 +194,7 @@ impl RatioController {
             Phase::Base if reassigned => {}
             Phase::Base => self.begin(throughput, read_share, false),
             Phase::First { .. } | Phase::Climb { .. } => {
-                self.again |= reassigned;
+                self.was_reassigned |= reassigned;
                 let base = self.base_reads.unwrap_or(read_share);
                 let mixed = (read_share - base).abs() > MIXED_POINTS;
                 if shifted {
@@ -206,12 +209,12 @@ impl RatioController {
         (self.ratio != before).then_some(self.ratio)
     }
 
-    /// A round from here, with this sample as its base.
+    /// Begins a round at the current ratio, with this sample as its base.
     fn begin(&mut self, throughput: f64, read_share: f64, check_mixed: bool) {
         self.best = self.ratio;
         self.best_throughput = throughput;
         self.base_reads = Some(read_share);
-        self.again = false;
+        self.was_reassigned = false;
         if self.beside(self.ratio, self.direction).is_none() {
             self.direction = self.direction.opposite();
         }
@@ -249,7 +252,7 @@ impl RatioController {
         }
     }
 
-    /// A step from `from`, or the round's end at an end.
+    /// Steps on from `from`, or ends the round at an end.
     fn go_on(&mut self, from: Ratio) {
         match self.beside(from, self.direction) {
             Some(next) => self.ratio = next,
@@ -260,11 +263,11 @@ impl RatioController {
     fn end(&mut self) {
         self.ratio = self.best;
         self.rounds += 1;
-        self.phase = if self.again { Phase::Base } else { Phase::Steady };
-        self.again = false;
+        self.phase = if self.was_reassigned { Phase::Base } else { Phase::Steady };
+        self.was_reassigned = false;
     }
 
-    /// One step further, at most to the end; `None` at the end.
+    /// The ratio one step further, at most the end. `None` at the end.
     fn beside(&self, from: Ratio, direction: Direction) -> Option<Ratio> {
         let next = match direction {
             Direction::Up => Ratio::from_permille(from.0.saturating_add(self.step)),
@@ -376,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn at_the_ends_the_direction_turns_and_one_bad_probe_is_not_the_last() {
+    fn direction_turns_at_the_ends_of_the_ratio() {
         let mut controller = RatioController::starting_at(Ratio::ALL, STEP_PERMILLE);
         assert_eq!(controller.on_sample(5.0, 0.5, false), Some(Ratio::from_permille(900)));
         assert_eq!(controller.on_sample(4.0, 0.5, false), Some(Ratio::from_permille(800)));

@@ -1,19 +1,21 @@
-//! Reads that were served from the local cache, until their proxy hears of them.
+//! Counts of reads that the local cache served, until they are reported to the proxy.
 //!
-//! A hit in the cache sends nothing, so the proxy would take a key that is read all the time for a
-//! cold one. The client counts such reads by key ([`Reads::add`]); the next request for the key
-//! takes the count along ([`Reads::take`]); a count that reached 32, or waited too long, is sent on
-//! its own ([`Reads::add`] and [`Reads::expired`] hand it out).
+//! A cache hit sends nothing, so the proxy would take a frequently read key for a cold one.
+//! Therefore the node counts such reads by key ([`ReadReports::add`]). The next request for the key
+//! carries its count ([`ReadReports::take`]). A count that has reached 32, or has waited too long,
+//! is sent on its own ([`ReadReports::add`] and [`ReadReports::expired`] return it).
 //!
-//! Invariants: 1. a read is handed out once, or is still counted; none is lost. 2. At most
-//! `keys_max` keys are counted: one more hands out the oldest.
-//! 3. [`Reads::bytes_max`] bounds the memory.
+//! Keys are identified by their hash. If two keys ever share a hash, the counts of one go to the
+//! other, which does no harm. The slot of a count is that of its first read.
 //!
-//! Keys are told apart by their hash; should two ever share one, the counts of one go to the other,
-//! which harms nothing. Where a key's slot is, is that of the first read of the count.
+//! Invariants:
+//! 1. Each read is returned once or is still counted.
+//! 2. At most `keys_max` keys are counted. One more key returns the oldest count.
+//! 3. [`ReadReports::bytes_max`] bounds the memory.
 //!
-//! Cost: O(1) amortised; no allocation once it is full. Thread-safety: by `&mut`. Paper: §4.4; the
-//! time, which it leaves open, is ours.
+//! Thread-safety: by `&mut`.
+//! Cost: amortised constant time, without allocation once the structure is full. Paper: §4.4. The
+//! time limit, which the paper leaves open, is an addition.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -21,32 +23,32 @@ use crate::format::{KeyHash, SlotIndex};
 use crate::ids::PartitionId;
 use crate::keyed::HashIsKey;
 
-/// A count that reached this is sent on its own.
+/// Count at which a report is sent on its own.
 pub const READS_DUE: u32 = 32;
-/// A count that waited for this long is sent on its own.
+/// Time after which a report is sent on its own, in nanoseconds.
 pub const READS_WAIT_NS: u64 = 1_000_000_000;
 
-/// Reads of a key, to be told to the partition's proxy.
+/// Reads of a key that must be reported to the partition's proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Counted {
-    /// Of the key.
+pub struct ReadReport {
+    /// Hash of the key.
     pub hash: KeyHash,
-    /// In which partition.
+    /// Partition of the key.
     pub partition: PartitionId,
-    /// In which slot.
+    /// Slot of the first read.
     pub slot: SlotIndex,
-    /// How many.
+    /// Number of reads.
     pub reads: u32,
 }
 
-/// See the module.
+/// The counts of a node. See the head of the module.
 #[derive(Debug)]
-pub struct Reads {
+pub struct ReadReports {
     keys_max: usize,
     wait_ns: u64,
-    /// By hash: the count, and its number.
-    counts: HashMap<u64, (Counted, u64), HashIsKey>,
-    /// By age. A key that was taken since leaves its entry behind, which no longer fits.
+    /// The count of each hash, and the count's number.
+    counts: HashMap<u64, (ReadReport, u64), HashIsKey>,
+    /// Counts by age. The entry of a count that was taken remains, and no longer matches `counts`.
     ages: VecDeque<Age>,
     begun: u64,
 }
@@ -55,45 +57,45 @@ pub struct Reads {
 #[derive(Clone, Copy, Debug)]
 struct Age {
     hash: u64,
-    /// Which count: also told apart within a tick.
+    /// Number of the count, which differs even within one tick of the clock.
     number: u64,
     since_ns: u64,
 }
 
-impl Reads {
-    /// Counts for at most `keys_max` keys, at least 1, for at most `wait_ns`.
+impl ReadReports {
+    /// Counts reads of at most `keys_max` keys, and of at least one, for at most `wait_ns`.
     #[must_use]
     pub fn new(keys_max: usize, wait_ns: u64) -> Self {
         let keys_max = keys_max.max(1);
-        // Never more than half full, so that it cleans up in place and never grows.
+        // The map is never more than half full, so it cleans up in place and never grows.
         let counts = HashMap::with_capacity_and_hasher(2 * keys_max, HashIsKey);
         Self { keys_max, wait_ns, counts, ages: VecDeque::with_capacity(2 * keys_max), begun: 0 }
     }
 
-    /// The bytes that it takes, from the beginning on: the map's slots and control bytes, and the
-    /// ages.
+    /// Bytes that the structure takes from the beginning on: the map's slots and control bytes, and
+    /// the ages.
     #[must_use]
     pub fn bytes_max(&self) -> u64 {
-        let slot = size_of::<(u64, (Counted, u64))>() + 1;
+        let slot = size_of::<(u64, (ReadReport, u64))>() + 1;
         let map = (self.counts.capacity() * 8).div_ceil(7).next_power_of_two() * slot;
         (map + self.ages.capacity() * size_of::<Age>()) as u64
     }
 
-    /// How many keys are counted.
+    /// Number of keys that are counted.
     #[must_use]
     pub fn keys(&self) -> usize {
         self.counts.len()
     }
 
-    /// A read was served from the cache at `now_ns`. Returns what is to be sent now: this key's
-    /// count, or the oldest one that had to make room.
+    /// Counts a read that the cache served at `now_ns`. Returns a count that must be sent now: that
+    /// of this key, or the oldest one if there was no room.
     pub fn add(
         &mut self,
         hash: KeyHash,
         partition: PartitionId,
         slot: SlotIndex,
         now_ns: u64,
-    ) -> Option<Counted> {
+    ) -> Option<ReadReport> {
         if let Some((counted, _)) = self.counts.get_mut(&hash.0) {
             counted.reads += 1;
             let due = counted.reads >= READS_DUE;
@@ -109,31 +111,31 @@ impl Reads {
             self.ages.retain(|age| Self::fits(counts, *age));
         }
         self.begun += 1;
-        let counted = Counted { hash, partition, slot, reads: 1 };
+        let counted = ReadReport { hash, partition, slot, reads: 1 };
         self.counts.insert(hash.0, (counted, self.begun));
         self.ages.push_back(Age { hash: hash.0, number: self.begun, since_ns: now_ns });
         room
     }
 
-    /// The count of a key for which a request is sent now anyway; 0 if there is none.
+    /// Takes the count of a key for which a request is sent now. 0 if there is none.
     pub fn take(&mut self, hash: KeyHash) -> u32 {
         self.counts.remove(&hash.0).map_or(0, |(counted, _)| counted.reads)
     }
 
-    /// A count that has waited too long at `now_ns`; ask until there is none.
-    pub fn expired(&mut self, now_ns: u64) -> Option<Counted> {
+    /// Takes a count that has waited too long at `now_ns`. Call it until it returns `None`.
+    pub fn expired(&mut self, now_ns: u64) -> Option<ReadReport> {
         self.oldest(now_ns.saturating_sub(self.wait_ns))
     }
 
-    /// Forgets the counts of these partitions, which are in order: they have other proxies, or
-    /// none.
+    /// Forgets the counts of these partitions, which are in ascending order. They get other
+    /// proxies, or none.
     pub fn forget(&mut self, partitions: &[PartitionId]) {
         debug_assert!(partitions.is_sorted());
         self.counts.retain(|_, (counted, _)| partitions.binary_search(&counted.partition).is_err());
     }
 
     /// Takes the oldest count, if it began at `since_max` or before.
-    fn oldest(&mut self, since_max: u64) -> Option<Counted> {
+    fn oldest(&mut self, since_max: u64) -> Option<ReadReport> {
         while let Some(&age) = self.ages.front() {
             if Self::fits(&self.counts, age) {
                 if age.since_ns > since_max {
@@ -147,7 +149,7 @@ impl Reads {
         None
     }
 
-    fn fits(counts: &HashMap<u64, (Counted, u64), HashIsKey>, age: Age) -> bool {
+    fn fits(counts: &HashMap<u64, (ReadReport, u64), HashIsKey>, age: Age) -> bool {
         counts.get(&age.hash).is_some_and(|(_, number)| *number == age.number)
     }
 }
@@ -162,13 +164,13 @@ mod tests {
 
     const PARTITION: PartitionId = PartitionId(3);
 
-    fn add(reads: &mut Reads, hash: u64, now_ns: u64) -> Option<Counted> {
+    fn add(reads: &mut ReadReports, hash: u64, now_ns: u64) -> Option<ReadReport> {
         reads.add(KeyHash(hash), PARTITION, SlotIndex(hash as u32), now_ns)
     }
 
     #[test]
-    fn a_count_goes_along_is_due_at_32_or_after_a_time() {
-        let mut reads = Reads::new(10, 1_000);
+    fn count_is_due_at_32_reads_or_after_the_time() {
+        let mut reads = ReadReports::new(10, 1_000);
         for _ in 0..5 {
             assert_eq!(add(&mut reads, 7, 100), None);
         }
@@ -188,8 +190,8 @@ mod tests {
     }
 
     #[test]
-    fn one_key_too_many_hands_out_the_oldest() {
-        let mut reads = Reads::new(2, 1_000);
+    fn key_above_the_limit_returns_the_oldest_count() {
+        let mut reads = ReadReports::new(2, 1_000);
         add(&mut reads, 1, 10);
         add(&mut reads, 2, 20);
         add(&mut reads, 1, 30);
@@ -201,7 +203,7 @@ mod tests {
     #[test]
     fn no_read_is_lost_and_memory_is_bounded() {
         let mut rng = Rng::with_seed(2);
-        let mut reads = Reads::new(64, 50);
+        let mut reads = ReadReports::new(64, 50);
         let bytes = reads.bytes_max();
         let mut added: HashMap<u64, u32> = HashMap::new();
         let mut told: HashMap<u64, u32> = HashMap::new();

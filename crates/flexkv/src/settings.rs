@@ -1,4 +1,4 @@
-//! How a store is cut and how patient it is. Few, and all with defaults.
+//! The settings of a compute node. All of them have defaults.
 
 use std::time::Duration;
 
@@ -38,38 +38,39 @@ impl Sabotage {
 /// What a compute node may cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CacheMode {
-    /// Nothing.
+    /// The cache is off.
     Off,
-    /// Where records lie.
+    /// Only addresses of records are cached.
     Addresses,
-    /// That, or of keys that are read far more often than written the whole pair.
+    /// Addresses are cached, and whole pairs of keys that are read far more often than written.
     #[default]
     Pairs,
 }
 
-/// See the module.
+/// The settings of a compute node.
 #[derive(Clone, Debug)]
 pub struct FlexKvSettings {
-    /// What the store is called in the pool: nodes of one label share it.
+    /// Label of the store in the pool. Nodes with the same label share a store.
     pub label: u64,
-    /// 2^this partitions, when the store is made. Default: 13 (the paper's).
+    /// Base-2 logarithm of the number of partitions of a new store. Default: 13, as in the paper.
     pub partition_bits: u32,
-    /// 2^this buckets of eight slots in each, when the store is made; partitions grow by
-    /// themselves. Default: 5.
+    /// Base-2 logarithm of the number of buckets, of eight slots each, in each partition of a new
+    /// store. Partitions grow by themselves. Default: 5.
     pub log2_buckets: u32,
-    /// How long a client may act on where a key's slot is, by its proxy's clock, and a node on what
-    /// it has cached without hearing of the proxy. Default: 200 ms (the paper's).
+    /// Time for which a client may act on the position of a key's slot, by the proxy's clock, and
+    /// for which a node may serve its cache without an answer of the proxy. Default: 200 ms, as in
+    /// the paper.
     pub lease: Duration,
-    /// How long anybody may act on a record's address; freed records are used again later than
-    /// that. Longer than the pool's lease: a client that stopped meanwhile has lost its keys by
-    /// then. Default: 5 s.
+    /// Time for which a node may act on a record's address. The memory of freed records is reused
+    /// after that. It must be longer than the pool's lease, so that a client that was stopped
+    /// meanwhile has lost its keys by then. Default: 5 s.
     pub address_lease: Duration,
-    /// Bytes of this node for the index of the partitions that it is the proxy of, what it knows of
-    /// their keys, and its cache, together; never more. At least some 30 KiB. Default: 128 MiB.
+    /// Largest number of bytes of this node for the index of its offloaded partitions, the metadata
+    /// of their keys, and the cache together. At least some 30 KiB. Default: 128 MiB.
     pub memory_limit: u64,
-    /// What is cached. Default: addresses and pairs.
+    /// What the node caches. Default: addresses and pairs.
     pub cache: CacheMode,
-    /// A request that gets nowhere ends as busy after so long. Default: 5 s.
+    /// Time after which a request without progress ends as busy. Default: 5 s.
     pub patience: Duration,
 }
 
@@ -89,7 +90,7 @@ impl Default for FlexKvSettings {
 }
 
 impl FlexKvSettings {
-    /// Says what cannot be.
+    /// Refuses settings that are impossible, with the reason.
     pub fn validate(&self) -> Result<()> {
         if self.partition_bits > PARTITION_BITS_MAX {
             let bits = self.partition_bits;
@@ -115,18 +116,19 @@ impl FlexKvSettings {
         self.lease.as_micros() as u64
     }
 
-    /// How long after it was freed a record stays as it is, by the clock of its block's owner.
+    /// Time for which a freed record stays unchanged, by the clock of the owner of its block.
     pub(crate) fn address_lease_ns(&self) -> u64 {
         self.address_lease.as_nanos() as u64
     }
 
-    /// How long anybody else acts on its address: less, as clocks run apart.
+    /// Time for which other nodes act on a record's address. It is shorter than the address lease,
+    /// because clocks drift.
     pub(crate) fn address_use_ns(&self) -> u64 {
         let lease_ns = self.address_lease_ns();
         lease_ns - lease_ns / 256
     }
 
-    /// What proxies and those who cache their pairs agree on.
+    /// The terms of cache leases between proxies and the nodes that cache their pairs.
     pub(crate) fn terms(&self) -> Terms {
         let lease_ns = self.lease.as_nanos() as u64;
         Terms { lease_ns, tick_ns: (lease_ns / 100).min(1_000_000), ..Terms::default() }

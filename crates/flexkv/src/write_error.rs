@@ -16,9 +16,9 @@ use archipelago_base::{Error, ErrorKind};
 /// Whether a write that ended with an error may have happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum WriteEffect {
-    /// It did not happen and never will.
+    /// The write did not happen and never will.
     None,
-    /// It may have happened, may still happen within an address lease, or may never happen.
+    /// The write may have happened, may still happen within an address lease, or may never happen.
     Unknown,
 }
 
@@ -33,7 +33,7 @@ impl fmt::Display for WriteEffect {
 
 impl std::error::Error for WriteEffect {}
 
-/// See the module.
+/// The error of a write, with the effect of the write.
 #[derive(Clone, Debug)]
 pub struct WriteError {
     effect: WriteEffect,
@@ -47,13 +47,13 @@ impl WriteError {
         Self { effect: WriteEffect::None, error }
     }
 
-    /// The write may have happened; `error` says why nobody knows.
+    /// The write may have happened. `error` says why the outcome is unknown.
     #[must_use]
     pub fn of_unknown_effect(error: Error) -> Self {
         Self { effect: WriteEffect::Unknown, error }
     }
 
-    /// The same error of a write of several keys, some of which may have been written.
+    /// The same error for a write of several keys, some of which may have been written.
     #[must_use]
     pub fn of_a_part(self) -> Self {
         Self { effect: WriteEffect::Unknown, ..self }
@@ -65,13 +65,13 @@ impl WriteError {
         self.effect
     }
 
-    /// What the caller can do.
+    /// The kind of the error, which says what the caller can do.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         self.error.kind()
     }
 
-    /// The same as an error of any layer, with the effect as its cause.
+    /// The error without its type, with the effect as its cause.
     #[must_use]
     pub fn into_error(self) -> Error {
         let text = self.error.to_string();
@@ -81,7 +81,7 @@ impl WriteError {
         Error::with_source(kind, sentence.unwrap_or(&text), self.effect)
     }
 
-    /// What went wrong.
+    /// The error without the effect.
     #[must_use]
     pub fn error(&self) -> &Error {
         &self.error

@@ -29,7 +29,7 @@ use archipelago_base::{Error, ErrorKind, Result};
 use archipelago_fabric::{Handler, Listener, Node, Reply, Request, block_on};
 use archipelago_flexkv::wire::Figure;
 use archipelago_flexkv::{
-    AT_ONCE_MAX, ComputeNode, ScanStep, ScannedKey, Surroundings, Value, WriteEffect, WriteError,
+    ComputeNode, FAST_KEYS_MAX, ScanStep, ScannedKey, Surroundings, Value, WriteEffect, WriteError,
     fabric_id,
 };
 use archipelago_pool::{Endpoints, PoolClient, PoolOptions};
@@ -195,7 +195,7 @@ impl FlexKvNode {
 
     /// Reads a key; see [`ComputeNode::get`].
     pub fn get(&self, key: &[u8]) -> Result<Option<Value>> {
-        let at_once = |life: &Life| life.compute.get_at_once(key);
+        let at_once = |life: &Life| life.compute.get_fast(key);
         if let Some(value) = self.shared.life.read().as_ref().and_then(at_once) {
             return Ok(value);
         }
@@ -225,7 +225,7 @@ impl FlexKvNode {
             let mut asked: Vec<usize> = Vec::new();
             for (at, key) in keys.iter().enumerate() {
                 let first = asked.iter().copied().find(|first| keys[*first] == *key);
-                let value = first.map_or_else(|| node.get_at_once(key).ok_or(at), Err);
+                let value = first.map_or_else(|| node.get_fast(key).ok_or(at), Err);
                 if value == Err(at) {
                     asked.push(at);
                 }
@@ -250,8 +250,8 @@ impl FlexKvNode {
     pub fn get_now(&self, keys: &[&[u8]], take: &mut dyn FnMut(Option<&[u8]>)) -> usize {
         let Ok(node) = self.node() else { return 0 };
         let mut read = 0;
-        for keys in keys.chunks(AT_ONCE_MAX) {
-            let more = node.get_some_at_once(keys, take);
+        for keys in keys.chunks(FAST_KEYS_MAX) {
+            let more = node.multi_get_fast(keys, take);
             read += more;
             if more < keys.len() {
                 break;
@@ -264,8 +264,8 @@ impl FlexKvNode {
     /// indices of the others, in their order. The remaining sets of a key follow its executed ones.
     pub fn set_now(&self, sets: &[Set<'_>]) -> Vec<usize> {
         let Ok(node) = self.node() else { return (0..sets.len()).collect() };
-        for (turn, some) in sets.chunks(AT_ONCE_MAX).enumerate() {
-            let (done, from) = (node.set_some_at_once(some), turn * AT_ONCE_MAX);
+        for (turn, some) in sets.chunks(FAST_KEYS_MAX).enumerate() {
+            let (done, from) = (node.multi_set_fast(some), turn * FAST_KEYS_MAX);
             if done.count_ones() as usize != some.len() {
                 // The later sets may be of the same keys.
                 let next = from + some.len();

@@ -1,23 +1,25 @@
-//! What was invalidated while it was being fetched.
+//! Detection of invalidations that arrive while a value is being fetched.
 //!
-//! An answer that carries a value may be overtaken by the invalidation of that value; cached then,
-//! it would be stale for ever. So a fetch begins by taking the state of its hash's **mark** and of
-//! the mark for all, and what it brings is cached only if both are as they were. An invalidation
-//! advances the mark of its hash; one of a partition, of an owner or of everything advances the
-//! mark for all.
+//! The invalidation of a value may overtake the answer that carries the value. If the answer were
+//! cached then, it would be stale for ever. So a fetch begins by noting the state of the **mark**
+//! of its hash and the state of the mark for all hashes. Its result is cached only if neither has
+//! changed. An invalidation advances the mark of its hash. The invalidation of a partition, of an
+//! owner or of everything advances the mark for all.
 //!
-//! Hashes share [`MARKS`] marks, so a fetch may be refused for another key's sake; it is then only
-//! not cached. Nothing is kept per fetch, so nothing leaks when one is given up.
+//! Hashes share [`MARKS`] marks, so an invalidation of another key may refuse a fetch. Its result
+//! is then only not cached. Nothing is stored per fetch, so a fetch that is given up leaves
+//! nothing.
 //!
-//! Cost: O(1). Paper: §4.4 ("check for in-flight RPCs on the same key").
+//! Cost: constant time. Paper: §4.4 ("check for in-flight RPCs on the same key").
 
-/// How many marks hashes share.
+/// Number of marks that all hashes share.
 pub(super) const MARKS: usize = 2048;
 /// Bytes of the marks.
 pub(super) const MARKS_BYTES: u64 = (MARKS * size_of::<u32>()) as u64 + super::nodes::ALLOC_BYTES;
 
-/// A fetch that began. What it brings is given to
-/// [`LocalCache::finish_fetch`](super::LocalCache::finish_fetch); a fetch that fails needs no end.
+/// A fetch that began. Its result goes to
+/// [`LocalCache::finish_fetch`](super::LocalCache::finish_fetch). A fetch that fails is just
+/// dropped.
 #[derive(Debug)]
 #[must_use = "what the fetch brings is cached with it"]
 pub struct Fetch {

@@ -1,31 +1,35 @@
-//! A compute node's memory: the local cache, and the account that it shares with the local index.
+//! A compute node's local cache, and the account of memory that it shares with the local index.
 //!
-//! The cache has for a key either its **address** (the slot's word and where the slot is) or the
-//! whole **pair** with it, or, for writes alone, where its **slot** is. Entries leave first in,
-//! first out, whatever their kind. What the index of offloaded partitions takes is charged to the
-//! same limit and makes the cache smaller at once.
+//! For each key the cache has one entry: the **address** (the slot's word and its position), or the
+//! whole **pair**, or, for writes only, the **slot**. Entries are evicted first in, first out,
+//! whatever their kind. The index of offloaded partitions is charged to the same limit, and makes
+//! the cache smaller immediately.
 //!
-//! **The account**, to the byte: [`LocalCache::used_bytes`] =
+//! **The account**, to the byte: [`LocalCache::used_bytes`] is the sum of these rows.
 //!
 //! | what | bytes |
 //! | --- | --- |
 //! | the cache itself and its marks of fetches | [`FIXED_BYTES`] |
 //! | the local index and its metadata | as charged |
-//! | entries, in chunks of 32: key hash, place, links, map slot | [`ENTRY_BYTES`] (112) each, whole chunks, 16 per chunk |
-//! | the chunks' table, in steps of 64 chunks | 24 per chunk |
+//! | entries, in chunks of 32: key hash, position, links, map slot | [`ENTRY_BYTES`] (112) each,
+//! whole chunks, 16 per chunk |
+//! | the table of chunks, in steps of 64 chunks | 24 per chunk |
 //! | an entry's key and value, in one piece | rounded up to 16, and 16 |
 //!
-//! The 16s stand for what an allocator keeps for itself.
+//! The numbers 16 stand for what an allocator adds to each piece.
 //!
-//! Invariants: 1. used never exceeds the limit, also while something grows: room is made before. 2.
-//! One entry per hash. 3. An entry was never invalidated since its fetch began ([`fetch`](Fetch)).
-//! Whether an entry may be *served* is not known here: it carries its owner, the owner's session
-//! and the stamp of its slot, and who serves it looks at the leases ([`crate::lease`]).
+//! The cache does not know whether an entry may be *served*. The entry has its owner, the owner's
+//! session and the stamp of its slot, and the caller checks the leases ([`crate::lease`]).
 //!
-//! Cost: a lookup touches two or three entries and allocates nothing; an insertion allocates once;
-//! removal by partition or by owner looks at every entry. Thread-safety: lookups by `&self`,
-//! changes by `&mut`: under the owner's lock. Failure: none but [`Short`]. Paper: §4.4 and Figure
-//! 8.
+//! Invariants:
+//! 1. The bytes in use never exceed the limit, not even while the cache grows.
+//! 2. The cache has at most one entry per hash.
+//! 3. An entry was not invalidated since its fetch began ([`Fetch`]).
+//!
+//! Thread-safety: look-ups by `&self`, changes by `&mut`. The owner holds a lock.
+//! Failure: the only error is [`Short`].
+//! Cost: a look-up reads two or three entries and allocates nothing. An insertion allocates once.
+//! Removal by partition or by owner visits every entry. Paper: §4.4 and Figure 8.
 
 mod fetch;
 mod multi;
@@ -35,105 +39,104 @@ mod tests;
 
 pub use fetch::Fetch;
 use fetch::{MARKS_BYTES, Marks};
-use nodes::{ALLOC_BYTES, ALLOC_UNIT, CHUNK_BYTES, Entry, Nodes, TABLE_BYTES, TABLE_STEP};
+use nodes::{ALLOC_BYTES, ALLOC_UNIT, CHUNK_BYTES, CacheEntry, Nodes, TABLE_BYTES, TABLE_STEP};
 
 use crate::format::{KEY_BYTES_MAX, KeyHash, Slot, SlotIndex};
 use crate::ids::{ComputeId, PartitionId};
 use crate::lease::Stamp;
 
-/// Bytes of an entry beside its key and value.
+/// Bytes of an entry without its key and value.
 pub const ENTRY_BYTES: u64 = size_of::<nodes::Node>() as u64;
-/// Bytes of an empty cache: the least limit.
+/// Bytes of an empty cache, which is the least limit.
 pub const FIXED_BYTES: u64 = size_of::<LocalCache>() as u64 + MARKS_BYTES;
 
-/// Where a key's slot is, what it said, and who said so when.
+/// A key's slot as the cache knows it: its position, its word, and the source of both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
-    /// Of the key.
+pub struct CachedSlot {
+    /// The key's partition.
     pub partition: PartitionId,
-    /// Which slot.
+    /// Index of the slot.
     pub slot: SlotIndex,
-    /// Its word.
+    /// Word of the slot.
     pub word: Slot,
-    /// The proxy that said so; `None`: it was read in the pool.
+    /// The proxy that gave the word. `None` if it was read in the pool.
     pub owner: Option<ComputeId>,
-    /// The proxy's session ([`Holder`](crate::lease::Holder)).
+    /// Session of the proxy's lease ([`Holder`](crate::lease::Holder)).
     pub session: u64,
-    /// Of the slot's lease: the partition's epoch, and the owner's clock before it said so.
+    /// Stamp of the slot lease: the partition's epoch, and the owner's clock before it answered.
     pub stamp: Stamp,
-    /// This node's clock before it asked: the word was in the slot at some time since.
+    /// This node's clock before it asked. The slot held the word at some time since.
     pub seen_ns: u64,
 }
 
 /// What is cached of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cached<'a> {
-    /// Where its slot is: nobody sees to it that the word is not believed when it is old, so it is
-    /// not to be read by.
+    /// The slot's position. No proxy invalidates the word, so reads must not use it.
     Slot,
-    /// Its place only.
+    /// The address of the record.
     Address,
-    /// Its value too.
+    /// The address and the value.
     Pair {
-        /// The value.
+        /// Bytes of the value.
         value: &'a [u8],
-        /// Unix ms; 0: never.
+        /// Expiry in Unix milliseconds. 0 means never.
         expires_ms: u64,
     },
 }
 
 impl Cached<'_> {
-    pub(crate) fn kind(self) -> Kind {
+    pub(crate) fn kind(self) -> EntryKind {
         match self {
-            Self::Slot => Kind::Slot,
-            Self::Address => Kind::Address,
-            Self::Pair { .. } => Kind::Pair,
+            Self::Slot => EntryKind::Slot,
+            Self::Address => EntryKind::Address,
+            Self::Pair { .. } => EntryKind::Pair,
         }
     }
 }
 
-/// What an entry is.
+/// Kind of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum EntryKind {
     Slot,
     Address,
     Pair,
 }
 
-/// A key was found.
+/// An entry that a look-up found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hit<'a> {
-    /// Where its slot is.
-    pub place: Place,
-    /// What is cached.
+    /// The key's slot.
+    pub place: CachedSlot,
+    /// What is cached of the key.
     pub cached: Cached<'a>,
 }
 
-/// What became of what a fetch brought.
+/// What became of the result of a fetch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Finished {
-    /// It is cached.
+    /// The result is cached.
     Cached,
-    /// It was invalidated while it was being fetched: use it once, do not keep it.
+    /// The key was invalidated during the fetch. The result may be used once and is not cached.
     Invalidated,
-    /// It does not fit the limit; nothing was evicted for it.
+    /// The result does not fit the limit. Nothing was evicted for it.
     TooLarge,
 }
 
-/// The limit is too small for what is to be charged.
+/// The limit is too small for a charge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{needs} bytes are needed, the limit is {limit}")]
 pub struct Short {
-    /// What would be in use without any cached entry.
+    /// Bytes that would be in use without any cached entry.
     pub needs: u64,
-    /// What may be.
+    /// Bytes that may be in use.
     pub limit: u64,
 }
 
-/// What the cache has done and holds.
+/// Statistics of a cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CacheStats {
-    /// Entries that made room.
+    /// Entries that were evicted.
     pub evicted: u64,
     /// Entries that were invalidated, alone or with their partition or owner.
     pub invalidated: u64,
@@ -141,9 +144,9 @@ pub struct CacheStats {
     pub refused: u64,
     /// Fetches whose result was too large.
     pub too_large: u64,
-    /// Pairs now.
+    /// Number of cached pairs.
     pub pairs: u64,
-    /// Addresses now.
+    /// Number of cached addresses and slots.
     pub addresses: u64,
 }
 
@@ -156,19 +159,19 @@ struct Counters {
     pairs: u64,
 }
 
-/// See the module.
+/// A local cache. See the head of the module.
 #[derive(Debug)]
 pub struct LocalCache {
     limit_bytes: u64,
     index_bytes: u64,
-    /// Keys and values.
+    /// Bytes of keys and values.
     data_bytes: u64,
     nodes: Nodes,
     marks: Marks,
     counters: Counters,
 }
 
-/// What a piece of `bytes` takes.
+/// Bytes that a piece of `bytes` takes from the allocator.
 fn piece_bytes(bytes: usize) -> u64 {
     if bytes == 0 { 0 } else { (bytes as u64).next_multiple_of(ALLOC_UNIT) + ALLOC_BYTES }
 }
@@ -195,7 +198,7 @@ impl LocalCache {
         FIXED_BYTES + self.index_bytes + self.nodes.bytes() + self.data_bytes
     }
 
-    /// Bytes that may be in use.
+    /// The limit, in bytes.
     #[must_use]
     pub fn limit_bytes(&self) -> u64 {
         self.limit_bytes
@@ -207,8 +210,8 @@ impl LocalCache {
         self.index_bytes
     }
 
-    /// Sets the limit and evicts what no longer fits. Short, and nothing changed, if index and
-    /// empty cache alone do not fit.
+    /// Sets the limit and evicts what no longer fits. Fails without effect if the index and an
+    /// empty cache do not fit.
     pub fn set_budget(&mut self, limit_bytes: u64) -> Result<(), Short> {
         let needs = FIXED_BYTES + self.index_bytes;
         if limit_bytes < needs {
@@ -219,8 +222,8 @@ impl LocalCache {
         Ok(())
     }
 
-    /// Charges the local index with `bytes` more, before they are allocated, and evicts for them.
-    /// Short, and nothing changed, if they do not fit even an empty cache.
+    /// Charges `bytes` more to the local index, before they are allocated, and evicts for them.
+    /// Fails without effect if they do not fit beside an empty cache.
     pub fn charge_index(&mut self, bytes: u64) -> Result<(), Short> {
         let needs = (FIXED_BYTES + self.index_bytes).saturating_add(bytes);
         if needs > self.limit_bytes {
@@ -237,36 +240,35 @@ impl LocalCache {
         self.index_bytes -= bytes;
     }
 
-    /// Looks a key up. Whether what is found may be served is not known here, so hits are not
-    /// counted here either.
+    /// Looks a key up. The caller decides whether to serve the entry, so hits are not counted here.
     #[must_use]
     pub fn get(&self, hash: KeyHash, key: &[u8]) -> Option<Hit<'_>> {
         self.find(hash, key).map(|at| Self::hit(self.nodes.entry(at)))
     }
 
-    fn hit(entry: &Entry) -> Hit<'_> {
+    fn hit(entry: &CacheEntry) -> Hit<'_> {
         let value = &entry.data[usize::from(entry.key_bytes)..];
         let cached = match entry.kind {
-            Kind::Slot => Cached::Slot,
-            Kind::Address => Cached::Address,
-            Kind::Pair => Cached::Pair { value, expires_ms: entry.expires_ms },
+            EntryKind::Slot => Cached::Slot,
+            EntryKind::Address => Cached::Address,
+            EntryKind::Pair => Cached::Pair { value, expires_ms: entry.expires_ms },
         };
         Hit { place: entry.place, cached }
     }
 
-    /// A request for a key is about to be sent whose answer is to be cached.
+    /// Begins a fetch, before the request for a key is sent.
     pub fn begin_fetch(&self, hash: KeyHash) -> Fetch {
         self.marks.begin(hash.0)
     }
 
-    /// Caches what a fetch brought, as the newest entry, unless it was invalidated since the fetch
-    /// began. What was cached of the key before goes.
+    /// Caches the result of a fetch as the newest entry, unless the key was invalidated since the
+    /// fetch began. The result replaces what was cached of the key.
     #[expect(clippy::needless_pass_by_value, reason = "a fetch ends once")]
     pub fn finish_fetch(
         &mut self,
         fetch: Fetch,
         key: &[u8],
-        place: Place,
+        place: CachedSlot,
         cached: Cached<'_>,
     ) -> Finished {
         if !self.marks.holds(&fetch) {
@@ -276,8 +278,8 @@ impl LocalCache {
         self.put(fetch.hash, key, place, cached)
     }
 
-    /// Caches this, as the newest entry, instead of what is cached of the key.
-    fn put(&mut self, hash: u64, key: &[u8], place: Place, cached: Cached<'_>) -> Finished {
+    /// Caches an entry as the newest, in place of what is cached of the key.
+    fn put(&mut self, hash: u64, key: &[u8], place: CachedSlot, cached: Cached<'_>) -> Finished {
         if let Some(at) = self.nodes.find(hash) {
             self.remove(at);
         }
@@ -287,7 +289,7 @@ impl LocalCache {
             Cached::Pair { value, expires_ms } => (value, expires_ms),
         };
         let piece = piece_bytes(key.len() + value.len());
-        // In an empty cache: a chunk, and the table for it.
+        // In an empty cache the entry also needs a chunk and the table.
         let least = piece + CHUNK_BYTES + TABLE_STEP as u64 * TABLE_BYTES;
         let free = self.limit_bytes - FIXED_BYTES - self.index_bytes;
         if least > free || key.len() > KEY_BYTES_MAX {
@@ -299,8 +301,8 @@ impl LocalCache {
         data.extend_from_slice(key);
         data.extend_from_slice(value);
         self.data_bytes += piece;
-        self.counters.pairs += u64::from(kind == Kind::Pair);
-        self.nodes.push(Entry {
+        self.counters.pairs += u64::from(kind == EntryKind::Pair);
+        self.nodes.push(CacheEntry {
             hash,
             place,
             data: data.into_boxed_slice(),
@@ -311,9 +313,9 @@ impl LocalCache {
         Finished::Cached
     }
 
-    /// The record at an address was the newest: sets the place of what is cached of the key, if its
-    /// word is the same. Keeps its turn to be evicted.
-    pub fn renew(&mut self, hash: KeyHash, key: &[u8], place: Place) -> bool {
+    /// Replaces the position of a key's entry after its record proved to be the newest, if the word
+    /// is the same. The entry keeps its turn to be evicted.
+    pub fn renew(&mut self, hash: KeyHash, key: &[u8], place: CachedSlot) -> bool {
         match self.find(hash, key) {
             Some(at) if self.nodes.entry(at).place.word == place.word => {
                 self.nodes.entry_mut(at).place = place;
@@ -323,8 +325,7 @@ impl LocalCache {
         }
     }
 
-    /// Removes what is cached of the key with this hash; what is being fetched of it will not be
-    /// cached.
+    /// Removes the entry of a hash. The result of a fetch in progress will not be cached.
     pub fn invalidate(&mut self, hash: KeyHash) -> bool {
         self.marks.invalidate(hash.0);
         let found = self.nodes.find(hash.0);
@@ -335,19 +336,20 @@ impl LocalCache {
         found.is_some()
     }
 
-    /// Removes what is cached of these partitions, which are in order; nothing that is being
-    /// fetched now will be cached.
+    /// Removes the entries of these partitions, which are in ascending order. No result of a fetch
+    /// in progress will be cached.
     pub fn invalidate_partitions(&mut self, partitions: &[PartitionId]) -> u64 {
         debug_assert!(partitions.is_sorted());
         self.invalidate_where(|place| partitions.binary_search(&place.partition).is_ok())
     }
 
-    /// Removes what an owner said; nothing that is being fetched now will be cached.
+    /// Removes the entries that came from an owner. No result of a fetch in progress will be
+    /// cached.
     pub fn invalidate_owner(&mut self, owner: ComputeId) -> u64 {
         self.invalidate_where(|place| place.owner == Some(owner))
     }
 
-    /// Removes everything; nothing that is being fetched now will be cached.
+    /// Removes all entries. No result of a fetch in progress will be cached.
     pub fn invalidate_all(&mut self) -> u64 {
         let removed = u64::from(self.nodes.len());
         self.marks.invalidate_all();
@@ -358,7 +360,7 @@ impl LocalCache {
         removed
     }
 
-    /// What it has done and holds.
+    /// The statistics of the cache.
     #[must_use]
     pub fn stats(&self) -> CacheStats {
         let counters = &self.counters;
@@ -372,12 +374,12 @@ impl LocalCache {
         }
     }
 
-    fn invalidate_where(&mut self, gone: impl Fn(&Place) -> bool) -> u64 {
+    fn invalidate_where(&mut self, gone: impl Fn(&CachedSlot) -> bool) -> u64 {
         self.marks.invalidate_all();
         let (mut at, mut removed) = (0, 0);
         while at < self.nodes.len() {
             if gone(&self.nodes.entry(at).place) {
-                // The last one is here now.
+                // The last entry has taken this number.
                 self.remove(at);
                 removed += 1;
             } else {
@@ -399,7 +401,7 @@ impl LocalCache {
     fn remove(&mut self, at: u32) {
         let entry = self.nodes.remove(at);
         self.data_bytes -= piece_bytes(entry.data.len());
-        self.counters.pairs -= u64::from(entry.kind == Kind::Pair);
+        self.counters.pairs -= u64::from(entry.kind == EntryKind::Pair);
     }
 
     /// Evicts until `bytes` more fit the limit.
@@ -407,7 +409,7 @@ impl LocalCache {
         while self.used_bytes() + bytes > self.limit_bytes && self.evict() {}
     }
 
-    /// Evicts until an entry more fits, with a piece of `piece` bytes. It fits an empty cache.
+    /// Evicts until one more entry fits, with a piece of `piece` bytes. It fits an empty cache.
     fn make_room_for_entry(&mut self, piece: u64) {
         while self.used_bytes() + self.nodes.push_bytes() + piece > self.limit_bytes && self.evict()
         {

@@ -1,23 +1,22 @@
-//! Several keys at a time: looked up side by side, so that the processor waits for their memory
-//! once and not key by key; and a key that was written by who holds the cache, in place.
+//! Look-ups of several keys at a time, and changes in place by a caller that has locked the cache.
 //!
-//! What a look-up touches lies anywhere: the head of a chain, a node or two, the key's bytes.
-//! [`LocalCache::seek`] does one such step for all keys before the next one, and the loads of a
-//! step do not depend on each other.
+//! The memory that a look-up touches is scattered: the head of a chain, a node or two, the bytes of
+//! the key. [`LocalCache::seek`] performs each such step for all keys before the next step. The
+//! loads of a step do not depend on each other, so the processor waits for memory once per step.
 //!
-//! Invariants: 1. a number from [`LocalCache::seek`] is a hint: whoever uses it compares hash and
-//! key. 2. What is rewritten was not seen between the write and this by anybody who looks here, as
-//! the caller holds the cache from before the write on; what is being fetched of the key is not
-//! cached.
+//! Invariants:
+//! 1. A number from [`LocalCache::seek`] is a hint. Each use compares hash and key.
+//! 2. No reader of this cache sees a state between a write and its rewrite here, because the caller
+//!    holds the lock from before the write on. The result of a fetch in progress is not cached.
 
 use std::hint::black_box;
 
-use super::nodes::Entry;
-use super::{Cached, Finished, Hit, Kind, LocalCache, Place};
-use crate::format::{KeyHash, SlotIndex};
+use super::nodes::CacheEntry;
+use super::{Cached, CachedSlot, EntryKind, Finished, Hit, LocalCache};
+use crate::format::{HashedKey, KeyHash, SlotIndex};
 
 impl LocalCache {
-    /// Where the entries of these keys are; `found` begins empty.
+    /// Finds the entries of these keys. `found` must be empty.
     pub(crate) fn seek(&self, hashes: &[KeyHash], found: &mut Vec<Option<u32>>) {
         found.extend(hashes.iter().map(|hash| Some(self.nodes.head(hash.0))));
         found.iter().flatten().for_each(|head| self.nodes.prefetch_from(*head));
@@ -26,41 +25,42 @@ impl LocalCache {
         }
         for at in found.iter().flatten() {
             let data = &self.nodes.entry(*at).data;
-            // The allocator's pieces are not cut along cache lines: both ends.
+            // Pieces are not aligned to cache lines, so both ends are loaded.
             black_box((data.first().copied(), data.last().copied()));
         }
     }
 
-    /// What is cached of a key whose entry was at `hint`.
+    /// The entry of a key that `seek` found at `hint`.
     pub(crate) fn get_at(&self, hint: Option<u32>, hash: KeyHash, key: &[u8]) -> Option<Hit<'_>> {
         let entry = self.entry_of(hint?, hash)?;
         (&entry.data[..usize::from(entry.key_bytes)] == key).then(|| Self::hit(entry))
     }
 
-    /// The slot that the entry at `hint` names.
+    /// The slot of the entry at `hint`.
     pub(crate) fn slot_at(&self, hint: u32) -> Option<SlotIndex> {
         (hint < self.nodes.len()).then(|| self.nodes.entry(hint).place.slot)
     }
 
-    fn entry_of(&self, hint: u32, hash: KeyHash) -> Option<&Entry> {
+    fn entry_of(&self, hint: u32, hash: KeyHash) -> Option<&CacheEntry> {
         let at = if hint < self.nodes.len() && self.nodes.entry(hint).hash == hash.0 {
             hint
         } else {
-            // Another entry that left took its number.
+            // An entry that was removed gave its number to another one.
             self.nodes.find(hash.0)?
         };
         Some(self.nodes.entry(at))
     }
 
-    /// The key was written, and this is what is to be cached of it. An entry of the same length is
-    /// overwritten and keeps its turn to be evicted.
+    /// Caches what was written of a key. An entry of the same length is overwritten in place, and
+    /// keeps its turn to be evicted.
     pub(crate) fn rewrite(
         &mut self,
         hint: Option<u32>,
-        (hash, key): (KeyHash, &[u8]),
-        place: Place,
+        key: HashedKey<'_>,
+        place: CachedSlot,
         cached: Cached<'_>,
     ) -> Finished {
+        let HashedKey { hash, key } = key;
         self.marks.invalidate(hash.0);
         let (value, expires_ms) = match cached {
             Cached::Slot | Cached::Address => (&[][..], 0),
@@ -77,8 +77,8 @@ impl LocalCache {
         entry.data[key.len()..].copy_from_slice(value);
         (entry.place, entry.expires_ms) = (place, expires_ms);
         let was = std::mem::replace(&mut entry.kind, cached.kind());
-        self.counters.pairs -= u64::from(was == Kind::Pair);
-        self.counters.pairs += u64::from(cached.kind() == Kind::Pair);
+        self.counters.pairs -= u64::from(was == EntryKind::Pair);
+        self.counters.pairs += u64::from(cached.kind() == EntryKind::Pair);
         Finished::Cached
     }
 }

@@ -1,35 +1,36 @@
-//! The cache's entries: dense, in order of arrival, found by hash.
+//! The cache's entries: dense, in order of arrival, and found by hash.
 //!
-//! Three structures in one array of nodes, so that an entry's cost is a constant and nothing ever
-//! doubles:
+//! One array of nodes serves as three structures, so that each entry has the same cost and no array
+//! is ever copied to twice its size:
 //!
-//! - **Slab**: nodes 0 to n−1 without gaps, in chunks of [`CHUNK`]. Removing one moves the last
-//!   into its place.
-//! - **FIFO**: a doubly linked list through the nodes, oldest to newest.
-//! - **Map**: linear hashing. There are as many buckets as nodes; node `b` holds the head of bucket
-//!   `b`'s chain. A node more splits one bucket, a node less joins two, so chains have one node on
-//!   average at any size.
+//! - **Slab**: the nodes 0 to n−1 without gaps, in chunks of [`CHUNK`]. When a node is removed, the
+//!   last node takes its number.
+//! - **FIFO**: a doubly linked list through the nodes, from the oldest to the newest.
+//! - **Map**: linear hashing with as many buckets as nodes. Node `b` holds the head of the chain of
+//!   bucket `b`. Adding a node splits one bucket, and removing a node joins two. So chains have one
+//!   node on average at any size.
 //!
-//! Invariants: 1. every node is in the FIFO once, and in the chain of the bucket that its hash
-//! names among n. 2. No two nodes have one hash.
-//! 3. [`Nodes::bytes`] is what the chunks and their table take, and [`Nodes::push_bytes`] what one
-//!    node more takes, the old table included while it
-//! is copied.
+//! Invariants:
+//! 1. Every node is in the FIFO once, and in the chain of the bucket that its hash names among n.
+//! 2. No two nodes have the same hash.
+//! 3. [`Nodes::bytes`] is the size of the chunks and their table. [`Nodes::push_bytes`] is the size
+//!    of one more node, including the old table while it is copied.
 //!
-//! Cost: a lookup touches some 2 to 3 nodes and allocates nothing; push and remove are O(1)
-//! expected. Thread-safety: by `&mut`.
+//! Thread-safety: by `&mut`.
+//! Cost: a look-up reads two to three nodes and allocates nothing. Adding and removing take
+//! constant expected time.
 
 use archipelago_base::prefetch::prefetch;
 
-use super::{Kind, Place};
+use super::{CachedSlot, EntryKind};
 
-/// Nodes of a chunk.
+/// Number of nodes in a chunk.
 pub(super) const CHUNK: usize = 32;
-/// By how many chunks their table grows.
+/// Number of chunks by which their table grows.
 pub(super) const TABLE_STEP: usize = 64;
-/// What the allocator keeps for a piece, beside rounding it up to [`ALLOC_UNIT`].
+/// Bytes that the allocator adds to a piece, after it rounds the piece up to [`ALLOC_UNIT`].
 pub(super) const ALLOC_BYTES: u64 = 16;
-/// Pieces are multiples of this.
+/// Unit of the allocator, in bytes.
 pub(super) const ALLOC_UNIT: u64 = 16;
 /// Bytes of a chunk.
 pub(super) const CHUNK_BYTES: u64 = (CHUNK * size_of::<Node>()) as u64 + ALLOC_BYTES;
@@ -38,29 +39,29 @@ pub(super) const TABLE_BYTES: u64 = size_of::<Vec<Node>>() as u64;
 
 const NONE: u32 = u32::MAX;
 
-/// What is cached of a key: its bytes and, of a pair, the value's behind them.
+/// What is cached of a key. `data` has the bytes of the key and, for a pair, those of the value.
 #[derive(Debug)]
-pub(super) struct Entry {
+pub(super) struct CacheEntry {
     pub(super) hash: u64,
-    pub(super) place: Place,
+    pub(super) place: CachedSlot,
     pub(super) data: Box<[u8]>,
     pub(super) expires_ms: u64,
     pub(super) key_bytes: u16,
-    pub(super) kind: Kind,
+    pub(super) kind: EntryKind,
 }
 
 #[derive(Debug)]
 pub(super) struct Node {
-    entry: Entry,
-    /// First of the bucket with this node's number.
+    entry: CacheEntry,
+    /// First node of the bucket with this node's number.
     head: u32,
-    /// Next of the bucket that this node is in.
+    /// Next node of the bucket that this node is in.
     chain: u32,
     older: u32,
     newer: u32,
 }
 
-/// See the module.
+/// The entries of a cache. See the head of the module.
 #[derive(Debug)]
 pub(super) struct Nodes {
     chunks: Vec<Vec<Node>>,
@@ -76,7 +77,7 @@ fn bucket(hash: u64, count: u32) -> u32 {
     if low >= count { low - power / 2 } else { low }
 }
 
-/// The bucket that the last one, `at` above 0, was split from.
+/// The bucket from which the last bucket, `at` above 0, was split.
 fn parent(at: u32) -> u32 {
     at & !(1 << at.ilog2())
 }
@@ -90,12 +91,12 @@ impl Nodes {
         self.len
     }
 
-    /// Bytes that chunks and their table take.
+    /// Bytes of the chunks and their table.
     pub(super) fn bytes(&self) -> u64 {
         self.chunks.len() as u64 * CHUNK_BYTES + self.chunks.capacity() as u64 * TABLE_BYTES
     }
 
-    /// Bytes that one node more takes.
+    /// Bytes that one more node takes.
     pub(super) fn push_bytes(&self) -> u64 {
         if (self.len as usize) < self.chunks.len() * CHUNK {
             return 0;
@@ -105,11 +106,11 @@ impl Nodes {
         CHUNK_BYTES + table as u64 * TABLE_BYTES
     }
 
-    pub(super) fn entry(&self, at: u32) -> &Entry {
+    pub(super) fn entry(&self, at: u32) -> &CacheEntry {
         &self.node(at).entry
     }
 
-    pub(super) fn entry_mut(&mut self, at: u32) -> &mut Entry {
+    pub(super) fn entry_mut(&mut self, at: u32) -> &mut CacheEntry {
         &mut self.node_mut(at).entry
     }
 
@@ -122,13 +123,14 @@ impl Nodes {
         self.find_from(self.head(hash), hash)
     }
 
-    /// Where the search for a hash begins: for [`Nodes::find_from`], as long as nothing changes.
+    /// The node at which the search for a hash begins, for [`Nodes::find_from`]. It is valid until
+    /// the nodes change.
     pub(super) fn head(&self, hash: u64) -> u32 {
         if self.len == 0 { NONE } else { self.node(bucket(hash, self.len)).head }
     }
 
-    /// Asks for the memory of the node that the search begins at: nodes are not cut along cache
-    /// lines.
+    /// Prefetches the node at which a search begins. Nodes are not aligned to cache lines, so the
+    /// whole node is prefetched.
     pub(super) fn prefetch_from(&self, at: u32) {
         if at != NONE {
             prefetch(std::ptr::from_ref(self.node(at)).cast(), size_of::<Node>());
@@ -148,7 +150,7 @@ impl Nodes {
     }
 
     /// Adds an entry as the newest. No node has its hash.
-    pub(super) fn push(&mut self, entry: Entry) {
+    pub(super) fn push(&mut self, entry: CacheEntry) {
         let at = self.len;
         assert!(at < NONE - 1, "more entries than numbers");
         if at as usize == self.chunks.len() * CHUNK {
@@ -170,16 +172,16 @@ impl Nodes {
         self.chain_in(hash, at);
     }
 
-    /// Removes a node; the last one takes its number.
-    pub(super) fn remove(&mut self, at: u32) -> Entry {
+    /// Removes a node. The last node takes its number.
+    pub(super) fn remove(&mut self, at: u32) -> CacheEntry {
         self.chain_out(at);
         let (older, newer) = (self.node(at).older, self.node(at).newer);
         self.link(older, newer);
         let last = self.len - 1;
         self.join(last);
         if at != last {
-            // Out of the chain by its old number, in again by the new one; buckets are `last` many
-            // from here on.
+            // The last node leaves its chain under its old number and enters it under the new one.
+            // From here on there are `last` buckets.
             self.chain_out_of(last, last);
         }
         let mut gone = self.pop();
@@ -202,7 +204,7 @@ impl Nodes {
         gone.entry
     }
 
-    /// Removes all.
+    /// Removes all nodes.
     pub(super) fn clear(&mut self) {
         *self = Self::new();
     }

@@ -4,10 +4,10 @@ use archipelago_base::random::Rng;
 use proptest::prelude::*;
 
 use super::*;
-use crate::format::key_hash;
+use crate::format::{HashedKey, key_hash};
 
-fn place(partition: u32, owner: u32, word: u64) -> Place {
-    Place {
+fn place(partition: u32, owner: u32, word: u64) -> CachedSlot {
+    CachedSlot {
         partition: PartitionId(partition),
         slot: SlotIndex(word as u32),
         word: Slot(word),
@@ -18,7 +18,7 @@ fn place(partition: u32, owner: u32, word: u64) -> Place {
     }
 }
 
-fn put(cache: &mut LocalCache, key: &[u8], place: Place, cached: Cached<'_>) -> Finished {
+fn put(cache: &mut LocalCache, key: &[u8], place: CachedSlot, cached: Cached<'_>) -> Finished {
     let fetch = cache.begin_fetch(key_hash(key));
     cache.finish_fetch(fetch, key, place, cached)
 }
@@ -46,7 +46,7 @@ fn a_key_has_an_address_or_a_pair() {
     let hit = cache.get(hash, b"reef").expect("cached");
     assert_eq!(hit, Hit { place: place(1, 2, 4), cached: pair(b"coral") });
     assert_eq!(cache.get(hash, b"other"), None, "a hash is not a key");
-    let renewed = Place { stamp: Stamp { epoch: 1, at_us: 99 }, ..place(1, 2, 4) };
+    let renewed = CachedSlot { stamp: Stamp { epoch: 1, at_us: 99 }, ..place(1, 2, 4) };
     assert!(cache.renew(hash, b"reef", renewed));
     assert!(!cache.renew(hash, b"reef", place(1, 2, 5)), "the slot says another thing");
     assert_eq!(cache.get(hash, b"reef").expect("cached").place, renewed);
@@ -100,7 +100,7 @@ fn partitions_and_owners_leave_together() {
 }
 
 #[test]
-fn the_index_takes_its_room_at_once_and_gives_it_back() {
+fn index_charge_evicts_immediately_and_is_released() {
     let mut cache = LocalCache::new(FIXED_BYTES + 100_000).expect("room");
     for number in 0..2000u32 {
         put(&mut cache, &number.to_le_bytes(), place(0, 1, 1), pair(&[7; 64]));
@@ -125,7 +125,7 @@ fn the_index_takes_its_room_at_once_and_gives_it_back() {
 }
 
 #[test]
-fn what_is_rewritten_keeps_its_turn_and_what_is_being_fetched_of_it_is_not_kept() {
+fn rewritten_entry_keeps_its_turn_and_refuses_fetch() {
     let mut cache = LocalCache::new(1 << 20).expect("room");
     let keys: Vec<Vec<u8>> = (0..100_u32).map(|number| number.to_le_bytes().to_vec()).collect();
     for key in &keys {
@@ -137,15 +137,17 @@ fn what_is_rewritten_keeps_its_turn_and_what_is_being_fetched_of_it_is_not_kept(
     let fetch = cache.begin_fetch(hashes[7]);
     // A pair takes more than a slot: a new entry. Then it fits where it is.
     for (word, value) in [(4, b"coral"), (5, b"algae")] {
-        let (key, new) = ((hashes[7], &keys[7][..]), place(1, 2, word));
+        let key = HashedKey { hash: hashes[7], key: &keys[7] };
+        let new = place(1, 2, word);
         assert_eq!(cache.rewrite(found[7], key, new, pair(value)), Finished::Cached);
         let hit = Hit { place: new, cached: pair(value) };
-        assert_eq!(cache.get_at(found[7], key.0, key.1), Some(hit), "also by an old hint");
+        assert_eq!(cache.get_at(found[7], key.hash, key.key), Some(hit), "also by an old hint");
         assert_eq!((cache.stats().pairs, cache.used_bytes()), (1, used));
     }
     let late = cache.finish_fetch(fetch, &keys[7], place(1, 2, 3), pair(b"stale"));
     assert_eq!(late, Finished::Invalidated);
-    let same = cache.rewrite(found[3], (hashes[3], &keys[3]), place(1, 2, 9), Cached::Slot);
+    let key = HashedKey { hash: hashes[3], key: &keys[3] };
+    let same = cache.rewrite(found[3], key, place(1, 2, 9), Cached::Slot);
     assert_eq!((same, cache.nodes.oldest()), (Finished::Cached, Some(0)));
     for (key, hash) in keys.iter().zip(&hashes) {
         assert!(cache.get_at(Some(1_000), *hash, key).is_some(), "a hint is a hint");
@@ -156,7 +158,7 @@ fn what_is_rewritten_keeps_its_turn_and_what_is_being_fetched_of_it_is_not_kept(
 
 /// What the cache should hold, oldest first, and what that costs, counted anew each time.
 struct Model {
-    entries: Vec<(Vec<u8>, Place, Option<Vec<u8>>)>,
+    entries: Vec<(Vec<u8>, CachedSlot, Option<Vec<u8>>)>,
     index: u64,
     limit: u64,
     /// Chunks that the table has room for.
@@ -188,7 +190,7 @@ impl Model {
     }
 
     /// Adds the newest, dropping the oldest until it fits.
-    fn insert(&mut self, key: Vec<u8>, place: Place, value: Option<Vec<u8>>) -> bool {
+    fn insert(&mut self, key: Vec<u8>, place: CachedSlot, value: Option<Vec<u8>>) -> bool {
         self.entries.retain(|entry| entry.0 != key);
         self.settle();
         let alone = Self { entries: vec![(key, place, value)], table: 64, ..*self };
@@ -287,7 +289,7 @@ fn the_chunks_table_grows_within_the_limit_too() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(60))]
     #[test]
-    fn it_holds_what_a_list_would_and_never_more_bytes_than_it_may(seed: u64) {
+    fn cache_equals_list_model_within_its_limit(seed: u64) {
         let mut rng = Rng::with_seed(seed);
         let limit = FIXED_BYTES + rng.u64(..60_000);
         let mut cache = LocalCache::new(limit).expect("room");

@@ -1,46 +1,43 @@
 //! Reads and writes by what this node has cached.
 //!
-//! **A pair** that may be served is the newest value: its proxy commits no other before this node
-//! has dropped it, or could no longer serve it ([`crate::node::caching`]). The read takes effect
-//! when it is found.
+//! **A pair** that may be served is the newest value. Its proxy commits no other value before this
+//! node has dropped the pair, or may no longer serve it (`node/caching/`). The read takes effect
+//! when the cache finds the pair.
 //!
-//! **An address** leads to a record. If that has its valid bit, it was the newest when it was read:
-//! who supersedes it clears the bit on all copies before the commit, and the record's room is not
-//! used again while anybody acts on its address. So every such read renews the address. Without the
-//! bit the address is dropped, and the key looked up.
+//! **An address** leads to a record. If the record has its valid bit, it was the newest when it was
+//! read: the node that supersedes it clears the bit on all copies before the commit, and its memory
+//! is not reused while any node acts on the address. So each such read renews the address. Without
+//! the bit, the address is dropped and the key is looked up.
 //!
-//! **A write** needs the key's slot. A cached pair gives it with the word that is there now; a
-//! cached address with one that was, which serves a `set`: the proxy takes the position alone if it
-//! was confirmed within a slot lease, and one-sided the swap decides. Other conditions are only
-//! judged by what is surely the newest.
-
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
+//! **A write** needs the key's slot. A cached pair gives it with the current word. A cached address
+//! gives it with a former word, which suffices for a set: the proxy accepts a position that was
+//! confirmed within a slot lease, and one-sided the swap decides. Other conditions need the newest
+//! value.
 
 use archipelago_base::Result;
 
-use super::look::{Found, Looked, Read};
-use super::{Value, Version, Write, expired};
-use crate::cache::Place;
+use super::look::{Found, KeyLocation, Read};
+use super::{Client, Value, Version, Write};
+use crate::cache::CachedSlot;
 use crate::format::{KeyHash, Slot, SlotIndex, key_hash};
 use crate::ids::{ComputeId, PartitionId};
 use crate::lease::Stamp;
-use crate::node::caching::{Asker, Lookup, Pair, count};
-use crate::node::{Count, Inner};
+use crate::node::Stat;
+use crate::node::caching::{Asker, CacheStat, Lookup, Pair};
 use crate::protocol::IndexProtocol as _;
 use crate::table::FromCopy;
 use crate::wire::{Assigned, Grant};
 
-/// What the cache did for a read.
-pub(super) enum Served {
-    /// It had the value.
+/// Result of a read by the cache.
+pub(super) enum CachedRead {
+    /// The cache had the value.
     Value(Value),
-    /// Nothing; so many reads are to be told along with the look-up.
+    /// The cache had nothing. The look-up carries this number of reads to the proxy.
     Nothing { reads: u32 },
 }
 
-/// Under which of a proxy's leases something was learned; of this node's partitions, and of those
-/// without a proxy, none.
+/// The proxy's lease under which something was learned. Without an owner for this node's partitions
+/// and for those without a proxy.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Source {
     pub(super) owner: Option<ComputeId>,
@@ -50,14 +47,15 @@ pub(super) struct Source {
 }
 
 impl Source {
-    /// The proxy's answer to a request before which this node's clock was `seen_ns`.
+    /// The source of a proxy's answer to a request that was sent when this node's clock was
+    /// `seen_ns`.
     pub(super) fn of_proxy(entry: Assigned, grant: Grant, seen_ns: u64) -> Self {
         let Grant { session, stamp_us, .. } = grant;
         Self { owner: Some(ComputeId(entry.node)), session, stamp_us, seen_ns }
     }
 
-    pub(super) fn place(self, entry: Assigned, index: SlotIndex, word: Slot) -> Place {
-        Place {
+    pub(super) fn place(self, entry: Assigned, index: SlotIndex, word: Slot) -> CachedSlot {
+        CachedSlot {
             partition: PartitionId(entry.partition),
             slot: index,
             word,
@@ -69,122 +67,132 @@ impl Source {
     }
 }
 
-impl Inner {
+impl Client {
     fn asker(&self, entry: Assigned) -> Result<Asker> {
-        let me = ComputeId(self.joined()?.number);
-        Ok(Asker { me, entry, now_ns: self.now_ns() })
+        let me = self.node.joined()?.me();
+        Ok(Asker { me, entry, now_ns: self.node.now_ns() })
     }
 
-    /// The version that a slot's word names, which was the newest at some time from `since_ns` on.
+    /// The version of a slot's word that was the newest at some time from `since_ns` on.
     pub(super) fn version(&self, slot: Slot, since_ns: u64) -> Version {
-        let until_ns = since_ns.saturating_add(self.settings.address_use_ns());
+        let until_ns = since_ns.saturating_add(self.node.settings().address_use_ns());
         Version { slot, until_ns }
     }
 
-    /// A read that a cached pair answers without waiting for anybody; `None`: it is to be read
-    /// properly, and nothing was counted.
+    /// Reads a key without waiting, if its pair is cached and may be served. Otherwise `None`, and
+    /// nothing is counted.
     ///
-    /// It takes effect between a look at the clock and the look at the cache. What lay there at the
-    /// first, while this node was a member and held the proxy's lease, was the newest value then;
-    /// what was put in since was the newest when it came.
-    pub(crate) fn read_at_once(self: &Arc<Self>, key: &[u8]) -> Option<Option<Value>> {
-        let joined = self.joined().ok()?;
-        let now_ns = self.now_ns();
-        if !self.table.protocol.serves_pairs_immediately() || !self.table.held_lease(now_ns) {
+    /// The read takes effect between the reading of the clock and the look into the cache. A pair
+    /// that lay in the cache at the first of these moments was the newest then, because this node
+    /// was a member and held the proxy's lease. A pair that was put in since was the newest when it
+    /// arrived.
+    pub(crate) fn read_fast(&self, key: &[u8]) -> Option<Option<Value>> {
+        let joined = self.node.joined().ok()?;
+        let now_ns = self.node.now_ns();
+        let table = self.node.table();
+        if !table.protocol().serves_pairs_immediately() || !table.held_lease(now_ns) {
             return None;
         }
         let hash = key_hash(key);
-        let partition = joined.geometry.partition(hash);
-        let inside = joined.gates.try_enter(partition)?;
-        let entry = joined.map.read().entries[partition.0 as usize];
-        let asker = Asker { me: ComputeId(joined.number), entry, now_ns };
-        let Pair { value, expires_ms, word, due } = self.caching.read_pair(hash, key, &asker)?;
+        let partition = joined.geometry().partition(hash);
+        let inside = joined.gates().try_enter(partition)?;
+        let entry = joined.entry(partition);
+        let asker = Asker { me: joined.me(), entry, now_ns };
+        let Pair { value, expires_ms, word, due } =
+            self.node.caching().read_pair(hash, key, &asker)?;
         drop(inside);
         if !due.is_empty() {
-            self.tell_reads(due);
+            self.notifier.report_reads(due);
         }
-        self.counts.add(Count::Reads);
-        self.count(entry.partition, true);
+        self.node.stats().add(Stat::Reads);
+        self.node.count(entry.partition, true);
         let version = self.version(word, now_ns);
         let value = Value { bytes: value, expires_ms, version };
-        Some(Some(value).filter(|value| !expired(value.expires_ms, self)))
+        Some(Some(value).filter(|value| !self.node.is_expired(value.expires_ms)))
     }
 
-    /// A read by what is cached, within the partition's door. The caller looks at the pool's lease
-    /// afterwards.
+    /// Reads a key by what is cached, within the partition's gate. The caller checks the pool's
+    /// lease afterwards.
     pub(super) async fn read_cached(
-        self: &Arc<Self>,
+        &self,
         entry: Assigned,
         key: &[u8],
         hash: KeyHash,
         until_ns: u64,
-    ) -> Result<Served> {
+    ) -> Result<CachedRead> {
         let asker = self.asker(entry)?;
-        let place = match self.caching.read(hash, key, &asker) {
-            Lookup::Nothing { reads } => return Ok(Served::Nothing { reads }),
+        let place = match self.node.caching().read(hash, key, &asker) {
+            Lookup::Nothing { reads } => return Ok(CachedRead::Nothing { reads }),
             Lookup::Pair { value, expires_ms, place, due } => {
                 if !due.is_empty() {
-                    self.tell_reads(due);
+                    self.notifier.report_reads(due);
                 }
                 let version = self.version(place.word, asker.now_ns);
                 let value = Value { bytes: value, expires_ms, version };
-                return Ok(Served::Value(value));
+                return Ok(CachedRead::Value(value));
             }
             Lookup::Address(place) => place,
         };
-        let seen_ns = self.now_ns();
+        let seen_ns = self.node.now_ns();
         let heard_us = self.heard_of(entry)?.unwrap_or(0);
-        if self.table.protocol.reads_buckets_with_record() {
-            self.table.candidates(FromCopy::First, entry.shape, hash, until_ns).await?;
+        if self.node.table().protocol().reads_buckets_with_record() {
+            // In case that the address is old: a round trip less then, and two READs more always.
+            self.node.table().candidates(FromCopy::First, entry.shape, hash, until_ns).await?;
         }
         let read = self.read_records(&[place.word], key, until_ns).await?.pop();
-        let in_time = self.now_ns() < place.seen_ns.saturating_add(self.settings.address_use_ns());
+        let in_time = self.node.now_ns()
+            < place.seen_ns.saturating_add(self.node.settings().address_use_ns());
         if let Some(Read::Mine { value, expires_ms, valid: true, .. }) = read
             && in_time
-            && self.table.holds_lease()
+            && self.node.table().holds_lease()
         {
             let at_us = place.stamp.at_us.max(heard_us);
-            let place = Place { stamp: Stamp { at_us, ..place.stamp }, seen_ns, ..place };
-            self.caching.renew(hash, key, place);
+            let place = CachedSlot { stamp: Stamp { at_us, ..place.stamp }, seen_ns, ..place };
+            self.node.caching().renew(hash, key, place);
             let version = self.version(place.word, seen_ns);
-            return Ok(Served::Value(Value { bytes: value, expires_ms, version }));
+            return Ok(CachedRead::Value(Value { bytes: value, expires_ms, version }));
         }
-        count(&self.caching.counters.stale_addresses);
-        self.caching.invalidate(hash);
-        Ok(Served::Nothing { reads: 0 })
+        self.node.caching().count(CacheStat::StaleAddresses);
+        self.node.caching().invalidate(hash);
+        Ok(CachedRead::Nothing { reads: 0 })
     }
 
-    /// The clock of the partition's proxy, as it was heard last.
+    /// The clock of the partition's proxy from its latest answer.
     fn heard_of(&self, entry: Assigned) -> Result<Option<u64>> {
-        let Some(peer) = self.node_of(entry)? else { return Ok(Some(self.now_us())) };
-        Ok(peer.heard(self.now_ns(), self.settings.address_use_ns()))
+        let Some(peer) = self.node.node_of(entry)? else { return Ok(Some(self.node.now_us())) };
+        Ok(peer.heard(self.node.now_ns(), self.node.settings().address_use_ns()))
     }
 
-    /// The slot for a write, if the cache knows it.
-    pub(super) fn look_cached(&self, entry: Assigned, write: &Write<'_>) -> Result<Option<Looked>> {
-        // Before the cache is asked: what it has was there then, or later.
+    /// The slot for a write, if it is cached.
+    pub(super) fn look_cached(
+        &self,
+        entry: Assigned,
+        write: &Write<'_>,
+    ) -> Result<Option<KeyLocation>> {
+        // Before the look into the cache, so that the entry was valid at this time or later.
         let heard_us = self.heard_of(entry)?.unwrap_or(0);
         let asker = self.asker(entry)?;
-        let Some((place, expires_ms)) = self.caching.place(write.hash, write.key, &asker) else {
+        let Some((place, expires_ms)) = self.node.caching().place(write.hash, write.key, &asker)
+        else {
             return Ok(None);
         };
         let sets = write.sets();
-        if !sets && expires_ms.is_none() || !self.table.holds_lease() {
+        if !sets && expires_ms.is_none() || !self.node.table().holds_lease() {
             return Ok(None);
         }
-        self.caching.counters.resolved_writes.fetch_add(1, Ordering::Relaxed);
+        self.node.caching().count(CacheStat::ResolvedWrites);
         let is_pair = expires_ms.is_some();
         let stamp_us = if is_pair { place.stamp.at_us.max(heard_us) } else { place.stamp.at_us };
         let found =
             Found { index: place.slot, slot: place.word, expires_ms: expires_ms.unwrap_or(0) };
-        // A pair is the newest now; an address was when it was read.
+        // A pair is the newest now. An address was the newest when it was read.
         let since_ns = if is_pair { asker.now_ns } else { place.seen_ns };
-        Ok(Some(Looked {
+        Ok(Some(KeyLocation {
             found: Some(found),
             stamp_us,
-            valid_ns: since_ns.saturating_add(self.settings.address_use_ns()),
+            valid_ns: since_ns.saturating_add(self.node.settings().address_use_ns()),
             exact: !sets,
-            ..Looked::default()
+            ..KeyLocation::default()
         }))
     }
 }

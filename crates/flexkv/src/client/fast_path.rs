@@ -1,177 +1,190 @@
-//! Reads and sets that wait for nobody, several at a time: no task, no message, one look at the
+//! Reads and sets that never wait, several at a time: no task, no message, and one look into the
 //! cache for all of them.
 //!
-//! | what | when |
+//! | call | conditions |
 //! | --- | --- |
-//! | a read | this node has the pair in its cache and may serve it ([`crate::node::caching`]) |
-//! | a set | this node is the partition's proxy and knows the key's slot from its cache, or sees that the key has none; nobody else may have cached the key, no other write of it is under way, and all copies are in memory that this machine shares |
+//! | a read | This node has the pair in its cache and may serve it (`node/caching/`). |
+//! | a set | This node is the partition's proxy. It knows the key's slot from its cache, or sees
+//! that the key has none. No other node may have cached the key, no other write of it is in
+//! progress, and all copies lie in memory that this machine shares. |
 //!
-//! What cannot be done so has not begun, and goes the long way ([`Inner::get`](crate::node::Inner),
-//! [`crate::combining`]).
+//! A call that does not meet these conditions has not begun, and takes the ordinary path
+//! ([`Client::get`], [`crate::combining`]).
 //!
-//! **Sets** go as any write of a proxied partition ([`crate::proxy`]), on one thread and under
-//! locks: the records are written to all their copies; then, under the locks of their partitions,
-//! the old records' valid bits are cleared if somebody was told their addresses, the new words are
-//! written on all copies of the index, and swapped here: the commit points. The cache is held from
-//! before that until the new pairs lie in it, so whoever reads a key here finds the old pair before
-//! the commit and the new one after. Of several sets of one key in a call the last is done, and
-//! those before it with it: nobody could have read them.
+//! **Sets** follow the steps of any write of an offloaded partition (`proxy/write.rs`), on one
+//! thread and under locks:
 //!
-//! If a copy does not take a new word after another may have, all sets of the call have not
-//! happened and go the long way, which waits until the words that their slots still hold are on all
-//! copies again ([`Inner::set_back_later`]).
+//! 1. The records are written to all their copies.
+//! 2. Under the locks of their partitions, the valid bits of old records are cleared if another
+//!    node was given their addresses. Then the new words are written to all copies of the index.
+//! 3. The words are swapped in memory, which are the commit points.
 //!
-//! **A read** takes effect between a look at the clock and the look at the cache: see
-//! [`Inner::read_at_once`].
+//! The cache stays locked from before step 2 until it holds the new pairs. So a reader on this node
+//! finds the old pair before the commit and the new pair after it. If one call sets a key several
+//! times, only the last set is performed, and the earlier ones succeed with it, because no reader
+//! could have seen them.
 //!
-//! Cost: of a set a lock for its partition, two doors, two copies of its bytes per copy, and per
-//! call one lock of the cache, one or two of the heap, a batch for the records and one for the
-//! index; of a read a door and a lock for its partition. Some allocations per call, none per key.
-//! What a set touches lies anywhere (slots, what is known of keys, records that were freed long
-//! ago), so each step asks for the memory of all sets before it uses any.
+//! If a copy does not take a new word after another copy may have taken one, no set of the call has
+//! happened. All of them take the ordinary path, which waits until the copies hold the words of
+//! their slots again ([`Client::restore_later`]).
+//!
+//! **A read** takes effect between the reading of the clock and the look into the cache
+//! ([`Client::read_fast`]).
+//!
+//! Thread-safety: any thread may call.
+//! Failure: a set that is not performed has no effect.
+//! Cost: a set takes a lock of its partition, enters two gates, and copies its bytes twice per
+//! copy. A call takes one lock of the cache, one or two of the pieces, and one batch each for the
+//! records and the index. A read enters a gate and takes a lock of its partition. A call allocates
+//! a few times, whatever the number of keys. The memory that sets touch is seldom in a processor
+//! cache, so each step prefetches the memory of all sets before it uses any.
 
 use std::sync::Arc;
 
 use archipelago_base::ErrorKind::{Fenced, NotFound, Unsupported};
-use archipelago_pool::{Address, BlockId, OpenBlock};
+use archipelago_pool::{Address, OpenBlock};
 
-use super::expired;
-use crate::cache::Place;
-use crate::format::{INVALID_WORD, KeyHash, Record, Slot, SlotIndex, key_hash};
+use super::Client;
+use crate::cache::CachedSlot;
+use crate::format::{HashedKey, INVALID_WORD, KeyHash, Record, Slot, SlotIndex, key_hash};
 use crate::gates::Inside;
 use crate::ids::{ComputeId, PartitionId};
 use crate::lease::Stamp;
-use crate::node::caching::{Asker, Several};
+use crate::node::caching::{Asker, LockedCache, ServedPair, WrittenPair};
 use crate::node::records::Written;
-use crate::node::{ComputeNode, Count, Inner, Joined};
+use crate::node::{Joined, Stat};
 use crate::protocol::IndexProtocol as _;
-use crate::proxy::{Ahead, AtOnce, Due, Overwrite, Served, Target, Writer, overwrite};
+use crate::proxy::{
+    FastOutcome, Overwrite, PlacedWrite, ServedPartition, Target, UncommittedSlot, Writer,
+    overwrite,
+};
 use crate::settings::CacheMode;
 use crate::sharers::EXACT_NODES;
 use crate::wire::Assigned;
 
-/// So many keys are read or set in one call, at most.
-pub const AT_ONCE_MAX: usize = 32;
+/// Largest number of keys that one call reads or sets.
+pub const FAST_KEYS_MAX: usize = 32;
 
-/// A key that is to have a value, whatever it had.
+/// A set of one key, without a condition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Set<'a> {
-    /// The key.
+    /// The key to set.
     pub key: &'a [u8],
-    /// Its value.
+    /// The key's new value.
     pub value: &'a [u8],
-    /// Unix ms; 0: never.
+    /// Expiry in Unix milliseconds. 0 means never.
     pub expires_ms: u64,
 }
 
-impl ComputeNode {
-    /// Hands out what the first of `keys` hold, in their order, as far as this node has them cached
-    /// and may serve them; how many. Never waits. `take` is called under a lock: it must not call
-    /// this node.
-    pub fn get_some_at_once(&self, keys: &[&[u8]], take: &mut dyn FnMut(Option<&[u8]>)) -> usize {
-        self.0.read_some_at_once(keys, take)
-    }
-
-    /// Does those of the sets (at most [`AT_ONCE_MAX`]) that can be done without waiting, in their
-    /// order: bit *n* of the answer says that number *n* is done, as [`ComputeNode::set`] would
-    /// have. The others have not begun.
-    #[must_use]
-    pub fn set_some_at_once(&self, sets: &[Set<'_>]) -> u32 {
-        self.0.set_some_at_once(sets)
-    }
-}
-
-/// The keys of a call: their hashes, the doors of their partitions, where they are assigned.
-struct Keys<'a> {
+/// The keys of a call: their hashes, the gates of their partitions, and the partitions' entries.
+struct CallKeys<'a> {
     hashes: Vec<KeyHash>,
-    doors: Vec<Option<Inside<'a>>>,
+    gates: Vec<Option<Inside<'a>>>,
     entries: Vec<Assigned>,
 }
 
-impl<'a> Keys<'a> {
+impl<'a> CallKeys<'a> {
     fn enter<'k>(joined: &'a Joined, keys: impl ExactSizeIterator<Item = &'k [u8]>) -> Self {
         let hashes: Vec<KeyHash> = keys.map(key_hash).collect();
-        let of = |hash: &KeyHash| joined.geometry.partition(*hash);
-        let doors = hashes.iter().map(|hash| joined.gates.try_enter(of(hash))).collect();
-        // Within the doors: entries stay what they are.
-        let map = joined.map.read();
-        let entries = hashes.iter().map(|hash| map.entries[of(hash).0 as usize]).collect();
-        Self { hashes, doors, entries }
+        let of = |hash: &KeyHash| joined.geometry().partition(*hash);
+        let gates = hashes.iter().map(|hash| joined.gates().try_enter(of(hash))).collect();
+        // Within the gates, entries stay as they are.
+        let entries = joined.entries_of(&hashes);
+        Self { hashes, gates, entries }
     }
 }
 
-/// Sets that are tried together.
+/// The sets of one call.
 #[derive(Clone, Copy)]
-struct Call<'a> {
+struct FastCall<'a> {
     sets: &'a [Set<'a>],
-    keys: &'a Keys<'a>,
+    keys: &'a CallKeys<'a>,
     me: ComputeId,
-    /// When it began, by this node's clock.
+    /// This node's clock when the call began.
     now_ns: u64,
 }
 
-impl<'a> Call<'a> {
+impl<'a> FastCall<'a> {
     fn asker(&self, nth: usize) -> Asker {
         Asker { me: self.me, entry: self.keys.entries[nth], now_ns: self.now_ns }
     }
 
-    fn key(&self, nth: usize) -> (KeyHash, &'a [u8]) {
-        (self.keys.hashes[nth], self.sets[nth].key)
+    fn key(&self, nth: usize) -> HashedKey<'a> {
+        HashedKey { hash: self.keys.hashes[nth], key: self.sets[nth].key }
     }
 
-    /// Number of the last set of the same key.
+    /// Number of the last set of the same key in the call.
     fn last(&self, nth: usize) -> usize {
         let same = |&later: &usize| self.key(later) == self.key(nth);
         (nth + 1..self.sets.len()).rev().find(same).unwrap_or(nth)
     }
 }
 
-/// A set that may be done at once.
-struct Wanted<'a> {
+/// A set that may take the fast path.
+struct FastSet<'a> {
     nth: usize,
-    served: &'a Arc<Served>,
-    /// Of the word that it supersedes; `None`: the key seems to come in.
-    place: Option<Place>,
-    door: Inside<'a>,
+    served: &'a Arc<ServedPartition>,
+    /// The slot of the word that the set supersedes. `None` if the key seems to be new.
+    place: Option<CachedSlot>,
+    inside: Inside<'a>,
 }
 
-impl<'a> Wanted<'a> {
+/// Sets whose records are written, and the blocks of their slots.
+#[derive(Clone, Copy)]
+struct Prepared<'a> {
+    wanted: &'a [FastSet<'a>],
+    written: &'a [Written],
+    open: &'a [Arc<OpenBlock>],
+}
+
+/// Where a set was committed, and with which word.
+#[derive(Clone, Copy)]
+struct Stored {
+    index: SlotIndex,
+    word: Slot,
+    /// Whether the pair is worth caching.
+    worthy: bool,
+}
+
+impl<'a> FastSet<'a> {
     fn overwrite(&self, hash: KeyHash, new: Slot) -> Overwrite<'a> {
         let slot = self.place.map(|place| Target::Slot(place.slot, place.word));
         Overwrite { served: self.served, target: slot.unwrap_or(Target::Free(hash)), new }
     }
 }
 
-impl Inner {
-    /// Whether this node goes by the book, and is a member.
-    fn may_at_once(&self, now_ns: u64) -> bool {
-        self.table.protocol.has_fast_path()
-            && !self.table.sabotage.is_active()
-            && self.table.held_lease(now_ns)
+impl Client {
+    /// Whether this node follows the whole protocol and is a member.
+    fn is_fast_path_open(&self, now_ns: u64) -> bool {
+        let table = self.node.table();
+        table.protocol().has_fast_path()
+            && !table.sabotage().is_active()
+            && table.held_lease(now_ns)
     }
 
-    fn read_some_at_once(
-        self: &Arc<Self>,
+    /// Reads the first of `keys` from the cache, as far as it may serve them. Returns their number.
+    pub(crate) fn read_many_fast(
+        &self,
         keys: &[&[u8]],
         take: &mut dyn FnMut(Option<&[u8]>),
     ) -> usize {
-        let Ok(joined) = self.joined() else { return 0 };
-        let now_ns = self.now_ns();
-        if !self.may_at_once(now_ns) || self.caching.mode() != CacheMode::Pairs {
+        let Ok(joined) = self.node.joined() else { return 0 };
+        let now_ns = self.node.now_ns();
+        if !self.is_fast_path_open(now_ns) || self.node.caching().mode() != CacheMode::Pairs {
             return 0;
         }
-        let Keys { hashes, doors, entries } = Keys::enter(joined, keys.iter().copied());
+        let CallKeys { hashes, gates, entries } = CallKeys::enter(joined, keys.iter().copied());
         let served = self.proxy.get_all(entries.iter());
-        let mut held = self.caching.several(&hashes);
-        let (mut read, me) = (0, ComputeId(joined.number));
+        let mut held = self.node.caching().lock_for(&hashes);
+        let (mut read, me) = (0, joined.me());
         for (nth, key) in keys.iter().enumerate() {
-            if doors[nth].is_none() {
+            if gates[nth].is_none() {
                 break;
             }
             let asker = Asker { me, entry: entries[nth], now_ns };
-            let pair = held.pair(nth, (hashes[nth], key), &asker);
-            let Some((value, expires_ms, place)) = pair else { break };
-            take(Some(value).filter(|_| !expired(expires_ms, self)));
+            let pair = held.pair(nth, HashedKey { hash: hashes[nth], key }, &asker);
+            let Some(ServedPair { value, expires_ms, place }) = pair else { break };
+            take(Some(value).filter(|_| !self.node.is_expired(expires_ms)));
             if let Some(served) = served[nth].as_ref().filter(|_| place.owner == Some(me)) {
                 served.count_read(place.slot);
             }
@@ -180,136 +193,148 @@ impl Inner {
         let due = held.take_due();
         drop(held);
         if !due.is_empty() {
-            self.tell_reads(due);
+            self.notifier.report_reads(due);
         }
-        self.counts.add_many(Count::Reads, read as u64);
-        self.count_many(entries[..read].iter().map(|entry| entry.partition), true);
+        self.node.stats().add_many(Stat::Reads, read as u64);
+        self.node.count_many(entries[..read].iter().map(|entry| entry.partition), true);
         read
     }
 
-    fn set_some_at_once(self: &Arc<Self>, sets: &[Set<'_>]) -> u32 {
-        let sets = &sets[..sets.len().min(AT_ONCE_MAX)];
-        let Ok(joined) = self.joined() else { return 0 };
-        let now_ns = self.now_ns();
-        if !self.may_at_once(now_ns) || self.caching.mode() == CacheMode::Off {
+    /// Performs those of the sets that need no waiting. Bit *n* of the result stands for set *n*.
+    pub(crate) fn set_many_fast(self: &Arc<Self>, sets: &[Set<'_>]) -> u32 {
+        let sets = &sets[..sets.len().min(FAST_KEYS_MAX)];
+        let Ok(joined) = self.node.joined() else { return 0 };
+        let now_ns = self.node.now_ns();
+        if !self.is_fast_path_open(now_ns) || self.node.caching().mode() == CacheMode::Off {
             return 0;
         }
-        let mut keys = Keys::enter(joined, sets.iter().map(|set| set.key));
+        let mut keys = CallKeys::enter(joined, sets.iter().map(|set| set.key));
         self.leave_those_led(&mut keys);
         let served = self.proxy.get_all(keys.entries.iter());
-        let mut held = self.caching.several(&keys.hashes);
+        let mut held = self.node.caching().lock_for(&keys.hashes);
         for (nth, served) in served.iter().enumerate() {
             if let Some((served, slot)) = served.as_ref().zip(held.slot(nth)) {
                 served.touch(slot);
             }
         }
-        let call = Call { sets, keys: &keys, me: ComputeId(joined.number), now_ns };
+        let call = FastCall { sets, keys: &keys, me: joined.me(), now_ns };
         let wanted = self.wanted(call, &served, &mut held);
-        let Some(open) = self.open_at_once(&wanted) else { return 0 };
+        let Some(open) = self.open_copies(&wanted) else { return 0 };
         let records: Vec<(KeyHash, Record<'_>)> =
             wanted.iter().map(|set| self.record_of(call, set)).collect();
-        let Some(written) = self.write_records_at_once(&records, now_ns) else { return 0 };
-        let came = self.overwrite_at_once(call, (&wanted, &written), &open, joined);
+        let Some(written) = self.node.write_records_fast(&records, now_ns) else { return 0 };
+        let prepared = Prepared { wanted: &wanted, written: &written, open: &open };
+        let came = self.commit_sets(call, prepared, joined);
         let (mut done, mut superseded) = (0, Vec::with_capacity(sets.len()));
         let mut ahead = Vec::new();
         for ((set, record), came) in wanted.into_iter().zip(written).zip(came) {
             match came {
-                AtOnce::Done { index, old, worthy } => {
-                    self.cache_at_once(call, set.nth, (index, record.slot), worthy, &mut held);
+                FastOutcome::Committed { index, old, worthy } => {
+                    self.cache_set(
+                        call,
+                        &set,
+                        Stored { index, word: record.slot, worthy },
+                        &mut held,
+                    );
                     done |= 1 << set.nth;
                     superseded.extend(Some(old).filter(|old| old.is_live()));
                 }
-                AtOnce::Broken { index, old } => {
+                FastOutcome::Broken(slot) => {
                     let write = set.overwrite(keys.hashes[set.nth], record.slot);
-                    ahead.push((write.ahead(set.door, (index, old)), record));
+                    ahead.push((write.into_uncommitted(set.inside, slot), record));
                 }
-                AtOnce::Not => self.free_unpublished(record),
+                FastOutcome::NotDone => self.node.free_unpublished(record),
             }
         }
         drop(held);
-        self.set_back_later(ahead);
+        self.restore_later(ahead);
         self.give_back(superseded, now_ns);
         for nth in 0..sets.len() {
             done |= (done >> call.last(nth) & 1) << nth;
         }
-        for count in [Count::Writes, Count::SetAtOnce] {
-            self.counts.add_many(count, u64::from(u32::count_ones(done)));
+        for count in [Stat::Writes, Stat::FastSets] {
+            self.node.stats().add_many(count, u64::from(u32::count_ones(done)));
         }
         let is_done = |(nth, _): &(usize, &Assigned)| done >> nth & 1 == 1;
         let partitions = keys.entries.iter().enumerate().filter(is_done);
-        self.count_many(partitions.map(|(_, entry)| entry.partition), false);
+        self.node.count_many(partitions.map(|(_, entry)| entry.partition), false);
         done
     }
 
-    /// Writes of these keys that are under way come first.
-    fn leave_those_led(&self, keys: &mut Keys<'_>) {
+    /// Leaves out keys of which a write is in progress, because that write comes first.
+    fn leave_those_led(&self, keys: &mut CallKeys<'_>) {
         for (nth, led) in self.combining.led(&keys.hashes).into_iter().flatten().enumerate() {
             if led {
-                keys.doors[nth] = None;
+                keys.gates[nth] = None;
             }
         }
     }
 
-    /// Those of the sets that can be done at once, of each key the last.
+    /// The sets that may take the fast path: of each key the last.
     fn wanted<'a>(
         &self,
-        call: Call<'_>,
-        served: &'a [Option<Arc<Served>>],
-        held: &mut Several<'_>,
-    ) -> Vec<Wanted<'a>> {
+        call: FastCall<'_>,
+        served: &'a [Option<Arc<ServedPartition>>],
+        held: &mut LockedCache<'_>,
+    ) -> Vec<FastSet<'a>> {
         let mut wanted = Vec::with_capacity(call.sets.len());
         for nth in (0..call.sets.len()).filter(|&nth| call.last(nth) == nth) {
             let place = held.place(nth, call.key(nth), &call.asker(nth));
             let place = place.filter(|place| place.owner == Some(call.me));
-            let served = served[nth].as_ref().filter(|_| call.keys.doors[nth].is_some());
-            if let Some(served) = served.filter(|served| served.words.is_some())
-                && let Some(door) = served.gate.try_enter(Served::DOOR)
+            let served = served[nth].as_ref().filter(|_| call.keys.gates[nth].is_some());
+            if let Some(served) = served.filter(|served| served.is_offloaded())
+                && let Some(inside) = served.try_enter()
             {
-                wanted.push(Wanted { nth, served, place, door });
+                wanted.push(FastSet { nth, served, place, inside });
             }
         }
         wanted
     }
 
-    fn record_of<'a>(&self, call: Call<'a>, set: &Wanted<'_>) -> (KeyHash, Record<'a>) {
+    fn record_of<'a>(&self, call: FastCall<'a>, set: &FastSet<'_>) -> (KeyHash, Record<'a>) {
         let Set { key, value, expires_ms } = call.sets[set.nth];
         let previous = set.place.map_or(0, |place| place.word.0);
-        let writer = self.pool.client().0;
+        let writer = self.node.client().0;
         let record = Record { expires_ms, previous, writer, ..Record::new(key, value) };
         (call.keys.hashes[set.nth], record)
     }
 
-    /// Commits sets whose records are written; what came of each.
-    fn overwrite_at_once<'a>(
+    /// Commits sets whose records are written. Returns the result of each.
+    fn commit_sets(
         &self,
-        call: Call<'_>,
-        (wanted, written): (&[Wanted<'a>], &[Written]),
-        open: &[Arc<OpenBlock>],
+        call: FastCall<'_>,
+        prepared: Prepared<'_>,
         joined: &Joined,
-    ) -> Vec<AtOnce> {
-        let write = |(set, record): (&Wanted<'a>, &Written)| {
-            set.overwrite(call.keys.hashes[set.nth], record.slot)
-        };
-        let writes: Vec<Overwrite<'_>> = wanted.iter().zip(written).map(write).collect();
-        // What the writes act on was seen after that.
-        let until_ns = call.now_ns.saturating_add(self.settings.address_use_ns());
+    ) -> Vec<FastOutcome> {
+        let Prepared { wanted, written, open } = prepared;
+        let mut writes: Vec<Overwrite<'_>> = Vec::with_capacity(wanted.len());
+        for (set, record) in wanted.iter().zip(written) {
+            writes.push(set.overwrite(call.keys.hashes[set.nth], record.slot));
+        }
+        // The call looked at the cache after `call.now_ns`, so what it saw is valid until then.
+        let until_ns = call.now_ns.saturating_add(self.node.settings().address_use_ns());
         let still = || {
-            let now_ns = self.now_ns();
-            now_ns < until_ns && self.table.held_lease(now_ns)
+            let now_ns = self.node.now_ns();
+            now_ns < until_ns && self.node.table().held_lease(now_ns)
         };
-        let copy = |due: &[Due]| {
-            due.iter().all(|due| !due.clear || self.clear_at_once(due.old))
+        let copy = |due: &[PlacedWrite]| {
+            due.iter().all(|due| !due.clear || self.clear_record(due.old))
                 && self.copy_words(due, &writes, open)
         };
         let (me, alone) = (call.me, self.stands_alone(joined));
         overwrite(&writes, Writer { me, alone, now_us: call.now_ns / 1000 }, still, copy)
     }
 
-    /// Writes the new words to all copies; whether that was done.
-    fn copy_words(&self, due: &[Due], writes: &[Overwrite<'_>], open: &[Arc<OpenBlock>]) -> bool {
-        let word = |due: &Due| {
+    /// Writes the new words to all copies. Returns whether every copy took its word.
+    fn copy_words(
+        &self,
+        due: &[PlacedWrite],
+        writes: &[Overwrite<'_>],
+        open: &[Arc<OpenBlock>],
+    ) -> bool {
+        let word = |due: &PlacedWrite| {
             let Overwrite { served, new, .. } = writes[due.nth];
-            (self.table.slot(served.assigned.shape, due.index), new.0.to_le_bytes())
+            (self.node.table().slot(served.shape(), due.index), new.0.to_le_bytes())
         };
         let words: Vec<(Address, [u8; 8])> = due.iter().map(word).collect();
         open.iter().all(|open| {
@@ -317,53 +342,52 @@ impl Inner {
             let words: Vec<(u64, &[u8])> =
                 here.map(|(slot, bytes)| (slot.offset, &bytes[..])).collect();
             let copied = open.write_at_once(&words);
-            copied.inspect_err(|refusal| self.pool.stale(open, *refusal)).is_ok()
+            copied.inspect_err(|refusal| self.node.pool().stale(open, *refusal)).is_ok()
         })
     }
 
-    /// Set number `nth` was committed in this slot, with this word.
-    fn cache_at_once(
+    /// Caches a set that was committed.
+    fn cache_set(
         &self,
-        call: Call<'_>,
-        nth: usize,
-        (slot, word): (SlotIndex, Slot),
-        worthy: bool,
-        held: &mut Several<'_>,
+        call: FastCall<'_>,
+        set: &FastSet<'_>,
+        stored: Stored,
+        held: &mut LockedCache<'_>,
     ) {
-        let (entry, seen_ns) = (&call.keys.entries[nth], call.now_ns);
-        let place = Place {
+        let (nth, seen_ns) = (set.nth, call.now_ns);
+        let entry = &call.keys.entries[nth];
+        let place = CachedSlot {
             partition: PartitionId(entry.partition),
-            slot,
-            word,
+            slot: stored.index,
+            word: stored.word,
             owner: Some(call.me),
             session: 0,
             stamp: Stamp { epoch: entry.epoch, at_us: seen_ns / 1000 },
             seen_ns,
         };
         let Set { value, expires_ms, .. } = call.sets[nth];
-        held.written(nth, call.key(nth), place, (value, expires_ms), worthy);
+        let written = WrittenPair { value, expires_ms, place, worthy: stored.worthy };
+        held.written(nth, call.key(nth), written);
     }
 
-    /// Whether no other node stands behind this one's bit in lists of sharers.
+    /// Whether no other node shares this node's bit in lists of sharers.
     fn stands_alone(&self, joined: &Joined) -> bool {
-        let (map, mine) = (joined.map.read(), joined.number % EXACT_NODES);
-        map.members
-            .iter()
-            .all(|other| other.number == joined.number || other.number % EXACT_NODES != mine)
+        let (me, mine) = (joined.number(), joined.number() % EXACT_NODES);
+        joined.all_members(|other| other.number == me || other.number % EXACT_NODES != mine)
     }
 
-    /// The blocks of these slots, if there are any and all can be written at once; their words are
-    /// asked for.
-    fn open_at_once(&self, wanted: &[Wanted<'_>]) -> Option<Vec<Arc<OpenBlock>>> {
+    /// The blocks of the slots, if there are any and each of them takes writes immediately. The
+    /// words of the slots are prefetched.
+    fn open_copies(&self, wanted: &[FastSet<'_>]) -> Option<Vec<Arc<OpenBlock>>> {
         // A subtable lies in one block.
-        let slot = |set: &Wanted<'_>| {
+        let slot = |set: &FastSet<'_>| {
             let index = set.place.map_or_else(Default::default, |place| place.slot);
-            self.table.slot(set.served.assigned.shape, index)
+            self.node.table().slot(set.served.shape(), index)
         };
         let mut open: Vec<Arc<OpenBlock>> = Vec::new();
         for block in wanted.iter().map(|set| slot(set).block) {
             if open.iter().all(|open| open.config.block != block) {
-                open.push(self.writable_at_once(block)?);
+                open.push(self.node.fast_block(block)?);
             }
         }
         for open in &open {
@@ -374,61 +398,59 @@ impl Inner {
         Some(open).filter(|open| !open.is_empty())
     }
 
-    /// The block, if it is open and writes of it are done at once.
-    pub(crate) fn writable_at_once(&self, block: BlockId) -> Option<Arc<OpenBlock>> {
-        let known = self.pool.try_open(block);
-        known.filter(|open| open.is_writable() && open.completes_at_once())
-    }
-
-    /// Takes the valid bit off a record on all its copies; whether that was done.
-    fn clear_at_once(&self, old: Slot) -> bool {
-        let Some(range) = self.table.record(old) else { return false };
-        let Some(open) = self.writable_at_once(range.address.block) else { return false };
+    /// Clears a record's valid bit on all its copies. Returns whether every copy took it.
+    fn clear_record(&self, old: Slot) -> bool {
+        let Some(range) = self.node.table().record(old) else { return false };
+        let Some(open) = self.node.fast_block(range.address.block) else { return false };
         let cleared = open.write_at_once(&[(range.address.offset, &INVALID_WORD.to_le_bytes())]);
-        cleared.inspect_err(|refusal| self.pool.stale(&open, *refusal)).is_ok()
+        cleared.inspect_err(|refusal| self.node.pool().stale(&open, *refusal)).is_ok()
     }
 
-    /// Writes to the copies what slots hold, where sets that were not committed may have left
-    /// another word. Whoever takes one of the partitions waits for it.
-    fn set_back_later(self: &Arc<Self>, ahead: Vec<(Ahead, Written)>) {
+    /// Restores the copies of slots after sets that were not committed, because copies may hold the
+    /// sets' words. A change of a partition waits until its slots are restored.
+    fn restore_later(self: &Arc<Self>, ahead: Vec<(UncommittedSlot, Written)>) {
         if ahead.is_empty() {
             return;
         }
-        let inner = Arc::clone(self);
+        let client = Arc::clone(self);
         let task = async move {
             for (ahead, record) in ahead {
-                if inner.set_back(&ahead).await {
-                    inner.counts.add(Count::SetBack);
-                    inner.free_unpublished(record);
+                if client.restore(&ahead).await {
+                    client.node.stats().add(Stat::Restored);
+                    client.node.free_unpublished(record);
                 } else {
-                    inner.want_sweep();
+                    client.node.want_sweep();
                 }
             }
         };
-        self.runtime.spawn("flex-back", Box::pin(task));
+        self.node.runtime().spawn("flex-back", Box::pin(task));
     }
 
-    /// Whether the copies agree; `false`: this node was taken for dead, or they are gone.
-    async fn set_back(&self, ahead: &Ahead) -> bool {
-        let slot = self.table.slot(ahead.served.assigned.shape, ahead.index);
-        let word = ahead.old.0.to_le_bytes();
-        while let Err(error) = self.table.write(&[(slot, &word)], u64::MAX).await {
-            if self.pool.is_evicted() || matches!(error.kind(), NotFound | Unsupported | Fenced) {
+    /// Restores the copies of one slot. `false` if this node was declared dead or the copies are
+    /// gone.
+    async fn restore(&self, ahead: &UncommittedSlot) -> bool {
+        let slot = self.node.table().slot(ahead.shape(), ahead.slot().index);
+        let word = ahead.slot().old.0.to_le_bytes();
+        while let Err(error) = self.node.table().write(&[(slot, &word)], u64::MAX).await {
+            if self.node.pool().is_evicted()
+                || matches!(error.kind(), NotFound | Unsupported | Fenced)
+            {
                 tracing::warn!(%error, "copies of a slot are left to who takes its partition");
                 return false;
             }
             tracing::debug!(%error, "a slot is set back");
-            self.pause().await;
+            self.node.pause().await;
         }
         true
     }
 
-    fn give_back(self: &Arc<Self>, mut superseded: Vec<Slot>, began_ns: u64) {
-        if self.now_ns() >= began_ns.saturating_add(self.settings.address_use_ns()) {
-            // A sweep may have found them by now, and they may be used again.
-            return self.want_sweep();
+    /// Gives back the records that a call superseded.
+    fn give_back(&self, mut superseded: Vec<Slot>, began_ns: u64) {
+        if self.node.now_ns() >= began_ns.saturating_add(self.node.settings().address_use_ns()) {
+            // A sweep may have freed the records by now, and their memory may be in use again.
+            return self.node.want_sweep();
         }
-        self.free_own(&mut superseded);
-        superseded.into_iter().for_each(|old| self.free_later(old));
+        self.node.free_own(&mut superseded);
+        superseded.into_iter().for_each(|old| self.node.free_later(old));
     }
 }

@@ -1,19 +1,22 @@
-//! Looking a key up: its slots, the records that they name, and which of them is the key's.
+//! Looking a key up: its slots, the records that they name, and which of them has the key.
+//!
+//! Failure: a record that is no longer there makes the caller look again, because its slot was old.
+//! Cost: the slots take one READ or one request, and the records one READ each, in parallel.
 
-use std::sync::Arc;
+use archipelago_base::Result;
 
-use archipelago_base::{Error, Result};
-
+use super::Client;
 use super::Value;
 use super::cached::Source;
-use crate::format::{Candidates, Decoded, Head, KeyHash, Record, RecordRefused, Slot, SlotIndex};
-use crate::node::Inner;
+use crate::format::{
+    Candidates, Decoded, HashedKey, Head, KeyHash, Record, RecordRefused, Slot, SlotIndex,
+};
 use crate::node::caching::Keep;
 use crate::protocol::IndexProtocol as _;
-use crate::table::{FromCopy, Range};
+use crate::table::{FromCopy, Range, unsupported_record};
 use crate::wire::{Assigned, Candidate, Grant, Message, Place};
 
-/// The key's slot and record.
+/// A key's slot, and the expiry of its record.
 #[derive(Clone, Debug)]
 pub(super) struct Found {
     pub(super) index: SlotIndex,
@@ -21,69 +24,65 @@ pub(super) struct Found {
     pub(super) expires_ms: u64,
 }
 
-/// What the index in the pool says of a key.
+/// What a look-up found of a key.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Looked {
+pub(super) struct KeyLocation {
     pub(super) found: Option<Found>,
     /// A slot in which the key is being written or deleted one-sided.
     pub(super) pending: Option<Place>,
     /// Slots with the key's fingerprint that hold other keys.
     pub(super) others: Vec<Place>,
-    /// The clock of the partition's node, at some time before.
+    /// The clock of the partition's node at some time before the look-up.
     pub(super) stamp_us: u64,
-    /// Until when the addresses hold, by this node's clock.
+    /// Time by this node's clock until which the slots' words name the same records.
     pub(super) valid_ns: u64,
-    /// Whether the write is for the word that was found alone.
+    /// Whether the write applies only to the word that was found.
     pub(super) exact: bool,
 }
 
 /// A record that one of the slots names.
 pub(super) enum Read {
-    /// Of another key.
+    /// The record of another key.
     Other,
-    /// The key's. `valid`: it was not superseded yet.
+    /// The key's record. `valid` says that it was not superseded yet.
     Mine { value: Vec<u8>, expires_ms: u64, previous: Slot, valid: bool },
-    /// Not there any more: the slot was old.
+    /// No record, because the slot was old.
     Gone,
 }
 
-/// Whose record it is that a slot names.
+/// The owner of the record that a slot names.
 enum Owner {
     Other,
     Mine { expires_ms: u64 },
     Gone,
 }
 
-pub(super) fn of_version(version: u8) -> Error {
-    Error::unsupported(format!("a record of version {version} lies in the pool"))
-}
-
 fn places(slots: &[Candidate]) -> Vec<(SlotIndex, Slot)> {
     slots.iter().map(|slot| (SlotIndex(slot.index), Slot(slot.word))).collect()
 }
 
-impl Inner {
-    /// Whose the records of slots are, read at once and without their values.
+impl Client {
+    /// The owners of the records of slots, read in parallel and without their values.
     async fn owners(&self, slots: &[Slot], key: &[u8], until_ns: u64) -> Result<Vec<Owner>> {
         let mut ranges: Vec<Range> = Vec::with_capacity(slots.len());
-        ranges.extend(slots.iter().filter_map(|slot| self.table.head(*slot, key.len())));
+        ranges.extend(slots.iter().filter_map(|slot| self.node.table().head(*slot, key.len())));
         debug_assert_eq!(ranges.len(), slots.len());
-        let all = self.table.read_named(&ranges, until_ns).await?;
+        let all = self.node.table().read_named(&ranges, until_ns).await?;
         let owner = |bytes: Vec<u8>| {
             Ok(match Head::decode(&bytes) {
                 Ok(Some(head)) if head.key == key => {
                     Owner::Mine { expires_ms: head.header.expires_ms }
                 }
-                // A key that does not fit in is longer.
+                // A key that does not fit into the range that was read is longer.
                 Ok(_) => Owner::Other,
-                Err(RecordRefused::Version(version)) => return Err(of_version(version)),
+                Err(RecordRefused::Version(version)) => return Err(unsupported_record(version)),
                 Err(_) => Owner::Gone,
             })
         };
         all.into_iter().map(owner).collect()
     }
 
-    /// The records of slots, read at once.
+    /// The records of slots, read in parallel.
     pub(super) async fn read_records(
         &self,
         slots: &[Slot],
@@ -91,13 +90,13 @@ impl Inner {
         until_ns: u64,
     ) -> Result<Vec<Read>> {
         let mut ranges: Vec<Range> = Vec::with_capacity(slots.len());
-        ranges.extend(slots.iter().filter_map(|slot| self.table.record(*slot)));
+        ranges.extend(slots.iter().filter_map(|slot| self.node.table().record(*slot)));
         debug_assert_eq!(ranges.len(), slots.len());
-        let all = self.table.read_named(&ranges, until_ns).await?;
+        let all = self.node.table().read_named(&ranges, until_ns).await?;
         let mut records = Vec::with_capacity(all.len());
         for (bytes, range) in all.into_iter().zip(&ranges) {
-            let bytes = self.table.read_rest(range.address, bytes, until_ns).await?;
-            records.push(match Record::decode(&bytes, self.pool.block_bytes()) {
+            let bytes = self.node.table().read_rest(range.address, bytes, until_ns).await?;
+            records.push(match Record::decode(&bytes, self.node.pool().block_bytes()) {
                 Ok(Decoded::Record(record)) if record.key == key => Read::Mine {
                     value: record.value.to_vec(),
                     expires_ms: record.expires_ms,
@@ -105,25 +104,26 @@ impl Inner {
                     valid: record.valid,
                 },
                 Ok(Decoded::Record(_)) => Read::Other,
-                Err(RecordRefused::Version(version)) => return Err(of_version(version)),
+                Err(RecordRefused::Version(version)) => return Err(unsupported_record(version)),
                 _ => Read::Gone,
             });
         }
         Ok(records)
     }
 
-    /// The value of a key, which is cached, too; the outer `None`: the slots were old, look again.
-    /// `reads`: of the key, to be told along.
+    /// Looks up the value of a key and caches it. The outer `None` means that the slots were old,
+    /// so that the caller must look again. `reads` is the number of cached reads that the question
+    /// reports.
     pub(super) async fn find(
-        self: &Arc<Self>,
+        &self,
         entry: Assigned,
         key: &[u8],
         hash: KeyHash,
         reads: u32,
         until_ns: u64,
     ) -> Result<Option<Option<Value>>> {
-        let fetch = self.caching.begin_fetch(hash);
-        let seen_ns = self.now_ns();
+        let fetch = self.node.caching().begin_fetch(hash);
+        let seen_ns = self.node.now_ns();
         let (candidates, source) = if entry.offloaded {
             match self.ask_proxy(entry, hash, reads).await? {
                 Some((slots, grant)) => (slots, Source::of_proxy(entry, grant, seen_ns)),
@@ -131,7 +131,7 @@ impl Inner {
             }
         } else {
             let candidates =
-                self.table.candidates(FromCopy::First, entry.shape, hash, until_ns).await?;
+                self.node.table().candidates(FromCopy::First, entry.shape, hash, until_ns).await?;
             let same = Self::named(&candidates, hash);
             let place = |(index, slot): (SlotIndex, Slot)| Candidate {
                 index: index.0,
@@ -153,13 +153,13 @@ impl Inner {
                 continue;
             };
             if !slot.is_pending() {
-                // Nobody keeps what is superseded already, or was read while this node was no
-                // member.
-                if valid && !dying && self.table.holds_lease() {
+                // A record that is already superseded, or was read while this node was no member,
+                // is not cached.
+                if valid && !dying && self.node.table().holds_lease() {
                     let place = source.place(entry, SlotIndex(candidate.index), slot);
                     let pair = candidate.cache.then_some(Keep::Pair(&value, expires_ms));
                     let keep = pair.unwrap_or(Keep::Address);
-                    self.caching.finish_fetch(fetch, (hash, key), place, keep);
+                    self.node.caching().finish_fetch(fetch, HashedKey { hash, key }, place, keep);
                 }
                 let version = self.version(slot, seen_ns);
                 return Ok(Some(Some(Value { bytes: value, expires_ms, version })));
@@ -179,22 +179,22 @@ impl Inner {
         Ok(Some(None))
     }
 
-    /// The slots of a key, by the partition's proxy.
+    /// The slots of a key according to the partition's proxy.
     async fn ask_proxy(
-        self: &Arc<Self>,
+        &self,
         entry: Assigned,
         hash: KeyHash,
         reads: u32,
     ) -> Result<Option<(Vec<Candidate>, Grant)>> {
         let Assigned { partition, epoch, .. } = entry;
         let search = Message::Search { partition, epoch, hash: hash.0, reads };
-        Ok(match self.ask_node(entry, &search).await? {
+        Ok(match self.proxy.ask_node(entry, &search).await? {
             Some(Message::Found { slots, grant }) => Some((slots, grant)),
             _ => None,
         })
     }
 
-    /// Slots that name a record whose key may have this hash, or will.
+    /// The slots whose records may have a key with this hash, pending ones included.
     fn named(candidates: &Candidates, hash: KeyHash) -> Vec<(SlotIndex, Slot)> {
         let named = |slot: Slot| slot.is_live() || slot.is_pending();
         let fingerprint = hash.fingerprint();
@@ -202,52 +202,56 @@ impl Inner {
         candidates.all().filter(same).collect()
     }
 
-    /// Slot and record of a key by the index in the pool; `None`: look again.
+    /// Looks a key up in the index in the pool. `None` if the caller must look again.
     pub(super) async fn look(
-        self: &Arc<Self>,
+        &self,
         which: FromCopy,
         entry: Assigned,
         key: &[u8],
         hash: KeyHash,
         until_ns: u64,
-    ) -> Result<Option<Looked>> {
-        let same = if self.table.protocol.hides_index_at_proxy() {
+    ) -> Result<Option<KeyLocation>> {
+        let same = if self.node.table().protocol().hides_index_at_proxy() {
+            // The index is with its server alone.
             let Some((slots, _)) = self.ask_proxy(entry, hash, 0).await? else { return Ok(None) };
             places(&slots)
         } else {
-            let candidates = self.table.candidates(which, entry.shape, hash, until_ns).await?;
+            let candidates =
+                self.node.table().candidates(which, entry.shape, hash, until_ns).await?;
             Self::named(&candidates, hash)
         };
         self.judge(same, key, until_ns).await
     }
 
-    /// The same by the partition's proxy, for a write; and its clock from before it looked.
+    /// Looks a key up at the partition's proxy, for a write. The result has the proxy's clock from
+    /// before it looked.
     pub(super) async fn look_at_proxy(
-        self: &Arc<Self>,
+        &self,
         entry: Assigned,
         key: &[u8],
         hash: KeyHash,
         until_ns: u64,
-    ) -> Result<Option<Looked>> {
+    ) -> Result<Option<KeyLocation>> {
         let Assigned { partition, epoch, .. } = entry;
         let locate = Message::Locate { partition, epoch, hash: hash.0 };
-        let Some(Message::Found { slots, grant }) = self.ask_node(entry, &locate).await? else {
+        let Some(Message::Found { slots, grant }) = self.proxy.ask_node(entry, &locate).await?
+        else {
             return Ok(None);
         };
         let looked = self.judge(places(&slots), key, until_ns).await?;
-        Ok(looked.map(|looked| Looked { stamp_us: grant.stamp_us, ..looked }))
+        Ok(looked.map(|looked| KeyLocation { stamp_us: grant.stamp_us, ..looked }))
     }
 
-    /// Which of the slots is the key's, by the records that they name; `None`: look again.
+    /// Finds the key's slot among slots by their records. `None` if the caller must look again.
     async fn judge(
-        self: &Arc<Self>,
+        &self,
         same: Vec<(SlotIndex, Slot)>,
         key: &[u8],
         until_ns: u64,
-    ) -> Result<Option<Looked>> {
+    ) -> Result<Option<KeyLocation>> {
         let slots: Vec<Slot> = same.iter().map(|(_, slot)| *slot).collect();
         let owners = self.owners(&slots, key, until_ns).await?;
-        let mut looked = Looked::default();
+        let mut looked = KeyLocation::default();
         for ((index, slot), owner) in same.into_iter().zip(owners) {
             let place = Place { index: index.0, word: slot.0 };
             match owner {

@@ -1,44 +1,51 @@
-//! Changing the index: one-sided where clients may, by the partition's node otherwise.
+//! The change of the index for a write: one-sided where clients may, and by the partition's node
+//! otherwise.
+//!
+//! Failure: a request whose outcome is unknown stays with the write as [`Unsettled`]. The write
+//! asks on while the same node serves the partition at the same epoch. Otherwise it finds out how
+//! the request ended ([`Client::how_it_ended`]). Cost: one round trip to the partition's node, or
+//! those of [`crate::onesided`].
 
 use std::fmt;
 use std::sync::Arc;
 
 use archipelago_base::{Error, Result};
 
+use super::Client;
 use super::Write;
 use super::cached::Source;
-use super::look::Looked;
+use super::look::KeyLocation;
 use crate::format::{Slot, SlotIndex};
 use crate::ids::PartitionId;
 use crate::node::peers::{Asked, Peer};
 use crate::node::reclaim::Held;
 use crate::node::records::Written;
-use crate::node::{Inner, PAUSE};
+use crate::node::{Node, PAUSE};
 use crate::protocol::{IndexProtocol as _, SlotChange, SlotOutcome};
 use crate::proxy::Unfinished;
 use crate::table::FromCopy;
 use crate::wire::{Assigned, Message, Place, Why, WriteKind};
 use crate::write_error::{WriteEffect, WriteError};
 
-/// A request to the partition's node of which nobody knows what came.
+/// A request to the partition's node whose outcome is unknown.
 #[derive(Debug)]
 pub(super) struct Unsettled {
     pub(super) entry: Assigned,
-    /// `None`: of a deletion.
+    /// The new record. `None` for a deletion.
     pub(super) record: Option<Written>,
     kind: WriteKind,
     expect: Slot,
     asked: Asked,
     awaited: Awaited,
     peer: Arc<Peer>,
-    /// This node's clock before it asked.
+    /// This node's clock before it sent the request.
     seen_ns: u64,
 }
 
-/// The answer to a write, which may make the word that it supersedes this node's to give back. Held
-/// until then; a sweep finds it if the answer never comes.
+/// The answer to a write, after which this node may have to give back the superseded word. The word
+/// is held until then. A sweep finds its record if the answer never arrives.
 struct Awaited {
-    inner: Arc<Inner>,
+    node: Arc<Node>,
     came: bool,
     _held: Held,
 }
@@ -52,12 +59,12 @@ impl fmt::Debug for Awaited {
 impl Drop for Awaited {
     fn drop(&mut self) {
         if !self.came {
-            self.inner.want_sweep();
+            self.node.want_sweep();
         }
     }
 }
 
-/// Where a write is that was done.
+/// Where a write was committed.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Done {
     pub(super) index: SlotIndex,
@@ -66,19 +73,19 @@ pub(super) struct Done {
     pub(super) source: Source,
 }
 
-/// What came of a write.
+/// Result of a change of the index.
 pub(super) enum Submitted {
     Done(Done),
-    /// Nothing happened: try again.
+    /// Nothing happened. Try again.
     Not,
-    /// Nothing happened, because the slot does not hold the expected word. `is_written`: the write
-    /// counts as done all the same.
+    /// Nothing happened, because the slot does not hold the expected word. `is_written` says that
+    /// the write counts as done all the same.
     Stale {
         is_written: bool,
     },
-    /// Nothing happened: there is no room.
+    /// Nothing happened, because the key's buckets are full.
     Full,
-    /// The node says that it is no member any more; what came of the request it cannot say.
+    /// The node says that it is no longer a member, so it cannot say what became of the request.
     Fenced,
     Unknown(Unsettled),
 }
@@ -87,13 +94,14 @@ fn unknown(why: &str) -> WriteError {
     WriteError::of_unknown_effect(Error::busy(format!("{why} during a write")))
 }
 
-impl Inner {
+impl Client {
+    /// Changes the slot of a write whose record is written.
     pub(super) async fn submit(
-        self: &Arc<Self>,
+        &self,
         write: &Write<'_>,
         entry: Assigned,
         kind: WriteKind,
-        looked: &Looked,
+        looked: &KeyLocation,
         record: Option<Written>,
         until_ns: u64,
     ) -> Result<Submitted, WriteError> {
@@ -102,23 +110,23 @@ impl Inner {
             .found
             .as_ref()
             .map_or((Default::default(), Slot::EMPTY), |found| (found.index, found.slot));
-        let seen_ns = self.now_ns();
+        let seen_ns = self.node.now_ns();
         if !entry.offloaded && kind == WriteKind::Update {
-            let slot = self.table.slot(entry.shape, index);
+            let slot = self.node.table().slot(entry.shape, index);
             let change = SlotChange { slot, old: expect, new, end: new };
-            let held = vec![self.frees.hold(expect), self.frees.hold(new)];
-            let put = self.table.put(change, looked.valid_ns, until_ns).await;
+            let held = vec![self.node.hold(expect), self.node.hold(new)];
+            let put = self.node.table().put(change, looked.valid_ns, until_ns).await;
             if put.as_ref().is_err_and(|failed| failed.effect() == WriteEffect::Unknown) {
-                self.finish_later(Unfinished { entry, change, structure: None }, held);
+                self.proxy.finish_later(Unfinished { entry, change, structure: None }, held);
             }
             return Ok(match put? {
                 SlotOutcome::Done => {
-                    self.free_later(expect);
+                    self.node.free_later(expect);
                     let source = Source { seen_ns, ..Source::default() };
                     Submitted::Done(Done { index, cache: false, source })
                 }
                 SlotOutcome::Lost(_) => {
-                    Submitted::Stale { is_written: self.table.protocol.is_written(new) }
+                    Submitted::Stale { is_written: self.node.table().protocol().is_written(new) }
                 }
             });
         }
@@ -133,12 +141,12 @@ impl Inner {
             new: new.0,
             others: looked.others.clone(),
             stamp_us: looked.stamp_us,
-            reads: self.caching.take_reads(write.hash),
+            reads: self.node.caching().take_reads(write.hash),
         };
-        let peer = self.node_of(entry).map_err(WriteError::without_effect)?;
+        let peer = self.node.node_of(entry).map_err(WriteError::without_effect)?;
         let Some(peer) = peer else {
-            let answer = self.write_index(self.pool.client(), &message).await;
-            return match self.submitted(&answer, (entry, seen_ns))? {
+            let answer = self.proxy.write_index(self.node.client(), &message).await;
+            return match self.submitted(&answer, entry, seen_ns)? {
                 Submitted::Fenced => {
                     Err(unknown("this node, which serves the key's partition, gave up"))
                 }
@@ -147,30 +155,26 @@ impl Inner {
         };
         let asked = Asked::new(&message);
         let awaited =
-            Awaited { inner: Arc::clone(self), came: false, _held: self.frees.hold(expect) };
+            Awaited { node: Arc::clone(&self.node), came: false, _held: self.node.hold(expect) };
         let open = Unsettled { entry, record, kind, expect, asked, awaited, peer, seen_ns };
         self.ask_on(open, until_ns).await
     }
 
-    /// Asks until there is an answer, or the partition's door closes.
-    async fn ask_on(
-        self: &Arc<Self>,
-        mut open: Unsettled,
-        until_ns: u64,
-    ) -> Result<Submitted, WriteError> {
+    /// Asks until there is an answer, or until the partition's gate closes.
+    async fn ask_on(&self, mut open: Unsettled, until_ns: u64) -> Result<Submitted, WriteError> {
         let partition = PartitionId(open.entry.partition);
-        let joined = self.joined().map_err(WriteError::of_unknown_effect)?;
+        let joined = self.node.joined().map_err(WriteError::of_unknown_effect)?;
         loop {
-            let answer = self.ask_once(&open.peer, &mut open.asked).await;
+            let answer = self.node.ask_once(&open.peer, &mut open.asked).await;
             match answer {
                 Ok(Some(answer)) => {
-                    match self.submitted(&answer, (open.entry, open.seen_ns))? {
-                        // The next map says what came of it.
+                    match self.submitted(&answer, open.entry, open.seen_ns)? {
+                        // The next map decides the outcome.
                         Submitted::Fenced => {}
                         other => {
                             open.awaited.came = true;
                             if let Message::Written { place, yours: true, .. } = answer {
-                                self.free_later(Slot(place.word));
+                                self.node.free_later(Slot(place.word));
                             }
                             return Ok(other);
                         }
@@ -179,26 +183,28 @@ impl Inner {
                 Ok(None) => {}
                 Err(error) => tracing::debug!(%error, "a write waits for the next map"),
             }
-            if joined.gates.is_closed(partition) {
+            if joined.gates().is_closed(partition) {
                 return Ok(if open.asked.was_sent() {
                     Submitted::Unknown(open)
                 } else {
                     Submitted::Not
                 });
             }
-            let late = self.table.late(until_ns, "the partition's node does not answer a write");
+            let late =
+                self.node.table().late(until_ns, "the partition's node does not answer a write");
             late.map_err(match open.asked.was_sent() {
                 true => WriteError::of_unknown_effect,
                 false => WriteError::without_effect,
             })?;
-            self.pause().await;
+            self.node.pause().await;
         }
     }
 
     fn submitted(
         &self,
         answer: &Message,
-        (entry, seen_ns): (Assigned, u64),
+        entry: Assigned,
+        seen_ns: u64,
     ) -> Result<Submitted, WriteError> {
         match answer {
             Message::Written { place, cache, grant, .. } => {
@@ -227,9 +233,9 @@ impl Inner {
         }
     }
 
-    /// The partition is served by the same node at the same epoch as when the request was sent.
+    /// Asks on. The same node serves the partition at the same epoch as when the request was sent.
     pub(super) async fn go_on(
-        self: &Arc<Self>,
+        &self,
         open: Unsettled,
         unsettled: &mut Option<Unsettled>,
         until_ns: u64,
@@ -242,16 +248,17 @@ impl Inner {
                 Ok(None)
             }
             Submitted::Not | Submitted::Stale { .. } | Submitted::Full | Submitted::Fenced => {
-                self.free_if_written(record);
+                self.node.free_if_written(record);
                 Ok(None)
             }
         }
     }
 
-    /// The partition went on without the node that was asked: nothing comes of the request any
-    /// more. Whether it did; `None`: it did not.
+    /// Finds out how a request ended, after the partition went on without the node that was asked.
+    /// So the request has no further effect. `Some(true)` if it was committed, `None` if it was
+    /// not.
     pub(super) async fn how_it_ended(
-        self: &Arc<Self>,
+        &self,
         write: &Write<'_>,
         entry: Assigned,
         open: &mut Unsettled,
@@ -259,17 +266,17 @@ impl Inner {
     ) -> Result<Option<bool>, WriteError> {
         let not_known = WriteError::of_unknown_effect;
         loop {
-            // What is found here is the answer: nobody compares it with anything.
+            // The answer follows from these words alone, so they come from the first copy.
             let first = FromCopy::First;
             let looked = self.look(first, entry, write.key, write.hash, until_ns).await;
             let Some(looked) = looked.map_err(not_known)? else {
-                self.table.late(until_ns, "what came of a write").map_err(not_known)?;
-                self.pause().await;
+                self.node.table().late(until_ns, "what came of a write").map_err(not_known)?;
+                self.node.pause().await;
                 continue;
             };
             let there = looked.found.as_ref().map(|found| found.slot);
             let Some(record) = open.record else {
-                // A deletion leaves nothing that would tell it from another's.
+                // A deletion leaves no trace that tells it from another deletion.
                 return if there == Some(open.expect) {
                     Ok(None)
                 } else {
@@ -277,8 +284,8 @@ impl Inner {
                 };
             };
             if open.kind == WriteKind::Update && there == Some(open.expect) {
-                // A word comes back only when the record was freed and used again, an address lease
-                // later.
+                // A word returns only after its record was freed and reused, which takes an address
+                // lease.
                 return Ok(None);
             }
             let mine = record.slot;
@@ -287,9 +294,10 @@ impl Inner {
             if there == Some(mine) || taken {
                 return Ok(Some(true));
             }
-            let superseded = self.table.was_superseded(mine, until_ns).await.map_err(not_known)?;
+            let superseded =
+                self.node.table().was_superseded(mine, until_ns).await.map_err(not_known)?;
             if !superseded && open.kind == WriteKind::Update && open.entry.offloaded {
-                // Its proxy may have let another write follow without clearing a bit that nobody
+                // The proxy may have let another write follow without clearing a bit that no node
                 // read by.
                 return Err(unknown("the partition's node died"));
             }
@@ -297,71 +305,35 @@ impl Inner {
         }
     }
 
-    /// The partition's node, if it is another one.
-    pub(crate) fn node_of(&self, entry: Assigned) -> Result<Option<Arc<Peer>>> {
-        let joined = self.joined()?;
-        if entry.node == joined.number {
-            return Ok(None);
-        }
-        let map = Arc::clone(&joined.map.read());
-        let member = map.members.iter().find(|member| member.number == entry.node);
-        let member = member.ok_or_else(|| Error::busy("the partition's node is no member"))?;
-        Ok(Some(self.peers.peer(member)))
-    }
-
-    /// The clock of the partition's node, as it was heard not long ago; `None`: it does not answer.
-    pub(super) async fn stamp_of(self: &Arc<Self>, entry: Assigned) -> Result<Option<u64>> {
-        let Some(peer) = self.node_of(entry)? else { return Ok(Some(self.now_us())) };
-        let fresh_ns = self.settings.address_lease_ns() / 4;
-        if let Some(stamp_us) = peer.heard(self.now_ns(), fresh_ns) {
+    /// A recent time of the clock of the partition's node. `None` if the node does not answer.
+    pub(super) async fn stamp_of(&self, entry: Assigned) -> Result<Option<u64>> {
+        let Some(peer) = self.node.node_of(entry)? else { return Ok(Some(self.node.now_us())) };
+        let fresh_ns = self.node.settings().address_lease_ns() / 4;
+        if let Some(stamp_us) = peer.heard(self.node.now_ns(), fresh_ns) {
             return Ok(Some(stamp_us));
         }
         if !entry.offloaded {
-            // Only inserts and deletions go there; most writes need no stamp, and the first that
-            // does brings one.
+            // Only inserts and deletions go to the node. Most writes need no stamp, and the first
+            // answer brings one.
             return Ok(Some(0));
         }
-        Ok(self.ask_once(&peer, &mut Asked::new(&Message::Renew {})).await?.and_then(|answer| {
-            match answer {
+        Ok(self.node.ask_once(&peer, &mut Asked::new(&Message::Renew {})).await?.and_then(
+            |answer| match answer {
                 Message::Renewed { grant } => Some(grant.stamp_us),
                 _ => None,
-            }
-        }))
-    }
-
-    /// Asks the partition's node, this one included, something that may be asked twice; `None`: it
-    /// does not answer, or not now.
-    pub(super) async fn ask_node(
-        self: &Arc<Self>,
-        entry: Assigned,
-        message: &Message,
-    ) -> Result<Option<Message>> {
-        let Some(peer) = self.node_of(entry)? else {
-            return Ok(match message {
-                Message::Settle { partition, epoch, place } => {
-                    Some(self.settle(PartitionId(*partition), *epoch, *place).await)
-                }
-                _ => self.answer_at_once(self.pool.client(), message),
-            });
-        };
-        match self.ask_once(&peer, &mut Asked::new(message)).await {
-            Ok(answer) => Ok(answer),
-            Err(error) => {
-                tracing::debug!(%error, "a partition's node does not answer");
-                Ok(None)
-            }
-        }
+            },
+        ))
     }
 
     pub(super) async fn ask_to_settle(
-        self: &Arc<Self>,
+        &self,
         entry: Assigned,
         place: Place,
         _until_ns: u64,
     ) -> Result<()> {
         let Assigned { partition, epoch, .. } = entry;
-        self.ask_node(entry, &Message::Settle { partition, epoch, place }).await?;
-        self.runtime.sleep(PAUSE * 10).await;
+        self.proxy.ask_node(entry, &Message::Settle { partition, epoch, place }).await?;
+        self.node.runtime().sleep(PAUSE * 10).await;
         Ok(())
     }
 }

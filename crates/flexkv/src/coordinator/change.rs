@@ -1,4 +1,6 @@
-//! A change of the map, step by step; and what a coordinator that started anew is told.
+//! The steps of a change of the map, and the recovery of a coordinator that starts.
+//!
+//! Both are parts of the state machine [`Coordinator`], which has the invariants.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,7 +10,7 @@ use super::{Action, Cause, Changed, Coordinator, Phase, Want};
 use crate::format::Geometry;
 use crate::wire::{Assigned, Member, Message, Shaped};
 
-/// Time in which a partition that found no room is not asked to grow again, in nanoseconds.
+/// Time in nanoseconds after a failed growth during which a partition does not try to grow.
 const STUCK_NS: u64 = 1_000_000_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,40 +20,40 @@ enum Step {
     Resume,
 }
 
-/// See [`Coordinator`].
+/// A change of the map that is in progress.
 #[derive(Debug)]
 pub(super) struct Change {
     version: u64,
-    /// By partition, as they will be.
+    /// The entries as they will be, by partition.
     entries: BTreeMap<u32, Assigned>,
     step: Step,
-    /// Who has yet to confirm the step.
+    /// Clients that have not confirmed the step.
     waiting: BTreeSet<ClientId>,
-    /// Who may know of it: those who lived when it began.
+    /// Clients that may know of the change, because they lived when it began.
     pub(super) told: BTreeSet<ClientId>,
     cause: Cause,
     began_ns: u64,
 }
 
 impl Change {
-    /// Whether a partition is to be `number`'s.
+    /// Whether the change gives a partition to node `number`.
     pub(super) fn names(&self, number: u32) -> bool {
         self.entries.values().any(|entry| entry.node == number)
     }
 
-    /// Whether what is measured meanwhile belongs to no map.
+    /// Whether measurements during the change belong to no map.
     pub(super) fn disturbs(&self) -> bool {
         self.cause.disturbs()
     }
 
-    /// Whether `client` has yet to pause for it.
+    /// Whether `client` has not confirmed *pause*.
     pub(super) fn pauses(&self, client: ClientId) -> bool {
         self.step == Step::Pause && self.waiting.contains(&client)
     }
 }
 
 impl Coordinator {
-    /// Begins what is wanted, if nothing is under way.
+    /// Begins a change for what is wanted, if none is in progress.
     pub(super) fn begin(&mut self) {
         if self.phase != Phase::Ruling || self.change.is_some() {
             return;
@@ -90,7 +92,7 @@ impl Coordinator {
         if entries.is_empty() && (living.is_empty() || self.spread == living) {
             return self.welcome();
         }
-        // Without partitions it tells everybody who the members are.
+        // A change without partitions tells every node who the members are.
         self.start(entries, cause);
     }
 
@@ -111,23 +113,23 @@ impl Coordinator {
         self.change = Some(Change { version, entries, step, waiting, told, cause, began_ns });
     }
 
-    /// A node died while a change was under way.
+    /// Continues a change in which a node died.
     pub(super) fn restart(&mut self, change: Change) {
         if change.step == Step::Resume {
-            // Some may work by it already: it is brought to its end without the dead node, whose
-            // partitions come next.
+            // Some nodes may already work by the new map. So the change ends without the dead node,
+            // and the next change reassigns that node's partitions.
             let waiting = change.waiting.intersection(&self.living()).copied().collect();
             self.change = Some(Change { waiting, ..change });
             return self.proceed();
         }
-        // Owners may have claimed their epochs: who joins now is told them with the map, so that
-        // they are known even if everybody else dies, and the next ones are larger.
+        // Owners may have claimed these epochs. A node that joins now learns them with the map. So
+        // they stay known even if every other node dies, and the next epochs are larger.
         for (partition, entry) in &change.entries {
             self.map[*partition as usize].epoch = entry.epoch;
         }
         self.version = change.version;
         if self.living().is_empty() {
-            // Whoever joins next takes everything.
+            // The next node that joins takes everything.
             self.wants.insert(Want::Balance);
             self.wants.extend(change.cause.reassign.then_some(Want::Reassign));
             return;
@@ -140,7 +142,7 @@ impl Coordinator {
             }
         }
         self.assign(&mut next, change.cause.reassign);
-        // What was paused is in the next change too, else nobody would open it.
+        // The next change includes every paused partition, because no other change would open it.
         for partition in change.entries.keys() {
             if let Some(now) = self.partition(*partition).copied() {
                 next.entry(*partition).or_insert(now);
@@ -151,7 +153,7 @@ impl Coordinator {
         self.stage(next, cause, change.began_ns);
     }
 
-    /// Sends what is not confirmed.
+    /// Sends again what is not confirmed.
     pub(super) fn resend(&mut self) {
         let term = self.term;
         match &self.phase {
@@ -185,7 +187,7 @@ impl Coordinator {
         }
     }
 
-    /// A node answered what it was sent.
+    /// Takes the answer of a node to an order or question.
     pub fn on_answer(&mut self, from: ClientId, sent: &Message, answer: &Message) {
         match (sent, answer) {
             (Message::Create { .. }, Message::Created { shapes }) => {
@@ -252,7 +254,8 @@ impl Coordinator {
         self.map = shapes.iter().enumerate().map(entry).collect();
         self.version = 1;
         self.welcome();
-        // Those who joined take their partitions, the first one too: the directory is written then.
+        // Every node that joined takes its partitions, including the first node. That writes the
+        // directory.
         let mut entries: BTreeMap<u32, Assigned> =
             self.map.iter().map(|entry| (entry.partition, *entry)).collect();
         self.wants.remove(&Want::Balance);
@@ -272,7 +275,7 @@ impl Coordinator {
         self.proceed();
     }
 
-    /// Takes the change to its next step if everybody has confirmed.
+    /// Takes the change to its next step if every node has confirmed.
     pub(super) fn proceed(&mut self) {
         while let Some(change) = self.change.as_mut().filter(|change| change.waiting.is_empty()) {
             let living: BTreeSet<ClientId> =
@@ -289,7 +292,7 @@ impl Coordinator {
                     continue;
                 }
             };
-            // Who joined since knows nothing of it, and is told the map when it holds.
+            // A node that joined since does not know of the change. It gets the map when it holds.
             change.waiting = change.told.intersection(&living).copied().collect();
             if change.waiting.is_empty() {
                 return;
@@ -298,7 +301,7 @@ impl Coordinator {
         }
     }
 
-    /// The change holds.
+    /// Makes the change the current map.
     fn apply(&mut self, change: &Change) {
         let mut moved = 0;
         for (partition, entry) in &change.entries {
@@ -317,9 +320,10 @@ impl Coordinator {
         });
     }
 
-    /// Once everybody has said what it knows, or is gone, the directory is read: nobody writes it
-    /// any more but by orders of this term. Of two that say that they have the same number, the one
-    /// that had it first is gone for good, but still answers: the pool tells which.
+    /// Asks for the directory once every client has said what it knows or is gone. From then on the
+    /// directory is written only by orders of this term. If two clients claim the same number, the
+    /// one that had it first is gone for good and still answers. The pool tells which one it is, so
+    /// this waits for the pool.
     pub(super) fn recalled_all(&mut self) {
         let mut numbers = BTreeSet::new();
         let once = |member: &Member| member.number == 0 || numbers.insert(member.number);
@@ -330,7 +334,7 @@ impl Coordinator {
         }
     }
 
-    /// Who has said what it knows; number 0: it is no member.
+    /// Clients that have said what they know. Number 0 marks a client that is no member.
     pub(super) fn recalled_members(&self) -> impl Iterator<Item = &Member> {
         self.recalled.iter().filter_map(|recalled| match recalled {
             Message::Recalled { member, .. } => Some(member),
@@ -338,8 +342,7 @@ impl Coordinator {
         })
     }
 
-    /// A client that is gone is no member, whatever it said before; what it knows of the map counts
-    /// all the same.
+    /// Marks a client that is gone as no member. What it said of the map still counts.
     pub(super) fn forget_recalled(&mut self, client: ClientId) {
         for recalled in &mut self.recalled {
             if let Message::Recalled { member, .. } = recalled
@@ -350,7 +353,7 @@ impl Coordinator {
         }
     }
 
-    /// The newest map of those who were heard, and what the directory has beyond it.
+    /// Takes the newest map that a client reported, and what the directory has beyond it.
     pub(super) fn take_over(
         &mut self,
         partition_bits: Option<u32>,
@@ -363,7 +366,7 @@ impl Coordinator {
         let entries = entries.filter(|there| there.len() == self.geometry.partitions() as usize);
         if self.version == 0 {
             let Some(entries) = entries else { return self.begin() };
-            // Nobody is left who knew a map.
+            // No remaining client knew a map.
             let entry = |(partition, (epoch, shape)): (usize, &(u32, Shaped))| Assigned {
                 partition: partition as u32,
                 epoch: *epoch,
@@ -376,9 +379,9 @@ impl Coordinator {
             let newest = entries.iter().map(|(epoch, _)| u64::from(*epoch)).max();
             self.version = newest.unwrap_or_default().max(1);
         }
-        // A change may have been under way, begun anew a few times, and its owners have claimed
-        // their epochs: at most one more for each version. The map is told with both, so that the
-        // next coordinator finds them together too.
+        // A change may have been in progress and restarted a few times, and its owners may have
+        // claimed epochs: at most one more for each version. Version and epochs rise together, so
+        // that the next coordinator finds both.
         let claimed = paused_for.saturating_sub(self.version);
         self.version += claimed;
         for entry in &mut self.map {
@@ -391,11 +394,11 @@ impl Coordinator {
             }
         }
         if self.living().is_empty() {
-            // Whoever joins next takes everything.
+            // The next node that joins takes everything.
             self.wants.insert(Want::Balance);
             return;
         }
-        // Everything is taken anew.
+        // Every partition is taken anew.
         let mut changes: BTreeMap<u32, Assigned> = BTreeMap::new();
         self.assign(&mut changes, false);
         for entry in &self.map {
@@ -404,8 +407,8 @@ impl Coordinator {
         self.start(changes, Cause { balance: true, ..Cause::default() });
     }
 
-    /// Takes in those who are members, and the newest map; the newest version that somebody paused
-    /// for.
+    /// Takes the members and the newest map from the reports. Returns the newest version for which
+    /// a client paused.
     fn take_recalled(&mut self) -> u64 {
         let mut paused_for = 0;
         for recalled in std::mem::take(&mut self.recalled) {

@@ -1,10 +1,12 @@
-//! Every Δ the coordinator reads what the compute nodes have counted, one-sided, and hands it to
-//! the state machine.
+//! Reads the load counters of the compute nodes at the end of each interval, for the state machine.
 //!
-//! Where a node's counters lie is asked once per link ([`Message::Meter`]); from then on a reading
-//! is one READ. While a change of the map is under way that the readings led to, no interval runs:
-//! the next begins when the change holds. A node that does not answer in time is left out of the
-//! reading.
+//! The coordinator asks a node once per link where its counters lie ([`Message::Meter`]). From then
+//! on a reading is one one-sided READ. No interval runs while a change of the map is in progress
+//! that the readings led to. The next interval begins when the change holds.
+//!
+//! Thread-safety: one task reads.
+//! Failure: a node that does not answer in time is left out of the reading.
+//! Cost: one READ per node and interval.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,9 +18,9 @@ use super::rpc::{CoordinatorRpc, ORDER};
 use crate::format::{Counts, counters_bytes};
 use crate::wire::{Member, Message};
 
-/// Between two looks whether a change is over.
+/// Time between two checks whether a change has ended.
 const LOOK: Duration = Duration::from_micros(200);
-/// Between two looks whether somebody wants the load followed.
+/// Time between two checks whether the map should follow the load.
 const IDLE: Duration = Duration::from_millis(10);
 
 /// A node's counters, over a link.
@@ -30,7 +32,7 @@ pub(super) struct Meter {
 }
 
 impl CoordinatorRpc {
-    /// Follows the load for as long as the rpc is there.
+    /// Reads the counters at intervals until the coordinator is dropped.
     pub(super) fn start_measuring(self: &Arc<Self>) {
         let (weak, runtime) = (Arc::downgrade(self), Arc::clone(&self.runtime));
         let measuring = async move {
@@ -43,7 +45,8 @@ impl CoordinatorRpc {
                 } else if tuning.hotness || tuning.adapt_ratio {
                     let readings = rpc.readings().await;
                     rpc.with(|core| core.on_counts(&readings));
-                    // A change that this led to is waited for; the next reading begins an interval.
+                    // A change that the reading led to ends first. The next reading begins an
+                    // interval.
                     let moving = rpc.look(super::Coordinator::is_moving);
                     if moving { LOOK } else { tuning.interval }
                 } else {

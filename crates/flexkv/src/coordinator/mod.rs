@@ -1,24 +1,29 @@
-//! The coordinator: who serves which partition, and how that changes. A state machine without
-//! clock, lock or I/O.
+//! The coordinator: it decides which node serves which partition, and how that changes. This is a
+//! state machine without clock, lock or I/O. [`CoordinatorRpc`] drives it.
 //!
-//! It keeps nothing that cannot be had again. One that starts enters its term into the directory's
-//! block and learns from the roster there who may act on the index ([`Coordinator::take_office`]).
-//! Each of these must say what it knows, or be gone for good. Then the directory is read
-//! ([`Coordinator::on_entries`]): it has what nobody who is left may know, a subtable that was made
-//! larger, or everything if nobody is left. Only if nothing was ever in use there, the index is
-//! made. A change of the map goes through three steps, each of which all living nodes must confirm:
-//! *pause*, *prepare*, *resume* (`membership.rs`). A node that dies while it is under way is
-//! left out, and the change begins anew under a larger version with that node's partitions in it.
+//! The coordinator keeps nothing that it cannot recover. When it starts, it enters its term into
+//! the block of the directory, and reads from the roster there which clients may act on the index
+//! ([`Coordinator::take_office`]). Each of them must say what it knows, or must be gone for good.
+//! Then the coordinator reads the directory ([`Coordinator::on_entries`]). The directory knows of
+//! larger subtables that no remaining node may know of, and it knows everything if no node remains.
+//! The index is made only if nothing was ever in use there.
 //!
-//! Invariants: 1. one change at a time; 2. a partition gets a new node only when the old one has
-//! confirmed *pause* or is gone for good ([`Coordinator::on_gone`]: its keys are revoked everywhere
-//! and its lease is over); 3. epochs of a partition grow with every change; 4. a map is told as
-//! joined only when it holds; 5. nothing is decided before everybody in the roster was heard, or is
-//! gone.
+//! A change of the map has three steps, each of which every live node must confirm: *pause*,
+//! *prepare* and *resume* (`membership.rs`). If a node dies meanwhile, it is left out. The change
+//! then begins anew under a larger version, and includes that node's partitions.
 //!
-//! Messages may be lost, late or doubled: what is not confirmed is sent again at a tick, and what
-//! comes twice changes nothing. Cost: a change takes three rounds of messages to all nodes. Paper:
-//! §4.2, §4.5.
+//! Invariants:
+//! 1. One change is in progress at a time.
+//! 2. A partition gets a new node only when the old one has confirmed *pause* or is gone for good
+//!    ([`Coordinator::on_gone`]: its keys are revoked everywhere, and its lease is over).
+//! 3. The epoch of a partition grows with every change.
+//! 4. A joining node gets a map only when that map holds.
+//! 5. Nothing is decided before every client in the roster was heard, or is gone.
+//!
+//! Thread-safety: by `&mut`.
+//! Failure: messages may be lost, late or repeated. What is not confirmed is sent again at a tick,
+//! and a repeated message changes nothing.
+//! Cost: a change takes three rounds of messages to all nodes. Paper: §4.2, §4.5.
 
 mod change;
 mod measuring;
@@ -45,67 +50,67 @@ pub use tuning::{Cause, Changed, Report, Tuning};
 use change::Change;
 use tuning::Tuner;
 
-/// What is to be done.
+/// What the driver of the state machine must do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
     /// Answer the request that came with this ticket.
     Answer {
-        /// Which.
+        /// The ticket of the request.
         ticket: u64,
-        /// With what.
+        /// The answer to the request.
         message: Message,
     },
     /// Ask a node; its answer goes to [`Coordinator::on_answer`].
     Send {
-        /// Which.
+        /// The client to ask.
         to: ClientId,
-        /// What.
+        /// The order or question.
         message: Message,
     },
     /// Read the directory's entries, for [`Coordinator::on_entries`].
     Look,
 }
 
-/// How far a coordinator is that starts.
+/// How far the start of a coordinator has come.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Phase {
     /// It has no term yet.
     Starting,
-    /// These clients may act on the index, and have not said what they know.
+    /// These clients may act on the index and have not said yet what they know.
     Recalling(BTreeSet<ClientId>),
-    /// The directory is read.
+    /// The directory is being read.
     Looking,
-    /// It knows what there is.
+    /// The coordinator knows the state of the store, and decides.
     Ruling,
 }
 
-/// What is wanted of the next change.
+/// What the next change must do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Want {
-    /// Every node gets its share.
+    /// Give every node its share of the partitions.
     Balance,
-    /// A new ranking holds.
+    /// Assign the partitions by a new ranking.
     Reassign,
-    /// A partition needs more room.
+    /// Make the subtable of this partition larger.
     Grow(u32),
-    /// These partitions are to have, or lose, a proxy: the share in a thousand of each node's list.
+    /// Offload this share, in permille, of each node's list of partitions.
     Offload(u32),
 }
 
 /// How a store is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Plan {
-    /// 2^this partitions.
+    /// Base-2 logarithm of the number of partitions.
     pub partition_bits: u32,
-    /// 2^this buckets in each at first.
+    /// Base-2 logarithm of the number of buckets in each partition at first.
     pub log2_buckets: u32,
-    /// The share of each node's partitions that it is the proxy of, in a thousand.
+    /// Share of each node's partitions that are offloaded, in permille.
     pub offload: u32,
-    /// Whether that stays so; otherwise it is where the knob begins.
+    /// Whether that share is fixed. If not, the ratio controller begins with it.
     pub fixed: bool,
 }
 
-/// As [`FlexKvSettings`] cut a store, with half of the index at proxies.
+/// The numbers of [`FlexKvSettings`], with half of the partitions offloaded.
 impl Default for Plan {
     fn default() -> Self {
         let FlexKvSettings { partition_bits, log2_buckets, .. } = FlexKvSettings::default();
@@ -116,11 +121,11 @@ impl Default for Plan {
 #[derive(Clone, Debug)]
 struct Node {
     member: Member,
-    /// Dead for good.
+    /// Whether the node is gone for good.
     gone: bool,
 }
 
-/// See the module.
+/// The state of a store's coordinator. See the head of the module.
 #[derive(Debug)]
 pub struct Coordinator {
     term: u64,
@@ -130,35 +135,35 @@ pub struct Coordinator {
     geometry: Geometry,
     directory: BlockId,
     version: u64,
-    /// The node that makes the index.
+    /// Number of the node that makes the index.
     creating: Option<u32>,
     change: Option<Change>,
     wants: BTreeSet<Want>,
-    /// Share of proxied partitions, in a thousand.
+    /// Share of offloaded partitions, in permille.
     offload: u32,
     joining: VecDeque<(u64, ClientId)>,
-    /// Whom everybody knows as members, by the last change.
+    /// Members according to the last change, which every node knows.
     spread: BTreeSet<ClientId>,
     phase: Phase,
-    /// Where clients are reached that said so, and may be no nodes yet.
+    /// Endpoints of clients that have reported, which may be no nodes yet.
     heard: BTreeMap<ClientId, Vec<String>>,
-    /// The directory that a node works by.
+    /// The block of the directory according to a node that works by it.
     told: Option<BlockId>,
     recalled: Vec<Message>,
     tuner: Tuner,
-    /// A change that belongs to no sample was under way since the interval began.
+    /// Whether a change that spoils the sample was in progress since the interval began.
     disturbed: bool,
-    /// Partitions that found no room to grow, and until when they are not asked to grow again.
+    /// Partitions that found no memory to grow, and the time until which they need not try again.
     stuck: BTreeMap<u32, u64>,
-    /// Which nodes get partitions.
+    /// Decides which nodes get partitions.
     protocol: Protocol,
-    /// For statistics.
+    /// Latest time that the driver told, for statistics and for partitions that are stuck.
     now_ns: u64,
     actions: Vec<Action>,
 }
 
 impl Coordinator {
-    /// One that knows nothing yet, and does nothing before [`Coordinator::take_office`].
+    /// A coordinator that knows nothing. It does nothing before [`Coordinator::take_office`].
     #[must_use]
     pub fn new(plan: Plan) -> Self {
         let tuning = Tuning { adapt_ratio: !plan.fixed, ..Tuning::default() };
@@ -189,18 +194,18 @@ impl Coordinator {
         }
     }
 
-    /// What is to be done since the last call.
+    /// Takes the actions that have become due since the last call.
     pub fn take_actions(&mut self) -> Vec<Action> {
         std::mem::take(&mut self.actions)
     }
 
-    /// The map's version; 0: none yet.
+    /// Version of the map. 0 before there is one.
     #[must_use]
     pub fn version(&self) -> u64 {
         self.version
     }
 
-    /// Whether no change is under way or wanted.
+    /// Whether no change is in progress or wanted.
     #[must_use]
     pub fn is_settled(&self) -> bool {
         self.change.is_none()
@@ -209,22 +214,22 @@ impl Coordinator {
             && self.phase == Phase::Ruling
     }
 
-    /// The map.
+    /// The entries of the map, by partition.
     #[must_use]
     pub fn map(&self) -> &[Assigned] {
         &self.map
     }
 
-    /// Nodes that live, as far as is known.
+    /// Nodes that live, as far as the coordinator knows.
     #[must_use]
     pub fn members(&self) -> Vec<Member> {
         let living = self.nodes.values().filter(|node| !node.gone);
         living.map(|node| node.member.clone()).collect()
     }
 
-    /// Members as nodes are told of them: while the map changes, those that the change is for. Who
-    /// has come since is told of with the next, whomever it is told to: somebody who knew of one
-    /// that the change he pauses for does not name would take that one for gone when it ends.
+    /// Members that the coordinator tells nodes about. While the map changes, these are the members
+    /// of the change. A later member is told with the next change only. If a node knew a member
+    /// that the change it pauses for does not name, it would take that member for gone at the end.
     pub(super) fn told_of(&self) -> Vec<Member> {
         let mut members = self.members();
         if let Some(change) = &self.change {
@@ -233,7 +238,7 @@ impl Coordinator {
         members
     }
 
-    /// The store, as far as is known here: nodes have not been asked what they counted.
+    /// State of the store as far as the coordinator knows it, without the counters of nodes.
     #[must_use]
     pub fn status(&self) -> StoreStatus {
         let of = |number: u32, offloaded: bool| {
@@ -259,7 +264,7 @@ impl Coordinator {
         }
     }
 
-    /// Clients whose end it must hear of.
+    /// Clients whose death the driver must report.
     #[must_use]
     pub fn watched(&self) -> Vec<ClientId> {
         let mut clients = self.living();
@@ -271,7 +276,7 @@ impl Coordinator {
         clients.into_iter().collect()
     }
 
-    /// Where a client is reached, if it is known.
+    /// Endpoints of a client, if they are known.
     #[must_use]
     pub fn endpoints(&self, client: ClientId) -> Option<&[String]> {
         let node = self.nodes.values().find(|node| node.member.client == client);
@@ -279,20 +284,20 @@ impl Coordinator {
         known.map(Vec::as_slice)
     }
 
-    /// The directory's block by what nodes say that work by it.
+    /// The block of the directory according to nodes that work by it.
     #[must_use]
     pub fn told_directory(&self) -> Option<BlockId> {
         self.told
     }
 
-    /// Whether all of these have said that they are there; `false` of nobody.
+    /// Whether all of these clients have reported. `false` for an empty list.
     #[must_use]
     pub fn has_heard_all(&self, clients: &[ClientId]) -> bool {
         !clients.is_empty() && clients.iter().all(|client| self.heard.contains_key(client))
     }
 
-    /// It is the one whose `term` is the newest. `roster`: clients of the pool that may act on the
-    /// index, or are gone; each is asked what it knows as soon as it says where it is.
+    /// Begins the term, which is the newest. `roster` has the clients of the pool that may act on
+    /// the index or are gone. Each is asked what it knows as soon as it reports its endpoints.
     pub fn take_office(&mut self, term: u64, directory: BlockId, roster: &[ClientId]) {
         if self.phase != Phase::Starting {
             return;
@@ -303,8 +308,9 @@ impl Coordinator {
         self.resend();
     }
 
-    /// The directory as it was read after [`Action::Look`]: log2 of the number of partitions, if
-    /// somebody began to make the index; epoch and shape of each, if it was made.
+    /// Takes the directory that was read after [`Action::Look`]: the base-2 logarithm of the number
+    /// of partitions, if a node began to make the index, and the epoch and shape of each partition,
+    /// if the index was made.
     pub fn on_entries(&mut self, partition_bits: Option<u32>, entries: Option<&[(u32, Shaped)]>) {
         if self.phase != Phase::Looking {
             return;
@@ -314,7 +320,7 @@ impl Coordinator {
         self.resend();
     }
 
-    /// Somebody is there: it is asked at once, if it has yet to say what it knows.
+    /// Notes a client that reported. It is asked immediately if it has not said yet what it knows.
     fn hear(&mut self, client: ClientId, endpoints: &[String]) {
         if self.phase == Phase::Ruling {
             return;
@@ -326,7 +332,7 @@ impl Coordinator {
         }
     }
 
-    /// A request of a node.
+    /// Takes a request of a node.
     pub fn on_message(&mut self, ticket: u64, message: &Message) {
         match message {
             Message::Join { client, endpoints, index_bytes } => {
@@ -352,8 +358,7 @@ impl Coordinator {
         }
     }
 
-    /// Another share of partitions is to be proxied, in a thousand. It stays so: the knob is off
-    /// from now on.
+    /// Sets the share of offloaded partitions, in permille, and switches the ratio controller off.
     pub fn set_offload(&mut self, share: u32) {
         self.tuner.fix();
         self.want_offload(share);
@@ -365,7 +370,7 @@ impl Coordinator {
         self.wants.insert(Want::Offload(share.min(1000)));
     }
 
-    /// How the map follows the load from now on.
+    /// Sets how the map follows the load from now on.
     pub fn tune(&mut self, tuning: Tuning) {
         self.tuner.tune(tuning, ratio_of(self.offload));
     }
@@ -384,30 +389,31 @@ impl Coordinator {
         self.tuner.tuning()
     }
 
-    /// What came of it.
+    /// What following the load has led to.
     #[must_use]
     pub fn report(&self) -> &Report {
         &self.tuner.report
     }
 
-    /// The share of proxied partitions, in a thousand.
+    /// Share of offloaded partitions, in permille.
     #[must_use]
     pub fn offload(&self) -> u32 {
         self.offload
     }
 
-    /// Whether partitions get other nodes, or others of them a proxy, at the moment.
+    /// Whether a change is in progress that moves partitions or changes which are offloaded.
     #[must_use]
     pub fn is_moving(&self) -> bool {
         self.change.as_ref().is_some_and(Change::disturbs)
     }
 
-    /// What time it is: for statistics, and for what is done a second. Never goes back.
+    /// Tells the time. Earlier times than before are ignored.
     pub fn on_time(&mut self, now_ns: u64) {
         self.now_ns = self.now_ns.max(now_ns);
     }
 
-    /// What the nodes have counted since they joined: an interval ends here, and the next begins.
+    /// Takes what the nodes have counted since they joined. An interval ends here, and the next
+    /// begins.
     pub fn on_counts(&mut self, readings: &[(ClientId, Counts)]) {
         for (client, counts) in readings {
             let node = self.nodes.values().find(|node| node.member.client == *client && !node.gone);
@@ -429,8 +435,8 @@ impl Coordinator {
         self.begin();
     }
 
-    /// A client is dead for good: none of its operations takes place any more, and it serves
-    /// nothing.
+    /// Takes the news that a client is gone for good. None of its operations takes effect any more,
+    /// and it serves nothing.
     pub fn on_gone(&mut self, client: ClientId) {
         self.forget_recalled(client);
         if let Phase::Recalling(silent) = &mut self.phase {
@@ -448,7 +454,7 @@ impl Coordinator {
             self.creating = None;
         }
         self.wants.insert(Want::Balance);
-        // The change that is under way waits for it, or gives it partitions: it begins anew.
+        // The current change waits for the client or gives it partitions, so it begins anew.
         if let Some(change) = self.change.take() {
             self.restart(change);
         }
@@ -457,7 +463,7 @@ impl Coordinator {
         self.resend();
     }
 
-    /// Sends again what was not confirmed.
+    /// Sends again what was not confirmed, and begins what is wanted.
     pub fn on_tick(&mut self) {
         self.welcome();
         self.begin();
@@ -483,7 +489,7 @@ impl Coordinator {
             return self.decline(ticket, Why::Fenced);
         }
         if known.is_none() {
-            // The lowest number that nobody who lives has, and neither the map nor its change
+            // The lowest number that no live node has and that neither the map nor its change
             // names.
             let free = |number: &u32| {
                 let living = self.nodes.get(number).is_some_and(|node| !node.gone);
@@ -499,8 +505,8 @@ impl Coordinator {
         self.begin();
     }
 
-    /// Tells those who wait what the map is; while it changes, only those who have yet to confirm
-    /// that they paused for that.
+    /// Tells joining nodes the map. While it changes, only nodes that have not confirmed *pause*
+    /// get it.
     fn welcome(&mut self) {
         if self.version == 0 {
             return;
@@ -523,7 +529,7 @@ impl Coordinator {
             };
             self.answer(ticket, message);
             if self.change.is_none() && self.map.iter().all(|entry| entry.node != number) {
-                // It gets its share once it is there to take it.
+                // The node gets its share now that it can take it.
                 self.wants.insert(Want::Balance);
             }
         }
@@ -546,7 +552,7 @@ impl Coordinator {
         }
     }
 
-    /// The client of a living node.
+    /// The client of a live node.
     fn client(&self, number: u32) -> Option<ClientId> {
         self.nodes.get(&number).filter(|node| !node.gone).map(|node| node.member.client)
     }

@@ -1,13 +1,23 @@
-//! The coordinator's requests, answered by the state machine; its orders, sent by tasks.
+//! Drives the coordinator: it answers requests by the state machine, and sends the state machine's
+//! orders in tasks.
 //!
-//! It is a fabric node of its own, in the manager's process or anywhere; it stores nothing. As a
-//! client of the pool, of a label of its own ([`directory_label`]), it owns the block with the
-//! directory, and asks who is dead.
+//! The coordinator is a fabric node of its own, in the manager's process or elsewhere. It stores
+//! nothing. As a client of the pool with a label of its own ([`directory_label`]), it owns the
+//! block of the directory, and asks the pool which clients are dead.
 //!
-//! **Taking office.** The oldest block of its label is the directory's. If there is none, no
-//! compute node that lives knows one, and the pool has no block of the store's either, it allocates
-//! one, and looks again, as another may have done so too. Then it enters its term, and reads the
-//! roster. Whatever of that is refused is tried again.
+//! **Taking office.** The oldest block with the coordinator's label is the directory's block. If
+//! there is none, no live compute node knows one, and the pool has no block of the store either,
+//! then the coordinator allocates one. It looks again afterwards, because another coordinator may
+//! have done the same. Then it enters its term and reads the roster. A step that is refused is
+//! tried again.
+//!
+//! Invariants:
+//! 1. At most one order with the same content is in flight to a node.
+//! 2. The lock of the state machine is never held over an await or a send.
+//!
+//! Thread-safety: any thread may call any method.
+//! Failure: an error that persists is logged once. A coordinator that the pool declared dead ends.
+//! Cost: a task per order.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -23,49 +33,49 @@ use parking_lot::Mutex;
 
 use super::measuring::Meter;
 use super::{Action, Coordinator, Plan, Tuning};
-use crate::format::{Geometry, packing};
+use crate::format::Geometry;
 use crate::node::fabric_id;
 use crate::protocol;
 use crate::settings::Sabotage;
 use crate::table::Table;
 use crate::wire::{Grant, Message, Shaped, StoreStatus, Why};
 
-/// How often a coordinator does what no message sets off.
+/// Intervals of a coordinator's periodic work.
 #[derive(Clone, Copy, Debug)]
 pub struct Rhythm {
-    /// Between two ticks: a change of the map that is wanted begins with one. Its steps do not wait
-    /// for ticks.
+    /// Time between two ticks. A change of the map begins at a tick. Its steps do not wait for
+    /// ticks.
     pub tick: Duration,
-    /// Between two looks at who is dead.
+    /// Time between two checks which clients are dead.
     pub watch: Duration,
 }
 
-/// 2 and 10 ms.
+/// A tick each 2 ms, and a check each 10 ms.
 impl Default for Rhythm {
     fn default() -> Self {
         Self { tick: Duration::from_millis(2), watch: Duration::from_millis(10) }
     }
 }
 
-/// An order is taken for lost after so long, and sent again.
+/// Time after which an order counts as lost and is sent again.
 pub(super) const ORDER: Duration = Duration::from_millis(500);
-/// A node that does not say what it counted within so long is shown without.
+/// Time within which a node must say what it counted, to be shown with its counters.
 const COUNT: Duration = Duration::from_millis(200);
 
-/// An error that is the same for so long is told.
+/// Time after which an unchanged error is logged.
 const STAYS: Duration = Duration::from_secs(2);
 
-/// What was begun at the pool ends after so long, to be begun again.
+/// Time after which an operation at the pool ends, to be begun again.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// The label of the coordinators of a store whose compute nodes have `label`: it marks the
-/// directory's block.
+/// The label of the coordinators of a store whose compute nodes have `label`. It marks the block of
+/// the directory.
 #[must_use]
 pub fn directory_label(label: u64) -> u64 {
     label.rotate_left(32) ^ ROOT
 }
 
-/// What keeps a task from getting on.
+/// The error that keeps a task from making progress.
 #[derive(Debug, Default)]
 struct Obstacle {
     error: String,
@@ -74,7 +84,7 @@ struct Obstacle {
 }
 
 impl Obstacle {
-    /// The task's turn ended so; what people should be told now: an error that stays, once.
+    /// Takes the result of a task's turn. Returns an error that has persisted, once.
     fn met(&mut self, now_ns: u64, failed: Option<Error>) -> Option<&str> {
         let error = failed.map(|error| error.to_string()).unwrap_or_default();
         if error != self.error {
@@ -89,24 +99,25 @@ impl Obstacle {
 
 const ROOT: u64 = u64::from_le_bytes(*b"flexroot");
 
-struct State {
+/// What the lock guards.
+struct CoordinatorState {
     core: Coordinator,
     replies: BTreeMap<u64, Reply>,
     next_ticket: u64,
 }
 
-/// See the module.
+/// A coordinator and its driver. See the head of the module.
 pub struct CoordinatorRpc {
-    state: Mutex<State>,
+    state: Mutex<CoordinatorState>,
     pub(super) runtime: Arc<dyn Runtime>,
     reach: Arc<dyn Reach>,
     pool: PoolClient,
     routes: Mutex<BTreeMap<ClientId, Arc<Route>>>,
-    /// What the nodes count.
+    /// The load counters of the nodes.
     pub(super) meters: Mutex<BTreeMap<ClientId, Meter>>,
-    /// Orders that are under way.
+    /// Orders in flight.
     sending: Mutex<BTreeSet<(ClientId, Vec<u8>)>>,
-    /// Once it is in office.
+    /// The directory, once the coordinator is in office.
     directory: Mutex<Option<(Table, BlockId)>>,
     looking: AtomicBool,
 }
@@ -134,9 +145,9 @@ impl Handler for CoordinatorHandler {
 }
 
 impl CoordinatorRpc {
-    /// A coordinator that is not in office yet, and the handler for the fabric's node that it is
-    /// reached by. Work begins with [`CoordinatorRpc::start`]. `pool`: a client of
-    /// [`directory_label`].
+    /// Makes a coordinator that is not in office yet, and the handler for the fabric's node that it
+    /// is reached by. `pool` is a client with [`directory_label`]. Call [`CoordinatorRpc::start`]
+    /// next.
     #[must_use]
     pub fn new(
         plan: Plan,
@@ -145,7 +156,7 @@ impl CoordinatorRpc {
         pool: PoolClient,
     ) -> (Arc<Self>, Box<dyn Handler>) {
         let core = Coordinator::new(plan);
-        let state = State { core, replies: BTreeMap::new(), next_ticket: 1 };
+        let state = CoordinatorState { core, replies: BTreeMap::new(), next_ticket: 1 };
         let rpc = Arc::new(Self {
             state: Mutex::new(state),
             runtime,
@@ -161,8 +172,8 @@ impl CoordinatorRpc {
         (rpc, handler)
     }
 
-    /// Takes office, ticks and watches for as long as the rpc is there and the pool takes it for
-    /// alive.
+    /// Starts the periodic work: taking office, ticks, and checks of dead clients. It ends when the
+    /// coordinator is dropped, or when the pool declares it dead.
     pub fn start(self: &Arc<Self>, rhythm: Rhythm) {
         self.keep("flex-tick", rhythm.tick, |rpc| {
             rpc.with(Coordinator::on_tick);
@@ -172,7 +183,7 @@ impl CoordinatorRpc {
         self.start_measuring();
     }
 
-    /// Whether the pool took it for dead: another is to be started.
+    /// Whether the pool declared this coordinator dead. Start another one then.
     #[must_use]
     pub fn is_over(&self) -> bool {
         self.pool.is_evicted()
@@ -196,24 +207,23 @@ impl CoordinatorRpc {
         self.runtime.spawn(name, Box::pin(task));
     }
 
-    /// Looks at the state machine.
+    /// Reads the state machine under its lock.
     pub fn look<T>(&self, look: impl FnOnce(&Coordinator) -> T) -> T {
         look(&self.state.lock().core)
     }
 
-    /// As [`Coordinator::assign_by`].
+    /// Assigns partitions as [`Coordinator::assign_by`] does.
     #[cfg(feature = "index-protocol")]
     pub fn assign_by(self: &Arc<Self>, protocol: Arc<dyn protocol::IndexProtocol>) {
         self.with(|core| core.assign_by(protocol));
     }
 
-    /// How the map follows the load from now on.
+    /// Sets how the map follows the load from now on.
     pub fn tune(self: &Arc<Self>, tuning: Tuning) {
         self.with(|core| core.tune(tuning));
     }
 
-    /// Changes the share of proxied partitions, in a thousand, for good: the knob is off from then
-    /// on.
+    /// Sets the share of offloaded partitions, in permille, and switches the ratio controller off.
     pub fn set_offload(self: &Arc<Self>, share: u32) {
         self.with(|core| core.set_offload(share));
     }
@@ -273,7 +283,7 @@ impl CoordinatorRpc {
         }
     }
 
-    /// Reads the directory and tells what is there; if that fails the next tick wants it again.
+    /// Reads the directory for the state machine. If that fails, the next tick asks for it again.
     fn look_up(self: &Arc<Self>) {
         let rpc = Arc::clone(self);
         let task = async move {
@@ -293,15 +303,14 @@ impl CoordinatorRpc {
         self.runtime.now_ns().saturating_add(PATIENCE.as_nanos() as u64)
     }
 
-    /// Finds the directory's block, or makes it; enters its term; reads who may act.
+    /// Finds or allocates the directory's block, enters the term, and reads the roster.
     async fn take_office(self: &Arc<Self>) -> Result<()> {
         let block_bytes = self.pool.block_bytes();
         if block_bytes == 0 {
             return Err(Error::busy("no memory node is there yet"));
         }
         let (pool, runtime) = (self.pool.clone(), Arc::clone(&self.runtime));
-        let (packing, sabotage) = (packing(block_bytes)?, Sabotage::default());
-        let table = Table { pool, runtime, packing, sabotage, protocol: protocol::of_product() };
+        let table = Table::new(pool, runtime, Sabotage::default(), protocol::of_product())?;
         let directory = self.directory_block().await?;
         let tag = (self.pool.client().0 as u32).max(1);
         let term = table.take_office(directory, tag, self.until_ns()).await?;
@@ -314,16 +323,16 @@ impl CoordinatorRpc {
         Ok(())
     }
 
-    /// The oldest block of this client's label. One that was made beside it, by this coordinator,
-    /// is given back.
+    /// The oldest block of this client's label. A later block that this coordinator allocated is
+    /// given back.
     async fn directory_block(&self) -> Result<BlockId> {
         let label = self.pool.label();
         let mut found = self.pool.find(label).await?;
         let told = self.look(Coordinator::told_directory);
         if found.is_empty() && told.is_none() {
-            // A manager that started knows of no block whose nodes it has not heard. Compute nodes
-            // that work by a directory say so: all of the store's that live must have been heard
-            // before another is made.
+            // A manager that has just started does not know the blocks of memory nodes that it has
+            // not heard. Compute nodes that work by a directory report it. So every live compute
+            // node of the store must have reported before another directory is made.
             let clients = self.pool.status().await?.clients;
             let label = (label ^ ROOT).rotate_right(32);
             let of_the_store = clients.iter().filter(|client| client.label == label);
@@ -333,8 +342,8 @@ impl CoordinatorRpc {
                     "no compute node is there yet, or not all of them are heard",
                 ));
             }
-            // Records lie in the pool, so there was an index: its directory is on memory nodes that
-            // the manager has not heard since it started.
+            // Records in the pool mean that there was an index. Its directory lies on memory nodes
+            // that the manager has not heard since it started.
             if !self.pool.find(label).await?.is_empty() {
                 return Err(Error::busy(
                     "the pool has blocks of the store and not its directory: memory nodes are missing",
@@ -372,7 +381,7 @@ impl CoordinatorRpc {
         Arc::clone(routes.entry(to).or_insert_with(route))
     }
 
-    /// Sends an order, unless the same one is under way.
+    /// Sends an order, unless the same order is in flight.
     fn send(self: &Arc<Self>, to: ClientId, endpoints: Vec<String>, message: Message) {
         let order = (to, message.encode());
         if !self.sending.lock().insert(order.clone()) {
@@ -396,7 +405,7 @@ impl CoordinatorRpc {
         self.runtime.spawn("flex-order", Box::pin(task));
     }
 
-    /// Asks a node; `None`: no answer in time.
+    /// Asks a node. `None` if it does not answer in time.
     async fn ask_node(
         &self,
         to: ClientId,
@@ -414,7 +423,7 @@ impl CoordinatorRpc {
         }
     }
 
-    /// The store, with what its nodes say that they counted.
+    /// State of the store, with the counters of its nodes.
     async fn status(&self) -> StoreStatus {
         let (mut status, members) = self.look(|core| (core.status(), core.members()));
         let count = Message::Count {}.encode();
@@ -428,8 +437,8 @@ impl CoordinatorRpc {
         status
     }
 
-    /// Takes office, if it is not in it; tells the state machine of clients that the pool took for
-    /// dead.
+    /// Takes office unless that is done, and tells the state machine which clients the pool
+    /// declared dead.
     async fn watch(self: &Arc<Self>) -> Result<()> {
         if self.directory.lock().is_none() {
             self.take_office().await?;
@@ -451,7 +460,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_stays_in_the_way_is_told_once_and_what_passes_is_not() {
+    fn persistent_obstacle_is_reported_once() {
         let late = STAYS.as_nanos() as u64;
         let of = |what: &str| Some(Error::busy(what.to_owned()));
         let mut obstacle = Obstacle::default();

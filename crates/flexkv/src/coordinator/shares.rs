@@ -1,4 +1,5 @@
-//! Whose each partition is to be, and which are proxied.
+//! Which node gets each partition, and which partitions are offloaded. The functions decide from
+//! the state of the coordinator and do no I/O.
 
 use std::collections::BTreeMap;
 
@@ -10,9 +11,9 @@ use crate::sharers::offloaded_bytes;
 use crate::wire::Assigned;
 
 impl Coordinator {
-    /// Gives every living node its share of partitions, and each its share of proxied ones;
-    /// `entries` takes what changes by that. `reassign`: by the ranking throughout; otherwise with
-    /// as few moves as a share takes.
+    /// Gives every live node its share of the partitions, and offloads the wanted share of each
+    /// node's list. `entries` takes the entries that change. With `reassign` the ranking decides
+    /// throughout. Otherwise as few partitions move as the shares allow.
     pub(super) fn assign(&self, entries: &mut BTreeMap<u32, Assigned>, reassign: bool) {
         let living: Vec<ComputeId> = self
             .nodes
@@ -33,7 +34,7 @@ impl Coordinator {
         let ratio = super::ratio_of(self.offload);
         let proxied = offloaded(ratio, self.map.len() as u32);
         for (node, list) in lists {
-            // What does not fit the node's memory limit stays without a proxy.
+            // A partition that does not fit the node's memory limit is not offloaded.
             let mut room = self.nodes.get(&node.0).map_or(0, |node| node.member.index_bytes);
             for partition in list {
                 let Some(now) = self.partition(partition.0).copied() else { continue };
@@ -50,7 +51,7 @@ impl Coordinator {
         }
     }
 
-    /// Lists from hot to cold.
+    /// The partitions of each node, from hot to cold.
     fn by_rank(
         &self,
         ranking: &Ranking,
@@ -63,7 +64,7 @@ impl Coordinator {
         if !reassign {
             next = next.spread_orphans(ranking, living);
         }
-        // Who has just come has none.
+        // A node that has just joined has no partition.
         let least = usize::from(self.map.len() >= living.len());
         let fair = least..=partitions_max(self.map.len(), living.len());
         if reassign || !living.iter().all(|node| fair.contains(&next.list(*node).len())) {
@@ -72,7 +73,7 @@ impl Coordinator {
         living.iter().map(|node| (*node, next.list(*node).to_vec())).collect()
     }
 
-    /// Lists by number, before anything is known of hotness.
+    /// The partitions of each node by number, before their hotness is known.
     fn by_number(&self, living: &[ComputeId]) -> BTreeMap<ComputeId, Vec<PartitionId>> {
         let most = self.map.len().div_ceil(living.len());
         let mut lists: BTreeMap<ComputeId, Vec<PartitionId>> =
@@ -85,7 +86,7 @@ impl Coordinator {
                 None => homeless.push(partition),
             }
         }
-        // Those with the fewest first; among them the lowest number.
+        // The node with the fewest partitions comes first, and among equal ones the lowest number.
         for partition in homeless {
             let fewest = lists.iter_mut().min_by_key(|(node, list)| (list.len(), **node));
             if let Some((_, list)) = fewest {

@@ -1,25 +1,31 @@
-//! How the map follows the load: what is made of the nodes' counters at the end of each interval.
+//! How the map follows the load: what the coordinator concludes from the nodes' counters at the end
+//! of each interval.
 //!
-//! An **interval** of Δ gives a sample: accesses by partition for [`hotness`](crate::hotness)
-//! (Algorithm 1: who is to have which partition), operations a second and the share of reads for
-//! the [`RatioController`] (Algorithm 2: how many partitions are proxied). What comes of both is
-//! one change of the map. An interval in which such a change, or one for a node that joined or
-//! died, was under way gives no sample: what was measured belongs to no map. Subtables that grow
-//! disturb nothing. So a round takes Δ per sample and the durations of its changes.
+//! An **interval** of Δ gives a sample. The accesses by partition go to [`hotness`](crate::hotness)
+//! (Algorithm 1: which node serves which partition). The operations per second and the share of
+//! reads go to the [`RatioController`] (Algorithm 2: how many partitions are offloaded). Both
+//! decisions together make one change of the map. An interval gives no sample if such a change was
+//! in progress, or one for a node that joined or died, because the sample would belong to no map.
+//! Growing subtables disturb nothing. So a round takes Δ per sample and the durations of its
+//! changes.
 //!
-//! A node that is the only one has no request to send: what it proxies it reads and writes in its
-//! own memory first, so it is to be the proxy of all that fits. The knob has nothing to find out
-//! then, and the differences between samples would be noise; it begins where it stands when a
-//! second node is there.
+//! A single node has no request to send: it reads and writes the partitions that it proxies in its
+//! own memory. So it becomes the proxy of everything that fits. The controller has nothing to find
+//! out then, and the differences between samples would be noise. It begins at that ratio when a
+//! second node exists.
 //!
-//! Until the first reassignment there is no ranking, and partitions are dealt out by number;
-//! afterwards every list is from hot to cold, also where a node joined or died. An interval without
-//! any operation says nothing and moves nothing.
+//! Before the first reassignment there is no ranking, and partitions are distributed by number.
+//! From then on every list is from hot to cold, also when a node joins or dies. An interval without
+//! any operation changes nothing.
 //!
-//! Invariants: 1. the same readings give the same decisions; 2. a node in a new life begins at zero
-//! ([`Window`]). Thread-safety: by `&mut`. Failure: a node that was not heard counts as without
-//! load; a coordinator that starts anew has no ranking and makes one. Cost: a sort of the
-//! partitions per interval. Paper: §4.2, §4.3.2.
+//! Invariants:
+//! 1. The same readings give the same decisions.
+//! 2. A node in a new life begins at zero ([`Window`]).
+//!
+//! Thread-safety: by `&mut`.
+//! Failure: a node that did not answer counts as one without load. A coordinator that starts has no
+//! ranking and makes one.
+//! Cost: a sort of the partitions per interval. Paper: §4.2, §4.3.2.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -30,22 +36,22 @@ use crate::ids::ComputeId;
 use crate::offload_ratio::{Ratio, RatioController, STEP_PERMILLE};
 use crate::wire::Figure;
 
-/// Changes that a report remembers.
+/// Number of changes that a report keeps.
 const CHANGES_KEPT: usize = 64;
 
 /// How the map follows the load.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Tuning {
-    /// Partitions are assigned by their hotness (Algorithm 1); otherwise by number, for good.
-    /// Default: yes.
+    /// Whether partitions are assigned by their hotness (Algorithm 1). If not, they stay assigned
+    /// by number. Default: yes.
     pub hotness: bool,
-    /// The knob sets the share of proxied partitions (Algorithm 2); otherwise it stays as it was
-    /// set. Default: yes.
+    /// Whether the ratio controller sets the share of offloaded partitions (Algorithm 2). If not,
+    /// the share stays as it was set. Default: yes.
     pub adapt_ratio: bool,
-    /// Δ. Default: 1 s.
+    /// Length Δ of an interval. Default: 1 s.
     pub interval: Duration,
-    /// Standard deviations of a count that are taken for noise. Default: 3; the paper's algorithm
-    /// has 0.
+    /// Number of standard deviations of a count that pass for noise. Default: 3. The paper's
+    /// algorithm uses 0.
     pub noise_sigmas: f64,
 }
 
@@ -61,7 +67,7 @@ impl Default for Tuning {
 }
 
 impl Tuning {
-    /// Nothing follows the load: the ratio stays as it is set, partitions where they are.
+    /// The map does not follow the load. The ratio and the assignment of partitions stay.
     pub const FIXED: Self = Self {
         hotness: false,
         adapt_ratio: false,
@@ -70,21 +76,21 @@ impl Tuning {
     };
 }
 
-/// What a change of the map was for.
+/// The reasons of a change of the map.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cause {
     /// A node joined or died.
     pub balance: bool,
-    /// Subtables grew.
+    /// Subtables became larger.
     pub grow: bool,
     /// Partitions were assigned by a new ranking.
     pub reassign: bool,
-    /// The share of proxied partitions changed.
+    /// The share of offloaded partitions changed.
     pub offload: bool,
 }
 
 impl Cause {
-    /// Whether what is measured meanwhile belongs to no map.
+    /// Whether measurements during the change belong to no map.
     pub(super) fn disturbs(self) -> bool {
         self.balance || self.reassign || self.offload
     }
@@ -93,46 +99,45 @@ impl Cause {
 /// A change of the map that ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Changed {
-    /// The version that it made.
+    /// Version of the map after the change.
     pub version: u64,
-    /// What for.
+    /// Reasons of the change.
     pub cause: Cause,
-    /// How many partitions were paused.
+    /// Number of partitions that were paused.
     pub partitions: u32,
-    /// How many of them got another node.
+    /// Number of paused partitions that got another node.
     pub moved: u32,
-    /// When it began.
+    /// Time at which the change began, in nanoseconds.
     pub began_ns: u64,
-    /// How long it took, from the first order to the last confirmation.
+    /// Time from the first order to the last confirmation, in nanoseconds.
     pub took_ns: u64,
 }
 
-/// What came of following the load.
+/// What following the load has led to.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
-    /// Samples that were judged.
+    /// Number of samples that were judged.
     pub samples: u64,
-    /// Operations a second in the latest.
+    /// Operations per second in the latest sample.
     pub throughput: f64,
-    /// Reads over operations in the latest.
+    /// Reads over operations in the latest sample.
     pub read_share: f64,
-    /// By how many ranks partitions had moved in the latest (D), and what a random reshuffle gives
-    /// (B).
+    /// Number of ranks by which partitions had moved in the latest sample (D).
     pub displacement: u64,
-    /// See there.
+    /// Displacement that a random reshuffle would give (B).
     pub baseline: f64,
-    /// How often partitions were assigned anew.
+    /// Number of times that partitions were assigned anew.
     pub reassignments: u64,
-    /// How often the knob set another ratio.
+    /// Number of times that the ratio controller set another ratio.
     pub ratio_moves: u64,
-    /// Whether the knob has found its ratio.
+    /// Whether the ratio controller has found its ratio.
     pub steady: bool,
     /// The latest changes of the map, oldest first.
     pub changes: VecDeque<Changed>,
 }
 
 impl Report {
-    /// For people and their tools: whole numbers by name.
+    /// The report as whole numbers by name, for operators and their tools.
     pub(super) fn figures(&self) -> Vec<Figure> {
         let (last, longest) = (self.changes.back(), self.changes.iter().map(|c| c.took_ns).max());
         let facts = [
@@ -153,23 +158,23 @@ impl Report {
     }
 }
 
-/// What an interval's end asks for.
+/// Changes that the end of an interval asks for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Decision {
     pub(super) reassign: bool,
     pub(super) ratio: Option<Ratio>,
 }
 
-/// See the module.
+/// Decides at the end of each interval. See the head of the module.
 #[derive(Debug)]
 pub(super) struct Tuner {
     tuning: Tuning,
-    /// `None`: the ratio is fixed.
+    /// `None` if the ratio is fixed.
     controller: Option<RatioController>,
-    /// In force, once there is one.
+    /// The ranking in force, once there is one.
     ranking: Option<Ranking>,
     window: Option<Window>,
-    /// By node: its life, and reads and writes at its last reading.
+    /// The life of each node, and its reads and writes at the last reading.
     totals: BTreeMap<u32, (u64, u64, u64)>,
     reads: u64,
     writes: u64,
@@ -198,7 +203,7 @@ impl Tuner {
         self.tuning
     }
 
-    /// From now on so; a ranking that is there stays.
+    /// Sets how the map follows the load from now on. A ranking stays.
     pub(super) fn tune(&mut self, tuning: Tuning, ratio: Ratio) {
         let (ranking, window) = (self.ranking.take(), self.window.take());
         let report = std::mem::take(&mut self.report);
@@ -207,7 +212,7 @@ impl Tuner {
         self.report = Report { steady: !tuning.adapt_ratio, ..report };
     }
 
-    /// The ratio is somebody else's matter from now on.
+    /// Switches the ratio controller off.
     pub(super) fn fix(&mut self) {
         self.controller = None;
         self.tuning.adapt_ratio = false;
@@ -218,8 +223,8 @@ impl Tuner {
         self.ranking.as_ref()
     }
 
-    /// What a node in its `life` has counted. Of another number of partitions it is left out
-    /// (`false`).
+    /// Takes what a node in its `life` has counted. Returns `false`, without effect, if the counts
+    /// are of another number of partitions.
     pub(super) fn read(&mut self, node: u32, life: u64, counts: &Counts) -> bool {
         let partitions = counts.accesses.len() as u32;
         let window = self.window.get_or_insert_with(|| Window::new(partitions));
@@ -242,8 +247,8 @@ impl Tuner {
         }
     }
 
-    /// All nodes were read: the interval ends, and the next begins. `disturbed`: the map was not
-    /// the same all the time.
+    /// Ends an interval after all nodes were read, and begins the next one. `disturbed` says that
+    /// the map changed during the interval.
     pub(super) fn end(&mut self, now_ns: u64, nodes: u32, disturbed: bool) -> Decision {
         let counts = self.window.as_mut().map(Window::take).unwrap_or_default();
         let (reads, writes) = (std::mem::take(&mut self.reads), std::mem::take(&mut self.writes));
@@ -257,7 +262,7 @@ impl Tuner {
         }
         let alone = nodes == 1;
         if operations == 0 {
-            // Who is alone has nothing to wait for.
+            // A single node need not wait for a sample.
             let ratio = self
                 .controller
                 .as_mut()
@@ -284,8 +289,7 @@ impl Tuner {
         Decision { reassign, ratio }
     }
 
-    /// Whether partitions are to be assigned anew; the ranking that they are assigned by is in
-    /// force then.
+    /// Whether partitions must be assigned anew. The new ranking is in force then.
     fn rank(&mut self, counts: &[u64], nodes: u32) -> bool {
         let flat = || Ranking::flat(counts.len() as u32);
         let old = self.ranking.clone().unwrap_or_else(flat);
@@ -341,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn a_disturbed_interval_an_idle_one_and_a_new_life_give_no_sample() {
+    fn disturbed_or_idle_interval_gives_no_sample() {
         let mut tuner = Tuner::new(Tuning::default(), Ratio::NONE);
         let none = Decision::default();
         assert_eq!(tuner.end(0, 2, false), none, "the first reading begins an interval");
@@ -361,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_alone_proxies_all_and_the_knob_goes_on_from_there_when_a_second_one_is_there() {
+    fn single_node_proxies_all_until_second_node_joins() {
         let mut tuner = Tuner::new(Tuning::default(), Ratio::from_permille(500));
         tuner.end(0, 1, false);
         let mut ratios = Vec::new();

@@ -1,26 +1,29 @@
-//! What a compute node has counted, as it lies in a region of its own, where the coordinator reads
-//! it one-sided.
+//! The load counters of a compute node, in a region of their own that the coordinator reads
+//! one-sided.
 //!
-//! | offset | bytes | what |
+//! | offset | bytes | content |
 //! | --- | --- | --- |
 //! | 0 | 8 | `FLXC`, version 1 |
 //! | 8 | 8 | reads that were answered |
 //! | 16 | 8 | writes that were answered |
-//! | 24 | 4 · P | accesses by partition, reads and writes, each wrapping by itself; padded to a whole word |
+//! | 24 | 4 · P | accesses by partition, reads and writes together, each wrapping on its own;
+//! padded to a whole word |
 //!
-//! Little-endian. Two counters share a word that the node adds to at once, so that a counter which
-//! wraps adds one to its neighbour above, once in 2^32 accesses. Words are read one by one: a
-//! reading is of no single moment. Cost: 4 bytes per partition. Paper: §4.2.
+//! Everything is little-endian. Two counters share a word, to which the node adds with one
+//! operation. So a counter that wraps adds one to its upper neighbour, once in 2^32 accesses. Words
+//! are read one by one, so a reading is not of a single moment.
+//!
+//! Cost: 4 bytes per partition. Paper: §4.2.
 
 const MAGIC: u64 = u32::from_le_bytes(*b"FLXC") as u64 | 1 << 32;
 
-/// Byte of the word that counts reads.
+/// Offset of the word that counts reads.
 pub(crate) const READS_OFFSET: u64 = 8;
-/// Byte of the word that counts writes.
+/// Offset of the word that counts writes.
 pub(crate) const WRITES_OFFSET: u64 = 16;
 const FIRST_OFFSET: u64 = 24;
 
-/// Bytes of the counters of so many partitions.
+/// Bytes of the counters of `partitions` partitions.
 #[must_use]
 pub fn counters_bytes(partitions: u32) -> u64 {
     FIRST_OFFSET + (u64::from(partitions) * 4).next_multiple_of(8)
@@ -32,12 +35,12 @@ pub(crate) fn counter_place(partition: u32) -> (u64, u64) {
     (word, 1 << (32 * (partition % 2)))
 }
 
-/// The first word.
+/// The first word of the region.
 pub(crate) fn counters_magic() -> [u8; 8] {
     MAGIC.to_le_bytes()
 }
 
-/// What was counted since the node joined.
+/// Counts since the node joined.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Reads that were answered.
@@ -49,7 +52,7 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// Reads the counters of so many partitions; `None` if these are not they.
+    /// Decodes the counters of `partitions` partitions. `None` if the bytes are something else.
     #[must_use]
     pub fn decode(bytes: &[u8], partitions: u32) -> Option<Self> {
         if bytes.len() as u64 != counters_bytes(partitions) {

@@ -1,8 +1,8 @@
 //! What lies in the pool: slots, records, subtables and the directory of partitions
 //! (`docs/formats/flexkv.md`).
 //!
-//! Everything is little-endian. The decoders take what a one-sided read brought, torn or hostile,
-//! and answer with a value or a reason; they never panic and allocate nothing.
+//! Everything is little-endian. The decoders take any bytes that a one-sided read may bring, torn
+//! or hostile, and answer with a value or a reason. They never panic and allocate nothing.
 
 mod load_counters;
 mod partition;
@@ -15,8 +15,7 @@ mod table;
 pub use load_counters::{Counts, counters_bytes};
 pub(crate) use load_counters::{READS_OFFSET, WRITES_OFFSET, counter_place, counters_magic};
 pub use partition::{
-    Access, ENTRY_BYTES, EPOCH_MAX, EntryRefused, LOG2_BUCKETS_MAX, Owner, PartitionEntry, Shape,
-    entry_offset,
+    Access, ENTRY_BYTES, EntryRefused, LOG2_BUCKETS_MAX, Owner, PartitionEntry, Shape, entry_offset,
 };
 pub use record::{
     Decoded, EXPIRY_MAX, HEADER_BYTES, Head, Header, INVALID_WORD, KEY_BYTES_MAX, Record,
@@ -25,6 +24,7 @@ pub use record::{
 pub use roster::{ROSTER_BYTES, ROSTER_CLIENTS, Roster, roster_head, roster_offset};
 pub use scan_position::ScanPosition;
 pub use slot::{LENGTH_UNITS_MAX, Slot, SlotState, TIME_MASK, UNIT_BYTES, packing};
+pub(crate) use table::HashedKey;
 pub use table::{
     BUCKET_BYTES, BUCKET_SLOTS, Bucket, Candidates, Geometry, KeyHash, PARTITION_BITS_DEFAULT,
     PARTITION_BITS_MAX, SlotIndex, key_hash, regrow,

@@ -1,24 +1,31 @@
-//! The directory's entry of a partition: whose it is, and where its subtable lies.
+//! The directory's entry of a partition: its owner, and the address and size of its subtable.
 //!
-//! Entries lie side by side in the pool, entry `p` at byte `32·p`; clients read them one-sided.
+//! Entries lie one after another in the pool, entry `p` at byte `32·p`. Clients read them
+//! one-sided.
 //!
-//! | offset | what |
+//! | offset | content |
 //! | --- | --- |
 //! | 0 | owner word: epoch (bits 63–32), owner (31–8; 0: none), access (7–0) |
 //! | 8 | location word: packed address of the subtable (46 bits) |
-//! | 16 | shape word: slot generation (63–32), zeros, log2 of the number of buckets (7–0) |
-//! | 24 | check word: `FLXD` (bytes 24–27), CRC-32C (28–31) of version, x, number of the partition, location and shape |
+//! | 16 | shape word: slot generation (63–32), zeros, base-2 logarithm of the number of buckets
+//! (7–0) |
+//! | 24 | check word: `FLXD` (bytes 24–27), CRC-32C (28–31) of version, x, number of the partition,
+//! location and shape |
 //!
-//! Invariants: 1. the owner word changes by compare-and-swap alone, and its epoch with every change
-//! grows; so it is not covered by the check. 2. Location, shape and check change together, while
-//! access is [`Access::Paused`]: who reads them torn sees a wrong check, reads again, and acts only
-//! if the owner word did not change meanwhile. 3. The slot generation grows with every location or
-//! shape, so that a slot index of an old one is noticed. 4. The check binds an entry to its place
-//! and to x: clients that cut hashes in another way are refused at their first read.
+//! Invariants:
+//! 1. The owner word changes by compare-and-swap only, and its epoch grows with every change. So
+//!    the check does not cover it.
+//! 2. Location, shape and check change together, while access is [`Access::Paused`]. A client that
+//!    reads them torn sees a wrong check and reads again. It acts only if the owner word did not
+//!    change meanwhile.
+//! 3. The slot generation grows with every location or shape, so that an old slot index is noticed.
+//! 4. The check binds an entry to its position and to x. A client that divides hashes in another
+//!    way is refused at its first read.
 //!
-//! Cost: a read of 32 bytes. Thread-safety: values. Failure: [`EntryRefused`]. Paper: §4.2 has maps
-//! at the nodes alone; that the owner is a word of the pool is ours, so that a deposed owner is
-//! known by who reads.
+//! Thread-safety: values.
+//! Failure: [`EntryRefused`].
+//! Cost: a read of 32 bytes. Paper: §4.2 has maps at the nodes only. The owner word in the pool is
+//! an addition, by which clients notice a deposed owner.
 
 use archipelago_base::checksum;
 
@@ -28,39 +35,37 @@ use crate::ids::{ComputeId, PartitionId};
 
 /// Bytes of an entry.
 pub const ENTRY_BYTES: usize = 32;
-/// The last epoch of a partition: 136 years at one change a second.
-pub const EPOCH_MAX: u32 = u32::MAX;
-/// A subtable has at most 2^20 buckets: more bits the hash does not have.
+/// Largest base-2 logarithm of the number of buckets. The hash has no more bits for it.
 pub const LOG2_BUCKETS_MAX: u32 = BUCKET_BITS;
 
 const MAGIC: [u8; 4] = *b"FLXD";
 const VERSION: u8 = 1;
 
-/// By which way a partition's index is reached.
+/// How clients reach the index of a partition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Access {
     /// Clients read and swap the slots in the pool.
     OneSided,
-    /// The owner is its proxy: it alone writes the slots.
+    /// The owner is the proxy and alone writes the slots.
     Proxied,
-    /// Nobody may change slots: the partition is being moved or grown.
+    /// No node may change slots, because the partition is being moved or grown.
     Paused,
 }
 
-/// The owner word.
+/// The owner word of a partition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Owner {
-    /// Grows with every change.
+    /// Epoch, which grows with every change.
     pub epoch: u32,
-    /// The proxy; of a paused partition, who moves it, if anybody said so.
+    /// The proxy. For a paused partition the node that moves it, if there is one.
     pub node: Option<ComputeId>,
-    /// How the index is reached.
+    /// How clients reach the index.
     pub access: Access,
 }
 
 impl Owner {
-    /// The word. `None` if the node is 0 or above [`ComputeId::MAX`], or a proxied partition has
-    /// none.
+    /// The word as bits. `None` if the node is 0 or above [`ComputeId::MAX`], or if an offloaded
+    /// partition has no node.
     #[must_use]
     pub fn encode(self) -> Option<u64> {
         let node = match self.node {
@@ -78,7 +83,7 @@ impl Owner {
         Some(u64::from(self.epoch) << 32 | node << 8 | access)
     }
 
-    /// What the word says.
+    /// Decodes a word.
     pub fn decode(word: u64) -> Result<Self, EntryRefused> {
         let access = match word as u8 {
             0 => Access::OneSided,
@@ -99,9 +104,9 @@ impl Owner {
 pub struct Shape {
     /// Packed address ([`packing`](super::packing)).
     pub packed: u64,
-    /// Grows with every new location or size.
+    /// Generation, which grows with every new location or size.
     pub generation: u32,
-    /// 2^this buckets, at most [`LOG2_BUCKETS_MAX`].
+    /// Base-2 logarithm of the number of buckets, at most [`LOG2_BUCKETS_MAX`].
     pub log2_buckets: u32,
 }
 
@@ -116,35 +121,35 @@ impl Shape {
 /// An entry of the directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PartitionEntry {
-    /// Whose.
+    /// The owner of the partition.
     pub owner: Owner,
-    /// Where.
+    /// Address and size of the subtable.
     pub shape: Shape,
 }
 
 /// Why bytes are no entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EntryRefused {
-    /// All zeros: nobody made the directory yet.
+    /// All bytes are zero, because no node has made the directory yet.
     #[error("the directory has no entry here yet")]
     Absent,
-    /// The magic is not there.
+    /// The magic is missing.
     #[error("no entry of a directory lies here")]
     NotAnEntry,
-    /// Torn, of another partition, of another number of partitions, or of another version.
+    /// The entry is torn, or belongs to another partition, number of partitions or version.
     #[error(
         "the entry's check is {found:#010x}, not {computed:#010x}: torn, or of another geometry or version"
     )]
     Check {
-        /// What the entry says.
+        /// The check in the entry.
         found: u32,
-        /// What its bytes give here.
+        /// The check of the entry's bytes.
         computed: u32,
     },
-    /// No owner word.
+    /// The owner word is invalid.
     #[error("{0:#018x} is no owner word")]
     Owner(u64),
-    /// A location or a shape out of range.
+    /// The location or the shape is out of range.
     #[error("the subtable's location {location:#x} or shape {shape:#x} is out of range")]
     Shape {
         /// The location word.
@@ -171,8 +176,8 @@ fn check(geometry: Geometry, partition: PartitionId, location: u64, shape: u64) 
 }
 
 impl PartitionEntry {
-    /// The bytes; to change location and shape of an entry, write from byte 8 on. `None` if a field
-    /// is out of range.
+    /// The bytes of the entry. To change its location and shape, write from byte 8 on. `None` if a
+    /// field is out of range.
     #[must_use]
     pub fn encode(&self, geometry: Geometry, partition: PartitionId) -> Option<[u8; ENTRY_BYTES]> {
         let Shape { packed, generation, log2_buckets } = self.shape;
@@ -189,7 +194,7 @@ impl PartitionEntry {
         Some(bytes)
     }
 
-    /// Reads the entry of `partition`.
+    /// Decodes the entry of `partition`.
     pub fn decode(
         bytes: &[u8; ENTRY_BYTES],
         geometry: Geometry,

@@ -1,34 +1,38 @@
-//! The end of the directory's block: in which term the store's coordinator is, how the store is
-//! cut, who may act on it.
+//! The end of the directory's block: the coordinator's term, the number of partitions, and the
+//! clients that may act on the store.
 //!
-//! | offset from the block's end − 8,192 | what |
+//! | offset from the block's end − 8,192 | content |
 //! | --- | --- |
-//! | 0 | the term of the newest coordinator; 0: there was none |
-//! | 8 | head: `FLXM`, version 1, x, two zeros; 0: nobody began to make the index |
-//! | 16 | 1,022 clients of the pool that may act on the index; 0: nobody |
+//! | 0 | term of the newest coordinator; 0: there was none |
+//! | 8 | head: `FLXM`, version 1, x, two zeros; 0: no node began to make the index |
+//! | 16 | 1,022 clients of the pool that may act on the index; 0: a free place |
 //!
-//! Invariants: 1. each word changes by compare-and-swap alone; 2. terms grow; 3. a client is in it
-//! before it acts on the index, and until it is gone for good; then another may take its place.
+//! Invariants:
+//! 1. Each word changes by compare-and-swap only.
+//! 2. Terms grow.
+//! 3. A client is in the roster before it acts on the index, and until it is gone for good. Then
+//!    another client may take its place.
 //!
-//! Thread-safety: values. Failure: a head of another version is refused. Not in the paper, whose
-//! manager has nothing to find again.
+//! Thread-safety: values.
+//! Failure: a head of another version is refused. The paper has no roster, because its manager
+//! never restarts.
 
-/// Bytes of it, at the end of the directory's block.
+/// Bytes of the roster, at the end of the directory's block.
 pub const ROSTER_BYTES: u64 = 8192;
-/// Clients that it has room for.
+/// Number of places for clients.
 pub const ROSTER_CLIENTS: usize = (ROSTER_BYTES / 8) as usize - 2;
 
 const MAGIC: [u8; 4] = *b"FLXM";
 const VERSION: u8 = 1;
 
-/// What it says.
+/// A roster that was read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Roster {
-    /// Of the newest coordinator.
+    /// Term of the newest coordinator.
     pub term: u64,
-    /// log2 of the number of partitions, once somebody began to make the index.
+    /// Base-2 logarithm of the number of partitions, once a node began to make the index.
     pub partition_bits: Option<u32>,
-    /// Its places, taken or not.
+    /// The places for clients, taken or not.
     pub clients: Vec<u64>,
 }
 
@@ -38,7 +42,7 @@ pub fn roster_offset(block_bytes: u64) -> u64 {
     block_bytes.saturating_sub(ROSTER_BYTES)
 }
 
-/// The head's word.
+/// The word of the head.
 #[must_use]
 pub fn roster_head(partition_bits: u32) -> u64 {
     let mut bytes = [0; 8];
@@ -49,7 +53,7 @@ pub fn roster_head(partition_bits: u32) -> u64 {
 }
 
 impl Roster {
-    /// Reads it; `None` if its head is none of this version.
+    /// Decodes a roster. `None` if its head is not of this version.
     #[must_use]
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let words: Vec<u64> =

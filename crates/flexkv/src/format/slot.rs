@@ -5,35 +5,41 @@
 //! | --- | --- | --- | --- | --- |
 //! | 63 | 1 | 1 | 0 | 0 |
 //! | 62 | 0 | 1 | 1 | 0 |
-//! | 61–16 | packed address of the record (units of 64 bytes) | the same | the same, of the new record | when, in µs of the owner's clock, modulo 2^46 |
-//! | 15–8 | length in units of 64 bytes; 0: more than 255, the record says how many | the same | the same | tag, high byte |
+//! | 61–16 | packed address of the record (units of 64 bytes) | the same | the same, of the new
+//! record | time of the deletion in µs of the owner's clock, modulo 2^46 |
+//! | 15–8 | length in units of 64 bytes; 0: more than 255, the record has the length | the same |
+//! the same | tag, high byte |
 //! | 7–0 | fingerprint of the key | the same | the same | tag, low byte |
 //!
 //! **Dying**: the partition's node deletes the key one-sided and has the slot to itself. Readers
-//! take the record for what it is until the slot is deleted. A deletion needs no record of its own,
-//! so it succeeds when all memory is in use (decision 0050).
+//! take the record as it is until the slot is deleted. A deletion needs no record of its own, so it
+//! succeeds when all memory is in use (decision 0050).
 //!
-//! **Pending**: somebody writes the key one-sided and has the slot to itself; the new record says
-//! what was there before, which is what readers take until the slot is live again (decision 0016).
+//! **Pending**: a client writes the key one-sided and has the slot to itself. The new record names
+//! the former word, which readers use until the slot is live again (decision 0017).
 //!
-//! 0 is [`Slot::EMPTY`]: never used. Slots change by compare-and-swap of the whole word.
+//! 0 is [`Slot::EMPTY`], a slot that was never used. Slots change by compare-and-swap of the whole
+//! word.
 //!
-//! Invariants: 1. a deletion never writes 0. 2. Two deletions of one slot write different words as
-//! long as their tags or times differ: the deleter draws the tag, so that a swap that expects an
-//! old deletion fails after a new one. 3. A deleted slot is reused only when it is more than a
-//! lease old by the clock that every stamp of the partition is made from ([`crate::lease`]), so
-//! that no client still acts on the position it had cached. 4. Only the first copy of a slot is
-//! ever pending or dying.
+//! Invariants:
+//! 1. A deletion never writes 0.
+//! 2. Two deletions of one slot write different words if their tags or times differ. The deleter
+//!    draws the tag, so that a swap that expects an old deletion fails after a new one.
+//! 3. A deleted slot is reused only when it is more than a lease old, by the clock that makes all
+//!    stamps of the partition ([`crate::lease`]). So no client acts on a position that it cached
+//!    before.
+//! 4. Only the first copy of a slot is ever pending or dying.
 //!
-//! Cost: shifts. Thread-safety: a value. Paper: §4.5, "Index Structure" and "Garbage Collection";
-//! the tag, the escape and the modulus are ours.
+//! Thread-safety: a value.
+//! Cost: shifts. Paper: §4.5, "Index Structure" and "Garbage Collection". The tag, the escape and
+//! the modulus are additions.
 
 use archipelago_base::Result;
 use archipelago_pool::Packing;
 
-/// Records begin at multiples of this, and lengths are counted in it.
+/// Unit of lengths, in bytes. Records begin at multiples of it.
 pub const UNIT_BYTES: u64 = 64;
-/// The largest length that a slot can say.
+/// Largest length that a slot can express, in units.
 pub const LENGTH_UNITS_MAX: u64 = 255;
 /// Times and packed addresses have 46 bits. The clock wraps after 2.2 years.
 pub const TIME_MASK: u64 = (1 << ADDRESS_BITS) - 1;
@@ -42,49 +48,50 @@ const ADDRESS_BITS: u32 = 46;
 const VALID: u64 = 1 << 63;
 const PENDING: u64 = 1 << 62;
 
-/// How addresses of records and subtables are packed in a pool with blocks of `block_bytes`.
-/// Invalid if they do not fit.
+/// The packing of addresses of records and subtables in a pool with blocks of `block_bytes`.
+/// Invalid if the addresses do not fit.
 pub fn packing(block_bytes: u64) -> Result<Packing> {
     Packing::new(block_bytes, UNIT_BYTES, ADDRESS_BITS)
 }
 
-/// A word of the index. Every word is a slot; there is nothing to refuse.
+/// A word of the index. Every word is a slot, so none is refused.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Slot(pub u64);
 
-/// What a slot says.
+/// The meaning of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SlotState {
-    /// Never used.
+    /// The slot was never used.
     Empty,
-    /// Names a record.
+    /// The slot names a record.
     Live {
-        /// Packed address.
+        /// Packed address of the record.
         packed: u64,
-        /// Length in units of 64 bytes; `None`: more than a slot can say.
+        /// Length in units of 64 bytes. `None` if it is more than a slot can express.
         units: Option<u8>,
-        /// Of the key.
+        /// Fingerprint of the key.
         fingerprint: u8,
     },
-    /// Will name a record.
+    /// The slot will name a record.
     Pending {
         /// Packed address of the new record.
         packed: u64,
     },
-    /// Named a record until a time.
+    /// The slot named a record until a time.
     Deleted {
-        /// µs of the owner's clock, modulo 2^46.
+        /// Time of the deletion in µs of the owner's clock, modulo 2^46.
         time_us: u64,
-        /// Drawn by the deleter.
+        /// Tag that the deleter drew.
         tag: u16,
     },
 }
 
 impl Slot {
-    /// Never used.
+    /// The word of a slot that was never used.
     pub const EMPTY: Self = Self(0);
 
-    /// Names the record of `bytes` bytes at `packed`. `None` if the address has more than 46 bits.
+    /// The word that names the record of `bytes` bytes at `packed`. `None` if the address has more
+    /// than 46 bits.
     #[must_use]
     pub fn live(packed: u64, bytes: u64, fingerprint: u8) -> Option<Self> {
         if packed > TIME_MASK {
@@ -95,7 +102,7 @@ impl Slot {
         Some(Self(VALID | packed << 16 | length << 8 | u64::from(fingerprint)))
     }
 
-    /// The word that says that this one, which is live, is being put in.
+    /// The pending word of this word, which is live.
     #[inline]
     #[must_use]
     pub fn to_pending(self) -> Self {
@@ -103,7 +110,7 @@ impl Slot {
         Self(self.0 & !VALID | PENDING)
     }
 
-    /// The word that a pending one becomes, or that a dying one was.
+    /// The live word that a pending word becomes, or that a dying word was.
     #[inline]
     #[must_use]
     pub fn to_live(self) -> Self {
@@ -111,7 +118,7 @@ impl Slot {
         Self(self.0 & !PENDING | VALID)
     }
 
-    /// The word that says that the record of this one, which is live, is being deleted.
+    /// The dying word of this word, which is live.
     #[inline]
     #[must_use]
     pub fn to_dying(self) -> Self {
@@ -126,28 +133,29 @@ impl Slot {
         self.0 & (VALID | PENDING) == VALID | PENDING
     }
 
-    /// The word that named the record before its deletion began; any other word as it is.
+    /// The word that named the record before its deletion began. Any other word stays as it is.
     #[inline]
     #[must_use]
     pub fn undying(self) -> Self {
         if self.is_dying() { Self(self.0 & !PENDING) } else { self }
     }
 
-    /// Whether somebody changes the slot one-sided and has it to itself.
+    /// Whether a client changes the slot one-sided and has it to itself.
     #[inline]
     #[must_use]
     pub fn is_taken(self) -> bool {
         self.0 & PENDING != 0
     }
 
-    /// Whether somebody writes the key one-sided.
+    /// Whether a client writes the key one-sided.
     #[inline]
     #[must_use]
     pub fn is_pending(self) -> bool {
         self.0 & (VALID | PENDING) == PENDING
     }
 
-    /// Deleted at `now_us` of the owner's clock. `tag` is drawn anew for each deletion.
+    /// The word of a deletion at `now_us` of the owner's clock. The caller draws a new `tag` for
+    /// each deletion.
     #[must_use]
     pub fn deleted(now_us: u64, tag: u16) -> Self {
         let word = (now_us & TIME_MASK) << 16 | u64::from(tag);
@@ -155,7 +163,7 @@ impl Slot {
         Self(if word == 0 { 1 << 16 } else { word })
     }
 
-    /// What it says.
+    /// The meaning of the word.
     #[inline]
     #[must_use]
     pub fn state(self) -> SlotState {
@@ -172,29 +180,30 @@ impl Slot {
         }
     }
 
-    /// Whether it names a record, which may be dying.
+    /// Whether the word names a record, which may be dying.
     #[inline]
     #[must_use]
     pub fn is_live(self) -> bool {
         self.0 & VALID != 0
     }
 
-    /// Whether it names a record whose key may have this fingerprint.
+    /// Whether the word names a record whose key may have this fingerprint.
     #[inline]
     #[must_use]
     pub fn matches(self, fingerprint: u8) -> bool {
         self.is_live() && self.0 as u8 == fingerprint
     }
 
-    /// Packed address of the record, if it names one.
+    /// Packed address of the record, if the word names one.
     #[inline]
     #[must_use]
     pub fn packed(self) -> Option<u64> {
         self.is_live().then_some(self.0 >> 16 & TIME_MASK)
     }
 
-    /// How many bytes to read of the record: all, or if the slot cannot say how many, as many as a
-    /// slot can say; the record then says what is missing. 0 if it names none.
+    /// Number of bytes to read of the record. If the slot cannot express the record's length, this
+    /// is the longest length that it can, and the record's head says what is missing. 0 without a
+    /// record.
     #[inline]
     #[must_use]
     pub fn read_bytes(self) -> u64 {
@@ -204,12 +213,12 @@ impl Slot {
         }
     }
 
-    /// Whether an insert may take it at `now_us` of the owner's clock: never used, or deleted more
-    /// than `lease_us` ago.
+    /// Whether an insert may take the slot at `now_us` of the owner's clock, because it was never
+    /// used or was deleted more than `lease_us` ago.
     ///
-    /// Times wrap. One that is at most a lease ahead (another thread's reading of the same clock)
-    /// counts as now; one that is further ahead is of a former owner, whose deletions are all older
-    /// than a lease once the new owner may reuse slots at all
+    /// Times wrap. A time that is ahead by at most a lease, which another thread's reading of the
+    /// same clock may give, counts as now. A time that is further ahead comes from a former owner,
+    /// whose deletions are all older than a lease once the new owner may reuse slots
     /// ([`SlotLease`](crate::lease::SlotLease)).
     #[inline]
     #[must_use]
@@ -268,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn a_deleted_slot_waits_for_longer_than_a_lease_also_over_the_wrap() {
+    fn deleted_slot_waits_over_a_lease_across_the_wrap() {
         for deleted in [0, 1, 5_000_000, TIME_MASK - 100_000, TIME_MASK, TIME_MASK + 7] {
             let slot = Slot::deleted(deleted, 7);
             assert!(!slot.is_reusable(deleted, LEASE));

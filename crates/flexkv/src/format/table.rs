@@ -1,60 +1,68 @@
-//! A subtable: buckets of eight slots; a key may lie in two of them.
+//! A subtable: buckets of eight slots. A key may lie in two of them.
 //!
-//! Which bits of the key's 64-bit hash say what:
+//! The bits of a key's 64-bit hash:
 //!
-//! | bits | what |
+//! | bits | use |
 //! | --- | --- |
-//! | 63–48 | partition: the first x of them (x ≤ 16, by default 13) |
+//! | 63–48 | partition: the first x of these bits (x ≤ 16, by default 13) |
 //! | 47–40 | fingerprint |
-//! | 39–20 | second bucket: how far behind the first |
+//! | 39–20 | second bucket: its distance after the first |
 //! | 19–0 | first bucket: the low bits |
 //!
-//! Invariants: 1. the three uses share no bit: keys of one partition spread over its buckets, and
-//! fingerprints within a bucket.
-//! 2. The two buckets differ whenever there are two. 3. All compute the same places from the same
-//!    hash and number of buckets:
-//! the places of a key are its **canonical order**, first bucket before second, slot 0 before slot
-//! 7.
+//! A subtable is one piece of the pool, with slot `i` at byte `8·i`. It grows by doubling:
+//! [`regrow`] places every key again, because a slot has too few bits of the hash to tell where its
+//! key goes, and the second bucket is no function of the old one. An insert prefers the emptier
+//! bucket. This fills a subtable to some nine tenths before a key finds no place.
 //!
-//! A subtable is one piece of the pool, slot `i` at byte `8·i`. It grows by doubling: [`regrow`]
-//! places every key again, since a slot has too few bits of the hash to say where its key goes.
-//! (The second bucket is no function of the old one.) An insert prefers the emptier bucket, which
-//! fills a subtable to some nine tenths before a key finds no place.
+//! Invariants:
+//! 1. The three uses share no bit. So the keys of one partition spread over its buckets, and over
+//!    the fingerprints within a bucket.
+//! 2. The two buckets differ whenever the subtable has two.
+//! 3. Every client computes the same places from the same hash and number of buckets. The places of
+//!    a key are its **canonical order**: first bucket before second, and slot 0 before slot 7.
 //!
-//! Cost: a lookup is two reads of 64 bytes. Thread-safety: values. Paper: §4.2 (first x bits), §4.5
-//! (buckets, fingerprints); the cut of the hash, the eight slots and two buckets are ours, after
-//! what such tables have in common.
+//! Thread-safety: values.
+//! Cost: a look-up takes two reads of 64 bytes. Paper: §4.2 (first x bits), §4.5 (buckets,
+//! fingerprints). The division of the hash, the eight slots and the two buckets are additions,
+//! after what such tables have in common.
 
 use super::slot::{Slot, UNIT_BYTES};
 use crate::ids::PartitionId;
 
-/// Slots of a bucket.
+/// Number of slots in a bucket.
 pub const BUCKET_SLOTS: usize = 8;
 /// Bytes of a bucket.
 pub const BUCKET_BYTES: usize = UNIT_BYTES as usize;
-/// The paper's x: 8,192 partitions.
+/// Default of x, as in the paper: 8,192 partitions.
 pub const PARTITION_BITS_DEFAULT: u32 = 13;
-/// The largest x.
+/// Largest value of x.
 pub const PARTITION_BITS_MAX: u32 = 16;
 
 /// Bits of the hash for each of the two buckets.
 pub(super) const BUCKET_BITS: u32 = 20;
-/// Part of the format: another seed is another version.
+/// Seed of the hash. It is part of the format, so another seed is another version.
 const SEED: u64 = 0x4152_4348_464c_4558;
 
 /// The hash of a key, as records and partitions use it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct KeyHash(pub u64);
 
-/// XXH3-64 with the format's seed.
+/// The hash of a key: XXH3-64 with the format's seed.
 #[inline]
 #[must_use]
 pub fn key_hash(key: &[u8]) -> KeyHash {
     KeyHash(twox_hash::XxHash3_64::oneshot_with_seed(SEED, key))
 }
 
+/// A key with its hash, which is computed once per call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct HashedKey<'a> {
+    pub(crate) hash: KeyHash,
+    pub(crate) key: &'a [u8],
+}
+
 impl KeyHash {
-    /// What a slot keeps of it.
+    /// The part of the hash that a slot holds.
     #[inline]
     #[must_use]
     pub fn fingerprint(self) -> u8 {
@@ -78,20 +86,20 @@ impl KeyHash {
     }
 }
 
-/// How many partitions there are.
+/// The number of partitions of a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
     partition_bits: u32,
 }
 
 impl Geometry {
-    /// 2^`partition_bits` partitions; `None` above [`PARTITION_BITS_MAX`].
+    /// A geometry of 2^`partition_bits` partitions. `None` above [`PARTITION_BITS_MAX`].
     #[must_use]
     pub fn new(partition_bits: u32) -> Option<Self> {
         (partition_bits <= PARTITION_BITS_MAX).then_some(Self { partition_bits })
     }
 
-    /// The paper's x.
+    /// Base-2 logarithm of the number of partitions, which is the paper's x.
     #[must_use]
     pub fn partition_bits(self) -> u32 {
         self.partition_bits
@@ -103,7 +111,7 @@ impl Geometry {
         1 << self.partition_bits
     }
 
-    /// Which partition a key lies in.
+    /// The partition of a key.
     #[inline]
     #[must_use]
     pub fn partition(self, hash: KeyHash) -> PartitionId {
@@ -118,12 +126,12 @@ impl Default for Geometry {
     }
 }
 
-/// Which slot of a subtable.
+/// Index of a slot in its subtable.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SlotIndex(pub u32);
 
 impl SlotIndex {
-    /// The `at`th slot of a bucket.
+    /// Slot `at` of a bucket.
     #[must_use]
     pub fn new(bucket: u32, at: usize) -> Self {
         Self(bucket * BUCKET_SLOTS as u32 + at as u32)
@@ -135,19 +143,19 @@ impl SlotIndex {
         u64::from(self.0) * 8
     }
 
-    /// The bucket it is in.
+    /// The bucket of the slot.
     #[must_use]
     pub fn bucket(self) -> u32 {
         self.0 / BUCKET_SLOTS as u32
     }
 }
 
-/// A bucket as it was read.
+/// The slots of a bucket.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Bucket(pub [Slot; BUCKET_SLOTS]);
 
 impl Bucket {
-    /// From the bytes of the pool.
+    /// Decodes the bytes of a bucket in the pool.
     #[must_use]
     pub fn from_bytes(bytes: &[u8; BUCKET_BYTES]) -> Self {
         let mut bucket = Self::default();
@@ -157,7 +165,7 @@ impl Bucket {
         bucket
     }
 
-    /// As it lies in the pool.
+    /// The bytes of the bucket in the pool.
     #[must_use]
     pub fn to_bytes(&self) -> [u8; BUCKET_BYTES] {
         let mut bytes = [0; BUCKET_BYTES];
@@ -167,7 +175,7 @@ impl Bucket {
         bytes
     }
 
-    /// How many slots name records.
+    /// Number of slots that name records.
     #[must_use]
     pub fn live(&self) -> usize {
         self.0.iter().filter(|slot| slot.is_live()).count()
@@ -179,12 +187,12 @@ impl Bucket {
 pub struct Candidates {
     numbers: [u32; 2],
     buckets: [Bucket; 2],
-    /// 1 if both are the same bucket.
+    /// Number of different buckets, which is 1 or 2.
     count: usize,
 }
 
 impl Candidates {
-    /// Of the buckets that [`KeyHash::buckets`] named.
+    /// The places in the buckets that [`KeyHash::buckets`] names.
     #[must_use]
     pub fn new(numbers: [u32; 2], buckets: [Bucket; 2]) -> Self {
         Self { numbers, buckets, count: if numbers[0] == numbers[1] { 1 } else { 2 } }
@@ -195,13 +203,13 @@ impl Candidates {
         (0..self.count).flat_map(|which| self.of(which))
     }
 
-    /// Those whose key may have the fingerprint.
+    /// The places whose key may have the fingerprint.
     pub fn matching(&self, fingerprint: u8) -> impl Iterator<Item = (SlotIndex, Slot)> + '_ {
         self.all().filter(move |(_, slot)| slot.matches(fingerprint))
     }
 
-    /// Those that an insert may take at `now_us` of the owner's clock, in the order of
-    /// [`free`](Self::free). An owner that is new asks
+    /// The places that an insert may take at `now_us` of the owner's clock, in the order of
+    /// [`free`](Self::free). A new owner asks
     /// [`SlotLease::may_reuse`](crate::lease::SlotLease::may_reuse) instead.
     pub fn reusable(
         &self,
@@ -211,9 +219,10 @@ impl Candidates {
         self.free(move |slot| slot.is_reusable(now_us, lease_us))
     }
 
-    /// Whether half of the slots or more name records: one that finds no place here needs a larger
-    /// subtable. Otherwise it needs to wait: the others were deleted not long ago, and a key that
-    /// is deleted and set all the time would have its subtable grow without end.
+    /// Whether at least half of the slots name records. A key that finds no place then needs a
+    /// larger subtable. Otherwise the key must wait, because the other slots were deleted recently.
+    /// Without this rule, a key that is deleted and set again and again would make its subtable
+    /// grow without end.
     #[must_use]
     pub fn is_crowded(&self) -> bool {
         let (slots, named) = self.all().fold((0, 0), |(slots, named), (_, slot)| {
@@ -222,8 +231,8 @@ impl Candidates {
         2 * named >= slots
     }
 
-    /// Those that `may_take` lets an insert take, in the order in which it should try them: those
-    /// of the emptier bucket first, of the first if both have as many.
+    /// The places that `may_take` allows, in the order in which an insert should try them. The
+    /// emptier bucket comes first, and the first bucket if both are equally full.
     pub fn free<'a>(
         &'a self,
         may_take: impl Fn(Slot) -> bool + 'a,
@@ -241,9 +250,9 @@ impl Candidates {
     }
 }
 
-/// A subtable of 2^`log2_buckets` buckets with all `entries` (hashes and live slots) in it. `None`
-/// if one finds no place: it needs another doubling. The same entries in the same order give the
-/// same subtable.
+/// A subtable of 2^`log2_buckets` buckets with all `entries`, which are hashes and live slots.
+/// `None` if an entry finds no place, so that the subtable needs another doubling. The same entries
+/// in the same order give the same subtable.
 pub fn regrow(
     entries: impl IntoIterator<Item = (KeyHash, Slot)>,
     log2_buckets: u32,
@@ -300,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn places_come_in_canonical_order_and_an_insert_takes_the_emptier_bucket() {
+    fn insert_prefers_emptier_bucket_in_canonical_order() {
         let mut buckets = [Bucket::default(); 2];
         buckets[0].0[0] = live(1);
         buckets[0].0[1] = Slot::deleted(500, 1);
@@ -319,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn slots_that_were_deleted_not_long_ago_crowd_nobody() {
+    fn recently_deleted_slots_do_not_crowd() {
         let mut buckets = [Bucket([Slot::deleted(500, 1); 8]); 2];
         for number in 0..7 {
             buckets[number as usize % 2].0[number as usize] = live(number);
@@ -331,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn a_subtable_is_well_filled_before_it_doubles_and_half_empty_after() {
+    fn subtable_fills_well_before_it_doubles() {
         for (seed, log2) in [(1, 4), (2, 6), (3, 9)] {
             let mut rng = Rng::with_seed(seed);
             let mut keys: Vec<(KeyHash, Slot)> = Vec::new();

@@ -1,15 +1,21 @@
-//! From a ranking to owners: by load, moving as few as possible ([decision 0024]).
+//! Assignment of partitions to nodes by load, with as few moves as possible ([decision 0024]).
 //!
-//! Hottest first, each partition goes to the node with the least load so far, or stays with its
-//! node if that has hardly more. So the node with the hottest one gets fewer of the others; the
-//! hottest P·r partitions are shared out as evenly as all, whatever r is, as what comes later
-//! changes nothing of what came before. A partition weighs its accesses, and a sixteenth of the
-//! mean at least: cold ones are shared out by number.
+//! Partitions are assigned from hot to cold. Each goes to the node with the least load so far, or
+//! stays with its node if that has hardly more load. So the node with the hottest partition gets
+//! fewer of the others. The hottest P·r partitions are distributed as evenly as all partitions,
+//! whatever r is, because later ones change nothing of earlier ones. A partition's weight is its
+//! accesses, and at least a sixteenth of the mean, so that cold partitions are distributed by
+//! number.
 //!
-//! Invariants: 1. a node has [`partitions_max`] partitions at most, as each takes memory while it
-//! is proxied. 2. A node's list is from hot to cold. 3. Where no node has as many as it may, nodes'
-//! loads differ by at most the hottest partition's and a thirty-second of a share. Cost: P·C.
-//! Thread-safety: values. Paper: §4.2 gives every node one partition of each rank instead.
+//! Invariants:
+//! 1. A node has at most [`partitions_max`] partitions, because each takes memory while it is
+//!    offloaded.
+//! 2. The list of a node is from hot to cold.
+//! 3. Unless a node has its maximum, the loads of nodes differ by at most the hottest partition's
+//!    load and a thirty-second of a share.
+//!
+//! Thread-safety: values.
+//! Cost: P·C steps. Paper: §4.2 gives every node one partition of each rank instead.
 //!
 //! [decision 0024]: ../../../../docs/decisions/0024-flexkv-partition-assignment-by-load.md
 
@@ -19,21 +25,21 @@ use super::Ranking;
 use crate::ids::{ComputeId, PartitionId};
 use crate::offload_ratio::Ratio;
 
-/// What a partition weighs at least, in mean ones.
+/// Least weight of a partition, in shares of the mean weight.
 const LEAST_WEIGHT: f64 = 1.0 / 16.0;
-/// A node keeps a partition if it has no more than this above the least, in shares of what is given
-/// out so far.
+/// Largest load above the least loaded node at which a node keeps a partition, in shares of the
+/// load assigned so far.
 const KEEP_SLACK: f64 = 1.0 / 32.0;
 
-/// Whose each partition is, if it is offloaded.
+/// The owner of each partition.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Assignment {
     owners: Vec<Option<ComputeId>>,
     lists: BTreeMap<ComputeId, Vec<PartitionId>>,
 }
 
-/// How many partitions are offloaded at a ratio: the hottest of all, wherever they are. Rounded to
-/// the nearest; any ratio above zero offloads one at least.
+/// Number of partitions that are offloaded at a ratio, rounded to the nearest. These are the
+/// hottest partitions of all nodes. A ratio above zero offloads at least one.
 #[must_use]
 pub fn offloaded(ratio: Ratio, partitions: u32) -> u32 {
     let exact = u64::from(partitions) * u64::from(ratio.permille());
@@ -42,13 +48,13 @@ pub fn offloaded(ratio: Ratio, partitions: u32) -> u32 {
 }
 
 impl Assignment {
-    /// Nobody has anything.
+    /// An assignment in which no partition has an owner.
     #[must_use]
     pub fn none(partitions: u32) -> Self {
         Self { owners: vec![None; partitions as usize], lists: BTreeMap::new() }
     }
 
-    /// By whose each partition is; lists by `ranking`.
+    /// The assignment with these owners. The lists are ordered by `ranking`.
     #[must_use]
     pub fn of(owners: Vec<Option<ComputeId>>, ranking: &Ranking) -> Self {
         let mut lists: BTreeMap<ComputeId, Vec<PartitionId>> = BTreeMap::new();
@@ -60,33 +66,31 @@ impl Assignment {
         Self { owners, lists }
     }
 
-    /// Whose a partition is; `None`: nobody's, it is served from memory nodes.
+    /// The owner of a partition. `None` if it has none.
     #[must_use]
     pub fn owner(&self, partition: PartitionId) -> Option<ComputeId> {
         self.owners.get(partition.0 as usize).copied().flatten()
     }
 
-    /// A node's partitions from hot to cold; those of them that are among the [`offloaded`] hottest
-    /// of all are offloaded.
+    /// The partitions of a node from hot to cold. Those among the [`offloaded`] hottest of all are
+    /// offloaded.
     #[must_use]
     pub fn list(&self, node: ComputeId) -> &[PartitionId] {
         self.lists.get(&node).map_or(&[], Vec::as_slice)
     }
 
-    /// The nodes that it gives partitions to, ascending.
+    /// The nodes that own partitions, in ascending order.
     pub fn nodes(&self) -> impl Iterator<Item = ComputeId> + '_ {
         self.lists.keys().copied()
     }
 
-    /// Partitions that are another's, or nobody's, in `other`; ascending.
+    /// Partitions that have another owner, or none, in `other`, in ascending order.
     pub fn changes<'a>(&'a self, other: &'a Self) -> impl Iterator<Item = PartitionId> + 'a {
         let pairs = self.owners.iter().zip(&other.owners).enumerate();
         pairs.filter(|(_, (a, b))| a != b).map(|(at, _)| PartitionId(at as u32))
     }
 
-    /// After a node's death: its partitions are nobody's, and only they change. They are served
-    /// from memory nodes, until the next [`assign`] over the nodes that are left, or the node is
-    /// back.
+    /// The assignment after a node's death. Its partitions have no owner, and nothing else changes.
     #[must_use]
     pub fn without(&self, dead: ComputeId) -> Self {
         let mut rest = self.clone();
@@ -96,9 +100,9 @@ impl Assignment {
         rest
     }
 
-    /// Gives what is nobody's to others, hottest first, each to the node with the least load; all
-    /// else stays. Not as even as [`assign`], but nothing else is paused for it: the first step
-    /// after a node's death.
+    /// Gives partitions without an owner to nodes, from hot to cold, each to the node with the
+    /// least load. Everything else stays. The result is less even than that of [`assign`], but no
+    /// other partition is paused for it, so it is the first step after a node's death.
     #[must_use]
     pub fn spread_orphans(&self, ranking: &Ranking, nodes: &[ComputeId]) -> Self {
         if nodes.is_empty() {
@@ -123,13 +127,13 @@ impl Assignment {
     }
 }
 
-/// Who carries how much while partitions are given out.
+/// The load of each node while partitions are assigned.
 struct Shares<'a> {
     ranking: &'a Ranking,
-    /// What a partition weighs at least.
+    /// Least weight of a partition.
     least: f64,
     partitions_max: usize,
-    /// By node: its load, and how many partitions it has.
+    /// Load and number of partitions of each node.
     load: BTreeMap<ComputeId, (f64, usize)>,
     given: f64,
 }
@@ -156,14 +160,14 @@ impl<'a> Shares<'a> {
         self.given += weight;
     }
 
-    /// The node with the least load of those that may take another.
+    /// The node with the least load among those that may take another partition.
     fn least(&self) -> ComputeId {
         let may = self.load.iter().filter(|(_, (_, count))| *count < self.partitions_max);
         let least = may.min_by(|(_, a), (_, b)| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
         *least.expect("there is room for all").0
     }
 
-    /// Whether a node may keep one, though another has less to carry.
+    /// Whether a node may keep a partition although another node has less load.
     fn may_keep(&self, node: ComputeId, least: ComputeId) -> bool {
         let Some((load, count)) = self.load.get(&node) else { return false };
         let slack = self.given / self.load.len() as f64 * KEEP_SLACK;
@@ -171,13 +175,14 @@ impl<'a> Shares<'a> {
     }
 }
 
-/// As many partitions a node gets at most.
+/// Largest number of partitions of a node.
 #[must_use]
 pub fn partitions_max(partitions: usize, nodes: usize) -> usize {
     partitions.div_ceil(nodes.max(1)) * 9 / 8 + 1
 }
 
-/// Owners among `nodes` (each once, at least one) by load, keeping of `current` what can be kept.
+/// Assigns all partitions to `nodes` by load, and keeps of `current` what it can. `nodes` names
+/// each node once, and at least one.
 #[must_use]
 pub fn assign(ranking: &Ranking, nodes: &[ComputeId], current: &Assignment) -> Assignment {
     assert!(!nodes.is_empty(), "somebody must own the partitions");

@@ -1,32 +1,35 @@
-//! Which compute node is to be proxy of which partition: rank-aware hotness detection (Algorithm
-//! 1).
+//! Rank-aware hotness detection (Algorithm 1): which compute node should be the proxy of which
+//! partition.
 //!
-//! Run by the manager every Δ = 1 s:
+//! The coordinator runs it every Δ = 1 s:
 //!
-//! 1. [`Window`] turns the nodes' access counters into hotness per partition.
+//! 1. [`Window`] turns the access counters of the nodes into hotness per partition.
 //! 2. [`Ranking::observe`] orders the partitions from hot to cold. C nodes make R = ⌈P/C⌉ ranks of
-//!    C partitions; the last rank is short if C does not divide P.
-//! 3. [`detect`] sums how many ranks each partition moved (D) and compares with what a random
-//!    reshuffle would give on average (B): from a quarter of it on, partitions are assigned anew.
-//! 4. [`assign`](assign::assign) gives nodes partitions by load, and leaves where they are as many
-//!    as it can.
+//!    C partitions. The last rank is short if C does not divide P.
+//! 3. [`detect`] sums the ranks by which each partition moved (D), and compares the sum with what a
+//!    random reshuffle would give on average (B). From a quarter of B on, partitions are assigned
+//!    anew.
+//! 4. [`assign`](assign::assign) gives partitions to nodes by load, and moves as few as it can.
 //!
 //! **A short last rank.** With L = P − (R−1)·C partitions in it, two positions drawn at random have
 //! ranks with E|X−Y| = 2·Σ_{k<R} F(k)(1−F(k)), F(k) = kC/P, so B = P·E|X−Y| = C·R(R−1)·(1 −
 //! C(2R−1)/(3P)). For P = R·C that is the paper's C(R²−1)/3.
 //!
 //! **Noise.** Counts of a second are samples. Among thousands of partitions of nearly the same
-//! hotness, sampling noise alone reorders ranks, up to a D near B when the load is uniform:
-//! Algorithm 1 as printed would then reassign every second. So a partition keeps the hotness by
-//! which it was ranked last, as a share of the whole, until its count is further from that than
+//! hotness, sampling noise alone reorders ranks, up to a D near B if the load is uniform. Algorithm
+//! 1 as printed would then reassign every second. So a partition keeps the hotness by which it was
+//! last ranked, as a share of the whole, until its count differs from that by more than
 //! `noise_sigmas` standard deviations of the difference of two such counts ([`Ranking::observe`]).
-//! [`NOISE_SIGMAS_PAPER`] = 0 is the algorithm as printed. Ties are in favour of the old order,
-//! then of the smaller number.
+//! [`NOISE_SIGMAS_PAPER`] = 0 is the algorithm as printed. Ties are decided by the old order, and
+//! then by the smaller number.
 //!
-//! Invariants: 1. the same counts and the same old ranking give the same answer everywhere. 2. With
-//! one rank nothing is ever triggered: there is only one order. Cost: a sort of P partitions, some
-//! milliseconds for 8,192; no I/O. Thread-safety: values. Failure: none; a node that was not heard
-//! counts as without accesses. Paper: §4.2.
+//! Invariants:
+//! 1. The same counts and the same old ranking give the same answer everywhere.
+//! 2. With one rank nothing is ever reassigned, because there is only one order.
+//!
+//! Thread-safety: values.
+//! Failure: none. A node that did not answer counts as one without accesses.
+//! Cost: a sort of P partitions, some milliseconds for 8,192, and no I/O. Paper: §4.2.
 
 mod assign;
 #[cfg(test)]
@@ -38,34 +41,34 @@ pub use window::Window;
 
 use crate::ids::PartitionId;
 
-/// Every so often the manager looks.
+/// Length of an interval, in nanoseconds.
 pub const INTERVAL_NS: u64 = 1_000_000_000;
-/// A reassignment is triggered by this share of the baseline, percent.
+/// Share of the baseline that triggers a reassignment, in percent.
 pub const TRIGGER_PERCENT: u64 = 25;
-/// Standard deviations that a count may be off without the partition being ranked anew.
+/// Number of standard deviations by which a count may differ before the partition is ranked anew.
 pub const NOISE_SIGMAS_DEFAULT: f64 = 3.0;
-/// Every count counts.
+/// The value of the paper: every difference counts.
 pub const NOISE_SIGMAS_PAPER: f64 = 0.0;
 
-/// Partitions from hot to cold, and by what they were ordered.
+/// The partitions from hot to cold, and the hotness by which they were ordered.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Ranking {
-    /// From hot to cold.
+    /// The partitions from hot to cold.
     order: Vec<PartitionId>,
-    /// By partition: its place in `order`.
+    /// Position of each partition in `order`.
     place: Vec<u32>,
-    /// By partition: the hotness it was ordered by.
+    /// Hotness by which each partition was ordered.
     hotness: Vec<f64>,
 }
 
 impl Ranking {
-    /// All alike: by number.
+    /// A ranking of equally hot partitions, by number.
     #[must_use]
     pub fn flat(partitions: u32) -> Self {
         Self::first(&vec![0; partitions as usize])
     }
 
-    /// Orders partitions by the counts of an interval alone.
+    /// Orders partitions by the counts of a single interval.
     #[must_use]
     pub fn first(counts: &[u64]) -> Self {
         let hotness: Vec<f64> = counts.iter().map(|&count| count as f64).collect();
@@ -73,8 +76,9 @@ impl Ranking {
         Self::ordered(hotness, &numbers)
     }
 
-    /// Orders partitions by the counts of an interval. One whose count could come from the share
-    /// that it was ranked by before, within `noise_sigmas`, is ranked by that share again.
+    /// Orders partitions by the counts of an interval. If a count could come from the share by
+    /// which the partition was ranked before, within `noise_sigmas`, the partition keeps that
+    /// share.
     #[must_use]
     pub fn observe(&self, counts: &[u64], noise_sigmas: f64) -> Self {
         assert_eq!(counts.len(), self.place.len(), "the number of partitions never changes");
@@ -93,7 +97,7 @@ impl Ranking {
         Self::ordered(hotness.collect(), &self.place)
     }
 
-    /// From hot to cold; where equal, by `tie`.
+    /// Orders partitions from hot to cold, and equally hot ones by `tie`.
     fn ordered(hotness: Vec<f64>, tie: &[u32]) -> Self {
         let mut order: Vec<PartitionId> = (0..hotness.len() as u32).map(PartitionId).collect();
         order.sort_unstable_by(|a, b| {
@@ -107,33 +111,33 @@ impl Ranking {
         Self { order, place, hotness }
     }
 
-    /// From hot to cold.
+    /// The partitions from hot to cold.
     #[must_use]
     pub fn order(&self) -> &[PartitionId] {
         &self.order
     }
 
-    /// By partition: accesses in the last interval, as far as they were told from noise.
+    /// Accesses of each partition in the last interval, without differences that pass for noise.
     #[must_use]
     pub fn hotness(&self) -> &[f64] {
         &self.hotness
     }
 
-    /// The rank of a partition among `nodes` nodes; 0 is the hottest.
+    /// The rank of a partition among `nodes` nodes. Rank 0 is the hottest.
     #[must_use]
     pub fn rank(&self, partition: PartitionId, nodes: u32) -> u32 {
         self.place[partition.0 as usize] / nodes
     }
 }
 
-/// What [`detect`] found.
+/// Result of [`detect`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Detection {
-    /// D: by how many ranks partitions moved, summed.
+    /// Sum of the ranks by which partitions moved (D).
     pub displacement: u64,
-    /// B: what a random reshuffle gives on average.
+    /// Average sum that a random reshuffle gives (B).
     pub baseline: f64,
-    /// Whether to assign anew, and to take the new ranking for the old one.
+    /// Whether to assign partitions anew, and to replace the old ranking by the new one.
     pub reassign: bool,
 }
 

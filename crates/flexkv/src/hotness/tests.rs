@@ -100,7 +100,7 @@ fn noise_triggers_nothing_and_a_shuffle_does() {
 }
 
 #[test]
-fn a_uniform_load_reassigns_every_second_as_printed_and_never_with_the_allowance() {
+fn uniform_load_reassigns_only_without_noise_allowance() {
     let mut rng = Rng::with_seed(9);
     let mut draw = || -> Vec<u64> { (0..1024).map(|_| sample(1000, &mut rng)).collect() };
     let ranking = Ranking::first(&draw());
@@ -147,7 +147,7 @@ fn proxied(assignment: &Assignment, nodes: &[ComputeId], counts: &[u64], of: &Ra
 }
 
 #[test]
-fn load_is_shared_out_better_than_by_number_whatever_share_is_proxied() {
+fn assignment_by_load_beats_numbers_at_every_ratio() {
     let mut rng = Rng::with_seed(8);
     let nodes = nodes(20);
     // 10 million keys, zipfian 0.99, hashed to partitions: the hottest takes more than a node's
@@ -182,7 +182,7 @@ fn a_share_of_the_hottest_is_offloaded() {
 }
 
 #[test]
-fn the_same_load_moves_nothing_and_cold_partitions_are_shared_out_by_number() {
+fn same_load_moves_nothing_and_cold_ones_go_by_number() {
     let mut rng = Rng::with_seed(6);
     let counts = skewed(1024, 1e6, &mut rng);
     let ranking = Ranking::first(&counts);
@@ -235,7 +235,7 @@ fn sorted(list: &[PartitionId]) -> Vec<PartitionId> {
 
 proptest! {
     #[test]
-    fn loads_differ_by_the_hottest_at_most_and_nobody_has_more_than_its_share(
+    fn loads_differ_by_at_most_the_hottest_partition(
         seed: u64, bits in 0u32..9, count in 1u32..24, before in 1u32..24,
     ) {
         let mut rng = Rng::with_seed(seed);

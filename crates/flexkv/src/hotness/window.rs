@@ -1,19 +1,20 @@
-//! Access counters: from what nodes have counted since they began to what was accessed in an
-//! interval.
+//! Access counters: the accesses of an interval, from the counts of nodes since they began.
 //!
-//! A compute node adds to a 4-byte counter per partition, which wraps; the manager reads all of
-//! them one-sided and takes the difference to its last reading. A node in a new life begins at
-//! zero; a node's first reading says nothing about the interval and counts as none, so that a
-//! manager that starts anew sees no burst.
+//! A compute node adds to a 4-byte counter per partition, which wraps. The coordinator reads all of
+//! them one-sided, and takes the difference to its last reading. A node in a new life begins at
+//! zero. The first reading of a node says nothing about the interval and counts as no access, so
+//! that a coordinator that has just started sees no burst.
 //!
-//! Invariant: an access is counted in one interval at most. Cost: 4 bytes per partition and node.
-//! Thread-safety: by `&mut`. Paper: §4.2.
+//! Invariant: an access is counted in at most one interval.
+//!
+//! Thread-safety: by `&mut`.
+//! Cost: 4 bytes per partition and node. Paper: §4.2.
 
 use std::collections::BTreeMap;
 
 use crate::ids::ComputeId;
 
-/// Gathers an interval's accesses.
+/// The accesses of the current interval.
 #[derive(Clone, Debug)]
 pub struct Window {
     counts: Vec<u64>,
@@ -21,14 +22,14 @@ pub struct Window {
 }
 
 impl Window {
-    /// Over so many partitions.
+    /// A window over `partitions` partitions.
     #[must_use]
     pub fn new(partitions: u32) -> Self {
         Self { counts: vec![0; partitions as usize], last: BTreeMap::new() }
     }
 
-    /// Takes a reading of a node in its `life`. A reading of another number of partitions is
-    /// refused (`false`).
+    /// Takes a reading of a node in its `life`. Returns `false`, without effect, if the reading has
+    /// another number of partitions.
     pub fn read(&mut self, node: ComputeId, life: u64, counters: &[u32]) -> bool {
         if counters.len() != self.counts.len() {
             return false;
@@ -56,7 +57,7 @@ impl Window {
         self.last.remove(&node);
     }
 
-    /// Ends the interval: accesses by partition.
+    /// Ends the interval, and returns the accesses by partition.
     pub fn take(&mut self) -> Vec<u64> {
         let partitions = self.counts.len();
         std::mem::replace(&mut self.counts, vec![0; partitions])

@@ -1,17 +1,18 @@
-//! How long something cached may be believed.
+//! How long cached knowledge may be believed.
 //!
 //! Two things are cached, and each has a lease of its own:
 //!
-//! - The **position** of a key's slot. Deleted slots are reused, so a position is good for a lease
-//!   (200 ms) since the partition's owner last confirmed it. One clock decides: the owner's. It
-//!   puts a [`Stamp`] on what it confirms, the client sends the stamp along with a write, and the
-//!   owner looks whether it is fresh ([`SlotLease`]). No drift is to be allowed for.
+//! - The **position** of a key's slot. Deleted slots are reused, so a position is valid for a lease
+//!   (200 ms) after the partition's owner last confirmed it. Only the owner's clock decides. The
+//!   owner puts a [`Stamp`] on what it confirms, and the client sends the stamp along with a write.
+//!   The owner then checks whether the stamp is fresh ([`SlotLease`]). No drift needs to be allowed
+//!   for.
 //! - **Values**. A compute node serves values from its cache only while it has a lease from their
-//!   proxy; a proxy that does not get an invalidation acknowledged waits until the lease ran out.
-//!   Two clocks decide, so there is an allowance ([`Terms`], [`Holder`], [`Granter`]).
+//!   proxy. A proxy whose invalidation is not acknowledged waits until the lease has run out. Two
+//!   clocks decide, so there is an allowance ([`Terms`], [`Holder`], [`Granter`]).
 //!
-//! Paper: §4.5, "Garbage Collection" for the first; the second is ours (the paper assumes a network
-//! that loses nothing). Thread-safety: values.
+//! Thread-safety: values. Paper: §4.5, "Garbage Collection", for the first lease. The second is an
+//! addition, because the paper assumes a network that loses nothing.
 
 mod pair;
 #[cfg(test)]
@@ -21,22 +22,21 @@ pub use pair::{Adopted, Granted, Granter, Holder, Terms, Waiting};
 
 use crate::format::Slot;
 
-/// How long a slot's position may be believed, unless a store is told otherwise.
+/// Default time for which a slot's position may be believed, in microseconds.
 pub const SLOT_LEASE_US: u64 = 200_000;
 
-/// When the owner of a partition confirmed a slot's position, by its clock.
+/// The time at which the owner of a partition confirmed a slot's position, by the owner's clock.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Stamp {
-    /// The owner word's epoch: stamps of another owner, or of the same at another time, say
-    /// nothing.
+    /// Epoch of the owner word. Stamps of another epoch do not count.
     pub epoch: u32,
-    /// µs of the owner's clock.
+    /// Time by the owner's clock, in microseconds.
     pub at_us: u64,
 }
 
 impl Stamp {
-    /// Whether it is at most a lease old. One that is of the future (another thread's reading of
-    /// the same clock) is fresh too, if by no more than a lease.
+    /// Whether the stamp is at most a lease old. A stamp from the future, which another thread's
+    /// reading of the same clock may give, is fresh as well if it is ahead by at most a lease.
     #[must_use]
     pub fn is_fresh(self, now_us: u64, lease_us: u64) -> bool {
         now_us.abs_diff(self.at_us) <= lease_us
@@ -45,9 +45,9 @@ impl Stamp {
 
 /// The owner's side of slot leases: its epoch and when it began.
 ///
-/// A new owner reuses no slot for a lease: stamps of its forerunner, and deletions by its clock,
-/// may be younger than a lease. It never accepts a stamp of another epoch. What was deleted before
-/// it began is older than a lease once it reuses anything.
+/// A new owner reuses no slot for one lease, because stamps of the last owner, and deletions by
+/// that owner's clock, may be younger than a lease. It never accepts a stamp of another epoch. Once
+/// it reuses slots, everything that was deleted before it began is older than a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlotLease {
     epoch: u32,
@@ -56,14 +56,14 @@ pub struct SlotLease {
 }
 
 impl SlotLease {
-    /// Of an owner that serves since `now_us` of its clock; `lease_us`: how long positions are
-    /// believed.
+    /// The lease of an owner that serves since `now_us` of its clock. Positions are believed for
+    /// `lease_us`.
     #[must_use]
     pub fn new(epoch: u32, now_us: u64, lease_us: u64) -> Self {
         Self { epoch, since_us: now_us, lease_us }
     }
 
-    /// The stamp for what is confirmed at `now_us`.
+    /// The stamp of a position that is confirmed at `now_us`.
     #[must_use]
     pub fn stamp(self, now_us: u64) -> Stamp {
         Stamp { epoch: self.epoch, at_us: now_us }

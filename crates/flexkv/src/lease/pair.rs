@@ -1,53 +1,54 @@
 //! Cache leases between a proxy (the granter) and a compute node that caches its values (the
 //! holder), as two state machines.
 //!
-//! Every request of the holder asks for renewal, every answer of the granter may give it. The
-//! holder counts from when it *sent* the request, the granter from when it *answered*; both allow
-//! for a tick of their own clock, the granter for drift too. So the granter's end lies behind the
-//! holder's in real time.
+//! Every request of the holder asks for renewal, and every answer of the granter may grant it. The
+//! holder counts from the time at which it *sent* the request, the granter from the time at which
+//! it *answered*. Both allow for a tick of their own clock, and the granter also for drift. So the
+//! granter's end is later in real time than the holder's.
 //!
 //! A write must not be committed while a holder may serve the old value. The granter waits for the
-//! holder's acknowledgement, or until it may **give up**: the lease that it last gave has run out.
-//! It then takes the holder for **lapsed**, and what the holder has cached for void. The next
-//! renewal of a lapsed holder comes with a new **session** number, and the holder drops all that it
-//! cached under the old one before it uses the new lease.
+//! holder's acknowledgement, or until it may **give up**, because the latest lease has run out. The
+//! holder has then **lapsed**, and everything that it cached is void. The next renewal of a lapsed
+//! holder has a new **session** number. The holder drops everything that it cached under the old
+//! session before it uses the new lease.
 //!
 //! Invariants:
 //!
 //! 1. While a holder believes in its lease of a session, the granter has not given up on that
-//!    session (clocks that run apart by less than the allowance; no other assumption: messages may
-//!    be lost, late, repeated, out of order).
-//! 2. Sessions grow. A late answer of an old session renews nothing; a late request renews nothing
+//!    session. This assumes only that the clocks differ by less than the allowance. Messages may be
+//!    lost, late, repeated or out of order.
+//! 2. Sessions grow. A late answer of an old session renews nothing. A late request renews nothing
 //!    at the holder beyond what counting from its sending allows.
-//! 3. A granter in a new life begins with sessions above all that it gave before, and serves no
-//!    write before a lease has passed, or has its predecessor's holders drop their caches (who
-//!    assigns partitions sees to that).
-//! 4. Waits end: while an invalidation is out for longer than a quarter of a lease, renewals are
-//!    not given, so a write waits at most 1.25 leases and the allowances. Before that they are:
-//!    else a stream of writes would starve the lease.
+//! 3. A granter in a new life begins with sessions above all that it gave before. It serves no
+//!    write before a lease has passed, or its predecessor's holders drop their caches. The
+//!    component that assigns partitions makes sure of that.
+//! 4. Waits end. While an invalidation is unacknowledged for more than a quarter of a lease,
+//!    renewals are not granted. So a write waits for at most 1.25 leases and the allowances. Before
+//!    that time renewals are granted, because a stream of writes would starve the lease otherwise.
 //!
-//! Cost: O(1), no message of its own while requests flow. Thread-safety: by `&mut`.
+//! Thread-safety: by `&mut`.
+//! Cost: constant time, and no message of its own while requests flow.
 
-/// What granter and holder agree on.
+/// The terms on which granter and holder agree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Terms {
-    /// How long a lease is.
+    /// Length of a lease, in nanoseconds.
     pub lease_ns: u64,
-    /// By how much two clocks may run apart, in parts per million.
+    /// Largest drift between two clocks, in parts per million.
     pub drift_ppm: u64,
-    /// How coarse a clock may be.
+    /// Largest tick of a clock, in nanoseconds.
     pub tick_ns: u64,
 }
 
 impl Default for Terms {
-    /// 100 ms; 10⁻⁴, as the paper assumes; 1 ms.
+    /// A lease of 100 ms, a drift of 10⁻⁴ as the paper assumes, and a tick of 1 ms.
     fn default() -> Self {
         Self { lease_ns: 100_000_000, drift_ppm: 100, tick_ns: 1_000_000 }
     }
 }
 
 impl Terms {
-    /// How long the granter waits: the lease, the drift over it (rounded up), a tick.
+    /// Time for which the granter waits: the lease, the drift over it (rounded up), and a tick.
     fn granter_ns(self) -> u64 {
         let drift =
             (u128::from(self.lease_ns) * u128::from(self.drift_ppm)).div_ceil(1_000_000) as u64;
@@ -58,18 +59,18 @@ impl Terms {
 /// An answer to a request for renewal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Granted {
-    /// The session that holds.
+    /// Session of the lease.
     pub session: u64,
-    /// For how long from the request's sending; 0: not renewed.
+    /// Length of the lease from the request's sending, in nanoseconds. 0 if it is not renewed.
     pub lease_ns: u64,
 }
 
 /// What [`Granter::give_up`] found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Waiting {
-    /// The holder serves nothing any more of what it cached: the write may go on.
+    /// The holder no longer serves anything that it cached, so the write may go on.
     Lapsed,
-    /// The holder may believe in its lease until then: ask again.
+    /// The holder may believe in its lease until this time. Ask again then.
     Until(u64),
 }
 
@@ -78,20 +79,21 @@ pub enum Waiting {
 pub struct Granter {
     terms: Terms,
     session: u64,
-    /// When the last lease given has surely run out; `None`: the session was not given yet.
+    /// Time at which the latest lease has run out for certain. `None` if the session was not
+    /// granted yet.
     until_ns: Option<u64>,
 }
 
 impl Granter {
-    /// Has given nothing. `first_session` is above all that a former life of this node gave, and
-    /// above 0: its epoch times 2^32, say.
+    /// A granter that has granted nothing. `first_session` must be above 0 and above every session
+    /// that a former life of this node granted.
     #[must_use]
     pub fn new(terms: Terms, first_session: u64) -> Self {
         Self { terms, session: first_session.max(1), until_ns: None }
     }
 
-    /// The answer to a request, at `now_ns`. `oldest_wait_ns`: since when the oldest invalidation
-    /// is out that this holder has not acknowledged.
+    /// Answers a request at `now_ns`. `oldest_wait_ns` is the time at which the oldest invalidation
+    /// was sent that this holder has not acknowledged.
     pub fn on_request(&mut self, now_ns: u64, oldest_wait_ns: Option<u64>) -> Granted {
         let waits = oldest_wait_ns
             .is_some_and(|since| now_ns.saturating_sub(since) > self.terms.lease_ns / 4);
@@ -99,20 +101,19 @@ impl Granter {
             return Granted { session: self.session, lease_ns: 0 };
         }
         let until = now_ns.saturating_add(self.terms.granter_ns());
-        // The clock may be read by several threads, not in order.
+        // Several threads may read the clock, and not in order.
         self.until_ns = Some(self.until_ns.map_or(until, |before| before.max(until)));
         Granted { session: self.session, lease_ns: self.terms.lease_ns }
     }
 
-    /// The session under which the holder may cache what an answer brings; `None`: it may not
-    /// cache, as it has no lease.
+    /// The session under which the holder may cache an answer. `None` if it has no lease.
     #[must_use]
     pub fn may_share(&self, now_ns: u64) -> Option<u64> {
         self.until_ns.filter(|&until| now_ns < until).map(|_| self.session)
     }
 
-    /// Asks to go on without the holder's acknowledgement. Once this says lapsed, all waits for
-    /// this holder are over, and it may be taken off every list of sharers.
+    /// Tries to go on without the holder's acknowledgement. Once this returns `Lapsed`, all waits
+    /// for the holder are over, and every list of sharers may drop it.
     pub fn give_up(&mut self, now_ns: u64) -> Waiting {
         match self.until_ns {
             Some(until) if now_ns < until => Waiting::Until(until),
@@ -125,22 +126,22 @@ impl Granter {
         }
     }
 
-    /// The session that was given last, or will be given next.
+    /// The session that was granted last, or will be granted next.
     #[must_use]
     pub fn session(&self) -> u64 {
         self.session
     }
 }
 
-/// What an answer changed for the holder.
+/// Effect of an answer on the holder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Adopted {
-    /// The lease goes on, or did not change.
+    /// The lease was renewed or did not change.
     Renewed,
-    /// A new session: nothing is served until what was cached from this granter is dropped and
-    /// [`Holder::dropped`] says so.
+    /// A new session began. Nothing may be served until everything cached from this granter is
+    /// dropped and [`Holder::dropped`] was called.
     DropAll,
-    /// Of an old session.
+    /// The answer belongs to an old session.
     Ignored,
 }
 
@@ -150,19 +151,19 @@ pub struct Holder {
     terms: Terms,
     session: u64,
     until_ns: u64,
-    /// A new session, and until when its lease goes.
+    /// A new session, and the end of its lease.
     next: Option<(u64, u64)>,
 }
 
 impl Holder {
-    /// Has no lease.
+    /// A holder without a lease.
     #[must_use]
     pub fn new(terms: Terms) -> Self {
         Self { terms, session: 0, until_ns: 0, next: None }
     }
 
-    /// An answer to a request that was sent at `sent_ns` of the holder's clock, read *before* it
-    /// was sent; of a request that was sent several times, the first sending.
+    /// Takes the answer to a request. `sent_ns` is the holder's clock, read *before* the request
+    /// was sent for the first time.
     pub fn on_answer(&mut self, sent_ns: u64, granted: Granted) -> Adopted {
         let Granted { session, lease_ns } = granted;
         let lease = lease_ns.min(self.terms.lease_ns);
@@ -191,8 +192,8 @@ impl Holder {
         }
     }
 
-    /// What was cached from the granter, and what is being fetched from it to be cached, was
-    /// dropped: the new session begins.
+    /// Begins the new session, after everything cached from the granter, and every fetch from it,
+    /// was dropped.
     pub fn dropped(&mut self) {
         if let Some((session, until)) = self.next.take() {
             self.session = session;
@@ -200,21 +201,21 @@ impl Holder {
         }
     }
 
-    /// Whether something that was cached under `session` may be served at `now_ns`.
+    /// Whether an entry that was cached under `session` may be served at `now_ns`.
     #[inline]
     #[must_use]
     pub fn may_serve(&self, now_ns: u64, session: u64) -> bool {
         session == self.session && now_ns < self.until_ns
     }
 
-    /// Whether it is time to ask: less than half of a lease is left. Without one there is nothing
-    /// to keep; the next request asks.
+    /// Whether less than half of the lease is left, so that it is time to renew. Without a lease
+    /// there is nothing to renew, because the next request asks for one.
     #[must_use]
     pub fn wants_renewal(&self, now_ns: u64) -> bool {
         now_ns < self.until_ns && self.until_ns - now_ns < self.terms.lease_ns / 2
     }
 
-    /// The session that holds; 0: none yet.
+    /// The current session. 0 if there is none yet.
     #[must_use]
     pub fn session(&self) -> u64 {
         self.session

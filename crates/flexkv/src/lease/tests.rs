@@ -65,7 +65,7 @@ fn a_holder_that_lapsed_drops_everything_before_it_goes_on() {
 }
 
 #[test]
-fn an_invalidation_that_waits_stops_renewals_after_a_while_only() {
+fn waiting_invalidation_stops_renewals_after_a_while() {
     let mut granter = Granter::new(Terms { lease_ns: 1_000, drift_ppm: 0, tick_ns: 0 }, 1);
     granter.on_request(0, None);
     assert_eq!(

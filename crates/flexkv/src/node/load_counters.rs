@@ -1,33 +1,35 @@
-//! What this node counts for the coordinator: accesses of partitions, reads and writes, in a region
-//! that is read one-sided.
+//! What this node counts for the coordinator: accesses, reads and writes by partition, in a region
+//! that the coordinator reads one-sided.
 //!
-//! Layout: [`Counts`](crate::format::Counts). The region is made when the node has joined and knows
-//! how many partitions there are. Its key allows reading alone, so that any provider reaches it. A
-//! node that was not told where to lend memory from
-//! ([`ComputeNode::lend_counters`](super::ComputeNode::lend_counters)) counts nothing, and says so
-//! when it is asked.
+//! The layout is that of [`Counts`](crate::format::Counts). The region is made when the node joins,
+//! because the number of partitions is known then. Its key allows reads only, so every provider can
+//! reach it. A node without a fabric node to lend memory from
+//! ([`ComputeNode::lend_counters`](crate::ComputeNode::lend_counters)) counts nothing, and says so
+//! when the coordinator asks.
 //!
-//! Thread-safety: all of it. Cost: two atomic additions per call.
+//! Thread-safety: any thread may count.
+//! Failure: a node whose region cannot be made does not join.
+//! Cost: two atomic additions per call.
 
 use std::sync::Weak;
 
 use archipelago_base::Result;
-use archipelago_fabric::{AtomicPath, Node, Region, RemoteKey, Rights};
+use archipelago_fabric::{AtomicPath, Node as FabricNode, Region, RemoteKey, Rights};
 
 use crate::format::{READS_OFFSET, WRITES_OFFSET, counter_place, counters_bytes, counters_magic};
 use crate::ids::PartitionId;
 
-/// See the module.
+/// The region in which a node counts its load.
 #[derive(Debug)]
-pub(crate) struct Counters {
+pub(crate) struct LoadCounters {
     region: Region,
     key: RemoteKey,
 }
 
-impl Counters {
-    pub(crate) fn new(node: &Weak<Node>, partitions: u32) -> Result<Option<Self>> {
+impl LoadCounters {
+    pub(crate) fn new(node: &Weak<FabricNode>, partitions: u32) -> Result<Option<Self>> {
         let Some(node) = node.upgrade() else { return Ok(None) };
-        // Others never change it, so it does not matter how their atomics would be executed.
+        // Other nodes never change the region, so the path of their atomics does not matter.
         let region = node.allocate(counters_bytes(partitions) as usize, AtomicPath::Processor)?;
         region.write(0, &counters_magic()).map_err(|refusal| refusal.error("counters"))?;
         let key = region.grant(Rights::READ)?;
@@ -38,12 +40,12 @@ impl Counters {
         self.key
     }
 
-    /// A call was answered.
+    /// Counts a call that was answered.
     pub(crate) fn count(&self, partition: PartitionId, read: bool) {
         self.count_many(std::iter::once(partition), read);
     }
 
-    /// Calls to these partitions were answered.
+    /// Counts calls to these partitions that were answered.
     pub(crate) fn count_many(&self, partitions: impl Iterator<Item = PartitionId>, read: bool) {
         let mut calls = 0;
         for partition in partitions {

@@ -1,68 +1,67 @@
-//! A compute node: clients work through it, it serves partitions of the index, it obeys the
-//! coordinator.
+//! The node: what every part of a compute node needs to read and write records and to reach other
+//! nodes. It belongs to no protocol, and it knows neither proxies nor clients.
 //!
-//! | part | in |
-//! | --- | --- |
-//! | what callers see: get, set, insert, update, delete | `client/` |
-//! | requests of other nodes to the partitions that it serves | `proxy/` |
-//! | the map, and how it changes | `membership.rs` |
-//! | records: room, what is given back, what was lost, what expired | `records.rs`, `pieces.rs`, `reclaim.rs`, `sweep.rs`, `expiry.rs` |
-//! | what is cached, on which leases, within how many bytes | `caching.rs` |
-//! | other nodes, and how they are asked | `peers.rs` |
-//! | what it counts | `stats.rs` |
+//! [`Node`] owns the settings, the pool and its [`Table`], the records of this node (`records/`,
+//! `pieces.rs`, `reclaim.rs`), its cache (`caching/`), the other nodes (`peers.rs`), its counters
+//! (`stats.rs`, `load_counters.rs`) and the map. Its owners are the compute node and the parts
+//! above it, each by an `Arc`.
 //!
-//! Thread-safety: all of it; no lock is held over an await. Failure: a node that lost its place in
-//! the pool serves nothing any more and ends its calls as fenced: start another. Cost: state per
-//! partition is some 40 bytes, and its slots while it is its proxy.
+//! Invariants:
+//! 1. The map exists once the node has joined, and its geometry never changes.
+//! 2. A request within a partition's gate finds the same entry of the map until it leaves.
+//!
+//! Thread-safety: any thread may call any method. No lock is held over an await.
+//! Failure: a node that lost its lease in the pool serves nothing any more, and its calls end as
+//! fenced. Start another node then.
+//! Cost: the map takes some 40 bytes per partition.
 
 pub(crate) mod caching;
-pub(crate) mod load_counters;
+mod load_counters;
 pub(crate) mod peers;
-pub(crate) mod pieces;
+mod pieces;
 pub(crate) mod reclaim;
 pub(crate) mod records;
 mod stats;
 
-use std::fmt;
-use std::future::Future;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::future::{Future as _, poll_fn};
+use std::pin::pin;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
-use std::task::{Context, Waker};
+use std::task::Poll;
 use std::time::Duration;
 
 use archipelago_base::random::Rng;
-use archipelago_base::runtime::{Gate, Runtime};
+use archipelago_base::runtime::Runtime;
 use archipelago_base::{Epoch, Error, Result};
-use archipelago_fabric::{ClientId, Handler, Node, NodeId, Reply, Request};
-use archipelago_pool::{Address, PoolClient, Reach};
+use archipelago_fabric::{ClientId, Node as FabricNode, NodeId};
+use archipelago_pool::{PoolClient, Reach};
 use parking_lot::{Mutex, RwLock};
 
-use crate::combining::Combining;
-use crate::contended::Contended;
-use crate::format::{Geometry, KeyHash, packing};
-use crate::gates::Gates;
-use crate::ids::PartitionId;
+use crate::format::{Geometry, KeyHash, Slot};
+use crate::gates::{Gates, Inside};
+use crate::ids::{ComputeId, PartitionId};
 use crate::protocol::{self, Protocol};
-use crate::proxy::{Leases, Proxy};
 use crate::settings::{FlexKvSettings, Sabotage};
 use crate::table::Table;
-use crate::wire::{Assigned, Figure, Grant, Member, Message, Why};
+use crate::wire::{Assigned, Grant, Member, Message, Why};
 
-use crate::membership::{MapStatus, Standing};
 pub use caching::CacheStatus;
-use caching::{Caching, count};
-use load_counters::Counters;
-use peers::{Class, Peers};
-use reclaim::Frees;
+use caching::Caching;
+use load_counters::LoadCounters;
+use peers::Peers;
+use reclaim::Reclaim;
 use records::Records;
-pub(crate) use stats::{Count, Counts};
+pub(crate) use stats::Stat;
+use stats::Stats;
 
-/// A request to another node is sent again after so long.
+/// Time after which a request to another node is sent again.
 pub(crate) const REQUEST: Duration = Duration::from_millis(50);
-/// Between two tries of what was refused.
+/// Least time between two tries of a request that was refused.
 pub(crate) const PAUSE: Duration = Duration::from_micros(100);
+/// Sweeps in a row that may find records held before the node stops to sweep for them.
+const SWEEPS_MAX: u32 = 3;
 
-/// What the map says, at one version.
+/// The map at one version.
 #[derive(Clone, Debug)]
 pub(crate) struct Map {
     pub(crate) version: u64,
@@ -74,263 +73,206 @@ pub(crate) struct Map {
 /// What a node knows once it has joined.
 #[derive(Debug)]
 pub(crate) struct Joined {
-    pub(crate) number: u32,
-    /// As the map's, at every version.
-    pub(crate) geometry: Geometry,
-    pub(crate) gates: Gates,
-    pub(crate) map: RwLock<Arc<Map>>,
-    pub(crate) counters: Option<Counters>,
+    number: u32,
+    /// Equal to the map's geometry at every version.
+    geometry: Geometry,
+    gates: Gates,
+    map: RwLock<Arc<Map>>,
+    load_counters: Option<LoadCounters>,
 }
 
-pub(crate) struct Inner {
-    pub(crate) settings: FlexKvSettings,
-    pub(crate) runtime: Arc<dyn Runtime>,
-    pub(crate) pool: PoolClient,
-    pub(crate) table: Table,
-    pub(crate) records: Records,
-    pub(crate) proxy: Proxy,
-    /// Leases that this node gave; those that it holds are in `caching`.
-    pub(crate) leases: Leases,
-    pub(crate) caching: Arc<Caching>,
-    pub(crate) peers: Peers,
-    pub(crate) standing: Mutex<Standing>,
-    /// Partitions are taken for one change at a time.
-    pub(crate) taking: Gate,
-    pub(crate) rng: Mutex<Rng>,
-    pub(crate) counts: Counts,
-    /// Writes of this node's clients, by key.
-    pub(crate) combining: Arc<Combining>,
-    pub(crate) contended: Contended,
-    pub(crate) endpoints: Vec<String>,
-    pub(crate) announcing: AtomicBool,
-    pub(crate) frees: Arc<Frees>,
-    /// Sweeps that are to come.
-    pub(crate) wants_sweep: AtomicU32,
-    pub(crate) joined: OnceLock<Joined>,
-    /// What counters are lent from.
-    pub(crate) lends: OnceLock<Weak<Node>>,
-}
+impl Joined {
+    /// The state of a node that has just got `number` and `map`. `lender` is the fabric's node
+    /// that the load counters are lent from.
+    pub(crate) fn new(number: u32, map: Map, lender: Option<&Weak<FabricNode>>) -> Result<Self> {
+        let geometry = map.geometry;
+        let load_counters = match lender {
+            Some(lender) => LoadCounters::new(lender, geometry.partitions())?,
+            None => None,
+        };
+        let gates = Gates::new(geometry.partitions());
+        Ok(Self { number, geometry, gates, map: RwLock::new(Arc::new(map)), load_counters })
+    }
 
-/// See the module.
-#[derive(Clone)]
-pub struct ComputeNode(pub(crate) Arc<Inner>);
+    /// The number of this node, by which the map names it.
+    #[inline]
+    pub(crate) fn number(&self) -> u32 {
+        self.number
+    }
 
-impl fmt::Debug for ComputeNode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "ComputeNode({})", self.0.pool.client())
+    /// This node among sharers and owners.
+    #[inline]
+    pub(crate) fn me(&self) -> ComputeId {
+        ComputeId(self.number)
+    }
+
+    #[inline]
+    pub(crate) fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
+    /// The gates of the partitions, for requests of this node.
+    #[inline]
+    pub(crate) fn gates(&self) -> &Gates {
+        &self.gates
+    }
+
+    /// The map as it is now.
+    pub(crate) fn map(&self) -> Arc<Map> {
+        Arc::clone(&self.map.read())
+    }
+
+    /// The map's version, without a reference to the map.
+    pub(crate) fn map_version(&self) -> u64 {
+        self.map.read().version
+    }
+
+    /// Makes `change` to a copy of the map, which then replaces it.
+    pub(crate) fn change_map(&self, change: impl FnOnce(&mut Map)) {
+        let mut map = self.map.write();
+        let mut next = Map::clone(&map);
+        change(&mut next);
+        *map = Arc::new(next);
+    }
+
+    /// The entry of a partition. It stays as it is while the caller is within the partition's gate.
+    #[inline]
+    pub(crate) fn entry(&self, partition: PartitionId) -> Assigned {
+        self.map.read().entries[partition.0 as usize]
+    }
+
+    /// The entries of the partitions of these keys, under one lock.
+    #[inline]
+    pub(crate) fn entries_of(&self, hashes: &[KeyHash]) -> Vec<Assigned> {
+        let map = self.map.read();
+        let of = |hash: &KeyHash| map.entries[self.geometry.partition(*hash).0 as usize];
+        hashes.iter().map(of).collect()
+    }
+
+    /// Whether a predicate holds for every member.
+    pub(crate) fn all_members(&self, holds: impl FnMut(&Member) -> bool) -> bool {
+        self.map.read().members.iter().all(holds)
     }
 }
 
-/// Where a node is reached and whom it reaches.
-#[derive(Debug)]
-pub struct Surroundings {
-    /// Time and tasks.
-    pub runtime: Arc<dyn Runtime>,
-    /// Ways to other nodes.
-    pub reach: Arc<dyn Reach>,
-    /// This node as a client of the pool, of the store's label.
-    pub pool: PoolClient,
-    /// Where the coordinator is.
-    pub coordinator: Vec<String>,
-    /// Where this node is reached.
-    pub endpoints: Vec<String>,
+/// What a [`Node`] is made of.
+pub(crate) struct Around {
+    pub(crate) runtime: Arc<dyn Runtime>,
+    pub(crate) reach: Arc<dyn Reach>,
+    pub(crate) pool: PoolClient,
+    /// Endpoints of the coordinator.
+    pub(crate) coordinator: Vec<String>,
 }
 
-/// What a node serves and caches.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct NodeStatus {
-    /// Partitions that it serves or looks after.
-    pub served: usize,
-    /// Of those: it is their proxy.
-    pub offloaded: usize,
-    /// Its cache, and its memory limit.
-    pub cache: CacheStatus,
+/// Changes of the protocol for checks and comparisons. The default is the product.
+pub(crate) struct Hooks {
+    pub(crate) sabotage: Sabotage,
+    pub(crate) protocol: Protocol,
 }
 
-/// A compute node's name in the fabric: a life is a client of the pool.
+impl Default for Hooks {
+    fn default() -> Self {
+        Self { sabotage: Sabotage::default(), protocol: protocol::of_product() }
+    }
+}
+
+/// See the head of the module.
+pub(crate) struct Node {
+    settings: FlexKvSettings,
+    runtime: Arc<dyn Runtime>,
+    pool: PoolClient,
+    table: Table,
+    records: Records,
+    caching: Arc<Caching>,
+    peers: Peers,
+    joined: OnceLock<Joined>,
+    stats: Stats,
+    rng: Mutex<Rng>,
+    reclaim: Arc<Reclaim>,
+    /// Number of sweeps that are still wanted.
+    sweeps_wanted: AtomicU32,
+}
+
+/// A compute node's name in the fabric. Each life of a node is a client of the pool, and its name
+/// follows from that client.
 #[must_use]
 pub fn fabric_id(client: ClientId) -> (NodeId, Epoch) {
     (NodeId(client.0), Epoch(1))
 }
 
-/// The fabric's handler of a node's requests.
-struct RequestHandler(Weak<Inner>);
-
-impl Handler for RequestHandler {
-    fn handle(&self, request: Request<'_>, reply: Reply) {
-        let Some(inner) = self.0.upgrade() else { return };
-        let message = match Message::decode(request.body) {
-            Ok(message) => message,
-            Err(malformed) => {
-                tracing::warn!(client = %request.client, %malformed, "a request was refused");
-                let grant = Grant::default();
-                reply.send(Message::Declined { why: Why::Malformed, grant }.encode());
-                return;
-            }
-        };
-        let from = Class::of(&message).client(request.client);
-        if let Some(answer) = inner.answer_at_once(from, &message) {
-            reply.send(answer.encode());
-            return;
-        }
-        let runtime = Arc::clone(&inner.runtime);
-        let mut task = Box::pin(async move {
-            let answer = inner.answer(from, message).await;
-            drop(inner);
-            reply.send(answer.encode());
-        });
-        // Over shared memory most requests are done without waiting: here, then. The rest goes on
-        // as a task, which is polled anew.
-        if task.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {
-            runtime.spawn("flex-request", task);
-        }
-    }
-}
-
-impl ComputeNode {
-    /// A node that has not joined yet, and the handler for the fabric's node that it is reached by.
-    pub fn new(settings: FlexKvSettings, around: Surroundings) -> Result<(Self, Box<dyn Handler>)> {
-        Self::with_hooks(settings, around, Sabotage::default(), protocol::of_product())
-    }
-
-    /// As [`ComputeNode::new`], without the steps of the protocol that `sabotage` leaves out.
-    #[cfg(feature = "sabotage")]
-    pub fn sabotaged(
-        settings: FlexKvSettings,
-        around: Surroundings,
-        sabotage: Sabotage,
-    ) -> Result<(Self, Box<dyn Handler>)> {
-        Self::with_hooks(settings, around, sabotage, protocol::of_product())
-    }
-
-    /// As [`ComputeNode::new`], with another protocol for the index.
-    #[cfg(feature = "index-protocol")]
-    pub fn with_protocol(
-        settings: FlexKvSettings,
-        around: Surroundings,
-        protocol: Arc<dyn protocol::IndexProtocol>,
-    ) -> Result<(Self, Box<dyn Handler>)> {
-        Self::with_hooks(settings, around, Sabotage::default(), protocol)
-    }
-
-    fn with_hooks(
-        settings: FlexKvSettings,
-        around: Surroundings,
-        sabotage: Sabotage,
-        protocol: Protocol,
-    ) -> Result<(Self, Box<dyn Handler>)> {
-        settings.validate()?;
-        let Surroundings { runtime, reach, pool, coordinator, endpoints } = around;
+impl Node {
+    /// A node that has not joined yet. Busy if the pool has no memory node.
+    pub(crate) fn new(settings: FlexKvSettings, around: Around, hooks: Hooks) -> Result<Self> {
+        let Around { runtime, reach, pool, coordinator } = around;
+        let Hooks { sabotage, protocol } = hooks;
         let block_bytes = pool.block_bytes();
         if block_bytes == 0 {
             return Err(Error::busy("no memory node is there yet"));
         }
-        let packing = packing(block_bytes)?;
-        let table = Table {
-            pool: pool.clone(),
-            runtime: Arc::clone(&runtime),
-            packing,
-            sabotage,
-            protocol,
-        };
+        let table = Table::new(pool.clone(), Arc::clone(&runtime), sabotage, protocol)?;
         let asker = ClientId(runtime.seed());
-        let peers = Peers::new(&reach, pool.client(), asker, coordinator);
-        let inner = Arc::new(Inner {
+        Ok(Self {
             records: Records::new(block_bytes),
-            proxy: Proxy::default(),
-            leases: Leases::new(settings.terms()),
             caching: Arc::new(Caching::new(&settings)?),
-            standing: Mutex::default(),
-            taking: Gate::default(),
-            rng: Mutex::new(Rng::with_seed(runtime.seed())),
-            counts: Counts::default(),
-            combining: Arc::default(),
-            contended: Contended::default(),
-            announcing: AtomicBool::new(false),
-            frees: Arc::default(),
-            wants_sweep: AtomicU32::new(0),
+            peers: Peers::new(reach, pool.client(), asker, coordinator),
             joined: OnceLock::new(),
-            lends: OnceLock::new(),
+            stats: Stats::default(),
+            rng: Mutex::new(Rng::with_seed(runtime.seed())),
+            reclaim: Arc::default(),
+            sweeps_wanted: AtomicU32::new(0),
             settings,
             runtime,
             pool,
             table,
-            peers,
-            endpoints,
-        });
-        let door = Box::new(RequestHandler(Arc::downgrade(&inner)));
-        Ok((Self(inner), door))
+        })
     }
 
-    /// The fabric's node that this one is reached by: what it counts is lent from there, for the
-    /// coordinator to read. To be called before [`join`](Self::join); a node that was not told is
-    /// taken for one without load.
-    pub fn lend_counters(&self, node: &Arc<Node>) {
-        let _the_first_one_counts = self.0.lends.set(Arc::downgrade(node));
+    #[inline]
+    pub(crate) fn settings(&self) -> &FlexKvSettings {
+        &self.settings
     }
 
-    /// Joins the store; to be called when the handler can be reached. Makes the store if this is
-    /// the first node of it.
-    pub async fn join(&self) -> Result<()> {
-        if !self.0.announcing.swap(true, Ordering::SeqCst) {
-            self.0.keep_announcing();
-        }
-        self.0.join().await
+    #[inline]
+    pub(crate) fn runtime(&self) -> &Arc<dyn Runtime> {
+        &self.runtime
     }
 
-    /// As which client of the pool it works.
-    #[must_use]
-    pub fn client(&self) -> ClientId {
-        self.0.pool.client()
+    #[inline]
+    pub(crate) fn pool(&self) -> &PoolClient {
+        &self.pool
     }
 
-    /// As which node of the fabric it is to be served: so nobody takes a node that came after it at
-    /// the same address for it.
-    #[must_use]
-    pub fn fabric_id(&self) -> (NodeId, Epoch) {
-        fabric_id(self.client())
+    #[inline]
+    pub(crate) fn table(&self) -> &Table {
+        &self.table
     }
 
-    /// Whether it was taken for dead: its calls end as fenced, and another is to be started.
-    #[must_use]
-    pub fn is_over(&self) -> bool {
-        self.0.pool.is_evicted()
+    #[inline]
+    pub(crate) fn records(&self) -> &Records {
+        &self.records
     }
 
-    /// What it counted since it was started, by name.
-    #[must_use]
-    pub fn figures(&self) -> Vec<Figure> {
-        self.0.figures()
+    #[inline]
+    pub(crate) fn caching(&self) -> &Arc<Caching> {
+        &self.caching
     }
 
-    /// Whether requests wait at the moment, for a change of the map or because the node has no
-    /// lease: who must not wait asks before.
-    #[must_use]
-    pub fn may_wait(&self) -> bool {
-        self.0.joined().map_or(true, |joined| joined.gates.any_closed())
+    #[inline]
+    pub(crate) fn peers(&self) -> &Peers {
+        &self.peers
     }
 
-    /// The pieces of this node's blocks that are in use, with their bytes; for checks.
-    #[must_use]
-    pub fn pieces(&self) -> Vec<(Address, u64)> {
-        self.0.records.pieces.lock().in_use()
+    #[inline]
+    pub(crate) fn stats(&self) -> &Stats {
+        &self.stats
     }
 
-    /// The map as this node has it; `None` before it has joined.
-    #[must_use]
-    pub fn map_status(&self) -> Option<MapStatus> {
-        self.0.map_status()
+    /// This node as a client of the pool.
+    #[inline]
+    pub(crate) fn client(&self) -> ClientId {
+        self.pool.client()
     }
 
-    /// What this node serves and caches.
-    #[must_use]
-    pub fn status(&self) -> NodeStatus {
-        let (served, offloaded) = self.0.proxy.counts();
-        NodeStatus { served, offloaded, cache: self.0.caching.status() }
-    }
-}
-
-impl Inner {
     pub(crate) fn now_ns(&self) -> u64 {
         self.runtime.now_ns()
     }
@@ -339,121 +281,131 @@ impl Inner {
         self.now_ns() / 1000
     }
 
+    /// Unix time by the system that the runtime lives in. Expiries are compared with it.
+    pub(crate) fn unix_ms(&self) -> u64 {
+        self.runtime.unix_ms()
+    }
+
+    /// Time at which a request that begins now ends as busy.
     pub(crate) fn until_ns(&self) -> u64 {
         self.now_ns().saturating_add(self.settings.patience.as_nanos() as u64)
     }
 
+    /// Whether a record with this expiry has expired.
+    pub(crate) fn is_expired(&self, expires_ms: u64) -> bool {
+        expires_ms != 0 && self.unix_ms() >= expires_ms
+    }
+
+    /// The map and what belongs to it. Busy before the node has joined.
+    #[inline]
     pub(crate) fn joined(&self) -> Result<&Joined> {
         self.joined.get().ok_or_else(|| Error::busy("the node has not joined the store yet"))
     }
 
-    /// Whether a client is a member, as far as this node knows: who was is gone, and what it says
-    /// late counts for nothing.
+    /// Sets what the node knows since it joined. `false` if it had joined before.
+    pub(crate) fn set_joined(&self, joined: Joined) -> bool {
+        self.joined.set(joined).is_ok()
+    }
+
+    /// Whether a client is a member, as far as this node knows. A request that arrives from a
+    /// client that was removed has no effect.
     pub(crate) fn is_member(&self, client: ClientId) -> bool {
-        let map = self.joined.get().map(|joined| Arc::clone(&joined.map.read()));
+        let map = self.joined.get().map(Joined::map);
         map.is_some_and(|map| map.members.iter().any(|member| member.client == client))
     }
 
+    /// Waits for [`PAUSE`] and a random part of it, so that two nodes do not try in step.
     pub(crate) async fn pause(&self) {
-        let more = self.rng.lock().u64(..PAUSE.as_nanos() as u64);
+        let more = self.with_rng(|rng| rng.u64(..PAUSE.as_nanos() as u64));
         self.runtime.sleep(PAUSE + Duration::from_nanos(more)).await;
     }
 
-    /// A call to a partition was answered.
+    /// Draws random numbers.
+    pub(crate) fn with_rng<T>(&self, draw: impl FnOnce(&mut Rng) -> T) -> T {
+        draw(&mut self.rng.lock())
+    }
+
+    /// Counts a call to a partition that was answered, for the coordinator.
     pub(crate) fn count(&self, partition: u32, read: bool) {
-        let counters = self.joined.get().and_then(|joined| joined.counters.as_ref());
+        let counters = self.joined.get().and_then(|joined| joined.load_counters.as_ref());
         if let Some(counters) = counters {
             counters.count(PartitionId(partition), read);
         }
     }
 
-    /// Calls to these partitions were answered.
+    /// Counts calls to these partitions that were answered.
     pub(crate) fn count_many(&self, partitions: impl Iterator<Item = u32>, read: bool) {
-        let counters = self.joined.get().and_then(|joined| joined.counters.as_ref());
+        let counters = self.joined.get().and_then(|joined| joined.load_counters.as_ref());
         if let Some(counters) = counters {
             counters.count_many(partitions.map(PartitionId), read);
         }
     }
 
-    /// Where the coordinator finds what was counted.
-    fn counted(&self) -> Message {
+    /// Tells the coordinator where it finds what this node counted.
+    pub(crate) fn load_counters_message(&self) -> Message {
         let Some(joined) = self.joined.get() else { return self.declined(Why::Busy) };
-        match &joined.counters {
+        match &joined.load_counters {
             Some(counters) => {
-                let partitions = joined.map.read().geometry.partitions();
-                Message::Metered { key: counters.key(), partitions }
+                Message::Metered { key: counters.key(), partitions: joined.geometry.partitions() }
             }
             None => self.declined(Why::Resolve),
         }
     }
 
+    /// A refusal, with this node's clock.
     pub(crate) fn declined(&self, why: Why) -> Message {
         Message::Declined { why, grant: Grant { stamp_us: self.now_us(), ..Grant::default() } }
     }
 
-    /// What needs no waiting.
-    pub(crate) fn answer_at_once(&self, from: ClientId, message: &Message) -> Option<Message> {
-        let came_us = self.now_us();
-        Some(match message {
-            Message::Search { partition, epoch, hash, reads } => {
-                self.counts.add(Count::Served);
-                let at = (PartitionId(*partition), *epoch);
-                self.search(from, at, KeyHash(*hash), *reads)
-            }
-            Message::Locate { partition, epoch, hash } => {
-                self.counts.add(Count::Served);
-                self.locate(from, (PartitionId(*partition), *epoch), KeyHash(*hash))
-            }
-            Message::Slots { partition, epoch, bucket, buckets } => {
-                self.slots_of_buckets((PartitionId(*partition), *epoch), *bucket, *buckets)
-            }
-            Message::Meter {} => self.counted(),
-            Message::Renew {} => Message::Renewed { grant: self.lease_to(from, came_us).0 },
-            Message::Reads { partition, epoch, counts } => {
-                self.count_reads(PartitionId(*partition), *epoch, counts);
-                Message::Renewed { grant: self.lease_to(from, came_us).0 }
-            }
-            Message::Invalidate { hash } => {
-                count(&self.caching.counters.invalidations_received);
-                self.caching.invalidate(KeyHash(*hash));
-                Message::Done {}
-            }
-            Message::Sweep {} => {
-                self.want_sweep();
-                Message::Done {}
-            }
-            Message::Room { bytes, expires } if self.is_member(from) => {
-                self.lend_room(*bytes, *expires)
-            }
-            Message::Count {} => Message::Counted { figures: self.figures() },
-            _ => return None,
-        })
+    /// The refusal of a node without a lease of the pool. `None` if it has one.
+    pub(crate) fn fenced(&self) -> Option<Message> {
+        (!self.table.holds_lease()).then(|| self.declined(Why::Fenced))
     }
 
-    async fn answer(self: &Arc<Self>, from: ClientId, message: Message) -> Message {
-        match message {
-            Message::Write { .. } => {
-                self.counts.add(Count::Served);
-                self.write_index(from, &message).await
-            }
-            // Who is not known yet asks again; who is gone does not.
-            Message::Free { .. } if !self.is_member(from) => self.declined(Why::Busy),
-            Message::Delegate { .. } => {
-                self.counts.add(Count::Served);
-                self.set_for(from, &message).await
-            }
-            Message::Free { words } => self.free_here(&words).await,
-            Message::Refers { .. } => self.what_refers(&message).await,
-            Message::Holds { blocks } => self.what_is_held(&blocks),
-            Message::Settle { partition, epoch, place } => {
-                self.settle(PartitionId(partition), epoch, place).await
-            }
-            Message::Create { .. }
-            | Message::Pause { .. }
-            | Message::Prepare { .. }
-            | Message::Resume { .. }
-            | Message::Recall { .. } => self.obey(message).await,
-            _ => self.declined(Why::Malformed),
+    /// The word of a slot that is deleted now. No two deletions give the same word.
+    pub(crate) fn deleted_now(&self) -> Slot {
+        Slot::deleted(self.now_us(), self.with_rng(|rng| rng.u16(..)))
+    }
+
+    /// Wants a sweep of this node's blocks (`sweep.rs`).
+    pub(crate) fn want_sweep(&self) {
+        self.sweeps_wanted.store(SWEEPS_MAX, Ordering::SeqCst);
+    }
+
+    /// Takes the number of sweeps that are wanted. Wishes after this call are for the next sweep.
+    pub(crate) fn take_sweeps_wanted(&self) -> u32 {
+        self.sweeps_wanted.swap(0, Ordering::SeqCst)
+    }
+
+    /// Wants at least `sweeps` further sweeps.
+    pub(crate) fn want_sweeps_again(&self, sweeps: u32) {
+        self.sweeps_wanted.fetch_max(sweeps, Ordering::SeqCst);
+    }
+
+    /// Enters the gate of a key's partition, and returns the partition's entry in the map. Busy if
+    /// the gate stays closed until `until_ns`.
+    pub(crate) async fn enter(
+        &self,
+        hash: KeyHash,
+        until_ns: u64,
+    ) -> Result<(Inside<'_>, Assigned)> {
+        let joined = self.joined()?;
+        let partition = joined.geometry.partition(hash);
+        if let Some(inside) = joined.gates.try_enter(partition) {
+            return Ok((inside, joined.entry(partition)));
         }
+        let left_ns = until_ns.saturating_sub(self.now_ns());
+        let mut entering = pin!(joined.gates.enter(partition));
+        let mut waiting = self.runtime.sleep(Duration::from_nanos(left_ns));
+        let inside = poll_fn(|context| {
+            if let Poll::Ready(inside) = entering.as_mut().poll(context) {
+                return Poll::Ready(Some(inside));
+            }
+            waiting.as_mut().poll(context).map(|()| None)
+        });
+        let Some(inside) = inside.await else {
+            return Err(Error::busy(format!("{partition} is being moved, for too long")));
+        };
+        Ok((inside, joined.entry(partition)))
     }
 }

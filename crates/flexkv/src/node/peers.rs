@@ -1,17 +1,22 @@
-//! Other nodes, and how they are asked.
+//! Other nodes, and how this node asks them.
 //!
-//! A question gets a number of the session with the node and is sent again under it until it is
-//! answered: the node executes it once. [`Unasked::Unknown`]: nobody knows what came of it. One
-//! route per node's life and class of question; a life is a client of the pool.
+//! A question gets a number in the session with its node and is sent again under that number until
+//! it is answered, so the other node executes it once. There is one route per life of a node and
+//! class of question. A life of a node is a client of the pool.
 //!
-//! **Classes.** A session takes so many questions beyond the oldest that is not answered. A write
-//! is answered when others have dropped what they cached, so were both asked in one session, two
-//! nodes with enough writes under way at each other would wait until the leases of their caches run
-//! out. Questions are answered at once, or wait for such alone, or wait for those too ([`Class`]);
-//! each class has a session of its own, and none waits for its own or a later one. A question may
-//! be asked in a later class than its own, and where a key is that is to be written is: it comes
-//! before the write, and over two links two threads on each side would look in turn (in shared
-//! memory four times the time of both, 42 µs for 9).
+//! **Classes.** A session takes a limited number of questions after the oldest unanswered one. A
+//! write is answered only after other nodes have dropped what they cached. If both questions used
+//! one session, two nodes with many writes in flight at each other would wait until their cache
+//! leases run out. Therefore questions are divided by what their answers wait for ([`Class`]). Each
+//! class has a session of its own, and no answer waits for a question of its own or a later class.
+//! A question may be asked in a later class than necessary. The look-up before a write uses the
+//! class of writes: with two links, two threads on each side would poll in turn, which takes four
+//! times as long in shared memory.
+//!
+//! Thread-safety: any thread may ask. A mutex guards the known nodes, and one per node its clock.
+//! Failure: without an answer the caller asks again. If the other node lost the session, the call
+//! ends with an error, and the caller does not know whether the question was executed.
+//! Cost: one round trip.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,34 +27,47 @@ use archipelago_fabric::{Call, ClientId, Reason, Session};
 use archipelago_pool::{Reach, Route};
 use parking_lot::Mutex;
 
-use super::{Inner, REQUEST, fabric_id};
-use crate::wire::{Grant, Member, Message, Why};
+use super::{Joined, Node, REQUEST, fabric_id};
+use crate::wire::{Assigned, Grant, Member, Message, Why};
 
-/// A node.
+/// Number of a node, and the client of the pool that names one life of it. Both are zero for the
+/// coordinator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PeerIdentity {
+    pub(crate) number: u32,
+    pub(crate) client: ClientId,
+}
+
+impl PeerIdentity {
+    fn is_coordinator(self) -> bool {
+        self.client == ClientId(0)
+    }
+}
+
+/// Another node, and the ways to it.
 #[derive(Debug)]
 pub(crate) struct Peer {
-    /// Its number, and which life of it; of the coordinator zeros.
-    who: (u32, ClientId),
-    /// By class.
+    identity: PeerIdentity,
+    /// The routes to the node, by class.
     routes: [Route; Class::ALL.len()],
     endpoints: Vec<String>,
-    /// Its clock in µs, as its last answer said, and when that was here.
+    /// The newest answer of the node, as far as its clock is concerned.
     heard: Mutex<Option<Heard>>,
 }
 
-/// What the answers to questions of a session wait for, at most.
+/// What an answer may wait for. Each class has its own session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Class {
-    /// Nobody.
-    AtOnce,
-    /// The answers of others that come at once. What writes ask.
+    /// The answer waits for no other node.
+    Immediate,
+    /// The answer waits for answers of class `Immediate` only. Questions of writes.
     Index,
-    /// Changes of the index at other nodes.
+    /// The answer waits for changes of the index at other nodes.
     Whole,
 }
 
 impl Class {
-    const ALL: [Self; 3] = [Self::AtOnce, Self::Index, Self::Whole];
+    const ALL: [Self; 3] = [Self::Immediate, Self::Index, Self::Whole];
 
     pub(crate) fn of(question: &Message) -> Self {
         match question {
@@ -58,12 +76,12 @@ impl Class {
             | Message::Settle { .. }
             | Message::Free { .. } => Self::Index,
             Message::Delegate { .. } => Self::Whole,
-            _ => Self::AtOnce,
+            _ => Self::Immediate,
         }
     }
 
-    /// Who asks in a session of this class, and who is behind that: sessions of one client at one
-    /// node must differ.
+    /// The client that asks in a session of this class, or the other way round the client behind
+    /// such a session. Sessions of one client at one node must have different clients.
     pub(crate) fn client(self, client: ClientId) -> ClientId {
         const SALTS: [u64; Class::ALL.len()] = [0, 0x9e37_79b9_7f4a_7c15, 0xd1b5_4a32_d192_ed03];
         ClientId(client.0 ^ SALTS[self as usize])
@@ -88,23 +106,24 @@ impl Heard {
 }
 
 impl Peer {
-    /// `asker`: as whom its sessions are begun.
+    /// A node with no link yet. `asker` is the client that begins the sessions.
     fn new(
-        who: (u32, ClientId),
-        (reach, asker): (&Arc<dyn Reach>, ClientId),
+        identity: PeerIdentity,
+        reach: &Arc<dyn Reach>,
+        asker: ClientId,
         endpoints: Vec<String>,
     ) -> Arc<Self> {
-        // The coordinator is whoever answers at a manager's door.
-        let node = (who.1 != ClientId(0)).then(|| fabric_id(who.1));
+        // Any node that answers at a manager's endpoint is the coordinator.
+        let node = (!identity.is_coordinator()).then(|| fabric_id(identity.client));
         let routes = Class::ALL.map(|class| Route::new(reach, class.client(asker), node));
-        Arc::new(Self { who, routes, endpoints, heard: Mutex::default() })
+        Arc::new(Self { identity, routes, endpoints, heard: Mutex::default() })
     }
 
     fn is_coordinator(&self) -> bool {
-        self.who.1 == ClientId(0)
+        self.identity.is_coordinator()
     }
 
-    /// The peer's clock in microseconds, if the peer answered within `fresh_ns` before `now_ns`. Its
+    /// The node's clock in microseconds, if the node answered within `fresh_ns` before `now_ns`. Its
     /// clock shows a later time by now.
     pub(crate) fn heard(&self, now_ns: u64, fresh_ns: u64) -> Option<u64> {
         let heard = *self.heard.lock();
@@ -124,22 +143,22 @@ pub(crate) struct Peers {
     reach: Arc<dyn Reach>,
     me: ClientId,
     known: Mutex<BTreeMap<ClientId, Arc<Peer>>>,
-    pub(crate) coordinator: Arc<Peer>,
+    coordinator: Arc<Peer>,
 }
 
-/// A question that was begun and not answered; to be asked again.
+/// A question that was begun and is asked again until it is answered.
 #[derive(Debug)]
 pub(crate) struct Asked {
     bytes: Vec<u8>,
     class: Class,
-    /// The session and its number of it, once it was sent.
+    /// The session and the question's number in it, once the question was sent.
     number: Option<(Arc<Session>, u64)>,
-    /// This node's clock before it was sent for the first time.
+    /// This node's clock before the question was sent for the first time.
     sent_ns: u64,
 }
 
 impl Drop for Asked {
-    /// Nobody will ask again.
+    /// Tells the session that the question is not asked again.
     fn drop(&mut self) {
         if let Some((session, number)) = &self.number {
             session.give_up(*number);
@@ -152,42 +171,49 @@ impl Asked {
         Self { bytes: message.encode(), class: Class::of(message), number: None, sent_ns: 0 }
     }
 
-    /// The same question, to be asked as a new one: it was answered.
+    /// The same question as a new one, after the old one was answered.
     pub(crate) fn anew(&self) -> Self {
         Self { bytes: self.bytes.clone(), class: self.class, number: None, sent_ns: 0 }
     }
 
-    /// Whether it may have arrived.
+    /// Whether the question may have arrived.
     pub(crate) fn was_sent(&self) -> bool {
         self.number.is_some()
     }
 }
 
 impl Peers {
-    /// `asker`: as whom the coordinator is asked. Another than `me`: it may be reached at the
-    /// pool's manager, of whom `me` asks other things under numbers of its own.
+    /// Knows no node but the coordinator. `asker` is the client that asks the coordinator. It
+    /// differs from `me`, because `me` may ask the pool's manager at the same endpoint under other
+    /// numbers.
     pub(crate) fn new(
-        reach: &Arc<dyn Reach>,
+        reach: Arc<dyn Reach>,
         me: ClientId,
         asker: ClientId,
         coordinator: Vec<String>,
     ) -> Self {
-        let coordinator = Peer::new((0, ClientId(0)), (reach, asker), coordinator);
-        Self { reach: Arc::clone(reach), me, known: Mutex::default(), coordinator }
+        let identity = PeerIdentity { number: 0, client: ClientId(0) };
+        let coordinator = Peer::new(identity, &reach, asker, coordinator);
+        Self { reach, me, known: Mutex::default(), coordinator }
+    }
+
+    pub(crate) fn coordinator(&self) -> &Arc<Peer> {
+        &self.coordinator
     }
 
     pub(crate) fn peer(&self, member: &Member) -> Arc<Peer> {
         let mut known = self.known.lock();
         let peer = known.entry(member.client).or_insert_with(|| {
-            let asker = (&self.reach, self.me);
-            Peer::new((member.number, member.client), asker, member.endpoints.clone())
+            let identity = PeerIdentity { number: member.number, client: member.client };
+            Peer::new(identity, &self.reach, self.me, member.endpoints.clone())
         });
         Arc::clone(peer)
     }
 
-    /// Hangs up on who is no member, and forgets who is gone. Others are kept: one who has just
-    /// joined is known to some before the map names him, and were he forgotten and then known
-    /// again, he would refuse the numbers of the new session, since he knows those of the old one.
+    /// Closes the links to nodes that are no members, and forgets nodes that are gone. Other nodes
+    /// are kept. A node that has just joined is known to some before the map names it. If it were
+    /// forgotten and became known again, it would refuse the numbers of the new session, because it
+    /// knows those of the old one.
     pub(crate) fn retain(&self, members: &[Member], gone: &[ClientId]) {
         let stays = |client: &ClientId| members.iter().any(|member| member.client == *client);
         let left: Vec<Arc<Peer>> = {
@@ -203,13 +229,13 @@ impl Peers {
     }
 }
 
-impl Inner {
-    /// Asks once, or once more. `Ok(None)`: no answer yet.
+impl Node {
+    /// Asks once, for the first time or again. `Ok(None)` if there is no answer yet.
     pub(crate) async fn ask_once(&self, peer: &Peer, asked: &mut Asked) -> Result<Option<Message>> {
         self.ask_within(peer, asked, REQUEST).await
     }
 
-    /// The same, for so long.
+    /// Asks once and waits for the answer for at most `within`.
     pub(crate) async fn ask_within(
         &self,
         peer: &Peer,
@@ -231,7 +257,7 @@ impl Inner {
         match link.request(call).await {
             Ok(body) => match Message::decode(&body) {
                 Ok(Message::Declined { why: Why::Standby, .. }) if peer.is_coordinator() => {
-                    // Another session has its answers: what is asked next is another question.
+                    // Another manager has the coordinator, so the next question is a new one.
                     route.go_on(&peer.endpoints);
                     *asked = asked.anew();
                     Ok(None)
@@ -244,8 +270,8 @@ impl Inner {
             },
             Err(refusal) if peer.is_coordinator() => {
                 tracing::debug!(%refusal, "the coordinator does not answer");
-                // It may be another manager's by now, which knows no number of an earlier question;
-                // asked twice, each is answered alike.
+                // Another manager may have the coordinator by now, and it knows no number of an
+                // earlier question. Questions to the coordinator may be asked twice.
                 route.go_on(&peer.endpoints);
                 *asked = asked.anew();
                 Ok(None)
@@ -264,7 +290,7 @@ impl Inner {
         }
     }
 
-    /// Takes in what an answer says of the other's clock, and of its lease.
+    /// Notes what an answer says about the other node's clock and lease.
     fn hear(&self, peer: &Peer, sent_ns: u64, answer: &Message) {
         let (Message::Found { grant, .. }
         | Message::Written { grant, .. }
@@ -274,14 +300,34 @@ impl Inner {
             return;
         };
         peer.hear(self.now_ns(), *grant);
-        self.caching.granted(peer.who, sent_ns, *grant, || self.is_peer(peer));
+        self.caching.granted(peer.identity, sent_ns, *grant, || self.is_peer(peer));
     }
 
-    /// Whether the node lives, by the map.
+    /// Whether the map names the node as a member.
     pub(crate) fn is_peer(&self, peer: &Peer) -> bool {
-        let map = self.joined().ok().map(|joined| Arc::clone(&joined.map.read()));
-        let is_it = |member: &Member| (member.number, member.client) == peer.who;
+        let map = self.joined().ok().map(Joined::map);
+        let PeerIdentity { number, client } = peer.identity;
+        let is_it = |member: &Member| member.number == number && member.client == client;
         map.is_some_and(|map| map.members.iter().any(is_it))
+    }
+
+    /// The member that works as this client of the pool. `None` if there is none.
+    pub(crate) fn peer_of(&self, client: ClientId) -> Option<Arc<Peer>> {
+        let map = self.joined().ok()?.map();
+        let member = map.members.iter().find(|member| member.client == client)?;
+        Some(self.peers.peer(member))
+    }
+
+    /// The node of a partition. `None` if this node is it.
+    pub(crate) fn node_of(&self, entry: Assigned) -> Result<Option<Arc<Peer>>> {
+        let joined = self.joined()?;
+        if entry.node == joined.number() {
+            return Ok(None);
+        }
+        let map = joined.map();
+        let member = map.members.iter().find(|member| member.number == entry.node);
+        let member = member.ok_or_else(|| Error::busy("the partition's node is no member"))?;
+        Ok(Some(self.peers.peer(member)))
     }
 
     /// Asks until there is an answer.
@@ -316,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn a_write_asks_in_one_session_and_in_none_that_a_write_waits_for() {
+    fn writes_ask_in_a_session_that_no_write_waits_for() {
         let locate = Message::Locate { partition: 1, epoch: 2, hash: 3 };
         let settle = Message::Settle { partition: 1, epoch: 2, place: Place { index: 4, word: 5 } };
         assert_eq!(Class::of(&locate), Class::Index);
@@ -324,7 +370,7 @@ mod tests {
         let invalidate = Message::Invalidate { hash: 3 };
         let search = Message::Search { partition: 1, epoch: 2, hash: 3, reads: 0 };
         for waited_for in [invalidate, search, Message::Renew {}] {
-            assert_eq!(Class::of(&waited_for), Class::AtOnce, "{waited_for:?}");
+            assert_eq!(Class::of(&waited_for), Class::Immediate, "{waited_for:?}");
         }
         let delegate = Message::Delegate {
             partition: 1,

@@ -1,19 +1,28 @@
-//! The pieces of this node's blocks: which are in use, and which nobody refers to.
+//! The pieces of this node's blocks: which are in use, and which nothing refers to.
 //!
-//! A [`Heap`] cuts the blocks; beside it two bits per unit of 64 bytes say where a piece in use
-//! begins and where it ends (one part in 256 of the memory). So a piece is freed once, whoever says
-//! so how often, and a **sweep** can find what was lost: a record whose writer never heard what
-//! became of it, one that was superseded by somebody who died before saying so.
+//! [`Records`](super::records::Records) owns the pieces. A [`Heap`] cuts the blocks. In addition,
+//! two bits per unit of 64 bytes say where a piece in use begins and where it ends, which takes one
+//! part in 256 of the memory. So a piece is freed once, however often it is given back. And a
+//! **sweep** can find lost pieces: records whose writer never learned the outcome, and records that
+//! were superseded by a node that died before it gave them back.
 //!
-//! A sweep: 1. [`Pieces::begin_sweep`] notes what is in use; 2. time passes, until nobody can put
-//! into the index what was not there at 1; 3. everybody says what the index and they themselves
-//! refer to; 4. [`Pieces::end_sweep`] frees the rest. What is allocated or freed meanwhile is left
-//! alone. Blocks that were adopted have no pieces before the end of a sweep: then what is referred
-//! to is in use, and the rest is free.
+//! A sweep has four steps:
 //!
-//! Invariants: 1. a bit is set exactly for pieces that the heap counts as used; 2. a pinned piece
-//! (a subtable that is being made) is not freed by a sweep. Not thread-safe. Cost: allocating and
-//! freeing touch two words more; a sweep lists all pieces.
+//! 1. [`Pieces::begin_sweep`] notes the pieces in use.
+//! 2. The sweeper waits until no node can put a word into the index that was not there at step 1.
+//! 3. Every node says what the index and the node itself refer to.
+//! 4. [`Pieces::end_sweep`] frees the rest. It leaves alone what was allocated or freed meanwhile.
+//!
+//! An adopted block has no pieces before the end of a sweep. Then everything that is referred to is
+//! in use, and the rest is free.
+//!
+//! Invariants:
+//! 1. The bits are set exactly for the pieces that the heap counts as used.
+//! 2. A sweep does not free a pinned piece, which is a subtable that is being made.
+//!
+//! Thread-safety: none; the owner holds a lock.
+//! Failure: pieces of an adopted block that overlap are corruption, and the block stays unused.
+//! Cost: allocating and freeing touch two words more than the heap. A sweep lists all pieces.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -23,12 +32,12 @@ use archipelago_pool::{Address, BlockId, Heap, HeapStats, Piece};
 
 use crate::format::UNIT_BYTES;
 
-/// Time between two joins of free pieces, in nanoseconds: each takes some milliseconds for 100,000
-/// pieces.
+/// Least time between two joins of free pieces, in nanoseconds. A join of 100,000 pieces takes some
+/// milliseconds.
 const JOIN_EVERY_NS: u64 = 100_000_000;
 
-/// Bits of 64 units: where pieces begin, and where they end. Beside each other, since most pieces
-/// are short.
+/// Bits of 64 units: where pieces begin, and where they end. Both lie next to each other because
+/// most pieces are short.
 #[derive(Clone, Copy, Debug, Default)]
 struct Word {
     begins: u64,
@@ -71,7 +80,7 @@ impl Marks {
         }
     }
 
-    /// Pieces in use: offset and bytes.
+    /// The pieces in use, by offset and bytes.
     fn pieces(&self) -> Vec<(u64, u64)> {
         let units = |bits: fn(&Word) -> u64| -> Vec<u64> {
             let of = |(at, word): (usize, &Word)| {
@@ -86,18 +95,18 @@ impl Marks {
     }
 }
 
-/// See the module.
+/// The pieces of all blocks of a node. See the head of the module.
 #[derive(Debug)]
 pub(crate) struct Pieces {
     block_bytes: u64,
     heap: Heap,
     marks: BTreeMap<BlockId, Marks>,
-    /// Of the sweep that is under way: in use since it began.
+    /// Pieces in use since the current sweep began. `None` without a sweep.
     candidates: Option<BTreeSet<Address>>,
     pinned: BTreeSet<Address>,
     /// Blocks that were adopted and not swept yet, and what was freed in them meanwhile.
     adopted: BTreeMap<BlockId, BTreeSet<u64>>,
-    /// When free pieces were joined last.
+    /// Time of the last join of free pieces.
     joined_ns: Option<u64>,
 }
 
@@ -114,20 +123,20 @@ impl Pieces {
         }
     }
 
-    /// A block in which nothing lies.
+    /// Adds an empty block.
     pub(crate) fn add(&mut self, block: BlockId) {
         self.heap.add(block);
         self.marks.insert(block, Marks::new(self.block_bytes));
     }
 
-    /// A block of which nobody knows how it was cut.
+    /// Adds a block of a dead node. How it was cut is known after a sweep.
     pub(crate) fn adopt(&mut self, block: BlockId) {
         if !self.heap.has(block) {
             self.adopted.entry(block).or_default();
         }
     }
 
-    /// A block is not this node's any more.
+    /// Removes a block that no longer belongs to this node.
     pub(crate) fn remove(&mut self, block: BlockId) {
         self.heap.remove(block);
         self.marks.remove(&block);
@@ -148,8 +157,8 @@ impl Pieces {
         Ok(Some(address))
     }
 
-    /// The same after free pieces that lie next to each other were joined, which takes a look at
-    /// all of them: at most once per [`JOIN_EVERY_NS`].
+    /// Joins free pieces that lie next to each other, and then allocates. A join visits all free
+    /// pieces, so it happens at most once per [`JOIN_EVERY_NS`].
     pub(crate) fn join_and_allocate(&mut self, len: u64, now_ns: u64) -> Result<Option<Address>> {
         if self.joined_ns.is_some_and(|at_ns| now_ns < at_ns + JOIN_EVERY_NS) {
             return Ok(None);
@@ -159,12 +168,13 @@ impl Pieces {
         self.allocate(len, now_ns)
     }
 
-    /// Pieces that were never used come from another block than those before, if there is one.
+    /// Lets the next piece that was never used come from another block, if there is one.
     pub(crate) fn turn(&mut self) {
         self.heap.turn();
     }
 
-    /// What lies there stays, until [`Pieces::unpin_all`], whoever refers to it.
+    /// Keeps a piece through sweeps until [`Pieces::unpin_all`], whether anything refers to it or
+    /// not.
     pub(crate) fn pin(&mut self, address: Address) {
         self.pinned.insert(address);
     }
@@ -173,24 +183,24 @@ impl Pieces {
         self.pinned.clear();
     }
 
-    /// Asks for the memory that freeing what lies there touches.
+    /// Prefetches the memory that freeing a piece touches.
     pub(crate) fn prefetch(&self, address: Address) {
         if let Some(marks) = self.marks.get(&address.block) {
             marks.prefetch(address.offset);
         }
     }
 
-    /// Pieces that wait until now may be used.
+    /// Makes pieces usable whose waiting time is over.
     pub(crate) fn settle(&mut self, now_ns: u64) {
         self.heap.settle(now_ns);
     }
 
-    /// Asks for the memory that allocating so many pieces of `len` bytes touches.
+    /// Prefetches the memory that allocating `count` pieces of `len` bytes touches.
     pub(crate) fn prefetch_next(&self, len: u64, count: usize) {
         self.heap.listed(len, count).for_each(|address| self.prefetch(*address));
     }
 
-    /// Frees a piece, if it is one in use; whether it was.
+    /// Frees a piece. Returns `false` if it is not in use.
     pub(crate) fn free(&mut self, address: Address, len: u64, free_from_ns: u64) -> bool {
         if let Some(freed) = self.adopted.get_mut(&address.block) {
             return freed.insert(address.offset);
@@ -208,7 +218,7 @@ impl Pieces {
         true
     }
 
-    /// Blocks in which nothing lives and nothing waits; they are not this node's any more.
+    /// Takes the blocks in which no piece is in use or waits. They no longer belong to this node.
     pub(crate) fn take_empty(&mut self, now_ns: u64) -> Vec<BlockId> {
         let empty = self.heap.take_empty(now_ns);
         for block in &empty {
@@ -217,7 +227,7 @@ impl Pieces {
         empty
     }
 
-    /// Begins a sweep; the blocks that it is about.
+    /// Begins a sweep, and returns the blocks that it covers.
     pub(crate) fn begin_sweep(&mut self) -> BTreeSet<BlockId> {
         let mut candidates = BTreeSet::new();
         for (block, marks) in &self.marks {
@@ -228,7 +238,7 @@ impl Pieces {
         self.heap.blocks().chain(self.adopted.keys().copied()).collect()
     }
 
-    /// Where the pieces in use of a block begin; none of a block that is not this node's.
+    /// Where the pieces in use of a block begin. Empty for a block of another node.
     pub(crate) fn begins_in(&self, block: BlockId) -> Vec<Address> {
         let pieces = self.marks.get(&block).map(Marks::pieces).unwrap_or_default();
         pieces.into_iter().map(|(offset, _)| Address { block, offset }).collect()
@@ -239,7 +249,7 @@ impl Pieces {
         self.marks.keys().copied().collect()
     }
 
-    /// What is in use, with its bytes.
+    /// The pieces in use, with their bytes.
     pub(crate) fn in_use(&self) -> Vec<(Address, u64)> {
         let of = |(block, marks): (&BlockId, &Marks)| {
             let block = *block;
@@ -249,9 +259,9 @@ impl Pieces {
         self.marks.iter().flat_map(of).collect()
     }
 
-    /// Ends a sweep: `referred` is what the index and the nodes refer to in `swept`, with the
-    /// lengths that were asked for. How many pieces were freed. Corrupt, and the block is left as
-    /// it is, if pieces of an adopted block overlap.
+    /// Ends a sweep. `referred` holds what the index and the nodes refer to in `swept`, with the
+    /// lengths that were asked for. Returns the number of pieces that were freed. Corrupt, and the
+    /// block stays as it is, if pieces of an adopted block overlap.
     pub(crate) fn end_sweep(
         &mut self,
         swept: &BTreeSet<BlockId>,
@@ -292,7 +302,7 @@ impl Pieces {
         Ok(freed)
     }
 
-    /// Gives a sweep up.
+    /// Gives up a sweep that began.
     pub(crate) fn drop_sweep(&mut self) {
         self.candidates = None;
     }
@@ -321,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn a_piece_is_freed_once_whoever_says_so_how_often() {
+    fn piece_is_freed_once_however_often_it_is_given_back() {
         let mut pieces = one_block();
         let (one, two) = (take(&mut pieces, 100), take(&mut pieces, 5000));
         assert_eq!(pieces.in_use(), [(one, 128), (two, 5120)]);
@@ -333,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sweep_frees_what_nobody_refers_to_and_is_older_than_it() {
+    fn sweep_frees_older_unreferenced_pieces() {
         let mut pieces = one_block();
         let all: Vec<Address> = (0..4).map(|_| take(&mut pieces, 64)).collect();
         let swept = pieces.begin_sweep();
@@ -351,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn an_adopted_block_is_used_when_it_was_swept_and_what_was_freed_meanwhile_is_free() {
+    fn adopted_block_is_used_after_sweep_with_late_frees() {
         let mut pieces = Pieces::new(BLOCK);
         pieces.adopt(block(2));
         let at = |offset| Address { block: block(2), offset };

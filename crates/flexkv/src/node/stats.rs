@@ -1,51 +1,53 @@
-//! What a node counts, for people: `cluster status`, INFO, benchmarks. Never read by a decision.
+//! What a node counts for people: `cluster status`, INFO and benchmarks. No decision reads it.
 
 use archipelago_base::metrics::Counters;
 
-use super::Inner;
+use super::Node;
 use crate::wire::Figure;
 
-/// A counter.
+/// A counter of a node.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Count {
-    /// Reads of this node's clients.
+pub(crate) enum Stat {
+    /// Reads by this node's clients.
     Reads,
-    /// Writes of them.
+    /// Writes by this node's clients.
     Writes,
-    /// Turns of writes that met another's and were begun again.
+    /// Tries of writes that met another write and began again.
     Retries,
-    /// Searches and writes that other nodes sent here.
+    /// Searches and writes that other nodes sent to this one.
     Served,
-    /// Writes that were done by a later one of the same key and node.
+    /// Writes that a later write of the same key and node performed.
     Combined,
-    /// Sets that a key's proxy did for this node's clients.
+    /// Sets that a key's proxy performed for this node's clients.
     Delegated,
-    /// Sets that waited for nobody.
-    SetAtOnce,
-    /// Slots whose copies got back what they had, for a set at once was not committed.
-    SetBack,
+    /// Sets that took the fast path.
+    FastSets,
+    /// Slots whose copies got their old word back, because a set of the fast path was not
+    /// committed.
+    Restored,
 }
 
 const NAMES: [&str; 8] =
     ["reads", "writes", "retries", "served", "combined", "delegated", "set_at_once", "set_back"];
 
-/// See the module.
+/// The counters of a node.
 #[derive(Debug, Default)]
-pub(crate) struct Counts(Counters<8>);
+pub(crate) struct Stats(Counters<8>);
 
-impl Counts {
-    pub(crate) fn add(&self, count: Count) {
-        self.add_many(count, 1);
+impl Stats {
+    pub(crate) fn add(&self, stat: Stat) {
+        self.add_many(stat, 1);
     }
 
-    pub(crate) fn add_many(&self, count: Count, many: u64) {
-        self.0.add(count as usize, many);
+    pub(crate) fn add_many(&self, stat: Stat, many: u64) {
+        self.0.add(stat as usize, many);
     }
 }
 
-impl Inner {
-    pub(super) fn figures(&self) -> Vec<Figure> {
-        let counted = NAMES.iter().enumerate().map(|(at, name)| (*name, self.counts.0.get(at)));
+impl Node {
+    /// Everything that this node counts, by name.
+    pub(crate) fn figures(&self) -> Vec<Figure> {
+        let counted = NAMES.iter().enumerate().map(|(at, name)| (*name, self.stats.0.get(at)));
         let heap = self.records.stats();
         let bytes = [
             ("record_bytes", heap.used_bytes),

@@ -1,33 +1,34 @@
-//! The one-sided path: how a slot of a partition without a proxy is changed, by who wants to change
-//! it.
+//! The one-sided path: how a client changes a slot of a partition without a proxy.
 //!
-//! Decision 0016. One swap, on the first copy, and WRITEs:
+//! [Decision 0017] has the reasons. A change is one swap, on the first copy, and some WRITEs:
 //!
-//! 1. The new record is on all its copies; it names the slot's word before.
-//! 2. Swap of the slot's first copy from the old word to the new one, **pending**. Who succeeds has
-//!    the slot to itself; who does not has lost, and looks again. Meanwhile the old record's valid
-//!    bit is cleared on all copies.
-//! 3. WRITE of the final word to the other copies.
-//! 4. WRITE of the final word to the first copy: the commit point.
+//! 1. The new record is on all its copies, and names the slot's former word.
+//! 2. The slot's first copy is swapped from the old word to the new one, marked **pending**. A
+//!    client whose swap succeeds has the slot to itself. A client whose swap fails has lost, and
+//!    looks again. Meanwhile the valid bit of the old record is cleared on all copies.
+//! 3. The final word is written to the other copies.
+//! 4. The final word is written to the first copy. This is the commit point.
 //!
-//! A deletion has no record: its slot is **dying** while it is under way, which keeps the old word
-//! and adds a bit, and 2 to 4 go on as above with that word in place of the pending one. Readers
+//! A deletion has no record. While it is in progress its slot is **dying**: the slot keeps the old
+//! word with one bit more. Steps 2 to 4 then use that word in place of the pending one. Readers
 //! take a dying slot for what its record says.
 //!
-//! Readers take a pending slot for what its record names as the word before. So nothing is visible
+//! Readers take a pending slot for what its record names as the former word. So nothing is visible
 //! that is not on all copies, and nothing is visible while a cached address of the old record still
 //! passes for valid.
 //!
-//! **Failure.** All operations of a turn go over one opening of the block. When one is refused, the
-//! block is opened again, after which nothing late takes place, and the slot's first copy tells how
-//! far it is: still pending (go on), final (done), the old word (a new first copy never had the
-//! swap: begin again), another one (superseded if somebody cleared the new record's valid bit, lost
-//! if not). Copies are equal when an epoch of the block begins. A writer that dies leaves a pending
-//! slot: once it is evicted, the partition's node takes it forward ([`Table::settled`]). One that
-//! has no time left goes on behind its caller's back (`proxy/unfinished.rs`).
+//! Thread-safety: any thread may change slots.
+//! Failure: all operations of a turn use one opening of the block. When one is refused, the block
+//! is opened again, after which no late operation takes effect. The slot's first copy then shows
+//! how far the change has come: pending (go on), final (done), or the old word (a new first copy
+//! never had the swap, so the change begins again). Another word means that the change was
+//! superseded, if the new record has lost its valid bit, and that it lost otherwise. Copies are
+//! equal when an epoch of the block begins. A writer that dies leaves a pending slot. Once it is
+//! evicted, the partition's node settles the slot ([`Table::settled`]). A writer that runs out of
+//! time continues in the background (`proxy/unfinished.rs`). Cost: three round trips after that of
+//! the record, and one swap. The paper (§4.5) leaves this path to FUSEE, which swaps every copy.
 //!
-//! Cost: three round trips behind the record's, one swap. The paper (§4.5) leaves this path to
-//! FUSEE, which swaps every copy.
+//! [Decision 0017]: ../../../../docs/decisions/0017-flexkv-one-sided-slot-updates.md
 
 #[cfg(feature = "index-protocol")]
 mod access;
@@ -50,9 +51,9 @@ enum Step {
 }
 
 impl Table {
-    /// Changes a slot. `valid_ns`: until when what it was seen to hold names the same record; no
-    /// swap is begun later. After an error of unknown effect the slot may be pending:
-    /// [`Inner::finish_later`](crate::node::Inner::finish_later).
+    /// Changes a slot. Until `valid_ns` the slot's word names the record that the caller saw, and
+    /// no swap begins later. After an error of unknown effect the slot may be pending
+    /// (`proxy/unfinished.rs`).
     pub(crate) async fn put(
         &self,
         change: SlotChange,
@@ -61,7 +62,7 @@ impl Table {
     ) -> Result<SlotOutcome, WriteError> {
         let unknown = WriteError::of_unknown_effect;
         #[cfg(feature = "index-protocol")]
-        if let Some(changing) = self.protocol.change_slot(self, change, until_ns) {
+        if let Some(changing) = self.protocol().change_slot(self, change, until_ns) {
             return changing.await.map_err(unknown);
         }
         let mut begun = false;
@@ -70,15 +71,14 @@ impl Table {
         put.map_err(if begun { unknown } else { WriteError::without_effect })
     }
 
-    /// Goes on with a change that ended with an error; one that did not get as far as its swap is
-    /// lost.
+    /// Continues a change that ended with an error. A change that did not reach its swap is lost.
     pub(crate) async fn take_forward(
         &self,
         change: SlotChange,
         until_ns: u64,
     ) -> Result<SlotOutcome> {
         if Slot(self.word(change.slot, until_ns).await?) == change.under_way() {
-            // It may have failed at this.
+            // The change may have failed at this step.
             self.invalidate(change.old, until_ns).await?;
         }
         self.put_from(Step::Look, change, 0, until_ns, &mut true).await
@@ -116,7 +116,7 @@ impl Table {
                 },
                 Step::Look => {
                     let word = Slot(self.word(change.slot, until_ns).await?);
-                    // It may be dying by now: who deletes it saw it committed.
+                    // The slot may be dying by now. Then its deleter saw the change committed.
                     if word.undying() == change.end {
                         return Ok(SlotOutcome::Done);
                     }
@@ -137,7 +137,7 @@ impl Table {
         }
     }
 
-    /// Step 2.
+    /// Performs step 2.
     async fn lock(
         &self,
         open: &Arc<OpenBlock>,
@@ -150,7 +150,7 @@ impl Table {
         let word = batch.compare_swap(copy.region, change.slot.offset, change.old.0, pending.0);
         let swapping = copy.link.post(batch);
         copy.link.flush();
-        // Harmless if the swap fails: then the old record is superseded already.
+        // Harmless if the swap fails, because the old record is already superseded then.
         let invalidated = self.invalidate(change.old, until_ns).await;
         let batch = swapping.await;
         invalidated?;
@@ -161,10 +161,10 @@ impl Table {
         })
     }
 
-    /// Steps 3 and 4, while the slot is pending.
+    /// Performs steps 3 and 4 while the slot is pending.
     async fn finish(&self, open: &Arc<OpenBlock>, change: SlotChange) -> Result<(), Refusal> {
         let end = change.end.0.to_le_bytes();
-        if !self.sabotage.early_commit() {
+        if !self.sabotage().early_commit() {
             open.post_write_from(1, change.slot.offset, &end).await?;
         }
         let Some(copy) = open.copies.first() else { return Ok(()) };
@@ -176,8 +176,8 @@ impl Table {
         batch.refusal().map_or(Ok(()), |(_, refusal)| Err(refusal))
     }
 
-    /// Whether a record of this node's was in the index and is no more: only who supersedes it
-    /// clears its valid bit. To be asked after the slot was seen to hold something else.
+    /// Whether a record of this node was in the index and was superseded. Only the node that
+    /// supersedes it clears its valid bit. Ask this after the slot was seen to hold another word.
     pub(crate) async fn was_superseded(&self, new: Slot, until_ns: u64) -> Result<bool> {
         let Some(Range { address, .. }) = self.record(new) else { return Ok(false) };
         Ok(self.word(address, until_ns).await? == INVALID_WORD)

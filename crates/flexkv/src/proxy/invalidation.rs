@@ -1,23 +1,24 @@
-//! Those who cache what this node is the proxy of: the leases that it gives them, and what they are
-//! told before a write commits.
+//! Cache leases that this node gives, and invalidation of the nodes that cache a key.
 //!
-//! A node is given a lease with every answer to its look-ups, writes and renewals; what it may
-//! cache then, it may serve while that lasts. Before a write of a slot commits, everybody who may
-//! have cached its pair is told at once and acknowledges, or its lease runs out
-//! ([`Granter::give_up`]); a node that holds none is not told. This node's own cache is emptied of
-//! the key without a message: so it caches pairs of its own partitions whatever they are worth,
-//! while there is room.
+//! The proxy owns one [`Leases`]. A node gets a lease with every answer to its look-ups, writes and
+//! renewals. It serves what it cached only while the lease lasts. Before a write of a slot commits,
+//! the proxy sends an invalidation to every node that may have cached the pair, all in parallel.
+//! Each node acknowledges, or its lease runs out ([`Granter::give_up`]). A node without a lease
+//! gets no message. This node drops its own cached pairs without a message.
 //!
-//! Who is no member of the map any more is not told either: it is gone for good, and the pool's
-//! lease, without which nothing is served, was over before anybody was told so.
+//! A node that is no longer a member gets no message either. The pool's lease, without which a node
+//! serves nothing, ended before any node learned of the removal.
 //!
-//! Invariants: 1. when [`Inner::tell_sharers`] is done, none of them serves the old pair any more;
-//! 2. a wait ends after 1.25 leases and what clocks may differ. Thread-safety: all of it. Failure:
-//! it ends with an error only if this node is taken for dead. Cost: one round trip to all of them
-//! together. Paper: §4.4; the leases are ours ([`crate::lease`]).
+//! Invariants:
+//! 1. When [`Proxy::invalidate_sharers`] returns without an error, no sharer serves the old pair.
+//! 2. A wait ends after 1.25 leases and the allowed difference between clocks.
+//!
+//! Thread-safety: any thread may call any method. `Leases` has one lock, which is held briefly.
+//! Failure: an invalidation fails only if the pool declared this node dead.
+//! Cost: one round trip to all sharers in parallel. Paper: §4.4. The leases are an addition
+//! ([`crate::lease`]).
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::time::Duration;
 
 use archipelago_base::Result;
@@ -25,41 +26,43 @@ use archipelago_base::runtime::together;
 use archipelago_fabric::ClientId;
 use parking_lot::Mutex;
 
+use super::Proxy;
 use crate::format::KeyHash;
 use crate::ids::ComputeId;
 use crate::lease::{Granted, Granter, Terms, Waiting};
-use crate::node::caching::count;
+use crate::node::REQUEST;
+use crate::node::caching::CacheStat;
 use crate::node::peers::{Asked, Peer};
-use crate::node::{Inner, REQUEST};
 use crate::settings::CacheMode;
 use crate::sharers::Sharers;
 use crate::wire::{Grant, Member, Message};
 
-/// An invalidation is sent again after this part of a lease.
+/// An invalidation is sent again after a lease divided by this number.
 const AGAIN: u64 = 8;
 
 #[derive(Debug)]
-struct Given {
+struct GrantedLease {
     granter: Granter,
-    /// Invalidations that it has not acknowledged: since when each is out.
+    /// Invalidations that the node has not acknowledged: the time at which each was sent, by
+    /// number.
     out: BTreeMap<u64, u64>,
 }
 
-/// The leases that this node gave.
+/// The leases that this node gave, by client.
 #[derive(Debug)]
 pub(crate) struct Leases {
     terms: Terms,
-    state: Mutex<(BTreeMap<ClientId, Given>, u64)>,
+    state: Mutex<(BTreeMap<ClientId, GrantedLease>, u64)>,
 }
 
-/// An invalidation that is out.
-struct Out<'a> {
+/// An invalidation that was sent. Dropping the guard ends the wait for it.
+struct SentInvalidation<'a> {
     leases: &'a Leases,
     to: ClientId,
     number: u64,
 }
 
-impl Drop for Out<'_> {
+impl Drop for SentInvalidation<'_> {
     fn drop(&mut self) {
         if let Some(given) = self.leases.state.lock().0.get_mut(&self.to) {
             given.out.remove(&self.number);
@@ -72,26 +75,26 @@ impl Leases {
         Self { terms, state: Mutex::default() }
     }
 
-    /// A request of `from`: its lease goes on. Whether it may cache pairs.
+    /// Renews the lease of `from`, which sent a request. Returns also whether it may cache pairs.
     fn request(&self, from: ClientId, now_ns: u64) -> (Granted, bool) {
         let mut state = self.state.lock();
         let given = state.0.entry(from).or_insert_with(|| {
-            // Above whatever this node gave before it forgot the other.
+            // The session is above every session that this node gave before it forgot the client.
             let granter = Granter::new(self.terms, now_ns / 1000);
-            Given { granter, out: BTreeMap::new() }
+            GrantedLease { granter, out: BTreeMap::new() }
         });
         let oldest_ns = given.out.values().min().copied();
         let granted = given.granter.on_request(now_ns, oldest_ns);
         (granted, given.granter.may_share(now_ns).is_some())
     }
 
-    fn tell(&self, to: ClientId, now_ns: u64) -> Out<'_> {
+    fn note_sent(&self, to: ClientId, now_ns: u64) -> SentInvalidation<'_> {
         let (given, next) = &mut *self.state.lock();
         *next += 1;
         if let Some(given) = given.get_mut(&to) {
             given.out.insert(*next, now_ns);
         }
-        Out { leases: self, to, number: *next }
+        SentInvalidation { leases: self, to, number: *next }
     }
 
     fn give_up(&self, on: ClientId, now_ns: u64) -> Waiting {
@@ -99,109 +102,111 @@ impl Leases {
         given.get_mut(&on).map_or(Waiting::Lapsed, |given| given.granter.give_up(now_ns))
     }
 
-    /// Forgets those who are no members any more.
+    /// Forgets clients that are no longer members.
     pub(crate) fn retain(&self, members: &[Member]) {
         let stays = |client| members.iter().any(|member| member.client == client);
         self.state.lock().0.retain(|client, _| stays(*client));
     }
 }
 
-impl Inner {
-    /// The lease for `from`, who asked something before which this node's clock was `stamp_us`; and
-    /// its number, if it may cache pairs.
+impl Proxy {
+    /// The lease for `from`, whose request arrived when this node's clock was `stamp_us`. Returns
+    /// also the number of `from`, if it may cache pairs.
     pub(crate) fn lease_to(&self, from: ClientId, stamp_us: u64) -> (Grant, Option<ComputeId>) {
         let none = Grant { stamp_us, ..Grant::default() };
-        let Ok(joined) = self.joined() else { return (none, None) };
-        let pairs = self.caching.mode() == CacheMode::Pairs;
-        if from == self.pool.client() {
-            return (none, pairs.then_some(ComputeId(joined.number)));
+        let Ok(joined) = self.node.joined() else { return (none, None) };
+        let pairs = self.node.caching().mode() == CacheMode::Pairs;
+        if from == self.node.client() {
+            return (none, pairs.then_some(joined.me()));
         }
-        let map = Arc::clone(&joined.map.read());
+        let map = joined.map();
         let Some(member) = map.members.iter().find(|member| member.client == from) else {
             return (none, None);
         };
-        let (Granted { session, lease_ns }, shares) = self.leases.request(from, self.now_ns());
+        let (Granted { session, lease_ns }, shares) = self.leases.request(from, self.node.now_ns());
         let number = (pairs && shares).then_some(ComputeId(member.number));
         (Grant { session, lease_us: lease_ns / 1000, stamp_us }, number)
     }
 
-    /// Whether to tell sharers that an address is superseded is less work than to clear its
-    /// record's valid bit. Two messages for each are spread over the cards of all compute nodes, a
-    /// WRITE for each copy over those of the memory nodes, which are as many at least: so up to a
-    /// half of the compute nodes, less something, as all answers are waited for. A `writer` of
-    /// another node waits longer for messages to itself.
+    /// Whether invalidating the sharers of an address costs less than clearing the valid bit of its
+    /// record. An invalidation takes two messages per sharer, which the network cards of all
+    /// compute nodes share. Clearing takes a WRITE per copy, which the cards of the memory nodes
+    /// share. There are at least as many memory nodes as compute nodes. So the limit is somewhat
+    /// less than half of the compute nodes, because the proxy waits for every answer. A writer on
+    /// another node must not wait for a message to itself.
     pub(super) fn are_few(&self, sharers: Sharers, writer: ClientId) -> bool {
         if sharers.is_empty() {
             return true;
         }
-        let Ok(joined) = self.joined() else { return false };
-        let map = Arc::clone(&joined.map.read());
+        let Ok(joined) = self.node.joined() else { return false };
+        let map = joined.map();
         let is_told = |member: &Member| {
             member.client == writer
-                && writer != self.pool.client()
+                && writer != self.node.client()
                 && sharers.may_have(ComputeId(member.number))
         };
         let most = map.members.len() as u32 * 2 / 5;
-        let told = sharers.count() - u32::from(sharers.may_have(ComputeId(joined.number)));
+        let told = sharers.count() - u32::from(sharers.may_have(joined.me()));
         told <= most && !map.members.iter().any(is_told)
     }
 
-    /// This node caches nothing of the key any more, if it did.
+    /// Drops what this node itself has cached of the key.
     pub(super) fn drop_own(&self, sharers: Sharers, hash: KeyHash) {
-        let mine = self.joined().is_ok_and(|joined| sharers.may_have(ComputeId(joined.number)));
-        if mine && !self.table.sabotage.no_invalidation() {
-            self.caching.invalidate(hash);
+        let mine = self.node.joined().is_ok_and(|joined| sharers.may_have(joined.me()));
+        if mine && !self.node.table().sabotage().no_invalidation() {
+            self.node.caching().invalidate(hash);
         }
     }
 
-    /// Tells all others who may have cached the key's pair, or its address, that it is being
-    /// superseded. Done when none of them serves it any more.
-    pub(super) async fn tell_sharers(&self, sharers: Sharers, hash: KeyHash) -> Result<()> {
-        if sharers.is_empty() || self.table.sabotage.no_invalidation() {
+    /// Invalidates the key at all other nodes that may have cached its pair or its address. When
+    /// this returns, none of them serves it.
+    pub(super) async fn invalidate_sharers(&self, sharers: Sharers, hash: KeyHash) -> Result<()> {
+        if sharers.is_empty() || self.node.table().sabotage().no_invalidation() {
             return Ok(());
         }
-        let joined = self.joined()?;
-        let map = Arc::clone(&joined.map.read());
+        let joined = self.node.joined()?;
+        let map = joined.map();
         let mut telling = Vec::new();
         for member in &map.members {
             if !sharers.may_have(ComputeId(member.number)) {
                 continue;
             }
-            if member.client == self.pool.client() {
+            if member.client == self.node.client() {
                 continue;
             }
-            let (peer, to) = (self.peers.peer(member), member.client);
-            telling.push(async move { self.tell_sharer(&peer, to, hash).await });
+            let (peer, to) = (self.node.peers().peer(member), member.client);
+            telling.push(async move { self.invalidate_sharer(&peer, to, hash).await });
         }
         together(telling).await.into_iter().collect()
     }
 
-    async fn tell_sharer(&self, peer: &Peer, to: ClientId, hash: KeyHash) -> Result<()> {
-        let counters = &self.caching.counters;
-        let _out = self.leases.tell(to, self.now_ns());
+    async fn invalidate_sharer(&self, peer: &Peer, to: ClientId, hash: KeyHash) -> Result<()> {
+        let caching = self.node.caching();
+        let _out = self.leases.note_sent(to, self.node.now_ns());
         let mut asked = Asked::new(&Message::Invalidate { hash: hash.0 });
-        let again = Duration::from_nanos(self.settings.terms().lease_ns / AGAIN).min(REQUEST);
+        let again =
+            Duration::from_nanos(self.node.settings().terms().lease_ns / AGAIN).min(REQUEST);
         loop {
-            let now_ns = self.now_ns();
+            let now_ns = self.node.now_ns();
             let left = match self.leases.give_up(to, now_ns) {
                 Waiting::Lapsed => {
                     if asked.was_sent() {
-                        count(&counters.invalidations_waited_out);
+                        caching.count(CacheStat::InvalidationsWaitedOut);
                     }
                     return Ok(());
                 }
                 Waiting::Until(until_ns) => Duration::from_nanos(until_ns - now_ns),
             };
             if !asked.was_sent() {
-                count(&counters.invalidations_sent);
+                caching.count(CacheStat::InvalidationsSent);
             }
-            match self.ask_within(peer, &mut asked, again.min(left)).await {
+            match self.node.ask_within(peer, &mut asked, again.min(left)).await {
                 Ok(Some(Message::Done {})) => return Ok(()),
                 Ok(_) => {}
                 Err(error) => tracing::debug!(%error, "a sharer's lease has to run out"),
             }
-            self.table.late(u64::MAX, "telling those who cache a key")?;
-            self.pause().await;
+            self.node.table().late(u64::MAX, "telling those who cache a key")?;
+            self.node.pause().await;
         }
     }
 }

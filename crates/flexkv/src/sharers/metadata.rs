@@ -1,25 +1,31 @@
-//! Per key of an offloaded partition: who caches its value or its address, and how often it is read
-//! and written.
+//! Metadata of the keys of an offloaded partition: which nodes cache the key's value or address,
+//! and how often it is read and written.
 //!
-//! One entry of 8 bytes beside each slot of the subtable, by slot index. A slot that gets another
-//! key begins anew.
+//! One entry of 8 bytes stands for each slot of the subtable, by slot index. A slot that gets
+//! another key begins anew.
 //!
-//! **Sharers**: 32 bits. Bit `n % 32` stands for compute node `n`. Up to 32 nodes with numbers
-//! below 32 the list is exact; beyond, a bit stands for all nodes with that remainder (a coarse
-//! vector): an invalidation then also goes to nodes that cache nothing of the key, which answer at
-//! once. Nodes are never missed.
+//! **Sharers** take 32 bits. Bit `n % 32` stands for compute node `n`. If all node numbers are
+//! below 32, the list is exact. Otherwise a bit stands for all nodes with that remainder (a coarse
+//! vector). An invalidation then also goes to nodes that cache nothing of the key, and these answer
+//! immediately. No sharer is ever missed.
 //!
-//! **Counters**: 16 bits each. When one would overflow, both are shifted right by 2, which keeps
-//! their ratio. A value is worth caching while writes/reads < 0.25; a key that was never read is
-//! not. (What a proxy caches of its own is not asked for its worth: no message drops it.)
+//! **Counters** take 16 bits each. When one would overflow, both are shifted right by 2, which
+//! keeps their ratio. A value is worth caching while writes/reads < 0.25 and it was read at least
+//! once. A proxy caches pairs of its own partitions whatever they are worth, because dropping them
+//! takes no message.
 //!
-//! **Two bits beside the entries** ([decision 0021]): whether a sharer was given the *pair*; and
-//! whether somebody *else* than the sharers was given the slot's word to read by: who supersedes it
-//! then has to see to it that cached addresses are not believed any more.
+//! **Two bits per slot** stand apart from the entries ([decision 0021]). One says whether a sharer
+//! was given the *pair*. The other says whether an **untracked** node, which is no sharer, was
+//! given the slot's word to read by. A write that supersedes the word must then make sure that no
+//! node believes a cached address.
 //!
-//! Invariants: 1. a node that was marked is found by [`Sharers::among`] until the list is taken or
-//! reset. 2. Counters never wrap. 3. The table takes [`MetadataTable::bytes`], no more. Cost: O(1).
-//! Thread-safety: by `&mut`. Paper: §4.4; the coarse vector and the bits are ours.
+//! Invariants:
+//! 1. A node that was marked is found by [`Sharers::among`] until the list is taken or reset.
+//! 2. Counters never wrap.
+//! 3. The table takes [`MetadataTable::bytes`], and no more.
+//!
+//! Thread-safety: by `&mut`.
+//! Cost: constant time. Paper: §4.4. The coarse vector and the bits are additions.
 //!
 //! [decision 0021]: ../../../../docs/decisions/0021-flexkv-invalidation-of-cached-addresses.md
 
@@ -30,26 +36,26 @@ use crate::ids::ComputeId;
 
 /// Bytes of an entry.
 pub const METADATA_BYTES: usize = size_of::<Metadata>();
-/// Node numbers below this make exact lists.
+/// Node numbers below this give exact lists.
 pub const EXACT_NODES: u32 = 32;
-/// Counters go to this.
+/// Largest value of a counter.
 pub const COUNTER_MAX: u16 = u16::MAX;
 
-/// Writes over reads, from which on a value is not worth caching: one in four.
+/// Number of reads per write above which a value is worth caching.
 const READS_PER_WRITE: u32 = 4;
 
-/// Compute nodes that may cache a value, or its address.
+/// The compute nodes that may cache a value or its address.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Sharers(u32);
 
 impl Sharers {
-    /// Adds a node.
+    /// Adds a node to the list.
     pub fn mark(&mut self, node: ComputeId) {
         self.0 |= Self::bit(node);
     }
 
-    /// Takes a node off. In a coarse list this would take others off too, so it happens only where
-    /// `nodes`, all that are alive, has no other node of the same bit.
+    /// Removes a node, unless `nodes`, which are all live nodes, has another node with the same
+    /// bit. A coarse list cannot remove one of these alone.
     pub fn unmark(&mut self, node: ComputeId, nodes: &[ComputeId]) {
         let bit = Self::bit(node);
         if !nodes.iter().any(|&other| other != node && Self::bit(other) == bit) {
@@ -63,26 +69,26 @@ impl Sharers {
         self.0 & Self::bit(node) != 0
     }
 
-    /// How many bits there are: as many nodes, if all numbers are below 32.
+    /// Number of bits, which is the number of nodes if all numbers are below 32.
     #[must_use]
     pub fn count(self) -> u32 {
         self.0.count_ones()
     }
 
-    /// Whether nobody but `node` does, as far as bits tell: in a coarse list others may stand
-    /// behind its bit.
+    /// Whether only `node` may cache the value, as far as the bits tell. In a coarse list other
+    /// nodes may share its bit.
     #[must_use]
     pub fn is_at_most(self, node: ComputeId) -> bool {
         self.0 & !Self::bit(node) == 0
     }
 
-    /// Whether nobody does.
+    /// Whether no node may cache the value.
     #[must_use]
     pub fn is_empty(self) -> bool {
         self.0 == 0
     }
 
-    /// Those of `nodes` (all that are alive) that must hear of a write.
+    /// Those of `nodes`, which are all live nodes, that must be invalidated by a write.
     pub fn among(self, nodes: &[ComputeId]) -> impl Iterator<Item = ComputeId> + '_ {
         nodes.iter().copied().filter(move |&node| self.may_have(node))
     }
@@ -92,17 +98,17 @@ impl Sharers {
     }
 }
 
-/// What is known of a key.
+/// What a proxy knows of a key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Metadata {
-    /// Who may cache it.
+    /// Nodes that may cache the key.
     pub sharers: Sharers,
     writes: u16,
     reads: u16,
 }
 
 impl Metadata {
-    /// Counts writes and reads; a client hands in several reads at once.
+    /// Counts writes and reads. A client reports several reads together.
     pub fn count(&mut self, writes: u32, reads: u32) {
         let mut writes = u64::from(self.writes) + u64::from(writes);
         let mut reads = u64::from(self.reads) + u64::from(reads);
@@ -113,13 +119,13 @@ impl Metadata {
         (self.writes, self.reads) = (writes as u16, reads as u16);
     }
 
-    /// Counted writes, as far as they were not shifted away.
+    /// Counted writes, after shifts.
     #[must_use]
     pub fn writes(&self) -> u16 {
         self.writes
     }
 
-    /// Counted reads, likewise.
+    /// Counted reads, after shifts.
     #[must_use]
     pub fn reads(&self) -> u16 {
         self.reads
@@ -132,18 +138,18 @@ impl Metadata {
     }
 }
 
-/// Who may have something of a slot that is being written.
+/// The nodes that may have cached anything of a slot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Told {
-    /// These know when they are told.
+pub struct SlotReaders {
+    /// Nodes that an invalidation reaches.
     pub sharers: Sharers,
-    /// Whether one of them may have the pair.
-    pub pairs: bool,
-    /// Whether others may read by the address.
-    pub others: bool,
+    /// Whether a sharer may have the pair.
+    pub has_pairs: bool,
+    /// Whether untracked nodes may read by the address.
+    pub has_untracked: bool,
 }
 
-/// A bit for each slot.
+/// One bit for each slot.
 #[derive(Clone, Debug, Default)]
 struct Bits(Box<[u64]>);
 
@@ -169,53 +175,53 @@ impl Bits {
     }
 }
 
-/// The entries of a partition.
+/// The metadata of a partition's slots.
 #[derive(Clone, Debug, Default)]
 pub struct MetadataTable {
     entries: Box<[Metadata]>,
     pairs: Bits,
-    others: Bits,
+    untracked: Bits,
 }
 
 impl MetadataTable {
-    /// Knows nothing of `slots` slots.
+    /// An empty table of `slots` slots.
     #[must_use]
     pub fn new(slots: usize) -> Self {
         let entries = vec![Metadata::default(); slots].into_boxed_slice();
-        Self { entries, pairs: Bits::new(slots), others: Bits::new(slots) }
+        Self { entries, pairs: Bits::new(slots), untracked: Bits::new(slots) }
     }
 
-    /// Bytes that a table of so many slots takes, to be charged before it is made.
+    /// Bytes of a table of `slots` slots, which are charged before it is made.
     #[must_use]
     pub fn bytes_for(slots: usize) -> u64 {
         (size_of::<Self>() + slots * METADATA_BYTES + 2 * Bits::bytes_for(slots)) as u64
     }
 
-    /// Bytes that it takes.
+    /// Bytes that the table takes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         Self::bytes_for(self.entries.len())
     }
 
-    /// The entry of a slot; `None` if the partition has no such slot.
+    /// The entry of a slot. `None` if the partition has no such slot.
     #[must_use]
     pub fn get(&self, slot: SlotIndex) -> Option<&Metadata> {
         self.entries.get(slot.0 as usize)
     }
 
-    /// Asks for the memory of what is known of a slot.
+    /// Prefetches the metadata of a slot.
     pub(crate) fn prefetch(&self, slot: SlotIndex) {
         if let Some(entry) = self.get(slot) {
             prefetch_value(entry);
         }
-        for bits in [&self.pairs, &self.others] {
+        for bits in [&self.pairs, &self.untracked] {
             if let Some(bits) = bits.0.get(slot.0 as usize / 64) {
                 prefetch_value(bits);
             }
         }
     }
 
-    /// A node was given the slot's word, and with `pair` its pair.
+    /// Notes that a node was given the slot's word, and with `pair` also its pair.
     pub fn share(&mut self, slot: SlotIndex, node: ComputeId, pair: bool) {
         if let Some(entry) = self.get_mut(slot) {
             entry.sharers.mark(node);
@@ -225,15 +231,15 @@ impl MetadataTable {
         }
     }
 
-    /// Whether somebody else than the sharers may read by the slot's word.
+    /// Whether untracked nodes may read by the slot's word.
     #[must_use]
-    pub fn others(&self, slot: SlotIndex) -> bool {
-        self.others.get(slot)
+    pub fn has_untracked(&self, slot: SlotIndex) -> bool {
+        self.untracked.get(slot)
     }
 
-    /// Says so.
-    pub fn set_others(&mut self, slot: SlotIndex, others: bool) {
-        self.others.set(slot, others);
+    /// Sets whether untracked nodes may read by the slot's word.
+    pub fn set_untracked(&mut self, slot: SlotIndex, untracked: bool) {
+        self.untracked.set(slot, untracked);
     }
 
     /// Whether a sharer of the slot may have the pair.
@@ -242,12 +248,13 @@ impl MetadataTable {
         self.pairs.get(slot)
     }
 
-    /// Who may have something of the slot. The sharers are its taker's to tell: none is left here.
-    pub fn take_told(&mut self, slot: SlotIndex) -> Told {
-        let (pairs, others) = (self.pairs.get(slot), self.others(slot));
+    /// Takes the nodes that may have cached anything of the slot. The caller must invalidate the
+    /// sharers, and the table forgets them.
+    pub fn take_readers(&mut self, slot: SlotIndex) -> SlotReaders {
+        let (has_pairs, has_untracked) = (self.pairs.get(slot), self.has_untracked(slot));
         self.pairs.set(slot, false);
         let sharers = self.get_mut(slot).map(|entry| std::mem::take(&mut entry.sharers));
-        Told { sharers: sharers.unwrap_or_default(), pairs, others }
+        SlotReaders { sharers: sharers.unwrap_or_default(), has_pairs, has_untracked }
     }
 
     /// The entry of a slot, to be changed.
@@ -275,16 +282,16 @@ mod tests {
         let mut table = MetadataTable::new(130);
         table.share(SlotIndex(129), ComputeId(3), true);
         table.share(SlotIndex(64), ComputeId(4), false);
-        table.set_others(SlotIndex(64), true);
-        table.set_others(SlotIndex(65), true);
-        table.set_others(SlotIndex(65), false);
-        let told = table.take_told(SlotIndex(129));
-        assert!(told.pairs && !told.others && told.sharers.may_have(ComputeId(3)));
-        assert_eq!(table.take_told(SlotIndex(129)), Told::default());
-        let told = table.take_told(SlotIndex(64));
-        assert!(!told.pairs && told.others && told.sharers.count() == 1);
-        assert!(table.others(SlotIndex(64)), "until the write is committed");
-        assert_eq!(table.take_told(SlotIndex(65)), Told::default());
+        table.set_untracked(SlotIndex(64), true);
+        table.set_untracked(SlotIndex(65), true);
+        table.set_untracked(SlotIndex(65), false);
+        let told = table.take_readers(SlotIndex(129));
+        assert!(told.has_pairs && !told.has_untracked && told.sharers.may_have(ComputeId(3)));
+        assert_eq!(table.take_readers(SlotIndex(129)), SlotReaders::default());
+        let told = table.take_readers(SlotIndex(64));
+        assert!(!told.has_pairs && told.has_untracked && told.sharers.count() == 1);
+        assert!(table.has_untracked(SlotIndex(64)), "until the write is committed");
+        assert_eq!(table.take_readers(SlotIndex(65)), SlotReaders::default());
     }
 
     #[test]
@@ -336,19 +343,19 @@ mod tests {
             for &node in &marked {
                 table.share(SlotIndex(0), ComputeId(node), node % 2 == 0);
             }
-            let sharers = table.take_told(SlotIndex(0)).sharers;
+            let sharers = table.take_readers(SlotIndex(0)).sharers;
             let told: Vec<u32> = sharers.among(&nodes).map(|node| node.0).collect();
             for node in marked.iter().filter(|&&node| node < count) {
                 prop_assert!(told.contains(node));
             }
-            prop_assert!(table.take_told(SlotIndex(0)).sharers.is_empty());
+            prop_assert!(table.take_readers(SlotIndex(0)).sharers.is_empty());
             if count <= EXACT_NODES && marked.iter().all(|&node| node < count) {
                 prop_assert!(told.iter().all(|node| marked.contains(node)));
             }
         }
 
         #[test]
-        fn counting_one_by_one_and_at_once_agree_on_what_is_worth_caching(
+        fn single_and_batch_counts_agree_on_cache_worth(
             writes in 0u32..400_000, per_write in 0u32..64,
         ) {
             // Away from the threshold by more than shifting can blur.

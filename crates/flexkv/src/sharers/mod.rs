@@ -1,11 +1,11 @@
-//! What a proxy knows of its partitions' keys beside the index, and what an offloaded partition
-//! takes of a node's memory.
+//! What a proxy knows of the keys of its partitions, and the memory that an offloaded partition
+//! takes.
 
 mod metadata;
 
 use crate::format::BUCKET_SLOTS;
 
-/// Bytes of an offloaded partition beside its slots and their metadata.
+/// Bytes of an offloaded partition without its slots and their metadata.
 pub(crate) const PARTITION_BYTES: u64 = 288;
 
 /// Bytes of a compute node's memory limit that a partition of 2^`log2_buckets` buckets takes while
@@ -17,5 +17,5 @@ pub fn offloaded_bytes(log2_buckets: u32) -> u64 {
 }
 
 pub use metadata::{
-    COUNTER_MAX, EXACT_NODES, METADATA_BYTES, Metadata, MetadataTable, Sharers, Told,
+    COUNTER_MAX, EXACT_NODES, METADATA_BYTES, Metadata, MetadataTable, Sharers, SlotReaders,
 };

@@ -1,10 +1,11 @@
-//! The directory's block: made by whoever is first, read by a coordinator that starts, and the
-//! roster at its end.
+//! The directory's block: how it is made and read, and the roster at its end.
 //!
-//! Any number of nodes may make the index at once: each word is swapped from zero, so all end with
-//! the same one. A node enters itself into the roster, and then looks whether the coordinator that
-//! told it the map is still the newest; a coordinator enters its term, and then reads the roster.
-//! One of the two sees the other.
+//! Any number of nodes may make the index at the same time. Each word is swapped from zero, so all
+//! of them end with the same word. A node enters itself into the roster, and then checks whether
+//! the coordinator that gave it the map is still the newest. A coordinator enters its term, and
+//! then reads the roster. So one of the two sees the other.
+//!
+//! Cost: one round trip per word that is swapped, and one per 64 entries that are read.
 
 use archipelago_base::{Error, Result};
 use archipelago_fabric::{Batch, ClientId};
@@ -18,14 +19,14 @@ use crate::format::{
 use crate::ids::PartitionId;
 use crate::wire::Shaped;
 
-/// So many entries are read together.
-const ENTRIES_AT_ONCE: usize = 64;
+/// Number of entries that are read together.
+const ENTRIES_PER_READ: usize = 64;
 /// Bytes from the roster's beginning to its first client.
 const CLIENTS: u64 = 16;
 
 impl Table {
-    /// Swaps a word on all copies. What was there: `expect`, if it took place. `new` must be a word
-    /// that only this caller writes there, or that all write alike.
+    /// Swaps a word on all copies. Returns the former word, which is `expect` if the swap took
+    /// effect. `new` must be a word that only this caller writes there, or that all callers write.
     pub(crate) async fn enter(
         &self,
         address: Address,
@@ -43,7 +44,7 @@ impl Table {
             let batch = promise.await;
             let refused = match (batch.refusal(), batch.word(word)) {
                 (None, Some(was)) if was == expect || was == new => {
-                    // Over the same opening: nobody else's swap can have come to another first copy
+                    // Over the same opening, so no other client can have swapped another first copy
                     // in between.
                     match open.post_write_from(1, address.offset, &new.to_le_bytes()).await {
                         Ok(()) => return Ok(expect),
@@ -63,7 +64,7 @@ impl Table {
         Address { block: directory, offset }
     }
 
-    /// The roster as it is, or was while this client had a lease.
+    /// Reads the roster while this client holds the pool's lease.
     pub(crate) async fn roster(&self, directory: BlockId, until_ns: u64) -> Result<Roster> {
         let range = Range { address: self.in_roster(directory, 0), bytes: ROSTER_BYTES };
         let read = self.read(&[range], until_ns).await?;
@@ -74,8 +75,8 @@ impl Table {
         roster.ok_or_else(|| Error::unsupported("the directory's roster is of another version"))
     }
 
-    /// Enters a client, unless it is in it: where nobody is, or in place of one that is gone.
-    /// Places are not given back otherwise: only who can no longer write there may be replaced.
+    /// Enters a client into the roster, unless it is there: into a free place, or in place of a
+    /// client that is gone. Only a client that can no longer write there may be replaced.
     pub(crate) async fn enroll(
         &self,
         directory: BlockId,
@@ -106,7 +107,8 @@ impl Table {
         Err(Error::busy("the store has as many compute nodes as it can have"))
     }
 
-    /// Enters a term larger than any before; `tag` tells those apart who try at once.
+    /// Enters a term that is larger than any before. `tag` distinguishes coordinators that try at
+    /// the same time.
     pub(crate) async fn take_office(
         &self,
         directory: BlockId,
@@ -124,8 +126,8 @@ impl Table {
         }
     }
 
-    /// All entries: epoch and shape. `None` if one is not there, or not whole: the index was never
-    /// in use.
+    /// Epoch and shape of all partitions. `None` if an entry is missing or torn, because the index
+    /// was never in use then.
     pub(crate) async fn entries(
         &self,
         directory: BlockId,
@@ -134,7 +136,7 @@ impl Table {
     ) -> Result<Option<Vec<(u32, Shaped)>>> {
         let all: Vec<PartitionId> = (0..geometry.partitions()).map(PartitionId).collect();
         let mut entries = Vec::with_capacity(all.len());
-        for some in all.chunks(ENTRIES_AT_ONCE) {
+        for some in all.chunks(ENTRIES_PER_READ) {
             for entry in self.entries_of(directory, geometry, some, until_ns).await? {
                 let Some(entry) = entry else { return Ok(None) };
                 entries.push(entry);
@@ -143,7 +145,7 @@ impl Table {
         Ok(Some(entries))
     }
 
-    /// A partition's epoch and shape; `None` if they are not there.
+    /// Epoch and shape of a partition. `None` if the entry is missing or torn.
     pub(crate) async fn entry(
         &self,
         directory: BlockId,
@@ -183,7 +185,7 @@ impl Table {
         read.iter().zip(partitions).map(entry).collect()
     }
 
-    /// Says how the store is cut, if nobody did; how it is.
+    /// Sets the number of partitions, unless another node did. Returns the geometry that holds.
     pub(crate) async fn begin_index(
         &self,
         directory: BlockId,
@@ -206,7 +208,8 @@ impl Table {
         geometry.ok_or_else(|| Error::unsupported("the directory's head is out of range"))
     }
 
-    /// Says how many buckets a partition has, if nobody did; how many it has.
+    /// Sets the number of buckets of a partition, unless another node did. Returns the number that
+    /// holds.
     pub(crate) async fn begin_partition(
         &self,
         directory: BlockId,
@@ -220,7 +223,8 @@ impl Table {
         Ok(if was == 0 { log2_buckets } else { was as u32 })
     }
 
-    /// Says where a partition that was begun lies, if nobody did; where it lies.
+    /// Sets the subtable of a partition that was begun, unless another node did. Returns the
+    /// subtable that holds.
     pub(crate) async fn place_partition(
         &self,
         directory: BlockId,
@@ -240,8 +244,8 @@ impl Table {
         let bytes = bytes.ok_or_else(|| Error::unsupported("an entry is out of range"))?;
         let mut check = [0; 8];
         check.copy_from_slice(&bytes[24..]);
-        // Of an index that is in use already the check is another one: nothing is changed, and
-        // nobody goes by what is told here.
+        // If the index is already in use, its check word is another one. Then nothing is changed,
+        // and no node uses the result.
         self.enter(at(24), 0, u64::from_le_bytes(check), until_ns).await?;
         Ok(Shaped { packed, ..mine })
     }

@@ -1,18 +1,28 @@
-//! The index and the records as they lie in the pool: reads, writes to all copies, swaps of a slot.
+//! The index and the records as they lie in the pool: READs, WRITEs to all copies, and swaps of
+//! slots.
 //!
-//! | what | goes to |
+//! | operation | goes to |
 //! | --- | --- |
-//! | READ | the block's first copy; of slots that only lead a write to its proxy, and of records that a slot names, whichever copy it is the turn of |
-//! | WRITE of what one writer owns (a new record, a slot that is locked) | all copies, until all have it |
-//! | swap of a slot | the first copy; whether it took place may stay unknown |
+//! | READ | the first copy of the block. Slots that only lead a write to its proxy, and records
+//! that a slot names, are read from any copy in turn. |
+//! | WRITE of bytes with a single writer (a new record, a locked slot) | all copies, until all have
+//! it |
+//! | swap of a slot | the first copy. Its outcome may stay unknown. |
 //!
-//! Operations are posted together and awaited afterwards, so that they share round trips. What is
-//! refused because a block changes is repeated at its new epoch; the pool sees to it that nothing
-//! late of an unknown outcome takes place once the block is open again.
+//! Operations are posted together and awaited afterwards, so that they share round trips. An
+//! operation that is refused because a block changes is repeated at the block's new epoch. The pool
+//! guarantees that no late operation of unknown outcome takes effect once the block is open again.
 //!
-//! Invariants: 1. a WRITE is repeated only by who may: nobody else writes these bytes until it has
-//! ended; 2. what was read counts only if the pool's lease still held afterwards
-//! ([`Table::holds_lease`]). Cost: one round trip, and one more per change.
+//! `Node` and the coordinator own a [`Table`] each.
+//!
+//! Invariants:
+//! 1. A WRITE is repeated only while no other client writes the same bytes.
+//! 2. Bytes that were read count only if the pool's lease still holds afterwards
+//!    ([`Table::holds_lease`]).
+//!
+//! Thread-safety: any thread may call any method.
+//! Failure: an operation is repeated until `until_ns`, and then ends as busy.
+//! Cost: one round trip, and one more after each change of the block.
 
 mod directory;
 mod subtable;
@@ -27,7 +37,7 @@ use archipelago_pool::{Address, OpenBlock, Packing, PoolClient, Writing};
 
 use crate::format::{
     BUCKET_BYTES, Bucket, Candidates, HEADER_BYTES, Head, KeyHash, LENGTH_UNITS_MAX, Slot,
-    SlotIndex, UNIT_BYTES,
+    SlotIndex, UNIT_BYTES, packing,
 };
 use crate::protocol::{IndexProtocol as _, Protocol};
 use crate::settings::Sabotage;
@@ -35,41 +45,41 @@ use crate::wire::Shaped;
 
 pub(crate) use subtable::{Image, Repaired};
 
-/// A key with whose head 256 bytes of a record are read: most keys are no longer.
+/// Length of a key whose head takes 256 bytes with the record's header. Most keys are no longer.
 pub(crate) const SHORT_KEY_BYTES: usize = 256 - HEADER_BYTES;
-/// Between two tries.
+/// Time between two tries.
 const PAUSE: Duration = Duration::from_micros(200);
 
-/// What came of a swap.
+/// Result of a swap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Swapped {
-    /// The word that was there; it took place if that is the expected one.
+    /// The word that the slot held. The swap took effect if it is the expected word.
     Was(u64),
-    /// The block changed meanwhile: look.
+    /// The block changed meanwhile, so the outcome is unknown.
     Unknown,
 }
 
-/// Which copy slots are read from.
+/// The copy from which slots are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FromCopy {
-    /// The configuration's first, which has the last word where clients swap: others are ahead of
-    /// it while a write is under way. Who does not reach it waits.
+    /// The first copy of the configuration, which decides where clients swap. Other copies are
+    /// ahead of it while a write is in progress. A client that does not reach it waits.
     First,
-    /// Any, in turn, so that a hot key does not burden one card: slots for those who ask a proxy
-    /// afterwards, which compares the slot with its own; records, which are on all copies before
-    /// any slot names them, and lose their valid bit on all before what supersedes them is
-    /// committed.
+    /// Any copy in turn, so that a hot key does not burden one network card. For slots, if a proxy
+    /// compares them with its own afterwards. For records, because they are on all copies before a
+    /// slot names them, and lose their valid bit on all copies before the write that supersedes
+    /// them is committed.
     Any,
 }
 
-/// See the module.
+/// Access to the index and the records in the pool. See the head of the module.
 #[derive(Clone, Debug)]
 pub(crate) struct Table {
-    pub(crate) pool: PoolClient,
-    pub(crate) runtime: Arc<dyn Runtime>,
-    pub(crate) packing: Packing,
-    pub(crate) sabotage: Sabotage,
-    pub(crate) protocol: Protocol,
+    pool: PoolClient,
+    runtime: Arc<dyn Runtime>,
+    packing: Packing,
+    sabotage: Sabotage,
+    protocol: Protocol,
 }
 
 /// A range of one block.
@@ -79,23 +89,57 @@ pub(crate) struct Range {
     pub(crate) bytes: u64,
 }
 
+/// The error of a record whose version this program cannot read.
+pub(crate) fn unsupported_record(version: u8) -> Error {
+    Error::unsupported(format!("a record of version {version} lies in the pool"))
+}
+
 fn unusable(refusal: Refusal) -> bool {
     use Reason::{Misaligned, NoRight, OutOfRange, Protocol, TooLarge};
     matches!(refusal.reason, OutOfRange | NoRight | TooLarge | Misaligned | Protocol)
 }
 
 impl Table {
+    /// Access by a client of the pool. Invalid if addresses in blocks of the pool's size do not fit
+    /// a slot.
+    pub(crate) fn new(
+        pool: PoolClient,
+        runtime: Arc<dyn Runtime>,
+        sabotage: Sabotage,
+        protocol: Protocol,
+    ) -> Result<Self> {
+        let packing = packing(pool.block_bytes())?;
+        Ok(Self { pool, runtime, packing, sabotage, protocol })
+    }
+
+    /// The steps of the protocol that are left out.
+    #[inline]
+    pub(crate) fn sabotage(&self) -> Sabotage {
+        self.sabotage
+    }
+
+    /// The protocol of the index.
+    #[inline]
+    pub(crate) fn protocol(&self) -> &Protocol {
+        &self.protocol
+    }
+
+    /// An address as slots hold it. `None` if it is out of range.
+    pub(crate) fn pack(&self, address: Address) -> Option<u64> {
+        self.packing.pack(address)
+    }
+
     pub(crate) fn now_ns(&self) -> u64 {
         self.runtime.now_ns()
     }
 
-    /// Whether this node is a member: what it reads is of copies in use, and nobody has taken its
-    /// partitions.
+    /// Whether this node holds the pool's lease. Then it reads copies that are in use, and no other
+    /// node has taken its partitions.
     pub(crate) fn holds_lease(&self) -> bool {
         self.held_lease(self.now_ns())
     }
 
-    /// Whether it was at `now_ns`.
+    /// Whether this node held the pool's lease at `now_ns`.
     pub(crate) fn held_lease(&self, now_ns: u64) -> bool {
         self.pool.holds_lease(now_ns) || self.sabotage.no_lease()
     }
@@ -104,7 +148,7 @@ impl Table {
         self.packing.unpack(packed)
     }
 
-    /// Where a slot's record lies, and how many bytes of it are to be read first.
+    /// Where a slot's record lies, and how many bytes of it to read first.
     pub(crate) fn record(&self, slot: Slot) -> Option<Range> {
         let live = if slot.is_pending() { slot.to_live() } else { slot };
         let address = self.address(live.packed()?);
@@ -112,9 +156,8 @@ impl Table {
         Some(Range { address, bytes: live.read_bytes().min(left) })
     }
 
-    /// What is to be read of a slot's record to see its head, if the key has at most `key_bytes`.
-    ///
-    /// The head can be longer than a slot's length can say, which then bounds nothing.
+    /// The range of a slot's record that has its head, if the key has at most `key_bytes`. The head
+    /// may be longer than the longest length that a slot can express. Then the slot gives no bound.
     pub(crate) fn head(&self, slot: Slot, key_bytes: usize) -> Option<Range> {
         let Range { address, bytes } = self.record(slot)?;
         let bytes = match bytes == LENGTH_UNITS_MAX * UNIT_BYTES {
@@ -124,7 +167,7 @@ impl Table {
         Some(Range { address, bytes: bytes.min(Head::bytes(key_bytes)) })
     }
 
-    /// Where a slot lies.
+    /// The address of a slot.
     pub(crate) fn slot(&self, shape: Shaped, index: SlotIndex) -> Address {
         let start = self.address(shape.packed);
         Address { offset: start.offset + index.offset(), ..start }
@@ -145,7 +188,7 @@ impl Table {
         Ok(())
     }
 
-    /// Says that the time is over, or this node.
+    /// Fails if the time is over or this node was evicted.
     pub(crate) fn late(&self, until_ns: u64, what: impl std::fmt::Display) -> Result<()> {
         if self.pool.is_evicted() {
             return Err(Error::new(
@@ -173,7 +216,7 @@ impl Table {
         }
     }
 
-    /// Reads ranges, all at once.
+    /// Reads ranges in parallel, from first copies.
     pub(crate) async fn read(&self, ranges: &[Range], until_ns: u64) -> Result<Vec<Vec<u8>>> {
         self.read_copy(FromCopy::First, ranges, until_ns).await
     }
@@ -236,14 +279,14 @@ impl Table {
                 let open = self.open(ranges[group[0]].address).await?;
                 let copy = match which {
                     FromCopy::First => open.first(),
-                    // The clock tells the turn: nothing is shared.
+                    // The clock selects the copy, so that threads share no counter.
                     FromCopy::Any => {
                         open.copies.get(self.now_ns() as usize % open.copies.len().max(1))
                     }
                 };
                 let Some(copy) = copy else {
-                    // It did not answer this node, and may answer others: until the block goes on
-                    // without it, it has the last word.
+                    // The first copy did not answer this node, but may answer others. It decides
+                    // until the block goes on without it.
                     self.again(&open, Reason::NotAttached.into(), until_ns).await?;
                     continue;
                 };
@@ -270,13 +313,13 @@ impl Table {
         Ok(found.into_iter().flatten().collect())
     }
 
-    /// Writes to all copies, all at once, until all have it. Only for bytes that nobody else writes
-    /// meanwhile.
+    /// Writes to all copies in parallel, until all of them have the bytes. No other client may
+    /// write these bytes meanwhile.
     pub(crate) async fn write(&self, writes: &[(Address, &[u8])], until_ns: u64) -> Result<()> {
         self.write_copies(writes, false, until_ns).await
     }
 
-    /// The same to all copies but the first; an epoch that has one copy alone needs none.
+    /// Writes to all copies but the first. An epoch with a single copy needs no WRITE.
     pub(crate) async fn write_backups(
         &self,
         writes: &[(Address, &[u8])],
@@ -330,7 +373,7 @@ impl Table {
         }
     }
 
-    /// Swaps a word of the first copy.
+    /// Swaps a word on the first copy.
     pub(crate) async fn swap(
         &self,
         address: Address,
@@ -355,7 +398,7 @@ impl Table {
         }
     }
 
-    /// A word of the first copy.
+    /// Reads a word from the first copy.
     pub(crate) async fn word(&self, address: Address, until_ns: u64) -> Result<u64> {
         let read = self.read(&[Range { address, bytes: 8 }], until_ns).await?;
         let word = read.first().and_then(|bytes| bytes.first_chunk::<8>());
@@ -363,7 +406,7 @@ impl Table {
             .ok_or_else(|| Error::unsupported("a READ of another length"))
     }
 
-    /// The slots in which a key may lie.
+    /// Reads the buckets of a key.
     pub(crate) async fn candidates(
         &self,
         which: FromCopy,

@@ -1,8 +1,10 @@
-//! A subtable as a whole: made, loaded, made equal on all copies, grown.
+//! A subtable as a whole: how it is loaded, made equal on all copies, and made larger.
 //!
-//! All of it is for the partition's node alone, while the partition is paused: nobody else writes
-//! its slots. What a node that died left half done is settled here: the first copy decides, a
-//! pending slot is taken forward.
+//! Only the partition's node calls these functions, while the partition is paused, so no other
+//! client writes its slots. They settle what a dead node left half done: the first copy decides,
+//! and a pending slot gets its final word.
+//!
+//! Cost: READs and WRITEs of 64 KiB over the subtable, and some round trips per slot that differs.
 
 use archipelago_base::{Error, Result};
 use archipelago_fabric::Batch;
@@ -16,9 +18,9 @@ use crate::format::{
 use crate::ids::PartitionId;
 use crate::wire::Shaped;
 
-/// Bytes of one READ or WRITE.
+/// Largest number of bytes of one READ or WRITE.
 const PART: u64 = 64 << 10;
-/// Doublings that are tried when a subtable grows.
+/// Number of doublings that are tried when a subtable grows.
 const DOUBLINGS: u32 = 3;
 
 /// The slots of a subtable.
@@ -27,17 +29,17 @@ pub(crate) struct Image {
     pub(crate) words: Vec<u64>,
 }
 
-/// What a repair came to.
+/// What a repair changed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Repaired {
-    /// Slots that were pending or dying.
+    /// Number of slots that were pending or dying.
     pub(crate) pending: u64,
-    /// Slots that differed.
+    /// Number of slots whose copies differed.
     pub(crate) differed: u64,
 }
 
 impl Table {
-    /// All copies of a subtable, the first copy's first.
+    /// Reads all copies of a subtable. The first copy comes first.
     async fn load_copies(&self, shape: Shaped, until_ns: u64) -> Result<Vec<Image>> {
         let start = self.address(shape.packed);
         let bytes = (BUCKET_BYTES as u64) << shape.log2_buckets;
@@ -68,10 +70,9 @@ impl Table {
         }
     }
 
-    /// Makes all copies equal to the first, and takes forward what was pending there; the slots
-    /// then. `stamp` gives the word of what is deleted. `hold` is told of records that nobody names
-    /// any more, before that is so; those of which it is so by the end, also of one that fails,
-    /// come into `superseded`.
+    /// Makes all copies equal to the first, and settles its pending slots. Returns the slots.
+    /// `stamp` gives the word of a deleted slot. `hold` gets each record that will be superseded,
+    /// before it is. `superseded` gets the records that were superseded, even if the call fails.
     pub(crate) async fn repair(
         &self,
         shape: Shaped,
@@ -111,8 +112,8 @@ impl Table {
         Ok((image, done))
     }
 
-    /// What a pending slot becomes, whose record was written before it, or a dying one. And the
-    /// word of the record that it supersedes, which loses its valid bit here.
+    /// The final word of a pending or dying slot, and the word of the record that it supersedes.
+    /// That record loses its valid bit here.
     pub(crate) async fn settled(
         &self,
         word: Slot,
@@ -136,14 +137,14 @@ impl Table {
         Ok((word.to_live(), previous))
     }
 
-    /// Clears a record's valid bit on all copies: cached addresses of it are of no use from then
-    /// on.
+    /// Clears a record's valid bit on all copies. No reader believes a cached address of it from
+    /// then on.
     pub(crate) async fn invalidate(&self, slot: Slot, until_ns: u64) -> Result<()> {
         let Some(range) = self.record(slot).filter(|_| slot.is_live()) else { return Ok(()) };
         self.write(&[(range.address, &INVALID_WORD.to_le_bytes())], until_ns).await
     }
 
-    /// The whole record that a slot names.
+    /// Reads the whole record that a slot names.
     pub(crate) async fn read_record(&self, slot: Slot, until_ns: u64) -> Result<Vec<u8>> {
         let Some(range) = self.record(slot) else {
             return Err(Error::invalid("the slot names no record"));
@@ -152,7 +153,7 @@ impl Table {
         self.read_rest(range.address, read.unwrap_or_default(), until_ns).await
     }
 
-    /// The whole record at `address`, of which the beginning was read.
+    /// Reads the rest of the record at `address`, of which the beginning was read.
     pub(crate) async fn read_rest(
         &self,
         address: Address,
@@ -172,7 +173,7 @@ impl Table {
         }
     }
 
-    /// The hash of the key whose record a slot names; `None`: there is none.
+    /// The hash of the key whose record a slot names. `None` if there is no such record.
     async fn read_hash(&self, slot: Slot, until_ns: u64) -> Result<Option<KeyHash>> {
         for key_bytes in [SHORT_KEY_BYTES, KEY_BYTES_MAX] {
             let Some(range) = self.head(slot, key_bytes) else { return Ok(None) };
@@ -186,7 +187,8 @@ impl Table {
         Ok(None)
     }
 
-    /// A larger subtable with the same keys, as bytes; `None` if it would be larger than can be.
+    /// A larger subtable with the same keys, as bytes, and the base-2 logarithm of its buckets.
+    /// Fails if too many keys share their buckets.
     pub(crate) async fn regrown(
         &self,
         shape: Shaped,

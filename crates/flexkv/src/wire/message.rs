@@ -5,46 +5,47 @@ use archipelago_fabric::RemoteKey;
 use archipelago_pool::wire::codec::{Reader, Wire};
 use archipelago_pool::{BlockId, ClientId, wire_enum, wire_messages, wire_struct};
 
-/// Set in the first byte of each message, beside the version, and in none of the pool's: a door
-/// that takes both tells them apart by it.
+/// Bit that is set in the first byte of each message, together with the version. No message of the
+/// pool has it, so an endpoint that takes both tells them apart.
 pub const MARK: u8 = 0x80;
-/// Version of the messages, with the mark; the first byte of each.
+/// Version of the messages with [`MARK`]: the first byte of each message.
 pub const VERSION: u8 = MARK | 6;
 
-/// Buckets whose slots one [`Message::Slots`] may ask for: 32 KiB of words.
+/// Largest number of buckets whose slots one [`Message::Slots`] may ask for. Their words take 32
+/// KiB.
 pub const SLOTS_BUCKETS_MAX: u32 = 512;
 
 /// What a write does to the index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum WriteKind {
-    /// A key that was not there.
+    /// Inserts a key that did not exist.
     Insert,
-    /// A new record of a key that is.
+    /// Gives a key that exists a new record.
     Update,
-    /// The key goes.
+    /// Removes the key.
     Delete,
 }
 
-/// Why an index request was not done. Nothing was.
+/// Why a request was declined without effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Why {
-    /// The partition is not served here at that epoch: wait for the map.
+    /// The partition is not served here at that epoch. Wait for the next map.
     Moved,
-    /// Another write of the key is under way.
+    /// Another write of the key is in progress.
     Busy,
-    /// The slot is not what the client took it for, or another key with the fingerprint appeared:
-    /// look again.
+    /// The slot does not hold what the client expected, or another key with the fingerprint
+    /// appeared. Look the key up again.
     Resolve,
-    /// Both buckets are full: the partition is to grow.
+    /// Both buckets are full. The partition must grow.
     Full,
-    /// The node has no lease, or is to end: whether the request took place is settled by the next
-    /// map.
+    /// The node has no lease, or is about to end. The next map decides whether the request took
+    /// effect.
     Fenced,
-    /// The request was not understood.
+    /// The request could not be decoded, or does not fit the store.
     Malformed,
-    /// The coordinator's term is over, or it knows nothing yet.
+    /// The coordinator's term is over, or the coordinator knows nothing yet.
     OldTerm,
-    /// The manager that was asked stands by: another one has the coordinator.
+    /// The manager that was asked is a standby. Another manager has the coordinator.
     Standby,
 }
 
@@ -64,106 +65,107 @@ impl Wire for Payload {
 /// A slot and what it holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Place {
-    /// Which slot of the subtable.
+    /// Index of the slot in its subtable.
     pub index: u32,
-    /// The word in it.
+    /// The word that the slot holds.
     pub word: u64,
 }
 
 /// A slot that may be the key's, and what a cache may keep of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Candidate {
-    /// Which slot of the subtable.
+    /// Index of the slot in its subtable.
     pub index: u32,
-    /// The committed word in it.
+    /// The committed word in the slot.
     pub word: u64,
-    /// Whether the asker may cache the pair: it is among the slot's sharers now. The address it may
-    /// always cache: as a sharer, or as one of the others.
+    /// Whether the asker may cache the pair, because it is now a sharer of the slot. The asker may
+    /// cache the address in any case.
     pub cache: bool,
 }
 
-/// What every answer of a proxy brings: its clock, and the cache lease between the two nodes.
+/// Part of every answer of a proxy: its clock, and the cache lease between the two nodes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Grant {
-    /// The lease's session; 0: no lease was given.
+    /// Session of the lease. 0 if no lease was given.
     pub session: u64,
-    /// For how long from the request's sending, in microseconds; 0: not renewed.
+    /// Length of the lease from the request's sending, in microseconds. 0 if it is not renewed.
     pub lease_us: u64,
-    /// Microseconds of the proxy's clock before it looked.
+    /// The proxy's clock before it looked, in microseconds.
     pub stamp_us: u64,
 }
 
 /// Reads of a slot that were served from a cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ReadCount {
-    /// Which slot.
+    /// Index of the slot in its subtable.
     pub index: u32,
-    /// How many.
+    /// Number of reads.
     pub count: u32,
 }
 
 /// A compute node as others reach it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Member {
-    /// Its number.
+    /// Number of the node.
     pub number: u32,
-    /// As which client of the pool it works.
+    /// The client of the pool that the node works as.
     pub client: ClientId,
-    /// Where it is reached.
+    /// Endpoints of the node.
     pub endpoints: Vec<String>,
-    /// How many bytes its memory limit leaves for offloaded partitions.
+    /// Bytes that the node's memory limit leaves for offloaded partitions.
     pub index_bytes: u64,
 }
 
 /// Where a subtable lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Shaped {
-    /// Packed address.
+    /// Packed address of the subtable.
     pub packed: u64,
-    /// Grows with every new place or size.
+    /// Generation, which grows with every new address or size.
     pub generation: u32,
-    /// 2^this buckets.
+    /// Base-2 logarithm of the number of buckets.
     pub log2_buckets: u32,
 }
 
 /// A partition in the map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Assigned {
-    /// Which.
+    /// Number of the partition.
     pub partition: u32,
-    /// Grows with every change.
+    /// Epoch, which grows with every change.
     pub epoch: u32,
-    /// The compute node that serves it, or looks after it.
+    /// Number of the compute node that serves the partition.
     pub node: u32,
-    /// Whether that node is its proxy; otherwise the index is read and updated one-sided.
+    /// Whether that node is the partition's proxy. If not, clients read and update the slots
+    /// one-sided.
     pub offloaded: bool,
-    /// Whether the subtable is to be made larger on the way.
+    /// Whether the change must make the subtable larger.
     pub grow: bool,
     /// Where the subtable lies.
     pub shape: Shaped,
 }
 
-/// Something counted, by name.
+/// A counter or a size, by name.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Figure {
-    /// What: lower case, words joined by `_`.
+    /// Name in lower case, with words joined by `_`.
     pub name: String,
-    /// How many since the node was started, or bytes now.
+    /// Count since the node was started, or current bytes.
     pub value: u64,
 }
 
 /// A compute node in a [`StoreStatus`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ComputeStatus {
-    /// Who, and where it is reached.
+    /// The node as a member.
     pub member: Member,
-    /// Partitions that it serves or looks after.
+    /// Number of partitions that the node serves.
     pub partitions: u32,
-    /// Those of them that it is the proxy of.
+    /// Number of these partitions that are offloaded.
     pub offloaded: u32,
-    /// Whether it said what it counted.
+    /// Whether the node said what it counted.
     pub answered: bool,
-    /// What it said.
+    /// What the node said.
     pub figures: Vec<Figure>,
 }
 
@@ -172,19 +174,19 @@ pub struct ComputeStatus {
 pub struct StoreStatus {
     /// The coordinator's term.
     pub term: u64,
-    /// The map's version; 0: there is no store yet.
+    /// Version of the map. 0 if there is no store yet.
     pub version: u64,
-    /// Whether no change of the map is under way or wanted.
+    /// Whether no change of the map is in progress or wanted.
     pub settled: bool,
-    /// Partitions.
+    /// Number of partitions.
     pub partitions: u32,
-    /// Those that have a proxy.
+    /// Number of partitions that are offloaded.
     pub offloaded: u32,
-    /// The share of them that is to have one, in a thousand.
+    /// Share of the partitions that should be offloaded, in permille.
     pub offload: u32,
-    /// What the coordinator counted.
+    /// Figures of the coordinator.
     pub figures: Vec<Figure>,
-    /// Compute nodes that live.
+    /// The live compute nodes.
     pub nodes: Vec<ComputeStatus>,
 }
 
@@ -211,277 +213,293 @@ wire_struct!(StoreStatus {
 wire_struct!(Assigned { partition, epoch, node, offloaded, grow, shape });
 
 wire_messages! {
-    /// Everything that is said.
+    /// The messages between compute nodes and their coordinator.
     Message, version VERSION {
-    /// Client → proxy: where may the key lie? The answer is [`Message::Found`].
+    /// Client → proxy: asks which slots may hold a key that is read. The answer is
+    /// [`Message::Found`].
     Search = 1 {
-        /// Which partition.
+        /// Number of the partition.
         partition: u32,
-        /// At which epoch the client knows it.
+        /// Epoch at which the client knows the partition.
         epoch: u32,
         /// The key's hash.
         hash: u64,
-        /// Reads of the key that its cache served meanwhile.
+        /// Number of reads of the key that the client's cache served since its last report.
         reads: u32,
     }
     /// The committed slots whose fingerprint is the key's.
     Found = 2 {
-        /// Them.
+        /// The slots that may hold the key.
         slots: Vec<Candidate>,
-        /// Clock and lease.
+        /// Clock and lease of the proxy.
         grant: Grant,
     }
-    /// Client → the partition's node: change the index. The new record is on all its copies.
+    /// Client → the partition's node: changes the index. The new record is on all its copies.
     Write = 3 {
-        /// Which partition.
+        /// Number of the partition.
         partition: u32,
-        /// At which epoch the client knows it.
+        /// Epoch at which the client knows the partition.
         epoch: u32,
         /// The key's hash.
         hash: u64,
-        /// What is to be done.
+        /// Kind of the change.
         kind: WriteKind,
-        /// The slot of the key; of an insert nothing.
+        /// Index of the key's slot. Without a meaning for an insert.
         index: u32,
         /// The word that the client found there.
         expect: u64,
-        /// Whether the slot must hold just that word; otherwise it suffices that the stamp is a
-        /// slot lease old at most.
+        /// Whether the slot must hold exactly that word. If not, a stamp within a slot lease
+        /// suffices.
         exact: bool,
-        /// The word that names the new record; 0 of a deletion.
+        /// The word that names the new record. 0 for a deletion.
         new: u64,
-        /// Of an insert: the slots with the key's fingerprint that hold other keys.
+        /// For an insert: the slots with the key's fingerprint that hold other keys.
         others: Vec<Place>,
-        /// Clock of the proxy before the client looked.
+        /// The proxy's clock before the client looked the key up.
         stamp_us: u64,
-        /// Reads of the key that the client's cache served meanwhile.
+        /// Number of reads of the key that the client's cache served since its last report.
         reads: u32,
     }
-    /// It is committed.
+    /// The write is committed.
     Written = 4 {
-        /// Where, and what was there before.
+        /// The slot, and the word that it held before.
         place: Place,
-        /// Whether the sender may cache the new pair: it is among the sharers now.
+        /// Whether the writer may cache the new pair, because it is now a sharer.
         cache: bool,
-        /// Whether the record that was there before, which lies in a block of the sender's, is the
-        /// sender's to give back.
+        /// Whether the writer must give back the old record, which lies in one of its own blocks.
         yours: bool,
-        /// Clock and lease.
+        /// Clock and lease of the proxy.
         grant: Grant,
     }
-    /// It is not done.
-    Declined = 5 { /** Why. */ why: Why, /** The clock; never a lease. */ grant: Grant }
-    /// Holder → granter: the cache lease is to go on.
+    /// The request was declined without effect.
+    Declined = 5 {
+        /// The reason for the refusal.
+        why: Why,
+        /// The clock of the node, without a lease.
+        grant: Grant,
+    }
+    /// Holder → granter: asks to renew the cache lease.
     Renew = 6 {}
     /// Answer to [`Message::Renew`] and [`Message::Reads`].
-    Renewed = 7 { /** Clock and lease. */ grant: Grant }
-    /// Client → proxy: reads that the cache served.
+    Renewed = 7 { /** Clock and lease of the granter. */ grant: Grant }
+    /// Client → proxy: reports reads that the client's cache served.
     Reads = 8 {
-        /// Which partition.
+        /// Number of the partition.
         partition: u32,
-        /// At which epoch.
+        /// Epoch at which the sender knows the partition.
         epoch: u32,
-        /// Of which slots.
+        /// Number of reads of each slot.
         counts: Vec<ReadCount>,
     }
-    /// Proxy → sharer: the pair, or the address, of this key is being superseded; answered when it
-    /// is cached no more.
-    Invalidate = 9 { /** The key's hash. */ hash: u64 }
-    /// Committer → owner of the block: records that nobody reads any more.
-    Free = 10 { /** Their slots' words. */ words: Vec<u64> }
-    /// Anybody → the partition's node: a write that was begun does not end.
+    /// Proxy → sharer: the pair or the address of this key is being superseded. The answer follows
+    /// when the sharer has dropped it.
+    Invalidate = 9 { /** Hash of the key. */ hash: u64 }
+    /// Committer → owner of the block: gives back superseded records.
+    Free = 10 { /** The words that named the records. */ words: Vec<u64> }
+    /// Client → the partition's node: a write in this slot does not end.
     Settle = 11 {
-        /// Which partition.
+        /// Number of the partition.
         partition: u32,
-        /// At which epoch.
+        /// Epoch at which the sender knows the partition.
         epoch: u32,
-        /// Which slot, and the word of the write that was begun.
+        /// The slot, and its word while the write is in progress.
         place: Place,
     }
-    /// It is done.
+    /// The request was executed.
     Done = 12 {}
-    /// Client → proxy: set a key whose writes meet each other; the record is yours.
+    /// Client → proxy: asks the proxy to set a contended key. The proxy writes the record.
     Delegate = 15 {
-        /// Which partition.
+        /// Number of the partition.
         partition: u32,
-        /// At which epoch the client knows it.
+        /// Epoch at which the client knows the partition.
         epoch: u32,
-        /// The key.
+        /// Bytes of the key.
         key: Payload,
-        /// The value.
+        /// Bytes of the value.
         value: Payload,
-        /// Unix ms; 0: never.
+        /// Expiry in Unix milliseconds. 0 means never.
         expires_ms: u64,
     }
-    /// It is set.
-    Stored = 16 { /** Whether no other write of the key was there meanwhile. */ alone: bool }
-    /// The set ended with an error.
+    /// The proxy has set the key.
+    Stored = 16 { /** Whether no other write of the key was in progress. */ alone: bool }
+    /// The proxy's set ended with an error.
     NotStored = 17 {
-        /// Whether it may have happened.
+        /// Whether the set may have happened.
         unknown: bool,
-        /// What went wrong, for people.
+        /// The error in words.
         why: String,
     }
-    /// Client → proxy: where may a key lie that is to be written? Nothing is read by the answer,
-    /// which is a [`Message::Found`].
+    /// Client → proxy: asks which slots may hold a key that is written. The client does not read by
+    /// the answer, which is a [`Message::Found`].
     Locate = 18 {
-        /// Which partition.
+        /// Number of the partition.
         partition: u32,
-        /// At which epoch the client knows it.
+        /// Epoch at which the client knows the partition.
         epoch: u32,
         /// The key's hash.
         hash: u64,
     }
-    /// Compute node → coordinator: it wants to take part.
+    /// Compute node → coordinator: asks to join the store.
     Join = 20 {
-        /// As which client of the pool.
+        /// The client of the pool that the node works as.
         client: ClientId,
-        /// Where it is reached.
+        /// Endpoints of the node.
         endpoints: Vec<String>,
-        /// How many bytes its memory limit leaves for offloaded partitions.
+        /// Bytes that the node's memory limit leaves for offloaded partitions.
         index_bytes: u64,
     }
-    /// It does.
+    /// The node has joined.
     Joined = 21 {
         /// The coordinator's term.
         term: u64,
-        /// The node's number.
+        /// Number of the node.
         number: u32,
-        /// The map's version.
+        /// Version of the map.
         version: u64,
-        /// log2 of the number of partitions.
+        /// Base-2 logarithm of the number of partitions.
         partition_bits: u32,
-        /// The map.
+        /// Entries of the map.
         map: Vec<Assigned>,
         /// All compute nodes.
         members: Vec<Member>,
-        /// Where the directory lies.
+        /// Block of the directory.
         directory: BlockId,
     }
-    /// Coordinator → first node: make the index.
+    /// Coordinator → first node: orders it to make the index.
     Create = 22 {
         /// The coordinator's term.
         term: u64,
-        /// log2 of the number of partitions.
+        /// Base-2 logarithm of the number of partitions.
         partition_bits: u32,
-        /// log2 of the buckets of each.
+        /// Base-2 logarithm of the number of buckets in each partition.
         log2_buckets: u32,
-        /// Where the directory lies.
+        /// Block of the directory.
         directory: BlockId,
     }
-    /// The index is made; partitions in order.
+    /// The index is made.
     Created = 23 {
-        /// Where the subtables lie; more or fewer than asked for, if somebody else had begun to
-        /// make the index.
+        /// The subtables in the order of partitions. Their number differs from the order if another
+        /// node had begun to make the index.
         shapes: Vec<Shaped>,
     }
-    /// Coordinator → all: no more requests to these partitions; answered when those under way have
-    /// ended.
+    /// Coordinator → every node: stops requests to these partitions. The answer follows when the
+    /// requests in progress have ended.
     Pause = 24 {
         /// The coordinator's term.
         term: u64,
-        /// The map's version that is to come.
+        /// Version of the next map.
         version: u64,
-        /// The partitions as they will be.
+        /// Entries of the changed partitions as they will be.
         changes: Vec<Assigned>,
-        /// All compute nodes that live.
+        /// All live compute nodes.
         members: Vec<Member>,
-        /// Clients that died: their leases are waited out.
+        /// Clients that are gone for good.
         gone: Vec<ClientId>,
     }
-    /// Coordinator → all: take your new partitions.
-    Prepare = 25 { /** The coordinator's term. */ term: u64, /** The map's version. */ version: u64 }
-    /// They are taken.
+    /// Coordinator → every node: orders it to take its new partitions.
+    Prepare = 25 {
+        /// The coordinator's term.
+        term: u64,
+        /// Version of the next map.
+        version: u64,
+    }
+    /// The node has taken its partitions.
     Prepared = 26 {
-        /// The changed partitions of the node, where they lie now. One that does not fit its memory
-        /// limit is not offloaded.
+        /// Entries of the node's changed partitions as they are now. A partition that does not fit
+        /// the memory limit is not offloaded.
         changes: Vec<Assigned>,
     }
-    /// Coordinator → all: the new map holds.
+    /// Coordinator → every node: the new map holds.
     Resume = 27 {
         /// The coordinator's term.
         term: u64,
-        /// The map's version.
+        /// Version of the map.
         version: u64,
-        /// The changed partitions, as they are.
+        /// Entries of the changed partitions as they are now.
         changes: Vec<Assigned>,
     }
     /// Compute node → coordinator: a partition is full.
-    Grow = 28 { /** Which. */ partition: u32, /** At which epoch. */ epoch: u32 }
-    /// Coordinator → all: where is what you counted of the load?
+    Grow = 28 {
+        /// Number of the partition.
+        partition: u32,
+        /// Epoch at which the node knows the partition.
+        epoch: u32,
+    }
+    /// Coordinator → every node: asks where the node's load counters lie.
     Meter = 35 {}
-    /// In a region of the node, to be read one-sided.
+    /// The load counters lie in a region of the node that may be read one-sided.
     Metered = 36 {
-        /// Opens it.
+        /// Key of the region.
         key: RemoteKey,
-        /// Over so many partitions.
+        /// Number of partitions that are counted.
         partitions: u32,
     }
-    /// Coordinator → all: what do you know?
+    /// Coordinator → every node: asks what the node knows.
     Recall = 29 { /** The coordinator's term. */ term: u64 }
-    /// What a node knows, for a coordinator that started anew.
+    /// What a node knows, for a coordinator that has just started.
     Recalled = 30 {
-        /// The node.
+        /// The node as a member.
         member: Member,
-        /// Its map's version; 0: none.
+        /// Version of the node's map. 0 if it has none.
         version: u64,
-        /// log2 of the number of partitions.
+        /// Base-2 logarithm of the number of partitions.
         partition_bits: u32,
-        /// Its map.
+        /// Entries of the node's map.
         map: Vec<Assigned>,
-        /// Where the directory lies.
+        /// Block of the directory.
         directory: BlockId,
-        /// The version that it paused for; 0: none.
+        /// Version of the change that the node paused for. 0 if there is none.
         paused: u64,
-        /// The other nodes that it knows.
+        /// The members that the node knows.
         members: Vec<Member>,
     }
-    /// Owner of blocks → a partition's node: what does it refer to in these?
+    /// Owner of blocks → a partition's node: asks what the partition refers to in some blocks.
     Refers = 32 {
-        /// Which partition.
+        /// Number of the partition.
         partition: u32,
-        /// At which epoch.
+        /// Epoch at which the sender knows the partition.
         epoch: u32,
-        /// Which blocks.
+        /// The blocks in question.
         blocks: Vec<BlockId>,
     }
-    /// Slots' words that name records there.
-    Referred = 33 { /** Them. */ words: Vec<u64> }
-    /// Owner of blocks → compute node: what there may it still give back, or put into the index?
-    Holds = 34 { /** Which blocks. */ blocks: Vec<BlockId> }
-    /// Proxy → owner of blocks: a write was given up and may have happened; what it superseded may
-    /// lie in them. To be swept.
+    /// Words that name records in the blocks.
+    Referred = 33 { /** The words that were found. */ words: Vec<u64> }
+    /// Owner of blocks → compute node: asks which records there the node may still give back, or
+    /// put into the index.
+    Holds = 34 { /** The blocks in question. */ blocks: Vec<BlockId> }
+    /// Proxy → owner of blocks: asks for a sweep. A write was given up and may have happened, and
+    /// the record that it superseded may lie in the owner's blocks.
     Sweep = 37 {}
-    /// Compute node → coordinator, now and then: it is there.
+    /// Compute node → coordinator, at intervals: reports that the node lives.
     Here = 31 {
-        /// As which client of the pool.
+        /// The client of the pool that the node works as.
         client: ClientId,
-        /// Where it is reached.
+        /// Endpoints of the node.
         endpoints: Vec<String>,
-        /// The block of the directory that it works by, if it does.
+        /// Block of the directory that the node works by, if it has joined.
         directory: Option<BlockId>,
     }
-    /// Compute node → another one, when the pool is full: room for a record in a block of yours.
+    /// Compute node → another node, when the pool is full: asks for memory in a block of that node.
     Room = 38 {
-        /// Bytes of the record.
+        /// Length of the record in bytes.
         bytes: u64,
         /// Whether the record expires.
         expires: bool,
     }
-    /// Room that is the asker's to write to. Whoever supersedes the record gives it back to the
-    /// block's owner, as any other.
-    Roomed = 39 { /** Where: a packed address. */ packed: u64 }
-    /// Coordinator → compute node: what have you counted?
+    /// Memory that the asker may write to. The node that supersedes the record gives it back to the
+    /// owner of the block, like any other record.
+    Roomed = 39 { /** Packed address of the memory. */ packed: u64 }
+    /// Coordinator → compute node: asks for the node's statistics.
     Count = 40 {}
-    /// What it counted.
-    Counted = 41 { /** By name. */ figures: Vec<Figure> }
-    /// Anybody → coordinator: how is the store?
+    /// The statistics of a node.
+    Counted = 41 { /** The figures by name. */ figures: Vec<Figure> }
+    /// Any program → coordinator: asks for the state of the store.
     Status = 42 {}
-    /// How it is.
-    StatusIs = 43 { /** See there. */ status: StoreStatus }
-    /// Client → proxy: the slots of some buckets, for a scan.
+    /// The state of the store.
+    StatusIs = 43 { /** State as the coordinator knows it. */ status: StoreStatus }
+    /// Client → proxy: asks for the slots of some buckets, for a scan.
     Slots = 44 {
-        /// Which partition.
+        /// Number of the partition.
         partition: u32,
         /// The epoch at which the client knows the partition.
         epoch: u32,
@@ -491,7 +509,7 @@ wire_messages! {
         buckets: u32,
     }
     /// The committed words of all slots of these buckets, in their order.
-    SlotsAre = 45 { /** The words; 0 where no key ever lay. */ words: Vec<u64> }
+    SlotsAre = 45 { /** The words. 0 stands for a slot that was never used. */ words: Vec<u64> }
     }
 }
 

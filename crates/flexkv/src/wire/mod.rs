@@ -1,9 +1,9 @@
-//! What compute nodes and their coordinator say to each other: bodies of the fabric's requests and
+//! The messages between compute nodes and their coordinator: bodies of the fabric's requests and
 //! answers. `docs/formats/flexkv.md` has the byte tables.
 //!
-//! Every request may come late, twice or never. The fabric executes a numbered request once; beyond
-//! the life of a node, epochs of partitions and versions of the map decide. A decoder answers every
-//! input with a message or a sentence.
+//! A request may arrive late, twice or never. The fabric executes a numbered request once. Beyond
+//! the life of a node, epochs of partitions and versions of the map decide whether a request still
+//! counts. A decoder answers every input with a message or with an error in words.
 
 mod message;
 #[cfg(test)]

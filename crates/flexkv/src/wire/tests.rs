@@ -57,7 +57,7 @@ fn golden_bytes() {
 }
 
 #[test]
-fn what_is_said_is_understood_and_anything_else_refused() {
+fn messages_round_trip_and_other_bytes_are_refused() {
     let write = Message::Write {
         partition: 1,
         epoch: 2,

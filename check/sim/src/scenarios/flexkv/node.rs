@@ -184,7 +184,7 @@ pub(crate) async fn get(
 ) -> Result<Option<(u64, Value)>, ()> {
     let mut call = shared.history.begin(thread, number, Op::Get);
     let (name, mut at_once) = (key(number), None);
-    if node.get_some_at_once(&[&name], &mut |value| at_once = Some(value.map(number_in))) == 1 {
+    if node.multi_get_fast(&[&name], &mut |value| at_once = Some(value.map(number_in))) == 1 {
         shared.history.end(&call, Ret::Value(at_once.flatten()));
         call = shared.history.begin(thread, number, Op::Get);
     }
@@ -338,7 +338,7 @@ impl Worker {
         let asked = keys.iter().zip(&sets);
         let asked: Vec<Set<'_>> =
             asked.map(|(key, (_, value, _))| Set { key, value, expires_ms: 0 }).collect();
-        let at_once = self.node.set_some_at_once(&asked);
+        let at_once = self.node.multi_set_fast(&asked);
         shared.cached.lock().set_at_once += u64::from(at_once.count_ones());
         let mut mine = Ok(true);
         for (nth, (set, (.., call))) in asked.iter().zip(&sets).enumerate() {

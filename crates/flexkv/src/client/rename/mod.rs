@@ -26,12 +26,9 @@
 //! A source that is changed all the time ends the move after [`TRIES_MAX`] tries. Cost: a read, a
 //! write and a deletion for each try.
 
-use std::sync::Arc;
-
 use archipelago_base::{Error, Result};
 
 use super::{If, Value};
-use crate::node::{ComputeNode, Inner};
 use crate::write_error::WriteError;
 
 /// Tries after which a move gives up because the source has changed during each of them.
@@ -58,7 +55,7 @@ pub enum Renamed {
 }
 
 /// Reads and writes of single keys.
-trait Keys {
+pub(crate) trait Keys {
     async fn read_key(&self, key: &[u8]) -> Result<Option<Value>>;
 
     async fn write_key(
@@ -67,34 +64,6 @@ trait Keys {
         value: Option<(&[u8], u64)>,
         when: If,
     ) -> Result<bool, WriteError>;
-}
-
-impl Keys for Arc<Inner> {
-    async fn read_key(&self, key: &[u8]) -> Result<Option<Value>> {
-        self.get(key).await
-    }
-
-    async fn write_key(
-        &self,
-        key: &[u8],
-        value: Option<(&[u8], u64)>,
-        when: If,
-    ) -> Result<bool, WriteError> {
-        self.write(key, value, when).await
-    }
-}
-
-impl ComputeNode {
-    /// Moves value and expiry of `from` to `to`, which differ; see the module for what other
-    /// clients see meanwhile. The value is never lost.
-    pub async fn rename(
-        &self,
-        from: &[u8],
-        to: &[u8],
-        destination: Destination,
-    ) -> Result<Renamed, WriteError> {
-        rename(&self.0, from, to, destination).await
-    }
 }
 
 /// The error of a move that has written the destination.
@@ -116,7 +85,8 @@ fn is_same(value: &Value, other: &Value) -> bool {
     value.bytes == other.bytes && value.expires_ms == other.expires_ms
 }
 
-async fn rename(
+/// Moves value and expiry of `from` to `to`, which differ.
+pub(crate) async fn rename(
     keys: &impl Keys,
     from: &[u8],
     to: &[u8],
@@ -140,7 +110,8 @@ async fn rename(
         let read = keys.read_key(from).await.map_err(|error| half_done(&error))?;
         let Some(newer) = read else { return Ok(Renamed::Moved) };
         // Also if it is the same value: it may be there because the destination was moved here.
-        write_again(keys, to, (&source, &newer), destination).await?;
+        let change = SourceChange { written: &source, newer: &newer };
+        write_again(keys, to, change, destination).await?;
         source = newer;
     }
     Err(half_done(&Error::busy(format!(
@@ -148,24 +119,32 @@ async fn rename(
     ))))
 }
 
+/// A source that changed while it was moved.
+#[derive(Clone, Copy)]
+struct SourceChange<'a> {
+    /// The value that the move wrote to the destination.
+    written: &'a Value,
+    newer: &'a Value,
+}
+
 /// Writes a newer value of the source to the destination, which this move has written before.
 async fn write_again(
     keys: &impl Keys,
     to: &[u8],
-    (written, newer): (&Value, &Value),
+    change: SourceChange<'_>,
     destination: Destination,
 ) -> Result<(), WriteError> {
     let when = match destination {
         Destination::Overwritten => If::Always,
         Destination::Kept => {
             let there = keys.read_key(to).await.map_err(|error| half_done(&error))?;
-            match there.filter(|there| is_same(there, written)) {
+            match there.filter(|there| is_same(there, change.written)) {
                 Some(there) => If::Version(there.version),
                 None => return Err(half_done(&changed_too())),
             }
         }
     };
-    let value = Some((&newer.bytes[..], newer.expires_ms));
+    let value = Some((&change.newer.bytes[..], change.newer.expires_ms));
     let done = keys.write_key(to, value, when).await;
     match done.map_err(|failed| half_done(failed.error()))? {
         true => Ok(()),

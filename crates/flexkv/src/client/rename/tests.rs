@@ -184,7 +184,7 @@ fn source_that_others_delete_meanwhile_counts_as_moved() {
 }
 
 #[test]
-fn kept_destination_that_others_write_meanwhile_is_not_overwritten() {
+fn kept_destination_written_meanwhile_is_not_overwritten() {
     for (nth, there) in [(1, "theirs"), (2, "theirs")] {
         let script: Script = match nth {
             1 => |keys, nth| {

@@ -87,7 +87,7 @@ fn each_step_waits_for_everybody() {
 }
 
 #[test]
-fn a_death_between_the_steps_begins_the_change_anew_at_larger_epochs() {
+fn death_restarts_change_at_larger_epochs() {
     for steps in 1..=2 {
         let mut cluster = settled(3);
         let before = epochs(&cluster);
@@ -124,7 +124,7 @@ fn a_number_is_not_given_again_while_the_map_names_it() {
 }
 
 #[test]
-fn who_joins_during_a_change_is_told_the_map_when_it_holds() {
+fn node_joining_during_change_gets_map_when_it_holds() {
     let mut cluster = settled(2);
     cluster.core.set_offload(1000);
     cluster.collect();
@@ -144,7 +144,7 @@ fn who_joins_during_a_change_is_told_the_map_when_it_holds() {
 }
 
 #[test]
-fn one_that_comes_after_all_died_takes_everything() {
+fn node_that_joins_after_all_died_takes_everything() {
     let mut cluster = settled(2);
     cluster.core.set_offload(1000);
     cluster.collect();
@@ -201,7 +201,7 @@ fn partition_without_room_opens_again_and_is_not_asked_to_grow() {
 }
 
 #[test]
-fn one_that_starts_anew_takes_the_newest_map_and_pauses_everything_once() {
+fn new_coordinator_takes_newest_map_and_pauses_all_once() {
     let mut cluster = settled(3);
     cluster.core.set_offload(1000);
     cluster.collect();
@@ -237,7 +237,7 @@ fn one_that_starts_anew_takes_the_newest_map_and_pauses_everything_once() {
 }
 
 #[test]
-fn one_that_starts_anew_passes_the_epochs_of_changes_that_were_begun_over_and_over() {
+fn new_coordinator_passes_epochs_of_restarted_changes() {
     let mut cluster = settled(5);
     cluster.core.set_offload(1000);
     cluster.collect();
@@ -259,7 +259,7 @@ fn one_that_starts_anew_passes_the_epochs_of_changes_that_were_begun_over_and_ov
 }
 
 #[test]
-fn the_load_moves_partitions_and_sets_the_ratio_until_somebody_fixes_it() {
+fn load_moves_partitions_and_ratio_until_ratio_is_fixed() {
     let mut cluster = settled(2);
     let mut rng = archipelago_base::random::Rng::with_seed(1);
     for interval in 0..60 {
@@ -291,7 +291,7 @@ fn the_load_moves_partitions_and_sets_the_ratio_until_somebody_fixes_it() {
 }
 
 #[test]
-fn a_death_spreads_its_partitions_alone_and_lists_stay_from_hot_to_cold() {
+fn death_spreads_only_the_dead_nodes_partitions_by_heat() {
     let mut cluster = settled(4);
     let mut rng = archipelago_base::random::Rng::with_seed(2);
     cluster.core.tune(Tuning { adapt_ratio: false, ..Tuning::default() });
@@ -309,7 +309,7 @@ fn a_death_spreads_its_partitions_alone_and_lists_stay_from_hot_to_cold() {
 }
 
 #[test]
-fn a_node_gets_as_many_slots_as_its_memory_limit_holds_and_is_not_asked_again() {
+fn node_proxies_only_partitions_that_fit_its_limit() {
     let mut cluster = Cluster::new();
     cluster.index_bytes = 3 * crate::sharers::offloaded_bytes(PLAN.log2_buckets) + 1;
     cluster.join();
@@ -335,7 +335,7 @@ fn a_node_gets_as_many_slots_as_its_memory_limit_holds_and_is_not_asked_again() 
 }
 
 #[test]
-fn a_node_that_gets_no_partition_is_made_known_to_the_others() {
+fn node_without_partition_is_made_known_to_others() {
     let partitions = 1 << PLAN.partition_bits;
     let mut cluster = settled(partitions);
     let version = cluster.core.version();
@@ -349,7 +349,7 @@ fn a_node_that_gets_no_partition_is_made_known_to_the_others() {
 }
 
 #[test]
-fn one_that_starts_waits_for_everybody_in_the_roster_or_their_end() {
+fn new_coordinator_waits_for_every_client_in_the_roster() {
     let mut cluster = settled(3);
     cluster.nodes.get_mut(&ClientId(3)).expect("it joined").silent = true;
     cluster.restart_coordinator();
@@ -364,7 +364,7 @@ fn one_that_starts_waits_for_everybody_in_the_roster_or_their_end() {
 }
 
 #[test]
-fn one_that_is_gone_and_still_answers_takes_nobodys_number() {
+fn gone_client_that_answers_takes_no_number() {
     // Number 2 went to the third client when the second was gone. Their answers come in both
     // orders, and its end is heard before and after.
     for (first, second) in [(2, 3), (3, 2)] {
@@ -390,7 +390,7 @@ fn one_that_is_gone_and_still_answers_takes_nobodys_number() {
 }
 
 #[test]
-fn one_that_starts_when_everybody_is_gone_finds_the_index_and_makes_no_other() {
+fn coordinator_finds_index_when_every_node_is_gone() {
     let mut cluster = settled(2);
     let full = cluster.core.map()[3];
     cluster.grow(3, full.epoch);
@@ -413,7 +413,7 @@ fn one_that_starts_when_everybody_is_gone_finds_the_index_and_makes_no_other() {
 }
 
 #[test]
-fn a_subtable_that_grew_is_not_lost_with_everybody_who_was_told() {
+fn grown_subtable_survives_the_nodes_that_knew_it() {
     let mut cluster = settled(2);
     let full = cluster.core.map()[3];
     let owner = u64::from(full.node);
@@ -436,7 +436,7 @@ fn a_subtable_that_grew_is_not_lost_with_everybody_who_was_told() {
 }
 
 #[test]
-fn a_node_that_gets_no_partition_is_told_of_to_everybody() {
+fn node_without_partition_is_told_to_every_node() {
     let mut cluster = settled(1 << PLAN.partition_bits);
     let (version, before) = (cluster.core.version(), cluster.core.map().to_vec());
     let last = cluster.join();

@@ -1,27 +1,37 @@
-//! What this node has cached of the store, and on which leases it may serve that; the account of
-//! its memory.
+//! What this node has cached of the store, the leases under which it may serve that, and the
+//! account of its memory.
 //!
-//! Owned by the compute node. Under one lock: the [`LocalCache`] with the account of the memory
-//! limit, the reads that it served and the proxies have not heard of, and the leases that this node
-//! *holds* (those that it gives are in `proxy/invalidation.rs`).
+//! The node owns one [`Caching`]. One lock guards the [`LocalCache`] with the account of the memory
+//! limit, the reads that it served and has not reported, and the leases that this node *holds*. The
+//! leases that it *gives* are in `proxy/invalidation.rs`.
 //!
-//! **What may be served.** A pair, or an address of a proxied partition: while the lease of that
-//! partition's proxy holds under the session that it was cached in; of this node's own partitions
-//! always, as its invalidations come through no network. An address of a partition without a proxy:
-//! the record's valid bit decides. An address no longer than records stay as they are after they
-//! were freed. Everything only at the partition's epoch, within its door, and while the pool's
-//! lease holds; callers see to the last two.
+//! **What may be served.** The cache serves an entry only at the partition's current epoch. The
+//! caller must be within the partition's gate, and must hold the pool's lease.
 //!
-//! **The account.** The limit carries the cache ([`LocalCache`] has the table), the counts of
-//! reads, and what the index of offloaded partitions takes ([`Caching::charge`]; given back when
-//! the [`Charge`] is dropped). Buffers of requests under way are not in it.
+//! - A pair, or an address in an offloaded partition, needs the lease of the partition's proxy, in
+//!   the session in which it was cached. This node's own partitions need no lease, because their
+//!   invalidations pass through no network.
+//! - An address in a partition without a proxy may always be followed. The valid bit of the record
+//!   decides.
+//! - An address may be followed for at most an address lease, because freed records stay unchanged
+//!   for that long.
 //!
-//! Invariants: 1. what is used never exceeds the limit; 2. nothing is cached that was invalidated
-//! since it was asked for; 3. when a partition is paused, nothing of it stays
-//! ([`Caching::paused`]), so nobody has anything of an earlier epoch; 4. a granter's new session
-//! drops what was cached under the old one before it counts. Thread-safety: all of it; no lock is
-//! held over an await. Cost of a hit: one lock, two or three entries looked at, a copy of the
-//! value. Paper: §4.4 and Figure 8; leases are ours.
+//! **The account.** The memory limit covers the cache ([`LocalCache`] has the table), the counts of
+//! reads, and the index of offloaded partitions ([`Caching::charge`]; dropping the [`Charge`] gives
+//! the bytes back). It does not cover the buffers of requests in progress.
+//!
+//! Invariants:
+//! 1. The bytes in use never exceed the limit.
+//! 2. Nothing is cached that was invalidated after it was requested.
+//! 3. After a partition was paused ([`Caching::paused`]), nothing of it is cached. So no node has
+//!    anything of an earlier epoch.
+//! 4. When a granter begins a new session, everything cached under the old one is dropped before
+//!    the new session counts.
+//!
+//! Thread-safety: any thread may call any method. No lock is held over an await.
+//! Failure: an index that does not fit the limit is refused.
+//! Cost: a hit takes one lock, reads two or three entries and copies the value. Paper: §4.4 and
+//! Figure 8. The leases are an addition.
 
 mod multi;
 
@@ -33,20 +43,23 @@ use archipelago_base::{Error, Result};
 use archipelago_pool::ClientId;
 use parking_lot::Mutex;
 
-use crate::cache::{Cached, FIXED_BYTES, Fetch, Finished, Hit, Kind, LocalCache, Place, Short};
+use super::peers::PeerIdentity;
+use crate::cache::{
+    Cached, CachedSlot, EntryKind, FIXED_BYTES, Fetch, Finished, Hit, LocalCache, Short,
+};
 use crate::contended::CONTENDED_BYTES;
-use crate::format::{KeyHash, Slot};
+use crate::format::{HashedKey, KeyHash, Slot};
 use crate::ids::{ComputeId, PartitionId};
 use crate::lease::{Adopted, Granted, Holder, Terms};
-use crate::read_reports::{Counted, READS_WAIT_NS, Reads};
+use crate::read_reports::{READS_WAIT_NS, ReadReport, ReadReports};
 use crate::settings::{CacheMode, FlexKvSettings};
 use crate::wire::{Assigned, Grant, Member};
 
-pub(crate) use multi::Several;
+pub(crate) use multi::{LockedCache, ServedPair, WrittenPair};
 
-/// Counts of reads that are due wait for so many others before they are sent at once.
+/// Number of due reports of reads after which they are sent without waiting for the next interval.
 const DUE_MAX: usize = 64;
-/// For so many bytes of the limit, reads of one key are counted.
+/// Bytes of the limit per key whose reads are counted.
 const BYTES_PER_COUNT: u64 = 4096;
 
 /// What a node's cache has done and holds, and how its memory limit is used.
@@ -54,122 +67,122 @@ const BYTES_PER_COUNT: u64 = 4096;
 pub struct CacheStatus {
     /// Reads that a cached pair answered.
     pub pair_hits: u64,
-    /// Reads that a cached address led to their record.
+    /// Reads that a cached address answered.
     pub address_hits: u64,
-    /// Reads that found nothing that could be served.
+    /// Reads for which the cache could serve nothing.
     pub misses: u64,
     /// Cached addresses whose record was superseded when it was read.
     pub stale_addresses: u64,
-    /// Writes whose slot the cache knew.
+    /// Writes whose slot was cached.
     pub resolved_writes: u64,
     /// Invalidations that this node sent as a proxy.
     pub invalidations_sent: u64,
-    /// Of those: not acknowledged, the sharer's lease had to run out.
+    /// Invalidations that were not acknowledged, so that the sharer's lease had to run out.
     pub invalidations_waited_out: u64,
-    /// Invalidations that this node was sent.
+    /// Invalidations that this node received.
     pub invalidations_received: u64,
-    /// Entries that made room for others.
+    /// Entries that were evicted for others.
     pub evicted: u64,
     /// Entries that were invalidated, alone or with their partition or proxy.
     pub invalidated: u64,
-    /// What was fetched and not kept, since it was invalidated on its way.
+    /// Fetched values that were not cached, because they were invalidated on their way.
     pub refused: u64,
-    /// Pairs now.
+    /// Number of cached pairs.
     pub pairs: u64,
-    /// Addresses now.
+    /// Number of cached addresses.
     pub addresses: u64,
-    /// Bytes: the limit.
+    /// The memory limit, in bytes.
     pub limit_bytes: u64,
-    /// Bytes: in use.
+    /// Bytes in use.
     pub used_bytes: u64,
-    /// Of those: slots and metadata of offloaded partitions.
+    /// Bytes of the slots and metadata of offloaded partitions.
     pub index_bytes: u64,
-    /// Of those: cached addresses and pairs.
+    /// Bytes of cached addresses and pairs.
     pub entry_bytes: u64,
-    /// Of those: what is there always.
+    /// Bytes that are always in use.
     pub fixed_bytes: u64,
-    /// Partitions that were to be offloaded to this node and did not fit.
+    /// Partitions that the coordinator offloaded to this node and that did not fit.
     pub partitions_refused: u64,
 }
 
-#[derive(Debug, Default)]
-pub(crate) struct Counters {
-    pair_hits: AtomicU64,
-    pub(crate) address_hits: AtomicU64,
-    misses: AtomicU64,
-    pub(crate) stale_addresses: AtomicU64,
-    pub(crate) resolved_writes: AtomicU64,
-    pub(crate) invalidations_sent: AtomicU64,
-    pub(crate) invalidations_waited_out: AtomicU64,
-    pub(crate) invalidations_received: AtomicU64,
-    pub(crate) partitions_refused: AtomicU64,
+/// What a cache counts.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum CacheStat {
+    PairHits,
+    AddressHits,
+    Misses,
+    StaleAddresses,
+    ResolvedWrites,
+    InvalidationsSent,
+    InvalidationsWaitedOut,
+    InvalidationsReceived,
+    PartitionsRefused,
 }
 
-/// One more.
-pub(crate) fn count(counter: &AtomicU64) {
-    counter.fetch_add(1, Ordering::Relaxed);
-}
+/// Number of variants of [`CacheStat`].
+const STATS: usize = CacheStat::PartitionsRefused as usize + 1;
 
 /// A lease that another node gave this one.
 #[derive(Debug)]
 struct Held {
     client: ClientId,
     holder: Holder,
-    /// Something was served on it since it was last renewed for that.
+    /// Whether anything was served under the lease since its last renewal on that account.
     used: bool,
 }
 
+/// What the lock guards.
 #[derive(Debug)]
-struct State {
+struct CacheState {
     cache: LocalCache,
-    reads: Reads,
-    due: Vec<Counted>,
+    reads: ReadReports,
+    due: Vec<ReadReport>,
     held: Leases,
 }
 
-/// See the module.
+/// The cache of a node, with its leases and its account. See the head of the module.
 #[derive(Debug)]
 pub(crate) struct Caching {
     mode: CacheMode,
     terms: Terms,
     address_use_ns: u64,
-    /// Of the limit: the counts of reads, and the marks of contended keys.
+    /// Bytes of the limit for the counts of reads and the marks of contended keys.
     count_bytes: u64,
-    state: Mutex<State>,
-    pub(crate) counters: Counters,
+    state: Mutex<CacheState>,
+    stats: [AtomicU64; STATS],
 }
 
-/// What the cache says of a key that is to be read.
+/// What the cache has for a read of a key.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Lookup {
-    /// The value. `due`: reads that are to be told now.
-    Pair { value: Vec<u8>, expires_ms: u64, place: Place, due: Vec<Counted> },
-    /// Where the record lies that may be the newest.
-    Address(Place),
-    /// Nothing; who asks now tells so many reads along.
+    /// The pair. `due` are the reports of reads that the caller must send now.
+    Pair { value: Vec<u8>, expires_ms: u64, place: CachedSlot, due: Vec<ReadReport> },
+    /// The address of a record that may be the newest.
+    Address(CachedSlot),
+    /// Nothing. The caller's request carries this number of reads.
     Nothing { reads: u32 },
 }
 
-/// What is to be cached of what a request brought.
+/// What to cache of the answer to a request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Keep<'a> {
-    /// The value and its expiry, if they fit; the address otherwise.
+    /// The value and its expiry. If they do not fit, the address.
     Pair(&'a [u8], u64),
     Address,
-    /// Where the slot is, for writes.
+    /// The position of the slot, for writes.
     Slot,
 }
 
-/// A pair that may be served. `due`: reads that are to be told now.
+/// A pair that may be served. `due` are the reports of reads that the caller must send now.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Pair {
     pub(crate) value: Vec<u8>,
     pub(crate) expires_ms: u64,
     pub(crate) word: Slot,
-    pub(crate) due: Vec<Counted>,
+    pub(crate) due: Vec<ReadReport>,
 }
 
-/// Bytes that the index has of the limit; given back when dropped.
+/// Bytes of the limit that the index uses. Dropping the charge gives them back.
 #[derive(Debug)]
 pub(crate) struct Charge {
     caching: Arc<Caching>,
@@ -182,7 +195,7 @@ impl Drop for Charge {
     }
 }
 
-/// Who asks, for which partition as it is assigned now.
+/// The node that reads its cache, and the entry of the key's partition.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Asker {
     pub(crate) me: ComputeId,
@@ -190,11 +203,17 @@ pub(crate) struct Asker {
     pub(crate) now_ns: u64,
 }
 
-/// Leases that others gave this node, by the granter's number.
+/// The leases that other nodes gave this one, by the granter's number.
 type Leases = BTreeMap<u32, Held>;
 
 /// Whether what was cached at `place` may be served.
-fn may_serve(held: &mut Leases, place: &Place, asker: &Asker, is_pair: bool, use_ns: u64) -> bool {
+fn may_serve(
+    held: &mut Leases,
+    place: &CachedSlot,
+    asker: &Asker,
+    is_pair: bool,
+    use_ns: u64,
+) -> bool {
     let Asker { me, entry, now_ns } = *asker;
     if place.partition.0 != entry.partition || place.stamp.epoch != entry.epoch {
         return false;
@@ -215,8 +234,8 @@ fn may_serve(held: &mut Leases, place: &Place, asker: &Asker, is_pair: bool, use
     serves
 }
 
-/// Reads that are due for being told, if there are many.
-fn take_due(due: &mut Vec<Counted>) -> Vec<Counted> {
+/// Takes the due reports of reads, if there are many.
+fn take_due(due: &mut Vec<ReadReport>) -> Vec<ReadReport> {
     if due.len() < DUE_MAX {
         return Vec::new();
     }
@@ -230,27 +249,33 @@ impl Caching {
             |short: Short| Error::invalid(format!("the memory limit is too small: {short}"));
         let mut cache = LocalCache::new(limit).map_err(short)?;
         let keys_max = (limit / BYTES_PER_COUNT).clamp(16, 4096) as usize;
-        let reads = Reads::new(keys_max, READS_WAIT_NS);
+        let reads = ReadReports::new(keys_max, READS_WAIT_NS);
         let due = Vec::with_capacity(DUE_MAX);
         let count_bytes =
-            reads.bytes_max() + (DUE_MAX * size_of::<Counted>()) as u64 + CONTENDED_BYTES;
+            reads.bytes_max() + (DUE_MAX * size_of::<ReadReport>()) as u64 + CONTENDED_BYTES;
         cache.charge_index(count_bytes).map_err(short)?;
-        let state = State { cache, reads, due, held: BTreeMap::new() };
+        let state = CacheState { cache, reads, due, held: BTreeMap::new() };
         Ok(Self {
             mode: settings.cache,
             terms: settings.terms(),
             address_use_ns: settings.address_use_ns(),
             count_bytes,
             state: Mutex::new(state),
-            counters: Counters::default(),
+            stats: Default::default(),
         })
+    }
+
+    /// Counts one event.
+    #[inline]
+    pub(crate) fn count(&self, stat: CacheStat) {
+        self.stats[stat as usize].fetch_add(1, Ordering::Relaxed);
     }
 
     pub(crate) fn mode(&self) -> CacheMode {
         self.mode
     }
 
-    /// Whether a pair takes nothing else's place: a sixteenth of the limit is free.
+    /// Whether a sixteenth of the limit is free, so that a pair displaces no other entry.
     pub(crate) fn has_room(&self) -> bool {
         Self::room_in(&self.state.lock().cache)
     }
@@ -260,21 +285,21 @@ impl Caching {
         cache.used_bytes() <= limit - limit / 16
     }
 
-    /// Bytes that the index of offloaded partitions may take at most.
+    /// Largest number of bytes that the index of offloaded partitions may take.
     pub(crate) fn index_bytes_max(&self) -> u64 {
         self.state.lock().cache.limit_bytes() - FIXED_BYTES - self.count_bytes
     }
 
-    /// Takes `bytes` of the limit for the index; entries make room for it.
+    /// Takes `bytes` of the limit for the index, and evicts entries for them.
     pub(crate) fn charge(self: &Arc<Self>, bytes: u64) -> std::result::Result<Charge, Short> {
         self.state.lock().cache.charge_index(bytes)?;
         Ok(Charge { caching: Arc::clone(self), bytes })
     }
 
-    /// A key that is to be read. A hit is counted, for the proxy and for people.
+    /// Looks up a key for a read. A hit is counted for the key's proxy and in the statistics.
     pub(crate) fn read(&self, hash: KeyHash, key: &[u8], asker: &Asker) -> Lookup {
         let nothing = |reads| {
-            count(&self.counters.misses);
+            self.count(CacheStat::Misses);
             Lookup::Nothing { reads }
         };
         if self.mode == CacheMode::Off {
@@ -283,15 +308,15 @@ impl Caching {
         let mut guard = self.state.lock();
         let state = &mut *guard;
         let servable = self.servable(state, hash, key, asker);
-        let Some((place, kind)) = servable.filter(|(_, kind)| *kind != Kind::Slot) else {
+        let Some((place, kind)) = servable.filter(|(_, kind)| *kind != EntryKind::Slot) else {
             return nothing(state.reads.take(hash));
         };
-        let is_pair = kind == Kind::Pair;
+        let is_pair = kind == EntryKind::Pair;
         if self.mode == CacheMode::Pairs && place.owner.is_some() {
             let told = state.reads.add(hash, place.partition, place.slot, asker.now_ns);
             match told {
-                // It goes to the proxy along with a look-up, which may say that the pair is worth
-                // caching by now.
+                // The report goes to the proxy with a look-up. Its answer may say that the pair is
+                // worth caching by now.
                 Some(told) if !is_pair && told.hash == hash => return nothing(told.reads),
                 Some(told) => state.due.push(told),
                 None => {}
@@ -300,7 +325,7 @@ impl Caching {
         if !is_pair {
             return Lookup::Address(place);
         }
-        count(&self.counters.pair_hits);
+        self.count(CacheStat::PairHits);
         let due = take_due(&mut state.due);
         match state.cache.get(hash, key).map(|hit| hit.cached) {
             Some(Cached::Pair { value, expires_ms }) => {
@@ -310,14 +335,14 @@ impl Caching {
         }
     }
 
-    /// A pair that may be served; counted as [`Caching::read`] counts it. Otherwise nothing is
-    /// counted.
+    /// A pair that may be served. It is counted as [`Caching::read`] does. Without a pair nothing
+    /// is counted.
     pub(crate) fn read_pair(&self, hash: KeyHash, key: &[u8], asker: &Asker) -> Option<Pair> {
         if self.mode != CacheMode::Pairs {
             return None;
         }
         let mut guard = self.state.lock();
-        let State { cache, reads, due, held } = &mut *guard;
+        let CacheState { cache, reads, due, held } = &mut *guard;
         let Hit { place, cached: Cached::Pair { value, expires_ms } } = cache.get(hash, key)?
         else {
             return None;
@@ -328,18 +353,18 @@ impl Caching {
         if place.owner.is_some() {
             due.extend(reads.add(hash, place.partition, place.slot, asker.now_ns));
         }
-        count(&self.counters.pair_hits);
+        self.count(CacheStat::PairHits);
         let (value, due) = (value.to_vec(), take_due(due));
         Some(Pair { value, expires_ms, word: place.word, due })
     }
 
-    /// Where the key's slot is, for a write; of a pair its expiry, too.
+    /// Where the key's slot is, for a write. If the pair is cached, also its expiry.
     pub(crate) fn place(
         &self,
         hash: KeyHash,
         key: &[u8],
         asker: &Asker,
-    ) -> Option<(Place, Option<u64>)> {
+    ) -> Option<(CachedSlot, Option<u64>)> {
         if self.mode == CacheMode::Off {
             return None;
         }
@@ -354,36 +379,37 @@ impl Caching {
 
     fn servable(
         &self,
-        state: &mut State,
+        state: &mut CacheState,
         hash: KeyHash,
         key: &[u8],
         asker: &Asker,
-    ) -> Option<(Place, Kind)> {
+    ) -> Option<(CachedSlot, EntryKind)> {
         let Hit { place, cached } = state.cache.get(hash, key)?;
         let kind = cached.kind();
-        let is_pair = kind == Kind::Pair;
+        let is_pair = kind == EntryKind::Pair;
         let serves = may_serve(&mut state.held, &place, asker, is_pair, self.address_use_ns);
         serves.then_some((place, kind))
     }
 
-    /// Reads of the key that a request takes along.
+    /// Takes the number of reads of the key that a request carries to the proxy.
     pub(crate) fn take_reads(&self, hash: KeyHash) -> u32 {
         self.state.lock().reads.take(hash)
     }
 
-    /// A request is about to be sent whose answer may be cached.
+    /// Begins a request whose answer may be cached.
     pub(crate) fn begin_fetch(&self, hash: KeyHash) -> Option<Fetch> {
         (self.mode != CacheMode::Off).then(|| self.state.lock().cache.begin_fetch(hash))
     }
 
-    /// Caches what came of it.
+    /// Caches the answer to a request, unless the key was invalidated meanwhile.
     pub(crate) fn finish_fetch(
         &self,
         fetch: Option<Fetch>,
-        (hash, key): (KeyHash, &[u8]),
-        place: Place,
+        key: HashedKey<'_>,
+        place: CachedSlot,
         keep: Keep<'_>,
     ) {
+        let HashedKey { hash, key } = key;
         let Some(fetch) = fetch else { return };
         let mut state = self.state.lock();
         let pair = match keep {
@@ -400,24 +426,25 @@ impl Caching {
             }
         };
         if state.cache.finish_fetch(fetch, key, place, pair) == Finished::TooLarge {
-            // It was not invalidated until now, and nobody else is here.
+            // The key was not invalidated so far, and the lock is held.
             let fetch = state.cache.begin_fetch(hash);
             state.cache.finish_fetch(fetch, key, place, Cached::Address);
         }
     }
 
-    /// The record at a cached address was the newest when it was read.
-    pub(crate) fn renew(&self, hash: KeyHash, key: &[u8], place: Place) {
-        count(&self.counters.address_hits);
+    /// Notes that the record at a cached address was the newest when it was read.
+    pub(crate) fn renew(&self, hash: KeyHash, key: &[u8], place: CachedSlot) {
+        self.count(CacheStat::AddressHits);
         self.state.lock().cache.renew(hash, key, place);
     }
 
+    /// Drops what is cached of a key.
     pub(crate) fn invalidate(&self, hash: KeyHash) {
         self.state.lock().cache.invalidate(hash);
     }
 
-    /// These partitions, which are in order, get other owners or shapes; nobody reads or writes
-    /// them now.
+    /// Drops everything of these partitions, which are in ascending order. They get other owners or
+    /// shapes, and no request reads or writes them now.
     pub(crate) fn paused(&self, partitions: &[PartitionId]) {
         let mut state = self.state.lock();
         state.cache.invalidate_partitions(partitions);
@@ -425,7 +452,7 @@ impl Caching {
         state.due.retain(|due| partitions.binary_search(&due.partition).is_err());
     }
 
-    /// Forgets leases of nodes that are no members any more.
+    /// Forgets the leases of nodes that are no longer members.
     pub(crate) fn retain(&self, members: &[Member]) {
         let stays = |number: u32, client| {
             members.iter().any(|member| member.number == number && member.client == client)
@@ -433,11 +460,11 @@ impl Caching {
         self.state.lock().held.retain(|number, held| stays(*number, held.client));
     }
 
-    /// An answer of the node `number` to a request that was first sent at `sent_ns`. `is_member`:
-    /// whether that node lives, by the map.
+    /// Takes the lease from an answer of `granter` to a request that was first sent at `sent_ns`.
+    /// `is_member` says whether the map names the granter.
     pub(crate) fn granted(
         &self,
-        (number, client): (u32, ClientId),
+        granter: PeerIdentity,
         sent_ns: u64,
         grant: Grant,
         is_member: impl FnOnce() -> bool,
@@ -445,6 +472,7 @@ impl Caching {
         if grant.session == 0 || self.mode == CacheMode::Off {
             return;
         }
+        let PeerIdentity { number, client } = granter;
         let mut guard = self.state.lock();
         let state = &mut *guard;
         if state.held.get(&number).is_none_or(|held| held.client != client) {
@@ -464,9 +492,9 @@ impl Caching {
         }
     }
 
-    /// Counts that have waited long enough, and the nodes whose leases are in use and are to be
-    /// renewed.
-    pub(crate) fn to_tell(&self, now_ns: u64) -> (Vec<Counted>, Vec<u32>) {
+    /// Takes the reports of reads that have waited long enough, and the nodes whose leases are in
+    /// use and must be renewed.
+    pub(crate) fn take_reports(&self, now_ns: u64) -> (Vec<ReadReport>, Vec<u32>) {
         let mut state = self.state.lock();
         let mut due = std::mem::replace(&mut state.due, Vec::with_capacity(DUE_MAX));
         due.extend(std::iter::from_fn(|| state.reads.expired(now_ns)));
@@ -481,19 +509,19 @@ impl Caching {
     }
 
     pub(crate) fn status(&self) -> CacheStatus {
-        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let (counters, state) = (&self.counters, self.state.lock());
+        let load = |stat: CacheStat| self.stats[stat as usize].load(Ordering::Relaxed);
+        let state = self.state.lock();
         let cache = &state.cache;
         let stats = cache.stats();
         CacheStatus {
-            pair_hits: load(&counters.pair_hits),
-            address_hits: load(&counters.address_hits),
-            misses: load(&counters.misses),
-            stale_addresses: load(&counters.stale_addresses),
-            resolved_writes: load(&counters.resolved_writes),
-            invalidations_sent: load(&counters.invalidations_sent),
-            invalidations_waited_out: load(&counters.invalidations_waited_out),
-            invalidations_received: load(&counters.invalidations_received),
+            pair_hits: load(CacheStat::PairHits),
+            address_hits: load(CacheStat::AddressHits),
+            misses: load(CacheStat::Misses),
+            stale_addresses: load(CacheStat::StaleAddresses),
+            resolved_writes: load(CacheStat::ResolvedWrites),
+            invalidations_sent: load(CacheStat::InvalidationsSent),
+            invalidations_waited_out: load(CacheStat::InvalidationsWaitedOut),
+            invalidations_received: load(CacheStat::InvalidationsReceived),
             evicted: stats.evicted,
             invalidated: stats.invalidated,
             refused: stats.refused,
@@ -504,7 +532,7 @@ impl Caching {
             index_bytes: cache.index_bytes() - self.count_bytes,
             entry_bytes: cache.used_bytes() - FIXED_BYTES - cache.index_bytes(),
             fixed_bytes: FIXED_BYTES + self.count_bytes,
-            partitions_refused: load(&counters.partitions_refused),
+            partitions_refused: load(CacheStat::PartitionsRefused),
         }
     }
 }
@@ -518,7 +546,7 @@ mod tests {
     use crate::wire::Shaped;
 
     const ME: ComputeId = ComputeId(1);
-    const PROXY: (u32, ClientId) = (2, ClientId(22));
+    const PROXY: PeerIdentity = PeerIdentity { number: 2, client: ClientId(22) };
     const KEY: &[u8] = b"reef";
     const GRANT: Grant = Grant { session: 5, lease_us: 200_000, stamp_us: 1 };
 
@@ -533,8 +561,8 @@ mod tests {
         Asker { me: ME, entry, now_ns }
     }
 
-    fn place(owner: Option<u32>) -> Place {
-        Place {
+    fn place(owner: Option<u32>) -> CachedSlot {
+        CachedSlot {
             partition: PartitionId(3),
             slot: SlotIndex(6),
             word: Slot(8),
@@ -549,7 +577,7 @@ mod tests {
         let hash = key_hash(KEY);
         let fetch = caching.begin_fetch(hash);
         let keep = pair.map_or(Keep::Address, |value| Keep::Pair(value, 0));
-        caching.finish_fetch(fetch, (hash, KEY), place(owner), keep);
+        caching.finish_fetch(fetch, HashedKey { hash, key: KEY }, place(owner), keep);
     }
 
     fn read(caching: &Caching, asker: &Asker) -> &'static str {
@@ -561,7 +589,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pair_is_served_under_its_proxys_lease_and_session_alone() {
+    fn pair_is_served_only_under_its_proxys_lease() {
         let caching = caching(1 << 20);
         caching.granted(PROXY, 0, GRANT, || false);
         put(&caching, Some(2), Some(b"coral"));
@@ -581,7 +609,7 @@ mod tests {
         assert_eq!(read(&caching, &asker), "nothing", "the proxy has given up on that session");
         // Another life at the same number: what the first said is void, and it is not heard any
         // more.
-        caching.granted((2, ClientId(23)), 900_000, GRANT, || true);
+        caching.granted(PeerIdentity { client: ClientId(23), ..PROXY }, 900_000, GRANT, || true);
         caching.granted(PROXY, 900_000, Grant { session: 9, ..GRANT }, || false);
         put(&caching, Some(2), Some(b"coral"));
         assert_eq!(read(&caching, &asker), "pair");
@@ -590,7 +618,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_read_at_once_is_what_would_be_read() {
+    fn fast_read_equals_ordinary_read() {
         let caching = caching(1 << 20);
         caching.granted(PROXY, 0, GRANT, || true);
         put(&caching, Some(2), Some(b"coral"));
@@ -606,19 +634,20 @@ mod tests {
     }
 
     #[test]
-    fn own_partitions_need_no_lease_and_a_pause_leaves_nothing() {
+    fn own_partitions_need_no_lease_and_pause_drops_all() {
         let caching = caching(1 << 20);
         put(&caching, Some(1), Some(b"coral"));
         assert_eq!(read(&caching, &asker(1, true, u64::MAX)), "pair");
         let fetch = caching.begin_fetch(key_hash(KEY));
         caching.paused(&[PartitionId(2), PartitionId(3)]);
         assert_eq!(read(&caching, &asker(1, true, 0)), "nothing");
-        caching.finish_fetch(fetch, (key_hash(KEY), KEY), place(Some(1)), Keep::Pair(b"coral", 0));
+        let key = HashedKey { hash: key_hash(KEY), key: KEY };
+        caching.finish_fetch(fetch, key, place(Some(1)), Keep::Pair(b"coral", 0));
         assert_eq!(read(&caching, &asker(1, true, 0)), "nothing", "it was asked for before");
     }
 
     #[test]
-    fn an_address_lasts_as_long_as_records_do_and_is_looked_up_every_32_reads() {
+    fn address_lasts_an_address_lease_and_32_reads() {
         let caching = caching(1 << 20);
         put(&caching, None, None);
         let use_ns = FlexKvSettings::default().address_use_ns();
@@ -638,7 +667,7 @@ mod tests {
     }
 
     #[test]
-    fn the_limit_carries_the_index_and_what_is_too_large_is_cached_as_an_address() {
+    fn limit_includes_index_and_large_pair_becomes_address() {
         let caching = caching(64 << 10);
         let room = caching.index_bytes_max();
         put(&caching, Some(1), Some(&[7; 60_000]));

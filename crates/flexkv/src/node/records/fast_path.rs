@@ -1,23 +1,26 @@
-//! Several records at a time, without waiting: for writes that are done at once
-//! ([`crate::client`]).
+//! Several records at a time, for writes that must not wait (`client/fast_path.rs`).
+//!
+//! Failure: a call that would have to wait does nothing and returns `None`.
+//! Cost: one or two locks of the pieces and one batch of writes per block. A call allocates a few
+//! times, whatever the number of records.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use archipelago_pool::Address;
+use archipelago_pool::{Address, BlockId, OpenBlock};
 
-use super::{Inner, Written};
+use super::{Node, Written};
 use crate::format::{KeyHash, LENGTH_UNITS_MAX, Record, Slot, UNIT_BYTES};
 
-/// Lines that are asked for ahead, at most: longer records come in a stream that the processor
-/// foresees.
+/// Largest number of cache lines that a call prefetches. The processor itself prefetches the lines
+/// of longer records, because they follow one another.
 const ASKED_MAX: usize = 128;
 
-impl Inner {
-    /// New records on all their copies, in their order. `None`, and nothing of them is left, if
-    /// there is no room at hand, a copy does not complete at once, or one is too long for that or
-    /// for the format.
-    pub(crate) fn write_records_at_once(
+impl Node {
+    /// Writes new records to all their copies, in their order. `None`, without effect, if there is
+    /// no free memory in this node's blocks, if a copy does not complete immediately, or if a
+    /// record is too long for that or for the format.
+    pub(crate) fn write_records_fast(
         self: &Arc<Self>,
         records: &[(KeyHash, Record<'_>)],
         now_ns: u64,
@@ -25,18 +28,18 @@ impl Inner {
         let mut lengths = Vec::with_capacity(records.len());
         for (_, record) in records {
             let bytes = record.bytes()?;
-            // A slot says the length of these.
+            // The slot of a shorter record tells its length.
             if bytes > self.pool.block_bytes() || bytes >= LENGTH_UNITS_MAX * UNIT_BYTES {
                 return None;
             }
             lengths.push(bytes);
         }
-        let addresses = self.allocate_at_once(&lengths, now_ns)?;
+        let addresses = self.allocate_all(&lengths, now_ns)?;
         if records.iter().any(|(_, record)| record.expires_ms > 0) {
             self.records.has_expiring.store(true, Ordering::Relaxed);
         }
         let name = |((address, bytes), (hash, _)): ((&Address, &u64), &(KeyHash, Record<'_>))| {
-            let packed = self.table.packing.pack(*address);
+            let packed = self.table.pack(*address);
             let slot = packed.and_then(|packed| Slot::live(packed, *bytes, hash.fingerprint()));
             slot.map(|slot| Written { slot, address: *address, bytes: *bytes })
         };
@@ -52,12 +55,12 @@ impl Inner {
         Some(written)
     }
 
-    /// Room for all of them, in blocks that are open.
-    fn allocate_at_once(&self, lengths: &[u64], now_ns: u64) -> Option<Vec<Address>> {
+    /// Allocates memory for all records, in blocks that are open.
+    fn allocate_all(&self, lengths: &[u64], now_ns: u64) -> Option<Vec<Address>> {
         let mut pieces = self.records.pieces.lock();
         let mut addresses = Vec::with_capacity(lengths.len());
         if let Some(bytes) = lengths.first() {
-            // Most are of one size.
+            // Most records have the same size.
             pieces.settle(now_ns);
             pieces.prefetch_next(*bytes, lengths.len());
         }
@@ -74,7 +77,7 @@ impl Inner {
         Some(addresses)
     }
 
-    /// Gives back what nobody ever had the address of.
+    /// Frees memory whose address no other node ever had.
     fn unallocate(&self, addresses: &[Address], lengths: &[u64], now_ns: u64) {
         let mut pieces = self.records.pieces.lock();
         for (address, bytes) in addresses.iter().zip(lengths) {
@@ -83,13 +86,14 @@ impl Inner {
     }
 
     fn copy_records(&self, records: &[(KeyHash, Record<'_>)], written: &[Written]) -> Option<()> {
-        // Most lie in one block, in a row.
+        // Most records lie in one block, one after another.
         let groups: Vec<&[Written]> =
             written.chunk_by(|one, next| one.address.block == next.address.block).collect();
         let mut open = Vec::with_capacity(groups.len());
         for group in &groups {
-            let block = self.writable_at_once(group[0].address.block)?;
-            // What was freed long ago is in no cache; stores would wait for it one after another.
+            let block = self.fast_block(group[0].address.block)?;
+            // Memory that was freed long ago is in no processor cache. Without a prefetch, each
+            // store would wait for it in turn.
             let lines = |Written { address, bytes, .. }: &Written| {
                 (address.offset..address.offset + bytes).step_by(UNIT_BYTES as usize)
             };
@@ -121,8 +125,8 @@ impl Inner {
         Some(())
     }
 
-    /// Gives back what these words named, which lay in blocks of this node's; those that did not,
-    /// or whose length the word does not say, are left.
+    /// Frees the records that these words name and that lie in blocks of this node. Words of other
+    /// records, and words that do not tell the record's length, remain in `superseded`.
     pub(crate) fn free_own(&self, superseded: &mut Vec<Slot>) {
         let from_ns = self.now_ns() + self.settings.address_lease_ns();
         let mut pieces = self.records.pieces.lock();
@@ -135,5 +139,11 @@ impl Inner {
             let known = range(old);
             !known.is_some_and(|range| pieces.free(range.address, range.bytes, from_ns))
         });
+    }
+
+    /// The block, if it is open and each write to it completes before the call returns.
+    pub(crate) fn fast_block(&self, block: BlockId) -> Option<Arc<OpenBlock>> {
+        let known = self.pool.try_open(block);
+        known.filter(|open| open.is_writable() && open.completes_at_once())
     }
 }

@@ -1,49 +1,55 @@
-//! Records: room for new ones, and what becomes of old ones.
+//! Records: where new ones are placed, and what becomes of old ones.
 //!
-//! A node allocates from blocks that it owns (`pieces.rs`). A record that was superseded is given
-//! back to the node that owns its block, by whoever committed the write (`reclaim.rs`), and is used
-//! again an address lease later: nobody acts on its address then. What gets lost on the way is
-//! found by sweeps (`sweep.rs`).
+//! A node allocates records from blocks that it owns (`pieces.rs`). The node that commits a write
+//! gives the superseded record back to the owner of its block (`reclaim.rs`). The owner reuses the
+//! memory an address lease later, when no node acts on the record's address any more. Sweeps find
+//! the records that get lost on the way (`sweep.rs`).
 //!
-//! **Full memory.** A write that gets no block from the pool looks in this order: free pieces of
-//! this node's blocks that lie next to each other are joined; another node lends a piece of its
-//! blocks. A lent piece belongs to its block's owner: it is given back there, and that node's
-//! sweeps and expiry see to it. Deletions need no room at all ([`crate::onesided`],
-//! [`crate::proxy`]), so memory that is full can always be emptied, whichever node a client is
-//! connected to. Cost: a question to each node per write that is refused.
+//! **Full memory.** If the pool gives no block, a write first joins free pieces of this node's
+//! blocks that lie next to each other. Then it asks the other nodes to lend a piece of their
+//! blocks. A lent piece belongs to the owner of its block: it is given back there, and that node's
+//! sweeps and expiry cover it. Deletions need no memory ([`crate::onesided`], `proxy/`), so a full
+//! store can always be emptied, whichever node a client is connected to.
+//!
+//! Thread-safety: any thread may call any method. One mutex guards the pieces, and one gate lets a
+//! single task ask the pool for a block.
+//! Failure: a write without memory ends as busy and without effect.
+//! Cost: one short lock per allocation. A write that finds no memory asks each node once.
 
 mod fast_path;
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use archipelago_base::runtime::Gate;
 use archipelago_base::{Error, ErrorKind, Result};
-use archipelago_pool::{Address, ClientId, HeapStats, Sharing};
+use archipelago_pool::{Address, BlockId, HeapStats, Sharing};
 use parking_lot::Mutex;
 
-use super::Inner;
-use super::peers::Asked;
+use super::Node;
+use super::peers::{Asked, Peer};
 use super::pieces::Pieces;
 use crate::format::{BUCKET_BYTES, Header, KeyHash, LENGTH_UNITS_MAX, Record, Slot, UNIT_BYTES};
 use crate::table::Range;
 use crate::wire::{Message, Shaped, Why};
 
-/// How often blocks are looked through.
+/// Time between two searches for empty blocks.
 const RELEASE_EVERY: Duration = Duration::from_secs(1);
 
+/// The blocks of this node, and what lies in them.
 #[derive(Debug)]
 pub(crate) struct Records {
-    pub(crate) pieces: Mutex<Pieces>,
+    pieces: Mutex<Pieces>,
     growing: Gate,
     /// Whether records with an expiry may lie in this node's blocks.
-    pub(crate) has_expiring: AtomicBool,
+    has_expiring: AtomicBool,
     /// Whether the pool refused a block since [`crate::expiry`] looked.
-    pub(crate) memory_is_short: AtomicBool,
+    memory_is_short: AtomicBool,
 }
 
-/// A record that was written to the pool and is not in the index.
+/// A record that was written to the pool and is not in the index yet.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Written {
     /// The word that names it.
@@ -53,7 +59,7 @@ pub(crate) struct Written {
 }
 
 impl Records {
-    pub(crate) fn new(block_bytes: u64) -> Self {
+    pub(super) fn new(block_bytes: u64) -> Self {
         Self {
             pieces: Mutex::new(Pieces::new(block_bytes)),
             growing: Gate::default(),
@@ -65,11 +71,96 @@ impl Records {
     pub(crate) fn stats(&self) -> HeapStats {
         self.pieces.lock().stats()
     }
+
+    /// Takes a new block into use.
+    pub(crate) fn add_block(&self, block: BlockId) {
+        self.pieces.lock().add(block);
+    }
+
+    /// Notes a block of a node that died. It is used after the next sweep.
+    pub(crate) fn adopt_block(&self, block: BlockId) {
+        self.pieces.lock().adopt(block);
+        self.has_expiring.store(true, Ordering::Relaxed);
+    }
+
+    /// Forgets a block that is not this node's any more.
+    pub(crate) fn remove_block(&self, block: BlockId) {
+        self.pieces.lock().remove(block);
+    }
+
+    /// The blocks whose pieces are known.
+    pub(crate) fn blocks(&self) -> Vec<BlockId> {
+        self.pieces.lock().blocks()
+    }
+
+    /// Where the pieces in use of a block begin.
+    pub(crate) fn begins_in(&self, block: BlockId) -> Vec<Address> {
+        self.pieces.lock().begins_in(block)
+    }
+
+    /// The pieces in use, with their bytes.
+    pub(crate) fn in_use(&self) -> Vec<(Address, u64)> {
+        self.pieces.lock().in_use()
+    }
+
+    /// Lets the next piece that was never used come from another block, if there is one.
+    pub(crate) fn next_block(&self) {
+        self.pieces.lock().turn();
+    }
+
+    /// Keeps a piece through sweeps until [`Records::unpin_all`].
+    pub(crate) fn pin(&self, address: Address) {
+        self.pieces.lock().pin(address);
+    }
+
+    pub(crate) fn unpin_all(&self) {
+        self.pieces.lock().unpin_all();
+    }
+
+    /// Begins a sweep, and returns the blocks that it covers.
+    pub(crate) fn begin_sweep(&self) -> BTreeSet<BlockId> {
+        self.pieces.lock().begin_sweep()
+    }
+
+    /// Ends a sweep as [`Pieces::end_sweep`] says. Returns the number of pieces that it freed.
+    pub(crate) fn end_sweep(
+        &self,
+        swept: &BTreeSet<BlockId>,
+        referred: &BTreeMap<Address, u64>,
+        free_from_ns: u64,
+    ) -> Result<u64> {
+        self.pieces.lock().end_sweep(swept, referred, free_from_ns)
+    }
+
+    /// Gives up a sweep that began.
+    pub(crate) fn drop_sweep(&self) {
+        self.pieces.lock().drop_sweep();
+    }
+
+    /// Frees a piece, if it is one in use in a block of this node. Returns whether it was.
+    pub(crate) fn free(&self, address: Address, bytes: u64, free_from_ns: u64) -> bool {
+        self.pieces.lock().free(address, bytes, free_from_ns)
+    }
+
+    /// Notes that a record with an expiry may lie in this node's blocks.
+    pub(crate) fn note_expiring(&self) {
+        self.has_expiring.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether an expiry was noted since the last call.
+    pub(crate) fn take_has_expiring(&self) -> bool {
+        self.has_expiring.swap(false, Ordering::Relaxed)
+    }
+
+    /// Whether the pool refused a block since the last call.
+    pub(crate) fn take_memory_is_short(&self) -> bool {
+        self.memory_is_short.swap(false, Ordering::Relaxed)
+    }
 }
 
-impl Inner {
-    /// Room in a block that this node owns: in one that it has, in a new one, or in free pieces
-    /// that are joined. Busy if there is none.
+impl Node {
+    /// Allocates memory in a block that this node owns, in a new block, or in free pieces that it
+    /// joins. Busy if there is none.
     pub(crate) async fn allocate(&self, bytes: u64) -> Result<Address> {
         loop {
             if let Some(address) = self.records.pieces.lock().allocate(bytes, self.now_ns())? {
@@ -91,28 +182,28 @@ impl Inner {
         }
     }
 
-    /// Room for a record: in a block that this node owns, or else in one that another node lends
-    /// from.
+    /// Allocates memory for a record, in a block of this node or in one that another node lends.
     async fn allocate_record(self: &Arc<Self>, bytes: u64, expires: bool) -> Result<Address> {
         let refused = match self.allocate(bytes).await {
             Err(refused) if refused.kind() == ErrorKind::Busy => refused,
             other => return other,
         };
-        let map = Arc::clone(&self.joined()?.map.read());
+        let map = self.joined()?.map();
         let room = Message::Room { bytes, expires };
         for member in map.members.iter().filter(|member| member.client != self.pool.client()) {
             let (peer, mut asked) = (self.peers.peer(member), Asked::new(&room));
             match self.ask_once(&peer, &mut asked).await {
                 Ok(Some(Message::Roomed { packed })) => return Ok(self.table.address(packed)),
-                // The room may have been given without an answer.
-                Ok(None) | Err(_) if asked.was_sent() => self.have_member_swept(&peer),
+                // The other node may have lent the memory although no answer arrived.
+                Ok(None) | Err(_) if asked.was_sent() => self.request_sweep_of(&peer),
                 _ => {}
             }
         }
         Err(refused)
     }
 
-    /// Another node's question for room. It gets what is at hand, and no new block.
+    /// Answers another node that asks for memory. It gets a free piece of this node's blocks, but
+    /// no new block is allocated for it.
     pub(crate) fn lend_room(&self, bytes: u64, expires: bool) -> Message {
         let now_ns = self.now_ns();
         let mut pieces = self.records.pieces.lock();
@@ -120,13 +211,13 @@ impl Inner {
         let room = at_hand.or_else(|| pieces.join_and_allocate(bytes, now_ns).transpose());
         drop(pieces);
         self.records.has_expiring.fetch_or(expires, Ordering::Relaxed);
-        match room.and_then(Result::ok).and_then(|address| self.table.packing.pack(address)) {
+        match room.and_then(Result::ok).and_then(|address| self.table.pack(address)) {
             Some(packed) => Message::Roomed { packed },
             None => self.declined(Why::Full),
         }
     }
 
-    /// A new record on all its copies.
+    /// Writes a new record to all its copies.
     pub(crate) async fn write_record(
         self: &Arc<Self>,
         record: &Record<'_>,
@@ -140,7 +231,7 @@ impl Inner {
         self.records.has_expiring.fetch_or(expires, Ordering::Relaxed);
         let mut out = vec![0; bytes as usize];
         record.encode(&mut out).ok_or_else(|| Error::invalid("the expiry is out of range"))?;
-        let packed = self.table.packing.pack(address);
+        let packed = self.table.pack(address);
         let slot = packed.and_then(|packed| Slot::live(packed, bytes, hash.fingerprint()));
         let Some(slot) = slot else {
             return Err(Error::unsupported(format!("{address} does not fit a slot")));
@@ -155,26 +246,26 @@ impl Inner {
         }
     }
 
-    /// Gives back a record that never was in the index. A write of it may still be under way; its
-    /// place is used again as late as any other.
+    /// Gives back a record that never was in the index. A WRITE of it may still be in flight, so
+    /// its memory is reused as late as that of any other record.
     pub(crate) fn free_unpublished(self: &Arc<Self>, written: Written) {
         let from_ns = self.now_ns() + self.settings.address_lease_ns();
         let mine = self.records.pieces.lock().free(written.address, written.bytes, from_ns);
         if !mine {
-            // Another node lent the room.
+            // Another node lent the memory.
             self.free_later(written.slot);
         }
     }
 
-    /// The same of a write that may have had no record.
+    /// Gives back the record of a write, if it has one.
     pub(crate) fn free_if_written(self: &Arc<Self>, written: Option<Written>) {
         if let Some(written) = written {
             self.free_unpublished(written);
         }
     }
 
-    /// Gives back what a subtable took, if it lies in a block of this node's. Every node is told;
-    /// one that adopts the block later finds it in its sweep.
+    /// Gives back the memory of a subtable, if it lies in a block of this node. Every node calls
+    /// this. A node that adopts the block later finds the memory in its sweep.
     pub(crate) fn free_table(&self, shape: Shaped) {
         let address = self.table.address(shape.packed);
         let bytes = (BUCKET_BYTES as u64) << shape.log2_buckets;
@@ -182,13 +273,13 @@ impl Inner {
         self.records.pieces.lock().free(address, bytes, from_ns);
     }
 
-    /// Another node, or this one, gives records in this node's blocks back.
+    /// Frees records in this node's blocks that another node, or this one, gives back.
     pub(crate) async fn free_here(&self, words: &[u64]) -> Message {
         for word in words {
             let slot = Slot(*word);
             let Some(Range { address, mut bytes }) = self.table.record(slot) else { continue };
             if bytes == LENGTH_UNITS_MAX * UNIT_BYTES {
-                // The slot cannot say how long it is; the record does.
+                // The slot cannot express this length, but the record's head does.
                 let head = [Range { address, bytes: UNIT_BYTES }];
                 match self
                     .table
@@ -206,19 +297,18 @@ impl Inner {
         Message::Done {}
     }
 
-    /// Blocks in which nothing lives any more go back to the pool, now and then, for as long as the
-    /// node lives.
+    /// Returns empty blocks to the pool at intervals, for as long as the node lives.
     pub(crate) fn keep_releasing(self: &Arc<Self>) {
         let (weak, runtime) = (Arc::downgrade(self), Arc::clone(&self.runtime));
         let task = async move {
             loop {
                 runtime.sleep(RELEASE_EVERY).await;
-                let Some(inner) = weak.upgrade().filter(|inner| !inner.pool.is_evicted()) else {
+                let Some(node) = weak.upgrade().filter(|node| !node.pool.is_evicted()) else {
                     return;
                 };
-                let empty = inner.records.pieces.lock().take_empty(inner.now_ns());
+                let empty = node.records.pieces.lock().take_empty(node.now_ns());
                 for block in empty {
-                    if let Err(error) = inner.pool.release(block).await {
+                    if let Err(error) = node.pool.release(block).await {
                         tracing::debug!(%error, %block, "a block was not released");
                     }
                 }
@@ -227,14 +317,16 @@ impl Inner {
         self.runtime.spawn("flex-release", Box::pin(task));
     }
 
-    pub(crate) fn peer_of(&self, client: ClientId) -> Option<Arc<super::peers::Peer>> {
-        let map = Arc::clone(&self.joined().ok()?.map.read());
-        let member = map.members.iter().find(|member| member.client == client)?;
-        Some(self.peers.peer(member))
-    }
-
-    /// Whether a request should be answered as fenced.
-    pub(crate) fn fenced(&self) -> Option<Message> {
-        (!self.table.holds_lease()).then(|| self.declined(Why::Fenced))
+    /// Has a node swept that may have lent room without an answer. Best effort: if this node dies
+    /// first, every node sweeps.
+    fn request_sweep_of(self: &Arc<Self>, peer: &Arc<Peer>) {
+        let (node, peer) = (Arc::clone(self), Arc::clone(peer));
+        let task = async move {
+            let sweep = Message::Sweep {};
+            if let Err(error) = node.ask(&peer, &sweep, node.until_ns()).await {
+                tracing::debug!(%error, "a node that may have lent room is not told to sweep");
+            }
+        };
+        self.runtime.spawn("flex-swept", Box::pin(task));
     }
 }

@@ -1,114 +1,130 @@
-//! Writes of slots from beginning to end under their partitions' locks, for writes that wait for
-//! nobody: the copies complete at once, and no other node is to be told.
+//! Writes of slots that complete under the locks of their partitions, without waiting: every copy
+//! takes its word before the call returns, and no other node must be invalidated.
 //!
-//! It is what `proxy/mod.rs` says of a write, in its order, with these differences: nobody else
-//! comes in between, so the slot needs no lock of its own; and what it is about to put in needs not
-//! be announced: who asks for that ([`Served::incoming`]) waits for the lock, and finds it in the
-//! slot, or looked before `still` was asked. Several go together, so that their copies are written
-//! in one batch, and what is known of their keys is fetched side by side.
+//! The steps are those of `proxy/write.rs` in the same order. There are two differences. No other
+//! write can interleave, so the slot needs no lock of its own. And the new word is not announced: a
+//! question for announced words ([`ServedPartition::incoming`]) waits for the partition's lock.
+//! Then it finds the word in the slot, or it asked before `still` read the clock. Several writes go
+//! together, so that their copies are written in one batch and the memory of their keys is fetched
+//! in parallel.
 //!
-//! A key that nobody knows a slot of **comes in** if no slot in its buckets has its fingerprint, so
-//! that no record has to be looked at, and no key with it is coming in; into a slot as
-//! [`Candidates::free`](crate::format::Candidates::free) orders them.
+//! A key is **inserted** only if no slot in its buckets has its fingerprint, so that no record must
+//! be read, and if no key with its fingerprint is being inserted. The order of free slots is that
+//! of [`Candidates::free`](crate::format::Candidates::free).
 //!
-//! **If a copy does not take a word** others may have it, and the slot here has not. Then nothing
-//! is committed, and the slot stays locked, the key coming in and the new word announced
-//! ([`Ahead`]) until the slot's word is on all copies again: nobody writes the slot or brings the
-//! key in meanwhile, and the new word is in no copy when the write is begun again. Should the
-//! partition be taken by somebody else first, because this node was taken for dead, the write may
-//! turn out to have happened, once: this node writes nothing any more.
+//! **If a copy does not take a word**, other copies may have it while the slot in memory does not.
+//! Then nothing is committed. The slot stays locked, the key stays locked, and the new word stays
+//! announced ([`UncommittedSlot`]) until all copies hold the slot's word again. So no other write
+//! touches the slot or the key meanwhile, and no copy has the new word when the write starts again.
+//! If this node was declared dead and another node takes the partition first, the write may turn
+//! out to have happened once. This node then writes nothing more.
 //!
-//! Thread-safety: one call at a time holds locks of several partitions ([`overwrite`] is called by
-//! who holds this node's cache), and nobody who holds one asks for another, or for the cache.
+//! Invariants:
+//! 1. The caller of [`overwrite`] holds this node's cache, so at most one call at a time holds the
+//!    locks of several partitions.
+//! 2. No holder of a partition's lock asks for another lock or for the cache.
+//!
+//! Thread-safety: see the invariants.
+//! Failure: a write that cannot complete is [`FastOutcome::NotDone`] or [`FastOutcome::Broken`].
+//! Cost: a lock per partition, and one batch of writes per block.
 
 use std::sync::Arc;
 
 use archipelago_base::prefetch::prefetch_value;
 use parking_lot::MutexGuard;
 
-use super::{Coming, Incoming, Locked, Locks, Served};
+use super::{Incoming, IncomingKey, Locked, Locks, ServedPartition};
 use crate::format::{KeyHash, Slot, SlotIndex};
 use crate::gates::Inside;
 use crate::ids::ComputeId;
+use crate::wire::Shaped;
 
-/// What came of it.
+/// Result of one write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum AtOnce {
-    /// Committed, in this slot and over this word. `worthy`: whether the pair is worth caching.
-    Done { index: SlotIndex, old: Slot, worthy: bool },
-    /// Nothing happened: it needs more than this.
-    Not,
-    /// It was not committed in this slot, over this word, but copies may have the new one: what is
-    /// kept of it is [`Ahead`].
-    Broken { index: SlotIndex, old: Slot },
+pub(crate) enum FastOutcome {
+    /// The write was committed in this slot and superseded this word. `worthy` says whether the
+    /// pair is worth caching.
+    Committed { index: SlotIndex, old: Slot, worthy: bool },
+    /// Nothing happened, because the write needs more than the fast path.
+    NotDone,
+    /// The write was not committed, but copies of this slot may have the new word. The caller makes
+    /// an [`UncommittedSlot`] of it.
+    Broken(OldSlot),
+}
+
+/// A slot, and the word that it holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct OldSlot {
+    pub(crate) index: SlotIndex,
+    pub(crate) old: Slot,
 }
 
 /// Where a new word goes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Target {
-    /// Into this slot, if it holds this word.
+    /// This slot, if it holds this word.
     Slot(SlotIndex, Slot),
-    /// Into any that the key may have, if it has none.
+    /// Any free slot of the key's buckets, if the key has none.
     Free(KeyHash),
 }
 
-/// A slot that is to get another word.
+/// A write of one slot.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Overwrite<'a> {
-    pub(crate) served: &'a Arc<Served>,
+    pub(crate) served: &'a Arc<ServedPartition>,
     pub(crate) target: Target,
     pub(crate) new: Slot,
 }
 
-/// Who writes.
+/// The node that writes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Writer {
-    /// This node, which caches the new pairs.
+    /// The number of this node, which caches the new pairs.
     pub(crate) me: ComputeId,
-    /// No other node stands behind its bit among sharers.
+    /// Whether no other node shares this node's bit in lists of sharers.
     pub(crate) alone: bool,
-    /// This node's clock.
+    /// This node's clock, in microseconds.
     pub(crate) now_us: u64,
 }
 
-/// An overwrite that may take place.
+/// A write that may take place, and its slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Due {
-    /// Its number.
+pub(crate) struct PlacedWrite {
+    /// Number of the write in its call.
     pub(crate) nth: usize,
     pub(crate) index: SlotIndex,
     pub(crate) old: Slot,
-    /// Whether the old record has to lose its valid bit before.
+    /// Whether the old record must lose its valid bit first.
     pub(crate) clear: bool,
 }
 
-/// Puts new words of different keys where they go; what came of each. `still`: whether they are in
-/// time, and this node a member. `copy` clears old records as it is told and then writes the new
-/// words to all copies; whether that was done.
+/// Writes the slots of different keys. `still` says whether the writes are in time and this node is
+/// a member. `copy` clears old records where a [`PlacedWrite`] says so, and then writes the new
+/// words to all copies. It returns whether every copy took its word.
 pub(crate) fn overwrite(
     writes: &[Overwrite<'_>],
     writer: Writer,
     still: impl FnOnce() -> bool,
-    copy: impl FnOnce(&[Due]) -> bool,
-) -> Vec<AtOnce> {
+    copy: impl FnOnce(&[PlacedWrite]) -> bool,
+) -> Vec<FastOutcome> {
     let (mut held, of) = lock(writes);
     for (write, at) in writes.iter().zip(&of) {
         if let Target::Slot(index, _) = write.target {
             held[*at].metadata.prefetch(index);
         }
     }
-    let mut due: Vec<Due> = Vec::with_capacity(writes.len());
+    let mut due: Vec<PlacedWrite> = Vec::with_capacity(writes.len());
     for (nth, write) in writes.iter().enumerate() {
         let locks = &*held[of[nth]];
         let is_taken = |index: SlotIndex| {
             due.iter().any(|other| other.index == index && of[other.nth] == of[nth])
         };
         if let Some((index, old)) = write.place(locks, writer, is_taken) {
-            let clear = old.is_live() && locks.metadata.others(index);
-            due.push(Due { nth, index, old, clear });
+            let clear = old.is_live() && locks.metadata.has_untracked(index);
+            due.push(PlacedWrite { nth, index, old, clear });
         }
     }
-    let mut came = vec![AtOnce::Not; writes.len()];
+    let mut came = vec![FastOutcome::NotDone; writes.len()];
     if due.is_empty() || !still() {
         return came;
     }
@@ -122,9 +138,10 @@ pub(crate) fn overwrite(
     came
 }
 
-/// Locks of the partitions, one each, and of each write which.
+/// Locks each partition once. Returns also, for each write, the number of its lock.
 fn lock<'a>(writes: &[Overwrite<'a>]) -> (Vec<MutexGuard<'a, Locks>>, Vec<usize>) {
-    let (mut held, mut partitions) = (Vec::with_capacity(writes.len()), Vec::<&Arc<Served>>::new());
+    let (mut held, mut partitions) =
+        (Vec::with_capacity(writes.len()), Vec::<&Arc<ServedPartition>>::new());
     partitions.reserve(writes.len());
     let of = |write: &Overwrite<'a>| {
         let known = partitions.iter().position(|known| Arc::ptr_eq(known, write.served));
@@ -139,7 +156,7 @@ fn lock<'a>(writes: &[Overwrite<'a>]) -> (Vec<MutexGuard<'a, Locks>>, Vec<usize>
 }
 
 impl Overwrite<'_> {
-    /// The slot, and what it holds; `None`: it may not take place.
+    /// The slot of the write, and the word that it holds. `None` if the write may not take place.
     fn place(
         &self,
         locks: &Locks,
@@ -158,7 +175,7 @@ impl Overwrite<'_> {
                 let candidates = self.served.candidates(hash)?;
                 let mut named =
                     candidates.all().filter(|(_, slot)| slot.is_live() || slot.is_pending());
-                if locks.meets(self.served.coming(hash))
+                if locks.meets(self.served.incoming_key(hash))
                     || named.any(|(_, slot)| slot.0 as u8 == hash.fingerprint())
                 {
                     return None;
@@ -170,16 +187,16 @@ impl Overwrite<'_> {
         }
     }
 
-    /// The copies have the new word.
-    fn commit(&self, locks: &mut Locks, due: Due, me: ComputeId) -> AtOnce {
-        let Due { index, old, .. } = due;
+    /// Commits a write whose new word is on all copies.
+    fn commit(&self, locks: &mut Locks, due: PlacedWrite, me: ComputeId) -> FastOutcome {
+        let PlacedWrite { index, old, .. } = due;
         if let Some(words) = &self.served.words {
             words.commit(index, old, self.new);
         }
         let comes_in = matches!(self.target, Target::Free(_));
-        locks.metadata.take_told(index);
-        // As any insert's ([`Served::commit`]).
-        locks.metadata.set_others(index, comes_in);
+        locks.metadata.take_readers(index);
+        // As for every insert ([`ServedPartition::commit`]).
+        locks.metadata.set_untracked(index, comes_in);
         let worthy = locks.metadata.get_mut(index).is_some_and(|key| {
             if comes_in {
                 *key = Default::default();
@@ -188,69 +205,77 @@ impl Overwrite<'_> {
             key.cache_worthy()
         });
         locks.metadata.share(index, me, worthy);
-        AtOnce::Done { index, old, worthy }
+        FastOutcome::Committed { index, old, worthy }
     }
 }
 
 impl Overwrite<'_> {
-    /// Of its key, if it comes in.
-    fn coming(&self) -> Option<Coming> {
+    /// The key, if the write inserts it.
+    fn incoming_key(&self) -> Option<IncomingKey> {
         match self.target {
             Target::Slot(..) => None,
-            Target::Free(hash) => Some(self.served.coming(hash)),
+            Target::Free(hash) => Some(self.served.incoming_key(hash)),
         }
     }
 
-    /// Some copies may have the new word.
-    fn keep(&self, locks: &mut Locks, due: Due) -> AtOnce {
-        let Due { index, old, .. } = due;
+    /// Keeps the slot and the key locked, because some copies may have the new word.
+    fn keep(&self, locks: &mut Locks, due: PlacedWrite) -> FastOutcome {
+        let PlacedWrite { index, old, .. } = due;
         let free = locks.add(index);
         assert!(free, "a slot was locked by two");
-        locks.inserting.extend(self.coming());
-        // With the lock, as [`Served::incoming`] wants it.
+        locks.inserting.extend(self.incoming_key());
+        // Under the partition's lock, on which [`ServedPartition::incoming`] relies.
         self.served.incoming.lock().push(self.new.0);
-        AtOnce::Broken { index, old }
+        FastOutcome::Broken(OldSlot { index, old })
     }
 
-    /// Takes over what was kept of a write that is [`AtOnce::Broken`], and its place within the
-    /// partition.
-    pub(crate) fn ahead(&self, inside: Inside<'_>, (index, old): (SlotIndex, Slot)) -> Ahead {
+    /// Takes over the locks of a write that is [`FastOutcome::Broken`], and its place within the
+    /// partition's gate.
+    pub(crate) fn into_uncommitted(&self, inside: Inside<'_>, slot: OldSlot) -> UncommittedSlot {
         inside.stay();
-        let (served, coming) = (Arc::clone(self.served), self.coming());
-        Ahead { served, index, old, new: self.new, coming }
+        let (served, inserting) = (Arc::clone(self.served), self.incoming_key());
+        UncommittedSlot { served, slot, new: self.new, inserting }
     }
 }
 
-/// A slot whose copies may have a word that was not committed. When it is dropped, the slot is
-/// anybody's again.
+/// A slot whose copies may have a word that was not committed. Dropping it unlocks the slot.
 #[derive(Debug)]
-pub(crate) struct Ahead {
-    pub(crate) served: Arc<Served>,
-    pub(crate) index: SlotIndex,
-    /// What the slot holds.
-    pub(crate) old: Slot,
+pub(crate) struct UncommittedSlot {
+    served: Arc<ServedPartition>,
+    /// The slot, and the committed word that it holds.
+    slot: OldSlot,
     new: Slot,
-    coming: Option<Coming>,
+    inserting: Option<IncomingKey>,
 }
 
-impl Drop for Ahead {
+impl UncommittedSlot {
+    pub(crate) fn shape(&self) -> Shaped {
+        self.served.shape()
+    }
+
+    pub(crate) fn slot(&self) -> OldSlot {
+        self.slot
+    }
+}
+
+impl Drop for UncommittedSlot {
     fn drop(&mut self) {
         let served = &*self.served;
-        drop(Locked { served, slots: vec![self.index], inserting: self.coming });
+        drop(Locked { served, slots: vec![self.slot.index], inserting: self.inserting });
         drop(Incoming(served, self.new.0));
-        served.gate.leave(Served::DOOR);
+        served.gate.leave(ServedPartition::GATE);
     }
 }
 
-impl Served {
-    /// One more read of a slot.
+impl ServedPartition {
+    /// Counts one read of a slot.
     pub(crate) fn count_read(&self, index: SlotIndex) {
         if let Some(key) = self.locks.lock().metadata.get_mut(index) {
             key.count(0, 1);
         }
     }
 
-    /// Brings what a write or a read of the slot looks at nearer, without waiting for it.
+    /// Prefetches the memory that a write or a read of the slot touches.
     pub(crate) fn touch(&self, index: SlotIndex) {
         for part in [std::ptr::from_ref(&self.gate).cast(), std::ptr::from_ref(&self.locks).cast()]
         {

@@ -42,11 +42,11 @@
 
 mod alarm;
 mod batch;
+mod block_on;
 mod body;
+mod completion_leader;
 mod driver;
 mod ids;
-mod lead;
-mod lend;
 mod link;
 pub mod memory;
 mod node;
@@ -61,10 +61,10 @@ mod tcp;
 pub mod wire;
 
 pub use batch::{Attached, BATCH_BYTES_MAX, BATCH_OPS_MAX, Batch, Op, Outcome};
+pub use block_on::block_on;
 pub use body::{Body, INLINE_BYTES_MAX, MESSAGE_BYTES_MAX};
 pub use driver::Driver;
 pub use ids::{ClientId, NodeId, RegionId, RemoteKey, Rights};
-pub use lend::block_on;
 pub use link::{
     Call, Connect, IN_FLIGHT_MAX, LINKS_MAX, Link, LinkStats, Listener, Peer, Provider, Session,
 };

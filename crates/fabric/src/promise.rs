@@ -24,8 +24,8 @@ use archipelago_base::Error;
 use archipelago_base::spawn::{Spawn, SystemSpawn};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
+use crate::block_on;
 use crate::driver::Driver;
-use crate::lend;
 
 /// The lock and the flag of a slot: abstract, so that the same code runs under a model checker.
 trait Place<T> {
@@ -191,7 +191,7 @@ impl<T: Unpin> Future for Promise<T> {
                 if let Some(value) = take_or_leave(&**slot, context.waker()) {
                     return Poll::Ready(value);
                 }
-                if !lend::takes(driver) {
+                if !block_on::takes(driver) {
                     driver.attend();
                 }
                 Poll::Pending

@@ -39,9 +39,9 @@ use super::flight::{Flight, Known, Next, Over, PIECE_BYTES};
 use super::messages::Messages;
 use super::order::{Flying, Order, Ring, Sort};
 use crate::batch::{Batch, Op};
+use crate::completion_leader::{CompletionLeader, Receive};
 use crate::driver::Driver;
 use crate::ids::RemoteKey;
-use crate::lead::{Lead, Receive};
 use crate::link::IN_FLIGHT_MAX;
 use crate::memory::{self, Mapping};
 use crate::promise::Promise;
@@ -107,7 +107,7 @@ pub(super) struct Engine {
     clock: Arc<dyn Clock>,
     deadline: Duration,
     state: Mutex<State>,
-    lead: Lead,
+    leader: CompletionLeader,
     pub(super) batches: AtomicU64,
     pub(super) operations: AtomicU64,
     pub(super) posted: AtomicU64,
@@ -207,7 +207,7 @@ impl Engine {
             clock: Arc::clone(clock),
             deadline,
             state: Mutex::new(state),
-            lead: Lead::default(),
+            leader: CompletionLeader::default(),
             batches: AtomicU64::new(0),
             operations: AtomicU64::new(0),
             posted: AtomicU64::new(0),
@@ -260,13 +260,13 @@ impl Engine {
         let over = |mut flight: Flight| flight.give_up(Reason::Disconnected.into());
         state.over.extend(flights.into_iter().filter_map(over));
         deliver(state);
-        self.lead.tell();
+        self.leader.tell();
     }
 
     /// The end of the link's last handle.
     pub(super) fn close(&self) {
         self.fail(Reason::Disconnected.into());
-        self.lead.end();
+        self.leader.end();
     }
 
     /// Posts what may leave.
@@ -433,7 +433,7 @@ impl Engine {
             return true;
         }
         if finished {
-            self.lead.tell();
+            self.leader.tell();
         }
         finished || taken > 0
     }
@@ -458,7 +458,7 @@ impl Engine {
                 if !more {
                     self.renew();
                 }
-                self.lead.tell();
+                self.leader.tell();
             }
             _ => {
                 tracing::warn!(
@@ -542,7 +542,7 @@ impl Receive for Engine {
             (end, timeout, timeout.is_zero())
         };
         if late {
-            return self.lead.tell();
+            return self.leader.tell();
         }
         self.control.sleep(&end, false, Some(timeout));
         if self.control.known_ended() || self.control.ended() {
@@ -565,13 +565,13 @@ impl Receive for Engine {
 
 impl Driver for Engine {
     fn drive(&self, done: &dyn Fn() -> bool) {
-        self.lead.drive(self, done);
+        self.leader.drive(self, done);
     }
 
     fn attend(&self) {
         let Some(me) = self.me.upgrade() else { return };
-        if self.lead.ask() {
-            let body = Box::new(move || me.lead.attendance(&*me));
+        if self.leader.ask() {
+            let body = Box::new(move || me.leader.attendance(&*me));
             if let Err(error) = SystemSpawn.spawn("fabric-attend", body) {
                 tracing::error!(%error, "no thread to receive completions: the link is closed");
                 self.both_down(Reason::Exhausted.into());

@@ -18,10 +18,10 @@
 mod envelope;
 mod link;
 mod listener;
-#[cfg(test)]
-mod model_tests;
 mod pipe;
 mod ring;
+#[cfg(test)]
+mod tests;
 mod watch;
 
 use std::sync::Arc;

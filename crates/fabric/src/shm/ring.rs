@@ -1,6 +1,6 @@
 //! The protocol of a pipe: two rings of bytes, and how a side sleeps and is woken. Over abstract
 //! words ([`Words`]), so that the same code runs on shared memory and under a model checker
-//! (`model_tests`).
+//! (`tests`).
 //!
 //! Invariants: 1. a side writes the head of the ring that it fills and the tail of the ring that it
 //! empties, from counters of its own, and never trusts what it reads of the other's: a distance

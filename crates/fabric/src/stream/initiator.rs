@@ -1,11 +1,11 @@
 //! The client's end of a link over a stream: what is in flight, who receives, what is too late.
 //!
 //! **Who receives.** One thread at a time reads the stream and completes what arrives: see
-//! [`crate::lead`]. A promise that is polled or dropped starts the background thread at the first
-//! time.
+//! [`crate::completion_leader`]. A promise that is polled or dropped starts the background thread
+//! at the first time.
 //!
 //! Invariants: 1. everything in flight is in `pending` and has a deadline, so whoever leads ends;
-//! 2. once `down` is set, `pending` is empty and stays so; 3. locks are taken in the order lead →
+//! 2. once `down` is set, `pending` is empty and stays so; 3. locks are taken in the order leader →
 //! incoming → pending, out last, and none is held over a wake-up of a task.
 //!
 //! Failure: a stream that ends, or a frame that cannot be, takes the link down: everything in
@@ -24,8 +24,8 @@ use super::{Arrived, Incoming, Outgoing, Stream, Taken};
 use crate::batch::{Attached, Batch};
 use crate::body::Body;
 use crate::body::MESSAGE_BYTES_MAX;
+use crate::completion_leader::{CompletionLeader, Receive};
 use crate::driver::Driver;
-use crate::lead::{Lead, Receive};
 use crate::link::{Call, IN_FLIGHT_MAX, LinkStats, Session};
 use crate::promise::{Promise, Slot};
 use crate::refusal::{Reason, Refusal};
@@ -49,7 +49,7 @@ pub(crate) struct Initiator<S> {
     out: Mutex<Outgoing>,
     incoming: Mutex<Incoming>,
     pending: Mutex<Pending>,
-    lead: Lead,
+    leader: CompletionLeader,
     /// Set with `pending` locked.
     is_down: AtomicBool,
     taken: Taken,
@@ -97,7 +97,7 @@ impl<S: Stream> Initiator<S> {
             out: Mutex::new(Outgoing::default()),
             incoming: Mutex::new(incoming),
             pending: Mutex::new(Pending { earliest_ns: u64::MAX, ..Pending::default() }),
-            lead: Lead::default(),
+            leader: CompletionLeader::default(),
             is_down: AtomicBool::new(false),
             taken: Taken::default(),
             batches: AtomicU64::new(0),
@@ -245,14 +245,14 @@ impl<S: Stream> Initiator<S> {
         for ((_, number), waiting) in entries {
             self.refuse(number, waiting.what, Reason::Disconnected.into());
         }
-        self.lead.tell();
+        self.leader.tell();
     }
 
     /// The end of the link's last handle.
     pub(crate) fn close(&self) {
         self.flush();
         self.fail(Reason::Disconnected.into());
-        self.lead.end();
+        self.leader.end();
         self.stream.nudge();
     }
 
@@ -317,7 +317,7 @@ impl<S: Stream> Initiator<S> {
         drop(incoming);
         match outcome {
             Ok(0) => {}
-            Ok(_) => self.lead.tell(),
+            Ok(_) => self.leader.tell(),
             Err(refusal) => self.fail(refusal),
         }
     }
@@ -390,7 +390,7 @@ impl<S: Stream> Initiator<S> {
             self.refuse(number, waiting.what, Reason::Deadline.into());
         }
         if any {
-            self.lead.tell();
+            self.leader.tell();
             return Duration::ZERO;
         }
         Duration::from_nanos(left_ns).min(TICK)
@@ -440,14 +440,14 @@ impl<S: Stream> Receive for Initiator<S> {
 
 impl<S: Stream> Driver for Initiator<S> {
     fn drive(&self, done: &dyn Fn() -> bool) {
-        self.lead.drive(self, done);
+        self.leader.drive(self, done);
     }
 
     fn attend(&self) {
         self.send_or_nudge();
         let Some(me) = self.me.upgrade() else { return };
-        if self.lead.ask() {
-            let body = Box::new(move || me.lead.attendance(&*me));
+        if self.leader.ask() {
+            let body = Box::new(move || me.leader.attendance(&*me));
             if let Err(error) = SystemSpawn.spawn("fabric-attend", body) {
                 tracing::error!(%error, "no thread to receive completions: the link is closed");
                 self.fail(Reason::Exhausted.into());

@@ -1,13 +1,13 @@
 //! Leader, sleepers, attendance and completion slots under every interleaving that a model checker
-//! tries. The code is that of production ([`Lead`], [`crate::promise`]'s slot); locks and cells are
-//! the checker's. A lost wake-up is a deadlock, which it reports.
+//! tries. The code is that of production ([`CompletionLeader`], [`crate::promise`]'s slot); locks
+//! and cells are the checker's. A lost wake-up is a deadlock, which it reports.
 
 use std::sync::Arc;
 
 use shuttle::sync::{Condvar, Mutex, MutexGuard};
 use shuttle::thread;
 
-use super::{Lead, Receive, Room, State};
+use super::{CompletionLeader, Receive, Room, State};
 
 #[derive(Default)]
 struct Checked {
@@ -35,7 +35,7 @@ impl Room for Checked {
 /// item 2 has come.
 #[derive(Default)]
 struct Link {
-    lead: Lead<Checked>,
+    leader: CompletionLeader<Checked>,
     /// Queued, on the way back, and completed, by item.
     items: Mutex<Items>,
     arrived: Condvar,
@@ -73,7 +73,7 @@ impl Link {
     }
 
     fn wait(&self, item: usize) {
-        self.lead.drive(self, &|| self.is_done(item));
+        self.leader.drive(self, &|| self.is_done(item));
         assert!(self.is_done(item));
     }
 }
@@ -95,7 +95,7 @@ impl Receive for Link {
         items.receiving = false;
         drop(items);
         if !self.forget_to_tell {
-            self.lead.tell();
+            self.leader.tell();
         }
     }
 
@@ -138,8 +138,8 @@ fn tasks_are_attended() {
     let link = Arc::new(Link::default());
     let attendant = {
         let link = Arc::clone(&link);
-        assert!(link.lead.ask(), "the first asks for a thread");
-        thread::spawn(move || link.lead.attendance(&*link))
+        assert!(link.leader.ask(), "the first asks for a thread");
+        thread::spawn(move || link.leader.attendance(&*link))
     };
     let waiter = {
         let link = Arc::clone(&link);
@@ -150,13 +150,13 @@ fn tasks_are_attended() {
     };
     link.post(2);
     link.hand_over();
-    assert!(!link.lead.ask(), "there is one");
+    assert!(!link.leader.ask(), "there is one");
     // A task is woken by its slot; here the checker's scheduler looks.
     while !link.is_done(2) {
         thread::yield_now();
     }
     waiter.join().unwrap();
-    link.lead.end();
+    link.leader.end();
     attendant.join().unwrap();
 }
 

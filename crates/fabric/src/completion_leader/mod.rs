@@ -9,10 +9,10 @@
 //! before it slept.
 //!
 //! The cells ([`Room`]) are abstract, so that the same code runs under a model checker
-//! (`model_tests`). Thread-safety: all methods. Failure: none of its own.
+//! (`tests`). Thread-safety: all methods. Failure: none of its own.
 
 #[cfg(test)]
-mod model_tests;
+mod tests;
 
 use std::ops::DerefMut;
 
@@ -74,11 +74,11 @@ impl Room for Locked {
 
 /// See the module.
 #[derive(Debug, Default)]
-pub(crate) struct Lead<R = Locked> {
+pub(crate) struct CompletionLeader<R = Locked> {
     room: R,
 }
 
-impl<R: Room> Lead<R> {
+impl<R: Room> CompletionLeader<R> {
     /// Receives on this thread until `done`, or sleeps while another thread does.
     pub(crate) fn drive(&self, link: &impl Receive, done: &dyn Fn() -> bool) {
         let mut state = self.room.lock();
@@ -112,7 +112,8 @@ impl<R: Room> Lead<R> {
         self.room.tell_all();
     }
 
-    /// Asks for attendance; true if its thread is to be started, to run [`Lead::attendance`].
+    /// Asks for attendance; true if its thread is to be started, to run
+    /// [`CompletionLeader::attendance`].
     pub(crate) fn ask(&self) -> bool {
         let mut state = self.room.lock();
         state.attend = true;
@@ -120,7 +121,7 @@ impl<R: Room> Lead<R> {
         !std::mem::replace(&mut state.thread, true)
     }
 
-    /// The background thread; returns after [`Lead::end`].
+    /// The background thread; returns after [`CompletionLeader::end`].
     pub(crate) fn attendance(&self, link: &impl Receive) {
         let mut state = self.room.lock();
         while !state.ended {

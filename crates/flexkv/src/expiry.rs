@@ -23,7 +23,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use archipelago_base::Result;
-use archipelago_base::runtime::together;
+use archipelago_base::runtime::join_all;
 use archipelago_pool::Address;
 
 use crate::client::Client;
@@ -135,7 +135,7 @@ impl Expirer {
         }
         for some in expired.chunks(DELETIONS_IN_PARALLEL) {
             let deleting = some.iter().map(|(word, key)| self.expire(*word, *key));
-            for deleted in together(deleting).await {
+            for deleted in join_all(deleting).await {
                 looked.expired += 1;
                 if let Err(error) = deleted {
                     tracing::debug!(%error, "an expired record is left for the next round");

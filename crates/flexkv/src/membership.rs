@@ -41,7 +41,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
-use archipelago_base::runtime::{Gate, together};
+use archipelago_base::runtime::{Gate, join_all};
 use archipelago_base::{Error, ErrorKind, Result};
 use archipelago_fabric::Node as FabricNode;
 use archipelago_pool::{BlockId, ClientId, Sharing};
@@ -287,7 +287,7 @@ impl Membership {
         let mut shapes = Vec::with_capacity(all.len());
         for some in all.chunks(PARTITIONS_IN_PARALLEL) {
             let make = |partition: &PartitionId| self.create_partition(index, *partition);
-            for made in together(some.iter().map(make)).await {
+            for made in join_all(some.iter().map(make)).await {
                 shapes.push(made?);
             }
         }
@@ -433,7 +433,7 @@ impl Membership {
         let mut prepared = BTreeMap::new();
         for some in mine.chunks(PARTITIONS_IN_PARALLEL) {
             let taking = some.iter().map(|assigned| self.take(*assigned));
-            for taken in together(taking).await {
+            for taken in join_all(taking).await {
                 let (assigned, served) = taken?;
                 prepared.insert(assigned.partition, (assigned, served));
             }

@@ -23,7 +23,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use archipelago_base::clock::{Clock, SystemClock};
-use archipelago_base::runtime::{ThreadRuntime, together};
+use archipelago_base::runtime::{ThreadRuntime, join_all};
 use archipelago_base::spawn::{Joiner, Spawn, SystemSpawn};
 use archipelago_base::{Error, ErrorKind, Result};
 use archipelago_fabric::{Handler, Listener, Node, Reply, Request, block_on};
@@ -231,7 +231,7 @@ impl FlexKvNode {
                 }
                 read.push(value);
             }
-            let answers = block_on(together(asked.iter().map(|at| node.get(keys[*at]))));
+            let answers = block_on(join_all(asked.iter().map(|at| node.get(keys[*at]))));
             let (mut answers, start) = (answers.into_iter(), values.len());
             for (at, read) in read.into_iter().enumerate() {
                 let value = match read {
@@ -287,7 +287,7 @@ impl FlexKvNode {
         };
         let mut done = 0;
         for writes in writes.chunks(TOGETHER) {
-            let written = block_on(together(writes.iter().map(|some| write(*some))));
+            let written = block_on(join_all(writes.iter().map(|some| write(*some))));
             done += all_done(written, done)?.len();
         }
         Ok(())
@@ -299,7 +299,7 @@ impl FlexKvNode {
         let node = self.writer()?;
         let (mut done, mut there) = (0, 0);
         for keys in keys.chunks(TOGETHER) {
-            let deleted = block_on(together(keys.iter().map(|key| node.delete(key))));
+            let deleted = block_on(join_all(keys.iter().map(|key| node.delete(key))));
             let deleted = all_done(deleted, done)?;
             done += deleted.len();
             there += deleted.into_iter().filter(|there| *there).count();
@@ -317,7 +317,7 @@ impl FlexKvNode {
         let all: Vec<u32> = (0..node.partitions()?).collect();
         for some in all.chunks(TOGETHER) {
             let listing = some.iter().map(|partition| node.keys_in(*partition));
-            for keys in block_on(together(listing)) {
+            for keys in block_on(join_all(listing)) {
                 if take(keys?)?.is_break() {
                     return Ok(());
                 }
@@ -332,7 +332,7 @@ impl FlexKvNode {
         let (all, mut keys): (Vec<u32>, _) = ((0..node.partitions()?).collect(), 0);
         for some in all.chunks(TOGETHER) {
             let counting = some.iter().map(|partition| node.count_in(*partition));
-            for counted in block_on(together(counting)) {
+            for counted in block_on(join_all(counting)) {
                 keys += counted?;
             }
         }

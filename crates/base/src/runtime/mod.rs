@@ -11,7 +11,7 @@
 //! await, and leaves its state in order then.
 //!
 //! [`block_on`] is for callers that have a thread to spare, never for tasks. [`Gate`] is a lock
-//! that is held over awaits; [`together`] awaits several.
+//! that is held over awaits; [`join_all`] awaits several.
 //!
 //! Thread-safety: all of it. Cost: one allocation per task and per sleep.
 
@@ -114,7 +114,7 @@ pub fn block_on<T>(future: impl Future<Output = T>) -> T {
 
 /// Done when all are; what came of them, in their order. Whichever is woken, all that are not done
 /// are asked again: for tens, not thousands.
-pub async fn together<T>(futures: impl IntoIterator<Item = impl Future<Output = T>>) -> Vec<T> {
+pub async fn join_all<T>(futures: impl IntoIterator<Item = impl Future<Output = T>>) -> Vec<T> {
     let mut pending: Vec<_> = futures.into_iter().map(|future| Some(Box::pin(future))).collect();
     let mut done: Vec<Option<T>> = pending.iter().map(|_| None).collect();
     std::future::poll_fn(|context| {

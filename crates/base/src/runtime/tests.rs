@@ -116,7 +116,7 @@ fn a_runtime_that_ends_lets_go_of_its_tasks() {
 }
 
 #[test]
-fn together_waits_for_all_and_keeps_their_order() {
+fn join_all_waits_for_all_and_keeps_their_order() {
     let simulation = Simulation::new(1);
     let host = simulation.host("one");
     let scheduler = host.scheduler().clone();
@@ -128,7 +128,7 @@ fn together_waits_for_all_and_keeps_their_order() {
                 number
             }
         });
-        (together(sleeps).await, scheduler.now_ns())
+        (join_all(sleeps).await, scheduler.now_ns())
     };
     let (numbers, end_ns) = simulation.block_on(sleeping);
     assert_eq!(numbers, (0..20).collect::<Vec<_>>());

@@ -18,8 +18,8 @@ use archipelago_base::{Error, Result};
 use rustix::fs::OFlags;
 
 use super::aligned::{AlignedBuffer, BLOCK_BYTES, is_aligned};
+use super::batch_read::{self, Span};
 use super::buffered::{Reservation, run_len};
-use super::together::{self, Span};
 use crate::context::IoContext;
 use crate::failure::past_end;
 use crate::fs::{CreateOptions, RandomFile, WritableFile};
@@ -224,7 +224,7 @@ impl DirectReader {
 
     /// Reads runs of requests that are on their way to the device together; whether that was
     /// possible.
-    fn read_together(&self, requests: &mut [(u64, &mut [u8])]) -> Result<bool> {
+    fn read_batch(&self, requests: &mut [(u64, &mut [u8])]) -> Result<bool> {
         let mut spans: Vec<(Span, usize)> = Vec::new();
         let (mut first, mut at) = (0, 0);
         while first < requests.len() {
@@ -241,7 +241,7 @@ impl DirectReader {
         }
         with_buffer(at, |buffer| {
             let asked: Vec<Span> = spans.iter().map(|(span, _)| *span).collect();
-            let Some(outcomes) = together::read(&self.file, &mut buffer[..at], &asked) else {
+            let Some(outcomes) = batch_read::read(&self.file, &mut buffer[..at], &asked) else {
                 return Ok(false);
             };
             let mut rest = requests;
@@ -293,7 +293,7 @@ impl RandomFile for DirectReader {
     }
 
     fn read_many(&self, mut requests: &mut [(u64, &mut [u8])], context: IoContext) -> Result<()> {
-        if self.read_together(requests)? {
+        if self.read_batch(requests)? {
             return Ok(());
         }
         while !requests.is_empty() {

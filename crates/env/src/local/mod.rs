@@ -19,6 +19,7 @@
 #![expect(clippy::disallowed_methods, reason = "the layer that all other file access goes through")]
 
 mod aligned;
+mod batch_read;
 mod buffered;
 mod direct;
 mod lock;
@@ -27,7 +28,6 @@ pub mod mapped;
 mod modes;
 mod plain_log;
 mod tables;
-mod together;
 mod writeback;
 
 use std::fs::{self, File};

@@ -11,7 +11,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use archipelago_base::runtime::together;
+use archipelago_base::runtime::join_all;
 use archipelago_fabric::{Attached, Batch, Call, ClientId, Link};
 
 use super::rpc::{CoordinatorRpc, ORDER};
@@ -69,7 +69,7 @@ impl CoordinatorRpc {
             }
             counts.map(|counts| (member.client, counts))
         });
-        together(reading).await.into_iter().flatten().collect()
+        join_all(reading).await.into_iter().flatten().collect()
     }
 
     async fn reading(&self, member: &Member) -> Option<Counts> {

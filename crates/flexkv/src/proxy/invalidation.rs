@@ -22,7 +22,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use archipelago_base::Result;
-use archipelago_base::runtime::together;
+use archipelago_base::runtime::join_all;
 use archipelago_fabric::ClientId;
 use parking_lot::Mutex;
 
@@ -177,7 +177,7 @@ impl Proxy {
             let (peer, to) = (self.node.peers().peer(member), member.client);
             telling.push(async move { self.invalidate_sharer(&peer, to, hash).await });
         }
-        together(telling).await.into_iter().collect()
+        join_all(telling).await.into_iter().collect()
     }
 
     async fn invalidate_sharer(&self, peer: &Peer, to: ClientId, hash: KeyHash) -> Result<()> {

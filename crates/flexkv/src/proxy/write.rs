@@ -47,7 +47,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use archipelago_base::Result;
-use archipelago_base::runtime::together;
+use archipelago_base::runtime::join_all;
 use archipelago_fabric::ClientId;
 use archipelago_pool::Address;
 
@@ -263,7 +263,7 @@ impl Proxy {
         if messages && !sharers.is_empty() {
             let telling = self.invalidate_sharers(sharers, write.hash);
             let both: [Preparing<'_>; 2] = [Box::pin(preparing), Box::pin(telling)];
-            together(both).await.into_iter().collect::<Result<()>>()?;
+            join_all(both).await.into_iter().collect::<Result<()>>()?;
         } else {
             preparing.await?;
         }

@@ -29,7 +29,7 @@ mod keys;
 
 use std::sync::Arc;
 
-use archipelago_base::runtime::together;
+use archipelago_base::runtime::join_all;
 use archipelago_base::{Error, Result};
 
 use crate::format::{
@@ -284,7 +284,7 @@ impl Scanner {
         let starts = std::iter::once(at).chain(starts);
         let reading = starts.map(|start| self.window(start, pace.buckets, until_ns));
         let mut visited = Visited::default();
-        for window in together(reading).await {
+        for window in join_all(reading).await {
             let window = window?;
             for (nth, bucket) in window.words.chunks(BUCKET_SLOTS).enumerate() {
                 if visited.slots.len() >= wanted {

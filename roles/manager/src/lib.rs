@@ -10,7 +10,7 @@
 //! | [`decide`] | what a block needs, as pure functions |
 //! | `status` | the status for operators |
 //! | [`office`] | which of several managers acts |
-//! | [`desk`] | the handler of requests, and the queue of orders |
+//! | [`rpc`] | the handler of requests, and the queue of orders |
 //! | `server` | threads, links and the clock |
 //! | `store` | the coordinator of FlexKV, in the same process |
 //!
@@ -22,11 +22,10 @@ mod change;
 mod clients;
 pub mod core;
 pub mod decide;
-pub mod desk;
 mod nodes;
 pub mod office;
 mod rebuild;
-
+pub mod rpc;
 mod server;
 mod status;
 mod store;

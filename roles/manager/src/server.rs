@@ -27,8 +27,8 @@ use archipelago_pool::{Endpoints, Line, asker_of_promises};
 use parking_lot::Mutex;
 
 use crate::core::{ManagerCore, Terms};
-use crate::desk::{Desk, Election};
 use crate::office::{Office, OfficeTerms};
+use crate::rpc::{Election, ManagerRpc};
 use crate::store::{Front, Store};
 
 /// Time between two ticks.
@@ -86,7 +86,7 @@ impl ManagerSettings {
 }
 
 struct Shared {
-    desk: Arc<Desk>,
+    rpc: Arc<ManagerRpc>,
     endpoints: Arc<Endpoints>,
     clock: Arc<dyn Clock>,
     me: ClientId,
@@ -122,9 +122,9 @@ impl ManagerServer {
         let (me, number) = (ClientId(entropy_seed()), (random >> 32) as u32);
         let term = life << 16 | (random & 0xffff);
         let (terms, nodes) = (settings.terms, settings.memory_nodes);
-        let (desk, door) = if nodes == 0 {
+        let (rpc, door) = if nodes == 0 {
             let core = ManagerCore::new(me, term, number, terms, clock.now_ns());
-            Desk::new(core, Arc::clone(&clock))
+            ManagerRpc::new(core, Arc::clone(&clock))
         } else {
             let office =
                 Office::new(me, OfficeTerms { nodes, lease: terms.node_lease }, entropy_seed());
@@ -132,11 +132,11 @@ impl ManagerServer {
             let make = move |term, now_ns| ManagerCore::elected(me, term, number, terms, now_ns);
             let wall = Arc::clone(&clock);
             let election = Election::new(office, make, move || wall.unix_ms() << 16);
-            Desk::elected(election, Arc::clone(&clock))
+            ManagerRpc::elected(election, Arc::clone(&clock))
         };
         let endpoints = Arc::new(Endpoints::new());
         let store = Store::new(settings.store, &endpoints)?;
-        let front = Front { pool: door, store: Arc::downgrade(&store), desk: Arc::clone(&desk) };
+        let front = Front { pool: door, store: Arc::downgrade(&store), rpc: Arc::clone(&rpc) };
         let node = Node::new(NodeId(u64::MAX), Epoch(life), Some(Box::new(front)))?;
         let mut doors = Vec::new();
         let mut addresses = Vec::new();
@@ -150,7 +150,7 @@ impl ManagerServer {
         let (stop, threads) = (AtomicBool::new(false), Mutex::new(Vec::new()));
         let (is_one_of_several, of_store) = (nodes > 0, Arc::downgrade(&store));
         let shared = Arc::new(Shared {
-            desk,
+            rpc,
             endpoints,
             clock,
             me,
@@ -176,13 +176,13 @@ impl ManagerServer {
     #[must_use]
     pub fn is_deposed(&self) -> bool {
         !self.shared.is_one_of_several
-            && self.shared.desk.look(ManagerCore::is_deposed).unwrap_or(true)
+            && self.shared.rpc.look(ManagerCore::is_deposed).unwrap_or(true)
     }
 
     /// Whether the manager acts and does not stand by.
     #[must_use]
     pub fn is_acting(&self) -> bool {
-        self.shared.desk.is_acting()
+        self.shared.rpc.is_acting()
     }
 }
 
@@ -190,7 +190,7 @@ impl Drop for ManagerServer {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::SeqCst);
         self.doors.clear();
-        self.shared.desk.close();
+        self.shared.rpc.close();
         let threads: Vec<Joiner> = self.shared.threads.lock().drain(..).collect();
         for thread in threads {
             if let Err(error) = thread.join() {
@@ -208,14 +208,14 @@ impl Shared {
     fn tick(self: &Arc<Self>) {
         let (mut served, mut asked) = (HashSet::new(), HashSet::new());
         while !self.stopped() {
-            self.desk.tick();
-            if !self.desk.is_acting()
+            self.rpc.tick();
+            if !self.rpc.is_acting()
                 && let Some(store) = self.store.upgrade()
             {
                 store.retire();
             }
-            self.spawn_for(self.desk.waiting(), &mut served, "manager-orders", Self::order);
-            self.spawn_for(self.desk.to_be_asked(), &mut asked, "manager-office", Self::ask);
+            self.spawn_for(self.rpc.waiting(), &mut served, "manager-orders", Self::order);
+            self.spawn_for(self.rpc.to_be_asked(), &mut asked, "manager-office", Self::ask);
             self.clock.sleep(TICK);
         }
     }
@@ -229,7 +229,7 @@ impl Shared {
         work: fn(&Self, NodeId, Epoch, Vec<String>),
     ) {
         for node in nodes {
-            let Some((life, ways)) = self.desk.endpoints(node) else { continue };
+            let Some((life, ways)) = self.rpc.endpoints(node) else { continue };
             if ways.is_empty() || !served.insert((node, life)) {
                 continue;
             }
@@ -250,16 +250,16 @@ impl Shared {
         let me = asker_of_promises(self.me);
         let line = Line::new(&self.endpoints, ways, me, Some((node, life)));
         while !self.stopped() {
-            if self.desk.endpoints(node).is_none_or(|(now, _)| now != life) {
+            if self.rpc.endpoints(node).is_none_or(|(now, _)| now != life) {
                 return;
             }
-            let Some(question) = self.desk.take_question(node) else {
+            let Some(question) = self.rpc.take_question(node) else {
                 self.clock.sleep(TICK);
                 continue;
             };
             let sent_ns = self.clock.now_ns();
             match line.ask(&question, ORDER) {
-                Ok(answer) => self.desk.on_promise(node, &question, sent_ns, &answer),
+                Ok(answer) => self.rpc.on_promise(node, &question, sent_ns, &answer),
                 Err(error) => tracing::debug!(%error, %node, "a node made no promise"),
             }
         }
@@ -269,10 +269,10 @@ impl Shared {
     fn order(&self, node: NodeId, life: Epoch, ways: Vec<String>) {
         let line = Line::new(&self.endpoints, ways, self.me, Some((node, life)));
         while !self.stopped() {
-            if self.desk.endpoints(node).is_none_or(|(now, _)| now != life) {
+            if self.rpc.endpoints(node).is_none_or(|(now, _)| now != life) {
                 return;
             }
-            let mut orders = self.desk.take_orders(node, LOOK);
+            let mut orders = self.rpc.take_orders(node, LOOK);
             while let Some(message) = orders.pop_front() {
                 let answer = line.ask(&message, ORDER);
                 if let Err(error) = &answer {
@@ -281,7 +281,7 @@ impl Shared {
                     // later.
                     orders.clear();
                 }
-                self.desk.on_answer(node, &message, answer.as_ref().ok());
+                self.rpc.on_answer(node, &message, answer.as_ref().ok());
             }
         }
     }

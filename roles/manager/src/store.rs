@@ -30,7 +30,7 @@ use archipelago_flexkv::wire::{Grant, Message, Why, is_ours};
 use archipelago_pool::{Endpoints, PoolClient, PoolOptions};
 use parking_lot::RwLock;
 
-use crate::desk::Desk as PoolDesk;
+use crate::rpc::ManagerRpc;
 
 /// Slow ticks, because each tick wakes threads of an idle process. A node is declared dead after
 /// its lease of a second anyway.
@@ -40,7 +40,7 @@ const AGAIN: Duration = Duration::from_millis(100);
 
 struct Hosted {
     /// Keeps the ticks of the coordinator alive.
-    desk: Arc<CoordinatorRpc>,
+    rpc: Arc<CoordinatorRpc>,
     handler: Box<dyn Handler>,
 }
 
@@ -59,14 +59,14 @@ pub(crate) struct Store {
 pub(crate) struct Front {
     pub(crate) pool: Box<dyn Handler>,
     pub(crate) store: Weak<Store>,
-    pub(crate) desk: Arc<PoolDesk>,
+    pub(crate) rpc: Arc<ManagerRpc>,
 }
 
 impl Handler for Front {
     fn handle(&self, request: Request<'_>, reply: Reply) {
         if !is_ours(request.body) {
             self.pool.handle(request, reply);
-        } else if !self.desk.is_acting() {
+        } else if !self.rpc.is_acting() {
             let answer = Message::Declined { why: Why::Standby, grant: Grant::default() };
             reply.send(answer.encode());
         } else if let Some(store) = self.store.upgrade() {
@@ -104,7 +104,7 @@ impl Store {
 
     fn handle(self: &Arc<Self>, request: Request<'_>, reply: Reply) {
         let hosted = self.hosted.read().clone();
-        if let Some(hosted) = hosted.filter(|hosted| !hosted.desk.is_over()) {
+        if let Some(hosted) = hosted.filter(|hosted| !hosted.rpc.is_over()) {
             hosted.handler.handle(request, reply);
             return;
         }
@@ -148,9 +148,9 @@ impl Store {
                 runtime.sleep(AGAIN).await;
             };
             let Some(store) = weak.upgrade() else { return };
-            let (desk, handler) = CoordinatorRpc::new(plan, runtime, endpoints, pool);
-            desk.start(RHYTHM);
-            let over = store.hosted.write().replace(Arc::new(Hosted { desk, handler }));
+            let (rpc, handler) = CoordinatorRpc::new(plan, runtime, endpoints, pool);
+            rpc.start(RHYTHM);
+            let over = store.hosted.write().replace(Arc::new(Hosted { rpc, handler }));
             store.beginning.store(false, Ordering::SeqCst);
             if over.is_some() {
                 tracing::warn!(

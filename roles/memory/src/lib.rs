@@ -4,7 +4,7 @@
 //! | --- | --- |
 //! | [`core`] | the protocol, as a state machine |
 //! | [`promise`] | which manager the node obeys |
-//! | [`serving`] | the handler of requests |
+//! | [`rpc`] | the handler of requests |
 //! | [`space`] | the memory: regions of a fabric node |
 //! | `server` | threads, links and the clock |
 //!
@@ -13,7 +13,7 @@
 
 pub mod core;
 pub mod promise;
-pub mod serving;
+pub mod rpc;
 
 mod server;
 pub mod space;

@@ -25,7 +25,7 @@ use archipelago_pool::{BLOCK_BYTES, Endpoints, Line, Packing, copier};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::core::Limits;
-use crate::serving::{Order, Serving};
+use crate::rpc::{Order, MemoryRpc};
 
 /// Time after which an unanswered request counts as lost.
 const REQUEST: Duration = Duration::from_millis(500);
@@ -99,7 +99,7 @@ impl MemorySettings {
 
 struct Shared {
     settings: MemorySettings,
-    serving: Arc<Serving>,
+    rpc: Arc<MemoryRpc>,
     node: Arc<Node>,
     endpoints: Arc<Endpoints>,
     clock: Arc<dyn Clock>,
@@ -128,7 +128,7 @@ impl MemoryServer {
         let clock = SystemClock::shared();
         let life = Epoch(clock.unix_ms());
         let make = |handler| Node::new(settings.id, life, Some(handler));
-        let (serving, node) = Serving::start(settings.id, life, limits, &clock, make)?;
+        let (rpc, node) = MemoryRpc::start(settings.id, life, limits, &clock, make)?;
         let endpoints = Arc::new(Endpoints::new());
         let mut doors = Vec::new();
         let mut addresses = Vec::new();
@@ -140,8 +140,7 @@ impl MemoryServer {
             doors.push(door);
         }
         let stop = AtomicBool::new(false);
-        let shared =
-            Arc::new(Shared { settings, serving, node, endpoints, clock, stop, addresses });
+        let shared = Arc::new(Shared { settings, rpc, node, endpoints, clock, stop, addresses });
         let mut threads = Vec::new();
         // Each manager has a thread of its own, so that a silent manager does not delay the others.
         for manager in shared.settings.manager.clone() {
@@ -169,7 +168,7 @@ impl MemoryServer {
     /// Number of blocks that use memory.
     #[must_use]
     pub fn blocks_used(&self) -> u64 {
-        self.shared.serving.look(crate::core::MemoryCore::blocks_used).unwrap_or(0)
+        self.shared.rpc.look(crate::core::MemoryCore::blocks_used).unwrap_or(0)
     }
 
     /// The fabric's node, for its counters.
@@ -183,7 +182,7 @@ impl Drop for MemoryServer {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::SeqCst);
         self.doors.clear();
-        self.shared.serving.close();
+        self.shared.rpc.close();
         for thread in self.threads.drain(..) {
             if let Err(error) = thread.join() {
                 tracing::error!(%error, "a thread of the memory node did not start");
@@ -203,7 +202,7 @@ impl Shared {
         let mut stuck = HashMap::new();
         let mut heard = true;
         while !self.stopped() {
-            let Some(beat) = self.serving.beat(self.addresses.clone()) else { return };
+            let Some(beat) = self.rpc.beat(self.addresses.clone()) else { return };
             let answer = line.ask(&beat, REQUEST);
             let wait_ms = match &answer {
                 Ok(Message::Refuse { refused })
@@ -212,7 +211,7 @@ impl Shared {
                     tracing::error!(%refused, "the manager does not admit this node");
                     None
                 }
-                Ok(answer) => self.serving.on_beat_answer(answer),
+                Ok(answer) => self.rpc.on_beat_answer(answer),
                 Err(error) => {
                     if heard {
                         tracing::warn!(%error, "the manager does not answer; the node continues to serve");
@@ -221,7 +220,7 @@ impl Shared {
                 }
             };
             heard = answer.is_ok();
-            self.serving.tick();
+            self.rpc.tick();
             self.end_holders(&mut stuck);
             self.clock.sleep(wait_ms.map_or(FIRST_BEATS, Duration::from_millis));
         }
@@ -231,7 +230,7 @@ impl Shared {
     fn end_holders(&self, stuck: &mut HashMap<RemoteKey, u64>) {
         let Some(patience) = self.settings.end_holders_after else { return };
         let now_ns = self.clock.now_ns();
-        let held = self.serving.held().unwrap_or_default();
+        let held = self.rpc.held().unwrap_or_default();
         stuck.retain(|key, _| held.contains(key));
         for key in held {
             let since_ns = *stuck.entry(key).or_insert(now_ns);
@@ -254,7 +253,7 @@ impl Shared {
     fn copy_all(&self) {
         let mut lines = HashMap::new();
         while !self.stopped() {
-            let Some(order) = self.serving.take_order(LOOK) else { continue };
+            let Some(order) = self.rpc.take_order(LOOK) else { continue };
             let from = &order.order.source;
             let me = copier(self.settings.id, self.node.epoch());
             let line = lines.entry((from.node, from.life)).or_insert_with(|| {
@@ -266,7 +265,7 @@ impl Shared {
                 let block = order.order.block;
                 tracing::warn!(%error, %block, "a block was not copied; the manager will order it again");
             }
-            self.serving.on_copied(&order.order, copied.is_ok());
+            self.rpc.on_copied(&order.order, copied.is_ok());
             line.hang_up();
         }
     }
@@ -293,7 +292,7 @@ impl Shared {
             batch.read(source, offset, PART.min(key.len - offset) as u32);
             batch = link.post(batch).wait();
             batch.check()?;
-            if !self.serving.write_part(order, offset, batch.data(0)) {
+            if !self.rpc.write_part(order, offset, batch.data(0)) {
                 return Err(Error::not_found(format!(
                     "the copy of block {block} at epoch {epoch}"
                 )));

@@ -27,7 +27,7 @@ impl Rest<'_> {
     fn read(&self, address: Address, len: u64) -> Option<Vec<u8>> {
         let config = self.blocks.get(&address.block)?;
         let (_, actor) = self.cluster.memory.get(&config.copies.first()?.node)?;
-        let region = actor.as_ref()?.serving.region(address.block)?;
+        let region = actor.as_ref()?.rpc.region(address.block)?;
         let mut bytes = vec![0; len as usize];
         region.read(address.offset, &mut bytes).ok()?;
         Some(bytes)

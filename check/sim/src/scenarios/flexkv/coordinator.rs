@@ -50,7 +50,7 @@ impl CoordinatorActor {
 
     /// Starts the coordinator if it is down or was declared dead.
     pub(crate) fn start(&mut self, cluster: &mut Cluster) {
-        if self.kept.lock().as_ref().is_some_and(|(desk, ..)| desk.is_over()) {
+        if self.kept.lock().as_ref().is_some_and(|(rpc, ..)| rpc.is_over()) {
             self.crash();
         }
         if std::mem::replace(&mut self.running, true) {
@@ -63,13 +63,13 @@ impl CoordinatorActor {
         let task = async move {
             let pool = join_pool(&sim, directory_label(LABEL)).await;
             let runtime = Arc::new(sim.host().clone());
-            let (desk, door) = CoordinatorRpc::new(plan, runtime, Arc::new(sim.clone()), pool);
+            let (rpc, door) = CoordinatorRpc::new(plan, runtime, Arc::new(sim.clone()), pool);
             let node = sim.network().node(NodeId(u64::MAX - 1), life, Some(door));
             let node = node.expect("a node in memory");
             let listener = sim.serve(&node, COORDINATOR).expect("a host serves at its name");
-            desk.tune(tuning);
-            desk.start(Rhythm::default());
-            *kept.lock() = Some((desk, node, listener));
+            rpc.tune(tuning);
+            rpc.start(Rhythm::default());
+            *kept.lock() = Some((rpc, node, listener));
         };
         let _ends_with_the_host = Host::spawn(&host, "coordinator", task);
     }
@@ -83,8 +83,8 @@ impl CoordinatorActor {
 
     pub(crate) fn set_offload(&self, share: u32) -> bool {
         let kept = self.kept.lock();
-        kept.as_ref().is_some_and(|(desk, ..)| {
-            desk.set_offload(share);
+        kept.as_ref().is_some_and(|(rpc, ..)| {
+            rpc.set_offload(share);
             true
         })
     }
@@ -92,7 +92,7 @@ impl CoordinatorActor {
     /// Version of the map, or 0 while the coordinator is down.
     pub(crate) fn version(&self) -> u64 {
         let kept = self.kept.lock();
-        kept.as_ref().map_or(0, |(desk, ..)| desk.look(Coordinator::version))
+        kept.as_ref().map_or(0, |(rpc, ..)| rpc.look(Coordinator::version))
     }
 
     /// Number of decisions by load that the running coordinator made: reassignments and changes of
@@ -103,17 +103,17 @@ impl CoordinatorActor {
             let report = core.report();
             report.reassignments + report.ratio_moves
         };
-        kept.as_ref().map_or(0, |(desk, ..)| desk.look(decisions))
+        kept.as_ref().map_or(0, |(rpc, ..)| rpc.look(decisions))
     }
 
     /// The map, which is empty while the coordinator is down.
     pub(crate) fn map(&self) -> Vec<Assigned> {
         let kept = self.kept.lock();
-        kept.as_ref().map_or_else(Vec::new, |(desk, ..)| desk.look(|core| core.map().to_vec()))
+        kept.as_ref().map_or_else(Vec::new, |(rpc, ..)| rpc.look(|core| core.map().to_vec()))
     }
 
     pub(crate) fn is_settled(&self) -> bool {
         let kept = self.kept.lock();
-        kept.as_ref().is_some_and(|(desk, ..)| desk.look(Coordinator::is_settled))
+        kept.as_ref().is_some_and(|(rpc, ..)| rpc.look(Coordinator::is_settled))
     }
 }

@@ -13,9 +13,9 @@ use archipelago_base::simulation::{Host, Scheduler};
 use archipelago_fabric::sim::{Network, Sim};
 use archipelago_fabric::{Batch, ClientId, Listener, NodeId, Provider};
 use archipelago_manager::core::{ManagerCore, Terms};
-use archipelago_manager::desk::Desk;
+use archipelago_manager::rpc::ManagerRpc;
 use archipelago_memory::core::{Limits, Sabotage};
-use archipelago_memory::serving::{Order, Serving};
+use archipelago_memory::rpc::{MemoryRpc, Order};
 use archipelago_pool::wire::{Message, Purpose};
 use archipelago_pool::{Reach, Route, copier};
 
@@ -44,13 +44,13 @@ impl Line {
 /// One life of a memory node that runs.
 pub struct MemoryActor {
     /// State machine of the role.
-    pub serving: Arc<Serving>,
+    pub rpc: Arc<MemoryRpc>,
     _door: Box<dyn Listener>,
 }
 
 impl Drop for MemoryActor {
     fn drop(&mut self) {
-        self.serving.close();
+        self.rpc.close();
     }
 }
 
@@ -72,12 +72,12 @@ pub fn start_memory(network: &Arc<Network>, sim: &Sim, life: MemoryLife) -> Memo
     let MemoryLife { node: id, epoch: life, limits, sabotage } = life;
     let clock = sim.host().scheduler().clock();
     let make = |handler| network.node(id, life, Some(handler));
-    let (serving, node) = Serving::start_sabotaged(id, life, limits, sabotage, &clock, make)
+    let (rpc, node) = MemoryRpc::start_sabotaged(id, life, limits, sabotage, &clock, make)
         .expect("a node in memory");
     let host = sim.host().clone();
     let door = sim.serve(&node, host.name()).expect("a host serves at its name");
     let line = Line::new(sim, MANAGER, ClientId(host.seed()), None);
-    let (beating, me, endpoint) = (Arc::clone(&serving), host.clone(), host.name().to_owned());
+    let (beating, me, endpoint) = (Arc::clone(&rpc), host.clone(), host.name().to_owned());
     let _ends_with_the_host = Host::spawn(&host, "beat", async move {
         while let Some(beat) = beating.beat(vec![endpoint.clone()]) {
             let answer = line.ask(&beat).await;
@@ -86,7 +86,7 @@ pub fn start_memory(network: &Arc<Network>, sim: &Sim, life: MemoryLife) -> Memo
             me.scheduler().sleep(Duration::from_millis(wait_ms.unwrap_or(2))).await;
         }
     });
-    let (filling, sim) = (Arc::clone(&serving), sim.clone());
+    let (filling, sim) = (Arc::clone(&rpc), sim.clone());
     let _ends_with_the_host = Host::spawn(&host, "fill", async move {
         // A client of other nodes has one line per node and life, because its numbers continue.
         let mut lines = BTreeMap::new();
@@ -104,13 +104,13 @@ pub fn start_memory(network: &Arc<Network>, sim: &Sim, life: MemoryLife) -> Memo
             sim.host().scheduler().sleep(Duration::from_millis(1)).await;
         }
     });
-    MemoryActor { serving, _door: door }
+    MemoryActor { rpc, _door: door }
 }
 
 /// Bytes that one READ of a copy transfers.
 const PART: u64 = 64;
 
-async fn copy(line: &Line, client: ClientId, serving: &Serving, order: &Order) -> Option<()> {
+async fn copy(line: &Line, client: ClientId, rpc: &MemoryRpc, order: &Order) -> Option<()> {
     let (block, epoch) = (order.order.block, order.order.epoch);
     let open = Message::Open { client, block, epoch, purpose: Purpose::Copy };
     let Message::Opened { key, .. } = line.ask(&open).await? else { return None };
@@ -125,7 +125,7 @@ async fn copy(line: &Line, client: ClientId, serving: &Serving, order: &Order) -
         if batch.refusal().is_some() {
             return None;
         }
-        if !serving.write_part(order, offset, batch.data(0)) {
+        if !rpc.write_part(order, offset, batch.data(0)) {
             return None;
         }
         offset += PART;
@@ -136,13 +136,13 @@ async fn copy(line: &Line, client: ClientId, serving: &Serving, order: &Order) -
 /// One life of a manager that runs.
 pub struct ManagerActor {
     /// State machine of the role.
-    pub desk: Arc<Desk>,
+    pub rpc: Arc<ManagerRpc>,
     _door: Box<dyn Listener>,
 }
 
 impl Drop for ManagerActor {
     fn drop(&mut self) {
-        self.desk.close();
+        self.rpc.close();
     }
 }
 
@@ -166,43 +166,43 @@ pub fn start_manager(network: &Arc<Network>, sim: &Sim, life: ManagerLife) -> Ma
     let term = (now_ns / 1_000_000) << 16 | (random & 0xffff);
     let me = ClientId(random);
     let core = ManagerCore::new(me, term, (random >> 32) as u32, terms, now_ns);
-    let (desk, door) = Desk::new(core, scheduler.clock());
+    let (rpc, door) = ManagerRpc::new(core, scheduler.clock());
     let node = network.node(NodeId(u64::MAX), life, Some(door)).expect("a node in memory");
     let door = sim.serve(&node, MANAGER).expect("a host serves at its name");
-    let (ticking, ticks) = (Arc::clone(&desk), scheduler.clone());
+    let (ticking, ticks) = (Arc::clone(&rpc), scheduler.clone());
     let _ends_with_the_host = Host::spawn(&host, "tick", async move {
         loop {
             ticking.tick();
             ticks.sleep(Duration::from_millis(1)).await;
         }
     });
-    let (sending, sim) = (Arc::clone(&desk), sim.clone());
+    let (sending, sim) = (Arc::clone(&rpc), sim.clone());
     host.clone().spawn("send", async move { send_orders(&host, &sim, &sending, me).await });
-    ManagerActor { desk, _door: door }
+    ManagerActor { rpc, _door: door }
 }
 
 /// Starts one task per node, which sends the orders for that node one after another.
-async fn send_orders(host: &Host, sim: &Sim, desk: &Arc<Desk>, me: ClientId) {
+async fn send_orders(host: &Host, sim: &Sim, rpc: &Arc<ManagerRpc>, me: ClientId) {
     let mut known: BTreeMap<(NodeId, Epoch), ()> = BTreeMap::new();
     loop {
-        for node in desk.waiting() {
-            let Some(Some((life, endpoints))) = desk.look(|core| core.endpoints(node)) else {
+        for node in rpc.waiting() {
+            let Some(Some((life, endpoints))) = rpc.look(|core| core.endpoints(node)) else {
                 continue;
             };
             if known.insert((node, life), ()).is_some() || endpoints.is_empty() {
                 continue;
             }
             let line = Line::new(sim, &endpoints[0], me, Some((node, life)));
-            let (desk, scheduler) = (Arc::clone(desk), host.scheduler().clone());
+            let (rpc, scheduler) = (Arc::clone(rpc), host.scheduler().clone());
             let _ends_with_the_host = Host::spawn(host, "orders", async move {
                 loop {
-                    let now = desk.look(|core| core.endpoints(node)).flatten();
+                    let now = rpc.look(|core| core.endpoints(node)).flatten();
                     if now.is_none_or(|(now, _)| now != life) {
                         return;
                     }
-                    for message in desk.take_orders(node, Duration::ZERO) {
+                    for message in rpc.take_orders(node, Duration::ZERO) {
                         let answer = line.ask(&message).await;
-                        desk.on_answer(node, &message, answer.as_ref());
+                        rpc.on_answer(node, &message, answer.as_ref());
                     }
                     scheduler.sleep(Duration::from_micros(100)).await;
                 }

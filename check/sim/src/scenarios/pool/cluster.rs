@@ -207,7 +207,7 @@ impl Cluster {
         let mut there: BTreeSet<(BlockId, NodeId, Epoch)> = BTreeSet::new();
         for (id, (_, actor)) in self.memory.iter().filter(|(id, _)| Some(**id) != unheard) {
             let Some(actor) = actor else { continue };
-            actor.serving.look(|core| {
+            actor.rpc.look(|core| {
                 for (config, whole, installed) in core.copies() {
                     if whole {
                         there.insert((config.block, *id, core.life()));
@@ -240,8 +240,8 @@ impl Cluster {
 
     /// Configurations of the blocks that are ready, by the manager.
     pub(crate) fn ready(&self) -> Vec<Config> {
-        let desk = self.manager.1.as_ref().map(|actor| &actor.desk);
-        desk.and_then(|desk| desk.look(|core| core.ready_blocks().cloned().collect()))
+        let rpc = self.manager.1.as_ref().map(|actor| &actor.rpc);
+        rpc.and_then(|rpc| rpc.look(|core| core.ready_blocks().cloned().collect()))
             .unwrap_or_default()
     }
 }

@@ -160,7 +160,7 @@ impl World {
         let mut writers: BTreeMap<(BlockId, NodeId), Vec<ClientId>> = BTreeMap::new();
         for (node, (_, actor)) in &self.cluster.memory {
             let Some(actor) = actor else { continue };
-            actor.serving.look(|core| {
+            actor.rpc.look(|core| {
                 if core.blocks_used() > self.cluster.limits.blocks_max {
                     let what = format!("node {node} holds {} blocks", core.blocks_used());
                     self.shared.oracle.violation(what);
@@ -190,13 +190,13 @@ impl World {
     fn check_evicted_clients(&mut self) {
         // The knowledge of the last manager counts until another one runs.
         if let Some(actor) = &self.cluster.manager.1 {
-            self.heard = actor.desk.look(ManagerCore::heard_of).unwrap_or_default();
+            self.heard = actor.rpc.look(ManagerCore::heard_of).unwrap_or_default();
         }
         self.shared.oracle.look_at_evictions(|| {
             let mut unheard = BTreeSet::new();
             for (_, actor) in self.cluster.memory.values() {
                 let of = |core: &MemoryCore| core.copies().map(|(c, ..)| c.block).collect();
-                let blocks: Option<Vec<BlockId>> = actor.as_ref().and_then(|a| a.serving.look(of));
+                let blocks: Option<Vec<BlockId>> = actor.as_ref().and_then(|a| a.rpc.look(of));
                 unheard.extend(blocks.into_iter().flatten());
             }
             unheard.retain(|block| !self.heard.contains(block));
@@ -209,7 +209,7 @@ impl World {
                 let writers = actor.and_then(|actor| {
                     let here = |core: &MemoryCore| core.life() == copy.life;
                     let of = |core: &MemoryCore| here(core).then(|| core.writers(config.block));
-                    actor.serving.look(of).flatten()
+                    actor.rpc.look(of).flatten()
                 });
                 for client in writers.into_iter().flatten() {
                     if self.shared.oracle.is_out_of_reach(client, config.block) {
@@ -227,7 +227,7 @@ impl World {
     fn note_configs(&mut self) {
         for (node, (_, actor)) in &self.cluster.memory {
             let Some(actor) = actor else { continue };
-            actor.serving.look(|core| {
+            actor.rpc.look(|core| {
                 for (config, whole, installed) in core.copies() {
                     let now = (config.clone(), whole, installed);
                     let known = self.noted.insert((*node, config.block), now.clone());
@@ -257,10 +257,10 @@ impl World {
         }
         let ready: BTreeMap<BlockId, Config> =
             self.cluster.ready().into_iter().map(|config| (config.block, config)).collect();
-        let desk = self.cluster.manager.1.as_ref().map(|actor| Arc::clone(&actor.desk));
-        let status = desk.and_then(|desk| {
+        let rpc = self.cluster.manager.1.as_ref().map(|actor| Arc::clone(&actor.rpc));
+        let status = rpc.and_then(|rpc| {
             let now_ns = self.cluster.simulation.now_ns();
-            desk.look(|core| (core.status(now_ns), core.lost()))
+            rpc.look(|core| (core.status(now_ns), core.lost()))
         });
         let Some((status, lost)) = status else {
             return self.shared.oracle.violation("there is no manager".to_owned());
@@ -291,7 +291,7 @@ impl World {
         for (node, (_, actor)) in &self.cluster.memory {
             let Some(actor) = actor else { continue };
             let copies: Vec<(Config, bool, bool)> = actor
-                .serving
+                .rpc
                 .look(|core| core.copies().map(|(c, w, i)| (c.clone(), w, i)).collect())
                 .unwrap_or_default();
             for (config, whole, installed) in &copies {
@@ -305,7 +305,7 @@ impl World {
                     self.shared.oracle.violation(what);
                 }
             }
-            let used = actor.serving.look(|core| core.blocks_used()).unwrap_or_default();
+            let used = actor.rpc.look(|core| core.blocks_used()).unwrap_or_default();
             if used != copies.len() as u64 {
                 self.shared.oracle.violation(format!("leaked: node {node} counts {used} blocks"));
             }
@@ -314,8 +314,7 @@ impl World {
             for copy in &config.copies {
                 let actor =
                     self.cluster.memory.get(&copy.node).and_then(|(_, actor)| actor.as_ref());
-                let Some(region) = actor.and_then(|actor| actor.serving.region(config.block))
-                else {
+                let Some(region) = actor.and_then(|actor| actor.rpc.region(config.block)) else {
                     let what = format!("no copy of {} on node {}", config.block, copy.node);
                     self.shared.oracle.violation(what);
                     continue;

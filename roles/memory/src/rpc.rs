@@ -1,7 +1,7 @@
 //! The request handler of a memory node: it answers the fabric's requests by the state machine.
 //!
 //! The node's threads share the handler. It queues orders to copy bytes for the thread that copies
-//! ([`Serving::take_order`]).
+//! ([`MemoryRpc::take_order`]).
 //!
 //! Invariants: 1. a request is answered on the provider's thread, under one lock, without a wait.
 //!
@@ -42,16 +42,16 @@ struct State {
 
 /// The request handler of a memory node.
 #[derive(Debug)]
-pub struct Serving {
+pub struct MemoryRpc {
     state: Mutex<Option<State>>,
     changed: Condvar,
     clock: Arc<dyn Clock>,
 }
 
 /// The handler for the fabric's node.
-struct Door(Arc<Serving>);
+struct RequestHandler(Arc<MemoryRpc>);
 
-impl Handler for Door {
+impl Handler for RequestHandler {
     fn handle(&self, request: Request<'_>, reply: Reply) {
         let answer = match Message::decode(request.body) {
             Ok(message) => self.0.answer(request.client, &message),
@@ -66,7 +66,7 @@ impl Handler for Door {
     }
 }
 
-impl Serving {
+impl MemoryRpc {
     /// Makes a node of the fabric that serves memory. `make` makes the node with a handler. `clock`
     /// measures the promises.
     pub fn start(
@@ -80,7 +80,7 @@ impl Serving {
         Self::start_core(core, limits.block_bytes, clock, make)
     }
 
-    /// Does what [`Serving::start`] does, without the protocol steps that `sabotage` leaves out.
+    /// Does what [`MemoryRpc::start`] does, without the protocol steps that `sabotage` leaves out.
     #[cfg(feature = "sabotage")]
     pub fn start_sabotaged(
         id: NodeId,
@@ -100,15 +100,15 @@ impl Serving {
         clock: &Arc<dyn Clock>,
         make: impl FnOnce(Box<dyn Handler>) -> Result<Arc<Node>>,
     ) -> Result<(Arc<Self>, Arc<Node>)> {
-        let serving = Arc::new(Self {
+        let rpc = Arc::new(Self {
             state: Mutex::new(None),
             changed: Condvar::new(),
             clock: Arc::clone(clock),
         });
-        let node = make(Box::new(Door(Arc::clone(&serving))))?;
+        let node = make(Box::new(RequestHandler(Arc::clone(&rpc))))?;
         let space = FabricSpace::new(Arc::clone(&node), block_bytes);
-        *serving.state.lock() = Some(State { core, space, orders: VecDeque::new() });
-        Ok((serving, node))
+        *rpc.state.lock() = Some(State { core, space, orders: VecDeque::new() });
+        Ok((rpc, node))
     }
 
     /// Drops the memory. From now on, requests get no answer.

@@ -2,10 +2,10 @@
 //! drives the rest.
 //!
 //! Answers that wait keep their [`Reply`] here. What nodes are to be asked is queued by node;
-//! whoever drives takes a node's orders one after another ([`Desk::take_orders`]) and brings the
-//! answers ([`Desk::on_answer`]).
+//! whoever drives takes a node's orders one after another ([`ManagerRpc::take_orders`]) and brings
+//! the answers ([`ManagerRpc::on_answer`]).
 //!
-//! A manager among several ([`Desk::elected`]) has a state machine only while it holds office
+//! A manager among several ([`ManagerRpc::elected`]) has a state machine only while it holds office
 //! ([`crate::office`]). That is looked at, under the lock, before each request, answer and tick is
 //! handed to it; otherwise requests are refused as [`Why::Standby`].
 
@@ -104,18 +104,18 @@ impl State {
 }
 
 /// See the module.
-pub struct Desk {
+pub struct ManagerRpc {
     state: Mutex<Option<State>>,
     clock: Arc<dyn Clock>,
     changed: Condvar,
 }
 
 /// The fabric's handler.
-struct Door(Arc<Desk>);
+struct RequestHandler(Arc<ManagerRpc>);
 
-impl std::fmt::Debug for Desk {
+impl std::fmt::Debug for ManagerRpc {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Desk")
+        f.write_str("ManagerRpc")
     }
 }
 
@@ -130,7 +130,7 @@ fn may_say(client: ClientId, message: &Message) -> bool {
     }
 }
 
-impl Handler for Door {
+impl Handler for RequestHandler {
     fn handle(&self, request: Request<'_>, reply: Reply) {
         let refusal = match Message::decode(request.body) {
             Ok(message) if may_say(request.client, &message) => {
@@ -147,8 +147,8 @@ impl Handler for Door {
     }
 }
 
-impl Desk {
-    /// A desk for a manager that runs alone; the handler to make the fabric's node with.
+impl ManagerRpc {
+    /// The interface of a manager that runs alone; the handler to make the fabric's node with.
     #[must_use]
     pub fn new(core: ManagerCore, clock: Arc<dyn Clock>) -> (Arc<Self>, Box<dyn Handler>) {
         Self::start(Some(core), None, clock)
@@ -167,10 +167,9 @@ impl Desk {
     ) -> (Arc<Self>, Box<dyn Handler>) {
         let (replies, orders) = (HashMap::new(), BTreeMap::new());
         let state = State { core, election, replies, next_ticket: 0, orders };
-        let desk =
-            Arc::new(Self { state: Mutex::new(Some(state)), clock, changed: Condvar::new() });
-        let door = Box::new(Door(Arc::clone(&desk)));
-        (desk, door)
+        let rpc = Arc::new(Self { state: Mutex::new(Some(state)), clock, changed: Condvar::new() });
+        let handler = Box::new(RequestHandler(Arc::clone(&rpc)));
+        (rpc, handler)
     }
 
     /// Requests are no longer answered.
@@ -275,7 +274,7 @@ impl Desk {
         self.state.lock().as_mut()?.election.as_mut()?.questions.remove(&node)
     }
 
-    /// A node answered a question for its promise, which was sent at `sent_ns` of the desk's clock.
+    /// A node answered a question for its promise, which was sent at `sent_ns` of this clock.
     pub fn on_promise(&self, node: NodeId, asked: &Message, sent_ns: u64, answer: &Message) {
         let now_ns = self.clock.now_ns();
         if let Some(state) = self.state.lock().as_mut()

@@ -1,4 +1,4 @@
-//! What every other crate of Archipelago stands on: ids, the error type, the byte codec,
+//! What every other crate of Archipelago stands on: ids, the error type, the byte and wire codecs,
 //! checksums, clocks, randomness, threads, tasks, the byte budget, large buffers and striped
 //! metrics.
 //!
@@ -22,6 +22,7 @@ pub mod runtime;
 pub mod simulation;
 pub mod size;
 pub mod spawn;
+pub mod wire;
 
 pub use error::{Error, ErrorKind, Result};
 pub use ids::{CfId, Epoch, FileNo, SeqNo};

@@ -3,7 +3,8 @@
 use std::fmt;
 
 use archipelago_base::Epoch;
-use archipelago_base::codec::{Reader, put_u8, put_u32, put_u64};
+use archipelago_base::codec::Reader;
+use archipelago_base::wire::Wire;
 
 /// A node that serves regions and requests. Chosen by who runs the cluster; stays over restarts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -102,25 +103,13 @@ pub struct RemoteKey {
 impl RemoteKey {
     /// Appends the key's 37 bytes.
     pub fn encode(&self, out: &mut Vec<u8>) {
-        put_u64(out, self.node.0);
-        put_u64(out, self.epoch.0);
-        put_u32(out, self.region.0);
-        put_u64(out, self.tag);
-        put_u64(out, self.len);
-        put_u8(out, self.rights.bits());
+        self.put(out);
     }
 
     /// Reads a key; `None` if bytes are missing or the rights mean nothing.
     #[must_use]
     pub fn decode(reader: &mut Reader<'_>) -> Option<Self> {
-        Some(Self {
-            node: NodeId(reader.u64()?),
-            epoch: Epoch(reader.u64()?),
-            region: RegionId(reader.u32()?),
-            tag: reader.u64()?,
-            len: reader.u64()?,
-            rights: Rights::from_bits(reader.u8()?)?,
-        })
+        Self::get(reader)
     }
 }
 

@@ -38,6 +38,7 @@ use std::net::IpAddr;
 use std::sync::{Arc, Weak};
 
 use archipelago_base::clock::{Clock, SystemClock};
+use archipelago_base::wire::Malformed;
 use archipelago_base::{Error, ErrorKind, Result};
 use parking_lot::Mutex;
 
@@ -46,7 +47,6 @@ use crate::link::{Connect, Link, Listener, Provider};
 use crate::node::{AtomicPath, Node};
 use crate::promise::Promise;
 use crate::refusal::Refusal;
-use crate::wire::Malformed;
 use crate::wire::ofi::OpenedOnCard;
 use ffi::{Code, Domain};
 use link::OfiLink;

@@ -5,12 +5,13 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use archipelago_base::wire::Malformed;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 
-use crate::wire::{Frame, Malformed, frame_at};
+use crate::wire::{Frame, frame_at};
 
 /// All messages here are small.
 const MESSAGE_BYTES_MAX: usize = 512;

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use archipelago_base::clock::Clock;
 use archipelago_base::spawn::{Joiner, Spawn, SystemSpawn};
+use archipelago_base::wire::Malformed;
 use archipelago_base::{Error, ErrorKind, Result};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{Mode, fchmod, unlink};
@@ -28,7 +29,7 @@ use crate::memory::Mapping;
 use crate::node::{AtomicPath, Holder, LinkEnd, Node};
 use crate::refusal::{Reason, Refusal};
 use crate::stream::{Incoming, OneSided, Responder, Stream, admit};
-use crate::wire::{Frame, Hello, Kind, Malformed, Opened, decode_key, put_frame, put_refused};
+use crate::wire::{Frame, Hello, Kind, Opened, decode_key, put_frame, put_refused};
 
 #[derive(Debug)]
 pub(super) struct ShmDoor {

@@ -2,8 +2,10 @@
 
 use std::io;
 
+use archipelago_base::wire::Malformed;
+
 use super::Stream;
-use crate::wire::{FRAME_HEADER_BYTES, Frame, Malformed, frame_at};
+use crate::wire::{FRAME_HEADER_BYTES, Frame, frame_at};
 
 /// Room for a read, at least.
 const READ_BYTES: usize = 64 << 10;

@@ -18,6 +18,7 @@ use std::time::Duration;
 
 use archipelago_base::clock::Clock;
 use archipelago_base::spawn::{Spawn, SystemSpawn};
+use archipelago_base::wire::Malformed;
 use parking_lot::Mutex;
 
 use super::{Arrived, Incoming, Outgoing, Stream, Taken};
@@ -29,9 +30,7 @@ use crate::driver::Driver;
 use crate::link::{Call, IN_FLIGHT_MAX, LinkStats, Session};
 use crate::promise::{Promise, Slot};
 use crate::refusal::{Reason, Refusal};
-use crate::wire::{
-    Ask, Frame, Kind, Malformed, decode_answer, decode_done, decode_goodbye, put_frame,
-};
+use crate::wire::{Ask, Frame, Kind, decode_answer, decode_done, decode_goodbye, put_frame};
 
 /// Queued bytes that ring the doorbell by themselves.
 const DOORBELL_BYTES: usize = 64 << 10;

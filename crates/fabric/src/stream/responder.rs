@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use archipelago_base::Epoch;
+use archipelago_base::wire::Malformed;
 use parking_lot::Mutex;
 
 use super::{Arrived, Incoming, Outgoing, Stream, Taken};
@@ -19,8 +20,8 @@ use crate::ids::ClientId;
 use crate::node::{Access, Answer, AtomicPath, LinkEnd, Node, Request};
 use crate::refusal::{Reason, Refusal};
 use crate::wire::{
-    Ask, Frame, Kind, Malformed, Opened, WireAction, WireOp, decode_key, decode_ops, put_answer,
-    put_done, put_done_read, put_frame, put_refused,
+    Ask, Frame, Kind, Opened, WireAction, WireOp, decode_key, decode_ops, put_answer, put_done,
+    put_done_read, put_frame, put_refused,
 };
 
 /// Answers that wait for a client before nothing more is read from it.

@@ -1,12 +1,11 @@
 //! Batches and their outcomes on the wire: what `tcp` sends instead of touching memory itself.
 
 use archipelago_base::codec::{Reader, put_u8, put_u32, put_u64};
+use archipelago_base::wire::{Malformed, Wire};
 
-use super::Malformed;
-use super::message::{get_refusal, put_refusal};
 use crate::batch::{BATCH_BYTES_MAX, BATCH_OPS_MAX, Batch, Op, Outcome};
 use crate::ids::RegionId;
-use crate::refusal::Refusal;
+use crate::refusal::{Reason, Refusal};
 
 const READ: u8 = 1;
 const WRITE: u8 = 2;
@@ -137,7 +136,12 @@ pub(crate) fn put_done_read(out: &mut Vec<u8>, len: u32) -> usize {
 
 /// Appends a refusal, which ends the batch.
 pub(crate) fn put_refused(out: &mut Vec<u8>, refusal: Refusal) {
-    put_refusal(out, refusal);
+    refusal.put(out);
+}
+
+/// Reads the rest of a refusal whose code was read already.
+fn get_refusal(code: u8, reader: &mut Reader<'_>) -> Option<Refusal> {
+    Some(Refusal { reason: Reason::from_code(code)?, limit: reader.u64()? })
 }
 
 /// Reads the outcomes of `batch` into it: exactly those of its operations, up to the first refusal.

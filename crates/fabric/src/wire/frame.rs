@@ -1,8 +1,8 @@
 //! Frames: a checked header that can be trusted with the length, and a checked body.
 
 use archipelago_base::checksum::{crc, crc_append};
+use archipelago_base::wire::Malformed;
 
-use super::Malformed;
 use crate::batch::{BATCH_BYTES_MAX, BATCH_OPS_MAX};
 
 /// Bytes before the body.

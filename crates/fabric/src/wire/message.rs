@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use archipelago_base::Epoch;
 use archipelago_base::codec::{Reader, put_u8, put_u32, put_u64};
+use archipelago_base::wire::{Malformed, Wire};
+use archipelago_base::{Epoch, wire_struct};
 
-use super::Malformed;
 use crate::MESSAGE_BYTES_MAX;
 use crate::body::Body;
 use crate::ids::{ClientId, NodeId, RemoteKey, Rights};
@@ -64,8 +64,8 @@ impl Hello {
     /// Appends the body.
     pub fn encode(&self, out: &mut Vec<u8>) {
         begin(out);
-        put_u64(out, self.client.0);
-        put_u8(out, u8::from(self.resumed));
+        self.client.put(out);
+        self.resumed.put(out);
         put_u64(out, self.node.map_or(ANY, |node| node.0));
         put_u64(out, self.epoch.map_or(ANY, |epoch| epoch.0));
     }
@@ -75,12 +75,7 @@ impl Hello {
         let mut reader = Reader::new(body);
         check_begin(&mut reader)?;
         let mut read = || {
-            let client = ClientId(reader.u64()?);
-            let resumed = match reader.u8()? {
-                0 => false,
-                1 => true,
-                _ => return None,
-            };
+            let (client, resumed) = (ClientId::get(&mut reader)?, bool::get(&mut reader)?);
             let node = reader.u64()?;
             let epoch = reader.u64()?;
             let node = (node != ANY).then_some(NodeId(node));
@@ -91,20 +86,20 @@ impl Hello {
     }
 }
 
+wire_struct!(Welcome { node, epoch });
+
 impl Welcome {
     /// Appends the body.
     pub fn encode(&self, out: &mut Vec<u8>) {
         begin(out);
-        put_u64(out, self.node.0);
-        put_u64(out, self.epoch.0);
+        self.put(out);
     }
 
     /// Reads a body; the reason to refuse it.
     pub fn decode(body: &[u8]) -> Result<Self, Reason> {
         let mut reader = Reader::new(body);
         check_begin(&mut reader)?;
-        let mut read = || Some(Self { node: NodeId(reader.u64()?), epoch: Epoch(reader.u64()?) });
-        let welcome = read().ok_or(Reason::Protocol)?;
+        let welcome = Self::get(&mut reader).ok_or(Reason::Protocol)?;
         end(&reader, welcome)
     }
 }
@@ -118,33 +113,41 @@ pub struct Opened {
     pub rights: Rights,
 }
 
+wire_struct!(Opened { len, rights });
+
 impl Opened {
     /// Appends a body: this, or a refusal.
     pub fn encode(opened: &Result<Self, Refusal>, out: &mut Vec<u8>) {
-        match opened {
-            Ok(opened) => {
-                put_u8(out, 0);
-                put_u64(out, opened.len);
-                put_u8(out, opened.rights.bits());
-            }
-            Err(refusal) => put_refusal(out, *refusal),
-        }
+        put_result(out, opened);
     }
 
     /// Reads a body.
     pub fn decode(body: &[u8]) -> Result<Result<Self, Refusal>, Malformed> {
-        const WRONG: Malformed = Malformed("what a key opens cannot be read");
-        let mut reader = Reader::new(body);
-        let mut read = || match reader.u8()? {
-            0 => {
-                let len = reader.u64()?;
-                Some(Ok(Self { len, rights: Rights::from_bits(reader.u8()?)? }))
-            }
-            code => Some(Err(get_refusal(code, &mut reader)?)),
-        };
-        let opened = read().ok_or(WRONG)?;
-        if reader.is_empty() { Ok(opened) } else { Err(WRONG) }
+        decode_result(body).ok_or(Malformed("what a key opens cannot be read"))
     }
+}
+
+/// Appends 0 and the value, or a refusal, whose first byte is not 0.
+pub(super) fn put_result<T: Wire>(out: &mut Vec<u8>, result: &Result<T, Refusal>) {
+    match result {
+        Ok(value) => {
+            put_u8(out, 0);
+            value.put(out);
+        }
+        Err(refusal) => refusal.put(out),
+    }
+}
+
+/// Reads what [`put_result`] wrote, to which all bytes must belong.
+pub(super) fn decode_result<T: Wire>(body: &[u8]) -> Option<Result<T, Refusal>> {
+    let mut reader = Reader::new(body);
+    let result = if body.first() == Some(&0) {
+        reader.u8()?;
+        Ok(T::get(&mut reader)?)
+    } else {
+        Err(Refusal::get(&mut reader)?)
+    };
+    reader.is_empty().then_some(result)
 }
 
 /// A request's body on the wire.
@@ -160,33 +163,34 @@ pub struct Ask<'a> {
     pub body: &'a [u8],
 }
 
+/// What stands before the body of a request.
+struct AskHeader {
+    oldest: u64,
+    retry: bool,
+    deadline_ms: u32,
+}
+
+wire_struct!(AskHeader { oldest, retry, deadline_ms });
+
 impl<'a> Ask<'a> {
     /// Appends the body.
     pub fn encode(&self, out: &mut Vec<u8>) {
-        put_u64(out, self.oldest);
-        put_u8(out, u8::from(self.retry));
-        put_u32(out, u32::try_from(self.deadline.as_millis()).unwrap_or(u32::MAX));
+        let deadline_ms = u32::try_from(self.deadline.as_millis()).unwrap_or(u32::MAX);
+        AskHeader { oldest: self.oldest, retry: self.retry, deadline_ms }.put(out);
         out.extend_from_slice(self.body);
     }
 
     /// Reads a body.
     pub fn decode(body: &'a [u8]) -> Result<Self, Malformed> {
         let mut reader = Reader::new(body);
-        let mut read = || {
-            let oldest = reader.u64()?;
-            let retry = match reader.u8()? {
-                0 => false,
-                1 => true,
-                _ => return None,
-            };
-            Some((oldest, retry, reader.u32()?))
-        };
-        let (oldest, retry, ms) = read().ok_or(Malformed("a request that cannot be read"))?;
+        let header = AskHeader::get(&mut reader);
+        let header = header.ok_or(Malformed("a request that cannot be read"))?;
         let body = reader.rest();
         if body.len() > MESSAGE_BYTES_MAX {
             return Err(Malformed("a request that is longer than any may be"));
         }
-        Ok(Self { oldest, retry, deadline: Duration::from_millis(u64::from(ms)), body })
+        let deadline = Duration::from_millis(u64::from(header.deadline_ms));
+        Ok(Self { oldest: header.oldest, retry: header.retry, deadline, body })
     }
 }
 
@@ -197,7 +201,7 @@ pub fn put_answer(out: &mut Vec<u8>, answer: &Answer) {
             put_u8(out, 0);
             out.extend_from_slice(body);
         }
-        Err(refusal) => put_refusal(out, *refusal),
+        Err(refusal) => refusal.put(out),
     }
 }
 
@@ -207,9 +211,9 @@ pub fn decode_answer(body: &[u8]) -> Result<Answer, Malformed> {
     match body.split_first().ok_or(WRONG)? {
         (0, rest) if rest.len() <= MESSAGE_BYTES_MAX => Ok(Ok(Body::copy(rest))),
         (0, _) => Err(WRONG),
-        (&code, rest) => {
-            let mut reader = Reader::new(rest);
-            let refusal = get_refusal(code, &mut reader).ok_or(WRONG)?;
+        _ => {
+            let mut reader = Reader::new(body);
+            let refusal = Refusal::get(&mut reader).ok_or(WRONG)?;
             if reader.is_empty() { Ok(Err(refusal)) } else { Err(WRONG) }
         }
     }
@@ -218,23 +222,13 @@ pub fn decode_answer(body: &[u8]) -> Result<Answer, Malformed> {
 /// Reads the body of a goodbye: why the node closes the link, and the text for people.
 pub fn decode_goodbye(body: &[u8]) -> Result<(Refusal, &[u8]), Malformed> {
     let mut reader = Reader::new(body);
-    let mut read = || get_refusal(reader.u8()?, &mut reader);
-    let refusal = read().ok_or(Malformed("a goodbye that cannot be read"))?;
+    let refusal = Refusal::get(&mut reader).ok_or(Malformed("a goodbye that cannot be read"))?;
     Ok((refusal, reader.rest()))
 }
 
 /// Reads a body that is a key and nothing else.
 pub fn decode_key(body: &[u8]) -> Result<RemoteKey, Malformed> {
     let mut reader = Reader::new(body);
-    let key = RemoteKey::decode(&mut reader).filter(|_| reader.is_empty());
+    let key = RemoteKey::get(&mut reader).filter(|_| reader.is_empty());
     key.ok_or(Malformed("a key that cannot be read"))
-}
-
-pub(super) fn put_refusal(out: &mut Vec<u8>, refusal: Refusal) {
-    put_u8(out, refusal.reason.code());
-    put_u64(out, refusal.limit);
-}
-
-pub(super) fn get_refusal(code: u8, reader: &mut Reader<'_>) -> Option<Refusal> {
-    Some(Refusal { reason: Reason::from_code(code)?, limit: reader.u64()? })
 }

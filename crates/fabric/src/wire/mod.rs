@@ -6,6 +6,7 @@
 
 mod batch;
 mod frame;
+mod ids;
 mod message;
 pub mod ofi;
 #[cfg(test)]
@@ -17,15 +18,3 @@ pub use frame::{FRAME_BODY_MAX, FRAME_HEADER_BYTES, Frame, Kind, frame_at, put_f
 pub use message::{
     Ask, Hello, Opened, VERSION, Welcome, decode_answer, decode_goodbye, decode_key, put_answer,
 };
-
-/// What is wrong with bytes from the other side.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Malformed(pub &'static str);
-
-impl std::fmt::Display for Malformed {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(self.0)
-    }
-}
-
-impl std::error::Error for Malformed {}

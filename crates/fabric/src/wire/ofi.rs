@@ -2,9 +2,11 @@
 //! before a message. `docs/formats/fabric.md` has the byte tables. Nothing here needs libfabric: it
 //! is compiled, tested and fuzzed without.
 
-use archipelago_base::codec::{Reader, put_u32, put_u64};
+use archipelago_base::codec::{Reader, put_u32};
+use archipelago_base::wire::{Malformed, Wire};
 
-use super::{Malformed, Opened};
+use super::Opened;
+use super::message::{decode_result, put_result};
 use crate::refusal::Refusal;
 
 /// Bytes of an endpoint's or provider's name, at most.
@@ -57,32 +59,27 @@ pub struct OpenedOnCard {
     pub place: (u64, u64),
 }
 
+impl Wire for OpenedOnCard {
+    fn put(&self, out: &mut Vec<u8>) {
+        self.opened.put(out);
+        self.place.0.put(out);
+        self.place.1.put(out);
+    }
+    fn get(reader: &mut Reader<'_>) -> Option<Self> {
+        let opened = Opened::get(reader)?;
+        Some(Self { opened, place: (reader.u64()?, reader.u64()?) })
+    }
+}
+
 impl OpenedOnCard {
     /// Appends a body: this, or a refusal.
     pub fn encode(opened: &Result<Self, Refusal>, out: &mut Vec<u8>) {
-        Opened::encode(&opened.map(|on_card| on_card.opened), out);
-        if let Ok(Self { place: (key, address), .. }) = opened {
-            put_u64(out, *key);
-            put_u64(out, *address);
-        }
+        put_result(out, opened);
     }
 
     /// Reads a body.
     pub fn decode(body: &[u8]) -> Result<Result<Self, Refusal>, Malformed> {
-        const PLACE_BYTES: usize = 16;
-        const WRONG: Malformed = Malformed("what a key opens cannot be read");
-        // A refusal has no place.
-        let place_bytes = if body.first() == Some(&0) { PLACE_BYTES } else { 0 };
-        let at = body.len().checked_sub(place_bytes).ok_or(WRONG)?;
-        let (opened, place) = body.split_at(at);
-        match Opened::decode(opened)? {
-            Err(refusal) => Ok(Err(refusal)),
-            Ok(opened) => {
-                let mut reader = Reader::new(place);
-                let mut read = || Some((reader.u64()?, reader.u64()?));
-                Ok(Ok(Self { opened, place: read().ok_or(WRONG)? }))
-            }
-        }
+        decode_result(body).ok_or(Malformed("what a key opens cannot be read"))
     }
 }
 

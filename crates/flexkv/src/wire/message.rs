@@ -1,9 +1,10 @@
 //! The messages, one variant each; requests and answers.
 
-use archipelago_base::codec::put_bytes;
+use archipelago_base::codec::{Reader, put_bytes};
+use archipelago_base::wire::Wire;
+use archipelago_base::{wire_enum, wire_messages, wire_struct};
 use archipelago_fabric::RemoteKey;
-use archipelago_pool::wire::codec::{Reader, Wire};
-use archipelago_pool::{BlockId, ClientId, wire_enum, wire_messages, wire_struct};
+use archipelago_pool::{BlockId, ClientId};
 
 /// Bit that is set in the first byte of each message, together with the version. No message of the
 /// pool has it, so an endpoint that takes both tells them apart.

@@ -9,7 +9,6 @@ mod message;
 #[cfg(test)]
 mod tests;
 
-pub use archipelago_pool::wire::Malformed;
 pub use message::{
     Assigned, Candidate, ComputeStatus, Figure, Grant, MARK, Member, Message, Payload, Place,
     ReadCount, SLOTS_BUCKETS_MAX, Shaped, StoreStatus, VERSION, Why, WriteKind, is_ours,

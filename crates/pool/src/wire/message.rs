@@ -1,6 +1,6 @@
 //! The messages of the pool, one variant each: requests and answers.
 
-use archipelago_base::Epoch;
+use archipelago_base::{Epoch, wire_messages};
 use archipelago_fabric::{ClientId, NodeId, RemoteKey};
 
 use super::VERSION;
@@ -9,7 +9,6 @@ use super::parts::{
 };
 use crate::address::BlockId;
 use crate::config::{Config, Sharing};
-use crate::wire_messages;
 
 wire_messages! {
     /// A message between clients, memory nodes and the manager.

@@ -7,7 +7,6 @@
 //! message or with a sentence; nothing is allocated that a count asks for before the bytes are
 //! there. Checksums are the fabric's frames'.
 
-pub mod codec;
 mod message;
 mod parts;
 #[cfg(test)]
@@ -21,15 +20,3 @@ pub use parts::{
 
 /// Version of the messages; the first byte of each.
 pub const VERSION: u8 = 3;
-
-/// What is wrong with a message.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Malformed(pub &'static str);
-
-impl std::fmt::Display for Malformed {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(self.0)
-    }
-}
-
-impl std::error::Error for Malformed {}

@@ -4,12 +4,16 @@
 
 use std::fmt;
 
-use archipelago_base::{Epoch, Error, ErrorKind};
+use archipelago_base::{Epoch, Error, ErrorKind, wire_enum, wire_struct};
 use archipelago_fabric::{ClientId, NodeId};
 
 use crate::address::BlockId;
-use crate::config::Config;
-use crate::{wire_enum, wire_struct};
+use crate::config::{Config, Place, Sharing};
+
+wire_struct!(BlockId { home, number });
+wire_struct!(Place { node, life });
+wire_enum!(Sharing { Owner = 0, All = 1 });
+wire_struct!(Config { block, epoch, born, owner, label, request, sharing, wanted, copies });
 
 /// A memory node, as the manager knows it.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -7,33 +7,43 @@ use std::path::Path;
 /// `Result` with [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What the caller can do about an [`Error`].
+/// What the caller can do about an [`Error`]. One kind never means two things.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// Correct the call: a key too long, an unknown column family, a setting out of range.
+    /// The call is wrong: a key is too long, a column family is unknown, a setting is out of range.
+    /// Correct the call.
     InvalidArgument,
-    /// Try again later: the thing is busy, or the call would have had to wait.
+    /// The call would have to wait for something. Try again later.
     Busy,
-    /// The thing asked for does not exist.
+    /// The named thing does not exist.
     NotFound,
-    /// Stored bytes are not what was written: restore the named file from a copy.
+    /// Stored bytes are not the bytes that were written. Restore the named file from a copy.
     Corrupt,
-    /// The device or the operating system refused: look at the named file and the cause.
+    /// The device or the operating system refused. Look at the named file and the cause.
     Io,
-    /// The database no longer takes writes, because of an earlier I/O error; reads go on.
+    /// The database takes no writes after an earlier I/O error. Reads continue.
     ReadOnly,
-    /// Somebody else owns this now, or the handle was closed.
+    /// Ownership is lost: another process, or a later epoch, owns what the caller used. A lease
+    /// expired, a key was revoked, another manager took over, or the writer of a database removed a
+    /// table that a reader still used. Give up what the caller holds, and join, locate or catch up
+    /// again.
     Fenced,
-    /// The format or feature is of another version than this program.
+    /// This process closed, dropped, finished or cancelled what the caller used: a database, a
+    /// column family, a log segment, a membership, a job. Open it again if the end was not
+    /// intended.
+    Closed,
+    /// The file, the message or the platform needs a feature or a version that this program does
+    /// not have.
     Unsupported,
-    /// Code of this process broke its contract: an extension panicked, or a change does not fit the
-    /// state that it changes. Nothing stored is damaged. Correct the code that the message names.
+    /// Code of this process broke its contract: an extension or a thread panicked, or a change does
+    /// not fit the state that it changes. Nothing stored is damaged. Correct the code that the
+    /// message names.
     Internal,
 }
 
 impl ErrorKind {
-    /// The kind as it is printed.
+    /// The text that stands before the sentence of an error.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -43,7 +53,8 @@ impl ErrorKind {
             Self::Corrupt => "corruption",
             Self::Io => "i/o error",
             Self::ReadOnly => "read only",
-            Self::Fenced => "closed",
+            Self::Fenced => "ownership lost",
+            Self::Closed => "closed",
             Self::Unsupported => "unsupported",
             Self::Internal => "internal error",
         }
@@ -86,22 +97,37 @@ impl Error {
         }
     }
 
-    /// [`ErrorKind::InvalidArgument`].
+    /// An error of the kind [`ErrorKind::InvalidArgument`] without a cause.
     pub fn invalid(context: impl Into<String>) -> Self {
         Self::new(ErrorKind::InvalidArgument, context)
     }
 
-    /// [`ErrorKind::Busy`].
+    /// An error of the kind [`ErrorKind::Busy`] without a cause.
     pub fn busy(context: impl Into<String>) -> Self {
         Self::new(ErrorKind::Busy, context)
     }
 
-    /// [`ErrorKind::NotFound`].
+    /// An error of the kind [`ErrorKind::Closed`] without a cause.
+    pub fn closed(context: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Closed, context)
+    }
+
+    /// An error of the kind [`ErrorKind::Fenced`] without a cause.
+    pub fn fenced(context: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Fenced, context)
+    }
+
+    /// An error of the kind [`ErrorKind::Internal`] without a cause.
+    pub fn internal(context: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Internal, context)
+    }
+
+    /// An error of the kind [`ErrorKind::NotFound`] without a cause.
     pub fn not_found(context: impl Into<String>) -> Self {
         Self::new(ErrorKind::NotFound, context)
     }
 
-    /// [`ErrorKind::Unsupported`].
+    /// An error of the kind [`ErrorKind::Unsupported`] without a cause.
     pub fn unsupported(context: impl Into<String>) -> Self {
         Self::new(ErrorKind::Unsupported, context)
     }
@@ -228,5 +254,30 @@ mod tests {
         let wrapped = Error::with_source(ErrorKind::ReadOnly, "no writes", told);
         assert!(wrapped.is_no_space());
         assert!(!Error::invalid("no cause").is_no_space());
+    }
+
+    #[test]
+    fn every_kind_has_its_own_name() {
+        use ErrorKind::{
+            Busy, Closed, Corrupt, Fenced, Internal, InvalidArgument, Io, NotFound, ReadOnly,
+            Unsupported,
+        };
+        let kinds = [
+            InvalidArgument,
+            Busy,
+            NotFound,
+            Corrupt,
+            Io,
+            ReadOnly,
+            Fenced,
+            Closed,
+            Unsupported,
+            Internal,
+        ];
+        let names: std::collections::BTreeSet<_> = kinds.iter().map(|kind| kind.name()).collect();
+        assert_eq!(names.len(), kinds.len());
+        assert_eq!(Error::closed("the log").to_string(), "closed: the log");
+        assert_eq!(Error::fenced("the block").to_string(), "ownership lost: the block");
+        assert_eq!(Error::internal("a defect").to_string(), "internal error: a defect");
     }
 }

@@ -17,7 +17,7 @@ impl Joiner {
     /// Waits until the thread has ended. `Err` if it panicked.
     pub fn join(self) -> Result<()> {
         let name = self.0.thread().name().unwrap_or("unnamed").to_owned();
-        self.0.join().map_err(|_| Error::new(ErrorKind::Fenced, format!("thread {name} panicked")))
+        self.0.join().map_err(|_| Error::internal(format!("thread {name} panicked")))
     }
 }
 
@@ -50,5 +50,21 @@ impl Spawn for SystemSpawn {
                 Error::with_source(ErrorKind::Io, format!("cannot start thread {name}"), source)
             },
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn join_reports_a_panic_as_internal() {
+        let thread =
+            SystemSpawn.spawn("doomed", Box::new(|| panic!("on purpose"))).expect("starts");
+        let error = thread.join().expect_err("it panicked");
+        assert_eq!(error.kind(), ErrorKind::Internal);
+        assert_eq!(error.to_string(), "internal error: thread doomed panicked");
+        let thread = SystemSpawn.spawn("sound", Box::new(|| {})).expect("starts");
+        assert!(thread.join().is_ok());
     }
 }

@@ -514,7 +514,7 @@ impl Membership {
             }
             if word >> 32 > u64::from(assigned.epoch) {
                 let what = format!("partition {} is of a later epoch already", assigned.partition);
-                return Err(Error::new(ErrorKind::Fenced, what));
+                return Err(Error::fenced(what));
             }
             match self.node.table().swap(address, word, mine, until_ns).await? {
                 Swapped::Was(was) if was == word => return Ok(()),

@@ -176,6 +176,12 @@ impl PoolClient {
         self.shared().is_over()
     }
 
+    /// The error of `what`, because this client was evicted (`Fenced`) or has left (`Closed`).
+    #[must_use]
+    pub fn over(&self, what: impl fmt::Display) -> Error {
+        self.shared().over(what)
+    }
+
     /// All memory nodes that this client knows.
     #[must_use]
     pub fn members(&self) -> Vec<Member> {
@@ -395,7 +401,7 @@ impl PoolClient {
     }
 
     /// Leaves the cluster, and the client's blocks go to other clients of its label. From now on,
-    /// calls of all clones end as fenced.
+    /// calls of all clones end with `Closed`.
     pub async fn leave(&self) {
         self.shared().leave().await;
     }
@@ -415,6 +421,15 @@ impl Shared {
         self.stopped.load(Ordering::SeqCst) || self.membership.lock().is_evicted()
     }
 
+    /// The error of a call on a client that was evicted or has left.
+    pub(crate) fn over(&self, what: impl fmt::Display) -> Error {
+        if self.membership.lock().is_evicted() {
+            Refused::from(Why::Evicted).error(what)
+        } else {
+            Error::closed(format!("{what}: this client has left the pool"))
+        }
+    }
+
     pub(crate) async fn pause(&self) {
         self.runtime.sleep(self.options.pace.pause).await;
     }
@@ -422,7 +437,7 @@ impl Shared {
     /// An error if `until_ns` has passed, or if the client was evicted or has left.
     pub(crate) fn late(&self, until_ns: u64, what: impl fmt::Display) -> Result<()> {
         if self.is_over() {
-            return Err(Refused::from(Why::Evicted).error(what));
+            return Err(self.over(what));
         }
         if self.now_ns() >= until_ns {
             let seconds = self.options.patience.as_secs_f64();

@@ -99,7 +99,7 @@ impl Shared {
 
     async fn try_to_open(&self, block: BlockId, all: bool) -> Result<Tried> {
         if self.is_over() {
-            return Err(Refused::from(Why::Evicted).error(format!("block {block}")));
+            return Err(self.over(format!("block {block}")));
         }
         let view = self.membership.lock().view();
         let doubt = self.doubts.lock().get(&block).copied().unwrap_or_default();

@@ -44,7 +44,7 @@ extern "C" {
 #endif
 
 /* What this header describes; archipelago_abi() tells what the library is. They must be equal. */
-#define ARCHIPELAGO_ABI 4
+#define ARCHIPELAGO_ABI 5
 
 /* ---- The library and its errors ---------------------------------------------------------------------------------- */
 
@@ -63,9 +63,10 @@ enum {
   ARCHIPELAGO_ERROR_CORRUPT = 4,          /* stored bytes are not what was written: EBADMSG */
   ARCHIPELAGO_ERROR_IO = 5,               /* the device or the system refused: EIO, ENOSPC, EEXIST, EISDIR, ... */
   ARCHIPELAGO_ERROR_READ_ONLY = 6,        /* EROFS */
-  ARCHIPELAGO_ERROR_FENCED = 7,           /* somebody else owns it now: ESHUTDOWN */
+  ARCHIPELAGO_ERROR_FENCED = 7,           /* another process owns it now: ESTALE; open it again */
   ARCHIPELAGO_ERROR_UNSUPPORTED = 8,      /* not possible here, or another format version: EOPNOTSUPP */
-  ARCHIPELAGO_ERROR_INTERNAL = 9          /* a mistake in the library: EIO; please report the sentence */
+  ARCHIPELAGO_ERROR_INTERNAL = 9,         /* a mistake in the library: EIO; please report the sentence */
+  ARCHIPELAGO_ERROR_CLOSED = 10           /* this process closed, finished or cancelled it: ESHUTDOWN; open it again */
 };
 
 /* What went wrong in the last call of the calling thread that failed: a sentence that names the file or setting; ""

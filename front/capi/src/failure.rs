@@ -24,6 +24,7 @@ pub(crate) enum Kind {
     Unsupported = 8,
     /// A panic: a mistake of this library.
     Internal = 9,
+    Closed = 10,
 }
 
 /// See the module.
@@ -80,7 +81,8 @@ impl From<Error> for Failure {
             ErrorKind::NotFound => (Kind::NotFound, Errno::NOENT),
             ErrorKind::Corrupt => (Kind::Corrupt, Errno::BADMSG),
             ErrorKind::ReadOnly => (Kind::ReadOnly, Errno::ROFS),
-            ErrorKind::Fenced => (Kind::Fenced, Errno::SHUTDOWN),
+            ErrorKind::Fenced => (Kind::Fenced, Errno::STALE),
+            ErrorKind::Closed => (Kind::Closed, Errno::SHUTDOWN),
             ErrorKind::Unsupported => (Kind::Unsupported, Errno::OPNOTSUPP),
             ErrorKind::Internal => (Kind::Internal, Errno::IO),
             _ => (Kind::Io, Errno::IO),
@@ -156,6 +158,13 @@ mod tests {
         assert_eq!(of(std::io::ErrorKind::StorageFull), (Kind::Io, Errno::NOSPC));
         assert_eq!(of(std::io::ErrorKind::NotFound), (Kind::NotFound, Errno::NOENT));
         assert_eq!(of(std::io::ErrorKind::BrokenPipe), (Kind::Io, Errno::IO));
+        let failed = |error: Error| {
+            let failure = Failure::from(error);
+            (failure.kind, failure.errno)
+        };
+        assert_eq!(failed(Error::fenced("taken over")), (Kind::Fenced, Errno::STALE));
+        assert_eq!(failed(Error::closed("finished")), (Kind::Closed, Errno::SHUTDOWN));
+        assert_eq!(failed(Error::internal("panicked")), (Kind::Internal, Errno::IO));
         let failure = Failure::from(Error::corrupt(Path::new("f"), 5, "a hole"));
         assert_eq!((failure.kind, failure.errno), (Kind::Corrupt, Errno::BADMSG));
         assert!(failure.message.contains("offset 5"), "{}", failure.message);

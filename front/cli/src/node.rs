@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use archipelago_base::{Error, ErrorKind, Result, size};
+use archipelago_base::{Error, Result, size};
 use archipelago_env::descriptors::raise_limit;
 use archipelago_manager::core::Terms;
 use archipelago_manager::{ManagerServer, ManagerSettings, StorePlan};
@@ -204,7 +204,7 @@ fn manager(args: &ManagerArgs) -> Result<()> {
     stop.wait(|| server.is_deposed())?;
     if server.is_deposed() {
         let what = "another manager has taken over; this one is of no use any more";
-        return Err(Error::new(ErrorKind::Fenced, what));
+        return Err(Error::fenced(what));
     }
     say!("Stopped; nodes and clients go on without it");
     Ok(())

@@ -54,7 +54,10 @@ impl Refusal {
         Self::said(format!("ERR invalid expire time in '{command}' command"))
     }
 
-    /// The error line. The code tells a client what to do: try again later, or see to the disk.
+    /// The error line. The code tells a client what to do. With `TRYAGAIN` the client may repeat
+    /// the command later. With `MISCONF` an operator must look at the disk of this server. With
+    /// `ERR` the client must not repeat the command here: the command is wrong, this server is
+    /// closed, or another server owns the keys now.
     pub(crate) fn line(&self) -> Cow<'_, str> {
         match self {
             Self::Said(line) => Cow::Borrowed(line),
@@ -74,5 +77,24 @@ impl Refusal {
 impl From<Error> for Refusal {
     fn from(error: Error) -> Self {
         Self::Store(error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn error_line_says_what_the_client_can_do() {
+        let line = |error: Error| Refusal::from(error).line().into_owned();
+        assert_eq!(line(Error::busy("full")), "TRYAGAIN busy: full");
+        let stopped = Error::new(ErrorKind::ReadOnly, "the disk failed");
+        assert_eq!(line(stopped), "MISCONF read only: the disk failed");
+        assert_eq!(
+            line(Error::closed("the database is closed")),
+            "ERR closed: the database is closed"
+        );
+        assert_eq!(line(Error::fenced("taken over")), "ERR ownership lost: taken over");
+        assert_eq!(line(Error::internal("a defect")), "ERR internal error: a defect");
     }
 }

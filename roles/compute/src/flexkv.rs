@@ -553,7 +553,7 @@ impl Shared {
             self.clock.sleep(LOOK);
         }
         self.take_part(pool).map_err(|error| match error.kind() {
-            ErrorKind::Busy | ErrorKind::Fenced => Failed::WhileJoined(error),
+            ErrorKind::Busy | ErrorKind::Fenced | ErrorKind::Closed => Failed::WhileJoined(error),
             _ => Failed::ForGood(error),
         })
     }

@@ -21,7 +21,7 @@ use arc_swap::ArcSwap;
 use archipelago_base::budget::{ByteBudget, Charge};
 use archipelago_base::clock::Clock;
 use archipelago_base::random::Rng;
-use archipelago_base::{CfId, Error, ErrorKind, FileNo, Result, SeqNo};
+use archipelago_base::{CfId, Error, FileNo, Result, SeqNo};
 use archipelago_env::foreground::Foreground;
 use archipelago_env::limit::RateLimiter;
 use archipelago_env::{FileLock, FileSystem};
@@ -218,11 +218,11 @@ pub(crate) struct DbInner {
 }
 
 impl DbInner {
-    /// `Fenced` once closed.
+    /// `Closed` once closed.
     #[inline]
     pub(crate) fn check_open(&self) -> Result<()> {
         if self.closed.load(Ordering::Relaxed) {
-            return Err(Error::new(ErrorKind::Fenced, "the database is closed"));
+            return Err(Error::closed("the database is closed"));
         }
         Ok(())
     }

@@ -154,10 +154,10 @@ fn a_cancelled_flush_leaves_nothing() {
     };
     context.more_file_numbers = Some(&third);
     let error = run_flush(&spec, &context).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Fenced);
+    assert_eq!(error.kind(), ErrorKind::Closed);
     assert_eq!(executor.tables(), Vec::<String>::new());
     let error = run_flush(&spec, &executor.context()).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Fenced, "cancelled before it began");
+    assert_eq!(error.kind(), ErrorKind::Closed, "cancelled before it began");
 }
 
 #[test]

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use archipelago_base::{Error, ErrorKind, Result};
+use archipelago_base::{Error, Result};
 
 /// A flag that ends a job. [`Cancel::default`] makes a flag of its own.
 #[derive(Clone, Debug, Default)]
@@ -45,11 +45,11 @@ impl Cancel {
         self.own.load(Ordering::Relaxed) || is_set(&self.above) || is_set(&self.linked)
     }
 
-    /// `Err` (`Fenced`) if the jobs shall end.
+    /// `Err` (`Closed`) if the jobs are to end.
     #[inline]
     pub fn check(&self) -> Result<()> {
         if self.is_cancelled() {
-            return Err(Error::new(ErrorKind::Fenced, "the job was cancelled"));
+            return Err(Error::closed("the job was cancelled"));
         }
         Ok(())
     }
@@ -57,6 +57,8 @@ impl Cancel {
 
 #[cfg(test)]
 mod tests {
+    use archipelago_base::ErrorKind;
+
     use super::*;
 
     #[test]
@@ -67,7 +69,7 @@ mod tests {
         let clone = one.clone();
         assert!(clone.check().is_ok());
         one.cancel();
-        assert_eq!(clone.check().unwrap_err().kind(), ErrorKind::Fenced);
+        assert_eq!(clone.check().unwrap_err().kind(), ErrorKind::Closed);
         assert!(follower.is_cancelled(), "a flag that is linked to it follows");
         assert!(!other.is_cancelled(), "another job goes on");
         above.store(true, Ordering::Relaxed);

@@ -97,7 +97,7 @@ pub struct JobContext<'a> {
 }
 
 impl JobContext<'_> {
-    /// `Err` (`Fenced`) if the job was cancelled.
+    /// `Err` (`Closed`) if the job was cancelled.
     #[inline]
     pub fn check_cancelled(&self) -> Result<()> {
         self.cancel.check()

@@ -526,7 +526,7 @@ impl Transaction {
     /// the durability of a write with these options. Returns the sequence number of the last one.
     /// The transaction is empty afterwards and has no locks.
     ///
-    /// Errors: `Busy` with a [`Conflict`] if what the transaction depends on has changed; `Fenced`
+    /// Errors: `Busy` with a [`Conflict`] if what the transaction depends on has changed; `Closed`
     /// if a column family of it was dropped or the database closed; else those of [`Db::write`].
     /// After an error nothing was written, and the transaction is as it was: it can be committed
     /// again, which makes sense if the error is no conflict, or rolled back. Only after an error of

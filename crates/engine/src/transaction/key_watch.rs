@@ -79,7 +79,7 @@ impl Db {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
-    /// Errors: those of a read; `Fenced` if the column family was dropped.
+    /// Errors: those of a read; `Closed` if the column family was dropped.
     pub fn has_changed(&self, watch: &KeyWatch) -> Result<bool> {
         self.check_family(&watch.cf)?;
         let now_ms = || self.inner.clock.unix_ms();
@@ -96,7 +96,7 @@ impl Db {
     /// tells. A compaction that no snapshot stops may drop the record of a removal; a
     /// [`Db::watch`] sees that as well.
     ///
-    /// Errors: those of a read; `Fenced` if the column family was dropped.
+    /// Errors: those of a read; `Closed` if the column family was dropped.
     pub fn changed_since(&self, cf: &ColumnFamily, key: &[u8], seq: SeqNo) -> Result<bool> {
         self.check_family(cf)?;
         let newest = newest_record(&self.inner, &cf.family, key, Since::After(seq))?;

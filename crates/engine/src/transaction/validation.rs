@@ -17,12 +17,12 @@
 //! 2. The observer ends with the check, whatever its outcome.
 //! 3. Expiry is looked at under the lock that gives the write its number.
 //!
-//! Failure: a [`Conflict`], `Fenced` if a column family was dropped, or the error of a table that
+//! Failure: a [`Conflict`], `Closed` if a column family was dropped, or the error of a table that
 //! could not be read. Nothing was written.
 //! Cost: see the module of transactions. Step 3 costs a search in the footprint for each key that
 //! was written since step 1, under the commit lock.
 
-use archipelago_base::{CfId, Error, ErrorKind, Result, SeqNo};
+use archipelago_base::{CfId, Error, Result, SeqNo};
 
 use crate::concurrency::Conflict;
 use crate::concurrency::footprint::{Footprint, KeyRead, Touch, Touched};
@@ -217,8 +217,5 @@ enum News {
 }
 
 fn dropped(cf: CfId) -> Error {
-    Error::new(
-        ErrorKind::Fenced,
-        format!("column family {cf}, which the transaction used, was dropped"),
-    )
+    Error::closed(format!("column family {cf}, which the transaction used, was dropped"))
 }

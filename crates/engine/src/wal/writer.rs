@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use archipelago_base::random::Rng;
-use archipelago_base::{Epoch, Error, ErrorKind, FileNo, Result, SeqNo};
+use archipelago_base::{Epoch, Error, FileNo, Result, SeqNo};
 use archipelago_env::{FileClass, FileSystem, IoContext, IoPurpose, LogFile, LogOptions, LogSync};
 use parking_lot::Mutex;
 
@@ -391,7 +391,7 @@ impl LogWriter {
     pub fn finish(&mut self) -> Closed {
         let unfinished = self.log.finish().err();
         let name = self.segment.path.display();
-        let error = Error::new(ErrorKind::Fenced, format!("the log segment {name} is finished"));
+        let error = Error::closed(format!("the log segment {name} is finished"));
         self.broken.get_or_insert(error);
         Closed { segment: SegmentRef { no: self.segment.no, len: self.len }, unfinished }
     }

@@ -125,7 +125,7 @@ fn batches_span_families_and_dropped_families_refuse() {
     db.drop_family(&hits).unwrap();
     assert_eq!(db.family("hits").unwrap_err().kind(), ErrorKind::InvalidArgument);
     let refused = db.put_with(&hits, b"a", b"b", &WriteOptions::default()).unwrap_err();
-    assert_eq!(refused.kind(), ErrorKind::Fenced);
+    assert_eq!(refused.kind(), ErrorKind::Closed);
     let no_operator = db.merge(db.default_family(), b"a", b"b", &WriteOptions::default());
     assert_eq!(no_operator.unwrap_err().kind(), ErrorKind::InvalidArgument);
     drop(db);
@@ -241,5 +241,5 @@ fn bad_calls_are_refused_and_change_nothing() {
     let error = Db::open_with("/bad", bad, over(&fs, small_family())).unwrap_err();
     assert!(error.to_string().contains("max_background_jobs is 0"), "{error}");
     db.clone().close().unwrap();
-    assert_eq!(kind(db.put(b"a", b"b")), ErrorKind::Fenced);
+    assert_eq!(kind(db.put(b"a", b"b")), ErrorKind::Closed);
 }

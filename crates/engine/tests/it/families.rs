@@ -45,7 +45,7 @@ fn handle_of_a_dropped_family_holds_no_files() {
             db.flush(handle).unwrap_err().kind(),
             db.drop_family(handle).unwrap_err().kind(),
         ];
-        assert_eq!(kinds, [ErrorKind::Fenced; 6]);
+        assert_eq!(kinds, [ErrorKind::Closed; 6]);
     }
     assert_eq!((db.estimate_keys(&family), db.would_stall(&family)), (0, false));
 }
@@ -111,7 +111,7 @@ fn job_of_a_family_dropped_meanwhile_leaves_nothing() {
             true => db.compact_range(&family, &KeyRange::all()),
             false => db.flush(&family),
         };
-        assert_eq!(dropped.unwrap_err().kind(), ErrorKind::Fenced, "{name}");
+        assert_eq!(dropped.unwrap_err().kind(), ErrorKind::Closed, "{name}");
         while db.step_background().unwrap() {}
         assert_eq!(tables(&fs), 0, "{name}");
         assert_eq!(db.statistics().get(Ticker::BackgroundErrors), 0, "{name}");

@@ -199,7 +199,7 @@ fn families_come_and_go_as_the_writer_makes_and_drops_them() {
     writer.drop_family(&made).unwrap();
     assert!(get(&reader).unwrap().is_some());
     reader.catch_up().unwrap();
-    assert_eq!(get(&reader).unwrap_err().kind(), ErrorKind::Fenced);
+    assert_eq!(get(&reader).unwrap_err().kind(), ErrorKind::Closed);
     assert!(reader.family("later").is_err());
 }
 

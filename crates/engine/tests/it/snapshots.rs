@@ -317,7 +317,7 @@ fn families_made_after_a_snapshot_are_empty_at_it() {
     let mut iter = db.iter(&late, &ReadOptions::new().snapshot(&after)).unwrap();
     db.drop_family(&late).unwrap();
     let refused = db.get_with(&late, &key(1), &ReadOptions::new().snapshot(&after));
-    assert_eq!(refused.unwrap_err().kind(), ErrorKind::Fenced);
+    assert_eq!(refused.unwrap_err().kind(), ErrorKind::Closed);
     iter.seek_to_first();
     assert_eq!((iter.key(), iter.value()), (&key(1)[..], &b"x"[..]));
 }

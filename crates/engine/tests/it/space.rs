@@ -505,7 +505,7 @@ fn compact_range_is_cancelled_and_tells_its_progress() {
         }
     };
     let error = store.db.compact_range_with(store.cf(), &all(), &options).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Fenced);
+    assert_eq!(error.kind(), ErrorKind::Closed);
     assert!(error.context().contains("cancelled"), "{error}");
     assert_eq!(told.load(Ordering::Relaxed), 1, "nothing was begun after the cancel");
     assert_eq!(store.rows(), 3000);

@@ -33,7 +33,7 @@ pub(super) fn connect(network: &Arc<Network>, near: Life, to: Connect) -> Promis
     };
     if !network.scheduler.lives(near) {
         let what = format!("cannot connect to {}: this host is down", to.address);
-        return Promise::ready(Err(Error::new(ErrorKind::Fenced, what)));
+        return Promise::ready(Err(Error::closed(what)));
     }
     let (slot, now_ns) = (Slot::new(), network.scheduler.now_ns());
     let deadline_ns = now_ns.saturating_add(to.deadline.as_nanos() as u64);

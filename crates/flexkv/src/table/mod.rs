@@ -31,7 +31,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use archipelago_base::runtime::Runtime;
-use archipelago_base::{Error, ErrorKind, Result};
+use archipelago_base::{Error, Result};
 use archipelago_fabric::{BATCH_BYTES_MAX, Batch, Promise, Reason, Refusal};
 use archipelago_pool::{Address, OpenBlock, Packing, PoolClient, Writing};
 
@@ -191,10 +191,7 @@ impl Table {
     /// Fails if the time is over or this node was evicted.
     pub(crate) fn late(&self, until_ns: u64, what: impl std::fmt::Display) -> Result<()> {
         if self.pool.is_evicted() {
-            return Err(Error::new(
-                ErrorKind::Fenced,
-                format!("{what}: this node was taken for dead"),
-            ));
+            return Err(self.pool.over(what));
         }
         if self.now_ns() >= until_ns {
             return Err(Error::busy(format!("{what}: no success in time")));

@@ -337,9 +337,10 @@ impl Refused {
             | Why::Changing
             | Why::NoNodes
             | Why::NoKeys
+            | Why::NotReady
             | Why::Standby
             | Why::Promised => ErrorKind::Busy,
-            Why::OldEpoch | Why::OldTerm | Why::Evicted | Why::NotReady => ErrorKind::Fenced,
+            Why::OldEpoch | Why::OldTerm | Why::Evicted => ErrorKind::Fenced,
             Why::UnknownBlock => ErrorKind::NotFound,
             Why::NotOwner | Why::NotAllowed | Why::Malformed | Why::BlockSize | Why::Unlisted => {
                 ErrorKind::InvalidArgument

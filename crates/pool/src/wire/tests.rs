@@ -1,7 +1,7 @@
 //! Golden bytes of the messages, and messages that are encoded and decoded.
 
-use archipelago_base::Epoch;
 use archipelago_base::random::Rng;
+use archipelago_base::{Epoch, ErrorKind};
 use archipelago_fabric::{ClientId, NodeId};
 
 use super::{BlockAt, Message, NodeCounters, Refused, RefusedFor, VERSION, Why};
@@ -174,4 +174,16 @@ fn random_bytes_are_refused_or_encoded_as_before() {
             assert_eq!(Message::decode(&message.encode()), Ok(message));
         }
     }
+}
+
+#[test]
+fn only_refusals_of_lost_ownership_are_fenced() {
+    let kind = |why: Why| Refused::from(why).kind();
+    for why in [Why::OldEpoch, Why::OldTerm, Why::Evicted] {
+        assert_eq!(kind(why), ErrorKind::Fenced, "{why:?}");
+    }
+    for why in [Why::Full, Why::Changing, Why::NotReady, Why::Standby] {
+        assert_eq!(kind(why), ErrorKind::Busy, "{why:?}");
+    }
+    assert_eq!(kind(Why::UnknownBlock), ErrorKind::NotFound);
 }

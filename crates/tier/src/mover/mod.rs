@@ -1,12 +1,12 @@
-//! Background work: one thread looks at the tiers every interval and decides ([`control_loop`]), removes
-//! what may go, and keeps the namespace's ballast, and several copy and move ([`transfer`]) as far
-//! as the devices' writers allow.
+//! Background work: one thread looks at the tiers every interval and decides ([`control_loop`]),
+//! removes what may go, and keeps the namespace's ballast, and several copy and move ([`transfer`])
+//! as far as the devices' writers allow.
 //!
-//! Without threads (`Components::spawn` is `None`) [`crate::TieredFs::step`] does one round of all of it.
-//! A job that fails leaves the file where it was and is decided anew if its reason persists: copies
-//! and what leaves for them at the next look, moves after a change of level ten seconds later and
-//! at growing intervals from then on, until the tiers are closed. A file has at most one job at a
-//! time (`Entry::busy`).
+//! Without threads (`Components::spawn` is `None`) [`crate::TieredFs::step`] does one round of all
+//! of it. A job that fails leaves the file where it was and is decided anew if its reason persists:
+//! copies and what leaves for them at the next look, moves after a change of level ten seconds
+//! later and at growing intervals from then on, until the tiers are closed. A file has at most one
+//! job at a time (`Entry::busy`).
 
 mod control_loop;
 mod copy_planner;
@@ -18,11 +18,12 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use archipelago_base::spawn::{Joiner, Spawn};
-use archipelago_base::{Error, ErrorKind, Result};
+use archipelago_base::{Error, Result};
 use archipelago_env::{IoContext, IoPurpose};
 use parking_lot::Mutex;
 
 use self::control_loop::Pace;
+use self::transfer::JobEnd;
 use crate::fs::entry::Entry;
 use crate::fs::job_queue::{Job, JobKind};
 use crate::fs::shared::{BackgroundWork, MoverStart, Shared};
@@ -70,21 +71,24 @@ impl BackgroundWork for Mover {
 /// Runs the first job that may run; whether there was one.
 pub(crate) fn run_one(shared: &Arc<Shared>) -> bool {
     let Some(job) = shared.queue.take(shared) else { return false };
-    let outcome = transfer::run(shared, &job);
+    let end = transfer::run(shared, &job);
     shared.queue.done(&job);
-    if let Err(error) = outcome {
-        if error.kind() == ErrorKind::Fenced {
-            tracing::debug!(%error, "a move or copy between devices became pointless");
-            return true;
+    match end {
+        JobEnd::Done => {}
+        JobEnd::Obsolete(why) => {
+            tracing::debug!(%why, "a move or copy between devices was given up");
         }
-        shared.queue.failed.fetch_add(1, Ordering::Relaxed);
-        *shared.queue.errors.lock() = Some(error.to_string());
-        tracing::warn!(%error, reason = %job.reason, "a move or copy between devices failed");
+        JobEnd::Failed(error) => {
+            shared.queue.failed.fetch_add(1, Ordering::Relaxed);
+            *shared.queue.errors.lock() = Some(error.to_string());
+            tracing::warn!(%error, reason = %job.reason, "a move or copy between devices failed");
+        }
     }
     true
 }
 
-/// Moves a file on this thread, whatever waits. Errors: `Busy` if it has a job; those of the
+/// Moves a file on this thread, whatever waits. Errors: `Busy` if it has a job; `Closed`
+/// if the tiers are closed meanwhile; `NotFound` if the file is removed meanwhile; those of the
 /// devices. A file that is being written stays.
 fn move_now(shared: &Arc<Shared>, entry: &Arc<Entry>, to: usize, reason: Reason) -> Result<()> {
     if !shared.queue.claim(entry) {
@@ -92,9 +96,13 @@ fn move_now(shared: &Arc<Shared>, entry: &Arc<Entry>, to: usize, reason: Reason)
     }
     let job = Job { entry: Arc::clone(entry), to, kind: JobKind::Move, reason };
     shared.queue.begun(&job);
-    let outcome = transfer::run(shared, &job);
+    let end = transfer::run(shared, &job);
     shared.queue.done(&job);
-    outcome
+    match end {
+        JobEnd::Done => Ok(()),
+        JobEnd::Obsolete(why) => Err(why.into_error()),
+        JobEnd::Failed(error) => Err(error),
+    }
 }
 
 /// A move after a change of level that was not made is decided anew after this long, then after

@@ -9,13 +9,15 @@
 //! A file that its device lost is made anew in the same way, from a whole copy, which stays until
 //! that is durable (`move.restored`).
 //!
-//! A file that is removed, or tiers that are closed, end a job without a failure of anybody
-//! ([`ErrorKind::Fenced`]); an error is noted of the device that it is of.
+//! A job ends without a failure if its file is removed, if the tiers are closed, or if growing
+//! files need the space of its copy ([`JobEnd::Obsolete`]). An error is noted at the device that
+//! caused it.
 //!
 //! What is copied was prefetched, and the page cache is told to forget source and target. Steps
 //! have fault points: `move.begin`, `move.copied`, `move.synced`, `move.before_publish`,
 //! `move.published`, and the same with `copy.`.
 
+use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -42,8 +44,60 @@ const PIECE_BYTES: u64 = 1 << 20;
 const READS_AHEAD: usize = 4;
 const AHEAD_BYTES: u64 = READS_AHEAD as u64 * PIECE_BYTES;
 
-/// Does a job. What was begun and failed is removed.
-pub(super) fn run(shared: &Arc<Shared>, job: &Job) -> Result<()> {
+/// How a job ended.
+#[derive(Debug)]
+pub(super) enum JobEnd {
+    /// The file was moved or copied, or needed neither.
+    Done,
+    /// The job lost its purpose before it ended. This is not a failure.
+    Obsolete(Obsolete),
+    /// The job failed. The file is where it was.
+    Failed(Error),
+}
+
+/// Why a job lost its purpose.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Obsolete {
+    /// The tiers are being closed.
+    Closing,
+    /// The file was removed.
+    Removed,
+    /// Growing files need the space that the copy would take.
+    NoRoom,
+}
+
+impl fmt::Display for Obsolete {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Closing => "the tiers are being closed",
+            Self::Removed => "the file was removed while it was moved or copied",
+            Self::NoRoom => "growing files need the space of the copy",
+        })
+    }
+}
+
+impl Obsolete {
+    /// The error of a caller that waits for the job.
+    pub(super) fn into_error(self) -> Error {
+        let kind = match self {
+            Self::Closing => ErrorKind::Closed,
+            Self::Removed => ErrorKind::NotFound,
+            Self::NoRoom => ErrorKind::Busy,
+        };
+        Error::new(kind, self.to_string())
+    }
+}
+
+/// Executes a job. A target that was begun and not finished is removed.
+pub(super) fn run(shared: &Arc<Shared>, job: &Job) -> JobEnd {
+    match try_to_run(shared, job) {
+        Ok(()) => JobEnd::Done,
+        Err(Trouble::Obsolete(obsolete)) => JobEnd::Obsolete(obsolete),
+        Err(Trouble::Source(error) | Trouble::Target(error)) => JobEnd::Failed(error),
+    }
+}
+
+fn try_to_run(shared: &Arc<Shared>, job: &Job) -> Result<(), Trouble> {
     if job.entry.gone.load(Ordering::Relaxed) || job.entry.writers.load(Ordering::Acquire) > 0 {
         return Ok(());
     }
@@ -73,23 +127,20 @@ fn source(
     Ok((main, file?))
 }
 
-fn interrupted(shared: &Shared, entry: &Entry) -> Result<()> {
+fn check_purpose(shared: &Shared, entry: &Entry) -> Result<(), Trouble> {
     if shared.closing.load(Ordering::Relaxed) {
-        return Err(Error::new(ErrorKind::Fenced, "the tiers are being closed"));
+        return Err(Trouble::Obsolete(Obsolete::Closing));
     }
     if entry.gone.load(Ordering::Relaxed) {
-        return Err(removed());
+        return Err(Trouble::Obsolete(Obsolete::Removed));
     }
     Ok(())
 }
 
-fn removed() -> Error {
-    Error::new(ErrorKind::Fenced, "the file was removed while it was moved or copied")
-}
-
-/// Where it failed to write a target.
+/// Why a job does not go on, and at which device it failed.
 #[derive(Debug)]
 enum Trouble {
+    Obsolete(Obsolete),
     Source(Error),
     Target(Error),
 }
@@ -100,16 +151,32 @@ impl From<Error> for Trouble {
     }
 }
 
-/// Notes the outcome of the device that it is of.
-fn judge<T>(shared: &Shared, outcome: Result<T, Trouble>, from: &Device, to: &Device) -> Result<T> {
+/// Notes an outcome at the device that caused it.
+fn judge<T>(
+    shared: &Shared,
+    outcome: Result<T, Trouble>,
+    from: &Device,
+    to: &Device,
+) -> Result<T, Trouble> {
     let now_ns = shared.now_ns();
-    let (device, outcome) = match outcome {
-        Ok(value) => (to, Ok(value)),
-        Err(Trouble::Source(error)) => (from, Err(error)),
-        Err(Trouble::Target(error)) => (to, Err(error)),
-    };
-    device.note(&outcome, now_ns);
-    outcome
+    match outcome {
+        Ok(value) => {
+            let outcome = Ok(value);
+            to.note(&outcome, now_ns);
+            outcome.map_err(Trouble::Target)
+        }
+        Err(Trouble::Source(error)) => {
+            let outcome = Err(error);
+            from.note(&outcome, now_ns);
+            outcome.map_err(Trouble::Source)
+        }
+        Err(Trouble::Target(error)) => {
+            let outcome = Err(error);
+            to.note(&outcome, now_ns);
+            outcome.map_err(Trouble::Target)
+        }
+        Err(Trouble::Obsolete(obsolete)) => Err(Trouble::Obsolete(obsolete)),
+    }
 }
 
 /// A physical file that is being made; removed when it is dropped unfinished.
@@ -143,7 +210,7 @@ fn copy_all(
     let mut piece = vec![0; PIECE_BYTES.min(end.max(1)) as usize];
     source.prefetch(at, AHEAD_BYTES.min(end));
     while at < end {
-        interrupted(shared, entry)?;
+        check_purpose(shared, entry)?;
         let part = &mut piece[..PIECE_BYTES.min(end - at) as usize];
         source.read_exact_at(at, part, entry.own_context()).map_err(Trouble::Source)?;
         to.timed(|| shared.now_ns(), part.len(), || writer.append(part))?;
@@ -157,7 +224,7 @@ fn copy_all(
     Ok(())
 }
 
-fn run_move(shared: &Arc<Shared>, job: &Job) -> Result<()> {
+fn run_move(shared: &Arc<Shared>, job: &Job) -> Result<(), Trouble> {
     let entry = &job.entry;
     let to = &shared.devices[job.to];
     let was_missing = entry.inside.lock().missing;
@@ -182,7 +249,7 @@ fn run_move(shared: &Arc<Shared>, job: &Job) -> Result<()> {
         let outcome = write_all(shared, job, &*source, &path);
         match outcome {
             // It is a copy's, not the device's that has lost the file.
-            Err(Trouble::Source(error)) if was_missing => return Err(error),
+            Err(Trouble::Source(error)) if was_missing => return Err(Trouble::Source(error)),
             outcome => judge(shared, outcome, main.device(), to)?,
         }
     };
@@ -284,10 +351,10 @@ fn publish_move(
     from: &Arc<Physical>,
     (moved, place): (&Arc<Physical>, Place),
     target: &mut Target<'_>,
-) -> Result<()> {
+) -> Result<(), Trouble> {
     let mut names = shared.names.lock();
     if !names.entries.contains_key(&entry.id) {
-        return Err(removed());
+        return Err(Trouble::Obsolete(Obsolete::Removed));
     }
     let before = names.space.state.files.get(&entry.id).map(|file| file.place);
     target.finished = true;
@@ -300,7 +367,7 @@ fn publish_move(
             {
                 file.place = before;
             }
-            return Err(error);
+            return Err(error.into());
         }
     };
     let mut inside = entry.inside.lock();
@@ -315,7 +382,7 @@ fn publish_move(
     Ok(())
 }
 
-fn run_copy(shared: &Arc<Shared>, job: &Job, plan: &CopyPlan) -> Result<()> {
+fn run_copy(shared: &Arc<Shared>, job: &Job, plan: &CopyPlan) -> Result<(), Trouble> {
     let entry = &job.entry;
     let to = &shared.devices[job.to];
     let (main, source) = source(shared, entry)?;
@@ -323,7 +390,7 @@ fn run_copy(shared: &Arc<Shared>, job: &Job, plan: &CopyPlan) -> Result<()> {
         return Ok(());
     }
     if is_out_of_room(shared, job, plan) {
-        return Err(Error::new(ErrorKind::Fenced, "files took the room of the copy"));
+        return Err(Trouble::Obsolete(Obsolete::NoRoom));
     }
     shared.fault_point("copy.begin")?;
     let number = shared.names.lock().space.allocate();
@@ -343,7 +410,8 @@ fn run_copy(shared: &Arc<Shared>, job: &Job, plan: &CopyPlan) -> Result<()> {
         }
     };
     shared.history.tell(shared.now_ms(), what, job.reason.clone());
-    shared.fault_point("copy.published")
+    shared.fault_point("copy.published")?;
+    Ok(())
 }
 
 /// Writes a copy and publishes it; its length. Nothing is left of one that failed.
@@ -353,7 +421,7 @@ fn make_copy(
     plan: &CopyPlan,
     (main, source): (&Physical, &dyn RandomFile),
     physical: &Arc<Physical>,
-) -> Result<u64> {
+) -> Result<u64, Trouble> {
     let (entry, to) = (&job.entry, &shared.devices[job.to]);
     let (number, path) = (physical.number, &physical.path);
     let mut target = Target { device: to, path: path.clone(), finished: false };
@@ -412,7 +480,7 @@ fn write_copy(
     let (mut piece, mut waiting) = (Vec::new(), Vec::new());
     reads.iter().take(READS_AHEAD).for_each(|read| source.prefetch(read.0, read.1));
     for (number, (start, len, parts)) in reads.iter().enumerate() {
-        interrupted(shared, &job.entry)?;
+        check_purpose(shared, &job.entry)?;
         if let Some(read) = reads.get(number + READS_AHEAD) {
             source.prefetch(read.0, read.1);
         }
@@ -481,10 +549,10 @@ fn publish_copy(
     entry: &Arc<Entry>,
     copy: &Arc<CachedCopy>,
     record: CopyRecord,
-) -> Result<()> {
+) -> Result<(), Trouble> {
     let mut names = shared.names.lock();
     if !names.entries.contains_key(&entry.id) {
-        return Err(removed());
+        return Err(Trouble::Obsolete(Obsolete::Removed));
     }
     // A copy of the file on the same device is replaced; by one of all of it, those on slower ones,
     // too.
@@ -524,6 +592,14 @@ fn publish_copy(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn obsolete_job_is_an_error_only_for_a_caller_that_waits() {
+        let kind = |why: Obsolete| why.into_error().kind();
+        assert_eq!(kind(Obsolete::Closing), ErrorKind::Closed);
+        assert_eq!(kind(Obsolete::Removed), ErrorKind::NotFound);
+        assert_eq!(kind(Obsolete::NoRoom), ErrorKind::Busy);
+    }
 
     #[test]
     fn near_ranges_are_read_at_once_and_long_ones_in_pieces() {

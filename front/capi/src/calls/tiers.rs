@@ -10,7 +10,7 @@ use crate::failure::{guard, last_kind, last_message};
 use crate::space::{SPACES, Space, devices_of};
 
 /// Changes when a program that was built with an older header would not work any more.
-const ABI: u32 = 4;
+const ABI: u32 = 5;
 
 /// The library's version, a string that ends with a zero.
 const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "\0");

@@ -199,11 +199,13 @@ fn ops_per_second(session: &Session) -> u64 {
 }
 
 fn keyspace(session: &Session, text: &mut String) -> Result<(), Refusal> {
-    use ErrorKind::{Busy, Fenced, Unsupported};
+    use ErrorKind::{Busy, Closed, Fenced, Unsupported};
     for index in 0..session.shared.databases.len() {
         let keyspace = match session.store_of(index).keyspace() {
             // A node of a cluster that cannot reach its keys has other facts to tell.
-            Err(error) if matches!(error.kind(), Unsupported | Busy | Fenced) => return Ok(()),
+            Err(error) if matches!(error.kind(), Unsupported | Busy | Fenced | Closed) => {
+                return Ok(());
+            }
             counted => counted?,
         };
         let Keyspace { keys, expiring, mean_ttl_ms } = keyspace;

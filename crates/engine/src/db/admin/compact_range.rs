@@ -20,7 +20,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use archipelago_base::{Error, ErrorKind, Result, SeqNo};
+use archipelago_base::{Error, Result, SeqNo};
 
 use crate::border::Border;
 use crate::compaction::pick::{Pick, PickInput, RangeInput, RangePick, pick_drop, pick_range};
@@ -103,10 +103,7 @@ impl Wish<'_> {
 
     fn check_cancelled(&self) -> Result<()> {
         if self.options.cancel.is_cancelled() {
-            return Err(Error::new(
-                ErrorKind::Fenced,
-                "the compaction was cancelled; what it had finished stays",
-            ));
+            return Err(Error::closed("the compaction was cancelled; what it had finished stays"));
         }
         Ok(())
     }
@@ -137,7 +134,7 @@ impl Db {
 
     /// [`Db::compact_range`] with settings.
     ///
-    /// Errors: `Fenced` if it was cancelled, the database closed or the family dropped meanwhile;
+    /// Errors: `Closed` if it was cancelled, the database closed or the family dropped meanwhile;
     /// `ReadOnly` if the database takes no writes; the error of a job that failed. What was
     /// compacted before an error stays.
     pub fn compact_range_with(

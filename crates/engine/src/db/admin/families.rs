@@ -49,10 +49,10 @@ impl Db {
 
     /// Drops a column family with all its data. The default one cannot be dropped. Durable on
     /// return: power loss cannot undo it, and everything that was written before the drop survives
-    /// with it. Errors: `InvalidArgument` for the default family, `Fenced` if it was dropped
+    /// with it. Errors: `InvalidArgument` for the default family, `Closed` if it was dropped
     /// before, `Io` if the log cannot be synced or the manifest cannot be written.
     ///
-    /// Afterwards every call with a handle of the family is refused with `Fenced`, reads at older
+    /// Afterwards every call with a handle of the family is refused with `Closed`, reads at older
     /// snapshots as well, and a writer that waits for its flushes gets an error. Iterators that are
     /// open on the family go on, and values that were read stay. Running flushes and compactions
     /// are not waited for: what they make is removed when they end, and they do not count as

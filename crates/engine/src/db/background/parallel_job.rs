@@ -20,7 +20,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use archipelago_base::{Error, ErrorKind, Result};
+use archipelago_base::{Error, Result};
 use parking_lot::{Condvar, Mutex};
 
 use crate::border::contained;
@@ -109,7 +109,7 @@ impl Drop for Helper {
     fn drop(&mut self) {
         if std::thread::panicking() {
             let what = "a thread of a background job panicked";
-            self.0.fail(Error::new(ErrorKind::Fenced, what));
+            self.0.fail(Error::internal(what));
         }
         *self.0.helping.lock() -= 1;
         self.0.alone.notify_one();

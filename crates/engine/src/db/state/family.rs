@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
 use arc_swap::ArcSwap;
-use archipelago_base::{CfId, Error, ErrorKind, Result};
+use archipelago_base::{CfId, Error, Result};
 
 use crate::db::state::delay_credit::Credit;
 use crate::db::state::memtable::{Immutable, Memtable};
@@ -92,13 +92,10 @@ impl Family {
         is_slowed(self.throttle.load(Ordering::Relaxed))
     }
 
-    /// `Fenced` if the family was dropped.
+    /// `Closed` if the family was dropped.
     pub(crate) fn check_alive(&self) -> Result<()> {
         if self.dropped.load(Ordering::Acquire) {
-            return Err(Error::new(
-                ErrorKind::Fenced,
-                format!("column family \"{}\" was dropped", self.name),
-            ));
+            return Err(Error::closed(format!("column family \"{}\" was dropped", self.name)));
         }
         Ok(())
     }

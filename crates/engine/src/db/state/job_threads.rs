@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use archipelago_base::spawn::{Spawn, SystemSpawn, lower_priority};
-use archipelago_base::{Error, ErrorKind, Result};
+use archipelago_base::{Error, Result};
 use parking_lot::{Condvar, Mutex};
 
 /// How long a thread waits for its next task.
@@ -108,7 +108,7 @@ impl Crew {
         let shared = &self.0;
         let mut state = shared.state.lock();
         if state.closed {
-            return Err(Error::new(ErrorKind::Fenced, "the database is closed"));
+            return Err(Error::closed("the database is closed"));
         }
         if state.idle > state.waiting.len() {
             state.waiting.push_back(task);
@@ -180,6 +180,7 @@ impl Shared {
 
 #[cfg(test)]
 mod tests {
+    use archipelago_base::ErrorKind;
     use std::sync::Barrier;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -223,7 +224,7 @@ mod tests {
         }
         hands.close();
         assert_eq!(done.load(Ordering::SeqCst), 20);
-        assert_eq!(hands.run(Box::new(|| ())).unwrap_err().kind(), ErrorKind::Fenced);
+        assert_eq!(hands.run(Box::new(|| ())).unwrap_err().kind(), ErrorKind::Closed);
     }
 
     #[cfg(target_os = "linux")]

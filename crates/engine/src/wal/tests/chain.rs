@@ -208,7 +208,7 @@ fn a_segment_that_cannot_be_synced_is_let_go_once_it_is_not_needed() {
     writer.rotate(&missing, FileNo(2), None).unwrap_err();
     let batch = batch_of(20);
     let entry = Entry { first_seq: SeqNo(20), payload: batch.data(), payload_crc: 0 };
-    assert_eq!(writer.append(&entry).unwrap_err().kind(), ErrorKind::Fenced);
+    assert_eq!(writer.append(&entry).unwrap_err().kind(), ErrorKind::Closed);
     writer.rotate(&bench.path(3), FileNo(3), None).unwrap();
     append(&mut writer, 30);
     writer.syncer().forget_before(FileNo(3));

@@ -363,7 +363,7 @@ impl Runner {
                     let (_, handle) = self.families.remove(at);
                     self.db.drop_family(&handle).unwrap();
                     let gone = self.db.contains(&handle, b"a", &ReadOptions::default());
-                    assert_eq!(gone.unwrap_err().kind(), ErrorKind::Fenced);
+                    assert_eq!(gone.unwrap_err().kind(), ErrorKind::Closed);
                 }
             }
             other => unreachable!("{other:?} is not upkeep"),

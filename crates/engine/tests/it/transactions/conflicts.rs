@@ -325,10 +325,10 @@ fn dropped_family_ends_the_transactions_that_used_it() {
     writes.put(cf, b"result", b"1").unwrap();
     bench.db.drop_family(&gone).unwrap();
     for mut transaction in [reads, writes] {
-        assert_eq!(transaction.get(&gone, b"k").unwrap_err().kind(), ErrorKind::Fenced);
-        assert_eq!(transaction.put(&gone, b"k", b"2").unwrap_err().kind(), ErrorKind::Fenced);
+        assert_eq!(transaction.get(&gone, b"k").unwrap_err().kind(), ErrorKind::Closed);
+        assert_eq!(transaction.put(&gone, b"k", b"2").unwrap_err().kind(), ErrorKind::Closed);
         let error = transaction.commit(&WriteOptions::default()).unwrap_err();
-        assert!(matches!(error.kind(), ErrorKind::Fenced | ErrorKind::InvalidArgument), "{error}");
+        assert!(matches!(error.kind(), ErrorKind::Closed | ErrorKind::InvalidArgument), "{error}");
         assert_eq!(bench.db.get(b"result").unwrap(), None);
     }
 }

@@ -221,7 +221,7 @@ fn closed_database_ends_a_wait_for_a_lock() {
             ..TransactionOptions::pessimistic()
         });
         let error = transaction.put(&cf, b"k", b"2").unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Fenced);
+        assert_eq!(error.kind(), ErrorKind::Closed);
     });
     db.close().unwrap();
     waiter.join().unwrap();

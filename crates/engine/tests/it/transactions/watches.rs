@@ -154,5 +154,5 @@ fn watch_of_another_database_is_refused() {
     let family = db.create_family("gone", small_family()).unwrap();
     let watch = db.watch(&family, b"k").unwrap();
     db.drop_family(&family).unwrap();
-    assert_eq!(db.has_changed(&watch).unwrap_err().kind(), ErrorKind::Fenced);
+    assert_eq!(db.has_changed(&watch).unwrap_err().kind(), ErrorKind::Closed);
 }

@@ -246,7 +246,7 @@ impl LogFile for RingLog {
     fn append(&mut self, parts: &[&[u8]]) -> Result<u64> {
         if self.finished || self.open.failed.load(Ordering::Relaxed) {
             return Err(match self.finished {
-                true => Error::new(ErrorKind::Fenced, "the log segment is finished"),
+                true => Error::closed("the log segment is finished"),
                 false => self.open.drain_error(),
             });
         }

@@ -98,7 +98,7 @@ fn everything_appended_is_found_at_every_moment() {
     assert_eq!(tail(&bench.path("1.log"), Epoch(7)).unwrap(), None);
     assert!(bench.file("1.log") == expected);
     assert_eq!(sync.sync().unwrap(), expected.len() as u64, "a handle outlives the finish");
-    assert_eq!(log.append(&[b"late"]).unwrap_err().kind(), ErrorKind::Fenced);
+    assert_eq!(log.append(&[b"late"]).unwrap_err().kind(), ErrorKind::Closed);
 }
 
 #[test]

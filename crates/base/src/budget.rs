@@ -1,10 +1,16 @@
-//! One byte budget over all memory that grows with load: memtables, log buffers, caches, index
-//! and filter blocks, requests in flight.
+//! A byte budget over all memory that grows with load: memtables, log buffers, caches, index and
+//! filter blocks, jobs, and requests in flight.
 //!
-//! Owned by whoever opens a database (several databases may share one). Charging never fails and
-//! never blocks: going over the budget raises [`Pressure`], on which writers slow down and caches
-//! shrink; nothing is killed. Invariant: the total is the sum of the classes, each of which is the
-//! sum of the live [`Charge`]s of that class. Thread-safe; a charge is two relaxed atomic adds.
+//! The program that opens a database owns the budget, and several databases may share one. Each
+//! component charges the bytes that it holds to a [`MemoryClass`]. The limit stops no charge: it
+//! raises the [`Pressure`], on which writers slow down and caches shrink.
+//!
+//! Invariant: the total is the sum of all classes, and a class is the sum of its live [`Charge`]s
+//! and of the charges without a guard.
+//!
+//! Thread-safety: any thread may call any method.
+//! Failure: a charge never fails and never blocks.
+//! Cost: a charge is two relaxed atomic additions.
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,9 +19,9 @@ use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 /// What memory is used for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum MemoryClass {
-    /// Memtable slabs, active and immutable.
+    /// Memory of memtables, active and immutable.
     Memtable,
-    /// Write-ahead log buffers and rings.
+    /// Buffers and rings of the write-ahead log.
     Log,
     /// Cached data blocks.
     BlockCache,
@@ -25,7 +31,7 @@ pub enum MemoryClass {
     Request,
     /// Buffers of running flush and compaction jobs.
     Job,
-    /// Writes and notes about reads of open transactions.
+    /// Buffered writes and recorded reads of open transactions.
     Transaction,
 }
 
@@ -41,7 +47,7 @@ impl MemoryClass {
         Self::Transaction,
     ];
 
-    /// The class as reports spell it.
+    /// Name of the class in reports.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -56,34 +62,34 @@ impl MemoryClass {
     }
 }
 
-/// How close the use is to the budget.
+/// How close the charged bytes are to the limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Pressure {
-    /// Under 90 %.
+    /// Less than 90 % of the limit.
     None,
-    /// From 90 % on: caches give back, flushes start early.
+    /// From 90 % on: caches shrink, and flushes start earlier.
     High,
-    /// Over the budget: writers are slowed.
+    /// More than the limit: writers are slowed.
     Over,
 }
 
-/// A process with less memory than this is small: see [`ByteBudget::is_small`].
+/// Bytes of memory below which a process counts as small ([`ByteBudget::is_small`]).
 const SMALL_PROCESS_BYTES: u64 = 512 << 20;
-/// The budget leaves one part in this many of a process's memory uncounted.
+/// Divisor of the process's memory that gives the uncounted part.
 const UNCOUNTED_SHARE: u64 = 4;
-/// Most bytes that are left uncounted.
+/// Limit of the uncounted part, in bytes.
 const UNCOUNTED_BYTES_MAX: u64 = 16 << 20;
 
-/// A byte budget; see the module.
+/// Counters of charged bytes and the limit of their sum.
 pub struct ByteBudget {
     limit_bytes: AtomicU64,
-    /// Bytes of the process's memory that are left to what the budget does not count.
+    /// Bytes of the process's memory that the limit leaves to uncounted memory.
     uncounted_bytes: u64,
     used: [AtomicI64; MemoryClass::ALL.len()],
 }
 
 impl ByteBudget {
-    /// A budget of `limit_bytes`; `u64::MAX` for none.
+    /// Makes a budget of `limit_bytes`. `u64::MAX` means no limit.
     #[must_use]
     pub fn new(limit_bytes: u64) -> Arc<Self> {
         Self::leaving(limit_bytes, 0)
@@ -94,9 +100,10 @@ impl ByteBudget {
         Arc::new(Self { limit_bytes, uncounted_bytes, used: Default::default() })
     }
 
-    /// The budget of a process that may take `process_bytes`; `u64::MAX` for no limit. A quarter,
-    /// at most 16 MiB, is left to memory that no class counts: threads' stacks, compression
-    /// contexts, buffers that are kept for reuse, and what the allocator has not given back yet.
+    /// Makes the budget of a process that may take `process_bytes`. `u64::MAX` means no limit. The
+    /// budget leaves a quarter, at most 16 MiB, to memory that no class counts: stacks of threads,
+    /// compression contexts, buffers that are kept for reuse, and memory that the allocator has not
+    /// returned yet.
     #[must_use]
     pub fn within(process_bytes: u64) -> Arc<Self> {
         match process_bytes {
@@ -108,26 +115,26 @@ impl ByteBudget {
         }
     }
 
-    /// Bytes that [`ByteBudget::within`] left to what the budget does not count; else 0.
+    /// Bytes that [`ByteBudget::within`] left to uncounted memory. It is 0 for other budgets.
     #[must_use]
     pub fn uncounted_bytes(&self) -> u64 {
         self.uncounted_bytes
     }
 
-    /// What the process may take: the limit and what the budget does not count.
+    /// Bytes that the process may take: the limit and the uncounted part.
     #[must_use]
     pub fn process_bytes(&self) -> u64 {
         self.limit_bytes().saturating_add(self.uncounted_bytes)
     }
 
-    /// Whether the process may take less than 512 MiB, so that it should prefer compact memory to
-    /// speed: small pages, few buffers kept for reuse.
+    /// Whether the process may take less than 512 MiB. Such a process prefers compact memory to
+    /// speed: small pages, and few buffers that are kept for reuse.
     #[must_use]
     pub fn is_small(&self) -> bool {
         self.process_bytes() < SMALL_PROCESS_BYTES
     }
 
-    /// A budget without a limit.
+    /// Makes a budget without a limit.
     #[must_use]
     pub fn unlimited() -> Arc<Self> {
         Self::new(u64::MAX)
@@ -139,24 +146,24 @@ impl ByteBudget {
         self.limit_bytes.load(Ordering::Relaxed)
     }
 
-    /// Changes the limit; holders notice at their next look at [`ByteBudget::pressure`].
+    /// Changes the limit. Components notice at their next call of [`ByteBudget::pressure`].
     pub fn set_limit_bytes(&self, bytes: u64) {
         self.limit_bytes.store(bytes, Ordering::Relaxed);
     }
 
-    /// Bytes charged to one class.
+    /// Bytes that are charged to one class.
     #[must_use]
     pub fn used_bytes(&self, class: MemoryClass) -> u64 {
         self.used[class as usize].load(Ordering::Relaxed).max(0) as u64
     }
 
-    /// Bytes charged in all.
+    /// Bytes that are charged to all classes.
     #[must_use]
     pub fn total_bytes(&self) -> u64 {
         MemoryClass::ALL.iter().map(|&class| self.used_bytes(class)).sum()
     }
 
-    /// How close the use is to the limit.
+    /// How close the charged bytes are to the limit.
     #[must_use]
     pub fn pressure(&self) -> Pressure {
         let (used, limit) = (self.total_bytes(), self.limit_bytes());
@@ -169,12 +176,12 @@ impl ByteBudget {
         }
     }
 
-    /// Charges `bytes` without a guard; the caller promises to [`ByteBudget::release`] them.
+    /// Charges `bytes` without a guard. The caller must [`ByteBudget::release`] them later.
     pub fn charge(&self, class: MemoryClass, bytes: u64) {
         self.used[class as usize].fetch_add(bytes as i64, Ordering::Relaxed);
     }
 
-    /// Gives back what [`ByteBudget::charge`] took.
+    /// Ends a charge of [`ByteBudget::charge`].
     pub fn release(&self, class: MemoryClass, bytes: u64) {
         self.used[class as usize].fetch_sub(bytes as i64, Ordering::Relaxed);
     }
@@ -198,7 +205,7 @@ impl fmt::Debug for ByteBudget {
     }
 }
 
-/// Bytes charged to a budget until this is dropped.
+/// A guard that charges bytes to a budget until it is dropped.
 #[derive(Debug)]
 pub struct Charge {
     budget: Arc<ByteBudget>,
@@ -207,14 +214,14 @@ pub struct Charge {
 }
 
 impl Charge {
-    /// Changes how many bytes this guard holds.
+    /// Changes the number of bytes that this guard charges.
     pub fn resize(&mut self, bytes: u64) {
         self.budget.charge(self.class, bytes);
         self.budget.release(self.class, self.bytes);
         self.bytes = bytes;
     }
 
-    /// Bytes held.
+    /// Bytes that this guard charges.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes
@@ -246,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn charges_come_back_and_pressure_follows() {
+    fn pressure_follows_charges() {
         let budget = ByteBudget::new(100);
         let mut held = budget.hold(MemoryClass::Memtable, 50);
         assert_eq!(budget.pressure(), Pressure::None);

@@ -1,34 +1,34 @@
-//! Large buffers that are used again.
+//! Large buffers that are kept for reuse.
 //!
-//! Background jobs read and write through buffers of hundreds of kilobytes, one for each file. An
-//! allocator gives memory of that size back to the system when it is freed, and the next buffer is
-//! mapped, cleared and faulted in page by page: a load of 800 MB with 8 MiB memtables had 400,000
-//! page faults (decision 0019). So a buffer that is given back here is kept for the next one of
-//! about its size.
+//! Background jobs read and write through buffers of hundreds of kilobytes, one for each file. The
+//! allocator returns memory of that size to the system when it is freed, and the kernel must map
+//! and clear the pages of the next buffer (decision 0019). Therefore this module keeps a buffer
+//! that is given back, for the next request of a similar size.
 //!
 //! Invariants:
-//! 1. The whole process keeps at most [`KEPT_BYTES_MAX`], or less after [`keep_at_most`]. A buffer
-//!    beyond that is freed. No byte budget counts the kept buffers; a process with a small budget
-//!    therefore keeps few ([`ByteBudget::within`](crate::budget::ByteBudget::within)).
-//! 2. A buffer is initialised memory with the content that its last user left. Its user counts the
-//!    bytes that it has filled.
+//! 1. The process keeps at most [`KEPT_BYTES_MAX`], or less after [`keep_at_most`]. Buffers beyond
+//!    that are freed. No byte budget counts the kept buffers, so a process with a small budget
+//!    keeps few ([`ByteBudget::within`](crate::budget::ByteBudget::within)).
+//! 2. A buffer is initialised memory with the content of its previous user. The user must remember
+//!    which bytes it has filled.
 //!
-//! Thread-safe: one lock, held for a search among a few dozen. Cost: no allocation while buffers of
-//! fitting sizes come and go.
+//! Thread-safety: one lock, held for a search among a few dozen buffers.
+//! Failure: none.
+//! Cost: no allocation while a kept buffer fits.
 
 use parking_lot::Mutex;
 
-/// The most that is kept for later, in bytes.
+/// Limit of the bytes that the process keeps for reuse.
 pub const KEPT_BYTES_MAX: usize = 16 << 20;
 
-/// Sizes are multiples of this, so that buffers of about the same size can replace each other.
+/// Sizes are multiples of this, so that buffers of similar sizes can replace each other.
 const GRAIN_BYTES: usize = 64 << 10;
 
 static KEPT: Mutex<Kept> =
     Mutex::new(Kept { buffers: Vec::new(), bytes: 0, bytes_max: KEPT_BYTES_MAX });
 
-/// Keeps at most `bytes` from now on, for a process that may take little memory. The process never
-/// keeps more than [`KEPT_BYTES_MAX`].
+/// Lowers the limit of kept bytes to `bytes`, for a process that may take little memory. The limit
+/// never exceeds [`KEPT_BYTES_MAX`].
 pub fn keep_at_most(bytes: usize) {
     let surplus = {
         let mut kept = KEPT.lock();
@@ -42,20 +42,21 @@ pub fn keep_at_most(bytes: usize) {
         }
         surplus
     };
-    // After the lock is let go.
+    // The buffers are freed after the lock is released.
     drop(surplus);
 }
 
-/// Buffers that nobody uses.
+/// Buffers that nothing uses now.
 struct Kept {
     buffers: Vec<Box<[u8]>>,
     bytes: usize,
-    /// Most bytes that are kept.
+    /// Limit of the kept bytes.
     bytes_max: usize,
 }
 
 impl Kept {
-    /// The smallest that fits; none of more than twice the size, which would be missed elsewhere.
+    /// Takes the smallest buffer that fits. A buffer of more than twice the size stays for a
+    /// request that needs it.
     fn take(&mut self, bytes: usize) -> Option<Box<[u8]>> {
         let lengths = self.buffers.iter().map(|buffer| buffer.len()).enumerate();
         let fitting = lengths.filter(|&(_, len)| len >= bytes && len / 2 <= bytes);
@@ -65,7 +66,7 @@ impl Kept {
         Some(buffer)
     }
 
-    /// Keeps it if there is room; gives back what is to be freed.
+    /// Keeps the buffer, or returns it if the limit is reached. The caller then frees it.
     fn give(&mut self, buffer: Box<[u8]>) -> Option<Box<[u8]>> {
         if self.bytes + buffer.len() > self.bytes_max {
             return Some(buffer);
@@ -76,12 +77,12 @@ impl Kept {
     }
 }
 
-/// A buffer; given back for the next user when it is dropped.
+/// A buffer that returns to the kept buffers when it is dropped.
 #[derive(Debug, Default)]
 pub struct Buffer(Box<[u8]>);
 
 impl Buffer {
-    /// A buffer of at least `bytes`, of any content.
+    /// Takes a buffer of at least `bytes`, with arbitrary content.
     #[must_use]
     pub fn take(bytes: usize) -> Self {
         let bytes = bytes.next_multiple_of(GRAIN_BYTES);
@@ -94,7 +95,7 @@ impl Drop for Buffer {
     fn drop(&mut self) {
         if !self.0.is_empty() {
             let freed = KEPT.lock().give(std::mem::take(&mut self.0));
-            // After the lock is let go.
+            // The buffer is freed after the lock is released.
             drop(freed);
         }
     }
@@ -127,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn the_smallest_that_fits_is_taken_and_none_that_is_far_too_large() {
+    fn smallest_fitting_buffer_is_taken_unless_far_too_large() {
         let mut kept = none();
         for grains in [8, 2, 4] {
             assert!(kept.give(buffer(grains * GRAIN_BYTES)).is_none());
@@ -140,14 +141,14 @@ mod tests {
     }
 
     #[test]
-    fn less_is_kept_if_less_may_be() {
+    fn lower_limit_keeps_fewer_bytes() {
         let mut kept = Kept { bytes_max: 2 * GRAIN_BYTES, ..none() };
         assert!(kept.give(buffer(2 * GRAIN_BYTES)).is_none());
         assert!(kept.give(buffer(GRAIN_BYTES)).is_some());
     }
 
     #[test]
-    fn what_is_kept_is_bounded() {
+    fn kept_bytes_stay_below_the_limit() {
         let mut kept = none();
         assert!(kept.give(buffer(KEPT_BYTES_MAX)).is_none());
         assert_eq!(kept.give(buffer(GRAIN_BYTES)).map(|b| b.len()), Some(GRAIN_BYTES));
@@ -156,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn a_buffer_has_at_least_what_was_asked_for_and_an_empty_one_holds_nothing() {
+    fn buffer_has_at_least_the_requested_bytes() {
         let mut taken = Buffer::take(GRAIN_BYTES + 1);
         assert!(taken.len() > GRAIN_BYTES);
         taken.fill(7);

@@ -1,8 +1,8 @@
 //! Checksums and hashes: CRC-32C for stored bytes, XXH3 for keys.
 //!
-//! A stored block's checksum is bound to the unique id of its file and to its offset
-//! ([`block_crc`]), so that a block that a device returns from the wrong place, or from a file
-//! that had the same number before, does not pass.
+//! The checksum of a stored block covers the unique id of its file and its offset ([`block_crc`]).
+//! A block that a device returns from a wrong place therefore fails the check, and so does a block
+//! of an earlier file with the same number. The module consists of pure functions.
 
 /// CRC-32C of `bytes`.
 #[inline]
@@ -11,7 +11,7 @@ pub fn crc(bytes: &[u8]) -> u32 {
     crc32c::crc32c(bytes)
 }
 
-/// CRC-32C of `before ++ bytes`, where `crc` is that of `before`.
+/// CRC-32C of `before ++ bytes`, if `crc` is the CRC-32C of `before`.
 #[inline]
 #[must_use]
 pub fn crc_append(crc: u32, bytes: &[u8]) -> u32 {
@@ -40,14 +40,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn known_values_do_not_change() {
-        // Stored in files: RFC 3720's vector and XXH3's of the empty string.
+    fn stored_checksums_do_not_change() {
+        // Files hold these values: the vector of RFC 3720, and XXH3 of the empty string.
         assert_eq!(crc(&[0u8; 32]), 0x8a91_36aa);
         assert_eq!(hash64(b""), 0x2d06_8005_38d3_94c2);
     }
 
     #[test]
-    fn a_block_is_bound_to_its_place() {
+    fn block_checksum_covers_file_and_offset() {
         let here = block_crc(&[1; 16], 4096, b"block");
         assert_ne!(here, block_crc(&[2; 16], 4096, b"block"));
         assert_ne!(here, block_crc(&[1; 16], 8192, b"block"));

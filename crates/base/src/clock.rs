@@ -1,15 +1,17 @@
-//! Time behind a trait: the system's clock in production, one that a test winds by hand.
+//! Time behind a trait: the system's clock in production, and a manual clock in tests.
+//!
+//! Thread-safety: any thread may call any method of a clock.
 
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// A source of time. Shared by all threads of a database.
+/// A source of time that all threads of a database share.
 pub trait Clock: Send + Sync + fmt::Debug + 'static {
-    /// Nanoseconds since some fixed moment; never goes back.
+    /// Nanoseconds since a fixed moment. The value never decreases.
     fn now_ns(&self) -> u64;
-    /// Milliseconds since the Unix epoch; may jump when an operator sets the clock.
+    /// Milliseconds since the Unix epoch. The value jumps if an operator sets the clock.
     fn unix_ms(&self) -> u64;
     /// Blocks the calling thread for `duration` of this clock's time.
     fn sleep(&self, duration: Duration);
@@ -30,7 +32,7 @@ impl SystemClock {
         Self { origin }
     }
 
-    /// The same behind a shared pointer.
+    /// Makes a clock behind a shared pointer.
     #[must_use]
     pub fn shared() -> Arc<dyn Clock> {
         Arc::new(Self::new())
@@ -60,7 +62,7 @@ impl Clock for SystemClock {
     }
 }
 
-/// A clock that moves only when told to. `sleep` advances it at once and does not block.
+/// A clock that only [`ManualClock::advance`] and `sleep` move. `sleep` does not block.
 #[derive(Debug)]
 pub struct ManualClock {
     now_ns: AtomicU64,
@@ -68,13 +70,13 @@ pub struct ManualClock {
 }
 
 impl ManualClock {
-    /// A clock that stands at `unix_ms` and monotonic 0.
+    /// Makes a clock with the wall time `unix_ms` and the monotonic time 0.
     #[must_use]
     pub fn new(unix_ms: u64) -> Self {
         Self { now_ns: AtomicU64::new(0), unix_start_ms: unix_ms }
     }
 
-    /// Moves both times on.
+    /// Advances both times by `duration`.
     pub fn advance(&self, duration: Duration) {
         self.now_ns.fetch_add(duration.as_nanos() as u64, Ordering::SeqCst);
     }

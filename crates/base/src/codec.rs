@@ -1,10 +1,11 @@
-//! The byte codec of every on-disk format: little-endian fixed integers, LEB128 varints and
-//! length-prefixed byte strings.
+//! The byte codec of every on-disk format: little-endian fixed integers, LEB128 varints and byte
+//! strings with a length prefix.
 //!
-//! Writing appends to a `Vec<u8>`; reading goes through a [`Reader`], whose every method checks
-//! bounds and returns `None` past the end, so that a decoder of foreign bytes cannot panic.
+//! Writing appends to a `Vec<u8>`. Reading uses a [`Reader`], whose methods check bounds and return
+//! `None` past the end. A decoder of foreign bytes therefore cannot panic. [`crate::wire`] builds
+//! the encoding of messages on this module.
 
-/// Longest encoding of a 64-bit varint.
+/// Longest encoding of a varint of 64 bits, in bytes.
 pub const VARINT64_BYTES_MAX: usize = 10;
 
 /// Appends a `u8`.
@@ -32,22 +33,22 @@ pub fn put_varint(out: &mut Vec<u8>, mut value: u64) {
     out.push(value as u8);
 }
 
-/// Appends the length as a varint, then the bytes.
+/// Appends the length of `bytes` as a varint, and then `bytes`.
 #[inline]
 pub fn put_bytes(out: &mut Vec<u8>, bytes: &[u8]) {
     put_varint(out, bytes.len() as u64);
     out.extend_from_slice(bytes);
 }
 
-/// How many bytes [`put_varint`] writes for `value`.
+/// Number of bytes that [`put_varint`] writes for `value`.
 #[inline]
 #[must_use]
 pub fn varint_len(value: u64) -> usize {
     (70 - (value | 1).leading_zeros() as usize) / 7
 }
 
-/// Reads a varint at the start of `bytes`; the value and how many bytes it took.
-/// `None` if it is cut off, longer than ten bytes or over 64 bits.
+/// Reads a varint at the start of `bytes`. Returns the value and its length in bytes. Returns
+/// `None` if the varint is cut off, longer than ten bytes, or larger than 64 bits.
 #[inline]
 #[must_use]
 pub fn get_varint(bytes: &[u8]) -> Option<(u64, usize)> {
@@ -71,8 +72,7 @@ pub fn get_varint(bytes: &[u8]) -> Option<(u64, usize)> {
     None
 }
 
-/// A cursor over foreign bytes. Every read checks bounds; a failed read leaves the cursor where
-/// it was.
+/// A cursor over foreign bytes. Every read checks bounds. A failed read does not move the cursor.
 #[derive(Clone, Debug)]
 pub struct Reader<'a> {
     bytes: &'a [u8],
@@ -80,31 +80,31 @@ pub struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    /// A cursor at the start of `bytes`.
+    /// Makes a cursor at the start of `bytes`.
     #[must_use]
     pub fn new(bytes: &'a [u8]) -> Self {
         Self { bytes, position: 0 }
     }
 
-    /// Bytes read so far.
+    /// Number of bytes that were read so far.
     #[must_use]
     pub fn position(&self) -> usize {
         self.position
     }
 
-    /// The bytes not read yet.
+    /// The bytes that were not read yet.
     #[must_use]
     pub fn rest(&self) -> &'a [u8] {
         &self.bytes[self.position..]
     }
 
-    /// Whether everything was read.
+    /// Whether all bytes were read.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.position == self.bytes.len()
     }
 
-    /// Reads `len` bytes.
+    /// Reads `len` bytes without copying them.
     #[inline]
     pub fn take(&mut self, len: usize) -> Option<&'a [u8]> {
         let end = self.position.checked_add(len)?;
@@ -113,7 +113,7 @@ impl<'a> Reader<'a> {
         Some(taken)
     }
 
-    /// Reads a byte.
+    /// Reads one byte.
     pub fn u8(&mut self) -> Option<u8> {
         self.take(1).map(|bytes| bytes[0])
     }
@@ -128,7 +128,7 @@ impl<'a> Reader<'a> {
         Some(u64::from_le_bytes(self.take(8)?.try_into().ok()?))
     }
 
-    /// Reads a varint.
+    /// Reads a varint of at most 64 bits.
     #[inline]
     pub fn varint(&mut self) -> Option<u64> {
         let (value, len) = get_varint(&self.bytes[self.position..])?;
@@ -136,7 +136,7 @@ impl<'a> Reader<'a> {
         Some(value)
     }
 
-    /// Reads a varint that must fit a `u32`.
+    /// Reads a varint whose value fits a `u32`.
     pub fn varint32(&mut self) -> Option<u32> {
         let before = self.position;
         let value = u32::try_from(self.varint()?).ok();
@@ -146,7 +146,7 @@ impl<'a> Reader<'a> {
         value
     }
 
-    /// Reads a length-prefixed byte string.
+    /// Reads a byte string with its length prefix.
     #[inline]
     pub fn bytes(&mut self) -> Option<&'a [u8]> {
         let before = self.position;
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_read_leaves_the_cursor() {
+    fn failed_read_does_not_move_the_cursor() {
         let mut out = Vec::new();
         put_varint(&mut out, 5);
         out.extend_from_slice(b"abc");

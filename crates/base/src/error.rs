@@ -1,10 +1,14 @@
-//! The one error type that crosses crate boundaries: a kind chosen by what the caller can do, a
-//! sentence that says what was wrong and what to do, and the cause.
+//! The one error type that crosses crate boundaries.
+//!
+//! An [`Error`] has a kind, a sentence and an optional cause. The kind says what the caller can do.
+//! The sentence names the object, says what was wrong and says what to do.
+//!
+//! Thread-safety: an error is immutable, and its clones share one allocation.
 
 use std::fmt;
 use std::path::Path;
 
-/// `Result` with [`Error`].
+/// A `Result` whose error is [`Error`] unless another type is given.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// What the caller can do about an [`Error`]. One kind never means two things.
@@ -61,10 +65,10 @@ impl ErrorKind {
     }
 }
 
-/// An error: what the caller can do, what happened to what, and why.
+/// An error: what the caller can do, what failed, and why.
 ///
-/// Cheap to clone, so that one failure can be told to every waiter of a group commit and kept as
-/// the sticky state of a database.
+/// Clones share one allocation. Therefore every writer of a group commit can get the same error,
+/// and a database can keep its first error.
 #[derive(Clone)]
 pub struct Error {
     inner: std::sync::Arc<Inner>,
@@ -77,12 +81,12 @@ struct Inner {
 }
 
 impl Error {
-    /// An error without a cause. `context` is a sentence for the person at the console.
+    /// An error without a cause. `context` is a sentence for the operator.
     pub fn new(kind: ErrorKind, context: impl Into<String>) -> Self {
         Self { inner: std::sync::Arc::new(Inner { kind, context: context.into(), source: None }) }
     }
 
-    /// An error with a cause.
+    /// An error with a cause. `context` is a sentence for the operator.
     pub fn with_source(
         kind: ErrorKind,
         context: impl Into<String>,
@@ -132,8 +136,8 @@ impl Error {
         Self::new(ErrorKind::Unsupported, context)
     }
 
-    /// [`ErrorKind::Corrupt`] in `file` at byte `offset`: `what` names the damaged thing and how
-    /// it is damaged ("data block: checksum 0x… does not match 0x…").
+    /// An error of the kind [`ErrorKind::Corrupt`] for `file` at byte `offset`. `what` names the
+    /// damaged object and the damage ("data block: checksum 0x… does not match 0x…").
     pub fn corrupt(file: &Path, offset: u64, what: impl fmt::Display) -> Self {
         Self::new(
             ErrorKind::Corrupt,
@@ -141,7 +145,8 @@ impl Error {
         )
     }
 
-    /// [`ErrorKind::Io`] while `doing` ("read 4096 bytes at 0 of") with `file`.
+    /// An error of the operating system while `doing` ("read 4096 bytes at 0 of") something with
+    /// `file`. The kind is `NotFound` if the file does not exist, else `Io`.
     pub fn io(doing: &str, file: &Path, source: std::io::Error) -> Self {
         let kind = match source.kind() {
             std::io::ErrorKind::NotFound => ErrorKind::NotFound,
@@ -150,25 +155,25 @@ impl Error {
         Self::with_source(kind, format!("cannot {doing} {}", file.display()), source)
     }
 
-    /// What the caller can do.
+    /// The kind, which says what the caller can do.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         self.inner.kind
     }
 
-    /// The sentence, without kind and cause.
+    /// The sentence, without the kind and the cause.
     #[must_use]
     pub fn context(&self) -> &str {
         &self.inner.context
     }
 
-    /// The operating system's error, if one is the cause, at any depth.
+    /// The kind of the operating system's error that is a cause at any depth.
     #[must_use]
     pub fn io_kind(&self) -> Option<std::io::ErrorKind> {
         self.cause::<std::io::Error>().map(std::io::Error::kind)
     }
 
-    /// The cause of that type, if there is one, at any depth.
+    /// The cause of the type `T` at any depth.
     #[must_use]
     pub fn cause<T: std::error::Error + 'static>(&self) -> Option<&T> {
         let mut source: &(dyn std::error::Error + 'static) = &**self.inner.source.as_ref()?;
@@ -183,7 +188,7 @@ impl Error {
         }
     }
 
-    /// Whether the cause is a full device or an exceeded quota: it may go away by itself.
+    /// Whether a full device or an exceeded quota is the cause. Such an error may end by itself.
     #[must_use]
     pub fn is_no_space(&self) -> bool {
         matches!(
@@ -192,7 +197,7 @@ impl Error {
         )
     }
 
-    /// The same error with `outer: ` before its sentence.
+    /// The same error with the prefix `outer: ` before its sentence.
     #[must_use]
     pub fn context_at(&self, outer: impl fmt::Display) -> Self {
         let context = format!("{outer}: {}", self.inner.context);
@@ -203,7 +208,7 @@ impl Error {
     }
 }
 
-/// Keeps the chain of causes when an error is wrapped.
+/// An error as the cause of another, which keeps the chain of causes when an error is wrapped.
 #[derive(Debug)]
 struct Shared(Error);
 
@@ -245,7 +250,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_full_device_is_still_seen_behind_added_context() {
+    fn full_device_is_found_below_added_context() {
         let full = std::io::Error::from(std::io::ErrorKind::StorageFull);
         let error = Error::io("append to", Path::new("/db/000004.log"), full);
         assert!(error.is_no_space());

@@ -1,7 +1,7 @@
-//! Newtypes for numbers that must not be mixed.
+//! Types for numbers that must not be mixed.
 //!
-//! Each is a plain integer inside (`.0` is public: these types prevent mix-ups, they hide
-//! nothing) and orders like it.
+//! Each type is a plain integer inside and has the same order. The field `.0` is public, because
+//! the types prevent mix-ups and hide nothing.
 
 use std::fmt;
 
@@ -26,30 +26,34 @@ macro_rules! id {
 }
 
 id!(
-    /// Sequence number: the position of a write in the database's single order of writes.
-    /// At most [`SeqNo::MAX`] (56 bits), because it shares a word with the record's kind.
+    /// Sequence number: the position of a write in the order of all writes of a database. It is at
+    /// most [`SeqNo::MAX`] (56 bits), because it shares a word with the kind of the record.
     SeqNo(u64)
 );
 id!(
-    /// Number of a file in a database directory; never used twice while the database lives.
+    /// Number of a file in a database directory. A database never uses a number twice.
     FileNo(u64)
 );
 id!(
-    /// Identifier of a column family; 0 is the default one; never used twice.
+    /// Identifier of a column family. The default family has 0. No identifier is used twice.
     CfId(u32)
 );
 id!(
-    /// A generation: of a bucket map, of a log segment's use, of a node. Later is larger.
+    /// Generation of a bucket map, a log segment or a node. A later generation has a larger number.
     Epoch(u64)
 );
 
 impl SeqNo {
-    /// The largest sequence number; "read the newest".
+    /// The largest sequence number. A read at this number sees the newest data.
     pub const MAX: Self = Self((1 << 56) - 1);
-    /// Before the first write.
+    /// The number before the first write.
     pub const ZERO: Self = Self(0);
 
-    /// The next sequence number. Panics past [`SeqNo::MAX`], which takes millennia.
+    /// The next sequence number.
+    ///
+    /// # Panics
+    ///
+    /// The method panics past [`SeqNo::MAX`], which no database reaches within millennia.
     #[must_use]
     pub fn next(self) -> Self {
         assert!(self < Self::MAX, "sequence numbers exhausted");

@@ -1,11 +1,11 @@
-//! What every other crate of Archipelago stands on: ids, the error type, the byte and wire codecs,
-//! checksums, clocks, randomness, threads, tasks, the byte budget, large buffers and striped
-//! metrics.
+//! The crate below all other crates of Archipelago: ids, the error type, the byte and wire codecs,
+//! checksums, clocks, randomness, threads, tasks, virtual time, the byte budget, large buffers and
+//! striped metrics.
 //!
-//! Layer 0. It depends on no other crate of the workspace, does no I/O of its own, and is the
-//! only place that may touch the raw clock, the raw random source and the raw thread spawner
-//! (clippy's `disallowed-methods` bans them elsewhere), so that a run in simulation replays from
-//! its seed.
+//! This crate is layer 0: it depends on no other crate of the workspace, and it does no file or
+//! network I/O. It alone may use the raw clock, the raw random source and the raw thread spawner.
+//! Clippy's `disallowed-methods` bans them elsewhere, so that a run in the simulation repeats
+//! exactly from its seed.
 
 pub mod budget;
 pub mod buffers;

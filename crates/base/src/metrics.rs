@@ -1,17 +1,21 @@
-//! Counters and latency histograms that many threads bump without sharing cache lines.
+//! Counters and latency histograms for many threads, which do not share cache lines.
 //!
-//! Each thread writes one of [`STRIPES`] stripes, chosen once per thread; reading sums them. A
-//! read beside writers is a value that was true of each stripe at some moment during the read.
+//! Each thread writes to one of [`STRIPES`] stripes, which it chooses once. A read sums the
+//! stripes. If writers are active, the sum consists of values that the stripes had at different
+//! moments of the read.
+//!
+//! Thread-safety: any thread may call any method.
+//! Cost: a count is one relaxed atomic addition.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use crossbeam_utils::CachePadded;
 
-/// How many stripes a counter has.
+/// Number of stripes of a counter.
 pub const STRIPES: usize = 16;
 
-/// The calling thread's stripe.
+/// Index of the calling thread's stripe.
 #[inline]
 #[must_use]
 pub fn stripe() -> usize {
@@ -25,7 +29,7 @@ pub fn stripe() -> usize {
     })
 }
 
-/// A set of `N` counters in stripes: one thread's counters lie together.
+/// A set of `N` counters in stripes. The counters of one thread lie next to each other.
 #[derive(Debug)]
 pub struct Counters<const N: usize> {
     stripes: Box<[CachePadded<[AtomicU64; N]>]>,
@@ -40,19 +44,19 @@ impl<const N: usize> Default for Counters<N> {
 }
 
 impl<const N: usize> Counters<N> {
-    /// Adds `value` to counter `index`.
+    /// Adds `value` to the counter `index`.
     #[inline]
     pub fn add(&self, index: usize, value: u64) {
         self.stripes[stripe()][index].fetch_add(value, Ordering::Relaxed);
     }
 
-    /// The sum of counter `index` over all threads.
+    /// Sum of the counter `index` over all threads.
     #[must_use]
     pub fn get(&self, index: usize) -> u64 {
         self.stripes.iter().map(|stripe| stripe[index].load(Ordering::Relaxed)).sum()
     }
 
-    /// Sets every counter back to zero.
+    /// Sets every counter to zero.
     pub fn reset(&self) {
         for stripe in &self.stripes {
             for counter in stripe.iter() {
@@ -62,13 +66,14 @@ impl<const N: usize> Counters<N> {
     }
 }
 
-/// Buckets per power of two of [`Histogram`]: a value is known to 1/8.
+/// Number of bits that divide each power of two of a [`Histogram`]: a value is known to 1/8.
 const SUB_BITS: u32 = 3;
 const SUB: usize = 1 << SUB_BITS;
 const BUCKETS: usize = (64 - SUB_BITS as usize + 1) * SUB;
 
-/// A histogram of `u64` values (nanoseconds, bytes) with logarithmic buckets, each an eighth of
-/// a power of two wide: quantiles are exact to 12.5 %, recording is one relaxed add and a max.
+/// A histogram of `u64` values (nanoseconds, bytes) with logarithmic buckets. Each bucket is an
+/// eighth of a power of two wide. A quantile is exact to 12.5 %. Recording is one relaxed addition
+/// and one relaxed maximum.
 pub struct Histogram {
     counts: Box<[AtomicU64]>,
     sum: AtomicU64,
@@ -91,24 +96,24 @@ impl Default for Histogram {
     }
 }
 
-/// What a [`Histogram`] held at a moment.
+/// Statistics of a [`Histogram`] at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Summary {
-    /// How many values.
+    /// Number of recorded values.
     pub count: u64,
-    /// Their sum.
+    /// Sum of all values.
     pub sum: u64,
-    /// Mean, 0 when empty.
+    /// Mean of all values; 0 if there are none.
     pub mean: f64,
-    /// Median.
+    /// Median of all values.
     pub p50: u64,
-    /// 95th percentile.
+    /// 95th percentile of all values.
     pub p95: u64,
-    /// 99th percentile.
+    /// 99th percentile of all values.
     pub p99: u64,
-    /// 99.9th percentile.
+    /// 99.9th percentile of all values.
     pub p999: u64,
-    /// Largest value, exact.
+    /// Largest value, which is exact.
     pub max: u64,
 }
 
@@ -131,7 +136,7 @@ fn bucket_middle(bucket: usize) -> u64 {
 }
 
 impl Histogram {
-    /// Adds one value.
+    /// Records one value.
     #[inline]
     pub fn record(&self, value: u64) {
         self.counts[bucket_of(value)].fetch_add(1, Ordering::Relaxed);
@@ -141,7 +146,7 @@ impl Histogram {
         }
     }
 
-    /// The value below which the share `q` (0 to 1) of all values lies.
+    /// The value below which the share `q` of all values lies, with `q` from 0 to 1.
     #[must_use]
     pub fn quantile(&self, q: f64) -> u64 {
         let counts: Vec<u64> = self.counts.iter().map(|c| c.load(Ordering::Relaxed)).collect();
@@ -156,7 +161,7 @@ impl Histogram {
         0
     }
 
-    /// Count, mean and the usual quantiles.
+    /// Count, sum, mean, maximum and the usual quantiles.
     #[must_use]
     pub fn summary(&self) -> Summary {
         let count: u64 = self.counts.iter().map(|c| c.load(Ordering::Relaxed)).sum();
@@ -173,7 +178,7 @@ impl Histogram {
         }
     }
 
-    /// Adds all of `other`'s values.
+    /// Adds all values of `other`.
     pub fn merge(&self, other: &Self) {
         for (mine, theirs) in self.counts.iter().zip(&other.counts) {
             mine.fetch_add(theirs.load(Ordering::Relaxed), Ordering::Relaxed);
@@ -182,7 +187,7 @@ impl Histogram {
         self.max.fetch_max(other.max.load(Ordering::Relaxed), Ordering::Relaxed);
     }
 
-    /// Forgets every value.
+    /// Removes every value.
     pub fn reset(&self) {
         for count in &self.counts {
             count.store(0, Ordering::Relaxed);

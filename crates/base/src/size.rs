@@ -1,4 +1,4 @@
-//! Sizes as a person types and reads them: `4GiB`, `16 MiB`, `4096`.
+//! Sizes as people write and read them: `4GiB`, `16 MiB`, `4096`.
 
 use crate::{Error, Result};
 
@@ -14,8 +14,8 @@ const UNITS: &[(&str, u64)] = &[
     ("B", 1),
 ];
 
-/// Bytes that `text` names. Powers of 1024; a number alone is bytes. `InvalidArgument` if it names
-/// none, or more than 2^64.
+/// Bytes that `text` names. Units are powers of 1024, and a number alone is bytes. Errors:
+/// `InvalidArgument` if `text` is not a size, or is more than 2^64 bytes.
 pub fn parse(text: &str) -> Result<u64> {
     let wrong = || {
         Error::invalid(format!("{text:?} is no size: write bytes, or a number with KiB, MiB, GiB"))
@@ -30,7 +30,7 @@ pub fn parse(text: &str) -> Result<u64> {
     number.checked_mul(factor).ok_or_else(wrong)
 }
 
-/// `bytes` with a unit, at most one digit behind the point.
+/// Text of `bytes` with a unit and at most one decimal.
 #[must_use]
 pub fn show(bytes: u64) -> String {
     let unit = UNITS[..4].iter().rev().find(|(_, factor)| bytes >= *factor);

@@ -1,10 +1,10 @@
-//! Threads behind a trait, so that a test can count them, name them or run none.
+//! Threads behind a trait, so that a test can count them, name them or start none.
 
 use std::fmt;
 
 use crate::error::{Error, ErrorKind, Result};
 
-/// A spawned thread; `join` waits for its end.
+/// A thread that was started. [`Joiner::join`] waits for its end.
 pub struct Joiner(std::thread::JoinHandle<()>);
 
 impl fmt::Debug for Joiner {
@@ -14,32 +14,34 @@ impl fmt::Debug for Joiner {
 }
 
 impl Joiner {
-    /// Waits until the thread has ended. `Err` if it panicked.
+    /// Waits until the thread has ended. Errors: `Internal` if it panicked.
     pub fn join(self) -> Result<()> {
         let name = self.0.thread().name().unwrap_or("unnamed").to_owned();
         self.0.join().map_err(|_| Error::internal(format!("thread {name} panicked")))
     }
 }
 
-/// Starts threads.
+/// A source of threads: the operating system in production.
 pub trait Spawn: Send + Sync + fmt::Debug + 'static {
-    /// Runs `body` on a new thread named `name` (at most 15 bytes show in `top`).
+    /// Runs `body` on a new thread named `name`, of which `top` shows at most 15 bytes. Errors:
+    /// `Io` if the system starts no thread.
     fn spawn(&self, name: &str, body: Box<dyn FnOnce() + Send>) -> Result<Joiner>;
 }
 
-/// How far [`lower_priority`] goes: as far as `nice` does.
+/// Value for `nice` that [`lower_priority`] adds: the largest.
 #[cfg(target_os = "linux")]
 const NICE: i32 = 19;
 
-/// Lowers the calling thread's priority, for good: a system lets nobody raise it again without a
-/// privilege. It then gets what time others leave, and a seventieth of one that it competes with.
-/// Does nothing where priorities belong to processes, or where the system refuses.
+/// Lowers the calling thread's priority permanently, because a thread cannot raise it again without
+/// a privilege. The thread then gets the time that others leave, and a seventieth of the share of a
+/// normal thread. The function does nothing if priorities belong to processes, or if the system
+/// refuses.
 pub fn lower_priority() {
     #[cfg(target_os = "linux")]
     let _ = rustix::process::nice(NICE);
 }
 
-/// Threads of the operating system.
+/// The source of threads of the operating system.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SystemSpawn;
 

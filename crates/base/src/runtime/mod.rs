@@ -1,19 +1,22 @@
-//! What asynchronous code needs of the world, so that the same code runs over threads and in the
-//! seeded simulation: time, sleep, tasks, random seeds.
+//! The environment of asynchronous code: time, sleep, tasks and random seeds. The same code runs
+//! over threads and in the seeded simulation.
 //!
-//! | implemented by | time | tasks |
+//! | implementation | time | tasks |
 //! | --- | --- | --- |
-//! | [`Host`] | virtual | of the host's present life; they end when it crashes |
-//! | [`ThreadRuntime`] | the system's | on a few threads, until the process ends |
+//! | [`Host`] | virtual | belong to the current life of the host, and end when it crashes |
+//! | [`ThreadRuntime`] | the system's | run on a few threads until the process ends |
 //!
-//! Rules for such code: 1. it awaits, it never blocks a thread; 2. it asks for time and seeds here
-//! alone; 3. nothing that it does depends on the order of a `HashMap`; 4. it may be dropped at any
-//! await, and leaves its state in order then.
+//! [`block_on`] runs a future on a thread that has nothing else to do. [`Gate`] is a lock that a
+//! task may hold over awaits. [`join_all`] awaits several futures in parallel.
 //!
-//! [`block_on`] is for callers that have a thread to spare, never for tasks. [`Gate`] is a lock
-//! that is held over awaits; [`join_all`] awaits several.
+//! Rules for asynchronous code:
+//! 1. It awaits, and never blocks a thread.
+//! 2. It takes time and seeds only from its [`Runtime`].
+//! 3. Its behaviour does not depend on the order of a `HashMap`.
+//! 4. It may be dropped at any await, and leaves its state consistent then.
 //!
-//! Thread-safety: all of it. Cost: one allocation per task and per sleep.
+//! Thread-safety: any thread may call any method.
+//! Cost: one allocation per task and per sleep.
 
 mod threads;
 
@@ -33,26 +36,26 @@ use crate::simulation::Host;
 
 pub use threads::ThreadRuntime;
 
-/// A future on the heap, of any type, that may move between threads.
+/// A boxed future that may move between threads.
 pub type Boxed<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
-/// See the module.
+/// The environment of asynchronous code. The module describes the rules for that code.
 pub trait Runtime: Send + Sync + fmt::Debug + 'static {
-    /// Nanoseconds since some fixed moment; never goes back.
+    /// Nanoseconds since a fixed moment. The value never decreases.
     fn now_ns(&self) -> u64;
 
-    /// Milliseconds since 1970: for what people set and read, never for leases.
+    /// Milliseconds since 1970, for times that people set and read. Leases must not depend on it.
     fn unix_ms(&self) -> u64;
 
-    /// Done after `duration`. Dropped, it leaves nothing behind.
+    /// A future that completes after `duration`. It may be dropped earlier.
     fn sleep(&self, duration: Duration) -> Boxed<'static, ()>;
 
-    /// Starts a task; `name` stands in messages. It goes on by itself until it is done or the world
-    /// that it lives in ends.
+    /// Starts a task. `name` appears in messages. The task runs until it completes, its host
+    /// crashes or the runtime ends.
     fn spawn(&self, name: &str, task: Boxed<'static, ()>);
 
-    /// A seed that no other call got: for ids and generators. From the simulation's seed, or the
-    /// system's entropy.
+    /// A seed for ids and generators, which no other call returns. It comes from the seed of the
+    /// simulation or from the system's entropy.
     fn seed(&self) -> u64;
 }
 
@@ -95,8 +98,8 @@ impl Wake for Parked {
     }
 }
 
-/// Runs `future` on this thread, which sleeps while there is nothing to do. Not for tasks, and not
-/// in a simulation.
+/// Runs `future` on the calling thread, which sleeps while the future waits. Tasks and simulated
+/// code must not call it.
 pub fn block_on<T>(future: impl Future<Output = T>) -> T {
     let mut future = pin!(future);
     let parked = Arc::new(Parked { thread: std::thread::current(), woken: AtomicBool::new(false) });
@@ -112,8 +115,8 @@ pub fn block_on<T>(future: impl Future<Output = T>) -> T {
     }
 }
 
-/// Done when all are; what came of them, in their order. Whichever is woken, all that are not done
-/// are asked again: for tens, not thousands.
+/// Awaits all futures and returns their outputs in the given order. Each wake-up polls every future
+/// that has not completed, so the function suits tens of futures and not thousands.
 pub async fn join_all<T>(futures: impl IntoIterator<Item = impl Future<Output = T>>) -> Vec<T> {
     let mut pending: Vec<_> = futures.into_iter().map(|future| Some(Box::pin(future))).collect();
     let mut done: Vec<Option<T>> = pending.iter().map(|_| None).collect();
@@ -138,18 +141,18 @@ struct Waiting {
     wakers: VecDeque<Waker>,
 }
 
-/// Lets one task through at a time; the others await. Unlike a mutex it may be held over awaits.
-/// Whoever is let through next is not decided by who came first.
+/// A lock for tasks, which a task may hold over awaits. The order of the waiting tasks is not
+/// defined.
 #[derive(Debug, Default)]
 pub struct Gate(Mutex<Waiting>);
 
-/// The right to be within a [`Gate`]; given back when dropped.
+/// The right to be inside a [`Gate`]. Dropping it opens the gate for another task.
 #[derive(Debug)]
 #[must_use = "dropped at once it keeps nobody out"]
 pub struct Pass<'a>(&'a Gate);
 
 impl Gate {
-    /// Done when nobody else is within.
+    /// Waits until no other task is inside, and enters.
     pub async fn enter(&self) -> Pass<'_> {
         std::future::poll_fn(|context| {
             let mut waiting = self.0.lock();
@@ -170,7 +173,8 @@ impl Drop for Pass<'_> {
         let wakers = {
             let mut waiting = self.0.0.lock();
             waiting.taken = false;
-            // All of them: one that was dropped meanwhile would keep the news to itself.
+            // All waiting tasks are woken: a single one may have been dropped, and would not pass
+            // the wake-up on.
             std::mem::take(&mut waiting.wakers)
         };
         for waker in wakers {

@@ -6,8 +6,7 @@ use crate::simulation::Simulation;
 
 const MS: Duration = Duration::from_millis(1);
 
-/// Ten tasks that sleep, draw a seed, pass a gate in between and count; what was counted, and the
-/// seeds.
+/// Runs ten tasks that sleep, draw a seed, pass a gate and count. Returns the seeds.
 async fn work(runtime: Arc<dyn Runtime>, within: Arc<AtomicU64>) -> Vec<u64> {
     let gate = Arc::new(Gate::default());
     let seeds = Arc::new(Mutex::new(Vec::new()));
@@ -37,7 +36,7 @@ fn distinct(mut seeds: Vec<u64>) -> usize {
 }
 
 #[test]
-fn the_same_code_runs_over_threads_and_in_the_simulation() {
+fn same_code_runs_over_threads_and_in_the_simulation() {
     let runtime = ThreadRuntime::start(3).expect("threads");
     let seeds = block_on(work(runtime, Arc::default()));
     assert_eq!(distinct(seeds), 10);
@@ -54,7 +53,7 @@ fn the_same_code_runs_over_threads_and_in_the_simulation() {
 }
 
 #[test]
-fn a_sleep_lasts_and_one_that_is_dropped_is_forgotten() {
+fn sleep_lasts_and_a_dropped_sleep_is_forgotten() {
     let runtime = ThreadRuntime::start(1).expect("threads");
     let clock = SystemClock::new();
     let mut long = runtime.sleep(Duration::from_secs(3600));
@@ -69,7 +68,7 @@ fn a_sleep_lasts_and_one_that_is_dropped_is_forgotten() {
 }
 
 #[test]
-fn a_task_that_panics_takes_no_thread_with_it() {
+fn panic_of_a_task_ends_no_thread() {
     let runtime = ThreadRuntime::start(1).expect("threads");
     runtime.spawn("panics", Box::pin(async { panic!("as the test wants") }));
     let done = Arc::new(AtomicBool::new(false));
@@ -81,7 +80,7 @@ fn a_task_that_panics_takes_no_thread_with_it() {
 }
 
 #[test]
-fn what_waits_at_a_gate_may_go_away() {
+fn task_that_waits_at_a_gate_may_be_dropped() {
     let gate = Gate::default();
     let pass = block_on(gate.enter());
     let poll = |future: Pin<&mut dyn Future<Output = Pass<'_>>>| {
@@ -96,7 +95,7 @@ fn what_waits_at_a_gate_may_go_away() {
 }
 
 #[test]
-fn a_runtime_that_ends_lets_go_of_its_tasks() {
+fn runtime_drops_its_tasks_when_it_ends() {
     let runtime = ThreadRuntime::start(2).expect("threads");
     let held = Arc::new(());
     let (kept, waiting) = (Arc::clone(&held), runtime.sleep(Duration::from_secs(3600)));
@@ -105,8 +104,8 @@ fn a_runtime_that_ends_lets_go_of_its_tasks() {
         drop(kept);
     };
     runtime.spawn("sleeper", Box::pin(task));
-    // The sleeper may be on its way to its timer when the runtime ends: whoever polls it then lets
-    // go of it.
+    // The sleeping task may be on its way to its timer when the runtime ends. The thread that polls
+    // it then drops it.
     drop(runtime);
     let clock = SystemClock::new();
     while Arc::strong_count(&held) > 1 {
@@ -116,7 +115,7 @@ fn a_runtime_that_ends_lets_go_of_its_tasks() {
 }
 
 #[test]
-fn join_all_waits_for_all_and_keeps_their_order() {
+fn join_all_keeps_the_order_of_the_futures() {
     let simulation = Simulation::new(1);
     let host = simulation.host("one");
     let scheduler = host.scheduler().clone();

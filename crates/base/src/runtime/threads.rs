@@ -1,13 +1,16 @@
-//! Tasks on threads: a queue of tasks that can go on, a few threads that poll them, and one that
-//! keeps the time.
+//! Tasks on threads: a queue of tasks that are ready, a few threads that poll them, and one thread
+//! for timers.
 //!
-//! A task is *idle* (held by its wakers alone), *queued*, *running*, or over. Invariants: 1. a task
-//! is in the queue at most once, and polled by one thread at a time; 2. a wake-up while it is
-//! polled has it polled again; 3. no lock is held while code of a task or a waker runs or is
-//! dropped.
+//! A task is *idle* (only its wakers hold it), *queued*, *running*, or over.
 //!
-//! Failure: a task that panics is dropped, the thread goes on. Cost: a wake-up takes a lock of the
-//! task and one of the queue.
+//! Invariants:
+//! 1. The queue holds a task at most once, and one thread at a time polls it.
+//! 2. A wake-up during a poll causes another poll.
+//! 3. No lock is held while code of a task or of a waker runs or is dropped.
+//!
+//! Thread-safety: any thread may wake, spawn and end.
+//! Failure: a task that panics is dropped, and its thread continues.
+//! Cost: a wake-up takes one lock of the task and one of the queue.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
@@ -26,7 +29,7 @@ use crate::error::Result;
 use crate::random::entropy_seed;
 use crate::spawn::{Spawn, SystemSpawn};
 
-/// Threads of the shared runtime that poll. Tasks never block, so few do.
+/// Number of threads that poll in the shared runtime. Tasks never block, so two suffice.
 const WORKERS: usize = 2;
 
 enum Stage {
@@ -86,7 +89,7 @@ impl Job {
         };
         let waker = Waker::from(Arc::clone(self));
         let poll = || task.as_mut().poll(&mut Context::from_waker(&waker));
-        // What panicked has said so, and goes the way of what is done.
+        // The panic was reported already. The task is dropped like one that has completed.
         let done = catch_unwind(AssertUnwindSafe(poll)).map_or(true, |polled| polled.is_ready());
         let mut stage = self.stage.lock();
         if done {
@@ -189,7 +192,7 @@ impl Core {
     }
 }
 
-/// A moment of the system's clock.
+/// A future that completes at a moment of the system's clock.
 struct Sleep {
     core: Arc<Core>,
     at_ns: u64,
@@ -232,8 +235,8 @@ impl Drop for Sleep {
     }
 }
 
-/// See the module. Dropped, it ends: threads stop when what they poll returns, and tasks are not
-/// polled any more.
+/// A runtime on threads of the operating system. When it is dropped, its threads stop after their
+/// current poll, and no task is polled again.
 pub struct ThreadRuntime(Arc<Core>);
 
 impl fmt::Debug for ThreadRuntime {
@@ -244,8 +247,8 @@ impl fmt::Debug for ThreadRuntime {
 }
 
 impl ThreadRuntime {
-    /// One of its own, with `workers` threads that poll and one for the time. Error: the system
-    /// gives no threads.
+    /// Starts a runtime with `workers` threads that poll and one thread for timers. Errors: `Io` if
+    /// the system starts no threads.
     pub fn start(workers: usize) -> Result<Arc<Self>> {
         let core = Arc::new(Core {
             clock: SystemClock::new(),
@@ -264,8 +267,8 @@ impl ThreadRuntime {
         Ok(runtime)
     }
 
-    /// The one of this process, started by the first call. Error: the system gave no threads at the
-    /// first call.
+    /// The runtime of this process, which the first call starts. Errors: `Io` if the system started
+    /// no threads for the first call.
     pub fn shared() -> Result<Arc<Self>> {
         static SHARED: OnceLock<Arc<ThreadRuntime>> = OnceLock::new();
         static STARTING: Mutex<()> = Mutex::new(());

@@ -1,8 +1,10 @@
-//! The queue, the steps, and who owns them.
+//! The event queue, the steps of a run, and the owner of both.
 //!
-//! What is ready lies in a list from which the seed draws; what is to come lies in a heap by time.
-//! Locks: `turn` is held by whoever runs the simulation, for as long as it runs; `state` for a
-//! moment, never over foreign code.
+//! Events that are ready stand in a list, from which the seed draws the next. Later events stand in
+//! a heap that is ordered by time.
+//!
+//! Locks: the thread that runs the simulation holds `turn` during the whole run. `state` is held
+//! for a moment, and never while foreign code runs.
 
 use std::collections::{BinaryHeap, VecDeque};
 use std::fmt;
@@ -20,14 +22,14 @@ use super::task::{Task, TaskId, Tasks, wrap};
 use super::time::{TimerId, Timers};
 use crate::random::Rng;
 
-/// Notes that are kept.
+/// Limit of the notes that are kept.
 const NOTES_MAX: usize = 10_000;
 
-/// Something that lives beside the scheduler (a network) and must know of crashes and of the end.
+/// A component next to the scheduler, such as a network, that must know of crashes and of the end.
 pub trait PartOf: Send + Sync {
-    /// `host` crashed: its tasks are gone.
+    /// Called after `host` crashed and its tasks were dropped.
     fn crashed(&self, host: HostId);
-    /// The simulation ends: let go of everything.
+    /// Called when the simulation ends. The component drops everything that it holds.
     fn shut(&self);
 }
 
@@ -59,7 +61,7 @@ impl PartialOrd for Entry {
 }
 
 impl Ord for Entry {
-    /// The heap's largest is the earliest.
+    /// Inverts the order, so that the heap's largest entry is the earliest.
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
         (other.at_ns, other.sequence).cmp(&(self.at_ns, self.sequence))
     }
@@ -74,7 +76,7 @@ pub(super) struct State {
     seeds: Rng,
     ready: Vec<Entry>,
     later: BinaryHeap<Entry>,
-    /// What would have happened on hosts that are stopped, in order.
+    /// Events of stopped hosts, in the order in which they became due.
     held: Vec<Entry>,
     pub(super) hosts: Hosts,
     pub(super) tasks: Tasks,
@@ -104,8 +106,8 @@ impl State {
         }
     }
 
-    /// The next thing that happens, at `end_ns` at the latest; `Err` is an entry to be dropped
-    /// without the lock.
+    /// The next event up to `end_ns`. `Err` is an event of a life that is over, which the caller
+    /// drops without the lock.
     fn next(&mut self, end_ns: u64) -> Option<Result<Entry, Entry>> {
         let entry = loop {
             if self.ready.is_empty() {
@@ -144,7 +146,7 @@ impl State {
         Some(Ok(entry))
     }
 
-    /// What was held back for a host happens now.
+    /// Makes the events ready that were held back for a stopped host.
     pub(super) fn release(&mut self, host: HostId) {
         let held = std::mem::take(&mut self.held);
         for entry in held {
@@ -165,7 +167,7 @@ pub(super) struct Core {
     seed: u64,
     pub(super) state: Mutex<State>,
     turn: Mutex<()>,
-    /// The thread that has the turn; 0 for none.
+    /// Number of the thread that runs the simulation; 0 for none.
     runner: AtomicU64,
 }
 
@@ -178,7 +180,7 @@ impl Core {
         }
     }
 
-    /// Takes the turn for as long as the guard lives.
+    /// Takes the turn for as long as the guard exists.
     fn take_turn(&self) -> Turn<'_> {
         let me = thread_number();
         assert!(
@@ -202,18 +204,18 @@ impl Drop for Turn<'_> {
     }
 }
 
-/// A number that no other living thread has, not 0.
+/// A number that no other living thread has. It is never 0.
 fn thread_number() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     thread_local!(static MINE: u64 = NEXT.fetch_add(1, Ordering::Relaxed));
     MINE.with(|mine| *mine)
 }
 
-/// The owner of a run. See the module; what it can do is told at [`Scheduler`].
+/// The owner of a run. Dropping it drops all tasks and events. [`Scheduler`] has the methods.
 pub struct Simulation(Scheduler);
 
 impl Simulation {
-    /// A world at time 0 in which nothing happens yet.
+    /// Makes a world at time 0 without events.
     #[must_use]
     pub fn new(seed: u64) -> Self {
         let state = State {
@@ -237,7 +239,7 @@ impl Simulation {
         Self(Scheduler(Arc::new(Core { seed, state, turn, runner: AtomicU64::new(0) })))
     }
 
-    /// A handle for others to hold.
+    /// A handle for tasks and components, which does not keep the simulation alive.
     #[must_use]
     pub fn scheduler(&self) -> Scheduler {
         self.0.clone()
@@ -273,7 +275,7 @@ impl Drop for Simulation {
         for part in parts.iter().filter_map(Weak::upgrade) {
             part.shut();
         }
-        // What those left behind when they went.
+        // Tasks and events that were dropped above may have added these.
         let mut state = self.0.0.state.lock();
         let rest = (std::mem::take(&mut state.ready), std::mem::take(&mut state.later));
         drop(state);
@@ -281,7 +283,7 @@ impl Drop for Simulation {
     }
 }
 
-/// A handle of a simulation. Cloned freely; it does not keep tasks alive.
+/// The handle of a simulation. Its clones do not keep tasks alive.
 #[derive(Clone)]
 pub struct Scheduler(pub(super) Arc<Core>);
 
@@ -292,54 +294,54 @@ impl fmt::Debug for Scheduler {
 }
 
 impl Scheduler {
-    /// What everything follows from.
+    /// The seed that determines the whole run.
     #[must_use]
     pub fn seed(&self) -> u64 {
         self.0.seed
     }
 
-    /// A generator of its own for `purpose`, whatever else draws: the same for the same seed and
-    /// purpose.
+    /// A separate generator for `purpose`. The same seed and purpose give the same numbers,
+    /// whatever other components draw.
     #[must_use]
     pub fn rng(&self, purpose: &str) -> Rng {
         Rng::with_seed(stream(self.0.seed, purpose))
     }
 
-    /// A seed that no other call gets, in the order of the calls.
+    /// A seed that no other call returns. It depends on the order of the calls.
     #[must_use]
     pub fn fresh_seed(&self) -> u64 {
         self.0.state.lock().seeds.u64(..)
     }
 
-    /// Virtual nanoseconds since the beginning.
+    /// Virtual nanoseconds since the beginning of the run.
     #[must_use]
     pub fn now_ns(&self) -> u64 {
         self.0.state.lock().now_ns
     }
 
-    /// Steps that were taken.
+    /// Number of steps so far.
     #[must_use]
     pub fn events(&self) -> u64 {
         self.0.state.lock().events
     }
 
-    /// A hash over all steps and over what was [`record`](Self::record)ed.
+    /// Hash over all steps and over all [`record`](Self::record)ed words.
     #[must_use]
     pub fn trace_hash(&self) -> u64 {
         self.0.state.lock().hash
     }
 
-    /// Puts `word` into the trace: an outcome that two runs of one seed must share.
+    /// Adds `word` to the trace: an outcome that two runs of one seed must share.
     pub fn record(&self, word: u64) {
         self.0.state.lock().mix(word);
     }
 
-    /// Keeps [`note`](Self::note)s from now on (the last 10,000): for a replay that somebody reads.
+    /// Keeps the last 10,000 [`note`](Self::note)s from now on, for a person who reads a replay.
     pub fn keep_notes(&self) {
         self.0.state.lock().notes.get_or_insert_default();
     }
 
-    /// Notes what happens, if notes are kept.
+    /// Adds a note, if notes are kept.
     pub fn note(&self, text: impl FnOnce() -> String) {
         let now_ns = {
             let state = self.0.state.lock();
@@ -357,43 +359,43 @@ impl Scheduler {
         }
     }
 
-    /// The notes, oldest first.
+    /// The kept notes, oldest first.
     #[must_use]
     pub fn notes(&self) -> Vec<String> {
         self.0.state.lock().notes.iter().flatten().cloned().collect()
     }
 
-    /// A new host, up.
+    /// Adds a host, which is up.
     #[must_use]
     pub fn host(&self, name: &str) -> Host {
         let id = self.0.state.lock().hosts.add(name);
         Host::new(self.clone(), id, name)
     }
 
-    /// Whether `life` is its host's present one, and the host is up.
+    /// Whether `life` is the current life of its host and the host is up.
     #[must_use]
     pub fn lives(&self, life: Life) -> bool {
         self.0.state.lock().hosts.is_current(life)
     }
 
-    /// Whether `host` is up, in whichever life.
+    /// Whether `host` is up, in any life.
     #[must_use]
     pub fn is_up(&self, host: HostId) -> bool {
         self.0.state.lock().hosts.is_up(host)
     }
 
-    /// The present life of `host`; of one that is down, the next.
+    /// The current life of `host`, or the next life if the host is down.
     #[must_use]
     pub fn life(&self, host: HostId) -> Life {
         self.0.state.lock().hosts.life(host)
     }
 
-    /// `part` is told of crashes and of the end. Not kept alive.
+    /// Notifies `part` of crashes and of the end. The scheduler does not keep it alive.
     pub fn join(&self, part: &Arc<dyn PartOf>) {
         self.0.state.lock().parts.push(Arc::downgrade(part));
     }
 
-    /// Starts a task that belongs to no host. `name` stands in messages.
+    /// Starts a task that belongs to no host. `name` appears in messages.
     pub fn spawn<T: Send + 'static>(
         &self,
         name: &str,
@@ -421,8 +423,8 @@ impl Scheduler {
         task
     }
 
-    /// Runs `action` at `at_ns` (now, if that has passed), unless the host whose `life` it belongs
-    /// to has crashed by then.
+    /// Runs `action` at `at_ns`, or now if that has passed. The action is dropped if the host of
+    /// `life` crashes earlier.
     pub fn at(&self, at_ns: u64, life: Life, action: impl FnOnce() + Send + 'static) {
         let action = Action::Run(Box::new(action));
         let mut state = self.0.state.lock();
@@ -434,7 +436,7 @@ impl Scheduler {
         state.push(at_ns, life, action);
     }
 
-    /// One step of whoever has the turn; false if nothing is left to happen until `end_ns`.
+    /// Executes one step. Returns false if no event is due until `end_ns`.
     fn step(&self, end_ns: u64) -> bool {
         let entry = loop {
             let next = self.0.state.lock().next(end_ns);
@@ -470,7 +472,7 @@ impl Scheduler {
         drop(left);
     }
 
-    /// Steps until `done` says so; false if it ends before because nothing is left to happen.
+    /// Executes steps until `done` returns true. Returns false if no event is left before that.
     pub fn run_until(&self, done: impl Fn() -> bool) -> bool {
         let _turn = self.0.take_turn();
         while !done() {
@@ -481,12 +483,12 @@ impl Scheduler {
         true
     }
 
-    /// Steps until nothing is left to happen.
+    /// Executes steps until no event is left.
     pub fn run(&self) {
         self.run_until(|| false);
     }
 
-    /// Steps through all that happens within `duration` from now; the clock then stands at its end.
+    /// Executes all steps within `duration` from now. The clock then shows the end of that time.
     pub fn run_for(&self, duration: Duration) {
         let end_ns = self.now_ns().saturating_add(duration.as_nanos() as u64);
         let _turn = self.0.take_turn();
@@ -495,11 +497,11 @@ impl Scheduler {
         state.now_ns = state.now_ns.max(end_ns);
     }
 
-    /// Runs until `future` is done.
+    /// Executes steps until `future` completes.
     ///
     /// # Panics
     ///
-    /// If nothing is left to happen and it is not: with the names of the tasks that wait.
+    /// The method panics if no event is left before that. The message names the tasks that wait.
     pub fn block_on<T: Send + 'static>(
         &self,
         future: impl Future<Output = T> + Send + 'static,
@@ -529,7 +531,7 @@ impl Scheduler {
             if !state.hosts.crash(host) {
                 return;
             }
-            // They are of a life that is over, and go when their turn comes.
+            // They belong to a life that is over, and are dropped at their turn.
             state.release(host);
             (state.tasks.take_of(host), state.parts.clone())
         };
@@ -541,7 +543,7 @@ impl Scheduler {
     }
 }
 
-/// A seed for a generator of its own.
+/// Seed of a separate generator.
 fn stream(seed: u64, purpose: &str) -> u64 {
     twox_hash::XxHash3_64::oneshot_with_seed(seed, purpose.as_bytes())
 }

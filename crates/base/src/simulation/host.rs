@@ -1,5 +1,6 @@
-//! Machines of a simulation: they crash, which ends their tasks and events, and restart into a new
-//! life; they stop for a while, as a process does that is stopped; and their clocks run apart.
+//! Machines of a simulation. A host crashes, which ends its tasks and events, and restarts into a
+//! new life. It stops for a while, as a process does after SIGSTOP. Its clock may run at its own
+//! rate.
 
 use std::fmt;
 use std::future::Future;
@@ -8,21 +9,21 @@ use std::time::Duration;
 use super::core::Scheduler;
 use super::task::Task;
 
-/// A host, for good.
+/// Number of a host, which all its lives share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct HostId(pub u32);
 
-/// One life of a host: from its start, or a restart, to its crash.
+/// One life of a host, from its start or restart to its crash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Life {
-    /// Whose.
+    /// The host that lives.
     pub host: HostId,
-    /// Which, from 0.
+    /// Number of the life, from 0.
     pub number: u32,
 }
 
 impl Life {
-    /// Of what belongs to no host and never crashes.
+    /// The life of events and tasks that belong to no host. It never ends.
     pub const WORLD: Self = Self { host: HostId(0), number: 0 };
 }
 
@@ -30,31 +31,31 @@ struct Known {
     name: String,
     life: u32,
     up: bool,
-    /// Nothing of it happens: it is kept until it goes on.
+    /// Whether the host is stopped. Its events are held back until it continues.
     stopped: bool,
     clock: HostClock,
 }
 
-/// How a host's clock differs from the world's.
+/// The difference between a host's clock and the world's clock.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HostClock {
-    /// What it showed when the world began, in nanoseconds.
+    /// Time that the host's clock showed when the world began, in nanoseconds.
     pub ahead_ns: u64,
-    /// By how many millionths of the time that passes it is too fast; below zero: too slow.
+    /// Error of the clock's rate in millionths. A clock with a negative value is slow.
     pub fast_ppm: i32,
 }
 
 const MILLION: i128 = 1_000_000;
 
 impl HostClock {
-    /// What it shows at `now_ns` of the world.
+    /// Time that the host's clock shows when the world's clock shows `now_ns`.
     #[must_use]
     pub fn reading_ns(self, now_ns: u64) -> u64 {
         let more = i128::from(now_ns) * i128::from(self.fast_ppm) / MILLION;
         self.ahead_ns + (i128::from(now_ns) + more).max(0) as u64
     }
 
-    /// How long the world takes while the host's clock goes on by `duration`.
+    /// Time that passes in the world while the host's clock advances by `duration`.
     #[must_use]
     pub fn takes(self, duration: Duration) -> Duration {
         if self.fast_ppm == 0 {
@@ -66,7 +67,7 @@ impl HostClock {
     }
 }
 
-/// All hosts; place 0 is the world.
+/// All hosts. Index 0 is the world.
 pub(super) struct Hosts(Vec<Known>);
 
 impl Known {
@@ -111,7 +112,7 @@ impl Hosts {
         self.0[host.0 as usize].stopped
     }
 
-    /// Whether it was up.
+    /// Ends the life of a host. Returns whether the host was up.
     pub(super) fn crash(&mut self, host: HostId) -> bool {
         let known = &mut self.0[host.0 as usize];
         known.stopped = false;
@@ -121,7 +122,7 @@ impl Hosts {
     }
 }
 
-/// A machine.
+/// A machine of the simulation.
 #[derive(Clone)]
 pub struct Host {
     scheduler: Scheduler,
@@ -140,37 +141,37 @@ impl Host {
         Self { scheduler, id, name: name.to_owned() }
     }
 
-    /// Which.
+    /// The number of this host.
     #[must_use]
     pub fn id(&self) -> HostId {
         self.id
     }
 
-    /// Its name, unique in the simulation.
+    /// The name, which is unique in the simulation.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Where it lives.
+    /// The scheduler of the simulation.
     #[must_use]
     pub fn scheduler(&self) -> &Scheduler {
         &self.scheduler
     }
 
-    /// Its present life; of a host that is down, the next one.
+    /// The current life, or the next life if the host is down.
     #[must_use]
     pub fn life(&self) -> Life {
         self.scheduler.life(self.id)
     }
 
-    /// Whether it runs.
+    /// Whether this host is up.
     #[must_use]
     pub fn is_up(&self) -> bool {
         self.scheduler.is_up(self.id)
     }
 
-    /// Starts a task that ends with the host's life. On a host that is down it ends at once.
+    /// Starts a task that ends with the host's life. On a host that is down it ends immediately.
     pub fn spawn<T: Send + 'static>(
         &self,
         name: &str,
@@ -179,20 +180,20 @@ impl Host {
         self.scheduler.spawn_as(self.life(), name, future)
     }
 
-    /// Ends its life: tasks are dropped, events forgotten, its links go down. Nothing if it is
-    /// down.
+    /// Ends the host's life: tasks and events are dropped, and links go down. The call does nothing
+    /// if the host is down.
     pub fn crash(&self) {
         self.scheduler.crash(self.id);
     }
 
-    /// Starts it again, without any task. Nothing if it is up.
+    /// Starts the host again, without tasks. The call does nothing if the host is up.
     pub fn restart(&self) {
         self.scheduler.note(|| format!("{} restarts", self.name));
         self.scheduler.0.state.lock().hosts.0[self.id.0 as usize].up = true;
     }
 
-    /// Nothing of it happens from now on until [`go_on`](Self::go_on): neither its tasks nor what
-    /// arrives. What would have happened is kept. Its clock goes on. Nothing if it is down.
+    /// Stops the host until [`go_on`](Self::go_on). Its events are held back meanwhile, and its
+    /// clock advances. The call does nothing if the host is down.
     pub fn stop(&self) {
         self.scheduler.note(|| format!("{} stops", self.name));
         let mut state = self.scheduler.0.state.lock();
@@ -200,7 +201,7 @@ impl Host {
         known.stopped = known.up;
     }
 
-    /// Ends [`stop`](Self::stop): what was kept happens now.
+    /// Continues a stopped host. Events that were held back become ready now.
     pub fn go_on(&self) {
         self.scheduler.note(|| format!("{} goes on", self.name));
         let mut state = self.scheduler.0.state.lock();
@@ -208,19 +209,19 @@ impl Host {
         state.release(self.id);
     }
 
-    /// Sets its clock: what [`Runtime`](crate::runtime::Runtime) shows and sleeps by. To be called
-    /// before anything runs on it.
+    /// Sets the clock that the host's [`Runtime`](crate::runtime::Runtime) shows and sleeps by. The
+    /// caller does this before anything runs on the host.
     pub fn set_clock(&self, clock: HostClock) {
         self.scheduler.0.state.lock().hosts.0[self.id.0 as usize].clock = clock;
     }
 
-    /// Its clock.
+    /// The clock of this host.
     #[must_use]
     pub fn clock(&self) -> HostClock {
         self.scheduler.0.state.lock().hosts.0[self.id.0 as usize].clock
     }
 
-    /// What its clock shows now.
+    /// Time that the host's clock shows now.
     pub(crate) fn reading_ns(&self) -> u64 {
         let state = self.scheduler.0.state.lock();
         state.hosts.0[self.id.0 as usize].clock.reading_ns(state.now_ns)

@@ -1,24 +1,24 @@
 //! Virtual time: a deterministic scheduler for tasks and events.
 //!
-//! A [`Simulation`] owns a clock that stands still while something can happen, a queue of events,
-//! and tasks (futures). It runs on the thread that asks it to; everything that happens is one step:
-//! an event's closure, or one poll of a task. [`Host`]s are machines that crash and restart, stop
-//! for a while and have clocks of their own.
+//! A [`Simulation`] owns a clock, a queue of events, and tasks (futures). It runs on the thread
+//! that calls it. One step is the closure of an event or one poll of a task. [`Host`]s are machines
+//! that crash, restart, stop for a while and have clocks of their own. [`Scheduler`] is the handle
+//! that all other components hold. Dropping the [`Simulation`] drops all tasks and events.
 //!
-//! Rules: 1. time moves only when nothing is ready, to the next event's time; 2. of all that is
-//! ready at one moment, the next is drawn by the seed; 3. so the steps, and
-//! [`Scheduler::trace_hash`] over them, follow from the seed alone, as long as nothing that runs
-//! asks the system's clock, its entropy, another thread, or a `HashMap`'s order; 4. what belongs to
-//! a host that crashed never runs: its tasks are dropped, its events are forgotten; 5. no lock is
-//! held while code from outside runs or is dropped.
+//! Invariants:
+//! 1. The clock advances only when nothing is ready. It then shows the time of the next event.
+//! 2. If several steps are ready, the seed draws the next.
+//! 3. The seed alone therefore determines all steps and their [`Scheduler::trace_hash`]. The code
+//!    that runs must not use the system's clock or entropy, another thread, or the order of a
+//!    `HashMap`.
+//! 4. Tasks and events of a life that is over never run.
+//! 5. No lock is held while foreign code runs or is dropped.
 //!
-//! [`Simulation`] is the owner: dropped, it drops all tasks and events, so that a run leaves
-//! nothing behind. [`Scheduler`] is the handle that everything else holds.
-//!
-//! Thread-safety: the handle is `Send` and `Sync` because the things it serves (wakers, links) must
-//! be; two threads that run one simulation take turns, and the run is then not repeatable. To block
-//! on the simulation from within it is a mistake that panics. Failure: a task that panics ends the
-//! run, where it was asked for. Cost: a step takes a few tenths of a microsecond.
+//! Thread-safety: the handle is `Send` and `Sync`, because wakers and links must be. Two threads
+//! that run one simulation take turns, and such a run cannot be repeated.
+//! Failure: a task that panics ends the run in the call that runs it. Code inside the simulation
+//! that blocks on the simulation panics.
+//! Cost: a step takes a few tenths of a microsecond.
 //!
 //! ```
 //! use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Tasks: futures that the scheduler polls, and the handles that wait for what they return.
+//! Tasks: futures that the scheduler polls, and the handles that wait for their outputs.
 
 use std::fmt;
 use std::future::Future;
@@ -14,7 +14,7 @@ use super::host::{HostId, Life};
 
 pub(super) type Pinned = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// A place in the table, and which of its uses.
+/// Index of a task in the table, and the number of the entry's use.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct TaskId {
     place: u32,
@@ -24,13 +24,13 @@ pub(super) struct TaskId {
 struct Entry {
     life: Life,
     name: String,
-    /// `None` while it is polled.
+    /// `None` while the task is polled.
     future: Option<Pinned>,
     bell: Arc<Bell>,
     waker: Waker,
 }
 
-/// Asks for a poll, once until the poll begins.
+/// A waker, which requests at most one poll until that poll begins.
 struct Bell {
     core: Weak<Core>,
     task: TaskId,
@@ -71,7 +71,7 @@ impl Tasks {
         });
         let (generation, entry) = &mut self.places[place as usize];
         let task = TaskId { place, generation: *generation };
-        // The first poll is asked for by whoever adds the task.
+        // The caller that adds the task requests the first poll.
         let bell = Bell { core: Arc::downgrade(core), task, rung: AtomicBool::new(true) };
         let bell = Arc::new(bell);
         let waker = Waker::from(Arc::clone(&bell));
@@ -93,7 +93,7 @@ impl Tasks {
         self.entry(task).map(|entry| entry.life)
     }
 
-    /// Its future, to be polled.
+    /// Takes the future of a task in order to poll it.
     pub(super) fn take(&mut self, task: TaskId) -> Option<(Pinned, Waker)> {
         let entry = self.entry(task)?;
         let future = entry.future.take()?;
@@ -101,7 +101,7 @@ impl Tasks {
         Some((future, entry.waker.clone()))
     }
 
-    /// After a poll; gives the future back if the task is no more.
+    /// Puts the future back after a poll. Returns it if the task was removed meanwhile.
     pub(super) fn put_back(&mut self, task: TaskId, future: Pinned) -> Option<Pinned> {
         match self.entry(task) {
             Some(entry) => {
@@ -142,7 +142,7 @@ impl Tasks {
     }
 }
 
-/// The task ended without a value: its host crashed, or the simulation did end.
+/// The task ended without an output, because its host crashed or the simulation ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Crashed;
 
@@ -160,7 +160,7 @@ struct End<T> {
     waker: Option<Waker>,
 }
 
-/// A task that was started: a future of what it returns. Dropped, the task goes on.
+/// The handle of a task, which is a future of its output. Dropping it does not end the task.
 pub struct Task<T>(Arc<Mutex<End<T>>>);
 
 impl<T> fmt::Debug for Task<T> {
@@ -170,13 +170,13 @@ impl<T> fmt::Debug for Task<T> {
 }
 
 impl<T> Task<T> {
-    /// Whether it has ended.
+    /// Whether the task has ended.
     #[must_use]
     pub fn is_done(&self) -> bool {
         self.0.lock().done
     }
 
-    /// What it returned, once.
+    /// Takes the output, which the task gives once.
     #[must_use]
     pub fn take(&self) -> Option<Result<T, Crashed>> {
         self.0.lock().outcome.take()
@@ -197,7 +197,7 @@ impl<T> Future for Task<T> {
     }
 }
 
-/// Tells the handle that the task ended, however it did.
+/// Notifies the handle when the task ends, in whichever way it ends.
 struct Tell<T>(Arc<Mutex<End<T>>>);
 
 impl<T> Tell<T> {
@@ -223,7 +223,7 @@ impl<T> Drop for Tell<T> {
     }
 }
 
-/// The future as the scheduler keeps it, and its handle.
+/// Wraps a future for the scheduler, and makes its handle.
 pub(super) fn wrap<T: Send + 'static>(
     future: impl Future<Output = T> + Send + 'static,
 ) -> (Task<T>, Pinned) {

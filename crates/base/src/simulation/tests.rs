@@ -8,7 +8,7 @@ use super::*;
 
 const MS: Duration = Duration::from_millis(1);
 
-/// Three tasks that sleep at random and write down who they are; the order and the trace.
+/// Runs three tasks that sleep for random times. Returns their order and the trace.
 fn race(seed: u64) -> (Vec<u32>, u64) {
     let simulation = Simulation::new(seed);
     let order = Arc::new(Mutex::new(Vec::new()));
@@ -28,14 +28,14 @@ fn race(seed: u64) -> (Vec<u32>, u64) {
 }
 
 #[test]
-fn one_seed_gives_one_run_and_another_seed_another() {
+fn seed_determines_the_run() {
     assert_eq!(race(5), race(5));
     let runs: Vec<_> = (0..20).map(race).collect();
     assert!(runs.iter().any(|run| run.0 != runs[0].0), "the seed decides the order");
 }
 
 #[test]
-fn what_is_ready_at_once_runs_in_every_order() {
+fn ready_tasks_run_in_every_order() {
     let first = |seed| {
         let simulation = Simulation::new(seed);
         let order = Arc::new(Mutex::new(Vec::new()));
@@ -54,7 +54,7 @@ fn what_is_ready_at_once_runs_in_every_order() {
 }
 
 #[test]
-fn a_crash_ends_tasks_and_events_of_that_life_only() {
+fn crash_ends_tasks_and_events_of_that_life_only() {
     let simulation = Simulation::new(1);
     let (one, two) = (simulation.host("one"), simulation.host("two"));
     let count = Arc::new(AtomicU64::new(0));
@@ -83,7 +83,7 @@ fn a_crash_ends_tasks_and_events_of_that_life_only() {
 }
 
 #[test]
-fn what_happens_on_a_host_that_stopped_happens_when_it_goes_on() {
+fn events_of_a_stopped_host_happen_when_it_continues() {
     let simulation = Simulation::new(1);
     let (one, two) = (simulation.host("one"), simulation.host("two"));
     let ends = |host: &Host| {
@@ -113,7 +113,7 @@ fn what_happens_on_a_host_that_stopped_happens_when_it_goes_on() {
 }
 
 #[test]
-fn a_hosts_clock_runs_at_its_own_rate_and_sleeps_by_it() {
+fn host_sleeps_by_the_rate_of_its_own_clock() {
     use crate::runtime::Runtime;
 
     let simulation = Simulation::new(1);
@@ -133,7 +133,7 @@ fn a_hosts_clock_runs_at_its_own_rate_and_sleeps_by_it() {
 }
 
 #[test]
-fn a_task_may_crash_its_own_host() {
+fn task_may_crash_its_own_host() {
     let simulation = Simulation::new(1);
     let host = simulation.host("one");
     let (me, scheduler) = (host.clone(), simulation.scheduler());
@@ -147,7 +147,7 @@ fn a_task_may_crash_its_own_host() {
 }
 
 #[test]
-fn a_timeout_that_was_not_needed_does_not_move_the_clock() {
+fn unused_timeout_does_not_advance_the_clock() {
     let simulation = Simulation::new(1);
     let scheduler = simulation.scheduler();
     let out = simulation.block_on(async move {
@@ -161,7 +161,7 @@ fn a_timeout_that_was_not_needed_does_not_move_the_clock() {
 }
 
 #[test]
-fn a_run_for_a_while_ends_there() {
+fn run_for_ends_at_the_given_time() {
     let simulation = Simulation::new(1);
     let happened = Arc::new(AtomicU64::new(0));
     for at_ms in [1, 3] {
@@ -169,7 +169,7 @@ fn a_run_for_a_while_ends_there() {
         let act = move || _ = happened.fetch_add(1, Ordering::Relaxed);
         simulation.at(at_ms * 1_000_000, Life::WORLD, act);
     }
-    // Something within the time that was given up must not let what lies behind it happen.
+    // An event within the cancelled time must not let later events happen.
     let scheduler = simulation.scheduler();
     simulation.block_on(async move {
         _ = scheduler.timeout(MS, scheduler.sleep(MS / 2)).await;
@@ -181,7 +181,7 @@ fn a_run_for_a_while_ends_there() {
 }
 
 #[test]
-fn the_clock_of_a_component_is_the_simulations() {
+fn component_sees_the_clock_of_the_simulation() {
     let simulation = Simulation::new(1);
     let clock = simulation.clock();
     clock.sleep(Duration::from_secs(2));
@@ -190,7 +190,7 @@ fn the_clock_of_a_component_is_the_simulations() {
 
 #[test]
 #[should_panic(expected = "await the promise")]
-fn to_wait_for_the_simulation_within_it_is_a_mistake() {
+fn blocking_on_the_simulation_inside_it_panics() {
     let simulation = Simulation::new(1);
     let scheduler = simulation.scheduler();
     simulation.block_on(async move { scheduler.run() });
@@ -198,14 +198,14 @@ fn to_wait_for_the_simulation_within_it_is_a_mistake() {
 
 #[test]
 #[should_panic(expected = "these wait: far/lonely, main")]
-fn a_deadlock_names_who_waits() {
+fn deadlock_names_the_waiting_tasks() {
     let simulation = Simulation::new(1);
     let lonely = simulation.host("far").spawn("lonely", std::future::pending::<()>());
     simulation.block_on(async move { _ = lonely.await });
 }
 
 #[test]
-fn nothing_is_left_when_the_simulation_ends() {
+fn end_of_the_simulation_drops_everything() {
     let alive = Arc::new(());
     let simulation = Simulation::new(1);
     let (scheduler, held) = (simulation.scheduler(), Arc::clone(&alive));
@@ -220,7 +220,7 @@ fn nothing_is_left_when_the_simulation_ends() {
 }
 
 #[test]
-fn notes_are_kept_when_asked_for() {
+fn notes_are_kept_on_request() {
     let simulation = Simulation::new(1);
     simulation.note(|| unreachable!("nobody asked"));
     simulation.keep_notes();

@@ -1,4 +1,4 @@
-//! Waiting in virtual time: timers, time-outs, and the clock that others ask.
+//! Waiting in virtual time: timers, time-outs, and the clock of the simulation.
 
 use std::fmt;
 use std::future::Future;
@@ -11,15 +11,15 @@ use super::core::{Action, Scheduler};
 use super::host::Life;
 use crate::clock::Clock;
 
-/// A place in the table, and which of its uses.
+/// Index of a timer in the table, and the number of the entry's use.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct TimerId {
     place: u32,
     generation: u32,
 }
 
-/// Wakers of the timers that are set. A timer that is given up leaves its entry in the queue, which
-/// then counts for nothing and does not move the clock.
+/// Wakers of the timers that are set. A timer that is dropped leaves its entry in the event queue.
+/// That entry does not advance the clock.
 #[derive(Default)]
 pub(super) struct Timers {
     places: Vec<(u32, Option<Waker>)>,
@@ -41,7 +41,7 @@ impl Timers {
         self.places[timer.place as usize].0 == timer.generation
     }
 
-    /// Its time has come, or nobody waits any more.
+    /// Removes a timer that is due or was dropped. Returns its waker.
     pub(super) fn fire(&mut self, timer: TimerId) -> Option<Waker> {
         if !self.armed(timer) {
             return None;
@@ -53,7 +53,7 @@ impl Timers {
     }
 }
 
-/// A future that is done at a moment. Dropped, it leaves nothing behind.
+/// A future that completes at a moment. It may be dropped earlier.
 pub struct Sleep {
     scheduler: Scheduler,
     at_ns: u64,
@@ -98,7 +98,7 @@ impl Drop for Sleep {
     }
 }
 
-/// The time was over first.
+/// The time limit passed before the future completed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TimedOut;
 
@@ -111,20 +111,20 @@ impl fmt::Display for TimedOut {
 impl std::error::Error for TimedOut {}
 
 impl Scheduler {
-    /// Done after `duration`.
+    /// A future that completes after `duration`.
     #[must_use]
     pub fn sleep(&self, duration: Duration) -> Sleep {
         let ns = duration.as_nanos().min(u128::from(u64::MAX)) as u64;
         self.sleep_until(self.now_ns().saturating_add(ns))
     }
 
-    /// Done at `at_ns`.
+    /// A future that completes at `at_ns`.
     #[must_use]
     pub fn sleep_until(&self, at_ns: u64) -> Sleep {
         Sleep { scheduler: self.clone(), at_ns, timer: None }
     }
 
-    /// Lets everything else that is ready go first, or not, as the seed wants.
+    /// Yields: the seed decides which of the other ready tasks run first.
     pub async fn pause(&self) {
         let mut paused = false;
         std::future::poll_fn(|context| {
@@ -137,7 +137,7 @@ impl Scheduler {
         .await;
     }
 
-    /// `future`, for at most `duration`; it is dropped if that is over first.
+    /// Awaits `future` for at most `duration`, and drops it after that.
     pub async fn timeout<T>(
         &self,
         duration: Duration,
@@ -154,14 +154,14 @@ impl Scheduler {
         .await
     }
 
-    /// The simulation's time as a [`Clock`].
+    /// The time of the simulation as a [`Clock`].
     #[must_use]
     pub fn clock(&self) -> Arc<dyn Clock> {
         Arc::new(VirtualClock(self.clone()))
     }
 }
 
-/// A [`Clock`] of virtual time. Its wall clock begins on 2025-01-01. To sleep on it runs the
+/// A [`Clock`] of virtual time, whose wall clock begins on 2025-01-01. A `sleep` on it runs the
 /// simulation, so tasks await [`Scheduler::sleep`] instead.
 #[derive(Clone, Debug)]
 pub struct VirtualClock(Scheduler);

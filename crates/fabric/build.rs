@@ -1,4 +1,4 @@
-//! With the feature `ofi`: finds libfabric and compiles the shim. Without it: nothing.
+//! Finds libfabric and compiles the shim, if the feature `ofi` is on.
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");

@@ -1,4 +1,4 @@
-//! An eventfd: how one thread ends another's `poll`.
+//! An eventfd, with which one thread ends the `poll` of another.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
@@ -18,11 +18,11 @@ impl Alarm {
     }
 
     pub(crate) fn ring(&self) {
-        // It fails only when the counter is full: then it rings already.
+        // The write fails only when the counter is full, and then the alarm rings already.
         let _rung = rustix::io::write(&self.0, &1_u64.to_ne_bytes());
     }
 
-    /// Makes it silent again.
+    /// Silences the alarm.
     pub(crate) fn take(&self) {
         let mut count = [0; 8];
         let _silent = rustix::io::read(&self.0, &mut count);
@@ -33,7 +33,7 @@ impl Alarm {
     }
 }
 
-/// For the kernel.
+/// The duration as the kernel takes it.
 pub(crate) fn timespec(duration: Duration) -> Timespec {
     Timespec {
         tv_sec: i64::try_from(duration.as_secs()).unwrap_or(i64::MAX),

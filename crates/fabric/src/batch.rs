@@ -1,16 +1,20 @@
-//! A batch: one-sided operations that are posted together (one doorbell), and what came of each.
+//! A batch: one-sided operations that are posted together, and the outcome of each.
 //!
-//! A batch owns its memory: bytes to write are copied (or written in place) into its arena, bytes
-//! read land there. It is moved into [`Link::post`](crate::Link::post) and comes back with the
-//! outcomes, so a caller that forgets the promise leaves no buffer that a network still writes to.
-//! Kept and [`clear`](Batch::clear)ed, or made and dropped again and again, it allocates nothing in
-//! the steady state: a thread keeps the memory of a few small ones.
+//! A batch owns its memory. Its arena holds the bytes to write and receives the bytes that are
+//! read. A caller moves the batch into [`Link::post`](crate::Link::post) and gets it back with the
+//! outcomes. A caller that drops the promise therefore leaves no buffer that a network still writes
+//! to.
 //!
-//! Rules: 1. operations take effect in the order in which they were added; 2. the first refused
-//! one ends the batch, those after it are [`Reason::Skipped`]; 3. an outcome
-//! [`Outcome::Visible`] says that every reader at the target sees the bytes.
+//! Invariants:
+//! 1. Operations take effect in the order in which they were added.
+//! 2. The first refused operation ends the batch. The operations after it are
+//!    [`Reason::Skipped`].
+//! 3. After [`Outcome::Visible`] every reader at the target sees the bytes.
 //!
-//! A single owner; not shared while it is in flight.
+//! Thread-safety: a batch has one owner, and nobody else uses it while it is in flight.
+//! Failure: a refusal is an outcome. [`Batch::check`] turns the first refusal into an error.
+//! Cost: no allocation in the steady state, because a thread keeps the memory of a few small
+//! batches, and [`Batch::clear`] keeps the memory of one.
 
 use std::cell::RefCell;
 
@@ -18,13 +22,13 @@ use archipelago_base::Result;
 
 use crate::refusal::{Reason, Refusal};
 
-/// Operations in one batch, at most.
+/// Limit of the operations in one batch.
 pub const BATCH_OPS_MAX: usize = 1024;
-/// Bytes that one batch may write, and bytes that it may read.
+/// Limit of the bytes that one batch writes, and of the bytes that it reads.
 pub const BATCH_BYTES_MAX: usize = 8 << 20;
 
-/// A region as one link knows it, from [`Link::attach`](crate::Link::attach). Only for the link
-/// that gave it.
+/// A region that a link has attached ([`Link::attach`](crate::Link::attach)). It is valid only on
+/// that link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Attached {
     pub(crate) link: u32,
@@ -32,62 +36,62 @@ pub struct Attached {
 }
 
 impl Attached {
-    /// For a provider: the place `index` of the attachments of the link numbered `link`.
+    /// For providers: attachment `index` of the link numbered `link`.
     #[must_use]
     pub const fn new(link: u32, index: u32) -> Self {
         Self { link, index }
     }
 }
 
-/// One operation. `start` is where its bytes lie in the batch's arena.
+/// One operation. Its bytes lie at `start` in the arena of the batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Op {
-    /// Copy `len` bytes from the region.
+    /// Copies `len` bytes from the region.
     Read {
-        /// Which region.
+        /// Region that is read.
         region: Attached,
-        /// From where, in bytes.
+        /// First byte in the region.
         offset: u64,
-        /// How many bytes.
+        /// Number of bytes.
         len: u32,
-        /// Where they land in the arena.
+        /// Place of the bytes in the arena.
         start: u32,
     },
-    /// Copy `len` bytes into the region.
+    /// Copies `len` bytes into the region.
     Write {
-        /// Which region.
+        /// Region that is written.
         region: Attached,
-        /// To where, in bytes.
+        /// First byte in the region.
         offset: u64,
-        /// How many bytes.
+        /// Number of bytes.
         len: u32,
-        /// Where they lie in the arena.
+        /// Place of the bytes in the arena.
         start: u32,
     },
-    /// Store `new` in the word at `offset` if it holds `expect`.
+    /// Stores `new` in the word at `offset` if the word equals `expect`.
     CompareSwap {
-        /// Which region.
+        /// Region of the word.
         region: Attached,
-        /// Of the word, a multiple of 8.
+        /// Offset of the word in bytes, a multiple of 8.
         offset: u64,
-        /// What the word must hold.
+        /// Value that the word must have.
         expect: u64,
-        /// What it gets.
+        /// Value that the word gets.
         new: u64,
     },
-    /// Add `add` to the word at `offset`, wrapping.
+    /// Adds `add` to the word at `offset`. The sum wraps.
     FetchAdd {
-        /// Which region.
+        /// Region of the word.
         region: Attached,
-        /// Of the word, a multiple of 8.
+        /// Offset of the word in bytes, a multiple of 8.
         offset: u64,
-        /// What is added.
+        /// Value that is added.
         add: u64,
     },
 }
 
 impl Op {
-    /// The region that the operation goes to.
+    /// The region of this operation.
     #[must_use]
     pub fn region(&self) -> Attached {
         match *self {
@@ -108,60 +112,62 @@ impl Op {
     }
 }
 
-/// What came of an operation.
+/// The outcome of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// Not posted, or still in flight.
+    /// The operation was not posted yet, or is in flight.
     Pending,
-    /// The bytes are in the batch.
+    /// The batch holds the bytes.
     Read,
-    /// The bytes are placed: every reader at the target sees them.
+    /// Every reader at the target sees the bytes.
     Visible,
-    /// The word's old value. A compare-and-swap took place if it is what was expected.
+    /// Old value of the word. A compare-and-swap took effect if this is the expected value.
     Word(u64),
-    /// It did not happen, or nobody knows: [`Reason::Disconnected`], [`Reason::Deadline`].
+    /// The operation was refused. After [`Reason::Disconnected`] and [`Reason::Deadline`] it is not
+    /// known whether the operation took effect.
     Refused(Refusal),
 }
 
-/// Batches whose memory a thread keeps.
+/// Number of batches whose memory a thread keeps.
 const SPARE_MAX: usize = 16;
-/// Most operations of these.
+/// Limit of the operations of a batch whose memory is kept.
 const SPARE_OPS_MAX: usize = 64;
-/// Largest arena of these, in bytes.
+/// Limit of the arena of a batch whose memory is kept, in bytes.
 const SPARE_BYTES_MAX: usize = 4 << 10;
 
 thread_local! {
     static SPARE: RefCell<Vec<Memory>> = const { RefCell::new(Vec::new()) };
 }
 
-/// What a batch allocates.
+/// The allocations of a batch.
 #[derive(Clone, Debug, Default)]
 struct Memory {
     ops: Vec<Op>,
     outcomes: Vec<Outcome>,
-    /// Never shrinks, so that reuse zeroes nothing; `used` bytes of it belong to operations.
+    /// Bytes of the operations. The vector never shrinks, so that reuse clears nothing. Only `used`
+    /// bytes belong to operations.
     arena: Vec<u8>,
 }
 
-/// See the module.
+/// One-sided operations that are posted together, and their outcomes.
 #[derive(Clone, Debug)]
 pub struct Batch {
     memory: Memory,
     used: usize,
-    /// Nanoseconds; 0: the link's default.
+    /// Deadline in nanoseconds; 0 for the default of the link.
     deadline_ns: u64,
 }
 
 impl Batch {
-    /// An empty batch.
+    /// Makes an empty batch.
     #[must_use]
     pub fn new() -> Self {
-        // A thread that ends keeps nothing.
+        // A thread that ends has no kept memory.
         let spare = SPARE.try_with(|spare| spare.borrow_mut().pop()).ok().flatten();
         Self { memory: spare.unwrap_or_default(), used: 0, deadline_ns: 0 }
     }
 
-    /// Forgets operations and outcomes, keeps the memory.
+    /// Removes operations and outcomes. The memory stays.
     pub fn clear(&mut self) {
         self.memory.ops.clear();
         self.memory.outcomes.clear();
@@ -169,19 +175,20 @@ impl Batch {
         self.deadline_ns = 0;
     }
 
-    /// Completes with [`Reason::Deadline`] if it takes longer. Default: the link's.
+    /// Sets the time after which the batch completes with [`Reason::Deadline`]. The link has the
+    /// default.
     pub fn set_deadline(&mut self, deadline: std::time::Duration) {
         self.deadline_ns = deadline.as_nanos().clamp(1, u128::from(u64::MAX)) as u64;
     }
 
-    /// Adds a READ; its index.
+    /// Adds a READ and returns its index.
     #[inline]
     pub fn read(&mut self, region: Attached, offset: u64, len: u32) -> usize {
         let start = self.reserve(len);
         self.push(Op::Read { region, offset, len, start })
     }
 
-    /// Adds a WRITE of a copy of `bytes`; its index.
+    /// Adds a WRITE of a copy of `bytes`, and returns its index.
     #[inline]
     pub fn write(&mut self, region: Attached, offset: u64, bytes: &[u8]) -> usize {
         let index = self.memory.ops.len();
@@ -189,52 +196,52 @@ impl Batch {
         index
     }
 
-    /// Adds a WRITE of `len` bytes, which the caller fills in: saves the copy. What it holds
-    /// before is of earlier uses of this batch.
+    /// Adds a WRITE of `len` bytes and returns them for the caller to fill, which saves a copy.
+    /// They hold arbitrary bytes before that.
     pub fn write_in_place(&mut self, region: Attached, offset: u64, len: u32) -> &mut [u8] {
         let start = self.reserve(len);
         self.push(Op::Write { region, offset, len, start });
         &mut self.memory.arena[start as usize..start as usize + len as usize]
     }
 
-    /// Adds a compare-and-swap of the word at `offset`; its index.
+    /// Adds a compare-and-swap of the word at `offset`, and returns its index.
     #[inline]
     pub fn compare_swap(&mut self, region: Attached, offset: u64, expect: u64, new: u64) -> usize {
         self.push(Op::CompareSwap { region, offset, expect, new })
     }
 
-    /// Adds a wrapping fetch-and-add to the word at `offset`; its index.
+    /// Adds a fetch-and-add to the word at `offset`, and returns its index. The sum wraps.
     #[inline]
     pub fn fetch_add(&mut self, region: Attached, offset: u64, add: u64) -> usize {
         self.push(Op::FetchAdd { region, offset, add })
     }
 
-    /// How many operations.
+    /// Number of operations.
     #[must_use]
     pub fn len(&self) -> usize {
         self.memory.ops.len()
     }
 
-    /// Whether there are none.
+    /// Whether the batch has no operations.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.memory.ops.is_empty()
     }
 
-    /// The operations, in order.
+    /// The operations in the order in which they were added.
     #[inline]
     #[must_use]
     pub fn ops(&self) -> &[Op] {
         &self.memory.ops
     }
 
-    /// What came of operation `index`.
+    /// The outcome of operation `index`.
     #[must_use]
     pub fn outcome(&self, index: usize) -> Outcome {
         self.memory.outcomes[index]
     }
 
-    /// The bytes of the READ or WRITE `index`; of a READ that was refused they mean nothing.
+    /// The bytes of the READ or WRITE `index`. They are arbitrary if the READ was refused.
     #[inline]
     #[must_use]
     pub fn data(&self, index: usize) -> &[u8] {
@@ -246,7 +253,7 @@ impl Batch {
         }
     }
 
-    /// The old value that the atomic operation `index` found; `None` if it was refused.
+    /// Old value of the word of the atomic operation `index`; `None` if it was refused.
     #[inline]
     #[must_use]
     pub fn word(&self, index: usize) -> Option<u64> {
@@ -256,7 +263,7 @@ impl Batch {
         }
     }
 
-    /// The first refusal and its operation.
+    /// The first refusal and the index of its operation.
     #[must_use]
     pub fn refusal(&self) -> Option<(usize, Refusal)> {
         self.memory.outcomes.iter().enumerate().find_map(|(index, outcome)| match outcome {
@@ -265,7 +272,7 @@ impl Batch {
         })
     }
 
-    /// `Err` if an operation was refused; the sentence names it.
+    /// Returns an error that names the first refused operation, if there is one.
     pub fn check(&self) -> Result<()> {
         let Some((index, refusal)) = self.refusal() else { return Ok(()) };
         let op = self.memory.ops[index];
@@ -278,15 +285,15 @@ impl Batch {
         Err(refusal.error(what))
     }
 
-    // For providers.
+    // The methods below are for providers.
 
-    /// The deadline that was set.
+    /// Deadline of the batch in nanoseconds; `None` for the default of the link.
     #[must_use]
     pub fn deadline_ns(&self) -> Option<u64> {
         (self.deadline_ns > 0).then_some(self.deadline_ns)
     }
 
-    /// For a provider: the operation and the arena's bytes that are its own (none for atomics).
+    /// For providers: operation `index` and its bytes in the arena. An atomic operation has none.
     #[inline]
     pub fn op_mut(&mut self, index: usize) -> (Op, &mut [u8]) {
         let op = self.memory.ops[index];
@@ -299,13 +306,13 @@ impl Batch {
         (op, &mut self.memory.arena[range])
     }
 
-    /// For a provider: records what came of operation `index`.
+    /// For providers: records the outcome of operation `index`.
     #[inline]
     pub fn finish(&mut self, index: usize, outcome: Outcome) {
         self.memory.outcomes[index] = outcome;
     }
 
-    /// For a provider: operation `index` was refused, and ends the batch.
+    /// For providers: records that operation `index` was refused, which ends the batch.
     pub fn refuse_from(&mut self, index: usize, refusal: Refusal) {
         if let Some(first) = self.memory.outcomes.get_mut(index) {
             *first = Outcome::Refused(refusal);
@@ -314,13 +321,13 @@ impl Batch {
         }
     }
 
-    /// For a provider: nobody knows what came of the whole batch, or nothing of it was tried.
+    /// For providers: records one refusal for the whole batch.
     pub fn refuse_all(&mut self, refusal: Refusal) {
         self.memory.outcomes.fill(Outcome::Refused(refusal));
     }
 
-    /// For a provider: the limits that hold on every link. Also makes the outcomes pending, so
-    /// that a batch can be posted again.
+    /// For providers: checks the limits of every link, and makes all outcomes pending, so that a
+    /// batch can be posted again.
     #[inline]
     pub fn begin(&mut self) -> Result<(), Refusal> {
         self.memory.outcomes.fill(Outcome::Pending);
@@ -374,7 +381,7 @@ impl Drop for Batch {
                 spare.push(memory);
             }
         };
-        // A thread that ends keeps nothing.
+        // A thread that ends keeps no memory.
         let _ = SPARE.try_with(keep);
     }
 }
@@ -384,7 +391,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_refusal_names_its_operation_and_skips_the_rest() {
+    fn refusal_names_its_operation_and_skips_the_rest() {
         let region = Attached { link: 1, index: 7 };
         let mut batch = Batch::new();
         batch.write(region, 0, b"abc");
@@ -400,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn a_batch_over_the_limits_is_refused_whole() {
+    fn batch_over_the_limits_is_refused_as_a_whole() {
         let region = Attached { link: 1, index: 0 };
         let mut batch = Batch::new();
         batch.read(region, 0, BATCH_BYTES_MAX as u32);
@@ -415,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn a_batch_that_has_anothers_memory_has_nothing_else_of_it() {
+    fn reused_memory_shows_nothing_of_the_earlier_batch() {
         let region = Attached::new(1, 2);
         let mut first = Batch::new();
         first.write(region, 0, b"reef");

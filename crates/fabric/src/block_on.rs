@@ -1,16 +1,22 @@
-//! Running a future on a thread that receives what the future waits for: no other thread takes
-//! part.
+//! Runs a future on the calling thread, which itself receives the completions that the future waits
+//! for.
 //!
-//! A task that polls a promise asks its link for a thread that receives ([`Driver::attend`]): two
-//! switches of threads per answer. A thread that runs a future here has nothing else to do, so the
-//! first link that the future waits for is driven by it ([`Driver::drive`]) until the future is
-//! woken; other links of the same poll are attended as usual.
+//! A task that polls a promise asks the link for a thread that receives ([`Driver::attend`]), which
+//! costs two switches of threads per answer. A thread in [`block_on`] has nothing else to do. It
+//! therefore drives the first link that the future waits for ([`Driver::drive`]) until the future
+//! is woken. Other links of the same poll are attended.
 //!
-//! Invariants: 1. a driver is taken for the poll that offered it alone; 2. a future that is run
-//! within another's poll has a waker of its own. A future that waits for a link and for something
-//! else at once is woken by the other not before the link says something, a deadline at the latest:
-//! await them one after another. Thread-safety: state is the thread's. Cost: none beside the
-//! promise's own; one allocation per thread.
+//! Invariants:
+//! 1. A driver is offered and driven within one poll.
+//! 2. A future that runs within the poll of another future has a waker of its own.
+//!
+//! A future that waits for a link and for another event in parallel may notice the other event
+//! late: the thread drives the link until the link completes something, at its deadline at the
+//! latest. Such a future should await the two one after the other.
+//!
+//! Thread-safety: the state belongs to the thread.
+//! Failure: none of its own.
+//! Cost: nothing besides the promise, and one allocation per thread.
 
 use std::cell::RefCell;
 use std::future::Future;
@@ -22,19 +28,19 @@ use std::thread::Thread;
 
 use crate::driver::Driver;
 
-/// What the present thread would drive.
+/// The driver that the calling thread will drive.
 #[derive(Default)]
 enum Offer {
-    /// It is not running a future here.
+    /// The thread runs no future in [`block_on`].
     #[default]
     Closed,
-    /// Whatever comes first.
+    /// The thread will drive the first driver that is offered.
     Open,
-    /// This.
+    /// The thread will drive this driver.
     Taken(Arc<dyn Driver>),
 }
 
-/// Wakes a thread that is parked or drives.
+/// Wakes a thread that is parked or drives a link.
 struct Parked {
     thread: Thread,
     woken: AtomicBool,
@@ -74,7 +80,7 @@ pub(crate) fn takes(driver: &Arc<dyn Driver>) -> bool {
     })
 }
 
-/// Puts the offer of before back, however the poll ends.
+/// Restores the previous offer, however the poll ends.
 struct Within(Option<Offer>);
 
 impl Within {
@@ -82,7 +88,7 @@ impl Within {
         Self(Some(OFFER.replace(Offer::Open)))
     }
 
-    /// What was taken meanwhile.
+    /// Ends the poll, and returns the driver that was offered during it.
     fn leave(mut self) -> Offer {
         self.0.take().map_or(Offer::Closed, |before| OFFER.replace(before))
     }
@@ -96,8 +102,8 @@ impl Drop for Within {
     }
 }
 
-/// Runs `future` on this thread, which receives by itself what the future awaits of a link. Not for
-/// tasks, and not in a simulation.
+/// Runs `future` on the calling thread, which receives the completions of the link that the future
+/// awaits. Tasks and simulated code must not call it.
 pub fn block_on<T>(future: impl Future<Output = T>) -> T {
     let mut future = pin!(future);
     let nested = OFFER.with_borrow(|offer| !matches!(offer, Offer::Closed));
@@ -127,7 +133,7 @@ mod tests {
     use super::*;
     use crate::promise::{Promise, Slot};
 
-    /// Fills its slot when driven, or when attended if nobody drives.
+    /// Fills its slot when it is driven, or when it is attended.
     struct Filler {
         slot: Arc<Slot<u32>>,
         value: u32,
@@ -149,7 +155,7 @@ mod tests {
         fn drive(&self, done: &dyn Fn() -> bool) {
             self.driven.fetch_add(1, Ordering::Relaxed);
             self.slot.fill(self.value);
-            assert!(done(), "who polls is woken");
+            assert!(done(), "the polling task is woken");
         }
 
         fn attend(&self) {
@@ -159,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_drives_what_it_waits_for_and_a_future_within_another_does_too() {
+    fn thread_drives_the_link_that_its_future_awaits() {
         let (first, one) = Filler::promise(1);
         let (second, two) = Filler::promise(2);
         let (inner, three) = Filler::promise(3);
@@ -175,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn of_two_links_at_once_one_is_driven_and_the_other_attended() {
+    fn second_link_of_one_poll_is_attended() {
         let (first, mut one) = Filler::promise(1);
         let (second, mut two) = Filler::promise(2);
         let (mut got, mut polls) = (0, 0);
@@ -194,6 +200,6 @@ mod tests {
         assert_eq!(second.attended.load(Ordering::Relaxed), 1);
         let (_, outside) = Filler::promise(4);
         assert_eq!(outside.wait(), 4);
-        assert!(!takes(&(first as Arc<dyn Driver>)), "nobody is within any more");
+        assert!(!takes(&(first as Arc<dyn Driver>)), "no future runs any more");
     }
 }

@@ -1,14 +1,14 @@
-//! The bytes of a request or reply: short ones inline, without an allocation.
+//! The bytes of a request or an answer. Short bodies stand inline, without an allocation.
 
 use std::fmt;
 use std::ops::Deref;
 
-/// Bytes of a request or an answer, at most.
+/// Limit of the bytes of a request or an answer.
 pub const MESSAGE_BYTES_MAX: usize = 256 << 10;
-/// Bytes that a [`Body`] holds inline.
+/// Number of bytes that a [`Body`] holds inline.
 pub const INLINE_BYTES_MAX: usize = 62;
 
-/// Bytes of a message.
+/// The bytes of a message.
 #[derive(Clone)]
 pub struct Body(Form);
 
@@ -19,7 +19,7 @@ enum Form {
 }
 
 impl Body {
-    /// Copies `bytes`, inline if they are few.
+    /// Copies `bytes`, inline if they fit.
     #[must_use]
     pub fn copy(bytes: &[u8]) -> Self {
         if bytes.len() > INLINE_BYTES_MAX {
@@ -30,7 +30,7 @@ impl Body {
         Self(Form::Inline { len: bytes.len() as u8, bytes: inline })
     }
 
-    /// Nothing.
+    /// Makes a body without bytes.
     #[must_use]
     pub fn empty() -> Self {
         Self::copy(&[])

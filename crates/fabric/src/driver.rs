@@ -3,8 +3,9 @@
 //! A provider implements [`Driver`]. A [`Promise`](crate::Promise) calls it, and
 //! [`block_on`](crate::block_on) drives the first link that its future waits for.
 //!
-//! Thread-safety: any thread may call any method. Failure: a provider that goes away fills its
-//! slots with refusals, so that every drive ends. Cost: a drive receives on the calling thread.
+//! Thread-safety: any thread may call any method.
+//! Failure: a provider that ends fills its slots with refusals, so that every drive ends.
+//! Cost: a drive receives on the calling thread.
 
 /// Receives completions for a provider.
 pub trait Driver: Send + Sync {

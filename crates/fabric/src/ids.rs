@@ -1,4 +1,4 @@
-//! Who is who on the fabric, and the key that names a region from afar.
+//! Identifiers of nodes, clients and regions, and the key that opens a region for remote clients.
 
 use std::fmt;
 
@@ -6,15 +6,16 @@ use archipelago_base::Epoch;
 use archipelago_base::codec::Reader;
 use archipelago_base::wire::Wire;
 
-/// A node that serves regions and requests. Chosen by who runs the cluster; stays over restarts.
+/// A node that serves regions and requests. The operator chooses the number, and it survives
+/// restarts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NodeId(pub u64);
 
-/// One life of a client: a process that starts again takes a new one.
+/// One life of a client. A process that starts again takes a new number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ClientId(pub u64);
 
-/// The number of a key in its node's key table. Another key may take it after a revocation.
+/// Index of a key in the key table of its node. After a revocation another key may get it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RegionId(pub u32);
 
@@ -36,27 +37,27 @@ impl fmt::Display for RegionId {
     }
 }
 
-/// What a key allows.
+/// The operations that a key permits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Rights(u8);
 
 impl Rights {
-    /// READ.
+    /// The right to READ.
     pub const READ: Self = Self(1);
-    /// WRITE.
+    /// The right to WRITE.
     pub const WRITE: Self = Self(2);
-    /// Compare-and-swap, fetch-and-add.
+    /// The right to compare-and-swap and fetch-and-add.
     pub const ATOMIC: Self = Self(4);
-    /// All of them.
+    /// The right to do all operations.
     pub const ALL: Self = Self(7);
 
-    /// Both.
+    /// The rights of both.
     #[must_use]
     pub const fn and(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 
-    /// Whether all of `other` are allowed.
+    /// Whether these rights include all rights of `other`.
     #[inline]
     #[must_use]
     pub const fn allow(self, other: Self) -> bool {
@@ -69,55 +70,55 @@ impl Rights {
         self.0 & (Self::WRITE.0 | Self::ATOMIC.0) != 0
     }
 
-    /// As a byte of a message.
+    /// The rights as a byte of a message.
     #[must_use]
     pub const fn bits(self) -> u8 {
         self.0
     }
 
-    /// `None` for bits that mean nothing.
+    /// Reads rights from a byte; `None` if a bit is unknown.
     #[must_use]
     pub const fn from_bits(bits: u8) -> Option<Self> {
         if bits & !Self::ALL.0 == 0 { Some(Self(bits)) } else { None }
     }
 }
 
-/// Names a region of a node's life to whoever gets it, and proves that it was given. It goes to
-/// clients inside messages of the application's own.
+/// Names a region of one life of a node, and proves that the node gave the key. An application
+/// sends keys to its clients within its own messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RemoteKey {
-    /// Whose region.
+    /// Node of the region.
     pub node: NodeId,
-    /// In which life of that node: after a restart the key is stale.
+    /// Life of the node. The key is stale after a restart.
     pub epoch: Epoch,
-    /// Its place in the node's key table.
+    /// Index of the key in the key table of the node.
     pub region: RegionId,
-    /// 16 bits of generation, 48 random bits: what a guesser does not know.
+    /// A generation of 16 bits and 48 random bits, which nobody can guess.
     pub tag: u64,
-    /// Bytes that can be reached.
+    /// Number of bytes that the key opens.
     pub len: u64,
-    /// What may be done.
+    /// Operations that the key permits.
     pub rights: Rights,
 }
 
 impl RemoteKey {
-    /// Appends the key's 37 bytes.
+    /// Appends the 37 bytes of the key.
     pub fn encode(&self, out: &mut Vec<u8>) {
         self.put(out);
     }
 
-    /// Reads a key; `None` if bytes are missing or the rights mean nothing.
+    /// Reads a key; `None` if bytes are missing or a right is unknown.
     #[must_use]
     pub fn decode(reader: &mut Reader<'_>) -> Option<Self> {
         Self::get(reader)
     }
 }
 
-/// The generation that a tag carries.
+/// The generation within a tag.
 #[inline]
 pub(crate) fn generation(tag: u64) -> u16 {
     (tag >> 48) as u16
 }
 
-/// Bits of a tag that are random, never all zero in a key that is valid.
+/// The random bits of a tag. They are never all zero in a valid key.
 pub(crate) const TAG_RANDOM: u64 = (1 << 48) - 1;

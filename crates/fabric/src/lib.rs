@@ -1,21 +1,21 @@
-//! The fabric: how the parts of Archipelago reach each other's memory and ask each other things.
+//! The fabric: access to the memory of other processes, and requests to them.
 //!
-//! A [`Node`] has memory in [`Region`]s and gives keys to them. A client
-//! [`connect`](Provider::connect)s to the node, [`attach`](Link::attach)es a key, and then reads,
-//! writes and swaps words of that memory with **one-sided** operations, posted in a [`Batch`], in
-//! which nobody at the target takes part; and it sends **requests**, which the node's [`Handler`]
-//! answers. [`Link`] says what every provider promises.
+//! A [`Node`] owns memory in [`Region`]s and gives keys to them. A client
+//! [`connect`](Provider::connect)s to the node and [`attach`](Link::attach)es a key. It then reads,
+//! writes and swaps words of that memory with one-sided operations, which it posts in a [`Batch`].
+//! No code of the node takes part in them. The client also sends requests, which the node's
+//! [`Handler`] answers. [`Link`] states the promises of every provider.
 //!
-//! | provider | one-sided operations | for |
+//! | provider | one-sided operations | use |
 //! | --- | --- | --- |
-//! | [`Shm`] | loads, stores and atomic instructions on mapped memory; no target thread | one host |
-//! | [`Tcp`] | emulated: a thread at the target executes them | any network |
-//! | `Ofi` (feature `ofi`) | libfabric: a network card, or a libfabric provider that stands in for one | RDMA |
-//! | [`Sim`](sim::Sim) | executed at the virtual time that a model of network cards says | tests, and clusters that nobody has |
+//! | [`Shm`] | loads, stores and atomic instructions on mapped memory, without a thread of the target | one host |
+//! | [`Tcp`] | a thread of the target executes them | any network |
+//! | `Ofi` (feature `ofi`) | libfabric: a network card, or a provider of libfabric that emulates one | RDMA |
+//! | [`Sim`](sim::Sim) | happen at the virtual time that a model of network cards computes | tests and models |
 //!
 //! Completions are [`Promise`]s: futures for any executor, and [`Promise::wait`] for threads. The
-//! crate has no runtime. `docs/design/fabric.md` is the guide, `docs/formats/fabric.md` the wire
-//! format, and decision 0010 says why the interface is as it is.
+//! crate has no runtime. `docs/design/fabric.md` describes the design, `docs/formats/fabric.md` the
+//! wire format, and decision 0010 the reasons for the interface.
 //!
 //! ```
 //! use std::time::Duration;

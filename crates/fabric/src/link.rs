@@ -1,28 +1,31 @@
-//! The one interface of all providers: a [`Provider`] serves a node and connects to nodes; a
-//! [`Link`] is a client's way to one node's life.
+//! The interface of all providers. A [`Provider`] serves a node and connects to nodes. A [`Link`]
+//! is a client's connection to one life of a node.
 //!
-//! What every link promises (the conformance suite, `tests/it/conformance`, runs over each
-//! provider):
+//! Every link keeps these promises, which the conformance suite (`tests/it/conformance`) checks for
+//! each provider:
 //!
 //! 1. Operations of a link take effect at the target in the order in which they were posted, each
-//!    batch up to its first refusal. A READ that follows a WRITE finds it.
-//! 2. A batch that completed without a refusal happened. One that completed with
+//!    batch up to its first refusal. A READ after a WRITE finds its bytes.
+//! 2. A batch that completed without a refusal happened. A batch that completed with
 //!    [`Reason::Disconnected`](crate::Reason::Disconnected) or
-//!    [`Reason::Deadline`](crate::Reason::Deadline) may have happened, in part, or may still
-//!    happen; every other refusal names the one operation, which touched no memory.
-//! 3. A WRITE's completion says that it is placed: everybody who reads the target's memory
-//!    afterwards sees it.
-//! 4. Words that are aligned are never torn; more than a word may be.
-//! 5. Atomic operations on a word are atomic to each other, from whichever client, and to the
-//!    node's own through [`Region`](crate::Region).
+//!    [`Reason::Deadline`](crate::Reason::Deadline) may have happened, in part or as a whole, or
+//!    may still happen. Every other refusal names one operation, which accessed no memory.
+//! 3. When a WRITE completes, every later read of the target's memory sees it.
+//! 4. An aligned word is never torn. Longer data may be.
+//! 5. Atomic operations on a word are atomic to each other, from all clients, and to the node's own
+//!    through [`Region`](crate::Region).
 //! 6. A request is executed at most once, and its answer arrives at most once.
-//! 7. A key that was revoked, or is of another epoch, is refused. (`shm` cannot stop a process that
-//!    is broken: see [`Node`].)
-//! 8. A link that is down stays down; a new one is made with [`Provider::connect`].
+//! 7. A key that was revoked, or belongs to another epoch, is refused. `shm` cannot stop a broken
+//!    process: see [`Node`].
+//! 8. A link that is down stays down. [`Provider::connect`] makes a new one.
 //!
-//! Posting never blocks. A post over a network is queued; it leaves when a promise of the link is
-//! waited for, polled or dropped, when [`Link::flush`] rings the doorbell, or when 64 KiB wait. So
-//! posts that are made one after another share packets.
+//! Posting never blocks. A network provider queues a post. It leaves when a promise of the link is
+//! awaited, polled or dropped, when [`Link::flush`] is called, or when 64 KiB are queued. Therefore
+//! neighbouring posts share packets.
+//!
+//! Thread-safety: any thread may call any method.
+//! Failure: a link that fails completes everything in flight with a refusal.
+//! Cost: the providers state theirs.
 
 use std::fmt;
 use std::sync::Arc;
@@ -39,10 +42,10 @@ use crate::node::{AtomicPath, Node, REQUESTS_MAX};
 use crate::promise::Promise;
 use crate::refusal::{Reason, Refusal};
 
-/// Batches, requests and attachments that one link has in flight, at most.
+/// Limit of the batches, requests and attachments that one link has in flight.
 pub const IN_FLIGHT_MAX: usize = 1024;
 
-/// Links that one listener serves at once, at most.
+/// Limit of the links that one listener serves at the same time.
 pub const LINKS_MAX: usize = 1024;
 
 /// A number that no other link of this process has.
@@ -51,122 +54,126 @@ pub(crate) fn number() -> u32 {
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
-/// Who is at the other end of a link.
+/// The node at the other end of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer {
-    /// The node.
+    /// The identifier of the node.
     pub node: NodeId,
-    /// Its life.
+    /// The life of the node.
     pub epoch: Epoch,
 }
 
-/// What a link sent and received.
+/// Counters of what a link sent and received.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LinkStats {
-    /// Batches posted.
+    /// Number of posted batches.
     pub batches: u64,
-    /// Operations in them.
+    /// Number of operations in these batches.
     pub operations: u64,
-    /// Times that bytes were handed to the network: with small frames, packets. 0 for one-sided
-    /// operations of `shm`.
+    /// Number of times that the link gave bytes to the network, which is the number of packets if
+    /// frames are small. It is 0 for one-sided operations of `shm`.
     pub packets: u64,
-    /// Bytes handed to the network.
+    /// Number of bytes that the link gave to the network.
     pub sent_bytes: u64,
 }
 
-/// A client's way to one node. Any number of threads and tasks may use it at once.
+/// A client's connection to one node. Any number of threads and tasks may use it in parallel.
 pub trait Link: Send + Sync + fmt::Debug {
-    /// Who is at the other end.
+    /// The node at the other end.
     fn peer(&self) -> Peer;
 
     /// The client that this link belongs to.
     fn session(&self) -> &Arc<Session>;
 
-    /// Makes a key's region known to this link. Refused if the key is of another node or epoch, was
-    /// revoked or never given. Costs a round trip; the attachment lasts as long as the link.
+    /// Attaches the region of a key to this link, until the link ends. The call is refused if the
+    /// key belongs to another node or epoch, was revoked, or was never given. It costs a round
+    /// trip.
     fn attach(&self, key: &RemoteKey) -> Promise<Result<Attached, Refusal>>;
 
-    /// Gives an attachment up: frees what it takes here (for `shm`, the mapping).
+    /// Ends an attachment and frees its resources, which is the mapping for `shm`.
     fn detach(&self, region: Attached);
 
-    /// Whether it is known here, without asking, that the region's key is not valid any more. Who
-    /// shares memory and posts nothing should look now and then: until it detaches, nobody else
-    /// gets the memory. Links over which a node needs nobody's help to revoke say no.
+    /// Whether this process knows, without a message, that the key of the region is invalid. A
+    /// client of shared memory that posts nothing should check from time to time, because the node
+    /// cannot reuse the memory until the client detaches. A link answers false if the node can
+    /// revoke keys without the client.
     fn is_revoked(&self, region: Attached) -> bool {
         let _nobody_waits = region;
         false
     }
 
-    /// Posts a batch. It comes back with its outcomes, always.
+    /// Posts a batch. The promise always returns it, with its outcomes.
     fn post(&self, batch: Batch) -> Promise<Batch>;
 
-    /// Whether what is posted is done when [`Link::post`] returns, as over shared memory: who must
-    /// not wait asks before. It may stop being so; the promise tells.
+    /// Whether a batch is complete when [`Link::post`] returns, as over shared memory. A caller
+    /// that must not wait checks this before. The answer may change, so the caller checks the
+    /// promise.
     fn completes_at_once(&self) -> bool {
         false
     }
 
-    /// Asks the processor for the words at these offsets of a region, which are to be written soon,
-    /// if it shares the memory. Says nothing about them, and is no operation: nothing depends on
-    /// it.
+    /// Prefetches the words at these offsets of a region, which the caller will write soon, if the
+    /// link shares the memory. The call is a hint, and its order to operations is undefined.
     fn prefetch(&self, region: Attached, offsets: &[u64]) {
         let _not_here = (region, offsets);
     }
 
-    /// Sends a request. See [`Call`] for numbers and retries.
+    /// Sends a request. [`Call`] describes numbers and retries.
     fn request(&self, call: Call<'_>) -> Promise<Result<Body, Refusal>>;
 
-    /// Rings the doorbell: what was posted leaves now.
+    /// Sends everything that is queued.
     fn flush(&self);
 
-    /// `Some` once the link is down: why.
+    /// Why the link is down; `None` while it is up.
     fn closed(&self) -> Option<Refusal>;
 
-    /// Takes the link down. What is in flight completes as [`Reason::Disconnected`].
+    /// Takes the link down. Everything in flight completes with [`Reason::Disconnected`].
     fn close(&self);
 
-    /// Counters since the link came up.
+    /// Counters since the link is up.
     fn stats(&self) -> LinkStats;
 }
 
-/// A request to be sent. By default it gets a fresh number and, should its outcome be unknown,
-/// nobody asks again.
+/// A request before it is sent. By default it gets a new number, and it is not sent again if its
+/// outcome is unknown.
 ///
-/// For exactly one execution in spite of lost links: take a number ([`Session::begin`]), send with
-/// [`Call::numbered`]; after [`Reason::Disconnected`] or [`Reason::Deadline`] connect again and
-/// send the same body with [`Call::again`]. The node answers with the first execution's answer, or
-/// refuses with [`Reason::Forgotten`] if it lost track. [`Session::give_up`] ends it otherwise.
+/// A caller that needs exactly one execution despite lost links takes a number
+/// ([`Session::begin`]) and sends the request with [`Call::numbered`]. After
+/// [`Reason::Disconnected`] or [`Reason::Deadline`] it connects again, and sends the same body with
+/// [`Call::again`]. The node then returns the answer of the first execution, or refuses with
+/// [`Reason::Forgotten`] if it no longer knows the session. [`Session::give_up`] ends the attempts.
 #[derive(Clone, Copy, Debug)]
 pub struct Call<'a> {
-    /// What is asked; at most [`MESSAGE_BYTES_MAX`](crate::MESSAGE_BYTES_MAX).
+    /// The bytes of the request, at most [`MESSAGE_BYTES_MAX`](crate::MESSAGE_BYTES_MAX).
     pub body: &'a [u8],
-    /// After this long it completes with [`Reason::Deadline`].
+    /// Time after which the request completes with [`Reason::Deadline`].
     pub deadline: Duration,
     pub(crate) number: Option<u64>,
     pub(crate) retry: bool,
 }
 
 impl<'a> Call<'a> {
-    /// A request with a number of its own.
+    /// Makes a request that gets a new number when it is sent.
     #[must_use]
     pub fn new(body: &'a [u8], deadline: Duration) -> Self {
         Self { body, deadline, number: None, retry: false }
     }
 
-    /// The same under a number from [`Session::begin`].
+    /// Gives the request a number from [`Session::begin`].
     #[must_use]
     pub fn numbered(self, number: u64) -> Self {
         Self { number: Some(number), ..self }
     }
 
-    /// The same under a number under which it was sent before.
+    /// Marks the request as sent before, under this number.
     #[must_use]
     pub fn again(self, number: u64) -> Self {
         Self { number: Some(number), retry: true, ..self }
     }
 }
 
-/// The client's side of removing duplicates: one per client and node, kept over links.
+/// The client's side of the removal of duplicates. A client has one session per node, which several
+/// links use one after the other.
 #[derive(Debug)]
 pub struct Session {
     client: ClientId,
@@ -181,27 +188,27 @@ struct Numbers {
 }
 
 impl Session {
-    /// A session of the process's life `client`: a random number that no other client has.
+    /// Makes a session of the client `client`: a random number that no other client has.
     #[must_use]
     pub fn new(client: ClientId) -> Arc<Self> {
         let state = Numbers { next: 1, open: Vec::new(), linked: false };
         Arc::new(Self { client, state: Mutex::new(state) })
     }
 
-    /// A session with a random client id.
+    /// Makes a session with a random client number.
     #[must_use]
     pub fn fresh() -> Arc<Self> {
         Self::new(ClientId(archipelago_base::random::entropy_seed()))
     }
 
-    /// Whose it is.
+    /// The client of this session.
     #[must_use]
     pub fn client(&self) -> ClientId {
         self.client
     }
 
-    /// A number for a request. Full if the oldest open one is [`REQUESTS_MAX`] behind: the node
-    /// keeps the answers of all since.
+    /// Takes a number for a request. Errors: [`Reason::Full`] if the oldest open number is
+    /// [`REQUESTS_MAX`] lower, because the node keeps the answers of all numbers since.
     pub fn begin(&self) -> Result<u64, Refusal> {
         let mut state = self.state.lock();
         let oldest = state.open.iter().copied().min().unwrap_or(state.next);
@@ -214,19 +221,19 @@ impl Session {
         Ok(number)
     }
 
-    /// Forgets a number whose outcome is unknown: it will not be asked for again.
+    /// Closes a number whose outcome is unknown. The client will not send it again.
     pub fn give_up(&self, number: u64) {
         let mut state = self.state.lock();
         state.open.retain(|&open| open != number);
     }
 
-    /// All numbers below are answered or given up.
+    /// The lowest open number. All lower numbers are answered or closed.
     pub(crate) fn oldest(&self) -> u64 {
         let state = self.state.lock();
         state.open.iter().copied().min().unwrap_or(state.next)
     }
 
-    /// Whether the node welcomed this session before.
+    /// Whether the node has welcomed this session before.
     pub(crate) fn resumed(&self) -> bool {
         self.state.lock().linked
     }
@@ -235,7 +242,8 @@ impl Session {
         self.state.lock().linked = true;
     }
 
-    /// A request completed. Its number stays open if `keep`: it may be asked again.
+    /// Records that a request completed. With `keep` its number stays open, so that the request can
+    /// be sent again.
     pub(crate) fn completed(&self, number: u64, keep: bool) {
         if !keep {
             self.give_up(number);
@@ -243,23 +251,23 @@ impl Session {
     }
 }
 
-/// Whom to connect to, and as who.
+/// The node to connect to, and the session of the client.
 #[derive(Clone, Debug)]
 pub struct Connect {
-    /// The provider's address of the node.
+    /// Address of the node, in the provider's form.
     pub address: String,
-    /// As whom. Answers go to a session's newest link: give it one that is up at a time.
+    /// Session of the client. Answers go to its newest link, so it should have one link that is up.
     pub session: Arc<Session>,
-    /// Refuse another node than this. Default: any.
+    /// The only node that is accepted. The default accepts any node.
     pub node: Option<NodeId>,
-    /// Refuse another epoch than this. Default: any.
+    /// The only epoch that is accepted. The default accepts any epoch.
     pub epoch: Option<Epoch>,
-    /// For the connection, and for operations that set none. Default: 5 s.
+    /// Time limit of the connection, and of operations that set none. The default is 5 s.
     pub deadline: Duration,
 }
 
 impl Connect {
-    /// To any node at `address`.
+    /// Accepts any node at `address`.
     #[must_use]
     pub fn to(address: impl Into<String>, session: &Arc<Session>) -> Self {
         Self {
@@ -272,24 +280,25 @@ impl Connect {
     }
 }
 
-/// A way to reach memory.
+/// A transport: a way to reach the memory of nodes.
 pub trait Provider: Send + Sync + fmt::Debug {
-    /// As it is named in settings and reports.
+    /// Name of the provider in settings and reports.
     fn name(&self) -> &'static str;
 
-    /// What executes its atomics.
+    /// The hardware that executes its atomic operations.
     fn atomic_path(&self) -> AtomicPath;
 
     /// Serves `node` at `address` until the listener is dropped.
     fn serve(&self, node: &Arc<Node>, address: &str) -> Result<Box<dyn Listener>>;
 
-    /// Connects to a node. Errors: not there (`Io`, `NotFound`), another node or epoch than
-    /// expected (`Fenced`), another version (`Unsupported`).
+    /// Connects to a node. Errors: `Io` or `NotFound` if no node answers, `InvalidArgument` for
+    /// another node and `Fenced` for another epoch than expected, `Unsupported` for another
+    /// version.
     fn connect(&self, to: Connect) -> Promise<Result<Arc<dyn Link>>>;
 }
 
-/// A node's door. Dropped, it closes: its links go down.
+/// The node's end of a provider. When it is dropped, its links go down.
 pub trait Listener: Send + Sync + fmt::Debug {
-    /// What clients give to [`Connect::to`].
+    /// The address that clients give to [`Connect::to`].
     fn address(&self) -> &str;
 }

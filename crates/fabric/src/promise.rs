@@ -1,16 +1,19 @@
-//! Completions: a value that is there at once, or comes later, for threads and for tasks alike.
+//! Promises: a value that exists now or arrives later, for threads and for tasks.
 //!
-//! A [`Promise`] is a future, and can be waited for without any runtime. Shared memory answers with
-//! a promise that is ready: no allocation, no lock, no wake-up. A network answers with a [`Slot`],
-//! which whoever receives the completion fills.
+//! A [`Promise`] is a future, and a thread can also wait for it without a runtime. The provider for
+//! shared memory returns a promise that is ready, which needs no allocation, no lock and no
+//! wake-up. A network provider returns a promise with a [`Slot`], which the thread that receives
+//! the completion fills.
 //!
-//! Somebody has to receive. [`Driver`] is the provider's part: a thread that waits lends itself to
-//! it ([`Driver::drive`]), so that a lone caller reads its own answer off the socket without a
-//! switch of threads; a task cannot, so its first poll asks the driver for a thread of its own
-//! ([`Driver::attend`]), unless the thread that polls has nothing else to do
-//! ([`block_on`](crate::block_on)). Dropping a promise abandons the answer, never the operation.
+//! The provider implements [`Driver`]. A thread that waits drives the link itself
+//! ([`Driver::drive`]), so a lone caller reads its own answer without a switch of threads. A task
+//! cannot do that. Its first poll asks the driver for another thread ([`Driver::attend`]), unless
+//! the thread that polls runs [`block_on`](crate::block_on). Dropping a promise abandons the
+//! answer, not the operation.
 //!
-//! Thread-safety: all of it. Failure: a provider that goes away fills its slots with refusals.
+//! Thread-safety: any thread may fill, poll, wait and drop.
+//! Failure: a provider that ends fills its slots with refusals.
+//! Cost: a pending promise allocates its slot once.
 
 use std::fmt;
 use std::future::Future;
@@ -27,20 +30,21 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use crate::block_on;
 use crate::driver::Driver;
 
-/// The lock and the flag of a slot: abstract, so that the same code runs under a model checker.
-trait Place<T> {
-    type Guard<'a>: DerefMut<Target = State<T>>
+/// The lock and the flag of a slot. The trait lets the same code run under a model checker.
+trait SlotCells<T> {
+    type Guard<'a>: DerefMut<Target = SlotState<T>>
     where
         Self: 'a;
     fn lock(&self) -> Self::Guard<'_>;
-    /// Acquires.
+    /// Reads the flag with acquire ordering.
     fn done(&self) -> bool;
-    /// Releases; with the lock held.
+    /// Sets the flag with release ordering, while the lock is held.
     fn set_done(&self);
 }
 
-/// Puts the value in and wakes the task that polls, without the lock. Only the first value counts.
-fn fill<T>(place: &impl Place<T>, value: T) {
+/// Stores the value, and wakes the polling task after the lock is released. Only the first value
+/// counts.
+fn fill<T>(place: &impl SlotCells<T>, value: T) {
     let waker = {
         let mut state = place.lock();
         if place.done() {
@@ -55,8 +59,8 @@ fn fill<T>(place: &impl Place<T>, value: T) {
     }
 }
 
-/// Takes the value, or leaves the waker there for whoever fills the slot.
-fn take_or_leave<T>(place: &impl Place<T>, waker: &Waker) -> Option<T> {
+/// Takes the value, or stores the waker for the thread that will fill the slot.
+fn take_or_leave<T>(place: &impl SlotCells<T>, waker: &Waker) -> Option<T> {
     let mut state = place.lock();
     if let Some(value) = state.value.take() {
         return Some(value);
@@ -69,26 +73,26 @@ fn take_or_leave<T>(place: &impl Place<T>, waker: &Waker) -> Option<T> {
     None
 }
 
-/// Where a completion arrives.
+/// The place where a completion arrives.
 #[derive(Debug)]
 pub struct Slot<T> {
     done: AtomicBool,
-    state: Mutex<State<T>>,
+    state: Mutex<SlotState<T>>,
 }
 
 #[derive(Debug)]
-struct State<T> {
+struct SlotState<T> {
     value: Option<T>,
     waker: Option<Waker>,
 }
 
-impl<T> Place<T> for Slot<T> {
+impl<T> SlotCells<T> for Slot<T> {
     type Guard<'a>
-        = MutexGuard<'a, State<T>>
+        = MutexGuard<'a, SlotState<T>>
     where
         T: 'a;
 
-    fn lock(&self) -> MutexGuard<'_, State<T>> {
+    fn lock(&self) -> MutexGuard<'_, SlotState<T>> {
         self.state.lock()
     }
 
@@ -102,28 +106,28 @@ impl<T> Place<T> for Slot<T> {
 }
 
 impl<T> Slot<T> {
-    /// An empty slot.
+    /// Makes an empty slot.
     #[must_use]
     pub fn new() -> Arc<Self> {
         Arc::new(Self {
             done: AtomicBool::new(false),
-            state: Mutex::new(State { value: None, waker: None }),
+            state: Mutex::new(SlotState { value: None, waker: None }),
         })
     }
 
-    /// Puts the value in and wakes the task that polls. Only the first value counts.
+    /// Stores the value and wakes the polling task. Only the first value counts.
     pub fn fill(&self, value: T) {
         fill(self, value);
     }
 
-    /// Whether the value has come.
+    /// Whether the value has arrived.
     #[must_use]
     pub fn is_done(&self) -> bool {
         self.done()
     }
 }
 
-/// A value of type `T`, now or later. See the module.
+/// A value of type `T` that exists now or arrives later.
 #[must_use = "an operation whose promise is dropped still takes place, and nobody learns how it went"]
 pub struct Promise<T>(Form<T>);
 
@@ -139,19 +143,19 @@ impl<T> fmt::Debug for Promise<T> {
 }
 
 impl<T> Promise<T> {
-    /// A value that is there.
+    /// Makes a promise of a value that exists already.
     #[inline]
     pub fn ready(value: T) -> Self {
         Self(Form::Ready(Some(value)))
     }
 
-    /// A value that `driver` will put into `slot`.
+    /// Makes a promise of a value that `driver` will store in `slot`.
     pub fn pending(slot: Arc<Slot<T>>, driver: Arc<dyn Driver>) -> Self {
         Self(Form::Pending { slot, driver })
     }
 
-    /// Whether [`Promise::wait`] would return at once. Asking does not receive: to loop over this
-    /// alone may take for ever.
+    /// Whether [`Promise::wait`] would return immediately. The method does not receive, so a loop
+    /// over it alone may never end.
     #[must_use]
     pub fn is_done(&self) -> bool {
         match &self.0 {
@@ -160,12 +164,12 @@ impl<T> Promise<T> {
         }
     }
 
-    /// Blocks until the value is there; lends this thread to the provider meanwhile. Not for tasks:
-    /// await the promise instead.
+    /// Blocks until the value arrives. The thread drives the provider meanwhile. Tasks must await
+    /// the promise instead.
     ///
     /// # Panics
     ///
-    /// If the promise was awaited to its end before.
+    /// The method panics if the promise was awaited to its end before.
     #[inline]
     pub fn wait(mut self) -> T {
         match &mut self.0 {
@@ -229,8 +233,8 @@ impl Driver for Elsewhere {
 }
 
 impl<T: Send + 'static> Promise<T> {
-    /// What `work` returns, on a thread named `name`: for what is rare and blocks. `failed` says
-    /// what it is if there is no thread.
+    /// Runs `work` on a new thread named `name`, and returns a promise of its result. It suits rare
+    /// work that blocks. `failed` makes the result if the system starts no thread.
     pub fn on_thread(
         name: &str,
         work: impl FnOnce() -> T + Send + 'static,
@@ -257,7 +261,7 @@ mod tests {
 
     use super::*;
 
-    /// Fills a slot when driven.
+    /// Fills a slot when it is driven.
     struct Filler(Arc<Slot<u32>>, AtomicUsize);
 
     impl Driver for Filler {
@@ -272,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn a_waiter_drives_and_a_task_asks_for_attention() {
+    fn thread_drives_and_task_requests_attendance() {
         let slot = Slot::new();
         let driver = Arc::new(Filler(Arc::clone(&slot), AtomicUsize::new(0)));
         let mut promise = Promise::pending(Arc::clone(&slot), driver.clone() as Arc<dyn Driver>);
@@ -280,18 +284,18 @@ mod tests {
         assert!(Pin::new(&mut promise).poll(&mut context).is_pending());
         assert_eq!(driver.1.load(Ordering::Relaxed), 1);
         assert_eq!(promise.wait(), 7);
-        assert_eq!(driver.1.load(Ordering::Relaxed), 1, "a kept promise needs no attention");
+        assert_eq!(driver.1.load(Ordering::Relaxed), 1, "a fulfilled promise needs no attendance");
     }
 
-    /// A slot of the model checker's cells.
+    /// A slot with the cells of the model checker.
     struct Checked {
         done: shuttle::sync::atomic::AtomicBool,
-        state: shuttle::sync::Mutex<State<u32>>,
+        state: shuttle::sync::Mutex<SlotState<u32>>,
         forget_the_waker: bool,
     }
 
-    impl Place<u32> for Checked {
-        type Guard<'a> = shuttle::sync::MutexGuard<'a, State<u32>>;
+    impl SlotCells<u32> for Checked {
+        type Guard<'a> = shuttle::sync::MutexGuard<'a, SlotState<u32>>;
 
         fn lock(&self) -> Self::Guard<'_> {
             self.state.lock().expect("no panic")
@@ -306,9 +310,9 @@ mod tests {
         }
     }
 
-    /// Two fill it, one of them late, while a task polls.
+    /// Lets two threads fill the slot while a task polls.
     fn a_task_gets_the_first_value(forget_the_waker: bool) {
-        let state = State { value: None, waker: None };
+        let state = SlotState { value: None, waker: None };
         let slot = Arc::new(Checked {
             done: shuttle::sync::atomic::AtomicBool::new(false),
             state: shuttle::sync::Mutex::new(state),
@@ -335,18 +339,18 @@ mod tests {
     }
 
     #[test]
-    fn whoever_polls_is_woken_once_the_value_is_there() {
+    fn polling_task_is_woken_by_the_first_value() {
         shuttle::check_random(|| a_task_gets_the_first_value(false), 3000);
     }
 
     #[test]
     #[should_panic(expected = "deadlock")]
-    fn a_task_that_leaves_no_waker_is_found() {
+    fn missing_waker_is_found() {
         shuttle::check_random(|| a_task_gets_the_first_value(true), 3000);
     }
 
     #[test]
-    fn the_first_value_counts() {
+    fn first_value_counts() {
         let slot = Slot::new();
         slot.fill(1);
         slot.fill(2);

@@ -1,5 +1,5 @@
-//! Why an operation did not happen: small enough to travel in a completion without an allocation,
-//! and turned into a sentence only when somebody wants to read it.
+//! Refusals: why an operation did not happen. A refusal fits into a completion without an
+//! allocation, and becomes a sentence only when a person reads it.
 
 use std::fmt;
 
@@ -7,22 +7,22 @@ use archipelago_base::{Error, ErrorKind};
 
 macro_rules! reasons {
     ($($(#[$doc:meta])* $name:ident = $code:literal, $kind:ident, $text:literal;)*) => {
-        /// Why.
+        /// Why an operation was refused.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         #[non_exhaustive]
         pub enum Reason { $($(#[$doc])* $name,)* }
 
         impl Reason {
-            /// Every reason.
+            /// Every reason, in the order of the codes.
             pub const ALL: &'static [Self] = &[$(Self::$name,)*];
 
-            /// The byte that stands for it in a message.
+            /// The byte of this reason in a message. It is never 0.
             #[must_use]
             pub const fn code(self) -> u8 {
                 match self { $(Self::$name => $code,)* }
             }
 
-            /// `None` for a byte that stands for nothing.
+            /// The reason of a byte; `None` if no reason has it.
             #[must_use]
             pub const fn from_code(code: u8) -> Option<Self> {
                 match code { $($code => Some(Self::$name),)* _ => None }
@@ -34,7 +34,7 @@ macro_rules! reasons {
                 match self { $(Self::$name => ErrorKind::$kind,)* }
             }
 
-            /// In words.
+            /// The reason as the end of a sentence.
             #[must_use]
             pub const fn text(self) -> &'static str {
                 match self { $(Self::$name => $text,)* }
@@ -44,70 +44,70 @@ macro_rules! reasons {
 }
 
 reasons! {
-    /// No such key: never given, or guessed.
+    /// The node never gave this key.
     UnknownKey = 1, NotFound, "the key is not one that this node gave";
-    /// The key was valid and is not any more.
+    /// The key was valid, and is not valid any more.
     Revoked = 2, Fenced, "the key was revoked";
-    /// The key, or the link, belongs to an earlier life of the node.
+    /// The key or the link belongs to an earlier life of the node.
     StaleEpoch = 3, Fenced, "it belongs to another epoch of the node";
     /// The key belongs to another node.
     WrongNode = 4, InvalidArgument, "the key belongs to another node";
     /// The range does not lie within the region.
     OutOfRange = 5, InvalidArgument, "the range is not within the region";
-    /// The key does not allow this.
+    /// The key does not permit this operation.
     NoRight = 6, InvalidArgument, "the key does not allow it";
-    /// An atomic operation's offset is no multiple of 8.
+    /// The offset of an atomic operation is not a multiple of 8.
     Misaligned = 7, InvalidArgument, "an atomic operation needs an offset that is a multiple of 8";
-    /// Too many operations or bytes in one batch, or a message that is too long.
-    TooLarge = 8, InvalidArgument, "it is larger than the fabric takes at once";
-    /// An earlier operation of the batch was refused; this one was not tried.
+    /// The batch has too many operations or bytes, or the message is too long.
+    TooLarge = 8, InvalidArgument, "it is larger than one batch or message may be";
+    /// An earlier operation of the batch was refused. This operation was not tried.
     Skipped = 9, InvalidArgument, "an earlier operation of the batch was refused";
-    /// The link is down. Whether the operation happened is not known.
+    /// The link is down. It is not known whether the operation happened.
     Disconnected = 10, Busy, "the link went down before an answer came";
-    /// The deadline passed. Whether the operation happened, or will, is not known.
+    /// The deadline passed. It is not known whether the operation happened or will happen.
     Deadline = 11, Busy, "the deadline passed before an answer came";
-    /// Too much is in flight. Nothing happened.
+    /// Too many operations or bytes are in flight. Nothing happened.
     Full = 12, Busy, "too much is in flight on this link; nothing was sent";
     /// The other side broke the protocol.
     Protocol = 13, Corrupt, "the other side sent what the protocol does not allow";
-    /// The other side speaks another version.
+    /// The other side has another version of the protocol.
     Version = 14, Unsupported, "the other side speaks another version of the protocol";
-    /// The region was never attached on this link.
+    /// The region is not attached on this link.
     NotAttached = 15, InvalidArgument, "the region is not attached on this link";
-    /// Memory of this node is served by one path for atomics, and this provider is another.
+    /// Another provider executes the atomic operations of this region.
     AtomicPath = 16, Unsupported, "atomics of this region go through another provider";
-    /// The request's number is older than the node remembers.
+    /// The node has forgotten the client's session. The outcome of the request is lost.
     Forgotten = 17, Fenced, "the node no longer knows this request's number; its outcome is lost";
-    /// Nobody answers requests there, or the one who should dropped it.
+    /// The node has no handler for requests, or the handler dropped the request.
     Unanswered = 18, NotFound, "nobody at the node answered the request";
     /// The node has no room for more regions, links or clients.
     Exhausted = 19, Busy, "the node has no room for more";
 }
 
-/// A refusal and the number that goes with it.
+/// A reason, and the limit that belongs to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Refusal {
-    /// Why.
+    /// Why the operation was refused.
     pub reason: Reason,
-    /// The limit that was passed, if the reason has one: the region's length for
-    /// [`Reason::OutOfRange`], the node's epoch for [`Reason::StaleEpoch`], else 0.
+    /// The limit that was exceeded: the length of the region for [`Reason::OutOfRange`], the epoch
+    /// of the node for [`Reason::StaleEpoch`], and 0 for a reason without a limit.
     pub limit: u64,
 }
 
 impl Refusal {
-    /// A refusal without a limit.
+    /// Makes a refusal without a limit.
     #[must_use]
     pub const fn new(reason: Reason) -> Self {
         Self { reason, limit: 0 }
     }
 
-    /// A refusal with the limit that was passed.
+    /// Makes a refusal with the limit that was exceeded.
     #[must_use]
     pub const fn at(reason: Reason, limit: u64) -> Self {
         Self { reason, limit }
     }
 
-    /// As an error; `what` names what was refused ("READ of 8 bytes at 0 of region 3").
+    /// The refusal as an error. `what` names the operation ("READ of 8 bytes at 0 of region 3").
     #[must_use]
     pub fn error(self, what: impl fmt::Display) -> Error {
         Error::new(self.reason.kind(), format!("{what}: {self}"))
@@ -139,7 +139,7 @@ mod tests {
     use super::Reason;
 
     #[test]
-    fn codes_name_one_reason_each() {
+    fn every_reason_has_its_own_code() {
         for &reason in Reason::ALL {
             assert_eq!(Reason::from_code(reason.code()), Some(reason));
         }

@@ -1,4 +1,4 @@
-//! Bodies of every kind of frame, and keys.
+//! Decodes the bodies of every kind of frame, and keys.
 #![no_main]
 
 use archipelago_base::codec::Reader;

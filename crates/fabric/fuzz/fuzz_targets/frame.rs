@@ -1,4 +1,4 @@
-//! Frames: whatever is read must be written as the same bytes.
+//! Decodes frames. A frame that is decoded must be encoded as the same bytes.
 #![no_main]
 
 use archipelago_fabric::wire::{frame_at, put_frame};

@@ -1,4 +1,5 @@
-//! What links of `ofi` say besides: whatever is read must be written as the same bytes.
+//! Decodes the further messages of `ofi`. A message that is decoded must be encoded as the same
+//! bytes.
 #![no_main]
 
 use archipelago_fabric::wire::ofi::{Endpoints, HEADER_BYTES, Header, OpenedOnCard};

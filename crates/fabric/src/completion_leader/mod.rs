@@ -1,15 +1,22 @@
-//! Who receives completions for a link: one thread at a time, the *leader*.
+//! Completion leader: one thread at a time receives completions on behalf of all threads of a link.
 //!
-//! A thread that waits leads if nobody does, so a lone caller pays no switch of threads; others
-//! sleep until the leader tells them. A task cannot wait: it asks for *attendance*, a background
-//! thread that leads as long as something is in flight and nobody else does.
+//! A link owns one `CompletionLeader`. A thread that waits becomes the leader if there is none.
+//! Therefore a lone caller needs no switch of threads. Other threads sleep until the leader
+//! notifies them. A task cannot wait. It requests *attendance*: a background thread that leads
+//! while operations are in flight and no other thread leads.
 //!
-//! Invariants: 1. at most one thread runs rounds; 2. whoever sleeps here is told after each round
-//! that completed something, and when the leader stops; 3. what a sleeper posted was handed over
-//! before it slept.
+//! Invariants:
+//! 1. At most one thread executes rounds.
+//! 2. Every sleeping thread is notified after each round that completed an operation, and when the
+//!    leader stops.
+//! 3. The operations of a sleeping thread were handed over before it went to sleep.
 //!
-//! The cells ([`Room`]) are abstract, so that the same code runs under a model checker
-//! (`tests`). Thread-safety: all methods. Failure: none of its own.
+//! The trait [`Room`] hides lock and condition variable, so that the same code runs under a model
+//! checker (`tests`).
+//!
+//! Thread-safety: any thread may call any method.
+//! Failure: none of its own.
+//! Cost: a lone caller takes two short locks.
 
 #[cfg(test)]
 mod tests;
@@ -18,51 +25,51 @@ use std::ops::DerefMut;
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
-/// What the leader does.
+/// The link, as the leader uses it.
 pub(crate) trait Receive {
-    /// Receives once. Returns when something completed, and now and then if nothing does.
+    /// Receives once. Returns after a completion, and from time to time without one.
     fn round(&self);
-    /// Whether nothing is in flight.
+    /// Whether no operation is in flight.
     fn idle(&self) -> bool;
-    /// Sends what is queued, or tells the leader, who may be asleep, to do so.
+    /// Sends the queued operations, or notifies the sleeping leader to send them.
     fn hand_over(&self);
 }
 
-/// Guarded by the room's lock.
+/// The state that the lock of the room guards.
 #[derive(Debug, Default)]
-pub(crate) struct State {
+pub(crate) struct LeaderState {
     leading: bool,
     attend: bool,
     thread: bool,
     ended: bool,
 }
 
-/// A lock around the state, and a place to sleep.
+/// A lock around the state, and a condition variable to sleep on.
 pub(crate) trait Room {
-    type Guard<'a>: DerefMut<Target = State>
+    type Guard<'a>: DerefMut<Target = LeaderState>
     where
         Self: 'a;
     fn lock(&self) -> Self::Guard<'_>;
-    /// Sleeps, without the lock, until [`Room::tell_all`].
+    /// Sleeps without the lock until [`Room::tell_all`].
     fn sleep<'a>(&'a self, guard: Self::Guard<'a>) -> Self::Guard<'a>;
     fn tell_all(&self);
 }
 
-/// The room of production.
+/// The room in production.
 #[derive(Debug, Default)]
 pub(crate) struct Locked {
-    state: Mutex<State>,
+    state: Mutex<LeaderState>,
     changed: Condvar,
 }
 
 impl Room for Locked {
-    type Guard<'a> = MutexGuard<'a, State>;
+    type Guard<'a> = MutexGuard<'a, LeaderState>;
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, LeaderState> {
         self.state.lock()
     }
 
-    fn sleep<'a>(&'a self, mut guard: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+    fn sleep<'a>(&'a self, mut guard: MutexGuard<'a, LeaderState>) -> MutexGuard<'a, LeaderState> {
         self.changed.wait(&mut guard);
         guard
     }
@@ -72,14 +79,14 @@ impl Room for Locked {
     }
 }
 
-/// See the module.
+/// Chooses the thread that receives completions for a link.
 #[derive(Debug, Default)]
 pub(crate) struct CompletionLeader<R = Locked> {
     room: R,
 }
 
 impl<R: Room> CompletionLeader<R> {
-    /// Receives on this thread until `done`, or sleeps while another thread does.
+    /// Receives on the calling thread until `done`, or sleeps while another thread leads.
     pub(crate) fn drive(&self, link: &impl Receive, done: &dyn Fn() -> bool) {
         let mut state = self.room.lock();
         loop {
@@ -89,7 +96,7 @@ impl<R: Room> CompletionLeader<R> {
             if !state.leading {
                 break;
             }
-            // The leader may be asleep over the network: what this caller posted must leave first.
+            // The leader may sleep on the network, so the operations of this thread are sent first.
             drop(state);
             link.hand_over();
             state = self.room.lock();
@@ -106,13 +113,13 @@ impl<R: Room> CompletionLeader<R> {
         self.room.tell_all();
     }
 
-    /// Wakes who sleeps: something completed.
+    /// Wakes all sleeping threads after a completion.
     pub(crate) fn tell(&self) {
         let _state = self.room.lock();
         self.room.tell_all();
     }
 
-    /// Asks for attendance; true if its thread is to be started, to run
+    /// Requests attendance. Returns true if the caller must start the background thread, which runs
     /// [`CompletionLeader::attendance`].
     pub(crate) fn ask(&self) -> bool {
         let mut state = self.room.lock();
@@ -121,7 +128,7 @@ impl<R: Room> CompletionLeader<R> {
         !std::mem::replace(&mut state.thread, true)
     }
 
-    /// The background thread; returns after [`CompletionLeader::end`].
+    /// Body of the background thread. It returns after [`CompletionLeader::end`].
     pub(crate) fn attendance(&self, link: &impl Receive) {
         let mut state = self.room.lock();
         while !state.ended {
@@ -143,7 +150,7 @@ impl<R: Room> CompletionLeader<R> {
         }
     }
 
-    /// No attendance any more.
+    /// Ends attendance permanently.
     pub(crate) fn end(&self) {
         self.room.lock().ended = true;
         self.room.tell_all();

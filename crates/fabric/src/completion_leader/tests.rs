@@ -1,28 +1,29 @@
-//! Leader, sleepers, attendance and completion slots under every interleaving that a model checker
-//! tries. The code is that of production ([`CompletionLeader`], [`crate::promise`]'s slot); locks
-//! and cells are the checker's. A lost wake-up is a deadlock, which it reports.
+//! Leader, sleeping threads, attendance and completion slots under a model checker, which tries
+//! interleavings. The code is the production code ([`CompletionLeader`], the slot of
+//! [`crate::promise`]), with the locks and cells of the checker. The checker reports a lost wake-up
+//! as a deadlock.
 
 use std::sync::Arc;
 
 use shuttle::sync::{Condvar, Mutex, MutexGuard};
 use shuttle::thread;
 
-use super::{CompletionLeader, Receive, Room, State};
+use super::{CompletionLeader, LeaderState, Receive, Room};
 
 #[derive(Default)]
 struct Checked {
-    state: Mutex<State>,
+    state: Mutex<LeaderState>,
     changed: Condvar,
 }
 
 impl Room for Checked {
-    type Guard<'a> = MutexGuard<'a, State>;
+    type Guard<'a> = MutexGuard<'a, LeaderState>;
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, LeaderState> {
         self.state.lock().unwrap()
     }
 
-    fn sleep<'a>(&'a self, guard: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+    fn sleep<'a>(&'a self, guard: MutexGuard<'a, LeaderState>) -> MutexGuard<'a, LeaderState> {
         self.changed.wait(guard).unwrap()
     }
 
@@ -31,17 +32,17 @@ impl Room for Checked {
     }
 }
 
-/// A link to a network that answers each item as soon as somebody receives; but item 0 only when
-/// item 2 has come.
+/// A link to a network that answers each item as soon as a thread receives. It answers item 0 only
+/// after item 2 has arrived.
 #[derive(Default)]
 struct Link {
     leader: CompletionLeader<Checked>,
-    /// Queued, on the way back, and completed, by item.
+    /// The items that are queued, in flight and completed.
     items: Mutex<Items>,
     arrived: Condvar,
-    /// Leave out what production does after a round, to see that the checker finds it.
+    /// Omits the notification after a round. The checker must find that.
     forget_to_tell: bool,
-    /// Leave out what production does before it sleeps.
+    /// Omits the handover before a sleep. The checker must find that.
     forget_to_hand_over: bool,
 }
 
@@ -79,7 +80,7 @@ impl Link {
 }
 
 impl Receive for Link {
-    /// Sends what is queued; then sleeps on the network until something comes back.
+    /// Sends the queued items, and then sleeps on the network until an answer arrives.
     fn round(&self) {
         let mut items = self.items.lock().unwrap();
         assert!(!std::mem::replace(&mut items.receiving, true), "two leaders");
@@ -115,8 +116,8 @@ impl Receive for Link {
     }
 }
 
-/// One thread's answer comes only after the other has had its first and posted its second; a third
-/// thread has nothing to do with them.
+/// Runs three threads. The answer of the first arrives only after the second has received its first
+/// answer and posted its second item. The third is independent of them.
 fn everybody_is_answered(link: Link) {
     let link = Arc::new(link);
     let spawn = |items: &'static [usize]| {
@@ -133,7 +134,7 @@ fn everybody_is_answered(link: Link) {
     }
 }
 
-/// A task that only asks for attendance, beside a thread that waits.
+/// Runs a task that only requests attendance, in parallel with a thread that waits.
 fn tasks_are_attended() {
     let link = Arc::new(Link::default());
     let attendant = {
@@ -151,7 +152,7 @@ fn tasks_are_attended() {
     link.post(2);
     link.hand_over();
     assert!(!link.leader.ask(), "there is one");
-    // A task is woken by its slot; here the checker's scheduler looks.
+    // The slot wakes a task in production. Here the task polls under the checker's scheduler.
     while !link.is_done(2) {
         thread::yield_now();
     }
@@ -161,19 +162,19 @@ fn tasks_are_attended() {
 }
 
 #[test]
-fn no_wake_up_is_lost_and_there_is_one_leader() {
+fn every_thread_is_answered_with_one_leader() {
     shuttle::check_random(|| everybody_is_answered(Link::default()), 3000);
     shuttle::check_pct(|| everybody_is_answered(Link::default()), 2000, 3);
 }
 
 #[test]
-fn attendance_serves_tasks_beside_threads() {
+fn attendance_serves_tasks_in_parallel_with_threads() {
     shuttle::check_random(tasks_are_attended, 3000);
 }
 
 #[test]
 #[should_panic(expected = "deadlock")]
-fn a_leader_that_does_not_tell_is_found() {
+fn missing_notification_of_the_leader_is_found() {
     shuttle::check_random(
         || everybody_is_answered(Link { forget_to_tell: true, ..Link::default() }),
         3000,
@@ -182,7 +183,7 @@ fn a_leader_that_does_not_tell_is_found() {
 
 #[test]
 #[should_panic(expected = "deadlock")]
-fn a_sleeper_that_hands_nothing_over_is_found() {
+fn missing_handover_before_a_sleep_is_found() {
     shuttle::check_random(
         || everybody_is_answered(Link { forget_to_hand_over: true, ..Link::default() }),
         3000,

@@ -1,26 +1,28 @@
-//! Memory that can be handed to another process: a sealed memfd and its mapping. The only `unsafe`
-//! code of the crate.
+//! Memory that another process can map: a sealed memfd and its mapping. This is the only `unsafe`
+//! code of the crate besides the calls of libfabric.
 //!
-//! Invariants: 1. the file has its full length, allocated, before it is mapped, and is sealed
-//! against shrinking and growing, by whoever made it; a mapping of a file from another process is
-//! made only after its seals and its length were looked at; so no access faults; 2. `base` is the
-//! start of a shared mapping of `bytes` bytes, page aligned, until the drop; 3. the mapping is
-//! accessed as aligned `AtomicU64` only, but for the words that [`Mapping::bell`] gives out, which
-//! are `AtomicU32` always;
-//! 4. a mapping without the right to write gives out words that nobody in this crate stores to
-//! (`writable` is looked at first); a store would end the process, it would not be undefined.
+//! Invariants:
+//! 1. The file has its full length, allocated, before it is mapped. Its creator has sealed it
+//!    against shrinking and growing. A file of another process is mapped only after its seals and
+//!    its length were checked. Therefore no access faults.
+//! 2. `base` is the start of a shared, page-aligned mapping of `bytes` bytes until the drop.
+//! 3. All accesses use aligned `AtomicU64`, except to the words that [`Mapping::bell`] returns,
+//!    which are always accessed as `AtomicU32`.
+//! 4. This crate never stores to a mapping without the right to write, because callers check
+//!    `writable` first. Such a store would end the process. It would not be undefined behaviour.
 //!
-//! The other process is not trusted: it may change any byte at any moment. All that follows
-//! from that is that a value loaded may be anything; no reference to plain bytes is ever made.
+//! The other process is not trusted: it may change any byte at any moment. Therefore a loaded value
+//! may be anything, and no reference to plain bytes is ever made.
 //!
-//! Thread-safety: all methods. Cost: two system calls and, up to 64 MiB, the work for each page,
-//! ahead of use; of larger ones a page fault per page.
+//! Large pages: random accesses to large memory wait for address translations, and pages of 2 MiB
+//! shorten that. The creator of 2 to 64 MiB therefore asks the kernel to use large pages
+//! (`MADV_COLLAPSE`, Linux 6.1). Mappings of the same memory in other processes share them. If the
+//! kernel refuses, the pages stay as they are.
 //!
-//! **Large pages.** What is written and read anywhere in memory waits for translations as long as
-//! for the bytes: random loads over 384 MiB took 309 ns with pages of 4 KiB and 192 with pages of 2
-//! MiB, in a virtual machine. So whoever makes 2 to 64 MiB asks the kernel to put it on such pages
-//! (`MADV_COLLAPSE`, Linux 6.1), which took 0.3 ms per MiB more; mappings of other processes have
-//! them with it. A kernel that will not leaves the pages as they are.
+//! Thread-safety: any thread may call any method.
+//! Failure: `Busy` if the machine lacks memory or descriptors.
+//! Cost: two system calls. Up to 64 MiB the pages are prepared in advance. Larger memory takes a
+//! page fault per page at the first access.
 
 use std::ffi::c_void;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -35,7 +37,7 @@ use rustix::fs::{
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
-/// Shared memory. See the module.
+/// Shared memory of this process and of the processes that map it.
 #[derive(Debug)]
 pub struct Mapping {
     base: NonNull<u8>,
@@ -44,27 +46,27 @@ pub struct Mapping {
     file: OwnedFd,
 }
 
-// SAFETY: the mapping belongs to this value until the drop, and all access to it is atomic
-// (invariant 3), so it may be used from any thread.
+// SAFETY: the mapping belongs to this value until the drop, and all accesses are atomic
+// (invariant 3). Any thread may therefore use it.
 unsafe impl Send for Mapping {}
-// SAFETY: as above.
+// SAFETY: the same reasons as for `Send`.
 unsafe impl Sync for Mapping {}
 
-/// Mappings of up to so many bytes have all their pages at hand from the beginning: a fault for
-/// each costs several times as much, and somebody waits for it.
+/// Size up to which all pages of a mapping are prepared in advance, in bytes. A page fault costs
+/// several times as much, and an operation would wait for it.
 const AHEAD_BYTES_MAX: usize = 64 << 20;
 
-/// Of a large page.
+/// Size of a large page, in bytes.
 const LARGE_PAGE_BYTES: usize = 2 << 20;
 
-/// `MADV_COLLAPSE`, which not every C library names.
+/// The value of `MADV_COLLAPSE`, which not every C library defines.
 const COLLAPSE: libc::c_int = 25;
 
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
 impl Mapping {
-    /// Allocates `bytes` (rounded up to 8) of zeroed memory. `name` shows in `/proc/PID/maps`.
-    /// Busy if the machine does not have them.
+    /// Allocates `bytes`, rounded up to 8, of zeroed memory. `name` appears in `/proc/PID/maps`.
+    /// Errors: `Busy` if the machine lacks memory.
     pub fn create(name: &str, bytes: usize) -> Result<Self> {
         let bytes = bytes
             .checked_next_multiple_of(8)
@@ -92,8 +94,8 @@ impl Mapping {
         if !(LARGE_PAGE_BYTES..=AHEAD_BYTES_MAX).contains(&self.bytes) {
             return;
         }
-        // SAFETY: the range is mapped while `self` lives; the advice changes no byte of it, and
-        // which pages lie behind it is nobody's business.
+        // SAFETY: the range is mapped while `self` lives. The advice changes no byte, and no code
+        // depends on which physical pages hold the range.
         let refused =
             unsafe { libc::madvise(self.base.as_ptr().cast::<c_void>(), self.bytes, COLLAPSE) };
         if refused != 0 {
@@ -102,8 +104,8 @@ impl Mapping {
         }
     }
 
-    /// Maps memory that another process made. Refused unless it is sealed against shrinking and has
-    /// exactly `bytes`: else the other process could make an access here fault.
+    /// Maps memory of another process. The call is refused unless the memory is sealed against
+    /// shrinking and has exactly `bytes`. Otherwise the other process could make an access fault.
     pub fn adopt(file: OwnedFd, bytes: usize, writable: bool) -> Result<Self> {
         let bad = |what: String| Error::invalid(format!("shared memory from a peer: {what}"));
         let fail = |errno: Errno| {
@@ -126,48 +128,48 @@ impl Mapping {
         let write = if writable { ProtFlags::WRITE } else { ProtFlags::empty() };
         let ahead = if bytes <= AHEAD_BYTES_MAX { MapFlags::POPULATE } else { MapFlags::empty() };
         let (protection, flags) = (ProtFlags::READ | write, MapFlags::SHARED | ahead);
-        // SAFETY: a new mapping at an address that the kernel chooses; invariant 1 is the callers'.
+        // SAFETY: the kernel chooses the address of the new mapping. The callers keep invariant 1.
         let base = unsafe { mmap(std::ptr::null_mut(), bytes, protection, flags, &file, 0) }?;
         let base = NonNull::new(base.cast::<u8>()).ok_or(Errno::FAULT)?;
         Ok(Self { base, bytes, writable, file })
     }
 
-    /// Its length; a multiple of 8.
+    /// Length in bytes, a multiple of 8.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Whether this process may store.
+    /// Whether this process may store into the memory.
     #[must_use]
     pub fn writable(&self) -> bool {
         self.writable
     }
 
-    /// All of it, as words.
+    /// The whole memory as words.
     #[inline]
     #[must_use]
     pub fn words(&self) -> &[AtomicU64] {
-        // SAFETY: invariant 2: the range is mapped, readable and page aligned while `self` lives,
-        // and `bytes / 8` words lie within it; an `AtomicU64` has the layout of a `u64`, any bits
-        // are one, and invariant 3 keeps every access atomic and of one size.
+        // SAFETY: by invariant 2 the range is mapped, readable and page aligned while `self` lives,
+        // and holds `bytes / 8` words. An `AtomicU64` has the layout of a `u64`, every bit pattern
+        // is valid, and invariant 3 keeps all accesses atomic and of one size.
         unsafe {
             std::slice::from_raw_parts(self.base.as_ptr().cast::<AtomicU64>(), self.bytes / 8)
         }
     }
 
-    /// The 4-byte word at byte `at`, for futexes. The 8 bytes around it are never accessed by way
-    /// of [`Mapping::words`]: the layout of who calls this sees to it.
+    /// The word of 4 bytes at byte `at`, for futexes. The layout of the caller ensures that nothing
+    /// accesses these bytes through [`Mapping::words`].
     #[must_use]
     pub fn bell(&self, at: usize) -> &AtomicU32 {
         assert!(at.is_multiple_of(4) && at + 4 <= self.bytes, "a bell within the mapping");
-        // SAFETY: just checked to lie within the mapping and to be aligned; the caller's layout
-        // keeps accesses of other sizes away (invariant 3).
+        // SAFETY: the assertions ensure that the word lies within the mapping and is aligned. The
+        // layout of the caller excludes accesses of other sizes (invariant 3).
         unsafe { AtomicU32::from_ptr(self.base.as_ptr().add(at).cast::<u32>()) }
     }
 
-    /// A descriptor to send to another process: one that can map it for reading only, unless
-    /// `writable`.
+    /// A descriptor for another process. Without `writable` that process can map it only for
+    /// reading.
     pub fn share(&self, writable: bool) -> Result<OwnedFd> {
         let fail = |errno: Errno| {
             let source = std::io::Error::from(errno);
@@ -182,7 +184,7 @@ impl Mapping {
         open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).map_err(fail)
     }
 
-    /// The memfd.
+    /// The memfd of this memory.
     #[must_use]
     pub fn file(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
@@ -191,8 +193,8 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the range is the mapping of `map`, unmapped once; the references given out borrow
-        // `self`. Failure would leave it mapped, which harms nobody.
+        // SAFETY: the range is the mapping of `map`, and it is unmapped once. All references to it
+        // borrow `self`. A failure leaves the range mapped, which is harmless.
         let _unmapped = unsafe { munmap(self.base.as_ptr().cast::<c_void>(), self.bytes) };
     }
 }
@@ -203,7 +205,7 @@ mod tests {
 
     use super::*;
 
-    /// Memory of a file that is not sealed must not be mapped; a test makes one.
+    /// Makes an unsealed file, which must not be mapped.
     fn unsealed(bytes: u64) -> OwnedFd {
         let file = memfd_create("unsealed", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING);
         let file = file.expect("a memfd");
@@ -212,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_sees_the_words_and_cannot_map_them_for_writing() {
+    fn reader_cannot_map_the_words_for_writing() {
         let owner = Mapping::create("test", 4096).expect("memory");
         let reader = Mapping::adopt(owner.share(false).expect("a descriptor"), 4096, false);
         let reader = reader.expect("readable");

@@ -1,20 +1,20 @@
-//! Memory that others reach: a [`Mapping`] and the operations on its words.
+//! Memory that other processes reach: a [`Mapping`] and the operations on its words.
 //!
-//! **The one way to touch it.** Shared bytes are only ever accessed as aligned 8-byte words by
-//! atomic instructions: the loads and stores of READ and WRITE are relaxed, a WRITE that covers
-//! part of a word replaces it by compare-and-swap so that its neighbours' bytes are not lost, and
-//! the atomic operations are the processor's. So no access is a data race in the sense of the
-//! language, whatever other threads and processes do, and no access has a size of its own.
+//! Access: shared bytes are accessed only as aligned words of 8 bytes with atomic instructions. The
+//! loads of READ and the stores of WRITE are relaxed. A WRITE of a part of a word uses
+//! compare-and-swap, so that the other bytes of the word are not lost. Therefore no access is a
+//! data race in the sense of the language, whatever other threads and processes do.
 //!
-//! **What a torn read looks like.** A word is never torn. A READ of several words may find any
-//! mixture of old and new words of WRITEs that run at the same time, in any order; a reader that
-//! needs more checks it (a checksum, a version in front and behind, or a word that is swapped
-//! last).
+//! Torn reads: a word is never torn. A READ of several words may return any mixture of old and new
+//! words of concurrent WRITEs. A reader that needs more checks it, for example with a checksum,
+//! with a version before and after, or with a word that is swapped last.
 //!
-//! **Ordering.** A READ acquires what was written before the words that it found; a WRITE releases
-//! before its first word, so that whoever sees a word of it (or a later operation of the batch)
-//! sees what came before. A full fence after a batch makes its WRITEs visible to everybody before
-//! the completion is told.
+//! Ordering: a READ acquires what was written before the words that it found. A WRITE releases
+//! before its first word. A reader that sees a word of it, or a later operation of the batch, sees
+//! everything before. A full fence after a batch makes its WRITEs visible to all processors before
+//! the completion is reported.
+//!
+//! Thread-safety: any thread may call any function. Failure: the callers check the ranges.
 
 mod mapping;
 
@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 pub use mapping::Mapping;
 
-/// Bytes of a word.
+/// Size of a word, in bytes.
 pub const WORD_BYTES: usize = 8;
 
 /// Copies from `words`, from byte `offset` on. The caller has checked the range.
@@ -73,7 +73,7 @@ pub(crate) fn write(words: &[AtomicU64], offset: usize, bytes: &[u8]) {
     }
 }
 
-/// Puts `part` into a word from byte `skip` on; the other bytes stay what they are.
+/// Replaces the bytes of a word from byte `skip` on with `part`. The other bytes stay.
 fn replace_part(word: &AtomicU64, skip: usize, part: &[u8]) {
     let replaced = |old: u64| {
         let mut bytes = old.to_ne_bytes();
@@ -83,7 +83,7 @@ fn replace_part(word: &AtomicU64, skip: usize, part: &[u8]) {
     let _old = word.fetch_update(Ordering::Relaxed, Ordering::Relaxed, replaced);
 }
 
-/// Stores `new` if the word holds `expect`; what it held.
+/// Stores `new` if the word equals `expect`. Returns the old value.
 #[inline]
 pub fn compare_swap(word: &AtomicU64, expect: u64, new: u64) -> u64 {
     match word.compare_exchange(expect, new, Ordering::SeqCst, Ordering::SeqCst) {
@@ -91,13 +91,13 @@ pub fn compare_swap(word: &AtomicU64, expect: u64, new: u64) -> u64 {
     }
 }
 
-/// Adds, wrapping; what the word held.
+/// Adds to the word, wrapping. Returns the old value.
 #[inline]
 pub(crate) fn fetch_add(word: &AtomicU64, add: u64) -> u64 {
     word.fetch_add(add, Ordering::SeqCst)
 }
 
-/// After this, everybody sees the writes before it.
+/// Makes all earlier writes of this thread visible to all processors.
 #[inline]
 pub(crate) fn publish() {
     fence(Ordering::SeqCst);
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn every_range_of_a_few_words_reads_back_and_spares_its_neighbours() {
+    fn every_range_reads_back_and_keeps_its_neighbours() {
         for offset in 0..24 {
             for len in 0..=(32 - offset) {
                 let memory = words(4);

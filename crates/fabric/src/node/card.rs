@@ -1,10 +1,13 @@
-//! A node's memory as a network card knows it.
+//! The registration of a node's memory with a network card.
 //!
-//! Invariants: 1. one listener at a time registers a node's memory: atomics of two cards are not
-//! atomic to each other;
-//! 2. a registration belongs to a key and ends when the key does, before the revocation returns.
+//! Invariants:
+//! 1. One listener at a time registers the memory of a node, because atomic operations of two cards
+//!    are not atomic to each other.
+//! 2. A registration belongs to a key. It ends before the revocation of the key returns.
 //!
-//! Thread-safety: all methods. Cost: a registration pins the region's pages, once per key.
+//! Thread-safety: any thread may call any method.
+//! Failure: `Unsupported` if another card has the node.
+//! Cost: a registration pins the pages of the region, once per key.
 
 use std::fmt;
 use std::sync::Arc;
@@ -17,18 +20,18 @@ use crate::ids::{RemoteKey, Rights};
 use crate::memory::Mapping;
 use crate::refusal::{Reason, Refusal};
 
-/// A card's registration of memory. Dropped, nobody reaches the memory by it any more.
+/// A registration of memory with a card. After its drop no client reaches the memory through it.
 pub(crate) trait Registration: Send + Sync + fmt::Debug {
-    /// Key and first address, as the card's peers name them.
+    /// Key and first address of the registration, as clients of the card name them.
     fn place(&self) -> (u64, u64);
 }
 
-/// A listener's right to register.
+/// The right of a listener to register the memory of a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Claim {
-    /// No other listener of this process has it.
+    /// Number of the listener, unique in the process.
     pub(crate) number: u32,
-    /// For people.
+    /// Name of the card, for messages.
     pub(crate) name: String,
 }
 
@@ -38,7 +41,7 @@ pub(super) struct OnCard {
     registration: Box<dyn Registration>,
 }
 
-/// What an attachment needs to know.
+/// What the answer to an attachment needs.
 #[derive(Debug)]
 pub(crate) struct Placed {
     pub(crate) rights: Rights,
@@ -47,7 +50,7 @@ pub(crate) struct Placed {
 }
 
 impl Node {
-    /// Makes the card of `claim` the node's. Unsupported while it has another.
+    /// Gives the node to the card of `claim`. Errors: `Unsupported` if another card has it.
     pub(crate) fn claim_card(&self, claim: &Claim) -> Result<()> {
         let mut card = self.card.lock();
         match &*card {
@@ -65,7 +68,7 @@ impl Node {
         }
     }
 
-    /// Ends the claim, and all registrations under it.
+    /// Ends the claim and all registrations under it.
     pub(crate) fn release_card(&self, claim: &Claim) {
         self.keys.change_all(|opened| {
             if opened.registered.as_ref().is_some_and(|on| on.claim == claim.number) {
@@ -78,8 +81,8 @@ impl Node {
         }
     }
 
-    /// What an attachment may open, registered with the card of `claim`: by `register`, if it is
-    /// not yet.
+    /// Checks an attachment, and registers the region with the card of `claim` if it is not
+    /// registered yet. `register` does that.
     pub(crate) fn attach_on_card(
         &self,
         key: &RemoteKey,

@@ -1,19 +1,25 @@
-//! Requests are executed once: duplicates are known by (client, number).
+//! Duplicates: the node executes a request once, whatever number of times it arrives.
 //!
-//! A client numbers its requests and says with each one below which number all are answered. The
-//! node keeps the answer of every other one, so that a request that is sent again, over a new link,
-//! gets the answer of the first. Bounds: [`REQUESTS_MAX`] per client, [`CLIENTS_MAX`] clients, and
-//! [`KEPT_BYTES_MAX`] of answers in all; the node forgets a client without a link first, and of
-//! several the one that has had no link for the longest time. It refuses a request whose answer it
-//! has forgotten, and never executes it again. While the clients that have links hold more than
-//! that, a client that has not confirmed its answers gets no further ones.
+//! A client numbers its requests. Each request says below which number the client has all answers.
+//! The node keeps the other answers, so that a request that is sent again over a new link gets the
+//! first answer. The node executes no request again whose answer it has dropped.
 //!
-//! A client has one link at a time, and the node may learn of it late: of a link that the client
-//! gave up before it was greeted, after the one that it made instead, or of the end of a link after
-//! the next has come. So answers go to the link that the client speaks over: that of its latest
-//! request, or the newest if that is down.
+//! A client uses one link at a time, but the node may learn late which. The greeting of a link that
+//! the client gave up may arrive after the greeting of its successor, and the end of a link may be
+//! noticed after the next link has arrived. Therefore answers go to the link of the client's latest
+//! request, or to the newest link if that one is down.
 //!
-//! A pure state machine: no clock, no lock; the node keeps it under one.
+//! Invariants:
+//! 1. The node keeps answers of at most [`REQUESTS_MAX`] requests per client, of [`CLIENTS_MAX`]
+//!    clients, and `KEPT_BYTES_MAX` of answers in all.
+//! 2. At a limit the node drops a client without a link: the one without a link for the longest
+//!    time. It never drops a client with a link.
+//! 3. If the clients with links hold more than the limit, a client with unconfirmed answers gets no
+//!    further answers.
+//!
+//! Thread-safety: none. The node keeps the state machine under a lock.
+//! Failure: a request whose answer was dropped is refused as [`Reason::Forgotten`].
+//! Cost: one look-up per request. An answer is copied once.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -21,31 +27,31 @@ use crate::body::Body;
 use crate::ids::ClientId;
 use crate::refusal::{Reason, Refusal};
 
-/// Requests of one client that are not answered, or whose answer it has not confirmed.
+/// Limit of the requests of one client that wait for an answer or for its confirmation.
 pub const REQUESTS_MAX: usize = 64;
-/// Clients whose answers a node keeps.
+/// Limit of the clients whose answers a node keeps.
 pub const CLIENTS_MAX: usize = 4096;
 
-/// Bytes of the answers that a node keeps; one request of each client more may be answered.
+/// Limit of the kept answers in bytes. Each client may exceed it by the answer of one request.
 const KEPT_BYTES_MAX: usize = 64 << 20;
 
-/// Links of one client that are known to be up, at most: all but one of them have ended or will
-/// never be used.
+/// Limit of the links of one client that count as up. All but one of them have ended or will never
+/// carry a request.
 const LINKS_MAX: usize = 8;
 
-/// What a request got.
+/// The outcome of a request: the body of the answer, or a refusal.
 pub type Answer = Result<Body, Refusal>;
 
-/// What to do with a request.
+/// What the node does with a request.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// Execute it.
+    /// The node executes the request.
     Fresh,
-    /// It is being executed: its answer goes to the client's newest link.
+    /// The request is being executed. Its answer goes to the client's current link.
     Running,
-    /// It was executed: send this.
+    /// The request was executed before. The node sends this answer.
     Answered(Answer),
-    /// Refuse it.
+    /// The node refuses the request.
     Refused(Refusal),
 }
 
@@ -53,22 +59,33 @@ pub(crate) enum Verdict {
 pub(crate) struct Duplicates<L> {
     clients: HashMap<ClientId, Client<L>>,
     clients_max: usize,
-    /// Bytes of all answers.
+    /// Bytes of all kept answers.
     kept_bytes: usize,
     kept_bytes_max: usize,
-    /// Counts departures, to know who is gone longest.
+    /// Number of departures so far, which orders the clients without a link.
     departures: u64,
+}
+
+/// How a request reached the node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Delivery {
+    /// Number of the arrival of the link that carried it.
+    pub(crate) arrival: u64,
+    /// The client has the answers of all its requests below this number.
+    pub(crate) oldest: u64,
+    /// Whether the client sent the request before.
+    pub(crate) retry: bool,
 }
 
 #[derive(Debug)]
 struct Client<L> {
-    /// All below are confirmed.
+    /// The client has the answers of all its requests below this number.
     oldest: u64,
-    /// Requests of earlier links are not known here: a retry is refused.
+    /// The client had a session that this node does not know. Its retries are refused.
     lost: bool,
     entries: BTreeMap<u64, Option<Answer>>,
-    /// Links that are up, by the number of their arrival; the latest number; the number of the link
-    /// that it speaks over.
+    /// The links that are up, by the number of their arrival. After them stand the latest number,
+    /// and the number of the link of the client's latest request.
     links: BTreeMap<u64, L>,
     arrivals: u64,
     speaks: u64,
@@ -81,8 +98,8 @@ impl<L: Clone> Duplicates<L> {
         Self { clients, clients_max, kept_bytes: 0, kept_bytes_max, departures: 0 }
     }
 
-    /// A link of `client` is up; `resumed` if it had one before. The number of the arrival, for
-    /// [`Duplicates::depart`]; `None` if all clients that are known have links.
+    /// Records that a link of `client` is up. `resumed` says that the client had a link before.
+    /// Returns the number of the arrival, or `None` if the table is full of clients with links.
     pub(crate) fn arrive(&mut self, client: ClientId, link: L, resumed: bool) -> Option<u64> {
         if !self.clients.contains_key(&client) && self.clients.len() >= self.clients_max {
             self.forget_longest_gone()?;
@@ -105,7 +122,7 @@ impl<L: Clone> Duplicates<L> {
         Some(state.arrivals)
     }
 
-    /// Forgets a client without a link, if there is one.
+    /// Drops the client that has had no link for the longest time.
     fn forget_longest_gone(&mut self) -> Option<()> {
         let gone = self.clients.iter().filter(|(_, state)| state.links.is_empty());
         let longest = gone.min_by_key(|(_, state)| state.gone_since).map(|(id, _)| *id)?;
@@ -114,7 +131,7 @@ impl<L: Clone> Duplicates<L> {
         Some(())
     }
 
-    /// The link of that arrival is down.
+    /// Records that the link of an arrival is down.
     pub(crate) fn depart(&mut self, client: ClientId, arrival: u64) {
         self.departures += 1;
         if let Some(state) = self.clients.get_mut(&client) {
@@ -125,14 +142,9 @@ impl<L: Clone> Duplicates<L> {
         }
     }
 
-    /// A request came in over the link of that arrival.
-    pub(crate) fn request(
-        &mut self,
-        (client, arrival): (ClientId, u64),
-        number: u64,
-        oldest: u64,
-        retry: bool,
-    ) -> Verdict {
+    /// Decides about request `number` of `client`.
+    pub(crate) fn request(&mut self, client: ClientId, number: u64, delivery: Delivery) -> Verdict {
+        let Delivery { arrival, oldest, retry } = delivery;
         let refused = |reason: Reason| Verdict::Refused(reason.into());
         let Some(state) = self.clients.get_mut(&client) else { return refused(Reason::Forgotten) };
         if state.links.contains_key(&arrival) {
@@ -160,7 +172,7 @@ impl<L: Clone> Duplicates<L> {
         }
     }
 
-    /// A request was executed: keeps the answer, and says where to send it.
+    /// Keeps the answer of an executed request, and returns the link that it goes to.
     pub(crate) fn answer(&mut self, client: ClientId, number: u64, answer: &Answer) -> Option<L> {
         let state = self.clients.get_mut(&client)?;
         let entry = state.entries.get_mut(&number)?;
@@ -174,7 +186,7 @@ impl<L: Clone> Duplicates<L> {
     }
 }
 
-/// Bytes that an answer takes.
+/// Bytes of a kept answer.
 fn kept(answer: &Option<Answer>) -> usize {
     answer.as_ref().and_then(|answer| answer.as_ref().ok()).map_or(0, |body| body.len())
 }
@@ -185,96 +197,129 @@ mod tests {
 
     const A: ClientId = ClientId(1);
 
+    fn delivery(arrival: u64, oldest: u64, retry: bool) -> Delivery {
+        Delivery { arrival, oldest, retry }
+    }
+
     fn answer(text: &str) -> Answer {
         Ok(Body::copy(text.as_bytes()))
     }
 
     #[test]
-    fn a_request_is_executed_once_however_often_it_comes() {
+    fn repeated_request_is_executed_once() {
         let mut node = Duplicates::new(4);
         node.arrive(A, "link 1", false);
-        assert_eq!(node.request((A, 1), 1, 1, false), Verdict::Fresh);
-        assert_eq!(node.request((A, 1), 1, 1, true), Verdict::Running);
+        assert_eq!(node.request(A, 1, delivery(1, 1, false)), Verdict::Fresh);
+        assert_eq!(node.request(A, 1, delivery(1, 1, true)), Verdict::Running);
         node.arrive(A, "link 2", true);
         assert_eq!(node.answer(A, 1, &answer("done")), Some("link 2"), "the newest link");
-        assert_eq!(node.request((A, 2), 1, 1, true), Verdict::Answered(answer("done")));
-        assert_eq!(node.request((A, 1), 2, 2, false), Verdict::Fresh, "2 confirms 1");
-        assert_eq!(node.request((A, 1), 1, 1, true), Verdict::Refused(Reason::Forgotten.into()));
+        assert_eq!(node.request(A, 1, delivery(2, 1, true)), Verdict::Answered(answer("done")));
+        assert_eq!(node.request(A, 2, delivery(1, 2, false)), Verdict::Fresh, "2 confirms 1");
+        assert_eq!(
+            node.request(A, 1, delivery(1, 1, true)),
+            Verdict::Refused(Reason::Forgotten.into())
+        );
     }
 
     #[test]
-    fn a_retry_that_nobody_remembers_is_refused() {
+    fn retry_without_a_known_session_is_refused() {
         let mut node = Duplicates::new(4);
-        assert_eq!(node.request((A, 1), 1, 1, true), Verdict::Refused(Reason::Forgotten.into()));
+        assert_eq!(
+            node.request(A, 1, delivery(1, 1, true)),
+            Verdict::Refused(Reason::Forgotten.into())
+        );
         node.arrive(A, "link", true);
-        assert_eq!(node.request((A, 1), 1, 1, true), Verdict::Refused(Reason::Forgotten.into()));
-        assert_eq!(node.request((A, 1), 2, 1, false), Verdict::Fresh, "a new one is executed");
-        assert_eq!(node.request((A, 1), 2, 1, true), Verdict::Running);
+        assert_eq!(
+            node.request(A, 1, delivery(1, 1, true)),
+            Verdict::Refused(Reason::Forgotten.into())
+        );
+        assert_eq!(
+            node.request(A, 2, delivery(1, 1, false)),
+            Verdict::Fresh,
+            "a new one is executed"
+        );
+        assert_eq!(node.request(A, 2, delivery(1, 1, true)), Verdict::Running);
     }
 
     #[test]
-    fn what_is_kept_is_bounded() {
+    fn kept_requests_and_clients_are_bounded() {
         let mut node = Duplicates::new(2);
         let first = node.arrive(A, (), false).expect("room");
         for number in 1..=REQUESTS_MAX as u64 {
-            assert_eq!(node.request((A, 1), number, 1, false), Verdict::Fresh);
+            assert_eq!(node.request(A, number, delivery(1, 1, false)), Verdict::Fresh);
         }
         let over = REQUESTS_MAX as u64 + 1;
-        assert_eq!(node.request((A, 1), over, 1, false), Verdict::Refused(Reason::Full.into()));
         assert_eq!(
-            node.request((A, 1), over, over + 9, false),
+            node.request(A, over, delivery(1, 1, false)),
+            Verdict::Refused(Reason::Full.into())
+        );
+        assert_eq!(
+            node.request(A, over, delivery(1, over + 9, false)),
             Verdict::Refused(Reason::Full.into())
         );
         node.arrive(ClientId(2), (), false).expect("room");
         assert_eq!(node.arrive(ClientId(3), (), false), None, "nobody is gone");
         node.depart(A, first);
         node.arrive(ClientId(3), (), false).expect("the place of the one who is gone");
-        assert_eq!(node.request((A, 1), 1, 1, true), Verdict::Refused(Reason::Forgotten.into()));
+        assert_eq!(
+            node.request(A, 1, delivery(1, 1, true)),
+            Verdict::Refused(Reason::Forgotten.into())
+        );
     }
 
     #[test]
-    fn answers_of_the_longest_gone_make_room_for_new_ones() {
+    fn client_without_a_link_for_longest_is_dropped_first() {
         let mut node = Duplicates { kept_bytes_max: 10, ..Duplicates::new(9) };
         let (long, short) = (answer(&"x".repeat(8)), answer("1234"));
         for client in 1..=3 {
             let link = node.arrive(ClientId(client), (), false).expect("room");
-            assert_eq!(node.request((ClientId(client), link), 1, 1, false), Verdict::Fresh);
+            assert_eq!(node.request(ClientId(client), 1, delivery(link, 1, false)), Verdict::Fresh);
             node.answer(ClientId(client), 1, if client == 3 { &long } else { &short });
             if client < 3 {
                 node.depart(ClientId(client), link);
             }
         }
         assert_eq!((node.clients.len(), node.kept_bytes), (1, 8), "two were forgotten");
-        assert_eq!(node.request((A, 1), 1, 1, true), Verdict::Refused(Reason::Forgotten.into()));
-        // Clients with links are not forgotten: who does not confirm gets no more.
+        assert_eq!(
+            node.request(A, 1, delivery(1, 1, true)),
+            Verdict::Refused(Reason::Forgotten.into())
+        );
+        // Clients with links are not dropped. A client that confirms nothing gets no more answers.
         let four = (ClientId(4), node.arrive(ClientId(4), (), false).expect("room"));
-        assert_eq!(node.request(four, 1, 1, false), Verdict::Fresh);
+        assert_eq!(node.request(four.0, 1, delivery(four.1, 1, false)), Verdict::Fresh);
         node.answer(four.0, 1, &long);
         assert_eq!((node.clients.len(), node.kept_bytes), (2, 16));
-        assert_eq!(node.request(four, 2, 1, false), Verdict::Refused(Reason::Full.into()));
-        assert_eq!(node.request(four, 2, 2, false), Verdict::Fresh, "2 confirms 1");
+        assert_eq!(
+            node.request(four.0, 2, delivery(four.1, 1, false)),
+            Verdict::Refused(Reason::Full.into())
+        );
+        assert_eq!(
+            node.request(four.0, 2, delivery(four.1, 2, false)),
+            Verdict::Fresh,
+            "2 confirms 1"
+        );
         assert_eq!(node.kept_bytes, 8);
     }
 
     #[test]
-    fn an_old_links_departure_does_not_cut_the_new_one() {
+    fn end_of_an_old_link_keeps_the_new_one() {
         let mut node = Duplicates::new(2);
         let old = node.arrive(A, 1, false).expect("room");
         node.arrive(A, 2, true);
         node.depart(A, old);
-        assert_eq!(node.request((A, 2), 5, 1, false), Verdict::Fresh);
+        assert_eq!(node.request(A, 5, delivery(2, 1, false)), Verdict::Fresh);
         assert_eq!(node.answer(A, 5, &answer("x")), Some(2));
     }
 
     #[test]
-    fn a_link_that_was_given_up_and_comes_late_takes_no_answers() {
+    fn late_link_that_was_given_up_takes_no_answers() {
         let mut node = Duplicates::new(2);
         let used = node.arrive(A, 1, false).expect("room");
         let late = node.arrive(A, 2, false).expect("room");
-        assert_eq!(node.request((A, used), 5, 1, false), Verdict::Fresh);
+        assert_eq!(node.request(A, 5, delivery(used, 1, false)), Verdict::Fresh);
         assert_eq!(node.answer(A, 5, &answer("x")), Some(1), "the link that it asked over");
         node.depart(A, late);
-        assert_eq!(node.request((A, used), 6, 1, false), Verdict::Fresh);
+        assert_eq!(node.request(A, 6, delivery(used, 1, false)), Verdict::Fresh);
         assert_eq!(node.answer(A, 6, &answer("x")), Some(1), "it is not gone");
         node.depart(A, used);
         assert_eq!(node.answer(A, 6, &answer("x")), None);

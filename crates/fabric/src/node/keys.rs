@@ -1,15 +1,20 @@
 //! The key table of a node: which keys are valid, and what they open.
 //!
-//! One word per key in a **control page** that shared-memory clients map read-only, so that a
-//! well-behaved client sees a revocation at its next operation; the same words decide for
+//! Each key has one word in a control page, which clients of `shm` map for reading. A correct
+//! client therefore sees a revocation before its next operation. The same words decide about
 //! operations that the node executes itself.
 //!
-//! Invariants: 1. the word of a key holds its tag while the key is valid, else the generation alone
-//! (0 before the first); 2. a tag's 48 random bits are never all zero; 3. a place is given again
-//! only with the next generation; 4. an operation that the node executes holds the table's lock,
-//! shared: when a revocation returns, none of them is still running.
+//! Invariants:
+//! 1. The word of a key holds its tag while the key is valid. Otherwise it holds the generation
+//!    alone, which is 0 before the first key.
+//! 2. The 48 random bits of a tag are never all zero.
+//! 3. An index is used again only with the next generation.
+//! 4. An operation that the node executes holds the lock of the table, shared. None of them is
+//!    still running when a revocation returns.
 //!
-//! Thread-safety: all methods. Cost: one lock, shared, per operation executed here.
+//! Thread-safety: any thread may call any method.
+//! Failure: `Busy` if the table is full.
+//! Cost: one shared lock per operation that the node executes.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,35 +27,35 @@ use crate::ids::{NodeId, RegionId, RemoteKey, Rights, TAG_RANDOM, generation};
 use crate::memory::Mapping;
 use crate::refusal::{Reason, Refusal};
 
-/// Keys that can be valid at once.
+/// Limit of the keys that are valid at the same time.
 pub const KEYS_MAX: usize = 4096;
 
-/// Byte length of the control page: a header of [`CONTROL_HEADER_WORDS`], then a word per key.
+/// Length of the control page in bytes: a header of [`CONTROL_HEADER_WORDS`], then a word per key.
 pub(crate) const CONTROL_BYTES: usize = (CONTROL_HEADER_WORDS + KEYS_MAX) * 8;
 pub(crate) const CONTROL_HEADER_WORDS: usize = 8;
 pub(crate) const CONTROL_MAGIC: u64 = u64::from_le_bytes(*b"ARCHFCTL");
 pub(crate) const CONTROL_MAGIC_WORD: usize = 0;
 pub(crate) const CONTROL_EPOCH_WORD: usize = 1;
 
-/// Which hardware executes the atomics of a region. All of one region's go one way: the processor's
-/// and a network card's are not atomic to each other.
+/// The hardware that executes the atomic operations of a region. A region has one path, because
+/// processors and network cards are not atomic to each other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AtomicPath {
-    /// Processors of the node's host: `shm`, `tcp`, and the node itself.
+    /// Processors of the node's host, for `shm`, `tcp` and the node itself.
     #[default]
     Processor,
-    /// The network card, or what stands in for one in libfabric: `ofi`.
+    /// The network card, or its substitute in libfabric, for `ofi`.
     Card,
 }
 
-/// What a valid key opens.
+/// The memory that a valid key opens.
 #[derive(Debug)]
 pub(crate) struct Opened {
     pub(crate) tag: u64,
     pub(crate) rights: Rights,
     pub(crate) path: AtomicPath,
     pub(crate) memory: Arc<Mapping>,
-    /// How a card knows it, at most one: ends with the key.
+    /// Registration with a card, which ends with the key.
     #[cfg(feature = "ofi")]
     pub(super) registered: Option<super::card::OnCard>,
 }
@@ -82,7 +87,7 @@ impl KeyTable {
         Epoch(self.control.words()[CONTROL_EPOCH_WORD].load(Ordering::Acquire))
     }
 
-    /// A new key for `memory`.
+    /// Makes a new key for `memory`.
     pub(crate) fn grant(
         &self,
         node: NodeId,
@@ -121,8 +126,8 @@ impl KeyTable {
         Ok(RemoteKey { node, epoch: self.epoch(), region, tag, len, rights })
     }
 
-    /// Makes a key invalid; waits for operations that this node executes with it. Whether it was
-    /// valid.
+    /// Makes a key invalid, and waits for operations that this node executes with it. Returns
+    /// whether the key was valid.
     pub(crate) fn revoke(&self, region: RegionId, tag: u64) -> bool {
         let mut opened = self.opened.write();
         let place = region.0 as usize;
@@ -135,8 +140,8 @@ impl KeyTable {
         true
     }
 
-    /// Makes every key invalid and goes to a later epoch. False, and nothing changes, if it is not
-    /// later.
+    /// Makes every key invalid and sets a later epoch. Returns false and changes nothing if `epoch`
+    /// is not later.
     pub(crate) fn advance(&self, epoch: Epoch) -> bool {
         let mut opened = self.opened.write();
         if epoch <= self.epoch() {
@@ -151,7 +156,7 @@ impl KeyTable {
         true
     }
 
-    /// Changes what a valid key opens.
+    /// Changes the entry of a valid key.
     #[cfg(feature = "ofi")]
     pub(super) fn change<T>(
         &self,
@@ -167,19 +172,19 @@ impl KeyTable {
         }
     }
 
-    /// Changes what every valid key opens.
+    /// Changes the entries of all valid keys.
     #[cfg(feature = "ofi")]
     pub(super) fn change_all(&self, change: impl FnMut(&mut Opened)) {
         self.opened.write().iter_mut().flatten().for_each(change);
     }
 
-    /// The table, held so that nothing is revoked meanwhile.
+    /// Locks the table, shared, so that nothing is revoked meanwhile.
     pub(crate) fn hold(&self) -> Keys<'_> {
         Keys { table: self, opened: self.opened.read() }
     }
 }
 
-/// A shared hold on the table.
+/// The shared lock of the table.
 pub(crate) struct Keys<'a> {
     table: &'a KeyTable,
     opened: RwLockReadGuard<'a, Vec<Option<Opened>>>,
@@ -198,16 +203,17 @@ impl Keys<'_> {
     }
 }
 
-/// Why a key with `tag` is not valid where the control page says `word`.
+/// Why a key with `tag` is invalid if the control page holds `word`.
 pub(crate) fn invalid(word: u64, tag: u64) -> Refusal {
     let (now, given) = (generation(word), generation(tag));
-    // A generation that was passed, or is current but has no valid key any more.
+    // An earlier generation, or the current generation without a valid key.
     let over = given != now && now.wrapping_sub(given) < 1 << 15;
     let ended = given == now && word & TAG_RANDOM == 0 && word != 0;
     Refusal::new(if over || ended { Reason::Revoked } else { Reason::UnknownKey })
 }
 
-/// Whether `len` bytes at `offset` of a region of `bytes` may be touched with `need`.
+/// Checks that `len` bytes at `offset` of a region of `bytes` may be accessed with the right
+/// `need`.
 #[inline]
 pub(crate) fn allowed(
     rights: Rights,
@@ -233,7 +239,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn revoked_guessed_and_reused_keys_are_told_apart() {
+    fn revoked_guessed_and_reused_keys_have_different_reasons() {
         let table = KeyTable::new(Epoch(3), 1).expect("memory");
         let memory = Arc::new(Mapping::create("test", 64).expect("memory"));
         let give = || table.grant(NodeId(1), &memory, Rights::ALL, AtomicPath::Processor);
@@ -260,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_that_overflow_or_pass_the_end_are_refused() {
+    fn range_past_the_end_is_refused() {
         let check =
             |need, offset, len| allowed(Rights::ALL, 64, need, offset, len).map_err(|r| r.reason);
         assert_eq!(check(Rights::READ, 0, 64), Ok(()));
@@ -274,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_is_bounded() {
+    fn full_table_gives_no_keys() {
         let table = KeyTable::new(Epoch(1), 1).expect("memory");
         let memory = Arc::new(Mapping::create("test", 8).expect("memory"));
         let give = || table.grant(NodeId(1), &memory, Rights::READ, AtomicPath::Processor);

@@ -1,16 +1,21 @@
-//! A node: the target's side. Memory that it gives keys to, and a handler for requests. It knows no
-//! provider; any number of providers [`serve`](crate::Provider::serve) it at once.
+//! A node: the target of operations. It owns memory with keys, and a handler for requests. Any
+//! number of providers [`serve`](crate::Provider::serve) it at the same time.
 //!
-//! Invariants: 1. an operation that this process executes for a client goes through
-//! [`Node::execute`], which checks key, rights and range before it touches memory; 2. a request
-//! reaches the handler once ([`duplicates`]); 3. an epoch only grows, and ends all keys and links
-//! of the one before.
+//! Invariants:
+//! 1. An operation that this process executes for a client goes through [`Node::execute`], which
+//!    checks key, rights and range before it accesses memory.
+//! 2. A request reaches the handler once ([`duplicates`]).
+//! 3. An epoch only grows. A later epoch ends all keys and links of the earlier one.
 //!
-//! **Fencing.** A revocation is complete for providers that execute here (`tcp`) when it returns. A
-//! `shm` client has the memory mapped: a well-behaved one looks at the control page before each
-//! operation, one that was stopped in between, or that is broken, may still write. So memory that
-//! another process has attached is not given to somebody else until that process has detached or
-//! ended: [`Node::holders`] says who they are; the owner waits for them, or ends them.
+//! Fencing: after a revocation returns, no operation of the key runs on a provider that executes in
+//! this process (`tcp`). A client of `shm` has the memory mapped. A correct client checks the
+//! control page before each operation, but a client that was stopped in between, or that is broken,
+//! may still write. Therefore the owner must not give such memory to another client until the
+//! process has detached or ended. [`Node::holders`] lists these processes.
+//!
+//! Thread-safety: any thread may call any method.
+//! Failure: operations and requests are refused, and [`NodeStats`] counts the refusals.
+//! Cost: one shared lock per executed operation, and one lock per request.
 
 #[cfg(feature = "ofi")]
 pub(crate) mod card;
@@ -40,31 +45,32 @@ use crate::body::Body;
 use crate::ids::{ClientId, NodeId, RegionId, RemoteKey, Rights};
 use crate::memory;
 use crate::refusal::{Reason, Refusal};
+pub(crate) use duplicates::Delivery;
 use duplicates::{Duplicates, Verdict};
 use keys::KeyTable;
 
-/// Answers requests.
+/// The application's code that answers requests.
 pub trait Handler: Send + Sync + 'static {
-    /// Called once for each request, on a thread of the provider: an answer that needs time is
-    /// given later, from elsewhere ([`Reply`] can be sent to another thread). Other requests of
-    /// this client wait until it returns.
+    /// Called once for each request, on a thread of the provider. Other requests of this client
+    /// wait until it returns. An answer that takes time should come from another thread, to which
+    /// the [`Reply`] can be sent.
     fn handle(&self, request: Request<'_>, reply: Reply);
 }
 
-/// A request, as the handler sees it.
+/// A request, as the handler gets it.
 #[derive(Debug)]
 pub struct Request<'a> {
-    /// Who asks.
+    /// The client that sent the request.
     pub client: ClientId,
-    /// The client's number of it.
+    /// Number of the request, which the client chose.
     pub number: u64,
-    /// After this long the client no longer waits.
+    /// Time after which the client no longer waits for the answer.
     pub deadline: Duration,
-    /// What is asked.
+    /// The bytes of the request.
     pub body: &'a [u8],
 }
 
-/// The right to answer one request. Dropped, it answers [`Reason::Unanswered`].
+/// The right to answer one request. A reply that is dropped answers [`Reason::Unanswered`].
 pub struct Reply {
     node: Arc<Node>,
     client: ClientId,
@@ -79,7 +85,8 @@ impl fmt::Debug for Reply {
 }
 
 impl Reply {
-    /// Answers. A body over [`MESSAGE_BYTES_MAX`](crate::MESSAGE_BYTES_MAX) becomes a refusal.
+    /// Sends the answer. A body over [`MESSAGE_BYTES_MAX`](crate::MESSAGE_BYTES_MAX) becomes a
+    /// refusal.
     pub fn send(mut self, body: impl Into<Body>) {
         let body = body.into();
         self.sent = true;
@@ -100,34 +107,34 @@ impl Drop for Reply {
     }
 }
 
-/// A link's end at the target, as the node needs it.
+/// The target's end of a link, as the node needs it.
 pub(crate) trait LinkEnd: Send + Sync {
     fn answer(&self, number: u64, answer: &Answer);
     fn close(&self, refusal: Refusal);
 }
 
-/// A process that can reach a region without this node's doing.
+/// A process that has a region mapped, and reaches it without this node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Holder {
-    /// Whose link it is.
+    /// Client of the link that attached the region.
     pub client: ClientId,
-    /// The process, as the kernel names it.
+    /// Process id of the client.
     pub pid: u32,
 }
 
-/// Counters since the node began.
+/// Counters since the start of the node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NodeStats {
-    /// One-sided operations that this process executed for clients (`shm` clients execute their
-    /// own).
+    /// One-sided operations that this process executed for clients. Clients of `shm` execute their
+    /// own, which are not counted.
     pub operations: u64,
-    /// Requests given to the handler.
+    /// Requests that the handler received.
     pub requests: u64,
-    /// Requests that came again.
+    /// Requests that arrived again.
     pub duplicates: u64,
-    /// Operations, requests and attachments that were refused.
+    /// Operations, requests and attachments that the node refused.
     pub refused: u64,
-    /// Links closed because the client broke the protocol.
+    /// Links that the node closed because the client broke the protocol.
     pub malformed: u64,
 }
 
@@ -140,13 +147,13 @@ pub(crate) struct Counters {
     pub(crate) malformed: AtomicU64,
 }
 
-/// See the module.
+/// Memory with keys, and a handler for requests, which clients reach through providers.
 pub struct Node {
     id: NodeId,
     keys: Arc<KeyTable>,
     handler: Option<Box<dyn Handler>>,
     duplicates: Mutex<Duplicates<Weak<dyn LinkEnd>>>,
-    /// (link, key's place, key's tag) of everything that is attached from another process.
+    /// Holder, key index and key tag of each region that another process has attached.
     holders: Mutex<Vec<(Holder, RegionId, u64)>>,
     links: Mutex<Vec<Weak<dyn LinkEnd>>>,
     #[cfg(feature = "ofi")]
@@ -161,14 +168,14 @@ impl fmt::Debug for Node {
 }
 
 impl Node {
-    /// A node without memory. `epoch` is larger than that of every earlier life of the node;
-    /// `handler` answers requests (without one they are refused).
+    /// Makes a node without memory. `epoch` must be larger than in every earlier life of the node.
+    /// `handler` answers requests. A node without a handler refuses them.
     pub fn new(id: NodeId, epoch: Epoch, handler: Option<Box<dyn Handler>>) -> Result<Arc<Self>> {
         Self::with_seed(id, epoch, handler, entropy_seed())
     }
 
-    /// The same, with keys that follow from `seed`: for runs that must repeat, and for nothing
-    /// else, because who knows the seed can guess the keys.
+    /// Makes a node whose keys follow from `seed`. Only runs that must repeat may use it, because a
+    /// person who knows the seed can guess the keys.
     pub fn with_seed(
         id: NodeId,
         epoch: Epoch,
@@ -188,29 +195,29 @@ impl Node {
         }))
     }
 
-    /// Who it is.
+    /// The identifier of this node.
     #[must_use]
     pub fn id(&self) -> NodeId {
         self.id
     }
 
-    /// Which life.
+    /// The current life of this node.
     #[must_use]
     pub fn epoch(&self) -> Epoch {
         self.keys.epoch()
     }
 
-    /// Allocates `bytes` of zeroed memory that keys can be given to. Busy if there is no room.
+    /// Allocates `bytes` of zeroed memory. Errors: `Busy` if the machine lacks memory.
     pub fn allocate(&self, bytes: usize, path: AtomicPath) -> Result<Region> {
         Region::new(self.id, Arc::clone(&self.keys), bytes, path)
     }
 
-    /// Makes a key invalid; whether it was valid. See the module for what that means.
+    /// Makes a key invalid. Returns whether it was valid. The module describes what that ensures.
     pub fn revoke(&self, key: &RemoteKey) -> bool {
         self.keys.revoke(key.region, key.tag)
     }
 
-    /// Who has a region attached in a process of its own, by this key, valid or not.
+    /// The processes that have a region attached with this key, which need not be valid any more.
     #[must_use]
     pub fn holders(&self, key: &RemoteKey) -> Vec<Holder> {
         let holders = self.holders.lock();
@@ -219,11 +226,12 @@ impl Node {
         of_key.map(|(holder, ..)| *holder).collect()
     }
 
-    /// Begins a new life without a restart: every key is invalid, every link is closed.
+    /// Begins a new life without a restart. Every key becomes invalid, and every link is closed.
+    /// Errors: `InvalidArgument` if `epoch` is not later.
     pub fn advance_epoch(&self, epoch: Epoch) -> Result<()> {
         if !self.keys.advance(epoch) {
             return Err(Error::invalid(format!(
-                "node {} is in epoch {}: it cannot go to {epoch}",
+                "node {} is in epoch {}: epoch {epoch} is not later",
                 self.id,
                 self.epoch()
             )));
@@ -238,7 +246,7 @@ impl Node {
         }
     }
 
-    /// Counters.
+    /// The counters since the start of the node.
     #[must_use]
     pub fn stats(&self) -> NodeStats {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
@@ -251,13 +259,13 @@ impl Node {
         }
     }
 
-    // For providers.
+    // The methods below are for providers.
 
     pub(crate) fn control(&self) -> &memory::Mapping {
         self.keys.control()
     }
 
-    /// A link came up; the number of its arrival.
+    /// Records that a link is up. Returns the number of its arrival.
     pub(crate) fn arrive(
         &self,
         client: ClientId,
@@ -291,7 +299,7 @@ impl Node {
         }
     }
 
-    /// What an attachment may open: the region's length and rights.
+    /// Checks an attachment. Returns length, rights and memory of the region.
     pub(crate) fn attach(
         &self,
         key: &RemoteKey,
@@ -326,15 +334,14 @@ impl Node {
         Ok(access.perform(opened.memory.words()))
     }
 
-    /// A request came in over the link of that arrival; what to send at once, if anything.
+    /// Handles a request. Returns an answer that is known already, or a refusal.
     pub(crate) fn request(
         self: &Arc<Self>,
         request: Request<'_>,
-        arrival: u64,
-        (oldest, retry): (u64, bool),
+        delivery: Delivery,
     ) -> Option<Answer> {
         let (client, number) = (request.client, request.number);
-        let verdict = self.duplicates.lock().request((client, arrival), number, oldest, retry);
+        let verdict = self.duplicates.lock().request(client, number, delivery);
         match verdict {
             Verdict::Fresh => {
                 self.counters.requests.fetch_add(1, Ordering::Relaxed);
@@ -369,12 +376,12 @@ impl Node {
 
 impl Drop for Node {
     fn drop(&mut self) {
-        // Clients that still have the memory mapped learn that nobody owns it.
+        // Clients that still have the memory mapped see that their keys are invalid.
         self.keys.advance(Epoch(self.epoch().0.saturating_add(1)));
     }
 }
 
-/// Whether a key is of this life of this node.
+/// Checks that a key belongs to this life of this node.
 pub(crate) fn key_of(key: &RemoteKey, node: NodeId, epoch: Epoch) -> Result<(), Refusal> {
     if key.node != node {
         Err(Reason::WrongNode.into())
@@ -394,7 +401,7 @@ pub(crate) enum Access<'a> {
 }
 
 impl Access<'_> {
-    /// Which right, where, how many bytes.
+    /// The right, the offset and the number of bytes that the operation needs.
     #[inline]
     pub(crate) fn reach(&self) -> (Rights, u64, u64) {
         match self {
@@ -406,7 +413,8 @@ impl Access<'_> {
         }
     }
 
-    /// Touches the memory; the old word of an atomic operation. The caller has checked the range.
+    /// Executes the operation, whose range the caller has checked. Returns the old word of an
+    /// atomic operation.
     #[inline]
     pub(crate) fn perform(self, words: &[AtomicU64]) -> u64 {
         match self {

@@ -1,4 +1,4 @@
-//! Memory of a node, in the hands of who allocated it.
+//! A region: memory of a node, owned by the code that allocated it.
 
 use std::sync::Arc;
 
@@ -11,11 +11,11 @@ use crate::ids::{NodeId, RemoteKey, Rights};
 use crate::memory::{self, Mapping};
 use crate::refusal::Refusal;
 
-/// Memory that keys are given to. Dropped, its keys are revoked and its bytes are given back, as
-/// soon as no client has them mapped any more.
+/// Memory that clients reach with keys. Dropping it revokes its keys. The memory is freed as soon
+/// as no client has it mapped.
 ///
-/// The node itself touches it by the methods below, which are the same instructions that clients'
-/// operations end in; what a torn read looks like is told in [`crate::memory`].
+/// The node itself accesses it with the methods below, which use the same instructions as the
+/// operations of clients. [`crate::memory`] describes torn reads.
 #[derive(Debug)]
 pub struct Region {
     node: NodeId,
@@ -36,40 +36,42 @@ impl Region {
         Ok(Self { node, keys, memory, path, given: Mutex::new(Vec::new()) })
     }
 
-    /// Its length in bytes; a multiple of 8.
+    /// Length in bytes, a multiple of 8.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.memory.bytes() as u64
     }
 
-    /// A new key with `rights`, valid until it is revoked or the region is dropped. Busy if the
-    /// node's key table is full.
+    /// Makes a new key with `rights`. The key is valid until it is revoked or the region is
+    /// dropped. Errors: `Busy` if the key table of the node is full.
     pub fn grant(&self, rights: Rights) -> Result<RemoteKey> {
         let key = self.keys.grant(self.node, &self.memory, rights, self.path)?;
         self.given.lock().push(key);
         Ok(key)
     }
 
-    /// Copies bytes out.
+    /// Copies bytes out of the region.
     pub fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), Refusal> {
         self.perform(Access::Read { offset, into }).map(|_| ())
     }
 
-    /// Copies bytes in; visible to clients on return.
+    /// Copies bytes into the region. Clients see them when the call returns.
     pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), Refusal> {
         self.perform(Access::Write { offset, bytes })?;
         memory::publish();
         Ok(())
     }
 
-    /// Stores `new` if the word at `offset` holds `expect`; what it held. Refused if the region's
-    /// atomics go through a network card: the processor's are not atomic to those.
+    /// Stores `new` if the word at `offset` equals `expect`, and returns the old value. The call is
+    /// refused if a network card executes the region's atomic operations, because the processor is
+    /// not atomic to the card.
     pub fn compare_swap(&self, offset: u64, expect: u64, new: u64) -> Result<u64, Refusal> {
         self.on_processor()?;
         self.perform(Access::CompareSwap { offset, expect, new })
     }
 
-    /// Adds to the word at `offset`, wrapping; what it held. Refused as above.
+    /// Adds to the word at `offset`, wrapping, and returns the old value. The call is refused if a
+    /// network card executes the region's atomic operations.
     pub fn fetch_add(&self, offset: u64, add: u64) -> Result<u64, Refusal> {
         self.on_processor()?;
         self.perform(Access::FetchAdd { offset, add })

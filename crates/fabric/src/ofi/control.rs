@@ -1,8 +1,10 @@
-//! A link's TCP connection: it greets, tells each side the other's endpoints, and shows when the
-//! other side has ended, which an unconnected endpoint does not. Nothing else goes over it but the
-//! reason for which the node closes the link.
+//! The TCP connection of a link. It carries the greetings, the names of the endpoints and the
+//! reason for the end. It also shows that the other side has ended, which an unconnected endpoint
+//! does not.
 //!
-//! Thread-safety: all methods. Failure: what cannot be read ends the link.
+//! Thread-safety: any thread may call any method.
+//! Failure: a malformed frame ends the link.
+//! Cost: no traffic while the link is in use.
 
 use std::time::Duration;
 
@@ -18,7 +20,7 @@ use crate::tcp::socket::Socket;
 use crate::wire::ofi::Endpoints;
 use crate::wire::{Frame, Kind, put_frame};
 
-/// Reads the other side's endpoints, or why it closes the link.
+/// Reads the other side's endpoints, or its reason to close the link.
 fn endpoints_of(frame: &Frame<'_>) -> Result<Endpoints, Refusal> {
     match frame.kind {
         Kind::Endpoints => Endpoints::decode(frame.body).map_err(|_| Reason::Protocol.into()),
@@ -37,38 +39,38 @@ struct Heard {
 #[derive(Debug)]
 pub(super) struct Control {
     socket: Socket,
-    /// Ends the wait of who receives one-sided completions; the socket's own is of the messages.
+    /// Ends the wait for one-sided completions. The alarm of the socket ends the wait for messages.
     alarm: Alarm,
     heard: Mutex<Heard>,
 }
 
 impl Control {
-    /// Over a connection whose greeting is done; `incoming` holds what came behind it.
+    /// Makes the control of a connection after its greeting. `incoming` has the bytes after that.
     pub(super) fn new(socket: Socket, incoming: Incoming) -> archipelago_base::Result<Self> {
         let heard = Mutex::new(Heard { incoming, ended: false, last_words: None });
         Ok(Self { socket, alarm: Alarm::new()?, heard })
     }
 
-    /// Sends this side's endpoints, behind `greeting`.
+    /// Sends `greeting` and this side's endpoints.
     pub(super) fn tell(&self, mut greeting: Vec<u8>, mine: &Endpoints) -> Result<(), Refusal> {
         put_frame(&mut greeting, Kind::Endpoints, 0, |body| mine.encode(body));
         send(&self.socket, &greeting)
     }
 
-    /// The other side's endpoints. Refused also if it said more than that already.
+    /// Receives the other side's endpoints. Further bytes after them are refused.
     pub(super) fn hear(&self, clock: &dyn Clock, deadline: Duration) -> Result<Endpoints, Refusal> {
         let mut heard = self.heard.lock();
         let incoming = &mut heard.incoming;
         let theirs = next_frame(&self.socket, clock, deadline, incoming, endpoints_of)?;
         drop(heard);
-        // What came together with it shows in no later wait.
+        // Bytes that arrived with the endpoints would not end a later wait.
         if self.ended() {
             return Err(self.last_words().unwrap_or(Reason::Disconnected.into()));
         }
         Ok(theirs)
     }
 
-    /// Whether the other side has ended, or broke the protocol. One system call.
+    /// Whether the other side has ended or broken the protocol. The check is one system call.
     pub(super) fn ended(&self) -> bool {
         let mut heard = self.heard.lock();
         if heard.ended {
@@ -100,7 +102,7 @@ impl Control {
 
     /// Sends the frame with the reason for the end.
     pub(super) fn say_last(&self, frame: &[u8]) {
-        // Best effort: it is told why, if it listens.
+        // The frame is best effort.
         let _sent = send(&self.socket, frame);
     }
 
@@ -115,8 +117,8 @@ impl Control {
         self.socket.fds().1.ring();
     }
 
-    /// Sleeps until `end` has something, or the other side has ended, or the alarm rang. `messages`
-    /// says whose alarm.
+    /// Sleeps until `end` has a completion, the other side has ended, or the alarm rings.
+    /// `messages` chooses the alarm.
     pub(super) fn sleep(&self, end: &End, messages: bool, timeout: Option<Duration>) {
         let (connection, bell) = self.socket.fds();
         let alarm = if messages { bell } else { &self.alarm };
@@ -129,7 +131,7 @@ impl Control {
             PollFd::from_borrowed_fd(connection, PollFlags::IN),
         ];
         let timeout = timeout.map(timespec);
-        // An interruption is an early return, which the callers expect.
+        // The callers expect an early return, so an interruption needs no retry.
         let _ready = poll(&mut fds, timeout.as_ref());
         let (rang, spoke) = (!fds[1].revents().is_empty(), !fds[2].revents().is_empty());
         if rang {
@@ -140,7 +142,7 @@ impl Control {
         }
     }
 
-    /// What is known without asking the kernel.
+    /// Whether the end is known without a system call.
     pub(super) fn known_ended(&self) -> bool {
         self.heard.lock().ended
     }

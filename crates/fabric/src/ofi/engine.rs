@@ -1,26 +1,30 @@
-//! One-sided operations of a link: batches in order, through `fi_read`, `fi_write` and `fi_atomic`.
+//! One-sided operations of a link: batches in order, with `fi_read`, `fi_write` and `fi_atomic`.
 //!
-//! A post checks each operation against what the node said of its region, queues the batch and
-//! posts what may leave:
+//! A post checks each operation against the node's answer about its region, queues the batch, and
+//! posts the operations that may leave. The rules are:
 //!
-//! 1. Pieces leave in the order of the queue, beside those in flight only where the provider keeps
-//!    the order ([`super::order`]).
-//! 2. Their bytes go through staging memory that the endpoint owns: a batch that is given back at
-//!    its deadline is never written to by a network.
-//! 3. When libfabric wants to be called again, nothing leaves until all that is in flight
-//!    completed, since it may be connecting anew after a failure that is not known yet.
-//! 4. A failure stops the queue. When nothing is in flight any more, the node is asked what the key
-//!    of the first operation that failed opens: its refusal is the operation's. If the key is
-//!    valid, the failure has another cause, what happened is not known, and the link goes down.
-//!    After a refusal the endpoint is replaced: a provider ends the connection over which an
-//!    operation was refused, and may take some time to notice itself.
+//! 1. Pieces leave in the order of the queue. Several are in flight only if the provider keeps
+//!    their order ([`super::order`]).
+//! 2. Their bytes use staging memory of the endpoint. Therefore no network writes to a batch that
+//!    its caller got back at its deadline.
+//! 3. If libfabric asks to be called again, nothing leaves until everything in flight has
+//!    completed, because libfabric may be connecting again after a failure that is not reported
+//!    yet.
+//! 4. A failure stops the queue. When nothing is in flight any more, the link asks the node about
+//!    the key of the first failed operation. A refusal of the node becomes the operation's. If the
+//!    key is valid, the outcome is unknown and the link goes down. After a refusal the endpoint is
+//!    replaced, because a provider ends the connection of a refused operation, and may notice that
+//!    late.
 //!
-//! Invariants: 1. `pieces` are those in flight, in the order of their places in the staging memory;
-//! 2. nothing is posted while a batch has failed; 3. `state`'s lock is not held asleep or while the
-//! node is asked.
+//! Invariants:
+//! 1. `pieces` are the pieces in flight, in the order of their places in the staging memory.
+//! 2. Nothing is posted while a batch has failed.
+//! 3. The lock of `state` is not held during a sleep or a question to the node.
 //!
-//! Thread-safety: all methods. Cost of an operation: a copy to or from staging memory, one call,
-//! one look at the queue of completions, and a sleep if it takes long.
+//! Thread-safety: any thread may call any method.
+//! Failure: the link goes down, and everything in flight completes as disconnected.
+//! Cost of an operation: a copy to or from staging memory, one call, one check of the completions,
+//! and a sleep if it takes long.
 
 use std::collections::VecDeque;
 use std::hint::spin_loop;
@@ -34,7 +38,7 @@ use archipelago_base::spawn::{Spawn, SystemSpawn};
 use parking_lot::{Mutex, MutexGuard};
 
 use super::control::Control;
-use super::ffi::{Code, Completion, Domain, End};
+use super::ffi::{Code, Completion, Domain, End, RemoteAddress};
 use super::flight::{Flight, Known, Next, Over, PIECE_BYTES};
 use super::messages::Messages;
 use super::order::{Flying, Order, Ring, Sort};
@@ -48,25 +52,25 @@ use crate::promise::Promise;
 use crate::refusal::{Reason, Refusal};
 use crate::stream::Initiator;
 
-/// Pieces in flight.
+/// Limit of the pieces in flight.
 const TOKENS: u32 = 128;
-/// Bytes in flight.
+/// Limit of the bytes in flight.
 const STAGING_BYTES: u64 = 16 * PIECE_BYTES;
-/// How often the leader looks before it sleeps.
+/// Number of checks of the leader before it sleeps.
 const LOOKS: u32 = 8;
-/// The leader looks at deadlines at least so often.
+/// Longest interval in which the leader checks deadlines.
 const TICK: Duration = Duration::from_millis(20);
-/// How long to sleep when libfabric wants to be called again, which no descriptor tells.
+/// Sleep before libfabric is called again, because no descriptor reports that.
 const AGAIN: Duration = Duration::from_millis(1);
 
-/// A piece in flight.
+/// A piece of an operation that is in flight.
 #[derive(Debug)]
 struct Piece {
     token: u32,
     flight: u64,
     index: usize,
     sort: Sort,
-    /// Within the operation, and within the staging memory.
+    /// Its place within the operation and within the staging memory.
     from: u64,
     len: u64,
     at: u64,
@@ -76,7 +80,7 @@ struct Piece {
 #[derive(Debug)]
 struct State {
     end: Arc<End>,
-    /// The endpoint is being replaced.
+    /// Whether the endpoint is being replaced.
     blocked: bool,
     flights: VecDeque<Flight>,
     next_number: u64,
@@ -84,18 +88,18 @@ struct State {
     flying: Flying,
     tokens: Vec<u32>,
     ring: Ring,
-    /// libfabric wants to be called again.
+    /// Whether libfabric asked to be called again.
     again: bool,
     down: Option<Refusal>,
-    /// To be delivered when the lock is given back.
+    /// Completed batches, which are delivered after the lock is released.
     over: Vec<Over>,
 }
 
-/// Where operations go.
+/// The endpoint that executes the operations.
 #[derive(Debug)]
 pub(super) struct Target {
     pub(super) domain: Arc<Domain>,
-    /// The endpoint that the node said.
+    /// Name of the node's endpoint.
     pub(super) name: Vec<u8>,
 }
 
@@ -115,7 +119,7 @@ pub(super) struct Engine {
     me: Weak<Self>,
 }
 
-/// A message to make a connection with.
+/// Number of bytes of the message that opens a connection.
 const KNOCK_BYTES: u64 = 8;
 
 impl Engine {
@@ -124,14 +128,14 @@ impl Engine {
         End::open(domain, staging, TOKENS)
     }
 
-    /// The node's side: ready for a client's knock.
+    /// Opens an endpoint of the node that accepts the first message of a client.
     pub(super) fn open_target(domain: &Arc<Domain>) -> Result<End> {
         let end = Self::open(domain)?;
         end.receive(0, 0, KNOCK_BYTES).map_err(super::unusable)?;
         Ok(end)
     }
 
-    /// The node's side: ready for another.
+    /// Makes the node's endpoint accept another first message.
     pub(super) fn hear_knocks(end: &End) {
         let mut completions = [Completion::default(); 8];
         if let Ok(1..) = end.poll(&mut completions)
@@ -141,8 +145,8 @@ impl Engine {
         }
     }
 
-    /// The client's side: an endpoint with a connection, which some providers make only for the
-    /// first operation, so that posting does not wait for it.
+    /// Opens an endpoint of the client with a connection. Some providers connect at the first
+    /// operation, and a post must not wait for that.
     fn connected(
         target: &Target,
         control: &Control,
@@ -216,7 +220,8 @@ impl Engine {
         }))
     }
 
-    /// Queues a batch and posts what may leave. `regions` and `refused` as for [`Flight::new`].
+    /// Queues a batch, and posts the operations that may leave. [`Flight::new`] explains `regions`
+    /// and `refused`.
     pub(super) fn post(
         &self,
         mut batch: Batch,
@@ -252,7 +257,7 @@ impl Engine {
         self.state.lock().down
     }
 
-    /// Takes the link down; `why` is what later posts are told.
+    /// Takes the link down. Later posts are refused with `why`.
     pub(super) fn fail(&self, why: Refusal) {
         let mut state = self.state.lock();
         state.down.get_or_insert(why);
@@ -263,13 +268,13 @@ impl Engine {
         self.leader.tell();
     }
 
-    /// The end of the link's last handle.
+    /// Called when the last handle of the link is dropped.
     pub(super) fn close(&self) {
         self.fail(Reason::Disconnected.into());
         self.leader.end();
     }
 
-    /// Posts what may leave.
+    /// Posts the operations that may leave.
     fn advance(&self, state: &mut State) {
         if state.blocked || (state.again && !state.pieces.is_empty()) {
             return;
@@ -288,7 +293,7 @@ impl Engine {
         }
     }
 
-    /// Posts one piece; whether it left.
+    /// Posts one piece. Returns whether it left.
     fn leave(&self, state: &mut State, at: usize, next: &Next) -> bool {
         if !state.flying.admits(next.sort, self.order) {
             return false;
@@ -327,7 +332,7 @@ impl Engine {
         true
     }
 
-    /// Takes completions; how many.
+    /// Reads completions. Returns their number.
     fn take_completions(&self, state: &mut State) -> Result<usize, Code> {
         let mut completions = [Completion::default(); 32];
         let mut taken = 0;
@@ -344,7 +349,7 @@ impl Engine {
     fn complete(&self, state: &mut State, completion: &Completion) {
         let of = |piece: &&mut Piece| piece.token == completion.token && !piece.done;
         let Some(piece) = state.pieces.iter_mut().find(of) else {
-            // An error of no operation: those that it concerns complete by themselves, or at their
+            // The error names no operation. The operations complete by themselves or at their
             // deadline.
             return tracing::debug!(code = %Code::of(completion.error), "libfabric reports an error");
         };
@@ -378,11 +383,11 @@ impl Engine {
         }
     }
 
-    /// Gives back the batches at the front that are over; the key to ask about if one of them
-    /// failed.
+    /// Delivers the completed batches at the front of the queue. Returns the key of the first
+    /// failed operation, if there is one.
     fn finish_settled(&self, state: &mut State) -> Option<(u64, RemoteKey)> {
         loop {
-            // What failed is judged when nothing is in flight that could be a consequence.
+            // A failure is judged after everything in flight that may depend on it has completed.
             let flight = state.flights.front_mut()?;
             if !flight.settled() {
                 return None;
@@ -397,7 +402,7 @@ impl Engine {
         }
     }
 
-    /// Completes what is too late; how long to wait for the rest.
+    /// Completes operations after their deadline. Returns the time until the next one.
     fn expire(&self, state: &mut State) -> Duration {
         let now_ns = self.clock.now_ns();
         let mut left_ns = u64::MAX;
@@ -413,7 +418,7 @@ impl Engine {
         Duration::from_nanos(left_ns).min(wait)
     }
 
-    /// Makes progress without sleeping; whether something completed.
+    /// Makes progress without a sleep. Returns whether something completed.
     fn progress(&self) -> bool {
         let mut state = self.state.lock();
         let failed = self.take_completions(&mut state);
@@ -438,7 +443,7 @@ impl Engine {
         finished || taken > 0
     }
 
-    /// Learns from the node why operations of batch `number` failed.
+    /// Asks the node why operations of batch `number` failed.
     fn judge(&self, number: u64, key: &RemoteKey) {
         let asked = self.core.attach(|out| key.encode(out), super::verdict);
         match asked.wait() {
@@ -452,7 +457,7 @@ impl Engine {
                     state.over.extend(over);
                     state.flights.pop_front();
                 }
-                // If the next one failed, too, it is judged before the endpoint is replaced.
+                // If the next batch failed as well, it is judged before the endpoint is replaced.
                 let more = state.flights.front().is_some_and(|flight| flight.failed.is_some());
                 deliver(state);
                 if !more {
@@ -469,7 +474,7 @@ impl Engine {
         }
     }
 
-    /// Replaces the endpoint. Nothing is in flight, nothing leaves meanwhile.
+    /// Replaces the endpoint while nothing is in flight. Nothing leaves meanwhile.
     fn renew(&self) {
         match Self::connected(&self.target, &self.control, &*self.clock, self.deadline) {
             Ok(end) => {
@@ -495,30 +500,31 @@ impl Engine {
 /// Makes one call of libfabric.
 fn call(end: &End, flight: &mut Flight, next: &Next, token: u32, at: u64) -> Result<(), Code> {
     let (key, base) = flight.regions[next.index].place;
+    let target = |offset: u64| RemoteAddress { key, address: base + offset };
     let words = end.staging().words();
     let put = |first: u64, second: u64| {
         memory::write(words, at as usize, &first.to_ne_bytes());
         memory::write(words, at as usize + 8, &second.to_ne_bytes());
     };
     match next.op {
-        Op::Read { offset, .. } => end.read(token, at, next.len, (key, base + offset + next.from)),
+        Op::Read { offset, .. } => end.read(token, at, next.len, target(offset + next.from)),
         Op::Write { offset, .. } => {
             let bytes = flight.bytes(next.index, next.from, next.len);
             memory::write(words, at as usize, bytes);
-            end.write(token, at, next.len, (key, base + offset + next.from))
+            end.write(token, at, next.len, target(offset + next.from))
         }
         Op::CompareSwap { offset, expect, new, .. } => {
             put(new, expect);
-            end.compare_swap(token, at, (key, base + offset))
+            end.compare_swap(token, at, target(offset))
         }
         Op::FetchAdd { offset, add, .. } => {
             put(add, 0);
-            end.fetch_add(token, at, (key, base + offset))
+            end.fetch_add(token, at, target(offset))
         }
     }
 }
 
-/// Gives the lock back, and then the batches that are over.
+/// Releases the lock, and then delivers the completed batches.
 fn deliver(mut state: MutexGuard<'_, State>) {
     let over = std::mem::take(&mut state.over);
     drop(state);
@@ -559,7 +565,7 @@ impl Receive for Engine {
     }
 
     fn hand_over(&self) {
-        // A post leaves at once, or as soon as the leader sees what it waits for.
+        // A post leaves immediately, or when the leader notices that it may.
     }
 }
 

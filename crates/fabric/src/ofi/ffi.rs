@@ -1,15 +1,18 @@
-//! libfabric through `shim.c`, as safe values. The only other `unsafe` code of the crate.
+//! Safe values for libfabric, through `shim.c`. Besides `memory/mapping.rs` this is the only
+//! `unsafe` code of the crate.
 //!
-//! Invariants: 1. a pointer from the shim is used between the call that made it and the call that
-//! ends it, by the value that owns it alone; 2. what hangs on a domain ([`Registered`], [`End`])
-//! holds it, so it is closed last; 3. memory that libfabric was told of lies in a [`Mapping`] that
-//! is held until the registration or the endpoint is closed, and is never seen as plain bytes here:
-//! what a card changes at any moment is loaded as atomic words; 4. offsets into staging memory are
-//! checked by the shim at every call.
+//! Invariants:
+//! 1. Only the value that owns a pointer of the shim uses it, between the call that made it and the
+//!    call that ends it.
+//! 2. The objects of a domain ([`Registered`], [`End`]) hold it, so that it is closed last.
+//! 3. Memory that libfabric knows lies in a [`Mapping`], which is held until the registration or
+//!    the endpoint is closed. This module does not access it as plain bytes, because a card may
+//!    change it at any moment: it is loaded as atomic words.
+//! 4. The shim checks offsets into staging memory in every call.
 //!
-//! Thread-safety: all methods (the domain is opened as `FI_THREAD_SAFE`). Failure: an [`Error`]
-//! with libfabric's own words, or a [`Code`] where the caller decides by it. Cost: one call, no
-//! allocation, on the data path.
+//! Thread-safety: any thread may call any method, because the domain is `FI_THREAD_SAFE`.
+//! Failure: an [`Error`] with libfabric's text, or a [`Code`] if the caller decides by it.
+//! Cost: one call and no allocation on the data path.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::fmt;
@@ -39,11 +42,11 @@ struct RawEnd {
     _opaque: [u8; 0],
 }
 
-/// What a provider says of itself; the layout of `struct apo_facts`.
+/// Properties of a provider, in the layout of `struct apo_facts`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Facts {
-    /// The largest message or operation.
+    /// Limit of a message or operation in bytes.
     pub(super) message_bytes_max: u64,
     read_after_read: u32,
     read_after_write: u32,
@@ -51,16 +54,25 @@ pub(super) struct Facts {
     write_after_read: u32,
 }
 
-/// A completion; the layout of `struct apo_completion`.
+/// A completion, in the layout of `struct apo_completion`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Completion {
-    /// Of which operation; `u32::MAX` for an error of none.
+    /// Token of the operation; `u32::MAX` for an error without an operation.
     pub(super) token: u32,
-    /// 0, or libfabric's code.
+    /// Error code of libfabric; 0 for success.
     pub(super) error: i32,
-    /// Of a message that arrived: its length.
+    /// Length of a message that arrived.
     pub(super) bytes: u64,
+}
+
+/// A place in registered memory of another process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct RemoteAddress {
+    /// Key of the registration.
+    pub(super) key: u64,
+    /// Address as the registration counts it.
+    pub(super) address: u64,
 }
 
 // SAFETY: the names and types are those of `shim.c`, which is compiled and linked with this crate.
@@ -117,19 +129,19 @@ unsafe extern "C" {
     fn apo_error_text(code: c_int) -> *const c_char;
 }
 
-/// A negative libfabric code.
+/// A negative error code of libfabric.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct Code(c_int);
 
 impl Code {
     const AGAIN: c_int = -11;
 
-    /// Of a completion.
+    /// The code of a completion.
     pub(super) fn of(error: i32) -> Self {
         Self(-error.abs())
     }
 
-    /// Whether the call is to be made again after some progress.
+    /// Whether the call must be repeated after some progress.
     pub(super) fn is_again(self) -> bool {
         self.0 == Self::AGAIN
     }
@@ -137,7 +149,7 @@ impl Code {
 
 impl fmt::Display for Code {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // SAFETY: libfabric answers any code with a string that lives for ever.
+        // SAFETY: libfabric answers any code with a string that lives forever.
         let text = unsafe { CStr::from_ptr(apo_error_text(self.0)) };
         write!(f, "{} ({})", text.to_string_lossy(), self.0)
     }
@@ -160,15 +172,15 @@ fn failed(what: &str, text: &[u8; TEXT_BYTES]) -> Error {
     Error::new(ErrorKind::Unsupported, format!("{what}: {text}"))
 }
 
-/// A provider at an interface of this machine.
+/// A provider at a network interface of this machine.
 pub(super) struct Domain {
     raw: NonNull<RawDomain>,
     facts: Facts,
 }
 
-// SAFETY: libfabric's objects of a domain that is FI_THREAD_SAFE are used from any thread.
+// SAFETY: any thread may use the objects of a domain that is FI_THREAD_SAFE.
 unsafe impl Send for Domain {}
-// SAFETY: as above.
+// SAFETY: the same reason as for `Send`.
 unsafe impl Sync for Domain {}
 
 impl fmt::Debug for Domain {
@@ -184,7 +196,7 @@ impl Domain {
         let address = CString::new(local.to_string()).map_err(|_| Error::invalid(what.clone()))?;
         let (mut raw, mut facts) = (std::ptr::null_mut(), Facts::default());
         let mut text = [0_u8; TEXT_BYTES];
-        // SAFETY: strings that end, and places for what comes out, all alive during the call.
+        // SAFETY: the strings end with 0, and strings and results live during the call.
         let code = unsafe {
             apo_domain_open(
                 name.as_ptr(),
@@ -203,7 +215,7 @@ impl Domain {
         self.facts.message_bytes_max
     }
 
-    /// What it says about the order of operations.
+    /// The order of operations that the provider keeps.
     pub(super) fn order(&self) -> super::order::Order {
         super::order::Order {
             read_after_read: self.facts.read_after_read != 0,
@@ -216,12 +228,12 @@ impl Domain {
 
 impl Drop for Domain {
     fn drop(&mut self) {
-        // SAFETY: invariants 1 and 2: nothing of it is left.
+        // SAFETY: invariants 1 and 2: no object of the domain is left.
         unsafe { apo_domain_close(self.raw.as_ptr()) };
     }
 }
 
-/// A region that others may reach until this is dropped.
+/// A region that remote clients reach until this is dropped.
 pub(super) struct Registered {
     raw: NonNull<RawRegion>,
     key: u64,
@@ -230,9 +242,9 @@ pub(super) struct Registered {
     _domain: Arc<Domain>,
 }
 
-// SAFETY: as of `Domain`.
+// SAFETY: the same reason as for `Domain`.
 unsafe impl Send for Registered {}
-// SAFETY: as above.
+// SAFETY: the same reason as for `Domain`.
 unsafe impl Sync for Registered {}
 
 impl fmt::Debug for Registered {
@@ -242,7 +254,7 @@ impl fmt::Debug for Registered {
 }
 
 impl Registered {
-    /// Registers all of `memory`; `wanted` is the key where the provider does not choose one.
+    /// Registers all of `memory`. `wanted` is the key if the provider does not choose one.
     pub(super) fn new(
         domain: &Arc<Domain>,
         memory: &Arc<Mapping>,
@@ -252,8 +264,8 @@ impl Registered {
         let (mut raw, mut key, mut address) = (std::ptr::null_mut(), 0, 0);
         let base = memory.words().as_ptr().cast_mut().cast::<c_void>();
         let (bytes, rights) = (memory.bytes() as u64, u32::from(rights.bits()));
-        // SAFETY: the range is mapped while `memory` is held (invariant 3), and is only accessed as
-        // atomics here.
+        // SAFETY: the range is mapped while `memory` is held (invariant 3), and this process
+        // accesses it only with atomic instructions.
         let code = unsafe {
             apo_region_open(
                 domain.raw.as_ptr(),
@@ -272,7 +284,7 @@ impl Registered {
         Ok(Self { raw, key, address, _memory: memory, _domain: domain })
     }
 
-    /// Key and first address, as peers name them.
+    /// Key and first address, as remote clients name them.
     pub(super) fn place(&self) -> (u64, u64) {
         (self.key, self.address)
     }
@@ -280,9 +292,9 @@ impl Registered {
 
 impl Drop for Registered {
     fn drop(&mut self) {
-        // SAFETY: invariant 1; it is closed once.
+        // SAFETY: invariant 1: it is closed once.
         let code = unsafe { apo_region_close(self.raw.as_ptr()) };
-        // Others could go on writing to memory that the owner believes to have back.
+        // Otherwise clients could continue to write to memory that its owner has freed.
         assert!(code == 0, "libfabric does not end a registration: {}", Code(code));
     }
 }
@@ -294,9 +306,9 @@ pub(super) struct End {
     _domain: Arc<Domain>,
 }
 
-// SAFETY: as of `Domain`; what the shim itself changes after the opening is atomic.
+// SAFETY: the same reason as for `Domain`. The shim changes only atomic values after the opening.
 unsafe impl Send for End {}
-// SAFETY: as above.
+// SAFETY: the same reason as for `Send`.
 unsafe impl Sync for End {}
 
 impl fmt::Debug for End {
@@ -310,7 +322,7 @@ impl End {
         let mut raw = std::ptr::null_mut();
         let mut text = [0_u8; TEXT_BYTES];
         let base = staging.words().as_ptr().cast_mut().cast::<c_void>();
-        // SAFETY: the domain lives, the range is mapped while the endpoint lives (invariant 3).
+        // SAFETY: the domain lives, and the range is mapped while the endpoint lives (invariant 3).
         let code = unsafe {
             apo_end_open(
                 domain.raw.as_ptr(),
@@ -327,19 +339,20 @@ impl End {
         Ok(Self { raw, staging, _domain: Arc::clone(domain) })
     }
 
-    /// What the peer joins.
+    /// Name of the endpoint, which the peer joins.
     pub(super) fn name(&self) -> Result<Vec<u8>, Code> {
         let mut name = vec![0; NAME_BYTES_MAX];
         let mut bytes = NAME_BYTES_MAX as u64;
-        // SAFETY: room for `bytes` bytes, alive during the call.
+        // SAFETY: the buffer has `bytes` bytes and lives during the call.
         checked(unsafe { apo_end_name(self.raw.as_ptr(), name.as_mut_ptr(), &raw mut bytes) })?;
         name.truncate(bytes as usize);
         Ok(name)
     }
 
-    /// Makes the peer of this name the one that operations go to.
+    /// Makes the endpoint of this name the target of operations.
     pub(super) fn join(&self, name: &[u8]) -> Result<(), Code> {
-        // SAFETY: the shim compares the length with that of its own name before libfabric reads it.
+        // SAFETY: the shim compares the length with the length of its own name before libfabric
+        // reads it.
         let code = unsafe { apo_end_join(self.raw.as_ptr(), name.as_ptr(), name.len() as u64) };
         checked(code).map(|_| ())
     }
@@ -348,13 +361,13 @@ impl End {
         &self.staging
     }
 
-    /// Readable when there is something to poll for.
+    /// A descriptor that is readable when there is something to poll.
     pub(super) fn fd(&self) -> BorrowedFd<'_> {
         // SAFETY: libfabric keeps the descriptor open while the queue lives, which `self` owns.
         unsafe { BorrowedFd::borrow_raw(apo_end_fd(self.raw.as_ptr())) }
     }
 
-    /// Whether one may sleep on [`End::fd`] now without missing anything.
+    /// Whether a thread may sleep on [`End::fd`] now without missing a completion.
     pub(super) fn may_sleep(&self) -> bool {
         // SAFETY: invariant 1.
         unsafe { apo_end_may_sleep(self.raw.as_ptr()) == 0 }
@@ -365,51 +378,51 @@ impl End {
         token: u32,
         at: u64,
         bytes: u64,
-        (key, address): (u64, u64),
+        target: RemoteAddress,
     ) -> Result<(), Code> {
         // SAFETY: invariants 1 and 4.
-        let code = unsafe { apo_read(self.raw.as_ptr(), token, at, bytes, address, key) };
+        let code =
+            unsafe { apo_read(self.raw.as_ptr(), token, at, bytes, target.address, target.key) };
         checked(code).map(|_| ())
     }
 
-    /// Completes when it is placed.
+    /// Posts a WRITE, which completes when its bytes are placed.
     pub(super) fn write(
         &self,
         token: u32,
         at: u64,
         bytes: u64,
-        (key, address): (u64, u64),
+        target: RemoteAddress,
     ) -> Result<(), Code> {
         // SAFETY: invariants 1 and 4.
-        let code = unsafe { apo_write(self.raw.as_ptr(), token, at, bytes, address, key) };
+        let code =
+            unsafe { apo_write(self.raw.as_ptr(), token, at, bytes, target.address, target.key) };
         checked(code).map(|_| ())
     }
 
-    /// At `at`: the new word, the expected one, room for the old one.
+    /// Posts a compare-and-swap. At `at` stand the new word, the expected word, and room for the
+    /// old word.
     pub(super) fn compare_swap(
         &self,
         token: u32,
         at: u64,
-        (key, address): (u64, u64),
+        target: RemoteAddress,
     ) -> Result<(), Code> {
         // SAFETY: invariants 1 and 4.
-        let code = unsafe { apo_compare_swap(self.raw.as_ptr(), token, at, address, key) };
+        let code =
+            unsafe { apo_compare_swap(self.raw.as_ptr(), token, at, target.address, target.key) };
         checked(code).map(|_| ())
     }
 
-    /// At `at`: what to add, a word unused, room for the old word.
-    pub(super) fn fetch_add(
-        &self,
-        token: u32,
-        at: u64,
-        (key, address): (u64, u64),
-    ) -> Result<(), Code> {
+    /// Posts a fetch-and-add. At `at` stand the operand, an unused word, and room for the old word.
+    pub(super) fn fetch_add(&self, token: u32, at: u64, target: RemoteAddress) -> Result<(), Code> {
         // SAFETY: invariants 1 and 4.
-        let code = unsafe { apo_fetch_add(self.raw.as_ptr(), token, at, address, key) };
+        let code =
+            unsafe { apo_fetch_add(self.raw.as_ptr(), token, at, target.address, target.key) };
         checked(code).map(|_| ())
     }
 
-    /// Whether a completion will come.
+    /// Sends a message. Returns whether a completion will arrive.
     pub(super) fn send(&self, token: u32, at: u64, bytes: u64) -> Result<bool, Code> {
         // SAFETY: invariants 1 and 4.
         let code = unsafe { apo_send(self.raw.as_ptr(), token, at, bytes) };
@@ -422,10 +435,10 @@ impl End {
         checked(code).map(|_| ())
     }
 
-    /// Makes progress, and reads completions into the front of `into`; how many.
+    /// Makes progress, and reads completions into the front of `into`. Returns their number.
     pub(super) fn poll(&self, into: &mut [Completion]) -> Result<usize, Code> {
         let room = u32::try_from(into.len()).unwrap_or(u32::MAX);
-        // SAFETY: room for that many, alive during the call.
+        // SAFETY: the buffer has room for that many completions, and lives during the call.
         let code = unsafe { apo_poll(self.raw.as_ptr(), into.as_mut_ptr(), room) };
         checked(code).map(|count| count as usize)
     }
@@ -433,8 +446,8 @@ impl End {
 
 impl Drop for End {
     fn drop(&mut self) {
-        // SAFETY: invariant 1; nothing can complete into the staging memory after this, which is
-        // unmapped next.
+        // SAFETY: invariant 1. No operation can complete into the staging memory after this call,
+        // and the memory is unmapped next.
         let _closed = unsafe { apo_end_close(self.raw.as_ptr()) };
     }
 }

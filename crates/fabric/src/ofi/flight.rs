@@ -1,10 +1,14 @@
-//! A batch on its way: which of its operations were posted, and what came of them. Pure
-//! bookkeeping, no I/O.
+//! A batch in flight: which of its operations were posted, and their outcomes. The module consists
+//! of pure functions over its state.
 //!
-//! Operations are posted in pieces of at most [`PIECE_BYTES`]. Invariants: 1. operations are posted
-//! in order, each to its end before the next; 2. after a failure nothing more of the batch is
-//! posted; 3. a batch that its owner got back at its deadline is not touched any more.
-//! Thread-safety: none, the owner locks.
+//! Operations are posted in pieces of at most [`PIECE_BYTES`].
+//!
+//! Invariants:
+//! 1. Operations are posted in order, each completely before the next.
+//! 2. After a failure nothing more of the batch is posted.
+//! 3. A batch that its owner got back at its deadline is not changed any more.
+//!
+//! Thread-safety: none. The owner holds a lock.
 
 use std::sync::Arc;
 
@@ -14,14 +18,14 @@ use crate::ids::{RemoteKey, Rights};
 use crate::promise::Slot;
 use crate::refusal::{Reason, Refusal};
 
-/// Bytes that one call of libfabric moves, at most.
+/// Limit of the bytes that one call of libfabric moves.
 pub(super) const PIECE_BYTES: u64 = 64 << 10;
 
-/// A region that a link attached.
+/// A region that a link has attached.
 #[derive(Debug)]
 pub(super) struct Known {
     pub(super) key: RemoteKey,
-    /// What the node said, whatever the key says.
+    /// Length in bytes from the node's answer, whatever the key claims.
     pub(super) bytes: u64,
     pub(super) rights: Rights,
     /// Key and first address of the registration.
@@ -34,12 +38,13 @@ pub(super) struct Next {
     pub(super) index: usize,
     pub(super) op: Op,
     pub(super) sort: Sort,
-    /// First byte of the piece within the operation, and how many.
+    /// First byte of the piece within the operation, and number of bytes.
     pub(super) from: u64,
     pub(super) len: u64,
 }
 
-/// A batch that is over, and where it goes. Filling a slot may wake a task: no lock is held then.
+/// A completed batch and its slot. No lock is held while the slot is filled, because that may wake
+/// a task.
 pub(super) type Over = (Arc<Slot<Batch>>, Batch);
 
 #[derive(Debug)]
@@ -48,22 +53,22 @@ pub(super) struct Flight {
     deadline_ns: u64,
     batch: Batch,
     pub(super) slot: Arc<Slot<Batch>>,
-    /// Of each operation that may be posted.
+    /// The region of each operation that may be posted.
     pub(super) regions: Vec<Arc<Known>>,
-    /// The first operation that this side refuses, and why.
+    /// Why this side refuses the first operation after those.
     refused: Option<Refusal>,
-    /// Operation and byte that come next.
+    /// The operation and the byte that are posted next.
     index: usize,
     from: u64,
-    /// Pieces in flight.
+    /// Number of pieces in flight.
     pub(super) out: usize,
-    /// The first operation that libfabric says failed.
+    /// The first operation that failed.
     pub(super) failed: Option<usize>,
     given_back: bool,
 }
 
 impl Flight {
-    /// `regions` are those of the operations before the first one that is `refused` here.
+    /// `regions` belong to the operations before the first one that is `refused` on this side.
     pub(super) fn new(
         number: u64,
         deadline_ns: u64,
@@ -86,7 +91,7 @@ impl Flight {
         }
     }
 
-    /// What to post next; `None` if nothing is left. Operations of no bytes are over here.
+    /// The next piece to post; `None` if none is left. An operation without bytes completes here.
     pub(super) fn next(&mut self) -> Option<Next> {
         while self.failed.is_none() && !self.given_back && self.index < self.regions.len() {
             let (index, from) = (self.index, self.from);
@@ -105,7 +110,7 @@ impl Flight {
         None
     }
 
-    /// `next` was posted.
+    /// Records that `next` was posted.
     pub(super) fn posted(&mut self, next: &Next) {
         self.out += 1;
         self.from = next.from + next.len;
@@ -118,7 +123,7 @@ impl Flight {
         }
     }
 
-    /// The arena's bytes of a piece; empty once the batch was given back.
+    /// Bytes of a piece in the arena. They are empty after the batch was given back.
     pub(super) fn bytes(&mut self, index: usize, from: u64, len: u64) -> &mut [u8] {
         if self.given_back {
             return &mut [];
@@ -127,7 +132,7 @@ impl Flight {
         &mut bytes[from as usize..(from + len) as usize]
     }
 
-    /// A piece completed; `old` is the word that an atomic operation found.
+    /// Records that a piece completed. `old` is the old word of an atomic operation.
     pub(super) fn completed(&mut self, index: usize, old: u64) {
         self.out -= 1;
         if !self.given_back && self.failed.is_none_or(|failed| index < failed) {
@@ -136,18 +141,18 @@ impl Flight {
         }
     }
 
-    /// A piece failed, or could not be posted.
+    /// Records that a piece failed, or could not be posted.
     pub(super) fn fail(&mut self, index: usize) {
         self.failed = Some(self.failed.map_or(index, |failed| failed.min(index)));
     }
 
-    /// Whether nothing of it is in flight and nothing is left to post.
+    /// Whether no piece is in flight, and none is left to post.
     pub(super) fn settled(&mut self) -> bool {
         self.out == 0 && self.next().is_none()
     }
 
-    /// The batch, to be put into the slot, with `why` in place of the first failure or of
-    /// everything. `None` if it was given back before.
+    /// The batch for its slot. `why` replaces the first failure, or all outcomes. The result is
+    /// `None` if the batch was given back before.
     pub(super) fn finish(&mut self, why: Option<Refusal>) -> Option<Over> {
         if std::mem::replace(&mut self.given_back, true) {
             return None;
@@ -163,13 +168,13 @@ impl Flight {
         Some((Arc::clone(&self.slot), batch))
     }
 
-    /// The batch, before anybody knows what came of it.
+    /// Gives the batch back before its outcome is known.
     pub(super) fn give_up(&mut self, why: Refusal) -> Option<Over> {
         self.failed = None;
         self.finish(Some(why))
     }
 
-    /// When it is too late; `None` if the batch was given back.
+    /// Deadline in nanoseconds; `None` if the batch was given back.
     pub(super) fn due_ns(&self) -> Option<u64> {
         (!self.given_back).then_some(self.deadline_ns)
     }
@@ -234,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_names_the_first_and_ends_the_batch() {
+    fn first_failure_ends_the_batch() {
         let region = Attached::new(1, 0);
         let mut batch = Batch::new();
         (0..4).for_each(|at| _ = batch.read(region, at * 8, 8));
@@ -243,7 +248,7 @@ mod tests {
             let next = flight.next().expect("three are posted");
             flight.posted(&next);
         }
-        // Completions may come in any order.
+        // Completions may arrive in any order.
         flight.fail(2);
         flight.out -= 1;
         flight.completed(0, 0);
@@ -257,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn a_batch_that_was_given_back_is_not_touched_and_not_continued() {
+    fn batch_that_was_given_back_is_not_continued() {
         let region = Attached::new(1, 0);
         let mut batch = Batch::new();
         batch.read(region, 0, 8);

@@ -1,5 +1,5 @@
-//! A client's `ofi` link: attached regions, the checks before anything leaves, and the two ways
-//! out.
+//! The client's end of `ofi`: attached regions, the checks before an operation leaves, and the
+//! engines for operations and messages.
 
 use std::fmt;
 use std::sync::Arc;
@@ -77,7 +77,7 @@ impl OfiLink {
         Ok(Self { number: crate::link::number(), peer, regions: Arc::default(), core, engine })
     }
 
-    /// The regions of the batch's operations up to the first one that is refused here, and why.
+    /// The regions of the operations before the first one that is refused here, and that refusal.
     fn checked(&self, batch: &Batch) -> (Vec<Arc<Known>>, Option<Refusal>) {
         let regions = self.regions.read();
         let mut checked = Vec::with_capacity(batch.len());
@@ -150,7 +150,7 @@ impl Link for OfiLink {
         }
         let (regions, refused) = self.checked(&batch);
         if let Some(refusal) = refused.filter(|refusal| refusal.reason == Reason::NotAttached) {
-            // As everywhere: what stands before it is not tried either.
+            // Nothing is sent, so the operations before it are not tried either.
             batch.refuse_all(Reason::Skipped.into());
             batch.finish(regions.len(), Outcome::Refused(refusal));
             return Promise::ready(batch);
@@ -209,7 +209,7 @@ mod tests {
 
     type Fill = fn(&mut Batch, Attached);
 
-    /// A link whose client believes that it may do everything, everywhere, with a key of `rights`.
+    /// A link whose client wrongly believes that a key of `rights` permits everything.
     fn lying(ofi: &Ofi, address: &str, region: &Region, rights: Rights) -> (OfiLink, Attached) {
         let mut to = Connect::to(address, &Session::fresh());
         to.deadline = Duration::from_secs(30);
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_that_lies_is_stopped_by_the_registration() {
+    fn registration_stops_a_client_without_checks() {
         let ofi = Ofi::over("tcp;ofi_rxm");
         let node = Node::new(NodeId(1), Epoch(1), None).expect("a node");
         let region = node.allocate(BYTES, AtomicPath::Card).expect("memory");
@@ -245,7 +245,7 @@ mod tests {
             let mut batch = Batch::new();
             fill(&mut batch, attached);
             let batch = link.post(batch).wait();
-            // The key is valid: nobody knows why it failed, so the link ends.
+            // The key is valid, so the cause is unknown and the link ends.
             let refusal = batch.refusal().map(|(_, refusal)| refusal.reason);
             assert_eq!(refusal, Some(Reason::Disconnected), "lie {count}");
             assert!(link.closed().is_some(), "lie {count}");

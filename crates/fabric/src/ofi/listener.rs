@@ -1,6 +1,5 @@
-//! A node's `ofi` door: a TCP socket accepts, one thread per link answers attachments and requests.
-//! One-sided operations are not this process's threads' business: the card, or libfabric's own
-//! progress, executes them.
+//! The node's end of `ofi`. A TCP socket accepts clients, and one thread per link answers
+//! attachments and requests. The card, or libfabric's own progress, executes one-sided operations.
 
 use std::net::ToSocketAddrs;
 use std::sync::Arc;
@@ -21,7 +20,7 @@ use crate::memory::Mapping;
 use crate::node::card::{Claim, Registration};
 use crate::node::{AtomicPath, LinkEnd, Node};
 use crate::refusal::{Reason, Refusal};
-use crate::stream::{Incoming, OneSided, Registrar, Responder, Stream};
+use crate::stream::{Greeted, Incoming, OneSided, Registrar, Responder, Stream};
 use crate::tcp::reception::{GREETING_DEADLINE, Reception, goodbye, listen};
 use crate::tcp::socket::Socket;
 use crate::wire::ofi::{Endpoints, OpenedOnCard};
@@ -72,7 +71,7 @@ impl OfiDoor {
         let serve = move |socket, hello: &Hello, welcome: &Welcome, incoming| {
             at.serve(socket, hello, welcome, incoming);
         };
-        // If there is no thread, the door's drop gives the claim back.
+        // If the thread does not start, dropping the listener releases the claim.
         door.accepting = Some(shared.reception.open(listener, Arc::new(serve))?);
         Ok(door)
     }
@@ -113,9 +112,9 @@ impl Shared {
         let door = Arc::clone(self);
         let registrar = Registrations { end: operations, held: Mutex::default(), door };
         let messages = Messages::new(messages, Arc::clone(&control));
-        let life = (hello.client, welcome.epoch);
+        let greeted = Greeted::new(hello, welcome);
         let one_sided = OneSided::Registered(Box::new(registrar));
-        let link = Responder::new(messages, life, AtomicPath::Card, one_sided);
+        let link = Responder::new(messages, greeted, AtomicPath::Card, one_sided);
         let as_end: Arc<dyn LinkEnd> = Arc::clone(&link) as Arc<dyn LinkEnd>;
         match self.reception.node.arrive(hello.client, &as_end, hello.resumed) {
             Ok(arrival) => {
@@ -131,7 +130,7 @@ impl Shared {
         }
     }
 
-    /// Exchanges names with the client; whether the link may run.
+    /// Exchanges the names of endpoints with the client. Returns whether the link may run.
     fn introduce(
         &self,
         link: &Responder<Messages>,
@@ -155,7 +154,7 @@ impl Shared {
             }
             Ok(_) => false,
             Err(refusal) => {
-                // A client that leaves here found another provider than its own.
+                // A client that leaves here uses another provider.
                 if refusal.reason != Reason::Disconnected {
                     self.reception.malformed(refusal);
                 }
@@ -171,10 +170,10 @@ impl Registration for Registered {
     }
 }
 
-/// A link's part of what is registered.
+/// The registrations of a link.
 struct Registrations {
-    // The order of the fields is that of their end: first what the client's operations go to, then
-    // the memory that it may still have been writing to when its key was revoked.
+    // The fields are dropped in this order: first the endpoint of the client's operations, then the
+    // memory to which the client may still have been writing when its key was revoked.
     end: End,
     held: Mutex<Vec<Arc<Mapping>>>,
     door: Arc<Shared>,
@@ -182,7 +181,7 @@ struct Registrations {
 
 impl Registrar for Registrations {
     fn attach(&self, node: &Node, key: &RemoteKey, out: &mut Vec<u8>) -> bool {
-        // A client whose operation was refused asks here, and connects anew.
+        // A client whose operation was refused asks here, and connects again.
         Engine::hear_knocks(&self.end);
         let placed = node.attach_on_card(key, &self.door.claim, |memory, rights| {
             let made = Registered::new(&self.door.domain, memory, rights, entropy_seed());

@@ -1,17 +1,21 @@
 //! Requests and answers over `fi_send` and `fi_recv`: a [`Stream`] of bytes in messages of at most
 //! [`MESSAGE_BYTES`].
 //!
-//! A message is a [`Header`] and bytes. A sender has at most [`WINDOW`] messages with bytes on the
-//! way that the other side did not say it took, so that a side that does not read takes
-//! [`RECEIVES`] buffers and no more; a message without bytes only says how many were taken.
-//! Completions come in any order: messages are put in order by their number.
+//! A message is a [`Header`] and bytes. A sender has at most [`WINDOW`] messages with bytes in
+//! flight that the other side has not confirmed. A side that does not read therefore needs
+//! [`RECEIVES`] buffers and no more. A message without bytes is only a confirmation. Completions
+//! arrive in any order, and the numbers of messages restore the order.
 //!
-//! Invariants: 1. every buffer is posted, or holds bytes that arrived, or is free; 2. the other
-//! side is not trusted: lengths are checked against what libfabric says arrived, counts against
-//! what was sent; a lie ends the stream; 3. the state's lock is never held asleep.
+//! Invariants:
+//! 1. Every buffer is posted, or holds bytes that arrived, or is free.
+//! 2. The other side is not trusted. Lengths are checked against the completion, and numbers
+//!    against what was sent. A contradiction ends the stream.
+//! 3. The lock of the state is not held during a sleep.
 //!
-//! Thread-safety: all methods. Failure: an error of libfabric ends the stream; which messages
-//! arrived is not known then, and what was in flight completes as disconnected.
+//! Thread-safety: any thread may call any method.
+//! Failure: an error of libfabric ends the stream. It is then unknown which messages arrived, and
+//! everything in flight completes as disconnected.
+//! Cost: one call per message.
 
 use std::collections::VecDeque;
 use std::hint::spin_loop;
@@ -30,39 +34,40 @@ use crate::refusal::{Reason, Refusal};
 use crate::stream::Stream;
 use crate::wire::ofi::{HEADER_BYTES, Header};
 
-/// Bytes of a message, its header among them: what providers send eagerly.
+/// Limit of a message in bytes with its header, which providers send without a rendezvous.
 const MESSAGE_BYTES: u64 = 8 << 10;
-/// Messages with bytes on the way.
+/// Limit of the unconfirmed messages with bytes.
 const WINDOW: u32 = 16;
-/// Buffers to receive into: the window, and counts without bytes.
+/// Number of receive buffers: the window, and confirmations.
 const RECEIVES: u32 = 24;
-/// Buffers to send from, and how many of them wait for counts.
+/// Number of send buffers. Some of them are reserved for confirmations.
 const SENDS: u32 = 20;
 const SENDS_KEPT: usize = 4;
-/// How often a side looks before it sleeps.
+/// Number of checks before a side sleeps.
 const LOOKS: u32 = 8;
-/// How long to sleep when libfabric wants to be called again, which no descriptor tells.
+/// Sleep before libfabric is called again, because no descriptor reports that.
 const AGAIN: Duration = Duration::from_millis(1);
 
-/// A message that is to be read.
+/// A message that was not read completely.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Unread {
     number: u32,
-    /// The buffer, its first byte that is left, and how many are.
+    /// The buffer, its first unread byte, and the number of unread bytes.
     token: u32,
     at: u64,
     bytes: u64,
 }
 
-/// Who may send how much, and what comes next.
+/// The flow control of both directions.
 #[derive(Debug, Default)]
 struct Window {
-    /// Messages with bytes: sent, of those taken by the other side; taken here, of those told.
+    /// Messages with bytes: the number sent, the number of those that the other side confirmed, the
+    /// number taken here, and the number of those that were confirmed.
     sent: u32,
     acknowledged: u32,
     taken: u32,
     told: u32,
-    /// In the order of their numbers.
+    /// Messages that arrived, in the order of their numbers.
     unread: VecDeque<Unread>,
 }
 
@@ -71,18 +76,18 @@ impl Window {
         self.sent.wrapping_sub(self.acknowledged) < WINDOW
     }
 
-    /// Whether the other side should hear what was taken.
+    /// Whether the other side needs a confirmation.
     fn owes(&self) -> bool {
         self.taken.wrapping_sub(self.told) >= WINDOW / 2
     }
 
-    /// A message came; whether it may be one.
+    /// Handles a message that arrived. Returns false if it contradicts the protocol.
     fn arrive(&mut self, header: Header, token: u32) -> bool {
         let newly = header.taken.wrapping_sub(self.acknowledged);
         if newly <= self.sent.wrapping_sub(self.acknowledged) {
             self.acknowledged = header.taken;
         } else if newly < u32::MAX - WINDOW {
-            // Neither later than the last that was heard of, nor one that was overtaken.
+            // The header is neither newer than the latest one nor one that another overtook.
             return false;
         }
         if header.bytes == 0 {
@@ -99,12 +104,12 @@ impl Window {
         true
     }
 
-    /// The message whose turn it is, if it is there.
+    /// The next message in order, if it has arrived.
     fn next(&self) -> Option<Unread> {
         self.unread.front().copied().filter(|unread| unread.number == self.taken)
     }
 
-    /// `count` bytes of the next message were read; whether it is over.
+    /// Records that `count` bytes of the next message were read. Returns whether it is complete.
     fn read(&mut self, count: u64) -> bool {
         let Some(unread) = self.unread.front_mut() else { return false };
         unread.at += count;
@@ -125,7 +130,7 @@ struct State {
     window: Window,
     free: Vec<u32>,
     broken: bool,
-    /// libfabric asked to be called again.
+    /// Whether libfabric asked to be called again.
     again: bool,
 }
 
@@ -135,13 +140,13 @@ pub(super) struct Messages {
     state: Mutex<State>,
 }
 
-/// Where the buffer of a token lies.
+/// Place of the buffer of a token.
 fn place(token: u32) -> u64 {
     u64::from(token) * MESSAGE_BYTES
 }
 
 impl Messages {
-    /// An endpoint that is ready to receive.
+    /// Opens an endpoint that is ready to receive.
     pub(super) fn open(domain: &Arc<Domain>) -> Result<End> {
         let buffers = RECEIVES + SENDS;
         let staging = Mapping::create("archipelago-ofi-messages", place(buffers) as usize)?;
@@ -152,7 +157,7 @@ impl Messages {
         Ok(end)
     }
 
-    /// Messages to a peer that is known later, by [`Messages::join`].
+    /// Makes the messages to a peer that [`Messages::join`] names later.
     pub(super) fn new(end: End, control: Arc<Control>) -> Self {
         let state = State {
             joined: false,
@@ -171,7 +176,7 @@ impl Messages {
         Ok(())
     }
 
-    /// Sends the first message, so that what follows finds a connection, which some providers make
+    /// Sends the first message, so that later messages find a connection. Some providers connect
     /// only then.
     pub(super) fn knock(&self, clock: &dyn Clock, end_ns: u64) -> Result<(), Refusal> {
         loop {
@@ -192,7 +197,7 @@ impl Messages {
         }
     }
 
-    /// Takes what libfabric has to say.
+    /// Handles all completions of libfabric.
     fn progress(&self, state: &mut State) {
         let mut completions = [Completion::default(); 32];
         while !state.broken {
@@ -206,7 +211,7 @@ impl Messages {
             }
         }
         if state.joined && !state.broken && state.window.owes() {
-            // If there is no buffer now, the next progress tells.
+            // If no buffer is free now, the next progress sends the confirmation.
             self.send(state, &[]);
         }
     }
@@ -244,7 +249,7 @@ impl Messages {
         }
     }
 
-    /// Sends one message from a free buffer; whether it left.
+    /// Sends one message from a free buffer. Returns whether it left.
     fn send(&self, state: &mut State, bytes: &[u8]) -> bool {
         let Some(&token) = state.free.last() else { return false };
         let (number, taken) = (state.window.sent, state.window.taken);
@@ -355,9 +360,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn two_windows_never_hold_more_than_is_allowed_and_lose_nothing_in_any_order() {
+    fn windows_stay_within_their_limit_in_any_order() {
         let mut rng = Rng::with_seed(3);
-        // Numbers near their end, so that they wrap.
+        // The numbers start near their end, so that they wrap.
         let start = u32::MAX - 40;
         let fresh = || Window {
             sent: start,
@@ -374,7 +379,7 @@ mod tests {
                 forth.push(Header { number: one.sent, taken: one.taken, bytes: 1 });
                 one.sent = one.sent.wrapping_add(1);
             }
-            // Neighbours overtake each other.
+            // Neighbouring messages overtake each other.
             if forth.len() > 2 || (!forth.is_empty() && !one.open()) {
                 let header = forth.remove(rng.usize(..forth.len().min(3)));
                 assert!(two.arrive(header, 0));
@@ -398,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_lies_is_seen() {
+    fn contradicting_peer_ends_the_stream() {
         let mut window = Window::default();
         let message = |number, taken, bytes| Header { number, taken, bytes };
         assert!(!window.arrive(message(0, 1, 0), 0), "it took what was never sent");

@@ -1,29 +1,31 @@
 //! `ofi`: one-sided operations by a network card, through libfabric (RDMA verbs, EFA, CXI), or by a
-//! libfabric provider that stands in for one. Cargo feature `ofi`; needs libfabric 1.17 or a later
+//! provider of libfabric that emulates one. The cargo feature `ofi` needs libfabric 1.17 or a later
 //! 1.x.
 //!
 //! READ, WRITE, compare-and-swap and fetch-and-add are `fi_read`, `fi_write` (with
-//! `FI_DELIVERY_COMPLETE`: completed means placed) and `fi_atomic` ([`engine`]); regions are
-//! registered memory, with a registration per key, which ends when the key is revoked
-//! (`node/card.rs`). Requests are `fi_send` and `fi_recv` ([`messages`]). A TCP connection per link
-//! greets and shows that the other side has ended ([`control`]).
+//! `FI_DELIVERY_COMPLETE`, so that a completed WRITE is placed) and `fi_atomic` ([`engine`]). A
+//! region is registered memory. Each key has a registration, which ends when the key is revoked
+//! (`node/card.rs`). Requests are `fi_send` and `fi_recv` ([`messages`]). Each link has a TCP
+//! connection, which greets and shows that the other side has ended ([`control`]).
 //!
-//! **Checks.** A client of this crate refuses what its key does not allow before anything is sent,
-//! with the reason. A client that lies is stopped by the registration: its range, its rights, its
-//! end. libfabric says only that something failed, so the client then asks the node, which names
-//! the reason.
+//! Checks: a client of this crate refuses an operation that its key does not permit before it sends
+//! it. The registration stops a client without these checks, by its range, its rights and its end.
+//! libfabric reports only a failure, so the client then asks the node for the reason.
 //!
-//! **Limits.** 1. A provider in software (`tcp;ofi_rxm`) looks at a registration when an operation
-//! begins: bytes of one that is on its way when the key is revoked may still be placed, into memory
-//! that stays mapped until that link ends. So a WRITE that is refused as revoked may have been
-//! placed in part if it raced with the revocation. 2. Such a provider receives into memory as bytes
-//! arrive: a word in the middle of a large WRITE may be torn for a moment. 3. A key with atomics
-//! alone is a registration for READ and WRITE, too: libfabric has no right of its own for atomics;
-//! only the client's own check keeps them apart. 4. Batches in flight together with one that is
-//! refused by the target are lost with the connection: the link goes down, and says that it does
-//! not know what happened.
+//! Limits:
+//! 1. A provider in software (`tcp;ofi_rxm`) checks a registration when an operation begins. Bytes
+//!    that are in flight during the revocation may still be placed, into memory that stays mapped
+//!    until that link ends. A WRITE that is refused as revoked may therefore be placed in part.
+//! 2. Such a provider places bytes as they arrive. A word in the middle of a large WRITE may be
+//!    torn for a moment.
+//! 3. libfabric has no right for atomic operations alone. A key with that right is a registration
+//!    for READ and WRITE, too, and only the client's own check separates them.
+//! 4. If the target refuses a batch, other batches in flight are lost with the connection. The link
+//!    goes down, and reports that their outcome is unknown.
 //!
-//! Thread-safety: all of it.
+//! Thread-safety: any thread may call any method.
+//! Failure: the link goes down.
+//! Cost: [`engine`] states it.
 
 mod control;
 mod engine;
@@ -52,28 +54,28 @@ use ffi::{Code, Domain};
 use link::OfiLink;
 use listener::OfiDoor;
 
-/// By the address of the interface.
+/// The domains by the address of their interface.
 type Domains = Vec<(IpAddr, Weak<Domain>)>;
 
-/// The provider. Addresses are `host:port` of the TCP connection, at the interface whose card is to
-/// be used; port 0 lets the system choose.
+/// The provider for libfabric. An address is the `host:port` of the TCP connection at the interface
+/// of the card. With port 0 the system chooses a port.
 #[derive(Clone, Debug)]
 pub struct Ofi {
     clock: Arc<dyn Clock>,
     name: Arc<str>,
-    /// A client's, by the interface.
+    /// The domains of clients, by interface.
     domains: Arc<Mutex<Domains>>,
 }
 
 impl Ofi {
-    /// Through `provider`, as `fi_info` lists it: `verbs;ofi_rxm`, `efa`, `cxi`; `tcp;ofi_rxm`
-    /// where there is no card.
+    /// Makes a provider over libfabric's `provider`, as `fi_info` lists it: `verbs;ofi_rxm`, `efa`
+    /// or `cxi`, and `tcp;ofi_rxm` without a card.
     #[must_use]
     pub fn over(provider: &str) -> Self {
         Self { clock: SystemClock::shared(), name: Arc::from(provider), domains: Arc::default() }
     }
 
-    /// The domain of a client at an interface, shared by its links.
+    /// The client's domain at an interface, which its links share.
     fn domain(&self, local: IpAddr) -> Result<Arc<Domain>> {
         let mut domains = self.domains.lock();
         domains.retain(|(_, domain)| domain.strong_count() > 0);
@@ -87,7 +89,7 @@ impl Ofi {
     }
 }
 
-/// A domain that can carry a link.
+/// Opens a domain that can carry a link.
 fn open(provider: &str, local: IpAddr) -> Result<Arc<Domain>> {
     let domain = Domain::open(provider, local)?;
     if domain.message_bytes_max() < flight::PIECE_BYTES {
@@ -125,7 +127,7 @@ fn unusable(code: Code) -> Error {
     Error::new(ErrorKind::Io, format!("an endpoint of libfabric: {code}"))
 }
 
-/// What an attachment that is only asked for says about its key.
+/// Reads the answer to an attachment that only asks about its key.
 fn verdict(body: &[u8]) -> Result<Result<Attached, Refusal>, Malformed> {
     Ok(OpenedOnCard::decode(body)?.map(|_| Attached::new(u32::MAX, u32::MAX)))
 }

@@ -1,14 +1,16 @@
-//! Which operations may be in flight together, and where their bytes lie meanwhile: pure
-//! bookkeeping, no I/O.
+//! Rules for operations that are in flight together, and the places of their bytes. The module
+//! consists of pure functions over its state.
 //!
-//! A link promises that operations take effect in order. libfabric promises only what a provider
-//! says of pairs of operations, and for atomics that a provider emulates by messages even that is
-//! not relied on: an operation is posted beside others only if each pair is ordered, else it waits
-//! until they completed. Thread-safety: none, the owner locks.
+//! A link promises that operations take effect in order. A provider of libfabric promises an order
+//! only for some pairs of operations, and the promise is not used for atomic operations, which a
+//! provider may emulate with messages. An operation is posted while others are in flight only if
+//! each pair is ordered. Otherwise it waits until they have completed.
+//!
+//! Thread-safety: none. The owner holds a lock.
 
 use std::collections::VecDeque;
 
-/// What an operation does to memory.
+/// The effect of an operation on memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Sort {
     Read,
@@ -16,7 +18,7 @@ pub(super) enum Sort {
     Atomic,
 }
 
-/// What the provider keeps in order, of READs and WRITEs of any length.
+/// The pairs of READ and WRITE that the provider keeps in order, for any length.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Order {
     pub(super) read_after_read: bool,
@@ -25,7 +27,7 @@ pub(super) struct Order {
     pub(super) write_after_read: bool,
 }
 
-/// How many of each are in flight.
+/// Number of operations of each sort in flight.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Flying {
     reads: usize,
@@ -54,7 +56,7 @@ impl Flying {
         }
     }
 
-    /// Whether an operation of sort `next` may be posted beside these.
+    /// Whether an operation of the sort `next` may be posted now.
     pub(super) fn admits(&self, next: Sort, order: Order) -> bool {
         let after = |in_flight: usize, ordered: bool| in_flight == 0 || ordered;
         self.atomics == 0
@@ -72,27 +74,27 @@ impl Flying {
     }
 }
 
-/// Places in staging memory, given and taken back in order.
+/// Places in staging memory, which are used in order.
 #[derive(Debug)]
 pub(super) struct Ring {
     bytes: u64,
-    /// Where the next one begins, and what was given since the oldest that is out.
+    /// Start of the next place, and bytes in use since the oldest place.
     head: u64,
     used: u64,
     given: VecDeque<u64>,
 }
 
 impl Ring {
-    /// Of `bytes` bytes, a multiple of 8.
+    /// Makes a ring of `bytes` bytes, which is a multiple of 8.
     pub(super) fn new(bytes: u64) -> Self {
         Self { bytes, head: 0, used: 0, given: VecDeque::new() }
     }
 
-    /// `len` bytes in one piece, aligned to 8; `None` if there is no room now.
+    /// A contiguous place of `len` bytes, aligned to 8; `None` if there is no room.
     pub(super) fn give(&mut self, len: u64) -> Option<u64> {
         let len = len.next_multiple_of(8).max(8);
         let to_end = self.bytes - self.head;
-        // What does not fit before the end begins at the start; the rest of the end goes with it.
+        // A place that does not fit before the end starts at 0, and uses the rest of the end.
         let skipped = if len <= to_end { 0 } else { to_end };
         let taken = len + skipped;
         if len > self.bytes || self.used + taken > self.bytes {
@@ -105,7 +107,7 @@ impl Ring {
         Some(at)
     }
 
-    /// Takes the newest back.
+    /// Releases the newest place.
     pub(super) fn undo(&mut self) {
         if let Some(taken) = self.given.pop_back() {
             self.used -= taken;
@@ -113,7 +115,7 @@ impl Ring {
         }
     }
 
-    /// Takes the oldest back.
+    /// Releases the oldest place.
     pub(super) fn take(&mut self) {
         if let Some(taken) = self.given.pop_front() {
             self.used -= taken;
@@ -128,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_provider_does_not_order_waits() {
+    fn operation_without_a_promised_order_waits() {
         let mut flying = Flying::default();
         let none = Order::default();
         for sort in [Sort::Read, Sort::Write, Sort::Atomic] {
@@ -157,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn places_do_not_overlap_and_all_of_the_ring_comes_back() {
+    fn places_do_not_overlap_and_are_released() {
         let mut rng = Rng::with_seed(5);
         let mut ring = Ring::new(4096);
         let mut out: VecDeque<(u64, u64)> = VecDeque::new();

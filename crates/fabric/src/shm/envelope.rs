@@ -1,5 +1,5 @@
-//! Messages of the Unix socket: one frame each, with up to two descriptors. The socket keeps the
-//! bounds of messages (`SOCK_SEQPACKET`), so a message is read whole or refused.
+//! Messages of the Unix socket. Each is one frame with up to two descriptors. The socket keeps the
+//! boundaries of messages (`SOCK_SEQPACKET`), so a message is read as a whole or refused.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -13,11 +13,11 @@ use rustix::net::{
 
 use crate::wire::{Frame, frame_at};
 
-/// All messages here are small.
+/// Limit of a message's bytes.
 const MESSAGE_BYTES_MAX: usize = 512;
 const DESCRIPTORS_MAX: usize = 2;
 
-/// A received message.
+/// A message that was received.
 #[derive(Debug)]
 pub(super) struct Envelope {
     bytes: [u8; MESSAGE_BYTES_MAX],
@@ -26,7 +26,7 @@ pub(super) struct Envelope {
 }
 
 impl Envelope {
-    /// The one frame in it.
+    /// The only frame of the message.
     pub(super) fn frame(&self) -> Result<Frame<'_>, Malformed> {
         match frame_at(&self.bytes[..self.len])? {
             Some((frame, bytes)) if bytes == self.len => Ok(frame),
@@ -35,7 +35,7 @@ impl Envelope {
     }
 }
 
-/// Sends without blocking, whatever the socket's mode: a peer that does not read is an error.
+/// Sends without blocking, whatever the mode of the socket is. A full socket is an error.
 pub(super) fn send(socket: impl AsFd, frame: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -47,7 +47,7 @@ pub(super) fn send(socket: impl AsFd, frame: &[u8], fds: &[BorrowedFd<'_>]) -> i
     if sent == frame.len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
 }
 
-/// Receives one message; `None` at the end. Blocks as the socket does.
+/// Receives one message; `None` at the end. The call blocks if the socket does.
 pub(super) fn receive(socket: impl AsFd) -> io::Result<Option<Envelope>> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
     let mut control = RecvAncillaryBuffer::new(&mut space);

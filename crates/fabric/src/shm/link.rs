@@ -1,4 +1,8 @@
-//! A client's `shm` link: mapped regions, the control page, and a pipe for requests.
+//! The client's end of `shm`: mapped regions, the control page, and a pipe for requests.
+//!
+//! Thread-safety: any thread may call any method.
+//! Failure: the link goes down if the node ends, or if the node sends something malformed.
+//! Cost: a one-sided operation needs no lock and no allocation.
 
 use std::fmt;
 use std::os::fd::{AsFd, OwnedFd};
@@ -32,7 +36,7 @@ use crate::refusal::{Reason, Refusal};
 use crate::stream::{Incoming, Initiator, hello_of, welcome_of};
 use crate::wire::{Kind, Opened, put_frame};
 
-/// A region that is mapped here.
+/// A region that this link has mapped.
 #[derive(Debug)]
 struct Mapped {
     key: RemoteKey,
@@ -47,7 +51,7 @@ pub(super) struct ShmLink {
     regions: ArcSwap<Vec<Option<Arc<Mapped>>>>,
     core: Arc<Initiator<Pipe>>,
     socket: Arc<OwnedFd>,
-    /// The number of the last question on the socket; one question at a time.
+    /// Number of the last question on the socket, which carries one question at a time.
     asking: Mutex<u64>,
     batches: AtomicU64,
     operations: AtomicU64,
@@ -111,7 +115,7 @@ impl ShmLink {
         Ok(link)
     }
 
-    /// Whether operations may go on: the link is up and the node lives its life.
+    /// Checks that the link is up and that the node is in its epoch.
     #[inline]
     fn live(&self) -> Result<(), Refusal> {
         if let Some(down) = self.core.down() {
@@ -157,21 +161,21 @@ impl ShmLink {
         })
     }
 
-    /// The tag by which the mapped region's place is open.
+    /// The word of the region's key in the control page.
     #[inline]
     fn key_word(&self, mapped: &Mapped) -> u64 {
         let word = &self.control.words()[CONTROL_HEADER_WORDS + mapped.key.region.0 as usize];
         word.load(Ordering::Acquire)
     }
 
-    /// Tells the node that this link ended. Only after [`ShmLink::unmap_all`]: the node takes it
-    /// for the end of the mappings.
+    /// Notifies the node of the end of this link. The caller must call [`ShmLink::unmap_all`]
+    /// before, because the node then assumes that the mappings are gone.
     fn hang_up(&self) {
-        // The node may have ended it already.
+        // The node may have closed the socket already.
         let _shut = rustix::net::shutdown(&*self.socket, rustix::net::Shutdown::Both);
     }
 
-    /// Waits for batches that run elsewhere, and gives all mappings back.
+    /// Waits for batches of other threads, and removes all mappings.
     fn unmap_all(&self) {
         let regions = self.regions.swap(Arc::default());
         while Arc::strong_count(&regions) > 1 {
@@ -179,7 +183,7 @@ impl ShmLink {
         }
     }
 
-    /// Asks over the socket what a key opens, and maps it.
+    /// Sends an attachment over the socket, and maps the region.
     fn map(&self, key: &RemoteKey) -> Result<Attached, Refusal> {
         self.live()?;
         key_of(key, self.peer.node, self.peer.epoch)?;
@@ -187,7 +191,8 @@ impl ShmLink {
             return Err(Reason::UnknownKey.into());
         }
         let (opened, descriptor) = self.ask(key)?;
-        // The node asked to map what it did not send, or what could fault: it is not one of ours.
+        // The answer names memory that was not sent or could fault, so the node is not a correct
+        // one.
         let bytes = usize::try_from(opened.len).map_err(|_| Reason::Protocol)?;
         let memory = Mapping::adopt(descriptor, bytes, opened.rights.change());
         let memory = memory.map_err(|error| {
@@ -226,7 +231,7 @@ impl ShmLink {
             if frame.kind != Kind::Attached {
                 return Err(Reason::Protocol.into());
             }
-            // An answer that came after its question's deadline.
+            // The answer belongs to a question whose deadline has passed.
             if frame.number != *asking {
                 continue;
             }
@@ -237,7 +242,7 @@ impl ShmLink {
     }
 }
 
-/// Connects to a path, and gives up questions on it after `deadline`.
+/// Connects to a path. A question on the socket has the time limit `deadline`.
 fn dial(address: &str, deadline: Duration) -> Result<OwnedFd> {
     let fail = |errno: rustix::io::Errno| {
         let source = std::io::Error::from(errno);
@@ -287,7 +292,7 @@ impl Link for ShmLink {
         });
         let Some(mapped) = gone else { return };
         let key = mapped.key;
-        // Batches that run elsewhere may still hold the table of before.
+        // Batches of other threads may still use the earlier table.
         while Arc::strong_count(&mapped) > 1 {
             std::thread::yield_now();
         }
@@ -295,7 +300,7 @@ impl Link for ShmLink {
         let mut told = Vec::new();
         put_frame(&mut told, Kind::Detach, 0, |body| key.encode(body));
         if envelope::send(self.socket.as_fd(), &told, &[]).is_err() {
-            // The node goes on to think that this process has it, until the link is down.
+            // The node continues to count this process as a holder until the link is down.
             self.close();
         }
     }

@@ -1,5 +1,5 @@
-//! A node's `shm` door: one thread accepts, passes descriptors and notices clients that end; each
-//! link has a thread of its own that answers its requests, asleep on the link's pipe.
+//! The node's end of `shm`. One thread accepts clients, passes descriptors and notices clients that
+//! end. Each link has its own thread, which answers requests and sleeps on the link's pipe.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -28,7 +28,7 @@ use crate::link::{LINKS_MAX, Listener};
 use crate::memory::Mapping;
 use crate::node::{AtomicPath, Holder, LinkEnd, Node};
 use crate::refusal::{Reason, Refusal};
-use crate::stream::{Incoming, OneSided, Responder, Stream, admit};
+use crate::stream::{Greeted, Incoming, OneSided, Responder, Stream, admit};
 use crate::wire::{Frame, Hello, Kind, Opened, decode_key, put_frame, put_refused};
 
 #[derive(Debug)]
@@ -46,7 +46,7 @@ struct Shared {
     stop: AtomicBool,
 }
 
-/// A client's socket, and what it has by now.
+/// A client's socket and the resources that it has.
 struct Guest {
     socket: OwnedFd,
     pid: u32,
@@ -75,9 +75,9 @@ impl ShmDoor {
     }
 }
 
-/// Binds to a path. A socket that a killed node left there is replaced; a node that lives is not.
-/// Only the owner may connect: a peer gets memory of this process. The mode is set before the
-/// socket has a name, and the umask can only take bits away.
+/// Binds to a path. The socket of a killed node is replaced, and the socket of a living node is
+/// not. Only the owner of the socket may connect, because a client gets memory of this process. The
+/// mode is set before the socket has a name, and the umask can only remove bits.
 fn listen_at(address: &str) -> Result<OwnedFd> {
     let fail = |errno: Errno| {
         let source = io::Error::from(errno);
@@ -120,7 +120,7 @@ impl Drop for ShmDoor {
         if let Some(Err(error)) = self.thread.take().map(Joiner::join) {
             tracing::error!(%error, "serving shared memory");
         }
-        // Gone already is as good.
+        // The socket may be removed already.
         let _removed = unlink(&self.address);
     }
 }
@@ -142,7 +142,7 @@ impl Shared {
         }
     }
 
-    /// Which guests said something, or ended.
+    /// The clients that sent a message or ended.
     fn wait(&self, listener: &OwnedFd, guests: &[Guest]) -> Vec<bool> {
         let alarm = PollFd::from_borrowed_fd(self.alarm.fd(), PollFlags::IN);
         let fixed = [alarm, PollFd::new(listener, PollFlags::IN)];
@@ -166,7 +166,7 @@ impl Shared {
         }
     }
 
-    /// Reads one message; whether the guest stays.
+    /// Reads one message of a client. Returns whether the client stays.
     fn serve(&self, guest: &mut Guest) -> bool {
         let envelope = match envelope::receive(&guest.socket) {
             Ok(Some(envelope)) => envelope,
@@ -212,7 +212,7 @@ impl Shared {
         }
     }
 
-    /// Answers a greeting: the control page, and a pipe for requests with a thread that serves it.
+    /// Answers a greeting with the control page and a pipe for requests, and starts its thread.
     fn welcome(&self, guest: &mut Guest, frame: &Frame<'_>) -> bool {
         let greeted = Hello::decode(frame.body).map_err(Refusal::from);
         let admitted = greeted.and_then(|hello| Ok((hello, admit(&self.node, &hello)?)));
@@ -238,7 +238,7 @@ impl Shared {
         let pipe = Pipe::new(Arc::clone(&memory), Side::Node, &self.clock);
         let responder = Responder::new(
             pipe,
-            (hello.client, welcome.epoch),
+            Greeted::new(&hello, &welcome),
             AtomicPath::Processor,
             OneSided::Elsewhere,
         );
@@ -293,7 +293,8 @@ impl Shared {
             }
         };
         if file.is_some() {
-            // Before the descriptor leaves: from then on the process can map it.
+            // The holder is recorded before the descriptor is sent, because the process can map the
+            // memory from then on.
             self.node.add_holder(link.holder, key.region, key.tag);
             link.held.push((key.region, key.tag));
         }
@@ -303,8 +304,7 @@ impl Shared {
         envelope::send(socket, &out, &fds)
     }
 
-    /// The client's process ended, or its link did: the kernel, or the client, has unmapped
-    /// everything.
+    /// Removes a client whose process or link has ended. Its mappings do not exist any more.
     fn end(&self, guest: Guest) {
         let Some(link) = guest.link else { return };
         link.responder.stream().shut();
@@ -317,6 +317,6 @@ impl Shared {
 fn refuse(socket: &OwnedFd, refusal: Refusal) {
     let mut out = Vec::new();
     put_frame(&mut out, Kind::Goodbye, 0, |body| put_refused(body, refusal));
-    // Best effort: it is told why, if it listens.
+    // The goodbye is best effort.
     let _sent = envelope::send(socket, &out, &[]);
 }

@@ -1,19 +1,23 @@
-//! `shm`: memory of a node on the same host, mapped.
+//! `shm`: mapped memory of a node on the same host.
 //!
-//! One-sided operations are loads, stores and atomic instructions of the client's own processor on
-//! the node's memory: no system call, no thread of the target, which may be stopped. Requests go
-//! through a ring in shared memory per link ([`pipe`]); whoever waits spins briefly and then sleeps
-//! on a futex. A Unix socket ([`envelope`]) passes the memory's descriptors and tells each side
-//! that the other has ended.
+//! One-sided operations are loads, stores and atomic instructions of the client's processor on the
+//! node's memory. They need no system call and no thread of the target, which may be stopped.
+//! Requests use a ring in shared memory per link ([`pipe`]). A thread that waits spins briefly and
+//! then sleeps on a futex. A Unix socket ([`envelope`]) passes the descriptors of the memory and
+//! notifies each side of the other's end.
 //!
-//! **Limits**, which follow from the mapping. 1. A revocation cannot take memory away from a
-//! process that has it mapped; see [`Node`] for what the owner does. 2. A key without the right to
-//! write is mapped read-only, from a descriptor that is read-only; a process of the same user can
-//! get around that as it can around any protection between processes of one user. 3. A node that
-//! was killed is noticed when the kernel closes its socket: until then, microseconds to
-//! milliseconds, operations succeed on memory that nobody will read.
+//! Limits of mapped memory:
+//! 1. A revocation cannot take memory away from a process that has it mapped. [`Node`] says what
+//!    the owner does.
+//! 2. A key without the right to write is mapped read-only, from a read-only descriptor. A process
+//!    of the same user can bypass that, as it can bypass any protection between processes of one
+//!    user.
+//! 3. A client notices a killed node when the kernel closes its socket. Until then, for
+//!    microseconds to milliseconds, operations succeed on memory that nobody will read.
 //!
-//! Thread-safety: all of it. Cost of a READ: two loads of the control page, a look-up, the copy.
+//! Thread-safety: any thread may call any method.
+//! Failure: a link whose socket or pipe ends completes everything in flight as disconnected.
+//! Cost of a READ: two loads of the control page, one look-up and the copy.
 
 mod envelope;
 mod link;
@@ -36,8 +40,8 @@ use link::ShmLink;
 use listener::ShmDoor;
 use watch::Watch;
 
-/// The provider. Addresses are paths of a Unix socket, at most 107 bytes long. Who may
-/// connect is who may write to that path.
+/// The provider for shared memory. An address is the path of a Unix socket, at most 107 bytes long.
+/// Every process that may write to the path may connect.
 #[derive(Clone, Debug)]
 pub struct Shm {
     clock: Arc<dyn Clock>,
@@ -45,8 +49,8 @@ pub struct Shm {
 }
 
 impl Shm {
-    /// With the system's clock. The links of one provider share a thread that notices nodes that
-    /// end.
+    /// Makes a provider with the system's clock. The links of one provider share a thread, which
+    /// notices nodes that end.
     #[must_use]
     pub fn new() -> Self {
         Self { clock: SystemClock::shared(), watch: Arc::new(Watch::default()) }

@@ -1,22 +1,27 @@
-//! The protocol of a pipe: two rings of bytes, and how a side sleeps and is woken. Over abstract
-//! words ([`Words`]), so that the same code runs on shared memory and under a model checker
-//! (`tests`).
+//! The protocol of a pipe: two rings of bytes, and the sleep and wake-up of their two sides. The
+//! protocol uses abstract words ([`Words`]), so that the same code runs on shared memory and under
+//! a model checker (`tests`).
 //!
-//! Invariants: 1. a side writes the head of the ring that it fills and the tail of the ring that it
-//! empties, from counters of its own, and never trusts what it reads of the other's: a distance
-//! larger than the ring breaks the pipe; 2. bytes are in the ring before the head says so, and out
-//! of it before the tail does; 3. a side that goes to sleep says first for what, and looks again
-//! after; a side that made progress looks after it whether the other sleeps for that: one of them
-//! sees the other. Who wrote wakes any sleeper, who made room only one that waits for room.
+//! Invariants:
+//! 1. A side writes the head of the ring that it fills and the tail of the ring that it empties,
+//!    from its own counters. It does not trust the counters of the other side: a distance larger
+//!    than the ring breaks the pipe.
+//! 2. Bytes are in the ring before the head includes them, and are copied out before the tail does.
+//! 3. A side announces its sleep and the reason before it sleeps, and checks the ring again after
+//!    that. A side that made progress checks the announcement after that. Therefore one of them
+//!    notices the other. A writer wakes every sleeping side. A reader wakes only a side that waits
+//!    for room.
 //!
-//! Thread-safety: any thread writes (one at a time), one reads and sleeps. Cost without a sleeper:
-//! a fence and a load for each read, an addition and a load for each write.
+//! Thread-safety: any thread may write, one at a time. One thread reads and sleeps.
+//! Failure: counters that cannot be right break the pipe.
+//! Cost without a sleeping side: a fence and a load for each read, an addition and a load for each
+//! write.
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Which end.
+/// One of the two ends of a pipe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Side {
     Client,
@@ -32,47 +37,47 @@ impl Side {
     }
 }
 
-/// What a side sleeps for, in its `sleeping` word; 0 while it is awake.
+/// Reason of a sleep, in the `sleeping` word of a side. The word is 0 while the side is awake.
 const FOR_BYTES: u32 = 1;
 const FOR_ROOM: u32 = 2;
 
-/// The words that both sides share. A ring is named by the side that fills it.
+/// The words that both sides share. A ring has the name of the side that fills it.
 pub(super) trait Words {
-    /// Bytes of a ring.
+    /// Number of bytes of a ring.
     const RING_BYTES: usize;
-    /// Acquires.
+    /// Loads the head with acquire ordering.
     fn head(&self, from: Side) -> u64;
-    /// Releases.
+    /// Stores the head with release ordering.
     fn set_head(&self, from: Side, head: u64);
-    /// Acquires.
+    /// Loads the tail with acquire ordering.
     fn tail(&self, from: Side) -> u64;
-    /// Releases.
+    /// Stores the tail with release ordering.
     fn set_tail(&self, from: Side, tail: u64);
-    /// `at` and the length lie within the ring.
+    /// Copies bytes into the ring. `at` and the length lie within the ring.
     fn copy_in(&self, from: Side, at: usize, bytes: &[u8]);
-    /// As above.
+    /// Copies bytes out of the ring. `at` and the length lie within the ring.
     fn copy_out(&self, from: Side, at: usize, into: &mut [u8]);
-    /// Acquires.
+    /// Loads the closed flag with acquire ordering.
     fn closed(&self) -> bool;
-    /// Sequentially consistent, as all that follows.
+    /// Sets the closed flag. This method and the following ones are sequentially consistent.
     fn close(&self);
     fn bell(&self, of: Side) -> u32;
     fn toll(&self, of: Side);
     fn sleeping(&self, of: Side) -> u32;
     fn set_sleeping(&self, of: Side, why: u32);
     fn fence(&self);
-    /// Sleeps while the bell holds `before`. May return early.
+    /// Sleeps while the bell equals `before`. The method may return early.
     fn sleep(&self, of: Side, before: u32, timeout: Option<Duration>);
-    /// Ends the other side's sleep on its bell.
+    /// Wakes the side `of` if it sleeps on its bell.
     fn wake(&self, of: Side);
 }
 
-/// One side of a pipe.
+/// One end of a pipe with its own counters.
 #[derive(Debug)]
 pub(super) struct End<W> {
     pub(super) words: W,
     side: Side,
-    /// How much this side wrote, and read, since the beginning.
+    /// Numbers of bytes that this side has written and read.
     written: AtomicU64,
     read: AtomicU64,
 }
@@ -82,28 +87,28 @@ impl<W: Words> End<W> {
         Self { words, side, written: AtomicU64::new(0), read: AtomicU64::new(0) }
     }
 
-    /// Bytes to be read.
+    /// Number of bytes that can be read.
     fn readable(&self) -> io::Result<usize> {
         let head = self.words.head(self.side.other());
         distance::<W>(head, self.read.load(Ordering::Relaxed))
     }
 
-    /// Room to be written to.
+    /// Number of bytes that can be written.
     fn writable(&self) -> io::Result<usize> {
         let tail = self.words.tail(self.side);
         let used = distance::<W>(self.written.load(Ordering::Relaxed), tail)?;
         Ok(W::RING_BYTES - used)
     }
 
-    /// Whether a wait for bytes or for room is over. A pipe that is broken is found so by the read
-    /// or write that follows.
+    /// Whether a wait for bytes or for room is over. The following read or write reports a broken
+    /// pipe.
     pub(super) fn stirred(&self, read: bool, write: bool) -> bool {
         (read && self.readable().unwrap_or(1) > 0)
             || (write && self.writable().unwrap_or(1) > 0)
             || self.words.closed()
     }
 
-    /// Reads what is there; `None` if nothing is.
+    /// Reads the available bytes; `None` if there are none.
     pub(super) fn try_read(&self, into: &mut [u8]) -> io::Result<Option<usize>> {
         let len = self.readable()?.min(into.len());
         if len == 0 {
@@ -125,7 +130,7 @@ impl<W: Words> End<W> {
         Ok(Some(len))
     }
 
-    /// Writes what there is room for; `None` if there is none.
+    /// Writes as many bytes as fit; `None` if the ring is full.
     pub(super) fn try_write(&self, bytes: &[u8]) -> io::Result<Option<usize>> {
         let len = self.writable()?.min(bytes.len());
         if len == 0 {
@@ -149,8 +154,8 @@ impl<W: Words> End<W> {
         }
     }
 
-    /// Sleeps until there are bytes, or also `for_room`, or until the bell of this side rings; not
-    /// at all if `stirred` says that there is something already. Whether it slept.
+    /// Sleeps until bytes arrive, until there is room if `for_room`, or until this side's bell
+    /// rings. The method does not sleep if `stirred` returns true. Returns whether it slept.
     pub(super) fn sleep(
         &self,
         for_room: bool,
@@ -169,7 +174,7 @@ impl<W: Words> End<W> {
         sleeps
     }
 
-    /// Ends this side's sleep, or its next one.
+    /// Ends this side's current or next sleep.
     pub(super) fn nudge(&self) {
         self.ring_bell(self.side);
     }
@@ -182,7 +187,7 @@ impl<W: Words> End<W> {
     }
 }
 
-/// How far a counter is ahead of another; an error if that cannot be.
+/// The distance of two counters. An impossible distance is an error.
 fn distance<W: Words>(head: u64, tail: u64) -> io::Result<usize> {
     match usize::try_from(head.wrapping_sub(tail)) {
         Ok(bytes) if bytes <= W::RING_BYTES => Ok(bytes),
@@ -190,7 +195,7 @@ fn distance<W: Words>(head: u64, tail: u64) -> io::Result<usize> {
     }
 }
 
-/// Where a copy of `len` bytes begins, and how much of it lies before the ring's end.
+/// The start of a copy of `len` bytes, and the number of bytes before the end of the ring.
 fn pieces<W: Words>(position: u64, len: usize) -> (usize, usize) {
     let at = (position % W::RING_BYTES as u64) as usize;
     (at, len.min(W::RING_BYTES - at))

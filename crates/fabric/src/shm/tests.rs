@@ -1,8 +1,8 @@
-//! A pipe's protocol under every interleaving that a model checker tries, and the proof that it
-//! would see the mistakes that the protocol guards against. The code is that of production
-//! ([`End`]); the words are the checker's, and rings are four bytes long. It explores interleavings
-//! of sequentially consistent steps: what weaker memory needs is argued in `ring`. A lost wake-up
-//! is a deadlock, which the checker reports.
+//! The protocol of a pipe under a model checker, which tries interleavings of sequentially
+//! consistent steps, and proofs that the checker finds the mistakes that the protocol avoids. The
+//! code is the production code ([`End`]) with the words of the checker and rings of four bytes. The
+//! module `ring` gives the reasons for weaker memory. The checker reports a lost wake-up as a
+//! deadlock.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,16 +15,16 @@ use super::ring::{End, Side, Words};
 
 const BYTES: usize = 4;
 
-/// What a model leaves out.
+/// The step that a model omits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Mistake {
     #[default]
     None,
-    /// Who sleeps does not say so.
+    /// A side sleeps without announcing it.
     SecretSleep,
-    /// Who makes room does not look for a sleeper.
+    /// A reader makes room without checking for a sleeping side.
     NoRoomTold,
-    /// The head goes ahead of the bytes.
+    /// The head is stored before the bytes.
     HeadFirst,
 }
 
@@ -39,7 +39,7 @@ struct Ring {
 struct Bell {
     count: AtomicU32,
     sleeping: AtomicU32,
-    /// The kernel compares the word and puts the thread to sleep in one step.
+    /// Makes the comparison and the sleep of the kernel one step.
     kernel: Mutex<()>,
     woken: Condvar,
 }
@@ -107,7 +107,7 @@ impl Words for Arc<Memory> {
     }
     fn sleeping(&self, of: Side) -> u32 {
         let why = self.of(of).sleeping.load(Ordering::SeqCst);
-        // The second bit is that of a side that waits for room.
+        // The second bit means that the side waits for room.
         if self.mistake == Mistake::NoRoomTold { why & 1 } else { why }
     }
     fn set_sleeping(&self, of: Side, why: u32) {
@@ -136,7 +136,7 @@ fn wait(end: &End<Arc<Memory>>, read: bool, write: bool) {
     end.sleep(write, None, || end.stirred(read, write));
 }
 
-/// Sends 1 to `count` in pieces of at most `piece`.
+/// Sends 1 to `count` in pieces of at most `piece` bytes.
 fn send(end: &End<Arc<Memory>>, count: u8, piece: usize) {
     let bytes: Vec<u8> = (1..=count).collect();
     let mut sent = 0;
@@ -149,7 +149,7 @@ fn send(end: &End<Arc<Memory>>, count: u8, piece: usize) {
     }
 }
 
-/// Reads until `count` bytes have come, or the end.
+/// Reads until `count` bytes have arrived, or until the end.
 fn receive(end: &End<Arc<Memory>>, count: usize) -> Vec<u8> {
     let mut got = Vec::new();
     let mut into = [0; BYTES];
@@ -168,8 +168,8 @@ fn ends(mistake: Mistake) -> (End<Arc<Memory>>, End<Arc<Memory>>) {
     (End::new(Arc::clone(&memory), Side::Client), End::new(memory, Side::Node))
 }
 
-/// More bytes than the ring holds go there and back. With pieces of half the ring, a reader finds
-/// exactly that.
+/// Sends more bytes than the ring holds, in both directions. With pieces of half the ring, a reader
+/// finds exactly that number.
 fn bytes_pass(mistake: Mistake, piece: usize) {
     const COUNT: u8 = 9;
     let (client, node) = ends(mistake);
@@ -184,7 +184,7 @@ fn bytes_pass(mistake: Mistake, piece: usize) {
     echo.join().unwrap();
 }
 
-/// A sleeper is ended by the other side, or by a nudge from its own.
+/// Lets the other side, or a nudge of the same side, end a sleep.
 fn ends_are_noticed() {
     let (client, node) = ends(Mistake::None);
     let node = Arc::new(node);
@@ -198,7 +198,7 @@ fn ends_are_noticed() {
     };
     send(&client, 2, 2);
     client.close();
-    // What was written before the end may be read after it: `Pipe::try_read` looks once more.
+    // Bytes before the end may be read after it: `Pipe::try_read` checks once more.
     let mut got = sleeper.join().unwrap();
     nudger.join().unwrap();
     got.extend(receive(&node, 2 - got.len()));
@@ -206,7 +206,7 @@ fn ends_are_noticed() {
 }
 
 #[test]
-fn every_byte_arrives_in_order_and_nobody_sleeps_for_ever() {
+fn every_byte_arrives_in_order() {
     for piece in [1, BYTES / 2, BYTES - 1] {
         shuttle::check_random(move || bytes_pass(Mistake::None, piece), 2000);
         shuttle::check_pct(move || bytes_pass(Mistake::None, piece), 2000, 3);
@@ -214,24 +214,24 @@ fn every_byte_arrives_in_order_and_nobody_sleeps_for_ever() {
 }
 
 #[test]
-fn an_end_and_a_nudge_wake_the_sleeper() {
+fn end_and_nudge_wake_the_sleeping_side() {
     shuttle::check_random(ends_are_noticed, 4000);
 }
 
 #[test]
 #[should_panic(expected = "deadlock")]
-fn a_sleep_that_is_not_announced_is_found() {
+fn unannounced_sleep_is_found() {
     shuttle::check_random(|| bytes_pass(Mistake::SecretSleep, 3), 4000);
 }
 
 #[test]
 #[should_panic(expected = "deadlock")]
-fn room_that_is_not_told_of_is_found() {
+fn missing_wake_up_for_room_is_found() {
     shuttle::check_random(|| bytes_pass(Mistake::NoRoomTold, 2), 4000);
 }
 
 #[test]
 #[should_panic(expected = "never written")]
-fn a_head_that_goes_ahead_is_found() {
+fn head_before_its_bytes_is_found() {
     shuttle::check_random(|| bytes_pass(Mistake::HeadFirst, 3), 4000);
 }

@@ -1,4 +1,5 @@
-//! Notices nodes that end: one thread for all links of a provider, asleep until a socket is closed.
+//! Watches for nodes that end: one thread for all links of a provider, which sleeps until a socket
+//! is closed.
 
 use std::fmt;
 use std::os::fd::OwnedFd;
@@ -11,9 +12,9 @@ use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::alarm::Alarm;
 
-/// What is told.
+/// A link that the thread notifies.
 pub(super) trait Watched: Send + Sync {
-    /// The node at the other end of the socket is gone.
+    /// Called after the node at the other end of the socket has ended.
     fn ended(&self);
 }
 
@@ -28,8 +29,8 @@ struct Inner {
     owner: Weak<Watch>,
 }
 
-/// The thread holds the socket while it sleeps, never the link: so that a link can be dropped
-/// meanwhile.
+/// A socket and its link. The thread keeps the socket while it sleeps, and never the link, so that
+/// the link can be dropped meanwhile.
 type Entry = (Arc<OwnedFd>, Weak<dyn Watched>);
 
 impl fmt::Debug for Watch {
@@ -62,7 +63,7 @@ impl Watch {
         Ok(())
     }
 
-    /// Looks again at who is watched: a link was dropped.
+    /// Makes the thread read its list again, because a link was dropped.
     pub(super) fn stir(&self) {
         if let Some(inner) = &*self.inner.lock() {
             inner.alarm.ring();
@@ -77,7 +78,7 @@ impl Drop for Watch {
 }
 
 impl Inner {
-    /// Ends when neither the provider nor a link is left.
+    /// Runs until neither the provider nor a link exists.
     fn run(&self) {
         loop {
             let watched: Vec<Entry> = {
@@ -88,7 +89,7 @@ impl Inner {
             if watched.is_empty() && self.owner.strong_count() == 0 {
                 return;
             }
-            // No events asked for: the end is told anyway.
+            // The kernel reports the end without requested events.
             let sockets =
                 watched.iter().map(|(socket, _)| PollFd::new(&**socket, PollFlags::empty()));
             let alarm = PollFd::from_borrowed_fd(self.alarm.fd(), PollFlags::IN);

@@ -1,5 +1,5 @@
-//! Requests and answers: messages of their own, which are lost, doubled and overtaken. The link
-//! asks again when one was lost; the node knows what it executed.
+//! Requests and answers, which are messages of their own. The network may lose, double and reorder
+//! them. The link sends a lost one again, and the node knows which requests it has executed.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -13,16 +13,16 @@ use super::wire::{Number, What, Wire};
 use crate::body::Body;
 use crate::body::MESSAGE_BYTES_MAX;
 use crate::link::{Call, Session};
-use crate::node::{Answer, Request};
+use crate::node::{Answer, Delivery, Request};
 use crate::promise::{Promise, Slot};
 use crate::refusal::{Reason, Refusal};
 
-/// A request in flight.
+/// A request that is in flight.
 pub(super) struct Asked {
     number: u64,
     oldest: u64,
     retry: bool,
-    /// Its number stays open when nobody knows what came of it.
+    /// Whether the number stays open if the outcome is unknown.
     keep: bool,
     deadline: Duration,
     body: Body,
@@ -72,7 +72,7 @@ impl Wire {
         self.promise(slot)
     }
 
-    /// When a message of `bytes` that `from` sends now leaves.
+    /// Time at which a message of `bytes` leaves that `from` sends now.
     fn leaves_ps(&self, from: Life, bytes: usize) -> u64 {
         let now_ps = self.network.now_ps();
         self.network.on(from.host, |machine| {
@@ -82,8 +82,8 @@ impl Wire {
         })
     }
 
-    /// A message of `bytes` has reached the card of `to`: `then` runs when a thread has received
-    /// it.
+    /// Handles a message of `bytes` that has reached the card of `to`. `then` runs after a thread
+    /// has received it.
     fn received(&self, to: Life, bytes: usize, then: impl FnOnce() + Send + 'static) {
         let now_ps = self.network.now_ps();
         let received_ps = self.network.on(to.host, |machine| {
@@ -125,7 +125,7 @@ impl Wire {
         }
     }
 
-    /// The request, or its answer, was lost: the client will ask again.
+    /// Plans to send a request again, because the request or its answer was lost.
     fn ask_again_after(self: &Arc<Self>, number: u64, ready_ps: u64) {
         let transport = self.network.transport();
         let wire = Arc::clone(self);
@@ -139,7 +139,7 @@ impl Wire {
         self.network.scheduler.at(ready_ps / 1000 + transport.again_ns, self.near, again);
     }
 
-    /// The request has reached the node's card.
+    /// Handles a request that has reached the node's card.
     fn hear(self: &Arc<Self>, asked: Arc<Asked>) {
         let wire = Arc::clone(self);
         self.received(self.far, asked.body.len(), move || wire.handle(&asked));
@@ -152,8 +152,9 @@ impl Wire {
         self.network.scheduler.record(asked.number);
         let (client, number) = (self.session.client(), asked.number);
         let request = Request { client, number, deadline: asked.deadline, body: &asked.body };
-        let facts = (asked.oldest, asked.retry);
-        if let Some(answer) = self.node.request(request, self.arrival(), facts) {
+        let (arrival, oldest, retry) = (self.arrival(), asked.oldest, asked.retry);
+        let delivery = Delivery { arrival, oldest, retry };
+        if let Some(answer) = self.node.request(request, delivery) {
             self.send_answer(number, &answer);
         }
     }
@@ -178,7 +179,7 @@ impl Wire {
         }
     }
 
-    /// The answer has reached the client's card.
+    /// Handles an answer that has reached the client's card.
     fn answered(self: &Arc<Self>, number: u64, answer: Answer) {
         let (wire, bytes) = (Arc::clone(self), answer.as_ref().map_or(0, |body| body.len()));
         self.received(self.near, bytes, move || {

@@ -1,5 +1,5 @@
-//! How a link comes up: a question to the door and its answer, asked again while packets are lost
-//! and the deadline has not passed.
+//! Connecting: a question to the door of a node, and its answer. The client asks again while
+//! packets are lost and the deadline has not passed.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::refusal::{Reason, Refusal};
 
 type Outcome = Result<Arc<dyn Link>>;
 
-/// A connection that is being made.
+/// A connection attempt.
 struct Attempt {
     network: Arc<Network>,
     near: Life,
@@ -40,7 +40,7 @@ pub(super) fn connect(network: &Arc<Network>, near: Life, to: Connect) -> Promis
     let (network, kept) = (Arc::clone(network), Arc::clone(&slot));
     let driver = Arc::new(Runs(network.scheduler.clone()));
     let attempt = Arc::new(Attempt { network, near, host, to, deadline_ns, slot });
-    // Whatever becomes of the question: a machine that has stopped keeps it.
+    // The attempt is kept for the deadline, whatever happens to the question.
     let waits = Arc::clone(&attempt);
     attempt.network.scheduler.at(deadline_ns, near, move || give_up(&waits));
     ask(attempt);
@@ -49,11 +49,11 @@ pub(super) fn connect(network: &Arc<Network>, near: Life, to: Connect) -> Promis
 
 fn ask(attempt: Arc<Attempt>) {
     let network = Arc::clone(&attempt.network);
-    // Any life of the machine answers: a connection knows of none before it is made.
+    // Any life of the machine may answer, because a connection belongs to none before it exists.
     let far = network.scheduler.life(attempt.host);
     match network.cross(attempt.near, far, network.now_ps()) {
         Crossing::Arrives { at_ns, .. } => {
-            // Should the machine crash meanwhile, nobody answers: the client asks again.
+            // If the machine crashes meanwhile, no answer arrives, and the client asks again.
             let lost = Arc::clone(&attempt);
             let again_ns = at_ns + network.transport().again_ns;
             network.scheduler.at(at_ns, far, {
@@ -70,7 +70,7 @@ fn ask(attempt: Arc<Attempt>) {
     }
 }
 
-/// Asks again after a while, or gives up.
+/// Plans to ask again, or ends the attempt.
 fn later(attempt: Arc<Attempt>) {
     let network = Arc::clone(&attempt.network);
     let at_ns = network.scheduler.now_ns() + network.transport().again_ns;
@@ -86,7 +86,7 @@ fn give_up(attempt: &Attempt) {
     }
 }
 
-/// The question is at the door.
+/// Handles a question that has reached the door.
 fn knock(attempt: &Arc<Attempt>, far: Life) {
     let (network, to) = (&attempt.network, &attempt.to);
     let opened = match network.door(&to.address) {
@@ -102,7 +102,7 @@ fn knock(attempt: &Arc<Attempt>, far: Life) {
             let attempt = Arc::clone(attempt);
             network.scheduler.at(at_ns, attempt.near, move || {
                 if attempt.slot.is_done() {
-                    // Too late: nobody waits any more.
+                    // The attempt has ended, so the link is not used.
                     return opened.iter().for_each(|wire| wire.depart());
                 }
                 if opened.is_ok() {

@@ -1,9 +1,10 @@
-//! One direction of a link's reliable half: packets arrive in the order in which they were sent,
-//! each once. A lost packet is sent again after a while and holds up those behind it, as on a
+//! One direction of the reliable part of a link. Packets arrive once, in the order in which they
+//! were sent. A lost packet is sent again after a while and delays the packets after it, as on a
 //! reliable connection of an InfiniBand card.
 //!
-//! Invariant: what arrives later was sent later, and no two packets arrive in the same nanosecond.
-//! Failure: a packet that was sent too often breaks the link, and with it go all that wait.
+//! Invariant: packets arrive in the order of their sending, and no two in the same nanosecond.
+//!
+//! Failure: a packet that was sent too often breaks the link and loses all waiting packets.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -25,10 +26,10 @@ struct Packet {
 struct Line {
     waiting: VecDeque<Packet>,
     tries: u32,
-    /// An event will send the first one again.
+    /// Whether an event will send the first packet again.
     held: bool,
     last_ns: u64,
-    /// The same of messages, which go past the line.
+    /// Arrival of the last message. Messages do not wait in the line.
     last_message_ns: u64,
 }
 
@@ -38,12 +39,12 @@ pub(super) struct Lane {
     line: Mutex<Line>,
 }
 
-/// Which of a link's lanes.
+/// The direction of a lane.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Way {
-    /// From the client to the node.
+    /// The direction from the client to the node.
     There,
-    /// From the node to the client.
+    /// The direction from the node to the client.
     Back,
 }
 
@@ -54,8 +55,8 @@ impl Lane {
 }
 
 impl Wire {
-    /// When a message that could arrive at `at_ns` does: behind those before it, unless the network
-    /// is one that lets packets overtake each other.
+    /// The arrival of a message that could arrive at `at_ns`. It follows earlier messages, unless
+    /// the network lets packets overtake each other.
     pub(super) fn in_turn(&self, way: Way, at_ns: u64) -> u64 {
         if !self.network.keeps_order() {
             return at_ns;
@@ -65,7 +66,7 @@ impl Wire {
         line.last_message_ns
     }
 
-    /// Sends a packet that leaves at `ready_ps`; `arrival` is what it does where it arrives.
+    /// Sends a packet that leaves at `ready_ps`. `arrival` runs where it arrives.
     pub(super) fn send(
         self: &Arc<Self>,
         way: Way,
@@ -83,7 +84,7 @@ impl Wire {
         }
     }
 
-    /// Sends what waits, until something is lost.
+    /// Sends the waiting packets until one is lost.
     fn push_on(self: &Arc<Self>, way: Way) {
         let lane = self.lane(way);
         let scheduler = &self.network.scheduler;

@@ -1,30 +1,33 @@
 //! `sim`: the fabric in virtual time, with faults, from one seed.
 //!
 //! A [`Network`] joins the [`Host`]s of a
-//! [`Simulation`](archipelago_base::simulation::Simulation). Each has a [`Model`] of its card, wire
-//! and threads, and a provider [`Sim`], through which it serves nodes and connects to others.
-//! Operations are executed by the same code at the target as those of `tcp` (`Node::execute`,
-//! `Node::request`), at the virtual time at which the model says that they take place.
+//! [`Simulation`](archipelago_base::simulation::Simulation). Each host has a [`Model`] of its card,
+//! wire and threads, and a provider [`Sim`], with which it serves nodes and connects to others. The
+//! node executes operations with the same code as for `tcp` (`Node::execute`, `Node::request`), at
+//! the virtual time that the model computes.
 //!
-//! | part | in |
+//! | part | file |
 //! | --- | --- |
-//! | what everything costs; what goes wrong | `model.rs` |
-//! | machines, doors, loss, cuts, crashes | `network.rs` |
-//! | a link's two ends; what is in flight | `wire.rs` |
+//! | costs and faults | `model.rs` |
+//! | machines, doors, losses, cuts, crashes | `network.rs` |
+//! | the two ends of a link, and operations in flight | `wire.rs` |
 //! | packets that arrive in order | `lane.rs` |
 //! | one-sided operations; requests | `onesided.rs`, `asking.rs` |
-//! | how links come up | `connect.rs` |
+//! | connecting | `connect.rs` |
 //!
-//! What differs from the other providers. 1. A post leaves at once. 2. Somebody has to run the
-//! simulation: tasks within it await promises; [`Promise::wait`] runs it, from outside only. 3.
-//! Requests of a link are messages of their own: with [`Faults::delay_ns_max`] they overtake each
-//! other and the link's one-sided operations. 4. Sessions and nodes come from [`Network::session`]
-//! and [`Network::node`], so that their random numbers follow from the seed.
+//! Differences to the other providers:
+//! 1. A post leaves immediately.
+//! 2. The simulation must run. Tasks in it await promises. [`Promise::wait`] runs the simulation,
+//!    and only code outside it may call that.
+//! 3. Requests of a link are messages of their own. With [`Faults::delay_ns_max`] they overtake
+//!    each other and the link's one-sided operations.
+//! 4. Sessions and nodes come from [`Network::session`] and [`Network::node`], so that their random
+//!    numbers depend on the seed.
 //!
-//! Failure: a machine that crashes is noticed after a time ([`Transport`]), one that is cut off
-//! when packets were sent again often enough; the link is then down. A machine that restarted
-//! resets links to its earlier life at the next packet. Cost: three to seven steps of the scheduler
-//! for an operation.
+//! Thread-safety: as for the simulation. Failure: a link goes down after a time ([`Transport`]) if
+//! its machine crashes, and after several lost packets if its machine is cut off. A machine that
+//! restarted resets links to its earlier life at their next packet. Cost: three to seven steps of
+//! the scheduler for an operation.
 //!
 //! ```
 //! use archipelago_base::Epoch;
@@ -79,8 +82,8 @@ use crate::promise::Promise;
 pub use model::{Costs, Faults, Model, Transport, Work};
 pub use network::Network;
 
-/// The provider, as it is seen from one host. An address is the host's name, with `:` and anything
-/// behind it for more than one node on a host.
+/// The provider of one host. An address is the name of a host. A host with several nodes adds `:`
+/// and a suffix of its choice.
 #[derive(Clone, Debug)]
 pub struct Sim {
     network: Arc<Network>,
@@ -93,28 +96,28 @@ impl Sim {
         Self { network, host, path: AtomicPath::Processor }
     }
 
-    /// The same, as a fabric whose card executes atomics: regions for it are allocated with
-    /// [`AtomicPath::Card`], and the node itself cannot swap their words. Default:
+    /// Sets the hardware that executes atomic operations. With [`AtomicPath::Card`] the regions
+    /// need that path, too, and the node itself cannot swap their words. The default is
     /// [`AtomicPath::Processor`].
     #[must_use]
     pub fn with_atomics(self, path: AtomicPath) -> Self {
         Self { path, ..self }
     }
 
-    /// The host that it is seen from.
+    /// The host of this provider.
     #[must_use]
     pub fn host(&self) -> &Host {
         &self.host
     }
 
-    /// The network.
+    /// The network of this provider.
     #[must_use]
     pub fn network(&self) -> &Arc<Network> {
         &self.network
     }
 
-    /// Done when a thread of the host has worked for `ps` picoseconds: what local computation
-    /// costs.
+    /// A future that completes after a thread of the host has worked for `ps` picoseconds. It
+    /// models local computation.
     #[must_use]
     pub fn work(&self, ps: u64) -> Sleep {
         let now_ps = self.network.now_ps();
@@ -166,7 +169,7 @@ impl Drop for SimDoor {
     }
 }
 
-/// Runs the simulation for whoever waits outside it.
+/// Runs the simulation for a caller outside it.
 pub(super) struct Runs(pub(super) Scheduler);
 
 impl Driver for Runs {
@@ -175,6 +178,6 @@ impl Driver for Runs {
         assert!(ended, "nothing is left to happen in the simulation, and the promise is not kept");
     }
 
-    /// Posts leave at once, and whoever runs the simulation receives.
+    /// Does nothing: posts leave immediately, and the running simulation receives.
     fn attend(&self) {}
 }

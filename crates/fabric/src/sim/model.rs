@@ -1,56 +1,57 @@
-//! What a machine costs in virtual time: its network card, its wire, its threads.
+//! The costs of a machine in virtual time: its network card, its wire and its threads.
 //!
-//! Decision 0012 has the model, every figure and where it is from. All times are picoseconds,
-//! because a card takes some tens of nanoseconds for an operation and a rounded one would be wrong
-//! by per cents.
+//! Decision 0012 has the model, all its figures and their sources. Times are picoseconds, because a
+//! card needs some tens of nanoseconds for an operation, and rounding would cause errors of several
+//! per cent. The module consists of pure functions and data.
 
-/// What each verb takes of one of a card's servers, in picoseconds. An operation whose bytes take
-/// longer takes that.
+/// Time that each verb takes of one server of a card, in picoseconds. An operation takes longer if
+/// its bytes do.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Costs {
-    /// A READ's request.
+    /// Time of the request of a READ.
     pub read_ps: u64,
-    /// A WRITE.
+    /// Time of a WRITE without its bytes.
     pub write_ps: u64,
-    /// A compare-and-swap or fetch-and-add.
+    /// Time of a compare-and-swap or fetch-and-add.
     pub atomic_ps: u64,
-    /// A request or an answer.
+    /// Time of a request or an answer.
     pub message_ps: u64,
 }
 
-/// A machine. [`Model::CONNECTX3`] is the calibrated one, [`Model::quick`] the one for tests of
+/// The costs of a machine. [`Model::CONNECTX3`] is calibrated, and [`Model::quick`] is for tests of
 /// protocols.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Model {
-    /// The card's server of what the machine sends.
+    /// The card's server for sent packets.
     pub outbound: Costs,
-    /// The card's server of what it receives.
+    /// The card's server for received packets.
     pub inbound: Costs,
-    /// The card's unit for atomic operations, behind the inbound server.
+    /// Time of the card's unit for atomic operations, which follows the server for received
+    /// packets.
     pub atomics_ps: u64,
-    /// Time for a byte, in each direction.
+    /// Time for one byte in each direction.
     pub byte_ps: u64,
-    /// Bytes of a packet's headers.
+    /// Number of header bytes of a packet.
     pub header_bytes: u64,
-    /// To any other machine, one way.
+    /// One-way latency to any other machine.
     pub latency_ps: u64,
-    /// Threads that work.
+    /// Number of threads that work.
     pub threads: u32,
-    /// A thread's time to post a batch.
+    /// Time of a thread to post a batch.
     pub post_ps: u64,
-    /// A thread's time to learn of a batch's completion.
+    /// Time of a thread to handle the completion of a batch.
     pub complete_ps: u64,
-    /// A thread's time for a message, on each side.
+    /// Time of a thread for a message, on each side.
     pub message_ps: u64,
-    /// A thread's time for a compare-and-swap of local memory.
+    /// Time of a thread for a compare-and-swap of local memory.
     pub local_swap_ps: u64,
-    /// A thread's time for a copy of 128 bytes of local memory.
+    /// Time of a thread for a copy of 128 bytes of local memory.
     pub local_read_ps: u64,
 }
 
 impl Model {
-    /// A node of FlexKV's testbed: ConnectX-3 of 56 Gbit/s, 10 clients' threads. Frozen by decision
-    /// 0012.
+    /// A node of FlexKV's testbed: ConnectX-3 with 56 Gbit/s, and 10 client threads. Decision 0012
+    /// freezes its figures.
     pub const CONNECTX3: Self = Self {
         outbound: Costs {
             read_ps: 45_455,
@@ -71,9 +72,9 @@ impl Model {
         local_read_ps: 67_123,
     };
 
-    /// A wire of 1 µs, 10 ns for each operation at the node, so that batches of several clients
-    /// mix, and nothing else that costs: for protocols, whose order of events counts and not their
-    /// speed.
+    /// A model for protocols, whose order of events matters and whose speed does not. The wire
+    /// takes 1 µs. Each operation takes 10 ns at the node, so that batches of several clients
+    /// interleave.
     #[must_use]
     pub fn quick() -> Self {
         let (none, some) = (Costs::default(), 10_000);
@@ -93,8 +94,8 @@ impl Model {
         }
     }
 
-    /// The same with every time `factor` times as long: rates and bandwidth fall by it, ratios
-    /// stay. Say so where figures are printed.
+    /// The model with all times multiplied by `factor`. Rates and bandwidth fall by it, and ratios
+    /// stay. A report of such figures must say so.
     #[must_use]
     pub fn scaled(&self, factor: u64) -> Self {
         let costs = |costs: &Costs| Costs {
@@ -119,7 +120,7 @@ impl Model {
         }
     }
 
-    /// What a packet with `bytes` of payload takes of a server whose verb takes `verb_ps`.
+    /// Time that a packet with `bytes` of payload takes of a server, if its verb takes `verb_ps`.
     pub(super) fn packet_ps(&self, verb_ps: u64, bytes: u64) -> u64 {
         verb_ps.max((bytes + self.header_bytes) * self.byte_ps)
     }
@@ -131,34 +132,32 @@ impl Default for Model {
     }
 }
 
-/// What goes wrong on the network; shares lie within 0 and 1. By default nothing.
+/// Faults of the network. Shares lie between 0 and 1. There are none by default.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Faults {
-    /// Share of packets that are lost. One-sided operations and their completions are sent again by
-    /// the transport, in order; requests and answers are asked for again by the link.
+    /// Share of packets that are lost. The transport sends one-sided operations and their
+    /// completions again, in order. The link sends requests and answers again.
     pub loss: f64,
     /// Share of requests and answers that arrive twice.
     pub duplicate: f64,
-    /// Every packet takes up to this much longer, at random: packets of different links overtake
-    /// each other, and so do requests and answers of one. One-sided operations of a link stay in
+    /// Largest extra delay of a packet, which is random. Packets of different links overtake each
+    /// other, and so do requests and answers of one link. One-sided operations of a link stay in
     /// order.
     pub delay_ns_max: u64,
-    /// Share of READs and WRITEs of more than a word that take place in two parts, a moment apart.
+    /// Share of READs and WRITEs of several words that happen in two parts at different times.
     pub tear: f64,
-    /// Share of batches on mapped memory that are refused as a whole, as on a link that is given up
-    /// at that moment.
+    /// Share of batches on mapped memory that are refused as a whole, as if the link were given up.
     pub refuse: f64,
 }
 
-/// How hard a connection tries.
+/// Retries and time limits of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Transport {
-    /// A lost packet is sent again after this long. Default: 1 ms.
+    /// Time after which a lost packet is sent again. The default is 1 ms.
     pub again_ns: u64,
-    /// So often; then the link is down. Default: 7.
+    /// Number of attempts after which the link goes down. The default is 7.
     pub tries: u32,
-    /// A machine that crashed is noticed at the other ends of its links after this long. Default:
-    /// 10 ms.
+    /// Time after which the other ends of its links notice a crashed machine. The default is 10 ms.
     pub notice_ns: u64,
 }
 
@@ -168,34 +167,35 @@ impl Default for Transport {
     }
 }
 
-/// What a machine has worked so far, in ns: what comes near the time that passed is a bottleneck.
+/// Busy times of a machine in nanoseconds. A part that was busy almost all the time is a
+/// bottleneck.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Work {
-    /// The machine.
+    /// Name of the machine.
     pub machine: String,
-    /// What its card sent.
+    /// Busy time of the card's server for sent packets.
     pub outbound_ns: u64,
-    /// What its card received.
+    /// Busy time of the card's server for received packets.
     pub inbound_ns: u64,
-    /// Its card's unit for atomics.
+    /// Busy time of the card's unit for atomic operations.
     pub atomics_ns: u64,
-    /// Each of its threads, on average.
+    /// Average busy time of a thread.
     pub thread_ns: u64,
 }
 
-/// One at a time, first come, first served.
+/// A server with a queue: first come, first served.
 #[derive(Debug, Default)]
 pub(super) struct Server {
     free_ps: u64,
-    /// All work so far.
+    /// Busy time so far.
     pub(super) busy_ps: u64,
 }
 
 impl Server {
-    /// Work of `cost_ps` that comes at `from_ps`: when it is done.
+    /// Adds work of `cost_ps` that arrives at `from_ps`. Returns its end.
     pub(super) fn take(&mut self, from_ps: u64, cost_ps: u64) -> u64 {
         if cost_ps == 0 {
-            // What costs nothing waits for nobody.
+            // Work without cost does not wait in the queue.
             return from_ps;
         }
         self.free_ps = self.free_ps.max(from_ps) + cost_ps;
@@ -204,11 +204,11 @@ impl Server {
     }
 }
 
-/// Several servers, whichever is free first.
+/// Several servers. The first free one takes the next work.
 #[derive(Debug)]
 pub(super) struct Threads {
     free_ps: Vec<u64>,
-    /// All work so far, of all threads.
+    /// Busy time of all threads so far.
     busy_ps: u64,
 }
 
@@ -217,7 +217,7 @@ impl Threads {
         Self { free_ps: vec![0; count.max(1) as usize], busy_ps: 0 }
     }
 
-    /// All work so far, a thread.
+    /// Average busy time of a thread so far.
     pub(super) fn busy_ps(&self) -> u64 {
         self.busy_ps / self.free_ps.len() as u64
     }
@@ -238,7 +238,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_server_serves_in_turn_and_threads_side_by_side() {
+    fn server_serves_in_turn_and_threads_in_parallel() {
         let mut server = Server::default();
         assert_eq!(
             [server.take(100, 10), server.take(100, 10), server.take(500, 10)],
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn a_packet_takes_its_verbs_time_or_its_bytes() {
+    fn packet_takes_the_longer_of_verb_and_bytes() {
         let model = Model::CONNECTX3;
         assert_eq!(model.packet_ps(28_571, 8), 28_571);
         assert_eq!(model.packet_ps(28_571, 4096), (4096 + 42) * 147);

@@ -1,9 +1,14 @@
-//! The network of a simulation: machines and their cards, doors, connections, and what is wrong
-//! with the wires.
+//! The network of a simulation: machines and their cards, doors, connections, and faults.
 //!
-//! Invariants: 1. a packet reaches a machine only in the life that it was sent to; a later life
-//! answers with a reset; 2. the dice of the network are its own, drawn in the order of the steps,
-//! so a run follows from its seed; 3. the network's lock is held for arithmetic alone.
+//! Invariants:
+//! 1. A packet reaches a machine only in the life to which it was sent. A later life answers with a
+//!    reset.
+//! 2. The network has its own random numbers, drawn in the order of the steps. Therefore a run
+//!    depends only on its seed.
+//! 3. The lock of the network is held only for arithmetic.
+//!
+//! Thread-safety: as for the simulation.
+//! Failure: an address without a machine or door is an error of the connection.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -22,7 +27,7 @@ use crate::link::Session;
 use crate::node::{AtomicPath, Handler, LinkEnd, Node};
 use crate::refusal::{Reason, Refusal};
 
-/// A machine's card and threads.
+/// The card and the threads of a machine.
 pub(super) struct Machine {
     name: String,
     pub(super) model: Model,
@@ -32,7 +37,7 @@ pub(super) struct Machine {
     pub(super) threads: Threads,
 }
 
-/// A node that listens.
+/// A node that accepts connections.
 #[derive(Clone)]
 pub(super) struct Door {
     pub(super) number: u64,
@@ -46,28 +51,28 @@ struct State {
     faults: Faults,
     transport: Transport,
     machines: BTreeMap<HostId, Machine>,
-    /// (from, to) over which nothing comes.
+    /// Pairs of sender and receiver between which nothing passes.
     cut: BTreeSet<(HostId, HostId)>,
     doors: BTreeMap<String, Door>,
     doors_made: u64,
     wires: Vec<Weak<Wire>>,
     wires_made: u32,
-    /// Whether one-sided operations need no network.
+    /// Whether one-sided operations use mapped memory instead of the network.
     shares_memory: bool,
 }
 
-/// What becomes of a packet.
+/// The fate of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Crossing {
-    /// It arrives at this time; a second copy of it at the other, if it is doubled.
+    /// It arrives at `at_ns`, and if it is doubled, also at `again_ns`.
     Arrives { at_ns: u64, again_ns: Option<u64> },
     /// It does not arrive.
     Lost,
-    /// It arrives at a later life, which knows nothing of the connection.
+    /// It arrives at a later life, which does not know the connection.
     Reset,
 }
 
-/// See the module. One for a simulation; machines [`join`](Network::join) it.
+/// The network of a simulation, which machines [`join`](Network::join).
 pub struct Network {
     pub(super) scheduler: Scheduler,
     me: Weak<Network>,
@@ -81,7 +86,7 @@ impl fmt::Debug for Network {
 }
 
 impl Network {
-    /// A network without machines or faults.
+    /// Makes a network without machines and faults.
     #[must_use]
     pub fn new(scheduler: &Scheduler) -> Arc<Self> {
         let state = State {
@@ -106,7 +111,7 @@ impl Network {
         network
     }
 
-    /// Gives `host` a card; the provider as it is seen from there. Joining again changes the model.
+    /// Gives `host` a card, and returns its provider. A second call changes the model.
     pub fn join(&self, host: &Host, model: Model) -> Sim {
         let machine = Machine {
             name: host.name().to_owned(),
@@ -121,7 +126,7 @@ impl Network {
         Sim::new(network, host.clone())
     }
 
-    /// A node whose keys follow from the simulation's seed.
+    /// Makes a node whose keys depend on the seed of the simulation.
     pub fn node(
         &self,
         id: NodeId,
@@ -132,13 +137,13 @@ impl Network {
         Node::with_seed(id, epoch, handler, seed)
     }
 
-    /// A session whose client id follows from the simulation's seed.
+    /// Makes a session whose client number depends on the seed of the simulation.
     #[must_use]
     pub fn session(&self) -> Arc<Session> {
         Session::new(ClientId(self.state.lock().rng.u64(..)))
     }
 
-    /// What the machines have worked since they joined.
+    /// Busy times of the machines since they joined.
     #[must_use]
     pub fn work(&self) -> Vec<Work> {
         let of = |machine: &Machine| Work {
@@ -151,15 +156,15 @@ impl Network {
         self.state.lock().machines.values().map(of).collect()
     }
 
-    /// From now on this goes wrong, and nothing else but cuts.
+    /// Sets the faults from now on. Cuts stay.
     pub fn set_faults(&self, faults: Faults) {
         self.scheduler.note(|| format!("{faults:?}"));
         self.state.lock().faults = faults;
     }
 
-    /// From now on every machine has all others' memory mapped: one-sided operations are done when
-    /// they are posted, whatever is cut or slow, as over `shm`. To be said before anything is
-    /// posted.
+    /// Makes every machine map the memory of all others. One-sided operations are then complete
+    /// when they are posted, as over `shm`, whatever is cut or slow. The caller does this before
+    /// any post.
     pub fn share_memory(&self) {
         self.state.lock().shares_memory = true;
     }
@@ -168,24 +173,24 @@ impl Network {
         self.state.lock().shares_memory
     }
 
-    /// How hard connections try from now on.
+    /// Sets the retries and time limits of connections from now on.
     pub fn set_transport(&self, transport: Transport) {
         self.state.lock().transport = transport;
     }
 
-    /// From now on nothing that `from` sends reaches `to`. What is on the wire arrives.
+    /// Cuts the direction from `from` to `to`. Packets on the wire still arrive.
     pub fn cut_one_way(&self, from: &Host, to: &Host) {
         self.scheduler.note(|| format!("cut: {} → {}", from.name(), to.name()));
         self.state.lock().cut.insert((from.id(), to.id()));
     }
 
-    /// From now on nothing passes between the two.
+    /// Cuts both directions between two hosts.
     pub fn cut(&self, one: &Host, other: &Host) {
         self.cut_one_way(one, other);
         self.cut_one_way(other, one);
     }
 
-    /// Ends what was cut between the two, both ways.
+    /// Ends the cuts between two hosts in both directions.
     pub fn heal(&self, one: &Host, other: &Host) {
         self.scheduler.note(|| format!("healed: {} and {}", one.name(), other.name()));
         let mut state = self.state.lock();
@@ -193,19 +198,19 @@ impl Network {
         state.cut.remove(&(other.id(), one.id()));
     }
 
-    /// Ends all cuts.
+    /// Ends all cuts of the network.
     pub fn heal_all(&self) {
         self.scheduler.note(|| "all healed".to_owned());
         self.state.lock().cut.clear();
     }
 
-    // Within the provider.
+    // The methods below are for the provider.
 
     pub(super) fn now_ps(&self) -> u64 {
         self.scheduler.now_ns() * 1000
     }
 
-    /// Arithmetic on a machine's queues.
+    /// Runs arithmetic on the queues of a machine.
     pub(super) fn on<T>(&self, host: HostId, work: impl FnOnce(&mut Machine) -> T) -> T {
         let mut state = self.state.lock();
         let machine = state.machines.get_mut(&host).expect("only machines that joined have links");
@@ -216,7 +221,7 @@ impl Network {
         self.state.lock().transport
     }
 
-    /// A packet that leaves at `ready_ps`.
+    /// The fate of a packet that leaves at `ready_ps`.
     pub(super) fn cross(&self, from: Life, to: Life, ready_ps: u64) -> Crossing {
         let lives = self.scheduler.lives(to);
         let reset = !lives && self.scheduler.is_up(to.host);
@@ -239,19 +244,19 @@ impl Network {
         Crossing::Arrives { at_ns: first_ns, again_ns: doubled.then_some(second_ns) }
     }
 
-    /// Whether packets may overtake each other.
+    /// Whether packets stay in order.
     pub(super) fn keeps_order(&self) -> bool {
         self.state.lock().faults.delay_ns_max == 0
     }
 
-    /// Whether a batch on mapped memory is refused.
+    /// Draws whether a batch on mapped memory is refused.
     pub(super) fn draw_refused(&self) -> bool {
         let mut state = self.state.lock();
         let refuse = state.faults.refuse;
         refuse > 0.0 && state.rng.f64() < refuse
     }
 
-    /// Where an operation of `words` is torn, and how long it takes until its second part.
+    /// Draws where an operation of `words` is torn, and the time until its second part.
     pub(super) fn torn(&self, words: u64) -> Option<(u64, u64)> {
         let mut state = self.state.lock();
         let tear = state.faults.tear;
@@ -262,7 +267,7 @@ impl Network {
         Some((state.rng.u64(1..words), state.rng.u64(1..=gap_ns_max)))
     }
 
-    /// The machine that an address (`name` or `name:anything`) is of.
+    /// The machine of an address (`name` or `name:anything`).
     pub(super) fn machine_of(&self, address: &str) -> Result<HostId> {
         let name = address.split(':').next().unwrap_or(address);
         let state = self.state.lock();
@@ -314,7 +319,7 @@ impl Network {
         state.doors.get(address).filter(|door| self.scheduler.lives(door.life)).cloned()
     }
 
-    /// Links that a door has.
+    /// Number of links that a door has.
     pub(super) fn links_of(&self, door: u64) -> usize {
         let wires = {
             let mut state = self.state.lock();
@@ -325,7 +330,7 @@ impl Network {
         wires.iter().filter_map(Weak::upgrade).filter(up).count()
     }
 
-    /// A number that no other link of this network, and none of another provider, has.
+    /// A number that no other link of the network or of another provider has.
     pub(super) fn next_wire(&self) -> u32 {
         let mut state = self.state.lock();
         state.wires_made += 1;
@@ -360,7 +365,7 @@ impl PartOf for Network {
                 self.scheduler.at(at_ns, life, move || told.fail(down));
             }
             if wire.near.host == host {
-                // Nobody there hears of it; whoever holds the link elsewhere does.
+                // The crashed host does not notice it. The other end of the link does.
                 wire.fail(Refusal::new(Reason::Disconnected));
             }
         }

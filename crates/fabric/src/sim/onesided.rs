@@ -1,4 +1,5 @@
-//! One-sided operations: posted, carried, executed by the node's card one after another, completed.
+//! One-sided operations: their posting, transport, execution by the node's card, and completion.
+//! The card executes the operations of a link one after the other.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -15,8 +16,8 @@ use crate::node::Access;
 use crate::promise::{Promise, Slot};
 use crate::refusal::{Reason, Refusal};
 
-/// A batch in flight. The operations stay with the flight while the caller was told that it is too
-/// late.
+/// A batch in flight. The operations stay in the flight after the caller was refused at its
+/// deadline.
 pub(super) struct Flight {
     keys: Vec<(RegionId, u64)>,
     batch: Mutex<Option<Batch>>,
@@ -24,7 +25,8 @@ pub(super) struct Flight {
 }
 
 impl Flight {
-    /// Tells the caller that nobody knows. The node may still execute what is on its way.
+    /// Completes the batch with a refusal. The node may still execute operations that are on their
+    /// way.
     pub(super) fn refuse(&self, refusal: Refusal) {
         let copy = self.batch.lock().clone();
         if let Some(mut batch) = copy {
@@ -34,7 +36,7 @@ impl Flight {
     }
 }
 
-/// What an operation sends to the node, besides headers.
+/// Number of bytes that an operation sends to the node, without headers.
 fn sent_bytes(op: &Op) -> u64 {
     match *op {
         Op::Write { len, .. } => u64::from(len),
@@ -63,7 +65,7 @@ fn inbound_ps(machine: &Machine, op: &Op) -> u64 {
 }
 
 impl Wire {
-    /// Executes a batch without the network: the node's memory is mapped.
+    /// Executes a batch on mapped memory, without the network.
     pub(super) fn execute_mapped(
         self: &Arc<Self>,
         mut batch: Batch,
@@ -123,7 +125,7 @@ impl Wire {
         self.promise(slot)
     }
 
-    /// The node's card turns to operation `index`.
+    /// Lets the node's card execute operation `index`.
     fn serve(self: &Arc<Self>, number: Number, flight: Arc<Flight>, index: usize) {
         if !self.serves() {
             return;
@@ -148,8 +150,8 @@ impl Wire {
         self.network.scheduler.at(done_ps.div_ceil(1000), self.far, run);
     }
 
-    /// Executes operation `index`, from byte `from` of a READ or WRITE on, or a part if it is torn
-    /// there.
+    /// Executes operation `index` from byte `from` of a READ or WRITE on, or only a part of it if
+    /// it is torn.
     fn execute(self: &Arc<Self>, number: Number, flight: Arc<Flight>, index: usize, from: usize) {
         if !self.serves() {
             return;
@@ -163,7 +165,7 @@ impl Wire {
             return self.network.scheduler.at(at_ns, self.far, rest);
         }
         if outcome.is_err() && from > 0 {
-            // The key went between the parts: what took place cannot be told in one word.
+            // The key was revoked between the two parts, and no outcome describes half a WRITE.
             return self.close_for(Reason::Revoked);
         }
         let refused = {
@@ -186,8 +188,8 @@ impl Wire {
         crate::node::LinkEnd::close(self, reason.into());
     }
 
-    /// Where operation `index` is torn, in bytes, and for how long; only what the node would
-    /// execute.
+    /// The byte at which operation `index` is torn, and the time until its second part. Only an
+    /// operation that the node would execute is torn.
     fn tear(&self, flight: &Flight, index: usize) -> Option<(usize, u64)> {
         let batch = flight.batch.lock();
         let (offset, len) = match batch.as_ref()?.ops()[index] {
@@ -196,7 +198,7 @@ impl Wire {
             }
             _ => return None,
         };
-        // Words begin at multiples of 8 of the region.
+        // The first word of the region may start within the operation.
         let first = (8 - offset % 8).min(len);
         let (words, gap_ns) = self.network.torn(len.saturating_sub(first).div_ceil(8) + 1)?;
         let (region, tag) = flight.keys[index];
@@ -205,7 +207,7 @@ impl Wire {
         inside.then_some(((first + (words - 1) * 8) as usize, gap_ns))
     }
 
-    /// Touches the node's memory: bytes `part` of the operation.
+    /// Accesses the node's memory for the bytes `part` of the operation.
     fn perform(
         &self,
         flight: &Flight,
@@ -244,7 +246,7 @@ impl Wire {
         Ok(outcome)
     }
 
-    /// The batch is over: its outcomes leave, and the card turns to the link's next.
+    /// Sends the outcomes of a batch, and lets the card execute the link's next batch.
     fn executed(self: &Arc<Self>, number: Number, flight: &Flight) {
         self.reply(number, flight);
         if let Some((number, flight)) = self.unqueue() {
@@ -252,7 +254,7 @@ impl Wire {
         }
     }
 
-    /// Sends what came of the batch to the client.
+    /// Sends the outcomes of the batch to the client.
     fn reply(self: &Arc<Self>, number: Number, flight: &Flight) {
         let bytes: u64 = {
             let batch = flight.batch.lock();
@@ -274,7 +276,7 @@ impl Wire {
         self.send(Way::Back, ready_ps, move |wire| wire.completed(number, bytes));
     }
 
-    /// The outcomes have reached the client's card.
+    /// Handles outcomes that have reached the client's card.
     fn completed(self: &Arc<Self>, number: Number, bytes: u64) {
         let now_ps = self.network.now_ps();
         let done_ps = self.network.on(self.near.host, |machine| {

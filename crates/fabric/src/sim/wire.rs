@@ -1,10 +1,12 @@
-//! A link of the simulation: both ends in one value, each touched only by events of its own host.
+//! A link of the simulation: both ends in one value. Only events of its own host access an end.
 //!
-//! Invariants: 1. what is in flight stands in `pending` with a deadline, and one event of the
-//! client watches over the earliest; 2. once `down` is set, `pending` is empty and stays so; 3. an
-//! event of an end that has crashed never runs, since it belongs to that host's life; 4. the batch
-//! that comes back late goes nowhere: its place in `pending` is gone; 5. of a link's batches the
-//! card executes one at a time, in the order in which they were posted.
+//! Invariants:
+//! 1. Every operation in flight is in `pending` with a deadline. One event of the client watches
+//!    the earliest deadline.
+//! 2. Once `down` is set, `pending` is empty and stays empty.
+//! 3. An event of a crashed end never runs, because it belongs to that life of the host.
+//! 4. A batch that comes back late has no entry in `pending` any more, and is dropped.
+//! 5. The card executes one batch of a link at a time, in the order of the posts.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
@@ -29,7 +31,7 @@ use crate::node::{Answer, AtomicPath, LinkEnd, Node, key_of};
 use crate::promise::{Promise, Slot};
 use crate::refusal::{Reason, Refusal};
 
-/// Numbers of requests are the session's, all others the link's.
+/// Number of an operation in flight. The session numbers requests, and the link all others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Number {
     Own(u64),
@@ -51,7 +53,7 @@ struct Client {
     down: Option<Refusal>,
     next: u64,
     pending: BTreeMap<Number, Waiting>,
-    /// When the next look at deadlines is planned.
+    /// Planned time of the next check of deadlines.
     watch_ns: u64,
     attached: Vec<Option<(RegionId, u64)>>,
 }
@@ -60,8 +62,7 @@ struct Client {
 struct Target {
     arrival: Option<u64>,
     closed: bool,
-    /// Batches that wait for the one that the card executes: a link's operations take place one
-    /// after another.
+    /// Batches that wait until the card has executed the earlier ones of the link.
     waiting: VecDeque<(Number, Arc<Flight>)>,
     executing: bool,
 }
@@ -70,9 +71,9 @@ pub(super) struct Wire {
     me: Weak<Self>,
     pub(super) network: Arc<Network>,
     number: u32,
-    /// The client's host, in the life that it connected in.
+    /// The client's host, in the life in which it connected.
     pub(super) near: Life,
-    /// The node's.
+    /// The node's host, in the life that it connected to.
     pub(super) far: Life,
     pub(super) door: u64,
     pub(super) node: Arc<Node>,
@@ -90,7 +91,7 @@ pub(super) struct Wire {
     sent_bytes: AtomicU64,
 }
 
-/// What a link is made of.
+/// The parts from which a link is made.
 pub(super) struct Parts {
     pub(super) network: Arc<Network>,
     pub(super) near: Life,
@@ -159,7 +160,7 @@ impl Wire {
         self.operations.fetch_add(operations as u64, Ordering::Relaxed);
     }
 
-    // The client's end.
+    // The methods below belong to the client's end.
 
     pub(super) fn down(&self) -> Option<Refusal> {
         self.client.lock().down
@@ -171,7 +172,7 @@ impl Wire {
         Number::Own(client.next)
     }
 
-    /// Puts `what` in flight.
+    /// Puts an operation in flight.
     pub(super) fn expect(
         self: &Arc<Self>,
         number: Number,
@@ -202,7 +203,7 @@ impl Wire {
     }
 
     fn watch(self: &Arc<Self>, at_ns: u64) {
-        // The watch alone does not keep a link that nobody holds.
+        // The watch does not keep a link without a handle.
         let wire = Arc::downgrade(self);
         let look = move || {
             if let Some(wire) = wire.upgrade() {
@@ -212,13 +213,13 @@ impl Wire {
         self.network.scheduler.at(at_ns, self.near, look);
     }
 
-    /// Completes what is too late.
+    /// Completes operations after their deadline.
     fn expire(self: &Arc<Self>, planned_ns: u64) {
         let now_ns = self.network.scheduler.now_ns();
         let (late, next_ns) = {
             let mut client = self.client.lock();
             if client.watch_ns != planned_ns {
-                // An earlier deadline came in between; its watch goes on from there.
+                // A watch for an earlier deadline was planned meanwhile.
                 return;
             }
             let is_late = |waiting: &Waiting| waiting.deadline_ns <= now_ns;
@@ -238,12 +239,12 @@ impl Wire {
         }
     }
 
-    /// What is in flight under `number`, which thereby is not any more.
+    /// Removes and returns the operation `number`, if it is in flight.
     pub(super) fn landed(&self, number: Number) -> Option<What> {
         self.client.lock().pending.remove(&number).map(|waiting| waiting.what)
     }
 
-    /// The request `number`, if it is still in flight.
+    /// The request `number`, if it is in flight.
     pub(super) fn asked(&self, number: u64) -> Option<Arc<Asked>> {
         match self.client.lock().pending.get(&Number::Request(number)) {
             Some(Waiting { what: What::Request(asked), .. }) => Some(Arc::clone(asked)),
@@ -259,7 +260,7 @@ impl Wire {
         }
     }
 
-    /// The client's end is down; the node's learns of it.
+    /// Takes the client's end down, and notifies the node's end.
     pub(super) fn fail(self: &Arc<Self>, why: Refusal) {
         let pending = {
             let mut client = self.client.lock();
@@ -280,14 +281,14 @@ impl Wire {
         self.network.scheduler.at(at_ns, self.far, move || wire.depart());
     }
 
-    /// The connection is broken: both ends are down.
+    /// Takes both ends down after the connection broke.
     pub(super) fn broken(self: &Arc<Self>) {
         if self.network.scheduler.lives(self.near) {
             self.fail(Reason::Disconnected.into());
         }
     }
 
-    /// Region and tag of what the batch's operations go to; the first that is not attached.
+    /// Region and tag of each operation of a batch, or the first operation without an attachment.
     fn keys(&self, batch: &Batch) -> Result<Vec<(RegionId, u64)>, (usize, Refusal)> {
         let client = self.client.lock();
         let mut keys = Vec::with_capacity(batch.len());
@@ -332,20 +333,19 @@ impl Wire {
         }));
     }
 
-    // The node's end.
+    // The methods below belong to the node's end.
 
-    /// The number of that arrival; 0 before it.
+    /// Number of the client's arrival; 0 before it.
     pub(super) fn arrival(&self) -> u64 {
         self.target.lock().arrival.unwrap_or(0)
     }
 
-    /// The client has arrived at the node.
+    /// Records the client's arrival at the node.
     pub(super) fn arrived(&self, arrival: u64) {
         self.target.lock().arrival = Some(arrival);
     }
 
-    /// Whether the node's end is up, in the epoch that the link was made in. If the epoch is over,
-    /// it closes.
+    /// Whether the node's end is up in the epoch of the link. If the epoch is over, the end closes.
     pub(super) fn serves(&self) -> bool {
         if self.target.lock().closed {
             return false;
@@ -358,7 +358,7 @@ impl Wire {
         true
     }
 
-    /// A batch has reached the card. It comes back if no earlier one of the link is being executed.
+    /// Queues a batch at the card. Returns it if the card can execute it now.
     pub(super) fn queue(&self, number: Number, flight: Arc<Flight>) -> Option<Arc<Flight>> {
         let mut target = self.target.lock();
         if std::mem::replace(&mut target.executing, true) {
@@ -368,7 +368,7 @@ impl Wire {
         Some(flight)
     }
 
-    /// A batch was executed: the next.
+    /// Removes the executed batch, and returns the next one.
     pub(super) fn unqueue(&self) -> Option<(Number, Arc<Flight>)> {
         let mut target = self.target.lock();
         let next = target.waiting.pop_front();
@@ -376,7 +376,7 @@ impl Wire {
         next
     }
 
-    /// The client is gone.
+    /// Records that the client has ended.
     pub(super) fn depart(&self) {
         let arrival = {
             let mut target = self.target.lock();
@@ -411,7 +411,7 @@ impl LinkEnd for Wire {
     }
 }
 
-/// The client's handle; with it the link ends.
+/// The client's handle, whose drop ends the link.
 pub(super) struct SimLink(pub(super) Arc<Wire>);
 
 impl fmt::Debug for SimLink {

@@ -1,4 +1,5 @@
-//! The first frames of a link: who the client is and whom it expects; who the node is, or why not.
+//! The greeting, which are the first frames of a link. The client says who it is and which node it
+//! expects. The node says who it is, or refuses.
 
 use std::time::Duration;
 
@@ -11,7 +12,7 @@ use crate::node::Node;
 use crate::refusal::{Reason, Refusal};
 use crate::wire::{FRAME_HEADER_BYTES, Frame, Hello, Kind, Welcome, decode_goodbye, put_frame};
 
-/// Whether a node takes this client; its greeting.
+/// Decides whether a node accepts a client. Returns the node's greeting.
 pub(crate) fn admit(node: &Node, hello: &Hello) -> Result<Welcome, Refusal> {
     let epoch = node.epoch();
     if hello.node.is_some_and(|expected| expected != node.id()) {
@@ -23,7 +24,7 @@ pub(crate) fn admit(node: &Node, hello: &Hello) -> Result<Welcome, Refusal> {
     Ok(Welcome { node: node.id(), epoch })
 }
 
-/// What `to` says to the node.
+/// The client's greeting for a connection.
 pub(crate) fn hello_of(to: &Connect) -> Hello {
     Hello {
         client: to.session.client(),
@@ -33,7 +34,7 @@ pub(crate) fn hello_of(to: &Connect) -> Hello {
     }
 }
 
-/// Reads the node's greeting out of its first frame.
+/// Reads the node's greeting from its first frame.
 pub(crate) fn welcome_of(frame: &Frame<'_>) -> Result<Peer, Refusal> {
     match frame.kind {
         Kind::Welcome => {
@@ -47,7 +48,7 @@ pub(crate) fn welcome_of(frame: &Frame<'_>) -> Result<Peer, Refusal> {
     }
 }
 
-/// The client's part over a stream.
+/// Exchanges greetings over a stream, on the client's side.
 pub(crate) fn call(
     stream: &impl Stream,
     clock: &dyn Clock,
@@ -62,7 +63,7 @@ pub(crate) fn call(
     Ok((peer, incoming))
 }
 
-/// A frame of a greeting is small: what claims to be more is no greeting.
+/// Limit of the bytes of a greeting. A longer frame is not a greeting.
 pub(crate) const GREETING_BYTES_MAX: usize = 512;
 
 /// Reads one frame of a greeting.
@@ -98,7 +99,7 @@ pub(crate) fn next_frame<T>(
     }
 }
 
-/// Sends a greeting: it fits any stream's buffer.
+/// Sends a greeting, which fits into the buffer of any stream.
 pub(crate) fn send(stream: &impl Stream, bytes: &[u8]) -> Result<(), Refusal> {
     match stream.try_write(bytes) {
         Ok(count) if count == bytes.len() => Ok(()),

@@ -1,4 +1,4 @@
-//! Bytes on their way in: a buffer that frames are cut from.
+//! The receive buffer of a stream, from which frames are read.
 
 use std::io;
 
@@ -7,17 +7,17 @@ use archipelago_base::wire::Malformed;
 use super::Stream;
 use crate::wire::{FRAME_HEADER_BYTES, Frame, frame_at};
 
-/// Room for a read, at least.
+/// Least free space of the buffer before a read, in bytes.
 const READ_BYTES: usize = 64 << 10;
 
-/// What a read found.
+/// The outcome of a read.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Arrived {
-    /// Bytes; there may be more.
+    /// Bytes have arrived, and more may follow.
     Bytes,
-    /// Nothing now.
+    /// No bytes have arrived.
     Nothing,
-    /// The other side closed, or the stream broke.
+    /// The other side closed the stream, or the stream broke.
     End,
 }
 
@@ -33,28 +33,28 @@ impl Incoming {
         Self { bytes: vec![0; READ_BYTES], start: 0, end: 0 }
     }
 
-    /// With what has arrived before.
+    /// Makes a buffer with bytes that arrived before.
     pub(crate) fn with(arrived: &[u8]) -> Self {
         let mut incoming = Self::new();
-        // Greetings are far shorter than a read.
+        // A greeting is far shorter than a read.
         incoming.bytes[..arrived.len()].copy_from_slice(arrived);
         incoming.end = arrived.len();
         incoming
     }
 
-    /// Whether it takes memory.
+    /// Whether the buffer has memory.
     pub(crate) fn holds_buffer(&self) -> bool {
         !self.bytes.is_empty()
     }
 
-    /// Gives the buffer back, if it holds nothing; the next read makes another.
+    /// Frees the memory if the buffer is empty. The next read allocates again.
     pub(crate) fn release(&mut self) {
         if self.len() == 0 {
             *self = Self { bytes: Vec::new(), start: 0, end: 0 };
         }
     }
 
-    /// Reads once.
+    /// Reads once from the stream.
     pub(crate) fn fill(&mut self, stream: &impl Stream) -> Arrived {
         self.make_room();
         match stream.try_read(&mut self.bytes[self.end..]) {
@@ -70,12 +70,12 @@ impl Incoming {
         }
     }
 
-    /// The next whole frame, and what it takes; hand that to [`Incoming::consume`].
+    /// The next complete frame and its length, which the caller passes to [`Incoming::consume`].
     pub(crate) fn frame(&self) -> Result<Option<(Frame<'_>, usize)>, Malformed> {
         frame_at(&self.bytes[self.start..self.end])
     }
 
-    /// Bytes that are held.
+    /// Number of bytes in the buffer.
     pub(crate) fn len(&self) -> usize {
         self.end - self.start
     }
@@ -85,8 +85,8 @@ impl Incoming {
         debug_assert!(self.start <= self.end);
     }
 
-    /// Moves a part of a frame to the front; grows only by what has arrived, whatever its header
-    /// says.
+    /// Moves a partial frame to the front. The buffer grows only with bytes that have arrived,
+    /// whatever length the header claims.
     fn make_room(&mut self) {
         let held = self.end - self.start;
         if held == 0 {

@@ -1,15 +1,18 @@
-//! The client's end of a link over a stream: what is in flight, who receives, what is too late.
+//! The client's end of a link over a stream: the operations in flight, and their deadlines.
 //!
-//! **Who receives.** One thread at a time reads the stream and completes what arrives: see
-//! [`crate::completion_leader`]. A promise that is polled or dropped starts the background thread
-//! at the first time.
+//! One thread at a time reads the stream and completes what arrives ([`crate::completion_leader`]).
+//! The first promise that is polled or dropped starts the background thread.
 //!
-//! Invariants: 1. everything in flight is in `pending` and has a deadline, so whoever leads ends;
-//! 2. once `down` is set, `pending` is empty and stays so; 3. locks are taken in the order leader →
-//! incoming → pending, out last, and none is held over a wake-up of a task.
+//! Invariants:
+//! 1. Every operation in flight is in `pending` and has a deadline, so the leader's work ends.
+//! 2. Once `is_down` is set, `pending` is empty and stays empty.
+//! 3. Locks are taken in the order leader → incoming → pending → out. None is held while a task is
+//!    woken.
 //!
-//! Failure: a stream that ends, or a frame that cannot be, takes the link down: everything in
-//! flight completes as disconnected.
+//! Thread-safety: any thread may call any method.
+//! Failure: the link goes down if the stream ends or a frame is malformed. Everything in flight
+//! completes as disconnected.
+//! Cost: one system call sends all queued frames, and one receives all frames that have arrived.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -32,12 +35,12 @@ use crate::promise::{Promise, Slot};
 use crate::refusal::{Reason, Refusal};
 use crate::wire::{Ask, Frame, Kind, decode_answer, decode_done, decode_goodbye, put_frame};
 
-/// Queued bytes that ring the doorbell by themselves.
+/// Number of queued bytes that are sent without a request.
 const DOORBELL_BYTES: usize = 64 << 10;
-/// Queued bytes beyond which a post is refused: the target does not read.
+/// Number of queued bytes above which a post is refused, because the target does not read.
 const OUT_BYTES_MAX: usize = 32 << 20;
-/// The leader looks at deadlines at least so often: a post with an earlier deadline than those it
-/// knows may have come meanwhile.
+/// Longest interval in which the leader checks deadlines. A post may have an earlier deadline than
+/// those that the leader knows.
 const TICK: Duration = Duration::from_millis(20);
 
 pub(crate) struct Initiator<S> {
@@ -49,7 +52,7 @@ pub(crate) struct Initiator<S> {
     incoming: Mutex<Incoming>,
     pending: Mutex<Pending>,
     leader: CompletionLeader,
-    /// Set with `pending` locked.
+    /// Set while `pending` is locked.
     is_down: AtomicBool,
     taken: Taken,
     batches: AtomicU64,
@@ -61,7 +64,7 @@ pub(crate) struct Initiator<S> {
 struct Pending {
     next: u64,
     entries: HashMap<(Kind, u64), Waiting>,
-    /// No entry's deadline is earlier.
+    /// Lower bound of all deadlines, in nanoseconds.
     earliest_ns: u64,
     down: Option<Refusal>,
 }
@@ -77,7 +80,7 @@ enum What {
     Attach { known: Box<Known>, slot: Arc<Slot<Result<Attached, Refusal>>> },
 }
 
-/// Reads the node's answer to an attachment, and makes what it opens known to the link.
+/// Reads the node's answer to an attachment, and records the region at the link.
 type Known = dyn FnOnce(&[u8]) -> Result<Result<Attached, Refusal>, Malformed> + Send;
 
 impl<S: Stream> Initiator<S> {
@@ -125,7 +128,7 @@ impl<S: Stream> Initiator<S> {
         self.pending.lock().down
     }
 
-    /// Sends a batch, whose body `fill` appends.
+    /// Sends a batch. `fill` appends its body.
     pub(crate) fn post(
         &self,
         mut batch: Batch,
@@ -140,7 +143,7 @@ impl<S: Stream> Initiator<S> {
             return Promise::ready(batch);
         }
         let start = out.buffer().len();
-        // The number is taken with `out` locked, so numbers leave in order.
+        // The number is taken while `out` is locked, so that numbers are sent in order.
         let number = self.next_number();
         put_frame(out.buffer(), Kind::Batch, number, |body| fill(body, &mut batch));
         let slot = Slot::new();
@@ -186,7 +189,7 @@ impl<S: Stream> Initiator<S> {
         self.promise(slot)
     }
 
-    /// Asks what a key opens; `key` appends it, `known` reads the answer's body.
+    /// Sends an attachment. `key` appends the key, and `known` reads the body of the answer.
     pub(crate) fn attach(
         &self,
         key: impl FnOnce(&mut Vec<u8>),
@@ -224,7 +227,7 @@ impl<S: Stream> Initiator<S> {
         }
     }
 
-    /// Sends what is queued; what the stream does not take now is the leader's to send.
+    /// Sends the queued bytes. The leader sends what the stream does not accept now.
     pub(crate) fn send_or_nudge(&self) {
         self.flush();
         if self.out.lock().waiting() > 0 {
@@ -232,7 +235,7 @@ impl<S: Stream> Initiator<S> {
         }
     }
 
-    /// Takes the link down; `why` is what later posts are told.
+    /// Takes the link down. Later posts are refused with `why`.
     pub(crate) fn fail(&self, why: Refusal) {
         let entries = {
             let mut pending = self.pending.lock();
@@ -247,7 +250,7 @@ impl<S: Stream> Initiator<S> {
         self.leader.tell();
     }
 
-    /// The end of the link's last handle.
+    /// Called when the last handle of the link is dropped.
     pub(crate) fn close(&self) {
         self.flush();
         self.fail(Reason::Disconnected.into());
@@ -287,10 +290,10 @@ impl<S: Stream> Initiator<S> {
         Ok(())
     }
 
-    /// Sends by itself what is much.
+    /// Sends the queued bytes if they are many.
     fn doorbell(&self, out: &mut Outgoing) {
         if out.waiting() >= DOORBELL_BYTES {
-            // A broken stream shows when somebody receives.
+            // The leader notices a broken stream.
             let _sent = out.flush(&self.stream, &self.taken);
             if out.waiting() > 0 {
                 self.stream.nudge();
@@ -343,7 +346,7 @@ impl<S: Stream> Initiator<S> {
             return Err(Malformed("a frame that a node does not send here"));
         }
         let waiting = self.pending.lock().entries.remove(&(frame.kind, frame.number));
-        // What nobody waits for any more was too late.
+        // The operation completed at its deadline before.
         let Some(waiting) = waiting else { return Ok(()) };
         match waiting.what {
             What::Batch(mut batch, slot) => {
@@ -371,7 +374,7 @@ impl<S: Stream> Initiator<S> {
         }
     }
 
-    /// Completes what is too late; how long to wait for the rest.
+    /// Completes operations after their deadline. Returns the time until the next one.
     fn expire(&self) -> Duration {
         let now_ns = self.clock.now_ns();
         let mut late = Vec::new();
@@ -410,7 +413,7 @@ impl<S: Stream> Initiator<S> {
     }
 }
 
-/// Why the node said that it closes the link.
+/// The reason with which the node closes the link.
 pub(crate) fn farewell(body: &[u8]) -> Refusal {
     match decode_goodbye(body) {
         Ok((refusal, text)) => {
@@ -423,7 +426,7 @@ pub(crate) fn farewell(body: &[u8]) -> Refusal {
 }
 
 impl<S: Stream> Receive for Initiator<S> {
-    /// Sends what is queued, waits, completes what arrived or is too late.
+    /// Sends the queued bytes, waits, and completes what arrived or is too late.
     fn round(&self) {
         self.receive();
     }

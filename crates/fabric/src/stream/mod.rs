@@ -1,7 +1,7 @@
-//! Links over a stream of bytes: what `tcp` is, and what `shm` sends messages through.
+//! Links over a stream of bytes, which `tcp` uses for everything and `shm` for messages.
 //!
-//! [`Stream`] is the provider's part: a pipe that does not block. [`Initiator`] is the client's end
-//! (promises, deadlines, who receives), [`Responder`] the target's.
+//! The provider implements [`Stream`], a pipe that does not block. [`Initiator`] is the client's
+//! end with promises and deadlines, and [`Responder`] is the node's end.
 
 mod greeting;
 mod incoming;
@@ -21,48 +21,49 @@ pub(crate) use initiator::Initiator;
 pub(crate) use initiator::farewell;
 #[cfg(feature = "ofi")]
 pub(crate) use responder::Registrar;
-pub(crate) use responder::{OneSided, Responder};
+pub(crate) use responder::{Greeted, OneSided, Responder};
 
 use crate::refusal::Refusal;
 
-/// A two-way pipe of bytes. Any thread may write; one at a time reads and waits.
+/// A pipe of bytes in both directions. Any thread may write. One thread at a time reads and waits.
 pub(crate) trait Stream: Send + Sync + 'static {
-    /// Reads what is there; 0 at the end, `WouldBlock` if nothing is.
+    /// Reads the available bytes; 0 at the end, `WouldBlock` if there are none.
     fn try_read(&self, into: &mut [u8]) -> io::Result<usize>;
 
-    /// Writes what there is room for; `WouldBlock` if there is none.
+    /// Writes as many bytes as fit; `WouldBlock` if none fit.
     fn try_write(&self, bytes: &[u8]) -> io::Result<usize>;
 
-    /// Blocks until one can read, or write if that is wanted, or [`Stream::nudge`] was called since
-    /// the last wait, or the stream is shut, or the time is over. May return early.
+    /// Blocks until bytes arrive, until there is room if `write`, until [`Stream::nudge`], until
+    /// the end of the stream, or until the time limit. A nudge since the last wait counts as well.
+    /// The method may return early.
     fn wait(&self, read: bool, write: bool, timeout: Option<Duration>);
 
-    /// Ends the other thread's wait, or its next one.
+    /// Ends the other thread's current or next wait.
     fn nudge(&self);
 
-    /// Ends the stream for both sides. Reads find the end, writes fail.
+    /// Ends the stream for both sides. Reads find the end, and writes fail.
     fn shut(&self);
 
-    /// Sends the frame that says why the link ends, where that goes another way than the bytes
-    /// before it. Whether it does.
+    /// Sends the frame with the reason for the end of the link, if the stream has a separate way
+    /// for it. Returns whether it has one.
     fn say_last(&self, _frame: &[u8]) -> bool {
         false
     }
 
-    /// What the other side said there.
+    /// The reason that the other side sent on that way.
     fn last_words(&self) -> Option<Refusal> {
         None
     }
 }
 
-/// Bytes on their way out, and how they went.
+/// The send buffer of a stream.
 #[derive(Debug, Default)]
 pub(crate) struct Outgoing {
     bytes: Vec<u8>,
     sent: usize,
 }
 
-/// What a stream took.
+/// Counters of what a stream accepted.
 #[derive(Debug, Default)]
 pub(crate) struct Taken {
     pub(crate) writes: AtomicU64,
@@ -70,10 +71,10 @@ pub(crate) struct Taken {
 }
 
 impl Outgoing {
-    /// A buffer that keeps more than this gives memory back once it is empty.
+    /// Capacity above which an empty buffer frees memory, in bytes.
     const KEEP_BYTES: usize = 1 << 20;
 
-    /// Where frames are appended.
+    /// The buffer to which frames are appended.
     pub(crate) fn buffer(&mut self) -> &mut Vec<u8> {
         &mut self.bytes
     }
@@ -82,14 +83,14 @@ impl Outgoing {
         self.bytes.len() - self.sent
     }
 
-    /// Gives the buffer back, if it holds nothing.
+    /// Frees the buffer if it is empty.
     pub(crate) fn release(&mut self) {
         if self.bytes.is_empty() {
             self.bytes = Vec::new();
         }
     }
 
-    /// Writes as much as the stream takes.
+    /// Writes as many bytes as the stream accepts.
     pub(crate) fn flush(&mut self, stream: &impl Stream, taken: &Taken) -> io::Result<()> {
         while self.sent < self.bytes.len() {
             match stream.try_write(&self.bytes[self.sent..]) {

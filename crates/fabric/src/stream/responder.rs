@@ -1,10 +1,16 @@
-//! The target's end of a link over a stream: one thread that reads frames, executes what they ask,
-//! and writes what came of it. All frames of one read are executed before one write answers them.
+//! The node's end of a link over a stream. One thread reads frames, executes them and writes the
+//! outcomes. It executes all frames of one read before it answers them with one write.
 //!
-//! Invariants: 1. nothing that a client sends ends the node: a frame that cannot be read closes
-//! this link, with a reason that the client is told; 2. a client that does not read holds at most
-//! [`OUT_BYTES_MAX`] and one batch of this node's memory: beyond that nothing is read from it, and
-//! a link that is quiet for [`QUIET`] holds no buffer; 3. answers that come later, from other
+//! Invariants:
+//! 1. No input ends the node. A malformed frame closes this link, and the client gets the reason.
+//! 2. A client that does not read holds at most [`OUT_BYTES_MAX`] and one batch of the node's
+//!    memory, because the node then stops to read from it. A link that is quiet for [`QUIET`] holds
+//!    no buffer.
+//! 3. The thread that makes a late answer sends it, unless this thread is busy and will send it.
+//!
+//! Thread-safety: one thread serves the link, and any thread may send answers.
+//! Failure: a stream that ends or breaks ends the link.
+//! Cost: one system call receives all frames that have arrived, and one sends their answers.
 //! threads, are sent by those threads, or by this one if it is busy anyway.
 
 use std::sync::Arc;
@@ -17,49 +23,63 @@ use parking_lot::Mutex;
 
 use super::{Arrived, Incoming, Outgoing, Stream, Taken};
 use crate::ids::ClientId;
-use crate::node::{Access, Answer, AtomicPath, LinkEnd, Node, Request};
+use crate::node::{Access, Answer, AtomicPath, Delivery, LinkEnd, Node, Request};
 use crate::refusal::{Reason, Refusal};
 use crate::wire::{
-    Ask, Frame, Kind, Opened, WireAction, WireOp, decode_key, decode_ops, put_answer, put_done,
-    put_done_read, put_frame, put_refused,
+    Ask, Frame, Hello, Kind, Opened, Welcome, WireAction, WireOp, decode_key, decode_ops,
+    put_answer, put_done, put_done_read, put_frame, put_refused,
 };
 
-/// Answers that wait for a client before nothing more is read from it.
+/// Number of unsent bytes above which the node reads nothing more from the client.
 const OUT_BYTES_MAX: usize = 4 << 20;
 
-/// A link without a frame for so long gives its buffers back.
+/// Time without a frame after which a link frees its buffers.
 const QUIET: Duration = Duration::from_secs(1);
 
-/// Which way a link's one-sided operations come.
+/// The way of a link's one-sided operations.
 pub(crate) enum OneSided {
-    /// Not by this stream, and neither do attachments.
+    /// Operations and attachments do not use this stream.
     Elsewhere,
-    /// As frames, which this thread executes.
+    /// Operations arrive as frames, which this thread executes.
     Frames,
-    /// To memory that is registered for it: this thread answers attachments.
+    /// Operations reach registered memory directly. This thread answers attachments.
     #[cfg(feature = "ofi")]
     Registered(Box<dyn Registrar>),
 }
 
-/// Registers memory for a link's client.
+/// Registers memory for the client of a link.
 #[cfg(feature = "ofi")]
 pub(crate) trait Registrar: Send + Sync {
-    /// Registers what `key` opens, and appends what the client needs to know, or the refusal.
-    /// Whether it was done.
+    /// Registers the region of `key`, and appends the answer or a refusal. Returns whether the
+    /// region is registered.
     fn attach(&self, node: &Node, key: &crate::ids::RemoteKey, out: &mut Vec<u8>) -> bool;
+}
+
+/// The two sides of a greeting.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Greeted {
+    pub(crate) client: ClientId,
+    /// Life of the node that welcomed the client.
+    pub(crate) epoch: Epoch,
+}
+
+impl Greeted {
+    pub(crate) fn new(hello: &Hello, welcome: &Welcome) -> Self {
+        Self { client: hello.client, epoch: welcome.epoch }
+    }
 }
 
 pub(crate) struct Responder<S> {
     stream: S,
     client: ClientId,
-    /// The life of the node that welcomed the client.
+    /// Life of the node that welcomed the client.
     epoch: Epoch,
     path: AtomicPath,
     one_sided: OneSided,
     out: Mutex<Outgoing>,
     taken: Taken,
     busy: AtomicBool,
-    /// By which number the node knows the link.
+    /// Number of the link's arrival at the node.
     arrival: AtomicU64,
     closing: Mutex<Option<Refusal>>,
     /// Whether the client has sent a frame since its greeting.
@@ -69,14 +89,14 @@ pub(crate) struct Responder<S> {
 impl<S: Stream> Responder<S> {
     pub(crate) fn new(
         stream: S,
-        (client, epoch): (ClientId, Epoch),
+        greeted: Greeted,
         path: AtomicPath,
         one_sided: OneSided,
     ) -> Arc<Self> {
         Arc::new(Self {
             stream,
-            client,
-            epoch,
+            client: greeted.client,
+            epoch: greeted.epoch,
             path,
             one_sided,
             out: Mutex::new(Outgoing::default()),
@@ -88,13 +108,13 @@ impl<S: Stream> Responder<S> {
         })
     }
 
-    /// The link has arrived at the node, as this number; said before it is served.
+    /// Records the number of the link's arrival, before the link is served.
     pub(crate) fn arrived(&self, arrival: u64) {
         self.arrival.store(arrival, Ordering::Relaxed);
     }
 
-    /// Whether the client has not sent a frame since its greeting, and the link is not being
-    /// closed. Of a link whose operations come another way it is not known.
+    /// Whether the client has sent no frame since its greeting, and the link is not being closed.
+    /// The answer is false if operations use another way, because it is unknown then.
     pub(crate) fn is_silent(&self) -> bool {
         let elsewhere = matches!(self.one_sided, OneSided::Elsewhere);
         let silent = !elsewhere && !self.has_spoken.load(Ordering::Relaxed);
@@ -105,13 +125,13 @@ impl<S: Stream> Responder<S> {
         &self.stream
     }
 
-    /// Serves until the link is down. `incoming` holds what came behind the greeting.
+    /// Serves the link until it is down. `incoming` has the bytes after the greeting.
     pub(crate) fn run(&self, node: &Arc<Node>, mut incoming: Incoming) {
         while self.round(node, &mut incoming) {}
         self.stream.shut();
     }
 
-    /// Serves what has arrived, sends, and waits for more. Whether the link is still up.
+    /// Serves the frames that have arrived, sends, and waits. Returns whether the link is up.
     fn round(&self, node: &Arc<Node>, incoming: &mut Incoming) -> bool {
         self.busy.store(true, Ordering::SeqCst);
         let served = self.serve_frames(node, incoming);
@@ -150,7 +170,7 @@ impl<S: Stream> Responder<S> {
         arrived != Arrived::End
     }
 
-    /// Serves whole frames; true if it stopped because too many answers wait to be sent.
+    /// Serves complete frames. Returns true if it stopped because too many bytes are unsent.
     fn serve_frames(&self, node: &Arc<Node>, incoming: &mut Incoming) -> Result<bool, Malformed> {
         while let Some((frame, bytes)) = incoming.frame()? {
             if self.out.lock().waiting() >= OUT_BYTES_MAX {
@@ -161,7 +181,7 @@ impl<S: Stream> Responder<S> {
             }
             let epoch = node.epoch();
             if epoch != self.epoch {
-                // What came from the time before is not for this life.
+                // Frames for an earlier epoch are not executed in this one.
                 self.close(Refusal::at(Reason::StaleEpoch, epoch.0));
                 return Ok(false);
             }
@@ -181,7 +201,8 @@ impl<S: Stream> Responder<S> {
                 let (client, number) = (self.client, frame.number);
                 let request = Request { client, number, deadline: ask.deadline, body: ask.body };
                 let arrival = self.arrival.load(Ordering::Relaxed);
-                if let Some(answer) = node.request(request, arrival, (ask.oldest, ask.retry)) {
+                let delivery = Delivery { arrival, oldest: ask.oldest, retry: ask.retry };
+                if let Some(answer) = node.request(request, delivery) {
                     self.put(Kind::Answer, number, |out| put_answer(out, &answer));
                 }
                 Ok(())
@@ -278,7 +299,7 @@ impl<S: Stream> Responder<S> {
         }
         let mut out = self.out.lock();
         out.buffer().extend_from_slice(&frame);
-        // Best effort: a client that does not read does not learn why.
+        // The goodbye is best effort: a client that does not read does not get it.
         let _sent = out.flush(&self.stream, &self.taken);
     }
 }
@@ -289,9 +310,9 @@ impl<S: Stream> LinkEnd for Responder<S> {
     fn answer(&self, number: u64, answer: &Answer) {
         let mut out = self.out.lock();
         put_frame(out.buffer(), Kind::Answer, number, |body| put_answer(body, answer));
-        // The service thread flushes when it is done with what it does; else nobody does.
+        // The service thread sends it if it is busy.
         if !self.busy.load(Ordering::SeqCst) {
-            // A broken stream is the service thread's to notice.
+            // The service thread notices a broken stream.
             let _sent = out.flush(&self.stream, &self.taken);
             if out.waiting() > 0 {
                 self.stream.nudge();

@@ -1,4 +1,4 @@
-//! A node's TCP door: the reception's threads read frames and execute them.
+//! The node's end of `tcp`. The threads of the reception read frames and execute them.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use super::reception::{Reception, listen, refuse};
 use super::socket::Socket;
 use crate::link::Listener;
 use crate::node::{AtomicPath, LinkEnd, Node};
-use crate::stream::{Incoming, OneSided, Responder, Stream, send};
+use crate::stream::{Greeted, Incoming, OneSided, Responder, Stream, send};
 use crate::wire::{Hello, Kind, Welcome, put_frame};
 
 #[derive(Debug)]
@@ -55,8 +55,8 @@ fn serve(
     welcome: &Welcome,
     incoming: Incoming,
 ) {
-    let life = (hello.client, welcome.epoch);
-    let link = Responder::new(socket, life, AtomicPath::Processor, OneSided::Frames);
+    let greeted = Greeted::new(hello, welcome);
+    let link = Responder::new(socket, greeted, AtomicPath::Processor, OneSided::Frames);
     let end: Arc<dyn LinkEnd> = Arc::clone(&link) as Arc<dyn LinkEnd>;
     let arrival = match reception.node.arrive(hello.client, &end, hello.resumed) {
         Ok(arrival) => arrival,

@@ -1,16 +1,22 @@
-//! What doors behind a TCP socket share: one thread accepts and reads greetings, and one per link
-//! that greeted serves as the provider does.
+//! The reception of a TCP socket, which the providers share. One thread accepts connections and
+//! reads greetings. Each link that has greeted is served on its own thread, in the way of its
+//! provider.
 //!
-//! Owned by a provider's listener, which ends it in two steps: [`Reception::end`] (nobody is taken
-//! any more), then [`Reception::close_links`]. A client that does not greet, or breaks the protocol
-//! at it, is told why, counted as malformed, and costs nothing else.
+//! The provider's listener owns the reception and ends it in two steps: [`Reception::end`] stops
+//! accepting, and [`Reception::close_links`] ends the links.
 //!
-//! Invariants: 1. a connection that has not greeted has no thread and at most
-//! [`GREETING_BYTES_MAX`] and a header of memory; the thread that accepts waits for all of them
-//! together, at most [`GUESTS_MAX`], each for at most [`GREETING_DEADLINE`]; 2. of links that
-//! greeted and never sent a frame there are at most [`STRANGERS_MAX`], each for about
-//! [`SILENCE_MAX`]: the oldest makes room for a new one; 3. there are at most [`LINKS_MAX`] links.
-//! Cost: an accept, a poll and a read per connection, and a thread once it greets.
+//! Invariants:
+//! 1. A connection without a greeting has no thread, and at most [`GREETING_BYTES_MAX`] and a
+//!    header of memory. The accepting thread waits for all of them: for at most [`GUESTS_MAX`]
+//!    connections, for at most [`GREETING_DEADLINE`] each.
+//! 2. At most [`STRANGERS_MAX`] links have greeted and sent no frame, for about [`SILENCE_MAX`]
+//!    each. A new one replaces the oldest.
+//! 3. There are at most [`LINKS_MAX`] links.
+//!
+//! Thread-safety: any thread may call any method.
+//! Failure: a client that does not greet, or breaks the protocol, gets the reason and is counted as
+//! malformed.
+//! Cost: an accept, a poll and a read per connection, and a thread after its greeting.
 
 use std::fmt;
 use std::io::{self, Read as _, Write as _};
@@ -33,23 +39,23 @@ use crate::refusal::{Reason, Refusal};
 use crate::stream::{GREETING_BYTES_MAX, Incoming, Responder, Stream, admit, send};
 use crate::wire::{FRAME_HEADER_BYTES, Hello, Kind, Welcome, frame_at, put_frame, put_refused};
 
-/// A client has said who it is by then.
+/// Time limit of a greeting.
 pub(crate) const GREETING_DEADLINE: Duration = Duration::from_secs(5);
-/// Connections that have not greeted, at most; the oldest makes room for a new one.
+/// Limit of the connections without a greeting. A new one replaces the oldest.
 const GUESTS_MAX: usize = 256;
-/// Reads of what a client that is refused has sent.
+/// Limit of the reads of bytes that a refused client has sent.
 const GUEST_PARTS_MAX: usize = 128;
-/// Links that greeted and have not sent a frame, at most.
+/// Limit of the links that have greeted and have sent no frame.
 const STRANGERS_MAX: usize = 64;
-/// A link that greeted sends its first frame within so long.
+/// Time in which a link must send its first frame.
 const SILENCE_MAX: Duration = Duration::from_secs(10);
-/// The longest wait of the thread that accepts, while there are links that have not sent a frame.
+/// Longest wait of the accepting thread while there are links without a frame.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Serves a client that was admitted, on a thread of its own, until its link ends.
+/// Serves a client that was accepted, on its own thread, until its link ends.
 pub(crate) type Serve = dyn Fn(Socket, &Hello, &Welcome, Incoming) + Send + Sync;
 
-/// Binds a socket, and says where.
+/// Binds a socket, and returns its address.
 pub(crate) fn listen(
     address: impl ToSocketAddrs + fmt::Display,
 ) -> Result<(TcpListener, SocketAddr)> {
@@ -64,7 +70,7 @@ pub(crate) fn listen(
     })
 }
 
-/// See the module; `S` is what the links of the provider are streams of.
+/// Accepts connections and reads greetings. `S` is the stream of the provider's links.
 pub(crate) struct Reception<S> {
     pub(crate) node: Arc<Node>,
     pub(crate) clock: Arc<dyn Clock>,
@@ -74,25 +80,25 @@ pub(crate) struct Reception<S> {
     links: Mutex<Vec<LinkEntry<S>>>,
 }
 
-/// A link that greeted, and when.
+/// A link that has greeted, and the time of its greeting.
 struct LinkEntry<S> {
     link: Weak<Responder<S>>,
     greeted_ns: u64,
 }
 
-/// A connection that has not greeted.
+/// A connection without a greeting.
 struct Guest {
     stream: TcpStream,
     arrived: Vec<u8>,
     until_ns: u64,
 }
 
-/// What reading from a guest came to.
+/// The outcome of reading a greeting.
 enum Greeted {
     NotYet,
-    /// Who it is, and the bytes of its greeting.
+    /// The greeting and its length in bytes.
     Said(Hello, usize),
-    /// It is to be told why it is not taken; `None`: it has gone.
+    /// The reason to refuse the client; `None` if the client has ended.
     Refused(Option<Refusal>),
 }
 
@@ -114,7 +120,7 @@ impl<S: Stream> Reception<S> {
         }))
     }
 
-    /// Starts the thread that accepts.
+    /// Starts the accepting thread.
     pub(crate) fn open(
         self: &Arc<Self>,
         listener: TcpListener,
@@ -153,7 +159,7 @@ impl<S: Stream> Reception<S> {
         }
     }
 
-    /// Which guests said something, or ended.
+    /// The connections that sent something, or ended.
     fn wait(&self, listener: &TcpListener, guests: &[Guest]) -> Vec<bool> {
         let now_ns = self.clock.now_ns();
         let greeting = guests.first().map(|guest| guest.until_ns.saturating_sub(now_ns));
@@ -185,7 +191,7 @@ impl<S: Stream> Reception<S> {
         }
     }
 
-    /// Serves a client that greeted, on a thread of its own.
+    /// Serves a client that has greeted, on its own thread.
     fn start(self: &Arc<Self>, guest: Guest, hello: Hello, bytes: usize, serve: &Arc<Serve>) {
         if self.serving.load(Ordering::SeqCst) >= LINKS_MAX {
             return guest.refuse(Refusal::at(Reason::Exhausted, LINKS_MAX as u64));
@@ -216,7 +222,7 @@ impl<S: Stream> Reception<S> {
         links.iter().any(|entry| entry.link.upgrade().is_some_and(|link| link.is_silent()))
     }
 
-    /// Closes links whose client never sent a frame, and has had its time.
+    /// Closes links whose client has sent no frame within its time.
     fn end_silent(&self, now_ns: u64) {
         let late = |entry: &LinkEntry<S>| {
             now_ns.saturating_sub(entry.greeted_ns) >= SILENCE_MAX.as_nanos() as u64
@@ -228,14 +234,14 @@ impl<S: Stream> Reception<S> {
         }
     }
 
-    /// Counts a client that broke the protocol at its greeting.
+    /// Counts a client that broke the protocol in its greeting.
     pub(crate) fn malformed(&self, refusal: Refusal) {
         self.node.counters.malformed.fetch_add(1, Ordering::Relaxed);
         tracing::warn!(%refusal, "a client did not greet");
     }
 
-    /// Whether a client that was welcomed came too late: the node was fenced or shut since, and
-    /// did not tell it to close.
+    /// Whether the node was fenced or shut after it welcomed a client. The node has not closed that
+    /// link.
     pub(crate) fn is_late(&self, welcome: &Welcome) -> bool {
         self.node.epoch() != welcome.epoch || self.is_ending()
     }
@@ -244,7 +250,7 @@ impl<S: Stream> Reception<S> {
         self.stop.load(Ordering::SeqCst)
     }
 
-    /// Keeps a link, to close it at the end. If there are too many that never sent a frame, the
+    /// Keeps a link, in order to close it at the end. If too many links have sent no frame, the
     /// oldest of them is closed.
     pub(crate) fn remember(&self, link: &Arc<Responder<S>>) {
         let mut links = self.links.lock();
@@ -257,11 +263,11 @@ impl<S: Stream> Reception<S> {
         let greeted_ns = self.clock.now_ns();
         links.push(LinkEntry { link: Arc::downgrade(link), greeted_ns });
         drop(links);
-        // The thread that accepts looks when its time is over.
+        // The accepting thread checks the link when its time has passed.
         self.alarm.ring();
     }
 
-    /// Takes nobody any more, and waits for the thread that accepts.
+    /// Stops accepting, and waits for the accepting thread.
     pub(crate) fn end(&self, accepting: Option<Joiner>) {
         self.stop.store(true, Ordering::SeqCst);
         self.alarm.ring();
@@ -278,7 +284,7 @@ impl<S: Stream> Reception<S> {
 }
 
 impl Guest {
-    /// Reads what there is of the greeting.
+    /// Reads the available bytes of the greeting.
     fn read(&mut self) -> Greeted {
         let mut part = [0; GREETING_BYTES_MAX];
         loop {
@@ -302,11 +308,11 @@ impl Guest {
         }
     }
 
-    /// Tells why it is not taken, if it listens.
+    /// Sends the reason to refuse the client, as best effort.
     fn refuse(&self, refusal: Refusal) {
         let _sent = (&self.stream).write(&goodbye(refusal));
-        // Bytes that nobody read would have the system reset the connection, and the client lose
-        // what it was told.
+        // Unread bytes would make the system reset the connection, and the client would lose the
+        // reason.
         let mut part = [0; GREETING_BYTES_MAX];
         for _ in 0..GUEST_PARTS_MAX {
             if !matches!((&self.stream).read(&mut part), Ok(1..)) {
@@ -317,14 +323,14 @@ impl Guest {
     }
 }
 
-/// The frame that says why a link ends.
+/// The frame with the reason for the end of a link.
 pub(crate) fn goodbye(refusal: Refusal) -> Vec<u8> {
     let mut out = Vec::new();
     put_frame(&mut out, Kind::Goodbye, 0, |body| put_refused(body, refusal));
     out
 }
 
-/// Tells a client why, if it listens.
+/// Sends a client the reason for the end, as best effort.
 pub(crate) fn refuse(stream: &impl Stream, refusal: Refusal) {
     let _sent = send(stream, &goodbye(refusal));
     stream.shut();

@@ -21,7 +21,7 @@ pub(crate) struct Socket {
 }
 
 impl Socket {
-    /// Packets leave at once: this layer gathers what belongs together.
+    /// Disables the system's delay of small packets, because this layer joins frames itself.
     pub(crate) fn new(stream: TcpStream) -> Result<Self> {
         stream.set_nodelay(true).and_then(|()| stream.set_nonblocking(true)).map_err(|source| {
             Error::with_source(ErrorKind::Io, "cannot set up a TCP connection", source)
@@ -29,13 +29,13 @@ impl Socket {
         Ok(Self { stream, alarm: Alarm::new()? })
     }
 
-    /// The connection, and what ends a wait for it, to be waited for with others.
+    /// The connection, and the alarm that ends a wait for it, for a wait on several connections.
     #[cfg(feature = "ofi")]
     pub(crate) fn fds(&self) -> (BorrowedFd<'_>, &Alarm) {
         (self.stream.as_fd(), &self.alarm)
     }
 
-    /// This side's address.
+    /// Address of this side.
     #[cfg(feature = "ofi")]
     pub(crate) fn local(&self) -> io::Result<IpAddr> {
         self.stream.local_addr().map(|address| address.ip())
@@ -60,7 +60,7 @@ impl Stream for Socket {
             PollFd::from_borrowed_fd(self.alarm.fd(), PollFlags::IN),
         ];
         let timeout = timeout.map(timespec);
-        // An interruption is an early return, which the callers expect.
+        // The callers expect an early return, so an interruption needs no retry.
         let _ready = poll(&mut fds, timeout.as_ref());
         if !fds[1].revents().is_empty() {
             self.alarm.take();
@@ -72,7 +72,7 @@ impl Stream for Socket {
     }
 
     fn shut(&self) {
-        // It may be down already.
+        // The stream may be down already.
         let _shut = self.stream.shutdown(Shutdown::Both);
         self.alarm.ring();
     }

@@ -1,4 +1,8 @@
-//! Batches and their outcomes on the wire: what `tcp` sends instead of touching memory itself.
+//! Encoding of batches and their outcomes, which providers send that do not access memory
+//! themselves.
+//!
+//! The module consists of pure functions. A decoder checks the limits of a batch before it
+//! allocates.
 
 use archipelago_base::codec::{Reader, put_u8, put_u32, put_u64};
 use archipelago_base::wire::{Malformed, Wire};
@@ -12,33 +16,33 @@ const WRITE: u8 = 2;
 const COMPARE_SWAP: u8 = 3;
 const FETCH_ADD: u8 = 4;
 
-/// An operation as it travels: with its key, and with the bytes of a WRITE.
+/// An operation with its key, and with the bytes of a WRITE.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WireOp<'a> {
-    /// Which region.
+    /// Region of the key.
     pub region: RegionId,
-    /// The key's tag.
+    /// Tag of the key.
     pub tag: u64,
-    /// Where.
+    /// First byte in the region.
     pub offset: u64,
-    /// What.
+    /// The operation and its operands.
     pub action: WireAction<'a>,
 }
 
-/// What a [`WireOp`] does.
+/// The operation of a [`WireOp`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WireAction<'a> {
-    /// READ of so many bytes.
+    /// READ of this number of bytes.
     Read(u32),
-    /// WRITE of these.
+    /// WRITE of these bytes.
     Write(&'a [u8]),
-    /// If the word is the first, make it the second.
+    /// Replacement of the first value, if the word has it, by the second.
     CompareSwap(u64, u64),
-    /// Add this.
+    /// Addition of this value.
     FetchAdd(u64),
 }
 
-/// Appends the body of a batch; `keys` gives the region and tag of each operation.
+/// Appends the body of a batch. `keys` has region and tag of each operation.
 pub fn encode_ops(out: &mut Vec<u8>, batch: &mut Batch, keys: &[(RegionId, u64)]) {
     put_u32(out, batch.len() as u32);
     for (index, (region, tag)) in keys.iter().enumerate() {
@@ -72,8 +76,8 @@ pub fn encode_ops(out: &mut Vec<u8>, batch: &mut Batch, keys: &[(RegionId, u64)]
     }
 }
 
-/// Reads the body of a batch into `ops`, which is cleared first. Checks the limits of a batch, and
-/// that nothing is left over.
+/// Reads the body of a batch into `ops`, which is cleared first. All bytes must belong to it, and
+/// it must keep the limits of a batch.
 pub fn decode_ops<'a>(body: &'a [u8], ops: &mut Vec<WireOp<'a>>) -> Result<(), Malformed> {
     ops.clear();
     let mut reader = Reader::new(body);
@@ -94,7 +98,7 @@ pub fn decode_ops<'a>(body: &'a [u8], ops: &mut Vec<WireOp<'a>>) -> Result<(), M
         }
         ops.push(op);
     }
-    if reader.is_empty() { Ok(()) } else { Err(Malformed("bytes behind the last operation")) }
+    if reader.is_empty() { Ok(()) } else { Err(Malformed("bytes after the last operation")) }
 }
 
 fn operation<'a>(reader: &mut Reader<'a>) -> Result<WireOp<'a>, Malformed> {
@@ -134,18 +138,18 @@ pub(crate) fn put_done_read(out: &mut Vec<u8>, len: u32) -> usize {
     at
 }
 
-/// Appends a refusal, which ends the batch.
+/// Appends a refusal, which ends the outcomes of a batch.
 pub(crate) fn put_refused(out: &mut Vec<u8>, refusal: Refusal) {
     refusal.put(out);
 }
 
-/// Reads the rest of a refusal whose code was read already.
+/// Reads a refusal whose code was read already.
 fn get_refusal(code: u8, reader: &mut Reader<'_>) -> Option<Refusal> {
     Some(Refusal { reason: Reason::from_code(code)?, limit: reader.u64()? })
 }
 
-/// Reads the outcomes of `batch` into it: exactly those of its operations, up to the first refusal.
-/// After an error what the batch holds means nothing.
+/// Reads the outcomes of all operations of `batch` up to the first refusal. After an error the
+/// content of the batch is arbitrary.
 pub fn decode_done(body: &[u8], batch: &mut Batch) -> Result<(), Malformed> {
     const CUT: Malformed = Malformed("outcomes that are cut off");
     let mut reader = Reader::new(body);
@@ -171,5 +175,5 @@ pub fn decode_done(body: &[u8], batch: &mut Batch) -> Result<(), Malformed> {
         };
         batch.finish(index, outcome);
     }
-    if reader.is_empty() { Ok(()) } else { Err(Malformed("bytes behind the last outcome")) }
+    if reader.is_empty() { Ok(()) } else { Err(Malformed("bytes after the last outcome")) }
 }

@@ -1,39 +1,42 @@
-//! Frames: a checked header that can be trusted with the length, and a checked body.
+//! Frames: a header with a checksum, whose length field can then be trusted, and a body with a
+//! checksum.
+//!
+//! The module consists of pure functions.
 
 use archipelago_base::checksum::{crc, crc_append};
 use archipelago_base::wire::Malformed;
 
 use crate::batch::{BATCH_BYTES_MAX, BATCH_OPS_MAX};
 
-/// Bytes before the body.
+/// Length of the header, in bytes.
 pub const FRAME_HEADER_BYTES: usize = 24;
-/// The longest body: a full batch.
+/// Limit of a body's length, which the largest batch needs.
 pub const FRAME_BODY_MAX: usize = BATCH_BYTES_MAX + BATCH_OPS_MAX * 64 + 64;
 
-/// What a frame is.
+/// The purpose of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
-    /// Client: who I am and whom I expect.
+    /// The client's greeting: who it is, and which node it expects.
     Hello = 1,
-    /// Node: who I am.
+    /// The node's greeting: who it is.
     Welcome = 2,
-    /// Node: why I close the link.
+    /// The node's reason to close the link.
     Goodbye = 3,
-    /// Client: what does this key open?
+    /// The client's question what a key opens.
     Attach = 4,
-    /// Node: this, or a refusal.
+    /// The node's answer to an attachment, or a refusal.
     Attached = 5,
-    /// Client (`shm`): I unmapped it.
+    /// The client's notice (`shm`) that it unmapped a region.
     Detach = 6,
-    /// Client: operations.
+    /// Operations of the client.
     Batch = 7,
-    /// Node: what came of them.
+    /// Outcomes of a batch.
     Done = 8,
-    /// Client: a request.
+    /// A request of the client.
     Request = 9,
-    /// Node: its answer.
+    /// The node's answer to a request.
     Answer = 10,
-    /// Both (`ofi`): my endpoints.
+    /// Names of endpoints (`ofi`), from both sides.
     Endpoints = 11,
 }
 
@@ -56,14 +59,14 @@ impl Kind {
     }
 }
 
-/// A frame in a buffer.
+/// A frame within a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Frame<'a> {
-    /// What it is.
+    /// The purpose of the frame.
     pub kind: Kind,
-    /// Joins a question and its answer.
+    /// Number that a question and its answer share.
     pub number: u64,
-    /// The rest.
+    /// The bytes after the header.
     pub body: &'a [u8],
 }
 
@@ -79,12 +82,12 @@ pub fn put_frame(out: &mut Vec<u8>, kind: Kind, number: u64, fill: impl FnOnce(&
     header[8..16].copy_from_slice(&number.to_le_bytes());
     let head_crc = crc(&header[..16]);
     header[16..20].copy_from_slice(&head_crc.to_le_bytes());
-    // Bound to the header, so that a body does not pass under another frame's number.
+    // The checksum covers the header's, so that a body does not fit another frame's header.
     let body_crc = crc_append(head_crc, body);
     header[20..24].copy_from_slice(&body_crc.to_le_bytes());
 }
 
-/// The frame at the start of `bytes` and its whole length; `None` if more bytes are needed.
+/// The frame at the start of `bytes` and its length; `None` if bytes are missing.
 pub fn frame_at(bytes: &[u8]) -> Result<Option<(Frame<'_>, usize)>, Malformed> {
     let Some((header, rest)) = bytes.split_at_checked(FRAME_HEADER_BYTES) else { return Ok(None) };
     let word = |at: usize| {

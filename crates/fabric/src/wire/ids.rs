@@ -38,7 +38,7 @@ impl Wire for Rights {
     }
 }
 
-/// A reason is never 0, which stands for success where a message is a result.
+/// A reason is never 0, because 0 stands for success in a message that is a result.
 impl Wire for Reason {
     fn put(&self, out: &mut Vec<u8>) {
         self.code().put(out);

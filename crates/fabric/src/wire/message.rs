@@ -1,4 +1,6 @@
-//! The small messages: greeting, attachment, requests and answers.
+//! The small messages: greetings, attachments, requests and answers.
+//!
+//! The module consists of pure functions.
 
 use std::time::Duration;
 
@@ -12,7 +14,7 @@ use crate::ids::{ClientId, NodeId, RemoteKey, Rights};
 use crate::node::Answer;
 use crate::refusal::{Reason, Refusal};
 
-/// Version of the protocol; both sides must have the same.
+/// Version of the protocol, which both sides must have.
 pub const VERSION: u32 = 1;
 const MAGIC: u64 = u64::from_le_bytes(*b"ARCHFAB\0");
 const ANY: u64 = u64::MAX;
@@ -20,22 +22,22 @@ const ANY: u64 = u64::MAX;
 /// The client's greeting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hello {
-    /// Who calls.
+    /// The client that greets.
     pub client: ClientId,
     /// Whether this client had a link before.
     pub resumed: bool,
-    /// Refuse unless the node is this one.
+    /// The node that the client expects; the greeting is refused by another node.
     pub node: Option<NodeId>,
-    /// Refuse unless the node is in this epoch.
+    /// The epoch that the client expects; the greeting is refused in another epoch.
     pub epoch: Option<Epoch>,
 }
 
 /// The node's greeting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Welcome {
-    /// Who it is.
+    /// The node that greets.
     pub node: NodeId,
-    /// In which life.
+    /// The life of the node.
     pub epoch: Epoch,
 }
 
@@ -44,7 +46,7 @@ fn begin(out: &mut Vec<u8>) {
     put_u32(out, VERSION);
 }
 
-/// Why a greeting cannot be answered by another.
+/// Checks the start of a greeting. The error is the reason to refuse it.
 fn check_begin(reader: &mut Reader<'_>) -> Result<(), Reason> {
     if reader.u64() != Some(MAGIC) {
         return Err(Reason::Protocol);
@@ -61,7 +63,7 @@ fn end<T>(reader: &Reader<'_>, value: T) -> Result<T, Reason> {
 }
 
 impl Hello {
-    /// Appends the body.
+    /// Appends the body of the greeting.
     pub fn encode(&self, out: &mut Vec<u8>) {
         begin(out);
         self.client.put(out);
@@ -70,7 +72,7 @@ impl Hello {
         put_u64(out, self.epoch.map_or(ANY, |epoch| epoch.0));
     }
 
-    /// Reads a body; the reason to refuse it.
+    /// Reads a body. The error is the reason to refuse it.
     pub fn decode(body: &[u8]) -> Result<Self, Reason> {
         let mut reader = Reader::new(body);
         check_begin(&mut reader)?;
@@ -89,13 +91,13 @@ impl Hello {
 wire_struct!(Welcome { node, epoch });
 
 impl Welcome {
-    /// Appends the body.
+    /// Appends the body of the greeting.
     pub fn encode(&self, out: &mut Vec<u8>) {
         begin(out);
         self.put(out);
     }
 
-    /// Reads a body; the reason to refuse it.
+    /// Reads a body. The error is the reason to refuse it.
     pub fn decode(body: &[u8]) -> Result<Self, Reason> {
         let mut reader = Reader::new(body);
         check_begin(&mut reader)?;
@@ -104,24 +106,24 @@ impl Welcome {
     }
 }
 
-/// What a key opens.
+/// The answer to an attachment: what the key opens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Opened {
-    /// Bytes.
+    /// Length of the region in bytes.
     pub len: u64,
-    /// What may be done.
+    /// Operations that the key permits.
     pub rights: Rights,
 }
 
 wire_struct!(Opened { len, rights });
 
 impl Opened {
-    /// Appends a body: this, or a refusal.
+    /// Appends the body of an answer or of a refusal.
     pub fn encode(opened: &Result<Self, Refusal>, out: &mut Vec<u8>) {
         put_result(out, opened);
     }
 
-    /// Reads a body.
+    /// Reads the body of an answer or of a refusal.
     pub fn decode(body: &[u8]) -> Result<Result<Self, Refusal>, Malformed> {
         decode_result(body).ok_or(Malformed("what a key opens cannot be read"))
     }
@@ -150,20 +152,20 @@ pub(super) fn decode_result<T: Wire>(body: &[u8]) -> Option<Result<T, Refusal>> 
     reader.is_empty().then_some(result)
 }
 
-/// A request's body on the wire.
+/// The body of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ask<'a> {
-    /// All numbers below are answered.
+    /// The client has the answers of all its requests below this number.
     pub oldest: u64,
-    /// Whether it was sent before.
+    /// Whether the client sent the request before.
     pub retry: bool,
-    /// How long the client waits; in whole milliseconds.
+    /// Time that the client waits, in whole milliseconds.
     pub deadline: Duration,
-    /// What is asked.
+    /// The application's bytes.
     pub body: &'a [u8],
 }
 
-/// What stands before the body of a request.
+/// The fields before the application's bytes.
 struct AskHeader {
     oldest: u64,
     retry: bool,
@@ -173,14 +175,14 @@ struct AskHeader {
 wire_struct!(AskHeader { oldest, retry, deadline_ms });
 
 impl<'a> Ask<'a> {
-    /// Appends the body.
+    /// Appends the body of the request.
     pub fn encode(&self, out: &mut Vec<u8>) {
         let deadline_ms = u32::try_from(self.deadline.as_millis()).unwrap_or(u32::MAX);
         AskHeader { oldest: self.oldest, retry: self.retry, deadline_ms }.put(out);
         out.extend_from_slice(self.body);
     }
 
-    /// Reads a body.
+    /// Reads the body of a request.
     pub fn decode(body: &'a [u8]) -> Result<Self, Malformed> {
         let mut reader = Reader::new(body);
         let header = AskHeader::get(&mut reader);
@@ -194,7 +196,7 @@ impl<'a> Ask<'a> {
     }
 }
 
-/// Appends an answer's body.
+/// Appends the body of an answer.
 pub fn put_answer(out: &mut Vec<u8>, answer: &Answer) {
     match answer {
         Ok(body) => {
@@ -205,7 +207,7 @@ pub fn put_answer(out: &mut Vec<u8>, answer: &Answer) {
     }
 }
 
-/// Reads an answer's body.
+/// Reads the body of an answer.
 pub fn decode_answer(body: &[u8]) -> Result<Answer, Malformed> {
     const WRONG: Malformed = Malformed("an answer that cannot be read");
     match body.split_first().ok_or(WRONG)? {
@@ -219,7 +221,7 @@ pub fn decode_answer(body: &[u8]) -> Result<Answer, Malformed> {
     }
 }
 
-/// Reads the body of a goodbye: why the node closes the link, and the text for people.
+/// Reads the body of a goodbye: the reason to close the link, and a text for people.
 pub fn decode_goodbye(body: &[u8]) -> Result<(Refusal, &[u8]), Malformed> {
     let mut reader = Reader::new(body);
     let refusal = Refusal::get(&mut reader).ok_or(Malformed("a goodbye that cannot be read"))?;

@@ -1,8 +1,8 @@
-//! What links say to each other: frames, and the messages in them. `docs/formats/fabric.md` has the
-//! byte tables.
+//! The messages of links: frames, and the bodies in them. `docs/formats/fabric.md` has the byte
+//! tables.
 //!
 //! A decoder answers every input with a message or with a sentence that says what is wrong. It
-//! allocates nothing that a length asks for before the bytes are there. Nothing here does I/O.
+//! allocates for a length only after it has the bytes. The modules do no I/O.
 
 mod batch;
 mod frame;

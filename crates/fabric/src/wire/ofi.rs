@@ -1,6 +1,8 @@
-//! What links of `ofi` say besides: names of endpoints, where a registration lies, and what stands
-//! before a message. `docs/formats/fabric.md` has the byte tables. Nothing here needs libfabric: it
-//! is compiled, tested and fuzzed without.
+//! The further messages of `ofi`: names of endpoints, places of registrations, and the header of a
+//! message. `docs/formats/fabric.md` has the byte tables.
+//!
+//! The module consists of pure functions. It does not need libfabric, and is always compiled,
+//! tested and fuzzed.
 
 use archipelago_base::codec::{Reader, put_u32};
 use archipelago_base::wire::{Malformed, Wire};
@@ -9,24 +11,25 @@ use super::Opened;
 use super::message::{decode_result, put_result};
 use crate::refusal::Refusal;
 
-/// Bytes of an endpoint's or provider's name, at most.
+/// Limit of the name of an endpoint or provider, in bytes.
 pub const NAME_BYTES_MAX: usize = 128;
-/// Bytes of a [`Header`].
+/// Length of a [`Header`] in bytes.
 pub const HEADER_BYTES: u64 = 16;
 
-/// What each side says of its endpoints: a body of kind [`Endpoints`](super::Kind::Endpoints).
+/// The endpoints of one side: the body of a frame of the kind
+/// [`Endpoints`](super::Kind::Endpoints).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Endpoints {
-    /// libfabric's provider: both sides have the same.
+    /// Name of the libfabric provider, which both sides must have.
     pub provider: String,
-    /// The one that one-sided operations go to; of a client empty.
+    /// Name of the endpoint for one-sided operations. It is empty in the client's message.
     pub operations: Vec<u8>,
-    /// The one for messages.
+    /// Name of the endpoint for messages.
     pub messages: Vec<u8>,
 }
 
 impl Endpoints {
-    /// Appends the body.
+    /// Appends the body of the message.
     pub fn encode(&self, out: &mut Vec<u8>) {
         for bytes in [self.provider.as_bytes(), &self.operations, &self.messages] {
             put_u32(out, bytes.len() as u32);
@@ -34,7 +37,7 @@ impl Endpoints {
         }
     }
 
-    /// Reads a body.
+    /// Reads the body of the message.
     pub fn decode(body: &[u8]) -> Result<Self, Malformed> {
         const WRONG: Malformed = Malformed("names of endpoints that cannot be read");
         let mut reader = Reader::new(body);
@@ -50,12 +53,13 @@ impl Endpoints {
     }
 }
 
-/// What a key opens, and the registration that was made for it.
+/// The answer to an attachment: what the key opens, and its registration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OpenedOnCard {
-    /// What other providers say, too.
+    /// The part that all providers have.
     pub opened: Opened,
-    /// The registration's key, and the address of its first byte (0 where addresses are offsets).
+    /// Key of the registration, and the address of its first byte. The address is 0 if the provider
+    /// counts offsets.
     pub place: (u64, u64),
 }
 
@@ -72,31 +76,31 @@ impl Wire for OpenedOnCard {
 }
 
 impl OpenedOnCard {
-    /// Appends a body: this, or a refusal.
+    /// Appends the body of an answer or of a refusal.
     pub fn encode(opened: &Result<Self, Refusal>, out: &mut Vec<u8>) {
         put_result(out, opened);
     }
 
-    /// Reads a body.
+    /// Reads the body of an answer or of a refusal.
     pub fn decode(body: &[u8]) -> Result<Result<Self, Refusal>, Malformed> {
         decode_result(body).ok_or(Malformed("what a key opens cannot be read"))
     }
 }
 
-/// What stands before a message's bytes: number, messages taken, bytes that follow, 0; each a
-/// little-endian u32.
+/// The header of a message: number, taken messages, bytes that follow, and 0. Each is a
+/// little-endian `u32`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// How many messages with bytes were sent before this one.
+    /// Number of messages with bytes that this side has sent before.
     pub number: u32,
-    /// How many messages with bytes its sender took.
+    /// Number of messages with bytes that this side has taken.
     pub taken: u32,
-    /// Bytes that follow.
+    /// Number of bytes that follow the header.
     pub bytes: u32,
 }
 
 impl Header {
-    /// Its bytes.
+    /// The encoding of the header.
     #[must_use]
     pub fn encode(self) -> [u8; HEADER_BYTES as usize] {
         let mut header = [0; HEADER_BYTES as usize];
@@ -106,7 +110,7 @@ impl Header {
         header
     }
 
-    /// `None` if a message of `len` bytes does not begin so.
+    /// Reads the header of a message of `len` bytes; `None` if it is not one.
     #[must_use]
     pub fn decode(header: &[u8; HEADER_BYTES as usize], len: u64) -> Option<Self> {
         let (fields, _) = header.as_chunks::<4>();
@@ -129,12 +133,12 @@ mod tests {
     }
 
     #[test]
-    fn what_a_key_opens_survives_the_wire_and_nothing_else_does() {
+    fn answer_to_an_attachment_round_trips_and_other_bytes_fail() {
         let opened = Opened { len: 4096, rights: Rights::READ };
         let on_card = OpenedOnCard { opened, place: (7, u64::MAX) };
         let mut body = Vec::new();
         OpenedOnCard::encode(&Ok(on_card), &mut body);
-        // Golden: 0, length, rights, key, address.
+        // The golden bytes are 0, length, rights, key and address.
         let golden = "00 0010000000000000 01 0700000000000000 ffffffffffffffff".replace(' ', "");
         assert_eq!(hex(&body), golden);
         assert_eq!(OpenedOnCard::decode(&body), Ok(Ok(on_card)));
@@ -149,12 +153,12 @@ mod tests {
     }
 
     #[test]
-    fn names_of_endpoints_survive_the_wire_and_nothing_else_does() {
+    fn names_of_endpoints_round_trip_and_other_bytes_fail() {
         let (provider, operations) = ("tcp".to_owned(), Vec::new());
         let endpoints = Endpoints { provider, operations, messages: vec![1, 2] };
         let mut body = Vec::new();
         endpoints.encode(&mut body);
-        // Golden: three times a length and bytes.
+        // The golden bytes are three times a length and the bytes.
         assert_eq!(hex(&body), "03000000 746370 00000000 02000000 0102".replace(' ', ""));
         assert_eq!(Endpoints::decode(&body), Ok(endpoints.clone()));
         for cut in 0..body.len() {
@@ -170,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn a_header_is_read_as_it_was_written_and_a_length_that_lies_is_seen() {
+    fn header_round_trips_and_a_wrong_length_fails() {
         let header = Header { number: 1, taken: u32::MAX, bytes: 3 };
         let bytes = header.encode();
         assert_eq!(bytes, [1, 0, 0, 0, 255, 255, 255, 255, 3, 0, 0, 0, 0, 0, 0, 0]);

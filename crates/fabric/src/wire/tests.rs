@@ -1,4 +1,4 @@
-//! Golden bytes of every frame, what is refused, and that what is written is read.
+//! Golden bytes of every frame, refusals of wrong bytes, and round trips.
 
 use archipelago_base::Epoch;
 use proptest::prelude::*;
@@ -49,7 +49,7 @@ fn outcomes() -> Vec<u8> {
 }
 
 #[test]
-fn golden_bytes() {
+fn frames_have_golden_bytes() {
     let hello = Hello { client: ClientId(7), resumed: true, node: Some(NodeId(1)), epoch: None };
     let welcome = Welcome { node: NodeId(1), epoch: Epoch(2) };
     let key = RemoteKey {
@@ -102,7 +102,7 @@ const GOLDEN: [&str; 10] = [
 ];
 
 #[test]
-fn a_batch_and_its_outcomes_are_read_as_they_were_written() {
+fn batch_and_its_outcomes_round_trip() {
     let mut batch = sample();
     let body = encoded(&mut batch);
     let mut ops = Vec::new();
@@ -126,7 +126,7 @@ fn a_batch_and_its_outcomes_are_read_as_they_were_written() {
 }
 
 #[test]
-fn a_message_cut_off_anywhere_or_with_a_flipped_bit_is_refused() {
+fn cut_or_flipped_message_is_refused() {
     let whole = frame(Kind::Batch, 9, |out| out.extend(encoded(&mut sample())));
     for len in 0..whole.len() {
         assert_eq!(frame_at(&whole[..len]), Ok(None), "{len}");
@@ -148,7 +148,7 @@ fn a_message_cut_off_anywhere_or_with_a_flipped_bit_is_refused() {
 
 proptest! {
     #[test]
-    fn any_bytes_are_answered(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+    fn any_bytes_are_decoded_without_a_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
         let _ = frame_at(&bytes);
         let mut ops = Vec::new();
         let _ = decode_ops(&bytes, &mut ops);
@@ -157,7 +157,7 @@ proptest! {
     }
 
     #[test]
-    fn any_frame_is_read_as_it_was_written(
+    fn any_frame_round_trips(
         number in any::<u64>(),
         body in proptest::collection::vec(any::<u8>(), 0..200),
         behind in proptest::collection::vec(any::<u8>(), 0..50),

@@ -1,4 +1,4 @@
-//! The promises of `Link`, over every provider, within one process; over `sim`, between two hosts.
+//! The promises of `Link` over every provider, within one process. `sim` has two hosts.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,7 +21,7 @@ macro_rules! every_provider {
         mod tcp { tests_over! { "tcp": $($test)* $($threaded)* } }
         #[cfg(feature = "ofi")]
         mod ofi { tests_over! { "ofi": $($test)* $($threaded)* } }
-        // Virtual time has one thread. Tasks share a link there (`sim.rs`).
+        // Virtual time has one thread. The tasks of `sim.rs` share a link.
         mod sim { tests_over! { "sim": $($test)* } }
     };
 }
@@ -80,7 +80,7 @@ fn operations_of_a_batch_take_effect_in_order(name: &str) {
     assert_eq!(batch.data(before), 7_u64.to_ne_bytes());
     assert_eq!((batch.word(swap), batch.word(lost), batch.word(add)), (Some(7), Some(9), Some(9)));
     assert_eq!(batch.data(after), 8_u64.to_ne_bytes(), "9 and -1, wrapping");
-    // Batches of a link too, however many are in flight.
+    // Batches of a link stay in order as well, whatever number is in flight.
     let promises: Vec<_> = (0..200_u64)
         .map(|round| {
             let mut batch = Batch::new();
@@ -96,8 +96,8 @@ fn operations_of_a_batch_take_effect_in_order(name: &str) {
     }
 }
 
-/// Posted together, of every sort: what a READ reads is neither older than the batch before it nor
-/// newer.
+/// Posts batches of every sort together. A READ finds the bytes of the batch before it, and no
+/// later ones.
 fn a_batch_behind_another_finds_all_of_it(name: &str) {
     let world = World::new(name);
     let (link, region) = world.attached();
@@ -134,7 +134,7 @@ fn a_write_that_completed_is_seen_by_the_node_and_by_others(name: &str) {
     }
 }
 
-/// All of the region, to see that nothing changed.
+/// All bytes of the region, to check that nothing changed.
 fn content(world: &World) -> Vec<u8> {
     let mut all = vec![0; REGION_BYTES];
     world.region.read(0, &mut all).unwrap();
@@ -155,7 +155,7 @@ fn a_bad_range_is_refused_named_and_touches_nothing(name: &str) {
     assert_eq!(refused(&*link, |b| _ = b.fetch_add(region, u64::MAX - 7, 1)), out);
     let misaligned = Some((0, Reason::Misaligned));
     assert_eq!(refused(&*link, |b| _ = b.compare_swap(region, 4, 0, 1)), misaligned);
-    // What follows a refusal is not tried, what stands before it happened.
+    // The operations after a refusal are not tried, and those before it happened.
     let mut batch = Batch::new();
     batch.write(region, 0, &[0; 8]);
     batch.write(region, end, &[1]);
@@ -200,7 +200,7 @@ fn keys_that_were_not_given_open_nothing(name: &str) {
     assert_eq!(why(RemoteKey { region: archipelago_fabric::RegionId(u32::MAX), ..key }), unknown);
     assert_eq!(why(RemoteKey { node: NodeId(2), ..key }), Err(Reason::WrongNode));
     assert_eq!(why(RemoteKey { epoch: Epoch(0), ..key }), Err(Reason::StaleEpoch));
-    // Rights and length that a client adds to its key count for nothing.
+    // Rights and length that a client adds to its key have no effect.
     let small = world.region.grant(Rights::READ).unwrap();
     let lie = RemoteKey { rights: Rights::ALL, len: u64::MAX, ..small };
     let region = link.attach(&lie).wait().unwrap();
@@ -367,7 +367,7 @@ fn a_batch_is_used_again(name: &str) {
         batch = link.post(batch).wait();
         assert_eq!(batch.data(1), round.to_ne_bytes());
     }
-    // Posted as it is, a batch takes place again.
+    // A batch that is posted again takes effect again.
     batch.clear();
     batch.fetch_add(region, 16, 1);
     for round in 0..3 {
@@ -387,7 +387,7 @@ fn atomics_that_go_another_way_are_refused(name: &str) {
     let key = region.grant(Rights::ALL).unwrap();
     let refusal = link.attach(&key).wait().unwrap_err();
     assert_eq!(refusal.reason, Reason::AtomicPath);
-    // The node's own processor is one of the ways.
+    // The node's own processor is one of the two paths.
     let cards = if other == AtomicPath::Card { &region } else { &world.region };
     assert_eq!(cards.fetch_add(0, 1).unwrap_err().reason, Reason::AtomicPath);
     let plain = region.grant(Rights::READ.and(Rights::WRITE)).unwrap();

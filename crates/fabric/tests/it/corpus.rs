@@ -1,7 +1,7 @@
 //! Replays the inputs of the fuzz targets: every decoder answers every input.
 //!
-//! An input of `body` and `ofi` says by its name what it is: `good_KIND` is read by the decoder of
-//! that kind and written as the same bytes, `KIND_` and a fault is refused by it.
+//! The name of an input of `body` and `ofi` says what it is. The decoder of the kind KIND reads
+//! `good_KIND`, and encodes the same bytes again. It refuses `KIND_` with the name of a fault.
 
 use archipelago_fabric::wire::{self, WireAction, ofi};
 use archipelago_fabric::{Attached, Batch, Outcome, Refusal};
@@ -23,12 +23,12 @@ fn corpus(target: &str) -> Vec<(String, Vec<u8>)> {
     inputs
 }
 
-/// A decoder, and the encoder that undoes it.
+/// A decoder, and the encoder that reverses it.
 struct Codec {
     kind: &'static str,
-    /// Whether its last field ends where the bytes end, so that they may be fewer or more.
+    /// Whether the last field takes all remaining bytes, so that shorter or longer input is valid.
     open: bool,
-    /// Writes again what was read; `None` if that was refused.
+    /// Decodes and encodes again; `None` if the input is refused.
     again: fn(&[u8]) -> Option<Vec<u8>>,
 }
 
@@ -138,7 +138,7 @@ fn batch_again(body: &[u8]) -> Option<Vec<u8>> {
     Some(out)
 }
 
-/// Of a READ of 8 bytes, a WRITE, a compare-and-swap and a fetch-and-add.
+/// Decodes outcomes of a READ of 8 bytes, a WRITE, a compare-and-swap and a fetch-and-add.
 fn done_again(body: &[u8]) -> Option<Vec<u8>> {
     let mut batch = Batch::new();
     batch.read(REGION, 64, 8);
@@ -212,7 +212,7 @@ fn refuses_every_other_length(codec: &Codec, name: &str, bytes: &[u8]) {
 }
 
 #[test]
-fn frames_are_read_or_refused() {
+fn frames_are_decoded_or_refused() {
     for (name, bytes) in corpus("frame") {
         let read = wire::frame_at(&bytes);
         assert_eq!(matches!(read, Ok(Some(_))), name.starts_with("good"), "{name}: {read:?}");
@@ -220,11 +220,11 @@ fn frames_are_read_or_refused() {
 }
 
 #[test]
-fn bodies_are_read_as_what_they_are_or_refused() {
+fn bodies_are_decoded_or_refused() {
     replay("body", &BODIES);
 }
 
 #[test]
-fn what_ofi_says_besides_is_read_as_what_it_is_or_refused() {
+fn messages_of_ofi_are_decoded_or_refused() {
     replay("ofi", &OFI);
 }

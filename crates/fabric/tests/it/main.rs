@@ -1,4 +1,4 @@
-//! What every provider must do, run over each of them, and what each one adds.
+//! Tests of the promises of all providers, and of the properties of each provider.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on should say where")]
 

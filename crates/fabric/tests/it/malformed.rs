@@ -1,4 +1,4 @@
-//! Clients and nodes that break the protocol: refused with a reason, and the others go on.
+//! Clients and nodes that break the protocol. They get a reason, and other links continue.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -29,7 +29,7 @@ fn framed(kind: Kind, body: &[u8]) -> Vec<u8> {
     out
 }
 
-/// What a client should not say after its greeting.
+/// Frames that a client must not send after its greeting.
 fn lies(key: &RemoteKey) -> Vec<(&'static str, Vec<u8>)> {
     let read = |count: u32, len: u32| {
         let mut body = count.to_le_bytes().to_vec();
@@ -40,7 +40,7 @@ fn lies(key: &RemoteKey) -> Vec<(&'static str, Vec<u8>)> {
         body.extend_from_slice(&len.to_le_bytes());
         body
     };
-    // A WRITE whose length says more than there is.
+    // The length of the WRITE exceeds the frame.
     let mut write = read(1, 1 << 30);
     write[4] = 2;
     let mut other = read(1, 8);
@@ -79,10 +79,10 @@ fn dial(address: &str) -> TcpStream {
     stream
 }
 
-/// Everything until the node closes; the last frame's kind and reason, if there is a frame.
+/// Reads until the node closes. Returns kind and reason of the last frame, if there is one.
 fn last_words(mut stream: TcpStream) -> Option<(Kind, Option<Reason>)> {
     let mut bytes = Vec::new();
-    // The node may reset the connection: what came before counts.
+    // The node may reset the connection. The bytes before that count.
     let _ended = stream.read_to_end(&mut bytes);
     let mut rest = &bytes[..];
     let mut last = None;
@@ -94,7 +94,7 @@ fn last_words(mut stream: TcpStream) -> Option<(Kind, Option<Reason>)> {
 }
 
 #[test]
-fn tcp_clients_that_lie_are_told_and_cut_off_and_others_go_on() {
+fn malformed_tcp_client_gets_a_reason_and_others_continue() {
     let world = World::new("tcp");
     let (link, region) = world.attached();
     write(&*link, region, 0, b"coral");
@@ -110,7 +110,7 @@ fn tcp_clients_that_lie_are_told_and_cut_off_and_others_go_on() {
 }
 
 #[test]
-fn greetings_that_are_wrong_are_refused_with_the_reason() {
+fn wrong_greeting_is_refused_with_the_reason() {
     let world = World::new("tcp");
     let mut version = hello();
     let mut body = version.split_off(FRAME_HEADER_BYTES);
@@ -128,7 +128,7 @@ fn greetings_that_are_wrong_are_refused_with_the_reason() {
         stream.write_all(&bytes).unwrap();
         assert_eq!(last_words(stream), Some((Kind::Goodbye, Some(reason))));
     }
-    // A connection that ends in the middle of a frame is an end.
+    // A connection that ends within a frame counts as an end.
     let mut stream = dial(world.listener.address());
     stream.write_all(&hello()[..10]).unwrap();
     drop(stream);
@@ -137,7 +137,7 @@ fn greetings_that_are_wrong_are_refused_with_the_reason() {
 }
 
 #[test]
-fn random_frames_with_good_checksums_do_not_end_the_node() {
+fn random_frames_with_valid_checksums_do_not_end_the_node() {
     let world = World::new("tcp");
     let mut rng = Rng::with_seed(11);
     for _ in 0..150 {
@@ -145,7 +145,7 @@ fn random_frames_with_good_checksums_do_not_end_the_node() {
         stream.write_all(&hello()).unwrap();
         let kinds = [Kind::Batch, Kind::Attach, Kind::Request, Kind::Detach, Kind::Answer];
         let body: Vec<u8> = (0..rng.usize(0..80)).map(|_| rng.u8(..)).collect();
-        // It may have closed already.
+        // The node may have closed the connection already.
         let _sent = stream.write_all(&framed(kinds[rng.usize(..kinds.len())], &body));
         let _shut = stream.shutdown(std::net::Shutdown::Write);
         last_words(stream);
@@ -154,7 +154,7 @@ fn random_frames_with_good_checksums_do_not_end_the_node() {
     write(&*link, region, 0, b"it lives on");
 }
 
-/// A client's own socket to an `shm` node.
+/// The socket of a client to an `shm` node.
 fn shm_dial(path: &str) -> OwnedFd {
     let socket = socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
     connect(&socket, &SocketAddrUnix::new(path).unwrap()).unwrap();
@@ -162,7 +162,7 @@ fn shm_dial(path: &str) -> OwnedFd {
 }
 
 #[test]
-fn shm_clients_that_lie_are_cut_off_and_others_go_on() {
+fn malformed_shm_client_is_cut_off_and_others_continue() {
     let world = World::new("shm");
     let (link, region) = world.attached();
     let mut two = framed(Kind::Detach, &[0; 37]);
@@ -188,7 +188,7 @@ fn shm_clients_that_lie_are_cut_off_and_others_go_on() {
     }
 }
 
-/// A node that answers a greeting properly and then says `bytes`.
+/// A node that answers a greeting correctly and then sends `bytes`.
 fn false_node(bytes: Vec<u8>) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
@@ -203,7 +203,7 @@ fn false_node(bytes: Vec<u8>) -> String {
         let mut question = [0; 1024];
         let _asked = stream.read(&mut question).unwrap();
         stream.write_all(&bytes).unwrap();
-        // Until the client has had enough.
+        // The node waits until the client ends.
         let _gone = stream.read(&mut question);
     });
     thread.unwrap();
@@ -211,7 +211,7 @@ fn false_node(bytes: Vec<u8>) -> String {
 }
 
 #[test]
-fn a_node_that_lies_costs_the_client_its_link_only() {
+fn malformed_node_costs_the_client_only_its_link() {
     let key = World::new("tcp").key;
     let opened = {
         let mut body = vec![0];
@@ -233,15 +233,15 @@ fn a_node_that_lies_costs_the_client_its_link_only() {
         assert!(expected.contains(&refusal.reason), "{refusal}");
         until("the link is down", || link.closed().is_some());
     }
-    // Outcomes of a batch that are shorter, longer or other than what was asked for.
+    // The outcomes are too short, too long, or of another sort than the batch.
     for done in [vec![], vec![0], vec![0, 8, 0, 0, 0, 1], vec![99], vec![0, 9, 0, 0, 0]] {
         let mut bytes = opened.clone();
         put_frame(&mut bytes, Kind::Done, 2, |body| body.extend_from_slice(&done));
         let to = Connect::to(false_node(bytes), &Session::fresh());
         let link = Tcp::new().connect(to).wait().unwrap();
         let region = {
-            // The answer to the batch is there before the batch is: it is nobody's, then the link
-            // ends.
+            // The answer to the batch arrives before the batch is posted. It belongs to nothing,
+            // and the link ends.
             link.attach(&good).wait().unwrap()
         };
         let mut batch = Batch::new();

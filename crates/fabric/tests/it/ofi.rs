@@ -1,4 +1,4 @@
-//! What `ofi` adds, over libfabric's provider that stands in for a card.
+//! Tests of `ofi` over the provider of libfabric that emulates a card.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -11,7 +11,7 @@ use archipelago_fabric::{Batch, ClientId, Connect, Ofi, Provider, Reason, Rights
 use crate::world::{LONG, World, ask, read, refused, until, write};
 
 #[test]
-fn the_nodes_threads_execute_no_one_sided_operation() {
+fn threads_of_the_node_execute_no_one_sided_operation() {
     let world = World::new("ofi");
     let (link, region) = world.attached();
     write(&*link, region, 0, b"coral");
@@ -20,19 +20,19 @@ fn the_nodes_threads_execute_no_one_sided_operation() {
     assert_eq!(world.node.stats().operations, 0);
     let stats = link.stats();
     assert_eq!((stats.batches, stats.operations), (3, 3));
-    // Posted one by one; the attachment took a message.
+    // The operations were posted one by one, and the attachment took a message.
     assert!(stats.packets >= 4, "{stats:?}");
 }
 
 #[test]
-fn a_node_has_one_card() {
+fn node_has_one_card() {
     let first = World::new("ofi");
     let error = first.provider.serve(&first.node, "127.0.0.1:0").unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported);
     assert!(error.to_string().contains("is served by a listener over tcp;ofi_rxm"), "{error}");
     let (link, region) = first.attached();
     write(&*link, region, 0, b"the first goes on");
-    // When it is closed, another may serve: with registrations of its own.
+    // After the end of the first listener another may serve, with registrations of its own.
     let World { node, region: memory, key, provider, listener, .. } = first;
     drop(listener);
     let second = provider.serve(&node, "127.0.0.1:0").unwrap();
@@ -44,7 +44,7 @@ fn a_node_has_one_card() {
 }
 
 #[test]
-fn what_cannot_be_served_is_refused_with_the_reason() {
+fn unsuitable_provider_is_refused_with_the_reason() {
     let world = World::new("ofi");
     let error = world.provider.serve(&world.node, "0.0.0.0:0").unwrap_err();
     assert!(error.to_string().contains("the address of the interface"), "{error}");
@@ -52,7 +52,7 @@ fn what_cannot_be_served_is_refused_with_the_reason() {
     let error = nobody.serve(&world.node, "127.0.0.1:0").unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported);
     assert!(error.to_string().contains("libfabric provider no_such_provider"), "{error}");
-    // It lacks what a link needs, and says so before anything hangs.
+    // The provider lacks a property that a link needs, and is refused before anything blocks.
     let error = Ofi::over("udp;ofi_rxd").serve(&world.node, "127.0.0.1:0").map(drop);
     if let Err(error) = error {
         assert!(!error.to_string().contains("no_such"), "{error}");
@@ -60,11 +60,11 @@ fn what_cannot_be_served_is_refused_with_the_reason() {
 }
 
 #[test]
-fn tcp_clients_and_ofi_clients_do_not_take_each_other_for_their_own() {
+fn tcp_client_and_ofi_node_refuse_each_other() {
     let world = World::new("ofi");
     let session = Session::fresh();
-    // Their greetings are the same; a `tcp` client then waits for what never comes, or hears what
-    // it cannot read.
+    // The greetings are equal. A `tcp` client then waits for a frame that never arrives, or
+    // receives one that it cannot read.
     let mut to = Connect::to(world.listener.address(), &session);
     to.deadline = std::time::Duration::from_millis(200);
     if let Ok(link) = Tcp::new().connect(to).wait() {
@@ -80,7 +80,7 @@ fn tcp_clients_and_ofi_clients_do_not_take_each_other_for_their_own() {
 }
 
 #[test]
-fn operations_in_flight_on_a_key_that_is_revoked_are_each_refused() {
+fn revocation_refuses_each_operation_in_flight() {
     let world = World::new("ofi");
     let (link, region) = world.attached();
     world.node.revoke(&world.key);
@@ -103,7 +103,7 @@ fn operations_in_flight_on_a_key_that_is_revoked_are_each_refused() {
 }
 
 #[test]
-fn nothing_is_written_any_more_once_the_writer_knows_of_the_revocation() {
+fn writer_writes_nothing_after_it_knows_of_the_revocation() {
     let world = World::new("ofi");
     for _ in 0..10 {
         let key = world.region.grant(Rights::ALL).unwrap();
@@ -148,7 +148,7 @@ fn hello() -> Vec<u8> {
     framed(Kind::Hello, &out)
 }
 
-/// What the node says of its endpoints to a client that greets.
+/// The node's answer with its endpoints, for a client that greets.
 fn endpoints(stream: &mut TcpStream) -> Vec<u8> {
     let mut bytes = Vec::new();
     let mut piece = [0; 1024];
@@ -165,7 +165,7 @@ fn endpoints(stream: &mut TcpStream) -> Vec<u8> {
 }
 
 #[test]
-fn clients_that_lie_about_their_endpoints_are_cut_off_and_others_go_on() {
+fn client_with_wrong_endpoints_is_cut_off_and_others_continue() {
     let world = World::new("ofi");
     let (link, region) = world.attached();
     let dial = || {
@@ -181,8 +181,8 @@ fn clients_that_lie_about_their_endpoints_are_cut_off_and_others_go_on() {
     behind.push(0);
     let mut length = good.clone();
     length[0] = 0xff;
-    // The endpoint's address for messages, at the end, is of another family, which is read past its
-    // end; then of another length.
+    // The address of the endpoint for messages, at the end, gets another address family with a
+    // longer form, and then another length.
     let name_at = good.len() - (good.len() - 12 - good[0] as usize) / 2;
     let mut family = good.clone();
     family[name_at] ^= 0x7f;
@@ -204,7 +204,7 @@ fn clients_that_lie_about_their_endpoints_are_cut_off_and_others_go_on() {
         write(&*link, region, 0, b"others go on");
         assert_eq!(&*ask(&*link, b"abc").unwrap(), b"cba");
     }
-    // Noise behind a good greeting, and a client that says nothing more.
+    // Random bytes follow a good greeting, and another client sends nothing more.
     let mut stream = dial();
     let theirs = endpoints(&mut stream);
     stream.write_all(&framed(Kind::Endpoints, &theirs)).unwrap();

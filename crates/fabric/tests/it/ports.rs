@@ -1,5 +1,5 @@
-//! What strangers at a TCP door cost: connections that say nothing, and links that greet and say
-//! nothing more, are few and do not keep others out.
+//! Limits of a TCP port: connections without a greeting, and links without a frame, are few and do
+//! not keep other clients out.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -9,9 +9,9 @@ use archipelago_fabric::{ClientId, Reason};
 
 use crate::world::{LONG, World, ask};
 
-/// Connections without a greeting that a door keeps.
+/// Limit of the connections without a greeting.
 const GUESTS: usize = 256;
-/// Links without a frame that a door keeps.
+/// Limit of the links without a frame.
 const STRANGERS: usize = 64;
 
 fn dial(world: &World) -> TcpStream {
@@ -27,7 +27,7 @@ fn greet(mut stream: &TcpStream, client: u64) {
     stream.write_all(&out).unwrap();
 }
 
-/// The next frame; the reason of a farewell.
+/// The next frame, and the reason of a goodbye.
 fn next_frame(mut stream: &TcpStream) -> (Kind, Option<Reason>) {
     let mut bytes = Vec::new();
     loop {
@@ -41,13 +41,13 @@ fn next_frame(mut stream: &TcpStream) -> (Kind, Option<Reason>) {
 }
 
 #[test]
-fn connections_without_greeting_make_room_for_later_ones() {
+fn connection_without_greeting_is_replaced_by_a_later_one() {
     let world = World::new("tcp");
     let silent: Vec<TcpStream> = (0..GUESTS + 8).map(|_| dial(&world)).collect();
     for ended in &silent[..8] {
         assert_eq!(next_frame(ended), (Kind::Goodbye, Some(Reason::Exhausted)));
     }
-    // One of those that are left may still greet; so may a client that comes now.
+    // One of the remaining connections may still greet, and so may a new client.
     let last = silent.last().expect("some");
     greet(last, 77);
     assert_eq!(next_frame(last).0, Kind::Welcome);
@@ -56,7 +56,7 @@ fn connections_without_greeting_make_room_for_later_ones() {
 }
 
 #[test]
-fn links_that_greet_and_say_nothing_make_room_for_later_ones() {
+fn link_without_a_frame_is_replaced_by_a_later_one() {
     let world = World::new("tcp");
     let (link, _) = world.attached();
     assert_eq!(&*ask(&*link, b"abc").unwrap(), b"cba");

@@ -1,5 +1,5 @@
-//! Helper processes: this test program started again, to be a node or a client that can be stopped
-//! and killed.
+//! Helper processes: this test program, started again as a node or a client that a test can stop
+//! and kill.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -13,7 +13,7 @@ use crate::world::{Backwards, LONG, REGION_BYTES, provider, read, write};
 
 const VARIABLE: &str = "ARCHIPELAGO_FABRIC_HELPER";
 
-/// A process that is killed at the latest when this is dropped.
+/// A process that is killed when this is dropped.
 pub(crate) struct Helper {
     child: Child,
     input: ChildStdin,
@@ -34,7 +34,7 @@ impl Helper {
         Self { child, input, output }
     }
 
-    /// The next line that the helper says, without what the test framework prints.
+    /// The next line of the helper, without the output of the test framework.
     pub(crate) fn hear(&mut self) -> String {
         let mut line = String::new();
         loop {
@@ -54,7 +54,7 @@ impl Helper {
         self.child.id()
     }
 
-    /// Stops it; on return it does not run.
+    /// Stops the process, and waits until it has stopped.
     pub(crate) fn stop(&self) {
         let pid = Pid::from_child(&self.child);
         kill_process(pid, Signal::STOP).unwrap();
@@ -74,13 +74,13 @@ impl Helper {
 
 impl Drop for Helper {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // The process may have ended by itself.
         let _killed = self.child.kill();
         let _reaped = self.child.wait();
     }
 }
 
-/// A node in a process of its own; its address and the key of its region.
+/// Starts a node in a process of its own. Returns its address and the key of its region.
 pub(crate) fn node(name: &str, address: &str, epoch: u64) -> (Helper, String, RemoteKey) {
     let mut helper = Helper::start(&["serve", name, address, &epoch.to_string()]);
     let said = helper.hear();
@@ -104,7 +104,7 @@ fn tell(line: &str) {
     println!("@{line}");
 }
 
-/// What a helper does; as a test, nothing.
+/// Entry point of a helper process. As a test it does nothing.
 #[test]
 fn helper() {
     let Ok(told) = std::env::var(VARIABLE) else { return };
@@ -137,9 +137,9 @@ fn serve(name: &str, address: &str, epoch: u64) {
     }
 }
 
-/// Adds to one word by fetch-and-add and to another by compare-and-swap, from "go" on. Says how
-/// many compare-and-swaps found another word than this process last saw: so often another process
-/// came between.
+/// Adds to one word by fetch-and-add and to another by compare-and-swap, after "go". Prints how
+/// many compare-and-swaps found a value that this process did not write: other processes were
+/// faster.
 fn count(name: &str, address: &str, key: &str, rounds: u64) {
     let mut to = Connect::to(address, &Session::fresh());
     to.deadline = LONG;
@@ -171,7 +171,7 @@ fn count(name: &str, address: &str, key: &str, rounds: u64) {
     tell(&format!("done {failed}"));
 }
 
-/// Writes until it is killed.
+/// Writes until the process is killed.
 fn write_for_ever(name: &str, address: &str, key: &str) {
     let mut to = Connect::to(address, &Session::fresh());
     to.deadline = LONG;
@@ -185,7 +185,7 @@ fn write_for_ever(name: &str, address: &str, key: &str) {
     }
 }
 
-/// Attaches, and detaches when told to.
+/// Attaches, and detaches on request.
 fn hold(name: &str, address: &str, key: &str) {
     let link = provider(name).connect(Connect::to(address, &Session::fresh())).wait().unwrap();
     let region = link.attach(&key_of(key)).wait().unwrap();

@@ -1,5 +1,5 @@
-//! Several processes, over every provider that has them: contention, and kill, stop and restart of
-//! either side. `sim` has hosts in place of processes: `sim.rs`.
+//! Tests with several processes, over every provider that supports them: contention, and the kill,
+//! stop and restart of either side. `sim.rs` has hosts instead.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -40,8 +40,8 @@ fn link(name: &str, address: &str, key: &RemoteKey) -> (Arc<dyn Link>, Attached)
     (link, region)
 }
 
-/// How often a process adds: over `shm` so often that it takes longer than a process is scheduled
-/// at once.
+/// Number of additions of a process. Over `shm` they take longer than one time slice of the
+/// scheduler.
 fn rounds(name: &str) -> u64 {
     if name == "shm" { 100_000 } else { 400 }
 }
@@ -55,8 +55,8 @@ fn atomics_of_several_processes_lose_nothing(name: &str) {
     };
     let mut helpers: Vec<Helper> = (0..CLIENTS).map(|_| start(name, address)).collect();
     let mut total = CLIENTS * rounds(name);
-    // Where processors execute atomics, the node takes part, and so do clients of the other
-    // provider: one path for all.
+    // If processors execute atomic operations, the node and clients of the other provider take part
+    // as well: all use one path.
     let on_processors = world.provider.atomic_path() == AtomicPath::Processor;
     let dir = tempfile::tempdir().unwrap();
     let other = if name == "shm" { "tcp" } else { "shm" };
@@ -92,13 +92,13 @@ fn atomics_of_several_processes_lose_nothing(name: &str) {
     assert_eq!((word(0), word(8)), (total + added, total));
     assert_eq!(added > 0, on_processors, "the node added meanwhile");
     if name == "shm" {
-        // Of the processes with the memory mapped alone: a client of `tcp` loses to them anyway.
+        // Only processes with mapped memory count, because a client of `tcp` loses to them anyway.
         let mapped: u64 = failed[..CLIENTS as usize].iter().sum();
         assert!(mapped > 0, "the processes never came between each other: {failed:?}");
     }
 }
 
-/// Waits for a counting helper; how many of its compare-and-swaps failed.
+/// Waits for a counting helper. Returns the number of its failed compare-and-swaps.
 fn failed_swaps(helper: &mut Helper) -> u64 {
     let said = helper.hear();
     said.strip_prefix("done ").and_then(|failed| failed.parse().ok()).expect(&said)
@@ -116,7 +116,7 @@ fn a_killed_node_is_noticed_and_its_next_life_refuses_old_keys(name: &str) {
     assert_eq!(ask(&*old, b"anybody?"), Err(Reason::Disconnected));
     let refusal = old.attach(&key).wait().unwrap_err();
     assert_eq!(refusal.reason, Reason::Disconnected);
-    // At the same address, in the next epoch.
+    // The second node has the same address and the next epoch.
     let (_second, address, fresh) = node(name, &address, 2);
     let insists = Connect { epoch: Some(Epoch(1)), ..Connect::to(&address, &Session::fresh()) };
     let error = provider(name).connect(insists).wait().unwrap_err();

@@ -1,4 +1,5 @@
-//! Requests and answers, over every provider: once, in time, of any size, over lost links.
+//! Requests and answers over every provider: their single execution, deadlines, sizes and lost
+//! links.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -42,7 +43,7 @@ fn answers_of_any_size_come_back(name: &str) {
     }
     let long = vec![0; MESSAGE_BYTES_MAX + 1];
     assert_eq!(ask(&*link, &long), Err(Reason::TooLarge));
-    // Many large ones at once: more than any buffer in between holds.
+    // The requests are larger together than any buffer between the two sides.
     let body = vec![7; MESSAGE_BYTES_MAX];
     let promises: Vec<_> = (0..32).map(|_| link.request(Call::new(&body, LONG))).collect();
     for promise in promises {
@@ -67,7 +68,7 @@ fn nobody_to_answer_is_told(name: &str) {
     assert_eq!(ask(&*world.link(), b"anybody?"), Err(Reason::Unanswered));
 }
 
-/// Keeps what it is asked and answers when told to; counts executions.
+/// Keeps requests and answers them on demand. Counts executions.
 #[derive(Clone, Default)]
 struct Patient {
     executed: Arc<AtomicU64>,
@@ -96,7 +97,7 @@ fn a_deadline_passes_for_threads_and_tasks(name: &str) {
     let soon = || link.request(Call::new(b"?", Duration::from_millis(30)));
     assert_eq!(reason(soon().wait()), Err(Reason::Deadline));
     assert_eq!(reason(block_on(soon())), Err(Reason::Deadline));
-    // Answers that come too late are nobody's; the link goes on.
+    // A late answer belongs to nothing, and the link continues.
     until("both were executed", || patient.executed.load(Ordering::SeqCst) == 2);
     for reply in std::mem::take(&mut *patient.open.lock()) {
         reply.send(&b"too late"[..]);
@@ -124,14 +125,14 @@ fn a_request_sent_again_is_executed_once(name: &str) {
     until("it is being executed", || patient.executed.load(Ordering::SeqCst) == 1);
     link.close();
     assert_eq!(reason(first.wait()), Err(Reason::Disconnected));
-    // Again while it runs: the answer comes over the new link.
+    // The client sends the request again during its execution. The answer uses the new link.
     let link = world.link_as(&session);
     let second = send(&*link, call.again(number));
     until("the node knows it", || world.node.stats().duplicates == 1);
     patient.open.lock().pop().unwrap().send(&b"done"[..]);
     assert_eq!(&*second.wait().unwrap(), b"done");
     assert_eq!(patient.executed.load(Ordering::SeqCst), 1);
-    // Again when it was executed and the answer was lost.
+    // The client sends the request again after its execution, because the answer was lost.
     let number = session.begin().unwrap();
     let third = send(&*link, call.numbered(number));
     until("it is being executed", || patient.executed.load(Ordering::SeqCst) == 2);
@@ -149,7 +150,7 @@ fn a_retry_that_the_node_forgot_is_refused(name: &str) {
     let number = session.begin().unwrap();
     let first = send(&*world.link_as(&session), Call::new(b"?", LONG).numbered(number));
     assert_eq!(reason(first.wait()), Err(Reason::Disconnected), "the link was dropped");
-    // Another node, which never saw this client's requests.
+    // The other node does not know this client's requests.
     let other = World::new(name);
     let mut to = Connect::to(other.listener.address(), &session);
     to.deadline = LONG;

@@ -1,4 +1,4 @@
-//! What `shm` adds: who holds mappings, and a socket that was left behind.
+//! Tests of `shm`: the holders of mappings, and a socket that a killed node left.
 
 use archipelago_fabric::{Connect, Provider, Session, Shm};
 
@@ -6,7 +6,7 @@ use crate::process::{Helper, hex_of, node};
 use crate::world::{World, read, until, write};
 
 #[test]
-fn the_owner_knows_which_processes_can_still_reach_a_region() {
+fn owner_knows_which_processes_can_still_reach_a_region() {
     let world = World::new("shm");
     let (address, key) = (world.listener.address(), hex_of(&world.key));
     let mut one = Helper::start(&["hold", "shm", address, &key]);
@@ -20,7 +20,7 @@ fn the_owner_knows_which_processes_can_still_reach_a_region() {
     let mut both = vec![one.id(), two.id()];
     both.sort_unstable();
     assert_eq!(pids(), both);
-    // A revocation does not take the mapping away: the holders stay known.
+    // A revocation does not remove the mapping, so the holders stay known.
     assert!(world.node.revoke(&world.key));
     assert_eq!(pids(), both);
     one.say("detach");
@@ -31,7 +31,7 @@ fn the_owner_knows_which_processes_can_still_reach_a_region() {
 }
 
 #[test]
-fn a_link_that_is_closed_lets_go_of_its_mappings() {
+fn closed_link_removes_its_mappings() {
     let world = World::new("shm");
     let (link, region) = world.attached();
     write(&*link, region, 0, b"x");
@@ -41,7 +41,7 @@ fn a_link_that_is_closed_lets_go_of_its_mappings() {
 }
 
 #[test]
-fn a_socket_that_a_killed_node_left_is_replaced_and_a_living_one_is_not() {
+fn socket_of_a_killed_node_is_replaced() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("node").display().to_string();
     let (mut first, ..) = node("shm", &path, 1);
@@ -76,7 +76,7 @@ fn one_sided_operations_send_nothing() {
 }
 
 #[test]
-fn a_path_that_cannot_be_is_refused() {
+fn impossible_path_is_refused() {
     let long = format!("/tmp/{}", "x".repeat(200));
     let error = Shm::new().connect(Connect::to(&long, &Session::fresh())).wait().unwrap_err();
     assert!(error.to_string().contains("no path of a Unix socket"), "{error}");

@@ -1,7 +1,5 @@
-//! What `sim` adds: lives and crashes of hosts (in place of the processes of `processes.rs`), cuts,
-//! loss, delay, torn operations, and that all of it follows from the seed. What of `processes.rs`
-//! has no counterpart: a process that is stopped (SIGSTOP), because a host of the simulation runs
-//! or does not; a cut stands for it.
+//! Tests of `sim`: lives and crashes of hosts, cuts, loss, delay and torn operations, and their
+//! dependence on the seed alone. A cut replaces the stopped process of `processes.rs`.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -83,7 +81,7 @@ fn tasks_share_a_link() {
 }
 
 #[test]
-fn a_crashed_node_is_noticed_and_its_next_life_refuses_old_keys() {
+fn next_life_of_a_crashed_node_refuses_old_keys() {
     let world = world();
     let (old, region) = world.attached();
     write(&*old, region, 0, b"of the first life");
@@ -96,7 +94,7 @@ fn a_crashed_node_is_noticed_and_its_next_life_refuses_old_keys() {
     let session = made.network.session();
     let to = || Connect { deadline: Duration::from_millis(50), ..Connect::to("node", &session) };
     assert_eq!(made.here.connect(to()).wait().unwrap_err().kind(), ErrorKind::Io);
-    // At the same address, in the next epoch, with the memory of a machine that starts.
+    // The node's next life has the same address, the next epoch and empty memory.
     made.node_host.restart();
     let node = made.network.node(NodeId(1), Epoch(2), None).unwrap();
     let fresh = node.allocate(REGION_BYTES, made.there.atomic_path()).unwrap();
@@ -115,7 +113,7 @@ fn a_crashed_node_is_noticed_and_its_next_life_refuses_old_keys() {
 }
 
 #[test]
-fn a_machine_that_restarted_resets_links_to_its_earlier_life() {
+fn restarted_machine_resets_links_to_its_earlier_life() {
     let world = world();
     let (link, region) = world.attached();
     let made = world.simulation();
@@ -129,7 +127,7 @@ fn a_machine_that_restarted_resets_links_to_its_earlier_life() {
 }
 
 #[test]
-fn a_crashed_client_harms_nobody_and_what_it_posted_is_all_or_nothing_by_operation() {
+fn operations_of_a_crashed_client_happen_completely_or_not() {
     let world = world();
     let made = world.simulation();
     let crashing = made.simulation.host("crashing");
@@ -157,7 +155,7 @@ fn a_crashed_client_harms_nobody_and_what_it_posted_is_all_or_nothing_by_operati
 }
 
 #[test]
-fn what_a_crashed_host_had_in_flight_is_over_for_whoever_still_holds_its_link() {
+fn operations_of_a_crashed_host_end_for_other_holders() {
     let world = world();
     let (link, region) = world.attached();
     let mut batch = Batch::new();
@@ -177,7 +175,7 @@ fn what_a_crashed_host_had_in_flight_is_over_for_whoever_still_holds_its_link() 
 }
 
 #[test]
-fn a_link_that_is_cut_goes_down_and_another_comes_up_when_it_is_healed() {
+fn cut_link_goes_down_and_a_new_one_works_after_healing() {
     let world = world();
     let (link, region) = world.attached();
     let made = world.simulation();
@@ -195,10 +193,10 @@ fn a_link_that_is_cut_goes_down_and_another_comes_up_when_it_is_healed() {
     assert_eq!(read(&*link, region, 0, 8), [0; 8]);
 }
 
-/// A compare-and-swap holds the card's atomics unit up; what was posted behind it must not overtake
-/// it, nor a torn WRITE's rest.
+/// A compare-and-swap occupies the card's unit for atomic operations. Neither the operations after
+/// it nor the second part of a torn WRITE may overtake it.
 #[test]
-fn what_is_posted_behind_a_slow_operation_waits_for_it() {
+fn operation_after_a_slow_one_waits_for_it() {
     let torn = Faults { tear: 1.0, delay_ns_max: 3000, ..Faults::default() };
     for (model, faults) in [(Model::CONNECTX3, Faults::default()), (Model::quick(), torn)] {
         let made = Virtual::new(2, &model);
@@ -220,7 +218,7 @@ fn what_is_posted_behind_a_slow_operation_waits_for_it() {
 }
 
 #[test]
-fn what_went_through_before_a_cut_of_the_way_back_did_happen() {
+fn operation_before_a_cut_of_the_way_back_happened() {
     let world = world();
     let (link, region) = world.attached();
     let made = world.simulation();
@@ -231,7 +229,7 @@ fn what_went_through_before_a_cut_of_the_way_back_did_happen() {
 }
 
 #[test]
-fn loss_costs_time_and_nothing_else() {
+fn loss_costs_only_time() {
     for seed in 0..20 {
         let world = faulty(seed, Faults { loss: 0.1, duplicate: 0.2, ..Faults::default() });
         let (link, region) = world.attached();
@@ -245,7 +243,7 @@ fn loss_costs_time_and_nothing_else() {
     }
 }
 
-/// Counts executions.
+/// Counts the executions of requests.
 struct Counts(Arc<AtomicU64>);
 
 impl Handler for Counts {
@@ -256,7 +254,7 @@ impl Handler for Counts {
 }
 
 #[test]
-fn a_request_is_executed_once_however_often_it_is_sent() {
+fn repeated_request_is_executed_once() {
     let mut again = 0;
     for seed in 0..20 {
         let faults =
@@ -276,7 +274,7 @@ fn a_request_is_executed_once_however_often_it_is_sent() {
 }
 
 #[test]
-fn requests_overtake_each_other_only_where_packets_do() {
+fn requests_overtake_each_other_only_if_packets_do() {
     let order = |delay_ns_max: u64| {
         let world = faulty(9, Faults { delay_ns_max, ..Faults::default() });
         let link = world.link();
@@ -301,7 +299,8 @@ fn requests_overtake_each_other_only_where_packets_do() {
     assert_ne!(order(100_000), sorted);
 }
 
-/// One client writes records of equal words, another reads them; whether a mixture was read.
+/// One client writes records of equal words, and another reads them. Returns the number of mixtures
+/// that the reader found.
 fn mixtures(tear: f64) -> usize {
     let world = faulty(5, Faults { tear, ..Faults::default() });
     let made = world.simulation();
@@ -344,13 +343,13 @@ fn mixtures(tear: f64) -> usize {
 }
 
 #[test]
-fn records_are_torn_between_words_if_asked_for() {
+fn records_are_torn_between_words_on_request() {
     assert_eq!(mixtures(0.0), 0);
     assert!(mixtures(0.5) > 0);
 }
 
 #[test]
-fn a_card_executes_atomics_where_it_is_asked_to() {
+fn card_executes_atomics_on_request() {
     let made = Virtual::new(1, &Model::CONNECTX3);
     let path = archipelago_fabric::AtomicPath::Card;
     let there = made.there.clone().with_atomics(path);
@@ -365,7 +364,7 @@ fn a_card_executes_atomics_where_it_is_asked_to() {
 }
 
 #[test]
-fn an_address_is_a_machine_of_the_network() {
+fn address_names_a_machine_of_the_network() {
     let world = world();
     let made = world.simulation();
     let to = |address: &str| Connect::to(address, &made.network.session());
@@ -379,7 +378,7 @@ fn an_address_is_a_machine_of_the_network() {
     assert!(error.to_string().contains("another node listens"), "{error}");
 }
 
-/// All that a run of one seed shows: keys, the trace, the time.
+/// Keys, trace and end time of a run of `seed`.
 fn traces(seed: u64) -> (u64, u64, u64) {
     let faults = Faults { loss: 0.1, duplicate: 0.1, delay_ns_max: 9_000, tear: 0.3, refuse: 0.0 };
     let world = faulty(seed, faults);
@@ -393,14 +392,14 @@ fn traces(seed: u64) -> (u64, u64, u64) {
 }
 
 #[test]
-fn keys_sessions_and_steps_follow_from_the_seed() {
+fn seed_determines_keys_sessions_and_steps() {
     assert_eq!(traces(4), traces(4));
     assert_ne!(traces(4).0, traces(5).0);
     assert_ne!(traces(4).1, traces(5).1);
 }
 
 #[test]
-fn a_batch_costs_what_the_model_says() {
+fn batch_costs_the_time_of_the_model() {
     let model = Model::CONNECTX3;
     let world = world();
     let (link, region) = world.attached();

@@ -1,4 +1,4 @@
-//! What `tcp` adds: how operations share packets.
+//! Tests of `tcp`: operations share packets.
 
 use archipelago_fabric::{Batch, Link};
 
@@ -11,7 +11,7 @@ fn packets(link: &dyn Link, post: impl FnOnce()) -> u64 {
 }
 
 #[test]
-fn a_batch_of_sixteen_takes_a_sixteenth_of_the_packets() {
+fn batch_of_sixteen_takes_a_sixteenth_of_the_packets() {
     const OPERATIONS: u64 = 640;
     let world = World::new("tcp");
     let (link, region) = world.attached();
@@ -29,7 +29,7 @@ fn a_batch_of_sixteen_takes_a_sixteenth_of_the_packets() {
 }
 
 #[test]
-fn batches_posted_one_after_another_leave_together() {
+fn neighbouring_batches_share_packets() {
     let world = World::new("tcp");
     let (link, region) = world.attached();
     let sent = packets(&*link, || {
@@ -48,7 +48,7 @@ fn batches_posted_one_after_another_leave_together() {
 }
 
 #[test]
-fn much_leaves_without_being_waited_for() {
+fn many_bytes_leave_without_a_wait() {
     let world = World::new("tcp");
     let (link, region) = world.attached();
     let mut batch = Batch::new();

@@ -1,8 +1,8 @@
-//! A node and links to it, over any provider; and a small executor.
+//! A node and links to it over any provider, and a small executor.
 //!
-//! A world of `sim` has a simulation of its own, with the node on one host and all clients on
-//! another. Whoever waits runs it: a promise's `wait` does by itself; [`until`] and [`block_on`]
-//! here run all simulations of their thread.
+//! A world of `sim` has its own simulation, with the node on one host and all clients on another. A
+//! thread that waits runs the simulation: the `wait` of a promise does that itself, and [`until`]
+//! and [`block_on`] run all simulations of their thread.
 
 use std::cell::RefCell;
 use std::pin::pin;
@@ -18,15 +18,15 @@ use archipelago_fabric::{
     Reason, Region, RemoteKey, Reply, Request, Rights, Session, Shm, Tcp,
 };
 
-/// Long enough for a busy machine: a test that needs it all has failed.
+/// Time limit that a busy machine needs. A test that needs all of it has failed.
 pub(crate) const LONG: Duration = Duration::from_secs(30);
 
 thread_local! {
-    /// The simulations that this thread's test has made.
+    /// The simulations of this thread's test.
     static SIMULATIONS: RefCell<Vec<Scheduler>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Runs this thread's simulations for a moment of their time; false if it has none.
+/// Runs this thread's simulations for a moment of virtual time. Returns false if there are none.
 fn run_simulations() -> bool {
     let all = SIMULATIONS.with_borrow(Clone::clone);
     for scheduler in &all {
@@ -35,12 +35,12 @@ fn run_simulations() -> bool {
     !all.is_empty()
 }
 
-/// What a world of `sim` has besides.
+/// The further parts of a world of `sim`.
 pub(crate) struct Virtual {
     pub(crate) network: Arc<Network>,
     pub(crate) node_host: Host,
     pub(crate) client_host: Host,
-    /// The provider as the node's host sees it.
+    /// The provider of the node's host.
     pub(crate) there: Sim,
     pub(crate) here: Sim,
     pub(crate) simulation: Simulation,
@@ -64,19 +64,19 @@ impl Virtual {
     }
 }
 
-/// A provider between processes: `sim` has none.
+/// A provider between processes. `sim` has none.
 pub(crate) fn provider(name: &str) -> Box<dyn Provider> {
     match name {
         "shm" => Box::new(Shm::new()),
         "tcp" => Box::new(Tcp::new()),
-        // Where there is no card, what stands in for one.
+        // The provider of libfabric that emulates a card.
         #[cfg(feature = "ofi")]
         "ofi" => Box::new(archipelago_fabric::Ofi::over("tcp;ofi_rxm")),
         other => panic!("no provider {other}"),
     }
 }
 
-/// A fresh address; for `shm` a path in `dir`.
+/// A new address, which is a path in `dir` for `shm`.
 pub(crate) fn fresh_address(name: &str, dir: &tempfile::TempDir) -> String {
     match name {
         "shm" => dir.path().join("node").display().to_string(),
@@ -84,7 +84,7 @@ pub(crate) fn fresh_address(name: &str, dir: &tempfile::TempDir) -> String {
     }
 }
 
-/// Answers with the body backwards; `late` after a moment from another thread, `drop` never.
+/// Answers with the reversed body: `late` later from another thread, and `drop` never.
 pub(crate) struct Backwards;
 
 impl Handler for Backwards {
@@ -105,13 +105,13 @@ impl Handler for Backwards {
     }
 }
 
-/// A node in this process.
+/// A node in this process, and a provider for its links.
 pub(crate) struct World {
     pub(crate) provider: Box<dyn Provider>,
     pub(crate) node: Arc<Node>,
     pub(crate) region: Region,
     pub(crate) key: RemoteKey,
-    // Dropped before the directory that its path lies in.
+    // The listener is dropped before the directory that holds its path.
     pub(crate) listener: Box<dyn Listener>,
     _dir: tempfile::TempDir,
     pub(crate) virtual_world: Option<Virtual>,
@@ -146,7 +146,7 @@ impl World {
         Self { provider, node, region, key, listener, _dir: dir, virtual_world: Some(made) }
     }
 
-    /// Of a world of `sim`.
+    /// The simulation of a world of `sim`.
     pub(crate) fn simulation(&self) -> &Virtual {
         self.virtual_world.as_ref().unwrap()
     }
@@ -171,7 +171,7 @@ impl World {
     }
 }
 
-/// Posts one READ.
+/// Posts one READ and waits.
 pub(crate) fn read(link: &dyn Link, region: Attached, offset: u64, len: u32) -> Vec<u8> {
     let mut batch = Batch::new();
     batch.read(region, offset, len);
@@ -180,7 +180,7 @@ pub(crate) fn read(link: &dyn Link, region: Attached, offset: u64, len: u32) -> 
     batch.data(0).to_vec()
 }
 
-/// Posts one WRITE.
+/// Posts one WRITE and waits.
 pub(crate) fn write(link: &dyn Link, region: Attached, offset: u64, bytes: &[u8]) {
     let mut batch = Batch::new();
     batch.write(region, offset, bytes);
@@ -188,7 +188,7 @@ pub(crate) fn write(link: &dyn Link, region: Attached, offset: u64, bytes: &[u8]
     assert_eq!(batch.outcome(0), Outcome::Visible);
 }
 
-/// Posts what `fill` adds; the first refusal.
+/// Posts a batch that `fill` fills. Returns the first refusal.
 pub(crate) fn refused(link: &dyn Link, fill: impl FnOnce(&mut Batch)) -> Option<(usize, Reason)> {
     let mut batch = Batch::new();
     fill(&mut batch);
@@ -196,13 +196,13 @@ pub(crate) fn refused(link: &dyn Link, fill: impl FnOnce(&mut Batch)) -> Option<
     batch.refusal().map(|(index, refusal)| (index, refusal.reason))
 }
 
-/// Sends a request and waits.
+/// Sends a request and waits for the answer.
 pub(crate) fn ask(link: &dyn Link, body: &[u8]) -> Result<Body, Reason> {
     let call = archipelago_fabric::Call::new(body, LONG);
     link.request(call).wait().map_err(|refusal| refusal.reason)
 }
 
-/// Loops until `done`: for what another thread or the kernel does soon.
+/// Loops until `done`, for an event that another thread or the kernel causes soon.
 pub(crate) fn until(what: &str, mut done: impl FnMut() -> bool) {
     use archipelago_base::clock::{Clock, SystemClock};
     let clock = SystemClock::new();
@@ -222,7 +222,7 @@ impl Wake for Unpark {
     }
 }
 
-/// Runs a future to its end, without any runtime.
+/// Runs a future to its end, without a runtime.
 pub(crate) fn block_on<T>(future: impl Future<Output = T>) -> T {
     let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
     let mut context = Context::from_waker(&waker);

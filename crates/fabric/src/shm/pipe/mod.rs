@@ -1,18 +1,20 @@
-//! Two rings of bytes in shared memory: a [`Stream`] without system calls while both sides are
-//! awake.
+//! A pipe: two rings of bytes in shared memory. It is a [`Stream`] that needs no system call while
+//! both sides are awake.
 //!
-//! Layout (bytes): 0 head and 64 tail of the ring to the node, 128 head and 192 tail of the ring to
-//! the client; 256 bell and 264 sleeping of the node, 320 bell and 328 sleeping of the client; 384
-//! closed; 4096 the ring to the node, then the ring to the client, [`RING_BYTES`] each. Heads and
-//! tails count bytes since the beginning.
+//! Layout in bytes: 0 head and 64 tail of the ring to the node, 128 head and 192 tail of the ring
+//! to the client; 256 bell and 264 sleeping word of the node, 320 bell and 328 sleeping word of the
+//! client; 384 closed flag; 4096 the ring to the node, then the ring to the client, of
+//! [`RING_BYTES`] each. Heads and tails count bytes since the beginning. The words from 256 to 384
+//! are accessed only as words of 4 bytes, and all others only as words of 8 bytes.
 //!
-//! The protocol, and its invariants, are in [`super::ring`]; here are the words on shared memory
-//! and how long to spin. The words from 256 to 384 are accessed as 4-byte words only, all others as
-//! 8-byte words.
+//! [`super::ring`] has the protocol and its invariants. This module has the words in shared memory
+//! and the duration of spinning.
 //!
-//! Thread-safety: any thread writes (one at a time, which `Outgoing`'s lock ensures), one reads.
-//! Failure: a peer that lies breaks its own pipe. A peer that says that it is awake while it sleeps
-//! is not woken.
+//! Thread-safety: any thread may write, one at a time, which the lock of `Outgoing` ensures. One
+//! thread reads.
+//! Failure: a side with impossible counters breaks its own pipe. A side that sleeps without
+//! announcing it is not woken.
+//! Cost: no system call while both sides are awake.
 
 #[cfg(test)]
 mod tests;
@@ -33,34 +35,33 @@ use crate::alarm::timespec;
 use crate::memory::{self, Mapping};
 use crate::stream::Stream;
 
-/// Bytes of each ring.
+/// Size of each ring, in bytes.
 pub(super) const RING_BYTES: usize = 256 << 10;
 const RINGS_AT: usize = 4096;
-/// Bytes of a pipe's memory.
+/// Size of a pipe's memory, in bytes.
 pub(super) const PIPE_BYTES: usize = RINGS_AT + 2 * RING_BYTES;
 const CLOSED_WORD: usize = 384 / 8;
-/// How long a side looks before it sleeps, in looks: from nearly never to about as long as a
-/// wake-up takes. See [`Patience`].
+/// Bounds of the number of checks before a side sleeps: from almost none to the duration of a
+/// wake-up. [`Patience`] chooses the number.
 const SPINS_MIN: u32 = 16;
 const SPINS_MAX: u32 = 4096;
-/// So many looks (some microseconds) follow each other; before each later one the processor is
-/// offered to whoever else could use it, which counts for this many.
+/// Number of checks that follow each other directly, which takes some microseconds. Before each
+/// later check the thread yields the processor, which counts as `SPINS_OFFERED` checks.
 const SPINS_ALONE: u32 = 512;
 const SPINS_OFFERED: u32 = 16;
-/// A sleep that spinning might have spared: two wake-ups of idle processors and what lies between.
+/// Duration of a sleep that spinning might have avoided: two wake-ups of idle processors.
 const SHORT_SLEEP_NS: u64 = 100_000;
-/// Short sleeps in a row that are tried to be spared by spinning, and waits until that is tried
+/// Number of short sleeps in a row that spinning tries to avoid, and number of waits until it tries
 /// again.
 const MISSES_TRIED: u32 = 9;
 const MISSES_PAUSE: u32 = 64;
 
-/// How long it is worth to spin. A wake-up of an idle processor costs tens of microseconds, which
-/// spinning spares if the other side is awake; on a busy machine, and while nobody calls, spinning
-/// only takes the processor from whoever could answer. So looks are doubled while they find
-/// something or the sleep after them was short, and given up for a while when they find nothing
-/// several times in a row. The most of them take longer than a wake-up: two sides that both sleep
-/// each time, and wake each other, get out of it when one of them still looks while the other wakes
-/// up.
+/// The number of checks that are worthwhile. A wake-up of an idle processor costs tens of
+/// microseconds, which spinning saves if the other side is awake. On a busy machine, and while no
+/// requests arrive, spinning takes the processor from the thread that could answer. Therefore the
+/// number doubles while the checks succeed or the following sleep is short. After several failures
+/// in a row it falls to the minimum for a while. The maximum takes longer than a wake-up, so that
+/// two sides that sleep each time meet again when one of them still checks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Patience {
     spins: u32,
@@ -70,7 +71,7 @@ struct Patience {
 impl Patience {
     const NEW: Self = Self { spins: SPINS_MIN, misses: 0 };
 
-    /// After a wait that slept for `slept_ns`; `None` if a look found something first.
+    /// The next value after a wait that slept for `slept_ns`; `None` if a check succeeded.
     fn after(self, slept_ns: Option<u64>) -> Self {
         let longer = (self.spins * 2).min(SPINS_MAX);
         match slept_ns {
@@ -84,7 +85,7 @@ impl Patience {
     }
 }
 
-/// The pipe's memory.
+/// The memory of a pipe.
 #[derive(Debug)]
 struct Shared(Arc<Mapping>);
 
@@ -162,12 +163,12 @@ impl Words for Shared {
 
     fn sleep(&self, of: Side, before: u32, timeout: Option<Duration>) {
         let timeout = timeout.map(timespec);
-        // Woken, too late, interrupted: the caller looks again in each case.
+        // The caller checks again, whether the wait was woken, was late or was interrupted.
         let _why = futex::wait(self.bells(of).0, futex::Flags::empty(), before, timeout.as_ref());
     }
 
     fn wake(&self, of: Side) {
-        // Nobody to wake is no failure.
+        // It is not a failure if no thread sleeps.
         let _woken = futex::wake(self.bells(of).0, futex::Flags::empty(), 1);
     }
 }
@@ -177,7 +178,7 @@ pub(super) struct Pipe {
     end: End<Shared>,
     nudged: AtomicBool,
     shut: AtomicBool,
-    /// Of the one thread that waits; a race only costs a guess.
+    /// Written by the one thread that waits. A race affects only the estimate.
     spins: AtomicU32,
     misses: AtomicU32,
     clock: Arc<dyn Clock>,
@@ -216,7 +217,7 @@ impl Stream for Pipe {
     fn try_read(&self, into: &mut [u8]) -> io::Result<usize> {
         match self.end.try_read(into)? {
             Some(count) => Ok(count),
-            // What was written before the end is read before it is told.
+            // Bytes before the end are read before the end is reported.
             None if self.is_shut() => Ok(self.end.try_read(into)?.unwrap_or(0)),
             None => Err(io::ErrorKind::WouldBlock.into()),
         }
@@ -238,7 +239,7 @@ impl Stream for Pipe {
         while looks < patience.spins {
             if self.stirred(read, write) {
                 self.nudged.store(false, Ordering::Release);
-                // What was there at once says nothing about spinning.
+                // Bytes that exist already say nothing about spinning.
                 if looks > 0 {
                     self.learn(patience.after(None));
                 }

@@ -11,7 +11,7 @@ fn kind(result: io::Result<usize>) -> Result<usize, io::ErrorKind> {
 }
 
 #[test]
-fn bytes_come_out_in_order_whatever_the_pieces_and_the_wrap() {
+fn bytes_arrive_in_order_across_the_wrap() {
     let (client, node) = pair();
     let (mut sent, mut got) = (0_u64, 0_u64);
     let mut rng = archipelago_base::random::Rng::with_seed(7);
@@ -31,7 +31,7 @@ fn bytes_come_out_in_order_whatever_the_pieces_and_the_wrap() {
 }
 
 #[test]
-fn a_full_ring_takes_no_more_and_an_end_is_read_after_what_came_before() {
+fn full_ring_blocks_and_end_is_read_after_the_bytes() {
     let (client, node) = pair();
     assert_eq!(kind(client.try_write(&vec![1; RING_BYTES + 9])), Ok(RING_BYTES));
     assert_eq!(kind(client.try_write(&[1])), Err(io::ErrorKind::WouldBlock));
@@ -43,10 +43,10 @@ fn a_full_ring_takes_no_more_and_an_end_is_read_after_what_came_before() {
 }
 
 #[test]
-fn a_peer_that_lies_about_its_counters_breaks_the_pipe_and_nothing_else() {
+fn impossible_counters_break_the_pipe() {
     for lie in [RING_BYTES as u64 + 1, u64::MAX, 1 << 63] {
         let (client, node) = pair();
-        // More to read than the ring holds; more read than was ever written.
+        // The first lie claims more bytes than the ring holds, the second more reads than writes.
         client.end.words.0.words()[0].store(lie, Ordering::SeqCst);
         assert_eq!(kind(node.try_read(&mut [0; 8])), Err(io::ErrorKind::InvalidData), "{lie}");
         client.end.words.0.words()[24].store(lie >> 1, Ordering::SeqCst);
@@ -55,7 +55,7 @@ fn a_peer_that_lies_about_its_counters_breaks_the_pipe_and_nothing_else() {
 }
 
 #[test]
-fn spinning_is_tried_given_up_and_tried_again() {
+fn spinning_stops_after_failures_and_resumes() {
     let mut patience = Patience::NEW;
     let mut long = 0;
     for _ in 0..MISSES_PAUSE * 10 {
@@ -71,7 +71,7 @@ fn spinning_is_tried_given_up_and_tried_again() {
 }
 
 #[test]
-fn a_sleeper_is_woken_by_bytes_by_a_nudge_and_by_the_end() {
+fn sleeping_side_is_woken_by_bytes_nudge_and_end() {
     let (client, node) = pair();
     std::thread::scope(|scope| {
         let waiter = scope.spawn(|| {
@@ -95,7 +95,7 @@ fn a_sleeper_is_woken_by_bytes_by_a_nudge_and_by_the_end() {
     });
 }
 
-/// What is sent with `seed`: now and then exactly half a ring, or more than one.
+/// Lengths of the messages of `seed`. Some are exactly half a ring, and some are longer than one.
 fn lengths(seed: u64) -> impl Iterator<Item = usize> {
     let mut rng = archipelago_base::random::Rng::with_seed(seed);
     (0..400).map(move |_| match rng.u8(0..8) {
@@ -105,7 +105,7 @@ fn lengths(seed: u64) -> impl Iterator<Item = usize> {
     })
 }
 
-/// Sends all of it, and waits for room when there is none.
+/// Sends all messages, and waits while there is no room.
 fn pour(end: &Pipe, seed: u64) {
     let mut sent = 0_u64;
     for len in lengths(seed) {
@@ -124,7 +124,7 @@ fn pour(end: &Pipe, seed: u64) {
     }
 }
 
-/// Reads until `end` bytes have come, in pieces of lengths that `seed` says.
+/// Reads until `end` bytes have arrived, in pieces whose lengths depend on `seed`.
 fn drain(pipe: &Pipe, seed: u64, end: u64) {
     let mut rng = archipelago_base::random::Rng::with_seed(seed);
     let mut buffer = vec![0; RING_BYTES];
@@ -144,10 +144,10 @@ fn drain(pipe: &Pipe, seed: u64, end: u64) {
     }
 }
 
-/// The model's claims on real memory with real sleeps: nobody has a timeout, so a wake-up that
-/// is lost hangs the test.
+/// Checks the claims of the model on real memory with real sleeps. There is no timeout, so a lost
+/// wake-up hangs the test.
 #[test]
-fn two_sides_that_sleep_for_bytes_and_for_room_lose_no_wake_up() {
+fn sides_that_sleep_for_bytes_and_room_lose_no_wake_up() {
     for seed in 0..4 {
         let (client, node) = pair();
         let length = lengths(seed).map(|len| len as u64).sum();

@@ -1,17 +1,18 @@
-//! Who may use the files of a database: the setting, and the permission bits that it means.
+//! Access to the files of a database: the setting, and the permission bits that follow from it.
 
 use serde::{Deserialize, Serialize};
 
-/// What the group of a database's files may do with them. Others may never do anything.
+/// Rights of the group of a database's files. Other users never have rights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum GroupAccess {
-    /// Nothing: files are created with mode 0600, directories with 0700. The default.
+    /// No rights: files have mode 0600 and directories 0700. This is the default.
     #[default]
     None,
-    /// Read: 0640 and 0750. It suits backup programs and read-only opens of another user.
+    /// The right to read: modes 0640 and 0750, for backup programs and read-only opens by another
+    /// user.
     Read,
-    /// Read and write: 0660 and 0770. It suits operators' tools of another user.
+    /// The rights to read and write: modes 0660 and 0770, for tools of another user.
     Write,
 }
 

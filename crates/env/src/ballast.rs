@@ -1,14 +1,17 @@
-//! Ballast: a file that occupies room on a device until something more important needs the room.
+//! Ballast: a file that occupies space on a device until something more important needs the space.
 //!
-//! The owner of a ballast (a database, the namespace of the tiers) writes it while there is room.
-//! When the device is full, the owner gives the ballast up, which leaves room to free more. The
-//! file is written under a temporary name and renamed, so that only a whole ballast counts.
+//! The owner of a ballast (a database, or the namespace of the tiers) writes it while there is
+//! space. When the device is full, the owner removes the ballast, and uses the space to free more.
+//! The file is written under a temporary name and renamed, so that only a complete ballast counts.
 //!
-//! Invariants: 1. a [`Ballast`] that [`Ballast::held`] reports occupies that many bytes; 2. after
-//! an error of [`Ballast::write`] no incomplete file is left; 3. the content is never read.
-//! Thread-safety: the owner calls one method at a time. Failure: without a ballast everything
-//! works until the device is full. Cost: one allocation of blocks (or a write of the same length
-//! where the file system cannot allocate), one sync; giving it up is one removal.
+//! Invariants:
+//! 1. A [`Ballast`] occupies the number of bytes that [`Ballast::held`] reports.
+//! 2. After an error of [`Ballast::write`] no incomplete file is left.
+//! 3. Nothing reads its content.
+//!
+//! Thread-safety: the owner calls one method at a time. Failure: without a ballast everything works
+//! until the device is full. Cost: one allocation of blocks, or a write of the same length if the
+//! file system cannot allocate, and one sync. The removal is one system call.
 
 use std::path::{Path, PathBuf};
 
@@ -18,7 +21,7 @@ use crate::fs::FileSystem;
 
 pub use crate::fs::fill_as;
 
-/// The ballast of one directory; see the module.
+/// The ballast of one directory.
 #[derive(Clone, Debug)]
 pub struct Ballast {
     path: PathBuf,
@@ -26,32 +29,32 @@ pub struct Ballast {
 }
 
 impl Ballast {
-    /// The ballast called `name` in `dir`. `NAME.tmp` is its temporary name.
+    /// Describes the ballast called `name` in `dir`. Its temporary name is `NAME.tmp`.
     #[must_use]
     pub fn new(dir: &Path, name: &str) -> Self {
         Self { path: dir.join(name), temporary: dir.join(format!("{name}.tmp")) }
     }
 
-    /// Bytes of the ballast; 0 if there is none. Removes what an interrupted write left.
+    /// Bytes of the ballast; 0 if there is none. The call removes the rest of an interrupted write.
     pub fn held(&self, fs: &dyn FileSystem) -> u64 {
         let _interrupted = fs.remove(&self.temporary);
         fs.len(&self.path).unwrap_or(0)
     }
 
-    /// Writes a ballast of `bytes` under the temporary name. It counts once it is
+    /// Writes a ballast of `bytes` under the temporary name. It counts after [`put`](Self::put).
     /// [`put`](Self::put).
     pub fn write(&self, fs: &dyn FileSystem, bytes: u64) -> Result<()> {
         fs.allocate(&self.temporary, bytes)
     }
 
-    /// Puts what was written in the place of the present ballast.
+    /// Replaces the current ballast with the written one.
     pub fn put(&self, fs: &dyn FileSystem) -> Result<()> {
         fs.rename(&self.temporary, &self.path).inspect_err(|_| {
             let _unused = fs.remove(&self.temporary);
         })
     }
 
-    /// Gives the ballast up. On return its room is free.
+    /// Removes the ballast. Its space is free on return.
     pub fn give_up(&self, fs: &dyn FileSystem) -> Result<()> {
         fs.remove(&self.path)
     }

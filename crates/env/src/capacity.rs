@@ -1,17 +1,20 @@
-//! A file system of a limited capacity: what a small disk looks like to a test.
+//! A file system of a limited capacity, with which tests fill a disk.
 //!
 //! [`CapacityFs`] decorates another file system and counts the blocks of 4 KiB that files occupy.
-//! An append that needs a block that is not free fails with `ENOSPC`, and nothing of it is
-//! written. [`CapacityFs::occupy`] takes room as other programs do, and
-//! [`CapacityFs::set_capacity`] makes the disk larger or smaller.
+//! An append that needs a block fails with `ENOSPC` if none is free, and writes nothing.
+//! [`CapacityFs::occupy`] takes space as other programs do. [`CapacityFs::set_capacity`] changes
+//! the size of the disk.
 //!
-//! Invariants: 1. the blocks of all files and the room of other programs never exceed the
-//! capacity by an append (they may after [`CapacityFs::occupy`]); 2. a file's blocks are free once
-//! its last name and its last writer are gone; 3. a truncated file is empty, and a recycled log
-//! segment keeps its blocks. Readers hold no blocks, unlike those of a real disk.
+//! Invariants:
+//! 1. No append makes the blocks of all files and the space of other programs exceed the capacity.
+//!    They may exceed it after [`CapacityFs::occupy`].
+//! 2. The blocks of a file are free after its last name and its last writer are removed.
+//! 3. A truncated file is empty. A recycled log segment keeps its blocks. Readers hold no blocks,
+//!    unlike on a real disk.
 //!
-//! Thread-safety: one lock for the names, one atomic counter for the blocks. Failure: `ENOSPC`,
-//! and the errors of the file system inside. Cost: an append adds two atomic operations.
+//! Thread-safety: one lock for the names, and one atomic counter for the blocks.
+//! Failure: `ENOSPC`, and the errors of the decorated file system.
+//! Cost: an append adds two atomic operations.
 
 use std::collections::HashMap;
 use std::io;
@@ -28,10 +31,10 @@ use crate::fs::{
     WritableFile,
 };
 
-/// What a file occupies is a multiple of this.
+/// Size of a block, in bytes.
 pub const BLOCK_BYTES: u64 = 4096;
 
-/// A file system of a limited capacity; a handle, whose clones are the same disk. See the module.
+/// A file system of a limited capacity. Its clones are handles of the same disk.
 #[derive(Clone, Debug)]
 pub struct CapacityFs {
     inner: Arc<dyn FileSystem>,
@@ -43,7 +46,7 @@ pub struct CapacityFs {
 struct Room {
     capacity_bytes: AtomicU64,
     used_bytes: AtomicU64,
-    /// Bytes of other programs.
+    /// Bytes that other programs occupy.
     others_bytes: AtomicU64,
     refusals: AtomicU64,
 }
@@ -63,7 +66,7 @@ impl Room {
     }
 }
 
-/// The blocks of one file. They are free when the last owner (a name, a writer) lets go.
+/// The blocks of one file. They are free after the last owner (a name or a writer) is dropped.
 #[derive(Debug)]
 struct Occupied {
     room: Arc<Room>,
@@ -71,7 +74,7 @@ struct Occupied {
 }
 
 impl Occupied {
-    /// Sees to blocks for a file of `len` bytes.
+    /// Reserves blocks for a file of `len` bytes.
     fn grow_to(&self, len: u64, path: &Path) -> Result<()> {
         let wanted = len.div_ceil(BLOCK_BYTES) * BLOCK_BYTES;
         let more = wanted.saturating_sub(self.bytes.load(Ordering::SeqCst));
@@ -96,7 +99,7 @@ impl Drop for Occupied {
 }
 
 impl CapacityFs {
-    /// Limits `inner` to `capacity_bytes`. The files below `root` count from the start.
+    /// Limits `inner` to `capacity_bytes`. Existing files below `root` count.
     pub fn new(inner: Arc<dyn FileSystem>, root: &Path, capacity_bytes: u64) -> Result<Self> {
         let room = Arc::new(Room {
             capacity_bytes: AtomicU64::new(u64::MAX),
@@ -124,17 +127,17 @@ impl CapacityFs {
         Ok(())
     }
 
-    /// Makes the disk this large.
+    /// Sets the capacity of the disk.
     pub fn set_capacity(&self, bytes: u64) {
         self.room.capacity_bytes.store(bytes, Ordering::SeqCst);
     }
 
-    /// Other programs occupy this many bytes from now on.
+    /// Sets the bytes that other programs occupy.
     pub fn occupy(&self, bytes: u64) {
         self.room.others_bytes.store(bytes, Ordering::SeqCst);
     }
 
-    /// Bytes that the files here occupy.
+    /// Bytes that the files of this file system occupy.
     #[must_use]
     pub fn used_bytes(&self) -> u64 {
         self.room.used_bytes.load(Ordering::SeqCst)
@@ -148,13 +151,13 @@ impl CapacityFs {
         capacity.saturating_sub(self.used_bytes()).saturating_sub(others)
     }
 
-    /// How many times `ENOSPC` was reported.
+    /// Number of `ENOSPC` errors so far.
     #[must_use]
     pub fn refusals(&self) -> u64 {
         self.room.refusals.load(Ordering::SeqCst)
     }
 
-    /// The blocks of the file at `path`, which has a name.
+    /// The blocks of the named file at `path`.
     fn occupied(&self, path: &Path) -> Arc<Occupied> {
         let mut files = self.files.lock();
         let occupied = files.entry(path.to_owned()).or_insert_with(|| {

@@ -1,6 +1,6 @@
-//! Why a file is created or read: what placement, rate limiting and statistics go by.
+//! The context of I/O: its reason, on which placement, rate limits and statistics depend.
 
-/// What kind of file.
+/// The kind of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FileClass {
     /// Write-ahead log segment.
@@ -9,18 +9,18 @@ pub enum FileClass {
     Sst,
     /// Manifest, the pointer to it, identity and lock files.
     Manifest,
-    /// Anything else (settings, exports).
+    /// Any other file, such as settings and exports.
     Other,
 }
 
-/// Who does the I/O, and for what.
+/// The purpose of I/O.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum IoPurpose {
-    /// A user's read.
+    /// A read of a user.
     ForegroundRead,
-    /// A user's write (log append, manifest edit on an API call).
+    /// A write of a user: a log append, or a manifest edit of an API call.
     ForegroundWrite,
-    /// Opening a database: reading manifest and log.
+    /// The opening of a database, which reads manifest and log.
     Recovery,
     /// A memtable flush.
     Flush,
@@ -35,21 +35,21 @@ pub enum IoPurpose {
     Gc,
     /// Ingestion of external files.
     Ingest,
-    /// Checking checksums, dumping, copying a checkpoint.
+    /// Verification of checksums, dumps, and copies of a checkpoint.
     Maintenance,
 }
 
-/// The context of one file creation or read.
+/// The context in which a file is created or read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct IoContext {
-    /// What kind of file.
+    /// The kind of the file.
     pub class: FileClass,
-    /// Who does it, and for what.
+    /// The purpose of the I/O.
     pub purpose: IoPurpose,
-    /// The LSM level that the file belongs to, when it is an SST.
+    /// Level of the file in the LSM tree, if it is an SST.
     pub level: Option<u8>,
-    /// The column family whose levels it counts in, where that is known: a number of its own on the
-    /// file system (an engine's own, which has one database there).
+    /// Column family whose levels the file belongs to, if it is known. The number is unique within
+    /// the file system, because an engine has one database there.
     pub family: Option<u32>,
 }
 
@@ -66,7 +66,7 @@ impl IoContext {
         Self { level: Some(level), ..Self::new(FileClass::Sst, purpose) }
     }
 
-    /// The same of the levels of a column family.
+    /// A context of an SST of `level` of a column family.
     #[must_use]
     pub fn of_family(self, family: u32) -> Self {
         Self { family: Some(family), ..self }

@@ -1,31 +1,32 @@
-//! File descriptors of this process: how many there may be, and how they are shared out.
+//! File descriptors of this process: their limit, and its division between the parts of a program.
 //!
-//! The operating system limits them (`RLIMIT_NOFILE`), and everything takes from the same number:
-//! tables, logs, manifests, outputs of jobs, sockets. The shares are pure functions of the limit:
-//! two fifths for tables that are only read ([`tables_max`]), which [`crate::local::LocalFs`] keeps
-//! to by closing others; a sixteenth, at least 16 and at most 64, that stays free for files that
-//! are written ([`reserve`]); the rest for clients of a server ([`clients_max`]).
+//! The operating system limits them (`RLIMIT_NOFILE`), and tables, logs, manifests, outputs of jobs
+//! and sockets share the limit. The shares are pure functions of it:
+//! - Two fifths are for tables that are only read ([`tables_max`]). [`crate::local::LocalFs`]
+//!   closes other tables to stay within that.
+//! - A sixteenth, between 16 and 64, stays free for files that are written ([`reserve`]).
+//! - The rest is for clients of a server ([`clients_max`]).
 //!
 //! A library reads the limit and never changes it. A server raises it at its start
-//! ([`raise_limit`]). The limit is read anew at each use, because it may change.
+//! ([`raise_limit`]). Each use reads the limit, because it may change.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Tables that may be open however few descriptors there are.
+/// Least number of tables that may be open, whatever the limit is.
 const TABLES_MIN: usize = 8;
-/// Bounds of what stays free for files that are written.
+/// Least number of descriptors that stay free for files that are written.
 const RESERVE_MIN: usize = 16;
-/// See [`RESERVE_MIN`].
+/// Largest number of descriptors that stay free for files that are written.
 const RESERVE_MAX: usize = 64;
 
-/// Most descriptors that this process may have now (the soft limit).
+/// Number of descriptors that this process may have now, which is the soft limit.
 #[must_use]
 pub fn limit() -> usize {
     to_count(getrlimit(Resource::Nofile).current)
 }
 
-/// Raises the soft limit to the hard one, as servers do at their start; the limit from now on.
-/// A system that refuses leaves the limit as it is and is logged.
+/// Raises the soft limit to the hard limit, as servers do at their start. Returns the limit from
+/// now on. If the system refuses, the limit stays and the refusal is logged.
 pub fn raise_limit() -> usize {
     let limit = getrlimit(Resource::Nofile);
     if limit.current != limit.maximum {
@@ -41,19 +42,20 @@ fn to_count(limit: Option<u64>) -> usize {
     limit.map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX))
 }
 
-/// Descriptors for tables that are only read, under a limit of `limit`.
+/// Number of descriptors for tables that are only read, if the limit is `limit`.
 #[must_use]
 pub fn tables_max(limit: usize) -> usize {
     (limit / 5 * 2).max(TABLES_MIN)
 }
 
-/// Descriptors that stay free for logs, manifests and new tables, under a limit of `limit`.
+/// Number of descriptors that stay free for logs, manifests and new tables, if the limit is
+/// `limit`.
 #[must_use]
 pub fn reserve(limit: usize) -> usize {
     (limit / 16).clamp(RESERVE_MIN, RESERVE_MAX)
 }
 
-/// Descriptors for clients of a server, under a limit of `limit`; at least one.
+/// Number of descriptors for clients of a server, if the limit is `limit`. It is at least one.
 #[must_use]
 pub fn clients_max(limit: usize) -> usize {
     limit.saturating_sub(tables_max(limit)).saturating_sub(reserve(limit)).max(1)

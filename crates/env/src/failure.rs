@@ -1,16 +1,16 @@
-//! The few errors that every file system here words alike.
+//! Errors that all file systems report with the same words.
 
 use std::io;
 use std::path::Path;
 
 use archipelago_base::Error;
 
-/// `path` does not exist.
+/// The error that `path` does not exist.
 pub(crate) fn not_found(doing: &str, path: &Path) -> Error {
     Error::io(doing, path, io::ErrorKind::NotFound.into())
 }
 
-/// A read of `len` bytes at `offset` of a file that ends at `end`.
+/// The error of a read of `len` bytes at `offset` of a file that ends at `end`.
 #[cold]
 pub(crate) fn past_end(path: &Path, offset: u64, len: usize, end: u64) -> Error {
     let cause = io::Error::new(
@@ -20,7 +20,7 @@ pub(crate) fn past_end(path: &Path, offset: u64, len: usize, end: u64) -> Error 
     Error::io(&format!("read {len} bytes at {offset} of"), path, cause)
 }
 
-/// The lock file at `path` is held by the process `pid`, if that is known.
+/// The error that the process `pid`, if it is known, holds the lock file at `path`.
 #[cold]
 pub(crate) fn locked(path: &Path, pid: Option<u32>) -> Error {
     let holder = match pid {

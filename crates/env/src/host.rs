@@ -1,22 +1,23 @@
-//! What the machine offers: memory, as the byte budget needs it.
+//! Properties of the machine and of this process: memory and processor time.
 
 use std::path::Path;
 
-/// Bytes of memory that this process may use: the machine's, or less if a control group of the
-/// process (version 1 or 2) or a group above it says so. `None` if neither can be read.
+/// Bytes of memory that this process may use. The limit is the memory of the machine, or less if a
+/// control group of the process (version 1 or 2) or a group above it says so. `None` if neither can
+/// be read.
 #[must_use]
 pub fn memory_bytes() -> Option<u64> {
     memory_bytes_below(Path::new("/"))
 }
 
-/// [`memory_bytes`] by the kernel's files below `root`.
+/// Does the work of [`memory_bytes`] with the kernel's files below `root`.
 fn memory_bytes_below(root: &Path) -> Option<u64> {
     let machine = read(root.join("proc/meminfo")).as_deref().and_then(total_of);
     let groups = read(root.join("proc/self/cgroup")).unwrap_or_default();
     let mounts = root.join("sys/fs/cgroup");
     let v2 = own_group(&groups, "").into_iter().flat_map(|group| {
-        // The kernel throttles a group above `memory.high` and kills one above `memory.max`. Both
-        // versions may be mounted at a time; the second one is then in a directory of its own.
+        // The kernel throttles a group above `memory.high` and kills one above `memory.max`. If
+        // both versions are mounted, the second one has a directory of its own.
         let files = ["memory.max", "memory.high"];
         let hierarchies = [mounts.clone(), mounts.join("unified")];
         let limits =
@@ -29,24 +30,24 @@ fn memory_bytes_below(root: &Path) -> Option<u64> {
 }
 
 /// Makes the kernel back this process's memory with small pages from now on. A huge page is
-/// resident as a whole when one byte of it is used, and a page that the allocator gives back splits
+/// resident as a whole when one byte of it is used, and a page that the allocator returns splits
 /// it.
 pub fn use_small_pages() -> std::io::Result<()> {
     Ok(rustix::thread::disable_transparent_huge_pages(true)?)
 }
 
-/// What this process has used so far.
+/// Resources that this process has used so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ProcessUsage {
-    /// Bytes of memory that it has resident.
+    /// Resident memory in bytes.
     pub resident_bytes: u64,
-    /// Microseconds of processor time in its own code.
+    /// Processor time in the program's own code, in microseconds.
     pub user_us: u64,
-    /// Microseconds of processor time in the kernel.
+    /// Processor time in the kernel, in microseconds.
     pub system_us: u64,
 }
 
-/// What this process has used so far; `None` where the kernel does not tell.
+/// Resources that this process has used so far; `None` if the kernel does not report them.
 #[must_use]
 pub fn process_usage() -> Option<ProcessUsage> {
     let statm = read("/proc/self/statm")?;
@@ -63,15 +64,15 @@ pub fn process_usage() -> Option<ProcessUsage> {
 
 /// Ticks of user and system time in a line of `/proc/PID/stat`.
 fn ticks_of(stat: &str) -> Option<(u64, u64)> {
-    // The name of the program is in parentheses and may hold anything.
+    // The name of the program stands in parentheses and may contain anything.
     let (_, fields) = stat.rsplit_once(") ")?;
     let mut fields = fields.split(' ').skip(11);
     Some((fields.next()?.parse().ok()?, fields.next()?.parse().ok()?))
 }
 
-/// The lowest limit that `file` has in `group` or at any level above it. A container may see the
-/// name of its group outside while its own group is mounted as the root of the hierarchy: a level
-/// whose directory does not exist is passed over.
+/// Lowest limit that `file` has in `group` or at any level above it. A container may see the
+/// outside name of its group while its own group is the root of the mounted hierarchy. Therefore a
+/// level without a directory is skipped.
 fn limit_of(hierarchy: &Path, group: &str, file: &str) -> Option<u64> {
     let levels = Path::new(group).ancestors();
     let files = levels.map(|at| hierarchy.join(at.strip_prefix("/").unwrap_or(at)).join(file));
@@ -83,8 +84,8 @@ fn read(path: impl AsRef<Path>) -> Option<String> {
     String::from_utf8(std::fs::read(path).ok()?).ok()
 }
 
-/// The process's group in the hierarchy of version 1 that has `controller`, or, if that is empty,
-/// in the unified hierarchy; `groups` is the text of `/proc/self/cgroup`.
+/// Group of the process in the hierarchy of version 1 that has `controller`, or in the unified
+/// hierarchy if `controller` is empty. `groups` is the text of `/proc/self/cgroup`.
 fn own_group<'a>(groups: &'a str, controller: &str) -> Option<&'a str> {
     groups.lines().find_map(|line| {
         let (_, line) = line.split_once(':')?;
@@ -93,7 +94,7 @@ fn own_group<'a>(groups: &'a str, controller: &str) -> Option<&'a str> {
     })
 }
 
-/// `MemTotal` in bytes.
+/// Value of `MemTotal` in bytes.
 fn total_of(meminfo: &str) -> Option<u64> {
     let line = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
     let kib: u64 = line.split_whitespace().next()?.parse().ok()?;
@@ -121,7 +122,7 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// The limit by a tree of kernel files, each with its text, on a machine with 16 GiB.
+    /// The limit from a tree of kernel files with their texts, on a machine with 16 GiB.
     #[expect(clippy::disallowed_methods, reason = "a made-up tree of the kernel's files")]
     fn limit_in(files: &[(&str, &str)]) -> Option<u64> {
         let root = tempfile::tempdir().unwrap();
@@ -181,13 +182,13 @@ mod tests {
     }
 
     #[test]
-    fn small_pages_can_be_asked_for() {
+    fn small_pages_can_be_requested() {
         use_small_pages().unwrap();
         assert!(rustix::thread::transparent_huge_pages_are_disabled().unwrap());
     }
 
     #[test]
-    fn the_machine_has_memory() {
+    fn machine_has_memory() {
         assert_eq!(total_of("MemTotal:       16384 kB\nMemFree: 1 kB\n"), Some(16 << 20));
         assert!(memory_bytes().is_some_and(|bytes| bytes > 64 << 20));
     }

@@ -1,14 +1,15 @@
-//! Files as the engine sees them: a [`FileSystem`] trait whose every operation says what it is
-//! for ([`IoContext`]), the local one ([`local::LocalFs`]), one in memory that can lose power
-//! ([`mem::MemFs`]), and decorators over any of them: faults on command ([`fault::FaultFs`]),
-//! statistics ([`stats::CountingFs`]), the rate limiter that flush and compaction share
-//! ([`limit::RateLimiter`]), the precedence of foreground reads ([`foreground::ForegroundFs`]) and
-//! a device described by a file ([`device::ThrottledFs`]) and a limited capacity
-//! ([`capacity::CapacityFs`]). [`local::mapped::MappedFs`] reads and
-//! writes tables of a byte-addressable device through mappings.
+//! Files as the engine sees them.
 //!
-//! Layer 1. The engine runs unchanged over a local disk, over tiers and over storage nodes,
-//! because it knows only this trait.
+//! The trait [`FileSystem`] takes the purpose of each operation ([`IoContext`]). Implementations
+//! are the local file system ([`local::LocalFs`]), one with mapped tables for byte-addressable
+//! devices ([`local::mapped::MappedFs`]), and one in memory that can lose power ([`mem::MemFs`]).
+//! Decorators add injected faults ([`fault::FaultFs`]), statistics ([`stats::CountingFs`]), the
+//! rate limiter of flush and compaction ([`limit::RateLimiter`]), the priority of foreground reads
+//! ([`foreground::ForegroundFs`]), an emulated device ([`device::ThrottledFs`]) and a limited
+//! capacity ([`capacity::CapacityFs`]).
+//!
+//! The crate is layer 1. The engine runs unchanged over a local disk, tiers and storage nodes,
+//! because it uses only this trait.
 
 pub mod access;
 pub mod ballast;

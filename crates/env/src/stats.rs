@@ -1,9 +1,12 @@
-//! A decorator that counts what is read and written, by file class and purpose: the numbers that
-//! write amplification is made of.
+//! A decorator that counts reads and writes by file class and purpose. Write amplification is
+//! computed from these counts.
 //!
-//! Counts what callers ask for, before buffering, alignment and caches of the file system inside.
-//! Compactions count as one purpose whatever their levels. A failed operation is not counted.
-//! Thread-safe; an operation costs two relaxed adds to counters of the thread's own stripe.
+//! It counts the requests of callers, before the buffers, alignment and caches of the decorated
+//! file system. Compactions count as one purpose, whatever their levels are. A failed operation is
+//! not counted.
+//!
+//! Thread-safety: any thread may call any method.
+//! Cost: an operation adds two relaxed additions to counters of the thread's own stripe.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -21,7 +24,7 @@ pub(crate) const PURPOSES: usize = 8;
 const COUNTS: usize = 5;
 const CELLS: usize = CLASSES * PURPOSES;
 
-/// What is counted in a cell; the order of the counters.
+/// Counters of one cell, in their order.
 #[derive(Clone, Copy)]
 enum Count {
     ReadOps,
@@ -48,18 +51,18 @@ fn cell_index(class: FileClass, purpose: IoPurpose) -> usize {
     class as usize * PURPOSES + purpose_index(purpose)
 }
 
-/// What was done to files of one class for one purpose, or a sum of such.
+/// Counts of one file class and one purpose, or a sum of such counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct IoCounts {
-    /// Ranges read.
+    /// Number of ranges that were read.
     pub read_ops: u64,
-    /// Bytes read.
+    /// Number of bytes that were read.
     pub read_bytes: u64,
-    /// Appends.
+    /// Number of append calls.
     pub write_ops: u64,
-    /// Bytes appended.
+    /// Number of bytes that were appended.
     pub write_bytes: u64,
-    /// Syncs of files and logs.
+    /// Number of syncs of files and logs.
     pub syncs: u64,
 }
 
@@ -75,39 +78,39 @@ impl IoCounts {
     }
 }
 
-/// All counts at a moment.
+/// All counts at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct IoStats {
     cells: [IoCounts; CELLS],
 }
 
 impl IoStats {
-    /// What was done to files of `class` for `purpose`. The levels of a compaction do not matter.
+    /// Counts of files of `class` for `purpose`. The levels of a compaction do not matter.
     #[must_use]
     pub fn of(&self, class: FileClass, purpose: IoPurpose) -> IoCounts {
         self.cells[cell_index(class, purpose)]
     }
 
-    /// What was done to files of `class`, for whatever purpose.
+    /// Counts of files of `class`, for all purposes.
     #[must_use]
     pub fn of_class(&self, class: FileClass) -> IoCounts {
         let start = class as usize * PURPOSES;
         sum(self.cells[start..start + PURPOSES].iter())
     }
 
-    /// What was done for `purpose`, to whatever files.
+    /// Counts for `purpose`, for all files.
     #[must_use]
     pub fn of_purpose(&self, purpose: IoPurpose) -> IoCounts {
         sum(self.cells.iter().skip(purpose_index(purpose)).step_by(PURPOSES))
     }
 
-    /// Everything.
+    /// Sum of all counts.
     #[must_use]
     pub fn total(&self) -> IoCounts {
         sum(self.cells.iter())
     }
 
-    /// What was done since `earlier`.
+    /// Counts since `earlier`.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {
         let mut cells = self.cells;
@@ -144,7 +147,7 @@ impl Tally {
     }
 }
 
-/// A file system that counts; see the module. Clones share the counters.
+/// A file system that counts operations. Its clones share the counters.
 #[derive(Clone, Debug)]
 pub struct CountingFs {
     inner: Arc<dyn FileSystem>,
@@ -152,13 +155,13 @@ pub struct CountingFs {
 }
 
 impl CountingFs {
-    /// Decorates `inner`, counting from zero.
+    /// Decorates `inner`, and counts from zero.
     #[must_use]
     pub fn new(inner: Arc<dyn FileSystem>) -> Self {
         Self { inner, tally: Arc::default() }
     }
 
-    /// The counts now.
+    /// The counts at this moment.
     #[must_use]
     pub fn snapshot(&self) -> IoStats {
         let mut stats = IoStats::default();

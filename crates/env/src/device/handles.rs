@@ -1,4 +1,4 @@
-//! The open files of a throttled file system.
+//! The open files of an emulated device.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use super::throttled::Device;
 use crate::context::{IoContext, IoPurpose};
 use crate::fs::{LogFile, LogSync, RandomFile, WritableFile};
 
-/// A log tells the device of its appends every so many bytes.
+/// Number of log bytes after which a log reports its appends to the device.
 const LOG_STEP_BYTES: u64 = 64 << 10;
 
 #[derive(Debug)]
@@ -19,9 +19,9 @@ pub(super) struct ThrottledWriter {
     device: Arc<Device>,
     stream: u64,
     purpose: IoPurpose,
-    /// Appended and not charged yet.
+    /// Number of appended bytes that were not charged yet.
     gathered: u64,
-    /// What is charged at once.
+    /// Number of bytes that are charged in one operation.
     operation_bytes: u64,
 }
 
@@ -40,8 +40,8 @@ impl ThrottledWriter {
         Self { inner, device, stream, purpose, gathered: 0, operation_bytes }
     }
 
-    /// Charges whole operations, or everything. Without a wish of the caller all that there is goes
-    /// as one (which moves in pieces).
+    /// Charges complete operations, or everything. Without a limit of the caller all bytes are one
+    /// operation, which moves in pieces.
     fn charge(&mut self, everything: bool, mut begun_ns: u64) {
         let whole = self.gathered - self.gathered % self.operation_bytes;
         let mut left = if everything { self.gathered } else { whole };
@@ -131,7 +131,7 @@ impl RandomFile for ThrottledReader {
         Ok(())
     }
 
-    /// Ranges that touch are one operation; others follow one another.
+    /// Adjacent ranges are one operation. Other ranges follow each other.
     fn read_many(&self, requests: &mut [(u64, &mut [u8])], context: IoContext) -> Result<()> {
         let mut begun_ns = self.device.now_ns();
         self.inner.read_many(requests, context)?;
@@ -163,7 +163,7 @@ pub(super) struct ThrottledLog {
     device: Arc<Device>,
     stream: u64,
     purpose: IoPurpose,
-    /// How much of it the device was told of by appends.
+    /// Number of log bytes that were reported to the device.
     told: u64,
     sync: Arc<ThrottledLogSync>,
 }
@@ -240,7 +240,7 @@ struct ThrottledLogSync {
     device: Arc<Device>,
     stream: u64,
     purpose: IoPurpose,
-    /// Bytes that were waited for; held while they are.
+    /// Number of bytes for which a caller has waited. The lock is held during a wait.
     reached: Mutex<u64>,
 }
 

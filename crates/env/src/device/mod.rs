@@ -1,9 +1,9 @@
-//! Devices that are described rather than owned: how fast a disk or a volume is, as a value.
+//! Emulated devices: the speed of a disk or a volume as a value.
 //!
-//! [`DeviceSpec`] is the description, read from TOML, with pure functions that say how long an
-//! operation takes and what each of many streams gets. [`ThrottledFs`] makes any file system as
-//! slow as that. `docs/guide/emulated-devices.md` explains the model and has the fields; the
-//! files in `docs/devices` describe three devices.
+//! [`DeviceSpec`] is the description, which is read from TOML. Its pure functions compute the
+//! duration of an operation and the share of each of several streams. [`ThrottledFs`] makes any
+//! file system as slow as that. `docs/guide/emulated-devices.md` explains the model and its fields.
+//! The files in `docs/devices` describe three devices.
 
 mod handles;
 mod queues;

@@ -1,38 +1,41 @@
-//! The shared queues of an emulated device: arithmetic on moments, no clock, no sleeping.
+//! The shared queues of an emulated device. The module consists of arithmetic on times, without a
+//! clock and without sleeps.
 //!
-//! Each limit that callers share (read bandwidth, write bandwidth, both together, operations) is a
-//! [`Lane`], and an operation waits for the one that is behind most. A log is a stream that no
-//! caller waits for: its pieces take their turn when their time has come ([`Queues::advance`],
-//! called before anything else happens), so that a backlog of log never reserves the future.
+//! Each limit that callers share (read bandwidth, write bandwidth, both, operations) is a [`Lane`].
+//! An operation waits for the lane that is busy for longest. A log is a stream for which no caller
+//! waits. Its pieces are queued when their time has come ([`Queues::advance`], which is called
+//! before anything else), so that a backlog of log bytes never reserves future time.
 //!
-//! Invariants: 1. over any stretch of time a lane lets through no more than its rate times the
-//! stretch, plus what [`CREDIT_NS`] is worth and one piece per caller; 2. a piece is at most
-//! `io_bytes_max`, so that no caller waits for a long operation of another; 3. within a log the
-//! next piece starts when the one before is done.
+//! Invariants:
+//! 1. In any interval a lane passes no more than its rate times the interval, plus the worth of
+//!    [`CREDIT_NS`] and one piece per caller.
+//! 2. A piece has at most `io_bytes_max`, so that no caller waits for a long operation of another.
+//! 3. Within a log, the next piece starts when the previous one ends.
 //!
-//! Owned by a [`super::ThrottledFs`], under its lock. Cost: a few divisions, and a look at every
+//! Thread-safety: none. A [`super::ThrottledFs`] owns the queues and holds a lock.
+//! Cost: a few divisions, and a check of every log with unwritten bytes, which are one or two.
 //! log that still has bytes to write (one or two).
 
 use super::{DeviceSpec, Direction};
 
-/// How far a lane, or a caller, may run behind its time and catch up: sleeps end late by about a
-/// tenth of a millisecond, which is the machine's fault and not the device's.
+/// Time that a lane or a caller may be idle and make up for later. Sleeps end late by about a tenth
+/// of a millisecond, which is not a property of the emulated device.
 pub(super) const CREDIT_NS: i64 = 200_000;
 
-/// A writer counts for the curve until this long after its last operation: between two writes it
-/// computes, but it is still one of the files that are being written.
+/// Time after its last operation for which a writer counts for the curve. A writer computes between
+/// two writes, and its file is still being written.
 const WRITER_STAYS_NS: u64 = 10_000_000;
 
-/// One limit that callers share: how much work is queued, as of `at_ns`.
+/// One limit that callers share: the amount of queued work at `at_ns`.
 #[derive(Clone, Copy, Debug, Default)]
 struct Lane {
     at_ns: u64,
-    /// Negative: idle for a while.
+    /// Queued work in nanoseconds. It is negative after an idle time.
     backlog_ns: i64,
 }
 
 impl Lane {
-    /// Queues work that takes `cost_ns` alone; returns when it is done.
+    /// Queues work that takes `cost_ns` on an idle lane. Returns its end.
     fn add(&mut self, now_ns: u64, cost_ns: i64) -> i64 {
         let passed = now_ns.saturating_sub(self.at_ns) as i64;
         self.at_ns = self.at_ns.max(now_ns);
@@ -41,34 +44,34 @@ impl Lane {
     }
 }
 
-/// What was appended to a log and is on its way to the device.
+/// Bytes of a log that are on their way to the device.
 #[derive(Clone, Copy, Debug)]
 struct LogQueue {
     stream: u64,
     appended: u64,
-    /// Bytes of pieces that were started.
+    /// Number of bytes of the pieces that were started.
     started: u64,
-    /// The last of them, done at `done_ns`.
+    /// Number of bytes of the last piece, which ends at `done_ns`.
     last: u64,
     done_ns: i64,
-    /// No more will be appended.
+    /// Whether the log takes no more appends.
     closed: bool,
 }
 
-/// See the module.
+/// The queues of a device.
 #[derive(Debug, Default)]
 pub(super) struct Queues {
     directions: [Lane; 2],
     total: Lane,
     operations: Lane,
-    /// Streams that write, and until when they count.
+    /// Streams that write, and the time until which they count.
     writers: Vec<(u64, u64)>,
     logs: Vec<LogQueue>,
 }
 
 impl Queues {
-    /// Moves one piece of at most `io_bytes_max`: queued at `now_ns` by a caller whose own time is
-    /// `from_ns`. Returns when it is done, latency aside.
+    /// Moves one piece of at most `io_bytes_max`. The caller, whose own time is `from_ns`, queues
+    /// it at `now_ns`. Returns its end without the latency.
     pub(super) fn transfer(
         &mut self,
         spec: &DeviceSpec,
@@ -96,19 +99,19 @@ impl Queues {
         done_ns
     }
 
-    /// How many streams write, with `stream` if it is about to.
+    /// Number of streams that write, including `stream` if it is about to.
     fn writers_at(&mut self, direction: Direction, stream: u64, now_ns: u64) -> usize {
         self.writers.retain(|&(_, until_ns)| until_ns > now_ns);
         let known = self.writers.iter().any(|&(id, _)| id == stream);
         self.writers.len() + usize::from(direction == Direction::Write && !known)
     }
 
-    /// Takes notice that a stream ended: it no longer counts as a writer.
+    /// Records that a stream ended, and no longer counts as a writer.
     pub(super) fn forget(&mut self, stream: u64) {
         self.writers.retain(|&(id, _)| id != stream);
     }
 
-    /// Starts every piece of a log whose time came until `now_ns`.
+    /// Starts every piece of a log whose time has come until `now_ns`.
     pub(super) fn advance(&mut self, spec: &DeviceSpec, now_ns: u64) {
         for index in 0..self.logs.len() {
             loop {
@@ -130,14 +133,14 @@ impl Queues {
         self.logs.retain(|log| !log.closed || log.started < log.appended);
     }
 
-    /// A log was created.
+    /// Records that a log was created.
     pub(super) fn open_log(&mut self, stream: u64, now_ns: u64) {
         let done_ns = now_ns as i64;
         let log = LogQueue { stream, appended: 0, started: 0, last: 0, done_ns, closed: false };
         self.logs.push(log);
     }
 
-    /// `appended` bytes of the log exist by now. Call [`Queues::advance`] first.
+    /// Records that the log has `appended` bytes. The caller calls [`Queues::advance`] before.
     pub(super) fn append_log(&mut self, stream: u64, appended: u64, now_ns: u64) {
         if let Some(log) = self.logs.iter_mut().find(|log| log.stream == stream) {
             if log.started == log.appended {
@@ -147,22 +150,23 @@ impl Queues {
         }
     }
 
-    /// The log takes no more appends; what it has goes on to the device.
+    /// Records that the log takes no more appends. Its bytes continue to the device.
     pub(super) fn close_log(&mut self, stream: u64) {
         if let Some(log) = self.logs.iter_mut().find(|log| log.stream == stream) {
             log.closed = true;
         }
     }
 
-    /// The next moment at which more of the log's first `through` bytes will be on the device;
-    /// `None` if all of them are. Call [`Queues::advance`] first.
+    /// The next time at which more of the log's first `through` bytes are on the device; `None` if
+    /// all of them are. The caller calls [`Queues::advance`] before.
     pub(super) fn log_step(&self, stream: u64, through: u64, now_ns: u64) -> Option<i64> {
         let log = self.logs.iter().find(|log| log.stream == stream)?;
         let on_device = log.started - if log.done_ns > now_ns as i64 { log.last } else { 0 };
         (on_device < through.min(log.appended)).then_some(log.done_ns)
     }
 
-    /// Bytes of all logs that have not reached the device. Call [`Queues::advance`] first.
+    /// Number of bytes of all logs that are not on the device. The caller calls [`Queues::advance`]
+    /// before.
     pub(super) fn dirty_bytes(&self, now_ns: u64) -> u64 {
         let dirty = |log: &LogQueue| {
             let moving = if log.done_ns > now_ns as i64 { log.last } else { 0 };
@@ -172,7 +176,7 @@ impl Queues {
     }
 }
 
-/// How long `count` take at `rate` a second; nothing at an infinite rate.
+/// Duration of `count` at `rate` a second; 0 at an infinite rate.
 fn cost_ns(count: u64, rate: f64) -> i64 {
     (count as f64 * 1e9 / rate).round() as i64
 }

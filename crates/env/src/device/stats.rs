@@ -1,4 +1,4 @@
-//! What an emulated device did, as values.
+//! Statistics of an emulated device, as values.
 
 use archipelago_base::metrics::Counters;
 
@@ -8,7 +8,7 @@ use crate::stats::{PURPOSES, purpose_index};
 
 const COUNTS: usize = 6;
 
-/// What is counted for a purpose; the order of the counters.
+/// Counters of one purpose, in their order.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Count {
     ReadOps,
@@ -19,49 +19,49 @@ pub(super) enum Count {
     WaitedNs,
 }
 
-/// What a device did for one purpose, or a sum of such.
+/// Statistics of a device for one purpose, or a sum of such statistics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DeviceCounts {
-    /// Read operations as the device counts them: a large one is several.
+    /// Number of read operations of the device. A large read counts as several.
     pub read_ops: u64,
-    /// Bytes read.
+    /// Number of bytes that were read.
     pub read_bytes: u64,
-    /// Write operations as the device counts them, log appends not among them.
+    /// Number of write operations of the device, without log appends.
     pub write_ops: u64,
-    /// Bytes written, log and tables.
+    /// Number of bytes that were written to logs and tables.
     pub write_bytes: u64,
-    /// Syncs of files and logs.
+    /// Number of syncs of files and logs.
     pub syncs: u64,
-    /// Nanoseconds that callers were made to wait.
+    /// Time that callers waited, in nanoseconds.
     pub waited_ns: u64,
 }
 
-/// All counts of a device at a moment.
+/// All statistics of a device at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DeviceStats {
     purposes: [DeviceCounts; PURPOSES],
-    /// Readers that wait now.
+    /// Number of readers that wait now.
     pub readers: usize,
-    /// The most that waited at once.
+    /// Largest number of readers that waited at the same time.
     pub readers_max: usize,
-    /// Writers that wait now.
+    /// Number of writers that wait now.
     pub writers: usize,
-    /// The most that waited at once.
+    /// Largest number of writers that waited at the same time.
     pub writers_max: usize,
-    /// Nanoseconds during which anybody waited.
+    /// Time during which at least one caller waited, in nanoseconds.
     pub busy_ns: u64,
-    /// Bytes of logs that are not on the device yet.
+    /// Number of log bytes that are not on the device yet.
     pub log_dirty_bytes: u64,
 }
 
 impl DeviceStats {
-    /// What was done for `purpose`. The levels of a compaction do not matter.
+    /// Statistics of `purpose`. The levels of a compaction do not matter.
     #[must_use]
     pub fn of(&self, purpose: IoPurpose) -> DeviceCounts {
         self.purposes[purpose_index(purpose)]
     }
 
-    /// Everything.
+    /// Sum of all statistics.
     #[must_use]
     pub fn total(&self) -> DeviceCounts {
         self.purposes.iter().fold(DeviceCounts::default(), |sum, one| DeviceCounts {
@@ -75,7 +75,7 @@ impl DeviceStats {
     }
 }
 
-/// The counters behind [`DeviceStats`].
+/// The counters of [`DeviceStats`].
 #[derive(Debug, Default)]
 pub(super) struct Tally {
     counters: Counters<{ PURPOSES * COUNTS }>,
@@ -110,7 +110,7 @@ impl Tally {
     }
 }
 
-/// How many callers are at it.
+/// Number of callers that wait now, and its maximum.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Waiting {
     now: [usize; 2],

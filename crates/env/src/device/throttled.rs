@@ -1,35 +1,35 @@
-//! A file system that is as slow as a device that somebody described.
+//! A file system that is as slow as a device of a [`DeviceSpec`].
 //!
-//! [`ThrottledFs`] does every operation on the file system inside at once and then makes the
-//! caller wait until the device of the [`DeviceSpec`] would be done with it. Rules:
+//! [`ThrottledFs`] executes every operation on the decorated file system, and then makes the caller
+//! wait until the emulated device would have completed it. The rules are:
 //!
-//! 1. **A stream** is a caller in one operation: a synchronous caller has one operation in flight,
-//!    so a thread that merges eight files is one stream, and eight threads are eight.
-//! 2. **Tables and other files** are charged when they are read and written, whatever the file
-//!    system inside caches; appends are gathered to `io_bytes_max`, or to what the caller wants at
-//!    once (as the page cache and the direct writer gather them), and then the caller waits for the
-//!    device. `sync` waits for the rest and the sync latency.
-//! 3. **Logs**: an append goes to memory, as on a real machine, and costs nothing; its bytes take
+//! 1. A stream is a caller in one operation. A synchronous caller has one operation in flight, so a
+//!    thread that merges eight files is one stream, and eight threads are eight.
+//! 2. Tables and other files are charged when they are read and written, whatever the decorated
+//!    file system caches. Appends are collected to `io_bytes_max`, or to the caller's limit, as the
+//!    page cache and the direct writer do. The caller then waits for the device. `sync` waits for
+//!    the rest and for the sync latency.
+//! 3. An append to a log goes to memory and costs nothing, as on a real machine. Its bytes take
 //!    bandwidth in the background. Appends wait only beyond `log_dirty_bytes_max`. Writing a log
-//!    through waits until what was appended has reached the device: for its bytes and, if there
-//!    were any since the last time, the write latency. A log's sync waits for the same, and the
-//!    sync latency.
-//! 4. **Names** cost `metadata_latency`; syncing a directory costs a sync. Asking (`len`,
-//!    `exists`) and opening cost nothing. `prefetch` is not emulated: what it would have read is
+//!    through waits until its bytes have reached the device, and if there were new ones, for the
+//!    write latency. The sync of a log waits for the same, and for the sync latency.
+//! 4. Operations on names cost `metadata_latency`, and the sync of a directory costs a sync.
+//!    Queries (`len`, `exists`) and opens cost nothing. `prefetch` is not emulated: its bytes are
 //!    charged to the read that follows.
 //!
-//! Waits shorter than a fifth of a millisecond are saved up per thread and slept together, since a
-//! sleep costs that much and ends late; what a sleep ended late is credited to the next wait, up to
-//! a fifth of a millisecond of the device's time at full scale. Both go with the thread from one
-//! device to the next on the same clock. So
-//! rates and averages are exact to a per mille or so, single latencies below 0.2 ms are not, and
-//! streams share evenly only where a piece takes longer than that (1.3 GB/s at 256 KiB a piece).
+//! Waits under a fifth of a millisecond are collected per thread and slept together, because a
+//! sleep takes that long and ends late. The delay of a late sleep shortens the next waits, by up to
+//! a fifth of a millisecond of the device's time at full scale. A thread takes both from one device
+//! to the next on the same clock. Therefore rates and averages are exact to about a per mille.
+//! Single latencies below 0.2 ms are not exact, and streams share evenly only if a piece takes
+//! longer than that (1.3 GB/s with pieces of 256 KiB).
 //!
-//! Thread-safe; the spec never changes. One short lock per 256 KiB moved or per small operation,
-//! and none in a log append but every 64 KiB. Nobody sleeps with the lock. Errors are those of the
-//! file system inside; an operation that failed is not charged. The time that the real file
-//! system takes counts towards the wait: if it is slower than the device, nobody waits, and what
-//! is measured is the real machine (`DeviceStats::total` and the machine's own load tell).
+//! Thread-safety: any thread may call any method, and the spec never changes.
+//! Failure: the errors of the decorated file system. A failed operation is not charged.
+//! Cost: one short lock per 256 KiB and per small operation, and one per 64 KiB of log appends. No
+//! thread sleeps with the lock. The time of the real file system counts as waiting time. If it is
+//! slower than the emulated device, no caller waits, and a measurement shows the real machine
+//! (`DeviceStats::total` and the machine's load tell).
 
 use std::cell::Cell;
 use std::path::Path;
@@ -50,24 +50,24 @@ use crate::fs::{
     CreateOptions, DirEntry, FileSystem, LogFile, LogOptions, OpenOptions, RandomFile, WritableFile,
 };
 
-/// Shorter waits are saved up.
+/// Waits that are shorter than this are collected.
 const SLEEP_NS_MIN: i64 = 200_000;
-/// Whatever the scale, no more than this is made up for.
+/// Limit of the time that later waits make up for, at any scale.
 const CREDIT_NS_MAX: i64 = 5_000_000;
 
-/// How much of a sleep that ended late is made up for, on a device of `scale`: as much of the
-/// device's time as at full scale.
+/// Part of a late sleep that later waits make up for on a device of `scale`. In the device's own
+/// time it is the same as at full scale.
 fn credit_ns(scale: f64) -> i64 {
     ((CREDIT_NS as f64 / scale.min(1.0)) as i64).min(CREDIT_NS_MAX)
 }
 
 thread_local! {
-    /// The clock that this thread waited by last (its address), and by how much the thread's time
-    /// is ahead of it (waits saved up) or behind (a sleep that ended late).
+    /// Address of the clock by which this thread waited last, and the time by which the thread is
+    /// ahead of it (collected waits) or behind it (a late sleep).
     static AHEAD_NS: Cell<(usize, i64)> = const { Cell::new((0, 0)) };
 }
 
-/// What the handles of one [`ThrottledFs`] share.
+/// State that the handles of one [`ThrottledFs`] share.
 #[derive(Debug)]
 pub(super) struct Device {
     pub(super) spec: DeviceSpec,
@@ -92,7 +92,7 @@ impl Device {
         self.clock.now_ns()
     }
 
-    /// The moment that it is for this thread: the clock's, but for what it owes or is owed.
+    /// The current time of this thread: the clock's, plus collected waits, minus late sleeps.
     fn caller_ns(&self, now_ns: u64) -> i64 {
         match AHEAD_NS.get() {
             (clock, ahead_ns) if clock == self.clock_id() => now_ns as i64 + ahead_ns,
@@ -100,7 +100,7 @@ impl Device {
         }
     }
 
-    /// Makes it `until_ns` for this thread: sleeps if that is far enough ahead.
+    /// Advances this thread to `until_ns`. It sleeps if that is far enough ahead.
     fn wait_until(&self, until_ns: i64) {
         let mut now_ns = self.now_ns() as i64;
         if until_ns - now_ns >= SLEEP_NS_MIN {
@@ -110,12 +110,12 @@ impl Device {
         AHEAD_NS.set((self.clock_id(), (until_ns - now_ns).max(-credit_ns(self.spec.scale))));
     }
 
-    /// Tells clocks apart: the address of this one.
+    /// Address of this clock, which identifies it.
     fn clock_id(&self) -> usize {
         Arc::as_ptr(&self.clock).cast::<()>() as usize
     }
 
-    /// Waits as an operation of `bytes` does that was begun at `begun_ns`.
+    /// Waits as an operation of `bytes` does that started at `begun_ns`.
     pub(super) fn transfer(
         &self,
         direction: Direction,
@@ -154,7 +154,7 @@ impl Device {
         self.tally.add(purpose, Count::WaitedNs, (time_ns - from_ns).max(0) as u64);
     }
 
-    /// Waits for the latency of something that moves no bytes and was begun at `begun_ns`.
+    /// Waits for the latency of an operation without bytes that started at `begun_ns`.
     fn pause(&self, latency: Duration, begun_ns: u64) {
         self.wait_until(self.caller_ns(begun_ns) + latency.as_nanos() as i64);
     }
@@ -170,7 +170,7 @@ impl Device {
         self.state.lock().queues.forget(stream);
     }
 
-    /// Tells how far the log of `stream` is, and waits while too much of the logs is not on the
+    /// Records the length of the log of `stream`, and waits while too many log bytes are not on the
     /// device.
     pub(super) fn append_log(&self, stream: u64, purpose: IoPurpose, appended: u64, bytes: u64) {
         self.tally.add(purpose, Count::WriteBytes, bytes);
@@ -193,8 +193,7 @@ impl Device {
         self.tally.add(purpose, Count::WaitedNs, now_ns - begun_ns);
     }
 
-    /// Waits until the log's first `through` bytes, some of which are new since the last time, are
-    /// on the device.
+    /// Waits until the log's first `through` bytes, some of which are new, are on the device.
     pub(super) fn log_reaches(&self, stream: u64, purpose: IoPurpose, through: u64, begun_ns: u64) {
         let (mut now_ns, mut done_ns) = (begun_ns, begun_ns);
         loop {
@@ -207,7 +206,7 @@ impl Device {
             };
             let Some(until_ns) = step else { break };
             done_ns = done_ns.max(until_ns.max(0) as u64);
-            // What the file system inside took counts towards the wait.
+            // The time of the decorated file system counts as waiting time.
             now_ns = match self.now_ns() {
                 now_ns if now_ns as i64 >= until_ns => now_ns,
                 now_ns => self.sleep_until(until_ns, now_ns),
@@ -232,7 +231,7 @@ impl Device {
     }
 }
 
-/// See the module.
+/// A file system that is as slow as a described device.
 #[derive(Clone, Debug)]
 pub struct ThrottledFs {
     inner: Arc<dyn FileSystem>,
@@ -240,7 +239,7 @@ pub struct ThrottledFs {
 }
 
 impl ThrottledFs {
-    /// `inner`, as slow as `spec` (which is taken as it is: see [`DeviceSpec::validate`]).
+    /// Makes `inner` as slow as `spec`, which must be valid ([`DeviceSpec::validate`]).
     #[must_use]
     pub fn new(inner: Arc<dyn FileSystem>, spec: DeviceSpec, clock: Arc<dyn Clock>) -> Arc<Self> {
         let device = Device {
@@ -253,13 +252,13 @@ impl ThrottledFs {
         Arc::new(Self { inner, device: Arc::new(device) })
     }
 
-    /// What is emulated.
+    /// The description of the emulated device.
     #[must_use]
     pub fn spec(&self) -> &DeviceSpec {
         &self.device.spec
     }
 
-    /// What was done so far.
+    /// The statistics so far.
     #[must_use]
     pub fn stats(&self) -> DeviceStats {
         let now_ns = self.device.now_ns();
@@ -270,7 +269,7 @@ impl ThrottledFs {
         stats
     }
 
-    /// Does something with names and waits for the metadata latency if it worked.
+    /// Executes an operation on names, and waits for the metadata latency if it succeeded.
     fn names<T>(&self, operation: impl FnOnce(&dyn FileSystem) -> Result<T>) -> Result<T> {
         let begun_ns = self.device.now_ns();
         let done = operation(&*self.inner)?;

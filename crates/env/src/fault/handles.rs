@@ -1,6 +1,7 @@
-//! Open files whose operations ask the script first.
+//! Open files whose operations consult the script first.
 //!
-//! A writer, a log and a log's sync are dead after their first failure, as their traits promise.
+//! A writer, a log and a log's sync fail permanently after their first failure, as their traits
+//! promise.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,7 +13,7 @@ use super::script::{Call, Operation, Script, Verdict};
 use crate::context::IoContext;
 use crate::fs::{LogFile, LogSync, RandomFile, WritableFile};
 
-/// A path and the script to ask about it.
+/// A path and the script that decides about its operations.
 #[derive(Clone, Debug)]
 pub(super) struct Gate {
     pub(super) script: Arc<Script>,
@@ -24,7 +25,7 @@ impl Gate {
         self.script.judge(&Call { operation, paths: [Some(&self.path), None], offset, len })
     }
 
-    /// For operations that pass or fail whole.
+    /// Decides about an operation that succeeds or fails as a whole.
     fn pass(&self, operation: Operation, doing: &str) -> Result<()> {
         match self.judge(operation, None, 0) {
             Verdict::Fail(cause) => Err(Error::io(doing, &self.path, cause)),
@@ -37,7 +38,7 @@ impl Gate {
     }
 }
 
-/// Runs `work` unless it failed before; remembers its failure.
+/// Runs `work` unless it failed before, and remembers its failure.
 fn once<T>(failed: &mut Option<Error>, work: impl FnOnce() -> Result<T>) -> Result<T> {
     if let Some(error) = failed {
         return Err(error.clone());
@@ -147,7 +148,7 @@ impl FaultLog {
     }
 }
 
-/// The first `len` bytes of `parts` in one piece.
+/// The first `len` bytes of `parts` in one buffer.
 fn start_of(parts: &[&[u8]], len: usize) -> Vec<u8> {
     parts.iter().copied().flatten().copied().take(len).collect()
 }
@@ -192,8 +193,8 @@ impl LogFile for FaultLog {
 }
 
 impl FaultLogSync {
-    /// Does what the script lets happen. Only the failure is kept under the lock: syncs may run
-    /// side by side.
+    /// Executes what the script permits. The lock covers only the remembered failure, so syncs may
+    /// run in parallel.
     fn judged(
         &self,
         operation: Operation,

@@ -1,14 +1,18 @@
-//! Faults on command: a decorator that lets operations of any file system fail by script.
+//! Fault injection: a decorator that makes operations of any file system fail, as a script says.
 //!
-//! A [`Rule`] says which operations (kind, path, offsets), which of the matches (every, the nth,
-//! a seeded chance, at most so many) and how ([`Fault`]). Rules may be added, cleared and
-//! switched off while files are open. Counters tell how often each operation was seen and failed,
-//! so that a test can first count a run's operations and then fail each of them in turn.
+//! A [`Rule`] selects operations by kind, path and offset. It selects the matches that fail (every
+//! one, the nth, a seeded chance, a limited number) and the way ([`Fault`]). Rules may be added,
+//! cleared and switched off while files are open. Counters tell how often each operation was
+//! executed and failed, so that a test can count the operations of a run and then fail each of them
+//! in turn.
 //!
-//! Invariants: 1. an operation that fails has done nothing to the file system inside, but for a
-//! short append; 2. a writer, log or log sync fails for ever after its first failure; 3. the same
-//! operations, script and seed fail the same way. Handles are clones of one script. Without rules
-//! it costs an atomic add an operation.
+//! Invariants:
+//! 1. An operation that fails has no effect on the decorated file system, except a short append.
+//! 2. A writer, a log or a log's sync fails permanently after its first failure.
+//! 3. The same operations, script and seed fail in the same way.
+//!
+//! Thread-safety: any thread may call any method. Clones are handles of one script.
+//! Cost: an atomic addition per operation if there are no rules.
 //!
 //! ```
 //! use std::{path::Path, sync::Arc};
@@ -41,7 +45,7 @@ use crate::fs::{
     RandomFile, WritableFile,
 };
 
-/// A file system that fails by script; see the module.
+/// A file system whose operations fail as a script says.
 #[derive(Clone, Debug)]
 pub struct FaultFs {
     inner: Arc<dyn FileSystem>,
@@ -49,47 +53,47 @@ pub struct FaultFs {
 }
 
 impl FaultFs {
-    /// Decorates `inner`, without rules. `seed` decides what [`When::Chance`],
-    /// [`Fault::FlipByte`] and [`Fault::ShortAppend`] leave open.
+    /// Decorates `inner`, without rules. `seed` determines the choices of [`When::Chance`],
+    /// [`Fault::FlipByte`] and [`Fault::ShortAppend`].
     #[must_use]
     pub fn new(inner: Arc<dyn FileSystem>, seed: u64) -> Self {
         Self { inner, script: Arc::new(Script::new(seed)) }
     }
 
-    /// Adds a rule. Of several that would fire, the one added first does.
+    /// Adds a rule. If several rules would fire, the first one decides.
     pub fn add(&self, rule: Rule) -> RuleId {
         self.script.add(rule)
     }
 
-    /// Removes every rule; their ids mean nothing any more.
+    /// Removes every rule. Their ids become invalid.
     pub fn clear(&self) {
         self.script.clear();
     }
 
-    /// Switches all rules off or on again. While off they do not count matches either.
+    /// Switches all rules off or on. Rules that are off count no matches.
     pub fn set_enabled(&self, enabled: bool) {
         self.script.set_enabled(enabled);
     }
 
-    /// How many such operations there were, failed or not.
+    /// Number of these operations so far, including failed ones.
     #[must_use]
     pub fn seen(&self, operation: Operation) -> u64 {
         self.script.seen(operation)
     }
 
-    /// How many such operations failed by script.
+    /// Number of these operations that failed because of the script.
     #[must_use]
     pub fn fired(&self, operation: Operation) -> u64 {
         self.script.fired(operation)
     }
 
-    /// How many operations failed by script.
+    /// Number of all operations that failed because of the script.
     #[must_use]
     pub fn fired_total(&self) -> u64 {
         Operation::ALL.iter().map(|&operation| self.fired(operation)).sum()
     }
 
-    /// How often `rule` fired.
+    /// Number of times that `rule` fired.
     #[must_use]
     pub fn fired_by(&self, rule: RuleId) -> u64 {
         self.script.fired_by(rule)

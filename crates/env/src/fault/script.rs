@@ -1,4 +1,4 @@
-//! The script of a [`super::FaultFs`]: rules, and which of them fires when.
+//! The script of a [`super::FaultFs`]: its rules, and the decision which rule fires.
 
 use std::io;
 use std::ops::Range;
@@ -8,57 +8,57 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use archipelago_base::random::Rng;
 use parking_lot::Mutex;
 
-/// What can fail.
+/// An operation that may fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Operation {
-    /// `FileSystem::create`.
+    /// Covers calls of `FileSystem::create`.
     Create,
-    /// `FileSystem::open`, `read`.
+    /// Covers `FileSystem::open` and `read`.
     Open,
-    /// Reading from an open file; has an offset.
+    /// Covers reads of an open file, which have an offset.
     Read,
-    /// `WritableFile::append`; has an offset.
+    /// Covers `WritableFile::append`, which has an offset.
     Append,
-    /// `WritableFile::flush`.
+    /// Covers calls of `WritableFile::flush`.
     Flush,
-    /// `WritableFile::sync`.
+    /// Covers calls of `WritableFile::sync`.
     Sync,
-    /// `FileSystem::sync_dir`.
+    /// Covers calls of `FileSystem::sync_dir`.
     SyncDir,
-    /// `FileSystem::rename`; matches by either path.
+    /// Covers `FileSystem::rename`, which matches by either path.
     Rename,
-    /// `FileSystem::remove`.
+    /// Covers calls of `FileSystem::remove`.
     Remove,
-    /// `FileSystem::list`.
+    /// Covers calls of `FileSystem::list`.
     List,
-    /// `FileSystem::link`; matches by either path.
+    /// Covers `FileSystem::link`, which matches by either path.
     Link,
-    /// `FileSystem::len`, `exists`, `free_bytes`.
+    /// Covers `FileSystem::len`, `exists` and `free_bytes`.
     Stat,
-    /// `FileSystem::create_dir_all`.
+    /// Covers calls of `FileSystem::create_dir_all`.
     CreateDir,
-    /// `FileSystem::remove_dir_all`.
+    /// Covers calls of `FileSystem::remove_dir_all`.
     RemoveDir,
-    /// `FileSystem::lock`.
+    /// Covers calls of `FileSystem::lock`.
     Lock,
-    /// `FileSystem::create_log`.
+    /// Covers calls of `FileSystem::create_log`.
     CreateLog,
-    /// `LogFile::append`; has an offset.
+    /// Covers `LogFile::append`, which has an offset.
     LogAppend,
-    /// `LogSync::sync`, `FileSystem::settle_log`.
+    /// Covers `LogSync::sync` and `FileSystem::settle_log`.
     LogSync,
-    /// `LogSync::write_through`.
+    /// Covers calls of `LogSync::write_through`.
     LogWriteThrough,
-    /// `LogFile::finish`, `FileSystem::settle_log`.
+    /// Covers `LogFile::finish` and `FileSystem::settle_log`.
     LogFinish,
-    /// `LogFile::append_trailer`.
+    /// Covers calls of `LogFile::append_trailer`.
     LogTrailer,
-    /// `FileSystem::log_tail`, `clear_log_tails`.
+    /// Covers `FileSystem::log_tail` and `clear_log_tails`.
     LogTail,
 }
 
 impl Operation {
-    /// Every operation.
+    /// All operations, in the order of the counters.
     pub const ALL: [Self; 22] = [
         Self::Create,
         Self::Open,
@@ -89,32 +89,33 @@ impl Operation {
     }
 }
 
-/// How an operation fails.
+/// The way in which an operation fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// The device reports an error (`EIO`); nothing is done.
+    /// The device reports an error (`EIO`), and nothing is done.
     Io,
-    /// The device is full (`ENOSPC`); nothing is done.
+    /// The device is full (`ENOSPC`), and nothing is done.
     NoSpace,
-    /// The read succeeds, with one byte changed. Fires on [`Operation::Read`] only.
+    /// The read succeeds with one changed byte. Only [`Operation::Read`] fails in this way.
     FlipByte,
-    /// A random part of the bytes is appended, then the device is full. Fires on appends only.
+    /// A random part of the bytes is appended, and then the device is full. Only appends fail in
+    /// this way.
     ShortAppend,
 }
 
-/// Which of the matching operations fail.
+/// The matching operations that fail.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum When {
-    /// All.
+    /// Every matching operation fails.
     Every,
-    /// The `n`th match (the first is 1) and those after it, as far as [`Rule::times`] allows.
+    /// The `n`th match, counted from 1, and later matches fail, as far as [`Rule::times`] permits.
     From(u64),
-    /// Each with this probability, decided by the seed.
+    /// Each match fails with this probability, which depends on the seed.
     Chance(f64),
 }
 
-/// One line of a script. By default: every operation of its kind on any path fails with `EIO`,
-/// for ever.
+/// A rule of a script. By default every operation of its kind fails with `EIO` on every path, for
+/// ever.
 #[derive(Clone, Debug)]
 pub struct Rule {
     operations: Vec<Operation>,
@@ -126,13 +127,13 @@ pub struct Rule {
 }
 
 impl Rule {
-    /// A rule for one operation.
+    /// A rule for one kind of operation.
     #[must_use]
     pub fn on(operation: Operation) -> Self {
         Self::on_any(&[operation])
     }
 
-    /// A rule for several operations.
+    /// A rule for several kinds of operations.
     #[must_use]
     pub fn on_any(operations: &[Operation]) -> Self {
         Self {
@@ -145,42 +146,43 @@ impl Rule {
         }
     }
 
-    /// Only paths that contain `pattern`, or, if it begins with `*`, that end in the rest of it.
+    /// Limits the rule to paths that contain `pattern`. With a leading `*` the path must end with
+    /// the rest of it.
     #[must_use]
     pub fn path(mut self, pattern: &str) -> Self {
         pattern.clone_into(&mut self.path);
         self
     }
 
-    /// Only reads and appends that touch these offsets of the file.
+    /// Limits the rule to reads and appends that touch these offsets of the file.
     #[must_use]
     pub fn offsets(mut self, range: Range<u64>) -> Self {
         self.range = Some(range);
         self
     }
 
-    /// Only the `n`th match; the first is 1.
+    /// Limits the rule to the `n`th match, counted from 1.
     #[must_use]
     pub fn nth(mut self, n: u64) -> Self {
         (self.when, self.times) = (When::From(n), 1);
         self
     }
 
-    /// Which matches fail.
+    /// Sets which matches fail.
     #[must_use]
     pub fn when(mut self, when: When) -> Self {
         self.when = when;
         self
     }
 
-    /// At most `times` failures.
+    /// Limits the rule to `times` failures.
     #[must_use]
     pub fn times(mut self, times: u64) -> Self {
         self.times = times;
         self
     }
 
-    /// How they fail.
+    /// Sets the way in which the operations fail.
     #[must_use]
     pub fn fault(mut self, fault: Fault) -> Self {
         self.fault = fault;
@@ -218,7 +220,7 @@ impl Rule {
     }
 }
 
-/// An operation about to be done.
+/// An operation before its execution.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Call<'a> {
     pub(super) operation: Operation,
@@ -227,24 +229,24 @@ pub(super) struct Call<'a> {
     pub(super) len: usize,
 }
 
-/// What to do about it.
+/// The decision about an operation.
 #[derive(Debug)]
 pub(super) enum Verdict {
     Pass,
     Fail(io::Error),
-    /// Change the byte at this place of what was read.
+    /// Change the byte at this index of the bytes that were read.
     Flip {
         at: usize,
         mask: u8,
     },
-    /// Append this many bytes, then fail.
+    /// Append this number of bytes, and then fail.
     Short {
         len: usize,
         cause: io::Error,
     },
 }
 
-/// Names a rule of a script.
+/// Identifies a rule of a script.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RuleId(usize);
 
@@ -263,7 +265,7 @@ struct Rules {
 
 #[derive(Debug)]
 pub(super) struct Script {
-    /// Whether there are rules and they count.
+    /// Whether there are rules, and they are switched on.
     armed: AtomicBool,
     enabled: AtomicBool,
     seen: [AtomicU64; Operation::ALL.len()],
@@ -300,7 +302,7 @@ impl Script {
         self.armed.store(enabled && !rules.rules.is_empty(), Ordering::SeqCst);
     }
 
-    /// Whether a rule could fire at all.
+    /// Whether a rule could fire for any operation.
     pub(super) fn is_armed(&self) -> bool {
         self.armed.load(Ordering::SeqCst)
     }
@@ -317,7 +319,7 @@ impl Script {
         self.rules.lock().rules.get(rule.0).map_or(0, |counted| counted.fired)
     }
 
-    /// The first rule that fires decides; all rules that match count the match.
+    /// The first rule that fires decides. All matching rules count the match.
     pub(super) fn judge(&self, call: &Call<'_>) -> Verdict {
         self.seen[call.operation as usize].fetch_add(1, Ordering::SeqCst);
         if !self.is_armed() {

@@ -10,7 +10,7 @@ use super::{Foreground, PIECE_BYTES, yields};
 use crate::context::{IoContext, IoPurpose};
 use crate::fs::{CreateOptions, FileSystem, OpenOptions, RandomFile, WritableFile};
 
-/// A file system that keeps a [`Foreground`] gauge and goes by it; see the module.
+/// A file system that keeps a [`Foreground`] gauge and obeys it.
 #[derive(Clone, Debug)]
 pub struct ForegroundFs {
     inner: Arc<dyn FileSystem>,
@@ -18,7 +18,7 @@ pub struct ForegroundFs {
 }
 
 impl ForegroundFs {
-    /// Decorates `inner`.
+    /// Decorates `inner` with a gauge.
     #[must_use]
     pub fn new(inner: Arc<dyn FileSystem>, gauge: Arc<Foreground>) -> Self {
         Self { inner, gauge }
@@ -55,15 +55,16 @@ impl FileSystem for ForegroundFs {
     crate::forward_fs!(inner: create_log, names);
 }
 
-/// An output of a compaction. Its appends are smaller than a piece as a rule and gathered inside,
-/// so it looks at the gauge once a piece and, while the device is being read, times every append.
+/// An output of a compaction. Appends are usually smaller than a piece and are buffered by the
+/// decorated file. Therefore the writer checks the gauge once per piece, and measures every append
+/// while the device is being read.
 #[derive(Debug)]
 struct YieldingWriter {
     inner: Box<dyn WritableFile>,
     gauge: Arc<Foreground>,
     credit: AtomicU64,
     active: bool,
-    /// Since the gauge was looked at.
+    /// Number of bytes since the last check of the gauge.
     appended: usize,
 }
 
@@ -98,7 +99,7 @@ impl WritableFile for YieldingWriter {
 struct SharedReader {
     inner: Arc<dyn RandomFile>,
     gauge: Arc<Foreground>,
-    /// Of all compactions that read this file: as a rule it is one.
+    /// Credit of all compactions that read this file, which is usually one.
     credit: AtomicU64,
 }
 

@@ -1,25 +1,28 @@
-//! Foreground first: reads that a user waits for go before compactions.
+//! Foreground first: compactions let reads of users go first.
 //!
-//! A device serves what it has got. A get or a scan that finds eight compactions at it waits
-//! behind eight long operations, and again for every block. So compactions issue their reads and
-//! writes in pieces of [`PIECE_BYTES`] and, before each piece, wait while a foreground read is on
-//! the device ([`yielding`], a pure decision). [`Foreground`] is the gauge that both sides share,
-//! [`ForegroundFs`] the file system that does it; both know nothing of an engine. Invariants:
+//! A get or a scan that meets eight compactions at the device would wait for eight long operations,
+//! and again for every block. Therefore compactions issue their reads and writes in pieces of
+//! [`PIECE_BYTES`], and wait before each piece while a foreground read is at the device
+//! ([`yielding`], a pure decision). Both sides share the gauge [`Foreground`], and [`ForegroundFs`]
+//! is the file system that uses it. Neither knows an engine. The BucketLSM paper does not have
+//! this, and its scans are slower than those of the unmodified store.
 //!
-//! 1. A foreground read waits behind at most one piece of each compaction, once the device is
-//!    known to be read (a first read after a second without any may meet a larger one).
-//! 2. A compaction waits at most as long, in sum, as its own operations took: it keeps at least
-//!    half of the speed that it would have. A single wait is at most [`WAIT_NS_MAX`].
-//! 3. While [`Foreground::mark_urgent`] was said lately, nobody yields: writers are being slowed
-//!    because compactions are behind, and then it is the user who waits for them.
-//! 4. Only reads that took long enough to have come from a device count
-//!    ([`DEVICE_READ_NS_MIN`]): what the page cache serves is in nobody's way.
+//! Invariants:
+//! 1. A foreground read waits for at most one piece of each compaction once the gauge knows that
+//!    the device is being read. The first read after a second without reads may meet a larger
+//!    operation.
+//! 2. A compaction waits in total at most as long as its own operations took. It keeps at least
+//!    half of its speed. A single wait takes at most [`WAIT_NS_MAX`].
+//! 3. For a while after [`Foreground::mark_urgent`] no operation yields. Writers are then slowed
+//!    because compactions are late, and the user waits for the compactions.
+//! 4. Only a read that took long enough to come from a device counts ([`DEVICE_READ_NS_MIN`]).
+//!    Reads from the page cache do not compete.
+//! 5. Flushes never yield, because memory waits for them.
 //!
-//! Flushes are exempt: memory waits for them. Thread-safe, without locks, and nobody waits for
-//! another thread, only for the clock: nothing can deadlock, and a closing database waits for no
-//! more than [`WAIT_NS_MAX`]. Cost: of a foreground read two clock readings and two atomic adds,
-//! of a compaction's piece, while nothing is read, a relaxed load. Not in the BucketLSM paper,
-//! whose scans lose to the unmodified store's.
+//! Thread-safety: any thread may call any method. There are no locks, and threads wait only for the
+//! clock. Therefore nothing deadlocks, and closing a database waits for at most [`WAIT_NS_MAX`].
+//! Failure: none of its own. Cost: two clock readings and two atomic additions per foreground read,
+//! and a relaxed load per piece of a compaction while nothing is read.
 
 mod file;
 
@@ -32,25 +35,26 @@ use archipelago_base::clock::Clock;
 pub use self::file::ForegroundFs;
 use crate::context::IoPurpose;
 
-/// The longest operation that a yielding writer or reader issues.
+/// Limit of the operations that a compaction issues, in bytes.
 pub const PIECE_BYTES: usize = 256 << 10;
 
-/// A foreground read that took at least this long came from a device.
+/// Shortest duration of a foreground read that came from a device, in nanoseconds.
 pub const DEVICE_READ_NS_MIN: u64 = 50_000;
 
-/// For how long after such a read the device counts as being read: compactions issue pieces.
+/// Time after such a read for which the device counts as being read, so that compactions issue
+/// pieces.
 pub const ACTIVE_NS: u64 = 1_000_000_000;
 
-/// For how long after such a read the next one is expected at once: a scan thinks between reads.
+/// Time after such a read in which the next one is expected, because a scan computes between reads.
 pub const GRACE_NS: u64 = 100_000;
 
-/// How long a yielding operation waits before it looks again.
+/// Time that a yielding operation waits before it checks again.
 pub const STEP_NS: u64 = 100_000;
 
-/// The longest time that one operation waits, however long those before it took.
+/// Limit of one operation's wait, whatever time the operations before it took.
 pub const WAIT_NS_MAX: u64 = 10_000_000;
 
-/// For how long [`Foreground::mark_urgent`] holds.
+/// Duration of the effect of [`Foreground::mark_urgent`].
 pub const URGENT_NS: u64 = 200_000_000;
 
 /// Whether background work for `purpose` lets foreground reads go first.
@@ -59,29 +63,30 @@ pub fn yields(purpose: IoPurpose) -> bool {
     matches!(purpose, IoPurpose::Compaction { .. } | IoPurpose::Gc)
 }
 
-/// What [`yielding`] decides from.
+/// The facts that [`yielding`] decides from.
 #[derive(Clone, Copy, Debug)]
 pub struct YieldInput {
-    /// Foreground reads on their way now.
+    /// Number of foreground reads in flight.
     pub reading: usize,
-    /// Nanoseconds since the last foreground read that came from a device; `None`: never.
+    /// Time since the last foreground read that came from a device, in nanoseconds; `None` if there
+    /// was none.
     pub since_read_ns: Option<u64>,
-    /// Writers are being slowed down.
+    /// Whether writers are being slowed.
     pub urgent: bool,
-    /// How much longer this caller may still wait: what its operations took, less what it waited.
+    /// Time that this caller may still wait: the time of its operations, less its waits.
     pub credit_ns: u64,
 }
 
-/// Whether a background operation may go.
+/// The decision about a background operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum YieldDecision {
-    /// Now.
+    /// Execute the operation now.
     Go,
-    /// Wait so many nanoseconds and ask again.
+    /// Wait for this number of nanoseconds, and decide again.
     Wait(u64),
 }
 
-/// Decides whether a background operation lets foreground reads go first; see the module.
+/// Decides whether a background operation lets foreground reads go first.
 #[must_use]
 pub fn yielding(input: &YieldInput) -> YieldDecision {
     let since_ns = input.since_read_ns.unwrap_or(u64::MAX);
@@ -95,21 +100,21 @@ pub fn yielding(input: &YieldInput) -> YieldDecision {
     YieldDecision::Wait(STEP_NS)
 }
 
-/// What background work did for foreground reads since the gauge was made.
+/// Waits of background work since the gauge was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct YieldStats {
-    /// Operations that waited.
+    /// Number of operations that waited.
     pub yields: u64,
-    /// Nanoseconds that they waited.
+    /// Duration of these waits in nanoseconds.
     pub waited_ns: u64,
 }
 
-/// Who reads in the foreground, and whether background work is urgent; see the module.
+/// The gauge of foreground reads and of the urgency of background work.
 #[derive(Debug)]
 pub struct Foreground {
     clock: Arc<dyn Clock>,
     reading: AtomicUsize,
-    /// When the last foreground read that came from a device ended; 0: never.
+    /// End of the last foreground read that came from a device; 0 if there was none.
     last_read_ns: AtomicU64,
     urgent_until_ns: AtomicU64,
     yields: AtomicU64,
@@ -117,7 +122,7 @@ pub struct Foreground {
 }
 
 impl Foreground {
-    /// A gauge that nobody uses yet.
+    /// Makes a gauge without reads.
     #[must_use]
     pub fn new(clock: Arc<dyn Clock>) -> Arc<Self> {
         Arc::new(Self {
@@ -130,7 +135,7 @@ impl Foreground {
         })
     }
 
-    /// Does a foreground read.
+    /// Executes a foreground read.
     pub fn read<T>(&self, read: impl FnOnce() -> T) -> T {
         let begun_ns = self.clock.now_ns();
         self.reading.fetch_add(1, Ordering::Relaxed);
@@ -143,14 +148,15 @@ impl Foreground {
         outcome
     }
 
-    /// Says that writers are being slowed down: for [`URGENT_NS`] from now nobody yields. Say it
-    /// again as long as it lasts; it is cheap.
+    /// Records that writers are being slowed. For [`URGENT_NS`] no operation yields. The caller
+    /// repeats the cheap call while that lasts.
     pub fn mark_urgent(&self) {
         let until_ns = self.clock.now_ns() + URGENT_NS;
         self.urgent_until_ns.store(until_ns, Ordering::Relaxed);
     }
 
-    /// Whether a device was read in the foreground lately. While never, this is one relaxed load.
+    /// Whether a device was read in the foreground lately. The check is one relaxed load until the
+    /// first such read.
     #[must_use]
     pub fn is_active(&self) -> bool {
         match self.last_read_ns.load(Ordering::Relaxed) {
@@ -159,7 +165,7 @@ impl Foreground {
         }
     }
 
-    /// What was waited so far.
+    /// The waits so far.
     #[must_use]
     pub fn stats(&self) -> YieldStats {
         YieldStats {
@@ -178,7 +184,7 @@ impl Foreground {
         }
     }
 
-    /// Waits as [`yielding`] says; returns what is left of `credit_ns`.
+    /// Waits as [`yielding`] decides. Returns the rest of `credit_ns`.
     fn yield_now(&self, credit_ns: u64) -> u64 {
         let begun_ns = self.clock.now_ns();
         let credit_ns = credit_ns.min(WAIT_NS_MAX);
@@ -196,8 +202,8 @@ impl Foreground {
         left_ns
     }
 
-    /// Does one piece of background work, after those who go first. `credit` is what the caller's
-    /// pieces took so far, less what it waited.
+    /// Executes one piece of background work after the foreground reads. `credit` is the time of
+    /// the caller's pieces so far, less its waits.
     fn after_reads<T>(&self, credit: &AtomicU64, piece: impl FnOnce() -> T) -> T {
         let left_ns = self.yield_now(credit.load(Ordering::Relaxed));
         let begun_ns = self.clock.now_ns();
@@ -219,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn background_waits_for_reads_that_a_device_serves() {
+    fn background_waits_for_reads_from_a_device() {
         assert_eq!(yielding(&input()), WAITS);
         assert_eq!(
             yielding(&YieldInput { reading: 0, ..input() }),
@@ -231,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_from_memory_are_not_waited_for() {
+    fn background_does_not_wait_for_reads_from_memory() {
         let cached = YieldInput { reading: 9, since_read_ns: None, ..input() };
         assert_eq!(yielding(&cached), YieldDecision::Go);
         let cached = YieldInput { reading: 9, since_read_ns: Some(ACTIVE_NS), ..input() };
@@ -239,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_waits_longer_than_it_worked_nor_when_it_is_urgent() {
+    fn wait_ends_without_credit_or_when_urgent() {
         let spent = YieldInput { credit_ns: STEP_NS - 1, ..input() };
         assert_eq!(yielding(&spent), YieldDecision::Go);
         let urgent = YieldInput { urgent: true, ..input() };
@@ -247,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn compactions_yield_and_what_memory_or_users_wait_for_does_not() {
+    fn only_compactions_yield() {
         assert!(yields(IoPurpose::Compaction { from: 0, to: 1 }));
         assert!(yields(IoPurpose::Gc));
         for purpose in [IoPurpose::Flush, IoPurpose::ForegroundWrite, IoPurpose::Recovery] {

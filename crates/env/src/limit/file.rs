@@ -1,4 +1,4 @@
-//! Files that ask the limiter before they write.
+//! Files whose writes are charged to a limiter.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -10,11 +10,11 @@ use super::{Priority, RateLimiter};
 use crate::context::IoContext;
 use crate::fs::{CreateOptions, FileSystem, WritableFile};
 
-/// Small appends are charged together from this many bytes on.
+/// Number of bytes from which small appends are charged.
 const CHARGE_BYTES: u64 = 64 << 10;
 
-/// A file whose appends are charged to a limiter, before they reach the file inside (but for the
-/// last 64 KiB, which are charged at the next `flush` or `sync`).
+/// A file whose appends are charged to a limiter before they reach the decorated file. The last
+/// 64 KiB are charged at the next `flush` or `sync`.
 #[derive(Debug)]
 pub struct LimitedFile {
     inner: Box<dyn WritableFile>,
@@ -25,7 +25,7 @@ pub struct LimitedFile {
 }
 
 impl LimitedFile {
-    /// Decorates `inner`.
+    /// Decorates `inner` for a priority.
     #[must_use]
     pub fn new(
         inner: Box<dyn WritableFile>,
@@ -66,8 +66,8 @@ impl WritableFile for LimitedFile {
     }
 }
 
-/// A file system whose files, where they are created for a purpose that [`Priority::of`] knows,
-/// are [`LimitedFile`]s. Logs and reads are not limited.
+/// A file system whose files are [`LimitedFile`]s if [`Priority::of`] knows their purpose. Logs and
+/// reads are not limited.
 #[derive(Clone, Debug)]
 pub struct LimitedFs {
     inner: Arc<dyn FileSystem>,
@@ -76,7 +76,7 @@ pub struct LimitedFs {
 }
 
 impl LimitedFs {
-    /// Decorates `inner`.
+    /// Decorates `inner` with a limiter.
     #[must_use]
     pub fn new(
         inner: Arc<dyn FileSystem>,

@@ -1,16 +1,20 @@
-//! The rate limiter that flush and compaction share, flush first.
+//! The rate limiter that flush and compaction share. Flushes have priority.
 //!
-//! A token bucket, refilled every [`REFILL_PERIOD`]. A request that the bucket cannot serve joins
-//! the queue of its priority and sleeps until the next refill; whichever sleeper wakes first
-//! hands out the refill to the queues, first come first served within a priority, and whoever
-//! finds itself served goes on. A large request is served in parts, a refill at a time, so that a
-//! flush that comes later does not wait for the whole of it.
+//! The limiter is a token bucket that is refilled every [`REFILL_PERIOD`]. A request that finds too
+//! few tokens joins the queue of its priority and sleeps until the next refill. The first thread
+//! that wakes distributes the refill to the queues, first come first served within a priority. A
+//! large request is served in parts, so that a later flush does not wait for all of it.
 //!
-//! Invariants: 1. over any stretch of time no more is granted than the rate times the stretch
-//! plus [`BURST_PERIODS`] refills; 2. while flushes wait, compactions get a tenth of each refill
-//! and no more, so that neither stops the other for ever; 3. the bucket is empty while anybody
-//! waits. Thread-safe; one lock. Cost: an unlimited request is one relaxed load; a limited one
-//! that finds tokens a short lock; a waiting one also a sleep per refill.
+//! Invariants:
+//! 1. In any interval the limiter grants no more than the rate times the interval plus
+//!    [`BURST_PERIODS`] refills.
+//! 2. While flushes wait, compactions get a tenth of each refill, so that neither stops the other.
+//! 3. The bucket is empty while any request waits.
+//!
+//! Thread-safety: any thread may call any method. There is one lock.
+//! Failure: none.
+//! Cost: an unlimited request is one relaxed load. A limited request takes a short lock, and sleeps
+//! once per refill while it waits.
 
 mod file;
 
@@ -24,26 +28,26 @@ use parking_lot::Mutex;
 pub use self::file::{LimitedFile, LimitedFs};
 use crate::context::IoPurpose;
 
-/// How often tokens are added.
+/// Interval between two refills.
 pub const REFILL_PERIOD: Duration = Duration::from_millis(10);
 
-/// How many refills an idle bucket gathers.
+/// Number of refills that an idle bucket keeps.
 pub const BURST_PERIODS: u64 = 10;
 
-/// Which part of a refill compactions keep while flushes wait.
+/// Divisor of a refill that gives the share of compactions while flushes wait.
 const COMPACTION_SHARE: u64 = 10;
 
-/// Who is served first.
+/// The priority of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Priority {
-    /// Memory is waiting to be freed: served before compactions.
+    /// Requests of flushes, which free memory and are served first.
     Flush,
-    /// Everything that can wait.
+    /// Requests of all other background writes.
     Compaction,
 }
 
 impl Priority {
-    /// The priority of background writing for `purpose`; `None` for what is not limited.
+    /// The priority of background writes for `purpose`; `None` if they are not limited.
     #[must_use]
     pub fn of(purpose: IoPurpose) -> Option<Self> {
         match purpose {
@@ -54,21 +58,21 @@ impl Priority {
     }
 }
 
-/// What was asked of the limiter at one priority since its creation.
+/// Statistics of one priority since the creation of the limiter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PriorityStats {
-    /// Bytes granted while a rate was set.
+    /// Bytes that were granted while a rate was set.
     pub bytes: u64,
-    /// Requests that had to wait.
+    /// Number of requests that had to wait.
     pub waits: u64,
-    /// Nanoseconds that they waited, in sum.
+    /// Sum of their waits in nanoseconds.
     pub waited_ns: u64,
 }
 
-/// A limiter of bytes per second; see the module.
+/// A limiter of bytes per second.
 #[derive(Debug)]
 pub struct RateLimiter {
-    /// 0: unlimited.
+    /// Rate in bytes per second; 0 for no limit.
     rate: AtomicU64,
     state: Mutex<State>,
 }
@@ -76,16 +80,16 @@ pub struct RateLimiter {
 #[derive(Debug, Default)]
 struct State {
     tokens: u64,
-    /// The last refill; `None` before the first limited request.
+    /// Time of the last refill; `None` before the first limited request.
     refilled_at_ns: Option<u64>,
     queues: [Queue; 2],
     stats: [PriorityStats; 2],
 }
 
-/// The waiters of one priority. A ticket below `served` has been served in full.
+/// The waiting requests of one priority. A ticket below `served` was served completely.
 #[derive(Debug, Default)]
 struct Queue {
-    /// What each waiter still needs, oldest first.
+    /// Bytes that each request still needs, oldest first.
     left: VecDeque<u64>,
     served: u64,
 }
@@ -96,7 +100,7 @@ impl Queue {
         self.served + self.left.len() as u64 - 1
     }
 
-    /// Grants up to `tokens`; returns what is left of them.
+    /// Grants at most `tokens`. Returns the rest of them.
     fn grant(&mut self, mut tokens: u64) -> u64 {
         while let Some(first) = self.left.front_mut() {
             let now = tokens.min(*first);
@@ -113,7 +117,7 @@ impl Queue {
 }
 
 impl State {
-    /// Adds the refills that are due at `now_ns` and hands out what there is.
+    /// Adds the refills that are due at `now_ns`, and distributes them.
     fn turn(&mut self, rate: u64, now_ns: u64) {
         let period_ns = REFILL_PERIOD.as_nanos() as u64;
         let refill = refill_bytes(rate);
@@ -146,26 +150,26 @@ impl State {
     }
 }
 
-/// Tokens per period; never zero, so that a tiny rate goes on.
+/// Tokens per period. It is never zero, so that a tiny rate makes progress.
 fn refill_bytes(rate: u64) -> u64 {
     let periods_per_second = Duration::from_secs(1).as_nanos() / REFILL_PERIOD.as_nanos();
     (rate / periods_per_second as u64).max(1)
 }
 
 impl RateLimiter {
-    /// A limiter of `bytes_per_second`; 0 for none.
+    /// Makes a limiter of `bytes_per_second`; 0 for no limit.
     #[must_use]
     pub fn new(bytes_per_second: u64) -> Self {
         Self { rate: AtomicU64::new(bytes_per_second), state: Mutex::default() }
     }
 
-    /// Bytes per second; 0 if unlimited.
+    /// Rate in bytes per second; 0 for no limit.
     #[must_use]
     pub fn bytes_per_second(&self) -> u64 {
         self.rate.load(Ordering::Relaxed)
     }
 
-    /// Changes the rate; 0 for none. Who waits feels it within a refill period.
+    /// Changes the rate; 0 for no limit. Waiting requests notice it within a refill period.
     pub fn set_bytes_per_second(&self, bytes_per_second: u64) {
         let mut state = self.state.lock();
         self.rate.store(bytes_per_second, Ordering::Relaxed);
@@ -207,13 +211,13 @@ impl RateLimiter {
         }
     }
 
-    /// What was asked at `priority` so far.
+    /// Statistics of `priority` so far.
     #[must_use]
     pub fn stats(&self, priority: Priority) -> PriorityStats {
         self.state.lock().stats[priority as usize]
     }
 
-    /// How many requests of `priority` wait now.
+    /// Number of requests of `priority` that wait now.
     #[must_use]
     pub fn waiting(&self, priority: Priority) -> usize {
         self.state.lock().queues[priority as usize].left.len()

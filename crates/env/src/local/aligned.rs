@@ -1,7 +1,7 @@
 //! A byte buffer whose start and capacity suit `O_DIRECT`.
 //!
-//! Plain safe memory: the allocation is one block larger than asked for, and the buffer begins
-//! at the first block boundary in it. It never grows in place.
+//! The memory is plain and safe: the allocation is one block larger than requested, and the buffer
+//! begins at the first block boundary in it. The buffer never grows in place.
 
 /// Alignment of offsets, lengths and memory: the largest logical block in use.
 pub(super) const BLOCK_BYTES: usize = 4096;
@@ -14,7 +14,7 @@ pub(super) struct AlignedBuffer {
 }
 
 impl AlignedBuffer {
-    /// A zeroed buffer of at least `capacity` bytes, rounded up to whole blocks.
+    /// Makes a zeroed buffer of at least `capacity` bytes, rounded up to whole blocks.
     pub(super) fn new(capacity: usize) -> Self {
         let capacity = capacity.next_multiple_of(BLOCK_BYTES);
         let bytes = vec![0; capacity + BLOCK_BYTES].into_boxed_slice();
@@ -31,7 +31,7 @@ impl AlignedBuffer {
     }
 }
 
-/// Whether memory at `bytes`, its length and `offset` all suit `O_DIRECT`.
+/// Whether the memory of `bytes`, its length and `offset` all suit `O_DIRECT`.
 pub(super) fn is_aligned(offset: u64, bytes: &[u8]) -> bool {
     offset.is_multiple_of(BLOCK_BYTES as u64)
         && bytes.len().is_multiple_of(BLOCK_BYTES)

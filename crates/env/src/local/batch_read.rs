@@ -1,18 +1,19 @@
-//! Reads of one batch that are on their way to the device together, by io_uring.
+//! Batch reads: several reads of one file that are in flight together, with io_uring.
 //!
-//! Past the page cache nothing reads ahead, and a batch read one piece after another keeps one
-//! request on the device, which takes many. Each thread that reads batches has a small ring of its
-//! own, made at its first one; it is used for batches only, since a single read costs one system
-//! call either way. Where the kernel gives no ring (too old, switched off, forbidden to
-//! containers), [`read`] says so and the caller reads piece by piece.
+//! Direct reads have no readahead. A batch that is read one piece after the other keeps one request
+//! at a device that could take many. Each thread that reads batches has a small ring, which its
+//! first batch creates. Single reads do not use it, because they cost one system call either way.
+//! If the kernel gives no ring (too old, switched off, forbidden to containers), [`read`] returns
+//! `None`, and the caller reads piece by piece.
 //!
-//! Invariants: 1. [`read`] returns when nothing of the batch is on its way any more, whatever
-//! failed: the kernel writes into the buffer until then;
-//! 2. at most [`DEPTH`] reads are on their way. Thread-safety: a ring belongs to its thread.
-//!    Failure: of each read by itself; a ring
-//! that cannot be entered is given up, and what it had not taken counts as failed. Cost: a system
-//! call per batch and not per piece; a file descriptor and some 8 KiB per thread that reads
-//! batches.
+//! Invariants:
+//! 1. [`read`] returns only when nothing of the batch is in flight, whatever failed, because the
+//!    kernel writes into the buffer until then.
+//! 2. At most [`DEPTH`] reads are in flight.
+//!
+//! Thread-safety: a ring belongs to its thread. Failure: each read fails separately. A ring that
+//! cannot be entered is dropped, and the reads that it had not taken count as failed. Cost: one
+//! system call per batch, and a descriptor and about 8 KiB per thread that reads batches.
 
 use std::cell::RefCell;
 use std::fs::File;
@@ -22,10 +23,10 @@ use std::sync::Once;
 
 use io_uring::{IoUring, opcode, types};
 
-/// Reads that are on their way at once.
+/// Limit of the reads in flight.
 const DEPTH: usize = 32;
 
-/// A piece of a file, and where it goes in the buffer.
+/// A range of a file, and its place in the buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Span {
     pub(super) offset: u64,
@@ -46,8 +47,8 @@ fn note_missing(error: &io::Error) {
     NOTED.call_once(|| tracing::info!(%error, "no io_uring here: batches are read piece by piece"));
 }
 
-/// Reads the spans of `file` into `buffer`: how many bytes each got. `None`: there is no ring,
-/// nothing was read. Panics if a span does not lie in the buffer.
+/// Reads the spans of `file` into `buffer`. Returns the number of bytes of each span, or `None` if
+/// there is no ring and nothing was read. Panics if a span does not lie in the buffer.
 pub(super) fn read(
     file: &File,
     buffer: &mut [u8],
@@ -73,7 +74,7 @@ pub(super) fn read(
     })
 }
 
-/// What each span got, and why the ring is of no use any more, if so.
+/// The outcome of each span, and the reason if the ring is unusable from now on.
 fn run(
     ring: &mut IoUring,
     file: &File,
@@ -89,21 +90,21 @@ fn run(
             let Span { offset, at, len } = spans[next];
             let into = buffer[at..at + len].as_mut_ptr();
             let entry = opcode::Read::new(fd, into, len as u32).offset(offset).build();
-            // SAFETY: the entry names memory within `buffer` and the descriptor of `file`; both are
-            // borrowed until this function returns, which it does not before the read has completed
-            // or was taken back, and spans do not overlap.
+            // SAFETY: the entry names memory within `buffer` and the descriptor of `file`. Both are
+            // borrowed until this function returns, which happens after the read has completed or
+            // was cancelled. Spans do not overlap.
             if unsafe { ring.submission().push(&entry.user_data(next as u64)) }.is_err() {
                 break;
             }
             (next, under_way) = (next + 1, under_way + 1);
         }
         if broken.is_some() {
-            // Completions come by themselves when this thread is in the kernel.
+            // The kernel posts completions while this thread is in the kernel.
             std::thread::yield_now();
         } else if let Err(error) = ring.submit_and_wait(1)
             && !is_transient(&error)
         {
-            // What the ring has not taken by now it never will: it is not entered again.
+            // The ring is not entered again, so it will not take the remaining entries.
             under_way -= ring.submission().len();
             broken = Some(error);
         }
@@ -131,7 +132,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn more_pieces_than_fit_the_ring_are_read_and_each_says_how_much_it_got() {
+    fn batch_larger_than_the_ring_is_read_completely() {
         let mut file = tempfile::tempfile().unwrap();
         let bytes: Vec<u8> = (0..100_000_u32).map(|at| (at % 251) as u8).collect();
         file.write_all(&bytes).unwrap();
@@ -141,7 +142,7 @@ mod tests {
             .collect();
         let mut buffer = vec![0; (3 * DEPTH + 1) * 512];
         let Some(outcomes) = read(&file, &mut buffer, &spans) else {
-            // A kernel without io_uring: what reads instead is tested above this.
+            // The kernel has no io_uring. The other tests cover the reads without it.
             return;
         };
         for (span, outcome) in spans.iter().zip(outcomes) {
@@ -153,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn a_read_that_fails_is_told_by_itself() {
+    fn failed_read_is_reported_separately() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("write-only");
         let file = File::options().write(true).create(true).truncate(true).open(path).unwrap();

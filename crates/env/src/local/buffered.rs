@@ -1,10 +1,9 @@
 //! Reading and writing through the page cache.
 //!
-//! A writer gathers appends in 256 KiB, memory that the next writer uses again; larger ones go
-//! straight to the system. A reader is one
-//! `pread` per request, or one `preadv` for requests that touch each other. The kernel's own
-//! readahead is switched off for foreground reads of tables: they are random, and whoever scans
-//! calls `prefetch`.
+//! A writer collects appends in 256 KiB, and passes larger ones to the system directly. A later
+//! writer uses its buffer again. A reader executes one `pread` per request, or one `preadv` for
+//! adjacent requests. It switches the kernel's readahead off for foreground reads of tables,
+//! because these are random. A scan calls `prefetch`.
 
 use std::fs::File;
 use std::io::{self, IoSliceMut, Write as _};
@@ -22,7 +21,7 @@ use crate::fs::{RandomFile, WritableFile};
 
 const BUFFER_BYTES: usize = 256 << 10;
 
-/// Most ranges that one `preadv` or `pwritev` takes.
+/// Limit of the ranges of one `preadv` or `pwritev`.
 pub(super) const VECTORS_MAX: usize = 1024;
 
 #[derive(Debug)]
@@ -30,7 +29,7 @@ pub(super) struct BufferedWriter {
     file: File,
     path: PathBuf,
     buffer: Buffer,
-    /// How much of the buffer is filled.
+    /// Number of bytes in the buffer.
     gathered: usize,
     len: u64,
     reserved: Reservation,
@@ -110,25 +109,25 @@ impl Drop for BufferedWriter {
     }
 }
 
-/// Space reserved beyond the end of a file that is being written.
+/// Space that is reserved after the end of a file that is being written.
 #[derive(Debug)]
 pub(super) struct Reservation {
     bytes: u64,
 }
 
 impl Reservation {
-    /// Reserves `bytes` where the file system can. A hint: a device that is too full says so
-    /// when it is written to.
+    /// Reserves `bytes` if the file system can. The call is a hint: a write to a full device
+    /// reports the error.
     pub(super) fn make(file: &File, bytes: u64) -> Self {
         let made =
             bytes > 0 && rustix::fs::fallocate(file, FallocateFlags::KEEP_SIZE, 0, bytes).is_ok();
         Self { bytes: if made { bytes } else { 0 } }
     }
 
-    /// Gives back what lies beyond `len`, the file's length.
+    /// Frees the space after `len`, the length of the file.
     pub(super) fn give_back(&self, file: &File, len: u64) {
         if self.bytes > len {
-            // Failing costs some space until the file is removed, nothing else.
+            // A failure costs only some space until the file is removed.
             drop(file.set_len(len));
         }
     }
@@ -147,7 +146,7 @@ impl BufferedReader {
             (FileClass::Sst, IoPurpose::ForegroundRead) => Advice::Random,
             _ => Advice::Sequential,
         };
-        // Advice that is not taken changes nothing but speed.
+        // Advice that the kernel ignores affects only speed.
         let _ = rustix::fs::fadvise(&file, 0, None, advice);
         Self { file, path: path.to_owned(), len }
     }
@@ -160,8 +159,8 @@ impl BufferedReader {
         Error::io(&format!("read {len} bytes at {offset} of"), &self.path, source)
     }
 
-    /// Reads `run`, whose ranges follow one another without gaps, in one call; what a short
-    /// read leaves is read range by range.
+    /// Reads `run`, whose ranges are adjacent, in one call. After a short read the rest is read
+    /// range by range.
     fn read_run(&self, run: &mut [(u64, &mut [u8])], context: IoContext) -> Result<()> {
         let start = run[0].0;
         let mut vectors: Vec<_> = run.iter_mut().map(|(_, buf)| IoSliceMut::new(buf)).collect();
@@ -215,7 +214,7 @@ impl RandomFile for BufferedReader {
     }
 }
 
-/// How many of the first requests follow one another without a gap; at least one.
+/// Number of the first requests that are adjacent, which is at least one.
 pub(super) fn run_len(requests: &[(u64, &mut [u8])]) -> usize {
     let joined = requests
         .windows(2)

@@ -1,11 +1,15 @@
-//! Reading and writing past the page cache with `O_DIRECT`.
+//! Reading and writing past the page cache with `O_DIRECT`. This module aligns offsets, lengths and
+//! memory, so callers need not.
 //!
-//! Offsets, lengths and memory are aligned here; callers need not care. Writer invariants: 1.
-//! `buffer` holds the bytes from `buffer_at`, a block boundary, on; 2. whole blocks that were
-//! handed over leave the buffer, a partial last one stays, since it is written again when more is
-//! appended; 3. after `flush` the file's length is exact (the padding of the last block is cut
-//! off). A reader takes aligned requests straight into the caller's memory and others through a
-//! buffer of the thread.
+//! Invariants of a writer:
+//! 1. `buffer` holds the bytes from `buffer_at` on, which is a block boundary.
+//! 2. Complete blocks leave the buffer when they are written. A partial last block stays, because
+//!    it is written again with later bytes.
+//! 3. After `flush` the length of the file is exact, because the padding of the last block is cut
+//!    off.
+//!
+//! A reader reads aligned requests directly into the caller's memory, and others through a buffer
+//! of the thread.
 
 use std::cell::RefCell;
 use std::fs::{File, OpenOptions};
@@ -24,14 +28,14 @@ use crate::context::IoContext;
 use crate::failure::past_end;
 use crate::fs::{CreateOptions, RandomFile, WritableFile};
 
-/// What goes to the device at once unless the caller wants less.
+/// Number of bytes of one write, unless the caller wants less.
 const WRITE_BUFFER_BYTES: usize = 1 << 20;
 
-/// Up to here a thread keeps its read buffer: an unaligned 2 MiB of readahead.
+/// Size up to which a thread keeps its read buffer: an unaligned readahead of 2 MiB.
 const KEPT_BUFFER_BYTES: usize = (2 << 20) + BLOCK_BYTES;
 
-/// Opens `path` with `O_DIRECT` if `direct`; where the file system refuses, without it, and says
-/// so once. The flag tells which it became.
+/// Opens `path` with `O_DIRECT` if `direct`. If the file system refuses, opens it without the flag
+/// and logs that once. Returns whether the file is direct.
 pub(super) fn open(how: &OpenOptions, path: &Path, direct: bool) -> io::Result<(File, bool)> {
     if direct {
         let mut direct_how = how.clone();
@@ -61,7 +65,7 @@ pub(super) struct DirectWriter {
     buffer: AlignedBuffer,
     filled: usize,
     buffer_at: u64,
-    /// Whether the buffer holds bytes that were not handed over.
+    /// Whether the buffer holds bytes that were not written.
     pending: bool,
     reserved: Reservation,
     failed: Option<Error>,
@@ -88,7 +92,7 @@ impl DirectWriter {
         }
     }
 
-    /// Writes the buffer, padded to whole blocks, and keeps only a partial last block.
+    /// Writes the buffer, padded to complete blocks, and keeps only a partial last block.
     fn write_buffer(&mut self) -> io::Result<()> {
         let padded = self.filled.next_multiple_of(BLOCK_BYTES);
         let whole = self.filled / BLOCK_BYTES * BLOCK_BYTES;
@@ -163,7 +167,7 @@ impl Drop for DirectWriter {
     }
 }
 
-/// Lends the thread's buffer, with room for `bytes`.
+/// Lends the buffer of the thread, with space for `bytes`.
 fn with_buffer<T>(bytes: usize, read: impl FnOnce(&mut [u8]) -> T) -> T {
     thread_local!(static KEPT: RefCell<Option<AlignedBuffer>> = const { RefCell::new(None) });
     let kept = KEPT.with_borrow_mut(Option::take);
@@ -178,7 +182,7 @@ fn with_buffer<T>(bytes: usize, read: impl FnOnce(&mut [u8]) -> T) -> T {
     outcome
 }
 
-/// Deals the bytes of a run to its requests.
+/// Copies the bytes of a run to its requests.
 fn hand_out(mut bytes: &[u8], run: &mut [(u64, &mut [u8])]) {
     for (_, buf) in run {
         let (mine, later) = bytes.split_at(buf.len());
@@ -206,7 +210,7 @@ impl DirectReader {
         }
     }
 
-    /// Reads `len` bytes at `offset` through the thread's buffer and shows them to `take`.
+    /// Reads `len` bytes at `offset` through the buffer of the thread, and passes them to `take`.
     fn bounce(&self, offset: u64, len: usize, take: impl FnOnce(&[u8])) -> Result<()> {
         let skip = (offset % BLOCK_BYTES as u64) as usize;
         let blocks = (skip + len).next_multiple_of(BLOCK_BYTES);
@@ -222,8 +226,7 @@ impl DirectReader {
         Error::io(&format!("read {len} bytes at {offset} of"), &self.path, source)
     }
 
-    /// Reads runs of requests that are on their way to the device together; whether that was
-    /// possible.
+    /// Reads several runs of requests in parallel. Returns whether that was possible.
     fn read_batch(&self, requests: &mut [(u64, &mut [u8])]) -> Result<bool> {
         let mut spans: Vec<(Span, usize)> = Vec::new();
         let (mut first, mut at) = (0, 0);
@@ -249,8 +252,8 @@ impl DirectReader {
                 let bytes = &mut buffer[span.at..span.at + span.len];
                 let got = outcome.unwrap_or(0).min(needed);
                 if got < needed {
-                    // Cut short or failed: as a read alone, which goes on where it stopped and says
-                    // what is wrong.
+                    // The read was short or failed. A single read continues where it stopped, and
+                    // reports what is wrong.
                     let from = got / BLOCK_BYTES * BLOCK_BYTES;
                     let offset = span.offset + from as u64;
                     self.fill(offset, &mut bytes[from..], needed - from)
@@ -265,7 +268,7 @@ impl DirectReader {
         })
     }
 
-    /// Reads aligned, until at least `needed` bytes are there.
+    /// Reads aligned blocks until at least `needed` bytes have arrived.
     fn fill(&self, offset: u64, buf: &mut [u8], needed: usize) -> io::Result<()> {
         let mut done = 0;
         while done < needed {

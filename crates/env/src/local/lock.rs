@@ -1,7 +1,7 @@
 //! The lock file: an exclusive `flock` on a file that also names its holder.
 //!
-//! The lock belongs to the open file, so that a second open in the same process does not get it
-//! either, and it ends with the process. The file stays behind when the lock is dropped.
+//! The lock belongs to the open file. Therefore a second open in the same process does not get it,
+//! and it ends with the process. The file stays when the lock is dropped.
 
 use std::fs::File;
 use std::io::{Read as _, Write as _};
@@ -32,12 +32,12 @@ impl LocalLock {
         flock(&mut file, path)?;
         modes.settle(&file, path).map_err(failed)?;
         file.set_len(0).map_err(failed)?;
-        // The number is for messages alone. A full disk may have no block for it.
+        // The number is only for messages. A full disk may have no block for it.
         let _unnamed = writeln!(file, "{}", std::process::id());
         Ok(Self { _file: file })
     }
 
-    /// The lock of an existing file, which stays as it is: it is opened for reading only.
+    /// The lock of an existing file, which is opened for reading only and not changed.
     pub(super) fn hold(path: &Path) -> Result<Option<Self>> {
         let mut file = match with_room(|| File::open(path)) {
             Err(missing) if missing.kind() == std::io::ErrorKind::NotFound => return Ok(None),

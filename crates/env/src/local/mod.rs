@@ -1,20 +1,25 @@
 //! Files of the local operating system.
 //!
-//! [`LocalFs`] knows only the permission bits of what it creates ([`GroupAccess`]): handles with
-//! the same bits are interchangeable. What it adds to the system calls:
-//! - writers gather appends (buffered, or aligned for `O_DIRECT`), reserve space ahead and give
-//!   back what they did not need;
-//! - readers turn neighbouring requests into one system call, and align for `O_DIRECT`;
-//! - a file system that refuses `O_DIRECT` is used through the page cache, with one warning
-//!   per process;
-//! - every error names the file;
-//! - tables that are open for reading share a bounded number of descriptors, and give them up when
-//!   none is left for another file (see `tables`).
+//! [`LocalFs`] holds only the permission bits of created files ([`GroupAccess`]), so handles with
+//! the same bits are interchangeable. It adds to the system calls:
+//! - Writers collect appends (in a buffer, or aligned for `O_DIRECT`), reserve space ahead, and
+//!   return the space that they did not need.
+//! - Readers join adjacent requests into one system call, and align for `O_DIRECT`.
+//! - A file system that refuses `O_DIRECT` is used through the page cache, with one warning per
+//!   process.
+//! - Every error names the file.
+//! - Tables that are open for reading share a bounded number of descriptors. They are closed if no
+//!   descriptor is left for another file (`tables`).
 //!
-//! Invariants: 1. after a failed write or sync a writer fails for ever: an fsync is never
-//! retried, since the kernel reports a lost page once only; 2. a created directory is durable
-//! (its parent is synced); 3. nothing is buffered in this process across `flush` or `sync`.
-//! Thread-safety: as the traits say. A failed `sync_dir` may be retried.
+//! Invariants:
+//! 1. After a failed write or sync a writer fails permanently. An fsync is never repeated, because
+//!    the kernel reports a lost page only once.
+//! 2. A created directory is durable, because its parent is synced.
+//! 3. This process buffers nothing after `flush` or `sync`.
+//!
+//! Thread-safety: as the traits say.
+//! Failure: a failed `sync_dir` may be repeated.
+//! Cost: the system calls.
 
 #![expect(clippy::disallowed_methods, reason = "the layer that all other file access goes through")]
 
@@ -52,20 +57,20 @@ use crate::fs::{
     RandomFile, WritableFile, fill,
 };
 
-/// The local file system; see the module.
+/// The local file system.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LocalFs {
     modes: Modes,
 }
 
 impl LocalFs {
-    /// A handle of the local file system. Only the owner may use what it creates.
+    /// Makes a handle whose files only their owner may use.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// A handle that also opens what it creates to the group.
+    /// Makes a handle that also gives the group access to created files.
     ///
     /// ```
     /// use archipelago_env::local::LocalFs;
@@ -79,20 +84,20 @@ impl LocalFs {
         Self { modes: Modes::Exact(access) }
     }
 
-    /// A handle for reports that hold no data: the umask alone decides who may read them.
+    /// Makes a handle for reports that hold no data. The umask alone decides who may read them.
     #[must_use]
     pub fn for_reports() -> Self {
         Self { modes: Modes::ByUmask }
     }
 
-    /// The same as [`LocalFs::new`] behind a shared pointer.
+    /// Makes the handle of [`LocalFs::new`] behind a shared pointer.
     #[must_use]
     pub fn shared() -> Arc<dyn FileSystem> {
         Arc::new(Self::new())
     }
 
-    /// Opens a file for writing from its start; creates it if there is none. `how` is what
-    /// [`Modes::creating`] gave.
+    /// Opens a file for writing from its start, and creates it if it does not exist. `how` comes
+    /// from [`Modes::creating`].
     fn create_file(
         self,
         path: &Path,
@@ -106,7 +111,7 @@ impl LocalFs {
     }
 }
 
-/// The parent of a bare file name is the current directory.
+/// The parent directory, which is the current directory for a bare file name.
 fn dir_or_here(dir: &Path) -> &Path {
     if dir.as_os_str().is_empty() { Path::new(".") } else { dir }
 }

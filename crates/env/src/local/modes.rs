@@ -55,7 +55,7 @@ impl Modes {
         how
     }
 
-    /// Corrects the bits of a file that [`Modes::creating`] opened; see invariants 2 and 3.
+    /// Corrects the bits of a file that [`Modes::creating`] opened, as invariants 2 and 3 say.
     pub(super) fn settle(self, file: &File, path: &Path) -> io::Result<()> {
         let Self::Exact(access) = self else { return Ok(()) };
         let metadata = file.metadata()?;
@@ -75,7 +75,7 @@ impl Modes {
     }
 }
 
-/// Gives what `metadata` describes exactly the bits of `wanted`.
+/// Gives the file or directory of `metadata` exactly the bits of `wanted`.
 fn correct(
     metadata: &Metadata,
     wanted: u32,

@@ -1,10 +1,14 @@
-//! A log segment written with one `pwritev` per append: the simplest that survives `kill -9`,
-//! for file systems on which a mapped log is unsafe.
+//! A log segment with one `pwritev` per append, for file systems on which a mapped log is unsafe.
+//! It is the simplest log that survives `kill -9`.
 //!
-//! Invariants: 1. an append that returned is in the page cache, whole; 2. after a failed append
-//! or sync the segment fails for ever; 3. `durable` never exceeds `written`. Cost: one system
-//! call an append, one more where appends are written through. A sync that finds another's finished
-//! behind its own start does nothing.
+//! Invariants:
+//! 1. The page cache has all bytes of an append that returned.
+//! 2. After a failed append or sync the segment fails permanently.
+//! 3. `durable` never exceeds `written`.
+//!
+//! Thread-safety: as the traits say. Failure: the first error is sticky. Cost: one system call per
+//! append, and one more if appends are written through. A sync does nothing if another sync that
+//! began after it has finished. behind its own start does nothing.
 
 use std::fs::File;
 use std::io::{self, IoSlice};
@@ -22,7 +26,7 @@ use super::tables::with_room;
 use super::writeback;
 use crate::fs::{LogFile, LogOptions, LogSync};
 
-/// Creates the segment `path`, over the space of `options.recycle` if there is one.
+/// Creates the segment `path`, over the space of `options.recycle` if that is given.
 pub(super) fn create(path: &Path, options: &LogOptions, modes: Modes) -> Result<Box<dyn LogFile>> {
     let failed = |source| Error::io("create log", path, source);
     if let Some(old) = &options.recycle {
@@ -130,7 +134,7 @@ struct PlainLogSync {
 #[derive(Debug, Default)]
 struct SyncState {
     durable: u64,
-    /// What the device has; not less than `durable`.
+    /// Offset through which the device has the log. It is not less than `durable`.
     through: u64,
     failed: Option<Error>,
 }

@@ -1,25 +1,24 @@
-//! Tables that are open for reading, of which a bounded number holds a descriptor.
+//! Tables that are open for reading. A bounded number of them holds a descriptor.
 //!
-//! [`open`] gives a file that reads as any other. The process-wide [`Pool`] closes descriptors of
-//! files that were not read lately, when more than [`descriptors::tables_max`] are open or when
-//! the system has no descriptor left for something else ([`with_room`]). The next read of such a
-//! file opens it again. So a compaction or an iterator over more files than descriptors works, at
-//! the price of opening files anew, and logs, manifests and new tables get theirs.
+//! [`open`] returns a file that reads as any other. The pool of the process closes descriptors of
+//! files that were not read lately, if more than [`descriptors::tables_max`] are open, or if the
+//! system has no descriptor left for another file ([`with_room`]). The next read of such a file
+//! opens it again. Therefore a compaction or an iterator may use more files than descriptors, at
+//! the cost of opening files again, and logs, manifests and new tables get descriptors.
 //!
 //! Invariants:
-//! 1. A descriptor is closed only while the file's path leads to the same file. A file that was
-//!    removed or replaced keeps its descriptor.
-//! 2. A file that is opened again is the same one (device and inode); otherwise the read fails.
-//! 3. A read that runs keeps the descriptor that it has.
-//! 4. After an open at most `tables_max` files hold a descriptor, but for those of invariant 1
-//!    and for those that were all read since the clock hand passed twice.
+//! 1. A descriptor is closed only while the path of the file leads to the same file. A file that
+//!    was removed or replaced keeps its descriptor.
+//! 2. A file that is opened again is the same file (device and inode). Otherwise the read fails.
+//! 3. A read keeps its descriptor until it ends.
+//! 4. After an open at most `tables_max` files hold a descriptor, except the files of invariant 1
+//!    and files that were all read since the clock hand passed twice.
 //!
-//! Thread-safety: any thread may read any file. The pool's lock is held while a path is looked at,
-//! never while a file is opened.
-//! Failure: an open that still finds no descriptor after everything was closed fails with the
-//! system's error.
-//! Cost: a read takes one shared lock more than the system call; only reads that go to the device
-//! or the page cache come here. Opening a file costs a system call for the limit.
+//! Thread-safety: any thread may read any file. The lock of the pool is held while a path is
+//! checked, and never while a file is opened. Failure: if closing everything frees no descriptor,
+//! an open fails with the system's error. Cost: a read takes one shared lock besides the system
+//! call. Only reads of the device or the page cache use this module. Opening a file costs a system
+//! call for the limit.
 
 use std::fs::{self, Metadata};
 use std::io;
@@ -38,13 +37,13 @@ use crate::context::IoContext;
 use crate::descriptors;
 use crate::fs::{OpenOptions, RandomFile};
 
-/// Descriptors that are closed together when the system has none left: few, because others in the
-/// process may take what is not used immediately.
+/// Number of descriptors that are closed together if the system has none left. It is small, because
+/// other threads of the process may take a free descriptor first.
 const CLOSED_TOGETHER: usize = 2;
-/// Tries to open something, while other threads may take what was closed for it.
+/// Number of attempts to open a file, because other threads may take the closed descriptors.
 const TRIES_MAX: usize = 64;
 
-/// Runs `open`; while it fails because no descriptor is left, closes tables and runs it again.
+/// Runs `open`. If it fails because no descriptor is left, closes tables and runs it again.
 pub(super) fn with_room<T>(mut open: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     let mut tries = 0;
     loop {
@@ -65,7 +64,7 @@ fn is_exhausted(error: &io::Error) -> bool {
     [Errno::MFILE, Errno::NFILE].iter().any(|none| code == Some(none.raw_os_error()))
 }
 
-/// A reader of `path` that holds its descriptor, and what it is of.
+/// A reader of `path` that holds its descriptor, and the identity of the file.
 pub(super) fn open_reader(
     path: &Path,
     context: IoContext,
@@ -100,7 +99,7 @@ pub(super) fn open(
 fn open_table(path: &Path, context: IoContext, options: OpenOptions) -> Result<Table> {
     let (reader, metadata) = open_reader(path, context, options)?;
     let file = Arc::new(TableFile {
-        // A change of the working directory must not change which file is opened again.
+        // A change of the working directory must not change the file that is opened again.
         path: std::path::absolute(path).map_err(|source| Error::io("open", path, source))?,
         context,
         options,
@@ -114,7 +113,7 @@ fn open_table(path: &Path, context: IoContext, options: OpenOptions) -> Result<T
     Ok(Table(file))
 }
 
-/// Device and inode.
+/// Device and inode of a file.
 fn identity_of(metadata: &Metadata) -> (u64, u64) {
     (metadata.dev(), metadata.ino())
 }
@@ -127,9 +126,9 @@ struct TableFile {
     len: u64,
     identity: (u64, u64),
     held: RwLock<Option<Arc<dyn RandomFile>>>,
-    /// Held while it is opened again.
+    /// Held while the file is opened again.
     opening: Mutex<()>,
-    /// Set by reads, cleared by the pool's clock hand.
+    /// Set by reads, and cleared by the clock hand of the pool.
     used: AtomicBool,
 }
 
@@ -165,7 +164,7 @@ impl TableFile {
         self.held.read().clone()
     }
 
-    /// Gives the descriptor up, if the file can be opened again.
+    /// Closes the descriptor, if the file can be opened again.
     fn close(&self) -> Option<Arc<dyn RandomFile>> {
         let metadata = fs::metadata(&self.path).ok()?;
         if identity_of(&metadata) != self.identity {
@@ -175,7 +174,7 @@ impl TableFile {
     }
 }
 
-/// What callers hold: the file, which the pool holds weakly.
+/// The file that callers hold. The pool holds it weakly.
 #[derive(Debug)]
 struct Table(Arc<TableFile>);
 
@@ -215,11 +214,11 @@ struct Clock {
     hand: usize,
 }
 
-/// Readers whose descriptors are closed, and files; dropped outside the pool's lock.
+/// Closed readers and files, which are dropped after the lock of the pool is released.
 type Dropped = Vec<(Option<Arc<dyn RandomFile>>, Arc<TableFile>)>;
 
 impl Pool {
-    /// Takes a file in that holds a descriptor now, and closes others if there are too many.
+    /// Adds a file that holds a descriptor now, and closes others if there are too many.
     fn admit(&self, file: &Arc<TableFile>) {
         let most = descriptors::tables_max(descriptors::limit());
         let mut clock = self.0.lock();
@@ -230,7 +229,7 @@ impl Pool {
         drop(dropped);
     }
 
-    /// Closes some descriptors; how many.
+    /// Closes some descriptors. Returns their number.
     fn close_some(&self) -> usize {
         let (dropped, closed) = self.0.lock().turn(CLOSED_TOGETHER, 0, None);
         drop(dropped);
@@ -240,7 +239,8 @@ impl Pool {
 
 impl Clock {
     /// Moves the hand, at most twice around, until `wanted` descriptors were closed or at most
-    /// `most` files are left; never that of `spared`. Two steps at least find files that are gone.
+    /// `most` files are left. It never closes `spared`. At least two steps find files that do not
+    /// exist any more.
     fn turn(
         &mut self,
         wanted: usize,

@@ -1,28 +1,30 @@
-//! Waiting until the device has a part of a file, without asking it to empty its caches.
+//! Waiting until the device has a part of a file, without a flush of the device's cache.
 //!
 //! `fdatasync` also makes the device flush its cache and the file system commit its journal. A log
-//! whose appends are written through wants neither: only that no byte waits in the page cache. An
-//! error is told once by the kernel (a later `fdatasync` of the same file may succeed), so the
-//! caller has to keep it. Where there is no such call for a file (memory, some network file
-//! systems) nothing is waited for. Cost: one system call and one device write.
+//! whose appends are written through needs only that no byte waits in the page cache. The kernel
+//! reports an error once, and a later `fdatasync` of the same file may succeed, so the caller must
+//! remember it. If the system has no such call for a file (memory, some network file systems),
+//! nothing is awaited.
+//!
+//! Cost: one system call and one device write.
 
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd as _;
 
-/// Starts writing the pages of `[from, to)` that are dirty, and waits for those and for any that
-/// are being written.
+/// Starts writing the dirty pages of `[from, to)`, and waits for them and for pages that are being
+/// written already.
 pub(super) fn wait(file: &File, from: u64, to: u64) -> io::Result<()> {
     const FLAGS: libc::c_uint = libc::SYNC_FILE_RANGE_WAIT_BEFORE
         | libc::SYNC_FILE_RANGE_WRITE
         | libc::SYNC_FILE_RANGE_WAIT_AFTER;
     let (offset, len) = (from as libc::off64_t, to.saturating_sub(from) as libc::off64_t);
     if len == 0 {
-        // To the kernel that is the whole file.
+        // The kernel takes a length of 0 as the whole file.
         return Ok(());
     }
     loop {
-        // SAFETY: the descriptor is that of `file`, which stays open; the call takes no memory.
+        // SAFETY: the descriptor belongs to `file`, which stays open. The call takes no memory.
         let outcome = unsafe { libc::sync_file_range(file.as_raw_fd(), offset, len, FLAGS) };
         if outcome == 0 {
             return Ok(());

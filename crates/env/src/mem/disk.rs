@@ -1,10 +1,11 @@
-//! The names on a disk in memory: what is there now, what is there after power loss for certain,
-//! and the changes in between, in order.
+//! The names on a disk in memory: the current ones, the durable ones, and the changes in between in
+//! their order.
 //!
-//! Invariants: 1. applying `journal` to `durable` gives `names`; 2. directories themselves are
-//! durable once created (`FileSystem::create_dir_all` promises it); 3. a change carries its
-//! inode, so that it can be applied whatever became of the changes before it in other
-//! directories.
+//! Invariants:
+//! 1. Applying `journal` to `durable` gives `names`.
+//! 2. Directories are durable once they are created, as `FileSystem::create_dir_all` promises.
+//! 3. A change carries its inode. It can be applied whatever happened to earlier changes in other
+//!    directories.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::{Component, Path, PathBuf};
@@ -24,13 +25,13 @@ pub(super) type Names = BTreeMap<PathBuf, Entry>;
 
 #[derive(Clone, Debug)]
 enum Change {
-    /// `path` names the inode now.
+    /// The name `path` of the inode was created.
     Set(PathBuf, Arc<Inode>),
-    /// `path` is gone.
+    /// The name `path` was removed.
     Remove(PathBuf),
     /// The inode lost its first name and got the second.
     Rename(PathBuf, PathBuf, Arc<Inode>),
-    /// The directory and everything in it is gone.
+    /// The directory and everything in it was removed.
     RemoveTree(PathBuf),
 }
 
@@ -48,7 +49,7 @@ pub(super) fn plain(path: &Path) -> PathBuf {
     path.components().filter(|part| *part != Component::CurDir).collect()
 }
 
-/// The directory that holds `path`; `None` for a root.
+/// The directory of `path`; `None` for a root.
 pub(super) fn parent(path: &Path) -> &Path {
     path.parent().unwrap_or(Path::new(""))
 }
@@ -98,8 +99,8 @@ impl Disk {
         }
     }
 
-    /// The file at `path`, made if need be; `None` where its directory is missing or a
-    /// directory is in the way.
+    /// The file at `path`, which is created if it does not exist. `None` if its directory is
+    /// missing or a directory has the name.
     pub(super) fn create(&mut self, path: &Path) -> Option<Arc<Inode>> {
         match self.names.get(path) {
             Some(Entry::File(inode)) => return Some(Arc::clone(inode)),
@@ -134,7 +135,7 @@ impl Disk {
         self.journal.push(change);
     }
 
-    /// Makes `dir` and its parents, durably; `false` if a file is in the way.
+    /// Creates `dir` and its parents durably. Returns `false` if a file has one of the names.
     pub(super) fn create_dirs(&mut self, dir: &Path) -> bool {
         if self.is_dir(dir) {
             return true;
@@ -160,7 +161,7 @@ impl Disk {
         });
     }
 
-    /// What is on the disk if the process ends now: everything, in inodes of its own.
+    /// The content of the disk if the process ends now: everything, in inodes of its own.
     pub(super) fn after_kill(&self) -> Self {
         let mut copies = Copies::new(|inode| inode.copy());
         let journal = self.journal.iter().map(|change| match change {
@@ -175,7 +176,7 @@ impl Disk {
         Self { names, durable, journal, locks: HashSet::new(), next_inode: self.next_inode }
     }
 
-    /// What is on the disk after power loss: what was synced, and a random share of the rest.
+    /// The content of the disk after power loss: everything synced, and a random share of the rest.
     pub(super) fn after_power_loss(&self, rng: &mut Rng) -> Self {
         let mut names = self.durable.clone();
         let mut changes_by_dir = BTreeMap::<&Path, usize>::new();
@@ -202,7 +203,7 @@ impl Disk {
     }
 }
 
-/// Copies inodes once each, so that two names of a file stay names of one file.
+/// Copies each inode once, so that two names of a file stay names of one file.
 struct Copies<F> {
     copy: F,
     made: HashMap<u64, Arc<Inode>>,

@@ -10,7 +10,7 @@ use super::inode::Inode;
 use crate::context::IoContext;
 use crate::fs::{FileLock, LogFile, LogSync, RandomFile, WritableFile};
 
-/// How much an unflushed writer holds back; a killed process loses it.
+/// Limit of the bytes that an unflushed writer holds back, and that a killed process loses.
 const BUFFER_BYTES: usize = 64 << 10;
 
 #[derive(Debug)]
@@ -64,7 +64,7 @@ impl Drop for MemWriter {
 pub(super) struct MemReader {
     pub(super) path: PathBuf,
     pub(super) inode: Arc<Inode>,
-    /// As on a real disk, a reader knows the length that the file had when it was opened.
+    /// Length of the file at its opening, which is all that a reader sees on a real disk as well.
     pub(super) len: u64,
 }
 
@@ -128,7 +128,7 @@ impl LogSync for MemLogSync {
         Ok(through as u64)
     }
 
-    /// There is no page cache: what was written and not synced may be lost with the power.
+    /// Does nothing, because there is no page cache. Unsynced bytes may be lost with the power.
     fn write_through(&self) -> Result<u64> {
         Ok(self.inode.written() as u64)
     }

@@ -1,10 +1,12 @@
-//! The bytes of one file in memory: what readers see, and what a power loss would leave.
+//! The bytes of one file in memory: the bytes that readers see, and those that survive power loss.
 //!
-//! Invariants: 1. `dirty` is what was written since the last sync, and its end is the writing
-//! position; 2. outside `dirty`, `live` and `durable` agree, unless `truncated` (then `durable`
-//! is still the content before the truncation) or `tail_unsynced` (a recycled segment whose old
-//! bytes had not all been synced). Images are shared until written, so that clones of a disk are
-//! cheap.
+//! Invariants:
+//! 1. `dirty` is the range that was written since the last sync, and its end is the writing
+//!    position.
+//! 2. Outside `dirty`, `live` and `durable` agree. There are two exceptions: if `truncated`,
+//!    `durable` is the content before the truncation, and if `tail_unsynced`, the old bytes of a
+//!    recycled segment were not all synced.
+//! 3. Images are shared until they are written, so that clones of a disk are cheap.
 
 use std::ops::Range;
 use std::path::Path;
@@ -16,7 +18,7 @@ use parking_lot::RwLock;
 
 use crate::failure::past_end;
 
-/// What a device writes at once.
+/// Number of bytes that a device writes atomically.
 const SECTOR_BYTES: usize = 512;
 
 #[derive(Debug)]
@@ -39,12 +41,12 @@ impl Inode {
         Self { id, image: RwLock::default() }
     }
 
-    /// A copy that shares no state: for a clone of the disk of a killed process.
+    /// A copy without shared state, for the disk of a killed process.
     pub(super) fn copy(&self) -> Self {
         Self { id: self.id, image: RwLock::new(self.image.read().clone()) }
     }
 
-    /// A fully synced file with what a power loss leaves of this one.
+    /// A synced file with the bytes that a power loss leaves of this one.
     pub(super) fn after_power_loss(&self, rng: &mut Rng) -> Self {
         let left = self.image.read().after_power_loss(rng);
         let end = left.len();
@@ -57,12 +59,12 @@ impl Inode {
         self.image.read().live.len()
     }
 
-    /// Bytes written since the file was created or recycled.
+    /// Number of bytes that were written since the file was created or recycled.
     pub(super) fn written(&self) -> usize {
         self.image.read().dirty.end
     }
 
-    /// Empties the file for writing anew.
+    /// Empties the file for writing.
     pub(super) fn truncate(&self) {
         let mut image = self.image.write();
         image.truncated = true;
@@ -70,7 +72,7 @@ impl Inode {
         image.dirty = 0..0;
     }
 
-    /// Goes back to the start for overwriting; the old bytes stay.
+    /// Returns to the start for overwriting. The old bytes stay.
     pub(super) fn rewind(&self) {
         let mut image = self.image.write();
         image.tail_unsynced |= !image.dirty.is_empty();
@@ -85,7 +87,7 @@ impl Inode {
         image.dirty.end += bytes.len();
     }
 
-    /// Everything written is durable on return. Returns the writing position.
+    /// Makes everything written durable. Returns the writing position.
     pub(super) fn sync(&self) -> usize {
         let image = &mut *self.image.write();
         if image.truncated || image.tail_unsynced {
@@ -99,7 +101,7 @@ impl Inode {
         image.dirty.end
     }
 
-    /// The writer is gone: a file that is synced needs one image only.
+    /// Called after the writer was dropped. A synced file needs only one image.
     pub(super) fn close(&self) {
         let image = &mut *self.image.write();
         if image.dirty.is_empty() && image.live.len() == image.durable.len() && !image.truncated {
@@ -120,7 +122,7 @@ impl Inode {
 
 impl Image {
     /// The durable bytes, a prefix of the unsynced ones, and sometimes a run of zeroed or random
-    /// sectors where the length reached the device before the bytes did.
+    /// sectors, because the length may reach the device before the bytes.
     fn after_power_loss(&self, rng: &mut Rng) -> Arc<Vec<u8>> {
         if self.truncated && rng.bool() {
             return Arc::clone(&self.durable);
@@ -146,7 +148,7 @@ impl Image {
     }
 }
 
-/// 0 to `max`, both ends likelier than the rest.
+/// A number from 0 to `max`, which is more often 0 or `max` than any other.
 fn pick(rng: &mut Rng, max: usize) -> usize {
     match rng.u8(..8) {
         0 => 0,

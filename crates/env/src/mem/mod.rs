@@ -1,23 +1,27 @@
 //! A file system in memory that can lose power.
 //!
-//! [`MemFs`] is a handle: clones of it are the same disk. It knows of every file what was synced,
-//! and of every directory which creations, renames and removals were. From that it makes
-//! *other* disks as they would look
-//! - after power loss ([`MemFs::crash_clone`]): all that was synced, and of the rest a random share
-//!   that only the seed decides: a prefix of the unsynced bytes of each file (for a recycled log
-//!   segment: over its old bytes), now and then followed by a few zeroed or garbage sectors; a
-//!   prefix of the unsynced changes of each directory;
-//! - after `kill -9` ([`MemFs::kill_clone`]): all that was handed over. A [`WritableFile`] holds
-//!   back up to 64 KiB until its `flush` or `sync`; a log append is handed over at once.
+//! [`MemFs`] is a handle, and its clones are the same disk. It knows which bytes of every file were
+//! synced, and which creations, renames and removals of every directory. From that it makes *other*
+//! disks with their state
+//! - after power loss ([`MemFs::crash_clone`]): everything that was synced, and a random share of
+//!   the rest, which only the seed determines. That is a prefix of the unsynced bytes of each file
+//!   (over the old bytes of a recycled log segment), sometimes followed by a few zeroed or random
+//!   sectors, and a prefix of the unsynced changes of each directory;
+//! - after `kill -9` ([`MemFs::kill_clone`]): everything that was passed on. A [`WritableFile`]
+//!   holds back up to 64 KiB until its `flush` or `sync`. A log append is passed on immediately.
 //!
-//! A test that wants to lose power at every interesting moment sets [`MemFs::on_sync`].
+//! A test that loses power at every interesting moment sets [`MemFs::on_sync`].
 //!
-//! Invariants: 1. what an operation reported as durable is in every crash clone; 2. a clone
-//! shares nothing with its origin; 3. the same operations and the same seed give the same clone.
-//! Thread-safe: one lock for the names, one per file; the callback runs under none. Operations
-//! fail only as a real disk's would (missing files, files in the way); for device errors wrap it
-//! in [`crate::fault::FaultFs`]. A clone copies the bytes of files with
-//! unsynced ones only.
+//! Invariants:
+//! 1. Every crash clone has everything that an operation reported as durable.
+//! 2. A clone shares nothing with its origin.
+//! 3. The same operations and the same seed give the same clone.
+//!
+//! Thread-safety: any thread may call any method. There is one lock for the names and one per file,
+//! and the callback runs without a lock.
+//! Failure: operations fail only as on a healthy disk (missing files, files in the way).
+//! [`crate::fault::FaultFs`] adds device errors.
+//! Cost: a clone copies only the bytes of files with unsynced bytes.
 
 mod disk;
 mod handles;
@@ -46,10 +50,10 @@ use crate::fs::{
     RandomFile, WritableFile,
 };
 
-/// Called after each sync of a file, a log or a directory, with its path.
+/// Called with its path after each sync of a file, a log or a directory.
 pub type OnSync = Arc<dyn Fn(&MemFs, &Path) + Send + Sync>;
 
-/// A disk in memory; see the module.
+/// A disk in memory. Clones are handles of the same disk.
 #[derive(Clone, Default)]
 pub struct MemFs {
     shared: Arc<Shared>,
@@ -69,22 +73,22 @@ impl fmt::Debug for MemFs {
 }
 
 impl MemFs {
-    /// An empty disk. The roots `/` and `` exist.
+    /// Makes an empty disk, on which the roots `/` and `` exist.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The disk as it would look after power loss now. Another disk, which holds no locks and
-    /// has no callback; everything on it is synced. The same `seed` gives the same clone.
+    /// A disk with the state after a power loss now. It holds no locks, has no callback, and
+    /// everything on it is synced. The same `seed` gives the same clone.
     #[must_use]
     pub fn crash_clone(&self, seed: u64) -> Self {
         let disk = self.shared.disk.lock().after_power_loss(&mut Rng::with_seed(seed));
         Self::of(disk)
     }
 
-    /// The disk as it would look after `kill -9` now. Another disk, which holds no locks and has
-    /// no callback; what was not synced is still not.
+    /// A disk with the state after `kill -9` now. It holds no locks and has no callback. Unsynced
+    /// bytes are still unsynced.
     #[must_use]
     pub fn kill_clone(&self) -> Self {
         let disk = self.shared.disk.lock().after_kill();
@@ -96,18 +100,18 @@ impl MemFs {
         Self { shared: Arc::new(shared) }
     }
 
-    /// Calls `callback` after every sync of a file, a log or a directory from now on, on the
-    /// thread that synced. It may clone this disk; a sync of its own would call it again.
+    /// Calls `callback` after every sync of a file, a log or a directory from now on, on the thread
+    /// that synced. It may clone this disk. A sync within the callback would call it again.
     pub fn on_sync(&self, callback: OnSync) {
         *self.shared.on_sync.lock() = Some(callback);
     }
 
-    /// Calls no callback any more.
+    /// Removes the callback.
     pub fn clear_on_sync(&self) {
         *self.shared.on_sync.lock() = None;
     }
 
-    /// How many syncs of files, logs and directories there were.
+    /// Number of syncs of files, logs and directories so far.
     #[must_use]
     pub fn sync_count(&self) -> u64 {
         self.shared.sync_count.load(Ordering::Relaxed)

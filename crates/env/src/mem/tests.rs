@@ -48,7 +48,7 @@ fn everything(fs: &MemFs) -> Vec<(String, Vec<u8>)> {
 }
 
 #[test]
-fn synced_bytes_under_a_synced_name_survive_every_power_loss() {
+fn synced_bytes_under_a_synced_name_survive_power_loss() {
     let fs = disk();
     let mut file = create(&fs, "a");
     file.append(b"durable").unwrap();
@@ -68,7 +68,7 @@ fn synced_bytes_under_a_synced_name_survive_every_power_loss() {
 }
 
 #[test]
-fn a_lost_tail_is_a_prefix_or_ends_in_zeroes_or_garbage() {
+fn lost_tail_leaves_a_prefix_zeroes_or_garbage() {
     let fs = disk();
     let mut file = create(&fs, "a");
     file.append(&[b'u'; 10_000]).unwrap();
@@ -86,7 +86,7 @@ fn a_lost_tail_is_a_prefix_or_ends_in_zeroes_or_garbage() {
 }
 
 #[test]
-fn an_unsynced_name_may_or_may_not_survive_and_changes_keep_their_order() {
+fn unsynced_changes_of_names_survive_in_order() {
     let fs = disk();
     for name in ["1", "2", "3", "4"] {
         let mut file = create(&fs, name);
@@ -121,7 +121,7 @@ fn an_unsynced_name_may_or_may_not_survive_and_changes_keep_their_order() {
 }
 
 #[test]
-fn a_replaced_file_is_the_old_or_the_new_one() {
+fn replaced_file_is_the_old_or_the_new_one() {
     let fs = disk();
     fs.write_atomic(&at("pointer"), b"old", context()).unwrap();
     let mut file = create(&fs, "pointer.tmp");
@@ -135,7 +135,7 @@ fn a_replaced_file_is_the_old_or_the_new_one() {
 }
 
 #[test]
-fn the_same_seed_gives_the_same_disk_and_clones_share_nothing() {
+fn same_seed_gives_the_same_clone() {
     let fs = disk();
     let mut files: Vec<_> = (0..8).map(|index| create(&fs, &index.to_string())).collect();
     for file in &mut files {
@@ -157,7 +157,7 @@ fn the_same_seed_gives_the_same_disk_and_clones_share_nothing() {
 }
 
 #[test]
-fn a_kill_loses_only_what_was_not_handed_over() {
+fn kill_loses_only_bytes_that_were_held_back() {
     let fs = disk();
     let mut file = create(&fs, "sst");
     file.append(b"flushed ").unwrap();
@@ -175,7 +175,7 @@ fn a_kill_loses_only_what_was_not_handed_over() {
 }
 
 #[test]
-fn a_recycled_log_keeps_old_bytes_behind_what_survives() {
+fn recycled_log_keeps_old_bytes_after_new_ones() {
     let fs = disk();
     let mut old = log(&fs, "1", None);
     old.append(&[&[b'o'; 4000]]).unwrap();
@@ -196,7 +196,7 @@ fn a_recycled_log_keeps_old_bytes_behind_what_survives() {
 }
 
 #[test]
-fn a_truncation_may_be_lost_until_synced() {
+fn unsynced_truncation_may_be_lost() {
     let fs = disk();
     fs.write_atomic(&at("a"), b"first", context()).unwrap();
     let mut file = create(&fs, "a");
@@ -208,7 +208,7 @@ fn a_truncation_may_be_lost_until_synced() {
 }
 
 #[test]
-fn links_stay_one_file_and_removed_trees_may_come_back_until_synced() {
+fn removed_tree_may_return_until_synced() {
     let fs = disk();
     fs.create_dir_all(&at("sub")).unwrap();
     let mut file = create(&fs, "sub/x");
@@ -230,7 +230,7 @@ fn links_stay_one_file_and_removed_trees_may_come_back_until_synced() {
 }
 
 #[test]
-fn the_hook_runs_at_every_sync_and_may_clone() {
+fn callback_runs_after_every_sync_and_may_clone() {
     let fs = disk();
     let seen = Arc::new(Mutex::new(Vec::new()));
     let sink = Arc::clone(&seen);

@@ -1,4 +1,4 @@
-//! The contract of `FileSystem`, as one list of checks that runs over every implementation.
+//! The contract of `FileSystem`: a list of checks that runs over every implementation.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -311,7 +311,7 @@ fn local_buffered_conforms() {
 
 #[test]
 fn local_direct_conforms() {
-    // The system's temporary directory may be in memory; the build directory is on a disk.
+    // The system's temporary directory may be in memory, and the build directory is on a disk.
     let dir = TempDir::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     conforms(&LocalFs::shared(), dir.path(), true);
 }
@@ -340,7 +340,8 @@ fn a_throttled_file_system_conforms() {
     conforms(&throttled(Arc::new(MemFs::new()), &spec), Path::new("/db"), false);
     let dir = TempDir::new().unwrap();
     conforms(&throttled(LocalFs::shared(), &spec), dir.path(), false);
-    // Throttled in between, and a small page of dirty log: each append waits for the device.
+    // A throttled file system with a small limit of dirty log bytes makes each append wait for the
+    // device.
     let tight = DeviceSpec { log_dirty_bytes_max: 1, ..spec };
     let fs = CountingFs::new(throttled(Arc::new(FaultFs::new(LocalFs::shared(), 0)), &tight));
     let dir = TempDir::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();

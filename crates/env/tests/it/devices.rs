@@ -1,4 +1,4 @@
-//! Emulated devices: what callers get of them, in virtual time.
+//! Emulated devices in virtual time: the bandwidth and the latency of their callers.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use crate::virtual_time::VirtualClock;
 const MB: u64 = 1_000_000;
 const COMPACTION: IoPurpose = IoPurpose::Compaction { from: 0, to: 1 };
 
-/// 1,000 MB/s in all, 800 a direction, 100 a stream; nothing else costs anything.
+/// A device with 1,000 MB/s in total, 800 per direction and 100 per stream, without other costs.
 fn spec() -> DeviceSpec {
     DeviceSpec::from_toml(
         r#"
@@ -34,7 +34,7 @@ fn spec() -> DeviceSpec {
     .unwrap()
 }
 
-/// With pieces so small that it hardly matters who is served first.
+/// A device with pieces so small that the order of the callers hardly matters.
 fn fine_spec() -> DeviceSpec {
     DeviceSpec { io_bytes_max: 50_000, ..spec() }
 }
@@ -67,7 +67,8 @@ fn read(fs: &dyn FileSystem, name: &str, times: u64, bytes: usize) {
 
 type Actor = Box<dyn FnOnce() -> f64 + Send>;
 
-/// Moves 5 MB per stream with `readers` and `writers` at once; MB/s of each, readers first.
+/// Moves 5 MB per stream with `readers` and `writers` in parallel. Returns MB/s of each, readers
+/// first.
 fn rates(spec: &DeviceSpec, readers: usize, writers: usize) -> Vec<f64> {
     let clock = Arc::new(VirtualClock::default());
     let inner: Arc<dyn FileSystem> = Arc::new(MemFs::new());
@@ -98,7 +99,7 @@ fn assert_near(value: f64, expected: f64) {
 }
 
 #[test]
-fn streams_get_what_the_description_says_alone_and_together() {
+fn streams_get_their_share_alone_and_in_parallel() {
     let spec = fine_spec();
     for (readers, writers) in [(1, 0), (0, 1), (0, 4), (4, 4), (10, 0), (0, 16), (10, 10)] {
         let rates = rates(&spec, readers, writers);
@@ -110,18 +111,18 @@ fn streams_get_what_the_description_says_alone_and_together() {
 }
 
 #[test]
-fn without_a_limit_per_stream_one_stream_gets_the_whole_direction() {
+fn stream_without_a_limit_gets_the_whole_direction() {
     let spec = DeviceSpec { stream_bytes_per_s: 0, ..spec() };
     assert_near(rates(&spec, 1, 0)[0], 800.0);
     assert_near(rates(&spec, 0, 1)[0], 800.0);
     for rate in rates(&spec, 1, 1) {
-        // The last piece of whoever is done last has the device for itself.
+        // The stream that ends last has the device alone for its last piece.
         assert!((490.0..=520.0).contains(&rate), "{rate}");
     }
 }
 
 #[test]
-fn many_writers_bend_the_curve() {
+fn write_bandwidth_follows_the_curve() {
     let curve = vec![(8, 1.0), (16, 0.5)];
     let spec = DeviceSpec { write_curve: curve, ..fine_spec() };
     assert_near(rates(&spec, 0, 8).iter().sum(), 800.0);
@@ -130,7 +131,7 @@ fn many_writers_bend_the_curve() {
 }
 
 #[test]
-fn operations_are_limited_and_large_ones_count_as_several() {
+fn large_operation_counts_as_several() {
     let spec = DeviceSpec { operations_per_s: 2000, ..fine_spec() };
     assert_near(rates(&spec, 0, 1)[0], 100.0);
     assert_near(rates(&spec, 0, 8).iter().sum(), 100.0);
@@ -143,7 +144,7 @@ fn operations_are_limited_and_large_ones_count_as_several() {
 }
 
 #[test]
-fn latency_is_paid_once_an_operation() {
+fn operation_pays_its_latency_once() {
     let spec = DeviceSpec {
         read_latency_us: 1000,
         write_latency_us: 2000,
@@ -187,7 +188,7 @@ fn latency_is_paid_once_an_operation() {
 }
 
 #[test]
-fn smaller_writes_are_operations_of_their_own_and_let_a_log_in_between() {
+fn log_write_passes_between_smaller_writes() {
     let spec = DeviceSpec { write_latency_us: 2000, stream_bytes_per_s: 0, ..spec() };
     let clock = Arc::new(ManualClock::new(0));
     let fs = throttled(spec, Arc::<ManualClock>::clone(&clock));
@@ -207,7 +208,7 @@ fn smaller_writes_are_operations_of_their_own_and_let_a_log_in_between() {
 }
 
 #[test]
-fn short_waits_are_saved_up_and_not_lost() {
+fn short_waits_are_collected_and_not_lost() {
     let spec = DeviceSpec { read_latency_us: 10, stream_bytes_per_s: 0, ..spec() };
     let clock = Arc::new(ManualClock::new(0));
     let fs = throttled(spec, Arc::<ManualClock>::clone(&clock));
@@ -217,10 +218,10 @@ fn short_waits_are_saved_up_and_not_lost() {
     assert_near((clock.now_ns() - before) as f64 / 1e6, 10_000.0 * 0.020);
 }
 
-/// A thread that goes to and fro between devices owes each its time, though no single wait is long
-/// enough for a sleep.
+/// A thread that alternates between devices owes each of them its time, although no single wait is
+/// long enough for a sleep.
 #[test]
-fn short_waits_go_with_the_thread_from_device_to_device() {
+fn short_waits_follow_the_thread_to_other_devices() {
     let clock: Arc<dyn Clock> = Arc::new(ManualClock::new(0));
     let fine = DeviceSpec { read_latency_us: 50, stream_bytes_per_s: 0, ..spec() };
     let [a, b] = [(); 2].map(|()| throttled(fine.clone(), Arc::clone(&clock)));
@@ -247,7 +248,7 @@ fn log_options() -> LogOptions {
 }
 
 #[test]
-fn a_log_is_written_in_the_background_and_waited_for_by_syncs_and_writes_through() {
+fn log_is_written_in_the_background_until_a_sync() {
     let spec = DeviceSpec { sync_latency_us: 5000, write_latency_us: 9000, ..spec() };
     let clock = Arc::new(ManualClock::new(0));
     let fs = throttled(spec, Arc::<ManualClock>::clone(&clock));
@@ -264,7 +265,7 @@ fn a_log_is_written_in_the_background_and_waited_for_by_syncs_and_writes_through
     let before = clock.now_ns();
     append(&mut *log, 100, &record);
     clock.advance(Duration::from_millis(60));
-    // Within a piece: it counts as dirty until all of it is written.
+    // A piece counts as dirty until all of it is written.
     let dirty = fs.stats().log_dirty_bytes;
     assert!((4 * MB..4 * MB + 250_000).contains(&dirty), "{dirty}");
     clock.advance(Duration::from_millis(60));
@@ -289,7 +290,7 @@ fn a_log_is_written_in_the_background_and_waited_for_by_syncs_and_writes_through
 }
 
 #[test]
-fn appends_wait_beyond_the_dirty_limit_only() {
+fn append_waits_only_beyond_the_dirty_limit() {
     let spec = DeviceSpec { log_dirty_bytes_max: 5 * MB, ..spec() };
     let clock = Arc::new(ManualClock::new(0));
     let fs = throttled(spec, Arc::<ManualClock>::clone(&clock));
@@ -302,14 +303,14 @@ fn appends_wait_beyond_the_dirty_limit_only() {
     let ms = clock.now_ns() as f64 / 1e6;
     assert_near(ms, 500.0);
     assert!(fs.stats().log_dirty_bytes <= 5 * MB);
-    // What is left drains without anybody waiting for it, and without its handle.
+    // The rest drains without a caller that waits, and without its handle.
     drop(log);
     clock.advance(Duration::from_millis(60));
     assert_eq!(fs.stats().log_dirty_bytes, 0);
 }
 
 #[test]
-fn a_log_takes_its_share_of_the_bandwidth() {
+fn log_takes_its_share_of_the_bandwidth() {
     let spec = DeviceSpec { write_bytes_per_s: 500 * MB, stream_bytes_per_s: 0, ..spec() };
     let spec = DeviceSpec { total_bytes_per_s: 900 * MB, ..spec };
     let clock = Arc::new(ManualClock::new(0));
@@ -323,7 +324,7 @@ fn a_log_takes_its_share_of_the_bandwidth() {
 }
 
 #[test]
-fn the_described_devices_make_sense() {
+fn described_devices_are_valid() {
     let file = |text| DeviceSpec::from_toml(text).unwrap();
     let nvme = file(include_str!("../../../../docs/devices/nvme.toml"));
     let volume = file(include_str!("../../../../docs/devices/network-volume.toml"));
@@ -336,7 +337,7 @@ fn the_described_devices_make_sense() {
     let nvmm = file(include_str!("../../../../docs/devices/keigo-nvmm.toml"));
     let keigo_nvme = file(include_str!("../../../../docs/devices/keigo-nvme.toml"));
     let keigo_sata = file(include_str!("../../../../docs/devices/keigo-sata.toml"));
-    // The paper's text, in thousands of 4 KiB writes a second.
+    // The paper's text gives these figures in thousands of 4 KiB writes a second.
     let thousands = |spec: &DeviceSpec, writers| {
         (spec.direction_rate(Direction::Write, writers) / 4096.0 / 1000.0).round()
     };
@@ -347,10 +348,10 @@ fn the_described_devices_make_sense() {
         assert!(of(&keigo_sata) < of(&keigo_nvme).min(of(&nvmm)) * 1.31, "{writers}");
         assert_eq!(of(&keigo_sata), of(&keigo_sata).max(490e6), "no number slows it down");
     }
-    // Longer writes spend more time on their bytes than on waiting for the device.
+    // Longer writes spend more time on their bytes than on the latency of the device.
     let best = [&nvmm, &keigo_nvme].map(DeviceSpec::write_bytes_best);
     assert_eq!(best, [12_288, 61_603], "whatever the scale");
-    // What the network volume is for: one stream is an eighth of it at most.
+    // One stream gets at most an eighth of the network volume.
     let one = volume.rate(Direction::Write, 0, 1);
     assert!(one * 8.0 <= volume.total_rate(), "{one}");
     assert_eq!(volume.rate(Direction::Write, 0, 8), one);

@@ -1,4 +1,4 @@
-//! Faults fire when and how the script says, and leave behind what a device would.
+//! Faults: they fire as the script says, and leave the file system in the state of a failed device.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -85,7 +85,7 @@ fn every_operation_can_fail_and_names_its_file() {
 }
 
 #[test]
-fn rules_choose_by_path_offset_count_and_switch() {
+fn rule_selects_by_path_offset_and_count() {
     let fs = faulty(1);
     let rule = fs.add(Rule::on(Operation::Create).path("*.sst").when(When::From(2)).times(2));
     let outcomes: Vec<bool> = ["1.sst", "1.log", "2.sst", "x.sst.tmp", "3.sst", "4.sst"]
@@ -115,7 +115,7 @@ fn rules_choose_by_path_offset_count_and_switch() {
 }
 
 #[test]
-fn chances_follow_the_seed() {
+fn seed_determines_the_chances() {
     let run = |seed| {
         let fs = faulty(seed);
         fs.add(Rule::on(Operation::Stat).when(When::Chance(0.3)));
@@ -128,7 +128,7 @@ fn chances_follow_the_seed() {
 }
 
 #[test]
-fn a_flipped_byte_lies_in_the_range_and_only_in_what_is_returned() {
+fn flipped_byte_changes_only_the_returned_bytes() {
     let fs = faulty(3);
     let whole = vec![7; 1000];
     put(&fs, "/db/a", &whole);
@@ -148,7 +148,7 @@ fn a_flipped_byte_lies_in_the_range_and_only_in_what_is_returned() {
 }
 
 #[test]
-fn a_short_append_leaves_a_part_and_ends_the_file() {
+fn short_append_writes_a_part_and_ends_the_file() {
     for seed in 0..20 {
         let fs = faulty(seed);
         let mut file = create(&fs, "/db/a").unwrap();
@@ -172,7 +172,7 @@ fn a_short_append_leaves_a_part_and_ends_the_file() {
 }
 
 #[test]
-fn a_failed_sync_stays_failed() {
+fn failed_sync_is_sticky() {
     let fs = faulty(0);
     let mut file = create(&fs, "/db/a").unwrap();
     let log = create_log(&fs, "/db/log").unwrap();
@@ -188,7 +188,7 @@ fn a_failed_sync_stays_failed() {
 }
 
 #[test]
-fn an_atomic_write_that_fails_anywhere_leaves_the_old_file() {
+fn failed_atomic_write_leaves_the_old_file() {
     let steps = [Operation::Create, Operation::Append, Operation::Sync, Operation::Rename];
     for step in steps {
         let fs = faulty(0);

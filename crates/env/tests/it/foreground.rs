@@ -1,5 +1,5 @@
-//! Foreground first, in virtual time, on a disk that serves one operation at a time in the order
-//! in which they come, whole.
+//! Foreground first in virtual time, on a disk that serves one operation at a time in the order of
+//! their arrival.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -18,17 +18,17 @@ use crate::virtual_time::VirtualClock;
 
 const COMPACTION: IoPurpose = IoPurpose::Compaction { from: 1, to: 2 };
 const READAHEAD_BYTES: usize = 2 << 20;
-/// At 200 MB/s.
+/// Time of a piece at 200 MB/s.
 const PIECE_MS: f64 = PIECE_BYTES as f64 / 200e3;
 const READAHEAD_MS: f64 = READAHEAD_BYTES as f64 / 200e3;
-/// A block of 4 KiB and the latency.
+/// Time of a block of 4 KiB with its latency.
 const BLOCK_MS: f64 = 0.02 + 1.0;
 
 fn sst(purpose: IoPurpose) -> IoContext {
     IoContext::new(FileClass::Sst, purpose)
 }
 
-/// A disk with a file of 2 MiB on it: 200 MB/s and 1 ms to a read.
+/// A disk with a file of 2 MiB, with 200 MB/s and 1 ms of latency per read.
 fn disk(clock: Arc<dyn Clock>) -> Arc<ThrottledFs> {
     let spec = DeviceSpec::from_toml(
         r#"
@@ -58,7 +58,7 @@ fn read(file: &dyn RandomFile, bytes: usize, purpose: IoPurpose) {
     file.read_exact_at(0, &mut vec![0; bytes], sst(purpose)).unwrap();
 }
 
-/// What a scan and compactions got while both went on.
+/// Results of a scan and of compactions that ran in parallel.
 struct Outcome {
     scan_ms_max: f64,
     scan_ms_mean: f64,
@@ -70,7 +70,7 @@ struct Outcome {
 const COMPACTIONS: u64 = 2;
 const BLOCKS: u32 = 1000;
 
-/// A scan of 1,000 blocks beside two compactions that read ahead without pause.
+/// A scan of 1,000 blocks in parallel with two compactions that read ahead without a pause.
 fn scan_beside_compactions(foreground_first: bool, urgent: bool) -> Outcome {
     let clock = Arc::new(VirtualClock::default());
     let disk = disk(Arc::<VirtualClock>::clone(&clock));
@@ -83,7 +83,7 @@ fn scan_beside_compactions(foreground_first: bool, urgent: bool) -> Outcome {
     let (max_ns, sum_ns) = (AtomicU64::new(0), AtomicU64::new(0));
     let scan = || {
         let file = open(&*fs);
-        // The large reads that are on their way when the disk is not known to be read yet.
+        // These are large reads that began before the gauge knew that the disk is being read.
         for _ in 0..20 {
             if urgent {
                 gauge.mark_urgent();
@@ -120,7 +120,7 @@ fn scan_beside_compactions(foreground_first: bool, urgent: bool) -> Outcome {
 }
 
 #[test]
-fn a_scan_waits_for_a_piece_of_each_compaction_at_most_and_they_keep_their_share() {
+fn scan_waits_for_at_most_one_piece_per_compaction() {
     let without = scan_beside_compactions(false, false);
     assert!(without.scan_ms_max > READAHEAD_MS, "{} ms", without.scan_ms_max);
     let with = scan_beside_compactions(true, false);
@@ -133,7 +133,7 @@ fn a_scan_waits_for_a_piece_of_each_compaction_at_most_and_they_keep_their_share
     let waited_s = with.yielded.waited_ns as f64 / 1e9;
     assert!(with.yielded.yields > 0);
     assert!(waited_s <= COMPACTIONS as f64 * seconds * 0.55, "{waited_s} s of {seconds}");
-    // Alone two compactions would have the whole disk.
+    // Two compactions alone would have the whole disk.
     let share = with.compacted_bytes as f64 / seconds / 200e6;
     assert!(share >= 0.4, "the compactions got {share} of the disk");
 }
@@ -161,7 +161,7 @@ fn bench() -> Bench {
 }
 
 #[test]
-fn pieces_are_small_only_while_the_device_is_being_read() {
+fn pieces_are_small_only_while_the_device_is_read() {
     let Bench { clock, disk, gauge, fs } = bench();
     let file = open(&fs);
     let ops = || disk.stats().of(COMPACTION).read_ops;
@@ -175,12 +175,12 @@ fn pieces_are_small_only_while_the_device_is_being_read() {
     assert!(!gauge.is_active());
     read(&*file, READAHEAD_BYTES, COMPACTION);
     assert_eq!(ops(), 2 + (READAHEAD_BYTES / PIECE_BYTES) as u64);
-    // Nobody read meanwhile but for the moment after the read.
+    // There was no foreground read meanwhile, except for the time after the read.
     assert!(gauge.stats().waited_ns <= 200_000);
 }
 
 #[test]
-fn reads_that_memory_serves_are_not_waited_for() {
+fn compaction_does_not_wait_for_reads_from_memory() {
     let clock = Arc::new(ManualClock::new(0));
     let gauge = Foreground::new(Arc::<ManualClock>::clone(&clock));
     gauge.read(|| clock.advance(Duration::from_micros(49)));
@@ -190,7 +190,7 @@ fn reads_that_memory_serves_are_not_waited_for() {
 }
 
 #[test]
-fn a_foreground_read_that_never_ends_holds_nobody_up_for_ever() {
+fn endless_foreground_read_delays_for_a_limited_time() {
     let Bench { clock, gauge, fs, .. } = bench();
     let file = open(&fs);
     read(&*file, 4096, IoPurpose::ForegroundRead);
@@ -204,7 +204,7 @@ fn a_foreground_read_that_never_ends_holds_nobody_up_for_ever() {
 }
 
 #[test]
-fn compactions_write_in_pieces_after_reads_and_flushes_do_not_wait() {
+fn compaction_writes_in_pieces_and_flush_does_not_wait() {
     let Bench { gauge, fs, disk, .. } = bench();
     let file = open(&fs);
     read(&*file, 4096, IoPurpose::ForegroundRead);

@@ -1,4 +1,4 @@
-//! The rate limiter, on a clock that a test winds by hand: no real time passes.
+//! The rate limiter, with a manual clock: no real time passes.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -42,7 +42,7 @@ impl<F: FnOnce() + Send + 'static> Clock for Interrupted<F> {
 }
 
 #[test]
-fn the_rate_holds_over_time_and_bursts_are_bounded() {
+fn rate_holds_over_time_and_bursts_are_bounded() {
     let (clock, limiter) = (ManualClock::new(0), RateLimiter::new(10 * MB));
     for _ in 0..1000 {
         limiter.request(50_000, Priority::Compaction, &clock);
@@ -58,7 +58,7 @@ fn the_rate_holds_over_time_and_bursts_are_bounded() {
 }
 
 #[test]
-fn without_a_limit_nothing_waits_and_nothing_is_counted() {
+fn unlimited_request_neither_waits_nor_counts() {
     let (clock, limiter) = (ManualClock::new(0), RateLimiter::new(0));
     limiter.request(u64::MAX, Priority::Compaction, &clock);
     assert_eq!(clock.now_ns(), 0);
@@ -66,7 +66,7 @@ fn without_a_limit_nothing_waits_and_nothing_is_counted() {
 }
 
 #[test]
-fn a_flush_overtakes_a_large_compaction() {
+fn flush_overtakes_a_large_compaction() {
     let clock = Arc::new(ManualClock::new(0));
     let limiter = Arc::new(RateLimiter::new(10 * MB));
     let (inner_clock, inner) = (Arc::clone(&clock), Arc::clone(&limiter));
@@ -90,7 +90,7 @@ fn a_flush_overtakes_a_large_compaction() {
 }
 
 #[test]
-fn waiting_flushes_do_not_stop_compactions_for_ever() {
+fn compaction_makes_progress_while_flushes_wait() {
     let clock = Arc::new(ManualClock::new(0));
     let limiter = Arc::new(RateLimiter::new(10 * MB));
     let (inner_clock, inner) = (Arc::clone(&clock), Arc::clone(&limiter));
@@ -105,7 +105,7 @@ fn waiting_flushes_do_not_stop_compactions_for_ever() {
 }
 
 #[test]
-fn the_rate_may_change_while_somebody_waits() {
+fn waiting_request_notices_a_changed_rate() {
     let clock = Arc::new(ManualClock::new(0));
     let limiter = Arc::new(RateLimiter::new(1000));
     let inner = Arc::clone(&limiter);
@@ -129,7 +129,7 @@ fn the_rate_may_change_while_somebody_waits() {
 }
 
 #[test]
-fn many_threads_are_all_served_and_share_one_rate() {
+fn many_threads_share_one_rate() {
     let (clock, limiter) = (ManualClock::new(0), RateLimiter::new(10 * MB));
     std::thread::scope(|scope| {
         for index in 0..4 {
@@ -147,7 +147,7 @@ fn many_threads_are_all_served_and_share_one_rate() {
 }
 
 #[test]
-fn files_of_flush_and_compaction_are_charged_and_others_are_not() {
+fn only_files_of_flush_and_compaction_are_charged() {
     let clock = Arc::new(ManualClock::new(0));
     let limiter = Arc::new(RateLimiter::new(MB));
     let fs = LimitedFs::new(Arc::new(MemFs::new()), Arc::clone(&limiter), clock);

@@ -1,4 +1,4 @@
-//! What only the operating system's files do: full devices, foreign devices, reserved space.
+//! Properties of the operating system's files: full devices, other devices, reserved space.
 
 use std::path::Path;
 
@@ -10,11 +10,11 @@ use tempfile::TempDir;
 
 use crate::any;
 
-/// A device on which every write finds no space. It refuses direct I/O, too.
+/// A device on which every write fails for lack of space. It also refuses direct I/O.
 const FULL: &str = "/dev/full";
 
 #[test]
-fn a_full_device_is_named_and_the_first_error_stays() {
+fn error_of_a_full_device_names_the_file_and_is_sticky() {
     let fs = LocalFs::new();
     for direct in [false, true] {
         let options =
@@ -32,7 +32,7 @@ fn a_full_device_is_named_and_the_first_error_stays() {
 }
 
 #[test]
-fn space_that_was_reserved_and_not_needed_is_given_back() {
+fn reserved_space_that_was_not_needed_is_freed() {
     let dir = TempDir::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let fs = LocalFs::new();
     for direct in [false, true] {
@@ -68,7 +68,7 @@ fn small_writes_make_the_same_file() {
 }
 
 #[test]
-fn linking_to_another_device_is_unsupported() {
+fn link_to_another_device_is_unsupported() {
     let dir = TempDir::new().unwrap();
     let path = dir.path().join("file");
     LocalFs::new().write_atomic(&path, b"x", any()).unwrap();
@@ -77,7 +77,7 @@ fn linking_to_another_device_is_unsupported() {
 }
 
 #[test]
-fn a_file_that_shrank_is_an_error_and_not_stale_bytes() {
+fn read_of_a_shortened_file_fails() {
     let dir = TempDir::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let path = dir.path().join("file");
     for direct in [false, true] {
@@ -91,7 +91,7 @@ fn a_file_that_shrank_is_an_error_and_not_stale_bytes() {
 }
 
 #[test]
-fn a_log_syncs_on_one_thread_while_another_appends() {
+fn log_syncs_on_one_thread_while_another_appends() {
     let dir = TempDir::new().unwrap();
     let options = LogOptions { incarnation: Epoch(1), size_hint_bytes: 1 << 20, recycle: None };
     let path = dir.path().join("log");

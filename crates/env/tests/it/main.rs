@@ -1,4 +1,4 @@
-//! What every file system must do, run over each of them, and what each one adds.
+//! Tests of the contract of all file systems, and of the properties of each.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on should say where")]
 
@@ -15,7 +15,7 @@ mod virtual_time;
 
 use archipelago_env::{FileClass, IoContext, IoPurpose};
 
-/// A context where it does not matter which.
+/// A context for tests in which the context does not matter.
 fn any() -> IoContext {
     IoContext::new(FileClass::Other, IoPurpose::Maintenance)
 }

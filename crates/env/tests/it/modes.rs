@@ -1,4 +1,4 @@
-//! Permission bits of what the local file systems create.
+//! Permission bits of files and directories that the local file systems create.
 
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::Path;
@@ -21,7 +21,7 @@ fn set_mode(path: &Path, mode: u32) {
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
 }
 
-/// Creates a file in every way that there is and checks the bits.
+/// Creates a file in every possible way, and checks the bits.
 fn check(fs: &dyn FileSystem, base: &Path, file_mode: u32, dir_mode: u32) {
     let dir = base.join("a/b");
     fs.create_dir_all(&dir).unwrap();

@@ -1,4 +1,5 @@
-//! Any operations on `MemFs`, then power loss: the model knows what must be there and what may.
+//! Random operations on `MemFs`, then power loss. A model knows the bytes that must survive and
+//! those that may.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -18,7 +19,7 @@ enum Step {
     Rename(u8, u8),
     Remove(u8),
     SyncDir,
-    /// The process is killed and goes on with what was left, its open files gone.
+    /// Kills the process. It continues with the surviving bytes, and without its open files.
     Kill,
 }
 
@@ -36,7 +37,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What the model knows of a file: all its bytes, and how many must have survived what.
+/// The model of a file: all its bytes, and the numbers that must survive a kill and a power loss.
 #[derive(Clone, Default)]
 struct Known {
     bytes: Vec<u8>,
@@ -56,7 +57,7 @@ struct Model {
     fs: MemFs,
     files: Vec<Known>,
     names: Namespace,
-    /// Every state of the names since the last sync of the directory, it first.
+    /// Every state of the names since the last sync of the directory, which is the first.
     states: Vec<Namespace>,
     writers: BTreeMap<usize, Box<dyn WritableFile>>,
     next: u8,
@@ -141,7 +142,7 @@ impl Model {
         read.collect()
     }
 
-    /// Whether `left` may be the files of `names`: each at least what `must` says.
+    /// Whether `left` may be the files of `names`: each has at least the bytes that `must` says.
     fn allows(
         &self,
         names: &Namespace,
@@ -176,7 +177,7 @@ proptest! {
     })]
 
     #[test]
-    fn what_was_synced_survives_and_nothing_else_is_invented(
+    fn synced_bytes_survive_and_no_others_appear(
         steps in prop::collection::vec(step(), 1..60),
         seed in 0..u64::MAX / 2,
     ) {

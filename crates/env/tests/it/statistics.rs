@@ -1,4 +1,4 @@
-//! Bytes and operations are counted where they belong.
+//! Statistics: bytes and operations count for their class and purpose.
 
 use std::path::Path;
 use std::sync::Arc;

@@ -1,8 +1,8 @@
 //! A clock for several threads that stands still while any of them runs.
 //!
-//! When all have gone to sleep it jumps to the first that has to wake, and wakes only that one. So
-//! threads that wait for one another through the clock alone run one at a time, in the order of
-//! their times, and no real time passes.
+//! When all threads sleep, it jumps to the first wake-up and wakes only that thread. Therefore
+//! threads that wait for each other only through the clock run one at a time, in the order of their
+//! times, and no real time passes.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use parking_lot::{Condvar, Mutex};
 struct State {
     now_ns: u64,
     running: usize,
-    /// Who sleeps: until when, and a number.
+    /// The sleeping threads: time of the wake-up, and a number.
     sleepers: BTreeSet<(u64, u64)>,
     next: u64,
     awake: Option<(u64, u64)>,
@@ -40,14 +40,15 @@ pub(crate) struct VirtualClock {
 }
 
 impl VirtualClock {
-    /// Runs each of `actors` on a thread of its own, all from the same moment on; returns what
-    /// they return.
+    /// Runs each of `actors` on a thread of its own, all from the same moment on. Returns their
+    /// results.
     pub(crate) fn run<T: Send>(&self, actors: Vec<Box<dyn FnOnce() -> T + Send + '_>>) -> Vec<T> {
-        // Nobody starts before all sleep at the start: this thread counts as running until then.
+        // No thread starts before all sleep at the start: this thread counts as running until then.
         self.state.lock().running = actors.len() + 1;
         std::thread::scope(|scope| {
             let start = |actor: Box<dyn FnOnce() -> T + Send + '_>| {
-                // Also if it panics: or else the others would sleep for ever.
+                // The end is recorded after a panic as well. Otherwise the other threads would
+                // sleep forever.
                 let _leave = Leave(self);
                 self.sleep(Duration::ZERO);
                 actor()

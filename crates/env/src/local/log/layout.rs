@@ -1,6 +1,6 @@
-//! Layout of a ring file, and reading what a killed process left in one.
+//! Layout of a ring file, and reading the bytes that a killed process left in one.
 //!
-//! A header page, then the ring. The byte at offset `n` of the segment lies at position
+//! A header page precedes the ring. The byte at offset `n` of the segment lies at position
 //! `n % RING_BYTES` of the ring. All numbers are little-endian words of the header page:
 //!
 //! | at | word |
@@ -11,8 +11,8 @@
 //! | 64 | appended: the segment's bytes before this offset were written to the ring |
 //! | 128 | drained: the segment's bytes before this offset are in its file |
 //!
-//! There is no checksum: the words change with every append. After power loss they may say
-//! anything; the reader of the log trusts only records that check.
+//! There is no checksum, because the words change with every append. After power loss they may have
+//! any value. The reader of the log trusts only records with valid checksums.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -23,7 +23,7 @@ use archipelago_base::{Epoch, Error, Result};
 use crate::fs::LogTail;
 
 pub(super) const PAGE_BYTES: usize = 4096;
-/// Size of the ring. Four MiB take a drainer that is late by several milliseconds.
+/// Size of the ring in bytes. Four MiB suffice for a drainer that is several milliseconds late.
 pub(super) const RING_BYTES: usize = 4 << 20;
 pub(super) const FILE_BYTES: usize = PAGE_BYTES + RING_BYTES;
 
@@ -34,10 +34,10 @@ pub(super) const APPENDED_AT: usize = 64;
 pub(super) const DRAINED_AT: usize = 128;
 
 pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"ARCHRING");
-/// Version in the low half, the ring's size in the high half.
+/// Version in the low half, and size of the ring in the high half.
 pub(super) const VERSION: u64 = 1 | (RING_BYTES as u64) << 32;
 
-/// The words of a header page that make sense.
+/// The words of a valid header page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Header {
     pub(super) incarnation: u64,
@@ -46,8 +46,8 @@ pub(super) struct Header {
 }
 
 impl Header {
-    /// `None` if the page is not that of a ring of this version, or its words contradict each
-    /// other.
+    /// Reads the words; `None` if the page is not that of a ring of this version, or if its words
+    /// contradict each other.
     pub(super) fn decode(page: &[u8; PAGE_BYTES]) -> Option<Self> {
         let word = |at: usize| {
             let mut word = [0; 8];
@@ -64,13 +64,13 @@ impl Header {
         (valid && held <= RING_BYTES as u64).then_some(header)
     }
 
-    /// Whether the ring holds bytes that are nowhere else.
+    /// Whether the ring holds bytes that no file has.
     pub(super) fn is_dirty(&self) -> bool {
         self.incarnation != 0 && self.appended > self.drained
     }
 }
 
-/// Reads the header of a ring file; `None` if it is not one (any more, or yet).
+/// Reads the header of a ring file; `None` if it is not a ring file.
 pub(super) fn read_header(file: &File, path: &Path) -> Result<Option<Header>> {
     let mut page = [0; PAGE_BYTES];
     match file.read_exact_at(&mut page, 0) {
@@ -80,7 +80,7 @@ pub(super) fn read_header(file: &File, path: &Path) -> Result<Option<Header>> {
     }
 }
 
-/// The bytes of `incarnation` that the ring file holds and its segment's file may not.
+/// The bytes of `incarnation` in the ring file that its segment's file may not have.
 pub(super) fn read_tail(file: &File, path: &Path, incarnation: Epoch) -> Result<Option<LogTail>> {
     let Some(header) = read_header(file, path)? else { return Ok(None) };
     if !header.is_dirty() || header.incarnation != incarnation.0 {
@@ -98,8 +98,9 @@ pub(super) fn read_tail(file: &File, path: &Path, incarnation: Epoch) -> Result<
     if !read(first, start)? || !read(second, 0)? {
         return Ok(None);
     }
-    // A writer in another process may have gone on meanwhile. It overwrites only what it has
-    // drained to the segment's file before. So whatever it had not drained by now is as it was.
+    // A writer in another process may have continued meanwhile. It overwrites only bytes that it
+    // has written to the segment's file before. Therefore the bytes that it had not drained are
+    // unchanged.
     let Some(now) = read_header(file, path)? else { return Ok(None) };
     if now.incarnation != incarnation.0 || now.drained >= header.appended {
         return Ok(None);

@@ -1,18 +1,19 @@
-//! Log segments of the local file system: a small mapped ring takes each append as a memory copy;
-//! a drainer thread moves it to the segment's file in large writes.
+//! Log segments of the local file system. A small mapped ring takes each append as a copy in
+//! memory, and a drainer thread moves the bytes to the segment's file in large writes.
 //!
-//! The ring is a file in the segment's directory (`wal-0.ring`; 4 MiB and a page), allocated and
-//! prefaulted before use. Its pages belong to the kernel, so what was appended survives
-//! `kill -9`; [`tail`] finds it. Durability against power loss comes from the segment's file
-//! alone: a sync drains, then calls `fdatasync`.
+//! The ring is a file in the directory of the segment (`wal-0.ring`; 4 MiB and a page), which is
+//! allocated and prefaulted before use. Its pages belong to the kernel, so appended bytes survive
+//! `kill -9`, and [`tail`] finds them. Only the segment's file survives power loss: a sync drains,
+//! and then calls `fdatasync`.
 //!
-//! A segment falls back to one `write` for each append where a mapping could fault (network,
-//! copy-on-write and unknown file systems), and where the ring cannot be made or would take more
-//! than an eighth of the free room.
+//! A segment uses one `write` for each append instead if a mapping could fault (network,
+//! copy-on-write and unknown file systems), if the ring cannot be created, or if it would take more
+//! than an eighth of the free space. `docs/formats/wal.md` has the layout, and decision 0002 has
+//! the reasons.
 //!
-//! `docs/formats/wal.md` has the layout, and decision 0002 has the reasons.
-//! Thread-safe as [`LogFile`] and [`LogSync`](crate::fs::LogSync) say. A directory is used by one
-//! process (the database's lock file sees to it).
+//! Thread-safety: as [`LogFile`] and [`LogSync`](crate::fs::LogSync) say. One process uses a
+//! directory, which the lock file of the database ensures. Failure: the errors of a segment are
+//! sticky. Cost of an append: one copy in memory.
 
 mod layout;
 mod mapping;
@@ -34,8 +35,8 @@ use super::tables::with_room;
 use crate::context::IoContext;
 use crate::fs::{LogFile, LogOptions, LogTail};
 
-/// Creates the log segment `path`, on a ring where that is safe. See
-/// [`crate::FileSystem::create_log`].
+/// Creates the log segment `path`, with a ring if that is safe. [`crate::FileSystem::create_log`]
+/// has the contract.
 pub(super) fn create(
     path: &Path,
     _context: IoContext,
@@ -54,26 +55,26 @@ pub(super) fn create(
     }
 }
 
-/// Creates the log segment `path` without a ring: one `write` for each append. Only the owner may
-/// use it.
+/// Creates the log segment `path` without a ring, with one `write` for each append. Only the owner
+/// may use it.
 pub fn create_plain(path: &Path, options: &LogOptions) -> Result<Box<dyn LogFile>> {
     plain_log::create(path, options, Modes::default())
 }
 
-/// What the rings beside `path` hold of `incarnation` that its file may not. See
-/// [`crate::FileSystem::log_tail`].
+/// The bytes of `incarnation` in the rings next to `path` that its file may not have.
+/// [`crate::FileSystem::log_tail`] has the contract.
 pub fn tail(path: &Path, incarnation: Epoch) -> Result<Option<LogTail>> {
     ring::tail(directory(path), incarnation)
 }
 
-/// Empties the rings in `dir` that no open segment uses. See
-/// [`crate::FileSystem::clear_log_tails`].
+/// Empties the rings in `dir` that no open segment uses. [`crate::FileSystem::clear_log_tails`] has
+/// the contract.
 pub fn clear_tails(dir: &Path) -> Result<()> {
     ring::clear(dir)
 }
 
-/// Writes what the rings hold of those ranges of the segment into its file, and syncs the file. See
-/// [`crate::FileSystem::settle_log`].
+/// Writes the bytes that the rings have of the given ranges into the segment's file, and syncs it.
+/// [`crate::FileSystem::settle_log`] has the contract.
 pub fn settle(path: &Path, incarnation: Epoch, ranges: &[Range<u64>]) -> Result<()> {
     use std::os::unix::fs::FileExt as _;
     let failed = |doing: &'static str| move |error| Error::io(doing, path, error);
@@ -91,7 +92,7 @@ pub fn settle(path: &Path, incarnation: Epoch, ranges: &[Range<u64>]) -> Result<
     file.sync_all().map_err(failed("sync"))
 }
 
-/// The kernel's random number of this boot. See [`crate::FileSystem::boot_id`].
+/// The kernel's random number of this boot, for [`crate::FileSystem::boot_id`].
 #[must_use]
 pub fn boot_id() -> Option<[u8; 16]> {
     let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
@@ -106,8 +107,8 @@ fn directory(path: &Path) -> &Path {
     }
 }
 
-/// Whether writing to allocated pages of a mapped file cannot fail there for want of space or of a
-/// server: file systems that overwrite in place.
+/// Whether a write to allocated pages of a mapped file cannot fail for lack of space or of a
+/// server. That holds for file systems that overwrite in place.
 fn mapping_is_safe(dir: &Path) -> bool {
     const EXT: u64 = 0xef53;
     const XFS: u64 = 0x5846_5342;

@@ -1,11 +1,12 @@
-//! A ring and its drainer thread, and the pool that hands rings to segments.
+//! A ring with its drainer thread, and the pool that gives rings to segments.
 //!
-//! Owned by the open segment ([`super::segment::RingLog`]), which keeps it until it is dropped; a
-//! segment that is created meanwhile in the same directory takes over the ring of one that is
-//! finished, so that a rotation maps nothing. Invariants: 1. a ring serves one open segment at a
-//! time;
-//! 2. a ring that holds bytes that are nowhere else (a drain failed, the process was killed) is
-//! given to no segment until [`clear`] has been called: the next segment gets another file.
+//! The open segment ([`super::segment::RingLog`]) owns a ring until it is dropped. A new segment in
+//! the same directory takes over the ring of a finished one, so that a rotation maps nothing.
+//!
+//! Invariants:
+//! 1. A ring serves one open segment at a time.
+//! 2. A ring with bytes that no file has (after a failed drain or a killed process) serves no
+//!    segment until [`clear`] was called. The next segment gets another ring file.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -26,13 +27,13 @@ use crate::fs::LogTail;
 
 const PREFIX: &str = "wal-";
 const SUFFIX: &str = ".ring";
-/// Rings of one directory. More than two means that drains failed again and again.
+/// Limit of the rings of one directory. More than two exist only after repeated failures of drains.
 const RINGS_MAX: usize = 64;
-/// A ring file is made only where it takes at most this part of the free room. A segment works
-/// without a ring, and on a nearly full device the room is for files that nothing replaces.
+/// Part of the free space that a ring file may take. A segment works without a ring, and on an
+/// almost full device the space is needed for other files.
 const ROOM_SHARE: u64 = 8;
 
-/// What the drainer thread shares with the appender.
+/// State that the drainer thread and the appender share.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) mapping: Mapping,
@@ -42,7 +43,7 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    /// Tells the drainer that there is a chunk to write. A system call only if it sleeps.
+    /// Notifies the drainer of a chunk to write, with a system call only if it sleeps.
     #[inline]
     pub(super) fn wake(&self) {
         if let Some(drainer) = self.drainer.get() {
@@ -51,7 +52,7 @@ impl Shared {
     }
 
     fn drain_until_stopped(&self) {
-        // Whoever wakes before this is set finds a thread that has not slept yet.
+        // A notification before this store meets a thread that does not sleep yet.
         let _set = self.drainer.set(std::thread::current());
         while !self.stop.load(Ordering::Acquire) {
             let open = self.open.lock().clone();
@@ -63,7 +64,7 @@ impl Shared {
     }
 }
 
-/// A mapped ring; see the module.
+/// A mapped ring and its drainer.
 #[derive(Debug)]
 pub(super) struct Ring {
     path: PathBuf,
@@ -87,13 +88,13 @@ impl Ring {
         Ok(Self { path, shared, serving: AtomicBool::new(true), joiner })
     }
 
-    /// Gives the ring to a segment. The caller has claimed it.
+    /// Gives the ring, which the caller has claimed, to a segment.
     pub(super) fn serve(&self, open: Arc<Open>) {
         self.shared.mapping.assign(open.incarnation().0);
         *self.shared.open.lock() = Some(open);
     }
 
-    /// The segment is finished. Unless it is whole, the ring is kept as it is.
+    /// Ends the segment's use of the ring. A ring that was not drained completely stays as it is.
     pub(super) fn release(&self, whole: bool) {
         *self.shared.open.lock() = None;
         if whole {
@@ -111,7 +112,7 @@ impl Drop for Ring {
         self.shared.stop.store(true, Ordering::Release);
         self.shared.wake();
         if let Some(joiner) = self.joiner.take() {
-            // A panic of the drainer has shown as an unfinished drain already.
+            // A panic of the drainer has left an incomplete drain, which is handled already.
             let _joined = joiner.join();
         }
     }
@@ -131,8 +132,8 @@ fn create_file(path: &Path, modes: Modes) -> std::io::Result<File> {
     Ok(file)
 }
 
-/// A ring in `dir` that serves no segment and holds nothing, claimed for the caller. `Ok(None)`
-/// if every ring that there may be is taken, or the device has little room for another one.
+/// Claims a ring in `dir` that serves no segment and holds nothing. `Ok(None)` if all rings are in
+/// use, or if the device has too little space for another one.
 pub(super) fn take(dir: &Path, modes: Modes) -> Result<Option<Arc<Ring>>> {
     let dir = &dir.canonicalize().map_err(|error| Error::io("find", dir, error))?;
     let mut pool = POOL.lock();
@@ -169,7 +170,7 @@ pub(super) fn take(dir: &Path, modes: Modes) -> Result<Option<Arc<Ring>>> {
     Ok(None)
 }
 
-/// Whether the file is a whole ring already, or the device has room to spare for one.
+/// Whether the file is a complete ring already, or the device has space for one.
 fn has_room(dir: &Path, path: &Path, file: &File) -> Result<bool> {
     let len = file.metadata().map_err(|error| Error::io("look at", path, error))?.len();
     if len >= FILE_BYTES as u64 {
@@ -180,10 +181,11 @@ fn has_room(dir: &Path, path: &Path, file: &File) -> Result<bool> {
     Ok(room.f_bavail.saturating_mul(room.f_frsize) / ROOM_SHARE >= FILE_BYTES as u64)
 }
 
-/// Removes a ring file that could not be mapped: it may hold the last free bytes of the device.
+/// Removes a ring file that could not be mapped, because it may hold the last free bytes of the
+/// device.
 #[expect(clippy::disallowed_methods, reason = "this is the lowest layer")]
 fn give_space_back(path: &Path) {
-    // If it stays, it is tried again with the next segment.
+    // If the file stays, the next segment tries it again.
     let _removed = std::fs::remove_file(path);
 }
 
@@ -200,7 +202,7 @@ fn ring_files(dir: &Path) -> Result<Vec<PathBuf>> {
     Ok(paths)
 }
 
-/// What the rings in `dir` hold of `incarnation`.
+/// The bytes of `incarnation` in the rings of `dir`.
 pub(super) fn tail(dir: &Path, incarnation: Epoch) -> Result<Option<LogTail>> {
     for path in ring_files(dir)? {
         let file = with_room(|| std::fs::OpenOptions::new().read(true).open(&path));
@@ -212,8 +214,8 @@ pub(super) fn tail(dir: &Path, incarnation: Epoch) -> Result<Option<LogTail>> {
     Ok(None)
 }
 
-/// Empties every ring in `dir` that no open segment of this process uses; keeps the first one's
-/// file for the next segment.
+/// Empties every ring in `dir` that no open segment of this process uses, and keeps the file of the
+/// first one for the next segment.
 #[expect(clippy::disallowed_methods, reason = "this is the lowest layer")]
 pub(super) fn clear(dir: &Path) -> Result<()> {
     let dir = &dir.canonicalize().map_err(|error| Error::io("find", dir, error))?;

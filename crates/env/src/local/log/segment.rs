@@ -1,17 +1,19 @@
-//! [`RingLog`]: an open segment whose appends go to a ring.
+//! An open segment whose appends go to a ring: [`RingLog`].
 //!
-//! Owned by the log writer (`&mut`); [`RingSync`] handles are shared. Invariants: 1. `appended`
-//! moves only after the bytes were copied, `drained` only after `pwrite` returned; 2. chunks are
-//! written in order, under the `drain` lock, by whoever needs it: the drainer thread (whole
-//! chunks), a sync (everything), an append that finds the ring full; 3. a segment's first append is
-//! in its file on return, so that its header can always be read.
+//! The log writer owns the segment (`&mut`). Any thread may use [`RingSync`] handles.
 //!
-//! Failure: the first error of a drain is sticky for appends and syncs; the bytes stay in the
-//! ring, where recovery finds them, and [`RingLog::finish`] tries once more. The first error of an
-//! `fdatasync` or a write-through is sticky for both.
+//! Invariants:
+//! 1. `appended` advances after the bytes were copied, and `drained` after `pwrite` returned.
+//! 2. Chunks are written in order under the `drain` lock: by the drainer thread (complete chunks),
+//!    by a sync (everything), or by an append that finds the ring full.
+//! 3. The first append of a segment is in its file on return, so that its header can always be
+//!    read.
 //!
-//! Cost of an append: one copy and one release store; a wake-up of the drainer every
-//! [`CHUNK_BYTES`]. It waits only if the ring is full.
+//! Thread-safety: as the traits say. Failure: the first error of a drain is sticky for appends and
+//! syncs. The bytes stay in the ring, where recovery finds them, and [`RingLog::finish`] tries once
+//! more. The first error of an `fdatasync` or a write-through is sticky for both. Cost of an
+//! append: one copy and one release store, and a wake-up of the drainer every [`CHUNK_BYTES`]. An
+//! append waits only if the ring is full.
 
 use std::fs::File;
 use std::io::IoSlice;
@@ -28,9 +30,9 @@ use super::ring::{Ring, Shared};
 use crate::fs::{LogFile, LogSync};
 use crate::local::writeback;
 
-/// The drainer writes this much at once, at multiples of it.
+/// Number of bytes that the drainer writes at a time, at multiples of it.
 pub(super) const CHUNK_BYTES: u64 = 256 << 10;
-/// An append of at least this much goes to the file directly.
+/// Size from which an append goes directly to the file, in bytes.
 const WRITE_THROUGH_BYTES: u64 = 512 << 10;
 
 /// The part of an open segment that the drainer and the sync handles share.
@@ -41,24 +43,24 @@ pub(super) struct Open {
     incarnation: Epoch,
     ring: Arc<Shared>,
     drain: Mutex<Drain>,
-    /// Whether `drain.error` is set: what an append looks at.
+    /// Whether `drain.error` is set, which an append checks.
     failed: AtomicBool,
     synced: Mutex<Synced>,
 }
 
-/// What concurrent syncs share: the first error stops them all.
+/// State of concurrent syncs. The first error ends all of them.
 #[derive(Debug, Default)]
 struct Synced {
-    /// Bytes of the segment that the device has.
+    /// Offset through which the device has the segment.
     through: u64,
     error: Option<Error>,
 }
 
 #[derive(Debug, Default)]
 struct Drain {
-    /// Bytes of the segment that are in its file.
+    /// Offset through which the segment's file has its bytes.
     drained: u64,
-    /// The ring serves another segment now, or none.
+    /// Whether the ring serves another segment or none.
     finished: bool,
     error: Option<Error>,
 }
@@ -80,7 +82,7 @@ impl Open {
         self.incarnation
     }
 
-    /// Writes the next whole chunk, if there is one. Whether there may be more.
+    /// Writes the next complete chunk, if there is one. Returns whether there may be more.
     pub(super) fn drain_chunk(&self) -> bool {
         let mut drain = self.drain.lock();
         if drain.finished || drain.error.is_some() {
@@ -94,7 +96,7 @@ impl Open {
         self.write_through(&mut drain, next.min(whole)).is_ok()
     }
 
-    /// Writes everything that was appended before the call; how much that is.
+    /// Writes all bytes that were appended before the call. Returns their number.
     fn drain_all(&self) -> Result<u64> {
         let mut drain = self.drain.lock();
         if drain.finished {
@@ -135,22 +137,22 @@ impl Open {
     }
 }
 
-/// See [`LogFile::sync_handle`].
+/// The sync handle of a segment ([`LogFile::sync_handle`]).
 #[derive(Debug)]
 struct RingSync {
     open: Arc<Open>,
 }
 
 impl RingSync {
-    /// Has what was appended before the call written to the file and then `act` done to it: the
-    /// file, how much of it the device has, and how much it is to have.
+    /// Writes all bytes that were appended before the call to the file, and then runs `act` on it.
+    /// `act` gets the file, the offset through which the device has it, and the offset to reach.
     fn reach(
         &self,
         doing: &str,
         act: impl FnOnce(&File, u64, u64) -> std::io::Result<()>,
     ) -> Result<u64> {
         let through = self.open.drain_all()?;
-        // Concurrent calls wait here.
+        // Concurrent calls wait for this lock.
         let mut synced = self.open.synced.lock();
         if let Some(error) = &synced.error {
             return Err(error.clone());
@@ -178,13 +180,13 @@ impl LogSync for RingSync {
     }
 }
 
-/// See the module.
+/// A log segment whose appends are copies into a ring.
 #[derive(Debug)]
 pub(super) struct RingLog {
     open: Arc<Open>,
     ring: Arc<Ring>,
     len: u64,
-    /// What `drained` was when last looked at.
+    /// Value of `drained` at the last check.
     drained_seen: u64,
     finished: bool,
 }
@@ -206,7 +208,7 @@ impl RingLog {
         Ok(())
     }
 
-    /// Writes a large append behind everything earlier, without the ring.
+    /// Writes a large append after all earlier ones, without the ring.
     #[cold]
     fn append_through(&mut self, parts: &[&[u8]], total: u64) -> Result<()> {
         self.open.drain_all()?;
@@ -214,7 +216,7 @@ impl RingLog {
         if let Err(error) = write_parts(&self.open.file, parts, self.len) {
             return Err(self.open.fail(&mut drain, "append to", error));
         }
-        // In this order a kill in between leaves a ring that holds nothing.
+        // In this order a kill in between leaves an empty ring.
         drain.drained = self.len + total;
         self.open.ring.mapping.set_drained(drain.drained);
         self.open.ring.mapping.set_appended(drain.drained);
@@ -288,8 +290,8 @@ impl LogFile for RingLog {
         }
         self.finished = true;
         let mut drain = self.open.drain.lock();
-        // The cause of an earlier failure (a full device) may be gone: writing the same bytes
-        // to the same place again is safe. A torn direct append lies behind `appended`.
+        // The cause of an earlier failure (a full device) may have ended. Writing the same bytes to
+        // the same place again is safe. A torn direct append lies after `appended`.
         if drain.error.take().is_some() {
             self.open.failed.store(false, Ordering::Release);
         }
@@ -302,7 +304,7 @@ impl LogFile for RingLog {
     }
 
     fn append_trailer(&mut self, bytes: &[u8]) -> Result<()> {
-        // The ring may serve the next segment by now: the bytes go to the file directly.
+        // The ring may serve the next segment already, so the bytes go directly to the file.
         let written = self.open.file.write_all_at(bytes, self.len);
         written.map_err(|error| Error::io("append the trailer to", &self.open.path, error))
     }
@@ -316,7 +318,7 @@ impl LogFile for RingLog {
 impl Drop for RingLog {
     fn drop(&mut self) {
         if !self.finished {
-            // What cannot be written stays in the ring, where recovery finds it.
+            // Bytes that cannot be written stay in the ring, where recovery finds them.
             let _kept = self.finish();
         }
     }

@@ -41,7 +41,7 @@ impl Bench {
         std::fs::read(self.path(name)).unwrap()
     }
 
-    /// What recovery would see of the segment if the process were killed now.
+    /// The bytes that recovery would find of the segment if the process were killed now.
     fn recovered(&self, name: &str, incarnation: u64) -> Vec<u8> {
         let tail = tail(&self.path(name), Epoch(incarnation)).unwrap();
         let mut bytes = self.file(name);
@@ -68,7 +68,7 @@ fn bytes(rng: &mut Rng, len: usize) -> Vec<u8> {
 }
 
 #[test]
-fn everything_appended_is_found_at_every_moment() {
+fn every_appended_byte_is_found_at_every_moment() {
     let bench = Bench::new();
     let mut rng = Rng::with_seed(1);
     let mut log = bench.create("1.log", 7, None);
@@ -102,14 +102,14 @@ fn everything_appended_is_found_at_every_moment() {
 }
 
 #[test]
-fn settling_writes_the_given_ranges_alone() {
+fn settling_writes_only_the_given_ranges() {
     let bench = Bench::new();
     let mut log = bench.create("1.log", 7, None);
     log.append(&[&[1; 100]]).unwrap();
     assert_eq!(log.unwritten_bytes(), 0, "the first append is in the file");
     log.append(&[&[2; 300]]).unwrap();
     assert_eq!(log.unwritten_bytes(), 300);
-    // What a killed process leaves.
+    // The ring looks like that of a killed process.
     let left = Bench::new();
     for entry in std::fs::read_dir(bench.dir.path()).unwrap() {
         let from = entry.unwrap().path();
@@ -126,7 +126,7 @@ fn settling_writes_the_given_ranges_alone() {
 }
 
 #[test]
-fn syncs_beside_appends_report_only_what_is_in_the_file() {
+fn sync_during_appends_reports_only_bytes_in_the_file() {
     let bench = Bench::new();
     let mut log = bench.create("1.log", 7, None);
     let sync = log.sync_handle();
@@ -152,7 +152,7 @@ fn syncs_beside_appends_report_only_what_is_in_the_file() {
 }
 
 #[test]
-fn the_first_append_is_in_the_file_and_recycling_overwrites() {
+fn first_append_is_in_the_file_immediately() {
     let bench = Bench::new();
     let mut log = bench.create("1.log", 1, None);
     log.append(&[b"header"]).unwrap();
@@ -170,7 +170,7 @@ fn the_first_append_is_in_the_file_and_recycling_overwrites() {
 }
 
 #[test]
-fn a_finished_segments_ring_is_taken_over_and_an_open_ones_is_not() {
+fn ring_of_a_finished_segment_is_taken_over() {
     let bench = Bench::new();
     let mut first = bench.create("1.log", 1, None);
     first.append(&[b"one"]).unwrap();
@@ -206,7 +206,7 @@ fn leave_dirty_ring(bench: &Bench) -> Vec<u8> {
 }
 
 #[test]
-fn a_killed_process_tail_stays_until_it_is_cleared() {
+fn tail_of_a_killed_process_stays_until_cleared() {
     let bench = Bench::new();
     leave_dirty_ring(&bench);
     assert_eq!(bench.recovered("1.log", 1), b"headeracknowledged");
@@ -222,7 +222,7 @@ fn a_killed_process_tail_stays_until_it_is_cleared() {
 }
 
 #[test]
-fn foreign_ring_files_are_no_tails_and_do_no_harm() {
+fn foreign_ring_file_is_no_tail() {
     let bench = Bench::new();
     let good = leave_dirty_ring(&bench);
     let mut rng = Rng::with_seed(3);
@@ -235,7 +235,7 @@ fn foreign_ring_files_are_no_tails_and_do_no_harm() {
         if round % 10 == 0 {
             ring.truncate(rng.usize(..FILE_BYTES));
         }
-        // Only the start is rewritten: the rest does not change.
+        // Only the start is rewritten, and the rest stays.
         let file = File::options().write(true).open(bench.path("wal-0.ring")).unwrap();
         file.set_len(ring.len() as u64).unwrap();
         file.write_all_at(&ring[..ring.len().min(256)], 0).unwrap();
@@ -255,7 +255,7 @@ fn foreign_ring_files_are_no_tails_and_do_no_harm() {
 }
 
 #[test]
-fn a_failed_drain_is_sticky_and_loses_nothing() {
+fn failed_drain_is_sticky_and_loses_nothing() {
     let bench = Bench::new();
     let file = File::from(memfd_create("segment", MemfdFlags::ALLOW_SEALING).unwrap());
     let segment = file.try_clone().unwrap();
@@ -279,7 +279,7 @@ fn a_failed_drain_is_sticky_and_loses_nothing() {
 }
 
 #[test]
-fn the_boot_has_one_name() {
+fn boot_id_stays_the_same() {
     assert!(boot_id().is_some());
     assert_eq!(boot_id(), boot_id());
 }

@@ -1,14 +1,14 @@
-//! Mapped parts of files: the only `unsafe` code of the byte-addressable driver.
+//! Mapped parts of files: the only `unsafe` code of the driver for byte-addressable devices.
 //!
-//! Invariants: 1. the mapped range lay within the file, with its blocks allocated where it is
-//! written, when it was mapped; whoever owns a mapping sees to it that the file is not shortened
-//! below the range while the mapping lives; 2. `base` is the start of a shared mapping of `len`
-//! bytes until the drop; 3. a [`WriteWindow`] has one owner, which alone copies into it; what a
-//! [`ReadMap`] shows is copied out and never handed out as a reference, because another process
-//! could change it.
+//! Invariants:
+//! 1. When a range is mapped, it lies within the file, and its blocks are allocated if it will be
+//!    written. The owner of a mapping ensures that the file is not shortened below the range.
+//! 2. `base` is the start of a shared mapping of `len` bytes until the drop.
+//! 3. A [`WriteWindow`] has one owner, which alone copies into it. A [`ReadMap`] copies bytes out
+//!    and never returns a reference to them, because another process could change them.
 //!
-//! What is left of failure: a medium that fails under a page ends the process with SIGBUS, as it
-//! does for every user of a DAX mapping.
+//! Thread-safety: as the types say. Failure: a medium that fails under a page ends the process with
+//! SIGBUS, as for every user of a DAX mapping.
 
 use std::ffi::c_void;
 use std::fs::File;
@@ -24,14 +24,14 @@ struct Mapping {
     len: usize,
 }
 
-// SAFETY: plain shared memory that belongs to this value; invariant 3 says who touches it.
+// SAFETY: the value owns plain shared memory, and invariant 3 says which code accesses it.
 unsafe impl Send for Mapping {}
-// SAFETY: as above.
+// SAFETY: the same reason as for `Send`.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
     fn new(file: &File, offset: u64, len: usize, protection: ProtFlags) -> io::Result<Self> {
-        // SAFETY: a new mapping at an address that the kernel chooses; the range is in the file.
+        // SAFETY: the kernel chooses the address of the new mapping, and the range is in the file.
         let base =
             unsafe { mmap(std::ptr::null_mut(), len, protection, MapFlags::SHARED, file, offset) }?;
         let base = NonNull::new(base.cast::<u8>()).ok_or(Errno::FAULT)?;
@@ -41,12 +41,13 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the range is the mapping of `new`, unmapped once. Failure would leave it mapped.
+        // SAFETY: the range is the mapping of `new`, and it is unmapped once. A failure leaves it
+        // mapped.
         let _unmapped = unsafe { munmap(self.base.as_ptr().cast::<c_void>(), self.len) };
     }
 }
 
-/// A whole file, to be read.
+/// A mapping of a whole file for reading.
 #[derive(Debug)]
 pub(super) struct ReadMap {
     mapping: Option<Mapping>,
@@ -63,7 +64,7 @@ impl ReadMap {
         Ok(Self { mapping })
     }
 
-    /// Copies from `offset` to `buf`; `false` if that is not within the mapping.
+    /// Copies from `offset` to `buf`. Returns `false` if the range is not within the mapping.
     #[inline]
     pub(super) fn copy_to(&self, offset: u64, buf: &mut [u8]) -> bool {
         let len = self.mapping.as_ref().map_or(0, |mapping| mapping.len) as u64;
@@ -71,8 +72,8 @@ impl ReadMap {
             return false;
         }
         if let Some(mapping) = &self.mapping {
-            // SAFETY: the source lies within the mapping (checked above); the target is a slice
-            // of the caller's, which cannot overlap memory that only this type points to.
+            // SAFETY: the check above ensures that the source lies within the mapping. The target
+            // is a slice of the caller, which cannot overlap memory that only this type points to.
             unsafe {
                 let from = mapping.base.as_ptr().add(offset as usize);
                 std::ptr::copy_nonoverlapping(from, buf.as_mut_ptr(), buf.len());
@@ -82,14 +83,14 @@ impl ReadMap {
     }
 }
 
-/// A part of a file that is being written.
+/// A mapping of a part of a file for writing.
 #[derive(Debug)]
 pub(super) struct WriteWindow {
     mapping: Mapping,
 }
 
 impl WriteWindow {
-    /// Maps `len` bytes at `offset` (a multiple of the page size), whose blocks are allocated.
+    /// Maps `len` bytes at `offset`, a multiple of the page size. Their blocks are allocated.
     pub(super) fn new(file: &File, offset: u64, len: usize) -> io::Result<Self> {
         let mapping = Mapping::new(file, offset, len, ProtFlags::READ | ProtFlags::WRITE)?;
         Ok(Self { mapping })
@@ -100,7 +101,8 @@ impl WriteWindow {
     pub(super) fn write(&mut self, at: usize, bytes: &[u8]) {
         let end = at.checked_add(bytes.len());
         assert!(end.is_some_and(|end| end <= self.mapping.len), "a write beyond its window");
-        // SAFETY: the target lies within the mapping (asserted above), which `&mut self` owns.
+        // SAFETY: the assertion above ensures that the target lies within the mapping, which
+        // `&mut self` owns.
         unsafe {
             let to = self.mapping.base.as_ptr().add(at);
             std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len());

@@ -1,17 +1,21 @@
-//! The byte-addressable driver: tables on persistent memory, a DAX mount or tmpfs, without a
-//! system call for each read and write.
+//! The driver for byte-addressable devices: tables on persistent memory, a DAX mount or tmpfs,
+//! without a system call for each read and write.
 //!
-//! [`MappedFs`] is the local file system but for tables (`FileClass::Sst`): they are written by
-//! copying into mapped windows of allocated blocks and read by copying out of a mapping of the
-//! whole file. Logs are mapped by the local file system itself ([`super::log`]); small files stay
-//! as they are.
+//! [`MappedFs`] differs from the local file system in tables (`FileClass::Sst`). It writes them by
+//! copying into mapped windows of allocated blocks, and reads them by copying out of a mapping of
+//! the whole file. The local file system itself maps logs ([`super::log`]). Small files are not
+//! mapped.
 //!
-//! Invariants: 1. blocks are allocated before they are mapped, so that no store meets a full
-//! device; 2. the file has exactly the length that was appended after each `flush`, `sync` and
-//! after the drop; between them it may be longer; 3. `sync` flushes every window that was written
-//! since the last one, then the length (`fdatasync`). Failure: a full device shows when a window is
-//! made, as an error; a medium that fails under a mapped page ends the process (SIGBUS). Cost:
-//! three system calls for each window of 4 MiB, none for a read.
+//! Invariants:
+//! 1. Blocks are allocated before they are mapped, so that no store meets a full device.
+//! 2. The file has exactly the appended length after each `flush`, `sync` and drop. In between it
+//!    may be longer.
+//! 3. `sync` flushes every window that was written since the last one, and then the length
+//!    (`fdatasync`).
+//!
+//! Thread-safety: as the traits say. Failure: a full device is an error of the creation of a
+//! window. A medium that fails under a mapped page ends the process (SIGBUS). Cost: three system
+//! calls for each window of 4 MiB, and none for a read.
 
 #![expect(clippy::disallowed_methods, reason = "the layer that all other file access goes through")]
 
@@ -36,23 +40,23 @@ use crate::context::{FileClass, IoContext};
 use crate::failure::past_end;
 use crate::fs::{CreateOptions, FileSystem, OpenOptions, RandomFile, WritableFile};
 
-/// How much of a file is mapped for writing at once; a multiple of every page size.
+/// Size of the window that is mapped for writing, a multiple of every page size.
 const WINDOW_BYTES: u64 = 4 << 20;
 
-/// See the module.
+/// The local file system with mapped tables.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct MappedFs {
     local: LocalFs,
 }
 
 impl MappedFs {
-    /// A handle of the local file system whose tables are mapped.
+    /// Makes a handle of the local file system whose tables are mapped.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// A handle that also opens what it creates to the group.
+    /// Makes a handle that also gives the group access to created files.
     #[must_use]
     pub fn for_group(access: GroupAccess) -> Self {
         Self { local: LocalFs::for_group(access) }
@@ -127,7 +131,7 @@ struct MappedWriter {
     len: u64,
     /// Whether the file has the length `len`.
     exact: bool,
-    /// Where the mapped window begins, and it.
+    /// Start of the mapped window, and the window.
     window: Option<(u64, WriteWindow)>,
     failed: Option<Error>,
 }
@@ -143,7 +147,7 @@ impl MappedWriter {
         self.failed.clone().map_or(Ok(()), Err)
     }
 
-    /// Flushes the window that is left behind and maps the one that `self.len` lies in.
+    /// Flushes the current window, and maps the one that contains `self.len`.
     fn next_window(&mut self) -> io::Result<()> {
         if let Some((_, window)) = self.window.take() {
             window.flush()?;
@@ -161,7 +165,8 @@ impl MappedWriter {
         Ok(())
     }
 
-    /// Gives the file its length. The window goes: what lies behind the end may not be mapped.
+    /// Sets the length of the file. The window is removed, because bytes after the end must not
+    /// stay mapped.
     fn cut(&mut self) -> io::Result<()> {
         if self.exact {
             return Ok(());
@@ -212,7 +217,7 @@ impl WritableFile for MappedWriter {
 impl Drop for MappedWriter {
     fn drop(&mut self) {
         if self.failed.is_none() {
-            // Who wants to know whether it worked has flushed before.
+            // A caller that needs the outcome has flushed before.
             let _cut = self.cut();
         }
     }

@@ -7,7 +7,7 @@ const TABLE: IoContext =
     IoContext { level: Some(0), ..IoContext::new(FileClass::Sst, IoPurpose::Flush) };
 
 #[test]
-fn what_is_written_through_windows_is_read_back_and_the_length_is_exact() {
+fn bytes_written_through_windows_are_read_back() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("1.sst");
     let fs = MappedFs::new();
@@ -39,7 +39,7 @@ fn what_is_written_through_windows_is_read_back_and_the_length_is_exact() {
 }
 
 #[test]
-fn an_empty_table_can_be_opened() {
+fn empty_table_can_be_opened() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("1.sst");
     let fs = MappedFs::new();

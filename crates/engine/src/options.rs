@@ -28,17 +28,6 @@ pub enum RecoveryMode {
     AssumePowerLoss,
 }
 
-/// Who runs flushes and compactions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum BackgroundMode {
-    /// Threads of the database.
-    #[default]
-    Threads,
-    /// Nobody until a test calls `Db::step_background`.
-    Manual,
-}
-
 /// How blocks are compressed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -72,8 +61,6 @@ pub struct DbOptions {
     /// part of its keys (*subcompactions*), in addition to `max_background_jobs`. Buckets make them
     /// unnecessary; they are the classic rival to compare with. At most 64. Default 1.
     pub subcompactions_max: usize,
-    /// Who runs background work. Default threads.
-    pub background: BackgroundMode,
     /// Bytes of a log segment. Default 64 MiB.
     pub wal_segment_bytes: u64,
     /// Bound on all closed log segments: beyond it, memtables that pin the oldest are flushed.
@@ -124,7 +111,6 @@ impl Default for DbOptions {
             read_only: false,
             max_background_jobs: 2,
             subcompactions_max: 1,
-            background: BackgroundMode::Threads,
             wal_segment_bytes: 64 << 20,
             wal_bytes_max: 0,
             recovery_mode: RecoveryMode::TolerateTornTail,

@@ -77,4 +77,15 @@ mod tests {
         let text = out_of_range.to_string();
         assert!(text.contains("families.default") && text.contains("at least 2"), "{text}");
     }
+
+    #[test]
+    fn background_mode_is_an_unknown_setting() {
+        for mode in ["manual", "threads"] {
+            let text = format!("[database]\nbackground = \"{mode}\"\n");
+            let error = Settings::parse(&text).unwrap_err();
+            assert_eq!(error.kind(), archipelago_base::ErrorKind::InvalidArgument);
+            assert!(error.to_string().contains("unknown field `background`"), "{error}");
+        }
+        assert!(!Settings::default().to_toml().unwrap().contains("background ="));
+    }
 }

@@ -13,6 +13,7 @@ use archipelago_base::budget::ByteBudget;
 use archipelago_base::clock::{Clock, SystemClock};
 use archipelago_base::random::Rng;
 use archipelago_engine::compaction::job::{CompactionSpec, Input, run_compaction};
+use archipelago_engine::db::BackgroundMode;
 use archipelago_engine::extension::Registry;
 use archipelago_engine::file_meta::{FileMeta, sst_name};
 use archipelago_engine::flush::{FlushSpec, run_flush};
@@ -22,7 +23,6 @@ use archipelago_engine::job::{Cancel, JobContext, ShardRef, ShardSource};
 use archipelago_engine::key::Kind;
 use archipelago_engine::manifest::{VersionEdit, VersionSet};
 use archipelago_engine::memtable::{SealedShard, Shard, SlabPool};
-use archipelago_engine::options::BackgroundMode;
 use archipelago_engine::sst::BlockCache;
 use archipelago_env::mem::MemFs;
 
@@ -260,10 +260,10 @@ fn write_cost() -> Result<f64> {
         let components = Components {
             fs: Arc::new(MemFs::new()),
             families: [("default".to_owned(), options)].into(),
+            background: BackgroundMode::Manual,
             ..Components::default()
         };
-        let options = DbOptions { background: BackgroundMode::Manual, ..DbOptions::default() };
-        let db = Db::open_with(Path::new("/db"), options, components)?;
+        let db = Db::open_with(Path::new("/db"), DbOptions::default(), components)?;
         let mut rng = Rng::with_seed(1);
         let mut value = [0u8; VALUE_BYTES];
         rng.fill(&mut value[..VALUE_BYTES / 2]);

@@ -33,6 +33,7 @@ use crate::db::background::rebalance::Balance;
 use crate::db::lifecycle::catch_up::Following;
 use crate::db::lifecycle::open::FaultPoint;
 use crate::db::read::snapshot::{HeldFamily, Snapshots};
+use crate::db::state::background_mode::BackgroundMode;
 use crate::db::state::family::{Family, SuperVersion};
 use crate::db::state::health::Health;
 use crate::db::state::job_threads::Hands;
@@ -142,6 +143,7 @@ pub(crate) struct DbInner {
     pub(crate) token: u64,
     pub(crate) dir: PathBuf,
     pub(crate) options: DbOptions,
+    pub(crate) background: BackgroundMode,
     pub(crate) fs: Arc<dyn FileSystem>,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) registry: Registry,

@@ -40,6 +40,7 @@ pub use read::options::ReadOptions;
 pub use read::scan::Iter;
 pub(crate) use read::scan::{bounds_of, check_bounds, scan};
 pub use read::snapshot::Snapshot;
+pub use state::background_mode::BackgroundMode;
 pub use state::family::ColumnFamily;
 pub(crate) use state::family::Family;
 pub(crate) use write::commit::CommitState;

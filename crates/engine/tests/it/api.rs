@@ -20,7 +20,7 @@ use archipelago_env::stats::CountingFs;
 use archipelago_env::{FileClass, FileSystem, IoPurpose};
 use parking_lot::Mutex;
 
-use crate::support::{open, over, small_db, small_family};
+use crate::support::{open, over, small_db, small_family, stepped};
 
 fn key(n: u32) -> Vec<u8> {
     format!("key{n:06}").into_bytes()
@@ -444,7 +444,7 @@ fn a_read_only_open_sees_all_and_changes_nothing() {
     let reader = DbOptions { read_only: true, ..small_db() };
     for left in [fs.kill_clone(), fs] {
         let before = names(&left, "/db");
-        let components = Components { fs: Arc::new(left.clone()), ..Components::default() };
+        let components = Components { fs: Arc::new(left.clone()), ..stepped() };
         let copy = Db::open_with("/db", reader.clone(), components).unwrap();
         assert_eq!(copy.get(b"last").unwrap().as_deref(), Some(&b"only in the log"[..]));
         for n in 0..500 {

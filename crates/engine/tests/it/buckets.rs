@@ -7,13 +7,13 @@ use archipelago_base::{Error, ErrorKind};
 use archipelago_engine::db::{Components, Db, FaultPoint, ReadOptions};
 use archipelago_engine::event::{Event, EventListener};
 use archipelago_engine::key::KeyRange;
-use archipelago_engine::options::{BackgroundMode, CfOptions, DbOptions, WriteOptions};
+use archipelago_engine::options::{CfOptions, DbOptions, WriteOptions};
 use archipelago_engine::stats::Ticker;
 use archipelago_env::fault::{Fault, FaultFs, Operation, Rule};
 use archipelago_env::mem::MemFs;
 use parking_lot::Mutex;
 
-use crate::support::{over, small_db, small_family};
+use crate::support::{in_threads, over, small_db, small_family};
 
 const VALUE: [u8; 100] = [7; 100];
 
@@ -345,9 +345,8 @@ fn a_crash_around_a_change_leaves_all_that_was_synced() {
 
 #[test]
 fn boundaries_move_under_threads_too() {
-    let options =
-        DbOptions { background: BackgroundMode::Threads, max_background_jobs: 4, ..small_db() };
-    let mut world = World::new(options, family());
+    let options = DbOptions { max_background_jobs: 4, ..small_db() };
+    let mut world = World::open(in_threads(over(&MemFs::new(), family())), options);
     for n in 0..1000 {
         world.put(n * 99_991);
     }

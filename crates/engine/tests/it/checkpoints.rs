@@ -20,7 +20,7 @@ use archipelago_env::{
 use parking_lot::Mutex;
 
 use crate::crash_model::{self as model, Hooks, Model, Op, Script};
-use crate::support::{over, small_db, small_family};
+use crate::support::{over, small_db, small_family, stepped};
 
 const UNLOGGED: WriteOptions = WriteOptions {
     sync: false,
@@ -341,7 +341,7 @@ fn check(run: &Arc<Mutex<Run>>, round: u64) -> bool {
         Db::open_with(
             "/copy",
             model::manual(),
-            Components { fs: Arc::clone(&disk), seed: Some(9), ..Components::default() },
+            Components { fs: Arc::clone(&disk), seed: Some(9), ..stepped() },
         )
         .unwrap_or_else(|error| panic!("{label}: {error}"))
     };

@@ -9,7 +9,7 @@ use archipelago_base::ErrorKind;
 use archipelago_engine::db::{ColumnFamily, Components, Db, IngestOptions, ReadOptions};
 use archipelago_engine::event::{Event, EventListener};
 use archipelago_engine::key::KeyRange;
-use archipelago_engine::options::{BackgroundMode, CfOptions, DbOptions, WriteOptions};
+use archipelago_engine::options::{CfOptions, DbOptions, WriteOptions};
 use archipelago_engine::sst::{SstWriter, TableOptions};
 use archipelago_engine::stats::Ticker;
 use archipelago_engine::wal::WriteBatch;
@@ -17,7 +17,7 @@ use archipelago_env::FileSystem;
 use archipelago_env::local::LocalFs;
 use archipelago_env::mem::MemFs;
 
-use crate::support::{small_db, small_family};
+use crate::support::{in_threads, small_db, small_family, stepped};
 
 const WRITERS: u64 = 3;
 const BATCHES: u64 = 150;
@@ -254,7 +254,7 @@ impl World {
         dir: &Path,
         before: &[u64],
     ) -> archipelago_base::Result<()> {
-        let copy = Db::open_with(dir, small_db(), Components { fs, ..Components::default() })?;
+        let copy = Db::open_with(dir, small_db(), Components { fs, ..stepped() })?;
         let mut last = vec![0; WRITERS as usize];
         for name in ["default", "second"] {
             let family = copy.family(name)?;
@@ -331,8 +331,7 @@ impl Drop for EndAll<'_> {
 
 fn run(fs: Arc<dyn FileSystem>, memory: Option<MemFs>, dir: &Path) {
     let family = CfOptions { write_buffer_bytes: 8 << 10, buckets: 4, ..small_family() };
-    let options =
-        DbOptions { background: BackgroundMode::Threads, max_background_jobs: 3, ..small_db() };
+    let options = DbOptions { max_background_jobs: 3, ..small_db() };
     let components = Components {
         fs: Arc::clone(&fs),
         families: [("default".to_owned(), family.clone())].into_iter().collect(),
@@ -411,9 +410,8 @@ fn synced_writes_of_many_threads_survive_kill_and_power_loss() {
     const THREADS: u64 = 8;
     const WRITES: u64 = 150;
     let fs = MemFs::new();
-    let options = DbOptions { background: BackgroundMode::Threads, ..small_db() };
-    let components = crate::support::over(&fs, small_family());
-    let db = Db::open_with("/db", options, components).unwrap();
+    let components = in_threads(crate::support::over(&fs, small_family()));
+    let db = Db::open_with("/db", small_db(), components).unwrap();
     std::thread::scope(|threads| {
         for thread in 0..THREADS {
             let db = &db;

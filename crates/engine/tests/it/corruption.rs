@@ -14,6 +14,7 @@ use archipelago_env::mem::MemFs;
 use archipelago_env::{FileClass, FileSystem, IoContext, IoPurpose};
 
 use crate::crash_model::{self as model, Contents, Model, Script};
+use crate::support::stepped;
 
 pub(crate) type Files = BTreeMap<String, Vec<u8>>;
 
@@ -218,7 +219,7 @@ fn refused(
 }
 
 fn components(fs: &MemFs) -> Components {
-    Components { fs: Arc::new(fs.clone()), ..Components::default() }
+    Components { fs: Arc::new(fs.clone()), ..stepped() }
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::time::Duration;
 use archipelago_base::clock::ManualClock;
 use archipelago_engine::db::{Components, Db};
 use archipelago_engine::key::KeyRange;
-use archipelago_engine::options::{BackgroundMode, CfOptions, DbOptions, WriteOptions};
+use archipelago_engine::options::{CfOptions, DbOptions, WriteOptions};
 use archipelago_env::mem::MemFs;
 
 use crate::support::over;
@@ -29,9 +29,7 @@ impl Bench {
             ..CfOptions::default()
         };
         let components = Components { clock: Arc::clone(&clock) as _, ..over(&fs, family) };
-        let background = BackgroundMode::Manual;
-        let options = DbOptions { background, ..DbOptions::default() };
-        Self { db: Db::open_with("/db", options, components).unwrap(), clock }
+        Self { db: Db::open_with("/db", DbOptions::default(), components).unwrap(), clock }
     }
 
     /// Does `write` and flushes what is sealed.

@@ -20,7 +20,7 @@ use archipelago_tier::TieredFs;
 use parking_lot::Mutex;
 
 use crate::crash_model::{self as model, Hooks, Model, Op, Script};
-use crate::support::{Beneath, over};
+use crate::support::{Beneath, over, stepped};
 
 /// A disk after power loss, and which prefixes it may hold.
 struct Crashed {
@@ -183,7 +183,7 @@ impl Run {
     fn check_checkpoint(&self) {
         self.db().checkpoint("/copy").unwrap();
         let fs: Arc<dyn FileSystem> = Arc::new(self.disk.crash_clone(self.seed));
-        let components = Components { fs, seed: Some(3), ..Components::default() };
+        let components = Components { fs, seed: Some(3), ..stepped() };
         let copy = Db::open_with("/copy", options(self.seed), components).unwrap();
         let held = model::hash(&model::contents(&copy).unwrap());
         assert_eq!(held, self.model.hash, "seed {}: the checkpoint differs", self.seed);

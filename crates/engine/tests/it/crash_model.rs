@@ -20,7 +20,7 @@ use archipelago_env::FileSystem;
 
 use crate::beside::Beside;
 use crate::fragile::Fragile;
-use crate::support::{small_db, small_family};
+use crate::support::{small_db, small_family, stepped};
 
 /// Families that every run has; a fourth comes and goes.
 pub(crate) const FAMILIES: [&str; 3] = ["default", "counters", "texts"];
@@ -74,7 +74,7 @@ pub(crate) struct Hooks {
     pub(crate) fragile: Fragile,
 }
 
-/// Opens the database of a run (the families must exist).
+/// Opens the database of a run (the families must exist). The test steps its background work.
 pub(crate) fn open_over(fs: Arc<dyn FileSystem>, options: DbOptions, hooks: &Hooks) -> Result<Db> {
     let families = [("default".to_owned(), family_options("default"))].into_iter().collect();
     let components = Components {
@@ -83,7 +83,7 @@ pub(crate) fn open_over(fs: Arc<dyn FileSystem>, options: DbOptions, hooks: &Hoo
         registry: hooks.fragile.registry(),
         fault_point: Some(hooks.beside.fault_point()),
         seed: Some(7),
-        ..Components::default()
+        ..stepped()
     };
     Db::open_with("/db", options, components)
 }
@@ -97,12 +97,12 @@ pub(crate) fn create(fs: Arc<dyn FileSystem>, options: DbOptions, hooks: &Hooks)
     db
 }
 
-/// Stepped by hand, compactions cut into parts.
+/// Small sizes, compactions cut into parts.
 pub(crate) fn manual() -> DbOptions {
     cut_into(3)
 }
 
-/// Stepped by hand, compactions cut into at most so many parts.
+/// Small sizes, compactions cut into at most so many parts.
 pub(crate) fn cut_into(subcompactions_max: usize) -> DbOptions {
     DbOptions { subcompactions_max, ..small_db() }
 }

@@ -5,13 +5,13 @@ use std::sync::{Arc, OnceLock};
 use archipelago_base::ErrorKind;
 use archipelago_engine::db::{Components, Db, FaultPoint, ReadOptions};
 use archipelago_engine::key::KeyRange;
-use archipelago_engine::options::{BackgroundMode, CfOptions, DbOptions, WriteOptions};
+use archipelago_engine::options::{CfOptions, WriteOptions};
 use archipelago_engine::stats::Ticker;
 use archipelago_env::FileSystem;
 use archipelago_env::mem::MemFs;
 use parking_lot::{Condvar, Mutex};
 
-use crate::support::{open, over, small_db, small_family};
+use crate::support::{in_threads, open, over, small_db, small_family};
 
 fn key(n: u32) -> Vec<u8> {
     format!("key{n:04}").into_bytes()
@@ -135,9 +135,8 @@ fn writer_that_waits_for_a_dropped_family_gets_an_error() {
         }
         Ok(())
     });
-    let options = DbOptions { background: BackgroundMode::Threads, ..small_db() };
     let components = Components { fault_point: Some(hold), ..over(&fs, small_family()) };
-    let db = Db::open_with("/db", options, components).unwrap();
+    let db = Db::open_with("/db", small_db(), in_threads(components)).unwrap();
     let small = CfOptions { write_buffer_bytes: 4 << 10, write_buffers_max: 2, ..small_family() };
     let family = db.create_family("gone", small).unwrap();
     let (db, family) = (&db, &family);

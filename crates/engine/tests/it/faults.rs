@@ -9,10 +9,10 @@ use std::time::Duration;
 
 use archipelago_base::clock::SystemClock;
 use archipelago_base::{Error, ErrorKind, FileNo, Result, SeqNo};
-use archipelago_engine::db::{Components, Db, FaultPoint};
+use archipelago_engine::db::{BackgroundMode, Components, Db, FaultPoint};
 use archipelago_engine::event::{Event, EventListener, Listeners};
 use archipelago_engine::key::KeyRange;
-use archipelago_engine::options::{BackgroundMode, DbOptions, RecoveryMode, WriteOptions};
+use archipelago_engine::options::{DbOptions, RecoveryMode, WriteOptions};
 use archipelago_engine::stats::Ticker;
 use archipelago_engine::wal;
 use archipelago_env::FileSystem;
@@ -22,6 +22,7 @@ use parking_lot::Mutex;
 
 use crate::crash_model::{self as model, Hooks, Model, Op, Script};
 use crate::fragile::Fragile;
+use crate::support::stepped;
 
 /// Operations of a run of the sweep.
 const STEPS: usize = 70;
@@ -436,17 +437,13 @@ impl EventListener for Errors {
     }
 }
 
-fn threads() -> DbOptions {
-    DbOptions { background: BackgroundMode::Threads, ..model::manual() }
-}
-
-fn open_listening(fs: &FaultFs, errors: &Arc<Errors>, options: DbOptions) -> Db {
+fn open_listening(fs: &FaultFs, errors: &Arc<Errors>, background: BackgroundMode) -> Db {
     let mut listeners = Listeners::default();
     listeners.add(Arc::clone(errors) as Arc<dyn EventListener>);
     let families = [("default".to_owned(), model::family_options("default"))].into_iter().collect();
     let fs = Arc::new(fs.clone());
-    Db::open_with("/db", options, Components { fs, families, listeners, ..Components::default() })
-        .unwrap()
+    let components = Components { fs, families, listeners, background, ..Components::default() };
+    Db::open_with("/db", model::manual(), components).unwrap()
 }
 
 fn eventually(what: &str, mut done: impl FnMut() -> bool) {
@@ -462,7 +459,7 @@ fn eventually(what: &str, mut done: impl FnMut() -> bool) {
 fn failing_background_work_is_counted_told_and_shown_and_holds_no_writer_for_ever() {
     let faults = FaultFs::new(Arc::new(MemFs::new()), 1);
     let errors = Arc::new(Errors::default());
-    let db = open_listening(&faults, &errors, threads());
+    let db = open_listening(&faults, &errors, BackgroundMode::Threads);
     faults.add(Rule::on(Operation::Create).path(".sst"));
     let (mut written, mut refused) = (0u32, None);
     while refused.is_none() {
@@ -490,7 +487,7 @@ fn failing_background_work_is_counted_told_and_shown_and_holds_no_writer_for_eve
         db.property(db.default_family(), "archipelago.health").as_deref() == Some("healthy")
     });
     db.close().unwrap();
-    let db = open_listening(&faults, &errors, threads());
+    let db = open_listening(&faults, &errors, BackgroundMode::Threads);
     for n in 0..written {
         assert!(db.get(format!("{n:06}").as_bytes()).unwrap().is_some(), "{n}");
     }
@@ -501,7 +498,7 @@ fn random_errors_under_many_writers_lose_nothing_acknowledged() {
     let disk = MemFs::new();
     let faults = FaultFs::new(Arc::new(disk.clone()), 2);
     let errors = Arc::new(Errors::default());
-    let db = open_listening(&faults, &errors, threads());
+    let db = open_listening(&faults, &errors, BackgroundMode::Threads);
     let written = Mutex::new(Vec::new());
     let write = |thread: u32, count: u32| {
         for n in 0..count {
@@ -547,9 +544,9 @@ fn random_errors_under_many_writers_lose_nothing_acknowledged() {
     };
     all_there(&db, "running");
     let killed = FaultFs::new(Arc::new(disk.kill_clone()), 0);
-    all_there(&open_listening(&killed, &errors, threads()), "killed");
+    all_there(&open_listening(&killed, &errors, BackgroundMode::Threads), "killed");
     db.close().unwrap();
-    all_there(&open_listening(&faults, &errors, threads()), "reopened");
+    all_there(&open_listening(&faults, &errors, BackgroundMode::Threads), "reopened");
 }
 
 #[test]
@@ -559,7 +556,7 @@ fn failed_read_of_a_large_expiring_value_is_tried_again() {
     for nth in 1.. {
         let faults = FaultFs::new(Arc::new(MemFs::new()), 3);
         let errors = Arc::new(Errors::default());
-        let db = open_listening(&faults, &errors, model::manual());
+        let db = open_listening(&faults, &errors, BackgroundMode::Manual);
         let (cf, options) = (db.default_family(), WriteOptions::default());
         faults.add(Rule::on(Operation::Read).path(".sst").nth(nth));
         for n in 0..8 {
@@ -602,7 +599,7 @@ fn open_armed(disk: &MemFs, point: &'static str, armed: &Arc<Mutex<u32>>) -> Res
     let families = [("default".to_owned(), model::family_options("default"))].into_iter().collect();
     let fs = Arc::new(disk.clone());
     let fault_point = Some(fault_point);
-    let components = Components { fs, families, fault_point, ..Components::default() };
+    let components = Components { fs, families, fault_point, ..stepped() };
     Db::open_with("/db", model::manual(), components)
 }
 

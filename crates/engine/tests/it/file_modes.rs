@@ -10,7 +10,7 @@ use std::process::Command;
 use std::sync::Arc;
 
 use archipelago_engine::db::{Components, Db, IngestOptions};
-use archipelago_engine::options::{BackgroundMode, DbOptions};
+use archipelago_engine::options::DbOptions;
 use archipelago_engine::sst::{SstWriter, TableOptions};
 use archipelago_env::local::LocalFs;
 use archipelago_env::{FileSystem, GroupAccess};
@@ -125,11 +125,7 @@ fn fill(fs: &Arc<dyn FileSystem>, dir: &Path, access: &str) -> Db {
         families: [("default".to_owned(), small_family())].into_iter().collect(),
         ..Components::default()
     };
-    let options = DbOptions {
-        group_access: access_of(access).0,
-        background: BackgroundMode::Threads,
-        ..small_db()
-    };
+    let options = DbOptions { group_access: access_of(access).0, ..small_db() };
     let db = Db::open_with(dir, options, components).unwrap();
     for round in 0..4u32 {
         for n in 0..300u32 {

@@ -11,9 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use archipelago_base::ErrorKind;
 use archipelago_engine::db::{ColumnFamily, Components, Db, IngestOptions, ReadOptions};
 use archipelago_engine::key::KeyRange;
-use archipelago_engine::options::{
-    BackgroundMode, CfOptions, Compression, DbOptions, WriteOptions,
-};
+use archipelago_engine::options::{CfOptions, Compression, DbOptions, WriteOptions};
 use archipelago_engine::sst::{SstWriter, TableOptions};
 use archipelago_engine::wal::WriteBatch;
 use archipelago_env::fault::{FaultFs, Operation, Rule};
@@ -360,8 +358,7 @@ fn a_reader_beside_a_writer_process_is_never_wrong() {
 #[test]
 fn a_reader_beside_a_writer_of_plain_log_files_is_never_wrong() {
     let disk: Arc<dyn FileSystem> = Arc::new(MemFs::new());
-    let threads = DbOptions { background: BackgroundMode::Threads, ..small_db() };
-    let writer = Db::open_with("/db", threads, busy_components(Arc::clone(&disk))).unwrap();
+    let writer = Db::open_with("/db", small_db(), busy_components(Arc::clone(&disk))).unwrap();
     let second = writer.create_family("second", busy_family()).unwrap();
     write_step(&writer, &second, 0);
     let options = DbOptions { read_only: true, ..DbOptions::default() };
@@ -382,8 +379,7 @@ fn a_reader_beside_a_writer_of_plain_log_files_is_never_wrong() {
 #[test]
 fn a_write_is_never_shown_without_the_ingestion_before_it() {
     let disk: Arc<dyn FileSystem> = Arc::new(MemFs::new());
-    let threads = DbOptions { background: BackgroundMode::Threads, ..small_db() };
-    let writer = Db::open_with("/db", threads, busy_components(Arc::clone(&disk))).unwrap();
+    let writer = Db::open_with("/db", small_db(), busy_components(Arc::clone(&disk))).unwrap();
     let options = DbOptions { read_only: true, ..DbOptions::default() };
     let reader = Db::open_with("/db", options, busy_components(Arc::clone(&disk))).unwrap();
     let rows = 150u32;

@@ -19,7 +19,7 @@ use archipelago_env::capacity::CapacityFs;
 use archipelago_env::fault::{Fault, FaultFs, Operation, Rule};
 use archipelago_env::mem::MemFs;
 
-use crate::support::small_db;
+use crate::support::{small_db, stepped};
 
 const MIB: u64 = 1 << 20;
 const DIR: &str = "/db";
@@ -43,7 +43,7 @@ fn options() -> DbOptions {
 
 fn open_over(fs: Arc<dyn FileSystem>, options: DbOptions) -> Result<Db> {
     let families = [("default".to_owned(), family())].into_iter().collect();
-    Db::open_with(DIR, options, Components { fs, families, seed: Some(3), ..Components::default() })
+    Db::open_with(DIR, options, Components { fs, families, seed: Some(3), ..stepped() })
 }
 
 /// A database on a small disk, and what it acknowledged.
@@ -454,7 +454,7 @@ fn open_for_sweep(fs: Arc<dyn FileSystem>) -> Result<Db> {
     let options = DbOptions { wal_segment_bytes: 256 << 10, ..small_db() };
     let family = CfOptions { write_buffer_bytes: 128 << 10, ..family() };
     let families = [("default".to_owned(), family)].into_iter().collect();
-    let components = Components { fs, families, seed: Some(2), ..Components::default() };
+    let components = Components { fs, families, seed: Some(2), ..stepped() };
     Db::open_with(DIR, options, components)
 }
 

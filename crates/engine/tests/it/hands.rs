@@ -11,11 +11,11 @@ use archipelago_base::clock::{Clock, SystemClock};
 use archipelago_engine::db::Db;
 use archipelago_engine::extension::{CompactionFilter, FilterDecision};
 use archipelago_engine::key::KeyRange;
-use archipelago_engine::options::{BackgroundMode, CfOptions, DbOptions, WriteOptions};
+use archipelago_engine::options::{CfOptions, DbOptions, WriteOptions};
 use archipelago_env::mem::MemFs;
 use parking_lot::Mutex;
 
-use crate::support::{over, small_db, small_family};
+use crate::support::{in_threads, over, small_db, small_family};
 
 /// Compactions that nobody waits for run on threads of this name.
 const PATIENT: &str = "archi-compact";
@@ -45,9 +45,8 @@ fn open(filter: Arc<dyn CompactionFilter>, max_background_jobs: usize) -> Db {
         compaction_filter: Some(filter.name().to_owned()),
         ..small_family()
     };
-    let background = BackgroundMode::Threads;
-    let options = DbOptions { background, max_background_jobs, ..small_db() };
-    let mut components = over(&MemFs::new(), family);
+    let options = DbOptions { max_background_jobs, ..small_db() };
+    let mut components = in_threads(over(&MemFs::new(), family));
     components.registry.add_compaction_filter(filter);
     Db::open_with("/db", options, components).unwrap()
 }

@@ -11,14 +11,14 @@ use archipelago_engine::executor::{JobExecutor, LocalExecutor};
 use archipelago_engine::flush::FlushSpec;
 use archipelago_engine::job::{JobContext, JobOutput};
 use archipelago_engine::key::KeyRange;
-use archipelago_engine::options::{BackgroundMode, CfOptions, DbOptions, WriteOptions};
+use archipelago_engine::options::{CfOptions, DbOptions, WriteOptions};
 use archipelago_engine::sst::{SstWriter, TableOptions};
 use archipelago_engine::stats::Ticker;
 use archipelago_env::FileSystem;
 use archipelago_env::mem::MemFs;
 
 use crate::beside::Beside;
-use crate::support::{over, small_db, small_family};
+use crate::support::{in_threads, over, small_db, small_family};
 
 fn one_bucket() -> CfOptions {
     CfOptions { buckets: 1, l0_compaction_trigger: 4, ..small_family() }
@@ -104,9 +104,8 @@ fn ingestion_during_a_compaction_goes_to_l0() {
 #[test]
 fn ingestions_and_compactions_of_one_range_both_succeed() {
     let fs = MemFs::new();
-    let options =
-        DbOptions { background: BackgroundMode::Threads, max_background_jobs: 4, ..small_db() };
-    let db = Db::open_with("/db", options, over(&fs, one_bucket())).unwrap();
+    let options = DbOptions { max_background_jobs: 4, ..small_db() };
+    let db = Db::open_with("/db", options, in_threads(over(&fs, one_bucket()))).unwrap();
     for round in 0..150 {
         let key = |name: &str| format!("{round:04}{name}");
         std::thread::scope(|scope| {

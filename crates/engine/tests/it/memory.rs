@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use archipelago_base::budget::ByteBudget;
-use archipelago_engine::db::{ColumnFamily, Components, Db, ReadOptions};
+use archipelago_engine::db::{BackgroundMode, ColumnFamily, Components, Db, ReadOptions};
 use archipelago_engine::event::{Event, EventListener, Listeners};
-use archipelago_engine::options::{BackgroundMode, CfOptions, DbOptions, WriteOptions};
+use archipelago_engine::options::{CfOptions, DbOptions, WriteOptions};
 use archipelago_engine::stats::Ticker;
 use archipelago_env::FileSystem;
 use archipelago_env::mem::MemFs;
@@ -37,13 +37,19 @@ struct Bench {
 }
 
 impl Bench {
-    fn new(limit_bytes: u64, mut options: DbOptions) -> Self {
+    /// A database whose background work the test steps.
+    fn new(limit_bytes: u64, options: DbOptions) -> Self {
+        Self::with(BackgroundMode::Manual, limit_bytes, options)
+    }
+
+    fn with(background: BackgroundMode, limit_bytes: u64, mut options: DbOptions) -> Self {
         let (fs, seals) = (MemFs::new(), Arc::new(Seals::default()));
         let budget = ByteBudget::new(limit_bytes);
         let mut listeners = Listeners::default();
         listeners.add(Arc::clone(&seals) as Arc<dyn EventListener>);
         let components = Components {
             budget: Some(Arc::clone(&budget)),
+            background,
             listeners,
             ..over(&fs, CfOptions { buckets: 1, ..CfOptions::default() })
         };
@@ -113,7 +119,7 @@ fn options_over_their_share_are_logged_once_each() {
     let warnings = Warnings::default();
     tracing::subscriber::with_default(warnings.clone(), || {
         let large = CfOptions { write_buffer_bytes: 32 * MB, ..CfOptions::default() };
-        let options = DbOptions { block_cache_bytes: 40 * MB, ..manual() };
+        let options = DbOptions { block_cache_bytes: 40 * MB, ..DbOptions::default() };
         let components = Components {
             budget: Some(ByteBudget::new(48 * MB)),
             ..over(&MemFs::new(), large.clone())
@@ -140,13 +146,9 @@ fn options_over_their_share_are_logged_once_each() {
     }
 }
 
-fn manual() -> DbOptions {
-    DbOptions { background: BackgroundMode::Manual, ..DbOptions::default() }
-}
-
 #[test]
 fn idle_small_families_are_flushed_when_memory_is_short() {
-    let bench = Bench::new(32 * MB, manual());
+    let bench = Bench::new(32 * MB, DbOptions::default());
     let families = bench.idle_families(400, 180);
     assert!(bench.budget.total_bytes() > 64 * MB, "the case is one of pressure");
     bench.db.wait_for_background().unwrap();
@@ -165,7 +167,7 @@ fn idle_small_families_are_flushed_when_memory_is_short() {
 
 #[test]
 fn background_threads_flush_idle_small_families_by_themselves() {
-    let bench = Bench::new(32 * MB, DbOptions::default());
+    let bench = Bench::with(BackgroundMode::Threads, 32 * MB, DbOptions::default());
     bench.idle_families(200, 180);
     for key in 0..2000 {
         bench.put(bench.db.default_family(), key);
@@ -179,7 +181,7 @@ fn background_threads_flush_idle_small_families_by_themselves() {
 
 #[test]
 fn memtables_are_left_alone_when_others_fill_the_budget() {
-    let bench = Bench::new(32 * MB, manual());
+    let bench = Bench::new(32 * MB, DbOptions::default());
     let _held = bench.budget.hold(archipelago_base::budget::MemoryClass::Request, 64 * MB);
     let families = bench.idle_families(20, 1);
     for _round in 0..20 {
@@ -191,7 +193,8 @@ fn memtables_are_left_alone_when_others_fill_the_budget() {
 
 #[test]
 fn log_bound_seals_every_family_that_pins_an_excess_segment() {
-    let options = DbOptions { wal_segment_bytes: 64 << 10, wal_bytes_max: 128 << 10, ..manual() };
+    let options =
+        DbOptions { wal_segment_bytes: 64 << 10, wal_bytes_max: 128 << 10, ..DbOptions::default() };
     let bench = Bench::new(u64::MAX, options);
     for family in bench.idle_families(20, 1) {
         assert!(bench.has(&family, 0));

@@ -4,7 +4,8 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use archipelago_engine::options::{BackgroundMode, CfOptions, Compression, DbOptions};
+use archipelago_engine::db::BackgroundMode;
+use archipelago_engine::options::{CfOptions, Compression, DbOptions};
 use archipelago_env::local::LocalFs;
 use archipelago_env::mem::MemFs;
 
@@ -28,7 +29,8 @@ fn one_bucket_of_small_files() -> CfOptions {
 }
 
 fn over_tiers(family: CfOptions) -> Setting {
-    Setting { db: small_db(), family, disk: Disk::Tiers(Tiered::new(1)) }
+    let disk = Disk::Tiers(Tiered::new(1));
+    Setting { background: BackgroundMode::Manual, db: small_db(), family, disk }
 }
 
 /// Past the page cache, the log too.
@@ -41,16 +43,20 @@ fn direct_db() -> DbOptions {
     }
 }
 
+fn memory(db: DbOptions, family: CfOptions) -> Setting {
+    let disk = Disk::Memory(MemFs::new());
+    Setting { background: BackgroundMode::Manual, db, family, disk }
+}
+
 /// The settings, each with a name; `dir` is for those that use the real file system.
 fn settings(dir: &Path) -> Vec<(&'static str, Setting)> {
-    let memory =
-        |db: DbOptions, family: CfOptions| Setting { db, family, disk: Disk::Memory(MemFs::new()) };
     let local = |name: &str, db: DbOptions, family: CfOptions| Setting {
+        background: BackgroundMode::Manual,
         db,
         family,
         disk: Disk::Local(Arc::new(LocalFs::new()), dir.join(name)),
     };
-    let threads = || DbOptions { background: BackgroundMode::Threads, ..small_db() };
+    let threads = |setting| Setting { background: BackgroundMode::Threads, ..setting };
     let parts = |subcompactions_max, db| DbOptions { subcompactions_max, ..db };
     let tiny = || CfOptions {
         write_buffer_bytes: 4 << 10,
@@ -62,14 +68,13 @@ fn settings(dir: &Path) -> Vec<(&'static str, Setting)> {
         ..small_family()
     };
     let direct = direct_db();
-    let defaults = DbOptions { background: BackgroundMode::Manual, ..DbOptions::default() };
     let family = |change: fn(&mut CfOptions)| {
         let mut family = small_family();
         change(&mut family);
         family
     };
     vec![
-        ("defaults", memory(defaults, CfOptions::default())),
+        ("defaults", memory(DbOptions::default(), CfOptions::default())),
         ("one bucket, 8 parts", memory(parts(8, small_db()), one_bucket_of_small_files())),
         ("16 buckets", memory(small_db(), family(|f| f.buckets = 16))),
         ("tiny", memory(small_db(), tiny())),
@@ -81,7 +86,7 @@ fn settings(dir: &Path) -> Vec<(&'static str, Setting)> {
         ("tiny, one bucket", memory(small_db(), CfOptions { buckets: 1, ..tiny() })),
         (
             "tiny, threads, 3 parts",
-            memory(DbOptions { max_background_jobs: 4, ..parts(3, threads()) }, tiny()),
+            threads(memory(DbOptions { max_background_jobs: 4, ..parts(3, small_db()) }, tiny())),
         ),
         (
             "zstd, no filters, large blocks",
@@ -107,7 +112,10 @@ fn settings(dir: &Path) -> Vec<(&'static str, Setting)> {
         ("tiny, over tiers", over_tiers(tiny())),
         ("files", local("files", small_db(), tiny())),
         ("files, direct", local("direct", direct, tiny())),
-        ("files, threads, 3 parts", local("threads", parts(3, threads()), small_family())),
+        (
+            "files, threads, 3 parts",
+            threads(local("threads", parts(3, small_db()), small_family())),
+        ),
     ]
 }
 

@@ -6,14 +6,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use archipelago_base::{Error, ErrorKind, Result};
 use archipelago_engine::compaction::job::CompactionSpec;
-use archipelago_engine::db::{Components, Db, ReadOptions};
+use archipelago_engine::db::{BackgroundMode, Components, Db, ReadOptions};
 use archipelago_engine::event::{Event, EventListener};
 use archipelago_engine::executor::{JobExecutor, LocalExecutor};
 use archipelago_engine::extension::{AppendMerge, CompactionFilter, FilterDecision, MergeOperator};
 use archipelago_engine::flush::FlushSpec;
 use archipelago_engine::job::{JobContext, JobOutput};
 use archipelago_engine::key::KeyRange;
-use archipelago_engine::options::{BackgroundMode, CfOptions, DbOptions, WriteOptions};
+use archipelago_engine::options::{CfOptions, DbOptions, WriteOptions};
 use archipelago_engine::stats::Ticker;
 use archipelago_env::FileSystem;
 use archipelago_env::mem::MemFs;
@@ -114,15 +114,15 @@ impl Which {
     }
 }
 
-fn open(fs: &MemFs, options: DbOptions, which: Which, fragile: &Panicking) -> Db {
-    open_with_trigger(fs, options, which, fragile, 2)
+fn open(fs: &MemFs, mode: Mode, which: Which, fragile: &Panicking) -> Db {
+    open_with_trigger(fs, mode, which, fragile, 2)
 }
 
 /// Opens a database whose buckets are compacted in the background from `l0_compaction_trigger`
 /// files on.
 fn open_with_trigger(
     fs: &MemFs,
-    options: DbOptions,
+    mode: Mode,
     which: Which,
     fragile: &Panicking,
     l0_compaction_trigger: usize,
@@ -135,13 +135,13 @@ fn open_with_trigger(
         l0_compaction_trigger,
         ..small_family()
     };
-    let mut components = over(fs, family);
+    let mut components = Components { background: mode.background, ..over(fs, family) };
     components.registry.add_merge_operator(Arc::new(fragile.clone()));
     components.registry.add_compaction_filter(Arc::new(fragile.clone()));
     if which == Which::Executor {
         components.executor = Arc::new(fragile.clone());
     }
-    Db::open_with("/db", options, components).unwrap()
+    Db::open_with("/db", mode.options, components).unwrap()
 }
 
 fn named(error: &Error, which: Which) {
@@ -182,17 +182,24 @@ fn table_files(fs: &MemFs) -> u64 {
     entries.iter().filter(|entry| entry.name.ends_with(".sst")).count() as u64
 }
 
-fn both_modes() -> [DbOptions; 2] {
-    let threads = BackgroundMode::Threads;
-    [
-        small_db(),
-        DbOptions {
-            background: threads,
-            max_background_jobs: 3,
-            subcompactions_max: 3,
-            ..small_db()
-        },
-    ]
+/// Which threads run the background work of a test, and its settings.
+#[derive(Clone)]
+struct Mode {
+    background: BackgroundMode,
+    options: DbOptions,
+}
+
+fn stepped() -> Mode {
+    Mode { background: BackgroundMode::Manual, options: small_db() }
+}
+
+fn threads() -> Mode {
+    Mode { background: BackgroundMode::Threads, options: small_db() }
+}
+
+fn both_modes() -> [Mode; 2] {
+    let options = DbOptions { max_background_jobs: 3, subcompactions_max: 3, ..small_db() };
+    [stepped(), Mode { options, ..threads() }]
 }
 
 /// Repeats `what` until the pause after a failure is over and it succeeds.
@@ -204,11 +211,12 @@ fn eventually(what: impl Fn() -> Result<()>) {
 
 #[test]
 fn flush_with_a_panicking_extension_fails_and_is_planned_again() {
-    for (options, which) in both_modes().into_iter().flat_map(|options| {
-        [Which::Merge, Which::Filter, Which::Executor].map(|w| (options.clone(), w))
-    }) {
+    for (mode, which) in both_modes()
+        .into_iter()
+        .flat_map(|mode| [Which::Merge, Which::Filter, Which::Executor].map(|w| (mode.clone(), w)))
+    {
         let (fs, fragile) = (MemFs::new(), Panicking::default());
-        let db = open(&fs, options, which, &fragile);
+        let db = open(&fs, mode, which, &fragile);
         fill(&db);
         fragile.set(true);
         named(&db.flush(db.default_family()).unwrap_err(), which);
@@ -231,12 +239,13 @@ fn flush_with_a_panicking_extension_fails_and_is_planned_again() {
 
 #[test]
 fn compaction_with_a_panicking_extension_fails_and_is_planned_again() {
-    for (options, which) in both_modes().into_iter().flat_map(|options| {
-        [Which::Merge, Which::Filter, Which::Executor].map(|w| (options.clone(), w))
-    }) {
+    for (mode, which) in both_modes()
+        .into_iter()
+        .flat_map(|mode| [Which::Merge, Which::Filter, Which::Executor].map(|w| (mode.clone(), w)))
+    {
         let (fs, fragile) = (MemFs::new(), Panicking::default());
         // The compaction by hand is the first one: the background has too few files for one.
-        let db = open_with_trigger(&fs, options, which, &fragile, 8);
+        let db = open_with_trigger(&fs, mode, which, &fragile, 8);
         let cf = db.default_family();
         fill(&db);
         db.flush(cf).unwrap();
@@ -263,7 +272,7 @@ fn compaction_with_a_panicking_extension_fails_and_is_planned_again() {
 #[test]
 fn failure_of_work_that_is_gone_is_forgotten() {
     let (fs, fragile) = (MemFs::new(), Panicking::default());
-    let db = open(&fs, small_db(), Which::Executor, &fragile);
+    let db = open(&fs, stepped(), Which::Executor, &fragile);
     for _ in 0..2 {
         fill(&db);
         db.flush(db.default_family()).unwrap();
@@ -282,8 +291,7 @@ fn failure_of_work_that_is_gone_is_forgotten() {
 #[test]
 fn writers_get_the_error_of_a_panicking_flush() {
     let (fs, fragile) = (MemFs::new(), Panicking::default());
-    let options = DbOptions { background: BackgroundMode::Threads, ..small_db() };
-    let db = open(&fs, options.clone(), Which::Filter, &fragile);
+    let db = open(&fs, threads(), Which::Filter, &fragile);
     fragile.set(true);
     let mut written = 0u32;
     let refused = loop {
@@ -301,7 +309,7 @@ fn writers_get_the_error_of_a_panicking_flush() {
     // The close does not wait for the flush either: the log has the writes.
     db.close().unwrap();
     fragile.set(false);
-    let db = open(&fs, options, Which::Filter, &fragile);
+    let db = open(&fs, threads(), Which::Filter, &fragile);
     for n in 0..written {
         assert!(db.get(format!("{n:06}").as_bytes()).unwrap().is_some(), "{n}");
     }
@@ -312,7 +320,7 @@ fn writers_get_the_error_of_a_panicking_flush() {
 #[test]
 fn read_with_a_panicking_merge_operator_fails_alone() {
     let (fs, fragile) = (MemFs::new(), Panicking::default());
-    let db = open(&fs, small_db(), Which::Merge, &fragile);
+    let db = open(&fs, stepped(), Which::Merge, &fragile);
     let (cf, options) = (db.default_family().clone(), WriteOptions::default());
     let cases: [&dyn Fn(); 2] = [&|| {}, &|| db.flush(&cf).unwrap()];
     for prepare in cases {
@@ -356,10 +364,10 @@ impl EventListener for Told {
 
 #[test]
 fn panicking_listener_disturbs_nobody() {
-    for options in both_modes() {
+    for Mode { background, options } in both_modes() {
         let (fs, fragile, told) = (MemFs::new(), Panicking::default(), Arc::new(Told::default()));
         let family = CfOptions { merge_operator: Some("append".to_owned()), ..small_family() };
-        let mut components: Components = over(&fs, family);
+        let mut components = Components { background, ..over(&fs, family) };
         components.listeners.add(Arc::new(fragile.clone()));
         components.listeners.add(Arc::clone(&told) as _);
         let db = Db::open_with("/db", options, components).unwrap();

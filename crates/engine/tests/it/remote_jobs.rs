@@ -27,7 +27,7 @@ use archipelago_env::local::LocalFs;
 use archipelago_env::{FileClass, FileSystem, IoContext, IoPurpose};
 use parking_lot::Mutex;
 
-use crate::support::{small_db, small_family};
+use crate::support::{small_db, small_family, stepped};
 
 /// Directory of the job that a child process shall run.
 const JOB_DIR: &str = "ARCHIPELAGO_TEST_REMOTE_JOB_DIR";
@@ -186,7 +186,7 @@ fn other_processes_run_the_flushes_and_compactions_of_a_database() {
     let mut components = Components {
         families: [("default".to_owned(), family)].into_iter().collect(),
         executor: Arc::clone(&executor) as _,
-        ..Components::default()
+        ..stepped()
     };
     components.listeners.add(Arc::clone(&installed) as _);
     let dir = temporary.path().join("db");
@@ -229,6 +229,6 @@ fn other_processes_run_the_flushes_and_compactions_of_a_database() {
     assert_eq!(db.statistics().get(Ticker::BackgroundErrors), 2);
     drop(snapshot);
     db.close().unwrap();
-    let db = Db::open(&dir, small_db()).unwrap();
+    let db = Db::open_with(&dir, small_db(), stepped()).unwrap();
     check(&db);
 }

@@ -18,7 +18,7 @@ use archipelago_env::mem::MemFs;
 
 use crate::corruption::{Files, disk, files};
 use crate::crash_model::{self as model, Hooks};
-use crate::support::{Beneath, over, small_db, small_family};
+use crate::support::{Beneath, over, small_db, small_family, stepped};
 
 const SOURCE: &str = "/db";
 const TARGET: &str = "/repaired";
@@ -546,7 +546,7 @@ fn judge_run(
         .filter(|family| model::FAMILIES.contains(&family.name.as_str()))
         .map(|family| (family.name.clone(), model::family_options(&family.name)))
         .collect();
-    let components = Components { fs: shared(fs), families, ..Components::default() };
+    let components = Components { fs: shared(fs), families, ..stepped() };
     let db = Db::open_with(TARGET, DbOptions { ..small_db() }, components)
         .unwrap_or_else(|error| panic!("run {run}: {error}\n{report}"));
     let mut promised = 0;
@@ -584,7 +584,7 @@ fn database_on_tiers_is_repaired_into_a_directory() {
     let components = || Components {
         fs: Arc::clone(&fs),
         families: [("default".to_owned(), plain_family())].into_iter().collect(),
-        ..Components::default()
+        ..stepped()
     };
     let db = Db::open_with(SOURCE, small_db(), components()).unwrap();
     (0..300).for_each(|n| put(&db, &key(n), &value(n, 0)));

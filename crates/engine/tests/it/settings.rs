@@ -7,9 +7,9 @@
 use std::fmt::Debug;
 
 use archipelago_base::{ErrorKind, Result};
-use archipelago_engine::db::{Db, ReadOptions};
+use archipelago_engine::db::{BackgroundMode, Components, Db, ReadOptions};
 use archipelago_engine::key::KeyRange;
-use archipelago_engine::options::{BackgroundMode, CfOptions, DbOptions, WriteOptions};
+use archipelago_engine::options::{CfOptions, DbOptions, WriteOptions};
 use archipelago_env::mem::MemFs;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -23,7 +23,6 @@ const EXCEPTED: &[&str] = &["create_if_missing", "error_if_exists", "read_only"]
 /// What settings that are words may be.
 const WORDS: &[(&str, &[&str])] = &[
     ("recovery_mode", &["tolerate-torn-tail", "strict"]),
-    ("background", &["threads", "manual"]),
     ("group_access", &["none", "read", "write"]),
     ("compression", &["none", "lz4", "zstd"]),
     ("compression_last", &["none", "lz4", "zstd"]),
@@ -59,22 +58,27 @@ impl Table for CfOptions {
 
 /// Writes, overwrites, deletes, flushes, compacts, reads, and reads again after a second open.
 fn work(options: &DbOptions, family: &CfOptions) {
+    work_in(BackgroundMode::Threads, options, family);
+}
+
+fn work_in(background: BackgroundMode, options: &DbOptions, family: &CfOptions) {
     let fs = MemFs::new();
     let key = |at: u32| format!("key{at:02}").into_bytes();
     let with = WriteOptions::default();
     let value = 7u64.to_le_bytes();
     for round in 0..2 {
-        let db = Db::open_with("/db", options.clone(), over(&fs, family.clone())).unwrap();
+        let components = Components { background, ..over(&fs, family.clone()) };
+        let db = Db::open_with("/db", options.clone(), components).unwrap();
         let cf = db.default_family().clone();
         for _flush in 0..3 {
             for at in 0..20 {
-                write_or_step(&db, || db.put_with(&cf, &key(at), &value, &with));
+                write_or_step(&db, background, || db.put_with(&cf, &key(at), &value, &with));
             }
-            write_or_step(&db, || db.delete_range(&cf, &key(3), &key(5), &with));
+            write_or_step(&db, background, || db.delete_range(&cf, &key(3), &key(5), &with));
             db.flush(&cf).unwrap();
         }
         db.compact_range(&cf, &KeyRange::all()).unwrap();
-        write_or_step(&db, || db.delete_with(&cf, &key(19), &with));
+        write_or_step(&db, background, || db.delete_with(&cf, &key(19), &with));
         db.wait_for_background().unwrap();
         let live = |at: &u32| !(3..5).contains(at) && *at != 19;
         for at in 0..20 {
@@ -97,10 +101,10 @@ fn work(options: &DbOptions, family: &CfOptions) {
 }
 
 /// In manual mode a write that would wait is refused: a step of background work makes room.
-fn write_or_step(db: &Db, write: impl Fn() -> Result<()>) {
+fn write_or_step(db: &Db, background: BackgroundMode, write: impl Fn() -> Result<()>) {
     while let Err(error) = write() {
         assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
-        assert_eq!(db.options().background, BackgroundMode::Manual, "{error}");
+        assert_eq!(background, BackgroundMode::Manual, "{error}");
         assert!(db.step_background().unwrap(), "{error}, and there is nothing to be done");
     }
 }
@@ -207,6 +211,7 @@ fn all_at_once<T: Table>(largest: bool) -> T {
 #[test]
 fn every_database_setting_works_or_is_refused_at_its_bounds() {
     try_every_setting::<DbOptions>();
+    work_in(BackgroundMode::Manual, &DbOptions::default(), &CfOptions::default());
 }
 
 #[test]

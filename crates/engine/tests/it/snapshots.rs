@@ -12,13 +12,13 @@ use archipelago_engine::db::{
 };
 use archipelago_engine::extension::{CompactionFilter, FilterDecision};
 use archipelago_engine::key::KeyRange;
-use archipelago_engine::options::{BackgroundMode, CfOptions, DbOptions, WriteOptions};
+use archipelago_engine::options::{CfOptions, DbOptions, WriteOptions};
 use archipelago_engine::sst::{SstWriter, TableOptions};
 use archipelago_env::FileSystem;
 use archipelago_env::mem::MemFs;
 use parking_lot::Mutex;
 
-use crate::support::{open, over, small_db, small_family};
+use crate::support::{in_threads, open, over, small_db, small_family};
 
 /// Removes every value unless it is off, and calls back when it looks at one.
 #[derive(Default)]
@@ -370,14 +370,13 @@ fn every_read_refuses_a_snapshot_of_another_database() {
 fn reads_repeat_at_short_snapshots_beside_filters_and_writers() {
     const ROUNDS: usize = 120;
     let filter = Arc::new(RemoveAll::default());
-    let options =
-        DbOptions { background: BackgroundMode::Threads, max_background_jobs: 3, ..small_db() };
+    let options = DbOptions { max_background_jobs: 3, ..small_db() };
     let mut components = filtered(&filter);
     components.families.entry("default".to_owned()).and_modify(|family| {
         family.write_buffer_bytes = 8 << 10;
         family.l0_compaction_trigger = 2;
     });
-    let db = Db::open_with("/db", options, components).unwrap();
+    let db = Db::open_with("/db", options, in_threads(components)).unwrap();
     let done = AtomicBool::new(false);
     std::thread::scope(|threads| {
         threads.spawn(|| {

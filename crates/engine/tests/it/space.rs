@@ -14,13 +14,11 @@ use archipelago_engine::db::{
 use archipelago_engine::extension::{CompactionFilter, FilterDecision, MergeOperator, Registry};
 use archipelago_engine::job::Cancel;
 use archipelago_engine::key::KeyRange;
-use archipelago_engine::options::{
-    BackgroundMode, CfOptions, Compression, DbOptions, WriteOptions,
-};
+use archipelago_engine::options::{CfOptions, Compression, DbOptions, WriteOptions};
 use archipelago_engine::stats::Ticker;
 use archipelago_env::mem::MemFs;
 
-use crate::support::{over, small_db, small_family};
+use crate::support::{in_threads, over, small_db, small_family};
 
 const START_MS: u64 = 1_000_000;
 const SECOND: Duration = Duration::from_secs(1);
@@ -51,13 +49,24 @@ impl Store {
         Self { fs, clock, db }
     }
 
+    /// A store that runs its background work in threads.
+    fn in_threads(options: DbOptions) -> Self {
+        let (fs, clock) = (MemFs::new(), Arc::new(ManualClock::new(START_MS)));
+        let components = in_threads(Self::components(&fs, &clock, small_family()));
+        let db = Db::open_with("/db", options, components).unwrap();
+        Self { fs, clock, db }
+    }
+
     fn open(fs: &MemFs, clock: &Arc<ManualClock>, options: DbOptions, family: CfOptions) -> Db {
+        Db::open_with("/db", options, Self::components(fs, clock, family)).unwrap()
+    }
+
+    fn components(fs: &MemFs, clock: &Arc<ManualClock>, family: CfOptions) -> Components {
         let mut registry = Registry::default();
         registry.add_compaction_filter(Arc::new(DropAll));
         registry.add_merge_operator(Arc::new(Refuse));
         let clock = Arc::clone(clock) as Arc<dyn Clock>;
-        let components = Components { clock, registry, ..over(fs, family) };
-        Db::open_with("/db", options, components).unwrap()
+        Components { clock, registry, ..over(fs, family) }
     }
 
     /// The same database after a close and an open with other settings of its family.
@@ -419,8 +428,7 @@ fn a_snapshot_keeps_what_a_range_delete_covers() {
 
 #[test]
 fn idle_threads_drop_what_expires() {
-    let options = DbOptions { background: BackgroundMode::Threads, ..small_db() };
-    let store = Store::with(options, small_family());
+    let store = Store::in_threads(small_db());
     (0..2000).for_each(|n| store.put_for(n, 60));
     store.db.flush(store.cf()).unwrap();
     store.db.wait_for_background().unwrap();
@@ -453,12 +461,7 @@ fn forced_compaction_rewrites_what_gains_nothing() {
 #[test]
 fn compact_range_ends_while_others_write() {
     for jobs in [1, 3] {
-        let options = DbOptions {
-            background: BackgroundMode::Threads,
-            max_background_jobs: jobs,
-            ..small_db()
-        };
-        let store = Store::with(options, small_family());
+        let store = Store::in_threads(DbOptions { max_background_jobs: jobs, ..small_db() });
         (0..3000).for_each(|n| store.put(n, 1));
         store.db.flush(store.cf()).unwrap();
         let (stop, written) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));

@@ -5,10 +5,10 @@ use std::path::Path;
 use std::sync::Arc;
 
 use archipelago_base::{Error, ErrorKind};
-use archipelago_engine::db::{Components, Db, FaultPoint};
+use archipelago_engine::db::{BackgroundMode, Components, Db, FaultPoint};
 use archipelago_engine::event::{Event, EventListener};
 use archipelago_engine::key::KeyRange;
-use archipelago_engine::options::{BackgroundMode, CfOptions, DbOptions, WriteOptions};
+use archipelago_engine::options::{CfOptions, DbOptions, WriteOptions};
 use archipelago_engine::stats::Ticker;
 use archipelago_env::FileSystem;
 use archipelago_env::mem::MemFs;
@@ -59,12 +59,19 @@ fn family() -> CfOptions {
     }
 }
 
-fn options(background: BackgroundMode, subcompactions_max: usize) -> DbOptions {
-    DbOptions { background, subcompactions_max, ..small_db() }
+/// A database to open: which threads run its background work, and its settings.
+struct Opened {
+    background: BackgroundMode,
+    options: DbOptions,
 }
 
-fn open(disk: &MemFs, options: DbOptions, told: &Arc<Told>, fault: Option<FaultPoint>) -> Db {
-    let mut components = Components { fault_point: fault, ..over(disk, family()) };
+fn options(background: BackgroundMode, subcompactions_max: usize) -> Opened {
+    Opened { background, options: DbOptions { subcompactions_max, ..small_db() } }
+}
+
+fn open(disk: &MemFs, opened: Opened, told: &Arc<Told>, fault: Option<FaultPoint>) -> Db {
+    let Opened { background, options } = opened;
+    let mut components = Components { background, fault_point: fault, ..over(disk, family()) };
     components.listeners.add(Arc::clone(told) as _);
     Db::open_with("/db", options, components).unwrap()
 }
@@ -168,7 +175,7 @@ fn a_part_that_fails_ends_the_others_and_the_job_is_tried_again() {
                 }
             });
             // Nothing runs by itself until everything is in L0.
-            let quiet = DbOptions { background: BackgroundMode::Manual, ..small_db() };
+            let quiet = options(BackgroundMode::Manual, 1);
             let db = open(&disk, quiet, &told, None);
             fill(&db);
             let expected = contents(&db);

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use archipelago_engine::db::{Components, Db};
-use archipelago_engine::options::{BackgroundMode, CfOptions, DbOptions};
+use archipelago_engine::db::{BackgroundMode, Components, Db};
+use archipelago_engine::options::{CfOptions, DbOptions};
 use archipelago_env::FileSystem;
 use archipelago_env::mem::MemFs;
 use archipelago_tier::{DeviceKind, DeviceParts, DeviceSettings, Policy, TieredFs};
@@ -20,23 +20,29 @@ pub(crate) fn small_family() -> CfOptions {
     }
 }
 
-/// Small sizes, stepped by hand.
+/// Small sizes of the log and the cache, so that a short test fills both.
 pub(crate) fn small_db() -> DbOptions {
-    DbOptions {
-        background: BackgroundMode::Manual,
-        wal_segment_bytes: 64 << 10,
-        block_cache_bytes: 1 << 20,
-        ..DbOptions::default()
-    }
+    DbOptions { wal_segment_bytes: 64 << 10, block_cache_bytes: 1 << 20, ..DbOptions::default() }
 }
 
-/// Components over `fs` with `family` as the default family's settings.
+/// Components of a database whose background work the test steps.
+pub(crate) fn stepped() -> Components {
+    Components { background: BackgroundMode::Manual, ..Components::default() }
+}
+
+/// The same components for a database that runs its background work in threads.
+pub(crate) fn in_threads(components: Components) -> Components {
+    Components { background: BackgroundMode::Threads, ..components }
+}
+
+/// Components over `fs` with `family` as the default family's settings. The test steps the
+/// background work.
 pub(crate) fn over(fs: &MemFs, family: CfOptions) -> Components {
     Components {
         fs: Arc::new(fs.clone()),
         families: [("default".to_owned(), family)].into_iter().collect(),
         seed: Some(1),
-        ..Components::default()
+        ..stepped()
     }
 }
 

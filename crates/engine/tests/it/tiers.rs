@@ -14,7 +14,7 @@ use archipelago_env::local::LocalFs;
 use archipelago_env::mem::MemFs;
 use archipelago_tier::{DeviceKind, DeviceParts, DeviceSettings, Policy, TieredFs};
 
-use crate::support::{small_db, small_family};
+use crate::support::{small_db, small_family, stepped};
 
 const KEYS: u32 = 900;
 
@@ -56,7 +56,7 @@ fn open(fs: &Arc<dyn FileSystem>, dir: &Path, create_if_missing: bool) -> Db {
     let components = Components {
         fs: Arc::clone(fs),
         families: [("default".to_owned(), small_family())].into_iter().collect(),
-        ..Components::default()
+        ..stepped()
     };
     Db::open_with(dir, DbOptions { create_if_missing, ..small_db() }, components).unwrap()
 }

@@ -53,6 +53,7 @@ fn refused_start_leaves_nothing_behind() {
         ),
         (&["--listen", "127.0.0.1:0", "--tls-cert", "/missing/c"], "", "--tls-key"),
         (&config, unknown, "\"unknown\", which does not exist"),
+        (&config, "[database]\nbackground = \"manual\"\n", "unknown field `background`"),
         (&config, &tiers(""), "create = true"),
         (&config, &format!("{}{unknown}", tiers("create = true\n")), "\"unknown\", which"),
     ] {

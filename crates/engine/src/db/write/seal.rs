@@ -4,16 +4,16 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crate::db::inner::{DbInner, Sealed, ShardState};
+use crate::db::state::background_mode::BackgroundMode;
 use crate::db::state::family::{Family, SuperVersion};
 use crate::db::state::memtable::Immutable;
 use crate::db::write::commit::CommitState;
 use crate::event::Event;
-use crate::options::BackgroundMode;
 use crate::stats::Ticker;
 
 impl DbInner {
     pub(crate) fn is_manual(&self) -> bool {
-        self.options.background == BackgroundMode::Manual
+        self.background == BackgroundMode::Manual
     }
 
     /// Whether the family has room for one more immutable memtable.

@@ -16,7 +16,8 @@ mod tiered;
 use std::time::Duration;
 
 use archipelago_base::clock::{Clock, SystemClock};
-use archipelago_engine::options::{BackgroundMode, CfOptions, Compression, DbOptions};
+use archipelago_engine::db::BackgroundMode;
+use archipelago_engine::options::{CfOptions, Compression, DbOptions};
 use archipelago_env::mem::MemFs;
 
 pub(crate) use runner::{Disk, Runner, Setting};
@@ -65,14 +66,13 @@ fn setting(seed: u64, disk: Disk) -> Setting {
         ..CfOptions::default()
     };
     let db = DbOptions {
-        background: BackgroundMode::Manual,
         wal_segment_bytes: 64 << 10,
         block_cache_bytes: one_of(&[0, 1 << 20]) as u64,
         max_background_jobs: 3,
         subcompactions_max: one_of(&[1, 3, 8]),
         ..DbOptions::default()
     };
-    Setting { db, family, disk }
+    Setting { background: BackgroundMode::Manual, db, family, disk }
 }
 
 /// What happened in a case.

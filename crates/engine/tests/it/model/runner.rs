@@ -11,11 +11,11 @@ use std::time::Duration;
 use archipelago_base::clock::ManualClock;
 use archipelago_base::{CfId, ErrorKind, Result};
 use archipelago_engine::db::{
-    ColumnFamily, Components, Db, FaultPoint, IngestOptions, ReadOptions,
+    BackgroundMode, ColumnFamily, Components, Db, FaultPoint, IngestOptions, ReadOptions,
 };
 use archipelago_engine::event::{Event as Told, EventListener, Listeners};
 use archipelago_engine::key::KeyRange;
-use archipelago_engine::options::{BackgroundMode, CfOptions, DbOptions, WriteOptions};
+use archipelago_engine::options::{CfOptions, DbOptions, WriteOptions};
 use archipelago_engine::wal::WriteBatch;
 use archipelago_env::FileSystem;
 use archipelago_env::mem::MemFs;
@@ -41,6 +41,7 @@ pub(crate) enum Disk {
 /// What a case runs under.
 #[derive(Clone)]
 pub(crate) struct Setting {
+    pub(crate) background: BackgroundMode,
     pub(crate) db: DbOptions,
     pub(crate) family: CfOptions,
     pub(crate) disk: Disk,
@@ -156,7 +157,7 @@ impl Setting {
     }
 
     fn is_manual(&self) -> bool {
-        self.db.background == BackgroundMode::Manual
+        self.background == BackgroundMode::Manual
     }
 }
 
@@ -253,6 +254,7 @@ impl Runner {
             clock,
             listeners,
             registry,
+            background: setting.background,
             seed: Some(7),
             ..Components::default()
         }

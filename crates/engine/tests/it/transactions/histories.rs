@@ -11,14 +11,14 @@ use archipelago_base::ErrorKind;
 use archipelago_base::random::Rng;
 use archipelago_base::spawn::{Spawn, SystemSpawn};
 use archipelago_engine::db::{ColumnFamily, Components, Db, FaultPoint, Iter, ReadOptions};
-use archipelago_engine::options::{BackgroundMode, CfOptions, DbOptions, WriteOptions};
+use archipelago_engine::options::{CfOptions, WriteOptions};
 use archipelago_engine::transaction::{
     Conflict, Isolation, LockMode, Locking, Transaction, TransactionIter, TransactionOptions,
 };
 use archipelago_env::mem::MemFs;
 
 use super::judge::{Call, Committed, History, Key, Value, is_serializable};
-use crate::support::{over, small_db, small_family};
+use crate::support::{in_threads, over, small_db, small_family};
 
 const KEYS: Key = 8;
 
@@ -300,7 +300,6 @@ fn judge_notices_each_kind_of_sabotage() {
 
 #[test]
 fn parallel_transactions_are_serializable() {
-    let options = DbOptions { background: BackgroundMode::Threads, ..small_db() };
     for (round, locking) in
         (0..10).flat_map(|round| [Locking::Optimistic, Locking::Pessimistic].map(|l| (round, l)))
     {
@@ -312,7 +311,7 @@ fn parallel_transactions_are_serializable() {
         });
         let components =
             Components { fault_point: Some(step_aside), ..over(&MemFs::new(), tiny_family()) };
-        let db = Db::open_with("/db", options.clone(), components).unwrap();
+        let db = Db::open_with("/db", small_db(), in_threads(components)).unwrap();
         let moments = Arc::new(Moments::default());
         let (tell, told) = std::sync::mpsc::channel();
         for thread in 0..4 {

@@ -6,14 +6,14 @@ use std::time::Duration;
 use archipelago_base::spawn::{Joiner, Spawn, SystemSpawn};
 use archipelago_base::{ErrorKind, Result};
 use archipelago_engine::db::{ColumnFamily, Db};
-use archipelago_engine::options::{BackgroundMode, DbOptions, WriteOptions};
+use archipelago_engine::options::WriteOptions;
 use archipelago_engine::stats::Ticker;
 use archipelago_engine::transaction::{
     Conflict, Isolation, LockMode, Transaction, TransactionOptions,
 };
 use archipelago_env::mem::MemFs;
 
-use crate::support::{open, over, small_db, small_family};
+use crate::support::{in_threads, open, over, small_db, small_family};
 
 /// Locks rows and never waits.
 fn impatient(isolation: Isolation) -> TransactionOptions {
@@ -229,8 +229,8 @@ fn closed_database_ends_a_wait_for_a_lock() {
 
 #[test]
 fn counters_under_row_locks_lose_no_update() {
-    let options = DbOptions { background: BackgroundMode::Threads, ..small_db() };
-    let db = Db::open_with("/db", options, over(&MemFs::new(), small_family())).unwrap();
+    let components = in_threads(over(&MemFs::new(), small_family()));
+    let db = Db::open_with("/db", small_db(), components).unwrap();
     let add = |db: &Db| {
         let cf = db.default_family();
         let mut transaction = db.transaction_with(TransactionOptions {

@@ -44,6 +44,7 @@ use crate::db::background::flush::FlushTask;
 use crate::db::inner::{DbInner, State};
 use crate::db::lifecycle::catch_up::{Following, Unusable, while_changing};
 use crate::db::read::snapshot::Snapshots;
+use crate::db::state::background_mode::BackgroundMode;
 use crate::db::state::family::{Family, SuperVersion};
 use crate::db::state::health::Health;
 use crate::db::state::job_threads::Hands;
@@ -106,6 +107,8 @@ pub struct Components {
     /// Who runs flushes and compactions. Default: the database's own background threads. (What
     /// recovery and ingestion write runs where they are called.)
     pub executor: Arc<dyn JobExecutor>,
+    /// Which threads run background work. Default: threads of the database.
+    pub background: BackgroundMode,
     /// Seed of unique ids; `None` for entropy.
     pub seed: Option<u64>,
     /// Fault points, for tests.
@@ -124,6 +127,7 @@ impl Default for Components {
             families: BTreeMap::new(),
             alike_default: None,
             executor: Arc::new(LocalExecutor),
+            background: BackgroundMode::Threads,
             seed: None,
             fault_point: None,
         }
@@ -244,7 +248,6 @@ fn assemble(
     let tables = table_cache(dir, &options, &components.fs, &budget);
     let log_bytes = if options.read_only { 0 } else { LOG_BUFFER_BYTES };
     let log_buffer = budget.hold(MemoryClass::Log, log_bytes);
-    let limiter = RateLimiter::new(options.rate_limit_bytes_per_s);
     Ok(Arc::new(DbInner {
         token: NEXT_TOKEN.fetch_add(1, Ordering::Relaxed),
         dir: dir.to_owned(),
@@ -252,7 +255,7 @@ fn assemble(
         budget,
         cache: Arc::clone(tables.block_cache()),
         tables: Arc::new(tables),
-        limiter: Arc::new(limiter),
+        limiter: Arc::new(RateLimiter::new(options.rate_limit_bytes_per_s)),
         foreground,
         stats: Arc::default(),
         reads_at_seal: AtomicU64::default(),
@@ -295,6 +298,7 @@ fn assemble(
         family_overrides: components.families,
         alike_default: components.alike_default,
         executor: components.executor,
+        background: components.background,
         hands: Hands::default(),
         following: Following::default(),
         fault: components.fault_point,

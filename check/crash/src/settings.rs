@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use archipelago::tier::{self, DeviceKind, DeviceSettings, Policy};
 use archipelago::{CfOptions, Components, Compression, Db, DbOptions, Result, Storage};
+use archipelago_tier::FaultPoint;
 use rustix::process::{Signal, getpid, kill_process};
 
 pub(crate) use archipelago::Rng;
@@ -82,7 +83,7 @@ fn storage(dir: &Path, seed: u64, open_seed: u64, dies: bool) -> Result<Storage>
 
 /// Ends the process on the spot at the step of a move, copy or sync that comes after so many
 /// others.
-fn death(after: u64) -> tier::FaultPoint {
+fn death(after: u64) -> FaultPoint {
     let steps = AtomicU64::new(0);
     Arc::new(move |_| {
         if steps.fetch_add(1, Ordering::Relaxed) == after {

@@ -13,9 +13,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use archipelago::env::FileSystem;
-use archipelago::env::capacity::CapacityFs;
 use archipelago::env::local::LocalFs;
 use archipelago::{Joiner, Result, Rng, Spawn as _, SystemClock, SystemSpawn};
+use archipelago_env::capacity::CapacityFs;
 
 /// Bytes that the database may take beside what it has at the open.
 const ROOM_BYTES: u64 = 24 << 20;

@@ -45,42 +45,95 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+// Errors, identifiers and byte budgets.
 pub use archipelago_base::budget::{ByteBudget, MemoryClass};
+pub use archipelago_base::{CfId, Error, ErrorKind, Result, SeqNo};
+
+// Clocks, randomness, threads and summaries of measurements, which a program can replace or use.
 pub use archipelago_base::clock::{Clock, ManualClock, SystemClock};
 pub use archipelago_base::metrics::Summary;
 pub use archipelago_base::random::{Rng, entropy_seed};
 pub use archipelago_base::spawn::{Joiner, Spawn, SystemSpawn};
-pub use archipelago_base::{CfId, Error, ErrorKind, Result, SeqNo};
-pub use archipelago_compute::storage;
+
+// A database by a settings file, over a directory or over tiers.
 pub use archipelago_compute::{ComputeNode, Settings, Storage, default_dir, load_settings};
-pub use archipelago_engine::border::running_extension;
+
+// The database: handles, reads, maintenance and reports.
 pub use archipelago_engine::db::{
     BucketChange, BucketInfo, ColumnFamily, CompactRangeOptions, Components, Db, DiskReport, Entry,
     IngestOptions, Iter, LastLevel, LevelInfo, OnProgress, ReadOptions, Report, Snapshot,
     VerifyReport,
 };
 pub use archipelago_engine::disk_space::{SpaceState, SpaceUse};
-pub use archipelago_engine::event::{Event, EventListener, Listeners};
-pub use archipelago_engine::extension::{
-    CompactionFilter, FilterDecision, MergeOperator, Registry,
-};
 pub use archipelago_engine::job::Cancel;
 pub use archipelago_engine::key::KeyRange;
-pub use archipelago_engine::options::{
-    BackgroundMode, CfOptions, Compression, DbOptions, RecoveryMode, WriteOptions,
-};
 pub use archipelago_engine::pinned::PinnedSlice;
-pub use archipelago_engine::repair;
+
+// Settings of a database, of a column family and of one write.
+pub use archipelago_engine::options::{
+    CfOptions, Compression, DbOptions, RecoveryMode, WriteOptions,
+};
+pub use archipelago_env::GroupAccess;
+
+// Batches, transactions and tables that a program writes for ingestion.
 pub use archipelago_engine::sst::{SstWriter, TableOptions};
-pub use archipelago_engine::stats::{Statistics, Ticker, Timer};
 pub use archipelago_engine::transaction::{
     Conflict, Isolation, KeyWatch, LockMode, Locking, Transaction, TransactionIter,
     TransactionOptions,
 };
 pub use archipelago_engine::wal::WriteBatch;
-pub use archipelago_env as env;
-pub use archipelago_env::GroupAccess;
-pub use archipelago_tier as tier;
+
+// Extensions, events and statistics.
+pub use archipelago_engine::border::running_extension;
+pub use archipelago_engine::event::{Event, EventListener, Listeners};
+pub use archipelago_engine::extension::{
+    CompactionFilter, FilterDecision, MergeOperator, Registry,
+};
+pub use archipelago_engine::stats::{Statistics, Ticker, Timer};
+
+pub mod env {
+    //! Files: the interface below the engine and the tiers, and the local file system.
+
+    pub use archipelago_env::{FileClass, FileSystem, IoContext, IoPurpose};
+
+    pub mod local {
+        //! Directories of the machine.
+
+        pub use archipelago_env::local::LocalFs;
+    }
+}
+
+pub mod tier {
+    //! Tiers: one file system over several devices.
+
+    pub use archipelago_tier::profile;
+    pub use archipelago_tier::{
+        Components, DeviceKind, DeviceSettings, ExclusiveDevices, Policy, TieredFs,
+    };
+
+    pub mod scheme {
+        //! The placement scheme: the devices as they were measured, and the levels of the fastest.
+
+        pub use archipelago_tier::scheme::{DeviceProfile, Observed, Scheme};
+    }
+}
+
+pub mod storage {
+    //! Where a database on tiers keeps its list of devices.
+
+    pub use archipelago_compute::storage::{
+        DATABASE, TIERS_ROOT, devices_of, remove_device, says_so,
+    };
+}
+
+pub mod repair {
+    //! Verification of a damaged database's files, and copying what is whole into a new one.
+
+    pub use archipelago_engine::repair::{
+        DamageReport, LinkTables, LogAfterDamage, Loss, LossEffect, LossScope, RepairOptions,
+        RepairProgress, RepairReport, RepairedFamily, repair, verify_files,
+    };
+}
 
 pub mod inspect {
     //! Looking into a database's files without opening it.
@@ -119,6 +172,20 @@ pub mod inspect {
         Ok(text)
     }
 }
+
+/// Hooks of tests, which the crate does not offer:
+///
+/// ```compile_fail,E0432
+/// use archipelago::env::fault;
+/// ```
+/// ```compile_fail,E0432
+/// use archipelago::tier::fuzz;
+/// ```
+/// ```compile_fail,E0432
+/// use archipelago::BackgroundMode;
+/// ```
+#[cfg(doctest)]
+struct Hooks;
 
 /// The README's program, which compiles as a documentation test.
 #[cfg(doctest)]

@@ -232,7 +232,7 @@ fn server_takes_half_of_what_its_control_group_allows() {
     let allowed = match &server.group {
         // The limit is that of the group above the server's own.
         Some(_) => LIMIT_BYTES,
-        None => archipelago::env::host::memory_bytes().unwrap(),
+        None => archipelago_env::host::memory_bytes().unwrap(),
     };
     println!("in a control group: {}", server.group.is_some());
     assert_eq!(server.info("maxmemory"), allowed / 2);

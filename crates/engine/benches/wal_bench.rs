@@ -1,6 +1,6 @@
 //! What a log record costs: through the ring of `LocalFs`, and by plain writes.
 //!
-//! `cargo run --release -p archipelago-engine --example wal_bench [DIR] [MIB]` appends MIB
+//! `cargo bench -p archipelago-engine --bench wal_bench -- [DIR] [MIB]` appends MIB
 //! (default 1024) per row to segments of 64 MiB in DIR (default: a temporary directory), recycled
 //! from the third on, and prints nanoseconds per record: wall clock and CPU of all threads.
 //! `writer` is the engine's log writer; `ring` and `plain` are the file system's log alone, with
@@ -31,7 +31,7 @@ const METHODS: [(Method, &str); 3] =
     [(Method::Writer, "writer"), (Method::Ring, "ring"), (Method::Plain, "plain")];
 
 fn main() -> Result<()> {
-    let mut arguments = std::env::args().skip(1);
+    let mut arguments = std::env::args().skip(1).filter(|argument| argument != "--bench");
     let temporary = tempfile::tempdir().map_err(|e| Error::io("make", Path::new("tmp"), e))?;
     let root = arguments.next().map_or_else(|| temporary.path().to_owned(), PathBuf::from);
     let mib: u64 = arguments.next().and_then(|text| text.parse().ok()).unwrap_or(1024);

@@ -1,6 +1,6 @@
 //! Measures a table in memory: build, warm and missing look-ups, batches, scans both ways.
 //!
-//! `cargo run --release -p archipelago-engine --example sst_bench [records] [none|lz4|zstd]`
+//! `cargo bench -p archipelago-engine --bench sst_bench -- [records] [none|lz4|zstd]`
 //! prints one line a figure. The file lies in a vector, so that the table is measured, not a disk;
 //! the block cache holds all of it.
 
@@ -186,7 +186,7 @@ impl Bench {
 }
 
 fn main() {
-    let mut arguments = std::env::args().skip(1);
+    let mut arguments = std::env::args().skip(1).filter(|argument| argument != "--bench");
     let records = arguments.next().map_or(1_000_000, |n| n.parse().expect("a number of records"));
     let compression = match arguments.next().as_deref() {
         Some("lz4") => Compression::Lz4,

@@ -1,6 +1,6 @@
 //! Speed of the merging and the user iterator over cursors in memory, on one core.
 //!
-//! `cargo run --release -p archipelago-engine --example iter_bench [entries]`: for 1, 2, 5 and 20
+//! `cargo bench -p archipelago-engine --bench iter_bench -- [entries]`: for 1, 2, 5 and 20
 //! children, entries dealt to the children at random ("mixed") or in runs of 1000 ("runs"), million
 //! entries per second, the best of three.
 
@@ -16,7 +16,11 @@ use archipelago_engine::key::{Kind, encode};
 use archipelago_engine::tombstone::{RangeTombstone, TombstoneSet};
 
 fn main() {
-    let entries = std::env::args().nth(1).and_then(|arg| arg.parse().ok()).unwrap_or(2_000_000u64);
+    let entries = std::env::args()
+        .skip(1)
+        .find(|argument| argument != "--bench")
+        .and_then(|arg| arg.parse().ok())
+        .unwrap_or(2_000_000u64);
     println!("{entries} entries of 16 B keys and 100 B values, million entries/s");
     println!(
         "{:>8} {:>6} | {:>10} {:>10} | {:>8} {:>8} {:>10}",

@@ -1,4 +1,5 @@
-//! Warm reads of a settled database, for profiling: `read_bench DIR NUM WORKLOAD...`.
+//! Warm reads of a settled database, for profiling: `cargo bench -p archipelago-engine --bench
+//! read_bench -- DIR NUM WORKLOAD...`.
 //!
 //! The first run fills DIR with NUM keys of 16 bytes and values of 100, compacts and closes it;
 //! later runs open it. Workloads: readrandom, readmissing, readseq, readreverse, seekrandom,
@@ -111,7 +112,11 @@ fn run(db: &Db, num: u64, workload: &str, rng: &mut fastrand::Rng) -> (u64, u64)
 }
 
 fn main() {
-    let args: Vec<String> = std::env::args().collect();
+    let args: Vec<String> = std::env::args().filter(|argument| argument != "--bench").collect();
+    if args.len() < 3 {
+        println!("usage: read_bench DIR NUM WORKLOAD...");
+        return;
+    }
     let num: u64 = args[2].parse().unwrap();
     if !std::path::Path::new(&args[1]).exists() {
         fill(&args[1], num);

@@ -1,6 +1,6 @@
 //! Measures the memtable shard against a `RwLock<BTreeMap>`.
 //!
-//! `cargo run --release -p archipelago-engine --example memtable_bench -- [RECORDS] [ROUNDS]`
+//! `cargo bench -p archipelago-engine --bench memtable_bench -- [RECORDS] [ROUNDS]`
 //!
 //! Prints million operations a second of **CPU time** of the slowest thread (so that a machine
 //! that others share gives figures at all), medians over the rounds (default: 550,000 records of
@@ -296,7 +296,10 @@ fn sealed(bench: &Bench, pool: &Arc<SlabPool>, keys: &Keys) {
 }
 
 fn main() {
-    let mut args = std::env::args().skip(1).map(|arg| arg.parse().expect("a number"));
+    let mut args = std::env::args()
+        .skip(1)
+        .filter(|argument| argument != "--bench")
+        .map(|arg| arg.parse().expect("a number"));
     let count = args.next().unwrap_or(550_000);
     let bench = Bench { rounds: args.next().unwrap_or(5).max(1) };
     let keys = Keys::new(count);

@@ -1,5 +1,7 @@
-//! Reads a file many times through the local file system or through tiers of one device, to be
-//! counted: `valgrind --tool=callgrind target/release/examples/read_cost local|tiers READS`.
+//! Reads a file many times through the local file system or through tiers of one device, so that a
+//! profiler can count the instructions of a read. `cargo bench -p archipelago-tier --bench
+//! read_cost --no-run` prints the path of the program. Then: `valgrind --tool=callgrind PATH
+//! local|tiers READS`.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -12,7 +14,7 @@ use archipelago_tier::{Components, DeviceKind, DeviceSettings, TieredFs};
 const FILE_BYTES: u64 = 1 << 20;
 
 fn main() -> Result<()> {
-    let mut arguments = std::env::args().skip(1);
+    let mut arguments = std::env::args().skip(1).filter(|argument| argument != "--bench");
     let how = arguments.next().unwrap_or_default();
     let reads: u64 = arguments.next().and_then(|reads| reads.parse().ok()).unwrap_or(10_000);
     let dir = std::env::temp_dir().join(format!("archipelago-read-cost-{}", std::process::id()));

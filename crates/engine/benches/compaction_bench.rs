@@ -1,9 +1,9 @@
 //! Speed of a flush and of a 4-way compaction on one core, in memory (no device in the way).
 //!
-//! `cargo run --release -p archipelago-engine --example compaction_bench [entries]
-//! [none|lz4|zstd]`: 16 B keys, 100 B values, random order. Four memtables are flushed, each to one
-//! L0 file, then the files are merged into the next level. MB/s are of keys and values read, by the
-//! time that the thread was on a core (Linux). The best of three.
+//! `cargo bench -p archipelago-engine --bench compaction_bench -- [entries] [none|lz4|zstd]`: 16 B
+//! keys, 100 B values, random order. Four memtables are flushed, each to one L0 file, then the
+//! files are merged into the next level. MB/s are of keys and values read, by the time that the
+//! thread was on a core (Linux). The best of three.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -41,7 +41,7 @@ impl ShardSource for Shards {
 }
 
 fn main() -> Result<()> {
-    let mut arguments = std::env::args().skip(1);
+    let mut arguments = std::env::args().skip(1).filter(|argument| argument != "--bench");
     let entries = arguments.next().and_then(|n| n.parse().ok()).unwrap_or(1_000_000u64);
     let compression = match arguments.next().as_deref() {
         Some("lz4") => Compression::Lz4,

@@ -1,6 +1,6 @@
-//! What a transaction of one write costs beside a plain write, in alternating rounds on one thread:
-//! `transaction_bench DIR [ROUNDS]`. Only one kind of operation runs with `transaction_bench DIR
-//! ROUNDS KIND`, for a profiler that counts instructions.
+//! Cost of a transaction of one write next to a plain write, in alternating rounds on one thread:
+//! `cargo bench -p archipelago-engine --bench transaction_bench -- DIR [ROUNDS]`. With a third
+//! argument KIND only that kind of operation runs, for a profiler that counts instructions.
 #![allow(clippy::unwrap_used, clippy::disallowed_methods, missing_docs)]
 
 use std::time::Instant;
@@ -79,7 +79,11 @@ fn one(db: &Db, reused: &mut Transaction, kind: Kind, key: &[u8], value: &[u8]) 
 }
 
 fn main() {
-    let args: Vec<String> = std::env::args().collect();
+    let args: Vec<String> = std::env::args().filter(|argument| argument != "--bench").collect();
+    if args.len() < 2 {
+        println!("usage: transaction_bench DIR [ROUNDS [KIND]]");
+        return;
+    }
     let rounds: usize = args.get(2).map_or(15, |rounds| rounds.parse().unwrap());
     let only = args.get(3).map(|name| {
         *KINDS.iter().find(|kind| format!("{kind:?}") == *name).expect("a kind of operation")

@@ -1,4 +1,5 @@
-//! A short fill and read of a database, for profiling: `db_bench_small DIR NUM`.
+//! A short fill and read of a database, for profiling: `cargo bench -p archipelago-engine --bench
+//! db_bench_small -- DIR NUM`.
 #![allow(clippy::unwrap_used, clippy::disallowed_methods, missing_docs)]
 use archipelago_engine::db::{Components, Db};
 use archipelago_engine::options::{CfOptions, Compression, DbOptions};
@@ -10,7 +11,11 @@ fn key(n: u64, buf: &mut [u8; 16]) {
 }
 
 fn main() {
-    let args: Vec<String> = std::env::args().collect();
+    let args: Vec<String> = std::env::args().filter(|argument| argument != "--bench").collect();
+    if args.len() < 3 {
+        println!("usage: db_bench_small DIR NUM");
+        return;
+    }
     let num: u64 = args[2].parse().unwrap();
     let options = DbOptions { block_cache_bytes: 1 << 30, ..DbOptions::default() };
     let cf = CfOptions {

@@ -1,38 +1,41 @@
-//! How many files of which kind are open for writing, on average over time: what the scheme
-//! follows.
+//! Mean number of files of each kind that are open for writing, from which the scheme follows.
 //!
-//! A mutex that is taken when a file is opened for writing and when it is closed.
+//! Thread-safety: a mutex guards the counts. Cost: the mutex is taken when a file is opened for
+//! writing and when it is closed.
 
 use archipelago_env::FileClass;
 use parking_lot::Mutex;
 
 use crate::scheme::LEVELS;
 
-/// The log, then the levels by depth.
+/// Number of kinds: the log, then the levels by depth.
 const KINDS: usize = LEVELS + 1;
 
+/// Files of one kind.
 #[derive(Clone, Copy, Debug, Default)]
-struct Kind {
+struct KindActivity {
+    /// Number of files that are open.
     open: u32,
+    /// Time up to which `open_ns` is computed.
     since_ns: u64,
-    /// Integral of `open` over time until `since_ns`.
+    /// Integral of `open` over time, up to `since_ns`.
     open_ns: u64,
 }
 
-impl Kind {
+impl KindActivity {
     fn advance(&mut self, now_ns: u64) {
         self.open_ns += u64::from(self.open) * now_ns.saturating_sub(self.since_ns);
         self.since_ns = now_ns.max(self.since_ns);
     }
 }
 
-/// See the module.
+/// Open files by kind.
 #[derive(Debug)]
 pub(crate) struct Activity {
-    kinds: Mutex<[Kind; KINDS]>,
+    kinds: Mutex<[KindActivity; KINDS]>,
 }
 
-/// Time that files were open for writing, by kind, up to a moment.
+/// Total time that files of each kind were open for writing, up to a moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Totals {
     now_ns: u64,
@@ -40,7 +43,7 @@ pub(crate) struct Totals {
 }
 
 impl Totals {
-    /// Writers of the log and of the levels, by depth, since `earlier`, on average.
+    /// Mean number of writers of the log, and of each level by depth, since `earlier`.
     pub(crate) fn since(&self, earlier: &Self) -> (f64, [f64; LEVELS]) {
         let passed = self.now_ns.saturating_sub(earlier.now_ns).max(1) as f64;
         let mean = |kind: usize| (self.open_ns[kind] - earlier.open_ns[kind]) as f64 / passed;
@@ -48,7 +51,7 @@ impl Totals {
     }
 }
 
-/// What a file counts as, if its level is so deep; `None`: not at all.
+/// Index of the kind of a file whose level has this depth. `None` if the file does not count.
 pub(crate) fn kind_of(class: FileClass, depth: Option<u8>) -> Option<usize> {
     match (class, depth) {
         (FileClass::Wal, _) => Some(0),
@@ -59,22 +62,25 @@ pub(crate) fn kind_of(class: FileClass, depth: Option<u8>) -> Option<usize> {
 
 impl Activity {
     pub(crate) fn new(now_ns: u64) -> Self {
-        let kind = Kind { since_ns: now_ns, ..Kind::default() };
+        let kind = KindActivity { since_ns: now_ns, ..KindActivity::default() };
         Self { kinds: Mutex::new([kind; KINDS]) }
     }
 
+    /// Counts a file that is opened for writing.
     pub(crate) fn open(&self, kind: usize, now_ns: u64) {
         let mut kinds = self.kinds.lock();
         kinds[kind].advance(now_ns);
         kinds[kind].open += 1;
     }
 
+    /// Counts a file that is closed.
     pub(crate) fn close(&self, kind: usize, now_ns: u64) {
         let mut kinds = self.kinds.lock();
         kinds[kind].advance(now_ns);
         kinds[kind].open -= 1;
     }
 
+    /// Totals up to now.
     pub(crate) fn totals(&self, now_ns: u64) -> Totals {
         let mut kinds = self.kinds.lock();
         kinds.iter_mut().for_each(|kind| kind.advance(now_ns));

@@ -1,10 +1,13 @@
-//! Which level L0 compacts into, for each column family (Keigo §4.2 counts levels from there).
+//! Base levels: the level that L0 compacts into, for each column family (Keigo §4.2 counts levels
+//! from there).
 //!
-//! Level sizes are dynamic, so that families of different sizes have different base levels: L5 is
-//! the second level of one and the fifth of another. A compaction out of L0 tells which it is.
-//! Until it does, and for files of which nobody told the family, levels are counted from the
-//! highest one that any family has, or had at the open: what counts as too deep by that lies on a
-//! device of capacity, and is not put on the fastest one.
+//! Level sizes are dynamic, so families of different sizes have different base levels: L5 is the
+//! second level of one family and the fifth of another. A compaction out of L0 shows the base level
+//! of its family. Before that, and for files of unknown family, levels are counted from the highest
+//! base level that is known, or that was found at the open. A file that counts as too deep for this
+//! reason lies on a slower device, and never takes room of the fastest one.
+//!
+//! The type is a plain value; [`crate::fs::shared::Shared`] guards it with a lock.
 
 use std::collections::BTreeMap;
 
@@ -12,11 +15,12 @@ use archipelago_env::{IoContext, IoPurpose};
 
 use crate::scheme::{LEVELS, depth};
 
-/// See the module.
+/// The base levels of all column families that are known.
 #[derive(Clone, Debug)]
 pub(crate) struct BaseLevels {
-    /// The highest level below L0 that had files at the open, if there were any.
+    /// Highest level below L0 that had files at the open, if there were any.
     at_open: Option<u8>,
+    /// Base level by column family. The key `None` stands for writers that name no family.
     known: BTreeMap<Option<u32>, u8>,
 }
 
@@ -25,7 +29,7 @@ impl BaseLevels {
         Self { at_open, known: BTreeMap::new() }
     }
 
-    /// Learns from a file's context.
+    /// Notes the base level that the context of a compaction out of L0 shows.
     pub(crate) fn note(&mut self, context: IoContext) {
         if let IoPurpose::Compaction { from: 0, to } = context.purpose
             && to > 0
@@ -34,15 +38,15 @@ impl BaseLevels {
         }
     }
 
-    /// The level that L0 of the family compacts into.
+    /// Level that L0 of the family compacts into.
     pub(crate) fn of(&self, family: Option<u32>) -> u8 {
-        // Who tells no families has one for all that is known.
+        // A program that names no families has one base level for all files.
         let own = self.known.get(&family).filter(|_| family.is_some() || self.known.len() == 1);
         let highest = || self.known.values().copied().chain(self.at_open).min();
         own.copied().or_else(highest).unwrap_or(1)
     }
 
-    /// How deep a level of the family lies.
+    /// Depth of a level of the family.
     pub(crate) fn depth(&self, family: Option<u32>, level: u8) -> u8 {
         depth(level, self.of(family))
     }
@@ -59,7 +63,7 @@ impl BaseLevels {
         bytes
     }
 
-    /// Those that are known, with their families.
+    /// The known base levels, with their families.
     pub(crate) fn known(&self) -> impl Iterator<Item = (Option<u32>, u8)> {
         self.known.iter().map(|(&family, &level)| (family, level))
     }
@@ -74,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn each_family_has_its_own_and_what_is_unknown_counts_from_the_highest() {
+    fn unknown_family_counts_from_the_highest_base_level() {
         let mut levels = BaseLevels::new(None);
         assert_eq!(levels.of(Some(1)), 1, "nothing is known");
         levels = BaseLevels::new(Some(5));
@@ -97,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn without_families_it_is_that_of_the_last_compaction() {
+    fn without_families_the_last_compaction_decides() {
         let mut levels = BaseLevels::new(Some(4));
         levels.note(compaction(0, 5, None));
         levels.note(compaction(0, 6, None));

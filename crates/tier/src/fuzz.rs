@@ -1,10 +1,13 @@
-//! What fuzz targets, and the tests that replay their corpora, do with bytes that anybody may have
-//! written: the log of the namespace, the index of a copy and the identity of a device. A function
-//! here returns, whatever it gets; it panics where the tiers would have been led astray.
+//! Entry points for fuzz targets, and for the tests that replay their corpora: decoders of bytes
+//! that anyone may have written. These are the log of the namespace, the index of a copy and the
+//! identity of a device.
 //!
-//! These formats are guarded by checksums, which hardly any input passes. So the bytes are read as
-//! they are, and once more with checksums that are right, as a mistake of the writer would have
-//! them.
+//! A function returns for every input. It panics if a decoder would have misled the tiers.
+//! Checksums guard these formats, and hardly any input passes them. So each function decodes the
+//! input as it is, and once more with correct checksums, as a mistake of the writer would produce
+//! it.
+//!
+//! This module exists only in tests and with the feature `fuzzing`.
 
 use std::path::Path;
 
@@ -20,12 +23,13 @@ use crate::namespace::state::State;
 const ID: [u8; 16] = *b"a namespace's id";
 const GENERATION: u64 = 3;
 
-/// Reads `bytes` as the log of a namespace: as a snapshot, as what was appended to one, and as
-/// payloads of records, each behind its length in a byte. What was read is carried out: a refused
-/// change changes nothing, and the snapshot of what comes of it all reads back as the same.
+/// Decodes `bytes` as the log of a namespace: as a snapshot, as the records after one, and as
+/// payloads of records that follow their lengths of one byte each. Applies the decoded records. A
+/// refused record must change nothing, and the snapshot of the final state must decode to the same
+/// state.
 pub fn namespace(bytes: &[u8]) {
     let path = Path::new("names-000003.log");
-    // Any answer will do.
+    // Any result is accepted.
     let _refused = decode(path, GENERATION, bytes, &[]);
     let snapshot = encode_generation(&ID, GENERATION, &[], 1);
     let _torn = decode(path, GENERATION, &snapshot, bytes);
@@ -57,8 +61,8 @@ pub fn namespace(bytes: &[u8]) {
     assert_eq!((same.snapshot(), same.next), (records, next));
 }
 
-/// Reads `bytes` as the index of a copy, as they are and as the body of an index that has the right
-/// trailer. What was read is found where it says, and is written as it was read.
+/// Decodes `bytes` as the index of a copy, as they are and as the body of an index with a correct
+/// trailer. Each decoded range must be found at its place, and the index must encode to its bytes.
 pub fn copy_index(bytes: &[u8]) {
     let mut reader = Reader::new(bytes);
     let header = (reader.take(12), reader.take(16), reader.u64());
@@ -86,8 +90,8 @@ pub fn copy_index(bytes: &[u8]) {
     let _past_the_end = index.verify(index.data_len() / CHUNK_BYTES * CHUNK_BYTES, &[0; 5000]);
 }
 
-/// Reads `bytes` as the identity of a device, as they are and with a checksum that is right. What
-/// was read is written as it was read.
+/// Decodes `bytes` as the identity of a device, as they are and with a correct checksum. A decoded
+/// identity must decode again from its own bytes.
 pub fn identity(bytes: &[u8]) {
     let path = Path::new("DEVICE");
     let _refused = Identity::decode(path, bytes);
@@ -144,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn the_corpus_of_the_namespace_is_survived() {
+    fn namespace_corpus_replays() {
         let mut every = Vec::new();
         for record in crate::namespace::tests::every_record() {
             let start = every.len();
@@ -157,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn the_corpus_of_the_index_of_a_copy_is_survived() {
+    fn copy_index_corpus_replays() {
         let mut index = CopyIndex::new(ID, 7, lay_out(&[(0, 8192), (65_536, 5000)]));
         index.push(&[1; 13_192]);
         let mut bytes = index.encode();
@@ -167,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn the_corpus_of_the_identity_of_a_device_is_survived() {
+    fn identity_corpus_replays() {
         for (home, of) in [(Home::No, 3), (Home::Yes, 0), (Home::Moving(3), 0)] {
             let there = if home == Home::Moving(3) { "slow" } else { "fast" };
             let told = Identity {

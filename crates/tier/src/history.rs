@@ -1,41 +1,43 @@
-//! What was moved, copied and changed lately, and why: for statistics.
+//! History of recent moves, copies and changes of the scheme, with their reasons, for statistics.
+//!
+//! Thread-safety: one lock guards the events. Cost: the last 64 events stay in memory.
 
 use std::collections::VecDeque;
 use std::fmt;
 
 use parking_lot::Mutex;
 
-/// So many are kept.
+/// Number of events that are kept.
 const KEPT: usize = 64;
 
-/// Why background work was done.
+/// The reason for a step of background work.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reason {
-    /// A trivial move or an ingestion gave the file another level.
+    /// A trivial move or an ingestion changed the level of the file.
     LevelChanged,
-    /// The device has little room.
+    /// The device is short of space.
     SpaceLow,
-    /// The device has so little room that other writers do not matter.
+    /// The device has so little space that files leave whatever else is written.
     SpaceForced,
-    /// Too many foreground reads went past the device.
+    /// The device served too few of the foreground reads that it could have served.
     HitRatio,
-    /// Another copy is hotter.
+    /// Another file or copy is hotter.
     Colder,
-    /// Files need the copy's room.
+    /// Files need the room of the copy.
     RoomForFiles,
-    /// A faster device has a copy of all of the file now.
+    /// A faster device got a whole copy of the file.
     CopiedHigher,
-    /// A better copy of the file took its place.
+    /// A better copy of the file replaced the copy.
     CopiedAnew,
-    /// The device writes at this percentage of what its profile says.
+    /// The device reaches this percentage of its profile's write throughput.
     SlowerThanProfiled(u32),
-    /// The device writes as its profile says again.
+    /// The device reaches its profile's write throughput again.
     AsProfiled,
-    /// Its device lost it, and there was a whole copy.
+    /// The device lost the file, and it was restored from a whole copy.
     Missing,
     /// The device is being emptied.
     DeviceLeaves,
-    /// Observed writers and sizes want another scheme: the sentence that says which.
+    /// The observed writers and sizes led to another scheme, which the sentence describes.
     Scheme(String),
 }
 
@@ -61,14 +63,14 @@ impl fmt::Display for Reason {
     }
 }
 
-/// One thing that was done.
+/// One step of background work.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Event {
-    /// Milliseconds of the tiers' clock.
+    /// Time of the step, in milliseconds of the tiers' clock.
     pub at_ms: u64,
-    /// What was done, to what.
+    /// Description of the step.
     pub what: String,
-    /// Why.
+    /// Reason for the step.
     pub reason: Reason,
 }
 
@@ -79,6 +81,7 @@ pub(crate) struct History {
 }
 
 impl History {
+    /// Adds an event, and logs it.
     pub(crate) fn tell(&self, at_ms: u64, what: String, reason: Reason) {
         tracing::info!(%reason, "tiers: {what}");
         let mut events = self.events.lock();

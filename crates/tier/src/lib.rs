@@ -1,13 +1,13 @@
 //! Tiered storage: one [`TieredFs`] over a hierarchy of devices (Keigo).
 //!
-//! A file goes to the device that its [`archipelago_env::IoContext`] says: the log and the levels
-//! whose writers the fastest device takes to that, the rest by capacity ([`place`], [`scheme`]).
-//! Files leave a device that gets full ([`migrate`]), and hot files of slower devices are copied up
-//! for reading ([`cache`]). The namespace that knows where everything lies is durable and
-//! crash-safe. `docs/operate/tiers.md` tells it to operators.
+//! A file is placed by its [`archipelago_env::IoContext`] ([`place`], [`scheme`]). The log, and the
+//! levels whose writers the fastest device takes, go there. Other files go to slower devices. Files
+//! leave a device that gets full ([`migrate`]). Hot files of slower devices are copied to faster
+//! ones for reading ([`cache`]). A durable, crash-safe namespace knows the place of every file.
+//! `docs/operate/tiers.md` describes the tiers for operators.
 //!
-//! Layer 2: above `env`, below the engine, which sees a `FileSystem` and nothing else. Decisions
-//! are pure functions; the devices do their I/O through `env`.
+//! Layer 2: above `env`, and below the engine, which sees only a `FileSystem`. Decisions are pure
+//! functions. The devices do their I/O through `env`.
 
 mod activity;
 mod base_levels;

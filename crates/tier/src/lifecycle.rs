@@ -22,11 +22,13 @@ use crate::mover::{self, Mover};
 use crate::settings::{DeviceSettings, validate};
 
 impl TieredFs {
-    /// Opens the tiers over the devices of `settings`, fastest first; makes them if the devices are
-    /// empty. Paths below `root` are theirs. Errors: `InvalidArgument` for settings that make no
-    /// sense and for directories that belong to something else, `Unsupported` for another
-    /// format version, `NotFound` for a missing device (with what lies there), `Busy` if another
-    /// process has them open. Nothing is changed by a refused open.
+    /// Opens the tiers over the devices of `settings`, the fastest first. Empty devices become new
+    /// tiers. Paths below `root` belong to them.
+    ///
+    /// Errors: `InvalidArgument` for wrong settings and for directories that hold something else;
+    /// `Unsupported` for another format version; `NotFound` for a missing device, with the files
+    /// that lie there; `Busy` if another process has the tiers open. A refused open changes
+    /// nothing.
     pub fn open(
         root: impl AsRef<Path>,
         settings: &[DeviceSettings],
@@ -41,7 +43,7 @@ impl TieredFs {
         Self::open_over(root, parts, components)
     }
 
-    /// The same over file systems that the caller brings.
+    /// Opens tiers as [`Self::open`] does, over file systems of the caller.
     pub fn open_over(
         root: impl AsRef<Path>,
         devices: Vec<DeviceParts>,
@@ -57,22 +59,23 @@ impl TieredFs {
         Ok(Arc::new(Self { shared, threads: Mutex::new(threads) }))
     }
 
-    /// One round of background work, for tests and for those who bring no threads: looks,
-    /// decides, runs every job that may run, removes what may go.
+    /// Does one round of background work: runs one iteration of the control loop and every job that
+    /// may run, and removes condemned files. For tests, and for programs without background threads
+    /// ([`Components::spawn`]).
     pub fn step(&self) {
         self.shared.mover.iterate(&self.shared);
         self.settle();
     }
 
-    /// Runs what was queued (moves after trivial moves) and removes what may go, without looking
-    /// for more.
+    /// Runs the queued jobs, among them moves after changes of level, and removes condemned files.
+    /// Does not run the control loop.
     pub fn settle(&self) {
         while mover::run_one(&self.shared) {}
         mover::sweep(&self.shared);
     }
 
     /// Ends background work and makes the namespace durable. Files may still be read and written
-    /// afterwards, without copies and moves. Errors: those of the home device.
+    /// afterwards, but no file is moved or copied. Errors: those of the home device.
     pub fn close(&self) -> Result<()> {
         self.shared.closing.store(true, Ordering::Release);
         self.shared.wake_workers();

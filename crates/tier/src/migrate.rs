@@ -1,21 +1,22 @@
-//! Which files leave a device that gets full, and how many threads copy and move (Keigo §4.2,
-//! §4.3). Pure.
+//! Migration: which files leave a device that gets full, and how many threads copy and move
+//! (Keigo §4.2, §4.3). All functions are pure.
 
-/// How short a device is of space.
+/// Shortage of space on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Pressure {
-    /// Not at all.
+    /// The device has enough free space.
     None,
-    /// Files leave as far as the devices' writers allow.
+    /// Files leave the device, as far as the writers of the devices allow.
     Low,
-    /// Files leave whatever else is written.
+    /// Files leave the device, whatever else is written.
     Forced,
 }
 
-/// When a device is relieved, so much of it more than the threshold is free again.
+/// Fraction of a device that is free in addition to the threshold once files have left.
 const RELIEF: f64 = 0.02;
 
-/// How short a device with `free` of `capacity` bytes is.
+/// Shortage of a device with `free` of `capacity` bytes. `low` and `forced` are the free fractions
+/// below which it begins.
 #[must_use]
 pub fn pressure(free: u64, capacity: u64, low: f64, forced: f64) -> Pressure {
     let below = |part: f64| (free as f64) < capacity as f64 * part;
@@ -26,28 +27,29 @@ pub fn pressure(free: u64, capacity: u64, low: f64, forced: f64) -> Pressure {
     }
 }
 
-/// Bytes that have to leave until the pressure is gone for a while.
+/// Bytes that must leave a device until it is relieved.
 #[must_use]
 pub fn excess(free: u64, capacity: u64, low: f64) -> u64 {
     ((capacity as f64 * (low + RELIEF)) as u64).saturating_sub(free)
 }
 
-/// A file on the device.
+/// A file on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Resident {
-    /// Its unique id.
+    /// Unique id of the file.
     pub file: u64,
-    /// Its level; none counts as the deepest.
+    /// Level of the file. A file without a level counts as one of the deepest level.
     pub level: Option<u8>,
-    /// How long it was not read, in milliseconds.
+    /// Time since the last read, in milliseconds.
     pub idle_ms: u64,
-    /// Its bytes.
+    /// Length in bytes.
     pub len: u64,
 }
 
-/// A level deeper counts like being idle this many times as long.
+/// Factor by which one level more raises the weight of a file, as if it were idle that much longer.
 const LEVEL_WEIGHT: f64 = 2.0;
-/// A file that was read just now counts as idle for so long, so that levels still tell.
+/// Idle time, in milliseconds, that is added to that of every file, so that levels decide between
+/// files that were just read.
 const IDLE_MS_MIN: u64 = 1000;
 
 fn weight(resident: &Resident) -> f64 {
@@ -55,7 +57,8 @@ fn weight(resident: &Resident) -> f64 {
     (resident.idle_ms + IDLE_MS_MIN) as f64 * LEVEL_WEIGHT.powi(level)
 }
 
-/// The files to leave, until they are `bytes` in all: longest idle first, deeper levels sooner.
+/// Picks files of `bytes` in total to leave the device. Files that were idle for long and files of
+/// deep levels come first.
 #[must_use]
 pub fn pick(residents: &[Resident], bytes: u64) -> Vec<u64> {
     let mut order: Vec<&Resident> = residents.iter().collect();
@@ -72,17 +75,20 @@ pub fn pick(residents: &[Resident], bytes: u64) -> Vec<u64> {
     picked
 }
 
-/// How many threads may write to a device for copies and moves: what it takes (`limit`) beside the
-/// writers from above, at most `most`.
+/// Number of threads that may write to a device for copies and moves: the writers that the device
+/// takes (`limit`), less those of callers, and at most `most`.
 #[must_use]
 pub fn threads(limit: u32, callers: usize, most: usize) -> usize {
     (limit as usize).saturating_sub(callers).min(most)
 }
 
-/// How many more copies to a device may be queued at a look: as many as `threads` may write at
-/// once, or twice as many as were `finished` since the last look, less those that wait or run. At
-/// least one is tried: whether it may begin is asked again when its turn comes. So a cold cache
-/// fills at the device's speed. More wait only where copies pay (`cache::payback`).
+/// Number of further copies to a device that may be queued in an iteration.
+///
+/// This is the number of `threads` that may write, or twice the number of copies that `finished`
+/// since the last iteration, less the `busy` ones, which are queued or running. At least one copy
+/// is queued if none is busy: whether it may begin is decided when it is taken. So a cold cache
+/// fills at the device's speed. More copies are queued only if copies win back their cost
+/// (`cache::payback`).
 #[must_use]
 pub fn queue_room(threads: usize, finished: usize, busy: usize) -> usize {
     threads.max(2 * finished).max(1).saturating_sub(busy)
@@ -104,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn deep_and_idle_files_leave_first_and_no_more_than_needed() {
+    fn deep_and_idle_files_leave_first() {
         let file = |file, level, idle_ms| Resident { file, level, idle_ms, len: 10 };
         let residents = [
             file(1, Some(1), 60_000),
@@ -119,15 +125,15 @@ mod tests {
     }
 
     #[test]
-    fn a_queue_follows_what_is_finished() {
+    fn queue_room_follows_finished_copies() {
         assert_eq!(queue_room(4, 0, 0), 4);
-        assert_eq!(queue_room(4, 30, 5), 55, "the last look's copies were small");
+        assert_eq!(queue_room(4, 30, 5), 55, "the copies of the last iteration were small");
         assert_eq!(queue_room(0, 0, 0), 1, "a gap between two writers is enough");
         assert_eq!(queue_room(0, 0, 1), 0);
     }
 
     #[test]
-    fn copies_stand_back_for_writers() {
+    fn copies_use_the_writers_that_callers_leave() {
         assert_eq!(threads(4, 1, 16), 3);
         assert_eq!(threads(4, 9, 16), 0);
         assert_eq!(threads(64, 0, 16), 16);

@@ -1,9 +1,12 @@
-//! Measuring a device by number of threads, as the placement scheme needs it (Keigo §3.1, §4.2).
+//! Profiles of devices: throughput by number of threads, from which the placement scheme follows
+//! (Keigo §3.1, §4.2).
 //!
-//! [`probe`] writes and reads as the store does, through the device's own file system: each thread
-//! has a file of its own and goes through it front to back in blocks. Threads are doubled until
-//! more of them do not help ([`crate::scheme::goes_on`]). Everything that it writes is removed
-//! again.
+//! [`probe`] writes and reads through the device's own file system, as the store does. Each thread
+//! has a file of its own, and goes through it from front to back in blocks. The number of threads
+//! is doubled until more threads do not help ([`crate::scheme::goes_on`]).
+//!
+//! Failure: the probe removes all files that it wrote, also after an error.
+//! Cost: about `point` times the number of points in each direction.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -25,18 +28,18 @@ use crate::fs::TieredFs;
 use crate::scheme::{DeviceProfile, LEVELS, Observed, Point, goes_on, peak};
 use crate::settings::DeviceSettings;
 
-/// How to measure.
+/// The way in which [`probe`] measures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProbeOptions {
-    /// Bytes of one write or read. Default 4 KiB, as in the paper.
+    /// Length of one write or read in bytes. Default 4 KiB, as in the paper.
     pub block_bytes: usize,
-    /// Bytes of each thread's file. Default 16 MiB.
+    /// Length of each thread's file in bytes. Default 16 MiB.
     pub file_bytes: u64,
-    /// How long each point is measured. Default 500 ms.
+    /// Time for which each point is measured. Default 500 ms.
     pub point: Duration,
-    /// Most threads. Default 64.
+    /// Largest number of threads. Default 64.
     pub threads_max: u32,
-    /// Past the page cache. Default yes.
+    /// Whether I/O bypasses the page cache. Default true.
     pub direct: bool,
 }
 
@@ -52,21 +55,21 @@ impl Default for ProbeOptions {
     }
 }
 
-/// What [`probe`] works with.
+/// The device that [`probe`] measures, and the tools for it.
 #[derive(Clone, Debug)]
 pub struct Prober {
-    /// The device's file system.
+    /// File system of the device.
     pub fs: Arc<dyn FileSystem>,
-    /// A directory on it, which is made and removed.
+    /// Directory on the device, which the probe creates and removes.
     pub dir: PathBuf,
-    /// Measures time.
+    /// Clock that measures the time.
     pub clock: Arc<dyn Clock>,
     /// Starts the threads.
     pub spawn: Arc<dyn Spawn>,
 }
 
-/// Measures a device named `name`. Takes about `point` times the number of points in each
-/// direction.
+/// Measures a device named `name`. This takes about `point` times the number of points in each
+/// direction. Errors: those of the device.
 pub fn probe(prober: &Prober, name: &str, options: &ProbeOptions) -> Result<DeviceProfile> {
     prober.fs.create_dir_all(&prober.dir)?;
     let measured = probe_directions(prober, options);
@@ -98,7 +101,7 @@ fn probe_directions(prober: &Prober, options: &ProbeOptions) -> Result<(Vec<Poin
 
 const CONTEXT: IoContext = IoContext::new(FileClass::Sst, IoPurpose::Maintenance);
 
-/// What the threads of a point share.
+/// State that the threads of one point share.
 struct Round {
     prober: Prober,
     options: ProbeOptions,
@@ -107,7 +110,7 @@ struct Round {
     failed: Mutex<Option<Error>>,
 }
 
-/// Bytes per second of `threads` threads together.
+/// Measures one point: bytes per second of `threads` threads together.
 fn measure(
     prober: &Prober,
     options: &ProbeOptions,
@@ -157,7 +160,7 @@ fn measure(
 }
 
 fn write_on(round: &Round, path: &Path) -> Result<()> {
-    // At least a block, however late the thread was started.
+    // A thread writes at least one block, however late it was started.
     loop {
         write_file(&round.prober, &round.options, path, Some(round))?;
         if round.stop.load(Ordering::Acquire) {
@@ -210,14 +213,15 @@ fn read_on(round: &Round, path: &Path) -> Result<()> {
     }
 }
 
-/// Whether `fio` can be run.
+/// Whether the program `fio` is installed.
 #[must_use]
 pub fn has_fio() -> bool {
     let run = Command::new("fio").arg("--version").stdin(Stdio::null()).output();
     run.is_ok_and(|output| output.status.success())
 }
 
-/// [`probe`] with fio, which has to be installed: sequential, synchronous, a file for each thread.
+/// Measures a device as [`probe`] does, with the program `fio`: sequential and synchronous I/O, and
+/// a file for each thread. Errors: those of `fio`.
 pub fn probe_with_fio(dir: &Path, name: &str, options: &ProbeOptions) -> Result<DeviceProfile> {
     let fs = archipelago_env::local::LocalFs::new();
     fs.create_dir_all(dir)?;
@@ -265,15 +269,16 @@ fn run_fio(dir: &Path, direction: &str, threads: u32, options: &ProbeOptions) ->
         .ok_or_else(|| failed("its output has no rate in it".to_owned()))
 }
 
-/// The bytes per second in fio's output.
+/// Bytes per second, from the output of `fio`.
 fn rate_of(output: &[u8], direction: &str) -> Option<f64> {
-    // Warnings may stand before the document.
+    // Warnings may precede the document.
     let start = output.iter().position(|&byte| byte == b'{')?;
     let document: serde_json::Value = serde_json::from_slice(&output[start..]).ok()?;
     document.get("jobs")?.get(0)?.get(direction)?.get("bw_bytes")?.as_f64()
 }
 
-/// The file system through which a device is used, to measure it.
+/// The file system through which the tiers use a device, for measurements. Errors: those of reading
+/// the description of an emulated device.
 pub fn device_file_system(
     settings: &DeviceSettings,
     clock: &Arc<dyn Clock>,
@@ -281,31 +286,32 @@ pub fn device_file_system(
     crate::device::file_system(settings, clock, GroupAccess::None)
 }
 
-/// What is taken for a write-heavy run that was not made.
+/// Assumptions in place of a write-heavy run.
 #[derive(Clone, Copy, Debug)]
 pub struct Assumed;
 
 impl Assumed {
-    /// A writer each of the log, of flushes and of every level: what a store with a few jobs has.
+    /// One writer each for the log, for flushes and for every level, as in a store with a few
+    /// background jobs.
     #[must_use]
     pub fn writers() -> Observed {
         Observed { log_writers: 1.0, level_writers: [1.0; LEVELS], ..Observed::default() }
     }
 }
 
-/// A moment from which writers are observed.
+/// The moment at which an observation of writers began.
 #[derive(Clone, Copy, Debug)]
 pub struct ObservedFrom(Totals);
 
 impl TieredFs {
-    /// Begins to observe writers.
+    /// Begins an observation of writers.
     #[must_use]
     pub fn observe_begin(&self) -> ObservedFrom {
         ObservedFrom(self.shared.activity.totals(self.shared.now_ns()))
     }
 
-    /// The writers of the log and of each level (by depth) since then, on average, and the bytes of
-    /// each level now.
+    /// Ends an observation of writers: the mean number of writers of the log and of each level (by
+    /// depth) since it began, and the present bytes of each level.
     #[must_use]
     pub fn observe_end(&self, from: &ObservedFrom) -> Observed {
         let totals = self.shared.activity.totals(self.shared.now_ns());
@@ -329,7 +335,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_probe_has_a_point_for_each_number_of_threads_and_leaves_nothing() {
+    fn probe_measures_each_thread_count_and_leaves_nothing() {
         let disk = MemFs::new();
         let prober = Prober {
             fs: Arc::new(disk.clone()),
@@ -354,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn the_rate_is_found_in_what_fio_says() {
+    fn rate_is_parsed_from_fio_output() {
         let said = br#"fio: a warning
         {"jobs": [{"read": {"bw_bytes": 0}, "write": {"bw_bytes": 123456789}}]}"#;
         assert_eq!(rate_of(said, "write"), Some(123_456_789.0));

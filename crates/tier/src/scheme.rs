@@ -1,22 +1,26 @@
 //! The placement scheme: which levels belong to the fastest device, and why (Keigo §4.2).
 //!
-//! Levels are counted by [`depth`]: L0 is 0, the base level (the one that L0 compacts into) 1, the
-//! next 2. With dynamic level sizes a database of one gigabyte has L0, L5 and L6, and L5 is what
-//! the paper calls L1. A level belongs there if the writers of the log, of all levels above and its
-//! own are together no more than the device takes, and if the bytes of all of them fit. L0 and L1
-//! always do: they are in the writers' way. [`decide`] is pure; [`Follower`] follows observations
-//! with hysteresis: it changes the scheme only when the same other one was wanted several times in
-//! a row. [`Scheme`] is what `archipelago tier profile` writes, for people to read and change.
+//! Levels are counted by [`depth`]: L0 has depth 0, the base level (into which L0 compacts) has
+//! depth 1, and the next level has depth 2. With dynamic level sizes, a database of one gigabyte
+//! has L0, L5 and L6, and L5 is the level that the paper calls L1.
+//!
+//! A level belongs to the fastest device if the writers of the log, of all levels above it and of
+//! the level itself are together no more than the device takes, and if the bytes of all of them
+//! fit. L0 and the base level always belong there, because user writes wait for them.
+//!
+//! [`decide`] is a pure function. [`Follower`] applies it to observations with hysteresis: it
+//! changes the scheme only after several consecutive intervals wanted the same change. `archipelago
+//! tier profile` writes a [`Scheme`] to a file, which people may read and change.
 
 use std::fmt;
 
 use archipelago_base::{Error, Result};
 use serde::{Deserialize, Serialize};
 
-/// Levels that are told apart; deeper ones count as the last.
+/// Number of levels that are distinguished. Deeper levels count as the last one.
 pub const LEVELS: usize = 8;
 
-/// How deep `level` lies where L0 compacts into `base_level`.
+/// Depth of `level` in a family whose L0 compacts into `base_level`.
 #[must_use]
 pub fn depth(level: u8, base_level: u8) -> u8 {
     match level {
@@ -25,30 +29,30 @@ pub fn depth(level: u8, base_level: u8) -> u8 {
     }
 }
 
-/// Levels that are on the fastest device whatever is measured.
+/// Number of levels that always belong to the fastest device.
 pub const FAST_LEVELS_MIN: u8 = 2;
 
-/// Version of the scheme's file.
+/// Format version of the scheme's file.
 const VERSION: u32 = 1;
 
-/// What a device did with so many threads, in the profile.
+/// Measured throughput of a device at one number of threads.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Point {
-    /// Threads.
+    /// Number of threads.
     pub threads: u32,
-    /// Bytes per second of all of them together.
+    /// Bytes per second of all threads together.
     pub bytes_per_s: f64,
 }
 
-/// A device's profile.
+/// The profile of a device.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DeviceProfile {
-    /// The device's name in the settings.
+    /// Name of the device in the settings.
     pub name: String,
-    /// How many writers it takes before they get slower together.
+    /// Number of writers at which the total write throughput is at its best.
     pub writers_max: u32,
-    /// The same of readers.
+    /// Number of readers at which the total read throughput is at its best.
     pub readers_max: u32,
     /// Write throughput by number of writers.
     #[serde(default)]
@@ -59,42 +63,45 @@ pub struct DeviceProfile {
 }
 
 impl DeviceProfile {
-    /// Bytes that the device writes while one write waits for it, from what one and the most
-    /// writers of 4 KiB reached; `None` if it was not measured.
+    /// Bytes that the device writes during the latency of one write, computed from the throughput
+    /// of one writer and the best throughput, with writes of 4 KiB. `None` if writes were not
+    /// measured.
     #[must_use]
     pub fn write_bytes_best(&self) -> Option<u64> {
         const BLOCK_BYTES: f64 = 4096.0;
         let alone = self.writes.iter().find(|point| point.threads == 1)?.bytes_per_s;
         let most = self.writes.iter().map(|point| point.bytes_per_s).fold(alone, f64::max);
-        // A block takes its transfer and then its latency.
+        // Writing a block takes the time of its transfer, and then the latency.
         (alone > 0.0).then(|| (BLOCK_BYTES * (most / alone - 1.0)) as u64)
     }
 }
 
-/// See the module.
+/// A placement scheme, as its file holds it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Scheme {
-    /// Version of this file.
+    /// Format version of the file.
     pub version: u32,
-    /// Levels of a depth below this one belong to the fastest device: 2 are L0 and the base level.
+    /// Number of levels, by depth, that belong to the fastest device: 2 means L0 and the base
+    /// level.
     pub fast_levels: u8,
-    /// Why, for people.
+    /// Reason for this number of levels, for readers of the file.
     #[serde(default)]
     pub reason: String,
-    /// Writers of the log, on average.
+    /// Mean number of writers of the log.
     #[serde(default)]
     pub log_writers: f64,
-    /// Writers of each level by depth, on average over a write-heavy run.
+    /// Mean number of writers of each level, by depth, over a write-heavy run.
     #[serde(default)]
     pub level_writers: Vec<f64>,
-    /// The devices, fastest first.
+    /// Profiles of the devices, the fastest first.
     #[serde(default)]
     pub devices: Vec<DeviceProfile>,
 }
 
 impl Scheme {
-    /// Reads a scheme. Errors: `InvalidArgument`, `Unsupported` for another version.
+    /// Parses a scheme. Errors: `InvalidArgument` for wrong text; `Unsupported` for another
+    /// version.
     pub fn from_toml(text: &str) -> Result<Self> {
         let scheme: Self = toml::from_str(text)
             .map_err(|error| Error::invalid(format!("the placement scheme: {error}")))?;
@@ -112,7 +119,8 @@ impl Scheme {
         toml::to_string_pretty(self).map_err(|error| Error::invalid(error.to_string()))
     }
 
-    /// Makes the scheme of measured devices and writers.
+    /// The scheme that follows from measured devices and writers. `capacity_bytes` are the bytes
+    /// that files may take of the fastest device.
     #[must_use]
     pub fn of_profile(
         devices: Vec<DeviceProfile>,
@@ -132,57 +140,57 @@ impl Scheme {
     }
 }
 
-/// What was observed of writers and sizes over a while.
+/// Observed writers and sizes over a period of time.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Observed {
-    /// Files of the log open for writing, on average over time.
+    /// Mean number of log files that were open for writing.
     pub log_writers: f64,
-    /// Tables of each level, by depth, open for writing, on average over time.
+    /// Mean number of tables of each level, by depth, that were open for writing.
     pub level_writers: [f64; LEVELS],
     /// Bytes of each level, by depth.
     pub level_bytes: [u64; LEVELS],
-    /// Foreground reads as a part of them and of what was written, in blocks of 4 KiB; 0 to 1.
+    /// Foreground reads, as a fraction of these reads plus the written blocks of 4 KiB. 0 to 1.
     pub read_share: f64,
 }
 
-/// What [`decide`] decides from.
+/// The input of [`decide`].
 #[derive(Clone, Copy, Debug)]
 pub struct SchemeInput {
-    /// What was observed.
+    /// Observed writers and sizes.
     pub observed: Observed,
-    /// How many writers the fastest device takes.
+    /// Number of writers that the fastest device takes.
     pub limit: u32,
     /// Bytes of the fastest device that files may take.
     pub capacity_bytes: u64,
 }
 
-/// What ends the levels of the fastest device.
+/// The reason why no further level belongs to the fastest device.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Bound {
     /// The next level's writers would be too many.
     Writers {
-        /// How many there would be.
+        /// Number of writers with the next level.
         writers: f64,
-        /// How many the device takes.
+        /// Number of writers that the device takes.
         limit: u32,
     },
     /// The next level's bytes would not fit.
     Bytes {
-        /// How many there would be.
+        /// Bytes with the next level.
         bytes: u64,
-        /// How many may be.
+        /// Bytes that files may take.
         capacity: u64,
     },
     /// There is no further level.
     Nothing,
 }
 
-/// What [`decide`] chose.
+/// The decision of [`decide`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Chosen {
-    /// Levels of a depth below this one belong to the fastest device.
+    /// Number of levels, by depth, that belong to the fastest device.
     pub fast_levels: u8,
-    /// Why not more.
+    /// Reason why no further level belongs there.
     pub bound: Bound,
 }
 
@@ -203,7 +211,7 @@ impl fmt::Display for Chosen {
     }
 }
 
-/// What a level of a depth is called.
+/// Name of the level of a depth, as text.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Name(pub(crate) u8);
 
@@ -217,7 +225,7 @@ impl fmt::Display for Name {
     }
 }
 
-/// Chooses the levels of the fastest device; see the module.
+/// Chooses the levels of the fastest device.
 #[must_use]
 pub fn decide(input: &SchemeInput) -> Chosen {
     let observed = &input.observed;
@@ -241,39 +249,41 @@ pub fn decide(input: &SchemeInput) -> Chosen {
     Chosen { fast_levels: LEVELS as u8, bound: Bound::Nothing }
 }
 
-/// Above this part of reads an interval says nothing about writers either.
+/// Fraction of reads above which an interval says nothing about writers.
 pub const READ_MOSTLY: f64 = 0.95;
 
-/// Follows observations; see the module.
+/// Adapts the scheme to observations, with hysteresis.
 #[derive(Clone, Debug)]
 pub struct Follower {
     current: u8,
+    /// Number of levels that the last intervals wanted instead.
     wanted: u8,
+    /// Number of consecutive intervals that wanted it.
     times: u32,
 }
 
-/// How often in a row another scheme has to be wanted before it is taken.
+/// Number of consecutive intervals that must want the same change before it is made.
 pub const PATIENCE: u32 = 6;
 
-/// While less than so many writers are active on average, nothing is learnt about writers.
+/// Mean number of writers below which an interval says nothing about writers.
 pub const WRITERS_MIN: f64 = 0.5;
 
 impl Follower {
-    /// One that starts at a scheme.
+    /// A follower that begins with a scheme.
     #[must_use]
     pub fn new(fast_levels: u8) -> Self {
         Self { current: fast_levels, wanted: fast_levels, times: 0 }
     }
 
-    /// The scheme of now.
+    /// Number of levels of the present scheme.
     #[must_use]
     pub fn fast_levels(&self) -> u8 {
         self.current
     }
 
-    /// Takes note of an interval; the new scheme if it changes by this. An interval in which hardly
-    /// anything was written says nothing about writers and is passed over: files that are
-    /// read are helped by copies, not by moving levels.
+    /// Takes an interval, and returns the new scheme if it changes. An interval with hardly any
+    /// writes is ignored, because it says nothing about writers. Copies serve a load of reads, not
+    /// a change of the scheme.
     pub fn observe(&mut self, input: &SchemeInput) -> Option<Chosen> {
         let writers: f64 = input.observed.level_writers.iter().sum();
         if writers < WRITERS_MIN || input.observed.read_share > READ_MOSTLY {
@@ -298,8 +308,8 @@ impl Follower {
     }
 }
 
-/// The number of threads at which a device is at its best: the smallest whose throughput is
-/// within a twentieth of the best. 1 of nothing.
+/// Number of threads at which a device is at its best: the smallest number whose throughput is
+/// within 5 % of the best. 1 if there are no points.
 #[must_use]
 pub fn peak(points: &[Point]) -> u32 {
     let best = points.iter().map(|point| point.bytes_per_s).fold(0.0, f64::max);
@@ -307,8 +317,8 @@ pub fn peak(points: &[Point]) -> u32 {
     good.map_or(1, |point| point.threads)
 }
 
-/// Whether measuring with more threads is worthwhile: not once the throughput fell by a tenth
-/// below the best, or has not grown by a twentieth over the last two steps.
+/// Whether it is worth measuring with more threads. It is not once the throughput has fallen 10 %
+/// below the best, or has grown by less than 5 % over the last two steps.
 #[must_use]
 pub fn goes_on(points: &[Point]) -> bool {
     let Some(last) = points.last() else { return true };
@@ -342,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn writes_are_efficient_from_what_a_device_writes_while_one_waits_for_it() {
+    fn best_write_length_follows_from_latency() {
         let of = |points: &[(u32, f64)]| {
             let point = |&(threads, bytes_per_s)| Point { threads, bytes_per_s };
             let writes = points.iter().map(point).collect();
@@ -356,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn levels_are_taken_while_writers_and_bytes_fit() {
+    fn levels_are_fast_while_writers_and_bytes_fit() {
         let spread = [0.5, 0.8, 1.2, 2.0, 2.0];
         let chosen = decide(&input(spread, 4, 1000));
         assert_eq!(chosen.fast_levels, 3, "{chosen}");
@@ -380,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn the_scheme_changes_only_when_something_is_wanted_again_and_again() {
+    fn scheme_changes_after_consecutive_wishes() {
         let few = input([0.5, 0.5, 0.5, 0.5, 0.5], 4, 1000);
         let many = input([1.0, 1.5, 2.0, 2.0, 2.0], 4, 1000);
         let idle = input([0.0; 5], 4, 1000);
@@ -398,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn the_peak_is_where_more_threads_do_not_help() {
+    fn peak_is_where_more_threads_do_not_help() {
         let points = |rates: &[f64]| -> Vec<Point> {
             let threads = [1, 2, 4, 8, 16, 32, 64];
             let pairs = threads.into_iter().zip(rates);
@@ -414,7 +424,7 @@ mod tests {
     }
 
     #[test]
-    fn a_scheme_is_read_as_it_was_written_and_other_versions_are_refused() {
+    fn scheme_parses_as_written_and_other_versions_are_refused() {
         let profile =
             DeviceProfile { name: "fast".to_owned(), writers_max: 4, ..Default::default() };
         let scheme = Scheme::of_profile(vec![profile], &observed([1.0; 5]), 100 * GIB);

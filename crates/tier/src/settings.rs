@@ -1,22 +1,26 @@
-//! What an operator says about tiers: a list of devices. The rest is measured or adapts.
+//! Settings of tiers: the list of devices, and the policy of moves and copies.
+//!
+//! An operator gives the list of devices. All other values are measured, adapt by themselves, or
+//! keep their defaults.
 
 use std::path::PathBuf;
 
 use archipelago_base::{Error, Result};
 use serde::{Deserialize, Serialize};
 
-/// How files are kept on a device.
+/// The way in which files of a device are read and written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DeviceKind {
-    /// A directory, through the page cache unless the caller asks otherwise. The default.
+    /// A directory. Files go through the page cache, unless the caller asks for direct I/O. The
+    /// default.
     #[default]
     Directory,
-    /// A directory, with `O_DIRECT` for tables.
+    /// A directory whose tables are read and written with `O_DIRECT`.
     Direct,
-    /// A byte-addressable device (a DAX mount, tmpfs): tables are mapped.
+    /// A byte-addressable device (a DAX mount, tmpfs) whose tables are mapped.
     Mapped,
-    /// A directory that is made as slow as the device that `spec` describes.
+    /// A directory that is slowed down to the device that `spec` describes.
     Emulated,
 }
 
@@ -31,30 +35,32 @@ impl std::fmt::Display for DeviceKind {
     }
 }
 
-/// One device. The order of devices is their speed: the fastest comes first.
+/// One device. Devices are listed by speed, the fastest first.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct DeviceSettings {
-    /// What reports call it, and placement schemes; unique. Default: `tier0`, `tier1`, … by place
-    /// in the list.
+    /// Name of the device in reports and placement schemes. It must be unique. Default: `tier0`,
+    /// `tier1`, … by the place in the list.
     pub name: String,
-    /// The directory that holds the device's files. It belongs to the tiers alone.
+    /// Directory of the device's files. Nothing else may lie in it.
     pub path: PathBuf,
-    /// Whether the directory is made if it is missing. Default: no, and an open is refused, because
-    /// a directory that is missing is more often a device that is not mounted.
+    /// Whether the directory is created if it does not exist. Default: no. An open is then refused,
+    /// because a missing directory usually means that the device is not mounted.
     pub create: bool,
-    /// How files are kept. Default: `directory`.
+    /// Way in which files are read and written. Default: `directory`.
     pub kind: DeviceKind,
-    /// The description of an emulated device (TOML, see `docs/guide/emulated-devices.md`).
+    /// File that describes an emulated device (TOML, see `docs/guide/emulated-devices.md`). Only
+    /// devices of the kind `emulated` have one.
     pub spec: Option<PathBuf>,
-    /// Bytes that may be used. 0, the default: what the file system had free when the device was
-    /// opened, and what lies there already.
+    /// Bytes that the tiers may use. Default 0: the bytes that the file system had free at the
+    /// open, plus the bytes of the files that lie there already.
     pub capacity_bytes: u64,
-    /// Which part of the capacity may hold copies of hot files of slower devices; they give way to
-    /// files at once. 0 to 1, default 1; without meaning on the last device.
+    /// Fraction of the capacity that copies of hot files of slower devices may take, 0 to 1. Copies
+    /// are dropped as soon as files need their room. Default 1. It has no effect on the last
+    /// device.
     pub cache_share: f64,
-    /// How many files may be written at once before the device gets slower. 0, the default: what
-    /// the placement scheme says, or 4 on a mapped device and 16 on others.
+    /// Number of files that may be written in parallel before the device gets slower. Default 0:
+    /// the number of the placement scheme, or else 4 on a mapped device and 16 on others.
     pub writers_max: u32,
 }
 
@@ -74,29 +80,29 @@ impl Default for DeviceSettings {
 }
 
 impl DeviceSettings {
-    /// A device of `kind` in `path`, the rest by default.
+    /// A device of `kind` in `path`, with defaults for all other settings.
     #[must_use]
     pub fn new(path: impl Into<PathBuf>, kind: DeviceKind) -> Self {
         Self { path: path.into(), kind, ..Self::default() }
     }
 
-    /// The same device, whose directory is made if it is missing.
+    /// The same device, whose directory is created if it does not exist.
     #[must_use]
     pub fn creating(self) -> Self {
         Self { create: true, ..self }
     }
 
-    /// Its name, or the default one of the device at `place` of the list.
+    /// Name of the device, or the default name of the device at `place` in the list.
     #[must_use]
     pub fn name_at(&self, place: usize) -> String {
         if self.name.is_empty() { format!("tier{place}") } else { self.name.clone() }
     }
 }
 
-/// Most devices that a namespace may have.
+/// Largest number of devices of one list.
 pub const DEVICES_MAX: usize = 16;
 
-/// Checks a list of devices together. Errors: `InvalidArgument`, which names device and setting.
+/// Checks a list of devices. Errors: `InvalidArgument`, which names the device and the setting.
 pub fn validate(devices: &[DeviceSettings]) -> Result<()> {
     if devices.is_empty() || devices.len() > DEVICES_MAX {
         return Err(Error::invalid(format!(
@@ -131,51 +137,54 @@ pub fn validate(devices: &[DeviceSettings]) -> Result<()> {
     Ok(())
 }
 
-/// When things are moved and copied. The defaults are meant to stay; tests and experiments change
-/// them.
+/// Thresholds and limits of moves and copies. Only tests and experiments change the defaults.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Policy {
-    /// Files leave a device for the next one when less than this part of it is free. 0.05.
+    /// Free fraction of a device below which files leave for the next device. Default 0.05.
     pub migrate_below: f64,
-    /// Below this part they leave whatever else is being written. Tables and copies leave so much
-    /// free. 0.02.
+    /// Free fraction below which files leave whatever else is being written. Tables and copies
+    /// leave this fraction free. Default 0.02.
     pub force_below: f64,
-    /// Copies are made while less than this part of the foreground reads that a device could
-    /// serve is served by it. 0.95.
+    /// Fraction of the foreground reads that a device could serve, up to which it gets more copies.
+    /// Default 0.95.
     pub hit_ratio_target: f64,
-    /// How often the hit ratio is looked at and moves are decided, in milliseconds. 500.
+    /// Interval of the control loop in milliseconds. Default 500.
     pub interval_ms: u64,
-    /// How long at least until an access counts half, in milliseconds. 10,000. Longer, up to thirty
-    /// times as long, while less was read than tells parts of files apart.
+    /// Least time, in milliseconds, until access counts are halved. It is up to thirty times as
+    /// long while there are too few reads to tell ranges of files apart. Default 10,000.
     pub half_life_ms: u64,
-    /// Most threads that copy and move, in all. 16; with `threads_fixed` exactly so many, whatever
-    /// the writers: to compare with.
+    /// Largest number of threads that move and copy. Default 16.
     pub threads_max: usize,
-    /// See `threads_max`.
+    /// Whether exactly `threads_max` threads move and copy, whatever else is written. For
+    /// comparisons. Default false.
     pub threads_fixed: bool,
-    /// Unit of copies of parts of files. 0, the default: a 128th of the file, at least 4 KiB.
+    /// Length, in bytes, of the ranges by which files are counted and copied. Default 0: one 128th
+    /// of the file, and at least 4 KiB.
     pub range_bytes: u64,
-    /// Whether hot files are copied whole, by range, or as their accesses suggest.
+    /// Whether hot files are copied whole, by range, or as their accesses suggest. Default: as
+    /// their accesses suggest.
     pub cache_by: CacheBy,
-    /// Whether the scheme follows what is observed. True.
+    /// Whether the scheme adapts to observed writers and sizes. Default true.
     pub online: bool,
-    /// Whether flushes and compactions wait for one another where a device takes no more writers.
-    /// True; false to compare with.
+    /// Whether flushes and compactions wait for one another if their device takes no more writers.
+    /// Default true; false is for comparisons.
     pub in_turn: bool,
-    /// Levels on the fastest device by depth, whatever scheme and observation say. `None`.
+    /// Number of levels, by depth, on the fastest device, whatever the scheme and observations say.
+    /// Default: `None`.
     pub fast_levels: Option<u8>,
 }
 
-/// See [`Policy::cache_by`].
+/// The parts of hot files that are copied.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CacheBy {
-    /// On the fastest device the hottest ranges, and whole files where there is room for all of
-    /// them, or most of a file is hot; whole files on those between it and the last.
+    /// Copies the hottest ranges to the fastest device. Copies whole files there if all of them
+    /// fit, or if most of a file is hot. Copies whole files to the devices between the fastest and
+    /// the last one.
     #[default]
     Adaptive,
-    /// Whole files only.
+    /// Copies whole files only.
     File,
-    /// Ranges only.
+    /// Copies ranges only.
     Range,
 }
 
@@ -203,7 +212,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lists_that_make_no_sense_are_refused_by_device_and_setting() {
+    fn wrong_lists_are_refused_by_device_and_setting() {
         let device = |path: &str| DeviceSettings::new(path, DeviceKind::Directory);
         validate(&[device("/a"), device("/b")]).unwrap();
         let refused = |devices: &[DeviceSettings], words: &[&str]| {

@@ -1,45 +1,45 @@
-//! Notices that a device writes slower than its profile says: worn, shared with others, or not the
-//! one that was measured. Pure.
+//! Detection of devices that write slower than their profile: worn, shared, or exchanged devices.
 //!
-//! Over each interval, what was written is compared with what the profile promises for as many
-//! writers as were within a write or a sync on average. A device that did less than [`SLOW_PART`]
-//! of that in [`LOOKS`] telling intervals in a row counts as slower, by the best part that it
-//! reached in them; one that did more than [`FINE_PART`] as often is as it was. In between nothing
-//! changes. An interval tells nothing if there was little to write: a device that is hardly used is
-//! not slow.
+//! Over each interval, the written bytes are compared with those that the profile promises for the
+//! mean number of writers that were within a write or a sync. A device that reached less than
+//! [`SLOW_PART`] of the promise in [`INTERVALS_MIN`] consecutive intervals is slow, by the best
+//! fraction that it reached in them. A slow device that exceeds [`FINE_PART`] in as many
+//! consecutive intervals is no longer slow. Between the two thresholds nothing changes. An interval
+//! with few writes does not count, because a device that is hardly used is not slow.
 //!
-//! What follows from it (`work/tick.rs`): the device takes fewer writers, in proportion, so the
-//! scheme and the background threads leave it more of its throughput for the log and flushes. Not
-//! by the paper, which profiles once (Keigo §4.2).
+//! A slow device takes proportionally fewer writers (`mover/control_loop.rs`). So the scheme and
+//! the background threads leave more of its throughput to the log and to flushes. The paper
+//! profiles devices once (Keigo §4.2) and does not have this. All functions are pure.
 
 use crate::scheme::Point;
 
-/// Under this part of what the profile says a device is slow.
+/// Fraction of the profile's throughput below which a device is slow.
 const SLOW_PART: f64 = 0.5;
-/// Over this part it is not any more.
+/// Fraction above which a slow device is no longer slow.
 const FINE_PART: f64 = 0.75;
-/// So many intervals in a row.
-const LOOKS: u32 = 6;
-/// Intervals tell nothing in which writers were within calls for less than this part of the time.
+/// Number of consecutive intervals from which a change is concluded.
+const INTERVALS_MIN: u32 = 6;
+/// Least mean number of writers within calls for an interval to count.
 const BUSY_MIN: f64 = 0.2;
 
-/// What a device wrote in an interval.
+/// Writes of a device in one interval.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Wrote {
     pub(crate) bytes: u64,
-    /// Time within writes and syncs, of all writers together.
+    /// Time within writes and syncs in nanoseconds, summed over all writers.
     pub(crate) busy_ns: u64,
+    /// Length of the interval in nanoseconds.
     pub(crate) passed_ns: u64,
 }
 
-/// See the module.
+/// The state of the detection for one device.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Watch {
-    /// Of what the profile says; 1 as long as it is not slow.
+    /// Fraction of the profile's throughput that the device reaches; 1 while it is not slow.
     part: f64,
-    /// Intervals in a row that were slow, or fine, while the device counts as the other.
+    /// Number of consecutive intervals that contradict the present state.
     row: u32,
-    /// The best part in them.
+    /// Best fraction reached in these intervals.
     best: f64,
 }
 
@@ -49,7 +49,7 @@ impl Default for Watch {
     }
 }
 
-/// Bytes per second that the profile promises for `writers`, which need not be a whole number.
+/// Bytes per second that the profile promises for `writers`, interpolated between its points.
 fn promised(writes: &[Point], writers: f64) -> Option<f64> {
     let first = writes.first()?;
     let above = writes.iter().position(|point| f64::from(point.threads) >= writers);
@@ -66,12 +66,13 @@ fn promised(writes: &[Point], writers: f64) -> Option<f64> {
 }
 
 impl Watch {
-    /// The part of its profile that the device counts as reaching.
+    /// Fraction of the profile's throughput that the device reaches. It is 1 for a device that is
+    /// not slow.
     pub(crate) fn part(&self) -> f64 {
         self.part
     }
 
-    /// Looks at an interval; whether the part changed.
+    /// Takes the writes of an interval. Returns whether the fraction changed.
     pub(crate) fn look(&mut self, writes: &[Point], wrote: Wrote) -> bool {
         if wrote.passed_ns == 0 {
             return false;
@@ -92,7 +93,7 @@ impl Watch {
             return false;
         }
         (self.row, self.best) = (self.row + 1, self.best.max(part));
-        if self.row < LOOKS {
+        if self.row < INTERVALS_MIN {
             return false;
         }
         self.part = if is_slow { 1.0 } else { self.best.clamp(0.01, SLOW_PART) };
@@ -101,7 +102,7 @@ impl Watch {
     }
 }
 
-/// How many writers a device takes that reaches `part` of its profile.
+/// Number of writers that a device takes which reaches the fraction `part` of its profile.
 pub(crate) fn limit_at(part: f64, profiled: u32) -> u32 {
     ((f64::from(profiled) * part).round() as u32).max(1)
 }
@@ -121,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn the_promise_lies_between_the_points_of_the_profile() {
+    fn promise_is_interpolated_between_the_points_of_the_profile() {
         let at = |writers| promised(&PROFILE, writers).unwrap();
         assert_eq!(
             (at(0.5), at(1.0), at(1.5), at(3.0), at(9.0)),
@@ -131,27 +132,28 @@ mod tests {
     }
 
     #[test]
-    fn a_device_is_slow_after_several_slow_intervals_and_fine_after_several_fine_ones() {
+    fn device_changes_state_after_consecutive_intervals() {
         let mut watch = Watch::default();
-        for _ in 1..LOOKS {
+        for _ in 1..INTERVALS_MIN {
             assert!(!watch.look(&PROFILE, wrote(40, 1.0)));
         }
         assert!(!watch.look(&PROFILE, wrote(90, 1.0)), "one fine interval, and it begins anew");
-        let changed: Vec<bool> =
-            (0..LOOKS).map(|at| watch.look(&PROFILE, wrote(30 + u64::from(at), 1.0))).collect();
+        let changed: Vec<bool> = (0..INTERVALS_MIN)
+            .map(|at| watch.look(&PROFILE, wrote(30 + u64::from(at), 1.0)))
+            .collect();
         assert_eq!(changed.iter().filter(|changed| **changed).count(), 1);
         assert!((watch.part() - 0.35).abs() < 1e-9, "the best of them: {}", watch.part());
-        for _ in 0..3 * LOOKS {
+        for _ in 0..3 * INTERVALS_MIN {
             assert!(!watch.look(&PROFILE, wrote(60, 1.0)), "between slow and fine nothing changes");
         }
-        assert!((1..=LOOKS).any(|_| watch.look(&PROFILE, wrote(95, 1.0))));
+        assert!((1..=INTERVALS_MIN).any(|_| watch.look(&PROFILE, wrote(95, 1.0))));
         assert_eq!(watch.part(), 1.0);
     }
 
     #[test]
-    fn a_device_that_is_hardly_used_or_was_never_measured_is_not_slow() {
+    fn idle_or_unprofiled_device_is_not_slow() {
         let mut watch = Watch::default();
-        for _ in 0..3 * LOOKS {
+        for _ in 0..3 * INTERVALS_MIN {
             assert!(!watch.look(&PROFILE, wrote(1, 0.1)));
             assert!(!watch.look(&[], wrote(1, 4.0)));
             assert!(!watch.look(&PROFILE, Wrote::default()));
@@ -159,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn the_limit_follows_and_is_never_nothing() {
+    fn limit_is_proportional_and_at_least_one() {
         assert_eq!([1.0, 0.5, 0.3, 0.01].map(|part| limit_at(part, 4)), [4, 2, 1, 1]);
     }
 }

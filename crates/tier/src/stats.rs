@@ -1,4 +1,6 @@
-//! What tiers hold and did, as values and as text.
+//! Statistics of tiers: the files on each device and the background work, as values and as text.
+//!
+//! Thread-safety: any thread may take statistics. Cost: a pass over all files.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -14,106 +16,109 @@ use crate::fs::entry::Entry;
 use crate::history::Event;
 use crate::settings::DeviceKind;
 
-/// Files and their bytes.
+/// A number of files, and their bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FileCount {
-    /// How many.
+    /// Number of files.
     pub files: u64,
-    /// Their bytes.
+    /// Bytes of these files.
     pub bytes: u64,
 }
 
-/// One device at a moment. Counts are since the open.
+/// The state of one device. Counts begin with the open.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct DeviceReport {
-    /// Its name.
+    /// Name of the device.
     pub name: String,
-    /// Its directory.
+    /// Directory of the device.
     pub path: PathBuf,
-    /// How files are kept there.
+    /// Kind of the device.
     pub kind: DeviceKind,
-    /// Bytes that it may hold.
+    /// Bytes that the device may hold.
     pub capacity: u64,
-    /// Bytes that are free, copies counting as used.
+    /// Free bytes. Copies count as used.
     pub free: u64,
-    /// Files that lie there: by `log`, `bookkeeping`, `L0`, `L1`, …, `tables` without a level.
+    /// Files on the device by kind: `log`, `bookkeeping`, `L0`, `L1`, …, and `tables` for tables
+    /// without a level.
     pub files: BTreeMap<String, FileCount>,
     /// Copies of files of slower devices.
     pub copies: FileCount,
-    /// Files that wait for their last reader or for removal.
+    /// Condemned files that wait for their removal.
     pub leaving: FileCount,
-    /// Reads on their way.
+    /// Number of reads in progress.
     pub readers: u64,
-    /// Files open for writing: by callers, copies, moves.
+    /// Number of files that are being written: by callers, copies and moves.
     pub writers: [usize; 3],
-    /// How many writers it takes.
+    /// Number of writers that the device takes.
     pub limit: u32,
-    /// Tables that wait for their turn to be written.
+    /// Number of tables that wait for a write slot.
     pub turns_waiting: usize,
-    /// Tables that waited for their turn, and how long in all, in milliseconds.
+    /// Number of tables that waited for a write slot, and the sum of their waits in milliseconds.
     pub turns_waited: (u64, u64),
-    /// Percent of its profile that it counts as reaching when it writes; 100 also without a
-    /// profile.
+    /// Percentage of its profile's write throughput that the device reaches. It is 100 for a device
+    /// without a profile.
     pub pace_percent: u32,
-    /// Reads.
+    /// Number of reads.
     pub reads: u64,
-    /// Reads of users among them.
+    /// Number of foreground reads among them.
     pub foreground_reads: u64,
-    /// Bytes read.
+    /// Number of bytes read.
     pub read_bytes: u64,
-    /// Bytes written by callers.
+    /// Number of bytes written by callers.
     pub written_bytes: u64,
-    /// Foreground reads that it served in the last interval, and all that it could have.
+    /// Foreground reads of the last interval that the device served, and those that it could have
+    /// served.
     pub hits: (u64, u64),
-    /// Reads that copies served.
+    /// Number of reads that copies served.
     pub copy_reads: u64,
-    /// Moves and copies to it that wait.
+    /// Number of queued moves and of queued copies to the device.
     pub waiting: (usize, usize),
-    /// Moves and copies to it that run.
+    /// Number of running moves and copies to the device.
     pub running: usize,
-    /// Files that were moved here, and away.
+    /// Number of files that were moved to the device, and away from it.
     pub moved: (u64, u64),
-    /// Bytes that were moved here.
+    /// Number of bytes that were moved to the device.
     pub moved_bytes: u64,
-    /// Copies made, dropped, and found damaged or unreadable.
+    /// Number of copies that were made, that were dropped, and that were found damaged or
+    /// unreadable.
     pub copies_made: (u64, u64, u64),
-    /// Bytes that were copied here.
+    /// Number of bytes that were copied to the device.
     pub copied_bytes: u64,
-    /// Errors of the device.
+    /// Number of errors of the device.
     pub errors: u64,
-    /// Whether it is left alone after errors.
+    /// Whether the tiers avoid the device after several errors.
     pub failing: bool,
 }
 
 impl DeviceReport {
-    /// The part of the foreground reads of the last interval that it served, of those that it could
-    /// have.
+    /// Fraction of the foreground reads of the last interval that the device served, among those
+    /// that it could have served. `None` if there were none.
     #[must_use]
     pub fn hit_ratio(&self) -> Option<f64> {
         (self.hits.1 > 0).then(|| self.hits.0 as f64 / self.hits.1 as f64)
     }
 }
 
-/// See [`TieredFs::stats`].
+/// Statistics of all devices ([`TieredFs::stats`]).
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TierStats {
-    /// The devices, fastest first.
+    /// Devices, the fastest first.
     pub devices: Vec<DeviceReport>,
-    /// Levels of a depth below this one belong to the fastest device; see [`crate::scheme::depth`].
+    /// Number of levels, by [`crate::scheme::depth`], that belong to the fastest device.
     pub fast_levels: u8,
-    /// The level that L0 compacts into, by column family as far as that is known; the highest of
-    /// them first, or what files tell.
+    /// Level that L0 compacts into, by column family, the highest level first. If no family is
+    /// known, the list has one entry, which follows from the files.
     pub base_levels: Vec<(Option<u32>, u8)>,
-    /// Moves and copies that failed.
+    /// Number of moves and copies that failed.
     pub failed_jobs: u64,
-    /// The last failure.
+    /// Error of the last failure.
     pub last_failure: Option<String>,
-    /// The last moves, copies and changes of the scheme, oldest first.
+    /// Recent moves, copies and changes of the scheme, the oldest first.
     pub events: Vec<Event>,
 }
 
 impl TieredFs {
-    /// What the tiers hold and did. Cost: a pass over all files.
+    /// Takes statistics. Cost: a pass over all files.
     #[must_use]
     pub fn stats(&self) -> TierStats {
         let shared = &self.shared;
@@ -176,7 +181,7 @@ impl TieredFs {
     }
 }
 
-/// Base levels for [`TierStats`].
+/// The base levels of [`TierStats`].
 fn base_levels(levels: &BaseLevels) -> Vec<(Option<u32>, u8)> {
     let mut known: Vec<_> = levels.known().collect();
     if known.is_empty() {
@@ -186,7 +191,8 @@ fn base_levels(levels: &BaseLevels) -> Vec<(Option<u32>, u8)> {
     known
 }
 
-/// "L5 is the base", and where families differ "the base is L4 of family 2, L5 of family 1, 3".
+/// The base levels as text: "L5 is the base", or "the base is L4 of family 2, L5 of family 1, 3" if
+/// families differ.
 fn base_names(levels: &[(Option<u32>, u8)]) -> String {
     let mut by_level: BTreeMap<u8, Vec<String>> = BTreeMap::new();
     for (family, level) in levels {
@@ -222,12 +228,12 @@ fn count_file(devices: &mut [DeviceReport], entry: &Entry) {
     }
 }
 
-/// So many of the last events are facts, too.
+/// Number of recent events in [`TierStats::facts`].
 const FACT_EVENTS: usize = 16;
 
 impl TierStats {
-    /// The figures as `name:value` lines, for INFO: devices, what lies on each by class and level,
-    /// and what was done last and why.
+    /// The figures as lines `name:value`, for INFO: the devices, their files by class and level,
+    /// and recent events with their reasons.
     #[must_use]
     pub fn facts(&self) -> String {
         let mut text = format!("tier_fast_levels:{}\n", self.fast_levels);

@@ -1,48 +1,50 @@
-//! When accesses come to count half. Pure.
+//! Ageing of access counts: the moments at which all counts so far are halved.
 //!
-//! The longer they are counted, the better blocks are told apart, so they age when there were
-//! enough for that, and not sooner; unless what is hot moves on, and then at every half-life:
-//! copies serve clearly less than those counts promised, or files are read otherwise than before
-//! ([`drift`]). A file that came later was counted for a part of that time only, and is compared by
-//! what it would have by now ([`Look::scale`]): else what is new and hot would leave for what was
-//! hot for long.
+//! The longer reads are counted, the better blocks can be told apart. So counts age once there are
+//! enough of them for that, and not before. They age earlier, at every half-life, if the hot set
+//! moves: copies serve clearly fewer reads than their counts promised, or files are read in other
+//! proportions than before ([`drift`]). A file that was created late was counted for a part of the
+//! time only. It is compared by the count that it would have by now ([`Look::scale`]). Otherwise a
+//! new hot file would leave in favour of one that was hot for a long time.
+//!
+//! All functions are pure. Decisions 0026 and 0029 have the reasons and figures.
 
-/// Accesses age when there were so many for each range that is counted…
+/// Counts age once there are this many reads per counted range.
 const READS_PER_RANGE: u64 = 8;
-/// …but at the latest after so many half-lives.
+/// Counts age after at most this many half-lives.
 const HALF_LIVES_MAX: u64 = 30;
-/// Copies are out of date that serve less than this part of what they were expected to…
+/// Copies are out of date if they serve less than this fraction of the reads that they were
+/// expected to serve.
 const KEPT_MIN: f64 = 0.75;
-/// …when that was so many reads.
+/// Least number of expected reads from which that is concluded.
 const EXPECTED_MIN: f64 = 100.0;
 
-/// What is hot moves on when files are read otherwise than before by this part (its square), chance
-/// aside.
+/// The hot set moves if [`drift`] exceeds this. It is a mean square, as a fraction.
 const DRIFT_MAX: f64 = 0.02;
-/// So many standard deviations of what chance does are taken off, as drift is asked for at every
-/// look.
+/// Number of standard deviations of chance that [`drift`] subtracts, because drift is measured in
+/// every iteration of the control loop.
 const SURE: f64 = 4.0;
-/// A file's accesses count as at most so many times as many for its having come late.
+/// Largest factor by which the accesses of a late file are scaled.
 const SCALE_MAX: f64 = 8.0;
-/// A file was there for no less than this part.
+/// Least fraction of the window in which a file is taken to have existed.
 const PART_MIN: f64 = 1e-3;
-/// A file that is scaled by more has no baseline: too little of it was counted to say later whether
-/// it is read otherwise.
+/// A file that is scaled by more than this has no baseline. Too few of its reads were counted to
+/// tell later whether it is read more or less often.
 pub(crate) const BASELINE_SCALE_MAX: f64 = 2.0;
-/// No baseline is taken of fewer accesses than this.
+/// Least number of accesses of which a baseline is taken.
 const BASELINE_MIN: f64 = 100.0;
-/// With fewer reads than this for a file nothing is concluded from its drift.
+/// Least mean number of reads per file from which drift is concluded.
 const DRIFT_READS_MIN: f64 = 8.0;
 
-/// The mean square of how much files' reads differ from what they would be if each had the same
-/// part of them as before, as a part of that: 0 of a load that stays as it is, whatever chance
-/// does. Of each file its aged accesses of before, and its reads since.
+/// Mean square difference between the reads of files since their baselines and the reads that they
+/// would have if each file had kept its share, as a fraction of the latter. It is 0 for a load that
+/// does not change, and 0 while there are hardly any reads.
 ///
-/// What chance adds is taken off: reads vary by their number, and so does what is expected of them,
-/// by `variance` (of the accesses of before, of their mean; times the file's scale) as much for
-/// each time that there are as many reads as before; all of it times `dispersion`
-/// ([`super::dispersion::Dispersion`]). So are [`SURE`] standard deviations of that, as this is asked at
-/// every look. 0 while there are hardly any reads.
+/// Chance also makes these differ, and its part is subtracted. The reads since the baseline vary by
+/// their number. The expected reads vary as the accesses at the baseline do: `variance` (their
+/// variance-to-mean ratio, times the scale of the file) for each time that there are as many reads
+/// as accesses then. Both are multiplied by `dispersion` ([`super::dispersion::Dispersion`]). Then
+/// [`SURE`] standard deviations of the sum are subtracted as well.
 pub(crate) fn drift(
     files: impl Iterator<Item = Baseline> + Clone,
     variance: f64,
@@ -56,7 +58,8 @@ pub(crate) fn drift(
     }
     let rate = since / before;
     let (mut moved, mut chance, mut all) = (0.0, 0.0, 0.0);
-    for Baseline { before, since, scale } in files {
+    for file in files {
+        let Baseline { before, since, scale } = file;
         let expected = before * rate;
         let by_chance = dispersion * expected * (1.0 + variance * scale * rate);
         moved += (since - expected).powi(2) - by_chance;
@@ -66,51 +69,51 @@ pub(crate) fn drift(
     if all <= 0.0 { 0.0 } else { ((moved - SURE * chance.sqrt()) / all).max(0.0) }
 }
 
-/// What drift of a file is measured against.
+/// The reads of a file before and after the last baseline.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Baseline {
-    /// Its aged accesses when the baseline was taken,
+    /// Aged accesses of the file when the baseline was taken, scaled.
     pub(crate) before: f64,
-    /// so many times what was counted ([`Look::scale`]),
+    /// Factor by which they were scaled ([`Look::scale`]).
     pub(crate) scale: f64,
-    /// and its reads since.
+    /// Reads of the file since then.
     pub(crate) since: f64,
 }
 
-/// What was in an interval.
+/// Reads of one interval of the control loop.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Interval {
-    /// Foreground reads…
+    /// Number of foreground reads.
     pub(crate) reads: u64,
-    /// …and those of them that copies served.
+    /// Number of foreground reads that copies served.
     pub(crate) hits: u64,
-    /// Ranges that are counted.
+    /// Number of ranges that are counted, over all files.
     pub(crate) ranges: u64,
-    /// How far files are read otherwise than when the baseline was taken; see [`drift`].
+    /// Drift of the load since the last baseline ([`drift`]).
     pub(crate) drift: f64,
-    /// By how many times their mean counts of files vary ([`super::dispersion::Dispersion`]); less than
-    /// 1 counts as 1.
+    /// Variance-to-mean ratio of read counts ([`super::dispersion::Dispersion`]). Less than 1
+    /// counts as 1.
     pub(crate) dispersion: f64,
 }
 
-/// What a look says to every file.
+/// What one iteration of the control loop does with the counts of every file.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Look {
-    /// All accesses so far come to count half.
+    /// Whether all counts so far are halved.
     pub(crate) ages: bool,
-    /// Drift is measured from here on: when accesses age, and a half-life after the first look; not
-    /// with hardly any.
+    /// Whether a baseline is taken, from which drift is measured. This happens when counts age, and
+    /// a half-life after the first iteration, unless there are hardly any accesses.
     pub(crate) takes_baseline: bool,
-    /// The weights of all reads before this interval: what a file that is seen first was not there
-    /// for.
+    /// Sum of the weights of all reads before this interval. A file that is observed for the first
+    /// time missed all of them.
     pub(crate) before: f64,
-    /// The weights of all reads by now.
+    /// Sum of the weights of all reads so far.
     weights: f64,
 }
 
 impl Look {
-    /// A file that was not there for `missed` of the weights would have so many times its accesses
-    /// if it had been, 1 to [`SCALE_MAX`].
+    /// Factor by which the accesses of a file are scaled that did not exist for `missed` of the
+    /// weights, 1 to [`SCALE_MAX`].
     pub(crate) fn scale(&self, missed: f64) -> f64 {
         let counted = self.weights - missed;
         if missed <= 0.0 || self.weights <= 0.0 {
@@ -119,8 +122,8 @@ impl Look {
         (self.weights / counted.max(self.weights / SCALE_MAX)).max(1.0)
     }
 
-    /// For what part of the weights a file was there that was not for `missed` of them; above 0.
-    pub(crate) fn part(&self, missed: f64) -> f64 {
+    /// Fraction of the weights for which a file existed that missed `missed` of them. Above 0.
+    pub(crate) fn presence(&self, missed: f64) -> f64 {
         if self.weights <= 0.0 {
             return 1.0;
         }
@@ -128,31 +131,34 @@ impl Look {
     }
 }
 
-/// See the module.
+/// Decides when access counts age. The control loop owns one.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Ageing {
-    /// When accesses aged last, or the first look was.
+    /// Time of the last ageing, or of the first iteration.
     at_ms: Option<u64>,
-    /// Since then.
+    /// Foreground reads since then.
     reads: u64,
+    /// Foreground reads since then that copies served.
     hits: u64,
+    /// Foreground reads since then that copies were expected to serve.
     expected: f64,
-    /// What part of the reads copies are expected to serve.
+    /// Fraction of the reads that copies are expected to serve.
     share: f64,
-    /// Sums of the weights that all accesses have by now, and of their squares.
+    /// Sum of the weights of all accesses.
     weights: f64,
+    /// Sum of the squares of those weights.
     squares: f64,
-    /// The variance when the baseline was taken last; `None` before.
+    /// Variance-to-mean ratio at the last baseline; `None` before the first one.
     baseline: Option<f64>,
 }
 
 impl Ageing {
-    /// Begins with so many accesses that were kept over a restart.
+    /// The state after a restart over which `kept` accesses were kept.
     pub(crate) fn with_kept(kept: f64) -> Self {
         Self { weights: kept, squares: kept, ..Self::default() }
     }
 
-    /// Takes an interval; what follows for the files.
+    /// Takes the reads of an interval, and says what follows for the counts of files.
     pub(crate) fn look(&mut self, now_ms: u64, half_life_ms: u64, interval: Interval) -> Look {
         let before = self.weights;
         self.reads += interval.reads;
@@ -183,19 +189,19 @@ impl Ageing {
         Look { ages, takes_baseline, before, weights: self.weights }
     }
 
-    /// By how much of their mean accesses varied when the baseline was taken last.
+    /// Variance-to-mean ratio of the accesses at the last baseline.
     pub(crate) fn baseline_variance(&self) -> f64 {
         self.baseline.unwrap_or(1.0)
     }
 
-    /// By how much of their mean aged accesses vary by chance: 1 as long as all count fully,
-    /// between a third and two thirds of it once they have aged a few times after as many reads
-    /// each.
+    /// Variance-to-mean ratio of aged accesses by chance. It is 1 while all accesses count in full.
+    /// Once they have aged a few times, after equally many reads each, it lies between one third
+    /// and two thirds.
     pub(crate) fn variance(&self) -> f64 {
         if self.weights > 0.0 { self.squares / self.weights } else { 1.0 }
     }
 
-    /// From now on copies should serve this part of the reads, if those are as they were.
+    /// Notes the fraction of the reads that the present copies serve if the load does not change.
     pub(crate) fn expect(&mut self, share: f64) {
         self.share = share;
     }
@@ -205,7 +211,7 @@ impl Ageing {
 mod tests {
     use super::*;
 
-    /// Looks every second until accesses age; when that was.
+    /// The second in which counts age, with one iteration a second.
     fn ages_at(share: f64, interval: Interval) -> u64 {
         let mut ageing = Ageing::default();
         ageing.expect(share);
@@ -214,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn accesses_age_when_there_were_enough_and_sooner_if_copies_are_out_of_date() {
+    fn counts_age_after_enough_reads_or_if_copies_are_stale() {
         let interval = |reads, hits| Interval { reads, hits, ranges: 1000, ..Interval::default() };
         assert_eq!(ages_at(0.0, interval(4000, 0)), 10, "never sooner than a half-life");
         assert_eq!(ages_at(0.0, interval(400, 0)), 20);
@@ -224,14 +230,14 @@ mod tests {
         assert_eq!(ages_at(0.5, interval(400, 100)), 10, "half as many hits as expected");
         assert_eq!(ages_at(0.5, interval(10, 0)), 20, "not known before 100 were expected");
         assert_eq!(ages_at(0.0, Interval { drift: 0.1, ..interval(400, 0) }), 10);
-        let at_once = Interval { dispersion: 16.0, ..interval(100, 20) };
-        assert_eq!(ages_at(0.5, at_once), 32, "1,600 have to be expected, not 100");
+        let batched = Interval { dispersion: 16.0, ..interval(100, 20) };
+        assert_eq!(ages_at(0.5, batched), 32, "1,600 have to be expected, not 100");
         assert_eq!(ages_at(0.5, interval(100, 20)), 10);
         assert_eq!(ages_at(0.0, Interval { drift: 0.1, ..interval(1, 0) }), 200, "too few to tell");
     }
 
     #[test]
-    fn what_came_late_is_scaled_to_what_it_would_have() {
+    fn late_file_is_scaled_to_a_full_window() {
         let mut ageing = Ageing::with_kept(100.0);
         let interval = |reads| Interval { reads, ranges: 1 << 20, ..Interval::default() };
         ageing.look(500, 10_000, interval(0));
@@ -256,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn counts_vary_as_much_as_what_has_aged_of_them_says() {
+    fn variance_follows_from_the_weights_of_aged_counts() {
         let mut ageing = Ageing::default();
         assert_eq!(ageing.variance(), 1.0, "nothing is known");
         ageing.look(0, 10_000, Interval::default());
@@ -276,9 +282,9 @@ mod tests {
     }
 
     #[test]
-    fn files_that_are_read_otherwise_than_before_drift_and_chance_does_not() {
+    fn drift_is_zero_for_an_unchanged_load_and_seen_for_a_moved_one() {
         let mut rng = archipelago_base::random::Rng::with_seed(7);
-        // About as many as the mean, with the variance of reads that come by themselves.
+        // A count with this mean, and with the variance of independent reads.
         let mut draw = |mean: f64| (0..1000).filter(|_| rng.f64() < mean / 1000.0).count();
         let hot = |at: usize| 200.0 / (1.0 + at as f64);
         let mut files = |shift: usize, rate: f64, scale: f64| -> Vec<Baseline> {
@@ -295,7 +301,8 @@ mod tests {
             assert!(of(files(0, rate, scale)) < DRIFT_MAX, "as before");
             assert!(of(files(2, rate, scale)) > 3.0 * DRIFT_MAX, "two files further");
         }
-        // Scans of sixteen reads in a file at once look like another load, unless that is known.
+        // Scans of sixteen reads of one file look like another load, unless the dispersion is
+        // known.
         let mut scans = |shift: usize| -> Vec<Baseline> {
             let mut draw = |at: usize| 16.0 * draw(20.0 * hot(at % 100) / 16.0) as f64;
             let file = |at| Baseline { before: draw(at), scale: 1.0, since: draw(at + shift) };

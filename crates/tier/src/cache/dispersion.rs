@@ -1,43 +1,41 @@
-//! How far files differ beyond chance, and what follows for each. Pure.
+//! Dispersion of read counts: how far files differ beyond chance, and what is expected of each.
 //!
-//! Reads do not come one by one: a scan makes many in one table at once, so that counts of tables
-//! that are alike vary by many times their mean. [`Dispersion`] measures how many times, from two
-//! intervals that follow each other. A file is then expected to have what lies between its own
-//! count and what its cohort (family and level) has per byte: as far as chance explains how its
-//! cohort differs, it is taken to be like its cohort ([`Cohort`]; the empirical Bayes estimate of
-//! counts over unequal exposures, by moments). So a level that is read more per byte than another
-//! is known by all of its tables at once, long before any of them is, and what is alike is not
-//! rewritten for what happened to be read more.
+//! Reads are not independent: a scan makes many reads of one table, so that counts of equally hot
+//! tables vary by many times their mean. [`Dispersion`] measures this factor from two consecutive
+//! intervals. The expected accesses of a file then lie between its own count and the mean per byte
+//! of its cohort (the tables of its family and level): the more chance explains the differences
+//! within the cohort, the closer to the mean ([`Cohort`]; an empirical Bayes estimate of counts
+//! over unequal exposures, by moments). So all tables show early that their level is read more than
+//! another one, before any table has enough reads of its own. And a copy is not replaced by a copy
+//! of an equally hot file that happened to be read more.
 //!
-//! Cost: linear in the files.
+//! All functions are pure. Cost: linear in the number of files. Decision 0031 has the figures.
 
-/// Sums of intervals count so much less from look to look: half after half a minute.
+/// Factor by which sums decay from one iteration to the next: to one half within half a minute.
 const KEPT: f64 = 0.99;
-/// Less is not concluded from fewer reads than this.
+/// Least number of reads from which a dispersion above 1 is concluded.
 const READS_MIN: f64 = 1000.0;
 /// The largest dispersion that is believed.
 const MAX: f64 = 64.0;
-/// A cohort with fewer accesses has none: what aged so far says nothing.
+/// Least number of aged accesses of a cohort. Fewer count as none.
 const COUNTED_MIN: f64 = 1e-3;
 
-/// How many reads come at once, as seen from the counts of files: these vary by so many times their
-/// mean.
+/// Measures the variance-to-mean ratio of read counts of files.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Dispersion {
-    /// How far counts of two intervals are apart, squared, …
+    /// Squared differences between the counts of consecutive intervals, normalised and decayed.
     apart: f64,
-    /// …and what they would be if reads came one by one.
+    /// The same sum as independent reads would make it.
     chance: f64,
 }
 
 impl Dispersion {
-    /// Takes each file's reads in two intervals that follow each other, of files that were there in
-    /// all of both.
+    /// Takes the reads of each file in two consecutive intervals, for files that existed in both.
     ///
-    /// With `a` and `b` of all `A` and `B` reads of the two, the mean of (a B - b A)² is (a + b) A
-    /// B if they come one by one, however often each file is read; less as much as a file has of
-    /// all reads, since it is in `A` and `B`. A look counts for [`MAX`] at most: one scan of a
-    /// whole table is no rule.
+    /// If a file has `a` and `b` of all `A` and `B` reads of the two intervals, the mean of
+    /// (a B - b A)² is (a + b) A B for independent reads, however often the file is read. It is
+    /// smaller by the file's share of all reads, because the file is part of `A` and `B`. One
+    /// iteration counts for at most [`MAX`], because a single scan of a whole table is no rule.
     pub(crate) fn look(&mut self, pairs: impl Iterator<Item = (u64, u64)> + Clone) {
         let pairs = pairs.map(|(a, b)| (a as f64, b as f64));
         let (first, second, squares) =
@@ -53,48 +51,48 @@ impl Dispersion {
         self.chance = self.chance * KEPT + chance;
     }
 
-    /// By how many times their mean counts vary: 1 of reads that come one by one, and as long as
-    /// little is known.
+    /// The variance-to-mean ratio of counts: 1 for independent reads, and while too little is
+    /// known. At most [`MAX`].
     pub(crate) fn factor(&self) -> f64 {
         if self.chance < READS_MIN { 1.0 } else { (self.apart / self.chance).clamp(1.0, MAX) }
     }
 }
 
-/// What was counted of a file.
+/// The count of one file, as a member of its cohort.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Counted {
-    /// Aged accesses, and…
+    /// Aged accesses of the file.
     pub(crate) accesses: f64,
-    /// …the bytes in which they were counted, as a part of the time that others were counted in.
+    /// Bytes of the file, times the fraction of the window in which it existed.
     pub(crate) exposure: f64,
-    /// By how much of their mean they vary by chance.
+    /// Variance-to-mean ratio of the accesses by chance.
     pub(crate) variance: f64,
 }
 
-/// What files of a cohort have in common.
+/// Mean and spread of the accesses per byte within a cohort.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Cohort {
-    /// Accesses per byte.
+    /// Mean accesses per byte.
     mean: f64,
-    /// The variance of that from file to file, beyond chance.
+    /// Variance of the accesses per byte from file to file, beyond chance.
     differs: f64,
-    /// By how much of its square the mean varies by chance.
+    /// Variance of the mean by chance, as a fraction of its square.
     doubt: f64,
 }
 
-/// What a file's count and its cohort say of it.
+/// The weights that a file's own count and its cohort have in its expected accesses.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Expected {
-    /// How far its own count is believed, 0 to 1.
+    /// Weight of the file's own count, 0 to 1. The cohort has the rest.
     pub(crate) own: f64,
-    /// Accesses per byte of its cohort.
+    /// Mean accesses per byte of the cohort.
     pub(crate) mean: f64,
-    /// By how much of its square that varies by chance.
+    /// Variance of that mean by chance, as a fraction of its square.
     pub(crate) doubt: f64,
 }
 
 impl Cohort {
-    /// Of files of one cohort.
+    /// Mean and spread of the files of one cohort.
     pub(crate) fn of(files: impl Iterator<Item = Counted> + Clone) -> Self {
         let (counted, exposure) =
             files.clone().fold((0.0, 0.0), |(c, e), file| (c + file.accesses, e + file.exposure));
@@ -106,7 +104,7 @@ impl Cohort {
         for file in files {
             let expected = mean * file.exposure;
             spread += (file.accesses - expected).powi(2);
-            // The mean was taken from the same files.
+            // The file is part of the mean that it is compared with.
             let rest = 1.0 - file.exposure / exposure;
             chance += file.variance * expected * rest;
             squares += file.exposure * file.exposure * rest;
@@ -116,7 +114,7 @@ impl Cohort {
         Self { mean, differs, doubt: doubt / (counted * counted) }
     }
 
-    /// What is to be expected of one of them.
+    /// What is expected of a file of this cohort.
     pub(crate) fn expects(&self, file: Counted) -> Expected {
         let differs = self.differs * file.exposure;
         let chance = self.mean * file.variance;
@@ -131,23 +129,23 @@ mod tests {
     use super::*;
     use archipelago_base::random::Rng;
 
-    /// Reads of 100 files in an interval: so many scans, each of `at_once` reads in the file that
-    /// `pick` says.
-    fn interval(scans: usize, at_once: u64, mut pick: impl FnMut() -> usize) -> Vec<u64> {
+    /// Reads of 100 files in an interval with `scans` scans. Each scan makes `batch` reads of the
+    /// file that `pick` chooses.
+    fn interval(scans: usize, batch: u64, mut pick: impl FnMut() -> usize) -> Vec<u64> {
         let mut reads = vec![0; 100];
-        (0..scans).for_each(|_| reads[pick()] += at_once);
+        (0..scans).for_each(|_| reads[pick()] += batch);
         reads
     }
 
     #[test]
-    fn reads_that_come_at_once_are_told_from_those_that_come_one_by_one() {
+    fn dispersion_is_the_number_of_reads_of_a_scan() {
         let mut rng = Rng::with_seed(5);
-        // Of so many files, and half of the reads of so many of them.
-        for (at_once, hot) in [(1, 100), (1, 5), (17, 100), (17, 5), (17, 1)] {
+        // Half of the reads go to the first `hot` files.
+        for (batch, hot) in [(1, 100), (1, 5), (17, 100), (17, 5), (17, 1)] {
             let mut dispersion = Dispersion::default();
             assert_eq!(dispersion.factor(), 1.0, "nothing is known");
             let mut next = || {
-                interval(300, at_once, || {
+                interval(300, batch, || {
                     let among = if rng.u64(..2) == 0 { hot } else { 100 };
                     rng.u64(..among) as usize
                 })
@@ -156,13 +154,13 @@ mod tests {
                 let (a, b) = (next(), next());
                 dispersion.look(a.into_iter().zip(b));
             }
-            let factor = dispersion.factor() / at_once as f64;
-            assert!((0.9..1.15).contains(&factor), "{at_once}, {hot}: {factor}");
+            let factor = dispersion.factor() / batch as f64;
+            assert!((0.9..1.15).contains(&factor), "{batch}, {hot}: {factor}");
         }
     }
 
     #[test]
-    fn little_is_not_concluded_from_and_nothing_is_believed_without_end() {
+    fn dispersion_needs_min_reads_and_is_capped() {
         let mut dispersion = Dispersion::default();
         let far = || [(1000, 0), (0, 1000)].into_iter();
         dispersion.look(far().take(1));
@@ -176,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn a_scan_of_one_whole_table_is_soon_forgotten() {
+    fn one_scan_of_a_whole_table_hardly_counts() {
         let mut dispersion = Dispersion::default();
         let mut rng = Rng::with_seed(6);
         let mut next = || interval(5000, 1, || rng.u64(..100) as usize);
@@ -193,7 +191,8 @@ mod tests {
         Counted { accesses, exposure, variance }
     }
 
-    /// Files with so many accesses of a variance, each of 1,000 bytes.
+    /// The cohort of files of 1,000 bytes with these accesses, and the weight of each file's own
+    /// count.
     fn cohort(accesses: &[f64], variance: f64) -> (Cohort, Vec<f64>) {
         let files: Vec<Counted> =
             accesses.iter().map(|&accesses| counted(accesses, 1000.0, variance)).collect();
@@ -203,22 +202,22 @@ mod tests {
     }
 
     #[test]
-    fn files_that_differ_by_chance_are_like_their_cohort_and_others_are_themselves() {
-        // Two deviations of chance each: 90 and 110 if reads come one by one, …
-        let alike: Vec<f64> = (0..50).map(|at| if at % 2 == 0 { 92.0 } else { 108.0 }).collect();
-        let (of, own) = cohort(&alike, 1.0);
+    fn files_that_differ_by_chance_get_the_mean_of_their_cohort() {
+        // For independent reads the counts lie within one standard deviation of their mean.
+        let equal: Vec<f64> = (0..50).map(|at| if at % 2 == 0 { 92.0 } else { 108.0 }).collect();
+        let (of, own) = cohort(&equal, 1.0);
         assert_eq!((of.mean, own[0]), (0.1, 0.0));
         assert!((of.doubt - 1.0 / 5000.0).abs() < 1e-9, "{of:?}");
         let far: Vec<f64> = (0..50).map(|at| if at % 2 == 0 { 40.0 } else { 160.0 }).collect();
         let (_, own) = cohort(&far, 1.0);
         assert!((0.95..1.0).contains(&own[0]), "{own:?}");
-        // …and not if seventeen come at once.
+        // If scans make seventeen reads each, chance explains half of the differences.
         let (_, own) = cohort(&far, 17.0);
         assert!((0.4..0.6).contains(&own[0]), "{own:?}");
     }
 
     #[test]
-    fn what_was_counted_for_longer_is_believed_more() {
+    fn count_of_a_long_window_has_more_weight() {
         let files: Vec<Counted> = (0..40)
             .map(|at| counted(if at % 2 == 0 { 60.0 } else { 140.0 }, 1000.0, 1.0))
             .chain([counted(14.0, 100.0, 1.0)])
@@ -229,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn one_alone_is_as_it_was_counted_and_none_is_nothing() {
+    fn cohort_of_one_file_equals_its_count() {
         let (cohort, _) = cohort(&[70.0], 17.0);
         let expected = cohort.expects(counted(70.0, 1000.0, 17.0));
         assert_eq!((expected.own, expected.mean), (0.0, 0.07), "its cohort is itself");

@@ -1,31 +1,35 @@
-//! The bytes of a copy: the copied ranges one after another, then an index that says which, with a
-//! checksum for each 4 KiB, so that a damaged copy is seen before anybody gets its bytes.
-//! `docs/formats/tier-namespace.md` has the table.
+//! The bytes of a copy: the copied ranges one after another, then an index of them.
 //!
-//! Checksums are bound to the namespace, the file's unique id and the place within the copy: a copy
-//! of another file, of an earlier use of a number or of another namespace does not pass. Cost: a
-//! per mille of the copy in memory while a handle uses it, and a CRC of what is read, rounded up to
-//! 4 KiB.
+//! The index has the offsets of the ranges and a checksum for each 4 KiB, so that damage is noticed
+//! before a reader gets bytes of the copy. `docs/formats/tier-namespace.md` has the table.
+//!
+//! Checksums are bound to the namespace, to the file's unique id and to the offset within the copy.
+//! So a copy of another file, of an earlier use of a number or of another namespace does not pass.
+//!
+//! All functions are pure. Failure: a damaged or foreign index decodes to `None`. Cost: a handle
+//! that uses a copy keeps its index in memory, one thousandth of the copy's bytes. A read computes
+//! the CRC of its bytes, rounded up to 4 KiB.
 
 use archipelago_base::checksum::{block_crc, crc};
 use archipelago_base::codec::{Reader, put_u32, put_u64};
 
-/// What a checksum covers.
+/// Bytes of a copy that one checksum covers.
 pub(crate) const CHUNK_BYTES: u64 = 4096;
 const MAGIC: &[u8; 8] = b"ARCHCOPY";
 const VERSION: u32 = 2;
-/// In version 1 every range began at a multiple of [`CHUNK_BYTES`] of the copy; it is still read.
+/// Oldest version that is read. In version 1 every range began at a multiple of [`CHUNK_BYTES`] of
+/// the copy.
 const VERSION_MIN: u32 = 1;
-/// The last bytes: length and checksum of the index.
+/// Length of the trailer in bytes: length and checksum of the index.
 pub(crate) const TRAILER_BYTES: u64 = 8;
 
-/// A range of a file and where it lies in the copy.
+/// A range of a file, and its place in the copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Extent {
-    /// Where it begins in the file.
+    /// Offset in the file.
     pub(crate) start: u64,
     pub(crate) len: u64,
-    /// Where it begins in the copy.
+    /// Offset in the copy.
     pub(crate) at: u64,
 }
 
@@ -34,14 +38,14 @@ pub(crate) struct Extent {
 pub(crate) struct CopyIndex {
     namespace: [u8; 16],
     file: u64,
-    /// Sorted by `start`, disjoint.
+    /// Ranges, sorted by `start` and disjoint.
     extents: Vec<Extent>,
-    /// Bytes before the index.
+    /// Bytes of the copy before the index.
     data_len: u64,
     chunks: Vec<u32>,
 }
 
-/// What the checksums of a file's copies are bound to.
+/// The value that the checksums of a file's copies are bound to.
 fn binding(namespace: &[u8; 16], file: u64) -> [u8; 16] {
     let mut id = [0; 16];
     id[..8].copy_from_slice(&namespace[..8]);
@@ -52,7 +56,7 @@ fn binding(namespace: &[u8; 16], file: u64) -> [u8; 16] {
     id
 }
 
-/// Lays ranges out in a copy, one right after another. They are sorted and disjoint.
+/// Places ranges, which are sorted and disjoint, one after another in a copy.
 pub(crate) fn lay_out(ranges: &[(u64, u64)]) -> Vec<Extent> {
     let mut at = 0;
     let lay = |&(start, len): &(u64, u64)| {
@@ -74,12 +78,13 @@ impl CopyIndex {
         &self.extents
     }
 
-    /// Bytes before the index.
+    /// Bytes of the copy before the index.
     pub(crate) fn data_len(&self) -> u64 {
         self.data_len
     }
 
-    /// Takes the next bytes of the copy, a whole number of chunks unless they are the last.
+    /// Adds the checksums of the next bytes of the copy: whole chunks, unless they are the last
+    /// bytes.
     pub(crate) fn push(&mut self, bytes: &[u8]) {
         let id = binding(&self.namespace, self.file);
         for chunk in bytes.chunks(CHUNK_BYTES as usize) {
@@ -88,7 +93,8 @@ impl CopyIndex {
         }
     }
 
-    /// Whether `bytes`, read at `offset` of the copy (a multiple of [`CHUNK_BYTES`]), are right.
+    /// Whether `bytes`, read at `offset` of the copy (a multiple of [`CHUNK_BYTES`]), have the
+    /// right checksums.
     pub(crate) fn verify(&self, offset: u64, bytes: &[u8]) -> bool {
         let id = binding(&self.namespace, self.file);
         let first = (offset / CHUNK_BYTES) as usize;
@@ -98,7 +104,7 @@ impl CopyIndex {
         })
     }
 
-    /// Where `len` bytes at `offset` of the file lie in the copy, if all of them do, without a gap.
+    /// Offset in the copy of `len` bytes at `offset` of the file, if one range holds all of them.
     #[inline]
     pub(crate) fn find(&self, offset: u64, len: u64) -> Option<u64> {
         let after = self.extents.partition_point(|extent| extent.start <= offset);
@@ -107,7 +113,7 @@ impl CopyIndex {
         (within + len <= extent.len).then_some(extent.at + within)
     }
 
-    /// The bytes of the index, to be appended to the data.
+    /// The encoded index with its trailer, to be appended to the data.
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut out = MAGIC.to_vec();
         put_u32(&mut out, VERSION);
@@ -130,21 +136,21 @@ impl CopyIndex {
         out
     }
 
-    /// How long the encoded index of a copy of so many bytes in so many ranges is, trailer
-    /// included.
+    /// Length of the encoded index, with its trailer, of a copy of `data_len` bytes in `ranges`
+    /// ranges.
     pub(crate) fn len_of(data_len: u64, ranges: usize) -> u64 {
         let head = MAGIC.len() as u64 + 4 + 16 + 8 + 8 + 4 + 4;
         head + 24 * ranges as u64 + 4 * data_len.div_ceil(CHUNK_BYTES) + TRAILER_BYTES
     }
 
-    /// The length of the index that a copy's last [`TRAILER_BYTES`] announce, trailer included.
+    /// Length of the index with its trailer, as the last [`TRAILER_BYTES`] of a copy state it.
     pub(crate) fn encoded_len(trailer: &[u8]) -> Option<u64> {
         let mut reader = Reader::new(trailer);
         Some(u64::from(reader.u32()?) + TRAILER_BYTES)
     }
 
-    /// Reads the index of a copy of `file` from the copy's last bytes, trailer included; `None` if
-    /// it is damaged or another's.
+    /// Decodes the index of a copy of `file` from the copy's last bytes, with its trailer. `None`
+    /// if it is damaged or belongs to another file.
     pub(crate) fn decode(namespace: &[u8; 16], file: u64, bytes: &[u8]) -> Option<Self> {
         let body = bytes.len().checked_sub(TRAILER_BYTES as usize)?;
         let (body, trailer) = bytes.split_at(body);
@@ -201,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_are_found_where_they_lie_and_damage_is_seen() {
+    fn ranges_are_found_and_damage_is_noticed() {
         let (index, mut data) = sample();
         assert_eq!(index.find(0, 10_000), Some(0));
         assert_eq!(index.find(9_999, 2), None, "the range ends there");
@@ -216,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn an_index_is_read_as_it_was_written_and_never_for_another_file() {
+    fn index_decodes_as_encoded_and_for_its_file_only() {
         let (index, _) = sample();
         let bytes = index.encode();
         assert_eq!(CopyIndex::len_of(index.data_len(), index.extents().len()), bytes.len() as u64);

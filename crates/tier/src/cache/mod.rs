@@ -1,13 +1,20 @@
-//! The persistent read-only cache: copies of hot files, or of their hot ranges, on faster devices
-//! (Keigo §4.3). This module decides, purely; `crate::mover` does, [`format`] is what a copy looks
-//! like.
+//! The persistent read cache: copies of hot files, or of their hot ranges, on faster devices
+//! (Keigo §4.3).
 //!
-//! Which: by aged accesses per byte, hottest first; to the fastest device the hottest parts of
-//! files (`hot_ranges/mod.rs`). When: while the device serves less than its target of the foreground reads
-//! that it could. How many at once: as many as the device takes writers beside those that it has
-//! ([`crate::migrate::threads`]), and more into free room where copies pay (`payback.rs`). Out goes
-//! what is clearly colder than what comes in, tables of the device's own below L0 among it, and
-//! whatever stands in the way of files.
+//! This module decides which copies a device gets and which it drops. Its functions are pure:
+//! `crate::mover` carries the decisions out, and `format.rs` defines the bytes of a copy.
+//!
+//! - Which: files are ordered by aged accesses per byte, and the hottest come first. The fastest
+//!   device gets the hottest ranges of files (`hot_ranges/`).
+//! - When: while the device serves less than its target share of the foreground reads that it could
+//!   serve.
+//! - How many in parallel: as many as the device takes writers beside its other writers
+//!   ([`crate::migrate::threads`]). More copies go into free room if copies win back their cost
+//!   (`payback.rs`).
+//! - What is dropped: copies that are clearly colder than a new one, tables of the device's own
+//!   levels below L0, and every copy whose room files need.
+//!
+//! Cost: [`choose`] sorts the candidates and what the device holds.
 
 pub(crate) mod ageing;
 pub(crate) mod dispersion;
@@ -16,19 +23,22 @@ pub(crate) mod hot_ranges;
 pub(crate) mod payback;
 pub(crate) mod ranges;
 
-/// A copy is evicted for another file only if that is hotter by so many standard deviations of what
-/// chance does to two that are alike: such two do not push each other out in turn, and the more is
-/// known, the smaller differences count. The largest of n differences has about √(2 ln n) of them
-/// by chance, so it is one more than that, and four at least, since they are looked at over and
-/// over.
+/// Number of standard deviations by which a candidate must be hotter than a copy to replace it.
+///
+/// The standard deviation is that of the difference of two files that are read equally often. So
+/// two such files do not evict each other in turn, and smaller differences count as more reads are
+/// known. By chance, the largest of n differences has about √(2 ln n) standard deviations. The
+/// result is one more than that, and at least four, because the comparison is repeated in every
+/// iteration of the control loop.
 #[must_use]
 pub fn sure(differences: usize) -> f64 {
     let largest = (2.0 * (differences.max(1) as f64).ln()).sqrt();
     (largest + 1.0).max(4.0)
 }
 
-/// Whether the candidate has more accesses than the copy would have if it were as long, beyond
-/// chance, and so many that the copying pays.
+/// Whether the candidate has more accesses than a copy of its length would have at the density of
+/// `held`. The difference must exceed chance (`sure` standard deviations), and must pay for the
+/// copying.
 fn is_clearly_hotter(candidate: &Candidate, held: &Held, sure: f64) -> bool {
     let scaled = candidate.len as f64 / held.len.max(1) as f64;
     let (ours, theirs) = (candidate.heat, held.heat * scaled);
@@ -37,30 +47,31 @@ fn is_clearly_hotter(candidate: &Candidate, held: &Held, sure: f64) -> bool {
     gained > sure * variance.sqrt() && pays(gained, candidate.bytes)
 }
 
-/// Whether writing so many bytes is worth `gained` accesses within some times that they need to
-/// age: a copy reads and writes all of its bytes once.
+/// Whether `gained` aged accesses pay for a copy of `bytes`, which are read and written once.
 fn pays(gained: f64, bytes: u64) -> bool {
     gained * PAYS_WITHIN > bytes as f64 / BLOCK_BYTES
 }
 
-/// Whether a copy of `bytes` with `planned` accesses should take the place of one of the same file
-/// with `held`: more, beyond chance, and it pays. Accesses vary by `variance` of their mean, and
-/// this is asked of `files`.
+/// Whether a new copy of `bytes`, which would serve `planned` accesses, should replace the present
+/// copy of the same file, which serves `held`. The gain must exceed chance and pay for the copying.
+/// `variance` is the variance-to-mean ratio of the accesses. `files` is the number of files for
+/// which the caller makes this comparison.
 #[must_use]
 pub fn is_worth_renewing(planned: f64, held: f64, bytes: u64, variance: f64, files: usize) -> bool {
     let gained = planned - held;
     gained > sure(files) * (variance * (planned + held)).sqrt() && pays(gained, bytes)
 }
 
-/// A copy costs as many reads as it has bytes of this.
+/// Bytes of one read: a copy of n blocks of this size costs n reads.
 pub(crate) const BLOCK_BYTES: f64 = 4096.0;
-/// In how many of the times after which accesses count half a copy has to win them back.
+/// Number of half-lives of access counts within which a copy must win back its cost.
 const PAYS_WITHIN: f64 = 8.0;
 
-/// In an interval with fewer foreground reads than this nothing is learnt.
+/// Least number of foreground reads in an interval from which anything is concluded.
 pub const READS_MIN: u64 = 32;
 
-/// Whether copies shall be made: `served` of `possible` foreground reads were by the device.
+/// Whether the device needs more copies: it served `served` of the `possible` foreground reads that
+/// it could have served, which is less than the share `target`.
 #[must_use]
 pub fn wants_copies(served: u64, possible: u64, target: f64) -> bool {
     possible >= READS_MIN && (served as f64) < target * possible as f64
@@ -69,107 +80,108 @@ pub fn wants_copies(served: u64, possible: u64, target: f64) -> bool {
 /// A file that could be copied to a device.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Candidate {
-    /// Its unique id.
+    /// Unique id of the file.
     pub file: u64,
     /// Aged accesses that the device does not serve yet.
     pub heat: f64,
-    /// By how much of their mean they vary by chance: 1 if they never aged
+    /// Variance-to-mean ratio of `heat` by chance: 1 if the counts never aged
     /// (`ageing::Ageing::variance`).
     pub variance: f64,
-    /// Bytes that the copy would take, beyond what one of the same file takes that it replaces.
+    /// Bytes that the copy would take in addition to those of the copy that it replaces.
     pub len: u64,
-    /// Bytes that have to be written.
+    /// Bytes that the copy would write.
     pub bytes: u64,
 }
 
-/// A copy on the device, or a file that need not stay there.
+/// A copy on the device, or a file that may leave the device.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Held {
-    /// Its number.
+    /// Number of the copy, or unique id of the file.
     pub number: u64,
-    /// Whether it is a file: it can leave for a slower device, but not be dropped.
+    /// Whether this is a file, which can move to a slower device but cannot be dropped.
     pub is_file: bool,
-    /// Aged accesses of its file, and by how much of their mean they vary.
+    /// Aged accesses that it serves.
     pub heat: f64,
-    /// See [`Candidate::variance`].
+    /// Variance-to-mean ratio of `heat` by chance.
     pub variance: f64,
-    /// Bytes that it takes.
+    /// Bytes that it takes on the device.
     pub len: u64,
 }
 
-/// How much may be copied at once where copies win back what they cost (`payback.rs`).
+/// Copies beyond [`CacheInput::slots`] that may be queued into free room, because copies win back
+/// their cost (`payback.rs`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Refill {
-    /// Copies in all, those of [`CacheInput::slots`] among them.
+    /// Largest number of copies, including those of [`CacheInput::slots`].
     pub copies: usize,
-    /// Bytes of those beyond.
+    /// Largest number of bytes of the copies beyond the slots.
     pub bytes: u64,
 }
 
-/// What [`choose`] decides from.
+/// The state of a device from which [`choose`] decides.
 #[derive(Clone, Copy, Debug)]
 pub struct CacheInput<'a> {
-    /// Bytes that copies may still take; negative if they take too much already.
+    /// Bytes that copies may still take. Negative if they take too much already.
     pub room: i64,
-    /// Whether copies are wanted at all.
+    /// Whether the device needs more copies ([`wants_copies`]).
     pub wanted: bool,
-    /// Whether it is files that take the room, so that there is more when one leaves.
+    /// Whether files of the device limit the room, so that copies gain room if a file leaves.
     pub demotes: bool,
-    /// How many files may leave now.
+    /// Number of files that may leave in this iteration.
     pub leave: usize,
-    /// How many may be begun.
+    /// Number of copies that may begin.
     pub slots: usize,
-    /// And how much beyond that, into room that nothing takes.
+    /// Copies beyond the slots that may take free room.
     pub refill: Refill,
-    /// Bytes that files may take until copies are chosen again: nothing is copied into those.
+    /// Bytes that files may grow by until copies are chosen again. No copy takes this room.
     pub coming: u64,
-    /// Bytes that copies will take which wait to be made: as much of the room that is free is
-    /// theirs.
+    /// Bytes of the copies that are queued already. They will take this much of the free room.
     pub waiting: u64,
-    /// Files that slower devices serve.
+    /// Files of which the device could hold a copy.
     pub candidates: &'a [Candidate],
-    /// What the device holds.
+    /// Copies and files that the device could drop or move away.
     pub held: &'a [Held],
 }
 
-/// What to do with a device's copies.
+/// One step that [`choose`] decides on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CacheAction {
-    /// Remove the copy: files need the room.
+    /// Drop the copy, because files need its room.
     Evict(u64),
-    /// Remove the copy: the next one is hotter.
+    /// Drop the copy, because the copy that follows is hotter.
     Replace(u64),
-    /// Move the file to a slower device: something there is hotter, and is copied when there is
-    /// room.
+    /// Move the file to a slower device, because a file there is hotter. A later iteration copies
+    /// that file, once the room is free.
     Demote(u64),
-    /// Copy the file.
+    /// Copy the file to the device.
     Copy(u64),
 }
 
-/// Accesses per byte.
+/// Accesses per byte of a file of `len` bytes.
 #[must_use]
 pub fn density(heat: f64, len: u64) -> f64 {
     heat / len.max(1) as f64
 }
 
-/// Room that neither files will take nor copies that wait.
+/// Room that is left after files have grown and all queued copies were made. Negative if files need
+/// room that copies hold.
 fn left_of(room: i64, input: &CacheInput<'_>) -> i64 {
     let room = room.saturating_sub_unsigned(input.coming);
     if room > 0 { room.saturating_sub_unsigned(input.waiting).max(0) } else { room }
 }
 
-/// Whether the candidate is for free room: what takes the place of another copy, also of the same
-/// file, is not.
+/// Whether the candidate fits into free room and into the bytes that copies have won back. A
+/// candidate that replaces a copy of the same file does not count.
 fn refills(candidate: &Candidate, room: i64, won: u64) -> bool {
     let is_new = candidate.len >= candidate.bytes;
     is_new && room >= candidate.len as i64 && won >= candidate.bytes
 }
 
-/// Chooses copies and evictions, in order; see the module.
+/// Chooses which copies to drop, which files to move away and which to copy, in this order.
 #[must_use]
 pub fn choose(input: &CacheInput<'_>) -> Vec<CacheAction> {
     let mut held = input.held.to_vec();
-    // Coldest last, to be popped.
+    // The coldest one is last, so that `pop` returns it.
     held.sort_by(|a, b| density(b.heat, b.len).total_cmp(&density(a.heat, a.len)));
     let (mut actions, mut leave) = (Vec::new(), input.leave);
     let mut room = input.room;
@@ -186,7 +198,7 @@ pub fn choose(input: &CacheInput<'_>) -> Vec<CacheAction> {
     held.retain(|one| input.demotes || !one.is_file);
     let mut candidates = input.candidates.to_vec();
     candidates.retain(|candidate| candidate.heat > 0.0);
-    // The hottest of those is compared with the coldest of these.
+    // Each candidate may be compared with each copy.
     let sure = sure(candidates.len().saturating_mul(held.len()));
     candidates.sort_by(|a, b| density(b.heat, b.len).total_cmp(&density(a.heat, a.len)));
     let mut refill = input.refill.bytes;
@@ -205,7 +217,7 @@ pub fn choose(input: &CacheInput<'_>) -> Vec<CacheAction> {
         let mut gained = room;
         while gained < candidate.len as i64 {
             match held.pop() {
-                // It leaves when others have left.
+                // No further file may leave in this iteration.
                 Some(coldest) if coldest.is_file && leave == 0 => {
                     held.push(coldest);
                     break;

@@ -1,38 +1,40 @@
-//! Whether copies win back what they cost. Pure.
+//! Payback of copies: whether the copies of a device win back their cost.
 //!
 //! A copy reads and writes all of its bytes once, and saves a slower device the reads that it
-//! serves. Where it stays for long, as between two bursts of compactions that take all of a cache's
-//! room, it pays to fill the room at once; where levels are rewritten all the time, copies go
-//! before they have served what they cost, and are made a few at a time. What was won lately is
-//! what may be spent beyond that.
+//! serves. If copies stay for long, it pays to fill free room in one batch, for example after a
+//! burst of compactions has taken all of a cache's room. If levels are rewritten all the time,
+//! copies are dropped before they have served their cost, and only a few are made in parallel. The
+//! bytes that copies won recently are the bytes that may be spent beyond that.
+//!
+//! All functions are pure. The control loop owns one [`Payback`] per device.
 
 use super::BLOCK_BYTES;
 
-/// Sums of looks count so much less from one to the next: half after half a minute.
+/// Factor by which sums decay from one iteration to the next: to one half within half a minute.
 const KEPT: f64 = 0.99;
 
-/// Copies of a device, lately.
+/// Recent cost and gain of the copies of a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Payback {
-    /// Reads of users that copies served.
+    /// Foreground reads that copies served, decayed.
     hits: f64,
-    /// Blocks that were to be copied, whether or not that came to something.
+    /// Blocks that were queued to be copied, decayed. Copies that failed count as well.
     blocks: f64,
 }
 
 impl Payback {
-    /// Takes the reads that copies served since the last look.
+    /// Takes the reads that copies served since the last iteration.
     pub(crate) fn look(&mut self, hits: u64) {
         self.hits = self.hits * KEPT + hits as f64;
         self.blocks *= KEPT;
     }
 
-    /// So many bytes are to be copied.
+    /// Notes that `bytes` are queued to be copied.
     pub(crate) fn spend(&mut self, bytes: u64) {
         self.blocks += bytes as f64 / BLOCK_BYTES;
     }
 
-    /// Bytes that may be copied for what was won beyond what was spent.
+    /// Bytes that copies have won beyond their cost, which may be copied in addition.
     pub(crate) fn won(&self) -> u64 {
         ((self.hits - self.blocks).max(0.0) * BLOCK_BYTES) as u64
     }
@@ -43,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_won_can_be_spent_once() {
+    fn bytes_that_were_won_can_be_spent_once() {
         let mut payback = Payback::default();
         assert_eq!(payback.won(), 0, "nothing is known");
         payback.spend(100 * 4096);
@@ -56,7 +58,7 @@ mod tests {
     }
 
     #[test]
-    fn half_is_forgotten_after_half_a_minute() {
+    fn gain_halves_within_half_a_minute() {
         let mut payback = Payback::default();
         payback.look(1000);
         (0..69).for_each(|_| payback.look(0));

@@ -1,38 +1,40 @@
-//! How often which parts of a file are read: what copies of parts are planned by.
+//! Read counts of a file by range, from which copies of ranges are planned.
 //!
-//! A file is counted in ranges of equal length. A range knows the reads that began in it, where the
-//! first of them begins and where the last ends, so that a copy holds the blocks that were read and
-//! not what lies around them: a table's blocks are hardly longer than the ranges of a small table,
-//! and would be cut by any other border.
+//! A file is counted in ranges of equal length. A range counts the reads that begin in it. It knows
+//! where the first of these reads begins and where the last one ends. So a copy holds the blocks
+//! that were read, and not the bytes around them: the blocks of a table are about as long as the
+//! ranges of a small table, and any other border would cut them.
 //!
-//! Reads of every second interval are counted apart: what ranges have more in both is no chance,
-//! also where a scan reads several blocks of one at once.
+//! Reads of every second interval are counted apart. If a range has more reads than others in both
+//! halves, this is not chance, also if a scan reads several blocks of a range in one batch
+//! ([`super::hot_ranges`]).
 //!
-//! Thread-safe: counters, each for itself; a look sees some reads more of one range than of
-//! another. Cost: four words a range, at most [`RANGES_MAX`] of them unless a range is set to fewer
-//! bytes; a read adds one to a counter and compares twice.
+//! Thread-safety: any thread may call any method. Each counter is independent, so that the control
+//! loop may see a few more reads of one range than of another. Cost: four words per range, and at
+//! most [`RANGES_MAX`] ranges unless the settings fix their length. A read adds to one counter and
+//! compares twice.
 
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
-/// A file is counted in so many ranges, if they are of [`RANGE_BYTES_MIN`] at least.
+/// Largest number of ranges of a file, unless the settings fix their length.
 const RANGES_MAX: u64 = 128;
-/// Shorter than this (a block of a table) no range is.
+/// Least length of a range, in bytes: a block of a table.
 const RANGE_BYTES_MIN: u64 = 4096;
 
-/// A part of a file that was read.
+/// The bytes of a range that were read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Span {
-    /// Where it begins.
+    /// Offset in the file.
     pub(crate) start: u64,
-    /// Its bytes. Spans can overlap: a read may end in another range than it began in.
+    /// Length in bytes. Spans can overlap, because a read may end in a later range.
     pub(crate) len: u64,
-    /// Aged reads that began in it…
+    /// Aged reads that began in the range.
     pub(crate) reads: u32,
-    /// …and those of them in every second interval.
+    /// Aged reads of those that began in every second interval.
     pub(crate) odd: u32,
 }
 
-/// The length of the ranges of a file of `len` bytes; `set` unless that is 0.
+/// Length of the ranges of a file of `len` bytes. It is `set`, unless that is 0.
 fn range_bytes(len: u64, set: u64) -> u64 {
     if set > 0 {
         return set;
@@ -42,27 +44,28 @@ fn range_bytes(len: u64, set: u64) -> u64 {
 
 #[derive(Debug)]
 struct Range {
-    /// By whether they were in an odd interval.
+    /// Aged reads of the even intervals, and of the odd ones.
     reads: [AtomicU32; 2],
-    /// From the range's begin: where its first read begins…
+    /// Least offset in the range at which a read begins.
     from: AtomicU32,
-    /// …and where the one that reaches furthest ends.
+    /// Largest offset, from the beginning of the range, at which one of its reads ends.
     to: AtomicU32,
 }
 
-/// See the module.
+/// The read counts of one file, by range.
 #[derive(Debug)]
 pub(crate) struct RangeReads {
     bytes: u64,
-    /// Intervals that have passed, modulo 2.
+    /// Number of past intervals. Only its lowest bit counts.
     interval: AtomicUsize,
-    /// How often reads came to count half.
+    /// Number of times that the counts were halved.
     halvings: AtomicUsize,
     ranges: Box<[Range]>,
 }
 
 impl RangeReads {
-    /// Of a file of `len` bytes, in ranges of `set` bytes or as many as suit it.
+    /// Counts for a file of `len` bytes, in ranges of `set` bytes. If `set` is 0, the length of the
+    /// ranges follows from that of the file.
     pub(crate) fn new(len: u64, set: u64) -> Self {
         let bytes = range_bytes(len, set);
         let range = |_| Range {
@@ -75,17 +78,17 @@ impl RangeReads {
         Self { bytes, interval, halvings, ranges }
     }
 
-    /// How many ranges there are.
+    /// Number of ranges.
     pub(crate) fn len(&self) -> usize {
         self.ranges.len()
     }
 
-    /// How long each is.
+    /// Length of each range, in bytes.
     pub(crate) fn range_bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Notes a read of `len` bytes at `offset`.
+    /// Counts a read of `len` bytes at `offset`.
     #[inline]
     pub(crate) fn count(&self, offset: u64, len: u64) {
         let Some(range) = self.ranges.get((offset / self.bytes) as usize) else { return };
@@ -100,14 +103,14 @@ impl RangeReads {
         }
     }
 
-    /// Reads count half from now on.
+    /// Halves all counts.
     pub(crate) fn halve(&self) {
-        // What cannot be halved is rounded up in every second range, in the others next time.
-        let turn = self.halvings.fetch_add(1, Ordering::Relaxed);
+        // Odd counts are rounded up in every second range, and in the other ranges next time.
+        let halving = self.halvings.fetch_add(1, Ordering::Relaxed);
         for (index, range) in self.ranges.iter().enumerate() {
             let [even, odd] = range.reads.each_ref().map(|reads| reads.load(Ordering::Relaxed));
             let (odd_u64, all) = (u64::from(odd), u64::from(even) + u64::from(odd));
-            let kept_u64 = (all + ((index + turn) & 1) as u64) / 2;
+            let kept_u64 = (all + ((index + halving) & 1) as u64) / 2;
             let kept_odd = ((odd_u64 * kept_u64 + all / 2) / all.max(1)) as u32;
             let kept = kept_u64 as u32;
             for (reads, (had, keeps)) in
@@ -118,18 +121,18 @@ impl RangeReads {
         }
     }
 
-    /// The next interval begins.
+    /// Begins the next interval.
     pub(crate) fn next_interval(&self) {
         self.interval.fetch_xor(1, Ordering::Relaxed);
     }
 
-    /// What was read, in order.
+    /// The ranges that were read, in order.
     pub(crate) fn spans(&self) -> Vec<Span> {
         let read = self.ranges.iter().enumerate().filter_map(|(index, range)| {
             let [even, odd] = range.reads.each_ref().map(|reads| reads.load(Ordering::Relaxed));
             let reads = even.saturating_add(odd);
             let (from, to) = (range.from.load(Ordering::Relaxed), range.to.load(Ordering::Relaxed));
-            // A read that is being noted has no length yet.
+            // A read that another thread counts at the moment may have no length yet.
             (reads > 0 && from < to).then(|| Span {
                 start: index as u64 * self.bytes + u64::from(from),
                 len: u64::from(to - from),
@@ -146,7 +149,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_range_is_as_long_as_the_blocks_that_were_read_of_it() {
+    fn span_covers_the_blocks_that_were_read() {
         let reads = RangeReads::new(100_000, 10_000);
         reads.count(12_000, 4000);
         reads.count(18_000, 4000);
@@ -169,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_are_in_proportion_to_the_file_and_no_shorter_than_a_block() {
+    fn range_length_follows_file_length() {
         assert_eq!(range_bytes(64 << 20, 0), 512 << 10);
         assert_eq!(range_bytes(512 << 10, 0), 4096);
         assert_eq!((range_bytes(0, 0), range_bytes(10, 0)), (4096, 4096));

@@ -1,6 +1,8 @@
-//! What says that a directory is a device of a tier namespace, of which, and as which number.
+//! Identity of a device: the file `DEVICE`, which says to which namespace a directory belongs, and
+//! with which number. `docs/formats/tier-namespace.md` has the table.
 //!
-//! The file `DEVICE` in the device's directory; `docs/formats/tier-namespace.md` has the table.
+//! Failure: a foreign file, a damaged one and another format version are refused with different
+//! errors. Storing is atomic and durable.
 
 use std::path::Path;
 
@@ -11,33 +13,34 @@ use archipelago_env::{FileSystem, IoContext, IoPurpose};
 
 use crate::namespace::log::VERSION;
 
-/// The file's name in the device's directory.
+/// File name of the identity in the device's directory.
 pub(crate) const DEVICE_NAME: &str = "DEVICE";
 const MAGIC: &[u8; 8] = b"ARCHTDEV";
 
 /// Whether the namespace's own log lies on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Home {
-    /// On another one.
+    /// The log lies on another device.
     No,
-    /// Here.
+    /// The log lies on this device.
     Yes,
-    /// Here, and it is on its way to the device of this number: without that one the tiers are not
-    /// opened, which may be home already.
+    /// The log lies on this device, and moves to the device of this number. The tiers do not open
+    /// without that device, because it may be the home already.
     Moving(u8),
 }
 
-/// See the module.
+/// The identity of one device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Identity {
-    /// The namespace that the device belongs to.
+    /// Id of the namespace to which the device belongs.
     pub(crate) namespace: [u8; 16],
-    /// The device's number in it; never changes.
+    /// Number of the device in the namespace. It never changes.
     pub(crate) no: u8,
-    /// Whether the namespace's own log lies here.
+    /// Whether the namespace's log lies on this device.
     pub(crate) home: Home,
-    /// Where home was when this was written, for the error if it is missing.
+    /// Name of the home device when this was written, for the error if it is missing.
     pub(crate) home_name: String,
+    /// Path of the home device at that time.
     pub(crate) home_path: String,
 }
 
@@ -62,7 +65,7 @@ impl Identity {
         out
     }
 
-    /// Reads an identity; `path` is for errors.
+    /// Decodes an identity. `path` is for errors.
     pub(crate) fn decode(path: &Path, bytes: &[u8]) -> Result<Self> {
         let mut reader = Reader::new(bytes);
         if reader.take(MAGIC.len()) != Some(MAGIC) {
@@ -102,7 +105,7 @@ impl Identity {
         (reader.u32()? == sum && reader.is_empty()).then_some(identity)
     }
 
-    /// The identity of the directory; `None` if it has none or does not exist.
+    /// The identity of the device in `dir`. `None` if the directory has none, or does not exist.
     pub(crate) fn load(fs: &dyn FileSystem, dir: &Path) -> Result<Option<Self>> {
         let path = dir.join(DEVICE_NAME);
         if !fs.exists(&path)? {
@@ -112,7 +115,7 @@ impl Identity {
         Self::decode(&path, &bytes).map(Some)
     }
 
-    /// Writes it, durably.
+    /// Writes the identity durably.
     pub(crate) fn store(&self, fs: &dyn FileSystem, dir: &Path) -> Result<()> {
         let context = IoContext::manifest(IoPurpose::ForegroundWrite);
         fs.write_atomic(&dir.join(DEVICE_NAME), &self.encode(), context)

@@ -1,14 +1,21 @@
-//! One device of the tiers while they are open: its file system, its directory, and what is known
-//! and counted of it.
+//! One device of open tiers: its file system, its directory, and its state and counts.
 //!
-//! Every kind of device is a [`FileSystem`] (that trait is the driver's interface) and a directory
-//! on it: the local file system, the same with `O_DIRECT`, mapped tables, an emulated device, a
-//! remote one. Invariants: 1. `files_bytes + cache_bytes` are the real lengths of the physical
-//! files on the device, those that wait for their last reader or for removal too; 2. a file that
-//! was made for those above is in `unsynced`, by its directory, until that was synced or it is
-//! superfluous (moves and copies sync their own); 3. `writers` counts the files that are open for
-//! writing. Thread-safe: atomics, and two short locks off the read path. Cost of a read: three
-//! striped adds.
+//! Every kind of device is a [`FileSystem`] and a directory on it. The trait is the interface of
+//! drivers: the local file system with or without `O_DIRECT`, mapped tables, an emulated device, or
+//! a remote one. [`crate::fs::shared::Shared`] owns the devices.
+//!
+//! Invariants:
+//! 1. `files_bytes + cache_bytes` are the lengths of the physical files on the device. Files that
+//!    wait for their last reader or for their removal are included.
+//! 2. A file that was created for a caller stands in `unsynced`, under its directory, until the
+//!    directory is synced or the file is superfluous. Moves and copies sync their own directories.
+//! 3. `writers` counts the files that are open for writing.
+//!
+//! Thread-safety: any thread may call any method. The state consists of atomics, and of two locks
+//! that reads do not take.
+//! Failure: a device with several consecutive errors counts as failing for a while, and placement
+//! avoids it.
+//! Cost: a read adds to three striped counters.
 
 pub(crate) mod identity;
 
@@ -31,25 +38,28 @@ use crate::scheme::DeviceProfile;
 use crate::settings::{DeviceKind, DeviceSettings};
 use crate::write_slots::WriteSlots;
 
-/// After so many errors in a row a device counts as failing.
+/// Number of consecutive errors from which on a device counts as failing.
 const ERRORS_IN_A_ROW: u32 = 3;
-/// A failing device is tried again after this long; twice as long each time, up to the second.
-const RETRY_NS: (u64, u64) = (1_000_000_000, 60_000_000_000);
-/// A device that was full is tried again after this long.
+/// First pause, in nanoseconds, after which a failing device is tried again. Each further error
+/// doubles it.
+const RETRY_NS_MIN: u64 = 1_000_000_000;
+/// Longest such pause, in nanoseconds.
+const RETRY_NS_MAX: u64 = 60_000_000_000;
+/// Pause, in nanoseconds, after which a full device is tried again.
 const FULL_NS: u64 = 500_000_000;
 
-/// Who writes a file.
+/// The origin of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Writer {
-    /// The log, flushes, compactions and everything else from above.
+    /// A caller of the tiers: the log, a flush, a compaction or any other.
     Caller,
-    /// A copy of a hot file.
+    /// The mover, which copies a hot file.
     Copy,
-    /// A move of a file.
+    /// The mover, which moves a file.
     Move,
 }
 
-/// What is counted of a device; the order of the counters.
+/// The counters of a device, in their order.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Count {
     ReadsBegun,
@@ -57,7 +67,7 @@ pub(crate) enum Count {
     ReadBytes,
     ForegroundReads,
     CacheReads,
-    /// Of users.
+    /// Foreground reads that copies served.
     CacheHits,
     WrittenBytes,
     Errors,
@@ -70,62 +80,70 @@ pub(crate) enum Count {
     BytesCopiedIn,
     TimedBytes,
     WriteBusyNs,
-    /// Tables that waited for their turn, and how long in all.
+    /// Tables that waited for a write slot.
     TurnsWaited,
+    /// Sum of their waits in nanoseconds.
     TurnsWaitedNs,
 }
 
 pub(crate) const COUNTS: usize = 19;
 
-/// Numbers of files by the directory that they were made in.
+/// Numbers of files, by the directory in which they were created.
 pub(crate) type Unsynced = BTreeMap<PathBuf, BTreeSet<u64>>;
 
-/// See the module.
+/// One device of open tiers.
 #[derive(Debug)]
 pub(crate) struct Device {
-    /// The durable number.
+    /// Number of the device, which never changes.
     pub(crate) no: u8,
     pub(crate) name: String,
     pub(crate) kind: DeviceKind,
     pub(crate) fs: Arc<dyn FileSystem>,
-    /// Whether its paths are those outside of the tiers, so that files can be linked out.
+    /// Whether its file system is the one outside of the tiers, so that files can be linked out.
     pub(crate) is_local: bool,
     pub(crate) root: PathBuf,
     pub(crate) cache_share: f64,
-    /// Of the settings; 0: by the scheme.
+    /// Number of writers of the settings. 0 if the scheme decides.
     pub(crate) writers_set: u32,
+    /// Bytes that the device may hold.
     pub(crate) capacity: AtomicU64,
+    /// Bytes of originals on the device.
     pub(crate) files_bytes: AtomicU64,
+    /// Bytes of copies on the device.
     pub(crate) cache_bytes: AtomicU64,
-    /// Bytes, counted in the two above, of dropped copies and of files that nobody holds any more,
-    /// until they are removed.
+    /// Bytes of dropped copies, and of condemned files without a holder, until they are removed.
+    /// They count in `files_bytes` and `cache_bytes` as well.
     pub(crate) leaving: AtomicU64,
-    /// Bytes of files at the last look, and by how many they had grown since the one before.
+    /// `files_bytes` at the last iteration of the control loop.
     files_before: AtomicU64,
+    /// Bytes by which originals grew between the last two iterations.
     pub(crate) growth: AtomicU64,
-    /// What the file system itself has left; `u64::MAX` if unknown.
+    /// Free bytes of the file system; `u64::MAX` if unknown.
     pub(crate) fs_free: AtomicU64,
-    /// Whether it is being emptied: nothing new goes there.
+    /// Whether the device is being emptied, so that no new file is placed there.
     pub(crate) leaves: AtomicBool,
-    /// How many files may be written at once.
+    /// Number of files that may be written in parallel.
     pub(crate) limit: AtomicU32,
-    /// What it was measured to do, if it was.
+    /// Profile of the device, if it was measured.
     pub(crate) profile: OnceLock<DeviceProfile>,
-    /// Percent of its profile that it counts as reaching.
+    /// Percentage of the profile's write throughput that the device reaches.
     pub(crate) pace_percent: AtomicU32,
-    /// The deepest level of which a file lies here; 255 for none.
+    /// Deepest level of the files on the device; 255 if there is none.
     pub(crate) deepest: AtomicU8,
-    /// Accesses per byte of what would be copied here last, as the bits of an `f64`; infinite until
-    /// that is known.
+    /// Least accesses per byte from which on a file is copied to the device, as the bits of an
+    /// `f64`. It is infinite until the first iteration.
     pub(crate) worth: AtomicU64,
     /// Bytes that hot tables of levels beyond the scheme may still take.
     pub(crate) hot_room: AtomicU64,
-    /// Bytes that logs are going to take here, as it seemed at the last look.
+    /// Bytes that logs are expected to take on the device.
     pub(crate) log_room: AtomicU64,
+    /// Number of files that are open for writing, by [`Writer`].
     writers: [AtomicUsize; 3],
     pub(crate) write_slots: Arc<WriteSlots>,
     counters: Counters<COUNTS>,
+    /// Files whose names may not be durable.
     unsynced: Mutex<Unsynced>,
+    /// Directories that exist.
     made: Mutex<BTreeSet<PathBuf>>,
     errors_in_a_row: AtomicU32,
     retry_at_ns: AtomicU64,
@@ -221,7 +239,7 @@ impl Device {
         self.cache_dir().join(format!("{number:016x}.copy"))
     }
 
-    /// Makes a directory of the device once.
+    /// Creates a directory of the device, unless that was done before.
     pub(crate) fn make_dir(&self, dir: &Path) -> Result<()> {
         if self.made.lock().contains(dir) {
             return Ok(());
@@ -231,7 +249,7 @@ impl Device {
         Ok(())
     }
 
-    /// Notes that the file of this number was made in `dir`.
+    /// Notes that the file of this number was created in `dir`.
     pub(crate) fn note_made(&self, dir: &Path, number: u64) {
         let mut unsynced = self.unsynced.lock();
         if let Some(files) = unsynced.get_mut(dir) {
@@ -241,7 +259,7 @@ impl Device {
         }
     }
 
-    /// Notes that nobody needs a file any more: whether its name is durable does not matter.
+    /// Notes that a file is not needed any more, so that its name need not become durable.
     pub(crate) fn note_superfluous(&self, path: &Path, number: u64) {
         let Some(dir) = path.parent() else { return };
         let mut unsynced = self.unsynced.lock();
@@ -253,13 +271,13 @@ impl Device {
         }
     }
 
-    /// The files whose names are not known to be durable.
+    /// Files whose names may not be durable.
     pub(crate) fn unsynced(&self) -> Unsynced {
         self.unsynced.lock().clone()
     }
 
-    /// Makes the names of files durable; those of directories that could not be synced stay
-    /// unsynced. Any number may do it at once.
+    /// Makes the names of files durable. The files of a directory that could not be synced stay
+    /// unsynced. Several threads may do this in parallel.
     pub(crate) fn sync_names(&self, names: &Unsynced) -> Result<()> {
         for (dir, files) in names {
             self.fs.sync_dir(dir)?;
@@ -283,8 +301,8 @@ impl Device {
         self.counters.get(count as usize)
     }
 
-    /// Does a write of so many bytes, and times it if the device was measured: it may be slower
-    /// than that.
+    /// Runs a write of `bytes`. Times it if the device has a profile, so that the control loop can
+    /// notice a slower device.
     pub(crate) fn timed<T>(
         &self,
         now_ns: impl Fn() -> u64,
@@ -301,40 +319,43 @@ impl Device {
         outcome
     }
 
-    /// Bytes from which on writes are efficient, as measured or as its file system says.
+    /// Length, in bytes, from which on writes are efficient: as measured, or as the file system
+    /// says.
     pub(crate) fn write_bytes_best(&self) -> Option<u64> {
         let measured = self.profile.get().and_then(DeviceProfile::write_bytes_best);
         measured.or_else(|| self.fs.write_bytes_best())
     }
 
-    /// Reads that are on their way.
+    /// Number of reads in progress.
     pub(crate) fn readers(&self) -> u64 {
         let ended = self.get(Count::ReadsEnded);
         self.get(Count::ReadsBegun).saturating_sub(ended)
     }
 
-    /// Bytes that files may still take; copies give way and do not count.
+    /// Bytes that files may still take. Copies do not count as used, because they are dropped for
+    /// files.
     pub(crate) fn free(&self) -> u64 {
         let (files, cache) = (self.load(&self.files_bytes), self.load(&self.cache_bytes));
         let by_capacity = self.load(&self.capacity).saturating_sub(files);
         by_capacity.min(self.load(&self.fs_free).saturating_add(cache))
     }
 
-    /// Bytes by which files and copies together, but for those that are on their way out, leave
-    /// less than `wanted` of the capacity; nothing where there are no copies.
+    /// Bytes by which less than `wanted` of the capacity is free. Files that are leaving count as
+    /// free. 0 if there are no copies, which could be dropped.
     #[inline]
     pub(crate) fn short_of(&self, wanted: u64) -> u64 {
         let cache = self.load(&self.cache_bytes);
         if cache == 0 {
             return 0;
         }
-        // Before the others: what is removed meanwhile counts as there, not as gone twice.
+        // Loaded before the other counts, so that a file that is removed in the meantime counts as
+        // used, and not as free twice.
         let leaving = self.load(&self.leaving);
         let taken = self.load(&self.files_bytes).saturating_add(cache).saturating_add(wanted);
         taken.saturating_sub(self.load(&self.capacity)).saturating_sub(leaving)
     }
 
-    /// Bytes that are free, copies being counted.
+    /// Free bytes. Copies count as used.
     pub(crate) fn unused(&self) -> u64 {
         let used = self.load(&self.files_bytes) + self.load(&self.cache_bytes);
         self.load(&self.capacity).saturating_sub(used).min(self.load(&self.fs_free))
@@ -344,20 +365,20 @@ impl Device {
         value.load(Ordering::Relaxed)
     }
 
-    /// Asks the file system for its free space; what cannot be found out is unlimited.
+    /// Asks the file system for its free space. Unknown space counts as unlimited.
     pub(crate) fn refresh_free(&self) {
         let free = self.fs.free_bytes(&self.root).ok().flatten().unwrap_or(u64::MAX);
         self.fs_free.store(free, Ordering::Relaxed);
     }
 
-    /// Notes by how much files grew since the last look.
+    /// Notes the growth of originals since the last iteration of the control loop.
     pub(crate) fn note_growth(&self) {
         let files = self.load(&self.files_bytes);
         let before = self.files_before.swap(files, Ordering::Relaxed);
         self.growth.store(files.saturating_sub(before), Ordering::Relaxed);
     }
 
-    /// Notes how an operation ended.
+    /// Notes the outcome of an operation.
     pub(crate) fn note<T>(&self, outcome: &Result<T>, now_ns: u64) {
         match outcome {
             Ok(_) => {
@@ -389,23 +410,23 @@ impl Device {
         }
     }
 
-    /// Whether it had several errors in a row and its pause is not over.
+    /// Whether the device had several consecutive errors, and the pause after them is not over.
     pub(crate) fn is_failing(&self, now_ns: u64) -> bool {
         now_ns < self.retry_at_ns.load(Ordering::Relaxed)
     }
 
-    /// Whether it was full a moment ago.
+    /// Whether the device was full recently.
     pub(crate) fn is_full(&self, now_ns: u64) -> bool {
         now_ns < self.full_until_ns.load(Ordering::Relaxed)
     }
 
-    /// Takes room for a hot table, as far as there is.
+    /// Takes room for a hot table, as far as there is any.
     pub(crate) fn take_hot_room(&self, bytes: u64) {
         let left = |room: u64| Some(room.saturating_sub(bytes));
         let _taken = self.hot_room.fetch_update(Ordering::Relaxed, Ordering::Relaxed, left);
     }
 
-    /// Files open for writing by those of a kind.
+    /// Number of files that writers of this origin have open.
     pub(crate) fn writers_of(&self, writer: Writer) -> usize {
         self.writers[writer as usize].load(Ordering::Relaxed)
     }
@@ -417,7 +438,7 @@ impl Device {
     }
 }
 
-/// A file that is being written; see [`Device::writing`].
+/// Counts a file as being written until it is dropped ([`Device::writing`]).
 #[derive(Debug)]
 pub(crate) struct WriterGuard {
     devices: Arc<[Device]>,
@@ -432,13 +453,15 @@ impl Drop for WriterGuard {
     }
 }
 
-/// How long to leave a device alone after so many errors in a row; `None`: not at all.
+/// Pause, in nanoseconds, after this number of consecutive errors. `None` if the device does not
+/// count as failing.
 fn pause_ns(errors_in_a_row: u32) -> Option<u64> {
     let over = errors_in_a_row.checked_sub(ERRORS_IN_A_ROW)?;
-    Some((RETRY_NS.0 << over.min(20)).min(RETRY_NS.1))
+    Some((RETRY_NS_MIN << over.min(20)).min(RETRY_NS_MAX))
 }
 
-/// The paper's devices: memory-like media peak at 4 writers, NVMe drives at 16.
+/// Number of writers without a profile, from the devices of the paper: memory-like media are at
+/// their best with 4 writers, and NVMe drives with 16.
 fn default_limit(settings: &DeviceSettings) -> u32 {
     match (settings.writers_max, settings.kind) {
         (0, DeviceKind::Mapped) => 4,
@@ -456,7 +479,7 @@ fn extension(class: FileClass) -> &'static str {
     }
 }
 
-/// The number of a physical file by its name.
+/// The number of a physical file, from its name. `None` for a foreign name.
 pub(crate) fn number_of(name: &str) -> Option<u64> {
     let (number, extension) = name.split_once('.')?;
     let known = ["log", "sst", "man", "dat", "copy"].contains(&extension);
@@ -468,7 +491,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_device_is_left_alone_after_errors_in_a_row_for_longer_and_longer() {
+    fn pause_after_consecutive_errors_grows() {
         assert_eq!(pause_ns(2), None);
         assert_eq!(pause_ns(3), Some(1_000_000_000));
         assert_eq!(pause_ns(5), Some(4_000_000_000));
@@ -476,7 +499,7 @@ mod tests {
     }
 
     #[test]
-    fn only_names_of_this_kind_are_numbers() {
+    fn foreign_names_have_no_number() {
         assert_eq!(number_of("00000000000000ff.sst"), Some(255));
         for foreign in ["ff.sst", "00000000000000ff.txt", "wal-0.ring", "00000000000000fg.log"] {
             assert_eq!(number_of(foreign), None, "{foreign}");

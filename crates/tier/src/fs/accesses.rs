@@ -1,12 +1,13 @@
-//! What is counted of a file's reads, from look to look.
+//! Read counts of one file, from one iteration of the control loop to the next.
 //!
-//! Who reads adds to counters; the thread that looks takes them, ages them and notes what it
-//! concluded. Of a file that came late it is known what it was not there for, of one that a
-//! compaction made what it took over of its inputs.
+//! Every [`super::entry::Entry`] owns one [`Accesses`]. Reads add to its counters. The control loop
+//! takes them, ages them and notes its conclusions. For a file that was created late, the counts
+//! know how many reads it missed. For a file that a compaction made, they know how many accesses it
+//! took over from its inputs.
 //!
-//! Thread-safe: atomics, each for itself; one thread looks, and what a file takes over may come at
-//! any time. Cost: a read adds to two counters ([`RangeReads`] has the second), a look is linear in
-//! the ranges.
+//! Thread-safety: all fields are independent atomics. One thread at a time runs the control loop;
+//! accesses may be taken over at any time. Cost: a read adds to two counters, of which
+//! [`RangeReads`] has the second. An iteration is linear in the ranges.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -16,47 +17,56 @@ use crate::cache::density;
 use crate::cache::hot_ranges::FileReads;
 use crate::cache::ranges::RangeReads;
 
-/// Fewer accesses than this age to none.
+/// Accesses below this age to zero.
 const INHERITED_MIN: f64 = 1e-3;
-/// No look was at the file yet.
+/// Value of `read_before` before the first iteration that sees the file.
 const NOT_LOOKED: u64 = u64::MAX;
-/// One look was, but the file had not been there all the time before it.
+/// Value of `read_before` after the first iteration, as the file may not have existed for all of
+/// the interval before.
 const LOOKED_ONCE: u64 = u64::MAX - 1;
 
-/// Reads of an interval.
+/// One read: its offset in the file and its length, in bytes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ReadSpan {
+    pub(crate) offset: u64,
+    pub(crate) len: u64,
+}
+
+/// Foreground reads of a file in the interval that ends now.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Taken {
     pub(crate) reads: u64,
-    /// Those of the interval before, if the file was there in all of it.
+    /// Reads of the interval before, if the file existed in all of it.
     pub(crate) before: Option<u64>,
 }
 
-/// See the module. Sums are the bits of an `f64`.
+/// Read counts of a file. Sums are stored as the bits of an `f64`.
 #[derive(Debug)]
 pub(crate) struct Accesses {
-    /// Foreground reads since the last look, over all ranges.
+    /// Foreground reads since the last iteration, over all ranges.
     reads: AtomicU64,
-    /// The same before the last look; see [`Taken`].
+    /// Foreground reads of the interval before the last iteration, or [`NOT_LOOKED`] or
+    /// [`LOOKED_ONCE`].
     read_before: AtomicU64,
-    /// The same by range, aged; made by the first read that counts.
+    /// Aged foreground reads by range. The first counted read creates them.
     ranges: OnceLock<RangeReads>,
-    /// Aged accesses of unknown place.
+    /// Aged accesses whose place in the file is not known.
     inherited: AtomicU64,
-    /// Those of them that were other files'.
+    /// Aged accesses among them that the file took over from other files.
     taken_over: AtomicU64,
-    /// All aged accesses at the last look.
+    /// All aged accesses at the last iteration.
     heat: AtomicU64,
-    /// The same, as far as they are believed ([`FileReads::heat`]).
+    /// All aged accesses at the last iteration, as far as they are believed ([`FileReads::heat`]).
     believed: AtomicU64,
-    /// It was there for long enough when the baseline was taken last.
+    /// Whether the file had existed for long enough when the last baseline was taken.
     settled: AtomicBool,
-    /// All aged accesses when the baseline was taken last ([`Look::takes_baseline`]); NaN before.
+    /// All aged accesses at the last baseline ([`Look::takes_baseline`]); NaN before the first one.
     baseline: AtomicU64,
-    /// What they were scaled by.
+    /// Factor by which the accesses of the baseline were scaled.
     baseline_scale: AtomicU64,
-    /// The weights of all reads that it was not there for, aged; NaN before the first look.
+    /// Aged sum of the weights of all reads that the file missed; NaN before the first iteration.
     missed: AtomicU64,
-    /// Foreground reads since the baseline was taken.
+    /// Foreground reads since the last baseline.
     read_since: AtomicU64,
 }
 
@@ -81,32 +91,34 @@ impl Default for Accesses {
 }
 
 impl Accesses {
-    /// All aged accesses at the last look.
+    /// All aged accesses at the last iteration.
     pub(crate) fn heat(&self) -> f64 {
         float(&self.heat)
     }
 
-    /// All aged accesses at the last look, as far as they are believed.
+    /// All aged accesses at the last iteration, as far as they are believed.
     pub(crate) fn believed(&self) -> f64 {
         float(&self.believed)
     }
 
-    /// The same per byte of a file of `len`; 0 of one that was never read, whatever its cohort has.
+    /// Believed accesses per byte of a file of `len` bytes. It is 0 for a file without accesses of
+    /// its own, whatever its cohort has.
     pub(crate) fn density(&self, len: u64) -> f64 {
         if self.heat() > 0.0 { density(self.believed(), len) } else { 0.0 }
     }
 
+    /// Notes the accesses that are believed.
     pub(crate) fn note_believed(&self, heat: f64) {
         self.believed.store(heat.to_bits(), Ordering::Relaxed);
     }
 
-    /// Whether its accesses have aged as those of others have.
+    /// Whether the file's accesses have aged as those of older files have.
     pub(crate) fn has_settled(&self) -> bool {
         self.settled.load(Ordering::Relaxed)
     }
 
-    /// It has so many accesses of before the restart, nobody knows where in it, and was there all
-    /// the time.
+    /// Adds accesses that the namespace kept over a restart. Their place in the file is not known.
+    /// The file counts as one that missed no reads.
     pub(crate) fn keep(&self, accesses: f64) {
         self.missed.store(0.0f64.to_bits(), Ordering::Relaxed);
         for sum in [&self.inherited, &self.heat, &self.believed] {
@@ -114,26 +126,26 @@ impl Accesses {
         }
     }
 
-    /// The same of accesses of other files, which it was merged of.
+    /// Adds accesses of the files that a compaction merged into this one.
     pub(crate) fn inherit(&self, accesses: f64) {
         self.keep(accesses);
         change(&self.taken_over, |before| before + accesses);
     }
 
-    /// In how many ranges it is counted.
+    /// Number of ranges in which the file is counted; 0 before its first read.
     pub(crate) fn ranges(&self) -> usize {
         self.ranges.get().map_or(0, RangeReads::len)
     }
 
-    /// Notes a read of `bytes` at `offset` of a file of `len`, counted in ranges of `range_bytes`
-    /// or as many as suit it.
+    /// Counts a read of a file of `len` bytes. The first read fixes the ranges: their length is
+    /// `range_bytes`, or follows from `len` if that is 0.
     #[inline]
-    pub(crate) fn count(&self, (offset, bytes): (u64, u64), len: u64, range_bytes: u64) {
+    pub(crate) fn count(&self, read: ReadSpan, len: u64, range_bytes: u64) {
         self.reads.fetch_add(1, Ordering::Relaxed);
-        self.ranges.get_or_init(|| RangeReads::new(len, range_bytes)).count(offset, bytes);
+        self.ranges.get_or_init(|| RangeReads::new(len, range_bytes)).count(read.offset, read.len);
     }
 
-    /// Takes the reads of the interval that ends now.
+    /// Takes the reads of the interval that ends now, and begins the next one.
     pub(crate) fn take(&self) -> Taken {
         let reads = self.reads.swap(0, Ordering::Relaxed);
         self.read_since.fetch_add(reads, Ordering::Relaxed);
@@ -143,7 +155,7 @@ impl Accesses {
         Taken { reads, before: (before < LOOKED_ONCE).then_some(before) }
     }
 
-    /// Its accesses, after those so far were halved if they age.
+    /// The accesses of the file, of `len` bytes, after the step that `look` describes.
     pub(crate) fn look(&self, len: u64, look: Look) -> FileReads {
         change(&self.missed, |missed| {
             let missed = if missed.is_nan() { look.before } else { missed };
@@ -161,13 +173,13 @@ impl Accesses {
         self.ranges.get().into_iter().for_each(RangeReads::next_interval);
         let range_bytes = self.ranges.get().map_or(1, RangeReads::range_bytes);
         let reads = FileReads::new(len, float(&self.inherited), range_bytes, spans)
-            .scaled(scale, look.part(missed));
+            .scaled(scale, look.presence(missed));
         for heat in [&self.heat, &self.believed] {
             heat.store(reads.heat().to_bits(), Ordering::Relaxed);
         }
         if look.takes_baseline {
             let is_settled = scale <= BASELINE_SCALE_MAX;
-            // What was taken over of others says little of how it is read itself.
+            // Accesses that were taken over say little about the reads of this file.
             let is_known = is_settled && float(&self.taken_over) * 2.0 <= reads.heat();
             let baseline = if is_known { reads.heat() } else { f64::NAN };
             self.settled.store(is_settled, Ordering::Relaxed);
@@ -178,8 +190,8 @@ impl Accesses {
         reads
     }
 
-    /// What its drift is measured against; none of a file that is younger, or most of whose
-    /// accesses then were those of others.
+    /// The baseline against which the file's drift is measured. `None` for a file that is younger
+    /// than the baseline, or that had taken over most of its accesses then.
     pub(crate) fn baseline(&self) -> Option<Baseline> {
         let before = float(&self.baseline);
         let since = self.read_since.load(Ordering::Relaxed) as f64;
@@ -191,7 +203,7 @@ fn float(bits: &AtomicU64) -> f64 {
     f64::from_bits(bits.load(Ordering::Relaxed))
 }
 
-/// Changes the `f64` whose bits these are; nothing of another change is lost.
+/// Changes the `f64` whose bits these are. Concurrent changes are not lost.
 fn change(bits: &AtomicU64, to: impl Fn(f64) -> f64) {
     let to = |before| Some(to(f64::from_bits(before)).to_bits());
     let _changed = bits.fetch_update(Ordering::Relaxed, Ordering::Relaxed, to);

@@ -1,10 +1,13 @@
-//! The devices that tiers are opened with: whose they are, who has them open, and what lies on
-//! them.
+//! Discovery of the devices that tiers are opened with: identities, locks and files.
 //!
-//! Nothing is changed here but lock files, and directories of new devices: what is foreign, of
-//! another version, missing, open elsewhere or without the namespace that its files belong to is
-//! refused with what it is and what to do. A device is new if it has no [`Identity`] and nothing
-//! else; that is looked at again behind its lock.
+//! This module changes nothing except lock files and the directories of new devices. It refuses a
+//! device that is foreign, of another format version, missing, open elsewhere, or without the
+//! namespace that its files belong to. The error names the device and says what to do. A device is
+//! new if it has no [`Identity`] and no other file. This is checked again once the device is
+//! locked.
+//!
+//! Failure: errors of a device name the device.
+//! Cost: one listing of every device.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -18,22 +21,25 @@ use crate::device::number_of;
 use crate::namespace::record::FileRecord;
 use crate::namespace::state::State;
 
-/// The lock of a device.
+/// File name of a device's lock.
 pub(super) const LOCK_NAME: &str = "LOCK";
 
-/// A device as it was found.
+/// A device with the identity that was found on it.
 pub(super) struct Found {
     pub(super) parts: DeviceParts,
     pub(super) name: String,
     pub(super) identity: Option<Identity>,
 }
 
-/// What lies on a device: lengths and paths by number.
+/// The files on a device: paths and lengths in bytes, by number.
 pub(super) struct Contents {
     pub(super) files: HashMap<u64, (PathBuf, u64)>,
     pub(super) copies: HashMap<u64, (PathBuf, u64)>,
 }
 
+/// Reads the identities of the devices. Errors: `InvalidArgument` for devices of different
+/// namespaces, for a copied device, and for a directory that is not empty; `Unsupported` for
+/// another format version.
 pub(super) fn find_devices(devices: Vec<DeviceParts>) -> Result<Vec<Found>> {
     let find = |(place, parts): (usize, DeviceParts)| {
         let name = parts.settings.name_at(place);
@@ -71,7 +77,7 @@ pub(super) fn find_devices(devices: Vec<DeviceParts>) -> Result<Vec<Found>> {
     Ok(found)
 }
 
-/// A directory without an identity has to be empty, so that nobody's files are touched.
+/// Refuses a directory without an identity that is not empty, so that no foreign file is touched.
 fn check_empty(one: &Found) -> Result<()> {
     let (fs, dir) = (&one.parts.fs, &one.parts.settings.path);
     if !fs.exists(dir)? {
@@ -93,7 +99,8 @@ fn check_empty(one: &Found) -> Result<()> {
     }
 }
 
-/// The device that holds the namespace, or will. `must_exist`: who says that there is one.
+/// Index of the device that holds the namespace, or will hold it. `must_exist` says why there must
+/// be a namespace ([`super::Components::must_exist`]).
 pub(super) fn find_home(found: &[Found], must_exist: Option<&str>) -> Result<usize> {
     let identities: Vec<_> = found.iter().filter_map(|one| one.identity.as_ref()).collect();
     let Some(any) = identities.first() else {
@@ -121,8 +128,8 @@ pub(super) fn find_home(found: &[Found], must_exist: Option<&str>) -> Result<usi
     }
 }
 
-/// The namespace was on its way from one device to another when the process ended: the first counts
-/// until the other says that it is there.
+/// The home device after a move of the namespace was interrupted. The old home counts until the new
+/// one says that it holds the namespace.
 fn find_moving(found: &[Found], from: usize, to: u8, there: &[usize]) -> Result<usize> {
     let has_no = |one: &Found| one.identity.as_ref().is_some_and(|identity| identity.no == to);
     let Some(to) = found.iter().position(has_no) else {
@@ -152,8 +159,7 @@ fn two_homes(one: &Found, other: &Found) -> Error {
     ))
 }
 
-/// All devices are missing: none is one of tiers, and what is there are the places where they
-/// belong.
+/// The error if no path holds a device although tiers must exist, so that no device is mounted.
 fn all_missing(found: &[Found], who: &str) -> Error {
     let place = |one: &Found| format!("\"{}\" ({})", one.name, one.parts.settings.path.display());
     let places: Vec<String> = found.iter().map(place).collect();
@@ -163,6 +169,7 @@ fn all_missing(found: &[Found], who: &str) -> Error {
     ))
 }
 
+/// Lists the files and copies on a device.
 pub(super) fn list_device(one: &Found) -> Result<Contents> {
     let mut contents = Contents { files: HashMap::new(), copies: HashMap::new() };
     if one.identity.is_none() {
@@ -187,8 +194,8 @@ pub(super) fn list_device(one: &Found) -> Result<Contents> {
     Ok(contents)
 }
 
-/// The ids of files of which a device has the only bytes: those that lie there, and those that
-/// another device has lost and of which it has a whole copy.
+/// Ids of the files whose only bytes lie on the device `no`: originals there, and whole copies
+/// there of files that their own device lost.
 pub(super) fn files_only_on(
     no: u8,
     found: &[Found],
@@ -206,7 +213,7 @@ pub(super) fn files_only_on(
     here.chain(copies.filter(|id| state.files.get(id).is_some_and(is_lost))).collect()
 }
 
-/// Refuses if a device on which files lie is not there.
+/// Refuses if a device with files is missing. Errors: `NotFound`.
 pub(super) fn check_missing(found: &[Found], contents: &[Contents], state: &State) -> Result<()> {
     for device in state.devices.values() {
         let here = |one: &Found| one.identity.as_ref().is_some_and(|id| id.no == device.no);
@@ -243,7 +250,7 @@ pub(super) fn check_missing(found: &[Found], contents: &[Contents], state: &Stat
     Ok(())
 }
 
-/// Locks the devices that have an identity, or those that have none.
+/// Locks the devices that have an identity, if `known` is true, or those that have none.
 pub(super) fn lock_devices(found: &[Found], known: bool) -> Result<Vec<Box<dyn FileLock>>> {
     let lock = |one: &Found| {
         let dir = &one.parts.settings.path;
@@ -258,7 +265,7 @@ pub(super) fn lock_devices(found: &[Found], known: bool) -> Result<Vec<Box<dyn F
     found.iter().filter(|one| one.identity.is_some() == known).map(named).collect()
 }
 
-/// Refuses devices whose directories are missing and not to be made. Errors: `NotFound`.
+/// Refuses devices whose directory does not exist and may not be created. Errors: `NotFound`.
 pub(super) fn check_directories(found: &[Found]) -> Result<()> {
     for one in found {
         let settings = &one.parts.settings;
@@ -274,7 +281,7 @@ pub(super) fn check_directories(found: &[Found]) -> Result<()> {
     Ok(())
 }
 
-/// Locks the devices that are new. Errors: `Busy`, if another process made them its own meanwhile.
+/// Locks the new devices. Errors: `Busy` if another process took one of them in the meantime.
 pub(super) fn lock_new_devices(found: &[Found]) -> Result<Vec<Box<dyn FileLock>>> {
     let locks = lock_devices(found, false)?;
     for one in found.iter().filter(|one| one.identity.is_none()) {
@@ -290,8 +297,8 @@ pub(super) fn lock_new_devices(found: &[Found]) -> Result<Vec<Box<dyn FileLock>>
     Ok(locks)
 }
 
-/// A device that had a namespace, and has none: its files would all be strays. Errors: `Corrupt`,
-/// if there are any.
+/// Refuses if the namespace is missing while files lie on the devices, because all of them would be
+/// removed as files without a record. Errors: `Corrupt`.
 pub(super) fn check_nothing_lies_there(
     found: &[Found],
     contents: &[Contents],

@@ -1,14 +1,21 @@
-//! A file while the tiers are open, and how it is read.
+//! Files of open tiers, and how they are read.
 //!
-//! An [`Entry`] stands for one file of the namespace. A handle ([`TierReader`]) has a [`Route`] of
-//! its own, resolved when it was opened: which open physical file to read, and which copies of it
-//! lie on faster devices. When the file moves or copies come and go, the routes of all its handles
-//! are replaced; a read that is under way ends on the old one. So a read takes no lock and looks
-//! nothing up.
+//! An [`Entry`] stands for one file of the namespace. Each handle ([`TierReader`]) has its own
+//! [`Route`], which names the open physical file to read, and the copies on faster devices. The
+//! route is resolved when the handle is opened. When the file moves, or copies are made or dropped,
+//! the routes of all its handles are replaced. A read that is in progress ends on the old route. So
+//! a read takes no lock and looks nothing up.
 //!
-//! Invariants: 1. a route's files hold the same bytes; 2. a copy's bytes are checked before they
-//! are given out, and a damaged copy is dropped, counted, and the original read instead; 3. a
-//! physical file stays until the last route that leads to it is gone.
+//! Invariants:
+//! 1. All files of a route hold the same bytes.
+//! 2. The bytes of a copy are checked before a reader gets them. A damaged copy is dropped and
+//!    counted, and the original is read instead.
+//! 3. A physical file is kept until the last route that leads to it is gone.
+//!
+//! Thread-safety: any thread may call any method.
+//! Failure: a read returns the error of the original's device. An error of a copy drops the copy.
+//! Cost: a read costs an atomic load and three counters, in addition to the read of the device. A
+//! read of a copy also checks its chunks.
 
 use std::cell::{Cell, RefCell};
 use std::path::Path;
@@ -20,7 +27,7 @@ use archipelago_base::{Error, ErrorKind, Result};
 use archipelago_env::{FileClass, IoContext, IoPurpose, OpenOptions, RandomFile};
 use parking_lot::Mutex;
 
-use super::accesses::Accesses;
+use super::accesses::{Accesses, ReadSpan};
 use super::physical::Physical;
 use super::shared::Shared;
 use crate::cache::format::{CHUNK_BYTES, CopyIndex, TRAILER_BYTES};
@@ -31,7 +38,7 @@ use crate::device::{Count, Device};
 pub(crate) struct CachedCopy {
     pub(crate) physical: Arc<Physical>,
     pub(crate) whole: bool,
-    /// Read once, when the first handle needs it.
+    /// The index, which the first handle that needs it reads. `None` inside if it is damaged.
     index: OnceLock<Option<Arc<CopyIndex>>>,
 }
 
@@ -44,14 +51,14 @@ impl CachedCopy {
         Arc::new(Self { physical, whole, index: cell })
     }
 
-    /// Start and length of what it holds, as far as that is known: a handle that reads it has to
-    /// have been opened.
+    /// Start and length of the ranges that the copy holds. `None` before the first handle has read
+    /// the index, and if the index is damaged.
     pub(crate) fn ranges(&self) -> Option<Vec<(u64, u64)>> {
         let index = self.index.get()?.as_ref()?;
         Some(index.extents().iter().map(|extent| (extent.start, extent.len)).collect())
     }
 
-    /// Whether its index was read and is damaged.
+    /// Whether a handle has read the index and found it damaged.
     fn is_damaged(&self) -> bool {
         matches!(self.index.get(), Some(None))
     }
@@ -74,52 +81,56 @@ fn load_index(file: &dyn RandomFile, shared: &Shared, id: u64) -> Option<CopyInd
     (index.data_len() == start).then_some(index)
 }
 
-/// What is behind the entry's lock.
+/// The state of an entry that its lock guards.
 #[derive(Debug)]
 pub(crate) struct Inside {
     pub(crate) main: Arc<Physical>,
     pub(crate) copies: Vec<Arc<CachedCopy>>,
     pub(crate) handles: Vec<Weak<TierReader>>,
-    /// The device does not have it although it should: a whole copy serves, and it is made anew
-    /// from that; without one reads fail.
+    /// Whether the device lost the original. A whole copy then serves reads, and the original is
+    /// restored from it. Without a whole copy, reads fail.
     pub(crate) missing: bool,
 }
 
 impl Inside {
-    /// Whether nobody has its bytes.
+    /// Whether no device has all of the file's bytes.
     pub(crate) fn is_lost(&self) -> bool {
         self.missing && !self.copies.iter().any(|copy| copy.whole)
     }
 }
 
-/// No column family has this number.
+/// Marks an unknown column family.
 const NO_FAMILY: u64 = u64::MAX;
 
-/// See the module.
+/// One file of the namespace, while the tiers are open.
 #[derive(Debug)]
 pub(crate) struct Entry {
     pub(crate) id: u64,
     pub(crate) class: FileClass,
     level: AtomicU8,
-    /// Its column family; [`NO_FAMILY`] if that is not known, as of files of before the open.
+    /// Column family of the file, or [`NO_FAMILY`]. The family of a file that existed before the
+    /// open is not known until the file is opened.
     family: AtomicU64,
-    /// Files open for writing; only closed ones move and are copied.
+    /// Number of writers. A file with writers is neither moved nor copied.
     pub(crate) writers: AtomicU32,
-    /// A move or copy of it is queued or under way…
+    /// Whether a move or a copy of the file is queued or running.
     pub(crate) busy: AtomicBool,
-    /// …and that is a copy: it stays where it is.
+    /// Whether that job is a copy, so that the file stays where it is.
     pub(crate) copying: AtomicBool,
-    /// It was forgotten.
+    /// Whether the file was removed from the namespace.
     pub(crate) gone: AtomicBool,
-    /// When its move after a change of level is decided anew, in milliseconds; 0 if none is owed.
+    /// Earliest time, in milliseconds, of the next attempt to move the file after a change of
+    /// level. 0 if no move is pending.
     pub(crate) move_owed_ms: AtomicU64,
-    /// How often that move was decided on in vain.
+    /// Number of failed attempts at that move.
     pub(crate) move_tries: AtomicU32,
-    /// What was counted of its reads.
+    /// Read counts of the file.
     pub(crate) accesses: Accesses,
-    /// When it was read last, as far as looks tell, in milliseconds of the tiers' clock.
+    /// Time of the last read, in milliseconds of the tiers' clock, to within one iteration of the
+    /// control loop.
     pub(crate) last_read_ms: AtomicU64,
-    /// When it was begun; 0 if that was before the open.
+    /// Time at which the file was created, in milliseconds; 0 for a file that existed before the
+    /// open.
     pub(crate) born_ms: AtomicU64,
     pub(crate) inside: Mutex<Inside>,
 }
@@ -163,14 +174,14 @@ impl Entry {
         u32::try_from(self.family.load(Ordering::Relaxed)).ok()
     }
 
-    /// Learns the file's family, if that is told.
+    /// Notes the file's column family, if the caller knows it.
     pub(crate) fn note_family(&self, family: Option<u32>) {
         if let Some(family) = family {
             self.family.store(u64::from(family), Ordering::Relaxed);
         }
     }
 
-    /// What the tiers' own reads and writes of it are.
+    /// Context of the tiers' own reads and writes of the file.
     pub(crate) fn own_context(&self) -> IoContext {
         IoContext {
             level: self.level(),
@@ -179,7 +190,8 @@ impl Entry {
         }
     }
 
-    /// Opens a handle.
+    /// Opens a handle. `path` is the file's name, for errors. Errors: `NotFound` if the devices
+    /// lost the file; those of its device.
     pub(crate) fn open(
         self: &Arc<Self>,
         shared: &Arc<Shared>,
@@ -217,7 +229,7 @@ impl Entry {
         Ok(reader)
     }
 
-    /// The way to the file's bytes now.
+    /// Opens the file and its copies where they lie now.
     fn route(
         &self,
         inside: &Inside,
@@ -243,7 +255,7 @@ impl Entry {
         let is_absent = file.is_err();
         let main = match file {
             Ok(file) => file,
-            // The device is gone, but a whole copy serves as well.
+            // The device cannot be read, but a whole copy has the same bytes.
             Err(error) => match cached.iter().find(|cached| cached.copy.whole) {
                 Some(cached) => Arc::new(Absent { error, len: cached.index.data_len() }),
                 None => return Err(error),
@@ -254,7 +266,7 @@ impl Entry {
         Ok(Route { device, main, is_absent, cached, _physical })
     }
 
-    /// Leads every handle to where the file and its copies are now.
+    /// Replaces the routes of all handles, after the file moved or its copies changed.
     pub(crate) fn reroute(&self, inside: &mut Inside, shared: &Arc<Shared>) -> Result<()> {
         let mut result = Ok(());
         inside.handles.retain(|handle| handle.strong_count() > 0);
@@ -269,12 +281,12 @@ impl Entry {
     }
 
     #[inline]
-    fn count_read(&self, (offset, bytes): (u64, u64), shared: &Shared, len: u64) {
-        self.accesses.count((offset, bytes), len, shared.policy.range_bytes);
+    fn count_read(&self, read: ReadSpan, shared: &Shared, len: u64) {
+        self.accesses.count(read, len, shared.policy.range_bytes);
     }
 }
 
-/// The error of reading a file that its device does not have.
+/// The error for a file that its device lost.
 fn missing_file(path: &Path, device: &Device) -> Error {
     Error::new(
         ErrorKind::NotFound,
@@ -287,7 +299,7 @@ fn missing_file(path: &Path, device: &Device) -> Error {
     )
 }
 
-/// Stands for an original that is missing or could not be opened while a whole copy could.
+/// Takes the place of an original that cannot be opened, while a whole copy serves reads.
 #[derive(Debug)]
 struct Absent {
     error: Error,
@@ -304,6 +316,7 @@ impl RandomFile for Absent {
     }
 }
 
+/// An open copy of a route.
 #[derive(Debug)]
 struct Cached {
     file: Arc<dyn RandomFile>,
@@ -311,29 +324,29 @@ struct Cached {
     index: Arc<CopyIndex>,
 }
 
-/// See the module.
+/// The open files from which a handle reads.
 #[derive(Debug)]
 struct Route {
     device: usize,
     main: Arc<dyn RandomFile>,
-    /// Whether that could not be opened, and copies serve alone.
+    /// Whether the original could not be opened, so that only copies serve.
     is_absent: bool,
-    /// Fastest first.
+    /// Open copies, that of the fastest device first.
     cached: Vec<Cached>,
     _physical: Arc<Physical>,
 }
 
-/// How a handle gets to its file's bytes.
+/// The route of a handle.
 #[derive(Debug)]
 enum Way {
-    /// With one device nothing moves and there are no copies: this is the route for ever, without
-    /// what it costs to replace one.
+    /// The route on a single device. Files do not move and there are no copies, so the route is
+    /// never replaced, and a read needs no atomic load.
     Only(Route),
-    /// Where the file and its copies are now.
+    /// The present route of several devices.
     Now(ArcSwap<Route>),
 }
 
-/// An open file.
+/// A handle of a file.
 #[derive(Debug)]
 pub(crate) struct TierReader {
     way: Way,
@@ -345,14 +358,15 @@ pub(crate) struct TierReader {
 }
 
 thread_local! {
-    /// Where the chunks of a copy are read to.
+    /// Buffer for the chunks of a copy.
     static CHUNKS: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
-    /// The tiers (their address) that this thread merges files of, and the heat of the bytes that
-    /// it has read since it ended an output.
+    /// The tiers (their address) of which this thread merges files, and the heat of the bytes that
+    /// it has read since its last output ended.
     static CARRIED: Cell<(usize, f64)> = const { Cell::new((0, 0.0)) };
 }
 
-/// Notes that a compaction on this thread read `bytes` of a file of `len` bytes.
+/// Notes that a compaction on this thread read `bytes` of a file of `len` bytes, so that its next
+/// output takes over their heat.
 fn carry(shared: &Arc<Shared>, entry: &Entry, bytes: u64, len: u64) {
     let own = Arc::as_ptr(shared).cast::<()>() as usize;
     let (of, before) = CARRIED.get();
@@ -360,7 +374,7 @@ fn carry(shared: &Arc<Shared>, entry: &Entry, bytes: u64, len: u64) {
     CARRIED.set((own, before + entry.accesses.heat() * (bytes as f64 / len.max(1) as f64)));
 }
 
-/// Takes the heat of what compactions on this thread have read since the last call.
+/// Takes the heat of the bytes that compactions on this thread have read since the last call.
 pub(crate) fn take_carried(shared: &Arc<Shared>) -> f64 {
     let own = Arc::as_ptr(shared).cast::<()>() as usize;
     match CARRIED.replace((own, 0.0)) {
@@ -369,21 +383,28 @@ pub(crate) fn take_carried(shared: &Arc<Shared>) -> f64 {
     }
 }
 
-/// A larger scratch buffer is given back after use.
+/// Largest buffer, in bytes, that a thread keeps after a read.
 const CHUNKS_BYTES_KEPT: usize = 1 << 20;
 
+/// Number of reads in a call, and their bytes.
+#[derive(Clone, Copy)]
+struct ReadVolume {
+    reads: usize,
+    bytes: u64,
+}
+
 impl TierReader {
-    /// Reads of the original: so many with so many bytes.
+    /// Reads the original and counts the reads on its device.
     #[inline]
     fn read_main(
         &self,
         route: &Route,
-        (reads, bytes): (usize, u64),
+        volume: ReadVolume,
         foreground: bool,
         read: impl FnOnce(&dyn RandomFile) -> Result<()>,
     ) -> Result<()> {
         let device = &self.shared.devices[route.device];
-        let reads = reads as u64;
+        let (reads, bytes) = (volume.reads as u64, volume.bytes);
         device.add(Count::ReadsBegun, reads);
         let outcome = read(&*route.main);
         device.add(Count::ReadsEnded, reads);
@@ -397,7 +418,8 @@ impl TierReader {
         outcome
     }
 
-    /// The only device's reads are counted, and nothing else of them: nothing is decided by it.
+    /// Counts a read of the only device. No other count is kept, because nothing is decided from
+    /// it.
     #[inline]
     fn read_only_device(&self, outcome: Result<()>) -> Result<()> {
         let device = &self.shared.devices[0];
@@ -408,7 +430,7 @@ impl TierReader {
         outcome
     }
 
-    /// Reads from a copy on a faster device; `false` if none has the bytes.
+    /// Reads from a copy on a faster device. `false` if no copy serves the bytes.
     fn read_cached(
         &self,
         route: &Route,
@@ -443,6 +465,7 @@ impl TierReader {
         false
     }
 
+    /// Drops a copy that does not serve.
     #[cold]
     fn lose(&self, copy: &Arc<CachedCopy>, why: &str) {
         let device = copy.physical.device();
@@ -457,7 +480,7 @@ impl TierReader {
     }
 }
 
-/// Reads `buf` at `at` of the copy and checks it; `false` if it is damaged.
+/// Reads `buf` at the offset `at` of the copy and checks it. `false` if it is damaged.
 fn read_checked(cached: &Cached, at: u64, buf: &mut [u8], context: IoContext) -> Result<bool> {
     let start = at - at % CHUNK_BYTES;
     let end = (at + buf.len() as u64).next_multiple_of(CHUNK_BYTES).min(cached.index.data_len());
@@ -488,15 +511,16 @@ impl RandomFile for TierReader {
         };
         let foreground = context.purpose == IoPurpose::ForegroundRead;
         if foreground {
-            self.entry.count_read((offset, buf.len() as u64), &self.shared, self.len);
+            let read = ReadSpan { offset, len: buf.len() as u64 };
+            self.entry.count_read(read, &self.shared, self.len);
         } else if matches!(context.purpose, IoPurpose::Compaction { .. }) {
             carry(&self.shared, &self.entry, buf.len() as u64, self.len);
         }
         if !route.cached.is_empty() && self.read_cached(&route, offset, buf, context, foreground) {
             return Ok(());
         }
-        let reads = (1, buf.len() as u64);
-        self.read_main(&route, reads, foreground, |file| file.read_exact_at(offset, buf, context))
+        let volume = ReadVolume { reads: 1, bytes: buf.len() as u64 };
+        self.read_main(&route, volume, foreground, |file| file.read_exact_at(offset, buf, context))
     }
 
     fn read_many(&self, requests: &mut [(u64, &mut [u8])], context: IoContext) -> Result<()> {
@@ -511,15 +535,16 @@ impl RandomFile for TierReader {
         let bytes = requests.iter().map(|(_, buf)| buf.len() as u64).sum();
         if foreground {
             for (offset, buf) in requests.iter() {
-                self.entry.count_read((*offset, buf.len() as u64), &self.shared, self.len);
+                let read = ReadSpan { offset: *offset, len: buf.len() as u64 };
+                self.entry.count_read(read, &self.shared, self.len);
             }
         } else if matches!(context.purpose, IoPurpose::Compaction { .. }) {
             carry(&self.shared, &self.entry, bytes, self.len);
         }
         if route.cached.is_empty() {
-            return self.read_main(&route, (requests.len(), bytes), foreground, |file| {
-                file.read_many(requests, context)
-            });
+            let volume = ReadVolume { reads: requests.len(), bytes };
+            return self
+                .read_main(&route, volume, foreground, |file| file.read_many(requests, context));
         }
         let mut left: Vec<(u64, &mut [u8])> = Vec::with_capacity(requests.len());
         for (offset, buf) in requests {
@@ -531,8 +556,8 @@ impl RandomFile for TierReader {
             return Ok(());
         }
         let bytes = left.iter().map(|(_, buf)| buf.len() as u64).sum();
-        let reads = (left.len(), bytes);
-        self.read_main(&route, reads, foreground, |file| file.read_many(&mut left, context))
+        let volume = ReadVolume { reads: left.len(), bytes };
+        self.read_main(&route, volume, foreground, |file| file.read_many(&mut left, context))
     }
 
     fn prefetch(&self, offset: u64, len: u64) {

@@ -1,4 +1,7 @@
-//! Devices that nobody has open, held by somebody who measures them.
+//! Exclusive access to the devices of closed tiers, for a program that measures them.
+//!
+//! Thread-safety: any thread may call any method. Failure: a refused call changes nothing. Cost:
+//! one listing of every device.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,8 +15,8 @@ use super::open::{DeviceParts, NAMES_DIR, SCHEME_NAME, read_namespace};
 use crate::device::file_system;
 use crate::settings::{DeviceSettings, validate};
 
-/// See the module. As long as it lives nobody else opens the devices. New devices get their
-/// directories and lock files, and nothing else.
+/// Exclusive access to the devices of closed tiers. No program opens the devices until this is
+/// dropped. New devices get their directories and lock files, and nothing else.
 pub struct ExclusiveDevices {
     scheme_path: PathBuf,
     _locks: Vec<Box<dyn FileLock>>,
@@ -28,8 +31,9 @@ impl std::fmt::Debug for ExclusiveDevices {
 }
 
 impl ExclusiveDevices {
-    /// Holds the devices of `settings`. `must_exist`: see [`super::Components::must_exist`].
-    /// Errors: those of [`super::TieredFs::open`] for foreign, missing and open devices.
+    /// Takes the locks of the devices of `settings`. `must_exist` has the meaning of
+    /// [`super::Components::must_exist`]. Errors: those of [`super::TieredFs::open`] for foreign,
+    /// missing and open devices.
     pub fn hold(
         settings: &[DeviceSettings],
         clock: &Arc<dyn Clock>,
@@ -50,8 +54,8 @@ impl ExclusiveDevices {
         Ok(Self { scheme_path, _locks: locks })
     }
 
-    /// Where the scheme lies that the next open uses: on the device that holds the namespace, or
-    /// will.
+    /// Path of the scheme that the next open uses. It lies on the device that holds the namespace,
+    /// or that will hold it.
     #[must_use]
     pub fn scheme_path(&self) -> &Path {
         &self.scheme_path

@@ -1,8 +1,14 @@
-//! Moves and copies that wait, and how many of them run.
+//! Queue of moves and copies, and the number of them that run.
 //!
-//! A file has at most one job at a time ([`Entry::busy`]); a move takes the place of a copy that
-//! has not begun. Thread-safe: a lock over what waits, counters for what runs. Cost: each call is
-//! linear in what waits.
+//! The tiers own one [`JobQueue`]. The control loop fills it, and the threads of the mover take
+//! jobs from it.
+//!
+//! Invariants:
+//! 1. A file has at most one job, queued or running ([`Entry::busy`]).
+//! 2. A move takes the place of a queued copy of the same file.
+//!
+//! Thread-safety: a lock guards the queued jobs, and atomics count the running ones. Cost: each
+//! call is linear in the number of queued jobs.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -18,10 +24,11 @@ use crate::history::Reason;
 use crate::migrate::threads;
 use crate::settings::DEVICES_MAX;
 
-/// Something to copy or move.
+/// A file to move or to copy.
 #[derive(Debug)]
 pub(crate) struct Job {
     pub(crate) entry: Arc<Entry>,
+    /// Index of the target device.
     pub(crate) to: usize,
     pub(crate) kind: JobKind,
     pub(crate) reason: Reason,
@@ -33,20 +40,22 @@ pub(crate) enum JobKind {
     Copy(CopyPlan),
 }
 
-/// What waits and what runs.
+/// Queued jobs, and counts of the running ones.
 #[derive(Debug, Default)]
 pub(crate) struct JobQueue {
     jobs: Mutex<VecDeque<Job>>,
-    /// Jobs that write to each device now.
+    /// Number of jobs that write to each device.
     running: [AtomicUsize; DEVICES_MAX],
-    /// Moves among them.
+    /// Number of moves among them.
     moving: [AtomicUsize; DEVICES_MAX],
+    /// Number of jobs that failed.
     pub(crate) failed: AtomicU64,
+    /// The error of the last job that failed.
     pub(crate) errors: Mutex<Option<String>>,
 }
 
 impl JobQueue {
-    /// Puts a job at the end, unless its file has one already; whether it was taken.
+    /// Appends a job, unless its file has one already. Returns whether the job was appended.
     pub(crate) fn push(&self, job: Job) -> bool {
         let is_copy = matches!(job.kind, JobKind::Copy(_));
         let is_free = match is_copy {
@@ -61,8 +70,8 @@ impl JobQueue {
         true
     }
 
-    /// Takes a file for a move: it has no job, or one that is a copy and has not begun, which is
-    /// forgotten.
+    /// Claims a file for a move. This succeeds if the file has no job. It also succeeds if the file
+    /// has a queued copy, which is removed.
     pub(crate) fn claim(&self, entry: &Arc<Entry>) -> bool {
         if !entry.busy.swap(true, Ordering::AcqRel) {
             return true;
@@ -76,7 +85,7 @@ impl JobQueue {
         true
     }
 
-    /// Jobs that wait to write to a device: moves and copies.
+    /// Number of queued moves and of queued copies to a device.
     pub(crate) fn waiting(&self, to: usize) -> (usize, usize) {
         let jobs = self.jobs.lock();
         let mine = jobs.iter().filter(|job| job.to == to);
@@ -86,12 +95,12 @@ impl JobQueue {
         })
     }
 
-    /// Jobs that write to a device now.
+    /// Number of running jobs that write to a device.
     pub(crate) fn running(&self, to: usize) -> usize {
         self.running[to].load(Ordering::Acquire)
     }
 
-    /// Bytes that the copies take which wait to be made on a device.
+    /// Bytes that the queued copies to a device will take.
     pub(crate) fn waiting_bytes(&self, to: usize) -> u64 {
         let room = |job: &Job| match &job.kind {
             JobKind::Copy(plan) if job.to == to => plan.room(),
@@ -100,7 +109,8 @@ impl JobQueue {
         self.jobs.lock().iter().map(room).sum()
     }
 
-    /// Forgets jobs of files that were removed: what they hold goes with the last who holds it.
+    /// Removes the jobs of files that were removed, so that their physical files lose their last
+    /// holder.
     pub(crate) fn forget_removed(&self) {
         self.jobs.lock().retain(|job| {
             let is_there = !job.entry.gone.load(Ordering::Acquire);
@@ -111,8 +121,8 @@ impl JobQueue {
         });
     }
 
-    /// The first job whose device takes another writer; a move, unless moves have half of the
-    /// threads.
+    /// Takes the first job whose device takes another writer. Moves come first, unless they have
+    /// half of the threads already.
     pub(crate) fn take(&self, shared: &Shared) -> Option<Job> {
         let mut jobs = self.jobs.lock();
         let may_begin = |job: &Job| {
@@ -130,6 +140,7 @@ impl JobQueue {
         Some(job)
     }
 
+    /// Counts a job as running.
     pub(crate) fn begun(&self, job: &Job) {
         self.running[job.to].fetch_add(1, Ordering::AcqRel);
         if matches!(job.kind, JobKind::Move) {
@@ -137,6 +148,7 @@ impl JobQueue {
         }
     }
 
+    /// Counts a job as ended, and releases its file.
     pub(crate) fn done(&self, job: &Job) {
         self.running[job.to].fetch_sub(1, Ordering::AcqRel);
         if matches!(job.kind, JobKind::Move) {
@@ -145,17 +157,17 @@ impl JobQueue {
         free(&job.entry);
     }
 
-    /// Whether a file waits to move to a device, or does.
+    /// Whether a move to the device is queued or running.
     pub(crate) fn moves_to(&self, to: usize) -> bool {
         self.waiting(to).0 > 0 || self.moving[to].load(Ordering::Acquire) > 0
     }
 
-    /// Whether anything waits.
+    /// Whether any job is queued.
     pub(crate) fn has_jobs(&self) -> bool {
         !self.jobs.lock().is_empty()
     }
 
-    /// Forgets what waits.
+    /// Removes all queued jobs.
     pub(crate) fn clear(&self) {
         for job in self.jobs.lock().drain(..) {
             free(&job.entry);
@@ -164,12 +176,12 @@ impl JobQueue {
 }
 
 impl Shared {
-    /// Whether a file moves, or is about to, to a device slower than this one.
+    /// Whether a move to a device slower than the one at `index` is queued or running.
     pub(crate) fn moves_below(&self, index: usize) -> bool {
         (index + 1..self.devices.len()).any(|to| self.queue.moves_to(to))
     }
 
-    /// How many threads may copy and move to a device now.
+    /// Number of threads that may copy and move to a device. `forced` jobs may use all threads.
     pub(crate) fn threads_for(&self, to: usize, forced: bool) -> usize {
         if forced || self.policy.threads_fixed {
             return self.policy.threads_max;
@@ -180,7 +192,7 @@ impl Shared {
     }
 }
 
-/// The file has no job any more.
+/// Releases a file whose job ended.
 fn free(entry: &Entry) {
     entry.copying.store(false, Ordering::Release);
     entry.busy.store(false, Ordering::Release);

@@ -1,16 +1,21 @@
-//! Copies give way to files while these grow.
+//! Room for files that grow: copies are dropped to free it.
 //!
-//! Copies take what files leave of a device but for a reserve (`Policy::force_below`). A table that
-//! grows into the reserve drops the coldest copies, in the order that the last look found, until it
-//! is free again: however fast tables come, the device does not fill up between two looks, and a
-//! copy serves until its room is needed. A log that grows into it wakes the thread that looks,
-//! which does the same: what drops a copy appends to the namespace, and a log record is not to wait
-//! for that. A file that moves to the device has its room made beforehand.
+//! Copies may take the room that files leave on a device, except for a reserve
+//! (`Policy::force_below`). If a table grows into the reserve, the writer drops the coldest copies
+//! until the reserve is free again, in the order that the last iteration of the control loop found.
+//! So the device does not fill up between two iterations, however fast tables grow, and a copy
+//! serves until its room is needed. If a log grows into the reserve, the writer wakes the control
+//! loop, which does the same: dropping a copy appends to the namespace, and a log record must not
+//! wait for that. Before a file moves to the device, the mover makes room for it.
 //!
-//! Invariant: what was dropped counts as gone until it is (`Device::leaving`), so that nothing else
-//! is dropped for the same bytes. Thread-safe: one at a time drops copies of a device, others go on
-//! writing. Locks: the order's, then those of [`Shared`]. Cost: four relaxed loads for an append; a
-//! change of the namespace and a removal for a copy.
+//! Invariant: the bytes of a dropped copy count as free (`Device::leaving`) until the copy is
+//! removed, so that no second copy is dropped for the same bytes.
+//!
+//! Thread-safety: one thread at a time drops copies of a device, and other writers do not wait for
+//! it. Locks: that of the order of eviction, then those of [`Shared`].
+//! Failure: a copy that cannot be dropped stays, and the writer goes on.
+//! Cost: four relaxed loads for an append. A dropped copy costs an append to the namespace and a
+//! removal.
 
 use std::array;
 use std::collections::VecDeque;
@@ -24,21 +29,21 @@ use super::shared::Shared;
 use crate::history::Reason;
 use crate::settings::DEVICES_MAX;
 
-/// Copies of one device, the next to go last. They may have gone already.
+/// Copies of one device in order of eviction, the next one last. They may be dropped already.
 type Order = VecDeque<(Weak<Entry>, Weak<CachedCopy>)>;
 
-/// See the module.
+/// The order in which the copies of each device are dropped if files need their room.
 #[derive(Debug)]
-pub(crate) struct GivingWay([Mutex<Order>; DEVICES_MAX]);
+pub(crate) struct EvictionOrder([Mutex<Order>; DEVICES_MAX]);
 
-impl Default for GivingWay {
+impl Default for EvictionOrder {
     fn default() -> Self {
         Self(array::from_fn(|_| Mutex::default()))
     }
 }
 
-impl GivingWay {
-    /// Which copies of the device go first if files need their room, the coldest last.
+impl EvictionOrder {
+    /// Notes the copies of a device in order of eviction. The last one of `order` is dropped first.
     pub(crate) fn note<'a>(
         &self,
         device: usize,
@@ -48,7 +53,7 @@ impl GivingWay {
         *self.0[device].lock() = order.collect();
     }
 
-    /// A copy was made: until the next look it goes after all others.
+    /// Adds a new copy. It is dropped after all others, until the next iteration.
     pub(crate) fn add(&self, device: usize, entry: &Arc<Entry>, copy: &Arc<CachedCopy>) {
         let added = (Arc::downgrade(entry), Arc::downgrade(copy));
         self.0[device].lock().push_front(added);
@@ -56,16 +61,15 @@ impl GivingWay {
 }
 
 impl Shared {
-    /// What tables and copies leave free of the device at `index`.
+    /// Bytes of the device at `index` that tables and copies leave free.
     pub(crate) fn reserve_of(&self, index: usize) -> u64 {
         let capacity = self.devices[index].capacity.load(Ordering::Relaxed);
         (capacity as f64 * self.policy.force_below) as u64
     }
 
-    /// Drops copies of the device at `index` while they and files leave less than its reserve and
-    /// `more` bytes.
+    /// Drops copies of the device at `index` while less than its reserve and `more` bytes are free.
     #[inline]
-    pub(crate) fn make_way(self: &Arc<Self>, index: usize, more: u64) {
+    pub(crate) fn make_room(self: &Arc<Self>, index: usize, more: u64) {
         let wanted = self.reserve_of(index).saturating_add(more);
         if self.devices[index].short_of(wanted) > 0 {
             self.drop_coldest(index, wanted);
@@ -75,7 +79,7 @@ impl Shared {
     #[cold]
     fn drop_coldest(self: &Arc<Self>, index: usize, wanted: u64) {
         let device = &self.devices[index];
-        let Some(mut order) = self.giving_way.0[index].try_lock() else { return };
+        let Some(mut order) = self.evictions.0[index].try_lock() else { return };
         let (mut copies, mut bytes) = (0, 0);
         while device.short_of(wanted) > 0 {
             let Some((entry, copy)) = order.pop_back() else { break };
@@ -94,7 +98,7 @@ impl Shared {
         let settled = self.names.lock().space.settled();
         self.empty_settled(settled, Some(index));
         if let Err(error) = self.fault_point("drop.removed") {
-            tracing::warn!(%error, "copies gave way, but for what comes behind that");
+            tracing::warn!(%error, "copies were dropped to free room, and a later step failed");
         }
     }
 }

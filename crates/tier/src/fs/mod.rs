@@ -1,14 +1,17 @@
 //! The tiers as one [`FileSystem`].
 //!
-//! Every operation on a path below the root is one on the namespace; where the bytes lie is decided
-//! when a file is created ([`crate::place`]) and changed in the background ([`crate::mover`]). Paths
-//! outside of the root go to the file system outside, so that a checkpoint can be made into a plain
-//! directory.
+//! A [`TieredFs`] turns every operation on a path below its root into an operation on the
+//! namespace. [`crate::place`] decides on which device a new file lies, and [`crate::mover`]
+//! changes that in the background. Paths outside of the root belong to another file system. So a
+//! checkpoint can be made into a plain directory.
 //!
-//! Durability is what the trait promises: a change of names survives `kill -9` when it returns and
-//! power loss after [`FileSystem::sync_dir`] of any directory of the tiers. Thread-safe. Cost: a
-//! change of names is an append to a log; a read is that of the device, three counters and an
-//! atomic load more.
+//! Invariant: a name changes only by a record of the namespace.
+//!
+//! Thread-safety: any thread may call any method.
+//! Failure: a change of names survives `kill -9` when the call returns, and power loss after
+//! [`FileSystem::sync_dir`] of any directory of the tiers. A file that one device refuses is
+//! created on the next best device. Cost: a change of names appends to a log. A read costs three
+//! counters and an atomic load, in addition to the read of the device.
 
 pub(crate) mod accesses;
 mod discovery;
@@ -46,7 +49,7 @@ pub use self::open::{Components, DeviceParts};
 use self::physical::{Physical, Role};
 pub use self::removal::{Emptied, forget_device};
 pub use self::shared::FaultPoint;
-use self::shared::{Names, Shared};
+use self::shared::{ChosenDevice, Names, Shared};
 use self::writer::{TierLog, TierWriter, Writing};
 use crate::activity::kind_of;
 use crate::device::{Device, Writer};
@@ -54,30 +57,28 @@ use crate::namespace::record::{FileRecord, Place, Record};
 use crate::namespace::state::plain;
 use crate::write_slots::WriteSlot;
 
-/// Tiers, open; see the module. Closed by [`TieredFs::close`] or the drop.
+/// Open tiers. [`TieredFs::close`] or the drop closes them.
 #[derive(Debug)]
 pub struct TieredFs {
     pub(crate) shared: Arc<Shared>,
     pub(crate) threads: Mutex<Vec<Joiner>>,
 }
 
-/// How a file came to be where it is.
-struct Made<T> {
-    inner: T,
+/// A new physical file, and the slot in which it is written.
+struct PlacedFile {
     physical: Arc<Physical>,
     place: Place,
     slot: Option<WriteSlot>,
 }
 
 impl TieredFs {
-    /// The path within the namespace, if it is one.
+    /// The normalised path, if it lies below the root.
     fn logical(&self, path: &Path) -> Option<PathBuf> {
         let path = plain(path);
         path.starts_with(&self.shared.root).then_some(path)
     }
 
-    /// Whether a file of this name could be made: its directory exists and no directory is in the
-    /// way.
+    /// Refuses a file name that is a directory, or whose directory does not exist.
     fn check_target(&self, doing: &str, path: &Path) -> Result<()> {
         let names = self.shared.names.lock();
         let state = &names.space.state;
@@ -91,14 +92,15 @@ impl TieredFs {
         Err(Error::io(doing, path, cause.into()))
     }
 
-    /// Makes a physical file where placement wants it; where that fails, on the next best device.
+    /// Creates a physical file on the device that placement chooses. If that fails, tries the next
+    /// best device. Errors: the first error.
     fn make<T>(
         &self,
         path: &Path,
         context: IoContext,
         size_hint_bytes: u64,
         make: impl Fn(&Device, &Path) -> Result<T>,
-    ) -> Result<Made<T>> {
+    ) -> Result<(T, PlacedFile)> {
         let shared = &self.shared;
         let dir = match context.class {
             FileClass::Wal => dir_hash(path),
@@ -107,7 +109,8 @@ impl TieredFs {
         let mut tried = Vec::new();
         let mut first_error = None;
         for _ in 0..shared.devices.len() {
-            let (index, is_avoided, slot) = shared.choose(context, size_hint_bytes, &tried);
+            let ChosenDevice { index, is_avoided, slot } =
+                shared.choose(context, size_hint_bytes, &tried);
             let device = &shared.devices[index];
             let number = shared.names.lock().space.allocate();
             let place = Place { device: device.no, number, dir };
@@ -127,7 +130,7 @@ impl TieredFs {
                         Role::File,
                         trash,
                     );
-                    return Ok(Made { inner, physical, place, slot });
+                    return Ok((inner, PlacedFile { physical, place, slot }));
                 }
                 Err(error) => {
                     if error.is_no_space() {
@@ -144,14 +147,9 @@ impl TieredFs {
         Err(first_error.unwrap_or_else(|| Error::invalid("there is no device")))
     }
 
-    /// Makes a new file known under `path` and begins to write it.
-    fn enter(
-        &self,
-        path: &Path,
-        context: IoContext,
-        made: (&Arc<Physical>, Place, Option<WriteSlot>),
-    ) -> Result<Writing> {
-        let (physical, place, slot) = made;
+    /// Records a new file under `path` and begins to write it.
+    fn enter(&self, path: &Path, context: IoContext, file: PlacedFile) -> Result<Writing> {
+        let PlacedFile { physical, place, slot } = file;
         let shared = &self.shared;
         let record = FileRecord {
             id: physical.number,
@@ -162,14 +160,14 @@ impl TieredFs {
             heat: 0,
         };
         let IoContext { class, level, family, .. } = context;
-        let entry = Entry::new(record.id, class, level, family, Arc::clone(physical));
-        let writing = self.writing(&entry, Arc::clone(physical), context, slot);
+        let entry = Entry::new(record.id, class, level, family, Arc::clone(&physical));
+        let writing = self.writing(&entry, Arc::clone(&physical), context, slot);
         let mut names = shared.names.lock();
         names.entries.insert(entry.id, Arc::clone(&entry));
         let id = entry.id;
         if let Err(error) = shared.commit(&mut names, &Record::File(record)) {
-            // The record may have been written all the same: the file stays, for the next open to
-            // find it or to remove it.
+            // The record may have been written despite the error. So the physical file stays, and
+            // the next open either finds the record or removes the file.
             names.entries.remove(&id);
             let _undone = names.space.state.apply(&Record::Remove { path: path.to_owned() });
             drop(names);
@@ -179,6 +177,7 @@ impl TieredFs {
         Ok(writing)
     }
 
+    /// Begins to write a file: counts the writer on its device and its level.
     fn writing(
         &self,
         entry: &Arc<Entry>,
@@ -200,7 +199,7 @@ impl TieredFs {
         Writing::begin(shared, entry, physical, kind, inherits, guard)
     }
 
-    /// Makes a log over the space of an old one, if that lies where the new one goes.
+    /// Creates a log in the space of an old one, if placement would put it on the same device.
     fn recycle(
         &self,
         old: &Path,
@@ -229,7 +228,8 @@ impl TieredFs {
         Ok(Some(Box::new(TierLog::new(inner, writing))))
     }
 
-    /// Carries out a change of two names, both of which lie in the tiers or neither.
+    /// Both paths, normalised, if both lie below the root; `None` if neither does. Errors:
+    /// `Unsupported` if only one of them does.
     fn both(&self, doing: &str, from: &Path, to: &Path) -> Result<Option<(PathBuf, PathBuf)>> {
         match (self.logical(from), self.logical(to)) {
             (Some(from), Some(to)) => Ok(Some((from, to))),
@@ -247,6 +247,7 @@ impl TieredFs {
         self.change_with(self.shared.names.lock(), doing, path, record)
     }
 
+    /// Changes names under a lock that the caller holds.
     fn change_with(
         &self,
         mut names: MutexGuard<'_, Names>,
@@ -261,7 +262,8 @@ impl TieredFs {
             .map_err(|error| error.context_at(format!("{doing} {}", path.display())))
     }
 
-    /// Links a file of the tiers to a name outside, where both are of the local file system.
+    /// Links a file of the tiers to a name outside, if its device is a local directory. Errors:
+    /// `Unsupported` for a file that is being written or lies on another kind of device.
     fn link_out(&self, from: &Path, to: &Path) -> Result<()> {
         let entry = self.shared.entry("link", from)?;
         let physical = Arc::clone(&entry.inside.lock().main);
@@ -277,7 +279,7 @@ impl TieredFs {
     }
 }
 
-/// The shorter of two lengths of which 0 means that there is no limit.
+/// The smaller of two limits. 0 means no limit.
 fn shorter(one: u64, other: u64) -> u64 {
     match (one, other) {
         (0, length) | (length, 0) => length,
@@ -285,13 +287,14 @@ fn shorter(one: u64, other: u64) -> u64 {
     }
 }
 
-/// What tells apart the directories of logs on a device.
+/// Number that distinguishes the directories of logs on a device. It depends on the log's
+/// directory.
 fn dir_hash(path: &Path) -> u64 {
     let dir = path.parent().unwrap_or(Path::new(""));
     hash64(dir.as_os_str().as_encoded_bytes()).max(1)
 }
 
-/// Notes that the device has a file of the level.
+/// Notes that the device has a file of this level.
 pub(crate) fn note_level(device: &Device, level: u8) {
     let raise = |deepest: u8| (deepest == u8::MAX || deepest < level).then_some(level);
     let _known = device.deepest.fetch_update(Ordering::Relaxed, Ordering::Relaxed, raise);
@@ -310,18 +313,19 @@ impl FileSystem for TieredFs {
         self.check_target("create", &path)?;
         let shared = &self.shared;
         shared.base_levels.lock().note(context);
-        let made = self.make(&path, context, options.size_hint_bytes, |device, physical| {
-            let size_hint_bytes = options.size_hint_bytes;
-            let own = shared.create_options(device, context.class, size_hint_bytes);
-            let options = CreateOptions {
-                direct: options.direct || own.direct,
-                io_bytes_max: shorter(options.io_bytes_max, own.io_bytes_max),
-                ..own
-            };
-            device.fs.create(physical, context, options)
-        })?;
-        let writing = self.enter(&path, context, (&made.physical, made.place, made.slot))?;
-        Ok(Box::new(TierWriter::new(made.inner, writing)))
+        let (inner, file) =
+            self.make(&path, context, options.size_hint_bytes, |device, physical| {
+                let size_hint_bytes = options.size_hint_bytes;
+                let own = shared.create_options(device, context.class, size_hint_bytes);
+                let options = CreateOptions {
+                    direct: options.direct || own.direct,
+                    io_bytes_max: shorter(options.io_bytes_max, own.io_bytes_max),
+                    ..own
+                };
+                device.fs.create(physical, context, options)
+            })?;
+        let writing = self.enter(&path, context, file)?;
+        Ok(Box::new(TierWriter::new(inner, writing)))
     }
 
     fn open(
@@ -353,15 +357,16 @@ impl FileSystem for TieredFs {
         {
             return Ok(log);
         }
-        let made = self.make(&path, context, options.size_hint_bytes, |device, physical| {
-            let options = LogOptions { recycle: None, ..options.clone() };
-            device.fs.create_log(physical, context, options)
-        })?;
-        let writing = self.enter(&path, context, (&made.physical, made.place, made.slot))?;
+        let (inner, file) =
+            self.make(&path, context, options.size_hint_bytes, |device, physical| {
+                let options = LogOptions { recycle: None, ..options.clone() };
+                device.fs.create_log(physical, context, options)
+            })?;
+        let writing = self.enter(&path, context, file)?;
         if let Some(old) = old {
             self.remove(&old)?;
         }
-        Ok(Box::new(TierLog::new(made.inner, writing)))
+        Ok(Box::new(TierLog::new(inner, writing)))
     }
 
     fn log_tail(&self, path: &Path, incarnation: Epoch) -> Result<Option<LogTail>> {
@@ -404,7 +409,8 @@ impl FileSystem for TieredFs {
         if self.logical(path).is_none() {
             return self.shared.outside.allocate(path, bytes);
         }
-        // The room of a fast device is for what is read: where tables of the last level belong.
+        // The room of a fast device is for files that are read. So the bytes go where tables of the
+        // last level belong.
         let context = IoContext::sst(IoPurpose::Maintenance, crate::scheme::LEVELS as u8 - 1);
         archipelago_env::ballast::fill_as(self, path, bytes, context)
     }
@@ -416,8 +422,8 @@ impl FileSystem for TieredFs {
         self.shared.entry("rename", &from)?;
         self.check_target("rename", &to)?;
         let names = self.shared.names.lock();
-        // If it has become a directory, the record would mean all that lies in it: see
-        // `rename_dir`.
+        // If the name has become a directory, the record would rename all that lies in it (see
+        // `rename_dir`).
         if names.space.state.id(&from).is_none() {
             return Err(Error::io("rename", &from, std::io::ErrorKind::NotFound.into()));
         }
@@ -555,8 +561,9 @@ impl FileSystem for TieredFs {
         if self.logical(dir).is_none() {
             return self.shared.outside.free_bytes(dir);
         }
-        // A database decides by this which writes it takes, so it must not be old, and what only
-        // waits for its removal must not count where it is much.
+        // A database decides from this figure which writes it accepts. So the figure must be
+        // recent, and files that wait for their removal must not count as used if they hold much
+        // room.
         if self.shared.is_short_of_room_for_trash()
             && let Err(error) = self.shared.empty_trash(true)
         {
@@ -568,8 +575,8 @@ impl FileSystem for TieredFs {
     }
 }
 
-/// The length of a file: what is being written is asked for, and a copy of what is missing, if
-/// there is one.
+/// The length of a file. A device is asked for the length of a file that is being written. The
+/// length of a missing file comes from a whole copy, if there is one.
 fn file_len(shared: &Arc<Shared>, entry: &Arc<Entry>) -> Result<u64> {
     let (physical, from_copy) = {
         let inside = entry.inside.lock();
@@ -577,7 +584,7 @@ fn file_len(shared: &Arc<Shared>, entry: &Arc<Entry>) -> Result<u64> {
     };
     if from_copy {
         let context = IoContext::new(entry.class, IoPurpose::Maintenance);
-        // Who lists a directory gets its other names also if no copy can be opened.
+        // A listing of a directory succeeds even if no copy can be opened.
         let opened = entry.open(shared, &physical.path, context, OpenOptions::default());
         return Ok(opened.map_or(0, |file| file.len()));
     }
@@ -587,7 +594,8 @@ fn file_len(shared: &Arc<Shared>, entry: &Arc<Entry>) -> Result<u64> {
     Ok(physical.len())
 }
 
-/// When the file was written where it lies now; `None` if its device does not know, or lost it.
+/// Time at which the file was written to its present device, in milliseconds since 1970. `None` if
+/// the device does not know, or lost the file.
 fn modified_ms(entry: &Entry) -> Result<Option<u64>> {
     let (physical, missing) = {
         let inside = entry.inside.lock();
@@ -596,7 +604,7 @@ fn modified_ms(entry: &Entry) -> Result<Option<u64>> {
     if missing { Ok(None) } else { physical.device().fs.modified_ms(&physical.path) }
 }
 
-/// Two processes never have the same tiers open; within one, the set of locks decides.
+/// A lock within this process. The locks of the devices keep other processes out.
 #[derive(Debug)]
 struct TierLock {
     shared: Arc<Shared>,

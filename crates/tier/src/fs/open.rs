@@ -1,11 +1,20 @@
-//! Opening tiers: which devices these are, what lies on them, and what does not belong there.
+//! Opening tiers: identifies the devices, reads the namespace and removes leftovers.
 //!
-//! Steps: 1. read every device's identity and refuse what is foreign or of another version; 2. lock
-//! the known devices and list them; 3. read the namespace from home and replay it, refuse if a
-//! device with files is missing; until here nothing is changed; 4. give new devices a number and
-//! identities; 5. match: files that should be there and are not are marked missing, copies that are
-//! not whole are dropped; 6. begin a new generation; 7. remove strays. A crash at any point leaves
-//! what was before, or strays that the next open removes.
+//! Steps:
+//! 1. Read the identity of every device. Refuse foreign devices and other format versions.
+//! 2. Lock the known devices and list their files.
+//! 3. Read the namespace from the home device and replay it. Refuse to open if a device with files
+//!    is missing. Nothing has changed until here.
+//! 4. Give new devices a number, and write identities.
+//! 5. Match files with records. Files that their device lost are marked as missing. Copies that are
+//!    not whole are dropped.
+//! 6. Begin a new generation of the namespace.
+//! 7. Remove files without a record.
+//!
+//! Thread-safety: the locks of the devices keep other processes out.
+//! Failure: a crash at any point leaves the previous state, or files without a record, which the
+//! next open removes.
+//! Cost: one listing of every device, and one read of the namespace.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -39,34 +48,34 @@ use crate::settings::{DeviceSettings, Policy, validate};
 
 /// The home device's directory of the namespace.
 pub(super) const NAMES_DIR: &str = "names";
-/// The scheme, on the home device.
+/// File name of the scheme, on the home device.
 pub(crate) const SCHEME_NAME: &str = "scheme.toml";
-/// The capacity of a device of which nothing is known.
+/// Capacity, in bytes, of a device whose capacity is not known.
 const UNLIMITED: u64 = 1 << 60;
 
-/// What tiers are made of beside their devices.
+/// The parts of tiers besides their devices.
 #[derive(Clone)]
 pub struct Components {
-    /// What time it is. Default: the system's clock.
+    /// Clock of all times and pauses. Default: the system's clock.
     pub clock: Arc<dyn Clock>,
-    /// Who starts the background threads; `None`: nobody, [`super::TieredFs::step`] does their work.
-    /// Default: the system.
+    /// Starts the background threads. With `None` there are none, and [`super::TieredFs::step`]
+    /// does their work. Default: threads of the system.
     pub spawn: Option<Arc<dyn Spawn>>,
-    /// Where paths outside of the root lie. Default: the local file system.
+    /// File system of the paths outside of the root. Default: the local file system.
     pub outside: Arc<dyn FileSystem>,
-    /// When things are moved and copied.
+    /// Thresholds and limits of moves and copies. Default: [`Policy::default`].
     pub policy: Policy,
     /// The placement scheme. Default: `scheme.toml` on the home device, if there is one.
     pub scheme: Option<Scheme>,
-    /// Who says that the devices have tiers, in words for an error. Without this, those that are
-    /// all empty become new ones. Default: nobody.
+    /// Why the devices must hold tiers already, as a sentence for an error. With `None`, devices
+    /// that are all empty become new tiers. Default: `None`.
     pub must_exist: Option<String>,
-    /// What the group may do with the files that are created on the devices of
-    /// [`super::TieredFs::open`]. Default: nothing.
+    /// Access of the group to the files that are created on the devices of
+    /// [`super::TieredFs::open`]. Default: none.
     pub group_access: GroupAccess,
-    /// Fault points, for tests.
+    /// Function that background work calls at named steps, for tests. Default: `None`.
     pub fault_point: Option<FaultPoint>,
-    /// Seed of the namespace's id; `None` for entropy.
+    /// Seed of the id of a new namespace. Default: `None`, which draws the id from entropy.
     pub seed: Option<u64>,
 }
 
@@ -92,19 +101,20 @@ impl std::fmt::Debug for Components {
     }
 }
 
-/// A device whose file system the caller brings.
+/// A device with the file system of the caller.
 #[derive(Clone, Debug)]
 pub struct DeviceParts {
-    /// Path, capacity and shares; `kind` says only whether tables are read and written directly.
+    /// Path, capacity and shares. `kind` says only whether tables are read and written directly.
     pub settings: DeviceSettings,
-    /// Where its directory lies.
+    /// The file system that holds the directory of the device.
     pub fs: Arc<dyn FileSystem>,
-    /// Whether paths of `fs` are those of [`Components::outside`], so that files can be linked out.
+    /// Whether `fs` and [`Components::outside`] are the same file system, so that files can be
+    /// linked from the tiers to a path outside.
     pub is_local: bool,
 }
 
-/// Opens the tiers over `devices`, fastest first, without background threads. `new_mover` makes
-/// what does the background work. Errors: those of [`super::TieredFs::open`].
+/// Opens the tiers over `devices`, the fastest first, without background threads. `new_mover` makes
+/// the background work. Errors: those of [`super::TieredFs::open`].
 pub(crate) fn open_shared(
     root: &Path,
     devices: Vec<DeviceParts>,
@@ -159,17 +169,18 @@ pub(crate) fn open_shared(
     Ok(Shared::new(parts, new_mover))
 }
 
-/// What lies on the devices, and what their namespace says.
+/// The files on the devices, and the recovered namespace.
 pub(super) struct Known {
     pub(super) contents: Vec<Contents>,
-    /// `None` for new tiers.
+    /// Id of the namespace; `None` for new tiers.
     pub(super) id: Option<[u8; 16]>,
-    /// The last generation; 0 if there is none.
+    /// The last generation of the namespace; 0 if there is none.
     pub(super) generation: u64,
     pub(super) state: State,
 }
 
-/// Reads the namespace from home and refuses if a device with files is missing. Nothing is changed.
+/// Reads the namespace from the home device. Refuses if a device with files is missing. Changes
+/// nothing.
 pub(super) fn read_namespace(found: &[Found], home: usize, names_dir: &Path) -> Result<Known> {
     let contents = found.iter().map(list_device).collect::<Result<Vec<_>>>()?;
     let recovered = log::recover(&*found[home].parts.fs, names_dir)?;
@@ -191,9 +202,9 @@ pub(super) fn read_namespace(found: &[Found], home: usize, names_dir: &Path) -> 
     Ok(Known { contents, id, generation, state })
 }
 
-/// Rebuilds the state: of everything that was promised, and of what came after as far as the first
-/// file that never came to be. Nothing behind that was promised, and what it took away is still
-/// there, since files are removed only for records that a mark covers.
+/// Rebuilds the state from all records up to the mark, and from later records up to the first one
+/// whose file does not exist. No later change was reported as durable. Files that a later record
+/// removed still exist, because files are removed only for records that a mark covers.
 fn replay(
     recovered: &log::Recovered,
     dir: &Path,
@@ -225,8 +236,8 @@ fn replay(
     Ok(state)
 }
 
-/// Numbers of files that the namespace does not know are not given out again: it may have lost
-/// their records, and their removal as strays is not durable.
+/// Skips the numbers of files without a record. The namespace may have lost their records, and the
+/// removal of such files is not durable.
 fn skip_numbers(state: &mut State, contents: &[Contents]) {
     let numbers = contents.iter().flat_map(|of| of.files.keys().chain(of.copies.keys()));
     let past = numbers.max().map_or(0, |number| number.saturating_add(1));
@@ -237,7 +248,7 @@ fn new_id(seed: Option<u64>) -> [u8; 16] {
     unique_id(&mut Rng::with_seed(seed.unwrap_or_else(entropy_seed)))
 }
 
-/// Gives new devices a number and takes note of names and paths of now.
+/// Gives new devices a number, and records the present names and paths of all devices.
 fn join_devices(found: &mut [Found], state: &mut State, id: [u8; 16], home: usize) -> Result<()> {
     for index in 0..found.len() {
         let taken = |no: u8| {
@@ -272,8 +283,8 @@ pub(super) fn make_devices(found: &[Found]) -> Vec<Device> {
     found.iter().enumerate().map(make).collect()
 }
 
-/// Makes the physical names durable that the snapshot of the next generation promises: after a
-/// kill, those since the last sync are not.
+/// Makes the physical names durable that the snapshot of the next generation relies on. After a
+/// kill, names since the last sync may not be durable.
 pub(super) fn sync_names(devices: &[Device]) -> Result<()> {
     for device in devices {
         for entry in device.fs.list(&device.root)? {
@@ -286,8 +297,8 @@ pub(super) fn sync_names(devices: &[Device]) -> Result<()> {
     Ok(())
 }
 
-/// What a move of the namespace left where it is not, or not any more: nothing counts of it, by the
-/// devices' identities, which are durable.
+/// Removes namespaces that a move of the namespace left on other devices than its home. The
+/// identities of the devices, which are durable, say that they do not count.
 fn remove_old_namespaces(devices: &[Device], home: usize) {
     for (_, device) in devices.iter().enumerate().filter(|(index, _)| *index != home) {
         let dir = device.root.join(NAMES_DIR);
@@ -305,7 +316,7 @@ fn index_of(devices: &[Device], no: u8) -> Option<usize> {
     devices.iter().position(|device| device.no == no)
 }
 
-/// Drops copies that are not there, or not as long as they should be.
+/// Drops copies whose file does not exist or has another length than recorded.
 fn drop_unsound_copies(state: &mut State, devices: &[Device], contents: &[Contents]) {
     let sound = |number: u64, no: u8, len: u64| {
         index_of(devices, no)
@@ -331,7 +342,7 @@ fn make_entries(
 ) -> HashMap<u64, Arc<Entry>> {
     let mut entries = HashMap::new();
     for file in state.files.values() {
-        // `check_missing` has seen to it that the device is there.
+        // `check_missing` has refused to open without this device.
         let Some(index) = index_of(devices, file.place.device) else { continue };
         let device = &devices[index];
         let path = device.path_of(file.place, file.class);
@@ -379,7 +390,7 @@ fn set_capacities(devices: &[Device]) {
     }
 }
 
-/// Physical files that the namespace does not know.
+/// Physical files without a record.
 fn find_strays<'a>(
     state: &State,
     devices: &'a [Device],
@@ -411,8 +422,9 @@ fn remove_strays(strays: &[(&Device, &Path)]) {
     }
 }
 
-/// Writes every device's identity that is not as it should be, and makes its directories. Home
-/// comes first, so that after a crash in between the others' identities lead to something.
+/// Writes the identities that differ from what they should be, and creates the directories of the
+/// devices. The home device comes first, so that after a crash the identities of the others name an
+/// existing home.
 pub(super) fn write_identities(
     found: &[Found],
     devices: &[Device],
@@ -422,7 +434,7 @@ pub(super) fn write_identities(
     let home_name = devices[home].name.clone();
     let home_path = devices[home].root.display().to_string();
     let others = (0..devices.len()).filter(|&index| index != home);
-    // What was read of it may be of a rename that power loss takes back.
+    // A power loss may undo the rename that made the identity which was read.
     if found[home].identity.is_some() {
         devices[home].fs.sync_dir(&devices[home].root)?;
     }
@@ -456,7 +468,8 @@ fn load_scheme(fs: &dyn FileSystem, home: &Path) -> Result<Option<Scheme>> {
     Scheme::from_toml(&text).map(Some).map_err(|error| error.context_at(path.display()))
 }
 
-/// The level that L0 compacts into, as far as files tell, and the bytes of each level by depth.
+/// The level that L0 compacts into, as far as the files show it, and the bytes of each level by
+/// depth.
 fn find_levels(entries: &HashMap<u64, Arc<Entry>>) -> (Option<u8>, [u64; LEVELS]) {
     let tables = || entries.values().filter_map(|entry| Some((entry.level()?, entry)));
     let base_level = tables().map(|(level, _)| level).filter(|&level| level > 0).min();
@@ -464,8 +477,8 @@ fn find_levels(entries: &HashMap<u64, Arc<Entry>>) -> (Option<u8>, [u64; LEVELS]
     (base_level, BaseLevels::new(base_level).bytes_by_depth(lengths))
 }
 
-/// Applies the scheme to the devices; the levels of the fastest. Without a scheme and before
-/// anything was observed they are L0 and two more, as far as they fit.
+/// Applies the scheme to the devices, and returns the number of levels of the fastest device.
+/// Without a scheme, these are L0 and two further levels, as far as they fit.
 fn set_limits(
     devices: &[Device],
     scheme: Option<&Scheme>,
@@ -476,7 +489,7 @@ fn set_limits(
         for device in devices {
             if let Some(profile) = scheme.devices.iter().find(|profile| profile.name == device.name)
             {
-                // Set once: the tiers are being opened.
+                // The cell is empty, because the tiers are being opened.
                 let _first = device.profile.set(profile.clone());
             }
         }

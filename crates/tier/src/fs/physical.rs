@@ -1,10 +1,19 @@
-//! Physical files and who holds them.
+//! Physical files: one file on one device each, and their removal.
 //!
-//! A [`Physical`] stands for one file on one device. The namespace's entry and every open handle
-//! hold it; once it is condemned, the last one to let go throws it into the [`Trash`], and
-//! whoever empties that removes the file when the namespace is settled until the moment of the
-//! sentence. So a reader that holds the old copy of a moved file goes on, and the bytes count until
-//! it ends.
+//! The entry of a file in the namespace and every open handle hold its [`Physical`]. A file that is
+//! moved, replaced or removed is condemned. When the last holder drops it, it goes into the
+//! [`Trash`]. The trash removes it once the namespace is settled up to the record that condemned
+//! it. So a reader that holds the old place of a moved file reads on, and the bytes count until it
+//! ends.
+//!
+//! Invariants:
+//! 1. The bytes of a physical file count on its device until it is removed.
+//! 2. A condemned file is removed only after its last holder is gone and the record that condemned
+//!    it is durable.
+//!
+//! Thread-safety: any thread may call any method.
+//! Failure: a file that the device refuses to remove stays in the trash, for the next attempt.
+//! Cost: emptying the trash costs one removal per file.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -16,16 +25,16 @@ use parking_lot::Mutex;
 use crate::device::Device;
 use crate::namespace::Moment;
 
-/// What a physical file is.
+/// The use of a physical file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
-    /// The file itself.
+    /// The original of a file.
     File,
-    /// A copy of (parts of) a file of a slower device.
+    /// A copy of a file of a slower device, or of ranges of it.
     Copy,
 }
 
-/// See the module.
+/// One file on one device.
 #[derive(Debug)]
 pub(crate) struct Physical {
     pub(crate) devices: Arc<[Device]>,
@@ -33,8 +42,10 @@ pub(crate) struct Physical {
     pub(crate) number: u64,
     pub(crate) path: PathBuf,
     pub(crate) role: Role,
-    /// Bytes that are charged to the device.
+    /// Bytes that are charged to the device for this file.
     len: AtomicU64,
+    /// The moment up to which the namespace must be settled before the file is removed; `None` for
+    /// a file that is in use.
     condemned: Mutex<Option<Moment>>,
     trash: Arc<Trash>,
 }
@@ -68,7 +79,7 @@ impl Physical {
         self.len.load(Ordering::Relaxed)
     }
 
-    /// Charges the device with a length that grew to `len`, or shrank.
+    /// Charges the device with the new length of the file.
     pub(crate) fn set_len(&self, len: u64) {
         let before = self.len.swap(len, Ordering::Relaxed);
         let account = self.account();
@@ -86,8 +97,9 @@ impl Physical {
         }
     }
 
-    /// The file goes when nobody holds it any more and the namespace is settled until `at`. Once at
-    /// most. A copy counts as leaving at once: those who still read it are done soon.
+    /// Condemns the file: it is removed when its last holder is gone and the namespace is settled
+    /// up to `at`. A second call has no effect on the accounts. The bytes of a copy count as
+    /// leaving from now on, because its readers end soon.
     pub(crate) fn condemn(&self, at: Moment) {
         let before = self.condemned.lock().replace(at);
         match self.role {
@@ -118,7 +130,7 @@ impl Drop for Physical {
     }
 }
 
-/// A file that nobody holds any more.
+/// A condemned file without a holder.
 #[derive(Debug)]
 pub(crate) struct Waste {
     devices: Arc<[Device]>,
@@ -129,27 +141,29 @@ pub(crate) struct Waste {
     at: Moment,
 }
 
-/// Files that wait for their removal.
+/// Condemned files that wait for their removal.
 #[derive(Debug, Default)]
 pub(crate) struct Trash {
     waste: Mutex<Vec<Waste>>,
 }
 
 impl Trash {
-    /// How many files of a device wait, and their bytes.
+    /// Number of files of a device that wait for their removal, and their bytes.
     pub(crate) fn waiting_on(&self, device: usize) -> (usize, u64) {
         let waste = self.waste.lock();
         let mine = waste.iter().filter(|one| one.device == device);
         mine.fold((0, 0), |(files, bytes), one| (files + 1, bytes + one.len))
     }
 
-    /// Whether a file waits for more of the namespace to be settled.
+    /// Whether a file waits for the namespace to be settled beyond `settled`.
     pub(crate) fn waits_for(&self, settled: Moment) -> bool {
         self.waste.lock().iter().any(|one| one.at > settled)
     }
 
-    /// Removes what may go, or only copies of one device. Returns how many files went; what a
-    /// device refuses to remove is tried again the next time. `before` is asked before each.
+    /// Removes the files that may be removed once the namespace is settled up to `settled`, or only
+    /// the copies among them that lie on the device `copies_of`. Returns the number of files that
+    /// were removed. A file that its device refuses to remove stays. `before` runs before each
+    /// removal, and an error of it keeps the file.
     pub(crate) fn empty(
         &self,
         settled: Moment,

@@ -1,23 +1,31 @@
-//! Taking a device out of the tiers, in two steps.
+//! Removal of a device from the tiers, in two steps (decision 0030).
 //!
-//! 1. [`TieredFs::empty_device`] moves every file off it: tables, logs and bookkeeping, each by the
-//!    steps of any move ([`crate::mover`]), so that at every moment one copy of each file counts.
-//!    Nothing new is placed there meanwhile. What was moved stays moved if it is interrupted.
-//! 2. [`forget_device`] works on tiers that nobody has open: if the namespace lies on the device it
-//!    moves to another one first; then everything is removed, `DEVICE` and `LOCK` last, so that the
-//!    directory is an empty one.
+//! 1. [`TieredFs::empty_device`] moves every file off the device: tables, logs and bookkeeping
+//!    files. Each move has the steps of any move ([`crate::mover`]), so that one copy of each file
+//!    counts at every moment. No new file is placed on the device. If the call is interrupted, the
+//!    files that were moved stay moved.
+//! 2. [`forget_device`] works on closed tiers. If the namespace lies on the device, it moves to
+//!    another device first. Then all files of the tiers are removed, `DEVICE` and `LOCK` last, so
+//!    that an empty directory remains.
 //!
-//! The namespace moves so: 1. the old home says that it moves to the new one: from now on the tiers
-//! do not open without that; 2. the next generation begins on the new one; 3. that says that it is
-//! home; 4. the other devices say that it is; 5. so does the old one, which is none any more; 6.
-//! the old generation is removed. Before 3 the old generation counts, from then on the new one
-//! (`find_home`), and neither is opened where the other may be ahead: the old home not without the
-//! new one. An open in between ends the move, or undoes it. A crash anywhere leaves tiers that open
-//! with all devices, and those that hold neither files nor the namespace, nor are where it moves
-//! to, may be missing. Fault points: those of moves, then `home.moves`, `home.begun`, `home.taken`,
-//! `home.told`, `home.left`, `forget.emptied`.
+//! The namespace moves in six steps:
+//! 1. The identity of the old home says that the namespace moves to the new home. From now on the
+//!    tiers do not open without the new home.
+//! 2. The next generation begins on the new home.
+//! 3. The identity of the new home says that it holds the namespace.
+//! 4. The identities of the other devices name the new home.
+//! 5. The identity of the old home does so as well, and says that it holds no namespace.
+//! 6. The old generation is removed.
 //!
-//! Cost: each byte on the device is read once, and written and read back once where it goes.
+//! Before step 3 the old generation counts, and from then on the new one (`find_home`). Neither is
+//! opened without the device that may hold a newer one. An open in between completes the move or
+//! undoes it.
+//!
+//! Failure: a crash at any point leaves tiers that open with all devices. Devices without files
+//! that neither hold the namespace nor are to receive it may be missing. Fault points: those of
+//! moves, then `home.moves`, `home.begun`, `home.taken`, `home.told`, `home.left`,
+//! `forget.emptied`. Cost: each byte on the device is read once, and is written and read back once
+//! on its new device.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -31,39 +39,41 @@ use super::TieredFs;
 use super::discovery::{Found, LOCK_NAME, files_only_on, find_devices, find_home, lock_devices};
 use super::entry::{Entry, Inside};
 use super::open::{
-    DeviceParts, Known, NAMES_DIR, SCHEME_NAME, make_devices, read_namespace, sync_names,
-    write_identities,
+    DeviceParts, NAMES_DIR, SCHEME_NAME, make_devices, read_namespace, sync_names, write_identities,
 };
 use super::shared::{FaultPoint, Shared};
 use crate::device::file_system;
 use crate::device::identity::{DEVICE_NAME, Home, Identity};
 use crate::history::Reason;
 use crate::namespace::Namespace;
+use crate::namespace::state::State;
 use crate::place::place;
 use crate::settings::{DeviceSettings, validate};
 
-/// How far [`TieredFs::empty_device`] is.
+/// Progress of [`TieredFs::empty_device`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Emptied {
-    /// Files that were moved.
+    /// Number of files that were moved.
     pub files: u64,
-    /// Their bytes.
+    /// Bytes of the moved files.
     pub bytes: u64,
-    /// Bytes that lay on the device.
+    /// Bytes of all files that lay on the device.
     pub bytes_in_all: u64,
 }
 
 impl TieredFs {
-    /// Moves every file off the device called `name`, and drops its copies; nothing new is placed
-    /// there from now on until the tiers are opened again, or this fails. `told` is called after
-    /// each file. Durable when it returns. The database must have been closed in order, and nobody
-    /// may hold files of the device open: what is kept beside a log that was open when its process
-    /// ended does not go along.
+    /// Moves every file off the device called `name`, and drops its copies. No new file is placed
+    /// on the device until the tiers are opened again, or this call fails. `told` is called after
+    /// each file. The result is durable when the call returns.
     ///
-    /// Errors: `InvalidArgument` for a name that no device has, and for the only device; `Busy` for
-    /// files that are written or read; `Io` (no space) if the others together have no room, before
-    /// anything is moved; those of the devices, once all files were tried that can be moved. What
-    /// was moved stays where it is.
+    /// The database must have been closed in order, and no handle may have a file of the device
+    /// open. Files that belong to a log which was open when its process ended are not moved with
+    /// it.
+    ///
+    /// Errors: `InvalidArgument` for an unknown name and for the only device; `Busy` for files that
+    /// are being written or read; `Io` (no space), before any move, if the other devices have too
+    /// little room together; those of the devices, after an attempt at every file. Files that were
+    /// moved stay moved.
     pub fn empty_device(&self, name: &str, mut told: impl FnMut(Emptied)) -> Result<Emptied> {
         let shared = &self.shared;
         let index = shared.devices.iter().position(|device| device.name == name);
@@ -102,7 +112,7 @@ impl TieredFs {
                     first.get_or_insert(error);
                 }
             }
-            // What is dropped and moved gives its room back at once.
+            // Dropped copies and moved files free their room before the next file moves.
             shared.empty_trash(false)?;
             told(done);
         }
@@ -141,7 +151,7 @@ fn check_others(name: &str, devices: usize) -> Result<()> {
     )))
 }
 
-/// The files that lie on a device, the longest first.
+/// Files on a device, the longest first.
 fn files_of(shared: &Shared, index: usize) -> Vec<Arc<Entry>> {
     let entries: Vec<_> = shared.names.lock().entries.values().cloned().collect();
     let here = |entry: &Arc<Entry>| entry.inside.lock().main.device == index;
@@ -159,7 +169,7 @@ fn no_space(what: String) -> Error {
     Error::with_source(ErrorKind::Io, what, cause)
 }
 
-/// Whether the others have room for so many bytes, beside what tables keep free.
+/// Refuses if the other devices have no room for `bytes`, apart from their reserves.
 fn check_room(shared: &Shared, index: usize, bytes: u64) -> Result<()> {
     let others = (0..shared.devices.len()).filter(|&other| other != index);
     let room = |other: usize| shared.devices[other].free().saturating_sub(shared.reserve_of(other));
@@ -173,8 +183,8 @@ fn check_room(shared: &Shared, index: usize, bytes: u64) -> Result<()> {
     )))
 }
 
-/// Makes files anew that others than this device lost and of which there are whole copies, which
-/// may lie on this one. How many could not be, and why the first was not.
+/// Restores files that other devices lost and whose whole copies may lie on this device. Returns
+/// the number of files that could not be restored, and the error of the first.
 fn restore_missing(shared: &Arc<Shared>, index: usize) -> (usize, Option<Error>) {
     let (mut failed, mut first) = (0, None);
     let entries: Vec<_> = shared.names.lock().entries.values().cloned().collect();
@@ -193,7 +203,7 @@ fn restore_missing(shared: &Arc<Shared>, index: usize) -> (usize, Option<Error>)
                     failed += 1;
                     first.get_or_insert(error);
                 }
-                // Another device has a copy, too.
+                // The file was restored, or another device also has a copy.
                 _ => {}
             }
         }
@@ -201,7 +211,8 @@ fn restore_missing(shared: &Arc<Shared>, index: usize) -> (usize, Option<Error>)
     (failed, first)
 }
 
-/// Which copies give way to files that come, as no look was there that says it: the coldest first.
+/// Notes the order in which copies are dropped if files need their room, the coldest first. No
+/// iteration of the control loop has done so.
 fn order_copies(shared: &Arc<Shared>) {
     let entries: Vec<_> = shared.names.lock().entries.values().cloned().collect();
     let mut copies = Vec::new();
@@ -212,10 +223,11 @@ fn order_copies(shared: &Arc<Shared>) {
     copies.sort_by(|(a, _), (b, _)| b.accesses.heat().total_cmp(&a.accesses.heat()));
     for index in 0..shared.devices.len() {
         let here = copies.iter().filter(|(_, copy)| copy.physical.device == index);
-        shared.giving_way.note(index, here.map(|(entry, copy)| (*entry, copy)));
+        shared.evictions.note(index, here.map(|(entry, copy)| (*entry, copy)));
     }
 }
 
+/// Drops all copies on a device.
 fn drop_copies(shared: &Arc<Shared>, index: usize) {
     let entries: Vec<_> = shared.names.lock().entries.values().cloned().collect();
     for entry in entries {
@@ -231,7 +243,7 @@ fn drop_copies_of(shared: &Arc<Shared>, entry: &Arc<Entry>, which: impl Fn(usize
     }
 }
 
-/// Moves a file to where placement wants it without this device.
+/// Moves a file to the device that placement chooses without the device `from`.
 fn move_away(shared: &Arc<Shared>, entry: &Arc<Entry>, from: usize) -> Result<()> {
     let name = || {
         let names = shared.names.lock();
@@ -257,18 +269,18 @@ fn move_away(shared: &Arc<Shared>, entry: &Arc<Entry>, from: usize) -> Result<()
     if entry.inside.lock().main.device == from {
         return Err(Error::busy(format!("{} is being written: close the database first", name())));
     }
-    // Copies are of files of slower devices.
+    // A copy on the file's own device or on a slower one is of no use.
     drop_copies_of(shared, entry, |device| device >= to);
     Ok(())
 }
 
-/// Takes the device called `name`, which was emptied, out of tiers that nobody has open; its
-/// directory is an empty one then. To be left out of the list of devices before or after: with it
-/// in the list it joins again, as a new one. Whether it was one of the tiers. `must_exist`: see
-/// [`super::Components::must_exist`].
+/// Removes the emptied device called `name` from closed tiers. Its directory is empty afterwards.
+/// Returns whether the device belonged to the tiers. The caller removes the device from its list of
+/// devices before or after this: a later open with the device in the list adds it as a new device.
+/// `must_exist` has the meaning of [`super::Components::must_exist`].
 ///
 /// Errors: those of [`TieredFs::open`] for missing, foreign and open devices; `InvalidArgument` for
-/// a device that is not there, is the only one, or has files.
+/// a device that is unknown, is the only one, or has files.
 pub fn forget_device(
     settings: &[DeviceSettings],
     clock: &Arc<dyn Clock>,
@@ -282,7 +294,7 @@ pub fn forget_device(
     forget_over(parts.collect::<Result<Vec<_>>>()?, must_exist, name, None)
 }
 
-/// The same over file systems that the caller brings.
+/// Removes a device as [`forget_device`] does, over file systems of the caller.
 pub(crate) fn forget_over(
     devices: Vec<DeviceParts>,
     must_exist: Option<&str>,
@@ -298,7 +310,7 @@ pub(crate) fn forget_over(
     check_others(name, found.len())?;
     let home = find_home(&found, must_exist)?;
     let Some(identity) = found[index].identity.clone() else { return Ok(false) };
-    // Those that join with the next open have nothing to do with this.
+    // New devices, which the next open would add, are left alone.
     let home_name = found[home].name.clone();
     found.retain(|one| one.identity.is_some());
     let index = index_of(&found).unwrap_or(index);
@@ -314,7 +326,7 @@ pub(crate) fn forget_over(
         )));
     }
     let fault = |point: &str| fault.map_or(Ok(()), |fault| fault(point));
-    // What an interrupted move of the namespace left is ended or undone first, as an open does.
+    // An interrupted move of the namespace is completed or undone first, as an open does.
     let devices = make_devices(&found);
     let id = known.id.unwrap_or(identity.namespace);
     write_identities(&found, &devices, id, home)?;
@@ -328,23 +340,31 @@ pub(crate) fn forget_over(
                 "device \"{name}\" holds the namespace, and no other one is of these tiers yet: open them once"
             ))
         })?;
-        // Names that the next generation promises.
+        // The next generation relies on these names.
         sync_names(&devices)?;
-        move_home(&found, index, to, (id, known), &fault)?;
+        let namespace = NamespaceImage { id, generation: known.generation, state: known.state };
+        move_home(&found, index, to, namespace, &fault)?;
     }
     wipe(&found[index], &fault)?;
     Ok(true)
 }
 
-/// Moves the namespace from one device to another; see the module.
+/// A namespace that moves to another device.
+struct NamespaceImage {
+    id: [u8; 16],
+    generation: u64,
+    state: State,
+}
+
+/// Moves the namespace from one device to another, in the steps of the module's head.
 fn move_home(
     found: &[Found],
     from: usize,
     to: usize,
-    (id, known): ([u8; 16], Known),
+    namespace: NamespaceImage,
     fault: &dyn Fn(&str) -> Result<()>,
 ) -> Result<()> {
-    let Known { generation, state, .. } = known;
+    let NamespaceImage { id, generation, state } = namespace;
     let new = &found[to];
     let (fs, root) = (&new.parts.fs, &new.parts.settings.path);
     let says = |index: usize, home: fn(u8) -> Home| {
@@ -364,7 +384,7 @@ fn move_home(
     fs.create_dir_all(&dir)?;
     Namespace::begin(Arc::clone(fs), dir, id, generation + 1, state)?.finish()?;
     if from > 0 {
-        // Of the fastest device a scheme says what the next one cannot do.
+        // The scheme of the fastest device does not hold for another device.
         copy_scheme(&found[from], new)?;
     }
     fault("home.begun")?;
@@ -388,11 +408,10 @@ fn copy_scheme(from: &Found, to: &Found) -> Result<()> {
     to.parts.fs.write_atomic(&path(to), &text, context)
 }
 
-/// Removes what tiers left on a device, which is not home, whatever it says; what is not theirs
-/// stays.
+/// Removes all files of the tiers from a device that is not the home device. Foreign files stay.
 fn wipe(one: &Found, fault: &dyn Fn(&str) -> Result<()>) -> Result<()> {
     let (fs, root): (&Arc<dyn FileSystem>, &Path) = (&one.parts.fs, &one.parts.settings.path);
-    // As long as it said so its generation had to be there.
+    // While the identity says otherwise, an open expects a generation of the namespace here.
     if let Some(identity) = Identity::load(&**fs, root)?.filter(|id| id.home != Home::No) {
         Identity { home: Home::No, ..identity }.store(&**fs, root)?;
     }
@@ -410,6 +429,6 @@ fn wipe(one: &Found, fault: &dyn Fn(&str) -> Result<()>) -> Result<()> {
     fault("forget.emptied")?;
     fs.remove(&root.join(DEVICE_NAME))?;
     fs.sync_dir(root)?;
-    // Held until the end: nobody else has it.
+    // The lock was held until here, so no other process has it.
     fs.remove(&root.join(LOCK_NAME))
 }

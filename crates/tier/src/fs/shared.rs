@@ -1,10 +1,16 @@
-//! What the handles and threads of open tiers share: devices, namespace, entries, trash.
+//! State that the handles and threads of open tiers share: devices, namespace, entries, trash.
 //!
-//! Locks, in the order in which they may be taken: the mover's `pace` (one look at a time), an order of
-//! [`GivingWay`], `syncing` (one sync at a time), `names` (the namespace and the entries), an
-//! entry's `inside`, or `locks`. `base_levels` is taken with no other one after it. No read of a
-//! file takes one. `names` is held over appends to the namespace's log, never over its sync, but
-//! for the rare beginning of a new generation.
+//! [`crate::TieredFs`], every handle and every background thread hold one [`Shared`].
+//!
+//! Thread-safety: locks are taken in this order: the mover's `pace` (one iteration of the control
+//! loop at a time), an order of [`EvictionOrder`], `syncing` (one sync at a time), `names` (the
+//! namespace and the entries), an entry's `inside`, or `locks`. No other lock is taken while
+//! `base_levels` is held. A read of a file takes none of them. `names` is held over appends to the
+//! namespace's log, but not over its sync, except when a new generation begins.
+//!
+//! Failure: an error of a device is noted for the device. A change of names that cannot be recorded
+//! is recorded by a new generation, or fails.
+//! Cost: a change of names costs an append to a log.
 
 use std::collections::{HashMap, HashSet};
 use std::ops::RangeInclusive;
@@ -21,7 +27,7 @@ use parking_lot::{Condvar, Mutex};
 
 use super::entry::{CachedCopy, Entry};
 use super::job_queue::JobQueue;
-use super::make_room::GivingWay;
+use super::make_room::EvictionOrder;
 use super::physical::{Physical, Trash};
 use crate::activity::{Activity, Totals};
 use crate::base_levels::BaseLevels;
@@ -34,15 +40,18 @@ use crate::place::{DeviceView, PlaceInput, place};
 use crate::settings::{DeviceKind, Policy};
 use crate::write_slots::{self, WriteSlot};
 
-/// Writes of tables and copies are cut to lengths between these, whatever a profile says.
+/// Bounds of the length, in bytes, to which writes of tables and copies are cut, whatever the
+/// profile of a device says.
 const IO_BYTES: RangeInclusive<u64> = 16 << 10..=1 << 20;
 
-/// What removed files may still hold of a device until the next look: this part of what is free…
+/// Removed files may hold the free bytes of a device divided by this until the next iteration of
+/// the control loop.
 const LEAVING_PART: u64 = 64;
-/// …and no more than this.
+/// Bytes that removed files may hold of a device until the next iteration, at most.
 const LEAVING_BYTES: u64 = 64 << 20;
 
-/// A named place in background work where a test can make a step fail, or end the process.
+/// A function that background work calls at named steps, for tests: an error makes the step fail,
+/// and the function may end the process.
 pub type FaultPoint = Arc<dyn Fn(&str) -> Result<()> + Send + Sync>;
 
 /// The background work as the modules of `fs/` call it. [`crate::mover`] stands above them and
@@ -82,45 +91,53 @@ pub(crate) struct MoverStart {
     pub(crate) kept_accesses: f64,
 }
 
-/// The namespace and the runtime side of its files.
+/// The namespace, and the entries of its files by unique id.
 #[derive(Debug)]
 pub(crate) struct Names {
     pub(crate) space: Namespace,
     pub(crate) entries: HashMap<u64, Arc<Entry>>,
 }
 
-/// See the module.
+/// The state of open tiers.
 pub(crate) struct Shared {
+    /// Id of the namespace.
     pub(crate) id: [u8; 16],
-    /// Fastest first.
+    /// Devices, the fastest first.
     pub(crate) devices: Arc<[Device]>,
+    /// Index of the device that holds the namespace.
     pub(crate) home: usize,
+    /// Paths below this one belong to the tiers.
     pub(crate) root: PathBuf,
+    /// File system of all other paths.
     pub(crate) outside: Arc<dyn FileSystem>,
     pub(crate) policy: Policy,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) fault: Option<FaultPoint>,
-    /// Whether there is more than one device: accesses are counted.
+    /// Whether there are several devices. Only then are accesses counted.
     pub(crate) is_tiered: bool,
+    /// Number of levels, by depth, that belong to the fastest device.
     pub(crate) fast_levels: AtomicU8,
-    /// The level that L0 compacts into, by column family.
+    /// Level that L0 compacts into, by column family.
     pub(crate) base_levels: Mutex<BaseLevels>,
     pub(crate) names: Mutex<Names>,
+    /// Paths that this process has locked.
     pub(crate) locks: Mutex<HashSet<PathBuf>>,
     pub(crate) trash: Arc<Trash>,
     pub(crate) activity: Activity,
     pub(crate) history: History,
-    pub(crate) giving_way: GivingWay,
+    pub(crate) evictions: EvictionOrder,
     pub(crate) queue: JobQueue,
-    /// What moves and copies files in the background.
+    /// Moves and copies files in the background.
     pub(crate) mover: Box<dyn BackgroundWork>,
-    /// Wakes the background threads.
+    /// Number of wake-ups so far, and the condition on which background threads wait for the next
+    /// one.
     pub(crate) wake: (Mutex<u64>, Condvar),
+    /// Whether background threads shall end.
     pub(crate) closing: AtomicBool,
-    /// The namespace's ballast could not be made: not again before this.
+    /// Earliest time, in milliseconds, of the next attempt to write the namespace's ballast.
     pub(crate) ballast_at_ms: AtomicU64,
     syncing: Mutex<()>,
-    /// Of the devices; held as long as anything of the tiers is.
+    /// Locks of the devices, held until the last handle is dropped.
     _device_locks: Vec<Box<dyn FileLock>>,
 }
 
@@ -130,7 +147,16 @@ impl std::fmt::Debug for Shared {
     }
 }
 
-/// What [`Shared`] is made of when the tiers were opened.
+/// The device for a new file.
+pub(crate) struct ChosenDevice {
+    pub(crate) index: usize,
+    /// Whether the device is full, failing or leaving, and was chosen because no other is better.
+    pub(crate) is_avoided: bool,
+    /// The slot of the file, if files of its kind take slots.
+    pub(crate) slot: Option<WriteSlot>,
+}
+
+/// The parts from which an open makes a [`Shared`].
 pub(crate) struct Parts {
     pub(crate) devices: Arc<[Device]>,
     pub(crate) home: usize,
@@ -147,7 +173,7 @@ pub(crate) struct Parts {
 }
 
 impl Shared {
-    /// `new_mover` makes what does the background work.
+    /// The state of tiers that were just opened. `new_mover` makes the background work.
     pub(crate) fn new(
         parts: Parts,
         new_mover: impl FnOnce(&MoverStart) -> Box<dyn BackgroundWork>,
@@ -180,7 +206,7 @@ impl Shared {
             locks: Mutex::default(),
             trash: parts.trash,
             history: History::default(),
-            giving_way: GivingWay::default(),
+            evictions: EvictionOrder::default(),
             queue: JobQueue::default(),
             wake: (Mutex::new(0), Condvar::new()),
             closing: AtomicBool::new(false),
@@ -198,7 +224,7 @@ impl Shared {
         self.clock.now_ns() / 1_000_000
     }
 
-    /// Passes a fault point.
+    /// Calls the fault point `name`. Errors: those of the test that set it.
     pub(crate) fn fault_point(&self, name: &str) -> Result<()> {
         self.fault.as_ref().map_or(Ok(()), |fault| fault(name))
     }
@@ -224,28 +250,28 @@ impl Shared {
         self.devices.iter().map(view).collect()
     }
 
-    /// The device for a new file, whether it is better left alone, and leave to write it there.
-    /// Those at `tried` failed just now. Who had to wait for its turn looks again: by then the
-    /// device may be full.
+    /// Chooses the device of a new file and takes a write slot there. The devices at `tried` have
+    /// just failed. A file that had to wait for its slot is placed again, because the device may be
+    /// full by then.
     pub(crate) fn choose(
         &self,
         context: IoContext,
         size_hint_bytes: u64,
         tried: &[usize],
-    ) -> (usize, bool, Option<WriteSlot>) {
-        let look = || {
+    ) -> ChosenDevice {
+        let choose = || {
             let mut devices = self.views();
             tried.iter().for_each(|&index| devices[index].avoid = true);
             let index = place(&self.place_input(context, size_hint_bytes, &devices)).0;
             (index, devices[index].avoid)
         };
-        let (mut index, mut is_avoided) = look();
+        let (mut index, mut is_avoided) = choose();
         let mut slot = self.write_slot(&self.devices[index], context);
         for _ in 1..self.devices.len() {
             if !slot.as_ref().is_some_and(|slot| slot.waited) {
                 break;
             }
-            let (now, is_avoided_now) = look();
+            let (now, is_avoided_now) = choose();
             is_avoided = is_avoided_now;
             if now == index {
                 break;
@@ -254,11 +280,11 @@ impl Shared {
             index = now;
             slot = self.write_slot(&self.devices[index], context);
         }
-        (index, is_avoided, slot)
+        ChosenDevice { index, is_avoided, slot }
     }
 
-    /// Whether a log over the space of an old one, of `len` bytes on the device at `index`, stays
-    /// where that is.
+    /// Whether a new log may reuse the space of an old one, of `len` bytes on the device at
+    /// `index`: placement would put the new log on the same device.
     pub(crate) fn keeps_place(
         &self,
         context: IoContext,
@@ -271,6 +297,7 @@ impl Shared {
         place(&self.place_input(context, hint, &devices)).0 == index
     }
 
+    /// The input of placement for a file, with the devices as [`Self::views`] returned them.
     pub(crate) fn place_input<'a>(
         &self,
         context: IoContext,
@@ -288,7 +315,7 @@ impl Shared {
         }
     }
 
-    /// Opens a physical file as its device does.
+    /// Opens a physical file in the way that its device wants.
     pub(crate) fn open_physical(
         &self,
         physical: &Physical,
@@ -300,9 +327,10 @@ impl Shared {
         device.fs.open(&physical.path, context, OpenOptions { direct })
     }
 
-    /// How a file is written to a device: several share it, and each read of a user and each record
-    /// of the log waits for one write of everybody else. So tables and copies are written in pieces
-    /// hardly longer than the device is efficient with (decision 0027), as far as that is known.
+    /// Options with which a file is written to a device. Several files share a device, and a
+    /// foreground read or a record of the log waits for a write of each other file. So tables and
+    /// copies are written in pieces that are just long enough for the device to be efficient
+    /// (decision 0027), if the profile of the device says so.
     pub(crate) fn create_options(
         &self,
         device: &Device,
@@ -315,7 +343,7 @@ impl Shared {
         CreateOptions { direct: is_direct(device, class), size_hint_bytes, io_bytes_max }
     }
 
-    /// Waits until a file may be written to a device; `None` if that does not matter.
+    /// Waits until a file may be written to a device. `None` if files of its kind take no slot.
     pub(crate) fn write_slot(&self, device: &Device, context: IoContext) -> Option<WriteSlot> {
         let kind =
             write_slots::kind_of(context).filter(|_| self.is_tiered && self.policy.in_turn)?;
@@ -328,7 +356,8 @@ impl Shared {
         Some(slot)
     }
 
-    /// The entry of a name.
+    /// The entry of the file at `path`. `doing` names the caller's operation, for errors. Errors:
+    /// `NotFound`; `Io` for a directory.
     pub(crate) fn entry(&self, doing: &str, path: &Path) -> Result<Arc<Entry>> {
         let names = self.names.lock();
         match names.space.state.id(path).and_then(|id| names.entries.get(&id)) {
@@ -340,8 +369,10 @@ impl Shared {
         }
     }
 
-    /// Carries a change of names out and records it: it survives `kill -9` when this returns, power
-    /// loss after [`Shared::sync`]. Files that it made superfluous go when they can.
+    /// Carries out a change of names and records it. The change survives `kill -9` when this
+    /// returns, and power loss after [`Shared::sync`]. Files that it made superfluous are
+    /// condemned. Errors: those of the home device, if neither the log nor a new generation takes
+    /// the change.
     pub(crate) fn commit(&self, names: &mut Names, record: &Record) -> Result<Moment> {
         let committed = names.space.commit(record)?;
         for gone in committed.gone {
@@ -353,7 +384,7 @@ impl Shared {
         }
         match committed.recorded {
             Ok(()) => Ok(committed.at),
-            // The log takes no more: a new generation, with the state of now, may.
+            // The log takes no more records. A new generation with the present state may succeed.
             Err(error) => match self.renew(names, true) {
                 Ok(()) => Ok(names.space.settled()),
                 Err(again) => {
@@ -364,12 +395,13 @@ impl Shared {
         }
     }
 
+    /// Condemns a file that was removed from the namespace, and its copies.
     fn forget(&self, entry: &Arc<Entry>, at: Moment) {
         entry.gone.store(true, Ordering::Relaxed);
         let mut inside = entry.inside.lock();
         inside.main.condemn(at);
-        // Of a file that its device lost they are all that there is, if a power loss takes the
-        // removal back.
+        // A power loss may undo the removal. Of a file that its device lost, the copies are the
+        // only bytes then, so they stay until the removal is durable.
         let of_copies = if inside.missing { at } else { Moment::default() };
         for copy in inside.copies.drain(..) {
             copy.physical.condemn(of_copies);
@@ -377,9 +409,9 @@ impl Shared {
         }
     }
 
-    /// Begins a new generation of the namespace, with the accesses of now; everything that it names
-    /// is durable before, also what another thread is just making so. `must`: see
-    /// [`Namespace::renew`].
+    /// Begins a new generation of the namespace, with the present access counts. All files that it
+    /// names are made durable before, also those that another thread is syncing at the moment.
+    /// `must` has the meaning of [`Namespace::renew`].
     fn renew(&self, names: &mut Names, must: bool) -> Result<()> {
         for (id, entry) in &names.entries {
             if let Some(file) = names.space.state.files.get_mut(id) {
@@ -410,7 +442,7 @@ impl Shared {
         let ticket = {
             let mut names = self.names.lock();
             if names.space.moment().generation != begun.generation {
-                // Begun anew meanwhile: everything up to there is durable.
+                // A new generation began in the meantime, so all earlier changes are durable.
                 return Ok(());
             }
             match names.space.mark(begun.offset) {
@@ -423,7 +455,7 @@ impl Shared {
         outcome.map(|_| ())
     }
 
-    /// Makes the names of files durable, on each device until a directory fails.
+    /// Makes the physical names of files durable, on each device until a directory fails.
     fn sync_names(&self, unsynced: &[Unsynced]) -> Result<()> {
         let mut result = Ok(());
         for (device, names) in self.devices.iter().zip(unsynced) {
@@ -437,8 +469,8 @@ impl Shared {
         result
     }
 
-    /// Puts the accesses of now into the namespace, for the next open; whether it took them. What
-    /// can be synced before is, while others go on.
+    /// Records the present access counts in the namespace, for the next open. Returns whether they
+    /// were recorded. Syncs first, so that other threads wait for the new generation only.
     pub(crate) fn keep_heat(&self) -> bool {
         if !self.is_tiered {
             return true;
@@ -450,8 +482,8 @@ impl Shared {
         kept.is_ok()
     }
 
-    /// Removes what nobody holds any more. `durably`: syncs the namespace first if that lets more
-    /// go. Returns how many files went.
+    /// Removes condemned files without a holder, and returns their number. With `durably`, syncs
+    /// the namespace first if files wait for that.
     pub(crate) fn empty_trash(&self, durably: bool) -> Result<usize> {
         let mut settled = self.names.lock().space.settled();
         let mut outcome = Ok(());
@@ -463,16 +495,16 @@ impl Shared {
         outcome.map(|()| removed)
     }
 
-    /// Removes what may go once the namespace is settled so far, or only copies of one device.
-    /// Fault point: `trash.remove`, before each file.
+    /// Removes condemned files, or only the copies among them on one device, as
+    /// [`Trash::empty`] does. Fault point: `trash.remove`, before each file.
     pub(crate) fn empty_settled(&self, settled: Moment, copies_of: Option<usize>) -> usize {
         let before = || self.fault_point("trash.remove");
         self.trash.empty(settled, self.now_ns(), copies_of, &before)
     }
 
-    /// After a change of names: what waits for its removal on a device goes soon if it holds much
-    /// of the room there. A look does the rest; who woke the thread that looks for each of
-    /// thousands of tables a second would take the processor from those who write them.
+    /// Wakes the control loop after a change of names, if removed files hold much of a device's
+    /// room. Otherwise its next iteration removes them. A wake-up for each of thousands of tables a
+    /// second would take processor time from their writers.
     pub(crate) fn tidy(&self) {
         let holds_much = |device: &Device| {
             let leaving = device.leaving.load(Ordering::Relaxed);
@@ -483,7 +515,7 @@ impl Shared {
         }
     }
 
-    /// Whether what waits for its removal on a device is much of the room that is left there.
+    /// Whether removed files hold much of the room that is left on a device.
     pub(crate) fn is_short_of_room_for_trash(&self) -> bool {
         self.devices.iter().any(|device| {
             let leaving = device.leaving.load(Ordering::Relaxed);
@@ -491,10 +523,10 @@ impl Shared {
         })
     }
 
-    /// Drops a copy: no route leads to it any more, and its file goes with the last read of it.
-    /// Whether it was there. Fault points: `drop.begin`, `drop.recorded` and, when what may go of
-    /// copies that gave way is removed, `drop.removed`. The whole copy of a file that is missing
-    /// stays.
+    /// Drops a copy: no route leads to it any more, and its file is removed after the last read of
+    /// it. Returns whether it was dropped. The whole copy of a missing file is never dropped. Fault
+    /// points: `drop.begin`, `drop.recorded` and, when files of dropped copies are removed,
+    /// `drop.removed`.
     pub(crate) fn drop_copy(self: &Arc<Self>, entry: &Arc<Entry>, copy: &Arc<CachedCopy>) -> bool {
         if let Err(error) = self.fault_point("drop.begin") {
             tracing::warn!(%error, "a copy is not dropped");
@@ -503,7 +535,7 @@ impl Shared {
         let mut names = self.names.lock();
         let mut inside = entry.inside.lock();
         if inside.missing && copy.whole {
-            // Of a file that its device lost it is all that there is.
+            // These are the only bytes of a file that its device lost.
             return false;
         }
         let before = inside.copies.len();
@@ -516,7 +548,7 @@ impl Shared {
         let recorded = self.commit(&mut names, &record).map(|_| ());
         drop(names);
         if let Err(error) = recorded.and_then(|()| self.fault_point("drop.recorded")) {
-            // The next open finds the copy's file missing, or a sound copy: both are fine.
+            // The next open finds the copy's file missing, or a sound copy. It accepts both.
             tracing::warn!(%error, "the end of a copy was not recorded");
         }
         copy.physical.condemn(Moment::default());

@@ -1,10 +1,16 @@
 //! Files that are being written.
 //!
-//! The output of a compaction takes over the heat of what its thread merged meanwhile, so that the
-//! tables of hot keys are hot from the start. A writer charges its device with the bytes that it
-//! appends, counts as a writer of it until it is dropped, and then leaves a closed file, which may
-//! move. A log is charged as it is finished or dropped: an append to it does nothing here but pass
-//! on.
+//! A writer charges its device with the bytes that it appends. It counts as a writer of the device
+//! until it is dropped. Then the file is closed, and may move. The output of a compaction takes
+//! over the heat of the bytes that its thread merged in the meantime, so that tables of hot keys
+//! are hot from the start.
+//!
+//! Invariant: the bytes of a closed file are charged to its device.
+//!
+//! Thread-safety: one thread at a time uses a writer.
+//! Failure: an error of the device is noted for the device and returned.
+//! Cost: a table charges its device every 64 KiB. An append to a log costs nothing beyond the
+//! append of the device, except every MiB.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -18,16 +24,18 @@ use super::shared::Shared;
 use crate::device::{Count, WriterGuard};
 use crate::write_slots::WriteSlot;
 
-/// What a writer tells when it begins and ends.
+/// One writer of a file: counts begin with [`Writing::begin`] and end with the drop.
 #[derive(Debug)]
 pub(crate) struct Writing {
     pub(crate) shared: Arc<Shared>,
     pub(crate) entry: Arc<Entry>,
     pub(crate) physical: Arc<Physical>,
-    /// What it counts as in the averages of writers.
+    /// Index of the file's kind in [`crate::activity::Activity`], if files of its kind are counted.
     kind: Option<usize>,
-    /// Whether it takes over the heat of what its thread merges.
+    /// Whether the file takes over the heat of the bytes that its thread merges.
     inherits: bool,
+    /// The device's count of writers, and the write slot. The drop ends them after the other
+    /// counts.
     guard: Option<(WriterGuard, Option<WriteSlot>)>,
 }
 
@@ -44,7 +52,7 @@ impl Writing {
         if let Some(kind) = kind {
             shared.activity.open(kind, shared.now_ns());
         }
-        // New is not idle.
+        // A new file does not count as idle.
         entry.last_read_ms.fetch_max(shared.now_ms(), Ordering::Relaxed);
         entry.born_ms.fetch_max(shared.now_ms(), Ordering::Relaxed);
         let (shared, entry) = (Arc::clone(shared), Arc::clone(entry));
@@ -59,7 +67,7 @@ impl Writing {
     fn note(&self, outcome: &Result<()>) {
         self.physical.device().note(outcome, self.shared.now_ns());
         if outcome.as_ref().is_err_and(Error::is_no_space) {
-            // What was removed may give it room.
+            // Removed files may free room.
             self.shared.wake_workers();
         }
     }
@@ -75,27 +83,28 @@ impl Drop for Writing {
         }
         self.entry.writers.fetch_sub(1, Ordering::AcqRel);
         drop(self.guard.take());
-        // One writer less: what waited for that may begin.
+        // The device has one writer less, so a queued job may begin.
         if self.shared.queue.has_jobs() {
             self.shared.wake_workers();
         }
     }
 }
 
+/// A table or another plain file that is being written.
 #[derive(Debug)]
 pub(crate) struct TierWriter {
-    // Dropped first: the file is closed when it stops counting as written.
+    // Dropped first, so that the file is closed before it stops counting as written.
     inner: Box<dyn WritableFile>,
     writing: Writing,
-    /// Its length as the device knows it. It is told every `step` bytes, and of the rest when the
-    /// file is flushed or closed.
+    /// Length that is charged to the device.
     charged: u64,
+    /// Bytes after which the device is charged. A flush and the drop charge the rest.
     step: u64,
 }
 
-/// The device is told of a table's growth every so many bytes, or every thousandth of its capacity
-/// if that is less: all who write to it count in the same place, and a table grows by a block at a
-/// time. Nothing is decided by less: 2 % of the capacity are kept free.
+/// Growth of a table, in bytes, after which its device is charged, or one thousandth of the
+/// device's capacity if that is less. A table grows block by block, and all writers of a device
+/// share one counter. No decision needs a finer figure, because 2 % of the capacity are kept free.
 const TABLE_STEP_BYTES: u64 = 64 << 10;
 
 impl TierWriter {
@@ -111,7 +120,7 @@ impl TierWriter {
         Self { inner, writing, charged, step }
     }
 
-    /// Tells the device of the file's length; copies make way for a table.
+    /// Charges the device with the file's length. For a table, drops copies if room is short.
     fn charge(&mut self) {
         let len = self.inner.len();
         let Writing { shared, physical, entry, .. } = &self.writing;
@@ -119,10 +128,11 @@ impl TierWriter {
         physical.device().add(Count::WrittenBytes, len.saturating_sub(self.charged));
         self.charged = len;
         if entry.class == FileClass::Sst {
-            shared.make_way(physical.device, 0);
+            shared.make_room(physical.device, 0);
         }
     }
 
+    /// Notes an error for the device.
     fn after(&self, outcome: Result<()>) -> Result<()> {
         if outcome.is_err() {
             self.writing.note(&outcome);
@@ -168,6 +178,7 @@ impl Drop for TierWriter {
     }
 }
 
+/// A log that is being written.
 #[derive(Debug)]
 pub(crate) struct TierLog {
     inner: Box<dyn LogFile>,
@@ -180,7 +191,8 @@ impl TierLog {
         Self { inner, writing, charged: 0 }
     }
 
-    /// A log over the space of an old one is as long as that was, or longer.
+    /// Charges the device with the log's length. A log in the space of an old one is at least as
+    /// long as the old one.
     fn charge(&mut self) {
         let (len, physical) = (self.inner.len(), &self.writing.physical);
         physical.device().add(Count::WrittenBytes, len - self.charged);
@@ -188,13 +200,13 @@ impl TierLog {
         physical.set_len(len.max(physical.len()));
         let (shared, index) = (&self.writing.shared, physical.device);
         if physical.device().short_of(shared.reserve_of(index)) > 0 {
-            // It makes way.
+            // The control loop drops copies.
             shared.wake_workers();
         }
     }
 }
 
-/// The device is told of a log's growth every so many bytes.
+/// Growth of a log, in bytes, after which its device is charged.
 const CHARGE_BYTES: u64 = 1 << 20;
 
 impl LogFile for TierLog {

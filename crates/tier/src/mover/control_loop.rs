@@ -1,8 +1,12 @@
-//! One look at the tiers: ages accesses, and decides on copies, moves and the scheme.
+//! One iteration of the control loop: ages access counts, and decides on copies, moves and the
+//! scheme.
 //!
-//! What is decided is decided by the pure functions of [`crate::cache`], [`crate::migrate`] and
-//! [`crate::scheme`]; this gathers their inputs and queues what they want. Cost: a pass over all
-//! files and their ranges.
+//! Pure functions of [`crate::cache`], [`crate::migrate`] and [`crate::scheme`] decide. This module
+//! gathers their inputs and queues the jobs that they want.
+//!
+//! Thread-safety: the lock of [`Pace`] admits one iteration at a time.
+//! Failure: an iteration fails only by not recording the access counts, which a later one does
+//! again. Cost: a pass over all files and their ranges.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -28,44 +32,66 @@ use crate::migrate::{Pressure, Resident, excess, pick, pressure};
 use crate::scheme::{Follower, Name, Observed, SchemeInput};
 use crate::slowness::{Watch, Wrote, limit_at};
 
-/// A read counts as much as so many written bytes where reads and writes are compared.
+/// Written bytes that count as one read if reads and writes are compared.
 const BLOCK_BYTES: u64 = 4096;
 
-/// Accesses are put into the namespace this often while there are any, so that a killed process
-/// knows what was hot. In between they are with every new generation.
+/// Interval, in milliseconds, at which access counts are recorded in the namespace if there were
+/// any reads. So the counts survive a kill. Each new generation records them as well.
 const KEEP_HEAT_MS: u64 = 300_000;
 
-/// What is remembered from one look to the next.
+/// The state of the control loop from one iteration to the next.
 #[derive(Debug)]
 pub(super) struct Pace {
+    /// Time of the last iteration, in milliseconds.
     at_ms: u64,
-    /// When accesses were put into the namespace last, and reads since.
+    /// Time at which access counts were last recorded in the namespace, in milliseconds.
     kept_ms: u64,
+    /// Foreground reads since then.
     reads_unkept: u64,
     ageing: Ageing,
     dispersion: Dispersion,
-    /// Reads of users that copies served.
+    /// Foreground reads that copies had served until the last iteration.
     hits: u64,
+    /// Foreground reads that each device had served until the last iteration.
     foreground: Vec<u64>,
+    /// Time that files had been open for writing until the last iteration.
     totals: Totals,
+    /// Bytes written to all devices until the last iteration.
     written: u64,
-    /// Copies that were made on each device, and files that left it.
+    /// Number of copies that were made on each device, plus files that left it.
     done: Vec<u64>,
-    /// Reads that copies on each device served until the last look, and whether they pay.
-    payback: Vec<(u64, Payback)>,
+    payback: Vec<DevicePayback>,
     follower: Follower,
-    /// Bytes and busy time of writes on each device until the last look, and what was concluded.
-    writes: Vec<(u64, u64, Watch)>,
-    /// Served and possible foreground reads of each device in the last interval with any.
+    writes: Vec<DeviceWrites>,
+    /// Served and possible foreground reads of each device in the last interval.
     pub(super) ratios: Vec<(u64, u64)>,
-    /// What logs, bookkeeping and levels of the scheme took of the fastest device at their largest,
-    /// lately; bytes.
+    /// Recent peak, in bytes, of the files on the fastest device that belong there: logs,
+    /// bookkeeping files and the levels of the scheme.
     peak: f64,
-    /// The same of logs alone, wherever they lie.
+    /// Recent peak, in bytes, of all logs on all devices.
     log_peak: f64,
 }
 
+/// Whether the copies of one device win back their cost.
+#[derive(Clone, Debug, Default)]
+struct DevicePayback {
+    /// Foreground reads that copies of the device had served until the last iteration.
+    hits: u64,
+    payback: Payback,
+}
+
+/// How fast one device is written.
+#[derive(Clone, Debug, Default)]
+struct DeviceWrites {
+    /// Bytes of timed writes until the last iteration.
+    bytes: u64,
+    /// Time, in nanoseconds, that these writes took.
+    busy_ns: u64,
+    watch: Watch,
+}
+
 impl Pace {
+    /// The state of tiers that were just opened.
     pub(super) fn new(start: &MoverStart) -> Self {
         let devices = start.devices;
         Self {
@@ -79,16 +105,16 @@ impl Pace {
             totals: start.totals,
             written: 0,
             done: vec![0; devices],
-            payback: vec![(0, Payback::default()); devices],
+            payback: vec![DevicePayback::default(); devices],
             follower: Follower::new(start.fast_levels),
-            writes: vec![(0, 0, Watch::default()); devices],
+            writes: vec![DeviceWrites::default(); devices],
             ratios: vec![(0, 0); devices],
             peak: 0.0,
             log_peak: 0.0,
         }
     }
 
-    /// The reads whose accesses are to be put into the namespace now; 0 if it is not time.
+    /// Number of reads whose counts are to be recorded in the namespace now. 0 if it is too early.
     fn keeps_heat(&mut self, now_ms: u64) -> u64 {
         if self.kept_ms == 0 {
             self.kept_ms = now_ms;
@@ -101,6 +127,7 @@ impl Pace {
     }
 }
 
+/// Runs one iteration.
 pub(super) fn tick(shared: &Arc<Shared>, state: &Mutex<Pace>) {
     let mut pace = state.lock();
     let now_ms = shared.now_ms();
@@ -122,7 +149,7 @@ pub(super) fn tick(shared: &Arc<Shared>, state: &Mutex<Pace>) {
         let wanted = wants_copies(served, possible, shared.policy.hit_ratio_target);
         let device = &shared.devices[index];
         if !wanted && possible >= READS_MIN {
-            // All that is hot has room.
+            // All hot files have room on the device.
             device.worth.store(0.0f64.to_bits(), Ordering::Relaxed);
         }
         let done = device.get(Count::CopiesMade) + device.get(Count::FilesOut);
@@ -141,14 +168,14 @@ pub(super) fn tick(shared: &Arc<Shared>, state: &Mutex<Pace>) {
         shared.wake_workers();
     }
     let reads = pace.keeps_heat(now_ms);
-    // Who asks for statistics does not wait for the device.
+    // Statistics take this lock, and must not wait for the device.
     drop(pace);
     if reads > 0 && !shared.keep_heat() {
         state.lock().reads_unkept += reads;
     }
 }
 
-/// Takes every file's reads since the last look.
+/// Takes the reads of every file since the last iteration, and ages the counts if that is due.
 fn look_at_files(shared: &Arc<Shared>, pace: &mut Pace, now_ms: u64) -> Vec<ObservedFile> {
     let entries: Vec<_> = shared.names.lock().entries.values().cloned().collect();
     let mut interval = Interval::default();
@@ -176,7 +203,7 @@ fn look_at_files(shared: &Arc<Shared>, pace: &mut Pace, now_ms: u64) -> Vec<Obse
         drift = interval.drift,
         dispersion = interval.dispersion,
         ages = look.ages,
-        "tiers: a look"
+        "tiers: an iteration of the control loop"
     );
     let mut deepest = vec![u8::MAX; shared.devices.len()];
     let mut seen = Vec::with_capacity(entries.len());
@@ -200,14 +227,14 @@ fn look_at_files(shared: &Arc<Shared>, pace: &mut Pace, now_ms: u64) -> Vec<Obse
     seen
 }
 
-/// What the scheme's files needed at their largest counts so much less from look to look: half
-/// after half a minute.
+/// Factor by which a peak decays from one iteration to the next: to one half within half a minute.
 const PEAK_KEPT: f64 = 0.99;
 
-/// How much hot tables of levels beyond the scheme may take of the fastest device: what logs,
-/// bookkeeping and the levels of the scheme leave when they need most (they are rewritten into each
-/// other, and have their room twice meanwhile), and no more than the share for what is read often:
-/// where there are to be no copies, no table stays for being hot either.
+/// Notes the room, in bytes, that hot tables of levels beyond the scheme may take of the fastest
+/// device. This is the room that logs, bookkeeping files and the levels of the scheme leave at
+/// their peak: levels are rewritten into each other, and need their room twice in the meantime. It
+/// is at most the device's share for copies, so that no table stays for being hot where no copies
+/// are made.
 fn note_hot_room(shared: &Shared, pace: &mut Pace, seen: &[ObservedFile]) {
     let fastest = &shared.devices[0];
     let fast_levels = shared.fast_levels.load(Ordering::Relaxed);
@@ -230,8 +257,9 @@ fn note_hot_room(shared: &Shared, pace: &mut Pace, seen: &[ObservedFile]) {
     tracing::debug!(hot, others, peak = pace.peak, room, "tiers: room for hot tables");
 }
 
-/// How much room tables leave to logs on the fastest device: as much as logs took at their largest,
-/// and the one that is open and counts as it grows, less those that lie there.
+/// Notes the room, in bytes, that tables leave to logs on the fastest device. This is the recent
+/// peak of all logs, plus the largest log, because an open log is counted as it grows. The logs
+/// that lie there already are subtracted.
 fn note_log_room(shared: &Shared, pace: &mut Pace, seen: &[ObservedFile]) {
     let logs = || seen.iter().filter(|file| file.entry.class == FileClass::Wal);
     let all: u64 = logs().map(|file| file.len).sum();
@@ -242,14 +270,15 @@ fn note_log_room(shared: &Shared, pace: &mut Pace, seen: &[ObservedFile]) {
     shared.devices[0].log_room.store(room, Ordering::Relaxed);
 }
 
-/// Counts what the device's copies served since the last look.
-fn note_payback<'a>(device: &Device, (hits, payback): &'a mut (u64, Payback)) -> &'a mut Payback {
+/// Counts the foreground reads that the device's copies served since the last iteration.
+fn note_payback<'a>(device: &Device, state: &'a mut DevicePayback) -> &'a mut Payback {
     let all = device.get(Count::CacheHits);
-    payback.look(all - std::mem::replace(hits, all));
-    payback
+    state.payback.look(all - std::mem::replace(&mut state.hits, all));
+    &mut state.payback
 }
 
-/// Foreground reads that each device served, of those that it could have served.
+/// Notes the foreground reads that each device served in this interval, and those that it could
+/// have served.
 fn note_ratios(shared: &Shared, pace: &mut Pace) {
     let totals: Vec<u64> =
         shared.devices.iter().map(|device| device.get(Count::ForegroundReads)).collect();
@@ -261,10 +290,11 @@ fn note_ratios(shared: &Shared, pace: &mut Pace) {
     }
 }
 
-/// Compares what devices wrote with their profiles; one that is slower takes fewer writers, unless
-/// the settings say how many.
+/// Compares the write speed of devices with their profiles. A slower device takes fewer writers,
+/// unless the settings fix their number.
 fn note_slowness(shared: &Shared, pace: &mut Pace, passed_ms: u64) {
-    for (device, (bytes, busy_ns, watch)) in shared.devices.iter().zip(&mut pace.writes) {
+    for (device, writes) in shared.devices.iter().zip(&mut pace.writes) {
+        let DeviceWrites { bytes, busy_ns, watch } = writes;
         let Some(profile) = device.profile.get() else { continue };
         let now = device.get(Count::TimedBytes);
         let now_busy_ns = device.get(Count::WriteBusyNs);
@@ -296,7 +326,7 @@ fn relieve(shared: &Arc<Shared>, index: usize, seen: &[ObservedFile], now_ms: u6
     let device = &shared.devices[index];
     let capacity = device.capacity.load(Ordering::Relaxed);
     let (low, forced) = (shared.policy.migrate_below, shared.policy.force_below);
-    // What is on its way out counts as gone.
+    // Files that are moving away count as gone.
     let leaving: u64 = seen
         .iter()
         .filter(|file| file.device == index && file.entry.busy.load(Ordering::Acquire))
@@ -329,7 +359,7 @@ fn relieve(shared: &Arc<Shared>, index: usize, seen: &[ObservedFile], now_ms: u6
     }
 }
 
-/// The first device from `from` on that takes `len` bytes.
+/// Index of the first device, from `from` on, that has room for `len` bytes.
 pub(super) fn roomy(shared: &Shared, from: usize, len: u64) -> Option<usize> {
     let now_ns = shared.now_ns();
     (from..shared.devices.len()).find(|&index| {
@@ -341,7 +371,7 @@ pub(super) fn roomy(shared: &Shared, from: usize, len: u64) -> Option<usize> {
     })
 }
 
-/// Follows what was observed with the scheme.
+/// Adapts the scheme to the observed writers, levels and reads.
 fn follow(shared: &Shared, pace: &mut Pace, seen: &[ObservedFile]) {
     let totals = shared.activity.totals(shared.now_ns());
     let (log_writers, level_writers) = totals.since(&pace.totals);

@@ -1,6 +1,9 @@
-//! Which copies a device gets at a look, and what goes for them.
+//! Planning of copies: which copies a device gets in an iteration, and which it drops for them.
 //!
-//! [`crate::cache`] decides, purely; this gathers what it decides from and queues what it wants.
+//! The pure functions of [`crate::cache`] decide. This module gathers their inputs, drops copies
+//! and queues jobs.
+//!
+//! Failure: a copy that cannot be dropped stays, and the next iteration decides again.
 //! Cost: a pass over all files and their ranges for each device.
 
 use std::borrow::Cow;
@@ -23,25 +26,33 @@ use crate::history::Reason;
 use crate::migrate::queue_room;
 use crate::settings::CacheBy;
 
-/// So many copies may wait where they win back what they cost.
+/// Largest number of queued copies to a device whose copies win back their cost.
 const QUEUED_MAX: usize = 64;
 
-/// So many tables at most leave for copies at a look, and none while a file is on its way from the
-/// device or to one below: users read from where they go, and wait for what is written there.
+/// Largest number of tables that leave the device for copies in one iteration. No table leaves
+/// while a move to a slower device is queued or running: foreground reads use that device, and wait
+/// for its writes.
 const LEAVE_MAX: usize = 2;
 
-/// Bytes that copies may still take on a device: by their share, and by what files leave.
-fn cache_room(shared: &Shared, device: &Device) -> (i64, i64) {
+/// Bytes that copies may still take on a device.
+struct CacheRoom {
+    /// By the device's share for copies.
+    by_share: i64,
+    /// By the room that files leave.
+    by_files: i64,
+}
+
+fn cache_room(shared: &Shared, device: &Device) -> CacheRoom {
     let load = |value: &std::sync::atomic::AtomicU64| value.load(Ordering::Relaxed);
     let (capacity, cached) = (load(&device.capacity), load(&device.cache_bytes));
     let part = |share: f64| (capacity as f64 * share) as i64;
     let by_share = part(device.cache_share) - cached as i64;
     let kept = part(shared.policy.force_below);
     let by_files = device.free().min(i64::MAX as u64) as i64 - cached as i64 - kept;
-    (by_share, by_files)
+    CacheRoom { by_share, by_files }
 }
 
-/// What of which files a device could copy, and what it holds.
+/// The copies that a device could get, and the copies and files that it holds.
 #[derive(Default)]
 struct Copies<'a> {
     candidates: Vec<Candidate>,
@@ -51,8 +62,8 @@ struct Copies<'a> {
 }
 
 impl<'a> Copies<'a> {
-    /// Of the device at `index`. Candidates only if they are wanted and it is told how many bytes
-    /// copies may still take, and whether tables leave for them.
+    /// Gathers the state of the device at `index`. Candidates are gathered only if `room` is given:
+    /// the bytes that copies may still take, and whether tables leave for them.
     fn of(
         shared: &Shared,
         index: usize,
@@ -63,7 +74,7 @@ impl<'a> Copies<'a> {
         let mut copies = Self::default();
         let own_of =
             |file: &'a ObservedFile| file.copies.iter().find(|copy| copy.physical.device == index);
-        // What copies on faster devices serve is no reason for another one here.
+        // Accesses that copies on faster devices serve are no reason for another copy here.
         let reads: Vec<Cow<'a, FileReads>> = seen.iter().map(|file| file.left_to(index)).collect();
         let (mut cached, mut demotable) = (0, 0);
         for (file, reads) in seen.iter().zip(&reads) {
@@ -90,13 +101,13 @@ impl<'a> Copies<'a> {
         let Some((room, demotes)) = room else { return copies };
         let could = seen.iter().zip(&reads).filter(|(file, reads)| {
             let own = own_of(file);
-            // For its cohort alone nothing is copied.
+            // A file without accesses of its own is not copied for those of its cohort.
             let is_below = file.served_by() > index && file.device > index;
             own.is_some() || (is_below && reads.is_read())
         });
         let room = cached + room + if demotes { demotable } else { 0 };
-        // What the fastest device leaves is hardly hotter in one part than in another; to copy
-        // parts, all of a file is read from the slowest device.
+        // The accesses that the fastest device leaves are spread almost evenly over a file. And a
+        // copy of ranges would read all of the file from the slowest device.
         let by = match shared.policy.cache_by {
             CacheBy::Adaptive if index > 0 => CacheBy::File,
             by => by,
@@ -106,12 +117,14 @@ impl<'a> Copies<'a> {
         shared.devices[index].worth.store(worth.density.to_bits(), Ordering::Relaxed);
         for (file, reads) in could.filter(|(file, _)| file.may_move()) {
             let plan = plan(reads, worth, by);
-            copies.consider((file, reads), own_of(file), plan, (variance, seen.len()));
+            let statistics =
+                AccessStatistics { variance: file.variance(variance), files: seen.len() };
+            copies.consider(file, reads, own_of(file), plan, statistics);
         }
         copies
     }
 
-    /// The copies that are held, those that serve the fewest accesses per byte last.
+    /// The copies on the device, the ones with the fewest accesses per byte last.
     fn coldest_last(&self) -> impl Iterator<Item = (&'a Arc<Entry>, &'a Arc<CachedCopy>)> {
         let mut held: Vec<&Held> = self.held.iter().filter(|held| !held.is_file).collect();
         held.sort_by(|a, b| density(b.heat, b.len).total_cmp(&density(a.heat, a.len)));
@@ -120,17 +133,18 @@ impl<'a> Copies<'a> {
         held.into_iter().filter_map(of).collect::<Vec<_>>().into_iter()
     }
 
-    /// Makes a candidate of the file if what is planned is better than the copy that there is.
+    /// Adds the file as a candidate if the planned copy is better than its present one.
     fn consider(
         &mut self,
-        (file, reads): (&ObservedFile, &FileReads),
+        file: &ObservedFile,
+        reads: &FileReads,
         own: Option<&Arc<CachedCopy>>,
         plan: Option<CopyPlan>,
-        (aged, files): (f64, usize),
+        statistics: AccessStatistics,
     ) {
         let Some(mut plan) = plan else { return };
         let bytes = plan.bytes_taken();
-        let variance = file.variance(aged);
+        let AccessStatistics { variance, files } = statistics;
         let (held, held_bytes) = match own {
             Some(copy) if copy.whole => return,
             Some(copy) => (served_by(reads, copy), copy.physical.len()),
@@ -147,18 +161,28 @@ impl<'a> Copies<'a> {
     }
 }
 
-/// What a look wants of a device's copies.
+/// What chance does to the accesses of a file.
+#[derive(Clone, Copy)]
+struct AccessStatistics {
+    /// Variance-to-mean ratio of the file's accesses by chance.
+    variance: f64,
+    /// Number of files that are compared.
+    files: usize,
+}
+
+/// The wish of an iteration for a device's copies.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Wish {
-    /// Whether more shall be made.
+    /// Whether the device needs more copies.
     pub(super) wanted: bool,
-    /// How many were made, or files left for them, since the last look.
+    /// Number of copies that were made, or files that left, since the last iteration.
     pub(super) finished: usize,
-    /// By how much of their mean accesses vary by chance.
+    /// Variance-to-mean ratio of aged accesses by chance.
     pub(super) variance: f64,
 }
 
-/// Queues copies to a device, drops what is in the way, and notes which would go next.
+/// Queues copies to a device, drops the copies that they replace, and notes the order in which
+/// copies are dropped if files need their room.
 pub(super) fn fill_cache(
     shared: &Arc<Shared>,
     index: usize,
@@ -172,22 +196,23 @@ pub(super) fn fill_cache(
     let busy = waiting_moves + waiting_copies + shared.queue.running(index);
     let threads = shared.threads_for(index, false);
     let slots = queue_room(threads, finished, busy);
-    // While writers leave nothing to copies, none waits for long: it would keep its file from
-    // moving.
+    // While writers leave no thread to copies, no copy is queued. A queued copy would keep its file
+    // from moving.
     let refill = match payback.won() {
         0 => Refill::default(),
         _ if threads == 0 => Refill::default(),
         bytes => Refill { copies: QUEUED_MAX.saturating_sub(busy), bytes },
     };
     let wanted = wanted && !device.is_failing(shared.now_ns()) && device.cache_share > 0.0;
-    let (by_share, by_files) = cache_room(shared, device);
-    // From a device in the middle a table would leave for one that is slower still, and the copy
-    // that takes its place is read from there, too: users then wait for both.
+    let CacheRoom { by_share, by_files } = cache_room(shared, device);
+    // A table that leaves a device in the middle is written to a slower one, and the copy that
+    // takes its place is read from there. Foreground reads would wait for both. So only the fastest
+    // device demotes tables.
     let demotes = index == 0 && by_files < by_share;
     let room = by_share.min(by_files);
     let chooses = wanted && slots.max(refill.copies) > 0;
     let mut copies = Copies::of(shared, index, seen, variance, chooses.then_some((room, demotes)));
-    shared.giving_way.note(index, copies.coldest_last());
+    shared.evictions.note(index, copies.coldest_last());
     let (candidates, held) = (&copies.candidates[..], &copies.held[..]);
     let leave = if shared.moves_below(index) { 0 } else { LEAVE_MAX };
     let coming = device.growth.load(Ordering::Relaxed);
@@ -234,7 +259,7 @@ fn queue_move(shared: &Shared, from: usize, seen: &[ObservedFile], id: u64) {
     shared.queue.push(Job { entry, to, kind: JobKind::Move, reason: Reason::Colder });
 }
 
-/// Queues a copy; the bytes that are to be copied.
+/// Queues a copy. Returns the bytes that will be copied, or 0 if the file has a job already.
 fn queue_copy(
     shared: &Shared,
     to: usize,

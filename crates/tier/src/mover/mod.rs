@@ -1,12 +1,20 @@
-//! Background work: one thread looks at the tiers every interval and decides ([`control_loop`]),
-//! removes what may go, and keeps the namespace's ballast, and several copy and move ([`transfer`])
-//! as far as the devices' writers allow.
+//! The mover: moves and copies files between devices in the background.
 //!
-//! Without threads (`Components::spawn` is `None`) [`crate::TieredFs::step`] does one round of all
-//! of it. A job that fails leaves the file where it was and is decided anew if its reason persists:
-//! copies and what leaves for them at the next look, moves after a change of level ten seconds
-//! later and at growing intervals from then on, until the tiers are closed. A file has at most one
-//! job at a time (`Entry::busy`).
+//! One thread runs the control loop ([`control_loop`]) at every interval. It also removes condemned
+//! files and maintains the namespace's ballast. Several other threads carry out the queued moves
+//! and copies ([`transfer`]), as far as the writers of the devices allow. Without threads
+//! (`Components::spawn` is `None`), [`crate::TieredFs::step`] does one round of this work.
+//!
+//! Invariants:
+//! 1. A file has at most one job (`Entry::busy`).
+//! 2. A failed job leaves the file where it was.
+//!
+//! Thread-safety: any thread may call any function. One thread at a time runs the control loop.
+//! Failure: a failed job is decided on again while its reason persists. Copies, and moves that make
+//! room for copies, are decided on in the next iteration. A move after a change of level is decided
+//! on ten seconds later, and then at growing intervals, until the tiers are closed.
+//! Cost: an iteration is a pass over all files and their ranges. A job reads and writes each byte
+//! once, and a move also reads its target back.
 
 mod control_loop;
 mod copy_planner;
@@ -31,13 +39,14 @@ use crate::history::Reason;
 use crate::namespace::ballast;
 use crate::place::{AfterMove, Heat, place_after_move};
 
-/// What the tiers do in the background, with what it remembers from one iteration of the control
-/// loop to the next.
+/// The background work of open tiers.
 pub(crate) struct Mover {
+    /// The state of the control loop. Held for one iteration.
     pace: Mutex<Pace>,
 }
 
 impl Mover {
+    /// The mover of tiers that were just opened.
     pub(crate) fn new(start: &MoverStart) -> Self {
         Self { pace: Mutex::new(Pace::new(start)) }
     }
@@ -68,7 +77,7 @@ impl BackgroundWork for Mover {
     }
 }
 
-/// Runs the first job that may run; whether there was one.
+/// Runs the first job that may run. Returns whether there was one.
 pub(crate) fn run_one(shared: &Arc<Shared>) -> bool {
     let Some(job) = shared.queue.take(shared) else { return false };
     let end = transfer::run(shared, &job);
@@ -87,9 +96,9 @@ pub(crate) fn run_one(shared: &Arc<Shared>) -> bool {
     true
 }
 
-/// Moves a file on this thread, whatever waits. Errors: `Busy` if it has a job; `Closed`
-/// if the tiers are closed meanwhile; `NotFound` if the file is removed meanwhile; those of the
-/// devices. A file that is being written stays.
+/// Moves a file on the calling thread, ahead of all queued jobs. A file that is being written stays
+/// where it is. Errors: `Busy` if the file has a job; `Closed` if the tiers are closed meanwhile;
+/// `NotFound` if the file is removed meanwhile; those of the devices.
 fn move_now(shared: &Arc<Shared>, entry: &Arc<Entry>, to: usize, reason: Reason) -> Result<()> {
     if !shared.queue.claim(entry) {
         return Err(Error::busy("the file is being moved or copied: try again"));
@@ -105,21 +114,21 @@ fn move_now(shared: &Arc<Shared>, entry: &Arc<Entry>, to: usize, reason: Reason)
     }
 }
 
-/// A move after a change of level that was not made is decided anew after this long, then after
-/// twice as long each time…
+/// Pause, in milliseconds, after which a failed move is decided on again. The pause doubles after
+/// each further attempt.
 const MOVE_PAUSE_MS: u64 = 10_000;
-/// …up to this.
+/// Longest such pause, in milliseconds.
 const MOVE_PAUSE_MS_MAX: u64 = 3_600_000;
 
-/// A move that is decided on now is decided anew later, unless it is made.
+/// Notes the next attempt at a move that is decided on now. A successful move clears it.
 fn owe_move(entry: &Entry, now_ms: u64) {
     let tries = entry.move_tries.fetch_add(1, Ordering::Relaxed).min(16);
     let at_ms = now_ms + (MOVE_PAUSE_MS << tries).min(MOVE_PAUSE_MS_MAX);
     entry.move_owed_ms.store(at_ms, Ordering::Relaxed);
 }
 
-/// Queues the move of a file whose level changed without a rewrite, if it belongs further down.
-/// What fails, or finds no room, is decided anew by later looks.
+/// Queues the move of a file whose level changed without a rewrite, if the file belongs on another
+/// device now. A move that fails or finds no room is decided on again by later iterations.
 fn move_by_level(shared: &Arc<Shared>, entry: &Arc<Entry>, context: IoContext) {
     let (from, len) = {
         let inside = entry.inside.lock();
@@ -151,13 +160,14 @@ fn move_by_level(shared: &Arc<Shared>, entry: &Arc<Entry>, context: IoContext) {
             shared.queue.push(Job { entry, to, kind: JobKind::Move, reason });
             shared.wake_workers();
         }
-        // It may be one of the scheme's own all the same: the next look counts anew.
+        // The file may belong to the levels of the scheme. The next iteration counts this room
+        // again.
         AfterMove::Stays if from == 0 => fastest.take_hot_room(len),
         AfterMove::Stays | AfterMove::Waits => {}
     }
 }
 
-/// Decides anew on the moves that were not made, and are due again.
+/// Decides again on moves that failed or found no room, once they are due.
 fn retry_moves<'a>(shared: &Arc<Shared>, entries: impl Iterator<Item = &'a Arc<Entry>>) {
     let now_ms = shared.now_ms();
     for entry in entries {
@@ -174,8 +184,8 @@ fn retry_moves<'a>(shared: &Arc<Shared>, entries: impl Iterator<Item = &'a Arc<E
     }
 }
 
-/// Queues that a file which its device lost is made anew, where it was, from a whole copy; again
-/// and again at growing intervals.
+/// Queues the restoration of a file that its device lost: a whole copy is written back to the same
+/// device. A failed restoration is tried again at growing intervals.
 fn restore(shared: &Arc<Shared>, entry: &Arc<Entry>) {
     let now_ms = shared.now_ms();
     let (is_lost, to) = {
@@ -191,16 +201,18 @@ fn restore(shared: &Arc<Shared>, entry: &Arc<Entry>) {
     }
 }
 
-/// Starts the background threads: the one that looks, and those that copy and move. If one cannot
-/// be started, those that were end again.
+/// Starts the background threads: one for the control loop, and those for moves and copies. If one
+/// cannot be started, the others are ended.
 pub(crate) fn start(shared: &Arc<Shared>, spawn: &dyn Spawn) -> Result<Vec<Joiner>> {
     let mut threads = Vec::new();
     let workers = if shared.is_tiered { shared.policy.threads_max } else { 0 };
     for number in 0..=workers {
         let one = Arc::clone(shared);
         let started = match number {
-            0 => spawn.spawn("tier-look", Box::new(move || look(&one))),
-            _ => spawn.spawn(&format!("tier-move-{}", number - 1), Box::new(move || work(&one))),
+            0 => spawn.spawn("tier-look", Box::new(move || run_control_loop(&one))),
+            _ => {
+                spawn.spawn(&format!("tier-move-{}", number - 1), Box::new(move || run_jobs(&one)))
+            }
         };
         match started {
             Ok(thread) => threads.push(thread),
@@ -215,7 +227,8 @@ pub(crate) fn start(shared: &Arc<Shared>, spawn: &dyn Spawn) -> Result<Vec<Joine
     Ok(threads)
 }
 
-/// Waits until somebody wakes or `interval` has passed. `seen` is how often it was woken before.
+/// Waits for a wake-up or until `interval` has passed. `seen` is the number of wake-ups that the
+/// calling thread has noticed.
 fn wait(shared: &Shared, seen: &mut u64, interval: Duration) {
     let mut woken = shared.wake.0.lock();
     if *woken == *seen && !shared.closing.load(Ordering::Acquire) {
@@ -224,7 +237,8 @@ fn wait(shared: &Shared, seen: &mut u64, interval: Duration) {
     *seen = *woken;
 }
 
-fn look(shared: &Arc<Shared>) {
+/// Runs the control loop until the tiers are closed.
+fn run_control_loop(shared: &Arc<Shared>) {
     let interval = Duration::from_millis(shared.policy.interval_ms.max(1));
     let mut seen = 0;
     let mut next_ms = 0;
@@ -240,13 +254,13 @@ fn look(shared: &Arc<Shared>) {
     }
 }
 
-/// The namespace's ballast is made where so much is free beside it…
-const BESIDE_BALLAST: u64 = 1 << 20;
-/// …and after a failure not again for this long.
+/// Bytes that must be free on the home device beside the ballast before the ballast is written.
+const FREE_BESIDE_BALLAST_BYTES: u64 = 1 << 20;
+/// Pause, in milliseconds, after a failure to write the ballast.
 const BALLAST_PAUSE_MS: u64 = 60_000;
 
-/// Sees to it that the namespace has a ballast that is long enough, while the home device has room
-/// for it. Fault point: `ballast.written`.
+/// Writes the namespace's ballast if it is too short and the home device has room for it. Fault
+/// point: `ballast.written`.
 fn keep_ballast(shared: &Shared) {
     let now_ms = shared.now_ms();
     if now_ms < shared.ballast_at_ms.load(Ordering::Relaxed) {
@@ -255,7 +269,7 @@ fn keep_ballast(shared: &Shared) {
     let wanted = shared.names.lock().space.ballast_wanted();
     let Some((dir, bytes)) = wanted else { return };
     let home = &shared.devices[shared.home];
-    if home.fs_free.load(Ordering::Relaxed) < bytes.saturating_add(BESIDE_BALLAST) {
+    if home.fs_free.load(Ordering::Relaxed) < bytes.saturating_add(FREE_BESIDE_BALLAST_BYTES) {
         return;
     }
     let made = ballast::of(&dir)
@@ -268,16 +282,18 @@ fn keep_ballast(shared: &Shared) {
     }
 }
 
-/// Makes way for logs, and removes what may go; syncs the namespace for it.
+/// Frees room for logs, removes condemned files and maintains the ballast. Syncs the namespace if
+/// files wait for that.
 pub(crate) fn sweep(shared: &Arc<Shared>) {
-    (0..shared.devices.len()).for_each(|index| shared.make_way(index, 0));
+    (0..shared.devices.len()).for_each(|index| shared.make_room(index, 0));
     if let Err(error) = shared.empty_trash(true) {
         tracing::warn!(%error, "the tier namespace could not be synced; removed files keep their space");
     }
     keep_ballast(shared);
 }
 
-fn work(shared: &Arc<Shared>) {
+/// Runs queued jobs until the tiers are closed.
+fn run_jobs(shared: &Arc<Shared>) {
     let mut seen = 0;
     let interval = Duration::from_millis(shared.policy.interval_ms.max(1));
     while !shared.closing.load(Ordering::Acquire) {

@@ -1,4 +1,7 @@
-//! Files as a look sees them, and how far their counts are believed.
+//! Files as one iteration of the control loop observes them, and how far their counts are believed.
+//!
+//! The functions read entries of open tiers, and write only the believed accesses of a file. Cost:
+//! linear in the files and their ranges.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -12,25 +15,26 @@ use crate::cache::hot_ranges::{FileReads, trust};
 use crate::fs::entry::{CachedCopy, Entry};
 use crate::fs::shared::Shared;
 
-/// A file as this look sees it.
+/// A file as one iteration of the control loop observes it.
 pub(super) struct ObservedFile {
     pub(super) entry: Arc<Entry>,
+    /// Index of the device of the original.
     pub(super) device: usize,
     pub(super) len: u64,
     pub(super) reads: FileReads,
     pub(super) copies: Vec<Arc<CachedCopy>>,
-    /// Its device lost it.
+    /// Whether the device lost the original.
     pub(super) missing: bool,
 }
 
 impl ObservedFile {
-    /// The fastest device that serves all of it.
+    /// Index of the fastest device that holds all bytes of the file.
     pub(super) fn served_by(&self) -> usize {
         let whole = self.copies.iter().filter(|copy| copy.whole);
         whole.map(|copy| copy.physical.device).min().unwrap_or(self.device).min(self.device)
     }
 
-    /// Its accesses, without those that copies on devices faster than this one serve.
+    /// Accesses of the file that no copy on a device faster than the one at `index` serves.
     pub(super) fn left_to(&self, index: usize) -> Cow<'_, FileReads> {
         let faster = self.copies.iter().filter(|copy| copy.physical.device < index);
         faster
@@ -38,8 +42,8 @@ impl ObservedFile {
             .fold(Cow::Borrowed(&self.reads), |left, ranges| Cow::Owned(left.beside(&ranges)))
     }
 
-    /// Whether it may leave for something hotter: a table below L0 that is old enough for its reads
-    /// to tell.
+    /// Whether the file may move to a slower device to make room for a hotter one. This holds for a
+    /// table below L0 that is old enough to be judged by its reads.
     pub(super) fn may_be_demoted(&self, shared: &Shared) -> bool {
         let age_ms = shared.now_ms().saturating_sub(self.entry.born_ms.load(Ordering::Relaxed));
         self.entry.level().is_some_and(|level| level > 0)
@@ -47,29 +51,32 @@ impl ObservedFile {
             && self.may_move()
     }
 
-    /// By how much of their mean its accesses vary by chance if reads come one by one, where that
-    /// is `aged` of files that were there when the baseline was taken last. Also where they do not:
-    /// what is hot has to be copied before that is proven (decision 0031).
+    /// Variance-to-mean ratio of this file's read count under independent reads. For files that
+    /// existed at the last baseline, the ratio is `aged`. The dispersion of reads does not count
+    /// here, because a hot file must be copied before its dispersion is known (decision 0031).
     pub(super) fn variance(&self, aged: f64) -> f64 {
         self.reads.variance(self.counted_variance(aged))
     }
 
-    /// The same of what was counted.
+    /// Variance-to-mean ratio of the file's own count.
     fn counted_variance(&self, aged: f64) -> f64 {
         if self.entry.accesses.has_settled() { aged } else { 1.0 }
     }
 
-    /// Whether it is a table that nobody writes any more.
+    /// Whether the file is a table without writers.
     fn is_whole_table(&self) -> bool {
         self.entry.class == FileClass::Sst && self.entry.writers.load(Ordering::Acquire) == 0
     }
 
+    /// Whether a job may be queued for the file.
     pub(super) fn may_move(&self) -> bool {
         self.is_whole_table() && !self.entry.busy.load(Ordering::Acquire)
     }
 }
 
-/// Says how far counts are believed, of parts of files and of whole ones.
+/// Decides how far the counts of ranges and of whole files are believed, and notes it for each
+/// file. `aged` has the meaning of [`ObservedFile::variance`]. `dispersion` is the variance-to-mean
+/// ratio of read counts.
 pub(super) fn judge(seen: &mut [ObservedFile], aged: f64, dispersion: f64) {
     let trust = trust(seen.iter().map(|file| &file.reads));
     let cohort_of = |file: &ObservedFile| (file.entry.family(), file.entry.level());
@@ -92,7 +99,7 @@ pub(super) fn judge(seen: &mut [ObservedFile], aged: f64, dispersion: f64) {
     }
 }
 
-/// The part of all aged accesses that the copies there are would serve.
+/// Fraction of all aged accesses that the present copies would serve.
 pub(super) fn share_of_copies(seen: &[ObservedFile]) -> f64 {
     let served = |file: &ObservedFile| {
         file.copies.iter().map(|copy| served_by(&file.reads, copy)).fold(0.0, f64::max)
@@ -103,7 +110,7 @@ pub(super) fn share_of_copies(seen: &[ObservedFile]) -> f64 {
     if all > 0.0 { held / all } else { 0.0 }
 }
 
-/// Which of a file's aged accesses a copy serves.
+/// Aged accesses of a file that a copy would serve.
 pub(super) fn served_by(reads: &FileReads, copy: &CachedCopy) -> f64 {
     match copy.ranges() {
         Some(ranges) if !copy.whole => reads.served_by(&ranges),

@@ -1,21 +1,24 @@
-//! Copying a file's bytes to another device, to move it or to have a copy there.
+//! Transfers: copying the bytes of a file to another device, for a move or for a copy.
 //!
-//! A move: 1. make the target and copy; 2. sync it and read it back; 3. sync its directory; 4.
-//! record the move, which publishes it: every handle is led to the target; 5. the source goes when
-//! its last reader is gone and the record is settled. Before 4 the source is the file, from then on
-//! the target; at no moment is there none. A copy for reading is the same without 5, and is not
-//! recorded before it is whole.
+//! A move has five steps:
+//! 1. Create the target and copy the bytes.
+//! 2. Sync the target and read it back.
+//! 3. Sync the target's directory.
+//! 4. Record the move. This publishes it: every handle gets a route to the target.
+//! 5. The source is removed once its last reader is gone and the record is settled.
 //!
-//! A file that its device lost is made anew in the same way, from a whole copy, which stays until
-//! that is durable (`move.restored`).
+//! Before step 4 the source is the file, and from then on the target. At every moment one of them
+//! counts. A copy for reading has the same steps except the last, and is recorded only when it is
+//! whole. A file that its device lost is restored in the same way from a whole copy, which stays
+//! until the restored file is durable (`move.restored`).
 //!
-//! A job ends without a failure if its file is removed, if the tiers are closed, or if growing
-//! files need the space of its copy ([`JobEnd::Obsolete`]). An error is noted at the device that
-//! caused it.
-//!
-//! What is copied was prefetched, and the page cache is told to forget source and target. Steps
-//! have fault points: `move.begin`, `move.copied`, `move.synced`, `move.before_publish`,
-//! `move.published`, and the same with `copy.`.
+//! Thread-safety: any thread may run a job; a file has one job at a time.
+//! Failure: a failed job leaves the source, and removes its target. Errors are noted for the device
+//! that caused them. A job whose file is removed, or whose tiers are closed, ends without a failure
+//! ([`JobEnd::Obsolete`]). Steps have the fault points `move.begin`, `move.copied`, `move.synced`,
+//! `move.before_publish` and `move.published`, and the same with `copy.`.
+//! Cost: each byte is read once and written once, and a move reads its target back. The source is
+//! prefetched, and the page cache is told to forget source and target.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -38,9 +41,9 @@ use crate::history::Reason;
 use crate::namespace::Moment;
 use crate::namespace::record::{CopyRecord, Place, Record};
 
-/// Copied at a time.
+/// Bytes that are copied in one step.
 const PIECE_BYTES: u64 = 1 << 20;
-/// So many pieces are asked to be read ahead of what is being copied.
+/// Number of pieces that are prefetched ahead of the copy.
 const READS_AHEAD: usize = 4;
 const AHEAD_BYTES: u64 = READS_AHEAD as u64 * PIECE_BYTES;
 
@@ -103,13 +106,14 @@ fn try_to_run(shared: &Arc<Shared>, job: &Job) -> Result<(), Trouble> {
     }
     match &job.kind {
         JobKind::Move => run_move(shared, job),
-        // What is read is its copy.
+        // Reads of a missing file are served by its copy already.
         JobKind::Copy(_) if job.entry.inside.lock().missing => Ok(()),
         JobKind::Copy(plan) => run_copy(shared, job, plan),
     }
 }
 
-/// Where a file lies, and its bytes: those of a whole copy if it is missing there.
+/// The physical file of the original, and an open source of its bytes. The source of a missing file
+/// is a whole copy.
 fn source(
     shared: &Arc<Shared>,
     entry: &Arc<Entry>,
@@ -137,7 +141,7 @@ fn check_purpose(shared: &Shared, entry: &Entry) -> Result<(), Trouble> {
     Ok(())
 }
 
-/// Why a job does not go on, and at which device it failed.
+/// Why a job does not go on, and which side failed while a target was written.
 #[derive(Debug)]
 enum Trouble {
     Obsolete(Obsolete),
@@ -151,7 +155,7 @@ impl From<Error> for Trouble {
     }
 }
 
-/// Notes an outcome at the device that caused it.
+/// Notes the outcome for the device that caused it.
 fn judge<T>(
     shared: &Shared,
     outcome: Result<T, Trouble>,
@@ -179,7 +183,7 @@ fn judge<T>(
     }
 }
 
-/// A physical file that is being made; removed when it is dropped unfinished.
+/// A physical file that is being written. The drop removes it if it is not finished.
 struct Target<'a> {
     device: &'a Device,
     path: PathBuf,
@@ -197,7 +201,7 @@ impl Drop for Target<'_> {
     }
 }
 
-/// Copies the file and hands each piece to `each`.
+/// Copies the bytes of the source to the writer, and passes each piece to `each`.
 fn copy_all(
     shared: &Shared,
     job: &Job,
@@ -233,7 +237,7 @@ fn run_move(shared: &Arc<Shared>, job: &Job) -> Result<(), Trouble> {
         return Ok(());
     }
     shared.fault_point("move.begin")?;
-    shared.make_way(job.to, source.len());
+    shared.make_room(job.to, source.len());
     let place = {
         let mut names = shared.names.lock();
         let file = names.space.state.files.get(&entry.id);
@@ -248,7 +252,7 @@ fn run_move(shared: &Arc<Shared>, job: &Job) -> Result<(), Trouble> {
         let _writer = Device::writing(&shared.devices, job.to, Writer::Move);
         let outcome = write_all(shared, job, &*source, &path);
         match outcome {
-            // It is a copy's, not the device's that has lost the file.
+            // The copy caused this error, and not the device that lost the file.
             Err(Trouble::Source(error)) if was_missing => return Err(Trouble::Source(error)),
             outcome => judge(shared, outcome, main.device(), to)?,
         }
@@ -262,8 +266,9 @@ fn run_move(shared: &Arc<Shared>, job: &Job) -> Result<(), Trouble> {
     moved.set_len(source.len());
     let len = source.len();
     drop(source);
-    // The source's own handles count as readers: they go first.
-    let published = publish_move(shared, entry, &main, (&moved, place), &mut target);
+    // The open source counts as a reader of the file, so it is closed before the move is published.
+    let published =
+        publish_move(shared, entry, &main, &Moved { physical: &moved, place }, &mut target);
     published.inspect_err(|_| moved.set_len(0))?;
     if was_missing {
         found_again(shared, entry)?;
@@ -285,8 +290,8 @@ fn run_move(shared: &Arc<Shared>, job: &Job) -> Result<(), Trouble> {
     Ok(())
 }
 
-/// A missing file was made anew: once that is durable its copies are copies again. Until then they
-/// stay, since a power loss takes the record back.
+/// Makes a restored file durable, so that its copies may be dropped again. Until then they stay,
+/// because a power loss may undo the record.
 fn found_again(shared: &Arc<Shared>, entry: &Arc<Entry>) -> Result<()> {
     shared.fault_point("move.restored")?;
     shared.sync()?;
@@ -300,7 +305,7 @@ fn found_again(shared: &Arc<Shared>, entry: &Arc<Entry>) -> Result<()> {
     Ok(())
 }
 
-/// Writes the target in full and syncs it; the checksum of its bytes.
+/// Writes the whole target and syncs it. Returns the checksum of its bytes.
 fn write_all(
     shared: &Shared,
     job: &Job,
@@ -317,7 +322,8 @@ fn write_all(
     Ok(crc)
 }
 
-/// Reads the target back: the source goes only for bytes that were seen.
+/// Reads the target back and compares it with the source's length and checksum, because the source
+/// is removed afterwards.
 fn check(shared: &Shared, job: &Job, path: &std::path::Path, len: u64, crc: u32) -> Result<()> {
     let to = &shared.devices[job.to];
     let direct = is_direct(to, job.entry.class);
@@ -325,7 +331,7 @@ fn check(shared: &Shared, job: &Job, path: &std::path::Path, len: u64, crc: u32)
     if file.len() != len {
         return Err(Error::corrupt(path, file.len(), "the moved file has another length"));
     }
-    // It was synced: what the page cache has of it is clean, and can be read from the device.
+    // The file was synced, so its cached pages are clean. Without them it is read from the device.
     file.forget(0, len);
     let mut piece = vec![0; PIECE_BYTES.min(len.max(1)) as usize];
     let (mut at, mut found) = (0, 0);
@@ -342,14 +348,20 @@ fn check(shared: &Shared, job: &Job, path: &std::path::Path, len: u64, crc: u32)
     Ok(())
 }
 
-/// Makes the target the file. After an error it is not: the source still is. The target stays all
-/// the same where the record may have been written: the next open finds the one that is recorded,
-/// and removes the other.
+/// The target of a move, as it is published.
+struct Moved<'a> {
+    physical: &'a Arc<Physical>,
+    place: Place,
+}
+
+/// Records the move, so that the target becomes the file. After an error the source is still the
+/// file. The target is kept if the record may have been written: the next open uses the file that
+/// is recorded, and removes the other one.
 fn publish_move(
     shared: &Arc<Shared>,
     entry: &Arc<Entry>,
     from: &Arc<Physical>,
-    (moved, place): (&Arc<Physical>, Place),
+    moved: &Moved<'_>,
     target: &mut Target<'_>,
 ) -> Result<(), Trouble> {
     let mut names = shared.names.lock();
@@ -358,11 +370,11 @@ fn publish_move(
     }
     let before = names.space.state.files.get(&entry.id).map(|file| file.place);
     target.finished = true;
-    let at = match shared.commit(&mut names, &Record::Move { file: entry.id, to: place }) {
+    let at = match shared.commit(&mut names, &Record::Move { file: entry.id, to: moved.place }) {
         Ok(at) => at,
         Err(error) => {
-            // Neither the log nor a new generation has it: the next generation is to have the
-            // source.
+            // Neither the log nor a new generation has the record, so the next generation must have
+            // the source.
             if let (Some(before), Some(file)) = (before, names.space.state.files.get_mut(&entry.id))
             {
                 file.place = before;
@@ -371,17 +383,17 @@ fn publish_move(
         }
     };
     let mut inside = entry.inside.lock();
-    inside.main = Arc::clone(moved);
+    inside.main = Arc::clone(moved.physical);
     from.condemn(at);
     drop(names);
-    // The move is done, whatever becomes of handles: those that cannot be led to the target keep
-    // the source.
+    // The move is done, even if a handle cannot open the target. Such a handle keeps the source.
     if let Err(error) = entry.reroute(&mut inside, shared) {
         tracing::warn!(%error, "a handle still leads to where the file was");
     }
     Ok(())
 }
 
+/// Copies a file, or ranges of it.
 fn run_copy(shared: &Arc<Shared>, job: &Job, plan: &CopyPlan) -> Result<(), Trouble> {
     let entry = &job.entry;
     let to = &shared.devices[job.to];
@@ -397,9 +409,10 @@ fn run_copy(shared: &Arc<Shared>, job: &Job, plan: &CopyPlan) -> Result<(), Trou
     let path = to.copy_path(number);
     let (devices, trash) = (&shared.devices, &shared.trash);
     let physical = Physical::new(devices, job.to, number, path, Role::Copy, trash);
-    // What is being made takes its room from the start.
+    // The bytes of the copy count from the beginning.
     physical.set_len(plan.bytes_taken());
-    let made = make_copy(shared, job, plan, (&main, &*source), &physical);
+    let from = CopySource { device: main.device(), file: &*source };
+    let made = make_copy(shared, job, plan, &from, &physical);
     let len = made.inspect_err(|_| physical.set_len(0))?;
     to.add(Count::CopiesMade, 1);
     to.add(Count::BytesCopiedIn, len);
@@ -414,12 +427,18 @@ fn run_copy(shared: &Arc<Shared>, job: &Job, plan: &CopyPlan) -> Result<(), Trou
     Ok(())
 }
 
-/// Writes a copy and publishes it; its length. Nothing is left of one that failed.
+/// The original of a copy.
+struct CopySource<'a> {
+    device: &'a Device,
+    file: &'a dyn RandomFile,
+}
+
+/// Writes a copy and publishes it. Returns its length. A failed copy leaves nothing behind.
 fn make_copy(
     shared: &Arc<Shared>,
     job: &Job,
     plan: &CopyPlan,
-    (main, source): (&Physical, &dyn RandomFile),
+    source: &CopySource<'_>,
     physical: &Arc<Physical>,
 ) -> Result<u64, Trouble> {
     let (entry, to) = (&job.entry, &shared.devices[job.to]);
@@ -428,8 +447,8 @@ fn make_copy(
     let mut index = CopyIndex::new(shared.id, entry.id, lay_out(&plan.ranges));
     let (len, crc) = {
         let _writer = Device::writing(&shared.devices, job.to, Writer::Copy);
-        let outcome = write_copy(shared, job, source, path, &mut index);
-        judge(shared, outcome, main.device(), to)?
+        let outcome = write_copy(shared, job, source.file, path, &mut index);
+        judge(shared, outcome, source.device, to)?
     };
     shared.fault_point("copy.synced")?;
     to.fs.sync_dir(&to.cache_dir())?;
@@ -439,12 +458,12 @@ fn make_copy(
     let record = CopyRecord { file: entry.id, device: to.no, number, len, crc, whole: plan.whole };
     publish_copy(shared, entry, &copy, record)?;
     target.finished = true;
-    shared.giving_way.add(job.to, entry, &copy);
+    shared.evictions.add(job.to, entry, &copy);
     Ok(len)
 }
 
-/// Whether files grew since the copy was decided, so that others would go for it. What it takes the
-/// place of counts as gone.
+/// Whether the device has no room for the copy any more, because files grew since the decision. The
+/// copy that this one replaces counts as gone.
 fn is_out_of_room(shared: &Shared, job: &Job, plan: &CopyPlan) -> bool {
     let to = &shared.devices[job.to];
     let inside = job.entry.inside.lock();
@@ -456,7 +475,8 @@ fn is_out_of_room(shared: &Shared, job: &Job, plan: &CopyPlan) -> bool {
     has < plan.bytes_taken().saturating_add(shared.reserve_of(job.to))
 }
 
-/// Writes data and index of a copy and syncs them; its length and the checksum of the data.
+/// Writes the data and the index of a copy and syncs them. Returns the copy's length and the
+/// checksum of the data.
 fn write_copy(
     shared: &Shared,
     job: &Job,
@@ -491,7 +511,7 @@ fn write_copy(
         for (from, to) in parts {
             waiting.extend_from_slice(&piece[(from - start) as usize..(to - start) as usize]);
         }
-        // Checksums are of whole chunks.
+        // Checksums cover whole chunks.
         let whole = waiting.len() - waiting.len() % CHUNK_BYTES as usize;
         if whole >= PIECE_BYTES as usize {
             append(&waiting[..whole]).map_err(Trouble::Target)?;
@@ -513,14 +533,14 @@ fn write_copy(
     Ok((len, crc))
 }
 
-/// Ranges that are nearer to each other than this are read at once, with what lies between: a
-/// device that takes 60 µs for a read passes as much in that time.
+/// Ranges that are closer together than this, in bytes, share a read with the bytes between them. A
+/// device with a latency of 60 µs transfers about as many bytes in that time.
 const GAP_BYTES: u64 = 64 << 10;
 
-/// A read of the source (start, length), and the parts of it that are copied (start, end).
+/// A read of the source (start and length), and the ranges of it that are copied (start and end).
 type SourceRead = (u64, u64, Vec<(u64, u64)>);
 
-/// In which reads of at most [`PIECE_BYTES`] the ranges of a copy are read. Pure.
+/// Plans the reads, of at most [`PIECE_BYTES`] each, for the ranges of a copy.
 fn reads_of(extents: &[Extent]) -> Vec<SourceRead> {
     let mut reads: Vec<SourceRead> = Vec::new();
     for extent in extents {
@@ -544,6 +564,7 @@ fn reads_of(extents: &[Extent]) -> Vec<SourceRead> {
     reads
 }
 
+/// Records a copy and gives every handle a route to it. Drops the copies that it replaces.
 fn publish_copy(
     shared: &Arc<Shared>,
     entry: &Arc<Entry>,
@@ -554,8 +575,8 @@ fn publish_copy(
     if !names.entries.contains_key(&entry.id) {
         return Err(Trouble::Obsolete(Obsolete::Removed));
     }
-    // A copy of the file on the same device is replaced; by one of all of it, those on slower ones,
-    // too.
+    // The copy replaces one of the same file on the same device. A whole copy also replaces those
+    // on slower devices.
     let old: Vec<_> = {
         let inside = entry.inside.lock();
         let device = copy.physical.device;

@@ -1,4 +1,4 @@
-//! How long the ballast of the namespace is, and when the namespace gives it up.
+//! The ballast of the namespace: its length, and the moment at which the namespace gives it up.
 //!
 //! Removed files keep their space until the namespace says durably that they are removed. If that
 //! takes a block and the home device has none, no file would ever be removed again. Therefore the
@@ -14,6 +14,7 @@ use std::path::Path;
 use archipelago_env::FileSystem;
 use archipelago_env::ballast::Ballast;
 
+/// File name of the ballast.
 const NAME: &str = "ballast";
 /// Smallest length, in bytes; it exceeds by far what a generation has beside its records.
 const BYTES_MIN: u64 = 256 << 10;
@@ -48,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_longer_than_the_generation_and_grows_by_doubling() {
+    fn ballast_is_longer_than_the_generation_and_doubles() {
         let kib = |kib: u64| kib << 10;
         assert_eq!(bytes_for(0), kib(256));
         assert_eq!(bytes_for(kib(192)), kib(256));

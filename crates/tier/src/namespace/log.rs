@@ -1,16 +1,18 @@
-//! The namespace on its home device: a log of records in generations.
+//! The log of the namespace on its home device, in generations.
 //!
-//! A generation is one file, `names-NNNNNN.log`: a header, a snapshot, a mark, then one record for
-//! each change. A new generation is written and synced under a temporary name and then renamed, so
-//! that a file with its real name has a whole snapshot. The highest generation counts; older ones
-//! are removed. Every open begins a new one, and so does a failed append (a log that failed takes
-//! no more).
+//! A generation is a file `names-NNNNNN.log` with a header, a snapshot and a mark, and a file
+//! `names-NNNNNN.tail` with one record for each later change. A new generation is written and
+//! synced under a temporary name and is then renamed, so that a file with its final name holds a
+//! whole snapshot. The highest generation counts, and older ones are removed. Every open begins a
+//! new generation, and so does a failed append.
 //!
-//! Records are appended through [`LogFile`]: what was appended survives `kill -9` at once and power
-//! loss after a sync. Reading stops at the first record that is damaged; that is the torn tail of a
-//! power loss, unless a later mark says that this place was durable, which is corruption.
+//! Records are appended through [`LogFile`]. An appended record survives `kill -9` immediately, and
+//! power loss after a sync. Recovery stops at the first damaged record, which is the torn tail of a
+//! power loss. If a later mark says that this place was durable, it is corruption instead.
 //!
-//! Owned by [`super::Namespace`], under its lock, but for the sync handle.
+//! Thread-safety: [`super::Namespace`] owns the log under its lock, except for the sync handle.
+//! Failure: a log that failed takes no more records.
+//! Cost: an append is a copy into memory on a local device.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -27,19 +29,26 @@ use super::record::Record;
 
 /// First bytes of a namespace log.
 const MAGIC: &[u8; 8] = b"ARCHTIER";
-/// Version of the namespace log and of the device's identity.
+/// Format version of the namespace log and of the identity of a device.
 pub(crate) const VERSION: u32 = 1;
-/// Bytes of the header.
+/// Length of the header in bytes.
 const HEADER_BYTES: usize = 40;
-/// Bytes of a record's frame.
+/// Length of a record's frame in bytes.
 const FRAME_BYTES: usize = 8;
-/// A longer record is damage.
+/// Largest length of a record in bytes. A longer one is damage.
 const RECORD_BYTES_MAX: u32 = 64 << 20;
 
-/// Who reads and writes it.
+/// Context of all reads and writes of the log.
 const CONTEXT: IoContext = IoContext::new(FileClass::Manifest, IoPurpose::ForegroundWrite);
 
-/// The open log.
+/// The name of one generation: the id of its namespace and its number.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Generation {
+    pub(crate) id: [u8; 16],
+    pub(crate) number: u64,
+}
+
+/// The open log of one generation.
 #[derive(Debug)]
 pub(crate) struct NamespaceLog {
     id: [u8; 16],
@@ -49,20 +58,22 @@ pub(crate) struct NamespaceLog {
     sync: Arc<dyn LogSync>,
     /// Bytes before the first append to `log`: header and snapshot.
     start: u64,
+    /// Whether an append or a sync failed.
     failed: bool,
+    /// Buffer for the bytes of a record.
     scratch: Vec<u8>,
 }
 
-/// What a log held.
+/// The content of a recovered log.
 #[derive(Debug)]
 pub(crate) struct Recovered {
     pub(crate) id: [u8; 16],
     pub(crate) generation: u64,
-    /// Every record and where it began.
+    /// All records, each with its offset.
     pub(crate) records: Vec<(u64, Record)>,
-    /// Physical files of records from here on may never have come to be.
+    /// Offset from which on the physical files of records may not exist.
     pub(crate) names_through: u64,
-    /// Bytes behind the last whole record.
+    /// Number of bytes after the last whole record.
     pub(crate) torn_bytes: u64,
 }
 
@@ -82,6 +93,7 @@ fn generation_of(name: &str) -> Option<u64> {
     name.strip_prefix("names-")?.strip_suffix(".log")?.parse().ok()
 }
 
+/// Appends a record with its frame to `out`. `offset` is the offset of the frame in the generation.
 fn frame(id: &[u8; 16], offset: u64, record: &Record, out: &mut Vec<u8>) {
     let start = out.len();
     out.resize(start + FRAME_BYTES, 0);
@@ -89,7 +101,7 @@ fn frame(id: &[u8; 16], offset: u64, record: &Record, out: &mut Vec<u8>) {
     fill_frame(id, offset, &mut out[start..]);
 }
 
-/// The same for a payload that may be no record.
+/// Frames a payload that may not be a record, for fuzz targets.
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) fn frame_payload(id: &[u8; 16], offset: u64, payload: &[u8], out: &mut Vec<u8>) {
     let start = out.len();
@@ -104,7 +116,7 @@ fn fill_frame(id: &[u8; 16], offset: u64, framed: &mut [u8]) {
     frame[4..].copy_from_slice(&block_crc(id, offset, payload).to_le_bytes());
 }
 
-/// The header and the snapshot of a generation, with its mark.
+/// Encodes the header, the snapshot and the mark of a generation.
 pub(crate) fn encode_generation(
     id: &[u8; 16],
     generation: u64,
@@ -127,14 +139,14 @@ pub(crate) fn encode_generation(
     bytes
 }
 
-/// Appends a framed record to a generation's bytes.
+/// Appends a record with its frame to the bytes of a generation.
 #[cfg(test)]
 pub(super) fn append_framed(id: &[u8; 16], record: &Record, bytes: &mut Vec<u8>) {
     frame(id, bytes.len() as u64, record, bytes);
 }
 
-/// Reads the highest generation in `dir`; `None` if there is none. `log_tail` gives what the
-/// device keeps of a log that was open when the process ended.
+/// Reads the highest generation in `dir`. `None` if there is none. The device may keep the end of a
+/// log that was open when the process ended; `log_tail` returns it.
 pub(crate) fn recover(fs: &dyn FileSystem, dir: &Path) -> Result<Option<Recovered>> {
     if !fs.exists(dir)? {
         return Ok(None);
@@ -145,7 +157,7 @@ pub(crate) fn recover(fs: &dyn FileSystem, dir: &Path) -> Result<Option<Recovere
     let snapshot = fs.read(&path, CONTEXT)?;
     let tail_path = dir.join(tail_name(generation));
     if !fs.exists(&tail_path)? {
-        // It was durable before the snapshot got its name.
+        // The tail was durable before the snapshot got its final name.
         return Err(Error::corrupt(
             &path,
             0,
@@ -161,11 +173,11 @@ pub(crate) fn recover(fs: &dyn FileSystem, dir: &Path) -> Result<Option<Recovere
     decode(&path, generation, &snapshot, &tail).map(Some)
 }
 
-/// The bytes behind a snapshot that ends at `start`, from two views of them: the file alone, and
-/// the file up to where its end was kept elsewhere, followed by that end. After `kill -9` the
-/// second is the whole truth. After power loss either may hold what the other lost: what was kept
-/// elsewhere may be of long before, so that the file has synced records behind it. So each record
-/// is taken of the view that has it whole.
+/// Merges two views of the bytes after a snapshot that ends at `start`: the file alone, and the
+/// file up to the place where its kept end begins, followed by that end. After `kill -9` the second
+/// view is complete. After a power loss, each view may have bytes that the other lost: the kept end
+/// may be old, so that the file has synced records after it. So each record comes from the view
+/// that has it whole.
 pub(super) fn merge(id: &[u8; 16], start: u64, file: &[u8], kept: &LogTail) -> Vec<u8> {
     let before = usize::try_from(kept.offset).ok().and_then(|at| file.get(..at));
     let Some(before) = before else { return file.to_vec() };
@@ -179,15 +191,16 @@ pub(super) fn merge(id: &[u8; 16], start: u64, file: &[u8], kept: &LogTail) -> V
     while let Some(record) = whole(merged.len()) {
         merged.extend_from_slice(record);
     }
-    // What comes behind the last whole record is a torn end, unless a mark in it says that this was
-    // durable.
+    // The bytes after the last whole record are a torn end, unless a mark in them says that this
+    // place was durable.
     let from = merged.len();
     let says = |bytes: &&[u8]| (durable_behind(id, bytes, start + from as u64), bytes.len());
     merged.extend_from_slice(rest(from).into_iter().max_by_key(says).unwrap_or_default());
     merged
 }
 
-/// Reads a generation: its own file, which is whole, and the records appended since.
+/// Decodes a generation: its snapshot, which must be whole, and the records that were appended
+/// since. Errors: `Corrupt`; `Unsupported` for another format version.
 pub(crate) fn decode(
     path: &Path,
     generation: u64,
@@ -213,6 +226,7 @@ pub(crate) fn decode(
     Ok(recovered)
 }
 
+/// Checks the header of a generation, and returns the id of its namespace.
 fn check_header(path: &Path, generation: u64, bytes: &[u8]) -> Result<[u8; 16]> {
     let foreign = || {
         let text = format!("{} is not the log of a tier namespace", path.display());
@@ -238,7 +252,7 @@ fn check_header(path: &Path, generation: u64, bytes: &[u8]) -> Result<[u8; 16]> 
     Ok(id)
 }
 
-/// Reads records until one is damaged; where that is (or the end).
+/// Reads records until the first damaged one. Returns its offset, or the end.
 fn read_records(into: &mut Recovered, bytes: &[u8], start: u64) -> u64 {
     let mut at = 0;
     while let Some((record, len)) = read_one(&into.id, &bytes[at..], start + at as u64) {
@@ -251,6 +265,7 @@ fn read_records(into: &mut Recovered, bytes: &[u8], start: u64) -> u64 {
     start + at as u64
 }
 
+/// Reads the record at the beginning of `bytes`. Returns it with the length of its frame.
 fn read_one(id: &[u8; 16], bytes: &[u8], offset: u64) -> Option<(Record, usize)> {
     let mut reader = Reader::new(bytes);
     let (len, sum) = (reader.u32()?, reader.u32()?);
@@ -264,7 +279,7 @@ fn read_one(id: &[u8; 16], bytes: &[u8], offset: u64) -> Option<(Record, usize)>
     Some((Record::decode(payload)?, reader.position()))
 }
 
-/// The highest offset that a mark anywhere in `bytes` calls durable.
+/// The highest offset that any mark in `bytes` calls durable.
 fn durable_behind(id: &[u8; 16], bytes: &[u8], start: u64) -> Option<u64> {
     let marks =
         (0..bytes.len()).filter_map(|at| match read_one(id, &bytes[at..], start + at as u64) {
@@ -275,36 +290,39 @@ fn durable_behind(id: &[u8; 16], bytes: &[u8], start: u64) -> Option<u64> {
 }
 
 impl NamespaceLog {
-    /// Begins generation `generation` in `dir` with a snapshot, and removes all others. On return
-    /// it survives power loss. After an error `counts` says whether it may be the one that counts
-    /// all the same: then nothing may be acknowledged by an older one any more.
+    /// Begins a generation in `dir` with the bytes of its snapshot ([`encode_generation`]), and
+    /// removes all others. The generation survives power loss when this returns. After an error,
+    /// `counts` says whether the generation may count despite the error. An older generation must
+    /// then take no more records.
     pub(crate) fn begin(
         fs: &dyn FileSystem,
         dir: &Path,
-        (id, generation): ([u8; 16], u64),
-        (records, next): (&[Record], u64),
+        generation: Generation,
+        snapshot: &[u8],
         counts: &mut bool,
     ) -> Result<Self> {
-        let bytes = encode_generation(&id, generation, records, next);
-        let begun = Self::write(fs, dir, (id, generation), &bytes, counts);
+        let begun = Self::write(fs, dir, generation, snapshot, counts);
         if begun.is_err() && !*counts {
-            // What is half written may have taken the last blocks. The tail stays if an earlier
-            // attempt may count, whose it may be.
-            let _gone = fs.remove(&dir.join(temporary_name(generation)));
-            if !fs.exists(&dir.join(file_name(generation))).unwrap_or(true) {
-                let _gone = fs.remove(&dir.join(tail_name(generation)));
+            // A half-written file may have taken the last blocks of the device. The tail stays if
+            // an earlier attempt may count, because it may belong to that attempt.
+            let number = generation.number;
+            let _gone = fs.remove(&dir.join(temporary_name(number)));
+            if !fs.exists(&dir.join(file_name(number))).unwrap_or(true) {
+                let _gone = fs.remove(&dir.join(tail_name(number)));
             }
         }
         begun
     }
 
+    /// Writes, syncs and renames the files of a generation.
     fn write(
         fs: &dyn FileSystem,
         dir: &Path,
-        (id, generation): ([u8; 16], u64),
+        generation: Generation,
         bytes: &[u8],
         counts: &mut bool,
     ) -> Result<Self> {
+        let Generation { id, number: generation } = generation;
         let path = dir.join(file_name(generation));
         let temporary = dir.join(temporary_name(generation));
         let mut file = fs.create(&temporary, CONTEXT, CreateOptions::default())?;
@@ -321,41 +339,41 @@ impl NamespaceLog {
         fs.sync_dir(dir)?;
         remove_others(fs, dir, generation);
         if let Err(error) = fs.clear_log_tails(dir) {
-            // They are of older generations, which nobody asks for.
-            tracing::warn!(%error, "what older namespaces kept elsewhere stays");
+            // They belong to older generations, which no recovery reads.
+            tracing::warn!(%error, "kept ends of older logs of the namespace could not be removed");
         }
         let start = bytes.len() as u64;
         let sync = log.sync_handle();
         Ok(Self { id, generation, path, log, sync, start, failed: false, scratch: Vec::new() })
     }
 
-    /// Which generation this is.
+    /// Number of this generation.
     pub(crate) fn generation(&self) -> u64 {
         self.generation
     }
 
-    /// The namespace's id.
+    /// Id of the namespace.
     pub(crate) fn id(&self) -> [u8; 16] {
         self.id
     }
 
-    /// Bytes of the generation so far: the offset of the next record.
+    /// Bytes of the generation so far, which is the offset of the next record.
     pub(crate) fn end(&self) -> u64 {
         self.start + self.log.len()
     }
 
-    /// Bytes appended since the snapshot.
+    /// Bytes that were appended since the snapshot.
     pub(crate) fn appended(&self) -> u64 {
         self.log.len()
     }
 
-    /// Whether a new generation has to be begun before the next append.
+    /// Whether a new generation must begin before the next append.
     pub(crate) fn has_failed(&self) -> bool {
         self.failed
     }
 
-    /// Appends a record: it survives `kill -9` when this returns. Returns where it ends. After an
-    /// error the generation takes no more.
+    /// Appends a record, which survives `kill -9` when this returns. Returns the offset of its end.
+    /// Errors: those of the home device. After an error, the generation takes no more records.
     pub(crate) fn append(&mut self, record: &Record) -> Result<u64> {
         let offset = self.end();
         self.scratch.clear();
@@ -369,12 +387,12 @@ impl NamespaceLog {
         }
     }
 
-    /// What syncs the log, without a lock: the handle and the offset that its own counts from.
+    /// Handle that syncs the log without the lock, and the offset from which the handle counts.
     pub(crate) fn sync_handle(&self) -> (Arc<dyn LogSync>, u64) {
         (Arc::clone(&self.sync), self.start)
     }
 
-    /// Takes no more appends: a sync failed.
+    /// Notes that a sync failed, so that the log takes no more records.
     pub(crate) fn fail(&mut self) {
         self.failed = true;
     }
@@ -385,7 +403,8 @@ impl NamespaceLog {
     }
 }
 
-/// Removes what earlier generations left. What stays is harmless: the highest one counts.
+/// Removes the files of earlier generations. A file that stays is harmless, because the highest
+/// generation counts.
 fn remove_others(fs: &dyn FileSystem, dir: &Path, generation: u64) {
     let keep = [file_name(generation), tail_name(generation)];
     let Ok(entries) = fs.list(dir) else { return };

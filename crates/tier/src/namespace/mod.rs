@@ -1,21 +1,25 @@
-//! The namespace: logical names to physical places, durable on the home device (Keigo §4.5 keeps it
-//! in memory and defers the rest).
+//! The namespace: logical names and the physical places of files, durable on the home device
+//! (Keigo §4.5 keeps it in memory and leaves durability to later work).
 //!
-//! Order of things, from which "every file is found, exactly one copy counts" follows:
-//! 1. A physical file is made first, then its record is appended; a crash in between leaves a
-//!    stray that the next open removes.
-//! 2. A physical file is removed only when the record that made it superfluous is durable and its
-//!    last reader is gone; so a record that power loss takes back finds its file again.
-//! 3. A record of creation may survive power loss although the file's own name does not. Marks
-//!    say through which record names were synced that were still needed then; a missing file behind
-//!    the last mark was never promised and is forgotten, one before it was removed again or is
-//!    damage, which is reported.
-//! 4. A move copies, syncs file and directory, and then appends its record: before, the source
-//!    counts, from then on the target.
-//! 5. A generation that has no room is written to the space of the ballast (`ballast.rs`).
+//! [`crate::fs::shared::Shared`] owns the [`Namespace`] under one lock.
 //!
-//! [`Namespace`] is owned by the tiers, under one lock that no read takes and that is held over an
-//! append to the log (a copy into memory on a local device) but not over a sync of it.
+//! Invariants, from which follows that every file is found and exactly one copy of it counts:
+//! 1. A physical file is created before its record is appended. A crash in between leaves a file
+//!    without a record, which the next open removes.
+//! 2. A physical file is removed only when its last reader is gone and the record that made it
+//!    superfluous is durable. So a record that a power loss undoes finds its file again.
+//! 3. A record of creation may survive a power loss although the physical file's name does not. A
+//!    mark says through which record the names were synced that were still needed then. A missing
+//!    file after the last mark was never reported as durable, and is forgotten. A missing file
+//!    before it was removed by a later record, or is damage, which is reported.
+//! 4. A move copies, syncs file and directory, and then appends its record. Before that record the
+//!    source counts, and from then on the target.
+//! 5. If a generation has no room, it is written to the space of the ballast ([`ballast`]).
+//!
+//! Thread-safety: the owner's lock guards all methods. No read takes it. It is held over an append
+//! to the log, but not over a sync.
+//! Failure: a log that failed takes no more records, and a new generation replaces it.
+//! Cost: a change costs an append, which is a copy into memory on a local device.
 
 pub(crate) mod ballast;
 pub(crate) mod log;
@@ -30,63 +34,70 @@ use std::sync::Arc;
 use archipelago_base::{Error, ErrorKind, Result};
 use archipelago_env::{FileSystem, LogSync};
 
-use self::log::NamespaceLog;
+use self::log::{Generation, NamespaceLog, encode_generation};
 use self::record::Record;
 use self::state::{Gone, State};
 
-/// A generation is begun anew when its log has grown by so much.
+/// Growth of the log, in bytes, after which a new generation begins.
 const LOG_BYTES_MAX: u64 = 4 << 20;
 
-/// The namespace of open tiers; see the module.
+/// The namespace of open tiers.
 #[derive(Debug)]
 pub(crate) struct Namespace {
     pub(crate) state: State,
     fs: Arc<dyn FileSystem>,
     dir: PathBuf,
     log: NamespaceLog,
-    /// The log is durable through this offset of this generation.
+    /// Offset, in this generation, up to which the log is durable.
     durable: u64,
-    /// The same, and so are the physical files' names of all records up to here, but for those that
-    /// are superfluous.
+    /// Offset up to which the log is durable, and so are the physical names of all files of these
+    /// records that are not superfluous.
     settled: u64,
-    /// Length of the [`ballast`].
+    /// Length of the [`ballast`] in bytes.
     ballast_bytes: u64,
 }
 
-/// A moment in the namespace's history: something is durable once the namespace is durable up to
-/// it. Generations come first, so that moments are ordered.
+/// A position in the history of the namespace. The generation is compared first, so that positions
+/// are ordered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Moment {
     pub(crate) generation: u64,
     pub(crate) offset: u64,
 }
 
-/// See [`Namespace::commit`].
+/// The result of [`Namespace::commit`].
 #[derive(Debug)]
 pub(crate) struct Committed {
+    /// Physical files that the change made superfluous.
     pub(crate) gone: Vec<Gone>,
+    /// Position up to which the namespace must be settled before they are removed.
     pub(crate) at: Moment,
+    /// Whether the change was recorded.
     pub(crate) recorded: Result<()>,
 }
 
-/// What a sync of the namespace needs, taken under the lock and used without it.
+/// A sync of the namespace that was prepared under the lock and runs without it.
 #[derive(Debug)]
 pub(crate) struct SyncTicket {
     handle: Arc<dyn LogSync>,
+    /// Offset from which the handle counts.
     start: u64,
     generation: u64,
+    /// Offset up to which the namespace is settled after the sync.
     settles: u64,
 }
 
 impl SyncTicket {
-    /// Makes everything appended before this call durable; through which offset the log is then.
+    /// Makes all records durable that were appended before this call. Returns the offset up to
+    /// which the log is durable then. Errors: those of the home device.
     pub(crate) fn sync(&self) -> Result<u64> {
         Ok(self.start + self.handle.sync()?)
     }
 }
 
 impl Namespace {
-    /// Begins generation `generation` with `state`. Everything of it must be durable.
+    /// Begins the generation `generation` with `state`. All files of `state` must be durable.
+    /// Errors: those of the home device.
     pub(crate) fn begin(
         fs: Arc<dyn FileSystem>,
         dir: PathBuf,
@@ -95,52 +106,53 @@ impl Namespace {
         state: State,
     ) -> Result<Self> {
         let mut ballast_bytes = ballast::of(&dir).held(&*fs);
-        let begun = (id, generation);
-        let log = begin_log(&*fs, &dir, begun, &state, &mut false, &mut ballast_bytes)?;
+        let generation = Generation { id, number: generation };
+        let log = begin_log(&*fs, &dir, generation, &state, &mut false, &mut ballast_bytes)?;
         let durable = log.end();
         Ok(Self { state, fs, dir, log, durable, settled: durable, ballast_bytes })
     }
 
-    /// The namespace's id.
+    /// Id of the namespace.
     pub(crate) fn id(&self) -> [u8; 16] {
         self.log.id()
     }
 
-    /// A number that was never used.
+    /// Allocates a number that was never used.
     pub(crate) fn allocate(&mut self) -> u64 {
         let number = self.state.next.max(1);
         self.state.next = number + 1;
         number
     }
 
-    /// Now.
+    /// The present position.
     pub(crate) fn moment(&self) -> Moment {
         Moment { generation: self.log.generation(), offset: self.log.end() }
     }
 
-    /// Until when it is settled: the records are durable, and no recovery can go back behind them.
-    /// What they made superfluous may go.
+    /// Position up to which records are durable. No recovery goes back behind it, so files that
+    /// those records superseded may be removed.
     pub(crate) fn settled(&self) -> Moment {
         Moment { generation: self.log.generation(), offset: self.settled }
     }
 
-    /// Whether something was appended that is not settled.
+    /// Whether a record was appended that is not settled.
     pub(crate) fn is_dirty(&self) -> bool {
         self.log.has_failed() || self.log.end() > self.settled
     }
 
-    /// Whether the log has to be begun anew: it failed, or has grown long. Syncs of names come
-    /// first (see [`Namespace::renew`]).
+    /// Whether a new generation is due, because the log failed or has grown long. Before that, the
+    /// caller syncs names ([`Namespace::renew`]).
     pub(crate) fn wants_renewal(&self) -> bool {
         self.log.has_failed() || self.log.appended() > LOG_BYTES_MAX
     }
 
-    /// Begins a new generation with the state of now. The caller has synced every directory in
-    /// which a name was made that is needed. After an error in which it may count already the old
-    /// one takes no more, so that nothing is acknowledged that the next open would not find.
-    /// `must`: the ballast is given up for it if need be.
+    /// Begins a new generation with the present state. The caller has synced every directory with a
+    /// new name that is needed. With `must`, the ballast is given up if there is no room.
+    ///
+    /// Errors: those of the home device. If the new generation may count despite the error, the old
+    /// one takes no more records, so that no record is reported which the next open would not find.
     pub(crate) fn renew(&mut self, must: bool) -> Result<()> {
-        let generation = (self.log.id(), self.log.generation() + 1);
+        let generation = Generation { id: self.log.id(), number: self.log.generation() + 1 };
         let (mut counts, mut none) = (false, 0);
         let ballast_bytes = if must { &mut self.ballast_bytes } else { &mut none };
         let begun =
@@ -155,23 +167,23 @@ impl Namespace {
         Ok(())
     }
 
-    /// How long a [`ballast`] is to be made, and where, if the one that there is, if any, is
-    /// shorter than the next generation may get.
+    /// Directory and length of a [`ballast`] that should be written. `None` if the present ballast
+    /// is as long as the next generation may get.
     pub(crate) fn ballast_wanted(&self) -> Option<(PathBuf, u64)> {
         let bytes = ballast::bytes_for(self.log.end());
         (self.ballast_bytes < bytes).then(|| (self.dir.clone(), bytes))
     }
 
-    /// Takes note of a ballast of `bytes` that was written.
+    /// Notes a ballast of `bytes` that was written. Errors: those of the home device.
     pub(crate) fn put_ballast(&mut self, bytes: u64) -> Result<()> {
         ballast::of(&self.dir).put(&*self.fs)?;
         self.ballast_bytes = bytes;
         Ok(())
     }
 
-    /// Carries a change out and appends it: what it made superfluous, when that may go (once the
-    /// namespace is settled until that moment), and whether the change was recorded. Refused
-    /// changes change nothing. What was not recorded is by the next [`Namespace::renew`].
+    /// Carries out a change and appends its record. A change that could not be recorded is part of
+    /// the next generation ([`Namespace::renew`]). Errors: `InvalidArgument` for a change that
+    /// contradicts the state, which stays as it was.
     pub(crate) fn commit(&mut self, record: &Record) -> Result<Committed> {
         let gone = self.state.apply(record).map_err(Error::invalid)?;
         let recorded = if self.log.has_failed() {
@@ -186,19 +198,19 @@ impl Namespace {
         Ok(Committed { gone, at, recorded })
     }
 
-    /// Appends the mark of a sync: names of records before `names_through` are durable, or
-    /// superfluous. Returns what syncs the log.
+    /// Appends the mark of a sync: the names of all records before `names_through` are durable or
+    /// superfluous. Returns a ticket that syncs the log. Errors: those of the home device.
     pub(crate) fn mark(&mut self, names_through: u64) -> Result<SyncTicket> {
         let (next, at) = (self.state.next, self.log.end());
         let mark = Record::Mark { bytes_through: self.durable, names_through, next };
         let end = self.log.append(&mark)?;
-        // With nothing in between the mark itself is covered too.
+        // If no record came after `names_through`, the mark covers itself as well.
         let settles = if names_through == at { end } else { names_through };
         let (handle, start) = self.log.sync_handle();
         Ok(SyncTicket { handle, start, generation: self.log.generation(), settles })
     }
 
-    /// Takes note of a finished sync.
+    /// Notes the outcome of a sync.
     pub(crate) fn synced(&mut self, outcome: &Result<u64>, ticket: &SyncTicket) {
         if ticket.generation != self.log.generation() {
             return;
@@ -212,24 +224,24 @@ impl Namespace {
         }
     }
 
-    /// Ends the log in order.
+    /// Ends the log in order. Errors: those of the home device.
     pub(crate) fn finish(&mut self) -> Result<()> {
         self.log.finish()
     }
 }
 
-/// Begins a generation with `state`; where that has no room, in the space of the ballast, if there
-/// is one.
+/// Begins a generation with `state`. If it has no room, gives up the ballast and tries again.
 fn begin_log(
     fs: &dyn FileSystem,
     dir: &Path,
-    generation: ([u8; 16], u64),
+    generation: Generation,
     state: &State,
     counts: &mut bool,
     ballast_bytes: &mut u64,
 ) -> Result<NamespaceLog> {
-    let records = (&state.snapshot()[..], state.next);
-    match NamespaceLog::begin(fs, dir, generation, records, counts) {
+    let snapshot =
+        encode_generation(&generation.id, generation.number, &state.snapshot(), state.next);
+    match NamespaceLog::begin(fs, dir, generation, &snapshot, counts) {
         Err(error)
             if error.is_no_space()
                 && !*counts
@@ -237,7 +249,7 @@ fn begin_log(
                 && ballast::give_up(fs, dir) =>
         {
             *ballast_bytes = 0;
-            NamespaceLog::begin(fs, dir, generation, records, counts)
+            NamespaceLog::begin(fs, dir, generation, &snapshot, counts)
         }
         begun => begun,
     }

@@ -1,7 +1,8 @@
-//! The records of the namespace log, and their bytes. `docs/formats/tier-namespace.md` has the
+//! The records of the namespace's log, and their bytes. `docs/formats/tier-namespace.md` has the
 //! table.
 //!
-//! A decoder of foreign bytes: everything is bounds-checked, and what is not understood is `None`.
+//! All functions are pure. Failure: the decoder checks all bounds, and returns `None` for bytes
+//! that are not a record.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt as _;
@@ -10,43 +11,45 @@ use std::path::{Path, PathBuf};
 use archipelago_base::codec::{Reader, put_bytes, put_u8, put_varint};
 use archipelago_env::FileClass;
 
-/// Where a physical file lies: its device's durable number, its own number (never used twice) and
-/// the logical directory that a log was created in (logs of one directory lie together).
+/// The place of a physical file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
+    /// Durable number of the device.
     pub(crate) device: u8,
+    /// Number of the physical file, which is never used twice.
     pub(crate) number: u64,
-    /// Hash of the logical directory, for logs; else 0.
+    /// Hash of the logical directory of a log, because logs of one directory lie together. 0 for
+    /// other files.
     pub(crate) dir: u64,
 }
 
-/// A file as the namespace knows it.
+/// A file of the namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct FileRecord {
-    /// Its unique id: the number of its first copy.
+    /// Unique id of the file: the number of its first physical file.
     pub(crate) id: u64,
     pub(crate) class: FileClass,
     pub(crate) level: Option<u8>,
     pub(crate) place: Place,
-    /// Its names; none while the record of creation carries the name.
+    /// Names of the file.
     pub(crate) names: Vec<PathBuf>,
-    /// One more than its aged accesses when the tiers were closed last; 0 if they never were since
-    /// it was made.
+    /// Aged accesses when they were last recorded, plus one. 0 if they were not recorded since the
+    /// file was created.
     pub(crate) heat: u64,
 }
 
-/// A read-only copy of (parts of) a file on a faster device.
+/// A copy of a file, or of ranges of it, on a faster device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct CopyRecord {
-    /// The file that it is a copy of, by unique id.
+    /// Unique id of the copied file.
     pub(crate) file: u64,
     pub(crate) device: u8,
     pub(crate) number: u64,
-    /// Length of the physical file, footer and all.
+    /// Length of the physical file in bytes, with its index.
     pub(crate) len: u64,
     /// CRC-32C of the copied bytes.
     pub(crate) crc: u32,
-    /// Whether it is of the whole file.
+    /// Whether the copy holds the whole file.
     pub(crate) whole: bool,
 }
 
@@ -61,50 +64,34 @@ pub(crate) struct DeviceRecord {
 /// One change of the namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Record {
-    /// A device joined, or was found under another name or path.
+    /// A device joined, or got another name or path.
     Device(DeviceRecord),
-    /// A file came to be; of a snapshot with all its names, else with one, which may replace
-    /// another file's.
+    /// A file was created. In a snapshot the record has all names of the file. Otherwise it has one
+    /// name, which the file may take over from another one.
     File(FileRecord),
-    /// Of a file, which may replace another one, or of a directory, with all that lies in it.
-    Rename {
-        from: PathBuf,
-        to: PathBuf,
-    },
-    Link {
-        from: PathBuf,
-        to: PathBuf,
-    },
-    Remove {
-        path: PathBuf,
-    },
-    /// The file lies elsewhere now.
-    Move {
-        file: u64,
-        to: Place,
-    },
-    Level {
-        file: u64,
-        level: u8,
-    },
+    /// A file got another name, which it may take over from another file. Or a directory did, with
+    /// all files in it.
+    Rename { from: PathBuf, to: PathBuf },
+    /// A file got one more name.
+    Link { from: PathBuf, to: PathBuf },
+    /// A name was removed.
+    Remove { path: PathBuf },
+    /// A file moved to another device.
+    Move { file: u64, to: Place },
+    /// The level of a file changed.
+    Level { file: u64, level: u8 },
+    /// A copy was made.
     CopyAdded(CopyRecord),
-    CopyDropped {
-        number: u64,
-    },
-    MakeDir {
-        path: PathBuf,
-    },
-    RemoveDir {
-        path: PathBuf,
-    },
-    /// Before this record was appended, the log was durable through `bytes_through`, and the
-    /// physical files of all records before `names_through` had durable names, or were superfluous
-    /// by a later record before this one. Numbers from `next` on were never used.
-    Mark {
-        bytes_through: u64,
-        names_through: u64,
-        next: u64,
-    },
+    /// A copy was dropped.
+    CopyDropped { number: u64 },
+    /// A directory was created, with those above it.
+    MakeDir { path: PathBuf },
+    /// A directory was removed, with all files in it.
+    RemoveDir { path: PathBuf },
+    /// When this record was appended, the log was durable up to `bytes_through`. The physical files
+    /// of all records before `names_through` had durable names, or a later record before this one
+    /// had made them superfluous. Numbers from `next` on were never used.
+    Mark { bytes_through: u64, names_through: u64, next: u64 },
 }
 
 fn class_code(class: FileClass) -> u8 {
@@ -148,7 +135,7 @@ fn place(reader: &mut Reader<'_>) -> Option<Place> {
     Some(Place { device: reader.u8()?, number: reader.varint()?, dir: reader.varint()? })
 }
 
-/// Level 255 stands for none.
+/// Encodes a level. 255 stands for no level.
 fn put_level(out: &mut Vec<u8>, level: Option<u8>) {
     put_u8(out, level.unwrap_or(u8::MAX));
 }
@@ -158,7 +145,7 @@ fn level(reader: &mut Reader<'_>) -> Option<Option<u8>> {
 }
 
 impl Record {
-    /// The record's bytes, without a frame.
+    /// Appends the record's bytes, without a frame.
     pub(crate) fn encode(&self, out: &mut Vec<u8>) {
         match self {
             Self::Device(device) => {
@@ -214,7 +201,7 @@ impl Record {
         }
     }
 
-    /// Reads a record that takes all of `bytes`; `None` if it is none.
+    /// Decodes a record that takes all of `bytes`. `None` if the bytes are not a record.
     pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
         let mut reader = Reader::new(bytes);
         let record = Self::read(&mut reader)?;
@@ -232,7 +219,7 @@ impl Record {
             4 => Self::Link { from: path(reader)?, to: path(reader)? },
             5 => Self::Remove { path: path(reader)? },
             6 => Self::Move { file: reader.varint()?, to: place(reader)? },
-            // None has no record: a file does not lose its level.
+            // A file cannot lose its level, so no level is not valid here.
             7 => Self::Level { file: reader.varint()?, level: level(reader)?? },
             8 => Self::CopyAdded(CopyRecord {
                 file: reader.varint()?,

@@ -1,12 +1,17 @@
-//! The namespace as a value: which logical names there are, and where each file lies.
+//! The state of the namespace as a value: logical names, and the place of each file.
 //!
-//! Owned by [`super::Namespace`] while tiers are open, and built by replaying records when they are
-//! opened; both go through [`State::apply`]. Invariants: 1. every name belongs to a file that
-//! exists, every file has a name or is forgotten; 2. every name lies in a directory that exists; 3.
-//! numbers are never used twice: `next` is above all that were seen; 4. a file lies in exactly one
-//! place. A record that would break one is refused and changes nothing. Pure; cost: a few look-ups
-//! in maps. Names are kept by directory, since paths are compared component by component and tables
-//! come and go by the thousand.
+//! [`super::Namespace`] owns it while tiers are open. An open builds it by replaying records. Both
+//! go through [`State::apply`].
+//!
+//! Invariants:
+//! 1. Every name belongs to a file that exists. A file without a name is forgotten.
+//! 2. Every name lies in a directory that exists.
+//! 3. `next` is above all numbers that were used, so that no number is used twice.
+//! 4. A file lies in exactly one place.
+//!
+//! A pure value. Failure: a record that would break an invariant is refused and changes nothing.
+//! Cost: a change costs a few look-ups in maps. Names are kept by directory, because paths are
+//! compared component by component, and thousands of tables are created and removed.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::{OsStr, OsString};
@@ -15,42 +20,47 @@ use std::path::{Component, Path, PathBuf};
 
 use super::record::{CopyRecord, DeviceRecord, FileRecord, Place, Record};
 
-/// A physical file that nothing refers to any more after a change.
+/// A physical file that a change made superfluous.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Gone {
-    /// The file of this id was forgotten, and so were its copies.
+    /// The file of this id was removed, and so were its copies.
     File(u64),
-    /// The file moved; this was its place.
+    /// The file of this id moved. The place is its previous one.
     Moved(u64, Place),
-    /// A copy of the file (first) was dropped: its number.
+    /// A copy was dropped: the id of its file, and its number.
     Copy(u64, u64),
 }
 
-/// See the module.
+/// The state of the namespace.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct State {
+    /// Files by unique id.
     pub(crate) files: HashMap<u64, FileRecord>,
+    /// Copies by number.
     pub(crate) copies: HashMap<u64, CopyRecord>,
+    /// Devices by number.
     pub(crate) devices: BTreeMap<u8, DeviceRecord>,
-    /// The names that lie directly in each directory, and whose they are. A root is there only if
-    /// it was used.
+    /// Names of the files that lie directly in each directory, with the ids of the files. A root is
+    /// included only if it was used.
     dirs: BTreeMap<PathBuf, BTreeMap<OsString, u64>>,
+    /// The next number that was never used.
     pub(crate) next: u64,
 }
 
-/// The path without `.` components and trailing slashes. `..` stays and is refused by those who
-/// look it up, since the tiers make no directory of that name.
+/// Normalises a path: removes `.` components and trailing slashes. `..` stays, and later look-ups
+/// refuse it, because the tiers create no directory of that name.
 pub(crate) fn plain(path: &Path) -> PathBuf {
     path.components().filter(|part| *part != Component::CurDir).collect()
 }
 
-/// The directory that a path lies in, and its name there; `None` for a root.
+/// The directory of a path, and the name in it. `None` for a root.
 fn split(path: &Path) -> Option<(&Path, &OsStr)> {
     Some((path.parent()?, path.file_name()?))
 }
 
 impl State {
-    /// Carries a change out. The physical files that it made superfluous, or why it cannot be.
+    /// Carries out a change. Returns the physical files that it made superfluous, or the reason why
+    /// it is refused.
     pub(crate) fn apply(&mut self, record: &Record) -> Result<Vec<Gone>, String> {
         let mut gone = Vec::new();
         match record {
@@ -124,14 +134,15 @@ impl State {
         Ok(())
     }
 
-    /// Gives the name to a file; whoever had it loses it.
+    /// Gives a name to a file, and takes it from the file that had it.
     fn take_name(&mut self, name: &Path, id: u64, gone: &mut Vec<Gone>) {
         if let Some(before) = self.insert_name(name, id) {
             self.lose_name(before, name, gone);
         }
     }
 
-    /// Whose name it was. The target was checked: see [`State::check_target`].
+    /// Sets the owner of a name, and returns the previous one. The caller has called
+    /// [`State::check_target`].
     fn insert_name(&mut self, path: &Path, id: u64) -> Option<u64> {
         let (dir, name) = split(path)?;
         if let Some(names) = self.dirs.get_mut(dir) {
@@ -145,6 +156,7 @@ impl State {
         self.dirs.get_mut(dir)?.remove(name)
     }
 
+    /// Takes a name from a file. A file without names is forgotten.
     fn lose_name(&mut self, id: u64, name: &Path, gone: &mut Vec<Gone>) {
         let Some(file) = self.files.get_mut(&id) else { return };
         file.names.retain(|held| held != name);
@@ -161,7 +173,7 @@ impl State {
         }
         let id = self.id(from).ok_or_else(|| missing(from))?;
         self.check_target(to)?;
-        // Two names of one file: as POSIX has it, nothing happens.
+        // Both are names of one file. POSIX says that nothing happens.
         if self.id(to) == Some(id) {
             return Ok(());
         }
@@ -174,8 +186,8 @@ impl State {
         Ok(())
     }
 
-    /// Gives a directory another name, in place of an empty one that has it; what lies in it comes
-    /// along. Cost: a look at each name in it.
+    /// Renames a directory with all files in it. It may replace an empty directory. Cost: linear in
+    /// the names below it.
     fn rename_dir(&mut self, from: &Path, to: &Path) -> Result<(), String> {
         if from == to {
             return Ok(());
@@ -185,7 +197,7 @@ impl State {
         let tree: Vec<PathBuf> = self.below(from).map(|(dir, _)| dir.clone()).collect();
         for dir in tree {
             let names = self.dirs.remove(&dir).unwrap_or_default();
-            // Joining nothing would leave a slash at the end.
+            // Joining an empty path would leave a trailing slash.
             let new: PathBuf =
                 to.components().chain(dir.components().skip(from.components().count())).collect();
             for (name, id) in &names {
@@ -201,7 +213,7 @@ impl State {
         Ok(())
     }
 
-    /// Whether the directory `from` can become `to`, as POSIX has it, or why not.
+    /// Refuses to rename the directory `from` to `to` if POSIX does. The error says why.
     pub(crate) fn check_dir_target(
         &self,
         from: &Path,
@@ -276,29 +288,29 @@ impl State {
         Ok(())
     }
 
-    /// The directory and those within it.
+    /// The directory and all directories below it.
     fn below(&self, dir: &Path) -> impl Iterator<Item = (&PathBuf, &BTreeMap<OsString, u64>)> {
         self.dirs.range(dir.to_owned()..).take_while(move |(path, _)| path.starts_with(dir))
     }
 
-    /// The ids of the files in a directory and in those within it.
+    /// Ids of all files below a directory.
     pub(crate) fn ids_below(&self, dir: &Path) -> Vec<u64> {
         self.below(dir).flat_map(|(_, names)| names.values().copied()).collect()
     }
 
-    /// The id of the file of this name.
+    /// Id of the file of this name.
     pub(crate) fn id(&self, path: &Path) -> Option<u64> {
         let (dir, name) = split(path)?;
         self.dirs.get(dir)?.get(name).copied()
     }
 
-    /// Whether it is a directory. Roots (`/` and the empty path) are.
+    /// Whether the path is a directory. Roots (`/` and the empty path) are directories.
     pub(crate) fn is_dir(&self, path: &Path) -> bool {
         path.parent().is_none() || self.dirs.contains_key(path)
     }
 
-    /// What lies directly in a directory: names, and the file's id or `None` for a directory.
-    /// Sorted by name. `None` if there is no such directory.
+    /// Entries of a directory, sorted by name: the id of a file, or `None` for a directory. `None`
+    /// if there is no such directory.
     pub(crate) fn list(&self, dir: &Path) -> Option<Vec<(OsString, Option<u64>)>> {
         if !self.is_dir(dir) {
             return None;
@@ -313,7 +325,7 @@ impl State {
         Some(entries)
     }
 
-    /// The records that make up this state, from nothing.
+    /// Records that build this state from the empty one.
     pub(crate) fn snapshot(&self) -> Vec<Record> {
         let devices = self.devices.values().cloned().map(Record::Device);
         let dirs = self.dirs.keys().filter(|path| path.parent().is_some());

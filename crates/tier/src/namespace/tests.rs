@@ -1,4 +1,4 @@
-//! Bytes of the namespace: golden vectors, decoders on damaged input, tails.
+//! Tests of the bytes of the namespace: golden vectors, damaged input and tails.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
@@ -64,7 +64,7 @@ fn golden_bytes_do_not_change() {
 }
 
 #[test]
-fn records_are_read_as_they_were_written_and_damage_is_an_answer() {
+fn records_decode_as_encoded_and_damage_is_none() {
     let mut rng = Rng::with_seed(3);
     for record in every_record() {
         let mut bytes = Vec::new();
@@ -81,11 +81,11 @@ fn records_are_read_as_they_were_written_and_damage_is_an_answer() {
     }
 }
 
-/// A generation with a snapshot of one directory and a tail of records; the tail's bytes.
+/// A generation with a snapshot of one directory, and the bytes of a tail of records.
 fn with_tail(records: &[Record]) -> (Vec<u8>, Vec<u8>) {
     let snapshot = encode_generation(&[1; 16], 1, &[Record::MakeDir { path: "/db".into() }], 1);
     let start = snapshot.len();
-    // The frame of a record depends on its place only: a longer generation has the same bytes
+    // The frame of a record depends only on its offset, so a longer generation has the same bytes
     // there.
     let mut whole = snapshot.clone();
     for record in records {
@@ -106,7 +106,7 @@ fn made(id: u64) -> Record {
 }
 
 #[test]
-fn a_torn_tail_ends_the_log_and_damage_before_a_durable_place_is_corruption() {
+fn torn_tail_ends_the_log_and_durable_damage_is_corruption() {
     let (snapshot, tail) = with_tail(&[made(1), made(2)]);
     let path = Path::new("names");
     let read = |tail: &[u8]| decode(path, 1, &snapshot, tail);
@@ -136,7 +136,7 @@ fn a_torn_tail_ends_the_log_and_damage_before_a_durable_place_is_corruption() {
 }
 
 #[test]
-fn another_version_and_another_file_are_refused_with_a_reason() {
+fn foreign_logs_and_versions_are_refused() {
     let mut bytes = encode_generation(&[1; 16], 1, &[], 1);
     bytes[8] = 2;
     let error = decode(Path::new("names"), 1, &bytes, &[]).unwrap_err();
@@ -147,7 +147,7 @@ fn another_version_and_another_file_are_refused_with_a_reason() {
 }
 
 #[test]
-fn a_snapshot_rebuilds_the_state_and_refused_changes_change_nothing() {
+fn snapshot_rebuilds_the_state() {
     let mut state = State::default();
     for record in every_record().iter().take(9) {
         state.apply(record).unwrap();
@@ -185,7 +185,7 @@ fn a_snapshot_rebuilds_the_state_and_refused_changes_change_nothing() {
 }
 
 #[test]
-fn each_record_is_taken_of_the_view_that_has_it_whole() {
+fn merge_takes_each_record_from_the_view_that_has_it() {
     let (id, path) = ([7; 16], Path::new("names"));
     let snapshot = encode_generation(&id, 1, &[], 1);
     let mut bytes = snapshot.clone();
@@ -219,7 +219,7 @@ fn each_record_is_taken_of_the_view_that_has_it_whole() {
     assert_eq!(error.kind(), ErrorKind::Corrupt, "the longer view says that it was durable");
 }
 
-/// What the names and directories of a state are to be, kept as plainly as can be.
+/// The expected names and directories of a state, in plain maps.
 #[derive(Default)]
 struct PlainNames {
     names: BTreeMap<PathBuf, u64>,
@@ -238,7 +238,7 @@ impl PlainNames {
         listed
     }
 
-    /// Whether a record renames a directory as POSIX allows it; `None` if it is of something else.
+    /// Whether a record renames a directory in a way that POSIX allows. `None` for other records.
     fn renames_dir(&self, record: &Record) -> Option<bool> {
         let Record::Rename { from, to } = record else { return None };
         if !self.dirs.contains(from) {
@@ -251,7 +251,7 @@ impl PlainNames {
         Some(has_place && is_free && !is_within && !self.names.contains_key(to))
     }
 
-    /// The same for a change that the state took.
+    /// Applies a change that the state accepted.
     fn apply(&mut self, record: &Record) {
         match record {
             Record::MakeDir { path } => {
@@ -292,7 +292,7 @@ impl PlainNames {
 }
 
 #[test]
-fn names_and_directories_are_those_of_a_plain_map_after_any_changes() {
+fn state_equals_a_plain_map_after_random_changes() {
     let places = ["a", "a-b", "a/c", "a.d", "/a", "/a/c", "/a/c/e", "/a-b", "b"];
     let any = |rng: &mut Rng| PathBuf::from(places[rng.usize(..places.len())]);
     let (mut taken, mut renamed_dirs) = (0, 0);

@@ -1,53 +1,56 @@
-//! Where a new file goes: a pure function of its context, the scheme and the devices' state
-//! (Keigo §4.2, §4.4).
+//! Placement of new files: a pure function of a file's context, the scheme and the state of the
+//! devices (Keigo §4.2, §4.4).
 //!
-//! The log, small bookkeeping files and the levels of the scheme go to the fastest device; other
-//! levels to the first of the others that has room. Deep levels pass a device that is about to
-//! migrate its own files of that level. Tables leave the log as much room of the fastest device as
-//! it took lately, and the log may take what is kept free, too: on a slower device every write
-//! would wait for that. A device that fails or is full is passed over; where all are, the best of
-//! them is tried all the same, so that the caller gets the device's own error.
+//! - The log, small bookkeeping files and the levels of the scheme go to the fastest device.
+//! - Other levels go to the first of the other devices that has room. A deep level passes over a
+//!   device that is about to migrate its own files of that level.
+//! - Tables leave the log as much room on the fastest device as it took recently. The log may also
+//!   use the reserve, because on a slower device every write would wait for it.
+//! - A device that fails or is full is passed over. If all devices are, the best of them is tried
+//!   anyway, so that the caller gets the device's own error.
 
 use archipelago_env::{FileClass, IoContext};
 
 use crate::scheme::depth;
 
-/// What placement knows of a device.
+/// The state of a device from which placement decides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceView {
-    /// Bytes that it may hold.
+    /// Bytes that the device may hold.
     pub capacity: u64,
-    /// Bytes that files may still take: copies of hot files give way and do not count.
+    /// Bytes that files may still take. Copies do not count as used, because they are dropped for
+    /// files.
     pub free: u64,
-    /// Whether it failed or was full so lately that it is better left alone.
+    /// Whether the device failed or was full recently, or is being emptied, so that placement
+    /// avoids it.
     pub avoid: bool,
-    /// The deepest level of which it holds a file.
+    /// Deepest level of the files on the device.
     pub deepest: Option<u8>,
-    /// Bytes that logs are going to take there.
+    /// Bytes that logs are expected to take on the device.
     pub log_room: u64,
 }
 
-/// Why a file is where it is.
+/// The reason for the place of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Why {
-    /// The write-ahead log is in every write's way.
+    /// Every write waits for the write-ahead log.
     Log,
-    /// Manifest and other small files that commits wait for.
+    /// Commits wait for the manifest and other small files.
     Bookkeeping,
-    /// Its level is one of those whose writers the fastest device takes.
+    /// The level is one of those that the scheme gives to the fastest device.
     FastLevel,
-    /// Its level belongs to the devices of capacity.
+    /// The level belongs to the slower devices.
     Capacity,
-    /// A device before was full.
+    /// A preferred device was full.
     Full,
-    /// A device before was failing.
+    /// A preferred device was failing.
     Failing,
-    /// There is one device.
+    /// There is only one device.
     Only,
 }
 
 impl Why {
-    /// The reason as it is printed.
+    /// The reason as text.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -62,26 +65,26 @@ impl Why {
     }
 }
 
-/// What [`place`] decides from.
+/// The input of [`place`].
 #[derive(Clone, Copy, Debug)]
 pub struct PlaceInput<'a> {
-    /// What the file is, and for whom.
+    /// Class, level and family of the file, and the purpose of its writer.
     pub context: IoContext,
-    /// How large it will be, as far as that is known.
+    /// Expected length of the file in bytes. 0 if it is not known.
     pub size_hint_bytes: u64,
-    /// Levels of a [`depth`] below this one belong to the fastest device.
+    /// Number of levels, by [`depth`], that belong to the fastest device.
     pub fast_levels: u8,
-    /// The level that L0 compacts into.
+    /// Level that L0 compacts into.
     pub base_level: u8,
-    /// The devices, fastest first.
+    /// Devices, the fastest first.
     pub devices: &'a [DeviceView],
-    /// Part of a device that stays free of its own accord (see `Policy::force_below`).
+    /// Fraction of a device that tables and copies leave free (`Policy::force_below`).
     pub reserve: f64,
-    /// Part below which the device migrates (see `Policy::migrate_below`).
+    /// Free fraction below which a device migrates files (`Policy::migrate_below`).
     pub migrate: f64,
 }
 
-/// The device for a file, and the reason. `devices` is not empty.
+/// Chooses the device of a file, and gives the reason. `devices` must not be empty.
 #[must_use]
 pub fn place(input: &PlaceInput<'_>) -> (usize, Why) {
     let (context, devices) = (input.context, input.devices);
@@ -100,14 +103,14 @@ pub fn place(input: &PlaceInput<'_>) -> (usize, Why) {
             (false, false) => passed = passed.or(Some(Why::Full)),
         }
     }
-    // Nobody has room to spare: the one with the most, if need be one that failed lately.
+    // No device has room to spare. The one with the most room comes first, and avoided ones last.
     let best = order.max_by_key(|&index| {
         (!devices[index].avoid, devices[index].free, std::cmp::Reverse(index))
     });
     (best.unwrap_or(first), passed.unwrap_or(why))
 }
 
-/// The first device in the order of a file's wishes.
+/// The device that the file prefers, and the reason.
 fn wanted(context: IoContext, input: &PlaceInput<'_>) -> (usize, Why) {
     let is_fast = |level| depth(level, input.base_level) < input.fast_levels;
     match (context.class, context.level) {
@@ -118,12 +121,14 @@ fn wanted(context: IoContext, input: &PlaceInput<'_>) -> (usize, Why) {
     }
 }
 
+/// Whether the device has room for the file. With `may_pass_on`, a file that would be among the
+/// first to leave the device again does not fit.
 fn fits(device: &DeviceView, input: &PlaceInput<'_>, may_pass_on: bool) -> bool {
     let part = |share: f64| (device.capacity as f64 * share) as u64;
     let IoContext { class, level, .. } = input.context;
     if class != FileClass::Sst {
-        // Of unknown length: half of what tables keep free, so that a full device gets none that
-        // would fail as it grows.
+        // A file of unknown length needs half of the reserve, so that a full device gets no file
+        // that would fail as it grows.
         let needed = match input.size_hint_bytes {
             0 => part(input.reserve / 2.0).max(1),
             known => known,
@@ -134,42 +139,43 @@ fn fits(device: &DeviceView, input: &PlaceInput<'_>, may_pass_on: bool) -> bool 
     if left < part(input.reserve).saturating_add(device.log_room) {
         return false;
     }
-    // It would be among the first to leave again.
+    // A file of the deepest level would be among the first to leave again.
     let first_to_leave = level.is_some_and(|level| device.deepest.is_some_and(|d| level >= d));
     !(may_pass_on && first_to_leave && left < part(input.migrate))
 }
 
-/// How hot a file on the fastest device is, and what that is measured by.
+/// The heat of a file on the fastest device, with the thresholds by which it is judged.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Heat {
-    /// Its accesses per byte.
+    /// Accesses per byte of the file.
     pub density: f64,
-    /// Those of what would be copied to the device last: what a copy of it would need.
+    /// Least accesses per byte from which on a file is copied to the device.
     pub worth: f64,
-    /// Whether it was written so lately that its accesses do not tell yet: what is newest is read
-    /// from the block cache first.
+    /// Whether the file is too young to be judged by its accesses. Reads of the newest records are
+    /// served by the block cache at first.
     pub is_young: bool,
-    /// Bytes that hot tables of levels beyond the scheme may still take.
+    /// Bytes that hot tables of levels beyond the scheme may still take of the device.
     pub room: u64,
 }
 
 impl Heat {
-    /// Of a file of which nothing is known.
+    /// The heat of a file of which nothing is known.
     pub const UNKNOWN: Self = Self { density: 0.0, worth: f64::INFINITY, is_young: false, room: 0 };
 
-    /// Whether a file of `len` bytes stays: it is read, would be copied back if it left or might
-    /// be, and has room.
+    /// Whether a file of `len` bytes stays on the device. It must have accesses, it must be young
+    /// or hot enough to be copied back, and it must have room.
     #[must_use]
     pub fn stays(&self, len: u64) -> bool {
         self.density > 0.0 && (self.is_young || self.density >= self.worth) && self.room >= len
     }
 }
 
-/// Whether a file of `level` on device `from` belongs on another one after its level changed
-/// without a rewrite; the device, if so. What is hot stays on the fastest one while there is room:
-/// it would be read back for a copy, and the newest records of a load that appends are in such
-/// tables. Files do not come back up for this: reading them there is what copies are for, and
-/// deeper levels only grow colder.
+/// Decides whether a file on the device `from` moves after its level changed without a rewrite.
+///
+/// A hot file stays on the fastest device while it has room there. Otherwise it would be read back
+/// for a copy, and such tables hold the newest records of a load that appends. A file never moves
+/// to a faster device for a change of level: copies serve reads there, and deeper levels only get
+/// colder.
 #[must_use]
 pub fn place_after_move(input: &PlaceInput<'_>, from: usize, heat: &Heat) -> AfterMove {
     let (first, _) = wanted(input.context, input);
@@ -185,14 +191,14 @@ pub fn place_after_move(input: &PlaceInput<'_>, from: usize, heat: &Heat) -> Aft
     }
 }
 
-/// What becomes of a file whose level changed without a rewrite.
+/// The decision of [`place_after_move`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AfterMove {
-    /// It lies where it belongs, or is hot.
+    /// The file lies where it belongs, or is hot.
     Stays,
-    /// To this device.
+    /// The file moves to the device of this index.
     Goes(usize),
-    /// Further down, where nothing takes it now.
+    /// The file belongs on a slower device, but none has room for it now.
     Waits,
 }
 

@@ -28,7 +28,7 @@ fn table(level: u8) -> IoContext {
 const LOG: IoContext = IoContext::new(FileClass::Wal, IoPurpose::ForegroundWrite);
 
 #[test]
-fn what_writers_wait_for_is_on_the_fastest_and_the_rest_by_capacity() {
+fn log_and_fast_levels_go_to_the_fastest_device() {
     let devices = [device(50), device(50), device(50)];
     assert_eq!(put(LOG, &devices), (0, Why::Log));
     assert_eq!(put(IoContext::manifest(IoPurpose::Flush), &devices), (0, Why::Bookkeeping));
@@ -40,7 +40,7 @@ fn what_writers_wait_for_is_on_the_fastest_and_the_rest_by_capacity() {
 }
 
 #[test]
-fn with_dynamic_level_sizes_the_level_below_l0_is_fast_whatever_its_number() {
+fn base_level_is_fast_with_dynamic_level_sizes() {
     let devices = [device(50), device(50)];
     let put = |level, fast_levels| {
         let context = table(level);
@@ -62,7 +62,7 @@ fn with_dynamic_level_sizes_the_level_below_l0_is_fast_whatever_its_number() {
 }
 
 #[test]
-fn full_and_failing_devices_are_passed_over_and_slower_ones_come_first() {
+fn placement_passes_over_full_and_failing_devices() {
     let full = device(2);
     assert_eq!(put(table(0), &[full, device(9), device(9)]), (1, Why::Full));
     assert_eq!(put(table(4), &[device(90), full, device(9)]), (2, Why::Full));
@@ -74,7 +74,7 @@ fn full_and_failing_devices_are_passed_over_and_slower_ones_come_first() {
 }
 
 #[test]
-fn the_log_stays_on_the_fastest_device_while_it_fits_and_tables_leave_it_room() {
+fn log_stays_fast_and_tables_leave_it_room() {
     let full = device(2);
     assert_eq!(put(table(0), &[full, device(90)]), (1, Why::Full));
     assert_eq!(put(LOG, &[full, device(90)]), (0, Why::Log), "it takes what is kept free");
@@ -104,14 +104,14 @@ fn the_log_stays_on_the_fastest_device_while_it_fits_and_tables_leave_it_room() 
 }
 
 #[test]
-fn a_file_does_not_go_where_it_would_be_the_first_to_leave() {
+fn file_avoids_a_device_that_it_would_leave_first() {
     let nearly = DeviceView { deepest: Some(5), ..device(5) };
     assert_eq!(put(table(5), &[device(90), nearly, device(90)]).0, 2);
     assert_eq!(put(table(4), &[device(90), nearly, device(90)]).0, 1);
     assert_eq!(put(table(6), &[device(90), nearly]).0, 1, "there is nobody behind");
 }
 
-/// Where a table of 1 GiB goes after its move to `level`.
+/// The device of a table of 1 GiB after its level changed to `level`.
 fn moved(level: u8, from: usize, heat: &Heat) -> AfterMove {
     let input = PlaceInput {
         context: table(level),
@@ -126,7 +126,7 @@ fn moved(level: u8, from: usize, heat: &Heat) -> AfterMove {
 }
 
 #[test]
-fn a_trivial_move_takes_a_file_down_and_never_up() {
+fn trivial_move_never_moves_a_file_up() {
     use AfterMove::{Goes, Stays};
     let moved = |level, from| moved(level, from, &Heat::UNKNOWN);
     assert_eq!(moved(3, 0), Goes(1));
@@ -136,7 +136,7 @@ fn a_trivial_move_takes_a_file_down_and_never_up() {
 }
 
 #[test]
-fn a_table_waits_where_it_is_while_nothing_below_takes_it() {
+fn table_waits_while_no_slower_device_has_room() {
     let full = DeviceView { avoid: true, ..device(50) };
     let input = PlaceInput {
         context: table(3),
@@ -151,7 +151,7 @@ fn a_table_waits_where_it_is_while_nothing_below_takes_it() {
 }
 
 #[test]
-fn what_is_as_hot_as_a_copy_stays_while_hot_tables_have_room() {
+fn table_as_hot_as_a_copy_stays_while_there_is_room() {
     use AfterMove::{Goes, Stays};
     let hot = Heat { density: 0.2, worth: 0.1, is_young: false, room: GIB };
     assert_eq!(moved(3, 0, &hot), Stays);

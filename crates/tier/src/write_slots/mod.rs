@@ -1,19 +1,29 @@
-//! Whose turn it is to write tables to a device: beyond the number of writers that it takes all of
-//! them together get slower (Keigo §3.1), so flushes and compactions wait for one another rather
-//! than write side by side.
+//! Write slots: the number of tables that are written to a device at the same time.
 //!
-//! Invariants: 1. a flush begins a table only while all that write are fewer than the device takes,
-//! or no flush writes; 2. a compaction only while that leaves room for a flush, or no compaction
-//! writes; 3. of those that wait flushes go first, then the compactions of the highest level, since
-//! writers wait for those soonest; among these who wrote a table last, so that a job ends, and its
-//! inputs go, before the next begins to take room for its outputs, and then who came first; 4. the
-//! log never waits; 5. a thread that writes a table to the device already begins another at once:
-//! two that wait for each other's second turn would wait for ever; 6. nobody waits longer than
-//! [`PATIENCE`], so that whatever holds its turn without writing costs speed and not progress.
+//! Each [`crate::device::Device`] owns one [`WriteSlots`]. Beyond the number of writers that a
+//! device takes, all of its writers together get slower (Keigo §3.1). So flushes and compactions
+//! wait for a slot before they begin a table. Copies and moves do not take slots: the number of
+//! their threads follows the same limit ([`crate::migrate::threads`]).
 //!
-//! Copies and moves have the limit in how many threads they are given ([`crate::migrate::threads`])
-//! and do not count here: they give way. Thread-safe: one lock, taken when a table is begun and
-//! when it ends; a waiter sleeps on a condition.
+//! Invariants:
+//! 1. A flush begins a table only while fewer files are written than the device takes, or while no
+//!    other flush writes.
+//! 2. A compaction begins a table only while that leaves room for a flush, or while no other
+//!    compaction writes.
+//! 3. Waiting flushes begin before waiting compactions. Compactions into a higher level (a smaller
+//!    number) begin first, because user writes wait for those soonest. Within one level, a thread
+//!    that wrote a table last begins first: its job ends, and its inputs are removed, before the
+//!    next job takes room for outputs. After that, the order of arrival decides.
+//! 4. The log never waits.
+//! 5. A thread that writes a table to the device begins another one without waiting. Two threads
+//!    that each wait for a second slot would otherwise wait forever.
+//! 6. No thread waits longer than [`PATIENCE`]. A holder that does not write costs speed, but
+//!    never progress.
+//!
+//! Thread-safety: any thread may call any method; one lock guards the state.
+//! Failure: nothing here fails.
+//! Cost: a table takes the lock when it begins and when it ends. A waiting thread sleeps on a
+//! condition variable.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -23,20 +33,21 @@ use std::time::Duration;
 use archipelago_env::{FileClass, IoContext, IoPurpose};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
-/// See invariant 6: several times what a large table takes on a slow disk.
+/// Longest wait for a slot (invariant 6): several times the time that a large table takes on a
+/// slow disk.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// How a file counts.
+/// How a file counts against the slots of its device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// The log, and tables that a user waits for.
+    /// The log, and tables that a user waits for. They never wait.
     Urgent,
     Flush,
-    /// Into this level.
+    /// A compaction into this level.
     Compaction(u8),
 }
 
-/// `None`: it does not count.
+/// The kind of a file that is written in this context; `None` if the file does not count.
 pub(crate) fn kind_of(context: IoContext) -> Option<Kind> {
     match (context.class, context.purpose) {
         (FileClass::Sst, IoPurpose::Flush) => Some(Kind::Flush),
@@ -46,44 +57,54 @@ pub(crate) fn kind_of(context: IoContext) -> Option<Kind> {
     }
 }
 
+/// Which files are written to the device, and which threads wait to write one.
 #[derive(Debug, Default)]
-struct State {
+struct SlotState {
     urgent: usize,
     flushes: usize,
     compactions: usize,
-    /// Threads that write tables of flushes and compactions, and how many each.
+    /// Threads that write tables of flushes and compactions, with the number of tables of each.
     writing: HashMap<ThreadId, usize>,
-    /// Threads of the compactions that wrote last, as many as write at once, the latest at the end.
-    going_on: Vec<ThreadId>,
-    /// Who waits, first what comes first.
-    waiting: BTreeSet<Place>,
+    /// Threads of the compactions that wrote last, the latest at the end. There are at most as many
+    /// as compactions write in parallel.
+    continuing: Vec<ThreadId>,
+    /// Waiting threads. The first one begins first.
+    waiting: BTreeSet<QueuePosition>,
     next_ticket: u64,
 }
 
-/// The place of who waits: whether it is a compaction, its level, whether it begins anew, its
-/// ticket.
-type Place = (bool, u8, bool, u64);
+/// Position of a waiting thread in the queue. Positions are ordered by their fields, in this order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct QueuePosition {
+    is_compaction: bool,
+    /// Level that a compaction writes into; 0 for a flush.
+    level: u8,
+    /// Whether the thread begins a job: none of its tables was among the last ones.
+    begins_job: bool,
+    ticket: u64,
+}
 
-impl State {
-    /// Whether it is the turn of who waits at `me`: the first of a kind of which nobody writes, or
-    /// the first of all if there is room.
-    fn is_turn(&self, me: Place, kind: Kind, limit: usize) -> bool {
+impl SlotState {
+    /// Whether the thread that waits at `own` may begin: it is the first of its kind while no file
+    /// of that kind is written, or the first of all while the device has room.
+    fn may_begin(&self, own: QueuePosition, kind: Kind, limit: usize) -> bool {
         let others = self.urgent + self.compactions;
-        let (mine, has_room) = match kind {
+        let (same_kind, has_room) = match kind {
             Kind::Urgent => return true,
             Kind::Flush => (self.flushes, others + self.flushes < limit),
             Kind::Compaction(_) => (self.compactions, others + self.flushes.max(1) < limit),
         };
-        let is_first_of_kind = self.waiting.iter().find(|other| other.0 == me.0) == Some(&me);
-        is_first_of_kind && (mine == 0 || has_room && self.waiting.first() == Some(&me))
+        let is_same_kind = |other: &&QueuePosition| other.is_compaction == own.is_compaction;
+        let is_first_of_kind = self.waiting.iter().find(is_same_kind) == Some(&own);
+        is_first_of_kind && (same_kind == 0 || has_room && self.waiting.first() == Some(&own))
     }
 
-    /// A compaction ended a table where `most` compactions write at once.
-    fn goes_on(&mut self, thread: ThreadId, most: usize) {
-        self.going_on.retain(|&other| other != thread);
-        self.going_on.push(thread);
-        let over = self.going_on.len().saturating_sub(most);
-        self.going_on.drain(..over);
+    /// Notes that a compaction on `thread` ended a table. Remembers at most `threads_max` threads.
+    fn note_continuing(&mut self, thread: ThreadId, threads_max: usize) {
+        self.continuing.retain(|&other| other != thread);
+        self.continuing.push(thread);
+        let over = self.continuing.len().saturating_sub(threads_max);
+        self.continuing.drain(..over);
     }
 
     fn count(&mut self, kind: Kind) -> &mut usize {
@@ -95,10 +116,10 @@ impl State {
     }
 }
 
-/// The turns of one device; see the module.
+/// The write slots of one device.
 #[derive(Debug)]
 pub(crate) struct WriteSlots {
-    state: Mutex<State>,
+    state: Mutex<SlotState>,
     changed: Condvar,
     patience: Duration,
 }
@@ -110,7 +131,8 @@ impl Default for WriteSlots {
 }
 
 impl WriteSlots {
-    /// Waits until a file of this kind may be written to a device that takes `limit` writers.
+    /// Waits until a file of this kind may be written to a device that takes `limit` writers. The
+    /// file counts as written until the returned slot is dropped.
     pub(crate) fn begin(self: &Arc<Self>, kind: Kind, limit: u32) -> WriteSlot {
         let thread = thread::current().id();
         let mut state = self.state.lock();
@@ -125,15 +147,15 @@ impl WriteSlots {
         WriteSlot { slots: Arc::clone(self), kind, thread, limit: limit as usize, waited }
     }
 
-    /// How many wait.
+    /// Number of threads that wait for a slot.
     pub(crate) fn waiting(&self) -> usize {
         self.state.lock().waiting.len()
     }
 
-    /// Waits for the turn of a table; whether that was necessary.
+    /// Waits until a table may begin. Returns whether the thread had to wait.
     fn wait(
         &self,
-        state: &mut MutexGuard<'_, State>,
+        state: &mut MutexGuard<'_, SlotState>,
         thread: ThreadId,
         kind: Kind,
         limit: usize,
@@ -142,34 +164,35 @@ impl WriteSlots {
             Kind::Compaction(level) => (true, level),
             _ => (false, 0),
         };
-        let begins_anew = !state.going_on.contains(&thread);
-        let me = (is_compaction, level, begins_anew, state.next_ticket);
+        let begins_job = !state.continuing.contains(&thread);
+        let own = QueuePosition { is_compaction, level, begins_job, ticket: state.next_ticket };
         state.next_ticket += 1;
-        state.waiting.insert(me);
+        state.waiting.insert(own);
         let mut waited = false;
-        let mut waits = |state: &mut State| {
-            let waits = !state.is_turn(me, kind, limit);
+        let mut waits = |state: &mut SlotState| {
+            let waits = !state.may_begin(own, kind, limit);
             waited |= waits;
             waits
         };
         let _patience_ended = self.changed.wait_while_for(state, &mut waits, self.patience);
-        state.waiting.remove(&me);
+        state.waiting.remove(&own);
         if !state.waiting.is_empty() {
-            // There may be room for the next.
+            // The device may have room for the next one.
             self.changed.notify_all();
         }
         waited
     }
 }
 
-/// A file is being written until this is dropped.
+/// A slot of a device: its file counts as written until this is dropped.
 #[derive(Debug)]
 pub(crate) struct WriteSlot {
     slots: Arc<WriteSlots>,
     kind: Kind,
-    /// Which it counts for; it may be dropped by another.
+    /// Thread that the file counts for. Another thread may drop the slot.
     thread: ThreadId,
     limit: usize,
+    /// Whether the thread had to wait for the slot.
     pub(crate) waited: bool,
 }
 
@@ -178,8 +201,8 @@ impl Drop for WriteSlot {
         let mut state = self.slots.state.lock();
         *state.count(self.kind) -= 1;
         if let Kind::Compaction(_) = self.kind {
-            // The log and a flush write beside them.
-            state.goes_on(self.thread, self.limit.saturating_sub(2).max(1));
+            // The log and a flush take two of the device's writers.
+            state.note_continuing(self.thread, self.limit.saturating_sub(2).max(1));
         }
         if self.kind != Kind::Urgent
             && let Some(tables) = state.writing.get_mut(&self.thread)

@@ -4,8 +4,7 @@ use super::*;
 
 const DEEP: Kind = Kind::Compaction(6);
 
-/// Begins in threads of their own, one after another; each tells its kind when its turn comes,
-/// and hands the turn over.
+/// Threads that ask for slots one after another. A thread that gets a slot sends it to the test.
 struct World {
     slots: Arc<WriteSlots>,
     tell: mpsc::Sender<(Kind, WriteSlot)>,
@@ -24,8 +23,8 @@ impl World {
         let (slots, tell) = (Arc::clone(&self.slots), self.tell.clone());
         let asked = self.slots.state.lock().next_ticket;
         self.threads.push(thread::spawn(move || {
-            let turn = slots.begin(kind, limit);
-            tell.send((kind, turn)).expect("the test listens");
+            let slot = slots.begin(kind, limit);
+            tell.send((kind, slot)).expect("the test listens");
         }));
         while self.slots.state.lock().next_ticket == asked {
             thread::yield_now();
@@ -33,15 +32,15 @@ impl World {
     }
 
     fn next(&self) -> (Kind, WriteSlot) {
-        self.told.recv().expect("a turn")
+        self.told.recv().expect("a slot")
     }
 
-    /// Whose turn it became, in order, while so many wait on.
+    /// Receives slots of these kinds, in this order. Afterwards `waiting` threads still wait.
     fn began(&self, kinds: &[Kind], waiting: usize) -> Vec<WriteSlot> {
         let slots = kinds.iter().map(|&kind| {
-            let (began, turn) = self.next();
+            let (began, slot) = self.next();
             assert_eq!(began, kind);
-            turn
+            slot
         });
         let slots = slots.collect();
         assert_eq!(self.slots.waiting(), waiting);
@@ -59,7 +58,7 @@ impl World {
 const LIMIT: u32 = 4;
 
 #[test]
-fn tables_wait_for_one_another_flushes_go_first_and_then_the_highest_level() {
+fn flushes_begin_before_compactions_in_order_of_level() {
     let mut world = World::new();
     let log = world.slots.begin(Kind::Urgent, LIMIT);
     for level in [6, 5, 6, 4] {
@@ -85,7 +84,7 @@ fn tables_wait_for_one_another_flushes_go_first_and_then_the_highest_level() {
 
 #[test]
 #[expect(clippy::disallowed_methods, reason = "a test of threads")]
-fn a_job_that_has_begun_goes_on_before_another_begins() {
+fn running_job_writes_its_next_table_before_another_job_begins() {
     let mut world = World::new();
     let (slots, tell) = (Arc::clone(&world.slots), world.tell.clone());
     let (again, may) = mpsc::channel();
@@ -109,26 +108,26 @@ fn a_job_that_has_begun_goes_on_before_another_begins() {
 }
 
 #[test]
-fn as_many_go_on_as_write_at_once() {
+fn compactions_that_continue_are_bounded_by_those_that_write() {
     let ids = [(); 3].map(|()| thread::scope(|s| s.spawn(|| thread::current().id()).join()));
     let [one, two, three] = ids.map(|id| id.expect("no panic"));
-    let mut state = State::default();
+    let mut state = SlotState::default();
     for thread in [one, two, one, three] {
-        state.goes_on(thread, 2);
+        state.note_continuing(thread, 2);
     }
-    assert_eq!(state.going_on, [one, three]);
-    state.goes_on(two, 1);
-    assert_eq!(state.going_on, [two]);
+    assert_eq!(state.continuing, [one, three]);
+    state.note_continuing(two, 1);
+    assert_eq!(state.continuing, [two]);
 }
 
 #[test]
-fn a_flush_and_a_compaction_write_whatever_else_does() {
+fn one_flush_and_one_compaction_write_on_a_busy_device() {
     let mut world = World::new();
     let others: Vec<WriteSlot> = (0..9).map(|_| world.slots.begin(Kind::Urgent, LIMIT)).collect();
     world.ask(Kind::Flush, LIMIT);
     let flush = world.began(&[Kind::Flush], 0);
     world.ask(Kind::Flush, LIMIT);
-    // A compaction beside flushes that wait, one into L0 too, and only one.
+    // While a flush waits one compaction writes, also into L0.
     world.ask(Kind::Compaction(0), LIMIT);
     let compaction = world.began(&[Kind::Compaction(0)], 1);
     world.ask(DEEP, LIMIT);
@@ -141,20 +140,20 @@ fn a_flush_and_a_compaction_write_whatever_else_does() {
 }
 
 #[test]
-fn a_thread_gets_its_second_turn_at_once_and_patience_ends() {
+fn second_slot_of_a_thread_does_not_wait_and_waits_are_bounded() {
     let mut world = World::new();
     let patience = Duration::from_millis(20);
     world.slots = Arc::new(WriteSlots { patience, ..WriteSlots::default() });
     let held = [world.slots.begin(DEEP, 1), world.slots.begin(DEEP, 1)];
     assert_eq!(world.slots.state.lock().compactions, 2);
     world.ask(DEEP, 1);
-    let (_, turn) = world.next();
-    drop((held, turn));
+    let (_, slot) = world.next();
+    drop((held, slot));
     world.end();
 }
 
 #[test]
-fn what_counts_as_what() {
+fn kind_follows_class_and_purpose() {
     let of = |class, purpose| kind_of(IoContext::new(class, purpose));
     let compaction = IoPurpose::Compaction { from: 4, to: 5 };
     assert_eq!(of(FileClass::Wal, IoPurpose::ForegroundWrite), Some(Kind::Urgent));

@@ -1,5 +1,5 @@
-//! What moves and copies tell the page cache: what they are going to read, and that they will not
-//! again.
+//! Hints to the page cache from moves and copies: bytes that they will read, and bytes that they
+//! will not read again.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::world::{READ, World, filled, holders, path, table, write};
 
 const MIB: u64 = 1 << 20;
 
-/// What background work did with an open file.
+/// A call of background work on an open file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Did {
     Prefetch,
@@ -22,10 +22,10 @@ enum Did {
     Forget,
 }
 
-/// What was done to which bytes (start and end) of which file, in order.
+/// Calls in order: the file, the call, and the bytes (start and end).
 type Calls = Arc<Mutex<Vec<(PathBuf, Did, (u64, u64))>>>;
 
-/// A file system that writes down what background work does with open files.
+/// A file system that records the calls of background work on open files.
 #[derive(Debug)]
 struct RecordingFs {
     inner: MemFs,
@@ -81,7 +81,7 @@ impl RandomFile for RecordingFile {
     }
 }
 
-/// Tiers over such a file system.
+/// Tiers over a file system that records calls.
 fn recorded(policy: impl FnOnce(&mut Policy)) -> (World, Calls) {
     let calls = Calls::default();
     let disk = RecordingFs { inner: MemFs::new(), calls: Arc::clone(&calls) };
@@ -90,7 +90,7 @@ fn recorded(policy: impl FnOnce(&mut Policy)) -> (World, Calls) {
     (world, calls)
 }
 
-/// What was done to files below `dir`, which are one file.
+/// Calls on the only file below `dir`.
 fn of_dir(calls: &Calls, dir: &str) -> Vec<(Did, (u64, u64))> {
     let calls = calls.lock();
     let mut below = calls.iter().filter(|(path, ..)| path.starts_with(dir));
@@ -99,7 +99,7 @@ fn of_dir(calls: &Calls, dir: &str) -> Vec<(Did, (u64, u64))> {
     calls.iter().filter(|(path, ..)| path.starts_with(dir)).map(|&(_, did, at)| (did, at)).collect()
 }
 
-/// The bytes of all calls of a kind, neighbours joined.
+/// The bytes of all calls of a kind, with adjacent ranges joined.
 fn bytes_of<'a>(
     calls: impl IntoIterator<Item = &'a (Did, (u64, u64))>,
     did: Did,
@@ -117,12 +117,12 @@ fn bytes_of<'a>(
     joined
 }
 
-fn covers(spans: &[(u64, u64)], (start, end): (u64, u64)) -> bool {
-    spans.iter().any(|span| span.0 <= start && end <= span.1)
+fn covers(spans: &[(u64, u64)], wanted: (u64, u64)) -> bool {
+    spans.iter().any(|span| span.0 <= wanted.0 && wanted.1 <= span.1)
 }
 
-/// Every read of a source was announced, and its bytes are let go once they were read. How many
-/// reads there were.
+/// Checks that every read of a source was prefetched before and forgotten afterwards. Returns the
+/// number of reads.
 fn check_source(calls: &[(Did, (u64, u64))]) -> usize {
     let mut reads = 0;
     for (index, &(_, span)) in calls.iter().enumerate().filter(|(_, call)| call.0 == Did::Read) {
@@ -135,7 +135,7 @@ fn check_source(calls: &[(Did, (u64, u64))]) -> usize {
 }
 
 #[test]
-fn a_move_reads_ahead_and_leaves_neither_source_nor_target_in_the_page_cache() {
+fn move_reads_ahead_and_leaves_no_pages_cached() {
     let (world, calls) = recorded(|_| ());
     let fs = world.open();
     let len = 6 * MIB + 12_345;
@@ -154,7 +154,7 @@ fn a_move_reads_ahead_and_leaves_neither_source_nor_target_in_the_page_cache() {
 }
 
 #[test]
-fn a_copy_of_a_file_reads_ahead_and_leaves_neither_source_nor_copy_in_the_page_cache() {
+fn file_copy_reads_ahead_and_leaves_no_pages_cached() {
     let (world, calls) = recorded(|policy| policy.cache_by = CacheBy::File);
     let fs = world.open();
     let len = 6 * MIB + 12_345;
@@ -176,12 +176,12 @@ fn a_copy_of_a_file_reads_ahead_and_leaves_neither_source_nor_copy_in_the_page_c
 }
 
 #[test]
-fn a_copy_of_ranges_announces_and_lets_go_what_it_reads_and_no_more() {
+fn range_copy_prefetches_and_forgets_its_reads_only() {
     let (world, calls) = recorded(|policy| policy.cache_by = CacheBy::Range);
     let fs = world.open();
     write(&fs, "1.sst", 5, &filled(1, 6 << 20));
     let file = fs.open(&path("1.sst"), READ, OpenOptions::default()).unwrap();
-    // Ten ranges, far from each other.
+    // Ten ranges at a distance from each other.
     let hot = |index: u64| index * 600_000;
     for index in 0..10 {
         (0..50).for_each(|_| file.read_exact_at(hot(index), &mut [0; 100], READ).unwrap());

@@ -1,4 +1,4 @@
-//! `scheme.toml` as it lies on devices.
+//! The file `scheme.toml` on devices.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use archipelago_tier::scheme::{DeviceProfile, Scheme};
 
 use crate::world::{READ, World};
 
-/// Writes a scheme of so many fast levels onto a device, by which that takes so many writers.
+/// Writes a scheme to a device: the number of fast levels, and of the writers that it takes.
 fn write_scheme(world: &World, device: &DeviceSettings, fast_levels: u8, writers_max: u32) {
     let name = device.name.clone();
     let profile = DeviceProfile { name, writers_max, readers_max: 1, ..DeviceProfile::default() };
@@ -22,21 +22,21 @@ fn write_scheme(world: &World, device: &DeviceSettings, fast_levels: u8, writers
     world.disk.write_atomic(&file, text.as_bytes(), context).unwrap();
 }
 
-/// Tiers that pin nothing.
+/// Tiers whose policy does not fix the number of fast levels.
 fn unpinned() -> World {
     let mut world = World::new(Arc::new(MemFs::new()), &[1 << 20, 1 << 20]);
     world.policy.fast_levels = None;
     world
 }
 
-/// The levels of the fastest device, and how many writers each takes.
+/// Number of levels of the fastest device, and of the writers that each device takes.
 fn taken(world: &World) -> (u8, Vec<u32>) {
     let stats = world.open().stats();
     (stats.fast_levels, stats.devices.iter().map(|device| device.limit).collect())
 }
 
 #[test]
-fn a_scheme_on_disk_counts_from_the_next_open_on() {
+fn scheme_on_disk_counts_from_the_next_open() {
     let mut world = unpinned();
     assert_eq!(taken(&world), (3, vec![16, 16]));
     write_scheme(&world, &world.devices[0], 2, 5);
@@ -46,7 +46,7 @@ fn a_scheme_on_disk_counts_from_the_next_open_on() {
 }
 
 #[test]
-fn a_scheme_is_that_of_the_device_with_the_namespace_also_behind_a_faster_one() {
+fn scheme_comes_from_the_home_device() {
     let mut world = unpinned();
     assert_eq!(taken(&world), (3, vec![16, 16]));
     write_scheme(&world, &world.devices[0], 2, 5);
@@ -62,7 +62,7 @@ fn a_scheme_is_that_of_the_device_with_the_namespace_also_behind_a_faster_one() 
 }
 
 #[test]
-fn a_profile_that_was_interrupted_leaves_a_device_that_opens() {
+fn interrupted_profile_leaves_a_device_that_opens() {
     let world = unpinned();
     let left = Path::new("/dev0/scheme.toml.tmp");
     world.disk.create_dir_all(Path::new("/dev0/profile")).unwrap();

@@ -14,7 +14,7 @@ use archipelago_tier::scheme::{DeviceProfile, Point, Scheme};
 
 use crate::world::{World, filled, path, write};
 
-/// A file system whose writes take time of the test's clock.
+/// A file system whose writes advance the clock of the test.
 #[derive(Debug)]
 struct TimedFs {
     inner: Arc<dyn FileSystem>,
@@ -55,7 +55,7 @@ impl WritableFile for TimedWriter {
 }
 
 #[test]
-fn a_device_slower_than_profiled_takes_fewer_writers_until_it_is_as_fast_again() {
+fn device_slower_than_profiled_takes_fewer_writers() {
     let mut world = World::new(Arc::new(MemFs::new()), &[1 << 24, 1 << 24]);
     let bytes_per_s = Arc::new(AtomicU64::new(1_000_000));
     let (inner, clock) = (Arc::clone(&world.disk), Arc::clone(&world.clock));
@@ -73,7 +73,7 @@ fn a_device_slower_than_profiled_takes_fewer_writers_until_it_is_as_fast_again()
     });
     let fs = world.open();
     let mut written = 0;
-    // A second of writes at a time, and a look after each.
+    // One second of writes, and then an iteration of the control loop.
     let mut seconds = |count: usize, bytes: usize| {
         for _ in 0..count {
             let name = format!("{written}.sst");

@@ -1,10 +1,12 @@
-//! What of a file to copy: by how much of it is read how often. Pure.
+//! Choice of the ranges of a file to copy to a faster device, from read counts per range.
 //!
-//! Parts are taken that have as many accesses per byte as it takes to fill the room ([`worth`]), in
-//! whatever file they lie: where keys lie scattered, files are alike and only their parts differ.
-//! Counts are believed as far as chance does not explain them ([`trust`]). Whole files where all
-//! fit, where most of a file is hot, and where reads are so long that they overlap. Decision 0022
-//! has the figures. Cost: each function is linear in the spans of the files that it looks at.
+//! A copy takes the ranges with enough accesses per byte that all such ranges fill the room of the
+//! device ([`worth`]), in whatever file they lie. If hot keys are scattered over the key space, all
+//! files are equally hot and only their ranges differ. Counts of ranges are believed only as far as
+//! chance does not explain them ([`trust`]). A file is copied whole if all files fit, if most of it
+//! is hot, or if reads are so long that they overlap. Decision 0022 has the figures.
+//!
+//! All functions are pure. Cost: each one is linear in the spans of the files that it takes.
 
 use super::density;
 use super::dispersion::{Counted, Expected};
@@ -12,43 +14,49 @@ use super::format::CopyIndex;
 use super::ranges::Span;
 use crate::settings::CacheBy;
 
-/// A file of which ranges of more than this part would be copied is copied whole.
+/// Fraction of a file's bytes above which the file is copied whole instead of by range.
 const RANGES_PART_MAX: f64 = 0.75;
 
-/// If what was read of a file is, range by range, so many times its length, reads overlap.
+/// Ratio of the bytes read per range, summed over the ranges, to the file's length above which
+/// reads overlap.
 const OVERLAP_MAX: f64 = 1.5;
 
-/// Accesses of a file, and where in it.
+/// Aged accesses of a file, in total and by range.
 ///
-/// What a part of it is expected to have lies between what was counted of it and what it would have
-/// if all of the file were alike ([`trust`]): few reads say little of a block, and a copy of those
-/// blocks that happened to be read first is a copy of any blocks.
+/// The accesses that a range is expected to have lie between its own count and the count that it
+/// would have if the file were read evenly ([`trust`]). A few reads say little about a block: a
+/// copy of the blocks that happened to be read first is a copy of arbitrary blocks.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct FileReads {
     len: u64,
+    /// Aged accesses whose place in the file is not known.
     inherited: f64,
     range_bytes: u64,
     spans: Vec<Span>,
     /// Sum of the spans' reads.
     counted: f64,
-    /// Those of them in every second interval.
+    /// Reads of the spans in every second interval.
     odd: u32,
+    /// Share of the counts per range that is believed, 0 to 1.
     trust: f64,
-    /// It would have so many times these accesses if it had been there for as long as others.
+    /// Factor by which the accesses are scaled, because the file did not exist for the whole
+    /// window.
     scale: f64,
-    /// For what part of the time that others were there it was.
-    there: f64,
-    /// All of its accesses, as far as they are believed.
+    /// Fraction of the observation window in which this file existed.
+    presence: f64,
+    /// All aged accesses, as far as they are believed.
     heat: f64,
-    /// How far what was counted is believed, and the variance of what its cohort adds.
+    /// Share of the file's own count in `heat`. The rest comes from the mean of its cohort.
     own: f64,
+    /// Variance that the mean of the cohort adds to `heat`.
     cohort_variance: f64,
 }
 
 impl FileReads {
-    /// Of a file of `len` bytes that is counted in ranges of `range_bytes`: `spans` are those in
-    /// which reads began, `inherited` aged accesses that nobody knows the place of, which it took
-    /// over or kept over a restart. Counts are believed until [`Self::believe`] says how far.
+    /// The accesses of a file of `len` bytes that is counted in ranges of `range_bytes`. `spans`
+    /// are the ranges in which reads began. `inherited` are aged accesses whose place is not known:
+    /// the file took them over from the inputs of a compaction, or kept them over a restart. All
+    /// counts are believed until [`Self::believe`] lowers that.
     #[must_use]
     pub(crate) fn new(len: u64, inherited: f64, range_bytes: u64, spans: Vec<Span>) -> Self {
         let counted: f64 = spans.iter().map(|span| f64::from(span.reads)).sum();
@@ -62,41 +70,42 @@ impl FileReads {
             odd,
             trust: 1.0,
             scale: 1.0,
-            there: 1.0,
+            presence: 1.0,
             heat: inherited + counted,
             own: 1.0,
             cohort_variance: 0.0,
         }
     }
 
-    /// The same of a file that came late: it was `there` for a part of the time, and is scaled for
-    /// it ([`super::ageing::Look`]).
+    /// The same accesses for a file that existed in the fraction `presence` of the observation
+    /// window, so that its accesses count `scale` times ([`super::ageing::Look`]).
     #[must_use]
-    pub(crate) fn scaled(self, scale: f64, there: f64) -> Self {
-        Self { scale, there, heat: self.heat * scale, ..self }
+    pub(crate) fn scaled(self, scale: f64, presence: f64) -> Self {
+        Self { scale, presence, heat: self.heat * scale, ..self }
     }
 
-    /// Counts of parts are believed so far, 0 to 1; see [`trust`].
+    /// Sets the share of the counts per range that is believed, 0 to 1 ([`trust`]).
     pub(crate) fn believe(&mut self, trust: f64) {
         self.trust = trust;
     }
 
-    /// What its cohort has counts as well.
-    pub(crate) fn expect(&mut self, Expected { own, mean, doubt }: Expected) {
+    /// Combines the file's own count with the mean of its cohort.
+    pub(crate) fn expect(&mut self, expected: Expected) {
+        let Expected { own, mean, doubt } = expected;
         let of_cohort = (1.0 - own) * mean * self.len as f64;
         self.heat = own * self.raw() + of_cohort;
         self.own = own;
         self.cohort_variance = doubt * of_cohort * of_cohort;
     }
 
-    /// What was counted of it, which varies by `variance` of its mean.
+    /// The file's count as a member of its cohort. `variance` is the variance-to-mean ratio of the
+    /// count.
     pub(crate) fn counted(&self, variance: f64) -> Counted {
-        let exposure = self.len as f64 * self.there;
+        let exposure = self.len as f64 * self.presence;
         Counted { accesses: self.inherited + self.counted, exposure, variance }
     }
 
-    /// By how much of their mean its accesses vary by chance, where that is `counted` of what was
-    /// counted.
+    /// Variance-to-mean ratio of [`Self::heat`] by chance, if that of the count is `counted`.
     pub(crate) fn variance(&self, counted: f64) -> f64 {
         let own = self.own * self.own * counted * self.scale * self.raw();
         if self.heat > 0.0 {
@@ -106,26 +115,26 @@ impl FileReads {
         }
     }
 
-    /// All of its aged accesses, as far as they are believed: between what was counted and what its
-    /// cohort has.
+    /// All aged accesses of the file, as far as they are believed: between its own count and the
+    /// mean of its cohort.
     #[must_use]
     pub(crate) fn heat(&self) -> f64 {
         self.heat
     }
 
-    /// Its accesses as they were counted.
+    /// Aged accesses as they were counted, scaled for the time in which the file did not exist.
     fn raw(&self) -> f64 {
         (self.inherited + self.counted) * self.scale
     }
 
-    /// Whether it was read at all.
+    /// Whether the file has any aged access of its own.
     #[must_use]
     pub(crate) fn is_read(&self) -> bool {
         self.raw() > 0.0
     }
 
-    /// Each range that was read, and what part of the file's bytes is counted in it: to where the
-    /// next one begins, if that was read, or to its end.
+    /// Each range that was read, and the fraction of the file's bytes that is counted in it. Such a
+    /// range ends where the next read range begins, or at its own end.
     fn parts(&self) -> impl Iterator<Item = (&Span, f64)> {
         self.spans.iter().enumerate().map(move |(at, span)| {
             let end = (span.start / self.range_bytes + 1) * self.range_bytes;
@@ -135,37 +144,39 @@ impl FileReads {
         })
     }
 
-    /// What is expected of a part of it that had so many accesses: what its cohort has more than it
-    /// had may come anywhere.
+    /// The share of [`Self::heat`] that falls on the fraction `part` of the file, which had
+    /// `accesses`. If the cohort raises the heat above the file's own count, the difference is
+    /// spread evenly over the file.
     fn of_part(&self, part: f64, accesses: f64) -> f64 {
-        let (heat, raw, had) = (self.heat, self.raw(), accesses * self.scale);
-        if heat >= raw { had + (heat - raw) * part } else { had * heat / raw }
+        let (heat, raw, own) = (self.heat, self.raw(), accesses * self.scale);
+        if heat >= raw { own + (heat - raw) * part } else { own * heat / raw }
     }
 
-    /// Whether its reads are so long that they overlap: bytes of one range serve reads of others,
-    /// too, and the file is judged as a whole.
+    /// Whether reads are so long that they overlap. The bytes of one range then serve reads of
+    /// other ranges as well, and the file is judged as a whole.
     fn overlaps(&self) -> bool {
         let read: u64 = self.spans.iter().map(|span| span.len).sum();
         read as f64 > OVERLAP_MAX * self.len as f64
     }
 
-    /// The accesses that are expected of `bytes` of it in which `counted` were counted.
+    /// The accesses that are expected of `bytes` of the file in which `counted` accesses were
+    /// counted.
     fn expected(&self, counted: f64, bytes: u64) -> f64 {
         let part = (bytes as f64 / self.len.max(1) as f64).min(1.0);
-        let alike = (self.inherited + (1.0 - self.trust) * self.counted) * part;
-        self.of_part(part, alike + self.trust * counted)
+        let even = (self.inherited + (1.0 - self.trust) * self.counted) * part;
+        self.of_part(part, even + self.trust * counted)
     }
 
     fn density_of(&self, span: &Span) -> f64 {
         density(self.expected(f64::from(span.reads), span.len), span.len)
     }
 
-    /// Of what was not read.
+    /// Expected accesses per byte of the ranges that were not read.
     fn density_of_rest(&self) -> f64 {
         density(self.expected(0.0, self.len), self.len)
     }
 
-    /// The accesses that a copy of `ranges` (start and length, in order) serves.
+    /// The accesses that a copy of `ranges` (start and length, in order) would serve.
     #[must_use]
     pub(crate) fn served_by(&self, ranges: &[(u64, u64)]) -> f64 {
         let held = self.spans.iter().filter(|span| holds(ranges, span));
@@ -173,7 +184,7 @@ impl FileReads {
         self.expected(counted, ranges.iter().map(|range| range.1).sum())
     }
 
-    /// What a copy of `ranges` leaves for slower devices to serve.
+    /// The accesses that a copy of `ranges` leaves for slower devices to serve.
     #[must_use]
     pub(crate) fn beside(&self, ranges: &[(u64, u64)]) -> Self {
         let spans = self.spans.iter().filter(|span| !holds(ranges, span)).copied().collect();
@@ -183,7 +194,7 @@ impl FileReads {
         Self {
             trust: self.trust,
             scale: self.scale,
-            there: self.there,
+            presence: self.presence,
             heat: (self.heat - self.served_by(ranges)).max(0.0),
             own: self.own,
             cohort_variance: self.cohort_variance * rest * rest,
@@ -192,24 +203,24 @@ impl FileReads {
     }
 }
 
-/// Whether all of the span is in one of the ranges, which are in order.
+/// Whether one of the ranges, which are in order, contains the whole span.
 fn holds(ranges: &[(u64, u64)], span: &Span) -> bool {
     let after = ranges.partition_point(|range| range.0 <= span.start);
     let range = after.checked_sub(1).and_then(|at| ranges.get(at));
     range.is_some_and(|(start, len)| span.start + span.len <= start + len)
 }
 
-/// How far counts of parts of files are to be believed: the part of their variance within files
-/// that chance does not explain. 0 to 1; what an empirical Bayes estimate of counts with a common
-/// prior takes.
+/// Share of the counts per range that is believed, 0 to 1: the part of their variance within files
+/// that chance does not explain. This is the weight that an empirical Bayes estimate gives to
+/// counts with a common prior.
 ///
-/// Two halves of the intervals tell what chance does: parts that really differ do so in both, and
-/// what they have in the one says nothing of the other otherwise. That holds also where a scan
-/// reads several blocks of a part at once, so that counts vary by more than their mean. Reads of a
-/// file without two halves are taken to come one by one. A part is expected to have what its bytes
-/// have of the file: one in which two blocks begin is read twice as often as the next one, and no
-/// hotter. Only parts that were read are asked: how long the others are is not known, and they have
-/// a product of 0.
+/// Two halves of the intervals show how much of the variance is chance. Ranges that really differ
+/// do so in both halves. Otherwise the count in one half says nothing about the other. This holds
+/// also if a scan reads several blocks of a range in one batch, so that counts vary by more than
+/// their mean. For a file without two halves, reads are taken as independent. The mean of a range
+/// follows from its length: a range in which two blocks begin is read twice as often as the next
+/// one, and is no hotter. Ranges without reads are left out: their lengths are not known, and their
+/// product is 0.
 pub(crate) fn trust<'a>(files: impl Iterator<Item = &'a FileReads>) -> f64 {
     let (mut differ, mut chance) = (0.0, 0.0);
     for file in files {
@@ -222,7 +233,7 @@ pub(crate) fn trust<'a>(files: impl Iterator<Item = &'a FileReads>) -> f64 {
             let (all, odd) = (f64::from(span.reads), f64::from(span.odd));
             let even = all - odd;
             if has_halves {
-                // As much of the whole as of its halves.
+                // Scaled from the two halves to the whole count.
                 let whole = odd_part * even_part;
                 let above = odd * (even - whole_even * part) + even * (odd - whole_odd * part);
                 differ += above / 2.0 / whole;
@@ -236,32 +247,31 @@ pub(crate) fn trust<'a>(files: impl Iterator<Item = &'a FileReads>) -> f64 {
     if differ > 0.0 { differ / (differ + chance) } else { 0.0 }
 }
 
-/// The smaller half has to have so much of a file's reads.
+/// Least fraction of a file's reads that the smaller half must have.
 const HALF_MIN: f64 = 0.2;
 
-/// Accesses per byte are told apart by a quarter of an octave…
+/// Classes of accesses per byte in an octave: densities of one class are not told apart.
 const WORTH_STEPS: f64 = 4.0;
-/// …from 2 to the power of minus this on.
+/// The first class begins at 2 to the power of minus this.
 const WORTH_OCTAVES: f64 = 48.0;
+/// Number of classes; the last one has no upper bound.
 const WORTH_CLASSES: usize = 256;
 
-/// What it takes to be copied to a device.
+/// Threshold from which on a range is worth a copy on a device.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Worth {
-    /// So many accesses per byte. 0 if all files fit that are asked for, so that they can be copied
-    /// whole.
+    /// Least accesses per byte. 0 if all candidates fit, so that they can be copied whole.
     pub(crate) density: f64,
-    /// Of what has no more than this, only a part fits, and is taken of each file; what has more is
-    /// taken always.
+    /// Accesses per byte from which on a range is always taken. Of the ranges between `density` and
+    /// this, only a part fits.
     pub(crate) above: f64,
-    /// That part, 0 to 1.
+    /// The fraction of those ranges that is taken of each file, 0 to 1.
     pub(crate) part: f64,
-    /// No more bytes than this, the room of all copies.
+    /// Room of all copies of the device, in bytes.
     pub(crate) room: u64,
 }
 
-/// How many accesses per byte a part of a file must have to be copied, so that all such parts fill
-/// `room` bytes.
+/// The threshold at which the ranges of `files` that reach it fill `room` bytes.
 pub(crate) fn worth<'a>(files: impl Iterator<Item = &'a FileReads> + Clone, room: u64) -> Worth {
     let all: u64 = files.clone().filter(|file| file.heat() > 0.0).map(|file| file.len).sum();
     if all <= room {
@@ -279,7 +289,7 @@ pub(crate) fn worth<'a>(files: impl Iterator<Item = &'a FileReads> + Clone, room
     Worth { density: f64::MIN_POSITIVE, above: f64::MIN_POSITIVE, part: 1.0, room }
 }
 
-/// The least accesses per byte of a class.
+/// Least accesses per byte of a class.
 fn least_of(class: usize) -> f64 {
     (class as f64 / WORTH_STEPS - WORTH_OCTAVES).exp2()
 }
@@ -288,7 +298,7 @@ fn class_of(density: f64) -> usize {
     ((density.log2() + WORTH_OCTAVES) * WORTH_STEPS).clamp(0.0, WORTH_CLASSES as f64 - 1.0) as usize
 }
 
-/// Bytes of the files' parts by their accesses per byte.
+/// Bytes of the ranges of `files`, by class of accesses per byte.
 fn by_class<'a>(files: impl Iterator<Item = &'a FileReads>) -> Vec<u64> {
     let mut bytes = vec![0; WORTH_CLASSES];
     for file in files {
@@ -309,27 +319,27 @@ fn by_class<'a>(files: impl Iterator<Item = &'a FileReads>) -> Vec<u64> {
     bytes
 }
 
-/// What of a file to copy.
+/// The ranges of a file that are copied.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct CopyPlan {
     /// Start and length of each range, in order.
     pub(crate) ranges: Vec<(u64, u64)>,
-    /// Whether that is the whole file.
+    /// Whether the ranges are the whole file.
     pub(crate) whole: bool,
     /// Aged accesses that the copy would serve.
     pub(crate) reads: f64,
-    /// Bytes of the copy of the same file that goes for it.
+    /// Bytes of the copy of the same file that this one replaces.
     pub(crate) replaces: u64,
 }
 
 impl CopyPlan {
-    /// All of a file.
+    /// A copy of the whole file.
     #[must_use]
     pub(crate) fn whole(file: &FileReads) -> Self {
         Self { ranges: vec![(0, file.len)], whole: true, reads: file.heat(), replaces: 0 }
     }
 
-    /// Bytes that are copied.
+    /// Bytes of the file that are copied.
     #[must_use]
     pub(crate) fn bytes(&self) -> u64 {
         self.ranges.iter().map(|range| range.1).sum()
@@ -342,15 +352,15 @@ impl CopyPlan {
         bytes + CopyIndex::len_of(bytes, self.ranges.len())
     }
 
-    /// Bytes that it takes beyond what goes for it.
+    /// Bytes that the copy takes in addition to those of the copy that it replaces.
     #[must_use]
     pub(crate) fn room(&self) -> u64 {
         self.bytes_taken().saturating_sub(self.replaces)
     }
 }
 
-/// Chooses what of a file to copy: the parts that have `worth` accesses per byte ([`worth`]), or
-/// all of it. None if nothing is worth it.
+/// Chooses the ranges of a file to copy: those that reach the threshold `worth`, or the whole
+/// file. `None` if no range reaches it.
 #[must_use]
 pub(crate) fn plan(file: &FileReads, worth: Worth, by: CacheBy) -> Option<CopyPlan> {
     let heat = file.heat();
@@ -368,7 +378,7 @@ pub(crate) fn plan(file: &FileReads, worth: Worth, by: CacheBy) -> Option<CopyPl
         return is_worth.then(|| CopyPlan::whole(file));
     }
     let mut ranges: Vec<(u64, u64)> = Vec::new();
-    // Bytes of spans of which a part fits, and those of them that were taken.
+    // Bytes of the spans of which only a part fits, and bytes of those that were taken.
     let (mut seen, mut taken) = (0.0, 0.0);
     for span in &file.spans {
         let (end, density) = ((span.start + span.len).min(file.len), file.density_of(span));

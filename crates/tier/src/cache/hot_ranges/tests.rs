@@ -1,6 +1,6 @@
 use super::*;
 
-/// A file of 64 ranges of 1,000 bytes with so many reads.
+/// A file of 64 ranges of 1,000 bytes, with reads by range.
 fn file(reads: &[(u64, u32)]) -> FileReads {
     let span =
         |&(index, reads): &(u64, u32)| Span { start: index * 1000, len: 1000, reads, odd: 0 };
@@ -8,14 +8,14 @@ fn file(reads: &[(u64, u32)]) -> FileReads {
     FileReads::new(64_000, 0.0, 1000, spans)
 }
 
-/// All that has so many accesses per byte.
+/// A threshold of this many accesses per byte.
 fn from(density: f64) -> Worth {
     Worth { density, above: density, part: 1.0, room: 64_000 }
 }
 
 #[test]
-fn of_what_is_alike_each_file_gets_its_part_and_what_does_not_fit_is_not_copied_whole() {
-    // Three blocks of each are hot, all others were read once.
+fn equally_hot_files_get_equal_parts() {
+    // Three blocks of each file are hot, and all others were read once.
     let alike: Vec<_> = (0..64).map(|at| (at, if at % 20 == 3 { 50 } else { 1 })).collect();
     let files = [file(&alike), file(&alike)];
     let worth = worth(files.iter(), 20_000);
@@ -27,7 +27,7 @@ fn of_what_is_alike_each_file_gets_its_part_and_what_does_not_fit_is_not_copied_
 }
 
 #[test]
-fn the_parts_that_fill_the_room_are_copied_in_whatever_file_they_lie() {
+fn hottest_ranges_of_all_files_fill_the_room() {
     let hot = file(&[(3, 500), (4, 300), (40, 20), (41, 2)]);
     let cold = file(&[(7, 19), (8, 1)]);
     let files = [hot, cold, file(&[])];
@@ -51,7 +51,7 @@ fn the_parts_that_fill_the_room_are_copied_in_whatever_file_they_lie() {
 }
 
 #[test]
-fn a_file_that_is_evenly_hot_is_copied_whole_and_accesses_of_unknown_place_are_everywhere() {
+fn evenly_hot_file_is_copied_whole() {
     let even: Vec<_> = (0..64).map(|index| (index, 10)).collect();
     let plan_of = |file: &FileReads| plan(file, from(0.01), CacheBy::Adaptive);
     assert!(plan_of(&file(&even)).is_some_and(|plan| plan.whole && plan.reads == 640.0));
@@ -65,7 +65,7 @@ fn a_file_that_is_evenly_hot_is_copied_whole_and_accesses_of_unknown_place_are_e
 }
 
 #[test]
-fn spans_that_overlap_are_copied_once_and_served_only_where_all_of_them_lies() {
+fn overlapping_spans_are_copied_once() {
     let span = |start, len, reads| Span { start, len, reads, odd: 0 };
     let spans = vec![span(900, 4200, 10), span(5000, 4200, 10), span(20_000, 100, 3)];
     let file = FileReads::new(20_050, 0.0, 5000, spans);
@@ -77,7 +77,7 @@ fn spans_that_overlap_are_copied_once_and_served_only_where_all_of_them_lies() {
 }
 
 #[test]
-fn a_file_of_which_long_parts_are_read_is_judged_as_a_whole() {
+fn file_with_long_reads_is_judged_as_a_whole() {
     let scanned = |reads| {
         let span = |index: u64| Span { start: index * 1000, len: 16_000, reads, odd: 0 };
         FileReads::new(64_000, 0.0, 1000, (0..20).map(span).collect())
@@ -89,9 +89,9 @@ fn a_file_of_which_long_parts_are_read_is_judged_as_a_whole() {
     assert_eq!(bytes, [Some((true, 64_000)), None, Some((false, 1000))]);
 }
 
-/// Files of 64 ranges of 1,000 bytes, in each 256 reads in scans of `blocks` blocks of `block`
-/// bytes, of which every second is in an odd interval; in so many of a hundred scans they begin
-/// in the first eight ranges.
+/// Files of 64 ranges of 1,000 bytes with 256 reads each, in scans of `blocks` blocks of `block`
+/// bytes. Every second scan is in an odd interval. A percentage of the scans begins in the first
+/// eight ranges.
 fn scanned(block: u64, blocks: u64, hot: u64) -> Vec<FileReads> {
     let mut rng = archipelago_base::random::Rng::with_seed(3);
     let mut draw = || {
@@ -110,9 +110,10 @@ fn scanned(block: u64, blocks: u64, hot: u64) -> Vec<FileReads> {
 }
 
 #[test]
-fn counts_are_believed_as_far_as_chance_does_not_explain_them() {
+fn range_counts_are_believed_beyond_chance() {
     let trust_of = |files: &[FileReads]| trust(files.iter());
-    // Block by block, two blocks in every second range or so, and scans that read both at once.
+    // Reads of single blocks, with two blocks in about every second range, and scans that read
+    // both.
     for (block, blocks) in [(1000, 1), (700, 1), (700, 8), (250, 16)] {
         let alike = trust_of(&scanned(block, blocks, 0));
         assert!(alike < 0.15, "blocks of {block}, {blocks} at once: {alike}");
@@ -121,7 +122,7 @@ fn counts_are_believed_as_far_as_chance_does_not_explain_them() {
         assert!(skewed > least, "blocks of {block}, {blocks} at once: {skewed}");
     }
     assert_eq!(trust_of(&[]), 0.0);
-    // As long as there is one interval.
+    // There is only one interval yet.
     let first = |hot| -> Vec<FileReads> {
         let once = |span: &Span| Span { odd: 0, ..*span };
         let whole = scanned(1000, 1, hot).into_iter();
@@ -130,7 +131,8 @@ fn counts_are_believed_as_far_as_chance_does_not_explain_them() {
             .collect()
     };
     assert!(trust_of(&first(0)) < 0.1 && trust_of(&first(50)) > 0.75);
-    // Of alike blocks the one that was read is no better than the next; whole files are judged.
+    // If all blocks are equally hot, a block that was read is no better than the next one. So whole
+    // files are judged.
     let doubtful = |reads| FileReads { trust: 0.0, ..file(reads) };
     let files = [doubtful(&[(3, 4), (9, 1)]), doubtful(&[(1, 1), (2, 1)])];
     let worth = worth(files.iter(), 64_000);
@@ -140,7 +142,7 @@ fn counts_are_believed_as_far_as_chance_does_not_explain_them() {
 }
 
 #[test]
-fn a_file_is_expected_to_have_what_its_cohort_has_as_far_as_its_count_is_not_believed() {
+fn expected_accesses_combine_own_count_and_cohort() {
     let mut file = file(&[(3, 30), (4, 10)]).scaled(2.0, 0.5);
     let counted = file.counted(0.5);
     assert_eq!((counted.accesses, counted.exposure, counted.variance), (40.0, 32_000.0, 0.5));
@@ -152,9 +154,9 @@ fn a_file_is_expected_to_have_what_its_cohort_has_as_far_as_its_count_is_not_bel
         assert!((left - file.heat()).abs() < 1e-9, "{left}");
         (file.heat(), file.served_by(&part))
     };
-    // Its cohort has 640: what it lacks may come anywhere in it.
+    // The cohort has 640 accesses. The missing ones are spread evenly over the file.
     assert_eq!(expect(0.01), (500.0, 60.0 + 420.0 / 64.0));
-    // It has 64: a part keeps its share.
+    // The cohort has 64 accesses. A range keeps its share.
     assert_eq!(expect(0.001), (68.0, 60.0 * 68.0 / 80.0));
     let variance = file.variance(0.5) * 68.0 - (0.0625 * 80.0 + 0.001 * 48.0 * 48.0);
     assert!(variance.abs() < 1e-9, "{variance}");

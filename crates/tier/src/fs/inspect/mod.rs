@@ -1,8 +1,9 @@
-//! What the tiers know of one file, for those who look at files one by one: a front end for other
-//! engines, tests.
+//! Queries about single files of the tiers, for front ends of other engines and for tests.
 //!
-//! Reads the namespace under its lock. I/O is made by what opens, changes or removes, for the time
-//! of a file, and for the length of one that is being written.
+//! Thread-safety: any thread may call any method. The namespace is read under its lock.
+//! Failure: errors name the file. A failed change of a name or level leaves the state as it was.
+//! Cost: opening, changing and removing a file do I/O, and so do its time and the length of a file
+//! that is being written. Other queries do none.
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -18,66 +19,67 @@ use super::{TieredFs, file_len, modified_ms};
 use crate::namespace::record::Record;
 use crate::settings::DeviceKind;
 
-/// Where a file lies, and what it is known to be.
+/// The place and the properties of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileInfo {
-    /// Its unique id in the namespace: never used for another file.
+    /// Unique id of the file in the namespace. No other file ever gets it.
     pub id: u64,
-    /// The device of the original: its place in the list of devices, 0 for the fastest.
+    /// Index of the original's device in the list of devices. 0 is the fastest one.
     pub device: usize,
-    /// What kind of file it was created as.
+    /// Class with which the file was created.
     pub class: FileClass,
-    /// The level that it belongs to, if it is a table that has one.
+    /// Level of the file, if it is a table that has one.
     pub level: Option<u8>,
     /// Length in bytes.
     pub len: u64,
-    /// When it was written where it lies now, in milliseconds since 1970; `None` if its device does
-    /// not know, or cannot be asked. A move to another device writes it anew.
+    /// Time at which the file was written to its present device, in milliseconds since 1970. A move
+    /// writes the file again. `None` if the device does not know, or cannot be asked.
     pub modified_ms: Option<u64>,
-    /// How many names it has.
+    /// Number of names of the file.
     pub names: usize,
-    /// The devices of its copies for reading.
+    /// Indices of the devices that hold copies of the file, sorted.
     pub copies: Vec<usize>,
-    /// Whether somebody has it open for writing.
+    /// Whether a writer has the file open.
     pub is_written: bool,
 }
 
-/// A file of the tiers, whatever becomes of its names: its bytes stay as long as this is held, also
-/// when it was removed or replaced.
+/// A file of the tiers. Its bytes are kept while this is held, even if the file is removed or
+/// replaced.
 #[derive(Clone, Debug)]
 pub struct TierFile {
     shared: Arc<Shared>,
     entry: Arc<Entry>,
-    /// The name that it was found under, for errors.
+    /// Name under which the file was found, for errors.
     path: PathBuf,
 }
 
 impl TierFile {
-    /// Its unique id in the namespace: never used for another file.
+    /// Unique id of the file in the namespace. No other file ever gets it.
     #[must_use]
     pub fn id(&self) -> u64 {
         self.entry.id
     }
 
-    /// Its length in bytes, as its device has it while it is written. Errors: those of that.
+    /// Length of the file in bytes. A device is asked for the length of a file that is being
+    /// written. Errors: those of the device.
     pub fn length(&self) -> Result<u64> {
         file_len(&self.shared, &self.entry)
     }
 
-    /// Whether somebody has it open for writing.
+    /// Whether a writer has the file open.
     #[must_use]
     pub fn is_written(&self) -> bool {
         self.entry.writers.load(Ordering::Acquire) > 0
     }
 
-    /// Opens it for reading, with the length that it has now. Errors: those of its device.
+    /// Opens the file for reading, with its present length. Errors: those of its device.
     pub fn open(&self, context: IoContext, options: OpenOptions) -> Result<Arc<dyn RandomFile>> {
         Ok(self.entry.open(&self.shared, &self.path, context, options)?)
     }
 
-    /// Whether what a handle opened so reads is fetched from the device by the read itself, so that
-    /// [`RandomFile::prefetch`] does nothing: `O_DIRECT`, there where the file lies now. What is
-    /// mapped is memory and needs no fetching.
+    /// Whether a handle that is opened with these arguments reads with `O_DIRECT` on the file's
+    /// present device. [`RandomFile::prefetch`] then does nothing, because each read fetches its
+    /// bytes from the device. A mapped file is memory, and is not read with `O_DIRECT`.
     #[must_use]
     pub fn is_direct(&self, context: IoContext, options: OpenOptions) -> bool {
         let physical = Arc::clone(&self.entry.inside.lock().main);
@@ -86,7 +88,7 @@ impl TierFile {
         !is_mapped && (options.direct || is_direct(device, context.class))
     }
 
-    /// Where it lies. Errors: `NotFound` if it has no name any more.
+    /// Place and properties of the file. Errors: `NotFound` if the file has no name any more.
     pub fn info(&self) -> Result<FileInfo> {
         let entry = &self.entry;
         let names = {
@@ -108,7 +110,7 @@ impl TierFile {
             class: entry.class,
             level: entry.level(),
             len: file_len(&self.shared, entry)?,
-            // A device that cannot tell is no reason not to say where the file lies.
+            // A device that does not know the time does not make the query fail.
             modified_ms: modified_ms(entry).unwrap_or(None),
             names,
             copies,
@@ -118,7 +120,7 @@ impl TierFile {
 }
 
 impl TieredFs {
-    /// The path below which everything is the tiers' own.
+    /// Path of the tiers' root. All paths below it belong to the tiers.
     #[must_use]
     pub fn root(&self) -> &Path {
         &self.shared.root
@@ -131,15 +133,16 @@ impl TieredFs {
         Ok(TierFile { shared: Arc::clone(&self.shared), entry, path })
     }
 
-    /// Where the file at `path`, a path below the root, lies. Errors: `NotFound`; `Io` for a
-    /// directory.
+    /// Place and properties of the file at `path`, a path below the root. Errors: `NotFound`; `Io`
+    /// for a directory.
     pub fn file_info(&self, path: &Path) -> Result<FileInfo> {
         self.file(path)?.info()
     }
 
-    /// What [`archipelago_env::FileSystem::reassign`] does, for who wants to know whether it was
-    /// recorded. `path`: below the root; `context`: with the level. Errors: `NotFound`; those of
-    /// the home device, after which the tiers go on with the level of before.
+    /// Changes the level of the table at `path`, a path below the root, to that of `context`, as
+    /// [`archipelago_env::FileSystem::reassign`] does, and returns errors. Errors: `NotFound`;
+    /// `InvalidArgument` if `context` has no level; those of the home device. After an error, the
+    /// table keeps its level.
     pub fn set_level(&self, path: &Path, context: IoContext) -> Result<()> {
         let path = self.own(path)?;
         let Some(level) = context.level else {
@@ -164,8 +167,8 @@ impl TieredFs {
         Ok(self.shared.names.lock().space.state.is_dir(&path))
     }
 
-    /// Removes the directory at `path`, a path below the root, if nothing lies in it. Durable as a
-    /// removal of a file is. Errors: `NotFound`; `Io` for one that is not empty.
+    /// Removes the empty directory at `path`, a path below the root. The removal is as durable as
+    /// that of a file. Errors: `NotFound`; `Io` for a directory that is not empty.
     pub fn remove_dir(&self, path: &Path) -> Result<()> {
         let path = self.own(path)?;
         let refuse =
@@ -185,12 +188,14 @@ impl TieredFs {
         self.shared.commit(&mut names, &Record::RemoveDir { path: path.clone() }).map(|_| ())
     }
 
-    /// Gives the directory `from` the name `to`, both below the root, with all that lies in it;
-    /// `to` may be an empty directory. Files in it that are open stay so. All at once, and durable
-    /// as the renaming of a file is. Fault point: `names.changed`. Errors: `NotFound`; `Busy` while
-    /// a lock in it is held; `InvalidArgument` if `to` lies in `from`; `Io` if `from` or `to` is a
-    /// file, or `to` a directory that is not empty; `Unsupported` if a log lies in it of which an
-    /// end may be kept beside it (`create_log`): such ends go with the directory's name.
+    /// Renames the directory `from` to `to`, both below the root, with all files in it. `to` may be
+    /// an empty directory. Open files stay open. The change is atomic, and as durable as the
+    /// renaming of a file. Fault point: `names.changed`.
+    ///
+    /// Errors: `NotFound`; `Busy` while this process holds a lock in `from`; `InvalidArgument` if
+    /// `to` lies in `from`; `Io` if `from` or `to` is a file, or if `to` is a directory that is not
+    /// empty; `Unsupported` if `from` holds a log whose end may lie in another file (`create_log`),
+    /// because that file is found by the name of the directory.
     pub fn rename_dir(&self, from: &Path, to: &Path) -> Result<()> {
         let (from, to) = (self.own(from)?, self.own(to)?);
         self.check_dirs(&self.shared.names.lock(), &from, &to)?;
@@ -200,7 +205,7 @@ impl TieredFs {
         self.refuse_log_tails(&from)?;
         let mut names = self.shared.names.lock();
         self.check_dirs(&names, &from, &to)?;
-        // Locks are known by their names.
+        // The set of locks holds names, so a renamed lock would no longer be found.
         let locks = self.shared.locks.lock();
         if let Some(held) = locks.iter().find(|lock| lock.starts_with(&from)) {
             return Err(Error::busy(format!(
@@ -215,7 +220,7 @@ impl TieredFs {
         self.shared.fault_point("names.changed")
     }
 
-    /// Whether the directory `from` can become `to` now.
+    /// Refuses if the directory `from` cannot be renamed to `to`.
     fn check_dirs(&self, names: &Names, from: &Path, to: &Path) -> Result<()> {
         if from == self.shared.root || to == self.shared.root {
             return Err(Error::invalid("the root of the tiers cannot be renamed or replaced"));
@@ -228,7 +233,7 @@ impl TieredFs {
         Err(Error::io(&doing, from, std::io::Error::new(kind, why)))
     }
 
-    /// Refuses a directory with a log beside which its device keeps more than logs.
+    /// Refuses a directory with a log whose end its device may keep in another file.
     fn refuse_log_tails(&self, dir: &Path) -> Result<()> {
         let entries: Vec<Arc<Entry>> = {
             let names = self.shared.names.lock();
@@ -257,6 +262,7 @@ impl TieredFs {
         Ok(())
     }
 
+    /// The normalised path. Errors: `InvalidArgument` for a path outside of the root.
     fn own(&self, path: &Path) -> Result<PathBuf> {
         self.logical(path).ok_or_else(|| {
             Error::invalid(format!(
@@ -268,8 +274,8 @@ impl TieredFs {
     }
 }
 
-/// Records that a file's level changed without a rewrite. `false` if the file was removed
-/// meanwhile.
+/// Records that a file's level changed without a rewrite. `false` if the file was removed in the
+/// meantime.
 fn record_level(shared: &Shared, entry: &Entry, level: u8) -> Result<bool> {
     if entry.level() == Some(level) {
         return Ok(true);
@@ -280,8 +286,8 @@ fn record_level(shared: &Shared, entry: &Entry, level: u8) -> Result<bool> {
     }
     let before = names.space.state.files.get(&entry.id).and_then(|file| file.level);
     if let Err(error) = shared.commit(&mut names, &Record::Level { file: entry.id, level }) {
-        // Neither the log nor a new generation has it: the next generation is to have the level
-        // of before.
+        // Neither the log nor a new generation has the record, so the next generation must have the
+        // previous level.
         if let Some(file) = names.space.state.files.get_mut(&entry.id) {
             file.level = before;
         }

@@ -24,7 +24,7 @@ fn tiers_over(disk: &Arc<dyn FileSystem>) -> Arc<TieredFs> {
 }
 
 #[test]
-fn a_file_is_found_with_all_that_is_known_of_it() {
+fn file_info_has_all_properties() {
     let tiers = tiers();
     let dir = Path::new("tiers:/db");
     tiers.create_dir_all(dir).unwrap();
@@ -44,7 +44,7 @@ fn a_file_is_found_with_all_that_is_known_of_it() {
 }
 
 #[test]
-fn a_file_that_is_held_can_be_opened_and_grows_whatever_its_names_become() {
+fn held_file_stays_readable_without_its_name() {
     let tiers = tiers();
     let (path, other) = (Path::new("tiers:/7.sst"), Path::new("tiers:/8.sst"));
     tiers.create_dir_all(tiers.root()).unwrap();
@@ -68,7 +68,7 @@ fn a_file_that_is_held_can_be_opened_and_grows_whatever_its_names_become() {
 }
 
 #[test]
-fn prefetching_does_nothing_where_reads_are_direct() {
+fn direct_reads_are_not_prefetched() {
     let table = IoContext::sst(IoPurpose::ForegroundRead, 0);
     let log = IoContext::new(FileClass::Wal, IoPurpose::Recovery);
     for (kind, expected) in [
@@ -92,7 +92,7 @@ fn prefetching_does_nothing_where_reads_are_direct() {
 }
 
 #[test]
-fn a_level_that_could_not_be_recorded_is_an_error() {
+fn unrecorded_level_is_an_error() {
     let disk = FaultFs::new(Arc::new(MemFs::new()), 1);
     let tiers = tiers_over(&(Arc::new(disk.clone()) as Arc<dyn FileSystem>));
     tiers.create_dir_all(tiers.root()).unwrap();
@@ -118,7 +118,7 @@ fn a_level_that_could_not_be_recorded_is_an_error() {
 }
 
 #[test]
-fn a_directory_takes_what_lies_in_it_along() {
+fn renamed_directory_keeps_its_files() {
     let disk = Arc::new(MemFs::new()) as Arc<dyn FileSystem>;
     let tiers = tiers_over(&disk);
     let [dir, inner, other, new] =
@@ -181,7 +181,7 @@ fn a_directory_takes_what_lies_in_it_along() {
 }
 
 #[test]
-fn a_directory_with_the_log_of_a_database_keeps_its_name() {
+fn directory_with_a_database_log_is_not_renamed() {
     let base = tempfile::tempdir().unwrap();
     let devices = [DeviceSettings::new(base.path().join("only"), DeviceKind::Directory).creating()];
     let components = Components { spawn: None, seed: Some(1), ..Components::default() };
@@ -201,7 +201,7 @@ fn a_directory_with_the_log_of_a_database_keeps_its_name() {
 }
 
 #[test]
-fn a_device_that_cannot_tell_the_time_is_no_reason_not_to_be_found() {
+fn file_info_works_without_a_modification_time() {
     let disk = FaultFs::new(Arc::new(MemFs::new()), 1);
     let tiers = tiers_over(&(Arc::new(disk.clone()) as Arc<dyn FileSystem>));
     tiers.create_dir_all(tiers.root()).unwrap();

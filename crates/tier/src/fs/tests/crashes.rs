@@ -1,4 +1,5 @@
-//! Power loss and kills at every sync, and kills at every fault point, against a simple map.
+//! Power losses and kills at every sync, and kills at every fault point, compared with a simple
+//! map.
 
 use archipelago_base::random::Rng;
 
@@ -6,11 +7,11 @@ use super::*;
 
 type Model = BTreeMap<String, Vec<u8>>;
 
-/// What the disk looked like at a sync, and what may and must be on it.
+/// The disk at a sync, with the operations that may and must be on it.
 struct Moment {
     disk: MemFs,
     seed: u64,
-    /// The operations that were finished, and how many of them were promised.
+    /// Number of finished operations, and number of those that were reported as durable.
     finished: usize,
     promised: usize,
 }
@@ -22,12 +23,12 @@ struct Progress {
     moments: Vec<Moment>,
 }
 
-/// Random operations on the tiers and on the map; the map after each of them.
+/// Random operations on the tiers and on the map, with the map after each of them.
 struct Script {
     rng: Rng,
     model: Model,
     next: u64,
-    /// A directory, as it is called now.
+    /// Present name of a directory.
     dir: String,
 }
 
@@ -37,7 +38,7 @@ impl Script {
         (!names.is_empty()).then(|| names[self.rng.usize(..names.len())].clone())
     }
 
-    /// One operation; whether it was a sync of names.
+    /// Does one operation. Returns whether it was a sync of names.
     fn act(&mut self, fs: &TieredFs, world: &World) -> bool {
         self.next += 1;
         let dir = if self.rng.bool() { format!("{}/", self.dir) } else { String::new() };
@@ -91,7 +92,7 @@ impl Script {
                 let before = std::mem::take(&mut self.model).into_iter();
                 self.model = before.map(|(name, bytes)| (renamed(name), bytes)).collect();
             }
-            // What is not settled has to stay.
+            // Files that are not settled must stay.
             (12 | 13, _) => drop(fs.shared.empty_trash(false).unwrap()),
             _ => {
                 fs.sync_dir(Path::new(ROOT)).unwrap();
@@ -101,14 +102,14 @@ impl Script {
         false
     }
 
-    /// Whether a rename did nothing because both names were of one file (there are no links here).
+    /// Whether a rename did nothing, because both names are of one file. The test makes no links.
     fn same_file(&self, fs: &TieredFs, from: &str, _to: &str) -> bool {
         fs.exists(&path(from)).unwrap()
     }
 }
 
-/// Opens what is on the disk; its files, and that nothing else lies there. Another power loss or
-/// kill right behind that changes nothing.
+/// Opens the disk and returns its files. Checks that no other file lies there, and that another
+/// power loss or kill after that changes nothing.
 fn recovered(disk: &MemFs, world: &World) -> Model {
     let found = recovered_once(disk, world);
     for again in [disk.crash_clone(found.len() as u64), disk.kill_clone()] {
@@ -176,7 +177,7 @@ fn run(seed: u64, operations: usize) {
         let killed = moment.seed.is_multiple_of(4);
         let found = recovered(&moment.disk, &world);
         let first = if killed { moment.finished } else { moment.promised };
-        // The operation that was under way may have been done too.
+        // The operation in progress may have been done as well.
         let last = (moment.finished + 1).min(history.len() - 1);
         let fits =
             (first..=last).any(|at| history[at] == found || is_between(&history, at, &found));
@@ -193,8 +194,8 @@ fn run(seed: u64, operations: usize) {
     assert_eq!(recovered(&disk, &world), script.model);
 }
 
-/// Whether `found` is the state after operation `at` but for a file that was just being written:
-/// its name is there before its bytes are.
+/// Whether `found` is the state after operation `at`, except for a file that was being written: its
+/// name exists before its bytes do.
 fn is_between(history: &[Model], at: usize, found: &Model) -> bool {
     let Some(next) = history.get(at + 1) else { return false };
     let same_names = found.keys().eq(next.keys());
@@ -206,16 +207,16 @@ fn is_between(history: &[Model], at: usize, found: &Model) -> bool {
 }
 
 #[test]
-fn every_file_is_found_after_power_loss_or_a_kill_at_every_sync() {
+fn files_survive_power_loss_or_kill_at_every_sync() {
     for seed in 0..12 {
         run(seed, 60);
     }
 }
 
-/// The disk at fault points, by their names: as a kill leaves it, and as power loss does.
+/// Clones of the disk by the name of the fault point: after a kill, and after a power loss.
 type Clones = Arc<Mutex<Vec<(String, MemFs, MemFs)>>>;
 
-/// Tiers of which every step of background work leaves clones.
+/// Tiers that clone the disk at every step of background work.
 fn cloned_at_steps(capacities: &[u64]) -> (World, Clones) {
     let disk = MemFs::new();
     let mut world = World::new(Arc::new(disk.clone()), capacities);
@@ -231,7 +232,7 @@ fn cloned_at_steps(capacities: &[u64]) -> (World, Clones) {
 }
 
 #[test]
-fn every_file_is_found_after_a_kill_at_every_step_of_moves_and_copies() {
+fn files_survive_a_kill_at_every_step_of_moves_and_copies() {
     let (world, clones) = cloned_at_steps(&[150 << 10, 1 << 20]);
     let fs = world.open();
     let mut expected = Model::new();
@@ -252,11 +253,11 @@ fn every_file_is_found_after_a_kill_at_every_step_of_moves_and_copies() {
         world.pass(500);
         fs.step();
     }
-    // Copies give way, as when a table grows.
+    // Copies are dropped, as for a growing table.
     let growing = clones.lock().len();
     let device = &fs.shared.devices[0];
     device.capacity.store(device.files_bytes.load(Ordering::Relaxed), Ordering::Relaxed);
-    fs.shared.make_way(0, 0);
+    fs.shared.make_room(0, 0);
     assert_eq!(fs.stats().devices[0].copies.files, 0);
     let clones = std::mem::take(&mut *clones.lock());
     let steps: std::collections::BTreeSet<_> = clones.iter().map(|(name, ..)| &name[..]).collect();
@@ -279,7 +280,7 @@ fn every_file_is_found_after_a_kill_at_every_step_of_moves_and_copies() {
 }
 
 #[test]
-fn a_removed_file_is_gone_or_whole_after_a_kill_at_every_step() {
+fn removed_file_is_gone_or_whole_after_a_kill_at_every_step() {
     let (world, clones) = cloned_at_steps(&[1 << 20, 1 << 20]);
     let fs = world.open();
     let all: Model = (0..6u64).map(|n| (n.to_string(), filled(n, 3_000))).collect();
@@ -288,7 +289,7 @@ fn a_removed_file_is_gone_or_whole_after_a_kill_at_every_step() {
     }
     fs.sync_dir(Path::new(ROOT)).unwrap();
     clones.lock().clear();
-    // One by one, and what goes together.
+    // Files are removed one by one, and in directories.
     for names in [&["0"][..], &["1", "2", "3"]] {
         names.iter().for_each(|name| fs.remove(&path(name)).unwrap());
         fs.settle();
@@ -300,7 +301,7 @@ fn a_removed_file_is_gone_or_whole_after_a_kill_at_every_step() {
     assert_eq!((count("names.changed"), count("trash.remove")), (4, 4));
     for (name, killed, lost) in &clones {
         for found in [recovered(killed, &world), recovered(lost, &world)] {
-            // Every name that is there leads to all of its bytes.
+            // Every name that exists leads to all bytes of its file.
             assert!(found.iter().all(|(name, bytes)| all.get(name) == Some(bytes)), "at {name}");
             assert!(left.keys().all(|name| found.contains_key(name)), "at {name}");
         }
@@ -308,7 +309,7 @@ fn a_removed_file_is_gone_or_whole_after_a_kill_at_every_step() {
 }
 
 #[test]
-fn what_changes_during_a_sync_is_not_settled_by_it() {
+fn changes_during_a_sync_are_not_settled_by_it() {
     for seed in 0..40 {
         let disk = MemFs::new();
         let mut world = World::new(Arc::new(disk.clone()), &[1 << 20, 1 << 20]);
@@ -343,12 +344,12 @@ fn what_changes_during_a_sync_is_not_settled_by_it() {
 }
 
 #[test]
-fn the_number_of_a_file_whose_record_was_lost_is_not_given_out_again() {
+fn number_of_a_lost_record_is_not_used_again() {
     let disk: Arc<dyn FileSystem> = Arc::new(MemFs::new());
     let world = World::new(Arc::clone(&disk), &[1 << 30, 1 << 30]);
     world.open().close().unwrap();
-    // Logs of which power loss took the records and left the files; twice, because it may take the
-    // removal of strays too.
+    // Logs whose records a power loss took, but not their files. Twice, because a power loss may
+    // also undo the removal of files without a record.
     let leave_strays = || {
         let dir = Path::new("/dev0/logs-00000000000000aa");
         disk.create_dir_all(dir).unwrap();

@@ -1,4 +1,4 @@
-//! Refused and failing devices.
+//! Devices that are refused, and devices that fail.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::AtomicUsize;
@@ -17,7 +17,7 @@ fn refusal(world: &World, words: &[&str]) -> ErrorKind {
     error.kind()
 }
 
-/// Two devices with a file on each; closed.
+/// Closed tiers of two devices with a file on each.
 fn two_devices() -> World {
     let world = World::new(Arc::new(MemFs::new()), &[1 << 20, 1 << 20]);
     let fs = world.open();
@@ -39,7 +39,7 @@ fn names_below(disk: &dyn FileSystem, dir: &Path) -> Vec<String> {
 }
 
 #[test]
-fn a_missing_device_is_named_with_what_lies_there_and_nothing_is_changed() {
+fn missing_device_is_named_with_its_files() {
     let mut world = two_devices();
     let before = names_below(&*world.disk, Path::new("/"));
     let devices = world.devices.clone();
@@ -47,7 +47,7 @@ fn a_missing_device_is_named_with_what_lies_there_and_nothing_is_changed() {
     assert_eq!(refusal(&world, &["\"dev1\"", "/dev1", "L5: 1", "slow.sst"]), ErrorKind::NotFound);
     world.devices = vec![devices[1].clone()];
     assert_eq!(refusal(&world, &["\"dev0\"", "/dev0", "namespace"]), ErrorKind::NotFound);
-    // An empty directory where the device was: it is not mounted.
+    // An empty directory in place of the device means that it is not mounted.
     world.devices = vec![
         devices[0].clone(),
         DeviceSettings { path: "/elsewhere".into(), ..devices[1].clone() },
@@ -60,11 +60,11 @@ fn a_missing_device_is_named_with_what_lies_there_and_nothing_is_changed() {
 }
 
 #[test]
-fn foreign_directories_and_namespaces_and_other_versions_are_refused() {
+fn foreign_devices_and_other_versions_are_refused() {
     let mut world = two_devices();
     let other = World::new(Arc::clone(&world.disk), &[]);
     let devices = world.devices.clone();
-    // Somebody's files.
+    // A directory with foreign files.
     world.disk.create_dir_all(Path::new("/home")).unwrap();
     drop(world.disk.create(Path::new("/home/letter"), READ, CreateOptions::default()).unwrap());
     let home =
@@ -85,7 +85,7 @@ fn foreign_directories_and_namespaces_and_other_versions_are_refused() {
     drop(other);
     world.devices = vec![devices[0].clone(), devices[1].clone(), stranger];
     assert_eq!(refusal(&world, &["\"stranger\"", "different"]), ErrorKind::InvalidArgument);
-    // Another version of the identity.
+    // An identity of another format version.
     world.devices = devices;
     let identity = Path::new("/dev1/DEVICE");
     let mut bytes = world.disk.read(identity, READ).unwrap();
@@ -113,7 +113,7 @@ fn devices_may_be_reordered_added_and_mounted_elsewhere() {
 }
 
 #[test]
-fn a_full_or_failing_device_is_passed_over_and_the_file_written_elsewhere() {
+fn full_or_failing_device_is_passed_over() {
     let disk = FaultFs::new(Arc::new(MemFs::new()), 1);
     let world = World::new(Arc::new(disk.clone()), &[1 << 20, 1 << 20]);
     let fs = world.open();
@@ -123,7 +123,8 @@ fn a_full_or_failing_device_is_passed_over_and_the_file_written_elsewhere() {
         assert_eq!(holders(&fs.stats(), "L0"), [1]);
         disk.clear();
     }
-    // It fills while a file is written: that write fails, the next try goes elsewhere.
+    // The device fills while a file is written. That write fails, and the next file goes to another
+    // device.
     world.pass(1000);
     disk.add(Rule::on(Operation::Append).path("/dev0/files").fault(Fault::NoSpace));
     let mut file = fs.create(&path("2.sst"), table(0), CreateOptions::default()).unwrap();
@@ -138,7 +139,7 @@ fn a_full_or_failing_device_is_passed_over_and_the_file_written_elsewhere() {
     assert_eq!(holders(&fs.stats(), "L0"), [0, 1], "it is used again");
 }
 
-/// Reads 30,000 bytes as users do, so that a copy is wanted.
+/// Makes foreground reads of 30,000 bytes, so that a copy is wanted.
 fn read_often(fs: &TieredFs, name: &str) {
     let file = fs.open(&path(name), READ, OpenOptions::default()).unwrap();
     for at in 0..100 {
@@ -147,7 +148,7 @@ fn read_often(fs: &TieredFs, name: &str) {
 }
 
 #[test]
-fn a_device_that_disappears_fails_its_own_reads_only_and_copies_go_on() {
+fn lost_device_fails_only_reads_without_a_copy() {
     let disk = FaultFs::new(Arc::new(MemFs::new()), 1);
     let world = World::new(Arc::new(disk.clone()), &[1 << 20, 1 << 20]);
     let fs = world.open();
@@ -174,7 +175,7 @@ fn a_device_that_disappears_fails_its_own_reads_only_and_copies_go_on() {
 }
 
 #[test]
-fn a_failed_move_leaves_the_file_where_it_was() {
+fn failed_move_leaves_the_file_where_it_was() {
     let disk = FaultFs::new(Arc::new(MemFs::new()), 1);
     let world = World::new(Arc::new(disk.clone()), &[1 << 20, 1 << 20]);
     let fs = world.open();
@@ -197,7 +198,7 @@ fn a_failed_move_leaves_the_file_where_it_was() {
         world.pass(120_000);
     }
     assert_eq!(fs.stats().failed_jobs, faults.len() as u64);
-    // Nobody tells of its level again: a later look moves it.
+    // The level does not change again. A later iteration moves the file.
     fs.step();
     assert_eq!(holders(&fs.stats(), "L5"), [1]);
     assert_eq!(fs.read(&path("1.sst"), READ).unwrap(), bytes);
@@ -209,7 +210,7 @@ fn a_failed_move_leaves_the_file_where_it_was() {
 }
 
 #[test]
-fn files_that_are_removed_while_they_are_copied_or_moved_are_no_failure_of_a_device() {
+fn removal_during_a_job_is_not_charged_to_a_device() {
     let tiers: Arc<std::sync::OnceLock<std::sync::Weak<TieredFs>>> = Arc::default();
     let known = Arc::clone(&tiers);
     let mut world = World::new(Arc::new(MemFs::new()), &[1 << 20, 1 << 20]);
@@ -241,7 +242,7 @@ fn files_that_are_removed_while_they_are_copied_or_moved_are_no_failure_of_a_dev
 }
 
 #[test]
-fn a_source_that_cannot_be_read_is_not_held_against_the_device_that_was_to_get_the_copy() {
+fn source_read_error_is_not_charged_to_target_device() {
     let disk = FaultFs::new(Arc::new(MemFs::new()), 1);
     let world = World::new(Arc::new(disk.clone()), &[1 << 20, 1 << 20]);
     let fs = world.open();
@@ -261,7 +262,7 @@ fn a_source_that_cannot_be_read_is_not_held_against_the_device_that_was_to_get_t
 }
 
 #[test]
-fn the_namespace_outlives_a_home_that_refuses_for_a_while() {
+fn namespace_survives_a_home_that_fails_for_a_while() {
     let disk = FaultFs::new(Arc::new(MemFs::new()), 1);
     let world = World::new(Arc::new(disk.clone()), &[1 << 20, 1 << 20]);
     let fs = world.open();
@@ -283,7 +284,7 @@ fn the_namespace_outlives_a_home_that_refuses_for_a_while() {
 }
 
 #[test]
-fn a_namespace_that_is_gone_is_no_new_one() {
+fn missing_namespace_is_not_replaced_by_a_new_one() {
     let world = two_devices();
     let names = Path::new("/dev0/names");
     let of = |kind: &str| {
@@ -301,12 +302,12 @@ fn a_namespace_that_is_gone_is_no_new_one() {
 }
 
 #[test]
-fn nothing_is_acknowledged_by_a_generation_that_no_longer_counts() {
+fn superseded_generation_acknowledges_nothing() {
     let memory = MemFs::new();
     let disk = FaultFs::new(Arc::new(memory.clone()), 1);
     let world = World::new(Arc::new(disk.clone()), &[1 << 20, 1 << 20]);
     let fs = world.open();
-    // The second sync of the directory comes behind the rename.
+    // The second sync of the directory follows the rename.
     disk.add(Rule::on(Operation::SyncDir).path("/dev0/names").nth(2));
     assert!(fs.shared.names.lock().space.renew(true).is_err());
     let bytes = filled(1, 1000);
@@ -316,12 +317,12 @@ fn nothing_is_acknowledged_by_a_generation_that_no_longer_counts() {
 }
 
 #[test]
-fn a_file_that_could_not_be_entered_is_there_or_not_but_never_missing() {
+fn unrecorded_file_exists_or_not_but_is_never_missing() {
     let memory = MemFs::new();
     let disk = FaultFs::new(Arc::new(memory.clone()), 1);
     let world = World::new(Arc::new(disk.clone()), &[1 << 20, 1 << 20]);
     let fs = world.open();
-    // The record cannot be appended, and the generation that has it fails behind its rename.
+    // The record cannot be appended, and the generation that holds it fails after its rename.
     disk.add(Rule::on(Operation::LogAppend).path("/dev0/names"));
     disk.add(Rule::on(Operation::SyncDir).path("/dev0/names").nth(2));
     assert!(fs.create(&path("1.sst"), table(0), CreateOptions::default()).is_err());
@@ -331,7 +332,7 @@ fn a_file_that_could_not_be_entered_is_there_or_not_but_never_missing() {
 }
 
 #[test]
-fn devices_that_others_took_before_they_were_locked_are_refused() {
+fn device_taken_before_its_lock_is_refused() {
     let world = World::new(Arc::new(MemFs::new()), &[1 << 20, 1 << 20]);
     let parts = |settings: &DeviceSettings| DeviceParts {
         settings: settings.clone(),
@@ -348,7 +349,7 @@ fn devices_that_others_took_before_they_were_locked_are_refused() {
     assert_eq!(contents(&world.open()).len(), 1);
 }
 
-/// Starts two threads and no more.
+/// Starts two threads, and then fails.
 #[derive(Debug, Default)]
 struct Two(AtomicUsize);
 
@@ -362,7 +363,7 @@ impl Spawn for Two {
 }
 
 #[test]
-fn tiers_whose_threads_cannot_be_started_are_not_left_locked() {
+fn failed_thread_start_releases_the_locks() {
     let world = World::new(Arc::new(MemFs::new()), &[1 << 20, 1 << 20]);
     let parts = |settings: &DeviceSettings| DeviceParts {
         settings: settings.clone(),
@@ -381,7 +382,7 @@ fn tiers_whose_threads_cannot_be_started_are_not_left_locked() {
 }
 
 #[test]
-fn a_dead_device_fails_syncs_only_as_long_as_files_that_were_made_there_are_needed() {
+fn dead_device_fails_syncs_only_while_its_new_files_count() {
     let memory = MemFs::new();
     let disk = FaultFs::new(Arc::new(memory.clone()), 1);
     let world = World::new(Arc::new(disk.clone()), &[1 << 20, 1 << 20]);
@@ -399,7 +400,7 @@ fn a_dead_device_fails_syncs_only_as_long_as_files_that_were_made_there_are_need
 }
 
 #[test]
-fn names_that_one_makes_durable_count_as_unsynced_for_others_until_it_has() {
+fn names_stay_unsynced_until_a_running_sync_ends() {
     let disk = FaultFs::new(Arc::new(MemFs::new()), 1);
     let world = World::new(Arc::new(disk.clone()), &[1 << 20, 1 << 20]);
     let fs = world.open();
@@ -407,8 +408,8 @@ fn names_that_one_makes_durable_count_as_unsynced_for_others_until_it_has() {
     let device = &fs.shared.devices[0];
     let under_way = device.unsynced();
     assert_eq!(under_way.values().map(BTreeSet::len).sum::<usize>(), 1);
-    // A generation that begins meanwhile, because the log takes no more, may not promise what is
-    // not durable.
+    // A generation that begins in the meantime, because the log failed, must not rely on names that
+    // are not durable.
     disk.add(Rule::on(Operation::SyncDir).path("/dev0/files"));
     disk.add(Rule::on(Operation::LogAppend).path("/dev0/names").nth(1));
     let generation = || fs.shared.names.lock().space.moment().generation;
@@ -425,8 +426,7 @@ fn names_that_one_makes_durable_count_as_unsynced_for_others_until_it_has() {
     assert!(device.unsynced().is_empty());
 }
 
-/// A file system of so many bytes below `dir`; files that were removed while they were open take
-/// nothing.
+/// A file system with a capacity below `dir`. Open files that were removed take no room.
 #[derive(Clone, Debug)]
 struct Small {
     inner: Arc<dyn FileSystem>,
@@ -518,7 +518,7 @@ impl FileSystem for Small {
 }
 
 #[test]
-fn a_home_without_a_free_block_lets_files_go_by_its_ballast() {
+fn full_home_removes_files_with_its_ballast() {
     let (dir, memory) = ("/dev0/names", MemFs::new());
     let open = |bytes: u64| {
         let disk = Small { inner: Arc::new(memory.clone()), dir, bytes };
@@ -530,8 +530,7 @@ fn a_home_without_a_free_block_lets_files_go_by_its_ballast() {
     let (_, fs) = open(u64::MAX);
     fs.settle();
     assert_eq!(ballast(), 256 << 10);
-    // So many that a generation is longer than that, and its ballast grows with it before it
-    // begins.
+    // A generation of this many files is longer, and its ballast grows before it begins.
     for n in 0..3000 {
         let name = format!("{n:0100}.sst");
         drop(fs.create(&path(&name), table(0), CreateOptions::default()).unwrap());
@@ -540,7 +539,7 @@ fn a_home_without_a_free_block_lets_files_go_by_its_ballast() {
     assert_eq!(ballast(), 512 << 10);
     fs.sync_dir(Path::new(ROOT)).unwrap();
     drop(fs);
-    // From here on the home has hardly more than that.
+    // From here on the home device has hardly more room than that.
     let used: u64 = memory.list(Path::new(dir)).unwrap().iter().map(|entry| entry.len).sum();
     let (_, fs) = open(used + (40 << 10));
     fs.settle();
@@ -557,7 +556,7 @@ fn a_home_without_a_free_block_lets_files_go_by_its_ballast() {
 }
 
 #[test]
-fn a_generation_that_may_count_keeps_its_tail_when_the_next_attempt_fails() {
+fn generation_that_may_count_keeps_its_tail() {
     let memory = MemFs::new();
     let disk = FaultFs::new(Arc::new(memory.clone()), 1);
     let world = World::new(Arc::new(disk.clone()), &[1 << 20, 1 << 20]);
@@ -571,7 +570,7 @@ fn a_generation_that_may_count_keeps_its_tail_when_the_next_attempt_fails() {
 }
 
 #[test]
-fn missing_directory_is_made_only_if_it_is_to_be() {
+fn missing_directory_is_created_only_if_settings_say_so() {
     let mut world = two_devices();
     for device in &mut world.devices {
         device.create = false;

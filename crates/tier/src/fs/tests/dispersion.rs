@@ -1,4 +1,4 @@
-//! Tables that are alike but for chance, and levels that are not.
+//! Tables that differ only by chance, and levels that really differ.
 
 use archipelago_base::random::Rng;
 
@@ -8,7 +8,7 @@ use crate::settings::CacheBy;
 const KIB: u64 = 1024;
 const LEN: usize = 16_384;
 
-/// A fast device that has room for 20 tables, and so many tables of each level on the slow one.
+/// A fast device with room for 20 tables, and a slow device with tables of each level.
 fn tables(levels: &[(u8, usize)]) -> (World, Arc<TieredFs>, Vec<Vec<String>>) {
     let mut world = World::new(Arc::new(MemFs::new()), &[20 * 17 * KIB, 16 << 20]);
     world.policy.cache_by = CacheBy::File;
@@ -24,19 +24,19 @@ fn tables(levels: &[(u8, usize)]) -> (World, Arc<TieredFs>, Vec<Vec<String>>) {
     (world, fs, names)
 }
 
-/// So many reads of one block each, in scans that make `at_once` of them in a table.
-fn read(fs: &TieredFs, names: &[String], reads: usize, at_once: usize, rng: &mut Rng) {
-    for _ in 0..reads / at_once {
+/// Reads of one block each, in scans that make `batch` reads of one table.
+fn read(fs: &TieredFs, names: &[String], reads: usize, batch: usize, rng: &mut Rng) {
+    for _ in 0..reads / batch {
         let name = &names[rng.u64(..names.len() as u64) as usize];
         let file = fs.open(&path(name), READ, OpenOptions::default()).unwrap();
-        for _ in 0..at_once {
+        for _ in 0..batch {
             let at = rng.u64(..4) * 4096;
             file.read_exact_at(at, &mut [0; 100], READ).unwrap();
         }
     }
 }
 
-/// Tables of the level that have a copy.
+/// Number of tables of the level that have a copy.
 fn copied(fs: &TieredFs, names: &[String]) -> usize {
     let has_copy = |name: &&String| {
         let entry = fs.shared.entry("find", &path(name)).unwrap();
@@ -46,7 +46,7 @@ fn copied(fs: &TieredFs, names: &[String]) -> usize {
 }
 
 #[test]
-fn a_level_that_is_read_more_is_copied_although_no_table_of_it_is_known_to_be() {
+fn hot_level_is_copied_before_its_tables_stand_out() {
     let (world, fs, names) = tables(&[(5, 20), (6, 60)]);
     let [upper, lower] = [&names[0], &names[1]];
     let mut rng = Rng::with_seed(9);
@@ -56,8 +56,8 @@ fn a_level_that_is_read_more_is_copied_although_no_table_of_it_is_known_to_be() 
         fs.step();
     }
     assert!(copied(&fs, lower) >= 18, "nothing else is read: {}", copied(&fs, lower));
-    // A third more for each table: of some 150 reads 50, where chance makes differences of 17, and
-    // of many such ones 60.
+    // Each table gets a third more reads: 50 of about 150. By chance alone two counts differ by 17,
+    // and by 60 among many tables.
     for _ in 0..40 {
         read(&fs, lower, 180, 1, &mut rng);
         read(&fs, upper, 80, 1, &mut rng);
@@ -69,7 +69,7 @@ fn a_level_that_is_read_more_is_copied_although_no_table_of_it_is_known_to_be() 
 }
 
 #[test]
-fn scans_over_what_is_alike_copy_nothing_for_being_hotter_by_chance() {
+fn scans_of_equal_tables_renew_no_copies() {
     let (world, fs, names) = tables(&[(6, 60)]);
     let mut rng = Rng::with_seed(2);
     let mut looks = |count: usize| {
@@ -86,28 +86,28 @@ fn scans_over_what_is_alike_copy_nothing_for_being_hotter_by_chance() {
 }
 
 #[test]
-fn a_table_that_is_hot_is_known_among_many_that_are_not() {
+fn hot_table_stands_out_among_many_cold_ones() {
     let (world, fs, names) = tables(&[(6, 60)]);
     let mut rng = Rng::with_seed(4);
     let hot = names[0][40..44].to_vec();
-    for at_once in [1, 16] {
+    for batch in [1, 16] {
         for _ in 0..40 {
-            read(&fs, &names[0], 320, at_once, &mut rng);
+            read(&fs, &names[0], 320, batch, &mut rng);
             world.pass(500);
             fs.step();
         }
         for _ in 0..20 {
-            read(&fs, &names[0], 160, at_once, &mut rng);
-            read(&fs, &hot, 160, at_once, &mut rng);
+            read(&fs, &names[0], 160, batch, &mut rng);
+            read(&fs, &hot, 160, batch, &mut rng);
             world.pass(500);
             fs.step();
         }
-        assert_eq!(copied(&fs, &hot), 4, "{at_once} at once");
+        assert_eq!(copied(&fs, &hot), 4, "{batch} in a scan");
     }
 }
 
 #[test]
-fn what_compactions_took_is_filled_at_once_where_copies_paid() {
+fn copies_refill_room_in_one_batch_where_they_paid() {
     let (world, fs, names) = tables(&[(6, 60)]);
     let mut rng = Rng::with_seed(8);
     let mut looks = |count: usize, reads: usize| {
@@ -118,8 +118,8 @@ fn what_compactions_took_is_filled_at_once_where_copies_paid() {
         }
         copied(&fs, &names[0])
     };
-    // One thread copies and there is no room yet that was won: one or two at a look, then twice as
-    // many.
+    // One thread copies, and copies have won no bytes yet. So an iteration queues one or two
+    // copies, and then twice as many.
     fs.shared.devices[0].limit.store(1, Ordering::Relaxed);
     let begun = looks(3, 40);
     assert!((1..10).contains(&begun), "{begun}");
@@ -137,7 +137,7 @@ fn what_compactions_took_is_filled_at_once_where_copies_paid() {
 }
 
 #[test]
-fn a_level_that_was_moved_is_judged_by_what_is_believed_of_its_tables() {
+fn moved_level_is_judged_by_believed_accesses() {
     let (world, fs, names) = tables(&[(1, 8), (6, 60)]);
     let mut rng = Rng::with_seed(5);
     for _ in 0..40 {
@@ -160,7 +160,7 @@ fn a_level_that_was_moved_is_judged_by_what_is_believed_of_its_tables() {
 }
 
 #[test]
-fn accesses_that_were_taken_over_are_no_baseline_and_those_that_were_kept_are() {
+fn kept_accesses_are_a_baseline_and_inherited_are_not() {
     let (world, fs, names) = tables(&[(6, 12)]);
     let mut rng = Rng::with_seed(3);
     let entry = |fs: &TieredFs, name: &str| fs.shared.entry("find", &path(name)).unwrap();
@@ -177,7 +177,7 @@ fn accesses_that_were_taken_over_are_no_baseline_and_those_that_were_kept_are() 
 }
 
 #[test]
-fn a_move_takes_the_place_of_a_copy_that_waits_and_removed_files_leave_the_queue() {
+fn move_replaces_a_queued_copy() {
     use crate::fs::job_queue::{Job, JobKind};
     use crate::history::Reason;
     let (_world, fs, names) = tables(&[(6, 3)]);
@@ -207,7 +207,7 @@ fn a_move_takes_the_place_of_a_copy_that_waits_and_removed_files_leave_the_queue
     queue.forget_removed();
     assert_eq!(queue.waiting(0), (1, 1));
     assert!(!removed.busy.load(Ordering::Relaxed));
-    // Who moves a file himself does not wait for its copy either.
+    // A move on the calling thread does not wait for a queued copy either.
     fs.shared.mover.move_now(&fs.shared, &entry(2), 0, Reason::SpaceLow).unwrap();
     assert_eq!((holders(&fs.stats(), "L6"), queue.waiting(0)), (vec![0, 1], (1, 0)));
     let first = queue.take(&fs.shared).unwrap();
@@ -216,7 +216,7 @@ fn a_move_takes_the_place_of_a_copy_that_waits_and_removed_files_leave_the_queue
 }
 
 #[test]
-fn a_table_that_was_never_read_does_not_stay_for_its_cohort() {
+fn unread_table_does_not_stay_for_its_cohort() {
     let mut world = World::new(Arc::new(MemFs::new()), &[1 << 20, 1 << 20]);
     world.policy.fast_levels = Some(2);
     let fs = world.open();

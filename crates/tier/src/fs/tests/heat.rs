@@ -1,5 +1,4 @@
-//! What compactions tell the tiers: which level L0 goes to, and where the heat of their inputs
-//! went.
+//! Information from compactions: the base level, and the heat that outputs take over from inputs.
 
 use super::*;
 use crate::history::Reason;
@@ -13,7 +12,7 @@ fn read_as(fs: &TieredFs, name: &str, context: IoContext, times: usize) {
 }
 
 #[test]
-fn the_level_that_l0_compacts_into_is_fast_whatever_its_number() {
+fn base_level_is_fast_whatever_its_number() {
     let mut world = World::new(Arc::new(MemFs::new()), &[1 << 20, 1 << 20]);
     world.policy.fast_levels = Some(2);
     let fs = world.open();
@@ -27,14 +26,14 @@ fn the_level_that_l0_compacts_into_is_fast_whatever_its_number() {
     assert_eq!(placed(&fs), (5, vec![0], vec![1]));
     assert!(fs.stats().to_string().contains("(L5 is the base)"));
     drop(fs);
-    // Files tell after a restart.
+    // After a restart, the files show the base level.
     let fs = world.open();
     write(&fs, "more.sst", 5, &filled(2, 1000));
     assert_eq!(placed(&fs), (5, vec![0], vec![1]));
 }
 
 #[test]
-fn each_column_family_has_its_own_base_level() {
+fn column_families_have_base_levels_of_their_own() {
     let mut world = World::new(Arc::new(MemFs::new()), &[1 << 20, 1 << 20]);
     world.policy.fast_levels = Some(2);
     let fs = world.open();
@@ -45,7 +44,7 @@ fn each_column_family_has_its_own_base_level() {
         drop(file);
         fs.file_info(&path(name)).unwrap().device
     };
-    // A large one and a small one, in turn.
+    // Large and small families alternate.
     assert_eq!((make("1.sst", 0, 4, 1), make("2.sst", 0, 6, 2)), (0, 0));
     assert_eq!(make("3.sst", 4, 5, 1), 1, "its second level, whatever the other one did last");
     assert_eq!(make("4.sst", 0, 6, 2), 0, "its first level, although L5 of the other is slow");
@@ -55,8 +54,8 @@ fn each_column_family_has_its_own_base_level() {
     let shown = stats.to_string();
     assert!(shown.contains("(the base is L4 of family 1, L6 of family 2)"), "{shown}");
 
-    // A move without a rewrite counts in the family that the file was made for, also if the engine
-    // does not say.
+    // A change of level without a rewrite counts in the family for which the file was created, even
+    // if the context names none.
     fs.reassign(&path("1.sst"), IoContext::sst(IoPurpose::Compaction { from: 4, to: 5 }, 5));
     fs.reassign(&path("2.sst"), IoContext::sst(IoPurpose::Compaction { from: 5, to: 6 }, 6));
     fs.settle();
@@ -65,7 +64,7 @@ fn each_column_family_has_its_own_base_level() {
 }
 
 #[test]
-fn the_output_of_a_compaction_is_as_hot_as_what_it_was_merged_of() {
+fn compaction_output_inherits_heat_of_inputs() {
     let mut world = World::new(Arc::new(MemFs::new()), &[200 * KIB, 1 << 20]);
     world.policy.cache_by = crate::settings::CacheBy::File;
     let fs = world.open();
@@ -87,7 +86,7 @@ fn the_output_of_a_compaction_is_as_hot_as_what_it_was_merged_of() {
     let heat = |name: &str| fs.shared.entry("find", &path(name)).unwrap().accesses.heat();
     assert!((heat("hot-2.sst") - 300.0).abs() < 1.0, "{}", heat("hot-2.sst"));
     assert_eq!(heat("cold-2.sst"), 0.0);
-    // Reads of something else go past the device, so it looks for what is hot.
+    // Reads of other files miss the fast device, so it wants copies.
     write(&fs, "other.sst", 6, &filled(3, 190_000));
     read_as(&fs, "other.sst", READ, 40);
     world.pass(500);
@@ -100,7 +99,7 @@ fn the_output_of_a_compaction_is_as_hot_as_what_it_was_merged_of() {
 }
 
 #[test]
-fn a_cold_table_leaves_the_fast_device_for_a_hot_one_but_not_at_once() {
+fn cold_table_leaves_the_fast_device_once_it_is_old() {
     let mut world = World::new(Arc::new(MemFs::new()), &[100 * KIB, 1 << 20]);
     world.policy.cache_by = crate::settings::CacheBy::File;
     let fs = world.open();
@@ -126,7 +125,7 @@ fn a_cold_table_leaves_the_fast_device_for_a_hot_one_but_not_at_once() {
 }
 
 #[test]
-fn a_hot_table_stays_on_the_fast_device_when_its_level_changes_and_a_cold_one_leaves() {
+fn hot_table_stays_fast_when_its_level_changes() {
     let world = World::new(Arc::new(MemFs::new()), &[250 * KIB, 1 << 20]);
     let fs = world.open();
     for (n, name) in ["hot.sst", "warm.sst", "cold.sst"].into_iter().enumerate() {
@@ -155,7 +154,7 @@ fn a_hot_table_stays_on_the_fast_device_when_its_level_changes_and_a_cold_one_le
     }
     fs.settle();
     assert_eq!(["hot.sst", "warm.sst", "cold.sst"].map(place), [0, 1, 1], "{}", fs.stats());
-    // Levels of the scheme had 120,000 bytes a moment ago, and may have them again.
+    // The levels of the scheme had 120,000 bytes recently, and may have them again.
     write(&fs, "more.sst", 2, &filled(4, 90_000));
     read_as(&fs, "more.sst", READ, 3000);
     look(10);
@@ -167,7 +166,7 @@ fn a_hot_table_stays_on_the_fast_device_when_its_level_changes_and_a_cold_one_le
 }
 
 #[test]
-fn a_hot_table_leaves_where_nothing_is_to_be_kept_for_being_read() {
+fn hot_table_leaves_a_device_without_room_for_copies() {
     let mut world = World::new(Arc::new(MemFs::new()), &[250 * KIB, 1 << 20]);
     world.devices[0].cache_share = 0.0;
     let fs = world.open();
@@ -181,7 +180,7 @@ fn a_hot_table_leaves_where_nothing_is_to_be_kept_for_being_read() {
 }
 
 #[test]
-fn what_was_hot_is_known_after_a_kill() {
+fn heat_survives_a_kill() {
     let disk = MemFs::new();
     let world = World::new(Arc::new(disk.clone()), &[1 << 20, 1 << 20]);
     let fs = world.open();

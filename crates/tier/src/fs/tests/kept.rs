@@ -1,11 +1,11 @@
-//! What is known of accesses over a restart.
+//! Access counts over a restart.
 
 use super::*;
 use crate::settings::CacheBy;
 
 const KIB: u64 = 1024;
 
-/// Reads a file of the slow device as users do.
+/// Makes foreground reads of a file of the slow device.
 fn read_often(fs: &TieredFs, name: &str, times: usize) {
     let file = fs.open(&path(name), READ, OpenOptions::default()).unwrap();
     (0..times).for_each(|_| file.read_exact_at(0, &mut [0; 100], READ).unwrap());
@@ -15,7 +15,7 @@ fn heat(fs: &TieredFs, name: &str) -> f64 {
     fs.shared.entry("find", &path(name)).unwrap().accesses.heat()
 }
 
-/// Tiers without copies, of whose two files one was read a lot.
+/// Tiers without copies, with two files of which one was read often.
 fn without_copies() -> World {
     let mut world = World::new(Arc::new(MemFs::new()), &[100 * KIB, 1 << 20]);
     world.policy.cache_by = CacheBy::File;
@@ -34,12 +34,12 @@ fn without_copies() -> World {
 }
 
 #[test]
-fn what_was_hot_without_a_copy_is_copied_after_a_restart_before_what_is_read_now() {
+fn restart_copies_previously_hot_file_first() {
     let mut world = without_copies();
     world.devices[0].cache_share = 1.0;
     let fs = world.open();
     assert_eq!(["hot.sst", "cold.sst"].map(|name| heat(&fs, name)), [300.0, 10.0]);
-    // There is room for one of them.
+    // The fast device has room for one of the files.
     read_often(&fs, "cold.sst", 60);
     world.pass(500);
     fs.step();
@@ -54,7 +54,7 @@ fn what_was_hot_without_a_copy_is_copied_after_a_restart_before_what_is_read_now
 }
 
 #[test]
-fn accesses_are_kept_over_one_restart_after_another_and_go_with_their_file() {
+fn accesses_survive_several_restarts() {
     let world = without_copies();
     for _ in 0..3 {
         let fs = world.open();

@@ -1,5 +1,5 @@
-//! Kinds of devices, on the real file system: each is opened by its settings and keeps its tables
-//! in its way.
+//! Kinds of devices on the real file system: each is opened by its settings and stores its tables
+//! in its own way.
 
 use std::os::unix::fs::OpenOptionsExt as _;
 
@@ -11,7 +11,7 @@ use super::*;
 
 const SMALL: IoContext = IoContext::new(FileClass::Manifest, IoPurpose::Recovery);
 
-/// Tiers of one device of a kind before a plain directory.
+/// Tiers of one device of a kind, and a plain directory as the slower device.
 struct Real {
     base: tempfile::TempDir,
     clock: Arc<ManualClock>,
@@ -20,7 +20,7 @@ struct Real {
 
 impl Real {
     fn new(kind: DeviceKind) -> Self {
-        // As /proc names it, also where the temporary directory is a link.
+        // The path as /proc names it, even if the temporary directory is a link.
         let base = tempfile::tempdir_in(std::env::temp_dir().canonicalize().unwrap()).unwrap();
         let first = DeviceSettings::new(base.path().join("first"), kind).creating();
         Self { base, clock: Arc::new(ManualClock::new(0)), first }
@@ -41,11 +41,11 @@ impl Real {
         tiers
     }
 
-    /// Writes tables and a small file, and finds them after they were closed and opened, and read
-    /// on.
+    /// Writes tables and a small file, and reads them again, also after the tiers were closed and
+    /// opened.
     fn check_files_are_kept(&self, kind: DeviceKind, writers_max: u32) {
         let fs = self.open();
-        // A part of a block, some blocks, and more than is mapped or gathered at once.
+        // Less than a block, a few blocks, and more than is mapped or gathered in one step.
         let mut before = BTreeMap::from([("CURRENT".to_owned(), b"M-1".to_vec())]);
         for (n, len) in [1, 100_000, 5 << 20].into_iter().enumerate() {
             for (level, name) in [(1, format!("{n}.sst")), (5, format!("deep-{n}.sst"))] {
@@ -64,14 +64,14 @@ impl Real {
         assert_eq!(fs.shared.devices[0].kind, kind);
         assert_eq!([0, 1].map(|index| stats.devices[index].limit), [writers_max, 16], "{stats}");
         assert_eq!(stats.devices.iter().map(|device| device.errors).sum::<u64>(), 0, "{stats}");
-        // Its tables go elsewhere like those of any other.
+        // Its tables move like those of any other device.
         fs.reassign(&path("2.sst"), table(5));
         fs.settle();
         assert_eq!(fs.stats().devices[1].moved.0, 1, "{}", fs.stats());
         assert!(contents(&fs) == before, "other files than before the move");
     }
 
-    /// Where a file of the first device really lies.
+    /// Path on the real file system of a file of the first device.
     fn really(&self, fs: &TieredFs, name: &str) -> PathBuf {
         let entry = fs.shared.entry("find", &path(name)).unwrap();
         let real = entry.inside.lock().main.path.clone();
@@ -80,7 +80,7 @@ impl Real {
     }
 }
 
-/// Text that the kernel tells of this process; nothing of a file that is gone by now.
+/// Text of a file of the kernel about this process. Empty for a file that no longer exists.
 fn kernel_says(path: impl AsRef<Path>) -> String {
     std::fs::read_to_string(path).unwrap_or_default()
 }
@@ -102,7 +102,7 @@ fn open_flags(file: &Path) -> Vec<OFlags> {
 }
 
 #[test]
-fn a_mapped_device_maps_its_tables_and_keeps_them() {
+fn mapped_device_maps_its_tables() {
     let real = Real::new(DeviceKind::Mapped);
     real.check_files_are_kept(DeviceKind::Mapped, 4);
     let fs = real.open();
@@ -118,13 +118,13 @@ fn a_mapped_device_maps_its_tables_and_keeps_them() {
 }
 
 #[test]
-fn a_direct_device_passes_by_the_page_cache_with_its_tables_and_keeps_them() {
+fn direct_device_bypasses_the_page_cache() {
     let real = Real::new(DeviceKind::Direct);
     real.check_files_are_kept(DeviceKind::Direct, 16);
     let mut how = std::fs::OpenOptions::new();
     how.write(true).create(true).custom_flags(OFlags::DIRECT.bits() as i32);
     if let Err(refused) = how.open(real.base.path().join("probe")) {
-        // Then its tables go through the page cache: that they are kept was shown all the same.
+        // Tables then go through the page cache. The test has still shown that they are kept.
         println!("skipped: {} takes no O_DIRECT: {refused}", real.base.path().display());
         return;
     }
@@ -144,7 +144,7 @@ fn a_direct_device_passes_by_the_page_cache_with_its_tables_and_keeps_them() {
 }
 
 #[test]
-fn an_emulated_device_is_as_slow_as_described_and_keeps_its_files() {
+fn emulated_device_is_as_slow_as_described() {
     let mut real = Real::new(DeviceKind::Emulated);
     let spec = real.base.path().join("slow.toml");
     let text = "name = \"slow\"\nsource = \"a test\"\ntotal_bytes_per_s = 100_000_000\n\
@@ -164,7 +164,7 @@ fn an_emulated_device_is_as_slow_as_described_and_keeps_its_files() {
     let handle = fs.open(&path("1.sst"), READ, OpenOptions::default()).unwrap();
     let mut buf = vec![0; 100_000];
     let read_ms = took_ms(&mut || handle.read_exact_at(0, &mut buf, READ).unwrap());
-    // Waits of less than a fifth of a millisecond are saved up for later.
+    // The emulation adds up waits of less than a fifth of a millisecond.
     assert!((20..=22).contains(&read_ms), "a millisecond and the latency: {read_ms} ms");
     let write_ms = took_ms(&mut || write(&fs, "new.sst", 1, &filled(7, 5_000_000)));
     assert!((99..=102).contains(&write_ms), "{write_ms} ms");
@@ -173,7 +173,7 @@ fn an_emulated_device_is_as_slow_as_described_and_keeps_its_files() {
 }
 
 #[test]
-fn an_emulated_device_whose_description_is_wrong_is_refused_by_file_and_nothing_is_made() {
+fn wrong_device_description_is_refused_by_file_name() {
     let mut real = Real::new(DeviceKind::Emulated);
     let spec = real.base.path().join("slow.toml");
     let context = IoContext::manifest(IoPurpose::ForegroundWrite);

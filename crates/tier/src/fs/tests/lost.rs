@@ -1,16 +1,16 @@
-//! Files that their device lost while a whole copy is there.
+//! Files that their device lost while a whole copy exists.
 
 use super::*;
 use crate::settings::CacheBy;
 
 const KIB: u64 = 1024;
 
-/// A table of the slow device with a copy of all of it on the fast one; then it vanishes from where
-/// it belongs. Its bytes.
+/// A table of the slow device, with a whole copy on the fast one, that vanishes from the slow
+/// device. Returns its bytes.
 fn with_a_lost_table(disk: &MemFs) -> (World, Vec<u8>) {
     let mut world = World::new(Arc::new(disk.clone()), &[100 * KIB, 1 << 20]);
     world.policy.cache_by = CacheBy::File;
-    // The slow one is home, so that the other may be missing.
+    // The slow device is the home, so that the other one may be missing.
     world.devices.reverse();
     drop(world.open());
     world.devices.reverse();
@@ -33,15 +33,15 @@ fn with_a_lost_table(disk: &MemFs) -> (World, Vec<u8>) {
 }
 
 #[test]
-fn a_whole_copy_serves_and_the_file_is_made_anew_from_it() {
+fn lost_file_is_served_and_restored_from_its_copy() {
     let (world, bytes) = with_a_lost_table(&MemFs::new());
     let fs = world.open();
     let expected = BTreeMap::from([("1.sst".to_owned(), bytes)]);
     assert_eq!(contents(&fs), expected, "it is read, and as long as it was");
-    // It is all that there is: files do not push it out.
+    // The copy is the only one, so it is not dropped for files.
     let device = &fs.shared.devices[0];
     let capacity = device.capacity.swap(1000, Ordering::Relaxed);
-    fs.shared.make_way(0, 0);
+    fs.shared.make_room(0, 0);
     device.capacity.store(capacity, Ordering::Relaxed);
     assert_eq!(fs.stats().devices[0].copies.files, 1);
     let held = fs.open(&path("1.sst"), READ, OpenOptions::default()).unwrap();
@@ -65,7 +65,7 @@ fn a_whole_copy_serves_and_the_file_is_made_anew_from_it() {
 }
 
 #[test]
-fn a_kill_at_any_step_leaves_the_copy_or_the_file() {
+fn kill_at_any_step_leaves_the_copy_or_the_file() {
     let disk = MemFs::new();
     let (mut world, bytes) = with_a_lost_table(&disk);
     let clones: Arc<Mutex<Vec<(String, MemFs)>>> = Arc::default();
@@ -77,7 +77,7 @@ fn a_kill_at_any_step_leaves_the_copy_or_the_file() {
         clones.extend(lost.chain([disk.kill_clone()]).map(|found| (name.to_owned(), found)));
         Ok(())
     }));
-    // It is made anew, and then its copy goes with the device.
+    // The file is restored, and then its copy is removed with the device.
     let fs = world.open();
     fs.empty_device("dev0", |_| {}).unwrap();
     assert_eq!(physical(&*world.disk, 2), (1, 0));
@@ -99,7 +99,7 @@ fn a_kill_at_any_step_leaves_the_copy_or_the_file() {
 }
 
 #[test]
-fn the_copy_goes_only_once_a_power_loss_does_not_take_the_new_file_back() {
+fn copy_stays_until_the_restored_file_is_durable() {
     let disk = MemFs::new();
     let (world, bytes) = with_a_lost_table(&disk);
     let fs = world.open();
@@ -117,14 +117,14 @@ fn the_copy_goes_only_once_a_power_loss_does_not_take_the_new_file_back() {
 }
 
 #[test]
-fn the_device_of_the_only_copy_is_needed() {
+fn device_with_the_only_copy_is_needed() {
     let (mut world, bytes) = with_a_lost_table(&MemFs::new());
     let all = world.devices.clone();
     world.devices.remove(0);
     let refused = world.try_open().unwrap_err().to_string();
     assert!(refused.contains("\"dev0\"") && refused.contains("1.sst"), "{refused}");
     world.devices = all;
-    // A removal that a power loss takes back has it again.
+    // After a power loss that undoes the removal, the file exists again.
     let fs = world.open();
     fs.remove(&path("1.sst")).unwrap();
     assert_eq!(physical(&*world.disk, 2), (0, 1), "not yet");
@@ -136,7 +136,7 @@ fn the_device_of_the_only_copy_is_needed() {
 }
 
 #[test]
-fn a_damaged_copy_of_a_lost_file_is_an_error_and_stays() {
+fn damaged_copy_of_a_lost_file_stays() {
     let (world, _) = with_a_lost_table(&MemFs::new());
     let cache = Path::new("/dev0/cache");
     let copy = cache.join(&world.disk.list(cache).unwrap()[0].name);

@@ -1,4 +1,4 @@
-//! Copies give way to files at once, and how files are written to a device.
+//! Copies that are dropped for files, and options of writes to a device.
 
 use super::*;
 use crate::history::Reason;
@@ -6,13 +6,13 @@ use crate::scheme::{DeviceProfile, Point, Scheme};
 
 const KIB: u64 = 1024;
 
-/// Reads as users do, so often that the file is hot.
+/// Makes foreground reads until the file is hot.
 fn read_often(fs: &TieredFs, name: &str, times: u64) {
     let file = fs.open(&path(name), READ, OpenOptions::default()).unwrap();
     (0..times).for_each(|n| file.read_exact_at(n * 20 % 19_000, &mut [0; 100], READ).unwrap());
 }
 
-/// Tables of the slow device of which the first is hottest, all with copies on the fast one.
+/// Tables of the slow device, the first one hottest, all with copies on the fast device.
 fn copied(world: &World) -> Arc<TieredFs> {
     let fs = world.open();
     (0..3).for_each(|n| write(&fs, &format!("{n}.sst"), 5, &filled(n, 20_000)));
@@ -34,7 +34,7 @@ fn copies_of(fs: &TieredFs) -> [bool; 3] {
 }
 
 #[test]
-fn the_coldest_copies_go_as_a_table_grows_into_the_reserve_without_a_look() {
+fn growing_table_drops_the_coldest_copies() {
     let world = World::new(Arc::new(MemFs::new()), &[200 * KIB, 1 << 20]);
     let fs = copied(&world);
     let held = fs.open(&path("2.sst"), READ, OpenOptions::default()).unwrap();
@@ -52,7 +52,7 @@ fn the_coldest_copies_go_as_a_table_grows_into_the_reserve_without_a_look() {
     assert_eq!(seen, [all, [true, true, false], first, [false; 3]], "the coldest first");
     assert_eq!(physical(&*world.disk, 2), (4, 0), "their space is free");
     assert!(fs.stats().events.iter().any(|event| event.reason == Reason::RoomForFiles));
-    // Who had the file open goes on with the original.
+    // An open handle reads the original.
     let mut bytes = vec![0; 20_000];
     held.read_exact_at(0, &mut bytes, READ).unwrap();
     assert_eq!(bytes, filled(2, 20_000));
@@ -61,7 +61,7 @@ fn the_coldest_copies_go_as_a_table_grows_into_the_reserve_without_a_look() {
 }
 
 #[test]
-fn a_copy_that_is_read_counts_until_the_read_ends_and_no_other_goes_for_it() {
+fn dropped_copy_in_use_counts_as_leaving() {
     let world = World::new(Arc::new(MemFs::new()), &[200 * KIB, 1 << 20]);
     let fs = copied(&world);
     let coldest =
@@ -79,7 +79,7 @@ fn a_copy_that_is_read_counts_until_the_read_ends_and_no_other_goes_for_it() {
 }
 
 #[test]
-fn a_log_that_grows_waits_for_no_copy_to_go_and_who_looks_frees_the_reserve() {
+fn growing_log_leaves_dropping_to_the_control_loop() {
     let world = World::new(Arc::new(MemFs::new()), &[200 * KIB, 1 << 20]);
     let fs = copied(&world);
     let context = IoContext::new(FileClass::Wal, IoPurpose::ForegroundWrite);
@@ -88,13 +88,13 @@ fn a_log_that_grows_waits_for_no_copy_to_go_and_who_looks_frees_the_reserve() {
     log.append(&[&filled(7, 150_000)]).unwrap();
     log.finish().unwrap();
     assert_eq!(copies_of(&fs), [true; 3]);
-    // As the thread that looks does when it was woken for that.
+    // The thread of the control loop does this after a wake-up.
     fs.settle();
     assert_eq!(copies_of(&fs), [true, true, false]);
 }
 
 #[test]
-fn a_copy_whose_room_files_took_is_not_begun() {
+fn copy_without_room_is_not_begun() {
     let world = World::new(Arc::new(MemFs::new()), &[100 * KIB, 1 << 20]);
     let fs = world.open();
     write(&fs, "hot.sst", 5, &filled(0, 60_000));
@@ -112,7 +112,7 @@ fn a_copy_whose_room_files_took_is_not_begun() {
 }
 
 #[test]
-fn writes_are_as_long_as_the_caller_and_the_profile_allow_however_absurd_that_is() {
+fn write_length_follows_caller_and_profile_within_bounds() {
     let mut world = World::new(Arc::new(MemFs::new()), &[1 << 20, 1 << 20]);
     let point = |threads, bytes_per_s| Point { threads, bytes_per_s };
     let profile = |name: &str, most| DeviceProfile {
@@ -134,7 +134,7 @@ fn writes_are_as_long_as_the_caller_and_the_profile_allow_however_absurd_that_is
 }
 
 #[test]
-fn who_looks_is_woken_for_removed_files_that_hold_much_of_the_room() {
+fn control_loop_wakes_for_removed_files_with_much_room() {
     let world = World::new(Arc::new(MemFs::new()), &[64 * 100 * KIB]);
     let fs = world.open();
     let removed = |names: &[&str], len: usize| {

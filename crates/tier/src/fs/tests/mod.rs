@@ -1,5 +1,5 @@
-//! The tiers over disks in memory: placement, moves, copies, refusals, failing devices, and power
-//! loss and kills at every sync and fault point against a simple map.
+//! Tests of the tiers over disks in memory: placement, moves, copies, refused and failing devices.
+//! Power losses and kills at every sync and fault point are compared with a simple map.
 
 mod crashes;
 mod devices;
@@ -38,7 +38,7 @@ pub(super) struct World {
 }
 
 impl World {
-    /// `capacities` in bytes, fastest first.
+    /// Devices of these capacities in bytes, the fastest first.
     pub(super) fn new(disk: Arc<dyn FileSystem>, capacities: &[u64]) -> Self {
         let device = |(index, &capacity_bytes): (usize, &u64)| DeviceSettings {
             name: format!("dev{index}"),
@@ -82,7 +82,7 @@ impl World {
         tiers
     }
 
-    /// The same over another disk, with a clock of its own and without faults.
+    /// The same devices over another disk, with a clock of its own and without faults.
     pub(super) fn over(&self, disk: &MemFs) -> Self {
         Self {
             disk: Arc::new(disk.clone()),
@@ -121,13 +121,13 @@ pub(super) fn write(fs: &TieredFs, name: &str, level: u8, bytes: &[u8]) {
     file.sync().unwrap();
 }
 
-/// The names of devices that hold files of the key of the statistics.
+/// The indices of the devices that hold files of the key `what` of the statistics.
 pub(super) fn holders(stats: &TierStats, what: &str) -> Vec<usize> {
     let has = |(_, device): &(usize, &crate::stats::DeviceReport)| device.files.contains_key(what);
     stats.devices.iter().enumerate().filter(has).map(|(index, _)| index).collect()
 }
 
-/// Everything below the root.
+/// All files below the root.
 pub(super) fn contents(fs: &TieredFs) -> BTreeMap<String, Vec<u8>> {
     let mut found = BTreeMap::new();
     let mut dirs = vec![String::new()];
@@ -146,7 +146,7 @@ pub(super) fn contents(fs: &TieredFs) -> BTreeMap<String, Vec<u8>> {
     found
 }
 
-/// Physical files on the disk: of files and of copies.
+/// Number of physical files on the disk: originals and copies.
 pub(super) fn physical(disk: &dyn FileSystem, devices: usize) -> (usize, usize) {
     let mut counts = (0, 0);
     for index in 0..devices {
@@ -164,7 +164,7 @@ pub(super) fn physical(disk: &dyn FileSystem, devices: usize) -> (usize, usize) 
 }
 
 #[test]
-fn files_go_where_their_context_says_and_are_found_again_after_a_restart() {
+fn files_are_placed_by_context_and_found_after_a_restart() {
     let world = World::new(Arc::new(MemFs::new()), &[1 << 20, 1 << 20]);
     let fs = world.open();
     for level in 0..6 {
@@ -234,7 +234,7 @@ fn names_behave_as_on_any_file_system() {
 }
 
 #[test]
-fn a_recycled_log_keeps_its_place_and_gets_the_new_name() {
+fn recycled_log_keeps_its_place_under_the_new_name() {
     let world = World::new(Arc::new(MemFs::new()), &[1 << 20, 1 << 20]);
     let fs = world.open();
     let context = IoContext::new(FileClass::Wal, IoPurpose::ForegroundWrite);
@@ -251,7 +251,7 @@ fn a_recycled_log_keeps_its_place_and_gets_the_new_name() {
 }
 
 #[test]
-fn a_log_stays_on_the_fastest_device_when_that_is_full_of_tables() {
+fn log_stays_on_a_fastest_device_full_of_tables() {
     const SEGMENT: usize = 50_000;
     let world = World::new(Arc::new(MemFs::new()), &[1_000_000, 10_000_000]);
     let fs = world.open();
@@ -268,7 +268,7 @@ fn a_log_stays_on_the_fastest_device_when_that_is_full_of_tables() {
     log("2.log", None);
     world.pass(500);
     fs.step();
-    // A load of tables of the fastest device's own levels; each says how large it will be.
+    // Tables of the levels of the fastest device, each with a hint of its length.
     for number in 0..20 {
         let options = CreateOptions { size_hint_bytes: 60_000, ..CreateOptions::default() };
         let name = path(&format!("{number}.sst"));
@@ -284,7 +284,7 @@ fn a_log_stays_on_the_fastest_device_when_that_is_full_of_tables() {
 }
 
 #[test]
-fn the_lock_is_exclusive_and_ends_with_its_guard() {
+fn lock_is_exclusive_until_its_guard_is_dropped() {
     let world = World::new(Arc::new(MemFs::new()), &[1 << 20]);
     let fs = world.open();
     let lock = fs.lock(&path("LOCK")).unwrap();

@@ -1,4 +1,4 @@
-//! Moves, copies, migration.
+//! Moves, copies and migration.
 
 use archipelago_env::fault::{FaultFs, Operation, Rule};
 
@@ -9,7 +9,7 @@ use crate::settings::CacheBy;
 const KIB: u64 = 1 << 10;
 
 #[test]
-fn a_trivial_move_takes_the_file_along_and_readers_go_on() {
+fn trivial_move_moves_the_file_under_its_readers() {
     let world = World::new(Arc::new(MemFs::new()), &[1 << 20, 1 << 20]);
     let fs = world.open();
     let bytes = filled(7, 50_000);
@@ -36,7 +36,7 @@ fn a_trivial_move_takes_the_file_along_and_readers_go_on() {
     assert_eq!(holders(&fs.stats(), "L4"), [1]);
 }
 
-/// Reads as users do, so that files get hot.
+/// Makes foreground reads, so that files get hot.
 fn heat(fs: &TieredFs, name: &str, times: usize, offsets: impl Fn(usize) -> u64) {
     let file = fs.open(&path(name), READ, OpenOptions::default()).unwrap();
     for index in 0..times {
@@ -61,7 +61,7 @@ fn hot_world(world: &World) -> (Arc<TieredFs>, Vec<Vec<u8>>) {
 }
 
 #[test]
-fn hot_files_are_copied_up_read_from_there_and_survive_a_restart() {
+fn copies_of_hot_files_serve_reads_and_survive_a_restart() {
     let world = World::new(Arc::new(MemFs::new()), &[200 * KIB, 1 << 20]);
     let (fs, files) = hot_world(&world);
     let stats = fs.stats();
@@ -87,7 +87,7 @@ fn hot_files_are_copied_up_read_from_there_and_survive_a_restart() {
 }
 
 #[test]
-fn an_open_handle_is_led_to_the_copy_and_back() {
+fn open_handle_follows_the_copy_and_its_removal() {
     let world = World::new(Arc::new(MemFs::new()), &[200 * KIB, 1 << 20]);
     let fs = world.open();
     let bytes = filled(1, 30_000);
@@ -119,12 +119,12 @@ fn an_open_handle_is_led_to_the_copy_and_back() {
 }
 
 #[test]
-fn a_damaged_copy_is_never_served_but_dropped_and_counted() {
+fn damaged_copy_is_dropped_and_counted() {
     let world = World::new(Arc::new(MemFs::new()), &[200 * KIB, 1 << 20]);
     let (fs, files) = hot_world(&world);
     let copies = fs.shared.names.lock().space.state.copies.clone();
     drop(fs);
-    // One copy with other data, one with another index.
+    // One copy gets other data, and one another index.
     let mut damaged = 0;
     for copy in copies.values().filter(|copy| copy.file <= 2 || copy.whole) {
         let file = PathBuf::from(format!("/dev0/cache/{:016x}.copy", copy.number));
@@ -146,7 +146,7 @@ fn a_damaged_copy_is_never_served_but_dropped_and_counted() {
     assert_eq!(stats.devices[0].copies.files, copies.len() as u64 - damaged);
 }
 
-/// A table of the slow device, of which the 16 KB behind the first 16 KiB are copied.
+/// A table of the slow device. The 16 KiB after the first 16 KiB are copied.
 fn one_hot_part(cache_by: CacheBy) -> (World, Arc<TieredFs>, Vec<u8>) {
     let mut world = World::new(Arc::new(MemFs::new()), &[200 * KIB, 1 << 20]);
     world.policy.cache_by = cache_by;
@@ -160,7 +160,7 @@ fn one_hot_part(cache_by: CacheBy) -> (World, Arc<TieredFs>, Vec<u8>) {
 }
 
 #[test]
-fn only_the_hot_ranges_are_copied_where_they_are_a_small_part() {
+fn hot_ranges_are_copied_if_they_are_a_small_part() {
     let (world, fs, bytes) = one_hot_part(CacheBy::Adaptive);
     let copies = fs.stats().devices[0].copies;
     assert_eq!(copies.files, 1);
@@ -177,7 +177,7 @@ fn only_the_hot_ranges_are_copied_where_they_are_a_small_part() {
     file.read_exact_at(32_740, &mut buf, READ).unwrap();
     assert_eq!(buf, bytes[32_740..32_800], "over the end of the range: the original");
     assert_eq!(fs.stats().devices[1].reads, before + 1);
-    // The heat wanders: the ranges follow.
+    // Other ranges become hot, and the copies follow.
     for _ in 0..40 {
         heat(&fs, "1.sst", 200, |index| 200_000 + (index as u64 * 71) % 16_000);
         world.pass(500);
@@ -189,7 +189,7 @@ fn only_the_hot_ranges_are_copied_where_they_are_a_small_part() {
 }
 
 #[test]
-fn copies_on_two_devices_stay_beside_each_other_and_are_not_made_again_and_again() {
+fn copies_on_two_devices_are_stable() {
     let mut world = World::new(Arc::new(MemFs::new()), &[60 * KIB, 400 * KIB, 1 << 20]);
     world.policy.range_bytes = 4096;
     world.devices[0].writers_max = 1;
@@ -205,10 +205,10 @@ fn copies_on_two_devices_stay_beside_each_other_and_are_not_made_again_and_again
     assert_eq!(holders(&fs.stats(), "L5"), [2]);
     let made = || fs.stats().devices.iter().map(|device| device.copies_made.0).sum::<u64>();
     let mut after_a_while = 0;
-    // The first device is busy until the second has its copies.
+    // The first device takes no copies until the second one has its own.
     let mut writer = Some(fs.create(&path("w"), table(0), CreateOptions::default()).unwrap());
     for look in 0..60 {
-        // A few blocks of each have most of the reads, the others some.
+        // A few blocks of each file have most of the reads.
         for name in &names {
             let file = fs.open(&path(name), READ, OpenOptions::default()).unwrap();
             let blocks = (0..29).chain([3, 10, 20].into_iter().cycle().take(60));
@@ -242,7 +242,7 @@ fn entry(fs: &TieredFs, name: &str) -> Arc<Entry> {
 }
 
 #[test]
-fn copies_stand_back_for_writers_and_give_way_to_files() {
+fn copies_wait_for_writers_and_are_dropped_for_files() {
     let mut world = World::new(Arc::new(MemFs::new()), &[200 * KIB, 1 << 20]);
     world.devices[0].writers_max = 2;
     let fs = world.open();
@@ -270,7 +270,7 @@ fn copies_stand_back_for_writers_and_give_way_to_files() {
 }
 
 #[test]
-fn a_full_device_sends_deep_and_idle_files_down() {
+fn full_device_moves_deep_and_idle_files_down() {
     let world = World::new(Arc::new(MemFs::new()), &[1 << 20, 200 * KIB, 1 << 20]);
     let fs = world.open();
     let mut expected = BTreeMap::new();
@@ -294,7 +294,7 @@ fn a_full_device_sends_deep_and_idle_files_down() {
     assert_eq!(physical(&*world.disk, 3).0, 30);
 }
 
-/// Moves a file that is removed at a step of it.
+/// Moves a file that is removed at a step of the move.
 fn removed_at(step: &'static str) {
     let disk: Arc<dyn FileSystem> = Arc::new(MemFs::new());
     let mut world = World::new(Arc::clone(&disk), &[1 << 20, 1 << 20]);
@@ -323,12 +323,12 @@ fn removed_at(step: &'static str) {
 }
 
 #[test]
-fn a_file_that_is_removed_while_it_moves_is_gone_and_takes_no_room() {
+fn file_removed_during_its_move_takes_no_room() {
     ["move.copied", "move.before_publish"].into_iter().for_each(removed_at);
 }
 
 #[test]
-fn a_move_is_done_although_an_open_handle_cannot_be_led_to_the_target() {
+fn move_succeeds_if_a_handle_cannot_follow() {
     let memory: Arc<dyn FileSystem> = Arc::new(MemFs::new());
     let disk = FaultFs::new(Arc::clone(&memory), 1);
     let world = World::new(Arc::new(disk.clone()), &[1 << 20, 1 << 20]);
@@ -336,7 +336,7 @@ fn a_move_is_done_although_an_open_handle_cannot_be_led_to_the_target() {
     let bytes = filled(1, 10_000);
     write(&fs, "1.sst", 1, &bytes);
     let held = fs.open(&path("1.sst"), READ, OpenOptions::default()).unwrap();
-    // First it is read back, then the handle is to be led there.
+    // The first open reads the target back, and the second one is that of the handle.
     let refused = disk.add(Rule::on(Operation::Open).path("/dev1/files").nth(2));
     fs.reassign(&path("1.sst"), table(5));
     fs.settle();
@@ -358,7 +358,7 @@ fn a_move_is_done_although_an_open_handle_cannot_be_led_to_the_target() {
 }
 
 #[test]
-fn of_a_batch_only_what_no_copy_has_goes_to_the_slow_device() {
+fn batch_reads_the_slow_device_only_without_a_copy() {
     let (_world, fs, bytes) = one_hot_part(CacheBy::Range);
     assert_eq!(fs.stats().devices[0].copies.files, 1);
     let file = fs.open(&path("1.sst"), READ, OpenOptions::default()).unwrap();
@@ -381,7 +381,7 @@ fn of_a_batch_only_what_no_copy_has_goes_to_the_slow_device() {
 }
 
 #[test]
-fn facts_tell_what_lies_where_and_what_was_done_why() {
+fn facts_list_files_and_events_with_reasons() {
     let world = World::new(Arc::new(MemFs::new()), &[200 * KIB, 1 << 20]);
     let (fs, _) = hot_world(&world);
     fs.reassign(&path("5.sst"), table(6));

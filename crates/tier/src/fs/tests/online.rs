@@ -1,19 +1,19 @@
-//! The scheme of tiers that nobody pinned: it follows the writers and sizes that are observed.
+//! Schemes that follow the observed writers and sizes.
 
 use super::*;
 use crate::history::Reason;
 use crate::scheme::{LEVELS, PATIENCE, Scheme};
 
-/// Tiers that follow what they observe, whose fastest device takes `writers_max` writers.
+/// Tiers whose scheme follows observations, and whose fastest device takes `writers_max` writers.
 fn follower(writers_max: u32) -> World {
     let mut world = World::new(Arc::new(MemFs::new()), &[1 << 20, 1 << 24]);
-    // A step of this thread's would wait for its turn for nobody but itself.
+    // With write slots, a step on this thread would wait only for itself.
     world.policy = Policy { fast_levels: None, in_turn: false, ..world.policy };
     world.devices[0].writers_max = writers_max;
     world
 }
 
-/// Looks, half a second apart.
+/// Runs iterations of the control loop, half a second apart.
 fn look(world: &World, fs: &TieredFs, times: u32) {
     for _ in 0..times {
         world.pass(500);
@@ -27,7 +27,7 @@ fn writer(fs: &TieredFs, level: u8) -> Box<dyn WritableFile> {
     fs.create(&name, table(level), CreateOptions::default()).unwrap()
 }
 
-/// What happened to the scheme, and why.
+/// Changes of the scheme, with their reasons.
 fn changes(fs: &TieredFs) -> Vec<(String, String)> {
     let of_scheme = |event: crate::history::Event| match event.reason {
         Reason::Scheme(why) => Some((event.what, why)),
@@ -36,7 +36,7 @@ fn changes(fs: &TieredFs) -> Vec<(String, String)> {
     fs.stats().events.into_iter().filter_map(of_scheme).collect()
 }
 
-/// The device on which a new table of the level is made.
+/// The device on which a new table of the level is created.
 fn placed(fs: &TieredFs, level: u8) -> usize {
     let name = format!("placed-{level}.sst");
     write(fs, &name, level, b"x");
@@ -46,7 +46,7 @@ fn placed(fs: &TieredFs, level: u8) -> usize {
 }
 
 #[test]
-fn levels_leave_the_fastest_device_for_too_many_writers_and_come_back_when_those_are_gone() {
+fn scheme_follows_the_number_of_writers() {
     let world = follower(3);
     let fs = world.open();
     assert_eq!((fs.stats().fast_levels, placed(&fs, 2)), (3, 0), "before anything was observed");
@@ -64,7 +64,7 @@ fn levels_leave_the_fastest_device_for_too_many_writers_and_come_back_when_those
     assert!(fs.stats().to_string().contains(why), "{}", fs.stats());
     assert!(fs.stats().facts().contains("tier_fast_levels:2\n"), "{}", fs.stats().facts());
     assert_eq!([0, 1, 2, 3].map(|level| placed(&fs, level)), [0, 0, 1, 1]);
-    // One writer is left: the device takes that of every level.
+    // One writer is left, so the device takes the writers of all levels.
     drop(log);
     writers.truncate(1);
     look(&world, &fs, PATIENCE);
@@ -94,7 +94,7 @@ fn levels_that_no_longer_fit_leave_the_fastest_device() {
 }
 
 #[test]
-fn looks_with_hardly_any_writers_or_mostly_reads_teach_nothing() {
+fn idle_and_read_mostly_intervals_change_no_scheme() {
     let world = follower(1);
     let fs = world.open();
     write(&fs, "read.sst", 5, &filled(1, 10_000));
@@ -116,7 +116,7 @@ fn looks_with_hardly_any_writers_or_mostly_reads_teach_nothing() {
 }
 
 #[test]
-fn a_scheme_is_where_following_begins_and_stays_where_it_is_switched_off() {
+fn scheme_stays_where_following_is_switched_off() {
     let mut world = follower(2);
     world.scheme =
         Some(Scheme { fast_levels: 5, ..Scheme::of_profile(vec![], &Default::default(), 0) });

@@ -1,4 +1,4 @@
-//! Taking a device out: nothing is lost at any step, and the directory is an empty one then.
+//! Removal of a device: no step loses a file, and an empty directory remains.
 
 use archipelago_base::ErrorKind;
 use archipelago_env::fault::{Fault, FaultFs, Operation, Rule};
@@ -7,7 +7,7 @@ use super::*;
 use crate::fs::removal::forget_over;
 
 type Model = BTreeMap<String, Vec<u8>>;
-/// The disk at fault points, by their names: as a kill leaves it, and as power loss does.
+/// Clones of the disk by the name of the fault point: after a kill, and after a power loss.
 type Clones = Arc<Mutex<Vec<(String, MemFs, MemFs)>>>;
 
 const KIB: u64 = 1024;
@@ -24,7 +24,7 @@ fn clones_of(disk: &MemFs) -> (Clones, FaultPoint) {
     (clones, fault)
 }
 
-/// Three devices with tables, a log and bookkeeping, and copies of what is read; closed logs.
+/// Three devices with tables, a closed log, bookkeeping files, and copies of files that are read.
 fn filled_world(disk: &MemFs) -> (World, Model) {
     let mut world = World::new(Arc::new(disk.clone()), &[300 * KIB, 60 * KIB, 1 << 20]);
     world.policy.cache_by = crate::settings::CacheBy::File;
@@ -32,7 +32,7 @@ fn filled_world(disk: &MemFs) -> (World, Model) {
     for level in 0..6 {
         write(&fs, &format!("{level}.sst"), level, &filled(u64::from(level), 20_000));
     }
-    // One that was moved on, so that each device has something.
+    // This table moves on, so that each device has a file.
     fs.reassign(&path("2.sst"), table(5));
     let context = IoContext::new(FileClass::Wal, IoPurpose::ForegroundWrite);
     let options = LogOptions { incarnation: Epoch(1), size_hint_bytes: 0, recycle: None };
@@ -76,7 +76,7 @@ fn without(world: &World, index: usize) -> World {
     left
 }
 
-/// Empties the device and takes it out; what is left opens with everything.
+/// Empties and removes the device. The other devices then open with all files.
 fn remove(world: &World, index: usize, model: &Model) -> World {
     let name = &world.devices[index].name;
     let fs = world.open();
@@ -91,13 +91,14 @@ fn remove(world: &World, index: usize, model: &Model) -> World {
 }
 
 #[test]
-fn each_device_can_be_taken_out_and_its_directory_is_an_empty_one() {
+fn any_device_can_be_removed_and_leaves_an_empty_directory() {
     for index in 0..3 {
         let (world, model) = filled_world(&MemFs::new());
         let root = &world.devices[index].path;
         let left = remove(&world, index, &model);
         assert_eq!(world.disk.list(root).unwrap(), []);
-        // It may come back, as a new one, and the next may go: in the end one has everything.
+        // The device may come back as a new one, and the next one is removed. In the end one device
+        // has all files.
         let mut again = left;
         again
             .devices
@@ -115,7 +116,7 @@ fn each_device_can_be_taken_out_and_its_directory_is_an_empty_one() {
 }
 
 #[test]
-fn progress_counts_every_file_and_nothing_new_goes_there() {
+fn emptying_reports_progress_and_admits_no_new_file() {
     let (world, _) = filled_world(&MemFs::new());
     let fs = world.open();
     let before = fs.stats().devices[2].files.values().map(|count| count.files).sum::<u64>();
@@ -130,8 +131,8 @@ fn progress_counts_every_file_and_nothing_new_goes_there() {
     assert!(fs.stats().devices[2].files.is_empty(), "nothing new goes there");
 }
 
-/// Opened with any of the devices it is refused, or has everything; nothing else comes of that, and
-/// with all of them it has everything.
+/// An open with any subset of the devices is refused or finds all files, and has no other effect.
+/// An open with all devices finds all files.
 fn check_any_devices(world: &World, disk: &MemFs, model: &Model, at: &str) {
     let all = world.devices.len();
     for chosen in 1..1 << all {
@@ -142,7 +143,7 @@ fn check_any_devices(world: &World, disk: &MemFs, model: &Model, at: &str) {
             index += 1;
             chosen & (1 << (index - 1)) != 0
         });
-        // As a server that is started again and again.
+        // As a server that is restarted several times.
         for _ in 0..3 {
             if let Ok(fs) = some.try_open() {
                 assert!(&contents(&fs) == model, "{chosen:b} {at}");
@@ -153,7 +154,7 @@ fn check_any_devices(world: &World, disk: &MemFs, model: &Model, at: &str) {
 }
 
 #[test]
-fn nothing_is_lost_by_a_kill_or_power_loss_at_any_step_whatever_devices_are_there_then() {
+fn removal_survives_kill_and_power_loss_at_any_step() {
     for index in 0..3 {
         let disk = MemFs::new();
         let (mut world, model) = filled_world(&disk);
@@ -173,19 +174,20 @@ fn nothing_is_lost_by_a_kill_or_power_loss_at_any_step_whatever_devices_are_ther
             for found in [killed, lost] {
                 let at = format!("of {index} at {step}");
                 check_any_devices(&world, found, &model, &at);
-                // Once the namespace lies elsewhere the others do without it.
+                // Once the namespace lies on another device, the other devices open without this
+                // one.
                 if ["home.taken", "home.told", "home.left", "forget.emptied"].contains(&&step[..]) {
                     let rest = left.over(&found.kill_clone());
                     assert!(contents(&rest.open()) == model, "without {at}");
                 }
-                // And it is finished by another call, also of what was opened in between.
+                // Another call completes the removal, also after an open in between.
                 let again = world.over(&found.kill_clone());
                 assert!(contents(&remove(&again, index, &model).open()) == model, "{at}");
-                let at_once = world.over(&found.kill_clone());
+                let after_kill = world.over(&found.kill_clone());
                 if step.starts_with("home") || step == "forget.emptied" {
-                    forget(&at_once, &world.devices[index].name).unwrap();
-                    assert!(contents(&without(&at_once, index).open()) == model, "{at}");
-                    assert_eq!(at_once.disk.list(&world.devices[index].path).unwrap(), []);
+                    forget(&after_kill, &world.devices[index].name).unwrap();
+                    assert!(contents(&without(&after_kill, index).open()) == model, "{at}");
+                    assert_eq!(after_kill.disk.list(&world.devices[index].path).unwrap(), []);
                 }
             }
         }
@@ -193,7 +195,7 @@ fn nothing_is_lost_by_a_kill_or_power_loss_at_any_step_whatever_devices_are_ther
 }
 
 #[test]
-fn a_home_that_is_not_the_fastest_hands_the_scheme_on() {
+fn slower_home_passes_its_scheme_on() {
     let (mut world, model) = filled_world(&MemFs::new());
     world.devices.rotate_left(1);
     let scheme = "version = 1\nfast_levels = 4\n";
@@ -207,7 +209,7 @@ fn a_home_that_is_not_the_fastest_hands_the_scheme_on() {
 }
 
 #[test]
-fn a_second_device_that_says_it_is_home_is_refused() {
+fn second_home_is_refused() {
     let disk = MemFs::new();
     let (mut world, model) = filled_world(&disk);
     let identity = Path::new("/dev0/DEVICE");
@@ -223,7 +225,7 @@ fn a_second_device_that_says_it_is_home_is_refused() {
     assert_eq!(refused.kind(), ErrorKind::InvalidArgument);
 }
 
-/// Two devices without a file; the disk as it was at a step of taking the first one out.
+/// The disk of two devices without files, as it was at a step of removing the first one.
 fn stopped_at(step: &str) -> (World, MemFs) {
     let disk = MemFs::new();
     let mut world = World::new(Arc::new(disk.clone()), &[100 * KIB, 100 * KIB]);
@@ -236,12 +238,13 @@ fn stopped_at(step: &str) -> (World, MemFs) {
 }
 
 #[test]
-fn a_move_of_the_namespace_that_was_interrupted_is_settled_before_another_one_begins() {
-    // Where it was to go goes.
+fn interrupted_namespace_move_ends_before_the_next() {
+    // The target of the interrupted move is removed.
     let (world, _) = stopped_at("home.moves");
     forget(&world, "dev1").unwrap();
     assert!(without(&world, 1).open().exists(Path::new(ROOT)).unwrap());
-    // Where it went to goes, after it went on alone, and is killed on the way back.
+    // The target of the move, which was opened alone, is removed. The process is killed during the
+    // move back.
     let (mut world, disk) = stopped_at("home.taken");
     world.devices.reverse();
     let alone = without(&world, 1).open();
@@ -260,7 +263,7 @@ fn a_move_of_the_namespace_that_was_interrupted_is_settled_before_another_one_be
 }
 
 #[test]
-fn a_device_that_joins_with_the_next_open_does_not_matter() {
+fn new_device_does_not_disturb_a_removal() {
     let (mut world, model) = filled_world(&MemFs::new());
     let fs = world.open();
     fs.empty_device("dev2", |_| {}).unwrap();
@@ -275,7 +278,7 @@ fn a_device_that_joins_with_the_next_open_does_not_matter() {
 }
 
 #[test]
-fn copies_give_way_to_what_comes_and_no_device_is_filled_beyond_its_capacity() {
+fn emptying_drops_copies_and_respects_capacities() {
     let mut world = World::new(Arc::new(MemFs::new()), &[200 * KIB, 1 << 20]);
     world.policy.cache_by = crate::settings::CacheBy::File;
     let fs = world.open();
@@ -296,7 +299,7 @@ fn copies_give_way_to_what_comes_and_no_device_is_filled_beyond_its_capacity() {
     assert_eq!(fs.stats().devices[0].copies.files, 3);
     fs.close().unwrap();
     drop(fs);
-    // No look was there when it begins.
+    // No iteration of the control loop ran before this.
     let fs = world.open();
     let device = &fs.shared.devices[0];
     let used = || {
@@ -311,7 +314,7 @@ fn copies_give_way_to_what_comes_and_no_device_is_filled_beyond_its_capacity() {
 }
 
 #[test]
-fn what_cannot_be_moved_keeps_nothing_else_there() {
+fn unmovable_file_does_not_keep_others_there() {
     let disk = FaultFs::new(Arc::new(MemFs::new()), 1);
     let world = World::new(Arc::new(disk.clone()), &[1 << 20, 1 << 20]);
     let fs = world.open();
@@ -328,7 +331,7 @@ fn what_cannot_be_moved_keeps_nothing_else_there() {
 }
 
 #[test]
-fn what_cannot_be_emptied_is_refused_with_the_reason() {
+fn impossible_emptying_is_refused_with_the_reason() {
     let (world, model) = filled_world(&MemFs::new());
     let fs = world.open();
     let refused = |name: &str, words: &[&str]| {

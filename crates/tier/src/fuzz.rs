@@ -18,7 +18,7 @@ use crate::cache::format::{CHUNK_BYTES, CopyIndex, TRAILER_BYTES};
 use crate::device::identity::Identity;
 use crate::namespace::log::{decode, encode_generation, frame_payload};
 use crate::namespace::record::Record;
-use crate::namespace::state::State;
+use crate::namespace::state::NamespaceState;
 
 const ID: [u8; 16] = *b"a namespace's id";
 const GENERATION: u64 = 3;
@@ -41,7 +41,7 @@ pub fn namespace(bytes: &[u8]) {
         rest = after;
     }
     let Ok(recovered) = decode(path, GENERATION, &snapshot, &tail) else { return };
-    let mut state = State::default();
+    let mut state = NamespaceState::default();
     for (_, record) in &recovered.records {
         let mut encoded = Vec::new();
         record.encode(&mut encoded);
@@ -54,7 +54,7 @@ pub fn namespace(bytes: &[u8]) {
     let (records, next) = (state.snapshot(), state.next);
     let bytes = encode_generation(&ID, GENERATION, &records, next);
     let again = decode(path, GENERATION, &bytes, &[]).expect("own bytes");
-    let mut same = State::default();
+    let mut same = NamespaceState::default();
     for (_, record) in &again.records {
         same.apply(record).unwrap_or_else(|why| panic!("{why}: {record:?} of an own snapshot"));
     }

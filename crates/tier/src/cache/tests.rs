@@ -144,8 +144,8 @@ fn fresh_counts_among_many_files_need_a_larger_gain() {
     assert!((5.5..5.6).contains(&sure(300 * 90)), "{}", sure(300 * 90));
     let many: Vec<Candidate> = (0..300).map(|file| candidate(file, 340.0)).collect();
     let mut held: Vec<Held> = (0..90).map(|number| held(number, 240.0)).collect();
-    // A difference of 100 is 5.9 standard deviations of 17, which is enough among 27,000 comparisons.
-    // A difference of 85 is not, but it is enough for a single comparison.
+    // A difference of 100 is 5.9 standard deviations of 17, which is enough among 27,000
+    // comparisons. A difference of 85 is not, but it is enough for a single comparison.
     let coldest = Held { heat: 255.0, ..held[0] };
     assert_eq!(run(0, &many[..1], &[coldest]).len(), 2, "85: five deviations");
     held[0] = coldest;

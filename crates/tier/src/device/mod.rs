@@ -33,7 +33,7 @@ use archipelago_env::local::mapped::MappedFs;
 use archipelago_env::{FileClass, FileSystem, GroupAccess, IoContext, IoPurpose};
 use parking_lot::Mutex;
 
-use crate::namespace::record::Place;
+use crate::namespace::record::FilePlace;
 use crate::scheme::DeviceProfile;
 use crate::settings::{DeviceKind, DeviceSettings};
 use crate::write_slots::WriteSlots;
@@ -217,7 +217,7 @@ impl Device {
     }
 
     /// The directory that holds the files of `place`.
-    pub(crate) fn dir_of(&self, place: Place) -> PathBuf {
+    pub(crate) fn dir_of(&self, place: FilePlace) -> PathBuf {
         match place.dir {
             0 => self.root.join("files"),
             dir => self.root.join(format!("logs-{dir:016x}")),
@@ -225,7 +225,7 @@ impl Device {
     }
 
     /// The physical path of a file.
-    pub(crate) fn path_of(&self, place: Place, class: FileClass) -> PathBuf {
+    pub(crate) fn path_of(&self, place: FilePlace, class: FileClass) -> PathBuf {
         self.dir_of(place).join(format!("{:016x}.{}", place.number, extension(class)))
     }
 

@@ -19,7 +19,7 @@ use super::open::{DeviceParts, SCHEME_NAME};
 use crate::device::identity::{DEVICE_NAME, Home, Identity};
 use crate::device::number_of;
 use crate::namespace::record::FileRecord;
-use crate::namespace::state::State;
+use crate::namespace::state::NamespaceState;
 
 /// File name of a device's lock.
 pub(super) const LOCK_NAME: &str = "LOCK";
@@ -200,7 +200,7 @@ pub(super) fn files_only_on(
     no: u8,
     found: &[Found],
     contents: &[Contents],
-    state: &State,
+    state: &NamespaceState,
 ) -> HashSet<u64> {
     let is_lost = |file: &FileRecord| {
         let of = |one: &Found| one.identity.as_ref().is_some_and(|id| id.no == file.place.device);
@@ -214,7 +214,11 @@ pub(super) fn files_only_on(
 }
 
 /// Refuses if a device with files is missing. Errors: `NotFound`.
-pub(super) fn check_missing(found: &[Found], contents: &[Contents], state: &State) -> Result<()> {
+pub(super) fn check_missing(
+    found: &[Found],
+    contents: &[Contents],
+    state: &NamespaceState,
+) -> Result<()> {
     for device in state.devices.values() {
         let here = |one: &Found| one.identity.as_ref().is_some_and(|id| id.no == device.no);
         if found.iter().any(here) {

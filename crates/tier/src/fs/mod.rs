@@ -53,7 +53,7 @@ use self::shared::{ChosenDevice, Names, Shared};
 use self::writer::{TierLog, TierWriter, Writing};
 use crate::activity::kind_of;
 use crate::device::{Device, Writer};
-use crate::namespace::record::{FileRecord, Place, Record};
+use crate::namespace::record::{FilePlace, FileRecord, Record};
 use crate::namespace::state::plain;
 use crate::write_slots::WriteSlot;
 
@@ -67,7 +67,7 @@ pub struct TieredFs {
 /// A new physical file, and the slot in which it is written.
 struct PlacedFile {
     physical: Arc<Physical>,
-    place: Place,
+    place: FilePlace,
     slot: Option<WriteSlot>,
 }
 
@@ -113,7 +113,7 @@ impl TieredFs {
                 shared.choose(context, size_hint_bytes, &tried);
             let device = &shared.devices[index];
             let number = shared.names.lock().space.allocate();
-            let place = Place { device: device.no, number, dir };
+            let place = FilePlace { device: device.no, number, dir };
             let physical_path = device.path_of(place, context.class);
             let in_dir = device.dir_of(place);
             let made = device.make_dir(&in_dir).and_then(|()| make(device, &physical_path));
@@ -391,7 +391,7 @@ impl FileSystem for TieredFs {
         let Some(dir) = self.logical(dir) else {
             return self.shared.outside.clear_log_tails(dir);
         };
-        let place = |device: &Device| Place {
+        let place = |device: &Device| FilePlace {
             device: device.no,
             number: 0,
             dir: dir_hash(&dir.join("log")),

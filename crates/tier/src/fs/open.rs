@@ -42,7 +42,7 @@ use crate::device::identity::{Home, Identity};
 use crate::namespace::Namespace;
 use crate::namespace::log;
 use crate::namespace::record::{DeviceRecord, Record};
-use crate::namespace::state::{State, plain};
+use crate::namespace::state::{NamespaceState, plain};
 use crate::scheme::{FAST_LEVELS_MIN, LEVELS, Observed, Scheme, SchemeInput, decide};
 use crate::settings::{DeviceSettings, Policy, validate};
 
@@ -176,7 +176,7 @@ pub(super) struct Known {
     pub(super) id: Option<[u8; 16]>,
     /// The last generation of the namespace; 0 if there is none.
     pub(super) generation: u64,
-    pub(super) state: State,
+    pub(super) state: NamespaceState,
 }
 
 /// Reads the namespace from the home device. Refuses if a device with files is missing. Changes
@@ -194,7 +194,7 @@ pub(super) fn read_namespace(found: &[Found], home: usize, names_dir: &Path) -> 
     };
     let mut state = match &recovered {
         Some(recovered) => replay(recovered, names_dir, found, &contents)?,
-        None => State::default(),
+        None => NamespaceState::default(),
     };
     skip_numbers(&mut state, &contents);
     check_missing(found, &contents, &state)?;
@@ -210,13 +210,13 @@ fn replay(
     dir: &Path,
     found: &[Found],
     contents: &[Contents],
-) -> Result<State> {
+) -> Result<NamespaceState> {
     let is_there = |device: u8, number: u64| {
         let mut devices = found.iter().zip(contents);
         let here = |one: &Found| one.identity.as_ref().is_some_and(|id| id.no == device);
         devices.find(|(one, _)| here(one)).is_none_or(|(_, c)| c.files.contains_key(&number))
     };
-    let mut state = State::default();
+    let mut state = NamespaceState::default();
     let mut lost = recovered.torn_bytes > 0;
     for (offset, record) in &recovered.records {
         if let Record::File(file) = record
@@ -238,7 +238,7 @@ fn replay(
 
 /// Skips the numbers of files without a record. The namespace may have lost their records, and the
 /// removal of such files is not durable.
-fn skip_numbers(state: &mut State, contents: &[Contents]) {
+fn skip_numbers(state: &mut NamespaceState, contents: &[Contents]) {
     let numbers = contents.iter().flat_map(|of| of.files.keys().chain(of.copies.keys()));
     let past = numbers.max().map_or(0, |number| number.saturating_add(1));
     state.next = state.next.max(past);
@@ -249,7 +249,12 @@ fn new_id(seed: Option<u64>) -> [u8; 16] {
 }
 
 /// Gives new devices a number, and records the present names and paths of all devices.
-fn join_devices(found: &mut [Found], state: &mut State, id: [u8; 16], home: usize) -> Result<()> {
+fn join_devices(
+    found: &mut [Found],
+    state: &mut NamespaceState,
+    id: [u8; 16],
+    home: usize,
+) -> Result<()> {
     for index in 0..found.len() {
         let taken = |no: u8| {
             let has = |one: &Found| one.identity.as_ref().is_some_and(|other| other.no == no);
@@ -317,7 +322,7 @@ fn index_of(devices: &[Device], no: u8) -> Option<usize> {
 }
 
 /// Drops copies whose file does not exist or has another length than recorded.
-fn drop_unsound_copies(state: &mut State, devices: &[Device], contents: &[Contents]) {
+fn drop_unsound_copies(state: &mut NamespaceState, devices: &[Device], contents: &[Contents]) {
     let sound = |number: u64, no: u8, len: u64| {
         index_of(devices, no)
             .and_then(|index| contents[index].copies.get(&number))
@@ -335,7 +340,7 @@ fn drop_unsound_copies(state: &mut State, devices: &[Device], contents: &[Conten
 }
 
 fn make_entries(
-    state: &State,
+    state: &NamespaceState,
     devices: &Arc<[Device]>,
     contents: &[Contents],
     trash: &Arc<Trash>,
@@ -392,7 +397,7 @@ fn set_capacities(devices: &[Device]) {
 
 /// Physical files without a record.
 fn find_strays<'a>(
-    state: &State,
+    state: &NamespaceState,
     devices: &'a [Device],
     contents: &'a [Contents],
 ) -> Vec<(&'a Device, &'a Path)> {

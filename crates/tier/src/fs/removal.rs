@@ -46,7 +46,7 @@ use crate::device::file_system;
 use crate::device::identity::{DEVICE_NAME, Home, Identity};
 use crate::history::Reason;
 use crate::namespace::Namespace;
-use crate::namespace::state::State;
+use crate::namespace::state::NamespaceState;
 use crate::place::place;
 use crate::settings::{DeviceSettings, validate};
 
@@ -353,7 +353,7 @@ pub(crate) fn forget_over(
 struct NamespaceImage {
     id: [u8; 16],
     generation: u64,
-    state: State,
+    state: NamespaceState,
 }
 
 /// Moves the namespace from one device to another, in the steps of the module's head.

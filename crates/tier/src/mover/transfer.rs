@@ -39,7 +39,7 @@ use crate::fs::physical::{Physical, Role};
 use crate::fs::shared::{Shared, is_direct};
 use crate::history::Reason;
 use crate::namespace::Moment;
-use crate::namespace::record::{CopyRecord, Place, Record};
+use crate::namespace::record::{CopyRecord, FilePlace, Record};
 
 /// Bytes that are copied in one step.
 const PIECE_BYTES: u64 = 1 << 20;
@@ -243,7 +243,7 @@ fn run_move(shared: &Arc<Shared>, job: &Job) -> Result<(), Trouble> {
         let file = names.space.state.files.get(&entry.id);
         // Logs of one directory lie together.
         let dir = file.map_or(0, |file| file.place.dir);
-        Place { device: to.no, number: names.space.allocate(), dir }
+        FilePlace { device: to.no, number: names.space.allocate(), dir }
     };
     to.make_dir(&to.dir_of(place))?;
     let (number, path) = (place.number, to.path_of(place, entry.class));
@@ -351,7 +351,7 @@ fn check(shared: &Shared, job: &Job, path: &std::path::Path, len: u64, crc: u32)
 /// The target of a move, as it is published.
 struct Moved<'a> {
     physical: &'a Arc<Physical>,
-    place: Place,
+    place: FilePlace,
 }
 
 /// Records the move, so that the target becomes the file. After an error the source is still the

@@ -36,7 +36,7 @@ use archipelago_env::{FileSystem, LogSync};
 
 use self::log::{Generation, NamespaceLog, encode_generation};
 use self::record::Record;
-use self::state::{Gone, State};
+use self::state::{Gone, NamespaceState};
 
 /// Growth of the log, in bytes, after which a new generation begins.
 const LOG_BYTES_MAX: u64 = 4 << 20;
@@ -44,7 +44,7 @@ const LOG_BYTES_MAX: u64 = 4 << 20;
 /// The namespace of open tiers.
 #[derive(Debug)]
 pub(crate) struct Namespace {
-    pub(crate) state: State,
+    pub(crate) state: NamespaceState,
     fs: Arc<dyn FileSystem>,
     dir: PathBuf,
     log: NamespaceLog,
@@ -103,7 +103,7 @@ impl Namespace {
         dir: PathBuf,
         id: [u8; 16],
         generation: u64,
-        state: State,
+        state: NamespaceState,
     ) -> Result<Self> {
         let mut ballast_bytes = ballast::of(&dir).held(&*fs);
         let generation = Generation { id, number: generation };
@@ -235,7 +235,7 @@ fn begin_log(
     fs: &dyn FileSystem,
     dir: &Path,
     generation: Generation,
-    state: &State,
+    state: &NamespaceState,
     counts: &mut bool,
     ballast_bytes: &mut u64,
 ) -> Result<NamespaceLog> {

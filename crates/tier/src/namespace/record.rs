@@ -13,7 +13,7 @@ use archipelago_env::FileClass;
 
 /// The place of a physical file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct FilePlace {
     /// Durable number of the device.
     pub(crate) device: u8,
     /// Number of the physical file, which is never used twice.
@@ -30,7 +30,7 @@ pub(crate) struct FileRecord {
     pub(crate) id: u64,
     pub(crate) class: FileClass,
     pub(crate) level: Option<u8>,
-    pub(crate) place: Place,
+    pub(crate) place: FilePlace,
     /// Names of the file.
     pub(crate) names: Vec<PathBuf>,
     /// Aged accesses when they were last recorded, plus one. 0 if they were not recorded since the
@@ -77,7 +77,7 @@ pub(crate) enum Record {
     /// A name was removed.
     Remove { path: PathBuf },
     /// A file moved to another device.
-    Move { file: u64, to: Place },
+    Move { file: u64, to: FilePlace },
     /// The level of a file changed.
     Level { file: u64, level: u8 },
     /// A copy was made.
@@ -125,14 +125,14 @@ fn text(reader: &mut Reader<'_>) -> Option<String> {
     String::from_utf8(reader.bytes()?.to_vec()).ok()
 }
 
-fn put_place(out: &mut Vec<u8>, place: Place) {
+fn put_place(out: &mut Vec<u8>, place: FilePlace) {
     put_u8(out, place.device);
     put_varint(out, place.number);
     put_varint(out, place.dir);
 }
 
-fn place(reader: &mut Reader<'_>) -> Option<Place> {
-    Some(Place { device: reader.u8()?, number: reader.varint()?, dir: reader.varint()? })
+fn place(reader: &mut Reader<'_>) -> Option<FilePlace> {
+    Some(FilePlace { device: reader.u8()?, number: reader.varint()?, dir: reader.varint()? })
 }
 
 /// Encodes a level. 255 stands for no level.

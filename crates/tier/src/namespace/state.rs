@@ -1,7 +1,7 @@
 //! The state of the namespace as a value: logical names, and the place of each file.
 //!
 //! [`super::Namespace`] owns it while tiers are open. An open builds it by replaying records. Both
-//! go through [`State::apply`].
+//! go through [`NamespaceState::apply`].
 //!
 //! Invariants:
 //! 1. Every name belongs to a file that exists. A file without a name is forgotten.
@@ -18,7 +18,7 @@ use std::ffi::{OsStr, OsString};
 use std::io::ErrorKind;
 use std::path::{Component, Path, PathBuf};
 
-use super::record::{CopyRecord, DeviceRecord, FileRecord, Place, Record};
+use super::record::{CopyRecord, DeviceRecord, FilePlace, FileRecord, Record};
 
 /// A physical file that a change made superfluous.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,14 +26,14 @@ pub(crate) enum Gone {
     /// The file of this id was removed, and so were its copies.
     File(u64),
     /// The file of this id moved. The place is its previous one.
-    Moved(u64, Place),
+    Moved(u64, FilePlace),
     /// A copy was dropped: the id of its file, and its number.
     Copy(u64, u64),
 }
 
 /// The state of the namespace.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct State {
+pub(crate) struct NamespaceState {
     /// Files by unique id.
     pub(crate) files: HashMap<u64, FileRecord>,
     /// Copies by number.
@@ -58,7 +58,7 @@ fn split(path: &Path) -> Option<(&Path, &OsStr)> {
     Some((path.parent()?, path.file_name()?))
 }
 
-impl State {
+impl NamespaceState {
     /// Carries out a change. Returns the physical files that it made superfluous, or the reason why
     /// it is refused.
     pub(crate) fn apply(&mut self, record: &Record) -> Result<Vec<Gone>, String> {
@@ -142,7 +142,7 @@ impl State {
     }
 
     /// Sets the owner of a name, and returns the previous one. The caller has called
-    /// [`State::check_target`].
+    /// [`NamespaceState::check_target`].
     fn insert_name(&mut self, path: &Path, id: u64) -> Option<u64> {
         let (dir, name) = split(path)?;
         if let Some(names) = self.dirs.get_mut(dir) {

@@ -9,15 +9,15 @@ use archipelago_base::random::Rng;
 use archipelago_env::{FileClass, LogTail};
 
 use super::log::{append_framed, decode, encode_generation, merge};
-use super::record::{CopyRecord, DeviceRecord, FileRecord, Place, Record};
-use super::state::{Gone, State};
+use super::record::{CopyRecord, DeviceRecord, FilePlace, FileRecord, Record};
+use super::state::{Gone, NamespaceState};
 
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 pub(crate) fn every_record() -> Vec<Record> {
-    let place = |device, number| Place { device, number, dir: 0 };
+    let place = |device, number| FilePlace { device, number, dir: 0 };
     vec![
         Record::Device(DeviceRecord { no: 0, name: "fast".into(), path: "/mnt/fast".into() }),
         Record::MakeDir { path: "/db".into() },
@@ -33,7 +33,7 @@ pub(crate) fn every_record() -> Vec<Record> {
             id: 2,
             class: FileClass::Wal,
             level: None,
-            place: Place { device: 0, number: 2, dir: 0x1122_3344_5566_7788 },
+            place: FilePlace { device: 0, number: 2, dir: 0x1122_3344_5566_7788 },
             names: vec!["/db/000002.log".into(), "/db/other".into()],
             heat: 0,
         }),
@@ -99,7 +99,7 @@ fn made(id: u64) -> Record {
         id,
         class: FileClass::Sst,
         level: Some(0),
-        place: Place { device: 0, number: id, dir: 0 },
+        place: FilePlace { device: 0, number: id, dir: 0 },
         names: vec![format!("/db/{id}").into()],
         heat: 0,
     })
@@ -148,11 +148,11 @@ fn foreign_logs_and_versions_are_refused() {
 
 #[test]
 fn snapshot_rebuilds_the_state() {
-    let mut state = State::default();
+    let mut state = NamespaceState::default();
     for record in every_record().iter().take(9) {
         state.apply(record).unwrap();
     }
-    let mut again = State::default();
+    let mut again = NamespaceState::default();
     for record in state.snapshot() {
         again.apply(&record).unwrap();
     }
@@ -298,7 +298,7 @@ fn state_equals_a_plain_map_after_random_changes() {
     let (mut taken, mut renamed_dirs) = (0, 0);
     for seed in 0..40 {
         let mut rng = Rng::with_seed(seed);
-        let (mut state, mut plain) = (State::default(), PlainNames::default());
+        let (mut state, mut plain) = (NamespaceState::default(), PlainNames::default());
         for id in 1..200 {
             let record = match rng.u8(..8) {
                 0 => Record::MakeDir { path: any(&mut rng) },

@@ -39,7 +39,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 /// How a file counts against the slots of its device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum SlotKind {
     /// The log, and tables that a user waits for. They never wait.
     Urgent,
     Flush,
@@ -48,11 +48,11 @@ pub(crate) enum Kind {
 }
 
 /// The kind of a file that is written in this context; `None` if the file does not count.
-pub(crate) fn kind_of(context: IoContext) -> Option<Kind> {
+pub(crate) fn kind_of(context: IoContext) -> Option<SlotKind> {
     match (context.class, context.purpose) {
-        (FileClass::Sst, IoPurpose::Flush) => Some(Kind::Flush),
-        (FileClass::Sst, IoPurpose::Compaction { to, .. }) => Some(Kind::Compaction(to)),
-        (FileClass::Wal | FileClass::Sst, _) => Some(Kind::Urgent),
+        (FileClass::Sst, IoPurpose::Flush) => Some(SlotKind::Flush),
+        (FileClass::Sst, IoPurpose::Compaction { to, .. }) => Some(SlotKind::Compaction(to)),
+        (FileClass::Wal | FileClass::Sst, _) => Some(SlotKind::Urgent),
         _ => None,
     }
 }
@@ -87,12 +87,12 @@ struct QueuePosition {
 impl SlotState {
     /// Whether the thread that waits at `own` may begin: it is the first of its kind while no file
     /// of that kind is written, or the first of all while the device has room.
-    fn may_begin(&self, own: QueuePosition, kind: Kind, limit: usize) -> bool {
+    fn may_begin(&self, own: QueuePosition, kind: SlotKind, limit: usize) -> bool {
         let others = self.urgent + self.compactions;
         let (same_kind, has_room) = match kind {
-            Kind::Urgent => return true,
-            Kind::Flush => (self.flushes, others + self.flushes < limit),
-            Kind::Compaction(_) => (self.compactions, others + self.flushes.max(1) < limit),
+            SlotKind::Urgent => return true,
+            SlotKind::Flush => (self.flushes, others + self.flushes < limit),
+            SlotKind::Compaction(_) => (self.compactions, others + self.flushes.max(1) < limit),
         };
         let is_same_kind = |other: &&QueuePosition| other.is_compaction == own.is_compaction;
         let is_first_of_kind = self.waiting.iter().find(is_same_kind) == Some(&own);
@@ -107,11 +107,11 @@ impl SlotState {
         self.continuing.drain(..over);
     }
 
-    fn count(&mut self, kind: Kind) -> &mut usize {
+    fn count(&mut self, kind: SlotKind) -> &mut usize {
         match kind {
-            Kind::Urgent => &mut self.urgent,
-            Kind::Flush => &mut self.flushes,
-            Kind::Compaction(_) => &mut self.compactions,
+            SlotKind::Urgent => &mut self.urgent,
+            SlotKind::Flush => &mut self.flushes,
+            SlotKind::Compaction(_) => &mut self.compactions,
         }
     }
 }
@@ -133,11 +133,11 @@ impl Default for WriteSlots {
 impl WriteSlots {
     /// Waits until a file of this kind may be written to a device that takes `limit` writers. The
     /// file counts as written until the returned slot is dropped.
-    pub(crate) fn begin(self: &Arc<Self>, kind: Kind, limit: u32) -> WriteSlot {
+    pub(crate) fn begin(self: &Arc<Self>, kind: SlotKind, limit: u32) -> WriteSlot {
         let thread = thread::current().id();
         let mut state = self.state.lock();
         let mut waited = false;
-        if kind != Kind::Urgent {
+        if kind != SlotKind::Urgent {
             if !state.writing.contains_key(&thread) {
                 waited = self.wait(&mut state, thread, kind, limit as usize);
             }
@@ -157,11 +157,11 @@ impl WriteSlots {
         &self,
         state: &mut MutexGuard<'_, SlotState>,
         thread: ThreadId,
-        kind: Kind,
+        kind: SlotKind,
         limit: usize,
     ) -> bool {
         let (is_compaction, level) = match kind {
-            Kind::Compaction(level) => (true, level),
+            SlotKind::Compaction(level) => (true, level),
             _ => (false, 0),
         };
         let begins_job = !state.continuing.contains(&thread);
@@ -188,7 +188,7 @@ impl WriteSlots {
 #[derive(Debug)]
 pub(crate) struct WriteSlot {
     slots: Arc<WriteSlots>,
-    kind: Kind,
+    kind: SlotKind,
     /// Thread that the file counts for. Another thread may drop the slot.
     thread: ThreadId,
     limit: usize,
@@ -200,11 +200,11 @@ impl Drop for WriteSlot {
     fn drop(&mut self) {
         let mut state = self.slots.state.lock();
         *state.count(self.kind) -= 1;
-        if let Kind::Compaction(_) = self.kind {
+        if let SlotKind::Compaction(_) = self.kind {
             // The log and a flush take two of the device's writers.
             state.note_continuing(self.thread, self.limit.saturating_sub(2).max(1));
         }
-        if self.kind != Kind::Urgent
+        if self.kind != SlotKind::Urgent
             && let Some(tables) = state.writing.get_mut(&self.thread)
         {
             *tables -= 1;

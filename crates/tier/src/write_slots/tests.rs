@@ -2,13 +2,13 @@ use std::sync::mpsc;
 
 use super::*;
 
-const DEEP: Kind = Kind::Compaction(6);
+const DEEP: SlotKind = SlotKind::Compaction(6);
 
 /// Threads that ask for slots one after another. A thread that gets a slot sends it to the test.
 struct World {
     slots: Arc<WriteSlots>,
-    tell: mpsc::Sender<(Kind, WriteSlot)>,
-    told: mpsc::Receiver<(Kind, WriteSlot)>,
+    tell: mpsc::Sender<(SlotKind, WriteSlot)>,
+    told: mpsc::Receiver<(SlotKind, WriteSlot)>,
     threads: Vec<thread::JoinHandle<()>>,
 }
 
@@ -19,7 +19,7 @@ impl World {
     }
 
     #[expect(clippy::disallowed_methods, reason = "a test of threads")]
-    fn ask(&mut self, kind: Kind, limit: u32) {
+    fn ask(&mut self, kind: SlotKind, limit: u32) {
         let (slots, tell) = (Arc::clone(&self.slots), self.tell.clone());
         let asked = self.slots.state.lock().next_ticket;
         self.threads.push(thread::spawn(move || {
@@ -31,12 +31,12 @@ impl World {
         }
     }
 
-    fn next(&self) -> (Kind, WriteSlot) {
+    fn next(&self) -> (SlotKind, WriteSlot) {
         self.told.recv().expect("a slot")
     }
 
     /// Receives slots of these kinds, in this order. Afterwards `waiting` threads still wait.
-    fn began(&self, kinds: &[Kind], waiting: usize) -> Vec<WriteSlot> {
+    fn began(&self, kinds: &[SlotKind], waiting: usize) -> Vec<WriteSlot> {
         let slots = kinds.iter().map(|&kind| {
             let (began, slot) = self.next();
             assert_eq!(began, kind);
@@ -60,22 +60,22 @@ const LIMIT: u32 = 4;
 #[test]
 fn flushes_begin_before_compactions_in_order_of_level() {
     let mut world = World::new();
-    let log = world.slots.begin(Kind::Urgent, LIMIT);
+    let log = world.slots.begin(SlotKind::Urgent, LIMIT);
     for level in [6, 5, 6, 4] {
-        world.ask(Kind::Compaction(level), LIMIT);
+        world.ask(SlotKind::Compaction(level), LIMIT);
     }
-    let (deep, next) = (Kind::Compaction(6), Kind::Compaction(5));
+    let (deep, next) = (SlotKind::Compaction(6), SlotKind::Compaction(5));
     let mut first = world.began(&[deep, next], 2);
     for _ in 0..3 {
-        world.ask(Kind::Flush, LIMIT);
+        world.ask(SlotKind::Flush, LIMIT);
     }
-    let mut flush = world.began(&[Kind::Flush], 4);
+    let mut flush = world.began(&[SlotKind::Flush], 4);
     first.pop();
-    let second = world.began(&[Kind::Flush], 3);
+    let second = world.began(&[SlotKind::Flush], 3);
     flush.clear();
-    let third = world.began(&[Kind::Flush], 2);
+    let third = world.began(&[SlotKind::Flush], 2);
     drop(third);
-    let fourth = world.began(&[Kind::Compaction(4)], 1);
+    let fourth = world.began(&[SlotKind::Compaction(4)], 1);
     drop(first);
     let last = world.began(&[deep], 0);
     drop((log, second, fourth, last));
@@ -89,11 +89,11 @@ fn running_job_writes_its_next_table_before_another_job_begins() {
     let (slots, tell) = (Arc::clone(&world.slots), world.tell.clone());
     let (again, may) = mpsc::channel();
     world.threads.push(thread::spawn(move || {
-        tell.send((Kind::Flush, slots.begin(DEEP, 1))).expect("the test listens");
+        tell.send((SlotKind::Flush, slots.begin(DEEP, 1))).expect("the test listens");
         may.recv().expect("the test goes on");
-        tell.send((Kind::Flush, slots.begin(DEEP, 1))).expect("the test listens");
+        tell.send((SlotKind::Flush, slots.begin(DEEP, 1))).expect("the test listens");
     }));
-    drop(world.began(&[Kind::Flush], 0));
+    drop(world.began(&[SlotKind::Flush], 0));
     world.ask(DEEP, 1);
     let blocker = world.began(&[DEEP], 0);
     world.ask(DEEP, 1);
@@ -102,7 +102,7 @@ fn running_job_writes_its_next_table_before_another_job_begins() {
         thread::yield_now();
     }
     drop(blocker);
-    drop(world.began(&[Kind::Flush], 1));
+    drop(world.began(&[SlotKind::Flush], 1));
     drop(world.next());
     world.end();
 }
@@ -123,17 +123,18 @@ fn compactions_that_continue_are_bounded_by_those_that_write() {
 #[test]
 fn one_flush_and_one_compaction_write_on_a_busy_device() {
     let mut world = World::new();
-    let others: Vec<WriteSlot> = (0..9).map(|_| world.slots.begin(Kind::Urgent, LIMIT)).collect();
-    world.ask(Kind::Flush, LIMIT);
-    let flush = world.began(&[Kind::Flush], 0);
-    world.ask(Kind::Flush, LIMIT);
+    let others: Vec<WriteSlot> =
+        (0..9).map(|_| world.slots.begin(SlotKind::Urgent, LIMIT)).collect();
+    world.ask(SlotKind::Flush, LIMIT);
+    let flush = world.began(&[SlotKind::Flush], 0);
+    world.ask(SlotKind::Flush, LIMIT);
     // While a flush waits one compaction writes, also into L0.
-    world.ask(Kind::Compaction(0), LIMIT);
-    let compaction = world.began(&[Kind::Compaction(0)], 1);
+    world.ask(SlotKind::Compaction(0), LIMIT);
+    let compaction = world.began(&[SlotKind::Compaction(0)], 1);
     world.ask(DEEP, LIMIT);
     assert_eq!(world.slots.waiting(), 2);
     drop(flush);
-    let flush = world.began(&[Kind::Flush], 1);
+    let flush = world.began(&[SlotKind::Flush], 1);
     drop(compaction);
     drop((world.began(&[DEEP], 0), flush, others));
     world.end();
@@ -156,9 +157,9 @@ fn second_slot_of_a_thread_does_not_wait_and_waits_are_bounded() {
 fn kind_follows_class_and_purpose() {
     let of = |class, purpose| kind_of(IoContext::new(class, purpose));
     let compaction = IoPurpose::Compaction { from: 4, to: 5 };
-    assert_eq!(of(FileClass::Wal, IoPurpose::ForegroundWrite), Some(Kind::Urgent));
-    assert_eq!(of(FileClass::Sst, IoPurpose::Flush), Some(Kind::Flush));
-    assert_eq!(of(FileClass::Sst, compaction), Some(Kind::Compaction(5)));
-    assert_eq!(of(FileClass::Sst, IoPurpose::Ingest), Some(Kind::Urgent));
+    assert_eq!(of(FileClass::Wal, IoPurpose::ForegroundWrite), Some(SlotKind::Urgent));
+    assert_eq!(of(FileClass::Sst, IoPurpose::Flush), Some(SlotKind::Flush));
+    assert_eq!(of(FileClass::Sst, compaction), Some(SlotKind::Compaction(5)));
+    assert_eq!(of(FileClass::Sst, IoPurpose::Ingest), Some(SlotKind::Urgent));
     assert_eq!(of(FileClass::Manifest, IoPurpose::Flush), None);
 }

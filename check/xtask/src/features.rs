@@ -22,6 +22,7 @@ const ALONE: (&str, &str) = ("index-protocol", "archipelago-flexkv-rivals");
 const FORBIDDEN: &[(&str, &str)] = &[
     ("sabotage", "it lets a caller switch leases and fencing off"),
     ("fuzzing", "it opens decoders to fuzz targets"),
+    ("fault-points", "it lets a caller make background work fail"),
     ("index-protocol", "it opens the index to other protocols"),
 ];
 

@@ -74,9 +74,23 @@ pub struct Components {
     /// [`super::TieredFs::open`]. Default: none.
     pub group_access: GroupAccess,
     /// Function that background work calls at named steps, for tests. Default: `None`.
+    #[cfg(any(test, feature = "fault-points"))]
     pub fault_point: Option<FaultPoint>,
     /// Seed of the id of a new namespace. Default: `None`, which draws the id from entropy.
     pub seed: Option<u64>,
+}
+
+impl Components {
+    #[cfg(any(test, feature = "fault-points"))]
+    fn fault_point(&self) -> Option<FaultPoint> {
+        self.fault_point.clone()
+    }
+
+    /// A build without the feature has no fault points.
+    #[cfg(not(any(test, feature = "fault-points")))]
+    fn fault_point(&self) -> Option<FaultPoint> {
+        None
+    }
 }
 
 impl Default for Components {
@@ -89,6 +103,7 @@ impl Default for Components {
             scheme: None,
             must_exist: None,
             group_access: GroupAccess::None,
+            #[cfg(any(test, feature = "fault-points"))]
             fault_point: None,
             seed: None,
         }
@@ -121,6 +136,7 @@ pub(crate) fn open_shared(
     components: Components,
     new_mover: impl FnOnce(&MoverStart) -> Box<dyn BackgroundWork>,
 ) -> Result<Arc<Shared>> {
+    let fault = components.fault_point();
     let settings: Vec<_> = devices.iter().map(|parts| parts.settings.clone()).collect();
     validate(&settings)?;
     let mut found = find_devices(devices)?;
@@ -159,7 +175,7 @@ pub(crate) fn open_shared(
         outside: components.outside,
         policy: components.policy,
         clock: components.clock,
-        fault: components.fault_point,
+        fault,
         fast_levels,
         base_level,
         names: Names { space, entries },

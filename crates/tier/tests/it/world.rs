@@ -60,9 +60,9 @@ impl World {
             policy: self.policy.clone(),
             must_exist: None,
             group_access: GroupAccess::None,
-            fault_point: None,
             scheme: self.scheme.clone(),
             seed: Some(1),
+            ..Components::default()
         };
         let devices = self.devices.iter().map(parts).collect();
         let tiers = TieredFs::open_over(ROOT, devices, components).unwrap();

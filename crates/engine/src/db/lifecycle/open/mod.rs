@@ -111,8 +111,22 @@ pub struct Components {
     pub background: BackgroundMode,
     /// Seed of unique ids; `None` for entropy.
     pub seed: Option<u64>,
-    /// Fault points, for tests.
+    /// Function that background work calls at named points, for tests. Default: none.
+    #[cfg(any(test, feature = "fault-points"))]
     pub fault_point: Option<FaultPoint>,
+}
+
+impl Components {
+    #[cfg(any(test, feature = "fault-points"))]
+    fn fault_point(&self) -> Option<FaultPoint> {
+        self.fault_point.clone()
+    }
+
+    /// A build without the feature has no fault points.
+    #[cfg(not(any(test, feature = "fault-points")))]
+    fn fault_point(&self) -> Option<FaultPoint> {
+        None
+    }
 }
 
 impl Default for Components {
@@ -129,6 +143,7 @@ impl Default for Components {
             executor: Arc::new(LocalExecutor),
             background: BackgroundMode::Threads,
             seed: None,
+            #[cfg(any(test, feature = "fault-points"))]
             fault_point: None,
         }
     }
@@ -244,14 +259,16 @@ fn assemble(
     rng: Rng,
 ) -> Result<Arc<DbInner>> {
     let foreground = put_foreground_first(&mut components);
-    let budget = components.budget.unwrap_or_else(|| ByteBudget::new(budget_bytes(&options)));
+    let budget =
+        components.budget.take().unwrap_or_else(|| ByteBudget::new(budget_bytes(&options)));
     let tables = table_cache(dir, &options, &components.fs, &budget);
     let log_bytes = if options.read_only { 0 } else { LOG_BUFFER_BYTES };
-    let log_buffer = budget.hold(MemoryClass::Log, log_bytes);
     Ok(Arc::new(DbInner {
+        fault: components.fault_point(),
         token: NEXT_TOKEN.fetch_add(1, Ordering::Relaxed),
         dir: dir.to_owned(),
         slabs: SlabPool::new(Arc::clone(&budget)),
+        _log_buffer: budget.hold(MemoryClass::Log, log_bytes),
         budget,
         cache: Arc::clone(tables.block_cache()),
         tables: Arc::new(tables),
@@ -290,7 +307,6 @@ fn assemble(
         rng: Mutex::new(rng),
         opened_ns: components.clock.now_ns(),
         lock: Mutex::new(None),
-        _log_buffer: log_buffer,
         fs: components.fs,
         clock: components.clock,
         registry: components.registry,
@@ -301,7 +317,6 @@ fn assemble(
         background: components.background,
         hands: Hands::default(),
         following: Following::default(),
-        fault: components.fault_point,
         options,
     }))
 }

@@ -623,7 +623,7 @@ mod tests {
     }
 
     #[test]
-    fn near_ranges_are_read_at_once_and_long_ones_in_pieces() {
+    fn near_ranges_share_a_read_and_long_ones_are_cut() {
         let near = lay_out(&[(100, 4000), (50_000, 4000), (200_000, 10)]);
         let one = (100, 53_900, vec![(100, 4100), (50_000, 54_000)]);
         assert_eq!(reads_of(&near), [one, (200_000, 10, vec![(200_000, 200_010)])]);

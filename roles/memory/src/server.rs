@@ -25,7 +25,7 @@ use archipelago_pool::{BLOCK_BYTES, Endpoints, Line, Packing, copier};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::core::Limits;
-use crate::rpc::{Order, MemoryRpc};
+use crate::rpc::{MemoryRpc, Order};
 
 /// Time after which an unanswered request counts as lost.
 const REQUEST: Duration = Duration::from_millis(500);

@@ -14,7 +14,7 @@ use archipelago_fabric::sim::Sim;
 use archipelago_fabric::{Listener, Node, Provider};
 use archipelago_flexkv::sharers::offloaded_bytes;
 use archipelago_flexkv::{
-    ComputeNode, FlexKvSettings, Sabotage, Set, Surroundings, Value, WriteEffect, WriteError,
+    ComputeNode, FlexKvSettings, Set, Surroundings, Value, WriteEffect, WriteError,
 };
 use archipelago_pool::{Pace, PoolClient, PoolOptions};
 use parking_lot::Mutex;

@@ -1,6 +1,6 @@
 //! Speaks the Redis protocol with a running server. Any Redis client library does the same.
 //!
-//! Run it: `cargo run --release -- serve` in one terminal, and in another
+//! Run it: `cargo run -p archipelago-cli -- serve` in one terminal, and in another
 //! `cargo run -p archipelago-examples --bin redis_client -- 127.0.0.1:6379`
 
 use std::error::Error;

@@ -33,11 +33,13 @@ pub enum MemoryClass {
     Job,
     /// Buffered writes and recorded reads of open transactions.
     Transaction,
+    /// A front end's table of the times at which keys were last accessed.
+    AccessTimes,
 }
 
 impl MemoryClass {
     /// Every class, in the order in which reports list them.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Memtable,
         Self::Log,
         Self::BlockCache,
@@ -45,6 +47,7 @@ impl MemoryClass {
         Self::Request,
         Self::Job,
         Self::Transaction,
+        Self::AccessTimes,
     ];
 
     /// Name of the class in reports.
@@ -58,6 +61,7 @@ impl MemoryClass {
             Self::Request => "request",
             Self::Job => "job",
             Self::Transaction => "transaction",
+            Self::AccessTimes => "access_times",
         }
     }
 }

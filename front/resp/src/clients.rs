@@ -107,6 +107,8 @@ pub(crate) struct Client {
     pub(crate) watched: AtomicUsize,
     /// What the client is still to be told about keys that it tracks.
     pub(crate) invalidations: Invalidations,
+    /// Whether reads of the client leave access times as they are (CLIENT NO-TOUCH).
+    pub(crate) is_no_touch: AtomicBool,
     /// The database that it has selected.
     pub(crate) database: AtomicUsize,
     stopping: AtomicBool,
@@ -151,6 +153,7 @@ impl Client {
             ('x', self.queued.load(Ordering::Relaxed) >= 0),
             ('t', mode.is_on()),
             ('B', mode.is_on() && mode.has(TrackingMode::BCAST)),
+            ('T', self.is_no_touch.load(Ordering::Relaxed)),
         ];
         let shown: String =
             flags.iter().filter(|(_, is_set)| *is_set).map(|(flag, _)| *flag).collect();
@@ -259,6 +262,7 @@ impl Clients {
             queued_bytes: AtomicU64::new(0),
             watched: AtomicUsize::new(0),
             invalidations: Invalidations::default(),
+            is_no_touch: AtomicBool::new(false),
             database: AtomicUsize::new(0),
             stopping: AtomicBool::new(false),
             wake: Notify::new(),

@@ -70,6 +70,8 @@ struct State {
     commands: Vec<Command>,
     /// Of each command, once they were done.
     answers: Option<Vec<Kept>>,
+    /// When they were done.
+    done_ns: u64,
 }
 
 #[derive(Debug, Default)]
@@ -115,10 +117,17 @@ impl Member {
     }
 
     /// Has the batch done if nobody did yet, and hands out the answers of this connection's
-    /// commands, in their order.
-    pub(crate) fn answers(self, store: &dyn Store, mut take: impl FnMut(Answer<'_>)) {
+    /// commands, in their order. Returns when the batch was done; `now_ns` is read once for all
+    /// connections of the batch.
+    pub(crate) fn answers(
+        self,
+        store: &dyn Store,
+        now_ns: impl FnOnce() -> u64,
+        mut take: impl FnMut(Answer<'_>),
+    ) -> u64 {
         let mut state = self.batch.0.lock();
         if state.answers.is_none() {
+            state.done_ns = now_ns();
             state.run(store);
             // It lives as long as its members, and not until the next batch.
             OPEN.with_borrow_mut(|open| {
@@ -136,6 +145,7 @@ impl Member {
                 Kept::Value(range) => Answer::Value(Some(&state.bytes[range.clone()])),
             });
         }
+        state.done_ns
     }
 }
 
@@ -292,14 +302,15 @@ mod tests {
 
     fn answers(member: Member, store: &Quick) -> Vec<String> {
         let mut all = Vec::new();
-        member.answers(store, |answer| {
+        let take = |answer: Answer<'_>| {
             all.push(match answer {
                 Answer::Left => "left".to_owned(),
                 Answer::Set => "set".to_owned(),
                 Answer::Value(None) => "none".to_owned(),
                 Answer::Value(Some(value)) => String::from_utf8_lossy(value).into_owned(),
             });
-        });
+        };
+        assert_eq!(member.answers(store, || 7, take), 7);
         all
     }
 

@@ -19,6 +19,7 @@
 //! Strings are the only type. DBSIZE is about right where the store's count is.
 
 pub mod access;
+mod access_times;
 mod args;
 mod clients;
 mod command_stats;

@@ -210,7 +210,8 @@ impl Pipeline {
         let Some(gathered) = self.gathered.take() else { return };
         session.begin_piece();
         let (mut nth, mut left) = (0, Vec::new());
-        gathered.answers(&*session.shared.store, |answer| {
+        let now_ns = || session.shared.options.clock.now_ns();
+        let done_ns = gathered.answers(&*session.shared.store, now_ns, |answer| {
             match answer {
                 Answer::Left => left.push(nth),
                 Answer::Set => {}
@@ -221,6 +222,9 @@ impl Pipeline {
             nth += 1;
         });
         if self.pending.iter().any(|one| one.value.is_none()) {
+            for one in &self.pending {
+                session.note_read(&self.input[one.key.0..one.key.1], done_ns);
+            }
             let key = |nth: &usize| {
                 let (from, to) = self.pending[*nth].key;
                 &self.input[from..to]
@@ -287,7 +291,8 @@ impl Pipeline {
         }
         self.answered_gets.count += 1;
         let mark = self.reply.len();
-        session.get_plain(&self.input[key.0..key.1], &mut self.reply);
+        let started_ns = self.answered_gets.started_ns;
+        session.get_plain(&self.input[key.0..key.1], started_ns, &mut self.reply);
         self.bound_reply(session, mark, start, len)
     }
 

@@ -9,6 +9,7 @@ use archipelago_base::{Error, Result};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
+use crate::access_times::AccessTimes;
 use crate::clients::Clients;
 use crate::command_stats::CommandStats;
 use crate::commands::{self, Command};
@@ -59,6 +60,7 @@ pub(crate) struct Shared {
     pub(crate) settings: Settings,
     pub(crate) locks: KeyLocks,
     pub(crate) memory: Shares,
+    pub(crate) access_times: AccessTimes,
     /// What SCAN cursors refer to, of a store that has no table for it.
     memory_prefixes: MemoryPrefixes,
     pub(crate) clients: Clients,
@@ -102,6 +104,7 @@ impl Shared {
             (memory.outgoing.limit_bytes() as usize).min(options.reply_bytes_max);
         let locks = KeyLocks::new(!store.is_atomic_by_key());
         let settings = Settings::of(&options);
+        let access_times = AccessTimes::new(&options.budget, options.clock.now_ns());
         let tracking = Tracking::new(options.tracking_keys_max, Arc::clone(&options.budget));
         let databases = match store.databases() {
             Some(all) => (0..DATABASES).map(|index| all.database(index)).collect(),
@@ -114,6 +117,7 @@ impl Shared {
             settings,
             locks,
             memory,
+            access_times,
             memory_prefixes: MemoryPrefixes::default(),
             clients: Clients::default(),
             watches: Arc::default(),

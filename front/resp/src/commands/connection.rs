@@ -78,6 +78,7 @@ pub(super) fn quit(session: &Session, _: Args<'_>, reply: &mut Reply) -> Handled
 pub(super) fn reset(session: &Session, _: Args<'_>, reply: &mut Reply) -> Handled {
     session.transaction.forget(session);
     session.end_tracking();
+    session.set_no_touch(false);
     session.select(0);
     use_version(session, reply, Version::Resp2);
     session.log_out();
@@ -182,7 +183,12 @@ pub(super) fn client(session: &Session, args: Args<'_>, reply: &mut Reply) -> Ha
         }
         ("info", 2) => reply.verbatim(&(client.line(session.shared.now_ms()) + "\n")),
         ("list", _) => list(session, args, reply)?,
-        ("no-evict" | "no-touch", 3) if args.is(2, "on") || args.is(2, "off") => reply.ok(),
+        ("no-evict" | "no-touch", 3) if args.is(2, "on") || args.is(2, "off") => {
+            if word == "no-touch" {
+                session.set_no_touch(args.is(2, "on"));
+            }
+            reply.ok();
+        }
         ("no-evict" | "no-touch", 3) => return Err(Refusal::SYNTAX),
         ("reply", 3) => set_reply_mode(session, args, reply)?,
         ("kill", 3) => kill_one(session, args, reply)?,

@@ -19,7 +19,8 @@ const TOPICS: [Topic; 8] = [
             "KILL address | [ID id] [ADDR address] [LADDR address] [TYPE type] [USER name] \
              [MAXAGE seconds] [SKIPME yes|no]: closes connections",
             "LIST [TYPE type | ID id ...]: the connections, one a line",
-            "NO-EVICT on|off | NO-TOUCH on|off: accepted, without an effect",
+            "NO-EVICT on|off: accepted, without an effect",
+            "NO-TOUCH on|off: whether reads leave the idle time of keys as it is",
             "REPLY ON|OFF|SKIP: whether commands are answered",
             "SETINFO LIB-NAME name | LIB-VER version: the library of the client",
             "TRACKING ON|OFF [PREFIX prefix ...] [BCAST] [OPTIN] [OPTOUT] [NOLOOP]: tells this \
@@ -59,7 +60,8 @@ const TOPICS: [Topic; 8] = [
         &[
             "ENCODING key: int, embstr or raw, by the bytes of the value",
             "REFCOUNT key: always 1",
-            "FREQ key | IDLETIME key: refused, because accesses are not counted",
+            "IDLETIME key: seconds since the last access, at least",
+            "FREQ key: refused, because accesses are not counted",
         ],
     ),
     (

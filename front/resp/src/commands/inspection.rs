@@ -22,9 +22,6 @@ const RECORD_BYTES: usize = 32;
 /// Values up to this length have the encoding that Redis calls `embstr`.
 const SHORT_BYTES_MAX: usize = 44;
 
-const NO_ACCESS_TIMES: Refusal =
-    Refusal::fixed("ERR idle times are not tracked: this server keeps no access time of a key");
-
 const NO_FREQUENCIES: Refusal = Refusal::fixed(
     "ERR An LFU maxmemory policy is not selected, access frequency not tracked. Please note that \
      when switching between policies at runtime LRU and LFU data will take some time to adjust.",
@@ -42,26 +39,33 @@ pub(super) fn object(session: &Session, args: Args<'_>, reply: &mut Reply) -> Ha
     if args.len() != 3 {
         return Err(Refusal::arity(&format!("object|{word}")));
     }
-    let Some(entry) = session.store().get(args.get(2))? else {
+    let key = args.get(2);
+    if word == "encoding" {
+        let entry = session.store().get(key)?;
+        reply.bulk_or_null(entry.map(|entry| encoding(&entry.value)));
+        return Ok(());
+    }
+    if !session.store().exists(key)? {
         reply.null();
         return Ok(());
-    };
+    }
     match &word[..] {
-        "encoding" => {
-            let is_number = parse_i64(&entry.value).is_some();
-            let is_short = entry.value.len() <= SHORT_BYTES_MAX;
-            let encoding: &[u8] = match (is_number, is_short) {
-                (true, _) => b"int",
-                (false, true) => b"embstr",
-                (false, false) => b"raw",
-            };
-            reply.bulk(encoding);
-        }
         "refcount" => reply.integer(1),
-        "freq" => return Err(NO_FREQUENCIES),
-        _ => return Err(NO_ACCESS_TIMES),
+        "idletime" => reply.count(session.idle_s(key) as usize),
+        _ => return Err(NO_FREQUENCIES),
     }
     Ok(())
+}
+
+/// The encoding that Redis gives a new value with these bytes.
+fn encoding(value: &[u8]) -> &'static [u8] {
+    if parse_i64(value).is_some() {
+        b"int"
+    } else if value.len() <= SHORT_BYTES_MAX {
+        b"embstr"
+    } else {
+        b"raw"
+    }
 }
 
 /// `MEMORY USAGE key [SAMPLES count]`: bytes of the record before compression.

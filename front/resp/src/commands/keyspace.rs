@@ -37,6 +37,12 @@ pub(super) fn exists(session: &Session, args: Args<'_>, reply: &mut Reply) -> Ha
     Ok(())
 }
 
+/// `TOUCH key…`: counts as an access even after CLIENT NO-TOUCH ON.
+pub(super) fn touch(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
+    session.touch(args.from(1));
+    exists(session, args, reply)
+}
+
 pub(super) fn type_of(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
     let there = session.exists(args.get(1))?;
     reply.simple(if there { "string" } else { "none" });

@@ -54,6 +54,8 @@ pub(crate) mod flag {
     pub(crate) const NO_AUTH: u16 = 1 << 7;
     /// Its first argument names what it does: a subcommand.
     pub(crate) const CONTAINER: u16 = 1 << 8;
+    /// Does not count as an access of its keys, as in Redis.
+    pub(crate) const NO_TOUCH: u16 = 1 << 9;
 
     /// How COMMAND spells them; what is not here is our own affair.
     pub(crate) const NAMES: [(u16, &str); 7] = [

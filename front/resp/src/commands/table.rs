@@ -1,6 +1,8 @@
 //! All commands, as data: COMMAND, the arity check and the choice of thread read this table.
 
-use super::flag::{ADMIN, CONTAINER, DENYOOM, FAST, LONG, NO_AUTH, NO_MULTI, READONLY, WRITE};
+use super::flag::{
+    ADMIN, CONTAINER, DENYOOM, FAST, LONG, NO_AUTH, NO_MULTI, NO_TOUCH, READONLY, WRITE,
+};
 use super::{
     Command, Handler, bitmaps, connection, counters, databases, expiry, info, inspection,
     introspection, keyspace, lcs, monitoring, ordered, scan, server, set, strings, transactions,
@@ -76,27 +78,27 @@ pub(crate) static COMMANDS: &[Command] = &[
     command("bitpos", -3, READONLY | LONG, ONE, bitmaps::bitpos, BITMAP, "The first bit that is set, or that is not."),
     command("bitop", -4, WRITE | DENYOOM | LONG, (2, -1, 1), bitmaps::bitop, BITMAP, "Combines values bit by bit into another key."),
 
-    command("del", -2, WRITE, ALL, keyspace::del, GENERIC, "Removes keys; answers how many were there."),
-    command("unlink", -2, WRITE | FAST, ALL, keyspace::del, GENERIC, "The same as DEL."),
-    command("exists", -2, READONLY | FAST, ALL, keyspace::exists, GENERIC, "How many of the keys are there."),
-    command("touch", -2, READONLY | FAST, ALL, keyspace::exists, GENERIC, "The same as EXISTS: there is no access time."),
-    command("type", 2, READONLY | FAST, ONE, keyspace::type_of, GENERIC, "The type of a key: string or none."),
+    command("del", -2, WRITE | NO_TOUCH, ALL, keyspace::del, GENERIC, "Removes keys; answers how many were there."),
+    command("unlink", -2, WRITE | FAST | NO_TOUCH, ALL, keyspace::del, GENERIC, "The same as DEL."),
+    command("exists", -2, READONLY | FAST | NO_TOUCH, ALL, keyspace::exists, GENERIC, "How many of the keys are there."),
+    command("touch", -2, READONLY | FAST | NO_TOUCH, ALL, keyspace::touch, GENERIC, "Sets the access time of keys; answers how many of them exist."),
+    command("type", 2, READONLY | FAST | NO_TOUCH, ONE, keyspace::type_of, GENERIC, "The type of a key: string or none."),
     command("rename", 3, WRITE, (1, 2, 1), keyspace::rename, GENERIC, "Moves a value to another key."),
     command("renamenx", 3, WRITE | FAST, (1, 2, 1), keyspace::renamenx, GENERIC, "Moves a value to a key that is not there."),
     command("copy", -3, WRITE | DENYOOM, (1, 2, 1), keyspace::copy, GENERIC, "Copies a value to another key, perhaps of another database."),
     command("move", 3, WRITE | FAST, ONE, databases::move_key, GENERIC, "Moves a key to another database."),
     command("randomkey", 1, READONLY | LONG, NONE, inspection::randomkey, GENERIC, "Some key."),
-    command("object", -2, READONLY | CONTAINER, (2, 2, 1), inspection::object, GENERIC, "Facts about the value of a key."),
+    command("object", -2, READONLY | CONTAINER | NO_TOUCH, (2, 2, 1), inspection::object, GENERIC, "Facts about the value of a key."),
     command("keys", 2, READONLY | LONG, NONE, scan::keys, GENERIC, "Every key that fits a pattern."),
     command("scan", -2, READONLY | LONG, NONE, scan::scan, GENERIC, "Some keys, and a cursor to go on with."),
     command("expire", -3, WRITE | FAST, ONE, expiry::expire, GENERIC, "Sets the expiry of a key in seconds from now."),
     command("pexpire", -3, WRITE | FAST, ONE, expiry::pexpire, GENERIC, "Sets the expiry of a key in milliseconds from now."),
     command("expireat", -3, WRITE | FAST, ONE, expiry::expireat, GENERIC, "Sets the expiry of a key to a Unix time in seconds."),
     command("pexpireat", -3, WRITE | FAST, ONE, expiry::pexpireat, GENERIC, "Sets the expiry of a key to a Unix time in milliseconds."),
-    command("ttl", 2, READONLY | FAST, ONE, expiry::ttl, GENERIC, "Seconds until a key expires."),
-    command("pttl", 2, READONLY | FAST, ONE, expiry::pttl, GENERIC, "Milliseconds until a key expires."),
-    command("expiretime", 2, READONLY | FAST, ONE, expiry::expiretime, GENERIC, "Unix time in seconds at which a key expires."),
-    command("pexpiretime", 2, READONLY | FAST, ONE, expiry::pexpiretime, GENERIC, "Unix time in milliseconds at which a key expires."),
+    command("ttl", 2, READONLY | FAST | NO_TOUCH, ONE, expiry::ttl, GENERIC, "Seconds until a key expires."),
+    command("pttl", 2, READONLY | FAST | NO_TOUCH, ONE, expiry::pttl, GENERIC, "Milliseconds until a key expires."),
+    command("expiretime", 2, READONLY | FAST | NO_TOUCH, ONE, expiry::expiretime, GENERIC, "Unix time in seconds at which a key expires."),
+    command("pexpiretime", 2, READONLY | FAST | NO_TOUCH, ONE, expiry::pexpiretime, GENERIC, "Unix time in milliseconds at which a key expires."),
     command("persist", 2, WRITE | FAST, ONE, expiry::persist, GENERIC, "Takes the expiry off a key."),
     command("wait", 3, 0, NONE, server::wait, GENERIC, "Answers 0: there are no replicas."),
 
@@ -110,7 +112,7 @@ pub(crate) static COMMANDS: &[Command] = &[
     command("resume", 1, ADMIN | LONG | NO_MULTI, NONE, server::resume, SERVER, "Takes writes again after an error whose cause is gone."),
     command("time", 1, FAST, NONE, server::time, SERVER, "The server's time: seconds and microseconds."),
     command("info", -1, LONG, NONE, info::info, SERVER, "Facts and figures about the server."),
-    command("memory", -2, READONLY | CONTAINER, (2, 2, 1), inspection::memory, SERVER, "The memory that a key takes."),
+    command("memory", -2, READONLY | CONTAINER | NO_TOUCH, (2, 2, 1), inspection::memory, SERVER, "The memory that a key takes."),
     command("slowlog", -2, ADMIN | CONTAINER, NONE, monitoring::slowlog, SERVER, "Commands that took long."),
     command("latency", -2, ADMIN | CONTAINER, NONE, monitoring::latency, SERVER, "How long commands took."),
     command("config", -2, ADMIN | CONTAINER, NONE, server::config, SERVER, "Shows settings."),
@@ -124,6 +126,6 @@ pub(crate) static COMMANDS: &[Command] = &[
     command("multi", 1, FAST, NONE, transactions::multi, TRANSACTIONS, "Begins a transaction: commands are queued until EXEC."),
     command("exec", 1, 0, NONE, transactions::exec, TRANSACTIONS, "Does the queued commands, all at one moment."),
     command("discard", 1, FAST, NONE, transactions::discard, TRANSACTIONS, "Forgets the queued commands."),
-    command("watch", -2, FAST, ALL, transactions::watch, TRANSACTIONS, "Makes the next EXEC depend on keys staying as they are."),
+    command("watch", -2, FAST | NO_TOUCH, ALL, transactions::watch, TRANSACTIONS, "Makes the next EXEC depend on keys staying as they are."),
     command("unwatch", 1, FAST, NONE, transactions::unwatch, TRANSACTIONS, "Forgets the watched keys."),
 ];

@@ -10,6 +10,7 @@
 //! `held_memory` has the memory that a command holds, `plain_batch` the SETs and GETs that a
 //! pipeline does together.
 
+mod accesses;
 mod held_memory;
 mod plain_batch;
 
@@ -82,6 +83,8 @@ pub(crate) struct Session {
     overlays: Option<Overlays>,
     /// Whether the client may use the store: it gave the password, or there is none.
     authenticated: Cell<bool>,
+    /// Whether reads leave access times as they are (CLIENT NO-TOUCH).
+    is_no_touch: Cell<bool>,
     /// When the last command of this piece of input ended; 0 before the first one has.
     last_end_ns: Cell<u64>,
     tally: Tally,
@@ -106,6 +109,7 @@ impl Session {
             database: Cell::new(0),
             overlays: None,
             authenticated,
+            is_no_touch: Cell::new(false),
             last_end_ns: Cell::new(0),
             tally: Tally::default(),
             held: RefCell::default(),
@@ -122,6 +126,7 @@ impl Session {
         inside.authenticated.set(self.authenticated.get());
         inside.tracking.set(self.tracking.get());
         inside.caching.set(self.caching.get());
+        inside.is_no_touch.set(self.is_no_touch.get());
         inside.reply_mode.set(self.reply_mode.get());
         inside.held.replace(self.held.take());
         inside
@@ -137,6 +142,7 @@ impl Session {
         self.reply_mode.set(inside.reply_mode.get());
         self.authenticated.set(inside.authenticated.get());
         self.tracking.set(inside.tracking.get());
+        self.set_no_touch(inside.is_no_touch.get());
         self.closing.set(self.closing.get() || inside.closing.get());
         self.select(inside.database());
     }
@@ -414,6 +420,7 @@ impl Session {
                     if command.has(flag::CONTAINER) {
                         self.client.last_command.note_with_subcommand(command, &args.text(1));
                     }
+                    self.note_accesses(command, args, started_ns);
                     let done = self.run(command, args, reply);
                     self.note_time(command, 1, started_ns, || slow_args(command, args));
                     if done.is_err() {

@@ -28,6 +28,11 @@ impl Session {
     }
 
     fn set_left_since(&self, started_ns: u64, ops: &[Op<'_>], left: &[usize], reply: &mut Reply) {
+        for op in ops {
+            if let Op::Put { key, .. } = op {
+                self.shared.access_times.note(key, started_ns);
+            }
+        }
         self.write_left(ops, left, reply);
         self.note_time(self.shared.set, ops.len() as u64, started_ns, || {
             let Some(Op::Put { key, value, .. }) = ops.first() else { return Vec::new() };
@@ -77,11 +82,15 @@ impl Session {
         reply.bulk_or_null(value);
     }
 
-    /// Reads and answers one plain GET, which [`Session::note_gets`] counts later.
-    pub(crate) fn get_plain(&self, key: &[u8], reply: &mut Reply) {
+    /// Reads and answers one plain GET, which [`Session::note_gets`] counts later. It belongs to a
+    /// group of GETs that began at `started_ns`.
+    pub(crate) fn get_plain(&self, key: &[u8], started_ns: u64, reply: &mut Reply) {
         bump(&self.tally.commands, 1);
         match self.reading(|| self.store().get(key)) {
             Ok(entry) => {
+                if entry.is_some() {
+                    self.note_read(key, started_ns);
+                }
                 self.count_read(entry.is_some());
                 reply.bulk_or_null(entry.as_ref().map(|entry| &entry.value[..]));
             }
@@ -104,6 +113,7 @@ impl Session {
     /// Reads the keys of a pipeline's plain GETs at once and answers each.
     pub(crate) fn get_batch(&self, keys: &[&[u8]], reply: &mut Reply) {
         let started_ns = self.start_ns();
+        keys.iter().for_each(|key| self.note_read(key, started_ns));
         self.read_batch(keys, reply);
         self.note_time(self.shared.get, keys.len() as u64, started_ns, || {
             batch_for_slowlog(&[b"GET", keys.first().copied().unwrap_or_default()], keys.len())

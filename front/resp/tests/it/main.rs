@@ -4,6 +4,7 @@
 #![expect(clippy::disallowed_methods, reason = "the network under test runs in real time")]
 
 mod access;
+mod access_times;
 mod bitmaps;
 mod client;
 mod commands;

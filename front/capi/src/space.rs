@@ -27,8 +27,8 @@ use parking_lot::{Condvar, Mutex};
 use rustix::io::Errno;
 use serde::Deserialize;
 
-use crate::border::Options;
 use crate::failure::{Failure, Kind, Outcome};
+use crate::ffi::Options;
 use crate::handles::Handles;
 
 /// The tiers, directories and locks that C holds. `file.rs` has the files.

@@ -18,9 +18,9 @@ use archipelago_resp::ServerOptions;
 use archipelago_resp::server::resolve;
 
 use crate::access::PasswordArgs;
+use crate::console::say;
 use crate::node::{MANAGER, managers};
 use crate::ports::{self, Wanted};
-use crate::say::say;
 use crate::status;
 use crate::stop::Stop;
 

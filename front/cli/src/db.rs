@@ -17,10 +17,10 @@ use archipelago_base::spawn::{Spawn, SystemSpawn};
 use clap::{Args, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
 
+use crate::escape::{escape, unescape};
 use crate::repair::{RepairArgs, run_repair, run_verify};
 use crate::restore::run_restore;
 use crate::stop::Stop;
-use crate::text::{escape, unescape};
 
 /// Tools for a database that nobody serves. Keys and values are text; bytes that are not
 /// printable are written \xNN, in what you give and in what is printed.

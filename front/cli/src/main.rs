@@ -5,17 +5,17 @@
 mod access;
 mod allocator;
 mod cluster;
+mod console;
 mod db;
+mod escape;
 mod node;
 mod panics;
 mod ports;
 mod repair;
 mod restore;
-mod say;
 mod serve;
 mod status;
 mod stop;
-mod text;
 mod tier;
 
 use std::ffi::OsString;

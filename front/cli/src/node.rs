@@ -9,7 +9,7 @@ use archipelago_manager::{ManagerServer, ManagerSettings, StorePlan};
 use archipelago_memory::{MemoryServer, MemorySettings};
 use archipelago_pool::endpoint;
 
-use crate::say::say;
+use crate::console::say;
 use crate::stop::Stop;
 
 /// Where the manager listens unless told otherwise.

@@ -14,8 +14,8 @@ use archipelago_resp::flexkv_store::FlexKvStore;
 use archipelago_resp::{Listening, Server, ServerOptions};
 
 use crate::access::{PasswordArgs, TlsArgs};
+use crate::console::say;
 use crate::node::{MANAGER, managers};
-use crate::say::say;
 use crate::stop::{StopSignals, stdin_ended};
 
 /// What is served.

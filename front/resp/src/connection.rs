@@ -31,8 +31,8 @@ use crate::clients::Client;
 use crate::memory::{FREE_BYTES, Share};
 use crate::pipeline::{Pipeline, Ran};
 use crate::refusal::Refusal;
+use crate::server_state::{Shared, Stat};
 use crate::session::Session;
-use crate::shared::{Shared, Stat};
 
 /// Pause before more of a large request is read while memory is short.
 const PRESSURE_PAUSE: Duration = Duration::from_millis(5);

@@ -9,7 +9,7 @@
 //!    its own writes, and others see at most that they came together. Consecutive plain GETs become
 //!    one read of a store that gains by it; other stores are asked for each, and the group is
 //!    counted as one. A few at the end of the input may be done together with other connections'
-//!    ([`crate::gathering`]).
+//!    ([`crate::connection_batch`]).
 //! 3. Output does not grow past [`REPLY_FLUSH_BYTES`] plus one reply before it is sent, so a client
 //!    that does not read holds up itself only.
 //! 4. Output of more than [`FREE_BYTES`] holds as much of the share for replies. A command that
@@ -22,11 +22,11 @@ use crate::memory::{FREE_BYTES, Held};
 use crate::refusal::Refusal;
 
 use crate::args::Args;
-use crate::gathering::{Answer, Member};
+use crate::connection_batch::{Answer, Member};
 use crate::reply::Reply;
 use crate::request::{Parser, Progress, Span};
+use crate::server_state::Stat;
 use crate::session::Session;
-use crate::shared::Stat;
 use crate::store::{KEY_BYTES_MAX, Op};
 
 /// Output of this size is sent before more commands run.

@@ -27,7 +27,7 @@ use crate::clients::{NotLetIn, Socket};
 use crate::connection;
 use crate::log_limit::LogLimit;
 use crate::options::ServerOptions;
-use crate::shared::{Shared, Stat};
+use crate::server_state::{Shared, Stat};
 use crate::store::Store;
 use crate::tls;
 use crate::tracking::UPKEEP_PERIOD;

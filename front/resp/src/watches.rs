@@ -1,7 +1,7 @@
 //! Watched keys that nobody had written when they were watched.
 //!
 //! WATCH notes the version of each key that has a record, and EXEC compares it
-//! ([`crate::transaction`]). A key without a record has no version. If it is written and removed
+//! ([`crate::session::transaction`]). A key without a record has no version. If it is written and removed
 //! again in between, it looks untouched; this registry notices that. Writers tell it which keys
 //! they put. It also counts the swaps of each database, because after two of them a key has the
 //! version again that it had before.

@@ -2,10 +2,10 @@
 
 use std::ffi::{c_char, c_int, c_void};
 
-use crate::border::{bytes, context, give, path, room};
 use crate::calls::names::RawStat;
 use crate::context::RawContext;
 use crate::failure::{Failure, Outcome, guard};
+use crate::ffi::{bytes, context, give, path, room};
 use crate::file::{FILES, File, From};
 use crate::space::SPACES;
 

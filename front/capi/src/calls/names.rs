@@ -7,9 +7,9 @@ use archipelago_env::{DirEntry, FileClass, FileSystem as _, IoContext, IoPurpose
 use archipelago_tier::FileInfo;
 use rustix::io::Errno;
 
-use crate::border::{context, give, path};
 use crate::context::{RawContext, class_number, level_of};
 use crate::failure::{Failure, Kind, Outcome, guard};
+use crate::ffi::{context, give, path};
 use crate::space::{DIRS, LOCKS, SPACES};
 
 /// `archipelago_stat_t` of the header.

@@ -4,9 +4,9 @@ use std::ffi::{c_char, c_int};
 
 use archipelago_env::FileSystem as _;
 
-use crate::border::{RawDevice, RawOptions, context, devices, give, options, path, room};
 use crate::context::{RawContext, carry};
 use crate::failure::{guard, last_kind, last_message};
+use crate::ffi::{RawDevice, RawOptions, context, devices, give, options, path, room};
 use crate::space::{SPACES, Space, devices_of};
 
 /// Changes when a program that was built with an older header would not work any more.

@@ -12,8 +12,8 @@ use crate::args::Args;
 use crate::clients::Client;
 use crate::refusal::{Handled, Refusal};
 use crate::reply::Reply;
+use crate::server_state::Stat;
 use crate::session::Session;
-use crate::shared::Stat;
 use crate::store::Keyspace;
 
 type Section = fn(&Session, &mut String) -> Result<(), Refusal>;

@@ -1,4 +1,4 @@
-//! MULTI, EXEC, DISCARD, WATCH and UNWATCH; [`crate::transaction`] has what they do.
+//! MULTI, EXEC, DISCARD, WATCH and UNWATCH; [`crate::session::transaction`] has what they do.
 
 use crate::args::Args;
 use crate::refusal::Handled;

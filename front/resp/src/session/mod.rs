@@ -13,6 +13,7 @@
 mod accesses;
 mod held_memory;
 mod plain_batch;
+pub(crate) mod transaction;
 
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
@@ -27,10 +28,10 @@ use crate::memory::{FREE_BYTES, Held};
 use crate::overlays::Overlays;
 use crate::refusal::{Handled, Refusal};
 use crate::reply::Reply;
-use crate::shared::{Shared, Stat};
+use crate::server_state::{Shared, Stat};
+use crate::session::transaction::Transaction;
 use crate::slowlog::{self, SlowCommand};
 use crate::store::{Change, Entry, Head, JointWrite, KEY_BYTES_MAX, Moved, Op, Store};
-use crate::transaction::Transaction;
 
 /// Whether replies are sent (CLIENT REPLY).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -7,7 +7,7 @@ use std::io::Write;
 
 /// A line on standard output, if anybody reads it.
 macro_rules! say {
-    ($($line:tt)*) => { $crate::say::line(format_args!($($line)*)) };
+    ($($line:tt)*) => { $crate::console::line(format_args!($($line)*)) };
 }
 
 pub(crate) use say;

@@ -1,13 +1,21 @@
-//! The manager's requests, answered by the state machine: the fabric's handler, shared by whoever
-//! drives the rest.
+//! The manager's requests and orders: the handler that the fabric calls, and the queues of messages
+//! to the memory nodes.
 //!
-//! Answers that wait keep their [`Reply`] here. What nodes are to be asked is queued by node;
-//! whoever drives takes a node's orders one after another ([`ManagerRpc::take_orders`]) and brings
-//! the answers ([`ManagerRpc::on_answer`]).
+//! `server` and the simulation own one [`ManagerRpc`] each. The state machine answers a request. A
+//! late answer keeps its [`Reply`] here. Orders to memory nodes are queued per node. The driver
+//! takes the orders of a node one after the other ([`ManagerRpc::take_orders`]), and passes the
+//! answers back ([`ManagerRpc::on_answer`]).
 //!
-//! A manager among several ([`ManagerRpc::elected`]) has a state machine only while it holds office
-//! ([`crate::office`]). That is looked at, under the lock, before each request, answer and tick is
-//! handed to it; otherwise requests are refused as [`Why::Standby`].
+//! Invariants:
+//! 1. A manager among several ([`ManagerRpc::elected`]) has a state machine only while it holds
+//!    office ([`crate::office`]). The office is checked under the lock before each request, answer
+//!    and tick.
+//! 2. A request that the manager may not answer is refused as [`Why::Standby`].
+//! 3. A client speaks only for itself.
+//!
+//! Thread-safety: any thread may call any method. One lock guards the state.
+//! Failure: a malformed request is refused and logged.
+//! Cost: one short lock per request and per answer.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
@@ -22,11 +30,11 @@ use parking_lot::{Condvar, Mutex};
 use crate::core::{Action, ManagerCore};
 use crate::office::Office;
 
-/// Orders that wait for one node; what is over is sent again later.
+/// Limit of the orders that wait for one node. The manager sends dropped orders again later.
 const ORDERS_MAX: usize = 8192;
 
 struct State {
-    /// Of a manager that runs alone for as long as it lives; else while it holds office.
+    /// The state machine: always of a manager that runs alone, else while it holds office.
     core: Option<ManagerCore>,
     election: Option<Election>,
     replies: HashMap<u64, Reply>,
@@ -34,17 +42,17 @@ struct State {
     orders: BTreeMap<NodeId, VecDeque<Message>>,
 }
 
-/// What a manager among several needs.
+/// The additional state of a manager among several.
 pub struct Election {
-    /// Whether it holds office.
+    /// Decides whether this manager holds office.
     pub office: Office,
     /// Makes the state machine of a term that begins now.
     pub make: Box<dyn Fn(u64, u64) -> ManagerCore + Send>,
-    /// No new term is smaller: from the wall clock.
+    /// Lower bound of new terms, from the wall clock.
     pub floor: Box<dyn Fn() -> u64 + Send>,
-    /// Where memory nodes are reached, by their beats.
+    /// Life and endpoints of each memory node, from its beats.
     nodes: BTreeMap<NodeId, (Epoch, Vec<String>)>,
-    /// Promises that nodes are to be asked for.
+    /// Questions for promises that were not sent yet.
     questions: BTreeMap<NodeId, Message>,
 }
 
@@ -55,7 +63,7 @@ impl std::fmt::Debug for Election {
 }
 
 impl Election {
-    /// Of a manager that stands by.
+    /// Makes the state of a manager that stands by.
     #[must_use]
     pub fn new(
         office: Office,
@@ -68,7 +76,7 @@ impl Election {
 }
 
 impl State {
-    /// The state machine, if this manager may act now. It begins with a term and ends with it.
+    /// The state machine, if this manager may act now. It begins and ends with a term.
     fn acting(&mut self, now_ns: u64) -> Option<&mut ManagerCore> {
         if let Some(election) = &self.election {
             let term = election.office.holds(now_ns);
@@ -87,7 +95,7 @@ impl State {
 }
 
 impl State {
-    /// A beat tells a manager among several of the node's promise, whether it acts or stands by.
+    /// Handles a beat, which tells a manager among several of the node's promise.
     fn hear(&mut self, now_ns: u64, message: &Message) -> Result<(), Refused> {
         let (Some(election), Message::Beat { node, life, endpoints, term, held_ms, .. }) =
             (&mut self.election, message)
@@ -103,14 +111,14 @@ impl State {
     }
 }
 
-/// See the module.
+/// Answers requests with the manager's state machine, and queues its orders.
 pub struct ManagerRpc {
     state: Mutex<Option<State>>,
     clock: Arc<dyn Clock>,
     changed: Condvar,
 }
 
-/// The fabric's handler.
+/// The handler that the fabric calls.
 struct RequestHandler(Arc<ManagerRpc>);
 
 impl std::fmt::Debug for ManagerRpc {
@@ -119,7 +127,7 @@ impl std::fmt::Debug for ManagerRpc {
     }
 }
 
-/// Whether `message` may come from `client`: nobody speaks for others.
+/// Whether `message` may come from `client`. No client speaks for another.
 fn may_say(client: ClientId, message: &Message) -> bool {
     match message {
         Message::Renew { client: who, .. }
@@ -148,13 +156,14 @@ impl Handler for RequestHandler {
 }
 
 impl ManagerRpc {
-    /// The interface of a manager that runs alone; the handler to make the fabric's node with.
+    /// Makes the interface of a manager that runs alone, and the handler for the fabric's node.
     #[must_use]
     pub fn new(core: ManagerCore, clock: Arc<dyn Clock>) -> (Arc<Self>, Box<dyn Handler>) {
         Self::start(Some(core), None, clock)
     }
 
-    /// The same for one of several managers, of which one at a time acts.
+    /// Makes the interface of one of several managers, and the handler for the fabric's node. One
+    /// manager acts at a time.
     #[must_use]
     pub fn elected(election: Election, clock: Arc<dyn Clock>) -> (Arc<Self>, Box<dyn Handler>) {
         Self::start(None, Some(election), clock)
@@ -172,14 +181,14 @@ impl ManagerRpc {
         (rpc, handler)
     }
 
-    /// Requests are no longer answered.
+    /// Ends the interface. Requests are not answered any more.
     pub fn close(&self) {
         let state = self.state.lock().take();
         self.changed.notify_all();
         drop(state);
     }
 
-    /// Does something with the state machine, if this manager may act; whether it may.
+    /// Runs `work` on the state machine, if this manager may act. Returns whether it may.
     fn with(&self, work: impl FnOnce(&mut ManagerCore, u64)) -> bool {
         let now_ns = self.clock.now_ns();
         let mut guard = self.state.lock();
@@ -240,7 +249,7 @@ impl ManagerRpc {
         }
     }
 
-    /// Time passed.
+    /// Handles the passing of time. The driver calls it in short intervals.
     pub fn tick(&self) {
         let now_ns = self.clock.now_ns();
         if let Some(state) = self.state.lock().as_mut()
@@ -254,7 +263,7 @@ impl ManagerRpc {
         }
     }
 
-    /// Requests that wait for a manager that holds office no more are answered.
+    /// Refuses waiting requests after this manager has lost its office.
     fn refuse_all(&self) {
         let replies = self.state.lock().as_mut().map(|state| std::mem::take(&mut state.replies));
         for reply in replies.into_iter().flatten().map(|(_, reply)| reply) {
@@ -262,19 +271,20 @@ impl ManagerRpc {
         }
     }
 
-    /// Nodes that are to be asked for their promise.
+    /// Nodes for which a question for a promise is queued.
     pub fn to_be_asked(&self) -> Vec<NodeId> {
         let state = self.state.lock();
         let election = state.as_ref().and_then(|state| state.election.as_ref());
         election.map_or_else(Vec::new, |election| election.questions.keys().copied().collect())
     }
 
-    /// The promise that a node is to be asked for, if it is.
+    /// Takes the queued question for a promise of a node.
     pub fn take_question(&self, node: NodeId) -> Option<Message> {
         self.state.lock().as_mut()?.election.as_mut()?.questions.remove(&node)
     }
 
-    /// A node answered a question for its promise, which was sent at `sent_ns` of this clock.
+    /// Handles a node's answer to a question for its promise. The question was sent at `sent_ns` of
+    /// this manager's clock.
     pub fn on_promise(&self, node: NodeId, asked: &Message, sent_ns: u64, answer: &Message) {
         let now_ns = self.clock.now_ns();
         if let Some(state) = self.state.lock().as_mut()
@@ -284,7 +294,7 @@ impl ManagerRpc {
         }
     }
 
-    /// Where a node is reached, in the life that is known.
+    /// Life and endpoints of a node, as far as they are known.
     pub fn endpoints(&self, node: NodeId) -> Option<(Epoch, Vec<String>)> {
         let state = self.state.lock();
         let state = state.as_ref()?;
@@ -298,12 +308,12 @@ impl ManagerRpc {
         self.state.lock().as_mut().is_some_and(|state| state.acting(now_ns).is_some())
     }
 
-    /// A node answered what it was asked; `None`: it did not, in time.
+    /// Handles a node's answer to an order; `None` if no answer arrived in time.
     pub fn on_answer(&self, node: NodeId, asked: &Message, answer: Option<&Message>) {
         self.with(|core, now_ns| core.on_answer(now_ns, node, asked, answer));
     }
 
-    /// Nodes that something waits for.
+    /// Nodes with queued orders.
     pub fn waiting(&self) -> Vec<NodeId> {
         let state = self.state.lock();
         let orders = state.as_ref().map(|state| &state.orders);
@@ -315,7 +325,7 @@ impl ManagerRpc {
             .collect()
     }
 
-    /// What a node is to be asked, in order; waits for it at most so long.
+    /// Takes the queued orders of a node, in order. Waits for at most `patience` if there are none.
     pub fn take_orders(&self, node: NodeId, patience: Duration) -> VecDeque<Message> {
         let mut state = self.state.lock();
         let take = |state: &mut Option<State>| {
@@ -330,7 +340,7 @@ impl ManagerRpc {
         take(&mut state)
     }
 
-    /// Looks at the state machine.
+    /// Runs `look` on the state machine, if there is one.
     pub fn look<T>(&self, look: impl FnOnce(&ManagerCore) -> T) -> Option<T> {
         self.state.lock().as_ref().and_then(|state| state.core.as_ref()).map(look)
     }

@@ -184,6 +184,41 @@ pub(crate) fn split_expiry(stored: &[u8]) -> Option<(u64, &[u8])> {
     Some((u64::from_le_bytes(expiry.try_into().ok()?), value))
 }
 
+/// `InvalidArgument` if `key` is too long.
+pub(crate) fn check_key(key: &[u8]) -> archipelago_base::Result<()> {
+    if key.len() > KEY_BYTES_MAX {
+        return Err(archipelago_base::Error::invalid(format!(
+            "a key of {} bytes is too long: at most {KEY_BYTES_MAX}",
+            key.len()
+        )));
+    }
+    Ok(())
+}
+
+/// `InvalidArgument` if a record with this key and value is too long, or if a range delete ends
+/// before its start.
+pub(crate) fn check_limits(kind: Kind, key: &[u8], value: &[u8]) -> archipelago_base::Result<()> {
+    check_key(key)?;
+    if kind == Kind::RangeDelete {
+        check_key(value)?;
+        if value < key {
+            return Err(archipelago_base::Error::invalid(format!(
+                "delete_range: the end \"{}\" is before the start \"{}\"",
+                value.escape_ascii(),
+                key.escape_ascii()
+            )));
+        }
+        return Ok(());
+    }
+    if value.len() > VALUE_BYTES_MAX {
+        return Err(archipelago_base::Error::invalid(format!(
+            "a value of {} bytes is too long: at most {VALUE_BYTES_MAX}",
+            value.len()
+        )));
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -58,17 +58,6 @@ pub enum TableGuard {
     Opened(Arc<TableReader>),
 }
 
-impl TableGuard {
-    /// The reader to keep.
-    #[must_use]
-    pub fn to_arc(&self) -> Arc<TableReader> {
-        match self {
-            Self::Held(guard) => Arc::clone(guard.as_ref().expect("made only of an open reader")),
-            Self::Opened(reader) => Arc::clone(reader),
-        }
-    }
-}
-
 impl Deref for TableGuard {
     type Target = TableReader;
 

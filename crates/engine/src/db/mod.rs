@@ -8,12 +8,12 @@
 //! operator calls.
 
 mod admin;
-mod background;
+pub(crate) mod background;
 mod inner;
 mod lifecycle;
 mod read;
 mod state;
-mod write;
+pub(crate) mod write;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -28,11 +28,10 @@ pub use admin::ingest::IngestOptions;
 pub use admin::report::{LevelInfo, Report};
 pub use admin::verify::VerifyReport;
 pub use background::flush_plan;
-pub use background::rebalance::BucketChange;
 use background::scheduler::Workers;
 pub(crate) use inner::DbInner;
 use lifecycle::open;
-pub use lifecycle::open::{Components, FaultPoint};
+pub use lifecycle::open::Components;
 pub use read::get::Entry;
 pub use read::key_estimate::KeyEstimate;
 pub(crate) use read::newest::{Since, newest_record, range_has_newer};
@@ -41,14 +40,32 @@ pub use read::scan::Iter;
 pub(crate) use read::scan::{bounds_of, check_bounds, scan};
 pub use read::snapshot::Snapshot;
 pub use state::background_mode::BackgroundMode;
+pub use state::balance::BucketChange;
+pub use state::context::FaultPoint;
 pub use state::family::ColumnFamily;
 pub(crate) use state::family::Family;
+pub(crate) use write::check_merge;
 pub(crate) use write::commit::CommitState;
 pub use write::disk_room::DiskReport;
-pub(crate) use write::{check_limits, check_merge};
 
+use crate::db::background::leave_log;
+use crate::db::background::scheduler;
+use crate::db::lifecycle::catch_up;
+use crate::db::lifecycle::close;
 use crate::options::DbOptions;
+use crate::options::WriteOptions;
 use crate::stats::Statistics;
+use crate::stats::Timer;
+use crate::wal::WriteBatch;
+use std::cell::RefCell;
+
+thread_local! {
+    /// The batch that single-record writes of this thread are encoded in.
+    static SINGLE: RefCell<WriteBatch> = const { RefCell::new(WriteBatch::new()) };
+}
+
+/// Buffers larger than this are given back after a write.
+const KEPT_BYTES_MAX: usize = 1 << 20;
 
 /// An open database. Cheap to clone; the last clone to be dropped closes it, without an answer:
 /// call [`Db::close`] to learn of errors.
@@ -82,7 +99,7 @@ struct Handle {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        if let Err(error) = self.inner.shut_down(&self.workers) {
+        if let Err(error) = close::shut_down(&self.inner, &self.workers) {
             tracing::warn!(%error, "closing the database failed");
         }
     }
@@ -90,7 +107,7 @@ impl Drop for Handle {
 
 impl std::fmt::Debug for Db {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Db({})", self.inner.dir.display())
+        write!(f, "Db({})", self.inner.storage.dir().display())
     }
 }
 
@@ -116,9 +133,10 @@ impl Db {
     ) -> Result<Self> {
         let opened = open::open(dir.as_ref(), options, components)?;
         let default = opened
+            .view
             .family(archipelago_base::CfId::DEFAULT)
             .ok_or_else(|| Error::not_found("the default column family is missing"))?;
-        let default_family = ColumnFamily { family: default, db_token: opened.token };
+        let default_family = ColumnFamily { family: default, db_token: opened.context.token() };
         let workers = Workers::start(&opened)?;
         let handle = Arc::new(Handle { inner: Arc::clone(&opened), default_family, workers });
         Ok(Self { inner: opened, handle })
@@ -128,19 +146,19 @@ impl Db {
     /// clones of the handle are refused from now on. Memtables with records that no log has are
     /// flushed first. Errors: `Io` if the log could not be synced.
     pub fn close(self) -> Result<()> {
-        self.inner.shut_down(&self.handle.workers)
+        close::shut_down(&self.inner, &self.handle.workers)
     }
 
-    /// The directory.
+    /// Directory of the database.
     #[must_use]
     pub fn dir(&self) -> &Path {
-        &self.inner.dir
+        self.inner.storage.dir()
     }
 
     /// The settings that it runs with.
     #[must_use]
     pub fn options(&self) -> &DbOptions {
-        &self.inner.options
+        self.inner.context.options()
     }
 
     /// The column family that every database has.
@@ -149,31 +167,116 @@ impl Db {
         &self.handle.default_family
     }
 
+    /// Sets `key` to `value` in the default column family. Survives `kill -9` on return.
+    ///
+    /// Errors: `InvalidArgument` if the key is over 64 KiB or the value over 1 GiB; `ReadOnly`,
+    /// `Io` if the log cannot be written. After an error nothing was written, except after a
+    /// failed sync or, with `log_write_through`, a failed write to the log's device, when it is
+    /// unknown.
+    pub fn put(&self, key: &[u8], value: &[u8]) -> Result<()> {
+        self.put_with(self.default_family(), key, value, &WriteOptions::default())
+    }
+
+    /// [`Db::put`] into any column family, with options.
+    pub fn put_with(
+        &self,
+        cf: &ColumnFamily,
+        key: &[u8],
+        value: &[u8],
+        options: &WriteOptions,
+    ) -> Result<()> {
+        self.check_family(cf)?;
+        self.single(options, |batch| batch.put_cf(cf.id(), key, value))
+    }
+
+    /// Sets `key` to `value` until `expires_at_ms` (Unix milliseconds); from then on it reads as
+    /// deleted, at once.
+    pub fn put_expiring(
+        &self,
+        cf: &ColumnFamily,
+        key: &[u8],
+        value: &[u8],
+        expires_at_ms: u64,
+        options: &WriteOptions,
+    ) -> Result<()> {
+        self.check_family(cf)?;
+        self.single(options, |batch| batch.put_expiring_cf(cf.id(), key, value, expires_at_ms))
+    }
+
+    /// Deletes `key` in the default column family. Deleting a key that is not there is fine.
+    pub fn delete(&self, key: &[u8]) -> Result<()> {
+        self.delete_with(self.default_family(), key, &WriteOptions::default())
+    }
+
+    /// [`Db::delete`] in any column family, with options.
+    pub fn delete_with(&self, cf: &ColumnFamily, key: &[u8], options: &WriteOptions) -> Result<()> {
+        self.check_family(cf)?;
+        self.single(options, |batch| batch.delete_cf(cf.id(), key))
+    }
+
+    /// Deletes every key from `start` (inclusive) to `end` (exclusive), in one record. Until it is
+    /// flushed it takes some 200 bytes of the memtable for each bucket that it reaches into; how it
+    /// overlaps with others does not matter.
+    /// `InvalidArgument` if `end` is before `start`.
+    pub fn delete_range(
+        &self,
+        cf: &ColumnFamily,
+        start: &[u8],
+        end: &[u8],
+        options: &WriteOptions,
+    ) -> Result<()> {
+        self.check_family(cf)?;
+        self.single(options, |batch| batch.delete_range_cf(cf.id(), start, end))
+    }
+
+    /// Adds an operand for the family's merge operator. `InvalidArgument` if it has none.
+    pub fn merge(
+        &self,
+        cf: &ColumnFamily,
+        key: &[u8],
+        operand: &[u8],
+        options: &WriteOptions,
+    ) -> Result<()> {
+        self.check_family(cf)?;
+        self.single(options, |batch| batch.merge_cf(cf.id(), key, operand))
+    }
+
+    /// Applies a batch: all of its records become visible at once, and all or none survive a
+    /// crash, over any number of column families. Returns the sequence number of its last record
+    /// (of the last visible write, if the batch is empty).
+    pub fn write(&self, batch: &WriteBatch, options: &WriteOptions) -> Result<SeqNo> {
+        write(&self.inner, batch, options)
+    }
+
     /// A point in time to read as of: it sees every write that returned before this call.
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
         let inner = &self.inner;
         // Between two pictures a snapshot would have a part of each.
-        let _publishing = inner.options.read_only.then(|| inner.following.publishing.lock());
-        inner.snapshots.take(|| inner.visible(), || inner.filtered_pictures())
+        let _publishing =
+            inner.context.options().read_only.then(|| inner.view.pictures().lock_publishing());
+        inner.view.snapshots().take(
+            || inner.view.visible(),
+            || inner.view.filtered_pictures(inner.context.options().read_only),
+        )
     }
 
     /// The sequence number of the last visible write.
     #[must_use]
     pub fn latest_seq_of_all(&self) -> SeqNo {
-        self.inner.visible()
+        self.inner.view.visible()
     }
 
     /// Makes everything that was written before this call survive power loss.
     pub fn sync(&self) -> Result<()> {
-        self.inner.check_open()?;
-        self.inner.sync_or_leave(self.inner.visible())
+        self.inner.context.check_open()?;
+        leave_log::sync_or_leave(&self.inner, self.inner.view.visible())
     }
 
     /// The counters and histograms.
     #[must_use]
     pub fn statistics(&self) -> &Arc<Statistics> {
-        &self.inner.stats
+        self.inner.observers.stats()
     }
 
     /// Whether a write to `cf` would be slowed or have to wait now.
@@ -185,21 +288,81 @@ impl Db {
     /// Takes writes again after the cause of an error is gone: flushes what is in memory to new
     /// files and starts a new log. `Err` if the cause is not gone.
     pub fn resume(&self) -> Result<()> {
-        self.inner.check_open()?;
-        self.inner.resume()
+        self.inner.context.check_open()?;
+        leave_log::resume(&self.inner)
+    }
+
+    /// Runs one step of background work on the calling thread; `false` if there was nothing to do.
+    /// For databases opened with `BackgroundMode::Manual`; the step's error is returned, not
+    /// retried.
+    pub fn step_background(&self) -> Result<bool> {
+        self.inner.context.check_open()?;
+        scheduler::step(&self.inner)
+    }
+
+    /// Waits until no background work is due or running. In manual mode: steps until there is
+    /// none. Fails with the error of background work that fails.
+    pub fn wait_for_background(&self) -> Result<()> {
+        if self.inner.context.is_manual() {
+            while self.step_background()? {}
+            return Ok(());
+        }
+        let _waiting = self.inner.jobs.wait_idle();
+        scheduler::wait_until_idle(&self.inner)
+    }
+
+    /// Brings a database that was opened read only to the state that its writer has reached: every
+    /// write that has the log and returned before the call is visible on return, in another process
+    /// too. Column families that were created since then exist, and handles of dropped ones are
+    /// refused. Iterators and snapshots keep what they see. Settings of families stay those of the
+    /// open. A database that takes writes itself is never behind; the call does nothing.
+    ///
+    /// Errors: `Corrupt` names the damaged file; `Busy` if the writer replaced its files faster
+    /// than they could be read, many times in a row. After an error the handle shows what it
+    /// showed.
+    ///
+    /// ```
+    /// # use archipelago_engine::{db::Db, options::DbOptions};
+    /// # let dir = tempfile::tempdir()?;
+    /// let writer = Db::open(dir.path(), DbOptions::default())?;
+    /// let read_only = DbOptions { read_only: true, ..DbOptions::default() };
+    /// let reader = Db::open(dir.path(), read_only)?;
+    /// writer.put(b"reef:1", b"coral")?;
+    /// assert!(reader.get(b"reef:1")?.is_none());
+    /// reader.catch_up()?;
+    /// assert_eq!(reader.get(b"reef:1")?.as_deref(), Some(&b"coral"[..]));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn catch_up(&self) -> Result<()> {
+        self.inner.context.check_open()?;
+        catch_up::catch_up(&self.inner)
+    }
+
+    fn single(&self, options: &WriteOptions, fill: impl FnOnce(&mut WriteBatch)) -> Result<()> {
+        SINGLE.with_borrow_mut(|batch| {
+            batch.clear();
+            fill(batch);
+            let result = write(&self.inner, batch, options).map(|_| ());
+            if batch.byte_len() > KEPT_BYTES_MAX {
+                *batch = WriteBatch::new();
+            }
+            result
+        })
     }
 
     /// Refuses a snapshot of another open database.
     #[inline]
     pub(crate) fn check_snapshot(&self, options: &ReadOptions) -> Result<()> {
         match &options.snapshot {
-            Some(snapshot) if !snapshot.is_of(&self.inner.snapshots) => Err(foreign_snapshot()),
+            Some(snapshot) if !snapshot.is_of(self.inner.view.snapshots()) => {
+                Err(foreign_snapshot())
+            }
             _ => Ok(()),
         }
     }
 
     pub(crate) fn check_family(&self, cf: &ColumnFamily) -> Result<()> {
-        if cf.db_token != self.inner.token {
+        if cf.db_token != self.inner.context.token() {
             return Err(Error::invalid(format!(
                 "the handle of column family \"{}\" belongs to another open database",
                 cf.name()
@@ -207,6 +370,22 @@ impl Db {
         }
         cf.family.check_alive()
     }
+}
+
+/// Commits a batch, and makes it survive what its options and those of the database say.
+fn write(db: &DbInner, batch: &WriteBatch, options: &WriteOptions) -> Result<SeqNo> {
+    let started = db.context.options().latency_histograms.then(|| db.context.clock().now_ns());
+    let result = write::commit_batch(db, batch, options, |write| {
+        let committed = db.writes.committer().commit(db, write);
+        committed.map_err(|error| write::note_append_error(&db.storage, &db.observers, &error))
+    });
+    if let Ok(last_seq) = &result {
+        leave_log::harden_log(db, *last_seq, options)?;
+    }
+    if let Some(started) = started {
+        db.observers.stats().record(Timer::Write, db.context.clock().now_ns() - started);
+    }
+    result
 }
 
 #[cold]

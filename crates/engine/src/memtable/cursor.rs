@@ -118,7 +118,7 @@ impl ShardIter {
     fn search(&self, target: &Target<'_>, past: Past, first: bool) -> usize {
         let (node, kv) = (self.node(), self.shard.kv());
         let view = View { node, snap: &self.snap };
-        let range = (0, self.snap.count());
+        let range = 0..self.snap.count();
         let found = if first {
             let prefix = self.shard.tree().prefix(node.skip, target, kv);
             partition(&view, range, prefix, target, past, kv)

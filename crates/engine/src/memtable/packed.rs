@@ -169,9 +169,9 @@ impl<'a> Packed<'a> {
             let prefix = target.prefix(skip, || guess);
             let (from, to) = (group * GROUP, place.count.min((group + 1) * GROUP));
             if level == 0 {
-                return partition(&row, (from, to), prefix, target, past, records);
+                return partition(&row, from..to, prefix, target, past, records);
             }
-            let above = (from + 1, to);
+            let above = from + 1..to;
             group = partition(&row, above, prefix, target, Past::Equal, records)? - 1;
         }
         None

@@ -17,6 +17,7 @@
 
 use std::cell::Cell;
 use std::cmp::Ordering;
+use std::ops::Range;
 
 use super::kv::RecordRef;
 use crate::key;
@@ -130,17 +131,18 @@ pub(super) fn shared(a: &[u8], b: &[u8]) -> usize {
     a.iter().zip(b).take_while(|(a, b)| a == b).count()
 }
 
-/// First position of `from..to` that the search does not go past. `None` if a record that had to
+/// First position of `range` that the search does not go past. `None` if a record that had to
 /// be looked at is damaged.
 #[inline(always)]
 pub(super) fn partition(
     slots: &impl Slots,
-    (from, to): (usize, usize),
+    range: Range<usize>,
     prefix: u64,
     target: &Target<'_>,
     past: Past,
     records: &impl Records,
 ) -> Option<usize> {
+    let Range { start: from, end: to } = range;
     let lower = first_at_least(slots, from, to, prefix);
     if lower == to || slots.prefix(lower) != prefix {
         return Some(lower);
@@ -152,19 +154,19 @@ pub(super) fn partition(
         Some(_) => lower + 1,
         None => to,
     };
-    partition_full(slots, (lower, upper), target, past, records)
+    partition_full(slots, lower..upper, target, past, records)
 }
 
 /// [`partition`] by whole keys: for nodes whose prefixes do not hold for the target.
 #[inline]
 pub(super) fn partition_full(
     slots: &impl Slots,
-    (from, to): (usize, usize),
+    range: Range<usize>,
     target: &Target<'_>,
     past: Past,
     records: &impl Records,
 ) -> Option<usize> {
-    let (mut low, mut high) = (from, to);
+    let Range { start: mut low, end: mut high } = range;
     while low < high {
         let middle = (low + high) / 2;
         if past.goes_past(target.compare(records.key(slots.record(middle))?)) {

@@ -233,7 +233,7 @@ impl Shard {
         let mut snap = snapshot(node);
         let prefix = self.tree.prefix(node.skip, &target, &self.kv);
         let view = View { node, snap: &snap };
-        let found = partition(&view, (0, snap.count()), prefix, &target, Past::Before, &self.kv);
+        let found = partition(&view, 0..snap.count(), prefix, &target, Past::Before, &self.kv);
         let mut at = found.expect("records of a live shard always decode");
         loop {
             while at == snap.count() {
@@ -244,7 +244,7 @@ impl Shard {
                 node = self.tree.node(next);
                 snap = snapshot(node);
                 let view = View { node, snap: &snap };
-                let range = (0, snap.count());
+                let range = 0..snap.count();
                 let found = partition_full(&view, range, &target, Past::Before, &self.kv);
                 at = found.expect("records of a live shard always decode");
             }

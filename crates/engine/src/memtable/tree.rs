@@ -307,7 +307,7 @@ impl Tree {
             node = loop {
                 let snap = snapshot(&inner.node);
                 let view = View { node: &inner.node, snap: &snap };
-                let at = partition(&view, (1, snap.count()), prefix, target, Past::Equal, records)?;
+                let at = partition(&view, 1..snap.count(), prefix, target, Past::Equal, records)?;
                 let child = inner.child(snap.slot(at - 1));
                 if inner.node.current_word() == snap.word {
                     visit(height, inner, &snap, node, at - 1);
@@ -393,7 +393,7 @@ impl Tree {
         *snap = snapshot(node);
         let prefix = self.prefix(node.skip, target, records);
         let view = View { node, snap };
-        partition(&view, (0, snap.count()), prefix, target, Past::Before, records)
+        partition(&view, 0..snap.count(), prefix, target, Past::Before, records)
             .expect("records of a live shard always decode")
     }
 

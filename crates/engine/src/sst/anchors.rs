@@ -16,30 +16,28 @@ pub struct Anchor {
     pub bytes: u64,
 }
 
-impl TableReader {
-    /// At most `most` anchors (or one, if that is 0), ascending, about the same bytes apart;
-    /// together they account for all data bytes of the file.
-    pub(crate) fn anchors(&self, most: usize) -> Vec<Anchor> {
-        let (index, data_bytes) = (&self.index, self.properties.data_bytes);
-        let sizes = (0..index.len()).map(|entry| u64::from(index.place(entry).handle.size));
-        let total: u64 = sizes.clone().sum();
-        if total == 0 {
-            return Vec::new();
-        }
-        let most = most.max(1) as u64;
-        let mut anchors = Vec::new();
-        let (mut seen, mut told) = (0, 0);
-        for (entry, size) in sizes.enumerate() {
-            seen += size;
-            let due = (anchors.len() as u64 + 1) * total / most;
-            if seen < due && entry + 1 < index.len() {
-                continue;
-            }
-            let through = (u128::from(data_bytes) * u128::from(seen) / u128::from(total)) as u64;
-            let key = [index.prefix(), index.entry(entry).suffix].concat();
-            anchors.push(Anchor { key, bytes: through - told });
-            told = through;
-        }
-        anchors
+/// At most `most` anchors (or one, if that is 0), ascending, about the same bytes apart;
+/// together they account for all data bytes of the file.
+pub(crate) fn anchors(table: &TableReader, most: usize) -> Vec<Anchor> {
+    let (index, data_bytes) = (&table.index, table.properties.data_bytes);
+    let sizes = (0..index.len()).map(|entry| u64::from(index.place(entry).handle.size));
+    let total: u64 = sizes.clone().sum();
+    if total == 0 {
+        return Vec::new();
     }
+    let most = most.max(1) as u64;
+    let mut anchors = Vec::new();
+    let (mut seen, mut told) = (0, 0);
+    for (entry, size) in sizes.enumerate() {
+        seen += size;
+        let due = (anchors.len() as u64 + 1) * total / most;
+        if seen < due && entry + 1 < index.len() {
+            continue;
+        }
+        let through = (u128::from(data_bytes) * u128::from(seen) / u128::from(total)) as u64;
+        let key = [index.prefix(), index.entry(entry).suffix].concat();
+        anchors.push(Anchor { key, bytes: through - told });
+        told = through;
+    }
+    anchors
 }

@@ -37,6 +37,7 @@ mod verify;
 mod writer;
 
 pub use anchors::Anchor;
+pub(crate) use anchors::anchors;
 #[cfg(test)]
 pub(crate) use block::block_of as tests_block;
 pub use block::{Block, BlockCache};

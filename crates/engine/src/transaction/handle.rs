@@ -23,12 +23,14 @@ use super::{Isolation, Locking, TransactionOptions, validation};
 use crate::concurrency::footprint::{Footprint, KeyRead};
 use crate::concurrency::row_locks::{OwnerId, Patience, RowKey};
 use crate::concurrency::{Conflict, LockMode};
+use crate::db::background::leave_log;
+use crate::db::write;
 use crate::db::{
-    ColumnFamily, Db, Entry, ReadOptions, Since, bounds_of, check_bounds, check_limits,
-    check_merge, newest_record, scan,
+    ColumnFamily, Db, Entry, ReadOptions, Since, bounds_of, check_bounds, check_merge,
+    newest_record, scan,
 };
 use crate::indexed_batch::{IndexedBatch, OwnBase};
-use crate::key::{KeyRange, Kind};
+use crate::key::{KeyRange, Kind, check_limits};
 use crate::options::WriteOptions;
 use crate::pinned::PinnedSlice;
 use crate::stats::Ticker;
@@ -231,7 +233,7 @@ impl Transaction {
     /// Errors: `InvalidArgument` if `options` have a snapshot, or bounds in the wrong order.
     pub fn iter(&mut self, cf: &ColumnFamily, options: &ReadOptions) -> Result<TransactionIter> {
         self.db.check_family(cf)?;
-        self.db.inner.check_open()?;
+        self.db.inner.context.check_open()?;
         check_bounds(options)?;
         if options.snapshot.is_some() {
             return Err(Error::invalid(
@@ -246,7 +248,7 @@ impl Transaction {
             ReadOptions { snapshot: self.read_options.snapshot.clone(), ..options.clone() };
         let bounds = bounds_of(&options);
         let own = self.writes.records(cf.id(), &bounds);
-        let iter = scan(&self.db.inner, &cf.family, &options, own);
+        let iter = scan(self.db.inner.reader(), &cf.family, &options, own);
         // A family that was dropped meanwhile is empty.
         cf.family.check_alive()?;
         let passed = (self.options.isolation == Isolation::Serializable).then(|| {
@@ -288,7 +290,7 @@ impl Transaction {
     fn check_unchanged(&self, cf: &ColumnFamily, key: &[u8]) -> Result<()> {
         let Some(snapshot) = &self.read_options.snapshot else { return Ok(()) };
         let since = Since::After(snapshot.seq());
-        if newest_record(&self.db.inner, &cf.family, key, since)?.is_none() {
+        if newest_record(self.db.inner.reader(), &cf.family, key, since)?.is_none() {
             return Ok(());
         }
         Err(Conflict::Key.error(format!(
@@ -302,7 +304,7 @@ impl Transaction {
     /// Reads own writes above the snapshot, or above the newest state without one.
     fn read(&mut self, cf: &ColumnFamily, key: &[u8], is_checked: bool) -> Result<Option<Entry>> {
         let inner = &self.db.inner;
-        let own = self.writes.view(cf.id(), key, || inner.clock.unix_ms());
+        let own = self.writes.view(cf.id(), key, || inner.context.clock().unix_ms());
         let (base, operands) = match own.base {
             OwnBase::Value { value, expires_at_ms } => {
                 let value = PinnedSlice::owned(value.to_vec());
@@ -431,7 +433,7 @@ impl Transaction {
             match &mut self.charge {
                 Some(charge) => charge.resize(bytes),
                 None => {
-                    let budget = &self.db.inner.budget;
+                    let budget = self.db.inner.context.budget();
                     self.charge = Some(budget.hold(MemoryClass::Transaction, bytes));
                 }
             }
@@ -448,17 +450,19 @@ impl Transaction {
             return Ok(());
         }
         let inner = &self.db.inner;
-        let owner = *self.owner.get_or_insert_with(|| inner.row_locks.new_owner());
+        let owner = *self.owner.get_or_insert_with(|| inner.writes.row_locks().new_owner());
         let patience = Patience {
             timeout: self.options.lock_timeout,
-            clock: &*inner.clock,
-            check: &|| inner.check_open(),
+            clock: &**inner.context.clock(),
+            check: &|| inner.context.check_open(),
         };
-        let locked = inner.row_locks.acquire(owner, row_key, mode, &patience);
+        let locked = inner.writes.row_locks().acquire(owner, row_key, mode, &patience);
         if let Err(error) = locked {
             match Conflict::of(&error) {
-                Some(Conflict::Deadlock) => inner.stats.add(Ticker::TransactionDeadlocks, 1),
-                Some(_) => inner.stats.add(Ticker::TransactionLockTimeouts, 1),
+                Some(Conflict::Deadlock) => {
+                    inner.observers.stats().add(Ticker::TransactionDeadlocks, 1)
+                }
+                Some(_) => inner.observers.stats().add(Ticker::TransactionLockTimeouts, 1),
                 None => {}
             }
             return Err(error);
@@ -479,7 +483,7 @@ impl Transaction {
         let owner = self.owner.expect("a transaction with locks is an owner");
         self.locks.remove(row_key).expect("the row is locked");
         self.lock_bytes -= row_key.key.len() as u64 + LOCK_BYTES;
-        self.db.inner.row_locks.release(owner, [row_key]);
+        self.db.inner.writes.row_locks().release(owner, [row_key]);
     }
 
     /// Gives back all locks.
@@ -487,7 +491,7 @@ impl Transaction {
         let Some(owner) = self.owner.filter(|_| !self.locks.is_empty()) else { return };
         let locks = std::mem::take(&mut self.locks);
         self.lock_bytes = 0;
-        self.db.inner.row_locks.release(owner, locks.keys());
+        self.db.inner.writes.row_locks().release(owner, locks.keys());
     }
 
     /// Gives back the locks that were taken as number `serial` of the transaction or later.
@@ -534,7 +538,7 @@ impl Transaction {
     /// survive power loss is not known then.
     pub fn commit(&mut self, options: &WriteOptions) -> Result<SeqNo> {
         let committed = self.commit_writes(options);
-        let stats = &self.db.inner.stats;
+        let stats = self.db.inner.observers.stats();
         let last_seq = match committed {
             Ok(last_seq) => last_seq,
             Err(error) => {
@@ -548,7 +552,7 @@ impl Transaction {
         let is_hardened = !self.is_empty();
         self.rollback();
         if is_hardened {
-            self.db.inner.harden_log(last_seq, options)?;
+            leave_log::harden_log(&self.db.inner, last_seq, options)?;
         }
         Ok(last_seq)
     }
@@ -570,14 +574,16 @@ impl Transaction {
         let inner = &self.db.inner;
         let footprint = self.checked_footprint()?;
         if footprint.is_empty() {
-            return inner.commit_batch(self.writes.batch(), options, |write| {
-                let committed = inner.committer.commit(&**inner, write);
-                committed.map_err(|error| inner.note_append_error(&error))
+            return write::commit_batch(inner, self.writes.batch(), options, |write| {
+                let committed = inner.writes.committer().commit(inner, write);
+                committed.map_err(|error| {
+                    write::note_append_error(&inner.storage, &inner.observers, &error)
+                })
             });
         }
         if self.is_empty() && self.reads_one_moment(&footprint) {
             // All reads hold at the snapshot, which is the place of the transaction.
-            inner.check_open()?;
+            inner.context.check_open()?;
             return Ok(footprint.oldest());
         }
         validation::commit(inner, &footprint, self.writes.batch(), options)

@@ -82,7 +82,7 @@ impl Db {
     /// Errors: those of a read; `Closed` if the column family was dropped.
     pub fn has_changed(&self, watch: &KeyWatch) -> Result<bool> {
         self.check_family(&watch.cf)?;
-        let now_ms = || self.inner.clock.unix_ms();
+        let now_ms = || self.inner.context.clock().unix_ms();
         if watch.expires_at_ms.is_some_and(|expiry| expiry <= now_ms()) {
             return Ok(true);
         }
@@ -99,7 +99,7 @@ impl Db {
     /// Errors: those of a read; `Closed` if the column family was dropped.
     pub fn changed_since(&self, cf: &ColumnFamily, key: &[u8], seq: SeqNo) -> Result<bool> {
         self.check_family(cf)?;
-        let newest = newest_record(&self.inner, &cf.family, key, Since::After(seq))?;
+        let newest = newest_record(self.inner.reader(), &cf.family, key, Since::After(seq))?;
         cf.family.check_alive()?;
         Ok(newest.is_some())
     }

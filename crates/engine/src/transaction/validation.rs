@@ -26,6 +26,7 @@ use archipelago_base::{CfId, Error, Result, SeqNo};
 
 use crate::concurrency::Conflict;
 use crate::concurrency::footprint::{Footprint, KeyRead, Touch, Touched};
+use crate::db::write;
 use crate::db::{CommitState, DbInner, Family, Since, newest_record, range_has_newer};
 use crate::options::WriteOptions;
 use crate::wal::WriteBatch;
@@ -41,8 +42,8 @@ pub(super) fn key_has_changed(
     read: &KeyRead,
 ) -> Result<bool> {
     match read.exactly {
-        Some(seq) => Ok(newest_record(inner, family, key, Since::Ever)? != Some(seq)),
-        None => Ok(newest_record(inner, family, key, Since::After(read.as_of))?.is_some()),
+        Some(seq) => Ok(newest_record(inner.reader(), family, key, Since::Ever)? != Some(seq)),
+        None => Ok(newest_record(inner.reader(), family, key, Since::After(read.as_of))?.is_some()),
     }
 }
 
@@ -56,20 +57,21 @@ pub(super) fn commit(
     if batch.is_empty() {
         return check_alone(inner, footprint);
     }
-    inner.commit_batch(batch, options, |write| {
+    write::commit_batch(inner, batch, options, |write| {
         check(inner, footprint, |check| {
             let may_commit = |state: &mut CommitState| check.under_lock(state);
-            let committed = inner.committer.commit_if(inner, write, may_commit);
-            committed.map_err(|error| inner.note_append_error(&error))
+            let committed = inner.writes.committer().commit_if(inner, write, may_commit);
+            committed
+                .map_err(|error| write::note_append_error(&inner.storage, &inner.observers, &error))
         })
     })
 }
 
 /// The check of a transaction that writes nothing; the last sequence number that it was made at.
 fn check_alone(inner: &DbInner, footprint: &Footprint) -> Result<SeqNo> {
-    inner.check_open()?;
+    inner.context.check_open()?;
     check(inner, footprint, |check| {
-        let mut state = inner.committer.lock();
+        let mut state = inner.writes.committer().lock();
         Ok(check.under_lock(&mut state).then_some(state.last_seq))
     })
 }
@@ -89,7 +91,7 @@ fn check<T>(
             return Err(refusal);
         }
         check.without_lock()?;
-        inner.fault_point("transaction.checked")?;
+        inner.context.fault_point("transaction.checked")?;
     }
     Err(Conflict::Overrun.error(
         "so much was written while the transaction was checked that the check could not end: run \
@@ -112,7 +114,7 @@ struct Check<'a> {
 impl Drop for Check<'_> {
     fn drop(&mut self) {
         if let Some(position) = self.observer.take() {
-            self.inner.committer.lock().recent.end(position);
+            self.inner.writes.committer().lock().recent.end(position);
         }
     }
 }
@@ -160,7 +162,7 @@ impl Check<'_> {
         if let Some(gone) = families.find(|&cf| state.active_of(cf).is_none()) {
             return Some(dropped(gone));
         }
-        let has_expired = self.footprint.has_expired(|| self.inner.clock.unix_ms());
+        let has_expired = self.footprint.has_expired(|| self.inner.context.clock().unix_ms());
         has_expired.then(|| {
             Conflict::Expired.error(
                 "a value that the transaction read has expired: roll back and run the \
@@ -171,9 +173,9 @@ impl Check<'_> {
 
     /// Step 2: checks the keys and ranges that were read, without the commit lock.
     fn without_lock(&self) -> Result<()> {
-        self.inner.committer.wait_visible(self.through);
+        self.inner.view.publication().wait(self.through.0);
         for (cf, notes) in self.footprint.families() {
-            let family = self.inner.family(cf).ok_or_else(|| dropped(cf))?;
+            let family = self.inner.view.family(cf).ok_or_else(|| dropped(cf))?;
             for (key, read) in &notes.keys {
                 if key_has_changed(self.inner, &family, key, read)? {
                     let touch = Touch { cf, start: key, end: None };
@@ -181,7 +183,7 @@ impl Check<'_> {
                 }
             }
             for range in notes.ranges.iter() {
-                if range_has_newer(self.inner, &family, &range, notes.ranges_as_of)? {
+                if range_has_newer(self.inner.reader(), &family, &range, notes.ranges_as_of)? {
                     let touch = Touch { cf, start: &range.start, end: None };
                     return Err(self.changed(touch, Touched::Range));
                 }
@@ -191,7 +193,7 @@ impl Check<'_> {
     }
 
     fn changed(&self, touch: Touch<'_>, touched: Touched) -> Error {
-        let name = self.inner.family(touch.cf).map_or_else(String::new, |of| of.name.clone());
+        let name = self.inner.view.family(touch.cf).map_or_else(String::new, |of| of.name.clone());
         let key = touch.start.escape_ascii();
         match touched {
             Touched::Key => Conflict::Key.error(format!(

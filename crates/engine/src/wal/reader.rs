@@ -656,23 +656,31 @@ pub fn recover_beside(
         log.segments.push(end);
         if let Some((what, at)) = torn {
             let later = links[position + 1..].iter().map(|&(index, _)| &chain.segments[index]);
-            cut(fs, chain, file, (&what, at), later, &mut log)?;
+            cut(fs, chain, file, CutPlace { what: &what, at }, later, &mut log)?;
             break;
         }
     }
     Ok(log)
 }
 
-/// The log is cut at `at` of `file`: drops all `later` segments, unless one proves that nothing
+/// A position at which the log is cut, and the reason.
+struct CutPlace<'a> {
+    what: &'a str,
+    /// Offset in the segment.
+    at: u64,
+}
+
+/// The log is cut at `place` of `file`: drops all `later` segments, unless one proves that nothing
 /// before it can have been lost.
 fn cut<'a>(
     fs: &dyn FileSystem,
     chain: &LogChain<'_>,
     file: &SegmentFile,
-    (what, at): (&str, u64),
+    place: CutPlace<'_>,
     later: impl Iterator<Item = &'a SegmentFile>,
     log: &mut RecoveredLog,
 ) -> Result<()> {
+    let CutPlace { what, at } = place;
     let request = chain.request(None, SeqNo::ZERO);
     let mut dropped = Vec::new();
     for next in later {

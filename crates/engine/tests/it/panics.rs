@@ -238,7 +238,7 @@ fn flush_with_a_panicking_extension_fails_and_is_planned_again() {
 }
 
 #[test]
-fn compaction_with_a_panicking_extension_fails_and_is_planned_again() {
+fn compaction_is_planned_again_after_its_extension_panicked() {
     for (mode, which) in both_modes()
         .into_iter()
         .flat_map(|mode| [Which::Merge, Which::Filter, Which::Executor].map(|w| (mode.clone(), w)))

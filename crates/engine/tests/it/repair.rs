@@ -528,19 +528,32 @@ fn repaired_values_are_right_outside_the_reported_ranges() {
         assert!(files(&fs, SOURCE) == all, "seed {seed}: the original was changed");
         let clean = verify_files(&shared(&fs), Path::new(TARGET), |_| {}).unwrap();
         assert!(clean.is_clean(), "seed {seed}, {told:?}: {:?}", clean.errors);
-        promised += judge_run(&fs, &report, (&contents, &past), &ids, &format!("{seed}, {told:?}"));
+        promised += judge_run(
+            &fs,
+            &report,
+            Expected { contents: &contents, past: &past },
+            &ids,
+            &format!("{seed}, {told:?}"),
+        );
     }
     assert!(promised > 10_000, "only {promised} values were promised");
+}
+
+/// The state of the model that a repaired database is compared with.
+struct Expected<'a> {
+    contents: &'a model::Contents,
+    past: &'a Past,
 }
 
 /// Compares the repaired database with the model. How many keys the report promised.
 fn judge_run(
     fs: &MemFs,
     report: &RepairReport,
-    (contents, past): (&model::Contents, &Past),
+    expected: Expected<'_>,
     ids: &BTreeMap<&str, CfId>,
     run: &str,
 ) -> usize {
+    let Expected { contents, past } = expected;
     let overrides = report.families.iter().filter(|family| family.name != model::GUEST);
     let families = overrides
         .filter(|family| model::FAMILIES.contains(&family.name.as_str()))

@@ -36,10 +36,15 @@ use archipelago_env::{
 use crate::compaction::drive;
 use crate::compaction::iterator::{CompactionIterator, Rules};
 use crate::compaction::stripes::Stripes;
-use crate::db::Db;
+use crate::db::background::compaction;
 use crate::db::background::compaction::JOB_OUTPUT_BYTES;
+use crate::db::background::scheduler;
 use crate::db::inner::DbInner;
+use crate::db::read::ReadView;
+use crate::db::state::context::Context;
 use crate::db::state::family::{Family, SuperVersion};
+use crate::db::state::storage::Storage;
+use crate::db::write::WritePath;
 use crate::file_meta::{FileMeta, sst_name};
 use crate::iter::{AsOfIterator, Child, InternalIterator, MergingIterator};
 use crate::job::NoShards;
@@ -61,144 +66,108 @@ struct Moment {
     families: Vec<(Arc<Family>, Arc<SuperVersion>)>,
 }
 
-impl Db {
-    /// Makes a checkpoint in `dir`, which must not exist or be empty. On return it survives power
-    /// loss and can be opened as a database of its own.
-    ///
-    /// It holds what the database held at one moment during the call: every write, ingestion,
-    /// creation and drop of a family that returned before the call, and of those that run at the
-    /// same time a prefix of the order in which they take effect. Writes that passed the log are
-    /// no exception. Writers go on while files are linked, copied and written.
-    ///
-    /// Errors: `InvalidArgument` if the directory is not empty; `Io` if a file cannot be read or
-    /// written. After an error the directory is gone.
-    pub fn checkpoint(&self, dir: impl AsRef<Path>) -> Result<()> {
-        self.inner.check_open()?;
-        let dir = dir.as_ref();
-        let fs = &self.inner.fs;
-        if fs.exists(dir)? && !fs.list(dir)?.is_empty() {
-            return Err(Error::invalid(format!(
-                "cannot make a checkpoint in {}: it exists and is not empty",
-                dir.display()
-            )));
-        }
-        fs.create_dir_all(dir)?;
-        let result = self.inner.checkpoint(dir);
-        // The export may have been the last holder of files that are obsolete by now.
-        self.inner.remove_obsolete();
-        if result.is_err()
-            && let Err(error) = fs.remove_dir_all(dir)
-        {
-            tracing::warn!(%error, "the half-made checkpoint could not be removed");
-        }
-        result
-    }
+fn moment(context: &Context, view: &ReadView, writes: &WritePath) -> Moment {
+    // Between two pictures of a read-only database lies no moment.
+    let _publishing = context.options().read_only.then(|| view.pictures().lock_publishing());
+    let commit = writes.committer().lock();
+    writes.committer().wait_all_visible(view, &commit);
+    let families = view.live_families().into_iter();
+    let families = families.map(|family| {
+        let picture = family.current.load_full();
+        (family, picture)
+    });
+    Moment { families: families.collect(), last_seq: commit.last_seq }
 }
 
-impl DbInner {
-    fn moment(&self) -> Moment {
-        // Between two pictures of a read-only database lies no moment.
-        let _publishing = self.options.read_only.then(|| self.following.publishing.lock());
-        let commit = self.committer.lock();
-        self.committer.wait_all_visible(&commit);
-        let families = self.live_families().into_iter();
-        let families = families.map(|family| {
-            let picture = family.current.load_full();
-            (family, picture)
-        });
-        Moment { families: families.collect(), last_seq: commit.last_seq }
-    }
-
-    fn checkpoint(&self, dir: &Path) -> Result<()> {
-        let moment = self.moment();
-        let mut edit = VersionEdit::new();
-        for (family, picture) in &moment.families {
-            for (_, file) in picture.version.files() {
-                let name = sst_name(file.file_no());
-                self.link_or_copy(file, &dir.join(&name))?;
-            }
-            for meta in self.export_memtables(family, picture, moment.last_seq, dir)? {
-                edit.add_file(family.id, 0, meta);
-            }
-            edit.flushed_through(family.id, KeyRange::all(), moment.last_seq);
+fn checkpoint(db: &DbInner, dir: &Path) -> Result<()> {
+    let moment = moment(&db.context, &db.view, &db.writes);
+    let mut edit = VersionEdit::new();
+    for (family, picture) in &moment.families {
+        for (_, file) in picture.version.files() {
+            let name = sst_name(file.file_no());
+            link_or_copy(&db.storage, file, &dir.join(&name))?;
         }
-        self.fs.sync_dir(dir)?;
-        self.fault_point("checkpoint.before_manifest")?;
-        // Counters may be those of later: they only grow.
-        let exporter = self.manifest.lock().exporter();
-        let families = moment
-            .families
-            .iter()
-            .map(|(family, picture)| (family.id, &*family.name, Arc::clone(&picture.version)));
-        exporter.of_moment(moment.last_seq, families, &edit)?.write(dir)
-    }
-
-    /// Writes what lies in the memtables of `picture` up to `through` to L0 tables in `dir`.
-    fn export_memtables(
-        &self,
-        family: &Family,
-        picture: &SuperVersion,
-        through: SeqNo,
-        dir: &Path,
-    ) -> Result<Vec<FileMeta>> {
-        let sealed = picture.immutables.iter().flat_map(|immutable| immutable.shards.iter());
-        let shards: Vec<&Arc<Shard>> = picture
-            .active
-            .shards
-            .iter()
-            .chain(sealed.flatten())
-            .filter(|shard| shard.entries() > 0 || shard.has_tombstones())
-            .collect();
-        if shards.is_empty() {
-            return Ok(Vec::new());
+        for meta in export_memtables(db, family, picture, moment.last_seq, dir)? {
+            edit.add_file(family.id, 0, meta);
         }
-        let mut held = self.budget.hold(MemoryClass::Job, JOB_OUTPUT_BYTES);
-        let children = shards
-            .iter()
-            .map(|shard| Child::new(Arc::clone(shard).verified_iter(), SeqNo::MAX))
-            .collect();
-        let mut records = AsOfIterator::new(MergingIterator::new(children), through);
-        records.seek_to_first();
-        let tombstones: Vec<RangeTombstone> = shards
-            .iter()
-            .flat_map(|shard| shard.tombstone_list())
-            .filter(|tombstone| tombstone.seq <= through)
-            .collect();
-        let range = KeyRange::all();
-        let rules = Rules {
-            range: &range,
-            stripes: Stripes::new(&[], through),
-            below: &Below::Everything,
-            now_ms: 0,
-            merge_operator: None,
-            filter: None,
-        };
-        let mut input = CompactionIterator::new(records, tombstones, rules);
-        let bytes = shards.iter().map(|shard| shard.data_bytes()).sum();
-        let cuts = picture.version.map().boundaries().to_vec();
-        let mut spec = self.output_spec(family, 0, cuts, Vec::new(), bytes);
-        spec.dir = dir.to_owned();
-        held.resize(JOB_OUTPUT_BYTES + input.tombstone_bytes());
-        let kept = input.take_tombstones();
-        let io = IoContext::new(FileClass::Sst, IoPurpose::Maintenance);
-        let context = self.job_context(&NoShards);
-        let writer = OutputWriter::new(&spec, family.id, &range, kept, io, &context)?;
-        drive(&mut input, writer, &context, |_| Ok(()))
+        edit.flushed_through(family.id, KeyRange::all(), moment.last_seq);
     }
+    db.storage.fs().sync_dir(dir)?;
+    db.context.fault_point("checkpoint.before_manifest")?;
+    // Counters may be those of later: they only grow.
+    let exporter = db.storage.lock_manifest().exporter();
+    let families = moment
+        .families
+        .iter()
+        .map(|(family, picture)| (family.id, &*family.name, Arc::clone(&picture.version)));
+    exporter.of_moment(moment.last_seq, families, &edit)?.write(dir)
+}
 
-    /// Links the table as `to`, or copies it. The table of a read-only database may be gone from
-    /// the directory and still be held open.
-    fn link_or_copy(&self, file: &LiveFile, to: &Path) -> Result<()> {
-        let from = self.path_of(&sst_name(file.file_no()));
-        match (self.fs.link(&from, to), file.held()) {
-            (Err(error), Some(held)) if error.kind() == ErrorKind::NotFound => {
-                copy_open(&*self.fs, &*held, to, FileClass::Sst)
-            }
-            (Err(error), _) if error.kind() == ErrorKind::Unsupported => {
-                copy(&*self.fs, &from, to, FileClass::Sst)
-            }
-            (linked, _) => linked,
+/// Writes what lies in the memtables of `picture` up to `through` to L0 tables in `dir`.
+fn export_memtables(
+    db: &DbInner,
+    family: &Family,
+    picture: &SuperVersion,
+    through: SeqNo,
+    dir: &Path,
+) -> Result<Vec<FileMeta>> {
+    let sealed = picture.immutables.iter().flat_map(|immutable| immutable.shards.iter());
+    let shards: Vec<&Arc<Shard>> = picture
+        .active
+        .shards
+        .iter()
+        .chain(sealed.flatten())
+        .filter(|shard| shard.entries() > 0 || shard.has_tombstones())
+        .collect();
+    if shards.is_empty() {
+        return Ok(Vec::new());
+    }
+    let mut held = db.context.budget().hold(MemoryClass::Job, JOB_OUTPUT_BYTES);
+    let children = shards
+        .iter()
+        .map(|shard| Child::new(Arc::clone(shard).verified_iter(), SeqNo::MAX))
+        .collect();
+    let mut records = AsOfIterator::new(MergingIterator::new(children), through);
+    records.seek_to_first();
+    let tombstones: Vec<RangeTombstone> = shards
+        .iter()
+        .flat_map(|shard| shard.tombstone_list())
+        .filter(|tombstone| tombstone.seq <= through)
+        .collect();
+    let range = KeyRange::all();
+    let rules = Rules {
+        range: &range,
+        stripes: Stripes::new(&[], through),
+        below: &Below::Everything,
+        now_ms: 0,
+        merge_operator: None,
+        filter: None,
+    };
+    let mut input = CompactionIterator::new(records, tombstones, rules);
+    let bytes = shards.iter().map(|shard| shard.data_bytes()).sum();
+    let cuts = picture.version.map().boundaries().to_vec();
+    let mut spec = compaction::output_spec(db, family, 0, cuts, Vec::new(), bytes);
+    spec.dir = dir.to_owned();
+    held.resize(JOB_OUTPUT_BYTES + input.tombstone_bytes());
+    let kept = input.take_tombstones();
+    let io = IoContext::new(FileClass::Sst, IoPurpose::Maintenance);
+    let context = compaction::job_context(&db.context, &db.storage, &db.jobs, &db.view, &NoShards);
+    let writer = OutputWriter::new(&spec, family.id, &range, kept, io, &context)?;
+    drive(&mut input, writer, &context, |_| Ok(()))
+}
+
+/// Links the table as `to`, or copies it. The table of a read-only database may be gone from
+/// the directory and still be held open.
+fn link_or_copy(storage: &Storage, file: &LiveFile, to: &Path) -> Result<()> {
+    let from = storage.path_of(&sst_name(file.file_no()));
+    match (storage.fs().link(&from, to), file.held()) {
+        (Err(error), Some(held)) if error.kind() == ErrorKind::NotFound => {
+            copy_open(&**storage.fs(), &*held, to, FileClass::Sst)
         }
+        (Err(error), _) if error.kind() == ErrorKind::Unsupported => {
+            copy(&**storage.fs(), &from, to, FileClass::Sst)
+        }
+        (linked, _) => linked,
     }
 }
 
@@ -228,4 +197,26 @@ fn copy_open(
         offset += len as u64;
     }
     target.sync()
+}
+
+/// Makes a checkpoint in `dir`, and removes it if that fails.
+pub(crate) fn make_checkpoint(db: &DbInner, dir: &Path) -> Result<()> {
+    db.context.check_open()?;
+    let fs = db.storage.fs();
+    if fs.exists(dir)? && !fs.list(dir)?.is_empty() {
+        return Err(Error::invalid(format!(
+            "cannot make a checkpoint in {}: it exists and is not empty",
+            dir.display()
+        )));
+    }
+    fs.create_dir_all(dir)?;
+    let result = checkpoint(db, dir);
+    // The export may have been the last holder of files that are obsolete by now.
+    scheduler::remove_obsolete(&db.storage, &db.observers, &db.view);
+    if result.is_err()
+        && let Err(error) = fs.remove_dir_all(dir)
+    {
+        tracing::warn!(%error, "the half-made checkpoint could not be removed");
+    }
+    result
 }

@@ -18,14 +18,16 @@
 use std::collections::HashSet;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use archipelago_base::{Error, Result, SeqNo};
 
 use crate::border::Border;
 use crate::compaction::pick::{Pick, PickInput, RangeInput, RangePick, pick_drop, pick_range};
+use crate::db::ColumnFamily;
+use crate::db::background::compaction;
+use crate::db::background::scheduler;
 use crate::db::inner::DbInner;
-use crate::db::{ColumnFamily, Db};
+use crate::db::state::context::Context;
 use crate::job::Cancel;
 use crate::key::KeyRange;
 use crate::options::LEVELS;
@@ -47,7 +49,7 @@ pub enum LastLevel {
 /// are estimates; the second may grow.
 pub type OnProgress = Arc<dyn Fn(u64, u64) + Send + Sync>;
 
-/// Settings of [`Db::compact_range_with`].
+/// Settings of [`Db::compact_range_with`](crate::db::Db::compact_range_with).
 #[derive(Clone, Default)]
 pub struct CompactRangeOptions {
     /// Which tables of the last level are written again. Default: those that gain something.
@@ -117,140 +119,108 @@ struct Claim<'a> {
 
 impl Drop for Claim<'_> {
     fn drop(&mut self) {
-        self.inner.state.lock().claims.retain(|(id, _)| *id != self.id);
-        self.inner.wake();
+        self.inner.jobs.lock().set_claim(self.id, None);
+        self.inner.jobs.wake();
     }
 }
 
-impl Db {
-    /// Compacts the keys of `range` down to the last level and waits for it; flushes first. Tables
-    /// of the last level are written again where that gives something back: see [`LastLevel`].
-    ///
-    /// Everything that was written before the call is compacted when it returns. Others may write
-    /// meanwhile. Errors: those of [`Db::compact_range_with`].
-    pub fn compact_range(&self, cf: &ColumnFamily, range: &KeyRange) -> Result<()> {
-        self.compact_range_with(cf, range, &CompactRangeOptions::default())
-    }
+/// A compaction of a range that a caller asks for.
+pub(crate) struct RangeRequest<'a> {
+    pub(crate) cf: &'a ColumnFamily,
+    pub(crate) range: &'a KeyRange,
+    pub(crate) options: &'a CompactRangeOptions,
+    /// The last sequence number that was visible before the call.
+    pub(crate) through: SeqNo,
+}
 
-    /// [`Db::compact_range`] with settings.
-    ///
-    /// Errors: `Closed` if it was cancelled, the database closed or the family dropped meanwhile;
-    /// `ReadOnly` if the database takes no writes; the error of a job that failed. What was
-    /// compacted before an error stays.
-    pub fn compact_range_with(
-        &self,
-        cf: &ColumnFamily,
-        range: &KeyRange,
-        options: &CompactRangeOptions,
-    ) -> Result<()> {
-        let through = self.inner.visible();
-        self.flush(cf)?;
-        let id = {
-            let mut state = self.inner.state.lock();
-            state.next_job_id += 1;
-            state.next_job_id - 1
-        };
-        let wish = Wish {
-            cf,
-            range,
-            options,
-            id,
-            through,
-            first_new_no: self.inner.file_numbers.next().0,
-            written: HashSet::new(),
-            bytes_done: 0,
-            bytes_due: 0,
-        };
-        self.inner.compact_range(wish)
+/// Compacts a range whose memtables were flushed. See
+/// [`Db::compact_range_with`](crate::db::Db::compact_range_with).
+pub(crate) fn compact_range(db: &DbInner, request: RangeRequest<'_>) -> Result<()> {
+    let RangeRequest { cf, range, options, through } = request;
+    let id = db.jobs.lock().new_job_id();
+    let mut wish = Wish {
+        cf,
+        range,
+        options,
+        id,
+        through,
+        first_new_no: db.storage.file_numbers().next().0,
+        written: HashSet::new(),
+        bytes_done: 0,
+        bytes_due: 0,
+    };
+    let _claim = Claim { inner: db, id: wish.id };
+    while compact_step(db, &mut wish, None)? {}
+    for level in 0..LEVELS {
+        while compact_step(db, &mut wish, Some(level))? {}
+    }
+    wish.report(0);
+    Ok(())
+}
+
+/// One job of a wish, at `level`, or one that drops tables without reading them (`None`);
+/// `false` if there is none left.
+fn compact_step(db: &DbInner, wish: &mut Wish<'_>, level: Option<usize>) -> Result<bool> {
+    wish.cf.family.check_alive()?;
+    db.context.check_open()?;
+    wish.check_cancelled()?;
+    let (snapshots, visible) = db.view.snapshots().list(|| db.view.visible());
+    let mut state = db.jobs.lock();
+    state.set_claim(wish.id, None);
+    let version = Arc::clone(&wish.cf.family.current.load().version);
+    let running = state.compactions_and_ingestions();
+    let input = pick_input(&db.context, &version, &running, &snapshots, visible);
+    let picked = match level {
+        None => pick_drop(&input).map_or(RangePick::Done, RangePick::Ready),
+        Some(level) => pick_range(&wish.input(input), level),
+    };
+    match picked {
+        RangePick::Done => Ok(false),
+        RangePick::Blocked(next) => {
+            state.set_claim(wish.id, next.map(|next| next.running(wish.cf.id())));
+            drop(state);
+            scheduler::progress_or_step(db)?;
+            Ok(true)
+        }
+        RangePick::Ready(pick) => {
+            let due_bytes = wish.input(input).due_bytes();
+            let family = Arc::clone(&wish.cf.family);
+            let is_last = pick.to() == LEVELS - 1 && !matches!(pick, Pick::Drop { .. });
+            let mut task = compaction::start_compaction(&mut state, family, version, pick);
+            task.by_hand = true;
+            task.cancel = wish.options.cancel.clone();
+            drop(state);
+            let callback = Border::new("callback", "on_progress", Some(wish.cf.name()));
+            let result = match callback.call(|| wish.report(due_bytes)) {
+                Ok(()) => compaction::run_compaction_task(db, &task),
+                Err(error) => {
+                    compaction::end_compaction(db, &task);
+                    Err(error)
+                }
+            };
+            drop(task);
+            scheduler::remove_obsolete(&db.storage, &db.observers, &db.view);
+            wish.check_cancelled()?;
+            // A job that ended because its family was dropped or the database closes is no
+            // failure.
+            let is_moot = wish.cf.family.check_alive().is_err() || db.context.is_closing();
+            if let (Err(error), false) = (&result, is_moot) {
+                db.observers.tell_failure("compaction of a range by hand", error);
+            }
+            let written = result?;
+            wish.written.extend(written.into_iter().filter(|_| is_last));
+            Ok(true)
+        }
     }
 }
 
-impl DbInner {
-    fn compact_range(&self, mut wish: Wish<'_>) -> Result<()> {
-        let _claim = Claim { inner: self, id: wish.id };
-        while self.compact_step(&mut wish, None)? {}
-        for level in 0..LEVELS {
-            while self.compact_step(&mut wish, Some(level))? {}
-        }
-        wish.report(0);
-        Ok(())
-    }
-
-    /// One job of a wish, at `level`, or one that drops tables without reading them (`None`);
-    /// `false` if there is none left.
-    fn compact_step(&self, wish: &mut Wish<'_>, level: Option<usize>) -> Result<bool> {
-        wish.cf.family.check_alive()?;
-        self.check_open()?;
-        wish.check_cancelled()?;
-        let (snapshots, visible) = self.snapshots.list(|| self.visible());
-        let mut state = self.state.lock();
-        state.claims.retain(|(id, _)| *id != wish.id);
-        let version = Arc::clone(&wish.cf.family.current.load().version);
-        let running = state.compactions_and_ingestions();
-        let input = self.pick_input(&version, &running, &snapshots, visible);
-        let picked = match level {
-            None => pick_drop(&input).map_or(RangePick::Done, RangePick::Ready),
-            Some(level) => pick_range(&wish.input(input), level),
-        };
-        match picked {
-            RangePick::Done => Ok(false),
-            RangePick::Blocked(next) => {
-                if let Some(next) = next {
-                    state.claims.push((wish.id, next.running(wish.cf.id())));
-                }
-                drop(state);
-                self.progress_or_step()?;
-                Ok(true)
-            }
-            RangePick::Ready(pick) => {
-                let due_bytes = wish.input(input).due_bytes();
-                let family = Arc::clone(&wish.cf.family);
-                let is_last = pick.to() == LEVELS - 1 && !matches!(pick, Pick::Drop { .. });
-                let mut task = state.start_compaction(family, version, pick);
-                task.by_hand = true;
-                task.cancel = wish.options.cancel.clone();
-                drop(state);
-                let callback = Border::new("callback", "on_progress", Some(wish.cf.name()));
-                let result = match callback.call(|| wish.report(due_bytes)) {
-                    Ok(()) => self.run_compaction_task(&task),
-                    Err(error) => {
-                        self.end_compaction(&task);
-                        Err(error)
-                    }
-                };
-                drop(task);
-                self.remove_obsolete();
-                wish.check_cancelled()?;
-                // A job that ended because its family was dropped or the database closes is no
-                // failure.
-                let is_moot =
-                    wish.cf.family.check_alive().is_err() || self.closing.load(Ordering::Acquire);
-                if let (Err(error), false) = (&result, is_moot) {
-                    self.tell_failure("compaction of a range by hand", error);
-                }
-                let written = result?;
-                wish.written.extend(written.into_iter().filter(|_| is_last));
-                Ok(true)
-            }
-        }
-    }
-
-    fn pick_input<'a>(
-        &self,
-        version: &'a Version,
-        running: &'a [crate::version::Running],
-        snapshots: &'a [SeqNo],
-        visible: SeqNo,
-    ) -> PickInput<'a> {
-        let now_ms = self.clock.unix_ms();
-        PickInput {
-            version,
-            running,
-            jobs_max: usize::MAX,
-            snapshots,
-            visible,
-            now_ms,
-            loading: false,
-        }
-    }
+fn pick_input<'a>(
+    context: &Context,
+    version: &'a Version,
+    running: &'a [crate::version::Running],
+    snapshots: &'a [SeqNo],
+    visible: SeqNo,
+) -> PickInput<'a> {
+    let now_ms = context.clock().unix_ms();
+    PickInput { version, running, jobs_max: usize::MAX, snapshots, visible, now_ms, loading: false }
 }

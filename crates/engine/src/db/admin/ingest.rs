@@ -39,10 +39,16 @@ use archipelago_env::{FileClass, IoContext, IoPurpose, OpenOptions};
 use crate::bucket::BucketMap;
 use crate::compaction::job::{CompactionSpec, Input, run_compaction};
 use crate::db::admin::checkpoint::copy;
-use crate::db::inner::{DbInner, RunningJob, RunningKind};
+use crate::db::background::compaction;
+use crate::db::background::scheduler;
+use crate::db::inner::DbInner;
 use crate::db::state::family::Family;
+use crate::db::state::jobs::RunningKind;
+use crate::db::state::storage::Storage;
+use crate::db::write;
 use crate::db::write::commit::CommitState;
-use crate::db::{ColumnFamily, Db};
+use crate::db::write::seal;
+use crate::db::write::stalling;
 use crate::event::Event;
 use crate::file_meta::{FileMeta, sst_name};
 use crate::job::NoShards;
@@ -63,37 +69,6 @@ pub struct IngestOptions {
     pub link: bool,
 }
 
-impl Db {
-    /// Adds `files`, made by an `SstWriter`, to `cf`; their records are newer than everything
-    /// that was written before, and become visible at once. Survives power loss on return. Other
-    /// ingestions, flushes, compactions and changes of buckets may run meanwhile.
-    ///
-    /// Every file is checked in full before anything is visible. After an error nothing was
-    /// ingested, and no file stays in the directory; only if the error is that the manifest could
-    /// not be written may the next open find the files ingested.
-    ///
-    /// Errors: `InvalidArgument` says which file `cf` cannot hold, why, and what to do instead: one
-    /// that is no table or was not made by an `SstWriter` (a table of a live database has sequence
-    /// numbers of its own), one with merge operands where `cf` has no merge operator, one that was
-    /// made for a column family of another name, two that overlap, one without records. `Corrupt`
-    /// names a damaged file, `Unsupported` one of another format, comparator or encryption.
-    pub fn ingest<P: AsRef<Path>>(
-        &self,
-        cf: &ColumnFamily,
-        files: &[P],
-        options: &IngestOptions,
-    ) -> Result<()> {
-        self.check_family(cf)?;
-        self.inner.check_open()?;
-        self.inner.refuse_read_only()?;
-        self.inner.health.check_writable()?;
-        if files.is_empty() {
-            return Ok(());
-        }
-        self.inner.ingest(&cf.family, files, options)
-    }
-}
-
 /// Files that an ingestion has brought into the directory. Those that are still here when this is
 /// dropped were not installed, and are removed.
 struct Taken<'a> {
@@ -103,12 +78,12 @@ struct Taken<'a> {
 
 impl Drop for Taken<'_> {
     fn drop(&mut self) {
-        if self.inner.manifest.lock().is_unsettled() {
+        if self.inner.storage.lock_manifest().is_unsettled() {
             return;
         }
         for no in &self.files {
             // One that stays is removed by the next open.
-            let _ = self.inner.fs.remove(&self.inner.path_of(&sst_name(*no)));
+            let _ = self.inner.storage.fs().remove(&self.inner.storage.path_of(&sst_name(*no)));
         }
     }
 }
@@ -123,232 +98,232 @@ struct RunningIngestion<'a> {
 
 impl Drop for RunningIngestion<'_> {
     fn drop(&mut self) {
-        self.inner.state.lock().running.retain(|job| job.id != self.job_id);
-        self.inner.progress.notify_all();
-        self.inner.wake();
+        self.inner.jobs.lock().end(self.job_id);
+        self.inner.jobs.notify_progress();
+        self.inner.jobs.wake();
     }
 }
 
-impl DbInner {
-    fn ingest<P: AsRef<Path>>(
-        &self,
-        family: &Arc<Family>,
-        files: &[P],
-        options: &IngestOptions,
-    ) -> Result<()> {
-        let mut taken = Taken { inner: self, files: Vec::new() };
-        let mut metas = Vec::with_capacity(files.len());
-        for path in files {
-            metas.push(self.take_file(family, path.as_ref(), options, &mut taken.files)?);
-        }
-        self.fs.sync_dir(&self.dir)?;
-        check_disjoint(&mut metas)?;
-        loop {
-            // Cut by the map of now; checked again under the lock.
-            let version = Arc::clone(&family.current.load().version);
-            let pieces = self.cut_at_buckets(family, &version, &metas, &mut taken.files)?;
-            if let Some(installed) = self.install_ingest(family, &version, pieces)? {
-                taken.files.retain(|no| !installed.contains(&no.0));
-                return Ok(());
-            }
-        }
+pub(crate) fn ingest<P: AsRef<Path>>(
+    db: &DbInner,
+    family: &Arc<Family>,
+    files: &[P],
+    options: &IngestOptions,
+) -> Result<()> {
+    let mut taken = Taken { inner: db, files: Vec::new() };
+    let mut metas = Vec::with_capacity(files.len());
+    for path in files {
+        metas.push(take_file(&db.storage, family, path.as_ref(), options, &mut taken.files)?);
     }
-
-    /// Brings one file into the directory and checks it in full.
-    fn take_file(
-        &self,
-        family: &Family,
-        path: &Path,
-        options: &IngestOptions,
-        taken: &mut Vec<FileNo>,
-    ) -> Result<FileMeta> {
-        let no = self.file_numbers.allocate();
-        let target: PathBuf = self.path_of(&sst_name(no));
-        taken.push(no);
-        let linked = options.link
-            && match self.fs.link(path, &target) {
-                Ok(()) => true,
-                Err(error) if error.kind() == ErrorKind::Unsupported => false,
-                Err(error) => return Err(error),
-            };
-        if !linked {
-            copy(&*self.fs, path, &target, FileClass::Sst)?;
-        }
-        let context = IoContext::new(FileClass::Sst, IoPurpose::Ingest);
-        let file = self.fs.open(&target, context, OpenOptions::default())?;
-        let refused = |e: Error| e.context_at(format!("cannot ingest {}", path.display()));
-        let table = read_foreign_table(&file, path, no).map_err(refused)?;
-        check_ingestible(family, &table).map_err(refused)?;
-        Ok(table.meta)
-    }
-
-    /// Cuts files that would straddle buckets of L0; the others stay as they are.
-    fn cut_at_buckets(
-        &self,
-        family: &Arc<Family>,
-        version: &Version,
-        metas: &[FileMeta],
-        taken: &mut Vec<FileNo>,
-    ) -> Result<Vec<FileMeta>> {
-        let map = version.map();
-        let mut pieces = Vec::with_capacity(metas.len());
-        for meta in metas {
-            let range = range_of(meta);
-            if map.buckets_of(&range).len() == 1 || deepest_level(version, &range).is_some() {
-                pieces.push(meta.clone());
-                continue;
-            }
-            let spec = CompactionSpec {
-                cf: family.id.0,
-                from: 0,
-                inputs: vec![Input { level: 0, meta: meta.clone() }],
-                range,
-                subrange: None,
-                retention: self.retention(family, Below::Everything),
-                output: self.output_spec(
-                    family,
-                    0,
-                    map.boundaries().to_vec(),
-                    Vec::new(),
-                    meta.size_bytes,
-                ),
-                readahead_bytes: self.options.compaction_readahead_bytes as u32,
-                direct_reads: self.options.direct_background_io,
-            };
-            let output = run_compaction(&spec, &self.job_context(&NoShards))?;
-            taken.extend(output.files.iter().map(FileMeta::file_no));
-            pieces.extend(output.files);
-        }
-        Ok(pieces)
-    }
-
-    /// Flushes the family if a memtable may hold keys of the files (commit lock held, so that no
-    /// write comes in between).
-    fn flush_overlapping(
-        &self,
-        commit: &mut CommitState,
-        family: &Arc<Family>,
-        pieces: &[FileMeta],
-    ) -> Result<()> {
-        let current = family.current.load_full();
-        let holds = |map: &BucketMap, bucket: usize, shard: &Shard| {
-            let any = shard.entries() > 0 || shard.has_tombstones();
-            any && pieces.iter().any(|meta| meta.overlaps(&map.range(bucket)))
-        };
-        let active = &current.active;
-        let mut overlaps =
-            active.shards.iter().enumerate().any(|(at, shard)| holds(&active.map, at, shard));
-        for immutable in &current.immutables {
-            let shards = immutable.shards.iter().enumerate();
-            overlaps |= shards
-                .filter_map(|(at, shard)| Some((at, shard.as_ref()?)))
-                .any(|(at, shard)| holds(&immutable.map, at, shard));
-        }
-        if !overlaps {
+    db.storage.fs().sync_dir(db.storage.dir())?;
+    check_disjoint(&mut metas)?;
+    loop {
+        // Cut by the map of now; checked again under the lock.
+        let version = Arc::clone(&family.current.load().version);
+        let pieces = cut_at_buckets(db, family, &version, &metas, &mut taken.files)?;
+        if let Some(installed) = install_ingest(db, family, &version, pieces)? {
+            taken.files.retain(|no| !installed.contains(&no.0));
             return Ok(());
         }
-        self.seal_active(commit, family);
-        while !family.current.load().immutables.is_empty() {
-            family.check_alive()?;
-            if self.state.lock().leave_log {
-                return Err(Error::busy(
-                    "the log has to be left after an earlier error before files can be ingested; \
-                     try again",
-                ));
-            }
-            self.progress_or_step()?;
-        }
-        Ok(())
     }
+}
 
-    /// Places and installs the files; their numbers, or `None` if something changed so that the
-    /// caller has to cut again.
-    fn install_ingest(
-        &self,
-        family: &Arc<Family>,
-        cut_by: &Version,
-        mut pieces: Vec<FileMeta>,
-    ) -> Result<Option<Vec<u64>>> {
-        let mut commit = self.committer.lock();
-        self.committer.wait_all_visible(&commit);
-        family.check_alive()?;
-        let current = family.current.load_full();
-        if current.version.map().epoch() != cut_by.map().epoch() {
-            return Ok(None);
-        }
-        self.flush_overlapping(&mut commit, family, &pieces)?;
-        // The files survive power loss from here on: what was written before must do so too.
-        self.sync_log(commit.last_seq)?;
-        let mut manifest = self.manifest.lock();
-        let version = Arc::clone(&family.current.load().version);
-        let Some(mut job) = self.start_ingestion(family, &version, &pieces) else {
-            return Ok(None);
+/// Brings one file into the directory and checks it in full.
+fn take_file(
+    storage: &Storage,
+    family: &Family,
+    path: &Path,
+    options: &IngestOptions,
+    taken: &mut Vec<FileNo>,
+) -> Result<FileMeta> {
+    let no = storage.file_numbers().allocate();
+    let target: PathBuf = storage.path_of(&sst_name(no));
+    taken.push(no);
+    let linked = options.link
+        && match storage.fs().link(path, &target) {
+            Ok(()) => true,
+            Err(error) if error.kind() == ErrorKind::Unsupported => false,
+            Err(error) => return Err(error),
         };
-        self.fault_point("ingest.before_install")?;
-        let seq = commit.last_seq.next();
-        let edit = edit_of(family, &mut pieces, &job.levels, seq);
-        let built = manifest.apply(edit);
-        let is_installed = built.is_ok();
-        if is_installed || manifest.is_unsettled() {
-            // The manifest has the number, or may have it: no write gets it.
-            commit.last_seq = seq;
-            if let Ok(built) = &built {
-                self.republish_built(&mut self.state.lock(), built.clone());
-                for piece in &pieces {
-                    commit.recent.note_range(family.id, &piece.smallest, &piece.largest);
-                }
-                // The files are installed, so an error of the fault point changes nothing.
-                let _ = self.fault_point("ingest.before_visible");
-            }
-            self.committer.set_visible(seq);
-        }
-        built?;
-        let levels = std::mem::take(&mut job.levels);
-        drop((job, manifest, commit));
-        self.tell_ingestion(family, &pieces, &levels);
-        Ok(Some(pieces.iter().map(|meta| meta.no).collect()))
+    if !linked {
+        copy(&**storage.fs(), path, &target, FileClass::Sst)?;
     }
+    let context = IoContext::new(FileClass::Sst, IoPurpose::Ingest);
+    let file = storage.fs().open(&target, context, OpenOptions::default())?;
+    let refused = |e: Error| e.context_at(format!("cannot ingest {}", path.display()));
+    let table = read_foreign_table(&file, path, no).map_err(refused)?;
+    check_ingestible(family, &table).map_err(refused)?;
+    Ok(table.meta)
+}
 
-    /// Chooses the level of each file and enters the ingestion among the running jobs, as one step;
-    /// `None` if a file has to be cut first (manifest lock held, so that `version` stays the
-    /// newest).
-    fn start_ingestion(
-        &self,
-        family: &Family,
-        version: &Version,
-        pieces: &[FileMeta],
-    ) -> Option<RunningIngestion<'_>> {
-        let mut state = self.state.lock();
-        let compactions = state.compactions();
-        let place = |piece: &FileMeta| place(version, &compactions, family, piece);
-        let levels: Vec<usize> = pieces.iter().map(place).collect::<Option<_>>()?;
-        let claim = |(piece, &to): (&FileMeta, &usize)| Running {
-            cf: family.id,
-            range: range_of(piece),
+/// Cuts files that would straddle buckets of L0; the others stay as they are.
+fn cut_at_buckets(
+    db: &DbInner,
+    family: &Arc<Family>,
+    version: &Version,
+    metas: &[FileMeta],
+    taken: &mut Vec<FileNo>,
+) -> Result<Vec<FileMeta>> {
+    let map = version.map();
+    let mut pieces = Vec::with_capacity(metas.len());
+    for meta in metas {
+        let range = range_of(meta);
+        if map.buckets_of(&range).len() == 1 || deepest_level(version, &range).is_some() {
+            pieces.push(meta.clone());
+            continue;
+        }
+        let spec = CompactionSpec {
+            cf: family.id.0,
             from: 0,
-            to,
-            files: Vec::new(),
+            inputs: vec![Input { level: 0, meta: meta.clone() }],
+            range,
+            subrange: None,
+            retention: compaction::retention(&db.context, &db.view, family, Below::Everything),
+            output: compaction::output_spec(
+                db,
+                family,
+                0,
+                map.boundaries().to_vec(),
+                Vec::new(),
+                meta.size_bytes,
+            ),
+            readahead_bytes: db.context.options().compaction_readahead_bytes as u32,
+            direct_reads: db.context.options().direct_background_io,
         };
-        let claims = pieces.iter().zip(&levels).map(claim).collect();
-        let job_id = state.next_job_id;
-        state.next_job_id += 1;
-        state.running.push(RunningJob { id: job_id, kind: RunningKind::Ingestion(claims) });
-        drop(state);
-        Some(RunningIngestion { inner: self, job_id, levels })
+        let output = run_compaction(
+            &spec,
+            &compaction::job_context(&db.context, &db.storage, &db.jobs, &db.view, &NoShards),
+        )?;
+        taken.extend(output.files.iter().map(FileMeta::file_no));
+        pieces.extend(output.files);
     }
+    Ok(pieces)
+}
 
-    /// Counts an installed ingestion and tells of it.
-    fn tell_ingestion(&self, family: &Family, pieces: &[FileMeta], levels: &[usize]) {
-        for (piece, &level) in pieces.iter().zip(levels) {
-            let context = IoContext::sst(IoPurpose::Ingest, level as u8).of_family(family.id.0);
-            self.fs.reassign(&self.path_of(&sst_name(piece.file_no())), context);
-        }
-        let bytes = pieces.iter().map(|meta| meta.size_bytes).sum();
-        self.stats.add(Ticker::IngestBytes, bytes);
-        let files = pieces.iter().map(|meta| meta.no).collect();
-        self.tell(&Event::Ingested { cf: family.id, files });
-        self.recompute_stall(family);
+/// Flushes the family if a memtable may hold keys of the files (commit lock held, so that no
+/// write comes in between).
+fn flush_overlapping(
+    db: &DbInner,
+    commit: &mut CommitState,
+    family: &Arc<Family>,
+    pieces: &[FileMeta],
+) -> Result<()> {
+    let current = family.current.load_full();
+    let holds = |map: &BucketMap, bucket: usize, shard: &Shard| {
+        let any = shard.entries() > 0 || shard.has_tombstones();
+        any && pieces.iter().any(|meta| meta.overlaps(&map.range(bucket)))
+    };
+    let active = &current.active;
+    let mut overlaps =
+        active.shards.iter().enumerate().any(|(at, shard)| holds(&active.map, at, shard));
+    for immutable in &current.immutables {
+        let shards = immutable.shards.iter().enumerate();
+        overlaps |= shards
+            .filter_map(|(at, shard)| Some((at, shard.as_ref()?)))
+            .any(|(at, shard)| holds(&immutable.map, at, shard));
     }
+    if !overlaps {
+        return Ok(());
+    }
+    seal::seal_active(db, commit, family);
+    while !family.current.load().immutables.is_empty() {
+        family.check_alive()?;
+        if db.logs.must_leave() {
+            return Err(Error::busy(
+                "the log has to be left after an earlier error before files can be ingested; \
+                 try again",
+            ));
+        }
+        scheduler::progress_or_step(db)?;
+    }
+    Ok(())
+}
+
+/// Places and installs the files; their numbers, or `None` if something changed so that the
+/// caller has to cut again.
+fn install_ingest(
+    db: &DbInner,
+    family: &Arc<Family>,
+    cut_by: &Version,
+    mut pieces: Vec<FileMeta>,
+) -> Result<Option<Vec<u64>>> {
+    let mut commit = db.writes.committer().lock();
+    db.writes.committer().wait_all_visible(&db.view, &commit);
+    family.check_alive()?;
+    let current = family.current.load_full();
+    if current.version.map().epoch() != cut_by.map().epoch() {
+        return Ok(None);
+    }
+    flush_overlapping(db, &mut commit, family, &pieces)?;
+    // The files survive power loss from here on: what was written before must do so too.
+    write::sync_log(db, commit.last_seq)?;
+    let mut manifest = db.storage.lock_manifest();
+    let version = Arc::clone(&family.current.load().version);
+    let Some(mut job) = start_ingestion(db, family, &version, &pieces) else {
+        return Ok(None);
+    };
+    db.context.fault_point("ingest.before_install")?;
+    let seq = commit.last_seq.next();
+    let edit = edit_of(family, &mut pieces, &job.levels, seq);
+    let built = manifest.apply(edit);
+    let is_installed = built.is_ok();
+    if is_installed || manifest.is_unsettled() {
+        // The manifest has the number, or may have it: no write gets it.
+        commit.last_seq = seq;
+        if let Ok(built) = &built {
+            db.view.republish_built(&mut db.jobs.lock(), built.clone());
+            for piece in &pieces {
+                commit.recent.note_range(family.id, &piece.smallest, &piece.largest);
+            }
+            // The files are installed, so an error of the fault point changes nothing.
+            let _ = db.context.fault_point("ingest.before_visible");
+        }
+        db.view.publication().set(seq.0);
+    }
+    built?;
+    let levels = std::mem::take(&mut job.levels);
+    drop((job, manifest, commit));
+    tell_ingestion(db, family, &pieces, &levels);
+    Ok(Some(pieces.iter().map(|meta| meta.no).collect()))
+}
+
+/// Chooses the level of each file and enters the ingestion among the running jobs, as one step;
+/// `None` if a file has to be cut first (manifest lock held, so that `version` stays the
+/// newest).
+fn start_ingestion<'a>(
+    db: &'a DbInner,
+    family: &Family,
+    version: &Version,
+    pieces: &[FileMeta],
+) -> Option<RunningIngestion<'a>> {
+    let mut state = db.jobs.lock();
+    let compactions = state.compactions();
+    let place = |piece: &FileMeta| place(version, &compactions, family, piece);
+    let levels: Vec<usize> = pieces.iter().map(place).collect::<Option<_>>()?;
+    let claim = |(piece, &to): (&FileMeta, &usize)| Running {
+        cf: family.id,
+        range: range_of(piece),
+        from: 0,
+        to,
+        files: Vec::new(),
+    };
+    let claims = pieces.iter().zip(&levels).map(claim).collect();
+    let job_id = state.start(RunningKind::Ingestion(claims));
+    drop(state);
+    Some(RunningIngestion { inner: db, job_id, levels })
+}
+
+/// Counts an installed ingestion and tells of it.
+fn tell_ingestion(db: &DbInner, family: &Family, pieces: &[FileMeta], levels: &[usize]) {
+    for (piece, &level) in pieces.iter().zip(levels) {
+        let context = IoContext::sst(IoPurpose::Ingest, level as u8).of_family(family.id.0);
+        db.storage.fs().reassign(&db.storage.path_of(&sst_name(piece.file_no())), context);
+    }
+    let bytes = pieces.iter().map(|meta| meta.size_bytes).sum();
+    db.observers.stats().add(Ticker::IngestBytes, bytes);
+    let files = pieces.iter().map(|meta| meta.no).collect();
+    db.observers.tell(&Event::Ingested { cf: family.id, files });
+    stalling::recompute_stall(&db.context, &db.observers, &db.pacing, &db.jobs, family);
 }
 
 /// The edit that adds the files to their levels, every record with the sequence number `seq`.

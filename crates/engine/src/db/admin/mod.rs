@@ -1,4 +1,11 @@
-//! What an operator calls: families, buckets, checkpoints, ingestion, reports and verification.
+//! Administration: the calls of an operator.
+//!
+//! Families, buckets, compactions of a range, checkpoints, ingestion, reports and verification. The
+//! calls stand here; the files beside this one carry them out.
+//!
+//! Thread-safety: any thread may call any method.
+//! Failure: the methods say which errors they return, and what holds after an error.
+//! Cost: see the files.
 
 pub(crate) mod buckets;
 pub(crate) mod checkpoint;
@@ -7,3 +14,253 @@ pub(crate) mod families;
 pub(crate) mod ingest;
 pub(crate) mod report;
 pub(crate) mod verify;
+
+use std::path::Path;
+
+use archipelago_base::Result;
+
+use crate::db::admin::buckets::BucketInfo;
+use crate::db::admin::compact_range::{CompactRangeOptions, RangeRequest};
+use crate::db::admin::ingest::IngestOptions;
+use crate::db::admin::report::Report;
+use crate::db::admin::verify::VerifyReport;
+use crate::db::background::{flush, rebalance};
+use crate::db::read::key_estimate::{self, KeyEstimate};
+use crate::db::state::balance::BucketChange;
+use crate::db::write::disk_room::DiskReport;
+use crate::db::{ColumnFamily, Db};
+use crate::disk_space::SpaceState;
+use crate::key::KeyRange;
+use crate::options::CfOptions;
+use crate::version::rebalance::ChangeKind;
+
+impl Db {
+    /// The column family named `name`. `InvalidArgument` lists those that there are.
+    pub fn family(&self, name: &str) -> Result<ColumnFamily> {
+        self.inner.context.check_open()?;
+        let family = families::find_family(&self.inner.view, name)?;
+        Ok(ColumnFamily { family, db_token: self.inner.context.token() })
+    }
+
+    /// The names of all column families, the default one first.
+    #[must_use]
+    pub fn list_families(&self) -> Vec<String> {
+        self.inner.view.live_families().iter().map(|family| family.name.clone()).collect()
+    }
+
+    /// Creates a column family. `InvalidArgument` if the name is taken, a setting is out of range,
+    /// or an extension is not registered. Survives power loss on return.
+    pub fn create_family(&self, name: &str, options: CfOptions) -> Result<ColumnFamily> {
+        self.inner.context.check_open()?;
+        self.inner.observers.health().check_writable()?;
+        let family = families::create_family(&self.inner, name, options)?;
+        Ok(ColumnFamily { family, db_token: self.inner.context.token() })
+    }
+
+    /// Drops a column family with all its data. The default one cannot be dropped. Durable on
+    /// return: power loss cannot undo it, and everything that was written before the drop survives
+    /// with it. Errors: `InvalidArgument` for the default family, `Closed` if it was dropped
+    /// before, `Io` if the log cannot be synced or the manifest cannot be written.
+    ///
+    /// Afterwards every call with a handle of the family is refused with `Closed`, reads at older
+    /// snapshots as well, and a writer that waits for its flushes gets an error. Iterators that are
+    /// open on the family go on, and values that were read stay. Running flushes and compactions
+    /// are not waited for: what they make is removed when they end, and they do not count as
+    /// failed.
+    ///
+    /// Its memtables and tables are freed as soon as no iterator, no running job and no snapshot
+    /// holds them (snapshots hold those of families that have a compaction filter). Handles hold
+    /// nothing. Background work removes the files that were held, or the next open if the database
+    /// was closed before.
+    pub fn drop_family(&self, cf: &ColumnFamily) -> Result<()> {
+        self.check_family(cf)?;
+        self.inner.observers.health().check_writable()?;
+        families::drop_family(&self.inner, &cf.family)
+    }
+
+    /// The buckets of a column family, in key order.
+    pub fn buckets(&self, cf: &ColumnFamily) -> Result<Vec<BucketInfo>> {
+        self.check_family(cf)?;
+        Ok(buckets::buckets(&self.inner, cf))
+    }
+
+    /// Cuts bucket `index` in two at `key`, or, if `None`, in the middle of its data. `Busy`, with
+    /// the reason, while the bucket has L0 files or a running job; `InvalidArgument` if the key
+    /// does not lie inside the bucket. Survives power loss on return.
+    pub fn split_bucket(&self, cf: &ColumnFamily, index: usize, key: Option<&[u8]>) -> Result<()> {
+        self.check_family(cf)?;
+        buckets::split_bucket(&self.inner, cf, index, key)
+    }
+
+    /// Makes bucket `index` and its right neighbour one. `Busy` as in [`Db::split_bucket`]. Where
+    /// the family's `buckets_dynamic` is set, what is changed by hand may be changed back by the
+    /// load.
+    pub fn merge_buckets(&self, cf: &ColumnFamily, index: usize) -> Result<()> {
+        self.check_family(cf)?;
+        rebalance::change_map(&self.inner, &cf.family, |map| {
+            map.merge(index)?;
+            Ok(ChangeKind::Merge { left: index })
+        })
+    }
+
+    /// The newest changes of the family's bucket map since the open, oldest first, at most 32.
+    pub fn bucket_changes(&self, cf: &ColumnFamily) -> Result<Vec<BucketChange>> {
+        self.check_family(cf)?;
+        Ok(rebalance::bucket_changes(&self.inner.jobs, cf.id()))
+    }
+
+    /// Writes all memtables of the family to L0 and waits for it.
+    pub fn flush(&self, cf: &ColumnFamily) -> Result<()> {
+        self.check_family(cf)?;
+        self.inner.context.check_open()?;
+        self.inner.context.refuse_read_only()?;
+        flush::flush_family(&self.inner, &cf.family)
+    }
+
+    /// Begins to write all memtables of the family to L0, without waiting for it.
+    pub fn start_flush(&self, cf: &ColumnFamily) -> Result<()> {
+        self.check_family(cf)?;
+        self.inner.context.check_open()?;
+        self.inner.context.refuse_read_only()?;
+        flush::start_flush(&self.inner, &cf.family)
+    }
+
+    /// Compacts the keys of `range` down to the last level and waits for it; flushes first. Tables
+    /// of the last level are written again where that gives something back: see
+    /// [`LastLevel`](crate::db::LastLevel).
+    ///
+    /// Everything that was written before the call is compacted when it returns. Others may write
+    /// meanwhile. Errors: those of [`Db::compact_range_with`].
+    pub fn compact_range(&self, cf: &ColumnFamily, range: &KeyRange) -> Result<()> {
+        self.compact_range_with(cf, range, &CompactRangeOptions::default())
+    }
+
+    /// [`Db::compact_range`] with settings.
+    ///
+    /// Errors: `Closed` if it was cancelled, the database closed or the family dropped meanwhile;
+    /// `ReadOnly` if the database takes no writes; the error of a job that failed. What was
+    /// compacted before an error stays.
+    pub fn compact_range_with(
+        &self,
+        cf: &ColumnFamily,
+        range: &KeyRange,
+        options: &CompactRangeOptions,
+    ) -> Result<()> {
+        let through = self.inner.view.visible();
+        self.flush(cf)?;
+        compact_range::compact_range(&self.inner, RangeRequest { cf, range, options, through })
+    }
+
+    /// Makes a checkpoint in `dir`, which must not exist or be empty. On return it survives power
+    /// loss and can be opened as a database of its own.
+    ///
+    /// It holds what the database held at one moment during the call: every write, ingestion,
+    /// creation and drop of a family that returned before the call, and of those that run at the
+    /// same time a prefix of the order in which they take effect. Writes that passed the log are
+    /// no exception. Writers go on while files are linked, copied and written.
+    ///
+    /// Errors: `InvalidArgument` if the directory is not empty; `Io` if a file cannot be read or
+    /// written. After an error the directory is gone.
+    pub fn checkpoint(&self, dir: impl AsRef<Path>) -> Result<()> {
+        checkpoint::make_checkpoint(&self.inner, dir.as_ref())
+    }
+
+    /// Adds `files`, made by an `SstWriter`, to `cf`; their records are newer than everything
+    /// that was written before, and become visible at once. Survives power loss on return. Other
+    /// ingestions, flushes, compactions and changes of buckets may run meanwhile.
+    ///
+    /// Every file is checked in full before anything is visible. After an error nothing was
+    /// ingested, and no file stays in the directory; only if the error is that the manifest could
+    /// not be written may the next open find the files ingested.
+    ///
+    /// Errors: `InvalidArgument` says which file `cf` cannot hold, why, and what to do instead: one
+    /// that is no table or was not made by an `SstWriter` (a table of a live database has sequence
+    /// numbers of its own), one with merge operands where `cf` has no merge operator, one that was
+    /// made for a column family of another name, two that overlap, one without records. `Corrupt`
+    /// names a damaged file, `Unsupported` one of another format, comparator or encryption.
+    pub fn ingest<P: AsRef<Path>>(
+        &self,
+        cf: &ColumnFamily,
+        files: &[P],
+        options: &IngestOptions,
+    ) -> Result<()> {
+        self.check_family(cf)?;
+        self.inner.context.check_open()?;
+        self.inner.context.refuse_read_only()?;
+        self.inner.observers.health().check_writable()?;
+        if files.is_empty() {
+            return Ok(());
+        }
+        ingest::ingest(&self.inner, &cf.family, files, options)
+    }
+
+    /// A picture of `cf`.
+    pub fn report(&self, cf: &ColumnFamily) -> Result<Report> {
+        report::report(self, cf)
+    }
+
+    /// Everything as text, for people.
+    #[must_use]
+    pub fn stats_text(&self) -> String {
+        report::stats_text(self)
+    }
+
+    /// A property by name, as text; `None` if there is no such property. Names, each also with
+    /// `rocksdb.` instead of `archipelago.`: `archipelago.stats`, `.levelstats`, `.bucketstats`,
+    /// `.num-files-at-levelN`, `.estimate-num-keys`, `.num-immutable-mem-table`,
+    /// `.cur-size-all-mem-tables`, `.estimate-pending-compaction-bytes`, `.num-snapshots`,
+    /// `.snapshot-table-bytes`, `.snapshot-mem-table-bytes`,
+    /// `.total-sst-files-size`, `.num-running-jobs`, `.block-cache-usage`, `.block-cache-hit` and
+    /// `-miss` (of data, index and filter blocks also `.block-cache-data-hit` and so on),
+    /// `.background-errors`, `.health`, `.latest-sequence-number`, `.disk-state` (roomy, tight, low
+    /// or critical), `.disk-free-bytes`, `.disk-reserve-bytes`.
+    #[must_use]
+    pub fn property(&self, cf: &ColumnFamily, name: &str) -> Option<String> {
+        report::property(self, cf, name)
+    }
+
+    /// Estimate of live keys: overwritten, deleted and expired ones are not counted. With some
+    /// thousand keys it is nearly exact; with more it is within 10 % of the number of different
+    /// keys that the records in memtables and tables have. It reads up to about a hundred
+    /// small blocks.
+    #[must_use]
+    pub fn estimate_keys(&self, cf: &ColumnFamily) -> u64 {
+        key_estimate::count_keys(self.inner.reader(), &cf.family).keys
+    }
+
+    /// [`Db::estimate_keys`], with how many of the keys expire and the mean time that those have
+    /// left. The number of expiring keys has the same error as that of all keys.
+    #[must_use]
+    pub fn estimate_key_counts(&self, cf: &ColumnFamily) -> KeyEstimate {
+        key_estimate::count_keys(self.inner.reader(), &cf.family)
+    }
+
+    /// Bytes of keys and values of all records in memtables and tables, overwritten, deleted and
+    /// expired ones included: what a scan of everything may have to read, before compression.
+    #[must_use]
+    pub fn raw_bytes(&self, cf: &ColumnFamily) -> u64 {
+        report::raw_bytes(cf)
+    }
+
+    /// How full the disk is, as [`DiskReport::state`] says it. Costs one load.
+    #[must_use]
+    pub fn space_state(&self) -> SpaceState {
+        self.inner.disk.state()
+    }
+
+    /// How full the disk is, by the last measurement.
+    #[must_use]
+    pub fn disk(&self) -> DiskReport {
+        self.inner.disk.report()
+    }
+
+    /// Reads every live table in full (each block's checksum, the file's, order and counts), the
+    /// closed log segments and the manifest. Changes nothing. A database that was opened read only
+    /// is verified as of its picture ([`Db::catch_up`]); a table that its writer has removed since,
+    /// and that was not held open, is no damage and is not counted. `progress` is called with the
+    /// bytes done and in all. Damage is listed in the report, not returned as an error.
+    pub fn verify(&self, progress: impl FnMut(u64, u64)) -> Result<VerifyReport> {
+        self.inner.context.check_open()?;
+        verify::verify(&self.inner, progress)
+    }
+}

@@ -1,5 +1,12 @@
-//! Statistics as values and as text: levels, buckets, tickers, timers, memory, write
-//! amplification, stalls; and properties by name.
+//! Statistics as values and as text, and properties by name.
+//!
+//! A report covers levels, buckets, tickers, timers, memory, write amplification and stalls.
+//!
+//! Invariants: the figures of one report may belong to slightly different moments.
+//!
+//! Thread-safety: any thread may call any function.
+//! Failure: an unknown property is `None`.
+//! Cost: visits the files of the family. An estimate of keys reads some blocks.
 
 use std::fmt::Write as _;
 
@@ -8,8 +15,10 @@ use archipelago_base::budget::MemoryClass;
 
 use crate::cache::{BlockKind, CacheStats};
 use crate::db::admin::buckets::BucketInfo;
-use crate::db::background::rebalance::BucketChange;
-use crate::db::{ColumnFamily, Db, KeyEstimate};
+use crate::db::background::compaction;
+use crate::db::state::balance::BucketChange;
+use crate::db::write::disk_room;
+use crate::db::{ColumnFamily, Db};
 use crate::options::LEVELS;
 use crate::stats::{Ticker, Timer};
 
@@ -18,15 +27,15 @@ use crate::stats::{Ticker, Timer};
 pub struct LevelInfo {
     /// The level; 0 is L0.
     pub level: usize,
-    /// Files.
+    /// Number of files.
     pub files: usize,
-    /// Their bytes.
+    /// Bytes of the files.
     pub bytes: u64,
     /// The size that the level should have at most; 0 for L0, `u64::MAX` where there is no bound.
     pub target_bytes: u64,
     /// How urgent its compaction is; due from 1 on.
     pub score: f64,
-    /// Point records.
+    /// Number of point records.
     pub entries: u64,
     /// Point records that delete.
     pub deletions: u64,
@@ -49,225 +58,14 @@ pub struct Report {
     pub table_write_amplification: f64,
     /// Compaction debt in bytes.
     pub pending_compaction_bytes: u64,
-    /// Immutable memtables.
+    /// Number of immutable memtables.
     pub immutable_memtables: usize,
     /// Bytes of tables that only snapshots keep; see [`Snapshot`](crate::db::Snapshot).
     pub snapshot_table_bytes: u64,
     /// Bytes of records in memtables that only snapshots keep.
     pub snapshot_memtable_bytes: u64,
-    /// "healthy", or what is wrong.
+    /// Health of the database: "healthy", or a description of the error.
     pub health: String,
-}
-
-impl Db {
-    /// A picture of `cf`.
-    pub fn report(&self, cf: &ColumnFamily) -> Result<Report> {
-        self.check_family(cf)?;
-        let current = cf.family.current.load_full();
-        let version = &current.version;
-        let mut levels: Vec<LevelInfo> = (0..LEVELS)
-            .map(|level| LevelInfo {
-                level,
-                files: version.file_count(level),
-                bytes: version.bytes(level),
-                target_bytes: if level == 0 { 0 } else { version.targets().bytes[level] },
-                score: version.score(level),
-                entries: 0,
-                deletions: 0,
-            })
-            .collect();
-        for (level, file) in version.files() {
-            levels[level].entries += file.entries;
-            levels[level].deletions += file.deletions;
-        }
-        let held = self.inner.snapshots.held_bytes(cf.id(), &current);
-        let stats = &self.inner.stats;
-        let user = stats.get(Ticker::UserBytesWritten).max(1) as f64;
-        let tables = (stats.get(Ticker::FlushBytesWritten)
-            + stats.get(Ticker::CompactionBytesWritten)) as f64;
-        Ok(Report {
-            family: cf.name().to_owned(),
-            levels,
-            buckets: self.buckets(cf)?,
-            bucket_changes: self.bucket_changes(cf)?,
-            write_amplification: (tables + stats.get(Ticker::WalBytes) as f64) / user,
-            table_write_amplification: tables / user,
-            pending_compaction_bytes: version.pending_compaction_bytes(),
-            immutable_memtables: current.immutables.len(),
-            snapshot_table_bytes: held.tables,
-            snapshot_memtable_bytes: held.memtables,
-            health: self.inner.health_text(),
-        })
-    }
-
-    /// Everything as text, for people.
-    #[must_use]
-    pub fn stats_text(&self) -> String {
-        let mut out = String::new();
-        for name in self.list_families() {
-            let Ok(family) = self.family(&name) else { continue };
-            if let Ok(report) = self.report(&family) {
-                write_family(&mut out, &report);
-            }
-        }
-        self.write_memory(&mut out);
-        self.write_counters(&mut out);
-        out
-    }
-
-    /// A property by name, as text; `None` if there is no such property. Names, each also with
-    /// `rocksdb.` instead of `archipelago.`: `archipelago.stats`, `.levelstats`, `.bucketstats`,
-    /// `.num-files-at-levelN`, `.estimate-num-keys`, `.num-immutable-mem-table`,
-    /// `.cur-size-all-mem-tables`, `.estimate-pending-compaction-bytes`, `.num-snapshots`,
-    /// `.snapshot-table-bytes`, `.snapshot-mem-table-bytes`,
-    /// `.total-sst-files-size`, `.num-running-jobs`, `.block-cache-usage`, `.block-cache-hit` and
-    /// `-miss` (of data, index and filter blocks also `.block-cache-data-hit` and so on),
-    /// `.background-errors`, `.health`, `.latest-sequence-number`, `.disk-state` (roomy, tight, low
-    /// or critical), `.disk-free-bytes`, `.disk-reserve-bytes`.
-    #[must_use]
-    pub fn property(&self, cf: &ColumnFamily, name: &str) -> Option<String> {
-        let name = name.strip_prefix("archipelago.").or_else(|| name.strip_prefix("rocksdb."))?;
-        let report = self.report(cf).ok()?;
-        if let Some(level) = name.strip_prefix("num-files-at-level") {
-            let level: usize = level.parse().ok()?;
-            return report.levels.get(level).map(|level| level.files.to_string());
-        }
-        let number = |value: u64| Some(value.to_string());
-        match name {
-            "stats" => Some(self.stats_text()),
-            "levelstats" => Some(levels_text(&report)),
-            "bucketstats" => Some(buckets_text(&report)),
-            "estimate-num-keys" => number(self.estimate_keys(cf)),
-            "num-immutable-mem-table" => number(report.immutable_memtables as u64),
-            "cur-size-all-mem-tables" => {
-                number(self.inner.budget.used_bytes(MemoryClass::Memtable))
-            }
-            "estimate-pending-compaction-bytes" => number(report.pending_compaction_bytes),
-            "snapshot-table-bytes" => number(report.snapshot_table_bytes),
-            "snapshot-mem-table-bytes" => number(report.snapshot_memtable_bytes),
-            "num-snapshots" => number(self.inner.snapshots.count() as u64),
-            "total-sst-files-size" => number(report.levels.iter().map(|level| level.bytes).sum()),
-            "num-running-jobs" => number(self.inner.state.lock().running.len() as u64),
-            "block-cache-hit" => number(self.cache_total(|stats| stats.hits)),
-            "block-cache-miss" => number(self.cache_total(|stats| stats.misses)),
-            "block-cache-data-hit" => number(self.inner.cache.stats(BlockKind::Data).hits),
-            "block-cache-data-miss" => number(self.inner.cache.stats(BlockKind::Data).misses),
-            "block-cache-index-hit" => number(self.inner.cache.stats(BlockKind::Index).hits),
-            "block-cache-index-miss" => number(self.inner.cache.stats(BlockKind::Index).misses),
-            "block-cache-filter-hit" => number(self.inner.cache.stats(BlockKind::Filter).hits),
-            "block-cache-filter-miss" => number(self.inner.cache.stats(BlockKind::Filter).misses),
-            "mem-table-bytes-max" => {
-                let options = &cf.family.options;
-                let bytes = self.inner.memtable_bytes_max(options);
-                number(bytes.saturating_mul(options.write_buffers_max as u64))
-            }
-            "block-cache-capacity" => number(self.inner.cache.capacity_bytes()),
-            "running-jobs-bytes-max" => number(self.inner.job_bytes_max()),
-            "block-cache-usage" => number(self.inner.budget.used_bytes(MemoryClass::BlockCache)),
-            "background-errors" => number(self.inner.stats.get(Ticker::BackgroundErrors)),
-            "health" => Some(report.health),
-            "disk-state" => Some(self.disk().state.name().to_owned()),
-            "disk-free-bytes" => number(self.disk().free_bytes?),
-            "disk-reserve-bytes" => number(self.disk().reserve_bytes),
-            "latest-sequence-number" => number(self.inner.visible().0),
-            _ => None,
-        }
-    }
-
-    /// Estimate of live keys: overwritten, deleted and expired ones are not counted. With some
-    /// thousand keys it is nearly exact; with more it is within 10 % of the number of different
-    /// keys that the records in memtables and tables have. It reads up to about a hundred
-    /// small blocks.
-    #[must_use]
-    pub fn estimate_keys(&self, cf: &ColumnFamily) -> u64 {
-        self.inner.count_keys(&cf.family).keys
-    }
-
-    /// [`Db::estimate_keys`], with how many of the keys expire and the mean time that those have
-    /// left. The number of expiring keys has the same error as that of all keys.
-    #[must_use]
-    pub fn estimate_key_counts(&self, cf: &ColumnFamily) -> KeyEstimate {
-        self.inner.count_keys(&cf.family)
-    }
-
-    /// Bytes of keys and values of all records in memtables and tables, overwritten, deleted and
-    /// expired ones included: what a scan of everything may have to read, before compression.
-    #[must_use]
-    pub fn raw_bytes(&self, cf: &ColumnFamily) -> u64 {
-        let current = cf.family.current.load_full();
-        let shards = current.active.shards.iter();
-        let immutable = current.immutables.iter().flat_map(|i| i.shards.iter().flatten());
-        let in_memory = shards.chain(immutable).map(|shard| shard.data_bytes());
-        let tables = current.version.files().map(|(_, file)| file.raw_bytes);
-        in_memory.chain(tables).fold(0, u64::saturating_add)
-    }
-
-    fn cache_total(&self, figure: impl Fn(&CacheStats) -> u64) -> u64 {
-        BlockKind::ALL.iter().map(|&kind| figure(&self.inner.cache.stats(kind))).sum()
-    }
-
-    fn write_memory(&self, out: &mut String) {
-        let budget = &self.inner.budget;
-        let _ = writeln!(out, "\nMemory (budget {} bytes)", budget.limit_bytes());
-        for class in MemoryClass::ALL {
-            let _ = writeln!(out, "  {:<14} {:>14}", class.name(), budget.used_bytes(class));
-        }
-    }
-
-    fn write_counters(&self, out: &mut String) {
-        let stats = &self.inner.stats;
-        let seconds = (self.inner.clock.now_ns() - self.inner.opened_ns) as f64 / 1e9;
-        let _ = writeln!(out, "\nCounters since the open {seconds:.1} s ago");
-        for &ticker in Ticker::ALL {
-            let _ = writeln!(out, "  {:<26} {:>16}", ticker.name(), stats.get(ticker));
-        }
-        let _ = writeln!(
-            out,
-            "\n{:<16} {:>10} {:>12} {:>12} {:>12} {:>12} {:>14}",
-            "Timer", "count", "mean", "p50", "p99", "p99.9", "max"
-        );
-        for &timer in Timer::ALL {
-            let s = stats.summary(timer);
-            let _ = writeln!(
-                out,
-                "{:<16} {:>10} {:>12.0} {:>12} {:>12} {:>12} {:>14}",
-                timer.name(),
-                s.count,
-                s.mean,
-                s.p50,
-                s.p99,
-                s.p999,
-                s.max
-            );
-        }
-        let _ = writeln!(
-            out,
-            "\n{:<16} {:>14} {:>14} {:>14} {:>14}",
-            "Block cache", "hits", "misses", "inserts", "evictions"
-        );
-        for kind in BlockKind::ALL {
-            let CacheStats { hits, misses, inserts, evictions } = self.inner.cache.stats(kind);
-            let name = kind.name();
-            let _ =
-                writeln!(out, "{name:<16} {hits:>14} {misses:>14} {inserts:>14} {evictions:>14}");
-        }
-        let yielded = self.inner.foreground.stats();
-        let _ = writeln!(
-            out,
-            "\nForeground first: {} operations of compactions let reads go before them, {} ms in all",
-            yielded.yields,
-            yielded.waited_ns / 1_000_000
-        );
-        let disk = self.disk();
-        let free = disk.free_bytes.map_or_else(|| "unknown".to_owned(), |bytes| bytes.to_string());
-        let _ = writeln!(
-            out,
-            "Disk: {}, {free} bytes free, {} in reserve",
-            disk.state.name(),
-            disk.reserve_bytes
-        );
-        let _ = writeln!(out, "Health: {}", self.inner.health_text());
-    }
 }
 
 fn write_family(out: &mut String, report: &Report) {
@@ -345,4 +143,187 @@ fn buckets_text(report: &Report) -> String {
         let _ = writeln!(out, "{unix_ms} {epoch} {buckets} {reason}");
     }
     out
+}
+
+/// A picture of `cf`.
+pub(crate) fn report(db: &Db, cf: &ColumnFamily) -> Result<Report> {
+    db.check_family(cf)?;
+    let current = cf.family.current.load_full();
+    let version = &current.version;
+    let mut levels: Vec<LevelInfo> = (0..LEVELS)
+        .map(|level| LevelInfo {
+            level,
+            files: version.file_count(level),
+            bytes: version.bytes(level),
+            target_bytes: if level == 0 { 0 } else { version.targets().bytes[level] },
+            score: version.score(level),
+            entries: 0,
+            deletions: 0,
+        })
+        .collect();
+    for (level, file) in version.files() {
+        levels[level].entries += file.entries;
+        levels[level].deletions += file.deletions;
+    }
+    let held = db.inner.view.snapshots().held_bytes(cf.id(), &current);
+    let stats = db.inner.observers.stats();
+    let user = stats.get(Ticker::UserBytesWritten).max(1) as f64;
+    let tables =
+        (stats.get(Ticker::FlushBytesWritten) + stats.get(Ticker::CompactionBytesWritten)) as f64;
+    Ok(Report {
+        family: cf.name().to_owned(),
+        levels,
+        buckets: db.buckets(cf)?,
+        bucket_changes: db.bucket_changes(cf)?,
+        write_amplification: (tables + stats.get(Ticker::WalBytes) as f64) / user,
+        table_write_amplification: tables / user,
+        pending_compaction_bytes: version.pending_compaction_bytes(),
+        immutable_memtables: current.immutables.len(),
+        snapshot_table_bytes: held.tables,
+        snapshot_memtable_bytes: held.memtables,
+        health: disk_room::health_text(&db.inner.observers, &db.inner.disk),
+    })
+}
+
+/// Everything as text.
+pub(crate) fn stats_text(db: &Db) -> String {
+    let mut out = String::new();
+    for name in db.list_families() {
+        let Ok(family) = db.family(&name) else { continue };
+        if let Ok(report) = report(db, &family) {
+            write_family(&mut out, &report);
+        }
+    }
+    write_memory(db, &mut out);
+    write_counters(db, &mut out);
+    out
+}
+
+/// A property by name, as text.
+pub(crate) fn property(db: &Db, cf: &ColumnFamily, name: &str) -> Option<String> {
+    let name = name.strip_prefix("archipelago.").or_else(|| name.strip_prefix("rocksdb."))?;
+    let report = report(db, cf).ok()?;
+    if let Some(level) = name.strip_prefix("num-files-at-level") {
+        let level: usize = level.parse().ok()?;
+        return report.levels.get(level).map(|level| level.files.to_string());
+    }
+    let number = |value: u64| Some(value.to_string());
+    match name {
+        "stats" => Some(stats_text(db)),
+        "levelstats" => Some(levels_text(&report)),
+        "bucketstats" => Some(buckets_text(&report)),
+        "estimate-num-keys" => number(db.estimate_keys(cf)),
+        "num-immutable-mem-table" => number(report.immutable_memtables as u64),
+        "cur-size-all-mem-tables" => {
+            number(db.inner.context.budget().used_bytes(MemoryClass::Memtable))
+        }
+        "estimate-pending-compaction-bytes" => number(report.pending_compaction_bytes),
+        "snapshot-table-bytes" => number(report.snapshot_table_bytes),
+        "snapshot-mem-table-bytes" => number(report.snapshot_memtable_bytes),
+        "num-snapshots" => number(db.inner.view.snapshots().count() as u64),
+        "total-sst-files-size" => number(report.levels.iter().map(|level| level.bytes).sum()),
+        "num-running-jobs" => number(db.inner.jobs.lock().running().len() as u64),
+        "block-cache-hit" => number(cache_total(db, |stats| stats.hits)),
+        "block-cache-miss" => number(cache_total(db, |stats| stats.misses)),
+        "block-cache-data-hit" => number(db.inner.view.cache().stats(BlockKind::Data).hits),
+        "block-cache-data-miss" => number(db.inner.view.cache().stats(BlockKind::Data).misses),
+        "block-cache-index-hit" => number(db.inner.view.cache().stats(BlockKind::Index).hits),
+        "block-cache-index-miss" => number(db.inner.view.cache().stats(BlockKind::Index).misses),
+        "block-cache-filter-hit" => number(db.inner.view.cache().stats(BlockKind::Filter).hits),
+        "block-cache-filter-miss" => number(db.inner.view.cache().stats(BlockKind::Filter).misses),
+        "mem-table-bytes-max" => {
+            let options = &cf.family.options;
+            let bytes = db.inner.context.memtable_bytes_max(options);
+            number(bytes.saturating_mul(options.write_buffers_max as u64))
+        }
+        "block-cache-capacity" => number(db.inner.view.cache().capacity_bytes()),
+        "running-jobs-bytes-max" => number(compaction::job_bytes_max(&db.inner.context)),
+        "block-cache-usage" => {
+            number(db.inner.context.budget().used_bytes(MemoryClass::BlockCache))
+        }
+        "background-errors" => number(db.inner.observers.stats().get(Ticker::BackgroundErrors)),
+        "health" => Some(report.health),
+        "disk-state" => Some(db.disk().state.name().to_owned()),
+        "disk-free-bytes" => number(db.disk().free_bytes?),
+        "disk-reserve-bytes" => number(db.disk().reserve_bytes),
+        "latest-sequence-number" => number(db.inner.view.visible().0),
+        _ => None,
+    }
+}
+
+/// Bytes of keys and values of all records of the family.
+pub(crate) fn raw_bytes(cf: &ColumnFamily) -> u64 {
+    let current = cf.family.current.load_full();
+    let shards = current.active.shards.iter();
+    let immutable = current.immutables.iter().flat_map(|i| i.shards.iter().flatten());
+    let in_memory = shards.chain(immutable).map(|shard| shard.data_bytes());
+    let tables = current.version.files().map(|(_, file)| file.raw_bytes);
+    in_memory.chain(tables).fold(0, u64::saturating_add)
+}
+
+fn cache_total(db: &Db, figure: impl Fn(&CacheStats) -> u64) -> u64 {
+    BlockKind::ALL.iter().map(|&kind| figure(&db.inner.view.cache().stats(kind))).sum()
+}
+
+fn write_memory(db: &Db, out: &mut String) {
+    let budget = db.inner.context.budget();
+    let _ = writeln!(out, "\nMemory (budget {} bytes)", budget.limit_bytes());
+    for class in MemoryClass::ALL {
+        let _ = writeln!(out, "  {:<14} {:>14}", class.name(), budget.used_bytes(class));
+    }
+}
+
+fn write_counters(db: &Db, out: &mut String) {
+    let stats = db.inner.observers.stats();
+    let seconds = (db.inner.context.clock().now_ns() - db.inner.context.opened_ns()) as f64 / 1e9;
+    let _ = writeln!(out, "\nCounters since the open {seconds:.1} s ago");
+    for &ticker in Ticker::ALL {
+        let _ = writeln!(out, "  {:<26} {:>16}", ticker.name(), stats.get(ticker));
+    }
+    let _ = writeln!(
+        out,
+        "\n{:<16} {:>10} {:>12} {:>12} {:>12} {:>12} {:>14}",
+        "Timer", "count", "mean", "p50", "p99", "p99.9", "max"
+    );
+    for &timer in Timer::ALL {
+        let s = stats.summary(timer);
+        let _ = writeln!(
+            out,
+            "{:<16} {:>10} {:>12.0} {:>12} {:>12} {:>12} {:>14}",
+            timer.name(),
+            s.count,
+            s.mean,
+            s.p50,
+            s.p99,
+            s.p999,
+            s.max
+        );
+    }
+    let _ = writeln!(
+        out,
+        "\n{:<16} {:>14} {:>14} {:>14} {:>14}",
+        "Block cache", "hits", "misses", "inserts", "evictions"
+    );
+    for kind in BlockKind::ALL {
+        let CacheStats { hits, misses, inserts, evictions } = db.inner.view.cache().stats(kind);
+        let name = kind.name();
+        let _ = writeln!(out, "{name:<16} {hits:>14} {misses:>14} {inserts:>14} {evictions:>14}");
+    }
+    let yielded = db.inner.pacing.foreground().stats();
+    let _ = writeln!(
+        out,
+        "\nForeground first: {} operations of compactions let reads go before them, {} ms in all",
+        yielded.yields,
+        yielded.waited_ns / 1_000_000
+    );
+    let disk = db.disk();
+    let free = disk.free_bytes.map_or_else(|| "unknown".to_owned(), |bytes| bytes.to_string());
+    let _ = writeln!(
+        out,
+        "Disk: {}, {free} bytes free, {} in reserve",
+        disk.state.name(),
+        disk.reserve_bytes
+    );
+    let _ =
+        writeln!(out, "Health: {}", disk_room::health_text(&db.inner.observers, &db.inner.disk));
 }

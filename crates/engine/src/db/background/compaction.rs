@@ -1,10 +1,22 @@
-//! Compactions: from the pure pick to a spec and an install (between them the run, in
-//! [`crate::db::background::subcompaction`]); and what flush and compaction specs have in common.
+//! Compactions: from the pure pick to a spec and an install.
+//!
+//! [`crate::db::background::subcompaction`] runs a compaction between its spec and its install. The
+//! module also holds what the specs of flushes and compactions have in common.
+//!
+//! Invariants:
+//! 1. A compaction is among the running jobs from its pick until its end.
+//! 2. A compaction is picked only if its outputs are expected to fit the disk. If none of the due
+//!    compactions fits, a part of one is picked.
+//! 3. A job drops only versions that no snapshot of its list sees, and keeps everything that is
+//!    newer than the visible number of that list.
+//!
+//! Thread-safety: any number of compactions run at the same time.
+//! Failure: the outputs of a compaction that fails are removed, and its inputs stay.
+//! Cost: reads and writes its inputs. A trivial move costs one edit.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
-use archipelago_base::{CfId, Result};
+use archipelago_base::Result;
 use archipelago_env::{IoContext, IoPurpose};
 
 use crate::border::contained;
@@ -13,21 +25,30 @@ use crate::compaction::pick::{
     Pick, PickInput, compaction_jobs, is_loading, pick_freeing, pick_of_all, pick_part, pick_recut,
     pick_tiny,
 };
+use crate::db::background::subcompaction;
 use crate::db::background::subcompaction::Compacted;
-use crate::db::inner::{DbInner, RunningJob, RunningKind, State};
+use crate::db::inner::DbInner;
+use crate::db::read::ReadView;
+use crate::db::state::context::Context;
 use crate::db::state::family::Family;
+use crate::db::state::jobs::Jobs;
+use crate::db::state::jobs::{JobState, RunningKind};
+use crate::db::state::observers::Observers;
+use crate::db::state::pacing::Pacing;
+use crate::db::state::storage::Storage;
+use crate::db::write::disk_room;
+use crate::db::write::disk_room::Disk;
+use crate::db::write::stalling;
 use crate::disk_space::{SpaceState, SpaceUse};
 use crate::event::Event;
 use crate::file_meta::sst_name;
 use crate::job::below::{Below, range_of};
 use crate::job::spec::{FileNumbers, Grandparent, OutputSpec, Retention};
 use crate::job::{Cancel, JobContext, JobOutput, ShardSource};
-use crate::key::KeyRange;
 use crate::manifest::VersionEdit;
 use crate::options::LEVELS;
 use crate::stats::{Ticker, Timer};
-use crate::version::rebalance::RunningFlush;
-use crate::version::{LAST_LEVEL, Running, Version};
+use crate::version::{LAST_LEVEL, Version};
 
 /// Memory of a job's output: the block that is built, the write buffer, index and filter.
 pub(crate) const JOB_OUTPUT_BYTES: u64 = 4 << 20;
@@ -74,452 +95,411 @@ pub(crate) struct CompactionTask {
     pub(crate) room_bytes: u64,
 }
 
-impl State {
-    /// The running compactions.
-    pub(crate) fn compactions(&self) -> Vec<Running> {
-        let kinds = self.running.iter().map(|job| &job.kind);
-        kinds
-            .filter_map(|kind| match kind {
-                RunningKind::Compaction(running) => Some(running.clone()),
-                _ => None,
-            })
-            .collect()
-    }
+/// Notes a compaction as running.
+pub(crate) fn start_compaction(
+    state: &mut JobState,
+    family: Arc<Family>,
+    version: Arc<Version>,
+    pick: Pick,
+) -> CompactionTask {
+    let job_id = state.start(RunningKind::Compaction(pick.running(family.id)));
+    let cancel = Cancel::default();
+    CompactionTask { job_id, family, version, pick, by_hand: false, cancel, room_bytes: 0 }
+}
 
-    /// What running ingestions write, as compactions without inputs: nothing that is picked may
-    /// write the same keys of the same level, or pass them on its way down.
-    pub(crate) fn ingestions(&self) -> Vec<Running> {
-        let kinds = self.running.iter().map(|job| &job.kind);
-        let claims = kinds.filter_map(|kind| match kind {
-            RunningKind::Ingestion(claims) => Some(claims),
-            _ => None,
-        });
-        claims.flatten().cloned().collect()
+/// Compactions that may run at once now: see [`compaction_jobs`]. Somebody who waits for the
+/// background gets all jobs.
+pub(crate) fn compactions_max(db: &DbInner) -> usize {
+    let jobs = db.context.options().max_background_jobs;
+    if db.jobs.is_awaited() {
+        return jobs;
     }
+    let last = db.pacing.last_seal(db.context.clock().now_ns());
+    compaction_jobs(jobs, last.since_ns, last.interval_ns)
+}
 
-    /// Every running job that a compaction must not collide with.
-    pub(crate) fn compactions_and_ingestions(&self) -> Vec<Running> {
-        [self.compactions(), self.ingestions()].concat()
+/// Whether memtables come one after another, so that a compaction may wait for more input.
+/// Not while somebody waits for the background, and not in manual mode, where time stands.
+pub(crate) fn is_load_running(context: &Context, pacing: &Pacing, jobs: &Jobs) -> bool {
+    let last = pacing.last_seal(context.clock().now_ns());
+    !context.is_manual() && !jobs.is_awaited() && is_loading(last.since_ns, last.interval_ns)
+}
+
+/// The next compaction of any family, the most urgent first; noted as running.
+pub(crate) fn next_compaction(db: &DbInner, state: &mut JobState) -> Option<CompactionTask> {
+    let mut running = state.compactions();
+    let mut jobs_max = compactions_max(db);
+    if running.len() >= jobs_max {
+        return None;
     }
+    // Claims of users and of ingestions are in the way like jobs, but take the place of none.
+    let ingestions = state.ingestions();
+    jobs_max += state.claims().len() + ingestions.len();
+    running.extend(state.claims().cloned());
+    running.extend(ingestions);
+    let mut families = db.view.live_families();
+    families.retain(|family| state.changing(family.id).is_none());
+    let versions: Vec<Arc<Version>> =
+        families.iter().map(|family| Arc::clone(&family.current.load().version)).collect();
+    let all: Vec<&Version> = versions.iter().map(|version| &**version).collect();
+    let (snapshots, visible) = db.view.snapshots().list(|| db.view.visible());
+    let common = PickInput {
+        version: all.first()?,
+        running: &running,
+        jobs_max,
+        snapshots: &snapshots,
+        visible,
+        now_ms: db.context.clock().unix_ms(),
+        loading: is_load_running(&db.context, &db.pacing, &db.jobs),
+    };
+    let candidates = Candidates { versions: &all, common };
+    let (at, pick) = pick_that_fits(&db.disk, &db.view, &candidates)?;
+    let (family, version) = (Arc::clone(&families[at]), Arc::clone(&versions[at]));
+    let mut task = start_compaction(state, family, version, pick);
+    task.room_bytes = disk_room::take_room(&db.disk, &db.view, &task.pick);
+    Some(task)
+}
 
-    /// A family's running flushes.
-    pub(crate) fn running_flushes(&self, of: CfId) -> Vec<RunningFlush> {
-        let kinds = self.running.iter().map(|job| &job.kind);
-        kinds
-            .filter_map(|kind| match kind {
-                RunningKind::Flush { cf, flush } if *cf == of => Some(flush.clone()),
-                _ => None,
-            })
-            .collect()
+/// The most urgent compaction whose outputs fit the room on the disk. If none of the due ones
+/// fits, a part of one; on a disk that is nearly full also one that is not due but frees space.
+fn pick_that_fits(disk: &Disk, view: &ReadView, from: &Candidates<'_>) -> Option<(usize, Pick)> {
+    let room = disk_room::room_for_compaction(disk, view, SpaceUse::Takes);
+    let mut lacking = u64::MAX;
+    let mut running = from.common.running.to_vec();
+    for _ in 0..PICKS_MAX {
+        // A pick that does not fit counts as running, so that the next pick is another one.
+        let jobs_max = from.common.jobs_max + running.len() - from.common.running.len();
+        let common = PickInput { running: &running, jobs_max, ..from.common };
+        let Some((at, pick)) = pick_of_all(from.versions, &common) else { break };
+        let needed = room.expected(&pick);
+        // Merging within L0 frees little, and joins parts that could go down alone.
+        let is_detour = lacking < u64::MAX && matches!(pick, Pick::IntraL0 { .. });
+        if needed <= room.bytes && !is_detour {
+            disk_room::note_lacking(disk, 0);
+            return Some((at, pick));
+        }
+        if !is_detour {
+            lacking = lacking.min(needed - room.bytes);
+        }
+        running.push(pick.running(from.versions[at].cf()));
     }
-
-    /// The ranges of a family's running flushes.
-    pub(crate) fn flush_ranges(&self, of: CfId) -> Vec<KeyRange> {
-        self.running_flushes(of).into_iter().map(|flush| flush.range).collect()
+    let is_short = lacking < u64::MAX;
+    if !is_short && disk.state() == SpaceState::Roomy {
+        disk_room::note_lacking(disk, 0);
+        return None;
     }
+    let of_each = |pick: &dyn Fn(&PickInput<'_>) -> Option<Pick>| {
+        from.each().find_map(|(at, input)| Some((at, pick(&input)?)))
+    };
+    let with_reserve = disk_room::room_for_compaction(disk, view, SpaceUse::Frees);
+    let part = |input: &PickInput<'_>| pick_part(input, &room);
+    let freeing = |input: &PickInput<'_>| pick_freeing(input, &with_reserve);
+    let recut = |input: &PickInput<'_>| {
+        pick_recut(input, &disk_room::room_cuts(disk, input.version), &with_reserve)
+    };
+    let due = if is_short { of_each(&part) } else { None };
+    let tiny = |input: &PickInput<'_>| pick_tiny(input, &with_reserve);
+    let found =
+        due.or_else(|| of_each(&freeing)).or_else(|| of_each(&recut)).or_else(|| of_each(&tiny));
+    let is_stuck = is_short && found.is_none() && from.common.running.is_empty();
+    disk_room::note_lacking(disk, if is_stuck { lacking } else { 0 });
+    found
+}
 
-    /// Notes a compaction as running.
-    pub(crate) fn start_compaction(
-        &mut self,
-        family: Arc<Family>,
-        version: Arc<Version>,
-        pick: Pick,
-    ) -> CompactionTask {
-        let job_id = self.next_job_id;
-        self.next_job_id += 1;
-        let kind = RunningKind::Compaction(pick.running(family.id));
-        self.running.push(RunningJob { id: job_id, kind });
-        let cancel = Cancel::default();
-        CompactionTask { job_id, family, version, pick, by_hand: false, cancel, room_bytes: 0 }
+/// Runs a picked compaction and installs it; afterwards it is not running any more. Returns the
+/// numbers of the files that it wrote.
+pub(crate) fn run_compaction_task(db: &DbInner, task: &CompactionTask) -> Result<Vec<u64>> {
+    let result = contained(&format!("a compaction of \"{}\"", task.family.name), || {
+        db.context.fault_point("compaction.picked")?;
+        compact_and_install(db, task)
+    });
+    end_compaction(db, task);
+    result
+}
+
+/// Takes a compaction that has ended off the running jobs.
+pub(crate) fn end_compaction(db: &DbInner, task: &CompactionTask) {
+    disk_room::return_room(&db.disk, task.room_bytes);
+    let mut state = db.jobs.lock();
+    state.end(task.job_id);
+    drop(state);
+    stalling::recompute_stall(&db.context, &db.observers, &db.pacing, &db.jobs, &task.family);
+    db.jobs.notify_progress();
+}
+
+fn compact_and_install(db: &DbInner, task: &CompactionTask) -> Result<Vec<u64>> {
+    if let Pick::Drop { files } = &task.pick {
+        db.context.fault_point("drop.before_install")?;
+        install_compaction(db, task, None)?;
+        db.observers.stats().add(Ticker::TablesDropped, files.len() as u64);
+        let now_ms = db.context.clock().unix_ms();
+        let expired = files.iter().map(|(_, file)| &file.content);
+        let expired = expired.filter(|content| content.expired_quarters(now_ms) == 4);
+        db.observers
+            .stats()
+            .add(Ticker::RecordsExpired, expired.map(|content| content.expiring).sum());
+        return Ok(Vec::new());
+    }
+    if let Pick::TrivialMove { .. } = &task.pick {
+        db.observers.stats().add(Ticker::TrivialMoves, 1);
+        install_compaction(db, task, None)?;
+        tell_levels(&db.storage, task);
+        return Ok(Vec::new());
+    }
+    let expected =
+        disk_room::room_for_compaction(&db.disk, &db.view, SpaceUse::Frees).expected(&task.pick);
+    disk_room::ensure_room(db, expected, "a compaction")?;
+    let spec = compaction_spec(db, task);
+    let compacted = subcompaction::run_compaction(db, task, &spec);
+    disk_room::note_estimate(&db.disk, compacted.as_ref().err());
+    let compacted = compacted?;
+    let installed = db
+        .context
+        .fault_point("compaction.before_install")
+        .and_then(|()| install_compaction(db, task, Some(&compacted)));
+    if installed.is_err() {
+        db.storage.discard(&compacted.output);
+    }
+    installed.map(|()| compacted.output.files.iter().map(|meta| meta.no).collect())
+}
+
+/// Tells the file system where the files of a trivial move are now: they may belong elsewhere.
+fn tell_levels(storage: &Storage, CompactionTask { family, pick, .. }: &CompactionTask) {
+    let (from, to) = (pick.from() as u8, pick.to() as u8);
+    let purpose = IoPurpose::Compaction { from, to };
+    let context = IoContext::sst(purpose, to).of_family(family.id.0);
+    for (_, file) in pick.inputs() {
+        storage.fs().reassign(&storage.path_of(&sst_name(file.file_no())), context);
     }
 }
 
-impl DbInner {
-    /// Compactions that may run at once now: see [`compaction_jobs`]. Somebody who waits for the
-    /// background gets all jobs.
-    pub(crate) fn compactions_max(&self) -> usize {
-        let jobs = self.options.max_background_jobs;
-        if self.waiters.load(Ordering::Relaxed) > 0 {
-            return jobs;
+fn compaction_spec(db: &DbInner, task: &CompactionTask) -> CompactionSpec {
+    let CompactionTask { family, version, pick, .. } = task;
+    let range = pick.range();
+    let to = pick.to();
+    let cuts = match to {
+        0 => {
+            let mut cuts = db.jobs.lock().l0_cuts(version);
+            cuts.extend(disk_room::room_cuts(&db.disk, version));
+            cuts.sort_unstable();
+            cuts.dedup();
+            cuts
         }
-        let (since_ns, interval_ns) = self.last_seal();
-        compaction_jobs(jobs, since_ns, interval_ns)
-    }
-
-    /// How long ago the last memtable was sealed, and how long after the one before.
-    fn last_seal(&self) -> (Option<u64>, u64) {
-        let sealed_ns = self.last_seal_ns.load(Ordering::Relaxed);
-        let since_ns = (sealed_ns > 0).then(|| self.clock.now_ns().saturating_sub(sealed_ns));
-        (since_ns, self.seal_interval_ns.load(Ordering::Relaxed))
-    }
-
-    /// Whether memtables come one after another, so that a compaction may wait for more input.
-    /// Not while somebody waits for the background, and not in manual mode, where time stands.
-    pub(crate) fn is_loading(&self) -> bool {
-        let (since_ns, interval_ns) = self.last_seal();
-        !self.is_manual()
-            && self.waiters.load(Ordering::Relaxed) == 0
-            && is_loading(since_ns, interval_ns)
-    }
-
-    /// The next compaction of any family, the most urgent first; noted as running.
-    pub(crate) fn next_compaction(&self, state: &mut State) -> Option<CompactionTask> {
-        let mut running = state.compactions();
-        let mut jobs_max = self.compactions_max();
-        if running.len() >= jobs_max {
-            return None;
-        }
-        // Claims of users and of ingestions are in the way like jobs, but take the place of none.
-        let ingestions = state.ingestions();
-        jobs_max += state.claims.len() + ingestions.len();
-        running.extend(state.claims.iter().map(|(_, claim)| claim.clone()));
-        running.extend(ingestions);
-        let mut families = self.live_families();
-        families.retain(|family| state.changing(family.id).is_none());
-        let versions: Vec<Arc<Version>> =
-            families.iter().map(|family| Arc::clone(&family.current.load().version)).collect();
-        let all: Vec<&Version> = versions.iter().map(|version| &**version).collect();
-        let (snapshots, visible) = self.snapshots.list(|| self.visible());
-        let common = PickInput {
-            version: all.first()?,
-            running: &running,
-            jobs_max,
-            snapshots: &snapshots,
-            visible,
-            now_ms: self.clock.unix_ms(),
-            loading: self.is_loading(),
-        };
-        let candidates = Candidates { versions: &all, common };
-        let (at, pick) = self.pick_that_fits(&candidates)?;
-        let (family, version) = (Arc::clone(&families[at]), Arc::clone(&versions[at]));
-        let mut task = state.start_compaction(family, version, pick);
-        self.take_room(&mut task);
-        Some(task)
-    }
-
-    /// The most urgent compaction whose outputs fit the room on the disk. If none of the due ones
-    /// fits, a part of one; on a disk that is nearly full also one that is not due but frees space.
-    fn pick_that_fits(&self, from: &Candidates<'_>) -> Option<(usize, Pick)> {
-        let room = self.compaction_room(SpaceUse::Takes);
-        let mut lacking = u64::MAX;
-        let mut running = from.common.running.to_vec();
-        for _ in 0..PICKS_MAX {
-            // A pick that does not fit counts as running, so that the next pick is another one.
-            let jobs_max = from.common.jobs_max + running.len() - from.common.running.len();
-            let common = PickInput { running: &running, jobs_max, ..from.common };
-            let Some((at, pick)) = pick_of_all(from.versions, &common) else { break };
-            let needed = room.expected(&pick);
-            // Merging within L0 frees little, and joins parts that could go down alone.
-            let is_detour = lacking < u64::MAX && matches!(pick, Pick::IntraL0 { .. });
-            if needed <= room.bytes && !is_detour {
-                self.note_lacking(0);
-                return Some((at, pick));
-            }
-            if !is_detour {
-                lacking = lacking.min(needed - room.bytes);
-            }
-            running.push(pick.running(from.versions[at].cf()));
-        }
-        let is_short = lacking < u64::MAX;
-        if !is_short && self.disk.state() == SpaceState::Roomy {
-            self.note_lacking(0);
-            return None;
-        }
-        let of_each = |pick: &dyn Fn(&PickInput<'_>) -> Option<Pick>| {
-            from.each().find_map(|(at, input)| Some((at, pick(&input)?)))
-        };
-        let with_reserve = self.compaction_room(SpaceUse::Frees);
-        let part = |input: &PickInput<'_>| pick_part(input, &room);
-        let freeing = |input: &PickInput<'_>| pick_freeing(input, &with_reserve);
-        let recut = |input: &PickInput<'_>| {
-            pick_recut(input, &self.room_cuts(input.version), &with_reserve)
-        };
-        let due = if is_short { of_each(&part) } else { None };
-        let tiny = |input: &PickInput<'_>| pick_tiny(input, &with_reserve);
-        let found = due
-            .or_else(|| of_each(&freeing))
-            .or_else(|| of_each(&recut))
-            .or_else(|| of_each(&tiny));
-        let is_stuck = is_short && found.is_none() && from.common.running.is_empty();
-        self.note_lacking(if is_stuck { lacking } else { 0 });
-        found
-    }
-
-    /// Runs a picked compaction and installs it; afterwards it is not running any more. Returns the
-    /// numbers of the files that it wrote.
-    pub(crate) fn run_compaction_task(&self, task: &CompactionTask) -> Result<Vec<u64>> {
-        let result = contained(&format!("a compaction of \"{}\"", task.family.name), || {
-            self.fault_point("compaction.picked")?;
-            self.compact_and_install(task)
-        });
-        self.end_compaction(task);
-        result
-    }
-
-    /// Takes a compaction that has ended off the running jobs.
-    pub(crate) fn end_compaction(&self, task: &CompactionTask) {
-        self.return_room(task);
-        let mut state = self.state.lock();
-        state.running.retain(|job| job.id != task.job_id);
-        drop(state);
-        self.recompute_stall(&task.family);
-        self.progress.notify_all();
-    }
-
-    fn compact_and_install(&self, task: &CompactionTask) -> Result<Vec<u64>> {
-        if let Pick::Drop { files } = &task.pick {
-            self.fault_point("drop.before_install")?;
-            self.install_compaction(task, None)?;
-            self.stats.add(Ticker::TablesDropped, files.len() as u64);
-            let now_ms = self.clock.unix_ms();
-            let expired = files.iter().map(|(_, file)| &file.content);
-            let expired = expired.filter(|content| content.expired_quarters(now_ms) == 4);
-            self.stats.add(Ticker::RecordsExpired, expired.map(|content| content.expiring).sum());
-            return Ok(Vec::new());
-        }
-        if let Pick::TrivialMove { .. } = &task.pick {
-            self.stats.add(Ticker::TrivialMoves, 1);
-            self.install_compaction(task, None)?;
-            self.tell_levels(task);
-            return Ok(Vec::new());
-        }
-        let expected = self.compaction_room(SpaceUse::Frees).expected(&task.pick);
-        self.ensure_room(expected, "a compaction")?;
-        let spec = self.compaction_spec(task);
-        let compacted = self.run_compaction(task, &spec);
-        self.note_estimate(compacted.as_ref().err());
-        let compacted = compacted?;
-        let installed = self
-            .fault_point("compaction.before_install")
-            .and_then(|()| self.install_compaction(task, Some(&compacted)));
-        if installed.is_err() {
-            self.discard(&compacted.output);
-        }
-        installed.map(|()| compacted.output.files.iter().map(|meta| meta.no).collect())
-    }
-
-    /// Tells the file system where the files of a trivial move are now: they may belong elsewhere.
-    fn tell_levels(&self, CompactionTask { family, pick, .. }: &CompactionTask) {
-        let (from, to) = (pick.from() as u8, pick.to() as u8);
-        let purpose = IoPurpose::Compaction { from, to };
-        let context = IoContext::sst(purpose, to).of_family(family.id.0);
-        for (_, file) in pick.inputs() {
-            self.fs.reassign(&self.path_of(&sst_name(file.file_no())), context);
-        }
-    }
-
-    fn compaction_spec(&self, task: &CompactionTask) -> CompactionSpec {
-        let CompactionTask { family, version, pick, .. } = task;
-        let range = pick.range();
-        let to = pick.to();
-        let cuts = match to {
-            0 => {
-                let mut cuts = self.state.lock().l0_cuts(version);
-                cuts.extend(self.room_cuts(version));
-                cuts.sort_unstable();
-                cuts.dedup();
-                cuts
-            }
-            to if to == version.base_level() => version.map().boundaries().to_vec(),
-            _ => Vec::new(),
-        };
-        let below = match pick {
-            Pick::IntraL0 { .. } => Below::Everything,
-            _ => Below::Runs(
-                (to + 1..LEVELS)
-                    .map(|level| {
-                        version.overlapping(level, &range).iter().map(|f| range_of(f)).collect()
-                    })
-                    .collect(),
-            ),
-        };
-        let grandparents = if to > 0 && to < LAST_LEVEL {
-            version
-                .overlapping(to + 1, &range)
-                .iter()
-                .filter_map(|file| {
-                    Some(Grandparent { end: range_of(file).end?, bytes: file.size_bytes })
+        to if to == version.base_level() => version.map().boundaries().to_vec(),
+        _ => Vec::new(),
+    };
+    let below = match pick {
+        Pick::IntraL0 { .. } => Below::Everything,
+        _ => Below::Runs(
+            (to + 1..LEVELS)
+                .map(|level| {
+                    version.overlapping(level, &range).iter().map(|f| range_of(f)).collect()
                 })
-                .collect()
+                .collect(),
+        ),
+    };
+    let grandparents = if to > 0 && to < LAST_LEVEL {
+        version
+            .overlapping(to + 1, &range)
+            .iter()
+            .filter_map(|file| {
+                Some(Grandparent { end: range_of(file).end?, bytes: file.size_bytes })
+            })
+            .collect()
+    } else {
+        Vec::new()
+    };
+    let inputs = pick
+        .inputs()
+        .map(|(level, file)| Input { level: level as u8, meta: file.meta().clone() })
+        .collect();
+    CompactionSpec {
+        cf: family.id.0,
+        from: pick.from() as u8,
+        inputs,
+        range,
+        subrange: None,
+        retention: retention(&db.context, &db.view, family, below),
+        output: output_spec(db, family, to, cuts, grandparents, pick.input_bytes()),
+        readahead_bytes: readahead_bytes(&db.context, pick.inputs().count()),
+        direct_reads: db.context.options().direct_background_io,
+    }
+}
+
+/// Readahead of each of `inputs` files, in bytes.
+fn readahead_bytes(context: &Context, inputs: usize) -> u32 {
+    let wanted = context.options().compaction_readahead_bytes;
+    context.memory_shares().readahead_bytes(wanted, inputs) as u32
+}
+
+/// What all background jobs are charged for at most, with the default number of inputs each.
+pub(crate) fn job_bytes_max(context: &Context) -> u64 {
+    let readahead = context.memory_shares().readahead_bytes_max();
+    let jobs = context.options().max_background_jobs as u64;
+    jobs.saturating_mul(readahead + JOB_OUTPUT_BYTES)
+}
+
+fn install_compaction(
+    db: &DbInner,
+    task: &CompactionTask,
+    compacted: Option<&Compacted>,
+) -> Result<()> {
+    let CompactionTask { family, pick, .. } = task;
+    let (cf, to) = (family.id, pick.to());
+    let mut edit = VersionEdit::new();
+    let mut inputs = Vec::new();
+    for (level, file) in pick.inputs() {
+        edit.remove_file(cf, level, file.file_no());
+        inputs.push(file.no);
+    }
+    match compacted {
+        Some(compacted) => {
+            for meta in &compacted.output.files {
+                edit.add_file(cf, to, meta.clone());
+            }
+        }
+        None if matches!(pick, Pick::Drop { .. }) => {}
+        None => {
+            for (_, file) in pick.inputs() {
+                edit.add_file(cf, to, file.meta().clone());
+            }
+        }
+    }
+    {
+        let mut manifest = db.storage.lock_manifest();
+        family.check_alive()?;
+        // A user's thread may get here after the close.
+        db.context.check_open()?;
+        let built = manifest.apply(edit)?;
+        db.view.republish_built(&mut db.jobs.lock(), built);
+    }
+    let moved = Compacted { output: JobOutput::default(), threads_ns: vec![0] };
+    tell_compaction(&db.observers, task, inputs, compacted.unwrap_or(&moved));
+    Ok(())
+}
+
+/// Counts an installed compaction and tells of it.
+fn tell_compaction(
+    observers: &Observers,
+    task: &CompactionTask,
+    inputs: Vec<u64>,
+    compacted: &Compacted,
+) {
+    let Compacted { output, threads_ns } = compacted;
+    observers.stats().add(Ticker::Compactions, 1);
+    if threads_ns.len() > 1 {
+        observers.stats().add(Ticker::Subcompactions, threads_ns.len() as u64);
+    }
+    observers.stats().add(Ticker::CompactionBytesRead, output.bytes_read);
+    observers.stats().add(Ticker::CompactionBytesWritten, output.bytes_written);
+    count_job(observers, output);
+    observers.stats().record(Timer::Compaction, output.duration_ns);
+    let bucket = match &task.pick {
+        Pick::L0ToBase { bucket, .. } | Pick::IntraL0 { bucket, .. } => Some(*bucket),
+        _ => None,
+    };
+    observers.tell(&Event::CompactionInstalled {
+        cf: task.family.id,
+        from: task.pick.from(),
+        to: task.pick.to(),
+        bucket,
+        inputs,
+        outputs: output.files.iter().map(|meta| meta.no).collect(),
+        bytes_read: output.bytes_read,
+        bytes_written: output.bytes_written,
+        duration_ns: output.duration_ns,
+        threads_ns: threads_ns.clone(),
+    });
+}
+
+pub(crate) fn count_job(observers: &Observers, output: &JobOutput) {
+    observers.stats().add(Ticker::RecordsDropped, output.counts.dropped.total());
+    observers.stats().add(Ticker::RecordsExpired, output.counts.dropped.expired);
+    if output.counts.merge_errors > 0 {
+        observers.stats().add(Ticker::MergeErrors, output.counts.merge_errors);
+        let error = output.counts.merge_error.clone().unwrap_or_default();
+        tracing::warn!(error, "a merge operator refused operands; they were kept");
+    }
+}
+
+/// What a job may forget now.
+pub(crate) fn retention(
+    context: &Context,
+    view: &ReadView,
+    family: &Family,
+    below: Below,
+) -> Retention {
+    let (snapshots, visible) = view.snapshots().list(|| view.visible());
+    Retention {
+        visible_seq: visible.0,
+        snapshots: snapshots.into_iter().map(|seq| seq.0).collect(),
+        below,
+        now_ms: context.clock().unix_ms(),
+        merge_operator: family.options.merge_operator.clone(),
+        compaction_filter: family.options.compaction_filter.clone(),
+    }
+}
+
+/// How a job that reads `input_bytes` writes its outputs.
+pub(crate) fn output_spec(
+    db: &DbInner,
+    family: &Family,
+    level: usize,
+    cuts: Vec<Vec<u8>>,
+    grandparents: Vec<Grandparent>,
+    input_bytes: u64,
+) -> OutputSpec {
+    let options = &family.options;
+    let on_disk = db.disk.table_bytes(options.target_file_bytes);
+    // Tables of L0 are cut on small disks alone.
+    let is_whole = level == 0 && on_disk == options.target_file_bytes;
+    let table_bytes = match level {
+        0 => on_disk,
+        _ => db.context.memory_shares().table_bytes(on_disk),
+    };
+    let count = OutputSpec::file_numbers_wanted(input_bytes, table_bytes, cuts.len());
+    let first = db.storage.file_numbers().allocate_many(count).0;
+    let target_file_bytes = if is_whole { u64::MAX } else { table_bytes };
+    OutputSpec {
+        dir: db.storage.dir().to_owned(),
+        cf_name: family.name.clone(),
+        level: level as u8,
+        file_numbers: FileNumbers { first, count },
+        unique_seed: db.context.unique_seed(),
+        target_file_bytes,
+        cuts,
+        grandparents,
+        block_bytes: options.block_bytes as u32,
+        compression: if level == LAST_LEVEL {
+            options.compression_last
         } else {
-            Vec::new()
-        };
-        let inputs = pick
-            .inputs()
-            .map(|(level, file)| Input { level: level as u8, meta: file.meta().clone() })
-            .collect();
-        CompactionSpec {
-            cf: family.id.0,
-            from: pick.from() as u8,
-            inputs,
-            range,
-            subrange: None,
-            retention: self.retention(family, below),
-            output: self.output_spec(family, to, cuts, grandparents, pick.input_bytes()),
-            readahead_bytes: self.readahead_bytes(pick.inputs().count()),
-            direct_reads: self.options.direct_background_io,
-        }
+            options.compression
+        },
+        bloom_bits_per_key: options.bloom_bits_per_key,
+        created_unix_ms: db.context.clock().unix_ms(),
+        direct_io: db.context.options().direct_background_io,
     }
+}
 
-    /// Readahead of each of `inputs` files, in bytes.
-    fn readahead_bytes(&self, inputs: usize) -> u32 {
-        let wanted = self.options.compaction_readahead_bytes;
-        self.memory_shares().readahead_bytes(wanted, inputs) as u32
-    }
-
-    /// What all background jobs are charged for at most, with the default number of inputs each.
-    pub(crate) fn job_bytes_max(&self) -> u64 {
-        let readahead = self.memory_shares().readahead_bytes_max();
-        let jobs = self.options.max_background_jobs as u64;
-        jobs.saturating_mul(readahead + JOB_OUTPUT_BYTES)
-    }
-
-    fn install_compaction(
-        &self,
-        task: &CompactionTask,
-        compacted: Option<&Compacted>,
-    ) -> Result<()> {
-        let CompactionTask { family, pick, .. } = task;
-        let (cf, to) = (family.id, pick.to());
-        let mut edit = VersionEdit::new();
-        let mut inputs = Vec::new();
-        for (level, file) in pick.inputs() {
-            edit.remove_file(cf, level, file.file_no());
-            inputs.push(file.no);
-        }
-        match compacted {
-            Some(compacted) => {
-                for meta in &compacted.output.files {
-                    edit.add_file(cf, to, meta.clone());
-                }
-            }
-            None if matches!(pick, Pick::Drop { .. }) => {}
-            None => {
-                for (_, file) in pick.inputs() {
-                    edit.add_file(cf, to, file.meta().clone());
-                }
-            }
-        }
-        {
-            let mut manifest = self.manifest.lock();
-            family.check_alive()?;
-            // A user's thread may get here after the close.
-            self.check_open()?;
-            let built = manifest.apply(edit)?;
-            self.republish_built(&mut self.state.lock(), built);
-        }
-        let moved = Compacted { output: JobOutput::default(), threads_ns: vec![0] };
-        self.tell_compaction(task, inputs, compacted.unwrap_or(&moved));
-        Ok(())
-    }
-
-    /// Counts an installed compaction and tells of it.
-    fn tell_compaction(&self, task: &CompactionTask, inputs: Vec<u64>, compacted: &Compacted) {
-        let Compacted { output, threads_ns } = compacted;
-        self.stats.add(Ticker::Compactions, 1);
-        if threads_ns.len() > 1 {
-            self.stats.add(Ticker::Subcompactions, threads_ns.len() as u64);
-        }
-        self.stats.add(Ticker::CompactionBytesRead, output.bytes_read);
-        self.stats.add(Ticker::CompactionBytesWritten, output.bytes_written);
-        self.count_job(output);
-        self.stats.record(Timer::Compaction, output.duration_ns);
-        let bucket = match &task.pick {
-            Pick::L0ToBase { bucket, .. } | Pick::IntraL0 { bucket, .. } => Some(*bucket),
-            _ => None,
-        };
-        self.tell(&Event::CompactionInstalled {
-            cf: task.family.id,
-            from: task.pick.from(),
-            to: task.pick.to(),
-            bucket,
-            inputs,
-            outputs: output.files.iter().map(|meta| meta.no).collect(),
-            bytes_read: output.bytes_read,
-            bytes_written: output.bytes_written,
-            duration_ns: output.duration_ns,
-            threads_ns: threads_ns.clone(),
-        });
-    }
-
-    pub(crate) fn count_job(&self, output: &JobOutput) {
-        self.stats.add(Ticker::RecordsDropped, output.counts.dropped.total());
-        self.stats.add(Ticker::RecordsExpired, output.counts.dropped.expired);
-        if output.counts.merge_errors > 0 {
-            self.stats.add(Ticker::MergeErrors, output.counts.merge_errors);
-            let error = output.counts.merge_error.clone().unwrap_or_default();
-            tracing::warn!(error, "a merge operator refused operands; they were kept");
-        }
-    }
-
-    /// What a job may forget now.
-    pub(crate) fn retention(&self, family: &Family, below: Below) -> Retention {
-        let (snapshots, visible) = self.snapshots.list(|| self.visible());
-        Retention {
-            visible_seq: visible.0,
-            snapshots: snapshots.into_iter().map(|seq| seq.0).collect(),
-            below,
-            now_ms: self.clock.unix_ms(),
-            merge_operator: family.options.merge_operator.clone(),
-            compaction_filter: family.options.compaction_filter.clone(),
-        }
-    }
-
-    /// How a job that reads `input_bytes` writes its outputs.
-    pub(crate) fn output_spec(
-        &self,
-        family: &Family,
-        level: usize,
-        cuts: Vec<Vec<u8>>,
-        grandparents: Vec<Grandparent>,
-        input_bytes: u64,
-    ) -> OutputSpec {
-        let options = &family.options;
-        let on_disk = self.disk.table_bytes(options.target_file_bytes);
-        // Tables of L0 are cut on small disks alone.
-        let is_whole = level == 0 && on_disk == options.target_file_bytes;
-        let table_bytes = match level {
-            0 => on_disk,
-            _ => self.memory_shares().table_bytes(on_disk),
-        };
-        let count = OutputSpec::file_numbers_wanted(input_bytes, table_bytes, cuts.len());
-        let first = self.file_numbers.allocate_many(count).0;
-        let target_file_bytes = if is_whole { u64::MAX } else { table_bytes };
-        OutputSpec {
-            dir: self.dir.clone(),
-            cf_name: family.name.clone(),
-            level: level as u8,
-            file_numbers: FileNumbers { first, count },
-            unique_seed: self.unique_seed(),
-            target_file_bytes,
-            cuts,
-            grandparents,
-            block_bytes: options.block_bytes as u32,
-            compression: if level == LAST_LEVEL {
-                options.compression_last
-            } else {
-                options.compression
-            },
-            bloom_bits_per_key: options.bloom_bits_per_key,
-            created_unix_ms: self.clock.unix_ms(),
-            direct_io: self.options.direct_background_io,
-        }
-    }
-
-    /// What a job that runs here is given.
-    pub(crate) fn job_context<'a>(&self, shards: &'a dyn ShardSource) -> JobContext<'a> {
-        JobContext {
-            fs: Arc::clone(&self.fs),
-            registry: self.registry.clone(),
-            clock: Arc::clone(&self.clock),
-            limiter: Some(Arc::clone(&self.limiter)),
-            cancel: Cancel::under(&self.closing),
-            shards,
-            cache: Arc::clone(&self.cache),
-            warm: false,
-            budget: Arc::clone(&self.budget),
-            more_file_numbers: None,
-            progress: Arc::default(),
-        }
+/// What a job that runs here is given.
+pub(crate) fn job_context<'a>(
+    context: &Context,
+    storage: &Storage,
+    jobs: &Jobs,
+    view: &ReadView,
+    shards: &'a dyn ShardSource,
+) -> JobContext<'a> {
+    JobContext {
+        fs: Arc::clone(storage.fs()),
+        registry: context.registry().clone(),
+        clock: Arc::clone(context.clock()),
+        limiter: Some(Arc::clone(jobs.limiter())),
+        cancel: Cancel::under(context.closing()),
+        shards,
+        cache: Arc::clone(view.cache()),
+        warm: false,
+        budget: Arc::clone(context.budget()),
+        more_file_numbers: None,
+        progress: Arc::default(),
     }
 }

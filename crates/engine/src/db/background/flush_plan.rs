@@ -10,7 +10,7 @@
 use crate::bucket::BucketMap;
 use crate::key::KeyRange;
 
-pub use crate::db::inner::ShardState;
+pub use crate::db::state::jobs::ShardState;
 
 /// A sealed memtable as the decision sees it.
 #[derive(Clone, Copy, Debug)]

@@ -1,41 +1,49 @@
-//! What happens when memory gets short: caches shrink, memtables are flushed early, writers slow
-//! down (`crate::stall` with cause `Budget`). Nothing is killed.
+//! Memory pressure: what is given back when the memory budget is short.
 //!
-//! Background workers apply the rule after every job and while they are idle. It has two pure
-//! parts. [`relief`] compares the budget with what is charged to it: freed memtable memory that
-//! is kept for reuse goes first, then the block cache gives back what is over nine tenths of the
-//! budget, down to a sixteenth of its capacity; the rest must come from memtables. [`victims`]
-//! chooses the active memtables to seal, of whatever size:
+//! Caches shrink, memtables are flushed early, and writers slow down (`crate::stall` with cause
+//! `Budget`). Nothing is killed. Background workers apply the rule after every job and while they
+//! are idle. It has two pure parts. [`relief`] compares the budget with the memory that is charged
+//! to it. Freed memtable memory that is kept for reuse goes first. Then the block cache gives back
+//! what is over nine tenths of the budget, down to a sixteenth of its capacity. The rest must come
+//! from memtables. [`victims`] chooses the active memtables to seal, of whatever size:
 //!
 //! 1. Memory of sealed memtables counts as freed: a flush is on its way to free it.
 //! 2. A memtable counts with all memory that it holds, also the unused part of its slabs, because
 //!    the flush frees that too.
 //! 3. Memtables are taken by memory × age, the age limited to [`AGE_MS_MAX`], until enough is
 //!    freed. A memtable that fills slowly stays away longest once it is flushed, so this order
-//!    makes the fewest files for the memory that it frees. Those that turn out not to be needed,
-//!    smallest first, are left out again. If more than [`FEW_SEALS`] remain and the largest
+//!    makes the fewest files for the memory that it frees. Memtables that turn out not to be needed
+//!    are left out again, smallest first. If more than [`FEW_SEALS`] remain and the largest
 //!    memtable frees enough alone, that one is sealed instead.
-//! 4. All active memtables together keep a [`KEPT_SHARE`]th of the budget. Below that they are
-//!    not what fills the budget, and sealing them would only make files of a few records.
-//! 5. One call seals at most [`SEALS_MAX`] memtables, the largest of those chosen; the worker that
+//! 4. All active memtables together keep a [`KEPT_SHARE`]th of the budget. Below that they do not
+//!    fill the budget, and sealing them would only make files of a few records.
+//! 5. One call seals at most [`SEALS_MAX`] memtables, the largest of those chosen. The worker that
 //!    flushes one of them calls again.
 //!
-//! Why this does not flood L0 with tiny files: by rules 1 and 4 a sealed byte is replaced by
-//! another one only after it was written, so in the long run as many bytes are flushed as are
-//! written, and a family whose memtable was sealed early does not qualify again before it has
-//! grown old or large. Each early flush adds at most one L0 file to each bucket that it has
-//! records in, and the usual trigger compacts them.
+//! These rules do not flood L0 with tiny files. By rules 1 and 4 a sealed byte is replaced by
+//! another one only after that was written, so in the long run as many bytes are flushed as are
+//! written. A family whose memtable was sealed early does not qualify again before it has grown old
+//! or large. Each early flush adds at most one L0 file to each bucket that it has records in, and
+//! the usual trigger compacts them.
 //!
-//! Memory of flushed memtables is kept for the next ones while a load goes on and given back to
+//! Memory of flushed memtables is kept for the next ones while a load goes on, and given back to
 //! the system when it pauses.
 //!
-//! Cost: without pressure a few atomic loads per job; under pressure one pass over the families.
+//! Invariants: the rules 1 to 5.
+//!
+//! Thread-safety: any thread may call [`relieve_pressure`], without locks.
+//! Failure: a busy commit lock postpones the seals to the next call.
+//! Cost: without pressure a few atomic loads for each job; under pressure one pass over the
+//! families.
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::db::background::compaction;
 use crate::db::inner::DbInner;
 use crate::db::state::family::Family;
+use crate::db::write::seal;
+use crate::db::write::stalling;
 
 /// The block cache keeps at least this share of its capacity.
 const CACHE_SHARE_MIN: u64 = 16;
@@ -56,7 +64,7 @@ const LOCK_WAIT: Duration = Duration::from_millis(20);
 pub(crate) struct MemoryUse {
     /// Bytes charged in all.
     pub(crate) used_bytes: u64,
-    /// The budget.
+    /// Bytes of the budget.
     pub(crate) limit_bytes: u64,
     /// Bytes of freed memtables that are kept for reuse.
     pub(crate) spare_bytes: u64,
@@ -155,62 +163,62 @@ pub(crate) fn victims(
     chosen
 }
 
-impl DbInner {
-    /// Compares the budget with its use and acts; called by background workers, without locks.
-    pub(crate) fn relieve_pressure(&self) {
-        if !self.is_loading() && self.slabs.free_bytes() > 0 {
-            self.slabs.trim();
-        }
-        let relief = relief(&MemoryUse {
-            used_bytes: self.budget.total_bytes(),
-            limit_bytes: self.budget.limit_bytes(),
-            spare_bytes: self.slabs.free_bytes(),
-            cached_bytes: self.cache.usage_bytes(),
-            cache_capacity_bytes: self.cache.capacity_bytes(),
-        });
-        match relief {
-            Relief::Relax => return self.cache.relax(),
-            Relief::Shrink { cache_bytes, seal_bytes } => {
-                self.slabs.trim();
-                self.cache.shrink_to(cache_bytes);
-                if seal_bytes > 0 && !self.options.read_only {
-                    self.seal_for_memory(seal_bytes);
-                }
+/// Compares the budget with its use and acts; called by background workers, without locks.
+pub(crate) fn relieve_pressure(db: &DbInner) {
+    if !compaction::is_load_running(&db.context, &db.pacing, &db.jobs)
+        && db.writes.slabs().free_bytes() > 0
+    {
+        db.writes.slabs().trim();
+    }
+    let relief = relief(&MemoryUse {
+        used_bytes: db.context.budget().total_bytes(),
+        limit_bytes: db.context.budget().limit_bytes(),
+        spare_bytes: db.writes.slabs().free_bytes(),
+        cached_bytes: db.view.cache().usage_bytes(),
+        cache_capacity_bytes: db.view.cache().capacity_bytes(),
+    });
+    match relief {
+        Relief::Relax => return db.view.cache().relax(),
+        Relief::Shrink { cache_bytes, seal_bytes } => {
+            db.writes.slabs().trim();
+            db.view.cache().shrink_to(cache_bytes);
+            if seal_bytes > 0 && !db.context.options().read_only {
+                seal_for_memory(db, seal_bytes);
             }
-        }
-        for family in self.live_families() {
-            self.recompute_stall(&family);
         }
     }
+    for family in db.view.live_families() {
+        stalling::recompute_stall(&db.context, &db.observers, &db.pacing, &db.jobs, &family);
+    }
+}
 
-    fn seal_for_memory(&self, seal_bytes: u64) {
-        let families = self.live_families();
-        let now_ns = self.clock.now_ns();
-        let mut leaving_bytes = 0;
-        let actives: Vec<ActiveView> = families
-            .iter()
-            .map(|family| {
-                let current = family.current.load();
-                let sealed = current.immutables.iter().flat_map(|sealed| sealed.shards.iter());
-                leaving_bytes += sealed.flatten().map(|shard| shard.memory_bytes()).sum::<u64>();
-                ActiveView {
-                    memory_bytes: current.active.memory_bytes(),
-                    age_ms: now_ns.saturating_sub(current.active.born_ns()) / 1_000_000,
-                    may_seal: self.may_seal(family),
-                }
-            })
-            .collect();
-        let chosen = victims(seal_bytes, leaving_bytes, self.budget.limit_bytes(), &actives);
-        if chosen.is_empty() {
-            return;
-        }
-        let Some(mut commit) = self.committer.try_lock_for(LOCK_WAIT) else { return };
-        for at in chosen {
-            let family: &Arc<Family> = &families[at];
-            // A writer may have sealed it since.
-            if self.may_seal(family) {
-                self.seal_active(&mut commit, family);
+fn seal_for_memory(db: &DbInner, seal_bytes: u64) {
+    let families = db.view.live_families();
+    let now_ns = db.context.clock().now_ns();
+    let mut leaving_bytes = 0;
+    let actives: Vec<ActiveView> = families
+        .iter()
+        .map(|family| {
+            let current = family.current.load();
+            let sealed = current.immutables.iter().flat_map(|sealed| sealed.shards.iter());
+            leaving_bytes += sealed.flatten().map(|shard| shard.memory_bytes()).sum::<u64>();
+            ActiveView {
+                memory_bytes: current.active.memory_bytes(),
+                age_ms: now_ns.saturating_sub(current.active.born_ns()) / 1_000_000,
+                may_seal: seal::may_seal(family),
             }
+        })
+        .collect();
+    let chosen = victims(seal_bytes, leaving_bytes, db.context.budget().limit_bytes(), &actives);
+    if chosen.is_empty() {
+        return;
+    }
+    let Some(mut commit) = db.writes.committer().try_lock_for(LOCK_WAIT) else { return };
+    for at in chosen {
+        let family: &Arc<Family> = &families[at];
+        // A writer may have sealed it since.
+        if seal::may_seal(family) {
+            seal::seal_active(db, &mut commit, family);
         }
     }
 }

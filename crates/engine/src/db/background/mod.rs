@@ -1,4 +1,8 @@
-//! Background work: the scheduler, flushes, compactions, bucket changes and memory pressure.
+//! Background work: the scheduler, flushes, compactions, bucket changes, memory pressure.
+//!
+//! The scheduler picks jobs under the jobs lock. The other modules plan, run and install them.
+//!
+//! Thread-safety, failure and cost: see the modules.
 
 pub(crate) mod compaction;
 pub(crate) mod flush;

@@ -1,21 +1,23 @@
-//! One background job, done by several threads: the shards of a flush, the parts of a compaction.
+//! One background job on several threads: the shards of a flush, the parts of a compaction.
 //!
-//! A job that writes many files waits for the device with each of them (create, write, sync), and
-//! a device that many streams share gives one of them a part of its bandwidth. So its works run at
-//! once, each a job of its own for the executor; for scheduling they are one job, and what they
-//! made is installed by one edit.
+//! A job that writes many files waits for the device with each of them (create, write, sync), and a
+//! device that many streams share gives each of them a part of its bandwidth. Therefore the works
+//! of a job run in parallel. Each work is a job of its own for the executor. For scheduling they
+//! are one job, and one edit installs their outputs.
 //!
-//! 1. Who helps are threads that are kept for it ([`crate::db::state::job_threads`]). The calling
-//!    thread takes part in a flush; it leaves a compaction to threads of lower priority. Nobody
-//!    returns before all works have ended.
-//! 2. The largest work starts first: where one bucket takes most of the load, the others' are
-//!    written beside it and not before it. The first that fails, or panics, cancels the others, and
-//!    its error is the job's; outputs of works that had ended well are given back for the caller to
-//!    remove.
-//! 3. In manual mode the works run one after another on the calling thread, so that a step does
-//!    the same each time.
+//! Invariants:
+//! 1. Helping threads come from [`crate::db::state::job_threads`]. The calling thread takes part in
+//!    a flush; it leaves a compaction to threads of lower priority. The call returns only after all
+//!    works have ended.
+//! 2. The largest work starts first: if one bucket takes most of the load, the works of the others
+//!    run in parallel with its work and not before it.
+//! 3. In manual mode the works run one after another on the calling thread, so that a step does the
+//!    same each time.
 //!
-//! Cost: a wake-up for each thread.
+//! Thread-safety: any thread may call [`run_parallel`].
+//! Failure: the first work that fails or panics cancels the others, and its error is the job's. The
+//! outputs of works that had ended well are given back for the caller to remove.
+//! Cost: one wake-up for each thread.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -25,7 +27,7 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::border::contained;
 use crate::db::inner::DbInner;
-use crate::db::state::job_threads::{Hands, HandsKind};
+use crate::db::state::job_threads::{JobPriority, JobThreads};
 use crate::job::{Cancel, JobOutput};
 
 /// A part of a job.
@@ -81,11 +83,11 @@ impl Group {
 
     /// Has up to `count` of the hands of that kind help; fewer if the system refuses one, as what
     /// it would have done is done by the others. How many do.
-    fn call(self: &Arc<Self>, hands: &Hands, kind: HandsKind, count: usize) -> usize {
+    fn call(self: &Arc<Self>, threads: &JobThreads, kind: JobPriority, count: usize) -> usize {
         for called in 0..count {
             *self.helping.lock() += 1;
             let helper = Helper(Arc::clone(self));
-            if let Err(error) = hands.run(kind, Box::new(move || helper.0.work())) {
+            if let Err(error) = threads.run(kind, Box::new(move || helper.0.work())) {
                 tracing::warn!(%error, "a job runs with fewer threads than it could use");
                 return called;
             }
@@ -116,42 +118,40 @@ impl Drop for Helper {
     }
 }
 
-impl DbInner {
-    /// Runs `works`, all of which end with `cancel`, on at most `threads` threads of that kind;
-    /// this one does `first` meanwhile.
-    pub(crate) fn run_together(
-        &self,
-        kind: HandsKind,
-        cancel: Cancel,
-        works: Vec<SizedWork>,
-        threads: usize,
-        first: impl FnOnce() -> Result<()>,
-    ) -> Ended {
-        let count = works.len();
-        let mut works: Vec<_> = works.into_iter().enumerate().collect();
-        works.sort_by_key(|(_, (bytes, _))| std::cmp::Reverse(*bytes));
-        let waiting = works.into_iter().map(|(index, (_, work))| (index, work)).collect();
-        let group = Arc::new(Group {
-            cancel,
-            waiting: Mutex::new(waiting),
-            ended: Mutex::new(Ended { outputs: vec![None; count], failed: None }),
-            helping: Mutex::new(0),
-            alone: Condvar::new(),
-        });
-        let threads = threads.clamp(1, count.max(1));
-        let helpers = match kind {
-            _ if self.is_manual() => 0,
-            HandsKind::Urgent => group.call(&self.hands, kind, threads - 1),
-            HandsKind::Patient => group.call(&self.hands, kind, threads),
-        };
-        // Whatever happens here, the threads that help are waited for.
-        if let Err(error) = contained("a part of a job", first) {
-            group.fail(error);
-        }
-        if kind == HandsKind::Urgent || helpers == 0 {
-            group.work();
-        }
-        group.wait_for_helpers();
-        std::mem::take(&mut *group.ended.lock())
+/// Runs `works`, all of which end with `cancel`, on at most `threads` threads of that kind;
+/// this one does `first` meanwhile.
+pub(crate) fn run_parallel(
+    db: &DbInner,
+    kind: JobPriority,
+    cancel: Cancel,
+    works: Vec<SizedWork>,
+    threads: usize,
+    first: impl FnOnce() -> Result<()>,
+) -> Ended {
+    let count = works.len();
+    let mut works: Vec<_> = works.into_iter().enumerate().collect();
+    works.sort_by_key(|(_, (bytes, _))| std::cmp::Reverse(*bytes));
+    let waiting = works.into_iter().map(|(index, (_, work))| (index, work)).collect();
+    let group = Arc::new(Group {
+        cancel,
+        waiting: Mutex::new(waiting),
+        ended: Mutex::new(Ended { outputs: vec![None; count], failed: None }),
+        helping: Mutex::new(0),
+        alone: Condvar::new(),
+    });
+    let threads = threads.clamp(1, count.max(1));
+    let helpers = match kind {
+        _ if db.context.is_manual() => 0,
+        JobPriority::Normal => group.call(db.jobs.threads(), kind, threads - 1),
+        JobPriority::Low => group.call(db.jobs.threads(), kind, threads),
+    };
+    // Whatever happens here, the threads that help are waited for.
+    if let Err(error) = contained("a part of a job", first) {
+        group.fail(error);
     }
+    if kind == JobPriority::Normal || helpers == 0 {
+        group.work();
+    }
+    group.wait_for_helpers();
+    std::mem::take(&mut *group.ended.lock())
 }

@@ -2,8 +2,9 @@
 //!
 //! A read-only open takes no lock, so another handle or another process may write to the database
 //! at the same time. The read-only handle shows a *picture*: the tables that the manifest named at
-//! one moment, and the records of the log up to that moment. [`Db::catch_up`] replaces the picture
-//! by a newer one. Opening does the same once.
+//! one moment, and the records of the log up to that moment.
+//! [`Db::catch_up`](crate::db::Db::catch_up) replaces the picture by a newer one. Opening does the
+//! same once.
 //!
 //! A picture keeps the descriptors of its tables, at most `table_readers_max`, so that the writer
 //! can remove the files without harm to reads, iterators and snapshots of the picture. If a read
@@ -36,7 +37,7 @@
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use archipelago_base::{CfId, Error, ErrorKind, FileNo, Result, SeqNo};
@@ -45,12 +46,12 @@ use archipelago_env::{
 };
 use parking_lot::{Condvar, Mutex};
 
-use crate::db::Db;
 use crate::db::inner::DbInner;
+use crate::db::lifecycle::open;
 use crate::db::lifecycle::open::check_known;
-use crate::db::read::options::ReadOptions;
 use crate::db::state::family::{Family, SuperVersion};
 use crate::db::state::memtable::Memtable;
+use crate::db::write::seal;
 use crate::file_meta::sst_name;
 use crate::key::Kind;
 use crate::manifest::{Change, VersionEdit, VersionSet};
@@ -65,21 +66,6 @@ const ATTEMPTS_MAX: usize = 200;
 const SAME_FAILURES_MAX: usize = 5;
 /// Pause before an attempt is repeated, so that a writer in the middle of a step gets on.
 const PAUSE: Duration = Duration::from_millis(2);
-/// Times that one read catches up and is repeated.
-const READS_MAX: usize = 16;
-
-/// What a read-only database knows of its pictures.
-#[derive(Default)]
-pub(crate) struct Following {
-    /// Held while a picture is read.
-    turn: Mutex<()>,
-    /// Held while a picture is published, and while a snapshot takes one.
-    pub(crate) publishing: Mutex<()>,
-    /// Number of pictures that were published.
-    generation: AtomicU64,
-    /// Records of the log that the picture has read and checked.
-    pub(crate) log_records: AtomicU64,
-}
 
 /// A family of a picture that is not published yet.
 struct NewFamily {
@@ -111,231 +97,155 @@ impl From<Error> for Unusable {
     }
 }
 
-impl Db {
-    /// Brings a database that was opened read only to the state that its writer has reached: every
-    /// write that has the log and returned before the call is visible on return, in another process
-    /// too. Column families that were created since then exist, and handles of dropped ones are
-    /// refused. Iterators and snapshots keep what they see. Settings of families stay those of the
-    /// open. A database that takes writes itself is never behind; the call does nothing.
-    ///
-    /// Errors: `Corrupt` names the damaged file; `Busy` if the writer replaced its files faster
-    /// than they could be read, many times in a row. After an error the handle shows what it
-    /// showed.
-    ///
-    /// ```
-    /// # use archipelago_engine::{db::Db, options::DbOptions};
-    /// # let dir = tempfile::tempdir()?;
-    /// let writer = Db::open(dir.path(), DbOptions::default())?;
-    /// let read_only = DbOptions { read_only: true, ..DbOptions::default() };
-    /// let reader = Db::open(dir.path(), read_only)?;
-    /// writer.put(b"reef:1", b"coral")?;
-    /// assert!(reader.get(b"reef:1")?.is_none());
-    /// reader.catch_up()?;
-    /// assert_eq!(reader.get(b"reef:1")?.as_deref(), Some(&b"coral"[..]));
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    pub fn catch_up(&self) -> Result<()> {
-        self.inner.check_open()?;
-        self.inner.catch_up()
+/// Shows the state that the writer has reached.
+pub(crate) fn catch_up(db: &DbInner) -> Result<()> {
+    if !db.context.options().read_only {
+        return Ok(());
     }
+    let _turn = db.view.pictures().lock_turn();
+    take_new_picture(db)
 }
 
-impl DbInner {
-    /// See [`Db::catch_up`].
-    pub(crate) fn catch_up(&self) -> Result<()> {
-        if !self.options.read_only {
-            return Ok(());
-        }
-        let _turn = self.following.turn.lock();
-        self.take_new_picture()
-    }
+/// Reads and publishes a picture (turn held).
+pub(crate) fn take_new_picture(db: &DbInner) -> Result<()> {
+    let picture = while_changing(&**db.storage.fs(), db.storage.dir(), || read_picture(db))?;
+    publish_picture(db, picture)
+}
 
-    /// Runs a read. If it meets a table that the writer has removed, catches up and repeats it.
-    #[inline]
-    pub(crate) fn read_following<T>(
-        &self,
-        options: &ReadOptions,
-        read: impl Fn() -> Result<T>,
-    ) -> Result<T> {
-        match read() {
-            Err(error) if self.may_follow(&error, options) => {
-                self.read_on_new_picture(error, options, read)
-            }
-            result => result,
-        }
-    }
-
-    /// Whether a read that met `error` may be repeated on a newer picture.
-    #[cold]
-    pub(crate) fn may_follow(&self, error: &Error, options: &ReadOptions) -> bool {
-        self.options.read_only && error.kind() == ErrorKind::Fenced && options.snapshot.is_none()
-    }
-
-    /// Repeats a read, which met a table that the writer has removed, on newer pictures.
-    #[cold]
-    pub(crate) fn read_on_new_picture<T>(
-        &self,
-        first: Error,
-        options: &ReadOptions,
-        read: impl Fn() -> Result<T>,
-    ) -> Result<T> {
-        let mut error = first;
-        for _ in 0..READS_MAX {
-            self.check_open()?;
-            let seen = self.following.generation.load(Ordering::Acquire);
-            {
-                let _turn = self.following.turn.lock();
-                // Another reader may have caught up while this one waited for its turn.
-                if self.following.generation.load(Ordering::Acquire) == seen {
-                    self.take_new_picture()?;
-                }
-            }
-            match read() {
-                Err(again) if self.may_follow(&again, options) => error = again,
-                result => return result,
-            }
-        }
-        Err(error)
-    }
-
-    /// Reads and publishes a picture (turn held).
-    fn take_new_picture(&self) -> Result<()> {
-        let picture = while_changing(&*self.fs, &self.dir, || self.read_picture())?;
-        self.publish_picture(picture)
-    }
-
-    /// One attempt at a picture.
-    fn read_picture(&self) -> std::result::Result<Picture, Unusable> {
-        let fs = Arc::clone(&self.fs);
-        let mut manifest = VersionSet::recover(fs, &self.dir, true, Arc::clone(&self.trash))?;
-        self.hold_tables(&manifest)?;
-        let families: Vec<NewFamily> = manifest
-            .column_families()
-            .map(|(id, name, version)| NewFamily {
-                id,
-                name: name.to_owned(),
-                version: Arc::clone(version),
-                memtable: self.new_memtable(version, &[]),
-            })
-            .collect();
-        let floor = manifest.log_floor();
-        let segments = self.log_segments(floor)?;
-        let mut replay = PictureReplay {
-            families: &families,
-            next_cf: manifest.next_cf_id(),
-            last: SeqNo::ZERO,
-        };
-        let mut since = Vec::new();
-        let mut overtaken = false;
-        let chain = LogChain {
-            segments: &segments,
-            floor,
-            mode: self.options.recovery_mode,
-            database_id: self.database_id,
-        };
-        let mut visit = |first: SeqNo, batch: BatchView<'_>| replay.apply(first, batch.iter());
-        let mut after = |segment: FileNo| {
-            match manifest.edits_since()? {
-                Some(edits) => since.extend(edits),
-                None => overtaken = true,
-            }
-            overtaken |= passed_by(&since, segment);
-            match overtaken {
-                true => Err(Error::busy("the writer has overtaken the read of its log")),
-                false => Ok(()),
-            }
-        };
-        let recovered = crate::wal::recover_beside(&*self.fs, &chain, &mut visit, &mut after);
-        let last = replay.last;
-        if overtaken {
-            return Err(Unusable::Overtaken);
-        }
-        let recovered = recovered?;
-        self.check_log(&manifest, floor, &recovered)?;
+/// One attempt at a picture.
+fn read_picture(db: &DbInner) -> std::result::Result<Picture, Unusable> {
+    let fs = Arc::clone(db.storage.fs());
+    let mut manifest =
+        VersionSet::recover(fs, db.storage.dir(), true, Arc::clone(db.storage.trash()))?;
+    hold_tables(db, &manifest)?;
+    let families: Vec<NewFamily> = manifest
+        .column_families()
+        .map(|(id, name, version)| NewFamily {
+            id,
+            name: name.to_owned(),
+            version: Arc::clone(version),
+            memtable: db.writes.new_memtable(&db.context, version, &[]),
+        })
+        .collect();
+    let floor = manifest.log_floor();
+    let segments = open::log_segments(&db.storage, floor)?;
+    let mut replay =
+        PictureReplay { families: &families, next_cf: manifest.next_cf_id(), last: SeqNo::ZERO };
+    let mut since = Vec::new();
+    let mut overtaken = false;
+    let chain = LogChain {
+        segments: &segments,
+        floor,
+        mode: db.context.options().recovery_mode,
+        database_id: db.storage.database_id(),
+    };
+    let mut visit = |first: SeqNo, batch: BatchView<'_>| replay.apply(first, batch.iter());
+    let mut after = |segment: FileNo| {
         match manifest.edits_since()? {
             Some(edits) => since.extend(edits),
-            None => return Err(Unusable::Overtaken),
+            None => overtaken = true,
         }
-        if since.iter().any(is_no_write_of_the_log) {
-            return Err(Unusable::Overtaken);
+        overtaken |= passed_by(&since, segment);
+        match overtaken {
+            true => Err(Error::busy("the writer has overtaken the read of its log")),
+            false => Ok(()),
         }
-        let last_seq = last.max(recovered.last_seq.unwrap_or_default()).max(manifest.last_seq());
-        let log_records = recovered.segments.iter().map(|segment| segment.records).sum();
-        Ok(Picture { manifest, families, last_seq, log_records })
+    };
+    let recovered = crate::wal::recover_beside(&**db.storage.fs(), &chain, &mut visit, &mut after);
+    let last = replay.last;
+    if overtaken {
+        return Err(Unusable::Overtaken);
     }
+    let recovered = recovered?;
+    open::check_log(&db.storage, &manifest, floor, &recovered)?;
+    match manifest.edits_since()? {
+        Some(edits) => since.extend(edits),
+        None => return Err(Unusable::Overtaken),
+    }
+    if since.iter().any(is_no_write_of_the_log) {
+        return Err(Unusable::Overtaken);
+    }
+    let last_seq = last.max(recovered.last_seq.unwrap_or_default()).max(manifest.last_seq());
+    let log_records = recovered.segments.iter().map(|segment| segment.records).sum();
+    Ok(Picture { manifest, families, last_seq, log_records })
+}
 
-    /// Opens the tables of `manifest` and keeps them open, those of the last picture again, at most
-    /// `table_readers_max` of them.
-    fn hold_tables(&self, manifest: &VersionSet) -> Result<()> {
-        let mut known: HashMap<[u8; 16], Arc<dyn RandomFile>> = HashMap::new();
-        for family in self.live_families() {
-            for (_, file) in family.current.load().version.files() {
-                if let Some(handle) = file.held() {
-                    known.insert(file.unique_id, handle);
-                }
+/// Opens the tables of `manifest` and keeps them open, those of the last picture again, at most
+/// `table_readers_max` of them.
+fn hold_tables(db: &DbInner, manifest: &VersionSet) -> Result<()> {
+    let mut known: HashMap<[u8; 16], Arc<dyn RandomFile>> = HashMap::new();
+    for family in db.view.live_families() {
+        for (_, file) in family.current.load().version.files() {
+            if let Some(handle) = file.held() {
+                known.insert(file.unique_id, handle);
             }
         }
-        let context = IoContext::new(FileClass::Sst, IoPurpose::ForegroundRead);
-        let options = OpenOptions { direct: self.options.direct_reads };
-        let files = manifest.column_families().flat_map(|(_, _, version)| version.files());
-        for (_, file) in files.take(self.options.table_readers_max) {
-            let handle = match known.remove(&file.unique_id) {
-                Some(handle) => handle,
-                None => {
-                    let path = self.path_of(&sst_name(file.file_no()));
-                    match self.fs.open(&path, context, options) {
-                        Ok(handle) => handle,
-                        Err(error) if error.kind() == ErrorKind::NotFound => return Err(error),
-                        // Out of descriptors, perhaps: the rest is opened when it is needed.
-                        Err(error) => {
-                            tracing::warn!(%error, "not every table is held open");
-                            break;
-                        }
+    }
+    let context = IoContext::new(FileClass::Sst, IoPurpose::ForegroundRead);
+    let options = OpenOptions { direct: db.context.options().direct_reads };
+    let files = manifest.column_families().flat_map(|(_, _, version)| version.files());
+    for (_, file) in files.take(db.context.options().table_readers_max) {
+        let handle = match known.remove(&file.unique_id) {
+            Some(handle) => handle,
+            None => {
+                let path = db.storage.path_of(&sst_name(file.file_no()));
+                match db.storage.fs().open(&path, context, options) {
+                    Ok(handle) => handle,
+                    Err(error) if error.kind() == ErrorKind::NotFound => return Err(error),
+                    // Out of descriptors, perhaps: the rest is opened when it is needed.
+                    Err(error) => {
+                        tracing::warn!(%error, "not every table is held open");
+                        break;
                     }
                 }
-            };
-            file.hold(handle);
-        }
-        Ok(())
+            }
+        };
+        file.hold(handle);
     }
+    Ok(())
+}
 
-    fn publish_picture(&self, picture: Picture) -> Result<()> {
-        let mut fresh = Vec::new();
-        for new in &picture.families {
-            let known = self.family(new.id).filter(|family| family.name == new.name);
-            if known.is_none() {
-                let stored = CfOptions::clone(new.version.options());
-                let options = self.family_overrides.get(&new.name).cloned().unwrap_or(stored);
-                let first = super_version(new);
-                fresh.push(Family::new(new.id, new.name.clone(), options, &self.registry, first)?);
-            }
+fn publish_picture(db: &DbInner, picture: Picture) -> Result<()> {
+    let mut fresh = Vec::new();
+    for new in &picture.families {
+        let known = db.view.family(new.id).filter(|family| family.name == new.name);
+        if known.is_none() {
+            let stored = CfOptions::clone(new.version.options());
+            let options = db.context.family_overrides().get(&new.name).cloned().unwrap_or(stored);
+            let first = super_version(new);
+            fresh.push(Family::new(
+                new.id,
+                new.name.clone(),
+                options,
+                db.context.registry(),
+                first,
+            )?);
         }
-        let _publishing = self.following.publishing.lock();
-        self.committer.start_at(picture.last_seq.max(self.visible()));
-        let mut manifest = self.manifest.lock();
-        let mut state = self.state.lock();
-        for family in self.live_families() {
-            let is_same = |new: &&NewFamily| new.id == family.id && new.name == family.name;
-            match picture.families.iter().find(is_same) {
-                Some(new) => self.publish(&mut state, &family, super_version(new)),
-                None => {
-                    family.dropped.store(true, Ordering::Release);
-                    self.set_family(family.id, None);
-                    self.empty_family(&mut state, &family);
-                }
-            }
-        }
-        for family in fresh {
-            self.set_family(family.id, Some(family));
-        }
-        drop(state);
-        // A checkpoint has the picture's tables, and others with numbers of its own.
-        self.file_numbers.raise(picture.manifest.file_numbers().next());
-        *manifest = picture.manifest;
-        self.following.log_records.store(picture.log_records, Ordering::Relaxed);
-        self.following.generation.fetch_add(1, Ordering::AcqRel);
-        Ok(())
     }
+    let _publishing = db.view.pictures().lock_publishing();
+    db.writes.committer().start_at(&db.view, picture.last_seq.max(db.view.visible()));
+    let mut manifest = db.storage.lock_manifest();
+    let mut state = db.jobs.lock();
+    for family in db.view.live_families() {
+        let is_same = |new: &&NewFamily| new.id == family.id && new.name == family.name;
+        match picture.families.iter().find(is_same) {
+            Some(new) => db.view.publish(&mut state, &family, super_version(new)),
+            None => {
+                family.dropped.store(true, Ordering::Release);
+                db.view.set_family(family.id, None);
+                seal::empty_family(&db.context, &db.view, &db.writes, &mut state, &family);
+            }
+        }
+    }
+    for family in fresh {
+        db.view.set_family(family.id, Some(family));
+    }
+    drop(state);
+    // A checkpoint has the picture's tables, and others with numbers of its own.
+    db.storage.file_numbers().raise(picture.manifest.file_numbers().next());
+    *manifest = picture.manifest;
+    db.view.pictures().note_published(picture.log_records);
+    Ok(())
 }
 
 fn super_version(new: &NewFamily) -> SuperVersion {

@@ -29,15 +29,15 @@ use std::sync::Arc;
 
 use archipelago_base::{Result, SeqNo};
 
-use crate::db::inner::DbInner;
-use crate::db::state::family::{Family, SuperVersion};
+use crate::db::read::Reader;
+use crate::db::state::family::{Family, SuperVersion, TableLayer};
 use crate::file_meta::FileMeta;
 use crate::key::{KeyRange, Kind, split_expiry};
 use crate::live_file::LiveFile;
 use crate::lookup::Lookup;
 use crate::memtable::Shard;
-use crate::options::LEVELS;
 use crate::sst::{SampledBlock, SampledKey, TableReadOptions};
+use crate::table_cache::TableCache;
 
 /// Blocks that are sampled in all, besides one of each table.
 const BLOCKS: u64 = 64;
@@ -61,7 +61,7 @@ enum Origin {
 
 /// One look at a family.
 struct Census<'a> {
-    inner: &'a DbInner,
+    tables: &'a TableCache,
     picture: Arc<SuperVersion>,
     visible: SeqNo,
     now_ms: u64,
@@ -111,27 +111,25 @@ impl Live {
     }
 }
 
-impl DbInner {
-    /// See the module.
-    pub(crate) fn count_keys(&self, family: &Family) -> KeyEstimate {
-        let picture = family.current.load_full();
-        let shards = shards(&picture).map(|(_, shard)| shard.entries()).sum::<u64>();
-        let tables = picture.version.files().map(|(_, file)| keys_of(file)).sum::<u64>();
-        let census = Census {
-            inner: self,
-            visible: self.visible(),
-            now_ms: self.clock.unix_ms(),
-            exact: shards + tables <= EXACT_KEYS,
-            total: shards + tables,
-            picture,
-        };
-        let in_memory = shards_of(&census).map(|(at, shard)| census.live_of_shard(at, &shard));
-        let live = in_memory.fold(census.live_of_tables(), Live::plus);
-        KeyEstimate {
-            keys: live.keys.round() as u64,
-            expiring: live.expiring.round() as u64,
-            mean_ttl_ms: (live.ttl_ms / live.expiring.max(f64::MIN_POSITIVE)).round() as u64,
-        }
+/// Estimates the number of live keys of a family.
+pub(crate) fn count_keys(reader: Reader<'_>, family: &Family) -> KeyEstimate {
+    let picture = family.current.load_full();
+    let shards = shards(&picture).map(|(_, shard)| shard.entries()).sum::<u64>();
+    let tables = picture.version.files().map(|(_, file)| keys_of(file)).sum::<u64>();
+    let census = Census {
+        tables: reader.view.tables(),
+        visible: reader.view.visible(),
+        now_ms: reader.context.clock().unix_ms(),
+        exact: shards + tables <= EXACT_KEYS,
+        total: shards + tables,
+        picture,
+    };
+    let in_memory = shards_of(&census).map(|(at, shard)| census.live_of_shard(at, &shard));
+    let live = in_memory.fold(census.live_of_tables(), Live::plus);
+    KeyEstimate {
+        keys: live.keys.round() as u64,
+        expiring: live.expiring.round() as u64,
+        mean_ttl_ms: (live.ttl_ms / live.expiring.max(f64::MIN_POSITIVE)).round() as u64,
     }
 }
 
@@ -256,10 +254,7 @@ impl Census<'_> {
                 return false;
             }
         }
-        let version = &self.picture.version;
-        let levels = (1..LEVELS).filter_map(|level| version.file_for(level, &record.key));
-        let l0 = version.l0_of(&record.key).iter().filter(|file| file.contains(&record.key));
-        for file in l0.chain(levels) {
+        for TableLayer { file, .. } in self.picture.tables(&record.key) {
             let is_own = origin == Origin::Table(file.no);
             // A table that cannot be read hides nothing.
             if self.table_hides(file, record, &lookup, is_own).unwrap_or(false) {
@@ -283,7 +278,7 @@ impl Census<'_> {
         if is_own && file.range_deletions == 0 {
             return Ok(false);
         }
-        let table = self.inner.tables.load(file)?;
+        let table = self.tables.load(file)?;
         let covering = table.tombstones().max_covering(&record.key, self.visible);
         if covering.is_some_and(|seq| seq > record.seq) {
             return Ok(true);
@@ -336,7 +331,7 @@ impl Census<'_> {
                 (1 + share as usize, KEYS_OF_BLOCK)
             }
         };
-        let table = self.inner.tables.get(file);
+        let table = self.tables.get(file);
         let sampled = table.and_then(|table| table.sample(blocks, keys));
         let (mut live, mut all) = (Live::default(), 0.0);
         for SampledBlock { keys, sampled } in sampled.unwrap_or_default() {

@@ -14,12 +14,12 @@ use std::sync::Arc;
 
 use archipelago_base::{Result, SeqNo};
 
-use crate::db::inner::DbInner;
+use crate::db::read::Reader;
 use crate::db::read::get::table_options;
 use crate::db::read::options::ReadOptions;
-use crate::db::state::family::{Family, SuperVersion};
-use crate::db::write::check_key;
+use crate::db::state::family::{Family, Layer};
 use crate::iter::InternalIterator;
+use crate::key::check_key;
 use crate::key::{KeyRange, Kind, encode, trailer, trailer_seq, user_key};
 use crate::live_file::LiveFile;
 use crate::lookup::{Found, Lookup};
@@ -52,17 +52,17 @@ impl Since {
 
 /// Sequence number of the newest record of `key` since the moment; `None` if there is none.
 pub(crate) fn newest_record(
-    inner: &DbInner,
+    reader: Reader<'_>,
     family: &Family,
     key: &[u8],
     since: Since,
 ) -> Result<Option<SeqNo>> {
-    inner.check_open()?;
+    reader.context.check_open()?;
     check_key(key)?;
     // The super version first: what was visible before the call is in it.
     let current = family.current.load();
     let through = match since {
-        Since::Ever => inner.visible(),
+        Since::Ever => reader.view.visible(),
         Since::After(_) => SeqNo::MAX,
     };
     let lookup = Lookup::new(key, through);
@@ -71,21 +71,20 @@ pub(crate) fn newest_record(
         newest.set(newest.get().max(Some(found.seq)));
         ControlFlow::Break(())
     };
-    for shard in shards_of(&current, key) {
-        shard.lookup(&lookup, visit);
-        newest.set(newest.get().max(shard.newest_tombstone(key, through)));
-        if newest.get().is_some() {
-            return Ok(newest.get().filter(|&seq| since.holds(seq)));
-        }
-    }
     let table_options = table_options(&ReadOptions::new().keys_only());
-    let version = &current.version;
-    let levels = (1..LEVELS).filter_map(|level| version.file_for(level, key));
-    let files = version.l0_of(key).iter().filter(|file| file.contains(key)).chain(levels);
-    for file in files.filter(|file| since.may_hold(file.largest_seq())) {
-        let table = inner.tables.get(file)?;
-        newest.set(newest.get().max(table.tombstones().max_covering(key, through)));
-        table.lookup(&lookup, &table_options, &mut |found| visit(found))?;
+    for layer in current.layers(key) {
+        match layer {
+            Layer::Shard(shard) => {
+                shard.lookup(&lookup, visit);
+                newest.set(newest.get().max(shard.newest_tombstone(key, through)));
+            }
+            Layer::Table(file) if since.may_hold(file.largest_seq()) => {
+                let table = reader.view.tables().get(file)?;
+                newest.set(newest.get().max(table.tombstones().max_covering(key, through)));
+                table.lookup(&lookup, &table_options, &mut |found| visit(found))?;
+            }
+            Layer::Table(_) => {}
+        }
         if newest.get().is_some() {
             break;
         }
@@ -93,22 +92,14 @@ pub(crate) fn newest_record(
     Ok(newest.get().filter(|&seq| since.holds(seq)))
 }
 
-/// The shards that may hold `key`, newest first.
-fn shards_of<'a>(current: &'a SuperVersion, key: &'a [u8]) -> impl Iterator<Item = &'a Arc<Shard>> {
-    let active = &current.active;
-    let first = &active.shards[active.map.bucket_of(key)];
-    let immutables = current.immutables.iter().filter_map(move |immutable| immutable.shard_of(key));
-    std::iter::once(first).chain(immutables)
-}
-
 /// Whether a key of `range` has a record or range delete newer than `seq`.
 pub(crate) fn range_has_newer(
-    inner: &DbInner,
+    reader: Reader<'_>,
     family: &Family,
     range: &KeyRange,
     seq: SeqNo,
 ) -> Result<bool> {
-    inner.check_open()?;
+    reader.context.check_open()?;
     if range.is_empty() {
         return Ok(false);
     }
@@ -134,7 +125,7 @@ pub(crate) fn range_has_newer(
     for file in l0.chain(levels) {
         if file.largest_seq() > seq
             && file.overlaps(range)
-            && file_has_newer(inner, file, range, seq)?
+            && file_has_newer(reader, file, range, seq)?
         {
             return Ok(true);
         }
@@ -153,12 +144,12 @@ fn shard_has_newer(shard: &Arc<Shard>, range: &KeyRange, seq: SeqNo) -> Result<b
 }
 
 fn file_has_newer(
-    inner: &DbInner,
+    reader: Reader<'_>,
     file: &Arc<LiveFile>,
     range: &KeyRange,
     seq: SeqNo,
 ) -> Result<bool> {
-    let table = inner.tables.get(file)?;
+    let table = reader.view.tables().get(file)?;
     if file.range_deletions > 0 && set_has_newer(table.tombstones(), range, seq) {
         return Ok(true);
     }

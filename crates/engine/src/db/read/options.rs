@@ -1,4 +1,6 @@
-//! How a read reads.
+//! Options of a read: its snapshot, its bounds and its use of the cache.
+//!
+//! The caller owns them. They are plain values without invariants.
 
 use crate::db::read::snapshot::Snapshot;
 
@@ -40,7 +42,7 @@ impl Default for ReadOptions {
 }
 
 impl ReadOptions {
-    /// The default.
+    /// The default options.
     #[must_use]
     pub fn new() -> Self {
         Self::default()

@@ -1,27 +1,32 @@
-//! Iterators over a column family: what the engine's iterators (`crate::iter`) are made of here.
+//! Iterators over a column family, composed of the engine's iterators (`crate::iter`).
 //!
-//! An iterator holds one super version (its memtables and files stay as long as it lives) and
-//! reads as of one sequence number: the current ones, or those of a snapshot. Its children, newest
-//! first: the active memtable, the immutable ones, L0, one per level with files in bounds.
-//! Memtables and L0 are opened bucket by bucket, levels file by file, as the iterator gets there;
-//! what lies outside the bounds is never opened. Range tombstones are asked by key of those shards
-//! and files that have any; where none has, they cost nothing.
+//! An iterator holds one super version, so that its memtables and files stay as long as it lives.
+//! It reads as of one sequence number: the current one, or that of a snapshot. Its children, newest
+//! first, are the active memtable, the sealed ones, L0, and one for each level with files in
+//! bounds. Memtables and L0 are opened bucket by bucket, levels file by file, when the iterator
+//! reaches them. Parts outside the bounds are never opened. Shards and files that have range
+//! tombstones are asked for them by key; the others cost nothing.
 //!
 //! An iterator of a transaction has the transaction's own writes as its newest child. Their
-//! sequence numbers are above all others, so the view shows every number, and the other children
-//! and range tombstones are cut at the snapshot instead.
+//! sequence numbers are above all others. Therefore the view shows every number, and the other
+//! children and range tombstones are cut at the snapshot instead.
+//!
+//! Invariants: rows come in key order, each key once, as of one moment.
+//!
+//! Thread-safety: an iterator belongs to one thread at a time.
+//! Failure: an error makes the iterator invalid and stays in its status.
+//! Cost: one allocation for each child, and one reader for each file that is reached.
 
 use std::sync::Arc;
 
 use archipelago_base::{Error, Result, SeqNo};
 
 use crate::bucket::BucketMap;
-use crate::db::inner::DbInner;
+use crate::db::read::Reader;
 use crate::db::read::get::table_options;
 use crate::db::read::options::ReadOptions;
 use crate::db::read::snapshot::Snapshot;
 use crate::db::state::family::{Family, SuperVersion};
-use crate::db::{ColumnFamily, Db};
 use crate::indexed_batch::OwnRecords;
 use crate::iter::{
     AsOfIterator, BucketTombstones, Child, FileOpener, InternalIterator, LevelIterator,
@@ -32,7 +37,7 @@ use crate::live_file::LiveFile;
 use crate::memtable::Shard;
 use crate::options::LEVELS;
 use crate::sst::{TableReadOptions, TableReader};
-use crate::stats::Ticker;
+use crate::stats::{Statistics, Ticker};
 use crate::table_cache::TableCache;
 use crate::tombstone::{TombstoneSet, TombstoneSpan};
 use crate::version::Version;
@@ -60,7 +65,7 @@ use crate::version::Version;
 /// ```
 pub struct Iter {
     cursor: UserIterator,
-    inner: Arc<DbInner>,
+    stats: Arc<Statistics>,
     _picture: Arc<SuperVersion>,
     _snapshot: Option<Snapshot>,
 }
@@ -74,25 +79,25 @@ impl std::fmt::Debug for Iter {
 impl Iter {
     /// To the first key in bounds.
     pub fn seek_to_first(&mut self) {
-        self.inner.stats.add(Ticker::Seeks, 1);
+        self.stats.add(Ticker::Seeks, 1);
         self.cursor.seek_to_first();
     }
 
     /// To the last key in bounds.
     pub fn seek_to_last(&mut self) {
-        self.inner.stats.add(Ticker::Seeks, 1);
+        self.stats.add(Ticker::Seeks, 1);
         self.cursor.seek_to_last();
     }
 
     /// To the first key at or after `key`.
     pub fn seek(&mut self, key: &[u8]) {
-        self.inner.stats.add(Ticker::Seeks, 1);
+        self.stats.add(Ticker::Seeks, 1);
         self.cursor.seek(key);
     }
 
     /// To the last key at or before `key`.
     pub fn seek_for_prev(&mut self, key: &[u8]) {
-        self.inner.stats.add(Ticker::Seeks, 1);
+        self.stats.add(Ticker::Seeks, 1);
         self.cursor.seek_for_prev(key);
     }
 
@@ -149,20 +154,6 @@ impl Iter {
     }
 }
 
-impl Db {
-    /// An iterator over `cf`. `InvalidArgument` if the lower bound lies after the upper one.
-    pub fn iter(&self, cf: &ColumnFamily, options: &ReadOptions) -> Result<Iter> {
-        self.check_family(cf)?;
-        self.check_snapshot(options)?;
-        self.inner.check_open()?;
-        check_bounds(options)?;
-        let iter = scan(&self.inner, &cf.family, options, None);
-        // A family that was dropped meanwhile is empty.
-        cf.family.check_alive()?;
-        Ok(iter)
-    }
-}
-
 /// `InvalidArgument` if the lower bound lies after the upper one.
 pub(crate) fn check_bounds(options: &ReadOptions) -> Result<()> {
     if let (Some(lower), Some(upper)) = (&options.lower_bound, &options.upper_bound)
@@ -210,21 +201,21 @@ impl Opening {
 
 /// An iterator over the family, with the `own` writes of a transaction above it.
 pub(crate) fn scan(
-    inner: &Arc<DbInner>,
+    reader: Reader<'_>,
     family: &Arc<Family>,
     options: &ReadOptions,
     own: Option<OwnRecords>,
 ) -> Iter {
-    inner.stats.add(Ticker::Iterators, 1);
+    reader.observers.stats().add(Ticker::Iterators, 1);
     let held = options.snapshot.as_ref().and_then(|snapshot| snapshot.held(family.id));
     let picture = held.cloned().unwrap_or_else(|| family.current.load_full());
-    let snapshot = options.snapshot.as_ref().map_or_else(|| inner.visible(), Snapshot::seq);
-    let mut view = bounded(View::new(snapshot, inner.clock.unix_ms()), options);
+    let snapshot = options.snapshot.as_ref().map_or_else(|| reader.view.visible(), Snapshot::seq);
+    let mut view = bounded(View::new(snapshot, reader.context.clock().unix_ms()), options);
     view.operator.clone_from(&family.merge);
     view.keys_only = options.keys_only;
     let opening = Opening {
         picture: Arc::clone(&picture),
-        tables: Arc::clone(&inner.tables),
+        tables: Arc::clone(reader.view.tables()),
         options: table_options(options),
         bounds: KeyRange { start: view.lower.clone(), end: view.upper.clone() },
     };
@@ -237,7 +228,7 @@ pub(crate) fn scan(
     let tombstones = (!tombstones.is_empty()).then(|| Box::new(tombstones) as _);
     Iter {
         cursor: UserIterator::new(merge, tombstones, view),
-        inner: Arc::clone(inner),
+        stats: Arc::clone(reader.observers.stats()),
         _picture: picture,
         _snapshot: options.snapshot.clone(),
     }

@@ -1,12 +1,13 @@
 //! Snapshots: points of the commit order as of which users read.
 //!
-//! A snapshot keeps what it sees in two ways. Its sequence number is registered, so that jobs keep
-//! the old versions of keys that a reader as of that number needs. And it holds the super version
-//! of each family that has a compaction filter, because a filter removes what is newest: jobs do
-//! not ask whether a snapshot sees a record before a filter removes it. Reads at the snapshot go to
-//! the super version that it holds. So they repeat, and snapshots that are taken all the time do
-//! not stop filters. A snapshot of a read-only database holds the super versions of all families,
-//! because [`Db::catch_up`](crate::db::Db::catch_up) replaces them.
+//! The read view owns one [`Snapshots`]. A snapshot keeps the data that it sees in two ways. Its
+//! sequence number is registered, so that jobs keep the old versions of keys that a reader as of
+//! that number needs. And it holds the super version of each family that has a compaction filter. A
+//! filter removes the newest records, and jobs do not check whether a snapshot sees a record before
+//! a filter removes it. Reads at the snapshot use the super version that it holds. So reads repeat,
+//! and snapshots that are taken all the time do not stop filters. A snapshot of a read-only
+//! database holds the super versions of all families, because
+//! [`Db::catch_up`](crate::db::Db::catch_up) replaces them.
 //!
 //! Invariants:
 //! 1. A sequence number is registered under the lock under which a job takes the list, and it was
@@ -19,9 +20,10 @@
 //!    record that the snapshot sees.
 //!
 //! Thread-safety: any thread may call any method.
+//! Failure: none.
 //! Cost: O(log live snapshots) to take and to drop one. With families that have a filter, one
-//! allocation and one load a family more. Reads cost one comparison of pointers for each read, and
-//! a search among the families that have a filter.
+//! allocation and one load for each such family. A read costs one comparison of pointers, and a
+//! search among the families that have a filter.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -57,9 +59,9 @@ struct HeldBySnapshots {
 /// Bytes that only snapshots keep.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct HeldBytes {
-    /// Of tables.
+    /// Bytes of tables.
     pub(crate) tables: u64,
-    /// Of records in memtables.
+    /// Bytes of records in memtables.
     pub(crate) memtables: u64,
 }
 

@@ -1,21 +1,27 @@
-//! Bytes that may be written before anybody looks at a family's throttle again.
+//! Bytes that may be written before a writer checks a family's throttle again.
 //!
-//! Writers of a watched family are given some with each look; a delayed writer pays for a lot at
-//! once, and those behind it take from that. Invariant: what is taken was added before, and what
-//! several writers add at once is all there: writers that are delayed together must not lose what
-//! each has paid for. Thread-safe. Cost: one relaxed exchange for each write of a watched or
-//! delayed family.
+//! A family owns one [`DelayCredit`]. Each check of a watched family grants some bytes. A delayed
+//! writer pays for a lot of bytes in advance, and the writers after it take from that lot.
+//!
+//! Invariants:
+//! 1. A writer takes only bytes that were added before.
+//! 2. Bytes that several writers add in parallel are all kept: writers that are delayed together
+//!    must not lose what each of them has paid for.
+//!
+//! Thread-safety: any thread may call any method.
+//! Failure: none.
+//! Cost: one relaxed exchange for each write of a watched or delayed family.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A delayed writer pays for what may be written in this time at once.
 const LOT_NS: u64 = 250_000;
 
-/// See the module.
+/// Bytes that the writers of a family may write before the next check.
 #[derive(Debug, Default)]
-pub(crate) struct Credit(AtomicU64);
+pub(crate) struct DelayCredit(AtomicU64);
 
-impl Credit {
+impl DelayCredit {
     /// Takes `bytes`, if there are as many; else nothing.
     #[inline]
     pub(crate) fn take(&self, bytes: u64) -> bool {
@@ -47,7 +53,7 @@ mod tests {
 
     #[test]
     fn what_is_there_can_be_taken_and_nothing_else() {
-        let credit = Credit::default();
+        let credit = DelayCredit::default();
         assert!(!credit.take(1));
         credit.add(100);
         assert!(credit.take(60));
@@ -62,7 +68,7 @@ mod tests {
     fn what_writers_pay_for_at_once_is_all_there() {
         const WRITERS: u64 = 8;
         const ROUNDS: u64 = 1000;
-        let credit = Credit::default();
+        let credit = DelayCredit::default();
         std::thread::scope(|scope| {
             for _writer in 0..WRITERS {
                 scope.spawn(|| (0..ROUNDS).for_each(|_| credit.add(10)));

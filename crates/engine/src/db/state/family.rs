@@ -1,4 +1,19 @@
-//! A column family inside the engine, the picture of it that readers use, and the user's handle.
+//! A column family inside the engine, the super version that its readers use, and the user's
+//! handle.
+//!
+//! The family table ([`crate::db::read::ReadView`]) owns the families. Handles, iterators and jobs
+//! share them.
+//!
+//! Invariants:
+//! 1. For every key, the records of a super version are ordered by age along active memtable,
+//!    sealed memtables (newest first), L0 of the key's bucket (newest first), levels. A record is
+//!    in exactly one place.
+//! 2. The super version changes only under the jobs lock.
+//! 3. A family that was dropped stays dropped, and its super version is empty.
+//!
+//! Thread-safety: any thread may call any method.
+//! Failure: a dropped family refuses calls with `Closed`.
+//! Cost: a read loads one pointer. A healthy family costs a write one relaxed load of its throttle.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
@@ -6,12 +21,27 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use arc_swap::ArcSwap;
 use archipelago_base::{CfId, Error, Result};
 
-use crate::db::state::delay_credit::Credit;
+use crate::db::state::delay_credit::DelayCredit;
 use crate::db::state::memtable::{Immutable, Memtable};
-use crate::db::write::stalling::is_slowed;
 use crate::extension::{FamilyMerge, MergeOperator, Registry};
-use crate::options::CfOptions;
+use crate::live_file::LiveFile;
+use crate::memtable::Shard;
+use crate::options::{CfOptions, LEVELS};
 use crate::version::Version;
+
+/// Throttle of a family whose writers go on without a check.
+pub(crate) const FREE: u8 = 0;
+/// Throttle of a family whose memtables wait for their flush.
+pub(crate) const WATCHED: u8 = 1;
+/// Throttle of a family whose writers are delayed.
+pub(crate) const DELAYED: u8 = 2;
+/// Throttle of a family whose writers wait.
+pub(crate) const STOPPED: u8 = 3;
+
+/// Whether a throttle makes writers wait.
+pub(crate) fn is_slowed(throttle: u8) -> bool {
+    throttle >= DELAYED
+}
 
 /// Everything that a read of one column family needs, swapped as one.
 ///
@@ -19,12 +49,62 @@ use crate::version::Version;
 /// first), L0 of the key's bucket (newest first), levels; a record is in exactly one place.
 pub(crate) struct SuperVersion {
     pub(crate) active: Arc<Memtable>,
-    /// Newest first.
+    /// Sealed memtables, newest first.
     pub(crate) immutables: Vec<Arc<Immutable>>,
     pub(crate) version: Arc<Version>,
 }
 
-/// A column family; see the module.
+/// A part of a super version that may hold records of one key.
+pub(crate) enum Layer<'a> {
+    /// A shard of a memtable.
+    Shard(&'a Arc<Shard>),
+    /// A table of any level.
+    Table(&'a Arc<LiveFile>),
+}
+
+/// A table that may hold records of one key, and how deep it lies.
+#[derive(Clone, Copy)]
+pub(crate) struct TableLayer<'a> {
+    /// Position from newest to oldest: that of an L0 file in its bucket, or [`L0_DEPTHS`] and the
+    /// level.
+    pub(crate) depth: usize,
+    pub(crate) file: &'a Arc<LiveFile>,
+}
+
+/// Depths that are free for the L0 files of one bucket.
+const L0_DEPTHS: usize = usize::MAX / 2;
+
+impl SuperVersion {
+    /// The parts that may hold `key`, newest first: memtable shards, the bucket's L0, one table per
+    /// level. A part is looked for only when the iterator reaches it.
+    pub(crate) fn layers<'a>(&'a self, key: &'a [u8]) -> impl Iterator<Item = Layer<'a>> {
+        let tables = std::iter::once(()).flat_map(move |()| self.tables(key));
+        self.shards(key).map(Layer::Shard).chain(tables.map(|table| Layer::Table(table.file)))
+    }
+
+    /// The first half of [`SuperVersion::layers`]: the memtable shards that may hold `key`.
+    #[inline]
+    pub(crate) fn shards<'a>(&'a self, key: &'a [u8]) -> impl Iterator<Item = &'a Arc<Shard>> {
+        let first = &self.active.shards[self.active.map.bucket_of(key)];
+        let sealed = self.immutables.iter().filter_map(move |sealed| sealed.shard_of(key));
+        std::iter::once(first).chain(sealed)
+    }
+
+    /// The second half of [`SuperVersion::layers`]: the tables that may hold `key`.
+    #[inline]
+    pub(crate) fn tables<'a>(&'a self, key: &'a [u8]) -> impl Iterator<Item = TableLayer<'a>> {
+        let l0 = self.version.l0_of(key).iter().enumerate();
+        let l0 = l0.filter(move |(_, file)| file.contains(key));
+        let l0 = l0.map(|(depth, file)| TableLayer { depth, file });
+        let levels = (1..LEVELS).filter_map(move |level| {
+            let file = self.version.file_for(level, key)?;
+            Some(TableLayer { depth: L0_DEPTHS + level, file })
+        });
+        l0.chain(levels)
+    }
+}
+
+/// A column family inside the engine.
 pub(crate) struct Family {
     pub(crate) id: CfId,
     pub(crate) name: String,
@@ -38,7 +118,7 @@ pub(crate) struct Family {
     /// Allowed bytes per second while `throttle` says "delay".
     pub(crate) delayed_rate: AtomicU64,
     /// Bytes that may be written before the throttle is looked at again.
-    pub(crate) credit: Credit,
+    pub(crate) credit: DelayCredit,
     /// When the bytes that wait to be flushed last became fewer, or the first came, by the clock.
     pub(crate) backlog_since_ns: AtomicU64,
 }
@@ -62,7 +142,7 @@ impl Family {
             dropped: AtomicBool::new(false),
             throttle: AtomicU8::new(0),
             delayed_rate: AtomicU64::new(u64::MAX),
-            credit: Credit::default(),
+            credit: DelayCredit::default(),
             backlog_since_ns: AtomicU64::new(0),
         }))
     }

@@ -1,19 +1,25 @@
-//! Threads that lend a hand to background jobs, and wait for the next one.
+//! Threads that help with background jobs, and wait for the next one.
 //!
-//! A flush writes its shards on as many threads as there are jobs, a hundred times a second when
-//! memtables are small; a thread of its own for each would cost its start, its stack's pages and
-//! its allocator's. So they are kept for [`IDLE`] after their last task.
+//! [`Jobs`](crate::db::state::jobs::Jobs) owns one [`JobThreads`]. A flush writes its shards on as
+//! many threads as there are jobs, a hundred times a second when memtables are small. A new thread
+//! for each shard would cost its start, the pages of its stack and those of its allocator.
+//! Therefore idle threads are kept for [`IDLE`].
 //!
-//! There are two kinds ([`HandsKind`]), because a system lets nobody raise a thread's priority
-//! again without a privilege. Compactions run on patient ones, at a low priority: where processors
-//! are scarce, writers and the flushes that they wait for come first, and compactions take what is
-//! left (decision 0019). A compaction that somebody waits for runs on urgent ones: a user's own, or
-//! one that starts while writers are slowed down because compactions are behind.
+//! There are two groups ([`JobPriority`]), because a system lets no thread raise its priority again
+//! without a privilege. Compactions run at low priority: where processors are scarce, writers and
+//! the flushes that they wait for come first (decision 0019). A compaction runs at normal priority
+//! if a caller waits for it, or if it starts while writers are slowed down because compactions are
+//! behind.
 //!
-//! Invariants: 1. a task that was accepted is run, also while closing; 2. a task never waits for
-//! another one to end: there is an idle thread for it, or a new one; 3. after [`Hands::close`] no
-//! thread is left. Thread-safe; a task that panics ends its thread alone. Cost: a lock and a
-//! wake-up for each task.
+//! Invariants:
+//! 1. A task that was accepted is run, also while the threads close.
+//! 2. A task never waits for another one to end: it gets an idle thread or a new one.
+//! 3. After [`JobThreads::close`] no thread is left.
+//!
+//! Thread-safety: any thread may call any method.
+//! Failure: a task that panics ends its thread alone. If the system refuses a thread, the task is
+//! dropped and the caller gets the error.
+//! Cost: a lock and a wake-up for each task.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -31,51 +37,52 @@ pub(crate) type Task = Box<dyn FnOnce() + Send>;
 
 /// Whose work they do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum HandsKind {
-    /// What writers wait for.
-    Urgent,
-    /// What can wait: run at a lower priority.
-    Patient,
+pub(crate) enum JobPriority {
+    /// Work that writers wait for.
+    Normal,
+    /// Work that can wait. Its threads run at a lower priority.
+    Low,
 }
 
-/// See the module.
+/// Threads that help with background jobs.
 #[derive(Debug)]
-pub(crate) struct Hands {
-    urgent: Crew,
-    patient: Crew,
+pub(crate) struct JobThreads {
+    normal: ThreadGroup,
+    low: ThreadGroup,
 }
 
-impl Default for Hands {
+impl Default for JobThreads {
     fn default() -> Self {
-        let (urgent, patient) = (Crew::new(HandsKind::Urgent), Crew::new(HandsKind::Patient));
-        Self { urgent, patient }
+        let (normal, low) =
+            (ThreadGroup::new(JobPriority::Normal), ThreadGroup::new(JobPriority::Low));
+        Self { normal, low }
     }
 }
 
-impl Hands {
+impl JobThreads {
     /// Has `task` run on another thread, at once. `Err` if the system refuses a thread or this is
     /// closed; the task is dropped then.
-    pub(crate) fn run(&self, kind: HandsKind, task: Task) -> Result<()> {
+    pub(crate) fn run(&self, kind: JobPriority, task: Task) -> Result<()> {
         match kind {
-            HandsKind::Urgent => self.urgent.run(task),
-            HandsKind::Patient => self.patient.run(task),
+            JobPriority::Normal => self.normal.run(task),
+            JobPriority::Low => self.low.run(task),
         }
     }
 
     /// Waits until all threads have ended; tasks are refused from here on.
     pub(crate) fn close(&self) {
-        self.urgent.close();
-        self.patient.close();
+        self.normal.close();
+        self.low.close();
     }
 }
 
 /// Those of one kind.
 #[derive(Debug)]
-struct Crew(Arc<Shared>);
+struct ThreadGroup(Arc<GroupShared>);
 
 #[derive(Debug)]
-struct Shared {
-    kind: HandsKind,
+struct GroupShared {
+    kind: JobPriority,
     state: Mutex<State>,
     /// Idle threads wait here for a task.
     called: Condvar,
@@ -98,10 +105,10 @@ impl std::fmt::Debug for State {
     }
 }
 
-impl Crew {
-    fn new(kind: HandsKind) -> Self {
+impl ThreadGroup {
+    fn new(kind: JobPriority) -> Self {
         let (state, called, gone) = (Mutex::default(), Condvar::new(), Condvar::new());
-        Self(Arc::new(Shared { kind, state, called, gone }))
+        Self(Arc::new(GroupShared { kind, state, called, gone }))
     }
 
     fn run(&self, task: Task) -> Result<()> {
@@ -118,8 +125,8 @@ impl Crew {
         state.alive += 1;
         drop(state);
         let name = match shared.kind {
-            HandsKind::Urgent => "archi-flush",
-            HandsKind::Patient => "archi-compact",
+            JobPriority::Normal => "archi-flush",
+            JobPriority::Low => "archi-compact",
         };
         let life = Life(Arc::clone(shared));
         SystemSpawn.spawn(name, Box::new(move || life.live(task))).map(drop)
@@ -136,11 +143,11 @@ impl Crew {
 }
 
 /// A thread that counts as alive: until this is dropped, however it ends.
-struct Life(Arc<Shared>);
+struct Life(Arc<GroupShared>);
 
 impl Life {
     fn live(self, first: Task) {
-        if self.0.kind == HandsKind::Patient {
+        if self.0.kind == JobPriority::Low {
             lower_priority();
         }
         let mut task = Some(first);
@@ -158,7 +165,7 @@ impl Drop for Life {
     }
 }
 
-impl Shared {
+impl GroupShared {
     /// The next task, or `None` if none came for a while.
     fn next(&self) -> Option<Task> {
         let mut state = self.state.lock();
@@ -188,7 +195,7 @@ mod tests {
 
     #[test]
     fn tasks_run_at_once_and_threads_are_used_again() {
-        let hands = Crew::new(HandsKind::Urgent);
+        let threads = ThreadGroup::new(JobPriority::Normal);
         for _round in 0..50 {
             let meet = Arc::new(Barrier::new(4));
             for _task in 0..3 {
@@ -196,35 +203,35 @@ mod tests {
                 let wait = move || {
                     meet.wait();
                 };
-                hands.run(Box::new(wait)).unwrap();
+                threads.run(Box::new(wait)).unwrap();
             }
             // Ends only if all three run at the same time.
             meet.wait();
             // The next round finds them idle.
-            let all_idle = || hands.0.state.lock().idle == 3;
+            let all_idle = || threads.0.state.lock().idle == 3;
             while !all_idle() {
                 std::thread::yield_now();
             }
-            assert_eq!(hands.0.state.lock().alive, 3, "no round needs more");
+            assert_eq!(threads.0.state.lock().alive, 3, "no round needs more");
         }
-        hands.close();
-        assert_eq!(hands.0.state.lock().alive, 0);
+        threads.close();
+        assert_eq!(threads.0.state.lock().alive, 0);
     }
 
     #[test]
     fn what_was_accepted_is_run_before_the_close_ends_and_then_nothing_is() {
-        let hands = Crew::new(HandsKind::Patient);
+        let threads = ThreadGroup::new(JobPriority::Low);
         let done = Arc::new(AtomicUsize::new(0));
         for _task in 0..20 {
             let done = Arc::clone(&done);
             let add = move || {
                 done.fetch_add(1, Ordering::SeqCst);
             };
-            hands.run(Box::new(add)).unwrap();
+            threads.run(Box::new(add)).unwrap();
         }
-        hands.close();
+        threads.close();
         assert_eq!(done.load(Ordering::SeqCst), 20);
-        assert_eq!(hands.run(Box::new(|| ())).unwrap_err().kind(), ErrorKind::Closed);
+        assert_eq!(threads.run(Box::new(|| ())).unwrap_err().kind(), ErrorKind::Closed);
     }
 
     #[cfg(target_os = "linux")]
@@ -232,12 +239,12 @@ mod tests {
     fn patient_hands_run_at_a_lower_priority_and_urgent_ones_do_not() {
         let own = rustix::process::getpriority_process(None).unwrap();
         let (tell, told) = std::sync::mpsc::channel();
-        for kind in [HandsKind::Urgent, HandsKind::Patient] {
-            let hands = Crew::new(kind);
+        for kind in [JobPriority::Normal, JobPriority::Low] {
+            let threads = ThreadGroup::new(kind);
             let tell = tell.clone();
             let tell = move || tell.send(rustix::process::getpriority_process(None)).unwrap();
-            hands.run(Box::new(tell)).unwrap();
-            hands.close();
+            threads.run(Box::new(tell)).unwrap();
+            threads.close();
         }
         assert_eq!(told.recv().unwrap().unwrap(), own);
         assert_eq!(told.recv().unwrap().unwrap(), 19);
@@ -245,11 +252,11 @@ mod tests {
 
     #[test]
     fn a_task_that_panics_ends_its_thread_alone() {
-        let hands = Crew::new(HandsKind::Urgent);
-        hands.run(Box::new(|| panic!("on purpose"))).unwrap();
+        let threads = ThreadGroup::new(JobPriority::Normal);
+        threads.run(Box::new(|| panic!("on purpose"))).unwrap();
         let (tell, told) = std::sync::mpsc::channel();
-        hands.run(Box::new(move || tell.send(7).unwrap())).unwrap();
+        threads.run(Box::new(move || tell.send(7).unwrap())).unwrap();
         assert_eq!(told.recv().unwrap(), 7);
-        hands.close();
+        threads.close();
     }
 }

@@ -1,18 +1,22 @@
-//! A memtable: one shard per bucket of the map that it was born with, which is the version's, cut
-//! also where splits are being prepared ([`crate::db::background::rebalance`]).
+//! The database's memtable: one shard (`crate::memtable::Shard`) for each bucket of the map that it
+//! was born with, and more where splits are being prepared ([`crate::db::background::rebalance`]).
 //!
-//! Active memtables belong to the commit lock (who may insert is decided there), immutable ones
-//! to their column family's flush tracker. Invariants:
-//! 1. Its map never changes; a shard holds only keys of its bucket of that map.
+//! Active memtables belong to the commit lock, because the holder of that lock decides which
+//! writers may insert. Immutable memtables belong to their family's flush tracker.
+//!
+//! Invariants:
+//! 1. Its map never changes. A shard holds only keys of its bucket of that map.
 //! 2. A writer that was granted a memtable under the commit lock is counted in `writers` until it
-//!    has inserted everything; a sealed memtable is flushed only when that count is zero.
-//! 3. Its sequence numbers are contiguous among those of its family: everything of the family up
-//!    to `last_seq` (set at the seal) lies in it or in an older one.
-//! 4. `oldest_log` is set, under the commit lock, before the first record of a log segment that
-//!    it depends on is inserted: it pins that segment.
+//!    has inserted everything. A sealed memtable is flushed only when that count is zero.
+//! 3. Its sequence numbers are contiguous among those of its family: everything of the family up to
+//!    `last_seq` (set at the seal) lies in it or in an older one.
+//! 4. `oldest_log` is set, under the commit lock, before the first record of a log segment that it
+//!    depends on is inserted: it pins that segment.
 //!
-//! Cost: a write adds one shared counter up and down; finding the shard is a binary search over
-//! the boundaries.
+//! Thread-safety: many threads may insert and read at the same time.
+//! Failure: none; the records were checked before.
+//! Cost: a write adds one shared counter up and down. A binary search over the boundaries finds the
+//! shard.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -39,7 +43,7 @@ const READ_SHARE: u64 = 16;
 
 const NO_LOG: u64 = u64::MAX;
 
-/// See the module.
+/// A memtable: one shard for each bucket of the map that it was born with.
 pub(crate) struct Memtable {
     /// Unique within the open database; larger is younger.
     pub(crate) id: u64,

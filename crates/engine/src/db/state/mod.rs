@@ -1,8 +1,18 @@
-//! What every part of the database shares: families, memtables, health and job threads.
+//! State that every other part of the database builds on: owners, families, memtables, jobs.
+//!
+//! The modules of this folder name no other folder of `db`.
+//!
+//! Thread-safety, failure and cost: see the modules.
 
 pub(crate) mod background_mode;
+pub(crate) mod balance;
+pub(crate) mod context;
 pub(crate) mod delay_credit;
 pub(crate) mod family;
 pub(crate) mod health;
 pub(crate) mod job_threads;
+pub(crate) mod jobs;
 pub(crate) mod memtable;
+pub(crate) mod observers;
+pub(crate) mod pacing;
+pub(crate) mod storage;

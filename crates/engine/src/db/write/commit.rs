@@ -1,31 +1,38 @@
 //! The commit point: one order for all writes, one log, publication in that order.
 //!
-//! A write goes through four steps: *submit* (under the commit lock: room in the memtables,
-//! sequence numbers, log append), *insert* (no lock: many writers at once), *publish* (the visible
-//! sequence number moves over it, in order: `db::write::publication`), *sync* (if asked for; one
-//! leader syncs for all who wait). Thread-safe; every field says what guards it.
+//! [`WritePath`](crate::db::write::WritePath) owns one [`Committer`]. A write goes through four
+//! steps:
 //!
-//! Group commit: a writer that finds the commit lock taken leaves a ticket and waits for the lock;
-//! whoever gets the lock appends all tickets with one append call. One writer alone takes the
-//! lock, appends from its own buffer and copies nothing. A writer that sleeps by then is not waited
-//! for: who granted its write inserts it, too, behind the lock.
+//! 1. *Submit*, under the commit lock: room in the memtables, sequence numbers, log append.
+//! 2. *Insert*, without a lock: many writers at the same time.
+//! 3. *Publish*: the visible sequence number moves over the write, in order
+//!    (`db::read::publication`).
+//! 4. *Sync*, if the options ask for it: one leader syncs for all writers that wait.
+//!
+//! Group commit: a writer that finds the commit lock taken leaves a ticket and waits for the lock.
+//! The writer that gets the lock appends all tickets with one append call. A lone writer takes the
+//! lock, appends from its own buffer and copies nothing. No thread waits for a writer that sleeps:
+//! the holder of the lock that granted its write inserts it as well, after it has released the
+//! lock.
 //!
 //! Invariants:
 //! 1. Sequence numbers are given out under the lock and only after the append of their record
 //!    succeeded, so the sequence has no holes and publication cannot wait for ever.
-//! 2. `visible` only grows, and passes a write only when it and all before it are inserted.
+//! 2. The visible number only grows, and passes a write only when it and all before it are
+//!    inserted.
 //! 3. A record is in the log before any reader can see it.
-//! 4. Who has a grant takes no lock before the write is published: holders of the commit lock may
-//!    wait for that (ingestion does).
-//! 5. A ticket is inserted once: by its owner, or by who changed it from asleep to claimed.
+//! 4. A writer with a grant takes no lock before the write is published, because holders of the
+//!    commit lock may wait for the publication (ingestion does).
+//! 5. A ticket is inserted once: by its owner, or by the thread that changed it from asleep to
+//!    claimed.
 //! 6. While a transaction is being checked, every write is noted in [`CommitState::recent`] in the
 //!    step that gives it its sequence numbers.
 //!
-//! Failure: an append that fails is told to every writer of its group and nothing of the group is
-//! inserted. A sync that fails makes the database read only (`db::state::health`): what was
-//! published stays readable, but nobody was told that it is durable.
-//!
-//! Cost: alone, one uncontended lock and one copy into the log; no allocation.
+//! Thread-safety: any thread may call any method; every field says what guards it.
+//! Failure: every writer of a group gets the error of its append, and nothing of the group is
+//! inserted. A sync that fails makes the database read only (`db::state::health`): published writes
+//! stay readable, but no caller was told that they are durable.
+//! Cost: a lone writer pays one uncontended lock and one copy into the log, and allocates nothing.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
@@ -36,11 +43,15 @@ use crossbeam_utils::{Backoff, CachePadded};
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::concurrency::RecentWrites;
+use crate::db::inner::DbInner;
+use crate::db::read::ReadView;
 use crate::db::state::memtable::{Granted, Memtable};
+use crate::db::write::disk_room;
 use crate::db::write::disk_room::Admission;
-use crate::db::write::group_sync::Leading;
-use crate::db::write::publication::Publication;
+use crate::db::write::group_sync::GroupSync;
+use crate::db::write::log_segments;
 use crate::disk_space::SpaceUse;
+use crate::wal::BatchView;
 use crate::wal::{Entry, LogSyncer, LogWriter};
 
 /// Tries for the commit lock before a writer leaves a ticket.
@@ -168,29 +179,6 @@ enum Held {
     Flush,
 }
 
-/// What the committer needs from the database, under the commit lock.
-pub(crate) trait CommitHost {
-    /// Makes sure the open log takes an append: rotates a full or failed segment.
-    fn prepare_log(&self, state: &mut CommitState) -> Result<()>;
-    /// Whether the disk takes a write of `bytes` that exceeds the credit.
-    fn admit_by_measure(
-        &self,
-        state: &mut CommitState,
-        write: &Submission<'_>,
-        bytes: u64,
-    ) -> Admission;
-    /// Gives up what is kept in reserve for a full disk.
-    fn give_up_reserve(&self);
-    /// Makes sure that the family's active memtable takes `bytes` more: seals a full one.
-    /// `Ok(false)` if it is full and must not be sealed yet.
-    fn prepare_memtable(&self, state: &mut CommitState, share: &Share) -> Result<bool>;
-    /// Inserts the records of a granted write, whose batch is `payload`. Cannot fail: it was
-    /// checked.
-    fn insert(&self, grant: &Grant, payload: &[u8]);
-    /// Counts an append of `bytes` that took the records of `writes` writes.
-    fn appended(&self, bytes: u64, writes: u64);
-}
-
 /// A write that waits for another thread to append it.
 struct Ticket {
     payload: Vec<u8>,
@@ -203,17 +191,23 @@ struct Ticket {
     state: AtomicU8,
 }
 
-/// States of a ticket: its owner looks at it often;
+/// State of a ticket whose owner checks it often.
 const AWAKE: u8 = 0;
-/// its owner waits for the lock, which may take long;
+/// State of a ticket whose owner sleeps until it gets the commit lock.
 const ASLEEP: u8 = 1;
-/// its owner slept when it was granted, and somebody else inserts it;
+/// State of a ticket whose owner slept when it was granted: the holder of the lock inserts it.
 const CLAIMED: u8 = 2;
-/// the answer is there.
+/// State of a ticket that has its answer.
 const DONE: u8 = 3;
 
+/// A write that was granted while its owner slept.
+struct ClaimedWrite {
+    grant: Grant,
+    ticket: Arc<Ticket>,
+}
+
 /// Writes that were granted while their owners slept, in their order.
-type Claimed = Vec<(Grant, Arc<Ticket>)>;
+type Claimed = Vec<ClaimedWrite>;
 
 impl Ticket {
     fn submission(&self) -> Submission<'_> {
@@ -249,22 +243,21 @@ impl Ticket {
     }
 }
 
-/// See the module.
+/// The commit point: sequence numbers, log and tickets.
 pub(crate) struct Committer {
     state: CachePadded<Mutex<CommitState>>,
     waiting: CachePadded<Mutex<Vec<Arc<Ticket>>>>,
     /// At least as many as wait; counted up before a ticket is left, whose owner then looks for
     /// the lock.
     tickets: CachePadded<AtomicU64>,
-    publication: Publication,
     /// The last sequence number given out; stored under the commit lock.
     appended: CachePadded<AtomicU64>,
     /// Syncs the open log and its predecessors; set with the log.
     syncer: Mutex<Option<LogSyncer>>,
     /// Through which sequence number the log is known durable.
-    durable: Leading,
+    durable: GroupSync,
     /// Through which one the device has it, where writes are written through.
-    through: Leading,
+    through: GroupSync,
 }
 
 impl Committer {
@@ -282,33 +275,16 @@ impl Committer {
             state: CachePadded::new(Mutex::new(state)),
             waiting: CachePadded::new(Mutex::new(Vec::new())),
             tickets: CachePadded::new(AtomicU64::new(0)),
-            publication: Publication::new(last_seq.0),
             appended: CachePadded::new(AtomicU64::new(last_seq.0)),
             syncer: Mutex::new(None),
-            durable: Leading::default(),
-            through: Leading::default(),
+            durable: GroupSync::default(),
+            through: GroupSync::default(),
         }
-    }
-
-    /// The last sequence number that readers see.
-    #[inline]
-    pub(crate) fn visible(&self) -> SeqNo {
-        SeqNo(self.publication.get())
     }
 
     /// Takes the commit lock.
     pub(crate) fn lock(&self) -> MutexGuard<'_, CommitState> {
         self.state.lock()
-    }
-
-    /// Waits until everything through `seq`, which was given out, is visible.
-    pub(crate) fn wait_visible(&self, seq: SeqNo) {
-        self.publication.wait(seq.0);
-    }
-
-    /// Moves the visible sequence number (commit lock held, everything before is visible).
-    pub(crate) fn set_visible(&self, seq: SeqNo) {
-        self.publication.set(seq.0);
     }
 
     /// Sets the open log.
@@ -333,40 +309,40 @@ impl Committer {
     }
 
     /// Sets where the order starts, after recovery.
-    pub(crate) fn start_at(&self, last_seq: SeqNo) {
+    pub(crate) fn start_at(&self, view: &ReadView, last_seq: SeqNo) {
         self.state.lock().last_seq = last_seq;
         self.appended.store(last_seq.0, Ordering::Release);
-        self.publication.set(last_seq.0);
+        view.publication().set(last_seq.0);
     }
 
     /// Gives a write its place in the order, appends it to the log, inserts it and makes it
     /// visible.
-    pub(crate) fn commit(&self, host: &dyn CommitHost, write: &Submission<'_>) -> Result<Outcome> {
+    pub(crate) fn commit(&self, db: &DbInner, write: &Submission<'_>) -> Result<Outcome> {
         let (answer, claimed) = match self.try_lock_briefly() {
             Some(mut state) => {
-                let answer = grant_one(&mut state, host, write);
-                (answer, self.serve_tickets(state, host))
+                let answer = grant_one(&mut state, db, write);
+                (answer, self.serve_tickets(state, db))
             }
-            None => self.submit_as_ticket(host, write),
+            None => self.submit_as_ticket(db, write),
         };
-        self.finish(host, write, answer, claimed)
+        self.finish(db, write, answer, claimed)
     }
 
     /// [`Committer::commit`] if `may_commit`, which is called once, under the commit lock, says so;
     /// `None` if it does not.
     pub(crate) fn commit_if(
         &self,
-        host: &dyn CommitHost,
+        db: &DbInner,
         write: &Submission<'_>,
         may_commit: impl FnOnce(&mut CommitState) -> bool,
     ) -> Result<Option<Outcome>> {
         let mut state = self.state.lock();
-        let answer = may_commit(&mut state).then(|| grant_one(&mut state, host, write));
-        let claimed = self.serve_tickets(state, host);
+        let answer = may_commit(&mut state).then(|| grant_one(&mut state, db, write));
+        let claimed = self.serve_tickets(state, db);
         match answer {
-            Some(answer) => self.finish(host, write, answer, claimed).map(Some),
+            Some(answer) => self.finish(db, write, answer, claimed).map(Some),
             None => {
-                claimed.into_iter().for_each(|of| self.insert_claimed(host, of));
+                claimed.into_iter().for_each(|of| Self::insert_claimed(db, of));
                 Ok(None)
             }
         }
@@ -375,7 +351,7 @@ impl Committer {
     /// Inserts a write that was granted, and those of others that it was left with, in their order.
     fn finish(
         &self,
-        host: &dyn CommitHost,
+        db: &DbInner,
         write: &Submission<'_>,
         answer: Result<Answer>,
         claimed: Claimed,
@@ -384,12 +360,12 @@ impl Committer {
         let outcome = match answer {
             Ok(Answer::Granted(grant)) => {
                 // In their order: what is complete may have to wait for what is not.
-                let is_earlier = |(other, _): &(Grant, _)| other.first_seq < grant.first_seq;
+                let is_earlier = |other: &ClaimedWrite| other.grant.first_seq < grant.first_seq;
                 while let Some(earlier) = claimed.next_if(is_earlier) {
-                    self.insert_claimed(host, earlier);
+                    Self::insert_claimed(db, earlier);
                 }
-                host.insert(&grant, write.payload);
-                Ok(Outcome::Done(self.complete(grant)))
+                insert_granted(&grant, write.payload);
+                Ok(Outcome::Done(complete(&db.view, grant)))
             }
             Ok(Answer::Inserted(last_seq)) => Ok(Outcome::Done(last_seq)),
             Ok(Answer::Held(Held::Memtable(cf))) => Ok(Outcome::MustWait(cf)),
@@ -397,9 +373,9 @@ impl Committer {
             Ok(Answer::Held(Held::Flush)) => Ok(Outcome::MustFlush),
             Err(error) => Err(error),
         };
-        claimed.for_each(|later| self.insert_claimed(host, later));
+        claimed.for_each(|later| Self::insert_claimed(db, later));
         if let Ok(Outcome::Done(last_seq)) = outcome {
-            self.publication.wait(last_seq.0);
+            db.view.publication().wait(last_seq.0);
         }
         outcome
     }
@@ -417,11 +393,7 @@ impl Committer {
     }
 
     /// The answer, and what is to be inserted for others.
-    fn submit_as_ticket(
-        &self,
-        host: &dyn CommitHost,
-        write: &Submission<'_>,
-    ) -> (Result<Answer>, Claimed) {
+    fn submit_as_ticket(&self, db: &DbInner, write: &Submission<'_>) -> (Result<Answer>, Claimed) {
         let ticket = Arc::new(Ticket {
             payload: write.payload.to_vec(),
             payload_crc: write.payload_crc,
@@ -449,57 +421,45 @@ impl Committer {
             } else {
                 None
             };
-            let claimed = state.map(|state| self.serve_tickets(state, host)).unwrap_or_default();
+            let claimed = state.map(|state| self.serve_tickets(state, db)).unwrap_or_default();
             if let Some(answer) = ticket.take() {
                 return (answer, claimed);
             }
-            claimed.into_iter().for_each(|of| self.insert_claimed(host, of));
+            claimed.into_iter().for_each(|of| Self::insert_claimed(db, of));
         }
     }
 
     /// Appends what others left while the lock was taken, and gives the lock back; what is to be
     /// inserted for those who sleep.
-    fn serve_tickets(
-        &self,
-        mut state: MutexGuard<'_, CommitState>,
-        host: &dyn CommitHost,
-    ) -> Claimed {
+    fn serve_tickets(&self, mut state: MutexGuard<'_, CommitState>, db: &DbInner) -> Claimed {
         let mut claimed = Claimed::new();
         while self.tickets.load(Ordering::Acquire) > 0 {
             let tickets = std::mem::take(&mut *self.waiting.lock());
             self.tickets.fetch_sub(tickets.len() as u64, Ordering::AcqRel);
             match tickets.as_slice() {
                 [] => break,
-                [one] => match grant_one(&mut state, host, &one.submission()) {
+                [one] => match grant_one(&mut state, db, &one.submission()) {
                     Ok(Answer::Granted(grant)) => hand_over(one, grant, &mut claimed),
                     other => one.finish(other),
                 },
-                many => grant_group(&mut state, host, many, &mut claimed),
+                many => grant_group(&mut state, db, many, &mut claimed),
             }
         }
         self.appended.store(state.last_seq.0, Ordering::Release);
         claimed
     }
 
-    fn insert_claimed(&self, host: &dyn CommitHost, (grant, ticket): (Grant, Arc<Ticket>)) {
-        host.insert(&grant, &ticket.payload);
-        ticket.finish(Ok(Answer::Inserted(self.complete(grant))));
-    }
-
-    /// An inserted write is visible once all before it are; its last sequence number.
-    fn complete(&self, grant: Grant) -> SeqNo {
-        let (first, last) = (grant.first_seq, grant.last_seq);
-        // A full memtable is flushed when nobody has a grant any more.
-        drop(grant);
-        self.publication.complete(first.0, last.0);
-        last
+    fn insert_claimed(db: &DbInner, claimed: ClaimedWrite) {
+        let ClaimedWrite { grant, ticket } = claimed;
+        insert_granted(&grant, &ticket.payload);
+        ticket.finish(Ok(Answer::Inserted(complete(&db.view, grant))));
     }
 
     /// Waits until everything given out so far is visible (the caller holds the commit lock, so
     /// nothing new is given out).
-    pub(crate) fn wait_all_visible(&self, state: &CommitState) {
+    pub(crate) fn wait_all_visible(&self, view: &ReadView, state: &CommitState) {
         let backoff = Backoff::new();
-        while self.visible() < state.last_seq {
+        while view.visible() < state.last_seq {
             backoff.snooze();
         }
     }
@@ -518,7 +478,7 @@ impl Committer {
 
     fn reach(
         &self,
-        leading: &Leading,
+        leading: &GroupSync,
         seq: SeqNo,
         act: impl FnOnce(&LogSyncer) -> Result<()>,
     ) -> Result<bool> {
@@ -533,18 +493,36 @@ impl Committer {
     }
 }
 
-fn prepare(
-    state: &mut CommitState,
-    host: &dyn CommitHost,
-    write: &Submission<'_>,
-) -> Result<Option<Held>> {
+/// Makes an inserted write visible once all before it are; its last sequence number.
+fn complete(view: &ReadView, grant: Grant) -> SeqNo {
+    let (first, last) = (grant.first_seq, grant.last_seq);
+    // A full memtable is flushed when nobody has a grant any more.
+    drop(grant);
+    view.publication().complete(first.0, last.0);
+    last
+}
+
+/// Inserts the records of a granted write, whose batch is `payload`. It cannot fail, because the
+/// batch was checked.
+fn insert_granted(grant: &Grant, payload: &[u8]) {
+    let batch = BatchView::decode(payload).expect("a batch that a writer submitted");
+    let mut seq = grant.first_seq;
+    for op in batch.iter() {
+        let op = op.expect("every record was read before the write was submitted");
+        grant.memtable(op.cf).insert(seq, op.kind, op.key, op.value, grant.log);
+        seq = SeqNo(seq.0 + 1);
+    }
+    assert_eq!(seq.0, grant.last_seq.0 + 1, "a batch has as many records as it says");
+}
+
+fn prepare(state: &mut CommitState, db: &DbInner, write: &Submission<'_>) -> Result<Option<Held>> {
     for share in write.shares {
-        if !host.prepare_memtable(state, share)? {
+        if !log_segments::prepare_memtable(db, state, share)? {
             return Ok(Some(Held::Memtable(share.cf)));
         }
     }
     // Afterwards, because a new memtable has to be flushed to tables of its own.
-    Ok(match admit(state, host, write) {
+    Ok(match admit(state, db, write) {
         Admission::Admitted => None,
         Admission::Waits => Some(Held::Flush),
         Admission::Full => Some(Held::Disk),
@@ -553,7 +531,7 @@ fn prepare(
 
 /// Whether the disk takes the write: within the credit, or by a measurement.
 #[inline]
-fn admit(state: &mut CommitState, host: &dyn CommitHost, write: &Submission<'_>) -> Admission {
+fn admit(state: &mut CommitState, db: &DbInner, write: &Submission<'_>) -> Admission {
     let bytes = write.bytes();
     state.has_freed |= write.space_use == SpaceUse::Frees;
     let credit = match write.space_use {
@@ -564,24 +542,24 @@ fn admit(state: &mut CommitState, host: &dyn CommitHost, write: &Submission<'_>)
         *credit -= bytes;
         return Admission::Admitted;
     }
-    host.admit_by_measure(state, write, bytes)
+    disk_room::admit_by_measure(db, state, write, bytes)
 }
 
 /// Appends to the log. If the disk is full, the reserve is given up and the append is tried once
 /// more, in a new segment.
 fn append(
     state: &mut CommitState,
-    host: &dyn CommitHost,
+    db: &DbInner,
     act: impl Fn(&mut LogWriter) -> Result<()>,
 ) -> Result<()> {
     let try_once = |state: &mut CommitState| {
-        host.prepare_log(state)?;
+        log_segments::prepare_log(db, state)?;
         state.log.as_mut().map_or(Ok(()), &act)
     };
     match try_once(state) {
         Err(first) if first.is_no_space() => {
             (state.credit_bytes, state.freeing_credit_bytes) = (0, 0);
-            host.give_up_reserve();
+            disk_room::give_up_reserve(&db.storage, &db.observers, &db.disk);
             // The file system may have another device for the next segment.
             try_once(state)
         }
@@ -589,12 +567,8 @@ fn append(
     }
 }
 
-fn grant_one(
-    state: &mut CommitState,
-    host: &dyn CommitHost,
-    write: &Submission<'_>,
-) -> Result<Answer> {
-    if let Some(held) = prepare(state, host, write)? {
+fn grant_one(state: &mut CommitState, db: &DbInner, write: &Submission<'_>) -> Result<Answer> {
+    if let Some(held) = prepare(state, db, write)? {
         return Ok(Answer::Held(held));
     }
     if write.wal {
@@ -603,8 +577,8 @@ fn grant_one(
             payload: write.payload,
             payload_crc: write.payload_crc,
         };
-        append(state, host, |log| log.append(&entry).map(drop))?;
-        host.appended(write.payload.len() as u64, 1);
+        append(state, db, |log| log.append(&entry).map(drop))?;
+        log_segments::count_append(&db.observers, write.payload.len() as u64, 1);
     }
     Ok(Answer::Granted(take_grant(state, write)))
 }
@@ -612,7 +586,7 @@ fn grant_one(
 /// Gives the grant to the ticket's owner, or to who serves it if the owner sleeps.
 fn hand_over(ticket: &Arc<Ticket>, grant: Grant, claimed: &mut Claimed) {
     if ticket.turn(ASLEEP, CLAIMED) {
-        claimed.push((grant, Arc::clone(ticket)));
+        claimed.push(ClaimedWrite { grant, ticket: Arc::clone(ticket) });
     } else {
         ticket.finish(Ok(Answer::Granted(grant)));
     }
@@ -621,19 +595,19 @@ fn hand_over(ticket: &Arc<Ticket>, grant: Grant, claimed: &mut Claimed) {
 /// Appends a group with one call. A write that must wait is left out of the group.
 fn grant_group(
     state: &mut CommitState,
-    host: &dyn CommitHost,
+    db: &DbInner,
     tickets: &[Arc<Ticket>],
     claimed: &mut Claimed,
 ) {
     let mut group: Vec<&Arc<Ticket>> = Vec::with_capacity(tickets.len());
     for ticket in tickets {
-        match prepare(state, host, &ticket.submission()) {
+        match prepare(state, db, &ticket.submission()) {
             Ok(None) => group.push(ticket),
             Ok(Some(held)) => ticket.finish(Ok(Answer::Held(held))),
             Err(error) => ticket.finish(Err(error)),
         }
     }
-    if let Err(error) = append_group(state, host, &group) {
+    if let Err(error) = append_group(state, db, &group) {
         group.iter().for_each(|ticket| ticket.finish(Err(error.clone())));
         return;
     }
@@ -642,11 +616,7 @@ fn grant_group(
     }
 }
 
-fn append_group(
-    state: &mut CommitState,
-    host: &dyn CommitHost,
-    group: &[&Arc<Ticket>],
-) -> Result<()> {
+fn append_group(state: &mut CommitState, db: &DbInner, group: &[&Arc<Ticket>]) -> Result<()> {
     if !group.iter().any(|ticket| ticket.wal) {
         return Ok(());
     }
@@ -664,8 +634,8 @@ fn append_group(
         }
         next = SeqNo(next.0 + ticket.records);
     }
-    append(state, host, |log| log.append_many(&records).map(drop))?;
-    host.appended(bytes, records.len() as u64);
+    append(state, db, |log| log.append_many(&records).map(drop))?;
+    log_segments::count_append(&db.observers, bytes, records.len() as u64);
     Ok(())
 }
 

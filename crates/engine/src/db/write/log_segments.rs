@@ -1,29 +1,52 @@
 //! Log segments: rotation under the commit lock, pins, removal and reuse.
 //!
-//! A segment is *pinned* by every memtable that holds a record of it and is not installed. Those
-//! that nothing pins are removed oldest first, a few of them kept to be overwritten (recycling
-//! makes a sync cheaper and saves the file system work). When all closed segments together exceed
-//! the bound ([`DbInner::log_bytes_max`]), the oldest of them must go: every family whose active
-//! memtable pins one of these is sealed, however little it holds and however long nobody wrote to
-//! it, so that cold data cannot keep the log growing. Background workers apply the bound after
-//! every job and while they are idle.
+//! The database owns one [`LogSegments`]. A segment is *pinned* by every memtable that holds a
+//! record of it and is not installed. Segments that nothing pins are removed oldest first. A few of
+//! them are kept to be overwritten: recycling makes a sync cheaper and saves the file system work.
+//!
+//! When all closed segments together exceed the bound ([`log_bytes_max`]), the oldest of them must
+//! go. Every family whose active memtable pins one of these is sealed, however little it holds and
+//! however long it was not written to, so that cold data cannot keep the log growing. Background
+//! workers apply the bound after every job and while they are idle.
+//!
+//! Invariants:
+//! 1. A segment is removed or overwritten only once the manifest says durably that it is not
+//!    needed.
+//! 2. While `must_leave` is set, no flush installs a part of memory, and nothing is picked.
+//!
+//! Thread-safety: any thread may call any method. The log lock comes last in the lock order and is
+//! never held over I/O.
+//! Failure: a segment that cannot be closed is left: everything in memory goes to tables
+//! ([`crate::db::background::leave_log`]).
+//! Cost: one short lock for each rotation, each install and each pick.
 
 use std::collections::VecDeque;
 use std::path::PathBuf;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use archipelago_base::{Error, FileNo, Result, SeqNo};
+use archipelago_base::budget::Charge;
+use archipelago_base::{CfId, Error, FileNo, Result};
+use parking_lot::{Mutex, MutexGuard};
 
-use crate::db::background::flush::FlushTask;
-use crate::db::inner::{DbInner, LogSegment, Sealed, ShardState, State};
+use crate::db::inner::DbInner;
+use crate::db::read::ReadView;
+use crate::db::state::context::Context;
+use crate::db::state::jobs::{JobState, Sealed, ShardState};
 use crate::db::state::memtable::Memtable;
-use crate::db::write::commit::{CommitHost, CommitState, Grant, Share, Submission};
-use crate::db::write::disk_room::Admission;
+use crate::db::state::observers::Observers;
+use crate::db::state::storage::Storage;
+use crate::db::write::WritePath;
+use crate::db::write::commit::{CommitState, Share};
+use crate::db::write::seal;
 use crate::disk_space::SpaceState;
 use crate::file_meta::log_name;
+use crate::manifest::LogMark;
 use crate::stats::Ticker;
-use crate::wal::BatchView;
+use crate::wal::LogConfig;
+use crate::wal::LogWriter;
+use crate::wal::SegmentRef;
+use std::sync::Arc;
 
 /// Unneeded segments that are kept for reuse.
 const SPARE_LOGS_MAX: usize = 2;
@@ -33,192 +56,280 @@ const LOG_OVER_MEMTABLES: u64 = 4;
 /// so a background worker must not wait for it without end.
 const LOCK_WAIT: Duration = Duration::from_millis(20);
 
-impl CommitHost for DbInner {
-    fn prepare_log(&self, state: &mut CommitState) -> Result<()> {
-        match &state.log {
-            Some(log) if !log.should_rotate() && !log.is_broken() => Ok(()),
-            _ => self.rotate_log(state),
+/// A live log segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct LogSegment {
+    pub(crate) no: FileNo,
+    pub(crate) bytes: u64,
+}
+
+/// The segment that a log ended with; `None` for a log that never had one.
+pub(crate) type LogEnd = Option<SegmentRef>;
+
+/// The state that the log lock guards.
+#[derive(Default)]
+struct LogState {
+    /// Closed segments that are still needed, oldest first.
+    closed: VecDeque<LogSegment>,
+    /// Segments whose space may be used again.
+    spare: Vec<PathBuf>,
+    /// Whether a closed segment is not whole, so that everything in memory must go to tables.
+    must_leave: bool,
+}
+
+/// The segments of the log.
+pub(crate) struct LogSegments {
+    /// Number of the open segment.
+    open: AtomicU64,
+    state: Mutex<LogState>,
+    /// Where the log ended, if the disk had no room for the first segment at the open. The first
+    /// write begins that segment. The commit lock comes before this lock.
+    late: Mutex<Option<LogEnd>>,
+    /// The newest segment whose durability was noted.
+    durable: AtomicU64,
+    /// The log's buffer, counted while the database is open.
+    _buffer: Charge,
+}
+
+impl LogSegments {
+    pub(crate) fn new(buffer: Charge) -> Self {
+        Self {
+            open: AtomicU64::new(0),
+            state: Mutex::new(LogState::default()),
+            late: Mutex::new(None),
+            durable: AtomicU64::new(0),
+            _buffer: buffer,
         }
     }
 
-    fn admit_by_measure(
-        &self,
-        state: &mut CommitState,
-        write: &Submission<'_>,
-        bytes: u64,
-    ) -> Admission {
-        Self::admit_by_measure(self, state, write, bytes)
+    fn lock(&self) -> MutexGuard<'_, LogState> {
+        self.state.lock()
     }
 
-    fn give_up_reserve(&self) {
-        Self::give_up_reserve(self);
+    /// Number of the open segment. Older segments may go once nothing pins them.
+    pub(crate) fn open_no(&self) -> FileNo {
+        FileNo(self.open.load(Ordering::Acquire))
     }
 
-    fn prepare_memtable(&self, state: &mut CommitState, share: &Share) -> Result<bool> {
-        let Some(active) = state.active_of(share.cf) else {
-            return Err(Error::invalid(format!("column family {} was dropped", share.cf)));
-        };
-        if active.has_room(share.bytes) {
-            return Ok(true);
+    /// Notes that the segment `no` is open.
+    pub(crate) fn set_open(&self, no: FileNo) {
+        self.open.store(no.0, Ordering::Release);
+    }
+
+    /// Leaves the first segment to the first write.
+    pub(crate) fn set_late(&self, previous: LogEnd) {
+        *self.late.lock() = Some(previous);
+    }
+
+    /// Notes that the segment `no` was synced; whether that is news.
+    pub(crate) fn note_durable(&self, no: FileNo) -> bool {
+        self.durable.fetch_max(no.0, Ordering::Relaxed) < no.0
+    }
+
+    /// Adds closed segments that are still needed.
+    pub(crate) fn add_closed(&self, segments: impl IntoIterator<Item = LogSegment>) {
+        self.lock().closed.extend(segments);
+    }
+
+    /// The closed segments that are still needed, oldest first.
+    pub(crate) fn closed_segments(&self) -> Vec<LogSegment> {
+        self.lock().closed.iter().copied().collect()
+    }
+
+    /// Bytes of the closed segments that are still needed.
+    pub(crate) fn closed_bytes(&self) -> u64 {
+        self.lock().closed.iter().map(|segment| segment.bytes).sum()
+    }
+
+    /// Takes the segments that are kept for reuse.
+    pub(crate) fn take_spare(&self) -> Vec<PathBuf> {
+        std::mem::take(&mut self.lock().spare)
+    }
+
+    /// Whether everything in memory must go to tables, because a closed segment is not whole.
+    pub(crate) fn must_leave(&self) -> bool {
+        self.lock().must_leave
+    }
+
+    /// Asks for everything in memory to go to tables.
+    pub(crate) fn request_leave(&self) {
+        self.lock().must_leave = true;
+    }
+
+    /// Notes that everything in memory went to tables.
+    pub(crate) fn note_left(&self) {
+        self.lock().must_leave = false;
+    }
+}
+
+pub(crate) fn prepare_log(db: &DbInner, state: &mut CommitState) -> Result<()> {
+    match &state.log {
+        Some(log) if !log.should_rotate() && !log.is_broken() => Ok(()),
+        _ => rotate_log(db, state),
+    }
+}
+
+pub(crate) fn prepare_memtable(
+    db: &DbInner,
+    state: &mut CommitState,
+    share: &Share,
+) -> Result<bool> {
+    let Some(active) = state.active_of(share.cf) else {
+        return Err(Error::invalid(format!("column family {} was dropped", share.cf)));
+    };
+    if active.has_room(share.bytes) {
+        return Ok(true);
+    }
+    let gone = || Error::invalid(format!("column family {} was dropped", share.cf));
+    let family = db.view.family(share.cf).ok_or_else(gone)?;
+    if !seal::may_seal(&family) {
+        return Ok(false);
+    }
+    seal::seal_active(db, state, &family);
+    Ok(true)
+}
+
+pub(crate) fn count_append(observers: &Observers, bytes: u64, writes: u64) {
+    observers.stats().add(Ticker::WalBytes, bytes);
+    if writes > 1 {
+        observers.stats().add(Ticker::WritesGrouped, writes - 1);
+    }
+}
+
+/// Ends the open segment and starts the next (commit lock held).
+pub(crate) fn rotate_log(db: &DbInner, commit: &mut CommitState) -> Result<()> {
+    let Some(log) = commit.log.as_mut() else {
+        return begin_log(&db.context, &db.storage, &db.logs, &db.writes, commit);
+    };
+    let no = db.storage.file_numbers().allocate();
+    let recycle = db.logs.lock().spare.pop();
+    log.note_manifest(db.storage.marks().position());
+    let closed = log.rotate(&db.storage.path_of(&log_name(no)), no, recycle)?;
+    db.logs.set_open(no);
+    db.logs.add_closed([LogSegment { no: closed.segment.no, bytes: closed.segment.len }]);
+    if let Some(error) = closed.unfinished {
+        // Its records are in memory; once they are in tables the segment does not matter.
+        db.logs.request_leave();
+        db.observers.fail_soft(&db.jobs, "closing a log segment", &error);
+        // A worker that has just looked is asleep before the wake-up.
+        drop(db.jobs.lock());
+    }
+    db.jobs.wake();
+    Ok(())
+}
+
+/// The oldest log segment that some unflushed record lies in once `leaving` is installed.
+/// Everything older may go then. `open` is the open segment.
+pub(crate) fn log_floor(
+    logs: &LogSegments,
+    view: &ReadView,
+    state: &JobState,
+    leaves: impl Fn(CfId, &Memtable, usize) -> bool,
+) -> FileNo {
+    let mut floor = logs.open_no();
+    for family in view.live_families() {
+        let active = family.current.load();
+        if let Some(no) = active.active.oldest_log() {
+            floor = floor.min(no);
         }
-        let gone = || Error::invalid(format!("column family {} was dropped", share.cf));
-        let family = self.family(share.cf).ok_or_else(gone)?;
-        if !self.may_seal(&family) {
-            return Ok(false);
-        }
-        self.seal_active(state, &family);
-        Ok(true)
     }
-
-    fn insert(&self, grant: &Grant, payload: &[u8]) {
-        let batch = BatchView::decode(payload).expect("a batch that a writer submitted");
-        let mut seq = grant.first_seq;
-        for op in batch.iter() {
-            let op = op.expect("every record was read before the write was submitted");
-            grant.memtable(op.cf).insert(seq, op.kind, op.key, op.value, grant.log);
-            seq = SeqNo(seq.0 + 1);
+    for (&cf, tracker) in state.flushes() {
+        for Sealed { memtable, shards, .. } in &tracker.queue {
+            let stays = |shard: usize| {
+                shards[shard] != ShardState::Installed && !leaves(cf, memtable, shard)
+            };
+            if let Some(no) = pinned_by(memtable, stays) {
+                floor = floor.min(no);
+            }
         }
-        assert_eq!(seq.0, grant.last_seq.0 + 1, "a batch has as many records as it says");
     }
+    floor
+}
 
-    fn appended(&self, bytes: u64, writes: u64) {
-        self.stats.add(Ticker::WalBytes, bytes);
-        if writes > 1 {
-            self.stats.add(Ticker::WritesGrouped, writes - 1);
+/// Removes (or keeps for reuse) the segments below `floor`, oldest first. The manifest must
+/// say durably that they are not needed.
+pub(crate) fn drop_logs_below(db: &DbInner, floor: FileNo) {
+    if let Some(syncer) = db.writes.committer().syncer() {
+        syncer.forget_before(floor);
+    }
+    let mut remove: Vec<PathBuf> = Vec::new();
+    {
+        let mut logs = db.logs.lock();
+        while logs.closed.front().is_some_and(|segment| segment.no < floor) {
+            let Some(segment) = logs.closed.pop_front() else { break };
+            let path = db.storage.path_of(&log_name(segment.no));
+            let may_keep = db.disk.state() == SpaceState::Roomy;
+            if may_keep && logs.spare.len() < SPARE_LOGS_MAX {
+                logs.spare.push(path);
+            } else {
+                remove.push(path);
+            }
+        }
+    }
+    remove_logs(&db.storage, &db.observers, &remove);
+}
+
+/// Removes the segments below `floor` without keeping any for reuse: the device may have
+/// refused one of them.
+pub(crate) fn remove_logs_below(db: &DbInner, floor: FileNo) {
+    if let Some(syncer) = db.writes.committer().syncer() {
+        syncer.forget_before(floor);
+    }
+    let remove: Vec<PathBuf> = {
+        let mut logs = db.logs.lock();
+        let gone = logs.closed.iter().take_while(|segment| segment.no < floor).count();
+        let gone = logs.closed.drain(..gone).collect::<Vec<_>>();
+        gone.into_iter().map(|segment| db.storage.path_of(&log_name(segment.no))).collect()
+    };
+    remove_logs(&db.storage, &db.observers, &remove);
+}
+
+pub(crate) fn remove_logs(storage: &Storage, observers: &Observers, paths: &[PathBuf]) {
+    for path in paths {
+        match storage.fs().remove(path) {
+            Ok(()) => observers.stats().add(Ticker::FilesRemoved, 1),
+            Err(error) => tracing::warn!(%error, "a log segment could not be removed"),
         }
     }
 }
 
-impl DbInner {
-    /// Ends the open segment and starts the next (commit lock held).
-    pub(crate) fn rotate_log(&self, commit: &mut CommitState) -> Result<()> {
-        let Some(log) = commit.log.as_mut() else { return self.begin_log(commit) };
-        let no = self.file_numbers.allocate();
-        let recycle = self.state.lock().spare_logs.pop();
-        log.note_manifest(self.marks.position());
-        let closed = log.rotate(&self.path_of(&log_name(no)), no, recycle)?;
-        self.open_log.store(no.0, Ordering::Release);
-        let ended = LogSegment { no: closed.segment.no, bytes: closed.segment.len };
-        let mut state = self.state.lock();
-        state.logs.push_back(ended);
-        if let Some(error) = closed.unfinished {
-            // Its records are in memory; once they are in tables the segment does not matter.
-            state.leave_log = true;
-            drop(state);
-            self.fail_soft("closing a log segment", &error);
-        }
-        self.wake();
-        Ok(())
+/// Most bytes of closed log segments: `wal_bytes_max`, or four times the memory that memtables
+/// may take, which is bounded by their settings and by the byte budget.
+pub(crate) fn log_bytes_max(context: &Context, view: &ReadView) -> u64 {
+    if context.options().wal_bytes_max > 0 {
+        return context.options().wal_bytes_max;
     }
+    let buffers = view.live_families().iter().fold(0u64, |sum, family| {
+        let most = family.options.write_buffers_max as u64;
+        sum.saturating_add(context.memtable_bytes_max(&family.options).saturating_mul(most))
+    });
+    let memory = buffers.min(context.budget().limit_bytes());
+    memory.max(context.options().wal_segment_bytes).saturating_mul(LOG_OVER_MEMTABLES)
+}
 
-    /// The oldest log segment that some unflushed record lies in once `leaving` is installed.
-    /// Everything older may go then. `open` is the open segment.
-    pub(crate) fn log_floor(&self, state: &State, open: FileNo, leaving: &FlushTask) -> FileNo {
-        let mut floor = open;
-        for family in self.live_families() {
-            let active = family.current.load();
-            if let Some(no) = active.active.oldest_log() {
-                floor = floor.min(no);
-            }
-        }
-        for (&cf, tracker) in &state.flushes {
-            for Sealed { memtable, shards, .. } in &tracker.queue {
-                let stays = |shard: usize| {
-                    shards[shard] != ShardState::Installed && !leaving.takes(cf, memtable, shard)
-                };
-                if let Some(no) = pinned_by(memtable, stays) {
-                    floor = floor.min(no);
-                }
-            }
-        }
-        floor
+/// Seals the families that pin the segments that must go, if the log is over its bound. Called
+/// by background workers, without locks.
+pub(crate) fn enforce_log_bound(db: &DbInner) {
+    let bound = log_bytes_max(&db.context, &db.view);
+    let Some(last) = last_excess_segment(&db.logs.lock().closed, bound) else { return };
+    let pins = |active: &Memtable| active.oldest_log().is_some_and(|no| no <= last);
+    let families: Vec<_> = db
+        .view
+        .live_families()
+        .into_iter()
+        .filter(|family| pins(&family.current.load().active) && seal::may_seal(family))
+        .collect();
+    if families.is_empty() {
+        return;
     }
-
-    /// Removes (or keeps for reuse) the segments below `floor`, oldest first. The manifest must
-    /// say durably that they are not needed.
-    pub(crate) fn drop_logs_below(&self, floor: FileNo) {
-        if let Some(syncer) = self.committer.syncer() {
-            syncer.forget_before(floor);
-        }
-        let mut remove: Vec<PathBuf> = Vec::new();
+    // Where the lock stays busy, a writer or an ingestion is at work: the next call tries
+    // again.
+    let Some(mut commit) = db.writes.committer().try_lock_for(LOCK_WAIT) else { return };
+    for family in families {
+        // A writer may have sealed it since.
+        if commit.active_of(family.id).is_some_and(|active| pins(active)) && seal::may_seal(&family)
         {
-            let mut state = self.state.lock();
-            while state.logs.front().is_some_and(|segment| segment.no < floor) {
-                let Some(segment) = state.logs.pop_front() else { break };
-                let path = self.path_of(&log_name(segment.no));
-                let may_keep = self.disk.state() == SpaceState::Roomy;
-                if may_keep && state.spare_logs.len() < SPARE_LOGS_MAX {
-                    state.spare_logs.push(path);
-                } else {
-                    remove.push(path);
-                }
-            }
-        }
-        self.remove_logs(&remove);
-    }
-
-    /// Removes the segments below `floor` without keeping any for reuse: the device may have
-    /// refused one of them.
-    pub(crate) fn remove_logs_below(&self, floor: FileNo) {
-        if let Some(syncer) = self.committer.syncer() {
-            syncer.forget_before(floor);
-        }
-        let remove: Vec<PathBuf> = {
-            let mut state = self.state.lock();
-            let gone = state.logs.iter().take_while(|segment| segment.no < floor).count();
-            let gone = state.logs.drain(..gone).collect::<Vec<_>>();
-            gone.into_iter().map(|segment| self.path_of(&log_name(segment.no))).collect()
-        };
-        self.remove_logs(&remove);
-    }
-
-    pub(crate) fn remove_logs(&self, paths: &[PathBuf]) {
-        for path in paths {
-            match self.fs.remove(path) {
-                Ok(()) => self.stats.add(Ticker::FilesRemoved, 1),
-                Err(error) => tracing::warn!(%error, "a log segment could not be removed"),
-            }
-        }
-    }
-
-    /// Most bytes of closed log segments: `wal_bytes_max`, or four times the memory that memtables
-    /// may take, which is bounded by their settings and by the byte budget.
-    pub(crate) fn log_bytes_max(&self) -> u64 {
-        if self.options.wal_bytes_max > 0 {
-            return self.options.wal_bytes_max;
-        }
-        let buffers = self.live_families().iter().fold(0u64, |sum, family| {
-            let most = family.options.write_buffers_max as u64;
-            sum.saturating_add(self.memtable_bytes_max(&family.options).saturating_mul(most))
-        });
-        let memory = buffers.min(self.budget.limit_bytes());
-        memory.max(self.options.wal_segment_bytes).saturating_mul(LOG_OVER_MEMTABLES)
-    }
-
-    /// Seals the families that pin the segments that must go, if the log is over its bound. Called
-    /// by background workers, without locks.
-    pub(crate) fn enforce_log_bound(&self) {
-        let bound = self.log_bytes_max();
-        let Some(last) = last_excess_segment(&self.state.lock().logs, bound) else { return };
-        let pins = |active: &Memtable| active.oldest_log().is_some_and(|no| no <= last);
-        let families: Vec<_> = self
-            .live_families()
-            .into_iter()
-            .filter(|family| pins(&family.current.load().active) && self.may_seal(family))
-            .collect();
-        if families.is_empty() {
-            return;
-        }
-        // Where the lock stays busy, a writer or an ingestion is at work: the next call tries
-        // again.
-        let Some(mut commit) = self.committer.try_lock_for(LOCK_WAIT) else { return };
-        for family in families {
-            // A writer may have sealed it since.
-            if commit.active_of(family.id).is_some_and(|active| pins(active))
-                && self.may_seal(&family)
-            {
-                self.seal_active(&mut commit, &family);
-            }
+            seal::seal_active(db, &mut commit, &family);
         }
     }
 }
@@ -251,6 +362,55 @@ fn pinned_by(memtable: &Memtable, stays: impl Fn(usize) -> bool) -> Option<FileN
         .filter_map(|(_, shard)| shard.oldest_log())
         .min()
         .map(FileNo)
+}
+
+pub(crate) fn create_log(
+    context: &Context,
+    storage: &Storage,
+    no: FileNo,
+    previous: Option<SegmentRef>,
+) -> Result<LogWriter> {
+    let config = LogConfig {
+        database_id: storage.database_id(),
+        segment_bytes: context.options().wal_segment_bytes,
+        seed: context.unique_seed(),
+        manifest: storage.marks().position(),
+    };
+    let path = storage.path_of(&log_name(no));
+    let created = LogWriter::create(Arc::clone(storage.fs()), config, &path, no, previous, None);
+    // The manifest names the segment as the oldest one that is needed. From here on it may not
+    // be missing, not even after power loss.
+    let durable = created.and_then(|log| log.syncer().sync().map(|durable| (log, durable)));
+    match durable {
+        Ok((log, durable)) => {
+            storage.marks().log(LogMark { no: durable.segment, bytes: durable.offset });
+            Ok(log)
+        }
+        Err(error) => {
+            // Nothing claims that the segment exists, and the next attempt has another number.
+            let _unused = storage.fs().remove(&path);
+            Err(error)
+        }
+    }
+}
+
+/// Begins the log that the open had no room for (commit lock held).
+pub(crate) fn begin_log(
+    context: &Context,
+    storage: &Storage,
+    logs: &LogSegments,
+    writes: &WritePath,
+    commit: &mut CommitState,
+) -> Result<()> {
+    let mut late = logs.late.lock();
+    let Some(previous) = *late else { return context.refuse_read_only() };
+    let no = storage.file_numbers().allocate();
+    let log = create_log(context, storage, no, previous)?;
+    writes.committer().set_syncer(log.syncer());
+    commit.log = Some(log);
+    logs.set_open(no);
+    *late = None;
+    Ok(())
 }
 
 #[cfg(test)]

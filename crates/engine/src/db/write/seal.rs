@@ -1,64 +1,91 @@
-//! Sealing: the active memtable of a family becomes immutable and a new one takes its place.
+//! Sealing: the active memtable of a family becomes immutable, and a new one takes its place.
+//!
+//! The functions run under the commit lock.
+//!
+//! Invariants:
+//! 1. A sealed memtable holds everything of its family up to the last sequence number that was
+//!    given out before the seal, together with older memtables and tables.
+//! 2. Readers find each record in exactly one memtable: the swap is one super version.
+//!
+//! Thread-safety: the caller holds the commit lock.
+//! Failure: none.
+//! Cost: one allocation for the memtable, its shards and the super version.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use crate::db::inner::{DbInner, Sealed, ShardState};
-use crate::db::state::background_mode::BackgroundMode;
+use crate::db::inner::DbInner;
+use crate::db::read::ReadView;
+use crate::db::state::context::Context;
 use crate::db::state::family::{Family, SuperVersion};
+use crate::db::state::jobs::JobState;
+use crate::db::state::jobs::{Sealed, ShardState};
 use crate::db::state::memtable::Immutable;
+use crate::db::write::WritePath;
 use crate::db::write::commit::CommitState;
+use crate::db::write::stalling;
 use crate::event::Event;
 use crate::stats::Ticker;
+use crate::version::Version;
 
-impl DbInner {
-    pub(crate) fn is_manual(&self) -> bool {
-        self.background == BackgroundMode::Manual
-    }
+/// Whether the family has room for one more immutable memtable.
+pub(crate) fn may_seal(family: &Family) -> bool {
+    family.current.load().immutables.len() + 1 < family.options.write_buffers_max
+}
 
-    /// Whether the family has room for one more immutable memtable.
-    pub(crate) fn may_seal(&self, family: &Family) -> bool {
-        family.current.load().immutables.len() + 1 < family.options.write_buffers_max
+/// Seals the active memtable (commit lock held). Nothing happens if it is empty.
+pub(crate) fn seal_active(db: &DbInner, commit: &mut CommitState, family: &Arc<Family>) {
+    let Some(old) = commit.active_of(family.id).cloned() else { return };
+    if old.is_empty() {
+        return;
     }
+    // The next write makes another memtable necessary, and tables of its own.
+    (commit.credit_bytes, commit.freeing_credit_bytes) = (0, 0);
+    old.close_at(commit.last_seq);
+    let reads =
+        db.observers.stats().get(Ticker::GetsMemtable) + db.observers.stats().get(Ticker::Seeks);
+    old.note_reads(db.pacing.reads_since_seal(reads));
+    let bytes = old.charged_bytes();
+    {
+        let mut state = db.jobs.lock();
+        let current = family.current.load_full();
+        if current.immutables.is_empty() {
+            family.backlog_since_ns.store(db.context.clock().now_ns(), Ordering::Relaxed);
+        }
+        let cuts = state.planned_cuts(&current.version);
+        let next = db.writes.new_memtable(&db.context, &current.version, &cuts);
+        commit.set_active(family.id, Some(Arc::clone(&next)));
+        let view = Arc::new(Immutable::of(&old));
+        let mut immutables = Vec::with_capacity(current.immutables.len() + 1);
+        immutables.push(Arc::clone(&view));
+        immutables.extend(current.immutables.iter().cloned());
+        let shards = vec![ShardState::Pending; old.shards.len()];
+        let sealed = Sealed { memtable: old, view, shards, ready: false };
+        state.flushes_mut().entry(family.id).or_default().queue.push_back(sealed);
+        let version = Arc::clone(&current.version);
+        db.view.publish(&mut state, family, SuperVersion { active: next, immutables, version });
+    }
+    db.pacing.note_seal(db.context.clock().now_ns());
+    stalling::recompute_stall(&db.context, &db.observers, &db.pacing, &db.jobs, family);
+    db.observers.tell(&Event::MemtableSealed { cf: family.id, bytes });
+    db.jobs.wake();
+}
 
-    /// Seals the active memtable (commit lock held). Nothing happens if it is empty.
-    pub(crate) fn seal_active(&self, commit: &mut CommitState, family: &Arc<Family>) {
-        let Some(old) = commit.active_of(family.id).cloned() else { return };
-        if old.is_empty() {
-            return;
-        }
-        // The next write makes another memtable necessary, and tables of its own.
-        (commit.credit_bytes, commit.freeing_credit_bytes) = (0, 0);
-        old.close_at(commit.last_seq);
-        let reads = self.stats.get(Ticker::GetsMemtable) + self.stats.get(Ticker::Seeks);
-        old.note_reads(reads.saturating_sub(self.reads_at_seal.swap(reads, Ordering::Relaxed)));
-        let bytes = old.charged_bytes();
-        {
-            let mut state = self.state.lock();
-            let current = family.current.load_full();
-            if current.immutables.is_empty() {
-                family.backlog_since_ns.store(self.clock.now_ns(), Ordering::Relaxed);
-            }
-            let cuts = state.planned_cuts(&current.version);
-            let next = self.new_memtable(&current.version, &cuts);
-            commit.set_active(family.id, Some(Arc::clone(&next)));
-            let view = Arc::new(Immutable::of(&old));
-            let mut immutables = Vec::with_capacity(current.immutables.len() + 1);
-            immutables.push(Arc::clone(&view));
-            immutables.extend(current.immutables.iter().cloned());
-            let shards = vec![ShardState::Pending; old.shards.len()];
-            let sealed = Sealed { memtable: old, view, shards, ready: false };
-            state.flushes.entry(family.id).or_default().queue.push_back(sealed);
-            let version = Arc::clone(&current.version);
-            self.publish(&mut state, family, SuperVersion { active: next, immutables, version });
-        }
-        let now_ns = self.clock.now_ns();
-        let last_ns = self.last_seal_ns.swap(now_ns, Ordering::Relaxed);
-        if last_ns > 0 {
-            self.seal_interval_ns.store(now_ns.saturating_sub(last_ns), Ordering::Relaxed);
-        }
-        self.recompute_stall(family);
-        self.tell(&Event::MemtableSealed { cf: family.id, bytes });
-        self.wake();
-    }
+/// Makes a dropped family empty; its last super version. Handles outlive the family and must
+/// not hold its files and memory, and writers that wait for its flushes or compactions must
+/// find nothing to wait for. (Readers that meet the empty family find that it was dropped.)
+pub(crate) fn empty_family(
+    context: &Context,
+    view: &ReadView,
+    writes: &WritePath,
+    state: &mut JobState,
+    family: &Family,
+) -> Arc<SuperVersion> {
+    state.forget_family(family.id);
+    let gone = family.current.load_full();
+    let version = Version::empty(family.id, Arc::clone(gone.version.options()));
+    let active = writes.new_memtable(context, &version, &[]);
+    let empty = SuperVersion { active, immutables: Vec::new(), version };
+    view.publish(state, family, empty);
+    gone
 }

@@ -1,11 +1,18 @@
-//! Back-pressure: what the pure decision (`crate::stall`) says, carried out.
+//! Back-pressure: carries out the pure decisions of `crate::stall`.
 //!
-//! After every change of the picture (seal, install) the decision is made again for the family
-//! and stored in its `throttle`; a write of a healthy family pays one relaxed load for it. While
-//! memtables wait for their flush the family is *watched*: every 64th of a memtable the decision
-//! is made again, in between a write pays one relaxed exchange. So it is while writers are
-//! delayed: one write pays for a lot of bytes, and those behind it take from that
-//! ([`crate::db::state::delay_credit`]).
+//! After every seal and every install the decision is made again for the family and stored in its
+//! `throttle`. While memtables wait for their flush the family is *watched*: the decision is made
+//! again after every 64th of a memtable. A delayed writer pays for a lot of bytes in advance, and
+//! the writers after it take from that lot ([`crate::db::state::delay_credit`]).
+//!
+//! Invariants:
+//! 1. A writer that waits gets the error of background work that fails, instead of hanging.
+//! 2. A single delay is short: back-pressure consists of many small waits.
+//!
+//! Thread-safety: any thread may call any function. Writers wait without a lock.
+//! Failure: a write that must not wait is refused with `Busy`.
+//! Cost: a write of a healthy family pays one relaxed load. A write of a watched or delayed family
+//! pays one relaxed exchange.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -14,9 +21,16 @@ use std::time::Duration;
 use archipelago_base::{CfId, Error, Result};
 
 use crate::db::inner::DbInner;
+use crate::db::state::context::Context;
 use crate::db::state::delay_credit::lot_of;
 use crate::db::state::family::Family;
+use crate::db::state::family::{DELAYED, FREE, STOPPED, WATCHED, is_slowed};
+use crate::db::state::jobs::Jobs;
+use crate::db::state::observers::Observers;
+use crate::db::state::pacing::Pacing;
 use crate::db::write::commit::Share;
+use crate::db::write::disk_room;
+use crate::db::write::seal;
 use crate::disk_space::{SpaceState, SpaceUse};
 use crate::event::Event;
 use crate::options::WriteOptions;
@@ -28,265 +42,276 @@ const WAIT_MAX: Duration = Duration::from_millis(50);
 /// Longest delay of one write. Back-pressure is many small waits, never one long.
 const DELAY_MAX: Duration = Duration::from_millis(20);
 
-const FREE: u8 = 0;
-const WATCHED: u8 = 1;
-const DELAYED: u8 = 2;
-const STOPPED: u8 = 3;
 /// A watched family is looked at again when this part of a memtable was written.
 const WATCH_SHARE: u64 = 64;
 
-/// Whether a throttle makes writers wait.
-pub(crate) fn is_slowed(throttle: u8) -> bool {
-    throttle >= DELAYED
+fn stall_decision(
+    context: &Context,
+    observers: &Observers,
+    pacing: &Pacing,
+    family: &Family,
+) -> StallDecision {
+    let current = family.current.load();
+    pacing.ingest().set_total(observers.stats().get(Ticker::UserBytesWritten));
+    let shards = current.immutables.iter().flat_map(|immutable| immutable.shards.iter());
+    let buffer = context.memtable_bytes_max(&family.options);
+    let spare = family.options.write_buffers_max.saturating_sub(1 + current.immutables.len());
+    let since_ns = family.backlog_since_ns.load(Ordering::Relaxed);
+    let limit = match context.options().rate_limit_bytes_per_s {
+        0 => u64::MAX,
+        limit => limit,
+    };
+    stall(&StallInput {
+        flush_backlog_bytes: shards.flatten().map(|shard| shard.data_bytes()).sum(),
+        memtable_space_bytes: buffer
+            .saturating_mul(spare as u64)
+            .saturating_add(buffer.saturating_sub(current.active.charged_bytes())),
+        flush_bytes_per_s: pacing.flush_speed().min(limit),
+        flush_elapsed: Duration::from_nanos(context.clock().now_ns().saturating_sub(since_ns)),
+        budget_used: context.budget().total_bytes(),
+        budget_limit: context.budget().limit_bytes(),
+        peak_bytes_per_s: pacing.ingest().rate(),
+        drain_bytes_per_s: pacing.drain().rate(),
+        ..StallInput::of(&current.version)
+    })
 }
 
-impl DbInner {
-    fn stall_decision(&self, family: &Family) -> StallDecision {
-        let current = family.current.load();
-        self.ingest.set_total(self.stats.get(Ticker::UserBytesWritten));
-        let shards = current.immutables.iter().flat_map(|immutable| immutable.shards.iter());
-        let buffer = self.memtable_bytes_max(&family.options);
-        let spare = family.options.write_buffers_max.saturating_sub(1 + current.immutables.len());
-        let since_ns = family.backlog_since_ns.load(Ordering::Relaxed);
-        let limit = match self.options.rate_limit_bytes_per_s {
-            0 => u64::MAX,
-            limit => limit,
-        };
-        stall(&StallInput {
-            flush_backlog_bytes: shards.flatten().map(|shard| shard.data_bytes()).sum(),
-            memtable_space_bytes: buffer
-                .saturating_mul(spare as u64)
-                .saturating_add(buffer.saturating_sub(current.active.charged_bytes())),
-            flush_bytes_per_s: self.flush_speed.load(Ordering::Relaxed).min(limit),
-            flush_elapsed: Duration::from_nanos(self.clock.now_ns().saturating_sub(since_ns)),
-            budget_used: self.budget.total_bytes(),
-            budget_limit: self.budget.limit_bytes(),
-            peak_bytes_per_s: self.ingest.rate(),
-            drain_bytes_per_s: self.drain.rate(),
-            ..StallInput::of(&current.version)
-        })
+/// Whether writers of the family are slowed down because compactions are behind.
+pub(crate) fn is_compaction_urgent(
+    context: &Context,
+    observers: &Observers,
+    pacing: &Pacing,
+    family: &Family,
+) -> bool {
+    let behind = |cause| matches!(cause, StallCause::L0Files | StallCause::PendingBytes);
+    match stall_decision(context, observers, pacing, family) {
+        StallDecision::None => false,
+        StallDecision::Delay { cause, .. } | StallDecision::Stop { cause } => behind(cause),
     }
+}
 
-    /// Whether writers of the family are slowed down because compactions are behind.
-    pub(crate) fn is_compaction_urgent(&self, family: &Family) -> bool {
-        let behind = |cause| matches!(cause, StallCause::L0Files | StallCause::PendingBytes);
-        match self.stall_decision(family) {
-            StallDecision::None => false,
-            StallDecision::Delay { cause, .. } | StallDecision::Stop { cause } => behind(cause),
+/// Makes the decision again for one family.
+pub(crate) fn recompute_stall(
+    context: &Context,
+    observers: &Observers,
+    pacing: &Pacing,
+    jobs: &Jobs,
+    family: &Family,
+) {
+    let decision = stall_decision(context, observers, pacing, family);
+    let (throttle, rate) = match decision {
+        StallDecision::None => (FREE, u64::MAX),
+        // Faster than writers ever were: nothing to do yet.
+        StallDecision::Delay { cause: StallCause::Memtables, bytes_per_s }
+            if bytes_per_s / 2 > pacing.ingest().rate() && pacing.ingest().rate() > 0 =>
+        {
+            let credit = context.memtable_bytes_max(&family.options) / WATCH_SHARE;
+            family.credit.set(credit);
+            (WATCHED, u64::MAX)
         }
+        StallDecision::Delay { bytes_per_s, .. } => (DELAYED, bytes_per_s),
+        StallDecision::Stop { .. } => (STOPPED, 0),
+    };
+    if throttle != FREE {
+        // Writers wait for compactions: now these let no reads go first.
+        pacing.foreground().mark_urgent();
     }
-
-    /// Makes the decision again for one family.
-    pub(crate) fn recompute_stall(&self, family: &Family) {
-        let decision = self.stall_decision(family);
-        let (throttle, rate) = match decision {
-            StallDecision::None => (FREE, u64::MAX),
-            // Faster than writers ever were: nothing to do yet.
-            StallDecision::Delay { cause: StallCause::Memtables, bytes_per_s }
-                if bytes_per_s / 2 > self.ingest.rate() && self.ingest.rate() > 0 =>
-            {
-                let credit = self.memtable_bytes_max(&family.options) / WATCH_SHARE;
-                family.credit.set(credit);
-                (WATCHED, u64::MAX)
-            }
-            StallDecision::Delay { bytes_per_s, .. } => (DELAYED, bytes_per_s),
-            StallDecision::Stop { .. } => (STOPPED, 0),
-        };
-        if throttle != FREE {
-            // Writers wait for compactions: now these let no reads go first.
-            self.foreground.mark_urgent();
-        }
-        family.delayed_rate.store(rate, Ordering::Relaxed);
-        let before = family.throttle.swap(throttle, Ordering::Relaxed);
-        if before != throttle && is_slowed(before.max(throttle)) {
-            let state = format!("{}: {decision:?}", family.name);
-            tracing::debug!(state, "stall state changed");
-            self.tell(&Event::StallChanged { state });
-        }
-        if before != throttle && throttle >= DELAYED {
-            family.credit.set(0);
-            if matches!(decision, StallDecision::Delay { cause: StallCause::Budget, .. }) {
-                // Idle workers look for memory to free now, not at their next turn.
-                self.wake();
-            }
-        }
-        if before > throttle {
-            self.progress.notify_all();
+    family.delayed_rate.store(rate, Ordering::Relaxed);
+    let before = family.throttle.swap(throttle, Ordering::Relaxed);
+    if before != throttle && is_slowed(before.max(throttle)) {
+        let state = format!("{}: {decision:?}", family.name);
+        tracing::debug!(state, "stall state changed");
+        observers.tell(&Event::StallChanged { state });
+    }
+    if before != throttle && throttle >= DELAYED {
+        family.credit.set(0);
+        if matches!(decision, StallDecision::Delay { cause: StallCause::Budget, .. }) {
+            // Idle workers look for memory to free now, not at their next turn.
+            jobs.wake();
         }
     }
-
-    /// Slows or holds a write as its families' throttles say.
-    #[inline]
-    pub(crate) fn stall(&self, shares: &[Share], options: &WriteOptions) -> Result<()> {
-        if options.space_use == SpaceUse::Frees && self.disk.state() != SpaceState::Roomy {
-            // The background work that it would wait for may need the room that it frees.
-            return Ok(());
-        }
-        let families = self.families.load();
-        for share in shares {
-            let Some(Some(family)) = families.get(share.cf.0 as usize) else { continue };
-            match family.throttle.load(Ordering::Relaxed) {
-                FREE => {}
-                WATCHED | DELAYED if family.credit.take(share.bytes) => {}
-                WATCHED => self.recompute_stall(family),
-                _ => self.stall_on(family, share.bytes, options)?,
-            }
-        }
-        Ok(())
+    if before > throttle {
+        jobs.notify_progress();
     }
+}
 
-    #[cold]
-    fn stall_on(&self, family: &Arc<Family>, bytes: u64, options: &WriteOptions) -> Result<()> {
-        if options.no_slowdown {
-            let stopped = family.throttle.load(Ordering::Relaxed) == STOPPED;
-            if stopped || self.delays.is_owed() {
-                return Err(Error::busy(format!(
-                    "writes of column family \"{}\" are slowed down, because flushes or \
-                     compactions are behind",
-                    family.name
-                )));
-            }
-        }
-        let started = self.clock.now_ns();
-        let cause = self.stall_cause(family);
-        let result = self.hold_writer(family, bytes);
-        let waited = self.clock.now_ns() - started;
-        self.stats.record(Timer::Stall, waited);
-        self.stats.add(ticker_of(cause), waited);
-        result
+/// Slows or holds a write as its families' throttles say.
+#[inline]
+pub(crate) fn stall_writer(db: &DbInner, shares: &[Share], options: &WriteOptions) -> Result<()> {
+    if options.space_use == SpaceUse::Frees && db.disk.state() != SpaceState::Roomy {
+        // The background work that it would wait for may need the room that it frees.
+        return Ok(());
     }
-
-    fn hold_writer(&self, family: &Arc<Family>, bytes: u64) -> Result<()> {
-        loop {
-            match family.throttle.load(Ordering::Relaxed) {
-                FREE | WATCHED => return Ok(()),
-                DELAYED => {
-                    self.recompute_stall(family);
-                    let rate = family.delayed_rate.load(Ordering::Relaxed).max(1);
-                    let most = self.memtable_bytes_max(&family.options) / WATCH_SHARE;
-                    let lot = lot_of(bytes, rate, most);
-                    let wait = self.delays.admit(lot, rate).min(DELAY_MAX);
-                    family.credit.add(lot - bytes);
-                    if !wait.is_zero() {
-                        self.ingest.restart_window();
-                        self.clock.sleep(wait);
-                    }
-                    return Ok(());
-                }
-                _ => self.wait_for_progress(&family.name)?,
-            }
-            self.recompute_stall(family);
+    let families = db.view.families();
+    for share in shares {
+        let Some(Some(family)) = families.get(share.cf.0 as usize) else { continue };
+        match family.throttle.load(Ordering::Relaxed) {
+            FREE => {}
+            WATCHED | DELAYED if family.credit.take(share.bytes) => {}
+            WATCHED => recompute_stall(&db.context, &db.observers, &db.pacing, &db.jobs, family),
+            _ => stall_on(db, family, share.bytes, options)?,
         }
     }
+    Ok(())
+}
 
-    /// Waits until a full memtable may be sealed.
-    #[cold]
-    pub(crate) fn wait_for_memtable(&self, cf: CfId, options: &WriteOptions) -> Result<()> {
-        let Some(family) = self.family(cf) else { return Ok(()) };
-        if options.no_slowdown {
+#[cold]
+fn stall_on(db: &DbInner, family: &Arc<Family>, bytes: u64, options: &WriteOptions) -> Result<()> {
+    if options.no_slowdown {
+        let stopped = family.throttle.load(Ordering::Relaxed) == STOPPED;
+        if stopped || db.pacing.delays().is_owed() {
             return Err(Error::busy(format!(
-                "all memtables of column family \"{}\" are full and wait for their flush",
+                "writes of column family \"{}\" are slowed down, because flushes or \
+                 compactions are behind",
                 family.name
             )));
         }
-        let started = self.clock.now_ns();
-        let mut result = Ok(());
-        while result.is_ok() && !self.may_seal(&family) {
-            result = self.wait_for_progress(&family.name);
-        }
-        let waited = self.clock.now_ns() - started;
-        self.stats.record(Timer::Stall, waited);
-        self.stats.add(Ticker::StallMemtablesNs, waited);
-        result
     }
+    let started = db.context.clock().now_ns();
+    let cause = stall_cause(&db.context, &db.observers, &db.pacing, family);
+    let result = hold_writer(db, family, bytes);
+    let waited = db.context.clock().now_ns() - started;
+    db.observers.stats().record(Timer::Stall, waited);
+    db.observers.stats().add(ticker_of(cause), waited);
+    result
+}
 
-    /// One wait for background work that gives room on a full disk: a flush, or what follows writes
-    /// that free space. Fails if there is nothing to wait for.
-    #[cold]
-    pub(crate) fn wait_for_room(&self, options: &WriteOptions) -> Result<()> {
-        let frees = options.space_use == SpaceUse::Frees;
-        // The outputs of a compaction take room until its inputs go.
-        let is_busy = self.is_flushing() || frees && !self.state.lock().running.is_empty();
-        let may_wait = is_busy && self.health.failing().is_none() || self.use_patience();
-        if !may_wait || options.no_slowdown {
-            return Err(self.refuse_for_room());
+fn hold_writer(db: &DbInner, family: &Arc<Family>, bytes: u64) -> Result<()> {
+    loop {
+        match family.throttle.load(Ordering::Relaxed) {
+            FREE | WATCHED => return Ok(()),
+            DELAYED => {
+                recompute_stall(&db.context, &db.observers, &db.pacing, &db.jobs, family);
+                let rate = family.delayed_rate.load(Ordering::Relaxed).max(1);
+                let most = db.context.memtable_bytes_max(&family.options) / WATCH_SHARE;
+                let lot = lot_of(bytes, rate, most);
+                let wait = db.pacing.delays().admit(lot, rate).min(DELAY_MAX);
+                family.credit.add(lot - bytes);
+                if !wait.is_zero() {
+                    db.pacing.ingest().restart_window();
+                    db.context.clock().sleep(wait);
+                }
+                return Ok(());
+            }
+            _ => wait_for_progress(db, &family.name)?,
         }
-        if self.is_manual() {
-            return Err(Error::busy(
-                "the disk is full until background work gives room, and it is stepped by hand",
-            ));
-        }
-        self.check_open()?;
-        self.wait_once();
-        Ok(())
+        recompute_stall(&db.context, &db.observers, &db.pacing, &db.jobs, family);
     }
+}
 
-    /// One wait for a flush that makes memory fit the reserve of a small disk. Fails if background
-    /// work fails.
-    #[cold]
-    pub(crate) fn wait_for_flush(&self, options: &WriteOptions) -> Result<()> {
-        self.check_open()?;
-        self.health.check_writable()?;
-        if let Some(error) = self.health.failing() {
-            let what = "the write has to wait for a flush, and background work fails";
-            return Err(match error.is_no_space() {
-                true => self.refuse_for_room(),
-                false => error.context_at(what),
-            });
-        }
-        if options.no_slowdown {
-            return Err(Error::busy("memory has to be flushed first, because the disk is small"));
-        }
-        if self.is_manual() {
-            return Err(Error::busy("the write has to wait for a flush, which is stepped by hand"));
-        }
-        self.wait_once();
-        Ok(())
+/// Waits until a full memtable may be sealed.
+#[cold]
+pub(crate) fn wait_for_memtable(db: &DbInner, cf: CfId, options: &WriteOptions) -> Result<()> {
+    let Some(family) = db.view.family(cf) else { return Ok(()) };
+    if options.no_slowdown {
+        return Err(Error::busy(format!(
+            "all memtables of column family \"{}\" are full and wait for their flush",
+            family.name
+        )));
     }
-
-    /// Waits for background progress for the sake of room on the disk.
-    fn wait_once(&self) {
-        self.wake();
-        let started = self.clock.now_ns();
-        {
-            let mut state = self.state.lock();
-            self.progress.wait_for(&mut state, WAIT_MAX);
-        }
-        let waited = self.clock.now_ns() - started;
-        self.stats.record(Timer::Stall, waited);
-        self.stats.add(Ticker::StallDiskNs, waited);
+    let started = db.context.clock().now_ns();
+    let mut result = Ok(());
+    while result.is_ok() && !seal::may_seal(&family) {
+        result = wait_for_progress(db, &family.name);
     }
+    let waited = db.context.clock().now_ns() - started;
+    db.observers.stats().record(Timer::Stall, waited);
+    db.observers.stats().add(Ticker::StallMemtablesNs, waited);
+    result
+}
 
-    /// One wait for background progress; fails if background work fails, so that a writer gets
-    /// the reason instead of hanging.
-    fn wait_for_progress(&self, family: &str) -> Result<()> {
-        self.check_open()?;
-        self.health.check_writable()?;
-        if let Some(error) = self.full_disk_blocks() {
-            return Err(error);
-        }
-        if let Some(error) = self.health.failing() {
-            return Err(error.context_at(format!(
-                "the write has to wait for background work of column family \"{family}\", which \
-                 fails"
-            )));
-        }
-        if self.is_manual() {
-            return Err(Error::busy(
-                "the write has to wait for background work, which is stepped by hand",
-            ));
-        }
-        self.wake();
-        let mut state = self.state.lock();
-        self.progress.wait_for(&mut state, WAIT_MAX);
-        Ok(())
+/// One wait for background work that gives room on a full disk: a flush, or what follows writes
+/// that free space. Fails if there is nothing to wait for.
+#[cold]
+pub(crate) fn wait_for_room(db: &DbInner, options: &WriteOptions) -> Result<()> {
+    let frees = options.space_use == SpaceUse::Frees;
+    // The outputs of a compaction take room until its inputs go.
+    let is_busy = disk_room::is_flushing(&db.jobs) || frees && !db.jobs.lock().running().is_empty();
+    let may_wait =
+        is_busy && db.observers.health().failing().is_none() || disk_room::use_patience(&db.disk);
+    if !may_wait || options.no_slowdown {
+        return Err(disk_room::refuse_for_room(&db.storage, &db.observers, &db.disk));
     }
+    if db.context.is_manual() {
+        return Err(Error::busy(
+            "the disk is full until background work gives room, and it is stepped by hand",
+        ));
+    }
+    db.context.check_open()?;
+    wait_once(&db.context, &db.observers, &db.jobs);
+    Ok(())
+}
 
-    fn stall_cause(&self, family: &Family) -> StallCause {
-        match self.stall_decision(family) {
-            StallDecision::Delay { cause, .. } | StallDecision::Stop { cause } => cause,
-            StallDecision::None => StallCause::L0Files,
-        }
+/// One wait for a flush that makes memory fit the reserve of a small disk. Fails if background
+/// work fails.
+#[cold]
+pub(crate) fn wait_for_flush(db: &DbInner, options: &WriteOptions) -> Result<()> {
+    db.context.check_open()?;
+    db.observers.health().check_writable()?;
+    if let Some(error) = db.observers.health().failing() {
+        let what = "the write has to wait for a flush, and background work fails";
+        return Err(match error.is_no_space() {
+            true => disk_room::refuse_for_room(&db.storage, &db.observers, &db.disk),
+            false => error.context_at(what),
+        });
+    }
+    if options.no_slowdown {
+        return Err(Error::busy("memory has to be flushed first, because the disk is small"));
+    }
+    if db.context.is_manual() {
+        return Err(Error::busy("the write has to wait for a flush, which is stepped by hand"));
+    }
+    wait_once(&db.context, &db.observers, &db.jobs);
+    Ok(())
+}
+
+/// Waits for background progress for the sake of room on the disk.
+fn wait_once(context: &Context, observers: &Observers, jobs: &Jobs) {
+    jobs.wake();
+    let started = context.clock().now_ns();
+    {
+        let mut state = jobs.lock();
+        jobs.wait_for_progress(&mut state, WAIT_MAX);
+    }
+    let waited = context.clock().now_ns() - started;
+    observers.stats().record(Timer::Stall, waited);
+    observers.stats().add(Ticker::StallDiskNs, waited);
+}
+
+/// One wait for background progress; fails if background work fails, so that a writer gets
+/// the reason instead of hanging.
+fn wait_for_progress(db: &DbInner, family: &str) -> Result<()> {
+    db.context.check_open()?;
+    db.observers.health().check_writable()?;
+    if let Some(error) = disk_room::full_disk_blocks(&db.storage, &db.disk) {
+        return Err(error);
+    }
+    if let Some(error) = db.observers.health().failing() {
+        return Err(error.context_at(format!(
+            "the write has to wait for background work of column family \"{family}\", which \
+             fails"
+        )));
+    }
+    if db.context.is_manual() {
+        return Err(Error::busy(
+            "the write has to wait for background work, which is stepped by hand",
+        ));
+    }
+    db.jobs.wake();
+    let mut state = db.jobs.lock();
+    db.jobs.wait_for_progress(&mut state, WAIT_MAX);
+    Ok(())
+}
+
+fn stall_cause(
+    context: &Context,
+    observers: &Observers,
+    pacing: &Pacing,
+    family: &Family,
+) -> StallCause {
+    match stall_decision(context, observers, pacing, family) {
+        StallDecision::Delay { cause, .. } | StallDecision::Stop { cause } => cause,
+        StallDecision::None => StallCause::L0Files,
     }
 }
 

@@ -441,12 +441,6 @@ impl SealedImage {
     pub fn data_bytes(&self) -> u64 {
         self.header.data_bytes
     }
-
-    /// Length of the image.
-    #[must_use]
-    pub fn image_bytes(&self) -> usize {
-        self.len
-    }
 }
 
 impl SealedShard for SealedImage {

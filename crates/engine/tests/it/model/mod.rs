@@ -4,11 +4,11 @@
 //! `ARCHIPELAGO_MODEL_SECONDS=n` runs fresh cases for that long.
 
 mod files;
-mod found;
+mod iterator_rows;
 mod oracle;
 mod ordered;
+mod regressions;
 mod runner;
-mod shown;
 mod steps;
 mod taken;
 mod tiered;

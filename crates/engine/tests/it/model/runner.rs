@@ -21,9 +21,9 @@ use archipelago_env::FileSystem;
 use archipelago_env::mem::MemFs;
 use parking_lot::Mutex;
 
+use super::iterator_rows::{Held, contents, rows_of};
 use super::oracle::{Event, Family, RemoveThirds, Row, Version};
 use super::ordered::{self, Ordered};
-use super::shown::{Held, contents, rows_of};
 use super::steps::{Bounds, KeyNo, Move, Record, Step, universe};
 use super::taken::{MidwayTaker, Read, Taken};
 use super::tiered::{Did, Tiered};

@@ -9,8 +9,8 @@ use archipelago_base::CfId;
 use archipelago_engine::db::{Db, FaultPoint, ReadOptions, Snapshot};
 use parking_lot::Mutex;
 
+use super::iterator_rows::contents;
 use super::oracle::{Family, Row};
-use super::shown::contents;
 
 /// One in so many fault points of jobs takes a snapshot.
 const MIDWAY_ONE_IN: u64 = 3;

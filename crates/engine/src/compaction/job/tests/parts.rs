@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::compaction::subcompaction::plan_subcompactions;
-use crate::sst::Anchor;
+use crate::sst::{Anchor, anchors};
 use crate::tombstone::TombstoneSet;
 
 /// What one step of a history does to a key, or to the `len` keys from it on.
@@ -69,10 +69,11 @@ fn run_parts(
 /// What a reader as of `at` meets at each key: the records that no tombstone covers, and whether
 /// one covers what lies `below` (where something does).
 fn shown(
-    (records, tombstones): &(Vec<Record>, Vec<RangeTombstone>),
+    contents: &(Vec<Record>, Vec<RangeTombstone>),
     below: &Below,
     at: u64,
 ) -> Vec<(Vec<u64>, Option<bool>)> {
+    let (records, tombstones) = contents;
     let set = TombstoneSet::new(tombstones);
     let at_key = |key: u8| {
         let cover = set.max_covering(&[key], SeqNo(at)).map_or(0, |seq| seq.0);
@@ -119,7 +120,7 @@ proptest! {
         let anchors: Vec<Anchor> = spec
             .inputs
             .iter()
-            .flat_map(|input| executor.table(&input.meta).anchors(16))
+            .flat_map(|input| anchors(&executor.table(&input.meta), 16))
             .collect();
         let parts = plan_subcompactions(anchors, parts_max, least, &spec.range);
         let (files, records_in) = run_parts(&executor, &spec, &parts);
@@ -145,14 +146,14 @@ fn anchors_account_for_a_file_and_cut_it_evenly() {
     let output = run_flush(&spec, &executor.context()).unwrap();
     let table = executor.table(&output.files[0]);
     for most in [1, 7, 128] {
-        let anchors = table.anchors(most);
+        let anchors = anchors(&table, most);
         assert!(anchors.len() <= most && anchors.len() > most / 2, "{}", anchors.len());
         assert!(anchors.is_sorted_by(|a, b| a.key < b.key));
         let total: u64 = anchors.iter().map(|anchor| anchor.bytes).sum();
         assert_eq!(total, table.properties().data_bytes);
         assert!(anchors.iter().all(|anchor| anchor.bytes < total / most as u64 * 2));
     }
-    let parts = plan_subcompactions(table.anchors(128), 4, 1, &KeyRange::all());
+    let parts = plan_subcompactions(anchors(&table, 128), 4, 1, &KeyRange::all());
     let starts: Vec<usize> = parts
         .iter()
         .map(|part| records.iter().position(|record| record.0 >= part.start).unwrap())

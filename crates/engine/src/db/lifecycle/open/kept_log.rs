@@ -14,129 +14,102 @@
 //! the memory budget is refused. Cost: the log is read once more, and synced.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use archipelago_base::{Error, FileNo, Result};
 
 use super::{KeptLog, Replay};
-use crate::db::inner::{DbInner, LogSegment};
+use crate::db::inner::DbInner;
+use crate::db::lifecycle::open;
+use crate::db::read::ReadView;
+use crate::db::state::context::Context;
 use crate::db::state::family::SuperVersion;
-use crate::db::write::commit::CommitState;
+use crate::db::state::jobs::Jobs;
+use crate::db::state::observers::Observers;
+use crate::db::state::storage::Storage;
+use crate::db::write::WritePath;
+use crate::db::write::disk_room;
+use crate::db::write::disk_room::Disk;
+use crate::db::write::log_segments;
+use crate::db::write::log_segments::LogSegment;
 use crate::file_meta::log_name;
-use crate::manifest::LogMark;
-use crate::wal::{LogChain, LogConfig, LogWriter, SegmentRef};
+use crate::wal::{LogChain, SegmentRef};
 
-impl DbInner {
-    /// Gives the reserve up if the disk may have no room for what recovery writes.
-    pub(super) fn prepare_room(&self) -> Result<()> {
-        if self.options.read_only {
-            return Ok(());
-        }
-        self.find_reserve();
-        let floor = self.manifest.lock().log_floor();
-        let segments = self.log_segments(floor)?.into_iter();
-        let log_bytes = segments.map(|segment| self.fs.len(&segment.path)).sum::<Result<u64>>()?;
-        if !self.has_room_to_recover(log_bytes) {
-            self.give_up_reserve();
-        }
-        Ok(())
+/// Gives the reserve up if the disk may have no room for what recovery writes.
+pub(super) fn prepare_room(
+    context: &Context,
+    storage: &Storage,
+    observers: &Observers,
+    disk: &Disk,
+) -> Result<()> {
+    if context.options().read_only {
+        return Ok(());
     }
+    disk_room::find_reserve(context, storage, disk);
+    let floor = storage.lock_manifest().log_floor();
+    let segments = open::log_segments(storage, floor)?.into_iter();
+    let log_bytes = segments.map(|segment| storage.fs().len(&segment.path)).sum::<Result<u64>>()?;
+    if !disk_room::has_room_to_recover(storage, disk, log_bytes) {
+        disk_room::give_up_reserve(storage, observers, disk);
+    }
+    Ok(())
+}
 
-    /// Recovery where the disk has no room for tables: the log stays, made durable so that flushes
-    /// may install parts of it later, and its records stay in memory. Nothing is installed.
-    pub(super) fn recover_to_memory(&self, chain: &LogChain<'_>, cause: &Error) -> Result<()> {
-        self.forget_replayed();
-        let oldest = chain.segments.first().map_or(chain.floor, |oldest| oldest.no);
-        let kept = KeptLog { oldest, no_room: cause.clone() };
-        let mut replay = Replay::new(self, Some(kept));
-        let recovered = replay.read(chain)?;
-        self.check_log(&self.manifest.lock(), chain.floor, &recovered)?;
-        self.committer.start_at(replay.last_seq_of(&recovered));
-        // Segments behind a cut are not needed, but only a later log floor says so durably.
-        let bytes_of = |no| recovered.segments.iter().find(|read| read.no == no);
-        let kept = chain.segments.iter().map(|segment| LogSegment {
-            no: segment.no,
-            bytes: bytes_of(segment.no).map_or(0, |read| read.end_offset),
-        });
-        self.state.lock().logs.extend(kept);
-        let settled = recovered.segments.iter().try_for_each(|segment| {
-            let path = self.path_of(&log_name(segment.no));
-            let settle = |no| self.fs.settle_log(&path, no, &segment.in_tail);
-            segment.incarnation.map_or(Ok(()), settle)
-        });
-        match settled {
-            Ok(()) => self.fs.clear_log_tails(&self.dir)?,
-            Err(error) if error.is_no_space() => {
-                // The segment and its tail hold everything; only a flush of all of it may go on.
-                tracing::warn!(%error, "a log segment cannot be made durable for want of room");
-                self.state.lock().leave_log = true;
-            }
-            Err(error) => return Err(error),
+/// Recovery where the disk has no room for tables: the log stays, made durable so that flushes
+/// may install parts of it later, and its records stay in memory. Nothing is installed.
+pub(super) fn recover_to_memory(db: &DbInner, chain: &LogChain<'_>, cause: &Error) -> Result<()> {
+    forget_replayed(&db.context, &db.jobs, &db.view, &db.writes);
+    let oldest = chain.segments.first().map_or(chain.floor, |oldest| oldest.no);
+    let kept = KeptLog { oldest, no_room: cause.clone() };
+    let mut replay = Replay::new(db, Some(kept));
+    let recovered = replay.read(chain)?;
+    open::check_log(&db.storage, &db.storage.lock_manifest(), chain.floor, &recovered)?;
+    db.writes.committer().start_at(&db.view, replay.last_seq_of(&recovered));
+    // Segments behind a cut are not needed, but only a later log floor says so durably.
+    let bytes_of = |no| recovered.segments.iter().find(|read| read.no == no);
+    let kept = chain.segments.iter().map(|segment| LogSegment {
+        no: segment.no,
+        bytes: bytes_of(segment.no).map_or(0, |read| read.end_offset),
+    });
+    db.logs.add_closed(kept);
+    let settled = recovered.segments.iter().try_for_each(|segment| {
+        let path = db.storage.path_of(&log_name(segment.no));
+        let settle = |no| db.storage.fs().settle_log(&path, no, &segment.in_tail);
+        segment.incarnation.map_or(Ok(()), settle)
+    });
+    match settled {
+        Ok(()) => db.storage.fs().clear_log_tails(db.storage.dir())?,
+        Err(error) if error.is_no_space() => {
+            // The segment and its tail hold everything; only a flush of all of it may go on.
+            tracing::warn!(%error, "a log segment cannot be made durable for want of room");
+            db.logs.request_leave();
         }
-        self.start_log(self.file_numbers.allocate(), recovered.previous)
+        Err(error) => return Err(error),
     }
+    start_log(db, db.storage.file_numbers().allocate(), recovered.previous)
+}
 
-    /// Gives every family an empty memtable again.
-    fn forget_replayed(&self) {
-        let mut commit = self.committer.lock();
-        for family in self.live_families() {
-            let version = Arc::clone(&family.current.load().version);
-            let active = self.new_memtable(&version, &[]);
-            commit.set_active(family.id, Some(Arc::clone(&active)));
-            let next = SuperVersion { active, immutables: Vec::new(), version };
-            self.publish(&mut self.state.lock(), &family, next);
+/// Gives every family an empty memtable again.
+fn forget_replayed(context: &Context, jobs: &Jobs, view: &ReadView, writes: &WritePath) {
+    let mut commit = writes.committer().lock();
+    for family in view.live_families() {
+        let version = Arc::clone(&family.current.load().version);
+        let active = writes.new_memtable(context, &version, &[]);
+        commit.set_active(family.id, Some(Arc::clone(&active)));
+        let next = SuperVersion { active, immutables: Vec::new(), version };
+        view.publish(&mut jobs.lock(), &family, next);
+    }
+}
+
+/// Begins the first segment of this process. Without room for it, the first write does.
+pub(super) fn start_log(db: &DbInner, no: FileNo, previous: Option<SegmentRef>) -> Result<()> {
+    db.logs.set_open(no);
+    match log_segments::create_log(&db.context, &db.storage, no, previous) {
+        Ok(log) => db.writes.committer().set_log(log),
+        Err(error) if error.is_no_space() => {
+            tracing::warn!(%error, "the disk has no room for a log segment");
+            db.logs.set_late(previous);
         }
+        Err(error) => return Err(error),
     }
-
-    /// Begins the first segment of this process. Without room for it, the first write does.
-    pub(super) fn start_log(&self, no: FileNo, previous: Option<SegmentRef>) -> Result<()> {
-        self.open_log.store(no.0, Ordering::Release);
-        match self.create_log(no, previous) {
-            Ok(log) => self.committer.set_log(log),
-            Err(error) if error.is_no_space() => {
-                tracing::warn!(%error, "the disk has no room for a log segment");
-                *self.late_log.lock() = Some(previous);
-            }
-            Err(error) => return Err(error),
-        }
-        Ok(())
-    }
-
-    fn create_log(&self, no: FileNo, previous: Option<SegmentRef>) -> Result<LogWriter> {
-        let config = LogConfig {
-            database_id: self.database_id,
-            segment_bytes: self.options.wal_segment_bytes,
-            seed: self.rng.lock().u64(..),
-            manifest: self.marks.position(),
-        };
-        let path = self.path_of(&log_name(no));
-        let created = LogWriter::create(Arc::clone(&self.fs), config, &path, no, previous, None);
-        // The manifest names the segment as the oldest one that is needed. From here on it may not
-        // be missing, not even after power loss.
-        let durable = created.and_then(|log| log.syncer().sync().map(|durable| (log, durable)));
-        match durable {
-            Ok((log, durable)) => {
-                self.marks.log(LogMark { no: durable.segment, bytes: durable.offset });
-                Ok(log)
-            }
-            Err(error) => {
-                // Nothing claims that the segment exists, and the next attempt has another number.
-                let _unused = self.fs.remove(&path);
-                Err(error)
-            }
-        }
-    }
-
-    /// Begins the log that the open had no room for (commit lock held).
-    pub(crate) fn begin_log(&self, commit: &mut CommitState) -> Result<()> {
-        let mut late = self.late_log.lock();
-        let Some(previous) = *late else { return self.refuse_read_only() };
-        let no = self.file_numbers.allocate();
-        let log = self.create_log(no, previous)?;
-        self.committer.set_syncer(log.syncer());
-        commit.log = Some(log);
-        self.open_log.store(no.0, Ordering::Release);
-        *late = None;
-        Ok(())
-    }
+    Ok(())
 }

@@ -26,31 +26,38 @@ mod kept_log;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
-use arc_swap::ArcSwap;
 use archipelago_base::budget::{ByteBudget, MemoryClass, Pressure};
 use archipelago_base::clock::{Clock, SystemClock};
 use archipelago_base::random::{Rng, entropy_seed, unique_id};
 use archipelago_base::{CfId, Error, ErrorKind, FileNo, Result, SeqNo};
-use archipelago_env::FileSystem;
 use archipelago_env::foreground::{Foreground, ForegroundFs};
 use archipelago_env::limit::RateLimiter;
 use archipelago_env::local::LocalFs;
-use parking_lot::{Condvar, Mutex};
+use archipelago_env::{FileLock, FileSystem};
 
-use crate::concurrency::RowLocks;
+use crate::db::background::compaction;
+use crate::db::background::flush;
 use crate::db::background::flush::FlushTask;
-use crate::db::inner::{DbInner, State};
-use crate::db::lifecycle::catch_up::{Following, Unusable, while_changing};
-use crate::db::read::snapshot::Snapshots;
+use crate::db::background::scheduler;
+use crate::db::inner::DbInner;
+use crate::db::lifecycle::catch_up;
+use crate::db::lifecycle::catch_up::{Unusable, while_changing};
+use crate::db::read::ReadView;
+use crate::db::read::pictures::Pictures;
 use crate::db::state::background_mode::BackgroundMode;
+use crate::db::state::context::{Context, ContextParts, FaultPoint};
 use crate::db::state::family::{Family, SuperVersion};
-use crate::db::state::health::Health;
-use crate::db::state::job_threads::Hands;
+use crate::db::state::jobs::Jobs;
 use crate::db::state::memtable::{Memtable, RECORD_OVERHEAD_BYTES};
-use crate::db::write::commit::Committer;
+use crate::db::state::observers::Observers;
+use crate::db::state::pacing::Pacing;
+use crate::db::state::storage::{Storage, StorageParts};
+use crate::db::write::WritePath;
+use crate::db::write::disk_room;
 use crate::db::write::disk_room::Disk;
+use crate::db::write::log_segments::LogSegments;
+use crate::db::write::seal;
 use crate::disk_space::flush_room;
 use crate::event::Listeners;
 use crate::executor::{JobExecutor, LocalExecutor};
@@ -60,26 +67,12 @@ use crate::flush::run_flush;
 use crate::job::JobOutput;
 use crate::key::KeyRange;
 use crate::live_file::Trash;
-use crate::manifest::{
-    Change, DirectoryState, LogMark, VersionEdit, VersionSet, file_number, inspect,
-};
+use crate::manifest::{Change, DirectoryState, VersionEdit, VersionSet, file_number, inspect};
 use crate::memory_shares::MemoryShares;
-use crate::memtable::SlabPool;
 use crate::options::{CfOptions, DbOptions};
 use crate::sst::BlockCache;
-use crate::stall::{DRAIN_WINDOW, DelayController, INGEST_WINDOW, RateMeter};
 use crate::table_cache::TableCache;
 use crate::wal::{LogChain, RecoveredLog, SegmentEnd, SegmentFile};
-
-/// Called at named points of background work; an error makes the step fail there:
-/// `flush.picked`, `compaction.picked` and `buckets.picked` (when a job begins),
-/// `ingest.before_install`, `ingest.before_visible` (too late to fail: its error is ignored),
-/// `flush.shard` (before each shard of a flush), `flush.before_install`, `compaction.part` (before
-/// each part of a compaction that is cut), `compaction.before_install`, `recovery.before_install`,
-/// `resume.before_install`, `checkpoint.before_manifest`, `transaction.checked` (between the two
-/// steps of a commit's check; its thread must not write), `reserve.written` (before a reserve for a
-/// full disk replaces the present one).
-pub type FaultPoint = Arc<dyn Fn(&str) -> Result<()> + Send + Sync>;
 
 /// What a database is made of besides its settings.
 #[derive(Clone)]
@@ -158,9 +151,6 @@ impl std::fmt::Debug for Components {
 /// What a local log keeps in memory: its ring.
 const LOG_BUFFER_BYTES: u64 = 4 << 20;
 
-/// Handles of one open database are told from those of another by this.
-static NEXT_TOKEN: AtomicU64 = AtomicU64::new(1);
-
 pub(crate) fn open(dir: &Path, options: DbOptions, components: Components) -> Result<Arc<DbInner>> {
     options.validate()?;
     for (name, family) in &components.families {
@@ -191,15 +181,15 @@ pub(crate) fn open(dir: &Path, options: DbOptions, components: Components) -> Re
             VersionSet::create(Arc::clone(&fs), dir, db_id, &default, Arc::clone(&trash))?
         }
     };
-    let inner = assemble(dir, options, components, manifest, trash, rng)?;
-    *inner.lock.lock() = lock;
-    inner.prepare_room()?;
-    inner.open_families()?;
-    if inner.options.read_only {
-        inner.catch_up()?;
+    let files = DirectoryFiles { dir, manifest, trash, lock };
+    let inner = assemble(files, options, components, rng);
+    kept_log::prepare_room(&inner.context, &inner.storage, &inner.observers, &inner.disk)?;
+    open_families(&inner)?;
+    if inner.context.options().read_only {
+        catch_up::catch_up(&inner)?;
     } else {
-        inner.recover_log()?;
-        inner.remove_strays()?;
+        recover_log(&inner)?;
+        remove_strays(&inner.storage)?;
     }
     Ok(inner)
 }
@@ -250,75 +240,51 @@ fn unknown_family(name: &str, dir: &Path) -> Error {
     ))
 }
 
-fn assemble(
-    dir: &Path,
-    options: DbOptions,
-    mut components: Components,
+/// The directory of a database that is being opened, locked.
+struct DirectoryFiles<'a> {
+    dir: &'a Path,
     manifest: VersionSet,
     trash: Arc<Trash>,
+    lock: Option<Box<dyn FileLock>>,
+}
+
+fn assemble(
+    files: DirectoryFiles<'_>,
+    options: DbOptions,
+    mut components: Components,
     rng: Rng,
-) -> Result<Arc<DbInner>> {
+) -> Arc<DbInner> {
+    let DirectoryFiles { dir, manifest, trash, lock } = files;
     let foreground = put_foreground_first(&mut components);
     let budget =
         components.budget.take().unwrap_or_else(|| ByteBudget::new(budget_bytes(&options)));
     let tables = table_cache(dir, &options, &components.fs, &budget);
     let log_bytes = if options.read_only { 0 } else { LOG_BUFFER_BYTES };
-    Ok(Arc::new(DbInner {
-        fault: components.fault_point(),
-        token: NEXT_TOKEN.fetch_add(1, Ordering::Relaxed),
-        dir: dir.to_owned(),
-        slabs: SlabPool::new(Arc::clone(&budget)),
-        _log_buffer: budget.hold(MemoryClass::Log, log_bytes),
-        budget,
-        cache: Arc::clone(tables.block_cache()),
-        tables: Arc::new(tables),
-        limiter: Arc::new(RateLimiter::new(options.rate_limit_bytes_per_s)),
-        foreground,
-        stats: Arc::default(),
-        reads_at_seal: AtomicU64::default(),
-        committer: Committer::new(manifest.last_seq()),
-        row_locks: RowLocks::default(),
-        families: ArcSwap::from_pointee(Vec::new()),
-        filtered: ArcSwap::from_pointee(Vec::new()),
-        snapshots: Arc::new(Snapshots::default()),
-        file_numbers: Arc::clone(manifest.file_numbers()),
-        database_id: *manifest.db_id(),
-        marks: Arc::clone(manifest.marks()),
-        marked_log: AtomicU64::new(0),
-        manifest: Mutex::new(manifest),
-        state: Mutex::new(State::default()),
-        work: Condvar::new(),
-        progress: Condvar::new(),
-        health: Health::default(),
+    let log_buffer = budget.hold(MemoryClass::Log, log_bytes);
+    let limiter = RateLimiter::new(options.rate_limit_bytes_per_s);
+    let last_seq = manifest.last_seq();
+    let fault = components.fault_point();
+    Arc::new(DbInner {
+        pacing: Pacing::new(&components.clock, foreground),
+        jobs: Jobs::new(components.executor, limiter),
+        view: ReadView::new(last_seq, tables, Pictures::new(catch_up::take_new_picture)),
+        writes: WritePath::new(last_seq, &budget),
+        logs: LogSegments::new(log_buffer),
         disk: Disk::new(dir),
-        trash,
-        closing: Arc::new(AtomicBool::new(false)),
-        closed: AtomicBool::new(false),
-        next_memtable_id: AtomicU64::new(1),
-        open_log: AtomicU64::new(0),
-        late_log: Mutex::new(None),
-        delays: DelayController::new(Arc::clone(&components.clock)),
-        ingest: RateMeter::new(Arc::clone(&components.clock), INGEST_WINDOW),
-        drain: RateMeter::new(Arc::clone(&components.clock), DRAIN_WINDOW),
-        flush_speed: AtomicU64::new(0),
-        last_seal_ns: AtomicU64::new(0),
-        seal_interval_ns: AtomicU64::new(0),
-        waiters: AtomicUsize::new(0),
-        rng: Mutex::new(rng),
-        opened_ns: components.clock.now_ns(),
-        lock: Mutex::new(None),
-        fs: components.fs,
-        clock: components.clock,
-        registry: components.registry,
-        listeners: components.listeners,
-        family_overrides: components.families,
-        alike_default: components.alike_default,
-        executor: components.executor,
-        background: components.background,
-        hands: Hands::default(),
-        following: Following::default(),
-        options,
-    }))
+        observers: Observers::new(components.listeners),
+        storage: Storage::new(StorageParts { fs: components.fs, dir, manifest, trash, lock }),
+        context: Context::new(ContextParts {
+            options,
+            background: components.background,
+            clock: components.clock,
+            registry: components.registry,
+            budget,
+            family_overrides: components.families,
+            alike_default: components.alike_default,
+            fault,
+            rng,
+        }),
+    })
 }
 
 /// The readers of the tables in `dir`, with a block cache of their own.
@@ -359,189 +325,175 @@ fn budget_bytes(options: &DbOptions) -> u64 {
     }
 }
 
-impl DbInner {
-    /// Makes the families that the manifest knows, with stored or given settings.
-    fn open_families(&self) -> Result<()> {
-        let mut edit = VersionEdit::new();
-        let mut opened = Vec::new();
-        {
-            let manifest = self.manifest.lock();
-            let default = manifest.column_families().find(|(id, ..)| *id == CfId::DEFAULT);
-            let default = default.map(|(_, name, version)| (name, version.options().clone()));
-            for (id, name, version) in manifest.column_families() {
-                let stored = CfOptions::clone(version.options());
-                let is_alike =
-                    self.alike_default.as_ref().is_some_and(|begin| name.starts_with(&begin[..]));
-                let given = self.family_overrides.get(name).or_else(|| {
-                    let (name, stored) = default.as_ref().filter(|_| is_alike)?;
-                    self.family_overrides.get(*name).or(Some(&**stored))
-                });
-                let options = given.cloned().unwrap_or(stored.clone());
-                if options != stored && !self.options.read_only {
-                    let options = Box::new(options.clone());
-                    edit.push(Change::SetCfOptions { cf: id, options });
-                }
-                opened.push((id, name.to_owned(), options, Arc::clone(version)));
+/// Makes the families that the manifest knows, with stored or given settings.
+fn open_families(db: &DbInner) -> Result<()> {
+    let mut edit = VersionEdit::new();
+    let mut opened = Vec::new();
+    {
+        let manifest = db.storage.lock_manifest();
+        let default = manifest.column_families().find(|(id, ..)| *id == CfId::DEFAULT);
+        let default = default.map(|(_, name, version)| (name, version.options().clone()));
+        for (id, name, version) in manifest.column_families() {
+            let stored = CfOptions::clone(version.options());
+            let is_alike = db.context.is_alike_default(name);
+            let given = db.context.family_overrides().get(name).or_else(|| {
+                let (name, stored) = default.as_ref().filter(|_| is_alike)?;
+                db.context.family_overrides().get(*name).or(Some(&**stored))
+            });
+            let options = given.cloned().unwrap_or(stored.clone());
+            if options != stored && !db.context.options().read_only {
+                let options = Box::new(options.clone());
+                edit.push(Change::SetCfOptions { cf: id, options });
             }
-        }
-        let known =
-            |name: &String| name == "default" || opened.iter().any(|(_, n, _, _)| n == name);
-        if let Some(unknown) = self.family_overrides.keys().find(|name| !known(name)) {
-            return Err(unknown_family(unknown, &self.dir));
-        }
-        let mut commit = self.committer.lock();
-        for (id, name, options, version) in opened {
-            if !self.options.read_only {
-                self.memory_shares().log_lowered_in_family(&name, &options);
-            }
-            let active = self.new_memtable(&version, &[]);
-            let first =
-                SuperVersion { active: Arc::clone(&active), immutables: Vec::new(), version };
-            let family = Family::new(id, name, options, &self.registry, first)?;
-            commit.set_active(id, Some(active));
-            self.set_family(id, Some(family));
-        }
-        drop(commit);
-        if edit.changes.is_empty() {
-            return Ok(());
-        }
-        match self.apply_edit(edit) {
-            Err(error) if error.is_no_space() => {
-                tracing::warn!(%error, "the disk has no room to store other settings of families");
-                Ok(())
-            }
-            stored => stored,
+            opened.push((id, name.to_owned(), options, Arc::clone(version)));
         }
     }
-
-    /// Steps 4 to 6 of the module.
-    fn recover_log(&self) -> Result<()> {
-        let floor = self.manifest.lock().log_floor();
-        let segments = self.log_segments(floor)?;
-        let is_listed = |no| segments.iter().any(|segment| segment.no == no).then_some(u64::MAX);
-        self.manifest.lock().evidence().check_log(&self.dir, floor, is_listed)?;
-        let chain = LogChain {
-            segments: &segments,
-            floor,
-            mode: self.options.recovery_mode,
-            database_id: self.database_id,
-        };
-        self.look_at_disk();
-        match self.recover_to_tables(&chain) {
-            Err(error) if error.is_no_space() => {
-                tracing::warn!(%error, "the disk has no room for the tables of recovery: the log \
-                    is kept, and its records stay in memory until there is room");
-                self.recover_to_memory(&chain, &error)
-            }
-            recovered => recovered,
+    let known = |name: &String| name == "default" || opened.iter().any(|(_, n, _, _)| n == name);
+    if let Some(unknown) = db.context.family_overrides().keys().find(|name| !known(name)) {
+        return Err(unknown_family(unknown, db.storage.dir()));
+    }
+    let mut commit = db.writes.committer().lock();
+    for (id, name, options, version) in opened {
+        if !db.context.options().read_only {
+            db.context.memory_shares().log_lowered_in_family(&name, &options);
         }
+        let active = db.writes.new_memtable(&db.context, &version, &[]);
+        let first = SuperVersion { active: Arc::clone(&active), immutables: Vec::new(), version };
+        let family = Family::new(id, name, options, db.context.registry(), first)?;
+        commit.set_active(id, Some(active));
+        db.view.set_family(id, Some(family));
     }
-
-    /// Recovery as the module tells it. After an error nothing is installed.
-    fn recover_to_tables(&self, chain: &LogChain<'_>) -> Result<()> {
-        let mut replay = Replay::new(self, None);
-        let recovered = replay.read(chain)?;
-        // The guard must end before `discard`, which takes the manifest lock as well.
-        let checked = self.check_log(&self.manifest.lock(), chain.floor, &recovered);
-        if let Err(lost) = checked {
-            replay.discard();
-            return Err(lost);
+    drop(commit);
+    if edit.changes.is_empty() {
+        return Ok(());
+    }
+    match scheduler::apply_edit(&db.storage, &db.jobs, &db.view, edit) {
+        Err(error) if error.is_no_space() => {
+            tracing::warn!(%error, "the disk has no room to store other settings of families");
+            Ok(())
         }
-        let last_seq = replay.last_seq_of(&recovered);
-        let next_log = self.file_numbers.allocate();
-        let installed = replay.flush_all().and_then(|()| {
-            self.fault_point("recovery.before_install")?;
-            let mut edit = std::mem::take(&mut replay.outputs);
-            edit.push(Change::LastSeq(last_seq));
-            edit.push(Change::LogFloor(next_log));
-            self.apply_edit(edit)
-        });
-        if let Err(error) = installed {
-            replay.discard();
-            return Err(error);
-        }
-        self.committer.start_at(last_seq);
-        self.fs.clear_log_tails(&self.dir)?;
-        self.start_log(next_log, recovered.previous)
-    }
-
-    /// The log segments of the directory from `floor` on, oldest first.
-    pub(crate) fn log_segments(&self, floor: FileNo) -> Result<Vec<SegmentFile>> {
-        let mut segments: Vec<SegmentFile> = Vec::new();
-        for entry in self.fs.list(&self.dir)? {
-            let Some(no) = file_number(&entry.name) else { continue };
-            if entry.name == log_name(no) && no >= floor {
-                segments.push(SegmentFile { no, path: self.path_of(&entry.name) });
-            }
-        }
-        segments.sort_by_key(|segment| segment.no);
-        Ok(segments)
-    }
-
-    /// Refuses a log that has less than other files prove to have been durable.
-    pub(crate) fn check_log(
-        &self,
-        manifest: &VersionSet,
-        floor: FileNo,
-        recovered: &RecoveredLog,
-    ) -> Result<()> {
-        // A segment that was durable was never cut off the log rightly: all before it was durable.
-        let whole_through = |no| {
-            let read = recovered.segments.iter().find(|segment| segment.no == no);
-            read.map(SegmentEnd::whole_through)
-        };
-        manifest.evidence().check_log(&self.dir, floor, whole_through)
-    }
-
-    /// Removes what interrupted work left: tables of no version, old manifests and log segments,
-    /// temporary files. Failures are logged; the next open tries again.
-    fn remove_strays(&self) -> Result<()> {
-        let (live, manifest_no, log_floor) = {
-            let manifest = self.manifest.lock();
-            if manifest.is_unsettled() {
-                // The next open may find the edit that a full disk interrupted, and what it names.
-                return Ok(());
-            }
-            let live: std::collections::HashSet<u64> = manifest
-                .column_families()
-                .flat_map(|(_, _, version)| version.files().map(|(_, file)| file.no))
-                .collect();
-            (live, manifest.manifest_no(), manifest.log_floor())
-        };
-        for entry in self.fs.list(&self.dir)? {
-            let name = entry.name.as_str();
-            let stray = match file_number(name) {
-                _ if entry.is_dir => false,
-                _ if name.ends_with(".tmp") => true,
-                Some(no) if name.ends_with(".sst") => !live.contains(&no.0),
-                Some(no) if name.ends_with(".log") => no < log_floor,
-                Some(no) if name.starts_with("MANIFEST-") => no != manifest_no,
-                Some(no) if name.starts_with("MARK-") => no != manifest_no,
-                _ => false,
-            };
-            if stray && let Err(error) = self.fs.remove(&self.path_of(name)) {
-                tracing::warn!(%error, "a stray file could not be removed");
-            }
-        }
-        Ok(())
-    }
-
-    /// Fails where a test wants a background step to fail.
-    pub(crate) fn fault_point(&self, name: &str) -> Result<()> {
-        self.fault.as_ref().map_or(Ok(()), |fault| fault(name))
-    }
-
-    /// A fresh random number for the unique ids of a job's files.
-    pub(crate) fn unique_seed(&self) -> u64 {
-        self.rng.lock().u64(..)
+        stored => stored,
     }
 }
 
-/// Recovery looks at the byte budget once for so many records.
+/// Steps 4 to 6 of the module.
+fn recover_log(db: &DbInner) -> Result<()> {
+    let floor = db.storage.lock_manifest().log_floor();
+    let segments = log_segments(&db.storage, floor)?;
+    let is_listed = |no| segments.iter().any(|segment| segment.no == no).then_some(u64::MAX);
+    db.storage.lock_manifest().evidence().check_log(db.storage.dir(), floor, is_listed)?;
+    let chain = LogChain {
+        segments: &segments,
+        floor,
+        mode: db.context.options().recovery_mode,
+        database_id: db.storage.database_id(),
+    };
+    disk_room::look_at_disk(db);
+    match recover_to_tables(db, &chain) {
+        Err(error) if error.is_no_space() => {
+            tracing::warn!(%error, "the disk has no room for the tables of recovery: the log \
+                is kept, and its records stay in memory until there is room");
+            kept_log::recover_to_memory(db, &chain, &error)
+        }
+        recovered => recovered,
+    }
+}
+
+/// Recovery as the module tells it. After an error nothing is installed.
+fn recover_to_tables(db: &DbInner, chain: &LogChain<'_>) -> Result<()> {
+    let mut replay = Replay::new(db, None);
+    let recovered = replay.read(chain)?;
+    // The guard must end before `discard`, which takes the manifest lock as well.
+    let checked = check_log(&db.storage, &db.storage.lock_manifest(), chain.floor, &recovered);
+    if let Err(lost) = checked {
+        replay.discard();
+        return Err(lost);
+    }
+    let last_seq = replay.last_seq_of(&recovered);
+    let next_log = db.storage.file_numbers().allocate();
+    let installed = replay.flush_all().and_then(|()| {
+        db.context.fault_point("recovery.before_install")?;
+        let mut edit = std::mem::take(&mut replay.outputs);
+        edit.push(Change::LastSeq(last_seq));
+        edit.push(Change::LogFloor(next_log));
+        scheduler::apply_edit(&db.storage, &db.jobs, &db.view, edit)
+    });
+    if let Err(error) = installed {
+        replay.discard();
+        return Err(error);
+    }
+    db.writes.committer().start_at(&db.view, last_seq);
+    db.storage.fs().clear_log_tails(db.storage.dir())?;
+    kept_log::start_log(db, next_log, recovered.previous)
+}
+
+/// The log segments of the directory from `floor` on, oldest first.
+pub(crate) fn log_segments(storage: &Storage, floor: FileNo) -> Result<Vec<SegmentFile>> {
+    let mut segments: Vec<SegmentFile> = Vec::new();
+    for entry in storage.fs().list(storage.dir())? {
+        let Some(no) = file_number(&entry.name) else { continue };
+        if entry.name == log_name(no) && no >= floor {
+            segments.push(SegmentFile { no, path: storage.path_of(&entry.name) });
+        }
+    }
+    segments.sort_by_key(|segment| segment.no);
+    Ok(segments)
+}
+
+/// Refuses a log that has less than other files prove to have been durable.
+pub(crate) fn check_log(
+    storage: &Storage,
+    manifest: &VersionSet,
+    floor: FileNo,
+    recovered: &RecoveredLog,
+) -> Result<()> {
+    // A segment that was durable was never cut off the log rightly: all before it was durable.
+    let whole_through = |no| {
+        let read = recovered.segments.iter().find(|segment| segment.no == no);
+        read.map(SegmentEnd::whole_through)
+    };
+    manifest.evidence().check_log(storage.dir(), floor, whole_through)
+}
+
+/// Removes what interrupted work left: tables of no version, old manifests and log segments,
+/// temporary files. Failures are logged; the next open tries again.
+fn remove_strays(storage: &Storage) -> Result<()> {
+    let (live, manifest_no, log_floor) = {
+        let manifest = storage.lock_manifest();
+        if manifest.is_unsettled() {
+            // The next open may find the edit that a full disk interrupted, and what it names.
+            return Ok(());
+        }
+        let live: std::collections::HashSet<u64> = manifest
+            .column_families()
+            .flat_map(|(_, _, version)| version.files().map(|(_, file)| file.no))
+            .collect();
+        (live, manifest.manifest_no(), manifest.log_floor())
+    };
+    for entry in storage.fs().list(storage.dir())? {
+        let name = entry.name.as_str();
+        let stray = match file_number(name) {
+            _ if entry.is_dir => false,
+            _ if name.ends_with(".tmp") => true,
+            Some(no) if name.ends_with(".sst") => !live.contains(&no.0),
+            Some(no) if name.ends_with(".log") => no < log_floor,
+            Some(no) if name.starts_with("MANIFEST-") => no != manifest_no,
+            Some(no) if name.starts_with("MARK-") => no != manifest_no,
+            _ => false,
+        };
+        if stray && let Err(error) = storage.fs().remove(&storage.path_of(name)) {
+            tracing::warn!(%error, "a stray file could not be removed");
+        }
+    }
+    Ok(())
+}
+
+/// Number of records after which recovery checks the byte budget again.
 const BUDGET_LOOK_RECORDS: u64 = 64;
-/// Over the budget, recovery writes a memtable to files that holds at least this share of it,
+/// Smallest share of the budget that a memtable must hold to be written to files early.
 const FLUSH_SHARE: u64 = 32;
-/// and at least so many bytes, so that a budget that is spent elsewhere does not make tiny files.
+/// Smallest size, in bytes, of a memtable that is written early. A budget that is spent elsewhere
+/// must not lead to tiny files.
 const FLUSH_BYTES_MIN: u64 = 256 << 10;
 
 /// Refuses a record of the log of a column family that the manifest does not know yet, which is
@@ -588,14 +540,14 @@ impl<'a> Replay<'a> {
             outputs: VersionEdit::new(),
             written: Vec::new(),
             last_seq: SeqNo::ZERO,
-            next_cf_id: inner.manifest.lock().next_cf_id(),
+            next_cf_id: inner.storage.lock_manifest().next_cf_id(),
             kept,
         }
     }
 
     /// Replays the log.
     fn read(&mut self, chain: &LogChain<'_>) -> Result<RecoveredLog> {
-        let fs = Arc::clone(&self.inner.fs);
+        let fs = Arc::clone(self.inner.storage.fs());
         let read = crate::wal::recover(&*fs, chain, &mut |first_seq, batch| {
             self.apply(first_seq, batch.iter())
         });
@@ -619,12 +571,14 @@ impl<'a> Replay<'a> {
     fn last_seq_of(&self, recovered: &RecoveredLog) -> SeqNo {
         self.last_seq
             .max(recovered.last_seq.unwrap_or_default())
-            .max(self.inner.manifest.lock().last_seq())
+            .max(self.inner.storage.lock_manifest().last_seq())
     }
 
     /// Removes the tables of a recovery that was not installed.
     fn discard(&mut self) {
-        std::mem::take(&mut self.written).iter().for_each(|output| self.inner.discard(output));
+        std::mem::take(&mut self.written)
+            .iter()
+            .for_each(|output| self.inner.storage.discard(output));
     }
 
     fn apply<'b>(
@@ -638,7 +592,7 @@ impl<'a> Replay<'a> {
             self.last_seq = self.last_seq.max(seq);
             check_known(op.cf, self.next_cf_id)?;
             // A family that was dropped after the write was logged: nothing to restore.
-            if let Some(family) = self.inner.family(op.cf) {
+            if let Some(family) = self.inner.view.family(op.cf) {
                 self.apply_one(&family, seq, &op)?;
             }
             seq = SeqNo(seq.0 + 1);
@@ -672,8 +626,8 @@ impl<'a> Replay<'a> {
                 current.active.release();
             }
         }
-        let budget = &self.inner.budget;
-        let full = self.inner.memtable_bytes_max(&family.options);
+        let budget = self.inner.context.budget();
+        let full = self.inner.context.memtable_bytes_max(&family.options);
         let is_full = current.active.charged_bytes() >= full || current.active.is_crowded();
         match &self.kept {
             Some(kept) if is_full => self.seal(family, kept)?,
@@ -690,26 +644,26 @@ impl<'a> Replay<'a> {
 
     /// Seals a full memtable of a log that is kept.
     fn seal(&self, family: &Arc<Family>, kept: &KeptLog) -> Result<()> {
-        let budget = &self.inner.budget;
+        let budget = self.inner.context.budget();
         if budget.total_bytes() > budget.limit_bytes() {
             return Err(kept.no_room.context_at(
                 "the log holds more than the memory budget, so its records must go to tables: make \
                  room on the disk, or raise memory_budget_bytes, and open the database again",
             ));
         }
-        let mut commit = self.inner.committer.lock();
+        let mut commit = self.inner.writes.committer().lock();
         commit.last_seq = self.last_seq;
-        self.inner.seal_active(&mut commit, family);
+        seal::seal_active(self.inner, &mut commit, family);
         Ok(())
     }
 
     /// Writes the largest memtable to files, if that gives back a share of the budget that is worth
     /// a file.
     fn flush_largest(&mut self) -> Result<()> {
-        let families = self.inner.live_families();
+        let families = self.inner.view.live_families();
         let size = |family: &Arc<Family>| family.current.load().active.charged_bytes();
         let Some(largest) = families.into_iter().max_by_key(size) else { return Ok(()) };
-        let worth = (self.inner.budget.limit_bytes() / FLUSH_SHARE).max(FLUSH_BYTES_MIN);
+        let worth = (self.inner.context.budget().limit_bytes() / FLUSH_SHARE).max(FLUSH_BYTES_MIN);
         let active = Arc::clone(&largest.current.load().active);
         if active.charged_bytes() >= worth { self.flush(&largest, &active) } else { Ok(()) }
     }
@@ -730,13 +684,22 @@ impl<'a> Replay<'a> {
         let waits =
             |change: &Change| matches!(change, Change::AddFile { cf, .. } if *cf == family.id);
         if !self.outputs.changes.iter().any(waits) {
-            self.inner.set_first_map(&task)?;
+            flush::set_first_map(self.inner, &task)?;
         }
         let room = flush_room(memtable.charged_bytes(), task.shards.len() as u64);
-        self.inner.ensure_room(room, "recovery")?;
+        disk_room::ensure_room(self.inner, room, "recovery")?;
         let output = {
-            let spec = self.inner.flush_spec(&task, task.shards.clone());
-            run_flush(&spec, &self.inner.job_context(&task))?
+            let spec = flush::flush_spec(self.inner, &task, task.shards.clone());
+            run_flush(
+                &spec,
+                &compaction::job_context(
+                    &self.inner.context,
+                    &self.inner.storage,
+                    &self.inner.jobs,
+                    &self.inner.view,
+                    &task,
+                ),
+            )?
         };
         for meta in &output.files {
             self.outputs.add_file(family.id, 0, meta.clone());
@@ -744,93 +707,20 @@ impl<'a> Replay<'a> {
         self.written.push(output);
         self.outputs.flushed_through(family.id, KeyRange::all(), self.last_seq);
         let version = Arc::clone(&family.current.load().version);
-        let active = self.inner.new_memtable(&version, &[]);
-        self.inner.committer.lock().set_active(family.id, Some(Arc::clone(&active)));
+        let active = self.inner.writes.new_memtable(&self.inner.context, &version, &[]);
+        self.inner.writes.committer().lock().set_active(family.id, Some(Arc::clone(&active)));
         let next = SuperVersion { active, immutables: Vec::new(), version };
-        self.inner.publish(&mut self.inner.state.lock(), family, next);
+        self.inner.view.publish(&mut self.inner.jobs.lock(), family, next);
         Ok(())
     }
 
     fn flush_all(&mut self) -> Result<()> {
-        for family in self.inner.live_families() {
+        for family in self.inner.view.live_families() {
             let active = Arc::clone(&family.current.load().active);
             if !active.is_empty() {
                 self.flush(&family, &active)?;
             }
         }
         Ok(())
-    }
-}
-
-/// How a database ends.
-impl DbInner {
-    /// Stops background work, makes what was written durable, releases the lock. Once.
-    pub(crate) fn shut_down(
-        &self,
-        workers: &crate::db::background::scheduler::Workers,
-    ) -> Result<()> {
-        if self.closed.load(Ordering::Acquire) {
-            return Ok(());
-        }
-        let left = match self.health.is_read_only() {
-            true => Ok(()),
-            false => self.leave_log_before_sync(),
-        };
-        let flushed = left.and_then(|()| self.flush_unlogged());
-        self.closed.store(true, Ordering::Release);
-        self.closing.store(true, Ordering::Release);
-        self.work.notify_all();
-        self.progress.notify_all();
-        let joined = workers.join();
-        self.hands.close();
-        let ended = self.end_log();
-        self.remove_obsolete();
-        // An install of a user's thread that began before is over now, and none begins any more.
-        drop(self.manifest.lock());
-        *self.lock.lock() = None;
-        flushed.and(joined).and(ended)
-    }
-
-    /// Flushes memtables with records that no log has.
-    pub(crate) fn flush_unlogged(&self) -> Result<()> {
-        if self.options.read_only || self.health.is_read_only() {
-            return Ok(());
-        }
-        for family in self.live_families() {
-            let current = family.current.load_full();
-            let sealed = self.state.lock().flushes.get(&family.id).is_some_and(|tracker| {
-                tracker.queue.iter().any(|sealed| sealed.memtable.has_unlogged())
-            });
-            if sealed || current.active.has_unlogged() {
-                match self.flush_family(&family) {
-                    // Dropped meanwhile: there is nothing left to flush.
-                    Err(_) if family.check_alive().is_err() => {}
-                    flushed => flushed?,
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn end_log(&self) -> Result<()> {
-        let mut commit = self.committer.lock();
-        let Some(mut log) = commit.log.take() else { return Ok(()) };
-        let after = commit.last_seq.next();
-        drop(commit);
-        let synced = log.syncer().sync().map(|durable| {
-            self.marks.log(LogMark { no: durable.segment, bytes: durable.offset });
-        });
-        if synced.is_ok()
-            && !log.is_broken()
-            && let Err(error) = log.mark_synced(after)
-        {
-            tracing::warn!(%error, "the end of the log could not be marked as synced");
-        }
-        let closed = log.finish();
-        match (synced, closed.unfinished) {
-            (Err(error), _) => Err(error.context_at("the log could not be synced at close")),
-            (Ok(()), Some(error)) => Err(error),
-            (Ok(()), None) => Ok(()),
-        }
     }
 }

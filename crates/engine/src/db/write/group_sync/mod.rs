@@ -1,19 +1,21 @@
 //! Group sync: one waiting writer brings the log to its device on behalf of all the others.
 //!
-//! A writer that finds no such work in progress becomes the leader and covers everything that was
-//! appended by then. Writers that arrive later wait. When the work ends, the leader wakes every
-//! writer that it covered, and makes the first remaining writer the next leader.
+//! The commit point owns two of them: one for syncs, one for writes to the device. A writer that
+//! finds no such work in progress becomes the leader and covers everything that was appended by
+//! then. Later writers wait. When the work ends, the leader wakes every writer that it covered, and
+//! makes the first remaining writer the next leader. The leader wakes the covered writers directly:
+//! if each writer woke the next one, the last of eight would wait for seven wake-ups.
 //!
 //! Invariants:
-//!
 //! 1. At most one writer leads.
 //! 2. Every waiting writer is either woken as covered or made the next leader.
 //! 3. `reached` only grows, and only by work that succeeded.
 //!
-//! Thread-safe. Failure: the leader gets its error. The next leader does the work again and may
-//! meet the same error. Cost: a lone writer takes two short locks; a waiting writer allocates once
-//! and sleeps until it is woken. The leader wakes all covered writers directly: if each woke the
-//! next one, the last of eight would wait for seven wake-ups.
+//! Thread-safety: any thread may call any method.
+//! Failure: the leader gets its error. The next leader does the work again and may meet the same
+//! error.
+//! Cost: a lone writer takes two short locks. A waiting writer allocates once and sleeps until it
+//! is woken.
 
 use std::ops::DerefMut;
 use std::sync::Arc;
@@ -35,9 +37,9 @@ const LEADING: u8 = 2;
 pub(super) trait Cell {
     /// Of the calling thread, untold.
     fn of_this_thread() -> Self;
-    /// Acquires.
+    /// Reads the cell, with acquire ordering.
     fn told(&self) -> u8;
-    /// Releases.
+    /// Writes the cell, with release ordering.
     fn set_told(&self, what: u8);
     /// Wakes the thread.
     fn wake(&self);
@@ -79,7 +81,7 @@ pub(super) trait Room {
     fn lock(&self) -> Self::Guard<'_>;
 }
 
-/// See [`Leading::reach`].
+/// Carries out [`GroupSync::reach`].
 fn reach<R: Room>(room: &R, seq: SeqNo, act: impl FnOnce() -> Result<SeqNo>) -> Result<bool> {
     let waiter = {
         let mut state = room.lock();
@@ -137,7 +139,7 @@ impl<R: Room> Drop for Turn<'_, R> {
 
 /// How far the log is; see the module.
 #[derive(Debug, Default)]
-pub(crate) struct Leading {
+pub(crate) struct GroupSync {
     state: Mutex<State<Parked>>,
 }
 
@@ -170,7 +172,7 @@ impl Cell for Parked {
     }
 }
 
-impl Room for Leading {
+impl Room for GroupSync {
     type Cell = Parked;
     type Guard<'a> = MutexGuard<'a, State<Parked>>;
 
@@ -179,7 +181,7 @@ impl Room for Leading {
     }
 }
 
-impl Leading {
+impl GroupSync {
     /// Sees to it that the log gets as far as `seq`, by `act`, which returns how far it took it.
     /// Whether this caller had to act.
     pub(crate) fn reach(&self, seq: SeqNo, act: impl FnOnce() -> Result<SeqNo>) -> Result<bool> {

@@ -6,7 +6,7 @@ use super::*;
 
 #[test]
 fn one_acts_for_all_that_it_covers_and_the_next_for_the_rest() {
-    let leading = Leading::default();
+    let leading = GroupSync::default();
     let given = AtomicU64::new(0);
     let acts = AtomicU64::new(0);
     let at_once = AtomicU64::new(0);
@@ -41,7 +41,7 @@ fn one_acts_for_all_that_it_covers_and_the_next_for_the_rest() {
 
 #[test]
 fn a_failure_is_told_to_everybody_and_nobody_waits_for_ever() {
-    let leading = Leading::default();
+    let leading = GroupSync::default();
     let failed = AtomicU64::new(0);
     thread::scope(|scope| {
         for seq in 1..=8 {

@@ -1,4 +1,4 @@
-//! What random cases found, as short cases of their own.
+//! Failures that random cases have found, as short cases of their own.
 
 use std::sync::Arc;
 

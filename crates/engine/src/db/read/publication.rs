@@ -1,24 +1,27 @@
-//! Publication: how the visible sequence number moves over writes, in their order, whoever is done
-//! first.
+//! Publication: the visible sequence number moves over writes in their order.
 //!
-//! A writer whose records are inserted marks its write as **complete**, in a slot that its first
-//! sequence number names; whoever is next to do so moves the visible number over all complete
-//! writes that follow it. So nobody waits for another writer's turn on a processor, but for one
-//! that is still inserting. (Until each writer published its own write alone, a chain of sleeping
-//! threads had to be woken one after another: with 16 threads on two cores a write of a microsecond
-//! took a third of a millisecond.)
+//! The read view owns one [`Publication`]. A writer whose records are inserted marks its write as
+//! **complete**, in a slot that its first sequence number names. The writer that completes the next
+//! write moves the visible number over all complete writes that follow it. So no writer waits for
+//! another writer's turn on a processor; it waits only for one that is still inserting. An earlier
+//! version let each writer publish only its own write. Then a chain of sleeping threads had to be
+//! woken one after another: with 16 threads on two cores a write of a microsecond took a third of a
+//! millisecond.
 //!
 //! Invariants:
 //! 1. The visible number only grows, and passes a write only when it and all before it are
 //!    complete.
 //! 2. A slot is marked only when it is free: of two writes with one slot the earlier one is visible
 //!    by then.
-//! 3. A writer that marks its slot looks at the visible number afterwards; who moves that looks at
-//!    the next slot afterwards. Both in one order that all agree on (`SeqCst`), so one of them sees
-//!    the other, and no complete write is left behind.
+//! 3. A writer that marks its slot reads the visible number afterwards. A writer that moves the
+//!    visible number reads the next slot afterwards. Both accesses are in one order that all
+//!    threads agree on (`SeqCst`), so one of the two sees the other, and no complete write is left
+//!    behind.
 //!
-//! Thread-safe. Lock-free, but for those who wait long: they sleep, half a millisecond at most.
-//! Cost: alone, one exchange and two loads.
+//! Thread-safety: any thread may call any method. The protocol is lock-free, except for writers
+//! that wait long: they sleep for at most half a millisecond.
+//! Failure: none.
+//! Cost: a lone writer pays one exchange and two loads.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -35,7 +38,7 @@ const SPINS_MAX: u32 = 200;
 const PARK_MAX: Duration = Duration::from_micros(500);
 
 /// What the protocol works on.
-pub(super) trait Cells {
+pub(crate) trait Cells {
     /// The visible number.
     fn visible(&self) -> u64;
     /// Sets it. Only the writer of the next sequence number may.
@@ -52,7 +55,7 @@ pub(super) trait Cells {
 
 /// A write is complete. `false`: its slot is not free yet, nothing happened.
 #[inline]
-pub(super) fn complete(cells: &impl Cells, first: u64, last: u64) -> bool {
+pub(crate) fn complete(cells: &impl Cells, first: u64, last: u64) -> bool {
     let visible = cells.visible();
     if visible + 1 == first {
         // All before it are visible, and nobody passes it before it is marked.
@@ -68,7 +71,7 @@ pub(super) fn complete(cells: &impl Cells, first: u64, last: u64) -> bool {
 
 /// Moves the visible number over the complete writes that come next.
 #[inline]
-pub(super) fn advance(cells: &impl Cells) {
+pub(crate) fn advance(cells: &impl Cells) {
     loop {
         let visible = cells.visible();
         // An older write's mark names what is visible already.
@@ -80,8 +83,8 @@ pub(super) fn advance(cells: &impl Cells) {
     }
 }
 
-/// See the module.
-pub(super) struct Publication {
+/// The visible sequence number, and the complete writes that follow it.
+pub(crate) struct Publication {
     visible: CachePadded<AtomicU64>,
     marks: Box<[CachePadded<AtomicU64>]>,
     /// Writers that sleep.
@@ -122,7 +125,7 @@ impl Cells for Publication {
 
 impl Publication {
     /// Everything through `visible` is.
-    pub(super) fn new(visible: u64) -> Self {
+    pub(crate) fn new(visible: u64) -> Self {
         let marks = (0..SLOTS).map(|_| CachePadded::new(AtomicU64::new(0))).collect();
         Self {
             visible: CachePadded::new(AtomicU64::new(visible)),
@@ -135,18 +138,18 @@ impl Publication {
 
     /// The visible number: what was inserted through it is seen by who reads it here.
     #[inline]
-    pub(super) fn get(&self) -> u64 {
+    pub(crate) fn get(&self) -> u64 {
         self.visible.load(Ordering::Acquire)
     }
 
     /// Sets the visible number while nobody writes.
-    pub(super) fn set(&self, visible: u64) {
+    pub(crate) fn set(&self, visible: u64) {
         self.visible.store(visible, Ordering::SeqCst);
     }
 
     /// The write of these sequence numbers is inserted.
     #[inline]
-    pub(super) fn complete(&self, first: u64, last: u64) {
+    pub(crate) fn complete(&self, first: u64, last: u64) {
         while !complete(self, first, last) {
             // As many others are complete, or one has as many records.
             self.park_below(first - SLOTS);
@@ -158,7 +161,7 @@ impl Publication {
 
     /// Waits until everything through `seq`, which is complete, is visible.
     #[inline]
-    pub(super) fn wait(&self, seq: u64) {
+    pub(crate) fn wait(&self, seq: u64) {
         let mut spins = 0;
         while self.get() < seq {
             if spins < SPINS_MAX {

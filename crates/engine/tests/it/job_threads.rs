@@ -1,4 +1,4 @@
-//! Who runs compactions: threads of low priority, unless somebody waits.
+//! Threads that run compactions: those of low priority, unless a caller waits.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -17,8 +17,8 @@ use parking_lot::Mutex;
 
 use crate::support::{in_threads, over, small_db, small_family};
 
-/// Compactions that nobody waits for run on threads of this name.
-const PATIENT: &str = "archi-compact";
+/// Name of the threads that run compactions for which no caller waits.
+const LOW_PRIORITY: &str = "archi-compact";
 
 /// Keeps everything, and remembers the threads that it was asked on.
 #[derive(Default)]
@@ -52,11 +52,11 @@ fn open(filter: Arc<dyn CompactionFilter>, max_background_jobs: usize) -> Db {
 }
 
 #[test]
-fn compactions_have_low_priority_unless_somebody_waits_for_them() {
+fn compactions_have_low_priority_unless_a_caller_waits() {
     let watch = Arc::new(Watch::default());
     let db = open(Arc::clone(&watch) as _, 2);
     let mut n = 0u32;
-    while !watch.0.lock().contains(PATIENT) {
+    while !watch.0.lock().contains(LOW_PRIORITY) {
         n += 1;
         assert!(n < 10_000_000, "no compaction ran with low priority: {:?}", watch.0.lock());
         db.put(format!("key{:05}", n % 5000).as_bytes(), &[1; 100]).unwrap();
@@ -66,7 +66,7 @@ fn compactions_have_low_priority_unless_somebody_waits_for_them() {
     db.compact_range(db.default_family(), &KeyRange::all()).unwrap();
     let threads = watch.0.lock().clone();
     assert!(!threads.is_empty(), "everything was looked at");
-    assert!(!threads.contains(PATIENT), "its caller waits: {threads:?}");
+    assert!(!threads.contains(LOW_PRIORITY), "its caller waits: {threads:?}");
 }
 
 /// Keeps everything; while it is closed no compaction gets on.
@@ -82,7 +82,7 @@ impl CompactionFilter for Lock {
     }
 
     fn filter(&self, _: &[u8], _: &[u8], _: Option<u64>, _: u64) -> FilterDecision {
-        while self.closed.load(Ordering::SeqCst) && thread::current().name() == Some(PATIENT) {
+        while self.closed.load(Ordering::SeqCst) && thread::current().name() == Some(LOW_PRIORITY) {
             self.holds_one.store(true, Ordering::SeqCst);
             SystemClock::new().sleep(Duration::from_millis(1));
         }

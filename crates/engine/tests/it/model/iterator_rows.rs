@@ -1,4 +1,4 @@
-//! What iterators show, beside the rows that they must show.
+//! The rows that iterators return, compared with the rows that they must return.
 
 use archipelago_engine::db::{ColumnFamily, Db, Iter, ReadOptions};
 

@@ -1,0 +1,67 @@
+//! Closing a database: background work ends, the log becomes durable, the directory is released.
+//!
+//! Steps:
+//! 1. A log that is not whole is left, and memtables with records that no log has are flushed.
+//! 2. Calls of users are refused, and background work ends.
+//! 3. The log is synced and marked as whole.
+//! 4. The lock of the directory is released.
+//!
+//! Invariants: the lock is released last, when no install is under way and none can begin.
+//!
+//! Thread-safety: the first call closes; later calls return immediately.
+//! Failure: the steps go on after an error, and the first error is returned.
+//! Cost: one log sync, and the flushes of step 1.
+
+use crate::db::background::flush;
+use crate::db::background::leave_log;
+use crate::db::background::scheduler;
+use crate::db::inner::DbInner;
+use crate::db::state::storage::Storage;
+use crate::db::write::WritePath;
+use crate::manifest::LogMark;
+use archipelago_base::Result;
+
+/// Stops background work, makes what was written durable, releases the lock. Once.
+pub(crate) fn shut_down(db: &DbInner, workers: &scheduler::Workers) -> Result<()> {
+    if db.context.is_closed() {
+        return Ok(());
+    }
+    let left = match db.observers.health().is_read_only() {
+        true => Ok(()),
+        false => leave_log::leave_log_before_sync(db),
+    };
+    let flushed = left.and_then(|()| flush::flush_unlogged(db));
+    db.context.close();
+    db.jobs.wake();
+    db.jobs.notify_progress();
+    let joined = workers.join();
+    db.jobs.threads().close();
+    let ended = end_log(&db.storage, &db.writes);
+    scheduler::remove_obsolete(&db.storage, &db.observers, &db.view);
+    // An install of a user's thread that began before is over now, and none begins any more.
+    drop(db.storage.lock_manifest());
+    db.storage.release_lock();
+    flushed.and(joined).and(ended)
+}
+
+pub(crate) fn end_log(storage: &Storage, writes: &WritePath) -> Result<()> {
+    let mut commit = writes.committer().lock();
+    let Some(mut log) = commit.log.take() else { return Ok(()) };
+    let after = commit.last_seq.next();
+    drop(commit);
+    let synced = log.syncer().sync().map(|durable| {
+        storage.marks().log(LogMark { no: durable.segment, bytes: durable.offset });
+    });
+    if synced.is_ok()
+        && !log.is_broken()
+        && let Err(error) = log.mark_synced(after)
+    {
+        tracing::warn!(%error, "the end of the log could not be marked as synced");
+    }
+    let closed = log.finish();
+    match (synced, closed.unfinished) {
+        (Err(error), _) => Err(error.context_at("the log could not be synced at close")),
+        (Ok(()), Some(error)) => Err(error),
+        (Ok(()), None) => Ok(()),
+    }
+}

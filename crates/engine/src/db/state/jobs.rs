@@ -1,0 +1,420 @@
+//! Sealed memtables and running jobs of an open database, and the threads that run the jobs.
+//!
+//! The database owns one [`Jobs`]. The scheduler picks under the jobs lock and marks what it picks
+//! as running. The jobs run without locks and take the lock again to end.
+//!
+//! Invariants:
+//! 1. A family's super version changes only under the jobs lock.
+//! 2. A job is among the running jobs from its choice until its install, so that no other job is
+//!    chosen that collides with it.
+//! 3. The lock is never held over I/O.
+//!
+//! Thread-safety: any thread may call any method. The jobs lock comes after the commit lock and the
+//! manifest lock, and before the log lock.
+//! Failure: a failed job begins a pause, in which nothing is picked.
+//! Cost: one short lock for each pick and for each end of a job.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use archipelago_base::CfId;
+use archipelago_env::limit::RateLimiter;
+use parking_lot::{Condvar, Mutex, MutexGuard};
+
+use crate::db::state::balance::{Balance, WantedChange};
+use crate::db::state::job_threads::JobThreads;
+use crate::db::state::memtable::{Immutable, Memtable};
+use crate::executor::JobExecutor;
+use crate::key::KeyRange;
+use crate::version::rebalance::RunningFlush;
+use crate::version::{Running, Version};
+
+/// Longest pause after failures, in milliseconds.
+const RETRY_PAUSE_MAX_MS: u64 = 1000;
+
+/// Progress of one shard of a sealed memtable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ShardState {
+    /// Waits for a flush.
+    Pending,
+    /// A flush job has it.
+    Running,
+    /// Its records are in installed files (or it has none).
+    Installed,
+}
+
+/// A sealed memtable on its way to L0.
+pub(crate) struct Sealed {
+    pub(crate) memtable: Arc<Memtable>,
+    pub(crate) view: Arc<Immutable>,
+    pub(crate) shards: Vec<ShardState>,
+    /// Whether its shards have filters and empty ones are marked installed.
+    pub(crate) ready: bool,
+}
+
+/// The sealed memtables of a family, oldest first.
+#[derive(Default)]
+pub(crate) struct FlushTracker {
+    pub(crate) queue: VecDeque<Sealed>,
+}
+
+/// A running job, as scheduling sees it.
+#[derive(Clone, Debug)]
+pub(crate) struct RunningJob {
+    id: u64,
+    pub(crate) kind: RunningKind,
+}
+
+/// Keys and files that a running job holds.
+#[derive(Clone, Debug)]
+pub(crate) enum RunningKind {
+    /// A flush of a family's key range.
+    Flush { cf: CfId, flush: RunningFlush },
+    /// A compaction of a family.
+    Compaction(Running),
+    /// A change of a family's bucket map in a key range.
+    MapChange { cf: CfId, range: KeyRange },
+    /// An ingestion between the choice of its levels and its install: the target of each file.
+    Ingestion(Vec<Running>),
+}
+
+impl RunningKind {
+    fn is_flush(&self) -> bool {
+        matches!(self, Self::Flush { .. })
+    }
+}
+
+/// The state that the jobs lock guards.
+#[derive(Default)]
+pub(crate) struct JobState {
+    flushes: BTreeMap<CfId, FlushTracker>,
+    running: Vec<RunningJob>,
+    /// The load of each family.
+    balances: BTreeMap<CfId, Balance>,
+    next_job_id: u64,
+    /// Background failures in a row, for the pause before the next attempt.
+    failures_in_row: u32,
+    /// Time at which the pause ends, in nanoseconds of the clock.
+    retry_at_ns: u64,
+    /// Memtables that a worker is readying.
+    readying: Vec<u64>,
+    /// Inputs and ranges that compactions of a range wait for, each with its owner's number: no
+    /// background job takes these files or writes into these ranges.
+    claims: Vec<(u64, Running)>,
+    /// Number of reasons to pick nothing new (leaving the log, a map change on request).
+    paused: usize,
+}
+
+impl JobState {
+    /// The sealed memtables by family.
+    pub(crate) fn flushes(&self) -> &BTreeMap<CfId, FlushTracker> {
+        &self.flushes
+    }
+
+    pub(crate) fn flushes_mut(&mut self) -> &mut BTreeMap<CfId, FlushTracker> {
+        &mut self.flushes
+    }
+
+    /// The sealed memtables of a family, oldest first.
+    pub(crate) fn sealed_of(&self, cf: CfId) -> impl Iterator<Item = &Sealed> {
+        self.flushes.get(&cf).into_iter().flat_map(|tracker| &tracker.queue)
+    }
+
+    /// Whether a sealed memtable waits for its flush or is being flushed.
+    pub(crate) fn has_sealed(&self) -> bool {
+        self.flushes.values().any(|tracker| !tracker.queue.is_empty())
+    }
+
+    pub(crate) fn balances(&self) -> &BTreeMap<CfId, Balance> {
+        &self.balances
+    }
+
+    /// The load of a family; empty at first.
+    pub(crate) fn balance_mut(&mut self, cf: CfId) -> &mut Balance {
+        self.balances.entry(cf).or_default()
+    }
+
+    /// The load of a family that was noted before.
+    pub(crate) fn known_balance_mut(&mut self, cf: CfId) -> Option<&mut Balance> {
+        self.balances.get_mut(&cf)
+    }
+
+    /// Forgets a family that was dropped.
+    pub(crate) fn forget_family(&mut self, cf: CfId) {
+        self.flushes.remove(&cf);
+        self.balances.remove(&cf);
+    }
+
+    /// A number that no other job or claim has.
+    pub(crate) fn new_job_id(&mut self) -> u64 {
+        let id = self.next_job_id;
+        self.next_job_id += 1;
+        id
+    }
+
+    /// Enters a job among the running ones; its number.
+    pub(crate) fn start(&mut self, kind: RunningKind) -> u64 {
+        let id = self.new_job_id();
+        self.running.push(RunningJob { id, kind });
+        id
+    }
+
+    /// Takes a job off the running ones.
+    pub(crate) fn end(&mut self, job_id: u64) {
+        self.running.retain(|job| job.id != job_id);
+    }
+
+    pub(crate) fn running(&self) -> &[RunningJob] {
+        &self.running
+    }
+
+    /// Number of running flushes.
+    pub(crate) fn flushes_running(&self) -> usize {
+        self.running.iter().filter(|job| job.kind.is_flush()).count()
+    }
+
+    /// Whether a compaction runs.
+    pub(crate) fn is_compacting(&self) -> bool {
+        self.running.iter().any(|job| matches!(job.kind, RunningKind::Compaction(_)))
+    }
+
+    /// Whether a job runs that is no compaction, or a memtable is being readied.
+    pub(crate) fn is_changing_memtables(&self) -> bool {
+        let is_other = |job: &RunningJob| !matches!(job.kind, RunningKind::Compaction(_));
+        self.running.iter().any(is_other) || !self.readying.is_empty()
+    }
+
+    /// Whether no job runs and no memtable is being readied.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.running.is_empty() && self.readying.is_empty()
+    }
+
+    /// The running compactions.
+    pub(crate) fn compactions(&self) -> Vec<Running> {
+        let kinds = self.running.iter().map(|job| &job.kind);
+        kinds
+            .filter_map(|kind| match kind {
+                RunningKind::Compaction(running) => Some(running.clone()),
+                _ => None,
+            })
+            .collect()
+    }
+
+    /// The targets of running ingestions, as compactions without inputs: nothing that is picked may
+    /// write the same keys of the same level, or pass them on its way down.
+    pub(crate) fn ingestions(&self) -> Vec<Running> {
+        let kinds = self.running.iter().map(|job| &job.kind);
+        let claims = kinds.filter_map(|kind| match kind {
+            RunningKind::Ingestion(claims) => Some(claims),
+            _ => None,
+        });
+        claims.flatten().cloned().collect()
+    }
+
+    /// Every running job that a compaction must not collide with.
+    pub(crate) fn compactions_and_ingestions(&self) -> Vec<Running> {
+        [self.compactions(), self.ingestions()].concat()
+    }
+
+    /// A family's running flushes.
+    pub(crate) fn running_flushes(&self, of: CfId) -> Vec<RunningFlush> {
+        let kinds = self.running.iter().map(|job| &job.kind);
+        kinds
+            .filter_map(|kind| match kind {
+                RunningKind::Flush { cf, flush } if *cf == of => Some(flush.clone()),
+                _ => None,
+            })
+            .collect()
+    }
+
+    /// The ranges of a family's running flushes.
+    pub(crate) fn flush_ranges(&self, of: CfId) -> Vec<KeyRange> {
+        self.running_flushes(of).into_iter().map(|flush| flush.range).collect()
+    }
+
+    /// The range of a running map change of the family.
+    pub(crate) fn changing(&self, of: CfId) -> Option<&KeyRange> {
+        self.running.iter().find_map(|job| match &job.kind {
+            RunningKind::MapChange { cf, range } if *cf == of => Some(range),
+            _ => None,
+        })
+    }
+
+    /// The change of the version's bucket map that may be made next.
+    pub(crate) fn wanted(&self, version: &Version) -> Option<&WantedChange> {
+        let wanted = self.balances.get(&version.cf())?.wanted()?;
+        (wanted.epoch == version.map().epoch() && self.changing(version.cf()).is_none())
+            .then_some(wanted)
+    }
+
+    /// Keys at which L0 files are to be cut in addition to the boundaries of the map.
+    pub(crate) fn planned_cuts(&self, version: &Version) -> Vec<Vec<u8>> {
+        let wanted = self.balances.get(&version.cf()).and_then(Balance::wanted);
+        let current = wanted.filter(|wanted| wanted.epoch == version.map().epoch());
+        current.map_or_else(Vec::new, |wanted| wanted.change.kind.cuts().to_vec())
+    }
+
+    /// Keys at which a job cuts the L0 files that it writes.
+    pub(crate) fn l0_cuts(&self, version: &Version) -> Vec<Vec<u8>> {
+        version.map().boundaries_and(&self.planned_cuts(version))
+    }
+
+    /// The inputs and ranges that compactions of a range wait for.
+    pub(crate) fn claims(&self) -> impl ExactSizeIterator<Item = &Running> {
+        self.claims.iter().map(|(_, claim)| claim)
+    }
+
+    /// Replaces the claim of `owner`.
+    pub(crate) fn set_claim(&mut self, owner: u64, claim: Option<Running>) {
+        self.claims.retain(|(id, _)| *id != owner);
+        self.claims.extend(claim.map(|claim| (owner, claim)));
+    }
+
+    /// Marks a memtable as being readied; `false` if a worker does that already.
+    pub(crate) fn start_readying(&mut self, memtable: u64) -> bool {
+        let is_new = !self.readying.contains(&memtable);
+        if is_new {
+            self.readying.push(memtable);
+        }
+        is_new
+    }
+
+    /// Ends what [`JobState::start_readying`] began.
+    pub(crate) fn end_readying(&mut self, memtable: u64) {
+        self.readying.retain(|id| *id != memtable);
+    }
+
+    /// Adds a reason to pick nothing new.
+    pub(crate) fn pause(&mut self) {
+        self.paused += 1;
+    }
+
+    /// Ends what [`JobState::pause`] began.
+    pub(crate) fn unpause(&mut self) {
+        self.paused -= 1;
+    }
+
+    /// Whether nothing new may be picked.
+    pub(crate) fn is_paused(&self) -> bool {
+        self.paused > 0
+    }
+
+    /// Whether the last background job failed.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.failures_in_row > 0
+    }
+
+    /// Whether the pause after a failure is not over at `now_ns`.
+    pub(crate) fn is_waiting_to_retry(&self, now_ns: u64) -> bool {
+        self.failures_in_row > 0 && now_ns < self.retry_at_ns
+    }
+
+    /// Pause after the failures so far; `None` if the last job did not fail.
+    pub(crate) fn retry_pause(&self) -> Option<Duration> {
+        let ms = 1u64 << self.failures_in_row.min(10);
+        self.has_failed().then(|| Duration::from_millis(ms.min(RETRY_PAUSE_MAX_MS)))
+    }
+
+    /// Counts a failure at `now_ns` and begins the pause after it.
+    pub(crate) fn note_failure(&mut self, now_ns: u64) {
+        self.failures_in_row = self.failures_in_row.saturating_add(1);
+        self.retry_at_ns = now_ns + self.retry_pause().unwrap_or_default().as_nanos() as u64;
+    }
+
+    /// Forgets earlier failures.
+    pub(crate) fn forget_failures(&mut self) {
+        self.failures_in_row = 0;
+    }
+}
+
+/// The jobs of an open database.
+pub(crate) struct Jobs {
+    state: Mutex<JobState>,
+    /// Background workers wait here for work.
+    work: Condvar,
+    /// Stalled writers, and callers that wait for background progress, wait here.
+    progress: Condvar,
+    /// Number of callers that wait until no background work is due.
+    waiters: AtomicUsize,
+    executor: Arc<dyn JobExecutor>,
+    /// The threads that help with jobs.
+    threads: JobThreads,
+    limiter: Arc<RateLimiter>,
+}
+
+/// A caller that waits until no background work is due, until this is dropped.
+pub(crate) struct IdleWaiter<'a>(&'a Jobs);
+
+impl Drop for IdleWaiter<'_> {
+    fn drop(&mut self) {
+        self.0.waiters.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Jobs {
+    pub(crate) fn new(executor: Arc<dyn JobExecutor>, limiter: RateLimiter) -> Self {
+        Self {
+            state: Mutex::new(JobState::default()),
+            work: Condvar::new(),
+            progress: Condvar::new(),
+            waiters: AtomicUsize::new(0),
+            executor,
+            threads: JobThreads::default(),
+            limiter: Arc::new(limiter),
+        }
+    }
+
+    /// Takes the jobs lock.
+    pub(crate) fn lock(&self) -> MutexGuard<'_, JobState> {
+        self.state.lock()
+    }
+
+    /// Wakes the background workers.
+    pub(crate) fn wake(&self) {
+        self.work.notify_all();
+    }
+
+    /// Wakes all that wait for background progress.
+    pub(crate) fn notify_progress(&self) {
+        self.progress.notify_all();
+    }
+
+    /// Waits for work, at most `timeout`.
+    pub(crate) fn wait_for_work(&self, state: &mut MutexGuard<'_, JobState>, timeout: Duration) {
+        self.work.wait_for(state, timeout);
+    }
+
+    /// Waits for background progress, at most `timeout`.
+    pub(crate) fn wait_for_progress(
+        &self,
+        state: &mut MutexGuard<'_, JobState>,
+        timeout: Duration,
+    ) {
+        self.progress.wait_for(state, timeout);
+    }
+
+    /// Counts the caller as waiting for the end of all background work.
+    pub(crate) fn wait_idle(&self) -> IdleWaiter<'_> {
+        self.waiters.fetch_add(1, Ordering::Relaxed);
+        IdleWaiter(self)
+    }
+
+    /// Whether a caller waits for the end of all background work.
+    pub(crate) fn is_awaited(&self) -> bool {
+        self.waiters.load(Ordering::Relaxed) > 0
+    }
+
+    pub(crate) fn executor(&self) -> &Arc<dyn JobExecutor> {
+        &self.executor
+    }
+
+    pub(crate) fn threads(&self) -> &JobThreads {
+        &self.threads
+    }
+
+    pub(crate) fn limiter(&self) -> &Arc<RateLimiter> {
+        &self.limiter
+    }
+}

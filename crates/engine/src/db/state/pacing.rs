@@ -1,0 +1,112 @@
+//! Measured speeds of writers and flushes, and the delays that follow from them.
+//!
+//! The database owns one [`Pacing`]. Writers and jobs report what they did; the stall decision
+//! (`crate::stall`) and the choice of compactions read the figures.
+//!
+//! Invariants: the figures are estimates. No decision about correctness depends on one.
+//!
+//! Thread-safety: any thread may call any method; all fields are atomic or lock themselves.
+//! Failure: none.
+//! Cost: a few relaxed atomic operations for each seal, each flush and each delayed write. A write
+//! that is not delayed touches nothing here.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use archipelago_base::clock::Clock;
+use archipelago_env::foreground::Foreground;
+
+use crate::stall::{DRAIN_WINDOW, DelayController, INGEST_WINDOW, RateMeter, flush_speed};
+
+/// When memtables were sealed, for the decisions that depend on the load.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LastSeal {
+    /// Time since the last seal, in nanoseconds; `None` before the first one.
+    pub(crate) since_ns: Option<u64>,
+    /// Time between the last two seals, in nanoseconds; 0 before the second one.
+    pub(crate) interval_ns: u64,
+}
+
+/// The speeds of an open database.
+pub(crate) struct Pacing {
+    delays: DelayController,
+    /// Rate at which users write, while they are not delayed.
+    ingest: RateMeter,
+    /// Rate at which flushes write bytes into tables.
+    drain: RateMeter,
+    /// Measured speed of flushes, in bytes a second; 0 before the first one.
+    flush_speed: AtomicU64,
+    /// Time of the last seal, in nanoseconds of the clock; 0 before the first one.
+    last_seal_ns: AtomicU64,
+    /// Time between the last two seals, in nanoseconds; 0 before the second one.
+    seal_interval_ns: AtomicU64,
+    /// Number of look-ups that memtables had answered, and of seeks, at the last seal.
+    reads_at_seal: AtomicU64,
+    /// Tracks user reads, so that compactions can yield to them.
+    foreground: Arc<Foreground>,
+}
+
+impl Pacing {
+    pub(crate) fn new(clock: &Arc<dyn Clock>, foreground: Arc<Foreground>) -> Self {
+        Self {
+            delays: DelayController::new(Arc::clone(clock)),
+            ingest: RateMeter::new(Arc::clone(clock), INGEST_WINDOW),
+            drain: RateMeter::new(Arc::clone(clock), DRAIN_WINDOW),
+            flush_speed: AtomicU64::new(0),
+            last_seal_ns: AtomicU64::new(0),
+            seal_interval_ns: AtomicU64::new(0),
+            reads_at_seal: AtomicU64::new(0),
+            foreground,
+        }
+    }
+
+    pub(crate) fn delays(&self) -> &DelayController {
+        &self.delays
+    }
+
+    pub(crate) fn ingest(&self) -> &RateMeter {
+        &self.ingest
+    }
+
+    pub(crate) fn drain(&self) -> &RateMeter {
+        &self.drain
+    }
+
+    pub(crate) fn foreground(&self) -> &Foreground {
+        &self.foreground
+    }
+
+    /// Measured speed of flushes, in bytes a second; 0 before the first one.
+    pub(crate) fn flush_speed(&self) -> u64 {
+        self.flush_speed.load(Ordering::Relaxed)
+    }
+
+    /// Learns the speed of flushes from one that wrote `bytes` while `flushes` of them ran.
+    pub(crate) fn measure_flush(&self, bytes: u64, flushes: usize, duration: Duration) {
+        let before = self.flush_speed.load(Ordering::Relaxed);
+        self.flush_speed.store(flush_speed(before, bytes, flushes, duration), Ordering::Relaxed);
+    }
+
+    /// Number of reads since the last seal, when `reads` were counted in all.
+    pub(crate) fn reads_since_seal(&self, reads: u64) -> u64 {
+        reads.saturating_sub(self.reads_at_seal.swap(reads, Ordering::Relaxed))
+    }
+
+    /// Notes a seal at `now_ns` of the clock.
+    pub(crate) fn note_seal(&self, now_ns: u64) {
+        let last_ns = self.last_seal_ns.swap(now_ns, Ordering::Relaxed);
+        if last_ns > 0 {
+            self.seal_interval_ns.store(now_ns.saturating_sub(last_ns), Ordering::Relaxed);
+        }
+    }
+
+    /// The last seal as of `now_ns` of the clock.
+    pub(crate) fn last_seal(&self, now_ns: u64) -> LastSeal {
+        let sealed_ns = self.last_seal_ns.load(Ordering::Relaxed);
+        LastSeal {
+            since_ns: (sealed_ns > 0).then(|| now_ns.saturating_sub(sealed_ns)),
+            interval_ns: self.seal_interval_ns.load(Ordering::Relaxed),
+        }
+    }
+}

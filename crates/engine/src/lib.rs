@@ -11,6 +11,7 @@ pub mod file_meta;
 pub mod iter;
 pub mod key;
 pub mod live_file;
+pub mod lock_order;
 pub mod lookup;
 pub mod options;
 pub mod pinned;

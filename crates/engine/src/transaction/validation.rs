@@ -28,6 +28,7 @@ use crate::concurrency::Conflict;
 use crate::concurrency::footprint::{Footprint, KeyRead, Touch, Touched};
 use crate::db::write;
 use crate::db::{CommitState, DbInner, Family, Since, newest_record, range_has_newer};
+use crate::lock_order::Order;
 use crate::options::WriteOptions;
 use crate::wal::WriteBatch;
 
@@ -71,7 +72,7 @@ pub(super) fn commit(
 fn check_alone(inner: &DbInner, footprint: &Footprint) -> Result<SeqNo> {
     inner.context.check_open()?;
     check(inner, footprint, |check| {
-        let mut state = inner.writes.committer().lock();
+        let mut state = inner.writes.committer().lock(Order::none());
         Ok(check.under_lock(&mut state).then_some(state.last_seq))
     })
 }
@@ -114,7 +115,7 @@ struct Check<'a> {
 impl Drop for Check<'_> {
     fn drop(&mut self) {
         if let Some(position) = self.observer.take() {
-            self.inner.writes.committer().lock().recent.end(position);
+            self.inner.writes.committer().lock(Order::none()).recent.end(position);
         }
     }
 }

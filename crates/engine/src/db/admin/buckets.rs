@@ -15,6 +15,7 @@ use crate::db::background::rebalance;
 use crate::db::inner::DbInner;
 use crate::db::state::balance::Balance;
 use crate::key::KeyRange;
+use crate::lock_order::Order;
 use crate::options::LEVELS;
 use crate::version::rebalance::{ChangeKind, Window};
 use crate::version::total_bytes;
@@ -49,7 +50,7 @@ pub struct BucketInfo {
 pub(crate) fn buckets(db: &DbInner, cf: &ColumnFamily) -> Vec<BucketInfo> {
     let current = cf.family.current.load_full();
     let version = &current.version;
-    let state = db.jobs.lock();
+    let state = db.jobs.lock(Order::none());
     let running = state.compactions();
     let flushes = state.flush_ranges(cf.id());
     let none = Window::default();

@@ -52,6 +52,7 @@ use crate::job::below::Below;
 use crate::job::output::OutputWriter;
 use crate::key::KeyRange;
 use crate::live_file::LiveFile;
+use crate::lock_order::Order;
 use crate::manifest::VersionEdit;
 use crate::memtable::{SealedShard, Shard};
 use crate::tombstone::RangeTombstone;
@@ -69,7 +70,7 @@ struct Moment {
 fn moment(context: &Context, view: &ReadView, writes: &WritePath) -> Moment {
     // Between two pictures of a read-only database lies no moment.
     let _publishing = context.options().read_only.then(|| view.pictures().lock_publishing());
-    let commit = writes.committer().lock();
+    let commit = writes.committer().lock(Order::none());
     writes.committer().wait_all_visible(view, &commit);
     let families = view.live_families().into_iter();
     let families = families.map(|family| {
@@ -95,7 +96,7 @@ fn checkpoint(db: &DbInner, dir: &Path) -> Result<()> {
     db.storage.fs().sync_dir(dir)?;
     db.context.fault_point("checkpoint.before_manifest")?;
     // Counters may be those of later: they only grow.
-    let exporter = db.storage.lock_manifest().exporter();
+    let exporter = db.storage.lock_manifest(Order::none()).exporter();
     let families = moment
         .families
         .iter()

@@ -30,6 +30,7 @@ use crate::db::inner::DbInner;
 use crate::db::state::context::Context;
 use crate::job::Cancel;
 use crate::key::KeyRange;
+use crate::lock_order::Order;
 use crate::options::LEVELS;
 use crate::version::Version;
 
@@ -119,7 +120,7 @@ struct Claim<'a> {
 
 impl Drop for Claim<'_> {
     fn drop(&mut self) {
-        self.inner.jobs.lock().set_claim(self.id, None);
+        self.inner.jobs.lock(Order::none()).set_claim(self.id, None);
         self.inner.jobs.wake();
     }
 }
@@ -137,7 +138,7 @@ pub(crate) struct RangeRequest<'a> {
 /// [`Db::compact_range_with`](crate::db::Db::compact_range_with).
 pub(crate) fn compact_range(db: &DbInner, request: RangeRequest<'_>) -> Result<()> {
     let RangeRequest { cf, range, options, through } = request;
-    let id = db.jobs.lock().new_job_id();
+    let id = db.jobs.lock(Order::none()).new_job_id();
     let mut wish = Wish {
         cf,
         range,
@@ -165,7 +166,7 @@ fn compact_step(db: &DbInner, wish: &mut Wish<'_>, level: Option<usize>) -> Resu
     db.context.check_open()?;
     wish.check_cancelled()?;
     let (snapshots, visible) = db.view.snapshots().list(|| db.view.visible());
-    let mut state = db.jobs.lock();
+    let mut state = db.jobs.lock(Order::none());
     state.set_claim(wish.id, None);
     let version = Arc::clone(&wish.cf.family.current.load().version);
     let running = state.compactions_and_ingestions();
@@ -179,7 +180,7 @@ fn compact_step(db: &DbInner, wish: &mut Wish<'_>, level: Option<usize>) -> Resu
         RangePick::Blocked(next) => {
             state.set_claim(wish.id, next.map(|next| next.running(wish.cf.id())));
             drop(state);
-            scheduler::progress_or_step(db)?;
+            scheduler::progress_or_step(db, Order::none())?;
             Ok(true)
         }
         RangePick::Ready(pick) => {

@@ -22,6 +22,7 @@ use crate::db::write;
 use crate::db::write::seal;
 use crate::db::write::stalling;
 use crate::event::Event;
+use crate::lock_order::Order;
 use crate::manifest::{Change, VersionEdit};
 use crate::options::CfOptions;
 
@@ -29,8 +30,8 @@ pub(crate) fn create_family(db: &DbInner, name: &str, options: CfOptions) -> Res
     db.context.refuse_read_only()?;
     options.validate().map_err(|e| e.context_at(format!("column family \"{name}\"")))?;
     Family::extensions(name, &options, db.context.registry())?;
-    let mut commit = db.writes.committer().lock();
-    let mut manifest = db.storage.lock_manifest();
+    let mut commit = db.writes.committer().lock(Order::none());
+    let mut manifest = db.storage.lock_manifest(commit.order());
     if db.view.live_families().iter().any(|family| family.name == name) {
         return Err(Error::invalid(format!("column family \"{name}\" exists already")));
     }
@@ -63,20 +64,26 @@ pub(crate) fn drop_family(db: &DbInner, family: &Arc<Family>) -> Result<()> {
         return Err(Error::invalid("the default column family cannot be dropped"));
     }
     leave_log::leave_log_before_sync(db)?;
-    let mut commit = db.writes.committer().lock();
+    let mut commit = db.writes.committer().lock(Order::none());
     family.check_alive()?;
     // Power loss must not keep the drop and lose the writes before it: data may have been
     // moved from this family to another.
     db.writes.committer().wait_all_visible(&db.view, &commit);
     write::sync_log(db, commit.last_seq)?;
-    let mut manifest = db.storage.lock_manifest();
+    let mut manifest = db.storage.lock_manifest(commit.order());
     let mut edit = VersionEdit::new();
     edit.push(Change::DropCf { cf: family.id });
     manifest.apply(edit)?;
     family.dropped.store(true, Ordering::Release);
     commit.set_active(family.id, None);
     db.view.set_family(family.id, None);
-    let gone = seal::empty_family(&db.context, &db.view, &db.writes, &mut db.jobs.lock(), family);
+    let gone = seal::empty_family(
+        &db.context,
+        &db.view,
+        &db.writes,
+        &mut db.jobs.lock(manifest.order()),
+        family,
+    );
     drop((manifest, commit));
     drop(gone);
     stalling::recompute_stall(&db.context, &db.observers, &db.pacing, &db.jobs, family);

@@ -12,7 +12,7 @@
 //!    takes only files within one bucket.
 //! 2. From the choice of the levels until the install the ingestion is among the running jobs
 //!    ([`RunningKind::Ingestion`]), with the keys and the level of each file. It is entered under
-//!    the same hold of the state lock in which the levels are chosen, and leaves on every way out.
+//!    the same hold of the jobs lock in which the levels are chosen, and leaves on every way out.
 //!    So no compaction is picked meanwhile that would write the same keys of the same level, and no
 //!    map change that would cut a file. A flush cannot collide: no memtable holds keys of the
 //!    files, and the commit lock lets no write in.
@@ -46,7 +46,7 @@ use crate::db::state::family::Family;
 use crate::db::state::jobs::RunningKind;
 use crate::db::state::storage::Storage;
 use crate::db::write;
-use crate::db::write::commit::CommitState;
+use crate::db::write::commit::CommitGuard;
 use crate::db::write::seal;
 use crate::db::write::stalling;
 use crate::event::Event;
@@ -54,6 +54,7 @@ use crate::file_meta::{FileMeta, sst_name};
 use crate::job::NoShards;
 use crate::job::below::{Below, range_of};
 use crate::key::KeyRange;
+use crate::lock_order::{ManifestLock, Order};
 use crate::manifest::{Change, VersionEdit};
 use crate::memtable::Shard;
 use crate::options::LEVELS;
@@ -78,7 +79,7 @@ struct Taken<'a> {
 
 impl Drop for Taken<'_> {
     fn drop(&mut self) {
-        if self.inner.storage.lock_manifest().is_unsettled() {
+        if self.inner.storage.lock_manifest(Order::none()).is_unsettled() {
             return;
         }
         for no in &self.files {
@@ -91,6 +92,8 @@ impl Drop for Taken<'_> {
 /// An ingestion among the running jobs, until this is dropped.
 struct RunningIngestion<'a> {
     inner: &'a DbInner,
+    /// It begins and ends while the manifest lock is held.
+    order: Order<ManifestLock>,
     job_id: u64,
     /// Where each file goes.
     levels: Vec<usize>,
@@ -98,7 +101,7 @@ struct RunningIngestion<'a> {
 
 impl Drop for RunningIngestion<'_> {
     fn drop(&mut self) {
-        self.inner.jobs.lock().end(self.job_id);
+        self.inner.jobs.lock(self.order).end(self.job_id);
         self.inner.jobs.notify_progress();
         self.inner.jobs.wake();
     }
@@ -204,7 +207,7 @@ fn cut_at_buckets(
 /// write comes in between).
 fn flush_overlapping(
     db: &DbInner,
-    commit: &mut CommitState,
+    commit: &mut CommitGuard<'_>,
     family: &Arc<Family>,
     pieces: &[FileMeta],
 ) -> Result<()> {
@@ -234,7 +237,7 @@ fn flush_overlapping(
                  try again",
             ));
         }
-        scheduler::progress_or_step(db)?;
+        scheduler::progress_or_step(db, commit.order())?;
     }
     Ok(())
 }
@@ -247,7 +250,7 @@ fn install_ingest(
     cut_by: &Version,
     mut pieces: Vec<FileMeta>,
 ) -> Result<Option<Vec<u64>>> {
-    let mut commit = db.writes.committer().lock();
+    let mut commit = db.writes.committer().lock(Order::none());
     db.writes.committer().wait_all_visible(&db.view, &commit);
     family.check_alive()?;
     let current = family.current.load_full();
@@ -257,9 +260,9 @@ fn install_ingest(
     flush_overlapping(db, &mut commit, family, &pieces)?;
     // The files survive power loss from here on: what was written before must do so too.
     write::sync_log(db, commit.last_seq)?;
-    let mut manifest = db.storage.lock_manifest();
+    let mut manifest = db.storage.lock_manifest(commit.order());
     let version = Arc::clone(&family.current.load().version);
-    let Some(mut job) = start_ingestion(db, family, &version, &pieces) else {
+    let Some(mut job) = start_ingestion(db, family, &version, &pieces, manifest.order()) else {
         return Ok(None);
     };
     db.context.fault_point("ingest.before_install")?;
@@ -271,7 +274,7 @@ fn install_ingest(
         // The manifest has the number, or may have it: no write gets it.
         commit.last_seq = seq;
         if let Ok(built) = &built {
-            db.view.republish_built(&mut db.jobs.lock(), built.clone());
+            db.view.republish_built(&mut db.jobs.lock(manifest.order()), built.clone());
             for piece in &pieces {
                 commit.recent.note_range(family.id, &piece.smallest, &piece.largest);
             }
@@ -295,8 +298,9 @@ fn start_ingestion<'a>(
     family: &Family,
     version: &Version,
     pieces: &[FileMeta],
+    order: Order<ManifestLock>,
 ) -> Option<RunningIngestion<'a>> {
-    let mut state = db.jobs.lock();
+    let mut state = db.jobs.lock(order);
     let compactions = state.compactions();
     let place = |piece: &FileMeta| place(version, &compactions, family, piece);
     let levels: Vec<usize> = pieces.iter().map(place).collect::<Option<_>>()?;
@@ -310,7 +314,7 @@ fn start_ingestion<'a>(
     let claims = pieces.iter().zip(&levels).map(claim).collect();
     let job_id = state.start(RunningKind::Ingestion(claims));
     drop(state);
-    Some(RunningIngestion { inner: db, job_id, levels })
+    Some(RunningIngestion { inner: db, order, job_id, levels })
 }
 
 /// Counts an installed ingestion and tells of it.

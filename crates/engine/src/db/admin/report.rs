@@ -19,6 +19,7 @@ use crate::db::background::compaction;
 use crate::db::state::balance::BucketChange;
 use crate::db::write::disk_room;
 use crate::db::{ColumnFamily, Db};
+use crate::lock_order::Order;
 use crate::options::LEVELS;
 use crate::stats::{Ticker, Timer};
 
@@ -222,7 +223,7 @@ pub(crate) fn property(db: &Db, cf: &ColumnFamily, name: &str) -> Option<String>
         "snapshot-mem-table-bytes" => number(report.snapshot_memtable_bytes),
         "num-snapshots" => number(db.inner.view.snapshots().count() as u64),
         "total-sst-files-size" => number(report.levels.iter().map(|level| level.bytes).sum()),
-        "num-running-jobs" => number(db.inner.jobs.lock().running().len() as u64),
+        "num-running-jobs" => number(db.inner.jobs.lock(Order::none()).running().len() as u64),
         "block-cache-hit" => number(cache_total(db, |stats| stats.hits)),
         "block-cache-miss" => number(cache_total(db, |stats| stats.misses)),
         "block-cache-data-hit" => number(db.inner.view.cache().stats(BlockKind::Data).hits),

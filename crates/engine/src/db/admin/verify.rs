@@ -15,6 +15,7 @@ use crate::db::read::ReadView;
 use crate::db::state::storage::Storage;
 use crate::db::write::log_segments::LogSegments;
 use crate::file_meta::log_name;
+use crate::lock_order::Order;
 use crate::options::RecoveryMode;
 use crate::wal::{ReadRequest, SegmentFile, read_segment};
 
@@ -92,7 +93,7 @@ pub(crate) fn verify(db: &DbInner, mut progress: impl FnMut(u64, u64)) -> Result
     // A read-only database has read the manifest for its picture, and a writer may be
     // replacing it now.
     if !db.context.options().read_only {
-        report.errors.extend(db.storage.lock_manifest().verify().err());
+        report.errors.extend(db.storage.lock_manifest(Order::none()).verify().err());
     }
     Ok(report)
 }

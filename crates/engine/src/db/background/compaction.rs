@@ -45,6 +45,7 @@ use crate::file_meta::sst_name;
 use crate::job::below::{Below, range_of};
 use crate::job::spec::{FileNumbers, Grandparent, OutputSpec, Retention};
 use crate::job::{Cancel, JobContext, JobOutput, ShardSource};
+use crate::lock_order::Order;
 use crate::manifest::VersionEdit;
 use crate::options::LEVELS;
 use crate::stats::{Ticker, Timer};
@@ -220,7 +221,7 @@ pub(crate) fn run_compaction_task(db: &DbInner, task: &CompactionTask) -> Result
 /// Takes a compaction that has ended off the running jobs.
 pub(crate) fn end_compaction(db: &DbInner, task: &CompactionTask) {
     disk_room::return_room(&db.disk, task.room_bytes);
-    let mut state = db.jobs.lock();
+    let mut state = db.jobs.lock(Order::none());
     state.end(task.job_id);
     drop(state);
     stalling::recompute_stall(&db.context, &db.observers, &db.pacing, &db.jobs, &task.family);
@@ -258,7 +259,7 @@ fn compact_and_install(db: &DbInner, task: &CompactionTask) -> Result<Vec<u64>> 
         .fault_point("compaction.before_install")
         .and_then(|()| install_compaction(db, task, Some(&compacted)));
     if installed.is_err() {
-        db.storage.discard(&compacted.output);
+        db.storage.discard(&compacted.output, Order::none());
     }
     installed.map(|()| compacted.output.files.iter().map(|meta| meta.no).collect())
 }
@@ -279,7 +280,7 @@ fn compaction_spec(db: &DbInner, task: &CompactionTask) -> CompactionSpec {
     let to = pick.to();
     let cuts = match to {
         0 => {
-            let mut cuts = db.jobs.lock().l0_cuts(version);
+            let mut cuts = db.jobs.lock(Order::none()).l0_cuts(version);
             cuts.extend(disk_room::room_cuts(&db.disk, version));
             cuts.sort_unstable();
             cuts.dedup();
@@ -366,12 +367,12 @@ fn install_compaction(
         }
     }
     {
-        let mut manifest = db.storage.lock_manifest();
+        let mut manifest = db.storage.lock_manifest(Order::none());
         family.check_alive()?;
         // A user's thread may get here after the close.
         db.context.check_open()?;
         let built = manifest.apply(edit)?;
-        db.view.republish_built(&mut db.jobs.lock(), built);
+        db.view.republish_built(&mut db.jobs.lock(manifest.order()), built);
     }
     let moved = Compacted { output: JobOutput::default(), threads_ns: vec![0] };
     tell_compaction(&db.observers, task, inputs, compacted.unwrap_or(&moved));

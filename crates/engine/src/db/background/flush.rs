@@ -53,6 +53,7 @@ use crate::flush::FlushSpec;
 use crate::job::below::Below;
 use crate::job::{Cancel, JobContext, JobOutput, NoShards, ShardRef, ShardSource};
 use crate::key::KeyRange;
+use crate::lock_order::{Before, JobsLock, ManifestLock, Order};
 use crate::manifest::{Change, VersionEdit};
 use crate::memtable::{SealedShard, Shard};
 use crate::stats::{Ticker, Timer};
@@ -133,7 +134,12 @@ pub(crate) fn next_to_ready(state: &JobState) -> Option<(CfId, Arc<Memtable>)> {
 
 /// Builds the filters of a sealed memtable, marks its empty shards installed and takes it into
 /// the family's window.
-pub(crate) fn ready_memtable(db: &DbInner, cf: CfId, memtable: &Arc<Memtable>) {
+pub(crate) fn ready_memtable<Held: Before<JobsLock>>(
+    db: &DbInner,
+    cf: CfId,
+    memtable: &Arc<Memtable>,
+    order: Order<Held>,
+) {
     let backoff = crossbeam_utils::Backoff::new();
     while !memtable.is_quiet() {
         backoff.snooze();
@@ -145,7 +151,7 @@ pub(crate) fn ready_memtable(db: &DbInner, cf: CfId, memtable: &Arc<Memtable>) {
     let buckets = family.current.load().version.map().len();
     let seal =
         sample(memtable, buckets.max(rebalance::buckets_initial(&db.context, &family.options)));
-    let mut state = db.jobs.lock();
+    let mut state = db.jobs.lock(order);
     let Some(tracker) = state.flushes_mut().get_mut(&cf) else { return };
     let Some(sealed) = tracker.queue.iter_mut().find(|s| s.memtable.id == memtable.id) else {
         return;
@@ -217,7 +223,7 @@ pub(crate) fn run_flush_task(db: &DbInner, task: &FlushTask) -> Result<()> {
         db.context.fault_point("flush.picked")?;
         flush_and_install(db, task)
     });
-    let mut state = db.jobs.lock();
+    let mut state = db.jobs.lock(Order::none());
     state.end(task.job_id);
     if result.is_err()
         && let Some(tracker) = state.flushes_mut().get_mut(&task.family.id)
@@ -242,7 +248,7 @@ fn flush_and_install(db: &DbInner, task: &FlushTask) -> Result<()> {
     let cuts = disk_room::room_cuts_max(&db.disk, &task.family.current.load().version);
     let tables = task.shards.len() * task.memtables.len() + cuts;
     disk_room::ensure_room(db, flush_room(bytes, tables as u64), "a flush")?;
-    set_first_map(db, task)?;
+    set_first_map(db, task, Order::none())?;
     let output = write_shards(db, task)?;
     let installed = db
         .context
@@ -250,7 +256,7 @@ fn flush_and_install(db: &DbInner, task: &FlushTask) -> Result<()> {
         .and_then(|()| sync_before_install(db, task))
         .and_then(|()| install_flush(db, task, &output));
     if installed.is_err() {
-        db.storage.discard(&output);
+        db.storage.discard(&output, Order::none());
     }
     installed
 }
@@ -275,7 +281,7 @@ fn write_shards(db: &DbInner, task: &FlushTask) -> Result<JobOutput> {
     match failed {
         None => Ok(output),
         Some(error) => {
-            db.storage.discard(&output);
+            db.storage.discard(&output, Order::none());
             Err(error)
         }
     }
@@ -321,7 +327,7 @@ fn leaves_a_prefix(jobs: &Jobs, view: &ReadView, task: &FlushTask) -> bool {
     if view.live_families().len() != 1 {
         return false;
     }
-    let state = jobs.lock();
+    let state = jobs.lock(Order::none());
     let Some(tracker) = state.flushes().get(&task.family.id) else { return false };
     let oldest = tracker.queue.iter().zip(&task.memtables);
     let complete = |(sealed, taken): (&Sealed, &Arc<Memtable>)| {
@@ -373,17 +379,19 @@ fn install_flush(db: &DbInner, task: &FlushTask, output: &JobOutput) -> Result<(
     edit.flushed_through(cf, task.range.clone(), task.through());
     let (files, bytes) = (output.files.iter().map(|meta| meta.no).collect(), output.bytes_written);
     let floor = {
-        let mut manifest = db.storage.lock_manifest();
+        let mut manifest = db.storage.lock_manifest(Order::none());
         family.check_alive()?;
         // A segment may go (or be overwritten) only once the manifest says so: the floor that
         // the logs are dropped below is the one in the edit.
-        let floor =
-            log_segments::log_floor(&db.logs, &db.view, &db.jobs.lock(), |cf, memtable, shard| {
-                task.takes(cf, memtable, shard)
-            });
+        let floor = log_segments::log_floor(
+            &db.logs,
+            &db.view,
+            &db.jobs.lock(manifest.order()),
+            |cf, memtable, shard| task.takes(cf, memtable, shard),
+        );
         edit.push(Change::LogFloor(floor));
         let built = manifest.apply(edit)?;
-        let mut state = db.jobs.lock();
+        let mut state = db.jobs.lock(manifest.order());
         mark_installed(&mut state, task);
         db.view.republish_built(&mut state, built);
         floor
@@ -391,7 +399,7 @@ fn install_flush(db: &DbInner, task: &FlushTask, output: &JobOutput) -> Result<(
     log_segments::drop_logs_below(db, floor);
     let bytes_flushed = task.data_bytes(task.shards.clone());
     db.pacing.drain().add(bytes_flushed);
-    let flushes = db.jobs.lock().flushes_running();
+    let flushes = db.jobs.lock(Order::none()).flushes_running();
     let duration = Duration::from_nanos(output.duration_ns);
     db.pacing.measure_flush(bytes_flushed, flushes, duration);
     family.backlog_since_ns.store(db.context.clock().now_ns(), Ordering::Relaxed);
@@ -428,7 +436,11 @@ fn mark_installed(state: &mut JobState, task: &FlushTask) {
 /// Cuts the key space by the keys of the first memtable, once (BucketLSM §V-C): equal parts by
 /// records, which the index knows, not by bytes, which it does not; temperatures, which are in
 /// bytes, mend what values of different sizes make of it.
-pub(crate) fn set_first_map(db: &DbInner, task: &FlushTask) -> Result<()> {
+pub(crate) fn set_first_map<Held: Before<ManifestLock> + Before<JobsLock>>(
+    db: &DbInner,
+    task: &FlushTask,
+    order: Order<Held>,
+) -> Result<()> {
     let family = &task.family;
     let wanted = rebalance::buckets_initial(&db.context, &family.options);
     let Some(memtable) = task.memtables.first() else { return Ok(()) };
@@ -443,7 +455,7 @@ pub(crate) fn set_first_map(db: &DbInner, task: &FlushTask) -> Result<()> {
     let map = BucketMap::new(archipelago_base::Epoch(1), boundaries)?;
     let buckets = map.len();
     {
-        let mut manifest = db.storage.lock_manifest();
+        let mut manifest = db.storage.lock_manifest(order);
         // Looked at under the lock: an ingestion may just have put a file into L0, which the
         // new map would cut through.
         let version = Arc::clone(&family.current.load().version);
@@ -453,19 +465,19 @@ pub(crate) fn set_first_map(db: &DbInner, task: &FlushTask) -> Result<()> {
         let mut edit = VersionEdit::new();
         edit.push(Change::SetBucketMap { cf: family.id, map });
         let built = manifest.apply(edit)?;
-        db.view.republish_built(&mut db.jobs.lock(), built);
+        db.view.republish_built(&mut db.jobs.lock(manifest.order()), built);
     }
     let reason = format!(
         "{buckets} buckets of equally many records, by the {} of the first memtable",
         shard.entries()
     );
-    rebalance::note_map_change(db, family, archipelago_base::Epoch(1), buckets, reason);
+    rebalance::note_map_change(db, order, family, archipelago_base::Epoch(1), buckets, reason);
     Ok(())
 }
 
 pub(crate) fn flush_family(db: &DbInner, family: &Arc<Family>) -> Result<()> {
     let newest = loop {
-        let mut commit = db.writes.committer().lock();
+        let mut commit = db.writes.committer().lock(Order::none());
         let active = commit.active_of(family.id).cloned();
         let Some(active) = active else { return family.check_alive() };
         if active.is_empty() {
@@ -476,22 +488,22 @@ pub(crate) fn flush_family(db: &DbInner, family: &Arc<Family>) -> Result<()> {
             break active.id + 1;
         }
         drop(commit);
-        scheduler::progress_or_step(db)?;
+        scheduler::progress_or_step(db, Order::none())?;
     };
     let pending = |state: &JobState| {
         let tracker = state.flushes().get(&family.id);
         tracker.is_some_and(|t| t.queue.iter().any(|sealed| sealed.memtable.id < newest))
     };
-    while pending(&db.jobs.lock()) {
+    while pending(&db.jobs.lock(Order::none())) {
         family.check_alive()?;
-        scheduler::progress_or_step(db)?;
+        scheduler::progress_or_step(db, Order::none())?;
     }
     // The memtables of a family that was dropped meanwhile are gone, not flushed.
     family.check_alive()
 }
 
 pub(crate) fn start_flush(db: &DbInner, family: &Arc<Family>) -> Result<()> {
-    let mut commit = db.writes.committer().lock();
+    let mut commit = db.writes.committer().lock(Order::none());
     let Some(active) = commit.active_of(family.id) else { return family.check_alive() };
     if active.is_empty() {
         return Ok(());
@@ -512,7 +524,7 @@ pub(crate) fn flush_unlogged(db: &DbInner) -> Result<()> {
     }
     for family in db.view.live_families() {
         let current = family.current.load_full();
-        let sealed = db.jobs.lock().flushes().get(&family.id).is_some_and(|tracker| {
+        let sealed = db.jobs.lock(Order::none()).flushes().get(&family.id).is_some_and(|tracker| {
             tracker.queue.iter().any(|sealed| sealed.memtable.has_unlogged())
         });
         if sealed || current.active.has_unlogged() {

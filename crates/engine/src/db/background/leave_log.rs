@@ -45,7 +45,7 @@ use crate::db::state::jobs::{JobState, ShardState};
 use crate::db::state::memtable::{Immutable, Memtable};
 use crate::db::state::observers::Observers;
 use crate::db::write;
-use crate::db::write::commit::CommitState;
+use crate::db::write::commit::CommitGuard;
 use crate::db::write::disk_room;
 use crate::db::write::log_segments;
 use crate::db::write::log_segments::LogSegments;
@@ -54,6 +54,7 @@ use crate::db::write::stalling;
 use crate::flush::run_flush;
 use crate::job::JobOutput;
 use crate::key::KeyRange;
+use crate::lock_order::{Before, CommitLock, Order};
 use crate::manifest::{Change, VersionEdit};
 use crate::options::WriteOptions;
 use crate::stats::Ticker;
@@ -68,14 +69,14 @@ struct Paused<'a>(&'a DbInner);
 
 impl<'a> Paused<'a> {
     fn new(inner: &'a DbInner) -> Self {
-        inner.jobs.lock().pause();
+        inner.jobs.lock(Order::none()).pause();
         Self(inner)
     }
 }
 
 impl Drop for Paused<'_> {
     fn drop(&mut self) {
-        self.0.jobs.lock().unpause();
+        self.0.jobs.lock(Order::none()).unpause();
         self.0.jobs.wake();
         self.0.jobs.notify_progress();
     }
@@ -133,7 +134,7 @@ pub(crate) fn leave_log_before_sync(db: &DbInner) -> Result<()> {
 fn leave_log(db: &DbInner) -> Result<()> {
     while !try_leave_log(db)? {
         db.context.check_open()?;
-        let mut state = db.jobs.lock();
+        let mut state = db.jobs.lock(Order::none());
         db.jobs.wait_for_progress(&mut state, Duration::from_millis(20));
     }
     Ok(())
@@ -158,19 +159,21 @@ fn try_leave_log(db: &DbInner) -> Result<bool> {
 
 /// Steps 2 to 5 of the module; `false` if the commit lock did not become free.
 fn leave_log_with_room(db: &DbInner) -> Result<bool> {
-    let Some(mut commit) = db.writes.committer().try_lock_for(LOCK_WAIT) else { return Ok(false) };
+    let Some(mut commit) = db.writes.committer().try_lock_for(LOCK_WAIT, Order::none()) else {
+        return Ok(false);
+    };
     db.writes.committer().wait_all_visible(&db.view, &commit);
     for family in db.view.live_families() {
         seal::seal_active(db, &mut commit, &family);
     }
     let mut edit = VersionEdit::new();
     let mut outputs = Vec::new();
-    let installed = flush_memory(db, &mut edit, &mut outputs)
+    let installed = flush_memory(db, commit.order(), &mut edit, &mut outputs)
         .and_then(|()| log_segments::rotate_log(db, &mut commit))
         .and_then(|()| db.context.fault_point("resume.before_install"))
         .and_then(|()| install_memory(db, &commit, edit));
     if let Err(error) = installed {
-        outputs.iter().for_each(|output| db.storage.discard(output));
+        outputs.iter().for_each(|output| db.storage.discard(output, commit.order()));
         return Err(error);
     }
     drop(commit);
@@ -187,13 +190,13 @@ fn leave_log_with_room(db: &DbInner) -> Result<bool> {
 }
 
 fn is_compacting(jobs: &Jobs) -> bool {
-    jobs.lock().is_compacting()
+    jobs.lock(Order::none()).is_compacting()
 }
 
 /// Waits until no flush and no map change runs and no memtable is being readied (picks are
 /// paused).
 fn wait_for_flushes(context: &Context, jobs: &Jobs) -> Result<()> {
-    let mut state = jobs.lock();
+    let mut state = jobs.lock(Order::none());
     loop {
         if !state.is_changing_memtables() {
             return Ok(());
@@ -204,12 +207,17 @@ fn wait_for_flushes(context: &Context, jobs: &Jobs) -> Result<()> {
 }
 
 /// Flushes every sealed memtable of every family (commit lock held, picks paused).
-fn flush_memory(db: &DbInner, edit: &mut VersionEdit, outputs: &mut Vec<JobOutput>) -> Result<()> {
+fn flush_memory(
+    db: &DbInner,
+    order: Order<CommitLock>,
+    edit: &mut VersionEdit,
+    outputs: &mut Vec<JobOutput>,
+) -> Result<()> {
     for family in db.view.live_families() {
-        for memtable in sealed_memtables(&db.jobs, &family) {
-            flush::ready_memtable(db, family.id, &memtable);
-            for shards in pending_runs(&db.jobs, &family, &memtable) {
-                let output = flush_run(db, &family, &memtable, shards)?;
+        for memtable in sealed_memtables(&db.jobs, order, &family) {
+            flush::ready_memtable(db, family.id, &memtable, order);
+            for shards in pending_runs(&db.jobs, order, &family, &memtable) {
+                let output = flush_run(db, order, &family, &memtable, shards)?;
                 for meta in &output.files {
                     edit.add_file(family.id, 0, meta.clone());
                 }
@@ -221,14 +229,19 @@ fn flush_memory(db: &DbInner, edit: &mut VersionEdit, outputs: &mut Vec<JobOutpu
 }
 
 /// The sealed memtables of a family, oldest first.
-fn sealed_memtables(jobs: &Jobs, family: &Family) -> Vec<Arc<Memtable>> {
-    let state = jobs.lock();
+fn sealed_memtables(jobs: &Jobs, order: Order<CommitLock>, family: &Family) -> Vec<Arc<Memtable>> {
+    let state = jobs.lock(order);
     state.sealed_of(family.id).map(|sealed| Arc::clone(&sealed.memtable)).collect()
 }
 
 /// The shards of a memtable that are not installed, as runs of neighbours.
-fn pending_runs(jobs: &Jobs, family: &Family, memtable: &Memtable) -> Vec<std::ops::Range<usize>> {
-    let state = jobs.lock();
+fn pending_runs(
+    jobs: &Jobs,
+    order: Order<CommitLock>,
+    family: &Family,
+    memtable: &Memtable,
+) -> Vec<std::ops::Range<usize>> {
+    let state = jobs.lock(order);
     let found = state.sealed_of(family.id).find(|sealed| sealed.memtable.id == memtable.id);
     let mut runs: Vec<std::ops::Range<usize>> = Vec::new();
     for (index, shard) in found.into_iter().flat_map(|sealed| &sealed.shards).enumerate() {
@@ -245,6 +258,7 @@ fn pending_runs(jobs: &Jobs, family: &Family, memtable: &Memtable) -> Vec<std::o
 
 fn flush_run(
     db: &DbInner,
+    order: Order<CommitLock>,
     family: &Arc<Family>,
     memtable: &Arc<Memtable>,
     shards: std::ops::Range<usize>,
@@ -257,7 +271,7 @@ fn flush_run(
         shards,
         planned_cuts: Vec::new(),
     };
-    flush::set_first_map(db, &task)?;
+    flush::set_first_map(db, &task, order)?;
     run_flush(
         &flush::flush_spec(db, &task, task.shards.clone()),
         &compaction::job_context(&db.context, &db.storage, &db.jobs, &db.view, &task),
@@ -265,7 +279,7 @@ fn flush_run(
 }
 
 /// The one edit, and what follows from it.
-fn install_memory(db: &DbInner, commit: &CommitState, mut edit: VersionEdit) -> Result<()> {
+fn install_memory(db: &DbInner, commit: &CommitGuard<'_>, mut edit: VersionEdit) -> Result<()> {
     let open = db.logs.open_no();
     for family in db.view.live_families() {
         edit.flushed_through(family.id, KeyRange::all(), commit.last_seq);
@@ -273,9 +287,9 @@ fn install_memory(db: &DbInner, commit: &CommitState, mut edit: VersionEdit) -> 
     edit.push(Change::LastSeq(commit.last_seq));
     edit.push(Change::LogFloor(open));
     {
-        let mut manifest = db.storage.lock_manifest();
+        let mut manifest = db.storage.lock_manifest(commit.order());
         let built = manifest.apply(edit)?;
-        let mut state = db.jobs.lock();
+        let mut state = db.jobs.lock(manifest.order());
         for tracker in state.flushes_mut().values_mut() {
             for sealed in &mut tracker.queue {
                 sealed.shards.fill(ShardState::Installed);

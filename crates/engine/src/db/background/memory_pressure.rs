@@ -44,6 +44,7 @@ use crate::db::inner::DbInner;
 use crate::db::state::family::Family;
 use crate::db::write::seal;
 use crate::db::write::stalling;
+use crate::lock_order::Order;
 
 /// The block cache keeps at least this share of its capacity.
 const CACHE_SHARE_MIN: u64 = 16;
@@ -213,7 +214,9 @@ fn seal_for_memory(db: &DbInner, seal_bytes: u64) {
     if chosen.is_empty() {
         return;
     }
-    let Some(mut commit) = db.writes.committer().try_lock_for(LOCK_WAIT) else { return };
+    let Some(mut commit) = db.writes.committer().try_lock_for(LOCK_WAIT, Order::none()) else {
+        return;
+    };
     for at in chosen {
         let family: &Arc<Family> = &families[at];
         // A writer may have sealed it since.

@@ -43,6 +43,7 @@ use crate::db::state::jobs::{JobState, RunningKind};
 use crate::db::state::memtable::Memtable;
 use crate::event::Event;
 use crate::key::KeyRange;
+use crate::lock_order::{Before, JobsLock, Order};
 use crate::manifest::{Change, VersionEdit};
 use crate::options::CfOptions;
 use crate::stats::Ticker;
@@ -103,7 +104,7 @@ pub(crate) fn rebalance_input<'a>(
     RebalanceInput { map: version.map(), window, initial, most, planned_cuts: &[] }
 }
 
-/// Takes a sealed memtable into the window and decides again (state lock held).
+/// Takes a sealed memtable into the window and decides again (jobs lock held).
 pub(crate) fn note_seal(db: &DbInner, state: &mut JobState, family: &Family, seal: SealSample) {
     let version = Arc::clone(&family.current.load().version);
     let balance = state.balance_mut(family.id);
@@ -158,7 +159,7 @@ pub(crate) fn run_map_task(db: &DbInner, task: &MapTask) -> Result<()> {
     let result = contained(&what, || install_wanted(db, task));
     // Refused because of a file or job that came in between: it is looked at again.
     let refused = matches!(&result, Err(error) if error.kind() == ErrorKind::Busy);
-    let mut state = db.jobs.lock();
+    let mut state = db.jobs.lock(Order::none());
     state.end(task.job_id);
     if let Some(balance) = state.known_balance_mut(task.family.id)
         && result.is_err()
@@ -196,7 +197,7 @@ pub(crate) fn change_map(
     db.context.refuse_read_only()?;
     db.observers.health().check_writable()?;
     let job_id = {
-        let mut state = db.jobs.lock();
+        let mut state = db.jobs.lock(Order::none());
         if state.is_paused() {
             return Err(Error::busy(
                 "background work is paused, by another change of buckets or while the log is \
@@ -216,7 +217,7 @@ pub(crate) fn change_map(
         })
     };
     let result = contained("a change of the bucket map by hand", install);
-    let mut state = db.jobs.lock();
+    let mut state = db.jobs.lock(Order::none());
     state.end(job_id);
     state.unpause();
     drop(state);
@@ -225,16 +226,16 @@ pub(crate) fn change_map(
     result
 }
 
-/// Changes the map by one edit, if `decide` says so (manifest and state locks held).
+/// Changes the map by one edit, if `decide` says so (manifest and jobs locks held).
 fn install_map(
     db: &DbInner,
     family: &Arc<Family>,
     decide: impl FnOnce(&Version, &JobState) -> Result<(ChangeKind, String)>,
 ) -> Result<()> {
-    let mut manifest = db.storage.lock_manifest();
+    let mut manifest = db.storage.lock_manifest(Order::none());
     family.check_alive()?;
     let version = Arc::clone(&family.current.load().version);
-    let (kind, reason) = decide(&version, &db.jobs.lock())?;
+    let (kind, reason) = decide(&version, &db.jobs.lock(manifest.order()))?;
     let map = kind.apply(version.map())?;
     db.context.fault_point("buckets.before_change")?;
     let (epoch, buckets) = (map.epoch(), map.len());
@@ -242,7 +243,7 @@ fn install_map(
     edit.push(Change::SetBucketMap { cf: family.id, map });
     let built = manifest.apply(edit)?;
     {
-        let mut state = db.jobs.lock();
+        let mut state = db.jobs.lock(manifest.order());
         db.view.republish_built(&mut state, built);
         if let Some(balance) = state.known_balance_mut(family.id) {
             balance.note_made(&kind, epoch);
@@ -255,13 +256,14 @@ fn install_map(
         }
         ChangeKind::Merge { .. } => db.observers.stats().add(Ticker::BucketMerges, 1),
     }
-    note_map_change(db, family, epoch, buckets, reason);
+    note_map_change(db, Order::none(), family, epoch, buckets, reason);
     Ok(())
 }
 
 /// Counts, tells and remembers a change that was made.
-pub(crate) fn note_map_change(
+pub(crate) fn note_map_change<Held: Before<JobsLock>>(
     db: &DbInner,
+    order: Order<Held>,
     family: &Family,
     epoch: Epoch,
     buckets: usize,
@@ -271,7 +273,7 @@ pub(crate) fn note_map_change(
     tracing::info!(family = family.name, %epoch, buckets, reason, "bucket map changed");
     let unix_ms = db.context.clock().unix_ms();
     {
-        let mut state = db.jobs.lock();
+        let mut state = db.jobs.lock(order);
         let balance = state.balance_mut(family.id);
         balance.remember(BucketChange { unix_ms, epoch, buckets, reason: reason.clone() });
     }
@@ -280,6 +282,6 @@ pub(crate) fn note_map_change(
 
 /// The newest map changes since the open, oldest first.
 pub(crate) fn bucket_changes(jobs: &Jobs, cf: CfId) -> Vec<BucketChange> {
-    let state = jobs.lock();
+    let state = jobs.lock(Order::none());
     state.balances().get(&cf).map_or_else(Vec::new, Balance::history)
 }

@@ -49,6 +49,7 @@ use crate::db::write::log_segments;
 use crate::db::write::log_segments::LogSegments;
 use crate::disk_space::SpaceState;
 use crate::file_meta::sst_name;
+use crate::lock_order::{Before, JobsLock, Order};
 use crate::manifest::VersionEdit;
 use crate::stats::Ticker;
 use archipelago_base::Error;
@@ -124,16 +125,27 @@ pub(crate) fn step(db: &DbInner) -> Result<bool> {
     disk_room::tend_disk(db);
     log_segments::enforce_log_bound(db);
     memory_pressure::relieve_pressure(db);
-    let due = leave_log::is_due_to_leave(&db.context, &db.observers, &db.logs, &db.jobs.lock());
+    let due = leave_log::is_due_to_leave(
+        &db.context,
+        &db.observers,
+        &db.logs,
+        &db.jobs.lock(Order::none()),
+    );
     if due && leave_log::leave_log_in_background(db)? {
         return Ok(true);
     }
     let task = {
-        let mut state = db.jobs.lock();
+        let mut state = db.jobs.lock(Order::none());
         next_task(db, &mut state)
     };
     let Some(task) = task else {
-        forget_failure_if_idle(&db.context, &db.observers, &db.jobs, &db.logs, &mut db.jobs.lock());
+        forget_failure_if_idle(
+            &db.context,
+            &db.observers,
+            &db.jobs,
+            &db.logs,
+            &mut db.jobs.lock(Order::none()),
+        );
         remove_obsolete(&db.storage, &db.observers, &db.view);
         return Ok(false);
     };
@@ -147,7 +159,7 @@ pub(crate) fn step(db: &DbInner) -> Result<bool> {
 fn work_until_closed(db: &DbInner, spare: bool) {
     loop {
         let task = {
-            let mut state = db.jobs.lock();
+            let mut state = db.jobs.lock(Order::none());
             if db.context.is_closing() {
                 return;
             }
@@ -156,7 +168,7 @@ fn work_until_closed(db: &DbInner, spare: bool) {
                 if let Ok(true) = leave_log::leave_log_in_background(db) {
                     continue;
                 }
-                state = db.jobs.lock();
+                state = db.jobs.lock(Order::none());
             }
             let next = if spare {
                 next_spare_task(&db.context, &db.observers, &db.logs, &db.view, &mut state)
@@ -206,7 +218,7 @@ pub(crate) fn is_pausing(context: &Context, state: &JobState) -> bool {
 
 /// Counts a failure and begins the pause after it.
 pub(crate) fn note_pause(context: &Context, jobs: &Jobs) {
-    jobs.lock().note_failure(context.clock().now_ns());
+    jobs.lock(Order::none()).note_failure(context.clock().now_ns());
 }
 
 /// Forgets an earlier failure if nothing is left that could fail: what failed was done by hand
@@ -306,7 +318,7 @@ fn run_task(db: &DbInner, task: &Task) -> Result<()> {
                 flush::ready_memtable(db, *cf, memtable);
                 Ok(())
             });
-            db.jobs.lock().end_readying(memtable.id);
+            db.jobs.lock(Order::none()).end_readying(memtable.id);
             result
         }
         Task::ChangeMap(task) => unless_dropped(&task.family, rebalance::run_map_task(db, task)),
@@ -324,7 +336,7 @@ fn note_result(db: &DbInner, task: &Task, result: &Result<()>) {
             if db.disk.state() != SpaceState::Roomy && !matches!(task, Task::Ready(..)) {
                 disk_room::renew_patience(&db.disk);
             }
-            let mut state = db.jobs.lock();
+            let mut state = db.jobs.lock(Order::none());
             if state.has_failed() && !matches!(task, Task::Ready(..)) {
                 state.forget_failures();
                 db.observers.health().clear_failing();
@@ -359,9 +371,9 @@ pub(crate) fn apply_edit(
     view: &ReadView,
     edit: VersionEdit,
 ) -> Result<()> {
-    let mut manifest = storage.lock_manifest();
+    let mut manifest = storage.lock_manifest(Order::none());
     let built = manifest.apply(edit)?;
-    view.republish_built(&mut jobs.lock(), built);
+    view.republish_built(&mut jobs.lock(manifest.order()), built);
     Ok(())
 }
 
@@ -395,7 +407,10 @@ fn unless_dropped(family: &Family, result: Result<()>) -> Result<()> {
 }
 
 /// Waits for background progress, or makes some in manual mode.
-pub(crate) fn progress_or_step(db: &DbInner) -> Result<()> {
+pub(crate) fn progress_or_step<Held: Before<JobsLock>>(
+    db: &DbInner,
+    order: Order<Held>,
+) -> Result<()> {
     db.context.check_open()?;
     db.observers.health().check_writable()?;
     if db.context.is_manual() {
@@ -408,14 +423,14 @@ pub(crate) fn progress_or_step(db: &DbInner) -> Result<()> {
         return Err(error);
     }
     db.jobs.wake();
-    let mut state = db.jobs.lock();
+    let mut state = db.jobs.lock(order);
     db.jobs.wait_for_progress(&mut state, Duration::from_millis(20));
     Ok(())
 }
 
 /// Waits until no background work is due or running.
 pub(crate) fn wait_until_idle(db: &DbInner) -> Result<()> {
-    let mut state = db.jobs.lock();
+    let mut state = db.jobs.lock(Order::none());
     loop {
         db.context.check_open()?;
         if let Some(error) = db.observers.health().failing() {

@@ -46,6 +46,7 @@ use crate::executor;
 use crate::job::spec::FileNumbers;
 use crate::job::{Cancel, JobContext, JobOutput, NoShards};
 use crate::key::KeyRange;
+use crate::lock_order::Order;
 use crate::sst::anchors as anchors_of;
 
 /// What a compaction gave back, checked.
@@ -126,7 +127,7 @@ fn planned_parts(
         return None;
     }
     let (cuts, running) = {
-        let state = db.jobs.lock();
+        let state = db.jobs.lock(Order::none());
         (state.planned_cuts(&task.version), state.compactions().len())
     };
     let idle = compaction::compactions_max(db).saturating_sub(running);
@@ -160,7 +161,7 @@ fn run_works(
             .map_err(|error| error.context_at(spec.describe())),
     };
     if let Err(error) = complete {
-        db.storage.discard(&output);
+        db.storage.discard(&output, Order::none());
         return Err(error);
     }
     Ok(Compacted { output, threads_ns })

@@ -224,8 +224,8 @@ fn publish_picture(db: &DbInner, picture: Picture) -> Result<()> {
     }
     let _publishing = db.view.pictures().lock_publishing();
     db.writes.committer().start_at(&db.view, picture.last_seq.max(db.view.visible()));
-    let mut manifest = db.storage.lock_manifest();
-    let mut state = db.jobs.lock();
+    let mut manifest = db.storage.lock_manifest(Order::none());
+    let mut state = db.jobs.lock(manifest.order());
     for family in db.view.live_families() {
         let is_same = |new: &&NewFamily| new.id == family.id && new.name == family.name;
         match picture.families.iter().find(is_same) {

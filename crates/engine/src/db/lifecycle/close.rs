@@ -18,6 +18,7 @@ use crate::db::background::scheduler;
 use crate::db::inner::DbInner;
 use crate::db::state::storage::Storage;
 use crate::db::write::WritePath;
+use crate::lock_order::Order;
 use crate::manifest::LogMark;
 use archipelago_base::Result;
 
@@ -39,13 +40,13 @@ pub(crate) fn shut_down(db: &DbInner, workers: &scheduler::Workers) -> Result<()
     let ended = end_log(&db.storage, &db.writes);
     scheduler::remove_obsolete(&db.storage, &db.observers, &db.view);
     // An install of a user's thread that began before is over now, and none begins any more.
-    drop(db.storage.lock_manifest());
+    drop(db.storage.lock_manifest(Order::none()));
     db.storage.release_lock();
     flushed.and(joined).and(ended)
 }
 
 pub(crate) fn end_log(storage: &Storage, writes: &WritePath) -> Result<()> {
-    let mut commit = writes.committer().lock();
+    let mut commit = writes.committer().lock(Order::none());
     let Some(mut log) = commit.log.take() else { return Ok(()) };
     let after = commit.last_seq.next();
     drop(commit);

@@ -110,7 +110,7 @@ pub(crate) struct Family {
     pub(crate) name: String,
     pub(crate) options: CfOptions,
     pub(crate) merge: Option<Arc<FamilyMerge>>,
-    /// Swapped only under the state lock.
+    /// Swapped only under the jobs lock.
     pub(crate) current: ArcSwap<SuperVersion>,
     pub(crate) dropped: AtomicBool,
     /// Which stall applies to its writers: see `db::write::stalling`.

@@ -21,13 +21,14 @@ use std::time::Duration;
 
 use archipelago_base::CfId;
 use archipelago_env::limit::RateLimiter;
-use parking_lot::{Condvar, Mutex, MutexGuard};
+use parking_lot::Condvar;
 
 use crate::db::state::balance::{Balance, WantedChange};
 use crate::db::state::job_threads::JobThreads;
 use crate::db::state::memtable::{Immutable, Memtable};
 use crate::executor::JobExecutor;
 use crate::key::KeyRange;
+use crate::lock_order::{Before, JobsLock, Order, OrderedGuard, OrderedMutex};
 use crate::version::rebalance::RunningFlush;
 use crate::version::{Running, Version};
 
@@ -329,9 +330,12 @@ impl JobState {
     }
 }
 
+/// The jobs lock, held.
+pub(crate) type JobsGuard<'a> = OrderedGuard<'a, JobState, JobsLock>;
+
 /// The jobs of an open database.
 pub(crate) struct Jobs {
-    state: Mutex<JobState>,
+    state: OrderedMutex<JobState, JobsLock>,
     /// Background workers wait here for work.
     work: Condvar,
     /// Stalled writers, and callers that wait for background progress, wait here.
@@ -356,7 +360,7 @@ impl Drop for IdleWaiter<'_> {
 impl Jobs {
     pub(crate) fn new(executor: Arc<dyn JobExecutor>, limiter: RateLimiter) -> Self {
         Self {
-            state: Mutex::new(JobState::default()),
+            state: OrderedMutex::new(JobState::default()),
             work: Condvar::new(),
             progress: Condvar::new(),
             waiters: AtomicUsize::new(0),
@@ -367,8 +371,9 @@ impl Jobs {
     }
 
     /// Takes the jobs lock.
-    pub(crate) fn lock(&self) -> MutexGuard<'_, JobState> {
-        self.state.lock()
+    #[inline]
+    pub(crate) fn lock<Held: Before<JobsLock>>(&self, order: Order<Held>) -> JobsGuard<'_> {
+        self.state.lock(order)
     }
 
     /// Wakes the background workers.
@@ -382,17 +387,13 @@ impl Jobs {
     }
 
     /// Waits for work, at most `timeout`.
-    pub(crate) fn wait_for_work(&self, state: &mut MutexGuard<'_, JobState>, timeout: Duration) {
-        self.work.wait_for(state, timeout);
+    pub(crate) fn wait_for_work(&self, state: &mut JobsGuard<'_>, timeout: Duration) {
+        self.work.wait_for(state.raw(), timeout);
     }
 
     /// Waits for background progress, at most `timeout`.
-    pub(crate) fn wait_for_progress(
-        &self,
-        state: &mut MutexGuard<'_, JobState>,
-        timeout: Duration,
-    ) {
-        self.progress.wait_for(state, timeout);
+    pub(crate) fn wait_for_progress(&self, state: &mut JobsGuard<'_>, timeout: Duration) {
+        self.progress.wait_for(state.raw(), timeout);
     }
 
     /// Counts the caller as waiting for the end of all background work.

@@ -16,11 +16,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use archipelago_env::{FileLock, FileSystem};
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 
 use crate::file_meta::sst_name;
 use crate::job::JobOutput;
 use crate::live_file::Trash;
+use crate::lock_order::{Before, ManifestLock, Order, OrderedGuard, OrderedMutex};
 use crate::manifest::{FileNumbers, Marks, VersionSet};
 
 /// The parts of a [`Storage`] that the open provides.
@@ -33,11 +34,14 @@ pub(crate) struct StorageParts<'a> {
     pub(crate) lock: Option<Box<dyn FileLock>>,
 }
 
+/// The manifest lock, held.
+pub(crate) type ManifestGuard<'a> = OrderedGuard<'a, VersionSet, ManifestLock>;
+
 /// The files of an open database.
 pub(crate) struct Storage {
     fs: Arc<dyn FileSystem>,
     dir: PathBuf,
-    manifest: Mutex<VersionSet>,
+    manifest: OrderedMutex<VersionSet, ManifestLock>,
     /// Evidence of what is durable of the manifest and the log. Its lock is the last one taken.
     marks: Arc<Marks>,
     file_numbers: Arc<FileNumbers>,
@@ -57,7 +61,7 @@ impl Storage {
             trash: parts.trash,
             lock: Mutex::new(parts.lock),
             database_id: *manifest.db_id(),
-            manifest: Mutex::new(manifest),
+            manifest: OrderedMutex::new(manifest),
         }
     }
 
@@ -77,13 +81,19 @@ impl Storage {
     }
 
     /// Takes the manifest lock.
-    pub(crate) fn lock_manifest(&self) -> MutexGuard<'_, VersionSet> {
-        self.manifest.lock()
+    pub(crate) fn lock_manifest<Held: Before<ManifestLock>>(
+        &self,
+        order: Order<Held>,
+    ) -> ManifestGuard<'_> {
+        self.manifest.lock(order)
     }
 
     /// Takes the manifest lock if it is free.
-    pub(crate) fn try_lock_manifest(&self) -> Option<MutexGuard<'_, VersionSet>> {
-        self.manifest.try_lock()
+    pub(crate) fn try_lock_manifest<Held: Before<ManifestLock>>(
+        &self,
+        order: Order<Held>,
+    ) -> Option<ManifestGuard<'_>> {
+        self.manifest.try_lock(order)
     }
 
     pub(crate) fn marks(&self) -> &Arc<Marks> {
@@ -104,8 +114,12 @@ impl Storage {
 
     /// Removes the outputs of a job that was not installed. They stay if the next open might find
     /// the edit that names them.
-    pub(crate) fn discard(&self, output: &JobOutput) {
-        if self.lock_manifest().is_unsettled() {
+    pub(crate) fn discard<Held: Before<ManifestLock>>(
+        &self,
+        output: &JobOutput,
+        order: Order<Held>,
+    ) {
+        if self.lock_manifest(order).is_unsettled() {
             return;
         }
         for meta in &output.files {

@@ -40,7 +40,7 @@ use std::time::Duration;
 
 use archipelago_base::{CfId, FileNo, Result, SeqNo};
 use crossbeam_utils::{Backoff, CachePadded};
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 
 use crate::concurrency::RecentWrites;
 use crate::db::inner::DbInner;
@@ -51,6 +51,7 @@ use crate::db::write::disk_room::Admission;
 use crate::db::write::group_sync::GroupSync;
 use crate::db::write::log_segments;
 use crate::disk_space::SpaceUse;
+use crate::lock_order::{CommitLock, NoLock, Order, OrderedGuard, OrderedMutex};
 use crate::wal::BatchView;
 use crate::wal::{Entry, LogSyncer, LogWriter};
 
@@ -243,9 +244,12 @@ impl Ticket {
     }
 }
 
+/// The commit lock, held.
+pub(crate) type CommitGuard<'a> = OrderedGuard<'a, CommitState, CommitLock>;
+
 /// The commit point: sequence numbers, log and tickets.
 pub(crate) struct Committer {
-    state: CachePadded<Mutex<CommitState>>,
+    state: CachePadded<OrderedMutex<CommitState, CommitLock>>,
     waiting: CachePadded<Mutex<Vec<Arc<Ticket>>>>,
     /// At least as many as wait; counted up before a ticket is left, whose owner then looks for
     /// the lock.
@@ -272,7 +276,7 @@ impl Committer {
             has_freed: false,
         };
         Self {
-            state: CachePadded::new(Mutex::new(state)),
+            state: CachePadded::new(OrderedMutex::new(state)),
             waiting: CachePadded::new(Mutex::new(Vec::new())),
             tickets: CachePadded::new(AtomicU64::new(0)),
             appended: CachePadded::new(AtomicU64::new(last_seq.0)),
@@ -283,14 +287,14 @@ impl Committer {
     }
 
     /// Takes the commit lock.
-    pub(crate) fn lock(&self) -> MutexGuard<'_, CommitState> {
-        self.state.lock()
+    pub(crate) fn lock(&self, order: Order<NoLock>) -> CommitGuard<'_> {
+        self.state.lock(order)
     }
 
     /// Sets the open log.
     pub(crate) fn set_log(&self, log: LogWriter) {
         *self.syncer.lock() = Some(log.syncer());
-        self.state.lock().log = Some(log);
+        self.state.lock(Order::none()).log = Some(log);
     }
 
     /// Sets what syncs the log (commit lock held by a caller that sets the log itself).
@@ -304,13 +308,17 @@ impl Committer {
     }
 
     /// Takes the commit lock if it becomes free within `patience`.
-    pub(crate) fn try_lock_for(&self, patience: Duration) -> Option<MutexGuard<'_, CommitState>> {
-        self.state.try_lock_for(patience)
+    pub(crate) fn try_lock_for(
+        &self,
+        patience: Duration,
+        order: Order<NoLock>,
+    ) -> Option<CommitGuard<'_>> {
+        self.state.try_lock_for(patience, order)
     }
 
     /// Sets where the order starts, after recovery.
     pub(crate) fn start_at(&self, view: &ReadView, last_seq: SeqNo) {
-        self.state.lock().last_seq = last_seq;
+        self.state.lock(Order::none()).last_seq = last_seq;
         self.appended.store(last_seq.0, Ordering::Release);
         view.publication().set(last_seq.0);
     }
@@ -336,7 +344,7 @@ impl Committer {
         write: &Submission<'_>,
         may_commit: impl FnOnce(&mut CommitState) -> bool,
     ) -> Result<Option<Outcome>> {
-        let mut state = self.state.lock();
+        let mut state = self.state.lock(Order::none());
         let answer = may_commit(&mut state).then(|| grant_one(&mut state, db, write));
         let claimed = self.serve_tickets(state, db);
         match answer {
@@ -382,9 +390,9 @@ impl Committer {
 
     /// The lock, if it is or soon gets free: its holder copies one record, most often.
     #[inline]
-    fn try_lock_briefly(&self) -> Option<MutexGuard<'_, CommitState>> {
+    fn try_lock_briefly(&self) -> Option<CommitGuard<'_>> {
         for _ in 0..SPINS_BEFORE_TICKET {
-            if let Some(state) = self.state.try_lock() {
+            if let Some(state) = self.state.try_lock(Order::none()) {
                 return Some(state);
             }
             std::hint::spin_loop();
@@ -411,11 +419,11 @@ impl Committer {
             let state = if looks < SPINS_MAX {
                 looks += 1;
                 std::hint::spin_loop();
-                self.state.try_lock()
+                self.state.try_lock(Order::none())
             } else if ticket.turn(AWAKE, ASLEEP) || ticket.is(CLAIMED) {
                 // Not a plain lock: who has it now may wait for the very write that the holder
                 // before it granted (`wait_all_visible`).
-                let state = self.state.try_lock_for(TICKET_LOOK);
+                let state = self.state.try_lock_for(TICKET_LOOK, Order::none());
                 ticket.turn(ASLEEP, AWAKE);
                 state
             } else {
@@ -431,7 +439,7 @@ impl Committer {
 
     /// Appends what others left while the lock was taken, and gives the lock back; what is to be
     /// inserted for those who sleep.
-    fn serve_tickets(&self, mut state: MutexGuard<'_, CommitState>, db: &DbInner) -> Claimed {
+    fn serve_tickets(&self, mut state: CommitGuard<'_>, db: &DbInner) -> Claimed {
         let mut claimed = Claimed::new();
         while self.tickets.load(Ordering::Acquire) > 0 {
             let tickets = std::mem::take(&mut *self.waiting.lock());
@@ -515,7 +523,11 @@ fn insert_granted(grant: &Grant, payload: &[u8]) {
     assert_eq!(seq.0, grant.last_seq.0 + 1, "a batch has as many records as it says");
 }
 
-fn prepare(state: &mut CommitState, db: &DbInner, write: &Submission<'_>) -> Result<Option<Held>> {
+fn prepare(
+    state: &mut CommitGuard<'_>,
+    db: &DbInner,
+    write: &Submission<'_>,
+) -> Result<Option<Held>> {
     for share in write.shares {
         if !log_segments::prepare_memtable(db, state, share)? {
             return Ok(Some(Held::Memtable(share.cf)));
@@ -531,7 +543,7 @@ fn prepare(state: &mut CommitState, db: &DbInner, write: &Submission<'_>) -> Res
 
 /// Whether the disk takes the write: within the credit, or by a measurement.
 #[inline]
-fn admit(state: &mut CommitState, db: &DbInner, write: &Submission<'_>) -> Admission {
+fn admit(state: &mut CommitGuard<'_>, db: &DbInner, write: &Submission<'_>) -> Admission {
     let bytes = write.bytes();
     state.has_freed |= write.space_use == SpaceUse::Frees;
     let credit = match write.space_use {
@@ -548,11 +560,11 @@ fn admit(state: &mut CommitState, db: &DbInner, write: &Submission<'_>) -> Admis
 /// Appends to the log. If the disk is full, the reserve is given up and the append is tried once
 /// more, in a new segment.
 fn append(
-    state: &mut CommitState,
+    state: &mut CommitGuard<'_>,
     db: &DbInner,
     act: impl Fn(&mut LogWriter) -> Result<()>,
 ) -> Result<()> {
-    let try_once = |state: &mut CommitState| {
+    let try_once = |state: &mut CommitGuard<'_>| {
         log_segments::prepare_log(db, state)?;
         state.log.as_mut().map_or(Ok(()), &act)
     };
@@ -567,7 +579,7 @@ fn append(
     }
 }
 
-fn grant_one(state: &mut CommitState, db: &DbInner, write: &Submission<'_>) -> Result<Answer> {
+fn grant_one(state: &mut CommitGuard<'_>, db: &DbInner, write: &Submission<'_>) -> Result<Answer> {
     if let Some(held) = prepare(state, db, write)? {
         return Ok(Answer::Held(held));
     }
@@ -594,7 +606,7 @@ fn hand_over(ticket: &Arc<Ticket>, grant: Grant, claimed: &mut Claimed) {
 
 /// Appends a group with one call. A write that must wait is left out of the group.
 fn grant_group(
-    state: &mut CommitState,
+    state: &mut CommitGuard<'_>,
     db: &DbInner,
     tickets: &[Arc<Ticket>],
     claimed: &mut Claimed,
@@ -616,7 +628,7 @@ fn grant_group(
     }
 }
 
-fn append_group(state: &mut CommitState, db: &DbInner, group: &[&Arc<Ticket>]) -> Result<()> {
+fn append_group(state: &mut CommitGuard<'_>, db: &DbInner, group: &[&Arc<Ticket>]) -> Result<()> {
     if !group.iter().any(|ticket| ticket.wal) {
         return Ok(());
     }
@@ -640,7 +652,7 @@ fn append_group(state: &mut CommitState, db: &DbInner, group: &[&Arc<Ticket>]) -
 }
 
 /// Gives out sequence numbers and memtables to a write whose record is in the log.
-fn take_grant(state: &mut CommitState, write: &Submission<'_>) -> Grant {
+fn take_grant(state: &mut CommitGuard<'_>, write: &Submission<'_>) -> Grant {
     let first_seq = state.last_seq.next();
     let last_seq = SeqNo(state.last_seq.0 + write.records);
     assert!(last_seq <= SeqNo::MAX, "sequence numbers exhausted");

@@ -36,7 +36,7 @@ use crate::db::state::family::Family;
 use crate::db::state::jobs::Jobs;
 use crate::db::state::observers::Observers;
 use crate::db::state::storage::Storage;
-use crate::db::write::commit::{CommitState, Share, Submission};
+use crate::db::write::commit::{CommitGuard, Share, Submission};
 use crate::db::write::log_segments;
 use crate::db::write::log_segments::LogSegments;
 use crate::db::write::seal;
@@ -46,6 +46,7 @@ use crate::disk_space::{
 };
 use crate::file_meta::RESERVE_NAME;
 use crate::live_file::LiveFile;
+use crate::lock_order::{Before, JobsLock, Order};
 use crate::options::LEVELS;
 use crate::stats::Ticker;
 use crate::version::Version;
@@ -243,7 +244,7 @@ fn measure(db: &DbInner) -> SpaceInput {
 #[cold]
 pub(crate) fn admit_by_measure(
     db: &DbInner,
-    commit: &mut CommitState,
+    commit: &mut CommitGuard<'_>,
     write: &Submission<'_>,
     bytes: u64,
 ) -> Admission {
@@ -277,7 +278,7 @@ pub(crate) fn admit_by_measure(
     }
     if must_wait(&input, &after) {
         (commit.credit_bytes, commit.freeing_credit_bytes) = (0, 0);
-        if !is_flushing(&db.jobs) {
+        if !is_flushing(&db.jobs, commit.order()) {
             seal_for_room(db, commit);
         }
         return Admission::Waits;
@@ -297,7 +298,7 @@ pub(crate) fn admit_by_measure(
 
 /// Gives up what is kept for speed alone, and seals memtables whose flush frees log segments
 /// (commit lock held).
-fn make_room(db: &DbInner, commit: &mut CommitState, input: &SpaceInput) {
+fn make_room(db: &DbInner, commit: &mut CommitGuard<'_>, input: &SpaceInput) {
     remove_spare_logs(&db.storage, &db.observers, &db.logs);
     if active_bytes(&db.view) >= input.early_flush_bytes() {
         seal_for_room(db, commit);
@@ -305,8 +306,8 @@ fn make_room(db: &DbInner, commit: &mut CommitState, input: &SpaceInput) {
 }
 
 /// Whether a flush runs or a sealed memtable waits for one.
-pub(crate) fn is_flushing(jobs: &Jobs) -> bool {
-    let state = jobs.lock();
+pub(crate) fn is_flushing<Held: Before<JobsLock>>(jobs: &Jobs, order: Order<Held>) -> bool {
+    let state = jobs.lock(order);
     state.has_sealed() || state.flushes_running() > 0
 }
 
@@ -318,7 +319,7 @@ fn active_bytes(view: &ReadView) -> u64 {
 
 /// Seals every memtable that may be sealed and ends the log segment, so that the flush frees
 /// the segment (commit lock held).
-fn seal_for_room(db: &DbInner, commit: &mut CommitState) {
+fn seal_for_room(db: &DbInner, commit: &mut CommitGuard<'_>) {
     for family in db.view.live_families() {
         if !family.current.load().active.is_empty() && seal::may_seal(&family) {
             seal::seal_active(db, commit, &family);
@@ -453,7 +454,7 @@ pub(crate) fn tend_disk(db: &DbInner) {
     let is_idle = is_idle || db.context.is_manual();
     if bytes > 0
         && (is_large || is_idle)
-        && let Some(mut commit) = db.writes.committer().try_lock_for(LOCK_WAIT)
+        && let Some(mut commit) = db.writes.committer().try_lock_for(LOCK_WAIT, Order::none())
     {
         // Deletes free space only once they are in tables.
         let has_freed = std::mem::take(&mut commit.has_freed);
@@ -487,7 +488,7 @@ fn measure_disk(db: &DbInner) {
     });
     let wanted = reserve_wanted(db.context.options().disk_reserve_bytes, buffers, disk);
     db.disk.wanted_bytes.store(wanted, Ordering::Relaxed);
-    if let Some(mut manifest) = db.storage.try_lock_manifest() {
+    if let Some(mut manifest) = db.storage.try_lock_manifest(Order::none()) {
         manifest.limit_length(manifest_length(disk));
         db.disk.manifest_bytes.store(manifest.len_bytes(), Ordering::Relaxed);
     }

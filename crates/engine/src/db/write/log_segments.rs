@@ -37,10 +37,11 @@ use crate::db::state::memtable::Memtable;
 use crate::db::state::observers::Observers;
 use crate::db::state::storage::Storage;
 use crate::db::write::WritePath;
-use crate::db::write::commit::{CommitState, Share};
+use crate::db::write::commit::{CommitGuard, Share};
 use crate::db::write::seal;
 use crate::disk_space::SpaceState;
 use crate::file_meta::log_name;
+use crate::lock_order::Order;
 use crate::manifest::LogMark;
 use crate::stats::Ticker;
 use crate::wal::LogConfig;
@@ -162,7 +163,7 @@ impl LogSegments {
     }
 }
 
-pub(crate) fn prepare_log(db: &DbInner, state: &mut CommitState) -> Result<()> {
+pub(crate) fn prepare_log(db: &DbInner, state: &mut CommitGuard<'_>) -> Result<()> {
     match &state.log {
         Some(log) if !log.should_rotate() && !log.is_broken() => Ok(()),
         _ => rotate_log(db, state),
@@ -171,7 +172,7 @@ pub(crate) fn prepare_log(db: &DbInner, state: &mut CommitState) -> Result<()> {
 
 pub(crate) fn prepare_memtable(
     db: &DbInner,
-    state: &mut CommitState,
+    state: &mut CommitGuard<'_>,
     share: &Share,
 ) -> Result<bool> {
     let Some(active) = state.active_of(share.cf) else {
@@ -197,7 +198,7 @@ pub(crate) fn count_append(observers: &Observers, bytes: u64, writes: u64) {
 }
 
 /// Ends the open segment and starts the next (commit lock held).
-pub(crate) fn rotate_log(db: &DbInner, commit: &mut CommitState) -> Result<()> {
+pub(crate) fn rotate_log(db: &DbInner, commit: &mut CommitGuard<'_>) -> Result<()> {
     let Some(log) = commit.log.as_mut() else {
         return begin_log(&db.context, &db.storage, &db.logs, &db.writes, commit);
     };
@@ -212,7 +213,7 @@ pub(crate) fn rotate_log(db: &DbInner, commit: &mut CommitState) -> Result<()> {
         db.logs.request_leave();
         db.observers.fail_soft(&db.jobs, "closing a log segment", &error);
         // A worker that has just looked is asleep before the wake-up.
-        drop(db.jobs.lock());
+        drop(db.jobs.lock(commit.order()));
     }
     db.jobs.wake();
     Ok(())
@@ -324,7 +325,9 @@ pub(crate) fn enforce_log_bound(db: &DbInner) {
     }
     // Where the lock stays busy, a writer or an ingestion is at work: the next call tries
     // again.
-    let Some(mut commit) = db.writes.committer().try_lock_for(LOCK_WAIT) else { return };
+    let Some(mut commit) = db.writes.committer().try_lock_for(LOCK_WAIT, Order::none()) else {
+        return;
+    };
     for family in families {
         // A writer may have sealed it since.
         if commit.active_of(family.id).is_some_and(|active| pins(active)) && seal::may_seal(&family)
@@ -400,7 +403,7 @@ pub(crate) fn begin_log(
     storage: &Storage,
     logs: &LogSegments,
     writes: &WritePath,
-    commit: &mut CommitState,
+    commit: &mut CommitGuard<'_>,
 ) -> Result<()> {
     let mut late = logs.late.lock();
     let Some(previous) = *late else { return context.refuse_read_only() };

@@ -22,7 +22,7 @@ use crate::db::state::jobs::JobState;
 use crate::db::state::jobs::{Sealed, ShardState};
 use crate::db::state::memtable::Immutable;
 use crate::db::write::WritePath;
-use crate::db::write::commit::CommitState;
+use crate::db::write::commit::CommitGuard;
 use crate::db::write::stalling;
 use crate::event::Event;
 use crate::stats::Ticker;
@@ -34,7 +34,7 @@ pub(crate) fn may_seal(family: &Family) -> bool {
 }
 
 /// Seals the active memtable (commit lock held). Nothing happens if it is empty.
-pub(crate) fn seal_active(db: &DbInner, commit: &mut CommitState, family: &Arc<Family>) {
+pub(crate) fn seal_active(db: &DbInner, commit: &mut CommitGuard<'_>, family: &Arc<Family>) {
     let Some(old) = commit.active_of(family.id).cloned() else { return };
     if old.is_empty() {
         return;
@@ -47,7 +47,7 @@ pub(crate) fn seal_active(db: &DbInner, commit: &mut CommitState, family: &Arc<F
     old.note_reads(db.pacing.reads_since_seal(reads));
     let bytes = old.charged_bytes();
     {
-        let mut state = db.jobs.lock();
+        let mut state = db.jobs.lock(commit.order());
         let current = family.current.load_full();
         if current.immutables.is_empty() {
             family.backlog_since_ns.store(db.context.clock().now_ns(), Ordering::Relaxed);

@@ -33,6 +33,7 @@ use crate::db::write::disk_room;
 use crate::db::write::seal;
 use crate::disk_space::{SpaceState, SpaceUse};
 use crate::event::Event;
+use crate::lock_order::Order;
 use crate::options::WriteOptions;
 use crate::stall::{StallCause, StallDecision, StallInput, stall};
 use crate::stats::{Ticker, Timer};
@@ -226,7 +227,8 @@ pub(crate) fn wait_for_memtable(db: &DbInner, cf: CfId, options: &WriteOptions) 
 pub(crate) fn wait_for_room(db: &DbInner, options: &WriteOptions) -> Result<()> {
     let frees = options.space_use == SpaceUse::Frees;
     // The outputs of a compaction take room until its inputs go.
-    let is_busy = disk_room::is_flushing(&db.jobs) || frees && !db.jobs.lock().running().is_empty();
+    let is_busy = disk_room::is_flushing(&db.jobs, Order::none())
+        || frees && !db.jobs.lock(Order::none()).running().is_empty();
     let may_wait =
         is_busy && db.observers.health().failing().is_none() || disk_room::use_patience(&db.disk);
     if !may_wait || options.no_slowdown {
@@ -270,7 +272,7 @@ fn wait_once(context: &Context, observers: &Observers, jobs: &Jobs) {
     jobs.wake();
     let started = context.clock().now_ns();
     {
-        let mut state = jobs.lock();
+        let mut state = jobs.lock(Order::none());
         jobs.wait_for_progress(&mut state, WAIT_MAX);
     }
     let waited = context.clock().now_ns() - started;
@@ -298,7 +300,7 @@ fn wait_for_progress(db: &DbInner, family: &str) -> Result<()> {
         ));
     }
     db.jobs.wake();
-    let mut state = db.jobs.lock();
+    let mut state = db.jobs.lock(Order::none());
     db.jobs.wait_for_progress(&mut state, WAIT_MAX);
     Ok(())
 }

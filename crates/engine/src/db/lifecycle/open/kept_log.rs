@@ -32,6 +32,7 @@ use crate::db::write::disk_room::Disk;
 use crate::db::write::log_segments;
 use crate::db::write::log_segments::LogSegment;
 use crate::file_meta::log_name;
+use crate::lock_order::Order;
 use crate::wal::{LogChain, SegmentRef};
 
 /// Gives the reserve up if the disk may have no room for what recovery writes.
@@ -45,7 +46,7 @@ pub(super) fn prepare_room(
         return Ok(());
     }
     disk_room::find_reserve(context, storage, disk);
-    let floor = storage.lock_manifest().log_floor();
+    let floor = storage.lock_manifest(Order::none()).log_floor();
     let segments = open::log_segments(storage, floor)?.into_iter();
     let log_bytes = segments.map(|segment| storage.fs().len(&segment.path)).sum::<Result<u64>>()?;
     if !disk_room::has_room_to_recover(storage, disk, log_bytes) {
@@ -62,7 +63,12 @@ pub(super) fn recover_to_memory(db: &DbInner, chain: &LogChain<'_>, cause: &Erro
     let kept = KeptLog { oldest, no_room: cause.clone() };
     let mut replay = Replay::new(db, Some(kept));
     let recovered = replay.read(chain)?;
-    open::check_log(&db.storage, &db.storage.lock_manifest(), chain.floor, &recovered)?;
+    open::check_log(
+        &db.storage,
+        &db.storage.lock_manifest(Order::none()),
+        chain.floor,
+        &recovered,
+    )?;
     db.writes.committer().start_at(&db.view, replay.last_seq_of(&recovered));
     // Segments behind a cut are not needed, but only a later log floor says so durably.
     let bytes_of = |no| recovered.segments.iter().find(|read| read.no == no);
@@ -90,13 +96,13 @@ pub(super) fn recover_to_memory(db: &DbInner, chain: &LogChain<'_>, cause: &Erro
 
 /// Gives every family an empty memtable again.
 fn forget_replayed(context: &Context, jobs: &Jobs, view: &ReadView, writes: &WritePath) {
-    let mut commit = writes.committer().lock();
+    let mut commit = writes.committer().lock(Order::none());
     for family in view.live_families() {
         let version = Arc::clone(&family.current.load().version);
         let active = writes.new_memtable(context, &version, &[]);
         commit.set_active(family.id, Some(Arc::clone(&active)));
         let next = SuperVersion { active, immutables: Vec::new(), version };
-        view.publish(&mut jobs.lock(), &family, next);
+        view.publish(&mut jobs.lock(commit.order()), &family, next);
     }
 }
 

@@ -67,6 +67,7 @@ use crate::flush::run_flush;
 use crate::job::JobOutput;
 use crate::key::KeyRange;
 use crate::live_file::Trash;
+use crate::lock_order::Order;
 use crate::manifest::{Change, DirectoryState, VersionEdit, VersionSet, file_number, inspect};
 use crate::memory_shares::MemoryShares;
 use crate::options::{CfOptions, DbOptions};
@@ -330,7 +331,7 @@ fn open_families(db: &DbInner) -> Result<()> {
     let mut edit = VersionEdit::new();
     let mut opened = Vec::new();
     {
-        let manifest = db.storage.lock_manifest();
+        let manifest = db.storage.lock_manifest(Order::none());
         let default = manifest.column_families().find(|(id, ..)| *id == CfId::DEFAULT);
         let default = default.map(|(_, name, version)| (name, version.options().clone()));
         for (id, name, version) in manifest.column_families() {
@@ -352,7 +353,7 @@ fn open_families(db: &DbInner) -> Result<()> {
     if let Some(unknown) = db.context.family_overrides().keys().find(|name| !known(name)) {
         return Err(unknown_family(unknown, db.storage.dir()));
     }
-    let mut commit = db.writes.committer().lock();
+    let mut commit = db.writes.committer().lock(Order::none());
     for (id, name, options, version) in opened {
         if !db.context.options().read_only {
             db.context.memory_shares().log_lowered_in_family(&name, &options);
@@ -378,10 +379,14 @@ fn open_families(db: &DbInner) -> Result<()> {
 
 /// Steps 4 to 6 of the module.
 fn recover_log(db: &DbInner) -> Result<()> {
-    let floor = db.storage.lock_manifest().log_floor();
+    let floor = db.storage.lock_manifest(Order::none()).log_floor();
     let segments = log_segments(&db.storage, floor)?;
     let is_listed = |no| segments.iter().any(|segment| segment.no == no).then_some(u64::MAX);
-    db.storage.lock_manifest().evidence().check_log(db.storage.dir(), floor, is_listed)?;
+    db.storage.lock_manifest(Order::none()).evidence().check_log(
+        db.storage.dir(),
+        floor,
+        is_listed,
+    )?;
     let chain = LogChain {
         segments: &segments,
         floor,
@@ -404,7 +409,8 @@ fn recover_to_tables(db: &DbInner, chain: &LogChain<'_>) -> Result<()> {
     let mut replay = Replay::new(db, None);
     let recovered = replay.read(chain)?;
     // The guard must end before `discard`, which takes the manifest lock as well.
-    let checked = check_log(&db.storage, &db.storage.lock_manifest(), chain.floor, &recovered);
+    let checked =
+        check_log(&db.storage, &db.storage.lock_manifest(Order::none()), chain.floor, &recovered);
     if let Err(lost) = checked {
         replay.discard();
         return Err(lost);
@@ -459,7 +465,7 @@ pub(crate) fn check_log(
 /// temporary files. Failures are logged; the next open tries again.
 fn remove_strays(storage: &Storage) -> Result<()> {
     let (live, manifest_no, log_floor) = {
-        let manifest = storage.lock_manifest();
+        let manifest = storage.lock_manifest(Order::none());
         if manifest.is_unsettled() {
             // The next open may find the edit that a full disk interrupted, and what it names.
             return Ok(());
@@ -540,7 +546,7 @@ impl<'a> Replay<'a> {
             outputs: VersionEdit::new(),
             written: Vec::new(),
             last_seq: SeqNo::ZERO,
-            next_cf_id: inner.storage.lock_manifest().next_cf_id(),
+            next_cf_id: inner.storage.lock_manifest(Order::none()).next_cf_id(),
             kept,
         }
     }
@@ -571,14 +577,14 @@ impl<'a> Replay<'a> {
     fn last_seq_of(&self, recovered: &RecoveredLog) -> SeqNo {
         self.last_seq
             .max(recovered.last_seq.unwrap_or_default())
-            .max(self.inner.storage.lock_manifest().last_seq())
+            .max(self.inner.storage.lock_manifest(Order::none()).last_seq())
     }
 
     /// Removes the tables of a recovery that was not installed.
     fn discard(&mut self) {
         std::mem::take(&mut self.written)
             .iter()
-            .for_each(|output| self.inner.storage.discard(output));
+            .for_each(|output| self.inner.storage.discard(output, Order::none()));
     }
 
     fn apply<'b>(
@@ -651,7 +657,7 @@ impl<'a> Replay<'a> {
                  room on the disk, or raise memory_budget_bytes, and open the database again",
             ));
         }
-        let mut commit = self.inner.writes.committer().lock();
+        let mut commit = self.inner.writes.committer().lock(Order::none());
         commit.last_seq = self.last_seq;
         seal::seal_active(self.inner, &mut commit, family);
         Ok(())
@@ -684,7 +690,7 @@ impl<'a> Replay<'a> {
         let waits =
             |change: &Change| matches!(change, Change::AddFile { cf, .. } if *cf == family.id);
         if !self.outputs.changes.iter().any(waits) {
-            flush::set_first_map(self.inner, &task)?;
+            flush::set_first_map(self.inner, &task, Order::none())?;
         }
         let room = flush_room(memtable.charged_bytes(), task.shards.len() as u64);
         disk_room::ensure_room(self.inner, room, "recovery")?;
@@ -708,9 +714,13 @@ impl<'a> Replay<'a> {
         self.outputs.flushed_through(family.id, KeyRange::all(), self.last_seq);
         let version = Arc::clone(&family.current.load().version);
         let active = self.inner.writes.new_memtable(&self.inner.context, &version, &[]);
-        self.inner.writes.committer().lock().set_active(family.id, Some(Arc::clone(&active)));
+        self.inner
+            .writes
+            .committer()
+            .lock(Order::none())
+            .set_active(family.id, Some(Arc::clone(&active)));
         let next = SuperVersion { active, immutables: Vec::new(), version };
-        self.inner.view.publish(&mut self.inner.jobs.lock(), family, next);
+        self.inner.view.publish(&mut self.inner.jobs.lock(Order::none()), family, next);
         Ok(())
     }
 

@@ -2,8 +2,8 @@
 //!
 //! A thread that holds several of these locks takes them in this order: commit lock, manifest lock,
 //! jobs lock. Each lock is an [`OrderedMutex`] of its level. To take it, a thread shows an
-//! [`Order`]: that of the lock that it took last ([`OrderedGuard::order`]), or [`Order::none`] if it
-//! holds none. The compiler refuses an order that comes too late:
+//! [`Order`]: that of the lock that it took last ([`OrderedGuard::order`]), or [`Order::none`] if
+//! it holds none. The compiler refuses an order that comes too late:
 //!
 //! ```compile_fail
 //! use archipelago_engine::lock_order::{JobsLock, ManifestLock, Order, OrderedMutex};

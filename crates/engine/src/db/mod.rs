@@ -1,11 +1,24 @@
-//! The database: what a user opens, and how its parts act together.
+//! The database: the handle that a user opens, and the parts behind it.
 //!
-//! `inner` has the state and the lock order; `commit`, `write`, `stalling`, `logs` are the write
-//! path; `read`, `scan` the read path; `open` recovery; `background` decides and runs jobs,
-//! `flushing` and `compacting` plan and install them; `disk` does what a disk that fills makes
-//! necessary; `rebalancing` moves bucket
-//! boundaries, `families`, `buckets`, `checkpoint`, `ingest`, `verify`, `report` are what an
-//! operator calls.
+//! `inner` holds the owners that an open database consists of. The folders form a graph without
+//! cycles. From bottom to top they are:
+//!
+//! | folder | concept |
+//! | --- | --- |
+//! | `state` | owners that everything builds on, families, memtables, jobs |
+//! | `read` | point reads, iterators, snapshots |
+//! | `write` | commit, log segments, back-pressure, room on the disk |
+//! | `background` | scheduler, flushes, compactions, bucket changes, memory pressure |
+//! | `admin` | families, buckets, checkpoints, ingestion, reports, verification |
+//! | `lifecycle` | opening, following a writer, closing |
+//!
+//! A [`Db`] offers all of it. Its methods check their arguments and pass the call on.
+//!
+//! Invariants: the last handle that is dropped closes the database.
+//!
+//! Thread-safety: any thread may call any method.
+//! Failure: the methods say which errors they return.
+//! Cost: a handle is two pointers.
 
 mod admin;
 pub(crate) mod background;
@@ -15,6 +28,7 @@ mod read;
 mod state;
 pub(crate) mod write;
 
+use std::cell::RefCell;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -57,7 +71,6 @@ use crate::options::WriteOptions;
 use crate::stats::Statistics;
 use crate::stats::Timer;
 use crate::wal::WriteBatch;
-use std::cell::RefCell;
 
 thread_local! {
     /// The batch that single-record writes of this thread are encoded in.
@@ -67,8 +80,8 @@ thread_local! {
 /// Buffers larger than this are given back after a write.
 const KEPT_BYTES_MAX: usize = 1 << 20;
 
-/// An open database. Cheap to clone; the last clone to be dropped closes it, without an answer:
-/// call [`Db::close`] to learn of errors.
+/// An open database. Clones are cheap. The last clone that is dropped closes the database, and it
+/// cannot return an error: call [`Db::close`] to learn of errors.
 ///
 /// All methods may be called from any thread. Durability: a write that returned survives
 /// `kill -9` of the process; with `WriteOptions::sync` it survives power loss.
@@ -190,7 +203,7 @@ impl Db {
     }
 
     /// Sets `key` to `value` until `expires_at_ms` (Unix milliseconds); from then on it reads as
-    /// deleted, at once.
+    /// deleted.
     pub fn put_expiring(
         &self,
         cf: &ColumnFamily,
@@ -241,7 +254,7 @@ impl Db {
         self.single(options, |batch| batch.merge_cf(cf.id(), key, operand))
     }
 
-    /// Applies a batch: all of its records become visible at once, and all or none survive a
+    /// Applies a batch: all of its records become visible together, and all or none survive a
     /// crash, over any number of column families. Returns the sequence number of its last record
     /// (of the last visible write, if the batch is empty).
     pub fn write(&self, batch: &WriteBatch, options: &WriteOptions) -> Result<SeqNo> {

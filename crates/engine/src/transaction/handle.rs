@@ -24,10 +24,9 @@ use crate::concurrency::footprint::{Footprint, KeyRead};
 use crate::concurrency::row_locks::{OwnerId, Patience, RowKey};
 use crate::concurrency::{Conflict, LockMode};
 use crate::db::background::leave_log;
-use crate::db::write;
 use crate::db::{
     ColumnFamily, Db, Entry, ReadOptions, Since, bounds_of, check_bounds, check_merge,
-    newest_record, scan,
+    newest_record, scan, write,
 };
 use crate::indexed_batch::{IndexedBatch, OwnBase};
 use crate::key::{KeyRange, Kind, check_limits};

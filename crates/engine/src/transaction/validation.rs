@@ -26,8 +26,7 @@ use archipelago_base::{CfId, Error, Result, SeqNo};
 
 use crate::concurrency::Conflict;
 use crate::concurrency::footprint::{Footprint, KeyRead, Touch, Touched};
-use crate::db::write;
-use crate::db::{CommitState, DbInner, Family, Since, newest_record, range_has_newer};
+use crate::db::{CommitState, DbInner, Family, Since, newest_record, range_has_newer, write};
 use crate::lock_order::Order;
 use crate::options::WriteOptions;
 use crate::wal::WriteBatch;

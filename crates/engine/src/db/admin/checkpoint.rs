@@ -36,8 +36,7 @@ use archipelago_env::{
 use crate::compaction::drive;
 use crate::compaction::iterator::{CompactionIterator, Rules};
 use crate::compaction::stripes::Stripes;
-use crate::db::background::compaction;
-use crate::db::background::compaction::JOB_OUTPUT_BYTES;
+use crate::db::background::compaction::{self, JOB_OUTPUT_BYTES};
 use crate::db::background::scheduler;
 use crate::db::inner::DbInner;
 use crate::db::read::ReadView;
@@ -59,7 +58,7 @@ use crate::tombstone::RangeTombstone;
 
 const COPY_CHUNK_BYTES: usize = 1 << 20;
 
-/// What the database holds at one moment of the commit order.
+/// Content of the database at one moment of the commit order.
 struct Moment {
     /// The last sequence number that was given out. Every record up to it is visible.
     last_seq: SeqNo,

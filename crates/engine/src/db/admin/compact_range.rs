@@ -1,19 +1,20 @@
 //! Compaction of a key range on a user's request.
 //!
-//! The caller's thread runs the jobs, one after another; background jobs that take the same files
-//! count as progress. Which job comes next is decided by [`pick_range`].
+//! The caller's thread runs the jobs, one after another. Background jobs that take the same files
+//! count as progress. [`pick_range`] decides which job comes next.
 //!
 //! Invariants:
-//! 1. It ends while others write: it is over when every record of the range that was written before
-//!    the call lies in a table of the last level that was written for it, or that had nothing to
-//!    gain from being written again ([`RangeInput`]).
+//! 1. A compaction ends while others write. It is over when every record of the range that was
+//!    written before the call lies in a table of the last level that was written for it, or that
+//!    had nothing to gain from being written again ([`RangeInput`]).
 //! 2. While it waits for files that running jobs use, a *claim* keeps further background jobs away
-//!    from the files of its next job. A claim is left under the lock under which the job starts.
-//! 3. However it ends, no claim is left behind, and every job that it installed stays.
+//!    from the files of its next job. The claim ends under the lock under which the job starts.
+//! 3. However it ends, no claim remains, and every job that it installed stays.
 //!
-//! Failure: the error of a job ends it, as do the close of the database, a family that is dropped,
-//! an error that makes the database read only, and a cancel.
-//! Cost: every job reads and writes its inputs; beside that O(files of the range) for each job.
+//! Thread-safety: any number of compactions of ranges may run at the same time.
+//! Failure: it ends with the error of a job, the close of the database, the drop of the family, an
+//! error that makes the database read only, or a cancel.
+//! Cost: every job reads and writes its inputs; in addition O(files of the range) for each job.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -24,8 +25,7 @@ use archipelago_base::{Error, Result, SeqNo};
 use crate::border::Border;
 use crate::compaction::pick::{Pick, PickInput, RangeInput, RangePick, pick_drop, pick_range};
 use crate::db::ColumnFamily;
-use crate::db::background::compaction;
-use crate::db::background::scheduler;
+use crate::db::background::{compaction, scheduler};
 use crate::db::inner::DbInner;
 use crate::db::state::context::Context;
 use crate::job::Cancel;
@@ -34,10 +34,10 @@ use crate::lock_order::Order;
 use crate::options::LEVELS;
 use crate::version::Version;
 
-/// Which tables of the last level a compaction of a range writes again.
+/// Tables of the last level that a compaction of a range writes again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LastLevel {
-    /// Those that gain something: they have deletes, range tombstones, expired records or versions
+    /// Tables that gain something: they have deletes, range tombstones, expired records or versions
     /// that no snapshot needs, another compression than the family's, or the family has a
     /// compaction filter. The default.
     #[default]
@@ -46,16 +46,16 @@ pub enum LastLevel {
     Always,
 }
 
-/// What is told of a compaction's progress: bytes of tables that were done, and bytes in all. Both
+/// Receives a compaction's progress: bytes of tables that were done, and bytes in all. Both
 /// are estimates; the second may grow.
 pub type OnProgress = Arc<dyn Fn(u64, u64) + Send + Sync>;
 
 /// Settings of [`Db::compact_range_with`](crate::db::Db::compact_range_with).
 #[derive(Clone, Default)]
 pub struct CompactRangeOptions {
-    /// Which tables of the last level are written again. Default: those that gain something.
+    /// Tables of the last level that are written again. Default: those that gain something.
     pub last_level: LastLevel,
-    /// Ends the compaction from another thread. Default: one that nobody sets.
+    /// Ends the compaction from another thread. Default: a flag that is never set.
     pub cancel: Cancel,
     /// Called on the caller's thread before each job and at the end. Default none.
     pub on_progress: Option<OnProgress>,
@@ -96,7 +96,7 @@ impl Wish<'_> {
         }
     }
 
-    /// Tells how far it is, when `bytes_due` are left.
+    /// Reports the progress when `bytes_due` are left.
     fn report(&mut self, bytes_due: u64) {
         let Some(on_progress) = &self.options.on_progress else { return };
         self.bytes_done += self.bytes_due.saturating_sub(bytes_due);

@@ -13,14 +13,11 @@ use std::sync::atomic::Ordering;
 
 use archipelago_base::{CfId, Error, Result};
 
-use crate::db::background::leave_log;
-use crate::db::background::scheduler;
+use crate::db::background::{leave_log, scheduler};
 use crate::db::inner::DbInner;
 use crate::db::read::ReadView;
 use crate::db::state::family::{Family, SuperVersion};
-use crate::db::write;
-use crate::db::write::seal;
-use crate::db::write::stalling;
+use crate::db::write::{self, seal, stalling};
 use crate::event::Event;
 use crate::lock_order::Order;
 use crate::manifest::{Change, VersionEdit};

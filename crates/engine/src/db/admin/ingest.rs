@@ -1,4 +1,4 @@
-//! Ingestion: tables made by an `SstWriter` become part of a column family, all at once.
+//! Ingestion: tables made by an `SstWriter` become part of a column family in one step.
 //!
 //! The files are linked or copied into the directory and checked in full, and what the family
 //! cannot hold is refused ([`check_ingestible`]). They are cut at the bucket map where they would
@@ -39,16 +39,13 @@ use archipelago_env::{FileClass, IoContext, IoPurpose, OpenOptions};
 use crate::bucket::BucketMap;
 use crate::compaction::job::{CompactionSpec, Input, run_compaction};
 use crate::db::admin::checkpoint::copy;
-use crate::db::background::compaction;
-use crate::db::background::scheduler;
+use crate::db::background::{compaction, scheduler};
 use crate::db::inner::DbInner;
 use crate::db::state::family::Family;
 use crate::db::state::jobs::RunningKind;
 use crate::db::state::storage::Storage;
-use crate::db::write;
 use crate::db::write::commit::CommitGuard;
-use crate::db::write::seal;
-use crate::db::write::stalling;
+use crate::db::write::{self, seal, stalling};
 use crate::event::Event;
 use crate::file_meta::{FileMeta, sst_name};
 use crate::job::NoShards;
@@ -95,7 +92,7 @@ struct RunningIngestion<'a> {
     /// It begins and ends while the manifest lock is held.
     order: Order<ManifestLock>,
     job_id: u64,
-    /// Where each file goes.
+    /// Level of each file.
     levels: Vec<usize>,
 }
 
@@ -357,7 +354,7 @@ fn deepest_level(version: &Version, range: &KeyRange) -> Option<usize> {
     (deepest >= version.base_level()).then_some(deepest)
 }
 
-/// Where a file goes beside the running `compactions`; `None` if it has to be cut first.
+/// Level for a file while `compactions` run; `None` if the file has to be cut first.
 fn place(
     version: &Version,
     compactions: &[Running],

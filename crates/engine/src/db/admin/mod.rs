@@ -242,13 +242,13 @@ impl Db {
         report::raw_bytes(cf)
     }
 
-    /// How full the disk is, as [`DiskReport::state`] says it. Costs one load.
+    /// State of the room on the disk, as in [`DiskReport::state`]. Costs one load.
     #[must_use]
     pub fn space_state(&self) -> SpaceState {
         self.inner.disk.state()
     }
 
-    /// How full the disk is, by the last measurement.
+    /// Last measurement of the room on the disk.
     #[must_use]
     pub fn disk(&self) -> DiskReport {
         self.inner.disk.report()

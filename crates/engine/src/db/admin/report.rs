@@ -34,7 +34,7 @@ pub struct LevelInfo {
     pub bytes: u64,
     /// The size that the level should have at most; 0 for L0, `u64::MAX` where there is no bound.
     pub target_bytes: u64,
-    /// How urgent its compaction is; due from 1 on.
+    /// Urgency of its compaction, which is due from 1 on.
     pub score: f64,
     /// Number of point records.
     pub entries: u64,

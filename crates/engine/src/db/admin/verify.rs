@@ -19,7 +19,7 @@ use crate::lock_order::Order;
 use crate::options::RecoveryMode;
 use crate::wal::{ReadRequest, SegmentFile, read_segment};
 
-/// What verification found.
+/// Result of a verification.
 #[derive(Clone, Debug, Default)]
 pub struct VerifyReport {
     /// Number of tables that were read.

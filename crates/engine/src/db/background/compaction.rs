@@ -25,19 +25,16 @@ use crate::compaction::pick::{
     Pick, PickInput, compaction_jobs, is_loading, pick_freeing, pick_of_all, pick_part, pick_recut,
     pick_tiny,
 };
-use crate::db::background::subcompaction;
-use crate::db::background::subcompaction::Compacted;
+use crate::db::background::subcompaction::{self, Compacted};
 use crate::db::inner::DbInner;
 use crate::db::read::ReadView;
 use crate::db::state::context::Context;
 use crate::db::state::family::Family;
-use crate::db::state::jobs::Jobs;
-use crate::db::state::jobs::{JobState, RunningKind};
+use crate::db::state::jobs::{JobState, Jobs, RunningKind};
 use crate::db::state::observers::Observers;
 use crate::db::state::pacing::Pacing;
 use crate::db::state::storage::Storage;
-use crate::db::write::disk_room;
-use crate::db::write::disk_room::Disk;
+use crate::db::write::disk_room::{self, Disk};
 use crate::db::write::stalling;
 use crate::disk_space::{SpaceState, SpaceUse};
 use crate::event::Event;
@@ -66,7 +63,7 @@ pub(crate) fn output_bytes(threads: usize, input_bytes: u64) -> u64 {
 /// Most compactions that are looked at for one whose outputs fit the disk.
 const PICKS_MAX: usize = 8;
 
-/// What a compaction is picked from.
+/// Families from which a compaction is picked.
 struct Candidates<'a> {
     versions: &'a [&'a Version],
     /// Everything but the version.
@@ -85,7 +82,7 @@ impl Candidates<'_> {
 pub(crate) struct CompactionTask {
     pub(crate) job_id: u64,
     pub(crate) family: Arc<Family>,
-    /// What the pick was made from; holds its files.
+    /// Version from which the pick was made. It holds the files.
     pub(crate) version: Arc<Version>,
     pub(crate) pick: Pick,
     /// A user asked for it.
@@ -108,8 +105,8 @@ pub(crate) fn start_compaction(
     CompactionTask { job_id, family, version, pick, by_hand: false, cancel, room_bytes: 0 }
 }
 
-/// Compactions that may run at once now: see [`compaction_jobs`]. Somebody who waits for the
-/// background gets all jobs.
+/// Number of compactions that may run in parallel now: see [`compaction_jobs`]. A caller that waits
+/// for the background gets all jobs.
 pub(crate) fn compactions_max(db: &DbInner) -> usize {
     let jobs = db.context.options().max_background_jobs;
     if db.jobs.is_awaited() {
@@ -120,7 +117,7 @@ pub(crate) fn compactions_max(db: &DbInner) -> usize {
 }
 
 /// Whether memtables come one after another, so that a compaction may wait for more input.
-/// Not while somebody waits for the background, and not in manual mode, where time stands.
+/// Not while a caller waits for the background, and not in manual mode, where time stands still.
 pub(crate) fn is_load_running(context: &Context, pacing: &Pacing, jobs: &Jobs) -> bool {
     let last = pacing.last_seal(context.clock().now_ns());
     !context.is_manual() && !jobs.is_awaited() && is_loading(last.since_ns, last.interval_ns)
@@ -264,7 +261,8 @@ fn compact_and_install(db: &DbInner, task: &CompactionTask) -> Result<Vec<u64>> 
     installed.map(|()| compacted.output.files.iter().map(|meta| meta.no).collect())
 }
 
-/// Tells the file system where the files of a trivial move are now: they may belong elsewhere.
+/// Tells the file system the new level of the files of a trivial move, which may need another
+/// device.
 fn tell_levels(storage: &Storage, CompactionTask { family, pick, .. }: &CompactionTask) {
     let (from, to) = (pick.from() as u8, pick.to() as u8);
     let purpose = IoPurpose::Compaction { from, to };
@@ -333,7 +331,7 @@ fn readahead_bytes(context: &Context, inputs: usize) -> u32 {
     context.memory_shares().readahead_bytes(wanted, inputs) as u32
 }
 
-/// What all background jobs are charged for at most, with the default number of inputs each.
+/// Most bytes that all background jobs are charged for, with the default number of inputs each.
 pub(crate) fn job_bytes_max(context: &Context) -> u64 {
     let readahead = context.memory_shares().readahead_bytes_max();
     let jobs = context.options().max_background_jobs as u64;
@@ -423,7 +421,7 @@ pub(crate) fn count_job(observers: &Observers, output: &JobOutput) {
     }
 }
 
-/// What a job may forget now.
+/// Versions and tombstones that a job may drop now.
 pub(crate) fn retention(
     context: &Context,
     view: &ReadView,
@@ -441,7 +439,7 @@ pub(crate) fn retention(
     }
 }
 
-/// How a job that reads `input_bytes` writes its outputs.
+/// Specification of the outputs of a job that reads `input_bytes`.
 pub(crate) fn output_spec(
     db: &DbInner,
     family: &Family,
@@ -482,7 +480,7 @@ pub(crate) fn output_spec(
     }
 }
 
-/// What a job that runs here is given.
+/// Services for a job that runs in this process.
 pub(crate) fn job_context<'a>(
     context: &Context,
     storage: &Storage,

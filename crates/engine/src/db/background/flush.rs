@@ -26,26 +26,18 @@ use archipelago_base::{CfId, Result, SeqNo};
 
 use crate::border::{Border, contained};
 use crate::bucket::BucketMap;
-use crate::db::background::compaction;
-use crate::db::background::compaction::output_bytes;
+use crate::db::background::compaction::{self, output_bytes};
 use crate::db::background::flush_plan::{FlushPlan, SealedView, plan_flush};
-use crate::db::background::parallel_job;
-use crate::db::background::parallel_job::{SizedWork, Work};
-use crate::db::background::rebalance;
-use crate::db::background::rebalance::sample;
+use crate::db::background::parallel_job::{self, SizedWork, Work};
+use crate::db::background::rebalance::{self, sample};
 use crate::db::background::scheduler;
 use crate::db::inner::DbInner;
 use crate::db::read::ReadView;
 use crate::db::state::family::Family;
 use crate::db::state::job_threads::JobPriority;
-use crate::db::state::jobs::Jobs;
-use crate::db::state::jobs::{JobState, RunningKind, Sealed, ShardState};
+use crate::db::state::jobs::{JobState, Jobs, RunningKind, Sealed, ShardState};
 use crate::db::state::memtable::{Immutable, Memtable};
-use crate::db::write;
-use crate::db::write::disk_room;
-use crate::db::write::log_segments;
-use crate::db::write::seal;
-use crate::db::write::stalling;
+use crate::db::write::{self, disk_room, log_segments, seal, stalling};
 use crate::disk_space::flush_room;
 use crate::event::Event;
 use crate::executor;
@@ -67,7 +59,7 @@ pub(crate) struct FlushTask {
     pub(crate) memtables: Vec<Arc<Memtable>>,
     pub(crate) shards: std::ops::Range<usize>,
     pub(crate) range: KeyRange,
-    /// Where its files are cut beside the boundaries of the map.
+    /// Keys at which its files are cut besides the boundaries of the map.
     pub(crate) planned_cuts: Vec<Vec<u8>>,
 }
 
@@ -261,7 +253,7 @@ fn flush_and_install(db: &DbInner, task: &FlushTask) -> Result<()> {
     installed
 }
 
-/// Writes the files of a flush: its shards at once, on as many threads as there are background
+/// Writes the files of a flush: its shards in parallel, on as many threads as there are background
 /// jobs, and meanwhile syncs the log if that has to precede the install.
 fn write_shards(db: &DbInner, task: &FlushTask) -> Result<JobOutput> {
     let started_ns = db.context.clock().now_ns();
@@ -297,20 +289,21 @@ fn shard_work(db: &DbInner, task: &FlushTask, shard: usize, cancel: &Cancel, war
         warm,
         ..compaction::job_context(&db.context, &db.storage, &db.jobs, &db.view, &NoShards)
     };
-    let (executor, fault) = (Arc::clone(db.jobs.executor()), db.context.fault().clone());
+    let (executor, fault) = (Arc::clone(db.jobs.executor()), db.context.fault());
     let border = Border::new("job executor", executor.name(), Some(&task.family.name));
     Box::new(move || {
         fault.as_ref().map_or(Ok(()), |fault| fault("flush.shard"))?;
         let context = JobContext { shards: &taken, ..context };
         let output = border.call(|| executor.flush(&spec, &context))??;
-        // The files of an output that is not one of the spec may be anybody's: they stay.
+        // The files of an output that is not one of the spec may belong to another job: they stay.
         executor::check(&output, &spec.range, &spec.output)?;
         Ok(output)
     })
 }
 
-/// What the files hold, the log must hold durably; unless, with the files, everything up to
-/// some write is in tables, and nothing later is: then they need no log.
+/// Syncs the log through the job's last write, because everything that its files hold must be
+/// durable in the log. The sync is left out if, with the files, everything up to some write is in
+/// tables and nothing later is: then the files need no log.
 fn sync_before_install(db: &DbInner, task: &FlushTask) -> Result<()> {
     let is_logged = task.memtables.iter().any(|memtable| memtable.oldest_log().is_some());
     if is_logged && !leaves_a_prefix(&db.jobs, &db.view, task) {
@@ -475,6 +468,7 @@ pub(crate) fn set_first_map<Held: Before<ManifestLock> + Before<JobsLock>>(
     Ok(())
 }
 
+/// Writes all memtables of the family to L0 and waits for it.
 pub(crate) fn flush_family(db: &DbInner, family: &Arc<Family>) -> Result<()> {
     let newest = loop {
         let mut commit = db.writes.committer().lock(Order::none());
@@ -502,6 +496,7 @@ pub(crate) fn flush_family(db: &DbInner, family: &Arc<Family>) -> Result<()> {
     family.check_alive()
 }
 
+/// Begins to write all memtables of the family to L0.
 pub(crate) fn start_flush(db: &DbInner, family: &Arc<Family>) -> Result<()> {
     let mut commit = db.writes.committer().lock(Order::none());
     let Some(active) = commit.active_of(family.id) else { return family.check_alive() };

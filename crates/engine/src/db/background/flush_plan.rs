@@ -15,13 +15,13 @@ pub use crate::db::state::jobs::ShardState;
 /// A sealed memtable as the decision sees it.
 #[derive(Clone, Copy, Debug)]
 pub struct SealedView<'a> {
-    /// How its keys are cut into shards.
+    /// Map that cuts its keys into shards.
     pub map: &'a BucketMap,
-    /// What becomes of each shard of `map`.
+    /// Progress of each shard of `map`.
     pub shards: &'a [ShardState],
-    /// Has its filters; nobody inserts any more.
+    /// Whether it has its filters and gets no more writes.
     pub ready: bool,
-    /// Has records that no log has.
+    /// Whether it has records that no log has.
     pub unlogged: bool,
 }
 

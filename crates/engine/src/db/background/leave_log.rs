@@ -30,37 +30,29 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use archipelago_base::{Error, ErrorKind, Result};
+use archipelago_base::{Error, ErrorKind, Result, SeqNo};
 
 use crate::border::contained;
-use crate::db::background::compaction;
-use crate::db::background::flush;
-use crate::db::background::flush::FlushTask;
-use crate::db::background::scheduler;
+use crate::db::background::flush::{self, FlushTask};
+use crate::db::background::{compaction, scheduler};
 use crate::db::inner::DbInner;
 use crate::db::state::context::Context;
 use crate::db::state::family::Family;
-use crate::db::state::jobs::Jobs;
-use crate::db::state::jobs::{JobState, ShardState};
+use crate::db::state::jobs::{JobState, Jobs, ShardState};
 use crate::db::state::memtable::{Immutable, Memtable};
 use crate::db::state::observers::Observers;
-use crate::db::write;
 use crate::db::write::commit::CommitGuard;
-use crate::db::write::disk_room;
-use crate::db::write::log_segments;
-use crate::db::write::log_segments::LogSegments;
-use crate::db::write::seal;
-use crate::db::write::stalling;
+use crate::db::write::log_segments::{self, LogSegments};
+use crate::db::write::{self, disk_room, seal, stalling};
 use crate::flush::run_flush;
 use crate::job::JobOutput;
 use crate::key::KeyRange;
-use crate::lock_order::{Before, CommitLock, Order};
+use crate::lock_order::{CommitLock, Order};
 use crate::manifest::{Change, VersionEdit};
 use crate::options::WriteOptions;
 use crate::stats::Ticker;
-use archipelago_base::SeqNo;
 
-/// How long one attempt waits for the commit lock, which an ingestion may hold while it waits for
+/// Longest wait of one attempt for the commit lock, which an ingestion may hold while it waits for
 /// background work, which is paused meanwhile.
 const LOCK_WAIT: Duration = Duration::from_millis(100);
 
@@ -112,7 +104,7 @@ pub(crate) fn is_due_to_leave(
     wanted && !scheduler::is_pausing(context, state)
 }
 
-/// Leaves the log for background work; `false` if somebody has the commit lock for long.
+/// Leaves the log for background work; `false` if another thread keeps the commit lock for long.
 pub(crate) fn leave_log_in_background(db: &DbInner) -> Result<bool> {
     let result = contained("leaving the log", || try_leave_log(db));
     if let Err(error) = &result {

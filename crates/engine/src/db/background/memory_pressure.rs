@@ -42,8 +42,7 @@ use std::time::Duration;
 use crate::db::background::compaction;
 use crate::db::inner::DbInner;
 use crate::db::state::family::Family;
-use crate::db::write::seal;
-use crate::db::write::stalling;
+use crate::db::write::{seal, stalling};
 use crate::lock_order::Order;
 
 /// The block cache keeps at least this share of its capacity.
@@ -60,7 +59,7 @@ const SEALS_MAX: usize = 64;
 /// so a background worker must not wait for it without end.
 const LOCK_WAIT: Duration = Duration::from_millis(20);
 
-/// What is charged to the budget, and what could be given back.
+/// Memory that is charged to the budget, and memory that could be given back.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct MemoryUse {
     /// Bytes charged in all.
@@ -71,25 +70,25 @@ pub(crate) struct MemoryUse {
     pub(crate) spare_bytes: u64,
     /// Bytes in the block cache.
     pub(crate) cached_bytes: u64,
-    /// What the block cache may hold when there is no pressure.
+    /// Bytes that the block cache may hold without pressure.
     pub(crate) cache_capacity_bytes: u64,
 }
 
-/// What to do about memory.
+/// Measures against memory pressure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Relief {
     /// There is room: the cache may use all of its capacity.
     Relax,
     /// Give back the spare memory and more.
     Shrink {
-        /// What the cache may hold.
+        /// Bytes that the cache may hold.
         cache_bytes: u64,
-        /// What must come from memtables.
+        /// Bytes that must come from memtables.
         seal_bytes: u64,
     },
 }
 
-/// What to do in this situation; see the module.
+/// Decides how much memory the parts of the engine give back.
 pub(crate) fn relief(memory: &MemoryUse) -> Relief {
     let target = memory.limit_bytes / 10 * 9;
     let over = memory.used_bytes.saturating_sub(target);

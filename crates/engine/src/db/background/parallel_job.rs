@@ -36,7 +36,7 @@ pub(crate) type Work = Box<dyn FnOnce() -> Result<JobOutput> + Send>;
 /// A part of a job, and about how many bytes it is.
 pub(crate) type SizedWork = (u64, Work);
 
-/// How the works of a job ended.
+/// Results of the works of a job.
 #[derive(Default)]
 pub(crate) struct Ended {
     /// By work, once it has ended well.
@@ -52,12 +52,12 @@ impl Ended {
     }
 }
 
-/// What the threads of one job share.
+/// State that the threads of one job share.
 struct Group {
     cancel: Cancel,
     waiting: Mutex<VecDeque<(usize, Work)>>,
     ended: Mutex<Ended>,
-    /// Threads that help, and who waits for them.
+    /// Number of threads that help.
     helping: Mutex<usize>,
     alone: Condvar,
 }
@@ -81,8 +81,8 @@ impl Group {
         self.cancel.cancel();
     }
 
-    /// Has up to `count` of the hands of that kind help; fewer if the system refuses one, as what
-    /// it would have done is done by the others. How many do.
+    /// Calls up to `count` threads of that priority to help; fewer if the system refuses one,
+    /// because what it would have done is done by the others. How many do.
     fn call(self: &Arc<Self>, threads: &JobThreads, kind: JobPriority, count: usize) -> usize {
         for called in 0..count {
             *self.helping.lock() += 1;

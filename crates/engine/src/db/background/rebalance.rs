@@ -38,8 +38,7 @@ use crate::db::read::ReadView;
 use crate::db::state::balance::{Balance, BucketChange};
 use crate::db::state::context::Context;
 use crate::db::state::family::Family;
-use crate::db::state::jobs::Jobs;
-use crate::db::state::jobs::{JobState, RunningKind};
+use crate::db::state::jobs::{JobState, Jobs, RunningKind};
 use crate::db::state::memtable::Memtable;
 use crate::event::Event;
 use crate::key::KeyRange;
@@ -63,7 +62,7 @@ pub(crate) struct MapTask {
     epoch: Epoch,
 }
 
-/// A few keys of a memtable that nobody writes to any more, for the window.
+/// A few keys of a memtable that gets no more writes, for the window.
 pub(crate) fn sample(memtable: &Memtable, buckets: usize) -> SealSample {
     let total = memtable.shards.iter().map(|shard| shard.data_bytes()).sum();
     let mut sample = SealSample::new();
@@ -75,7 +74,7 @@ pub(crate) fn sample(memtable: &Memtable, buckets: usize) -> SealSample {
     sample
 }
 
-/// How many buckets a family begins with.
+/// Number of buckets that a family begins with.
 pub(crate) fn buckets_initial(context: &Context, options: &CfOptions) -> usize {
     let wanted = match options.buckets {
         0 => context.options().max_background_jobs,
@@ -187,7 +186,7 @@ fn install_wanted(db: &DbInner, task: &MapTask) -> Result<()> {
     })
 }
 
-/// A change by hand: `decide` says which, from the map of now.
+/// A change on a user's request: `decide` chooses it from the present map.
 pub(crate) fn change_map(
     db: &DbInner,
     family: &Arc<Family>,

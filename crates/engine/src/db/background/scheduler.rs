@@ -23,41 +23,34 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use archipelago_base::spawn::{Joiner, Spawn, SystemSpawn};
-use archipelago_base::{CfId, ErrorKind, Result};
+use archipelago_base::{CfId, Error, ErrorKind, Result};
 use parking_lot::Mutex;
 
 use crate::border::{EnginePanic, contained};
-use crate::db::background::compaction;
-use crate::db::background::compaction::CompactionTask;
-use crate::db::background::flush;
-use crate::db::background::flush::FlushTask;
-use crate::db::background::leave_log;
-use crate::db::background::memory_pressure;
-use crate::db::background::rebalance;
-use crate::db::background::rebalance::MapTask;
+use crate::db::background::compaction::{self, CompactionTask};
+use crate::db::background::flush::{self, FlushTask};
+use crate::db::background::rebalance::{self, MapTask};
+use crate::db::background::{leave_log, memory_pressure};
 use crate::db::inner::DbInner;
 use crate::db::read::ReadView;
 use crate::db::state::context::Context;
 use crate::db::state::family::Family;
-use crate::db::state::jobs::JobState;
-use crate::db::state::jobs::Jobs;
+use crate::db::state::jobs::{JobState, Jobs};
 use crate::db::state::memtable::Memtable;
 use crate::db::state::observers::Observers;
 use crate::db::state::storage::Storage;
 use crate::db::write::disk_room;
-use crate::db::write::log_segments;
-use crate::db::write::log_segments::LogSegments;
+use crate::db::write::log_segments::{self, LogSegments};
 use crate::disk_space::SpaceState;
 use crate::file_meta::sst_name;
 use crate::lock_order::{Before, JobsLock, Order};
 use crate::manifest::VersionEdit;
 use crate::stats::Ticker;
-use archipelago_base::Error;
 
-/// How long an idle worker sleeps before it looks by itself.
+/// Longest sleep of an idle worker.
 const IDLE_WAIT: Duration = Duration::from_millis(500);
 
-/// Something for a worker to do.
+/// A task for a worker.
 pub(crate) enum Task {
     Ready(CfId, Arc<Memtable>),
     ChangeMap(MapTask),
@@ -98,7 +91,7 @@ impl Task {
 pub(crate) struct Workers(Mutex<Vec<Joiner>>);
 
 impl Workers {
-    /// Starts them, unless the database is stepped by hand or read only.
+    /// Starts them, unless a test steps the database or it is read only.
     pub(crate) fn start(inner: &Arc<DbInner>) -> Result<Self> {
         let workers = Self::default();
         if inner.context.is_manual() || inner.context.options().read_only {
@@ -155,7 +148,7 @@ pub(crate) fn step(db: &DbInner) -> Result<bool> {
     result.map(|()| true)
 }
 
-/// A worker's life; of the spare one, or another.
+/// Runs tasks until the database closes. `spare` says whether this is the spare worker.
 fn work_until_closed(db: &DbInner, spare: bool) {
     loop {
         let task = {
@@ -202,7 +195,7 @@ fn work_until_closed(db: &DbInner, spare: bool) {
     }
 }
 
-/// What a worker looks after between jobs: the log's size, memory, files to be removed, room on
+/// Applies the bounds between jobs: size of the log, memory, files to be removed, room on
 /// the disk.
 fn keep_bounds(db: &DbInner) {
     log_segments::enforce_log_bound(db);
@@ -221,7 +214,7 @@ pub(crate) fn note_pause(context: &Context, jobs: &Jobs) {
     jobs.lock(Order::none()).note_failure(context.clock().now_ns());
 }
 
-/// Forgets an earlier failure if nothing is left that could fail: what failed was done by hand
+/// Forgets an earlier failure if nothing is left that could fail: a user's call has done the work
 /// meanwhile, or its family was dropped. Called when there is nothing to pick.
 fn forget_failure_if_idle(
     context: &Context,
@@ -252,7 +245,7 @@ fn may_pick(
         && !is_pausing(context, state)
 }
 
-/// What must not wait for a job to end, marked as taken: a flush when as many jobs run as may,
+/// Work that must not wait for a job to end, marked as taken: a flush when as many jobs run as may,
 /// and no flush is among them.
 fn next_spare_task(
     context: &Context,
@@ -271,7 +264,7 @@ fn next_spare_task(
     flush::next_flush(view, state).map(Task::Flush)
 }
 
-/// The next thing to do, marked as taken.
+/// The next task, marked as taken.
 pub(crate) fn next_task(db: &DbInner, state: &mut JobState) -> Option<Task> {
     if !may_pick(&db.context, &db.observers, &db.logs, state) {
         return None;
@@ -315,7 +308,7 @@ fn run_task(db: &DbInner, task: &Task) -> Result<()> {
     match task {
         Task::Ready(cf, memtable) => {
             let result = contained("readying a memtable", || {
-                flush::ready_memtable(db, *cf, memtable);
+                flush::ready_memtable(db, *cf, memtable, Order::none());
                 Ok(())
             });
             db.jobs.lock(Order::none()).end_readying(memtable.id);

@@ -31,10 +31,8 @@ use crate::border::Border;
 use crate::compaction::job::{CompactionSpec, check_complete};
 use crate::compaction::pick::Pick;
 use crate::compaction::subcompaction::{ANCHORS_PER_FILE, parts_between, plan_subcompactions};
-use crate::db::background::compaction;
-use crate::db::background::compaction::{CompactionTask, output_bytes};
-use crate::db::background::parallel_job;
-use crate::db::background::parallel_job::Work;
+use crate::db::background::compaction::{self, CompactionTask, output_bytes};
+use crate::db::background::parallel_job::{self, Work};
 use crate::db::inner::DbInner;
 use crate::db::state::context::Context;
 use crate::db::state::job_threads::JobPriority;
@@ -49,10 +47,10 @@ use crate::key::KeyRange;
 use crate::lock_order::Order;
 use crate::sst::anchors as anchors_of;
 
-/// What a compaction gave back, checked.
+/// Output of a compaction, checked.
 pub(crate) struct Compacted {
     pub(crate) output: JobOutput,
-    /// How long each of its threads was busy: one entry, or one per part.
+    /// Busy time of each of its threads, in nanoseconds: one entry, or one for each part.
     pub(crate) threads_ns: Vec<u64>,
 }
 
@@ -82,7 +80,7 @@ pub(crate) fn run_compaction(
     )
 }
 
-/// Who runs it: what somebody waits for is not left to threads of low priority.
+/// Priority of the threads that run it: low, unless a caller or a writer waits for it.
 fn priority_of(
     context: &Context,
     observers: &Observers,
@@ -175,7 +173,7 @@ fn part_work(db: &DbInner, spec: &CompactionSpec, range: KeyRange, cancel: &Canc
     let first = db.storage.file_numbers().allocate_many(count).0;
     spec.output.file_numbers = FileNumbers { first, count };
     spec.output.unique_seed = db.context.unique_seed();
-    let (work, fault) = (compaction_work(db, spec, cancel), db.context.fault().clone());
+    let (work, fault) = (compaction_work(db, spec, cancel), db.context.fault());
     Box::new(move || {
         fault.as_ref().map_or(Ok(()), |fault| fault("compaction.part"))?;
         work()

@@ -47,13 +47,13 @@ use archipelago_env::{
 use parking_lot::{Condvar, Mutex};
 
 use crate::db::inner::DbInner;
-use crate::db::lifecycle::open;
-use crate::db::lifecycle::open::check_known;
+use crate::db::lifecycle::open::{self, check_known};
 use crate::db::state::family::{Family, SuperVersion};
 use crate::db::state::memtable::Memtable;
 use crate::db::write::seal;
 use crate::file_meta::sst_name;
 use crate::key::Kind;
+use crate::lock_order::Order;
 use crate::manifest::{Change, VersionEdit, VersionSet};
 use crate::options::CfOptions;
 use crate::version::Version;
@@ -112,7 +112,7 @@ pub(crate) fn take_new_picture(db: &DbInner) -> Result<()> {
     publish_picture(db, picture)
 }
 
-/// One attempt at a picture.
+/// Attempts once to read a picture.
 fn read_picture(db: &DbInner) -> std::result::Result<Picture, Unusable> {
     let fs = Arc::clone(db.storage.fs());
     let mut manifest =

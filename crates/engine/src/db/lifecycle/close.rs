@@ -12,15 +12,14 @@
 //! Failure: the steps go on after an error, and the first error is returned.
 //! Cost: one log sync, and the flushes of step 1.
 
-use crate::db::background::flush;
-use crate::db::background::leave_log;
-use crate::db::background::scheduler;
+use archipelago_base::Result;
+
+use crate::db::background::{flush, leave_log, scheduler};
 use crate::db::inner::DbInner;
 use crate::db::state::storage::Storage;
 use crate::db::write::WritePath;
 use crate::lock_order::Order;
 use crate::manifest::LogMark;
-use archipelago_base::Result;
 
 /// Stops background work, makes what was written durable, releases the lock. Once.
 pub(crate) fn shut_down(db: &DbInner, workers: &scheduler::Workers) -> Result<()> {

@@ -18,22 +18,20 @@
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
+use archipelago_base::clock::Clock;
 use archipelago_base::{Error, ErrorKind, Result, SeqNo};
-use archipelago_env::IoPurpose;
-use archipelago_env::{FileClass, IoContext};
+use archipelago_env::{FileClass, IoContext, IoPurpose};
 
 use crate::db::ColumnFamily;
 use crate::db::read::Reader;
 use crate::db::read::options::ReadOptions;
 use crate::db::state::family::{Family, SuperVersion};
-use crate::key::check_key;
-use crate::key::{Kind, split_expiry};
+use crate::key::{Kind, check_key, split_expiry};
 use crate::live_file::LiveFile;
 use crate::lookup::{Found, Lookup, Visit};
 use crate::pinned::PinnedSlice;
 use crate::sst::TableReadOptions;
 use crate::stats::{Ticker, Timer};
-use archipelago_base::clock::Clock;
 
 /// A value with what is known about it.
 #[derive(Clone, Debug)]
@@ -56,7 +54,7 @@ pub(crate) fn found_or_dropped<T>(cf: &ColumnFamily, found: Option<T>) -> Result
     Ok(found)
 }
 
-/// What a look-up has seen so far.
+/// State of a look-up.
 pub(crate) struct Gather<'a> {
     family: &'a Family,
     key: &'a [u8],

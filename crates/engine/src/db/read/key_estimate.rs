@@ -50,7 +50,7 @@ const EXACT_KEYS: u64 = 4096;
 /// Tables that are sampled; of more, every second, third, … one.
 const TABLES_MAX: usize = 256;
 
-/// Where a record lies, from newest to oldest.
+/// Place of a record, from newest to oldest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Origin {
     /// In a memtable: the active one is 0.
@@ -59,7 +59,7 @@ enum Origin {
     Table(u64),
 }
 
-/// One look at a family.
+/// State of one estimate of a family.
 struct Census<'a> {
     tables: &'a TableCache,
     picture: Arc<SuperVersion>,
@@ -74,9 +74,9 @@ struct Census<'a> {
 /// An estimate of the live keys of a column family.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct KeyEstimate {
-    /// How many there are.
+    /// Number of live keys.
     pub keys: u64,
-    /// How many of them expire.
+    /// Number of live keys that expire.
     pub expiring: u64,
     /// Milliseconds that those have left on average; 0 if there are none.
     pub mean_ttl_ms: u64,
@@ -92,7 +92,7 @@ struct Live {
 }
 
 impl Live {
-    /// So many keys that do not expire.
+    /// `keys` keys that do not expire.
     fn lasting(keys: f64) -> Self {
         Self { keys, ..Self::default() }
     }
@@ -344,7 +344,7 @@ impl Census<'_> {
         if all > 0.0 { live.times(1.0 / all) } else { self.share_by_metadata(file) }
     }
 
-    /// Where no block may be read.
+    /// Share by the metadata of the table, if no block may be read.
     fn share_by_metadata(&self, file: &LiveFile) -> Live {
         let expired = file.content.expiring * file.content.expired_quarters(self.now_ms) / 4;
         let edge = |key: &[u8]| SampledKey {

@@ -28,7 +28,7 @@ pub(crate) mod snapshot;
 use std::sync::Arc;
 
 use arc_swap::{ArcSwap, Guard};
-use archipelago_base::{CfId, SeqNo};
+use archipelago_base::{CfId, Result, SeqNo};
 
 use crate::db::read::get::Entry;
 use crate::db::read::newest::{Since, newest_record};
@@ -46,7 +46,6 @@ use crate::pinned::PinnedSlice;
 use crate::sst::BlockCache;
 use crate::table_cache::TableCache;
 use crate::version::Version;
-use archipelago_base::Result;
 
 /// The families of a database by their ids.
 pub(crate) type Families = Vec<Option<Arc<Family>>>;
@@ -59,7 +58,7 @@ pub(crate) struct Reader<'a> {
     pub(crate) view: &'a ReadView,
 }
 
-/// What readers of an open database find.
+/// The reading side of an open database.
 pub(crate) struct ReadView {
     /// The last sequence number that readers see.
     visible: Publication,
@@ -69,7 +68,7 @@ pub(crate) struct ReadView {
     snapshots: Arc<Snapshots>,
     tables: Arc<TableCache>,
     cache: Arc<BlockCache>,
-    /// How a read-only database follows a writer.
+    /// Progress of a read-only database through its writer's states.
     pictures: Pictures,
 }
 
@@ -259,7 +258,7 @@ impl Db {
         Ok(self.get_head(cf, key, options)?.is_some())
     }
 
-    /// What is known of the value of `key` besides the value, which is empty in the entry; `None`
+    /// The entry of `key` without its value, which is empty in the entry; `None`
     /// if the key has none. Does not read a large value, and calls no merge operator.
     pub fn get_head(
         &self,

@@ -19,20 +19,19 @@ use crate::db::read::get::table_options;
 use crate::db::read::options::ReadOptions;
 use crate::db::state::family::{Family, Layer};
 use crate::iter::InternalIterator;
-use crate::key::check_key;
-use crate::key::{KeyRange, Kind, encode, trailer, trailer_seq, user_key};
+use crate::key::{KeyRange, Kind, check_key, encode, trailer, trailer_seq, user_key};
 use crate::live_file::LiveFile;
 use crate::lookup::{Found, Lookup};
 use crate::memtable::Shard;
 use crate::options::LEVELS;
 use crate::tombstone::{TombstoneSet, TombstoneSpan};
 
-/// Which records a question is about.
+/// Records that a question is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Since {
-    /// All that are visible.
+    /// All visible records.
     Ever,
-    /// Those with a larger sequence number, visible or not.
+    /// Records with a larger sequence number, visible or not.
     After(SeqNo),
 }
 

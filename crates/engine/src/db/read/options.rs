@@ -17,7 +17,7 @@ pub struct ReadOptions {
     pub prefix: Option<Vec<u8>>,
     /// Keep blocks that had to be read in the cache. Default true; false for large scans.
     pub fill_cache: bool,
-    /// Iterators: read this many bytes ahead at once. Default 0: grows with the scan.
+    /// Iterators: number of bytes that are read ahead. Default 0: grows with the scan.
     pub readahead_bytes: u64,
     /// Fail with `Busy` ("would need I/O") instead of reading a file. Default false.
     pub cache_only: bool,

@@ -32,12 +32,12 @@ use parking_lot::{Condvar, Mutex};
 /// Writes that may be complete and not visible. More are waited for; there are as many as threads
 /// that write.
 const SLOTS: u64 = 1024;
-/// Looks at the visible number before a writer sleeps.
+/// Number of reads of the visible number before a writer sleeps.
 const SPINS_MAX: u32 = 200;
 /// Longest sleep of a writer that waits for those before it.
 const PARK_MAX: Duration = Duration::from_micros(500);
 
-/// What the protocol works on.
+/// Memory that the protocol works on.
 pub(crate) trait Cells {
     /// The visible number.
     fn visible(&self) -> u64;
@@ -45,11 +45,11 @@ pub(crate) trait Cells {
     fn set_visible(&self, to: u64);
     /// Moves it, if it is `from`.
     fn pass(&self, from: u64, to: u64);
-    /// What was last marked in the slot of the write that begins with `first`.
+    /// The last mark in the slot of the write that begins with `first`.
     fn mark(&self, first: u64) -> u64;
     /// Marks the write that begins with `first` as complete.
     fn set_mark(&self, first: u64, last: u64);
-    /// How many slots there are.
+    /// Number of the slots.
     fn slots(&self) -> u64;
 }
 
@@ -58,7 +58,7 @@ pub(crate) trait Cells {
 pub(crate) fn complete(cells: &impl Cells, first: u64, last: u64) -> bool {
     let visible = cells.visible();
     if visible + 1 == first {
-        // All before it are visible, and nobody passes it before it is marked.
+        // All before it are visible, and no writer passes it before it is marked.
         cells.set_visible(last);
     } else if first - visible <= cells.slots() {
         cells.set_mark(first, last);
@@ -136,13 +136,14 @@ impl Publication {
         }
     }
 
-    /// The visible number: what was inserted through it is seen by who reads it here.
+    /// The visible number. A thread that reads it here sees everything that was inserted through
+    /// it.
     #[inline]
     pub(crate) fn get(&self) -> u64 {
         self.visible.load(Ordering::Acquire)
     }
 
-    /// Sets the visible number while nobody writes.
+    /// Sets the visible number while no thread writes.
     pub(crate) fn set(&self, visible: u64) {
         self.visible.store(visible, Ordering::SeqCst);
     }
@@ -292,8 +293,8 @@ mod tests {
         shuttle::check_random(|| all_become_visible_in_order(9, without_a_second_look), 5000);
     }
 
-    /// Marks its slot whoever else has it: a write is left behind, or an old mark takes the visible
-    /// number back, as it comes.
+    /// Marks its slot although another write may have it: a write is left behind, or an old mark
+    /// takes the visible number back, as it comes.
     fn without_waiting_for_the_slot(model: &Model, first: u64, last: u64) -> bool {
         if model.visible() + 1 == first {
             model.set_visible(last);

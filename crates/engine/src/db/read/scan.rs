@@ -184,7 +184,7 @@ fn bounded(mut view: View, options: &ReadOptions) -> View {
     }
 }
 
-/// What the parts of a scan are opened with.
+/// Data with which the parts of a scan are opened.
 #[derive(Clone)]
 struct Opening {
     picture: Arc<SuperVersion>,

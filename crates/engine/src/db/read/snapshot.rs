@@ -49,7 +49,7 @@ pub(crate) struct Snapshots {
     held: Mutex<HeldBySnapshots>,
 }
 
-/// What live snapshots hold, by a number of each snapshot that holds anything.
+/// Super versions that live snapshots hold, by a number of each snapshot.
 #[derive(Default)]
 struct HeldBySnapshots {
     next_id: u64,
@@ -108,7 +108,7 @@ impl Snapshots {
         self.live.lock().values().sum()
     }
 
-    /// What snapshots keep of the family beyond its `current` super version.
+    /// Bytes of the family that snapshots keep beyond its `current` super version.
     pub(crate) fn held_bytes(&self, cf: CfId, current: &SuperVersion) -> HeldBytes {
         let held: Vec<HeldFamilies> = self.held.lock().families.values().cloned().collect();
         let mut files: HashSet<u64> = current.version.files().map(|(_, file)| file.no).collect();

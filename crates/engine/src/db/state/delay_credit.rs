@@ -14,7 +14,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A delayed writer pays for what may be written in this time at once.
+/// Time, in nanoseconds, whose writes a delayed writer pays for in advance.
 const LOT_NS: u64 = 250_000;
 
 /// Bytes that the writers of a family may write before the next check.
@@ -22,26 +22,26 @@ const LOT_NS: u64 = 250_000;
 pub(crate) struct DelayCredit(AtomicU64);
 
 impl DelayCredit {
-    /// Takes `bytes`, if there are as many; else nothing.
+    /// Takes `bytes` if the credit has as many, and nothing otherwise.
     #[inline]
     pub(crate) fn take(&self, bytes: u64) -> bool {
         let less = |credit: u64| credit.checked_sub(bytes);
         self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok()
     }
 
-    /// Adds what was paid for.
+    /// Adds bytes that a writer has paid for.
     pub(crate) fn add(&self, bytes: u64) {
         self.0.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// So much and no more from now on.
+    /// Replaces the credit.
     pub(crate) fn set(&self, bytes: u64) {
         self.0.store(bytes, Ordering::Relaxed);
     }
 }
 
-/// The bytes that a delayed write of `bytes` pays for, at `rate` bytes a second: with those that
-/// follow it, `most` at most if it is not larger itself.
+/// Bytes that a delayed write of `bytes` pays for in advance, at `rate` bytes a second. The limit
+/// is `most`, unless the write itself is larger.
 pub(crate) fn lot_of(bytes: u64, rate: u64, most: u64) -> u64 {
     let lot = u128::from(rate) * u128::from(LOT_NS) / 1_000_000_000;
     u64::try_from(lot).unwrap_or(u64::MAX).min(most).max(bytes)

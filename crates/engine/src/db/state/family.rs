@@ -113,13 +113,14 @@ pub(crate) struct Family {
     /// Swapped only under the jobs lock.
     pub(crate) current: ArcSwap<SuperVersion>,
     pub(crate) dropped: AtomicBool,
-    /// Which stall applies to its writers: see `db::write::stalling`.
+    /// The stall that applies to its writers: see `db::write::stalling`.
     pub(crate) throttle: AtomicU8,
     /// Allowed bytes per second while `throttle` says "delay".
     pub(crate) delayed_rate: AtomicU64,
     /// Bytes that may be written before the throttle is looked at again.
     pub(crate) credit: DelayCredit,
-    /// When the bytes that wait to be flushed last became fewer, or the first came, by the clock.
+    /// Time, in nanoseconds of the clock, at which the bytes that wait to be flushed last became
+    /// fewer, or the first arrived.
     pub(crate) backlog_since_ns: AtomicU64,
 }
 
@@ -186,7 +187,7 @@ impl Family {
 #[derive(Clone)]
 pub struct ColumnFamily {
     pub(crate) family: Arc<Family>,
-    /// Which open database it belongs to.
+    /// Number of the open database that it belongs to.
     pub(crate) db_token: u64,
 }
 

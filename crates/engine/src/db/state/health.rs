@@ -22,9 +22,10 @@
 //! Failure: none.
 //! Cost: a write of a healthy database pays one relaxed load.
 
+use std::sync::atomic::{AtomicU8, Ordering};
+
 use archipelago_base::{Error, ErrorKind, Result};
 use parking_lot::Mutex;
-use std::sync::atomic::{AtomicU8, Ordering};
 
 const HEALTHY: u8 = 0;
 const FAILING: u8 = 1;

@@ -29,13 +29,13 @@ use archipelago_base::spawn::{Spawn, SystemSpawn, lower_priority};
 use archipelago_base::{Error, Result};
 use parking_lot::{Condvar, Mutex};
 
-/// How long a thread waits for its next task.
+/// Time that an idle thread waits for its next task.
 const IDLE: Duration = Duration::from_secs(2);
 
-/// What a thread is given to do.
+/// A task for a thread.
 pub(crate) type Task = Box<dyn FnOnce() + Send>;
 
-/// Whose work they do.
+/// Priority of threads and of their work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum JobPriority {
     /// Work that writers wait for.
@@ -60,7 +60,7 @@ impl Default for JobThreads {
 }
 
 impl JobThreads {
-    /// Has `task` run on another thread, at once. `Err` if the system refuses a thread or this is
+    /// Runs `task` on another thread, immediately. `Err` if the system refuses a thread or this is
     /// closed; the task is dropped then.
     pub(crate) fn run(&self, kind: JobPriority, task: Task) -> Result<()> {
         match kind {
@@ -76,7 +76,7 @@ impl JobThreads {
     }
 }
 
-/// Those of one kind.
+/// The threads of one priority.
 #[derive(Debug)]
 struct ThreadGroup(Arc<GroupShared>);
 
@@ -86,7 +86,7 @@ struct GroupShared {
     state: Mutex<State>,
     /// Idle threads wait here for a task.
     called: Condvar,
-    /// Who closes waits here for the last thread.
+    /// The close waits here for the last thread.
     gone: Condvar,
 }
 

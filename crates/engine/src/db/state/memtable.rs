@@ -28,17 +28,18 @@ use crate::key::{KeyRange, Kind};
 use crate::memtable::{Shard, SlabPool};
 use crate::tombstone::RangeTombstone;
 
-/// What a record costs beyond its key and value (header, index slot), for sizing.
+/// Bytes that a record costs beyond its key and value (header, index slot), for sizing.
 pub(crate) const RECORD_OVERHEAD_BYTES: u64 = 48;
 
-/// What a range delete costs in each shard that it touches beyond its keys: itself and its share of
+/// Bytes that a range delete costs in each shard beyond its keys: itself and its share of
 /// two levels of the shard's tombstone set.
 const RANGE_DELETE_BYTES: u64 = 160;
 /// Range deletes of one shard at which the memtable is sealed: what a reader may have to put into
-/// the shard's tombstone set at once stays within some milliseconds.
+/// the shard's tombstone set in one step stays within some milliseconds.
 const RANGE_DELETES_MAX: usize = 32 << 10;
 
-/// So many records for each look-up that memtables answered, and each scan, and they count as read.
+/// Records for each look-up that memtables answered, and for each scan, up to which they count as
+/// read.
 const READ_SHARE: u64 = 16;
 
 const NO_LOG: u64 = u64::MAX;
@@ -70,7 +71,7 @@ pub(crate) struct Memtable {
     was_read: AtomicBool,
 }
 
-/// What is fixed when a memtable is made.
+/// Properties that are fixed when a memtable is made.
 #[derive(Clone, Copy)]
 pub(crate) struct Birth {
     /// Unique within the open database; larger is younger.

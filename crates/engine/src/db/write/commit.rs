@@ -46,23 +46,21 @@ use crate::concurrency::RecentWrites;
 use crate::db::inner::DbInner;
 use crate::db::read::ReadView;
 use crate::db::state::memtable::{Granted, Memtable};
-use crate::db::write::disk_room;
-use crate::db::write::disk_room::Admission;
+use crate::db::write::disk_room::{self, Admission};
 use crate::db::write::group_sync::GroupSync;
 use crate::db::write::log_segments;
 use crate::disk_space::SpaceUse;
 use crate::lock_order::{CommitLock, NoLock, Order, OrderedGuard, OrderedMutex};
-use crate::wal::BatchView;
-use crate::wal::{Entry, LogSyncer, LogWriter};
+use crate::wal::{BatchView, Entry, LogSyncer, LogWriter};
 
 /// Tries for the commit lock before a writer leaves a ticket.
 const SPINS_BEFORE_TICKET: usize = 30;
 /// Spins before a waiter parks on the commit lock.
 const SPINS_MAX: usize = 40;
-/// How long a waiter waits for the commit lock before it looks at its ticket again.
+/// Time that a waiter waits for the commit lock before it checks its ticket again.
 const TICKET_LOOK: Duration = Duration::from_micros(100);
 
-/// What the commit lock guards.
+/// State that the commit lock guards.
 pub(crate) struct CommitState {
     /// The last sequence number given out.
     pub(crate) last_seq: SeqNo,
@@ -74,7 +72,7 @@ pub(crate) struct CommitState {
     pub(crate) recent: RecentWrites,
     /// Bytes that may be written before the disk is measured again.
     pub(crate) credit_bytes: u64,
-    /// The same for writes that free space.
+    /// Bytes that writes that free space may write before the disk is measured again.
     pub(crate) freeing_credit_bytes: u64,
     /// Whether a write that frees space was admitted since writes were refused for want of room.
     pub(crate) has_freed: bool,
@@ -94,7 +92,7 @@ impl CommitState {
     }
 }
 
-/// How many bytes of a write go to which column family.
+/// Bytes of a write that go to one column family.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Share {
     pub(crate) cf: CfId,
@@ -148,7 +146,7 @@ impl Grant {
     }
 }
 
-/// What came of a write.
+/// Outcome of a write.
 #[derive(Debug)]
 pub(crate) enum Outcome {
     /// It is visible; its last sequence number.
@@ -161,10 +159,10 @@ pub(crate) enum Outcome {
     MustFlush,
 }
 
-/// What came of a submission.
+/// Outcome of a submission.
 enum Answer {
     Granted(Grant),
-    /// Somebody else inserted it; its last sequence number.
+    /// Another thread inserted it; its last sequence number.
     Inserted(SeqNo),
     Held(Held),
 }
@@ -302,7 +300,7 @@ impl Committer {
         *self.syncer.lock() = Some(syncer);
     }
 
-    /// What syncs the log, if there is one.
+    /// The handle that syncs the log, if there is a log.
     pub(crate) fn syncer(&self) -> Option<LogSyncer> {
         self.syncer.lock().clone()
     }
@@ -421,7 +419,7 @@ impl Committer {
                 std::hint::spin_loop();
                 self.state.try_lock(Order::none())
             } else if ticket.turn(AWAKE, ASLEEP) || ticket.is(CLAIMED) {
-                // Not a plain lock: who has it now may wait for the very write that the holder
+                // Not a plain lock: its holder may wait for the very write that the holder
                 // before it granted (`wait_all_visible`).
                 let state = self.state.try_lock_for(TICKET_LOOK, Order::none());
                 ticket.turn(ASLEEP, AWAKE);
@@ -438,7 +436,7 @@ impl Committer {
     }
 
     /// Appends what others left while the lock was taken, and gives the lock back; what is to be
-    /// inserted for those who sleep.
+    /// inserted for writers that sleep.
     fn serve_tickets(&self, mut state: CommitGuard<'_>, db: &DbInner) -> Claimed {
         let mut claimed = Claimed::new();
         while self.tickets.load(Ordering::Acquire) > 0 {
@@ -472,13 +470,13 @@ impl Committer {
         }
     }
 
-    /// Makes the log durable at least through `seq`; one caller syncs for all who wait. Returns
+    /// Makes the log durable at least through `seq`; one caller syncs for all that wait. Returns
     /// whether this caller had to sync.
     pub(crate) fn sync_through(&self, seq: SeqNo) -> Result<bool> {
         self.reach(&self.durable, seq, |syncer| syncer.sync().map(drop))
     }
 
-    /// Has the device take the log at least through `seq`; one caller for all who wait. Returns
+    /// Writes the log to its device at least through `seq`; one caller for all that wait. Returns
     /// whether this caller had to.
     pub(crate) fn write_through(&self, seq: SeqNo) -> Result<bool> {
         self.reach(&self.through, seq, LogSyncer::write_through)
@@ -504,7 +502,7 @@ impl Committer {
 /// Makes an inserted write visible once all before it are; its last sequence number.
 fn complete(view: &ReadView, grant: Grant) -> SeqNo {
     let (first, last) = (grant.first_seq, grant.last_seq);
-    // A full memtable is flushed when nobody has a grant any more.
+    // A full memtable is flushed when no writer has a grant any more.
     drop(grant);
     view.publication().complete(first.0, last.0);
     last
@@ -595,7 +593,7 @@ fn grant_one(state: &mut CommitGuard<'_>, db: &DbInner, write: &Submission<'_>) 
     Ok(Answer::Granted(take_grant(state, write)))
 }
 
-/// Gives the grant to the ticket's owner, or to who serves it if the owner sleeps.
+/// Gives the grant to the ticket's owner, or to the serving thread if the owner sleeps.
 fn hand_over(ticket: &Arc<Ticket>, grant: Grant, claimed: &mut Claimed) {
     if ticket.turn(ASLEEP, CLAIMED) {
         claimed.push(ClaimedWrite { grant, ticket: Arc::clone(ticket) });

@@ -37,8 +37,7 @@ use crate::db::state::jobs::Jobs;
 use crate::db::state::observers::Observers;
 use crate::db::state::storage::Storage;
 use crate::db::write::commit::{CommitGuard, Share, Submission};
-use crate::db::write::log_segments;
-use crate::db::write::log_segments::LogSegments;
+use crate::db::write::log_segments::{self, LogSegments};
 use crate::db::write::seal;
 use crate::disk_space::{
     SLACK_BYTES, SpaceInput, SpaceState, SpaceUse, admits, compaction_room, cuts_max, flush_room,
@@ -56,11 +55,11 @@ use crate::wal::LogWriter;
 const TEND_INTERVAL_NS: u64 = 50_000_000;
 /// Nanoseconds after which a reserve that could not be written is tried again.
 const RESERVE_PAUSE_NS: u64 = 10_000_000_000;
-/// How long background work waits for the commit lock.
+/// Longest wait of background work for the commit lock.
 const LOCK_WAIT: Duration = Duration::from_millis(20);
 /// With more than this part of the disk free, no compaction can be short of room.
 const AMPLE_SHARE: u64 = 4;
-/// Looks of a writer for room after the last progress that may have given some.
+/// Attempts of a writer to find room after the last progress that may have freed some.
 const PATIENCE: u8 = 20;
 /// Free bytes of a file system that does not report them.
 const UNKNOWN: u64 = u64::MAX;
@@ -93,7 +92,7 @@ pub(crate) struct Disk {
     misjudged: AtomicU8,
     /// Whether the largest compaction exceeds the compaction room, so that flushes are cut.
     needs_cuts: AtomicBool,
-    /// How many times writers look for progress that gives room before they are refused.
+    /// Number of attempts to find room that writers still have before they are refused.
     patience: AtomicU8,
     tended_at_ns: AtomicU64,
     /// Bytes in active memtables when background work looked last.
@@ -146,10 +145,10 @@ impl Disk {
     }
 }
 
-/// What an operator sees of the disk.
+/// Room on the disk, for an operator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DiskReport {
-    /// How full the disk is.
+    /// State of the room on the disk.
     pub state: SpaceState,
     /// Free bytes by the last measurement; `None` if the file system does not report them.
     pub free_bytes: Option<u64>,
@@ -361,7 +360,7 @@ pub(crate) fn full_disk_blocks(storage: &Storage, disk: &Disk) -> Option<Error> 
     (lacks_room || disk.state() >= SpaceState::Low).then(|| disk_full(storage, disk))
 }
 
-/// Sees to room for `bytes` of tables and what is written with them, at the expense of the
+/// Makes room for `bytes` of tables and for the files written with them, at the expense of the
 /// reserve if need be. Fails if there is not even room for the tables.
 pub(crate) fn ensure_room(db: &DbInner, bytes: u64, what: &str) -> Result<()> {
     let input = space_input(db);
@@ -429,7 +428,7 @@ pub(crate) fn remove_spare_logs(storage: &Storage, observers: &Observers, logs: 
     log_segments::remove_logs(storage, observers, &spare);
 }
 
-/// Looks at the disk between two background jobs, and acts. Called without locks.
+/// Measures the disk between two background jobs, and acts. Called without locks.
 pub(crate) fn tend_disk(db: &DbInner) {
     let now_ns = db.context.clock().now_ns();
     let due_ns = db.disk.tended_at_ns.load(Ordering::Relaxed) + TEND_INTERVAL_NS;
@@ -464,7 +463,7 @@ pub(crate) fn tend_disk(db: &DbInner) {
     }
 }
 
-/// Looks at the disk for the first time: before recovery writes tables.
+/// Measures the disk for the first time, before recovery writes tables.
 pub(crate) fn look_at_disk(db: &DbInner) {
     if !db.context.options().read_only && measure_free(&db.storage, &db.disk) != UNKNOWN {
         measure_disk(db);
@@ -605,7 +604,7 @@ pub(crate) fn return_room(disk: &Disk, room_bytes: u64) {
     disk.running_bytes.fetch_sub(room_bytes, Ordering::Relaxed);
 }
 
-/// Where flushes cut their tables beside the bucket map on a disk that is small or nearly full:
+/// Keys at which flushes cut their tables besides the bucket map on a small or nearly full disk:
 /// where tables of the base level begin, so that each part can go down alone.
 pub(crate) fn room_cuts(disk: &Disk, version: &Version) -> Vec<Vec<u8>> {
     let most = room_cuts_max(disk, version);

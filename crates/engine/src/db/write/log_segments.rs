@@ -22,6 +22,7 @@
 
 use std::collections::VecDeque;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -36,18 +37,14 @@ use crate::db::state::jobs::{JobState, Sealed, ShardState};
 use crate::db::state::memtable::Memtable;
 use crate::db::state::observers::Observers;
 use crate::db::state::storage::Storage;
-use crate::db::write::WritePath;
 use crate::db::write::commit::{CommitGuard, Share};
-use crate::db::write::seal;
+use crate::db::write::{WritePath, seal};
 use crate::disk_space::SpaceState;
 use crate::file_meta::log_name;
 use crate::lock_order::Order;
 use crate::manifest::LogMark;
 use crate::stats::Ticker;
-use crate::wal::LogConfig;
-use crate::wal::LogWriter;
-use crate::wal::SegmentRef;
-use std::sync::Arc;
+use crate::wal::{LogConfig, LogWriter, SegmentRef};
 
 /// Unneeded segments that are kept for reuse.
 const SPARE_LOGS_MAX: usize = 2;
@@ -83,7 +80,7 @@ pub(crate) struct LogSegments {
     /// Number of the open segment.
     open: AtomicU64,
     state: Mutex<LogState>,
-    /// Where the log ended, if the disk had no room for the first segment at the open. The first
+    /// End of the log, if the disk had no room for the first segment at the open. The first
     /// write begins that segment. The commit lock comes before this lock.
     late: Mutex<Option<LogEnd>>,
     /// The newest segment whose durability was noted.
@@ -352,7 +349,7 @@ fn last_excess_segment(segments: &VecDeque<LogSegment>, bytes_max: u64) -> Optio
     last
 }
 
-/// The oldest segment that an immutable memtable pins: by shard once nobody inserts any more.
+/// The oldest segment that an immutable memtable pins: by shard once the last writer has inserted.
 fn pinned_by(memtable: &Memtable, stays: impl Fn(usize) -> bool) -> Option<FileNo> {
     if !memtable.is_quiet() {
         return memtable.oldest_log();

@@ -25,6 +25,7 @@ use std::cell::RefCell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use archipelago_base::budget::ByteBudget;
 use archipelago_base::checksum::crc;
 use archipelago_base::{CfId, Error, ErrorKind, Result, SeqNo};
 
@@ -35,8 +36,7 @@ use crate::db::state::family::Family;
 use crate::db::state::memtable::{Birth, Memtable, RECORD_OVERHEAD_BYTES};
 use crate::db::state::observers::Observers;
 use crate::db::state::storage::Storage;
-use crate::db::write::commit::Committer;
-use crate::db::write::commit::{Outcome, Share, Submission};
+use crate::db::write::commit::{Committer, Outcome, Share, Submission};
 use crate::db::write::log_segments::LogSegments;
 use crate::disk_space::SpaceUse;
 use crate::event::Event;
@@ -47,7 +47,6 @@ use crate::options::WriteOptions;
 use crate::stats::{Ticker, Timer};
 use crate::version::Version;
 use crate::wal::WriteBatch;
-use archipelago_base::budget::ByteBudget;
 
 /// The writing side of an open database.
 pub(crate) struct WritePath {
@@ -103,7 +102,7 @@ impl WritePath {
     }
 }
 
-/// What a check of a batch found.
+/// Result of the check of a batch.
 struct Checked {
     /// Bytes of keys and values.
     user_bytes: u64,
@@ -263,7 +262,7 @@ pub(crate) fn write_log_through(db: &DbInner, seq: SeqNo) -> Result<()> {
     })
 }
 
-/// Tells of an append that failed. The next write tries a new segment.
+/// Reports an append that failed. The next write tries a new segment.
 #[cold]
 pub(crate) fn note_append_error(storage: &Storage, observers: &Observers, error: &Error) -> Error {
     let error = error.context_at("the write was not logged and not applied");

@@ -3,15 +3,18 @@
 //! Recovery replays the log into memory, writes all of it to tables and installs them in one edit
 //! ([`super`]). Without room for the tables nothing is installed. The segments of the log are made
 //! durable where they are, their records stay in memtables that pin them, and flushes bring them to
-//! tables as room comes ([decision 0045](../../../../../docs/decisions/0045-full-disks.md)). A disk
-//! without room for the first log segment of this process leaves that to the first write.
+//! tables when there is room ([decision 0045](../../../../../docs/decisions/0045-full-disks.md)).
+//! On a disk without room for the first log segment of this process, the first write begins that
+//! segment ([`crate::db::write::log_segments`]).
 //!
-//! Invariants: 1. no flush installs a part of a kept log before all of the log is durable; where it
-//! cannot be made durable, all memory goes to tables in one edit
-//! ([`crate::db::background::leave_log`]); 2. a torn tail is not continued: the next segment says
-//! where the last one ended. Thread-safety: called by the thread that opens, but for
-//! [`DbInner::begin_log`], which a writer calls under the commit lock. Failure: a log that exceeds
-//! the memory budget is refused. Cost: the log is read once more, and synced.
+//! Invariants:
+//! 1. No flush installs a part of a kept log before all of the log is durable. If it cannot be made
+//!    durable, all memory goes to tables in one edit ([`crate::db::background::leave_log`]).
+//! 2. A torn tail is not continued: the next segment says where the last one ended.
+//!
+//! Thread-safety: the thread that opens calls the functions.
+//! Failure: a log that exceeds the memory budget is refused.
+//! Cost: the log is read once more, and synced.
 
 use std::sync::Arc;
 
@@ -27,10 +30,8 @@ use crate::db::state::jobs::Jobs;
 use crate::db::state::observers::Observers;
 use crate::db::state::storage::Storage;
 use crate::db::write::WritePath;
-use crate::db::write::disk_room;
-use crate::db::write::disk_room::Disk;
-use crate::db::write::log_segments;
-use crate::db::write::log_segments::LogSegment;
+use crate::db::write::disk_room::{self, Disk};
+use crate::db::write::log_segments::{self, LogSegment};
 use crate::file_meta::log_name;
 use crate::lock_order::Order;
 use crate::wal::{LogChain, SegmentRef};

@@ -1,25 +1,34 @@
-//! Opening: what a directory holds becomes a running database.
+//! Opening: the files of a directory become a running database.
 //!
-//! Steps: 1. check settings and look at the directory (nothing is changed if it is refused);
-//! 2. take the lock; 3. recover the manifest, or create it; 4. replay the log into memtables,
-//! skipping what each range's flushed-through sequence number covers; 5. flush what was replayed
-//! and install **all** of it, of all families, in one edit that also moves the log floor past the
-//! old segments: the replayed log may not be durable, so installing a part could keep half a batch
-//! over a power loss; 6. start a new log segment, remove what nothing refers to.
+//! Steps:
+//!
+//! 1. The settings and the directory are checked. Nothing is changed if the open is refused.
+//! 2. The lock of the directory is taken.
+//! 3. The manifest is recovered, or created.
+//! 4. The log is replayed into memtables. Records that each range's flushed-through sequence number
+//!    covers are skipped.
+//! 5. The replayed records are flushed and **all** of them are installed, of all families, in one
+//!    edit that also moves the log floor past the old segments. The replayed log may not be
+//!    durable, so installing a part could keep half a batch over a power loss.
+//! 6. A new log segment is started, and files that nothing refers to are removed.
 //!
 //! A read-only open replaces steps 4 to 6 by a picture of its own
 //! ([`crate::db::lifecycle::catch_up`]).
 //!
-//! A disk without room for the tables of step 5: the reserve is given up first
+//! If the disk has no room for the tables of step 5, the reserve is given up first
 //! ([`crate::disk_space`]). If that is not enough, the tables are removed, nothing is installed,
-//! and the log is kept: its segments are made durable, its records stay in memtables that pin
-//! them, and flushes bring them to tables as room comes
-//! ([decision 0045](../../../../docs/decisions/0045-full-disks.md)).
+//! and the log is kept: its segments are made durable, its records stay in memtables that pin them,
+//! and flushes bring them to tables when there is room ([decision
+//! 0045](../../../../docs/decisions/0045-full-disks.md)).
 //!
-//! A crash at any point of this leaves the old state: only step 5's edit changes it. Cost: reads
-//! the log once (twice where it is kept); memory is bounded by writing memtables that are full (of
-//! records or of range deletes), or the largest one while the byte budget is exceeded, to files
-//! before the edit. Where the log is kept, the memory budget bounds it.
+//! Invariants: a crash at any point leaves the old state, because only the edit of step 5 changes
+//! it.
+//!
+//! Thread-safety: one thread opens; the lock of the directory excludes others.
+//! Failure: after an error nothing was changed.
+//! Cost: the log is read once, or twice if it is kept. Memory is bounded: memtables that are full
+//! (of records or of range deletes), or the largest one while the byte budget is exceeded, are
+//! written to files before the edit. If the log is kept, the memory budget bounds it.
 
 mod kept_log;
 
@@ -36,13 +45,10 @@ use archipelago_env::limit::RateLimiter;
 use archipelago_env::local::LocalFs;
 use archipelago_env::{FileLock, FileSystem};
 
-use crate::db::background::compaction;
-use crate::db::background::flush;
-use crate::db::background::flush::FlushTask;
-use crate::db::background::scheduler;
+use crate::db::background::flush::{self, FlushTask};
+use crate::db::background::{compaction, scheduler};
 use crate::db::inner::DbInner;
-use crate::db::lifecycle::catch_up;
-use crate::db::lifecycle::catch_up::{Unusable, while_changing};
+use crate::db::lifecycle::catch_up::{self, Unusable, while_changing};
 use crate::db::read::ReadView;
 use crate::db::read::pictures::Pictures;
 use crate::db::state::background_mode::BackgroundMode;
@@ -53,11 +59,9 @@ use crate::db::state::memtable::{Memtable, RECORD_OVERHEAD_BYTES};
 use crate::db::state::observers::Observers;
 use crate::db::state::pacing::Pacing;
 use crate::db::state::storage::{Storage, StorageParts};
-use crate::db::write::WritePath;
-use crate::db::write::disk_room;
-use crate::db::write::disk_room::Disk;
+use crate::db::write::disk_room::{self, Disk};
 use crate::db::write::log_segments::LogSegments;
-use crate::db::write::seal;
+use crate::db::write::{WritePath, seal};
 use crate::disk_space::flush_room;
 use crate::event::Listeners;
 use crate::executor::{JobExecutor, LocalExecutor};
@@ -75,19 +79,19 @@ use crate::sst::BlockCache;
 use crate::table_cache::TableCache;
 use crate::wal::{LogChain, RecoveredLog, SegmentEnd, SegmentFile};
 
-/// What a database is made of besides its settings.
+/// Parts of a database besides its settings.
 #[derive(Clone)]
 pub struct Components {
-    /// Where files are. Default: the local file system.
+    /// File system of the files. Default: the local file system.
     pub fs: Arc<dyn FileSystem>,
     /// Whether compactions let reads that users wait for go first. Default: yes; no is there to
     /// compare with.
     pub foreground_first: bool,
-    /// What time it is. Default: the system's clock.
+    /// Source of the time. Default: the system's clock.
     pub clock: Arc<dyn Clock>,
     /// Merge operators and compaction filters. Default: the built-in ones.
     pub registry: Registry,
-    /// Who is told of events. Default: nobody.
+    /// Receivers of events. Default: none.
     pub listeners: Listeners,
     /// The byte budget, if it is shared with others. Default: one of its own, by
     /// `DbOptions::memory_budget_bytes`.
@@ -98,7 +102,7 @@ pub struct Components {
     /// Existing column families whose names begin with this, and that `families` does not name,
     /// take the settings of the default family, those of `families` if it has some. Default: none.
     pub alike_default: Option<String>,
-    /// Who runs flushes and compactions. Default: the database's own background threads. (What
+    /// Runs flushes and compactions. Default: the database's own background threads. (What
     /// recovery and ingestion write runs where they are called.)
     pub executor: Arc<dyn JobExecutor>,
     /// Which threads run background work. Default: threads of the database.
@@ -149,7 +153,7 @@ impl std::fmt::Debug for Components {
     }
 }
 
-/// What a local log keeps in memory: its ring.
+/// Bytes that a local log keeps in memory: its ring.
 const LOG_BUFFER_BYTES: u64 = 4 << 20;
 
 pub(crate) fn open(dir: &Path, options: DbOptions, components: Components) -> Result<Arc<DbInner>> {
@@ -520,9 +524,9 @@ pub(crate) fn check_known(cf: CfId, next: CfId) -> Result<()> {
 /// The log's records on their way into memtables and files.
 struct Replay<'a> {
     inner: &'a DbInner,
-    /// What the one edit of recovery will say.
+    /// Changes for the one edit of recovery.
     outputs: VersionEdit,
-    /// What was written for it.
+    /// Outputs that were written for it.
     written: Vec<JobOutput>,
     last_seq: SeqNo,
     /// No column family with this id or a larger one was ever created.
@@ -535,7 +539,7 @@ struct Replay<'a> {
 struct KeptLog {
     /// Its oldest segment.
     oldest: FileNo,
-    /// What recovery to tables failed with.
+    /// Error of the recovery to tables.
     no_room: Error,
 }
 

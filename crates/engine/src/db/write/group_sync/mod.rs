@@ -32,7 +32,7 @@ const COVERED: u8 = 1;
 /// State of a writer that was made the next leader.
 const LEADING: u8 = 2;
 
-/// A thread that waits, and the cell in which it is told: abstract, so that the protocol runs under
+/// A thread that waits, and the cell that tells it why: abstract, so that the protocol runs under
 /// a model checker.
 pub(super) trait Cell {
     /// Of the calling thread, untold.
@@ -57,7 +57,7 @@ struct Waiter<C> {
     cell: C,
 }
 
-/// What is behind the lock.
+/// State that the lock guards.
 #[derive(Debug)]
 pub(super) struct State<C> {
     reached: SeqNo,
@@ -137,7 +137,7 @@ impl<R: Room> Drop for Turn<'_, R> {
     }
 }
 
-/// How far the log is; see the module.
+/// Progress of the log towards its device, and the writers that wait for it.
 #[derive(Debug, Default)]
 pub(crate) struct GroupSync {
     state: Mutex<State<Parked>>,
@@ -182,7 +182,7 @@ impl Room for GroupSync {
 }
 
 impl GroupSync {
-    /// Sees to it that the log gets as far as `seq`, by `act`, which returns how far it took it.
+    /// Brings the log at least to `seq` by `act`, which returns how far it came.
     /// Whether this caller had to act.
     pub(crate) fn reach(&self, seq: SeqNo, act: impl FnOnce() -> Result<SeqNo>) -> Result<bool> {
         reach(self, seq, act)

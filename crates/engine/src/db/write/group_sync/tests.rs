@@ -65,7 +65,7 @@ fn a_failure_is_told_to_everybody_and_nobody_waits_for_ever() {
     assert!(!leading.reach(SeqNo(9), || panic!("it is there")).expect("there"));
 }
 
-/// The checker's lock and threads; `EARLY`: threads are woken before they are told.
+/// The checker's lock and threads; `EARLY`: threads are woken before their cell is set.
 #[derive(Default)]
 struct Model<const EARLY: bool> {
     state: shuttle::sync::Mutex<State<Modelled<EARLY>>>,

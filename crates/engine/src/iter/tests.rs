@@ -566,7 +566,7 @@ fn ten_files() -> Level {
 }
 
 #[test]
-fn a_file_that_cannot_be_opened_is_an_error_and_the_next_seek_starts_afresh() {
+fn seek_starts_afresh_after_a_file_failed_to_open() {
     let mut iter = LevelIterator::new(Unopenable(ten_files(), 4));
     iter.seek_to_first();
     let mut seen = 0;
@@ -651,7 +651,7 @@ fn many_versions_of_a_key_cost_a_seek_and_not_a_walk() {
 }
 
 #[test]
-fn a_merge_operand_without_an_operator_and_a_damaged_record_are_errors() {
+fn operand_without_operator_and_damaged_record_are_errors() {
     let merge_record = (encode(b"k", SeqNo(1), Kind::Merge), b"x".to_vec());
     let unknown_kind = (encode(b"k", SeqNo(1), Kind::SEEK), Vec::new());
     let no_expiry = (encode(b"k", SeqNo(1), Kind::PutExpiring), vec![0; 7]);
@@ -684,7 +684,7 @@ fn prefixes_end_before_the_next_key_that_lacks_them() {
 }
 
 #[test]
-fn a_tombstone_does_not_delete_records_of_its_own_sequence_number() {
+fn tombstone_spares_records_of_its_own_sequence_number() {
     let records = [(b"b", 4), (b"c", 5), (b"d", 6)]
         .map(|(key, seq)| (encode(key, SeqNo(seq), Kind::Put), Vec::new()));
     let all = RangeTombstone { start: b"a"[..].into(), end: b"z"[..].into(), seq: SeqNo(5) };

@@ -25,7 +25,7 @@ fn rate(input: &StallInput) -> u64 {
 }
 
 #[test]
-fn every_cause_slows_without_a_cliff_and_only_debt_at_the_limit_stops() {
+fn every_cause_slows_smoothly_and_only_full_debt_stops() {
     type Set = fn(&mut StallInput, f64);
     let causes: [(StallCause, Set); 3] = [
         (StallCause::L0Files, |i, d| {

@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn the_parts_of_a_memtable_count_once_and_keys_in_order_one_by_one() {
+    fn parts_of_a_memtable_count_once() {
         let parts =
             files(&[("m", "z", 11, 19), ("a", "l", 10, 18), ("m", "z", 1, 9), ("a", "l", 0, 8)]);
         assert_eq!(layers(&parts), 2);

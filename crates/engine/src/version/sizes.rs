@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_store_compacts_to_the_last_level_and_the_base_rises_as_it_grows() {
+    fn base_level_rises_as_an_empty_store_grows() {
         assert_eq!(targets(&[]).base_level, 6);
         assert_eq!(targets(&[(6, 256)]).base_level, 6);
         assert_eq!(targets(&[(6, 2000)]).base_level, 6);

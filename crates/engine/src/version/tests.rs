@@ -159,7 +159,7 @@ fn impossible_edits_are_corrupt_and_change_nothing() {
 }
 
 #[test]
-fn a_moved_file_keeps_its_reader_and_a_removed_one_goes_with_its_last_version() {
+fn moved_file_keeps_its_reader_until_its_last_version() {
     let trash = Arc::new(Trash::default());
     let base = {
         let mut builder = VersionBuilder::new(&empty());

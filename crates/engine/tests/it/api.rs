@@ -53,7 +53,7 @@ impl Told {
 }
 
 #[test]
-fn listeners_are_told_of_everything_that_changes_files_or_families() {
+fn listeners_receive_every_change_of_files_and_families() {
     let fs = MemFs::new();
     let told = Arc::new(Told::default());
     let family = CfOptions { buckets_dynamic: false, ..small_family() };
@@ -159,7 +159,7 @@ impl CompactionFilter for ByPrefix {
 }
 
 #[test]
-fn a_compaction_filter_is_found_by_its_name_and_uncovers_nothing_older() {
+fn compaction_filter_uncovers_no_older_record() {
     let fs = MemFs::new();
     let filtered = CfOptions { compaction_filter: Some("by-prefix".to_owned()), ..small_family() };
     let unknown = Db::open_with("/db", small_db(), over(&fs, filtered.clone())).unwrap_err();
@@ -209,7 +209,7 @@ fn the_ttl_filter_gives_the_space_of_expired_records_back() {
 }
 
 #[test]
-fn an_error_of_a_merge_operator_reaches_the_reader_and_loses_nothing() {
+fn merge_operator_error_reaches_the_reader_and_loses_nothing() {
     let db = Db::open_with("/db", small_db(), over(&MemFs::new(), counter_family())).unwrap();
     let cf = db.default_family();
     let merge = |key: &[u8], operand: &[u8]| {

@@ -40,7 +40,7 @@ fn contents(db: &Db) -> Vec<(Vec<u8>, Vec<u8>)> {
 }
 
 #[test]
-fn what_was_put_is_found_in_memory_in_l0_in_levels_and_after_a_reopen() {
+fn puts_are_found_in_memory_l0_levels_and_after_a_reopen() {
     let fs = MemFs::new();
     let db = open(&fs);
     for n in 0..3000 {

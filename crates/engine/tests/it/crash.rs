@@ -346,7 +346,7 @@ fn plain(disk: &MemFs) -> Db {
 }
 
 #[test]
-fn a_log_segment_is_overwritten_only_once_the_manifest_does_not_need_it() {
+fn log_segment_is_overwritten_only_once_it_is_not_needed() {
     let disk = MemFs::new();
     let db = plain(&disk);
     let value = [b'v'; 1000];
@@ -417,7 +417,7 @@ fn write_batch(db: &Db, n: u32) {
 }
 
 #[test]
-fn a_flush_that_did_not_sync_the_log_leaves_a_prefix_after_power_loss() {
+fn flush_without_log_sync_leaves_a_prefix_after_power_loss() {
     let (mut flushes, mut syncs, mut with_tables) = (0, 0, 0);
     for seed in 0..3 {
         let family = || CfOptions { buckets: 4, ..model::family_options("default") };

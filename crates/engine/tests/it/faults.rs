@@ -377,7 +377,7 @@ fn full_device() -> Rule {
 }
 
 #[test]
-fn writes_go_on_by_themselves_when_a_full_device_has_space_again() {
+fn writes_resume_when_a_full_device_has_space_again() {
     for seed in 0..12 {
         let mut bench = Bench::new(&format!("full device, seed {seed}"), seed);
         bench.run(10 + seed as usize * 3);
@@ -456,7 +456,7 @@ fn eventually(what: &str, mut done: impl FnMut() -> bool) {
 }
 
 #[test]
-fn failing_background_work_is_counted_told_and_shown_and_holds_no_writer_for_ever() {
+fn failing_background_work_is_reported_and_blocks_no_writer() {
     let faults = FaultFs::new(Arc::new(MemFs::new()), 1);
     let errors = Arc::new(Errors::default());
     let db = open_listening(&faults, &errors, BackgroundMode::Threads);
@@ -662,7 +662,7 @@ fn a_step_that_fails_before_its_install_leaves_nothing_behind() {
 }
 
 #[test]
-fn a_group_that_was_half_appended_does_not_count_once_the_log_goes_on() {
+fn half_appended_group_is_void_once_the_log_goes_on() {
     let disk = MemFs::new();
     let faults = FaultFs::new(Arc::new(disk), 3);
     let fs: Arc<dyn FileSystem> = Arc::new(faults.clone());

@@ -168,7 +168,7 @@ fn check(db: &Db) {
 }
 
 #[test]
-fn other_processes_run_the_flushes_and_compactions_of_a_database() {
+fn other_processes_run_flushes_and_compactions() {
     let temporary = tempfile::tempdir().unwrap();
     let executor = Arc::new(Processes {
         scratch: temporary.path().join("jobs"),

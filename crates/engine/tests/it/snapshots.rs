@@ -146,7 +146,7 @@ fn reads_repeat_at_a_snapshot_that_is_taken_while_a_filter_runs() {
 }
 
 #[test]
-fn reads_repeat_at_a_snapshot_that_is_taken_while_files_are_ingested() {
+fn reads_repeat_at_a_snapshot_taken_during_an_ingestion() {
     for name in ["ingest.before_install", "ingest.before_visible"] {
         for with_filter in [false, true] {
             let (cell, taken) = (Arc::new(OnceLock::new()), Arc::new(Mutex::new(Vec::new())));

@@ -125,7 +125,7 @@ fn check(tiers: &Arc<TieredFs>, outside: &Arc<dyn FileSystem>, copy: &Path) {
 }
 
 #[test]
-fn a_checkpoint_of_two_directories_is_a_plain_database_that_shares_their_tables() {
+fn checkpoint_of_two_directories_shares_their_tables() {
     let base = tempfile::tempdir().unwrap();
     let device =
         |name: &str| DeviceSettings::new(base.path().join(name), DeviceKind::Directory).creating();
@@ -150,7 +150,7 @@ fn a_checkpoint_of_two_directories_is_a_plain_database_that_shares_their_tables(
 }
 
 #[test]
-fn a_checkpoint_of_devices_that_cannot_be_linked_out_is_a_plain_database_of_copies() {
+fn checkpoint_copies_tables_that_cannot_be_linked() {
     let outside: Arc<dyn FileSystem> = Arc::new(MemFs::new());
     let devices = two_in_memory(1.0);
     let tiers = TieredFs::open_over("/tiers", devices, tier_components(&outside)).unwrap();
@@ -158,7 +158,7 @@ fn a_checkpoint_of_devices_that_cannot_be_linked_out_is_a_plain_database_of_copi
 }
 
 #[test]
-fn levels_of_a_large_and_a_small_family_are_counted_each_from_its_own_base() {
+fn each_family_counts_levels_from_its_own_base() {
     let outside: Arc<dyn FileSystem> = Arc::new(MemFs::new());
     let mut components = tier_components(&outside);
     components.policy.fast_levels = Some(2);

@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn spare_memory_goes_before_the_cache_and_the_cache_before_memtables() {
+    fn relief_takes_spare_memory_then_cache_then_memtables() {
         let at = |used_bytes, spare_bytes, cached_bytes| {
             relief(&MemoryUse {
                 used_bytes,

@@ -82,7 +82,7 @@ impl Group {
     }
 
     /// Calls up to `count` threads of that priority to help; fewer if the system refuses one,
-    /// because what it would have done is done by the others. How many do.
+    /// because the others do its share. Returns how many help.
     fn call(self: &Arc<Self>, threads: &JobThreads, kind: JobPriority, count: usize) -> usize {
         for called in 0..count {
             *self.helping.lock() += 1;

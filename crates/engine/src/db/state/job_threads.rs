@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_accepted_is_run_before_the_close_ends_and_then_nothing_is() {
+    fn close_runs_accepted_tasks_and_refuses_later_ones() {
         let threads = ThreadGroup::new(JobPriority::Low);
         let done = Arc::new(AtomicUsize::new(0));
         for _task in 0..20 {

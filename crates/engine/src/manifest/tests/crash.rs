@@ -191,7 +191,7 @@ fn power_loss_at_every_sync_keeps_what_was_acknowledged() {
 }
 
 #[test]
-fn a_failed_write_or_sync_changes_nothing_and_the_next_edit_settles_it() {
+fn next_edit_settles_a_failed_write_or_sync() {
     use Operation::{Append, Create, Flush, Rename, Sync, SyncDir};
     for operation in [Append, Create, Flush, Rename, Sync, SyncDir] {
         for nth in 1..8 {

@@ -175,7 +175,7 @@ fn bad_edits_are_refused_and_change_nothing() {
 }
 
 #[test]
-fn dropped_families_and_removed_files_go_to_the_trash_after_the_edit() {
+fn dropped_families_and_removed_files_reach_the_trash() {
     let (_, fs) = mem();
     let mut set = create(&fs).expect("creates");
     let trash: Arc<Trash> = Arc::clone(set.trash());

@@ -158,7 +158,7 @@ fn warmed(full: bool, warm: impl Fn(u64) -> bool) -> (u64, u64) {
 }
 
 #[test]
-fn blocks_that_are_written_are_cached_if_any_of_it_is_read_or_most_when_there_is_no_room() {
+fn written_blocks_are_cached_if_enough_keys_are_read() {
     let (all, records) = warmed(false, |_| true);
     assert!(all > 50 && all < records, "{all}");
     assert_eq!(warmed(true, |_| true).0, all);

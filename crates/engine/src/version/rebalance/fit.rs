@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn a_split_waits_for_what_lies_across_its_key_and_for_nothing_else() {
+    fn split_waits_only_for_files_across_its_key() {
         let cut = version(&[("h", "j"), ("k", "o"), ("a", "f"), ("p", "z")]);
         fitting(&cut, &at_k(), &[], &[]).expect("every file is on one side");
         let old = version(&[("h", "j"), ("h", "k")]);

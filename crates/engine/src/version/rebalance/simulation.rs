@@ -351,7 +351,7 @@ fn random_load(seed: u64) -> impl Fn(&mut Rng, u64) -> Vec<u64> {
 }
 
 #[test]
-fn whatever_the_load_the_map_is_sound_and_a_still_window_ends_the_changes() {
+fn still_window_ends_changes_of_a_sound_map() {
     for seed in 0..120 {
         let load = random_load(seed);
         let mut sim = Sim::new(1 << (seed % 6), WINDOW_SEALS, &load);

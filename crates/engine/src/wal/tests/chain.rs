@@ -197,7 +197,7 @@ fn power_failures_lose_a_suffix_that_was_not_synced() {
 }
 
 #[test]
-fn a_segment_that_cannot_be_synced_is_let_go_once_it_is_not_needed() {
+fn unsyncable_segment_is_released_once_it_is_not_needed() {
     let bench = Bench::disk();
     let mut writer = bench.writer(1, None);
     append(&mut writer, 1);

@@ -204,7 +204,7 @@ fn reboot(bench: &Bench, no: u64) {
 }
 
 #[test]
-fn a_lost_page_is_corruption_unless_power_failed_or_a_mode_says_so() {
+fn lost_page_is_corruption_unless_power_failed_or_mode_allows() {
     for synced in [false, true] {
         let bench = Bench::disk();
         let mut writer = bench.writer(1, None);

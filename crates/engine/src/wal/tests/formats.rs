@@ -117,7 +117,7 @@ fn segment_with(
 }
 
 #[test]
-fn reserved_types_other_versions_and_other_databases_are_refused() {
+fn log_refuses_reserved_types_versions_and_databases() {
     let good = segment_with(|_| (), |_| ());
     assert_eq!(good.tolerant(&[1]).unwrap().0, [1]);
     for kind in [RecordType::Prepare as u8, RecordType::Commit as u8, 9] {

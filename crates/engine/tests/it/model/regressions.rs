@@ -19,7 +19,7 @@ const UNLOGGED: WriteOptions = WriteOptions {
 };
 
 #[test]
-fn sequence_numbers_below_flushed_through_are_not_given_out_again() {
+fn sequence_numbers_of_lost_flushed_writes_are_not_reused() {
     let fs = MemFs::new();
     let db = open(&fs);
     let other = db.create_family("other", small_family()).unwrap();

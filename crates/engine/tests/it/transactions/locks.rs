@@ -161,7 +161,7 @@ fn value_that_vanishes_from_a_locked_row_is_a_conflict() {
 }
 
 #[test]
-fn read_for_update_of_a_key_changed_after_the_snapshot_is_refused() {
+fn read_for_update_refuses_a_key_changed_after_the_snapshot() {
     let db = open(&MemFs::new());
     let cf = db.default_family();
     let mut first = db.transaction_with(impatient(Isolation::Snapshot));

@@ -311,7 +311,7 @@ fn the_fullest_bucket_comes_first_and_then_the_smaller_job() {
 }
 
 #[test]
-fn during_a_load_a_bucket_waits_until_its_files_are_worth_the_rewrite() {
+fn bucket_under_load_waits_until_a_rewrite_pays() {
     let mut sim = Sim::new(1, &[], options());
     let most = sim.version.options().l0_slowdown / 2;
     assert!(most > 4, "{most}");
@@ -341,7 +341,7 @@ fn during_a_load_a_bucket_waits_until_its_files_are_worth_the_rewrite() {
 }
 
 #[test]
-fn a_straddling_base_file_is_cut_by_the_first_job_and_the_other_bucket_waits() {
+fn first_job_cuts_a_base_file_across_two_buckets() {
     let mut sim = Sim::new(1, &[], options());
     for round in 0..4 {
         sim.flush(&[50 + round, 150]);

@@ -54,7 +54,7 @@ fn dropped(input: &PickInput<'_>) -> Vec<u64> {
 }
 
 #[test]
-fn a_last_level_file_full_of_deletes_is_rewritten_once_no_snapshot_needs_them() {
+fn last_level_deletes_are_rewritten_without_snapshots() {
     for (deletions, due) in [(10, true), (4, true), (3, false)] {
         let mut file = meta(1, b"a", b"c", (1, 50));
         file.deletions = deletions;
@@ -75,7 +75,7 @@ fn a_last_level_file_full_of_deletes_is_rewritten_once_no_snapshot_needs_them() 
 }
 
 #[test]
-fn an_expired_table_is_dropped_only_where_nothing_older_lies_below() {
+fn expired_table_is_dropped_only_above_nothing_older() {
     let gone = |no, keys, level| (level, expiring(no, keys, (50, 60), NOW_MS));
     let old = |no, first: &str, last: &str, level| {
         (level, meta(no, first.as_bytes(), last.as_bytes(), (1, 9)))

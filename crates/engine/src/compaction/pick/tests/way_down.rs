@@ -83,7 +83,7 @@ fn l0_merges_within_itself_while_a_deeper_job_is_in_its_way() {
 }
 
 #[test]
-fn a_waiting_l0_is_not_kept_waiting_by_further_jobs_of_the_base_level() {
+fn waiting_l0_goes_before_further_jobs_of_the_base_level() {
     let version = classic(5, 1000);
     let running = [going_down(&version)];
     assert!(picked(&version, &running).is_none(), "L0 is next");

@@ -241,7 +241,7 @@ impl Client {
                 }
                 FastOutcome::Broken(slot) => {
                     let write = set.overwrite(keys.hashes[set.nth], record.slot);
-                    ahead.push((write.into_uncommitted(set.inside, slot), record));
+                    ahead.push((write.keep_uncommitted(set.inside, slot), record));
                 }
                 FastOutcome::NotDone => self.node.free_unpublished(record),
             }

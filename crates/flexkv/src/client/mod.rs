@@ -430,7 +430,7 @@ impl Client {
                 self.node.free_unpublished(record);
             }
             Err(failed) if failed.effect() == WriteEffect::None => {
-                self.node.free_unpublished(record)
+                self.node.free_unpublished(record);
             }
             _ => {}
         }

@@ -123,8 +123,8 @@ impl Peer {
         self.identity.is_coordinator()
     }
 
-    /// The node's clock in microseconds, if the node answered within `fresh_ns` before `now_ns`. Its
-    /// clock shows a later time by now.
+    /// The node's clock in microseconds, if the node answered within `fresh_ns` before `now_ns`.
+    /// Its clock shows a later time by now.
     pub(crate) fn heard(&self, now_ns: u64, fresh_ns: u64) -> Option<u64> {
         let heard = *self.heard.lock();
         heard.filter(|heard| heard.is_fresh(now_ns, fresh_ns)).map(|heard| heard.stamp_us)

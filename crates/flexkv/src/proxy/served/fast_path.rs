@@ -231,7 +231,7 @@ impl Overwrite<'_> {
 
     /// Takes over the locks of a write that is [`FastOutcome::Broken`], and its place within the
     /// partition's gate.
-    pub(crate) fn into_uncommitted(&self, inside: Inside<'_>, slot: OldSlot) -> UncommittedSlot {
+    pub(crate) fn keep_uncommitted(&self, inside: Inside<'_>, slot: OldSlot) -> UncommittedSlot {
         inside.stay();
         let (served, inserting) = (Arc::clone(self.served), self.incoming_key());
         UncommittedSlot { served, slot, new: self.new, inserting }

@@ -212,7 +212,7 @@ fn uncommitted_slot_stays_locked_until_copies_are_restored() {
     assert_eq!(came, places.map(FastOutcome::Broken));
     let kept = both.iter().zip(doors).zip(places);
     let kept: Vec<UncommittedSlot> =
-        kept.map(|((write, door), place)| write.into_uncommitted(door, place)).collect();
+        kept.map(|((write, door), place)| write.keep_uncommitted(door, place)).collect();
     assert_eq!(search(&served, None).word, word(1).0, "not committed");
     assert_eq!(at_once(&served, 1, 3), (FastOutcome::NotDone, None));
     assert!(served.lock(SLOT).is_none() && served.lock(free).is_none());

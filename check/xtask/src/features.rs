@@ -3,14 +3,14 @@
 //! 1. The resolved features of `archipelago-cli` hold no hook. Cargo unifies features within one
 //!    build of the workspace, so the check asks for the tree of that package alone, which is what a
 //!    release builds. Dependencies of tests are left out.
-//! 2. Only packages of `check/` turn a hook on. Only `archipelago-flexkv-rivals` turns on
-//!    `index-protocol`.
+//! 2. Only packages of `check/` turn a hook on, and tests a hook of their own package. Only
+//!    `archipelago-flexkv-rivals` turns on `index-protocol`.
 
 use std::path::Path;
 use std::process::Command;
 
 use crate::report::Finding;
-use crate::workspace::{Member, Workspace};
+use crate::workspace::{Kind, Member, Workspace};
 
 /// The package that is shipped.
 const PACKAGE: &str = "archipelago-cli";
@@ -56,7 +56,9 @@ fn turned_on(member: &Member) -> Vec<Finding> {
                 true => member.name == ALONE.1,
                 false => member.dir.starts_with("check"),
             };
-            if may || !dependency.features.iter().any(|name| name == feature) {
+            // Tests of a crate may reach the crate's own hooks.
+            let is_own_test = dependency.kind == Kind::Dev && dependency.package == member.name;
+            if may || is_own_test || !dependency.features.iter().any(|name| name == feature) {
                 continue;
             }
             let package = &dependency.package;

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering}
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use crate::commands::{COMMANDS, Command, flag};
+use crate::command::{Command, flag};
 use crate::invalidations::{Invalidations, TrackingMode};
 
 /// What a client has told about itself.
@@ -50,7 +50,7 @@ impl LastCommand {
     /// Notes a command. Costs one store.
     #[inline]
     pub(crate) fn note(&self, command: &'static Command) {
-        self.number.store(command.number() + 1, Ordering::Relaxed);
+        self.number.store(command.number + 1, Ordering::Relaxed);
     }
 
     /// Notes a command that has subcommands before it runs, because it may show itself.
@@ -66,9 +66,9 @@ impl LastCommand {
     }
 
     /// `get`, `client|list`, or `NULL` before the first command.
-    fn name(&self) -> String {
+    fn name(&self, commands: &[&Command]) -> String {
         let number = self.number.load(Ordering::Relaxed);
-        let Some(command) = number.checked_sub(1).and_then(|at| COMMANDS.get(at)) else {
+        let Some(command) = number.checked_sub(1).and_then(|at| commands.get(at)) else {
             return "NULL".to_owned();
         };
         let subcommand = self.subcommand.lock();
@@ -163,7 +163,7 @@ impl Client {
     /// The client as a line of CLIENT LIST: the fields of Redis 7.2 in their order, and behind them
     /// `watch` and `tot-cmds`. Arguments lie in the buffer for requests, and there are no lists of
     /// replies, so `argv-mem`, `obl` and `oll` are 0.
-    pub(crate) fn line(&self, now_ms: u64) -> String {
+    pub(crate) fn line(&self, now_ms: u64, commands: &[&Command]) -> String {
         let names = self.names.lock().clone();
         let seconds_since = |then: u64| now_ms.saturating_sub(then) / 1000;
         let figure = |figure: &AtomicU64| figure.load(Ordering::Relaxed);
@@ -192,7 +192,7 @@ impl Client {
             input.saturating_sub(unread),
             figure(&self.reply_bytes_peak),
             if output > 0 { "rw" } else { "r" },
-            self.last_command.name(),
+            self.last_command.name(commands),
             if self.invalidations.mode().is_on() { 0 } else { -1 },
             self.version.load(Ordering::Relaxed),
             names.lib_name,

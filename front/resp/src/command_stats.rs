@@ -18,7 +18,7 @@ use std::collections::BTreeMap;
 use archipelago_base::metrics::Counters;
 use parking_lot::Mutex;
 
-use crate::commands::{COMMANDS, Command};
+use crate::command::Command;
 
 /// Commands that there may be.
 const COMMANDS_MAX: usize = 128;
@@ -34,9 +34,10 @@ const FIGURES: usize = FIRST_BUCKET + BUCKETS;
 /// Different error codes that are counted by themselves; the others count as one more.
 const CODES_MAX: usize = 128;
 
-/// See the module.
-#[derive(Default)]
+/// Figures of all commands of one server.
 pub(crate) struct CommandStats {
+    /// All commands in the order of their numbers.
+    commands: &'static [&'static Command],
     figures: Counters<{ COMMANDS_MAX * FIGURES }>,
     errors: Mutex<BTreeMap<String, u64>>,
 }
@@ -73,10 +74,16 @@ fn bucket_of(nanos: u64) -> usize {
 }
 
 impl CommandStats {
+    /// Zero for each of `commands`, which stand in the order of their numbers.
+    pub(crate) fn new(commands: &'static [&'static Command]) -> Self {
+        assert!(commands.len() <= COMMANDS_MAX, "raise COMMANDS_MAX");
+        Self { commands, figures: Counters::default(), errors: Mutex::default() }
+    }
+
     /// `calls` of a command took `nanos` together.
     #[inline]
     pub(crate) fn ran(&self, command: &'static Command, calls: u64, nanos: u64) {
-        let base = command.number() * FIGURES;
+        let base = command.number * FIGURES;
         self.figures.add(base + NANOS, nanos);
         let each = if calls <= 1 { nanos } else { nanos / calls };
         self.figures.add(base + FIRST_BUCKET + bucket_of(each), calls);
@@ -84,12 +91,12 @@ impl CommandStats {
 
     /// A command was refused before it ran.
     pub(crate) fn rejected(&self, command: &'static Command) {
-        self.figures.add(command.number() * FIGURES + REJECTED, 1);
+        self.figures.add(command.number * FIGURES + REJECTED, 1);
     }
 
     /// Of the calls of a command so many failed.
     pub(crate) fn failed(&self, command: &'static Command, calls: u64) {
-        self.figures.add(command.number() * FIGURES + FAILED, calls);
+        self.figures.add(command.number * FIGURES + FAILED, calls);
     }
 
     /// Clients were told an error `times` times; `line` begins with its code.
@@ -106,7 +113,7 @@ impl CommandStats {
 
     /// The figures of each command that was called or rejected.
     pub(crate) fn commands(&self) -> impl Iterator<Item = (&'static Command, Figures)> {
-        COMMANDS.iter().filter_map(|command| {
+        self.commands.iter().copied().filter_map(|command| {
             let figures = self.of(command);
             (figures.calls + figures.rejected > 0).then_some((command, figures))
         })
@@ -114,7 +121,7 @@ impl CommandStats {
 
     /// The figures of `command`.
     pub(crate) fn of(&self, command: &'static Command) -> Figures {
-        let base = command.number() * FIGURES;
+        let base = command.number * FIGURES;
         let buckets = std::array::from_fn(|at| self.figures.get(base + FIRST_BUCKET + at));
         Figures {
             calls: buckets.iter().sum(),
@@ -140,11 +147,10 @@ impl CommandStats {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::commands::find;
+    use crate::commands;
 
     #[test]
     fn times_fall_into_powers_of_two() {
-        assert!(COMMANDS.len() <= COMMANDS_MAX);
         let cases = [(0, 0), (999, 0), (1_000, 0), (1_001, 1), (2_000, 1), (2_001, 2)];
         for (nanos, bucket) in cases {
             assert_eq!(bucket_of(nanos), bucket, "{nanos} ns");
@@ -154,8 +160,9 @@ mod tests {
 
     #[test]
     fn figures_of_a_command_are_its_own() {
-        let stats = CommandStats::default();
-        let (get, set) = (find(b"get").unwrap(), find(b"set").unwrap());
+        let stats = CommandStats::new(commands::list());
+        let find = |name: &[u8]| &commands::table().find(name).unwrap().command;
+        let (get, set) = (find(b"get"), find(b"set"));
         stats.ran(get, 3, 3_000);
         stats.ran(get, 1, 7_500_000);
         stats.rejected(set);

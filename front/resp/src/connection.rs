@@ -28,10 +28,11 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_rustls::TlsAcceptor;
 
 use crate::clients::Client;
+use crate::commands;
 use crate::memory::{FREE_BYTES, Share};
 use crate::pipeline::{Pipeline, Ran};
 use crate::refusal::Refusal;
-use crate::server_state::{Shared, Stat};
+use crate::server_state::{ServerState, Stat};
 use crate::session::Session;
 
 /// Pause before more of a large request is read while memory is short.
@@ -51,7 +52,7 @@ const TLS_BYTES: u64 = 32 << 10;
 const LINGER: Duration = Duration::from_secs(1);
 
 /// Takes the client out of the tracking table and the registry, however the task ends.
-struct Leave(Arc<Shared>, Arc<Client>);
+struct Leave(Arc<ServerState>, Arc<Client>);
 
 impl Drop for Leave {
     fn drop(&mut self) {
@@ -61,7 +62,7 @@ impl Drop for Leave {
 }
 
 /// Serves `stream` until it ends.
-pub(crate) async fn serve(shared: Arc<Shared>, client: Arc<Client>, stream: TcpStream) {
+pub(crate) async fn serve(shared: Arc<ServerState>, client: Arc<Client>, stream: TcpStream) {
     let leave = Leave(Arc::clone(&shared), Arc::clone(&client));
     serve_over(leave, client, stream).await;
 }
@@ -71,7 +72,7 @@ where
     S: AsyncRead + AsyncWrite + Unpin,
 {
     let shared = Arc::clone(&leave.0);
-    let session = Session::new(shared, client);
+    let session = Session::new(shared, client, commands::table());
     let pipeline = Pipeline::new(&session);
     let sends_late = session.shared.store.overlaps_reads();
     let mut connection =
@@ -85,7 +86,7 @@ where
 
 /// Serves TLS over `stream` until it ends.
 pub(crate) async fn serve_tls(
-    shared: Arc<Shared>,
+    shared: Arc<ServerState>,
     client: Arc<Client>,
     stream: TcpStream,
     acceptor: TlsAcceptor,
@@ -342,7 +343,7 @@ fn taken(sent: Option<io::Result<usize>>) -> io::Result<usize> {
 }
 
 /// Why a connection ends whose client does not take its replies.
-fn cut_off(shared: &Shared) -> io::Error {
+fn cut_off(shared: &ServerState) -> io::Error {
     shared.cut_off.fetch_add(1, Ordering::Relaxed);
     io::Error::new(io::ErrorKind::TimedOut, "the client does not read")
 }
@@ -357,7 +358,7 @@ fn timed_out(why: &str) -> io::Error {
 /// something last, or when it was waited for first.
 async fn hindered(
     client: &Client,
-    shared: &Shared,
+    shared: &ServerState,
     holds: bool,
     since: &mut Option<Instant>,
 ) -> io::Result<()> {

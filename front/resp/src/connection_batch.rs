@@ -32,7 +32,7 @@ const VALUE_BYTES_MAX: usize = 4 << 10;
 
 thread_local! {
     /// What connections of this thread join.
-    static OPEN: RefCell<Arc<Batch>> = RefCell::default();
+    static OPEN: RefCell<Arc<ConnectionBatch>> = RefCell::default();
 }
 
 /// What came of a command.
@@ -57,17 +57,17 @@ enum Kept {
 }
 
 #[derive(Debug)]
-struct Command {
+struct BatchedCommand {
     key: Range<usize>,
     /// Of a SET.
     value: Option<Range<usize>>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct BatchState {
     /// Keys and values, and those that were read.
     bytes: Vec<u8>,
-    commands: Vec<Command>,
+    commands: Vec<BatchedCommand>,
     /// Of each command, once they were done.
     answers: Option<Vec<Kept>>,
     /// When they were done.
@@ -75,16 +75,16 @@ struct State {
 }
 
 #[derive(Debug, Default)]
-struct Batch(Mutex<State>);
+struct ConnectionBatch(Mutex<BatchState>);
 
 /// A connection's commands in a batch.
 #[derive(Debug)]
-pub(crate) struct Member {
-    batch: Arc<Batch>,
+pub(crate) struct BatchMember {
+    batch: Arc<ConnectionBatch>,
     commands: Range<usize>,
 }
 
-impl Member {
+impl BatchMember {
     /// Puts keys, and the values of SETs, into this thread's batch. `None`: they are too many.
     pub(crate) fn join<'a>(
         commands: impl Iterator<Item = (&'a [u8], Option<&'a [u8]>)> + Clone,
@@ -95,7 +95,7 @@ impl Member {
             return None;
         }
         OPEN.with_borrow_mut(|open| {
-            let has_room = |state: &State| {
+            let has_room = |state: &BatchState| {
                 state.answers.is_none()
                     && state.commands.len() + count <= COMMANDS_MAX
                     && state.bytes.len() + more <= BYTES_MAX
@@ -149,7 +149,7 @@ impl Member {
     }
 }
 
-impl State {
+impl BatchState {
     fn add(&mut self, key: &[u8], value: Option<&[u8]>) {
         let mut put = |bytes: &[u8]| {
             let from = self.bytes.len();
@@ -157,7 +157,7 @@ impl State {
             from..self.bytes.len()
         };
         let (key, value) = (put(key), value.map(put));
-        self.commands.push(Command { key, value });
+        self.commands.push(BatchedCommand { key, value });
     }
 
     fn run(&mut self, store: &dyn Store) {
@@ -225,7 +225,7 @@ mod tests {
     use archipelago_base::{Error, Result};
 
     use super::*;
-    use crate::store::{Entry, KeyRange, Keyspace, PinnedSlice, Visit};
+    use crate::store::{KeyRange, Keyspace, PinnedSlice, StoredValue, Visit};
 
     /// Does at once what is of keys that do not begin with `w`.
     #[derive(Default)]
@@ -238,7 +238,7 @@ mod tests {
     }
 
     impl Store for Quick {
-        fn get(&self, _: &[u8]) -> Result<Option<Entry>> {
+        fn get(&self, _: &[u8]) -> Result<Option<StoredValue>> {
             Err(Error::unsupported("not asked for"))
         }
 
@@ -294,13 +294,13 @@ mod tests {
         }
     }
 
-    fn join(commands: &[(&str, Option<&str>)]) -> Member {
+    fn join(commands: &[(&str, Option<&str>)]) -> BatchMember {
         let commands = commands.iter();
         let bytes = commands.map(|(key, value)| (key.as_bytes(), value.map(str::as_bytes)));
-        Member::join(bytes).expect("few")
+        BatchMember::join(bytes).expect("few")
     }
 
-    fn answers(member: Member, store: &Quick) -> Vec<String> {
+    fn answers(member: BatchMember, store: &Quick) -> Vec<String> {
         let mut all = Vec::new();
         let take = |answer: Answer<'_>| {
             all.push(match answer {
@@ -337,6 +337,6 @@ mod tests {
         assert_eq!(answers(first, &store).len(), COMMANDS_MAX);
         assert_eq!(answers(join(&[("a", None)]), &store), ["1"], "by itself, and later");
         let large = vec![0; BYTES_MAX];
-        assert!(Member::join([(&large[..], Some(&b"1"[..]))].into_iter()).is_none());
+        assert!(BatchMember::join([(&large[..], Some(&b"1"[..]))].into_iter()).is_none());
     }
 }

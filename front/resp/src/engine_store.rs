@@ -22,8 +22,8 @@ use crate::databases::{DATABASES, Order};
 use crate::engine_databases::EngineDatabases;
 use crate::prefixes::PrefixTable;
 use crate::store::{
-    Databases, Entry, Head, JointWrite, KEY_BYTES_MAX, KeyRange, Keyspace, Op, PinnedSlice, Store,
-    Visit, VisitKey,
+    Databases, Head, JointWrite, KEY_BYTES_MAX, KeyRange, Keyspace, Op, PinnedSlice, Store,
+    StoredValue, Visit, VisitKey,
 };
 
 /// Fewer keys are counted one by one (a few milliseconds at most): people expect small counts to
@@ -357,10 +357,11 @@ impl Store for EngineStore {
         Some(self)
     }
 
-    fn get(&self, key: &[u8]) -> Result<Option<Entry>> {
+    fn get(&self, key: &[u8]) -> Result<Option<StoredValue>> {
         let options = ReadOptions::default();
         let entry = self.read(|family| self.db().get_entry(family, key, &options))?.flatten();
-        Ok(entry.map(|entry| Entry { value: entry.value, expires_at_ms: entry.expires_at_ms }))
+        Ok(entry
+            .map(|entry| StoredValue { value: entry.value, expires_at_ms: entry.expires_at_ms }))
     }
 
     fn head(&self, key: &[u8]) -> Result<Option<Head>> {

@@ -22,8 +22,8 @@ use archipelago_compute::flexkv::{Destination, FlexKvNode, KeyWrite, Renamed, Sc
 use archipelago_flexkv::{Value, WriteError};
 
 use crate::store::{
-    Change, Decide, Entry, KeyRange, Keyspace, Left, Moved, Op, PinnedSlice, StepLimits, Store,
-    UnorderedKeys, Visit, VisitKey,
+    Change, Decide, KeyRange, Keyspace, Left, Moved, Op, PinnedSlice, StepLimits, Store,
+    StoredValue, UnorderedKeys, Visit, VisitKey,
 };
 
 /// See the module.
@@ -44,14 +44,14 @@ fn expiry_of(expires_at_ms: Option<u64>) -> u64 {
     expires_at_ms.map_or(0, |at_ms| at_ms.max(1))
 }
 
-fn entry_of(value: &Value) -> Entry {
+fn entry_of(value: &Value) -> StoredValue {
     let expires_at_ms = (value.expires_ms > 0).then_some(value.expires_ms);
-    Entry { value: PinnedSlice::owned(value.bytes.clone()), expires_at_ms }
+    StoredValue { value: PinnedSlice::owned(value.bytes.clone()), expires_at_ms }
 }
 
-fn entry_from(value: Value) -> Entry {
+fn entry_from(value: Value) -> StoredValue {
     let expires_at_ms = (value.expires_ms > 0).then_some(value.expires_ms);
-    Entry { value: PinnedSlice::owned(value.bytes), expires_at_ms }
+    StoredValue { value: PinnedSlice::owned(value.bytes), expires_at_ms }
 }
 
 /// The operation as a set, if it is one.
@@ -115,7 +115,7 @@ impl FlexKvStore {
 }
 
 impl Store for FlexKvStore {
-    fn get(&self, key: &[u8]) -> Result<Option<Entry>> {
+    fn get(&self, key: &[u8]) -> Result<Option<StoredValue>> {
         Ok(self.node.get(key)?.map(entry_from))
     }
 

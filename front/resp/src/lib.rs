@@ -22,6 +22,7 @@ pub mod access;
 mod access_times;
 mod args;
 mod clients;
+mod command;
 mod command_stats;
 mod commands;
 mod connection;

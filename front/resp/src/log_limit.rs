@@ -11,11 +11,11 @@ use parking_lot::Mutex;
 /// See the module.
 pub(crate) struct LogLimit {
     interval_ns: u64,
-    state: Mutex<State>,
+    state: Mutex<LogLimitState>,
 }
 
 #[derive(Default)]
-struct State {
+struct LogLimitState {
     /// Time of the last line.
     logged_ns: Option<u64>,
     /// Events since that line.

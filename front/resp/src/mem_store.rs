@@ -16,7 +16,8 @@ use parking_lot::{MappedRwLockReadGuard, RwLock, RwLockReadGuard};
 
 use crate::databases::{DATABASES, Order};
 use crate::store::{
-    Databases, Entry, JointWrite, KEY_BYTES_MAX, KeyRange, Keyspace, Op, PinnedSlice, Store, Visit,
+    Databases, JointWrite, KEY_BYTES_MAX, KeyRange, Keyspace, Op, PinnedSlice, Store, StoredValue,
+    Visit,
 };
 
 struct Record {
@@ -71,9 +72,9 @@ impl MemStore {
         if any_expiry { self.memory.clock.unix_ms() } else { 0 }
     }
 
-    fn entry(&self, record: &Record) -> Option<Entry> {
+    fn entry(&self, record: &Record) -> Option<StoredValue> {
         let expired = record.expires_at_ms.is_some_and(|at| at <= self.now_if(true));
-        (!expired).then(|| Entry {
+        (!expired).then(|| StoredValue {
             value: PinnedSlice::owned(record.value.clone()),
             expires_at_ms: record.expires_at_ms,
         })
@@ -146,7 +147,7 @@ impl Store for MemStore {
         Some(self)
     }
 
-    fn get(&self, key: &[u8]) -> Result<Option<Entry>> {
+    fn get(&self, key: &[u8]) -> Result<Option<StoredValue>> {
         let records = self.records();
         Ok(records.get(key).and_then(|record| self.entry(record)))
     }

@@ -22,7 +22,7 @@ use crate::memory::{FREE_BYTES, Held};
 use crate::refusal::Refusal;
 
 use crate::args::Args;
-use crate::connection_batch::{Answer, Member};
+use crate::connection_batch::{Answer, BatchMember};
 use crate::reply::Reply;
 use crate::request::{Parser, Progress, Span};
 use crate::server_state::Stat;
@@ -96,7 +96,7 @@ pub(crate) struct Pipeline {
     pending_bytes: usize,
     answered_gets: AnsweredGets,
     /// The pending ones in a batch of several connections.
-    gathered: Option<Member>,
+    gathered: Option<BatchMember>,
     /// Bytes that the unfinished command still needs.
     wanted: usize,
     charge: Charge,
@@ -186,7 +186,7 @@ impl Pipeline {
         if few && session.database() == 0 && self.pending_bytes <= GATHERED_BYTES_MAX {
             let at = |span: (usize, usize)| &self.input[span.0..span.1];
             let command = |one: &Pending| (at(one.key), one.value.map(at));
-            self.gathered = Member::join(self.pending.iter().map(command));
+            self.gathered = BatchMember::join(self.pending.iter().map(command));
         }
     }
 

@@ -24,10 +24,11 @@ use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 
 use crate::clients::{NotLetIn, Socket};
+use crate::commands;
 use crate::connection;
 use crate::log_limit::LogLimit;
 use crate::options::ServerOptions;
-use crate::server_state::{Shared, Stat};
+use crate::server_state::{ServerState, Stat};
 use crate::store::Store;
 use crate::tls;
 use crate::tracking::UPKEEP_PERIOD;
@@ -43,7 +44,7 @@ const ACCEPT_LOG_NS: u64 = 10_000_000_000;
 
 /// A running server; see the module.
 pub struct Server {
-    shared: Arc<Shared>,
+    shared: Arc<ServerState>,
     local_addr: SocketAddr,
     /// `None` once shut down.
     running: Option<(Runtime, JoinHandle<()>)>,
@@ -57,7 +58,7 @@ impl std::fmt::Debug for Server {
 
 /// Asks a server to end, from any thread or signal handler's thread.
 #[derive(Clone)]
-pub struct ShutdownHandle(Arc<Shared>);
+pub struct ShutdownHandle(Arc<ServerState>);
 
 impl std::fmt::Debug for ShutdownHandle {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -107,7 +108,8 @@ impl Listening {
     #[must_use]
     pub fn serve(self, store: Arc<dyn Store>) -> Server {
         let Self { runtime, listener, local_addr, options, tls } = self;
-        let shared = Arc::new(Shared::new(store, options, local_addr.port()));
+        let shared =
+            Arc::new(ServerState::new(store, options, local_addr.port(), commands::list()));
         let accepting = runtime.spawn(accept(listener, tls, Arc::clone(&shared)));
         runtime.spawn(keep_up_tracking(Arc::clone(&shared)));
         tracing::info!(%local_addr, "RESP server is up");
@@ -275,7 +277,7 @@ fn fit_clients(options: &mut ServerOptions) {
 
 /// Tells clients that track keys of expiry, and keeps the table of tracked keys small. It waits
 /// while nobody tracks.
-async fn keep_up_tracking(shared: Arc<Shared>) {
+async fn keep_up_tracking(shared: Arc<ServerState>) {
     loop {
         shared.tracking.must_keep_up().await;
         tokio::time::sleep(UPKEEP_PERIOD).await;
@@ -285,7 +287,7 @@ async fn keep_up_tracking(shared: Arc<Shared>) {
     }
 }
 
-async fn accept(listener: TcpListener, tls: Option<TlsAcceptor>, shared: Arc<Shared>) {
+async fn accept(listener: TcpListener, tls: Option<TlsAcceptor>, shared: Arc<ServerState>) {
     let (mut spare, failures_log) = (take_spare(), LogLimit::new(ACCEPT_LOG_NS));
     loop {
         match listener.accept().await {
@@ -321,7 +323,7 @@ fn is_exhausted(error: &io::Error) -> bool {
 }
 
 /// Tells a client that there are too many, and closes its connection.
-async fn refuse(shared: &Shared, mut stream: TcpStream) {
+async fn refuse(shared: &ServerState, mut stream: TcpStream) {
     shared.add(Stat::Rejected, 1);
     if shared.options.tls.is_some() {
         // Before the handshake nothing can be said.
@@ -332,7 +334,7 @@ async fn refuse(shared: &Shared, mut stream: TcpStream) {
 }
 
 async fn admit(
-    shared: &Arc<Shared>,
+    shared: &Arc<ServerState>,
     tls: Option<&TlsAcceptor>,
     stream: TcpStream,
     peer: SocketAddr,

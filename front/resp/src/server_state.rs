@@ -11,8 +11,8 @@ use tokio::sync::Notify;
 
 use crate::access_times::AccessTimes;
 use crate::clients::Clients;
+use crate::command::Command;
 use crate::command_stats::CommandStats;
-use crate::commands::{self, Command};
 use crate::databases::{DATABASES, Order};
 use crate::locks::KeyLocks;
 use crate::log_limit::LogLimit;
@@ -50,7 +50,7 @@ const STATS: usize = 12;
 const ABUSE_LOG_NS: u64 = 60_000_000_000;
 
 /// See the module. All of it is thread-safe.
-pub(crate) struct Shared {
+pub(crate) struct ServerState {
     /// Database 0 of the store that is served.
     pub(crate) store: Arc<dyn Store>,
     /// All databases; only the first one of a store that has no others.
@@ -69,6 +69,8 @@ pub(crate) struct Shared {
     pub(crate) stats: Counters<STATS>,
     pub(crate) command_stats: CommandStats,
     pub(crate) slowlog: SlowLog,
+    /// All commands in the order of their numbers.
+    pub(crate) commands: &'static [&'static Command],
     /// GET and SET, which a pipeline does without looking them up.
     pub(crate) get: &'static Command,
     pub(crate) set: &'static Command,
@@ -93,8 +95,14 @@ pub(crate) struct Shared {
     pub(crate) resident_peak: AtomicU64,
 }
 
-impl Shared {
-    pub(crate) fn new(store: Arc<dyn Store>, mut options: ServerOptions, port: u16) -> Self {
+impl ServerState {
+    /// State of a server of `store` at `port`. `commands` stand in the order of their numbers.
+    pub(crate) fn new(
+        store: Arc<dyn Store>,
+        mut options: ServerOptions,
+        port: u16,
+        commands: &'static [&'static Command],
+    ) -> Self {
         let started_ms = options.clock.unix_ms();
         let mut random = fastrand::Rng::new();
         let run_id = (0..40).map(|_| char::from(b"0123456789abcdef"[random.usize(..16)])).collect();
@@ -110,6 +118,10 @@ impl Shared {
             Some(all) => (0..DATABASES).map(|index| all.database(index)).collect(),
             None => [Arc::clone(&store)].into(),
         };
+        let named = |name: &str| {
+            let found = commands.iter().find(|command| command.name == name);
+            *found.expect("GET and SET are commands")
+        };
         Self {
             store,
             databases,
@@ -123,10 +135,11 @@ impl Shared {
             watches: Arc::default(),
             tracking,
             stats: Counters::default(),
-            command_stats: CommandStats::default(),
+            command_stats: CommandStats::new(commands),
             slowlog: SlowLog::default(),
-            get: commands::named("get"),
-            set: commands::named("set"),
+            commands,
+            get: named("get"),
+            set: named("set"),
             port,
             started_ms,
             last_save_s: AtomicU64::new(started_ms / 1000),

@@ -38,7 +38,7 @@ pub const VALUE_BYTES_MAX: usize = 1 << 30;
 
 /// A record that is there.
 #[derive(Clone, Debug)]
-pub struct Entry {
+pub struct StoredValue {
     /// The value, possibly pinned in the store's cache.
     pub value: PinnedSlice,
     /// When the record expires, in milliseconds since the Unix epoch; `None` for never.
@@ -160,7 +160,7 @@ pub enum Change<'a> {
 }
 
 /// Decides a key's change by what is there. May be asked again, about something newer.
-pub type Decide<'a, 'c> = dyn FnMut(Option<&Entry>) -> Change<'c> + 'a;
+pub type Decide<'a, 'c> = dyn FnMut(Option<&StoredValue>) -> Change<'c> + 'a;
 
 /// Takes one record of a scan: key, value, expiry. `Break` ends the scan.
 pub type Visit<'a> = dyn FnMut(&[u8], &[u8], Option<u64>) -> ControlFlow<()> + 'a;
@@ -215,11 +215,11 @@ pub trait Store: Send + Sync + 'static {
     }
 
     /// The record at `key`.
-    fn get(&self, key: &[u8]) -> Result<Option<Entry>>;
+    fn get(&self, key: &[u8]) -> Result<Option<StoredValue>>;
 
     /// The record at `key` without its value; cheaper than [`Store::get`] where the value is large.
     fn head(&self, key: &[u8]) -> Result<Option<Head>> {
-        let head = |entry: Entry| Head { expires_at_ms: entry.expires_at_ms };
+        let head = |entry: StoredValue| Head { expires_at_ms: entry.expires_at_ms };
         Ok(self.get(key)?.map(head))
     }
 

@@ -1,5 +1,6 @@
 //! Commands about the connection itself: PING, ECHO, HELLO, AUTH, ACL, CLIENT, QUIT, RESET.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::help::{self, unknown_subcommand};
@@ -181,7 +182,9 @@ pub(super) fn client(session: &Session, args: Args<'_>, reply: &mut Reply) -> Ha
             set_info(&mut client.names.lock(), args)?;
             reply.ok();
         }
-        ("info", 2) => reply.verbatim(&(client.line(session.shared.now_ms()) + "\n")),
+        ("info", 2) => {
+            reply.verbatim(&(client.line(session.shared.now_ms(), session.shared.commands) + "\n"))
+        }
         ("list", _) => list(session, args, reply)?,
         ("no-evict" | "no-touch", 3) if args.is(2, "on") || args.is(2, "off") => {
             if word == "no-touch" {
@@ -253,7 +256,9 @@ fn list(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
         return Err(Refusal::SYNTAX);
     }
     let now_ms = session.shared.now_ms();
-    let lines: Vec<String> = clients.iter().map(|client| client.line(now_ms) + "\n").collect();
+    let commands = session.shared.commands;
+    let line = |client: &Arc<Client>| client.line(now_ms, commands) + "\n";
+    let lines: Vec<String> = clients.iter().map(line).collect();
     reply.verbatim(&lines.concat());
     Ok(())
 }

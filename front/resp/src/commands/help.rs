@@ -95,11 +95,12 @@ pub(super) fn unknown_subcommand(args: Args<'_>, command: &str) -> Refusal {
 #[cfg(test)]
 mod tests {
     use super::TOPICS;
-    use crate::commands::{COMMANDS, flag};
+    use crate::command::flag;
+    use crate::commands::list;
 
     #[test]
     fn commands_with_subcommands_have_help() {
-        let names = COMMANDS.iter().filter(|command| command.has(flag::CONTAINER));
+        let names = list().iter().filter(|command| command.has(flag::CONTAINER));
         let mut names: Vec<String> = names.map(|it| it.name.to_ascii_uppercase()).collect();
         names.sort();
         assert_eq!(names, TOPICS.map(|(name, _)| name));

@@ -1,8 +1,9 @@
-//! COMMAND and its subcommands: the table of commands, told to clients.
+//! COMMAND and its subcommands, which describe the table of commands to clients.
 
 use super::help::{self, unknown_subcommand};
-use super::{COMMANDS, Command, find, flag};
+use super::{find, list as all};
 use crate::args::Args;
+use crate::command::{Command, flag};
 use crate::glob::Pattern;
 use crate::refusal::{Handled, Refusal};
 use crate::reply::Reply;
@@ -10,11 +11,11 @@ use crate::session::Session;
 
 pub(super) fn command(_: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
     if args.len() == 1 {
-        reply.array(COMMANDS.len());
-        COMMANDS.iter().for_each(|command| describe(command, reply));
+        reply.array(all().len());
+        all().iter().for_each(|command| describe(command, reply));
     } else if help::answers(args, "COMMAND", reply) {
     } else if args.is(1, "count") && args.len() == 2 {
-        reply.count(COMMANDS.len());
+        reply.count(all().len());
     } else if args.is(1, "info") {
         info(args, reply);
     } else if args.is(1, "docs") {
@@ -39,7 +40,8 @@ fn describe(command: &Command, reply: &mut Reply) {
     for (_, name) in named() {
         reply.simple(name);
     }
-    for position in [command.keys.0, command.keys.1, command.keys.2] {
+    let keys = command.keys;
+    for position in [keys.first, keys.last, keys.step] {
         reply.integer(i64::from(position));
     }
     // Access categories, tips, key specifications, subcommands: none.
@@ -51,8 +53,8 @@ fn describe(command: &Command, reply: &mut Reply) {
 
 fn info(args: Args<'_>, reply: &mut Reply) {
     if args.len() == 2 {
-        reply.array(COMMANDS.len());
-        return COMMANDS.iter().for_each(|command| describe(command, reply));
+        reply.array(all().len());
+        return all().iter().for_each(|command| describe(command, reply));
     }
     reply.array(args.len() - 2);
     for name in args.from(2) {
@@ -65,7 +67,7 @@ fn info(args: Args<'_>, reply: &mut Reply) {
 
 fn docs(args: Args<'_>, reply: &mut Reply) {
     let asked: Vec<&Command> = match args.len() {
-        2 => COMMANDS.iter().collect(),
+        2 => all().to_vec(),
         _ => args.from(2).filter_map(find).collect(),
     };
     reply.map(asked.len());
@@ -83,12 +85,12 @@ fn docs(args: Args<'_>, reply: &mut Reply) {
 /// `COMMAND LIST [FILTERBY PATTERN pattern]`; there are no modules and no access categories.
 fn list(args: Args<'_>, reply: &mut Reply) -> Handled {
     let shown: Vec<&Command> = match args.len() {
-        2 => COMMANDS.iter().collect(),
+        2 => all().to_vec(),
         5 if args.is(2, "filterby") && args.is(3, "pattern") => {
             let pattern = args.get(4).to_ascii_lowercase();
             let pattern = Pattern::new(&pattern)?;
             let fits = |command: &&Command| pattern.matches(command.name.as_bytes());
-            COMMANDS.iter().filter(fits).collect()
+            all().iter().copied().filter(fits).collect()
         }
         5 if args.is(2, "filterby") && (args.is(3, "module") || args.is(3, "aclcat")) => Vec::new(),
         _ => return Err(Refusal::SYNTAX),
@@ -105,16 +107,14 @@ fn get_keys(args: Args<'_>, reply: &mut Reply) -> Handled {
     let command = find(args.get(2))
         .filter(|command| command.takes(args.len() - 2))
         .ok_or(Refusal::fixed("ERR Invalid command specified"))?;
-    let (first, last, step) = command.keys;
-    if first == 0 {
+    if command.keys.first == 0 {
         return Err(Refusal::fixed("ERR The command has no key arguments"));
     }
-    let last = if last < 0 { args.len() as i32 - 2 + last } else { last };
-    let places: Vec<usize> =
-        (first..=last).step_by(step as usize).map(|place| place as usize + 2).collect();
-    reply.array(places.len());
-    for place in places {
-        reply.bulk(args.get(place));
+    // The described command begins at argument 2 of this one.
+    let positions: Vec<usize> = command.keys.of(args.len() - 2).collect();
+    reply.array(positions.len());
+    for position in positions {
+        reply.bulk(args.get(position + 2));
     }
     Ok(())
 }

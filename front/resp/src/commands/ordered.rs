@@ -17,7 +17,7 @@ use crate::store::{KEY_BYTES_MAX, KeyRange, Op};
 
 /// A place between two neighbouring keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place<'a> {
+enum KeyGap<'a> {
     /// In front of every key.
     First,
     Before(&'a [u8]),
@@ -33,7 +33,7 @@ enum Side {
     End,
 }
 
-impl<'a> Place<'a> {
+impl<'a> KeyGap<'a> {
     fn parse(bound: &'a [u8], side: Side) -> Result<Self, Refusal> {
         match (bound, side) {
             (b"-", _) => Ok(Self::First),
@@ -70,23 +70,23 @@ impl<'a> Place<'a> {
 }
 
 /// The two bounds of a command.
-fn places<'a>(args: &Args<'a>) -> Result<(Place<'a>, Place<'a>), Refusal> {
-    Ok((Place::parse(args.get(1), Side::Start)?, Place::parse(args.get(2), Side::End)?))
+fn gaps<'a>(args: &Args<'a>) -> Result<(KeyGap<'a>, KeyGap<'a>), Refusal> {
+    Ok((KeyGap::parse(args.get(1), Side::Start)?, KeyGap::parse(args.get(2), Side::End)?))
 }
 
 /// The keys between two places; `None`: there are none.
-fn range_between<'a>(start: Place<'a>, end: Place<'a>) -> Option<KeyRange<'a>> {
+fn range_between<'a>(start: KeyGap<'a>, end: KeyGap<'a>) -> Option<KeyRange<'a>> {
     let from = match start {
-        Place::First => Bound::Unbounded,
-        Place::Before(key) => Bound::Included(key),
-        Place::After(key) => Bound::Excluded(key),
-        Place::Last => return None,
+        KeyGap::First => Bound::Unbounded,
+        KeyGap::Before(key) => Bound::Included(key),
+        KeyGap::After(key) => Bound::Excluded(key),
+        KeyGap::Last => return None,
     };
     let to = match end {
-        Place::First => return None,
-        Place::Before(key) => Bound::Excluded(key),
-        Place::After(key) => Bound::Included(key),
-        Place::Last => Bound::Unbounded,
+        KeyGap::First => return None,
+        KeyGap::Before(key) => Bound::Excluded(key),
+        KeyGap::After(key) => Bound::Included(key),
+        KeyGap::Last => Bound::Unbounded,
     };
     Some(KeyRange { from, to }).filter(|range| !range.is_empty())
 }
@@ -131,7 +131,7 @@ fn range_options(args: Args<'_>) -> Result<RangeOptions, Refusal> {
 /// as pairs (RESP3); with REV from the end of the same range.
 pub(super) fn range(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
     let options = range_options(args)?;
-    let (start, end) = places(&args)?;
+    let (start, end) = gaps(&args)?;
     let range = range_between(start, end).filter(|_| options.limit > 0);
     let mut found = Found { output: reply.scratch(), keys: 0 };
     if let Some(range) = range {
@@ -209,8 +209,8 @@ fn found_within(
 
 /// `DELRANGE start end`.
 pub(super) fn delrange(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
-    let (start, end) = places(&args)?;
-    let first = start.next_key().filter(|_| end != Place::First);
+    let (start, end) = gaps(&args)?;
+    let first = start.next_key().filter(|_| end != KeyGap::First);
     let kept = end.next_key();
     if let Some(first) = first
         && kept.as_ref().is_none_or(|kept| first < *kept)
@@ -229,20 +229,20 @@ mod tests {
 
     #[test]
     fn place_has_the_first_key_behind_it() {
-        let next = |place: Place<'_>| place.next_key().map(Cow::into_owned);
+        let next = |place: KeyGap<'_>| place.next_key().map(Cow::into_owned);
         let longest = [b"a".repeat(KEY_BYTES_MAX - 1), vec![0xff]].concat();
         let longer = [&longest[..], b"x"].concat();
         let behind = [b"a".repeat(KEY_BYTES_MAX - 2), b"b".to_vec()].concat();
         let last = vec![0xff; KEY_BYTES_MAX];
-        assert_eq!(next(Place::First), Some(Vec::new()));
-        assert_eq!(next(Place::Last), None);
-        assert_eq!(next(Place::Before(b"k")), Some(b"k".to_vec()));
-        assert_eq!(next(Place::After(b"k")), Some(b"k\0".to_vec()));
-        assert_eq!(next(Place::Before(&longest)), Some(longest.clone()));
-        assert_eq!(next(Place::After(&longest)), Some(behind.clone()));
-        assert_eq!(next(Place::Before(&longer)), Some(behind.clone()));
-        assert_eq!(next(Place::After(&longer)), Some(behind));
-        assert_eq!(next(Place::Before(&last)), Some(last.clone()));
-        assert_eq!(next(Place::After(&last)), None);
+        assert_eq!(next(KeyGap::First), Some(Vec::new()));
+        assert_eq!(next(KeyGap::Last), None);
+        assert_eq!(next(KeyGap::Before(b"k")), Some(b"k".to_vec()));
+        assert_eq!(next(KeyGap::After(b"k")), Some(b"k\0".to_vec()));
+        assert_eq!(next(KeyGap::Before(&longest)), Some(longest.clone()));
+        assert_eq!(next(KeyGap::After(&longest)), Some(behind.clone()));
+        assert_eq!(next(KeyGap::Before(&longer)), Some(behind.clone()));
+        assert_eq!(next(KeyGap::After(&longer)), Some(behind));
+        assert_eq!(next(KeyGap::Before(&last)), Some(last.clone()));
+        assert_eq!(next(KeyGap::After(&last)), None);
     }
 }

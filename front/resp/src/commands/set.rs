@@ -6,7 +6,7 @@ use crate::args::Args;
 use crate::refusal::{Handled, Refusal};
 use crate::reply::Reply;
 use crate::session::Session;
-use crate::store::{Change, Entry};
+use crate::store::{Change, StoredValue};
 
 /// When SET acts.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -167,7 +167,7 @@ fn set_for(
 }
 
 /// Answers what was there before, and counts it as read.
-fn answer_old(session: &Session, old: Option<&Entry>, reply: &mut Reply) {
+fn answer_old(session: &Session, old: Option<&StoredValue>, reply: &mut Reply) {
     session.count_read(old.is_some());
     reply.bulk_or_null(old.map(|entry| &entry.value[..]));
 }

@@ -1,21 +1,29 @@
-//! All commands, as data: COMMAND, the arity check and the choice of thread read this table.
+//! All commands as data: COMMAND, the check of the number of arguments and the choice of the thread
+//! read this table.
 
-use super::flag::{
+use super::{
+    bitmaps, connection, counters, databases, expiry, info, inspection, introspection, keyspace,
+    lcs, monitoring, ordered, scan, server, set, strings, transactions,
+};
+use crate::command::flag::{
     ADMIN, CONTAINER, DENYOOM, FAST, LONG, NO_AUTH, NO_MULTI, NO_TOUCH, READONLY, WRITE,
 };
-use super::{
-    Command, Handler, bitmaps, connection, counters, databases, expiry, info, inspection,
-    introspection, keyspace, lcs, monitoring, ordered, scan, server, set, strings, transactions,
-};
+use crate::command::{Command, KeyPositions};
+use crate::session::command_table::{CommandRow, Handler};
 
-/// No keys.
-const NONE: (i32, i32, i32) = (0, 0, 0);
-/// The first argument.
-const ONE: (i32, i32, i32) = (1, 1, 1);
-/// All arguments.
-const ALL: (i32, i32, i32) = (1, -1, 1);
-/// Every other argument, from the first.
-const PAIRS: (i32, i32, i32) = (1, -1, 2);
+const NONE: KeyPositions = KeyPositions::NONE;
+/// The first argument is the only key.
+const ONE: KeyPositions = KeyPositions { first: 1, last: 1, step: 1 };
+/// The first two arguments are keys.
+const TWO: KeyPositions = KeyPositions { first: 1, last: 2, step: 1 };
+/// All arguments are keys.
+const ALL: KeyPositions = KeyPositions { first: 1, last: -1, step: 1 };
+/// All arguments but the first are keys.
+const ALL_BUT_FIRST: KeyPositions = KeyPositions { first: 2, last: -1, step: 1 };
+/// Keys and values alternate.
+const PAIRS: KeyPositions = KeyPositions { first: 1, last: -1, step: 2 };
+/// The key follows a subcommand.
+const AFTER_SUBCOMMAND: KeyPositions = KeyPositions { first: 2, last: 2, step: 1 };
 
 const BITMAP: &str = "bitmap";
 const CONNECTION: &str = "connection";
@@ -28,17 +36,28 @@ const fn command(
     name: &'static str,
     arity: i32,
     flags: u16,
-    keys: (i32, i32, i32),
+    keys: KeyPositions,
     handler: Handler,
     group: &'static str,
     summary: &'static str,
-) -> Command {
-    Command { name, arity, flags, keys, group, summary, handler }
+) -> CommandRow {
+    // `numbered` sets the number.
+    CommandRow { command: Command { name, number: 0, arity, flags, keys, group, summary }, handler }
+}
+
+/// Gives each row its position as number.
+const fn numbered<const N: usize>(mut rows: [CommandRow; N]) -> [CommandRow; N] {
+    let mut number = 0;
+    while number < N {
+        rows[number].command.number = number;
+        number += 1;
+    }
+    rows
 }
 
 /// Every command that the server knows.
 #[rustfmt::skip]
-pub(crate) static COMMANDS: &[Command] = &[
+pub(super) static ROWS: &[CommandRow] = &numbered([
     command("ping", -1, FAST, NONE, connection::ping, CONNECTION, "Answers PONG or the message."),
     command("echo", 2, FAST, NONE, connection::echo, CONNECTION, "Answers the message."),
     command("hello", -1, FAST | NO_AUTH, NONE, connection::hello, CONNECTION, "Chooses the protocol version."),
@@ -70,25 +89,25 @@ pub(crate) static COMMANDS: &[Command] = &[
     command("incrby", 3, WRITE | DENYOOM | FAST, ONE, counters::incrby, STRING, "Adds to an integer."),
     command("decrby", 3, WRITE | DENYOOM | FAST, ONE, counters::decrby, STRING, "Takes from an integer."),
     command("incrbyfloat", 3, WRITE | DENYOOM | FAST, ONE, counters::incrbyfloat, STRING, "Adds to a number."),
-    command("lcs", -3, READONLY | LONG, (1, 2, 1), lcs::lcs, STRING, "What two values have in common, in the same order."),
+    command("lcs", -3, READONLY | LONG, TWO, lcs::lcs, STRING, "What two values have in common, in the same order."),
 
     command("setbit", 4, WRITE | DENYOOM, ONE, bitmaps::setbit, BITMAP, "Sets or clears a bit; answers what it was."),
     command("getbit", 3, READONLY | FAST, ONE, bitmaps::getbit, BITMAP, "A bit of a value."),
     command("bitcount", -2, READONLY | LONG, ONE, bitmaps::bitcount, BITMAP, "How many bits are set."),
     command("bitpos", -3, READONLY | LONG, ONE, bitmaps::bitpos, BITMAP, "The first bit that is set, or that is not."),
-    command("bitop", -4, WRITE | DENYOOM | LONG, (2, -1, 1), bitmaps::bitop, BITMAP, "Combines values bit by bit into another key."),
+    command("bitop", -4, WRITE | DENYOOM | LONG, ALL_BUT_FIRST, bitmaps::bitop, BITMAP, "Combines values bit by bit into another key."),
 
     command("del", -2, WRITE | NO_TOUCH, ALL, keyspace::del, GENERIC, "Removes keys; answers how many were there."),
     command("unlink", -2, WRITE | FAST | NO_TOUCH, ALL, keyspace::del, GENERIC, "The same as DEL."),
     command("exists", -2, READONLY | FAST | NO_TOUCH, ALL, keyspace::exists, GENERIC, "How many of the keys are there."),
     command("touch", -2, READONLY | FAST | NO_TOUCH, ALL, keyspace::touch, GENERIC, "Sets the access time of keys; answers how many of them exist."),
     command("type", 2, READONLY | FAST | NO_TOUCH, ONE, keyspace::type_of, GENERIC, "The type of a key: string or none."),
-    command("rename", 3, WRITE, (1, 2, 1), keyspace::rename, GENERIC, "Moves a value to another key."),
-    command("renamenx", 3, WRITE | FAST, (1, 2, 1), keyspace::renamenx, GENERIC, "Moves a value to a key that is not there."),
-    command("copy", -3, WRITE | DENYOOM, (1, 2, 1), keyspace::copy, GENERIC, "Copies a value to another key, perhaps of another database."),
+    command("rename", 3, WRITE, TWO, keyspace::rename, GENERIC, "Moves a value to another key."),
+    command("renamenx", 3, WRITE | FAST, TWO, keyspace::renamenx, GENERIC, "Moves a value to a key that is not there."),
+    command("copy", -3, WRITE | DENYOOM, TWO, keyspace::copy, GENERIC, "Copies a value to another key, perhaps of another database."),
     command("move", 3, WRITE | FAST, ONE, databases::move_key, GENERIC, "Moves a key to another database."),
     command("randomkey", 1, READONLY | LONG, NONE, inspection::randomkey, GENERIC, "Some key."),
-    command("object", -2, READONLY | CONTAINER | NO_TOUCH, (2, 2, 1), inspection::object, GENERIC, "Facts about the value of a key."),
+    command("object", -2, READONLY | CONTAINER | NO_TOUCH, AFTER_SUBCOMMAND, inspection::object, GENERIC, "Facts about the value of a key."),
     command("keys", 2, READONLY | LONG, NONE, scan::keys, GENERIC, "Every key that fits a pattern."),
     command("scan", -2, READONLY | LONG, NONE, scan::scan, GENERIC, "Some keys, and a cursor to go on with."),
     command("expire", -3, WRITE | FAST, ONE, expiry::expire, GENERIC, "Sets the expiry of a key in seconds from now."),
@@ -112,7 +131,7 @@ pub(crate) static COMMANDS: &[Command] = &[
     command("resume", 1, ADMIN | LONG | NO_MULTI, NONE, server::resume, SERVER, "Takes writes again after an error whose cause is gone."),
     command("time", 1, FAST, NONE, server::time, SERVER, "The server's time: seconds and microseconds."),
     command("info", -1, LONG, NONE, info::info, SERVER, "Facts and figures about the server."),
-    command("memory", -2, READONLY | CONTAINER | NO_TOUCH, (2, 2, 1), inspection::memory, SERVER, "The memory that a key takes."),
+    command("memory", -2, READONLY | CONTAINER | NO_TOUCH, AFTER_SUBCOMMAND, inspection::memory, SERVER, "The memory that a key takes."),
     command("slowlog", -2, ADMIN | CONTAINER, NONE, monitoring::slowlog, SERVER, "Commands that took long."),
     command("latency", -2, ADMIN | CONTAINER, NONE, monitoring::latency, SERVER, "How long commands took."),
     command("config", -2, ADMIN | CONTAINER, NONE, server::config, SERVER, "Shows settings."),
@@ -128,4 +147,4 @@ pub(crate) static COMMANDS: &[Command] = &[
     command("discard", 1, FAST, NONE, transactions::discard, TRANSACTIONS, "Forgets the queued commands."),
     command("watch", -2, FAST | NO_TOUCH, ALL, transactions::watch, TRANSACTIONS, "Makes the next EXEC depend on keys staying as they are."),
     command("unwatch", 1, FAST, NONE, transactions::unwatch, TRANSACTIONS, "Forgets the watched keys."),
-];
+]);

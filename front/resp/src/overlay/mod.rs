@@ -26,7 +26,7 @@ use archipelago_base::{Error, Result};
 use parking_lot::{MappedMutexGuard, Mutex, MutexGuard};
 
 use crate::store::{
-    Entry, Head, KEY_BYTES_MAX, KeyRange, Keyspace, Op, PinnedSlice, Store, Visit, VisitKey,
+    Head, KEY_BYTES_MAX, KeyRange, Keyspace, Op, PinnedSlice, Store, StoredValue, Visit, VisitKey,
 };
 
 /// Bytes that an entry of the overlay takes besides its key and value.
@@ -140,10 +140,10 @@ impl Overlay {
         MutexGuard::map(self.changes.lock(), |(changes, _)| changes)
     }
 
-    fn shown(&self, written: &Option<Written>) -> Option<Entry> {
+    fn shown(&self, written: &Option<Written>) -> Option<StoredValue> {
         let written = written.as_ref().filter(|written| self.is_live(written))?;
         let value = PinnedSlice::owned(written.value.clone());
-        Some(Entry { value, expires_at_ms: written.expires_at_ms })
+        Some(StoredValue { value, expires_at_ms: written.expires_at_ms })
     }
 
     fn is_live(&self, written: &Written) -> bool {
@@ -166,7 +166,7 @@ impl Overlay {
     }
 
     /// What the overlay itself knows of `key`; `None` if only the store below knows.
-    fn known(&self, changes: &Changes, key: &[u8]) -> Option<Option<Entry>> {
+    fn known(&self, changes: &Changes, key: &[u8]) -> Option<Option<StoredValue>> {
         match changes.points.get(key) {
             Some(written) => Some(self.shown(written)),
             None => changes.is_cleared(key).then_some(None),
@@ -230,7 +230,7 @@ impl Overlay {
 }
 
 impl Store for Overlay {
-    fn get(&self, key: &[u8]) -> Result<Option<Entry>> {
+    fn get(&self, key: &[u8]) -> Result<Option<StoredValue>> {
         let changes = self.changes.lock();
         match self.known(&changes.0, key) {
             Some(known) => Ok(known),
@@ -264,7 +264,7 @@ impl Store for Overlay {
             false => self.below.multi_get(&unknown)?,
         }
         .into_iter();
-        let value = |known: Option<Option<Entry>>| match known {
+        let value = |known: Option<Option<StoredValue>>| match known {
             Some(known) => known.map(|entry| entry.value),
             None => below.next().flatten(),
         };

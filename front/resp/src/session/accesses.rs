@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 
 use super::Session;
 use crate::args::Args;
-use crate::commands::{Command, flag};
+use crate::command::{Command, flag};
 
 impl Session {
     /// Turns CLIENT NO-TOUCH on or off.

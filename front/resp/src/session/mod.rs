@@ -11,6 +11,7 @@
 //! pipeline does together.
 
 mod accesses;
+pub(crate) mod command_table;
 mod held_memory;
 mod plain_batch;
 pub(crate) mod transaction;
@@ -18,9 +19,12 @@ pub(crate) mod transaction;
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 
+use command_table::{CommandRow, CommandTable};
+use transaction::Transaction;
+
 use crate::args::Args;
 use crate::clients::Client;
-use crate::commands::{self, Command, flag};
+use crate::command::{Command, flag};
 use crate::databases::Order;
 use crate::invalidations::TrackingMode;
 use crate::locks::KeyGuard;
@@ -28,10 +32,9 @@ use crate::memory::{FREE_BYTES, Held};
 use crate::overlays::Overlays;
 use crate::refusal::{Handled, Refusal};
 use crate::reply::Reply;
-use crate::server_state::{Shared, Stat};
-use crate::session::transaction::Transaction;
+use crate::server_state::{ServerState, Stat};
 use crate::slowlog::{self, SlowCommand};
-use crate::store::{Change, Entry, Head, JointWrite, KEY_BYTES_MAX, Moved, Op, Store};
+use crate::store::{Change, Head, JointWrite, KEY_BYTES_MAX, Moved, Op, Store, StoredValue};
 
 /// Whether replies are sent (CLIENT REPLY).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,7 +66,8 @@ fn bump(cell: &Cell<u64>, by: u64) {
 
 /// The state of one connection, and what its commands use.
 pub(crate) struct Session {
-    pub(crate) shared: Arc<Shared>,
+    table: &'static CommandTable,
+    pub(crate) shared: Arc<ServerState>,
     pub(crate) client: Arc<Client>,
     pub(crate) reply_mode: Cell<ReplyMode>,
     /// The connection closes once its replies are sent.
@@ -95,9 +99,14 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    pub(crate) fn new(shared: Arc<Shared>, client: Arc<Client>) -> Self {
+    pub(crate) fn new(
+        shared: Arc<ServerState>,
+        client: Arc<Client>,
+        table: &'static CommandTable,
+    ) -> Self {
         let authenticated = Cell::new(shared.options.password.is_none());
         Self {
+            table,
             shared,
             client,
             reply_mode: Cell::new(ReplyMode::On),
@@ -122,7 +131,7 @@ impl Session {
     pub(crate) fn inside(&self) -> Self {
         let (shared, client) = (Arc::clone(&self.shared), Arc::clone(&self.client));
         let overlays = Some(Overlays::new(Arc::clone(&shared.databases), &shared.options));
-        let inside = Self { overlays, ..Self::new(shared, client) };
+        let inside = Self { overlays, ..Self::new(shared, client, self.table) };
         inside.database.set(self.database.get());
         inside.authenticated.set(self.authenticated.get());
         inside.tracking.set(self.tracking.get());
@@ -406,9 +415,10 @@ impl Session {
         let (mark, mode) = (reply.len(), self.reply_mode.get());
         bump(&self.tally.commands, 1);
         let queues = self.transaction.is_queueing();
-        let done = match commands::find(args.get(0)) {
+        let done = match self.table.find(args.get(0)) {
             None => Err(unknown_command(args)),
-            Some(command) => {
+            Some(row) => {
+                let command = &row.command;
                 let rejected = if !command.takes(args.len()) {
                     Err(Refusal::arity(command.name))
                 } else if !self.is_authenticated() && !command.has(flag::NO_AUTH) {
@@ -422,7 +432,7 @@ impl Session {
                         self.client.last_command.note_with_subcommand(command, &args.text(1));
                     }
                     self.note_accesses(command, args, started_ns);
-                    let done = self.run(command, args, reply);
+                    let done = self.run(row, args, reply);
                     self.note_time(command, 1, started_ns, || slow_args(command, args));
                     if done.is_err() {
                         self.shared.command_stats.failed(command, 1);
@@ -520,7 +530,8 @@ impl Session {
         }
     }
 
-    fn run(&self, command: &Command, args: Args<'_>, reply: &mut Reply) -> Handled {
+    fn run(&self, row: &CommandRow, args: Args<'_>, reply: &mut Reply) -> Handled {
+        let command = &row.command;
         let is_large = args.byte_len() as u64 > FREE_BYTES;
         if is_large && command.has(flag::WRITE) {
             self.hold_for_write(args.byte_len() as u64)?;
@@ -534,7 +545,7 @@ impl Session {
             if command.has(flag::READONLY) && self.shared.tracking.is_active() {
                 self.track_reads(command, args)?;
             }
-            (command.handler)(self, args, reply)
+            (row.handler)(self, args, reply)
         };
         let done = if long { tokio::task::block_in_place(act) } else { act() };
         if !self.is_inside() && self.held.borrow().is_some() {
@@ -553,7 +564,7 @@ impl Session {
     /// Whether a command changes nothing, so that it may be done again.
     pub(crate) fn only_reads(&self, args: Args<'_>) -> bool {
         let queues = self.transaction.is_queueing();
-        !queues && commands::find(args.get(0)).is_some_and(|command| command.has(flag::READONLY))
+        !queues && self.table.find(args.get(0)).is_some_and(|row| row.command.has(flag::READONLY))
     }
 
     /// Whether output of `bytes` is more than one client may have.
@@ -571,7 +582,7 @@ impl Session {
 
     /// The record at `key`, counted as a hit or a miss.
     #[inline]
-    pub(crate) fn read(&self, key: &[u8]) -> Result<Option<Entry>, Refusal> {
+    pub(crate) fn read(&self, key: &[u8]) -> Result<Option<StoredValue>, Refusal> {
         let entry = self.store().get(key)?;
         self.count_read(entry.is_some());
         Ok(entry)
@@ -614,7 +625,7 @@ impl Session {
     pub(crate) fn modify<'c, T>(
         &self,
         key: &[u8],
-        mut decide: impl FnMut(Option<&Entry>) -> Result<(Change<'c>, T), Refusal>,
+        mut decide: impl FnMut(Option<&StoredValue>) -> Result<(Change<'c>, T), Refusal>,
     ) -> Result<T, Refusal> {
         let _guard = if self.is_inside() { KeyGuard::None } else { self.shared.locks.lock(key) };
         let (mut told, mut puts, mut changes, mut new_expiry) = (None, false, false, None);

@@ -4,7 +4,7 @@
 //! GETs of stores that gain by it are one read. Cost: one reading of the clock for each group.
 
 use super::{Session, bump};
-use crate::commands::Command;
+use crate::command::Command;
 use crate::refusal::Refusal;
 use crate::reply::Reply;
 use crate::slowlog;

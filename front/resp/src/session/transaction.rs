@@ -27,7 +27,7 @@ use std::sync::atomic::Ordering;
 use archipelago_base::budget::{Charge, MemoryClass};
 
 use crate::args::Args;
-use crate::commands::{Command, flag};
+use crate::command::{Command, flag};
 use crate::locks::KeyGuard;
 use crate::memory::FREE_BYTES;
 use crate::overlays::Overlays;
@@ -332,7 +332,7 @@ fn abort(why: &str) -> Refusal {
 /// Locks every key that a command of the queue may read or write, and every watched key.
 fn lock<'s>(session: &'s Session, queue: &Queue, watches: &[Watch]) -> KeyGuard<'s> {
     let uses_keyspace = |queued: &Queued| {
-        queued.command.has(flag::WRITE | flag::READONLY) && queued.command.keys.0 == 0
+        queued.command.has(flag::WRITE | flag::READONLY) && queued.command.keys.first == 0
     };
     if queue.commands.iter().any(uses_keyspace) {
         return session.lock_all();

@@ -6,7 +6,9 @@ use std::time::Duration;
 use archipelago_base::Result;
 use archipelago_base::clock::ManualClock;
 use archipelago_resp::mem_store::MemStore;
-use archipelago_resp::store::{Entry, KeyRange, Keyspace, Left, Op, PinnedSlice, Store, Visit};
+use archipelago_resp::store::{
+    KeyRange, Keyspace, Left, Op, PinnedSlice, Store, StoredValue, Visit,
+};
 use archipelago_resp::{Server, ServerOptions};
 
 use crate::client::{Client, START_MS, encode, on_each_store};
@@ -147,7 +149,7 @@ fn idle_time_is_a_lower_bound_after_a_swap_of_databases() {
 struct Immediate(MemStore);
 
 impl Store for Immediate {
-    fn get(&self, key: &[u8]) -> Result<Option<Entry>> {
+    fn get(&self, key: &[u8]) -> Result<Option<StoredValue>> {
         self.0.get(key)
     }
 

@@ -8,7 +8,7 @@ use archipelago_base::budget::ByteBudget;
 use archipelago_base::{Error, ErrorKind, Result};
 use archipelago_resp::mem_store::MemStore;
 use archipelago_resp::store::{
-    Databases, Entry, JointWrite, KeyRange, Keyspace, Op, PinnedSlice, Store, Visit,
+    Databases, JointWrite, KeyRange, Keyspace, Op, PinnedSlice, Store, StoredValue, Visit,
 };
 use archipelago_resp::{Server, ServerOptions};
 
@@ -37,7 +37,7 @@ impl Faulty {
 }
 
 impl Store for Faulty {
-    fn get(&self, key: &[u8]) -> Result<Option<Entry>> {
+    fn get(&self, key: &[u8]) -> Result<Option<StoredValue>> {
         if key == b"bad" {
             let file = std::path::Path::new("/data/000007.sst");
             return Err(Error::corrupt(file, 4096, "data block: wrong checksum"));
@@ -307,7 +307,7 @@ impl Store for Beside {
         Some(self)
     }
 
-    fn get(&self, key: &[u8]) -> Result<Option<Entry>> {
+    fn get(&self, key: &[u8]) -> Result<Option<StoredValue>> {
         self.records.get(key)
     }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use archipelago_base::Result;
 use archipelago_resp::mem_store::MemStore;
-use archipelago_resp::store::{Entry, Head, Op, PinnedSlice, Store};
+use archipelago_resp::store::{Head, Op, PinnedSlice, Store, StoredValue};
 use archipelago_resp::{Server, ServerOptions};
 
 use crate::client::{Client, encode, on_each_store, start, start_with};
@@ -661,7 +661,7 @@ impl Gated {
 }
 
 impl Store for Gated {
-    fn get(&self, key: &[u8]) -> Result<Option<Entry>> {
+    fn get(&self, key: &[u8]) -> Result<Option<StoredValue>> {
         let entry = self.records.get(key);
         self.pass(&self.holds_read);
         entry

@@ -6,7 +6,7 @@ use std::num::NonZero;
 
 use archipelago_env::{FileClass, IoContext, IoPurpose};
 
-use crate::failure::{Failure, Outcome};
+use crate::failure::{CallResult, Failure};
 
 /// `archipelago_context` of the header.
 #[derive(Clone, Copy, Debug)]
@@ -41,7 +41,7 @@ const LEVELS: c_int = 64;
 
 impl RawContext {
     /// Checks it. Errors: a size, class, level or reason that there is not.
-    pub(crate) fn check(&self) -> Outcome<Context> {
+    pub(crate) fn check(&self) -> CallResult<Context> {
         if self.size as usize != CONTEXT_BYTES {
             return Err(Failure::invalid(format!(
                 "archipelago_context.size is {}, not {CONTEXT_BYTES}: begin with ARCHIPELAGO_CONTEXT_INIT",
@@ -65,7 +65,7 @@ impl RawContext {
         Ok(Context { io, size_hint_bytes: self.size_hint_bytes })
     }
 
-    fn purpose(&self, level: Option<u8>) -> Outcome<IoPurpose> {
+    fn purpose(&self, level: Option<u8>) -> CallResult<IoPurpose> {
         Ok(match self.reason {
             0 => IoPurpose::ForegroundRead,
             1 => IoPurpose::ForegroundWrite,
@@ -85,7 +85,7 @@ impl RawContext {
 }
 
 /// A level of C: -1 is none.
-pub(crate) fn level_of(level: c_int) -> Outcome<Option<u8>> {
+pub(crate) fn level_of(level: c_int) -> CallResult<Option<u8>> {
     match level {
         -1 => Ok(None),
         0..LEVELS => Ok(Some(level as u8)),

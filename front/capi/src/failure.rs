@@ -13,7 +13,7 @@ use crate::errno::set_errno;
 /// The kinds of the header, `ARCHIPELAGO_ERROR_*`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(i32)]
-pub(crate) enum Kind {
+pub(crate) enum FailureKind {
     InvalidArgument = 1,
     Busy = 2,
     NotFound = 3,
@@ -30,37 +30,37 @@ pub(crate) enum Kind {
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct Failure {
-    pub(crate) kind: Kind,
+    pub(crate) kind: FailureKind,
     pub(crate) errno: Errno,
     pub(crate) message: String,
 }
 
-pub(crate) type Outcome<T> = Result<T, Failure>;
+pub(crate) type CallResult<T> = Result<T, Failure>;
 
 impl Failure {
-    pub(crate) fn new(kind: Kind, errno: Errno, message: impl Into<String>) -> Self {
+    pub(crate) fn new(kind: FailureKind, errno: Errno, message: impl Into<String>) -> Self {
         Self { kind, errno, message: message.into() }
     }
 
     pub(crate) fn invalid(message: impl Into<String>) -> Self {
-        Self::new(Kind::InvalidArgument, Errno::INVAL, message)
+        Self::new(FailureKind::InvalidArgument, Errno::INVAL, message)
     }
 
     pub(crate) fn unsupported(message: impl Into<String>) -> Self {
-        Self::new(Kind::Unsupported, Errno::OPNOTSUPP, message)
+        Self::new(FailureKind::Unsupported, Errno::OPNOTSUPP, message)
     }
 
     /// A number that is not open, or does not stand for a `what`.
     pub(crate) fn bad_handle(what: &str, handle: i32) -> Self {
         let message = format!("{handle} is not an open {what}");
-        Self::new(Kind::InvalidArgument, Errno::BADF, message)
+        Self::new(FailureKind::InvalidArgument, Errno::BADF, message)
     }
 
     fn of_panic(panic: &(dyn Any + Send)) -> Self {
         let text = panic.downcast_ref::<&str>().copied();
         let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
         let message = format!("a mistake in the library: {}", text.unwrap_or("a panic"));
-        Self::new(Kind::Internal, Errno::IO, message)
+        Self::new(FailureKind::Internal, Errno::IO, message)
     }
 
     /// Makes it what the calling thread is told next.
@@ -76,18 +76,18 @@ impl Failure {
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         let (kind, errno) = match error.kind() {
-            ErrorKind::InvalidArgument => (Kind::InvalidArgument, Errno::INVAL),
-            ErrorKind::Busy => (Kind::Busy, Errno::BUSY),
-            ErrorKind::NotFound => (Kind::NotFound, Errno::NOENT),
-            ErrorKind::Corrupt => (Kind::Corrupt, Errno::BADMSG),
-            ErrorKind::ReadOnly => (Kind::ReadOnly, Errno::ROFS),
-            ErrorKind::Fenced => (Kind::Fenced, Errno::STALE),
-            ErrorKind::Closed => (Kind::Closed, Errno::SHUTDOWN),
-            ErrorKind::Unsupported => (Kind::Unsupported, Errno::OPNOTSUPP),
-            ErrorKind::Internal => (Kind::Internal, Errno::IO),
-            _ => (Kind::Io, Errno::IO),
+            ErrorKind::InvalidArgument => (FailureKind::InvalidArgument, Errno::INVAL),
+            ErrorKind::Busy => (FailureKind::Busy, Errno::BUSY),
+            ErrorKind::NotFound => (FailureKind::NotFound, Errno::NOENT),
+            ErrorKind::Corrupt => (FailureKind::Corrupt, Errno::BADMSG),
+            ErrorKind::ReadOnly => (FailureKind::ReadOnly, Errno::ROFS),
+            ErrorKind::Fenced => (FailureKind::Fenced, Errno::STALE),
+            ErrorKind::Closed => (FailureKind::Closed, Errno::SHUTDOWN),
+            ErrorKind::Unsupported => (FailureKind::Unsupported, Errno::OPNOTSUPP),
+            ErrorKind::Internal => (FailureKind::Internal, Errno::IO),
+            _ => (FailureKind::Io, Errno::IO),
         };
-        let errno = if kind == Kind::Io { error.io_kind().map_or(errno, errno_of) } else { errno };
+        let errno = if kind == FailureKind::Io { error.io_kind().map_or(errno, errno_of) } else { errno };
         Self::new(kind, errno, error.to_string())
     }
 }
@@ -124,7 +124,7 @@ pub(crate) fn last_message() -> *const c_char {
 }
 
 /// Runs a call: what it returns, or `refused` after the failure was noted.
-pub(crate) fn guard<T>(refused: T, call: impl FnOnce() -> Outcome<T>) -> T {
+pub(crate) fn guard<T>(refused: T, call: impl FnOnce() -> CallResult<T>) -> T {
     let failure = match catch_unwind(AssertUnwindSafe(call)) {
         Ok(Ok(value)) => return value,
         Ok(Err(failure)) => failure,
@@ -143,8 +143,8 @@ mod tests {
     #[test]
     fn a_panic_becomes_an_error_of_the_call() {
         assert_eq!(guard(-1, || Ok(7)), 7);
-        assert_eq!(guard(-1, || -> Outcome<i32> { panic!("boom {}", 1) }), -1);
-        assert_eq!(last_kind(), Kind::Internal as i32);
+        assert_eq!(guard(-1, || -> CallResult<i32> { panic!("boom {}", 1) }), -1);
+        assert_eq!(last_kind(), FailureKind::Internal as i32);
         let text = LAST.with(|last| last.borrow().1.clone());
         assert_eq!(text.to_str(), Ok("a mistake in the library: boom 1"));
     }
@@ -155,18 +155,18 @@ mod tests {
             let failure = Failure::from(Error::io("write to", Path::new("x"), kind.into()));
             (failure.kind, failure.errno)
         };
-        assert_eq!(of(std::io::ErrorKind::StorageFull), (Kind::Io, Errno::NOSPC));
-        assert_eq!(of(std::io::ErrorKind::NotFound), (Kind::NotFound, Errno::NOENT));
-        assert_eq!(of(std::io::ErrorKind::BrokenPipe), (Kind::Io, Errno::IO));
+        assert_eq!(of(std::io::ErrorKind::StorageFull), (FailureKind::Io, Errno::NOSPC));
+        assert_eq!(of(std::io::ErrorKind::NotFound), (FailureKind::NotFound, Errno::NOENT));
+        assert_eq!(of(std::io::ErrorKind::BrokenPipe), (FailureKind::Io, Errno::IO));
         let failed = |error: Error| {
             let failure = Failure::from(error);
             (failure.kind, failure.errno)
         };
-        assert_eq!(failed(Error::fenced("taken over")), (Kind::Fenced, Errno::STALE));
-        assert_eq!(failed(Error::closed("finished")), (Kind::Closed, Errno::SHUTDOWN));
-        assert_eq!(failed(Error::internal("panicked")), (Kind::Internal, Errno::IO));
+        assert_eq!(failed(Error::fenced("taken over")), (FailureKind::Fenced, Errno::STALE));
+        assert_eq!(failed(Error::closed("finished")), (FailureKind::Closed, Errno::SHUTDOWN));
+        assert_eq!(failed(Error::internal("panicked")), (FailureKind::Internal, Errno::IO));
         let failure = Failure::from(Error::corrupt(Path::new("f"), 5, "a hole"));
-        assert_eq!((failure.kind, failure.errno), (Kind::Corrupt, Errno::BADMSG));
+        assert_eq!((failure.kind, failure.errno), (FailureKind::Corrupt, Errno::BADMSG));
         assert!(failure.message.contains("offset 5"), "{}", failure.message);
     }
 }

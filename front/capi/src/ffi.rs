@@ -11,7 +11,7 @@ use archipelago_env::GroupAccess;
 use archipelago_tier::{DeviceKind, DeviceSettings};
 
 use crate::context::{Context, RawContext, UNKNOWN, carried, level_of};
-use crate::failure::{Failure, Outcome};
+use crate::failure::{CallResult, Failure};
 
 /// `archipelago_device` of the header.
 #[derive(Clone, Copy, Debug)]
@@ -70,7 +70,7 @@ fn is_null(what: &str) -> Failure {
 ///
 /// # Safety
 /// `path` is null or a string that ends with a zero and stays as it is during the call.
-pub(crate) unsafe fn path<'a>(what: &str, path: *const c_char) -> Outcome<&'a Path> {
+pub(crate) unsafe fn path<'a>(what: &str, path: *const c_char) -> CallResult<&'a Path> {
     if path.is_null() {
         return Err(is_null(what));
     }
@@ -89,7 +89,7 @@ pub(crate) unsafe fn path<'a>(what: &str, path: *const c_char) -> Outcome<&'a Pa
 pub(crate) unsafe fn optional_path<'a>(
     what: &str,
     given: *const c_char,
-) -> Outcome<Option<&'a Path>> {
+) -> CallResult<Option<&'a Path>> {
     if given.is_null() {
         return Ok(None);
     }
@@ -101,7 +101,7 @@ pub(crate) unsafe fn optional_path<'a>(
 ///
 /// # Safety
 /// `data` has `len` bytes that nobody changes during the call; it may be null if `len` is 0.
-pub(crate) unsafe fn bytes<'a>(data: *const u8, len: usize) -> Outcome<&'a [u8]> {
+pub(crate) unsafe fn bytes<'a>(data: *const u8, len: usize) -> CallResult<&'a [u8]> {
     if len == 0 {
         return Ok(&[]);
     }
@@ -117,7 +117,7 @@ pub(crate) unsafe fn bytes<'a>(data: *const u8, len: usize) -> Outcome<&'a [u8]>
 /// # Safety
 /// `data` has room for `len` bytes, which nobody else touches during the call; it may be null if
 /// `len` is 0.
-pub(crate) unsafe fn room<'a>(data: *mut u8, len: usize) -> Outcome<&'a mut [u8]> {
+pub(crate) unsafe fn room<'a>(data: *mut u8, len: usize) -> CallResult<&'a mut [u8]> {
     if len == 0 {
         return Ok(&mut []);
     }
@@ -136,7 +136,7 @@ pub(crate) unsafe fn room<'a>(data: *mut u8, len: usize) -> Outcome<&'a mut [u8]
 ///
 /// # Safety
 /// `out` is null or has room for a `T`, aligned for it.
-pub(crate) unsafe fn give<T>(what: &str, out: *mut T, value: T) -> Outcome<()> {
+pub(crate) unsafe fn give<T>(what: &str, out: *mut T, value: T) -> CallResult<()> {
     if out.is_null() {
         return Err(is_null(what));
     }
@@ -149,7 +149,7 @@ pub(crate) unsafe fn give<T>(what: &str, out: *mut T, value: T) -> Outcome<()> {
 ///
 /// # Safety
 /// `given` is null or points to a context.
-pub(crate) unsafe fn context(given: *const RawContext) -> Outcome<Context> {
+pub(crate) unsafe fn context(given: *const RawContext) -> CallResult<Context> {
     if given.is_null() {
         return Ok(carried().unwrap_or(UNKNOWN));
     }
@@ -161,7 +161,7 @@ pub(crate) unsafe fn context(given: *const RawContext) -> Outcome<Context> {
 ///
 /// # Safety
 /// `given` is null or points to options, whose string is as [`path`] needs it.
-pub(crate) unsafe fn options<'a>(given: *const RawOptions) -> Outcome<Options<'a>> {
+pub(crate) unsafe fn options<'a>(given: *const RawOptions) -> CallResult<Options<'a>> {
     let mut options = Options {
         root: Path::new(ROOT),
         fast_levels: None,
@@ -207,7 +207,7 @@ pub(crate) unsafe fn options<'a>(given: *const RawOptions) -> Outcome<Options<'a
 pub(crate) unsafe fn devices(
     given: *const RawDevice,
     count: usize,
-) -> Outcome<Vec<DeviceSettings>> {
+) -> CallResult<Vec<DeviceSettings>> {
     if count > DEVICES_MAX {
         return Err(Failure::invalid(format!(
             "{count} devices: at most {DEVICES_MAX} are possible"
@@ -228,7 +228,7 @@ pub(crate) unsafe fn devices(
 
 /// # Safety
 /// The strings of `raw` are as [`path`] needs them.
-unsafe fn device(place: usize, raw: &RawDevice) -> Outcome<DeviceSettings> {
+unsafe fn device(place: usize, raw: &RawDevice) -> CallResult<DeviceSettings> {
     if raw.size as usize != DEVICE_BYTES {
         return Err(Failure::invalid(format!(
             "archipelago_device.size of device {place} is {}, not {DEVICE_BYTES}: begin with \

@@ -16,7 +16,7 @@ use rustix::fs::OFlags;
 use rustix::io::Errno;
 
 use crate::context::{Context, carried};
-use crate::failure::{Failure, Kind, Outcome};
+use crate::failure::{CallResult, Failure, FailureKind};
 use crate::handles::Handles;
 use crate::space::{Growing, Held, Opened, Space};
 
@@ -52,7 +52,7 @@ pub(crate) enum From {
 }
 
 /// Flags that mean something here, and those without meaning in tiers, which are let pass.
-fn flags_of(bits: u32) -> Outcome<OFlags> {
+fn flags_of(bits: u32) -> CallResult<OFlags> {
     let flags = OFlags::from_bits_retain(bits);
     let known = OFlags::ACCMODE
         | OFlags::CREATE
@@ -79,7 +79,7 @@ impl File {
         path: &Path,
         flags: u32,
         context: Context,
-    ) -> Outcome<i32> {
+    ) -> CallResult<i32> {
         let flags = flags_of(flags)?;
         let access = flags & OFlags::ACCMODE;
         let writable = access == OFlags::WRONLY || access == OFlags::RDWR;
@@ -119,7 +119,7 @@ impl File {
         path: &Path,
         flags: OFlags,
         context: Context,
-    ) -> Outcome<Arc<Growing>> {
+    ) -> CallResult<Arc<Growing>> {
         if !flags.contains(OFlags::CREATE) {
             space.file_info(path)?;
         }
@@ -137,26 +137,26 @@ impl File {
         self.held.space()
     }
 
-    fn writer(&self) -> Outcome<&Growing> {
+    fn writer(&self) -> CallResult<&Growing> {
         match &self.growing {
             Some(growing) if self.writable => Ok(growing),
             _ => {
                 let message = format!("{} is not open for writing", self.path.display());
-                Err(Failure::new(Kind::InvalidArgument, Errno::BADF, message))
+                Err(Failure::new(FailureKind::InvalidArgument, Errno::BADF, message))
             }
         }
     }
 
     /// Appends. `at`: where the file is to end before.
-    pub(crate) fn write(&self, data: &[u8], at: Option<u64>) -> Outcome<()> {
+    pub(crate) fn write(&self, data: &[u8], at: Option<u64>) -> CallResult<()> {
         self.writer()?.append(data, at, self.synced)
     }
 
-    pub(crate) fn extend(&self, len: u64) -> Outcome<()> {
+    pub(crate) fn extend(&self, len: u64) -> CallResult<()> {
         self.writer()?.extend(len)
     }
 
-    pub(crate) fn sync(&self) -> Outcome<()> {
+    pub(crate) fn sync(&self) -> CallResult<()> {
         if let Some(growing) = &self.growing
             && growing.sync()?
         {
@@ -177,7 +177,7 @@ impl File {
     }
 
     /// A handle that knows the bytes before `end`, as far as there are some.
-    fn reader(&self, end: u64) -> Outcome<Arc<dyn RandomFile>> {
+    fn reader(&self, end: u64) -> CallResult<Arc<dyn RandomFile>> {
         if let Some(reader) = &*self.reader.read()
             && reader.len() >= end.min(self.growing.as_ref().map_or(0, |growing| growing.len()))
         {
@@ -199,10 +199,10 @@ impl File {
     }
 
     /// Reads at `offset`; how many bytes, fewer than asked for only at the end.
-    pub(crate) fn read_at(&self, offset: u64, buf: &mut [u8]) -> Outcome<usize> {
+    pub(crate) fn read_at(&self, offset: u64, buf: &mut [u8]) -> CallResult<usize> {
         if !self.readable {
             let message = format!("{} is not open for reading", self.path.display());
-            return Err(Failure::new(Kind::InvalidArgument, Errno::BADF, message));
+            return Err(Failure::new(FailureKind::InvalidArgument, Errno::BADF, message));
         }
         if buf.is_empty() {
             return Ok(0);
@@ -219,7 +219,7 @@ impl File {
     }
 
     /// Reads on from where the last read ended.
-    pub(crate) fn read_on(&self, buf: &mut [u8]) -> Outcome<usize> {
+    pub(crate) fn read_on(&self, buf: &mut [u8]) -> CallResult<usize> {
         let mut position = self.position.lock();
         let count = self.read_at(*position, buf)?;
         *position += count as u64;
@@ -227,7 +227,7 @@ impl File {
     }
 
     /// Sets where the next read begins. Writes go to the end whatever it is.
-    pub(crate) fn seek(&self, offset: i64, from: From) -> Outcome<u64> {
+    pub(crate) fn seek(&self, offset: i64, from: From) -> CallResult<u64> {
         let mut position = self.position.lock();
         let base = match from {
             From::Start => 0,
@@ -241,14 +241,14 @@ impl File {
         }
         *position = i64::try_from(place).map(i64::cast_unsigned).map_err(|_| {
             let message = format!("{offset} from {base} is farther than {}", i64::MAX);
-            Failure::new(Kind::InvalidArgument, Errno::OVERFLOW, message)
+            Failure::new(FailureKind::InvalidArgument, Errno::OVERFLOW, message)
         })?;
         Ok(*position)
     }
 
     /// Advice about bytes that will, or will not, be read soon. Errors: `EOPNOTSUPP` where the
     /// advice that they will does nothing.
-    pub(crate) fn advise(&self, offset: u64, len: u64, will_need: bool) -> Outcome<()> {
+    pub(crate) fn advise(&self, offset: u64, len: u64, will_need: bool) -> CallResult<()> {
         let len = if len == 0 { u64::MAX - offset } else { len };
         let reader = self.reader(offset.saturating_add(len))?;
         let len = self.readable(&*reader, offset, len);

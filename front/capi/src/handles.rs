@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use parking_lot::RwLock;
 
-use crate::failure::{Failure, Outcome};
+use crate::failure::{CallResult, Failure};
 
 const PARTS: usize = 16;
 /// Numbers of a table.
@@ -51,13 +51,13 @@ impl<T> Handles<T> {
     }
 
     /// What the number stands for.
-    pub(crate) fn get(&self, handle: i32) -> Outcome<Arc<T>> {
+    pub(crate) fn get(&self, handle: i32) -> CallResult<Arc<T>> {
         let found = self.part(handle).read().get(&handle).cloned();
         found.ok_or_else(|| Failure::bad_handle(self.what, handle))
     }
 
     /// Forgets the number.
-    pub(crate) fn remove(&self, handle: i32) -> Outcome<Arc<T>> {
+    pub(crate) fn remove(&self, handle: i32) -> CallResult<Arc<T>> {
         let found = self.part(handle).write().remove(&handle);
         found.ok_or_else(|| Failure::bad_handle(self.what, handle))
     }

@@ -27,7 +27,7 @@ use parking_lot::{Condvar, Mutex};
 use rustix::io::Errno;
 use serde::Deserialize;
 
-use crate::failure::{Failure, Kind, Outcome};
+use crate::failure::{CallResult, Failure, FailureKind};
 use crate::ffi::Options;
 use crate::handles::Handles;
 
@@ -84,10 +84,14 @@ impl Growing {
     }
 
     /// Has the writer do something; the length is what it is then.
-    fn write(&self, act: impl FnOnce(&mut dyn WritableFile) -> Outcome<()>) -> Outcome<()> {
+    fn write(&self, act: impl FnOnce(&mut dyn WritableFile) -> CallResult<()>) -> CallResult<()> {
         let mut slot = self.writer.lock();
         let Some(writer) = slot.as_deref_mut() else {
-            return Err(Failure::new(Kind::InvalidArgument, Errno::BADF, "its writer is closed"));
+            return Err(Failure::new(
+                FailureKind::InvalidArgument,
+                Errno::BADF,
+                "its writer is closed",
+            ));
         };
         act(writer)?;
         self.len.store(writer.len(), Ordering::Release);
@@ -96,7 +100,7 @@ impl Growing {
 
     /// Appends; on return the bytes survive a kill of the process and every reader sees them. `at`:
     /// where the caller thinks that the file ends.
-    pub(crate) fn append(&self, data: &[u8], at: Option<u64>, sync: bool) -> Outcome<()> {
+    pub(crate) fn append(&self, data: &[u8], at: Option<u64>, sync: bool) -> CallResult<()> {
         self.write(|writer| {
             if let Some(at) = at.filter(|&at| at != writer.len()) {
                 return Err(Failure::unsupported(format!(
@@ -111,7 +115,7 @@ impl Growing {
     }
 
     /// Appends zeros up to `len`; a shorter file cannot be had.
-    pub(crate) fn extend(&self, len: u64) -> Outcome<()> {
+    pub(crate) fn extend(&self, len: u64) -> CallResult<()> {
         const ZEROS: [u8; 4096] = [0; 4096];
         self.write(|writer| {
             if len < writer.len() {
@@ -129,7 +133,7 @@ impl Growing {
     }
 
     /// Makes it durable; `false` if it is not written any more.
-    pub(crate) fn sync(&self) -> Outcome<bool> {
+    pub(crate) fn sync(&self) -> CallResult<bool> {
         match &mut *self.writer.lock() {
             Some(writer) => writer.sync().map(|()| true).map_err(Failure::from),
             None => Ok(false),
@@ -166,7 +170,7 @@ struct SettingsFile {
 }
 
 /// The devices of a settings file.
-pub(crate) fn devices_of(path: &Path) -> Outcome<Vec<DeviceSettings>> {
+pub(crate) fn devices_of(path: &Path) -> CallResult<Vec<DeviceSettings>> {
     let bytes = LocalFs::new().read(path, IoContext::manifest(IoPurpose::Recovery))?;
     let refuse = |what: String| Failure::invalid(format!("{}: {what}", path.display()));
     let text = String::from_utf8(bytes).map_err(|_| refuse("it is not text".to_owned()))?;
@@ -189,7 +193,7 @@ impl Drop for Alone<'_> {
 
 impl Space {
     /// Opens tiers; their number.
-    pub(crate) fn open(devices: &[DeviceSettings], options: Options<'_>) -> Outcome<i32> {
+    pub(crate) fn open(devices: &[DeviceSettings], options: Options<'_>) -> CallResult<i32> {
         let root = options.root;
         if root.components().any(|part| part.as_os_str() == "..") {
             return Err(Failure::invalid(format!("the root {} goes up by \"..\"", root.display())));
@@ -217,24 +221,24 @@ impl Space {
 
     /// Ends the tiers behind the number. Errors: `EBUSY` while C holds something of them; after
     /// another one they have ended all the same.
-    pub(crate) fn close(handle: i32) -> Outcome<()> {
+    pub(crate) fn close(handle: i32) -> CallResult<()> {
         let space = SPACES.get(handle)?;
         let held = space.held.load(Ordering::Acquire);
         if held > 0 {
             let message = format!("{held} files, directories or locks of the tiers are still open");
-            return Err(Failure::new(Kind::Busy, Errno::BUSY, message));
+            return Err(Failure::new(FailureKind::Busy, Errno::BUSY, message));
         }
         SPACES.remove(handle)?.tiers.close().map_err(Failure::from)
     }
 
     /// Refuses what does not lie in the tiers.
-    pub(crate) fn own<'a>(&self, path: &'a Path) -> Outcome<&'a Path> {
+    pub(crate) fn own<'a>(&self, path: &'a Path) -> CallResult<&'a Path> {
         self.tiers.is_dir(path)?;
         Ok(path)
     }
 
     /// Where a file lies; as long as what was appended to it.
-    pub(crate) fn file_info(&self, path: &Path) -> Outcome<FileInfo> {
+    pub(crate) fn file_info(&self, path: &Path) -> CallResult<FileInfo> {
         let (file, growing) = self.find(path)?;
         let found = file.info()?;
         Ok(FileInfo { len: growing.map_or(found.len, |growing| growing.len()), ..found })
@@ -242,7 +246,7 @@ impl Space {
 
     /// The file at `path`, and who is writing it: while somebody is, its device may have it longer
     /// than what was appended.
-    fn find(&self, path: &Path) -> Outcome<(TierFile, Option<Arc<Growing>>)> {
+    fn find(&self, path: &Path) -> CallResult<(TierFile, Option<Arc<Growing>>)> {
         loop {
             let file = self.tiers.file(path)?;
             let growing = self.growing(file.id());
@@ -260,7 +264,7 @@ impl Space {
         path: &Path,
         context: IoContext,
         options: OpenOptions,
-    ) -> Outcome<Opened> {
+    ) -> CallResult<Opened> {
         // Before the file is opened: see there.
         let (file, growing) = self.find(path)?;
         let reader = file.open(context, options)?;
@@ -293,7 +297,7 @@ impl Space {
         context: IoContext,
         options: CreateOptions,
         (exclusive, replace): (bool, bool),
-    ) -> Outcome<Arc<Growing>> {
+    ) -> CallResult<Arc<Growing>> {
         let _one = self.alone(path);
         if self.tiers.exists(self.own(path)?)? && !self.tiers.is_dir(path)? {
             let failed = |kind: std::io::ErrorKind| Error::io("create", path, kind.into());
@@ -323,7 +327,7 @@ impl Space {
     }
 
     /// Renames a file, or a directory with what lies in it.
-    pub(crate) fn rename(&self, from: &Path, to: &Path) -> Outcome<()> {
+    pub(crate) fn rename(&self, from: &Path, to: &Path) -> CallResult<()> {
         let (from, to) = (self.own(from)?, self.own(to)?);
         // Whoever makes a file of that name looks for it by name.
         if !self.tiers.is_dir(from)? {
@@ -340,12 +344,12 @@ impl Space {
         Ok(self.tiers.rename_dir(from, to)?)
     }
 
-    pub(crate) fn remove(&self, path: &Path) -> Outcome<()> {
+    pub(crate) fn remove(&self, path: &Path) -> CallResult<()> {
         Ok(self.tiers.remove(self.own(path)?)?)
     }
 
     /// Makes a directory and those above it.
-    pub(crate) fn make_dir(&self, path: &Path) -> Outcome<()> {
+    pub(crate) fn make_dir(&self, path: &Path) -> CallResult<()> {
         let _one = self.alone(path);
         if self.tiers.exists(self.own(path)?)? {
             let kind = std::io::ErrorKind::AlreadyExists;
@@ -354,7 +358,7 @@ impl Space {
         Ok(self.tiers.create_dir_all(path)?)
     }
 
-    pub(crate) fn list(self: &Arc<Self>, path: &Path) -> Outcome<i32> {
+    pub(crate) fn list(self: &Arc<Self>, path: &Path) -> CallResult<i32> {
         let mut entries = self.tiers.list(self.own(path)?)?;
         for entry in entries.iter_mut().filter(|entry| !entry.is_dir) {
             // One that was removed since is listed as it was; one that was closed since is as long
@@ -369,7 +373,7 @@ impl Space {
         Ok(DIRS.insert(Arc::new(Listing { left, _held: Held::by(self) })))
     }
 
-    pub(crate) fn lock(self: &Arc<Self>, path: &Path) -> Outcome<i32> {
+    pub(crate) fn lock(self: &Arc<Self>, path: &Path) -> CallResult<i32> {
         let lock = self.tiers.lock(self.own(path)?)?;
         Ok(LOCKS.insert(Arc::new(Lock { _lock: lock, _held: Held::by(self) })))
     }

@@ -4,7 +4,7 @@ use std::ffi::{c_char, c_int, c_void};
 
 use crate::calls::names::RawStat;
 use crate::context::RawContext;
-use crate::failure::{Failure, Outcome, guard};
+use crate::failure::{CallResult, Failure, guard};
 use crate::ffi::{bytes, context, give, path, room};
 use crate::file::{FILES, File, From};
 use crate::space::SPACES;
@@ -30,7 +30,7 @@ pub(crate) extern "C" fn archipelago_close(file: c_int) -> c_int {
     guard(-1, || FILES.remove(file).map(|_| 0))
 }
 
-fn counted(done: Outcome<usize>) -> Outcome<i64> {
+fn counted(done: CallResult<usize>) -> CallResult<i64> {
     done.map(|count| count as i64)
 }
 

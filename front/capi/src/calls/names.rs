@@ -8,7 +8,7 @@ use archipelago_tier::FileInfo;
 use rustix::io::Errno;
 
 use crate::context::{RawContext, class_number, level_of};
-use crate::failure::{Failure, Kind, Outcome, guard};
+use crate::failure::{CallResult, Failure, FailureKind, guard};
 use crate::ffi::{context, give, path};
 use crate::space::{DIRS, LOCKS, SPACES};
 
@@ -85,11 +85,11 @@ pub(crate) struct RawEntry {
 const _: () = assert!(size_of::<RawEntry>() == 272);
 
 impl RawEntry {
-    fn of(entry: &DirEntry) -> Outcome<Self> {
+    fn of(entry: &DirEntry) -> CallResult<Self> {
         let bytes = entry.name.as_bytes();
         if bytes.len() > NAME_BYTES_MAX {
             let message = format!("{} is longer than {NAME_BYTES_MAX} bytes", entry.name);
-            return Err(Failure::new(Kind::InvalidArgument, Errno::NAMETOOLONG, message));
+            return Err(Failure::new(FailureKind::InvalidArgument, Errno::NAMETOOLONG, message));
         }
         let mut name = [0; NAME_BYTES_MAX + 1];
         name[..bytes.len()].copy_from_slice(bytes);
@@ -273,7 +273,7 @@ pub(crate) unsafe extern "C" fn archipelago_reassign(
 }
 
 /// Refuses what is no table.
-fn refuse_others(class: FileClass, name: &Path) -> Outcome<()> {
+fn refuse_others(class: FileClass, name: &Path) -> CallResult<()> {
     match class {
         FileClass::Sst => Ok(()),
         _ => Err(Failure::invalid(format!("{} is not a table", name.display()))),

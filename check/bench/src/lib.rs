@@ -37,6 +37,13 @@ use runner::Runner;
 
 pub use fabric::simulated_table;
 
+/// Whether `args`, everything after the word `bench`, ask for the benchmark of the store over
+/// remote memory.
+#[must_use]
+pub fn measures_flexkv(args: &[OsString]) -> bool {
+    flexkv::is_asked(args)
+}
+
 /// Whether the benchmark of this name writes; `None` if there is no such benchmark.
 #[must_use]
 pub fn writes(benchmark: &str) -> Option<bool> {

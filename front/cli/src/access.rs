@@ -1,8 +1,7 @@
-//! Who may talk to a served store: the flags of passwords and TLS, and where the password comes
-//! from.
+//! Flags that say which clients may connect: passwords and TLS.
 //!
-//! A password comes from a file or from the environment, never from the command line, which every
-//! user of the machine can read. A process that is started by this one inherits the environment.
+//! A password comes from a file or from the environment. It never comes from the command line,
+//! which every user of the machine can read. A child process inherits the environment.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
@@ -11,17 +10,19 @@ use archipelago::{Error, Result};
 use archipelago_resp::access::Password;
 use archipelago_resp::{ServerOptions, TlsOptions};
 
-/// Holds the password where `--password-file` is not given.
+/// Environment variable that holds the password if `--password-file` is not given.
 const VARIABLE: &str = "ARCHIPELAGO_PASSWORD";
 
 /// Passwords of Redis clients.
 #[derive(clap::Args, Debug)]
 pub(crate) struct PasswordArgs {
-    /// File with the password that Redis clients must give (AUTH); without it, what the environment
-    /// variable ARCHIPELAGO_PASSWORD holds
+    /// File with the password that Redis clients must give with AUTH: one line, at most 16 KiB.
+    /// Without this flag the environment variable ARCHIPELAGO_PASSWORD holds the password. Without
+    /// both there is no password, and only clients of this machine can be served
     #[arg(long, value_name = "FILE")]
     password_file: Option<PathBuf>,
-    /// Serve other machines without a password: whoever reaches the port can read and write
+    /// Serve other machines without a password. Every program that reaches the port can then read
+    /// and write all keys
     #[arg(long)]
     no_password: bool,
     /// Refused with a hint: redis-server has it
@@ -29,16 +30,18 @@ pub(crate) struct PasswordArgs {
     requirepass: Option<String>,
 }
 
-/// Encryption of connections of Redis clients.
+/// TLS for the connections of Redis clients.
 #[derive(clap::Args, Debug)]
 pub(crate) struct TlsArgs {
-    /// Speak TLS with this certificate (PEM, with those between it and the CA behind it)
+    /// File with the server's certificate (PEM), followed by the intermediate certificates up to
+    /// the CA. The server then speaks TLS only
     #[arg(long, value_name = "FILE", requires = "tls_key")]
     tls_cert: Option<PathBuf>,
-    /// The certificate's private key (PEM, without a passphrase)
+    /// File with the private key of the certificate (PEM, without a passphrase)
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     tls_key: Option<PathBuf>,
-    /// Serve only clients that have a certificate of one of these CAs (PEM)
+    /// File with CA certificates (PEM). The server then serves only clients with a certificate of
+    /// one of these CAs
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     tls_client_ca: Option<PathBuf>,
 }
@@ -55,7 +58,7 @@ impl PasswordArgs {
         Ok(())
     }
 
-    /// Flags of redis-cli that a client needs, with a blank in front.
+    /// Flags of redis-cli for the password, with a blank before them.
     pub(crate) fn client_flags(&self) -> &'static str {
         match self.password_file.is_some() || std::env::var_os(VARIABLE).is_some() {
             true => " --askpass",
@@ -63,7 +66,7 @@ impl PasswordArgs {
         }
     }
 
-    /// The flags again, for a process that is to ask for the same password.
+    /// The same flags, for a child process that requires the same password.
     pub(crate) fn words(&self) -> Vec<String> {
         let file = self.password_file.iter();
         let file = file.flat_map(|file| ["--password-file".to_owned(), file.display().to_string()]);
@@ -80,12 +83,12 @@ impl PasswordArgs {
         }
     }
 
-    /// `variable`: what the environment says.
+    /// The password of the file, or of the environment variable, whose value is `variable`.
     fn password(&self, variable: Option<Vec<u8>>) -> Result<Option<Password>> {
         let (text, place) = match (&self.password_file, variable) {
             (Some(_), Some(_)) => {
                 return Err(Error::invalid(format!(
-                    "there are two passwords: give either --password-file or {VARIABLE}"
+                    "there are two passwords: give --password-file, or set {VARIABLE}, but not both"
                 )));
             }
             (Some(file), None) => (read(file)?, format!("--password-file {}", file.display())),
@@ -93,7 +96,9 @@ impl PasswordArgs {
             (None, None) => return Ok(None),
         };
         if self.no_password {
-            return Err(Error::invalid(format!("--no-password contradicts {place}")));
+            return Err(Error::invalid(format!(
+                "--no-password contradicts {place}: leave one of them out"
+            )));
         }
         Password::new(&text).map(Some).map_err(|error| error.context_at(place))
     }
@@ -105,7 +110,7 @@ impl TlsArgs {
         Some(TlsOptions { certificate, key, client_ca: self.tls_client_ca.clone() })
     }
 
-    /// Flags of redis-cli that a client needs, with a blank in front.
+    /// Flags of redis-cli for TLS, with a blank before them.
     pub(crate) fn client_flags(&self) -> &'static str {
         match (&self.tls_cert, &self.tls_client_ca) {
             (None, _) => "",
@@ -115,7 +120,7 @@ impl TlsArgs {
     }
 }
 
-/// The text of a file, without the end of its one line.
+/// The text of a file that has one line, without the end of the line.
 fn read(file: &Path) -> Result<Vec<u8>> {
     let failed = |source| Error::io("read the password in", file, source);
     #[expect(clippy::disallowed_methods, reason = "the operator's file, not the store's")]
@@ -130,7 +135,7 @@ fn read(file: &Path) -> Result<Vec<u8>> {
     }
     if text.contains(&b'\n') {
         return Err(Error::invalid(format!(
-            "--password-file {}: it has more than one line",
+            "--password-file {}: it has more than one line: write the password alone into it",
             file.display()
         )));
     }

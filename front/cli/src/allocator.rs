@@ -1,28 +1,29 @@
-//! The program's allocator, and that it gives freed memory back at once.
+//! The allocator of the program, and the switch that makes it return freed memory immediately.
 //!
-//! mimalloc keeps freed pages for a while (10 ms, and ten times that in its arenas) and looks at
-//! what is due when the same thread allocates again. Background jobs free megabytes when they end
-//! and then wait: what they freed stayed. A load with 64 MiB memtables peaks at 172 instead of 208
-//! MiB without the delay, with as much processor time (`archipelago bench --benchmarks=fillrandom`,
-//! 3 million, medians of four runs in turn).
+//! mimalloc keeps freed pages for 10 ms, and for ten times as long in its arenas. It checks what is
+//! due when the same thread allocates again. Background jobs of a database free megabytes when they
+//! end, and then their threads wait, so the freed pages would stay resident. The peak of a load
+//! with 64 MiB memtables falls from 208 to 172 MiB without the delay, at the same processor time
+//! (`archipelago bench --benchmarks=fillrandom`, 3 million keys, medians of four alternating runs).
 //!
-//! Not where small pieces come and go all the time: a compute node of the store over remote memory
-//! spent a sixth of its time and more in `madvise`, the interrupts that it sends to the other
-//! processors, and page faults (16 SETs in a pipeline: 84 to 116 instead of 55 to 60 thousand a
-//! second).
+//! A compute node of the store over remote memory keeps the delay, because it allocates and frees
+//! small pieces all the time. Without the delay it spent a sixth of its time in `madvise`, in
+//! interrupts of other processors and in page faults (16 SETs in a pipeline: 55,000 to 60,000
+//! instead of 84,000 to 116,000 per second).
 //!
-//! `MIMALLOC_PURGE_DELAY` in the environment counts, if it is there.
+//! The environment variable `MIMALLOC_PURGE_DELAY` replaces the default of both.
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// mimalloc's `mi_option_purge_delay`, which its bindings leave out: between two that they have.
+/// Number of mimalloc's `mi_option_purge_delay`. The bindings lack it, but they have the option that
+/// follows it.
 const PURGE_DELAY: libmimalloc_sys::mi_option_t = libmimalloc_sys::mi_option_use_numa_nodes - 1;
 
-/// From here on freed pages are given back at once.
-pub(crate) fn give_back_at_once() {
-    // SAFETY: sets a number within mimalloc, which reads it when it frees; any thread may do so at
-    // any time.
+/// Makes the allocator return freed pages to the operating system without delay, from now on.
+pub(crate) fn return_freed_pages_immediately() {
+    // SAFETY: the call sets a number within mimalloc, which mimalloc reads when it frees memory. Any
+    // thread may make the call at any time.
     unsafe { libmimalloc_sys::mi_option_set_default(PURGE_DELAY, 0) };
 }
 
@@ -39,10 +40,10 @@ mod tests {
 
     const CHILD: &str = "ARCHIPELAGO_ALLOCATOR_CHILD";
 
-    /// Runs the next test in a process of its own, because it measures the memory of the whole
-    /// process, which other tests change.
+    /// Runs the next test in a process of its own. The test measures the memory of the whole
+    /// process, which other tests would change.
     #[test]
-    fn what_a_thread_freed_is_given_back_though_the_thread_only_waits() {
+    fn memory_of_a_waiting_thread_is_returned() {
         let output = std::process::Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "allocator::tests::child_gives_memory_back", "--nocapture"])
             .env(CHILD, "1")
@@ -61,7 +62,7 @@ mod tests {
         if std::env::var_os(CHILD).is_none() {
             return;
         }
-        give_back_at_once();
+        return_freed_pages_immediately();
         let (freed, wait) = std::sync::mpsc::channel::<()>();
         let (go_on, ended) = std::sync::mpsc::channel::<()>();
         let before = resident_bytes();

@@ -1,4 +1,8 @@
-//! `archipelago cluster`: a cluster on this machine as child processes; the status of any.
+//! `archipelago cluster`: starts a cluster on this machine as child processes, and shows the status
+//! of any cluster.
+//!
+//! `cluster up` owns its child processes. Each ends when its standard input ends, so no process
+//! outlives the command. Memory nodes and compute nodes end before the managers.
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::DirBuilderExt as _;
@@ -18,24 +22,23 @@ use archipelago_resp::ServerOptions;
 use archipelago_resp::server::resolve;
 
 use crate::access::PasswordArgs;
-use crate::console::say;
+use crate::console::print_line;
 use crate::node::{MANAGER, managers};
 use crate::ports::{self, Wanted};
 use crate::status;
 use crate::stop::Stop;
 
-/// The manager has answered by then.
+/// Time limit for an answer of a manager.
 const DEADLINE: Duration = Duration::from_secs(3);
 
-/// What can be done with a cluster.
+/// Commands about a cluster.
 #[derive(clap::Subcommand, Debug)]
 pub(crate) enum ClusterCommand {
-    /// Start managers, memory nodes and compute nodes on this machine; Ctrl-C stops them.
+    /// Start managers, memory nodes and compute nodes on this machine. Ctrl-C stops them.
     ///
-    /// Each is a process of its own (`archipelago node ...`, `archipelago serve --engine flexkv`),
-    /// so it can be stopped and killed like one. Clients of the pool join at the managers'
-    /// addresses; Redis clients talk to any compute node. Processes reach each other through shared
-    /// memory.
+    /// Each of them is a process (`archipelago node ...`, `archipelago serve --engine flexkv`), so
+    /// you can stop or kill it alone. Clients of the pool connect to the managers. Redis clients
+    /// connect to any compute node. The processes reach each other through shared memory.
     #[command(
         after_help = "Example:\n  archipelago cluster up --compute 2 --memory 3 --size 256MiB\n  \
                             redis-cli -p 6379 set reef coral  (in another terminal)\n  \
@@ -43,24 +46,27 @@ pub(crate) enum ClusterCommand {
                             archipelago cluster status"
     )]
     Up(UpArgs),
-    /// Say who is there: nodes, what they hold and have left, clients, blocks and their copies; the
-    /// store and its compute nodes.
+    /// Show the members of a cluster: memory nodes with their free memory, clients, blocks with
+    /// their copies, and the store with its compute nodes.
+    #[command(after_help = "Example:\n  archipelago cluster status --manager 127.0.0.1:7700")]
     Status {
-        /// Where the managers are, with a comma between two
+        /// Addresses of the cluster's managers, separated by commas
         #[arg(long, value_name = "HOST:PORT,...", default_value = MANAGER)]
         manager: String,
-        /// List every block, not only those that want attention
+        /// List every block. Without the flag only blocks with too few copies are listed
         #[arg(long)]
         blocks: bool,
     },
-    /// Tell the manager that a memory node will never come back with what it held.
+    /// Give up a memory node that will never return with its memory.
     ///
-    /// Blocks that wait for it go on with the copies that are left. To say it of a node that does
-    /// come back loses what only that node had.
+    /// Blocks that wait for the node continue with the copies that are left. If the node does
+    /// return, data that only this node held is lost. `archipelago cluster status` shows which
+    /// blocks wait for which node.
+    #[command(after_help = "Example:\n  archipelago cluster forget 2")]
     Forget {
-        /// The node's number
+        /// Number of the memory node
         node: u64,
-        /// Where the managers are, with a comma between two
+        /// Addresses of the cluster's managers, separated by commas
         #[arg(long, value_name = "HOST:PORT,...", default_value = MANAGER)]
         manager: String,
     },
@@ -68,61 +74,64 @@ pub(crate) enum ClusterCommand {
 
 #[derive(clap::Args, Debug)]
 pub(crate) struct UpArgs {
-    /// Memory nodes
+    /// Number of memory nodes
     #[arg(long, value_name = "N", default_value_t = 3)]
     memory: u64,
-    /// Compute nodes of a store over that memory, which serve Redis clients
+    /// Number of compute nodes, which serve Redis clients from a store over that memory
     #[arg(long, value_name = "N", default_value_t = 0)]
     compute: u16,
-    /// Where the first compute node serves Redis clients, the others on the ports after it; port 0
-    /// lets the system choose
+    /// Address at which the first compute node serves Redis clients. The other compute nodes use
+    /// the following ports. With port 0 the system chooses free ports
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:6379")]
     resp: String,
     #[command(flatten)]
     password: PasswordArgs,
-    /// Partitions of the store, a power of two
+    /// Number of partitions of the store, a power of two
     #[arg(long, value_name = "N", default_value_t = 1024)]
     partitions: u32,
-    /// Share of them whose index lies at compute nodes, in a thousand, for good; without it the
-    /// load decides
+    /// Fixed share, in thousandths, of the partitions whose index lies at compute nodes. Without
+    /// the flag the store follows the load
     #[arg(long, value_name = "N")]
     offload: Option<u32>,
-    /// Memory that each lends
+    /// Memory that each memory node lends, such as 256MiB
     #[arg(long, value_name = "SIZE", default_value = "256MiB")]
     size: String,
-    /// Size of a block
+    /// Size of a block, a power of two such as 16MiB
     #[arg(long, value_name = "SIZE", default_value = "16MiB")]
     block: String,
-    /// Copies of every block; 0: three, or one if there is one node
+    /// Number of copies of every block. 0: three, or as many as there are memory nodes if these are
+    /// fewer
     #[arg(long, value_name = "N", default_value_t = 0)]
     copies: u32,
-    /// Where the manager listens, the one that stands by on the port after it; port 0 lets the
-    /// system choose
+    /// Address at which the first manager listens. The standby managers use the following ports.
+    /// With port 0 the system chooses free ports
     #[arg(long, value_name = "HOST:PORT", default_value = MANAGER)]
     manager: String,
-    /// Managers: one acts, the others stand by and take over when it dies; 1: it runs alone
+    /// Number of managers. One acts, and the others stand by and take over when it dies. 1: the
+    /// manager runs alone
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=5))]
     managers: u16,
-    /// See `archipelago node manager --help`
+    /// Milliseconds of silence after which the manager declares a client dead
     #[arg(long, value_name = "MS", default_value_t = 2000)]
     lease_ms: u64,
-    /// See `archipelago node manager --help`
+    /// Milliseconds of silence after which the manager declares a memory node dead
     #[arg(long, value_name = "MS", default_value_t = 1000)]
     node_lease_ms: u64,
-    /// How compute and memory nodes reach each other
+    /// Transport between compute nodes and memory nodes
     #[arg(long, value_enum, default_value_t = Provider::Shm)]
     provider: Provider,
-    /// End when standard input ends: for who starts it as a child
+    /// Stop when standard input ends. A program that starts the cluster as a child process uses it,
+    /// so that the cluster does not outlive the program
     #[arg(long)]
     stop_with_stdin: bool,
 }
 
-/// How processes of one machine reach each other.
+/// Transport between processes of one machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Provider {
-    /// Shared memory; TCP for those who cannot
+    /// Shared memory, and TCP for processes that cannot map it
     Shm,
-    /// TCP alone
+    /// TCP only
     Tcp,
 }
 
@@ -134,7 +143,12 @@ pub(crate) fn run(command: &ClusterCommand) -> Result<()> {
             let status = match answer {
                 Message::StatusIs { status } => status,
                 Message::Refuse { refused } => return Err(refused.error("the status")),
-                _ => return Err(Error::unsupported("the manager's answer is of another version")),
+                _ => {
+                    return Err(Error::unsupported(
+                        "the manager's answer is of another version: run the program of the same \
+                         version as the cluster",
+                    ));
+                }
             };
             print!("{}", status::show(&status, *blocks));
             let store = ask_store(manager)?;
@@ -146,10 +160,12 @@ pub(crate) fn run(command: &ClusterCommand) -> Result<()> {
         ClusterCommand::Forget { node, manager } => {
             match ask(manager, &Message::Forget { node: NodeId(*node) })? {
                 Message::Refuse { refused } => Err(refused.error(format!(
-                    "forget node {node} (it is up: stop it first, or leave it alone)"
+                    "node {node} cannot be given up while it is up: stop it first"
                 ))),
                 _ => {
-                    println!("Node {node} is forgotten; see: archipelago cluster status");
+                    println!(
+                        "Node {node} is given up; for the state see: archipelago cluster status"
+                    );
                     Ok(())
                 }
             }
@@ -162,19 +178,20 @@ fn ask(manager: &str, message: &Message) -> Result<Message> {
     let endpoints = Arc::new(Endpoints::new());
     let count = ways.len();
     let line = Line::new(&endpoints, ways, ClientId(entropy_seed()), None);
-    // Each of them may stand by.
+    // A manager that stands by does not answer.
     let mut asked = line.ask(message, DEADLINE);
     for _ in 1..count {
         asked = asked.or_else(|_| line.ask(message, DEADLINE));
     }
     asked.map_err(|error| {
         error.context_at(format!(
-            "no manager answers at {manager}: start a cluster with `archipelago cluster up`, or say where it is with --manager"
+            "no manager answers at {manager}: start a cluster with `archipelago cluster up`, or name \
+             the managers' addresses with --manager HOST:PORT,..."
         ))
     })
 }
 
-/// What the manager's coordinator knows of the store.
+/// Status of the store, from the coordinator in the acting manager.
 fn ask_store(manager: &str) -> Result<StoreStatus> {
     let reach: Arc<dyn Reach> = Arc::new(Endpoints::new());
     let route = Route::new(&reach, ClientId(entropy_seed()), None);
@@ -189,19 +206,23 @@ fn ask_store(manager: &str) -> Result<StoreStatus> {
             _ => break,
         }
     }
-    Err(Error::unsupported("no manager told of the store, or its answer is of another version"))
+    Err(Error::unsupported(
+        "no manager knows the status of the store, or its answer is of another version: run the \
+         program of the same version as the cluster",
+    ))
 }
 
-/// A child process of this command. Dropped, it is told to end, and waited for.
-struct Part {
+/// A child process of this command. Dropping it ends the process and waits for its end.
+struct ChildProcess {
     name: String,
     child: Child,
     address: String,
-    told: bool,
+    is_reported: bool,
 }
 
-impl Part {
-    /// Starts `archipelago ...` and waits until it says where it listens, behind `before`.
+impl ChildProcess {
+    /// Starts `archipelago` with `args`, and waits for the line with the address at which it
+    /// listens. The address follows the text `before`.
     fn start(name: &str, args: &[&str], before: &str) -> Result<Self> {
         let fail =
             |source| Error::with_source(ErrorKind::Io, format!("cannot start {name}"), source);
@@ -217,25 +238,28 @@ impl Part {
         if let Some(output) = child.stdout.take() {
             let mut output = BufReader::new(output);
             output.read_line(&mut line).map_err(fail)?;
-            // What else it says nobody reads; the pipe holds it.
+            // The pipe holds the few further lines, which nothing reads.
             std::mem::forget(output);
         }
         let Some((_, address)) = line.trim_end().rsplit_once(before) else {
-            // It has said why on standard error.
+            // The child has printed the reason to standard error.
             let status = child.wait().map_err(fail)?;
-            return Err(Error::new(ErrorKind::Io, format!("{name} did not start: {status}")));
+            return Err(Error::new(
+                ErrorKind::Io,
+                format!("{name} did not start ({status}): its error stands above"),
+            ));
         };
         let address = address.to_owned();
-        Ok(Self { name: name.to_owned(), child, address, told: false })
+        Ok(Self { name: name.to_owned(), child, address, is_reported: false })
     }
 
-    /// Says so once if it has ended by itself.
-    fn look(&mut self) -> bool {
+    /// Whether the process has ended by itself. The first call that finds it prints a line.
+    fn report_end(&mut self) -> bool {
         match self.child.try_wait() {
             Ok(Some(status)) => {
-                if !self.told {
-                    self.told = true;
-                    say!("{} (process {}) ended: {status}", self.name, self.child.id());
+                if !self.is_reported {
+                    self.is_reported = true;
+                    print_line!("{} (process {}) ended: {status}", self.name, self.child.id());
                 }
                 true
             }
@@ -244,17 +268,17 @@ impl Part {
     }
 }
 
-impl Drop for Part {
+impl Drop for ChildProcess {
     fn drop(&mut self) {
-        // Its standard input ends: so does it.
+        // The child ends when its standard input ends.
         drop(self.child.stdin.take());
         if let Err(error) = self.child.wait() {
-            tracing::warn!(%error, name = self.name, "it was not waited for");
+            tracing::warn!(%error, name = self.name, "cannot wait for the end of a child process");
         }
     }
 }
 
-/// A directory for sockets that only this user may enter; removed with what the nodes left in it.
+/// A directory for sockets that only this user may enter. Dropping it removes it with its files.
 struct Sockets(PathBuf);
 
 impl Sockets {
@@ -275,7 +299,7 @@ impl Drop for Sockets {
     fn drop(&mut self) {
         #[expect(clippy::disallowed_methods, reason = "sockets of processes, not files of a store")]
         if let Err(error) = std::fs::remove_dir_all(&self.0) {
-            tracing::warn!(%error, dir = %self.0.display(), "it stays");
+            tracing::warn!(%error, dir = %self.0.display(), "cannot remove the directory of the sockets");
         }
     }
 }
@@ -295,63 +319,63 @@ fn up(args: &UpArgs) -> Result<()> {
     let addresses: Vec<&str> =
         parts.iter().map(|part| part.address.trim_start_matches("tcp:")).collect();
     let at = addresses.join(",");
-    say!("Manager          {}  (process {})", addresses[0], parts[0].child.id());
+    print_line!("Manager          {}  (process {})", addresses[0], parts[0].child.id());
     let mut standbys = Vec::new();
     for (address, part) in addresses.iter().zip(&parts).skip(1) {
         standbys.push(format!("Standby manager  {address}  (process {})", part.child.id()));
     }
     for node in 1..=args.memory {
         let part = start_memory(args, &at, node, &sockets.path("memory", node))?;
-        say!("Memory node {node:<4} {}  (process {})", part.address, part.child.id());
-        // In front of the manager, so that nodes end first.
+        print_line!("Memory node {node:<4} {}  (process {})", part.address, part.child.id());
+        // The list is dropped from the front, so nodes end before the managers.
         parts.insert(0, part);
     }
     for node in 1..=args.compute {
         let part = start_compute(args, &at, node, &sockets.path("compute", node.into()))?;
-        say!("Compute node {node:<3} {}  (process {})", part.address, part.child.id());
+        print_line!("Compute node {node:<3} {}  (process {})", part.address, part.child.id());
         parts.insert(0, part);
     }
     for standby in standbys {
-        say!("{standby}");
+        print_line!("{standby}");
     }
-    say!("Look at it: archipelago cluster status --manager {at}");
-    say!("Ctrl-C stops it");
+    print_line!("Look at it: archipelago cluster status --manager {at}");
+    print_line!("Ctrl-C stops it");
     let parts = std::cell::RefCell::new(parts);
     stop.wait(|| {
         let mut all = true;
         for part in parts.borrow_mut().iter_mut() {
-            all &= part.look();
+            all &= part.report_end();
         }
         all
     })?;
     for part in parts.borrow_mut().iter_mut() {
-        part.look();
+        part.report_end();
     }
-    say!("Stopping");
+    print_line!("Stopping");
     drop(parts);
-    say!("Stopped");
+    print_line!("Stopped");
     Ok(())
 }
 
-/// Where a manager listens: the first one, 0, as asked for, the others on the ports after it.
+/// Address of manager `number`. The managers after manager 0 use the following ports.
 fn manager_address(args: &UpArgs, number: u16) -> Result<String> {
     let wrong = || Error::invalid(format!("--manager {}: it must be HOST:PORT", args.manager));
     let address = args.manager.trim_start_matches("tcp:");
     let (host, port) = address.rsplit_once(':').ok_or_else(wrong)?;
     let port: u16 = port.parse().map_err(|_| wrong())?;
-    // Port 0 stays so.
+    // With port 0 the system chooses each port.
     let port = if port == 0 { Some(0) } else { port.checked_add(number) };
-    let port = port.ok_or_else(|| Error::invalid("--manager: there are not so many ports"))?;
+    let port = port.ok_or_else(|| Error::invalid("--manager: the last port would exceed 65535"))?;
     Ok(format!("{host}:{port}"))
 }
 
-/// The managers; the first is to act.
-fn start_managers(args: &UpArgs, copies: u32) -> Result<Vec<Part>> {
+/// Starts the managers. The first one is to act.
+fn start_managers(args: &UpArgs, copies: u32) -> Result<Vec<ChildProcess>> {
     let (copies, lease) = (copies.to_string(), args.lease_ms.to_string());
     let (node_lease, partitions) = (args.node_lease_ms.to_string(), args.partitions.to_string());
     let offload = args.offload.map(|offload| offload.to_string());
     let offload: Vec<&str> = offload.iter().flat_map(|share| ["--offload", share]).collect();
-    // A manager among several knows which memory nodes there are.
+    // Several managers need the number of memory nodes, to count a majority of promises.
     let nodes = if args.managers > 1 { args.memory } else { 0 }.to_string();
     let mut parts = Vec::new();
     for number in 0..args.managers {
@@ -365,12 +389,12 @@ fn start_managers(args: &UpArgs, copies: u32) -> Result<Vec<Part>> {
         ]
         .concat();
         let name = if number > 0 { "Standby manager" } else { "Manager" };
-        parts.push(Part::start(name, &words, " ")?);
+        parts.push(ChildProcess::start(name, &words, " ")?);
     }
     Ok(parts)
 }
 
-fn start_memory(args: &UpArgs, manager: &str, node: u64, socket: &Path) -> Result<Part> {
+fn start_memory(args: &UpArgs, manager: &str, node: u64, socket: &Path) -> Result<ChildProcess> {
     let (id, path) = (node.to_string(), socket.display().to_string());
     let shared = ["--shm", &path];
     let words = [
@@ -379,10 +403,10 @@ fn start_memory(args: &UpArgs, manager: &str, node: u64, socket: &Path) -> Resul
         if args.provider == Provider::Shm { &shared[..] } else { &[] },
     ]
     .concat();
-    Part::start(&format!("Memory node {node}"), &words, " on ")
+    ChildProcess::start(&format!("Memory node {node}"), &words, " on ")
 }
 
-/// Refuses ports that are taken, before anything is started.
+/// Returns an error if a port is taken, before any process starts.
 fn check_ports(args: &UpArgs) -> Result<()> {
     let mut wanted = Vec::new();
     for number in 0..args.managers {
@@ -394,16 +418,16 @@ fn check_ports(args: &UpArgs) -> Result<()> {
         };
         wanted.push(Wanted {
             address: manager_address(args, number)?,
-            who: if number > 0 { "the standby manager" } else { "the manager" }.to_owned(),
+            listener: if number > 0 { "the standby manager" } else { "the manager" }.to_owned(),
             choice: choice.to_owned(),
         });
     }
     for node in 1..=args.compute {
         wanted.push(Wanted {
             address: resp_address(args, node)?,
-            who: format!("compute node {node}"),
+            listener: format!("compute node {node}"),
             choice: format!(
-                "choose another first port with --resp HOST:PORT; {} in a row are needed, and port 0 lets the system choose",
+                "choose another first port with --resp HOST:PORT; {} consecutive ports are needed, and with port 0 the system chooses",
                 args.compute
             ),
         });
@@ -416,18 +440,18 @@ fn check_ports(args: &UpArgs) -> Result<()> {
     ports::check_free(&wanted)
 }
 
-/// Where a compute node serves Redis clients.
+/// Address at which compute node `node` serves Redis clients.
 fn resp_address(args: &UpArgs, node: u16) -> Result<String> {
     let wrong = || Error::invalid(format!("--resp {}: it must be HOST:PORT", args.resp));
     let (host, port) = args.resp.rsplit_once(':').ok_or_else(wrong)?;
     let port: u16 = port.parse().map_err(|_| wrong())?;
-    // Port 0 stays so.
+    // With port 0 the system chooses each port.
     let port = if port == 0 { Some(0) } else { port.checked_add(node - 1) };
-    let port = port.ok_or_else(|| Error::invalid("--resp: there are not so many ports"))?;
+    let port = port.ok_or_else(|| Error::invalid("--resp: the last port would exceed 65535"))?;
     Ok(format!("{host}:{port}"))
 }
 
-fn start_compute(args: &UpArgs, manager: &str, node: u16, socket: &Path) -> Result<Part> {
+fn start_compute(args: &UpArgs, manager: &str, node: u16, socket: &Path) -> Result<ChildProcess> {
     let (listen, path) = (resp_address(args, node)?, socket.display().to_string());
     let (shared, password) = (["--shm", &path], args.password.words());
     let words = [
@@ -437,5 +461,5 @@ fn start_compute(args: &UpArgs, manager: &str, node: u16, socket: &Path) -> Resu
         &password.iter().map(String::as_str).collect::<Vec<_>>(),
     ]
     .concat();
-    Part::start(&format!("Compute node {node}"), &words, " on ")
+    ChildProcess::start(&format!("Compute node {node}"), &words, " on ")
 }

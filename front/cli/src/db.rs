@@ -1,8 +1,10 @@
-//! `archipelago db`: an operator's tools over a database that nobody serves.
+//! `archipelago db`: an operator's tools for a database that no other process has open.
 //!
-//! Every tool but `verify` takes the lock file, so that it refuses a database that is open
-//! elsewhere. `verify` and `repair` read files and do not open the database. They write nothing
-//! into it and remove nothing from it.
+//! Every tool but `verify` takes the lock file, so it refuses a database that another process has
+//! open. `verify` and `repair` read files and do not open the database. They write nothing into it
+//! and remove nothing from it.
+//!
+//! Failure: a tool ends with the first error. Its output up to there is valid.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -15,25 +17,31 @@ use archipelago::{
 };
 use archipelago_base::spawn::{Spawn, SystemSpawn};
 use clap::{Args, Subcommand};
-use indicatif::{ProgressBar, ProgressStyle};
 
+use crate::console::{byte_bar, print, write_failed};
 use crate::escape::{escape, unescape};
 use crate::repair::{RepairArgs, run_repair, run_verify};
 use crate::restore::run_restore;
 use crate::stop::Stop;
 
-/// Tools for a database that nobody serves. Keys and values are text; bytes that are not
-/// printable are written \xNN, in what you give and in what is printed.
+/// Read, change, check, copy and repair a database that no server has open.
+///
+/// Keys and values are text. A byte that is not printable is written \xNN, in arguments and in
+/// output. Every tool but `verify` refuses a database that another process has open.
 #[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+                        archipelago db --dir ./data get reef\n  \
+                        archipelago db --dir ./data scan --prefix user: --limit 10\n  \
+                        archipelago db --dir ./data verify")]
 pub(crate) struct Db {
-    /// The database's directory.
+    /// Directory of the database.
     #[arg(long, value_name = "DIR", default_value = "./archipelago-data", global = true)]
     dir: PathBuf,
-    /// The column family.
+    /// Column family of the keys. Database 0 of the Redis server is the family `default`.
     #[arg(long, value_name = "NAME", default_value = "default", global = true)]
     family: String,
-    /// What the group may do with the files that a tool creates: none, read or write. Give what
-    /// group_access in [database] says in the settings of the server.
+    /// Access of the file group to files that a tool creates: none, read or write. Use the value of
+    /// group_access in the table [database] of the server's settings.
     #[arg(
         long,
         value_name = "ACCESS",
@@ -46,7 +54,7 @@ pub(crate) struct Db {
     tool: Tool,
 }
 
-/// A value of `--group-access`.
+/// Parses a value of `--group-access`.
 fn group_access(text: &str) -> std::result::Result<GroupAccess, String> {
     match text {
         "none" => Ok(GroupAccess::None),
@@ -58,95 +66,129 @@ fn group_access(text: &str) -> std::result::Result<GroupAccess, String> {
 
 #[derive(Debug, Subcommand)]
 enum Tool {
-    /// Print the value of a key; fails if there is none.
-    Get { key: String },
-    /// Set a key. On return it survives power loss.
-    Put { key: String, value: String },
-    /// Delete a key. On return this survives power loss.
-    Delete { key: String },
-    /// Print keys and values in order, a pair a line, a tab between them.
+    /// Print the value of a key. The command fails if the key does not exist.
+    #[command(after_help = "Example:\n  archipelago db --dir ./data get reef")]
+    Get {
+        /// Key, with \xNN for bytes that are not printable.
+        key: String,
+    },
+    /// Set a key. On return the write survives power loss.
+    #[command(after_help = "Example:\n  archipelago db --dir ./data put reef coral")]
+    Put {
+        /// Key, with \xNN for bytes that are not printable.
+        key: String,
+        /// Value, with \xNN for bytes that are not printable.
+        value: String,
+    },
+    /// Delete a key. On return the deletion survives power loss.
+    #[command(after_help = "Example:\n  archipelago db --dir ./data delete reef")]
+    Delete {
+        /// Key, with \xNN for bytes that are not printable.
+        key: String,
+    },
+    /// Print keys and values in the order of the keys, one pair per line, separated by a tab.
+    #[command(
+        after_help = "Example:\n  archipelago db --dir ./data scan --from a --to b --keys-only"
+    )]
     Scan {
-        /// First key.
-        #[arg(long)]
+        /// First key. Default: the first key of the family.
+        #[arg(long, value_name = "KEY")]
         from: Option<String>,
-        /// First key that is not printed any more.
-        #[arg(long)]
+        /// First key after the range. Default: none, so the scan ends with the last key.
+        #[arg(long, value_name = "KEY")]
         to: Option<String>,
-        /// Only keys that start with this.
-        #[arg(long)]
+        /// Print only keys that begin with this text.
+        #[arg(long, value_name = "TEXT")]
         prefix: Option<String>,
-        /// At most this many.
-        #[arg(long, default_value_t = u64::MAX, hide_default_value = true)]
+        /// Highest number of printed keys. Default: no limit.
+        #[arg(long, value_name = "N", default_value_t = u64::MAX, hide_default_value = true)]
         limit: u64,
-        /// From the last to the first.
+        /// Print from the last key to the first.
         #[arg(long)]
         reverse: bool,
-        /// Keys alone.
+        /// Print keys without values.
         #[arg(long)]
         keys_only: bool,
     },
     /// Print levels, buckets, memory and counters.
+    #[command(after_help = "Example:\n  archipelago db --dir ./data stats")]
     Stats,
-    /// Print the buckets, or change the bucket map by hand.
+    /// Print the buckets of a family, or change a boundary between two buckets.
+    #[command(after_help = "Examples:\n  archipelago db --dir ./data buckets\n  \
+                      archipelago db --dir ./data buckets split 0 --at user:5000")]
     Buckets {
         #[command(subcommand)]
         change: Option<BucketChange>,
     },
-    /// Read every file in full, check every checksum, and name everything that is damaged.
+    /// Read every file in full, check every checksum, and name every damaged file.
     ///
-    /// It changes nothing. It also works where the database cannot be opened any more, and while
-    /// another process has it open (then it checks the state of one moment). It fails if anything
-    /// is damaged or missing.
+    /// The command changes nothing. It also works if the database cannot be opened, and while
+    /// another process has it open. Then it checks the state of one moment. It fails if a file is
+    /// damaged or missing.
+    #[command(after_help = "Example:\n  archipelago db --dir ./data verify")]
     Verify,
-    /// Save what is whole of a damaged database into a new one.
+    /// Save the undamaged data of a damaged database into a new database.
     ///
-    /// Use it when `verify` names damage and there is no checkpoint or replica to restore. It never
-    /// changes the damaged directory: it writes a database beside it (see --target), and prints
-    /// what it could not save, by column family and range of keys. Keys outside those ranges have
-    /// their last values.
+    /// Use it if `verify` names damage and there is no checkpoint or replica to restore. It never
+    /// changes the damaged directory. It writes a new database next to it (see --target), and
+    /// prints what it could not save, by column family and key range. Keys outside these ranges
+    /// have their last values.
     ///
-    /// Whole tables are linked, so that the repair needs little room; of a damaged table it saves
-    /// every whole block. If the manifest is whole as well, that is all. If not, everything is
-    /// merged anew, which needs as much room as the data: settings of families may be lost then,
-    /// and keys that were deleted may be back.
+    /// Undamaged tables are linked, so the repair needs little space. Of a damaged table it saves
+    /// every undamaged block. If the manifest is damaged as well, the repair merges all tables,
+    /// which needs as much space as the data. Then settings of families may be lost, and deleted
+    /// keys may return.
     ///
-    /// Begin with --dry-run. Then stop everything that uses the database, repair, look at the new
-    /// one, and put it in the place of the old one. Keep the old one until you are sure.
+    /// Begin with --dry-run. Then stop every process that uses the database, repair it, look at
+    /// the new database, and move it to the place of the old one. Keep the old one until you are
+    /// sure.
+    #[command(after_help = "Example:\n  archipelago db --dir ./data repair --dry-run")]
     Repair(RepairArgs),
-    /// Compact a range of keys (everything, unless told) down to the last level. Ctrl-C ends it;
-    /// what was finished by then stays.
+    /// Compact a range of keys down to the last level. Ctrl-C stops it, and finished parts remain.
+    #[command(
+        after_help = "Example:\n  archipelago db --dir ./data compact --from user: --to 'user;'"
+    )]
     Compact {
-        /// First key.
-        #[arg(long)]
+        /// First key. Default: the first key of the family.
+        #[arg(long, value_name = "KEY")]
         from: Option<String>,
-        /// First key that is not compacted any more.
-        #[arg(long)]
+        /// First key after the range. Default: none, so the range ends with the last key.
+        #[arg(long, value_name = "KEY")]
         to: Option<String>,
-        /// Write every table of the range again, also where nothing is gained.
+        /// Rewrite every table of the range, even if that frees no space.
         #[arg(long)]
         force: bool,
     },
-    /// Make a copy that can be opened on its own; tables are linked where that is possible.
+    /// Make a copy of the database that can be opened on its own. Tables are linked if both
+    /// directories lie on one file system, and copied otherwise.
+    #[command(after_help = "Example:\n  archipelago db --dir ./data checkpoint ./backups/monday")]
     Checkpoint {
-        /// Where; must not exist or be empty.
+        /// Directory of the copy. It must not exist, or it must be empty.
         target: PathBuf,
     },
     /// Make the database of --dir from a checkpoint, or from a copy of a stopped database.
     ///
-    /// The checkpoint is checked in full before, and stays as it is. --dir must not exist or be
-    /// empty: move a database that is there away first. Tables are linked where that is possible.
+    /// The command first checks the checkpoint in full, and does not change it. The directory of
+    /// --dir must not exist, or it must be empty: move an existing database away first. Tables are
+    /// linked if both directories lie on one file system, and copied otherwise.
+    #[command(after_help = "Example:\n  archipelago db --dir ./data restore ./backups/monday")]
     Restore {
-        /// The directory of the checkpoint.
+        /// Directory of the checkpoint.
         checkpoint: PathBuf,
     },
-    /// Print the devices that the database lies on: files, copies, space, scheme.
+    /// Print the devices of the database: files, copies, space and placement scheme.
+    #[command(after_help = "Example:\n  archipelago db --dir ./data tiers")]
     Tiers,
-    /// The manifest: what the database consists of.
+    /// Print the manifest, which lists the files of the database.
+    #[command(after_help = "Example:\n  archipelago db --dir ./data manifest dump")]
     Manifest {
         #[command(subcommand)]
         action: Dump,
     },
-    /// A table.
+    /// Print a table file.
+    #[command(
+        after_help = "Example:\n  archipelago db --dir ./data sst dump ./data/000012.sst --records 10"
+    )]
     Sst {
         #[command(subcommand)]
         action: SstAction,
@@ -155,17 +197,17 @@ enum Tool {
 
 #[derive(Debug, Subcommand)]
 enum BucketChange {
-    /// Cut a bucket in two.
+    /// Split a bucket into two.
     Split {
-        /// Its index.
+        /// Index of the bucket, as `buckets` prints it.
         bucket: usize,
-        /// Where; in the middle of its data unless told.
-        #[arg(long)]
+        /// First key of the right part. Default: the middle of the bucket's data.
+        #[arg(long, value_name = "KEY")]
         at: Option<String>,
     },
-    /// Make a bucket and its right neighbour one.
+    /// Merge a bucket with its right neighbour.
     Merge {
-        /// Index of the left one.
+        /// Index of the left bucket, as `buckets` prints it.
         bucket: usize,
     },
 }
@@ -178,11 +220,11 @@ enum Dump {
 
 #[derive(Debug, Subcommand)]
 enum SstAction {
-    /// Print properties, index and, if asked, records.
+    /// Print the properties and the index of a table, and records if --records is given.
     Dump {
-        /// The file.
+        /// Path of the table file.
         file: PathBuf,
-        /// Print at most this many records too.
+        /// Highest number of printed records.
         #[arg(long, value_name = "N", default_value_t = 0)]
         records: usize,
     },
@@ -261,12 +303,6 @@ fn run_tool(db: &Database, cf: &ColumnFamily, tool: Tool) -> Result<()> {
     }
 }
 
-/// Writes to standard output.
-pub(crate) fn print(text: &str) -> Result<()> {
-    let written = std::io::stdout().write_all(text.as_bytes());
-    written.map_err(|source| Error::io("write to", Path::new("standard output"), source))
-}
-
 fn get(db: &Database, cf: &ColumnFamily, key: &str) -> Result<()> {
     match db.get_with(cf, &unescape(key)?, &ReadOptions::default())? {
         Some(value) => print(&format!("{}\n", escape(&value))),
@@ -290,13 +326,13 @@ fn scan(db: &Database, cf: &ColumnFamily, tool: Tool) -> Result<()> {
         iter.seek_to_first();
     }
     let mut out = std::io::BufWriter::new(std::io::stdout().lock());
-    let failed = |source| Error::io("write to", Path::new("standard output"), source);
     let mut left = limit;
     while iter.valid() && left > 0 {
         if keys_only {
-            writeln!(out, "{}", escape(iter.key())).map_err(failed)?;
+            writeln!(out, "{}", escape(iter.key())).map_err(write_failed)?;
         } else {
-            writeln!(out, "{}\t{}", escape(iter.key()), escape(iter.value())).map_err(failed)?;
+            writeln!(out, "{}\t{}", escape(iter.key()), escape(iter.value()))
+                .map_err(write_failed)?;
         }
         left -= 1;
         if reverse {
@@ -305,11 +341,11 @@ fn scan(db: &Database, cf: &ColumnFamily, tool: Tool) -> Result<()> {
             iter.next();
         }
     }
-    out.flush().map_err(failed)?;
+    out.flush().map_err(write_failed)?;
     iter.status()
 }
 
-/// Compacts on another thread, so that this one sees a signal and cancels.
+/// Compacts on another thread, so that this thread can wait for a signal and cancel the job.
 fn compact(db: &Database, cf: &ColumnFamily, range: KeyRange, last_level: LastLevel) -> Result<()> {
     let stop = Stop::watch(false)?;
     let bar = byte_bar();
@@ -328,28 +364,21 @@ fn compact(db: &Database, cf: &ColumnFamily, range: KeyRange, last_level: LastLe
     let job = {
         let (db, cf, is_over) = (db.clone(), cf.clone(), Arc::clone(&is_over));
         Box::new(move || {
-            // The receiver is dropped only after this thread was joined.
+            // The receiver lives until this thread has been joined.
             let _ = sender.send(db.compact_range_with(&cf, &range, &options));
             is_over.store(true, Ordering::Release);
         })
     };
     let job = SystemSpawn.spawn("compact", job)?;
     let waited = stop.wait(|| is_over.load(Ordering::Acquire));
-    // After a signal; without effect once it is over.
+    // This has an effect only after a signal, while the job still runs.
     cancel.cancel();
     job.join()?;
     bar.finish_and_clear();
     waited?;
-    receiver.try_recv().unwrap_or_else(|_| Err(Error::invalid("the compaction gave no answer")))
-}
-
-/// A bar over bytes.
-pub(crate) fn byte_bar() -> ProgressBar {
-    let bar = ProgressBar::new(0);
-    if let Ok(style) = ProgressStyle::with_template("{bar:40} {bytes}/{total_bytes} {eta}") {
-        bar.set_style(style);
-    }
-    bar
+    receiver
+        .try_recv()
+        .unwrap_or_else(|_| Err(Error::invalid("the compaction ended without a result")))
 }
 
 fn show_tiers(dir: &Path, storage: &Storage) -> Result<()> {
@@ -369,7 +398,7 @@ fn dump_manifest(storage: &Storage) -> Result<()> {
     dumped
 }
 
-/// A table of the database's own file system, or any file of the machine.
+/// Prints a table of the database's file system, or any other file of the machine.
 fn dump_sst(storage: &Storage, path: &Path, records: usize) -> Result<()> {
     let text = archipelago::inspect::dump_sst(&storage.fs, path, records)?;
     print(&text)

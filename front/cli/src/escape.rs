@@ -1,9 +1,11 @@
-//! Keys and values between bytes and what a person types: printable ASCII as it is, everything
-//! else, and the backslash, as `\xNN`.
+//! Conversion of keys and values between bytes and the text that a person types.
+//!
+//! Printable ASCII stands for itself. Other bytes and the backslash are written `\xNN`. Pure
+//! functions.
 
 use archipelago::{Error, Result};
 
-/// The bytes that `text` spells: `\xNN`, `\n`, `\r`, `\t`, `\0`, `\\`, anything else as it is.
+/// The bytes of `text`. It replaces `\xNN`, `\n`, `\r`, `\t`, `\0` and `\\`.
 pub(crate) fn unescape(text: &str) -> Result<Vec<u8>> {
     let mut out = Vec::with_capacity(text.len());
     let mut bytes = text.bytes();
@@ -12,8 +14,11 @@ pub(crate) fn unescape(text: &str) -> Result<Vec<u8>> {
             out.push(byte);
             continue;
         }
-        let wrong =
-            || Error::invalid(format!("\"{text}\": after a backslash comes xNN, n, r, t, 0 or \\"));
+        let wrong = || {
+            Error::invalid(format!(
+                "\"{text}\": a backslash must be followed by xNN, n, r, t, 0 or \\"
+            ))
+        };
         out.push(match bytes.next().ok_or_else(wrong)? {
             b'n' => b'\n',
             b'r' => b'\r',

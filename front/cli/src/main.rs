@@ -1,6 +1,9 @@
-//! `archipelago`: the one binary. `serve` runs a store that Redis clients talk to, `db` looks into
-//! and mends a database that nobody serves, `node` and `cluster` run a pool of memory, `bench`
-//! measures.
+//! The program `archipelago`. `serve` runs a store for Redis clients. `db` reads, changes and repairs
+//! a database that no server has open. `tier` measures and removes devices. `node` and `cluster` run
+//! a pool of memory. `bench` measures.
+//!
+//! Every command prints its result to standard output, and warnings and errors to standard error.
+//! The exit code is 0 on success, 1 after an error, and 2 for flags that do not exist.
 
 mod access;
 mod allocator;
@@ -25,9 +28,17 @@ use clap::{Parser, Subcommand};
 
 /// An ordered key-value store for disaggregated data centres.
 ///
-/// Start one with `archipelago serve` and talk to it with any Redis client.
+/// Start a server with `archipelago serve`, and connect to it with any Redis client. `archipelago
+/// COMMAND --help` explains each command with an example. The environment variable ARCHIPELAGO_LOG
+/// chooses what is logged to standard error: error, warn (the default), info, debug or trace.
 #[derive(Debug, Parser)]
-#[command(name = "archipelago", version, arg_required_else_help = true)]
+#[command(
+    name = "archipelago",
+    version,
+    arg_required_else_help = true,
+    after_help = "Example:\n  archipelago serve --dir ./data\n  \
+                  redis-cli -p 6379 set reef coral  (in another terminal)"
+)]
 struct Arguments {
     #[command(subcommand)]
     command: Command,
@@ -35,34 +46,35 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Run the store: all roles in one process, RESP over TCP.
     Serve(Box<serve::ServeArgs>),
-    /// Run one role of a cluster in this process: a memory node, or the manager.
+    /// Run one role of a cluster in this process: a memory node, or a manager.
     #[command(subcommand)]
     Node(node::NodeCommand),
-    /// Start a cluster on this machine, look at one, help it along.
+    /// Start a cluster on this machine, show the status of any cluster, or give up a lost node.
     #[command(subcommand)]
     Cluster(cluster::ClusterCommand),
-    /// Look into a database, change it, check it, copy it. Nobody else may have it open.
     Db(db::Db),
-    /// Measure devices and write the placement scheme of a database on tiers.
     Tier(tier::Tier),
-    /// Measure: RocksDB's benchmark names and flags (`archipelago bench --help`).
+    /// Measure the store with the benchmarks and flags of RocksDB's db_bench.
+    ///
+    /// `archipelago bench --help` lists them. Example: `archipelago bench
+    /// --benchmarks=fillrandom,readrandom --num=1000000`.
     #[command(disable_help_flag = true)]
     Bench {
-        /// Everything that the benchmark is told.
+        /// Flags of the benchmark.
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "FLAGS")]
         flags: Vec<OsString>,
     },
 }
 
 impl Command {
-    /// Whether it frees megabytes at a time, and then waits: a database's background jobs do.
-    fn frees_much_at_once(&self) -> bool {
+    /// Whether the process frees megabytes at a time and then waits, as the background jobs of a
+    /// database do.
+    fn frees_in_bursts(&self) -> bool {
         match self {
             Self::Serve(serve) => serve.is_database(),
             Self::Db(_) => true,
-            Self::Bench { flags } => !flags.iter().any(|flag| flag == "flexkv" || flag == "flex"),
+            Self::Bench { flags } => !archipelago_bench::measures_flexkv(flags),
             Self::Node(_) | Self::Cluster(_) | Self::Tier(_) => false,
         }
     }
@@ -74,8 +86,8 @@ fn main() -> ExitCode {
     tracing_subscriber::fmt().with_env_filter(level).with_writer(std::io::stderr).init();
     panics::name_extensions(|text| eprintln!("{text}"));
     let command = Arguments::parse().command;
-    if command.frees_much_at_once() {
-        allocator::give_back_at_once();
+    if command.frees_in_bursts() {
+        allocator::return_freed_pages_immediately();
     }
     let result = match command {
         Command::Serve(serve) => serve::run(&serve),
@@ -98,7 +110,19 @@ fn main() -> ExitCode {
 mod tests {
     use clap::CommandFactory as _;
 
-    use super::Arguments;
+    use super::{Arguments, Command};
+
+    #[test]
+    fn bench_of_flexkv_is_found_in_both_spellings() {
+        let frees_in_bursts = |words: &[&str]| {
+            let flags = words.iter().map(Into::into).collect();
+            Command::Bench { flags }.frees_in_bursts()
+        };
+        assert!(!frees_in_bursts(&["--engine", "flexkv"]));
+        assert!(!frees_in_bursts(&["--engine=flexkv", "--threads=4"]));
+        assert!(frees_in_bursts(&["--benchmarks=fillrandom"]));
+        assert!(frees_in_bursts(&["--db", "flexkv"]), "a directory of this name");
+    }
 
     #[test]
     fn readme_shows_every_command() {

@@ -1,4 +1,7 @@
-//! `archipelago node memory` and `archipelago node manager`: one role in this process.
+//! `archipelago node memory` and `archipelago node manager`: one role of a cluster in this process.
+//!
+//! Each role is a library with threads of its own. This module reads the flags, starts the role and
+//! waits for a signal.
 
 use std::time::Duration;
 
@@ -9,37 +12,37 @@ use archipelago_manager::{ManagerServer, ManagerSettings, StorePlan};
 use archipelago_memory::{MemoryServer, MemorySettings};
 use archipelago_pool::endpoint;
 
-use crate::console::say;
+use crate::console::print_line;
 use crate::stop::Stop;
 
-/// Where the manager listens unless told otherwise.
+/// Default address of the manager.
 pub(crate) const MANAGER: &str = "127.0.0.1:7700";
 
-/// Runs until SIGTERM or SIGINT.
+/// Roles that a process can take. Each runs until SIGTERM or SIGINT.
 #[derive(clap::Subcommand, Debug)]
 pub(crate) enum NodeCommand {
-    /// A memory node: lends memory to clients, in blocks.
+    /// Run a memory node, which lends memory to the cluster in blocks.
     ///
-    /// It registers with the manager and serves what the manager places on it. Its memory does not
-    /// outlive the process: blocks survive by their copies on other nodes. Start it with the same
-    /// --id after a restart.
+    /// The node registers with the manager, which places copies of blocks on it. Its memory ends
+    /// with the process. Blocks survive because other nodes hold further copies. Start the node
+    /// with the same --id after a restart. It runs until SIGTERM or SIGINT (Ctrl-C).
     #[command(
         after_help = "Example, three nodes on one machine:\n  archipelago node manager &\n  \
                       for n in 1 2 3; do archipelago node memory --id $n --size 1GiB & done\n  \
                       archipelago cluster status"
     )]
     Memory(MemoryArgs),
-    /// The manager: knows the members, places blocks, acts when somebody is gone.
+    /// Run a manager, which knows the members of the cluster and places blocks.
     ///
-    /// It stores nothing. After a start it asks the nodes, and acts when it has waited for as long
-    /// as a lease lasts. Without a manager clients read and write until their leases are over
-    /// (--lease-ms), then calls wait, and end with an error after 5 s.
+    /// The manager stores nothing. After a start it asks the nodes for their state, and it acts
+    /// after one lease. Without a manager clients read and write until their leases end
+    /// (--lease-ms). Then their calls wait, and fail after 5 s.
     ///
-    /// Run two or more so that one may die: each with the same --memory-nodes N, the memory nodes
-    /// being 1 to N. One of them acts, which a majority of the memory nodes has promised to obey;
-    /// the others stand by, and one takes over within a node lease (--node-lease-ms). Give all of
-    /// their addresses to nodes and clients: --manager HOST:PORT,HOST:PORT. A manager without
-    /// --memory-nodes runs alone.
+    /// Run two or more managers, so that the cluster survives the death of one. Give each of them
+    /// the same --memory-nodes N, where the memory nodes have the numbers 1 to N. The manager that a
+    /// majority of the memory nodes has promised to obey acts. The others stand by, and one of them
+    /// takes over within a node lease (--node-lease-ms). Give the addresses of all managers to nodes
+    /// and clients: --manager HOST:PORT,HOST:PORT. A manager without --memory-nodes runs alone.
     #[command(
         after_help = "Example, two managers:\n  archipelago node manager --listen 127.0.0.1:7700 --memory-nodes 3 &\n  \
                       archipelago node manager --listen 127.0.0.1:7701 --memory-nodes 3 --standby &\n  \
@@ -50,71 +53,78 @@ pub(crate) enum NodeCommand {
 
 #[derive(clap::Args, Debug)]
 pub(crate) struct MemoryArgs {
-    /// This node's number, 1 to 8191: its own in the cluster, the same after a restart
+    /// Number of this node, 1 to 8191. No other memory node of the cluster may have it. Use the same
+    /// number after a restart
     #[arg(long, value_name = "N", default_value_t = 1)]
     id: u64,
-    /// Memory that it lends, at most; reserved block by block
+    /// Memory that the node lends at most, such as 512MiB or 1GiB. The node reserves it block by
+    /// block
     #[arg(long, value_name = "SIZE", default_value = "1GiB")]
     size: String,
-    /// Size of a block, a power of two; the same on all nodes of a cluster
+    /// Size of a block, a power of two such as 16MiB. All nodes of a cluster need the same size
     #[arg(long, value_name = "SIZE", default_value = "16MiB")]
     block: String,
-    /// Where it listens; port 0 lets the system choose
+    /// Address at which the node listens. With port 0 the system chooses a free port
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:0")]
     listen: String,
-    /// What others are told to connect to, if that is not where it listens
+    /// Address that others connect to, if it differs from --listen: behind address translation, or
+    /// if --listen is 0.0.0.0
     #[arg(long, value_name = "HOST:PORT")]
     advertise: Option<String>,
-    /// Also serve clients of this machine through shared memory, by a socket at this path
+    /// Path of a socket through which clients of this machine also reach the node by shared memory
     #[arg(long, value_name = "PATH")]
     shm: Option<String>,
-    /// Where the managers are, with a comma between two
+    /// Addresses of the cluster's managers, separated by commas
     #[arg(long, value_name = "HOST:PORT,...", default_value = MANAGER)]
     manager: String,
-    /// End a process (SIGKILL) that keeps shared memory mapped for so long after its right to it
-    /// was revoked, so that others get its blocks; 0: wait for it
+    /// Seconds after which the node kills (SIGKILL) a process that still maps shared memory whose
+    /// lease was revoked. Other clients can use the blocks only then. 0: wait for the process
     #[arg(long, value_name = "SECONDS", default_value_t = 0)]
     end_holders_after: u64,
-    /// End when standard input ends: for who starts it as a child
+    /// Stop when standard input ends. A program that starts the node as a child process uses it, so
+    /// that the node does not outlive the program
     #[arg(long)]
     stop_with_stdin: bool,
 }
 
 #[derive(clap::Args, Debug)]
 pub(crate) struct ManagerArgs {
-    /// Where it listens; keep it over restarts, nodes and clients know it
+    /// Address at which the manager listens. Nodes and clients know it, so keep it over restarts
     #[arg(long, value_name = "HOST:PORT", default_value = MANAGER)]
     listen: String,
-    /// Copies of every block; fewer while fewer nodes are up
+    /// Number of copies of every block. There are fewer while fewer memory nodes are up
     #[arg(long, value_name = "N", default_value_t = 3)]
     copies: u32,
-    /// A client that is silent for longer is taken for dead, and its blocks go to others
+    /// Milliseconds of silence after which the manager declares a client dead. Then other clients
+    /// may take over its blocks
     #[arg(long, value_name = "MS", default_value_t = 2000)]
     lease_ms: u64,
-    /// A memory node that is silent for longer is left behind, and its copies are made anew
-    /// elsewhere
+    /// Milliseconds of silence after which the manager declares a memory node dead. Then it makes
+    /// new copies of the node's blocks on other nodes
     #[arg(long, value_name = "MS", default_value_t = 1000)]
     node_lease_ms: u64,
-    /// Of one of several managers: the memory nodes are 1 to N; 0: this manager runs alone
+    /// Number of memory nodes, whose numbers are 1 to N, if there are several managers. 0: this
+    /// manager runs alone
     #[arg(long, value_name = "N", default_value_t = 0)]
     memory_nodes: u32,
-    /// Leave it to another manager to act first
+    /// Wait for another manager to act first, and take over when that one is silent
     #[arg(long)]
     standby: bool,
-    /// Partitions of a store over the cluster's memory, a power of two; counts when the store is
-    /// made
+    /// Number of partitions of the store over the cluster's memory, a power of two. It takes effect
+    /// when the store is created
     #[arg(long, value_name = "N", default_value_t = 8192)]
     partitions: u32,
-    /// Share of them whose index lies at compute nodes, in a thousand, for good; without it the
-    /// load decides
+    /// Fixed share, in thousandths, of the partitions whose index lies at compute nodes. Without
+    /// the flag the store follows the load
     #[arg(long, value_name = "N")]
     offload: Option<u32>,
-    /// End when standard input ends: for who starts it as a child
+    /// Stop when standard input ends. A program that starts the node as a child process uses it, so
+    /// that the node does not outlive the program
     #[arg(long)]
     stop_with_stdin: bool,
 }
 
-/// The managers' addresses, as --manager has them.
+/// The addresses in the value of `--manager`.
 pub(crate) fn managers(text: &str) -> Result<Vec<String>> {
     text.split(',').map(endpoint).collect()
 }
@@ -140,7 +150,8 @@ fn memory(args: &MemoryArgs) -> Result<()> {
         settings.advertise.push(endpoint(advertise)?);
     } else if args.listen.starts_with("0.0.0.0:") || args.listen.starts_with("[::]:") {
         return Err(Error::invalid(format!(
-            "--listen {}: others cannot connect to that; say where with --advertise HOST:PORT",
+            "--listen {}: others cannot connect to that address: name one that they can reach with \
+             --advertise HOST:PORT",
             args.listen
         )));
     }
@@ -148,11 +159,11 @@ fn memory(args: &MemoryArgs) -> Result<()> {
         settings.end_holders_after = Some(Duration::from_secs(args.end_holders_after));
     }
     let limits = settings.validate()?;
-    // A region is a descriptor.
+    // Every region of memory takes a descriptor.
     raise_limit();
     let stop = Stop::watch(args.stop_with_stdin)?;
     let server = MemoryServer::start(settings)?;
-    say!(
+    print_line!(
         "Memory node {} lends {} in {} blocks of {} on {}",
         args.id,
         size::show(limits.blocks_max * limits.block_bytes),
@@ -160,9 +171,12 @@ fn memory(args: &MemoryArgs) -> Result<()> {
         size::show(limits.block_bytes),
         server.addresses().join(" ")
     );
-    say!("It registers with the manager at {}; see: archipelago cluster status", args.manager);
+    print_line!(
+        "It registers with the manager at {}; for the state see: archipelago cluster status",
+        args.manager
+    );
     stop.wait(|| false)?;
-    say!("Stopped; {} blocks had a copy here", server.blocks_used());
+    print_line!("Stopped; {} blocks had a copy here", server.blocks_used());
     Ok(())
 }
 
@@ -176,7 +190,8 @@ fn manager(args: &ManagerArgs) -> Result<()> {
     let offload = args.offload.unwrap_or(StorePlan::default().offload);
     if !args.partitions.is_power_of_two() || offload > 1000 {
         return Err(Error::invalid(format!(
-            "--partitions {} --offload {}: a power of two, and at most 1000",
+            "--partitions {} --offload {}: the number of partitions must be a power of two, and \
+             --offload at most 1000",
             args.partitions, offload
         )));
     }
@@ -189,23 +204,24 @@ fn manager(args: &ManagerArgs) -> Result<()> {
     let (memory_nodes, standby) = (args.memory_nodes, args.standby);
     let listen = vec![endpoint(&args.listen)?];
     let settings = ManagerSettings { listen, terms, store, memory_nodes, standby };
-    // A region is a descriptor.
+    // Every region of memory takes a descriptor.
     raise_limit();
     let stop = Stop::watch(args.stop_with_stdin)?;
     let server = ManagerServer::start(&settings)?;
-    say!("Manager listens on {}", server.addresses().join(" "));
+    print_line!("Manager listens on {}", server.addresses().join(" "));
     if args.memory_nodes > 0 {
-        say!(
+        print_line!(
             "It acts while a majority of the memory nodes 1 to {} has promised to obey it",
             args.memory_nodes
         );
     }
-    say!("It keeps {} copies; clients may be silent for {} ms", args.copies, args.lease_ms);
+    print_line!("It keeps {} copies; clients may be silent for {} ms", args.copies, args.lease_ms);
     stop.wait(|| server.is_deposed())?;
     if server.is_deposed() {
-        let what = "another manager has taken over; this one is of no use any more";
+        let what = "another manager has taken over, so this one ends: start it again with --standby \
+                    to have it stand by";
         return Err(Error::fenced(what));
     }
-    say!("Stopped; nodes and clients go on without it");
+    print_line!("Stopped; nodes and clients go on without it");
     Ok(())
 }

@@ -1,16 +1,19 @@
-//! What a panic prints: beside Rust's own message, the extension that was running.
+//! Panic hook: names the extension that was running, after Rust's own message.
 //!
-//! The release build ends at a panic (`panic = "abort"`), so that no job can fail with an error
-//! that names the merge operator, compaction filter or listener. The message is all that is left to
-//! say whose code it was.
+//! The release build ends the process at a panic (`panic = "abort"`). A job therefore cannot fail
+//! with an error that names the merge operator, compaction filter or listener. The message of the
+//! hook is the only place that can say whose code panicked.
 
-/// Has every later panic of the process tell `say` which extension was running, if one was.
+/// Makes every later panic of the process call `say` with the name of the running extension. A
+/// panic outside extensions does not call it.
 pub(crate) fn name_extensions(say: impl Fn(&str) + Send + Sync + 'static) {
     let usual = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
         usual(info);
         if let Some(extension) = archipelago::running_extension() {
-            say(&format!("archipelago: the panic came out of the {extension}: correct it"));
+            say(&format!(
+                "archipelago: the panic came out of the {extension}: correct the code of this extension"
+            ));
         }
     }));
 }

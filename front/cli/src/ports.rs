@@ -1,31 +1,31 @@
-//! A look at ports before processes are started on them.
+//! Check that ports are free before processes start on them.
 //!
-//! Whoever starts several processes learns here that a port is taken, before the first of them has
-//! started, and which flag chooses another. The ports are free again when this returns, so another
-//! program may still take one; the process that finds that out says so itself.
+//! `cluster up` starts several processes. This check finds a port that is taken before the first
+//! process starts, and names the flag that chooses another. The ports are free again on return, so
+//! another program may still take one. The process that then fails to listen reports it.
 
 use std::net::TcpListener;
 
 use archipelago_base::{Error, ErrorKind, Result};
 use archipelago_resp::server::resolve;
 
-/// A port that somebody is going to listen on.
+/// A port that a process is going to listen on.
 pub(crate) struct Wanted {
     /// `HOST:PORT`; port 0 is always free.
     pub(crate) address: String,
-    /// Who will listen, as the subject of a sentence.
-    pub(crate) who: String,
-    /// How another port is chosen.
+    /// The process that will listen, as the subject of a sentence.
+    pub(crate) listener: String,
+    /// How the operator chooses another port.
     pub(crate) choice: String,
 }
 
-/// Refuses if one of the ports is taken, or two of them are the same.
+/// Returns an error if one of the ports is taken, or if two of them are the same.
 pub(crate) fn check_free(wanted: &[Wanted]) -> Result<()> {
     let mut held = Vec::with_capacity(wanted.len());
-    for Wanted { address, who, choice } in wanted {
+    for Wanted { address, listener, choice } in wanted {
         let bound = resolve(address).and_then(|resolved| {
             TcpListener::bind(resolved).map_err(|source| {
-                let what = format!("{who} cannot listen on {address}: {choice}");
+                let what = format!("{listener} cannot listen on {address}: {choice}");
                 Error::with_source(ErrorKind::Io, what, source)
             })
         });
@@ -42,9 +42,9 @@ mod tests {
     fn taken_port_is_named_with_its_flag() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let taken = listener.local_addr().unwrap().to_string();
-        let wanted = |address: &str, who: &str| Wanted {
+        let wanted = |address: &str, listener: &str| Wanted {
             address: address.to_owned(),
-            who: who.to_owned(),
+            listener: listener.to_owned(),
             choice: "choose another with --flag".to_owned(),
         };
         let free = wanted("127.0.0.1:0", "the manager");
@@ -53,7 +53,7 @@ mod tests {
         let error = error.unwrap_err().to_string();
         let told = format!("compute node 2 cannot listen on {taken}: choose another with --flag");
         assert!(error.contains(&told), "{error}");
-        // Nobody else listens at this address of the machine.
+        // No other program listens at this address of the machine.
         let port = taken.replace("127.0.0.1", "127.9.8.7");
         let twice = [wanted(&port, "the manager"), wanted(&port, "compute node 1")];
         let error = check_free(&twice).unwrap_err().to_string();

@@ -1,4 +1,4 @@
-//! `archipelago db verify` and `archipelago db repair`: what is damaged, and saving the rest.
+//! `archipelago db verify` and `archipelago db repair`: find damage, and save undamaged data.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -10,40 +10,35 @@ use archipelago::{Components, Db, DbOptions, Error, ErrorKind, Result, Storage};
 use clap::Args;
 use indicatif::ProgressBar;
 
-use crate::db::{byte_bar, print};
+use crate::console::{byte_bar, print, show_progress};
 
-/// How `archipelago db repair` works.
+/// Flags of `archipelago db repair`.
 #[derive(Debug, Args)]
 pub(crate) struct RepairArgs {
-    /// Directory of the new database; must not exist or be empty. Default: the damaged directory's
-    /// name with "-repaired" behind it
+    /// Directory of the new database. It must not exist, or it must be empty. Default: the name of
+    /// the damaged directory followed by "-repaired"
     #[arg(long, value_name = "DIR")]
     target: Option<PathBuf>,
-    /// Write nothing: print what would be saved and what would be lost
+    /// Write nothing. Print what would be saved and what would be lost
     #[arg(long)]
     dry_run: bool,
-    /// Copy whole tables instead of linking them: for a device that is failing
+    /// Copy undamaged tables instead of linking them. Use it if the device is failing
     #[arg(long)]
     copy: bool,
-    /// Drop the writes behind a hole in the log, which gives a state of the past, instead of saving
-    /// them
+    /// Drop the writes that follow a damaged part of the log. The result is a state that the
+    /// database once had. By default these writes are saved
     #[arg(long)]
     drop_log_after_damage: bool,
 }
 
-pub(crate) fn show(bar: &ProgressBar, progress: RepairProgress) {
-    bar.set_length(progress.bytes_total);
-    bar.set_position(progress.bytes_done);
-}
-
-/// Checks every file. A database that another process has open is checked as of one moment.
+/// Checks every file. If another process has the database open, it checks the state of one moment.
 pub(crate) fn run_verify(storage: &Storage) -> Result<()> {
     let bar = byte_bar();
-    let checked = verify_files(&storage.fs, &storage.dir, |progress| show(&bar, progress));
+    let checked = verify_files(&storage.fs, &storage.dir, |progress| show_progress(&bar, progress));
     let report = match checked {
         Err(error) if error.kind() == ErrorKind::Busy => {
-            eprintln!("{error}; it is checked as it was a moment ago");
-            verify_beside_a_writer(storage, &bar)?
+            eprintln!("{error}; this command checks the state that the database has now");
+            verify_open_database(storage, &bar)?
         }
         checked => checked?,
     };
@@ -55,7 +50,7 @@ pub(crate) fn run_verify(storage: &Storage) -> Result<()> {
         eprintln!("note: {note}");
     }
     let result = match report.errors.len() {
-        0 => "all whole".to_owned(),
+        0 => "all undamaged".to_owned(),
         damaged => format!("{damaged} damaged"),
     };
     let DamageReport { tables, bytes, log_records, .. } = &report;
@@ -67,17 +62,19 @@ pub(crate) fn run_verify(storage: &Storage) -> Result<()> {
     }
     Err(Error::new(
         ErrorKind::Corrupt,
-        "the files named above are damaged. Restore the database from a checkpoint or a replica, or \
-         save what is whole with `archipelago db repair` (with --dry-run it says what that is)",
+        "the files named above are damaged: restore the database from a checkpoint or a replica, or \
+         save the undamaged data with `archipelago db repair` (first with --dry-run, which prints \
+         what it would save)",
     ))
 }
 
-fn verify_beside_a_writer(storage: &Storage, bar: &ProgressBar) -> Result<DamageReport> {
+/// Checks a database that another process has open, through a read-only open.
+fn verify_open_database(storage: &Storage, bar: &ProgressBar) -> Result<DamageReport> {
     let options = DbOptions { create_if_missing: false, read_only: true, ..DbOptions::default() };
     let components = Components { fs: Arc::clone(&storage.fs), ..Components::default() };
     let db = Db::open_with(&storage.dir, options, components)?;
     let report = db.verify(|bytes_done, bytes_total| {
-        show(bar, RepairProgress { bytes_done, bytes_total });
+        show_progress(bar, RepairProgress { bytes_done, bytes_total });
     })?;
     db.close()?;
     Ok(DamageReport {
@@ -89,18 +86,20 @@ fn verify_beside_a_writer(storage: &Storage, bar: &ProgressBar) -> Result<Damage
     })
 }
 
-/// The damaged directory's name with "-repaired" behind it.
+/// The path of the damaged directory followed by "-repaired".
 fn default_target(dir: &Path) -> Result<PathBuf> {
     let whole = std::path::absolute(dir).map_err(|source| Error::io("find", dir, source))?;
     let Some(name) = whole.file_name() else {
-        return Err(Error::invalid("say with --target where the repaired database goes"));
+        return Err(Error::invalid(
+            "name the directory of the repaired database with --target DIR",
+        ));
     };
     let mut name = name.to_owned();
     name.push("-repaired");
     Ok(whole.with_file_name(name))
 }
 
-/// Repairs the database of `dir`, which lies at `storage`.
+/// Repairs the database of the directory `dir`, whose files `storage` opens.
 pub(crate) fn run_repair(dir: &Path, storage: &Storage, args: &RepairArgs) -> Result<()> {
     let target = match &args.target {
         Some(target) => target.clone(),
@@ -117,7 +116,7 @@ pub(crate) fn run_repair(dir: &Path, storage: &Storage, args: &RepairArgs) -> Re
     };
     let bar = byte_bar();
     let report = repair(&storage.fs, &storage.dir, &target, options, |progress| {
-        show(&bar, progress);
+        show_progress(&bar, progress);
     })?;
     bar.finish_and_clear();
     print(&report.to_string())?;
@@ -126,7 +125,7 @@ pub(crate) fn run_repair(dir: &Path, storage: &Storage, args: &RepairArgs) -> Re
     }
     let (dir, target) = (dir.display(), target.display());
     let mut next = format!(
-        "The repaired database is in {target}; {dir} is as it was.\n\
+        "The repaired database is in {target}. {dir} was not changed.\n\
          Look at it: archipelago db --dir {target} stats\n"
     );
     match storage.tiers {

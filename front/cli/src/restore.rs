@@ -1,4 +1,4 @@
-//! `archipelago db restore`: a database from a checkpoint.
+//! `archipelago db restore`: makes a database from a checkpoint.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -6,11 +6,10 @@ use std::sync::Arc;
 use archipelago::repair::verify_files;
 use archipelago::{Components, Db, DbOptions, Error, ErrorKind, GroupAccess, Result, Storage};
 
-use crate::db::{byte_bar, print};
-use crate::repair::show;
+use crate::console::{byte_bar, print, show_progress};
 
-/// Makes the database of `target` from `checkpoint`, all or nothing: the last file that is written
-/// is the one that makes the directory a database.
+/// Makes the database of `target` from `checkpoint`. The last file that it writes turns the
+/// directory into a database, so an interrupted restore leaves no database behind.
 pub(crate) fn run_restore(checkpoint: &Path, target: &Path, access: GroupAccess) -> Result<()> {
     let storage = Storage::open_for_group(checkpoint, &[], access)?;
     if storage.fs.exists(target)? && !storage.fs.list(target)?.is_empty() {
@@ -21,7 +20,7 @@ pub(crate) fn run_restore(checkpoint: &Path, target: &Path, access: GroupAccess)
         )));
     }
     let bar = byte_bar();
-    let report = verify_files(&storage.fs, &storage.dir, |progress| show(&bar, progress))?;
+    let report = verify_files(&storage.fs, &storage.dir, |progress| show_progress(&bar, progress))?;
     bar.finish_and_clear();
     if !report.is_clean() {
         report.errors.iter().for_each(|error| eprintln!("{error}"));
@@ -29,7 +28,7 @@ pub(crate) fn run_restore(checkpoint: &Path, target: &Path, access: GroupAccess)
             ErrorKind::Corrupt,
             format!(
                 "the checkpoint is damaged, and nothing was restored: take another one, or save \
-                 what is whole with `archipelago db --dir {} repair`",
+                 its undamaged data with `archipelago db --dir {} repair`",
                 checkpoint.display()
             ),
         ));

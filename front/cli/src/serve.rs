@@ -1,5 +1,14 @@
-//! `archipelago serve`: opens the database, or joins the store over remote memory, serves it over
-//! RESP, ends in good order on SIGTERM, SIGINT or a client's SHUTDOWN.
+//! `archipelago serve`: opens a database, or joins the store over remote memory, and serves it to
+//! Redis clients.
+//!
+//! The process owns the store and the server. Invariants:
+//! 1. Everything that can be refused (flags, settings, the port) is refused before a database is
+//!    created or opened.
+//! 2. On SIGTERM, SIGINT or a client's SHUTDOWN the server finishes the commands that it has
+//!    received, and then the store closes. On return everything acknowledged is in the files of the
+//!    database, or in the memory of the cluster.
+//!
+//! Failure: a start that fails says which flag or file is wrong, and leaves no database behind.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,45 +23,54 @@ use archipelago_resp::flexkv_store::FlexKvStore;
 use archipelago_resp::{Listening, Server, ServerOptions};
 
 use crate::access::{PasswordArgs, TlsArgs};
-use crate::console::say;
+use crate::console::print_line;
 use crate::node::{MANAGER, managers};
 use crate::stop::{StopSignals, stdin_ended};
 
-/// What is served.
+/// Store that `serve` serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Engine {
-    /// The database in --dir: ordered, durable
+    /// The database in --dir: it keeps keys in order, and its data survives the process
     Lsm,
-    /// The store over the memory of a cluster, of which this process becomes a compute node: see
-    /// --manager
+    /// The store over the memory of a cluster. This process becomes a compute node of the cluster
+    /// (see --manager)
     #[value(name = "flexkv", alias = "flex")]
     FlexKv,
 }
 
-/// Runs the store until SIGTERM, SIGINT (Ctrl-C) or a client's SHUTDOWN, then ends it in order.
+/// Serve a database, or the store of a cluster, to Redis clients.
+///
+/// The server runs until it gets SIGTERM or SIGINT (Ctrl-C), or until a client sends SHUTDOWN. Then
+/// it finishes the commands that it has received and closes the store.
 #[derive(clap::Args, Debug)]
+#[command(after_help = "Examples:\n  \
+                        archipelago serve --dir ./data\n  \
+                        redis-cli -p 6379 set reef coral  (in another terminal)\n\n  \
+                        archipelago serve --listen 0.0.0.0:6379 --password-file ./password\n  \
+                        archipelago serve --engine flexkv --manager 10.0.0.1:7700")]
 pub(crate) struct ServeArgs {
-    /// What is served
+    /// Store that is served
     #[arg(long, value_enum, default_value_t = Engine::Lsm)]
     engine: Engine,
-    /// Where the cluster's managers are, with a comma between two (engine flexkv)
+    /// Addresses of the cluster's managers, separated by commas (engine flexkv)
     #[arg(long, value_name = "HOST:PORT,...", default_value = MANAGER)]
     manager: String,
-    /// Where other compute nodes reach this one; port 0 lets the system choose (engine flexkv)
+    /// Address at which this compute node listens for other compute nodes. With port 0 the system
+    /// chooses a free port (engine flexkv)
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:0")]
     peers: String,
-    /// What other compute nodes are told to connect to, if that is not where --peers says (engine
-    /// flexkv)
+    /// Address that other compute nodes connect to, if it differs from --peers: behind address
+    /// translation, or if --peers is 0.0.0.0 (engine flexkv)
     #[arg(long, value_name = "HOST:PORT")]
     advertise: Option<String>,
-    /// Also serve compute nodes of this machine through shared memory, by a socket at this path
-    /// (engine flexkv)
+    /// Path of a socket through which compute nodes of this machine also reach this one by shared
+    /// memory (engine flexkv)
     #[arg(long, value_name = "PATH")]
     shm: Option<String>,
-    /// Directory of the data; created if it is not there
+    /// Directory of the database. The server creates it if it does not exist (engine lsm)
     #[arg(long, value_name = "DIR", default_value = "./archipelago-data")]
     dir: PathBuf,
-    /// Address to listen on
+    /// Address at which Redis clients connect. With port 0 the system chooses a free port
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:6379")]
     listen: String,
     /// Refused with a hint: redis-server has it
@@ -61,59 +79,66 @@ pub(crate) struct ServeArgs {
     /// Refused with a hint: redis-server has it
     #[arg(long, hide = true, value_name = "HOST", num_args = 1..)]
     bind: Option<Vec<String>>,
-    /// A TOML file with settings ([database], [families.NAME], [[tiers]])
+    /// TOML file with the settings of the database: tables [database], [families.NAME] and
+    /// [[tiers]]. `--print-settings` shows all of them with their defaults (engine lsm)
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Acknowledge a write only when it survives power loss, not only the end of the process
+    /// Acknowledge a write only after it is on the device, so that it survives power loss. By
+    /// default an acknowledged write survives the end of the process (kill -9), but the last
+    /// writes before a power loss may be lost (engine lsm)
     #[arg(long)]
     sync: bool,
-    /// Most clients at a time; fewer if the limit of open files leaves no more
+    /// Highest number of connected clients. The server lowers it if the limit of open files
+    /// (`ulimit -n`) does not allow so many
     #[arg(long, visible_alias = "max-clients", value_name = "N", default_value_t = 10_000)]
     clients_max: usize,
-    /// Close clients that say nothing for so many seconds; 0 for never
+    /// Seconds without progress after which the server closes a connection; 0 for never
     #[arg(long, value_name = "SECONDS", default_value_t = 0)]
     idle_timeout: u64,
-    /// Close a client whose replies that it has not read exceed so many MiB; 0 for no limit but the
-    /// quarter of the memory budget that all unread replies may take
+    /// MiB of unread replies above which the server closes the connection of a client. With 0 only
+    /// the common limit holds: the unread replies of all clients take at most a quarter of the
+    /// memory budget
     #[arg(long, value_name = "MIB", default_value_t = 0)]
     output_mib_max: usize,
-    /// Ask a client that says nothing for so many seconds whether it is still there (TCP
-    /// keepalive); 0 for never
+    /// Seconds of silence after which the server sends a TCP keepalive probe, so that connections
+    /// of vanished clients end; 0 for never
     #[arg(long, value_name = "SECONDS", default_value_t = 300)]
     tcp_keepalive: u64,
     #[command(flatten)]
     password: PasswordArgs,
     #[command(flatten)]
     tls: TlsArgs,
-    /// Threads that serve clients; 0 for as many as there are cores, at most one for each 16 MiB of
-    /// the memory budget. Engine flexkv: 0 for half as many as cores
+    /// Threads that serve clients. With 0 it is the number of cores, but at most one thread for
+    /// each 16 MiB of the memory budget. Engine flexkv: with 0 it is half of the number of cores
     #[arg(long, value_name = "N", default_value_t = 0)]
     threads: usize,
-    /// Budget over all memory in MiB; 0 for what the settings say, or half of what the machine or
-    /// its cgroup allows. Engine flexkv: memory for index and cache; 0 for 128
+    /// Memory budget of the process in MiB. With 0 it is memory_budget_bytes of the settings file,
+    /// or half of the memory of the machine or of its control group. Engine flexkv: memory for
+    /// index and cache; 0 for 128 MiB
     #[arg(long, value_name = "MIB", default_value_t = 0)]
     memory_mib: u64,
-    /// Let clients make copies of the database with CHECKPOINT NAME, each in a directory NAME in
-    /// this one, which must exist (engine lsm)
+    /// Allow clients to copy the database with `CHECKPOINT NAME`. Each copy is a directory NAME in
+    /// this directory, which must exist and must not lie in the data directory. Without the flag
+    /// the command is refused (engine lsm)
     #[arg(long, value_name = "DIR")]
     checkpoints: Option<PathBuf>,
-    /// Print the settings that it would run with, as TOML, and end
+    /// Print the settings that the server would use, as TOML, and exit (engine lsm)
     #[arg(long)]
     print_settings: bool,
-    /// End when standard input ends: for who starts it as a child
+    /// Stop when standard input ends. A program that starts the server as a child process uses it,
+    /// so that the server does not outlive the program
     #[arg(long)]
     stop_with_stdin: bool,
 }
 
-/// Serves until told to end. On return everything acknowledged is in the database's files, or in
-/// the cluster's memory.
 impl ServeArgs {
-    /// Whether it serves a database on this machine.
+    /// Whether the process serves a database on this machine.
     pub(crate) fn is_database(&self) -> bool {
         !matches!(self.engine, Engine::FlexKv)
     }
 }
 
+/// Serves until the process is told to stop.
 pub(crate) fn run(args: &ServeArgs) -> Result<()> {
     refuse_flags_of_redis(args)?;
     match args.engine {
@@ -122,11 +147,11 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
     }
 }
 
-/// Says what the flags of redis-server are called here.
+/// Refuses flags of redis-server, and names the flag of this program.
 fn refuse_flags_of_redis(args: &ServeArgs) -> Result<()> {
     let hint = |flag: &str, host: &str, port: &str| {
         Err(Error::invalid(format!(
-            "there is no {flag}: host and port are one flag here, --listen {host}:{port}"
+            "there is no {flag}: use --listen {host}:{port}, which sets the host and the port"
         )))
     };
     match (&args.port, args.bind.as_ref().and_then(|hosts| hosts.first())) {
@@ -143,7 +168,7 @@ fn database(args: &ServeArgs) -> Result<()> {
         print!("{}", settings.to_toml()?);
         return Ok(());
     }
-    // What can be refused is refused before a database is created.
+    // Invariant 1: flags and the port come before the database.
     let checkpoints = args.checkpoints.as_deref().map(|dir| checkpoints_in(dir, &args.dir));
     let mut options = ServerOptions { checkpoints: checkpoints.transpose()?, ..options(args)? };
     if options.worker_threads == 0 {
@@ -161,26 +186,26 @@ fn database(args: &ServeArgs) -> Result<()> {
     let server = listening.serve(Arc::new(store));
     serve(args, server, &args.dir.display().to_string())?;
     node.close()?;
-    say!("Stopped");
+    print_line!("Stopped");
     Ok(())
 }
 
-/// Memory that each thread that serves clients should find: values that are being read and written
-/// are bounded by the number of threads.
+/// Memory in bytes that each thread that serves clients should have. The number of threads bounds
+/// the values that are read and written at the same time.
 const THREAD_MEMORY_BYTES: u64 = 16 << 20;
 
-/// Threads for a server that may take `memory_bytes`: 0, which stands for the number of cores, or
-/// less than that where there is little memory for each.
+/// Number of threads of a server that may take `memory_bytes`. It is 0, which stands for the number
+/// of cores, unless the memory allows fewer threads than that.
 fn threads_within(memory_bytes: u64) -> usize {
     let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let most = usize::try_from(memory_bytes / THREAD_MEMORY_BYTES).unwrap_or(usize::MAX).max(2);
     if most < cores { most } else { 0 }
 }
 
-/// Threads for a compute node that was not told how many: half of the cores. Most calls end within
-/// a microsecond, under one lock of the node's cache, and the kernel's network, the clients of this
-/// machine and the fabric's threads need the other half: on two cores a second thread makes a
-/// stream of GETs and SETs slower, not faster.
+/// Default number of threads of a compute node: half of the cores. Most calls end within a
+/// microsecond under one lock of the node's cache. The kernel's network, the clients of this
+/// machine and the threads of the fabric need the other half. On two cores a second thread slows a
+/// stream of GETs and SETs down.
 fn threads_of_node() -> usize {
     std::thread::available_parallelism().map_or(1, |cores| cores.get().div_ceil(2))
 }
@@ -196,7 +221,8 @@ fn remote_memory(args: &ServeArgs) -> Result<()> {
         Some(told) => advertise.push(endpoint(told)?),
         None if args.peers.starts_with("0.0.0.0:") || args.peers.starts_with("[::]:") => {
             return Err(Error::invalid(format!(
-                "--peers {}: others cannot connect to that; say where with --advertise HOST:PORT",
+                "--peers {}: others cannot connect to that address: name one that they can reach \
+                 with --advertise HOST:PORT",
                 args.peers
             )));
         }
@@ -217,9 +243,9 @@ fn remote_memory(args: &ServeArgs) -> Result<()> {
     let store = FlexKvStore::new(Arc::clone(&node));
     let what = format!("the store of the cluster at {}", args.manager);
     serve(args, listening.serve(Arc::new(store)), &what)?;
-    // The last reference: it leaves, and others take what it served.
+    // With its last reference the node leaves, and other nodes take over its partitions.
     drop(node);
-    say!("Stopped");
+    print_line!("Stopped");
     Ok(())
 }
 
@@ -238,7 +264,7 @@ fn options(args: &ServeArgs) -> Result<ServerOptions> {
     Ok(options)
 }
 
-/// Takes the port, once all flags have been looked at.
+/// Listens on the port. The caller has checked all flags.
 fn listen(args: &ServeArgs, options: ServerOptions) -> Result<Listening> {
     raise_limit();
     Server::listen(&args.listen, options).map_err(|error| match error.io_kind() {
@@ -253,23 +279,24 @@ fn serve(args: &ServeArgs, server: Server, what: &str) -> Result<()> {
     let mut signals = server.within(StopSignals::watch)?;
     let mut told = stdin_ended(args.stop_with_stdin)?;
     let addr = server.local_addr();
-    say!("Archipelago serves {what} on {addr}");
+    print_line!("Archipelago serves {what} on {addr}");
     let more = [args.tls.client_flags(), args.password.client_flags()].concat();
-    say!("Connect with: redis-cli -h {} -p {}{more}", addr.ip(), addr.port());
+    print_line!("Connect with: redis-cli -h {} -p {}{more}", addr.ip(), addr.port());
     server.wait_or(async {
         tokio::select! {
             () = signals.received() => {}
             _ = told.recv() => {}
         }
     });
-    say!("Stopping: finishing commands in flight");
+    print_line!("Stopping: finishing the commands that were received");
     if !server.shutdown() {
-        say!("Some clients did not read their replies in time and were cut off");
+        print_line!("Some clients did not read their replies in time and were cut off");
     }
     Ok(())
 }
 
-/// The directory for checkpoints, with links followed, so that a path is below it or is not.
+/// The directory for checkpoints as an absolute path without symbolic links. The server then
+/// decides by the path alone whether a checkpoint lies in it.
 fn checkpoints_in(dir: &Path, data: &Path) -> Result<PathBuf> {
     let whole = dir.canonicalize().map_err(|source| {
         Error::io("use", dir, source).context_at("--checkpoints (create the directory first)")
@@ -278,7 +305,7 @@ fn checkpoints_in(dir: &Path, data: &Path) -> Result<PathBuf> {
     let data = data.canonicalize().unwrap_or(data);
     if whole.starts_with(&data) {
         return Err(Error::invalid(format!(
-            "--checkpoints {}: it lies in the directory of the data, {}: choose one beside it",
+            "--checkpoints {} lies in the directory of the data, {}: choose a directory outside it",
             dir.display(),
             data.display()
         )));
@@ -286,7 +313,7 @@ fn checkpoints_in(dir: &Path, data: &Path) -> Result<PathBuf> {
     Ok(whole)
 }
 
-/// The settings file, or defaults, with what the flags say over it.
+/// The settings of the file, or the defaults. Flags replace them.
 fn settings(args: &ServeArgs) -> Result<Settings> {
     let mut settings = match &args.config {
         Some(path) => archipelago::load_settings(path)?,
@@ -303,6 +330,10 @@ fn settings(args: &ServeArgs) -> Result<Settings> {
 }
 
 fn bytes_of(mib: u64) -> Result<u64> {
-    let too_much = || Error::invalid(format!("--memory-mib {mib}: more than 64 bits of bytes"));
+    let too_much = || {
+        Error::invalid(format!(
+            "--memory-mib {mib} is too large: the number of bytes must fit into 64 bits"
+        ))
+    };
     mib.checked_mul(1 << 20).ok_or_else(too_much)
 }

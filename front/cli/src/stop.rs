@@ -1,7 +1,7 @@
-//! What ends a process in order: SIGTERM, SIGINT, or the end of standard input.
+//! Signals and the end of standard input, which stop a process in order.
 //!
-//! Watched before a process says that it is there: whoever reads that may send a signal at once,
-//! and it is not lost.
+//! A process watches them before it prints that it is ready. A program that reads this line may
+//! send a signal immediately, and the signal is not lost.
 
 use std::io::Read;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use tokio::runtime::Runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc::{Receiver, channel};
 
-/// SIGTERM and SIGINT, from when they are watched.
+/// Watches SIGTERM and SIGINT, from the call of [`StopSignals::watch`] on.
 pub(crate) struct StopSignals {
     terminate: Signal,
     interrupt: Signal,
@@ -24,14 +24,14 @@ fn failed(source: std::io::Error) -> Error {
 }
 
 impl StopSignals {
-    /// Watches from here on. Within a runtime of tokio's.
+    /// Watches from now on. The caller is in the context of a tokio runtime.
     pub(crate) fn watch() -> Result<Self> {
         let terminate = signal(SignalKind::terminate()).map_err(failed)?;
         let interrupt = signal(SignalKind::interrupt()).map_err(failed)?;
         Ok(Self { terminate, interrupt })
     }
 
-    /// Done when one has come.
+    /// Returns after the first signal.
     pub(crate) async fn received(&mut self) {
         tokio::select! {
             _ = self.terminate.recv() => {}
@@ -40,7 +40,7 @@ impl StopSignals {
     }
 }
 
-/// The same for a process without a runtime of its own.
+/// Waits for a signal, or for the end of standard input, in a process without a tokio runtime.
 pub(crate) struct Stop {
     runtime: Runtime,
     signals: StopSignals,
@@ -48,7 +48,7 @@ pub(crate) struct Stop {
 }
 
 impl Stop {
-    /// Watches signals from here on, and the end of standard input if asked to.
+    /// Watches signals from now on, and the end of standard input if `with_stdin` says so.
     pub(crate) fn watch(with_stdin: bool) -> Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(failed)?;
@@ -59,7 +59,8 @@ impl Stop {
         Ok(Self { runtime, signals, with_stdin })
     }
 
-    /// Waits until it is told to stop, or `over`.
+    /// Waits until a signal arrives, standard input ends, or `over` is true. It asks `over` five
+    /// times a second.
     pub(crate) fn wait(mut self, over: impl Fn() -> bool) -> Result<()> {
         let mut told = stdin_ended(self.with_stdin)?;
         self.runtime.block_on(async {
@@ -76,13 +77,13 @@ impl Stop {
     }
 }
 
-/// Receives `None` when standard input has ended, if that is to be watched; never otherwise.
+/// Receiver that yields `None` when standard input ends. It never yields if `watched` is false.
 pub(crate) fn stdin_ended(watched: bool) -> Result<Receiver<()>> {
     let (ended, told) = channel::<()>(1);
     if watched {
         let body = Box::new(move || {
             let mut rest = Vec::new();
-            // Whatever ends it ends the wait.
+            // An error ends the input as well.
             let _read = std::io::stdin().read_to_end(&mut rest);
             drop(ended);
         });

@@ -1,6 +1,10 @@
-//! `archipelago tier profile`: measures the devices of a database, the writers of each of its
-//! levels under a write-heavy run, and writes the placement scheme (Keigo §4.2). `archipelago tier
-//! remove`: takes a device out.
+//! `archipelago tier profile` measures the devices of a database and writes its placement scheme
+//! (Keigo §4.2). `archipelago tier remove` removes a device.
+//!
+//! `profile` measures the throughput of every device by the number of threads. Then it counts the
+//! writers of each level while it writes into a temporary database. Both commands hold the devices
+//! exclusively. Failure: an interrupted `remove` continues when it is run again. An interrupted
+//! `profile` changes no scheme, but it may leave a directory `profile` on the devices.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
@@ -22,7 +26,7 @@ use archipelago::{
 use clap::{Args, Subcommand, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// Measure the devices of a database on tiers and write its placement scheme, or take a device out.
+/// Measure the devices of a database on tiers, or remove a device from the tiers.
 #[derive(Debug, Args)]
 pub(crate) struct Tier {
     #[command(subcommand)]
@@ -31,67 +35,74 @@ pub(crate) struct Tier {
 
 #[derive(Debug, Subcommand)]
 enum Action {
-    /// Measure every device by number of threads, then the writers of each level under a
-    /// write-heavy run, and write which levels belong to the fastest device. Nobody may have the
-    /// database open; its data is not touched.
+    /// Measure the devices, and write which levels belong on the fastest device.
+    ///
+    /// The command measures the throughput of every device by the number of threads. Then it counts
+    /// the writers of each level during a write-heavy run. No other process may have the database
+    /// open. The data of the database does not change.
+    #[command(after_help = "Example:\n  archipelago tier profile --dir ./data --config store.toml")]
     Profile(Profile),
-    /// Move everything off a device and take it out of the tiers, for a drive that is to be
-    /// replaced or given back. Nobody may have the database open. The other devices need room for
-    /// what lies there. If this is interrupted, run it again.
+    /// Move all files off a device and remove it from the tiers, before you replace the drive.
+    ///
+    /// No other process may have the database open. The other devices need enough free space for
+    /// the files. If the command is interrupted, run it again.
+    #[command(after_help = "Example:\n  archipelago tier remove --dir ./data nvme1")]
     Remove(Remove),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Tool {
-    /// fio where it is installed and the device is a directory, else the own probe
+    /// fio if it is installed and the device is a directory, and the built-in probe otherwise
     Auto,
-    /// The store's own probe
+    /// The built-in probe
     Own,
-    /// fio; an error where it cannot measure
+    /// fio, and an error if fio cannot measure the device
     Fio,
 }
 
 #[derive(Debug, Args)]
 struct Remove {
-    /// The device's name, as `archipelago db tiers` prints it
+    /// Name of the device, as `archipelago db tiers` prints it
     name: String,
-    /// The database's directory
+    /// Directory of the database
     #[arg(long, value_name = "DIR", default_value = "./archipelago-data")]
     dir: PathBuf,
-    /// A settings file with [[tiers]]; what the directory says unless told
+    /// TOML file with settings whose [[tiers]] name the devices. Default: the devices that the
+    /// directory of the database names
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]
 struct Profile {
-    /// The database's directory
+    /// Directory of the database
     #[arg(long, value_name = "DIR", default_value = "./archipelago-data")]
     dir: PathBuf,
-    /// A settings file with [[tiers]]; what the directory says unless told
+    /// TOML file with settings whose [[tiers]] name the devices. Default: the devices that the
+    /// directory of the database names
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// What measures the devices
+    /// Program that measures the devices
     #[arg(long, value_enum, default_value = "auto")]
     tool: Tool,
-    /// Milliseconds of each point of a device's curve
+    /// Milliseconds of each measurement, one for every number of threads
     #[arg(long, value_name = "MS", default_value_t = 500)]
     point_ms: u64,
-    /// Most threads
+    /// Highest number of threads that is measured
     #[arg(long, value_name = "N", default_value_t = 64)]
     threads_max: u32,
-    /// Seconds of the write-heavy run; 0 for none (then a writer each of the log and of every level
-    /// is assumed)
+    /// Seconds of the write-heavy run. With 0 there is no run, and the scheme assumes one writer of
+    /// the log and one of every level
     #[arg(long, value_name = "SECONDS", default_value_t = 10)]
     load_seconds: u64,
-    /// Threads that write in that run
+    /// Number of threads that write in that run
     #[arg(long, value_name = "N", default_value_t = 8)]
     load_threads: u64,
-    /// Background jobs in that run
+    /// Number of background jobs in that run
     #[arg(long, value_name = "N", default_value_t = 4)]
     load_jobs: usize,
-    /// Where the scheme goes; unless told onto the device with the namespace (the fastest, when the
-    /// tiers were made), and is used from the next open on
+    /// File for the scheme. Default: the place from which the next open reads it, on the device
+    /// with the namespace, which was the fastest device when the tiers were created
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
 }
@@ -105,7 +116,7 @@ impl Tier {
     }
 }
 
-/// The devices of a settings file, or those that the database's directory names.
+/// The devices of a settings file, or those that the directory of the database names.
 fn devices_of(config: Option<&Path>, dir: &Path) -> Result<Vec<DeviceSettings>> {
     let given = match config {
         Some(path) => archipelago::load_settings(path)?.tiers,
@@ -116,7 +127,7 @@ fn devices_of(config: Option<&Path>, dir: &Path) -> Result<Vec<DeviceSettings>> 
     }
     archipelago::storage::devices_of(dir)?.ok_or_else(|| {
         Error::invalid(format!(
-            "{} does not lie on tiers: name the devices with --config",
+            "{} does not lie on tiers: name the devices with --config FILE",
             dir.display()
         ))
     })
@@ -129,7 +140,7 @@ impl Remove {
         let place = devices.iter().enumerate().position(named);
         if let Some(at) = place {
             println!(
-                "moving what lies on {} ({}) to the others",
+                "moving the files of {} ({}) to the other devices",
                 self.name,
                 devices[at].path.display()
             );
@@ -145,7 +156,7 @@ impl Remove {
             })?;
         bar.finish_and_clear();
         println!(
-            "{} is out of the tiers: {} files ({} bytes) were moved to the others, and its directory{} is an empty one",
+            "{} is removed from the tiers: {} files ({} bytes) were moved to the other devices, and its directory{} is empty",
             self.name,
             emptied.files,
             emptied.bytes,
@@ -154,12 +165,12 @@ impl Remove {
         let left = devices.iter().enumerate().filter(|(at, _)| Some(*at) != place);
         let left: Vec<_> = left.map(|(at, device)| device.name_at(at)).collect();
         println!(
-            "take it out of [[tiers]] in the settings, or it joins again; the others are called {} there",
+            "remove it from [[tiers]] in the settings, or it joins again; the other devices are called {} there",
             left.join(", ")
         );
         if place == Some(0) {
             println!(
-                "it was the fastest: `archipelago tier profile` finds the scheme for those that are left"
+                "it was the fastest device: run `archipelago tier profile` for a new placement scheme"
             );
         }
         Ok(())
@@ -181,7 +192,7 @@ impl Profile {
                 }
             }
             println!(
-                "{}: at its best with {} writers and {} readers",
+                "{}: fastest with {} writers and {} readers",
                 profile.name, profile.writers_max, profile.readers_max
             );
             profiles.push(profile);
@@ -195,8 +206,8 @@ impl Profile {
         println!("{}", scheme.reason);
         let path = self.out.clone().unwrap_or_else(|| held.scheme_path().to_owned());
         let text = format!(
-            "# Placement scheme, written by `archipelago tier profile`. It may be changed by hand: \
-             fast_levels\n# is what counts, and writers_max of each device.\n\n{}",
+            "# Placement scheme, written by `archipelago tier profile`. You may change it: files are \
+             placed by\n# fast_levels, and by writers_max of each device.\n\n{}",
             scheme.to_toml()?
         );
         let context = IoContext::manifest(IoPurpose::ForegroundWrite);
@@ -205,7 +216,8 @@ impl Profile {
         Ok(())
     }
 
-    /// Who says that the devices have a database: the directory, if it is on one of them.
+    /// Says by what the devices are known to hold a database: the directory of the database, if it
+    /// names one of them.
     fn known(&self, devices: &[DeviceSettings]) -> Result<Option<String>> {
         let stored = archipelago::storage::devices_of(&self.dir)?.unwrap_or_default();
         let whole = |device: &DeviceSettings| std::path::absolute(&device.path).ok();
@@ -233,12 +245,12 @@ impl Profile {
             Tool::Auto => plain && has_fio(),
             Tool::Fio if !plain => {
                 return Err(Error::unsupported(format!(
-                    "device \"{name}\": fio cannot measure a mapped or emulated device as the store uses it"
+                    "device \"{name}\": fio cannot measure a mapped or emulated device as the store uses it: choose --tool own"
                 )));
             }
             Tool::Fio => true,
         };
-        println!("{name}: measuring with {}", if by_fio { "fio" } else { "the own probe" });
+        println!("{name}: measuring with {}", if by_fio { "fio" } else { "the built-in probe" });
         let dir = device.path.join("profile");
         if by_fio {
             return probe_with_fio(&dir, &name, &options);
@@ -248,7 +260,8 @@ impl Profile {
         probe(&prober, &name, &options)
     }
 
-    /// Writes into a database of its own, in a directory of each device, and observes its writers.
+    /// Writes into a temporary database, which has a directory on each device, and counts its
+    /// writers.
     fn load(
         &self,
         devices: &[DeviceSettings],
@@ -278,7 +291,7 @@ impl Profile {
         devices: &[DeviceSettings],
         clock: &Arc<dyn Clock>,
     ) -> Result<archipelago::tier::scheme::Observed> {
-        // Writers that wait for their turn would not be counted.
+        // Writers that wait for a write slot would not be counted.
         let policy = Policy { online: false, in_turn: false, ..Policy::default() };
         let components = TierComponents { policy, ..TierComponents::default() };
         let tiers = archipelago::tier::TieredFs::open(
@@ -320,7 +333,7 @@ impl Profile {
         Ok(observed)
     }
 
-    /// Half writes and half reads of random keys, as in YCSB A.
+    /// Writes and reads random keys in equal numbers, as in YCSB A, until `until_ns`.
     fn write_until(&self, db: &Db, clock: &Arc<dyn Clock>, until_ns: u64) -> Result<()> {
         let mut threads = Vec::new();
         let failed = Arc::new(OnceLock::new());

@@ -91,7 +91,7 @@ fn what_was_acknowledged_survives_kill_9_and_the_tools_find_it() {
     let why = String::from_utf8_lossy(&busy.stderr);
     assert!(why.contains("LOCK") && why.contains(&served.child.id().to_string()), "{why}");
     let verified = text(&db(&dir, &["verify"]));
-    assert!(verified.ends_with("all whole\n"), "beside the server: {verified}");
+    assert!(verified.ends_with("all undamaged\n"), "beside the server: {verified}");
     served.signal(Signal::KILL);
     served.child.wait().unwrap();
     assert_eq!(text(&db(&dir, &["get", "reef"])), "coral\n");
@@ -100,7 +100,7 @@ fn what_was_acknowledged_survives_kill_9_and_the_tools_find_it() {
     assert_eq!(text(&db(&dir, &["scan", "--prefix", "a", "--keys-only"])), "a\\x00b\n");
     text(&db(&dir, &["delete", "reef"]));
     text(&db(&dir, &["compact"]));
-    assert!(text(&db(&dir, &["verify"])).ends_with("all whole\n"));
+    assert!(text(&db(&dir, &["verify"])).ends_with("all undamaged\n"));
     let copy = root.path().join("copy");
     text(&db(&dir, &["checkpoint", copy.to_str().unwrap()]));
     assert_eq!(text(&db(&copy, &["scan"])), "a\\x00b\tbytes\nvisits\t2\n");
@@ -239,7 +239,7 @@ fn verify_names_damage_and_repair_saves_the_rest() {
     let repaired = root.path().join("data-repaired");
     assert!(report.contains("STALE") && report.contains("data-repaired"), "{report}");
     assert_eq!(text(&db(&repaired, &["scan"])), "a\t1\nb\t2\nc\t3\nd\t4\ne\t5\n");
-    assert!(text(&db(&repaired, &["verify"])).ends_with("all whole\n"));
+    assert!(text(&db(&repaired, &["verify"])).ends_with("all undamaged\n"));
     let again = db(&dir, &["repair"]);
     assert!(String::from_utf8_lossy(&again.stderr).contains("not empty"));
     let help = text(&db(&dir, &["repair", "--help"]));

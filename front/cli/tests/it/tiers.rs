@@ -19,11 +19,11 @@ use crate::{archipelago, db, text};
 const KEYS: u64 = 2000;
 
 /// A directory for everything, with a settings file of two devices.
-struct Place {
+struct TestDir {
     base: tempfile::TempDir,
 }
 
-impl Place {
+impl TestDir {
     fn new() -> Self {
         let place = Self { base: tempfile::tempdir().unwrap() };
         // Small sizes, so that few records make levels; and less room on the first device than they
@@ -165,7 +165,7 @@ fn part_of(shown: &str, device: &str, dir: &Path) -> String {
 
 #[test]
 fn two_devices_are_profiled_served_killed_and_shown() {
-    let place = Place::new();
+    let place = TestDir::new();
     let settings = place.of("settings.toml");
     let said = text(&place.profile(&[
         "--config",
@@ -178,10 +178,10 @@ fn two_devices_are_profiled_served_killed_and_shown() {
         "2",
     ]));
     let expected = [
-        "quick: measuring with the own probe",
+        "quick: measuring with the built-in probe",
         "quick: write, 1 threads: ",
         "roomy: read, 1 threads: ",
-        "roomy: at its best with ",
+        "roomy: fastest with ",
         "writers on average: log ",
         "log and L0 to ",
     ];
@@ -234,7 +234,7 @@ fn two_devices_are_profiled_served_killed_and_shown() {
 
 #[test]
 fn a_profile_finds_the_devices_by_the_directory_and_goes_where_it_is_told() {
-    let place = Place::new();
+    let place = TestDir::new();
     let out = place.of("elsewhere.toml");
     let args = ["--load-seconds", "0", "--out", out.to_str().unwrap()];
     let refused = why(&place.profile(&args));
@@ -259,7 +259,7 @@ fn a_profile_finds_the_devices_by_the_directory_and_goes_where_it_is_told() {
 
 #[test]
 fn a_device_that_is_missing_is_named_and_nothing_is_changed() {
-    let place = Place::new();
+    let place = TestDir::new();
     let (mut server, mut client) = place.serve();
     client.ask_long(&["SET", "small", "coral"]).unwrap();
     set_all(&mut client);
@@ -300,8 +300,8 @@ fn a_device_that_is_missing_is_named_and_nothing_is_changed() {
 }
 
 /// A database with tables on both devices, and who serves it.
-fn filled() -> (Place, Process) {
-    let place = Place::new();
+fn filled() -> (TestDir, Process) {
+    let place = TestDir::new();
     let (server, mut client) = place.serve();
     set_all(&mut client);
     until_on_both(&mut client);
@@ -309,7 +309,7 @@ fn filled() -> (Place, Process) {
 }
 
 /// `archipelago tier remove`.
-fn remove(place: &Place, name: &str) -> Output {
+fn remove(place: &TestDir, name: &str) -> Output {
     archipelago().args(["tier", "remove", name, "--dir"]).arg(place.of("data")).output().unwrap()
 }
 
@@ -324,7 +324,10 @@ fn a_device_is_taken_out_and_the_database_goes_on_without_it() {
     // The one with the namespace and the log; what was not drained of that when the server was
     // killed goes along.
     let said = text(&remove(&place, "quick"));
-    assert!(said.contains("quick is out of the tiers") && said.contains("quick-dir"), "{said}");
+    assert!(
+        said.contains("quick is removed from the tiers") && said.contains("quick-dir"),
+        "{said}"
+    );
     assert!(!exists(&place.of("quick-dir/DEVICE")) && !exists(&place.of("quick-dir/files")));
     let shown = text(&db(&place.of("data"), &["tiers"]));
     assert!(shown.contains("roomy (") && !shown.contains("quick ("), "{shown}");

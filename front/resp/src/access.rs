@@ -1,11 +1,10 @@
-//! The password of the server's one user, `default`.
+//! The password of `default`, which is the server's only user.
 //!
-//! A [`Password`] keeps a digest (SHA-256) and forgets the text. It compares digests in constant
-//! time, so how long a wrong password takes tells nothing about the right one, nor about its
-//! length. The digest is not salted, as in Redis: whoever can read this process's memory has the
-//! data too.
+//! A [`Password`] keeps a digest (SHA-256) and drops the text. It compares digests in constant
+//! time, so the time of a comparison reveals neither the password nor its length. The digest has no
+//! salt, as in Redis, because a reader of this process's memory can read the data as well.
 //!
-//! Thread-safety: immutable. Cost: one digest of what is given, per AUTH.
+//! Thread-safety: immutable. Cost: one digest for each AUTH.
 
 use std::fmt;
 
@@ -13,10 +12,10 @@ use archipelago_base::{Error, Result};
 use ring::digest::{Digest, SHA256, digest};
 use subtle::ConstantTimeEq;
 
-/// Longest password in bytes: a client that has not given it may send no longer argument.
+/// Longest password in bytes. A client that has not logged in may send no longer argument.
 pub const PASSWORD_BYTES_MAX: usize = 16 << 10;
 
-/// See the module.
+/// A password as a digest.
 #[derive(Clone)]
 pub struct Password(Digest);
 
@@ -27,7 +26,7 @@ impl fmt::Debug for Password {
 }
 
 impl Password {
-    /// The password `text`.
+    /// The password with the bytes `text`.
     ///
     /// # Errors
     /// `InvalidArgument` if it is empty or longer than [`PASSWORD_BYTES_MAX`].
@@ -53,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_whole_password_is_it() {
+    fn only_the_whole_password_matches() {
         let password = Password::new(b"open sesame").unwrap();
         assert!(password.is(b"open sesame"));
         for wrong in [&b""[..], b"open sesam", b"open sesame ", b"OPEN SESAME", b"\0"] {

@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn idle_time_is_never_longer_than_in_truth() {
+    fn idle_time_never_exceeds_the_true_one() {
         let times = AccessTimes::new(&ByteBudget::unlimited(), START_NS);
         let mut random = fastrand::Rng::with_seed(7);
         let mut now_ns = START_NS;

@@ -1,9 +1,13 @@
-//! The connected clients: what CLIENT LIST shows, and how a connection is woken.
+//! Registry of the connected clients, with the facts that CLIENT LIST shows and the signal that
+//! wakes a connection.
 //!
-//! Owned by the server; each connection shares its own [`Client`]. Invariant: a client is in the
-//! registry from before its first command until its task has ended, so an empty registry means
-//! that no command runs. Thread-safe; the registry's mutex is taken on connect, disconnect and
-//! by CLIENT LIST only.
+//! The server owns the registry. Each connection shares its own [`Client`].
+//!
+//! Invariant: a client is in the registry from before its first command until its task has ended.
+//! An empty registry therefore means that no command runs.
+//!
+//! Thread-safety: any thread may call any method. Cost: the mutex of the registry is taken when a
+//! client connects or disconnects, and by CLIENT LIST.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -17,14 +21,14 @@ use tokio::sync::Notify;
 use crate::command::{Command, flag};
 use crate::invalidations::{Invalidations, TrackingMode};
 
-/// What a client has told about itself.
+/// Names that a client has given itself.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Names {
-    /// CLIENT SETNAME.
+    /// The name of CLIENT SETNAME.
     pub(crate) name: String,
-    /// CLIENT SETINFO LIB-NAME.
+    /// The name of CLIENT SETINFO LIB-NAME.
     pub(crate) lib_name: String,
-    /// CLIENT SETINFO LIB-VER.
+    /// The version of CLIENT SETINFO LIB-VER.
     pub(crate) lib_version: String,
 }
 
@@ -33,27 +37,28 @@ pub(crate) struct Names {
 pub(crate) struct Socket {
     pub(crate) peer: SocketAddr,
     pub(crate) local: SocketAddr,
-    /// Number of its descriptor in this process.
+    /// Number of the socket's descriptor in this process.
     pub(crate) descriptor: i32,
 }
 
 /// The last command of a client, as CLIENT LIST names it.
 #[derive(Debug, Default)]
 pub(crate) struct LastCommand {
-    /// Its place in the table of commands plus one; 0 before the first command.
+    /// Number of the command plus one; 0 before the first command.
     number: AtomicUsize,
-    /// The first argument of the last command that has subcommands, in lower case.
+    /// First argument of the last command that has subcommands, in lower case.
     subcommand: Mutex<String>,
 }
 
 impl LastCommand {
-    /// Notes a command. Costs one store.
+    /// Notes a command. It costs one store.
     #[inline]
     pub(crate) fn note(&self, command: &'static Command) {
         self.number.store(command.number + 1, Ordering::Relaxed);
     }
 
-    /// Notes a command that has subcommands before it runs, because it may show itself.
+    /// Notes a command that has subcommands. The caller notes it before it runs, because the
+    /// command may show itself.
     #[cold]
     pub(crate) fn note_with_subcommand(&self, command: &'static Command, subcommand: &str) {
         let mut noted = self.subcommand.lock();
@@ -65,7 +70,7 @@ impl LastCommand {
         self.note(command);
     }
 
-    /// `get`, `client|list`, or `NULL` before the first command.
+    /// `get` or `client|list`, or `NULL` before the first command.
     fn name(&self, commands: &[&Command]) -> String {
         let number = self.number.load(Ordering::Relaxed);
         let Some(command) = number.checked_sub(1).and_then(|at| commands.get(at)) else {
@@ -79,56 +84,57 @@ impl LastCommand {
     }
 }
 
-/// One connection, as others see it.
+/// One connection, as other connections see it.
 pub(crate) struct Client {
     pub(crate) id: u64,
     pub(crate) socket: Socket,
     pub(crate) names: Mutex<Names>,
     pub(crate) last_command: LastCommand,
     pub(crate) connected_ms: u64,
-    /// When its last commands ran, Unix milliseconds.
+    /// Time of the last commands, in milliseconds since the Unix epoch.
     pub(crate) active_ms: AtomicU64,
     pub(crate) commands: AtomicU64,
-    /// Size of the buffer for requests.
+    /// Size of the input buffer in bytes.
     pub(crate) input_bytes: AtomicU64,
-    /// Bytes received of requests that are not done yet.
+    /// Bytes received of requests that are not complete.
     pub(crate) unread_bytes: AtomicU64,
-    /// Size of the buffer for replies when the last ones were sent.
+    /// Size of the output buffer when the last replies were sent, in bytes.
     pub(crate) reply_bytes: AtomicU64,
-    /// Most bytes of replies that were sent together.
+    /// Largest number of bytes of replies that were sent together.
     pub(crate) reply_bytes_peak: AtomicU64,
     pub(crate) output_bytes: AtomicU64,
     pub(crate) version: AtomicI64,
-    /// Commands that a transaction has queued; -1 without one.
+    /// Number of commands that a transaction has queued; -1 without a transaction.
     pub(crate) queued: AtomicI64,
-    /// Memory of the queued commands.
+    /// Bytes of the queued commands.
     pub(crate) queued_bytes: AtomicU64,
-    /// Watched keys.
+    /// Number of watched keys.
     pub(crate) watched: AtomicUsize,
-    /// What the client is still to be told about keys that it tracks.
+    /// The invalidations of tracked keys that the client has not received.
     pub(crate) invalidations: Invalidations,
     /// Whether reads of the client leave access times as they are (CLIENT NO-TOUCH).
     pub(crate) is_no_touch: AtomicBool,
-    /// The database that it has selected.
+    /// Index of the selected database.
     pub(crate) database: AtomicUsize,
     stopping: AtomicBool,
     wake: Notify,
 }
 
 impl Client {
-    /// Tells the connection to finish what it has read and to close.
+    /// Asks the connection to finish the commands that it has received, and to close.
     pub(crate) fn ask_to_stop(&self) {
         self.stopping.store(true, Ordering::SeqCst);
         self.wake();
     }
 
-    /// Wakes the connection, now or when it waits next, so that it looks at what has changed: it is
-    /// to stop, it has invalidations to send, or a setting is another one.
+    /// Wakes the connection, now or when it waits next. The connection then checks whether it is to
+    /// stop, whether it has invalidations to send, and whether a setting has changed.
     pub(crate) fn wake(&self) {
         self.wake.notify_one();
     }
 
-    /// Returns when the connection is woken; immediately if it was since the last call.
+    /// Returns when the connection is woken. It returns immediately if that happened since the last
+    /// call.
     pub(crate) async fn woken(&self) {
         self.wake.notified().await;
     }
@@ -137,16 +143,17 @@ impl Client {
         self.stopping.load(Ordering::Relaxed)
     }
 
-    /// Returns when the connection is told to stop; immediately if it was before. Other reasons to
-    /// wake are forgotten, so the connection looks for them before it waits for input.
+    /// Returns when the connection is asked to stop, now or earlier. It consumes other reasons to
+    /// wake, so the connection checks for them before it waits for input.
     pub(crate) async fn stopped(&self) {
         while !self.is_stopping() {
             self.woken().await;
         }
     }
 
-    /// The flags of CLIENT LIST in the order of Redis: `x` between MULTI and EXEC, `t` for a client
-    /// that tracks keys, with `B` in the mode BCAST, and `N` for none of these.
+    /// Flags of CLIENT LIST in the order of Redis: `x` between MULTI and EXEC, `t` for a client
+    /// that tracks keys, `B` for the mode BCAST, `T` after CLIENT NO-TOUCH ON, and `N` for none of
+    /// these.
     fn flags(&self) -> String {
         let mode = self.invalidations.mode();
         let flags = [
@@ -160,9 +167,9 @@ impl Client {
         if shown.is_empty() { "N".to_owned() } else { shown }
     }
 
-    /// The client as a line of CLIENT LIST: the fields of Redis 7.2 in their order, and behind them
-    /// `watch` and `tot-cmds`. Arguments lie in the buffer for requests, and there are no lists of
-    /// replies, so `argv-mem`, `obl` and `oll` are 0.
+    /// The client as a line of CLIENT LIST. It has the fields of Redis 7.2 in their order, and then
+    /// `watch` and `tot-cmds`. `argv-mem`, `obl` and `oll` are 0, because arguments lie in the
+    /// input buffer and there are no lists of replies.
     pub(crate) fn line(&self, now_ms: u64, commands: &[&Command]) -> String {
         let names = self.names.lock().clone();
         let seconds_since = |then: u64| now_ms.saturating_sub(then) / 1000;
@@ -211,25 +218,25 @@ struct Registry {
     closed: bool,
 }
 
-/// All connections.
+/// All connections of a server.
 #[derive(Default)]
 pub(crate) struct Clients {
     registry: Mutex<Registry>,
-    /// How many there are, for who need not know exactly.
+    /// Number of clients, which readers may see a moment late.
     count: AtomicUsize,
     emptied: Notify,
 }
 
-/// Why a connection was not let in.
+/// Reason for which a connection is not accepted.
 pub(crate) enum NotLetIn {
-    /// As many as allowed are connected.
+    /// The highest allowed number of clients is connected.
     Full,
     /// The server is shutting down.
     Closed,
 }
 
 impl Clients {
-    /// Enters a connection, unless `max` are there already.
+    /// Registers a connection, unless `max` clients are connected.
     pub(crate) fn enter(
         &self,
         socket: Socket,
@@ -272,7 +279,7 @@ impl Clients {
         Ok(client)
     }
 
-    /// Takes a connection out.
+    /// Removes a connection.
     pub(crate) fn leave(&self, id: u64) {
         let mut registry = self.registry.lock();
         registry.clients.remove(&id);
@@ -282,7 +289,7 @@ impl Clients {
         }
     }
 
-    /// Whether there is more than one.
+    /// Whether more than one client is connected.
     pub(crate) fn are_several(&self) -> bool {
         self.count.load(Ordering::Relaxed) > 1
     }
@@ -291,12 +298,12 @@ impl Clients {
         self.registry.lock().clients.len()
     }
 
-    /// Every connection, oldest first.
+    /// All connections, from the oldest to the newest.
     pub(crate) fn all(&self) -> Vec<Arc<Client>> {
         self.registry.lock().clients.values().map(Arc::clone).collect()
     }
 
-    /// Lets nobody in any more and asks all to stop.
+    /// Accepts no further connection, and asks all connections to stop.
     pub(crate) fn close(&self) {
         let mut registry = self.registry.lock();
         registry.closed = true;
@@ -305,7 +312,7 @@ impl Clients {
         }
     }
 
-    /// Returns when nobody is connected.
+    /// Returns when no client is connected.
     pub(crate) async fn wait_until_empty(&self) {
         loop {
             let emptied = self.emptied.notified();

@@ -1,17 +1,16 @@
-//! How often each command ran, how long it took, and how often it was refused or failed.
+//! Statistics of commands: calls, times, refusals and failures.
 //!
-//! INFO shows the figures in the sections Commandstats, Latencystats and Errorstats, LATENCY
-//! HISTOGRAM the distribution. The time of a command is that of its function, without reading from
-//! and sending to the network. In a pipeline it begins where the command before it has ended, so it
-//! has the parsing of the request as well. Plain SETs or GETs that a pipeline does together share
-//! their time evenly.
+//! INFO shows the figures in the sections Commandstats, Latencystats and Errorstats. LATENCY
+//! HISTOGRAM shows the distribution. The time of a command is that of its function, without the
+//! network. In a pipeline it begins when the previous command ends, so it includes the parsing of
+//! the request. Plain SETs or GETs that a pipeline executes together share their time evenly.
 //!
-//! Times are counted in buckets of powers of two of a microsecond; a percentile is the upper bound
-//! of its bucket, as Redis shows it.
+//! Buckets count times by powers of two of a microsecond. A percentile is the upper bound of its
+//! bucket, as in Redis.
 //!
-//! Thread-safe. Cost: a reading of the clock and two relaxed additions to counters of the own
-//! thread for each command, or for each group of plain ones, and one more reading for each piece of
-//! input. About 400 KB of memory.
+//! Thread-safety: any thread may call any method. Cost: two relaxed additions to counters of the
+//! calling thread, and one reading of the clock, for each command or group of plain commands. Each
+//! piece of input costs one more reading. The counters take about 400 KB.
 
 use std::collections::BTreeMap;
 
@@ -20,9 +19,10 @@ use parking_lot::Mutex;
 
 use crate::command::Command;
 
-/// Commands that there may be.
+/// Highest number of commands that the counters have room for.
 const COMMANDS_MAX: usize = 128;
-/// Buckets of times; the last one takes all that is longer than 2^29 µs, nine minutes.
+/// Number of buckets of times. The last bucket counts all times above 2^29 µs, which are nine
+/// minutes.
 pub(crate) const BUCKETS: usize = 31;
 /// Figures of a command before its buckets: nanoseconds, rejected calls, failed calls.
 const NANOS: usize = 0;
@@ -31,7 +31,7 @@ const FAILED: usize = 2;
 const FIRST_BUCKET: usize = 3;
 const FIGURES: usize = FIRST_BUCKET + BUCKETS;
 
-/// Different error codes that are counted by themselves; the others count as one more.
+/// Highest number of error codes with a counter of their own. Further codes share one counter.
 const CODES_MAX: usize = 128;
 
 /// Figures of all commands of one server.
@@ -42,19 +42,19 @@ pub(crate) struct CommandStats {
     errors: Mutex<BTreeMap<String, u64>>,
 }
 
-/// The figures of one command.
+/// Figures of one command.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Figures {
     pub(crate) calls: u64,
     pub(crate) nanos: u64,
     pub(crate) rejected: u64,
     pub(crate) failed: u64,
-    /// Calls by the power of two of a microsecond that they took at most.
+    /// Calls by the power of two of a microsecond that is their upper bound.
     pub(crate) buckets: [u64; BUCKETS],
 }
 
 impl Figures {
-    /// Microseconds that the share `q` of the calls took at most.
+    /// Upper bound in microseconds of the time that the fraction `q` of the calls took.
     pub(crate) fn percentile_us(&self, q: f64) -> u64 {
         let mut left = (q * self.calls as f64).ceil().max(1.0) as u64;
         for (bucket, count) in self.buckets.iter().enumerate() {
@@ -74,13 +74,13 @@ fn bucket_of(nanos: u64) -> usize {
 }
 
 impl CommandStats {
-    /// Zero for each of `commands`, which stand in the order of their numbers.
+    /// Statistics of zero for each of `commands`, which stand in the order of their numbers.
     pub(crate) fn new(commands: &'static [&'static Command]) -> Self {
         assert!(commands.len() <= COMMANDS_MAX, "raise COMMANDS_MAX");
         Self { commands, figures: Counters::default(), errors: Mutex::default() }
     }
 
-    /// `calls` of a command took `nanos` together.
+    /// Counts `calls` of a command that took `nanos` together.
     #[inline]
     pub(crate) fn ran(&self, command: &'static Command, calls: u64, nanos: u64) {
         let base = command.number * FIGURES;
@@ -89,17 +89,17 @@ impl CommandStats {
         self.figures.add(base + FIRST_BUCKET + bucket_of(each), calls);
     }
 
-    /// A command was refused before it ran.
+    /// Counts a call that was refused before the command ran.
     pub(crate) fn rejected(&self, command: &'static Command) {
         self.figures.add(command.number * FIGURES + REJECTED, 1);
     }
 
-    /// Of the calls of a command so many failed.
+    /// Counts `calls` of a command that failed.
     pub(crate) fn failed(&self, command: &'static Command, calls: u64) {
         self.figures.add(command.number * FIGURES + FAILED, calls);
     }
 
-    /// Clients were told an error `times` times; `line` begins with its code.
+    /// Counts an error that clients received `times` times. `line` begins with its code.
     pub(crate) fn told_error(&self, line: &str, times: u64) {
         let code = line.split(' ').next().unwrap_or_default();
         let mut errors = self.errors.lock();
@@ -111,7 +111,7 @@ impl CommandStats {
         }
     }
 
-    /// The figures of each command that was called or rejected.
+    /// Figures of each command that was called or rejected.
     pub(crate) fn commands(&self) -> impl Iterator<Item = (&'static Command, Figures)> {
         self.commands.iter().copied().filter_map(|command| {
             let figures = self.of(command);
@@ -119,7 +119,7 @@ impl CommandStats {
         })
     }
 
-    /// The figures of `command`.
+    /// Figures of `command`.
     pub(crate) fn of(&self, command: &'static Command) -> Figures {
         let base = command.number * FIGURES;
         let buckets = std::array::from_fn(|at| self.figures.get(base + FIRST_BUCKET + at));
@@ -132,12 +132,12 @@ impl CommandStats {
         }
     }
 
-    /// How often each error code was told.
+    /// Number of replies for each error code.
     pub(crate) fn errors(&self) -> Vec<(String, u64)> {
         self.errors.lock().iter().map(|(code, count)| (code.clone(), *count)).collect()
     }
 
-    /// Sets everything back to zero.
+    /// Resets all figures to zero.
     pub(crate) fn reset(&self) {
         self.figures.reset();
         self.errors.lock().clear();

@@ -1,17 +1,23 @@
-//! The task of one connection: read, run what is complete, send all replies at once, again. Where
-//! the store answers within a microsecond, the other connections of the thread run what they have
-//! received before anything is sent.
+//! Task of one connection: it reads, runs the complete commands, sends all their replies together,
+//! and begins again.
 //!
-//! It ends when the client closes or asks to, after a protocol error, on an idle timeout, or when
-//! the server stops; then it first runs what the client had already sent. A client that is told to
-//! stop and takes no byte of its replies for [`STALL`] is cut off. A client that keeps memory of a
-//! [share](crate::memory) that others wait for, and makes no progress, is cut off as well, and so
-//! is one that does so for the idle timeout: progress is a command, or [`FREE_BYTES`] of one, or
-//! any part of a reply that it takes. A failure of the socket ends this connection and nothing
-//! else.
+//! If the store answers within a microsecond, the other connections of the thread run what they
+//! have received before anything is sent.
 //!
-//! The stream is a socket, or TLS over one ([`serve_tls`]); the code is generated for each, so that
-//! a plain connection pays nothing for TLS.
+//! The task ends when the client closes the connection or asks for it, after a protocol error,
+//! after the idle timeout, or when the server stops. When the server stops, the task first runs the
+//! commands that the client has sent. It closes the connection of three kinds of clients without
+//! sending all replies:
+//!
+//! 1. A client that was asked to stop and takes no byte of its replies for [`STALL`].
+//! 2. A client that holds memory of a [share](crate::memory) that other clients wait for, and makes
+//!    no progress.
+//! 3. A client that makes no progress for the idle timeout. Progress is a command, [`FREE_BYTES`]
+//!    of one, or any part of a reply that the client takes.
+//!
+//! Failure: an error of the socket ends this connection and nothing else. Cost: the stream is a
+//! socket, or TLS over a socket ([`serve_tls`]). The compiler generates the code for each, so TLS
+//! costs a plain connection nothing.
 
 use std::future::{Future as _, pending, poll_fn};
 use std::io;
@@ -35,23 +41,25 @@ use crate::refusal::Refusal;
 use crate::server_state::{ServerState, Stat};
 use crate::session::Session;
 
-/// Pause before more of a large request is read while memory is short.
+/// Pause before the task reads more of a large request while memory is short.
 const PRESSURE_PAUSE: Duration = Duration::from_millis(5);
 
-/// A client that takes nothing for so long while its connection is to end is cut off.
+/// Time after which a connection that is to end is closed, although its client takes no reply.
 const STALL: Duration = Duration::from_millis(500);
 
-/// A client that has not finished the handshake of TLS by then is cut off.
+/// Time limit of the TLS handshake.
 const HANDSHAKE_MAX: Duration = Duration::from_secs(10);
 
-/// What a connection holds for TLS beside its own buffers, about: keys, and a record in each
-/// direction.
+/// Approximate bytes that a connection holds for TLS besides its own buffers: keys, and one record
+/// in each direction.
 const TLS_BYTES: u64 = 32 << 10;
 
-/// How long a client may go on to send a request that was refused, so that it reads the refusal.
+/// Time for which the task still reads a request that was refused, so that the client gets to read
+/// the refusal.
 const LINGER: Duration = Duration::from_secs(1);
 
-/// Takes the client out of the tracking table and the registry, however the task ends.
+/// Removes the client from the tracking table and the registry when the task ends, for whatever
+/// reason.
 struct Leave(Arc<ServerState>, Arc<Client>);
 
 impl Drop for Leave {
@@ -61,7 +69,7 @@ impl Drop for Leave {
     }
 }
 
-/// Serves `stream` until it ends.
+/// Serves `stream` until the connection ends.
 pub(crate) async fn serve(shared: Arc<ServerState>, client: Arc<Client>, stream: TcpStream) {
     let leave = Leave(Arc::clone(&shared), Arc::clone(&client));
     serve_over(leave, client, stream).await;
@@ -80,11 +88,12 @@ where
     if let Err(error) = connection.converse().await {
         tracing::debug!(client = connection.session.client.id, %error, "connection failed");
     }
-    // Sends the end of a TLS session too, which a client that does not read holds up.
+    // This also sends the end of a TLS session, for which a client that does not read would make
+    // the task wait.
     let _ = timeout(STALL, connection.stream.shutdown()).await;
 }
 
-/// Serves TLS over `stream` until it ends.
+/// Serves TLS over `stream` until the connection ends.
 pub(crate) async fn serve_tls(
     shared: Arc<ServerState>,
     client: Arc<Client>,
@@ -108,11 +117,11 @@ struct Connection<S> {
     session: Session,
     pipeline: Pipeline,
     stream: S,
-    /// Whether replies wait for other connections' requests.
+    /// Whether replies wait until the other connections of the thread have run their commands.
     sends_late: bool,
-    /// When the client began to be waited for; `None` since it made progress.
+    /// Time from which the task has waited for the client; `None` after progress of the client.
     since: Option<Instant>,
-    /// Bytes received since then.
+    /// Bytes received since that time.
     received: u64,
 }
 
@@ -171,7 +180,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
         client.reply_bytes.store(pipeline.reply.capacity() as u64, Ordering::Relaxed);
     }
 
-    /// Sends invalidations that came while the connection waited. What comes later wakes
+    /// Sends invalidations that arrived while the connection waited. Later ones wake
     /// [`Connection::receive`].
     async fn send_invalidations(&mut self) -> io::Result<()> {
         while self.session.has_invalidations() && !self.session.closing.get() {
@@ -182,15 +191,15 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
         Ok(())
     }
 
-    /// Replies leave when all connections of this thread that have received something have run it:
-    /// a client that waits for several of them is woken once, and not by each; and what they have
-    /// in common is done together. Only where running takes less time than waking.
+    /// Lets all other connections of this thread run what they have received. A client that waits
+    /// for several of the connections is then woken once, and the connections execute their
+    /// commands together. This pays only if running a command takes less time than waking a client.
     async fn let_others_run(&mut self) {
         tokio::task::yield_now().await;
         self.pipeline.finish(&self.session);
     }
 
-    /// Waits until the reply of the command that is done again fits, or answers it with a refusal.
+    /// Waits until the reply of the blocked command fits, or answers it with a refusal.
     async fn wait_to_reply(&mut self, bytes: u64) {
         self.pipeline.sent();
         let share = &self.session.shared.memory.outgoing;
@@ -207,7 +216,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
         }
     }
 
-    /// Waits for the memory that the unfinished command needs, or says why it gets none.
+    /// Waits for the memory that the incomplete command needs, or returns the reason for which it
+    /// gets none.
     async fn wait_to_receive(&mut self) -> Result<(), Refusal> {
         let bytes = self.pipeline.incoming_bytes();
         if bytes == 0 {
@@ -222,8 +232,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
         }
     }
 
-    /// Answers a request that is not received to its end, and drops what the client still sends of
-    /// it: an answer would be lost if the connection was closed over unread bytes.
+    /// Answers a request that is not read to its end, and discards the rest that the client sends.
+    /// A close with unread bytes would discard the answer.
     async fn refuse_request(&mut self, refusal: &Refusal) -> io::Result<()> {
         self.session.shared.add(Stat::ErrorReplies, 1);
         self.pipeline.reply.error(&refusal.line());
@@ -246,7 +256,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
         }
         let (client, shared) = (&self.session.client, &self.session.shared);
         client.output_bytes.store(bytes.len() as u64, Ordering::Relaxed);
-        // Only this task writes it.
+        // No other task writes this counter.
         if bytes.len() as u64 > client.reply_bytes_peak.load(Ordering::Relaxed) {
             client.reply_bytes_peak.store(bytes.len() as u64, Ordering::Relaxed);
         }
@@ -269,7 +279,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
             }
             (left, since) = (&left[sent..], None);
         }
-        // TLS may keep the last record; a socket keeps nothing.
+        // TLS may still hold the last record. A socket holds nothing.
         match poll_once(|context| Pin::new(&mut self.stream).poll_flush(context)).await {
             Some(flushed) => flushed?,
             None => tokio::select! {
@@ -284,7 +294,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
         Ok(())
     }
 
-    /// Waits for input, or until the connection is woken. `false`: there will be none.
+    /// Waits for input, or until the connection is woken. It returns `false` at the end of the
+    /// input.
     async fn receive(&mut self) -> io::Result<bool> {
         let (client, shared) = (&self.session.client, &self.session.shared);
         let (idle_timeout, holds) =
@@ -311,9 +322,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
         }
     }
 
-    /// On a stop: takes what has arrived, without waiting. `false`: nothing.
+    /// Takes what has arrived without waiting, because the connection is to stop. It returns
+    /// `false` if nothing has arrived.
     async fn take_what_is_there(&mut self) -> io::Result<bool> {
-        // A task that has used up its turn would be told that nothing has arrived.
+        // Without `unconstrained`, a task that has used up its budget would see no input.
         let read = tokio::task::unconstrained(self.stream.read_buf(&mut self.pipeline.input));
         let mut read = pin!(read);
         match poll_once(|context| read.as_mut().poll(context)).await {
@@ -323,8 +335,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
     }
 }
 
-/// Polls once and returns the result, or `None` if there is none yet. The caller has to poll again
-/// then, because the waker of this poll belongs to its task.
+/// Polls once and returns the result, or `None` if there is none yet. Then the caller has to poll
+/// again, because the waker of this poll belongs to its task.
 async fn poll_once<T>(mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>) -> Option<T> {
     poll_fn(|context| match poll(context) {
         Poll::Ready(result) => Poll::Ready(Some(result)),
@@ -333,7 +345,7 @@ async fn poll_once<T>(mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>) -> Opti
     .await
 }
 
-/// Bytes that the first attempt to send has sent: none if it has no result yet.
+/// Bytes that the first attempt has sent; 0 if it has no result yet.
 fn taken(sent: Option<io::Result<usize>>) -> io::Result<usize> {
     match sent {
         None => Ok(0),
@@ -342,20 +354,20 @@ fn taken(sent: Option<io::Result<usize>>) -> io::Result<usize> {
     }
 }
 
-/// Why a connection ends whose client does not take its replies.
+/// The error of a connection whose client does not take its replies.
 fn cut_off(shared: &ServerState) -> io::Error {
     shared.cut_off.fetch_add(1, Ordering::Relaxed);
     io::Error::new(io::ErrorKind::TimedOut, "the client does not read")
 }
 
-/// Why a connection ends whose client makes no progress.
+/// The error of a connection whose client makes no progress.
 fn timed_out(why: &str) -> io::Error {
     io::Error::new(io::ErrorKind::TimedOut, why)
 }
 
-/// Returns an error when a client that takes no output is to be closed, and nothing when the
-/// connection was woken: the caller looks at everything again. `since`: when the client took
-/// something last, or when it was waited for first.
+/// Returns an error when a client that takes no output has to be closed. It returns without an
+/// error when the connection is woken, and then the caller checks everything again. `since` is the
+/// time of the client's last progress, or the time from which it was waited for.
 async fn hindered(
     client: &Client,
     shared: &ServerState,
@@ -377,7 +389,8 @@ async fn hindered(
     }
 }
 
-/// Returns when `timeout` has passed since `since`; never without a timeout or a beginning.
+/// Returns when `timeout` has passed since `since`. Without a timeout or a beginning it never
+/// returns.
 async fn idle(timeout: Option<Duration>, since: Option<Instant>) {
     match timeout.zip(since) {
         None => pending().await,
@@ -385,8 +398,8 @@ async fn idle(timeout: Option<Duration>, since: Option<Instant>) {
     }
 }
 
-/// Returns when others have to wait for `share`, not before `wait` has passed since `since`; never
-/// if the client holds nothing of it.
+/// Returns when other clients wait for `share`, but not before `wait` has passed since `since`. It
+/// never returns if the client holds nothing of the share.
 async fn kept_waiting(share: &Share, holds: bool, wait: Duration, since: Option<Instant>) {
     if !holds {
         return pending().await;
@@ -397,7 +410,7 @@ async fn kept_waiting(share: &Share, holds: bool, wait: Duration, since: Option<
     }
 }
 
-/// Returns when the client has been told to stop for as long as it may take nothing.
+/// Returns when the client was asked to stop and [`STALL`] has passed since.
 async fn stalled(client: &Client) {
     client.stopped().await;
     sleep(STALL).await;

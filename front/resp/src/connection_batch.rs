@@ -1,19 +1,25 @@
-//! Plain SETs and GETs of several connections, done together.
+//! Batch of plain SETs and GETs of several connections, which one of the connections executes for
+//! all.
 //!
-//! A client that sends one command and waits leaves nothing to overlap; fifty of them do. Where a
-//! store does what it can without waiting faster for many keys than for one
-//! ([`Store::overlaps_reads`]), a connection that has received a few plain commands puts them into
-//! its thread's open batch and lets the other connections run, as it does anyway before it sends.
-//! Who is the first to go on does all that came together; each then finds its answers.
+//! A client that sends one command and waits leaves nothing to overlap, but fifty such clients do.
+//! Some stores execute many keys faster than one key at a time, as far as they need not wait
+//! ([`Store::overlaps_reads`]). With such a store a connection that has received a few plain
+//! commands adds them to the open batch of its thread, and lets the other connections run. The
+//! first connection that resumes executes the whole batch. The other connections then pick up their
+//! replies.
 //!
-//! Invariants: 1. a command is done after it was received and before it is answered, so it is as
-//! linearizable as by itself; 2. the commands of a batch are concurrent: sets are done before
-//! reads, and what a connection sent before is done before it joins; 3. a batch that was done takes
-//! nobody in. What the store cannot do at once is left to the connection. A connection that ends in
-//! between leaves its commands to the others, or undone: nobody was told.
+//! Invariants:
+//! 1. A command is executed after it was received and before it is answered. Each command alone is
+//!    therefore linearizable.
+//! 2. The commands of a batch are concurrent. Sets are executed before reads. Earlier commands of a
+//!    connection are executed before it joins.
+//! 3. A batch that was executed accepts no further commands.
+//! 4. Commands that would have to wait are left to their connection.
+//! 5. If a connection ends before it picks up its replies, its commands may have been executed or
+//!    not. It has acknowledged none of them.
 //!
-//! Thread-safety: a batch is under a lock, which nobody waits for but connections that went on on
-//! another thread. Cost: a copy of key and value, and two locks, per connection.
+//! Thread-safety: a mutex guards the batch. A connection waits for it only if it resumes on another
+//! thread. Cost: each connection copies its keys and values, and takes two locks.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -23,61 +29,61 @@ use parking_lot::Mutex;
 
 use crate::store::{Left, Op, Store};
 
-/// Commands of a batch, and bytes of their keys and values: beyond that a connection goes by
-/// itself.
+/// Highest number of commands of a batch, and highest number of bytes of their keys and values. A
+/// connection with more does not join.
 const COMMANDS_MAX: usize = 64;
 const BYTES_MAX: usize = 32 << 10;
-/// A longer value is left to who asked for it: no copy is made of it here.
+/// Longest value in bytes that the batch copies. A longer value is left to its connection.
 const VALUE_BYTES_MAX: usize = 4 << 10;
 
 thread_local! {
-    /// What connections of this thread join.
+    /// The batch that connections of this thread join.
     static OPEN: RefCell<Arc<ConnectionBatch>> = RefCell::default();
 }
 
-/// What came of a command.
+/// Result of a command of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Answer<'a> {
-    /// Nothing was done.
+    /// The command was not executed.
     Left,
-    /// The set took place.
+    /// The SET was executed.
     Set,
-    /// What the key has.
+    /// The value of the key.
     Value(Option<&'a [u8]>),
 }
 
-/// An answer as it is kept.
+/// Result of a command as the batch stores it.
 #[derive(Clone, Debug)]
 enum Kept {
     Left,
     Set,
     Missing,
-    /// Where the value lies.
+    /// Position of the value in the bytes of the batch.
     Value(Range<usize>),
 }
 
 #[derive(Debug)]
 struct BatchedCommand {
     key: Range<usize>,
-    /// Of a SET.
+    /// Position of the value of a SET.
     value: Option<Range<usize>>,
 }
 
 #[derive(Debug, Default)]
 struct BatchState {
-    /// Keys and values, and those that were read.
+    /// Keys and values of the commands, followed by the values that were read.
     bytes: Vec<u8>,
     commands: Vec<BatchedCommand>,
-    /// Of each command, once they were done.
+    /// Result of each command, once the batch was executed.
     answers: Option<Vec<Kept>>,
-    /// When they were done.
+    /// Time at which the batch was executed, in nanoseconds of the server's clock.
     done_ns: u64,
 }
 
 #[derive(Debug, Default)]
 struct ConnectionBatch(Mutex<BatchState>);
 
-/// A connection's commands in a batch.
+/// The commands of one connection in a batch.
 #[derive(Debug)]
 pub(crate) struct BatchMember {
     batch: Arc<ConnectionBatch>,
@@ -85,7 +91,7 @@ pub(crate) struct BatchMember {
 }
 
 impl BatchMember {
-    /// Puts keys, and the values of SETs, into this thread's batch. `None`: they are too many.
+    /// Adds keys, and the values of SETs, to the batch of this thread. `None`: they do not fit.
     pub(crate) fn join<'a>(
         commands: impl Iterator<Item = (&'a [u8], Option<&'a [u8]>)> + Clone,
     ) -> Option<Self> {
@@ -105,7 +111,7 @@ impl BatchMember {
             }
             let mut state = open.0.lock();
             if !has_room(&state) {
-                // Somebody else did it just now.
+                // A connection on another thread has executed it meanwhile.
                 return None;
             }
             let from = state.commands.len();
@@ -116,9 +122,9 @@ impl BatchMember {
         })
     }
 
-    /// Has the batch done if nobody did yet, and hands out the answers of this connection's
-    /// commands, in their order. Returns when the batch was done; `now_ns` is read once for all
-    /// connections of the batch.
+    /// Executes the batch unless another connection has, and calls `take` with the results of this
+    /// connection's commands in their order. Returns the time of the execution. `now_ns` is called
+    /// once for all connections of the batch.
     pub(crate) fn answers(
         self,
         store: &dyn Store,
@@ -129,7 +135,7 @@ impl BatchMember {
         if state.answers.is_none() {
             state.done_ns = now_ns();
             state.run(store);
-            // It lives as long as its members, and not until the next batch.
+            // A batch lives as long as its members, not until the next batch.
             OPEN.with_borrow_mut(|open| {
                 if Arc::ptr_eq(open, &self.batch) {
                     *open = Arc::default();
@@ -186,7 +192,8 @@ impl BatchState {
         }
     }
 
-    /// Reads; the values, which `answers` say to lie behind what is in `bytes`.
+    /// Executes the reads. Returns the values, to which `answers` refer as if they followed
+    /// `bytes`.
     fn get(&self, store: &dyn Store, answers: &mut [Kept]) -> Vec<u8> {
         let (mut keys, mut of) = (Vec::with_capacity(self.commands.len()), Vec::new());
         for (nth, command) in self.commands.iter().enumerate() {
@@ -210,7 +217,7 @@ impl BatchState {
                 };
                 next += 1;
             });
-            // The one that it stopped at has to wait for something.
+            // The command at which the store stopped would have to wait.
             at = next + 1;
         }
         read
@@ -227,7 +234,7 @@ mod tests {
     use super::*;
     use crate::store::{KeyRange, Keyspace, PinnedSlice, StoredValue, Visit};
 
-    /// Does at once what is of keys that do not begin with `w`.
+    /// A store that executes commands immediately unless the key begins with `w`.
     #[derive(Default)]
     struct Quick(Mutex<Held>);
 
@@ -315,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn who_goes_on_first_does_what_all_joined_with() {
+    fn first_connection_executes_the_whole_batch() {
         let store = Quick::default();
         let set = join(&[("reef", Some("coral")), ("w", Some("late"))]);
         let get = join(&[("reef", None), ("w", None), ("cay", None), ("reef", None)]);
@@ -329,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_batch_takes_nobody_in_and_the_next_one_does() {
+    fn full_batch_accepts_no_connection_and_the_next_batch_does() {
         let store = Quick::default();
         let first = join(&[("a", Some("1")); COMMANDS_MAX]);
         let second = join(&[("a", Some("2"))]);

@@ -1,16 +1,17 @@
-//! The prefixes that SCAN cursors refer to, in a column family of the served database.
+//! Prefixes that SCAN cursors refer to, in a column family of the served database.
 //!
-//! Owned by the engine's store. The rows are in the database because a cursor has to hold as long
-//! as the data, over restarts, copies and checkpoints (`docs/formats/scan-prefixes.md` has the
-//! bytes). Invariants:
+//! The store of the engine owns the table. The rows lie in the database, because a cursor has to be
+//! valid as long as the data, over restarts, copies and checkpoints
+//! (`docs/formats/scan-prefixes.md` has the bytes). Invariants:
 //!
-//! 1. The two rows of a prefix are one write, which has survived a loss of power before the number
-//!    is given out.
+//! 1. One write contains both rows of a prefix. It has survived power loss before the number is
+//!    given out.
 //! 2. Rows are never changed and never removed.
 //!
-//! Thread-safe: one mutex serialises those who keep a prefix; searches take none. Failure: what the
-//! engine says; a row that no version of this program writes is an error that names it. Cost: a
-//! search is a point read of a small family. Keeping a prefix is one synced write, the first one
+//! Thread-safety: one mutex serialises the calls that add a prefix. Searches take no lock. Failure:
+//! errors of the engine are returned. A row that no version of this program writes is an error that
+//! names the row. Cost: a search is a point read of a small family. Adding a prefix is one synced
+//! write, and the first one also creates the family.
 //! also creates the family.
 
 use std::sync::OnceLock;
@@ -24,7 +25,7 @@ use parking_lot::Mutex;
 
 use crate::prefixes::{PREFIXES_MAX, PrefixTable, prefixes_full};
 
-/// Name of the column family; the number at its end is the version of its rows.
+/// Name of the column family. The number at its end is the version of its rows.
 const PREFIX_FAMILY: &str = "archipelago.scan-prefixes.1";
 
 /// First byte of a row from a number to its prefix.
@@ -32,13 +33,13 @@ const BY_NUMBER: u8 = b'n';
 /// First byte of a row from a prefix to its number.
 const BY_PREFIX: u8 = b'p';
 
-/// See the module.
+/// The prefixes of one open database.
 pub(crate) struct EnginePrefixes {
     db: Db,
-    /// The family, once it was seen.
+    /// The family, once it was found.
     family: OnceLock<ColumnFamily>,
     keeping: Mutex<()>,
-    /// The number of rows of each kind, plus one; 0 before they were counted.
+    /// The number of rows of each kind plus one; 0 before they were counted.
     counted: AtomicU32,
 }
 
@@ -75,7 +76,7 @@ impl EnginePrefixes {
         Self { db, family, keeping, counted: AtomicU32::new(0) }
     }
 
-    /// The family; `None` if the database has none yet.
+    /// The family. `None` if the database does not have it yet.
     fn family(&self) -> Result<Option<&ColumnFamily>> {
         if let Some(family) = self.family.get() {
             return Ok(Some(family));
@@ -87,7 +88,7 @@ impl EnginePrefixes {
         Ok(Some(self.family.get_or_init(|| family)))
     }
 
-    /// The largest number in use; 0 for none.
+    /// The largest number in use; 0 if there is none.
     fn last_number(&self) -> Result<u32> {
         let Some(family) = self.family()? else { return Ok(0) };
         let options = ReadOptions::default().prefix([BY_NUMBER]);
@@ -105,7 +106,7 @@ impl PrefixTable for EnginePrefixes {
         let Some(number) = found.map(|bytes| number_of(&bytes)).transpose()? else {
             return Ok(None);
         };
-        // A larger number is of a row that is written at this moment and may not be durable yet.
+        // A larger number belongs to a row that is being written, and may not be durable yet.
         Ok((number <= self.len()?).then_some(number))
     }
 
@@ -135,7 +136,7 @@ impl PrefixTable for EnginePrefixes {
         batch.put_cf(family.id(), &number_row(number), prefix);
         batch.put_cf(family.id(), &prefix_row(prefix), &number.to_be_bytes());
         if let Err(error) = self.db.write(&batch, &WriteOptions::synced()) {
-            // The rows may be there nevertheless: they are counted again.
+            // The rows may have been written nevertheless, so they are counted again.
             self.counted.store(0, Ordering::Release);
             return Err(error);
         }
@@ -205,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_survive_a_loss_of_power() {
+    fn numbers_survive_power_loss() {
         let fs = Arc::new(MemFs::new());
         let (_db, first) = table(&fs);
         assert_eq!(first.keep(b"user").unwrap(), 1);

@@ -1,10 +1,12 @@
 //! The engine as a [`Store`]: each of the sixteen databases is a column family of an open database.
 //!
-//! Owned by the server; the database stays open as long as this lives. `engine_databases`
-//! says which family a database shows, and when that may change: the caller of a write holds the
-//! stripes of its keys (`locks`). Thread-safe, without a lock of its own. Costs: a write
-//! encodes its operations once, into a batch that its thread reuses; a scan opens an iterator with
-//! the range as its bounds, so that files outside are not touched.
+//! The server owns the store, and the database stays open as long as the store exists.
+//! `engine_databases` says which family a database shows, and when that may change. The caller of a
+//! write holds the stripes of its keys (`locks`).
+//!
+//! Thread-safety: any thread may call any method, and the store has no lock of its own. Cost: a
+//! write encodes its operations once, into a batch that its thread reuses. A scan opens an iterator
+//! with the range as its bounds, so files outside the range are not read.
 
 use std::cell::RefCell;
 use std::ops::{Bound, ControlFlow};
@@ -26,23 +28,23 @@ use crate::store::{
     StoredValue, Visit, VisitKey,
 };
 
-/// Fewer keys are counted one by one (a few milliseconds at most): people expect small counts to
-/// be exact, and none after FLUSHDB. The engine's estimate is within 10 % of the number of
-/// different keys that memtables and tables have records of.
+/// Up to this number of keys DBSIZE counts them, which takes a few milliseconds at most. People
+/// expect small counts to be exact, and 0 after FLUSHDB. The engine's estimate is within 10 % of
+/// the number of different keys that memtables and tables have records of.
 const COUNTED_KEYS_MAX: u64 = 10_000;
 
-/// With more bytes of keys and values than this DBSIZE is the engine's estimate, so that it never
-/// reads large values to count their keys.
+/// Bytes of keys and values above which DBSIZE is the engine's estimate, so that it never reads
+/// large values to count their keys.
 const COUNTED_BYTES_MAX: u64 = 16 << 20;
 
-/// Keys that are read together at first, and at most.
+/// Number of keys of the first chunk of a MGET, and of the largest chunk.
 const GET_CHUNK_MIN: usize = 4;
 const GET_CHUNK_MAX: usize = 256;
 
-/// With values of more bytes the next one is read by itself.
+/// Bytes of values of a chunk above which the next chunk has one key.
 const GET_CHUNK_BYTES: usize = 1 << 20;
 
-/// A thread's batch is given back after a write that made it larger than this.
+/// Size in bytes above which a thread frees its batch after a write.
 const KEPT_BYTES_MAX: usize = 1 << 20;
 
 thread_local! {
@@ -68,23 +70,24 @@ const PROPERTIES: [&str; 15] = [
     "disk-reserve-bytes",
 ];
 
-/// Properties of the database that INFO shows as parts of the memory budget, by their names there.
+/// Properties of the database that INFO shows as parts of the memory budget, by their names in
+/// INFO.
 const MEMORY_PROPERTIES: [(&str, &str); 3] = [
     ("memtable", "archipelago.mem-table-bytes-max"),
     ("block_cache", "archipelago.block-cache-capacity"),
     ("job", "archipelago.running-jobs-bytes-max"),
 ];
 
-/// See the module.
+/// One database of an open engine.
 pub struct EngineStore {
     databases: Arc<EngineDatabases>,
-    /// Which of them this is.
+    /// Index of this database.
     index: usize,
     write_options: WriteOptions,
     facts: Option<Arc<Facts>>,
 }
 
-/// More `name:value` lines for INFO.
+/// Function that returns further `name:value` lines for INFO.
 pub type Facts = Box<dyn Fn() -> String + Send + Sync>;
 
 impl std::fmt::Debug for EngineStore {
@@ -97,11 +100,11 @@ impl std::fmt::Debug for EngineStore {
 }
 
 impl EngineStore {
-    /// Database 0 of those that `db` holds; it knows the others. Writes return as `write_options`
+    /// Database 0 of `db`, from which the others can be reached. Writes return as `write_options`
     /// say.
     ///
     /// # Errors
-    /// `Corrupt` if the row that says the order of the databases is damaged; errors of reading it.
+    /// `Corrupt` if the row with the order of the databases is damaged, and errors of reading it.
     pub fn new(db: Db, write_options: WriteOptions) -> Result<Self> {
         let databases = Arc::new(EngineDatabases::open(db)?);
         Ok(Self { databases, index: 0, write_options, facts: None })
@@ -111,18 +114,18 @@ impl EngineStore {
         &self.databases.db
     }
 
-    /// What `read` finds in this database; `None` if it has no family.
+    /// Calls `read` with the family of this database. `None`: it has no family.
     #[inline]
     fn read<T>(&self, read: impl FnMut(&ColumnFamily) -> Result<T>) -> Result<Option<T>> {
         self.databases.read(self.index, read)
     }
 
-    /// Its family, or the default one if it has none, for figures.
+    /// The family of this database, or the default family if it has none. For figures.
     fn family_or_default(&self) -> &ColumnFamily {
         self.databases.family(self.index).unwrap_or(self.db().default_family())
     }
 
-    /// Adds what `facts` tells to the section Archipelago of INFO.
+    /// Adds the lines of `facts` to the section Archipelago of INFO.
     #[must_use]
     pub fn with_facts(mut self, facts: Facts) -> Self {
         self.facts = Some(Arc::new(facts));
@@ -135,7 +138,7 @@ impl EngineStore {
         })
     }
 
-    /// Writes the batch that `encode` fills.
+    /// Fills a batch with `encode` and writes it.
     #[inline]
     fn write_batch(
         &self,
@@ -146,7 +149,7 @@ impl EngineStore {
         self.write_batch_by(write, encode)
     }
 
-    /// Has `write` do the batch that `encode` fills.
+    /// Fills a batch with `encode` and passes it to `write`.
     #[inline]
     fn write_batch_by(
         &self,
@@ -164,8 +167,8 @@ impl EngineStore {
         })
     }
 
-    /// Encodes `op` on database `index`. A range without an end is the keys up to the last one
-    /// there is: the caller (the server, holding all key locks) lets nobody write behind it
+    /// Encodes `op` on database `index`. A range without an end covers the keys up to the last
+    /// existing one. The caller holds all key locks, so no write adds a key after that one
     /// meanwhile.
     #[inline]
     fn encode(&self, batch: &mut WriteBatch, index: usize, op: &Op<'_>) -> Result<()> {
@@ -173,7 +176,7 @@ impl EngineStore {
             Op::Put { .. } => self.databases.made_family(index)?,
             Op::Delete { .. } | Op::DeleteRange { .. } => match self.databases.family(index) {
                 Some(family) => family,
-                // There is nothing to remove.
+                // Without a family there is nothing to remove.
                 None => return Ok(()),
             },
         };
@@ -209,7 +212,8 @@ impl EngineStore {
 }
 
 impl EngineStore {
-    /// Calls `visit` at each record of `range`, or from its end with `reverse`, until it breaks.
+    /// Calls `visit` for each record of `range` until it breaks. With `reverse` it begins at the
+    /// end of the range.
     fn walk(
         &self,
         range: KeyRange<'_>,
@@ -252,7 +256,7 @@ impl EngineStore {
 }
 
 impl EngineStore {
-    /// About how many keys `family` has.
+    /// Approximate number of keys of `family`.
     fn count(&self, family: &ColumnFamily) -> Result<u64> {
         if self.db().raw_bytes(family) > COUNTED_BYTES_MAX {
             return Ok(self.db().estimate_keys(family));
@@ -287,9 +291,9 @@ fn removes_all(op: &Op<'_>) -> bool {
 }
 
 impl EngineStore {
-    /// Has the space of a database whose keys were all removed given back without more writes: in a
-    /// table the range delete lets compactions drop all others. The keys are gone already, so a
-    /// flush that fails is no failure of the write.
+    /// Frees the space of a database whose keys were all removed, without waiting for further
+    /// writes. In a table, the range delete lets compactions drop all other records. The keys are
+    /// gone already, so a failed flush is no failure of the write.
     fn give_space_back(&self, index: usize) {
         let Some(family) = self.databases.family(index) else { return };
         if let Err(error) = self.db().start_flush(family) {
@@ -299,8 +303,8 @@ impl EngineStore {
 }
 
 impl EngineStore {
-    /// Writes what `encode` adds to a batch together with the order that `change` leads to. Reads
-    /// see both at once. They survive power loss on return.
+    /// Writes the batch that `encode` fills, together with the order after `change`. Reads see both
+    /// at one moment. They survive power loss on return.
     fn write_with_order(
         &self,
         change: &JointWrite<'_>,
@@ -399,7 +403,7 @@ impl Store for EngineStore {
             let _ended = keys.iter().try_for_each(|_| take(None));
             return Ok(());
         };
-        // The family as it was at the snapshot is what this database showed then.
+        // The family of the snapshot is the one that this database showed then.
         let options = ReadOptions::default().snapshot(&snapshot);
         let (mut rest, mut chunk) = (keys, GET_CHUNK_MIN);
         while !rest.is_empty() {
@@ -411,7 +415,7 @@ impl Store for EngineStore {
                     return Ok(());
                 }
             }
-            // Large values are read one by one, so that few of them are in memory at a time.
+            // Large values are read one at a time, so that few of them are in memory.
             chunk = if bytes > GET_CHUNK_BYTES { 1 } else { (2 * chunk).min(GET_CHUNK_MAX) };
             rest = others;
         }

@@ -1,17 +1,17 @@
-//! The store over remote memory as a [`Store`]: what a compute node of it serves to Redis clients.
+//! The store over remote memory as a [`Store`]: a compute node serves it to Redis clients.
 //!
-//! Owned by the server. Each key by itself is linearizable, over all compute nodes:
-//! read-modify-write goes by compare-and-set, so it is atomic whoever else writes. There is no
-//! order among keys and no moment that several share: what needs one is refused as unsupported.
-//! Keys are listed by partition and bucket (decision 0057), and RENAME is several writes of single
-//! keys; MGET, MSET, DEL and a pipeline's GETs and SETs work on their keys at the same time, so
-//! that they share round trips. Of several writes of one key in one batch the last one is done: the
-//! others were overwritten at once.
+//! The server owns the store. Each key alone is linearizable over all compute nodes. A
+//! read-modify-write uses compare-and-set, so it is atomic whichever node writes. Keys have no
+//! order, and several keys share no moment. Commands that need one of these are refused as
+//! unsupported. Keys are listed by partition and bucket (decision 0057), and RENAME is several
+//! writes of single keys. MGET, MSET, DEL and the GETs and SETs of a pipeline work on their keys in
+//! parallel, so that they share round trips. If a batch writes a key several times, only the last
+//! write is executed.
 //!
-//! Thread-safe. Cost: what is cached is read, and keys that this node proxies are set, without
-//! waiting and several at a time ([`Store::get_now`], [`Store::write_now`]); else a call waits on
-//! its thread. Failure: an error of a write says in its text, and by its cause
-//! ([`archipelago_flexkv::WriteEffect`]), whether it may have happened.
+//! Thread-safety: any thread may call any method. Cost: cached keys are read, and keys that this
+//! node proxies are set, without waiting and several in one call ([`Store::get_now`],
+//! [`Store::write_now`]). Every other call waits on its thread. Failure: the text and the cause of
+//! a write's error ([`archipelago_flexkv::WriteEffect`]) say whether the write may have happened.
 
 use std::collections::{HashMap, hash_map};
 use std::sync::Arc;
@@ -26,7 +26,7 @@ use crate::store::{
     StoredValue, UnorderedKeys, Visit, VisitKey,
 };
 
-/// See the module.
+/// A compute node's store.
 #[derive(Debug)]
 pub struct FlexKvStore {
     node: Arc<FlexKvNode>,
@@ -40,7 +40,7 @@ fn no_order(what: &str) -> Error {
 }
 
 fn expiry_of(expires_at_ms: Option<u64>) -> u64 {
-    // 0 says never; the first millisecond of 1970 is as past as the second.
+    // 0 means no expiry. The first millisecond of 1970 is as past as the second one.
     expires_at_ms.map_or(0, |at_ms| at_ms.max(1))
 }
 
@@ -54,7 +54,7 @@ fn entry_from(value: Value) -> StoredValue {
     StoredValue { value: PinnedSlice::owned(value.bytes), expires_at_ms }
 }
 
-/// The operation as a set, if it is one.
+/// The operation as a set, if it is a put.
 fn set_of<'a>(op: &Op<'a>) -> Option<Set<'a>> {
     match *op {
         Op::Put { key, value, expires_at_ms } => {
@@ -64,7 +64,7 @@ fn set_of<'a>(op: &Op<'a>) -> Option<Set<'a>> {
     }
 }
 
-/// What is to be done with each key in the end.
+/// The last write of each key.
 fn last_of_each<'a>(ops: &[Op<'a>]) -> Result<Vec<KeyWrite<'a>>> {
     let mut last: HashMap<&[u8], usize> = HashMap::with_capacity(ops.len());
     let mut writes: Vec<KeyWrite<'a>> = Vec::with_capacity(ops.len());
@@ -86,13 +86,14 @@ fn last_of_each<'a>(ops: &[Op<'a>]) -> Result<Vec<KeyWrite<'a>>> {
 }
 
 impl FlexKvStore {
-    /// Serves what `node` is part of.
+    /// A store over `node`.
     #[must_use]
     pub fn new(node: Arc<FlexKvNode>) -> Self {
         Self { node, clock: SystemClock::shared() }
     }
 
-    /// Reads a key and changes it as `decide` says, until nobody else changed it in between.
+    /// Reads a key and changes it as `decide` says, until no other write of the key came in
+    /// between.
     fn decide_until_done(&self, key: &[u8], decide: &mut Decide<'_, '_>) -> Result<(), WriteError> {
         loop {
             let read = self.node.get(key).map_err(WriteError::without_effect)?;
@@ -106,7 +107,7 @@ impl FlexKvStore {
                 (Change::Expire(expires_at_ms), Some(read)) => set(&read.bytes, expires_at_ms)?,
                 (Change::Delete, Some(read)) => self.node.compare_and_delete(key, read)?,
             };
-            // Somebody was faster, so somebody got on.
+            // Another writer was faster. So at least one of the writers makes progress.
             if done {
                 return Ok(());
             }
@@ -203,7 +204,7 @@ impl Store for FlexKvStore {
     }
 
     fn expired_keys(&self) -> u64 {
-        // Each node removes those in its blocks, and does not count them.
+        // Each node removes the expired records of its blocks, and does not count them.
         0
     }
 
@@ -273,7 +274,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_puts_is_set_at_once() {
+    fn only_puts_become_sets() {
         let put = Op::Put { key: b"reef", value: b"coral", expires_at_ms: Some(7) };
         assert_eq!(set_of(&put), Some(Set { key: b"reef", value: b"coral", expires_ms: 7 }));
         assert_eq!(set_of(&Op::Delete { key: b"reef" }), None);
@@ -281,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn of_several_writes_of_a_key_the_last_counts() {
+    fn last_write_of_a_key_in_a_batch_counts() {
         let put = |key, value| Op::Put { key, value, expires_at_ms: None };
         let (reef, cay): (&[u8], &[u8]) = (b"reef", b"cay");
         let ops = [put(reef, b"1"), put(cay, b"2"), Op::Delete { key: reef }, put(cay, b"3")];

@@ -1,33 +1,33 @@
-//! Patterns of KEYS and SCAN MATCH: `*`, `?`, `[a-c]`, `[^x]`, and a backslash before a byte that
-//! is meant as it stands.
+//! Patterns of KEYS and SCAN MATCH: `*`, `?`, `[a-c]`, `[^x]`, and a backslash before a literal
+//! byte.
 //!
-//! Pure. [`Pattern::new`] cuts a pattern at its stars into runs of elements, each of which fits one
-//! byte. The first and the last run stand at the ends of the text; every other run is searched from
-//! the end of the one before, and the first place that fits is the right one. A run of up to 64
-//! elements is searched with all of its partial matches in one word (the Shift-And method), a
-//! longer one in as many words as it needs.
+//! Pure functions. [`Pattern::new`] cuts a pattern at its stars into runs of elements, each of
+//! which matches one byte. The first and the last run stand at the ends of the text. Every other
+//! run is searched from the end of the run before it, and the first match is the right one. A run
+//! of up to 64 elements is searched with all its partial matches in one word (the Shift-And
+//! method). A longer run uses as many words as it needs.
 //!
-//! Cost: a match takes at most `text · (longest run / 64 + 1)` steps for long runs, and 32 for each
-//! byte of the text for short ones, whatever the pattern is. A compiled pattern takes at most about
-//! 100 bytes for each byte of it, most of that for the 2 KiB table of each 64 elements of a long
-//! run.
+//! Cost: a match takes at most `text · (longest run / 64 + 1)` steps for long runs, and 32 steps
+//! for each byte of the text for short runs, whatever the pattern is. A compiled pattern takes at
+//! most about 100 bytes for each of its bytes. Most of that is the table of 2 KiB for each 64
+//! elements of a long run.
 
 use crate::refusal::Refusal;
 
-/// Longest pattern, in bytes: a key of the largest size with each byte escaped.
+/// Longest pattern in bytes: a key of the largest size with every byte escaped.
 const PATTERN_BYTES_MAX: usize = 128 << 10;
 
-/// Runs of up to this many elements are compared at each place of the text.
+/// Runs of up to this number of elements are compared at each position of the text.
 const SHORT_RUN_MAX: usize = 32;
 
-/// What one byte of a text has to be.
+/// Set of bytes that one element matches.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Element {
-    /// This byte.
+    /// Exactly this byte.
     Byte(u8),
-    /// Any byte.
+    /// Every byte matches.
     Any,
-    /// A byte whose bit is set.
+    /// The bytes whose bits are set.
     Class(Box<[u64; 4]>),
 }
 
@@ -45,7 +45,7 @@ impl Element {
 #[derive(Debug)]
 struct Run {
     elements: Vec<Element>,
-    /// For each byte, the elements that it fits: `words` words of 64 elements each. Empty for a
+    /// The elements that match each byte value: `words` words of 64 elements each. Empty for a
     /// short run.
     fitting: Vec<u64>,
     words: usize,
@@ -66,20 +66,21 @@ impl Run {
         Self { elements, fitting, words }
     }
 
-    /// Whether the run fits the first bytes of `text`.
+    /// Whether the run matches the first bytes of `text`.
     fn fits(&self, text: &[u8]) -> bool {
         text.len() >= self.elements.len()
             && self.elements.iter().zip(text).all(|(element, byte)| element.fits(*byte))
     }
 
-    /// Where the first place that the run fits ends.
+    /// End of the first match of the run.
     fn find(&self, text: &[u8]) -> Option<usize> {
         let len = self.elements.len();
         if self.fitting.is_empty() {
             let last = text.len().checked_sub(len)?;
             return (0..=last).find(|at| self.fits(&text[*at..])).map(|at| at + len);
         }
-        // Bit n of `partial`: the last n + 1 bytes of the text fit the first n + 1 elements.
+        // Bit n of `partial` says that the last n + 1 bytes of the text match the first n + 1
+        // elements.
         let mut partial = vec![0u64; self.words];
         let (last_word, last_bit) = ((len - 1) / 64, (len - 1) % 64);
         for (at, byte) in text.iter().enumerate() {
@@ -98,19 +99,19 @@ impl Run {
     }
 }
 
-/// A pattern, ready to be compared with many texts.
+/// A compiled pattern.
 #[derive(Debug)]
 pub(crate) struct Pattern {
-    /// Before the first star; all of the pattern if there is no star.
+    /// Run before the first star. It is the whole pattern if there is no star.
     first: Run,
-    /// Between stars; none is empty.
+    /// Runs between stars. None of them is empty.
     middle: Vec<Run>,
-    /// Behind the last star; `None` if there is no star.
+    /// Run after the last star; `None` if there is no star.
     last: Option<Run>,
 }
 
 impl Pattern {
-    /// Takes a pattern apart. A pattern that is longer than any key needs is refused.
+    /// Compiles a pattern. A pattern that is longer than any key needs is refused.
     pub(crate) fn new(pattern: &[u8]) -> Result<Self, Refusal> {
         if pattern.len() > PATTERN_BYTES_MAX {
             return Err(Refusal::said(format!(
@@ -122,7 +123,7 @@ impl Pattern {
         while let [byte, ..] = rest {
             if *byte == b'*' {
                 rest = &rest[1..];
-                // Stars side by side are as good as one.
+                // Adjacent stars are equal to one star.
                 if runs.len() == 1 || runs.last().is_some_and(|run| !run.is_empty()) {
                     runs.push(Vec::new());
                 }
@@ -139,7 +140,7 @@ impl Pattern {
         Ok(Self { first, middle, last: last.map(|run| Run::new(run, false)) })
     }
 
-    /// Whether all of `text` fits.
+    /// Whether the pattern matches all of `text`.
     pub(crate) fn matches(&self, text: &[u8]) -> bool {
         let Some(last) = &self.last else {
             return text.len() == self.first.elements.len() && self.first.fits(text);
@@ -157,7 +158,8 @@ impl Pattern {
     }
 }
 
-/// The first element of `pattern`, which is not empty and does not begin with a star; its length.
+/// The first element of `pattern` and its length. The pattern is not empty and does not begin with
+/// a star.
 fn element(pattern: &[u8]) -> (Element, usize) {
     match *pattern {
         [b'\\', escaped, ..] => (Element::Byte(escaped), 2),
@@ -170,8 +172,8 @@ fn element(pattern: &[u8]) -> (Element, usize) {
     }
 }
 
-/// The bytes of the class whose text starts after its `[`; and that text's length. A class without
-/// an end reaches to the end of the pattern.
+/// The bytes of the class whose text follows its `[`, and the length of that text. A class without
+/// an end extends to the end of the pattern.
 fn class_of(class: &[u8]) -> ([u64; 4], usize) {
     let is_negated = class.first() == Some(&b'^');
     let (mut at, mut bits) = (usize::from(is_negated), [0u64; 4]);
@@ -202,7 +204,7 @@ fn class_of(class: &[u8]) -> ([u64; 4], usize) {
     (bits, taken)
 }
 
-/// The bytes that every match starts with: a scan need not leave their range.
+/// The bytes with which every match begins. A scan need not leave their range.
 pub(crate) fn literal_prefix(pattern: &[u8]) -> Vec<u8> {
     let mut prefix = Vec::new();
     let mut rest = pattern;
@@ -221,7 +223,7 @@ pub(crate) fn literal_prefix(pattern: &[u8]) -> Vec<u8> {
     }
 }
 
-/// The smallest key after all keys that start with `prefix`; `None` if there is none.
+/// The smallest key that follows all keys with `prefix`. `None` if there is none.
 pub(crate) fn prefix_end(prefix: &[u8]) -> Option<Vec<u8>> {
     let last = prefix.iter().rposition(|&byte| byte != u8::MAX)?;
     let mut end = prefix[..=last].to_vec();
@@ -238,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn patterns_fit_as_redis_users_expect() {
+    fn patterns_match_as_in_redis() {
         for (pattern, text) in [
             ("*", ""),
             ("**", "abc"),
@@ -324,7 +326,8 @@ mod tests {
     #[test]
     fn long_patterns_stay_cheap() {
         let key = "z".repeat(60_000);
-        // One class of 40,000 bytes; 20,000 classes; a run that almost fits everywhere.
+        // Worst cases: one class of 40,000 bytes, 20,000 classes, and a run that almost matches
+        // everywhere.
         assert!(fits(&("*[".to_owned() + &"z".repeat(40_000)), &key));
         assert!(!fits(&("*".to_owned() + &"[xz]".repeat(20_000) + "[x]*"), &key));
         assert!(!fits(&("*".to_owned() + &"z".repeat(30_000) + "x*"), &key));

@@ -17,19 +17,19 @@ use crate::refusal::Handled;
 
 /// A reply that grows while a command reads values, and the memory that it holds.
 pub(crate) struct GrowingReply<'a> {
-    /// `None` where nothing is bounded any more.
+    /// `None` if the share bounds the reply no longer.
     share: Option<&'a Share>,
     held: Held,
 }
 
 impl<'a> GrowingReply<'a> {
-    /// A reply that is empty, in `share` unless it is part of a transaction. What the command holds
-    /// already, `held`, is the first part of what the reply takes.
+    /// An empty reply in `share`, unless it is part of a transaction. `held` is what the command
+    /// holds already, and counts as the first part of the reply.
     pub(crate) fn new(share: &'a Share, held: Held, is_in_transaction: bool) -> Self {
         Self { share: (!is_in_transaction).then_some(share), held }
     }
 
-    /// Whether the reply may take `bytes` in all. If not, the caller drops it, calls
+    /// Whether the reply may take `bytes` in total. If not, the caller drops the reply, calls
     /// [`GrowingReply::take_all`] and starts again.
     pub(crate) fn may_take(&mut self, bytes: usize) -> bool {
         let bytes = bytes as u64;

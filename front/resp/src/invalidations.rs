@@ -1,17 +1,17 @@
 //! Tracking mode of a client, and the invalidations that it has not received yet.
 //!
-//! Owned by the client, and shared with the tracking table ([`crate::tracking`]), which fills the
-//! mailbox. The connection's task empties it between two commands. Invariants:
+//! The client owns both, and shares them with the tracking table ([`crate::tracking`]), which fills
+//! the mailbox. The task of the connection empties it between two commands. Invariants:
 //!
 //! 1. The mode changes, and invalidations are added, only while the tracking table is locked.
-//! 2. Invalidations are added after the writes that they tell of are visible, and they are taken
-//!    out only when the reply of every command that has read is in the output. So an invalidation
-//!    stands after each reply with an older value.
-//! 3. A mailbox holds at most [`MAIL_BYTES_MAX`], or one key. What exceeds that becomes one
-//!    invalidation of all keys, so a client that does not read costs no more memory than that.
+//! 2. Invalidations are added after their writes are visible. They are taken out only when the
+//!    output has the reply of every command that has read. So an invalidation follows each reply
+//!    with an older value.
+//! 3. A mailbox holds at most [`MAIL_BYTES_MAX`], or one key. Beyond that it holds one invalidation
+//!    of all keys, so a client that does not read takes no more memory than that.
 //!
-//! Thread-safe. Cost: one short lock for each key that is told, and none for a client that does not
-//! track. The bytes are charged to the byte budget.
+//! Thread-safety: any thread may call any method. Cost: one short lock for each invalidated key,
+//! and none for a client that does not track. The bytes are charged to the byte budget.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -23,13 +23,13 @@ use parking_lot::Mutex;
 use crate::memory::FREE_BYTES;
 use crate::reply::Reply;
 
-/// Bytes of invalidations that a client may leave unread before they become one of all keys.
+/// Bytes of unread invalidations of a client above which they become one invalidation of all keys.
 const MAIL_BYTES_MAX: u64 = FREE_BYTES;
 
 /// Bytes that a key takes in a mailbox besides its own.
 const KEY_OVERHEAD_BYTES: u64 = 48;
 
-/// How a client tracks keys: a set of flags.
+/// Tracking mode of a client: a set of flags.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct TrackingMode(u8);
 
@@ -38,13 +38,14 @@ impl TrackingMode {
     pub(crate) const OFF: Self = Self(0);
     /// The client tracks keys. Every other flag needs this one.
     pub(crate) const ON: Self = Self(1);
-    /// The client is told of all keys with its prefixes, whether it read them or not.
+    /// The client receives invalidations of all keys with its prefixes, whether it has read them or
+    /// not.
     pub(crate) const BCAST: Self = Self(1 << 1);
-    /// Only reads behind CLIENT CACHING YES are tracked.
+    /// Only reads after CLIENT CACHING YES are tracked.
     pub(crate) const OPTIN: Self = Self(1 << 2);
-    /// Reads behind CLIENT CACHING NO are not tracked.
+    /// Reads after CLIENT CACHING NO are not tracked.
     pub(crate) const OPTOUT: Self = Self(1 << 3);
-    /// The client is not told of its own writes.
+    /// The client receives no invalidations for its own writes.
     pub(crate) const NOLOOP: Self = Self(1 << 4);
 
     /// Whether all flags of `flags` are set.
@@ -64,22 +65,22 @@ impl TrackingMode {
         self.has(Self::ON)
     }
 
-    /// Whether the keys of a command that reads are registered. `has_said`: CLIENT CACHING came
-    /// before the command.
+    /// Whether a command that reads registers its keys. `has_said` says whether CLIENT CACHING
+    /// preceded the command.
     pub(crate) fn registers(self, has_said: bool) -> bool {
         let declines = self.has(Self::OPTIN) && !has_said || self.has(Self::OPTOUT) && has_said;
         self.is_on() && !self.has(Self::BCAST) && !declines
     }
 }
 
-/// The invalidations of one mailbox.
+/// Invalidations of one mailbox.
 #[derive(Debug, Default)]
 struct Mail {
-    /// All keys are to be invalidated; there are no others then.
+    /// All keys are invalid. Then there are no single keys.
     is_all: bool,
     keys: BTreeSet<Arc<[u8]>>,
     bytes: u64,
-    /// Where the bytes are charged, while the client tracks.
+    /// The charge for the bytes, while the client tracks.
     charge: Option<Charge>,
 }
 
@@ -106,18 +107,18 @@ impl Mail {
 #[derive(Debug, Default)]
 pub(crate) struct Invalidations {
     mode: AtomicU8,
-    /// Whether the mailbox holds anything; a copy that can be read without the lock.
+    /// Whether the mailbox holds anything. This copy can be read without the lock.
     has_mail: AtomicBool,
     mail: Mutex<Mail>,
 }
 
 impl Invalidations {
-    /// How the client tracks keys.
+    /// The tracking mode of the client.
     pub(crate) fn mode(&self) -> TrackingMode {
         TrackingMode(self.mode.load(Ordering::Relaxed))
     }
 
-    /// Changes the mode. `charge`: where what is to be told is charged.
+    /// Changes the mode. The bytes of the invalidations are added to `charge`.
     pub(crate) fn begin(&self, mode: TrackingMode, charge: Charge) {
         let mut mail = self.mail.lock();
         let bytes = mail.bytes;
@@ -126,7 +127,7 @@ impl Invalidations {
         self.mode.store(mode.0, Ordering::Relaxed);
     }
 
-    /// Ends tracking. What was not told yet is forgotten.
+    /// Ends tracking, and drops the invalidations that were not sent.
     pub(crate) fn end(&self) {
         let mut mail = self.mail.lock();
         *mail = Mail::default();
@@ -134,7 +135,7 @@ impl Invalidations {
         self.has_mail.store(false, Ordering::Release);
     }
 
-    /// Adds a key; whether there was nothing before.
+    /// Adds a key. Returns whether the mailbox was empty before.
     pub(crate) fn add(&self, key: &Arc<[u8]>) -> bool {
         self.change(|mail| {
             let bytes = key.len() as u64 + KEY_OVERHEAD_BYTES;
@@ -148,7 +149,7 @@ impl Invalidations {
         })
     }
 
-    /// Adds all keys; whether there was nothing before.
+    /// Adds an invalidation of all keys. Returns whether the mailbox was empty before.
     pub(crate) fn add_all(&self) -> bool {
         self.change(Mail::become_all)
     }
@@ -161,13 +162,13 @@ impl Invalidations {
         was_empty
     }
 
-    /// Whether there is something to tell.
+    /// Whether there are invalidations to send.
     #[inline]
     pub(crate) fn has_mail(&self) -> bool {
         self.has_mail.load(Ordering::Acquire)
     }
 
-    /// Writes what is to be told as one push message, and forgets it.
+    /// Writes the invalidations as one push message, and drops them.
     pub(crate) fn write_to(&self, reply: &mut Reply) {
         let mut mail = self.mail.lock();
         self.has_mail.store(false, Ordering::Release);
@@ -217,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn mailbox_tells_each_key_once_and_is_empty_then() {
+    fn mailbox_sends_each_key_once_and_is_empty_then() {
         let budget = ByteBudget::new(1 << 20);
         let invalidations = Invalidations::default();
         invalidations.begin(TrackingMode::ON, budget.hold(MemoryClass::Request, 0));

@@ -1,22 +1,22 @@
-//! The Redis face of Archipelago: a server that speaks RESP2 and RESP3 over TCP, on top of an
-//! [`store::Store`]: a database, or the store over remote memory.
+//! The Redis server of Archipelago: it speaks RESP2 and RESP3 over TCP, on top of a
+//! [`store::Store`]. The store is a database, or the store over remote memory.
 //!
-//! Layer 6. Async stops here: the network is tokio's, commands are synchronous functions over the
-//! synchronous store. One task serves one connection (`connection` → `pipeline` → `session` →
-//! `commands`); read-modify-write commands are atomic by striped key locks (`locks`).
+//! Layer 7. Async code ends here: the network is tokio's, and commands are synchronous functions
+//! over a synchronous store. One task serves one connection (`connection` → `pipeline` → `session`
+//! → `commands`). Striped key locks make read-modify-write commands atomic (`locks`).
 //!
-//! Costs: a command allocates nothing on its way in ([`request`]) and its reply is written
-//! straight into the connection's output (`reply`); a pipeline is answered by one write to the
-//! socket, and its consecutive SETs are one write of the store. Of a store that answers at once
-//! replies leave when all connections that have received something have run it (`connection`). An
-//! idle connection holds 4 KiB and its task. Store calls run on the runtime's workers, because most
-//! answer from memory within microseconds; commands that may take long (many keys, whole ranges,
-//! stalled writes) are moved off the workers first, so that other connections go on.
+//! Cost: a command allocates nothing until it runs ([`request`]), and its reply is written directly
+//! into the output of the connection (`reply`). One write to the socket answers a pipeline, and its
+//! consecutive SETs are one write of the store. If the store answers immediately, replies are sent
+//! when all connections that have received something have run it (`connection`). An idle connection
+//! holds 4 KiB and its task. Store calls run on the worker threads of the runtime, because most of
+//! them answer from memory within microseconds. Commands that may take long (many keys, whole
+//! ranges, stalled writes) first leave the worker threads, so that other connections go on.
 //!
-//! A client may have to give a password ([`access`]), and a connection may be TLS; a plain one pays
-//! nothing for either.
+//! A server may require a password ([`access`]) and may speak TLS. A plain connection pays for
+//! neither.
 //!
-//! Strings are the only type. DBSIZE is about right where the store's count is.
+//! Strings are the only type of values. DBSIZE is as exact as the count of the store.
 
 pub mod access;
 mod access_times;

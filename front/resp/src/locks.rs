@@ -1,25 +1,26 @@
-//! Striped key locks: what makes read-modify-write commands atomic.
+//! Striped key locks, which make read-modify-write commands atomic.
 //!
-//! Owned by the server. Invariants:
+//! The server owns the locks. Invariants:
 //!
-//! 1. Every command that changes a key holds the key's stripe from before it reads the key until
-//!    its write has returned. That includes plain SET, DEL and MSET: otherwise one could slip in
-//!    between INCR's read and INCR's write, and be lost.
+//! 1. A command that changes a key holds the key's stripe from before it reads the key until its
+//!    write has returned. That includes plain SET, DEL and MSET. Otherwise one of them could run
+//!    between the read and the write of INCR, and be lost.
 //! 2. Commands on a range (FLUSHDB, DELRANGE) hold all stripes.
-//! 3. A command takes all its stripes at once, in ascending order: no deadlock.
-//! 4. Commands that only read take none; the store shows them one moment.
-//! 5. Of a store whose read-modify-write is atomic by itself
-//!    ([`crate::store::Store::is_atomic_by_key`]) plain writes take none either: 1 is its business,
-//!    and whoever waits for the network would keep others of its stripes waiting.
-//!    Read-modify-writes still do, so that those of one server do not fail each other.
+//! 3. A command takes all its stripes in one call, in ascending order, so there is no deadlock.
+//! 4. Commands that only read take no stripe. The store shows them one moment.
+//! 5. Some stores make read-modify-write atomic themselves
+//!    ([`crate::store::Store::is_atomic_by_key`]). With such a store plain writes take no stripe: a
+//!    write that waits for the network would delay others of its stripe. Read-modify-write commands
+//!    still take it, so that those of one server do not fail each other.
 //!
-//! Cost: one uncontended mutex per stripe touched; a thousand for a range. A holder may wait for
-//! the store (a stall, an fsync), and then the writers of the same stripe wait with it.
+//! Thread-safety: any thread may call any method. Cost: one mutex per stripe, usually uncontended,
+//! and a thousand for a range. A holder may wait for the store (a stall, a sync). Then the writers
+//! of the same stripe wait as well.
 
 use archipelago_base::checksum::hash64;
 use parking_lot::{Mutex, MutexGuard};
 
-/// How many stripes there are; a power of two.
+/// Number of stripes, a power of two.
 const STRIPES: usize = 1024;
 const WORDS: usize = STRIPES / 64;
 
@@ -28,21 +29,21 @@ const WORDS: usize = STRIPES / 64;
 #[derive(Default)]
 struct Stripe(Mutex<()>);
 
-/// See the module.
+/// The key locks of one server.
 pub(crate) struct KeyLocks {
     stripes: Box<[Stripe]>,
-    /// Whether plain writes take them.
+    /// Whether plain writes take stripes.
     plain: bool,
 }
 
-/// Stripes held until this is dropped.
+/// Stripes that are held until this guard is dropped.
 #[must_use]
 pub(crate) enum KeyGuard<'a> {
-    /// A plain write of a store that does not need it.
+    /// No stripe, because the store does not need it for a plain write.
     None,
-    /// One key's.
+    /// The stripe of one key.
     One(#[expect(dead_code, reason = "held, not read")] MutexGuard<'a, ()>),
-    /// Several keys' or all.
+    /// The stripes of several keys, or all stripes.
     Many(#[expect(dead_code, reason = "held, not read")] Vec<MutexGuard<'a, ()>>),
 }
 
@@ -51,7 +52,7 @@ fn stripe_of(key: &[u8]) -> usize {
 }
 
 impl KeyLocks {
-    /// `plain`: plain writes take them, too.
+    /// `plain` says whether plain writes take stripes.
     pub(crate) fn new(plain: bool) -> Self {
         Self { stripes: (0..STRIPES).map(|_| Stripe::default()).collect(), plain }
     }
@@ -62,13 +63,13 @@ impl KeyLocks {
         KeyGuard::One(self.stripes[stripe_of(key)].0.lock())
     }
 
-    /// Locks a key that is written without being read.
+    /// Locks a key for a write that does not read it.
     #[inline]
     pub(crate) fn lock_plain(&self, key: &[u8]) -> KeyGuard<'_> {
         if self.plain { self.lock(key) } else { KeyGuard::None }
     }
 
-    /// Locks several keys that are written; a key may come twice.
+    /// Locks several keys for writes. A key may occur twice.
     pub(crate) fn lock_many<'k>(&self, keys: impl Iterator<Item = &'k [u8]>) -> KeyGuard<'_> {
         if !self.plain {
             return KeyGuard::None;
@@ -100,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_range_waits_for_a_key_and_a_key_for_a_range() {
+    fn range_and_key_exclude_each_other() {
         let locks = KeyLocks::new(true);
         let held = locks.lock(b"k");
         assert!(locks.stripes[stripe_of(b"k")].0.try_lock().is_none());
@@ -112,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn plain_writes_of_a_store_that_is_atomic_by_itself_wait_for_nobody() {
+    fn plain_writes_of_an_atomic_store_take_no_stripe() {
         let locks = KeyLocks::new(false);
         let _held = locks.lock(b"k");
         assert!(matches!(locks.lock_plain(b"k"), KeyGuard::None));

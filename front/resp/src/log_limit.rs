@@ -1,14 +1,14 @@
-//! A limit on how often one kind of event is logged.
+//! Limit on how often the server logs one kind of event.
 //!
 //! The server owns one [`LogLimit`] per kind of event that any client can cause at will. The first
-//! event is logged at once, later ones at most once per interval, each line with the number of
-//! events since the line before.
+//! event is logged immediately. Later events are logged at most once per interval, and each line
+//! has the number of events since the line before.
 //!
 //! Thread-safety: any thread may call any method. Cost: one short lock per event.
 
 use parking_lot::Mutex;
 
-/// See the module.
+/// Limit for one kind of event.
 pub(crate) struct LogLimit {
     interval_ns: u64,
     state: Mutex<LogLimitState>,
@@ -23,12 +23,12 @@ struct LogLimitState {
 }
 
 impl LogLimit {
-    /// At most one line in `interval_ns` nanoseconds.
+    /// A limit of one line in `interval_ns` nanoseconds.
     pub(crate) fn new(interval_ns: u64) -> Self {
         Self { interval_ns, state: Mutex::default() }
     }
 
-    /// Counts an event that happens at `now_ns`. `Some`: log a line now, for that many events.
+    /// Counts an event at `now_ns`. `Some`: the caller logs a line now, for that number of events.
     pub(crate) fn note(&self, now_ns: u64) -> Option<u64> {
         let mut state = self.state.lock();
         state.events += 1;

@@ -1,9 +1,9 @@
-//! A [`Store`] in memory, for tests and for measuring the server alone. Nothing survives the
-//! process.
+//! A [`Store`] in memory, for tests and for measurements of the server alone. Its data ends with
+//! the process.
 //!
-//! Invariant: expired records stay in the map until they are overwritten or removed, but no
-//! method shows them. Thread-safe by one reader-writer lock over all databases; a scan holds it for
-//! reading, so a visitor must not call back into the store.
+//! Invariant: expired records stay in the map until they are overwritten or removed, but no method
+//! shows them. Thread-safety: one reader-writer lock guards all databases. A scan holds it for
+//! reading, so its visitor must not call the store.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -22,14 +22,14 @@ use crate::store::{
 
 struct Record {
     value: Vec<u8>,
-    /// The number of the write that made it.
+    /// Number of the write that made the record.
     version: u64,
     expires_at_ms: Option<u64>,
 }
 
 type Records = BTreeMap<Vec<u8>, Record>;
 
-/// What all databases of a store share.
+/// State that all databases of a store share.
 struct Memory {
     /// The records of each database.
     databases: RwLock<[Records; DATABASES]>,
@@ -38,7 +38,7 @@ struct Memory {
     clock: Arc<dyn Clock>,
 }
 
-/// One database of a store in memory; see the module.
+/// One database of a store in memory.
 pub struct MemStore {
     memory: Arc<Memory>,
     index: usize,
@@ -105,7 +105,7 @@ impl MemStore {
     }
 }
 
-/// Refuses keys that no store takes, before anything is written.
+/// Refuses keys that are too long, before anything is written.
 fn check_keys(ops: &[Op<'_>]) -> Result<()> {
     for op in ops {
         if let Op::Put { key, .. } | Op::Delete { key } = op
@@ -210,7 +210,7 @@ impl Store for MemStore {
     }
 
     fn expired_keys(&self) -> u64 {
-        // Nothing removes them.
+        // Nothing removes expired records.
         0
     }
 

@@ -1,18 +1,19 @@
-//! What requests, running commands and unread replies may take of the byte budget.
+//! Shares of the byte budget for requests, values and unread replies.
 //!
-//! Owned by the server. Charging the budget never fails, so it binds nobody: these shares do. Each
-//! is a quarter of the budget: requests that are being received, values that a command builds, and
-//! replies that a client has not read. Invariants:
+//! The server owns the shares. A charge of the budget never fails, so the budget alone limits
+//! nothing. These shares do. Each is a quarter of the budget: for requests that are being received,
+//! for values that commands build, and for replies that clients have not read. Invariants:
 //!
-//! 1. What is larger than [`FREE_BYTES`] holds its bytes of the share before it takes the memory.
-//!    Smaller things hold nothing: they are bounded by the number of clients, and charged.
-//! 2. Holders are served in their order. What never fits is refused at once; what waits for longer
-//!    than [`ServerOptions::memory_wait`](crate::ServerOptions::memory_wait) is refused then, with
-//!    an error that names the share and its limit.
+//! 1. An object larger than [`FREE_BYTES`] holds its bytes of the share before it takes the memory.
+//!    Smaller objects hold nothing. They are charged, and the number of clients limits them.
+//! 2. Requests for memory are served in their order. An object that never fits is refused
+//!    immediately. One that waits longer than
+//!    [`ServerOptions::memory_wait`](crate::ServerOptions::memory_wait) is refused then. The error
+//!    names the share and its limit.
 //! 3. A command that has taken effect is answered, whether its reply fits or not.
 //!
-//! Thread-safe: a share is a fair semaphore that counts KiB. Cost: nothing for what is small, or
-//! without a limit; else one short lock.
+//! Thread-safety: a share is a fair semaphore that counts KiB. Cost: nothing for small objects and
+//! for a budget without a limit, and one short lock otherwise.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -25,32 +26,32 @@ use tokio::time::{sleep, timeout};
 
 use crate::refusal::Refusal;
 
-/// Requests, values and replies up to this size hold nothing.
+/// Largest size in bytes of a request, value or reply that holds nothing.
 pub(crate) const FREE_BYTES: u64 = 64 << 10;
 
-/// Pause between two looks at a budget that is exceeded.
+/// Pause between two checks of a budget that is exceeded.
 const PRESSURE_PAUSE: Duration = Duration::from_millis(5);
 
-/// The smallest share, so that a tiny budget still serves requests of some size.
+/// Smallest size of a share in bytes, so that a tiny budget still serves requests.
 const SHARE_BYTES_MIN: u64 = 1 << 20;
 
 /// The shares of one server.
 pub(crate) struct Shares {
     /// Requests that are being received.
     pub(crate) incoming: Share,
-    /// Values that running commands build, and copies of them on their way to the store.
+    /// Values that running commands build, and their copies on the way to the store.
     pub(crate) working: Share,
     /// Replies that clients have not read.
     pub(crate) outgoing: Share,
 }
 
 impl Shares {
-    /// The shares of `budget`, for which something may wait for `wait_max`; without a limit if the
-    /// budget has none.
+    /// The shares of `budget`, for which an object waits at most for `wait_max`. Without a limit of
+    /// the budget the shares have none.
     pub(crate) fn of(budget: &ByteBudget, wait_max: Duration) -> Self {
         let bytes = match budget.limit_bytes() {
             u64::MAX => u64::MAX,
-            // Whole KiB, as the semaphore counts, so that all of a share can be held.
+            // The semaphore counts whole KiB, so a multiple of KiB can be held completely.
             limit => (limit / 4).max(SHARE_BYTES_MIN) / 1024 * 1024,
         };
         Self {
@@ -61,24 +62,24 @@ impl Shares {
     }
 }
 
-/// A part of the budget that is never exceeded; see the module.
+/// A part of the budget that is never exceeded.
 pub(crate) struct Share {
-    /// What it is for.
+    /// Purpose of the share, for error texts.
     name: &'static str,
     limit_bytes: u64,
-    /// Free KiB; `None` without a limit.
+    /// Number of free KiB; `None` without a limit.
     free: Option<Arc<Semaphore>>,
     waiting: AtomicUsize,
     wait_max: Duration,
 }
 
-/// Bytes that are held of a share until this is dropped.
+/// Bytes of a share that are held until this is dropped.
 #[derive(Debug, Default)]
 pub(crate) struct Held {
     permit: Option<OwnedSemaphorePermit>,
 }
 
-/// The bytes as the semaphore counts them.
+/// The number of KiB that the semaphore counts for `bytes`.
 fn kib(bytes: u64) -> u32 {
     u32::try_from(bytes.div_ceil(1024)).unwrap_or(u32::MAX)
 }
@@ -88,7 +89,7 @@ impl Held {
         self.permit.as_ref().map_or(0, |permit| permit.num_permits() as u32)
     }
 
-    /// Whether anything is held.
+    /// Whether it holds anything.
     pub(crate) fn is_some(&self) -> bool {
         self.kib() > 0
     }
@@ -100,7 +101,7 @@ impl Held {
         }
     }
 
-    /// Gives back what is held beyond `bytes`.
+    /// Releases what it holds beyond `bytes`.
     pub(crate) fn shrink(&mut self, bytes: u64) {
         let surplus = self.kib().saturating_sub(kib(bytes));
         if surplus > 0 {
@@ -109,7 +110,7 @@ impl Held {
     }
 }
 
-/// Counts one that waits, until it is dropped.
+/// Counts one waiting object until it is dropped.
 struct Waiting<'a>(&'a AtomicUsize);
 
 impl Drop for Waiting<'_> {
@@ -132,18 +133,18 @@ impl Share {
         self.limit_bytes
     }
 
-    /// Bytes that are held now; 0 without a limit.
+    /// Number of held bytes; 0 without a limit.
     pub(crate) fn held_bytes(&self) -> u64 {
         let free = self.free.as_ref().map(|free| free.available_permits() as u64 * 1024);
         free.map_or(0, |free| self.limit_bytes.saturating_sub(free))
     }
 
-    /// Whether something waits for memory of this share.
+    /// Whether an object waits for memory of this share.
     pub(crate) fn is_wanted(&self) -> bool {
         self.waiting.load(Ordering::Relaxed) > 0
     }
 
-    /// The refusal of something of `bytes` bytes.
+    /// The refusal of an object of `bytes` bytes.
     pub(crate) fn refusal(&self, bytes: u64) -> Refusal {
         let (name, limit) = (self.name, self.limit_bytes);
         let why = match bytes > limit {
@@ -153,7 +154,7 @@ impl Share {
         Refusal::said(format!("OOM {bytes} bytes do not fit: {name} may take {limit} bytes, {why}"))
     }
 
-    /// Makes `held` hold at least `bytes`, if that takes no waiting; whether it does.
+    /// Makes `held` hold at least `bytes` without waiting. Returns whether it does.
     pub(crate) fn try_hold(&self, held: &mut Held, bytes: u64) -> bool {
         let Some(free) = &self.free else { return true };
         let more = kib(bytes).saturating_sub(held.kib());
@@ -169,7 +170,7 @@ impl Share {
         }
     }
 
-    /// Makes `held` hold at least `bytes`, or says why not.
+    /// Makes `held` hold at least `bytes`, or returns the reason for which it cannot.
     pub(crate) async fn hold(&self, held: &mut Held, bytes: u64) -> Result<(), Refusal> {
         if bytes > self.limit_bytes {
             return Err(self.refusal(bytes));
@@ -190,8 +191,8 @@ impl Share {
         }
     }
 
-    /// Waits while `budget` is exceeded, at most as long as something may wait for memory. Nothing
-    /// is refused afterwards: the store slows writes down by itself.
+    /// Waits while `budget` is exceeded, but not longer than an object may wait for memory. After
+    /// that nothing is refused, because the store itself slows writes down.
     pub(crate) fn wait_for_budget(&self, budget: &ByteBudget) {
         if budget.pressure() < Pressure::Over {
             return;
@@ -206,7 +207,7 @@ impl Share {
         });
     }
 
-    /// Holds `bytes`, from a thread of the runtime that may block.
+    /// Holds `bytes`. The caller is a thread of the runtime that may block.
     pub(crate) fn hold_blocking(&self, bytes: u64) -> Result<Held, Refusal> {
         let mut held = Held::default();
         if bytes > self.limit_bytes || !self.try_hold(&mut held, bytes) {

@@ -1,6 +1,7 @@
-//! Integers as strings hold them, in their one canonical spelling.
+//! Integers in strings, in their canonical spelling.
 
-/// `bytes` as an `i64` written the one canonical way: no plus, no leading zeros or blanks.
+/// The number that `bytes` spell in the canonical way: without a plus sign, leading zeros or
+/// blanks.
 pub(crate) fn parse_i64(bytes: &[u8]) -> Option<i64> {
     let (negative, digits) = match bytes.strip_prefix(b"-") {
         Some(rest) => (true, rest),
@@ -21,7 +22,7 @@ pub(crate) fn parse_i64(bytes: &[u8]) -> Option<i64> {
     if negative { 0i64.checked_sub_unsigned(value) } else { i64::try_from(value).ok() }
 }
 
-/// The decimal digits of `value`, in the tail of `buffer`.
+/// The decimal digits of `value`, at the end of `buffer`.
 #[inline]
 pub(crate) fn format_i64(value: i64, buffer: &mut [u8; 20]) -> &[u8] {
     let mut left = value.unsigned_abs();

@@ -1,4 +1,4 @@
-//! Settings of a server and what it must be given.
+//! Settings of a server.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -14,62 +14,62 @@ use crate::access::Password;
 use crate::request::Limits;
 use crate::tls::TlsOptions;
 
-/// Longest keepalive that Linux takes, in seconds.
+/// Longest keepalive that Linux accepts, in seconds.
 const KEEPALIVE_S_MAX: u64 = 32_767;
 
-/// The smallest limit of the output of one client in bytes: output of this size is sent before more
-/// is made.
+/// Smallest limit of the output of one client, in bytes. Output of this size is sent before the
+/// server makes more.
 pub(crate) const OUTPUT_BYTES_LEAST: usize = 1 << 20;
 
 /// Settings of a [`crate::Server`]. `Default` suits a small server.
 #[derive(Clone)]
 pub struct ServerOptions {
-    /// Threads that serve connections. Default 0: as many as there are cores.
+    /// Number of threads that serve connections. Default 0: the number of cores.
     pub worker_threads: usize,
-    /// Most connections at first (CONFIG SET maxclients changes it); one more gets an error and is
-    /// closed. The server lowers it to what the limit of open files leaves for clients
-    /// ([`archipelago_env::descriptors::clients_max`]). Default 10,000.
+    /// Highest number of connections at the start. CONFIG SET maxclients changes it. A further
+    /// client gets an error, and its connection is closed. The server lowers the number to what the
+    /// limit of open files allows ([`archipelago_env::descriptors::clients_max`]). Default 10,000.
     pub clients_max: usize,
-    /// A connection that says nothing for so long is closed. Default `None`: never.
+    /// Time without progress after which a connection is closed. Default `None`: never.
     pub idle_timeout: Option<Duration>,
-    /// How long a connection may be silent until TCP asks whether the client is still there, so
-    /// that a connection whose client is gone ends. Default 300 s, as in Redis; `None`: never.
+    /// Time of silence after which TCP probes whether the client still exists, so that connections
+    /// of vanished clients end. Default 300 s, as in Redis. `None`: never.
     pub tcp_keepalive: Option<Duration>,
-    /// What clients must give before anything else is done for them. Default `None`: nothing.
+    /// Password that clients must give before they may run commands. Default `None`: no password.
     pub password: Option<Password>,
-    /// Whether other machines are served without a password and without certificates of clients. By
-    /// default an address outside of loopback is refused then.
+    /// Whether other machines are served without a password and without client certificates. By
+    /// default such an address is refused.
     pub allow_unauthenticated: bool,
-    /// Speak TLS. Default `None`: connections are plain.
+    /// Settings of TLS. Default `None`: connections are plain.
     pub tls: Option<TlsOptions>,
-    /// How long a shutdown waits for commands in flight and for slow readers; clients that take
-    /// nothing are not waited for. Default 10 s.
+    /// Time that a shutdown waits for running commands and for slow readers. It does not wait for
+    /// clients that take nothing. Default 10 s.
     pub shutdown_grace: Duration,
-    /// Bounds on a request.
+    /// Limits of a request.
     pub limits: Limits,
-    /// Largest reply of a command that collects many records (KEYS, RANGE, MGET), in bytes; a
-    /// larger one is refused with advice. Default 1 GiB.
+    /// Largest reply in bytes of a command that collects many records (KEYS, RANGE, MGET). A larger
+    /// reply is refused with advice. Default 1 GiB.
     pub reply_bytes_max: usize,
-    /// How long a large request, value or reply may wait for memory before it is refused. A client
-    /// that holds such memory and makes no progress for as long, while others wait, is closed.
+    /// Time that a large request, value or reply may wait for memory before it is refused. A client
+    /// that holds such memory is closed if it makes no progress for as long while others wait.
     /// Default 10 s.
     pub memory_wait: Duration,
-    /// Most output that one client may leave unread, in bytes; a client with more is closed and
-    /// counted. Output is sent as it is made, so that is the largest reply plus 1 MiB. Default 0:
-    /// no limit but that of the share for replies.
+    /// Bytes of unread output of a client above which the server closes its connection and counts
+    /// it. Output is sent while it is made, so a client needs room for the largest reply plus 1
+    /// MiB. Default 0: only the share for replies limits it.
     pub output_bytes_max: usize,
-    /// Most keys that the server remembers for clients that track what they have cached (CLIENT
-    /// TRACKING); beyond that clients are told that a key is invalid although it has not changed. 0
-    /// for no limit but a sixteenth of the budget. Default 1,000,000, as in Redis.
+    /// Highest number of keys that the server remembers for clients with CLIENT TRACKING. Beyond it
+    /// the server sends an invalidation of a key that has not changed, and forgets the key. 0: only
+    /// a sixteenth of the budget limits it. Default 1,000,000, as in Redis.
     pub tracking_keys_max: usize,
-    /// Where the memory of requests and replies is charged, as class Request. Default: a budget
-    /// without a limit. Requests that are received, values that commands build and unread replies
-    /// may take a quarter of it each: larger ones wait for each other, or are refused.
+    /// Budget to which the memory of requests and replies is charged, as class Request. Received
+    /// requests, values that commands build, and unread replies may each take a quarter of it.
+    /// Larger objects wait, or are refused. Default: a budget without a limit.
     pub budget: Arc<ByteBudget>,
-    /// Where clients may make checkpoints (CHECKPOINT), each in a directory below this one. Default
-    /// `None`: nowhere.
+    /// Directory for checkpoints of clients (CHECKPOINT), each in a directory of its own. Default
+    /// `None`: CHECKPOINT is refused.
     pub checkpoints: Option<PathBuf>,
-    /// The clock for expiry times; the store's own should be the same. Default: the system's.
+    /// Clock for expiry times. The store should use the same clock. Default: the system's clock.
     pub clock: Arc<dyn Clock>,
 }
 
@@ -118,7 +118,7 @@ impl Default for ServerOptions {
 }
 
 impl ServerOptions {
-    /// Checks every field; the error names the field, its value and what is allowed.
+    /// Checks every field. The error names the field, its value and the allowed values.
     pub fn validate(&self) -> Result<()> {
         let between = |name: &str, value: usize, least: usize, most: usize| {
             if (least..=most).contains(&value) {
@@ -150,11 +150,11 @@ impl ServerOptions {
         Ok(())
     }
 
-    /// Refuses an address that other machines reach, unless clients are authenticated: by a
-    /// password, or by certificates.
+    /// Refuses an address that other machines reach, unless clients need a password or
+    /// certificates.
     ///
     /// # Errors
-    /// `InvalidArgument`, with what to do.
+    /// `InvalidArgument`, with advice.
     pub fn check_address(&self, address: SocketAddr) -> Result<()> {
         let asks_for_certificates = self.tls.as_ref().is_some_and(|tls| tls.client_ca.is_some());
         if address.ip().to_canonical().is_loopback()

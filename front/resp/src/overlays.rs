@@ -1,15 +1,15 @@
-//! What a transaction changes in each of the databases while EXEC runs its commands.
+//! Changes of a transaction to all databases, while EXEC runs its commands.
 //!
-//! Owned by the session that runs the commands. An [`Overlay`] over a database is made when a
-//! command first uses it. At the end the changes of all of them, and the order of the databases if
-//! SWAPDB was among the commands, are one atomic write.
+//! The session that runs the commands owns them. The first command that uses a database creates an
+//! [`Overlay`] over it. At the end one atomic write applies the changes of all overlays, and the
+//! order of the databases if SWAPDB was among the commands.
 //!
 //! Invariants:
-//! 1. Overlay `number` lies over the server's database `number`. The order says which overlay a
-//!    database shows; SWAPDB changes the order here, and that of the store when all is written.
+//! 1. Overlay `number` lies over database `number` of the server. The order says which overlay a
+//!    database shows. SWAPDB changes this order, and the final write changes that of the store.
 //! 2. EXEC holds every stripe if the order changes ([`crate::locks`]).
 //!
-//! Cost: an overlay for each database that is used, besides what they write.
+//! Cost: one overlay for each used database, and their changes.
 
 use std::sync::{Arc, OnceLock};
 
@@ -23,7 +23,7 @@ use crate::options::ServerOptions;
 use crate::overlay::Overlay;
 use crate::store::{JointWrite, Store};
 
-/// The overlays of one transaction, and the order that it gives the databases.
+/// Overlays of one transaction, and the order that it gives the databases.
 pub(crate) struct Overlays {
     databases: Arc<[Arc<dyn Store>]>,
     clock: Arc<dyn Clock>,
@@ -34,7 +34,7 @@ pub(crate) struct Overlays {
 }
 
 impl Overlays {
-    /// No changes over `databases`.
+    /// Overlays without changes over `databases`.
     pub(crate) fn new(databases: Arc<[Arc<dyn Store>]>, options: &ServerOptions) -> Self {
         Self {
             databases,
@@ -46,7 +46,7 @@ impl Overlays {
         }
     }
 
-    /// What database `index` is inside the transaction.
+    /// Database `index` as the transaction sees it.
     pub(crate) fn database(&self, index: usize) -> &Overlay {
         let number = self.order.lock().at(index);
         self.by_number[number].get_or_init(|| {
@@ -56,19 +56,19 @@ impl Overlays {
         })
     }
 
-    /// Lets two databases change places.
+    /// Swaps two databases.
     pub(crate) fn swap(&self, a: usize, b: usize) {
         let mut order = self.order.lock();
         *order = order.swapped(a, b);
     }
 
-    /// Whether the transaction has written more than it may.
+    /// Whether the transaction has written more than is allowed.
     pub(crate) fn is_too_large(&self) -> bool {
         let bytes: u64 = self.by_number.iter().filter_map(OnceLock::get).map(Overlay::bytes).sum();
         bytes > self.bytes_max
     }
 
-    /// Has `write` apply everything to the databases, all or nothing.
+    /// Calls `write` with all changes of the databases, which it applies atomically.
     pub(crate) fn commit(&self, write: impl FnOnce(&JointWrite<'_>) -> Result<()>) -> Result<()> {
         let used = self.by_number.iter().enumerate();
         let used = used.filter_map(|(number, overlay)| Some((number, overlay.get()?.changes())));

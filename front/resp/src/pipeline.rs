@@ -1,20 +1,20 @@
-//! From a connection's input to its output: parses all complete commands, runs them in order,
-//! collects the replies for one write to the socket.
+//! Pipeline of one connection: it parses all complete commands of the input, runs them in order,
+//! and collects their replies for one write to the socket.
 //!
-//! Owned by the connection's task. Invariants:
+//! The task of the connection owns it. Invariants:
 //!
 //! 1. `input[consumed..]` starts at the first byte of a command that has not run.
 //! 2. Replies are in the order of the commands. Consecutive plain SETs become one write of the
-//!    store; they are written and answered before any other command runs, so the connection sees
-//!    its own writes, and others see at most that they came together. Consecutive plain GETs become
-//!    one read of a store that gains by it; other stores are asked for each, and the group is
-//!    counted as one. A few at the end of the input may be done together with other connections'
-//!    ([`crate::connection_batch`]).
-//! 3. Output does not grow past [`REPLY_FLUSH_BYTES`] plus one reply before it is sent, so a client
-//!    that does not read holds up itself only.
-//! 4. Output of more than [`FREE_BYTES`] holds as much of the share for replies. A command that
-//!    only reads and whose reply does not fit is done again when it does; its first reply is
-//!    dropped.
+//!    store. They are written and answered before any other command runs, so the connection sees
+//!    its own writes. Other connections see at most that the writes appeared together. Consecutive
+//!    plain GETs become one read of a store that gains by it. Other stores get a read for each of
+//!    them, and the group is counted as one. A few plain commands at the end of the input may join
+//!    those of other connections ([`crate::connection_batch`]).
+//! 3. Output does not grow beyond [`REPLY_FLUSH_BYTES`] plus one reply before it is sent. So a
+//!    client that does not read delays only itself.
+//! 4. Output of more than [`FREE_BYTES`] holds its bytes of the share for replies. If a command
+//!    only reads and its reply does not fit, the reply is dropped, and the command runs again when
+//!    there is memory.
 
 use archipelago_base::budget::{Charge, MemoryClass, Pressure};
 
@@ -29,63 +29,66 @@ use crate::server_state::Stat;
 use crate::session::Session;
 use crate::store::{KEY_BYTES_MAX, Op};
 
-/// Output of this size is sent before more commands run.
+/// Bytes of output after which it is sent before more commands run.
 const REPLY_FLUSH_BYTES: usize = 1 << 20;
 
-/// Input buffer of a connection that says little.
+/// Size in bytes of the input buffer of a connection that sends little.
 const INPUT_BYTES_MIN: usize = 4 << 10;
 
-/// Input buffers grow to this by themselves, and further only for a single command.
+/// Size in bytes up to which input buffers grow by themselves. They grow further only for a single
+/// command.
 const INPUT_BYTES_USUAL: usize = 64 << 10;
 
-/// Bounds on a batch: how many commands, and the bytes of SETs.
+/// Limits of a batch: the number of commands, and the bytes of SETs.
 const BATCH_MAX: usize = 512;
 const BATCH_BYTES_MAX: usize = 1 << 20;
-/// Values that are larger gain nothing from a batch, and some store may refuse them.
+/// Longest value in bytes of a plain SET. Longer values gain nothing from a batch, and a store may
+/// refuse them.
 const PLAIN_BYTES_MAX: usize = 64 << 10;
-/// Of GETs, whose values are all in memory until they are answered.
+/// Highest number of GETs in a batch. All their values are in memory until they are answered.
 const BATCH_GETS_MAX: usize = 32;
-/// More commands, or more bytes of them, are a batch by themselves.
+/// Highest number of commands, and of their bytes, that join a batch of several connections. More
+/// are a batch of their own.
 const GATHERED_MAX: usize = 8;
 const GATHERED_BYTES_MAX: usize = 2 << 10;
 
-/// Whether [`Pipeline::run`] did all that it could.
+/// Result of [`Pipeline::run`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ran {
-    /// Every complete command was done.
+    /// Every complete command was executed.
     All,
-    /// The output has grown large: send it and run again.
+    /// The output has grown large. The caller sends it and runs the pipeline again.
     Early,
-    /// A reply that makes the output as large as this does not fit into the share for replies: send
-    /// the output, wait for the share, run again.
+    /// With one more reply the output would be as large as this, which does not fit into the share
+    /// for replies. The caller sends the output, waits for the share and runs the pipeline again.
     WaitsFor(u64),
 }
 
-/// A command that is done again when its reply fits: its place in the input.
+/// Position in the input of a command that runs again when its reply fits.
 #[derive(Clone, Copy)]
 struct Blocked {
     start: usize,
     len: usize,
 }
 
-/// A plain SET or GET that waits for its batch: spans of key and, of a SET, value, absolute in the
-/// input.
+/// A plain SET or GET that waits for its batch: the spans of the key, and of the value of a SET, in
+/// the input.
 struct Pending {
     key: (usize, usize),
     value: Option<(usize, usize)>,
 }
 
-/// Plain GETs that were answered one after another, and are not yet counted.
+/// Plain GETs that were answered one after another and are not counted yet.
 #[derive(Clone, Copy, Default)]
 struct AnsweredGets {
     count: u64,
-    /// When the first one began.
+    /// Time at which the first of them began.
     started_ns: u64,
-    /// Its key, absolute in the input.
+    /// Span of the key of the first of them in the input.
     first: (usize, usize),
 }
 
-/// See the module.
+/// Input, output and state of the pipeline of one connection.
 pub(crate) struct Pipeline {
     pub(crate) input: Vec<u8>,
     pub(crate) reply: Reply,
@@ -95,14 +98,14 @@ pub(crate) struct Pipeline {
     pending: Vec<Pending>,
     pending_bytes: usize,
     answered_gets: AnsweredGets,
-    /// The pending ones in a batch of several connections.
+    /// The pending commands in a batch of several connections.
     gathered: Option<BatchMember>,
-    /// Bytes that the unfinished command still needs.
+    /// Bytes that the incomplete command still needs.
     wanted: usize,
     charge: Charge,
-    /// What the unfinished command holds of the share for requests.
+    /// Memory that the incomplete command holds of the share for requests.
     pub(crate) incoming: Held,
-    /// What the output holds of the share for replies.
+    /// Memory that the output holds of the share for replies.
     pub(crate) outgoing: Held,
     blocked: Option<Blocked>,
 }
@@ -129,9 +132,9 @@ impl Pipeline {
         }
     }
 
-    /// Runs every complete command in the input, unless the output grows large. `gathers`: others
-    /// may be about to run some, so a few plain commands wait for them: let them run, and
-    /// [`Pipeline::finish`].
+    /// Runs every complete command of the input, unless the output grows large. With `gathers`,
+    /// other connections may be about to run commands, so a few plain commands wait for them. Then
+    /// the caller lets the other connections run, and calls [`Pipeline::finish`].
     pub(crate) fn run(&mut self, session: &Session, gathers: bool) -> Ran {
         session.begin_piece();
         let mut ran = match self.blocked.take() {
@@ -175,14 +178,14 @@ impl Pipeline {
         ran
     }
 
-    /// Whether something is to be answered: now, or by [`Pipeline::finish`].
+    /// Whether a reply exists, or will after [`Pipeline::finish`].
     pub(crate) fn has_output(&self) -> bool {
         !self.reply.bytes().is_empty() || self.gathered.is_some()
     }
 
     fn gather(&mut self, session: &Session) {
         let few = (1..=GATHERED_MAX).contains(&self.pending.len());
-        // A batch of several connections is of database 0.
+        // A batch of several connections is for database 0.
         if few && session.database() == 0 && self.pending_bytes <= GATHERED_BYTES_MAX {
             let at = |span: (usize, usize)| &self.input[span.0..span.1];
             let command = |one: &Pending| (at(one.key), one.value.map(at));
@@ -190,8 +193,8 @@ impl Pipeline {
         }
     }
 
-    /// Appends the invalidations that the client is to be told. Every command that has run is
-    /// answered by then, so each stands after all replies that it concerns.
+    /// Appends the client's invalidations. Every command that has run is answered by then, so each
+    /// invalidation follows all replies that it concerns.
     pub(crate) fn push_invalidations(&mut self, session: &Session) {
         if !session.has_invalidations() {
             return;
@@ -205,7 +208,7 @@ impl Pipeline {
         }
     }
 
-    /// Answers what was gathered, if anything was.
+    /// Answers the commands that joined a batch of several connections.
     pub(crate) fn finish(&mut self, session: &Session) {
         let Some(gathered) = self.gathered.take() else { return };
         session.begin_piece();
@@ -215,7 +218,7 @@ impl Pipeline {
             match answer {
                 Answer::Left => left.push(nth),
                 Answer::Set => {}
-                // What has to wait is answered first.
+                // A command that has to wait is answered before the commands after it.
                 Answer::Value(value) if left.is_empty() => session.got(value, &mut self.reply),
                 Answer::Value(_) => left.push(nth),
             }
@@ -243,7 +246,7 @@ impl Pipeline {
         self.charge_memory();
     }
 
-    /// The command at `start` is complete.
+    /// Executes the complete command at `start`, or adds it to the pending ones.
     fn one(&mut self, session: &Session, start: usize, len: usize) -> Ran {
         let spans = self.parser.spans();
         if spans.is_empty() {
@@ -305,7 +308,7 @@ impl Pipeline {
         }
     }
 
-    /// Runs the command at `start`, whose spans the parser has.
+    /// Runs the command at `start`. The parser has its spans.
     fn execute(&mut self, session: &Session, start: usize, len: usize) -> Ran {
         let mark = self.reply.len();
         let args = Args::new(&self.input[start..start + len], self.parser.spans());
@@ -314,8 +317,8 @@ impl Pipeline {
         self.bound_reply(session, mark, start, len)
     }
 
-    /// Holds memory for the output, whose last reply, that of the command at `start`, begins at
-    /// `mark`.
+    /// Holds memory for the output. Its last reply begins at `mark` and answers the command at
+    /// `start`.
     fn bound_reply(&mut self, session: &Session, mark: usize, start: usize, len: usize) -> Ran {
         if self.reply.len() as u64 <= FREE_BYTES {
             return Ran::All;
@@ -327,7 +330,7 @@ impl Pipeline {
             self.reply.truncate(0);
             session.cut_off(bytes);
         } else if !share.try_hold(&mut self.outgoing, bytes) && session.only_reads(args) {
-            // What is waited for is the reply alone: the output before it is sent first.
+            // The command waits for its reply alone, because the output before it is sent first.
             let alone = bytes - mark as u64;
             self.reply.take_back(mark);
             if alone > share.limit_bytes() {
@@ -341,14 +344,14 @@ impl Pipeline {
         Ran::All
     }
 
-    /// Answers the command that waits for memory with `refusal` instead.
+    /// Answers the command that waits for memory with `refusal`.
     pub(crate) fn give_up(&mut self, refusal: &Refusal) {
         if self.blocked.take().is_some() {
             self.reply.error(&refusal.line());
         }
     }
 
-    /// Bytes that the unfinished command needs of the share for requests; 0 if it is small.
+    /// Bytes that the incomplete command needs of the share for requests; 0 if it is small.
     pub(crate) fn incoming_bytes(&self) -> u64 {
         let bytes = (self.input.len() + self.wanted) as u64;
         if bytes > FREE_BYTES && self.consumed == 0 && !self.input.is_empty() { bytes } else { 0 }
@@ -372,19 +375,19 @@ impl Pipeline {
         self.pending_bytes = 0;
     }
 
-    /// Whether a command was done since [`Pipeline::tidy`].
+    /// Whether a command was executed since [`Pipeline::tidy`].
     pub(crate) fn has_consumed(&self) -> bool {
         self.consumed > 0
     }
 
-    /// Gives back what the output took, which was sent.
+    /// Releases the memory of the output, which was sent.
     pub(crate) fn sent(&mut self) {
         self.reply.sent(INPUT_BYTES_USUAL);
         self.outgoing.shrink(0);
     }
 
-    /// Moves an unfinished command to the front, and gives back what a large one left. Call when
-    /// the output was sent.
+    /// Moves an incomplete command to the front of the input, and frees the memory of a large one.
+    /// The caller has sent the output.
     pub(crate) fn tidy(&mut self) {
         self.sent();
         self.parser.shrink();
@@ -398,8 +401,8 @@ impl Pipeline {
         self.consumed = 0;
     }
 
-    /// Makes room for the next read; grows for a command that needs it. Call after
-    /// [`Pipeline::tidy`], when the command's memory is held.
+    /// Makes room for the next read, and more room for a command that needs it. The caller has
+    /// called [`Pipeline::tidy`], and holds the command's memory.
     pub(crate) fn make_room(&mut self) {
         let (len, capacity) = (self.input.len(), self.input.capacity());
         if capacity < INPUT_BYTES_MIN {
@@ -408,8 +411,9 @@ impl Pipeline {
             // The memory is held already, so the buffer need not be moved while it grows.
             self.input.reserve_exact(self.wanted);
         } else if len == capacity {
-            // Grow by half, so that a large value is moved a few times only, but not past what
-            // the command is known to need: what was announced and not sent costs nothing.
+            // Growth by half moves a large value only a few times. The buffer does not grow beyond
+            // the known need of the command, so bytes that were announced and not sent cost
+            // nothing.
             let growth = (len / 2).max(INPUT_BYTES_USUAL).min(self.wanted.max(INPUT_BYTES_MIN));
             self.input.reserve_exact(growth);
         }
@@ -423,7 +427,7 @@ impl Pipeline {
         }
     }
 
-    /// After a read that filled the buffer: there is likely more, so read more at once next time.
+    /// Enlarges the buffer after a read that has filled it, because more input is likely.
     pub(crate) fn widen(&mut self) {
         let capacity = self.input.capacity();
         if self.input.len() == capacity && capacity < INPUT_BYTES_USUAL {
@@ -431,7 +435,8 @@ impl Pipeline {
         }
     }
 
-    /// Whether the next read should wait a little: memory is short and this command is large.
+    /// Whether the next read should wait a moment, because memory is short and this command is
+    /// large.
     pub(crate) fn should_wait(&self, session: &Session) -> bool {
         self.input.len() > INPUT_BYTES_USUAL
             && session.shared.options.budget.pressure() == Pressure::Over
@@ -444,8 +449,8 @@ fn put<'a>(input: &'a [u8], set: &Pending) -> Op<'a> {
     Op::Put { key, value, expires_at_ms: None }
 }
 
-/// `SET key value` without options, or `GET key`, with a key and a value that the store will not
-/// refuse.
+/// The command as a plain one, if it is `SET key value` without options or `GET key`, with sizes
+/// that the store accepts.
 fn plain(command: &[u8], spans: &[Span], start: usize) -> Option<Pending> {
     let ([name, key] | [name, key, _]) = spans else { return None };
     let wanted: &[u8] = if spans.len() == 2 { b"get" } else { b"set" };

@@ -1,35 +1,35 @@
-//! Prefixes of keys that SCAN cursors refer to by number.
+//! Table of the key prefixes that SCAN cursors refer to by number.
 //!
-//! A cursor has no room for a long key, so it names a kept prefix instead. The table belongs to the
-//! store. Invariants:
+//! A cursor has no room for a long key, so it names a kept prefix. The table belongs to the store.
+//! Invariants:
 //!
-//! 1. A prefix that was kept is kept for ever, under the same number. Numbers start at 1.
-//! 2. The table lives as long as the store's data: over a restart, and over a loss of power where
-//!    the data can survive one. Otherwise a cursor of an earlier run could name another prefix, and
-//!    a SCAN would leave keys out.
-//! 3. [`PrefixTable::keep`] is only called as often as the keys that were written allow
-//!    (`cursors.rs`, invariant 3).
+//! 1. A prefix is kept for ever under the same number. Numbers start at 1.
+//! 2. The table lives as long as the data of the store: over a restart, and over power loss if the
+//!    data survives one. Otherwise a cursor of an earlier run could name another prefix, and a SCAN
+//!    would leave out keys.
+//! 3. [`PrefixTable::keep`] is called only as often as the number of written keys allows
+//!    (`cursors/mod.rs`, invariant 3).
 //!
-//! Thread-safe.
+//! Thread-safety: any thread may call any method.
 
 use std::collections::HashMap;
 
 use archipelago_base::{Error, Result};
 use parking_lot::RwLock;
 
-/// Numbers below this exist; a cursor has 20 bits for one.
+/// Numbers are below this limit, because a cursor has 20 bits for one.
 pub const PREFIXES_MAX: u32 = 1 << 20;
 
-/// The kept prefixes of a store; see the module for what it promises.
+/// The kept prefixes of a store.
 pub trait PrefixTable: Send + Sync {
-    /// The number of `prefix`; `None` if it is not kept.
+    /// The number of `prefix`. `None`: it is not kept.
     fn number(&self, prefix: &[u8]) -> Result<Option<u32>>;
 
-    /// The prefix with this number; `None` if none has it.
+    /// The prefix with this number. `None`: no prefix has it.
     fn prefix(&self, number: u32) -> Result<Option<Vec<u8>>>;
 
-    /// Keeps `prefix`, durably on return, and gives its number. Errors: [`prefixes_full`], and
-    /// those of a write.
+    /// Keeps `prefix` and returns its number. The prefix is durable on return. Errors:
+    /// [`prefixes_full`], and those of a write.
     fn keep(&self, prefix: &[u8]) -> Result<u32>;
 
     /// The number of kept prefixes.
@@ -41,7 +41,7 @@ pub trait PrefixTable: Send + Sync {
     }
 }
 
-/// The error of a table that has no number left.
+/// The error of a table without free numbers.
 #[must_use]
 pub fn prefixes_full() -> Error {
     Error::unsupported(format!(
@@ -50,7 +50,7 @@ pub fn prefixes_full() -> Error {
     ))
 }
 
-/// The prefixes of a store in memory.
+/// The prefixes of a store whose data lives in memory.
 #[derive(Debug, Default)]
 pub struct MemoryPrefixes {
     rows: RwLock<Rows>,
@@ -59,7 +59,7 @@ pub struct MemoryPrefixes {
 #[derive(Debug, Default)]
 struct Rows {
     numbers: HashMap<Vec<u8>, u32>,
-    /// By number, minus one.
+    /// The prefixes by their number minus one.
     prefixes: Vec<Vec<u8>>,
 }
 

@@ -1,20 +1,20 @@
-//! Why a command was not done, and how a client is told.
+//! Refusals of commands, and the error lines that clients get.
 
 use std::borrow::Cow;
 
 use archipelago_base::{Error, ErrorKind};
 use archipelago_flexkv::WriteEffect;
 
-/// What a handler returns; the reply is written by then.
+/// Result of a command's function. After `Ok` the reply is complete.
 pub(crate) type Handled = Result<(), Refusal>;
 
-/// A command that was not done. Its effect on the store is none, unless the store's error says
-/// otherwise.
+/// Reason for which a command was not executed. It had no effect on the store, unless the store's
+/// error says otherwise.
 #[derive(Debug)]
 pub(crate) enum Refusal {
-    /// The error line without its leading minus, code word first.
+    /// The error line without the leading minus. It begins with a code word.
     Said(Cow<'static, str>),
-    /// The store failed.
+    /// The error of the store.
     Store(Error),
 }
 
@@ -34,22 +34,22 @@ impl Refusal {
     pub(crate) const WRONG_PASSWORD: Self =
         Self::fixed("WRONGPASS invalid username-password pair or user is disabled.");
 
-    /// A line known at compile time.
+    /// A refusal with a constant line.
     pub(crate) const fn fixed(line: &'static str) -> Self {
         Self::Said(Cow::Borrowed(line))
     }
 
-    /// A line made now.
+    /// A refusal with a line that is made now.
     pub(crate) fn said(line: impl Into<String>) -> Self {
         Self::Said(Cow::Owned(line.into()))
     }
 
-    /// The wrong number of arguments for `command`.
+    /// Refuses a wrong number of arguments of `command`.
     pub(crate) fn arity(command: &str) -> Self {
         Self::said(format!("ERR wrong number of arguments for '{command}' command"))
     }
 
-    /// An expiry that is not in the future or does not fit.
+    /// Refuses an expiry that is not in the future, or that does not fit.
     pub(crate) fn expire_time(command: &str) -> Self {
         Self::said(format!("ERR invalid expire time in '{command}' command"))
     }
@@ -62,7 +62,8 @@ impl Refusal {
         match self {
             Self::Said(line) => Cow::Borrowed(line),
             Self::Store(error) => Cow::Owned(match error.kind() {
-                // Some clients repeat what is answered with TRYAGAIN, which must not happen twice.
+                // Some clients repeat a command after TRYAGAIN. A write that may have happened must
+                // not be repeated.
                 ErrorKind::Busy if error.cause() == Some(&WriteEffect::Unknown) => {
                     format!("ERR {error}")
                 }

@@ -1,23 +1,25 @@
-//! Replies in RESP2 and RESP3, written straight into the connection's output.
+//! Replies in RESP2 and RESP3, which are written directly into the output of the connection.
 //!
-//! Owned by one connection. Handlers say what they mean (a map, a null, a double); this module
-//! knows how each protocol version spells it. An aggregate's header promises how many elements
-//! follow: the handler must write exactly so many.
+//! One connection owns its output. Functions of commands say what they mean (a map, a null, a set),
+//! and this module writes it in the protocol of the connection.
+//!
+//! Invariant: the header of an aggregate promises a number of elements. The function must write
+//! exactly that number.
 
 use crate::numbers::format_i64;
 
-/// Version of the protocol that a connection speaks.
+/// Version of the protocol of a connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Version {
-    /// What every connection starts with.
+    /// The version at the start of every connection.
     #[default]
     Resp2,
-    /// After `HELLO 3`.
+    /// The version after `HELLO 3`.
     Resp3,
 }
 
 impl Version {
-    /// As HELLO spells it.
+    /// The version as a number, for HELLO.
     pub(crate) fn number(self) -> i64 {
         match self {
             Self::Resp2 => 2,
@@ -34,7 +36,7 @@ pub(crate) struct Reply {
 }
 
 impl Reply {
-    /// An empty output that speaks the same version: for elements whose number is not known yet.
+    /// An empty output of the same version, for elements whose number is not known yet.
     pub(crate) fn scratch(&self) -> Self {
         Self { out: Vec::new(), version: self.version }
     }
@@ -59,24 +61,24 @@ impl Reply {
         &self.out
     }
 
-    /// Takes back everything after the first `len` bytes.
+    /// Removes everything after the first `len` bytes.
     pub(crate) fn truncate(&mut self, len: usize) {
         self.out.truncate(len);
     }
 
-    /// Takes back everything after the first `len` bytes, and gives their memory back.
+    /// Removes everything after the first `len` bytes, and frees their memory.
     pub(crate) fn take_back(&mut self, len: usize) {
         self.out.truncate(len);
         self.out.shrink_to_fit();
     }
 
-    /// Forgets what was sent; keeps at most `keep` bytes of memory.
+    /// Removes the bytes, which were sent, and keeps at most `keep` bytes of memory.
     pub(crate) fn sent(&mut self, keep: usize) {
         self.out.clear();
         self.out.shrink_to(keep);
     }
 
-    /// Appends what a scratch output holds.
+    /// Appends the bytes of a scratch output.
     pub(crate) fn append(&mut self, other: &Self) {
         self.out.extend_from_slice(&other.out);
     }
@@ -89,20 +91,20 @@ impl Reply {
         self.out.extend_from_slice(b"\r\n");
     }
 
-    /// `+OK`.
+    /// Writes the status `+OK`.
     #[inline]
     pub(crate) fn ok(&mut self) {
         self.out.extend_from_slice(b"+OK\r\n");
     }
 
-    /// A status; `text` has no line break.
+    /// Writes a status. `text` has no line break.
     pub(crate) fn simple(&mut self, text: &str) {
         self.out.push(b'+');
         self.out.extend_from_slice(text.as_bytes());
         self.out.extend_from_slice(b"\r\n");
     }
 
-    /// An error line, its code word first. Line breaks become blanks.
+    /// Writes an error line, which begins with its code word. Line breaks become blanks.
     pub(crate) fn error(&mut self, line: &str) {
         self.out.push(b'-');
         self.out.extend(line.bytes().map(|b| if b == b'\r' || b == b'\n' { b' ' } else { b }));
@@ -117,12 +119,12 @@ impl Reply {
         self.out.extend_from_slice(b"\r\n");
     }
 
-    /// A count of things, as an integer.
+    /// Writes a count as an integer.
     pub(crate) fn count(&mut self, value: usize) {
         self.integer(value as i64);
     }
 
-    /// A yes or no that clients expect as 1 or 0 in both versions.
+    /// Writes a truth value as 1 or 0, which clients expect in both versions.
     pub(crate) fn flag(&mut self, value: bool) {
         self.integer(i64::from(value));
     }
@@ -135,7 +137,7 @@ impl Reply {
         self.out.extend_from_slice(b"\r\n");
     }
 
-    /// A long text for people.
+    /// Writes a long text for people.
     pub(crate) fn verbatim(&mut self, text: &str) {
         match self.version {
             Version::Resp2 => self.bulk(text.as_bytes()),
@@ -148,7 +150,7 @@ impl Reply {
         }
     }
 
-    /// Nothing there.
+    /// Writes a null.
     #[inline]
     pub(crate) fn null(&mut self) {
         self.out.extend_from_slice(match self.version {
@@ -157,7 +159,7 @@ impl Reply {
         });
     }
 
-    /// Nothing where an array is expected.
+    /// Writes a null in the place of an array.
     pub(crate) fn null_array(&mut self) {
         self.out.extend_from_slice(match self.version {
             Version::Resp2 => b"*-1\r\n",
@@ -165,7 +167,7 @@ impl Reply {
         });
     }
 
-    /// A bulk string, or null.
+    /// Writes a bulk string, or a null.
     pub(crate) fn bulk_or_null(&mut self, bytes: Option<&[u8]>) {
         match bytes {
             Some(bytes) => self.bulk(bytes),
@@ -173,12 +175,12 @@ impl Reply {
         }
     }
 
-    /// `count` elements follow.
+    /// Writes the header of an array. `count` elements follow.
     pub(crate) fn array(&mut self, count: usize) {
         self.header(b'*', count);
     }
 
-    /// `count` pairs follow, each a key and a value.
+    /// Writes the header of a map. `count` pairs follow, each a key and a value.
     pub(crate) fn map(&mut self, count: usize) {
         match self.version {
             Version::Resp2 => self.header(b'*', 2 * count),
@@ -186,13 +188,14 @@ impl Reply {
         }
     }
 
-    /// A message of `count` elements follows that answers no command. Only for RESP3.
+    /// Writes the header of a message that answers no command. `count` elements follow. Only RESP3
+    /// has such messages.
     pub(crate) fn push(&mut self, count: usize) {
         debug_assert_eq!(self.version, Version::Resp3, "RESP2 has no such messages");
         self.header(b'>', count);
     }
 
-    /// `count` elements without an order follow.
+    /// Writes the header of a set. `count` elements follow.
     pub(crate) fn set(&mut self, count: usize) {
         match self.version {
             Version::Resp2 => self.header(b'*', count),

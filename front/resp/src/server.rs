@@ -1,8 +1,11 @@
-//! The server: its runtime, its listener, its end.
+//! The server: its runtime, its listener and its shutdown.
 //!
-//! Owned by whoever started it. The interface is synchronous; the server has a tokio runtime of
-//! its own, so it must not be started, stopped or dropped inside another one. Dropping it shuts
-//! it down.
+//! The program that starts a server owns it. The interface is synchronous. The server has a tokio
+//! runtime of its own, so it must not be started, stopped or dropped inside another runtime.
+//! Dropping it shuts it down.
+//!
+//! Thread-safety: any thread may use a [`ShutdownHandle`]. Failure: a port that is taken and
+//! settings that are out of range are errors of the start. Later, failures of accepting are logged.
 
 use std::future::Future;
 use std::io;
@@ -33,20 +36,20 @@ use crate::store::Store;
 use crate::tls;
 use crate::tracking::UPKEEP_PERIOD;
 
-/// Connections that the kernel keeps until they are accepted.
+/// Number of connections that the kernel queues until they are accepted.
 const BACKLOG: u32 = 4096;
 
-/// Pause after a failed accept (no file descriptors left, for one).
+/// Pause after a failed accept, for example without free file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
 
-/// Failures to accept are logged once in this many nanoseconds, however many there are.
+/// Interval in nanoseconds at which failures to accept are logged at most once.
 const ACCEPT_LOG_NS: u64 = 10_000_000_000;
 
-/// A running server; see the module.
+/// A running server.
 pub struct Server {
     shared: Arc<ServerState>,
     local_addr: SocketAddr,
-    /// `None` once shut down.
+    /// `None` after the shutdown.
     running: Option<(Runtime, JoinHandle<()>)>,
 }
 
@@ -56,7 +59,7 @@ impl std::fmt::Debug for Server {
     }
 }
 
-/// Asks a server to end, from any thread or signal handler's thread.
+/// Handle with which any thread can ask a server to end.
 #[derive(Clone)]
 pub struct ShutdownHandle(Arc<ServerState>);
 
@@ -77,11 +80,11 @@ fn failed(what: String) -> impl FnOnce(io::Error) -> Error {
     move |source| Error::with_source(ErrorKind::Io, what, source)
 }
 
-/// A port that is taken and does not serve yet.
+/// A port that the server listens on without serving yet.
 ///
-/// Made before a store is opened or created, so that a start that must fail (the port is taken, a
-/// setting is out of range) fails before it has changed anything. Clients that connect meanwhile
-/// wait; if it is dropped they see their connections closed.
+/// It is created before a store is opened or created. So a start that must fail (the port is taken,
+/// a setting is out of range) fails before it has changed anything. Clients that connect meanwhile
+/// wait. Dropping it closes their connections.
 pub struct Listening {
     runtime: Runtime,
     listener: TcpListener,
@@ -97,7 +100,8 @@ impl std::fmt::Debug for Listening {
 }
 
 impl Listening {
-    /// Charges the memory of requests and replies to `budget` instead of that of the options.
+    /// Charges the memory of requests and replies to `budget`, in the place of the budget of the
+    /// options.
     #[must_use]
     pub fn with_budget(mut self, budget: Arc<ByteBudget>) -> Self {
         self.options.budget = budget;
@@ -118,8 +122,8 @@ impl Listening {
 }
 
 impl Server {
-    /// Listens on `listen` (`HOST:PORT`; port 0 for a free one) and serves `store` from threads
-    /// of its own. Returns as soon as clients can connect.
+    /// Listens on `listen` (`HOST:PORT`; port 0 for a free one) and serves `store` from threads of
+    /// its own. Returns as soon as clients can connect.
     ///
     /// # Errors
     /// Those of [`Server::listen`].
@@ -127,13 +131,13 @@ impl Server {
         Ok(Self::listen(listen, options)?.serve(store))
     }
 
-    /// Takes the port `listen` (`HOST:PORT`; port 0 for a free one) and starts the threads, without
-    /// serving anything yet.
+    /// Listens on `listen` (`HOST:PORT`; port 0 for a free one) and starts the threads, without
+    /// serving yet.
     ///
     /// # Errors
     /// `InvalidArgument` for settings out of range, an address that does not resolve, files for TLS
-    /// that cannot be used, and an address outside of loopback where clients are not authenticated;
-    /// `Io` when the port is taken or the operating system refuses.
+    /// that cannot be used, and an address that other machines reach if clients are not
+    /// authenticated. `Io` if the port is taken or the operating system refuses.
     pub fn listen(listen: &str, mut options: ServerOptions) -> Result<Listening> {
         options.validate()?;
         fit_clients(&mut options);
@@ -155,13 +159,13 @@ impl Server {
         Ok(Listening { runtime, listener, local_addr, options, tls })
     }
 
-    /// Where it listens, with the port that was chosen.
+    /// The address on which it listens, with the port that was chosen.
     #[must_use]
     pub fn local_addr(&self) -> SocketAddr {
         self.local_addr
     }
 
-    /// How many clients are connected.
+    /// Number of connected clients.
     #[must_use]
     pub fn clients(&self) -> usize {
         self.shared.clients.len()
@@ -173,21 +177,21 @@ impl Server {
         ShutdownHandle(Arc::clone(&self.shared))
     }
 
-    /// Blocks until a client sends SHUTDOWN or a [`ShutdownHandle`] is used. The server goes on
+    /// Blocks until a client sends SHUTDOWN or a [`ShutdownHandle`] is used. The server continues
     /// until [`Server::shutdown`].
     pub fn wait(&self) {
         self.wait_or(std::future::pending::<()>());
     }
 
-    /// Makes something within the server's runtime: tokio's signal streams, before clients are told
-    /// that it is up.
+    /// Calls `make` in the context of the server's runtime. For example, `make` creates tokio's
+    /// signal streams before clients learn that the server is up.
     pub fn within<T>(&self, make: impl FnOnce() -> T) -> T {
         let _within = self.running.as_ref().map(|(runtime, _)| runtime.enter());
         make()
     }
 
-    /// Like [`Server::wait`], but returns also when `other` is ready: a signal, for one. `other`
-    /// runs in the server's runtime.
+    /// Like [`Server::wait`], but returns also when `other` is ready, for example a signal. `other`
+    /// runs in the runtime of the server.
     pub fn wait_or(&self, other: impl Future<Output = ()>) {
         if let Some((runtime, _)) = &self.running {
             runtime.block_on(async {
@@ -200,9 +204,9 @@ impl Server {
     }
 
     /// Stops accepting, lets every connection finish the commands that it has received and send
-    /// their replies, closes them, ends the threads. A client that takes nothing for half a second
-    /// is cut off, and so is what is not done within [`ServerOptions::shutdown_grace`]. Returns
-    /// whether nobody was.
+    /// their replies, closes the connections, and ends the threads. It closes a connection early if
+    /// its client takes nothing for half a second, or if it is not done within
+    /// [`ServerOptions::shutdown_grace`]. Returns whether no connection was closed early.
     pub fn shutdown(mut self) -> bool {
         self.stop()
     }
@@ -233,7 +237,7 @@ impl Drop for Server {
     }
 }
 
-/// The address that `listen` (`HOST:PORT`) names; the first, if it names several.
+/// The address that `listen` (`HOST:PORT`) names. If it names several, it is the first one.
 ///
 /// # Errors
 /// `InvalidArgument` if it names none.
@@ -247,13 +251,14 @@ pub fn resolve(listen: &str) -> Result<SocketAddr> {
     addrs.next().ok_or_else(none)
 }
 
-/// Connections inherit the socket's options, so that none of them costs a system call.
+/// Connections inherit the options of the listening socket, which saves system calls per
+/// connection.
 fn bind(addr: SocketAddr, keepalive: Option<Duration>) -> io::Result<TcpListener> {
     let socket = if addr.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
     socket.set_reuseaddr(true)?;
     socket.set_nodelay(true)?;
     if let Some(silence) = keepalive {
-        // A client that is gone is noticed after twice that time, as in Redis.
+        // The kernel notices a vanished client after twice that time, as in Redis.
         let again = (silence / 3).max(Duration::from_secs(1));
         let keepalive = TcpKeepalive::new().with_time(silence).with_interval(again).with_retries(3);
         SockRef::from(&socket).set_tcp_keepalive(&keepalive)?;
@@ -262,7 +267,7 @@ fn bind(addr: SocketAddr, keepalive: Option<Duration>) -> io::Result<TcpListener
     socket.listen(BACKLOG)
 }
 
-/// Lowers the number of clients to what the limit of open files leaves for them.
+/// Lowers the number of clients to what the limit of open files allows.
 fn fit_clients(options: &mut ServerOptions) {
     let limit = descriptors::limit();
     let most = descriptors::clients_max(limit);
@@ -275,8 +280,8 @@ fn fit_clients(options: &mut ServerOptions) {
     }
 }
 
-/// Tells clients that track keys of expiry, and keeps the table of tracked keys small. It waits
-/// while nobody tracks.
+/// Notifies clients that track keys of expiry, and keeps the table of tracked keys small. It waits
+/// while no client tracks keys.
 async fn keep_up_tracking(shared: Arc<ServerState>) {
     loop {
         shared.tracking.must_keep_up().await;
@@ -297,7 +302,8 @@ async fn accept(listener: TcpListener, tls: Option<TlsAcceptor>, shared: Arc<Ser
                     tracing::warn!(%error, failures, "cannot accept connections");
                 }
                 if is_exhausted(&error) && spare.take().is_some() {
-                    // The spare descriptor is free now: the client gets an error, not silence.
+                    // The spare descriptor is free now, so the client gets an error instead of
+                    // silence.
                     if let Ok(Ok((stream, _))) = timeout(ACCEPT_PAUSE, listener.accept()).await {
                         refuse(&shared, stream).await;
                     }
@@ -312,24 +318,24 @@ async fn accept(listener: TcpListener, tls: Option<TlsAcceptor>, shared: Arc<Ser
     }
 }
 
-/// A descriptor that is closed to accept and refuse a client when there is no other.
+/// A descriptor that is closed to accept and refuse a client when no other is free.
 fn take_spare() -> Option<TcpSocket> {
     TcpSocket::new_v4().ok()
 }
 
 fn is_exhausted(error: &io::Error) -> bool {
-    // EMFILE and ENFILE, which the standard library has no kinds for.
+    // These are EMFILE and ENFILE, for which the standard library has no kinds.
     matches!(error.raw_os_error(), Some(24 | 23))
 }
 
-/// Tells a client that there are too many, and closes its connection.
+/// Tells a client that too many clients are connected, and closes its connection.
 async fn refuse(shared: &ServerState, mut stream: TcpStream) {
     shared.add(Stat::Rejected, 1);
     if shared.options.tls.is_some() {
-        // Before the handshake nothing can be said.
+        // Before the handshake no text can be sent.
         return;
     }
-    // The line fits the socket's empty buffer: this does not wait for the client.
+    // The line fits into the empty buffer of the socket, so this does not wait for the client.
     let _ = stream.write_all(b"-ERR max number of clients reached\r\n").await;
 }
 

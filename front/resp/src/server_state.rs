@@ -1,4 +1,7 @@
-//! What all connections of a server share.
+//! State that all connections of a server share.
+//!
+//! The server owns it, and every connection has a reference. Thread-safety: any thread may call any
+//! method. Cost: figures are counters per thread, and settings are atomic numbers.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -43,25 +46,25 @@ pub(crate) enum Stat {
     Denied,
 }
 
-/// How many [`Stat`]s there are.
+/// Number of figures in [`Stat`].
 const STATS: usize = 12;
 
-/// Attempts to misuse the port are logged at most once in this many nanoseconds, for each kind.
+/// Interval in nanoseconds at which each kind of misuse of the port is logged at most once.
 const ABUSE_LOG_NS: u64 = 60_000_000_000;
 
-/// See the module. All of it is thread-safe.
+/// State that all connections of a server share.
 pub(crate) struct ServerState {
     /// Database 0 of the store that is served.
     pub(crate) store: Arc<dyn Store>,
-    /// All databases; only the first one of a store that has no others.
+    /// All databases. A store without several databases has only the first one.
     pub(crate) databases: Arc<[Arc<dyn Store>]>,
-    /// What the server was started with; see `settings` for what changes while it runs.
+    /// Options of the start. `settings` has those that change while the server runs.
     pub(crate) options: ServerOptions,
     pub(crate) settings: Settings,
     pub(crate) locks: KeyLocks,
     pub(crate) memory: Shares,
     pub(crate) access_times: AccessTimes,
-    /// What SCAN cursors refer to, of a store that has no table for it.
+    /// Prefixes that SCAN cursors refer to, for a store without a table for them.
     memory_prefixes: MemoryPrefixes,
     pub(crate) clients: Clients,
     pub(crate) watches: Arc<Watches>,
@@ -71,27 +74,28 @@ pub(crate) struct ServerState {
     pub(crate) slowlog: SlowLog,
     /// All commands in the order of their numbers.
     pub(crate) commands: &'static [&'static Command],
-    /// GET and SET, which a pipeline does without looking them up.
+    /// GET and SET, which a pipeline executes without searching for them.
     pub(crate) get: &'static Command,
     pub(crate) set: &'static Command,
     pub(crate) port: u16,
     pub(crate) started_ms: u64,
-    /// When SAVE or BGSAVE last succeeded, or the server started: Unix seconds.
+    /// Time of the last successful SAVE or BGSAVE, or of the start, in seconds since the Unix
+    /// epoch.
     pub(crate) last_save_s: AtomicU64,
     /// Whether the last SAVE or BGSAVE failed.
     pub(crate) last_save_failed: AtomicBool,
     /// Forty hexadecimal digits, new at every start.
     pub(crate) run_id: String,
     pub(crate) shutdown_request: ShutdownRequest,
-    /// For instantaneous_ops_per_sec: when INFO last looked, and at how many commands.
+    /// Time of the last INFO, and the number of commands then, for instantaneous_ops_per_sec.
     pub(crate) last_look: Mutex<(u64, u64)>,
     pub(crate) clients_peak: AtomicU64,
-    /// Clients whose connections ended before they had taken all replies.
+    /// Number of clients whose connections were closed before they had taken all replies.
     pub(crate) cut_off: AtomicU64,
     http_log: LogLimit,
     denied_log: LogLimit,
     handshake_log: LogLimit,
-    /// Most bytes of memory that INFO has seen resident.
+    /// Highest number of resident bytes of memory that INFO has seen.
     pub(crate) resident_peak: AtomicU64,
 }
 
@@ -156,14 +160,14 @@ impl ServerState {
         }
     }
 
-    /// What SCAN cursors refer to.
+    /// Prefixes that SCAN cursors refer to.
     pub(crate) fn prefixes(&self) -> &dyn PrefixTable {
         self.store.scan_prefixes().unwrap_or(&self.memory_prefixes)
     }
 
-    /// Does a change of the databases, all or nothing, for the client `writer`, and tells those who
-    /// watch or track keys. The caller holds the stripes of the keys, and every stripe if the order
-    /// changes.
+    /// Applies a change of the databases atomically for the client `writer`, and notifies clients
+    /// that watch or track keys. The caller holds the stripes of the keys, and every stripe if the
+    /// order changes.
     pub(crate) fn write_joint(&self, change: &JointWrite<'_>, writer: u64) -> Result<()> {
         let written = match (&change.writes[..], change.order) {
             ([], Order::IDENTITY) => return Ok(()),
@@ -175,7 +179,7 @@ impl ServerState {
         };
         let moved: Vec<usize> = change.order.moved().collect();
         if !moved.is_empty() {
-            // An error does not say that nothing has changed.
+            // After an error the order may have changed nevertheless.
             let has = |key: &[u8], database: &usize| {
                 self.databases[*database].exists(key).unwrap_or(true)
             };
@@ -192,19 +196,21 @@ impl ServerState {
         written
     }
 
-    /// Tells those who track keys. A key is tracked in all databases together, as in Redis, and a
-    /// write that failed may have happened all the same. A swap may change every key.
+    /// Notifies clients that track keys. A key is tracked in all databases together, as in Redis. A
+    /// write that failed may have happened nevertheless. A swap may change every key.
     #[cold]
     fn tell_tracking(&self, change: &JointWrite<'_>, writer: u64) {
         let all = Op::DeleteRange { start: b"", end: None };
         let ops = || change.writes.iter().flat_map(|(_, ops)| ops.iter().copied());
         let is_all = change.order != Order::IDENTITY || ops().any(|op| op == all);
-        // Everything is told once; what is put behind it may have a deadline.
+        // An invalidation of all keys comes first. A record that is put after it may have a
+        // deadline.
         let told = is_all.then_some(all).into_iter().chain(ops().filter(|op| *op != all));
         self.tracking.written(&told.collect::<Vec<_>>(), writer);
     }
 
-    /// Tells those who watch of `ops` on `database`, which `moved` may have given another place.
+    /// Notifies clients that watch keys of `ops` on `database`, which `moved` may have given
+    /// another position.
     fn tell_written(&self, database: usize, ops: &[Op<'_>], moved: &[usize]) {
         self.watches.tell(database, ops);
         if moved.contains(&database) {
@@ -226,7 +232,8 @@ impl ServerState {
         self.stats.get(stat as usize)
     }
 
-    /// Counts an HTTP request, which is not done, and logs it unless one was logged lately.
+    /// Counts an HTTP request, which is refused. It logs the request unless one was logged
+    /// recently.
     pub(crate) fn note_http(&self, peer: SocketAddr) {
         self.add(Stat::HttpRequests, 1);
         if let Some(requests) = self.http_log.note(self.options.clock.now_ns()) {
@@ -238,7 +245,7 @@ impl ServerState {
         }
     }
 
-    /// Counts an AUTH with a wrong password, and logs it unless one was logged lately.
+    /// Counts an AUTH with a wrong password. It logs the attempt unless one was logged recently.
     pub(crate) fn note_denied(&self, peer: SocketAddr) {
         self.add(Stat::Denied, 1);
         if let Some(attempts) = self.denied_log.note(self.options.clock.now_ns()) {
@@ -246,7 +253,7 @@ impl ServerState {
         }
     }
 
-    /// Logs that TLS did not come about, unless that was logged lately.
+    /// Logs a failed handshake of TLS, unless one was logged recently.
     pub(crate) fn note_failed_handshake(&self, peer: SocketAddr, why: &str) {
         if let Some(attempts) = self.handshake_log.note(self.options.clock.now_ns()) {
             tracing::warn!(%peer, attempts, why, "the handshake of TLS failed");
@@ -258,22 +265,22 @@ impl ServerState {
     }
 }
 
-/// Somebody's wish that the server end.
+/// Request that the server end.
 #[derive(Default)]
 pub(crate) struct ShutdownRequest {
     notify: Notify,
 }
 
 impl ShutdownRequest {
-    /// Wakes the one who waits, now or later.
+    /// Wakes the waiting server, now or when it waits.
     pub(crate) fn send(&self) {
         self.notify.notify_one();
     }
 
-    /// Returns when it was sent.
+    /// Returns when the request was sent.
     pub(crate) async fn received(&self) {
         self.notify.notified().await;
-        // Whoever waits later is to see it too.
+        // A later call has to see the request as well.
         self.notify.notify_one();
     }
 }

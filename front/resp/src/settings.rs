@@ -1,7 +1,8 @@
 //! Settings that CONFIG SET changes while the server runs.
 //!
-//! Owned by the server; they begin as its options say. Thread-safe: each is an atomic number that
-//! is read with one relaxed load. A connection that waits is woken when the idle timeout changes.
+//! The server owns them. They begin with the values of its options. Thread-safety: each is an
+//! atomic number, which is read with one relaxed load. The caller of a change of the idle timeout
+//! wakes the waiting connections.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -10,10 +11,10 @@ use crate::options::ServerOptions;
 
 /// The settings of one server that CONFIG SET changes.
 pub(crate) struct Settings {
-    /// 0 for never.
+    /// Milliseconds; 0 for never.
     idle_timeout_ms: AtomicU64,
     clients_max: AtomicUsize,
-    /// 0 for no limit.
+    /// Bytes; 0 for no limit.
     output_bytes_max: AtomicUsize,
 }
 
@@ -28,7 +29,7 @@ impl Settings {
         settings
     }
 
-    /// A connection that makes no progress for so long is closed.
+    /// Time without progress after which a connection is closed; `None` for never.
     pub(crate) fn idle_timeout(&self) -> Option<Duration> {
         match self.idle_timeout_ms.load(Ordering::Relaxed) {
             0 => None,
@@ -43,17 +44,17 @@ impl Settings {
         self.idle_timeout_ms.store(millis, Ordering::Relaxed);
     }
 
-    /// The most connections.
+    /// Highest number of connections.
     pub(crate) fn clients_max(&self) -> usize {
         self.clients_max.load(Ordering::Relaxed)
     }
 
-    /// Changes that limit. Clients beyond a lower one stay connected.
+    /// Changes that limit. Clients beyond a lower limit stay connected.
     pub(crate) fn set_clients_max(&self, clients: usize) {
         self.clients_max.store(clients, Ordering::Relaxed);
     }
 
-    /// The most output in bytes that one client may leave unread; 0 for no limit.
+    /// Bytes of unread output that one client may have; 0 for no limit.
     pub(crate) fn output_bytes_max(&self) -> usize {
         self.output_bytes_max.load(Ordering::Relaxed)
     }

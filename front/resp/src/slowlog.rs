@@ -1,25 +1,26 @@
-//! The slow log: the last commands that took long.
+//! Slow log: the last commands that took long.
 //!
-//! Thread-safe. Cost: a command below the threshold is compared with it; a slow one takes a mutex
-//! and copies its arguments, cut as Redis cuts them.
+//! The server owns it. Thread-safety: any thread may call any method. Cost: each command is
+//! compared with the threshold. A slow command takes a mutex and copies its arguments, which are
+//! cut as in Redis.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 
-/// Arguments that an entry keeps.
+/// Highest number of arguments in an entry.
 const ARGS_MAX: usize = 32;
-/// Bytes of an argument that an entry keeps.
+/// Highest number of bytes of an argument in an entry.
 const ARG_BYTES_MAX: usize = 128;
-/// Most entries that the log can be set to keep.
+/// Highest number of entries that CONFIG SET accepts.
 pub(crate) const ENTRIES_MAX: usize = 1 << 16;
 
 /// A command that took long.
 #[derive(Clone, Debug)]
 pub(crate) struct SlowCommand {
     pub(crate) id: u64,
-    /// When it ended, in seconds since the Unix epoch.
+    /// Time of its end, in seconds since the Unix epoch.
     pub(crate) at_s: u64,
     pub(crate) micros: u64,
     pub(crate) args: Vec<Vec<u8>>,
@@ -27,9 +28,9 @@ pub(crate) struct SlowCommand {
     pub(crate) client_name: String,
 }
 
-/// See the module.
+/// The slow log of one server.
 pub(crate) struct SlowLog {
-    /// Commands that take at least so many microseconds are kept; below 0: none.
+    /// Microseconds from which a command is slow; below 0: no command is slow.
     threshold_us: AtomicI64,
     entries_max: AtomicUsize,
     entries: Mutex<Entries>,
@@ -38,7 +39,7 @@ pub(crate) struct SlowLog {
 #[derive(Default)]
 struct Entries {
     next_id: u64,
-    /// Newest first.
+    /// Entries from the newest to the oldest.
     entries: VecDeque<SlowCommand>,
 }
 
@@ -60,7 +61,7 @@ impl SlowLog {
         threshold >= 0 && nanos / 1000 >= threshold as u64
     }
 
-    /// Keeps a slow command.
+    /// Adds a slow command.
     pub(crate) fn keep(&self, mut command: SlowCommand) {
         let mut entries = self.entries.lock();
         command.id = entries.next_id;
@@ -69,7 +70,7 @@ impl SlowLog {
         entries.entries.truncate(self.entries_max.load(Ordering::Relaxed));
     }
 
-    /// The newest `count` entries, newest first.
+    /// The newest `count` entries, from the newest to the oldest.
     pub(crate) fn newest(&self, count: usize) -> Vec<SlowCommand> {
         self.entries.lock().entries.iter().take(count).cloned().collect()
     }
@@ -101,7 +102,7 @@ impl SlowLog {
     }
 }
 
-/// The arguments as an entry keeps them.
+/// The arguments as an entry holds them.
 pub(crate) fn cut<'a>(args: impl ExactSizeIterator<Item = &'a [u8]>) -> Vec<Vec<u8>> {
     let count = args.len();
     let kept = if count > ARGS_MAX { ARGS_MAX - 1 } else { count };

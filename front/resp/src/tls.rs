@@ -1,8 +1,8 @@
-//! TLS for clients: files become what the server shakes hands with.
+//! TLS for clients: makes the acceptor of TLS connections from files.
 //!
-//! TLS 1.2 and 1.3, by `rustls` with the cryptography of `ring`. Files are read once, before a port
-//! is taken or a database is created; a change of them needs a restart. With a client CA only
-//! clients with a certificate of it get through the handshake.
+//! The server speaks TLS 1.2 and 1.3 through `rustls`, with the cryptography of `ring`. It reads
+//! the files once, before it listens on a port or creates a database. A change of the files needs a
+//! restart. With a client CA, only clients with a certificate of this CA complete the handshake.
 //!
 //! Cost: a handshake takes about a millisecond of a core, on the threads that serve connections.
 
@@ -20,11 +20,11 @@ use tokio_rustls::TlsAcceptor;
 /// Files in PEM format that a server needs to speak TLS.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsOptions {
-    /// The server's certificate, and behind it those between it and the CA.
+    /// File with the server's certificate, followed by the intermediate certificates up to the CA.
     pub certificate: PathBuf,
-    /// Its private key (PKCS #8, PKCS #1 or SEC 1), without a passphrase.
+    /// File with the private key (PKCS #8, PKCS #1 or SEC 1), without a passphrase.
     pub key: PathBuf,
-    /// The CAs whose certificates clients must have. `None`: clients need no certificate.
+    /// File with the CAs whose certificates clients must have. `None`: clients need no certificate.
     pub client_ca: Option<PathBuf>,
 }
 
@@ -45,10 +45,10 @@ fn certificates(what: &str, file: &Path) -> Result<Vec<CertificateDer<'static>>>
     Ok(all)
 }
 
-/// What turns connections into TLS.
+/// The acceptor that turns connections into TLS.
 ///
 /// # Errors
-/// `InvalidArgument`, with the name of the file that is wrong.
+/// `InvalidArgument`, with the name of the wrong file.
 pub(crate) fn acceptor(options: &TlsOptions) -> Result<TlsAcceptor> {
     let chain = certificates("the certificate", &options.certificate)?;
     let key = PrivateKeyDer::from_pem_file(&options.key).map_err(wrong("the key", &options.key))?;

@@ -1,21 +1,21 @@
-//! Watched keys that nobody had written when they were watched.
+//! Registry of watched keys that were absent when clients watched them.
 //!
 //! WATCH notes the version of each key that has a record, and EXEC compares it
-//! ([`crate::session::transaction`]). A key without a record has no version. If it is written and removed
-//! again in between, it looks untouched; this registry notices that. Writers tell it which keys
-//! they put. It also counts the swaps of each database, because after two of them a key has the
-//! version again that it had before.
+//! ([`crate::session::transaction`]). A key without a record has no version. If it is written and
+//! removed again in between, its absence looks unchanged, but this registry notices the write.
+//! Writers report which keys they put. The registry also counts the swaps of each database, because
+//! after two of them a key has its old version again.
 //!
 //! Invariants:
-//! 1. A watch is entered, and a put is told, while the key's stripe is held ([`crate::locks`]). So
-//!    a put is either seen by the read of WATCH or told to its watch.
-//! 2. A swap is told while every stripe is held.
+//! 1. A watch is entered, and a put is reported, while the stripe of the key is held
+//!    ([`crate::locks`]). So the read of WATCH sees the put, or the put marks the watch.
+//! 2. A swap is reported while every stripe is held.
 //! 3. The same key in two databases is two keys.
 //!
-//! Thread-safe. Cost of a put: one atomic load while nobody watches such a key, a mutex and a
-//! lookup otherwise. A swap looks at [`LOOKED_AT_MAX`] watched keys at most. If there are more, it
-//! counts as a write of all of them, because everybody waits for a swap; an EXEC may then answer
-//! null although nothing has changed.
+//! Thread-safety: any thread may call any method. Cost of a put: one atomic load while no client
+//! watches an absent key, and a mutex and a lookup otherwise. A swap checks at most
+//! [`LOOKED_AT_MAX`] watched keys, because every client waits for a swap. If there are more, it
+//! counts as a write of all of them. Then an EXEC may answer null although nothing has changed.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -26,23 +26,23 @@ use parking_lot::Mutex;
 use crate::databases::DATABASES;
 use crate::store::Op;
 
-/// The most watched keys that a swap looks up.
+/// Highest number of watched keys that a swap checks.
 const LOOKED_AT_MAX: usize = 1000;
 
-/// The watches of each key of a database: whether it was put since.
+/// The watches of each key of a database, and whether the key was put since.
 type ByKey = HashMap<Box<[u8]>, Vec<Arc<AtomicBool>>>;
 
-/// See the module.
+/// The watches of absent keys of one server.
 #[derive(Default)]
 pub(crate) struct Watches {
-    /// How many watches there are.
+    /// Number of watches.
     count: AtomicUsize,
     databases: Mutex<[ByKey; DATABASES]>,
-    /// How often each database was swapped.
+    /// Number of swaps of each database.
     swaps: [AtomicU64; DATABASES],
 }
 
-/// One client's watch of an absent key. It ends when this is dropped.
+/// Watch of an absent key by one client. It ends when this is dropped.
 pub(crate) struct AbsentWatch {
     watches: Arc<Watches>,
     database: usize,
@@ -60,14 +60,14 @@ impl Watches {
         AbsentWatch { watches: Arc::clone(self), database, key: key.into(), was_put }
     }
 
-    /// How often `database` was swapped so far.
+    /// Number of swaps of `database` so far.
     pub(crate) fn swaps(&self, database: usize) -> u64 {
         self.swaps[database].load(Ordering::SeqCst)
     }
 
-    /// Tells that `databases` have changed places; every stripe is held. `exists` says whether one
-    /// of them has a key, or had it before: if none has, the key stays what it was, absent. It is
-    /// asked about few keys, or not at all.
+    /// Reports that `databases` have changed places. Every stripe is held. `exists` says whether
+    /// one of them has a key, or had it before. If none has, the key stays absent and unchanged. It
+    /// is called for few keys, or not at all.
     pub(crate) fn tell_swapped(&self, databases: &[usize], exists: impl Fn(&[u8]) -> bool) {
         for database in databases {
             self.swaps[*database].fetch_add(1, Ordering::SeqCst);
@@ -84,7 +84,7 @@ impl Watches {
         }
     }
 
-    /// Tells that `key` of `database` was put; its stripe is held.
+    /// Reports that `key` of `database` was put. Its stripe is held.
     #[inline]
     pub(crate) fn tell_put(&self, database: usize, key: &[u8]) {
         if self.count.load(Ordering::SeqCst) > 0 {
@@ -92,7 +92,7 @@ impl Watches {
         }
     }
 
-    /// Tells of the puts among `ops` on `database`, whose stripes are held.
+    /// Reports the puts among `ops` on `database`. Their stripes are held.
     #[inline]
     pub(crate) fn tell(&self, database: usize, ops: &[Op<'_>]) {
         if self.count.load(Ordering::SeqCst) == 0 {
@@ -137,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn put_is_told_to_the_watches_of_its_key_alone() {
+    fn put_marks_only_the_watches_of_its_key() {
         let watches = Arc::new(Watches::default());
         let (first, second) = (watches.enter(2, b"a"), watches.enter(2, b"a"));
         let (other, elsewhere) = (watches.enter(2, b"b"), watches.enter(3, b"a"));
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn swap_is_told_to_the_watches_of_both_databases() {
+    fn swap_marks_the_watches_of_both_databases() {
         let watches = Arc::new(Watches::default());
         let (first, second) = (watches.enter(0, b"a"), watches.enter(4, b"a"));
         let (neither, elsewhere) = (watches.enter(0, b"b"), watches.enter(1, b"a"));

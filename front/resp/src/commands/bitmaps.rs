@@ -1,7 +1,7 @@
-//! Commands on values as strings of bits: SETBIT, GETBIT, BITCOUNT, BITPOS, BITOP. Bit 0 is the
-//! highest bit of the first byte.
+//! Commands on values as strings of bits: SETBIT, GETBIT, BITCOUNT, BITPOS, BITOP.
 //!
-//! A value is read and written as a whole, so SETBIT of a large value costs a copy of it.
+//! Bit 0 is the highest bit of the first byte. A value is read and written as a whole, so SETBIT of
+//! a large value costs a copy of the value.
 
 use std::ops::Range;
 
@@ -15,7 +15,8 @@ use crate::store::{Change, Op, PinnedSlice};
 
 const BAD_OFFSET: Refusal = Refusal::fixed("ERR bit offset is not an integer or out of range");
 
-/// The byte that argument `at` names by the offset of a bit, and the mask of the bit in it.
+/// The index of the byte that holds the bit at the offset of argument `at`, and the mask of the bit
+/// in this byte.
 fn bit_place(session: &Session, args: Args<'_>, at: usize) -> Result<(usize, u8), Refusal> {
     let offset = parse_i64(args.get(at)).and_then(|offset| u64::try_from(offset).ok());
     let offset = offset.ok_or(BAD_OFFSET)?;
@@ -60,7 +61,8 @@ pub(super) fn getbit(session: &Session, args: Args<'_>, reply: &mut Reply) -> Ha
     Ok(())
 }
 
-/// A range as a client gives it: inclusive, negative from the end, in bytes or bits.
+/// A range as a client gives it. Both ends are inclusive, a negative number counts from the end,
+/// and the unit is a byte or a bit.
 #[derive(Clone, Copy)]
 struct Asked {
     start: i64,
@@ -69,7 +71,7 @@ struct Asked {
 }
 
 impl Asked {
-    /// The range that begins at argument `at`. Without it, all of the value.
+    /// The range that begins at argument `at`. Without that argument it is the whole value.
     fn parse(args: Args<'_>, at: usize) -> Result<Self, Refusal> {
         let whole = Self { start: 0, end: -1, is_in_bits: false };
         Ok(Self {
@@ -83,7 +85,7 @@ impl Asked {
         })
     }
 
-    /// The bits of a value of `len` bytes that it means, if `slice` cuts a value.
+    /// The bits of a value of `len` bytes that the range names, if `slice` clips it to the value.
     fn bits(self, len: usize, slice: fn(usize, i64, i64) -> Range<usize>) -> Range<usize> {
         let unit = if self.is_in_bits { 1 } else { 8 };
         let units = slice(8 * len / unit, self.start, self.end);
@@ -91,8 +93,8 @@ impl Asked {
     }
 }
 
-/// The bytes that hold some of `bits`, each with the bits outside of it cleared; an empty range has
-/// none.
+/// The bytes that hold a part of `bits`. Bits outside the range are cleared. An empty range yields
+/// no bytes.
 fn masked(value: &[u8], bits: Range<usize>) -> impl Iterator<Item = u8> {
     let (first, last) = (bits.start / 8, bits.end.saturating_sub(1) / 8);
     let (head, tail) = (0xff >> (bits.start % 8), !(0x7f >> (bits.end.wrapping_sub(1) % 8)));
@@ -117,7 +119,7 @@ pub(super) fn bitcount(session: &Session, args: Args<'_>, reply: &mut Reply) -> 
     Ok(())
 }
 
-/// The first bit of `bits` that is `on`.
+/// Position of the first bit of `bits` that equals `on`.
 fn find(value: &[u8], bits: Range<usize>, on: bool) -> Option<usize> {
     let (first, start) = (bits.start / 8, bits.start);
     let (end, mut place) = (bits.end, None);
@@ -144,7 +146,7 @@ pub(super) fn bitpos(session: &Session, args: Args<'_>, reply: &mut Reply) -> Ha
     }
     let asked = Asked::parse(args, 3)?;
     let Some(entry) = session.read(args.get(1))? else {
-        // A key that is not there is a string of zeros without an end.
+        // An absent key counts as a string of zeros without an end.
         reply.integer(if on { -1 } else { 0 });
         return Ok(());
     };
@@ -152,7 +154,7 @@ pub(super) fn bitpos(session: &Session, args: Args<'_>, reply: &mut Reply) -> Ha
     let has_end = args.len() > 4;
     let place = match find(&entry.value, bits.clone(), on) {
         Some(place) => place as i64,
-        // The zeros behind the value, which it has no end against.
+        // The value counts as followed by zeros if the range has no end.
         None if !on && !has_end && !bits.is_empty() => 8 * entry.value.len() as i64,
         None => -1,
     };
@@ -160,7 +162,7 @@ pub(super) fn bitpos(session: &Session, args: Args<'_>, reply: &mut Reply) -> Ha
     Ok(())
 }
 
-/// `BITOP AND|OR|XOR|NOT destination key…`. Shorter values count as followed by zeros.
+/// `BITOP AND|OR|XOR|NOT destination key…`. A shorter value counts as followed by zeros.
 pub(super) fn bitop(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
     let combine: fn(u8, u8) -> u8 = match &args.text(1).to_ascii_lowercase()[..] {
         "and" => |a, b| a & b,
@@ -169,7 +171,7 @@ pub(super) fn bitop(session: &Session, args: Args<'_>, reply: &mut Reply) -> Han
         "not" if args.len() != 4 => {
             return Err(Refusal::fixed("ERR BITOP NOT must be called with a single source key."));
         }
-        // With ones everywhere, which `NOT` begins with.
+        // NOT is an exclusive or with ones.
         "not" => |a, b| a ^ b,
         _ => return Err(Refusal::SYNTAX),
     };
@@ -184,7 +186,7 @@ pub(super) fn bitop(session: &Session, args: Args<'_>, reply: &mut Reply) -> Han
     }
 }
 
-/// Writes the result of BITOP and returns its length; `None`, and nothing is done, if the session
+/// Writes the result of BITOP and returns its length. `None`: nothing is done, because the session
 /// has to hold more memory first.
 fn combine_values(
     session: &Session,
@@ -198,7 +200,7 @@ fn combine_values(
     check_value_size(session, len, 0)?;
     let read_bytes: u64 = values.iter().flatten().map(|value| value.len() as u64).sum();
     let (built, most) = (built_bytes(len), session.shared.memory.working.limit_bytes());
-    // Many sources may be more than the share, of which one command then holds all.
+    // Many sources may need more than the share. Then the command holds the whole share.
     if !session.try_build(built.max((built + read_bytes).min(most)))? {
         return Ok(None);
     }
@@ -227,7 +229,7 @@ fn combine_values(
 mod tests {
     use super::{Asked, find, masked, slice};
 
-    /// The bits of `value`, one by one.
+    /// The bits of `value` in their order.
     fn bits_of(value: &[u8]) -> Vec<bool> {
         (0..8 * value.len()).map(|at| value[at / 8] & (0x80 >> (at % 8)) != 0).collect()
     }

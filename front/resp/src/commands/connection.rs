@@ -12,8 +12,8 @@ use crate::refusal::{Handled, Refusal};
 use crate::reply::{Reply, Version};
 use crate::session::{DEFAULT_USER, ReplyMode, Session};
 
-/// What INFO and HELLO call the version of Redis whose behaviour is followed; clients switch
-/// features by it.
+/// The version of Redis whose behaviour the server follows. INFO and HELLO show it, and clients
+/// enable features by it.
 pub(crate) const REDIS_VERSION: &str = "7.2.0";
 
 const NO_PASSWORD: Refusal = Refusal::fixed(
@@ -54,7 +54,7 @@ pub(super) fn auth(session: &Session, args: Args<'_>, reply: &mut Reply) -> Hand
     Ok(())
 }
 
-/// `ACL WHOAMI` and `ACL USERS`: there is one user, who may do everything.
+/// `ACL WHOAMI` and `ACL USERS`. There is one user, and this user may run every command.
 pub(super) fn acl(_: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
     if help::answers(args, "ACL", reply) {
         return Ok(());
@@ -94,7 +94,8 @@ fn use_version(session: &Session, reply: &mut Reply, version: Version) {
     session.client.version.store(version.number(), Ordering::Relaxed);
 }
 
-/// `HELLO [2|3 [AUTH user password] [SETNAME name]]`. All is checked before anything is changed.
+/// `HELLO [2|3 [AUTH user password] [SETNAME name]]`. The command checks all arguments before it
+/// changes anything.
 pub(super) fn hello(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
     let version = match args.try_get(1) {
         None => reply.version(),
@@ -151,7 +152,7 @@ pub(super) fn hello(session: &Session, args: Args<'_>, reply: &mut Reply) -> Han
     Ok(())
 }
 
-/// A text that CLIENT LIST can show: printable, without blanks.
+/// The text, if CLIENT LIST can show it: printable ASCII without blanks.
 fn client_text(what: &str, bytes: &[u8]) -> Result<String, Refusal> {
     let fine = bytes.len() <= 1024 && bytes.iter().all(u8::is_ascii_graphic);
     let text = std::str::from_utf8(bytes).ok().filter(|_| fine);
@@ -263,7 +264,7 @@ fn list(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
     Ok(())
 }
 
-/// `CLIENT KILL address`. The other connection finishes what it has received.
+/// `CLIENT KILL address`. The other connection finishes the commands that it has received.
 fn kill_one(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
     let target = args.text(2);
     let all = session.shared.clients.all();
@@ -275,17 +276,17 @@ fn kill_one(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
     Ok(())
 }
 
-/// What CLIENT KILL asks of a client. Each filter that is given must fit.
+/// Filters of CLIENT KILL. A client must match each filter that is given.
 #[derive(Default)]
 struct KillFilter {
     id: Option<u64>,
     peer: Option<String>,
     local: Option<String>,
-    /// Another type than the one that all clients here have.
+    /// A type was given that no client of this server has.
     fits_none: bool,
-    /// Seconds that a client must have been connected at least.
+    /// Lowest age of the connection in seconds.
     age_s: Option<u64>,
-    /// Whether the asking client is killed as well.
+    /// Whether CLIENT KILL may close its own connection.
     kills_self: bool,
 }
 
@@ -345,7 +346,8 @@ impl KillFilter {
 }
 
 /// `CLIENT KILL [ID id] [ADDR address] [LADDR address] [TYPE type] [USER name] [MAXAGE seconds]
-/// [SKIPME yes|no]`: how many were told to stop. They finish what they have received.
+/// [SKIPME yes|no]`. It answers how many clients it closes. They finish the commands that they have
+/// sent.
 fn kill(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
     let filter = KillFilter::parse(args)?;
     let now_ms = session.shared.now_ms();
@@ -355,7 +357,7 @@ fn kill(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
         if filter.fits(&client, now_ms) && (filter.kills_self || !is_self) {
             killed += 1;
             match is_self {
-                // The reply is sent first.
+                // The connection sends the reply before it closes.
                 true => session.closing.set(true),
                 false => client.ask_to_stop(),
             }

@@ -1,5 +1,5 @@
-//! Commands on values as numbers: INCR, DECR, INCRBY, DECRBY, INCRBYFLOAT. They keep the key's
-//! expiry.
+//! Commands on values as numbers: INCR, DECR, INCRBY, DECRBY, INCRBYFLOAT. They keep the expiry of
+//! the key.
 
 use crate::args::Args;
 use crate::decimal::{self, SumError};

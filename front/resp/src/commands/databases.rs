@@ -1,7 +1,7 @@
-//! SELECT, MOVE, SWAPDB, FLUSHDB and FLUSHALL: the databases 0 to 15.
+//! SELECT, MOVE, SWAPDB, FLUSHDB and FLUSHALL: commands on the databases 0 to 15.
 //!
-//! A store that has one database only (the one over remote memory) answers as a node of a Redis
-//! Cluster does.
+//! The store over remote memory has one database. Its server answers as a node of Redis Cluster
+//! does.
 
 use crate::args::Args;
 use crate::databases::DATABASES;
@@ -13,26 +13,26 @@ use crate::store::Op;
 
 const OUT_OF_RANGE: Refusal = Refusal::fixed("ERR DB index is out of range");
 
-/// A number that is no C `int`, as Redis words it.
+/// The refusal of a number that does not fit into a C `int`, in the words of Redis.
 const NOT_AN_INT: Refusal =
     Refusal::fixed("ERR value is out of range, value must between -2147483648 and 2147483647");
 
 const REMOVE_ALL: Op<'static> = Op::DeleteRange { start: b"", end: None };
 
-/// Argument `at` as a number that Redis takes for an index, in range or not. `invalid` is the
-/// refusal of everything else, where Redis has one of its own.
+/// Argument `at` as a number that Redis accepts as an index, whether such a database exists or not.
+/// `invalid` is the refusal of other arguments, if Redis has a special text.
 fn number(args: Args<'_>, at: usize, invalid: Option<&'static str>) -> Result<i32, Refusal> {
     let refused = |usual: Refusal| invalid.map_or(usual, Refusal::fixed);
     let number = parse_i64(args.get(at)).ok_or_else(|| refused(Refusal::NOT_AN_INTEGER))?;
     i32::try_from(number).map_err(|_| refused(NOT_AN_INT))
 }
 
-/// The index of the database of that number, if there is one.
+/// The index of the database of this number, if it exists.
 fn database(number: i32) -> Result<usize, Refusal> {
     usize::try_from(number).ok().filter(|index| *index < DATABASES).ok_or(OUT_OF_RANGE)
 }
 
-/// Refuses what needs several databases, with `refusal`, if there is one only.
+/// Refuses a command that needs several databases, with the text `refusal`, if the store has one.
 fn needs_several(session: &Session, refusal: &'static str) -> Handled {
     match session.shared.databases.len() {
         1 => Err(Refusal::fixed(refusal)),
@@ -40,7 +40,7 @@ fn needs_several(session: &Session, refusal: &'static str) -> Handled {
     }
 }
 
-/// `SELECT index`: later commands of the connection use that database.
+/// `SELECT index`. Later commands of the connection use that database.
 pub(super) fn select(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
     let number = number(args, 1, None)?;
     if number != 0 {
@@ -60,7 +60,7 @@ pub(super) fn copy_target(session: &Session, args: Args<'_>, at: usize) -> Resul
     database(number)
 }
 
-/// `MOVE key index`: value and expiry go to a database that has no such key, in one write.
+/// `MOVE key index`. One write moves value and expiry to a database that does not have the key.
 pub(super) fn move_key(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
     needs_several(session, "ERR MOVE is not allowed in cluster mode")?;
     let (key, from) = (args.get(1), session.database());
@@ -73,9 +73,10 @@ pub(super) fn move_key(session: &Session, args: Args<'_>, reply: &mut Reply) -> 
     Ok(())
 }
 
-/// Moves `key` from the selected database `from` to the database `to`; whether that was possible.
+/// Moves `key` from the selected database `from` to the database `to`. Returns whether that was
+/// possible.
 fn move_to(session: &Session, key: &[u8], from: usize, to: usize) -> Result<bool, Refusal> {
-    // A stripe is of the key in every database.
+    // One stripe covers the key in all databases.
     let _guard = session.lock_plain(key);
     let is_free = !session.store_of(to).exists(key)?;
     let Some(entry) = session.store().get(key)?.filter(|_| is_free) else {
@@ -86,7 +87,7 @@ fn move_to(session: &Session, key: &[u8], from: usize, to: usize) -> Result<bool
     Ok(true)
 }
 
-/// `SWAPDB index index`: every client of either database sees the other one from now on.
+/// `SWAPDB index index`. From now on each client of one database sees the other database.
 pub(super) fn swapdb(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
     needs_several(session, "ERR SWAPDB is not allowed in cluster mode")?;
     let first = number(args, 1, Some("ERR invalid first DB index"))?;
@@ -100,7 +101,8 @@ pub(super) fn swapdb(session: &Session, args: Args<'_>, reply: &mut Reply) -> Ha
     Ok(())
 }
 
-/// ASYNC and SYNC are the same: all keys go in one range delete.
+/// Checks the option of FLUSHDB and FLUSHALL. ASYNC and SYNC have the same effect, because one
+/// range delete removes all keys.
 fn check_flush(args: Args<'_>) -> Handled {
     match args.len() {
         1 => Ok(()),
@@ -109,7 +111,7 @@ fn check_flush(args: Args<'_>) -> Handled {
     }
 }
 
-/// `FLUSHDB [ASYNC|SYNC]`: one range delete in the selected database.
+/// `FLUSHDB [ASYNC|SYNC]`. One range delete removes the keys of the selected database.
 pub(super) fn flushdb(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
     check_flush(args)?;
     let _guard = session.lock_all();
@@ -118,7 +120,7 @@ pub(super) fn flushdb(session: &Session, args: Args<'_>, reply: &mut Reply) -> H
     Ok(())
 }
 
-/// `FLUSHALL [ASYNC|SYNC]`: one write, so that a crash leaves all databases or none.
+/// `FLUSHALL [ASYNC|SYNC]`. One write clears all databases, so a crash leaves all of them or none.
 pub(super) fn flushall(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
     check_flush(args)?;
     let _guard = session.lock_all();

@@ -1,6 +1,8 @@
-//! Expiry: the EXPIRE family sets it, the TTL family shows it, PERSIST takes it off.
+//! Commands on the expiry of keys: EXPIRE and its relatives set it, TTL and its relatives show it,
+//! and PERSIST removes it.
 //!
-//! A record holds its expiry as Unix milliseconds. Setting it rewrites the record.
+//! A record holds its expiry in milliseconds since the Unix epoch. A change of the expiry writes
+//! the record anew.
 
 use crate::args::Args;
 use crate::refusal::{Handled, Refusal};
@@ -8,20 +10,20 @@ use crate::reply::Reply;
 use crate::session::Session;
 use crate::store::Change;
 
-/// How a command counts time.
+/// Unit and origin of a time in a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Unit {
-    /// From now.
+    /// Seconds from now.
     Seconds,
-    /// From now.
+    /// Milliseconds from now.
     Millis,
-    /// Since the Unix epoch.
+    /// Seconds since the Unix epoch.
     SecondsAt,
-    /// Since the Unix epoch.
+    /// Milliseconds since the Unix epoch.
     MillisAt,
 }
 
-/// `amount` as Unix milliseconds; before the epoch is 0, which is past.
+/// The time in milliseconds since the Unix epoch. A time before the epoch becomes 0, which is past.
 pub(super) fn absolute_ms(
     session: &Session,
     unit: Unit,
@@ -54,7 +56,7 @@ pub(super) fn pexpireat(session: &Session, args: Args<'_>, reply: &mut Reply) ->
     set_expiry(session, args, reply, Unit::MillisAt, "pexpireat")
 }
 
-/// NX, XX, GT and LT of the EXPIRE family.
+/// Conditions NX, XX, GT and LT of EXPIRE.
 #[derive(Clone, Copy, Default)]
 struct Conditions {
     if_none: bool,
@@ -94,7 +96,7 @@ impl Conditions {
         Ok(conditions)
     }
 
-    /// Whether an expiry of `old` may become `new`. No expiry is later than any.
+    /// Whether the expiry may change from `old` to `new`. No expiry counts as later than any other.
     fn allow(self, old: Option<u64>, new: u64) -> bool {
         !(self.if_none && old.is_some()
             || self.if_some && old.is_none()
@@ -131,7 +133,7 @@ pub(super) fn persist(session: &Session, args: Args<'_>, reply: &mut Reply) -> H
 }
 
 pub(super) fn ttl(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
-    // Rounded to the nearest second, so that EXPIRE k 10 shows 10.
+    // TTL rounds to the nearest second, so that it shows 10 after EXPIRE k 10.
     show(session, args, reply, |at_ms, now_ms| (at_ms.saturating_sub(now_ms) + 500) / 1000)
 }
 
@@ -147,7 +149,8 @@ pub(super) fn pexpiretime(session: &Session, args: Args<'_>, reply: &mut Reply) 
     show(session, args, reply, |at_ms, _| at_ms)
 }
 
-/// -2 without the key, -1 without an expiry, else what `figure` makes of expiry and now.
+/// Answers -2 without the key and -1 without an expiry. Otherwise it answers the figure that
+/// `figure` computes from the expiry and the current time.
 fn show(
     session: &Session,
     args: Args<'_>,

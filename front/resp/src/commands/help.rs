@@ -1,10 +1,10 @@
-//! HELP: what the commands with subcommands take.
+//! Answers of HELP for the commands that have subcommands.
 
 use crate::args::Args;
 use crate::refusal::Refusal;
 use crate::reply::Reply;
 
-/// A command and lines that say what follows its name.
+/// A command, and the lines that describe its subcommands.
 type Topic = (&'static str, &'static [&'static str]);
 
 const TOPICS: [Topic; 8] = [
@@ -74,7 +74,7 @@ const TOPICS: [Topic; 8] = [
     ),
 ];
 
-/// Answers `HELP` of the command `name`; whether it was asked for.
+/// Answers `HELP` of the command `name`. Returns whether the client asked for it.
 pub(super) fn answers(args: Args<'_>, name: &str, reply: &mut Reply) -> bool {
     let topic = TOPICS.iter().find(|(command, _)| *command == name);
     let (Some((_, lines)), true) = (topic, args.len() == 2 && args.is(1, "help")) else {
@@ -86,7 +86,7 @@ pub(super) fn answers(args: Args<'_>, name: &str, reply: &mut Reply) -> bool {
     true
 }
 
-/// `command` has no such subcommand.
+/// The refusal of a subcommand that `command` does not have.
 pub(super) fn unknown_subcommand(args: Args<'_>, command: &str) -> Refusal {
     let word = args.text(1);
     Refusal::said(format!("ERR unknown subcommand '{word}'. Try {command} HELP."))

@@ -1,5 +1,5 @@
-//! INFO: facts and figures as text, in the sections that Redis's tools look for, and the store's
-//! own under `archipelago`.
+//! INFO: facts and figures as text. The sections have the names that tools for Redis expect. The
+//! section `archipelago` has the facts of the store.
 
 use std::fmt::Write as _;
 use std::sync::atomic::Ordering;
@@ -18,7 +18,7 @@ use crate::store::Keyspace;
 
 type Section = fn(&Session, &mut String) -> Result<(), Refusal>;
 
-/// Name, heading, whether it is shown without being named, content.
+/// A section: its name, its heading, whether INFO shows it by default, and its content.
 const SECTIONS: [(&str, &str, bool, Section); 13] = [
     ("server", "Server", true, server),
     ("clients", "Clients", true, clients),
@@ -35,8 +35,8 @@ const SECTIONS: [(&str, &str, bool, Section); 13] = [
     ("archipelago", "Archipelago", true, archipelago),
 ];
 
-/// `INFO [section…]`: `all` and `everything` mean all, `default` and nothing those without the
-/// figures of each command. An unknown section is empty.
+/// `INFO [section…]`. `all` and `everything` show all sections. `default`, and no name at all,
+/// leave out the figures of single commands. An unknown section is empty.
 pub(super) fn info(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
     session.settle();
     let named = |word: &str| (1..args.len()).any(|at| args.is(at, word));
@@ -143,7 +143,7 @@ fn memory(session: &Session, text: &mut String) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// A number of bytes as INFO shows it: 0 if there is no limit.
+/// A number of bytes for INFO, which shows 0 if there is no limit.
 fn or_zero(bytes: u64) -> u64 {
     if bytes == u64::MAX { 0 } else { bytes }
 }
@@ -189,7 +189,7 @@ fn stats(session: &Session, text: &mut String) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// The mean rate since INFO last asked for it.
+/// Mean number of commands per second since the last INFO.
 fn ops_per_second(session: &Session) -> u64 {
     let (now_ms, commands) = (session.shared.now_ms(), session.shared.stat(Stat::Commands));
     let mut last = session.shared.last_look.lock();
@@ -202,7 +202,7 @@ fn keyspace(session: &Session, text: &mut String) -> Result<(), Refusal> {
     use ErrorKind::{Busy, Closed, Fenced, Unsupported};
     for index in 0..session.shared.databases.len() {
         let keyspace = match session.store_of(index).keyspace() {
-            // A node of a cluster that cannot reach its keys has other facts to tell.
+            // A node that cannot reach the cluster's keys still shows its other facts.
             Err(error) if matches!(error.kind(), Unsupported | Busy | Fenced | Closed) => {
                 return Ok(());
             }
@@ -290,7 +290,7 @@ fn cluster(_: &Session, text: &mut String) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// A number of bytes as Redis writes it for people: `1.50M`.
+/// A number of bytes in the format of Redis: `1.50M`.
 fn human(bytes: u64) -> String {
     let units = ["K", "M", "G", "T", "P", "E"];
     if bytes < 1024 {

@@ -1,4 +1,4 @@
-//! OBJECT, MEMORY and RANDOMKEY: facts about a key or some key.
+//! OBJECT, MEMORY and RANDOMKEY: facts about a key, and the choice of some key.
 
 use std::ops::{Bound, ControlFlow};
 
@@ -10,13 +10,13 @@ use crate::reply::Reply;
 use crate::session::Session;
 use crate::store::KeyRange;
 
-/// Keys on each side of a random place, of all of which RANDOMKEY takes one.
+/// Number of keys on each side of a random position. RANDOMKEY chooses one of all of them.
 const NEIGHBOURS: usize = 16;
 
 const ALL_KEYS: KeyRange<'static> = KeyRange { from: Bound::Unbounded, to: Bound::Unbounded };
 
-/// Bytes of a record besides its key and value: sequence number and kind, lengths, expiry, and its
-/// share of an index.
+/// Bytes that a record takes besides its key and value: sequence number, kind, lengths, expiry, and
+/// its share of an index.
 const RECORD_BYTES: usize = 32;
 
 /// Values up to this length have the encoding that Redis calls `embstr`.
@@ -57,7 +57,7 @@ pub(super) fn object(session: &Session, args: Args<'_>, reply: &mut Reply) -> Ha
     Ok(())
 }
 
-/// The encoding that Redis gives a new value with these bytes.
+/// The encoding that Redis would give a new value with these bytes.
 fn encoding(value: &[u8]) -> &'static [u8] {
     if parse_i64(value).is_some() {
         b"int"
@@ -68,7 +68,8 @@ fn encoding(value: &[u8]) -> &'static [u8] {
     }
 }
 
-/// `MEMORY USAGE key [SAMPLES count]`: bytes of the record before compression.
+/// `MEMORY USAGE key [SAMPLES count]`. The answer is the size of the record in bytes before
+/// compression.
 pub(super) fn memory(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
     if help::answers(args, "MEMORY", reply) {
         return Ok(());
@@ -89,7 +90,7 @@ pub(super) fn memory(session: &Session, args: Args<'_>, reply: &mut Reply) -> Ha
     Ok(())
 }
 
-/// `RANDOMKEY`: keys whose neighbours lie far away come more often than others.
+/// `RANDOMKEY`. It prefers keys that have few neighbours.
 pub(super) fn randomkey(session: &Session, _: Args<'_>, reply: &mut Reply) -> Handled {
     let store = session.store();
     if let Some(keys) = store.unordered_keys() {
@@ -122,14 +123,14 @@ pub(super) fn randomkey(session: &Session, _: Args<'_>, reply: &mut Reply) -> Ha
             if near.len() < most { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
         })?;
     }
-    // All keys may have gone meanwhile.
+    // Other clients may have removed all keys meanwhile.
     let key = (!near.is_empty()).then(|| &near[random.usize(..near.len())][..]);
     reply.bulk_or_null(key);
     Ok(())
 }
 
-/// A key so far between two keys, as a share from 0 to 1: by the eight bytes behind what both
-/// begin with.
+/// A key between two keys. `share` says how far it lies from the first one, from 0 to 1. Only the
+/// eight bytes that follow the common prefix count.
 fn key_between(first: &[u8], last: &[u8], share: f64) -> Vec<u8> {
     let common = first.iter().zip(last).take_while(|(a, b)| a == b).count();
     let number = |key: &[u8]| {
@@ -149,7 +150,7 @@ mod tests {
     use super::key_between;
 
     #[test]
-    fn key_between_two_keys_lies_there() {
+    fn key_between_two_keys_lies_between_them() {
         let cases: [(&[u8], &[u8]); 4] =
             [(b"", b"z"), (b"user:1", b"user:2"), (b"a", b"a\xff\xff"), (b"k", b"k")];
         for (first, last) in cases {

@@ -1,4 +1,4 @@
-//! Commands on keys whatever their values: DEL, UNLINK, EXISTS, TOUCH, TYPE, RENAME,
+//! Commands on keys that do not depend on their values: DEL, UNLINK, EXISTS, TOUCH, TYPE, RENAME,
 //! RENAMENX, COPY.
 
 use std::borrow::Cow;
@@ -24,7 +24,7 @@ pub(super) fn del(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handl
     Ok(())
 }
 
-/// A key that is asked for twice counts twice.
+/// `EXISTS key…`. A key that is named twice counts twice.
 pub(super) fn exists(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
     if args.len() == 2 {
         reply.flag(session.exists(args.get(1))?);
@@ -37,7 +37,7 @@ pub(super) fn exists(session: &Session, args: Args<'_>, reply: &mut Reply) -> Ha
     Ok(())
 }
 
-/// `TOUCH key…`: counts as an access even after CLIENT NO-TOUCH ON.
+/// `TOUCH key…`. It counts as an access even after CLIENT NO-TOUCH ON.
 pub(super) fn touch(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
     session.touch(args.from(1));
     exists(session, args, reply)
@@ -89,15 +89,15 @@ pub(super) fn copy(session: &Session, args: Args<'_>, reply: &mut Reply) -> Hand
     Ok(())
 }
 
-/// Where COPY puts a value.
+/// Destination of COPY.
 struct Destination<'a> {
     database: usize,
     key: &'a [u8],
-    /// Whether a record that is there is overwritten.
+    /// Whether COPY overwrites an existing record.
     replaces: bool,
 }
 
-/// Copies the value of `from`; whether that was possible.
+/// Copies the value of `from`. Returns whether that was possible.
 fn copy_to(session: &Session, from: &[u8], destination: &Destination<'_>) -> Result<bool, Refusal> {
     let &Destination { database, key, replaces } = destination;
     let _guard = session.lock_many([from, key].into_iter());
@@ -112,8 +112,8 @@ fn copy_to(session: &Session, from: &[u8], destination: &Destination<'_>) -> Res
     Ok(true)
 }
 
-/// Copies a value in a store whose keys share no moment: it is one that the source had during the
-/// command.
+/// Copies a value in a store that cannot read and write two keys at one moment. The copy has a
+/// value that the source had during the command.
 fn copy_by_key(session: &Session, from: &[u8], to: &[u8], replaces: bool) -> Result<bool, Refusal> {
     let Some(entry) = session.store().get(from)? else { return Ok(false) };
     session.modify(to, |there| match there {
@@ -125,8 +125,8 @@ fn copy_by_key(session: &Session, from: &[u8], to: &[u8], replaces: bool) -> Res
     })
 }
 
-/// Moves value and expiry from the first key to the second: in one write, or as the store does it
-/// whose keys share no moment.
+/// Moves value and expiry from the first key to the second. A store that can write two keys at one
+/// moment does it in one write.
 fn move_value(session: &Session, args: Args<'_>, if_free: bool) -> Result<bool, Refusal> {
     let (from, to) = (args.get(1), args.get(2));
     let _guard = session.lock_many([from, to].into_iter());

@@ -1,8 +1,8 @@
-//! LCS: a longest common subsequence of two values, by the table of the lengths for all pairs of
-//! their prefixes.
+//! LCS: longest common subsequence of two values.
 //!
-//! Cost: time and memory grow with the product of the two lengths, 4 bytes for each pair; the
-//! memory is bounded as a value is.
+//! The algorithm fills a table with the lengths for all pairs of prefixes. Cost: time and memory
+//! grow with the product of the two lengths. The table takes 4 bytes for each pair, and at most as
+//! much memory as a value may have.
 
 use std::ops::Range;
 
@@ -14,14 +14,14 @@ use crate::session::Session;
 /// Bytes of one length in the table.
 const CELL_BYTES: usize = 4;
 
-/// A piece that both values have: where it lies in each.
+/// A range that both values have in common, with its position in each.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Match {
     first: Range<usize>,
     second: Range<usize>,
 }
 
-/// The lengths of the longest common subsequences of the prefixes of two values.
+/// Lengths of the longest common subsequences of all pairs of prefixes of two values.
 struct Lengths<'a> {
     first: &'a [u8],
     second: &'a [u8],
@@ -48,7 +48,7 @@ impl<'a> Lengths<'a> {
         Self { first, second, cells }
     }
 
-    /// The length for the first `i` bytes of one and the first `j` of the other.
+    /// The length for the first `i` bytes of one value and the first `j` bytes of the other.
     fn at(&self, i: usize, j: usize) -> u32 {
         self.cells[i * (self.second.len() + 1) + j]
     }
@@ -57,7 +57,7 @@ impl<'a> Lengths<'a> {
         self.at(self.first.len(), self.second.len())
     }
 
-    /// The pieces of one longest subsequence, the last one first.
+    /// The ranges of one longest subsequence, from the last one to the first.
     fn matches(&self) -> Vec<Match> {
         let (mut i, mut j) = (self.first.len(), self.second.len());
         let mut matches: Vec<Match> = Vec::new();
@@ -125,7 +125,7 @@ pub(super) fn lcs(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handl
     Ok(())
 }
 
-/// Memory of two values of these lengths and of their table.
+/// Bytes that two values of these lengths and their table need.
 fn needed_bytes(session: &Session, first: &[u8], second: &[u8]) -> Result<u64, Refusal> {
     let most = session.value_bytes_max();
     let bytes = Lengths::bytes(first.len(), second.len()).filter(|bytes| *bytes <= most);
@@ -140,7 +140,7 @@ fn needed_bytes(session: &Session, first: &[u8], second: &[u8]) -> Result<u64, R
     Ok((bytes + first.len() + second.len()) as u64)
 }
 
-/// Answers LCS. Returns whether the session holds the memory for it; if not, nothing is answered,
+/// Answers LCS. Returns whether the session holds the memory for it. If not, nothing is answered,
 /// and the session has to hold the whole share first.
 fn answer_within(
     session: &Session,

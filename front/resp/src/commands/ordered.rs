@@ -1,8 +1,9 @@
-//! Ordered access, our own: RANGE reads the keys between two bounds, DELRANGE removes them.
+//! Commands of our own for ordered access: RANGE reads the keys between two bounds, and DELRANGE
+//! removes them.
 //!
-//! A bound is spelt as in ZRANGEBYLEX, so that every key can be one: `[key` includes the key,
-//! `(key` excludes it, `-` is before all keys and `+` behind all keys. A key without a mark in
-//! front of it is refused, because it may be a mistake, and DELRANGE cannot be undone.
+//! A bound is spelt as in ZRANGEBYLEX, so that every key can be a bound: `[key` includes the key,
+//! `(key` excludes it, `-` precedes all keys and `+` follows all keys. A key without a mark is
+//! refused, because it may be a mistake, and nothing undoes DELRANGE.
 
 use std::borrow::Cow;
 use std::ops::{Bound, ControlFlow};
@@ -15,18 +16,18 @@ use crate::reply::{Reply, Version};
 use crate::session::Session;
 use crate::store::{KEY_BYTES_MAX, KeyRange, Op};
 
-/// A place between two neighbouring keys.
+/// A position between two neighbouring keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum KeyGap<'a> {
-    /// In front of every key.
+    /// The position before every key.
     First,
     Before(&'a [u8]),
     After(&'a [u8]),
-    /// Behind every key.
+    /// The position after every key.
     Last,
 }
 
-/// Which end of a range a bound is.
+/// The end of a range that a bound is for.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Side {
     Start,
@@ -49,7 +50,7 @@ impl<'a> KeyGap<'a> {
         }
     }
 
-    /// The first key that there can be behind this place; `None` if there can be none.
+    /// The first possible key after this position. `None`: no key can follow.
     fn next_key(self) -> Option<Cow<'a, [u8]>> {
         match self {
             Self::First => Some(Cow::Borrowed(b"")),
@@ -57,7 +58,7 @@ impl<'a> KeyGap<'a> {
             Self::After(key) if key.len() < KEY_BYTES_MAX => {
                 Some(Cow::Owned([key, &[0][..]].concat()))
             }
-            // No key is longer than that, so the next one differs in a byte before its end.
+            // No key is longer than the limit, so the next key differs in an earlier byte.
             Self::Before(key) | Self::After(key) => {
                 let mut next = key[..KEY_BYTES_MAX].to_vec();
                 while next.pop_if(|byte| *byte == u8::MAX).is_some() {}
@@ -69,12 +70,12 @@ impl<'a> KeyGap<'a> {
     }
 }
 
-/// The two bounds of a command.
+/// The two bounds of a command as positions.
 fn gaps<'a>(args: &Args<'a>) -> Result<(KeyGap<'a>, KeyGap<'a>), Refusal> {
     Ok((KeyGap::parse(args.get(1), Side::Start)?, KeyGap::parse(args.get(2), Side::End)?))
 }
 
-/// The keys between two places; `None`: there are none.
+/// The range between two positions. `None`: no key can lie there.
 fn range_between<'a>(start: KeyGap<'a>, end: KeyGap<'a>) -> Option<KeyRange<'a>> {
     let from = match start {
         KeyGap::First => Bound::Unbounded,
@@ -91,7 +92,7 @@ fn range_between<'a>(start: KeyGap<'a>, end: KeyGap<'a>) -> Option<KeyRange<'a>>
     Some(KeyRange { from, to }).filter(|range| !range.is_empty())
 }
 
-/// What RANGE answers of a record.
+/// The part of a record that RANGE answers.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Show {
     Both,
@@ -127,8 +128,8 @@ fn range_options(args: Args<'_>) -> Result<RangeOptions, Refusal> {
     Ok(options)
 }
 
-/// `RANGE start end [LIMIT n] [REV] [KEYS|VALUES]`: keys and values in order, by turns (RESP2) or
-/// as pairs (RESP3); with REV from the end of the same range.
+/// `RANGE start end [LIMIT n] [REV] [KEYS|VALUES]`. It answers keys and values in order,
+/// alternating in RESP2 and as pairs in RESP3. REV answers the same range from its end.
 pub(super) fn range(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
     let options = range_options(args)?;
     let (start, end) = gaps(&args)?;
@@ -150,16 +151,16 @@ pub(super) fn range(session: &Session, args: Args<'_>, reply: &mut Reply) -> Han
     Ok(())
 }
 
-/// What RANGE has found so far.
+/// What RANGE has collected so far.
 struct Found {
-    /// The elements of the reply, without its header.
+    /// Elements of the reply, without the header.
     output: Reply,
     /// Number of keys in the output.
     keys: u64,
 }
 
-/// Adds what RANGE shows of `range` to `found`. Returns whether it fitted into `memory`; if not,
-/// the output is not whole.
+/// Adds the records of `range` to `found`. Returns whether they fitted into `memory`. If not, the
+/// output is incomplete.
 fn found_within(
     session: &Session,
     range: KeyRange<'_>,
@@ -170,7 +171,7 @@ fn found_within(
     let (mut checked, mut fits) = (Ok(()), true);
     let Found { output, keys } = found;
     let mut show = |key: &[u8], value: &[u8]| {
-        // The output is copied into the reply at the end.
+        // The output is copied into the reply at the end, so both count.
         fits = memory.may_take(2 * (output.len() + key.len() + value.len()));
         if !fits {
             return ControlFlow::Break(());
@@ -228,7 +229,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn place_has_the_first_key_behind_it() {
+    fn gap_has_a_first_key_after_it() {
         let next = |place: KeyGap<'_>| place.next_key().map(Cow::into_owned);
         let longest = [b"a".repeat(KEY_BYTES_MAX - 1), vec![0xff]].concat();
         let longer = [&longest[..], b"x"].concat();

@@ -1,11 +1,12 @@
-//! SCAN and KEYS: all keys, piece by piece or at once.
+//! SCAN and KEYS: all keys of a database, in steps or in one reply.
 //!
-//! Keys come in order and a step starts behind the last key of the step before it. Therefore a key
-//! that exists during the whole iteration is returned exactly once, whatever other clients write
-//! ([`crate::cursors`] says how a cursor names a place between two keys). A pattern with a literal
-//! start keeps the scan within that start's range. Both commands run off the runtime's workers.
+//! Keys come in order, and a step starts after the last key of the previous step. Therefore SCAN
+//! returns a key that exists during the whole iteration exactly once, whatever other clients write.
+//! [`crate::cursors`] says how a cursor names a position between two keys. A pattern with a literal
+//! prefix limits the scan to the range of that prefix. Both commands run off the worker threads of
+//! the runtime.
 //!
-//! A store without an order of keys has cursors of its own ([`crate::store::UnorderedKeys`]); it
+//! A store without an order of keys has cursors of its own ([`crate::store::UnorderedKeys`]). It
 //! returns such a key at least once.
 
 use std::ops::{Bound, ControlFlow};
@@ -25,17 +26,17 @@ use crate::store::{KeyRange, StepLimits, UnorderedKeys};
 /// Bytes of keys after which a step ends, whatever COUNT says.
 const STEP_BYTES_MAX: usize = 1 << 20;
 
-/// Records that a step of SCAN looks at without COUNT.
+/// Default of COUNT: records that a step of SCAN reads.
 const COUNT_DEFAULT: usize = 10;
 
-/// Most records that a step looks at, whatever COUNT says.
+/// Highest effective value of COUNT.
 const COUNT_MAX: i64 = 1 << 20;
 
 struct ScanOptions<'a> {
     pattern: Option<&'a [u8]>,
     compiled: Option<Pattern>,
     count: usize,
-    /// TYPE asks for something else than strings.
+    /// TYPE names another type than string.
     nothing_fits: bool,
 }
 
@@ -94,7 +95,7 @@ fn no_such_cursor(cursor: u64) -> Refusal {
     ))
 }
 
-/// A step over a store without an order: it has cursors of its own.
+/// Runs a step over a store without an order, which has cursors of its own.
 fn unordered_step(
     keys: &dyn UnorderedKeys,
     options: &ScanOptions<'_>,
@@ -121,7 +122,7 @@ fn answer_step(next: u64, count: usize, found: &Reply, reply: &mut Reply) {
     reply.append(found);
 }
 
-/// The key that a cursor's step starts at; `None` if no step gave out the cursor.
+/// The key at which the step of a cursor starts. `None`: no step gave out the cursor.
 fn start_of(session: &Session, cursor: u64) -> Result<Option<Vec<u8>>, Refusal> {
     match Position::decode(cursor) {
         Some(position) => Ok(position.key(session.shared.prefixes())?),
@@ -129,7 +130,7 @@ fn start_of(session: &Session, cursor: u64) -> Result<Option<Vec<u8>>, Refusal> 
     }
 }
 
-/// How much a step has returned: bytes of the scratch reply, and keys.
+/// What a step has returned: bytes of the scratch reply, and the number of keys.
 type Returned = (usize, usize);
 
 fn scan_step(
@@ -175,7 +176,7 @@ fn scan_step(
     Ok(())
 }
 
-/// `KEYS pattern`.
+/// `KEYS pattern` in one reply.
 pub(super) fn keys(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
     let pattern = Pattern::new(args.get(1))?;
     let prefix = glob::literal_prefix(args.get(1));

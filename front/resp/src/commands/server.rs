@@ -1,4 +1,4 @@
-//! Commands about the whole server: DBSIZE, TIME, CONFIG, SHUTDOWN, WAIT.
+//! Commands about the whole server: DBSIZE, TIME, SAVE, CHECKPOINT, CONFIG, SHUTDOWN, WAIT, RESUME.
 
 use std::path::{Component, Path};
 use std::sync::atomic::Ordering;
@@ -22,7 +22,8 @@ pub(super) fn dbsize(session: &Session, _: Args<'_>, reply: &mut Reply) -> Handl
     Ok(())
 }
 
-/// `RESUME`: a database that refuses writes after an error takes them again, if the cause is gone.
+/// `RESUME`. A database that refuses writes after an error accepts them again, if the cause is
+/// gone.
 pub(super) fn resume(session: &Session, _: Args<'_>, reply: &mut Reply) -> Handled {
     session.shared.store.resume()?;
     reply.ok();
@@ -46,15 +47,15 @@ pub(super) fn wait(_: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
     Ok(())
 }
 
-/// `SAVE`: everything that was acknowledged before survives power loss when the reply is sent.
+/// `SAVE`. When the reply is sent, all acknowledged writes survive power loss.
 pub(super) fn save(session: &Session, _: Args<'_>, reply: &mut Reply) -> Handled {
     make_durable(session)?;
     reply.ok();
     Ok(())
 }
 
-/// `BGSAVE [SCHEDULE]`: the same. It takes no longer than a flush of the log, so it is done when
-/// the reply is sent.
+/// `BGSAVE [SCHEDULE]`. It does the same as SAVE. It only flushes the log, so it is done when the
+/// reply is sent.
 pub(super) fn bgsave(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
     if args.len() > 2 || (args.len() == 2 && !args.is(1, "schedule")) {
         return Err(Refusal::SYNTAX);
@@ -74,15 +75,15 @@ fn make_durable(session: &Session) -> Handled {
     Ok(())
 }
 
-/// `LASTSAVE`: when the last SAVE or BGSAVE succeeded, or the server started.
+/// `LASTSAVE`. It answers when the last SAVE or BGSAVE succeeded, or when the server started.
 pub(super) fn lastsave(session: &Session, _: Args<'_>, reply: &mut Reply) -> Handled {
     reply.integer(session.shared.last_save_s.load(Ordering::Relaxed) as i64);
     Ok(())
 }
 
-/// `CHECKPOINT directory`: a copy of the served database in a directory below the one that the
-/// server was given for that, made while other clients go on. It survives power loss when the reply
-/// is sent.
+/// `CHECKPOINT directory`. It copies the database while other clients go on. The copy is a
+/// directory in the one that the server was started with, and survives power loss when the reply is
+/// sent.
 pub(super) fn checkpoint(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
     let Some(base) = &session.shared.options.checkpoints else {
         return Err(Refusal::fixed(
@@ -107,8 +108,8 @@ pub(super) fn checkpoint(session: &Session, args: Args<'_>, reply: &mut Reply) -
     Ok(())
 }
 
-/// `SHUTDOWN [NOSAVE|SAVE] [NOW] [FORCE]`: what is acknowledged is safe whatever is said. Closes
-/// without a reply, as clients expect.
+/// `SHUTDOWN [NOSAVE|SAVE] [NOW] [FORCE]`. Acknowledged writes are safe with every option. The
+/// connection closes without a reply, as clients expect.
 pub(super) fn shutdown(session: &Session, args: Args<'_>, _: &mut Reply) -> Handled {
     for index in 1..args.len() {
         if args.is(index, "abort") {
@@ -123,7 +124,7 @@ pub(super) fn shutdown(session: &Session, args: Args<'_>, _: &mut Reply) -> Hand
     Ok(())
 }
 
-/// What CONFIG GET shows: settings by the names that clients and tools ask for.
+/// The settings that CONFIG GET shows, under the names that clients and tools ask for.
 fn settings(session: &Session) -> Vec<(&'static str, String)> {
     let options = &session.shared.options;
     let budget = options.budget.process_bytes();
@@ -197,7 +198,7 @@ pub(super) fn config(session: &Session, args: Args<'_>, reply: &mut Reply) -> Ha
     Err(unknown_subcommand(args, "CONFIG"))
 }
 
-/// A setting that can be changed while the server runs, with its new value.
+/// A setting that CONFIG SET can change, with its new value.
 enum NewSetting {
     SlowlogThreshold(i64),
     SlowlogEntries(usize),
@@ -205,12 +206,12 @@ enum NewSetting {
     ClientsMax(usize),
     OutputBytesMax(usize),
     TrackingKeysMax(usize),
-    /// It has that value.
+    /// The setting already has this value.
     Same,
 }
 
-/// `CONFIG SET name value…`: all or none. Every value is checked before the first one is used. The
-/// value that a setting has is accepted for every setting.
+/// `CONFIG SET name value…`. It changes all settings or none, because it checks every value before
+/// it uses the first one. Every setting accepts the value that it has.
 fn set_config(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
     if args.len() < 4 {
         return Err(Refusal::arity("config|set"));
@@ -293,7 +294,8 @@ fn new_setting(session: &Session, name: &str, value: &[u8]) -> Result<NewSetting
     }
 }
 
-/// The hard limit of `normal HARD 0 0`, the only kind of limit that there is; or what is wrong.
+/// The hard limit of `normal HARD 0 0`, which is the only kind of limit. An error says what is
+/// wrong.
 fn output_limit(value: &[u8]) -> Result<usize, String> {
     let text = String::from_utf8_lossy(value).to_ascii_lowercase();
     let words: Vec<&str> = text.split_ascii_whitespace().collect();
@@ -313,7 +315,7 @@ fn output_limit(value: &[u8]) -> Result<usize, String> {
     }
 }
 
-/// A number of bytes as Redis takes it: `1048576`, `1024kb` or `1m`.
+/// Parses a number of bytes as Redis does: `1048576`, `1024kb` or `1m`.
 fn memory_bytes(text: &str) -> Option<usize> {
     let digits = text.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
     let unit: usize = match &text[digits.len()..] {
@@ -344,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn output_limit_is_a_hard_one_of_normal_clients() {
+    fn output_limit_accepts_only_a_hard_limit_of_normal_clients() {
         assert_eq!(output_limit(b"normal 2MB 0 0"), Ok(2 << 20));
         assert_eq!(output_limit(b"normal 0 0 0"), Ok(0));
         for wrong in ["normal 1 0 0", "normal 2mb 1mb 60", "pubsub 2mb 0 0", "normal 2mb", ""] {

@@ -1,5 +1,5 @@
-//! SET with its options, and the commands that are SET under another name: SETNX, SETEX, PSETEX,
-//! GETSET, GETDEL, GETEX.
+//! SET with its options, and the commands that are variants of SET: SETNX, SETEX, PSETEX, GETSET,
+//! GETDEL, GETEX.
 
 use super::expiry::{Unit, absolute_ms};
 use crate::args::Args;
@@ -8,28 +8,28 @@ use crate::reply::Reply;
 use crate::session::Session;
 use crate::store::{Change, StoredValue};
 
-/// When SET acts.
+/// Condition of SET.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Condition {
     Always,
-    /// NX: the key is not there.
+    /// NX: the key must be absent.
     Absent,
-    /// XX: it is.
+    /// XX: the key must exist.
     Present,
 }
 
-/// What becomes of the expiry.
+/// Effect of SET on the expiry.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Expiry {
-    /// There is none from now on.
+    /// The key has no expiry afterwards.
     None,
-    /// KEEPTTL: stays what it was.
+    /// KEEPTTL: the expiry does not change.
     Keep,
     At(u64),
 }
 
 impl Expiry {
-    /// What it becomes where it was `old`.
+    /// The new expiry, where `old` was the one before.
     fn beside(self, old: Option<u64>) -> Option<u64> {
         match self {
             Self::None => None,
@@ -42,11 +42,11 @@ impl Expiry {
 struct SetOptions {
     condition: Condition,
     expiry: Expiry,
-    /// GET: answer the old value.
+    /// GET: the reply is the old value.
     get: bool,
 }
 
-/// The option at `at` that sets an expiry, if it is one: EX, PX, EXAT, PXAT and their number.
+/// The option at `at`, if it sets an expiry: EX, PX, EXAT or PXAT with its number.
 fn expiry_option(
     session: &Session,
     args: Args<'_>,
@@ -166,7 +166,7 @@ fn set_for(
     Ok(())
 }
 
-/// Answers what was there before, and counts it as read.
+/// Answers the old value, and counts it as a read.
 fn answer_old(session: &Session, old: Option<&StoredValue>, reply: &mut Reply) {
     session.count_read(old.is_some());
     reply.bulk_or_null(old.map(|entry| &entry.value[..]));

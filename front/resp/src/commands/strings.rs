@@ -1,5 +1,4 @@
-//! Commands on values as byte strings: GET, MGET, MSET, MSETNX, APPEND, STRLEN, GETRANGE,
-//! SETRANGE.
+//! Commands on values as byte strings: GET, MGET, MSET, MSETNX, APPEND, STRLEN, GETRANGE, SETRANGE.
 
 use std::ops::{ControlFlow, Range};
 
@@ -27,7 +26,7 @@ pub(super) fn mget(session: &Session, args: Args<'_>, reply: &mut Reply) -> Hand
     Ok(())
 }
 
-/// Answers MGET. Returns whether the reply fitted into `memory`; if not, it is not whole.
+/// Answers MGET. Returns whether the reply fitted into `memory`. If not, the reply is incomplete.
 fn mget_within(
     session: &Session,
     keys: &[&[u8]],
@@ -54,7 +53,7 @@ fn mget_within(
     checked.map(|()| fits)
 }
 
-/// Refuses a reply that has grown too large.
+/// Refuses a reply that is larger than the limit.
 pub(super) fn check_reply_size(session: &Session, bytes: usize, advice: &str) -> Handled {
     let most = session.shared.options.reply_bytes_max;
     if bytes > most {
@@ -63,7 +62,7 @@ pub(super) fn check_reply_size(session: &Session, bytes: usize, advice: &str) ->
     Ok(())
 }
 
-/// The pairs of MSET as operations.
+/// The pairs of MSET as operations of the store.
 fn puts<'a>(args: Args<'a>, name: &str) -> Result<Vec<Op<'a>>, Refusal> {
     if args.len().is_multiple_of(2) {
         return Err(Refusal::arity(name));
@@ -115,12 +114,13 @@ pub(super) fn append(session: &Session, args: Args<'_>, reply: &mut Reply) -> Ha
     Ok(())
 }
 
-/// Memory of a value of `len` bytes that a command builds: the value, and the store's copy of it.
+/// Bytes of memory for a value of `len` bytes that a command builds: the value, and the store's
+/// copy of it.
 pub(super) fn built_bytes(len: usize) -> u64 {
     2 * len as u64
 }
 
-/// Refuses to build a value of `a` and `b` bytes if a client could not have sent it.
+/// Refuses to build a value of `a` plus `b` bytes if a client could not send such a value.
 pub(super) fn check_value_size(session: &Session, a: usize, b: usize) -> Handled {
     match a.checked_add(b) {
         Some(len) if len <= session.value_bytes_max() => Ok(()),
@@ -128,8 +128,9 @@ pub(super) fn check_value_size(session: &Session, a: usize, b: usize) -> Handled
     }
 }
 
-/// The part that `start` and `end` name: both inclusive, negative from the end, clipped. As in
-/// Redis, an end in front of the value is the first byte.
+/// The part of a value from `start` to `end`. Both are inclusive, a negative number counts from the
+/// end, and the part is clipped to the value. As in Redis, an end before the value means the first
+/// byte.
 pub(super) fn slice(len: usize, start: i64, end: i64) -> Range<usize> {
     let len = len as i64;
     let from_end = |at: i64| if at < 0 { len.saturating_add(at).max(0) } else { at };
@@ -137,8 +138,8 @@ pub(super) fn slice(len: usize, start: i64, end: i64) -> Range<usize> {
     if start > end { 0..0 } else { start as usize..end as usize + 1 }
 }
 
-/// The same, and as for GETRANGE and BITCOUNT in Redis nothing if both count from the end and the
-/// start is behind the end, even if both are in front of the value.
+/// The same part for GETRANGE and BITCOUNT. As in Redis, it is empty if both ends count from the
+/// end of the value and the start follows the end.
 pub(super) fn slice_in_order(len: usize, start: i64, end: i64) -> Range<usize> {
     if start < 0 && end < 0 && start > end { 0..0 } else { slice(len, start, end) }
 }

@@ -1,8 +1,8 @@
-//! CLIENT TRACKING, CACHING and TRACKINGINFO: which keys a client is told about; see
-//! [`crate::tracking`] for how.
+//! CLIENT TRACKING, CACHING and TRACKINGINFO, with which a client chooses the keys whose changes it
+//! receives. [`crate::tracking`] implements the tracking.
 //!
-//! Errors have Redis' texts. There is no pub/sub, so only connections of RESP3 can track keys, and
-//! REDIRECT is refused.
+//! Errors have the texts of Redis. There is no pub/sub, so only connections of RESP3 can track
+//! keys, and REDIRECT is refused.
 
 use crate::args::Args;
 use crate::invalidations::TrackingMode;
@@ -10,10 +10,10 @@ use crate::refusal::{Handled, Refusal};
 use crate::reply::{Reply, Version};
 use crate::session::Session;
 
-/// Most prefixes that one client may give.
+/// Highest number of prefixes of one client.
 const PREFIXES_MAX: usize = 1024;
 
-/// The options of CLIENT TRACKING.
+/// Options of CLIENT TRACKING.
 struct TrackingOptions<'a> {
     mode: TrackingMode,
     prefixes: Vec<&'a [u8]>,
@@ -48,7 +48,7 @@ impl<'a> TrackingOptions<'a> {
         Ok(Self { mode, prefixes })
     }
 
-    /// Refuses options that contradict each other, or what the client has chosen before.
+    /// Refuses options that contradict each other, or the mode that the client has.
     fn check(&self, old: TrackingMode, old_prefixes: &[Box<[u8]>]) -> Handled {
         let has = |flag| self.mode.has(flag);
         let is_broadcast = has(TrackingMode::BCAST);
@@ -108,8 +108,7 @@ impl<'a> TrackingOptions<'a> {
 /// `CLIENT TRACKING ON|OFF [PREFIX prefix…] [BCAST] [OPTIN] [OPTOUT] [NOLOOP]`.
 pub(super) fn tracking(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
     if session.is_inside() {
-        // ON would wait for the stripes that EXEC holds, and an EXEC that fails must change
-        // nothing.
+        // ON would wait for the stripes that EXEC holds. An EXEC that fails must change nothing.
         return Err(Refusal::fixed(
             "ERR CLIENT TRACKING is not possible inside a transaction: send it before MULTI",
         ));
@@ -131,7 +130,7 @@ pub(super) fn tracking(session: &Session, args: Args<'_>, reply: &mut Reply) -> 
     }
     let old_prefixes = session.shared.tracking.prefixes_of(session.client.id);
     options.check(session.tracking.get(), &old_prefixes)?;
-    // Without a prefix the mode BCAST tells of all keys.
+    // Without a prefix the mode BCAST covers all keys.
     let has_none = options.mode.has(TrackingMode::BCAST) && options.prefixes.is_empty();
     let prefixes = if has_none { vec![&b""[..]] } else { options.prefixes };
     session.begin_tracking(options.mode, &prefixes)?;
@@ -139,7 +138,7 @@ pub(super) fn tracking(session: &Session, args: Args<'_>, reply: &mut Reply) -> 
     Ok(())
 }
 
-/// `CLIENT CACHING YES|NO`: for the next command, or the next transaction.
+/// `CLIENT CACHING YES|NO`. It applies to the next command, or to the next transaction.
 pub(super) fn caching(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
     let mode = session.tracking.get();
     if !mode.is_on() {
@@ -168,7 +167,7 @@ pub(super) fn caching(session: &Session, args: Args<'_>, reply: &mut Reply) -> H
     Ok(())
 }
 
-/// `CLIENT TRACKINGINFO`.
+/// Answers `CLIENT TRACKINGINFO`, the mode of the client.
 pub(super) fn tracking_info(session: &Session, reply: &mut Reply) {
     let mode = session.tracking.get();
     let said = session.caching.get();

@@ -1,52 +1,53 @@
-//! SCAN cursors: a position in the key space, written as a number below 2^53.
+//! SCAN cursors: a cursor names a position in the key space by a number below 2^53.
 //!
-//! A cursor is the number of a kept prefix ([`crate::prefixes`], 20 bits; number 0 is the empty
-//! prefix) and one to four bytes behind that prefix (33 bits). It means: go on at the first key
-//! that is not smaller than the prefix followed by these bytes. The server remembers nothing for a
-//! cursor, so no client can make another client's cursor invalid, and a cursor holds over a
-//! restart. Numbers below 2^53 are exact in clients that keep cursors in doubles.
+//! A cursor combines the number of a kept prefix ([`crate::prefixes`], 20 bits; number 0 is the
+//! empty prefix) with one to four bytes that follow the prefix (33 bits). The next step begins at
+//! the first key that is not smaller than the prefix followed by these bytes. The server remembers
+//! nothing for a cursor. So no client can make another client's cursor invalid, and a cursor holds
+//! over a restart. Numbers below 2^53 are exact in clients that keep cursors in doubles.
 //! `docs/decisions/0053-cursors-of-scan.md` lists the alternatives.
 //!
 //! Invariants:
 //!
-//! 1. A step that returned keys up to `last` and would go on with `next` ends with a cursor whose
-//!    position `p` satisfies `last < p <= next`. Therefore a key that exists during the whole
+//! 1. A step that returned keys up to `last`, and would continue with `next`, ends with a cursor
+//!    whose position `p` satisfies `last < p <= next`. Therefore a key that exists during the whole
 //!    iteration is returned exactly once.
-//! 2. A step is cut between `last` and `next` only if the prefix of `next` with `c` rounded down
-//!    to a multiple of four bytes is kept, where `c` is the number of leading bytes that the two
-//!    keys share. A cut with `c < 4` needs no kept prefix.
-//! 3. A step that finds no such cut within [`LOOKAHEAD_KEYS`] keys behind its count has one prefix
-//!    kept, the shortest that gives a cut in that window. Beyond [`FREE_ROWS`] kept prefixes the
-//!    window starts [`SPACING_KEYS`] keys (or [`SPACING_BYTES`] bytes of keys) later. Therefore
-//!    there are at most `FREE_ROWS` prefixes and one for each `SPACING_KEYS` keys that were written
-//!    (or each `SPACING_BYTES` bytes of them), however often clients scan.
+//! 2. Let `c` be the number of leading bytes that `last` and `next` share, rounded down to a
+//!    multiple of four. A step ends between the two keys only if the first `c` bytes are a kept
+//!    prefix. An end with `c` equal to 0 needs no kept prefix.
+//! 3. A step that finds no such end within [`LOOKAHEAD_KEYS`] keys after its count adds one prefix:
+//!    the shortest that allows an end in that window. Beyond [`FREE_ROWS`] kept prefixes the window
+//!    starts [`SPACING_KEYS`] keys (or [`SPACING_BYTES`] bytes of keys) later. Therefore there are
+//!    at most `FREE_ROWS` prefixes and one for each `SPACING_KEYS` keys that were written (or each
+//!    `SPACING_BYTES` bytes of them), however often clients scan.
 //!
 //! Pure except for the prefix table that the caller passes in. Cost of a step: one comparison of
-//! neighbouring keys and at most one search of the table per key behind the count.
+//! neighbouring keys, and at most one search of the table, for each key after the count.
 
 use archipelago_base::Result;
 
 use crate::prefixes::{PREFIXES_MAX, PrefixTable};
 
-/// Bytes by which the lengths of kept prefixes differ, and the most that a cursor names itself.
+/// The lengths of kept prefixes are multiples of this number of bytes. A cursor holds at most as
+/// many bytes itself.
 const CHUNK_BYTES: usize = 4;
-/// Values of one digit of a position: 0 for "no byte", else the byte plus one.
+/// Number of values of one digit of a position: 0 for "no byte", otherwise the byte plus one.
 const RADIX: u64 = 257;
 /// Bits of the position within a cursor: `257^4 < 2^33`.
 const POSITION_BITS: u32 = 33;
 
-/// Kept prefixes below which a step may have one kept without going on behind its count first.
+/// Number of kept prefixes below which a step may add one without first reading beyond its count.
 const FREE_ROWS: u32 = 4096;
-/// Keys behind the count among which a step looks for the shortest prefix to keep.
+/// Number of keys after the count among which a step looks for the shortest prefix to keep.
 const LOOKAHEAD_KEYS: usize = 64;
 /// Bytes of keys that end the window as well.
 const LOOKAHEAD_BYTES: usize = 512 << 10;
-/// Keys behind the count after which a step may have a prefix kept, beyond [`FREE_ROWS`].
+/// Number of keys after the count before a step may add a prefix, beyond [`FREE_ROWS`].
 const SPACING_KEYS: usize = 128;
-/// Bytes of keys that count as much as [`SPACING_KEYS`] keys.
+/// Bytes of keys that count as [`SPACING_KEYS`] keys.
 const SPACING_BYTES: usize = 512 << 10;
 
-/// Where a step goes on: a kept prefix and the bytes behind it.
+/// Position at which the next step begins: a kept prefix and the bytes that follow it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Position {
     /// Number of the kept prefix; 0 for the empty one.
@@ -64,7 +65,7 @@ impl Position {
         u64::from(self.prefix) << POSITION_BITS | position
     }
 
-    /// The position of a cursor; `None` if no step gives out this number.
+    /// The position of a cursor. `None`: no step gives out this number.
     pub(crate) fn decode(cursor: u64) -> Option<Self> {
         let prefix = u32::try_from(cursor >> POSITION_BITS).ok()?;
         let mut left = cursor & ((1 << POSITION_BITS) - 1);
@@ -81,7 +82,7 @@ impl Position {
         Some(Self { prefix, rest })
     }
 
-    /// The smallest key at or behind which the step goes on; `None` if the prefix is not kept.
+    /// The smallest key that the next step may return. `None`: the prefix is not kept.
     pub(crate) fn key(&self, prefixes: &dyn PrefixTable) -> Result<Option<Vec<u8>>> {
         let prefix = match self.prefix {
             0 => Some(Vec::new()),
@@ -94,32 +95,32 @@ impl Position {
     }
 }
 
-/// A place where the step may be cut once its prefix is kept.
+/// A position at which the step may end once its prefix is kept.
 struct Cut<M> {
     prefix: Vec<u8>,
     rest: Vec<u8>,
     mark: M,
 }
 
-/// What becomes of a step before its next key.
+/// Decision about the next key of a step.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Next<M> {
     /// The key belongs to the step.
     Take,
     /// The step ends before the key.
     EndHere(Position),
-    /// The step ends at an earlier key: what was returned behind this mark is taken back.
+    /// The step ends at an earlier key. The caller removes what was returned after the mark.
     EndAt(M, Position),
 }
 
-/// Finds the end of one step of SCAN. `M` says how much was returned so far.
+/// Finds the end of one step of SCAN. `M` marks how much was returned so far.
 pub(crate) struct StepEnd<'a, M> {
     prefixes: &'a dyn PrefixTable,
     last: Vec<u8>,
-    /// Keys and bytes of keys behind the count.
+    /// Keys after the count, and their bytes.
     over_keys: usize,
     over_bytes: usize,
-    /// Those of them in the window in which a prefix is chosen.
+    /// Those of them that lie in the window for the choice of a prefix.
     window_keys: usize,
     window_bytes: usize,
     best: Option<Cut<M>>,
@@ -141,22 +142,23 @@ impl<'a, M: Copy> StepEnd<'a, M> {
         }
     }
 
-    /// Notes a key that the step takes.
+    /// Notes a key that the step returns.
     pub(crate) fn take(&mut self, key: &[u8]) {
         self.last.clear();
         self.last.extend_from_slice(key);
     }
 
-    /// Where the step ends if no key is left behind those that it took; `None`: behind all of them.
-    /// A step that cannot keep a prefix for an earlier end needs none: it has returned every key.
+    /// The end of a step after which no key is left. `None`: the step ends after all its keys. If a
+    /// prefix for an earlier end cannot be kept, none is needed, because the step has returned
+    /// every key.
     pub(crate) fn without_next(self) -> Option<(M, Position)> {
         let cut = self.best?;
         let prefix = self.prefixes.keep(&cut.prefix).ok()?;
         Some((cut.mark, Position { prefix, rest: cut.rest }))
     }
 
-    /// Decides whether a step that has all the keys it wants takes `next` as well. `next` lies
-    /// behind the key that was taken last, and `mark` says how much was returned up to that key.
+    /// Decides whether a step that has reached its count returns `next` as well. `next` follows the
+    /// last returned key, and `mark` says how much was returned up to that key.
     pub(crate) fn before(&mut self, next: &[u8], mark: M) -> Result<Next<M>> {
         let shared = self.last.iter().zip(next).take_while(|(a, b)| a == b).count();
         assert!(shared < next.len(), "keys of a scan ascend");

@@ -1,23 +1,23 @@
-//! Sums of decimal numbers that are exact, for INCRBYFLOAT.
+//! Exact sums of decimal numbers, for INCRBYFLOAT.
 //!
-//! [`add`] takes what Redis takes as a number in decimal notation, and answers what Redis
-//! documents: the sum in plain notation, rounded to 17 digits behind the point, without zeros at
-//! its end. Redis computes in `long double`, whose sums have binary noise behind the 18th digit.
-//! Here digits stay decimal, so only the rounding changes a sum; a tie goes to the even digit, as
-//! in `printf`.
+//! [`add`] accepts the numbers that Redis accepts in decimal notation. It returns the sum as Redis
+//! documents it: in plain notation, rounded to 17 digits after the point, without trailing zeros.
+//! Redis computes in `long double`, whose sums have binary noise after the 18th digit. Here digits
+//! stay decimal, so only the rounding changes a sum. A tie is rounded to the even digit, as in
+//! `printf`.
 //!
-//! What is a number: an optional sign, digits with at most one point among them, an optional
-//! exponent; at most 5,119 bytes, no blanks. Its size must be that of a `long double` of x86: 0, or
-//! from 1e-4951 to 1.18973149535723176505e4932. `inf` is known, so that it can be refused like a
-//! sum that is too large. Hexadecimal numbers are not taken.
+//! A number is an optional sign, digits with at most one point among them, and an optional
+//! exponent. It has at most 5,119 bytes and no blanks. Its magnitude must be that of a `long
+//! double` of x86: 0, or from 1e-4951 to 1.18973149535723176505e4932. `inf` is recognised, so that
+//! it can be refused like a sum that is too large. Hexadecimal numbers are refused.
 //!
-//! The module is pure functions. Cost: time and memory in proportion to the digits between the
-//! first and the last one of both numbers, at most about 15,000 (1e4932 and 1e-4951 with long
-//! fractions). A result has at most 4,952 bytes.
+//! Pure functions. Cost: time and memory in proportion to the digits between the first and the last
+//! digit of both numbers, at most about 15,000 (1e4932 and 1e-4951 with long fractions). A result
+//! has at most 4,952 bytes.
 
 use std::cmp::Ordering;
 
-/// Digits behind the point that a sum is rounded to.
+/// Digits after the point to which a sum is rounded.
 const FRACTION_DIGITS: i32 = 17;
 
 /// Longest number in bytes, as in Redis.
@@ -29,26 +29,26 @@ const TOP_MAX: i32 = 4933;
 /// No number but 0 is below ten to this power.
 const BOTTOM: i32 = -4951;
 
-/// First digits of the largest number, whose first digit counts 10^4932: the largest
-/// `long double`, and what is rounded to it.
+/// First digits of the largest number, the first of which counts 10^4932. It is the largest `long
+/// double`, and what is rounded to it.
 const LARGEST: &[u8] = b"118973149535723176505";
 
-/// Why a sum was refused.
+/// Reason for which a sum is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SumError {
-    /// One of the two is not a number, or too large or too small for one.
+    /// One of the two is not a number, or its magnitude is too large or too small.
     NotANumber,
     /// The sum is too large, or one of the two is infinite.
     TooLarge,
 }
 
-/// `±digits · 10^exponent`. Zero has no digits and exponent 0.
+/// The number `±digits · 10^exponent`. Zero has no digits and exponent 0.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Decimal {
     negative: bool,
-    /// Values 0 to 9, the largest place first; neither the first nor the last is 0.
+    /// Values 0 to 9, the most significant first. Neither the first nor the last is 0.
     digits: Vec<u8>,
-    /// Power of ten that the last digit counts.
+    /// Power of ten of the last digit.
     exponent: i32,
 }
 
@@ -62,7 +62,7 @@ pub(crate) fn add(a: &[u8], b: &[u8]) -> Result<String, SumError> {
     if sum.is_too_large() { Err(SumError::TooLarge) } else { Ok(sum.text()) }
 }
 
-/// Cuts `+` or `-` off; whether it was `-`.
+/// Removes a leading `+` or `-`, and returns whether it was `-`.
 fn split_sign(text: &[u8]) -> (bool, &[u8]) {
     match text {
         [b'-', rest @ ..] => (true, rest),
@@ -71,7 +71,7 @@ fn split_sign(text: &[u8]) -> (bool, &[u8]) {
     }
 }
 
-/// The power behind an `e`; one that is out of all bounds stays so.
+/// The power after an `e`. A power outside all limits stays outside.
 fn parse_exponent(text: &[u8]) -> Option<i64> {
     let (negative, digits) = split_sign(text);
     if digits.is_empty() || !digits.iter().all(u8::is_ascii_digit) {
@@ -85,7 +85,7 @@ fn parse_exponent(text: &[u8]) -> Option<i64> {
 }
 
 impl Decimal {
-    /// `None`: it is infinite.
+    /// `None`: the number is infinite.
     fn parse(text: &[u8]) -> Result<Option<Self>, SumError> {
         let (negative, text_of_size) = split_sign(text);
         if ["inf", "infinity"].iter().any(|name| text_of_size.eq_ignore_ascii_case(name.as_bytes()))
@@ -117,7 +117,7 @@ impl Decimal {
             }
             digits.push(byte - b'0');
         }
-        // Both are far from the ends of 64 bits.
+        // Both powers are far from the limits of 64 bits.
         let exponent = power - fraction.len() as i64;
         let first = digits.iter().position(|digit| *digit != 0);
         let Some(first) = first else {
@@ -131,7 +131,7 @@ impl Decimal {
         (!number.is_too_large()).then_some(number)
     }
 
-    /// Without zeros at either end.
+    /// The number without zeros at either end.
     fn trimmed(mut self) -> Self {
         let end = self.digits.iter().rposition(|digit| *digit != 0).map_or(0, |at| at + 1);
         self.exponent += (self.digits.len() - end) as i32;
@@ -144,7 +144,7 @@ impl Decimal {
         self
     }
 
-    /// It is below ten to this power, and not below the one before.
+    /// The smallest power of ten that is larger than the number.
     fn top(&self) -> i32 {
         self.exponent + self.digits.len() as i32
     }
@@ -161,7 +161,7 @@ impl Decimal {
         }
     }
 
-    /// The digits at the powers from `top` down to `bottom`, zeros where it has none.
+    /// The digits at the powers from `top` down to `bottom`, with zeros where the number has none.
     fn spread(&self, top: i32, bottom: i32) -> Vec<u8> {
         let mut digits = vec![0; (top - self.top()) as usize];
         digits.extend_from_slice(&self.digits);
@@ -176,7 +176,7 @@ impl Decimal {
         if other.digits.is_empty() {
             return self;
         }
-        // One place more than both, for what is carried.
+        // One digit more than both numbers have, for a carry.
         let top = self.top().max(other.top()) + 1;
         let bottom = self.exponent.min(other.exponent);
         let (mut large, mut small) = (self.spread(top, bottom), other.spread(top, bottom));
@@ -200,18 +200,18 @@ impl Decimal {
         Self { negative, digits: large, exponent: bottom }.trimmed()
     }
 
-    /// Rounded to [`FRACTION_DIGITS`], a tie to the even digit.
+    /// The number rounded to [`FRACTION_DIGITS`], with a tie to the even digit.
     fn rounded(self) -> Self {
         let surplus = -FRACTION_DIGITS - self.exponent;
         if surplus <= 0 {
             return self;
         }
-        // One place more for what is carried.
+        // One more digit for a carry.
         let top = self.top().max(-FRACTION_DIGITS) + 1;
         let mut digits = self.spread(top, self.exponent);
         let rest = digits.split_off(digits.len() - surplus as usize);
         let is_odd = digits.last().is_some_and(|digit| digit % 2 == 1);
-        // The rest ends with a digit that is not 0.
+        // The remainder ends with a digit that is not 0.
         let up = match rest[0].cmp(&5) {
             Ordering::Equal => rest.len() > 1 || is_odd,
             order => order == Ordering::Greater,

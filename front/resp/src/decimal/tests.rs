@@ -50,7 +50,7 @@ fn sums_are_rounded_to_17_digits_ties_to_even() {
 }
 
 #[test]
-fn spellings_of_redis_are_taken_and_no_others() {
+fn only_spellings_of_redis_are_accepted() {
     for good in ["1", "+1", "1.", "1e0", "1E+0", "0001.000", ".1e1", "10e-1", "100.e-2"] {
         check(good, "0", "1");
     }
@@ -79,7 +79,7 @@ fn infinity_is_refused_as_a_sum_that_is_too_large() {
 }
 
 #[test]
-fn sizes_end_where_those_of_redis_end() {
+fn magnitudes_have_the_limits_of_redis() {
     let largest = "1.18973149535723176505e4932";
     assert_eq!(sum(largest, "0").unwrap().len(), 4933);
     assert_eq!(sum(largest, "-0.00000000000000001").unwrap().len(), 4933 + 18);
@@ -113,7 +113,7 @@ fn plain(mantissa: i128) -> String {
 
 proptest! {
     #[test]
-    fn sums_are_those_of_integers(
+    fn sums_agree_with_integer_arithmetic(
         a in -(10i128.pow(36))..10i128.pow(36),
         b in -(10i128.pow(36))..10i128.pow(36),
         shift in -40i32..40,

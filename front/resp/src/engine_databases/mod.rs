@@ -1,32 +1,34 @@
-//! Which column family of an open database each Redis database shows.
+//! Column family of an open database that each Redis database shows.
 //!
-//! Shared by the sixteen stores of one server ([`crate::engine_store`]). A family holds one
-//! keyspace: keyspace 0 is the default family, keyspace `n` is `archipelago.database.n`. The row
-//! `order` of the family `archipelago.databases.1` holds the [`Order`] of the databases; without it
-//! each database shows the keyspace of its own number (`docs/formats/databases.md` has the bytes,
-//! `docs/decisions/0056-redis-databases-as-column-families.md` the alternatives).
+//! The sixteen stores of one server share one [`EngineDatabases`] ([`crate::engine_store`]). A
+//! family holds one keyspace: keyspace 0 is the default family, and keyspace `n` is
+//! `archipelago.database.n`. The row `order` of the family `archipelago.databases.1` holds the
+//! [`Order`] of the databases. Without the row each database shows the keyspace of its own number.
+//! `docs/formats/databases.md` has the bytes, and
+//! `docs/decisions/0056-redis-databases-as-column-families.md` the alternatives.
 //!
 //! Invariants:
-//! 1. A family is made by the first write that puts a record into it. Reads and deletes make none.
+//! 1. The first write that puts a record into a family creates the family. Reads and deletes create
+//!    none.
 //! 2. The order in memory equals the row, as the database itself reads it. Only
 //!    [`EngineDatabases::change_order`] changes them. Its caller holds every stripe of
 //!    [`crate::locks`], so no writer runs meanwhile, and writers need not check the epoch.
-//! 3. `epoch` is odd while the order changes. A read that met an odd epoch, or another one when it
-//!    ended, is done again. So no read sees a part of a write that changes the order, and none
+//! 3. `epoch` is odd while the order changes. A read that meets an odd epoch, or a different epoch
+//!    at its end, is repeated. So no read sees a part of a write that changes the order, and none
 //!    returns a record that its database did not show at some moment of the read.
-//! 4. A read is done [`OPTIMISTIC_ROUNDS`] times at most in that way, then once while `changing` is
-//!    held, which keeps the order as it is. No read makes a family or changes the order, both of
-//!    which take `changing`.
-//! 5. While the epoch is odd, the write is appended to the log and becomes visible. It is encoded
-//!    before, waits for stalls and for room on the disk before, and is synced afterwards, so that
-//!    reads wait for none of these.
+//! 4. A read is tried [`OPTIMISTIC_ROUNDS`] times at most in that way. Then it runs once while it
+//!    holds `changing`, which fixes the order. No read creates a family or changes the order,
+//!    because both take `changing`.
+//! 5. While the epoch is odd, the write is appended to the log and becomes visible. It is encoded,
+//!    and waits for stalls and for disk space, before that. It is synced after that. So reads wait
+//!    for none of these.
 //!
-//! Thread-safe. Failure: what the engine says; a row that is no order is an error that names it.
-//! After an error of a write that changes the order, the row is read again, because the engine may
-//! have kept the write. Cost: a read adds three loads of words that hardly ever change, a write
-//! adds one; neither takes a lock. A read that has to wait for a change of the order tells the
-//! runtime so, and other tasks go on. A read-only database shows the order and the families of the
-//! moment of [`EngineDatabases::open`].
+//! Thread-safety: any thread may call any method. Failure: errors of the engine are returned. A row
+//! that is no order is an error that names the row. After an error of a write that changes the
+//! order, the row is read again, because the engine may have kept the write. Cost: a read adds
+//! three loads of words that rarely change, and a write adds one. Neither takes a lock. A read that
+//! has to wait for a change of the order tells the runtime, which lets other tasks run. A read-only
+//! database shows the order and the families as they were at [`EngineDatabases::open`].
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
@@ -44,17 +46,18 @@ use tokio::runtime::{Handle, RuntimeFlavor};
 use crate::databases::{DATABASES, Order};
 use crate::engine_prefixes::EnginePrefixes;
 
-/// Name of the family of the order; the number at its end is the version of its row.
+/// Name of the family of the order. The number at its end is the version of its row.
 const ORDER_FAMILY: &str = "archipelago.databases.1";
 
-/// Key of its only row.
+/// Key of the only row of that family.
 const ORDER_ROW: &[u8] = b"order";
 
-/// How often a read is done without a lock before it keeps the order as it is.
+/// Number of times that a read runs without a lock before it fixes the order.
 const OPTIMISTIC_ROUNDS: usize = 3;
 
-/// How often a change of the order looks whether the writes of its families still stall, and the
-/// pause in between: one second together. After that it stalls while reads wait for it.
+/// Number of times that a change of the order checks whether writes of its families still stall,
+/// and the pause between two checks. Together they take one second. After that the change stalls
+/// while reads wait for it.
 const STALL_LOOKS: usize = 100;
 const STALL_PAUSE: Duration = Duration::from_millis(10);
 
@@ -62,19 +65,19 @@ const STALL_PAUSE: Duration = Duration::from_millis(10);
 pub(crate) struct EngineDatabases {
     pub(crate) db: Db,
     pub(crate) prefixes: EnginePrefixes,
-    /// By the number of the keyspace; those that exist.
+    /// The families that exist, by the number of their keyspace.
     families: [OnceLock<ColumnFamily>; DATABASES],
     order_family: OnceLock<ColumnFamily>,
-    /// An [`Order`] as a word.
+    /// The [`Order`] as a word.
     order: AtomicU64,
     epoch: AtomicU64,
     /// Whether a change of the order is under way, from its preparation to its sync.
     holds_writers: AtomicBool,
-    /// Held while a family is made or the order changes.
+    /// Held while a family is created or the order changes.
     changing: Mutex<()>,
 }
 
-/// Which family is meant.
+/// A family that may have to be created.
 #[derive(Clone, Copy)]
 enum Which {
     Keyspace(usize),
@@ -90,7 +93,7 @@ fn known(family: ColumnFamily) -> OnceLock<ColumnFamily> {
 }
 
 impl EngineDatabases {
-    /// The databases that `db` holds. `Corrupt` if the row of the order holds none.
+    /// The databases of `db`. `Corrupt` if the row of the order holds none.
     pub(crate) fn open(db: Db) -> Result<Self> {
         let names = db.list_families();
         let find = |name: &str| names.iter().any(|other| other == name).then(|| db.family(name));
@@ -117,7 +120,7 @@ impl EngineDatabases {
         Ok(databases)
     }
 
-    /// The order that the row says.
+    /// The order that the row holds.
     fn stored_order(&self) -> Result<Order> {
         let Some(family) = self.order_family.get() else { return Ok(Order::IDENTITY) };
         let Some(row) = self.db.get_with(family, ORDER_ROW, &ReadOptions::default())? else {
@@ -142,13 +145,14 @@ impl EngineDatabases {
         Order::from_word(self.order.load(Ordering::Acquire))
     }
 
-    /// The family that database `index` shows; `None` if nobody has written to it.
+    /// The family that database `index` shows. `None` if the database was never written.
     #[inline]
     pub(crate) fn family(&self, index: usize) -> Option<&ColumnFamily> {
         self.families[self.order().at(index)].get()
     }
 
-    /// The same for a write of a record: the family is made if need be.
+    /// The family of database `index` for a write of a record, which creates the family if
+    /// necessary.
     #[inline]
     pub(crate) fn made_family(&self, index: usize) -> Result<&ColumnFamily> {
         let number = self.order().at(index);
@@ -158,7 +162,7 @@ impl EngineDatabases {
         }
     }
 
-    /// The family of the order, which is made if need be.
+    /// The family of the order, which is created if necessary.
     pub(crate) fn made_order_family(&self) -> Result<&ColumnFamily> {
         match self.order_family.get() {
             Some(family) => Ok(family),
@@ -183,8 +187,9 @@ impl EngineDatabases {
         Ok(place.get_or_init(|| made))
     }
 
-    /// What `read` finds in the family that database `index` shows; `None` without a family. `read`
-    /// is asked again if the order changed meanwhile. It makes no family and changes no order.
+    /// Calls `read` with the family that database `index` shows. `None`: there is no family. It
+    /// repeats the call if the order has changed meanwhile. `read` creates no family and changes no
+    /// order.
     #[inline]
     pub(crate) fn read<T>(
         &self,
@@ -198,7 +203,7 @@ impl EngineDatabases {
                 continue;
             }
             let found = self.family(index).map(&mut read).transpose();
-            // What `read` saw of a later order was published behind the later epoch.
+            // The writer published the data of a later order before the later epoch.
             fence(Ordering::Acquire);
             if self.epoch.load(Ordering::Relaxed) == epoch {
                 return found;
@@ -207,8 +212,8 @@ impl EngineDatabases {
         self.wait_for_order(|| self.family(index).map(&mut read).transpose())
     }
 
-    /// Calls `act` when no change of the order is under way, and before the next one. The runtime
-    /// has other threads run the tasks of this one meanwhile.
+    /// Calls `act` while no change of the order is under way. Meanwhile the runtime lets other
+    /// threads run the tasks of this thread.
     #[cold]
     fn wait_for_order<T>(&self, act: impl FnOnce() -> T) -> T {
         let wait = || {
@@ -220,19 +225,19 @@ impl EngineDatabases {
         if is_worker { tokio::task::block_in_place(wait) } else { wait() }
     }
 
-    /// Whether a read now would wait for a change of the order.
+    /// Whether a read would now wait for a change of the order.
     #[inline]
     pub(crate) fn holds_readers(&self) -> bool {
         self.epoch.load(Ordering::Relaxed) & 1 == 1
     }
 
-    /// Whether a write now would wait for the stripes that a change of the order holds.
+    /// Whether a write would now wait for the stripes that a change of the order holds.
     pub(crate) fn holds_writers(&self) -> bool {
         self.holds_writers.load(Ordering::Relaxed)
     }
 
-    /// Does `change`, which includes a change of the order, while
-    /// [`EngineDatabases::holds_writers`] says so. The caller holds every stripe.
+    /// Runs `change`, which includes a change of the order. [`EngineDatabases::holds_writers`] is
+    /// true meanwhile. The caller holds every stripe.
     pub(crate) fn holding_writers<T>(&self, change: impl FnOnce() -> T) -> T {
         self.holds_writers.store(true, Ordering::Relaxed);
         let done = change();
@@ -240,17 +245,19 @@ impl EngineDatabases {
         done
     }
 
-    /// The row of the order after `next`: its key and value.
+    /// Key and value of the row for the order after `next`.
     pub(crate) fn row_after(&self, next: Order) -> (&'static [u8], [u8; DATABASES]) {
         (ORDER_ROW, self.order().then(next).to_bytes())
     }
 
-    /// Waits for what a write to the families of the databases `indexes` and to that of the order
-    /// would wait for. The caller keeps writers out, so that little can come in between.
+    /// Waits for the stalls and the disk space that a write to the families of the databases
+    /// `indexes` and to that of the order would wait for. The caller keeps writers out, so little
+    /// can happen before the write.
     pub(crate) fn wait_for_writes(&self, indexes: impl Iterator<Item = usize>) -> Result<()> {
         let of_order = self.made_order_family()?;
         if self.db.would_stall(of_order) || self.db.space_state() != SpaceState::Roomy {
-            // The row as it is: this waits for memory and room, or says why there is none.
+            // This write of the unchanged row waits for memory and space, or returns the reason for
+            // which there is none.
             let row = self.order().to_bytes();
             self.db.put_with(of_order, ORDER_ROW, &row, &WriteOptions::default())?;
         }
@@ -265,9 +272,9 @@ impl EngineDatabases {
         Ok(())
     }
 
-    /// Does `write`, a batch with [`EngineDatabases::row_after`] `next`. Reads wait for it, so it
-    /// is ready to be written. The caller keeps writers out, and makes it survive power loss
-    /// before they go on.
+    /// Calls `write`, which writes a batch with the row [`EngineDatabases::row_after`] `next`.
+    /// Reads wait for it, so the batch must be complete. The caller keeps writers out, and syncs
+    /// the write before they continue.
     pub(crate) fn change_order(
         &self,
         next: Order,

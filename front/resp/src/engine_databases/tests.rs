@@ -187,7 +187,7 @@ fn read_that_waits_for_an_order_gives_up_its_worker() {
 }
 
 #[test]
-fn read_is_done_four_times_at_most_while_the_order_changes() {
+fn read_is_tried_four_times_at_most_while_the_order_changes() {
     let databases = EngineDatabases::open(open(Arc::new(MemFs::new()))).unwrap();
     let (mut rounds, mut locked) = (0, false);
     let found = databases.read(0, |_| {

@@ -1,20 +1,20 @@
-//! What the commands of a transaction see and change while EXEC runs them.
+//! Changes of a transaction to one database, which its commands see while EXEC runs them.
 //!
-//! An overlay is a [`Store`] over another one. Writes stay in the overlay, and reads show the store
-//! below as those writes would leave it. At the end [`Changes::ops`] are written to the store
-//! below, with those of other databases in one atomic write ([`crate::overlays`]). So no other
+//! An overlay is a [`Store`] over another store. Writes stay in the overlay. Reads show the store
+//! below as it would be after those writes. At the end one atomic write applies [`Changes::ops`] to
+//! the store below, together with those of other databases ([`crate::overlays`]). So no other
 //! client sees a part of a transaction, and a crash leaves all of it or nothing.
 //!
 //! Invariants:
-//! 1. `points` holds what became of each key that was written. A range delete removes the keys of
-//!    its range from `points`, so every entry there is newer than all of `cleared`.
+//! 1. `points` holds the last change of each written key. A range delete removes the keys of its
+//!    range from `points`, so every change in `points` is newer than all ranges in `cleared`.
 //! 2. The ranges of `cleared` are disjoint and do not touch.
 //! 3. The caller holds the stripes of all keys that the commands read or write, so the store below
-//!    does not change under them.
+//!    does not change meanwhile.
 //!
-//! Cost: a copy of each written value; a scan merges the written keys of its range with those of
-//! the store below. Memory is charged to the byte budget and bounded: a transaction that writes
-//! more than `bytes_max` ([`Overlay::bytes`]) is too large, and must not be committed.
+//! Cost: a copy of each written value. A scan merges the written keys of its range with those of
+//! the store below. Memory is charged to the byte budget and bounded. A transaction that writes
+//! more than `bytes_max` ([`Overlay::bytes`]) is too large and must not be committed.
 
 use std::collections::BTreeMap;
 use std::ops::{Bound, ControlFlow};
@@ -29,7 +29,7 @@ use crate::store::{
     Head, KEY_BYTES_MAX, KeyRange, Keyspace, Op, PinnedSlice, Store, StoredValue, Visit, VisitKey,
 };
 
-/// Bytes that an entry of the overlay takes besides its key and value.
+/// Bytes that a change takes besides its key and value.
 const ENTRY_BYTES: u64 = 96;
 
 /// A value that a transaction has written, with its expiry.
@@ -38,12 +38,12 @@ struct Written {
     expires_at_ms: Option<u64>,
 }
 
-/// What became of the keys that a transaction has written.
+/// The changes of a transaction to one database.
 #[derive(Default)]
 pub(crate) struct Changes {
     /// `None` for a key that was deleted.
     points: BTreeMap<Vec<u8>, Option<Written>>,
-    /// Start and end of each range that was deleted; no end: to the last key.
+    /// Start and end of each deleted range. A range without an end extends to the last key.
     cleared: BTreeMap<Vec<u8>, Option<Vec<u8>>>,
     bytes: u64,
 }
@@ -64,7 +64,7 @@ impl Changes {
         let covered: Vec<Vec<u8>> = covered.map(|(key, _)| key.clone()).collect();
         covered.iter().for_each(|key| drop(self.points.remove(key)));
         let (mut start, mut end) = (start.to_vec(), end.map(<[u8]>::to_vec));
-        // Ranges that overlap the new one, or touch it, become a part of it.
+        // Ranges that overlap the new range, or touch it, become a part of it.
         let reaches = |range_end: &Option<Vec<u8>>, start: &[u8]| {
             range_end.as_ref().is_none_or(|range_end| &range_end[..] >= start)
         };
@@ -85,7 +85,7 @@ impl Changes {
         self.cleared.insert(start, end);
     }
 
-    /// The operations that make the store below what the overlay shows.
+    /// The operations that turn the store below into what the overlay shows.
     pub(crate) fn ops(&self) -> Vec<Op<'_>> {
         let mut ops: Vec<Op<'_>> = Vec::with_capacity(self.cleared.len() + self.points.len());
         for (start, end) in &self.cleared {
@@ -111,7 +111,7 @@ impl Changes {
     }
 }
 
-/// See the module.
+/// A store that shows the changes of a transaction over another store.
 pub(crate) struct Overlay {
     below: Arc<dyn Store>,
     clock: Arc<dyn Clock>,
@@ -120,7 +120,7 @@ pub(crate) struct Overlay {
 }
 
 impl Overlay {
-    /// No changes over `below`. `charge` is where its memory is counted.
+    /// An overlay without changes over `below`. Its memory is added to `charge`.
     pub(crate) fn new(
         below: Arc<dyn Store>,
         clock: Arc<dyn Clock>,
@@ -135,7 +135,7 @@ impl Overlay {
         self.changes.lock().0.bytes
     }
 
-    /// What the transaction has written, which does not change while the result is held.
+    /// The changes of the transaction. They are locked while the result is held.
     pub(crate) fn changes(&self) -> MappedMutexGuard<'_, Changes> {
         MutexGuard::map(self.changes.lock(), |(changes, _)| changes)
     }
@@ -150,7 +150,7 @@ impl Overlay {
         written.expires_at_ms.is_none_or(|at_ms| at_ms > self.clock.unix_ms())
     }
 
-    /// Shows a key that the transaction has written to the visitor of a scan, if it is there.
+    /// Shows a written key to the visitor of a scan, if the key exists.
     fn show(
         &self,
         key: &[u8],
@@ -165,7 +165,7 @@ impl Overlay {
         }
     }
 
-    /// What the overlay itself knows of `key`; `None` if only the store below knows.
+    /// The value of `key` according to the overlay. `None`: only the store below knows it.
     fn known(&self, changes: &Changes, key: &[u8]) -> Option<Option<StoredValue>> {
         match changes.points.get(key) {
             Some(written) => Some(self.shown(written)),
@@ -173,7 +173,7 @@ impl Overlay {
         }
     }
 
-    /// The number of keys of the store below in a range.
+    /// Number of keys of the store below in a range.
     fn count_below(&self, start: &[u8], end: Option<&[u8]>) -> Result<u64> {
         let to = end.map_or(Bound::Unbounded, Bound::Excluded);
         let mut count = 0;
@@ -184,8 +184,8 @@ impl Overlay {
         Ok(count)
     }
 
-    /// Shows the records of a range: those that the transaction has written, and between them those
-    /// that `scan_below` shows of the store below.
+    /// Shows the records of a range: those that the transaction has written, merged with those that
+    /// `scan_below` shows.
     fn merge(
         &self,
         range: KeyRange<'_>,
@@ -273,7 +273,7 @@ impl Store for Overlay {
 
     fn write(&self, ops: &[Op<'_>]) -> Result<()> {
         for op in ops {
-            // The store below would refuse the whole transaction.
+            // The store below would refuse the whole transaction for such a key.
             if let Op::Put { key, .. } | Op::Delete { key } = op
                 && key.len() > KEY_BYTES_MAX
             {

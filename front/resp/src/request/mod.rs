@@ -1,31 +1,31 @@
 //! Parser of client requests: arrays of bulk strings, and inline commands.
 //!
-//! Owned by one connection. It reads a command as it arrives, in any number of pieces, and never
-//! looks twice at a byte that it has understood. Invariants:
+//! One connection owns it. It reads a command as it arrives, in any number of pieces, and never
+//! reads a byte again that it has understood. Invariants:
 //!
-//! 1. Spans are relative to the command's first byte, so the buffer may move between calls.
+//! 1. Spans are relative to the first byte of the command, so the buffer may move between calls.
 //! 2. After `Complete { len }` every span lies within `len`.
-//! 3. No length from the wire is used before it was checked against [`Limits`]; nothing is
-//!    allocated for announced but absent bytes.
+//! 3. The parser checks every length of the request against [`Limits`] before it uses the length.
+//!    It allocates nothing for bytes that were announced and have not arrived.
 //!
-//! A malformed request is a [`ProtocolError`]; the connection answers it and closes, because the
-//! next command's start is unknown.
+//! Failure: a malformed request is a [`ProtocolError`]. The connection answers it and closes,
+//! because the start of the next command is unknown.
 //!
 //! HTTP is such an error too. A web page can make a browser send HTTP to any port of the machine,
 //! and the lines of its body would be inline commands. The parser refuses an inline command that is
-//! a request line (whatever its method) or a header `Host:`, which stand before the body. A program
-//! that means `SET key HTTP/1.1` sends it as an array.
+//! a request line, whatever its method, or a header `Host:`. Both precede the body. A program that
+//! means `SET key HTTP/1.1` sends it as an array.
 //!
-//! Cost: no allocation per command once `spans` has grown. Measured in a pipeline of small SETs
-//! against redis-protocol 6, which builds a frame per command: a fifth of the time of its owned
-//! frames, a third of its ranges.
+//! Cost: no allocation per command once `spans` has grown. In a pipeline of small SETs it takes a
+//! fifth of the time of redis-protocol 6 with owned frames, and a third of its time with ranges.
+//! That library builds a frame per command.
 
 use std::fmt;
 
-/// What a request may be.
+/// Limits of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Most arguments of a command, its name included. Default 1,048,576.
+    /// Highest number of arguments of a command, including its name. Default 1,048,576.
     pub args_max: usize,
     /// Longest argument in bytes. Default 512 MiB, as in Redis; at most 1 GiB.
     pub bulk_bytes_max: usize,
@@ -46,18 +46,18 @@ impl Default for Limits {
     }
 }
 
-/// Most arguments and longest argument of a command of a client that has not given the password
-/// yet, as in Redis.
+/// Highest number of arguments, and longest argument, of a client that has not logged in, as in
+/// Redis.
 const UNAUTHENTICATED_ARGS_MAX: usize = 10;
 const UNAUTHENTICATED_BULK_BYTES_MAX: usize = 16 << 10;
 
-/// A line such as `*3` or `$12` is never longer than this.
+/// Longest line such as `*3` or `$12`, in bytes.
 const HEADER_BYTES_MAX: usize = 32;
 
-/// Where an argument lies: start and end, relative to the command's first byte.
+/// Position of an argument: start and end, relative to the first byte of the command.
 pub type Span = (u32, u32);
 
-/// A request that is not one: the sentence after `Protocol error: `.
+/// Error of a malformed request: the sentence that follows `Protocol error: `.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProtocolError {
     what: String,
@@ -65,7 +65,7 @@ pub struct ProtocolError {
 }
 
 impl ProtocolError {
-    /// Whether the request is one of HTTP.
+    /// Whether the request is HTTP.
     #[must_use]
     pub fn is_http(&self) -> bool {
         self.is_http
@@ -89,8 +89,8 @@ fn refuse_http<T>() -> Result<T, ProtocolError> {
     Err(ProtocolError { what, is_http: true })
 }
 
-/// Whether an inline command is a request line of HTTP (three words or more, the last one a
-/// version of HTTP), or its header `Host:`.
+/// Whether an inline command is a request line of HTTP or its header `Host:`. A request line has
+/// three words or more, and the last one is a version of HTTP.
 fn is_http(line: &[u8]) -> bool {
     let begins = |word: &[u8], with: &[u8]| {
         word.get(..with.len()).is_some_and(|start| start.eq_ignore_ascii_case(with))
@@ -101,34 +101,34 @@ fn is_http(line: &[u8]) -> bool {
     begins(first, b"host:") || has_version && words.next().is_some()
 }
 
-/// How far a command has come.
+/// Progress of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
-    /// It is there: its first `len` bytes; [`Parser::spans`] has its arguments (none for an empty
-    /// line or array, which is to be skipped).
+    /// The command is complete. [`Parser::spans`] has its arguments. An empty line or array has
+    /// none and is skipped.
     Complete {
-        /// Bytes of the command.
+        /// Number of bytes of the command.
         len: usize,
     },
-    /// More bytes are needed, at least `wanted` as far as is known.
+    /// More bytes are needed: at least `wanted`, as far as is known.
     Incomplete {
-        /// Least number of bytes still missing.
+        /// Lowest number of missing bytes.
         wanted: usize,
     },
 }
 
-/// See the module.
+/// Parser of the requests of one connection.
 #[derive(Debug)]
 pub struct Parser {
     limits: Limits,
-    /// See [`Parser::set_unauthenticated`].
+    /// Whether the client has not logged in ([`Parser::set_unauthenticated`]).
     is_unauthenticated: bool,
     spans: Vec<Span>,
-    /// First byte not understood yet.
+    /// Position of the first byte that was not understood yet.
     at: usize,
-    /// Bytes of the current line that hold no line feed.
+    /// Number of bytes of the current line that are known to hold no line feed.
     scanned: usize,
-    /// Arguments still to come; `None` before the array's header.
+    /// Number of arguments that are still missing; `None` before the header of the array.
     args_left: Option<usize>,
     /// Length of the argument whose header was read.
     bulk: Option<usize>,
@@ -149,25 +149,25 @@ impl Parser {
         }
     }
 
-    /// Whether only what a password needs is taken: few and short arguments. It holds from the next
-    /// command on.
+    /// Chooses whether only short requests are accepted, as AUTH needs them: few and short
+    /// arguments. It takes effect from the next command on.
     pub fn set_unauthenticated(&mut self, is_unauthenticated: bool) {
         self.is_unauthenticated = is_unauthenticated;
     }
 
-    /// The arguments of the command last completed.
+    /// Arguments of the last complete command.
     #[must_use]
     pub fn spans(&self) -> &[Span] {
         &self.spans
     }
 
-    /// Bytes of memory held besides the input.
+    /// Bytes of memory besides the input.
     #[must_use]
     pub fn memory_bytes(&self) -> usize {
         self.spans.capacity() * size_of::<Span>()
     }
 
-    /// Gives back memory that an unusually long command left behind.
+    /// Frees the memory that an unusually long command took.
     pub fn shrink(&mut self) {
         if self.is_between_commands() && self.spans.capacity() > 1024 {
             self.spans = Vec::new();
@@ -178,8 +178,8 @@ impl Parser {
         self.at == 0 && self.scanned == 0 && self.args_left.is_none()
     }
 
-    /// Goes on with the command that starts at `input[0]`; `input` holds all bytes of it that
-    /// came so far, those of earlier calls first. An inline command is unquoted in place.
+    /// Continues with the command that starts at `input[0]`. `input` holds all bytes of the command
+    /// that have arrived, including those of earlier calls. An inline command is unquoted in place.
     pub fn advance(&mut self, input: &mut [u8]) -> Result<Progress, ProtocolError> {
         if self.is_between_commands() {
             self.spans.clear();
@@ -269,7 +269,7 @@ impl Parser {
         }
     }
 
-    /// The line at `at` without its end, if it is all there; moves behind it.
+    /// The line at `at` without its end, if it is complete. Moves `at` behind the line.
     fn header<'a>(
         &mut self,
         input: &'a [u8],
@@ -311,7 +311,7 @@ impl Parser {
     }
 }
 
-/// A decimal number as headers have it: digits, perhaps after a minus.
+/// A decimal number of a header: digits, and optionally a minus before them.
 fn number(digits: &[u8]) -> Option<i64> {
     let (negative, digits) = match digits.strip_prefix(b"-") {
         Some(rest) => (true, rest),
@@ -330,8 +330,8 @@ fn number(digits: &[u8]) -> Option<i64> {
     Some(if negative { -value } else { value })
 }
 
-/// Splits an inline command into words. Quoted words are rewritten in place, which only ever
-/// shortens them: `"…"` knows `\n \r \t \b \a \xHH` and a backslash before any other byte, `'…'`
+/// Splits an inline command into words. Quoted words are rewritten in place, which never makes them
+/// longer. `"…"` knows `\n \r \t \b \a \xHH`, and a backslash before any other byte. `'…'` knows
 /// only `\'`.
 fn unquote(line: &mut [u8], spans: &mut Vec<Span>) -> Result<(), ProtocolError> {
     let mut at = 0;
@@ -363,7 +363,7 @@ fn unquote(line: &mut [u8], spans: &mut Vec<Span>) -> Result<(), ProtocolError> 
     }
 }
 
-/// Rewrites the quoted text at `at` to `write`; returns the place behind the closing quote.
+/// Rewrites the quoted text at `at` to `write`. Returns the position after the closing quote.
 fn quoted(
     line: &mut [u8],
     mut at: usize,

@@ -49,7 +49,7 @@ fn error(input: &[u8]) -> String {
 }
 
 #[test]
-fn arrays_inline_commands_and_empty_ones() {
+fn arrays_and_inline_commands_are_parsed() {
     let input =
         b"*2\r\n$3\r\nGET\r\n$1\r\nk\r\n\r\n*0\r\n*-1\r\nPING\r\n  set  a b \n*1\r\n$0\r\n\r\n";
     let expected: Vec<Vec<&[u8]>> =
@@ -136,7 +136,7 @@ fn encode(command: &[Vec<u8>]) -> Vec<u8> {
 
 proptest! {
     #[test]
-    fn what_is_encoded_is_parsed_in_any_pieces(
+    fn encoded_commands_are_parsed_in_any_pieces(
         commands in prop::collection::vec(
             prop::collection::vec(prop::collection::vec(any::<u8>(), 0..20), 1..6), 0..6),
         step in 1usize..40,
@@ -162,7 +162,7 @@ proptest! {
 
 /// The corpus of the fuzz target, and thousands of damaged copies of each of its files.
 #[test]
-fn the_corpus_and_its_mutations_do_no_harm() {
+fn corpus_and_its_mutations_cause_no_panic() {
     let corpus: [&[u8]; 6] = [
         include_bytes!("../../fuzz/corpus/request/array"),
         include_bytes!("../../fuzz/corpus/request/inline"),

@@ -1,14 +1,15 @@
-//! One connection's state, and how a command is looked up, run and answered.
+//! State of one connection: it finds, runs and answers commands.
 //!
-//! Owned by the connection's task, used by one thread at a time. Synchronous: no handler waits on
-//! the network.
+//! The task of the connection owns the session, and one thread at a time uses it. Functions of
+//! commands are synchronous and do not wait for the network.
 //!
-//! A session has selected one database. Its store follows SWAPDB by itself
-//! ([`crate::store::Databases`]), so nothing is looked up again when another client swaps.
-//! Cost of the selection: a command reads the index and the server's store of that index.
+//! A session has selected one database. The store of that database follows SWAPDB by itself
+//! ([`crate::store::Databases`]), so a session needs no lookup when another client swaps.
 //!
 //! `held_memory` has the memory that a command holds, `plain_batch` the SETs and GETs that a
-//! pipeline does together.
+//! pipeline executes together, `transaction` MULTI and EXEC, and `accesses` the access times of
+//! keys. Cost: a command reads the index of the database and the server's store of that index, and
+//! the clock once.
 
 mod accesses;
 pub(crate) mod command_table;
@@ -41,17 +42,18 @@ use crate::store::{Change, Head, JointWrite, KEY_BYTES_MAX, Moved, Op, Store, St
 pub(crate) enum ReplyMode {
     On,
     Off,
-    /// Not to the command that is asked next.
+    /// The next command is not answered.
     SkipNext,
 }
 
-/// Commands with more keys, and scans of more records, leave the runtime's workers.
+/// Number of keys of a command, or of records of a scan, above which it leaves the worker threads
+/// of the runtime.
 pub(crate) const INLINE_KEYS_MAX: usize = 256;
 
-/// The only user there is.
+/// Name of the only user.
 pub(crate) const DEFAULT_USER: &[u8] = b"default";
 
-/// Figures of a connection since they were last added to the server's.
+/// Figures of a connection since they were last added to those of the server.
 #[derive(Default)]
 struct Tally {
     commands: Cell<u64>,
@@ -64,37 +66,38 @@ fn bump(cell: &Cell<u64>, by: u64) {
     cell.set(cell.get() + by);
 }
 
-/// The state of one connection, and what its commands use.
+/// State of one connection.
 pub(crate) struct Session {
     table: &'static CommandTable,
     pub(crate) shared: Arc<ServerState>,
     pub(crate) client: Arc<Client>,
     pub(crate) reply_mode: Cell<ReplyMode>,
-    /// The connection closes once its replies are sent.
+    /// Whether the connection closes after its replies are sent.
     pub(crate) closing: Cell<bool>,
     pub(crate) transaction: Transaction,
-    /// How the client tracks keys; a copy of what the client's [`Client::invalidations`] have.
+    /// Tracking mode of the client. It is a copy of the mode in [`Client::invalidations`].
     pub(crate) tracking: Cell<TrackingMode>,
-    /// Whether CLIENT CACHING was said for the next command.
+    /// Whether CLIENT CACHING applies to the next command.
     pub(crate) caching: Cell<bool>,
-    /// Whether it was said for the command that runs, or that has run last.
+    /// Whether CLIENT CACHING applies to the running command, or applied to the last one.
     was_caching: Cell<bool>,
     /// Whether reads of this piece of input note deadlines in the tracking table.
     notes_reads: Cell<bool>,
-    /// The index of the selected database.
+    /// Index of the selected database.
     database: Cell<usize>,
-    /// What EXEC puts over the databases while it runs the commands of a transaction. It holds the
-    /// stripes of their keys then.
+    /// Overlays of the databases, while EXEC runs the commands of a transaction in this session.
+    /// EXEC holds the stripes of their keys then.
     overlays: Option<Overlays>,
-    /// Whether the client may use the store: it gave the password, or there is none.
+    /// Whether the client has logged in, or the server has no password.
     authenticated: Cell<bool>,
     /// Whether reads leave access times as they are (CLIENT NO-TOUCH).
     is_no_touch: Cell<bool>,
-    /// When the last command of this piece of input ended; 0 before the first one has.
+    /// Time at which the last command of this piece of input ended, in nanoseconds of the server's
+    /// clock; 0 before the first one.
     last_end_ns: Cell<u64>,
     tally: Tally,
-    /// What the command that runs holds of the share for values. In a session that runs the
-    /// commands of a transaction: what EXEC and its commands hold until EXEC ends.
+    /// Memory that the running command holds of the share for values. In a session that runs the
+    /// commands of a transaction, it is the memory of EXEC and its commands until EXEC ends.
     held: RefCell<Held>,
 }
 
@@ -126,8 +129,9 @@ impl Session {
         }
     }
 
-    /// A session for the commands of a transaction of this one. They see and change overlays of the
-    /// databases, and their keys are locked. It gets the memory that this one holds.
+    /// A session for the commands of a transaction of this session. They read and change overlays
+    /// of the databases, and EXEC holds the stripes of their keys. It takes over the memory that
+    /// this session holds.
     pub(crate) fn inside(&self) -> Self {
         let (shared, client) = (Arc::clone(&self.shared), Arc::clone(&self.client));
         let overlays = Some(Overlays::new(Arc::clone(&shared.databases), &shared.options));
@@ -142,12 +146,12 @@ impl Session {
         inside
     }
 
-    /// What EXEC puts over the databases, in a session that runs the commands of a transaction.
+    /// Overlays of the databases, in a session that runs the commands of a transaction.
     pub(crate) fn overlays(&self) -> Option<&Overlays> {
         self.overlays.as_ref()
     }
 
-    /// Takes over what the commands of a transaction have changed about the connection.
+    /// Takes over the changes that the commands of a transaction have made to the connection.
     pub(crate) fn adopt(&self, inside: &Self) {
         self.reply_mode.set(inside.reply_mode.get());
         self.authenticated.set(inside.authenticated.get());
@@ -157,7 +161,7 @@ impl Session {
         self.select(inside.database());
     }
 
-    /// Takes over the figures of the commands of a transaction.
+    /// Adds the figures of the commands of a transaction.
     pub(crate) fn count_all_of(&self, inside: &Self) {
         bump(&self.tally.commands, inside.tally.commands.take());
         bump(&self.tally.hits, inside.tally.hits.take());
@@ -171,7 +175,7 @@ impl Session {
         self.database.get()
     }
 
-    /// Selects database `index`, which there is.
+    /// Selects database `index`, which exists.
     pub(crate) fn select(&self, index: usize) {
         self.database.set(index);
         if !self.is_inside() {
@@ -179,14 +183,14 @@ impl Session {
         }
     }
 
-    /// The selected database. Writes go through [`Session::write`] and its like, and
-    /// [`Session::modify`], which tell those who watch.
+    /// The selected database. Commands write through [`Session::write`] and similar methods, and
+    /// through [`Session::modify`], which notify clients that watch or track keys.
     #[inline]
     pub(crate) fn store(&self) -> &dyn Store {
         self.store_of(self.database.get())
     }
 
-    /// Database `index`, which there is.
+    /// Database `index`, which exists.
     #[inline]
     pub(crate) fn store_of(&self, index: usize) -> &dyn Store {
         match &self.overlays {
@@ -195,13 +199,13 @@ impl Session {
         }
     }
 
-    /// Locks a key that is written without being read.
+    /// Locks a key for a write that does not read it.
     #[inline]
     pub(crate) fn lock_plain(&self, key: &[u8]) -> KeyGuard<'_> {
         if self.is_inside() { KeyGuard::None } else { self.shared.locks.lock_plain(key) }
     }
 
-    /// Locks several keys; a key may come twice.
+    /// Locks several keys. A key may occur twice.
     pub(crate) fn lock_many<'k>(&self, keys: impl Iterator<Item = &'k [u8]>) -> KeyGuard<'_> {
         if self.is_inside() { KeyGuard::None } else { self.shared.locks.lock_many(keys) }
     }
@@ -211,14 +215,14 @@ impl Session {
         if self.is_inside() { KeyGuard::None } else { self.shared.locks.lock_all() }
     }
 
-    /// Writes `ops`, all or none, to the selected database. The caller holds their stripes.
+    /// Writes `ops` to the selected database atomically. The caller holds their stripes.
     pub(crate) fn write(&self, ops: &[Op<'_>]) -> Handled {
         let done = self.store().write(ops);
         self.tell_written(ops, done.is_ok());
         Ok(done?)
     }
 
-    /// Writes operations to several databases, all or none. The caller holds their stripes.
+    /// Writes operations to several databases atomically. The caller holds their stripes.
     pub(crate) fn write_joint(&self, writes: Vec<(usize, Vec<Op<'_>>)>) -> Handled {
         match &self.overlays {
             None => {
@@ -234,7 +238,7 @@ impl Session {
         Ok(())
     }
 
-    /// Lets two databases change places. The caller holds every stripe.
+    /// Swaps two databases. The caller holds every stripe.
     pub(crate) fn swap_databases(&self, a: usize, b: usize) -> Handled {
         match &self.overlays {
             None => {
@@ -247,7 +251,8 @@ impl Session {
         Ok(())
     }
 
-    /// Removes `keys`, which differ and whose stripes the caller holds; how many were there.
+    /// Removes `keys` and returns how many existed. The keys differ, and the caller holds their
+    /// stripes.
     pub(crate) fn remove(&self, keys: &[&[u8]]) -> Result<usize, Refusal> {
         let removed = self.store().remove(keys);
         if !matches!(removed, Ok(0)) {
@@ -256,7 +261,7 @@ impl Session {
         Ok(removed?)
     }
 
-    /// Moves a value to another key in a store whose keys share no moment.
+    /// Moves a value to another key in a store that cannot write two keys at one moment.
     pub(crate) fn rename(
         &self,
         from: &[u8],
@@ -272,9 +277,9 @@ impl Session {
         Ok(moved?)
     }
 
-    /// Tells clients that watch or track keys of `ops`, whose stripes are held. What a transaction
-    /// writes is told when it is committed. A write that failed may have happened all the same, so
-    /// clients that track keys are told of it as well.
+    /// Notifies clients that watch or track keys of `ops`, whose stripes are held. A transaction
+    /// notifies when it is committed. A write that failed may have happened nevertheless, so
+    /// clients that track keys are notified of it as well.
     #[inline]
     fn tell_written(&self, ops: &[Op<'_>], is_done: bool) {
         if self.is_inside() {
@@ -288,7 +293,8 @@ impl Session {
         }
     }
 
-    /// Tells clients that track keys of what `ops` makes, if there are any.
+    /// Notifies clients that track keys of the operations that `ops` returns, if there are such
+    /// clients.
     #[inline]
     fn tell_tracking<'k>(&self, ops: impl FnOnce() -> Vec<Op<'k>>) {
         if !self.is_inside() && self.shared.tracking.is_active() {
@@ -296,13 +302,13 @@ impl Session {
         }
     }
 
-    /// Whether the client gave the password, or there is none.
+    /// Whether the client has logged in, or the server has no password.
     #[inline]
     pub(crate) fn is_authenticated(&self) -> bool {
         self.authenticated.get()
     }
 
-    /// Whether plain SETs and GETs need no look at the connection's state.
+    /// Whether plain SETs and GETs need no check of the connection's state.
     #[inline]
     pub(crate) fn takes_plain(&self) -> bool {
         self.reply_mode.get() == ReplyMode::On
@@ -323,7 +329,7 @@ impl Session {
         self.store().sees_all_writes()?;
         self.shared.tracking.begin(&self.client, mode, prefixes);
         self.tracking.set(mode);
-        // Writers that have seen no client that tracks end before this returns.
+        // Afterwards, no writer runs that has seen no tracking client.
         tokio::task::block_in_place(|| drop(self.lock_all()));
         Ok(())
     }
@@ -335,14 +341,14 @@ impl Session {
         self.caching.set(false);
     }
 
-    /// Whether the client is to be told of keys that have changed.
+    /// Whether the client has invalidations to receive.
     #[inline]
     pub(crate) fn has_invalidations(&self) -> bool {
         self.tracking.get().is_on() && self.client.invalidations.has_mail()
     }
 
-    /// Registers the keys that `command` will read, if the client tracks them, and notes when they
-    /// expire.
+    /// Registers the keys that `command` will read if the client tracks them, and notes their
+    /// expiry.
     #[cold]
     fn track_reads(&self, command: &Command, args: Args<'_>) -> Handled {
         let tracking = &self.shared.tracking;
@@ -363,7 +369,7 @@ impl Session {
         Ok(())
     }
 
-    /// Notes when a record that was read expires, for clients of the mode BCAST.
+    /// Notes the expiry of a record that was read, for clients of the mode BCAST.
     #[inline]
     pub(crate) fn note_deadline(&self, key: &[u8], at_ms: u64) {
         if self.shared.tracking.has_prefixes() {
@@ -371,17 +377,18 @@ impl Session {
         }
     }
 
-    /// The command that has just run is done again, so what was said for it counts again.
+    /// Restores CLIENT CACHING for a command that runs again.
     pub(crate) fn will_repeat(&self) {
         self.caching.set(self.was_caching.get());
     }
 
-    /// Admits the client if it gives the right user and password. If the server has no
-    /// password, the user `default` may give any, as in Redis.
+    /// Logs the client in if user and password are right. If the server has no password, the user
+    /// `default` may give any, as in Redis.
     pub(crate) fn log_in(&self, user: &[u8], password: &[u8]) -> Handled {
         let is_it = match &self.shared.options.password {
             None => user == DEFAULT_USER,
-            // The password is looked at whoever asks, so that the time tells nothing about users.
+            // The password is compared for every user, so the time of the comparison does not
+            // reveal user names.
             Some(right) => right.is(password) & (user == DEFAULT_USER),
         };
         if is_it {
@@ -392,7 +399,7 @@ impl Session {
         Err(Refusal::WRONG_PASSWORD)
     }
 
-    /// Forgets that the client gave the password.
+    /// Logs the client out.
     pub(crate) fn log_out(&self) {
         self.authenticated.set(self.shared.options.password.is_none());
     }
@@ -401,7 +408,7 @@ impl Session {
     pub(crate) fn execute(&self, args: Args<'_>, reply: &mut Reply) {
         self.was_caching.set(self.caching.get());
         self.execute_command(args, reply);
-        // CLIENT CACHING counts for one command, or for one transaction.
+        // CLIENT CACHING applies to one command, or to one transaction.
         if self.caching.get()
             && !self.is_inside()
             && !self.transaction.is_queueing()
@@ -426,7 +433,8 @@ impl Session {
                 } else if queues && !Transaction::runs_at_once(command) {
                     self.transaction.queue(self, command, args, reply)
                 } else {
-                    // A refusal of EXEC, DISCARD and the like spoils nothing.
+                    // A refusal of EXEC, DISCARD and similar commands does not spoil the
+                    // transaction.
                     let started_ns = self.start_ns();
                     if command.has(flag::CONTAINER) {
                         self.client.last_command.note_with_subcommand(command, &args.text(1));
@@ -451,7 +459,8 @@ impl Session {
         self.answered(done, mark, mode, reply);
     }
 
-    /// When a command begins: now, or when the one before it in the same piece of input ended.
+    /// Time at which a command begins: now, or the end of the previous command in the same piece of
+    /// input.
     #[inline]
     pub(crate) fn start_ns(&self) -> u64 {
         match self.last_end_ns.get() {
@@ -460,7 +469,7 @@ impl Session {
         }
     }
 
-    /// A piece of input begins: what happened before it is no part of the time of its commands.
+    /// Begins a piece of input. Time before it does not count as time of its commands.
     #[inline]
     pub(crate) fn begin_piece(&self) {
         self.last_end_ns.set(0);
@@ -473,8 +482,8 @@ impl Session {
         self.notes_reads.get()
     }
 
-    /// Counts `calls` of a command that began at `started_ns` and have ended now. If that is long,
-    /// the slow log keeps `args`.
+    /// Counts `calls` of a command that began at `started_ns` and have ended now. If they were
+    /// slow, the slow log keeps `args`.
     #[inline]
     fn note_time(
         &self,
@@ -488,7 +497,7 @@ impl Session {
         let nanos = ended_ns.saturating_sub(started_ns);
         self.shared.command_stats.ran(command, calls, nanos);
         self.client.last_command.note(command);
-        // EXEC is not slow by itself: its commands have entries of their own.
+        // EXEC itself is not in the slow log, because its commands have entries of their own.
         if self.shared.slowlog.is_slow(nanos) && command.name != "exec" {
             self.keep_slow(nanos, args());
         }
@@ -506,7 +515,7 @@ impl Session {
         });
     }
 
-    /// Ends a reply that began at `mark` while the mode was `mode`.
+    /// Completes a reply that began at `mark` in the mode `mode`.
     fn answered(&self, done: Handled, mark: usize, mode: ReplyMode, reply: &mut Reply) {
         if let Err(refusal) = done {
             bump(&self.tally.errors, 1);
@@ -519,7 +528,7 @@ impl Session {
             // EXEC decides which replies of its commands are sent.
             return;
         }
-        // Only CLIENT REPLY changes the mode, and only CLIENT REPLY ON is answered then.
+        // Only CLIENT REPLY changes the mode, and then only CLIENT REPLY ON is answered.
         match (mode, self.reply_mode.get()) {
             (ReplyMode::On, _) | (_, ReplyMode::On) => {}
             (ReplyMode::SkipNext, ReplyMode::SkipNext) => {
@@ -554,33 +563,33 @@ impl Session {
         done
     }
 
-    /// Does `write`, which writes to database `index`, off the runtime's workers if that would
-    /// wait. [`Session::run`] has asked the selected database only.
+    /// Calls `write`, which writes to database `index`. If the write would wait, it leaves the
+    /// worker threads of the runtime. [`Session::run`] has checked the selected database only.
     pub(crate) fn writing_to<T>(&self, index: usize, write: impl FnOnce() -> T) -> T {
         let waits = self.store_of(index).would_stall(true);
         if waits { tokio::task::block_in_place(write) } else { write() }
     }
 
-    /// Whether a command changes nothing, so that it may be done again.
+    /// Whether a command only reads, so that it may run again.
     pub(crate) fn only_reads(&self, args: Args<'_>) -> bool {
         let queues = self.transaction.is_queueing();
         !queues && self.table.find(args.get(0)).is_some_and(|row| row.command.has(flag::READONLY))
     }
 
-    /// Whether output of `bytes` is more than one client may have.
+    /// Whether output of `bytes` exceeds the limit of one client.
     pub(crate) fn is_over_output_limit(&self, bytes: u64) -> bool {
         let most = self.shared.settings.output_bytes_max();
         most > 0 && bytes > most as u64
     }
 
-    /// Closes the connection, whose client does not read, without sending `bytes` of output.
+    /// Closes the connection, whose client does not read, without sending its `bytes` of output.
     pub(crate) fn cut_off(&self, bytes: u64) {
         self.shared.add(Stat::OutputLimit, 1);
         self.closing.set(true);
         tracing::warn!(client = self.client.id, bytes, "closed for its output buffer limit");
     }
 
-    /// The record at `key`, counted as a hit or a miss.
+    /// The record at `key`. It counts as a hit or a miss.
     #[inline]
     pub(crate) fn read(&self, key: &[u8]) -> Result<Option<StoredValue>, Refusal> {
         let entry = self.store().get(key)?;
@@ -588,14 +597,14 @@ impl Session {
         Ok(entry)
     }
 
-    /// The record at `key` without its value, counted as a hit or a miss.
+    /// The record at `key` without its value. It counts as a hit or a miss.
     pub(crate) fn head(&self, key: &[u8]) -> Result<Option<Head>, Refusal> {
         let head = self.store().head(key)?;
         self.count_read(head.is_some());
         Ok(head)
     }
 
-    /// Whether there is a record at `key`, counted as a hit or a miss.
+    /// Whether `key` has a record. It counts as a hit or a miss.
     pub(crate) fn exists(&self, key: &[u8]) -> Result<bool, Refusal> {
         let there = self.store().exists(key)?;
         self.count_read(there);
@@ -611,16 +620,16 @@ impl Session {
         bump(if hit { &self.tally.hits } else { &self.tally.misses }, 1);
     }
 
-    /// Writes `value` to `key`; an expiry that has come removes the key instead. The caller holds
-    /// the key's stripe.
+    /// Writes `value` to `key`. If the expiry has passed, it removes the key. The caller holds the
+    /// stripe of the key.
     pub(crate) fn put(&self, key: &[u8], value: &[u8], expires_at_ms: Option<u64>) -> Handled {
         let gone = expires_at_ms.is_some_and(|at| at <= self.shared.now_ms());
         let op = if gone { Op::Delete { key } } else { Op::Put { key, value, expires_at_ms } };
         self.write(&[op])
     }
 
-    /// Reads `key` and applies the change that `decide` chooses, atomically. A change whose expiry
-    /// has passed removes the key. Returns what `decide` returned with the applied change; a
+    /// Reads `key` and atomically applies the change that `decide` chooses. A change whose expiry
+    /// has passed removes the key. Returns what `decide` returned with the applied change. A
     /// refusal changes nothing. The store may call `decide` several times.
     pub(crate) fn modify<'c, T>(
         &self,
@@ -660,7 +669,7 @@ impl Session {
         told.unwrap_or(Err(Refusal::fixed("ERR the store did not look at the key")))
     }
 
-    /// Adds this connection's figures to the server's.
+    /// Adds the figures of this connection to those of the server.
     pub(crate) fn settle(&self) {
         let commands = self.tally.commands.take();
         if commands == 0 {
@@ -672,14 +681,14 @@ impl Session {
         shared.add(Stat::Misses, self.tally.misses.take());
         shared.add(Stat::ErrorReplies, self.tally.errors.take());
         let order = std::sync::atomic::Ordering::Relaxed;
-        // Only this task writes it, so it needs no atomic addition.
+        // No other task writes this counter, so it needs no atomic addition.
         let commands_before = self.client.commands.load(order);
         self.client.commands.store(commands_before + commands, order);
         self.client.active_ms.store(shared.now_ms(), order);
     }
 }
 
-/// What the slow log keeps of a command: no password.
+/// Arguments of a command for the slow log, without passwords.
 fn slow_args(command: &Command, args: Args<'_>) -> Vec<Vec<u8>> {
     let is_secret =
         command.name == "auth" || (command.name == "hello" && args.from(1).any(is_auth_word));

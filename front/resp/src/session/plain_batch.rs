@@ -1,7 +1,7 @@
-//! Plain SETs and GETs of a pipeline, which are done and counted in groups.
+//! Plain SETs and GETs of a pipeline, which are executed and counted in groups.
 //!
-//! A group of SETs is one write of the store, and all of it is refused if the store refuses it.
-//! GETs of stores that gain by it are one read. Cost: one reading of the clock for each group.
+//! A group of SETs is one write of the store, and the store accepts or refuses all of it. GETs
+//! become one read of a store that gains by it. Cost: one reading of the clock for each group.
 
 use super::{Session, bump};
 use crate::command::Command;
@@ -11,8 +11,8 @@ use crate::slowlog;
 use crate::store::{Left, Op};
 
 impl Session {
-    /// Writes plain SETs of one pipeline as one batch and answers each. If the store's writes are
-    /// atomic, all or none are written. After an error none is, and each SET is answered with it.
+    /// Writes plain SETs of one pipeline as one batch, and answers each. If the writes of the store
+    /// are atomic, all or none are written. After an error each SET is answered with it.
     pub(crate) fn set_batch(&self, ops: &[Op<'_>], reply: &mut Reply) {
         let started_ns = self.start_ns();
         let left = match self.store().write_now(ops) {
@@ -22,7 +22,7 @@ impl Session {
         self.set_left_since(started_ns, ops, &left, reply);
     }
 
-    /// The same of plain SETs of which only those of the numbers `left` are to be done.
+    /// Writes the plain SETs with the numbers `left`, and answers all of `ops`.
     pub(crate) fn set_left(&self, ops: &[Op<'_>], left: &[usize], reply: &mut Reply) {
         self.set_left_since(self.start_ns(), ops, left, reply);
     }
@@ -73,7 +73,7 @@ impl Session {
         }
     }
 
-    /// Answers a plain GET that was read already.
+    /// Answers a plain GET whose value was read already.
     pub(crate) fn got(&self, value: Option<&[u8]>, reply: &mut Reply) {
         bump(&self.tally.commands, 1);
         self.shared.command_stats.ran(self.shared.get, 1, 0);
@@ -98,19 +98,19 @@ impl Session {
         }
     }
 
-    /// Counts `count` plain GETs, which began at `started_ns` with that of `first`.
+    /// Counts `count` plain GETs that began at `started_ns` with the key `first`.
     pub(crate) fn note_gets(&self, first: &[u8], count: u64, started_ns: u64) {
         self.note_time(self.shared.get, count, started_ns, || {
             batch_for_slowlog(&[b"GET", first], count as usize)
         });
     }
 
-    /// Reads something of the store, off the runtime's workers if that would wait.
+    /// Calls `read`. If the read would wait, it leaves the worker threads of the runtime.
     fn reading<T>(&self, read: impl FnOnce() -> T) -> T {
         if self.store().would_stall(false) { tokio::task::block_in_place(read) } else { read() }
     }
 
-    /// Reads the keys of a pipeline's plain GETs at once and answers each.
+    /// Reads the keys of the plain GETs of a pipeline together, and answers each GET.
     pub(crate) fn get_batch(&self, keys: &[&[u8]], reply: &mut Reply) {
         let started_ns = self.start_ns();
         keys.iter().for_each(|key| self.note_read(key, started_ns));
@@ -146,7 +146,7 @@ impl Session {
         }
     }
 
-    /// Answers so many calls of a command with a refusal.
+    /// Answers `calls` calls of a command with a refusal.
     fn refuse(
         &self,
         command: &'static Command,
@@ -162,7 +162,7 @@ impl Session {
     }
 }
 
-/// What the slow log keeps of plain commands that a pipeline did together.
+/// Arguments for the slow log of plain commands that a pipeline executed together.
 fn batch_for_slowlog(first: &[&[u8]], count: usize) -> Vec<Vec<u8>> {
     let mut args = slowlog::cut(first.iter().copied());
     if count > 1 {

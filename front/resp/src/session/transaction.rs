@@ -1,25 +1,27 @@
-//! MULTI, EXEC and WATCH: a connection's transaction.
+//! Transaction of a connection: MULTI, EXEC and WATCH.
 //!
-//! After MULTI commands are checked and queued. EXEC locks the stripes of all keys that the queued
-//! commands name and of all watched keys, compares the watched keys, and runs the commands over
-//! [`Overlays`] of the databases, which are written at the end as one atomic write. Commands that
+//! After MULTI, commands are checked and queued. EXEC locks the stripes of all keys that the queued
+//! commands name, and of all watched keys. It compares the watched keys, and runs the commands over
+//! [`Overlays`] of the databases. At the end one atomic write applies the overlays. Commands that
 //! name no keys but use the keyspace (SCAN, FLUSHDB, SWAPDB) make EXEC lock every stripe. SELECT
-//! holds for the commands behind it and, once EXEC has succeeded, for the connection.
+//! applies to the commands after it and, once EXEC has succeeded, to the connection.
 //!
-//! What holds:
+//! Invariants:
 //! 1. No client sees a part of a transaction, and a crash leaves all of it or nothing. Every write
 //!    takes the stripes of its keys, so what the commands read does not change until EXEC returns.
 //! 2. As in Redis, a command that fails while EXEC runs it (INCR of a text) has its error among the
-//!    replies, and the others are done. A command that cannot be queued makes EXEC refuse all.
-//! 3. EXEC does nothing and answers null if a watched key was written, removed or has expired since
-//!    WATCH, whoever did it, even if it has the same value again. A SWAPDB of its database counts
-//!    as a write of every key that one of the two databases has, and of every watched key of both
-//!    if very many absent ones are watched ([`crate::watches`]).
-//! 4. If the write at the end fails, the reply is one error for all of the commands.
+//!    replies, and the other commands are executed. A command that cannot be queued makes EXEC
+//!    refuse the transaction.
+//! 3. EXEC does nothing and answers null if any client has written or removed a watched key since
+//!    WATCH, or if the key has expired, even if it has the same value again. A SWAPDB of its
+//!    database counts as a write of every key that one of the two databases has. If clients watch
+//!    very many absent keys, it counts as a write of every watched key of both
+//!    ([`crate::watches`]).
+//! 4. If the write at the end fails, the reply is one error for all commands.
 //!
-//! Owned by the connection. Cost: a queued command is copied once, and what it writes once more.
-//! The bytes of the queue and those that EXEC writes are each bounded by
-//! [`Limits::request_bytes_max`](crate::request::Limits), and charged to the byte budget.
+//! The connection owns the transaction. Cost: a queued command is copied once, and its writes once
+//! more. The bytes of the queue, and those that EXEC writes, are each bounded by
+//! [`Limits::request_bytes_max`](crate::request::Limits) and charged to the byte budget.
 
 use std::cell::{Cell, RefCell};
 use std::sync::atomic::Ordering;
@@ -66,7 +68,7 @@ impl Queued {
     }
 }
 
-/// What a watched key was.
+/// State of a watched key at WATCH.
 enum Was {
     /// The version of its record.
     Present(u64),
@@ -77,13 +79,13 @@ enum Was {
 struct Watch {
     database: usize,
     key: Box<[u8]>,
-    /// How often its database had been swapped.
+    /// Number of swaps of its database before WATCH.
     swaps: u64,
     was: Was,
 }
 
 impl Watch {
-    /// Whether nothing has happened to the key, whose stripe is held.
+    /// Whether the key is unchanged. Its stripe is held.
     fn is_same(&self, session: &Session) -> Result<bool, Refusal> {
         let version = session.store_of(self.database).version(&self.key)?;
         Ok(match &self.was {
@@ -95,37 +97,37 @@ impl Watch {
     }
 }
 
-/// What was queued since MULTI.
+/// Commands that were queued since MULTI.
 struct Queue {
     commands: Vec<Queued>,
     bytes: u64,
-    /// A command could not be queued.
+    /// Whether a command could not be queued.
     is_spoilt: bool,
     charge: Charge,
 }
 
-/// See the module.
+/// The transaction of one connection.
 #[derive(Default)]
 pub(crate) struct Transaction {
-    /// Whether there is a queue; a copy that costs nothing to ask.
+    /// Whether there is a queue. This copy costs nothing to read.
     is_queueing: Cell<bool>,
     queue: RefCell<Option<Queue>>,
     watches: RefCell<Vec<Watch>>,
 }
 
 impl Transaction {
-    /// Whether MULTI was asked and neither EXEC nor DISCARD since.
+    /// Whether MULTI was sent, and neither EXEC nor DISCARD since.
     #[inline]
     pub(crate) fn is_queueing(&self) -> bool {
         self.is_queueing.get()
     }
 
-    /// Whether `command` is done at once although a transaction is being queued.
+    /// Whether `command` runs immediately although a transaction is being queued.
     pub(crate) fn runs_at_once(command: &Command) -> bool {
         ["multi", "exec", "discard", "watch", "quit", "reset"].contains(&command.name)
     }
 
-    /// A command could not be queued.
+    /// Notes that a command could not be queued.
     pub(crate) fn spoil(&self) {
         if let Some(queue) = &mut *self.queue.borrow_mut() {
             queue.is_spoilt = true;
@@ -174,13 +176,13 @@ impl Transaction {
         session.client.watched.store(self.watches.borrow().len(), Ordering::Relaxed);
     }
 
-    /// `MULTI`.
+    /// Begins a transaction (MULTI).
     pub(crate) fn begin(&self, session: &Session) -> Handled {
         if self.is_queueing() {
             return Err(Refusal::fixed("ERR MULTI calls can not be nested"));
         }
         if let Err(error) = session.store().joint_writes() {
-            // What the client has sent behind MULTI must not be done command by command.
+            // Commands that the client has sent after MULTI must not be executed one by one.
             session.closing.set(true);
             return Err(Refusal::Store(error));
         }
@@ -198,7 +200,7 @@ impl Transaction {
         self.queue.borrow_mut().take()
     }
 
-    /// `DISCARD`.
+    /// Drops the queue and all watches (DISCARD).
     pub(crate) fn discard(&self, session: &Session) -> Handled {
         if !self.is_queueing() {
             return Err(Refusal::fixed("ERR DISCARD without MULTI"));
@@ -207,7 +209,7 @@ impl Transaction {
         Ok(())
     }
 
-    /// `UNWATCH`.
+    /// Drops all watches (UNWATCH).
     pub(crate) fn unwatch(&self, session: &Session) {
         self.watches.borrow_mut().clear();
         self.note_watches(session);
@@ -219,7 +221,7 @@ impl Transaction {
         self.unwatch(session);
     }
 
-    /// `WATCH key…`.
+    /// Watches keys (`WATCH key…`).
     pub(crate) fn watch(&self, session: &Session, args: Args<'_>) -> Handled {
         if self.is_queueing() {
             return Err(Refusal::fixed("ERR WATCH inside MULTI is not allowed"));
@@ -248,7 +250,7 @@ impl Transaction {
         Ok(())
     }
 
-    /// `EXEC`.
+    /// Executes the queued commands (EXEC).
     pub(crate) fn exec(&self, session: &Session, reply: &mut Reply) -> Handled {
         if !self.is_queueing() {
             return Err(Refusal::fixed("ERR EXEC without MULTI"));
@@ -273,7 +275,7 @@ impl Transaction {
 
 fn execute(session: &Session, queue: &Queue, watches: &[Watch], reply: &mut Reply) -> Handled {
     let shared = &session.shared;
-    // Nothing waits for memory once the locks are held: others would wait for the locks.
+    // EXEC waits for no memory while it holds locks, because other clients wait for the locks.
     if queue.bytes > FREE_BYTES {
         session.hold_for_write(queue.bytes).map_err(|refusal| abort(&refusal.line()))?;
     }
@@ -313,10 +315,10 @@ fn execute(session: &Session, queue: &Queue, watches: &[Watch], reply: &mut Repl
     Ok(())
 }
 
-/// Whether the reply of a command of a transaction is left out, as in Redis: CLIENT REPLY OFF and
-/// ON hold from the command that says it, and SKIP for the command behind EXEC, or for EXEC as a
-/// whole if it was said in front of it. `at_exec` is the mode in which EXEC was sent, `now` the one
-/// after the command.
+/// Whether the reply of a command of a transaction is left out. As in Redis, CLIENT REPLY OFF and
+/// ON apply from their command on. SKIP applies to the command after EXEC, or to EXEC as a whole if
+/// it preceded EXEC. `at_exec` is the mode when EXEC was sent, and `now` the mode after the
+/// command.
 fn is_silent(at_exec: ReplyMode, now: ReplyMode) -> bool {
     match now {
         ReplyMode::On => false,
@@ -329,7 +331,7 @@ fn abort(why: &str) -> Refusal {
     Refusal::said(format!("EXECABORT Transaction discarded because of: {why}"))
 }
 
-/// Locks every key that a command of the queue may read or write, and every watched key.
+/// Locks every key that a queued command may read or write, and every watched key.
 fn lock<'s>(session: &'s Session, queue: &Queue, watches: &[Watch]) -> KeyGuard<'s> {
     let uses_keyspace = |queued: &Queued| {
         queued.command.has(flag::WRITE | flag::READONLY) && queued.command.keys.first == 0

@@ -1,33 +1,33 @@
-//! The tracking table: which clients may have cached which keys (CLIENT TRACKING).
+//! Tracking table: the clients that may have cached each key (CLIENT TRACKING).
 //!
-//! A client that tracks is registered for each key that it reads. A write of the key, or its
-//! expiry, puts an invalidation into the client's mailbox ([`crate::invalidations`]) and ends the
-//! registration. In the mode BCAST a client is told of every key that begins with one of its
-//! prefixes instead. Owned by the server. Invariants:
+//! A client that tracks keys is registered for each key that it reads. A write of the key, or its
+//! expiry, puts an invalidation into the mailbox of the client ([`crate::invalidations`]) and ends
+//! the registration. In the mode BCAST a client receives invalidations of every key that begins
+//! with one of its prefixes instead. The server owns the table. Invariants:
 //!
-//! 1. A key is registered before its value is read, and a write is told after it is visible. So a
-//!    read either shows the write, or the write finds the registration of the read. There may be
-//!    needless invalidations, but none is missing. A client that obeys its invalidations therefore
-//!    never keeps a value that is older than a write whose invalidation it has received.
-//! 2. A write is told while the stripes of its keys are held ([`crate::locks`]). The client that
-//!    turns tracking on takes all stripes once before it goes on. So a writer that saw no tracking
-//!    client has made its write visible to everything that this client reads. That is why one
-//!    relaxed load is enough for writers of a server where nobody tracks.
+//! 1. A key is registered before its value is read, and a writer notifies after its write is
+//!    visible. So a read either shows the write, or the writer finds the registration of the read.
+//!    There may be needless invalidations, but none is missing. A client that obeys its
+//!    invalidations therefore never keeps a value that is older than a write whose invalidation it
+//!    has received.
+//! 2. A writer notifies while it holds the stripes of its keys ([`crate::locks`]). A client that
+//!    turns tracking on takes all stripes once before it continues. So a writer that saw no
+//!    tracking client has made its write visible to everything that this client reads. Therefore
+//!    one relaxed load is enough for writers while no client tracks keys.
 //! 3. A registration holds the earliest deadline of the records that were read. The store does not
 //!    report expiry, so upkeep notifies the clients within [`UPKEEP_PERIOD`] after the deadline.
-//!    The deadline is read after the key is registered; a write in between ends the registration.
+//!    The deadline is read after the key is registered, and a write in between ends the
+//!    registration.
 //! 4. The table holds at most `keys_max` keys and `bytes_max` bytes. Keys beyond that are evicted,
-//!    and their clients are told as if they had been written.
-//! 5. While a client of the mode BCAST is connected, the deadlines of keys with its prefixes are
-//!    noted for reads of every connection, because such a client may read through another one. That
-//!    includes RANGE with values, and a command that may write but has kept the record that it has
-//!    read.
+//!    and their clients receive an invalidation as after a write.
+//! 5. While a client of the mode BCAST is connected, reads of every connection note the deadlines
+//!    of keys with its prefixes, because such a client may read through another connection. That
+//!    includes RANGE with values, and a command that may write but has left the record unchanged.
 //!
-//! A client that has ended stays in the table until upkeep has passed over its keys. Thread-safe by
-//! one mutex. Cost: one relaxed load for each command while nobody tracks, of a cache line that is
-//! stored to only when clients begin and end. Otherwise a write takes
-//! the mutex once, and so does a read that registers, which also looks for the deadline of each
-//! key.
+//! A client that has ended stays in the table until upkeep has passed its keys. Thread-safety: one
+//! mutex guards the table. Cost: while no client tracks, one relaxed load for each command, of a
+//! cache line that is written only when clients begin and end. Otherwise a write takes the mutex
+//! once. So does a read that registers, which also reads the deadline of each key.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
@@ -46,17 +46,17 @@ use crate::store::{KEY_BYTES_MAX, Op};
 /// Pause between two rounds of upkeep.
 pub(crate) const UPKEEP_PERIOD: Duration = Duration::from_millis(100);
 
-/// Keys that upkeep handles while it holds the mutex.
+/// Number of keys that upkeep handles while it holds the mutex.
 const UPKEEP_KEYS: usize = 256;
 
-/// Share of the byte budget that the table may take: one part of this many.
+/// The table may take one part in this many of the byte budget.
 const BUDGET_PARTS: u64 = 16;
 
-/// The table may take this many bytes however small the budget is.
+/// Bytes that the table may take even if the budget is tiny.
 const TABLE_BYTES_MIN: u64 = 1 << 20;
 
-/// Bytes of a key in the table besides its name, those of a client of the key, and those of its
-/// deadline. They are estimates of what the maps take.
+/// Estimated bytes of a key in the table besides its name, of a client of the key, and of its
+/// deadline.
 const KEY_OVERHEAD_BYTES: u64 = 112;
 const CLIENT_BYTES: u64 = 8;
 const DEADLINE_BYTES: u64 = 48;
@@ -64,7 +64,7 @@ const DEADLINE_BYTES: u64 = 48;
 /// A key that clients may have cached.
 #[derive(Default)]
 struct TrackedKey {
-    /// In the order of their numbers, each once.
+    /// Clients in ascending order of their numbers, each once.
     clients: Vec<Arc<Client>>,
     deadline_ms: Option<u64>,
 }
@@ -77,7 +77,7 @@ impl TrackedKey {
     }
 }
 
-/// A client that tracks, and its prefixes.
+/// A client that tracks keys, and its prefixes.
 struct Tracker {
     client: Arc<Client>,
     prefixes: Vec<Box<[u8]>>,
@@ -89,18 +89,18 @@ struct Table {
     /// Deadline and key of each key that has a deadline.
     deadlines: BTreeSet<(u64, Arc<[u8]>)>,
     trackers: BTreeMap<u64, Tracker>,
-    /// The clients of each prefix of the mode BCAST.
+    /// Clients of each prefix of the mode BCAST.
     prefixes: BTreeMap<Box<[u8]>, Vec<Arc<Client>>>,
     /// Number of prefixes of each length.
     prefix_lengths: BTreeMap<usize, usize>,
-    /// Clients of all keys together.
+    /// Number of clients of all keys together.
     items: usize,
     bytes: u64,
-    /// The key that was evicted last; the next victim is the one after it.
+    /// The key that was evicted last. The next key after it is the next victim.
     evicted: Option<Arc<[u8]>>,
-    /// Where the pass over the table is that removes clients that have ended.
+    /// Position of the pass over the table that removes clients that have ended.
     sweep_at: Option<Arc<[u8]>>,
-    /// A client has ended since that pass began.
+    /// Whether a client has ended since that pass began.
     must_sweep: bool,
 }
 
@@ -113,19 +113,20 @@ pub(crate) struct TrackingFigures {
     pub(crate) prefixes: usize,
 }
 
-/// Figures that every command reads without the lock. No other figure shares their cache line,
-/// nor the one beside it, which processors fetch together with it.
+/// Figures that every command reads without the lock. They share their cache line with no other
+/// figure, nor the adjacent line, which processors fetch together with it.
 #[derive(Default)]
 #[repr(align(128))]
 struct Published {
-    /// Clients that track.
+    /// Number of clients that track keys.
     clients: AtomicUsize,
-    /// Prefixes of the mode BCAST.
+    /// Number of prefixes of the mode BCAST.
     prefixes: AtomicUsize,
 }
 
 impl Published {
-    /// Stores what has changed. A figure that is stored leaves the caches of all processors.
+    /// Stores the figures that have changed. A store removes the line from the caches of all other
+    /// processors.
     fn publish(&self, table: &Table) {
         for (published, figure) in
             [(&self.clients, table.trackers.len()), (&self.prefixes, table.prefixes.len())]
@@ -177,12 +178,12 @@ impl Tracking {
         self.published.prefixes.load(Ordering::Relaxed) > 0
     }
 
-    /// The most keys that the table may hold; 0 for no limit.
+    /// Highest number of keys in the table; 0 for no limit.
     pub(crate) fn keys_max(&self) -> usize {
         self.keys_max.load(Ordering::Relaxed)
     }
 
-    /// Changes that limit. Upkeep evicts what is beyond it.
+    /// Changes that limit. Upkeep evicts the keys beyond it.
     pub(crate) fn set_keys_max(&self, keys_max: usize) {
         self.keys_max.store(keys_max, Ordering::Relaxed);
     }
@@ -204,7 +205,7 @@ impl Tracking {
     }
 
     /// Turns tracking on for `client`, or changes its mode, and adds prefixes of the mode BCAST.
-    /// The caller takes all stripes once before the client goes on (invariant 2).
+    /// The caller takes all stripes once before the client continues (invariant 2).
     pub(crate) fn begin(&self, client: &Arc<Client>, mode: TrackingMode, prefixes: &[&[u8]]) {
         self.change(|table| {
             let new = || Tracker { client: Arc::clone(client), prefixes: Vec::new() };
@@ -240,7 +241,7 @@ impl Tracking {
         });
     }
 
-    /// Registers `client` for keys that it will read now.
+    /// Registers `client` for keys that it is about to read.
     pub(crate) fn register<'k>(&self, client: &Arc<Client>, keys: impl Iterator<Item = &'k [u8]>) {
         self.change(|table| {
             // No record has a longer key.
@@ -251,13 +252,13 @@ impl Tracking {
         });
     }
 
-    /// Which of `keys` have a prefix of the mode BCAST.
+    /// Those of `keys` that have a prefix of the mode BCAST.
     pub(crate) fn with_prefix<'k>(&self, keys: impl Iterator<Item = &'k [u8]>) -> Vec<&'k [u8]> {
         let table = &self.table.lock().0;
         keys.filter(|key| table.prefixes_of(key).next().is_some()).collect()
     }
 
-    /// Notes deadlines of records that are read now.
+    /// Notes deadlines of records that are being read.
     pub(crate) fn note_deadlines(&self, deadlines: &[(&[u8], u64)]) {
         if !deadlines.is_empty() {
             self.change(|table| {
@@ -269,8 +270,8 @@ impl Tracking {
         }
     }
 
-    /// Evicts what one more key has made too much. After a limit was lowered upkeep evicts the
-    /// rest.
+    /// Evicts the surplus that one more key has caused. After the limit was lowered, upkeep evicts
+    /// the rest.
     fn evict_surplus(&self, table: &mut Table) {
         for _ in 0..2 {
             if !self.is_over(table) || !table.evict() {
@@ -279,8 +280,8 @@ impl Tracking {
         }
     }
 
-    /// Tells of `ops`, which the client `writer` has written, or of which it is not known whether
-    /// they were. Their stripes are held.
+    /// Notifies clients of `ops`, which the client `writer` has written or may have written. Their
+    /// stripes are held.
     #[cold]
     pub(crate) fn written(&self, ops: &[Op<'_>], writer: u64) {
         let mut removed = None;
@@ -302,12 +303,12 @@ impl Tracking {
                 }
             }
         });
-        // A large table is given back without the mutex.
+        // A large table is freed without the mutex.
         drop(removed);
     }
 
-    /// One step of upkeep: expiry by `now_ms`, eviction, removal of clients that have ended.
-    /// Whether there is more to do.
+    /// Runs one step of upkeep: expiry by `now_ms`, eviction, and removal of clients that have
+    /// ended. Returns whether there is more to do.
     pub(crate) fn keep_up(&self, now_ms: u64) -> bool {
         self.change(|table| {
             let mut left = UPKEEP_KEYS;
@@ -341,7 +342,7 @@ impl Tracking {
         keys_max > 0 && table.keys.len() > keys_max || table.bytes > self.bytes_max
     }
 
-    /// Changes the table, and settles what is derived from it.
+    /// Changes the table, and updates what is derived from it.
     fn change<T>(&self, change: impl FnOnce(&mut Table) -> T) -> T {
         let mut table = self.table.lock();
         let (table, charge) = &mut *table;
@@ -358,7 +359,8 @@ fn prefix_bytes(prefix: &[u8]) -> u64 {
     2 * prefix.len() as u64 + KEY_OVERHEAD_BYTES
 }
 
-/// Adds `key` to the mailbox of `client`. A writer finds its own mail before it waits.
+/// Adds `key` to the mailbox of `client`. A writer checks its own mailbox before it waits, so it is
+/// not woken.
 fn tell(client: &Client, key: &Arc<[u8]>, writer: Option<u64>) {
     if client.invalidations.add(key) && writer != Some(client.id) {
         client.wake();
@@ -371,12 +373,12 @@ fn tell_all(client: &Client, writer: u64) {
     }
 }
 
-/// Whether `client` is told of nothing that `writer` does.
+/// Whether `client` receives no invalidations for writes of `writer`.
 fn ignores(client: &Client, writer: Option<u64>) -> bool {
     writer == Some(client.id) && client.invalidations.mode().has(TrackingMode::NOLOOP)
 }
 
-/// Whether `client` is told of keys that it was registered for.
+/// Whether `client` receives invalidations of keys that it was registered for.
 fn is_registered(client: &Client) -> bool {
     let mode = client.invalidations.mode();
     mode.is_on() && !mode.has(TrackingMode::BCAST)
@@ -392,7 +394,7 @@ impl Table {
         lengths.filter_map(|(length, _)| self.prefixes.get(&key[..*length]))
     }
 
-    /// Takes a client out of a prefix.
+    /// Removes a client from a prefix.
     fn leave_prefix(&mut self, prefix: &[u8], client: u64) {
         self.bytes -= prefix_bytes(prefix);
         let Some(clients) = self.prefixes.get_mut(prefix) else { return };
@@ -421,8 +423,8 @@ impl Table {
         }
     }
 
-    /// Notes a deadline of `key`; the earliest one counts. Nothing if nobody is to be told of it:
-    /// it was written since a client was registered, and has no prefix of the mode BCAST.
+    /// Notes a deadline of `key`. The earliest one counts. It does nothing if no client needs it:
+    /// the key was written since a client was registered, and has no prefix of the mode BCAST.
     fn note_deadline(&mut self, key: &[u8], at_ms: u64) {
         let (name, tracked) = match self.keys.remove_entry(key) {
             Some((name, tracked)) => {
@@ -445,7 +447,7 @@ impl Table {
         self.keys.insert(name, tracked);
     }
 
-    /// Takes a key that was removed out of everything that is derived from `keys`.
+    /// Removes a key, which is no longer in `keys`, from everything that is derived from `keys`.
     fn forget_costs(&mut self, name: &Arc<[u8]>, tracked: &TrackedKey) {
         self.bytes -= tracked.bytes(name);
         self.items -= tracked.clients.len();
@@ -454,8 +456,8 @@ impl Table {
         }
     }
 
-    /// Tells of `key`, which `writer` has changed, or which has expired or is evicted. A writer
-    /// that is not told of its own writes stays registered: it may keep what it has written.
+    /// Notifies clients of `key`, which `writer` has changed, or which has expired or is evicted. A
+    /// writer with NOLOOP stays registered, because it may keep the value that it has written.
     fn invalidate(&mut self, key: &[u8], writer: Option<u64>) {
         let mut name = None;
         if let Some((of_table, mut tracked)) = self.keys.remove_entry(key) {
@@ -479,8 +481,9 @@ impl Table {
         }
     }
 
-    /// Tells of the keys from `start` on and before `end`. A client of the mode BCAST is told of
-    /// all keys if one with its prefix may lie there, because the keys are not known.
+    /// Notifies clients of the keys from `start` on and before `end`. A client of the mode BCAST
+    /// receives an invalidation of all keys if a key with its prefix may lie there, because the
+    /// keys are not known.
     fn invalidate_range(&mut self, start: &[u8], end: Option<&[u8]>, writer: u64) {
         if end.is_some_and(|end| end <= start) {
             return;
@@ -500,8 +503,8 @@ impl Table {
         }
     }
 
-    /// Tells every client that tracks of all keys. As in Redis that includes the writer. Returns
-    /// what the table held.
+    /// Sends every client that tracks keys an invalidation of all keys. As in Redis that includes
+    /// the writer. Returns the contents of the table.
     fn invalidate_all(&mut self, writer: u64) -> impl Sized + use<> {
         self.trackers.values().for_each(|tracker| tell_all(&tracker.client, writer));
         let of_prefixes: u64 = self
@@ -515,7 +518,8 @@ impl Table {
         (std::mem::take(&mut self.keys), std::mem::take(&mut self.deadlines))
     }
 
-    /// Tells of one key whose deadline has passed at `now_ms`; whether there was one.
+    /// Notifies clients of one key whose deadline has passed at `now_ms`. Returns whether there was
+    /// one.
     fn expire_one(&mut self, now_ms: u64) -> bool {
         let due = self.deadlines.first().filter(|(at_ms, _)| *at_ms <= now_ms);
         let Some(key) = due.map(|(_, key)| Arc::clone(key)) else { return false };
@@ -532,7 +536,7 @@ impl Table {
         after.or_else(|| self.keys.first_key_value()).map(|(key, _)| Arc::clone(key))
     }
 
-    /// Removes one key and tells its clients; whether there was one.
+    /// Removes one key and notifies its clients. Returns whether there was one.
     fn evict(&mut self) -> bool {
         let Some(victim) = self.next_after(self.evicted.as_ref()) else { return false };
         self.invalidate(&victim, None);
@@ -540,7 +544,8 @@ impl Table {
         true
     }
 
-    /// Removes clients that have ended from `most` keys; whether there is more to do.
+    /// Removes clients that have ended from at most `most` keys. Returns whether there is more to
+    /// do.
     fn sweep(&mut self, most: usize) -> bool {
         if most == 0 || (self.sweep_at.is_none() && !self.must_sweep) {
             return most == 0;

@@ -84,7 +84,7 @@ fn earliest_deadline_of_a_key_counts() {
 }
 
 #[test]
-fn upkeep_does_a_bounded_amount_at_a_time() {
+fn one_step_of_upkeep_handles_a_bounded_number_of_keys() {
     let (tracking, clients) = (Tracking::new(0, ByteBudget::unlimited()), Clients::default());
     let (stays, leaves) = (client(&clients), client(&clients));
     tracking.begin(&stays, TrackingMode::ON, &[]);

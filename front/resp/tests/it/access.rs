@@ -18,7 +18,7 @@ fn guarded() -> Server {
 }
 
 #[test]
-fn nothing_is_done_before_the_password_is_given() {
+fn no_command_runs_before_the_password_is_given() {
     let server = guarded();
     let mut client = Client::connect(&server);
     client.expect(
@@ -60,7 +60,7 @@ fn nothing_is_done_before_the_password_is_given() {
 }
 
 #[test]
-fn a_pipeline_is_let_in_from_its_auth_on() {
+fn pipeline_is_accepted_from_its_auth_on() {
     let server = guarded();
     let mut client = Client::connect(&server);
     let pipeline = [

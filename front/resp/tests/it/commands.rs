@@ -156,7 +156,7 @@ fn counters() {
 }
 
 #[test]
-fn keys_whatever_their_values() {
+fn commands_on_keys_ignore_values() {
     on_each_store(|server, _clock| {
         let mut client = Client::connect(server);
         client.expect(&[

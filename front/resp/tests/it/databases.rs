@@ -53,7 +53,7 @@ fn databases_are_separate_keyspaces() {
 }
 
 #[test]
-fn index_that_there_is_not_is_refused_as_in_redis() {
+fn unknown_database_index_is_refused_as_in_redis() {
     on_each_store(|server, _clock| {
         let mut client = Client::connect(server);
         let not_an_integer = "-ERR value is not an integer or out of range";
@@ -95,7 +95,7 @@ fn pipeline_writes_to_the_database_selected_before() {
 }
 
 #[test]
-fn transaction_goes_on_in_the_database_that_it_selects() {
+fn transaction_continues_in_the_database_that_it_selects() {
     on_each_store(|server, _clock| {
         let mut client = Client::connect(server);
         let mut other = Client::connect(server);
@@ -225,7 +225,7 @@ fn copy_reaches_another_database() {
 }
 
 #[test]
-fn swapdb_is_seen_by_all_connections_at_once() {
+fn swapdb_is_seen_by_all_connections_immediately() {
     on_each_store(|server, clock| {
         let mut client = Client::connect(server);
         let mut other = Client::connect(server);
@@ -276,7 +276,7 @@ fn swapdb_that_waits_for_its_sync_holds_up_no_worker() {
 }
 
 #[test]
-fn swapdb_inside_a_transaction_holds_for_the_commands_behind_it() {
+fn swapdb_in_a_transaction_applies_to_later_commands() {
     on_each_store(|server, _clock| {
         let mut client = Client::connect(server);
         let mut other = Client::connect(server);
@@ -301,7 +301,7 @@ fn swapdb_inside_a_transaction_holds_for_the_commands_behind_it() {
 }
 
 #[test]
-fn clients_that_track_are_told_of_moves_and_swaps() {
+fn clients_that_track_are_notified_of_moves_and_swaps() {
     on_each_store(|server, _clock| {
         let mut writer = Client::connect(server);
         let mut reader = Client::resp3(server);
@@ -478,7 +478,7 @@ fn databases_survive_a_kill() {
 }
 
 #[test]
-fn scan_goes_on_over_restarts_in_database_five() {
+fn scan_continues_over_restarts_in_database_five() {
     let fs = Arc::new(MemFs::new());
     let clock = Arc::new(ManualClock::new(START_MS));
     let shared = "p".repeat(5000);

@@ -42,7 +42,7 @@ fn data_survives_a_restart_and_a_flush() {
 }
 
 #[test]
-fn scan_goes_on_over_restarts() {
+fn scan_continues_over_restarts() {
     let fs = Arc::new(MemFs::new());
     let clock = Arc::new(ManualClock::new(START_MS));
     // Keys that share more bytes than a cursor has.

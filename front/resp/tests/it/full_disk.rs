@@ -94,7 +94,7 @@ fn expect_full(client: &mut Client, value: &str) {
 }
 
 #[test]
-fn resume_is_refused_where_there_is_nothing_to_resume() {
+fn resume_is_refused_if_nothing_failed() {
     let (server, _) = crate::client::start();
     let mut client = Client::connect(&server);
     let reply = client.ask("RESUME");

@@ -52,7 +52,7 @@ fn the_shutdown_command_and_the_handle_end_the_wait() {
 }
 
 #[test]
-fn too_many_clients_are_told_so() {
+fn surplus_client_gets_an_error() {
     let (server, _clock) = start_with(|options| options.clients_max = 2);
     let mut first = Client::connect(&server);
     let mut second = Client::connect(&server);

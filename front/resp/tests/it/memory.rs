@@ -62,7 +62,7 @@ fn large_requests_wait_for_each_other() {
 }
 
 #[test]
-fn half_sent_requests_hold_up_nobody_for_ever() {
+fn half_sent_requests_block_no_client_for_ever() {
     let (server, budget) = bounded(|options| options.memory_wait = Duration::from_millis(200));
     let head = b"*3\r\n$3\r\nSET\r\n$4\r\nhalf\r\n$3145728\r\n";
     let mut half_sent: Vec<Client> = (0..10).map(|_| Client::connect(&server)).collect();

@@ -203,7 +203,7 @@ fn config_set_changes_what_config_get_shows() {
 }
 
 #[test]
-fn maxclients_counts_for_connections_that_come_later() {
+fn maxclients_applies_to_later_connections() {
     let (server, _clock) = start();
     let (mut first, mut second) = (Client::connect(&server), Client::connect(&server));
     second.expect(&[("PING", "+PONG")]);

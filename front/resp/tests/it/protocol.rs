@@ -71,7 +71,7 @@ fn large_values_come_back() {
 }
 
 #[test]
-fn what_is_announced_and_not_sent_costs_nothing() {
+fn announced_bytes_that_are_not_sent_cost_nothing() {
     let budget = ByteBudget::new(1 << 30);
     let shared = std::sync::Arc::clone(&budget);
     let (server, _clock) = start_with(move |options| options.budget = shared);
@@ -118,7 +118,7 @@ fn garbage_is_answered_and_the_connection_closed() {
 }
 
 #[test]
-fn nothing_of_an_http_request_is_done() {
+fn no_line_of_an_http_request_is_executed() {
     let (server, _clock) = start();
     let mut client = Client::connect(&server);
     client.expect(&[("SET reef coral", "+OK")]);

@@ -61,7 +61,7 @@ fn options_and_errors() {
 }
 
 #[test]
-fn a_step_may_be_repeated_and_the_cursor_is_anyones() {
+fn step_can_be_repeated_by_any_client() {
     on_each_store(|server, _clock| {
         let mut client = Client::connect(server);
         let mut other = Client::connect(server);
@@ -110,7 +110,7 @@ fn step_ends_after_a_mebibyte_of_keys() {
 }
 
 #[test]
-fn keys_that_stay_are_returned_once_whatever_else_is_written() {
+fn keys_that_stay_are_returned_once_during_other_writes() {
     on_each_store(|server, _clock| {
         let stop = AtomicBool::new(false);
         let mut client = Client::connect(server);

@@ -155,7 +155,7 @@ fn commands_over_many_keys_hold_up_no_other_connection() {
 }
 
 #[test]
-fn errors_tell_what_to_do_and_change_nothing() {
+fn errors_give_advice_and_change_nothing() {
     let (server, store) = start();
     let mut client = Client::connect(&server);
     client.expect(&[("SET n 1", "+OK")]);
@@ -232,7 +232,7 @@ fn transaction_waits_for_no_memory_while_it_holds_locks() {
 }
 
 #[test]
-fn write_that_failed_is_told_to_clients_that_track_its_key() {
+fn failed_write_invalidates_its_key() {
     let (server, store) = start();
     let mut writer = Client::connect(&server);
     let mut reader = Client::resp3(&server);
@@ -328,7 +328,7 @@ impl Store for Beside {
 }
 
 #[test]
-fn writes_to_another_database_that_stalls_hold_up_nobody() {
+fn writes_to_a_stalled_database_delay_no_other_client() {
     let (stalled, is_waiting) = (Arc::new(AtomicBool::new(false)), Arc::default());
     let clock = archipelago_base::clock::SystemClock::shared();
     let store = Beside {

@@ -98,7 +98,7 @@ fn redis_cli_speaks_tls_where_it_is_installed() {
 }
 
 #[test]
-fn certificates_of_clients_are_asked_for_and_checked() {
+fn certificates_of_clients_are_required_and_checked() {
     let server = start(Some("ca.pem"));
     Client::over(secure(&server, true)).expect(&[("PING", "+PONG")]);
     let mut stranger = secure(&server, false);
@@ -110,7 +110,7 @@ fn certificates_of_clients_are_asked_for_and_checked() {
 }
 
 #[test]
-fn plain_and_silent_connections_disturb_nobody() {
+fn plain_and_silent_connections_delay_no_client() {
     let budget = ByteBudget::new(1 << 30);
     let shared = Arc::clone(&budget);
     let tls = options(None);
@@ -152,7 +152,7 @@ fn clients_over_the_limit_are_closed_before_the_handshake() {
 }
 
 #[test]
-fn a_client_of_tls_that_does_not_read_does_not_hold_up_a_shutdown() {
+fn tls_client_that_does_not_read_does_not_delay_a_shutdown() {
     let tls = options(None);
     let (server, _clock) = start_with(|options| {
         options.tls = Some(tls);

@@ -157,7 +157,7 @@ fn write_that_changes_nothing_invalidates_nothing() {
 }
 
 #[test]
-fn own_write_is_told_after_its_reply_unless_noloop() {
+fn own_write_is_invalidated_after_its_reply_unless_noloop() {
     on_each_store(|server, _clock| {
         let mut writer = Client::connect(server);
         let mut client = tracking(server, "");
@@ -182,7 +182,7 @@ fn own_write_is_told_after_its_reply_unless_noloop() {
 }
 
 #[test]
-fn transaction_of_another_client_is_told_when_it_is_committed() {
+fn transaction_invalidates_its_keys_when_it_is_committed() {
     on_each_store(|server, _clock| {
         let mut reader = tracking(server, "");
         let mut writer = Client::connect(server);
@@ -220,7 +220,7 @@ fn flush_invalidates_all_keys_of_every_tracking_client() {
 }
 
 #[test]
-fn broadcast_tells_of_all_keys_with_a_prefix() {
+fn broadcast_invalidates_all_keys_with_a_prefix() {
     on_each_store(|server, _clock| {
         let mut client = tracking(server, "BCAST PREFIX user: PREFIX item:");
         let mut all = tracking(server, "BCAST NOLOOP");
@@ -309,7 +309,7 @@ fn key_is_invalid_when_its_deadline_passes() {
 }
 
 #[test]
-fn deadline_read_by_any_command_is_told_to_broadcast_clients() {
+fn deadline_read_by_any_command_reaches_broadcast_clients() {
     on_each_store(|server, clock| {
         let mut writer = Client::connect(server);
         for (command, reply) in [
@@ -331,7 +331,7 @@ fn deadline_read_by_any_command_is_told_to_broadcast_clients() {
 }
 
 #[test]
-fn own_deadline_of_a_noloop_client_is_told() {
+fn own_deadline_of_a_noloop_client_is_invalidated() {
     let (server, clock) = start();
     let mut client = tracking(&server, "NOLOOP");
     client.expect(&[("GET k", "_"), ("SET k v PX 50", "+OK"), ("PING", "+PONG")]);
@@ -340,7 +340,7 @@ fn own_deadline_of_a_noloop_client_is_told() {
 }
 
 #[test]
-fn full_table_evicts_keys_and_tells_their_clients() {
+fn full_table_evicts_keys_and_invalidates_them() {
     let (server, _clock) = start_with(|options| options.tracking_keys_max = 10);
     let mut client = tracking(&server, "");
     let mut other = Client::connect(&server);
@@ -688,7 +688,7 @@ impl Store for Gated {
 }
 
 #[test]
-fn write_between_read_and_reply_is_told_behind_the_reply() {
+fn write_between_read_and_reply_is_invalidated_after_the_reply() {
     let store = Arc::new(Gated::default());
     let options = ServerOptions { worker_threads: 4, ..ServerOptions::default() };
     let server = Server::start("127.0.0.1:0", Arc::clone(&store) as _, options).unwrap();
@@ -726,7 +726,7 @@ fn read_during_a_write_is_invalid_when_the_write_is_done() {
 
 /// A client that turns tracking on while a write is under way.
 #[test]
-fn tracking_begins_behind_writes_that_have_begun() {
+fn tracking_begins_after_writes_that_have_begun() {
     let store = Arc::new(Gated::default());
     let options = ServerOptions { worker_threads: 4, ..ServerOptions::default() };
     let server = Server::start("127.0.0.1:0", Arc::clone(&store) as _, options).unwrap();
@@ -739,7 +739,7 @@ fn tracking_begins_behind_writes_that_have_begun() {
 }
 
 #[test]
-fn caching_said_in_a_transaction_ends_with_it() {
+fn client_caching_in_a_transaction_ends_with_it() {
     on_each_store(|server, _clock| {
         let mut writer = Client::connect(server);
         for (mode, said, told) in [("OPTOUT", "NO", "b"), ("OPTIN", "YES", "a")] {

@@ -362,7 +362,7 @@ fn transactions_are_bounded() {
 }
 
 #[test]
-fn pipelined_transaction_is_not_taken_for_a_batch_of_sets() {
+fn pipelined_transaction_is_no_batch_of_sets() {
     on_each_store(|server, _clock| {
         let mut client = Client::connect(server);
         let words: [&[&str]; 7] = [

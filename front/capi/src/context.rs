@@ -1,4 +1,7 @@
-//! Contexts as C gives them, and the one that a thread carries along (Keigo §4.4).
+//! Contexts that C passes, and the context that a thread carries (Keigo §4.4).
+//!
+//! A context says what a file is, and why it is read or written. Thread-safety: each thread has its
+//! own carried context. The other functions are pure.
 
 use std::cell::Cell;
 use std::ffi::c_int;
@@ -21,26 +24,26 @@ pub(crate) struct RawContext {
     pub(crate) size_hint_bytes: u64,
 }
 
-/// Its size, which every caller states.
+/// Size of the structure in bytes, which every caller states.
 pub(crate) const CONTEXT_BYTES: usize = 32;
 const _: () = assert!(size_of::<RawContext>() == CONTEXT_BYTES);
 
-/// A context that made sense.
+/// A context that was checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Context {
     pub(crate) io: IoContext,
     pub(crate) size_hint_bytes: u64,
 }
 
-/// What holds where nobody said anything: some file, read or written for a user.
+/// The context of a call without one: a file of no special kind, which is read for a user.
 pub(crate) const UNKNOWN: Context =
     Context { io: IoContext::new(FileClass::Other, IoPurpose::ForegroundRead), size_hint_bytes: 0 };
 
-/// Levels are below this.
+/// Levels are below this limit.
 const LEVELS: c_int = 64;
 
 impl RawContext {
-    /// Checks it. Errors: a size, class, level or reason that there is not.
+    /// Checks the context. Errors: a wrong size, and an unknown class, level or reason.
     pub(crate) fn check(&self) -> CallResult<Context> {
         if self.size as usize != CONTEXT_BYTES {
             return Err(Failure::invalid(format!(
@@ -84,7 +87,7 @@ impl RawContext {
     }
 }
 
-/// A level of C: -1 is none.
+/// A level of C, where -1 means none.
 pub(crate) fn level_of(level: c_int) -> CallResult<Option<u8>> {
     match level {
         -1 => Ok(None),
@@ -93,7 +96,7 @@ pub(crate) fn level_of(level: c_int) -> CallResult<Option<u8>> {
     }
 }
 
-/// `ARCHIPELAGO_CLASS_*`.
+/// The class with a number of `ARCHIPELAGO_CLASS_*`.
 pub(crate) fn class_of(class: c_int) -> Option<FileClass> {
     Some(match class {
         0 => FileClass::Other,
@@ -104,7 +107,7 @@ pub(crate) fn class_of(class: c_int) -> Option<FileClass> {
     })
 }
 
-/// The number of a class.
+/// The number of a class, as in `ARCHIPELAGO_CLASS_*`.
 pub(crate) fn class_number(class: FileClass) -> c_int {
     match class {
         FileClass::Other => 0,
@@ -118,14 +121,14 @@ thread_local! {
     static CARRIED: Cell<Option<Context>> = const { Cell::new(None) };
 }
 
-/// What the calling thread carries along.
+/// The context that the calling thread carries.
 pub(crate) fn carried() -> Option<Context> {
     CARRIED.try_with(Cell::get).unwrap_or(None)
 }
 
-/// Makes the calling thread carry `context` along.
+/// Makes the calling thread carry `context`.
 pub(crate) fn carry(context: Option<Context>) {
-    // A thread that is ending makes no calls that could use it.
+    // A thread that is ending makes no further calls.
     let _gone = CARRIED.try_with(|carried| carried.set(context));
 }
 
@@ -146,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn a_context_of_c_is_one_of_the_tiers_or_refused_with_the_reason() {
+    fn context_of_c_is_converted_or_refused_with_the_reason() {
         let context = raw().check().unwrap();
         let purpose = IoPurpose::Compaction { from: 3, to: 4 };
         assert_eq!(context.io, IoContext::sst(purpose, 4));

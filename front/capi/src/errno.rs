@@ -1,4 +1,4 @@
-//! The `errno` of the calling thread, which the failures of the C library set.
+//! The `errno` of the calling thread, which failures of the C library set.
 
 use std::ffi::c_int;
 

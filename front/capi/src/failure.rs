@@ -1,4 +1,8 @@
-//! Why a call failed: the kind, the number for `errno`, the sentence; and how no panic gets out.
+//! Failures of calls: a kind, a number for `errno`, and a sentence.
+//!
+//! Every call runs in [`guard`], which turns a panic into a failure, so no panic reaches C.
+//! Thread-safety: each thread has its own last failure. Cost: a call that succeeds pays for
+//! `catch_unwind` only.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -10,7 +14,7 @@ use rustix::io::Errno;
 
 use crate::errno::set_errno;
 
-/// The kinds of the header, `ARCHIPELAGO_ERROR_*`.
+/// Kinds of failures, as `ARCHIPELAGO_ERROR_*` of the header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(i32)]
 pub(crate) enum FailureKind {
@@ -22,12 +26,12 @@ pub(crate) enum FailureKind {
     ReadOnly = 6,
     Fenced = 7,
     Unsupported = 8,
-    /// A panic: a mistake of this library.
+    /// A panic, which is a mistake in this library.
     Internal = 9,
     Closed = 10,
 }
 
-/// See the module.
+/// The failure of a call.
 #[derive(Debug)]
 pub(crate) struct Failure {
     pub(crate) kind: FailureKind,
@@ -50,7 +54,7 @@ impl Failure {
         Self::new(FailureKind::Unsupported, Errno::OPNOTSUPP, message)
     }
 
-    /// A number that is not open, or does not stand for a `what`.
+    /// The failure of a number that does not belong to an open `what`.
     pub(crate) fn bad_handle(what: &str, handle: i32) -> Self {
         let message = format!("{handle} is not an open {what}");
         Self::new(FailureKind::InvalidArgument, Errno::BADF, message)
@@ -63,11 +67,11 @@ impl Failure {
         Self::new(FailureKind::Internal, Errno::IO, message)
     }
 
-    /// Makes it what the calling thread is told next.
+    /// Makes this the last failure of the calling thread.
     fn remember(&self) {
         let text: Vec<u8> = self.message.bytes().filter(|&byte| byte != 0).collect();
         let text = CString::new(text).unwrap_or_default();
-        // A thread that is ending has nobody left to ask.
+        // A thread that is ending has no caller that could ask.
         let _gone = LAST.try_with(|last| *last.borrow_mut() = (self.kind as i32, text));
         set_errno(self.errno.raw_os_error());
     }
@@ -112,18 +116,18 @@ thread_local! {
     static LAST: RefCell<(i32, CString)> = RefCell::new((0, CString::default()));
 }
 
-/// The kind of the thread's last failure; 0 if none failed yet.
+/// The kind of the thread's last failure; 0 if no call has failed.
 pub(crate) fn last_kind() -> i32 {
     LAST.try_with(|last| last.borrow().0).unwrap_or(0)
 }
 
-/// Its sentence; the bytes stay until the thread's next failure.
+/// The sentence of the thread's last failure. The bytes stay until the thread's next failure.
 pub(crate) fn last_message() -> *const c_char {
     const NOTHING: &CStr = c"";
     LAST.try_with(|last| last.borrow().1.as_ptr()).unwrap_or(NOTHING.as_ptr())
 }
 
-/// Runs a call: what it returns, or `refused` after the failure was noted.
+/// Runs a call. Returns its result, or `refused` after a failure, which it remembers.
 pub(crate) fn guard<T>(refused: T, call: impl FnOnce() -> CallResult<T>) -> T {
     let failure = match catch_unwind(AssertUnwindSafe(call)) {
         Ok(Ok(value)) => return value,
@@ -141,7 +145,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_panic_becomes_an_error_of_the_call() {
+    fn panic_becomes_an_error_of_the_call() {
         assert_eq!(guard(-1, || Ok(7)), 7);
         assert_eq!(guard(-1, || -> CallResult<i32> { panic!("boom {}", 1) }), -1);
         assert_eq!(last_kind(), FailureKind::Internal as i32);
@@ -150,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_keep_their_kind_and_get_the_number_that_posix_has() {
+    fn errors_keep_their_kind_and_get_the_posix_number() {
         let of = |kind: std::io::ErrorKind| {
             let failure = Failure::from(Error::io("write to", Path::new("x"), kind.into()));
             (failure.kind, failure.errno)

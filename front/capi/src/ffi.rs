@@ -1,7 +1,7 @@
-//! What crosses the border to C as a pointer: strings, buffers, structures, `errno`.
+//! Pointers that C passes: strings, buffers and structures.
 //!
-//! The functions here are `unsafe` because nothing can check a pointer but for null; what they need
-//! of it is what the header promises for every argument. Lengths, text and numbers are checked.
+//! The functions are `unsafe`, because a pointer can only be checked for null. They rely on what
+//! the header promises for every argument. They check lengths, text and numbers.
 
 use std::ffi::{CStr, OsStr, c_char, c_int};
 use std::os::unix::ffi::OsStrExt as _;
@@ -28,14 +28,14 @@ pub(crate) struct RawDevice {
     reserved: u32,
 }
 
-/// Its size, which every caller states.
+/// Size of the structure in bytes, which every caller states.
 const DEVICE_BYTES: usize = 56;
 const _: () = assert!(size_of::<RawDevice>() == DEVICE_BYTES);
 
-/// Where paths begin if the caller does not say.
+/// Default root of all paths.
 const ROOT: &str = "tiers:";
 
-/// Most devices of one call.
+/// Highest number of devices of one call.
 const DEVICES_MAX: usize = archipelago_tier::settings::DEVICES_MAX;
 
 /// `archipelago_options` of the header.
@@ -49,11 +49,11 @@ pub(crate) struct RawOptions {
     group_access: c_int,
 }
 
-/// Its size, which every caller states.
+/// Size of the structure in bytes, which every caller states.
 const OPTIONS_BYTES: usize = 24;
 const _: () = assert!(size_of::<RawOptions>() == OPTIONS_BYTES);
 
-/// How tiers are opened.
+/// Options with which tiers are opened.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Options<'a> {
     pub(crate) root: &'a Path,
@@ -66,15 +66,15 @@ fn is_null(what: &str) -> Failure {
     Failure::invalid(format!("{what} is NULL"))
 }
 
-/// A path that C gives.
+/// The path in a string of C.
 ///
 /// # Safety
-/// `path` is null or a string that ends with a zero and stays as it is during the call.
+/// `path` is null, or a string that ends with a zero and does not change during the call.
 pub(crate) unsafe fn path<'a>(what: &str, path: *const c_char) -> CallResult<&'a Path> {
     if path.is_null() {
         return Err(is_null(what));
     }
-    // SAFETY: it is not null, and the caller promises the rest.
+    // SAFETY: the pointer is not null, and the caller promises the rest.
     let bytes = unsafe { CStr::from_ptr(path) }.to_bytes();
     if bytes.is_empty() {
         return Err(Failure::invalid(format!("{what} is empty")));
@@ -82,10 +82,10 @@ pub(crate) unsafe fn path<'a>(what: &str, path: *const c_char) -> CallResult<&'a
     Ok(Path::new(OsStr::from_bytes(bytes)))
 }
 
-/// The same where null stands for nothing.
+/// The path in a string of C. A null pointer means none.
 ///
 /// # Safety
-/// As [`path`].
+/// The requirements are those of [`path`].
 pub(crate) unsafe fn optional_path<'a>(
     what: &str,
     given: *const c_char,
@@ -93,14 +93,14 @@ pub(crate) unsafe fn optional_path<'a>(
     if given.is_null() {
         return Ok(None);
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: this function has the same contract.
     unsafe { path(what, given) }.map(Some)
 }
 
-/// Bytes that C gives.
+/// The bytes of a buffer of C.
 ///
 /// # Safety
-/// `data` has `len` bytes that nobody changes during the call; it may be null if `len` is 0.
+/// `data` has `len` bytes, which no thread changes during the call. It may be null if `len` is 0.
 pub(crate) unsafe fn bytes<'a>(data: *const u8, len: usize) -> CallResult<&'a [u8]> {
     if len == 0 {
         return Ok(&[]);
@@ -108,15 +108,15 @@ pub(crate) unsafe fn bytes<'a>(data: *const u8, len: usize) -> CallResult<&'a [u
     if data.is_null() || len > isize::MAX as usize {
         return Err(Failure::invalid("the buffer is NULL or too long"));
     }
-    // SAFETY: it is not null and not too long, and the caller promises the rest.
+    // SAFETY: the pointer is not null, the length fits, and the caller promises the rest.
     Ok(unsafe { std::slice::from_raw_parts(data, len) })
 }
 
-/// Room that C gives to be filled. It is zeroed first: what it holds may never have been written.
+/// A buffer of C that the call fills. It is zeroed first, because C may never have written it.
 ///
 /// # Safety
-/// `data` has room for `len` bytes, which nobody else touches during the call; it may be null if
-/// `len` is 0.
+/// `data` has room for `len` bytes, which no other thread touches during the call. It may be null
+/// if `len` is 0.
 pub(crate) unsafe fn room<'a>(data: *mut u8, len: usize) -> CallResult<&'a mut [u8]> {
     if len == 0 {
         return Ok(&mut []);
@@ -124,43 +124,43 @@ pub(crate) unsafe fn room<'a>(data: *mut u8, len: usize) -> CallResult<&'a mut [
     if data.is_null() || len > isize::MAX as usize {
         return Err(Failure::invalid("the buffer is NULL or too long"));
     }
-    // SAFETY: it is not null and not too long, the caller promises the rest, and from here on the
-    // bytes are written.
+    // SAFETY: the pointer is not null, the length fits, and the caller promises the rest. The bytes
+    // are written before the slice exists.
     unsafe {
         data.write_bytes(0, len);
         Ok(std::slice::from_raw_parts_mut(data, len))
     }
 }
 
-/// Writes a result.
+/// Writes a result to a variable of C.
 ///
 /// # Safety
-/// `out` is null or has room for a `T`, aligned for it.
+/// `out` is null, or has room for a `T` and its alignment.
 pub(crate) unsafe fn give<T>(what: &str, out: *mut T, value: T) -> CallResult<()> {
     if out.is_null() {
         return Err(is_null(what));
     }
-    // SAFETY: it is not null, and the caller promises the rest.
+    // SAFETY: the pointer is not null, and the caller promises the rest.
     unsafe { out.write(value) };
     Ok(())
 }
 
-/// The context of a call: the one given, else the thread's, else [`UNKNOWN`].
+/// The context of a call: the given one, otherwise that of the thread, otherwise [`UNKNOWN`].
 ///
 /// # Safety
-/// `given` is null or points to a context.
+/// `given` is null, or points to a context.
 pub(crate) unsafe fn context(given: *const RawContext) -> CallResult<Context> {
     if given.is_null() {
         return Ok(carried().unwrap_or(UNKNOWN));
     }
-    // SAFETY: it is not null, and the caller promises the rest.
+    // SAFETY: the pointer is not null, and the caller promises the rest.
     unsafe { given.read() }.check()
 }
 
 /// The options of an open.
 ///
 /// # Safety
-/// `given` is null or points to options, whose string is as [`path`] needs it.
+/// `given` is null, or points to options whose string meets the requirements of [`path`].
 pub(crate) unsafe fn options<'a>(given: *const RawOptions) -> CallResult<Options<'a>> {
     let mut options = Options {
         root: Path::new(ROOT),
@@ -171,7 +171,7 @@ pub(crate) unsafe fn options<'a>(given: *const RawOptions) -> CallResult<Options
     if given.is_null() {
         return Ok(options);
     }
-    // SAFETY: it is not null, and the caller promises the rest.
+    // SAFETY: the pointer is not null, and the caller promises the rest.
     let raw = unsafe { given.read() };
     if raw.size as usize != OPTIONS_BYTES {
         return Err(Failure::invalid(format!(
@@ -192,7 +192,7 @@ pub(crate) unsafe fn options<'a>(given: *const RawOptions) -> CallResult<Options
             )));
         }
     };
-    // SAFETY: the caller's promise about the string.
+    // SAFETY: the caller promises that the string meets the requirements.
     if let Some(root) = unsafe { optional_path("archipelago_options.root", raw.root)? } {
         options.root = root;
     }
@@ -202,8 +202,8 @@ pub(crate) unsafe fn options<'a>(given: *const RawOptions) -> CallResult<Options
 /// The devices of an array.
 ///
 /// # Safety
-/// `given` has `count` devices, whose strings are as [`path`] needs them; it may be null if `count`
-/// is 0.
+/// `given` has `count` devices, whose strings meet the requirements of [`path`]. It may be null if
+/// `count` is 0.
 pub(crate) unsafe fn devices(
     given: *const RawDevice,
     count: usize,
@@ -218,16 +218,18 @@ pub(crate) unsafe fn devices(
     }
     let mut settings = Vec::with_capacity(count);
     for place in 0..count {
-        // SAFETY: there are more than `place` of them, as the caller promises.
+        // SAFETY: the caller promises that the array has more than `place` devices.
         let raw = unsafe { given.add(place).read() };
-        // SAFETY: the caller's promise about its strings.
+        // SAFETY: the caller promises that the strings meet the requirements.
         settings.push(unsafe { device(place, &raw) }?);
     }
     Ok(settings)
 }
 
+/// The settings of the device at position `place`.
+///
 /// # Safety
-/// The strings of `raw` are as [`path`] needs them.
+/// The strings of `raw` meet the requirements of [`path`].
 unsafe fn device(place: usize, raw: &RawDevice) -> CallResult<DeviceSettings> {
     if raw.size as usize != DEVICE_BYTES {
         return Err(Failure::invalid(format!(
@@ -245,7 +247,7 @@ unsafe fn device(place: usize, raw: &RawDevice) -> CallResult<DeviceSettings> {
             return Err(Failure::invalid(format!("device {place}: there is no kind {other}")));
         }
     };
-    // SAFETY: the caller's promise about all three.
+    // SAFETY: the caller promises that all three strings meet the requirements.
     let (path, name, spec) = unsafe {
         (
             path("archipelago_device.path", raw.path)?,
@@ -256,7 +258,7 @@ unsafe fn device(place: usize, raw: &RawDevice) -> CallResult<DeviceSettings> {
     Ok(DeviceSettings {
         name: name.map_or_else(String::new, |name| name.to_string_lossy().into_owned()),
         path: path.to_owned(),
-        // `must_exist` of the options is there for who needs it.
+        // `must_exist` of the options is for callers that do not want new devices.
         create: true,
         kind,
         spec: spec.map(Path::to_owned),
@@ -271,9 +273,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pointers_that_cannot_be_right_are_refused() {
-        // SAFETY: null is allowed everywhere here, and every buffer is a local one of the length
-        // that is given.
+    fn invalid_pointers_are_refused() {
+        // SAFETY: null is allowed in all these calls, and every buffer is a local one of the given
+        // length.
         unsafe {
             assert!(path("path", std::ptr::null()).unwrap_err().message.contains("path is NULL"));
             assert!(path("path", c"".as_ptr()).unwrap_err().message.contains("empty"));

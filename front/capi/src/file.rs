@@ -1,10 +1,12 @@
 //! An open file of C: for reading, for writing, or both.
 //!
-//! Reading goes through a handle of the tiers, opened once; where the file was being written by
-//! this library then, the handle is opened anew when somebody reads beyond what it knows, and
-//! nothing is read beyond what was appended: the file itself may be longer for a moment, with
-//! blocks that are cut off again. Thread-safe; reads at a place take a shared lock, writes of a
-//! file one after another.
+//! A file reads through a handle of the tiers, which it opens once. If this library was writing the
+//! file at that time, a read beyond the known end opens the handle again. It reads nothing beyond
+//! what was appended, because the file itself may be longer for a moment, with blocks that are cut
+//! off later.
+//!
+//! Thread-safety: any thread may call any method. Reads at an offset take a shared lock. Writes of
+//! one file run one after another.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock};
@@ -18,12 +20,12 @@ use rustix::io::Errno;
 use crate::context::{Context, carried};
 use crate::failure::{CallResult, Failure, FailureKind};
 use crate::handles::Handles;
-use crate::space::{Growing, Held, Opened, Space};
+use crate::space::{ExistingFile, GrowingFile, HeldBySpace, OpenedFile, Space};
 
 /// The files that C holds.
 pub(crate) static FILES: LazyLock<Handles<File>> = LazyLock::new(|| Handles::new("file", 2));
 
-/// See the module.
+/// An open file of C.
 #[derive(Debug)]
 pub(crate) struct File {
     path: PathBuf,
@@ -32,18 +34,19 @@ pub(crate) struct File {
     options: OpenOptions,
     readable: bool,
     writable: bool,
-    /// Every write is synced: `O_SYNC`, `O_DSYNC`.
+    /// Whether every write is synced: `O_SYNC` or `O_DSYNC`.
     synced: bool,
-    /// Where the next `read` begins.
+    /// Offset at which the next `read` begins.
     position: Mutex<u64>,
     reader: RwLock<Option<Arc<dyn RandomFile>>>,
-    /// If it is being written, or was when it was opened.
-    growing: Option<Arc<Growing>>,
-    // Dropped last: what it counts is gone by then.
-    held: Held,
+    /// The writer's side, if the file is being written or was when it was opened.
+    growing: Option<Arc<GrowingFile>>,
+    // This field is dropped last, because it counts the file as open until the other fields are
+    // gone.
+    held: HeldBySpace,
 }
 
-/// Where `lseek` counts from.
+/// Origin of the offset of `lseek`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum From {
     Start,
@@ -51,7 +54,7 @@ pub(crate) enum From {
     End,
 }
 
-/// Flags that mean something here, and those without meaning in tiers, which are let pass.
+/// The flags, if all of them are known. Some flags have no meaning in tiers and are accepted.
 fn flags_of(bits: u32) -> CallResult<OFlags> {
     let flags = OFlags::from_bits_retain(bits);
     let known = OFlags::ACCMODE
@@ -73,7 +76,8 @@ fn flags_of(bits: u32) -> CallResult<OFlags> {
 }
 
 impl File {
-    /// Opens as POSIX would, as far as files go that are written once; the number for C.
+    /// Opens a file as POSIX does, as far as possible for files that are written once. Returns the
+    /// number for C.
     pub(crate) fn open(
         space: &Arc<Space>,
         path: &Path,
@@ -94,7 +98,7 @@ impl File {
                 return Err(Failure::invalid("O_CREAT and O_TRUNC need O_WRONLY or O_RDWR"));
             }
             let opened = space.open_reader(space.own(path)?, context.io, options)?;
-            let Opened { file, growing, reader } = opened;
+            let OpenedFile { file, growing, reader } = opened;
             (file, growing, Some(reader))
         };
         let file = Self {
@@ -108,18 +112,18 @@ impl File {
             position: Mutex::new(0),
             reader: RwLock::new(reader),
             growing,
-            held: Held::by(space),
+            held: HeldBySpace::by(space),
         };
         Ok(FILES.insert(Arc::new(file)))
     }
 
-    /// Begins to write a file.
+    /// Creates the file that a new handle writes.
     fn begin(
         space: &Arc<Space>,
         path: &Path,
         flags: OFlags,
         context: Context,
-    ) -> CallResult<Arc<Growing>> {
+    ) -> CallResult<Arc<GrowingFile>> {
         if !flags.contains(OFlags::CREATE) {
             space.file_info(path)?;
         }
@@ -129,15 +133,21 @@ impl File {
             size_hint_bytes: context.size_hint_bytes,
             ..CreateOptions::default()
         };
-        let exclusive = flags.contains(OFlags::CREATE | OFlags::EXCL);
-        space.create(path, context.io, options, (exclusive, flags.contains(OFlags::TRUNC)))
+        let existing = if flags.contains(OFlags::CREATE | OFlags::EXCL) {
+            ExistingFile::Refuse
+        } else if flags.contains(OFlags::TRUNC) {
+            ExistingFile::Replace
+        } else {
+            ExistingFile::ReplaceEmpty
+        };
+        space.create(path, context.io, options, existing)
     }
 
     fn space(&self) -> &Arc<Space> {
         self.held.space()
     }
 
-    fn writer(&self) -> CallResult<&Growing> {
+    fn writer(&self) -> CallResult<&GrowingFile> {
         match &self.growing {
             Some(growing) if self.writable => Ok(growing),
             _ => {
@@ -147,7 +157,7 @@ impl File {
         }
     }
 
-    /// Appends. `at`: where the file is to end before.
+    /// Appends `data`. If `at` is given, it must be the end of the file.
     pub(crate) fn write(&self, data: &[u8], at: Option<u64>) -> CallResult<()> {
         self.writer()?.append(data, at, self.synced)
     }
@@ -168,7 +178,7 @@ impl File {
         )))
     }
 
-    /// Bytes that can be read.
+    /// Number of bytes that can be read.
     pub(crate) fn len(&self) -> u64 {
         match &self.growing {
             Some(growing) => growing.len(),
@@ -176,7 +186,7 @@ impl File {
         }
     }
 
-    /// A handle that knows the bytes before `end`, as far as there are some.
+    /// A handle that knows the bytes before `end`, as far as they exist.
     fn reader(&self, end: u64) -> CallResult<Arc<dyn RandomFile>> {
         if let Some(reader) = &*self.reader.read()
             && reader.len() >= end.min(self.growing.as_ref().map_or(0, |growing| growing.len()))
@@ -189,7 +199,7 @@ impl File {
         Ok(reader)
     }
 
-    /// How many of `len` bytes at `offset` there are for `reader` to read.
+    /// Number of the `len` bytes at `offset` that `reader` can read.
     fn readable(&self, reader: &dyn RandomFile, offset: u64, len: u64) -> u64 {
         let end = match &self.growing {
             Some(growing) => growing.len().min(reader.len()),
@@ -198,7 +208,8 @@ impl File {
         len.min(end.saturating_sub(offset))
     }
 
-    /// Reads at `offset`; how many bytes, fewer than asked for only at the end.
+    /// Reads at `offset`. Returns the number of bytes, which is smaller than the buffer only at the
+    /// end of the file.
     pub(crate) fn read_at(&self, offset: u64, buf: &mut [u8]) -> CallResult<usize> {
         if !self.readable {
             let message = format!("{} is not open for reading", self.path.display());
@@ -218,7 +229,7 @@ impl File {
         Ok(count)
     }
 
-    /// Reads on from where the last read ended.
+    /// Reads from the end of the last read on.
     pub(crate) fn read_on(&self, buf: &mut [u8]) -> CallResult<usize> {
         let mut position = self.position.lock();
         let count = self.read_at(*position, buf)?;
@@ -226,7 +237,7 @@ impl File {
         Ok(count)
     }
 
-    /// Sets where the next read begins. Writes go to the end whatever it is.
+    /// Sets the offset at which the next read begins. Writes always go to the end.
     pub(crate) fn seek(&self, offset: i64, from: From) -> CallResult<u64> {
         let mut position = self.position.lock();
         let base = match from {
@@ -246,8 +257,8 @@ impl File {
         Ok(*position)
     }
 
-    /// Advice about bytes that will, or will not, be read soon. Errors: `EOPNOTSUPP` where the
-    /// advice that they will does nothing.
+    /// Gives advice about bytes that will, or will not, be read soon. Errors: `EOPNOTSUPP` if the
+    /// advice to fetch bytes has no effect.
     pub(crate) fn advise(&self, offset: u64, len: u64, will_need: bool) -> CallResult<()> {
         let len = if len == 0 { u64::MAX - offset } else { len };
         let reader = self.reader(offset.saturating_add(len))?;
@@ -265,19 +276,19 @@ impl File {
         Ok(())
     }
 
-    /// Where it lies, if it still has a name.
+    /// Facts about the file, if it still has a name.
     pub(crate) fn info(&self) -> Option<FileInfo> {
         self.file.info().ok()
     }
 
-    /// What kind of file it was opened as, for when it has no name any more.
+    /// The context with which it was opened, for a file without a name.
     pub(crate) fn context(&self) -> IoContext {
         self.context
     }
 }
 
 impl Drop for File {
-    /// Ends the writing, by the handle that writes.
+    /// Ends the writing if this is the handle that writes.
     fn drop(&mut self) {
         if self.writable
             && let Some(growing) = &self.growing

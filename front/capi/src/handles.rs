@@ -1,9 +1,11 @@
-//! Numbers for what C holds.
+//! Tables of numbers for the objects that C holds.
 //!
-//! A table gives out numbers in turn from a range of its own, so that a closed one does not come
-//! back soon and one of another table is never taken for its own; none is a number that the
-//! system's `open` returns. Cost of a look-up: a shared lock of one of 16 parts, a hash and a
-//! reference count.
+//! A table gives out the numbers of its own range in turn. So the number of a closed object does
+//! not return soon, and no table accepts a number of another one. No number equals one that the
+//! system's `open` returns.
+//!
+//! Thread-safety: any thread may call any method. Cost of a lookup: a shared lock of one of 16
+//! parts, a hash and a reference count.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,10 +16,10 @@ use parking_lot::RwLock;
 use crate::failure::{CallResult, Failure};
 
 const PARTS: usize = 16;
-/// Numbers of a table.
+/// Number of numbers in the range of a table.
 const RANGE: u32 = 1 << 28;
 
-/// See the module.
+/// A table of numbers for objects of one type.
 #[derive(Debug)]
 pub(crate) struct Handles<T> {
     what: &'static str,
@@ -27,7 +29,7 @@ pub(crate) struct Handles<T> {
 }
 
 impl<T> Handles<T> {
-    /// A table of `what`, the `place`th of those that there are (from 1, at most 7).
+    /// A table of `what`. `place` is its number among all tables, from 1 to 7.
     pub(crate) fn new(what: &'static str, place: u32) -> Self {
         let parts = std::array::from_fn(|_| RwLock::default());
         Self { what, first: place * RANGE, next: AtomicU32::new(0), parts }
@@ -50,13 +52,13 @@ impl<T> Handles<T> {
         }
     }
 
-    /// What the number stands for.
+    /// The object with a number.
     pub(crate) fn get(&self, handle: i32) -> CallResult<Arc<T>> {
         let found = self.part(handle).read().get(&handle).cloned();
         found.ok_or_else(|| Failure::bad_handle(self.what, handle))
     }
 
-    /// Forgets the number.
+    /// Removes the object with a number.
     pub(crate) fn remove(&self, handle: i32) -> CallResult<Arc<T>> {
         let found = self.part(handle).write().remove(&handle);
         found.ok_or_else(|| Failure::bad_handle(self.what, handle))
@@ -68,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_number_stands_for_one_thing_of_one_table_until_it_is_removed() {
+    fn number_belongs_to_one_object_until_it_is_removed() {
         let (files, locks) = (Handles::new("file", 1), Handles::new("lock", 2));
         let first = files.insert(Arc::new("a"));
         let second = files.insert(Arc::new("b"));

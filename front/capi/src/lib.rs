@@ -1,15 +1,16 @@
-//! The C library over the tiers (`include/archipelago_tiers.h`, `docs/guide/c-library.md`): the
-//! POSIX-like calls that Keigo extends with a context (§4.4, §4.5), for storage engines that are
-//! not written in Rust.
+//! The C library over the tiers (`include/archipelago_tiers.h`, `docs/guide/c-library.md`): calls
+//! like those of POSIX, which Keigo extends with a context (§4.4, §4.5). Storage engines that are
+//! not written in Rust use it.
 //!
-//! Everything that C holds is a number: tiers, files, directories, locks. A number that was never
-//! given out or was closed is refused (`EBADF`), so that no misuse of one reaches memory. Pointers
-//! cross the border in `ffi.rs` and `calls/` alone; behind them lies safe code (`space.rs`,
-//! `file.rs`). No panic crosses: every call runs in `failure::guard`, which turns one into an error
-//! (with a profile that unwinds; `release` ends the process).
+//! Invariants:
+//! 1. C holds numbers only: of tiers, files, directories and locks. A number that was never given
+//!    out, or was closed, is refused (`EBADF`), so its misuse reaches no memory.
+//! 2. Only `ffi.rs` and `calls/` handle pointers. They call safe code (`space.rs`, `file.rs`).
+//! 3. No panic reaches C. Every call runs in `failure::guard`, which turns a panic into an error in
+//!    a profile that unwinds. In the profile `release` a panic ends the process.
 //!
-//! Thread-safety: every call may be made by any thread at any time. What went wrong last and the
-//! context are kept by thread.
+//! Thread-safety: any thread may make any call at any time. The last failure and the context belong
+//! to their thread.
 
 mod calls;
 mod context;

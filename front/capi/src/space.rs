@@ -1,15 +1,20 @@
 //! Tiers that a C program has open, and the files that it is writing.
 //!
-//! A file that is being written is a [`Growing`]: its writer and how long it is. Readers that were
-//! opened meanwhile know it, and open the file again when they want to see what was appended since;
-//! readers of other files know nothing of it.
+//! A [`GrowingFile`] is a file that is being written: its writer and its length. Readers that were
+//! opened meanwhile know it. They open the file again to see bytes that were appended since.
+//! Readers of other files do not know it.
 //!
-//! Invariants: 1. a file has at most one `Growing`, and it is in `growing` as long as a handle
-//! writes; 2. its length is what was appended and handed to the operating system, and no reader
-//! that knows it reads beyond: the file itself may be longer while it is written; 3. with the
-//! handle that writes it ends its writer, whoever reads it still; 4. a name is in `creating` from
-//! the look whether it exists to its creation, and nobody else makes it meanwhile, so that `O_EXCL`
-//! is exact among callers of this library (no other process has the tiers open).
+//! Invariants:
+//! 1. A file has at most one `GrowingFile`. It stands in `growing` as long as a handle writes it.
+//! 2. Its length covers what was appended and handed to the operating system. No reader that knows
+//!    it reads beyond that length, because the file itself may be longer while it is written.
+//! 3. The writer ends with the handle that writes, even if other handles still read the file.
+//! 4. A name stands in `creating` from the check whether it exists to its creation, and no other
+//!    caller creates it meanwhile. So `O_EXCL` is exact among callers of this library. No other
+//!    process has the tiers open.
+//!
+//! Thread-safety: any thread may call any method. Failure: the caller gets the error, and nothing
+//! has changed unless the header says otherwise.
 
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -36,22 +41,22 @@ pub(crate) static SPACES: LazyLock<Handles<Space>> = LazyLock::new(|| Handles::n
 pub(crate) static DIRS: LazyLock<Handles<Listing>> = LazyLock::new(|| Handles::new("directory", 3));
 pub(crate) static LOCKS: LazyLock<Handles<Lock>> = LazyLock::new(|| Handles::new("lock", 4));
 
-/// Open tiers; see the module.
+/// Open tiers of a C program.
 #[derive(Debug)]
 pub(crate) struct Space {
     pub(crate) tiers: Arc<TieredFs>,
-    /// Files, directories and locks that C holds.
+    /// Number of files, directories and locks that C holds.
     held: AtomicUsize,
-    growing: Mutex<HashMap<u64, Weak<Growing>>>,
+    growing: Mutex<HashMap<u64, Weak<GrowingFile>>>,
     creating: Mutex<HashSet<PathBuf>>,
     created: Condvar,
 }
 
 /// Counts as held by C until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Held(Arc<Space>);
+pub(crate) struct HeldBySpace(Arc<Space>);
 
-impl Held {
+impl HeldBySpace {
     pub(crate) fn by(space: &Arc<Space>) -> Self {
         space.held.fetch_add(1, Ordering::AcqRel);
         Self(Arc::clone(space))
@@ -62,28 +67,28 @@ impl Held {
     }
 }
 
-impl Drop for Held {
+impl Drop for HeldBySpace {
     fn drop(&mut self) {
         self.0.held.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
-/// A file that is being written; see the module.
+/// A file that is being written.
 #[derive(Debug)]
-pub(crate) struct Growing {
+pub(crate) struct GrowingFile {
     pub(crate) file: TierFile,
     len: AtomicU64,
-    /// Taken when the handle that writes is closed.
+    /// `None` after the handle that writes was closed.
     writer: Mutex<Option<Box<dyn WritableFile>>>,
 }
 
-impl Growing {
-    /// Bytes that were appended and that the operating system has.
+impl GrowingFile {
+    /// Number of bytes that were appended and that the operating system has.
     pub(crate) fn len(&self) -> u64 {
         self.len.load(Ordering::Acquire)
     }
 
-    /// Has the writer do something; the length is what it is then.
+    /// Calls `act` with the writer, and updates the length.
     fn write(&self, act: impl FnOnce(&mut dyn WritableFile) -> CallResult<()>) -> CallResult<()> {
         let mut slot = self.writer.lock();
         let Some(writer) = slot.as_deref_mut() else {
@@ -98,8 +103,8 @@ impl Growing {
         Ok(())
     }
 
-    /// Appends; on return the bytes survive a kill of the process and every reader sees them. `at`:
-    /// where the caller thinks that the file ends.
+    /// Appends `data`. On return the bytes survive a kill of the process, and every reader sees
+    /// them. If `at` is given, it must be the end of the file.
     pub(crate) fn append(&self, data: &[u8], at: Option<u64>, sync: bool) -> CallResult<()> {
         self.write(|writer| {
             if let Some(at) = at.filter(|&at| at != writer.len()) {
@@ -114,7 +119,7 @@ impl Growing {
         })
     }
 
-    /// Appends zeros up to `len`; a shorter file cannot be had.
+    /// Appends zeros up to `len` bytes. A file cannot become shorter.
     pub(crate) fn extend(&self, len: u64) -> CallResult<()> {
         const ZEROS: [u8; 4096] = [0; 4096];
         self.write(|writer| {
@@ -132,7 +137,7 @@ impl Growing {
         })
     }
 
-    /// Makes it durable; `false` if it is not written any more.
+    /// Makes the file durable. Returns `false` if no handle writes it any more.
     pub(crate) fn sync(&self) -> CallResult<bool> {
         match &mut *self.writer.lock() {
             Some(writer) => writer.sync().map(|()| true).map_err(Failure::from),
@@ -142,10 +147,10 @@ impl Growing {
 }
 
 /// A file that was opened for reading.
-pub(crate) struct Opened {
+pub(crate) struct OpenedFile {
     pub(crate) file: TierFile,
-    /// If it is being written.
-    pub(crate) growing: Option<Arc<Growing>>,
+    /// The writer's side, if the file is being written.
+    pub(crate) growing: Option<Arc<GrowingFile>>,
     pub(crate) reader: Arc<dyn RandomFile>,
 }
 
@@ -153,17 +158,17 @@ pub(crate) struct Opened {
 #[derive(Debug)]
 pub(crate) struct Listing {
     pub(crate) left: Mutex<std::vec::IntoIter<DirEntry>>,
-    _held: Held,
+    _held: HeldBySpace,
 }
 
 /// A lock that C holds.
 #[derive(Debug)]
 pub(crate) struct Lock {
     _lock: Box<dyn FileLock>,
-    _held: Held,
+    _held: HeldBySpace,
 }
 
-/// What a settings file has for us; the rest of it is for others.
+/// The part of a settings file that this library reads.
 #[derive(Debug, Deserialize)]
 struct SettingsFile {
     tiers: Vec<DeviceSettings>,
@@ -178,13 +183,24 @@ pub(crate) fn devices_of(path: &Path) -> CallResult<Vec<DeviceSettings>> {
     Ok(file.tiers)
 }
 
-/// One name that is being made; see [`Space::alone`].
-struct Alone<'a> {
+/// Treatment of an existing file by [`Space::create`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ExistingFile {
+    /// An existing file is an error: `O_CREAT | O_EXCL`.
+    Refuse,
+    /// The new file replaces an existing one: `O_TRUNC`.
+    Replace,
+    /// The new file replaces an existing one that has no bytes.
+    ReplaceEmpty,
+}
+
+/// The right to create one name, which [`Space::claim_name`] gives.
+struct ClaimedName<'a> {
     space: &'a Space,
     path: PathBuf,
 }
 
-impl Drop for Alone<'_> {
+impl Drop for ClaimedName<'_> {
     fn drop(&mut self) {
         self.space.creating.lock().remove(&self.path);
         self.space.created.notify_all();
@@ -192,14 +208,14 @@ impl Drop for Alone<'_> {
 }
 
 impl Space {
-    /// Opens tiers; their number.
+    /// Opens tiers and returns their number.
     pub(crate) fn open(devices: &[DeviceSettings], options: Options<'_>) -> CallResult<i32> {
         let root = options.root;
         if root.components().any(|part| part.as_os_str() == "..") {
             return Err(Failure::invalid(format!("the root {} goes up by \"..\"", root.display())));
         }
         let policy = Policy { fast_levels: options.fast_levels, ..Policy::default() };
-        let says = || "must_exist says that they have tiers".to_owned();
+        let says = || "must_exist of the options says that they have tiers".to_owned();
         let must_exist = options.must_exist.then(says);
         let components = Components {
             policy,
@@ -219,8 +235,8 @@ impl Space {
         Ok(SPACES.insert(Arc::new(space)))
     }
 
-    /// Ends the tiers behind the number. Errors: `EBUSY` while C holds something of them; after
-    /// another one they have ended all the same.
+    /// Closes the tiers of this number. Errors: `EBUSY` while C holds files, directories or locks
+    /// of them, and then they stay open. After any other error they are closed nevertheless.
     pub(crate) fn close(handle: i32) -> CallResult<()> {
         let space = SPACES.get(handle)?;
         let held = space.held.load(Ordering::Acquire);
@@ -231,29 +247,29 @@ impl Space {
         SPACES.remove(handle)?.tiers.close().map_err(Failure::from)
     }
 
-    /// Refuses what does not lie in the tiers.
+    /// Refuses a path that does not lie in the tiers.
     pub(crate) fn own<'a>(&self, path: &'a Path) -> CallResult<&'a Path> {
         self.tiers.is_dir(path)?;
         Ok(path)
     }
 
-    /// Where a file lies; as long as what was appended to it.
+    /// Facts about a file. Its length covers what was appended to it.
     pub(crate) fn file_info(&self, path: &Path) -> CallResult<FileInfo> {
         let (file, growing) = self.find(path)?;
         let found = file.info()?;
         Ok(FileInfo { len: growing.map_or(found.len, |growing| growing.len()), ..found })
     }
 
-    /// The file at `path`, and who is writing it: while somebody is, its device may have it longer
-    /// than what was appended.
-    fn find(&self, path: &Path) -> CallResult<(TierFile, Option<Arc<Growing>>)> {
+    /// The file at `path`, and the writer's side while a handle writes it. Meanwhile the device may
+    /// have more bytes than were appended.
+    fn find(&self, path: &Path) -> CallResult<(TierFile, Option<Arc<GrowingFile>>)> {
         loop {
             let file = self.tiers.file(path)?;
             let growing = self.growing(file.id());
             if growing.is_some() || !file.is_written() {
                 return Ok((file, growing));
             }
-            // Who makes it just now is about to let it be known.
+            // The thread that is creating the file is about to register it.
             std::thread::yield_now();
         }
     }
@@ -264,47 +280,48 @@ impl Space {
         path: &Path,
         context: IoContext,
         options: OpenOptions,
-    ) -> CallResult<Opened> {
-        // Before the file is opened: see there.
+    ) -> CallResult<OpenedFile> {
+        // This precedes the opening of the file, so the reader knows of a writer.
         let (file, growing) = self.find(path)?;
         let reader = file.open(context, options)?;
-        Ok(Opened { file, growing, reader })
+        Ok(OpenedFile { file, growing, reader })
     }
 
-    /// The file of this id, if it is being written.
-    pub(crate) fn growing(&self, id: u64) -> Option<Arc<Growing>> {
+    /// The writer's side of the file with this id, if a handle writes it.
+    pub(crate) fn growing(&self, id: u64) -> Option<Arc<GrowingFile>> {
         self.growing.lock().get(&id).and_then(Weak::upgrade)
     }
 
-    /// Waits until nobody else makes a file or directory of this name. Others go on: a table may
-    /// wait for its turn to be written, and the log must not wait for that.
-    fn alone(&self, path: &Path) -> Alone<'_> {
-        // However it is spelled.
+    /// Waits until no other thread creates a file or directory of this name. Threads with other
+    /// names go on, because a table may wait for a write slot, and the log must not wait for the
+    /// table.
+    fn claim_name(&self, path: &Path) -> ClaimedName<'_> {
+        // Different spellings of a path must be equal.
         let path: PathBuf = path.components().collect();
         let mut creating = self.creating.lock();
         while !creating.insert(path.clone()) {
             self.created.wait(&mut creating);
         }
         drop(creating);
-        Alone { space: self, path }
+        ClaimedName { space: self, path }
     }
 
-    /// Makes a new file. Errors: `EEXIST` with `exclusive`; `EOPNOTSUPP` if it has bytes and
-    /// `replace` is not given.
+    /// Creates a new file, or replaces an old one as `existing` says. Errors: `EEXIST` if the file
+    /// must be new, and `EOPNOTSUPP` if it has bytes and must not be replaced.
     pub(crate) fn create(
         &self,
         path: &Path,
         context: IoContext,
         options: CreateOptions,
-        (exclusive, replace): (bool, bool),
-    ) -> CallResult<Arc<Growing>> {
-        let _one = self.alone(path);
+        existing: ExistingFile,
+    ) -> CallResult<Arc<GrowingFile>> {
+        let _claimed = self.claim_name(path);
         if self.tiers.exists(self.own(path)?)? && !self.tiers.is_dir(path)? {
             let failed = |kind: std::io::ErrorKind| Error::io("create", path, kind.into());
-            if exclusive {
+            if existing == ExistingFile::Refuse {
                 return Err(failed(std::io::ErrorKind::AlreadyExists).into());
             }
-            if !replace && self.tiers.len(path)? > 0 {
+            if existing != ExistingFile::Replace && self.tiers.len(path)? > 0 {
                 return Err(Failure::unsupported(format!(
                     "{} has bytes already: files are written once, front to back (O_TRUNC replaces it)",
                     path.display()
@@ -314,24 +331,27 @@ impl Space {
         let writer = self.tiers.create(path, context, options)?;
         let file = self.tiers.file(path)?;
         let id = file.id();
-        let growing =
-            Arc::new(Growing { file, len: AtomicU64::new(0), writer: Mutex::new(Some(writer)) });
+        let growing = Arc::new(GrowingFile {
+            file,
+            len: AtomicU64::new(0),
+            writer: Mutex::new(Some(writer)),
+        });
         self.growing.lock().insert(id, Arc::downgrade(&growing));
         Ok(growing)
     }
 
-    /// Ends the writing of a file. Its readers go on, with the length that it has.
-    pub(crate) fn end(&self, growing: &Growing) {
+    /// Ends the writing of a file. Its readers go on with the length that it has.
+    pub(crate) fn end(&self, growing: &GrowingFile) {
         drop(growing.writer.lock().take());
         self.growing.lock().remove(&growing.file.id());
     }
 
-    /// Renames a file, or a directory with what lies in it.
+    /// Renames a file, or a directory with its contents.
     pub(crate) fn rename(&self, from: &Path, to: &Path) -> CallResult<()> {
         let (from, to) = (self.own(from)?, self.own(to)?);
-        // Whoever makes a file of that name looks for it by name.
+        // A thread that creates a file of that name looks for it by name.
         if !self.tiers.is_dir(from)? {
-            let _one = self.alone(to);
+            let _claimed = self.claim_name(to);
             return Ok(self.tiers.rename(from, to)?);
         }
         let plain = |path: &Path| path.components().collect::<PathBuf>();
@@ -340,7 +360,7 @@ impl Space {
         while creating.iter().any(|name| name.starts_with(&within) || name.starts_with(&below)) {
             self.created.wait(&mut creating);
         }
-        // With the lock: nothing is made in it meanwhile.
+        // The lock is held, so nothing is created in the directory meanwhile.
         Ok(self.tiers.rename_dir(from, to)?)
     }
 
@@ -348,9 +368,9 @@ impl Space {
         Ok(self.tiers.remove(self.own(path)?)?)
     }
 
-    /// Makes a directory and those above it.
+    /// Creates a directory and its missing parents.
     pub(crate) fn make_dir(&self, path: &Path) -> CallResult<()> {
-        let _one = self.alone(path);
+        let _claimed = self.claim_name(path);
         if self.tiers.exists(self.own(path)?)? {
             let kind = std::io::ErrorKind::AlreadyExists;
             return Err(Error::io("create directory", path, kind.into()).into());
@@ -361,8 +381,8 @@ impl Space {
     pub(crate) fn list(self: &Arc<Self>, path: &Path) -> CallResult<i32> {
         let mut entries = self.tiers.list(self.own(path)?)?;
         for entry in entries.iter_mut().filter(|entry| !entry.is_dir) {
-            // One that was removed since is listed as it was; one that was closed since is as long
-            // as it is now.
+            // A file that was removed meanwhile is listed as it was. A file that was closed
+            // meanwhile has its current length.
             let name = path.join(&entry.name);
             if let Ok((file, growing)) = self.find(&name) {
                 let known = growing.map(|growing| growing.len());
@@ -370,11 +390,11 @@ impl Space {
             }
         }
         let left = Mutex::new(entries.into_iter());
-        Ok(DIRS.insert(Arc::new(Listing { left, _held: Held::by(self) })))
+        Ok(DIRS.insert(Arc::new(Listing { left, _held: HeldBySpace::by(self) })))
     }
 
     pub(crate) fn lock(self: &Arc<Self>, path: &Path) -> CallResult<i32> {
         let lock = self.tiers.lock(self.own(path)?)?;
-        Ok(LOCKS.insert(Arc::new(Lock { _lock: lock, _held: Held::by(self) })))
+        Ok(LOCKS.insert(Arc::new(Lock { _lock: lock, _held: HeldBySpace::by(self) })))
     }
 }

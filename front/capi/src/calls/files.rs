@@ -9,8 +9,10 @@ use crate::ffi::{bytes, context, give, path, room};
 use crate::file::{FILES, File, From};
 use crate::space::SPACES;
 
+/// Implements `archipelago_open` of the header.
+///
 /// # Safety
-/// See the module above.
+/// The pointers obey the contract of [`crate::calls`].
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn archipelago_open(
     tiers: c_int,
@@ -19,7 +21,7 @@ pub(crate) unsafe extern "C" fn archipelago_open(
     given: *const RawContext,
 ) -> c_int {
     guard(-1, || {
-        // SAFETY: the contract of the calls.
+        // SAFETY: the caller obeys the contract of `crate::calls`.
         let (name, context) = unsafe { (path("path", name)?, context(given)?) };
         File::open(&SPACES.get(tiers)?, name, flags as u32, context)
     })
@@ -34,8 +36,10 @@ fn counted(done: CallResult<usize>) -> CallResult<i64> {
     done.map(|count| count as i64)
 }
 
+/// Implements `archipelago_read` of the header.
+///
 /// # Safety
-/// See the module above.
+/// The pointers obey the contract of [`crate::calls`].
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn archipelago_read(
     file: c_int,
@@ -44,14 +48,16 @@ pub(crate) unsafe extern "C" fn archipelago_read(
 ) -> i64 {
     guard(-1, || {
         let file = FILES.get(file)?;
-        // SAFETY: the contract of the calls.
+        // SAFETY: the caller obeys the contract of `crate::calls`.
         let room = unsafe { room(buffer.cast(), count)? };
         counted(file.read_on(room))
     })
 }
 
+/// Implements `archipelago_pread` of the header.
+///
 /// # Safety
-/// See the module above.
+/// The pointers obey the contract of [`crate::calls`].
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn archipelago_pread(
     file: c_int,
@@ -61,14 +67,16 @@ pub(crate) unsafe extern "C" fn archipelago_pread(
 ) -> i64 {
     guard(-1, || {
         let file = FILES.get(file)?;
-        // SAFETY: the contract of the calls.
+        // SAFETY: the caller obeys the contract of `crate::calls`.
         let room = unsafe { room(buffer.cast(), count)? };
         counted(file.read_at(offset, room))
     })
 }
 
+/// Implements `archipelago_write` of the header.
+///
 /// # Safety
-/// See the module above.
+/// The pointers obey the contract of [`crate::calls`].
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn archipelago_write(
     file: c_int,
@@ -77,15 +85,17 @@ pub(crate) unsafe extern "C" fn archipelago_write(
 ) -> i64 {
     guard(-1, || {
         let file = FILES.get(file)?;
-        // SAFETY: the contract of the calls.
+        // SAFETY: the caller obeys the contract of `crate::calls`.
         let data = unsafe { bytes(buffer.cast(), count)? };
         file.write(data, None)?;
         Ok(count as i64)
     })
 }
 
+/// Implements `archipelago_pwrite` of the header.
+///
 /// # Safety
-/// See the module above.
+/// The pointers obey the contract of [`crate::calls`].
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn archipelago_pwrite(
     file: c_int,
@@ -95,7 +105,7 @@ pub(crate) unsafe extern "C" fn archipelago_pwrite(
 ) -> i64 {
     guard(-1, || {
         let file = FILES.get(file)?;
-        // SAFETY: the contract of the calls.
+        // SAFETY: the caller obeys the contract of `crate::calls`.
         let data = unsafe { bytes(buffer.cast(), count)? };
         file.write(data, Some(offset))?;
         Ok(count as i64)
@@ -132,14 +142,16 @@ pub(crate) extern "C" fn archipelago_ftruncate(file: c_int, length: u64) -> c_in
     guard(-1, || FILES.get(file)?.extend(length).map(|()| 0))
 }
 
+/// Implements `archipelago_fstat` of the header.
+///
 /// # Safety
-/// See the module above.
+/// The pointers obey the contract of [`crate::calls`].
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn archipelago_fstat(file: c_int, out: *mut RawStat) -> c_int {
     guard(-1, || {
         let file = FILES.get(file)?;
         let stat = RawStat::of_open(file.info().as_ref(), file.len(), file.context());
-        // SAFETY: the contract of the calls.
+        // SAFETY: the caller obeys the contract of `crate::calls`.
         unsafe { give("stat", out, stat)? };
         Ok(0)
     })

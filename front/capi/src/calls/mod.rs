@@ -1,10 +1,10 @@
-//! The calls of `include/archipelago_tiers.h`, one function each. What a call does and what it asks
-//! of its arguments stands there; a function here takes the pointers apart ([`crate::ffi`]) and
-//! hands on to safe code.
+//! Functions of `include/archipelago_tiers.h`.
 //!
-//! Every one is `unsafe` that takes a pointer, for the one reason that C may pass anything: the
-//! header's rule "a pointer is NULL or valid for what it is used for, during the call" is the
-//! contract of all of them.
+//! The header says what a call does and what it requires of its arguments. A function here takes
+//! the pointers apart ([`crate::ffi`]) and calls safe code.
+//!
+//! Every function that takes a pointer is `unsafe`, because C may pass anything. The contract of
+//! all of them is a rule of the header: a pointer is NULL, or valid for its use during the call.
 
 mod files;
 mod names;

@@ -97,8 +97,10 @@ impl RawEntry {
     }
 }
 
+/// Implements `archipelago_stat` of the header.
+///
 /// # Safety
-/// See the module above.
+/// The pointers obey the contract of [`crate::calls`].
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn archipelago_stat(
     tiers: c_int,
@@ -107,41 +109,47 @@ pub(crate) unsafe extern "C" fn archipelago_stat(
 ) -> c_int {
     guard(-1, || {
         let space = SPACES.get(tiers)?;
-        // SAFETY: the contract of the calls.
+        // SAFETY: the caller obeys the contract of `crate::calls`.
         let name = unsafe { path("path", name)? };
         let stat = if space.tiers.is_dir(name)? {
             RawStat { is_directory: 1, links: 1, ..RawStat::NOWHERE }
         } else {
             RawStat::of(&space.file_info(name)?)
         };
-        // SAFETY: the contract of the calls.
+        // SAFETY: the caller obeys the contract of `crate::calls`.
         unsafe { give("stat", out, stat)? };
         Ok(0)
     })
 }
 
+/// Implements `archipelago_exists` of the header.
+///
 /// # Safety
-/// See the module above.
+/// The pointers obey the contract of [`crate::calls`].
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn archipelago_exists(tiers: c_int, name: *const c_char) -> c_int {
     guard(-1, || {
         let space = SPACES.get(tiers)?;
-        // SAFETY: the contract of the calls.
+        // SAFETY: the caller obeys the contract of `crate::calls`.
         let name = space.own(unsafe { path("path", name)? })?;
         Ok(c_int::from(space.tiers.exists(name)?))
     })
 }
 
+/// Implements `archipelago_unlink` of the header.
+///
 /// # Safety
-/// See the module above.
+/// The pointers obey the contract of [`crate::calls`].
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn archipelago_unlink(tiers: c_int, name: *const c_char) -> c_int {
-    // SAFETY: the contract of the calls.
+    // SAFETY: the caller obeys the contract of `crate::calls`.
     guard(-1, || SPACES.get(tiers)?.remove(unsafe { path("path", name)? }).map(|()| 0))
 }
 
+/// Implements `archipelago_rename` of the header.
+///
 /// # Safety
-/// See the module above.
+/// The pointers obey the contract of [`crate::calls`].
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn archipelago_rename(
     tiers: c_int,
@@ -149,14 +157,16 @@ pub(crate) unsafe extern "C" fn archipelago_rename(
     to: *const c_char,
 ) -> c_int {
     guard(-1, || {
-        // SAFETY: the contract of the calls.
+        // SAFETY: the caller obeys the contract of `crate::calls`.
         let (from, to) = unsafe { (path("from", from)?, path("to", to)?) };
         SPACES.get(tiers)?.rename(from, to).map(|()| 0)
     })
 }
 
+/// Implements `archipelago_link` of the header.
+///
 /// # Safety
-/// See the module above.
+/// The pointers obey the contract of [`crate::calls`].
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn archipelago_link(
     tiers: c_int,
@@ -165,60 +175,70 @@ pub(crate) unsafe extern "C" fn archipelago_link(
 ) -> c_int {
     guard(-1, || {
         let space = SPACES.get(tiers)?;
-        // SAFETY: the contract of the calls.
+        // SAFETY: the caller obeys the contract of `crate::calls`.
         let (from, to) = unsafe { (path("from", from)?, path("to", to)?) };
         space.tiers.link(space.own(from)?, to)?;
         Ok(0)
     })
 }
 
+/// Implements `archipelago_mkdir` of the header.
+///
 /// # Safety
-/// See the module above.
+/// The pointers obey the contract of [`crate::calls`].
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn archipelago_mkdir(tiers: c_int, name: *const c_char) -> c_int {
-    // SAFETY: the contract of the calls.
+    // SAFETY: the caller obeys the contract of `crate::calls`.
     guard(-1, || SPACES.get(tiers)?.make_dir(unsafe { path("path", name)? }).map(|()| 0))
 }
 
+/// Implements `archipelago_rmdir` of the header.
+///
 /// # Safety
-/// See the module above.
+/// The pointers obey the contract of [`crate::calls`].
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn archipelago_rmdir(tiers: c_int, name: *const c_char) -> c_int {
     guard(-1, || {
-        // SAFETY: the contract of the calls.
+        // SAFETY: the caller obeys the contract of `crate::calls`.
         SPACES.get(tiers)?.tiers.remove_dir(unsafe { path("path", name)? })?;
         Ok(0)
     })
 }
 
+/// Implements `archipelago_fsync_dir` of the header.
+///
 /// # Safety
-/// See the module above.
+/// The pointers obey the contract of [`crate::calls`].
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn archipelago_fsync_dir(tiers: c_int, name: *const c_char) -> c_int {
     guard(-1, || {
         let space = SPACES.get(tiers)?;
-        // SAFETY: the contract of the calls.
+        // SAFETY: the caller obeys the contract of `crate::calls`.
         space.tiers.sync_dir(space.own(unsafe { path("path", name)? })?)?;
         Ok(0)
     })
 }
 
+/// Implements `archipelago_opendir` of the header.
+///
 /// # Safety
-/// See the module above.
+/// The pointers obey the contract of [`crate::calls`].
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn archipelago_opendir(tiers: c_int, name: *const c_char) -> c_int {
-    // SAFETY: the contract of the calls.
+    // SAFETY: the caller obeys the contract of `crate::calls`.
     guard(-1, || SPACES.get(tiers)?.list(unsafe { path("path", name)? }))
 }
 
+/// Implements `archipelago_readdir` of the header.
+///
 /// # Safety
-/// See the module above.
+/// The pointers obey the contract of [`crate::calls`].
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn archipelago_readdir(dir: c_int, out: *mut RawEntry) -> c_int {
     guard(-1, || {
         let listing = DIRS.get(dir)?;
         let Some(entry) = listing.left.lock().next() else { return Ok(0) };
-        // SAFETY: the contract of the calls.
+        // SAFETY: the caller obeys the contract of `crate::calls`.
         unsafe { give("entry", out, RawEntry::of(&entry)?)? };
         Ok(1)
     })
@@ -229,8 +249,10 @@ pub(crate) extern "C" fn archipelago_closedir(dir: c_int) -> c_int {
     guard(-1, || DIRS.remove(dir).map(|_| 0))
 }
 
+/// Implements `archipelago_set_level` of the header.
+///
 /// # Safety
-/// See the module above.
+/// The pointers obey the contract of [`crate::calls`].
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn archipelago_set_level(
     tiers: c_int,
@@ -239,7 +261,7 @@ pub(crate) unsafe extern "C" fn archipelago_set_level(
 ) -> c_int {
     guard(-1, || {
         let space = SPACES.get(tiers)?;
-        // SAFETY: the contract of the calls.
+        // SAFETY: the caller obeys the contract of `crate::calls`.
         let name = unsafe { path("path", name)? };
         let Some(level) = level_of(level)? else {
             return Err(Failure::invalid("level -1: a table cannot lose its level"));
@@ -251,8 +273,10 @@ pub(crate) unsafe extern "C" fn archipelago_set_level(
     })
 }
 
+/// Implements `archipelago_reassign` of the header.
+///
 /// # Safety
-/// See the module above.
+/// The pointers obey the contract of [`crate::calls`].
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn archipelago_reassign(
     tiers: c_int,
@@ -261,7 +285,7 @@ pub(crate) unsafe extern "C" fn archipelago_reassign(
 ) -> c_int {
     guard(-1, || {
         let space = SPACES.get(tiers)?;
-        // SAFETY: the contract of the calls.
+        // SAFETY: the caller obeys the contract of `crate::calls`.
         let (name, context) = unsafe { (path("path", name)?, context(given)?) };
         if context.io.level.is_none() {
             return Err(Failure::invalid("the context has no level: a table cannot lose its own"));
@@ -280,11 +304,13 @@ fn refuse_others(class: FileClass, name: &Path) -> CallResult<()> {
     }
 }
 
+/// Implements `archipelago_lock` of the header.
+///
 /// # Safety
-/// See the module above.
+/// The pointers obey the contract of [`crate::calls`].
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn archipelago_lock(tiers: c_int, name: *const c_char) -> c_int {
-    // SAFETY: the contract of the calls.
+    // SAFETY: the caller obeys the contract of `crate::calls`.
     guard(-1, || SPACES.get(tiers)?.lock(unsafe { path("path", name)? }))
 }
 

@@ -35,8 +35,10 @@ pub(crate) extern "C" fn archipelago_last_error_kind() -> c_int {
     last_kind()
 }
 
+/// Implements `archipelago_tiers_open` of the header.
+///
 /// # Safety
-/// See the module.
+/// The pointers obey the contract of [`crate::calls`].
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn archipelago_tiers_open(
     array: *const RawDevice,
@@ -44,21 +46,23 @@ pub(crate) unsafe extern "C" fn archipelago_tiers_open(
     given: *const RawOptions,
 ) -> c_int {
     guard(-1, || {
-        // SAFETY: the contract of the module.
+        // SAFETY: the caller obeys the contract of `crate::calls`.
         let (devices, options) = unsafe { (devices(array, count)?, options(given)?) };
         Space::open(&devices, options)
     })
 }
 
+/// Implements `archipelago_tiers_open_file` of the header.
+///
 /// # Safety
-/// See the module.
+/// The pointers obey the contract of [`crate::calls`].
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn archipelago_tiers_open_file(
     settings: *const c_char,
     given: *const RawOptions,
 ) -> c_int {
     guard(-1, || {
-        // SAFETY: the contract of the module.
+        // SAFETY: the caller obeys the contract of `crate::calls`.
         let (settings, options) = unsafe { (path("settings", settings)?, options(given)?) };
         Space::open(&devices_of(settings)?, options)
     })
@@ -69,8 +73,10 @@ pub(crate) extern "C" fn archipelago_tiers_close(tiers: c_int) -> c_int {
     guard(-1, || Space::close(tiers).map(|()| 0))
 }
 
+/// Implements `archipelago_stats` of the header.
+///
 /// # Safety
-/// See the module.
+/// The pointers obey the contract of [`crate::calls`].
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn archipelago_stats(
     tiers: c_int,
@@ -79,7 +85,7 @@ pub(crate) unsafe extern "C" fn archipelago_stats(
 ) -> i64 {
     guard(-1, || {
         let text = SPACES.get(tiers)?.tiers.stats().to_string();
-        // SAFETY: the contract of the module.
+        // SAFETY: the caller obeys the contract of `crate::calls`.
         let room = unsafe { room(buffer.cast(), size)? };
         // The room is zeroed: what is not filled ends the string.
         let fits = text.len().min(size.saturating_sub(1));
@@ -88,28 +94,32 @@ pub(crate) unsafe extern "C" fn archipelago_stats(
     })
 }
 
+/// Implements `archipelago_free_bytes` of the header.
+///
 /// # Safety
-/// See the module.
+/// The pointers obey the contract of [`crate::calls`].
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn archipelago_free_bytes(tiers: c_int, bytes: *mut u64) -> c_int {
     guard(-1, || {
         let tiers = &SPACES.get(tiers)?.tiers;
         let free = tiers.free_bytes(tiers.root())?.unwrap_or(0);
-        // SAFETY: the contract of the module.
+        // SAFETY: the caller obeys the contract of `crate::calls`.
         unsafe { give("bytes", bytes, free)? };
         Ok(0)
     })
 }
 
+/// Implements `archipelago_thread_context` of the header.
+///
 /// # Safety
-/// See the module.
+/// The pointers obey the contract of [`crate::calls`].
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn archipelago_thread_context(given: *const RawContext) -> c_int {
     guard(-1, || {
         let carried = if given.is_null() {
             None
         } else {
-            // SAFETY: the contract of the module.
+            // SAFETY: the caller obeys the contract of `crate::calls`.
             Some(unsafe { context(given)? })
         };
         carry(carried);

@@ -131,7 +131,7 @@ pub(crate) struct UpArgs {
 enum Provider {
     /// Shared memory, and TCP for processes that cannot map it
     Shm,
-    /// TCP only
+    /// TCP without shared memory
     Tcp,
 }
 

@@ -52,11 +52,11 @@ enum Action {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Tool {
-    /// fio if it is installed and the device is a directory, and the built-in probe otherwise
+    /// `fio` if it is installed and the device is a directory, and the built-in probe otherwise
     Auto,
     /// The built-in probe
     Own,
-    /// fio, and an error if fio cannot measure the device
+    /// `fio`, and an error if it cannot measure the device
     Fio,
 }
 

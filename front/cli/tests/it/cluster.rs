@@ -163,7 +163,7 @@ impl Process {
 
 /// What a client does; as a test, nothing.
 #[test]
-fn a_node_that_nobody_listens_to_any_more_stops_in_order() {
+fn node_without_a_reader_of_its_output_stops_in_order() {
     let mut command = archipelago();
     command.args(["node", "manager", "--listen", "127.0.0.1:0"]).stdout(Stdio::piped());
     let mut child = command.spawn().unwrap();
@@ -201,7 +201,7 @@ fn adopts(pool: &Pool, block: BlockId) {
 }
 
 #[test]
-fn a_cluster_comes_up_says_what_it_holds_and_ends_when_told() {
+fn cluster_starts_shows_its_status_and_stops() {
     let mut cluster = Process::start(archipelago().args([
         "cluster",
         "up",
@@ -272,7 +272,7 @@ fn a_cluster_comes_up_says_what_it_holds_and_ends_when_told() {
 }
 
 #[test]
-fn a_cluster_of_one_node_makes_blocks_of_one_copy_and_they_are_whole() {
+fn cluster_of_one_node_has_whole_blocks_of_one_copy() {
     let mut cluster = Process::start(
         archipelago()
             .args(["cluster", "up", "--memory", "1", "--size", "8MiB", "--block", "1MiB"])
@@ -294,7 +294,7 @@ fn a_cluster_of_one_node_makes_blocks_of_one_copy_and_they_are_whole() {
 }
 
 #[test]
-fn a_node_starts_without_a_manager_and_says_how_many_blocks_it_lends() {
+fn node_starts_without_a_manager_and_prints_its_blocks() {
     // Nobody listens there: a port that was free a moment ago.
     let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let mut node =
@@ -314,7 +314,7 @@ fn a_node_starts_without_a_manager_and_says_how_many_blocks_it_lends() {
 }
 
 #[test]
-fn a_killed_node_is_left_behind_and_filled_again_when_it_comes_back() {
+fn killed_node_is_replaced_and_filled_after_its_restart() {
     let (_manager, address) = manager("127.0.0.1:0", 3);
     let mut nodes: Vec<Process> = (1..=3).map(|id| memory(id, &address, &[])).collect();
     let pool = join(&address);
@@ -347,7 +347,7 @@ fn a_killed_node_is_left_behind_and_filled_again_when_it_comes_back() {
 }
 
 #[test]
-fn the_manager_may_be_killed_and_asks_the_nodes_when_it_is_back() {
+fn manager_asks_the_nodes_after_a_kill() {
     let (mut first, address) = manager("127.0.0.1:0", 2);
     let _nodes: Vec<Process> = (1..=2).map(|id| memory(id, &address, &[])).collect();
     let pool = join(&address);
@@ -373,7 +373,7 @@ fn the_manager_may_be_killed_and_asks_the_nodes_when_it_is_back() {
 }
 
 #[test]
-fn the_blocks_of_a_killed_client_are_adopted_with_what_it_wrote() {
+fn blocks_of_a_killed_client_are_adopted_with_their_bytes() {
     let (_manager, address) = manager("127.0.0.1:0", 2);
     let dir = tempfile::tempdir().unwrap();
     let socket = |id: u64| dir.path().join(format!("{id}.sock")).display().to_string();
@@ -394,7 +394,7 @@ fn the_blocks_of_a_killed_client_are_adopted_with_what_it_wrote() {
 }
 
 #[test]
-fn a_stopped_client_is_fenced_before_its_blocks_go_to_another() {
+fn stopped_client_is_fenced_before_its_blocks_are_adopted() {
     let (_manager, address) = manager("127.0.0.1:0", 1);
     let _node = memory(1, &address, &[]);
     let pool = join(&address);
@@ -413,7 +413,7 @@ fn a_stopped_client_is_fenced_before_its_blocks_go_to_another() {
 }
 
 #[test]
-fn memory_that_a_stopped_process_has_mapped_is_waited_for_or_taken_by_force() {
+fn memory_mapped_by_a_stopped_process_is_reclaimed() {
     let (_manager, address) = manager("127.0.0.1:0", 1);
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("1.sock").display().to_string();
@@ -431,7 +431,7 @@ fn memory_that_a_stopped_process_has_mapped_is_waited_for_or_taken_by_force() {
 }
 
 #[test]
-fn a_stopped_node_is_left_behind_and_gives_up_its_old_copy() {
+fn stopped_node_is_replaced_and_drops_its_old_copy() {
     let (_manager, address) = manager("127.0.0.1:0", 2);
     let nodes: Vec<Process> = (1..=3).map(|id| memory(id, &address, &[])).collect();
     let pool = join(&address);
@@ -452,7 +452,7 @@ fn a_stopped_node_is_left_behind_and_gives_up_its_old_copy() {
 }
 
 #[test]
-fn a_full_cluster_says_how_much_is_left_and_goes_on_when_something_is_released() {
+fn full_cluster_continues_after_a_block_is_released() {
     let (_manager, address) = manager("127.0.0.1:0", 1);
     let _node = memory(1, &address, &[]);
     let pool = join(&address);
@@ -467,7 +467,7 @@ fn a_full_cluster_says_how_much_is_left_and_goes_on_when_something_is_released()
 }
 
 #[test]
-fn garbage_lies_and_strangers_are_refused_and_everybody_lives_on() {
+fn garbage_and_strangers_harm_no_member() {
     let (_manager, address) = manager("127.0.0.1:0", 1);
     let _node = memory(1, &address, &[]);
     let pool = join(&address);
@@ -531,7 +531,7 @@ fn garbage_lies_and_strangers_are_refused_and_everybody_lives_on() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_with_what_can() {
+fn impossible_settings_are_refused_with_the_possible_ones() {
     let refused = |args: &[&str]| {
         let output = archipelago().args(args).output().unwrap();
         assert!(!output.status.success(), "{args:?}");

@@ -141,7 +141,7 @@ fn soft_limit_is_raised_for_clients() {
 }
 
 #[test]
-fn a_smaller_number_of_clients_can_be_asked_for() {
+fn lower_number_of_clients_is_respected() {
     let root = tempfile::tempdir().unwrap();
     let served = Limited::start(&root.path().join("data"), &["--max-clients", "2"]);
     let mut first = Client::connect(&served.address);

@@ -81,7 +81,7 @@ pub(crate) fn text(output: &Output) -> String {
 }
 
 #[test]
-fn what_was_acknowledged_survives_kill_9_and_the_tools_find_it() {
+fn acknowledged_writes_survive_kill_9() {
     let root = tempfile::tempdir().unwrap();
     let dir = root.path().join("data");
     let mut served = Served::start(&dir);
@@ -111,7 +111,7 @@ fn what_was_acknowledged_survives_kill_9_and_the_tools_find_it() {
 }
 
 #[test]
-fn sigterm_ends_it_in_order_and_buckets_change_by_hand() {
+fn sigterm_stops_the_server_in_order_and_buckets_can_be_split() {
     let root = tempfile::tempdir().unwrap();
     let dir = root.path().join("data");
     let mut served = Served::start(&dir);
@@ -129,7 +129,7 @@ fn sigterm_ends_it_in_order_and_buckets_change_by_hand() {
 }
 
 #[test]
-fn mistakes_are_explained_and_change_nothing() {
+fn wrong_flags_are_explained_and_change_nothing() {
     let root = tempfile::tempdir().unwrap();
     let nothing = root.path().join("nothing");
     let missing = db(&nothing, &["scan"]);
@@ -216,7 +216,7 @@ fn checkpoint_of_a_served_database_is_restored() {
 }
 
 #[test]
-fn verify_names_damage_and_repair_saves_the_rest() {
+fn verify_names_damage_and_repair_saves_undamaged_data() {
     let root = tempfile::tempdir().unwrap();
     let dir = root.path().join("data");
     let served = Served::start(&dir);

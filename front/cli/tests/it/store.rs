@@ -82,13 +82,13 @@ impl Redis {
     }
 }
 
-/// What a cluster of processes said about itself.
+/// A cluster of processes, as its first lines describe it.
 struct Cluster {
     process: Process,
     manager: String,
-    /// Process ids.
+    /// Process ids of the memory nodes.
     memory: Vec<i32>,
-    /// Where Redis clients connect, and process ids.
+    /// Address for Redis clients and process id of each compute node.
     compute: Vec<(String, i32)>,
 }
 
@@ -100,31 +100,53 @@ fn kill(pid: i32) {
     kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL).unwrap();
 }
 
+/// Sizes and leases of a test cluster.
+struct ClusterShape {
+    compute: usize,
+    memory: usize,
+    /// Memory of each memory node.
+    size: &'static str,
+    block: &'static str,
+    lease_ms: &'static str,
+    node_lease_ms: &'static str,
+}
+
+impl Default for ClusterShape {
+    fn default() -> Self {
+        let (size, block) = ("48MiB", "1MiB");
+        Self { compute: 1, memory: 1, size, block, lease_ms: "2000", node_lease_ms: "1500" }
+    }
+}
+
 impl Cluster {
-    /// Nodes of it are taken for dead only after seconds: a busy machine may stop one for long.
+    /// Starts a cluster that declares nodes dead only after seconds, because a busy machine may stop
+    /// one for long.
     fn up(compute: usize, memory: usize) -> Self {
-        Self::sized((compute, memory), ("48MiB", "1MiB"), ("2000", "1500"))
+        Self::sized(&ClusterShape { compute, memory, ..ClusterShape::default() })
     }
 
-    /// One that soon takes nodes for dead.
+    /// Starts a cluster that soon declares silent nodes dead.
     fn quick(compute: usize, memory: usize) -> Self {
-        Self::sized((compute, memory), ("48MiB", "1MiB"), ("600", "400"))
+        let (lease_ms, node_lease_ms) = ("600", "400");
+        Self::sized(&ClusterShape {
+            compute,
+            memory,
+            lease_ms,
+            node_lease_ms,
+            ..ClusterShape::default()
+        })
     }
 
-    /// With memory nodes of such a size, in such blocks, and such leases of compute and memory
-    /// nodes, in milliseconds.
-    fn sized(
-        (compute, memory): (usize, usize),
-        (size, block): (&str, &str),
-        (lease, node_lease): (&str, &str),
-    ) -> Self {
+    /// Starts a cluster of the given shape.
+    fn sized(shape: &ClusterShape) -> Self {
+        let ClusterShape { compute, memory, size, block, lease_ms, node_lease_ms } = *shape;
         let mut process = Process::start(
             archipelago()
                 .args(["cluster", "up", "--size", size, "--block", block])
                 .args(["--partitions", "64", "--offload", "500"])
                 .args(["--memory", &memory.to_string(), "--compute", &compute.to_string()])
                 .args(["--manager", "127.0.0.1:0", "--resp", "127.0.0.1:0"])
-                .args(["--lease-ms", lease, "--node-lease-ms", node_lease]),
+                .args(["--lease-ms", lease_ms, "--node-lease-ms", node_lease_ms]),
         );
         let word = |line: &str, at: usize| line.split_whitespace().nth(at).unwrap().to_owned();
         let manager = word(&process.line(), 1);
@@ -169,7 +191,7 @@ impl Cluster {
 }
 
 #[test]
-fn what_is_set_through_one_compute_node_is_there_through_the_other() {
+fn value_set_at_one_compute_node_is_read_at_another() {
     let mut cluster = Cluster::up(2, 3);
     let mut one = Redis::connect(&cluster.compute[0].0).unwrap();
     let mut other = Redis::connect(&cluster.compute[1].0).unwrap();
@@ -250,7 +272,7 @@ fn keys_of_all_partitions_are_counted_and_flushed() {
 }
 
 #[test]
-fn scan_goes_on_at_another_node_when_its_node_is_killed() {
+fn scan_continues_at_another_node_after_a_kill() {
     let mut cluster = Cluster::quick(2, 3);
     let [mut one, mut other] = [0, 1].map(|at| Redis::connect(&cluster.compute[at].0).unwrap());
     let mut all: Vec<String> = (0..600).map(|number| format!("key:{number}")).collect();
@@ -356,8 +378,10 @@ fn values_are_renamed_and_copied_with_their_expiry() {
 }
 
 #[test]
-fn a_value_is_as_long_as_a_block_holds() {
-    let cluster = Cluster::sized((2, 1), ("256MiB", "16MiB"), ("2000", "1500"));
+fn longest_value_fits_one_block() {
+    let shape =
+        ClusterShape { compute: 2, size: "256MiB", block: "16MiB", ..ClusterShape::default() };
+    let cluster = Cluster::sized(&shape);
     let [mut one, mut other] = [0, 1].map(|at| Redis::connect(&cluster.compute[at].0).unwrap());
     // Beyond what a slot says (16 KiB), beyond what a batch carries (8 MiB), and with header and
     // key all of a block.
@@ -375,7 +399,7 @@ fn a_value_is_as_long_as_a_block_holds() {
 }
 
 #[test]
-fn a_pipeline_is_answered_in_its_order_and_sees_its_own_writes() {
+fn pipeline_is_answered_in_order_and_sees_its_own_writes() {
     let mut cluster = Cluster::up(2, 1);
     let mut one = Redis::connect(&cluster.compute[0].0).unwrap();
     let mut other = Redis::connect(&cluster.compute[1].0).unwrap();
@@ -481,7 +505,7 @@ fn read(redis: &mut Redis, key: usize, counted: &Counted) -> bool {
 }
 
 #[test]
-fn nothing_acknowledged_is_lost_or_read_stale_when_compute_and_memory_nodes_are_killed() {
+fn acknowledged_writes_survive_kills_and_are_not_read_stale() {
     const KEYS: usize = 6;
     let mut cluster = Cluster::quick(2, 3);
     let (killed, stays) = (cluster.compute[0].clone(), cluster.compute[1].0.clone());

@@ -233,7 +233,7 @@ fn two_devices_are_profiled_served_killed_and_shown() {
 }
 
 #[test]
-fn a_profile_finds_the_devices_by_the_directory_and_goes_where_it_is_told() {
+fn profile_finds_devices_by_the_directory_and_obeys_out() {
     let place = TestDir::new();
     let out = place.of("elsewhere.toml");
     let args = ["--load-seconds", "0", "--out", out.to_str().unwrap()];
@@ -258,7 +258,7 @@ fn a_profile_finds_the_devices_by_the_directory_and_goes_where_it_is_told() {
 }
 
 #[test]
-fn a_device_that_is_missing_is_named_and_nothing_is_changed() {
+fn missing_device_is_named_and_nothing_changes() {
     let place = TestDir::new();
     let (mut server, mut client) = place.serve();
     client.ask_long(&["SET", "small", "coral"]).unwrap();
@@ -314,7 +314,7 @@ fn remove(place: &TestDir, name: &str) -> Output {
 }
 
 #[test]
-fn a_device_is_taken_out_and_the_database_goes_on_without_it() {
+fn database_works_without_a_removed_device() {
     let (place, mut server) = filled();
     let refused = why(&remove(&place, "quick"));
     assert!(refused.contains("LOCK"), "it is served: {refused}");
@@ -349,7 +349,7 @@ fn a_device_is_taken_out_and_the_database_goes_on_without_it() {
 }
 
 #[test]
-fn a_removal_that_is_killed_at_any_moment_loses_nothing_and_is_finished_by_another() {
+fn killed_removal_loses_nothing_and_is_finished_by_the_next() {
     let (place, mut server) = filled();
     server.kill();
     let mut killed = 0;

@@ -16,14 +16,14 @@
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// Number of mimalloc's `mi_option_purge_delay`. The bindings lack it, but they have the option that
-/// follows it.
+/// Number of mimalloc's `mi_option_purge_delay`. The bindings lack it, but they have the option
+/// that follows it.
 const PURGE_DELAY: libmimalloc_sys::mi_option_t = libmimalloc_sys::mi_option_use_numa_nodes - 1;
 
 /// Makes the allocator return freed pages to the operating system without delay, from now on.
 pub(crate) fn return_freed_pages_immediately() {
-    // SAFETY: the call sets a number within mimalloc, which mimalloc reads when it frees memory. Any
-    // thread may make the call at any time.
+    // SAFETY: the call sets a number within mimalloc, which mimalloc reads when it frees memory.
+    // Any thread may make the call at any time.
     unsafe { libmimalloc_sys::mi_option_set_default(PURGE_DELAY, 0) };
 }
 

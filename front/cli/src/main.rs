@@ -1,6 +1,6 @@
-//! The program `archipelago`. `serve` runs a store for Redis clients. `db` reads, changes and repairs
-//! a database that no server has open. `tier` measures and removes devices. `node` and `cluster` run
-//! a pool of memory. `bench` measures.
+//! The program `archipelago`. `serve` runs a store for Redis clients. `db` reads, changes and
+//! repairs a database that no server has open. `tier` measures and removes devices. `node` and
+//! `cluster` run a pool of memory. `bench` measures.
 //!
 //! Every command prints its result to standard output, and warnings and errors to standard error.
 //! The exit code is 0 on success, 1 after an error, and 2 for flags that do not exist.

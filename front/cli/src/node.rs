@@ -39,10 +39,11 @@ pub(crate) enum NodeCommand {
     /// (--lease-ms). Then their calls wait, and fail after 5 s.
     ///
     /// Run two or more managers, so that the cluster survives the death of one. Give each of them
-    /// the same --memory-nodes N, where the memory nodes have the numbers 1 to N. The manager that a
-    /// majority of the memory nodes has promised to obey acts. The others stand by, and one of them
-    /// takes over within a node lease (--node-lease-ms). Give the addresses of all managers to nodes
-    /// and clients: --manager HOST:PORT,HOST:PORT. A manager without --memory-nodes runs alone.
+    /// the same --memory-nodes N, where the memory nodes have the numbers 1 to N. The manager that
+    /// a majority of the memory nodes has promised to obey acts. The others stand by, and one of
+    /// them takes over within a node lease (--node-lease-ms). Give the addresses of all managers to
+    /// nodes and clients: --manager HOST:PORT,HOST:PORT. A manager without --memory-nodes runs
+    /// alone.
     #[command(
         after_help = "Example, two managers:\n  archipelago node manager --listen 127.0.0.1:7700 --memory-nodes 3 &\n  \
                       archipelago node manager --listen 127.0.0.1:7701 --memory-nodes 3 --standby &\n  \
@@ -53,8 +54,8 @@ pub(crate) enum NodeCommand {
 
 #[derive(clap::Args, Debug)]
 pub(crate) struct MemoryArgs {
-    /// Number of this node, 1 to 8191. No other memory node of the cluster may have it. Use the same
-    /// number after a restart
+    /// Number of this node, 1 to 8191. No other memory node of the cluster may have it. Use the
+    /// same number after a restart
     #[arg(long, value_name = "N", default_value_t = 1)]
     id: u64,
     /// Memory that the node lends at most, such as 512MiB or 1GiB. The node reserves it block by

@@ -1,8 +1,9 @@
 //! Description of a command: its name, arguments, keys and properties, without its function.
 //!
 //! Static data that the whole server reads. [`crate::commands`] has the table of all commands, and
-//! [`crate::session::command_table::CommandTable`] pairs each description with its function. Descriptions stand
-//! below both, so that statistics and client lists do not depend on the functions.
+//! [`crate::session::command_table::CommandTable`] pairs each description with its function.
+//! Descriptions stand below both, so that statistics and client lists do not depend on the
+//! functions.
 //!
 //! Invariant: [`Command::number`] is the position in the table, and no two commands share one.
 //! Thread-safety: immutable. Failure: none. Cost: no allocation.

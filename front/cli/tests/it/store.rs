@@ -119,8 +119,8 @@ impl Default for ClusterShape {
 }
 
 impl Cluster {
-    /// Starts a cluster that declares nodes dead only after seconds, because a busy machine may stop
-    /// one for long.
+    /// Starts a cluster that declares nodes dead only after seconds, because a busy machine may
+    /// stop one for long.
     fn up(compute: usize, memory: usize) -> Self {
         Self::sized(&ClusterShape { compute, memory, ..ClusterShape::default() })
     }

@@ -8,68 +8,68 @@ use crate::reply::Reply;
 type Topic = (&'static str, &'static [&'static str]);
 
 const TOPICS: [Topic; 8] = [
-    ("ACL", &["WHOAMI: the user of this connection", "USERS: the names of all users"]),
+    ("ACL", &["WHOAMI: shows the user of this connection", "USERS: shows the names of all users"]),
     (
         "CLIENT",
         &[
-            "CACHING YES|NO: whether the next command is tracked",
-            "GETNAME | SETNAME name: the name of this connection",
-            "GETREDIR: 0 while this connection tracks keys, otherwise -1",
-            "ID | INFO: this connection, as LIST shows it",
+            "CACHING YES|NO: chooses whether the next command is tracked",
+            "GETNAME | SETNAME name: shows or sets the name of this connection",
+            "GETREDIR: returns 0 while this connection tracks keys, otherwise -1",
+            "ID | INFO: shows the number of this connection, or its line of LIST",
             "KILL address | [ID id] [ADDR address] [LADDR address] [TYPE type] [USER name] \
              [MAXAGE seconds] [SKIPME yes|no]: closes connections",
-            "LIST [TYPE type | ID id ...]: the connections, one a line",
-            "NO-EVICT on|off: accepted, without an effect",
-            "NO-TOUCH on|off: whether reads leave the idle time of keys as it is",
-            "REPLY ON|OFF|SKIP: whether commands are answered",
-            "SETINFO LIB-NAME name | LIB-VER version: the library of the client",
-            "TRACKING ON|OFF [PREFIX prefix ...] [BCAST] [OPTIN] [OPTOUT] [NOLOOP]: tells this \
-             connection which of the keys that it has read have changed",
-            "TRACKINGINFO: how this connection tracks keys",
+            "LIST [TYPE type | ID id ...]: shows the connections, one per line",
+            "NO-EVICT on|off: has no effect, because there is no eviction",
+            "NO-TOUCH on|off: chooses whether reads leave the idle time of keys unchanged",
+            "REPLY ON|OFF|SKIP: chooses whether commands are answered",
+            "SETINFO LIB-NAME name | LIB-VER version: names the library of the client",
+            "TRACKING ON|OFF [PREFIX prefix ...] [BCAST] [OPTIN] [OPTOUT] [NOLOOP]: sends this \
+             connection an invalidation when a key that it has read changes",
+            "TRACKINGINFO: shows how this connection tracks keys",
         ],
     ),
     (
         "COMMAND",
         &[
-            "(alone) | INFO [name ...]: arguments, flags and keys of commands",
-            "COUNT: how many commands there are",
-            "DOCS [name ...]: what commands do",
-            "GETKEYS name argument ...: which of the arguments are keys",
-            "LIST [FILTERBY MODULE|ACLCAT|PATTERN value]: the names of commands",
+            "(alone) | INFO [name ...]: shows arguments, flags and keys of commands",
+            "COUNT: returns the number of commands",
+            "DOCS [name ...]: describes commands",
+            "GETKEYS name argument ...: returns the arguments that are keys",
+            "LIST [FILTERBY MODULE|ACLCAT|PATTERN value]: shows the names of commands",
         ],
     ),
     (
         "CONFIG",
         &[
-            "GET pattern ...: settings and their values",
-            "SET name value ...: changes settings, all or none",
-            "REWRITE: refused, because there is no configuration file",
+            "GET pattern ...: shows settings and their values",
+            "SET name value ...: changes all named settings or none",
+            "REWRITE: is refused, because there is no configuration file",
             "RESETSTAT: sets the figures of INFO to zero",
         ],
     ),
     (
         "LATENCY",
         &[
-            "HISTOGRAM [name ...]: how long commands took",
-            "LATEST | HISTORY event | RESET [event ...]: events, of which none are kept",
+            "HISTOGRAM [name ...]: shows how long commands took",
+            "LATEST | HISTORY event | RESET [event ...]: show no events, because none are kept",
         ],
     ),
-    ("MEMORY", &["USAGE key [SAMPLES count]: bytes of a record before compression"]),
+    ("MEMORY", &["USAGE key [SAMPLES count]: returns the bytes of a record before compression"]),
     (
         "OBJECT",
         &[
-            "ENCODING key: int, embstr or raw, by the bytes of the value",
-            "REFCOUNT key: always 1",
-            "IDLETIME key: seconds since the last access, at least",
-            "FREQ key: refused, because accesses are not counted",
+            "ENCODING key: returns int, embstr or raw, according to the bytes of the value",
+            "REFCOUNT key: returns 1",
+            "IDLETIME key: returns a lower bound of the seconds since the last access",
+            "FREQ key: is refused, because accesses are not counted",
         ],
     ),
     (
         "SLOWLOG",
         &[
-            "GET [count]: the slow commands, the newest first; -1 for all of them",
-            "LEN: how many there are",
-            "RESET: forgets them",
+            "GET [count]: shows the slow commands, from the newest on; -1 shows all",
+            "LEN: returns the number of entries",
+            "RESET: removes all entries",
         ],
     ),
 ];

@@ -125,13 +125,13 @@ mod tests {
     }
 
     #[test]
-    fn readme_shows_every_command() {
+    fn readme_lists_every_command() {
         let readme = include_str!("../../../README.md");
+        let commands = readme.split("Commands: `").nth(1).and_then(|rest| rest.split('`').next());
+        let commands: Vec<&str> = commands.expect("a list of commands").split(' ').collect();
         for command in Arguments::command().get_subcommands() {
             let name = command.get_name();
-            let shown = [" ", "`"].map(|end| format!("archipelago {name}{end}"));
-            let is_shown = shown.iter().any(|shown| readme.contains(shown));
-            assert!(is_shown, "README.md does not show `archipelago {name}`");
+            assert!(commands.contains(&name), "README.md does not list the command {name}");
         }
     }
 }

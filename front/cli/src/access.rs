@@ -127,7 +127,7 @@ fn read(file: &Path) -> Result<Vec<u8>> {
     let mut text = std::fs::read(file).map_err(failed)?;
     let mode = file.metadata().map_err(failed)?.permissions().mode();
     if mode & 0o007 != 0 {
-        tracing::warn!(file = %file.display(), "every user of this machine may read the password: chmod o= FILE");
+        tracing::warn!(file = %file.display(), "every user of this machine may read the password file: run chmod o= FILE");
     }
     if text.last() == Some(&b'\n') {
         text.pop();

@@ -306,7 +306,9 @@ impl Drop for Sockets {
 
 fn up(args: &UpArgs) -> Result<()> {
     if args.memory == 0 {
-        return Err(Error::invalid("--memory 0: a cluster needs at least one memory node"));
+        return Err(Error::invalid(
+            "--memory 0: a cluster needs at least one memory node, so give 1 or more",
+        ));
     }
     let copies = match args.copies {
         0 => args.memory.min(3) as u32,
@@ -359,13 +361,18 @@ fn up(args: &UpArgs) -> Result<()> {
 
 /// Address of manager `number`. The managers after manager 0 use the following ports.
 fn manager_address(args: &UpArgs, number: u16) -> Result<String> {
-    let wrong = || Error::invalid(format!("--manager {}: it must be HOST:PORT", args.manager));
+    let wrong = || {
+        Error::invalid(format!(
+            "--manager {}: write it as HOST:PORT, such as 127.0.0.1:7700",
+            args.manager
+        ))
+    };
     let address = args.manager.trim_start_matches("tcp:");
     let (host, port) = address.rsplit_once(':').ok_or_else(wrong)?;
     let port: u16 = port.parse().map_err(|_| wrong())?;
     // With port 0 the system chooses each port.
     let port = if port == 0 { Some(0) } else { port.checked_add(number) };
-    let port = port.ok_or_else(|| Error::invalid("--manager: the last port would exceed 65535"))?;
+    let port = port.ok_or_else(|| Error::invalid("--manager: with these --managers the last port would exceed 65535: choose a lower port"))?;
     Ok(format!("{host}:{port}"))
 }
 
@@ -442,12 +449,21 @@ fn check_ports(args: &UpArgs) -> Result<()> {
 
 /// Address at which compute node `node` serves Redis clients.
 fn resp_address(args: &UpArgs, node: u16) -> Result<String> {
-    let wrong = || Error::invalid(format!("--resp {}: it must be HOST:PORT", args.resp));
+    let wrong = || {
+        Error::invalid(format!(
+            "--resp {}: write it as HOST:PORT, such as 127.0.0.1:6379",
+            args.resp
+        ))
+    };
     let (host, port) = args.resp.rsplit_once(':').ok_or_else(wrong)?;
     let port: u16 = port.parse().map_err(|_| wrong())?;
     // With port 0 the system chooses each port.
     let port = if port == 0 { Some(0) } else { port.checked_add(node - 1) };
-    let port = port.ok_or_else(|| Error::invalid("--resp: the last port would exceed 65535"))?;
+    let port = port.ok_or_else(|| {
+        Error::invalid(
+            "--resp: with this --compute the last port would exceed 65535: choose a lower port",
+        )
+    })?;
     Ok(format!("{host}:{port}"))
 }
 

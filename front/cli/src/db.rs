@@ -376,9 +376,12 @@ fn compact(db: &Database, cf: &ColumnFamily, range: KeyRange, last_level: LastLe
     job.join()?;
     bar.finish_and_clear();
     waited?;
-    receiver
-        .try_recv()
-        .unwrap_or_else(|_| Err(Error::invalid("the compaction ended without a result")))
+    receiver.try_recv().unwrap_or_else(|_| {
+        Err(Error::new(
+            archipelago::ErrorKind::Internal,
+            "the compaction ended without a result: please report this",
+        ))
+    })
 }
 
 fn show_tiers(dir: &Path, storage: &Storage) -> Result<()> {

@@ -1,4 +1,4 @@
-//! What `archipelago cluster status` prints: the pool, and the store over it.
+//! Text of `archipelago cluster status`: the pool, and the store over it. Pure functions.
 
 use std::fmt::Write;
 
@@ -17,7 +17,7 @@ fn words(state: BlockState) -> &'static str {
     }
 }
 
-/// The whole status as text; with `all`, every block that was told.
+/// The status of the pool as text. With `all` it lists every block of the manager's answer.
 pub(crate) fn show(status: &PoolStatus, all: bool) -> String {
     let mut out = String::new();
     // Writing to a string does not fail.
@@ -26,10 +26,18 @@ pub(crate) fn show(status: &PoolStatus, all: bool) -> String {
 }
 
 fn write(out: &mut String, status: &PoolStatus, all: bool) -> std::fmt::Result {
-    let state = if status.rebuilding { "gathering reports after its start" } else { "ready" };
+    let state = if status.rebuilding {
+        "waiting for reports of the nodes after its start"
+    } else {
+        "ready"
+    };
     writeln!(out, "Manager: {state}, term {}, {} copies", status.term, status.copies)?;
     if status.lost > 0 {
-        writeln!(out, "WARNING: every copy of {} blocks was lost", status.lost)?;
+        writeln!(
+            out,
+            "WARNING: {} blocks have lost every copy, so their data is gone",
+            status.lost
+        )?;
     }
     nodes(out, status)?;
     counters(out, status)?;
@@ -81,7 +89,7 @@ fn write(out: &mut String, status: &PoolStatus, all: bool) -> std::fmt::Result {
         match block.state {
             BlockState::Waiting | BlockState::Unconfirmed if !waits.is_empty() => writeln!(
                 out,
-                " for node {}: start it again, or, if its memory is gone for good, archipelago cluster forget NODE",
+                " for node {}: start it again, or, if its memory is lost, run: archipelago cluster forget NODE",
                 waits.join(", ")
             )?,
             _ => writeln!(out)?,
@@ -118,8 +126,7 @@ fn nodes(out: &mut String, status: &PoolStatus) -> std::fmt::Result {
     Ok(())
 }
 
-/// What each node counted since it was started: its fabric, then its blocks, then what it refused
-/// and why.
+/// Counters of each node since its start: of its fabric and its blocks, and its refusals by reason.
 fn counters(out: &mut String, status: &PoolStatus) -> std::fmt::Result {
     if status.nodes.is_empty() {
         return Ok(());
@@ -167,7 +174,7 @@ fn refusals(counted: &NodeCounters) -> String {
     each.collect::<Vec<String>>().join(", ")
 }
 
-/// The store and its compute nodes, as text.
+/// The status of the store and its compute nodes as text.
 pub(crate) fn show_store(status: &StoreStatus) -> String {
     let mut out = String::new();
     // Writing to a string does not fail.
@@ -228,7 +235,7 @@ fn write_store(out: &mut String, status: &StoreStatus) -> std::fmt::Result {
     Ok(())
 }
 
-/// Figures, some to a line.
+/// Figures as text, six per line.
 fn figure_lines(figures: &[Figure]) -> Vec<String> {
     let told = |figure: &Figure| format!("{} {}", figure.name, figure.value);
     let joined = |some: &[Figure]| some.iter().map(told).collect::<Vec<_>>().join(", ");

@@ -297,7 +297,7 @@ impl EngineStore {
     fn give_space_back(&self, index: usize) {
         let Some(family) = self.databases.family(index) else { return };
         if let Err(error) = self.db().start_flush(family) {
-            tracing::warn!(%error, "the space of removed keys comes back with the next flush");
+            tracing::warn!(%error, "the flush after a removal of all keys failed: their space is freed by a later flush");
         }
     }
 }

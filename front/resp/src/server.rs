@@ -224,7 +224,10 @@ impl Server {
         });
         let left = self.shared.clients.len() as u64 + cut_off() - cut_off_before;
         if left > 0 {
-            tracing::warn!(left, "connections were cut off at shutdown");
+            tracing::warn!(
+                left,
+                "connections were closed before their clients had read all replies"
+            );
         }
         runtime.shutdown_timeout(Duration::from_secs(1));
         emptied && left == 0
@@ -299,7 +302,7 @@ async fn accept(listener: TcpListener, tls: Option<TlsAcceptor>, shared: Arc<Ser
             Ok((stream, peer)) => admit(&shared, tls.as_ref(), stream, peer).await,
             Err(error) => {
                 if let Some(failures) = failures_log.note(shared.options.clock.now_ns()) {
-                    tracing::warn!(%error, failures, "cannot accept connections");
+                    tracing::warn!(%error, failures, "cannot accept connections: if descriptors are exhausted, raise `ulimit -n` or lower --clients-max");
                 }
                 if is_exhausted(&error) && spare.take().is_some() {
                     // The spare descriptor is free now, so the client gets an error instead of

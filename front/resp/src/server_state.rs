@@ -249,14 +249,14 @@ impl ServerState {
     pub(crate) fn note_denied(&self, peer: SocketAddr) {
         self.add(Stat::Denied, 1);
         if let Some(attempts) = self.denied_log.note(self.options.clock.now_ns()) {
-            tracing::warn!(%peer, attempts, "a wrong user or password was given");
+            tracing::warn!(%peer, attempts, "clients gave a wrong user or password: if this is unexpected, check their settings, or who reaches the port");
         }
     }
 
     /// Logs a failed handshake of TLS, unless one was logged recently.
     pub(crate) fn note_failed_handshake(&self, peer: SocketAddr, why: &str) {
         if let Some(attempts) = self.handshake_log.note(self.options.clock.now_ns()) {
-            tracing::warn!(%peer, attempts, why, "the handshake of TLS failed");
+            tracing::warn!(%peer, attempts, why, "TLS handshakes failed: check that the clients use TLS and trust the server's CA");
         }
     }
 

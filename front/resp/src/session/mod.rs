@@ -586,7 +586,11 @@ impl Session {
     pub(crate) fn cut_off(&self, bytes: u64) {
         self.shared.add(Stat::OutputLimit, 1);
         self.closing.set(true);
-        tracing::warn!(client = self.client.id, bytes, "closed for its output buffer limit");
+        tracing::warn!(
+            client = self.client.id,
+            bytes,
+            "closed a client whose unread output exceeds --output-mib-max: it must read its replies"
+        );
     }
 
     /// The record at `key`. It counts as a hit or a miss.

@@ -1,7 +1,7 @@
 //! **Archipelago**: an ordered key-value store for disaggregated data centres.
 //!
-//! This crate is what a program embeds: open a directory, put, get, iterate. It is synchronous;
-//! every call may be made from any thread.
+//! A program embeds this crate: it opens a directory, puts, gets and iterates. The interface is
+//! synchronous, and any thread may make any call.
 //!
 //! ```
 //! use archipelago::{Db, DbOptions, ReadOptions};
@@ -19,11 +19,11 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Durability: a write that returned survives `kill -9` of the process; with
-//! [`WriteOptions::sync`] it survives power loss. [`Db`] tells the rest.
+//! Durability: a write that has returned survives `kill -9` of the process. With
+//! [`WriteOptions::sync`] it also survives power loss. [`Db`] has the details.
 //!
-//! A [`Transaction`] reads and writes as if it were alone. If another write changes what it has
-//! read, its commit fails with a [`Conflict`], and the program runs it again:
+//! A [`Transaction`] reads and writes as if no other write existed. If another write changes what
+//! it has read, its commit fails with a [`Conflict`], and the program runs it again:
 //!
 //! ```
 //! use archipelago::{Conflict, Db, DbOptions, WriteOptions};
@@ -136,7 +136,7 @@ pub mod repair {
 }
 
 pub mod inspect {
-    //! Looking into a database's files without opening it.
+    //! Inspection of a database's files without opening the database.
     use std::path::Path;
     use std::sync::Arc;
 
@@ -146,8 +146,8 @@ pub mod inspect {
     use archipelago_engine::sst::{BlockCache, TableReadOptions, TableReader};
     use archipelago_env::{FileClass, FileLock, FileSystem, IoContext, IoPurpose, OpenOptions};
 
-    /// Takes the lock of the database in `dir`; `Busy` if it is open elsewhere, `NotFound` if
-    /// there is no database.
+    /// Takes the lock of the database in `dir`. Errors: `Busy` if the database is open elsewhere,
+    /// `NotFound` if there is no database.
     pub fn lock(fs: &dyn FileSystem, dir: &Path) -> Result<Box<dyn FileLock>> {
         let path = dir.join(archipelago_engine::file_meta::LOCK_NAME);
         if !fs.exists(&path)? {

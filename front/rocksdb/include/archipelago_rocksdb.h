@@ -1,5 +1,5 @@
-// RocksDB over tiers: a FileSystem whose files lie on a hierarchy of devices, and a listener that tells it what the
-// FileSystem interface does not say (docs/guide/rocksdb-plugin.md). RocksDB itself stays as it is.
+// RocksDB over tiers: a FileSystem whose files lie on a hierarchy of devices, and a listener that reports to it what the
+// FileSystem interface leaves out (docs/guide/rocksdb-plugin.md). RocksDB itself is not changed.
 //
 //   std::shared_ptr<archipelago::TierFileSystem> tiers;
 //   archipelago::TierFileSystem::Open("settings.toml", ARCHIPELAGO_OPTIONS_INIT, nullptr, &tiers);
@@ -8,8 +8,10 @@
 //   options.listeners.push_back(archipelago::NewTierListener(tiers));
 //   rocksdb::DB::Open(options, "tiers:/db", &db);
 //
-// Programs that take a URI need no line of code: with this library loaded, "archipelago://settings.toml" names such a
-// file system (db_bench --fs_uri, Env::CreateFromUri).
+// Programs that accept a URI need no further code. After this library is loaded, "archipelago://settings.toml" names such
+// a file system (db_bench --fs_uri, Env::CreateFromUri).
+//
+// Thread-safety: any thread may call any method. Failure: a call returns the status of the C library's failure.
 #pragma once
 
 #include <archipelago_tiers.h>
@@ -29,20 +31,20 @@ class DB;
 
 namespace archipelago {
 
-// From what a table's level was known when it was created.
+// Source of a table's level when the table is created.
 enum class LevelFrom { kListener, kHints, kNothing };
 
-// What the file system was told so far.
+// Counters of the reports that the file system has received.
 struct Told {
   std::atomic<uint64_t> logs{0};
-  // Tables by LevelFrom.
+  // Number of tables by LevelFrom.
   std::array<std::atomic<uint64_t>, 3> tables{};
-  // Files that changed their level without being written (trivial moves), and ingested ones.
+  // Number of tables that changed their level without being written (trivial moves), and of ingested tables.
   std::atomic<uint64_t> moves{0};
   std::atomic<uint64_t> ingested{0};
 };
 
-// Open tiers; closed when the last file system, file and lock of them is gone.
+// Open tiers. They are closed with their last file system, file and lock.
 class Tiers {
  public:
   explicit Tiers(int handle) : handle_(handle) {}
@@ -56,36 +58,37 @@ class Tiers {
   const int handle_;
 };
 
-// Paths below `root` lie in the tiers, all others where the base file system has them. Thread-safe.
+// File system over tiers. Paths below `root` lie in the tiers, and all other paths in the base file system.
 class TierFileSystem : public rocksdb::FileSystemWrapper {
  public:
   static const char* kClassName() { return "ArchipelagoTiers"; }
   static const char* kDefaultRoot() { return "tiers:"; }
 
-  // Opens the tiers that a settings file lists. `base`: nullptr for the system's.
+  // Opens the tiers of a settings file. `base` is the base file system, or nullptr for that of the operating system.
   static rocksdb::Status Open(const std::string& settings, const archipelago_options& options,
                               const std::shared_ptr<rocksdb::FileSystem>& base,
                               std::shared_ptr<TierFileSystem>* result);
 
-  // Takes over tiers that are open with that root.
+  // A file system over tiers that were opened with the root `root`.
   TierFileSystem(std::shared_ptr<Tiers> tiers, std::string root, const std::shared_ptr<rocksdb::FileSystem>& base);
 
   const char* Name() const override { return kClassName(); }
 
-  // Tells that a table belongs to `level` now without having been written anew.
+  // Assigns a table to `level` without writing it anew.
   rocksdb::Status SetLevel(const std::string& path, int level);
 
-  // Tells the level of every table of an open database that the tiers know otherwise: after it was written without a
-  // listener, or ended between a trivial move and its report. How many there were, or -1 if some could not be told.
+  // Corrects the levels of the tables of an open database that the tiers know wrongly. That happens if the database was
+  // written without a listener, or ended between a trivial move and its report. Returns the number of corrected tables, or
+  // -1 if some could not be corrected.
   int TellLevels(rocksdb::DB* db);
 
-  // A trivial move or another compaction of `db` brought a table to `level`. RocksDB reports afterwards, without its lock: two
-  // moves of one table may be reported in either order. So when the table is known to be deeper, the database says where it is. `job`: what is known
-  // of the compaction, if anything is.
+  // Records that a compaction of `db`, possibly a trivial move, has moved a table to `level`. RocksDB reports later, without
+  // its lock, so two moves of one table may be reported in either order. If the tiers know the table at a deeper level, the
+  // function asks the database for the current level. `job` is the context of the compaction, or nullptr.
   rocksdb::Status Moved(rocksdb::DB* db, const std::string& path, int level,
                         const archipelago_context* job = nullptr);
 
-  // What the tiers hold and did, for people.
+  // A report about the tiers for people.
   std::string Report() const;
 
   Told& told() { return told_; }
@@ -163,12 +166,12 @@ class TierFileSystem : public rocksdb::FileSystemWrapper {
   const std::shared_ptr<Tiers> tiers_;
   const std::string root_;
   Told told_;
-  // Held from asking a database to telling the tiers, so that no later report is overtaken. RocksDB holds no lock of its
-  // own when it is taken.
+  // Held from the question to a database to the report to the tiers, so that no older answer replaces a newer one. RocksDB
+  // holds none of its locks when this one is taken.
   std::mutex levels_;
 };
 
-// Tells `fs` of flushes, compactions, trivial moves and ingestions of the databases that have it.
+// A listener that reports flushes, compactions, trivial moves and ingestions of its databases to `fs`.
 std::shared_ptr<rocksdb::EventListener> NewTierListener(const std::shared_ptr<TierFileSystem>& fs);
 
 }  // namespace archipelago

@@ -1,4 +1,4 @@
-// RocksDB's FileSystem over the C library: names, directories and locks. Open files: files.cc.
+// FileSystem of RocksDB over the C library: names, directories and locks. files.cc has the open files.
 
 #include <errno.h>
 #include <fcntl.h>
@@ -71,7 +71,7 @@ class TierDirectory : public rocksdb::FSDirectory {
   const std::string path_;
 };
 
-// The path without what means nothing in it: "a//b/./" is "a/b".
+// The path without redundant parts: "a//b/./" becomes "a/b".
 std::string Plain(const std::string& path) {
   std::string plain = path.rfind('/', 0) == 0 ? "/" : "";
   std::istringstream parts(path);
@@ -133,7 +133,7 @@ Status TierFileSystem::Moved(rocksdb::DB* db, const std::string& path, int level
   if (stat.level < level && job == nullptr) return SetLevel(path, level);
   if (stat.level < level) {
     archipelago_context context = *job;
-    // A table on another level than the job's says nothing of where L0 goes.
+    // A table on a level other than that of the job does not show which level L0 compacts into.
     if (level != job->level) context.reason = ARCHIPELAGO_FOR_MAINTENANCE;
     context.level = level;
     return Done(archipelago_reassign(tiers_->handle(), path.c_str(), &context), path);
@@ -146,7 +146,7 @@ int TierFileSystem::TellLevelsLocked(rocksdb::DB* db) {
   db->GetLiveFilesMetaData(&files);
   int told = 0;
   bool failed = false;
-  // The first level of each family below L0 is the one that L0 goes to: deeper ones are counted from there.
+  // L0 compacts into the first level of each family below L0. Deeper levels are counted from that level.
   std::sort(files.begin(), files.end(), [](const auto& one, const auto& other) { return one.level < other.level; });
   std::map<std::string, int> bases;
   for (const auto& file : files) {
@@ -166,7 +166,7 @@ int TierFileSystem::TellLevelsLocked(rocksdb::DB* db) {
       status = Done(archipelago_reassign(tiers_->handle(), path.c_str(), &context), path);
       told += status.ok();
     }
-    // A compaction may have taken it away since the database was asked.
+    // A compaction may have removed the table since the database was asked.
     failed |= !status.ok() && !status.IsPathNotFound();
   }
   return failed ? -1 : told;
@@ -175,7 +175,7 @@ int TierFileSystem::TellLevelsLocked(rocksdb::DB* db) {
 std::string TierFileSystem::Report() const {
   const int64_t length = archipelago_stats(tiers_->handle(), nullptr, 0);
   if (length < 0) return archipelago_last_error();
-  // It may have grown by a line meanwhile, which is then cut off.
+  // The text may have grown by a line meanwhile. That line is cut off.
   std::string text(static_cast<size_t>(length) + 1, '\0');
   (void)archipelago_stats(tiers_->handle(), text.data(), text.size());
   text.pop_back();
@@ -213,7 +213,7 @@ IOStatus TierFileSystem::ReuseWritableFile(const std::string& path, const std::s
   if (!Owns(path) && !Owns(old_path)) {
     return FileSystemWrapper::ReuseWritableFile(path, old_path, options, result, dbg);
   }
-  // Nothing of the old file is used: a new one takes its place.
+  // A new file replaces the old one, none of whose bytes are used.
   const IOStatus removed = DeleteFile(old_path, options.io_options, dbg);
   return removed.ok() ? NewWritableFile(path, options, result, dbg) : removed;
 }
@@ -340,7 +340,7 @@ IOStatus TierFileSystem::LinkFile(const std::string& from, const std::string& to
                                   IODebugContext* dbg) {
   if (!Owns(from) && !Owns(to)) return FileSystemWrapper::LinkFile(from, to, options, dbg);
   if (!Owns(from)) return Crosses(from, to);
-  // To a path outside the library links where it can; RocksDB copies where it cannot.
+  // For a path outside the tiers the library links if that is possible. Otherwise RocksDB copies.
   return Done(archipelago_link(tiers_->handle(), from.c_str(), to.c_str()), from);
 }
 
@@ -408,7 +408,7 @@ namespace {
 
 constexpr char kScheme[] = "archipelago";
 
-// "archipelago://settings.toml": see the header. A file system made so has no listener: levels come from hints.
+// Makes the file system of a URI "archipelago://settings.toml". It has no listener, so levels come from hints.
 rocksdb::FileSystem* OfUri(const std::string& uri, std::unique_ptr<rocksdb::FileSystem>* guard, std::string* message) {
   const std::string settings = uri.substr(sizeof(kScheme) - 1 + 3);
   const int handle = archipelago_tiers_open_file(settings.c_str(), nullptr);

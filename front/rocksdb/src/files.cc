@@ -15,7 +15,7 @@ using rocksdb::Slice;
 
 namespace {
 
-// An open file of the library; closed with it.
+// An open file of the C library, which the destructor closes.
 class Handle {
  public:
   Handle(std::shared_ptr<Tiers> tiers, std::string path) : tiers_(std::move(tiers)), path_(std::move(path)) {}
@@ -34,7 +34,7 @@ class Handle {
     return number >= 0 && archipelago_close(number) < 0 ? LastError(path_) : IOStatus::OK();
   }
 
-  // What was read of it is not needed any more.
+  // The caller needs the bytes that were read no longer.
   IOStatus Forget(size_t offset, size_t length) const {
     const int done = archipelago_fadvise(number_, offset, length, ARCHIPELAGO_WONT_NEED);
     return done < 0 ? LastError(path_) : IOStatus::OK();
@@ -72,7 +72,7 @@ archipelago_context ReadContext(const std::string& path) {
   return context;
 }
 
-// With use_mmap_reads RocksDB may give no memory to read into, and keep what it got as long as the file is open.
+// With use_mmap_reads RocksDB may pass no buffer, and may keep the returned memory as long as the file is open.
 IOStatus NotMapped(const std::string& path, const FileOptions& options) {
   if (!options.use_mmap_reads) return IOStatus::OK();
   return IOStatus::NotSupported(path, "files of tiers cannot be mapped by RocksDB: leave allow_mmap_reads off");
@@ -115,9 +115,9 @@ class RandomFile : public rocksdb::FSRandomAccessFile {
     return got < 0 ? LastError(handle_.path()) : IOStatus::OK();
   }
 
-  // NotSupported where reads are direct: RocksDB then reads ahead into memory of its own.
+  // Returns NotSupported if reads are direct. RocksDB then reads ahead into its own memory.
   IOStatus Prefetch(uint64_t offset, size_t n, const IOOptions&, IODebugContext*) override {
-    // A length of 0 would be all of the file.
+    // A length of 0 would mean the whole file.
     if (n == 0) return IOStatus::OK();
     const int done = archipelago_fadvise(handle_.number(), offset, n, ARCHIPELAGO_WILL_NEED);
     return done == 0 ? IOStatus::OK() : LastError(handle_.path());
@@ -129,8 +129,8 @@ class RandomFile : public rocksdb::FSRandomAccessFile {
   Handle handle_;
 };
 
-// A file that RocksDB writes. A table is not made before its first byte: only after NewWritableFile does RocksDB say the
-// priority and the life time of what it will write, and these decide the device where no listener does.
+// A file that RocksDB writes. A table is created with its first byte, because RocksDB tells its priority and its lifetime
+// hint only after NewWritableFile. Without a listener these hints decide the device.
 class WritableFile : public rocksdb::FSWritableFile {
  public:
   WritableFile(const std::shared_ptr<Tiers>& tiers, Told* told, const std::string& path, const FileOptions& options)
@@ -183,7 +183,7 @@ class WritableFile : public rocksdb::FSWritableFile {
     return IOStatus::OK();
   }
 
-  // Nothing is written beyond the end that would have to be cut off.
+  // No bytes beyond the end were written, so nothing has to be cut off.
   IOStatus Truncate(uint64_t size, const IOOptions&, IODebugContext*) override {
     if (size == size_) return IOStatus::OK();
     return IOStatus::NotSupported(handle_.path(), "files of tiers are written once");
@@ -196,7 +196,7 @@ class WritableFile : public rocksdb::FSWritableFile {
     return made.ok() ? handle_.Close() : made;
   }
 
-  // Appends have reached the system when they return.
+  // An append has reached the operating system when it returns.
   IOStatus Flush(const IOOptions&, IODebugContext*) override { return Make(); }
 
   IOStatus Sync(const IOOptions&, IODebugContext*) override {
@@ -210,7 +210,7 @@ class WritableFile : public rocksdb::FSWritableFile {
   uint64_t GetFileSize(const IOOptions&, IODebugContext*) override { return size_; }
 
  private:
-  // What the thread is known to do, which holds for the table that it announced.
+  // The job of the thread, which applies to the table that it has announced.
   void NoteJob() {
     const Job& job = ThisJob();
     if (job.table != handle_.path()) return;

@@ -1,4 +1,4 @@
-// Open files of tiers as RocksDB sees them.
+// Open files of tiers, in the interfaces of RocksDB.
 #pragma once
 
 #include <archipelago_rocksdb.h>
@@ -8,7 +8,7 @@
 
 namespace archipelago {
 
-// The failure of the library's last call in this thread, about `path`.
+// The status for the last failed call of the C library in this thread, with the path `path`.
 rocksdb::IOStatus LastError(const std::string& path);
 
 rocksdb::IOStatus OpenSequential(const std::shared_ptr<Tiers>& tiers, const std::string& path,
@@ -19,7 +19,7 @@ rocksdb::IOStatus OpenRandom(const std::shared_ptr<Tiers>& tiers, const std::str
                              const rocksdb::FileOptions& options,
                              std::unique_ptr<rocksdb::FSRandomAccessFile>* result);
 
-// `told` outlives the file: it is that of the file system, which RocksDB keeps as long as its files.
+// `told` belongs to the file system, which RocksDB keeps as long as its files. So it outlives the file.
 rocksdb::IOStatus OpenWritable(const std::shared_ptr<Tiers>& tiers, Told* told, const std::string& path,
                                const rocksdb::FileOptions& options,
                                std::unique_ptr<rocksdb::FSWritableFile>* result);

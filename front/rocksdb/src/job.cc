@@ -18,12 +18,12 @@ NameSays WhatIs(const std::string& path) {
   const auto ends = [&name](const std::string& with) {
     return name.size() > with.size() && name.compare(name.size() - with.size(), with.size(), with) == 0;
   };
-  // A backup writes ".NAME.tmp", which becomes NAME: it is then what it was created as.
+  // A backup writes ".NAME.tmp" and renames it to NAME. The file keeps the class with which it was created.
   if (ends(".tmp")) {
     name.resize(name.size() - 4);
     if (name.front() == '.') name.erase(0, 1);
   }
-  // A table that is to be ingested may have any name before its suffix.
+  // A table for ingestion may have any name before its suffix.
   if (ends(".sst") || ends(".ldb")) return NameSays::kTable;
   if (ends(".blob")) return NameSays::kBlob;
   if (ends(".log")) return NameSays::kLog;
@@ -42,8 +42,8 @@ LevelFrom Decide(const TableFacts& facts, archipelago_context* context) {
     context->family = facts.family;
     if (facts.to_level >= 0) return LevelFrom::kListener;
   }
-  // Flushes write at high priority, and compactions at low or the user's. The life time counts from the base
-  // level on, which is 1 unless level sizes are dynamic.
+  // Flushes write at high priority, and compactions at low priority or at that of the user. The lifetime hint counts levels
+  // from the base level on, which is 1 unless level sizes are dynamic.
   if (facts.priority == rocksdb::Env::IO_HIGH) {
     context->reason = ARCHIPELAGO_FOR_FLUSH;
     context->level = 0;
@@ -62,7 +62,7 @@ LevelFrom Decide(const TableFacts& facts, archipelago_context* context) {
       context->level = 3;
       return LevelFrom::kHints;
     default:
-      // A table that somebody writes outside of any job, to be ingested; or a compaction without levels.
+      // A table that is written outside of any job, for ingestion, or by a compaction without levels.
       if (!facts.is_compaction) context->reason = ARCHIPELAGO_FOR_INGEST;
       context->level = -1;
       return LevelFrom::kNothing;

@@ -1,7 +1,7 @@
-// What the calling thread is doing for RocksDB, as far as its listener was told, and what follows for a new file.
+// The job that the calling thread runs for RocksDB, according to the listener, and the context of a new file.
 //
-// RocksDB creates every table in the thread that runs the job, right after it has told its listeners; so a variable of
-// the thread carries what the FileSystem interface leaves out from one to the other.
+// RocksDB creates every table in the thread that runs the job, directly after it has called its listeners. So a variable of
+// the thread passes facts from the listener to the file system that the FileSystem interface leaves out.
 #pragma once
 
 #include <archipelago_rocksdb.h>
@@ -10,29 +10,29 @@
 
 namespace archipelago {
 
-// A job, by its last report.
+// A job according to its last report.
 struct Job {
   bool compacting = false;
   int from_level = -1;
   int to_level = -1;
-  // The table that is about to be created, and why; "" if none.
+  // The table that the job is about to create, and its reason; "" if there is none.
   std::string table;
-  // Whose it is: a number of the database's name and the column family's.
+  // Number for the column family, made from the name of the database and that of the family.
   uint32_t family = 0;
   rocksdb::TableFileCreationReason reason = rocksdb::TableFileCreationReason::kMisc;
 };
 
 Job& ThisJob();
 
-// A number for a column family, never 0, which would mean that it is not known.
+// A number for a column family. It is never 0, which would mean an unknown family.
 uint32_t FamilyOf(const std::string& db, const std::string& name);
 
-// What a file's name says.
+// Facts that the name of a file tells.
 enum class NameSays { kLog, kTable, kBlob, kManifest, kOther };
 
 NameSays WhatIs(const std::string& path);
 
-// What is known of a table before its first byte.
+// Facts about a table before its first byte is written.
 struct TableFacts {
   bool from_listener = false;
   bool is_compaction = false;
@@ -43,7 +43,7 @@ struct TableFacts {
   rocksdb::Env::WriteLifeTimeHint life_time = rocksdb::Env::WLTH_NOT_SET;
 };
 
-// The context of a new table, and from what its level is known. Pure.
+// The context of a new table, and the source of its level. Pure function.
 LevelFrom Decide(const TableFacts& facts, archipelago_context* context);
 
 }  // namespace archipelago

@@ -1,5 +1,5 @@
-// What RocksDB tells its listeners, kept for the file system: see job.h for what belongs to a thread, and
-// TierFileSystem::Moved for files that change their level without being written.
+// Listener of RocksDB: it passes the reports of RocksDB to the file system. job.h keeps those that belong to a thread, and
+// TierFileSystem::Moved handles tables that change their level without being written.
 
 #include <rocksdb/db.h>
 
@@ -17,7 +17,7 @@ class TierListener : public rocksdb::EventListener {
 
   const char* Name() const override { return "ArchipelagoTierListener"; }
 
-  // In the thread that runs the part of the compaction. Its reads are not a user's.
+  // RocksDB calls this in the thread that runs a part of the compaction. Its reads are not those of a user.
   void OnSubcompactionBegin(const rocksdb::SubcompactionJobInfo& info) override {
     Job& job = ThisJob();
     job.compacting = true;
@@ -36,7 +36,7 @@ class TierListener : public rocksdb::EventListener {
     (void)archipelago_thread_context(nullptr);
   }
 
-  // Right before NewWritableFile, in the same thread.
+  // RocksDB calls this directly before NewWritableFile, in the same thread.
   void OnTableFileCreationStarted(const rocksdb::TableFileCreationBriefInfo& info) override {
     Job& job = ThisJob();
     job.table = info.file_path;
@@ -46,9 +46,9 @@ class TierListener : public rocksdb::EventListener {
 
   void OnTableFileCreated(const rocksdb::TableFileCreationInfo&) override { ThisJob().table.clear(); }
 
-  // A trivial move shows as a file that is input and output, on different levels. A table that was written is known to be
-  // on the compaction's output level, which RocksDB may have decided otherwise by then (preclude_last_level_data_seconds).
-  // Of a compaction that failed the outputs are reported, too, and the inputs have stayed where they were.
+  // A file that is both input and output, on different levels, is a trivial move. A table that was written is known at the
+  // output level of the compaction, but RocksDB may have changed that level meanwhile (preclude_last_level_data_seconds).
+  // RocksDB also reports the outputs of a compaction that failed, although its inputs have not moved.
   void OnCompactionCompleted(rocksdb::DB* db, const rocksdb::CompactionJobInfo& info) override {
     if (!info.status.ok()) return;
     archipelago_context context = ARCHIPELAGO_CONTEXT_INIT;
@@ -67,7 +67,7 @@ class TierListener : public rocksdb::EventListener {
     }
   }
 
-  // The report does not say the level; the database does.
+  // The report does not contain the level, so the database is asked.
   void OnExternalFileIngested(rocksdb::DB* db, const rocksdb::ExternalFileIngestionInfo&) override {
     const int told = fs_->TellLevels(db);
     if (told > 0) fs_->told().ingested += told;

@@ -22,8 +22,8 @@
  *
  * Differences from POSIX:
  *
- *  - The handle that created a file writes it once, from front to back. A write at any other place than the end, an open
- *    for writing of a file that has bytes, and a truncation below the length are refused (EOPNOTSUPP). O_TRUNC replaces
+ *  - The handle that created a file writes it once, from front to back. A write at any other place than the end, an
+ *    open for writing of a file that has bytes, and a truncation below the length are refused (EOPNOTSUPP). O_TRUNC replaces
  *    a file. A handle that has the old file open continues to read it.
  *  - Directories have no "." and "..".
  *  - There are no owners, modes or symbolic links. The only time of a file is that of the last write.
@@ -68,8 +68,8 @@ enum {
   ARCHIPELAGO_ERROR_CLOSED = 10           /* this process closed, finished or cancelled it: ESHUTDOWN; open it again */
 };
 
-/* Returns a sentence about the last failed call of the calling thread, which names the file or setting. It returns "" if
- * no call has failed. The string is valid until the thread's next failed call. */
+/* Returns a sentence about the last failed call of the calling thread, which names the file or setting. It returns ""
+ * if no call has failed. The string is valid until the thread's next failed call. */
 const char *archipelago_last_error(void);
 
 /* Returns the kind of that error, ARCHIPELAGO_ERROR_*. */
@@ -122,24 +122,24 @@ typedef struct archipelago_options {
 #define ARCHIPELAGO_OPTIONS_INIT \
   { sizeof(archipelago_options), -1, NULL, 0, ARCHIPELAGO_GROUP_NONE }
 
-/* Opens tiers over `count` devices (1 to 16), the fastest first, and creates them if the directories are empty. `options`
- * may be NULL. Returns the number of the tiers.
- * Errors: EINVAL for devices that contradict each other or hold other data, ENOENT for a missing device (the sentence
- * says what lies there), EBUSY if another process has them open, EOPNOTSUPP for another format version. */
+/* Opens tiers over `count` devices (1 to 16), the fastest first, and creates them if the directories are empty.
+ * `options` may be NULL. Returns the number of the tiers. Errors: EINVAL for devices that contradict each other or
+ * hold other data, ENOENT for a missing device (the sentence says what lies there), EBUSY if another process has them
+ * open, EOPNOTSUPP for another format version. */
 int archipelago_tiers_open(const archipelago_device *devices, size_t count, const archipelago_options *options);
 
-/* Opens the tiers of a settings file: TOML with a table [[tiers]] for each device (docs/operate/tiers.md). Other settings
- * of the file have no effect. Relative paths of devices begin at the current directory of the process. */
+/* Opens the tiers of a settings file: TOML with a table [[tiers]] for each device (docs/operate/tiers.md). Other
+ * settings of the file have no effect. Relative paths of devices begin at the current directory of the process. */
 int archipelago_tiers_open_file(const char *settings, const archipelago_options *options);
 
 /* Closes the tiers. While files, directories or locks of them are open it fails with EBUSY, and the tiers stay open.
- * After any other error the tiers are closed nevertheless, as with the system's close(2). Bytes that were not synced then
- * survive a kill of the process, but possibly not power loss. */
+ * After any other error the tiers are closed nevertheless, as with the system's close(2). Bytes that were not synced
+ * then survive a kill of the process, but possibly not power loss. */
 int archipelago_tiers_close(int tiers);
 
-/* Writes a report for people: devices with their files by level, copies, and moves with their reasons. It writes at most
- * `size` bytes, including the zero at the end, to `buffer`, which may be NULL if `size` is 0. Returns the length of the
- * whole text without the zero. If that is `size` or more, call again with more room. */
+/* Writes a report for people: devices with their files by level, copies, and moves with their reasons. It writes at
+ * most `size` bytes, including the zero at the end, to `buffer`, which may be NULL if `size` is 0. Returns the length
+ * of the whole text without the zero. If that is `size` or more, call again with more room. */
 int64_t archipelago_stats(int tiers, char *buffer, size_t size);
 
 /* Stores the number of bytes that new files may take on all devices together. */
@@ -174,9 +174,9 @@ typedef struct archipelago_context {
   int level;                /* of a table: 0 to 63; -1: unknown, or no table */
   int reason;               /* ARCHIPELAGO_FOR_* */
   int from_level;           /* of a compaction: the upper level of its inputs; -1: one above `level` */
-  uint32_t family;          /* column family of the level: any number that does not change while the tiers are open. Levels
-                               are counted from the one that L0 of the family compacts into. 0: there is one family, or it
-                               is unknown */
+  uint32_t family;          /* column family of the level: any number that does not change while the tiers are open.
+                               Levels are counted from the one that L0 of the family compacts into. 0: there is one
+                               family, or it is unknown */
   uint64_t size_hint_bytes; /* expected length of a new file in bytes; 0: unknown */
 } archipelago_context;
 
@@ -190,37 +190,38 @@ int archipelago_thread_context(const archipelago_context *context);
 /* ---- Files ------------------------------------------------------------------------------------------------------- */
 
 /* Opens a file as open(2) does, with the same flags (O_RDONLY, O_WRONLY, O_RDWR, O_CREAT, O_EXCL, O_TRUNC, O_APPEND,
- * O_DIRECT, O_SYNC, O_DSYNC). O_CLOEXEC and O_NOATIME have no effect, and other flags are refused. A file that is opened for
- * writing must be new, or replaced by O_TRUNC, or have length 0. If `context` is NULL, the context of the thread applies,
- * or else one of ARCHIPELAGO_CLASS_OTHER. The context of a new file decides its device. Returns the number of the file. */
+ * O_DIRECT, O_SYNC, O_DSYNC). O_CLOEXEC and O_NOATIME have no effect, and other flags are refused. A file that is
+ * opened for writing must be new, or replaced by O_TRUNC, or have length 0. If `context` is NULL, the context of the
+ * thread applies, or else one of ARCHIPELAGO_CLASS_OTHER. The context of a new file decides its device. Returns the
+ * number of the file. */
 int archipelago_open(int tiers, const char *path, int flags, const archipelago_context *context);
 
-/* Closes a file without a sync. Running calls of other threads on it complete. Closing the handle that created a file ends
- * its writing, even if other handles still read it. */
+/* Closes a file without a sync. Running calls of other threads on it complete. Closing the handle that created a file
+ * ends its writing, even if other handles still read it. */
 int archipelago_close(int file);
 
-/* Reads up to `count` bytes from the end of the last read on. Returns the number of bytes, which is smaller only at the end
- * of the file, and 0 there. After an error the bytes of `buffer` are undefined. */
+/* Reads up to `count` bytes from the end of the last read on. Returns the number of bytes, which is smaller only at
+ * the end of the file, and 0 there. After an error the bytes of `buffer` are undefined. */
 int64_t archipelago_read(int file, void *buffer, size_t count);
 
 /* Reads at `offset`, independently of other reads. */
 int64_t archipelago_pread(int file, void *buffer, size_t count, uint64_t offset);
 
-/* Appends all `count` bytes and returns `count`. After an error other than EBADF, EINVAL, or EOPNOTSUPP for a write that is
- * not at the end, the file accepts no more writes, and it is unknown how many of the bytes it has. */
+/* Appends all `count` bytes and returns `count`. After an error other than EBADF, EINVAL, or EOPNOTSUPP for a write
+ * that is not at the end, the file accepts no more writes, and it is unknown how many of the bytes it has. */
 int64_t archipelago_write(int file, const void *buffer, size_t count);
 
 /* Appends as archipelago_write() does if the file has `offset` bytes. Otherwise it fails with EOPNOTSUPP and changes
  * nothing. */
 int64_t archipelago_pwrite(int file, const void *buffer, size_t count, uint64_t offset);
 
-/* Sets the position of the next archipelago_read(): `offset` from the beginning (SEEK_SET, 0), from the current position
- * (SEEK_CUR, 1) or from the end (SEEK_END, 2). Returns the position from the beginning, or EOVERFLOW if it does not fit
- * into an int64_t. Writes always go to the end. */
+/* Sets the position of the next archipelago_read(): `offset` from the beginning (SEEK_SET, 0), from the current
+ * position (SEEK_CUR, 1) or from the end (SEEK_END, 2). Returns the position from the beginning, or EOVERFLOW if it
+ * does not fit into an int64_t. Writes always go to the end. */
 int64_t archipelago_lseek(int file, int64_t offset, int whence);
 
-/* Makes the written bytes survive power loss. A handle for reading may sync only while another handle writes the file, and
- * gets EOPNOTSUPP otherwise. After an error the file accepts no more writes or syncs. */
+/* Makes the written bytes survive power loss. A handle for reading may sync only while another handle writes the file,
+ * and gets EOPNOTSUPP otherwise. After an error the file accepts no more writes or syncs. */
 int archipelago_fsync(int file);
 
 /* Does the same as archipelago_fsync(). */
@@ -239,7 +240,8 @@ typedef struct archipelago_stat_t {
   int is_directory;     /* 0 or 1 */
   int file_class;       /* ARCHIPELAGO_CLASS_* */
   int level;            /* -1: none */
-  int device;           /* its position in the list of devices, 0 for the fastest; -1 for a directory or a file without a name */
+  int device;           /* its position in the list of devices, 0 for the fastest; -1 for a directory or a file
+                           without a name */
   uint32_t links;       /* number of names */
   uint32_t copies;      /* number of copies for reading on faster devices */
   int fastest_copy;     /* the fastest device with a copy of the file or of a part of it; -1: none */
@@ -255,9 +257,9 @@ enum {
   ARCHIPELAGO_WONT_NEED = 1  /* the bytes will not be read soon, so no memory should cache them */
 };
 
-/* Gives advice about `length` bytes at `offset` of a file that is open for reading. Length 0 means all bytes from there on.
- * ARCHIPELAGO_WILL_NEED fails with EOPNOTSUPP if it has no effect, because reads bypass every cache (O_DIRECT of the file or
- * of its device). A program that scans such a file has to read ahead into its own memory. */
+/* Gives advice about `length` bytes at `offset` of a file that is open for reading. Length 0 means all bytes from
+ * there on. ARCHIPELAGO_WILL_NEED fails with EOPNOTSUPP if it has no effect, because reads bypass every cache
+ * (O_DIRECT of the file or of its device). A program that scans such a file has to read ahead into its own memory. */
 int archipelago_fadvise(int file, uint64_t offset, uint64_t length, int advice);
 
 /* ---- Names ------------------------------------------------------------------------------------------------------- */
@@ -268,20 +270,21 @@ int archipelago_stat(int tiers, const char *path, archipelago_stat_t *stat);
 /* Returns 1 if a file or directory of that name exists, and 0 otherwise. */
 int archipelago_exists(int tiers, const char *path);
 
-/* Removes a name. The file is removed with its last name and the last handle that reads or writes it. Until then readers
- * see what is written to it. */
+/* Removes a name. The file is removed with its last name and the last handle that reads or writes it. Until then
+ * readers see what is written to it. */
 int archipelago_unlink(int tiers, const char *path);
 
 /* Renames a file, and replaces a file of the new name, or renames a directory with its contents, and replaces an empty
- * directory of the new name. It is atomic: after a kill everything has the old name or the new one. Open files stay open.
- * Errors: ENOENT; EISDIR for a file in the place of a directory; ENOTDIR or ENOTEMPTY for a directory in the place of a
- * file, or of a directory that is not empty; EINVAL for a directory that would contain itself; EBUSY for a directory in
- * which a lock is held; EOPNOTSUPP for a directory with the log of a database of the Rust library, because the name of
- * the directory is needed to find the end of that log. */
+ * directory of the new name. It is atomic: after a kill everything has the old name or the new one. Open files stay
+ * open. Errors: ENOENT; EISDIR for a file in the place of a directory; ENOTDIR or ENOTEMPTY for a directory in the
+ * place of a file, or of a directory that is not empty; EINVAL for a directory that would contain itself; EBUSY for a
+ * directory in which a lock is held; EOPNOTSUPP for a directory with the log of a database of the Rust library,
+ * because the name of the directory is needed to find the end of that log. */
 int archipelago_rename(int tiers, const char *from, const char *to);
 
-/* Gives a file one more name. Fails with EEXIST if the name is taken. `to` may lie outside the tiers. Then a closed file is
- * linked there if its device is on the same file system. Otherwise it fails with EOPNOTSUPP, and the caller has to copy. */
+/* Gives a file one more name. Fails with EEXIST if the name is taken. `to` may lie outside the tiers. Then a closed
+ * file is linked there if its device is on the same file system. Otherwise it fails with EOPNOTSUPP, and the caller
+ * has to copy. */
 int archipelago_link(int tiers, const char *from, const char *to);
 
 /* Creates a directory and its missing parents durably. Fails with EEXIST if the name is taken. */
@@ -310,17 +313,17 @@ int archipelago_readdir(int directory, archipelago_dirent *entry);
 /* Closes a directory. */
 int archipelago_closedir(int directory);
 
-/* Assigns a table to another level without writing it anew (a trivial move). If its device is too fast for that level, the
- * tiers move the table in the background. After an error the change is not recorded. */
+/* Assigns a table to another level without writing it anew (a trivial move). If its device is too fast for that level,
+ * the tiers move the table in the background. After an error the change is not recorded. */
 int archipelago_set_level(int tiers, const char *path, int level);
 
-/* Does the same as archipelago_set_level(), with the job that moved the table: the level, the family, and for a compaction
- * the level from which the table comes. So a move out of L0 says which level L0 compacts into. `context` may be NULL only
- * if the thread carries a context. */
+/* Does the same as archipelago_set_level(), with the job that moved the table: the level, the family, and for a
+ * compaction the level from which the table comes. So a move out of L0 says which level L0 compacts into. `context`
+ * may be NULL only if the thread carries a context. */
 int archipelago_reassign(int tiers, const char *path, const archipelago_context *context);
 
-/* Takes the lock of that name, which is a file that is created if it is missing. Returns the number of the lock. Fails with
- * EBUSY if the lock is taken. */
+/* Takes the lock of that name, which is a file that is created if it is missing. Returns the number of the lock. Fails
+ * with EBUSY if the lock is taken. */
 int archipelago_lock(int tiers, const char *path);
 
 /* Releases a lock. The file stays. */

@@ -1,5 +1,5 @@
-// RocksDB over tiers: a FileSystem whose files lie on a hierarchy of devices, and a listener that reports to it what the
-// FileSystem interface leaves out (docs/guide/rocksdb-plugin.md). RocksDB itself is not changed.
+// RocksDB over tiers: a FileSystem whose files lie on a hierarchy of devices, and a listener that reports to it what
+// the FileSystem interface leaves out (docs/guide/rocksdb-plugin.md). RocksDB itself is not changed.
 //
 //   std::shared_ptr<archipelago::TierFileSystem> tiers;
 //   archipelago::TierFileSystem::Open("settings.toml", ARCHIPELAGO_OPTIONS_INIT, nullptr, &tiers);
@@ -8,8 +8,8 @@
 //   options.listeners.push_back(archipelago::NewTierListener(tiers));
 //   rocksdb::DB::Open(options, "tiers:/db", &db);
 //
-// Programs that accept a URI need no further code. After this library is loaded, "archipelago://settings.toml" names such
-// a file system (db_bench --fs_uri, Env::CreateFromUri).
+// Programs that accept a URI need no further code. After this library is loaded, "archipelago://settings.toml" names
+// such a file system (db_bench --fs_uri, Env::CreateFromUri).
 //
 // Thread-safety: any thread may call any method. Failure: a call returns the status of the C library's failure.
 #pragma once
@@ -78,13 +78,14 @@ class TierFileSystem : public rocksdb::FileSystemWrapper {
   rocksdb::Status SetLevel(const std::string& path, int level);
 
   // Corrects the levels of the tables of an open database that the tiers know wrongly. That happens if the database was
-  // written without a listener, or ended between a trivial move and its report. Returns the number of corrected tables, or
-  // -1 if some could not be corrected.
+  // written without a listener, or ended between a trivial move and its report. Returns the number of corrected tables,
+  // or -1 if some could not be corrected.
   int TellLevels(rocksdb::DB* db);
 
-  // Records that a compaction of `db`, possibly a trivial move, has moved a table to `level`. RocksDB reports later, without
-  // its lock, so two moves of one table may be reported in either order. If the tiers know the table at a deeper level, the
-  // function asks the database for the current level. `job` is the context of the compaction, or nullptr.
+  // Records that a compaction of `db`, possibly a trivial move, has moved a table to `level`. RocksDB reports later,
+  // without its lock, so two moves of one table may be reported in either order. If the tiers know the table at a
+  // deeper level, the function asks the database for the current level. `job` is the context of the compaction, or
+  // nullptr.
   rocksdb::Status Moved(rocksdb::DB* db, const std::string& path, int level,
                         const archipelago_context* job = nullptr);
 
@@ -166,8 +167,8 @@ class TierFileSystem : public rocksdb::FileSystemWrapper {
   const std::shared_ptr<Tiers> tiers_;
   const std::string root_;
   Told told_;
-  // Held from the question to a database to the report to the tiers, so that no older answer replaces a newer one. RocksDB
-  // holds none of its locks when this one is taken.
+  // Held from the question to a database to the report to the tiers, so that no older answer replaces a newer one.
+  // RocksDB holds none of its locks when this one is taken.
   std::mutex levels_;
 };
 

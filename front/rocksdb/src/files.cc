@@ -129,8 +129,8 @@ class RandomFile : public rocksdb::FSRandomAccessFile {
   Handle handle_;
 };
 
-// A file that RocksDB writes. A table is created with its first byte, because RocksDB tells its priority and its lifetime
-// hint only after NewWritableFile. Without a listener these hints decide the device.
+// A file that RocksDB writes. A table is created with its first byte, because RocksDB tells its priority and its
+// lifetime hint only after NewWritableFile. Without a listener these hints decide the device.
 class WritableFile : public rocksdb::FSWritableFile {
  public:
   WritableFile(const std::shared_ptr<Tiers>& tiers, Told* told, const std::string& path, const FileOptions& options)

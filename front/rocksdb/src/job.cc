@@ -42,8 +42,8 @@ LevelFrom Decide(const TableFacts& facts, archipelago_context* context) {
     context->family = facts.family;
     if (facts.to_level >= 0) return LevelFrom::kListener;
   }
-  // Flushes write at high priority, and compactions at low priority or at that of the user. The lifetime hint counts levels
-  // from the base level on, which is 1 unless level sizes are dynamic.
+  // Flushes write at high priority, and compactions at low priority or at that of the user. The lifetime hint counts
+  // levels from the base level on, which is 1 unless level sizes are dynamic.
   if (facts.priority == rocksdb::Env::IO_HIGH) {
     context->reason = ARCHIPELAGO_FOR_FLUSH;
     context->level = 0;

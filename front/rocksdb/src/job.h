@@ -1,7 +1,7 @@
 // The job that the calling thread runs for RocksDB, according to the listener, and the context of a new file.
 //
-// RocksDB creates every table in the thread that runs the job, directly after it has called its listeners. So a variable of
-// the thread passes facts from the listener to the file system that the FileSystem interface leaves out.
+// RocksDB creates every table in the thread that runs the job, directly after it has called its listeners. So a
+// variable of the thread passes facts from the listener to the file system that the FileSystem interface leaves out.
 #pragma once
 
 #include <archipelago_rocksdb.h>

@@ -1,5 +1,5 @@
-// Listener of RocksDB: it passes the reports of RocksDB to the file system. job.h keeps those that belong to a thread, and
-// TierFileSystem::Moved handles tables that change their level without being written.
+// Listener of RocksDB: it passes the reports of RocksDB to the file system. job.h keeps those that belong to a thread,
+// and TierFileSystem::Moved handles tables that change their level without being written.
 
 #include <rocksdb/db.h>
 
@@ -46,9 +46,10 @@ class TierListener : public rocksdb::EventListener {
 
   void OnTableFileCreated(const rocksdb::TableFileCreationInfo&) override { ThisJob().table.clear(); }
 
-  // A file that is both input and output, on different levels, is a trivial move. A table that was written is known at the
-  // output level of the compaction, but RocksDB may have changed that level meanwhile (preclude_last_level_data_seconds).
-  // RocksDB also reports the outputs of a compaction that failed, although its inputs have not moved.
+  // A file that is both input and output, on different levels, is a trivial move. A table that was written is known at
+  // the output level of the compaction, but RocksDB may have changed that level meanwhile
+  // (preclude_last_level_data_seconds). RocksDB also reports the outputs of a compaction that failed, although its
+  // inputs have not moved.
   void OnCompactionCompleted(rocksdb::DB* db, const rocksdb::CompactionJobInfo& info) override {
     if (!info.status.ok()) return;
     archipelago_context context = ARCHIPELAGO_CONTEXT_INIT;

@@ -1,4 +1,4 @@
-//! A pool of memory as people run it: processes that are started, stopped, killed and started
+//! A pool of memory as operators run it: processes that are started, stopped, killed and started
 //! again.
 
 use std::io::{BufRead, BufReader, Read, Write};
@@ -22,7 +22,7 @@ use crate::{archipelago, text};
 const VARIABLE: &str = "ARCHIPELAGO_CLUSTER_HELPER";
 const LABEL: u64 = 5;
 
-/// Polls until `done`; what nobody does within a minute nobody does.
+/// Polls until `done` is true. It fails after a minute.
 pub(crate) fn until(what: &str, mut done: impl FnMut() -> bool) {
     let clock = SystemClock::new();
     while !done() {
@@ -56,7 +56,7 @@ impl Process {
         kill_process(Pid::from_child(&self.child), signal).unwrap();
     }
 
-    /// Stops it; on return it does not run.
+    /// Stops the process. On return it does not run.
     fn stop(&self) {
         self.signal(Signal::STOP);
         let pid = Pid::from_child(&self.child);
@@ -69,7 +69,7 @@ impl Process {
         self.child.wait().unwrap();
     }
 
-    /// Told to end in order, it does.
+    /// Sends SIGTERM and waits for the end of the process.
     pub(crate) fn end(&mut self) -> String {
         self.signal(Signal::TERM);
         let mut rest = String::new();
@@ -81,13 +81,13 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // The process may have ended by itself.
         let _killed = self.child.kill();
         let _reaped = self.child.wait();
     }
 }
 
-/// A manager with short leases; its address.
+/// Starts a manager with short leases. Returns its address.
 fn manager(at: &str, copies: u32) -> (Process, String) {
     let mut process = Process::start(
         archipelago()
@@ -137,7 +137,7 @@ fn at(block: BlockId, offset: u64) -> Address {
     Address { block, offset }
 }
 
-/// This test program again, as a client that can be stopped and killed.
+/// This test program in a second process, as a client that can be stopped and killed.
 fn client(words: &[&str]) -> Process {
     Process::start(
         Command::new(std::env::current_exe().unwrap())
@@ -147,7 +147,7 @@ fn client(words: &[&str]) -> Process {
 }
 
 impl Process {
-    /// The next line that a client says, without what the test framework prints.
+    /// The next line of a client, without the output of the test framework.
     fn hear(&mut self) -> String {
         loop {
             if let Some((_, said)) = self.line().split_once('@') {
@@ -161,14 +161,14 @@ impl Process {
     }
 }
 
-/// What a client does; as a test, nothing.
+/// Runs a client in the second process. As a test it does nothing.
 #[test]
 fn node_without_a_reader_of_its_output_stops_in_order() {
     let mut command = archipelago();
     command.args(["node", "manager", "--listen", "127.0.0.1:0"]).stdout(Stdio::piped());
     let mut child = command.spawn().unwrap();
     let mut line = String::new();
-    // As `| head -1` does: the pipe is closed behind the first line.
+    // The reader closes the pipe after the first line, as `| head -1` does.
     BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
     assert!(line.starts_with("Manager listens on "), "{line}");
     kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
@@ -244,7 +244,7 @@ fn cluster_starts_shows_its_status_and_stops() {
     for word in ["Manager: ready", "3 copies", "up", "shm:", "tcp:127.0.0.1:", "7 MiB", "whole"] {
         assert!(told.contains(word), "{word}: {told}");
     }
-    // What the nodes counted came with their beats.
+    // The counters of the nodes arrive with their heartbeats.
     assert!(["OPERATIONS", "FILLED", "REFUSALS"].iter().all(|word| told.contains(word)), "{told}");
     until("each has counted the block and the requests for it", || {
         let nodes = pool.status().unwrap().nodes;
@@ -254,7 +254,7 @@ fn cluster_starts_shows_its_status_and_stops() {
         told.contains(&pool.client().to_string()) && told.contains(&block.to_string()),
         "{told}"
     );
-    // One of its own processes killed: it says so, and the rest goes on.
+    // After a kill of one process the cluster reports it and continues.
     let pid: i32 = lines[2].rsplit(' ').next().unwrap().trim_end_matches(')').parse().unwrap();
     kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL).unwrap();
     pool.write(at(block, 4096), b"reefs").unwrap();
@@ -295,7 +295,7 @@ fn cluster_of_one_node_has_whole_blocks_of_one_copy() {
 
 #[test]
 fn node_starts_without_a_manager_and_prints_its_blocks() {
-    // Nobody listens there: a port that was free a moment ago.
+    // No program listens there, because the port was free a moment ago.
     let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let mut node =
         Process::start(
@@ -324,7 +324,7 @@ fn killed_node_is_replaced_and_filled_after_its_restart() {
     for round in 0..16_u64 {
         pool.write(at(block, round * 60_000), &round.to_le_bytes()).unwrap();
     }
-    // The one that is read from.
+    // The reads go to this node.
     nodes[first as usize - 1].kill();
     pool.write(at(block, 0), &100_u64.to_le_bytes()).unwrap();
     nodes[first as usize - 1] = memory(first, &address, &[]);
@@ -424,7 +424,7 @@ fn memory_mapped_by_a_stopped_process_is_reclaimed() {
     let block = block_of(&other.hear());
     other.stop();
     adopts(&pool, block);
-    // It was ended: nothing of it can write any more.
+    // The process has ended, so it can write no more.
     let status = other.child.wait().unwrap();
     assert!(!status.success(), "{status}");
     pool.write(at(block, 0), b"of an heir..").unwrap();
@@ -440,7 +440,7 @@ fn stopped_node_is_replaced_and_drops_its_old_copy() {
     pool.write(at(block, 0), b"old").unwrap();
     let copies: Vec<u64> =
         pool.open(block).unwrap().config.copies.iter().map(|copy| copy.node.0).collect();
-    // Not the first: with two copies the first one alone is a quorum.
+    // The first copy is spared, because with two copies it alone is a quorum.
     let stopped = &nodes[copies[1] as usize - 1];
     stopped.stop();
     pool.write(at(block, 0), b"new").unwrap();
@@ -498,8 +498,8 @@ fn garbage_and_strangers_harm_no_member() {
         {
             let answer = link.request(Call::new(garbage, deadline)).wait().unwrap();
             if to_manager && archipelago_flexkv::wire::is_ours(garbage) {
-                // What could be the store's is answered by its coordinator, which sits at the same
-                // door.
+                // A message that could be the store's goes to its coordinator, which listens on the
+                // same port.
                 use archipelago_flexkv::wire::{Message, Why};
                 let answer = Message::decode(&answer);
                 let refused = matches!(answer, Ok(Message::Declined { why: Why::Malformed, .. }));

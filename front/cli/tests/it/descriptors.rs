@@ -1,11 +1,11 @@
-//! A server whose process may have few files open.
+//! A server whose process may open few files.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-/// Files that the server's process may have open.
+/// Files that the process of the server may open.
 const LIMIT: usize = 64;
 /// Clients that fit: the limit less two fifths for tables and 16 for files that are written.
 const CLIENTS: usize = 24;
@@ -38,9 +38,10 @@ impl Limited {
         Self { child, address }
     }
 
-    /// Ends the server; what it logged.
+    /// Ends the server and returns its log.
     fn end(mut self) -> String {
-        // A client that has just left may still be counted; who ends the server says no more.
+        // A client that has just left may still count, but the end of the server does not depend on
+        // it.
         while let Some(refused) = self.ask(&["SHUTDOWN"]) {
             assert_eq!(refused, "-ERR max number of clients reached");
             std::thread::yield_now();
@@ -66,7 +67,7 @@ impl Client {
 
     /// The first line of the reply; `None` if the server closed the connection.
     fn ask(&mut self, words: &[&str]) -> Option<String> {
-        // A client that is refused may be gone before it asks.
+        // The server may have closed the connection before the client asks.
         let _ = self.0.get_mut().write_all(format!("{}\r\n", words.join(" ")).as_bytes());
         self.line()
     }

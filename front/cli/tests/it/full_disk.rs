@@ -1,8 +1,8 @@
 //! The server on a real file system of 64 MiB that fills: tmpfs, and ext4 in a file.
 //!
 //! Each test mounts its file system in a mount namespace of its own (`unshare -m`) and runs itself
-//! in there, so that nothing stays mounted whatever happens. Where mounting is not allowed the test
-//! prints that it was skipped; the tests of `crates/engine/tests/it/full_disk.rs` need no mount.
+//! in it, so that nothing stays mounted. If mounting is not allowed, the test prints that it was
+//! skipped. The tests of `crates/engine/tests/it/full_disk.rs` need no mount.
 
 use std::io::{BufRead, BufReader, Lines, Read, Write};
 use std::net::TcpStream;
@@ -12,17 +12,17 @@ use std::time::Duration;
 
 use archipelago_base::clock::SystemClock;
 
-/// Set in the process that runs within the mount namespace: the mounted directory.
+/// Environment variable with the mounted directory, in the process within the mount namespace.
 const MOUNTED: &str = "ARCHIPELAGO_FULL_DISK_DIR";
-/// What the shell ends with if the file system could not be mounted.
+/// Exit code of the shell if the file system could not be mounted.
 const NOT_MOUNTED: i32 = 77;
 const VALUE_BYTES: usize = 1000;
-/// SETs that are sent before their replies are read.
+/// Number of SETs that are sent before their replies are read.
 const PIPELINE: u32 = 64;
 const PATIENCE_NS: u64 = 120_000_000_000;
 
-/// Runs `body` in a directory that is a file system of 64 MiB, made and mounted by `mount`, a line
-/// for a shell in which `$0` is the directory.
+/// Runs `body` in a directory with a file system of 64 MiB. The shell line `mount` makes and mounts
+/// it, and `$0` is the directory.
 fn on_small_disk(test: &str, mount: &str, body: impl FnOnce(&Path)) {
     if let Some(dir) = std::env::var_os(MOUNTED) {
         return body(Path::new(&dir));
@@ -59,7 +59,7 @@ fn may_unshare() -> bool {
 struct Server {
     child: Child,
     stream: BufReader<TcpStream>,
-    /// Kept open, so that the child can go on printing.
+    /// Kept open, so that the child can still print.
     _lines: Lines<BufReader<ChildStdout>>,
 }
 
@@ -78,7 +78,7 @@ impl Server {
         Self { child, stream, _lines: lines }
     }
 
-    /// Ends it by `SIGKILL`.
+    /// Kills the server with `SIGKILL`.
     fn kill(self) {
         drop(self);
     }
@@ -93,7 +93,7 @@ impl Server {
         self.stream.get_mut().write_all(&bytes).expect("it reads");
     }
 
-    /// A reply: its line, or the bytes of a bulk string.
+    /// One reply: its line, or the bytes of a bulk string.
     fn reply(&mut self) -> Vec<u8> {
         let mut line = String::new();
         self.stream.read_line(&mut line).expect("it answers");
@@ -118,8 +118,8 @@ impl Server {
         self.ask(&[b"SET", &key(number), &value(number)])
     }
 
-    /// SETs of the keys from `from` on until one is refused; which were taken, and the first
-    /// refusal.
+    /// Sends SETs of the keys from `from` on until one is refused. Returns which were accepted, and
+    /// the first refusal.
     fn fill(&mut self, from: u32) -> (Vec<u32>, String) {
         let mut taken = Vec::new();
         let mut refusal = None;
@@ -151,7 +151,7 @@ impl Server {
         }
     }
 
-    /// Sets keys from `from` on until `count` of them were taken.
+    /// Sets keys from `from` on until `count` of them were accepted.
     fn set_eventually(&mut self, from: u32, count: u32) {
         let clock = SystemClock::shared();
         let start = clock.now_ns();
@@ -181,7 +181,7 @@ fn key(number: u32) -> Vec<u8> {
     format!("key:{number:08}").into_bytes()
 }
 
-/// Bytes that cannot be compressed.
+/// Bytes that do not compress.
 fn value(number: u32) -> Vec<u8> {
     let mut state = u64::from(number) + 1;
     let mut next = || {
@@ -198,13 +198,13 @@ fn is_full(reply: &str) -> bool {
     tells && reply.contains("is full") && !reply.to_lowercase().contains("resume")
 }
 
-/// Takes the room that is left, as another program would. It takes it at once: a program that goes
-/// on to take what is freed also takes the reserve when the database gives that up.
+/// Fills the free space in one step, as another program would. A program that kept taking freed
+/// space would also take the reserve when the database gives it up.
 #[expect(clippy::disallowed_methods, reason = "another program's file")]
 fn take_all_room(path: &Path) {
     use rustix::fs::{FallocateFlags, fallocate, statvfs};
     let file = std::fs::File::create(path).expect("a file");
-    // The database may take some of it between the two calls.
+    // The database may take some of the space between the two calls.
     for spare in (0..64).map(|step| step * (64 << 10)) {
         let room = statvfs(path).expect("a file system");
         let free = (room.f_bavail * room.f_frsize).saturating_sub(spare);
@@ -220,7 +220,7 @@ fn give_room_back(path: &Path) {
     std::fs::remove_file(path).expect("it is there");
 }
 
-/// The whole story of a full disk, from the first SET to the last.
+/// Goes through all states of a full disk, from the first SET to the last.
 fn story(dir: &Path, sync: bool) {
     let mut server = Server::start(dir, sync);
     let (mut taken, refusal) = server.fill(0);

@@ -1,4 +1,4 @@
-//! The binary as a person uses it: serve, talk to it, kill it, look into its files.
+//! The program as a person uses it: serve, send commands, kill the server, look into its files.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -21,11 +21,11 @@ pub(crate) fn archipelago() -> Command {
     Command::new(env!("CARGO_BIN_EXE_archipelago"))
 }
 
-/// A served store; killed when dropped.
+/// A served store, which is killed when this is dropped.
 struct Served {
     child: Child,
     address: String,
-    /// Kept open, so that the child can go on printing.
+    /// Kept open, so that the child can still print.
     _lines: std::io::Lines<BufReader<std::process::ChildStdout>>,
 }
 
@@ -50,7 +50,7 @@ impl Served {
         Self { child, address, _lines: lines }
     }
 
-    /// Sends inline commands, returns as many bytes of replies as are expected.
+    /// Sends inline commands, and returns the expected number of bytes of replies.
     fn say(&self, commands: &str, expected: &str) {
         let mut stream = TcpStream::connect(&self.address).unwrap();
         stream.write_all(commands.as_bytes()).unwrap();
@@ -194,7 +194,7 @@ fn checkpoint_of_a_served_database_is_restored() {
     assert_eq!(text(&db(&copy, &["scan"])), "a\t1\nb\t2\n");
     text(&db(&copy, &["put", "c", "4"]));
     assert_eq!(text(&db(&monday, &["scan"])), "a\t1\nb\t2\n");
-    // A database that is there is never overwritten.
+    // An existing database is never overwritten.
     let again = db(&copy, &["restore", below.to_str().unwrap()]);
     let why = String::from_utf8(again.stderr).unwrap();
     assert!(!again.status.success() && why.contains("move it away first"), "{why}");

@@ -9,14 +9,14 @@ use std::process::{Command, Output, Stdio};
 use crate::archipelago;
 use crate::cluster::Process;
 
-/// `serve` of a database in `dir`, which does not exist.
+/// A command `serve` of a database in `dir`, which does not exist.
 fn serve(dir: &Path, args: &[&str]) -> Command {
     let mut command = archipelago();
     command.arg("serve").arg("--dir").arg(dir).args(args);
     command
 }
 
-/// What a command that fails says.
+/// The error text of a command that fails.
 fn refusal(output: &Output) -> String {
     assert!(!output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
     String::from_utf8_lossy(&output.stderr).into_owned()
@@ -88,7 +88,7 @@ fn started(command: &mut Command) -> (Process, String) {
     (process, address)
 }
 
-/// The lines that are answered to `commands`, which end with QUIT.
+/// The reply lines to `commands`, which end with QUIT.
 fn ask(address: &str, commands: &str) -> String {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.write_all(commands.as_bytes()).unwrap();
@@ -107,7 +107,7 @@ fn password_comes_from_a_file_or_the_environment() {
     let root = tempfile::tempdir().unwrap();
     let file = root.path().join("password");
     write(&file, "open-sesame\n");
-    // An address that other machines reach is allowed then.
+    // Then an address that other machines reach is allowed.
     let mut by_file = serve(&root.path().join("a"), &["--listen", "0.0.0.0:0"]);
     by_file.arg("--password-file").arg(&file);
     let mut by_variable = serve(&root.path().join("b"), &["--listen", "127.0.0.1:0"]);
@@ -156,9 +156,9 @@ fn tls_is_spoken_with_a_certificate_and_key() {
     let mut plain = TcpStream::connect(&address).unwrap();
     plain.write_all(b"PING\r\n").unwrap();
     let mut reply = Vec::new();
-    // The end, or a reset because something was not read.
+    // The end of the stream, or a reset because the server did not read everything.
     let _ended = plain.read_to_end(&mut reply);
-    // An alert of TLS, which says that this is no handshake.
+    // An alert of TLS that says that this is no handshake.
     assert_eq!(reply.first(), Some(&21), "{reply:?}");
     process.end();
 }

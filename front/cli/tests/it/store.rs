@@ -1,5 +1,5 @@
-//! The store over remote memory as people run it: a cluster with compute nodes, Redis clients,
-//! processes that are killed.
+//! The store over remote memory as operators run it: a cluster with compute nodes, Redis clients,
+//! and processes that are killed.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -21,21 +21,20 @@ impl Redis {
         Ok(Self(BufReader::new(stream)))
     }
 
-    /// Sends a command and reads a reply that is no list: as it came, without its end; `nil` for
-    /// nothing.
+    /// Sends a command and reads a reply that is no list: the line without its end, or `nil`.
     fn ask(&mut self, command: &str) -> io::Result<String> {
         self.send(&[command.to_owned()])?;
         self.reply()
     }
 
-    /// Sends commands in one piece.
+    /// Sends commands in one write.
     fn send(&mut self, commands: &[String]) -> io::Result<()> {
         let mut all = commands.join("\r\n");
         all.push_str("\r\n");
         self.0.get_mut().write_all(all.as_bytes())
     }
 
-    /// The same of arguments of any length.
+    /// Sends a command with arguments of any length and reads its reply.
     pub(crate) fn ask_long(&mut self, arguments: &[&str]) -> io::Result<String> {
         let mut all = format!("*{}\r\n", arguments.len());
         for argument in arguments {
@@ -52,7 +51,7 @@ impl Redis {
         (0..count).map(|_| self.reply().unwrap()).collect()
     }
 
-    /// The next cursor and the keys of a step of SCAN; an error of it.
+    /// The next cursor and the keys of a step of SCAN, or its error.
     fn scan(&mut self, command: &str) -> Result<(String, Vec<String>), String> {
         let head = self.ask(command).unwrap();
         if head != "*2" {
@@ -165,7 +164,7 @@ impl Cluster {
         )
     }
 
-    /// The first memory node, started again.
+    /// Starts the first memory node again.
     fn memory_again(&self) -> Process {
         let mut memory = Process::start(
             archipelago()
@@ -176,7 +175,7 @@ impl Cluster {
         memory
     }
 
-    /// One more compute node, by hand; where Redis clients connect.
+    /// Starts one more compute node. Returns its address for Redis clients.
     fn one_more(&self) -> (Process, String) {
         let mut process = Process::start(
             archipelago()
@@ -228,7 +227,7 @@ fn value_set_at_one_compute_node_is_read_at_another() {
         let told = one.ask(command).unwrap();
         assert!(told.starts_with("-ERR unsupported: "), "{command}: {told}");
     }
-    // Nothing that was sent behind MULTI is done.
+    // No command that was sent after MULTI is executed.
     let mut pooled = Redis::connect(&cluster.compute[0].0).unwrap();
     pooled.send(&["MULTI", "SET d 9", "EXEC"].map(str::to_owned)).unwrap();
     let told = pooled.reply().unwrap();
@@ -256,7 +255,7 @@ fn keys_of_all_partitions_are_counted_and_flushed() {
         assert_eq!(one.ask(&format!("SET key:{number} {number}")).unwrap(), "+OK");
     }
     assert_eq!(one.ask("DEL key:7 key:8").unwrap(), ":2");
-    // Both serve a part of the index, and neither all of it.
+    // Both serve a part of the index, and neither serves all of it.
     assert_eq!(
         (one.ask("DBSIZE").unwrap(), other.ask("DBSIZE").unwrap()),
         (":498".into(), ":498".into())
@@ -292,7 +291,7 @@ fn scan_continues_at_another_node_after_a_kill() {
             cursor = step.0;
         }
     }
-    // A step looks at 20 to 27 records, and some of them may have expired.
+    // A step reads 20 to 27 records, some of which may have expired.
     assert!(cursor != "0" && (16 * 20 - 50..=16 * 27).contains(&found.len()), "{}", found.len());
     kill(cluster.compute[1].1);
     for number in 0..600 {
@@ -300,7 +299,7 @@ fn scan_continues_at_another_node_after_a_kill() {
         until("writes go on", || one.ask(&set).unwrap() == "+OK");
     }
     until("the iteration ends", || {
-        // Partitions that were the dead node's are waited for, in the end with an error.
+        // Commands on partitions of the dead node wait, and fail in the end.
         match one.scan(&format!("SCAN {cursor} MATCH key:* COUNT 50")) {
             Ok(step) => {
                 found.extend(step.1);
@@ -383,8 +382,8 @@ fn longest_value_fits_one_block() {
         ClusterShape { compute: 2, size: "256MiB", block: "16MiB", ..ClusterShape::default() };
     let cluster = Cluster::sized(&shape);
     let [mut one, mut other] = [0, 1].map(|at| Redis::connect(&cluster.compute[at].0).unwrap());
-    // Beyond what a slot says (16 KiB), beyond what a batch carries (8 MiB), and with header and
-    // key all of a block.
+    // The lengths exceed what a slot records (16 KiB), what a batch carries (8 MiB), and fill a
+    // block with header and key.
     for bytes in [20 << 10, 9 << 20, (16 << 20) - 52] {
         let value: String = (0..bytes).map(|at| char::from(b'a' + (at / 7 % 26) as u8)).collect();
         assert_eq!(one.ask_long(&["SET", "reef", &value]).unwrap(), "+OK");
@@ -408,8 +407,8 @@ fn pipeline_is_answered_in_order_and_sees_its_own_writes() {
         commands.iter().map(|_| redis.reply().unwrap()).collect::<Vec<String>>()
     };
     for round in 0..3 {
-        // More than are under way at a time, and every tenth key is written twice: the last one
-        // counts.
+        // There are more keys than run in parallel, and every tenth key is written twice. The last
+        // write counts.
         let key = |n: usize| if n % 10 == 9 { n - 9 } else { n };
         let sets: Vec<String> = (0..100).map(|n| format!("SET k{} {round}-{n}", key(n))).collect();
         assert_eq!(ask(&mut one, &sets), vec!["+OK"; 100]);
@@ -449,14 +448,15 @@ fn pipeline_is_answered_in_order_and_sees_its_own_writes() {
     assert!(rest.ends_with("Stopped\n"), "{rest}");
 }
 
-/// A key of a writer of its own: what it has been told is written, and what it may have written.
+/// A key with one writer: the number whose write was acknowledged, and the number that may have
+/// been written.
 #[derive(Default)]
 struct Counted {
     acknowledged: AtomicU64,
     begun: AtomicU64,
 }
 
-/// Writes the next number to the key; whether there was an answer.
+/// Writes the next number to the key. Returns whether there was a reply.
 fn write_once(link: &mut Redis, key: usize, counted: &Counted) -> bool {
     let number = counted.begun.fetch_add(1, Ordering::SeqCst) + 1;
     match link.ask(&format!("SET count:{key} {number}")) {
@@ -467,7 +467,7 @@ fn write_once(link: &mut Redis, key: usize, counted: &Counted) -> bool {
     true
 }
 
-/// Writes ever larger numbers to the key, through `address`, until told to end.
+/// Writes growing numbers to the key, through `address`, until it is told to end.
 fn write(address: &str, key: usize, counted: &Counted, end: &AtomicBool) {
     let mut redis = None;
     while !end.load(Ordering::SeqCst) {
@@ -478,7 +478,7 @@ fn write(address: &str, key: usize, counted: &Counted, end: &AtomicBool) {
     }
 }
 
-/// Tells others to end when it is dropped.
+/// Tells the writers to end when it is dropped.
 struct End<'a>(&'a AtomicBool);
 
 impl Drop for End<'_> {
@@ -487,8 +487,8 @@ impl Drop for End<'_> {
     }
 }
 
-/// Reads the key through `address`; neither what came before the last acknowledged write nor what
-/// nobody wrote.
+/// Reads the key through `address`. The value must be neither older than the last acknowledged
+/// write nor one that was never written.
 fn read(redis: &mut Redis, key: usize, counted: &Counted) -> bool {
     let least = counted.acknowledged.load(Ordering::SeqCst);
     let told = redis.ask(&format!("GET count:{key}")).unwrap();
@@ -522,10 +522,10 @@ fn acknowledged_writes_survive_kills_and_are_not_read_stale() {
         });
     };
     std::thread::scope(|scope| {
-        // Should this thread panic, the others end as well.
+        // If this thread panics, the others end as well.
         let _end = End(end);
         for (key, counted) in keys.iter().enumerate() {
-            // Two of them through the node that dies, of which they hear no more then.
+            // Two of them use the node that dies, and get no more replies.
             let (first, stays) = (&killed.0, &stays);
             scope.spawn(move || {
                 if key < 2 {

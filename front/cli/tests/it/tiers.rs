@@ -1,5 +1,5 @@
-//! A database on two devices as people run it: profiled, served, killed, looked at, and with a
-//! device missing.
+//! A database on two devices as operators run it: profiled, served, killed, inspected, and with a
+//! missing device.
 
 use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
@@ -15,10 +15,10 @@ use crate::cluster::{Process, until};
 use crate::store::Redis;
 use crate::{archipelago, db, text};
 
-/// So many keys, of a kilobyte each.
+/// Number of keys, of a kilobyte each.
 const KEYS: u64 = 2000;
 
-/// A directory for everything, with a settings file of two devices.
+/// A directory for all files of a test, with a settings file of two devices.
 struct TestDir {
     base: tempfile::TempDir,
 }
@@ -26,8 +26,7 @@ struct TestDir {
 impl TestDir {
     fn new() -> Self {
         let place = Self { base: tempfile::tempdir().unwrap() };
-        // Small sizes, so that few records make levels; and less room on the first device than they
-        // need.
+        // Small sizes make levels from few records. The first device has less space than they need.
         let settings = format!(
             "[database]\nwal_segment_bytes = 131_072\n\
              [families.default]\nwrite_buffer_bytes = 16_384\nlevel_base_bytes = 65_536\n\
@@ -46,7 +45,7 @@ impl TestDir {
         self.base.path().join(name)
     }
 
-    /// `archipelago tier profile`, as short as it can be.
+    /// Runs the shortest possible `archipelago tier profile`.
     fn profile(&self, args: &[&str]) -> Output {
         archipelago()
             .args(["tier", "profile", "--tool", "own", "--point-ms", "5", "--threads-max", "2"])
@@ -57,12 +56,12 @@ impl TestDir {
             .unwrap()
     }
 
-    /// The scheme, on the device with the namespace.
+    /// The scheme on the device with the namespace.
     fn scheme(&self) -> Scheme {
         Scheme::from_toml(&read(&self.of("quick-dir/scheme.toml"))).unwrap()
     }
 
-    /// A server, and a client of it.
+    /// A server and a client of it.
     fn serve(&self) -> (Process, Redis) {
         let mut process = Process::start(
             archipelago()
@@ -76,7 +75,7 @@ impl TestDir {
         (process, client)
     }
 
-    /// What a server says that cannot be started.
+    /// The error of a server that cannot start.
     fn refused(&self) -> String {
         let output = archipelago()
             .args(["serve", "--listen", "127.0.0.1:0", "--config"])
@@ -110,13 +109,13 @@ fn exists(path: &Path) -> bool {
     LocalFs::new().exists(path).unwrap()
 }
 
-/// Why a command was refused.
+/// The error of a refused command.
 fn why(output: &Output) -> String {
     assert!(!output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// What does not get smaller.
+/// Bytes that do not compress.
 fn value(key: u64) -> String {
     let mut rng = Rng::with_seed(key);
     (0..1000).map(|_| rng.alphanumeric()).collect()
@@ -136,7 +135,7 @@ fn check_all(client: &mut Redis) {
     }
 }
 
-/// The line of INFO that begins so, without that.
+/// The rest of the line of INFO that begins with this text.
 fn info(client: &mut Redis, name: &str) -> String {
     let all = client.ask_long(&["INFO"]).unwrap();
     let line = all.lines().find_map(|line| line.strip_prefix(name));
@@ -150,12 +149,12 @@ fn figure(client: &mut Redis, device: &str, name: &str) -> u64 {
     field.unwrap_or_else(|| panic!("no {name} in {line}")).parse().unwrap()
 }
 
-/// Waits until levels lie on the second device, too.
+/// Waits until levels lie on the second device as well.
 fn until_on_both(client: &mut Redis) {
     until("tables on the second device", || figure(client, "tier1:", "files") > 0);
 }
 
-/// What `db tiers` says of a device: the lines below its own.
+/// The lines of `db tiers` about a device.
 fn part_of(shown: &str, device: &str, dir: &Path) -> String {
     let head = format!("{device} ({}, directory): ", dir.display());
     let mut lines = shown.lines().skip_while(|line| !line.starts_with(&head));
@@ -205,7 +204,7 @@ fn two_devices_are_profiled_served_killed_and_shown() {
     }
     assert!(scheme.fast_levels >= 2 && scheme.log_writers > 0.0, "{scheme:?}");
 
-    // By hand, as its first lines say that one may.
+    // The first lines of the file say that a person may change it.
     (scheme.fast_levels, scheme.devices[0].writers_max, scheme.devices[1].writers_max) = (2, 3, 5);
     write(&written, &scheme.to_toml().unwrap());
     let (mut server, mut client) = place.serve();
@@ -249,7 +248,7 @@ fn profile_finds_devices_by_the_directory_and_obeys_out() {
     assert_eq!(scheme.devices.len(), 2, "{scheme:?}");
     assert!(!exists(&place.of("quick-dir/scheme.toml")));
     assert_eq!(text(&db(&place.of("data"), &["get", "reef"])), "coral\n");
-    // One that cannot be read is refused by its name, and so is one of another version.
+    // A scheme that cannot be read, or of another version, is refused with its name.
     for wrong in ["fast_levels = many\n", "version = 7\nfast_levels = 2\n"] {
         write(&place.of("quick-dir/scheme.toml"), wrong);
         let refused = place.refused();
@@ -278,7 +277,7 @@ fn missing_device_is_named_and_nothing_changes() {
         assert!(!exists(&place.of(dir)), "{dir} was not made anew");
         place.rename("away", dir);
     }
-    // Both, as when what they are mounted in is not mounted: no new database takes their place.
+    // Both devices are missing, as without a mount. No new database may take their place.
     let both = [("roomy-dir", "away-1"), ("quick-dir", "away-2")];
     both.iter().for_each(|(dir, away)| place.rename(dir, away));
     let settings = place.of("settings.toml");
@@ -299,7 +298,7 @@ fn missing_device_is_named_and_nothing_changes() {
     check_all(&mut client);
 }
 
-/// A database with tables on both devices, and who serves it.
+/// A database with tables on both devices, and its server.
 fn filled() -> (TestDir, Process) {
     let place = TestDir::new();
     let (server, mut client) = place.serve();
@@ -308,7 +307,7 @@ fn filled() -> (TestDir, Process) {
     (place, server)
 }
 
-/// `archipelago tier remove`.
+/// Runs `archipelago tier remove`.
 fn remove(place: &TestDir, name: &str) -> Output {
     archipelago().args(["tier", "remove", name, "--dir"]).arg(place.of("data")).output().unwrap()
 }
@@ -321,8 +320,8 @@ fn database_works_without_a_removed_device() {
     server.kill();
     let refused = why(&remove(&place, "brisk"));
     assert!(refused.contains("\"brisk\"") && refused.contains("\"quick\""), "{refused}");
-    // The one with the namespace and the log; what was not drained of that when the server was
-    // killed goes along.
+    // This device has the namespace and the log. The part of the log that was not drained when the
+    // server was killed moves as well.
     let said = text(&remove(&place, "quick"));
     assert!(
         said.contains("quick is removed from the tiers") && said.contains("quick-dir"),
@@ -339,7 +338,7 @@ fn database_works_without_a_removed_device() {
     let (mut server, mut client) = place.serve();
     check_all(&mut client);
     server.end();
-    // A new drive in its place.
+    // A new drive takes its place.
     write(&place.of("settings.toml"), &settings);
     let (mut server, mut client) = place.serve();
     check_all(&mut client);
@@ -364,7 +363,7 @@ fn killed_removal_loses_nothing_and_is_finished_by_the_next() {
         SystemClock::new().sleep(Duration::from_millis(ms));
         removal.kill().unwrap();
         killed += u32::from(removal.wait().unwrap().code().is_none());
-        // Both are in the settings, so what is left of it goes on as one of two.
+        // The settings name both devices, so the emptied one joins again.
         let (mut server, mut client) = place.serve();
         check_all(&mut client);
         server.kill();

@@ -1,4 +1,4 @@
-//! A control group with a limit on memory, and one within it for the process.
+//! A control group with a limit of memory, and a group within it for the process.
 
 #![expect(clippy::disallowed_methods, reason = "the kernel's own files, not the store's")]
 
@@ -13,10 +13,10 @@ static NEXT: AtomicU32 = AtomicU32::new(0);
 struct Version {
     name: &'static str,
     root: &'static str,
-    /// Controller in `/proc/self/cgroup`.
+    /// Name of the controller in `/proc/self/cgroup`.
     controller: &'static str,
     limit: &'static str,
-    /// Limit on swap, and what to write there; memory with swap in version 1.
+    /// File of the limit on swap, and its value. In version 1 the limit covers memory and swap.
     swap: &'static str,
     /// File with a line `oom_kill N`.
     events: &'static str,
@@ -41,7 +41,7 @@ const VERSIONS: [Version; 2] = [
     },
 ];
 
-/// Two nested groups, of which the outer one has the limit; removed when dropped.
+/// Two nested groups, of which the outer one has the limit. Dropping them removes them.
 pub(super) struct Group {
     version: &'static Version,
     outer: PathBuf,
@@ -49,7 +49,7 @@ pub(super) struct Group {
 }
 
 impl Group {
-    /// New groups below this process's own or below the root; `None` where none can be made.
+    /// New groups below the group of this process or below the root. `None`: none can be made.
     pub(super) fn make(limit_bytes: u64) -> Option<Self> {
         let own = std::fs::read_to_string("/proc/self/cgroup").ok()?;
         VERSIONS.iter().find_map(|version| {
@@ -69,7 +69,7 @@ impl Group {
         std::fs::create_dir(&outer).ok()?;
         let group = Self { version, inner: outer.join("inner"), outer };
         let limit = group.outer.join(version.limit);
-        // Writing would create a file where no group is.
+        // A write would create a file if there is no group.
         if !limit.exists() {
             return None;
         }
@@ -94,9 +94,9 @@ impl Group {
         format!("echo $$ > '{}/cgroup.procs' || exit 1;", self.inner.display())
     }
 
-    /// Processes that the kernel has killed for want of memory.
+    /// Number of processes that the kernel has killed because memory was short.
     pub(super) fn kills(&self) -> u64 {
-        // Version 1 counts in the group of the process, version 2 in both.
+        // Version 1 counts in the group of the process, and version 2 in both groups.
         let counts = [&self.outer, &self.inner].map(|group| {
             let text = std::fs::read_to_string(group.join(self.version.events)).unwrap_or_default();
             let count = text.lines().find_map(|line| line.strip_prefix("oom_kill "));
@@ -110,7 +110,7 @@ impl Group {
 impl Drop for Group {
     fn drop(&mut self) {
         for dir in [&self.inner, &self.outer] {
-            // A process that has ended may still be leaving its group.
+            // A process that has ended may still leave its group.
             for _ in 0..100 {
                 if !dir.exists() || std::fs::remove_dir(dir).is_ok() {
                     break;

@@ -1,8 +1,8 @@
 //! A server with a budget of 64 MiB stays below 128 MiB, whatever clients ask of it.
 //!
 //! Each test puts the server into a control group of 128 MiB without swap, in which the kernel
-//! kills it when it needs more. Where no group can be made, the peak of its resident memory is
-//! compared with 128 MiB instead. The tests print which of the two they did.
+//! kills a server that needs more. If no group can be made, the test compares the peak of its
+//! resident memory with 128 MiB. The tests print which of the two they did.
 
 mod group;
 
@@ -13,10 +13,10 @@ use std::process::{Child, Command, Stdio};
 
 use self::group::Group;
 
-/// What the process may take.
+/// Bytes that the process may take.
 const LIMIT_BYTES: u64 = 128 << 20;
 
-/// A server; killed when dropped, before its group is removed.
+/// A server, which is killed when this is dropped, before its group is removed.
 struct Bounded {
     child: Child,
     address: String,
@@ -45,7 +45,7 @@ impl Bounded {
         Self { child, address, group }
     }
 
-    /// Runs `client` for each of `clients` numbers, each on a thread.
+    /// Runs `client` on a thread for each number below `clients`.
     fn load(&self, clients: u64, client: impl Fn(&mut Client, u64) + Sync) {
         std::thread::scope(|scope| {
             for number in 0..clients {
@@ -72,7 +72,7 @@ impl Bounded {
         }
     }
 
-    /// A number of the section Memory of INFO.
+    /// A figure of the section Memory of INFO.
     fn info(&self, name: &str) -> u64 {
         let text = Client::connect(&self.address).ask(&[b"INFO", b"memory"]).unwrap();
         let text = String::from_utf8(text).unwrap();
@@ -81,7 +81,7 @@ impl Bounded {
     }
 }
 
-/// Most memory that a process has had resident, pages of its program included.
+/// Highest resident memory of a process, including the pages of its program.
 fn peak_bytes(pid: u32) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
@@ -95,7 +95,7 @@ impl Drop for Bounded {
     }
 }
 
-/// A client that does again what the server refuses for want of memory.
+/// A client that repeats commands that the server refuses because memory is short.
 struct Client {
     address: String,
     stream: BufReader<TcpStream>,
@@ -117,7 +117,7 @@ impl Client {
         self.stream.get_mut().write_all(&bytes)
     }
 
-    /// One reply: the status, or the bytes of a value, or those of all values of a list.
+    /// One reply: the status, the bytes of a value, or the bytes of all values of a list.
     fn reply(&mut self) -> io::Result<Vec<u8>> {
         let mut line = String::new();
         if self.stream.read_line(&mut line)? == 0 {
@@ -146,8 +146,8 @@ impl Client {
         self.reply()
     }
 
-    /// The reply to a command that may be done several times. A server without memory for it says
-    /// so or closes the connection, and this client tries again.
+    /// The reply to a command that may be repeated. A server without memory for it refuses it or
+    /// closes the connection, and this client tries again.
     fn insist(&mut self, words: &[&[u8]]) -> Vec<u8> {
         loop {
             match self.ask(words) {
@@ -156,7 +156,7 @@ impl Client {
                     let text = error.to_string();
                     assert!(text.starts_with("OOM "), "{text}");
                 }
-                // The connection was closed.
+                // The server closed the connection.
                 Err(_) => {}
             }
             *self = Self::connect(&self.address);
@@ -176,7 +176,7 @@ fn noise(seed: u64, len: usize) -> Vec<u8> {
     (0..len).map(|_| byte()).collect()
 }
 
-/// A directory on the disk that has the build, not in memory.
+/// A directory on the disk of the build, not in memory.
 fn directory() -> tempfile::TempDir {
     tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
 }
@@ -230,7 +230,7 @@ fn server_takes_half_of_what_its_control_group_allows() {
     let dir = directory();
     let server = Bounded::start(dir.path(), &[]);
     let allowed = match &server.group {
-        // The limit is that of the group above the server's own.
+        // The limit belongs to the group above that of the server.
         Some(_) => LIMIT_BYTES,
         None => archipelago_env::host::memory_bytes().unwrap(),
     };

@@ -49,8 +49,8 @@ const PLAIN_BYTES_MAX: usize = 64 << 10;
 const BATCH_GETS_MAX: usize = 32;
 /// Highest number of commands, and of their bytes, that join a batch of several connections. More
 /// are a batch of their own.
-const GATHERED_MAX: usize = 8;
-const GATHERED_BYTES_MAX: usize = 2 << 10;
+const JOINED_MAX: usize = 8;
+const JOINED_BYTES_MAX: usize = 2 << 10;
 
 /// Result of [`Pipeline::run`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,7 +99,7 @@ pub(crate) struct Pipeline {
     pending_bytes: usize,
     answered_gets: AnsweredGets,
     /// The pending commands in a batch of several connections.
-    gathered: Option<BatchMember>,
+    joined: Option<BatchMember>,
     /// Bytes that the incomplete command still needs.
     wanted: usize,
     charge: Charge,
@@ -123,7 +123,7 @@ impl Pipeline {
             pending: Vec::new(),
             pending_bytes: 0,
             answered_gets: AnsweredGets::default(),
-            gathered: None,
+            joined: None,
             wanted: 0,
             charge: options.budget.hold(MemoryClass::Request, 0),
             incoming: Held::default(),
@@ -132,10 +132,10 @@ impl Pipeline {
         }
     }
 
-    /// Runs every complete command of the input, unless the output grows large. With `gathers`,
+    /// Runs every complete command of the input, unless the output grows large. With `joins_batch`,
     /// other connections may be about to run commands, so a few plain commands wait for them. Then
     /// the caller lets the other connections run, and calls [`Pipeline::finish`].
-    pub(crate) fn run(&mut self, session: &Session, gathers: bool) -> Ran {
+    pub(crate) fn run(&mut self, session: &Session, joins_batch: bool) -> Ran {
         session.begin_piece();
         let mut ran = match self.blocked.take() {
             Some(Blocked { start, len }) => self.execute(session, start, len),
@@ -167,10 +167,10 @@ impl Pipeline {
                 }
             }
         }
-        if gathers && ran == Ran::All && !session.closing.get() {
-            self.gather(session);
+        if joins_batch && ran == Ran::All && !session.closing.get() {
+            self.join_batch(session);
         }
-        if self.gathered.is_none() {
+        if self.joined.is_none() {
             self.flush(session);
             session.settle();
         }
@@ -180,16 +180,16 @@ impl Pipeline {
 
     /// Whether a reply exists, or will after [`Pipeline::finish`].
     pub(crate) fn has_output(&self) -> bool {
-        !self.reply.bytes().is_empty() || self.gathered.is_some()
+        !self.reply.bytes().is_empty() || self.joined.is_some()
     }
 
-    fn gather(&mut self, session: &Session) {
-        let few = (1..=GATHERED_MAX).contains(&self.pending.len());
+    fn join_batch(&mut self, session: &Session) {
+        let few = (1..=JOINED_MAX).contains(&self.pending.len());
         // A batch of several connections is for database 0.
-        if few && session.database() == 0 && self.pending_bytes <= GATHERED_BYTES_MAX {
+        if few && session.database() == 0 && self.pending_bytes <= JOINED_BYTES_MAX {
             let at = |span: (usize, usize)| &self.input[span.0..span.1];
             let command = |one: &Pending| (at(one.key), one.value.map(at));
-            self.gathered = BatchMember::join(self.pending.iter().map(command));
+            self.joined = BatchMember::join(self.pending.iter().map(command));
         }
     }
 
@@ -199,7 +199,7 @@ impl Pipeline {
         if !session.has_invalidations() {
             return;
         }
-        assert!(self.pending.is_empty() && self.gathered.is_none(), "some reads are not answered");
+        assert!(self.pending.is_empty() && self.joined.is_none(), "some reads are not answered");
         session.client.invalidations.write_to(&mut self.reply);
         let bytes = self.reply.len() as u64;
         if session.is_over_output_limit(bytes) {
@@ -210,11 +210,11 @@ impl Pipeline {
 
     /// Answers the commands that joined a batch of several connections.
     pub(crate) fn finish(&mut self, session: &Session) {
-        let Some(gathered) = self.gathered.take() else { return };
+        let Some(joined) = self.joined.take() else { return };
         session.begin_piece();
         let (mut nth, mut left) = (0, Vec::new());
         let now_ns = || session.shared.options.clock.now_ns();
-        let done_ns = gathered.answers(&*session.shared.store, now_ns, |answer| {
+        let done_ns = joined.answers(&*session.shared.store, now_ns, |answer| {
             match answer {
                 Answer::Left => left.push(nth),
                 Answer::Set => {}
@@ -259,7 +259,7 @@ impl Pipeline {
         {
             let is_get = plain.value.is_none();
             if is_get && !session.shared.store.overlaps_reads() {
-                return self.get_at_once(session, plain.key, start, len);
+                return self.answer_get(session, plain.key, start, len);
             }
             if self.pending.first().is_some_and(|first| first.value.is_none() != is_get) {
                 self.flush(session);
@@ -278,7 +278,7 @@ impl Pipeline {
 
     /// Answers the plain GET at `start`. Consecutive ones are counted together, with one reading of
     /// the clock.
-    fn get_at_once(
+    fn answer_get(
         &mut self,
         session: &Session,
         key: (usize, usize),

@@ -45,7 +45,7 @@ fn step(keys: &Keys, prefixes: &dyn PrefixTable, cursor: u64, count: usize) -> (
     }
 }
 
-/// All keys that an iteration returns, in its order; `between` runs after each step.
+/// All keys that an iteration returns, in its order. `between` runs after each step.
 fn iterate(
     keys: &mut Keys,
     prefixes: &dyn PrefixTable,
@@ -65,7 +65,7 @@ fn iterate(
     }
 }
 
-/// Sets of keys that are hard in different ways.
+/// Sets of keys, each of which is hard for another reason.
 fn hard_sets() -> Vec<(&'static str, Keys)> {
     let mut random = fastrand::Rng::with_seed(7);
     let numbered = |format: fn(u32) -> String, most| (0..most).map(format).map(String::into_bytes);
@@ -94,7 +94,7 @@ fn iteration_returns_every_key_once_in_order() {
             let prefixes = MemoryPrefixes::default();
             let expected: Vec<Vec<u8>> = keys.iter().cloned().collect();
             assert!(iterate(&mut keys, &prefixes, count, |_| {}) == expected, "{name} by {count}");
-            // The second iteration has all the prefixes that it needs.
+            // The second iteration finds all the prefixes that it needs.
             let rows = prefixes.len().unwrap();
             assert!(iterate(&mut keys, &prefixes, count, |_| {}) == expected, "{name} by {count}");
             assert_eq!(prefixes.len().unwrap(), rows, "{name} by {count}");
@@ -112,7 +112,7 @@ fn keys_that_stay_are_returned_once_under_writes() {
         for count in [3, 9, 64] {
             let mut keys = all.clone();
             let returned = iterate(&mut keys, &prefixes, count, |keys| {
-                // Keys come and go everywhere, also the ones next to the cursor.
+                // Keys appear and disappear everywhere, also next to the cursor.
                 for _ in 0..random.usize(..20) {
                     let key = list[random.usize(..list.len())];
                     if !stays.contains(key) && !keys.remove(key) {
@@ -187,7 +187,7 @@ fn numbers_that_no_step_gives_are_refused() {
     assert_eq!(Position::decode(first.encode()), Some(first));
     let last = Position { prefix: PREFIXES_MAX - 1, rest: vec![255; 4] };
     assert_eq!(Position::decode(last.encode()), Some(last.clone()));
-    // No digit, a digit behind the end, a position or a prefix that is too large.
+    // A digit is missing, a digit follows the end, or the position or the prefix is too large.
     for cursor in [0, 1, 123_456, RADIX.pow(4), last.encode() + 1, 1 << 53, u64::MAX] {
         assert_eq!(Position::decode(cursor), None, "{cursor}");
     }

@@ -45,7 +45,7 @@ fn sums_are_rounded_to_17_digits_ties_to_even() {
     check("-1e-20", "0", "0");
     check("1e-4951", "0.5", "0.5");
     check("1e-4951", "0.000000000000000005", "0.00000000000000001");
-    // Rounded once, after the sum.
+    // The sum is rounded once, at the end.
     check("4e-18", "4e-18", "0.00000000000000001");
 }
 
@@ -98,12 +98,12 @@ fn magnitudes_have_the_limits_of_redis() {
     for (a, b) in [("1e4932", "1e4932"), ("-1e4932", "-1e4932"), (largest, "1e4930")] {
         assert_eq!(sum(a, b), Err(SumError::TooLarge), "{a} + {b}");
     }
-    // A sum is a number again, whatever its length.
+    // A sum is a number again, whatever its length is.
     let long = sum("1e4932", "0.12345678901234567").unwrap();
     assert_eq!(sum(&long, "-1e4932").as_deref(), Ok("0.12345678901234567"));
 }
 
-/// `mantissa · 10^-17` as text.
+/// The text of `mantissa · 10^-17`.
 fn plain(mantissa: i128) -> String {
     const ONE: u128 = 10u128.pow(17);
     let (sign, size) = (if mantissa < 0 { "-" } else { "" }, mantissa.unsigned_abs());
@@ -118,7 +118,7 @@ proptest! {
         b in -(10i128.pow(36))..10i128.pow(36),
         shift in -40i32..40,
     ) {
-        // The same number with its point elsewhere.
+        // This is the same number with its point at another place.
         let moved = format!("{a}e{}", -17);
         let far = format!("{}{}e{}", a, "0".repeat(shift.unsigned_abs() as usize), -17 - shift.abs());
         let expected = plain(a + b);

@@ -29,7 +29,7 @@ fn value(store: &EngineStore, index: usize, key: &[u8]) -> String {
     entry.map_or_else(String::new, |entry| String::from_utf8_lossy(&entry.value).into_owned())
 }
 
-/// What the databases 0 and 1 have at `k`.
+/// The values of `k` in the databases 0 and 1.
 fn both(store: &EngineStore) -> [String; 2] {
     [value(store, 0, b"k"), value(store, 1, b"k")]
 }
@@ -38,7 +38,7 @@ fn reopened(fs: MemFs) -> EngineStore {
     EngineStore::new(open(Arc::new(fs)), WriteOptions::default()).unwrap()
 }
 
-/// A store whose databases 0 and 1 have `zero` and `one` at `k`, whatever happens from now on.
+/// A store whose databases 0 and 1 have `zero` and `one` at `k`.
 fn filled(fs: Arc<dyn FileSystem>) -> EngineStore {
     let store = EngineStore::new(open(fs), WriteOptions::synced()).unwrap();
     store.write(&put(b"k", b"zero")).unwrap();
@@ -138,7 +138,7 @@ fn failed_swap_leaves_memory_and_disk_in_one_order() {
         let killed = both(&reopened(disk.kill_clone()));
         assert!(killed == BEFORE || killed == AFTER, "operation {nth}: {killed:?}");
         assert!(swapped.is_err() || killed == AFTER, "operation {nth}: {killed:?}");
-        // What is written once the store takes writes again is in the same database for ever.
+        // Later writes go to the same database, also after a restart.
         store.resume().unwrap();
         store.write(&put(b"later", b"here")).unwrap();
         let again = reopened(disk.crash_clone(nth));
@@ -152,7 +152,7 @@ fn failed_swap_leaves_memory_and_disk_in_one_order() {
     assert!(outcomes.len() > 3 && !outcomes[0], "{outcomes:?}");
 }
 
-/// A runtime with one worker for tasks.
+/// A runtime with one worker thread for tasks.
 fn one_worker() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_multi_thread().worker_threads(1).build().unwrap()
 }
@@ -176,7 +176,8 @@ fn read_that_waits_for_an_order_gives_up_its_worker() {
         assert!(databases.holds_readers());
         let (reading, other) = (Arc::clone(&databases), runtime.handle().clone());
         let read = runtime.spawn(async move {
-            // It runs on the worker that the read gives up; the change would never end otherwise.
+            // This task runs on the worker that the read gives up. Otherwise the change would never
+            // end.
             drop(other.spawn(async move { end.send(()).unwrap() }));
             reading.read(0, |_| Ok("found"))
         });
@@ -192,7 +193,7 @@ fn read_is_tried_four_times_at_most_while_the_order_changes() {
     let (mut rounds, mut locked) = (0, false);
     let found = databases.read(0, |_| {
         rounds += 1;
-        // Another swap during each round, as long as one can be.
+        // Another swap happens during each round, as long as swaps are possible.
         locked = databases.changing.is_locked();
         if !locked {
             databases.change_order(Order::IDENTITY, || Ok(()))?;

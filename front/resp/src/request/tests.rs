@@ -5,7 +5,7 @@ fn small() -> Limits {
     Limits { args_max: 8, bulk_bytes_max: 64, inline_bytes_max: 64, request_bytes_max: 256 }
 }
 
-/// All commands of `input`, given `step` bytes at a time, or the error.
+/// All commands of `input`, which arrives `step` bytes at a time, or the error.
 fn parse(limits: Limits, input: &[u8], step: usize) -> Result<Vec<Vec<Vec<u8>>>, ProtocolError> {
     let mut parser = Parser::new(limits);
     let (mut commands, mut buffer, mut start) = (Vec::new(), Vec::<u8>::new(), 0);
@@ -30,7 +30,7 @@ fn parse(limits: Limits, input: &[u8], step: usize) -> Result<Vec<Vec<Vec<u8>>>,
                 }
             }
         }
-        // What the connection does between reads.
+        // The connection does the same between two reads.
         buffer.drain(..start);
         start = 0;
     }
@@ -186,7 +186,7 @@ fn corpus_and_its_mutations_cause_no_panic() {
                 }
             }
             let limits = if random.bool() { small() } else { Limits::default() };
-            // Either answer is fine; a panic or an endless loop is not.
+            // Both answers are right. Only a panic or an endless loop is wrong.
             let _ = parse(limits, &input, random.usize(1..30));
         }
     }

@@ -430,7 +430,7 @@ impl Session {
                     Err(Refusal::arity(command.name))
                 } else if !self.is_authenticated() && !command.has(flag::NO_AUTH) {
                     Err(Refusal::NO_AUTH)
-                } else if queues && !Transaction::runs_at_once(command) {
+                } else if queues && !Transaction::runs_while_queueing(command) {
                     self.transaction.queue(self, command, args, reply)
                 } else {
                     // A refusal of EXEC, DISCARD and similar commands does not spoil the

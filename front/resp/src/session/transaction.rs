@@ -123,7 +123,7 @@ impl Transaction {
     }
 
     /// Whether `command` runs immediately although a transaction is being queued.
-    pub(crate) fn runs_at_once(command: &Command) -> bool {
+    pub(crate) fn runs_while_queueing(command: &Command) -> bool {
         ["multi", "exec", "discard", "watch", "quit", "reset"].contains(&command.name)
     }
 

@@ -1,4 +1,4 @@
-//! The table without a server: bounds, sweeping, and that its figures agree.
+//! Tests of the table without a server: its bounds, its sweeping, and the agreement of its figures.
 
 use std::net::SocketAddr;
 
@@ -19,7 +19,7 @@ fn told(client: &Client) -> String {
     String::from_utf8_lossy(reply.bytes()).replace("\r\n", " ")
 }
 
-/// Checks that what is derived from the keys is as if it was computed anew.
+/// Checks that everything derived from the keys equals a fresh computation.
 fn check(tracking: &Tracking) {
     let table = &tracking.table.lock().0;
     let of_keys: u64 = table.keys.iter().map(|(key, tracked)| tracked.bytes(key)).sum();
@@ -74,7 +74,7 @@ fn earliest_deadline_of_a_key_counts() {
     assert_eq!(told(&client), "");
     tracking.keep_up(50);
     assert_eq!(told(&client), ">2 $10 invalidate *1 $1 k ");
-    // A write ends the registration, and with it the deadline.
+    // A write ends the registration, and its deadline with it.
     tracking.written(&delete(b"l"), 0);
     assert_eq!(told(&client), ">2 $10 invalidate *1 $1 l ");
     tracking.note_deadlines(&[(b"l", 90)]);

@@ -45,7 +45,7 @@ fn no_command_runs_before_the_password_is_given() {
             ("ACL WHOAMI", "$7 default"),
             ("ACL USERS", "*1 $7 default"),
             ("ACL DANCE", "-ERR unknown subcommand 'DANCE'. Try ACL HELP."),
-            // Who is in stays in.
+            // A client that has logged in stays logged in.
             ("AUTH wrong", WRONG),
             ("GET k", "$1 v"),
             ("RESET", "+RESET"),

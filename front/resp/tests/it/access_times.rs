@@ -16,7 +16,7 @@ use crate::client::{Client, START_MS, encode, on_each_store};
 /// Time that passes before each command of a test.
 const PAUSE: Duration = Duration::from_secs(60);
 
-/// Asks for the idle time of a key in seconds. It may be up to two seconds short.
+/// Idle time of a key in seconds. It may be up to two seconds too small.
 fn idle_s(client: &mut Client, key: &str) -> u64 {
     let reply = client.ask(&format!("OBJECT IDLETIME {key}"));
     reply.strip_prefix(':').and_then(|number| number.parse().ok()).unwrap_or_else(|| {

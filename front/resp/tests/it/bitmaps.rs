@@ -21,7 +21,7 @@ fn bits_are_set_and_read() {
             ("GETBIT k 17", ":0"),
             ("GETBIT k 1000", ":0"),
             ("GETBIT absent 0", ":0"),
-            // The digit 1 is 0x31; SETBIT of the bit of value 2 makes a 3 of it.
+            // The digit 1 is 0x31. SETBIT of the bit of value 2 makes a 3 of it.
             ("SET n 1 EX 100", "+OK"),
             ("SETBIT n 6 1", ":0"),
             ("GET n", "$1 3"),
@@ -71,7 +71,7 @@ fn bits_are_counted_and_found() {
             ("SETBIT z 7 0", ":0"),
             ("BITPOS z 1", ":-1"),
         ]);
-        // Behind a value of ones there are zeros, unless the range has an end.
+        // Zeros follow a value of ones, unless the range has an end.
         client.call(&[&b"SET"[..], b"ones", b"\xff\xff"]);
         client.expect(&[
             ("BITPOS ones 0", ":16"),

@@ -1,5 +1,6 @@
-//! A client that shows replies as they are on the wire, each line end as one blank: what `GET`
-//! answers is `$1 v`. Frames are cut by redis-protocol, so every reply is also well formed to it.
+//! A client that shows replies as they are on the wire, with each line end as one blank: the answer
+//! of `GET` is `$1 v`. redis-protocol cuts the frames, so it also checks that every reply is well
+//! formed.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -14,10 +15,10 @@ use archipelago_resp::engine_store::EngineStore;
 use archipelago_resp::mem_store::MemStore;
 use archipelago_resp::{Server, ServerOptions};
 
-/// Where the manual clock of [`start`] stands: 1,000,000 seconds after the epoch.
+/// Start of the manual clock of [`start`]: 1,000,000 seconds after the epoch.
 pub(crate) const START_MS: u64 = 1_000_000_000;
 
-/// A server over memory with a clock that is wound by hand.
+/// A server over memory with a manual clock.
 pub(crate) fn start() -> (Server, Arc<ManualClock>) {
     start_with(|_| {})
 }
@@ -48,7 +49,7 @@ pub(crate) fn over_engine(fs: &Arc<MemFs>, clock: &Arc<ManualClock>) -> (Db, Ser
     (db, Server::start("127.0.0.1:0", store, options).unwrap())
 }
 
-/// [`start`] with other settings.
+/// Starts the server of [`start`] with other settings.
 pub(crate) fn start_with(change: impl FnOnce(&mut ServerOptions)) -> (Server, Arc<ManualClock>) {
     let clock = Arc::new(ManualClock::new(START_MS));
     let shared: Arc<dyn Clock> = Arc::clone(&clock) as _;
@@ -74,7 +75,7 @@ pub(crate) struct Client {
     resp3: bool,
 }
 
-/// A connection whose reads fail rather than wait for ever.
+/// A connection whose reads fail after a while instead of waiting for ever.
 pub(crate) fn socket(addr: SocketAddr) -> TcpStream {
     let stream = TcpStream::connect(addr).unwrap();
     stream.set_nodelay(true).unwrap();
@@ -108,7 +109,7 @@ impl Client {
         self.stream.write_all(bytes).and_then(|()| self.stream.flush()).unwrap();
     }
 
-    /// Sends what the server takes; whether that was all.
+    /// Sends what the server accepts. Returns whether that was all.
     pub(crate) fn try_send(&mut self, bytes: &[u8]) -> bool {
         self.stream.write_all(bytes).and_then(|()| self.stream.flush()).is_ok()
     }
@@ -158,7 +159,7 @@ impl Client {
         self.call(&line.split(' ').collect::<Vec<_>>())
     }
 
-    /// Asks each line and compares the reply.
+    /// Sends each line and compares its reply.
     #[track_caller]
     pub(crate) fn expect(&mut self, script: &[(&str, &str)]) {
         for (line, expected) in script {

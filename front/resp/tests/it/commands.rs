@@ -1,4 +1,4 @@
-//! What each command on strings, numbers and keys answers, and how it refuses.
+//! Replies and refusals of each command on strings, numbers and keys.
 
 use crate::client::{Client, on_each_store, start_with};
 
@@ -205,7 +205,7 @@ fn empty_and_binary_and_oversized_keys() {
         assert_eq!(client.call(&["GET", ""]), "$0");
         assert_eq!(client.call(&[&b"SET"[..], b"\0\xff\r\n", b"*3\r\n"]), "+OK");
         assert_eq!(client.call(&[&b"STRLEN"[..], b"\0\xff\r\n"]), ":4");
-        // Between good ones of the same pipeline: only its own reply is an error.
+        // Between good commands of the same pipeline, only its own reply is an error.
         let long = "x".repeat((64 << 10) + 1);
         for key in ["a", &long, "b"] {
             client.send_words(&["SET", key, "v"]);

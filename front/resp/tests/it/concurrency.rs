@@ -12,7 +12,7 @@ fn increments_are_not_lost() {
                 let server = &server;
                 scope.spawn(move || {
                     let mut client = Client::connect(server);
-                    // Half in pipelines, half one by one.
+                    // Half of them are sent in pipelines, and half one by one.
                     for _ in 0..20 {
                         client.send(&encode(&["INCR", "n"]).repeat(50));
                         for _ in 0..50 {
@@ -40,7 +40,8 @@ fn a_plain_set_does_not_slip_into_an_increment() {
                     client.ask("INCR k");
                 }
             });
-            // Each SET moves far ahead; an increment that had read before it must not undo it.
+            // Each SET writes a much larger number. An increment that has read before it must not
+            // undo it.
             let mut client = Client::connect(server);
             for round in 1..=500u64 {
                 let floor = round * 1_000_000;

@@ -147,7 +147,7 @@ fn info_and_config() {
     assert!(client.ask("CONFIG SET save 1").contains("can't set immutable config"));
     assert!(client.ask("CONFIG SET daemonize yes").contains("can't set immutable config"));
     client.expect(&[
-        // Tools set what they need, whether it is so or not.
+        // Tools set what they need, whether the server has that value or not.
         ("CONFIG SET appendonly yes maxmemory-policy noeviction", "+OK"),
         ("CONFIG GET *of", "*4 $9 replicaof $0  $7 slaveof $0"),
         (
@@ -208,7 +208,7 @@ fn client_list_shows_what_redis_shows() {
          multi-mem rbs rbp obl oll omem tot-mem events cmd user redir resp lib-name lib-ver watch \
          tot-cmds"
     );
-    // The request itself: "*2 $6 CLIENT $4 INFO" with its line ends.
+    // The figure counts the request itself: "*2 $6 CLIENT $4 INFO" with its line ends.
     assert!(line.contains("qbuf=26 ") && line.contains("cmd=client|info "), "{line}");
     assert!(line.contains("multi=-1 ") && line.contains("multi-mem=0 "), "{line}");
     let line = loop {
@@ -257,13 +257,13 @@ fn reply_modes_hold_through_a_transaction() {
     let (server, _clock) = start();
     let mut client = Client::connect(&server);
     let transaction = ["MULTI", "SET k 1", "ECHO in", "EXEC"];
-    // OFF lasts, also behind EXEC.
+    // OFF also lasts after EXEC.
     send_all(&mut client, &["CLIENT REPLY OFF"]);
     send_all(&mut client, &transaction);
     send_all(&mut client, &["ECHO 1", "CLIENT REPLY ON"]);
     assert_eq!(client.reply(), "+OK");
     client.expect(&[("GET k", "$1 1")]);
-    // SKIP leaves out the reply of EXEC if it stands in front of it, and only that.
+    // SKIP leaves out the reply of EXEC, and no other, if it precedes EXEC.
     send_all(&mut client, &["CLIENT REPLY SKIP"]);
     send_all(&mut client, &transaction);
     assert_eq!([client.reply(), client.reply()], ["+QUEUED", "+QUEUED"], "MULTI is skipped");
@@ -279,16 +279,16 @@ fn reply_modes_said_in_a_transaction_follow_redis() {
         client.expect(&[("MULTI", "+OK")]);
         lines.iter().for_each(|line| client.expect(&[(line, "+QUEUED")]));
     };
-    // ON is answered, and so is what stands behind it.
+    // ON is answered, and so are the commands after it.
     send_all(&mut client, &["CLIENT REPLY OFF", "MULTI", "ECHO 1", "CLIENT REPLY ON", "ECHO 2"]);
     send_all(&mut client, &["EXEC", "ECHO 3"]);
     assert_eq!([client.reply(), client.reply(), client.reply()], ["+OK", "$1 2", "$1 3"]);
-    // EXEC has promised three replies when OFF stops them: as in Redis the client completes them
-    // by what it asks after ON.
+    // EXEC has promised three replies when OFF stops them. As in Redis, the client completes them
+    // by the commands that it sends after ON.
     queue(&mut client, &["ECHO 1", "CLIENT REPLY OFF", "ECHO 2"]);
     send_all(&mut client, &["EXEC", "ECHO 3", "CLIENT REPLY ON", "ECHO 4"]);
     assert_eq!(client.reply(), "*3 $1 1 +OK $1 4");
-    // SKIP has no reply itself and skips the command behind EXEC.
+    // SKIP has no reply itself, and skips the command after EXEC.
     queue(&mut client, &["CLIENT REPLY SKIP", "ECHO 1"]);
     send_all(&mut client, &["EXEC", "ECHO 2", "ECHO 3", "ECHO 4"]);
     assert_eq!([client.reply(), client.reply()], ["*2 $1 1 $1 3", "$1 4"]);

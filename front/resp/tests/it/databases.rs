@@ -1,4 +1,4 @@
-//! SELECT, MOVE, SWAPDB, FLUSHDB and what depends on the selected database.
+//! SELECT, MOVE, SWAPDB, FLUSHDB, and commands that depend on the selected database.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -47,7 +47,7 @@ fn databases_are_separate_keyspaces() {
             ("SELECT 15", "+OK"),
             ("DBSIZE", ":1"),
         ]);
-        // A new connection begins with database 0.
+        // A new connection begins in database 0.
         Client::connect(server).expect(&[("DBSIZE", ":0")]);
     });
 }
@@ -116,7 +116,7 @@ fn transaction_continues_in_the_database_that_it_selects() {
         ]);
         assert!(client.ask("CLIENT INFO").contains(" db=2 "));
         other.expect(&[("GET k", "$4 zero")]);
-        // What is discarded or aborted selects nothing.
+        // A transaction that is discarded or aborted selects nothing.
         client.expect(&[
             ("MULTI", "+OK"),
             ("SELECT 0", "+QUEUED"),
@@ -137,11 +137,11 @@ fn watch_is_of_a_key_in_its_database() {
         let mut client = Client::connect(server);
         let mut other = Client::connect(server);
         other.expect(&[("SELECT 7", "+OK"), ("SET k seven", "+OK")]);
-        // Neither the key that is there nor the one that is absent is that of database 7.
+        // Neither the existing key nor the absent one belongs to database 7.
         client.expect(&[("SET k zero", "+OK"), ("WATCH k absent", "+OK")]);
         other.expect(&[("SET k new", "+OK"), ("SET absent new", "+OK"), ("DEL absent", ":1")]);
         client.expect(&[("MULTI", "+OK"), ("GET k", "+QUEUED"), ("EXEC", "*1 $4 zero")]);
-        // Watches of two databases, and EXEC from a third one.
+        // The watches are of two databases, and EXEC runs in a third one.
         for (database, result) in [("0", "*-1"), ("7", "*-1"), ("5", "*1 +PONG")] {
             client.expect(&[("SELECT 0", "+OK"), ("WATCH k", "+OK")]);
             client.expect(&[("SELECT 7", "+OK"), ("WATCH k", "+OK"), ("SELECT 9", "+OK")]);
@@ -165,7 +165,7 @@ fn swapdb_wakes_watches_of_keys_in_either_database() {
             ("1", "there", "*-1"),
             ("2", "here", "*1 +PONG"),
         ] {
-            // Twice, so that all is as it was.
+            // The second swap restores the order.
             client.expect(&[
                 (&format!("SELECT {database}"), "+OK"),
                 (&format!("WATCH {key}"), "+OK"),
@@ -198,7 +198,7 @@ fn move_takes_value_and_expiry_along() {
             ("PTTL k", "+QUEUED"),
             ("EXEC", "*4 :1 :0 +OK :5000"),
         ]);
-        // The expired key of the target is no obstacle.
+        // The expired key of the target does not prevent the move.
         clock.advance(Duration::from_secs(5));
         client.expect(&[("GET k", "$-1"), ("SELECT 0", "+OK"), ("MOVE k 4", ":1")]);
         client.expect(&[("SELECT 4", "+OK"), ("GET k", "$5 again"), ("TTL k", ":-1")]);
@@ -250,7 +250,7 @@ fn swapdb_that_waits_for_its_sync_holds_up_no_worker() {
     let mut reader = Client::connect(&server);
     reader.expect(&[("SET k zero", "+OK"), ("SELECT 1", "+OK"), ("SET k one", "+OK")]);
     let mut swapper = Client::connect(&server);
-    // Makes the family of the order.
+    // This creates the family of the order.
     swapper.expect(&[("SWAPDB 0 1", "+OK"), ("SWAPDB 0 1", "+OK")]);
     let (held, is_waiting) = (Arc::new(AtomicBool::new(true)), Arc::new(AtomicBool::new(false)));
     let (gate, waits) = (Arc::clone(&held), Arc::clone(&is_waiting));
@@ -488,7 +488,7 @@ fn scan_continues_over_restarts_in_database_five() {
         let (db, server) = over_engine(&fs, &clock);
         let mut client = Client::connect(&server);
         for key in keys.iter().filter(|_| round == 0) {
-            // The same keys elsewhere, and more of them.
+            // The other database has the same keys, and more of them.
             client.expect(&[("SELECT 0", "+OK"), (&format!("MSET {key} v {key}x v"), "+OK")]);
             client.expect(&[("SELECT 5", "+OK"), (&format!("SET {key} v"), "+OK")]);
         }
@@ -547,10 +547,10 @@ fn checkpoint_and_read_only_server_have_all_databases() {
     }
 }
 
-/// What a thread does until the flag is set.
+/// Body of a thread that runs until the flag is set.
 type Work = Box<dyn FnOnce(&AtomicBool) + Send>;
 
-/// Runs `workers` on threads beside `swapper` on this one, until that ends.
+/// Runs `workers` on threads in parallel with `swapper` on this thread, until `swapper` ends.
 fn beside(swapper: impl FnOnce(), workers: Vec<Work>) {
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -598,8 +598,8 @@ fn no_increment_is_lost_to_swaps() {
 fn no_read_sees_a_part_of_a_transaction_that_swaps() {
     on_each_store(|server, _clock| {
         let mut swapper = Client::connect(server);
-        // Each transaction writes to what others see no more of when it is done. Database 0 shows
-        // what the transaction before it wrote, so its numbers rise.
+        // Each transaction writes to the database that leaves database 0 with it. Database 0 then
+        // shows the writes of the transaction before it, so its numbers rise.
         let addr = server.local_addr();
         let readers = ["GET n", "MGET n n n n n", "RANGE - + VALUES"].map(|line| {
             let work = move |done: &AtomicBool| {

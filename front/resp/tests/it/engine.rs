@@ -1,4 +1,4 @@
-//! What only a server over the engine shows: flushed data, restarts, its own figures.
+//! Behaviour that only a server over the engine shows: flushed data, restarts, its own figures.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -45,7 +45,7 @@ fn data_survives_a_restart_and_a_flush() {
 fn scan_continues_over_restarts() {
     let fs = Arc::new(MemFs::new());
     let clock = Arc::new(ManualClock::new(START_MS));
-    // Keys that share more bytes than a cursor has.
+    // These keys share more bytes than a cursor has.
     let shared = "p".repeat(60_000);
     let keys: Vec<String> = (0..30).map(|n| format!("{shared}{n:02}")).collect();
     let (mut returned, mut cursor) = (Vec::new(), "0".to_owned());
@@ -62,7 +62,7 @@ fn scan_continues_over_restarts() {
         if cursor == "0" {
             break;
         }
-        // Other keys need other prefixes, in this run and in the next.
+        // Other keys need other prefixes, in this run and in the next one.
         let other = format!("other:{round}:{}", "o".repeat(40));
         for n in 0..20 {
             client.ask(&format!("SET {other}{n:02} v"));
@@ -108,11 +108,11 @@ fn ranges_over_flushed_and_fresh_records() {
         ("SET k0500 v", "+OK"),
         ("RANGE - + KEYS", "*1 $5 k0500"),
     ]);
-    // The largest key there can be goes too.
+    // The largest possible key is removed as well.
     let largest = vec![0xff; 64 << 10];
     assert_eq!(client.call(&[&b"SET"[..], &largest, b"v"]), "+OK");
     assert_eq!(client.call(&[&b"EXISTS"[..], &largest]), ":1");
-    // A scan that stands on it goes on behind it, which is nowhere.
+    // A scan at that key continues after it, where no key exists.
     client.expect(&[("DELRANGE - (l", "+OK"), ("SET k v", "+OK")]);
     let step = client.ask("SCAN 0 COUNT 1");
     let cursor = step.split(' ').nth(2).unwrap().to_owned();

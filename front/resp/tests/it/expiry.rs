@@ -1,4 +1,4 @@
-//! Expiry by a clock that the test winds.
+//! Expiry with a manual clock.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! What clients of a server on a small disk see as it fills.
+//! A server on a small disk that fills, as clients see it.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ fn clients_of_a_full_disk_can_delete_expire_and_go_on() {
     let server = Server::start("127.0.0.1:0", store, ServerOptions::default()).unwrap();
     let mut client = Client::connect(&server);
     let value = |n: u32| -> String {
-        // Hardly compressible, so that the disk fills.
+        // These values hardly compress, so the disk fills.
         let mut rng = archipelago_base::random::Rng::with_seed(u64::from(n));
         (0..700).map(|_| char::from(rng.u8(33..127))).collect()
     };
@@ -71,8 +71,8 @@ fn clients_of_a_full_disk_can_delete_expire_and_go_on() {
     assert!(server.shutdown());
 }
 
-/// A refusal is followed by an INFO that says that the disk is full. Background work may free space
-/// at any moment; then the disk is filled again.
+/// After a refusal INFO says that the disk is full. Background work may free space at any moment.
+/// Then the disk is filled again.
 fn expect_full(client: &mut Client, value: &str) {
     for number in 0..100_000 {
         client.send(&encode(&["SET", &format!("more{number}"), value]));

@@ -1,4 +1,4 @@
-//! Start, limits on connections, shutdown.
+//! Start and shutdown of a server, and limits on connections.
 
 use std::net::TcpStream;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ fn shutdown_finishes_what_was_received_and_closes() {
     assert!(server.shutdown(), "within the grace");
     assert_eq!(idle.try_reply(), None);
     assert_eq!(half.try_reply(), None);
-    // Every command that ran was answered: replies come without a gap up to the end.
+    // Every command that ran was answered: replies arrive without a gap up to the end.
     let mut last = 1;
     while let Some(reply) = busy.try_reply() {
         last += 1;
@@ -86,7 +86,7 @@ fn a_reader_that_does_not_read_is_cut_off_at_shutdown() {
     assert_eq!(client.call(&["SET", "k", &"v".repeat(1 << 20)]), "+OK");
     client.send(&encode(&["GET", "k"]).repeat(64));
     let mut other = Client::connect(&server);
-    // The one that does not read holds up itself only.
+    // The client that does not read delays only itself.
     other.expect(&[("PING", "+PONG")]);
     std::thread::sleep(Duration::from_millis(50));
     assert!(!server.shutdown());
@@ -94,7 +94,7 @@ fn a_reader_that_does_not_read_is_cut_off_at_shutdown() {
 
 #[test]
 fn clients_that_do_not_read_do_not_hold_up_a_shutdown() {
-    // An end that waited for them would take an hour.
+    // A shutdown that waited for them would take an hour.
     let hour = Duration::from_secs(3600);
     let (server, _clock) = start_with(|options| options.shutdown_grace = hour);
     let mut client = Client::connect(&server);
@@ -111,8 +111,8 @@ fn clients_that_do_not_read_do_not_hold_up_a_shutdown() {
     assert!(!server.shutdown(), "they were cut off");
 }
 
-/// The keepalive timer of the server's end of a connection, as the kernel shows it: whether it
-/// runs, and hundredths of a second until it fires.
+/// The keepalive timer of the server's end of a connection, from the kernel: whether it runs, and
+/// hundredths of a second until it fires.
 fn keepalive_timer(server: &Server, client: &TcpStream) -> (bool, u64) {
     let ports = [server.local_addr().port(), client.local_addr().unwrap().port()];
     let ends = ports.map(|port| format!("0100007F:{port:04X}"));
@@ -138,7 +138,7 @@ fn connections_are_kept_alive_as_set() {
         let stream = TcpStream::connect(server.local_addr()).unwrap();
         let (is_on, left) = keepalive_timer(&server, &stream);
         assert_eq!(is_on, runs, "{keepalive:?}");
-        // Far from the ends, so that a slow machine does not matter.
+        // The value is far from both ends, so that a slow machine does not matter.
         assert!(left <= most && left >= most / 10 * 4, "{keepalive:?}: {left}");
         let told = format!("*2 $13 tcp-keepalive ${} {told}", told.len());
         Client::over(stream).expect(&[("CONFIG GET tcp-keepalive", &told)]);
@@ -168,7 +168,7 @@ fn bad_settings_and_addresses_are_refused() {
     assert!(error.context().contains("cannot listen on 127.0.0.1:"), "{error}");
 }
 
-/// `LIMIT` of the process that [`child_with_few_descriptors`] is.
+/// `LIMIT` of the process in which [`child_with_few_descriptors`] runs.
 const CHILD: &str = "ARCHIPELAGO_TEST_FEW_DESCRIPTORS";
 
 /// Opens files until the process may open no more.
@@ -177,7 +177,7 @@ fn take_all_descriptors() -> Vec<std::fs::File> {
     std::iter::from_fn(|| std::fs::File::open("/dev/null").ok()).collect()
 }
 
-/// What the child process of the next test does; nothing when the tests run.
+/// Body of the child process of the next test. It does nothing when the tests run.
 #[test]
 fn child_with_few_descriptors() {
     if std::env::var_os(CHILD).is_none() {
@@ -189,7 +189,7 @@ fn child_with_few_descriptors() {
     let mut client = Client::connect(&server);
     client.expect(&[("PING", "+PONG")]);
     let mut others = take_all_descriptors();
-    // One descriptor for the client's own end, none for the server's.
+    // One descriptor is left for the client's end, and none for the server's end.
     drop(others.pop());
     for _attempt in 0..3 {
         let mut refused = Client::connect(&server);

@@ -1,4 +1,4 @@
-//! What hostile and slow clients can take of the memory budget.
+//! Hostile and slow clients take no more than their part of the memory budget.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,7 +12,8 @@ use crate::client::{Client, encode, start_with};
 /// Each of the three shares of the budget of [`bounded`].
 const SHARE_BYTES: u64 = 4 << 20;
 
-/// What connections may take besides the shares: small buffers, and what the last command left.
+/// Bytes that connections may take besides the shares: small buffers, and the rest of the last
+/// command.
 const SLACK_BYTES: u64 = 8 << 20;
 
 fn bounded(change: impl FnOnce(&mut ServerOptions)) -> (Server, Arc<ByteBudget>) {
@@ -72,7 +73,7 @@ fn half_sent_requests_block_no_client_for_ever() {
     let mut other = Client::connect(&server);
     other.expect(&[("SET small v", "+OK"), ("GET small", "$1 v")]);
     assert!(request_bytes(&budget) <= SHARE_BYTES + SLACK_BYTES);
-    // A large request is done as soon as one that makes no progress was closed for it.
+    // A large request runs after one that makes no progress was closed.
     let value = vec![b'v'; 3 << 20];
     let is_set = (0..50).any(|_| {
         let mut client = Client::connect(&server);
@@ -125,7 +126,7 @@ fn unread_replies_are_bounded_and_others_are_served() {
     for client in &mut slow {
         client.send(&encode(&["GET", "big"]).repeat(40));
     }
-    // Those who do not read hold the share until others need it.
+    // Clients that do not read hold the share until other clients need it.
     for _ in 0..3 {
         let is_read = (0..50).any(|_| other.ask("GET big").starts_with("$1572864 "));
         assert!(is_read, "replies are refused for ever");
@@ -143,7 +144,7 @@ fn reply_that_changes_something_is_sent_without_memory() {
     for key in ["a", "b", "c"] {
         assert_eq!(client.ask(&format!("SETRANGE {key} 2000000 x")), ":2000001");
     }
-    // A large pipeline of replies, each of which says what was removed.
+    // This is a large pipeline of replies, each of which counts removed keys.
     client.send(&["a", "b", "c"].map(|key| encode(&["GETDEL", key])).concat());
     for _ in 0..3 {
         assert!(client.reply().starts_with("$2000001 "));
@@ -194,7 +195,7 @@ fn idle_timeout_reaches_clients_that_do_not_read() {
     }
 }
 
-/// A budget in which a command that waited for memory of its own would wait for ever.
+/// A budget in which a command that waits for its own memory would wait for ever.
 fn bounded_for_ever() -> (Server, Arc<ByteBudget>) {
     bounded(|options| options.memory_wait = Duration::from_secs(3600))
 }

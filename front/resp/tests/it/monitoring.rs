@@ -1,5 +1,5 @@
-//! INFO, SLOWLOG, LATENCY, OBJECT, MEMORY, RANDOMKEY and CONFIG SET: what operators and their tools
-//! look at.
+//! INFO, SLOWLOG, LATENCY, OBJECT, MEMORY, RANDOMKEY and CONFIG SET, which operators and their
+//! tools use.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use archipelago_env::mem::MemFs;
 
 use crate::client::{Client, START_MS, encode, on_each_store, over_engine, start};
 
-/// The value of a line of INFO.
+/// Value of a line of INFO.
 fn info(client: &mut Client, section: &str, name: &str) -> String {
     let text = client.ask(&format!("INFO {section}"));
     let found = text.split(' ').find_map(|line| line.strip_prefix(&format!("{name}:")));
@@ -70,7 +70,7 @@ fn info_has_what_exporters_ask_for() {
             info(client, section, name).parse().unwrap()
         };
         assert!(number(&mut client, "memory", "used_memory_rss") > 1e6);
-        // The peak is asked last: INFO learns of it when it is asked.
+        // The peak is asked last, because INFO updates it.
         let resident = number(&mut client, "memory", "used_memory_rss");
         assert!(number(&mut client, "memory", "used_memory_peak") >= resident);
         assert!(number(&mut client, "cpu", "used_cpu_user") >= 0.0);
@@ -223,7 +223,7 @@ fn timeout_reaches_connections_that_wait_already() {
     deaf.expect(&[("CONFIG SET timeout 86400", "+OK")]);
     let large = vec![b'v'; 8 << 20];
     assert_eq!(deaf.call(&[&b"SET"[..], b"k", &large]), "+OK");
-    // It takes no reply, so its connection waits for it.
+    // The client takes no reply, so its connection waits for it.
     deaf.send(&encode(&["GET", "k"]).repeat(8));
     let mut other = Client::connect(&server);
     other.expect(&[("CONFIG SET timeout 1", "+OK")]);

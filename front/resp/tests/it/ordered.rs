@@ -74,7 +74,7 @@ fn every_key_can_be_a_bound() {
             ("DELRANGE (- (-", "+OK"),
             ("KEYS *", "*3 $1 ( $1 - $6 user:1"),
         ]);
-        // The empty key is one too.
+        // The empty key is a key as well.
         assert_eq!(client.call(&["SET", "", "v"]), "+OK");
         client.expect(&[
             ("RANGE [ [ VALUES", "*1 $1 v"),

@@ -57,12 +57,12 @@ fn large_values_come_back() {
     assert_eq!(client.ask("STRLEN big"), format!(":{}", value.len()));
     client.send_words(&["GETRANGE", "big", "251", "255"]);
     assert_eq!(client.reply(), "$5 \0\u{1}\u{2}\u{3}\u{4}");
-    // Four replies of 8 MiB to one pipeline: sent in turn, not held together.
+    // Four replies of 8 MiB to one pipeline are sent in turn, and not held together.
     client.send(&encode(&["GET", "big"]).repeat(4));
     for _ in 0..4 {
         assert!(client.reply().len() > value.len() / 2);
     }
-    // What the large requests took is given back, and an idle connection holds little.
+    // The memory of the large requests is freed, and an idle connection holds little.
     client.expect(&[("PING", "+PONG"), ("PING", "+PONG")]);
     let held = budget.used_bytes(MemoryClass::Request);
     assert!(held > 0 && held <= 256 << 10, "{held}");
@@ -106,7 +106,7 @@ fn garbage_is_answered_and_the_connection_closed() {
     ];
     for (bytes, what) in cases {
         let mut client = Client::connect(&server);
-        // What came before is done and answered.
+        // Commands before the error are executed and answered.
         client.send(&[&encode(&["SET", "k", "v"])[..], b"PING\r\n", bytes].concat());
         assert_eq!((client.reply(), client.reply()), ("+OK".into(), "+PONG".into()));
         assert_eq!(client.reply(), format!("-ERR Protocol error: {what}"));
@@ -128,7 +128,7 @@ fn no_line_of_an_http_request_is_executed() {
         format!("POST / HTTP/1.1\r\n{headers}{body}"),
         format!("DELETE /x HTTP/1.1\r\n{headers}{body}"),
         format!("{headers}{body}"),
-        // What stands before the first line that is known as HTTP is no command.
+        // Lines before the first line that is known as HTTP are no commands.
         format!("GET /\r\n{headers}{body}"),
     ];
     for request in &requests {

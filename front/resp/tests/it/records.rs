@@ -1,7 +1,7 @@
-//! What stores for tests have in common that change some methods of a store in memory.
+//! Common methods of test stores, which change some methods of a store in memory.
 
-/// Defines the methods of `Store` that look at many keys, for a type whose field `records` is a
-/// store in memory.
+/// Defines the methods of `Store` that read many keys, for a type whose field `records` is a store
+/// in memory.
 macro_rules! pass_scans_to_records {
     () => {
         fn scan(

@@ -1,4 +1,4 @@
-//! SCAN and KEYS: options, cursors, and the promise under concurrent writes.
+//! SCAN and KEYS: options, cursors, and completeness during concurrent writes.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,7 +13,7 @@ fn parse(reply: &str) -> (String, Vec<String>) {
     (words[2].to_owned(), keys)
 }
 
-/// All keys that a whole iteration returns, and in how many steps.
+/// All keys of a whole iteration, and its number of steps.
 fn scan_all(client: &mut Client, options: &str) -> (Vec<String>, usize) {
     let (mut all, mut cursor, mut steps) = (Vec::new(), "0".to_owned(), 0);
     loop {
@@ -39,7 +39,7 @@ fn options_and_errors() {
         let (keys, steps) = scan_all(&mut client, "COUNT 50");
         assert_eq!((keys.len(), steps), (200, 4));
         assert_eq!(scan_all(&mut client, "COUNT 10000").1, 1);
-        // The literal start of the pattern bounds the scan: half of the keys are never looked at.
+        // The literal prefix of the pattern bounds the scan, so half of the keys are never read.
         let (keys, steps) = scan_all(&mut client, "MATCH user:* COUNT 50");
         assert_eq!((keys.len(), steps), (100, 2));
         assert_eq!(scan_all(&mut client, "MATCH *:05?").0.len(), 20);
@@ -71,7 +71,7 @@ fn step_can_be_repeated_by_any_client() {
         let step = format!("SCAN {cursor} COUNT 2");
         assert_eq!(parse(&client.ask(&step)).1, ["c", "d"]);
         assert_eq!(parse(&other.ask(&step)).1, ["c", "d"]);
-        // The key that the cursor stands on may go.
+        // The key at the cursor may be removed.
         client.expect(&[("DEL b", ":1")]);
         assert_eq!(parse(&client.ask(&step)).1, ["c", "d"]);
     });
@@ -145,7 +145,7 @@ fn keys_that_stay_are_returned_once_during_other_writes() {
     });
 }
 
-/// A small deterministic generator.
+/// A small deterministic generator of numbers.
 fn numbers(seed: u64) -> impl FnMut() -> u64 {
     let mut state = seed;
     move || {

@@ -1,4 +1,4 @@
-//! What clients see of a store that stalls or fails.
+//! Clients of a store that stalls or fails.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -14,13 +14,13 @@ use archipelago_resp::{Server, ServerOptions};
 
 use crate::client::{Client, encode};
 
-/// A store in memory whose writes and scans can be made to wait, its writes to fail, and reads of
-/// key `bad` to fail.
+/// A store in memory whose writes and scans can be made to wait, whose writes can be made to fail,
+/// and whose key `bad` cannot be read.
 #[derive(Default)]
 struct Faulty {
     records: MemStore,
     stalled: AtomicBool,
-    /// Whether everything that looks at many keys waits.
+    /// Whether every call that reads many keys waits.
     scans_stalled: AtomicBool,
     /// Whether a write or a scan has begun to wait.
     is_waiting: AtomicBool,
@@ -92,7 +92,7 @@ impl Store for Faulty {
 
 fn start() -> (Server, Arc<Faulty>) {
     let store = Arc::new(Faulty::default());
-    // One worker: a write that held it would hold everybody.
+    // With one worker, a write that held it would delay every client.
     let options = ServerOptions { worker_threads: 1, ..ServerOptions::default() };
     (Server::start("127.0.0.1:0", Arc::clone(&store) as _, options).unwrap(), store)
 }
@@ -145,7 +145,7 @@ fn commands_over_many_keys_hold_up_no_other_connection() {
         while !store.is_waiting.load(Ordering::SeqCst) {
             std::thread::sleep(Duration::from_millis(1));
         }
-        // The commands hold the only worker no longer than it takes to hand it over.
+        // The commands hold the only worker no longer than it takes to leave it.
         reader.expect(&[("PING", "+PONG"), ("GET there", "$1 v")]);
         store.scans_stalled.store(false, Ordering::SeqCst);
         let told = client.reply();
@@ -166,7 +166,7 @@ fn errors_give_advice_and_change_nothing() {
         (ErrorKind::InvalidArgument, "-ERR invalid argument: disk full"),
     ] {
         *store.refusing.lock().unwrap() = Some(Error::new(kind, "disk full"));
-        // Every SET of a batch is answered with the error.
+        // The reply to every SET of a batch is the error.
         client.send(&[encode(&["SET", "n", "5"]).repeat(3), encode(&["GET", "n"])].concat());
         assert_eq!([client.reply(), client.reply(), client.reply()], [code, code, code]);
         assert_eq!(client.reply(), "$1 1", "reads go on");
@@ -272,7 +272,7 @@ fn store_with_one_database_answers_as_a_cluster_node() {
     ]);
 }
 
-/// A database in memory beside others, of which number 1 can be made to let writes wait.
+/// A database in memory among others. Writes to database 1 can be made to wait.
 struct Beside {
     records: Arc<dyn Store>,
     index: usize,

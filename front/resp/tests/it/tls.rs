@@ -1,4 +1,4 @@
-//! TLS: clients with and without certificates, connections that are none, files that are wrong.
+//! TLS: clients with and without certificates, plain connections, and wrong files.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -36,7 +36,7 @@ fn start(client_ca: Option<&str>) -> Server {
     start_with(|options| options.tls = Some(tls)).0
 }
 
-/// A connection that checks the server's certificate, and has one itself if it is to.
+/// A connection that checks the server's certificate, and has a certificate itself if one is given.
 fn secure(server: &Server, with_certificate: bool) -> Secured {
     let mut roots = RootCertStore::empty();
     roots.add(CertificateDer::from_pem_file(file("ca.pem")).unwrap()).unwrap();
@@ -72,7 +72,7 @@ fn clients_of_tls_are_served() {
     for _ in 0..2 {
         assert!(client.reply().len() > value.len() / 2);
     }
-    // The session ends in order: an end without its mark would be an error of the read.
+    // The session ends in order. An end without its mark would be an error of the read.
     client.expect(&[("QUIT", "+OK")]);
     assert_eq!(client.try_reply(), None);
 }
@@ -126,7 +126,7 @@ fn plain_and_silent_connections_delay_no_client() {
         plain.write_all(request).unwrap();
         plain.shutdown(std::net::Shutdown::Write).unwrap();
         let mut reply = Vec::new();
-        // The end, or a reset because something was not read.
+        // The end of the stream, or a reset because the server did not read everything.
         let _ended = plain.read_to_end(&mut reply);
         assert!(!reply.starts_with(b"+"), "{reply:?}");
     }

@@ -1,4 +1,4 @@
-//! CLIENT TRACKING: what clients that cache values are told, over RESP3.
+//! CLIENT TRACKING: invalidations that clients of RESP3 receive.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use archipelago_resp::{Server, ServerOptions};
 
 use crate::client::{Client, encode, on_each_store, start, start_with};
 
-/// The message that `keys` are invalid.
+/// The message that invalidates `keys`.
 fn invalid(keys: &[&str]) -> String {
     let keys: String = keys.iter().map(|key| format!(" ${} {key}", key.len())).collect();
     format!(">2 $10 invalidate *{}{keys}", keys.split_whitespace().count() / 2)
@@ -28,14 +28,14 @@ fn tracking(server: &Server, options: &str) -> Client {
     client
 }
 
-/// The figure `name` of INFO.
+/// Value of the figure `name` of INFO.
 fn figure(client: &mut Client, name: &str) -> u64 {
     let info = client.ask("INFO all");
     let line = info.split(' ').find_map(|word| word.strip_prefix(&format!("{name}:")));
     line.unwrap_or_else(|| panic!("no {name} in {info}")).parse().unwrap()
 }
 
-/// The keys that a message says to be invalid; `None` for all keys.
+/// The keys that a message invalidates; `None` for all keys.
 fn keys_of(message: &str) -> Option<Vec<String>> {
     let mut words = message.strip_prefix(">2 $10 invalidate ").expect(message).split(' ');
     let count: usize = words.next()?.strip_prefix('*')?.parse().unwrap();
@@ -44,7 +44,7 @@ fn keys_of(message: &str) -> Option<Vec<String>> {
     Some(keys)
 }
 
-/// Reads messages until these keys were told, each in any message.
+/// Reads messages until they have named all these keys, in any order.
 #[track_caller]
 fn expect_told(client: &mut Client, keys: &[&str]) {
     let expected: BTreeSet<String> = keys.iter().map(|key| (*key).to_owned()).collect();
@@ -173,7 +173,8 @@ fn own_write_is_invalidated_after_its_reply_unless_noloop() {
         assert_eq!(client.reply(), invalid(&["k", "l"]));
         client.expect(&[("DEL k l", ":2"), ("CLIENT TRACKING ON NOLOOP", "+OK")]);
         client.expect(&[("GET k", "_"), ("SET k 1", "+OK"), ("INCR k", ":2"), ("PING", "+PONG")]);
-        // It may keep what it has written, so it is told of the writes of others.
+        // The client may keep what it has written, so it receives invalidations for the writes of
+        // others.
         writer.expect(&[("SET k 3", "+OK")]);
         assert_eq!(client.reply(), invalid(&["k"]));
         client.expect(&[("GET k", "$1 3"), ("FLUSHDB", "+OK")]);
@@ -233,7 +234,7 @@ fn broadcast_invalidates_all_keys_with_a_prefix() {
         client.expect(&[("SET user:2 y", "+OK")]);
         assert_eq!(client.reply(), invalid(&["user:2"]));
         assert_eq!(all.reply(), invalid(&["user:2"]));
-        // Which keys a range holds is not known, so all with the prefix may be invalid.
+        // The keys of a range are not known, so all keys with the prefix may be invalid.
         writer.expect(&[("DELRANGE [user:1 (user:2", "+OK"), ("DELRANGE [a (b", "+OK")]);
         assert_eq!(client.reply(), ALL_INVALID);
         client.expect(&[("PING", "+PONG")]);
@@ -255,7 +256,7 @@ fn optin_and_optout_follow_client_caching() {
             ("CLIENT CACHING YES", "+OK"),
             ("GET b", "_"),
             ("GET c", "_"),
-            // What rueidis sends for each value that it caches.
+            // These are the commands of rueidis for each value that it caches.
             ("CLIENT CACHING YES", "+OK"),
             ("MULTI", "+OK"),
             ("PTTL d", "+QUEUED"),
@@ -296,7 +297,7 @@ fn key_is_invalid_when_its_deadline_passes() {
             writer.expect(&[("SET stays v", "+OK")]);
             assert_eq!(reader.reply(), invalid(&["stays"]));
         }
-        // Another connection reads for the one that is told.
+        // Another connection reads on behalf of the client that tracks.
         reader.expect(&[("CLIENT TRACKING OFF", "+OK")]);
         writer.expect(&[("SET k v PX 50", "+OK"), ("GET k", "$1 v")]);
         assert_eq!(broadcast.reply(), invalid(&["k"]));
@@ -318,7 +319,7 @@ fn deadline_read_by_any_command_reaches_broadcast_clients() {
             ("SETNX k w", ":0"),
             ("RANGE [k [k", "*2 $1 k $1 v"),
         ] {
-            // Written before anybody is to be told of its deadline.
+            // This record is written before any client needs its deadline.
             writer.expect(&[("SET k v PX 50", "+OK")]);
             let mut broadcast = tracking(server, "BCAST PREFIX k");
             assert_eq!(figure(&mut writer, "tracking_total_keys"), 0);
@@ -502,7 +503,7 @@ fn rueidis_connects_with_its_defaults() {
     assert_eq!(lines.map(|_| client.reply()), ["+OK"; 4]);
 }
 
-/// A client that keeps what it has read until it is told that it is invalid.
+/// A client that keeps the values that it has read until they are invalidated.
 struct Caching {
     client: Client,
     opts_in: bool,
@@ -515,7 +516,7 @@ impl Caching {
         Self { client, opts_in: options == "OPTIN", cache: HashMap::new() }
     }
 
-    /// The next reply; invalidations before it are obeyed.
+    /// The next reply. Invalidations before it are obeyed.
     fn reply(&mut self) -> String {
         loop {
             let reply = self.client.reply();
@@ -649,7 +650,7 @@ impl Gated {
         }
     }
 
-    /// Closes `gate`, has `client` run into it, and returns when it waits there.
+    /// Closes `gate`, makes `client` run into it, and returns when the client waits there.
     fn hold(&self, gate: &AtomicBool, client: &mut Client, words: &[&str]) {
         self.is_waiting.store(false, Ordering::SeqCst);
         gate.store(true, Ordering::SeqCst);
@@ -724,7 +725,7 @@ fn read_during_a_write_is_invalid_when_the_write_is_done() {
     }
 }
 
-/// A client that turns tracking on while a write is under way.
+/// A client turns tracking on while a write is running.
 #[test]
 fn tracking_begins_after_writes_that_have_begun() {
     let store = Arc::new(Gated::default());

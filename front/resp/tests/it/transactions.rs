@@ -126,7 +126,7 @@ fn discarded_or_reset_transaction_does_nothing() {
     });
 }
 
-/// What another client does to the key `k`, and whether a transaction that watches it goes on.
+/// A write of another client to the key `k`, and whether a transaction that watches `k` succeeds.
 fn watched(setup: &[&str], meanwhile: &[&str], goes_on: bool) {
     on_each_store(|server, clock| {
         let mut client = Client::connect(server);
@@ -145,7 +145,7 @@ fn watched(setup: &[&str], meanwhile: &[&str], goes_on: bool) {
             ("EXEC", if goes_on { "*1 +OK" } else { "*-1" }),
             ("EXISTS done", if goes_on { ":1" } else { ":0" }),
         ]);
-        // The watches are gone either way.
+        // The watches end in both cases.
         other.ask("SET k new");
         client.expect(&[("MULTI", "+OK"), ("PING", "+QUEUED"), ("EXEC", "*1 +PONG")]);
     });
@@ -200,7 +200,7 @@ fn watch_of_an_absent_key_sees_that_it_was_there() {
         watched(&[], &[change], true);
     }
     watched(&["SET from v"], &["RENAME from k", "DEL k"], false);
-    // An expired key is absent, and its removal is no change.
+    // An expired key is absent, so its removal is no change.
     watched(&["SET k v PX 10", "GET k"], &["WAIT 10"], false);
     on_each_store(|server, clock| {
         let mut client = Client::connect(server);
@@ -231,7 +231,8 @@ fn watch_sees_what_other_transactions_and_pipelines_write() {
                 ("DEL k", "+QUEUED"),
                 ("EXEC", "*2 +OK :1"),
             ]);
-            // A transaction that ends as it began has changed an absent key for nobody.
+            // A transaction that restores the state at its start has changed no absent key for
+            // other clients.
             let expected = if absent { "*1 +PONG" } else { "*-1" };
             client.expect(&[("MULTI", "+OK"), ("PING", "+QUEUED"), ("EXEC", expected)]);
             client.expect(&[("DEL k", ":0"), ("WATCH k", "+OK")]);
@@ -282,7 +283,8 @@ fn transactions_are_isolated_and_lose_nothing() {
                                 assert!(client.ask("EXEC").starts_with("*2 :"));
                                 continue;
                             }
-                            // The same by hand, until nobody has come in between.
+                            // The same change with WATCH, until no other client has written in
+                            // between.
                             loop {
                                 client.expect(&[("WATCH x y", "+OK")]);
                                 let number = |reply: String| -> i64 {

@@ -57,8 +57,8 @@ impl AccessTimes {
         // The mask of an entry needs a power of two: the largest one that is affordable.
         let entries = 1_usize << entries.ilog2();
         let last_ticks: Box<[AtomicU32]> = (0..entries).map(|_| AtomicU32::new(0)).collect();
-        let _charge = budget.hold(MemoryClass::AccessTimes, size_of_val(&*last_ticks) as u64);
-        Self { last_ticks, started_ns, _charge }
+        let bytes = size_of_val(&*last_ticks) as u64;
+        Self { last_ticks, started_ns, _charge: budget.hold(MemoryClass::AccessTimes, bytes) }
     }
 
     /// Notes that `key` is accessed at `now_ns`.

@@ -91,7 +91,8 @@ impl From<Error> for Failure {
             ErrorKind::Internal => (FailureKind::Internal, Errno::IO),
             _ => (FailureKind::Io, Errno::IO),
         };
-        let errno = if kind == FailureKind::Io { error.io_kind().map_or(errno, errno_of) } else { errno };
+        let errno =
+            if kind == FailureKind::Io { error.io_kind().map_or(errno, errno_of) } else { errno };
         Self::new(kind, errno, error.to_string())
     }
 }

@@ -50,6 +50,11 @@ fn write(out: &mut String, status: &PoolStatus, all: bool) -> std::fmt::Result {
     if status.clients.is_empty() {
         writeln!(out, "(none)")?;
     }
+    blocks(out, status, all)
+}
+
+/// The number of blocks by state, and the blocks that need attention. With `all` it lists all.
+fn blocks(out: &mut String, status: &PoolStatus, all: bool) -> std::fmt::Result {
     let count = |state| status.blocks.iter().filter(|block| block.state == state).count();
     let states = [
         BlockState::Whole,

@@ -228,8 +228,8 @@ impl PoolClient {
         Ok(config.block)
     }
 
-    /// Gives a block up in which nothing is referenced any more. Its memory is freed after a lease.
-    /// Should the manager not be heard this ends as busy, and it is told with the renewals.
+    /// Gives up a block that nothing refers to any more. Its memory is freed after a lease. If the
+    /// manager does not answer, the call ends as busy, and the renewals repeat the release.
     pub async fn release(&self, block: BlockId) -> Result<()> {
         let shared = self.shared();
         let message = shared.membership.lock().release(block);

@@ -1,11 +1,17 @@
-//! What clients, memory nodes and the manager say to each other: bodies of the fabric's requests
-//! and answers. `docs/formats/pool.md` has the byte tables.
+//! The messages between clients, memory nodes and the manager: bodies of the fabric's requests and
+//! answers. `docs/formats/pool.md` has the byte tables.
 //!
-//! Every request gets an answer at once, except [`Message::Allocate`], which may wait for nodes.
-//! Every request may come late, twice or never: whoever is asked decides by terms, epochs, lives
-//! and request numbers, which all stand in the message. A decoder answers every input with a
-//! message or with a sentence; nothing is allocated that a count asks for before the bytes are
-//! there. Checksums are the fabric's frames'.
+//! Invariants:
+//! 1. Every request gets an answer immediately, except [`Message::Allocate`], which may wait for
+//!    nodes.
+//! 2. A request may arrive late, twice or never. The receiver decides by terms, epochs, lives and
+//!    request numbers, which the message contains.
+//! 3. A decoder answers every input with a message or with an error. It allocates nothing for a
+//!    count before the counted bytes exist.
+//!
+//! Thread-safety: messages are plain values, and the functions are pure.
+//! Failure: the fabric's frames have the checksums, so a malformed message means a faulty sender.
+//! Cost: O(bytes).
 
 mod message;
 mod parts;

@@ -459,7 +459,7 @@ impl Transaction {
         if let Err(error) = locked {
             match Conflict::of(&error) {
                 Some(Conflict::Deadlock) => {
-                    inner.observers.stats().add(Ticker::TransactionDeadlocks, 1)
+                    inner.observers.stats().add(Ticker::TransactionDeadlocks, 1);
                 }
                 Some(_) => inner.observers.stats().add(Ticker::TransactionLockTimeouts, 1),
                 None => {}

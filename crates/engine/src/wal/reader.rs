@@ -656,7 +656,7 @@ pub fn recover_beside(
         log.segments.push(end);
         if let Some((what, at)) = torn {
             let later = links[position + 1..].iter().map(|&(index, _)| &chain.segments[index]);
-            cut(fs, chain, file, CutPlace { what: &what, at }, later, &mut log)?;
+            cut(fs, chain, file, &CutPlace { what: &what, at }, later, &mut log)?;
             break;
         }
     }
@@ -676,11 +676,11 @@ fn cut<'a>(
     fs: &dyn FileSystem,
     chain: &LogChain<'_>,
     file: &SegmentFile,
-    place: CutPlace<'_>,
+    place: &CutPlace<'_>,
     later: impl Iterator<Item = &'a SegmentFile>,
     log: &mut RecoveredLog,
 ) -> Result<()> {
-    let CutPlace { what, at } = place;
+    let CutPlace { what, at } = *place;
     let request = chain.request(None, SeqNo::ZERO);
     let mut dropped = Vec::new();
     for next in later {

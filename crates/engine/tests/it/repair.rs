@@ -531,7 +531,7 @@ fn repaired_values_are_right_outside_the_reported_ranges() {
         promised += judge_run(
             &fs,
             &report,
-            Expected { contents: &contents, past: &past },
+            &Expected { contents: &contents, past: &past },
             &ids,
             &format!("{seed}, {told:?}"),
         );
@@ -549,11 +549,11 @@ struct Expected<'a> {
 fn judge_run(
     fs: &MemFs,
     report: &RepairReport,
-    expected: Expected<'_>,
+    expected: &Expected<'_>,
     ids: &BTreeMap<&str, CfId>,
     run: &str,
 ) -> usize {
-    let Expected { contents, past } = expected;
+    let Expected { contents, past } = *expected;
     let overrides = report.families.iter().filter(|family| family.name != model::GUEST);
     let families = overrides
         .filter(|family| model::FAMILIES.contains(&family.name.as_str()))

@@ -184,7 +184,7 @@ pub(super) fn client(session: &Session, args: Args<'_>, reply: &mut Reply) -> Ha
             reply.ok();
         }
         ("info", 2) => {
-            reply.verbatim(&(client.line(session.shared.now_ms(), session.shared.commands) + "\n"))
+            reply.verbatim(&(client.line(session.shared.now_ms(), session.shared.commands) + "\n"));
         }
         ("list", _) => list(session, args, reply)?,
         ("no-evict" | "no-touch", 3) if args.is(2, "on") || args.is(2, "off") => {

@@ -136,8 +136,8 @@ pub(crate) struct RangeRequest<'a> {
 
 /// Compacts a range whose memtables were flushed. See
 /// [`Db::compact_range_with`](crate::db::Db::compact_range_with).
-pub(crate) fn compact_range(db: &DbInner, request: RangeRequest<'_>) -> Result<()> {
-    let RangeRequest { cf, range, options, through } = request;
+pub(crate) fn compact_range(db: &DbInner, request: &RangeRequest<'_>) -> Result<()> {
+    let RangeRequest { cf, range, options, through } = *request;
     let id = db.jobs.lock(Order::none()).new_job_id();
     let mut wish = Wish {
         cf,

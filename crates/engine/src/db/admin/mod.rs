@@ -148,7 +148,7 @@ impl Db {
     ) -> Result<()> {
         let through = self.inner.view.visible();
         self.flush(cf)?;
-        compact_range::compact_range(&self.inner, RangeRequest { cf, range, options, through })
+        compact_range::compact_range(&self.inner, &RangeRequest { cf, range, options, through })
     }
 
     /// Makes a checkpoint in `dir`, which must not exist or be empty. On return it survives power

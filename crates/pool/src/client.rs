@@ -169,8 +169,8 @@ impl PoolClient {
         Duration::from_nanos(self.lease_until_ns().saturating_sub(self.shared().now_ns()))
     }
 
-    /// Whether the client was declared dead or has left. All of its calls end as fenced, and the
-    /// process must join again.
+    /// Whether the client was declared dead or has left. All of its calls end as fenced or closed,
+    /// and the process must join again.
     #[must_use]
     pub fn is_evicted(&self) -> bool {
         self.shared().is_over()

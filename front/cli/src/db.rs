@@ -1,8 +1,8 @@
 //! `archipelago db`: an operator's tools for a database that no other process has open.
 //!
-//! Every tool but `verify` takes the lock file, so it refuses a database that another process has
-//! open. `verify` and `repair` read files and do not open the database. They write nothing into it
-//! and remove nothing from it.
+//! Every tool but `verify` and `sst dump` takes the lock file, so it refuses a database that
+//! another process has open. `verify` and `repair` read files and do not open the database. They
+//! write nothing into it and remove nothing from it.
 //!
 //! Failure: a tool ends with the first error. Its output up to there is valid.
 
@@ -27,7 +27,8 @@ use crate::stop::Stop;
 /// Read, change, check, copy and repair a database that no server has open.
 ///
 /// Keys and values are text. A byte that is not printable is written \xNN, in arguments and in
-/// output. Every tool but `verify` refuses a database that another process has open.
+/// output. Every tool but `verify` and `sst dump` refuses a database that another process has
+/// open.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
                         archipelago db --dir ./data get reef\n  \

@@ -219,8 +219,8 @@ fn manager(args: &ManagerArgs) -> Result<()> {
     print_line!("It keeps {} copies; clients may be silent for {} ms", args.copies, args.lease_ms);
     stop.wait(|| server.is_deposed())?;
     if server.is_deposed() {
-        let what = "another manager has taken over, so this one ends: start it again with --standby \
-                    to have it stand by";
+        let what = "another manager has taken over, so this one ends: to run several managers, start \
+                    each with the same --memory-nodes N, and this one with --standby";
         return Err(Error::fenced(what));
     }
     print_line!("Stopped; nodes and clients go on without it");

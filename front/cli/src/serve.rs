@@ -47,7 +47,7 @@ enum Engine {
                         archipelago serve --dir ./data\n  \
                         redis-cli -p 6379 set reef coral  (in another terminal)\n\n  \
                         archipelago serve --listen 0.0.0.0:6379 --password-file ./password\n  \
-                        archipelago serve --engine flexkv --manager 10.0.0.1:7700")]
+                        archipelago serve --engine flexkv --manager 10.0.0.1:7700 --peers 10.0.0.5:7702")]
 pub(crate) struct ServeArgs {
     /// Store that is served
     #[arg(long, value_enum, default_value_t = Engine::Lsm)]

@@ -7,9 +7,9 @@
 //! Invariants:
 //! 1. An entry holds the latest access of all keys that share it, unless two threads note accesses
 //!    at the same moment. Then it may hold the earlier one of these two.
-//! 2. [`AccessTimes::idle_s`] is a lower bound: a key was idle for at least that long. Keys that
-//!    share an entry make it smaller. A key that was not accessed since the start of the server
-//!    has been idle since the start.
+//! 2. [`AccessTimes::idle_s`] is a lower bound of the time since the last command that accessed the
+//!    key began. Keys that share an entry make it smaller. A key that was not accessed since the
+//!    start of the server has been idle since the start.
 //!
 //! Thread-safety: every entry is an atomic number. Loads and stores are relaxed, because no other
 //! memory depends on an entry.
@@ -99,7 +99,9 @@ fn spread(key: &[u8]) -> u64 {
         (Some(first), Some(last)) if key.len() <= 16 => {
             let words = [u64::from_le_bytes(*first), u64::from_le_bytes(*last)];
             let product = u128::from(words[0] ^ PRIMES[0]) * u128::from(words[1] ^ PRIMES[1]);
-            product as u64 ^ (product >> 64) as u64
+            let folded = product as u64 ^ (product >> 64) as u64;
+            // The table takes the lower bits, which alone depend too little on the upper ones.
+            folded ^ (folded >> 32)
         }
         _ => spread_other(key),
     }

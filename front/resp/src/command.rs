@@ -62,9 +62,11 @@ impl KeyPositions {
     /// Positions of a command without keys.
     pub(crate) const NONE: Self = Self { first: 0, last: 0, step: 0 };
 
-    /// The positions of a command that has `count` arguments, its name included.
+    /// The positions of a command that has `count` arguments, its name included. All are less than
+    /// `count`: a subcommand without a key, such as OBJECT HELP, has none.
     pub(crate) fn of(self, count: usize) -> impl Iterator<Item = usize> {
         let last = if self.last < 0 { count as i32 + self.last } else { self.last };
+        let last = last.min(count as i32 - 1);
         let positions = (self.first..=last).step_by(self.step.max(1) as usize);
         positions.filter(move |_| self.first > 0).map(|position| position as usize)
     }

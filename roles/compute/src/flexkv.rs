@@ -472,7 +472,7 @@ impl Drop for FlexKvNode {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::SeqCst);
         if let Some(Err(error)) = self.keeper.take().map(Joiner::join) {
-            tracing::error!(%error, "a thread of the compute node did not start");
+            tracing::error!(%error, "a thread of the compute node panicked");
         }
         let life = self.shared.life.write().take();
         if let Some(life) = life {
@@ -482,7 +482,7 @@ impl Drop for FlexKvNode {
 }
 
 impl Life {
-    /// Leaves the cluster. Running calls end as fenced.
+    /// Leaves the cluster. Running calls end as closed.
     fn end(self) {
         block_on(self.pool.leave());
     }

@@ -194,7 +194,7 @@ impl Drop for ManagerServer {
         let threads: Vec<Joiner> = self.shared.threads.lock().drain(..).collect();
         for thread in threads {
             if let Err(error) = thread.join() {
-                tracing::error!(%error, "a thread of the manager did not start");
+                tracing::error!(%error, "a thread of the manager panicked");
             }
         }
     }

@@ -185,7 +185,7 @@ impl Drop for MemoryServer {
         self.shared.rpc.close();
         for thread in self.threads.drain(..) {
             if let Err(error) = thread.join() {
-                tracing::error!(%error, "a thread of the memory node did not start");
+                tracing::error!(%error, "a thread of the memory node panicked");
             }
         }
     }

@@ -60,7 +60,7 @@ const TOPICS: [Topic; 8] = [
         &[
             "ENCODING key: returns int, embstr or raw, according to the bytes of the value",
             "REFCOUNT key: returns 1",
-            "IDLETIME key: returns a lower bound of the seconds since the last access",
+            "IDLETIME key: returns a lower bound of the seconds since the last access through this server",
             "FREQ key: is refused, because accesses are not counted",
         ],
     ),

@@ -112,6 +112,9 @@ fn get_keys(args: Args<'_>, reply: &mut Reply) -> Handled {
     }
     // The described command begins at argument 2 of this one.
     let positions: Vec<usize> = command.keys.of(args.len() - 2).collect();
+    if positions.is_empty() {
+        return Err(Refusal::fixed("ERR Invalid number of arguments specified for command"));
+    }
     reply.array(positions.len());
     for position in positions {
         reply.bulk(args.get(position + 2));

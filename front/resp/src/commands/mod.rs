@@ -57,6 +57,16 @@ mod tests {
     use crate::command::flag;
 
     #[test]
+    fn positions_of_keys_lie_among_the_arguments() {
+        for command in list().iter().copied() {
+            for count in (1..=8).filter(|count| command.takes(*count)) {
+                let of = command.keys.of(count);
+                assert!(of.into_iter().all(|at| (1..count).contains(&at)), "{}", command.name);
+            }
+        }
+    }
+
+    #[test]
     fn commands_are_found_in_any_case() {
         for command in list().iter().copied() {
             assert_eq!(command.name, command.name.to_ascii_lowercase());

@@ -4,13 +4,15 @@
 //! ([`flag::NO_TOUCH`]) or names no keys (SCAN, RANGE). After CLIENT NO-TOUCH ON only writes and
 //! TOUCH count: a write makes a new value, and the value begins with an access.
 //! Cost: that of [`AccessTimes::note`](crate::access_times::AccessTimes::note) for each key. The
-//! time is that at which the command began, or the group of plain commands that it belongs to.
+//! time is that at which the command began, or the group of plain commands that it belongs to. Keys
+//! that no store accepts are left out.
 
 use std::sync::atomic::Ordering;
 
 use super::Session;
 use crate::args::Args;
 use crate::command::{Command, flag};
+use crate::store::KEY_BYTES_MAX;
 
 impl Session {
     /// Turns CLIENT NO-TOUCH on or off.
@@ -34,7 +36,8 @@ impl Session {
         let counts = command.has(flag::WRITE) || !self.is_no_touch.get();
         if counts && !command.has(flag::NO_TOUCH) {
             let times = &self.shared.access_times;
-            command.keys_of(args).for_each(|key| times.note(key, now_ns));
+            let keys = command.keys_of(args).filter(|key| key.len() <= KEY_BYTES_MAX);
+            keys.for_each(|key| times.note(key, now_ns));
         }
     }
 

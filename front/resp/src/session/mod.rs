@@ -439,8 +439,7 @@ impl Session {
                     if command.has(flag::CONTAINER) {
                         self.client.last_command.note_with_subcommand(command, &args.text(1));
                     }
-                    self.note_accesses(command, args, started_ns);
-                    let done = self.run(row, args, reply);
+                    let done = self.run(row, args, reply, started_ns);
                     self.note_time(command, 1, started_ns, || slow_args(command, args));
                     if done.is_err() {
                         self.shared.command_stats.failed(command, 1);
@@ -539,7 +538,7 @@ impl Session {
         }
     }
 
-    fn run(&self, row: &CommandRow, args: Args<'_>, reply: &mut Reply) -> Handled {
+    fn run(&self, row: &CommandRow, args: Args<'_>, reply: &mut Reply, started_ns: u64) -> Handled {
         let command = &row.command;
         let is_large = args.byte_len() as u64 > FREE_BYTES;
         if is_large && command.has(flag::WRITE) {
@@ -551,6 +550,7 @@ impl Session {
             || (command.has(flag::WRITE | flag::READONLY)
                 && self.store().would_stall(command.has(flag::WRITE)));
         let mut act = || {
+            self.note_accesses(command, args, started_ns);
             if command.has(flag::READONLY) && self.shared.tracking.is_active() {
                 self.track_reads(command, args)?;
             }

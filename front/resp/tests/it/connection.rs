@@ -109,6 +109,9 @@ fn command_describes_the_table() {
         ("COMMAND GETKEYS MSET a 1 b 2", "*2 $1 a $1 b"),
         ("COMMAND GETKEYS DEL a b c", "*3 $1 a $1 b $1 c"),
         ("COMMAND GETKEYS PING", "-ERR The command has no key arguments"),
+        ("COMMAND GETKEYS OBJECT ENCODING a", "*1 $1 a"),
+        ("COMMAND GETKEYS OBJECT HELP", "-ERR Invalid number of arguments specified for command"),
+        ("COMMAND GETKEYS MEMORY DOCTOR", "-ERR Invalid number of arguments specified for command"),
         ("COMMAND DANCE", "-ERR unknown subcommand 'DANCE'. Try COMMAND HELP."),
     ]);
 }

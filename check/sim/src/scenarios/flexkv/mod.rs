@@ -31,9 +31,12 @@ const STEPS: [Step; 8] = [
     pool::STEPS[0],
     pool::STEPS[1],
     pool::STEPS[2],
-    Step { name: "lease", about: "a node stops rpc when its lease has run out" },
+    Step { name: "lease", about: "a node stops serving when its lease has run out" },
     Step { name: "copies-first", about: "a one-sided write reaches all copies before it commits" },
-    Step { name: "repair", about: "old records lose their valid bit, also after a node's death" },
+    Step {
+        name: "repair",
+        about: "a new owner settles unfinished slots and makes differing copies equal",
+    },
     Step { name: "invalidation", about: "a write notifies the nodes that cache the old value" },
     Step {
         name: "clearing",

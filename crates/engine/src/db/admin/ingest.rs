@@ -256,7 +256,7 @@ fn install_ingest(
     }
     flush_overlapping(db, &mut commit, family, &pieces)?;
     // The files survive power loss from here on: what was written before must do so too.
-    write::sync_log(db, commit.last_seq)?;
+    write::sync_log(db, commit.last_seq, commit.order())?;
     let mut manifest = db.storage.lock_manifest(commit.order());
     let version = Arc::clone(&family.current.load().version);
     let Some(mut job) = start_ingestion(db, family, &version, &pieces, manifest.order()) else {

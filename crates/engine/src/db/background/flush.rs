@@ -307,7 +307,7 @@ fn shard_work(db: &DbInner, task: &FlushTask, shard: usize, cancel: &Cancel, war
 fn sync_before_install(db: &DbInner, task: &FlushTask) -> Result<()> {
     let is_logged = task.memtables.iter().any(|memtable| memtable.oldest_log().is_some());
     if is_logged && !leaves_a_prefix(&db.jobs, &db.view, task) {
-        write::sync_log(db, task.through())?;
+        write::sync_log(db, task.through(), Order::none())?;
     }
     Ok(())
 }
@@ -392,9 +392,11 @@ fn install_flush(db: &DbInner, task: &FlushTask, output: &JobOutput) -> Result<(
     log_segments::drop_logs_below(db, floor);
     let bytes_flushed = task.data_bytes(task.shards.clone());
     db.pacing.drain().add(bytes_flushed);
-    let flushes = db.jobs.lock(Order::none()).flushes_running();
     let duration = Duration::from_nanos(output.duration_ns);
-    db.pacing.measure_flush(bytes_flushed, flushes, duration);
+    // The lock is held over the measurement, so that flushes that end together are both counted.
+    let state = db.jobs.lock(Order::none());
+    db.pacing.measure_flush(bytes_flushed, state.flushes_running(), duration);
+    drop(state);
     family.backlog_since_ns.store(db.context.clock().now_ns(), Ordering::Relaxed);
     db.observers.stats().add(Ticker::Flushes, 1);
     db.observers.stats().add(Ticker::FlushBytesWritten, output.bytes_written);

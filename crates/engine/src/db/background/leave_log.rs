@@ -320,13 +320,13 @@ pub(crate) fn harden_log(db: &DbInner, last_seq: SeqNo, options: &WriteOptions) 
 /// goes to tables in the room of the reserve, which makes it durable as well.
 pub(crate) fn sync_or_leave(db: &DbInner, seq: SeqNo) -> Result<()> {
     leave_log_before_sync(db)?;
-    let synced = write::sync_log(db, seq);
+    let synced = write::sync_log(db, seq, Order::none());
     or_leave(db, synced)
 }
 
 pub(crate) fn write_through_or_leave(db: &DbInner, seq: SeqNo) -> Result<()> {
     leave_log_before_sync(db)?;
-    let written = write::write_log_through(db, seq);
+    let written = write::write_log_through(db, seq, Order::none());
     or_leave(db, written)
 }
 

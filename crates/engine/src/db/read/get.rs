@@ -59,7 +59,7 @@ pub(crate) struct Gather<'a> {
     family: &'a Family,
     key: &'a [u8],
     now_ms: Option<u64>,
-    clock: &'a dyn Clock,
+    clock: &'a Arc<dyn Clock>,
     /// Values may be cut and are not kept.
     keys_only: bool,
     /// Sequence number of the newest range tombstone over the key met so far.
@@ -71,7 +71,7 @@ pub(crate) struct Gather<'a> {
 }
 
 impl<'a> Gather<'a> {
-    fn new(clock: &'a dyn Clock, family: &'a Family, key: &'a [u8]) -> Self {
+    fn new(clock: &'a Arc<dyn Clock>, family: &'a Family, key: &'a [u8]) -> Self {
         Self {
             family,
             key,
@@ -249,7 +249,7 @@ pub(crate) fn get(
     if gather.is_decided() {
         reader.observers.stats().add(Ticker::GetsMemtable, 1);
     } else {
-        search_tables(reader, &current, &lookup, options, &mut gather)?;
+        search_tables(&reader, &current, &lookup, options, &mut gather)?;
     }
     let result = gather.into_result()?;
     reader.observers.stats().add(Ticker::Gets, 1);
@@ -268,7 +268,7 @@ fn gather<'a>(
     lookup: &Lookup<'a>,
     options: &ReadOptions,
 ) -> Gather<'a> {
-    let mut gather = Gather::new(&**reader.context.clock(), family, lookup.key);
+    let mut gather = Gather::new(reader.context.clock(), family, lookup.key);
     gather.keys_only = options.keys_only;
     gather
 }
@@ -286,7 +286,7 @@ fn search_memtables(current: &SuperVersion, lookup: &Lookup<'_>, gather: &mut Ga
 }
 
 fn search_tables(
-    reader: Reader<'_>,
+    reader: &Reader<'_>,
     current: &SuperVersion,
     lookup: &Lookup<'_>,
     options: &ReadOptions,
@@ -303,7 +303,7 @@ fn search_tables(
 }
 
 fn search_table(
-    reader: Reader<'_>,
+    reader: &Reader<'_>,
     file: &Arc<LiveFile>,
     lookup: &Lookup<'_>,
     options: &TableReadOptions,
@@ -341,7 +341,7 @@ pub(crate) fn multi_get(
     for (lookup, gather) in lookups.iter().zip(&mut gathers) {
         search_memtables(&current, lookup, gather);
     }
-    multi_search_tables(reader, &current, &lookups, options, &mut gathers)?;
+    multi_search_tables(&reader, &current, &lookups, options, &mut gathers)?;
     reader.observers.stats().add(Ticker::Gets, keys.len() as u64);
     let mut values = vec![None; keys.len()];
     for (gather, &index) in gathers.into_iter().zip(&order) {
@@ -352,32 +352,31 @@ pub(crate) fn multi_get(
 
 /// Depth by depth, file by file: the undecided keys of a file are looked up together.
 fn multi_search_tables(
-    reader: Reader<'_>,
+    reader: &Reader<'_>,
     current: &SuperVersion,
     lookups: &[Lookup<'_>],
     options: &ReadOptions,
     gathers: &mut [Gather<'_>],
 ) -> Result<()> {
     let options = table_options(options);
+    let undecided = lookups.iter().enumerate().filter(|(at, _)| !gathers[*at].is_decided());
     let mut tables: Vec<_> =
-        lookups.iter().map(|lookup| current.tables(lookup.key).peekable()).collect();
+        undecided.map(|(at, lookup)| (at, current.tables(lookup.key).peekable())).collect();
+    let mut group = Vec::new();
     loop {
-        let undecided = tables.iter_mut().zip(gathers.iter()).filter(|(_, of)| !of.is_decided());
-        let depths = undecided.filter_map(|(table, _)| table.peek().map(|next| next.depth));
+        tables.retain(|(at, _)| !gathers[*at].is_decided());
+        let depths = tables.iter_mut().filter_map(|(_, table)| table.peek().map(|next| next.depth));
         let Some(depth) = depths.min() else { return Ok(()) };
-        let mut group = Vec::new();
+        group.clear();
         let mut file = None;
-        for (at, table) in tables.iter_mut().enumerate() {
-            if gathers[at].is_decided() {
-                continue;
-            }
+        for (at, table) in &mut tables {
             let Some(next) = table.next_if(|next| next.depth == depth) else { continue };
             let before = file.replace(next.file).filter(|before| !Arc::ptr_eq(before, next.file));
             if let Some(before) = before {
                 multi_search_file(reader, before, &group, lookups, &options, gathers)?;
                 group.clear();
             }
-            group.push(at);
+            group.push(*at);
         }
         if let Some(file) = file {
             multi_search_file(reader, file, &group, lookups, &options, gathers)?;
@@ -386,7 +385,7 @@ fn multi_search_tables(
 }
 
 fn multi_search_file(
-    reader: Reader<'_>,
+    reader: &Reader<'_>,
     file: &Arc<LiveFile>,
     group: &[usize],
     lookups: &[Lookup<'_>],

@@ -208,9 +208,10 @@ pub(crate) fn rotate_log(db: &DbInner, commit: &mut CommitGuard<'_>) -> Result<(
     if let Some(error) = closed.unfinished {
         // Its records are in memory; once they are in tables the segment does not matter.
         db.logs.request_leave();
-        db.observers.fail_soft(&db.jobs, "closing a log segment", &error);
-        // A worker that has just looked is asleep before the wake-up.
+        // A worker that has just looked is asleep before the wake-up, and does not clear what is
+        // noted next.
         drop(db.jobs.lock(commit.order()));
+        db.observers.fail_soft(&db.jobs, "closing a log segment", &error);
     }
     db.jobs.wake();
     Ok(())

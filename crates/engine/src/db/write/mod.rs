@@ -41,6 +41,7 @@ use crate::db::write::log_segments::LogSegments;
 use crate::disk_space::SpaceUse;
 use crate::event::Event;
 use crate::key::{Kind, check_limits};
+use crate::lock_order::{Before, JobsLock, Order};
 use crate::manifest::LogMark;
 use crate::memtable::SlabPool;
 use crate::options::WriteOptions;
@@ -211,8 +212,12 @@ fn commit_checked(
     }
 }
 
-/// Makes the log durable through `seq`.
-pub(crate) fn sync_log(db: &DbInner, seq: SeqNo) -> Result<()> {
+/// Makes the log durable through `seq`. The caller may hold the locks that `order` names.
+pub(crate) fn sync_log<Held: Before<JobsLock>>(
+    db: &DbInner,
+    seq: SeqNo,
+    order: Order<Held>,
+) -> Result<()> {
     let started = db.context.clock().now_ns();
     match db.writes.committer().sync_through(seq) {
         Ok(false) => Ok(()),
@@ -224,7 +229,7 @@ pub(crate) fn sync_log(db: &DbInner, seq: SeqNo) -> Result<()> {
         }
         Err(error) => {
             let error = error.context_at("the log could not be synced");
-            fail_log(db, "log sync", &error);
+            fail_log(db, "log sync", &error, order);
             Err(error)
         }
     }
@@ -242,22 +247,29 @@ fn mark_durable_log(storage: &Storage, logs: &LogSegments, writes: &WritePath) {
 /// Notes that the log cannot reach its device. On a full disk the log is left for tables, and
 /// writes go on meanwhile; after any other error what the device holds is unknown, and the
 /// database takes no more writes.
-fn fail_log(db: &DbInner, job: &str, error: &Error) {
+fn fail_log<Held: Before<JobsLock>>(db: &DbInner, job: &str, error: &Error, order: Order<Held>) {
     if !error.is_no_space() {
         db.observers.fail_read_only(&db.jobs, job, error);
         return;
     }
     db.logs.request_leave();
+    // A worker that has just found nothing to leave clears the health under this lock. It must not
+    // clear what is noted below.
+    drop(db.jobs.lock(order));
     disk_room::give_up_reserve(&db.storage, &db.observers, &db.disk);
     db.observers.fail_soft(&db.jobs, job, error);
 }
 
 /// Has the device take the log through `seq`. What the kernel could not write it drops from the
 /// page cache, so a failure is as grave as that of a sync.
-pub(crate) fn write_log_through(db: &DbInner, seq: SeqNo) -> Result<()> {
+pub(crate) fn write_log_through<Held: Before<JobsLock>>(
+    db: &DbInner,
+    seq: SeqNo,
+    order: Order<Held>,
+) -> Result<()> {
     db.writes.committer().write_through(seq).map(drop).map_err(|error| {
         let error = error.context_at("the log could not be written to its device");
-        fail_log(db, "log write", &error);
+        fail_log(db, "log write", &error, order);
         error
     })
 }

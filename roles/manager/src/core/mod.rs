@@ -111,8 +111,8 @@ pub(crate) struct NodeInfo {
     pub(crate) forgotten: bool,
     /// Earliest time, in nanoseconds, at which the manager may ask a full node for memory again.
     pub(crate) full_until_ns: u64,
-    /// Dead clients that the node has not fenced yet. `true` means that it has fenced the client,
-    /// and a process still has memory mapped.
+    /// Dead clients with which the node is not finished. `false` means that it has not confirmed
+    /// the fence, and `true` that a process still has memory mapped.
     pub(crate) fences: BTreeMap<ClientId, bool>,
     /// Whether the node and this manager have exchanged their dead clients.
     pub(crate) told: bool,

@@ -20,9 +20,10 @@
 //! 4. A write that stays in line waits for a later write only to get its result.
 //!
 //! Thread-safety: one lock covers all keys, and is held for one access to a map. No waiting write
-//! is woken under it. Failure: an error of the leader's write is also the result of the writes
-//! combined with it. Cost: a write that meets none accesses the map twice, and allocates nothing
-//! once the map has held as many keys.
+//! is woken under it.
+//! Failure: an error of the leader's write is also the result of the writes combined with it.
+//! Cost: a write that meets none accesses the map twice, and allocates nothing once the map has
+//! held as many keys.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
@@ -332,7 +333,7 @@ mod tests {
     }
 
     /// Threads write a few keys, some drop their write at any moment: there is one leader at a
-    /// time, and everybody comes through.
+    /// time, and every write proceeds.
     #[test]
     fn one_thread_leads_at_a_time_and_all_proceed() {
         use std::sync::atomic::{AtomicBool, Ordering};

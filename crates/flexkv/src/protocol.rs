@@ -10,9 +10,11 @@
 //! Invariants: 1. a node keeps its protocol for its whole life. 2. The answers of a protocol,
 //! except [`IndexProtocol::is_written`], never change.
 //!
-//! Thread-safety: any thread may ask. Failure: a question has no failure; a change of a slot ends
-//! with an error whose effect is unknown. Cost: nothing in the product. With the feature, a virtual
-//! call for each question, and an allocation for each change of a slot.
+//! Thread-safety: any thread may ask.
+//! Failure: a question has no failure; a change of a slot ends with an error whose effect is
+//! unknown.
+//! Cost: nothing in the product. With the feature, a virtual call for each question, and an
+//! allocation for each change of a slot.
 
 use std::fmt;
 #[cfg(feature = "index-protocol")]

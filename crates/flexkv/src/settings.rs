@@ -57,9 +57,9 @@ pub struct FlexKvSettings {
     /// Base-2 logarithm of the number of buckets, of eight slots each, in each partition of a new
     /// store. Partitions grow by themselves. Default: 5.
     pub log2_buckets: u32,
-    /// Time for which a client may act on the position of a key's slot, by the proxy's clock, and
-    /// for which a node may serve its cache without an answer of the proxy. Default: 200 ms, as in
-    /// the paper.
+    /// Time for which a client may act on the position of a key's slot, by the proxy's clock. A
+    /// node may serve its cache for the same time without an answer of the proxy. Default: 200 ms,
+    /// as in the paper.
     pub lease: Duration,
     /// Time for which a node may act on a record's address. The memory of freed records is reused
     /// after that. It must be longer than the pool's lease, so that a client that was stopped

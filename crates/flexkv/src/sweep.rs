@@ -15,8 +15,8 @@
 //! Before the questions, a sweep waits for an address lease and a quarter. A write that names a
 //! record begins at most one address lease after the record was allocated, and clocks differ in
 //! rate by less than a quarter. A sweep follows when a block was adopted, when a member was
-//! removed, when a call ended with an unknown outcome, and again if a record was held, because its
-//! holder may die.
+//! removed, and when a call ended with an unknown outcome. It is repeated if a record was held,
+//! because its holder may die.
 //!
 //! Invariants:
 //! 1. One sweep runs at a time.

@@ -6,8 +6,8 @@
 //! end of the text.
 //!
 //! Invariant: [`WriteEffect::None`] is said only if no request and no operation that could commit
-//! the write was sent, or each that was sent was answered with a refusal. Cost: an allocation per
-//! error.
+//! the write was sent, or each that was sent was answered with a refusal.
+//! Cost: an allocation per error.
 
 use std::fmt;
 

@@ -5,13 +5,13 @@
 //! when the cache finds the pair.
 //!
 //! **An address** leads to a record. If the record has its valid bit, it was the newest when it was
-//! read: the node that supersedes it clears the bit on all copies before the commit, and its memory
-//! is not reused while any node acts on the address. So each such read renews the address. Without
-//! the bit, the address is dropped and the key is looked up.
+//! read. The node that supersedes it clears the bit on all copies before the commit. Its memory is
+//! not reused while any node acts on the address. So each such read renews the address. Without the
+//! bit, the address is dropped and the key is looked up.
 //!
 //! **A write** needs the key's slot. A cached pair gives it with the current word. A cached address
-//! gives it with a former word, which suffices for a set: the proxy accepts a position that was
-//! confirmed within a slot lease, and one-sided the swap decides. Other conditions need the newest
+//! gives it with a former word, which suffices for a set. The proxy accepts a position that was
+//! confirmed within a slot lease. One-sided, the swap decides. Other conditions need the newest
 //! value.
 
 use archipelago_base::Result;

@@ -25,8 +25,8 @@
 //!
 //! **An unknown outcome.** If the proxy's node does not answer and then dies, the call asks until
 //! the map says that the partition went on without that node. Then it looks. Either its record is
-//! in the index, or it was in the index (the node that superseded it cleared its valid bit), or it
-//! never was there and never will be.
+//! in the index, or it was superseded and has lost its valid bit, or it never was in the index and
+//! never will be.
 //!
 //! Invariants:
 //! 1. A write runs within the gate of its partition, except while it waits for the proxy of a
@@ -35,8 +35,8 @@
 //!
 //! Thread-safety: any thread may call any method. No lock is held over an await.
 //! Failure: a call that makes no progress within the settings' patience ends as busy.
-//! Cost: a cached read costs one lock. Any other read takes two round trips, and a write
-//! at least three.
+//! Cost: a cached read costs one lock. Any other read takes two round trips, and a write at least
+//! three.
 
 mod cached;
 mod delegated;

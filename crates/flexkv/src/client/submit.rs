@@ -3,8 +3,8 @@
 //!
 //! Failure: a request whose outcome is unknown stays with the write as [`Unsettled`]. The write
 //! asks on while the same node serves the partition at the same epoch. Otherwise it finds out how
-//! the request ended ([`Client::how_it_ended`]). Cost: one round trip to the partition's node, or
-//! those of [`crate::onesided`].
+//! the request ended ([`Client::how_it_ended`]).
+//! Cost: one round trip to the partition's node, or those of [`crate::onesided`].
 
 use std::fmt;
 use std::sync::Arc;

@@ -308,9 +308,9 @@ impl Coordinator {
         self.resend();
     }
 
-    /// Takes the directory that was read after [`Action::Look`]: the base-2 logarithm of the number
-    /// of partitions, if a node began to make the index, and the epoch and shape of each partition,
-    /// if the index was made.
+    /// Takes the directory that was read after [`Action::Look`]. `partition_bits` is known if a
+    /// node began to make the index. `entries` are the epoch and shape of each partition, if the
+    /// index was made.
     pub fn on_entries(&mut self, partition_bits: Option<u32>, entries: Option<&[(u32, Shaped)]>) {
         if self.phase != Phase::Looking {
             return;

@@ -18,8 +18,8 @@
 //! **Noise.** Counts of a second are samples. Among thousands of partitions of nearly the same
 //! hotness, sampling noise alone reorders ranks, up to a D near B if the load is uniform. Algorithm
 //! 1 as printed would then reassign every second. So a partition keeps the hotness by which it was
-//! last ranked, as a share of the whole, until its count differs from that by more than
-//! `noise_sigmas` standard deviations of the difference of two such counts ([`Ranking::observe`]).
+//! last ranked, as a share of the whole, while its count is near that share ([`Ranking::observe`]).
+//! The limit is `noise_sigmas` standard deviations of the difference of two such counts.
 //! [`NOISE_SIGMAS_PAPER`] = 0 is the algorithm as printed. Ties are decided by the old order, and
 //! then by the smaller number.
 //!

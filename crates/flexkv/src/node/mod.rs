@@ -1,10 +1,10 @@
 //! The node: what every part of a compute node needs to read and write records and to reach other
 //! nodes. It belongs to no protocol, and it knows neither proxies nor clients.
 //!
-//! [`Node`] owns the settings, the pool and its [`Table`], the records of this node (`records/`,
-//! `pieces.rs`, `reclaim.rs`), its cache (`caching/`), the other nodes (`peers.rs`), its counters
-//! (`stats.rs`, `load_counters.rs`) and the map. Its owners are the compute node and the parts
-//! above it, each by an `Arc`.
+//! [`Node`] owns the settings, the pool and its [`Table`], and the map. It owns the records of this
+//! node (`records/`, `pieces.rs`, `reclaim.rs`) and its cache (`caching/`). It also owns the other
+//! nodes (`peers.rs`) and its counters (`stats.rs`, `load_counters.rs`). Its owners are the compute
+//! node and the parts above it, each by an `Arc`.
 //!
 //! Invariants:
 //! 1. The map exists once the node has joined, and its geometry never changes.
@@ -82,8 +82,8 @@ pub(crate) struct Joined {
 }
 
 impl Joined {
-    /// The state of a node that has just got `number` and `map`. `lender` is the fabric's node
-    /// that the load counters are lent from.
+    /// The state of a node that has just got `number` and `map`. `lender` is the fabric's node that
+    /// the load counters are lent from.
     pub(crate) fn new(number: u32, map: Map, lender: Option<&Weak<FabricNode>>) -> Result<Self> {
         let geometry = map.geometry;
         let load_counters = match lender {

@@ -10,7 +10,7 @@
 //! leases run out. Therefore questions are divided by what their answers wait for ([`Class`]). Each
 //! class has a session of its own, and no answer waits for a question of its own or a later class.
 //! A question may be asked in a later class than necessary. The look-up before a write uses the
-//! class of writes: with two links, two threads on each side would poll in turn, which takes four
+//! class of writes. With two links, two threads on each side would poll in turn, which takes four
 //! times as long in shared memory.
 //!
 //! Thread-safety: any thread may ask. A mutex guards the known nodes, and one per node its clock.

@@ -20,13 +20,15 @@
 //! Thread-safety: any thread may change slots.
 //! Failure: all operations of a turn use one opening of the block. When one is refused, the block
 //! is opened again, after which no late operation takes effect. The slot's first copy then shows
-//! how far the change has come: pending (go on), final (done), or the old word (a new first copy
-//! never had the swap, so the change begins again). Another word means that the change was
-//! superseded, if the new record has lost its valid bit, and that it lost otherwise. Copies are
-//! equal when an epoch of the block begins. A writer that dies leaves a pending slot. Once it is
-//! evicted, the partition's node settles the slot ([`Table::settled`]). A writer that runs out of
-//! time continues in the background (`proxy/unfinished.rs`). Cost: three round trips after that of
-//! the record, and one swap. The paper (§4.5) leaves this path to FUSEE, which swaps every copy.
+//! how far the change has come. A pending word means to go on, and the final word means that the
+//! change is done. If the copy has the old word, it is a new first copy without the swap, and the
+//! change begins again. Another word means that the change was superseded, if the new record has
+//! lost its valid bit, and that it lost otherwise. Copies are equal when an epoch of the block
+//! begins. A writer that dies leaves a pending slot. Once it is evicted, the partition's node
+//! settles the slot ([`Table::settled`]). A writer that runs out of time continues in the
+//! background (`proxy/unfinished.rs`).
+//! Cost: three round trips after that of the record, and one swap. The paper (§4.5) leaves this
+//! path to FUSEE, which swaps every copy.
 //!
 //! [Decision 0017]: ../../../../docs/decisions/0017-flexkv-one-sided-slot-updates.md
 

@@ -18,8 +18,8 @@
 //!
 //! Thread-safety: each change has a task of its own.
 //! Failure: a node that was declared dead stops, and its successor settles the slot. A block that
-//! is gone or unreadable ends the task with a warning. Cost: nothing without an error. After one, a
-//! READ in each lease until the change has ended.
+//! is gone or unreadable ends the task with a warning.
+//! Cost: nothing without an error. After one, a READ in each lease until the change has ended.
 
 use std::sync::Arc;
 

@@ -20,7 +20,7 @@
 //! Searches are answered from the slots in memory. Once step 3 of a write has begun, no node may
 //! cache the pair of its slot.
 //!
-//! **Why reads are linearizable.** Before step 4 no reader sees the new value: the slots in memory
+//! **Why reads are linearizable.** Before step 4 no reader sees the new value. The slots in memory
 //! name the old record, and only writers read the copies of the index in the pool. After step 4 no
 //! reader takes the old value for the newest. Cached pairs were dropped in step 3. A cached address
 //! was dropped as well, or it leads to a record without its valid bit, which a reader does not

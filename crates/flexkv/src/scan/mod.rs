@@ -22,8 +22,8 @@
 //! Thread-safety: any thread may scan. Steps share nothing.
 //! Failure: a partition that moves for longer than the settings' patience makes the step busy. Its
 //! position stays valid.
-//! Cost: a READ or a request of at most 32 KiB for each partition that the step touches, up to 32
-//! of them in parallel where keys are few, and a READ of 256 bytes for each record.
+//! Cost: a READ or a request of at most 32 KiB for each partition that the step touches, and a READ
+//! of 256 bytes for each record. Where keys are few, up to 32 partitions are read in parallel.
 
 mod keys;
 

@@ -1,9 +1,10 @@
 //! Moves a value from one key to another. The store over remote memory cannot change two keys
 //! atomically, so a move is several writes of single keys. Each of them is linearizable.
 //!
-//! 1. Read the source. 2. Write its value and expiry to the destination. 3. Delete the source if it
-//!    still has the version that was read. If a client changed it meanwhile, go on at 1: the
-//!    destination gets the newer value.
+//! 1. Read the source.
+//! 2. Write its value and expiry to the destination.
+//! 3. Delete the source if it still has the version that was read. If a client changed it
+//!    meanwhile, go on at step 1, so that the destination gets the newer value.
 //!
 //! Invariants:
 //!
@@ -23,15 +24,15 @@
 //!
 //! Failure: an error before the destination was written says what became of that write. A later one
 //! is of unknown effect: the destination has a value of the source, and the source may still exist.
-//! A source that is changed all the time ends the move after [`TRIES_MAX`] tries. Cost: a read, a
-//! write and a deletion for each try.
+//! A source that is changed all the time ends the move after [`TRIES_MAX`] tries.
+//! Cost: a read, a write and a deletion for each try.
 
 use archipelago_base::{Error, Result};
 
 use super::{If, Value};
 use crate::write_error::WriteError;
 
-/// Tries after which a move gives up because the source has changed during each of them.
+/// Number of tries after which a move gives up, because the source has changed during each of them.
 const TRIES_MAX: usize = 100;
 
 /// What becomes of a destination that exists.
@@ -39,18 +40,18 @@ const TRIES_MAX: usize = 100;
 pub enum Destination {
     /// The move overwrites it.
     Overwritten,
-    /// It stays, and nothing is moved.
+    /// The destination stays, and nothing is moved.
     Kept,
 }
 
-/// What came of a move.
+/// Result of a move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Renamed {
     /// The destination has the value, and the source does not exist.
     Moved,
-    /// There was no source.
+    /// The source does not exist.
     NoSource,
-    /// The destination exists; nothing was done.
+    /// The destination exists, so nothing was done.
     DestinationExists,
 }
 

@@ -1,4 +1,4 @@
-//! Scripted nodes, and the bag of messages between them and the coordinator.
+//! Scripted nodes, and the messages in flight between them and the coordinator.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,19 +9,19 @@ use super::super::{Action, Coordinator, Plan};
 use crate::format::Counts;
 use crate::wire::{Assigned, Grant, Member, Message, Shaped, Why};
 
-/// Room of a node for offloaded partitions, unless a test says otherwise.
+/// Bytes of a node for offloaded partitions, unless a test sets another number.
 const INDEX_BYTES: u64 = 1 << 20;
 
 pub(super) const PLAN: Plan = Plan { partition_bits: 3, log2_buckets: 1, offload: 0, fixed: false };
 
-/// Something under way.
+/// A message in flight.
 #[derive(Clone, Debug)]
 pub(super) enum Flight {
     Order {
         to: ClientId,
         message: Message,
     },
-    /// To an order of the coordinator of `term`.
+    /// The answer to an order of the coordinator of `term`.
     Answer {
         term: u64,
         from: ClientId,
@@ -61,37 +61,37 @@ pub(super) struct Node {
     pub(super) number: u32,
     pub(super) version: u64,
     pub(super) map: Vec<Assigned>,
-    /// Whom it knows as members.
+    /// Members that the node knows.
     pub(super) members: Vec<ClientId>,
-    /// Hears and says nothing any more; may still serve until it is gone.
+    /// Whether the node neither receives nor sends any more. It may still serve until it is gone.
     pub(super) silent: bool,
-    /// Finds no room for a larger subtable.
+    /// Whether the node finds no memory for a larger subtable.
     pub(super) full: bool,
     term: u64,
     directory: BlockId,
     staged: Option<Staged>,
-    /// Not open, by partition.
+    /// Whether each partition is paused.
     closed: Vec<bool>,
 }
 
 #[derive(Debug)]
 pub(super) struct Cluster {
     pub(super) core: Coordinator,
-    /// Those that are not gone.
+    /// Nodes that are not gone.
     pub(super) nodes: BTreeMap<ClientId, Node>,
-    /// Gone for good and unaware of it: they still answer what needs no pool.
+    /// Nodes that are gone for good and do not know it. They still answer what needs no pool.
     pub(super) ghosts: BTreeMap<ClientId, Node>,
     pub(super) bag: Vec<Flight>,
-    /// The owner words: epoch and node.
+    /// Epoch and node of each owner word.
     pub(super) claimed: BTreeMap<u32, (u32, u32)>,
-    /// The directory: where subtables lie, once the index is made.
+    /// Subtables in the directory, once the index is made.
     pub(super) shapes: BTreeMap<u32, Shaped>,
-    /// Whoever was told a map and is not known to be gone.
+    /// Clients that got a map and are not known to be gone.
     roster: BTreeSet<ClientId>,
-    /// The coordinator waits for the directory.
+    /// Whether the coordinator waits for the directory.
     looks: bool,
     last: Vec<Assigned>,
-    /// Room of nodes that join.
+    /// Bytes of joining nodes for offloaded partitions.
     pub(super) index_bytes: u64,
     tickets: BTreeMap<u64, ClientId>,
     next_ticket: u64,
@@ -256,7 +256,7 @@ impl Cluster {
         cluster
     }
 
-    /// The coordinator has entered its term, and read who may act.
+    /// Lets the coordinator enter its term and read the roster.
     fn take_office(&mut self) {
         self.term += 1;
         let roster: Vec<ClientId> = self.roster.iter().copied().collect();
@@ -264,14 +264,14 @@ impl Cluster {
         self.collect();
     }
 
-    /// A node says that it is there.
+    /// Lets a node report that it lives.
     pub(super) fn announce(&mut self, client: ClientId) {
         self.bag.push(Flight::Request {
             message: Message::Here { client, endpoints: Vec::new(), directory: None },
         });
     }
 
-    /// A node that asks to join; its client.
+    /// Lets a new node ask to join, and returns its client.
     pub(super) fn join(&mut self) -> u64 {
         let client = self.next_client;
         self.next_client += 1;
@@ -289,7 +289,7 @@ impl Cluster {
         self.bag.push(Flight::Request { message: Message::Grow { partition, epoch } });
     }
 
-    /// An interval ends: everybody has counted more, of one partition much more.
+    /// Ends an interval. Every node has counted more accesses, and many more of one partition.
     pub(super) fn count(&mut self, hot: usize, rng: &mut Rng) {
         let partitions = self.core.map().len();
         self.counted.resize(partitions, 0);
@@ -305,14 +305,15 @@ impl Cluster {
         self.collect();
     }
 
-    /// The pool has taken a node for dead, and its lease is over.
+    /// Lets the pool declare a node dead whose lease is over.
     pub(super) fn die(&mut self, client: u64) {
         self.ghosts.extend(self.nodes.remove_entry(&ClientId(client)));
         self.core.on_gone(ClientId(client));
         self.collect();
     }
 
-    /// The pool is asked who is dead: a join that comes late makes a member of one that died.
+    /// Asks the pool which clients are dead, because a late join may have made a dead client a
+    /// member.
     pub(super) fn watch(&mut self) {
         for client in self.core.watched() {
             if !self.nodes.contains_key(&client) {
@@ -326,14 +327,14 @@ impl Cluster {
         self.looks = false;
         self.last.clear();
         self.tickets.clear();
-        // Orders of the old one may still arrive; the rest went to it.
+        // Orders of the old coordinator may still arrive. All other messages went to it.
         self.bag.retain(|flight| matches!(flight, Flight::Order { .. }));
         self.take_office();
         let nodes: Vec<ClientId> = self.nodes.keys().chain(self.ghosts.keys()).copied().collect();
         nodes.into_iter().for_each(|client| self.announce(client));
     }
 
-    /// The directory is read, if the coordinator waits for that.
+    /// Reads the directory, if the coordinator waits for it.
     pub(super) fn read_directory(&mut self) {
         if !std::mem::take(&mut self.looks) {
             return;
@@ -351,14 +352,14 @@ impl Cluster {
         self.nodes.get(&ClientId(client)).map(|node| node.number).filter(|number| *number > 0)
     }
 
-    /// Whether the map was told to a node, or is under way to it.
+    /// Whether a node got the map, or the map is in flight to it.
     pub(super) fn is_told(&self, client: u64) -> bool {
         let told = |flight: &Flight| matches!(flight, Flight::Reply { to, .. } if to.0 == client);
         self.number(client).is_some()
             || self.bag.iter().any(|flight| told(flight) && flight.is("Joined"))
     }
 
-    /// Takes what the coordinator wants done, and looks at everything.
+    /// Performs the coordinator's actions, and checks the whole cluster.
     pub(super) fn collect(&mut self) {
         for action in self.core.take_actions() {
             self.bag.push(match action {
@@ -405,8 +406,8 @@ impl Cluster {
         let mut open: BTreeMap<u32, Assigned> = BTreeMap::new();
         for node in self.nodes.values() {
             for entry in node.map.iter().filter(|entry| !node.closed[entry.partition as usize]) {
-                // Who joins during a change may know a later epoch of the same entry until it
-                // pauses: it is declined.
+                // A node that joins during a change may know a later epoch of the same entry until
+                // it pauses. Its requests are declined.
                 let entry = Assigned { epoch: 0, ..*entry };
                 let first = *open.entry(entry.partition).or_insert(entry);
                 assert_eq!(first, entry, "two nodes work by different entries");
@@ -431,7 +432,7 @@ impl Cluster {
                 let answer = node.answer(to, &message, &mut self.claimed, &mut self.shapes);
                 let after = node.members.clone();
                 let lost = before.iter().find(|member| !after.contains(member));
-                // One that was only given a number may be unknown to the next coordinator.
+                // The next coordinator may not know a node that only got a number.
                 let takes_part =
                     |lost: &&ClientId| self.nodes.get(lost).is_some_and(|n| n.version > 0);
                 let lives = lost.filter(takes_part);
@@ -471,7 +472,7 @@ impl Cluster {
         let Message::Joined { term, number, version, map, directory, members, .. } = message else {
             return;
         };
-        // It enters itself, and looks whether the term is still the newest.
+        // The node enters itself, and checks whether the term is still the newest.
         self.roster.insert(to);
         if node.version == 0 && term >= node.term && term == self.term {
             let closed = vec![false; map.len()];
@@ -481,7 +482,7 @@ impl Cluster {
         }
     }
 
-    /// Delivers everything of one kind that is there.
+    /// Delivers all messages of one kind.
     pub(super) fn deliver_all(&mut self, name: &str) {
         while let Some(at) = self.bag.iter().position(|flight| flight.is(name)) {
             let flight = self.bag.remove(at);
@@ -500,7 +501,7 @@ impl Cluster {
         self.deliver(answer);
     }
 
-    /// Delivers everything until there is peace, and looks whether it is as it should be.
+    /// Delivers all messages until the cluster is at rest, and checks its state.
     pub(super) fn settle(&mut self) {
         for _ in 0..200 {
             while !self.bag.is_empty() {
@@ -531,7 +532,7 @@ impl Cluster {
             *shares.get_mut(&entry.node).expect("partitions are those of living nodes") += 1;
             assert!(!entry.grow, "{entry:?}");
         }
-        // By load; of as few as here nobody has hardly any.
+        // Partitions are assigned by load, and there are few, so no node has hardly any.
         let most = crate::hotness::partitions_max(self.core.map().len(), shares.len().max(1));
         assert!(shares.values().all(|share| *share <= most), "{shares:?}");
         let all = self.core.map().len() >= shares.len();

@@ -1,4 +1,4 @@
-//! Lost, doubled and late messages and deaths, from seeds.
+//! Seeded runs with lost, repeated and late messages, and with deaths.
 
 use archipelago_base::random::Rng;
 use archipelago_pool::ClientId;
@@ -11,7 +11,7 @@ fn one_of(rng: &mut Rng, clients: &[ClientId]) -> Option<ClientId> {
     (!clients.is_empty()).then(|| clients[rng.usize(..clients.len())])
 }
 
-/// Something that is not a message.
+/// An event that is not a message.
 fn event(cluster: &mut Cluster, rng: &mut Rng) {
     let living = |silent: bool| -> Vec<ClientId> {
         let nodes = cluster.nodes.iter().filter(|(_, node)| node.silent == silent);

@@ -1,8 +1,8 @@
-//! The state machine against a cluster of scripted nodes: what they answer is what
-//! `membership.rs` answers, without the work.
+//! The state machine against a cluster of scripted nodes, which answer as `membership.rs` does,
+//! without the work.
 //!
-//! Messages lie in a bag until a test delivers, doubles or loses them. After each step the cluster
-//! is looked at: whoever has a partition open agrees on whose it is, and at which epoch.
+//! Messages stay in flight until a test delivers, repeats or loses them. After each step the test
+//! checks that all nodes with a partition open agree on its owner and epoch.
 
 mod cluster;
 mod disorder;
@@ -133,7 +133,7 @@ fn node_joining_during_change_gets_map_when_it_holds() {
     cluster.core.on_tick();
     cluster.collect();
     assert!(!cluster.is_told(third), "it has no part in the change");
-    // The change begins anew, with it: it must know a map before it can pause.
+    // The change begins anew with the node, which must know a map before it can pause.
     cluster.die(2);
     assert_eq!(kinds(&cluster, third), ["Pause"]);
     cluster.core.on_tick();
@@ -208,7 +208,7 @@ fn new_coordinator_takes_newest_map_and_pauses_all_once() {
     for _ in 0..2 {
         (1..=3).for_each(|client| cluster.run_order(client));
     }
-    // One works by the new map; the others are paused for it.
+    // One node works by the new map, and the others are paused for it.
     cluster.run_order(2);
     let newest = cluster.nodes[&ClientId(2)].version;
     let map = cluster.nodes[&ClientId(2)].map.clone();
@@ -263,7 +263,7 @@ fn load_moves_partitions_and_ratio_until_ratio_is_fixed() {
     let mut cluster = settled(2);
     let mut rng = archipelago_base::random::Rng::with_seed(1);
     for interval in 0..60 {
-        // Another partition is the hot one after every ten.
+        // Another partition becomes the hot one after every ten intervals.
         cluster.count(interval / 10 * 3, &mut rng);
         cluster.settle();
     }
@@ -321,7 +321,7 @@ fn node_proxies_only_partitions_that_fit_its_limit() {
         map.iter().filter(|entry| entry.offloaded).map(|entry| entry.partition).collect::<Vec<_>>()
     };
     assert_eq!(offloaded(&cluster), [0, 1, 2], "the first of its list, as many as fit");
-    // One of them grows: it takes twice the room, and one of the others has to go.
+    // A partition grows and takes twice the memory, so another one must lose its proxy.
     cluster.grow(1, cluster.core.map()[1].epoch);
     cluster.settle();
     let version = cluster.core.version();
@@ -365,8 +365,8 @@ fn new_coordinator_waits_for_every_client_in_the_roster() {
 
 #[test]
 fn gone_client_that_answers_takes_no_number() {
-    // Number 2 went to the third client when the second was gone. Their answers come in both
-    // orders, and its end is heard before and after.
+    // Number 2 went to the third client when the second was gone. Their answers arrive in both
+    // orders, and the news of the second's death before and after.
     for (first, second) in [(2, 3), (3, 2)] {
         let mut cluster = settled(2);
         cluster.die(2);

@@ -21,8 +21,9 @@
 //! 3. Partitions, their number and the generations lie in the pool. No compute node remembers
 //!    anything for a position, so it holds on every node, after a move and after a restart.
 //!
-//! Thread-safety: values. Cost: shifts. Failure: a number that no scan of the store gives out is
-//! `None`.
+//! Thread-safety: values.
+//! Cost: shifts.
+//! Failure: a number that no scan of the store gives out is `None`.
 
 use super::partition::LOG2_BUCKETS_MAX;
 use super::table::{Geometry, PARTITION_BITS_MAX};

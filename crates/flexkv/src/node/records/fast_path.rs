@@ -17,9 +17,9 @@ use crate::format::{KeyHash, LENGTH_UNITS_MAX, Record, Slot, UNIT_BYTES};
 const ASKED_MAX: usize = 128;
 
 impl Node {
-    /// Writes new records to all their copies, in their order. `None`, without effect, if there is
-    /// no free memory in this node's blocks, if a copy does not complete immediately, or if a
-    /// record is too long for that or for the format.
+    /// Writes new records to all their copies, in their order. `None`, without effect, if this
+    /// node's blocks have no free memory or a copy does not complete immediately. The same holds if
+    /// a record is too long for that or for the format.
     pub(crate) fn write_records_fast(
         self: &Arc<Self>,
         records: &[(KeyHash, Record<'_>)],

@@ -13,9 +13,10 @@
 //! 3. At most one write has a slot, and at most one insert has a key.
 //!
 //! Thread-safety: any thread may call any method. Slots are atomic words. One mutex guards the
-//! locks of slots and keys, and the metadata. Failure: a write that finds its slot or key locked is
-//! declined as busy. Cost: a write takes one lock and two look-ups in a small set. A search takes
-//! one lock, and reads two cache lines of slots and one of metadata.
+//! locks of slots and keys, and the metadata.
+//! Failure: a write that finds its slot or key locked is declined as busy.
+//! Cost: a write takes one lock and two look-ups in a small set. A search takes one lock, and reads
+//! two cache lines of slots and one of metadata.
 
 mod fast_path;
 #[cfg(test)]

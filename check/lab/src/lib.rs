@@ -58,7 +58,9 @@ fn help() -> String {
     text + "\n`archipelago-lab COMMAND --help` lists the flags of a command. With `--page FILE`, the commands\n\
             rocksdb, bucketlsm, keigo, flexkv and model write a page for docs/benchmarks.\n\n\
             Most commands start the program `archipelago` in the directory of this one.\n\
-            `cargo build --release -p archipelago-cli -p archipelago-lab` builds both.\n"
+            Build in two commands, so that it does not get features that this program needs:\n  \
+            cargo build --release -p archipelago-lab\n  \
+            cargo build --release -p archipelago-cli\n"
 }
 
 /// Runs `archipelago-lab` with `args`, everything behind the program's name. Exit code 0 on

@@ -80,7 +80,8 @@ pub(crate) struct ServeArgs {
     #[arg(long, hide = true, value_name = "HOST", num_args = 1..)]
     bind: Option<Vec<String>>,
     /// TOML file with the settings of the database: tables [database], [families.NAME] and
-    /// [[tiers]]. `--print-settings` shows all of them with their defaults (engine lsm)
+    /// [[tiers]]. `--print-settings` shows those of the database and of the families that the file
+    /// names, with their defaults (engine lsm)
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// Acknowledge a write only after it is on the device, so that it survives power loss. By

@@ -1,8 +1,8 @@
-//! Layers: who may depend on whom.
+//! Layers: the crates that each crate may depend on.
 //!
 //! 1. A crate depends only on crates of lower layers; so roles never depend on roles.
-//! 2. What stands in `check/` or `examples/` may use everything; nothing outside of them depends on
-//!    it, except `archipelago-cli`, which offers the benchmark as a subcommand.
+//! 2. Crates in `check/` or `examples/` may use everything. No crate outside depends on them,
+//!    except `archipelago-cli`, which offers the benchmark as a subcommand.
 //! 3. The engine and all below it never reach tokio, not even through others: it is synchronous.
 //!
 //! The numbers are those of ARCHITECTURE.md. Tests count: a test of a low layer that needs a high

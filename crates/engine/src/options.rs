@@ -85,9 +85,9 @@ pub struct DbOptions {
     pub direct_reads: bool,
     /// Flush and compaction bypass the page cache. Default false.
     pub direct_background_io: bool,
-    /// A write returns when the device has its log record, not the page cache: what `direct_reads`
-    /// and `direct_background_io` are for tables. What survives what does not change: power loss
-    /// still takes `WriteOptions::sync`. Default false.
+    /// A write returns when the device has its log record, and not only the page cache. This is for
+    /// the log what `direct_reads` and `direct_background_io` are for tables. Durability does not
+    /// change: only a write with `WriteOptions::sync` survives power loss. Default false.
     pub log_write_through: bool,
     /// Readahead of compaction inputs in bytes; 0 reads block by block. Default 2 MiB.
     pub compaction_readahead_bytes: u64,

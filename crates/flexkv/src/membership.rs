@@ -269,8 +269,8 @@ impl Membership {
     }
 
     /// Makes the index: a subtable for each partition, and the entries of the directory. New blocks
-    /// hold zeroes, which are slots that were never used. What another node has already made of the
-    /// index stays as it is.
+    /// hold zeroes, which are slots that were never used. Parts of the
+    /// index that another node has already made stay as they are.
     async fn create(
         &self,
         partition_bits: u32,

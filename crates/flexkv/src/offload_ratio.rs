@@ -35,8 +35,8 @@
 //! ε, a step is judged correctly if the throughputs at its ends differ by more than 2ε. A round
 //! ends at a ratio whose throughput is at most about 2ε per misjudged step below the best. A steady
 //! controller does not move on noise, because a climb needs two samples in a row to end and a round
-//! begins only on a shift. A flat stretch of two steps ends a climb, so what is beyond it is not
-//! found.
+//! begins only on a shift. A flat stretch of two steps ends a climb, so the controller does not
+//! find a better ratio beyond it.
 //!
 //! Thread-safety: by `&mut`.
 //! Failure: none. Throughputs that are not numbers count as zero.

@@ -37,7 +37,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     db.delete(b"reef:1")?;
     println!("reef:1 exists: {}", db.contains(family, b"reef:1", &ReadOptions::default())?);
 
-    // Closing ends background work in order. What was written is there after the next open.
+    // Closing ends background work in order. The next open finds all writes.
     db.close()?;
     let db = Db::open(dir.path(), DbOptions::default())?;
     println!("after the restart reef:3 exists: {}", db.get(b"reef:3")?.is_some());

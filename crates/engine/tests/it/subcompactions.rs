@@ -20,7 +20,7 @@ const KEYS: u32 = 2000;
 /// How often each key is written, deleted or merged.
 const ROUNDS: u32 = 3;
 
-/// What was told.
+/// Events of one run.
 #[derive(Default)]
 struct Told {
     /// Of each compaction out of L0 that wrote: threads, and numbers of its outputs.

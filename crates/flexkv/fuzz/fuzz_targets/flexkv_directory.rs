@@ -1,4 +1,4 @@
-//! Entries of the directory: whatever is read is written as it was.
+//! Decodes entries of the directory. A decoded entry is encoded as the same bytes.
 #![no_main]
 
 use archipelago_flexkv::PartitionId;

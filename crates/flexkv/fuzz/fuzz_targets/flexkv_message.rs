@@ -1,5 +1,5 @@
-//! Messages: every input is a message or a sentence; what is read is understood again when it is
-//! said.
+//! Decodes messages. A decoded message is equal after it is encoded and decoded again, and a
+//! refusal has a text.
 #![no_main]
 
 use archipelago_flexkv::wire::Message;

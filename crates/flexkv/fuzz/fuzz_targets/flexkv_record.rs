@@ -1,5 +1,5 @@
-//! Records: whatever is read is written as it was; a right checksum is put in too, so that what
-//! lies behind it is tried.
+//! Decodes records. A decoded record is encoded as the same bytes. Each input is also tried with a
+//! right checksum, so that the checks after the checksum run.
 #![no_main]
 
 use archipelago_flexkv::format::{Decoded, Head, Header, Record, key_hash};

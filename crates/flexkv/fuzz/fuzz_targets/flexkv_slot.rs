@@ -1,4 +1,4 @@
-//! Buckets of slots: every word is a slot, and all that is asked of it has an answer.
+//! Reads buckets of slots: every word is a slot, and every query of a slot has an answer.
 #![no_main]
 
 use archipelago_flexkv::format::{BUCKET_BYTES, Bucket, Candidates, Slot, SlotState};

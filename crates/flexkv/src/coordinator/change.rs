@@ -342,7 +342,7 @@ impl Coordinator {
         })
     }
 
-    /// Marks a client that is gone as no member. What it said of the map still counts.
+    /// Marks a client that is gone as no member. Its reports about the map still count.
     pub(super) fn forget_recalled(&mut self, client: ClientId) {
         for recalled in &mut self.recalled {
             if let Message::Recalled { member, .. } = recalled

@@ -21,7 +21,7 @@
 //! 5. Nothing is decided before every client in the roster was heard, or is gone.
 //!
 //! Thread-safety: by `&mut`.
-//! Failure: messages may be lost, late or repeated. What is not confirmed is sent again at a tick,
+//! Failure: messages may be lost, late or repeated. A tick sends unconfirmed messages again,
 //! and a repeated message changes nothing.
 //! Cost: a change takes three rounds of messages to all nodes. Paper: §4.2, §4.5.
 

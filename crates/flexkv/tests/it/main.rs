@@ -1,4 +1,4 @@
-//! What stands beside the unit tests.
+//! Integration tests of FlexKV's public interface and of its fuzz corpora.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on should say where")]
 

@@ -21,8 +21,8 @@
 //!    of a write are in a memtable before theirs is. So a snapshot that sees the number finds them
 //!    in every version that it reads.
 //!
-//! What was written before an ingestion is synced before it, so that power loss cannot keep the
-//! later and lose the earlier.
+//! An ingestion syncs the writes before it, so that power loss cannot keep the ingestion and lose
+//! an earlier write.
 //!
 //! Failure: nothing is visible before the manifest edit; files that were taken and not installed
 //! are removed, as are after success those that were cut. If the edit could not be written, the

@@ -138,8 +138,8 @@ impl Db {
     /// [`Db::compact_range`] with settings.
     ///
     /// Errors: `Closed` if it was cancelled, the database closed or the family dropped meanwhile;
-    /// `ReadOnly` if the database takes no writes; the error of a job that failed. What was
-    /// compacted before an error stays.
+    /// `ReadOnly` if the database takes no writes; the error of a job that failed. Tables
+    /// that were compacted before an error stay compacted.
     pub fn compact_range_with(
         &self,
         cf: &ColumnFamily,

@@ -245,7 +245,7 @@ impl Db {
     }
 
     /// The sequence number of the newest record (of whatever kind) of `key`, `None` if the engine
-    /// knows none. What a transaction compares to see whether a key changed since a snapshot.
+    /// knows none. A transaction compares it to find out whether a key changed since a snapshot.
     pub fn latest_seq(&self, cf: &ColumnFamily, key: &[u8]) -> Result<Option<SeqNo>> {
         self.check_family(cf)?;
         let read = || newest_record(self.inner.reader(), &cf.family, key, Since::Ever);

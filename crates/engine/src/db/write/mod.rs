@@ -260,8 +260,8 @@ fn fail_log<Held: Before<JobsLock>>(db: &DbInner, job: &str, error: &Error, orde
     db.observers.fail_soft(&db.jobs, job, error);
 }
 
-/// Has the device take the log through `seq`. What the kernel could not write it drops from the
-/// page cache, so a failure is as grave as that of a sync.
+/// Writes the log to its device up to `seq`. The kernel drops pages from the page cache that it
+/// failed to write, so a failure here is as serious as a failed sync.
 pub(crate) fn write_log_through<Held: Before<JobsLock>>(
     db: &DbInner,
     seq: SeqNo,

@@ -1,9 +1,10 @@
-//! What the manifest knows of an SST.
+//! What the manifest knows of an SST, and the names of the files of a database.
 
 use archipelago_base::{FileNo, SeqNo};
 
 use crate::key::KeyRange;
 use crate::table_content::TableContent;
+use crate::value::ValueRefs;
 
 /// An SST as a version sees it. Immutable; shared by all versions that hold the file.
 ///
@@ -47,6 +48,8 @@ pub struct FileMeta {
     pub created_unix_ms: u64,
     /// What a rewrite could give back.
     pub content: TableContent,
+    /// References to separated values, by the number of the value file that the records name.
+    pub refs: ValueRefs,
 }
 
 impl FileMeta {
@@ -107,6 +110,12 @@ impl FileMeta {
 #[must_use]
 pub fn sst_name(no: FileNo) -> String {
     format!("{:06}.sst", no.0)
+}
+
+/// Name of a value file.
+#[must_use]
+pub fn value_file_name(no: FileNo) -> String {
+    format!("{:06}.vsst", no.0)
 }
 
 /// Name of a log segment.

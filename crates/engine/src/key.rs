@@ -37,7 +37,9 @@ pub enum Kind {
     /// Deletes every older version in a range: the key is its start, the value its end
     /// (exclusive). Never among point records; kept apart in memtables and files.
     RangeDelete = 15,
-    /// Reserved: the value lies elsewhere.
+    /// The key has a value that lies in a value file: the stored value is a reference
+    /// ([`crate::value::Reference`]). Only tables hold such records; logs and memtables refuse
+    /// them.
     Indirect = 17,
     /// Reserved: an entity of several columns.
     WideEntity = 22,
@@ -59,8 +61,16 @@ impl Kind {
             2 => Some(Self::Merge),
             3 => Some(Self::PutExpiring),
             15 => Some(Self::RangeDelete),
+            17 => Some(Self::Indirect),
             _ => None,
         }
+    }
+
+    /// Whether a user can write a record of this kind: whether logs and memtables may hold it.
+    #[inline]
+    #[must_use]
+    pub(crate) fn is_writable(self) -> bool {
+        self != Self::Indirect
     }
 }
 
@@ -236,7 +246,7 @@ mod tests {
 
     #[test]
     fn reserved_kinds_are_refused() {
-        for kind in [Kind::SingleDelete, Kind::Indirect, Kind::WideEntity] {
+        for kind in [Kind::SingleDelete, Kind::WideEntity] {
             assert_eq!(KeyRef::decode(&encode(b"k", SeqNo(1), kind)), None);
         }
         assert_eq!(KeyRef::decode(b"short"), None);

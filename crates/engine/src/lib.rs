@@ -36,5 +36,6 @@ pub mod stall;
 pub mod stats;
 pub mod table_cache;
 pub mod transaction;
+pub mod value;
 pub mod version;
 pub mod wal;

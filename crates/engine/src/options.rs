@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::bucket::BUCKETS_MAX;
 use crate::disk_space::SpaceUse;
+use crate::key::VALUE_BYTES_MAX;
 
 /// Number of levels, L0 included.
 pub const LEVELS: usize = 7;
@@ -200,6 +201,17 @@ pub struct CfOptions {
     /// written without it are rewritten in the background when no load goes on. Expired records
     /// need no filter.
     pub compaction_filter: Option<String>,
+    /// Smallest value, in bytes before compression, that flushes and compactions store in a value
+    /// file instead of the levels (Terark-DS §2.2). 0 keeps all values in the levels. A change takes
+    /// effect as tables are rewritten. Default 0.
+    pub value_separation_bytes: u64,
+    /// Size at which a value file is closed, and bytes of valid values that one garbage collection
+    /// job writes at most; at least 64 KiB. Default 256 MiB.
+    pub value_file_bytes: u64,
+    /// Bound on the space of the family over the space of its live data, garbage that compactions
+    /// have not found yet included; writers slow down before it is exceeded. 0 for no bound, else
+    /// at least 1.05. Without effect while the family has no separated values. Default 1.5.
+    pub space_amplification_max: f64,
 }
 
 impl Default for CfOptions {
@@ -224,9 +236,20 @@ impl Default for CfOptions {
             pending_bytes_stop: 256 << 30,
             merge_operator: None,
             compaction_filter: None,
+            value_separation_bytes: 0,
+            value_file_bytes: 256 << 20,
+            space_amplification_max: 1.5,
         }
     }
 }
+
+/// Smallest separated value, in bytes, where separation is asked for without a number (Terark-DS
+/// §2.2).
+pub const VALUE_SEPARATION_BYTES: u64 = 512;
+
+/// Smallest bound on space amplification. Below it, garbage collection would rewrite each value
+/// more than nine times.
+const SPACE_AMPLIFICATION_LEAST: f64 = 1.05;
 
 impl CfOptions {
     /// Size from which on a level between L0 and the last pays for itself: `level_base_bytes`, but
@@ -263,6 +286,16 @@ impl CfOptions {
         if self.pending_bytes_stop > 0 {
             let stop = ("pending_bytes_stop", self.pending_bytes_stop);
             not_below(stop, ("pending_bytes_slowdown", self.pending_bytes_slowdown))?;
+        }
+        at_most("value_separation_bytes", self.value_separation_bytes, VALUE_BYTES_MAX as u64)?;
+        at_least("value_file_bytes", self.value_file_bytes, 64 << 10)?;
+        at_most("value_file_bytes", self.value_file_bytes, 64 << 30)?;
+        let bound = self.space_amplification_max;
+        if bound != 0.0 && !(bound.is_finite() && bound >= SPACE_AMPLIFICATION_LEAST) {
+            return Err(Error::invalid(format!(
+                "space_amplification_max is {bound}: it must be 0, for no bound, or at least \
+                 {SPACE_AMPLIFICATION_LEAST}"
+            )));
         }
         Ok(())
     }

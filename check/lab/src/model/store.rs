@@ -14,6 +14,7 @@ use archipelago_engine::file_meta::FileMeta;
 use archipelago_engine::live_file::Trash;
 use archipelago_engine::options::Compression;
 use archipelago_engine::table_content::TableContent;
+use archipelago_engine::value::ValueRefs;
 use archipelago_engine::version::{Version, VersionBuilder};
 
 use super::keyspace::{self, Run, key};
@@ -198,6 +199,7 @@ impl Store {
             median_key: key(run.lo + (run.hi - run.lo) / 2),
             created_unix_ms: 0,
             content: TableContent { compression: Compression::None, ..TableContent::default() },
+            refs: ValueRefs::default(),
         }
     }
 

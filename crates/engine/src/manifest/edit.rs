@@ -17,6 +17,7 @@ use crate::key::KeyRange;
 use crate::manifest::damaged;
 use crate::options::{CfOptions, LEVELS};
 use crate::table_content::TableContent;
+use crate::value::{ValueRef, ValueRefs};
 
 /// A file longer than this is taken for damage.
 const FILE_BYTES_MAX: u64 = 1 << 48;
@@ -302,6 +303,12 @@ fn put_meta(out: &mut Vec<u8>, meta: &FileMeta) {
     put_varint(out, meta.raw_bytes);
     put_u64(out, meta.created_unix_ms);
     meta.content.encode(out);
+    put_varint(out, meta.refs.by_file().len() as u64);
+    for at in meta.refs.by_file() {
+        put_varint(out, at.no);
+        put_varint(out, at.records);
+        put_varint(out, at.bytes);
+    }
 }
 
 fn meta(reader: &mut Reader<'_>) -> Option<FileMeta> {
@@ -336,7 +343,18 @@ fn meta(reader: &mut Reader<'_>) -> Option<FileMeta> {
         median_key,
         created_unix_ms: reader.u64()?,
         content: TableContent::decode(reader)?,
+        refs: value_refs(reader)?,
     })
+}
+
+fn value_refs(reader: &mut Reader<'_>) -> Option<ValueRefs> {
+    let count = reader.varint()?;
+    let mut refs = Vec::new();
+    for _ in 0..count {
+        let (no, records, bytes) = (reader.varint()?, reader.varint()?, reader.varint()?);
+        refs.push(ValueRef { no, records, bytes });
+    }
+    ValueRefs::new(refs)
 }
 
 fn level(reader: &mut Reader<'_>) -> Option<usize> {

@@ -42,7 +42,7 @@ pub(crate) use set::{ImpossibleEdit, read_state};
 pub(crate) use state::{State, StateBuilder};
 
 /// Version of the manifest's format, and of the database's as a whole.
-pub const FORMAT_VERSION: u32 = 3;
+pub const FORMAT_VERSION: u32 = 4;
 
 /// Damage whose place the caller adds.
 pub(crate) fn damaged(what: impl Into<String>) -> Error {

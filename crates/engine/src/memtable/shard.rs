@@ -126,7 +126,7 @@ impl Shard {
     /// shard is not sealed: all for the caller to see to. The value is stored as given.
     pub fn insert(&self, key: &[u8], seq: SeqNo, kind: Kind, value: &[u8]) {
         debug_assert!(!self.is_sealed(), "insert into a sealed shard");
-        debug_assert!(Kind::from_byte(kind as u8).is_some_and(|kind| kind != Kind::RangeDelete));
+        debug_assert!(kind.is_writable() && kind != Kind::RangeDelete);
         let trailer = key::pack(seq, kind);
         let (record, len, padded) = self.kv.append(key, trailer, value);
         self.tree.insert(&Target::new(key, trailer), record, &self.kv, || {

@@ -294,7 +294,7 @@ impl<'a> BatchIter<'a> {
     }
 
     fn read(&mut self) -> Option<BatchOp<'a>> {
-        let kind = Kind::from_byte(self.reader.u8()?)?;
+        let kind = Kind::from_byte(self.reader.u8()?).filter(|kind| kind.is_writable())?;
         let cf = CfId(self.reader.varint32()?);
         let key_len = usize::try_from(self.reader.varint()?).ok()?;
         let value_len = match kind {

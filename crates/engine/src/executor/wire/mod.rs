@@ -14,7 +14,7 @@ use crate::flush::FlushSpec;
 use crate::job::JobOutput;
 
 /// Version of the format. Another version is refused as `Unsupported`.
-pub const VERSION: u8 = 2;
+pub const VERSION: u8 = 3;
 
 const HEADER_BYTES: usize = 2;
 const CRC_BYTES: usize = 4;

@@ -11,6 +11,7 @@ use crate::job::spec::{FileNumbers, Grandparent, OutputSpec, Retention};
 use crate::key::KeyRange;
 use crate::options::Compression;
 use crate::table_content::TableContent;
+use crate::value::ValueRefs;
 
 fn range(start: &str, end: Option<&str>) -> KeyRange {
     KeyRange { start: start.into(), end: end.map(|end| end.as_bytes().to_vec()) }
@@ -45,6 +46,12 @@ fn output_spec() -> OutputSpec {
     }
 }
 
+fn refs() -> ValueRefs {
+    let mut refs = ValueRefs::default();
+    refs.add(2, 100);
+    refs
+}
+
 fn meta() -> FileMeta {
     FileMeta {
         no: 3,
@@ -71,6 +78,7 @@ fn meta() -> FileMeta {
             compaction_filter: Some("ttl".into()),
             ..TableContent::default()
         },
+        refs: refs(),
     }
 }
 

@@ -33,6 +33,9 @@ fn golden_options() -> CfOptions {
         pending_bytes_stop: 256 << 30,
         merge_operator: Some("append".into()),
         compaction_filter: None,
+        value_separation_bytes: 512,
+        value_file_bytes: 256 << 20,
+        space_amplification_max: 1.5,
     }
 }
 

@@ -237,6 +237,11 @@ fn read_directory(bytes: &[u8], at: usize, records_len: usize) -> Result<Vec<Spa
     Ok(slabs)
 }
 
+/// A record's key; `None` if it is damaged or of a kind that no memtable holds.
+fn decode_key(encoded: &[u8]) -> Option<KeyRef<'_>> {
+    KeyRef::decode(encoded).filter(|key| key.kind.is_writable())
+}
+
 fn read_tombstones(bytes: &[u8]) -> Option<TombstoneSet> {
     let mut reader = Reader::new(bytes);
     let count = reader.u64()?;
@@ -402,8 +407,7 @@ impl SealedImage {
             if key::user_key(record.key) != lookup.key {
                 break;
             }
-            let KeyRef { seq, kind, .. } =
-                KeyRef::decode(record.key).ok_or_else(|| self.damaged())?;
+            let KeyRef { seq, kind, .. } = decode_key(record.key).ok_or_else(|| self.damaged())?;
             let found = Found { seq, kind, value: record.value, pinner: Some(&pinner) };
             if visit(&found).is_break() {
                 break;
@@ -507,7 +511,7 @@ impl ImageIter {
         }
         let record = parts.record(parts.index.record(at));
         let record = record.filter(|record| !self.verify || record.is_intact());
-        let Some(record) = record.filter(|record| KeyRef::decode(record.key).is_some()) else {
+        let Some(record) = record.filter(|record| decode_key(record.key).is_some()) else {
             let error = self.image.damaged();
             return self.fail(error);
         };

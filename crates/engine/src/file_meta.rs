@@ -4,7 +4,7 @@ use archipelago_base::{FileNo, SeqNo};
 
 use crate::key::KeyRange;
 use crate::table_content::TableContent;
-use crate::value::ValueRefs;
+use crate::value_ref::ValueRefs;
 
 /// An SST as a version sees it. Immutable; shared by all versions that hold the file.
 ///

@@ -38,7 +38,7 @@ pub enum Kind {
     /// (exclusive). Never among point records; kept apart in memtables and files.
     RangeDelete = 15,
     /// The key has a value that lies in a value file: the stored value is a reference
-    /// ([`crate::value::Reference`]). Only tables hold such records; logs and memtables refuse
+    /// ([`crate::value_ref::Reference`]). Only tables hold such records; logs and memtables refuse
     /// them.
     Indirect = 17,
     /// Reserved: an entity of several columns.

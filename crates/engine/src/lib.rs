@@ -17,6 +17,7 @@ pub mod options;
 pub mod pinned;
 pub mod table_content;
 pub mod tombstone;
+pub mod value_ref;
 
 pub mod cache;
 pub mod compaction;
@@ -36,6 +37,5 @@ pub mod stall;
 pub mod stats;
 pub mod table_cache;
 pub mod transaction;
-pub mod value;
 pub mod version;
 pub mod wal;

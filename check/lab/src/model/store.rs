@@ -14,7 +14,7 @@ use archipelago_engine::file_meta::FileMeta;
 use archipelago_engine::live_file::Trash;
 use archipelago_engine::options::Compression;
 use archipelago_engine::table_content::TableContent;
-use archipelago_engine::value::ValueRefs;
+use archipelago_engine::value_ref::ValueRefs;
 use archipelago_engine::version::{Version, VersionBuilder};
 
 use super::keyspace::{self, Run, key};

@@ -17,7 +17,7 @@ use crate::key::KeyRange;
 use crate::manifest::damaged;
 use crate::options::{CfOptions, LEVELS};
 use crate::table_content::TableContent;
-use crate::value::{ValueRef, ValueRefs};
+use crate::value_ref::{ValueRef, ValueRefs};
 
 /// A file longer than this is taken for damage.
 const FILE_BYTES_MAX: u64 = 1 << 48;

@@ -247,7 +247,7 @@ impl Properties {
             median_key: self.median_key.clone(),
             created_unix_ms: self.created_unix_ms,
             content: self.content.clone(),
-            refs: crate::value::ValueRefs::default(),
+            refs: crate::value_ref::ValueRefs::default(),
         }
     }
 }

@@ -11,7 +11,7 @@ use crate::file_meta::FileMeta;
 use crate::live_file::Trash;
 use crate::options::Compression;
 use crate::table_content::TableContent;
-use crate::value::ValueRefs;
+use crate::value_ref::ValueRefs;
 
 /// A file of `smallest..=largest` with the sequence numbers `seqs`.
 pub(crate) fn meta(no: u64, smallest: &[u8], largest: &[u8], seqs: (u64, u64)) -> FileMeta {

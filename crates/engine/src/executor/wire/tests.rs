@@ -11,7 +11,7 @@ use crate::job::spec::{FileNumbers, Grandparent, OutputSpec, Retention};
 use crate::key::KeyRange;
 use crate::options::Compression;
 use crate::table_content::TableContent;
-use crate::value::ValueRefs;
+use crate::value_ref::ValueRefs;
 
 fn range(start: &str, end: Option<&str>) -> KeyRange {
     KeyRange { start: start.into(), end: end.map(|end| end.as_bytes().to_vec()) }

@@ -5,12 +5,23 @@
 pub enum FileClass {
     /// Write-ahead log segment.
     Wal,
-    /// Sorted string table (key SST).
+    /// Sorted string table of a level. It holds keys, with small values or with references.
     Sst,
     /// Manifest, the pointer to it, identity and lock files.
     Manifest,
     /// Any other file, such as settings and exports.
     Other,
+    /// Value file: separated values of a column family. It belongs to no level.
+    ValueSst,
+}
+
+impl FileClass {
+    /// Whether the file is a table or a value file. Such a file is written once, keeps its length,
+    /// is read at random, and may be large. So handles, drivers and placement treat both alike.
+    #[must_use]
+    pub const fn is_table(self) -> bool {
+        matches!(self, Self::Sst | Self::ValueSst)
+    }
 }
 
 /// The purpose of I/O.
@@ -31,7 +42,7 @@ pub enum IoPurpose {
         /// Level of the outputs.
         to: u8,
     },
-    /// Garbage collection of separated values.
+    /// Garbage collection of separated values. Its output is no write of a user.
     Gc,
     /// Ingestion of external files.
     Ingest,
@@ -46,7 +57,7 @@ pub struct IoContext {
     pub class: FileClass,
     /// The purpose of the I/O.
     pub purpose: IoPurpose,
-    /// Level of the file in the LSM tree, if it is an SST.
+    /// Level of the file in the LSM tree, if it is an SST. A value file has none.
     pub level: Option<u8>,
     /// Column family whose levels the file belongs to, if it is known. The number is unique within
     /// the file system, because an engine has one database there.

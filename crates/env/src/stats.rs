@@ -19,7 +19,7 @@ use crate::fs::{
     CreateOptions, FileSystem, LogFile, LogOptions, LogSync, OpenOptions, RandomFile, WritableFile,
 };
 
-const CLASSES: usize = 4;
+const CLASSES: usize = 5;
 pub(crate) const PURPOSES: usize = 8;
 const COUNTS: usize = 5;
 const CELLS: usize = CLASSES * PURPOSES;
@@ -79,9 +79,15 @@ impl IoCounts {
 }
 
 /// All counts at one moment.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IoStats {
     cells: [IoCounts; CELLS],
+}
+
+impl Default for IoStats {
+    fn default() -> Self {
+        Self { cells: [IoCounts::default(); CELLS] }
+    }
 }
 
 impl IoStats {

@@ -216,6 +216,7 @@ fn count_file(devices: &mut [DeviceReport], entry: &Entry) {
         (FileClass::Manifest | FileClass::Other, _) => "bookkeeping".to_owned(),
         (FileClass::Sst, Some(level)) => format!("L{level}"),
         (FileClass::Sst, None) => "tables".to_owned(),
+        (FileClass::ValueSst, _) => "values".to_owned(),
     };
     let inside = entry.inside.lock();
     let count = devices[inside.main.device].files.entry(what).or_default();

@@ -152,7 +152,9 @@ enum {
   ARCHIPELAGO_CLASS_OTHER = 0,   /* small files of any kind: the fastest device */
   ARCHIPELAGO_CLASS_LOG = 1,     /* write-ahead log: the fastest device */
   ARCHIPELAGO_CLASS_TABLE = 2,   /* sorted table; without a level it counts as one of a deep level */
-  ARCHIPELAGO_CLASS_MANIFEST = 3 /* files that commits wait for besides the log: the fastest device */
+  ARCHIPELAGO_CLASS_MANIFEST = 3, /* files that commits wait for besides the log: the fastest device */
+  ARCHIPELAGO_CLASS_VALUES = 4 /* value file of a database that keeps large values apart. It has no level and lies with
+                                  the deep levels, and its hot ranges are copied to faster devices */
 };
 
 /* Purpose of a read or write. Only reads for a user count when the tiers decide which ranges are hot. */

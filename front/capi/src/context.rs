@@ -103,6 +103,7 @@ pub(crate) fn class_of(class: c_int) -> Option<FileClass> {
         1 => FileClass::Wal,
         2 => FileClass::Sst,
         3 => FileClass::Manifest,
+        4 => FileClass::ValueSst,
         _ => return None,
     })
 }
@@ -114,6 +115,7 @@ pub(crate) fn class_number(class: FileClass) -> c_int {
         FileClass::Wal => 1,
         FileClass::Sst => 2,
         FileClass::Manifest => 3,
+        FileClass::ValueSst => 4,
     }
 }
 

@@ -2,8 +2,9 @@
 //!
 //! A writer collects appends in 256 KiB, and passes larger ones to the system directly. A later
 //! writer uses its buffer again. A reader executes one `pread` per request, or one `preadv` for
-//! adjacent requests. It switches the kernel's readahead off for foreground reads of tables,
-//! because these are random. A scan calls `prefetch`.
+//! adjacent requests. It switches the kernel's readahead off for foreground reads of tables and
+//! value files, because these are random. A scan calls `prefetch`. Garbage collection forms the
+//! windows of its reads itself, so that readahead would only read garbage.
 
 use std::fs::File;
 use std::io::{self, IoSliceMut, Write as _};
@@ -143,7 +144,8 @@ pub(super) struct BufferedReader {
 impl BufferedReader {
     pub(super) fn new(file: File, path: &Path, len: u64, context: IoContext) -> Self {
         let advice = match (context.class, context.purpose) {
-            (FileClass::Sst, IoPurpose::ForegroundRead) => Advice::Random,
+            (FileClass::Sst, IoPurpose::ForegroundRead)
+            | (FileClass::ValueSst, IoPurpose::ForegroundRead | IoPurpose::Gc) => Advice::Random,
             _ => Advice::Sequential,
         };
         // Advice that the kernel ignores affects only speed.

@@ -51,7 +51,7 @@ use self::direct::DirectWriter;
 use self::modes::Modes;
 use self::tables::with_room;
 use crate::access::GroupAccess;
-use crate::context::{FileClass, IoContext};
+use crate::context::IoContext;
 use crate::fs::{
     CreateOptions, DirEntry, FileLock, FileSystem, LogFile, LogOptions, LogTail, OpenOptions,
     RandomFile, WritableFile, fill,
@@ -147,7 +147,7 @@ impl FileSystem for LocalFs {
         context: IoContext,
         options: OpenOptions,
     ) -> Result<Arc<dyn RandomFile>> {
-        if context.class == FileClass::Sst {
+        if context.class.is_table() {
             return tables::open(path, context, options);
         }
         tables::open_reader(path, context, options).map(|(reader, _)| reader)

@@ -140,12 +140,12 @@ mod tests {
             assert_eq!(Identity::decode(Path::new("DEVICE"), &bytes).unwrap(), identity);
             bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>()
         };
-        let head = "4152434854444556010000005a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a01";
+        let head = "4152434854444556020000005a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a01";
         let tail = "0466617374092f6d6e742f66617374";
         for (home, middle, sum) in [
-            (Home::No, "00", "de9163c6"),
-            (Home::Yes, "01", "209c6f34"),
-            (Home::Moving(7), "0207", "f5286d44"),
+            (Home::No, "00", "c97520c2"),
+            (Home::Yes, "01", "37782c30"),
+            (Home::Moving(7), "0207", "95c8fd80"),
         ] {
             assert_eq!(hex(home), format!("{head}{middle}{tail}{sum}"));
         }

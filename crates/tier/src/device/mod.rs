@@ -474,6 +474,7 @@ fn extension(class: FileClass) -> &'static str {
     match class {
         FileClass::Wal => "log",
         FileClass::Sst => "sst",
+        FileClass::ValueSst => "vsst",
         FileClass::Manifest => "man",
         FileClass::Other => "dat",
     }
@@ -482,7 +483,7 @@ fn extension(class: FileClass) -> &'static str {
 /// The number of a physical file, from its name. `None` for a foreign name.
 pub(crate) fn number_of(name: &str) -> Option<u64> {
     let (number, extension) = name.split_once('.')?;
-    let known = ["log", "sst", "man", "dat", "copy"].contains(&extension);
+    let known = ["log", "sst", "vsst", "man", "dat", "copy"].contains(&extension);
     (known && number.len() == 16).then(|| u64::from_str_radix(number, 16).ok()).flatten()
 }
 
@@ -501,6 +502,7 @@ mod tests {
     #[test]
     fn foreign_names_have_no_number() {
         assert_eq!(number_of("00000000000000ff.sst"), Some(255));
+        assert_eq!(number_of("00000000000000fe.vsst"), Some(254));
         for foreign in ["ff.sst", "00000000000000ff.txt", "wal-0.ring", "00000000000000fg.log"] {
             assert_eq!(number_of(foreign), None, "{foreign}");
         }

@@ -235,6 +235,7 @@ pub(super) fn check_missing(
                 (FileClass::Wal, _) => "log".to_owned(),
                 (FileClass::Sst, Some(level)) => format!("L{level}"),
                 (FileClass::Sst, None) => "tables".to_owned(),
+                (FileClass::ValueSst, _) => "values".to_owned(),
                 _ => "other".to_owned(),
             };
             *levels.entry(what).or_default() += 1;

@@ -562,5 +562,5 @@ impl Shared {
 
 /// Whether files of the class are always read and written with `O_DIRECT` on the device.
 pub(crate) fn is_direct(device: &Device, class: FileClass) -> bool {
-    device.kind == DeviceKind::Direct && class == FileClass::Sst
+    device.kind == DeviceKind::Direct && class.is_table()
 }

@@ -111,7 +111,7 @@ impl TierWriter {
     pub(crate) fn new(inner: Box<dyn WritableFile>, writing: Writing) -> Self {
         let charged = inner.len();
         let step = match writing.entry.class {
-            FileClass::Sst => {
+            FileClass::Sst | FileClass::ValueSst => {
                 let capacity = writing.physical.device().capacity.load(Ordering::Relaxed);
                 (capacity / 1024).min(TABLE_STEP_BYTES)
             }
@@ -127,7 +127,7 @@ impl TierWriter {
         physical.set_len(len);
         physical.device().add(Count::WrittenBytes, len.saturating_sub(self.charged));
         self.charged = len;
-        if entry.class == FileClass::Sst {
+        if entry.class.is_table() {
             shared.make_room(physical.device, 0);
         }
     }

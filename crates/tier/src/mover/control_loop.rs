@@ -244,7 +244,7 @@ fn note_hot_room(shared: &Shared, pace: &mut Pace, seen: &[ObservedFile]) {
         depth.is_none_or(|depth| depth >= fast_levels)
     };
     let beyond = |file: &&ObservedFile| {
-        file.device == 0 && file.entry.class == FileClass::Sst && is_beyond(&file.entry)
+        file.device == 0 && file.entry.class.is_table() && is_beyond(&file.entry)
     };
     let hot: u64 = seen.iter().filter(beyond).map(|file| file.len).sum();
     let others = fastest.files_bytes.load(Ordering::Relaxed).saturating_sub(hot);

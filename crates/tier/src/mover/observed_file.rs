@@ -8,8 +8,6 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use archipelago_env::FileClass;
-
 use crate::cache::dispersion::Cohort;
 use crate::cache::hot_ranges::{FileReads, trust};
 use crate::fs::entry::{CachedCopy, Entry};
@@ -63,9 +61,9 @@ impl ObservedFile {
         if self.entry.accesses.has_settled() { aged } else { 1.0 }
     }
 
-    /// Whether the file is a table without writers.
+    /// Whether the file is a table or a value file without writers.
     fn is_whole_table(&self) -> bool {
-        self.entry.class == FileClass::Sst && self.entry.writers.load(Ordering::Acquire) == 0
+        self.entry.class.is_table() && self.entry.writers.load(Ordering::Acquire) == 0
     }
 
     /// Whether a job may be queued for the file.

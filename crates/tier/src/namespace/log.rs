@@ -30,7 +30,7 @@ use super::record::Record;
 /// First bytes of a namespace log.
 const MAGIC: &[u8; 8] = b"ARCHTIER";
 /// Format version of the namespace log and of the identity of a device.
-pub(crate) const VERSION: u32 = 1;
+pub(crate) const VERSION: u32 = 2;
 /// Length of the header in bytes.
 const HEADER_BYTES: usize = 40;
 /// Length of a record's frame in bytes.

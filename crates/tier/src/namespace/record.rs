@@ -100,6 +100,7 @@ fn class_code(class: FileClass) -> u8 {
         FileClass::Sst => 2,
         FileClass::Manifest => 3,
         FileClass::Other => 4,
+        FileClass::ValueSst => 5,
     }
 }
 
@@ -109,6 +110,7 @@ fn class_of(code: u8) -> Option<FileClass> {
         2 => FileClass::Sst,
         3 => FileClass::Manifest,
         4 => FileClass::Other,
+        5 => FileClass::ValueSst,
         _ => return None,
     })
 }

@@ -37,6 +37,14 @@ pub(crate) fn every_record() -> Vec<Record> {
             names: vec!["/db/000002.log".into(), "/db/other".into()],
             heat: 0,
         }),
+        Record::File(FileRecord {
+            id: 3,
+            class: FileClass::ValueSst,
+            level: None,
+            place: place(1, 3),
+            names: vec!["/db/000003.vsst".into()],
+            heat: 1,
+        }),
         Record::Rename { from: "/db/other".into(), to: "/db/renamed".into() },
         Record::Link { from: "/db/000001.sst".into(), to: "/db/linked".into() },
         Record::Move { file: 1, to: place(1, 7) },
@@ -138,10 +146,10 @@ fn torn_tail_ends_the_log_and_durable_damage_is_corruption() {
 #[test]
 fn foreign_logs_and_versions_are_refused() {
     let mut bytes = encode_generation(&[1; 16], 1, &[], 1);
-    bytes[8] = 2;
+    bytes[8] = 1;
     let error = decode(Path::new("names"), 1, &bytes, &[]).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported);
-    assert!(error.to_string().contains("version 2"), "{error}");
+    assert!(error.to_string().contains("version 1"), "{error}");
     let error = decode(Path::new("names"), 1, b"#!/bin/sh\nexit 0\n", &[]).unwrap_err();
     assert!(error.to_string().contains("not the log of a tier namespace"), "{error}");
 }
@@ -149,7 +157,7 @@ fn foreign_logs_and_versions_are_refused() {
 #[test]
 fn snapshot_rebuilds_the_state() {
     let mut state = NamespaceState::default();
-    for record in every_record().iter().take(9) {
+    for record in every_record().iter().take(10) {
         state.apply(record).unwrap();
     }
     let mut again = NamespaceState::default();

@@ -117,7 +117,7 @@ fn wanted(context: IoContext, input: &PlaceInput<'_>) -> (usize, Why) {
         (FileClass::Wal, _) => (0, Why::Log),
         (FileClass::Manifest | FileClass::Other, _) => (0, Why::Bookkeeping),
         (FileClass::Sst, Some(level)) if is_fast(level) => (0, Why::FastLevel),
-        (FileClass::Sst, _) => (1, Why::Capacity),
+        (FileClass::Sst | FileClass::ValueSst, _) => (1, Why::Capacity),
     }
 }
 
@@ -126,7 +126,7 @@ fn wanted(context: IoContext, input: &PlaceInput<'_>) -> (usize, Why) {
 fn fits(device: &DeviceView, input: &PlaceInput<'_>, may_pass_on: bool) -> bool {
     let part = |share: f64| (device.capacity as f64 * share) as u64;
     let IoContext { class, level, .. } = input.context;
-    if class != FileClass::Sst {
+    if !class.is_table() {
         // A file of unknown length needs half of the reserve, so that a full device gets no file
         // that would fail as it grows.
         let needed = match input.size_hint_bytes {

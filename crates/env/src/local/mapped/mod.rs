@@ -1,8 +1,8 @@
 //! The driver for byte-addressable devices: tables on persistent memory, a DAX mount or tmpfs,
 //! without a system call for each read and write.
 //!
-//! [`MappedFs`] differs from the local file system in tables (`FileClass::Sst`). It writes them by
-//! copying into mapped windows of allocated blocks, and reads them by copying out of a mapping of
+//! [`MappedFs`] differs from the local file system in tables and value files
+//! ([`FileClass::is_table`](crate::FileClass::is_table)). It writes them by copying into mapped windows of allocated blocks, and reads them by copying out of a mapping of
 //! the whole file. The local file system itself maps logs ([`super::log`]). Small files are not
 //! mapped.
 //!
@@ -36,7 +36,7 @@ use self::mapping::{ReadMap, WriteWindow};
 use super::LocalFs;
 use super::tables::with_room;
 use crate::access::GroupAccess;
-use crate::context::{FileClass, IoContext};
+use crate::context::IoContext;
 use crate::failure::past_end;
 use crate::fs::{CreateOptions, FileSystem, OpenOptions, RandomFile, WritableFile};
 
@@ -70,7 +70,7 @@ impl FileSystem for MappedFs {
         context: IoContext,
         options: CreateOptions,
     ) -> Result<Box<dyn WritableFile>> {
-        if context.class != FileClass::Sst {
+        if !context.class.is_table() {
             return self.local.create(path, context, options);
         }
         let mut how = self.local.modes.creating();
@@ -88,7 +88,7 @@ impl FileSystem for MappedFs {
         context: IoContext,
         options: OpenOptions,
     ) -> Result<Arc<dyn RandomFile>> {
-        if context.class != FileClass::Sst {
+        if !context.class.is_table() {
             return self.local.open(path, context, options);
         }
         let failed = |source| Error::io("open", path, source);

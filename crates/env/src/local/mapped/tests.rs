@@ -1,7 +1,7 @@
 use archipelago_base::random::Rng;
 
 use super::*;
-use crate::context::IoPurpose;
+use crate::context::{FileClass, IoPurpose};
 
 const TABLE: IoContext =
     IoContext { level: Some(0), ..IoContext::new(FileClass::Sst, IoPurpose::Flush) };

@@ -84,7 +84,7 @@ impl TierFile {
     pub fn is_direct(&self, context: IoContext, options: OpenOptions) -> bool {
         let physical = Arc::clone(&self.entry.inside.lock().main);
         let device = physical.device();
-        let is_mapped = device.kind == DeviceKind::Mapped && context.class == FileClass::Sst;
+        let is_mapped = device.kind == DeviceKind::Mapped && context.class.is_table();
         !is_mapped && (options.direct || is_direct(device, context.class))
     }
 

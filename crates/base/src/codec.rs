@@ -56,9 +56,16 @@ pub fn get_varint(bytes: &[u8]) -> Option<(u64, usize)> {
     if first < 0x80 {
         return Some((u64::from(first), 1));
     }
-    let mut value = u64::from(first & 0x7f);
-    let mut shift = 7;
-    for (index, &byte) in bytes.iter().enumerate().skip(1).take(VARINT64_BYTES_MAX - 1) {
+    get_long_varint(bytes)
+}
+
+/// Reads a varint of any length. It is a function of its own so that callers inline only the path
+/// of one byte.
+#[inline(never)]
+fn get_long_varint(bytes: &[u8]) -> Option<(u64, usize)> {
+    let mut value = 0;
+    let mut shift = 0;
+    for (index, &byte) in bytes.iter().enumerate().take(VARINT64_BYTES_MAX) {
         let part = u64::from(byte & 0x7f);
         if shift == 63 && part > 1 {
             return None;
@@ -81,24 +88,28 @@ pub struct Reader<'a> {
 
 impl<'a> Reader<'a> {
     /// Makes a cursor at the start of `bytes`.
+    #[inline]
     #[must_use]
     pub fn new(bytes: &'a [u8]) -> Self {
         Self { bytes, position: 0 }
     }
 
     /// Number of bytes that were read so far.
+    #[inline]
     #[must_use]
     pub fn position(&self) -> usize {
         self.position
     }
 
     /// The bytes that were not read yet.
+    #[inline]
     #[must_use]
     pub fn rest(&self) -> &'a [u8] {
         &self.bytes[self.position..]
     }
 
     /// Whether all bytes were read.
+    #[inline]
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.position == self.bytes.len()
@@ -114,16 +125,19 @@ impl<'a> Reader<'a> {
     }
 
     /// Reads one byte.
+    #[inline]
     pub fn u8(&mut self) -> Option<u8> {
         self.take(1).map(|bytes| bytes[0])
     }
 
     /// Reads a little-endian `u32`.
+    #[inline]
     pub fn u32(&mut self) -> Option<u32> {
         Some(u32::from_le_bytes(self.take(4)?.try_into().ok()?))
     }
 
     /// Reads a little-endian `u64`.
+    #[inline]
     pub fn u64(&mut self) -> Option<u64> {
         Some(u64::from_le_bytes(self.take(8)?.try_into().ok()?))
     }
@@ -131,12 +145,18 @@ impl<'a> Reader<'a> {
     /// Reads a varint of at most 64 bits.
     #[inline]
     pub fn varint(&mut self) -> Option<u64> {
-        let (value, len) = get_varint(&self.bytes[self.position..])?;
+        let first = *self.bytes.get(self.position)?;
+        if first < 0x80 {
+            self.position += 1;
+            return Some(u64::from(first));
+        }
+        let (value, len) = get_long_varint(self.rest())?;
         self.position += len;
         Some(value)
     }
 
     /// Reads a varint whose value fits a `u32`.
+    #[inline]
     pub fn varint32(&mut self) -> Option<u32> {
         let before = self.position;
         let value = u32::try_from(self.varint()?).ok();

@@ -175,8 +175,9 @@ impl<'a> Gather<'a> {
         Ok(Some(Entry { value: PinnedSlice::owned(value), expires_at_ms, seq }))
     }
 
-    pub(crate) fn into_result(mut self) -> Result<Option<Entry>> {
-        match self.result.take() {
+    #[inline]
+    pub(crate) fn into_result(self) -> Result<Option<Entry>> {
+        match self.result {
             Some(result) => result,
             None => self.fold(None, None),
         }

@@ -3,12 +3,13 @@
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 use archipelago_base::ErrorKind;
 use archipelago_base::clock::{Clock, SystemClock};
 use archipelago_compute::flexkv::{Destination, FlexKvNode, Renamed, ScanLimits};
 use archipelago_flexkv::format::key_hash;
-use archipelago_flexkv::{WriteEffect, WriteError};
+use archipelago_flexkv::{Value, WriteEffect, WriteError};
 
 use crate::full_memory::{ADDRESS_LEASE, Cluster, assert_is_full};
 use crate::processes::until;
@@ -243,4 +244,57 @@ fn write_for_a_value_read_an_address_lease_ago_is_refused() {
         node.compare_and_set(b"key", Some(&read()), b"new", 0).unwrap_or_else(refused)
     });
     assert_eq!(read().bytes, b"new");
+}
+
+/// Both conditional writes for a value that was read. `None` if the value was read too long ago.
+fn write_if_unchanged(node: &FlexKvNode, key: &[u8], old: &Value) -> Option<[bool; 2]> {
+    let known = |result: Result<bool, WriteError>| match result {
+        Ok(is_done) => Some(is_done),
+        Err(failed) => {
+            assert_eq!((failed.kind(), failed.effect()), (ErrorKind::Busy, WriteEffect::None));
+            None
+        }
+    };
+    let set = known(node.compare_and_set(key, Some(old), b"set", 0))?;
+    Some([set, known(node.compare_and_delete(key, old))?])
+}
+
+#[test]
+fn conditional_delete_honours_what_conditional_set_does() {
+    let clock = SystemClock::new();
+    for offload in [0, 1000] {
+        let cluster = Cluster::with_proxies(offload);
+        let [node, other] = [&cluster.compute[0], &cluster.compute[1]];
+        let is = |wanted: Option<&[u8]>| {
+            let value = other.get(b"key").expect("readable").map(|value| value.bytes);
+            assert_eq!(value.as_deref(), wanted);
+        };
+        // Sets the key, reads it, and lets `outdate` change it. Then neither write applies.
+        let refused = |expires_in_ms: Option<u64>, outdate: &dyn Fn()| {
+            until("the value was read a moment ago", || {
+                let expires_ms = expires_in_ms.map_or(0, |ms| clock.unix_ms() + ms);
+                other.set(b"key", b"old", expires_ms).expect("room");
+                let Some(old) = node.get(b"key").expect("readable") else { return false };
+                outdate();
+                let Some(done) = write_if_unchanged(node, b"key", &old) else { return false };
+                assert_eq!(done, [false, false]);
+                true
+            });
+        };
+        refused(None, &|| other.set(b"key", b"new", 0).expect("room"));
+        is(Some(b"new"));
+        // The same bytes are another version.
+        refused(None, &|| other.set(b"key", b"old", 0).expect("room"));
+        is(Some(b"old"));
+        refused(None, &|| assert!(other.delete(b"key").expect("no room is needed")));
+        is(None);
+        refused(Some(200), &|| clock.sleep(Duration::from_millis(300)));
+        is(None);
+        until("a value that was just read is deleted", || {
+            other.set(b"key", b"old", 0).expect("room");
+            let old = node.get(b"key").expect("readable").expect("there");
+            node.compare_and_delete(b"key", &old).is_ok_and(|is_done| is_done)
+        });
+        is(None);
+    }
 }

@@ -46,7 +46,7 @@ pub(crate) struct ModelFlags {
     /// Seed of all random choices
     #[arg(long, default_value_t = 1)]
     pub(crate) seed: u64,
-    /// A cost profile instead of the one that comes with the program
+    /// Cost profile that replaces the built-in one
     #[arg(long, value_name = "FILE")]
     pub(crate) profile: Option<PathBuf>,
     /// A device's description instead of the paper's SSD; `none` for a device that never limits
@@ -58,7 +58,7 @@ pub(crate) struct ModelFlags {
     /// Write charts as SVG into this directory
     #[arg(long, value_name = "DIR")]
     pub(crate) svg: Option<PathBuf>,
-    /// Write the results as a benchmark page to this file
+    /// Write the page of docs/benchmarks to this file; FILE#PART writes one part of a page
     #[arg(long, value_name = "FILE")]
     pub(crate) page: Option<PathBuf>,
     /// Only measure this machine's costs and write them to this file

@@ -64,14 +64,22 @@ pub(super) fn sections(sweep: &Sweep, runs: &Runs) -> Vec<Section> {
         grids: vec![matrix(outcomes), details(outcomes)],
         ..Section::default()
     };
-    let mut sections = vec![section("As many jobs as the degree".to_owned(), &runs.by_jobs)];
+    // A page with two sweeps needs titles that differ.
+    let setting = format!("{}, {}", sweep.base.machine.device.name, writers(sweep.base.writers));
+    let title = format!("{setting}: as many jobs as the degree");
+    let mut sections = vec![section(title, &runs.by_jobs)];
     if !runs.by_degree.is_empty() {
-        sections.push(section(format!("{} jobs", sweep.background), &runs.by_degree));
+        let title = format!("{setting}: {} jobs", sweep.background);
+        sections.push(section(title, &runs.by_degree));
     }
     sections
 }
 
-/// Buckets beside the other modes, at each degree.
+fn writers(number: usize) -> String {
+    if number == 1 { "1 writer".to_owned() } else { format!("{number} writers") }
+}
+
+/// Buckets compared with the other modes, at each degree.
 fn rows(outcomes: &[Outcome]) -> Vec<Row> {
     let of = |mode: Mode| outcomes.iter().filter(move |outcome| outcome.mode == mode);
     let row = |ours: &Outcome, theirs: &Outcome| {

@@ -2,9 +2,9 @@
 //!
 //! Each command of the laboratory turns its results into [`Row`]s, groups them into [`Section`]s
 //! and renders them. With `--page FILE`, a command also writes a [`Page`], which is a page of
-//! `docs/benchmarks/`. The head of a page states the commit, the command and the machine
-//! (`head.rs`). The command writes only the part between two marks, so that people can add prose
-//! before and after it.
+//! `docs/benchmarks/`. Its head states the commit, the command and the machine (`head.rs`). The
+//! command writes only the part between two marks, so that people can add prose before and after
+//! it. A page that several commands write has several parts, and `--page FILE#PART` names one.
 //!
 //! Invariants:
 //! 1. A cell of a row holds one figure. Ranges stand in a column of their own.
@@ -20,7 +20,7 @@ mod row;
 mod tests;
 
 use std::ffi::OsString;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use archipelago_bench::harness::store::{
     Error, FileClass, FileSystem, IoContext, IoPurpose, LocalFs, Result,
@@ -119,11 +119,27 @@ pub(crate) fn verdict_line<'a>(rows: impl Iterator<Item = &'a Row>) -> String {
     format!("{met} of {targets} targets reached.")
 }
 
-/// Marks around the part of a page that the command writes.
-const BEGIN: &str = "<!-- archipelago-lab writes the following part. -->";
+/// Mark after each part of a page that a command writes.
 const END: &str = "<!-- archipelago-lab wrote the part above. -->";
 
-/// A page of `docs/benchmarks/`.
+/// Mark before the part of that name, or before the only part of a page.
+fn begin(part: Option<&str>) -> String {
+    let name = part.map_or_else(String::new, |part| format!(": {part}"));
+    format!("<!-- archipelago-lab writes the following part{name}. -->")
+}
+
+/// The file and the part that `FILE` or `FILE#PART` names.
+fn file_and_part(page: &Path) -> (PathBuf, Option<String>) {
+    let text = page.to_string_lossy();
+    match text.rsplit_once('#') {
+        Some((file, part)) if !part.is_empty() && !part.contains('/') => {
+            (PathBuf::from(file), Some(part.to_owned()))
+        }
+        _ => (page.to_owned(), None),
+    }
+}
+
+/// A page of `docs/benchmarks/`, or one part of it.
 #[derive(Clone, Debug)]
 pub(crate) struct Page {
     head: Head,
@@ -149,11 +165,12 @@ impl Page {
     }
 
     /// The page as Markdown. The text of an existing page stays: the written part replaces that
-    /// between the marks, or it follows a page without marks.
-    pub(crate) fn markdown(&self, existing: Option<&str>) -> String {
-        let written = format!("{BEGIN}\n\n{}\n\n{END}", self.written());
+    /// between the marks of `part`, or it follows a page without these marks.
+    pub(crate) fn markdown(&self, existing: Option<&str>, part: Option<&str>) -> String {
+        let begin = begin(part);
+        let written = format!("{begin}\n\n{}\n\n{END}", self.written());
         let around = existing.and_then(|text| {
-            let (before, rest) = text.split_once(BEGIN)?;
+            let (before, rest) = text.split_once(&begin)?;
             Some((before, rest.split_once(END)?.1))
         });
         match (around, existing) {
@@ -177,10 +194,12 @@ impl Page {
         parts.join("\n\n")
     }
 
-    /// Writes the page, whole or not at all. Text that people wrote outside of the marks stays.
-    pub(crate) fn write(&self, path: &Path) -> Result<()> {
-        let existing = std::fs::read_to_string(path).ok();
-        write(path, &self.markdown(existing.as_deref()))?;
+    /// Writes the page that `FILE` or `FILE#PART` names, whole or not at all. Text that people wrote
+    /// outside of the marks stays.
+    pub(crate) fn write(&self, page: &Path) -> Result<()> {
+        let (path, part) = file_and_part(page);
+        let existing = std::fs::read_to_string(&path).ok();
+        write(&path, &self.markdown(existing.as_deref(), part.as_deref()))?;
         eprintln!("the page is in {}", path.display());
         Ok(())
     }

@@ -1,5 +1,5 @@
-//! Rows of benchmark tables: a measured figure beside a peer or a paper, with a target and a
-//! verdict. The functions are pure.
+//! Rows of benchmark tables: a measured figure next to that of a peer or a paper, with a target and
+//! a verdict. The functions are pure.
 
 use serde::Serialize;
 
@@ -19,7 +19,7 @@ pub(crate) struct Row {
     /// Median of the side that it is compared with.
     pub(crate) peer: Option<f64>,
     pub(crate) ratio: Option<Ratio>,
-    /// What the paper says, in its own words. Empty if it says nothing.
+    /// Statement of the paper, in its own words. Empty if it says nothing.
     pub(crate) paper: String,
     pub(crate) target: Option<RowTarget>,
     pub(crate) verdict: Verdict,

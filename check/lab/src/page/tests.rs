@@ -105,7 +105,7 @@ fn page_states_commit_command_machine_and_verdict() {
         notes: vec!["Smaller than the paper's.".to_owned()],
     };
     let page = Page::new("Archipelago and a peer", "rocksdb", &args);
-    let text = page.about("- both sides: 10 keys\n").sections(vec![section]).markdown(None);
+    let text = page.about("- both sides: 10 keys\n").sections(vec![section]).markdown(None, None);
     let command = "| command | `archipelago-lab rocksdb --quick '--flags=a b'` |";
     for part in [
         "# Archipelago and a peer\n",
@@ -128,18 +128,39 @@ fn page_keeps_the_prose_around_its_tables() {
         let section = Section { title: "Loads".to_owned(), rows, ..Section::default() };
         Page::new("Archipelago and a peer", "rocksdb", &[]).sections(vec![section])
     };
-    let first = page(vec![named("an old row")]).markdown(None);
+    let first = page(vec![named("an old row")]).markdown(None, None);
     let edited = first.replace("For readers who want the figures.", "For readers of this page.");
     let edited = edited + "\nProse below.\n";
-    let again = page(vec![named("a new row")]).markdown(Some(&edited));
+    let again = page(vec![named("a new row")]).markdown(Some(&edited), None);
     for part in ["For readers of this page.", "a new row", "Prose below."] {
         assert!(again.contains(part), "{part}: {again}");
     }
     assert!(!again.contains("an old row"), "{again}");
     assert_eq!(again.matches("# Archipelago and a peer").count(), 1, "{again}");
     // The tables follow a page without marks.
-    let appended = page(vec![named("a new row")]).markdown(Some("# Title\n"));
+    let appended = page(vec![named("a new row")]).markdown(Some("# Title\n"), None);
     assert!(appended.starts_with("# Title\n\n<!-- "), "{appended}");
+}
+
+#[test]
+fn command_writes_only_the_named_part_of_a_page() {
+    let page = |row| {
+        let section = Section { rows: vec![named(row)], ..Section::default() };
+        Page::new("Two devices", "model", &[]).sections(vec![section])
+    };
+    let one = page("old ssd").markdown(None, Some("ssd"));
+    let both = page("no device").markdown(Some(&one), Some("cores"));
+    let again = page("new ssd").markdown(Some(&both), Some("ssd"));
+    assert!(again.contains("new ssd") && again.contains("no device"), "{again}");
+    assert!(!again.contains("old ssd"), "{again}");
+    assert!(again.find("new ssd") < again.find("no device"), "the order stays: {again}");
+    let named = |page: &str| {
+        let (file, part) = file_and_part(Path::new(page));
+        (file.display().to_string(), part)
+    };
+    assert_eq!(named("docs/a.md#ssd"), ("docs/a.md".to_owned(), Some("ssd".to_owned())));
+    assert_eq!(named("docs/a.md"), ("docs/a.md".to_owned(), None));
+    assert_eq!(named("c#/a.md"), ("c#/a.md".to_owned(), None));
 }
 
 #[test]

@@ -55,7 +55,7 @@ pub(super) struct ReproduceFlags {
     /// Directory of the reports and charts, which is made if it is missing
     #[arg(long, default_value = "reproduced-bucketlsm", value_name = "DIR")]
     pub(super) out: PathBuf,
-    /// Write the page of docs/benchmarks to this file
+    /// Write the page of docs/benchmarks to this file; FILE#PART writes one part of a page
     #[arg(long, value_name = "FILE")]
     pub(super) page: Option<PathBuf>,
     /// Runs of each mode; default: 3, with --quick 1

@@ -1,5 +1,5 @@
 //! `archipelago-lab flexkv`: the store over remote memory on FlexKV's testbed in virtual time,
-//! figure by figure, beside the figures that the paper's text states.
+//! figure by figure, next to the figures that the paper's text states.
 //!
 //! [`testbed`] measures. This module prints tables and draws charts, and it makes the figure of
 //! Twitter's clusters. Every figure says in which respects the run is smaller than the paper's
@@ -20,7 +20,8 @@ use archipelago_base::{Error, Result};
 use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::page::{self, Grid, Page, Row, Section, Style};
+use crate::claim::Target;
+use crate::page::{self, Grid, Page, Row, RowTarget, Section, Style, Verdict};
 use crate::plot::{Bars, Chart};
 use archipelago_bench::harness::flags::Stop;
 use archipelago_bench::harness::report::say;
@@ -38,7 +39,7 @@ struct Arguments {
     /// Write a chart of each figure to this directory.
     #[arg(long, value_name = "DIR")]
     svg: Option<PathBuf>,
-    /// Write the page of docs/benchmarks to this file.
+    /// Write the page of docs/benchmarks to this file; FILE#PART writes one part of a page.
     #[arg(long, value_name = "FILE")]
     page: Option<PathBuf>,
     /// Keys that are loaded (the paper: 10 million). Memory of compute nodes is 5 % of keys and
@@ -77,7 +78,7 @@ fn run(arguments: &Arguments, args: &[OsString]) -> Result<()> {
     }
     if let Some(name) = arguments.figures.iter().find(|name| known.iter().all(|(k, _)| k != name)) {
         return Err(Error::invalid(format!(
-            "no figure {name}: `archipelago-lab flexkv list` says which"
+            "there is no figure {name}: `archipelago-lab flexkv list` prints the names"
         )));
     }
     let setup = setup(arguments);
@@ -137,7 +138,7 @@ fn about(setup: &Setup) -> String {
     format!(
         "{} compute nodes with {} clients of {} requests each and {} threads of a proxy, {} memory nodes, {} copies. Cards, wires and threads: the model \
          of decision 0012, unscaled. Smaller than the paper's testbed: {} keys (10,000,000), {} KiB of memory a compute node (64 MB; both are 5 % of keys \
-         and values), 2^{} partitions (2^13), seed {}. A write that meets another write of its key ends at once, in every system.\n",
+         and values), 2^{} partitions (2^13), seed {}. A write that meets another write of its key ends immediately, in every system.\n",
         setup.compute,
         setup.clients,
         setup.coroutines,
@@ -173,12 +174,17 @@ fn section(figure: &Figure) -> Section {
         }
         grids.push(values);
     }
-    let stated = figure.stated.iter().map(|Stated { what, paper, here }| Row {
-        name: what.clone(),
-        decimals: 2,
-        measured: Some(*here),
-        paper: paper.clone(),
-        ..Row::default()
+    let stated = figure.stated.iter().map(|stated| {
+        let target = stated.at_least.map(Target::AtLeast);
+        Row {
+            name: stated.what.clone(),
+            decimals: 2,
+            measured: Some(stated.here),
+            paper: stated.paper.clone(),
+            target: target.map(RowTarget::Measured),
+            verdict: Verdict::of(target.map(|target| target.is_met(stated.here))),
+            ..Row::default()
+        }
     });
     Section {
         title: figure.title.clone(),
@@ -229,7 +235,7 @@ fn clusters(setup: &Setup) -> Result<Figure> {
             keys: CLUSTER_KEYS,
             key_bytes: cluster.key_bytes.max(8),
             value_bytes: cluster.value_bytes,
-            // 5 % of keys and values, and what an empty cache takes.
+            // 5 % of keys and values, and the size of an empty cache.
             memory_bytes: CLUSTER_KEYS * bytes / 20 + (64 << 10),
             partition_bits: 5,
             // 2 ms are enough where a card carries thousands of records in one.
@@ -258,8 +264,12 @@ fn clusters(setup: &Setup) -> Result<Figure> {
     let ratio = |rates: &[f64; 2]| rates[0] / rates[1];
     let ratios = found.iter().map(|(_, rates)| ratio(rates));
     let (least, most) = ratios.fold((f64::MAX, 0.0_f64), |(a, b), r| (a.min(r), b.max(r)));
-    let state =
-        |what: &str, paper: &str, here| Stated { what: what.into(), paper: paper.into(), here };
+    let state = |what: &str, paper: &str, here| Stated {
+        what: what.to_owned(),
+        paper: paper.to_owned(),
+        here,
+        at_least: None,
+    };
     figure.stated.push(state("least over base", "1.03 over the best rival", least));
     figure.stated.push(state("most over base", "2.94 over the best rival", most));
     let order = found.iter().map(|(cluster, rates)| {

@@ -75,7 +75,7 @@ pub(super) struct KeigoFlags {
     /// Directory of the reports and charts, which is made if it is missing
     #[arg(long, default_value = "reproduced-keigo", value_name = "DIR")]
     pub(super) out: PathBuf,
-    /// Write the page of docs/benchmarks to this file
+    /// Write the page of docs/benchmarks to this file; FILE#PART writes one part of a page
     #[arg(long, value_name = "FILE")]
     pub(super) page: Option<PathBuf>,
     /// Runs of each side; default: 3, with --quick 1
@@ -112,7 +112,7 @@ pub(super) struct KeigoFlags {
 }
 
 impl KeigoFlags {
-    /// Flags from `args`, everything behind the word `keigo`.
+    /// Parses `args`, the words after `keigo`.
     pub(super) fn read(args: &[OsString]) -> Result<Self, Stop> {
         let name = std::iter::once(OsString::from("archipelago-lab keigo"));
         Ok(Self::try_parse_from(name.chain(args.iter().map(with_underscores)))?)

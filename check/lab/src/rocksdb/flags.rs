@@ -1,7 +1,7 @@
 //! The command line of `archipelago-lab rocksdb`, and the settings that follow from it.
 //!
-//! [`Settings`] is everything that decides what is run. It stands at the head of the journal, so
-//! that a run that was cut short goes on as it began.
+//! [`Settings`] decides which steps run, and with which sizes. It is the head of the journal, so
+//! that an interrupted run continues with the same settings.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -75,7 +75,7 @@ pub(crate) struct TableFlags {
           "syncs", "rows", "minutes", "quick", "json", "db", "db_bench", "db_bench_flags",
           "archipelago"])]
     pub(crate) resume: Option<PathBuf>,
-    /// Write the page of docs/benchmarks to this file
+    /// Write the page of docs/benchmarks to this file; FILE#PART writes one part of a page
     #[arg(long, value_name = "FILE")]
     pub(crate) page: Option<PathBuf>,
     /// Directory of the databases, which are removed [default: in the temporary directory]
@@ -133,7 +133,8 @@ impl TableFlags {
         let usual = |given: Option<u64>, whole: u64, quick: u64| {
             given.unwrap_or(if self.quick { quick } else { whole })
         };
-        // Room for what is added per run and step, inside db_bench's signed 64 bits.
+        // The seed leaves room for the numbers that are added per run and step, within db_bench's
+        // signed 64 bits.
         let seed = 1 + (entropy_seed() >> 32);
         let mut rows = self.rows.clone();
         if rows.is_empty() {

@@ -63,8 +63,8 @@ fn help() -> String {
             cargo build --release -p archipelago-cli\n"
 }
 
-/// Runs `archipelago-lab` with `args`, everything behind the program's name. Exit code 0 on
-/// success, 1 if a measurement failed, 2 for wrong usage.
+/// Runs `archipelago-lab` with `args`, the words after the program's name. Exit code 0 on success,
+/// 1 if a measurement failed, 2 for wrong usage.
 #[must_use]
 #[expect(clippy::needless_pass_by_value, reason = "the program hands its arguments over")]
 pub fn main(args: Vec<OsString>) -> ExitCode {

@@ -1,5 +1,5 @@
 //! `archipelago-lab bucketlsm`: the comparisons of BucketLSM's evaluation between modes of this
-//! program, as ratios beside the paper's numbers.
+//! program, as ratios next to the paper's.
 //!
 //! `flags` is the command line, `plan` chooses the runs, `run` starts a process and reads its
 //! files, `table` makes the report, and `plots` draws the charts.
@@ -74,7 +74,7 @@ fn bucketlsm(flags: &ReproduceFlags, args: &[OsString]) -> Result<()> {
     fs.create_dir_all(&base)?;
     let mut runner = Runner::new(flags, &base, &device_file)?;
     let result = runner.run_all(&plan::groups(flags));
-    // Only what was made here goes; the directory may be the user's.
+    // A directory that is not empty may be the user's, so it stays.
     if fs.list(&base).is_ok_and(|entries| entries.is_empty()) {
         fs.remove_dir_all(&base)?;
     }
@@ -108,8 +108,8 @@ fn bucketlsm(flags: &ReproduceFlags, args: &[OsString]) -> Result<()> {
     result
 }
 
-/// The device's file, which the runs read, and what it says; the default's is written beside the
-/// reports.
+/// The file of the device, which the runs read, and its description. The default device's file is
+/// written next to the reports.
 fn device(flags: &ReproduceFlags) -> Result<(PathBuf, DeviceSpec)> {
     if let Some(path) = &flags.device {
         return Ok((path.clone(), read_device(path)?));
@@ -153,8 +153,8 @@ impl<'a> Runner<'a> {
         Ok(())
     }
 
-    /// Operations a second that the runs of `group` are offered: what `--offered_load` says, or a
-    /// share of what the workload's mode reached.
+    /// Operations a second that the runs of `group` are offered: the value of `--offered_load`, or
+    /// a share of the rate that the workload's mode reached.
     fn offered(&self, group: &Group) -> Result<Option<u64>> {
         let sets_load = group.workload.sets_load().filter(|_| group.setting == Setting::Offered);
         let Some(mode) = sets_load else { return Ok(None) };

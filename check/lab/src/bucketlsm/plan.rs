@@ -1,8 +1,8 @@
 //! The runs of a reproduction, from the flags to the words of each process. Pure.
 //!
 //! Sizes are the paper's, divided by one factor. The base level has the size of a memtable, and a
-//! table has a quarter of it, as RocksDB's defaults are to the paper's memtables of 256 MB. The L0
-//! triggers are RocksDB's own and the same for every mode.
+//! table has a quarter of it. RocksDB's defaults have the same ratios to the paper's memtables of
+//! 256 MB. The L0 triggers are RocksDB's own and the same for every mode.
 
 use serde::Serialize;
 
@@ -10,7 +10,8 @@ use super::flags::ReproduceFlags;
 
 /// Bytes of a key, as in the paper.
 const KEY_BYTES: u64 = 16;
-/// The offered load, as a share of what [`Workload::sets_load`] reaches at full speed.
+/// The offered load, as a share of the rate that the mode of [`Workload::sets_load`] reaches at
+/// full speed.
 pub(super) const OFFERED_SHARE: f64 = 0.9;
 
 /// A mode of the program.
@@ -106,9 +107,10 @@ impl Workload {
         }
     }
 
-    /// Whose rate at full speed the fixed load is a share of; none: it has no runs at a fixed load.
-    /// Stalls are compared at what buckets sustain; the latency of scans at what both modes do, as
-    /// waiting for a slower store is not the scan's.
+    /// Mode whose rate at full speed determines the fixed load; `None` if the workload has no runs
+    /// at a fixed load. Stalls are compared at a load that buckets sustain. Latencies of scans are
+    /// compared at a load that both modes sustain, because waiting for a slower store is not part
+    /// of a scan.
     pub(super) fn sets_load(self) -> Option<Mode> {
         match self {
             Self::FillRandom | Self::MixGraph1 => Some(Mode::Buckets),
@@ -152,7 +154,8 @@ impl Group {
     }
 }
 
-/// All runs in order. Runs at full speed come before the fixed load that follows from them.
+/// All runs in order. Runs at full speed come before those at the fixed load that is computed from
+/// them.
 pub(super) fn groups(flags: &ReproduceFlags) -> Vec<Group> {
     use Mode::{Buckets, Classic, Static, Subcompactions};
     let wanted = |workload: &Workload| flags.only.is_empty() || flags.only.contains(workload);
@@ -192,15 +195,16 @@ pub(super) struct Load {
     pub(super) ops_each: u64,
 }
 
-/// The load of `workload`. Reads are what takes time on a device, so the workloads that have some
-/// do fewer operations; threads are as in the paper, which runs MixGraph in one.
+/// The load of `workload`. Reads take time on a device, so workloads with reads do fewer
+/// operations. The number of threads is the paper's, which runs MixGraph in one thread.
 pub(super) fn load(flags: &ReproduceFlags, workload: Workload) -> Load {
     let num = flags.num();
     let threads = if workload.is_ycsb() { flags.threads } else { 1 };
     let (keys, ops) = match workload {
         Workload::FillRandom | Workload::MixGraph1 => (num, num),
         Workload::MixGraph2 => (num, num / 2),
-        // Enough operations for a number of memtables: seven and nine of ten operations write.
+        // These are enough operations for several memtables, because seven and nine of ten
+        // operations write.
         Workload::YcsbGet => (num / 2, num),
         Workload::YcsbScan => (num / 2, num / 4),
     };
@@ -212,7 +216,7 @@ pub(super) fn entry_bytes(flags: &ReproduceFlags) -> u64 {
     KEY_BYTES + flags.value_size
 }
 
-/// What one run measures: a workload, in a setting, with a mode.
+/// Subject of one run: a workload, in a setting, with a mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Case {
     pub(super) workload: Workload,
@@ -256,7 +260,7 @@ pub(super) fn words(
     words
 }
 
-/// Benchmarks of the process that is measured, and words that go with them.
+/// Benchmarks of the process that is measured, and their flags.
 pub(super) fn measured(
     flags: &ReproduceFlags,
     workload: Workload,
@@ -264,7 +268,7 @@ pub(super) fn measured(
 ) -> Vec<String> {
     let load = load(flags, workload);
     let name = workload.benchmark();
-    // The debt that a write benchmark leaves behind is paid in the open.
+    // The compaction debt of a write benchmark counts as time of its own.
     let settles = workload.is_write_only() && matches!(setting, Setting::Device | Setting::Plain);
     let list = match (settles, workload.is_ycsb()) {
         (true, _) => format!("{name},waitforcompaction"),
@@ -285,8 +289,8 @@ pub(super) fn measured(
     words
 }
 
-/// Benchmarks of the process before it, which makes what the workload starts from; it runs on the
-/// disk as it is.
+/// Benchmarks of the process before it, which makes the database that the workload starts from.
+/// This process runs on the disk without emulation.
 pub(super) fn prepared(workload: Workload) -> Option<Vec<String>> {
     workload.is_ycsb().then(|| vec!["--benchmarks=ycsbload,waitforcompaction".to_owned()])
 }

@@ -12,8 +12,8 @@ const PARTS: u32 = 120;
 const MIB: f64 = 1_048_576.0;
 const MODES: [Mode; 4] = [Mode::Classic, Mode::Subcompactions, Mode::Static, Mode::Buckets];
 
-/// Every plot that there are runs for: (file name, SVG). Over time it is the run whose rate is the
-/// middle one.
+/// Every plot for which runs exist: (file name, SVG). A plot over time shows the run with the
+/// median rate.
 pub(super) fn all(runs: &Runs, jobs: &[u64]) -> Vec<(String, String)> {
     let mut plots = Vec::new();
     for workload in [Workload::FillRandom, Workload::MixGraph1] {

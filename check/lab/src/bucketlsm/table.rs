@@ -1,4 +1,5 @@
-//! The report: ratios beside the paper's numbers and the targets, then the figures behind them.
+//! The report: ratios next to the paper's numbers and the targets, then the figures that they are
+//! computed from.
 
 use serde::Serialize;
 
@@ -205,7 +206,7 @@ impl Runs {
         self.of(case).filter_map(|run| pick(&run.figures)).collect()
     }
 
-    /// The run whose rate is the middle one.
+    /// The run with the median rate.
     pub(super) fn middle(&self, case: Case) -> Option<&Run> {
         let mut runs: Vec<&Run> = self.of(case).collect();
         runs.sort_by(|a, b| a.figures.ops_per_s.total_cmp(&b.figures.ops_per_s));
@@ -228,7 +229,7 @@ impl Runs {
             .map(|(a, b)| a / b)
             .filter(|ratio| ratio.is_finite())
             .collect();
-        // Products, not ratios: nothing against nothing meets "at most".
+        // Products are compared instead of ratios, because 0 compared with 0 meets "at most".
         let met = claim.target.map(|target| match target {
             Target::AtLeast(least) => our_median >= least * their_median,
             Target::AtMost(most) => our_median <= most * their_median,

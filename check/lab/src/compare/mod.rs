@@ -6,7 +6,8 @@
 //! 1. Sides alternate, so that other work of the machine affects both. Each run has a process and a
 //!    fresh directory of its own, which is removed after the run.
 //! 2. Every flag goes to both sides with its value, given or default; db_bench gets the flags that
-//!    it has. So both promise the same: each write is logged, and with `--sync` it is synced.
+//!    it knows. So both sides promise the same: each write is logged, and with `--sync` it is
+//!    synced.
 //! 3. `waitforcompaction` ends each run, so that no debt is left when sizes and bytes are read.
 
 pub(crate) mod parse;
@@ -120,7 +121,7 @@ fn run_both(flags: &CompareFlags, spelled: &Spelled) -> Result<()> {
         }
         Ok(())
     });
-    // Only what was made here goes; the directory may be the user's.
+    // A directory that is not empty may be the user's, so it stays.
     if fs.list(&base).is_ok_and(|entries| entries.is_empty()) {
         fs.remove_dir_all(&base)?;
     }

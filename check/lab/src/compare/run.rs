@@ -48,7 +48,7 @@ pub(crate) struct Program {
     pub(crate) args: Vec<String>,
 }
 
-/// Sizes of what a side writes.
+/// Sizes of the keys and values that a side writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct EntrySize {
     pub(crate) key_bytes: u64,
@@ -139,7 +139,7 @@ fn ratio(bytes_written: Option<u64>, user_bytes: Option<u64>) -> Option<f64> {
 /// Output and usage of a process.
 #[derive(Debug, Default)]
 pub(super) struct Seen {
-    /// Result lines and the Unix time in microseconds at which each came.
+    /// Result lines, each with the Unix time in microseconds at which it arrived.
     pub(super) lines: Vec<(u64, ResultLine)>,
     settled: Option<f64>,
     peak_rss_bytes: Option<u64>,
@@ -147,7 +147,7 @@ pub(super) struct Seen {
     pub(super) asserts: bool,
 }
 
-/// Reads the output of `child` until it ends, and samples its memory meanwhile.
+/// Reads the output of `child` until it ends, and samples its memory until then.
 fn watch(mut child: Child, program: &Program, onlooker: Onlooker<'_>) -> Result<Seen> {
     let clock = SystemClock::new();
     let pid = child.id().to_string();
@@ -161,7 +161,7 @@ fn watch(mut child: Child, program: &Program, onlooker: Onlooker<'_>) -> Result<
             while !ended.load(Ordering::Acquire) {
                 peak.fetch_max(process::peak_rss_bytes(&pid).unwrap_or(0), Ordering::Relaxed);
                 if onlooker.stop.load(Ordering::Acquire) {
-                    // It is waited for below, where its status tells of its end.
+                    // The wait below reads the status of the process.
                     let _ = child.kill();
                 }
                 clock.sleep(LOOK_EVERY);

@@ -1,5 +1,5 @@
 //! `archipelago-lab keigo`: the comparisons of Keigo's evaluation (VLDB 2025, §5 and §3.2) between
-//! ways to use a hierarchy of devices, beside the paper's numbers and this project's targets.
+//! ways to use a hierarchy of devices, next to the paper's numbers and this project's targets.
 //!
 //! `flags` is the command line, `plan` chooses the runs, and `run` makes the files of a run and
 //! starts its processes. `bound` computes what the devices allow, `claims` compares, and `report`

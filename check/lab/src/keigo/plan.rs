@@ -454,8 +454,8 @@ pub(super) fn measured_words(flags: &KeigoFlags, group: &Group, round: u64) -> V
     let (list, seconds) = match group.part {
         Part::Threads => (name.to_owned(), flags.seconds()),
         Part::Switch => ("ycsbc,ycsba,ycsbc".to_owned(), flags.phase_seconds()),
-        // Copies are judged when what they replace had its time to show that it is cold: ten
-        // seconds.
+        // Copies are measured after the files that they replace had ten seconds in which to prove
+        // cold.
         _ if group.workload.is_read_mostly() => (format!("{name},{name},{name}"), flags.seconds()),
         _ => (format!("{name},{name}"), flags.seconds()),
     };
@@ -475,7 +475,8 @@ pub(super) fn measured_words(flags: &KeigoFlags, group: &Group, round: u64) -> V
     [measured, words(flags, group, round)].concat()
 }
 
-/// Words of a process whose instructions are counted: so many operations, after as many others.
+/// Words of a process that runs `ops` operations on the loaded database, and whose instructions are
+/// counted.
 pub(super) fn counted_words(flags: &KeigoFlags, group: &Group, ops: u64) -> Vec<String> {
     let measured = vec![
         format!("--benchmarks={}", group.workload.benchmark()),

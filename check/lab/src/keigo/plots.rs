@@ -54,7 +54,7 @@ fn speed(figures: &Figures) -> Option<f64> {
     Some(figures.ops_per_s)
 }
 
-/// Bars of tiers beside the slow device.
+/// Bars of tiers next to the slow device.
 fn speed_up(measured: &[Measured<'_>]) -> Option<String> {
     let by = |keys: Keys| {
         move |one: &Measured<'_>| {

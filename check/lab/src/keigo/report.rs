@@ -1,4 +1,4 @@
-//! The sections of the report: rows beside the paper's numbers and the targets, then every figure.
+//! The sections of the report: rows next to the paper's numbers and the targets, then every figure.
 //! The functions are pure.
 
 use super::claims::{Measured, Row};

@@ -80,7 +80,8 @@ struct LatencyEntry {
 /// The emulated devices, at the scale of the runs.
 pub(super) type Specs = BTreeMap<Medium, DeviceSpec>;
 
-/// The descriptions of the devices, slowed down; what may wait in memory shrinks with the sizes.
+/// The descriptions of the devices, slowed down. The bytes that may wait in memory shrink with the
+/// sizes.
 pub(super) fn specs(scale: f64) -> Result<Specs> {
     let spec = |medium: Medium| {
         let text = match medium {

@@ -1,11 +1,11 @@
-//! Keys, and what files of uniform random keys hold.
+//! The key space, and the contents of files of uniform random keys.
 //!
 //! The key space is the numbers below `space`; a record's key is drawn uniformly. So a file is a
-//! range of numbers and how many of them it holds, and files that overlap are independent random
-//! subsets: of a part of the range in which they hold the shares `d₁, d₂, …` of all numbers, their
-//! merge holds `1 − (1−d₁)(1−d₂)…`. That is exact in expectation; deviations are of the order of
-//! the square root of the counts, which for files of thousands of records does not matter.
-//! Pure; cost O(files × pieces).
+//! range of numbers and a count. Files that overlap are independent random subsets. In a part of
+//! the range in which they hold the shares `d₁, d₂, …` of all numbers, their merge holds `1 −
+//! (1−d₁)(1−d₂)…`. That is exact in expectation. Deviations are of the order of the square root of
+//! the counts, which is small for files of thousands of records. The functions are pure and cost
+//! O(files × pieces).
 
 use archipelago_engine::file_meta::FileMeta;
 use archipelago_engine::job::output::GRANDPARENT_TARGETS;
@@ -59,7 +59,7 @@ pub(crate) fn number(key: &[u8]) -> u64 {
 /// The numbers of a key range below `space`.
 pub(crate) fn numbers(range: &KeyRange, space: u64) -> (u64, u64) {
     let end = range.end.as_ref().map_or(space, |end| {
-        // A range that ends behind a key ends with the key and one byte.
+        // A range that includes its last key ends with that key and one more byte.
         number(end) + u64::from(end.len() > 16)
     });
     (number(&range.start), end.min(space))

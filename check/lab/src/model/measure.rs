@@ -37,8 +37,8 @@ use archipelago_bench::harness::store::{
 const ROUNDS: usize = 20;
 /// Number of records of a flush or a merge.
 const RECORDS: u64 = 48_000;
-/// How often something short is done between two looks at the time: the kernel counts in ticks of
-/// some milliseconds.
+/// Repetitions of a short operation between two readings of the clock, because the kernel counts in
+/// ticks of some milliseconds.
 const REPEATS: usize = 400;
 /// The same number for even shorter work.
 const INSTALLS: usize = 8000;
@@ -90,7 +90,7 @@ fn rounded(value: f64) -> f64 {
     (value * 10.0).round() / 10.0
 }
 
-/// Nanoseconds for which this thread has run. An error if the kernel does not tell.
+/// Nanoseconds for which this thread has run. Fails if the kernel does not say.
 fn on_core_ns() -> Result<f64> {
     let stat = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
     let ns = stat.split(' ').next().and_then(|ns| ns.parse::<u64>().ok());
@@ -287,7 +287,7 @@ fn install_costs() -> Result<(f64, f64)> {
     let file = |store: &mut Store, at: u64| {
         store.file(&Run { lo: at * 10, hi: at * 10 + 5, records: 5.0 }, (at + 1, at + 1))
     };
-    // An edit as a compaction makes it: two files go, two come.
+    // An edit like that of a compaction: it removes two files and adds two.
     let swap = |set: &mut VersionSet, store: &mut Store, base: u64| -> Result<f64> {
         let mut before = [file(store, base), file(store, base + 1)];
         let mut edit = VersionEdit::new();

@@ -1,8 +1,8 @@
 //! Costs of work: measured figures, and the machine that is modelled.
 //!
-//! [`CostProfile`] is what `--measure` wrote on a real machine and is kept as a file;
-//! [`Machine`] is a description of somebody else's, from its data sheets. Neither is fitted to a
-//! result (`docs/decisions/0009-many-core-model-assumptions.md`).
+//! `--measure` wrote the [`CostProfile`] on a real machine, and a file keeps it. [`Machine`]
+//! describes the paper's machine by its data sheets. Neither is fitted to a result
+//! (`docs/decisions/0009-many-core-model-assumptions.md`).
 
 use archipelago_env::device::{DeviceSpec, Direction};
 use serde::{Deserialize, Serialize};
@@ -41,7 +41,7 @@ pub(crate) struct CostProfile {
 }
 
 impl CostProfile {
-    /// The profile that comes with the program.
+    /// The built-in profile.
     pub(crate) fn frozen() -> Result<Self> {
         Self::parse(FROZEN)
     }
@@ -89,7 +89,7 @@ pub(crate) struct Machine {
     pub(crate) burst_bytes: f64,
     /// Bytes a second within a burst of `burst_bytes`.
     pub(crate) burst_bytes_per_s: f64,
-    /// Memory that caches files: what fits is not read from the device.
+    /// Memory that caches files. Bytes that fit are not read from the device.
     pub(crate) page_cache_bytes: f64,
 }
 
@@ -136,8 +136,8 @@ impl Machine {
         }
     }
 
-    /// How fast the work of `streams` threads goes that asks for `demand` while each runs alone: 1
-    /// is full speed. All slow down alike, which is what a fair scheduler and a fair device do.
+    /// Speed of `streams` threads whose work asks for `demand` if each runs alone; 1 is full speed.
+    /// All threads slow down by the same factor, as under a fair scheduler and a fair device.
     pub(crate) fn speed(&self, demand: Demand, streams: usize, in_burst: bool) -> f64 {
         let part =
             |capacity: f64, asked: f64| if asked > capacity { capacity / asked } else { 1.0 };
@@ -221,7 +221,7 @@ impl Work {
         (self.cpu_s + io_s + self.wait_s).max(1e-6)
     }
 
-    /// Average demand meanwhile.
+    /// Average demand while the work runs.
     pub(crate) fn demand(&self, machine: &Machine) -> Demand {
         let alone_s = self.alone_s(machine);
         Demand {

@@ -1,14 +1,14 @@
 //! The discrete-event simulation: virtual time, threads that share cores and device, jobs.
 //!
-//! All decisions are the engine's: `plan_flush`, `pick`, `compaction_jobs`, `stall`. What happens
-//! in between costs time by the profile. Order of a step: start what may start; go to the next
-//! event; end what ended; seal, decide. Invariants, asserted: time never goes back; at most
-//! `jobs` jobs run; a step always leads to a later event.
+//! All decisions are the engine's: `plan_flush`, `pick`, `compaction_jobs`, `stall`. All other work
+//! costs time by the profile. A step starts the jobs that may start, advances to the next event,
+//! ends the jobs that are done, and then seals and decides. Asserted invariants: time never goes
+//! back, at most `jobs` jobs run, and a step always leads to a later event.
 //!
-//! Threads that run share the machine fairly: each goes at the same part of its own full speed
+//! Running threads share the machine fairly: each runs at the same fraction of its own full speed
 //! ([`Machine::speed`](super::profile::Machine::speed)). So one sum of *progress* (seconds at full
-//! speed) says when each ends, and a step costs O(log threads) beside the sums. Installs take turns
-//! (the manifest's lock), a job holds its place until it is installed.
+//! speed) tells when each thread ends, and a step costs O(log threads) and the sums. Installs take
+//! turns, because they need the manifest's lock. A job counts as running until it is installed.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -298,7 +298,7 @@ impl Sim {
         next
     }
 
-    /// Lets the time of one step pass.
+    /// Advances the clock by the time of one step.
     fn pass(&mut self, step: Step) {
         let ns = ((step.seconds * 1e9).ceil() as u64).max(1);
         let seconds = ns as f64 / 1e9;

@@ -1,9 +1,10 @@
 //! Subcompactions: the anchors that input files would name, for the engine's own plan.
 //!
 //! The engine cuts a job by keys of its inputs' indexes, [`plan_subcompactions`]. Here each file
-//! names as many as an open table would, evenly spaced by bytes; where in the key space the end of
-//! a step lies is drawn, because keys are random. What the plan gets wrong by that, and by not
-//! knowing what survives the merge, is the imbalance of the parts: it comes out, it is not put in.
+//! names the same number of keys as an open table, evenly spaced by bytes. The position of each key
+//! in the key space is drawn, because keys are random. The plan does not know these positions, nor
+//! which records survive the merge. The imbalance of the parts follows from both and is no
+//! parameter of the model.
 
 use archipelago_base::random::Rng;
 use archipelago_engine::compaction::subcompaction::{ANCHORS_PER_FILE, plan_subcompactions};

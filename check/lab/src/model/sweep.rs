@@ -1,4 +1,4 @@
-//! Many settings, one after the other or on as many threads as there are.
+//! Runs of many settings, on one thread per processor.
 
 use std::sync::Arc;
 

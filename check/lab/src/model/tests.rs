@@ -1,5 +1,5 @@
-//! The model as a whole: it replays, loses nothing, keeps its limits, and agrees with arithmetic
-//! where arithmetic can tell.
+//! Tests of the whole model: it replays, loses nothing, keeps its limits, and agrees with
+//! arithmetic in cases that arithmetic can solve.
 
 use archipelago_engine::stall::{StallCause, StallDecision};
 
@@ -98,7 +98,7 @@ fn cores_and_device_are_shared_when_they_are_full() {
 
 #[test]
 fn more_buckets_are_worth_more_jobs() {
-    // Cores alone: a device at its limit hides what parallelism does.
+    // No device limits this run, because a device at its limit hides the effect of parallelism.
     let rate = |mode, degree| {
         let mut setting = setting(mode, degree, 10);
         setting.machine = setting.machine.without_device();

@@ -20,7 +20,7 @@ pub(super) struct Plan {
 }
 
 /// A flush of `drawn` records of `range`, which lie in `shards` shards, into files cut at
-/// `boundaries`. The shards are written at once, on as many threads as there are jobs.
+/// `boundaries`. The shards are written in parallel, on one thread per job.
 pub(super) fn flush(
     setting: &Setting,
     range: &KeyRange,

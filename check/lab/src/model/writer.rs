@@ -1,8 +1,9 @@
-//! The modelled writers: as fast as their cores, the stall decision and the memtables let them.
+//! The modelled writers, whose speed is limited by their cores, the stall decision and the
+//! memtables.
 //!
-//! Follows `db/stalling.rs`: the decision is made at every seal and at the end of every job, and,
-//! while writes are delayed, before each of them (here every [`DELAYED_LOOK_NS`]); both rates are
-//! the engine's own meters on the virtual clock.
+//! The decision is made as in the engine: at every seal, at the end of every job, and, while writes
+//! are delayed, before each write (here every [`DELAYED_LOOK_NS`]). Both rates are the engine's own
+//! meters on the virtual clock.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -122,7 +123,7 @@ impl Writer {
         (self.capacity - self.active).max(0.0)
     }
 
-    /// Lets `seconds` pass, at `per_s` records a second.
+    /// Writes for `seconds`, at `per_s` records a second.
     pub(super) fn write(&mut self, seconds: f64, per_s: f64) {
         let records = seconds * per_s;
         self.active += records;

@@ -1,8 +1,8 @@
 //! Line charts as SVG text: axes with round ticks, a grid, a legend, straight and stepped lines.
 //!
-//! Made for few lines that have to be told apart in print as well: the colours differ in lightness
-//! for those who see them alike, and lines after the first few are dashed. Values that are not
-//! finite are left out. Both axes start at zero, so that heights can be compared; with
+//! A chart is made for few lines, which must differ in print as well. The colours differ in
+//! lightness for readers who do not see the hues, and lines after the first few are dashed. Values
+//! that are not finite are left out. Both axes start at zero, so that heights can be compared; with
 //! [`Chart::x_doubling`] the x axis doubles instead from tick to tick.
 
 mod bars;
@@ -19,7 +19,8 @@ const BOTTOM: f64 = 60.0;
 const TITLE_Y: f64 = 28.0;
 const LEGEND_Y: f64 = 52.0;
 const LEGEND_ROW: f64 = 20.0;
-/// Width of a letter of the legend, roughly, and what a name takes beside its letters.
+/// Approximate width of a letter of the legend, and the width that a name takes in addition to its
+/// letters.
 const LETTER: f64 = 6.9;
 const LEGEND_GAP: f64 = 52.0;
 /// Colours of Okabe and Ito, which colour-blind readers can distinguish.
@@ -76,7 +77,7 @@ impl Axis {
         self.from + (value - self.low) / (self.high - self.low) * (self.to - self.from)
     }
 
-    /// Values at which a tick stands.
+    /// Values that have a tick.
     fn ticks(&self) -> Vec<f64> {
         let count = ((self.high - self.low) / self.step).round() as usize;
         let at = (0..=count).map(|tick| self.low + tick as f64 * self.step);

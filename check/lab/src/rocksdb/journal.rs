@@ -1,7 +1,8 @@
-//! The journal: one line of JSON for the settings, one for each result, appended as it comes.
+//! The journal: one line of JSON for the settings, and one for each result, appended when it
+//! arrives.
 //!
-//! It survives whatever ends the program. A last line that is torn is one result less; any other
-//! line that cannot be read is an error.
+//! It survives the end of the program, whatever the cause. A torn last line loses one result. Any
+//! other line that cannot be read is an error.
 
 use std::fs::File;
 use std::io::Write as _;

@@ -43,8 +43,8 @@ use host::Host;
 use journal::{Head, Journal};
 use session::Session;
 
-/// Runs the comparison with `args`, everything behind the word `rocksdb`. A missed target is no
-/// error; a step that failed is, after the table was printed.
+/// Runs the comparison with `args`, the words after `rocksdb`. A missed target is no error. A
+/// failed step is an error, which is returned after the table was printed.
 pub(crate) fn reproduce(args: &[OsString]) -> std::result::Result<Result<()>, Stop> {
     let flags = flags::read(args)?;
     Ok(make(&flags, args))
@@ -61,7 +61,7 @@ fn make(flags: &TableFlags, args: &[OsString]) -> Result<()> {
             (Journal::create(&journal::beside(&flags.json), &head)?, head, Vec::new())
         }
     };
-    // A program that was killed outright leaves the step's process behind.
+    // A program that was killed may leave the step's process running.
     let theirs = format!("--db={}{}", head.settings.db.display(), std::path::MAIN_SEPARATOR);
     if let Some(pid) = process::with_argument(&theirs) {
         return Err(Error::invalid(format!(

@@ -1,7 +1,7 @@
 //! The plan: which steps run, how often, and how long that takes. Pure arithmetic.
 //!
 //! Estimates are from a machine of two cores whose disk syncs 2,500 times a second. They decide
-//! only how often slow steps are run; [`repeats`] is asked again with measured times as they come.
+//! only how often slow steps run. [`repeats`] decides anew with each measured time.
 
 use std::collections::BTreeMap;
 
@@ -13,8 +13,8 @@ use crate::compare::run::Side;
 /// Smallest number of runs of a step to save time, unless a flag asks for fewer.
 const RUNS_MIN: u64 = 3;
 
-/// Whose runs are lowered to save time, first to last. What is measured in seconds, not operations,
-/// and what waits for the disk varies least from run to run.
+/// Steps that get fewer runs to save time, in this order. Steps that are measured for a time, and
+/// steps that wait for the disk, vary least from run to run.
 const LOWERED: [Step; 5] =
     [Step::Throttled, Step::FillSync, Step::FillRandom2, Step::FillSeq, Step::Cold];
 
@@ -62,7 +62,7 @@ pub(super) fn costs(steps: &[Step], settings: &Settings) -> Costs {
         [Side::Archipelago, Side::RocksDb].iter().map(|&side| estimate(step, side, settings)).sum()
     };
     let mut costs: Costs = steps.iter().map(|&step| (step, both(step))).collect();
-    // A load that no row asks for is run all the same where another step needs it.
+    // A load that no row asks for also runs if another step needs its database.
     let needs_load = |step: &&Step| matches!(step.needs(), Needs::Loaded | Needs::LoadedToChange);
     if !steps.contains(&Step::FillRandom)
         && let Some(first) = steps.iter().find(needs_load)
@@ -72,8 +72,9 @@ pub(super) fn costs(steps: &[Step], settings: &Settings) -> Costs {
     costs
 }
 
-/// How often each step of `costs` is run, so that all fits into the settings' minutes: as often as
-/// asked for, or less in the order of [`LOWERED`], but not below [`RUNS_MIN`] nor what is `done`.
+/// Number of runs of each step of `costs`, such that all runs fit into the settings' minutes. It is
+/// the requested number, or less in the order of [`LOWERED`], but neither below [`RUNS_MIN`] nor
+/// below the number of runs that are `done`.
 pub(super) fn repeats(costs: &Costs, settings: &Settings, done: u64) -> BTreeMap<Step, u64> {
     let mut repeats: BTreeMap<Step, u64> =
         costs.keys().map(|&step| (step, settings.runs)).collect();

@@ -107,7 +107,7 @@ pub(super) fn about(
     out
 }
 
-/// The table and what failed.
+/// The table and the failures.
 pub(super) fn section(lines: &[Line], entries: &[Entry]) -> Section {
     let failed = failures(entries).into_iter();
     Section {

@@ -1,4 +1,4 @@
-//! The rows of the table: where each figure comes from, and what it must reach.
+//! The rows of the table: the source of each figure, and its target.
 
 use super::steps::Step;
 use crate::compare::run::SideRun;

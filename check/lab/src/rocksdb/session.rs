@@ -1,8 +1,8 @@
 //! Runs the steps of the plan, in rounds: each step here, then in db_bench, then the next step.
 //!
 //! Owned by the main thread; a thread of its own waits for SIGINT and SIGTERM and ends the process
-//! that runs. A step that fails is an entry of the journal like any other, and what follows goes
-//! on; a step that needs the loaded database loads it anew where it is missing.
+//! that runs. A failed step becomes an entry of the journal, and the following steps still run. A
+//! step that needs the loaded database loads it again if it is missing.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -56,8 +56,8 @@ impl<'a> Session<'a> {
         Self { settings, journal, entries, loaded, stop, clock: SystemClock::new(), bar }
     }
 
-    /// Runs what is left of the plan; all entries. Databases are removed in the end. The error says
-    /// that the session was stopped, or that the journal or a directory failed.
+    /// Runs the rest of the plan and returns all entries. Databases are removed at the end. The
+    /// error says that the session was stopped, or that the journal or a directory failed.
     pub(super) fn run(mut self) -> Result<Vec<Entry>> {
         LocalFs::new().create_dir_all(&self.settings.db)?;
         let result = self.rounds();
@@ -125,7 +125,8 @@ impl<'a> Session<'a> {
         let started_ns = self.clock.now_ns();
         let result = self.measure(round, step, side);
         if result.is_err() {
-            // Ctrl-C ends the step's process too, perhaps before the news of it are here.
+            // Ctrl-C also ends the step's process, perhaps before this process handles its own
+            // signal.
             self.clock.sleep(SIGNAL_DELAY);
         }
         if self.stop.load(Ordering::Acquire) {
@@ -149,7 +150,7 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// The run, and the one that only opens the database where it is needed.
+    /// The run, and, if the step needs it, a run that only opens the database.
     fn measure(
         &mut self,
         round: u64,
@@ -193,7 +194,8 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// The directory of the loaded database, loaded anew unless it is there as `wanted` or better.
+    /// The directory of the loaded database. It is loaded again unless it exists in the state
+    /// `wanted` or a better one.
     fn load(&mut self, round: u64, side: Side, wanted: Loaded) -> Result<PathBuf> {
         let dir = self.dir(side, "loaded");
         let found = self.loaded[side_index(side)];
@@ -233,7 +235,7 @@ impl<'a> Session<'a> {
         self.settings.db.join(format!("{}-{name}", side.word()))
     }
 
-    /// Removes only what the session made, because the parent directory may be the user's.
+    /// Removes only directories of this session, because the parent directory may be the user's.
     fn remove_databases(&self) -> Result<()> {
         for side in [Side::Archipelago, Side::RocksDb] {
             remove(&self.dir(side, "fresh"))?;

@@ -1,12 +1,12 @@
-//! The steps: processes that are run, and what they are told.
+//! The steps: processes that are run, and their flags.
 //!
 //! 1. A step is one process of each side with the same flags, seed included. Its seed differs from
 //!    that of every other step: db_bench draws the same keys in the same order from the same seed,
 //!    so that reads after a load would find exactly what it wrote.
 //! 2. The steps of [`Needs::Loaded`] work on the database that [`Step::FillRandom`] left of the
 //!    same side; all others on one of their own.
-//! 3. What settles ends with a flush: no side keeps a part of its data in memory, where it costs
-//!    neither writes nor space, and both read from tables only.
+//! 3. A step that settles ends with a flush. Then no side keeps a part of its data in memory, where
+//!    it costs neither writes nor space, and both read from tables only.
 //! 4. A cache that is warm was filled by random reads of the same process that are not counted.
 
 use std::path::Path;

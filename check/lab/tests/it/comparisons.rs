@@ -10,7 +10,7 @@ use serde_json::Value;
 fn side(dir: &Path, name: &str, lines: &str) -> String {
     use std::os::unix::fs::PermissionsExt as _;
     let path = dir.join(name);
-    // Each run makes its directory, as a database does; a table of ten bytes stands in it.
+    // Each run makes its directory, as a database does, with a table of ten bytes.
     let script = format!(
         "#!/bin/sh\nfor arg; do case $arg in --db=*) mkdir -p ${{arg#--db=}}; \
          printf 0123456789 > ${{arg#--db=}}/1.sst;; esac; done\ncat <<'END'\n{lines}END\n"
@@ -60,8 +60,8 @@ fn a_comparison_gives_ratios_of_both_sides() {
     assert!(!db.exists(), "nothing is left behind");
 }
 
-/// Not a test of its own: the program that [`a_reproduction_runs_from_end_to_end`] starts, which
-/// hands its words over in a variable, one a line.
+/// This is no test. [`a_reproduction_runs_from_end_to_end`] starts it as a program and passes the
+/// words of the command line in a variable, one per line.
 #[test]
 fn program() {
     let Ok(words) = std::env::var(WORDS) else { return };
@@ -70,7 +70,7 @@ fn program() {
     assert_eq!(archipelago_bench::main(args.collect()), ExitCode::SUCCESS);
 }
 
-/// The variable that hands words over.
+/// Variable that passes the words of a command line.
 pub(crate) const WORDS: &str = "ARCHIPELAGO_BENCH_TEST_WORDS";
 
 #[test]

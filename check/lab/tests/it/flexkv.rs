@@ -1,4 +1,4 @@
-//! The store's testbed, small: every system serves what was loaded, and runs repeat.
+//! Small runs of the store's testbed: every system serves the loaded keys, and runs repeat.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -62,8 +62,8 @@ fn a_run_repeats_from_its_seed() {
     assert_ne!(counted(5), counted(6));
 }
 
-/// Few keys, of which all nodes read and write all the time: more writes are under way between two
-/// nodes than a session takes.
+/// Few keys, which all nodes read and write all the time. Between two nodes, more writes are in
+/// flight than a session takes.
 #[derive(Debug)]
 struct Rush;
 
@@ -80,14 +80,14 @@ fn parallel_writes_of_two_nodes_notify_all_sharers() {
     let setup = Setup { keys: 200, patience: MS, ..crowd };
     let testbed = Testbed::start(&setup).expect("it starts");
     let measured = testbed.measure(Arc::new(Rush), setup.clients, MS, MS * 8);
-    // A cache's lease is 10 ms: who waited for one to end would not be back before the end.
+    // A cache's lease is 10 ms, so a write that waited for its end would not return within the run.
     let longest = measured.latencies_ns.last().copied().unwrap_or_default();
     assert!(measured.operations > 10_000, "{}", measured.operations);
     assert_eq!((measured.errors, measured.missing), (0, 0));
     assert!(longest < 2_000_000, "{longest} ns");
 }
 
-/// Everybody sets one key.
+/// All clients set one key.
 #[derive(Debug)]
 struct OneKey;
 
@@ -103,28 +103,28 @@ fn sets_of_one_key_by_all_nodes_are_combined_at_its_proxy() {
     let testbed = Testbed::start(&setup).expect("it starts");
     let measured = testbed.measure(Arc::new(OneKey), setup.clients, MS, MS * 5);
     assert_eq!((measured.errors, measured.met), (0, 0));
-    // One after another each would take three round trips, some 10 µs: 500 in all.
+    // Sets that ran one after another would take three round trips each, some 10 µs: 500 in all.
     assert!(measured.operations > 2000, "{}", measured.operations);
 }
 
 #[test]
 fn reader_without_the_first_copy_reads_no_other_copy() {
-    // Nothing is proxied or cached: each read looks at a slot's first copy, which has the last
-    // word, and at a record, on whichever copy.
+    // Nothing is proxied or cached. Each read reads the first copy of a slot, which decides, and a
+    // record from any copy.
     let setup = Setup { compute: 2, offload: 0, cache: CacheMode::Off, ..small() };
     let testbed = Testbed::start(&setup).expect("it starts");
     let reads = |testbed: &Testbed| {
         let load = Arc::new(Ycsb::named('c', setup.keys, Ycsb::ALPHA).expect("a workload"));
-        // After a time in which connections are given up.
+        // The warm-up is long enough for nodes to give up connections.
         testbed.measure(load, setup.clients, MS * 60, MS * 4)
     };
     let all = reads(&testbed).operations;
     assert!(all > 1000, "{all}");
     (0..setup.memory).for_each(|memory| testbed.cut_off(1, memory));
     let half = reads(&testbed).operations;
-    assert!(half < all * 2 / 3, "who reaches no memory node reads nothing: {half} of {all}");
-    // First copies of the index, small as it is, lie on all memory nodes: who does not reach one of
-    // them soon waits for a key whose slot is there.
+    assert!(half < all * 2 / 3, "a node without memory nodes reads nothing: {half} of {all}");
+    // First copies of the small index lie on all memory nodes. A client that does not reach one of
+    // them soon waits for a key whose slot lies there.
     let without = |memory| {
         let testbed = Testbed::start(&setup).expect("it starts");
         testbed.cut_off(1, memory);
@@ -135,7 +135,7 @@ fn reader_without_the_first_copy_reads_no_other_copy() {
     assert_eq!(stuck, setup.memory, "as little as without any: {each:?}, {half} of {all}");
 }
 
-/// One key, set and deleted all the time.
+/// All clients set and delete one key all the time.
 #[derive(Debug)]
 struct Churn;
 

@@ -70,7 +70,7 @@ fn tiers_are_compared_with_the_slow_device() {
         assert!(row(&report, what)["value"].as_f64().is_some_and(|value| value > 0.0), "{what}");
         assert!(text.contains(what), "{what}");
     }
-    // More than the devices allow cannot come out: the bound would be wrong.
+    // A rate above the bound would show that the bound is wrong.
     let bound = row(&report, "YCSB C, zipfian 0.80: ops/s of the bound");
     assert!(bound["value"].as_f64().is_some_and(|value| value < 1.1), "{bound}");
     let runs = report["runs"].as_array().expect("runs");

@@ -10,7 +10,7 @@ use serde_json::Value;
 
 /// A side: prints a result line of `rate` operations per second and a distribution for each
 /// benchmark, makes the database's directory with a table of ten bytes, notes each of its runs in a
-/// file, and fails where something named after a benchmark stands beside it.
+/// file, and fails if a file named after a benchmark lies next to it.
 fn side(dir: &Path, name: &str, rate: u64) -> PathBuf {
     use std::os::unix::fs::PermissionsExt as _;
     let path = dir.join(name);
@@ -47,7 +47,7 @@ done
     );
     #[expect(clippy::disallowed_methods, reason = "a script, no database file")]
     std::fs::write(path.with_extension("text"), script).expect("a script");
-    // Another process makes the file that is run: a thread that forks while this one writes it
+    // Another process makes the script. If this process wrote it, a thread that forks meanwhile
     // would keep it open, and a file that is open for writing cannot be run ("text file busy").
     let copied = std::process::Command::new("cp")
         .args([&path.with_extension("text"), &path])
@@ -59,7 +59,7 @@ done
     path
 }
 
-/// One of these tests at a time: they look at the processes of the machine.
+/// Only one of these tests runs at a time, because they inspect the processes of the machine.
 static ALONE: Mutex<()> = Mutex::new(());
 
 fn alone() -> std::sync::MutexGuard<'static, ()> {
@@ -189,7 +189,7 @@ fn failed_step_runs_again_with_resume() {
 fn resumed_run_loads_what_it_needs() {
     let _alone = alone();
     let dir = tempfile::tempdir().expect("a directory");
-    // Something fails, so that the journal stays; then it is cut off behind the first results.
+    // A step fails, so that the journal stays. Then the journal is cut off after the first results.
     let stumbling_block = dir.path().join("readwhilewriting.fails");
     std::fs::create_dir(&stumbling_block).expect("a directory");
     assert_eq!(reproduce(&words(dir.path())), ExitCode::FAILURE);

@@ -3,7 +3,7 @@
 
 use archipelago_lab::flexkv::verbs::{Effort, Verb, experiment};
 
-/// What decision 0012 allows either way.
+/// Relative deviation that decision 0012 allows.
 const TOLERANCE: f64 = 0.05;
 
 /// Fewer operations than the command runs, and every time a thousandfold: the ratios do not depend

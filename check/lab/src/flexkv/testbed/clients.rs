@@ -115,8 +115,9 @@ impl Testbed {
         clients
     }
 
-    /// All clients work until the coordinator has found a ratio, or, if that is not sought, has
-    /// assigned partitions anew, or for `longest`; the ratio. From then on it is fixed.
+    /// Runs all clients until the coordinator has found a ratio, or for at most `longest`. If no
+    /// ratio is sought, the clients run until the coordinator has reassigned partitions. Returns
+    /// the ratio, which is fixed from then on.
     pub fn adapt(&self, workload: Arc<dyn Workload>, tuning: Tuning, longest: Duration) -> u32 {
         let clients = self.clients(workload, self.setup.clients);
         let (rounds, reassigned) = (self.report().samples, self.report().reassignments);

@@ -1,6 +1,6 @@
 //! The memory-disaggregated store on FlexKV's testbed, in virtual time: its compute nodes, memory
 //! nodes, manager and coordinator as they run in production, over the fabric's model of network
-//! cards (decision 0012, unscaled), with clients that have one request after another.
+//! cards (decision 0012, unscaled), with clients that send one request after another.
 //!
 //! | part | in |
 //! | --- | --- |
@@ -10,13 +10,13 @@
 //! | clients, what is counted, timelines | `clients.rs` |
 //!
 //! **What computing costs.** The fabric's model charges a machine's ten threads for posting,
-//! completions and messages. Beside that, a call costs its client a local READ (a look into the
-//! cache) and a pair that the cache serves another, and an index request costs one of the proxy's
-//! own threads what `threads.rs` lists. Nothing else of a program's work takes virtual time.
+//! completions and messages. In addition, a call costs its client a local READ (a look-up in the
+//! cache), and a pair from the cache costs another one. `threads.rs` lists the costs of an index
+//! request, which one of the proxy's threads pays. No other work takes virtual time.
 //!
-//! **What is smaller than on the testbed**: keys (and with them caches and partitions), and Δ where
-//! the load changes in a run; what it was is in [`Setup`]. Times of the model and of the protocol
-//! are not scaled.
+//! **Smaller than on the testbed** are the number of keys (and with it caches and partitions), and
+//! Δ if the load changes in a run. [`Setup`] states the paper's sizes. Times of the model and of
+//! the protocol are not scaled.
 
 mod clients;
 mod figures;
@@ -57,11 +57,11 @@ pub use workload::{Request, Workload, Ycsb};
 const COORDINATOR: &str = "coordinator";
 const LABEL: u64 = 1;
 const BLOCK_BYTES: u64 = 4 << 20;
-/// Memory nodes have as many blocks as anybody wants; what was never written takes no memory.
+/// Blocks of a memory node. No run needs more, and a block that was never written takes no memory.
 const BLOCKS_MAX: u64 = 4096;
 /// A metadata server has the whole index.
 const SERVER_BYTES: u64 = 256 << 20;
-/// Loading is given up after so long, in virtual time.
+/// Virtual time after which loading fails.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// The testbed and what runs on it.
@@ -91,9 +91,9 @@ pub struct Setup {
     pub partition_bits: u32,
     /// 2^this buckets of eight slots in each.
     pub log2_buckets: u32,
-    /// After so long a try that was refused is not repeated: the call ends as busy. The paper's
-    /// writes that meet another of their key end at once, in every system; a short patience is
-    /// that.
+    /// Time after which a refused attempt is not repeated, and the call ends as busy. In the paper,
+    /// a write that meets another write of its key fails immediately, in every system. A short
+    /// patience has the same effect.
     pub patience: Duration,
     /// Kinds of entries that compute nodes cache.
     pub cache: CacheMode,
@@ -103,8 +103,8 @@ pub struct Setup {
     pub offload: u32,
     /// Seed from which everything follows.
     pub seed: u64,
-    /// The load is watched and counted for so many times as long as small pairs need: of large ones
-    /// the cards carry few in that time.
+    /// Factor by which the load is observed and counted longer than with small pairs. The cards
+    /// carry few large pairs in the time for small ones.
     pub stretch: u32,
 }
 
@@ -168,7 +168,7 @@ fn settings(setup: &Setup) -> FlexKvSettings {
         label: LABEL,
         partition_bits: setup.partition_bits,
         log2_buckets: setup.log2_buckets,
-        // Shorter than in production, so that freed records come back within a run.
+        // The lease is shorter than in production, so that freed records are reused within a run.
         lease: Duration::from_millis(10),
         address_lease: Duration::from_millis(40),
         cache: setup.cache,
@@ -327,7 +327,7 @@ impl Testbed {
         Arc::clone(desk)
     }
 
-    /// Waits until the map has come to rest.
+    /// Waits until the map no longer changes.
     fn settle(&self) -> Result<()> {
         let desk = self.desk();
         let end_ns = self.simulation.now_ns() + PATIENCE.as_nanos() as u64;
@@ -381,8 +381,7 @@ impl Testbed {
         self.desk().tune(tuning);
     }
 
-    /// What the nodes' caches have done, summed: reads served by pairs, by addresses, and by
-    /// neither.
+    /// Sums over the caches of all nodes: reads served by pairs, by addresses, and by neither.
     #[must_use]
     pub fn hits(&self) -> [u64; 3] {
         let mut sum = [0; 3];

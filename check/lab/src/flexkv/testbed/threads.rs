@@ -1,8 +1,8 @@
-//! A proxy's threads: what index requests cost them, and that they wait for each other.
+//! The threads of a proxy: the cost of each index request, and the queue of requests at a thread.
 //!
 //! The fabric charges a machine's threads for receiving and sending a message. Here the same
-//! messages take a proxy's thread, too: it has taken them from the card, looked at the slots and
-//! posted the answer. In picoseconds of the model:
+//! messages also occupy a thread of the proxy, which takes them from the card, reads the slots and
+//! posts the answer. The costs, from the model:
 //!
 //! | request | takes |
 //! | --- | --- |
@@ -11,7 +11,7 @@
 //! | a whole request under ownership | the same messages, two local READs |
 //! | a set that is left to the proxy | the same messages, two local READs (the line of the key, its slot) and a local swap |
 //!
-//! All else (orders, counters, freed records) takes none.
+//! All other work (orders, counters, freed records) takes no time.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

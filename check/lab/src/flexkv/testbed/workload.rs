@@ -60,7 +60,7 @@ impl Ycsb {
             'c' => 0.0,
             'd' => {
                 let reads = Self::updates(0.0, keys, alpha);
-                // Uniform means uniform, also of what is new.
+                // A uniform load also reads new keys uniformly.
                 return Some(Self { inserts: 0.05, latest: alpha > 0.0, ..reads });
             }
             _ => return None,

@@ -192,7 +192,7 @@ fn machine(
     Ok(Machine { host, provider, key, _kept: (node, region, listener) })
 }
 
-/// What a client's coroutines share: its links to those whom the verb goes to.
+/// Links of a client to the targets of the verb, which its coroutines share.
 struct Client {
     verb: Verb,
     model: Model,
@@ -347,7 +347,7 @@ impl Client {
     }
 }
 
-/// Results of all verbs, and the paper's ratios beside the measured ones.
+/// Results of all verbs, and the paper's ratios next to the measured ones.
 #[derive(Clone, Debug)]
 pub struct Outcome {
     /// Result of each verb, in the order of [`Verb`].

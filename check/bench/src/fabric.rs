@@ -1,9 +1,9 @@
-//! `archipelago bench fabric`: measures each provider of the fabric between two processes, beside
+//! `archipelago bench fabric`: measures each provider of the fabric between two processes, next to
 //! raw memory and a bare TCP connection in the same run. The column `sim` holds two hosts of the
 //! modelled cluster, in virtual time.
 //!
-//! This process is the client. It starts itself once more for each target with `--target`, reads
-//! the address and the key that the target prints, and ends the target by closing its input.
+//! This process is the client. For each target it starts its own program again with `--target`,
+//! reads the address and the key that the target prints, and ends the target by closing its input.
 
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -26,7 +26,7 @@ use crate::harness::report::say;
 #[derive(Parser, Debug)]
 #[command(name = "archipelago bench fabric", no_binary_name = true)]
 struct Arguments {
-    /// How often everything is measured, in turn; what is printed are medians over the rounds.
+    /// Number of rounds. All measurements take turns, and the figures are medians over the rounds.
     #[arg(long, default_value_t = 5)]
     rounds: usize,
     /// Values that each median of a round is of.
@@ -51,7 +51,7 @@ struct Arguments {
     target: Option<Vec<String>>,
 }
 
-/// Runs with `args`, everything behind the word `fabric`.
+/// Runs with `args`, the words after `fabric`.
 pub(crate) fn main(args: &[OsString]) -> std::result::Result<Result<()>, clap::Error> {
     let arguments = Arguments::try_parse_from(args)?;
     if [arguments.rounds, arguments.samples, arguments.block].contains(&0) {
@@ -94,7 +94,7 @@ fn be_target(name: &str, address: &str) -> Result<()> {
     let (address, key) = target.invitation();
     let hex: String = key.iter().map(|byte| format!("{byte:02x}")).collect();
     say(&format!("{address} {hex}"));
-    // Until the client closes it.
+    // The target runs until the client closes the pipe.
     let mut nothing = Vec::new();
     std::io::stdin().read_to_end(&mut nothing).map_err(io("cannot wait for the client"))?;
     Ok(())
@@ -170,7 +170,7 @@ enum Source {
     Model(Model),
 }
 
-/// A provider, and what stands above its figures.
+/// A provider, and the heading of its column.
 struct Column {
     head: String,
     source: Source,
@@ -255,7 +255,7 @@ const TCP_COLUMN: usize = 1;
 /// In virtual time every sample is as good as any.
 const SIMULATED: Effort = Effort { samples: 101, block: 1 };
 
-/// What two hosts of the modelled cluster take in virtual time, as a table. Every time of the model
+/// Times of two hosts of the modelled cluster, in virtual time, as a table. Every time of the model
 /// is multiplied by `scale`.
 pub fn simulated_table(scale: u64, markdown: bool) -> Result<String> {
     let two = measure::simulated(&Model::CONNECTX3.scaled(scale), SIMULATED)?;

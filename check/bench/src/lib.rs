@@ -8,9 +8,9 @@
 //! list of benchmarks on one database, and `workloads` has a loop for each benchmark. Only
 //! `harness::store` names the database's crate, and only `harness::tiers` that of tiers.
 //!
-//! The harness must not be slower than what it is compared with: values are slices of a buffer
-//! made beforehand, keys are written into a buffer that is kept, random numbers come from wyrand,
-//! and a loop reads the clock for each operation only if a flag needs it.
+//! The harness must not be slower than db_bench: values are slices of a buffer made beforehand,
+//! keys are written into a buffer that is kept, random numbers come from wyrand, and a loop reads
+//! the clock for each operation only if a flag needs it.
 
 mod fabric;
 mod fabric_measure;
@@ -50,9 +50,9 @@ pub fn writes(benchmark: &str) -> Option<bool> {
     workloads::find(benchmark).map(|found| found.writes)
 }
 
-/// Runs `archipelago bench` with `args`, everything behind that word. Prints to standard output
-/// what db_bench prints there; errors, notes and the progress bar go to standard error. Exit code
-/// 0 on success, 1 if a benchmark failed, 2 for wrong usage.
+/// Runs `archipelago bench` with `args`, the words after `bench`. Standard output gets the same
+/// lines as that of db_bench. Errors, notes and the progress bar go to standard error. Exit code 0
+/// on success, 1 if a benchmark failed, 2 for wrong usage.
 #[must_use]
 #[expect(clippy::needless_pass_by_value, reason = "the program hands its arguments over")]
 pub fn main(args: Vec<OsString>) -> ExitCode {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use archipelago_base::clock::{Clock, SystemClock};
 
-/// A number of operations, or a time. Looks at the clock only every so many operations.
+/// A number of operations, or a time. It reads the clock only once per `check_every` operations.
 #[derive(Debug)]
 pub(crate) struct Limit<'a> {
     clock: &'a SystemClock,
@@ -51,11 +51,11 @@ impl<'a> Limit<'a> {
 #[derive(Debug)]
 pub(crate) struct Rate {
     per_second: AtomicU64,
-    /// When the units that were granted so far are used up.
+    /// Time at which the units that were granted so far are used up.
     free_at_ns: AtomicU64,
 }
 
-/// A debt below this is not slept off at once: sleeping is not that exact.
+/// Debt below which a worker does not sleep yet, because sleeping is not that exact.
 const SLEEP_NS_MIN: u64 = 1_000_000;
 /// Time that was not used is not saved up beyond this.
 const SAVED_NS_MAX: u64 = 100_000_000;
@@ -114,7 +114,7 @@ mod tests {
     #[test]
     fn a_limit_of_time_ends() {
         let clock = SystemClock::new();
-        // Before the limit looks at the clock.
+        // The clock is read before the limit reads it.
         let started = clock.now_ns();
         let mut limit = Limit::new(&clock, 1, 1, 10);
         while limit.more(1) {}

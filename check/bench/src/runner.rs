@@ -45,7 +45,7 @@ struct Written {
     stalls: Stalls,
 }
 
-/// The last write benchmark, until what it left behind is compacted.
+/// The last write benchmark, until its debt is compacted.
 #[derive(Clone, Copy, Debug)]
 struct Unsettled {
     /// Index of the benchmark among the results.
@@ -66,7 +66,7 @@ pub(crate) struct Runner {
     opened: Option<Opened>,
     /// Number of YCSB records that exist.
     records: AtomicU64,
-    /// Seed of the next worker; each gets one of its own.
+    /// Seed of the next worker. Each worker has its own.
     seed: u64,
     interval_report: Option<IntervalReport>,
     unsettled: Option<Unsettled>,
@@ -242,7 +242,7 @@ impl Runner {
         Ok(())
     }
 
-    /// Runs the workers and sums up what those count that are counted.
+    /// Runs the workers and sums up the tallies of those that count.
     fn measure(&mut self, spec: &Spec) -> Result<Total> {
         let Run::Workers(body, _) = spec.run else {
             return Err(Error::invalid(format!("{} has no workers", spec.name)));
@@ -381,15 +381,15 @@ fn process_delta(before: Written, after: Written) -> Option<u64> {
     Some(after.process_bytes?.saturating_sub(before.process_bytes?))
 }
 
-/// Bytes of the files in `dir`; a file that goes away meanwhile counts as gone.
+/// Bytes of the files in `dir`. A file that is removed during the call does not count.
 fn disk_bytes(dir: &std::path::Path) -> Option<u64> {
     let fs = LocalFs::new();
     let entries = fs.list(dir).ok()?;
     Some(entries.iter().filter_map(|entry| fs.len(&dir.join(&entry.name)).ok()).sum())
 }
 
-/// Runs `body` on `all` threads that start together; the tallies of the counted ones, and what
-/// `sampler` saw meanwhile.
+/// Runs `body` on `all` threads that start together. Returns the tallies of the counted threads,
+/// and the samples of `sampler`.
 fn run_threads(
     bench: &Bench<'_>,
     all: u64,

@@ -41,7 +41,7 @@ impl ValuePool {
     }
 }
 
-/// Hands out values.
+/// Position in the pool from which the next value is taken.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Values<'a> {
     bytes: &'a [u8],

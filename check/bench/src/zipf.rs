@@ -79,13 +79,13 @@ impl Zipf {
 pub(crate) struct Chooser {
     distribution: Distribution,
     zipf: Zipf,
-    /// Records at the start: zipfian ranks are scattered over them, so that what is hot stays hot
-    /// while records are added, as YCSB's does.
+    /// Records at the start. Zipfian ranks are scattered over them, as in YCSB, so that hot records
+    /// stay hot while records are added.
     start: u64,
 }
 
 impl Chooser {
-    /// A chooser over what are `records` records at the start.
+    /// A chooser that starts with `records` records.
     pub(crate) fn new(distribution: Distribution, records: u64, theta: f64) -> Self {
         Self { distribution, zipf: Zipf::new(records, theta), start: records }
     }

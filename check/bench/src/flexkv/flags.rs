@@ -34,7 +34,7 @@ pub(crate) enum Cache {
     Pairs,
 }
 
-/// Which keys are used.
+/// Partitions whose keys are used, by the place of their proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Place {
     /// Any key of the store.
@@ -47,20 +47,20 @@ pub(crate) enum Place {
     OneSided,
 }
 
-/// Measure the store over remote memory: this process is one of its compute nodes, the others, the
-/// manager and the memory nodes are processes that it starts.
+/// Measure the store over remote memory. This process is one of the compute nodes, and it starts
+/// the other compute nodes, the manager and the memory nodes.
 #[derive(Parser, Clone, Debug)]
 #[command(name = "archipelago bench --engine flexkv", no_binary_name = true)]
 pub(crate) struct Arguments {
     /// The engine that the benchmark measures: flexkv (or flex, its name until release 0.2)
     #[arg(long, value_parser = ["flexkv", "flex"])]
     engine: String,
-    /// What is run, in order: ycsba, ycsbb, ycsbc, ycsbd; updateN: N per cent updates, the rest
-    /// reads; twitterN: like Twitter's cache cluster N, with its sizes, shares and skew; twitter:
-    /// like all 53 of them, one after another
+    /// Benchmarks to run, in order: ycsba, ycsbb, ycsbc, ycsbd; updateN: N per cent updates, the
+    /// rest reads; twitterN: like Twitter's cache cluster N, with its sizes, shares and skew;
+    /// twitter: like all 53 of them, one after another
     #[arg(long, value_delimiter = ',', default_value = "ycsba,ycsbb,ycsbc,ycsbd")]
     pub(crate) benchmarks: Vec<String>,
-    /// Keys that are there before
+    /// Number of keys that are loaded first
     #[arg(long, value_name = "N", default_value_t = 100_000)]
     pub(crate) num: u64,
     /// Bytes of a value; twitterN has its own
@@ -99,7 +99,7 @@ pub(crate) struct Arguments {
     /// Share of them that has a proxy, in a thousand
     #[arg(long, value_name = "N", default_value_t = 500)]
     pub(crate) offload: u32,
-    /// Which keys are used
+    /// Partitions whose keys are used, by the place of their proxy
     #[arg(long, value_enum, default_value_t = Place::Any)]
     pub(crate) place: Place,
     /// Transport between processes
@@ -114,7 +114,7 @@ pub(crate) struct Arguments {
 }
 
 impl Arguments {
-    /// The benchmarks; an error names what cannot be.
+    /// The benchmarks. An error names the one that does not exist.
     pub(super) fn kinds(&self) -> Result<Vec<(String, Kind)>> {
         if [self.num, self.duration, self.memory].contains(&0)
             || [self.clients, self.coroutines].contains(&0)

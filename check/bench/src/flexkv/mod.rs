@@ -45,13 +45,13 @@ pub(crate) fn is_asked(args: &[OsString]) -> bool {
         || args.windows(2).any(is_pair)
 }
 
-/// Runs with `args`, everything behind the word `bench`.
+/// Runs with `args`, the words after `bench`.
 pub(crate) fn main(args: &[OsString]) -> std::result::Result<Result<()>, clap::Error> {
     let arguments = Arguments::try_parse_from(args)?;
     Ok(run(&arguments))
 }
 
-/// The processes beside this one; they end when this is dropped.
+/// The other processes of the cluster, which end when this is dropped.
 struct Cluster {
     child: Child,
     manager: String,
@@ -113,7 +113,7 @@ impl Drop for Cluster {
 #[derive(Serialize)]
 struct Outcome {
     name: String,
-    /// Keys that were there before.
+    /// Number of keys that were loaded first.
     keys: u64,
     ops: u64,
     seconds: f64,
@@ -122,7 +122,7 @@ struct Outcome {
     writes: Option<Quantiles>,
     /// Reads that found a value.
     found: u64,
-    /// Counts of this node meanwhile.
+    /// Counts of this node during the benchmark.
     counted: BTreeMap<String, u64>,
 }
 
@@ -162,7 +162,7 @@ fn run(arguments: &Arguments) -> Result<()> {
     say(
         "Times are of calls in this process, a compute node of the store; nothing ran before it on the way.",
     );
-    // In this order: it leaves while there is a manager to tell.
+    // The node is dropped first, so that it can still tell the manager that it leaves.
     drop(node);
     drop(cluster);
     let Some(path) = &arguments.json else { return Ok(()) };
@@ -230,12 +230,12 @@ fn placed(
     Ok(keys)
 }
 
-/// Of the pool's memory, what the keys of a cluster take at most; replicas and what is written anew
-/// come on top.
+/// Divisor of the pool's memory: the keys and values of a cluster take at most this part of it.
+/// Replicas and rewritten values come in addition.
 const PART_OF_MEMORY: u64 = 8;
 
-/// A benchmark like one of Twitter's clusters: with keys of its own, as many as asked for or as the
-/// pool has room for.
+/// A benchmark like one of Twitter's clusters, with keys of its own. Their number is the requested
+/// one, or less if the pool has no room for it.
 fn measure_like(
     arguments: &Arguments,
     node: &FlexKvNode,

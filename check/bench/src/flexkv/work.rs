@@ -24,7 +24,7 @@ use crate::harness::twitter::{self, Cluster, Request};
 pub(crate) struct Mix {
     pub(super) updates: u32,
     pub(super) inserts: u32,
-    /// Reads prefer what was inserted last.
+    /// Whether reads prefer the keys that were inserted last.
     pub(super) latest: bool,
 }
 
@@ -33,11 +33,11 @@ pub(crate) struct Mix {
 pub(super) enum Kind {
     /// YCSB's, or any share of updates, over the keys that all of these share.
     Mix(Mix),
-    /// Like a cluster of Twitter's, with keys of its own.
+    /// Requests like those of one of Twitter's clusters, with keys of their own.
     Cluster(Cluster),
 }
 
-/// The benchmarks that a name stands for; none: it stands for nothing.
+/// The benchmarks that `name` selects; an empty list if the name is unknown.
 pub(super) fn kinds(name: &str) -> Vec<(String, Kind)> {
     let mix = |updates, inserts, latest| {
         vec![(name.to_owned(), Kind::Mix(Mix { updates, inserts, latest }))]
@@ -131,7 +131,7 @@ pub(super) struct Run<'a> {
     pub(super) node: ComputeNode,
     pub(super) source: Source,
     pub(super) naming: &'a Naming,
-    /// Numbers of the keys that are used; those inserted come behind the last.
+    /// Numbers of the keys that are used. Inserted keys follow the last number.
     pub(super) keys: &'a [u64],
     pub(super) inserted: AtomicU64,
     pub(super) value: Vec<u8>,
@@ -187,7 +187,7 @@ impl Run<'_> {
         if drawn < mix.updates { Request::Write(key) } else { Request::Read(key) }
     }
 
-    /// The key at a place: those that were there, then those inserted.
+    /// The key at a position: first the loaded keys, then the inserted ones.
     fn number(&self, at: u64) -> u64 {
         let count = self.keys.len() as u64;
         if at < count { self.keys[at as usize] } else { u64::from(u32::MAX) + at }
@@ -233,7 +233,7 @@ impl Run<'_> {
         Ok(measured)
     }
 
-    /// A client: so many coroutines on this thread, until the run ends.
+    /// A client: its coroutines run on this thread until the run ends.
     pub(super) async fn client(
         &self,
         coroutines: usize,

@@ -9,7 +9,7 @@ use std::fmt::Write as _;
 use hdrhistogram::Histogram as Fine;
 use serde::Serialize;
 
-/// Longest duration that the fine histogram tells from longer ones.
+/// Longest duration that the fine histogram distinguishes from longer ones.
 const NS_MAX: u64 = 3_600_000_000_000;
 
 /// A distribution of durations.

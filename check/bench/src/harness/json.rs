@@ -50,8 +50,8 @@ pub(crate) struct Outcome {
     pub(crate) cpu_seconds: Option<f64>,
     /// Time that writers waited, summed over them.
     pub(crate) stall_seconds: Stalls,
-    /// Of a write benchmark that `waitforcompaction` follows: from its end to the end of the
-    /// last flush or compaction.
+    /// Seconds from the end of a write benchmark to the end of the last flush or compaction. Only
+    /// set if `waitforcompaction` followed.
     pub(crate) settle_seconds: Option<f64>,
     /// The same figures from the start of the benchmark until then.
     pub(crate) settled: Option<Settled>,

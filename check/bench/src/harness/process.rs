@@ -21,7 +21,8 @@ pub struct Io {
     pub bytes_written: Option<u64>,
     /// Calls of `read`, `pread` and their like.
     pub read_calls: Option<u64>,
-    /// Bytes that it caused to be read from storage; what the page cache had is not counted.
+    /// Bytes that the process caused to be read from storage. Reads that the page cache served do
+    /// not count.
     pub bytes_read: Option<u64>,
 }
 
@@ -57,10 +58,9 @@ pub(crate) fn bytes_written(pid: &str) -> Option<u64> {
     io(pid)?.bytes_written
 }
 
-/// Most resident memory of process `pid` so far; of one that still runs.
+/// Largest resident memory of the running process `pid` so far.
 ///
-/// Asked for while it runs, not by `wait4`: the kernel's figure there starts at the size of the
-/// process that forked.
+/// `wait4` is not used, because its figure starts at the size of the process that forked.
 pub fn peak_rss_bytes(pid: &str) -> Option<u64> {
     peak_of(&std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?)
 }
@@ -88,8 +88,8 @@ fn written_of(io: &str) -> Option<u64> {
 fn cpu_of(stat: &str) -> Option<f64> {
     /// Linux counts it in hundredths for programs, whatever it uses inside.
     const TICKS_PER_S: f64 = 100.0;
-    // The second field is the name, in parentheses; it may hold spaces. Behind it the twelfth and
-    // thirteenth are the program's and the kernel's time.
+    // The second field is the name, in parentheses; it may hold spaces. After it, the twelfth and
+    // thirteenth fields are the program's and the kernel's time.
     let (_, behind) = stat.rsplit_once(')')?;
     let mut fields = behind.split_whitespace().skip(11);
     let mut ticks = || fields.next()?.parse::<f64>().ok();

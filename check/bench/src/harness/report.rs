@@ -7,7 +7,7 @@ use crate::harness::tally::Total;
 
 const MIB: f64 = 1_048_576.0;
 
-/// Prints `text` and a line end. A reader that went away is no error.
+/// Prints `text` and a line end. A closed pipe is no error.
 pub fn say(text: &str) {
     let mut out = std::io::stdout().lock();
     let _ = out.write_all(text.as_bytes()).and_then(|()| out.write_all(b"\n"));

@@ -1,7 +1,7 @@
 //! Samples of the store while benchmarks run, as one timeline of the run (`--samples`).
 //!
 //! The timeline has two sources. A thread samples, every 100 ms, the L0 files of each bucket, the
-//! number of operations and the stall time of writers. It lives as long as one benchmark. The
+//! number of operations and the stall time of writers. It runs as long as one benchmark. The
 //! `Recorder` receives every flush, compaction, map change and stall state from the database, also
 //! while `waitforcompaction` waits. An event contains the length of its job and the busy time of
 //! each of its threads. So the number of busy background threads at any moment is exact.
@@ -246,7 +246,7 @@ pub(crate) struct Sampler<'a> {
 }
 
 impl Sampler<'_> {
-    /// Samples until `ended`. An error is the one of the database.
+    /// Samples until `ended` is set. An error is that of the database.
     pub(crate) fn run(&self, ended: &AtomicBool) -> Result<Vec<Sample>> {
         let before = Stalls::of(self.db);
         let mut samples = vec![self.look(before)?];
@@ -329,8 +329,8 @@ mod tests {
 
     #[test]
     fn busy_threads_follow_from_the_jobs() {
-        // A job of one thread over all ten seconds, one of three threads of which one is a
-        // straggler, one that began before.
+        // Three jobs: one of one thread over all ten seconds, one of three threads with a
+        // straggler, and one that began before.
         let jobs =
             vec![job(0.0, 10.0, &[10.0]), job(2.0, 6.0, &[1.0, 1.0, 4.0]), job(-4.0, 1.0, &[5.0])];
         let series = Series { jobs, ..Series::default() };

@@ -113,8 +113,8 @@ impl Opened {
     }
 }
 
-/// Opens the database in `dir`, or on the tiers that the flags name, or creates it; tells
-/// `listeners` of its background work.
+/// Opens or creates the database in `dir`, or on the tiers that the flags name. `listeners` are
+/// notified of its background work.
 pub(crate) fn open(dir: &Path, flags: &Flags, listeners: Listeners) -> Result<Opened> {
     let families = [("default".to_owned(), family_options(flags))].into();
     let tiers = match &flags.storage.tiers {

@@ -2,12 +2,12 @@
 //! distributions fitted to production traces (Cao et al., "Characterizing, modeling, and
 //! benchmarking RocksDB key-value workloads at Facebook", FAST 2020), with db_bench's parameters.
 //!
-//! 1. Keys: alike; or by hotness, f(x) = a x^b (`--key_dist_*`); or, with `--keyrange_dist_*`,
-//!    first a range of keys by f(x) = a exp(b x) + c exp(d x), then a key in it by hotness.
-//!    As in db_bench, ranges count only together with hotness; `--keyrange_random` (the paper's
-//!    prefix-random) takes them alone.
-//!    Hot keys without ranges are signed remainders, as in db_bench 7.8: the negative half are keys
-//!    that no fill benchmark wrote. A comparison must do equal work, so the same is done here.
+//! 1. Keys: uniform; or by hotness, f(x) = a x^b (`--key_dist_*`); or, with `--keyrange_dist_*`,
+//!    first a range of keys by f(x) = a exp(b x) + c exp(d x), then a key in it by hotness. As in
+//!    db_bench, ranges count only together with hotness; `--keyrange_random` (the paper's
+//!    prefix-random) takes them alone. Hot keys without ranges are signed remainders, as in
+//!    db_bench 7.8: the negative half are keys that no fill benchmark wrote. A comparison must do
+//!    equal work, so the same is done here.
 //! 2. Value sizes and scan lengths: generalised Pareto, by inversion.
 //! 3. Rate: f(t) = A sin(B t + C) + D operations a second, with noise (`--sine_mix_rate`).
 
@@ -24,7 +24,7 @@ use crate::zipf::below;
 
 /// Bytes of the smallest value.
 const VALUE_BYTES_MIN: u64 = 10;
-/// Operations that ask the rate limit at once.
+/// Number of operations that request units of the rate limit in one batch.
 const PACED_AT_ONCE: u64 = 100;
 
 /// The value below which a share `u` of a generalised Pareto distribution lies above.
@@ -155,7 +155,7 @@ impl KeyModel {
     }
 }
 
-/// Sets the rates anew as time goes on.
+/// Changes the rates over time.
 struct Sine {
     next_ns: u64,
     interval_ns: u64,

@@ -3,8 +3,8 @@
 //! 1. Keys are FAST '20's prefix-random: a key range by the two-term exponential of `mixgraph`, its
 //!    keys alike. Without `--keyrange_dist_*` the parameters are those of that paper's fit.
 //! 2. The run has five phases of equal length (in operations; in time with `--duration`), with 10,
-//!    20, 30, 40 and 50 ranges. Each phase cuts the whole key space anew and deals the hotness out
-//!    in an order of its own (by `--seed`), so that the hot range jumps.
+//!    20, 30, 40 and 50 ranges. Each phase divides the whole key space again and distributes the
+//!    hotness in another order (by `--seed`), so that the hot range jumps.
 //! 3. `mixgraph1` only puts; `mixgraph2` puts, gets and scans 8:1:1. Values have `--value_size`
 //!    bytes; scan lengths follow `--iter_*`.
 
@@ -19,7 +19,7 @@ use crate::zipf::below;
 const RANGES: [u64; 5] = [10, 20, 30, 40, 50];
 /// The fit of Cao et al. to production traces: f(x) = a exp(b x) + c exp(d x).
 const FIT: [f64; 4] = [14.18, -2.917, 0.0164, -0.08082];
-/// Operations between two looks at the clock with `--duration`.
+/// Operations between two readings of the clock with `--duration`.
 const LOOK_EVERY: u64 = 128;
 
 /// Kind of an operation.

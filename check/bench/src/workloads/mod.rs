@@ -89,11 +89,11 @@ pub(crate) struct Spec {
     pub(crate) run: Run,
     /// Starts with an empty database.
     pub(crate) fresh: bool,
-    /// Writes, so that its compaction may go on after it.
+    /// Whether the benchmark writes, so that compaction may continue after it.
     pub(crate) writes: bool,
     /// Returns when the background work is done, so that the last result can be settled.
     pub(crate) settles: bool,
-    /// Has one more worker, which writes beside the others.
+    /// Whether one more worker writes in parallel with the others.
     pub(crate) with_writer: bool,
     /// Bytes that keys have beyond `--key_size`.
     pub(crate) longer_keys: usize,
@@ -241,12 +241,12 @@ impl<'a> Worker<'a> {
         Limit::new(self.bench.clock, ops, load.duration, load.ops_between_duration_checks)
     }
 
-    /// Whether this is the worker that writes beside the others.
+    /// Whether this is the worker that writes in parallel with the others.
     pub(crate) fn is_writer(&self) -> bool {
         self.bench.spec.with_writer && self.index as u64 == self.bench.flags.load.threads
     }
 
-    /// Waits for a read's turn. Asks for a hundred at once, as db_bench does.
+    /// Waits for a read's turn. It requests a hundred reads in one batch, as db_bench does.
     #[inline]
     fn pace_read(&self, reads: u64) {
         const AT_ONCE: u64 = 100;

@@ -24,7 +24,7 @@ pub(super) fn random(worker: &mut Worker<'_>) -> Result<()> {
     Ok(())
 }
 
-/// `multireadrandom`: `--batch_size` keys at once.
+/// `multireadrandom`: `--batch_size` keys in one batch.
 pub(super) fn many(worker: &mut Worker<'_>) -> Result<()> {
     let at_once = worker.bench.flags.load.batch_size;
     let mut limit = worker.limit(worker.bench.flags.reads());

@@ -36,7 +36,7 @@ fn walk(worker: &mut Worker<'_>, reverse: bool) -> Result<()> {
     iter.status()
 }
 
-/// `seekrandom`: an iterator of its own for each seek, as a user's request makes one.
+/// `seekrandom`: a new iterator for each seek, because each request of a user makes one.
 pub(super) fn seek(worker: &mut Worker<'_>) -> Result<()> {
     let load = &worker.bench.flags.load;
     let (nexts, reverse) = (load.seek_nexts, load.reverse_iterator);

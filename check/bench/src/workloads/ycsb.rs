@@ -4,8 +4,8 @@
 //! puts to three gets, and `ycsbscan`, nine puts to one scan.
 //!
 //! A record is one key and one value of `--value_size`. Records are loaded in scattered order.
-//! `--benchmark_write_rate_limit` holds for what writes beside reads or alone, not for the load; a
-//! write waits for its turn within its own time.
+//! `--benchmark_write_rate_limit` limits the writes of the workload, but not the load. The time
+//! that a write waits for its turn counts as its own.
 
 use std::sync::atomic::Ordering;
 
@@ -62,8 +62,8 @@ pub(crate) fn load_spec() -> Spec {
     Spec::new("ycsbload", super::Run::Workers(load, super::quiet)).writing()
 }
 
-/// Each worker loads a part. Record numbers go up in steps that have no factor in common with
-/// their count, so that each is hit once, far from the one before.
+/// Each worker loads a part. Record numbers advance in steps that have no factor in common with
+/// their count, so that each number occurs once, far from the one before.
 fn load(worker: &mut Worker<'_>) -> Result<()> {
     let bytes = worker.bench.flags.load.value_size;
     load_with(worker, |_| bytes)

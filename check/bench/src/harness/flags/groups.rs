@@ -84,7 +84,7 @@ pub struct Flags {
     pub output: Output,
 }
 
-/// Sizes and numbers of what is read and written.
+/// Sizes and numbers of keys, values and operations.
 #[derive(Clone, Debug, Args)]
 #[command(rename_all = "snake_case", next_help_heading = "Load")]
 pub struct Load {
@@ -106,7 +106,7 @@ pub struct Load {
     /// Seconds that random reads and writes run instead of a number of operations; 0: off
     #[arg(long, default_value_t = 0)]
     pub(crate) duration: u64,
-    /// Operations between two looks at the clock when --duration is set
+    /// Operations between two readings of the clock if --duration is set
     #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) ops_between_duration_checks: u64,
     /// Bytes of a key
@@ -197,7 +197,7 @@ pub struct Storage {
     /// Directory of the database; default: archipelago-bench in the temporary directory
     #[arg(long, value_name = "DIR")]
     pub db: Option<PathBuf>,
-    /// Keep the database that is there; benchmarks that need a fresh one are skipped
+    /// Keep the existing database; benchmarks that need a fresh one are skipped
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true",
           default_value = "false", value_parser = truth, action = clap::ArgAction::Set)]
     pub use_existing_db: bool,
@@ -271,8 +271,8 @@ pub struct Storage {
     /// Emulate the device that this file describes (not in db_bench; docs/devices has some)
     #[arg(long, value_name = "FILE")]
     pub(crate) device: Option<PathBuf>,
-    /// How fast the emulated device is, as a part of what its file says, which has 1 or a scale of
-    /// its own
+    /// Speed of the emulated device, as a fraction of the speed in its file; default: the scale in
+    /// its file, or 1
     #[arg(long, requires = "device", value_name = "F")]
     pub(crate) device_scale: Option<f64>,
     /// The database lies on the devices that this file lists (not in db_bench; see
@@ -396,7 +396,7 @@ pub struct Output {
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true",
           default_value = "false", value_parser = truth, action = clap::ArgAction::Set)]
     pub(crate) statistics: bool,
-    /// Write the operations per second of every so many seconds to --report_file; 0: off
+    /// Interval in seconds at which the operations per second are written to --report_file; 0: off
     #[arg(long, default_value_t = 0)]
     pub report_interval_seconds: u64,
     /// A CSV file: seconds since the start, operations per second
@@ -405,7 +405,7 @@ pub struct Output {
     /// Write every result to this file as JSON (not in db_bench)
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
-    /// Write what is sampled every 100 ms, and every background job, to this file as JSON (not in
+    /// Write a sample of every 100 ms, and every background job, to this file as JSON (not in
     /// db_bench)
     #[arg(long, value_name = "FILE")]
     pub(crate) samples: Option<PathBuf>,
@@ -449,7 +449,8 @@ pub struct CompareFlags {
 }
 
 impl Flags {
-    /// Checks what clap cannot. The error names the flag, its value and the allowed values.
+    /// Checks rules that clap cannot express. The error names the flag, its value and the allowed
+    /// values.
     pub(crate) fn check(&self) -> Result<(), String> {
         let load = &self.load;
         if !(1..=65536).contains(&load.key_size) {

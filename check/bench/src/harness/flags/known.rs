@@ -1,7 +1,7 @@
 //! Names of the flags that only db_bench 7.8 has, for helpful answers.
 
-/// Flags that are accepted and have no effect: they tune or print what works in another way here,
-/// and scripts for db_bench give them out of habit.
+/// Flags that are accepted and have no effect. They tune or print parts of db_bench that work
+/// differently here, and scripts for db_bench pass them.
 const WITHOUT_MEANING: &[&str] = &[
     "adaptive_readahead",
     "allow_concurrent_memtable_write",
@@ -62,7 +62,7 @@ const WITHOUT_MEANING: &[&str] = &[
     "write_thread_slow_yield_usec",
 ];
 
-/// Flags that ask for what does not exist here: refused with an error that says so.
+/// Flags for features that do not exist here. The program refuses them with an error that says so.
 const REFUSED: &[&str] = &[
     "advise_random_on_open",
     "allow_data_in_errors",

@@ -27,8 +27,8 @@ pub fn with_underscores(arg: &OsString) -> OsString {
     }
 }
 
-/// One dash becomes two, `--noflag` becomes `--flag=false`, flags without meaning go. Dashes in a
-/// name count as underscores.
+/// One dash becomes two, `--noflag` becomes `--flag=false`, and flags without effect are removed.
+/// Dashes in a name count as underscores.
 pub(super) fn spell(args: &[OsString]) -> Result<Spelled, String> {
     let command = CompareFlags::command();
     let is_flag = |name: &str| command.get_arguments().any(|arg| arg.get_long() == Some(name));

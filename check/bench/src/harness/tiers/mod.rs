@@ -82,8 +82,8 @@ pub struct TierOutcome {
     pub fast_levels: u8,
     /// Copies and moves that failed.
     pub failed_jobs: u64,
-    /// Of all tables' bytes, the part that fits the room of the fastest device: what hits there
-    /// would be if all tables were alike.
+    /// Fraction of the bytes of all tables that fits on the fastest device. It is the hit ratio if
+    /// all tables are equally hot.
     pub room_share: f64,
 }
 
@@ -116,7 +116,7 @@ impl Tiers {
                 None => archipelago_tier::profile::device_file_system(settings, &clock)?,
             };
             throttled.push(emulated);
-            // A benchmark removes what it left, and begins anew.
+            // A benchmark removes the files of the benchmark before it and starts with empty tiers.
             let settings = settings.clone().creating();
             parts.push(DeviceParts { settings, fs, is_local: true });
         }
@@ -244,8 +244,8 @@ impl TierPlan {
     }
 }
 
-/// The device that the file at `path` describes. Errors: `InvalidArgument` says what is wrong with
-/// which field.
+/// The device that the file at `path` describes. Errors: `InvalidArgument`, which names the field
+/// and the fault.
 pub fn read_device(path: &Path) -> Result<DeviceSpec> {
     let context = IoContext::new(FileClass::Other, IoPurpose::Maintenance);
     let bytes = LocalFs::new().read(path, context)?;

@@ -34,7 +34,8 @@ impl TableUse {
 pub struct Oracle {
     /// Hit ratio of an oracle that knows every read.
     pub knows_all: f64,
-    /// Knowing a random half, judged by the other: without what chance alone makes of equal tables.
+    /// Hit ratio of an oracle that knows a random half of the reads, judged by the other half.
+    /// Random differences between equal tables do not help this oracle.
     pub knows_half: f64,
 }
 
@@ -105,7 +106,8 @@ mod tests {
 
     #[test]
     fn oracle_with_half_the_knowledge_ignores_chance() {
-        // All alike, but for chance: what one half has more, the other half has not.
+        // All tables are equally hot except for chance, so a table that is hotter in one half is
+        // not hotter in the other.
         let tables: Vec<TableUse> = (0..100)
             .map(|n| table(10, 1.0, if n % 2 == 0 { [12, 8] } else { [8, 12] }))
             .chain((0..100).map(|n| table(10, 1.0, if n % 2 == 0 { [12, 12] } else { [8, 8] })))

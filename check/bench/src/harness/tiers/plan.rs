@@ -8,20 +8,19 @@ use archipelago_env::{FileClass, FileSystem, IoContext, IoPurpose};
 use archipelago_tier::DeviceSettings;
 use serde::{Deserialize, Serialize};
 
-/// Devices as in a server's settings (`[[tiers]]`), and what experiments change.
+/// Devices as in a server's settings (`[[tiers]]`), and settings for experiments.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TierPlan {
-    /// This many threads copy and move, whatever else is written; by default as many as the devices
-    /// take.
+    /// Fixed number of copying and moving threads. By default the number follows the devices.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub threads_fixed: Option<usize>,
-    /// So many levels belong to the fastest device; by default the scheme says and follows what is
-    /// observed.
+    /// Fixed number of levels on the fastest device. By default the scheme decides and follows the
+    /// observed load.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fast_levels: Option<u8>,
-    /// Whether flushes and compactions wait for one another where a device takes no more writers;
-    /// by default they do.
+    /// Whether flushes and compactions wait for each other when a device takes no more writers. By
+    /// default they do.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub in_turn: Option<bool>,
     /// Devices in order of speed, with the fastest device first.
@@ -30,8 +29,7 @@ pub struct TierPlan {
 }
 
 impl TierPlan {
-    /// Reads and checks a file. Errors: `InvalidArgument`, which says what is wrong with which
-    /// field.
+    /// Reads and checks a file. Errors: `InvalidArgument`, which names the field and the fault.
     pub(crate) fn read(path: &Path) -> Result<Self> {
         let context = IoContext::new(FileClass::Other, IoPurpose::Maintenance);
         let bytes = LocalFs::new().read(path, context)?;

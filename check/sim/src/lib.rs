@@ -1,5 +1,5 @@
-//! Scenarios: protocols that run in virtual time under a seed, with faults, and what must hold in
-//! each run.
+//! Scenarios: protocols that run in virtual time under a seed, with faults, and the properties that
+//! must hold in each run.
 //!
 //! A [`Scenario`] builds a cluster in a [`Simulation`], runs it and checks it. [`Scenario::check`]
 //! runs one seed, and [`run_seeds`] runs many. A run that fails, by a violation or a panic, becomes
@@ -9,10 +9,10 @@
 //! `archipelago-sim` does all of this from a command line.
 //!
 //! The scheduler is `archipelago_base::simulation`, and the network with its faults is
-//! `archipelago_fabric::sim`. They stand in low crates, because providers and components need them.
-//! This crate stands above all others. **To add a scenario** for a crate, let this crate depend on
-//! it, write a module in `scenarios/` and add a line to [`SCENARIOS`]. Tests and the program then
-//! know the scenario. A closure suffices for a run of your own:
+//! `archipelago_fabric::sim`. They belong to low crates, because providers and components need
+//! them. This crate is above all others. **To add a scenario** for a crate, let this crate depend
+//! on it, write a module in `scenarios/` and add a line to [`SCENARIOS`]. Tests and the program
+//! then know the scenario. A closure suffices for a run of your own:
 //!
 //! ```
 //! use archipelago_sim::{Scenario, run_seeds};

@@ -118,7 +118,7 @@ impl<P: Protocol> Cluster<P> {
         self.0.machines.is_empty()
     }
 
-    /// Calls `look` with a machine.
+    /// Calls `look` with a state machine.
     pub fn look<T>(&self, at: usize, look: impl FnOnce(&P) -> T) -> T {
         look(&self.0.machines[at].lock())
     }

@@ -1,8 +1,8 @@
 //! `archipelago-sim`: protocols in virtual time, by seed.
 //!
 //! The library runs the seeds. This program reads the command line, chooses the scenarios and
-//! prints what they came to. Exit code 0 says that everything held, 1 that a run failed, and 2 that
-//! the command line was wrong.
+//! prints their results. Exit code 0 says that everything held, 1 that a run failed, and 2 that the
+//! command line was wrong.
 
 use std::process::ExitCode;
 
@@ -27,7 +27,7 @@ the command that repeats the run, and it goes on with the next seed.
 /// Number of seeds without `--seeds` and `--trace`.
 const SEEDS: u64 = 100;
 
-/// Run protocols in virtual time under a seed, with faults, and check what must hold.
+/// Run protocols in virtual time under a seed, with faults, and check their properties.
 #[derive(Parser, Debug)]
 #[command(name = "archipelago-sim", after_help = TEACH)]
 struct Arguments {
@@ -40,7 +40,7 @@ struct Arguments {
     /// Number of seeds: 100 by default, and 1 with `--trace`.
     #[arg(long, value_name = "N")]
     seeds: Option<u64>,
-    /// Print what happens in each run.
+    /// Print the events of each run.
     #[arg(long)]
     trace: bool,
     /// Run each seed twice and compare the steps.

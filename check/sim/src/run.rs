@@ -1,9 +1,9 @@
 //! Scenarios and their runs.
 //!
 //! A [`Scenario`] is a protocol run in virtual time: a function from a [`RunRequest`], which holds
-//! the seed, to a [`RunOutcome`], which says what did not hold. The list of all scenarios stands in
-//! `scenarios/mod.rs`. The functions here run one seed or many, and turn whatever went wrong into
-//! a [`Failure`], which prints the command that repeats the run.
+//! the seed, to a [`RunOutcome`], which lists the violations. The list of all scenarios is in
+//! `scenarios/mod.rs`. The functions here run one seed or many, and turn a violation or a panic
+//! into a [`Failure`], which prints the command that repeats the run.
 //!
 //! Invariants:
 //! 1. Two runs of one request have the same [`Trace`]. [`same_twice`] checks that.
@@ -21,7 +21,7 @@ use archipelago_base::simulation::Simulation;
 
 type Body = dyn Fn(&RunRequest) -> RunOutcome + Send + Sync;
 
-/// A protocol run that follows from a seed, with what must hold in it.
+/// A protocol run that follows from a seed, with the properties that must hold in it.
 pub struct Scenario {
     name: &'static str,
     about: &'static str,
@@ -44,7 +44,7 @@ pub struct Step {
 pub struct RunRequest {
     /// Seed from which everything in the run follows.
     pub seed: u64,
-    /// Whether the run keeps notes of what happens in it.
+    /// Whether the run keeps notes of its events.
     pub trace: bool,
     /// Names of the steps that the run leaves out.
     pub without: Vec<&'static str>,
@@ -53,7 +53,7 @@ pub struct RunRequest {
 /// Fingerprint of a run. It is the same for two runs of one request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Trace {
-    /// Hash over all steps of the scheduler and over what the scenario recorded.
+    /// Hash over all steps of the scheduler and all records of the scenario.
     pub hash: u64,
     /// Number of steps of the scheduler.
     pub events: u64,
@@ -77,7 +77,7 @@ pub struct RunOutcome {
     pub violations: Vec<String>,
     /// Everything that was counted.
     pub figures: Vec<Figure>,
-    /// What happened, if the request asked for notes.
+    /// Notes of the events, if the request asked for them.
     pub notes: Vec<String>,
     /// Fingerprint of the run.
     pub trace: Trace,
@@ -90,7 +90,7 @@ pub struct Failure {
     pub scenario: &'static str,
     /// Parameters of the run.
     pub request: RunRequest,
-    /// What the run said, with at least one violation.
+    /// Result of the run, with at least one violation.
     pub outcome: Box<RunOutcome>,
 }
 
@@ -166,7 +166,7 @@ impl Scenario {
         self.name
     }
 
-    /// Sentence that says what runs.
+    /// Sentence that describes the scenario.
     #[must_use]
     pub fn about(&self) -> &'static str {
         self.about

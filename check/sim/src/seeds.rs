@@ -1,8 +1,8 @@
 //! Runs of a scenario over a range of seeds, as the program makes them.
 //!
-//! [`Seeds::run`] goes on after a failure, so that a summary says how many seeds fail. If a panic
-//! ends the whole program, as it does in release builds, a hook prints the command that repeats
-//! the run.
+//! [`Seeds::run`] continues after a failure, so that a summary says how many seeds fail. If a panic
+//! ends the whole program, as it does in release builds, a hook prints the command that repeats the
+//! run.
 //!
 //! Thread-safety: the hook and the run that it names are global, so one thread runs seeds.
 
@@ -19,7 +19,7 @@ pub struct Seeds {
     pub from: u64,
     /// Number of seeds.
     pub count: u64,
-    /// Whether to print what happens in each run.
+    /// Whether to print the events of each run.
     pub trace: bool,
     /// Whether to run each seed twice and to compare the steps.
     pub twice: bool,
@@ -68,7 +68,7 @@ impl Seeds {
         summary
     }
 
-    /// One line that says what the runs came to.
+    /// One line with the results of the runs.
     #[must_use]
     pub fn line(&self, scenario: &Scenario, summary: &Summary) -> String {
         let mut line = format!(

@@ -1,7 +1,7 @@
 //! The methods of a decorated file or `FileSystem` that only pass on to the one inside.
 
-/// Passes the named methods of [`FileSystem`](crate::FileSystem) on to `self.$inner`: a decorator
-/// writes out what it changes and lists the rest.
+/// Forwards the named methods of [`FileSystem`](crate::FileSystem) to `self.$inner`. A decorator
+/// implements the methods that it changes and lists the others.
 ///
 /// ```ignore
 /// impl FileSystem for Counted {
@@ -10,11 +10,11 @@
 /// }
 /// ```
 ///
-/// Some go in groups, as no decorator tells them apart: `logs` (the tails of logs), `looks` (list,
-/// length, existence), `dirs` (make, remove, sync directories), `moves` (rename, link), `host`
-/// (boot id, group access, locks, reassign, free bytes), `space` (allocation; a decorator that
-/// counts or limits bytes leaves it out and gets the default, which writes); `names`: all of these
-/// and remove.
+/// Some methods form groups, because decorators treat them alike: `logs` (the tails of logs),
+/// `looks` (list, length, existence), `dirs` (make, remove, sync directories), `moves` (rename,
+/// link), `host` (boot id, group access, locks, reassign, free bytes) and `space` (allocation). A
+/// decorator that counts or limits bytes leaves `space` out and gets the default, which writes.
+/// `names` stands for all groups and `remove`.
 #[macro_export]
 macro_rules! forward_fs {
     ($inner:ident: $($method:ident),+ $(,)?) => {
@@ -159,7 +159,7 @@ macro_rules! forward_fs {
     };
 }
 
-/// Passes what a decorated [`RandomFile`](crate::RandomFile) has beside its reads on to
+/// Forwards the methods of a decorated [`RandomFile`](crate::RandomFile) other than its reads to
 /// `self.$inner`.
 #[macro_export]
 macro_rules! forward_reader {
@@ -178,7 +178,7 @@ macro_rules! forward_reader {
     };
 }
 
-/// Passes what a decorated [`WritableFile`](crate::WritableFile) has beside `append` on to
+/// Forwards the methods of a decorated [`WritableFile`](crate::WritableFile) other than `append` to
 /// `self.$inner`.
 #[macro_export]
 macro_rules! forward_writer {

@@ -24,10 +24,10 @@ pub struct CreateOptions {
     /// Whether to bypass the page cache. The implementation buffers and aligns.
     pub direct: bool,
     /// Expected size in bytes; 0 if it is unknown. The file system may reserve space. The final
-    /// length is what was written.
+    /// length is the number of written bytes.
     pub size_hint_bytes: u64,
-    /// Limit of the bytes that go to the device in one write; 0 for the best size. Smaller writes
-    /// let other operations reach the device in between. The page cache and mappings ignore it.
+    /// Limit of the bytes that go to the device in one write; 0 for the best size. With smaller
+    /// writes, other operations reach the device sooner. The page cache and mappings ignore it.
     pub io_bytes_max: u64,
 }
 
@@ -202,7 +202,7 @@ pub trait FileSystem: Send + Sync + fmt::Debug + 'static {
         Ok(bytes)
     }
     /// Replaces `path` by a file with `bytes`, atomically and durably. The default writes
-    /// `path.tmp`, syncs, renames and syncs the directory. After an error the old file stands.
+    /// `path.tmp`, syncs, renames and syncs the directory. After an error the old file stays.
     fn write_atomic(&self, path: &Path, bytes: &[u8], context: IoContext) -> Result<()> {
         let mut name = path.as_os_str().to_owned();
         name.push(".tmp");

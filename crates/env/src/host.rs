@@ -64,7 +64,7 @@ pub fn process_usage() -> Option<ProcessUsage> {
 
 /// Ticks of user and system time in a line of `/proc/PID/stat`.
 fn ticks_of(stat: &str) -> Option<(u64, u64)> {
-    // The name of the program stands in parentheses and may contain anything.
+    // The name of the program is in parentheses and may contain any character.
     let (_, fields) = stat.rsplit_once(") ")?;
     let mut fields = fields.split(' ').skip(11);
     Some((fields.next()?.parse().ok()?, fields.next()?.parse().ok()?))

@@ -1,7 +1,7 @@
 //! Histories of real processes in which compute nodes are cut off from the manager and from other
-//! nodes, or stand still, for more and for less than their leases. Clients believe what an error
-//! says about the effect of its write. Counters must have grown by exactly the increments that may
-//! have happened.
+//! nodes, or stopped, for more and for less than their leases. Clients rely on the effect of a
+//! write that its error states. Counters must have grown by exactly the increments that may have
+//! happened.
 //!
 //! One short history is an ordinary test. `ARCHIPELAGO_FLEX_CUTS=200x60 cargo test -p
 //! archipelago-sim --test it cuts -- --nocapture` runs 200 of 60 seconds. `51-100x60` runs
@@ -72,7 +72,7 @@ fn forward(mut from: TcpStream, mut to: TcpStream, is_cut: &AtomicBool) {
             break;
         }
     }
-    // Either end may be gone.
+    // Each end may be closed already.
     let _shut = (from.shutdown(std::net::Shutdown::Both), to.shutdown(std::net::Shutdown::Both));
 }
 

@@ -1,4 +1,4 @@
-//! Seeds of the store's protocol, and proof that the check notices what is wrong.
+//! Seeds of the store's protocol, and proof that the check notices faults.
 
 use archipelago_sim::flexkv::weaker;
 use archipelago_sim::{RunRequest, find, run_seeds, same_twice};

@@ -1,5 +1,5 @@
 //! Seeds of the protocol by which one of several managers acts, and proof that the check notices
-//! what is wrong.
+//! faults.
 
 use archipelago_sim::{RunRequest, find, same_twice};
 
@@ -10,7 +10,7 @@ const SEEDS: u64 = 400;
 #[test]
 fn one_manager_at_a_time_holds_office_in_every_seed() {
     let terms = sums("office", 0..SEEDS)("terms of office");
-    // A run in which office does not change hands proves nothing.
+    // A run in which the office never passes to another manager proves nothing.
     assert!(terms > 4 * SEEDS, "{terms}");
 }
 

@@ -1,4 +1,4 @@
-//! A few hundred seeds of the pool's protocol, and proof that the check notices what is wrong.
+//! A few hundred seeds of the pool's protocol, and proof that the check notices faults.
 
 use archipelago_sim::{RunRequest, find, same_twice};
 

@@ -68,7 +68,7 @@ impl Process {
 
 impl Process {
     pub(crate) fn kill(&mut self) {
-        // It may have ended by itself.
+        // The process may have ended already.
         let _killed = self.child.kill();
         let _reaped = self.child.wait();
     }
@@ -80,7 +80,7 @@ impl Drop for Process {
     }
 }
 
-/// What a node does; as a test, nothing.
+/// Body of a node's process. As a test, it does nothing.
 #[test]
 fn node() {
     let Ok(words) = std::env::var(VARIABLE) else { return };
@@ -107,7 +107,8 @@ fn node() {
         let _ended = io::stdin().read_to_end(&mut nothing);
         return;
     }
-    // Where it listens for other nodes, and where these reach it, if that is another place.
+    // Address on which the node listens for other nodes, and the address at which they reach it, if
+    // that differs.
     let (listen, advertise) = (words.get(4), words.get(5));
     let settings = FlexKvNodeSettings {
         manager: managers,
@@ -238,7 +239,7 @@ impl World {
                     // Now and then, the next call goes to another node.
                     link = (rng.u32(..8) > 0).then_some(redis);
                 }
-                // The client believes what the error says about the effect of its write.
+                // The client relies on the effect of the write that the error states.
                 Err(failed) if failed.to_string().ends_with(&WriteEffect::None.to_string()) => {
                     self.history.never(&begun);
                 }
@@ -289,7 +290,7 @@ pub(crate) fn manager(listen: &str) -> ManagerServer {
 }
 
 /// A manager that is one of several for `memory_nodes` nodes. `offload` is the number of partitions
-/// in a thousand that have a proxy, at first or, if `fixed` is set, for good.
+/// in a thousand that have a proxy, at first or, if `fixed` is set, permanently.
 pub(crate) fn start_manager(
     listen: &str,
     memory_nodes: u32,

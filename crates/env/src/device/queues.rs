@@ -12,9 +12,8 @@
 //! 2. A piece has at most `io_bytes_max`, so that no caller waits for a long operation of another.
 //! 3. Within a log, the next piece starts when the previous one ends.
 //!
-//! Thread-safety: none. A [`super::ThrottledFs`] owns the queues and holds a lock.
-//! Cost: a few divisions, and a check of every log with unwritten bytes, which are one or two.
-//! log that still has bytes to write (one or two).
+//! Thread-safety: none. A [`super::ThrottledFs`] owns the queues and holds a lock. Cost: a few
+//! divisions, and a check of every log with unwritten bytes (one or two).
 
 use super::{DeviceSpec, Direction};
 

@@ -1,23 +1,24 @@
-//! What is known of a device, and what follows from it by arithmetic alone.
+//! The description of a device, and the times and rates that follow from it by arithmetic.
 //!
 //! A **stream** is a caller with one operation in flight on a file, in one direction. Invariants:
 //!
-//! 1. No stream gets more than the bandwidth per stream, all streams of a direction no more than
-//!    that direction's, readers and writers together no more than the total.
-//! 2. Among streams that want more than there is, each gets the same (max-min fairness).
+//! 1. No stream gets more than the bandwidth per stream. All streams of a direction together get no
+//!    more than that direction's bandwidth, and readers and writers together no more than the
+//!    total.
+//! 2. Streams that want more than the device has get equal shares (max-min fairness).
 //! 3. [`DeviceSpec::scale`] stretches time and nothing else: at a scale of 1/4 every rate is a
 //!    quarter and every latency four times as long, so that *ratios* between workloads stay those
 //!    of the device at full size.
 //!
-//! Everything here is pure. Failure: a description that makes no sense is `InvalidArgument` with
-//! the field's name. Cost: a few divisions.
+//! The functions are pure. Failure: an impossible description is `InvalidArgument` with the field's
+//! name. Cost: a few divisions.
 
 use std::time::Duration;
 
 use archipelago_base::{Error, Result};
 use serde::{Deserialize, Serialize};
 
-/// Which way bytes go.
+/// Direction of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Direction {
     /// From the device.
@@ -31,20 +32,20 @@ pub enum Direction {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DeviceSpec {
-    /// What reports call it.
+    /// Name of the device in reports.
     pub name: String,
-    /// Where the figures are from: data sheets, vendors' pages.
+    /// Source of the figures: data sheets, vendors' pages.
     pub source: String,
     /// Every rate is multiplied by this and every latency divided. More than 0; default 1.
     #[serde(default = "one")]
     pub scale: f64,
-    /// What readers and writers get together.
+    /// Bytes per second of readers and writers together.
     pub total_bytes_per_s: u64,
-    /// What all readers get together.
+    /// Bytes per second of all readers together.
     pub read_bytes_per_s: u64,
-    /// What all writers get together, before [`DeviceSpec::write_curve`].
+    /// Bytes per second of all writers together, before [`DeviceSpec::write_curve`].
     pub write_bytes_per_s: u64,
-    /// What one stream gets; 0 for no limit of its own (the default).
+    /// Bytes per second of one stream; 0 for no limit of its own (the default).
     #[serde(default)]
     pub stream_bytes_per_s: u64,
     /// Operations per second, reads and writes together; 0 for no limit (the default).
@@ -65,12 +66,13 @@ pub struct DeviceSpec {
     /// Time of creating, renaming, removing or listing files, and of syncing a directory.
     #[serde(default)]
     pub metadata_latency_us: u64,
-    /// Points (writers, factor of the write bandwidth), ascending: between two points the factor is
-    /// interpolated, before the first and behind the last it stays. Default: 1 everywhere.
+    /// Points (writers, factor of the write bandwidth), ascending. The factor is interpolated
+    /// between two points, and constant before the first point and after the last one. Default: 1
+    /// everywhere.
     #[serde(default)]
     pub write_curve: Vec<(u32, f64)>,
-    /// How many bytes of log may have been appended and not yet have reached the device before
-    /// appends wait. Does not scale. Default 64 MiB.
+    /// Bytes of log that may wait for the device before appends wait. The scale does not change it.
+    /// Default: 64 MiB.
     #[serde(default = "log_dirty_bytes_max")]
     pub log_dirty_bytes_max: u64,
 }
@@ -216,7 +218,7 @@ impl DeviceSpec {
         limit(self.operations_per_s) * self.scale
     }
 
-    /// As how many operations one of `bytes` counts: at least 1.
+    /// Number of operations as which a transfer of `bytes` counts, at least 1.
     #[must_use]
     pub fn operations(&self, bytes: u64) -> u64 {
         bytes.div_ceil(self.io_bytes_max).max(1)
@@ -240,13 +242,14 @@ impl DeviceSpec {
             Direction::Write => (writer, writers as f64, reader, readers as f64),
         };
         let even = self.total_rate() / (own_count + other_count);
-        // The others may want less than an even share; what they leave is this direction's.
+        // Streams of the other direction may want less than an even share. This direction gets the
+        // rest.
         let left = (self.total_rate() - other_count * other.min(even)) / own_count;
         own.min(left)
     }
 
-    /// How long an operation of `bytes` takes on an otherwise idle device: its transfer at the
-    /// rate of one stream, or its operations if they take longer, and then the latency.
+    /// Time of an operation of `bytes` on an otherwise idle device. It is the transfer at the rate
+    /// of one stream, or the time of its operations if that is longer, and then the latency.
     #[must_use]
     pub fn service_time(&self, direction: Direction, bytes: u64) -> Duration {
         let (readers, writers) = match direction {

@@ -62,8 +62,8 @@ fn credit_ns(scale: f64) -> i64 {
 }
 
 thread_local! {
-    /// Address of the clock by which this thread waited last, and the time by which the thread is
-    /// ahead of it (collected waits) or behind it (a late sleep).
+    /// Address of the clock by which this thread waited last, and the difference between the thread
+    /// and that clock. It is positive for collected waits and negative after a late sleep.
     static AHEAD_NS: Cell<(usize, i64)> = const { Cell::new((0, 0)) };
 }
 

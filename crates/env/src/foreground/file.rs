@@ -1,4 +1,4 @@
-//! A file system whose compactions let foreground reads go first.
+//! A file system whose compactions yield to foreground reads.
 
 use std::path::Path;
 use std::sync::Arc;

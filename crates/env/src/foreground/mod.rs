@@ -1,4 +1,4 @@
-//! Foreground first: compactions let reads of users go first.
+//! Priority of foreground reads: compactions yield to reads of users.
 //!
 //! A get or a scan that meets eight compactions at the device would wait for eight long operations,
 //! and again for every block. Therefore compactions issue their reads and writes in pieces of
@@ -57,7 +57,7 @@ pub const WAIT_NS_MAX: u64 = 10_000_000;
 /// Duration of the effect of [`Foreground::mark_urgent`].
 pub const URGENT_NS: u64 = 200_000_000;
 
-/// Whether background work for `purpose` lets foreground reads go first.
+/// Whether background work for `purpose` yields to foreground reads.
 #[must_use]
 pub fn yields(purpose: IoPurpose) -> bool {
     matches!(purpose, IoPurpose::Compaction { .. } | IoPurpose::Gc)
@@ -86,7 +86,7 @@ pub enum YieldDecision {
     Wait(u64),
 }
 
-/// Decides whether a background operation lets foreground reads go first.
+/// Decides whether a background operation yields to foreground reads.
 #[must_use]
 pub fn yielding(input: &YieldInput) -> YieldDecision {
     let since_ns = input.since_read_ns.unwrap_or(u64::MAX);

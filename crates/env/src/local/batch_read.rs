@@ -2,9 +2,9 @@
 //!
 //! Direct reads have no readahead. A batch that is read one piece after the other keeps one request
 //! at a device that could take many. Each thread that reads batches has a small ring, which its
-//! first batch creates. Single reads do not use it, because they cost one system call either way.
-//! If the kernel gives no ring (too old, switched off, forbidden to containers), [`read`] returns
-//! `None`, and the caller reads piece by piece.
+//! first batch creates. Single reads do not use it, because they cost one system call with or
+//! without it. If the kernel gives no ring (too old, switched off, forbidden to containers),
+//! [`read`] returns `None`, and the caller reads piece by piece.
 //!
 //! Invariants:
 //! 1. [`read`] returns only when nothing of the batch is in flight, whatever failed, because the

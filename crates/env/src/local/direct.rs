@@ -253,7 +253,7 @@ impl DirectReader {
                 let got = outcome.unwrap_or(0).min(needed);
                 if got < needed {
                     // The read was short or failed. A single read continues where it stopped, and
-                    // reports what is wrong.
+                    // reports the error.
                     let from = got / BLOCK_BYTES * BLOCK_BYTES;
                     let offset = span.offset + from as u64;
                     self.fill(offset, &mut bytes[from..], needed - from)

@@ -5,16 +5,16 @@
 //! this layer goes through [`Modes`].
 //!
 //! Invariants:
-//! 1. A new file never has more bits than its mode, at no moment: the mode is given to `open` and
-//!    `mkdir`, where a umask can only take bits away.
+//! 1. A new file has at no moment more bits than its mode. The mode is an argument of `open` and
+//!    `mkdir`, from which a umask can only take bits away.
 //! 2. After the creation the bits are exactly the mode: a file that existed before (a lock file, a
 //!    file that is written again) and bits that a umask took away are corrected.
 //! 3. Only regular files and directories that this call created are changed. The set-group-ID bit
 //!    of a directory stays.
 //!
 //! Failure: a file system without permission bits (vfat, some network mounts) and a file of another
-//! user refuse the correction. The file is used as it is, with one warning per process.
-//! Cost: one `fstat` per created file, one `fchmod` where the bits differ.
+//! user refuse the correction. The file is used with the bits that it has, with one warning per
+//! process. Cost: one `fstat` per created file, and one `fchmod` if the bits differ.
 
 use std::fs::{self, DirBuilder, File, Metadata};
 use std::io;
@@ -29,7 +29,7 @@ use crate::access::GroupAccess;
 /// The permission bits, without set-user-ID, set-group-ID and the sticky bit.
 const PERMISSION_BITS: u32 = 0o777;
 
-/// Which permission bits a file system handle gives to what it creates.
+/// Permission bits that a file system handle gives to created files and directories.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Modes {
     /// Exact bits, for files that hold data.
@@ -45,7 +45,7 @@ impl Default for Modes {
 }
 
 impl Modes {
-    /// The options that create a file with these modes; the caller adds what it opens it for.
+    /// The options that create a file with these modes. The caller adds reading or writing.
     pub(super) fn creating(self) -> fs::OpenOptions {
         let mut how = fs::OpenOptions::new();
         how.create(true);

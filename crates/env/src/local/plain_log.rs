@@ -8,7 +8,7 @@
 //!
 //! Thread-safety: as the traits say. Failure: the first error is sticky. Cost: one system call per
 //! append, and one more if appends are written through. A sync does nothing if another sync that
-//! began after it has finished. behind its own start does nothing.
+//! began after it has finished.
 
 use std::fs::File;
 use std::io::{self, IoSlice};

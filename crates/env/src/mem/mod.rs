@@ -4,9 +4,9 @@
 //! synced, and which creations, renames and removals of every directory. From that it makes *other*
 //! disks with their state
 //! - after power loss ([`MemFs::crash_clone`]): everything that was synced, and a random share of
-//!   the rest, which only the seed determines. That is a prefix of the unsynced bytes of each file
-//!   (over the old bytes of a recycled log segment), sometimes followed by a few zeroed or random
-//!   sectors, and a prefix of the unsynced changes of each directory;
+//!   the rest, which the seed alone determines. The share is a prefix of the unsynced bytes of each
+//!   file (over the old bytes of a recycled log segment), sometimes followed by a few zeroed or
+//!   random sectors, and a prefix of the unsynced changes of each directory;
 //! - after `kill -9` ([`MemFs::kill_clone`]): everything that was passed on. A [`WritableFile`]
 //!   holds back up to 64 KiB until its `flush` or `sync`. A log append is passed on immediately.
 //!

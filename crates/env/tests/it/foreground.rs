@@ -175,7 +175,7 @@ fn pieces_are_small_only_while_the_device_is_read() {
     assert!(!gauge.is_active());
     read(&*file, READAHEAD_BYTES, COMPACTION);
     assert_eq!(ops(), 2 + (READAHEAD_BYTES / PIECE_BYTES) as u64);
-    // There was no foreground read meanwhile, except for the time after the read.
+    // No foreground read was in progress, except for the time after the read.
     assert!(gauge.stats().waited_ns <= 200_000);
 }
 

@@ -40,7 +40,7 @@ pub(crate) struct VirtualClock {
 }
 
 impl VirtualClock {
-    /// Runs each of `actors` on a thread of its own, all from the same moment on. Returns their
+    /// Runs each of `actors` on a thread of its own, all starting at the same moment. Returns their
     /// results.
     pub(crate) fn run<T: Send>(&self, actors: Vec<Box<dyn FnOnce() -> T + Send + '_>>) -> Vec<T> {
         // No thread starts before all sleep at the start: this thread counts as running until then.

@@ -1,4 +1,4 @@
-//! Audit of the pool after the run has come to rest.
+//! Audit of the pool after the end of all faults and calls.
 //!
 //! Invariants that the audit checks:
 //! 1. The pool has one directory, and it agrees with the coordinator's map.

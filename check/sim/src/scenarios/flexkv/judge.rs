@@ -1,9 +1,9 @@
 //! Linearizability of histories, by a checker that was not written here.
 //!
 //! **Porcupine** is a Go program that runs as a child of this process (`porcupine/main.go`). It
-//! judges histories of hundreds of calls, because it remembers which sets of calls led nowhere. A
-//! call that never returned would double its work if it stayed in flight. Instead, the model keeps
-//! such calls in its state, as writes that may still happen.
+//! judges histories of hundreds of calls, because it remembers which sets of calls cannot be
+//! extended. A call that never returned would double its work if it stayed in flight. Instead, the
+//! model keeps such calls in its state, as writes that may still happen.
 //!
 //! **Stateright's** tester replaces it on a machine without Go. It takes minutes for some histories
 //! of 160 calls, so clients then make only as many calls as it can judge. Such a run proves less,
@@ -13,9 +13,9 @@
 //! 1. A history that Porcupine did not finish in time is counted ([`Verdict::unknown`]). It never
 //!    counts as linearizable.
 //!
-//! Thread-safety: the process has one judge, and one thread at a time uses it.
-//! Failure: if the judge ends or answers nonsense, the caller panics, because nothing was checked.
-//! Cost: some milliseconds for the keys of a run.
+//! Thread-safety: the process has one judge, and one thread at a time uses it. Failure: if the
+//! judge ends or its answer cannot be read, the caller panics, because nothing was checked. Cost:
+//! some milliseconds for the keys of a run.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead, BufReader, Write};

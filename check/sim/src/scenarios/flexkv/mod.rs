@@ -2,11 +2,12 @@
 //! coordinator over the fabric in virtual time, with crashes, restarts, cuts, stops, clocks that
 //! run apart, loss, delay and doubled messages, all from one seed.
 //!
-//! The runs execute the code of the product; only threads and clocks are the simulation's. The run
-//! records every answer that a client gets (`history.rs`), and an independent linearizability
-//! checker judges the history of each key (`judge.rs`). Clients call while faults happen. In runs
-//! with scans, nodes also list all keys while clients add and remove keys (`scans.rs`). At the end
-//! the faults stop, every node reads every key, and the run counts the memory in use (`audit.rs`).
+//! The runs execute the code of the product; only the threads and clocks belong to the simulation.
+//! The run records every answer that a client gets (`history.rs`), and an independent
+//! linearizability checker judges the history of each key (`judge.rs`). Clients call while faults
+//! happen. In runs with scans, nodes also list all keys while clients add and remove keys
+//! (`scans.rs`). At the end the faults stop, every node reads every key, and the run counts the
+//! memory in use (`audit.rs`).
 
 mod audit;
 mod coordinator;

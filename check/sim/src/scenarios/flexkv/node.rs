@@ -40,7 +40,7 @@ const RUSH: Duration = Duration::from_millis(2);
 /// Number of hot keys at a time. They get half of the calls.
 const HOT_KEYS: u64 = 2;
 
-/// Violation of the accounting of a node's memory, after the map has come to rest.
+/// Violation of the accounting of a node's memory, after the last change of the map.
 pub(crate) fn misaccounted(node: &ComputeNode) -> Option<String> {
     let (map, cache) = (node.map_status()?, node.status().cache);
     let offloaded = map.entries.iter().filter(|e| e.node == map.number && e.offloaded);
@@ -220,7 +220,7 @@ fn is_rush(now_ns: u64) -> bool {
     now_ns % HOT_FOR.as_nanos() as u64 > (HOT_FOR - RUSH).as_nanos() as u64
 }
 
-/// What a client's calls are.
+/// Kind of a client's calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Role {
     Writes,

@@ -33,7 +33,7 @@ const CHANGING: u64 = 300;
 /// Counts of a run's scans.
 #[derive(Clone, Copy, Debug, Default)]
 struct ScanCounts {
-    /// Iterations that came to their end.
+    /// Iterations that reached their end.
     iterations: u64,
     /// Steps that counted.
     steps: u64,
@@ -70,7 +70,7 @@ fn staying_key(number: u64) -> Vec<u8> {
 }
 
 impl Scans {
-    /// What the scans did, and how often partitions of `map` were doubled.
+    /// Counts of the scans, and the number of times that partitions of `map` were doubled.
     pub(crate) fn figures(&self, map: &[Assigned]) -> Vec<Figure> {
         let counts = self.0.lock().counts;
         let grown = map.iter().map(|entry| u64::from(entry.shape.generation.saturating_sub(1)));

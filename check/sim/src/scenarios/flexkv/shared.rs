@@ -1,4 +1,4 @@
-//! What all clients of a run share: the history, the values that were given out, and counts.
+//! State that all clients of a run share: the history, the values that were given out, and counts.
 //!
 //! Thread-safety: clones share everything, and each part has a lock of its own that is never held
 //! over a call of the store.
@@ -26,7 +26,7 @@ pub(crate) struct Shared {
     values: Arc<Mutex<u64>>,
 }
 
-/// Sums over all nodes and all their lives, of what their caches and their proxies did.
+/// Counts of caches and proxies, summed over all nodes and all their lives.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct CacheFigures {
     /// Reads that a cached pair answered.
@@ -76,8 +76,8 @@ impl Shared {
         *values
     }
 
-    /// Records that a write ended with an error. The run believes what the error says about the
-    /// effect of its write.
+    /// Records that a write ended with an error. The run relies on the effect of the write that the
+    /// error states.
     pub(crate) fn failed(&self, call: &Call, failed: &WriteError) -> WriteEffect {
         *self.errors.lock() += 1;
         if failed.effect() == WriteEffect::None {

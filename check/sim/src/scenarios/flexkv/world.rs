@@ -27,7 +27,7 @@ pub(super) enum Scanning {
     On,
 }
 
-/// Virtual time in which things go wrong.
+/// Virtual time in which faults happen.
 const TROUBLE: Duration = Duration::from_millis(300);
 /// Calls of one client in a run with scans, at most. Such a run is about the scans.
 const CALLS_WITH_SCANS: u64 = 40;
@@ -233,8 +233,8 @@ impl World {
         }
     }
 
-    /// Starts everything, lets it come to rest and reads every key from every node. Returns the
-    /// violations.
+    /// Starts every process, waits until the cluster is idle, and reads every key from every node.
+    /// Returns the violations.
     fn peace(&mut self) -> Vec<String> {
         *self.shared.working.lock() = false;
         self.cluster.heal();

@@ -151,7 +151,7 @@ impl Drop for ManagerActor {
 pub struct ManagerLife {
     /// Epoch of this life.
     pub epoch: Epoch,
-    /// How patient the manager is, and how many copies blocks have.
+    /// Time-outs of the manager, and the number of copies of a block.
     pub terms: Terms,
     /// Id of the manager, which no other life has.
     pub random: u64,

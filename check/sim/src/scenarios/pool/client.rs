@@ -45,10 +45,10 @@ pub(crate) struct ClientActor {
     shared: ClientWorld,
 }
 
-/// What all clients of a run share.
+/// State that all clients of a run share.
 #[derive(Clone, Debug)]
 pub(crate) struct ClientWorld {
-    /// Judge of what clients write and read.
+    /// Judge of the values that clients write and read.
     pub(crate) oracle: Arc<Oracle>,
     /// Blocks that any client may read.
     pub(crate) known: Known,
@@ -102,7 +102,7 @@ impl ClientActor {
         }
     }
 
-    /// Who it is, once it has joined.
+    /// Id of the client, once it has joined.
     pub(crate) fn id(&self) -> Option<ClientId> {
         self.joined.lock().as_ref().map(PoolClient::client)
     }
@@ -180,7 +180,7 @@ impl Worker {
         }
         self.note(|| format!("evicts {victim}"));
         if self.rng.u32(..4) == 0 {
-            // It may have died by itself.
+            // The client may have crashed without this eviction.
             if !self.client.is_gone(victim).await.is_ok_and(|gone| gone) {
                 return;
             }
@@ -230,7 +230,8 @@ impl Worker {
         }
     }
 
-    /// The write took place; `gone`: the client was gone when it began.
+    /// Records that the write took place. `gone` says that the client was evicted before the write
+    /// began.
     fn acknowledged(&self, word: Word, number: u64, gone: bool) {
         self.note(|| format!("{number} is in word {} of {}", word.2, word.0));
         if gone {
@@ -259,7 +260,7 @@ impl Worker {
             let from = copy.place.node;
             format!("read {number} of word {at} of {block} on {from}, at least {floor}")
         });
-        // Released meanwhile, it may be another block by now.
+        // The block may have been released since, and its number may name another block.
         if leased && self.actor.shared.known.lock().contains(&block) {
             let who = format!("client {} with a lease", self.client.client());
             self.actor.shared.oracle.saw(word, floor, number, &who);

@@ -25,7 +25,7 @@ use crate::scenarios::pool::sabotage;
 /// Largest fraction of batches on mapped memory that are refused.
 const REFUSED_MAX: f64 = 0.2;
 
-/// Memory nodes and a manager, with what connects them.
+/// Memory nodes and a manager, with their network.
 pub(crate) struct Cluster {
     /// Virtual time and hosts.
     pub(crate) simulation: Simulation,
@@ -33,7 +33,7 @@ pub(crate) struct Cluster {
     pub(crate) network: Arc<Network>,
     /// Random numbers of the run itself.
     pub(crate) rng: Rng,
-    /// How patient the manager is, and how many copies blocks have.
+    /// Time-outs of the manager, and the number of copies of a block.
     pub(crate) terms: Terms,
     /// Sizes of the memory nodes.
     pub(crate) limits: Limits,
@@ -162,8 +162,8 @@ impl Cluster {
         self.network.heal_all();
     }
 
-    /// Crashes the manager if every block has a quorum. The next manager does not know what this
-    /// one had not acted on.
+    /// Crashes the manager if every block has a quorum. The next manager does not know the messages
+    /// that this one had received but not acted on.
     pub(crate) fn crash_manager(&mut self) {
         if !self.have_quorums(None, None) {
             return;

@@ -1,9 +1,9 @@
 //! The pool's protocol: memory nodes, a manager and clients over the fabric in virtual time, with
 //! crashes, restarts, cuts, loss, delay and doubled messages, all from one seed.
 //!
-//! The runs execute the code of the product: its state machines, its handlers, and the keys and
-//! the memory of the fabric's nodes. Only threads and clocks are the simulation's. A run ends with
-//! a time of peace, and then the following must hold:
+//! The runs execute the code of the product: its state machines, its handlers, and the keys and the
+//! memory of the fabric's nodes. Only the threads and clocks belong to the simulation. A run ends
+//! with a time of peace, and then the following must hold:
 //!
 //! 1. No acknowledged write is missing on any copy, and no reader with a lease saw an older value
 //!    (`oracle.rs`).

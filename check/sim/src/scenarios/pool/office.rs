@@ -289,7 +289,7 @@ impl OfficeWorld {
         }
     }
 
-    /// Time of a manager's clock, or `None` while the manager stands still.
+    /// Time of a manager's clock, or `None` while the manager is stopped.
     fn manager_now(&self, manager: usize) -> Option<u64> {
         let host = &self.managers[manager];
         (self.now_ns >= host.stopped_until_ns).then(|| host.clock.now_ns(self.now_ns))
@@ -347,8 +347,8 @@ impl OfficeWorld {
         self.after(pause_ns, Event::Fault);
     }
 
-    /// Managers that hold office by their own clocks, with their terms. A manager that stands still
-    /// counts, too.
+    /// Managers that hold office by their own clocks, with their terms. A stopped manager counts as
+    /// well.
     fn holders(&self) -> Vec<(usize, u64)> {
         let of = |(manager, host): (usize, &ManagerHost)| {
             Some((manager, host.office.holds(host.clock.now_ns(self.now_ns))?))

@@ -35,7 +35,7 @@ struct State {
     reads: u64,
 }
 
-/// Judge of what clients write and read.
+/// Judge of the values that clients write and read.
 #[derive(Debug, Default)]
 pub(crate) struct Oracle(Mutex<State>);
 

@@ -20,7 +20,7 @@ use crate::scenarios::figures;
 use crate::scenarios::pool::client::{ClientActor, ClientWorld, Joined, Known, WORDS};
 use crate::scenarios::pool::cluster::{Cluster, revive};
 
-/// Virtual time in which things go wrong.
+/// Virtual time in which faults happen.
 const TROUBLE: Duration = Duration::from_millis(250);
 const BLOCK_BYTES: u64 = 256;
 
@@ -117,7 +117,8 @@ impl World {
         }
     }
 
-    /// Lets time pass, and checks every half millisecond what must hold at any time.
+    /// Advances the time, and checks every half millisecond the properties that must hold at any
+    /// time.
     fn pass(&mut self, duration: Duration) {
         let end_ns = self.cluster.simulation.now_ns() + duration.as_nanos() as u64;
         while self.cluster.simulation.now_ns() < end_ns {
@@ -140,7 +141,7 @@ impl World {
         }
     }
 
-    /// Starts everything and lets it come to rest.
+    /// Starts every process and waits until the cluster is idle.
     fn peace(&mut self) {
         *self.shared.working.lock() = false;
         self.cluster.heal();
@@ -150,8 +151,8 @@ impl World {
         }
     }
 
-    /// Checks what must hold at any time: no node exceeds its size, no two clients may write to a
-    /// block of one owner, and no evicted client may write to a copy in use.
+    /// Checks the properties that must hold at any time: no node exceeds its size, no two clients
+    /// may write to a block of one owner, and no evicted client may write to a copy in use.
     fn check_nodes(&mut self) {
         if self.noting {
             self.note_configs();
@@ -246,7 +247,7 @@ impl World {
         }
     }
 
-    /// Checks what must hold at the end of a run.
+    /// Checks the properties that must hold at the end of a run.
     fn check_end(&mut self) {
         for (client, block) in self.shared.oracle.late() {
             if self.shared.oracle.is_out_of_reach(client, block) {

@@ -94,7 +94,7 @@ impl Ring {
         *self.shared.open.lock() = Some(open);
     }
 
-    /// Ends the segment's use of the ring. A ring that was not drained completely stays as it is.
+    /// Ends the segment's use of the ring. A ring that was not drained completely keeps its state.
     pub(super) fn release(&self, whole: bool) {
         *self.shared.open.lock() = None;
         if whole {

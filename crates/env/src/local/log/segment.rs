@@ -216,7 +216,7 @@ impl RingLog {
         if let Err(error) = write_parts(&self.open.file, parts, self.len) {
             return Err(self.open.fail(&mut drain, "append to", error));
         }
-        // In this order a kill in between leaves an empty ring.
+        // With this order, a kill between the two steps leaves an empty ring.
         drain.drained = self.len + total;
         self.open.ring.mapping.set_drained(drain.drained);
         self.open.ring.mapping.set_appended(drain.drained);

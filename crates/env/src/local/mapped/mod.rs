@@ -8,8 +8,8 @@
 //!
 //! Invariants:
 //! 1. Blocks are allocated before they are mapped, so that no store meets a full device.
-//! 2. The file has exactly the appended length after each `flush`, `sync` and drop. In between it
-//!    may be longer.
+//! 2. The file has exactly the appended length after each `flush`, `sync` and drop. At other times
+//!    it may be longer.
 //! 3. `sync` flushes every window that was written since the last one, and then the length
 //!    (`fdatasync`).
 //!

@@ -11,10 +11,10 @@
 //!    [`Reason::Skipped`].
 //! 3. After [`Outcome::Visible`] every reader at the target sees the bytes.
 //!
-//! Thread-safety: a batch has one owner, and nobody else uses it while it is in flight.
-//! Failure: a refusal is an outcome. [`Batch::check`] turns the first refusal into an error.
-//! Cost: no allocation in the steady state, because a thread keeps the memory of a few small
-//! batches, and [`Batch::clear`] keeps the memory of one.
+//! Thread-safety: a batch has one owner, and no other thread uses it while it is in flight.
+//! Failure: a refusal is an outcome. [`Batch::check`] turns the first refusal into an error. Cost:
+//! no allocation in the steady state, because a thread keeps the memory of a few small batches, and
+//! [`Batch::clear`] keeps the memory of one.
 
 use std::cell::RefCell;
 

@@ -13,7 +13,7 @@ pub trait Driver: Send + Sync {
     /// it becomes true, by a deadline if by nothing else.
     fn drive(&self, done: &dyn Fn() -> bool);
 
-    /// Sends what is queued, and receives on another thread than the caller's. A task that polled
-    /// calls it, and so does a promise that is dropped early. It returns without waiting.
+    /// Sends the queued operations, and receives on another thread than the caller's. A task that
+    /// polled calls it, and so does a promise that is dropped early. It returns without waiting.
     fn attend(&self);
 }

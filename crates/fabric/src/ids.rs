@@ -93,7 +93,7 @@ pub struct RemoteKey {
     pub epoch: Epoch,
     /// Index of the key in the key table of the node.
     pub region: RegionId,
-    /// A generation of 16 bits and 48 random bits, which nobody can guess.
+    /// A generation of 16 bits, and 48 random bits that no process can guess.
     pub tag: u64,
     /// Number of bytes that the key opens.
     pub len: u64,

@@ -63,7 +63,7 @@ pub struct Peer {
     pub epoch: Epoch,
 }
 
-/// Counters of what a link sent and received.
+/// Counters of the messages and bytes that a link sent and received.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LinkStats {
     /// Number of posted batches.

@@ -164,8 +164,8 @@ impl<T> Promise<T> {
         }
     }
 
-    /// Blocks until the value arrives. The thread drives the provider meanwhile. Tasks must await
-    /// the promise instead.
+    /// Blocks until the value arrives. The waiting thread drives the provider. Tasks must await the
+    /// promise instead.
     ///
     /// # Panics
     ///

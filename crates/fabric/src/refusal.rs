@@ -28,7 +28,7 @@ macro_rules! reasons {
                 match code { $($code => Some(Self::$name),)* _ => None }
             }
 
-            /// What the caller can do.
+            /// The reaction that the caller can choose.
             #[must_use]
             pub const fn kind(self) -> ErrorKind {
                 match self { $(Self::$name => ErrorKind::$kind,)* }

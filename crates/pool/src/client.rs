@@ -332,7 +332,7 @@ impl PoolClient {
     /// Declares another client dead immediately, for a caller that has better evidence than a
     /// lease. After the return, no write of that client takes place on a copy in use, under this
     /// manager or a later one. Busy if that took longer than the options' patience. The client is
-    /// dead all the same, and another call continues to wait.
+    /// dead nevertheless, and another call continues to wait.
     pub async fn evict(&self, client: ClientId) -> Result<()> {
         let shared = self.shared();
         let until_ns = shared.until_ns();

@@ -9,7 +9,7 @@ use archipelago_fabric::{ClientId, NodeId};
 
 use crate::address::BlockId;
 
-/// Which clients may write to a block. Every member may read it.
+/// Clients that may write to a block. Every member may read it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Sharing {
     /// Only the owner writes.
@@ -46,7 +46,7 @@ pub struct Config {
     pub label: u64,
     /// The owner's number of the request that allocated the block; 0 after an adoption.
     pub request: u64,
-    /// Which clients may write.
+    /// Clients that may write.
     pub sharing: Sharing,
     /// Number of copies that the block should have.
     pub wanted: u32,

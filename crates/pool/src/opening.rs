@@ -2,7 +2,7 @@
 //!
 //! Invariants:
 //! 1. An open block was opened under the version of the members that the client knows. So the
-//!    client uses no copy on a node that was silent in between.
+//!    client uses no copy on a node that was silent since then.
 //! 2. Each open block has a *round*. A round ends when all keys of the client are invalid on every
 //!    copy. After an operation of unknown outcome in round *n*, the client posts on the block only
 //!    in a round above *n*. So no key of that operation is valid any more.

@@ -40,7 +40,7 @@ const TICK_SHIFT: u32 = 27;
 
 const NS_PER_S: u64 = 1_000_000_000;
 
-/// When keys were last accessed.
+/// Times of the last accesses of keys.
 pub(crate) struct AccessTimes {
     /// Ticks from the start of the server to the last access; 0 before the first access.
     last_ticks: Box<[AtomicU32]>,

@@ -322,8 +322,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
         }
     }
 
-    /// Takes what has arrived without waiting, because the connection is to stop. It returns
-    /// `false` if nothing has arrived.
+    /// Reads the bytes that have arrived, without waiting, because the connection is to stop. It
+    /// returns `false` if nothing has arrived.
     async fn take_what_is_there(&mut self) -> io::Result<bool> {
         // Without `unconstrained`, a task that has used up its budget would see no input.
         let read = tokio::task::unconstrained(self.stream.read_buf(&mut self.pipeline.input));

@@ -111,7 +111,7 @@ impl BatchMember {
             }
             let mut state = open.0.lock();
             if !has_room(&state) {
-                // A connection on another thread has executed it meanwhile.
+                // A connection on another thread has executed the batch since.
                 return None;
             }
             let from = state.commands.len();

@@ -9,13 +9,13 @@
 
 use std::fmt;
 
-/// How many databases a server has.
+/// Number of databases of a server.
 pub const DATABASES: usize = 16;
 
 /// Bits of a number in an order.
 const NUMBER_BITS: usize = 4;
 
-/// Which keyspace each database shows.
+/// Keyspace of each database.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Order(u64);
 

@@ -23,8 +23,8 @@ pub(crate) struct GrowingReply<'a> {
 }
 
 impl<'a> GrowingReply<'a> {
-    /// An empty reply in `share`, unless it is part of a transaction. `held` is what the command
-    /// holds already, and counts as the first part of the reply.
+    /// An empty reply in `share`, unless it is part of a transaction. `held` is the memory that the
+    /// command holds already. It counts as the first part of the reply.
     pub(crate) fn new(share: &'a Share, held: Held, is_in_transaction: bool) -> Self {
         Self { share: (!is_in_transaction).then_some(share), held }
     }

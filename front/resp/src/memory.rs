@@ -101,7 +101,7 @@ impl Held {
         }
     }
 
-    /// Releases what it holds beyond `bytes`.
+    /// Releases the held memory beyond `bytes`.
     pub(crate) fn shrink(&mut self, bytes: u64) {
         let surplus = self.kib().saturating_sub(kib(bytes));
         if surplus > 0 {

@@ -27,8 +27,9 @@ pub struct ServerOptions {
     /// Number of threads that serve connections. Default 0: the number of cores.
     pub worker_threads: usize,
     /// Highest number of connections at the start. CONFIG SET maxclients changes it. A further
-    /// client gets an error, and its connection is closed. The server lowers the number to what the
-    /// limit of open files allows ([`archipelago_env::descriptors::clients_max`]). Default 10,000.
+    /// client gets an error, and its connection is closed. The server lowers the number if the
+    /// limit of open files requires it ([`archipelago_env::descriptors::clients_max`]). Default
+    /// 10,000.
     pub clients_max: usize,
     /// Time without progress after which a connection is closed. Default `None`: never.
     pub idle_timeout: Option<Duration>,

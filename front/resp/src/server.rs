@@ -83,8 +83,8 @@ fn failed(what: String) -> impl FnOnce(io::Error) -> Error {
 /// A port that the server listens on without serving yet.
 ///
 /// It is created before a store is opened or created. So a start that must fail (the port is taken,
-/// a setting is out of range) fails before it has changed anything. Clients that connect meanwhile
-/// wait. Dropping it closes their connections.
+/// a setting is out of range) fails before it has changed anything. Clients that connect before the
+/// server serves wait. Dropping it closes their connections.
 pub struct Listening {
     runtime: Runtime,
     listener: TcpListener,
@@ -270,7 +270,7 @@ fn bind(addr: SocketAddr, keepalive: Option<Duration>) -> io::Result<TcpListener
     socket.listen(BACKLOG)
 }
 
-/// Lowers the number of clients to what the limit of open files allows.
+/// Lowers the number of clients if the limit of open files requires it.
 fn fit_clients(options: &mut ServerOptions) {
     let limit = descriptors::limit();
     let most = descriptors::clients_max(limit);

@@ -41,7 +41,7 @@ pub(super) struct OnCard {
     registration: Box<dyn Registration>,
 }
 
-/// What the answer to an attachment needs.
+/// Facts for the answer to an attachment.
 #[derive(Debug)]
 pub(crate) struct Placed {
     pub(crate) rights: Rights,

@@ -42,7 +42,7 @@ const LINKS_MAX: usize = 8;
 /// The outcome of a request: the body of the answer, or a refusal.
 pub type Answer = Result<Body, Refusal>;
 
-/// What the node does with a request.
+/// Action of the node for a request.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
     /// The node executes the request.
@@ -66,7 +66,7 @@ pub(crate) struct Duplicates<L> {
     departures: u64,
 }
 
-/// How a request reached the node.
+/// Link by which a request reached the node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Delivery {
     /// Number of the arrival of the link that carried it.

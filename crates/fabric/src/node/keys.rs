@@ -1,4 +1,4 @@
-//! The key table of a node: which keys are valid, and what they open.
+//! The key table of a node: the valid keys, and the regions that they open.
 //!
 //! Each key has one word in a control page, which clients of `shm` map for reading. A correct
 //! client therefore sees a revocation before its next operation. The same words decide about
@@ -178,7 +178,7 @@ impl KeyTable {
         self.opened.write().iter_mut().flatten().for_each(change);
     }
 
-    /// Locks the table, shared, so that nothing is revoked meanwhile.
+    /// Locks the table, shared, so that no key is revoked while the lock is held.
     pub(crate) fn hold(&self) -> Keys<'_> {
         Keys { table: self, opened: self.opened.read() }
     }

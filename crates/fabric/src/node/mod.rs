@@ -212,7 +212,8 @@ impl Node {
         Region::new(self.id, Arc::clone(&self.keys), bytes, path)
     }
 
-    /// Makes a key invalid. Returns whether it was valid. The module describes what that ensures.
+    /// Makes a key invalid. Returns whether it was valid. The head of the module describes the
+    /// effect.
     pub fn revoke(&self, key: &RemoteKey) -> bool {
         self.keys.revoke(key.region, key.tag)
     }

@@ -474,7 +474,7 @@ impl Engine {
         }
     }
 
-    /// Replaces the endpoint while nothing is in flight. Nothing leaves meanwhile.
+    /// Replaces the endpoint while nothing is in flight. No message leaves until it returns.
     fn renew(&self) {
         match Self::connected(&self.target, &self.control, &*self.clock, self.deadline) {
             Ok(end) => {

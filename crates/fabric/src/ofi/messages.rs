@@ -9,7 +9,7 @@
 //! Invariants:
 //! 1. Every buffer is posted, or holds bytes that arrived, or is free.
 //! 2. The other side is not trusted. Lengths are checked against the completion, and numbers
-//!    against what was sent. A contradiction ends the stream.
+//!    against the sent messages. A contradiction ends the stream.
 //! 3. The lock of the state is not held during a sleep.
 //!
 //! Thread-safety: any thread may call any method.

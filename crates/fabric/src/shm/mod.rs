@@ -7,13 +7,13 @@
 //! notifies each side of the other's end.
 //!
 //! Limits of mapped memory:
-//! 1. A revocation cannot take memory away from a process that has it mapped. [`Node`] says what
-//!    the owner does.
+//! 1. A revocation cannot take memory away from a process that has it mapped. [`Node`] describes
+//!    the duty of the owner.
 //! 2. A key without the right to write is mapped read-only, from a read-only descriptor. A process
 //!    of the same user can bypass that, as it can bypass any protection between processes of one
 //!    user.
 //! 3. A client notices a killed node when the kernel closes its socket. Until then, for
-//!    microseconds to milliseconds, operations succeed on memory that nobody will read.
+//!    microseconds to milliseconds, operations succeed on memory that no process will read.
 //!
 //! Thread-safety: any thread may call any method.
 //! Failure: a link whose socket or pipe ends completes everything in flight as disconnected.

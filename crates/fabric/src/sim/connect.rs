@@ -53,7 +53,8 @@ fn ask(attempt: Arc<Attempt>) {
     let far = network.scheduler.life(attempt.host);
     match network.cross(attempt.near, far, network.now_ps()) {
         Crossing::Arrives { at_ns, .. } => {
-            // If the machine crashes meanwhile, no answer arrives, and the client asks again.
+            // If the machine crashes before it answers, no answer arrives, and the client asks
+            // again.
             let lost = Arc::clone(&attempt);
             let again_ns = at_ns + network.transport().again_ns;
             network.scheduler.at(at_ns, far, {

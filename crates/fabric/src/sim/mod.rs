@@ -9,7 +9,7 @@
 //! | part | file |
 //! | --- | --- |
 //! | costs and faults | `model.rs` |
-//! | machines, doors, losses, cuts, crashes | `network.rs` |
+//! | machines, listeners, losses, cuts, crashes | `network.rs` |
 //! | the two ends of a link, and operations in flight | `wire.rs` |
 //! | packets that arrive in order | `lane.rs` |
 //! | one-sided operations; requests | `onesided.rs`, `asking.rs` |

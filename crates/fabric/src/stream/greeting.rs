@@ -1,5 +1,5 @@
-//! The greeting, which are the first frames of a link. The client says who it is and which node it
-//! expects. The node says who it is, or refuses.
+//! The greeting, which are the first frames of a link. The client names itself and the node that it
+//! expects. The node names itself, or refuses.
 
 use std::time::Duration;
 

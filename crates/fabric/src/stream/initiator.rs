@@ -1,7 +1,8 @@
 //! The client's end of a link over a stream: the operations in flight, and their deadlines.
 //!
-//! One thread at a time reads the stream and completes what arrives ([`crate::completion_leader`]).
-//! The first promise that is polled or dropped starts the background thread.
+//! One thread at a time reads the stream and completes the operations whose answers arrive
+//! ([`crate::completion_leader`]). The first promise that is polled or dropped starts the
+//! background thread.
 //!
 //! Invariants:
 //! 1. Every operation in flight is in `pending` and has a deadline, so the leader's work ends.
@@ -227,7 +228,7 @@ impl<S: Stream> Initiator<S> {
         }
     }
 
-    /// Sends the queued bytes. The leader sends what the stream does not accept now.
+    /// Sends the queued bytes. The leader sends those that the stream does not accept now.
     pub(crate) fn send_or_nudge(&self) {
         self.flush();
         if self.out.lock().waiting() > 0 {
@@ -426,7 +427,8 @@ pub(crate) fn farewell(body: &[u8]) -> Refusal {
 }
 
 impl<S: Stream> Receive for Initiator<S> {
-    /// Sends the queued bytes, waits, and completes what arrived or is too late.
+    /// Sends the queued bytes, waits, and completes the operations that were answered or are too
+    /// late.
     fn round(&self) {
         self.receive();
     }

@@ -63,7 +63,7 @@ pub(crate) struct Outgoing {
     sent: usize,
 }
 
-/// Counters of what a stream accepted.
+/// Counters of the messages and bytes that a stream accepted.
 #[derive(Debug, Default)]
 pub(crate) struct Taken {
     pub(crate) writes: AtomicU64,

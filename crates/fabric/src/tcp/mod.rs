@@ -7,8 +7,8 @@
 //!
 //! A batch is one frame. Batches that are posted together are sent with one system call and
 //! answered with one. `docs/formats/fabric.md` has the wire format. It has checksums, but no
-//! encryption, and no authentication except keys that nobody can guess. It suits networks that are
-//! trusted.
+//! encryption, and no authentication except keys that no process can guess. It suits trusted
+//! networks.
 //!
 //! Thread-safety: any thread may call any method.
 //! Failure: a broken connection takes the link down. If the target is stopped, or the network drops

@@ -16,13 +16,13 @@ pub const FRAME_BODY_MAX: usize = BATCH_BYTES_MAX + BATCH_OPS_MAX * 64 + 64;
 /// The purpose of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
-    /// The client's greeting: who it is, and which node it expects.
+    /// The client's greeting: its name, and the node that it expects.
     Hello = 1,
-    /// The node's greeting: who it is.
+    /// The node's greeting: its name.
     Welcome = 2,
     /// The node's reason to close the link.
     Goodbye = 3,
-    /// The client's question what a key opens.
+    /// The client's question which region a key opens.
     Attach = 4,
     /// The node's answer to an attachment, or a refusal.
     Attached = 5,

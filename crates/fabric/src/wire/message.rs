@@ -106,7 +106,7 @@ impl Welcome {
     }
 }
 
-/// The answer to an attachment: what the key opens.
+/// The answer to an attachment: the region that the key opens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Opened {
     /// Length of the region in bytes.
@@ -140,7 +140,7 @@ pub(super) fn put_result<T: Wire>(out: &mut Vec<u8>, result: &Result<T, Refusal>
     }
 }
 
-/// Reads what [`put_result`] wrote, to which all bytes must belong.
+/// Decodes the output of [`put_result`], to which all bytes must belong.
 pub(super) fn decode_result<T: Wire>(body: &[u8]) -> Option<Result<T, Refusal>> {
     let mut reader = Reader::new(body);
     let result = if body.first() == Some(&0) {

@@ -1,7 +1,7 @@
 //! The messages of links: frames, and the bodies in them. `docs/formats/fabric.md` has the byte
 //! tables.
 //!
-//! A decoder answers every input with a message or with a sentence that says what is wrong. It
+//! A decoder answers every input with a message or with a sentence that names the fault. It
 //! allocates for a length only after it has the bytes. The modules do no I/O.
 
 mod batch;

@@ -53,7 +53,7 @@ impl Endpoints {
     }
 }
 
-/// The answer to an attachment: what the key opens, and its registration.
+/// The answer to an attachment: the region that the key opens, and its registration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OpenedOnCard {
     /// The part that all providers have.

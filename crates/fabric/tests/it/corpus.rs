@@ -1,7 +1,8 @@
 //! Replays the inputs of the fuzz targets: every decoder answers every input.
 //!
-//! The name of an input of `body` and `ofi` says what it is. The decoder of the kind KIND reads
-//! `good_KIND`, and encodes the same bytes again. It refuses `KIND_` with the name of a fault.
+//! The name of an input of `body` and `ofi` states its expected result. The decoder of the kind
+//! KIND reads `good_KIND`, and encodes the same bytes again. It refuses `KIND_` with the name of a
+//! fault.
 
 use archipelago_fabric::wire::{self, WireAction, ofi};
 use archipelago_fabric::{Attached, Batch, Outcome, Refusal};

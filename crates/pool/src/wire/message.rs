@@ -56,7 +56,7 @@ wire_messages! {
         client: ClientId,
         /// The client's number of the request, above 0. A repeated request gets the same block.
         request: u64,
-        /// Which clients may write.
+        /// Clients that may write.
         sharing: Sharing,
         /// Number of copies; 0 means the cluster's number.
         copies: u32,
@@ -123,14 +123,14 @@ wire_messages! {
         block: BlockId,
         /// Epoch of the block.
         epoch: Epoch,
-        /// What the client needs the key for.
+        /// Purpose for which the client needs the key.
         purpose: Purpose,
     }
     /// Node → client: answer to [`Message::Open`].
     Opened = 15 {
         /// The block's epoch.
         epoch: Epoch,
-        /// The key. Its rights say what the client may do.
+        /// The key. Its rights limit the client's operations.
         key: RemoteKey,
     }
     /// Manager → node: report your copies.

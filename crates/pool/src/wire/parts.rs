@@ -328,7 +328,7 @@ impl Refused {
         Self { why, number }
     }
 
-    /// What the caller can do.
+    /// The reaction that the caller can choose.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         match self.why {

@@ -1,8 +1,8 @@
 //! Commands on the expiry of keys: EXPIRE and its relatives set it, TTL and its relatives show it,
 //! and PERSIST removes it.
 //!
-//! A record holds its expiry in milliseconds since the Unix epoch. A change of the expiry writes
-//! the record anew.
+//! A record holds its expiry in milliseconds since the Unix epoch. A change of the expiry writes a
+//! new record.
 
 use crate::args::Args;
 use crate::refusal::{Handled, Refusal};

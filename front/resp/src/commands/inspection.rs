@@ -123,7 +123,7 @@ pub(super) fn randomkey(session: &Session, _: Args<'_>, reply: &mut Reply) -> Ha
             if near.len() < most { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
         })?;
     }
-    // Other clients may have removed all keys meanwhile.
+    // Other clients may have removed all keys since the estimate.
     let key = (!near.is_empty()).then(|| &near[random.usize(..near.len())][..]);
     reply.bulk_or_null(key);
     Ok(())

@@ -151,7 +151,7 @@ pub(super) fn range(session: &Session, args: Args<'_>, reply: &mut Reply) -> Han
     Ok(())
 }
 
-/// What RANGE has collected so far.
+/// Keys and values that RANGE has collected so far.
 struct Found {
     /// Elements of the reply, without the header.
     output: Reply,

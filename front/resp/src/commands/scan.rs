@@ -130,7 +130,7 @@ fn start_of(session: &Session, cursor: u64) -> Result<Option<Vec<u8>>, Refusal> 
     }
 }
 
-/// What a step has returned: bytes of the scratch reply, and the number of keys.
+/// Result of a step: bytes of the scratch reply, and the number of keys.
 type Returned = (usize, usize);
 
 fn scan_step(

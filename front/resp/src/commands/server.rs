@@ -294,8 +294,7 @@ fn new_setting(session: &Session, name: &str, value: &[u8]) -> Result<NewSetting
     }
 }
 
-/// The hard limit of `normal HARD 0 0`, which is the only kind of limit. An error says what is
-/// wrong.
+/// The hard limit of `normal HARD 0 0`, which is the only kind of limit. An error names the fault.
 fn output_limit(value: &[u8]) -> Result<usize, String> {
     let text = String::from_utf8_lossy(value).to_ascii_lowercase();
     let words: Vec<&str> = text.split_ascii_whitespace().collect();

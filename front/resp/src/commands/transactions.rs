@@ -1,4 +1,5 @@
-//! MULTI, EXEC, DISCARD, WATCH and UNWATCH; [`crate::session::transaction`] has what they do.
+//! MULTI, EXEC, DISCARD, WATCH and UNWATCH; [`crate::session::transaction`] describes and executes
+//! them.
 
 use crate::args::Args;
 use crate::refusal::Handled;

@@ -28,8 +28,8 @@ use archipelago_base::Result;
 
 use crate::prefixes::{PREFIXES_MAX, PrefixTable};
 
-/// The lengths of kept prefixes are multiples of this number of bytes. A cursor holds at most as
-/// many bytes itself.
+/// The lengths of kept prefixes are multiples of this number of bytes. A cursor itself holds at
+/// most this number of bytes.
 const CHUNK_BYTES: usize = 4;
 /// Number of values of one digit of a position: 0 for "no byte", otherwise the byte plus one.
 const RADIX: u64 = 257;
@@ -109,7 +109,7 @@ pub(crate) enum Next<M> {
     Take,
     /// The step ends before the key.
     EndHere(Position),
-    /// The step ends at an earlier key. The caller removes what was returned after the mark.
+    /// The step ends at an earlier key. The caller removes the output after the mark.
     EndAt(M, Position),
 }
 

@@ -30,7 +30,7 @@ const TOP_MAX: i32 = 4933;
 const BOTTOM: i32 = -4951;
 
 /// First digits of the largest number, the first of which counts 10^4932. It is the largest `long
-/// double`, and what is rounded to it.
+/// double`. Larger numbers that round to it are equal to it.
 const LARGEST: &[u8] = b"118973149535723176505";
 
 /// Reason for which a sum is refused.

@@ -85,7 +85,7 @@ impl Changes {
         self.cleared.insert(start, end);
     }
 
-    /// The operations that turn the store below into what the overlay shows.
+    /// The operations that apply the changes of the overlay to the store below.
     pub(crate) fn ops(&self) -> Vec<Op<'_>> {
         let mut ops: Vec<Op<'_>> = Vec::with_capacity(self.cleared.len() + self.points.len());
         for (start, end) in &self.cleared {

@@ -1,10 +1,10 @@
 //! Memory that a command holds for the values that it builds or reads.
 //!
-//! The session owns what its command holds of the share for values
-//! ([`crate::memory::Shares::working`]), until the command ends. Invariant: a session never waits
-//! for memory of that share while it holds some of it. If it cannot enlarge immediately what it
-//! holds, it gives all of it back before it waits. A command of a transaction does not wait at all,
-//! because EXEC holds locks. Cost: nothing for commands that build small values.
+//! The session owns the part of the share for values ([`crate::memory::Shares::working`]) that its
+//! command holds, until the command ends. Invariant: a session never waits for memory of that share
+//! while it holds some of it. If it cannot enlarge its part immediately, it gives all of it back
+//! before it waits. A command of a transaction does not wait at all, because EXEC holds locks.
+//! Cost: nothing for commands that build small values.
 
 use super::Session;
 use crate::growing_reply::GrowingReply;
@@ -12,7 +12,7 @@ use crate::memory::{FREE_BYTES, Held};
 use crate::refusal::{Handled, Refusal};
 use crate::store::VALUE_BYTES_MAX;
 
-/// How many times a large write is in memory besides the request, at most.
+/// Largest number of copies of a large write in memory, in addition to the request.
 const WRITE_COPIES: u64 = 4;
 
 impl Session {
@@ -39,7 +39,7 @@ impl Session {
         if self.is_inside() {
             return Err(working.refusal(bytes));
         }
-        // What this session holds may be what it would wait for.
+        // The session might otherwise wait for memory that it holds itself.
         drop(self.held.take());
         let held = working.hold_blocking(bytes)?;
         self.held.replace(held);
@@ -69,10 +69,10 @@ impl Session {
         }
     }
 
-    /// Makes the session hold at least `bytes` of that share without waiting. Returns whether it
-    /// does: if not, the caller drops its locks and the values that it has read, calls
-    /// [`Session::hold_all`] and starts again, and the bytes fit then.
-    /// What cannot fit, and what a transaction would have to wait for, is refused.
+    /// Makes the session hold at least `bytes` of that share without waiting. Returns `false` if
+    /// the bytes do not fit now. Then the caller drops its locks and the values that it has read,
+    /// calls [`Session::hold_all`] and starts again, and the bytes fit. Bytes that can never fit
+    /// are refused, and so are bytes for which a transaction would have to wait.
     pub(crate) fn try_build(&self, bytes: u64) -> Result<bool, Refusal> {
         let working = &self.shared.memory.working;
         if bytes <= FREE_BYTES || working.try_hold(&mut self.held.borrow_mut(), bytes) {
@@ -93,7 +93,7 @@ impl Session {
     }
 
     /// Memory of the same share for a reply that grows with values of unknown sizes. From here on
-    /// the reply holds what the session held; EXEC keeps what it holds.
+    /// the reply holds the memory of the session. Within EXEC, the session keeps it.
     pub(crate) fn growing_reply(&self) -> GrowingReply<'_> {
         let held = if self.is_inside() { Held::default() } else { self.held.take() };
         GrowingReply::new(&self.shared.memory.working, held, self.is_inside())

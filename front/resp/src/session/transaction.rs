@@ -8,7 +8,8 @@
 //!
 //! Invariants:
 //! 1. No client sees a part of a transaction, and a crash leaves all of it or nothing. Every write
-//!    takes the stripes of its keys, so what the commands read does not change until EXEC returns.
+//!    takes the stripes of its keys, so the values that the commands read do not change until EXEC
+//!    returns.
 //! 2. As in Redis, a command that fails while EXEC runs it (INCR of a text) has its error among the
 //!    replies, and the other commands are executed. A command that cannot be queued makes EXEC
 //!    refuse the transaction.

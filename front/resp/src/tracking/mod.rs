@@ -342,7 +342,7 @@ impl Tracking {
         keys_max > 0 && table.keys.len() > keys_max || table.bytes > self.bytes_max
     }
 
-    /// Changes the table, and updates what is derived from it.
+    /// Changes the table, and updates the values that are derived from it.
     fn change<T>(&self, change: impl FnOnce(&mut Table) -> T) -> T {
         let mut table = self.table.lock();
         let (table, charge) = &mut *table;

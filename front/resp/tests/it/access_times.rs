@@ -1,4 +1,4 @@
-//! Which commands count as accesses of a key (OBJECT IDLETIME).
+//! Commands that count as accesses of a key (OBJECT IDLETIME), and commands that do not.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -109,7 +109,7 @@ impl Client {
         self.stream.write_all(bytes).and_then(|()| self.stream.flush()).unwrap();
     }
 
-    /// Sends what the server accepts. Returns whether that was all.
+    /// Sends as long as the server accepts bytes. Returns whether it accepted all of them.
     pub(crate) fn try_send(&mut self, bytes: &[u8]) -> bool {
         self.stream.write_all(bytes).and_then(|()| self.stream.flush()).is_ok()
     }

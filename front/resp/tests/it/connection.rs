@@ -150,7 +150,7 @@ fn info_and_config() {
     assert!(client.ask("CONFIG SET save 1").contains("can't set immutable config"));
     assert!(client.ask("CONFIG SET daemonize yes").contains("can't set immutable config"));
     client.expect(&[
-        // Tools set what they need, whether the server has that value or not.
+        // Tools set values that they need, whether or not the server has them already.
         ("CONFIG SET appendonly yes maxmemory-policy noeviction", "+OK"),
         ("CONFIG GET *of", "*4 $9 replicaof $0  $7 slaveof $0"),
         (

@@ -26,6 +26,8 @@ pub mod db;
 pub mod disk_space;
 pub mod executor;
 pub mod flush;
+#[cfg_attr(not(test), expect(dead_code, reason = "jobs that collect garbage use it later"))]
+pub(crate) mod gc;
 pub(crate) mod indexed_batch;
 pub mod job;
 pub mod manifest;

@@ -1,0 +1,16 @@
+//! Garbage collection of value files: which files a job takes, what it reads, and how much space
+//! garbage may occupy. The database owns the jobs; the modules here decide.
+//!
+//! Large values lie in value files outside the levels, and tables refer to them. A value whose
+//! reference a compaction dropped is *exposed* garbage; a value whose newest record already lies in
+//! a higher level is *hidden* garbage. `docs/design/separation.md` describes the whole.
+//!
+//! - [`pick`]: the inputs of the next job.
+//! - [`windows`]: the ranges of a value file that a job reads.
+//! - [`space_plan`]: how garbage is divided between exposed and hidden, and when writers wait.
+//! - [`hidden`]: the estimate of hidden garbage.
+//!
+//! Every module listed above consists of pure functions and values without I/O, clock or lock.
+
+pub(crate) mod pick;
+pub(crate) mod windows;

@@ -17,7 +17,7 @@ use archipelago_engine::compaction::job::{CompactionSpec, Input, run_compaction}
 use archipelago_engine::extension::Registry;
 use archipelago_engine::flush::{FlushSpec, run_flush};
 use archipelago_engine::job::below::Below;
-use archipelago_engine::job::spec::{FileNumbers, OutputSpec, Retention};
+use archipelago_engine::job::spec::{FileNumbers, OutputSpec, Retention, ValueSpec};
 use archipelago_engine::job::{Cancel, JobContext, JobOutput, ShardRef, ShardSource};
 use archipelago_engine::key::{KeyRange, Kind};
 use archipelago_engine::memtable::{SealedShard, Shard, SlabPool};
@@ -141,6 +141,7 @@ fn output_spec(level: u8, first: u64, compression: Compression) -> OutputSpec {
         bloom_bits_per_key: 10,
         created_unix_ms: 0,
         direct_io: false,
+        values: ValueSpec::default(),
     }
 }
 

@@ -118,6 +118,12 @@ pub fn value_file_name(no: FileNo) -> String {
     format!("{:06}.vsst", no.0)
 }
 
+/// Name of an invalid file.
+#[must_use]
+pub fn invalid_file_name(no: FileNo) -> String {
+    format!("{:06}.inv", no.0)
+}
+
 /// Name of a log segment.
 #[must_use]
 pub fn log_name(no: FileNo) -> String {

@@ -1,9 +1,10 @@
-//! An SST that some version holds, and what happens when none does any more.
+//! Files that some version holds, and their way out when no version does any more.
 //!
-//! Versions, iterators and jobs share `Arc<LiveFile>`. A file that a manifest edit removed is
-//! marked ([`LiveFile::mark_obsolete`]); when the last holder lets go, its number lands in the
-//! [`Trash`] with its open reader, from where the database removes it, and its blocks from the
-//! cache. Nobody counts references by hand.
+//! Versions, iterators and jobs share `Arc<LiveFile>`, and the same holds for value files
+//! ([`LiveValueFile`]) and invalid files ([`LiveInvalidFile`]). A file that a manifest edit removed
+//! is marked ([`LiveFile::mark_obsolete`]). When its last holder drops it, its number lands in the
+//! [`Trash`] with its open reader. From there the database removes the file, and its blocks from
+//! the cache. Nobody counts references by hand.
 
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,9 +17,28 @@ use parking_lot::Mutex;
 
 use crate::file_meta::FileMeta;
 use crate::sst::TableReader;
+use crate::value_ref::{InvalidFileMeta, ValueFileMeta};
 
-/// A file that nobody needs any more, and its reader if it was open.
-pub type Trashed = (FileNo, Option<Arc<TableReader>>);
+/// A file that nobody needs any more.
+#[derive(Debug)]
+pub enum Trashed {
+    /// A table, and its reader if it was open.
+    Table(FileNo, Option<Arc<TableReader>>),
+    /// A value file.
+    Value(FileNo),
+    /// An invalid file.
+    Invalid(FileNo),
+}
+
+impl Trashed {
+    /// Number of the file.
+    #[must_use]
+    pub fn no(&self) -> FileNo {
+        match self {
+            Self::Table(no, _) | Self::Value(no) | Self::Invalid(no) => *no,
+        }
+    }
+}
 
 /// Files that nobody needs any more.
 #[derive(Debug, Default)]
@@ -112,7 +132,115 @@ impl std::fmt::Debug for LiveFile {
 impl Drop for LiveFile {
     fn drop(&mut self) {
         if *self.obsolete.get_mut() {
-            self.trash.push((self.meta.file_no(), self.reader.swap(None)));
+            self.trash.push(Trashed::Table(self.meta.file_no(), self.reader.swap(None)));
+        }
+    }
+}
+
+/// A value file that a version names. Its file is deleted when the last owner drops it.
+pub struct LiveValueFile {
+    meta: ValueFileMeta,
+    /// The open file, which a read-only database keeps: its writer may remove the file.
+    held: OnceLock<Arc<dyn RandomFile>>,
+    obsolete: AtomicBool,
+    trash: Arc<Trash>,
+}
+
+impl LiveValueFile {
+    /// A file that a version holds now.
+    #[must_use]
+    pub fn new(meta: ValueFileMeta, trash: Arc<Trash>) -> Arc<Self> {
+        Arc::new(Self { meta, held: OnceLock::new(), obsolete: AtomicBool::new(false), trash })
+    }
+
+    /// The manifest's record of the file.
+    #[must_use]
+    pub fn meta(&self) -> &ValueFileMeta {
+        &self.meta
+    }
+
+    /// Keeps the open file for as long as this value lives.
+    pub(crate) fn hold(&self, file: Arc<dyn RandomFile>) {
+        let _first_stays = self.held.set(file);
+    }
+
+    /// The open file, if it is kept.
+    pub(crate) fn held(&self) -> Option<Arc<dyn RandomFile>> {
+        self.held.get().cloned()
+    }
+
+    /// No later version holds the file: it goes to the trash with its last holder.
+    pub fn mark_obsolete(&self) {
+        self.obsolete.store(true, Ordering::Release);
+    }
+}
+
+impl Deref for LiveValueFile {
+    type Target = ValueFileMeta;
+
+    fn deref(&self) -> &ValueFileMeta {
+        &self.meta
+    }
+}
+
+impl std::fmt::Debug for LiveValueFile {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "LiveValueFile({})", self.meta.no)
+    }
+}
+
+impl Drop for LiveValueFile {
+    fn drop(&mut self) {
+        if *self.obsolete.get_mut() {
+            self.trash.push(Trashed::Value(self.meta.file_no()));
+        }
+    }
+}
+
+/// An invalid file that a version names. Its file is deleted when the last owner drops it.
+pub struct LiveInvalidFile {
+    meta: InvalidFileMeta,
+    obsolete: AtomicBool,
+    trash: Arc<Trash>,
+}
+
+impl LiveInvalidFile {
+    /// A file that a version holds now.
+    #[must_use]
+    pub fn new(meta: InvalidFileMeta, trash: Arc<Trash>) -> Arc<Self> {
+        Arc::new(Self { meta, obsolete: AtomicBool::new(false), trash })
+    }
+
+    /// The manifest's record of the file.
+    #[must_use]
+    pub fn meta(&self) -> &InvalidFileMeta {
+        &self.meta
+    }
+
+    /// No later version holds the file: it goes to the trash with its last holder.
+    pub fn mark_obsolete(&self) {
+        self.obsolete.store(true, Ordering::Release);
+    }
+}
+
+impl Deref for LiveInvalidFile {
+    type Target = InvalidFileMeta;
+
+    fn deref(&self) -> &InvalidFileMeta {
+        &self.meta
+    }
+}
+
+impl std::fmt::Debug for LiveInvalidFile {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "LiveInvalidFile({})", self.meta.no)
+    }
+}
+
+impl Drop for LiveInvalidFile {
+    fn drop(&mut self) {
+        if *self.obsolete.get_mut() {
+            self.trash.push(Trashed::Invalid(self.meta.file_no()));
         }
     }
 }

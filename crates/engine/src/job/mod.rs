@@ -46,6 +46,7 @@ pub use shards::{NoShards, ShardRef, ShardSource};
 use crate::extension::Registry;
 use crate::file_meta::FileMeta;
 use crate::sst::BlockCache;
+use crate::value_ref::ValueFileMeta;
 
 /// How far a running job is; read by others while it runs.
 #[derive(Debug, Default)]
@@ -119,6 +120,9 @@ impl fmt::Debug for JobContext<'_> {
 pub struct JobOutput {
     /// The outputs in key order, synced, as is their directory. They share no user key.
     pub files: Vec<FileMeta>,
+    /// The value files that the job wrote, ascending by number, synced before the tables that
+    /// reference them.
+    pub value_files: Vec<ValueFileMeta>,
     /// Records in, out and dropped.
     pub counts: Counts,
     /// File bytes read.
@@ -135,6 +139,7 @@ impl JobOutput {
         let mut whole = Self { duration_ns, ..Self::default() };
         for part in parts {
             whole.files.extend(part.files);
+            whole.value_files.extend(part.value_files);
             whole.counts.add(&part.counts);
             whole.bytes_read += part.bytes_read;
             whole.bytes_written += part.bytes_written;
@@ -152,6 +157,7 @@ impl JobContext<'_> {
     ) -> JobOutput {
         JobOutput {
             files,
+            value_files: Vec::new(),
             counts,
             bytes_read: self.progress.bytes_read(),
             bytes_written: self.progress.bytes_written(),

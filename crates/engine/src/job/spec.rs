@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::below::Below;
 use crate::options::{Compression, LEVELS};
 use crate::sst::TableOptions;
+use crate::value_ref::ValueFileMeta;
 
 /// What a job may forget; see [`crate::compaction::iterator`] for the rules.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -78,6 +79,65 @@ pub struct OutputSpec {
     pub created_unix_ms: u64,
     /// Bypass the page cache when writing.
     pub direct_io: bool,
+    /// Which values the job separates, and where separated values lie.
+    pub values: ValueSpec,
+}
+
+/// The file that holds the values of a number that tables name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CurrentNumber {
+    /// Number that references of the inputs name.
+    pub named: u64,
+    /// Number of the file that holds the values now.
+    pub current: u64,
+}
+
+/// How a flush or compaction treats values (Terark-DS §2.2).
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ValueSpec {
+    /// Smallest value, in bytes before compression, that the job writes to a value file. 0 keeps
+    /// all values in the tables, and puts values that the inputs reference back into them.
+    pub separation_bytes: u64,
+    /// Size at which a value file is closed.
+    pub value_file_bytes: u64,
+    /// The current number of each number that references of the inputs name, ascending by the
+    /// number that is named. The outputs name the current numbers.
+    pub current: Vec<CurrentNumber>,
+    /// Metadata of the files of `current`, ascending by number. The owner keeps the files until the
+    /// job has ended.
+    pub files: Vec<ValueFileMeta>,
+}
+
+impl ValueSpec {
+    /// The number of the file that holds the values of `named`; `None` if the spec does not say.
+    #[must_use]
+    pub fn current(&self, named: u64) -> Option<u64> {
+        let at = self.current.binary_search_by_key(&named, |at| at.named).ok()?;
+        Some(self.current[at].current)
+    }
+
+    /// Metadata of the file `no`; `None` if the spec does not name it.
+    #[must_use]
+    pub fn file(&self, no: u64) -> Option<&ValueFileMeta> {
+        let at = self.files.binary_search_by_key(&no, |file| file.no).ok()?;
+        Some(&self.files[at])
+    }
+
+    /// Checks that both lists ascend and that every current number has a file.
+    fn validate(&self) -> Result<()> {
+        let ascend = self.current.windows(2).all(|pair| pair[0].named < pair[1].named)
+            && self.files.windows(2).all(|pair| pair[0].no < pair[1].no);
+        if !ascend {
+            return Err(Error::invalid("job spec: numbers of value files are not ascending"));
+        }
+        match self.current.iter().find(|at| self.file(at.current).is_none()) {
+            None => Ok(()),
+            Some(at) => Err(Error::invalid(format!(
+                "job spec: value file {} is named but not described",
+                at.current
+            ))),
+        }
+    }
 }
 
 impl OutputSpec {
@@ -103,7 +163,7 @@ impl OutputSpec {
         if !self.grandparents.windows(2).all(|pair| pair[0].end < pair[1].end) {
             return Err(Error::invalid("job spec: grandparents are not ascending"));
         }
-        Ok(())
+        self.values.validate()
     }
 
     /// The unique id of output `no`.

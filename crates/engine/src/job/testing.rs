@@ -10,7 +10,7 @@ use archipelago_env::mem::MemFs;
 use archipelago_env::{IoContext, IoPurpose, OpenOptions};
 
 use super::below::Below;
-use super::spec::{FileNumbers, OutputSpec, Retention};
+use super::spec::{FileNumbers, OutputSpec, Retention, ValueSpec};
 use super::*;
 use crate::compaction::job::{CompactionSpec, Input};
 use crate::file_meta::sst_name;
@@ -178,6 +178,7 @@ impl Executor {
             bloom_bits_per_key: 10,
             created_unix_ms: 1000,
             direct_io: false,
+            values: ValueSpec::default(),
         }
     }
 

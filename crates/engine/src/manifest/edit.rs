@@ -17,7 +17,7 @@ use crate::key::KeyRange;
 use crate::manifest::damaged;
 use crate::options::{CfOptions, LEVELS};
 use crate::table_content::TableContent;
-use crate::value_ref::{ValueRef, ValueRefs};
+use crate::value_ref::{InvalidFileMeta, ValueFileMeta, ValueRef, ValueRefs};
 
 /// A file longer than this is taken for damage.
 const FILE_BYTES_MAX: u64 = 1 << 48;
@@ -92,6 +92,43 @@ pub enum Change {
     LogFloor(FileNo),
     /// Every log incarnation below this may be in use. Never lowers it.
     NextIncarnation(Epoch),
+    /// A value file joins a column family.
+    AddValueFile {
+        /// Of which column family.
+        cf: CfId,
+        /// What is known of it.
+        meta: Box<ValueFileMeta>,
+    },
+    /// A value file leaves a column family.
+    RemoveValueFile {
+        /// Of which column family.
+        cf: CfId,
+        /// Number of the file.
+        no: FileNo,
+    },
+    /// The values of a value file lie in another one from now on.
+    Inherit {
+        /// Of which column family.
+        cf: CfId,
+        /// Number of the file that is replaced.
+        old: FileNo,
+        /// Number of the file with the values.
+        heir: FileNo,
+    },
+    /// An invalid file joins a column family.
+    AddInvalidFile {
+        /// Of which column family.
+        cf: CfId,
+        /// What is known of it.
+        meta: Box<InvalidFileMeta>,
+    },
+    /// An invalid file leaves a column family.
+    RemoveInvalidFile {
+        /// Of which column family.
+        cf: CfId,
+        /// Number of the file.
+        no: FileNo,
+    },
     /// Not a change: the manifest was durable through this offset. See [`crate::manifest::log`].
     Synced(u64),
 }
@@ -124,6 +161,16 @@ impl VersionEdit {
     /// Removes a file from a level.
     pub fn remove_file(&mut self, cf: CfId, level: usize, no: FileNo) -> &mut Self {
         self.push(Change::RemoveFile { cf, level, no })
+    }
+
+    /// Adds a value file.
+    pub fn add_value_file(&mut self, cf: CfId, meta: ValueFileMeta) -> &mut Self {
+        self.push(Change::AddValueFile { cf, meta: Box::new(meta) })
+    }
+
+    /// Notes that the values of the value file `old` lie in `heir` from now on.
+    pub fn inherit(&mut self, cf: CfId, old: FileNo, heir: FileNo) -> &mut Self {
+        self.push(Change::Inherit { cf, old, heir })
     }
 
     /// Raises the flushed-through number of a range.
@@ -209,6 +256,27 @@ impl Change {
             Self::LogFloor(no) => put_number(out, 11, no.0),
             Self::NextIncarnation(epoch) => put_number(out, 12, epoch.0),
             Self::Synced(offset) => put_number(out, 13, *offset),
+            Self::AddValueFile { cf, meta } => {
+                put_tagged(out, 14, *cf);
+                put_value_file(out, meta);
+            }
+            Self::RemoveValueFile { cf, no } => {
+                put_tagged(out, 15, *cf);
+                put_varint(out, no.0);
+            }
+            Self::Inherit { cf, old, heir } => {
+                put_tagged(out, 16, *cf);
+                put_varint(out, old.0);
+                put_varint(out, heir.0);
+            }
+            Self::AddInvalidFile { cf, meta } => {
+                put_tagged(out, 17, *cf);
+                put_invalid_file(out, meta);
+            }
+            Self::RemoveInvalidFile { cf, no } => {
+                put_tagged(out, 18, *cf);
+                put_varint(out, no.0);
+            }
         }
         Ok(())
     }
@@ -223,6 +291,7 @@ impl Change {
             11 => reader.varint().map(|no| Self::LogFloor(FileNo(no))),
             12 => reader.varint().map(|epoch| Self::NextIncarnation(Epoch(epoch))),
             13 => reader.varint().map(Self::Synced),
+            14..=18 => Self::decode_of_values(tag, reader),
             _ => {
                 return Err(Error::unsupported(format!(
                     "manifest change with unknown tag {tag}: written by a newer version"
@@ -230,6 +299,20 @@ impl Change {
             }
         };
         decoded.ok_or_else(|| damaged(format!("change with tag {tag}: malformed")))
+    }
+
+    fn decode_of_values(tag: u8, reader: &mut Reader<'_>) -> Option<Self> {
+        let cf = reader.varint32().map(CfId)?;
+        Some(match tag {
+            14 => Self::AddValueFile { cf, meta: Box::new(value_file(reader)?) },
+            15 => Self::RemoveValueFile { cf, no: FileNo(reader.varint()?) },
+            16 => {
+                let (old, heir) = (FileNo(reader.varint()?), FileNo(reader.varint()?));
+                Self::Inherit { cf, old, heir }
+            }
+            17 => Self::AddInvalidFile { cf, meta: Box::new(invalid_file(reader)?) },
+            _ => Self::RemoveInvalidFile { cf, no: FileNo(reader.varint()?) },
+        })
     }
 
     fn decode_of_cf(tag: u8, reader: &mut Reader<'_>) -> Result<Option<Self>> {
@@ -357,6 +440,68 @@ fn value_refs(reader: &mut Reader<'_>) -> Option<ValueRefs> {
     ValueRefs::new(refs)
 }
 
+fn put_value_file(out: &mut Vec<u8>, meta: &ValueFileMeta) {
+    put_varint(out, meta.no);
+    out.extend_from_slice(&meta.unique_id);
+    put_varint(out, meta.size_bytes);
+    put_u32(out, meta.checksum);
+    put_varint(out, meta.keys_offset);
+    put_bytes(out, &meta.smallest);
+    put_bytes(out, &meta.largest);
+    put_varint(out, meta.smallest_seq);
+    put_varint(out, meta.largest_seq);
+    put_varint(out, meta.records);
+    put_u64(out, meta.created_unix_ms);
+    put_varint(out, meta.basis);
+}
+
+fn value_file(reader: &mut Reader<'_>) -> Option<ValueFileMeta> {
+    let no = reader.varint()?;
+    let unique_id = reader.take(16)?.try_into().ok()?;
+    let size_bytes = reader.varint().filter(|&size| size <= FILE_BYTES_MAX)?;
+    let checksum = reader.u32()?;
+    let keys_offset = reader.varint().filter(|&offset| offset < size_bytes)?;
+    Some(ValueFileMeta {
+        no,
+        unique_id,
+        size_bytes,
+        checksum,
+        keys_offset,
+        smallest: reader.bytes()?.to_vec(),
+        largest: reader.bytes()?.to_vec(),
+        smallest_seq: seq(reader)?.0,
+        largest_seq: seq(reader)?.0,
+        records: reader.varint()?,
+        created_unix_ms: reader.u64()?,
+        basis: reader.varint()?,
+    })
+}
+
+fn put_invalid_file(out: &mut Vec<u8>, meta: &InvalidFileMeta) {
+    put_varint(out, meta.no);
+    out.extend_from_slice(&meta.unique_id);
+    put_varint(out, meta.size_bytes);
+    put_u32(out, meta.checksum);
+    put_varint(out, meta.records);
+    put_varint(out, meta.install_no);
+    put_varint(out, meta.names.len() as u64);
+    meta.names.iter().for_each(|&no| put_varint(out, no));
+}
+
+fn invalid_file(reader: &mut Reader<'_>) -> Option<InvalidFileMeta> {
+    let no = reader.varint()?;
+    let unique_id = reader.take(16)?.try_into().ok()?;
+    let size_bytes = reader.varint().filter(|&size| size <= FILE_BYTES_MAX)?;
+    let checksum = reader.u32()?;
+    let (records, install_no, count) = (reader.varint()?, reader.varint()?, reader.varint()?);
+    let mut names: Vec<u64> = Vec::new();
+    for _ in 0..count {
+        let name = reader.varint().filter(|no| names.last().is_none_or(|last| last < no))?;
+        names.push(name);
+    }
+    Some(InvalidFileMeta { no, unique_id, size_bytes, checksum, records, install_no, names })
+}
+
 fn level(reader: &mut Reader<'_>) -> Option<usize> {
     reader.u8().map(usize::from).filter(|&level| level < LEVELS)
 }
@@ -399,6 +544,18 @@ fn range_text(range: &KeyRange) -> String {
     format!("{}..{end}", key_text(&range.start))
 }
 
+/// The references of a table to value files; empty if it has none.
+fn refs_text(refs: &ValueRefs) -> String {
+    if refs.is_empty() {
+        return String::new();
+    }
+    let by_file = refs.by_file().iter();
+    let texts: Vec<_> = by_file
+        .map(|at| format!("{} records of {} bytes in {}", at.records, at.bytes, at.no))
+        .collect();
+    format!(", references: {}", texts.join(", "))
+}
+
 impl fmt::Display for Change {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -414,7 +571,7 @@ impl fmt::Display for Change {
                 write!(
                     f,
                     "add file {} to cf {cf} level {level}: {} bytes, {} to {}{end}, seq {}..={}, \
-                     {} entries, {} deletions, {} range deletions",
+                     {} entries, {} deletions, {} range deletions{}",
                     meta.no,
                     meta.size_bytes,
                     key_text(&meta.smallest),
@@ -424,6 +581,7 @@ impl fmt::Display for Change {
                     meta.entries,
                     meta.deletions,
                     meta.range_deletions,
+                    refs_text(&meta.refs),
                 )
             }
             Self::RemoveFile { cf, level, no } => {
@@ -447,6 +605,33 @@ impl fmt::Display for Change {
             Self::LogFloor(no) => write!(f, "log floor {no}"),
             Self::NextIncarnation(epoch) => write!(f, "next log incarnation {epoch}"),
             Self::Synced(offset) => write!(f, "synced through offset {offset}"),
+            Self::AddValueFile { cf, meta } => write!(
+                f,
+                "add value file {} to cf {cf}: {} bytes, {} of them values, {} to {}, seq {}..={}, \
+                 {} records, basis {}",
+                meta.no,
+                meta.size_bytes,
+                meta.value_bytes(),
+                key_text(&meta.smallest),
+                key_text(&meta.largest),
+                meta.smallest_seq,
+                meta.largest_seq,
+                meta.records,
+                meta.basis,
+            ),
+            Self::RemoveValueFile { cf, no } => write!(f, "remove value file {no} from cf {cf}"),
+            Self::Inherit { cf, old, heir } => {
+                write!(f, "value file {heir} of cf {cf} inherits from {old}")
+            }
+            Self::AddInvalidFile { cf, meta } => write!(
+                f,
+                "add invalid file {} to cf {cf}: {} bytes, {} records, install {}, of value files \
+                 {:?}",
+                meta.no, meta.size_bytes, meta.records, meta.install_no, meta.names
+            ),
+            Self::RemoveInvalidFile { cf, no } => {
+                write!(f, "remove invalid file {no} from cf {cf}")
+            }
         }
     }
 }

@@ -133,7 +133,7 @@ pub fn inspect(fs: &dyn FileSystem, dir: &Path) -> Result<DirectoryState> {
     let has = |name: &str| entries.iter().any(|entry| entry.name == name);
     let data = entries.iter().find(|entry| {
         // A mark file is created once CURRENT is there.
-        let is_data = [".sst", ".log"].iter().any(|suffix| entry.name.ends_with(suffix));
+        let is_data = [".sst", ".vsst", ".log"].iter().any(|suffix| entry.name.ends_with(suffix));
         is_data || entry.name == CURRENT_NAME || entry.name.starts_with("MARK-")
     });
     if has(IDENTITY_NAME) {

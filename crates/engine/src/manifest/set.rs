@@ -15,7 +15,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use archipelago_base::{CfId, Epoch, Error, ErrorKind, FileNo, Result, SeqNo};
 use archipelago_env::{DirEntry, FileSystem, IoContext, IoPurpose};
 
-use crate::file_meta::{IDENTITY_NAME, manifest_name, mark_name, sst_name};
+use crate::file_meta::{
+    IDENTITY_NAME, invalid_file_name, manifest_name, mark_name, sst_name, value_file_name,
+};
 use crate::live_file::Trash;
 use crate::manifest::FORMAT_VERSION;
 use crate::manifest::edit::{Change, VersionEdit};
@@ -24,7 +26,7 @@ use crate::manifest::log::{Header, ManifestReader, ManifestWriter};
 use crate::manifest::mark::{Evidence, MarkHeader, Marks, ReadManifest};
 use crate::manifest::state::{CfState, State, StateBuilder};
 use crate::options::CfOptions;
-use crate::version::Version;
+use crate::version::{HeldNumbers, Version};
 
 /// A manifest is not started anew before it has this many bytes.
 const ROTATE_BYTES_MIN: u64 = 1 << 20;
@@ -72,6 +74,7 @@ pub struct VersionSet {
     read_only: bool,
     trash: Arc<Trash>,
     numbers: Arc<FileNumbers>,
+    held: HeldNumbers,
     state: State,
     /// Reserved by an edit, not handed out yet.
     incarnations: Range<u64>,
@@ -136,6 +139,7 @@ impl VersionSet {
             read_only: false,
             trash,
             numbers: Arc::new(FileNumbers(AtomicU64::new(state.next_file_no.0))),
+            held: HeldNumbers::default(),
             incarnations: state.next_incarnation.0..state.next_incarnation.0,
             state,
             writer: None,
@@ -203,14 +207,18 @@ impl VersionSet {
             return Ok(Vec::new());
         }
         let mut builder = StateBuilder::new(self.state.clone());
-        let fits = builder.apply(&edit).and_then(|()| builder.finish(&self.trash));
+        let fits =
+            builder.apply(&edit).and_then(|()| builder.finish_holding(&self.trash, &self.held));
         let applied = fits.map_err(|error| does_not_fit(&error))?;
+        for &(cf, no) in &applied.unreferenced {
+            edit.push(Change::RemoveValueFile { cf, no });
+        }
         self.unsettled = true;
         self.persist(&edit, &applied.state)?;
         self.unsettled = false;
         self.state = applied.state;
         self.numbers.0.fetch_max(self.state.next_file_no.0, Ordering::Relaxed);
-        applied.removed.iter().for_each(|file| file.mark_obsolete());
+        applied.removed.mark_obsolete();
         Ok(applied.published)
     }
 
@@ -351,6 +359,12 @@ impl VersionSet {
     #[must_use]
     pub fn file_numbers(&self) -> &Arc<FileNumbers> {
         &self.numbers
+    }
+
+    /// Numbers of value files that running jobs may still install references to.
+    #[must_use]
+    pub fn held_numbers(&self) -> &HeldNumbers {
+        &self.held
     }
 
     /// Where removed files go with their last reader.
@@ -577,22 +591,36 @@ fn check_files(state: &State, dir: &Path, entries: &[DirEntry]) -> Result<()> {
     let lengths: HashMap<&str, u64> = entries.iter().map(|e| (e.name.as_str(), e.len)).collect();
     let mut seen = HashMap::new();
     for (&cf, known) in &state.cfs {
-        for (_, file) in known.version.files() {
-            let name = sst_name(file.file_no());
+        for (name, no, bytes) in named_files(&known.version) {
             let path = dir.join(&name);
-            if let Some(other) = seen.insert(file.no, cf) {
+            if let Some(other) = seen.insert(no, cf) {
                 let what = format!("the manifest has it in column families {other} and {cf}");
                 return Err(Error::corrupt(&path, 0, what));
             }
             match lengths.get(name.as_str()) {
-                Some(&len) if len == file.size_bytes => {}
+                Some(&len) if len == bytes => {}
                 Some(&len) => {
-                    let what = format!("{len} bytes long instead of {}", file.size_bytes);
-                    return Err(Error::corrupt(&path, len.min(file.size_bytes), what));
+                    let what = format!("{len} bytes long instead of {bytes}");
+                    return Err(Error::corrupt(&path, len.min(bytes), what));
                 }
                 None => return Err(Error::corrupt(&path, 0, "the file is missing")),
             }
         }
     }
     Ok(())
+}
+
+/// Name, number and length of every file that a version holds.
+fn named_files(version: &Version) -> impl Iterator<Item = (String, u64, u64)> {
+    let tables =
+        version.files().map(|(_, file)| (sst_name(file.file_no()), file.no, file.size_bytes));
+    let values = version
+        .values()
+        .files()
+        .map(|(file, _)| (value_file_name(file.file_no()), file.no, file.size_bytes));
+    let invalid = version
+        .values()
+        .invalid_files()
+        .map(|file| (invalid_file_name(file.file_no()), file.no, file.size_bytes));
+    tables.chain(values).chain(invalid)
 }

@@ -9,10 +9,10 @@ use std::sync::Arc;
 use archipelago_base::{CfId, Epoch, Error, FileNo, Result, SeqNo};
 
 use crate::key::KeyRange;
-use crate::live_file::{LiveFile, Trash};
+use crate::live_file::{LiveFile, LiveInvalidFile, LiveValueFile, Trash};
 use crate::manifest::damaged;
 use crate::manifest::edit::{CF_NAME_BYTES_MAX, Change, VersionEdit};
-use crate::version::{Version, VersionBuilder};
+use crate::version::{HeldNumbers, Version, VersionBuilder};
 
 /// A column family as the manifest knows it.
 #[derive(Clone, Debug)]
@@ -46,6 +46,13 @@ impl Default for State {
 }
 
 impl State {
+    /// Notes that file `no` exists or existed.
+    fn used(&mut self, no: u64) -> Result<()> {
+        let next = no.checked_add(1).ok_or_else(|| damaged("last file number"))?;
+        self.next_file_no = self.next_file_no.max(FileNo(next));
+        Ok(())
+    }
+
     /// The edit that makes this state from nothing.
     pub(crate) fn snapshot(&self) -> VersionEdit {
         let mut edit = VersionEdit::new();
@@ -57,6 +64,16 @@ impl State {
             }
             for (level, file) in version.files() {
                 edit.add_file(cf, level, file.meta().clone());
+            }
+            let values = version.values();
+            for (file, _) in values.files() {
+                edit.add_value_file(cf, file.meta().clone());
+            }
+            for (old, heir) in values.heirs() {
+                edit.inherit(cf, FileNo(old), FileNo(heir));
+            }
+            for file in values.invalid_files() {
+                edit.push(Change::AddInvalidFile { cf, meta: Box::new(file.meta().clone()) });
             }
             let flushed = version.flushed_through().ranges();
             for (range, seq) in flushed.filter(|(_, seq)| *seq > SeqNo::ZERO) {
@@ -79,7 +96,26 @@ pub(crate) struct Applied {
     /// The versions that changed or are new.
     pub(crate) published: Vec<(CfId, Arc<Version>)>,
     /// Files that no column family holds any more.
-    pub(crate) removed: Vec<Arc<LiveFile>>,
+    pub(crate) removed: RemovedFiles,
+    /// Value files that lost their last reference. The edit must name them before it is written.
+    pub(crate) unreferenced: Vec<(CfId, FileNo)>,
+}
+
+/// Files that no column family holds any more.
+#[derive(Debug, Default)]
+pub(crate) struct RemovedFiles {
+    pub(crate) tables: Vec<Arc<LiveFile>>,
+    pub(crate) values: Vec<Arc<LiveValueFile>>,
+    pub(crate) invalid: Vec<Arc<LiveInvalidFile>>,
+}
+
+impl RemovedFiles {
+    /// Every file goes to the trash with its last holder.
+    pub(crate) fn mark_obsolete(&self) {
+        self.tables.iter().for_each(|file| file.mark_obsolete());
+        self.values.iter().for_each(|file| file.mark_obsolete());
+        self.invalid.iter().for_each(|file| file.mark_obsolete());
+    }
 }
 
 /// Applies edits to a copy of a state.
@@ -87,23 +123,29 @@ pub(crate) struct Applied {
 pub(crate) struct StateBuilder {
     state: State,
     touched: BTreeMap<CfId, VersionBuilder>,
-    removed: Vec<Arc<LiveFile>>,
+    removed: RemovedFiles,
 }
 
 impl StateBuilder {
     pub(crate) fn new(state: State) -> Self {
-        Self { state, touched: BTreeMap::new(), removed: Vec::new() }
+        Self { state, touched: BTreeMap::new(), removed: RemovedFiles::default() }
     }
 
-    /// Applies an edit. After an error the builder must be dropped. A file's departure counts
-    /// before any arrival and the end of a column family after all else, wherever they stand.
+    /// Applies an edit. After an error the builder must be dropped. A table's departure counts
+    /// before any arrival, then value files leave and inherit, and the end of a column family
+    /// counts after all else, wherever they stand.
     pub(crate) fn apply(&mut self, edit: &VersionEdit) -> Result<()> {
         let rank = |change: &Change| match change {
-            Change::AddFile { .. } => 1,
-            Change::DropCf { .. } => 2,
+            Change::AddFile { .. }
+            | Change::AddValueFile { .. }
+            | Change::AddInvalidFile { .. } => 1,
+            Change::RemoveValueFile { .. }
+            | Change::Inherit { .. }
+            | Change::RemoveInvalidFile { .. } => 2,
+            Change::DropCf { .. } => 3,
             _ => 0,
         };
-        for turn in 0..3 {
+        for turn in 0..4 {
             for change in edit.changes.iter().filter(|change| rank(change) == turn) {
                 self.apply_change(change)?;
             }
@@ -129,15 +171,22 @@ impl StateBuilder {
                 }
                 let dropped = state.cfs.remove(cf).ok_or_else(|| unknown(*cf))?;
                 self.touched.remove(cf);
-                self.removed.extend(dropped.version.files().map(|(_, file)| Arc::clone(file)));
+                let (version, removed) = (&dropped.version, &mut self.removed);
+                removed.tables.extend(version.files().map(|(_, file)| Arc::clone(file)));
+                removed.values.extend(version.values().files().map(|(file, _)| Arc::clone(file)));
+                removed.invalid.extend(version.values().invalid_files().cloned());
             }
             Change::SetCfOptions { cf, options } => {
                 options.validate()?;
                 self.touch(*cf)?.set_options(options.as_ref().clone());
             }
+            Change::AddValueFile { .. }
+            | Change::RemoveValueFile { .. }
+            | Change::Inherit { .. }
+            | Change::AddInvalidFile { .. }
+            | Change::RemoveInvalidFile { .. } => self.apply_value_change(change)?,
             Change::AddFile { cf, level, meta } => {
-                let next = meta.no.checked_add(1).ok_or_else(|| damaged("last file number"))?;
-                state.next_file_no = state.next_file_no.max(FileNo(next));
+                state.used(meta.no)?;
                 state.last_seq = state.last_seq.max(meta.largest_seq());
                 self.touch(*cf)?.add(*level, meta.as_ref().clone())?;
             }
@@ -161,6 +210,23 @@ impl StateBuilder {
         Ok(())
     }
 
+    fn apply_value_change(&mut self, change: &Change) -> Result<()> {
+        match change {
+            Change::AddValueFile { cf, meta } => {
+                self.state.used(meta.no)?;
+                self.touch(*cf)?.add_value_file(meta.as_ref().clone())
+            }
+            Change::RemoveValueFile { cf, no } => self.touch(*cf)?.remove_value_file(no.0),
+            Change::Inherit { cf, old, heir } => self.touch(*cf)?.inherit(old.0, heir.0),
+            Change::AddInvalidFile { cf, meta } => {
+                self.state.used(meta.no)?;
+                self.touch(*cf)?.add_invalid_file(meta.as_ref().clone())
+            }
+            Change::RemoveInvalidFile { cf, no } => self.touch(*cf)?.remove_invalid_file(no.0),
+            _ => Ok(()),
+        }
+    }
+
     fn raise(&mut self, cf: CfId, range: &KeyRange, seq: SeqNo) -> Result<()> {
         // Sequence numbers that a flush covers must not be given out again, also if no file has
         // them (writes without the log that were deleted, or lost with the log's tail).
@@ -176,19 +242,28 @@ impl StateBuilder {
 
     /// The state after all edits. New files belong to `trash`.
     pub(crate) fn finish(self, trash: &Arc<Trash>) -> Result<Applied> {
+        self.finish_holding(trash, &HeldNumbers::default())
+    }
+
+    /// [`StateBuilder::finish`] while running jobs hold numbers of value files.
+    pub(crate) fn finish_holding(self, trash: &Arc<Trash>, held: &HeldNumbers) -> Result<Applied> {
         let Self { mut state, touched, mut removed } = self;
         let mut published = Vec::with_capacity(touched.len());
+        let mut unreferenced = Vec::new();
         for (cf, builder) in touched {
             let built = builder
-                .finish(trash)
+                .finish_holding(trash, held)
                 .map_err(|error| error.context_at(format_args!("column family {cf}")))?;
             if let Some(known) = state.cfs.get_mut(&cf) {
                 known.version = Arc::clone(&built.version);
             }
             published.push((cf, built.version));
-            removed.extend(built.removed);
+            removed.tables.extend(built.removed);
+            removed.values.extend(built.removed_values);
+            removed.invalid.extend(built.removed_invalid);
+            unreferenced.extend(built.unreferenced.iter().map(|&no| (cf, FileNo(no))));
         }
-        Ok(Applied { state, published, removed })
+        Ok(Applied { state, published, removed, unreferenced })
     }
 }
 

@@ -136,6 +136,35 @@ impl ValueFileMeta {
     }
 }
 
+/// An invalid file as a version sees it: a table of records that compactions dropped references
+/// to (Terark-DS §4.4.2, Invalid Tree). Immutable.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct InvalidFileMeta {
+    /// Number of the file; its name is `NNNNNN.inv`.
+    pub no: u64,
+    /// Random id that the file's blocks are bound to.
+    pub unique_id: [u8; 16],
+    /// Length in bytes.
+    pub size_bytes: u64,
+    /// CRC-32C of the whole file.
+    pub checksum: u32,
+    /// Number of records.
+    pub records: u64,
+    /// Install number of its latest records. Each edit that adds an invalid file takes the next
+    /// one.
+    pub install_no: u64,
+    /// Numbers of the value files that the records name, ascending.
+    pub names: Vec<u64>,
+}
+
+impl InvalidFileMeta {
+    /// The number as its type.
+    #[must_use]
+    pub fn file_no(&self) -> FileNo {
+        FileNo(self.no)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

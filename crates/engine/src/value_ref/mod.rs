@@ -7,4 +7,4 @@
 
 mod meta;
 
-pub use meta::{VALUE_TRAILER_BYTES, ValueFileMeta, ValueRef, ValueRefs};
+pub use meta::{InvalidFileMeta, VALUE_TRAILER_BYTES, ValueFileMeta, ValueRef, ValueRefs};

@@ -15,11 +15,14 @@ use archipelago_base::{Epoch, Result, SeqNo};
 use crate::bucket::BucketMap;
 use crate::file_meta::FileMeta;
 use crate::key::KeyRange;
-use crate::live_file::{LiveFile, Trash};
+use crate::live_file::{LiveFile, LiveInvalidFile, LiveValueFile, Trash};
 use crate::options::{CfOptions, LEVELS};
+use crate::value_ref::{InvalidFileMeta, ValueFileMeta};
 use crate::version::sizes::{self, level_targets};
+use crate::version::values::{RemovedValues, ValueChanges};
 use crate::version::{
-    FlushedThrough, Level, Version, impossible, layers, reclaimable, total_bytes,
+    FlushedThrough, HeldNumbers, Level, ValueFiles, Version, impossible, layers, reclaimable,
+    total_bytes,
 };
 
 /// What [`VersionBuilder::finish`] makes.
@@ -30,6 +33,13 @@ pub struct Built {
     /// Files of the old version that the new one does not hold: to be marked obsolete when the
     /// edit is durable, and not before.
     pub removed: Vec<Arc<LiveFile>>,
+    /// Value files of the old version that the new one does not hold, as `removed`.
+    pub removed_values: Vec<Arc<LiveValueFile>>,
+    /// Invalid files of the old version that the new one does not hold, as `removed`.
+    pub removed_invalid: Vec<Arc<LiveInvalidFile>>,
+    /// Numbers of the removed value files that no change names: no table references them any more.
+    /// The edit must remove them too before it is written.
+    pub unreferenced: Vec<u64>,
 }
 
 /// Collects the changes from one version to the next.
@@ -42,6 +52,7 @@ pub struct VersionBuilder {
     added: HashMap<u64, (usize, FileMeta)>,
     /// Files of `base`, by number, and the level that they were removed from.
     removed: HashMap<u64, usize>,
+    values: ValueChanges,
 }
 
 impl VersionBuilder {
@@ -55,7 +66,33 @@ impl VersionBuilder {
             flushed_through: None,
             added: HashMap::new(),
             removed: HashMap::new(),
+            values: ValueChanges::default(),
         }
+    }
+
+    /// Adds a value file.
+    pub fn add_value_file(&mut self, meta: ValueFileMeta) -> Result<()> {
+        self.values.add(&self.base.values, meta)
+    }
+
+    /// Removes a value file.
+    pub fn remove_value_file(&mut self, no: u64) -> Result<()> {
+        self.values.remove(&self.base.values, no)
+    }
+
+    /// Notes that the values of the value file `old` lie in `heir` from now on.
+    pub fn inherit(&mut self, old: u64, heir: u64) -> Result<()> {
+        self.values.inherit(&self.base.values, old, heir)
+    }
+
+    /// Adds an invalid file.
+    pub fn add_invalid_file(&mut self, meta: InvalidFileMeta) -> Result<()> {
+        self.values.add_invalid(&self.base.values, meta)
+    }
+
+    /// Removes an invalid file.
+    pub fn remove_invalid_file(&mut self, no: u64) -> Result<()> {
+        self.values.remove_invalid(&self.base.values, no)
     }
 
     /// Adds a file to `level`.
@@ -120,9 +157,14 @@ impl VersionBuilder {
     }
 
     /// The new version. New files belong to `trash`.
-    pub fn finish(mut self, trash: &Arc<Trash>) -> Result<Built> {
+    pub fn finish(self, trash: &Arc<Trash>) -> Result<Built> {
+        self.finish_holding(trash, &HeldNumbers::default())
+    }
+
+    /// [`VersionBuilder::finish`] while running jobs hold numbers of value files.
+    pub fn finish_holding(mut self, trash: &Arc<Trash>, held: &HeldNumbers) -> Result<Built> {
         let mut fresh: [Vec<Arc<LiveFile>>; LEVELS] = Default::default();
-        let mut gone = Vec::new();
+        let (mut gone, mut joined) = (Vec::new(), Vec::new());
         let mut touched = [false; LEVELS];
         for (level, file) in self.base.files() {
             if self.removed.get(&file.no) != Some(&level) {
@@ -145,10 +187,18 @@ impl VersionBuilder {
         }
         for (level, meta) in self.added.drain().map(|(_, added)| added) {
             touched[level] = true;
-            fresh[level].push(LiveFile::new(meta, Arc::clone(trash)));
+            let file = LiveFile::new(meta, Arc::clone(trash));
+            joined.push(Arc::clone(&file));
+            fresh[level].push(file);
         }
-        let version = self.assemble(fresh, &touched)?;
-        Ok(Built { version: Arc::new(version), removed: gone })
+        let changes = std::mem::take(&mut self.values);
+        let base = &self.base.values;
+        let (values, removed) = changes.finish(base, &gone, &joined, held, trash)?;
+        let version = self.assemble(fresh, &touched, values)?;
+        let RemovedValues { values: removed_values, invalid: removed_invalid, unreferenced } =
+            removed;
+        let version = Arc::new(version);
+        Ok(Built { version, removed: gone, removed_values, removed_invalid, unreferenced })
     }
 
     /// Whether the file stays where `base` has it.
@@ -160,6 +210,7 @@ impl VersionBuilder {
         &self,
         fresh: [Vec<Arc<LiveFile>>; LEVELS],
         touched: &[bool; LEVELS],
+        values: Arc<ValueFiles>,
     ) -> Result<Version> {
         let mut fresh = fresh.into_iter();
         let mut l0 = fresh.next().unwrap_or_default();
@@ -204,6 +255,7 @@ impl VersionBuilder {
             pending_bytes,
             l0_layers_max,
             reclaimable: Vec::new(),
+            values,
         };
         let may_qualify = |(level, file): &(usize, &Arc<LiveFile>)| {
             reclaimable::may_qualify(*level, file, &version.options)

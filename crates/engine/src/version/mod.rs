@@ -11,7 +11,8 @@
 //! 3. Files of one level below L0 share no key and are sorted by key.
 //! 4. No file number occurs twice.
 //! 5. Levels between L0 and the base level are empty.
-//! 6. For one key, what lies in a higher level is newer than what lies in a lower one. (Kept by
+//! 6. Every reference resolves to one live value file (see `values`).
+//! 7. For one key, what lies in a higher level is newer than what lies in a lower one. (Kept by
 //!    whoever writes edits; it cannot be seen from the outside of the files.)
 //!
 //! All that pickers and stalls ask for (base level, targets, scores, debt) is computed once, when
@@ -20,12 +21,14 @@
 
 mod build;
 mod flushed;
+mod held;
 mod layers;
 mod level;
 pub mod rebalance;
 pub mod reclaimable;
 mod running;
 pub mod sizes;
+mod values;
 
 #[cfg(test)]
 pub(crate) mod tests;
@@ -42,10 +45,12 @@ use crate::options::{CfOptions, LEVELS};
 
 pub use build::{Built, VersionBuilder};
 pub use flushed::FlushedThrough;
+pub use held::{HeldNumbers, Hold};
 pub use layers::layers;
 pub use level::Level;
 pub use running::Running;
 pub use sizes::{LAST_LEVEL, LevelTargets};
+pub use values::{ReferenceSum, ValueFiles};
 
 /// An edit or a version that no sound sequence of jobs can make.
 pub(crate) fn impossible(what: impl Into<String>) -> Error {
@@ -74,6 +79,8 @@ pub struct Version {
     l0_layers_max: usize,
     /// Files that may give back space, as [`Version::reclaimable`] returns them.
     reclaimable: Vec<(usize, Arc<LiveFile>)>,
+    /// Files of separated values.
+    values: Arc<ValueFiles>,
 }
 
 impl Version {
@@ -94,7 +101,15 @@ impl Version {
             pending_bytes: 0,
             l0_layers_max: 0,
             reclaimable: Vec::new(),
+            values: Arc::default(),
         })
+    }
+
+    /// The files of separated values, and the references to them.
+    #[inline]
+    #[must_use]
+    pub fn values(&self) -> &Arc<ValueFiles> {
+        &self.values
     }
 
     /// The column family.
@@ -219,6 +234,13 @@ impl Version {
         l0.chain(below.flat_map(|(index, level)| level.files().iter().map(move |f| (index + 1, f))))
     }
 
+    /// Numbers of all files that the version holds: tables, value files and invalid files.
+    pub(crate) fn file_numbers(&self) -> impl Iterator<Item = u64> {
+        let values = self.values.files().map(|(file, _)| file.no);
+        let invalid = self.values.invalid_files().map(|file| file.no);
+        self.files().map(|(_, file)| file.no).chain(values).chain(invalid)
+    }
+
     /// The deepest level that has files; 0 if there is none below L0.
     #[must_use]
     pub fn last_used_level(&self) -> usize {
@@ -253,6 +275,6 @@ impl Version {
                 return Err(impossible(format!("level {level} above the base level has files")));
             }
         }
-        Ok(())
+        self.values.check(self.files().map(|(_, file)| file))
     }
 }

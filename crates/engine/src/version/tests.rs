@@ -180,7 +180,7 @@ fn moved_file_keeps_its_reader_until_its_last_version() {
     drop(built.removed);
     assert!(trash.is_empty(), "an old version still holds it");
     drop(base);
-    assert_eq!(trash.take()[0].0, archipelago_base::FileNo(2));
+    assert_eq!(trash.take()[0].no(), archipelago_base::FileNo(2));
     drop(built.version);
     assert!(trash.is_empty(), "a live file stays");
 }

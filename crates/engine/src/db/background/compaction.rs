@@ -40,7 +40,7 @@ use crate::disk_space::{SpaceState, SpaceUse};
 use crate::event::Event;
 use crate::file_meta::sst_name;
 use crate::job::below::{Below, range_of};
-use crate::job::spec::{FileNumbers, Grandparent, OutputSpec, Retention};
+use crate::job::spec::{FileNumbers, Grandparent, OutputSpec, Retention, ValueSpec};
 use crate::job::{Cancel, JobContext, JobOutput, ShardSource};
 use crate::lock_order::Order;
 use crate::manifest::VersionEdit;
@@ -477,6 +477,7 @@ pub(crate) fn output_spec(
         bloom_bits_per_key: options.bloom_bits_per_key,
         created_unix_ms: db.context.clock().unix_ms(),
         direct_io: db.context.options().direct_background_io,
+        values: ValueSpec::default(),
     }
 }
 

@@ -42,7 +42,8 @@ use crate::db::state::storage::Storage;
 use crate::db::write::disk_room;
 use crate::db::write::log_segments::{self, LogSegments};
 use crate::disk_space::SpaceState;
-use crate::file_meta::sst_name;
+use crate::file_meta::{invalid_file_name, sst_name, value_file_name};
+use crate::live_file::Trashed;
 use crate::lock_order::{Before, JobsLock, Order};
 use crate::manifest::VersionEdit;
 use crate::stats::Ticker;
@@ -375,17 +376,25 @@ pub(crate) fn remove_obsolete(storage: &Storage, observers: &Observers, view: &R
     if storage.trash().is_empty() {
         return;
     }
-    for (no, reader) in storage.trash().take() {
-        view.tables().evict(no);
-        // Nobody asks for them again, and the cache would find that out last.
-        if let Some(reader) = reader {
-            reader.forget_blocks();
+    for trashed in storage.trash().take() {
+        let no = trashed.no();
+        let name = match &trashed {
+            Trashed::Table(..) => sst_name(no),
+            Trashed::Value(_) => value_file_name(no),
+            Trashed::Invalid(_) => invalid_file_name(no),
+        };
+        if let Trashed::Table(no, reader) = trashed {
+            view.tables().evict(no);
+            // Nobody asks for them again, and the cache would find that out last.
+            if let Some(reader) = reader {
+                reader.forget_blocks();
+            }
         }
-        match storage.fs().remove(&storage.path_of(&sst_name(no))) {
+        match storage.fs().remove(&storage.path_of(&name)) {
             Ok(()) => observers.stats().add(Ticker::FilesRemoved, 1),
             Err(error) if error.kind() == ErrorKind::NotFound => {}
             Err(error) => {
-                tracing::warn!(%error, "an obsolete table could not be removed; the next open does");
+                tracing::warn!(%error, "an obsolete file could not be removed; the next open does");
             }
         }
     }

@@ -7,11 +7,11 @@ use crate::compaction::job::Input;
 use crate::file_meta::FileMeta;
 use crate::job::ShardRef;
 use crate::job::below::Below;
-use crate::job::spec::{FileNumbers, Grandparent, OutputSpec, Retention};
+use crate::job::spec::{CurrentNumber, FileNumbers, Grandparent, OutputSpec, Retention, ValueSpec};
 use crate::key::KeyRange;
 use crate::options::Compression;
 use crate::table_content::TableContent;
-use crate::value_ref::ValueRefs;
+use crate::value_ref::{ValueFileMeta, ValueRefs};
 
 fn range(start: &str, end: Option<&str>) -> KeyRange {
     KeyRange { start: start.into(), end: end.map(|end| end.as_bytes().to_vec()) }
@@ -25,6 +25,32 @@ fn retention() -> Retention {
         now_ms: 1000,
         merge_operator: Some("append".into()),
         compaction_filter: None,
+    }
+}
+
+fn value_file() -> ValueFileMeta {
+    ValueFileMeta {
+        no: 9,
+        unique_id: [2; 16],
+        size_bytes: 500,
+        checksum: 0xfeed_beef,
+        keys_offset: 400,
+        smallest: b"a".to_vec(),
+        largest: b"c".to_vec(),
+        smallest_seq: 1,
+        largest_seq: 2,
+        records: 3,
+        created_unix_ms: 75,
+        basis: 4,
+    }
+}
+
+fn values_spec() -> ValueSpec {
+    ValueSpec {
+        separation_bytes: 512,
+        value_file_bytes: 1 << 20,
+        current: vec![CurrentNumber { named: 2, current: 9 }],
+        files: vec![value_file()],
     }
 }
 
@@ -43,6 +69,7 @@ fn output_spec() -> OutputSpec {
         bloom_bits_per_key: 10,
         created_unix_ms: 77,
         direct_io: false,
+        values: values_spec(),
     }
 }
 
@@ -107,7 +134,13 @@ fn compaction_spec() -> CompactionSpec {
 }
 
 fn job_output() -> JobOutput {
-    JobOutput { files: vec![meta()], bytes_read: 1, bytes_written: 2, ..JobOutput::default() }
+    JobOutput {
+        files: vec![meta()],
+        value_files: vec![value_file()],
+        bytes_read: 1,
+        bytes_written: 2,
+        ..JobOutput::default()
+    }
 }
 
 fn hex(bytes: &[u8]) -> String {
@@ -147,10 +180,10 @@ fn other_versions_and_other_messages_are_refused() {
     let mut message = encode(&flush_spec()).unwrap();
     let error = decode::<CompactionSpec>(&message).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Corrupt);
-    message[0] = 3;
+    message[0] = VERSION + 1;
     let error = decode::<FlushSpec>(&message).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported);
-    assert!(error.context().contains("version 3"), "{error}");
+    assert!(error.context().contains("version 4"), "{error}");
     assert_eq!(decode::<FlushSpec>(&[]).unwrap_err().kind(), ErrorKind::Corrupt);
     assert_eq!(decode::<FlushSpec>(&[VERSION]).unwrap_err().kind(), ErrorKind::Corrupt);
 }

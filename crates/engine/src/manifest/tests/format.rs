@@ -10,6 +10,7 @@ use super::super::state::{State, StateBuilder};
 use super::*;
 use crate::options::Compression;
 use crate::table_content::{CoveredRange, TableContent};
+use crate::value_ref::{InvalidFileMeta, ValueFileMeta};
 
 /// Every field by name: a new one changes the format.
 fn golden_options() -> CfOptions {
@@ -44,6 +45,8 @@ fn golden_edit() -> VersionEdit {
     let mut meta = meta(300, b"a", b"mz", (5, 900));
     meta.largest_exclusive = true;
     meta.global_seq = Some(7);
+    meta.refs.add(250, 16_384);
+    meta.refs.add(301, 1000);
     meta.content = TableContent {
         user_keys: 9,
         merges: 1,
@@ -84,7 +87,41 @@ fn golden_edit() -> VersionEdit {
     edit.push(Change::LogFloor(FileNo(12)));
     edit.push(Change::NextIncarnation(Epoch(65)));
     edit.push(Change::Synced(4096));
+    push_value_changes(&mut edit);
     edit
+}
+
+/// One change of each kind that concerns value files.
+fn push_value_changes(edit: &mut VersionEdit) {
+    let cf = CfId(2);
+    let meta = ValueFileMeta {
+        no: 301,
+        unique_id: [3; 16],
+        size_bytes: 70_000,
+        checksum: 0x0102_0304,
+        keys_offset: 65_536,
+        smallest: b"b".to_vec(),
+        largest: b"y".to_vec(),
+        smallest_seq: 6,
+        largest_seq: 800,
+        records: 4,
+        created_unix_ms: 1_700_000_000_000,
+        basis: 2,
+    };
+    edit.add_value_file(cf, meta);
+    edit.push(Change::RemoveValueFile { cf, no: FileNo(250) });
+    edit.inherit(cf, FileNo(250), FileNo(301));
+    let meta = InvalidFileMeta {
+        no: 302,
+        unique_id: [4; 16],
+        size_bytes: 900,
+        checksum: 5,
+        records: 12,
+        install_no: 3,
+        names: vec![250, 301],
+    };
+    edit.push(Change::AddInvalidFile { cf, meta: Box::new(meta) });
+    edit.push(Change::RemoveInvalidFile { cf, no: FileNo(299) });
 }
 
 fn hex(bytes: &[u8]) -> String {
@@ -153,7 +190,7 @@ fn golden_mark_file_does_not_change() {
 
 #[test]
 fn unknown_tags_and_versions_are_unsupported() {
-    for tag in [0, 14, 200] {
+    for tag in [0, 19, 200] {
         let error = VersionEdit::decode(&[tag, 1, 1]).expect_err("refused");
         assert_eq!(error.kind(), ErrorKind::Unsupported);
     }

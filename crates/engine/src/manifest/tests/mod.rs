@@ -193,7 +193,7 @@ fn dropped_families_and_removed_files_reach_the_trash() {
     edit.push(Change::DropCf { cf });
     let published = set.apply(edit).expect("applies");
     assert_eq!(published.len(), 1, "a dropped family publishes nothing");
-    let mut gone: Vec<FileNo> = trash.take().into_iter().map(|(no, _)| no).collect();
+    let mut gone: Vec<FileNo> = trash.take().into_iter().map(|trashed| trashed.no()).collect();
     gone.sort();
     assert_eq!(gone, [one_no, two_no]);
 }

@@ -474,10 +474,8 @@ fn remove_strays(storage: &Storage) -> Result<()> {
             // The next open may find the edit that a full disk interrupted, and what it names.
             return Ok(());
         }
-        let live: std::collections::HashSet<u64> = manifest
-            .column_families()
-            .flat_map(|(_, _, version)| version.files().map(|(_, file)| file.no))
-            .collect();
+        let live: std::collections::HashSet<u64> =
+            manifest.column_families().flat_map(|(_, _, version)| version.file_numbers()).collect();
         (live, manifest.manifest_no(), manifest.log_floor())
     };
     for entry in storage.fs().list(storage.dir())? {
@@ -485,7 +483,9 @@ fn remove_strays(storage: &Storage) -> Result<()> {
         let stray = match file_number(name) {
             _ if entry.is_dir => false,
             _ if name.ends_with(".tmp") => true,
-            Some(no) if name.ends_with(".sst") => !live.contains(&no.0),
+            Some(no) if [".sst", ".vsst", ".inv"].iter().any(|end| name.ends_with(end)) => {
+                !live.contains(&no.0)
+            }
             Some(no) if name.ends_with(".log") => no < log_floor,
             Some(no) if name.starts_with("MANIFEST-") => no != manifest_no,
             Some(no) if name.starts_with("MARK-") => no != manifest_no,

@@ -6,7 +6,7 @@
 //! not counted.
 //!
 //! Thread-safety: any thread may call any method.
-//! Cost: an operation adds two relaxed additions to counters of the thread's own stripe.
+//! Cost: an operation adds two or three relaxed additions to counters of the thread's own stripe.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -21,12 +21,13 @@ use crate::fs::{
 
 const CLASSES: usize = 5;
 pub(crate) const PURPOSES: usize = 8;
-const COUNTS: usize = 5;
+const COUNTS: usize = 6;
 const CELLS: usize = CLASSES * PURPOSES;
 
 /// Counters of one cell, in their order.
 #[derive(Clone, Copy)]
 enum Count {
+    ReadCalls,
     ReadOps,
     ReadBytes,
     WriteOps,
@@ -54,6 +55,8 @@ fn cell_index(class: FileClass, purpose: IoPurpose) -> usize {
 /// Counts of one file class and one purpose, or a sum of such counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct IoCounts {
+    /// Number of calls that read one range or several at a time.
+    pub read_calls: u64,
     /// Number of ranges that were read.
     pub read_ops: u64,
     /// Number of bytes that were read.
@@ -69,6 +72,7 @@ pub struct IoCounts {
 impl IoCounts {
     fn zip(self, other: Self, join: impl Fn(u64, u64) -> u64) -> Self {
         Self {
+            read_calls: join(self.read_calls, other.read_calls),
             read_ops: join(self.read_ops, other.read_ops),
             read_bytes: join(self.read_bytes, other.read_bytes),
             write_ops: join(self.write_ops, other.write_ops),
@@ -143,6 +147,7 @@ impl Tally {
 
     fn read(&self, context: IoContext, ops: usize, bytes: u64) {
         let cell = cell_index(context.class, context.purpose);
+        self.add(cell, Count::ReadCalls, 1);
         self.add(cell, Count::ReadOps, ops as u64);
         self.add(cell, Count::ReadBytes, bytes);
     }
@@ -174,6 +179,7 @@ impl CountingFs {
         for (index, cell) in stats.cells.iter_mut().enumerate() {
             let get = |count: Count| self.tally.counters.get(index * COUNTS + count as usize);
             *cell = IoCounts {
+                read_calls: get(Count::ReadCalls),
                 read_ops: get(Count::ReadOps),
                 read_bytes: get(Count::ReadBytes),
                 write_ops: get(Count::WriteOps),

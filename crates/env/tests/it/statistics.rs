@@ -38,7 +38,7 @@ fn reads_and_writes_count_by_class_and_purpose() {
 
     let both = IoCounts { write_ops: 2, write_bytes: 150, syncs: 1, ..IoCounts::default() };
     let log = IoCounts { write_ops: 1, write_bytes: 10, syncs: 1, ..IoCounts::default() };
-    let read = IoCounts { read_ops: 3, read_bytes: 20, ..IoCounts::default() };
+    let read = IoCounts { read_calls: 2, read_ops: 3, read_bytes: 20, ..IoCounts::default() };
     let now = fs.snapshot();
     assert_eq!(now.of(FileClass::Sst, IoPurpose::Flush), both);
     assert_eq!(now.of(FileClass::Wal, IoPurpose::ForegroundWrite), log);

@@ -32,7 +32,7 @@ use archipelago_base::clock::{Clock, SystemClock};
 
 use harness::flags::{self, Flags, Stop};
 use harness::json::{self, RunReport};
-use harness::store::Result;
+use harness::store::{Result, family_options};
 use runner::Runner;
 
 pub use fabric::simulated_table;
@@ -102,6 +102,7 @@ fn run(flags: Flags) -> Result<()> {
 /// The settings that a reader of the result file needs to repeat it.
 fn described(flags: &Flags) -> BTreeMap<String, String> {
     let (load, storage) = (&flags.load, &flags.storage);
+    let family = family_options(flags);
     [
         ("num", load.num.to_string()),
         ("threads", load.threads.to_string()),
@@ -118,6 +119,9 @@ fn described(flags: &Flags) -> BTreeMap<String, String> {
         ("cache_size", storage.cache_size.to_string()),
         ("bloom_bits", storage.bloom_bits.to_string()),
         ("max_background_jobs", storage.max_background_jobs.to_string()),
+        ("value_separation_bytes", family.value_separation_bytes.to_string()),
+        ("value_file_bytes", family.value_file_bytes.to_string()),
+        ("space_amplification_max", family.space_amplification_max.to_string()),
         ("buckets", storage.buckets.to_string()),
         ("bucket_boundaries", format!("{:?}", storage.bucket_boundaries).to_lowercase()),
         ("subcompactions", storage.subcompactions.to_string()),

@@ -14,18 +14,19 @@ use archipelago_base::clock::{Clock, SystemClock};
 use archipelago_base::random::entropy_seed;
 
 use crate::harness::flags::Flags;
+use crate::harness::io::{self, IoEntry};
 use crate::harness::json::{self, Outcome, Settled};
 use crate::harness::process::{self, own_usage};
 use crate::harness::progress::{IntervalReport, Watch};
 use crate::harness::report::{header, histograms, result_line, say};
 use crate::harness::samples::{Recorder, Sample, Sampler, Stalls};
 use crate::harness::store::{
-    self, Db, Error, FileSystem, LastJob, Listeners, LocalFs, Opened, Result, Ticker,
+    self, Db, Error, FileSystem, IoStats, LastJob, Listeners, LocalFs, Opened, Result, Ticker,
 };
 use crate::harness::tally::{Progress, Total};
 use crate::harness::tiers::Tiers;
 use crate::pace::Rate;
-use crate::values::ValuePool;
+use crate::values::{ValuePool, ValueSizes};
 use crate::workloads::{self, Bench, Run, Spec, Worker};
 
 /// The moments before and after a benchmark.
@@ -43,6 +44,7 @@ struct Written {
     process_bytes: Option<u64>,
     cpu_seconds: Option<f64>,
     stalls: Stalls,
+    io: Option<IoStats>,
 }
 
 /// The last write benchmark, until its debt is compacted.
@@ -90,7 +92,10 @@ impl Runner {
             }
             seed => seed,
         };
-        let largest = flags.load.value_size.max(flags.mixgraph.mix_max_value_size as usize);
+        let largest = flags.load.value_size.max(ValueSizes::new(&flags).largest());
+        let largest = largest
+            .max(workloads::terark::VALUE_BYTES_MAX)
+            .max(flags.mixgraph.mix_max_value_size as usize);
         let largest = largest.max(workloads::NUTANIX_VALUE_BYTES_MAX);
         let wants_samples = flags.output.samples.is_some();
         let recorder = wants_samples.then(|| Arc::new(Recorder::new(Arc::clone(&clock))));
@@ -113,6 +118,10 @@ impl Runner {
     /// Runs every benchmark and closes the database. Names are checked before anything is done.
     pub(crate) fn run(mut self) -> Result<Vec<Outcome>> {
         let names = self.flags.benchmarks.iter().map(String::as_str).filter(|n| !n.is_empty());
+        let names = names.flat_map(|name| match workloads::terark::phases(name) {
+            Some(phases) => phases.to_vec(),
+            None => vec![name],
+        });
         let specs = names
             .map(|name| {
                 workloads::find(name).ok_or_else(|| {
@@ -266,10 +275,12 @@ impl Runner {
             seed: self.seed,
         };
         self.seed = self.seed.wrapping_add(all);
+        let ops_per_thread = workloads::terark::ops_per_thread(spec.name, &self.flags)
+            .unwrap_or_else(|| self.flags.reads_and_writes());
         let timed = load.duration > 0 && spec.name != "fillseq";
         let watch = Watch {
             name: spec.name,
-            expected: if timed { 0 } else { threads * self.flags.reads_and_writes() },
+            expected: if timed { 0 } else { threads * ops_per_thread },
             progress: &progress[..threads as usize],
             clock: &self.clock,
             report: self.interval_report.as_mut(),
@@ -298,6 +309,7 @@ impl Runner {
             process_bytes: own_usage().bytes_written,
             cpu_seconds: process::cpu_seconds(),
             stalls: Stalls::of(self.db()?),
+            io: self.opened.as_ref().and_then(|opened| Some(opened.io.as_ref()?.snapshot())),
         })
     }
 
@@ -340,6 +352,7 @@ impl Runner {
             stall_seconds: after.stalls.since(before.stalls),
             settle_seconds: None,
             settled: None,
+            io: io_between(before, after),
             tiers: None,
         })
     }
@@ -353,6 +366,7 @@ impl Runner {
         let seconds = self.last_job.ended_ns().saturating_sub(unsettled.ended_ns) as f64 / 1e9;
         let amplification = amplification(unsettled.before, after);
         let result = &mut self.results[unsettled.result];
+        result.io = io_between(unsettled.before, after);
         result.settle_seconds = Some(seconds);
         result.settled = Some(Settled {
             table_bytes: Some(table_bytes),
@@ -375,6 +389,11 @@ fn amplification(before: Written, after: Written) -> Option<f64> {
     let user = after.user_bytes.saturating_sub(before.user_bytes);
     let store = after.store_bytes.saturating_sub(before.store_bytes);
     (user > 0).then(|| store as f64 / user as f64)
+}
+
+fn io_between(before: Written, after: Written) -> Vec<IoEntry> {
+    let stats = after.io.zip(before.io).map(|(after, before)| after.since(&before));
+    stats.as_ref().map(io::entries).unwrap_or_default()
 }
 
 fn process_delta(before: Written, after: Written) -> Option<u64> {

@@ -7,6 +7,9 @@
 
 use archipelago_base::random::Rng;
 
+use crate::harness::flags::{Flags, SizeDistribution};
+use crate::zipf::below;
+
 /// Size of the buffer, unless a value can be larger.
 const POOL_BYTES: usize = 1 << 20;
 const PIECE_BYTES: usize = 100;
@@ -61,9 +64,63 @@ impl<'a> Values<'a> {
     }
 }
 
+/// Draws the lengths of values, as `--value_size_distribution_type` says.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ValueSizes {
+    bytes_min: u64,
+    /// Number of different lengths, from `bytes_min` on.
+    lengths: u64,
+}
+
+impl ValueSizes {
+    /// The lengths that `flags` ask for.
+    pub(crate) fn new(flags: &Flags) -> Self {
+        let load = &flags.load;
+        match load.value_size_distribution_type {
+            SizeDistribution::Fixed => Self { bytes_min: load.value_size as u64, lengths: 1 },
+            SizeDistribution::Uniform => Self {
+                bytes_min: load.value_size_min,
+                lengths: load.value_size_max - load.value_size_min + 1,
+            },
+        }
+    }
+
+    /// The largest length.
+    pub(crate) fn largest(self) -> usize {
+        (self.bytes_min + self.lengths - 1) as usize
+    }
+
+    /// The next length.
+    #[inline]
+    pub(crate) fn next(self, rng: &mut Rng) -> usize {
+        if self.lengths == 1 {
+            return self.bytes_min as usize;
+        }
+        (self.bytes_min + below(rng, self.lengths)) as usize
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::harness::flags::tests::flags;
+
+    #[test]
+    fn lengths_are_fixed_or_uniform() {
+        let mut rng = Rng::with_seed(1);
+        let fixed = ValueSizes::new(&flags(&["--value_size=7"]));
+        assert_eq!((fixed.next(&mut rng), fixed.largest()), (7, 7));
+        let uniform = ValueSizes::new(&flags(&[
+            "--value_size_distribution_type=uniform",
+            "--value_size_min=100",
+            "--value_size_max=300",
+        ]));
+        let drawn: Vec<usize> = (0..20_000).map(|_| uniform.next(&mut rng)).collect();
+        let mean = drawn.iter().sum::<usize>() as f64 / 20_000.0;
+        assert_eq!((drawn.iter().min(), drawn.iter().max()), (Some(&100), Some(&300)));
+        assert!((mean - 200.0).abs() < 2.0, "{mean}");
+        assert_eq!(uniform.largest(), 300);
+    }
 
     /// Bytes of the distinct part of each piece.
     fn distinct_share(pool: &ValuePool) -> f64 {

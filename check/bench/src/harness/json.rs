@@ -6,6 +6,7 @@ use std::path::Path;
 use serde::Serialize;
 
 use crate::harness::histogram::Quantiles;
+use crate::harness::io::IoEntry;
 use crate::harness::samples::Stalls;
 use crate::harness::store::{Error, FileClass, FileSystem, IoContext, IoPurpose, LocalFs, Result};
 use crate::harness::tiers::TierOutcome;
@@ -55,6 +56,9 @@ pub(crate) struct Outcome {
     pub(crate) settle_seconds: Option<f64>,
     /// The same figures from the start of the benchmark until then.
     pub(crate) settled: Option<Settled>,
+    /// Reads and writes of files, with `--io_statistics`: until the store had settled, if
+    /// `waitforcompaction` followed.
+    pub(crate) io: Vec<IoEntry>,
     /// Figures of the tiers, with `--tiers`.
     pub(crate) tiers: Option<TierOutcome>,
 }

@@ -6,6 +6,7 @@
 
 pub mod flags;
 pub mod histogram;
+pub mod io;
 pub mod json;
 pub mod process;
 pub mod progress;

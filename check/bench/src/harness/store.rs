@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use archipelago_base::clock::{Clock, SystemClock};
 use archipelago_env::device::ThrottledFs;
+use archipelago_env::stats::CountingFs;
 
 pub use archipelago_base::{Error, Result};
 pub use archipelago_engine::{
@@ -18,6 +19,7 @@ pub use archipelago_engine::{
     wal::WriteBatch,
 };
 pub use archipelago_env::device::DeviceSpec;
+pub use archipelago_env::stats::IoStats;
 pub use archipelago_env::{FileClass, FileSystem, IoContext, IoPurpose, local::LocalFs};
 
 use crate::harness::flags::{BucketBoundaries, CompressionType, Flags};
@@ -44,7 +46,7 @@ pub fn db_options(flags: &Flags) -> DbOptions {
 
 /// Settings of the default column family that the flags ask for.
 pub(crate) fn family_options(flags: &Flags) -> CfOptions {
-    let storage = &flags.storage;
+    let (storage, separation) = (&flags.storage, &flags.separation);
     let compression = match storage.compression_type {
         CompressionType::None => Compression::None,
         CompressionType::Lz4 => Compression::Lz4,
@@ -66,6 +68,13 @@ pub(crate) fn family_options(flags: &Flags) -> CfOptions {
         l0_stop: storage.level0_stop_writes_trigger,
         level_base_bytes: storage.max_bytes_for_level_base,
         target_file_bytes: storage.target_file_size_base,
+        value_separation_bytes: separation
+            .threshold_bytes()
+            .unwrap_or(defaults.value_separation_bytes),
+        value_file_bytes: separation.file_bytes().unwrap_or(defaults.value_file_bytes),
+        space_amplification_max: separation
+            .space_bound()
+            .unwrap_or(defaults.space_amplification_max),
         ..defaults
     }
 }
@@ -103,6 +112,8 @@ pub(crate) struct Opened {
     pub(crate) db: Db,
     /// Open tiers below the database, with `--tiers`.
     pub(crate) tiers: Option<Tiers>,
+    /// Counter of reads and writes above the devices, with `--io_statistics`.
+    pub(crate) io: Option<CountingFs>,
 }
 
 impl Opened {
@@ -125,9 +136,11 @@ pub(crate) fn open(dir: &Path, flags: &Flags, listeners: Listeners) -> Result<Op
         Some(tiers) => (tiers.file_system(), Path::new(tiers::DATABASE)),
         None => (file_system(flags)?, dir),
     };
+    let io = flags.output.io_statistics.then(|| CountingFs::new(Arc::clone(&fs)));
+    let fs = io.as_ref().map_or(fs, |io| Arc::new(io.clone()) as Arc<dyn FileSystem>);
     let components = Components { families, listeners, fs, ..Components::default() };
     let db = Db::open_with(dir, db_options(flags), components)?;
-    Ok(Opened { db, tiers })
+    Ok(Opened { db, tiers, io })
 }
 
 /// The local file system, as slow as the device that the flags name.

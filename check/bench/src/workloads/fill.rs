@@ -2,7 +2,7 @@
 
 use archipelago_base::random::Rng;
 
-use super::Worker;
+use super::{Worker, ycsb};
 use crate::harness::store::{Result, WriteBatch};
 use crate::harness::tally::{Counts, OpKind};
 use crate::keys::KeyPicker;
@@ -24,6 +24,12 @@ pub(super) fn random(worker: &mut Worker<'_>) -> Result<()> {
     put(worker, limit, |picker, rng| picker.next(rng))
 }
 
+/// `filluniquerandom`: each key once, in scattered order.
+pub(super) fn unique(worker: &mut Worker<'_>) -> Result<()> {
+    let sizes = worker.value_sizes;
+    ycsb::load_with(worker, |_, rng| sizes.next(rng))
+}
+
 /// `fillsync`'s message: how large its key space is.
 pub(super) fn ops_message(counts: &Counts) -> String {
     format!("({} ops)", counts.looked)
@@ -35,8 +41,7 @@ fn put(
     mut next: impl FnMut(KeyPicker, &mut Rng) -> u64,
 ) -> Result<()> {
     let load = &worker.bench.flags.load;
-    let (value_bytes, batch_size) = (load.value_size, load.batch_size);
-    let entry_bytes = load.key_size + value_bytes;
+    let (sizes, key_bytes, batch_size) = (worker.value_sizes, load.key_size, load.batch_size);
     if worker.bench.spec.synced && worker.index == 0 {
         worker.tally.counts.looked = (load.num / 1000).max(1);
     }
@@ -44,7 +49,8 @@ fn put(
         while limit.more(1) {
             let number = next(worker.picker, &mut worker.rng);
             let key = worker.keys.set(number);
-            let value = worker.values.take(value_bytes);
+            let value = worker.values.take(sizes.next(&mut worker.rng));
+            let entry_bytes = key_bytes + value.len();
             worker.bench.write_rate.request(worker.bench.clock, entry_bytes as u64);
             worker.db.put_with(worker.cf, key, value, &worker.write_options)?;
             worker.tally.add_bytes(entry_bytes);
@@ -55,14 +61,16 @@ fn put(
     let mut batch = WriteBatch::new();
     while limit.more(batch_size) {
         batch.clear();
+        let mut batch_bytes = 0;
         for _ in 0..batch_size {
             let number = next(worker.picker, &mut worker.rng);
-            let value = worker.values.take(value_bytes);
+            let value = worker.values.take(sizes.next(&mut worker.rng));
+            batch_bytes += key_bytes + value.len();
             batch.put_cf(worker.cf.id(), worker.keys.set(number), value);
         }
-        worker.pace_write(batch_size * entry_bytes as u64);
+        worker.pace_write(batch_bytes as u64);
         worker.db.write(&batch, &worker.write_options)?;
-        worker.tally.add_bytes(batch_size as usize * entry_bytes);
+        worker.tally.add_bytes(batch_bytes);
         worker.tally.finished(batch_size, OpKind::Write);
     }
     Ok(())

@@ -9,11 +9,10 @@ pub(super) fn read_while_writing(worker: &mut Worker<'_>) -> Result<()> {
     if !worker.is_writer() {
         return read::random(worker);
     }
-    let load = &worker.bench.flags.load;
-    let (value_bytes, entry_bytes) = (load.value_size, load.key_size + load.value_size);
     while worker.others_work() {
         let key = worker.keys.set(worker.picker.next(&mut worker.rng));
-        let value = worker.values.take(value_bytes);
+        let value = worker.values.take(worker.value_sizes.next(&mut worker.rng));
+        let entry_bytes = key.len() + value.len();
         worker.db.put_with(worker.cf, key, value, &worker.write_options)?;
         worker.pace_write(entry_bytes as u64);
     }
@@ -41,7 +40,7 @@ pub(super) fn read_write(worker: &mut Worker<'_>) -> Result<()> {
         } else {
             writes_left -= 1;
             worker.tally.counts.writes += 1;
-            let value = worker.values.take(flags.load.value_size);
+            let value = worker.values.take(worker.value_sizes.next(&mut worker.rng));
             worker.db.put_with(worker.cf, key, value, &worker.write_options)?;
             worker.tally.finished(1, OpKind::Write);
         }

@@ -15,6 +15,7 @@ mod mixgraph_phases;
 mod nutanix;
 mod read;
 mod scan;
+pub(crate) mod terark;
 pub(crate) mod ycsb;
 
 pub(crate) use nutanix::VALUE_BYTES_MAX as NUTANIX_VALUE_BYTES_MAX;
@@ -28,13 +29,14 @@ use crate::harness::store::{ColumnFamily, Db, ReadOptions, Result, WriteOptions}
 use crate::harness::tally::{Counts, Progress, Tally};
 use crate::keys::{KeyMaker, KeyPicker};
 use crate::pace::{Limit, Rate};
-use crate::values::{ValuePool, Values};
+use crate::values::{ValuePool, ValueSizes, Values};
 
 /// Names of all benchmarks.
 pub(crate) const NAMES: &[&str] = &[
     "fillseq",
     "fillrandom",
     "fillsync",
+    "filluniquerandom",
     "overwrite",
     "deleterandom",
     "readrandom",
@@ -59,6 +61,21 @@ pub(crate) const NAMES: &[&str] = &[
     "ycsbload",
     "nutanix",
     "nutanixload",
+    "mixed8k",
+    "mixed8kload",
+    "mixed8kupdate",
+    "mixed8kread",
+    "mixed8kscan",
+    "fixed16k",
+    "fixed16kload",
+    "fixed16kupdate",
+    "fixed16kread",
+    "fixed16kscan",
+    "pareto1k",
+    "pareto1kload",
+    "pareto1kupdate",
+    "pareto1kread",
+    "pareto1kscan",
     "warmup",
     "compact",
     "waitforcompaction",
@@ -142,6 +159,7 @@ pub(crate) fn find(name: &str) -> Option<Spec> {
         "fillseq" => workers(fill::sequential, quiet).fresh(),
         "fillrandom" => workers(fill::random, quiet).fresh(),
         "fillsync" => Spec { synced: true, ..workers(fill::random, fill::ops_message).fresh() },
+        "filluniquerandom" => workers(fill::unique, quiet).fresh(),
         "overwrite" => workers(fill::random, quiet).writing(),
         "deleterandom" => workers(fill::delete, quiet).writing(),
         "readrandom" => workers(read::random, read::found_line),
@@ -168,6 +186,7 @@ pub(crate) fn find(name: &str) -> Option<Spec> {
         "ycsbload" => ycsb::load_spec(),
         "nutanix" => Spec { ycsb: true, ..workers(nutanix::run, ycsb::message).writing() },
         "nutanixload" => nutanix::load_spec(),
+        _ if terark::is_one(name) => terark::find(name)?,
         _ => Spec { ycsb: true, ..ycsb::find(name, workers)? },
     })
 }
@@ -205,6 +224,7 @@ pub(crate) struct Worker<'a> {
     pub(crate) picker: KeyPicker,
     pub(crate) keys: KeyMaker,
     pub(crate) values: Values<'a>,
+    pub(crate) value_sizes: ValueSizes,
     pub(crate) write_options: WriteOptions,
     pub(crate) read_options: ReadOptions,
     pub(crate) tally: Tally<'a>,
@@ -229,6 +249,7 @@ impl<'a> Worker<'a> {
             picker: KeyPicker::new(num, flags.load.read_random_exp_range),
             keys: KeyMaker::new(flags, spec.longer_keys),
             values: bench.pool.cursor(),
+            value_sizes: ValueSizes::new(flags),
             write_options,
             read_options: ReadOptions::default(),
             tally: Tally::start(bench.clock, &bench.progress[index], flags.output.histogram),

@@ -52,7 +52,7 @@ fn value_bytes(rng: &mut Rng) -> usize {
 
 /// Writes the records that the workload starts from, with values of such lengths.
 pub(super) fn load_spec() -> Spec {
-    let body = |worker: &mut Worker<'_>| ycsb::load_with(worker, value_bytes);
+    let body = |worker: &mut Worker<'_>| ycsb::load_with(worker, |_, rng| value_bytes(rng));
     Spec::new("nutanixload", super::Run::Workers(body, super::quiet)).writing()
 }
 

@@ -7,7 +7,12 @@ use crate::keys::KeyMaker;
 
 /// Runs `readrandom` or `readmissing` in one thread.
 pub(super) fn random(worker: &mut Worker<'_>) -> Result<()> {
-    let mut limit = worker.limit(worker.bench.flags.reads());
+    random_of(worker, worker.bench.flags.reads())
+}
+
+/// The same with `ops` reads.
+pub(super) fn random_of(worker: &mut Worker<'_>, ops: u64) -> Result<()> {
+    let mut limit = worker.limit(ops);
     let (mut read, mut found) = (0, 0);
     while limit.more(1) {
         worker.pace_read(read);

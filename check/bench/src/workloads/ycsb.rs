@@ -66,13 +66,13 @@ pub(crate) fn load_spec() -> Spec {
 /// their count, so that each number occurs once, far from the one before.
 fn load(worker: &mut Worker<'_>) -> Result<()> {
     let bytes = worker.bench.flags.load.value_size;
-    load_with(worker, |_| bytes)
+    load_with(worker, |_, _| bytes)
 }
 
-/// The same with values as long as `value_bytes` says.
+/// The same with values as long as `value_bytes` says, which gets the record's number.
 pub(super) fn load_with(
     worker: &mut Worker<'_>,
-    value_bytes: impl Fn(&mut Rng) -> usize,
+    value_bytes: impl Fn(u64, &mut Rng) -> usize,
 ) -> Result<()> {
     let flags = worker.bench.flags;
     let (num, threads) = (flags.load.num, flags.load.threads);
@@ -81,7 +81,7 @@ pub(super) fn load_with(
     for at in num * index / threads..num * (index + 1) / threads {
         let number = (u128::from(at) * u128::from(step) % u128::from(num)) as u64;
         let key = worker.keys.set(number);
-        let value = worker.values.take(value_bytes(&mut worker.rng));
+        let value = worker.values.take(value_bytes(number, &mut worker.rng));
         worker.db.put_with(worker.cf, key, value, &worker.write_options)?;
         worker.tally.add_bytes(key.len() + value.len());
         worker.tally.finished(1, OpKind::Write);
@@ -193,6 +193,11 @@ fn insert(worker: &mut Worker<'_>) -> Result<()> {
 
 pub(super) fn scan(worker: &mut Worker<'_>) -> Result<()> {
     let wanted = 1 + below(&mut worker.rng, worker.bench.flags.ycsb.ycsb_max_scan);
+    scan_entries(worker, wanted)
+}
+
+/// Reads at most `wanted` entries from the key that was set.
+pub(super) fn scan_entries(worker: &mut Worker<'_>, wanted: u64) -> Result<()> {
     let mut iter = worker.db.iter(worker.cf, &worker.read_options)?;
     iter.seek(worker.keys.get());
     let mut read = 0;

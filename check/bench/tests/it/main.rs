@@ -74,6 +74,39 @@ fn every_benchmark_runs() {
 }
 
 #[test]
+fn workload_of_terark_runs_its_phases() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let words = ["--benchmarks=pareto1k,readseq", "--num=500", "--key_size=24", "--seed=3"];
+    let results = bench(dir.path(), &[&words[..], &["--io_statistics", "--threads=2"]].concat());
+    let names: Vec<&str> = results.iter().filter_map(|result| result["name"].as_str()).collect();
+    let phases = ["pareto1kload", "pareto1kupdate", "pareto1kread", "pareto1kscan", "readseq"];
+    assert_eq!(names, phases);
+    let ops: Vec<u64> = results.iter().filter_map(|result| result["ops"].as_u64()).collect();
+    assert_eq!(ops, [500, 1500, 500, 4, 1000], "readseq: 500 of each thread");
+    assert_eq!(results[2]["found"], 500, "the load wrote every record");
+    let entry = |name: &str, purpose: &str| {
+        let io = named(&results, name)["io"].as_array().expect("counts of I/O").clone();
+        io.into_iter().find(|entry| entry["class"] == "wal" && entry["purpose"] == purpose)
+    };
+    let log = entry("pareto1kupdate", "foreground-write").expect("the log is written");
+    let mean = log["write_bytes"].as_u64().expect("bytes") / 1500;
+    assert!((800..1400).contains(&mean), "a key, a value of 1 KiB and a header: {mean}");
+}
+
+#[test]
+fn loads_without_repetition_and_uniform_lengths_are_as_in_db_bench() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let uniform = ["--value_size_distribution_type=uniform", "--value_size_min=10"];
+    let words = ["--benchmarks=filluniquerandom,readseq", "--num=700", "--value_size_max=30"];
+    let results = bench(dir.path(), &[&words[..], &uniform[..]].concat());
+    let scan = named(&results, "readseq");
+    assert_eq!(scan["ops"], 700, "each key was written once");
+    let bytes = scan["mb_per_s"].as_f64().zip(scan["seconds"].as_f64());
+    let mean = bytes.map(|(rate, seconds)| rate * seconds * 1_048_576.0 / 700.0).expect("figures");
+    assert!((35.0..37.0).contains(&mean), "keys of 16 B, values of 20 B on average: {mean}");
+}
+
+#[test]
 fn a_write_benchmark_reports_when_it_settled() {
     let dir = tempfile::tempdir().expect("a directory");
     let results = bench(

@@ -64,6 +64,14 @@ fn check(flags: &CompareFlags) -> Result<()> {
             "db_bench has no {name}: mixgraph is the mixed workload that both have"
         )));
     }
+    let own = ["mixed8k", "fixed16k", "pareto1k"];
+    let is_own = |name: &&String| own.iter().any(|workload| name.starts_with(workload));
+    if let Some(name) = flags.bench.benchmarks.iter().find(is_own) {
+        return Err(Error::invalid(format!(
+            "db_bench has no {name}: overwrite with --value_size, or with \
+             --value_size_distribution_type=uniform, is what both have"
+        )));
+    }
     if flags.bench.storage.use_existing_db || flags.bench.output.report_interval_seconds > 0 {
         return Err(Error::invalid(
             "--use_existing_db and --report_interval_seconds do not go with compare: each run has \

@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, ValueEnum};
 
+use super::separation::Separation;
+
 const ABOUT: &str = "Runs db_bench's benchmarks on Archipelago, with db_bench's flags and result \
                      line.\n`archipelago bench fabric --help`: the ways to reach another process's memory.\n\
                      `archipelago-lab --help`: comparisons with db_bench, papers, models.";
@@ -12,6 +14,7 @@ const TEACH: &str = "\
 Benchmarks, comma-separated, run in order on one database:
   fillseq, fillrandom   write --num values in sequential or random key order, fresh database
   fillsync              the same, each write synced (keys below num/1000), fresh database
+  filluniquerandom      write each of --num keys once in random order, fresh database
   overwrite             write --num values in random key order into what is there
   deleterandom          delete --num keys in random order
   readrandom            read random keys; readmissing: keys that are not there
@@ -26,6 +29,9 @@ Benchmarks, comma-separated, run in order on one database:
   ycsba .. ycsbf        the YCSB core workloads; an empty database is loaded first
   ycsbget, ycsbscan     puts and gets 7:3, puts and scans 9:1, zipfian 0.9; loaded first as well
   ycsbload              loads the records of the YCSB workloads
+  mixed8k, fixed16k     load, update, read and scan records of 16 KiB (mixed8k: half of them 100 B to
+                        512 B); pareto1k: of 1 KiB on average; one phase: mixed8kload, mixed8kupdate,
+                        mixed8kread, mixed8kscan and so on
   nutanix               gets, puts and scans 40:58:2 with values of 100 B to 4 KiB; nutanixload
   compact, waitforcompaction, flush, warmup
   stats, levelstats, bucketstats
@@ -34,6 +40,7 @@ Examples:
   archipelago bench --benchmarks=fillrandom,waitforcompaction,readrandom --num=1000000
   archipelago bench --benchmarks=readrandom --use_existing_db --duration=10 --histogram
   archipelago bench --benchmarks=ycsba,ycsbc --threads=2 --json=result.json
+  archipelago bench --benchmarks=fixed16k --key_size=24 --num=65536 --value_separation_bytes=512
   archipelago bench --benchmarks=mixgraph1 --value_size=1024 --device=FILE --samples=series.json
   archipelago-lab compare --benchmarks=fillrandom,readrandom --runs=5
   archipelago-lab bucketlsm --quick
@@ -49,6 +56,15 @@ pub enum Distribution {
     Uniform,
     /// The newest records get most requests.
     Latest,
+}
+
+/// Distribution of the lengths of values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum SizeDistribution {
+    /// All values have `--value_size` bytes.
+    Fixed,
+    /// Each length from `--value_size_min` to `--value_size_max` has the same probability.
+    Uniform,
 }
 
 /// A run of benchmarks.
@@ -75,6 +91,8 @@ pub struct Flags {
     /// Settings of the database and of its devices.
     #[command(flatten)]
     pub storage: Storage,
+    #[command(flatten)]
+    pub(crate) separation: Separation,
     #[command(flatten)]
     pub(crate) mixgraph: Mixgraph,
     #[command(flatten)]
@@ -115,6 +133,16 @@ pub struct Load {
     /// Bytes of a value
     #[arg(long, default_value_t = 100)]
     pub value_size: usize,
+    /// Bytes of values: fixed, which is --value_size, or uniform (fill and overwrite benchmarks,
+    /// readwhilewriting, readrandomwriterandom)
+    #[arg(long, value_enum, default_value_t = SizeDistribution::Fixed)]
+    pub(crate) value_size_distribution_type: SizeDistribution,
+    /// Bytes of the smallest value of a uniform distribution
+    #[arg(long, default_value_t = 100)]
+    pub(crate) value_size_min: u64,
+    /// Bytes of the largest value of a uniform distribution
+    #[arg(long, default_value_t = 102_400)]
+    pub(crate) value_size_max: u64,
     /// Values compress to this share of their size
     #[arg(long, default_value_t = 0.5)]
     pub(crate) compression_ratio: f64,
@@ -405,6 +433,10 @@ pub struct Output {
     /// Write every result to this file as JSON (not in db_bench)
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
+    /// Count the reads and writes of files by kind and purpose, for --json (not in db_bench)
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true",
+          default_value = "false", value_parser = truth, action = clap::ArgAction::Set)]
+    pub(crate) io_statistics: bool,
     /// Write a sample of every 100 ms, and every background job, to this file as JSON (not in
     /// db_bench)
     #[arg(long, value_name = "FILE")]
@@ -459,6 +491,16 @@ impl Flags {
         if load.value_size > 1 << 30 {
             return Err(format!("--value_size is {}: at most 1073741824", load.value_size));
         }
+        if !(1..=1 << 30).contains(&load.value_size_max)
+            || load.value_size_min > load.value_size_max
+        {
+            return Err(format!(
+                "--value_size_min is {} and --value_size_max is {}: the first must not be above the \
+                 second, which must be 1 to 1073741824",
+                load.value_size_min, load.value_size_max
+            ));
+        }
+        self.separation.check(self.storage.compression_type)?;
         if !(0.0..=1.0).contains(&load.compression_ratio) {
             return Err(format!(
                 "--compression_ratio is {}: it must be 0 to 1",
@@ -520,7 +562,7 @@ impl Flags {
 }
 
 /// A boolean as gflags takes it.
-fn truth(text: &str) -> Result<bool, String> {
+pub(super) fn truth(text: &str) -> Result<bool, String> {
     match text.to_ascii_lowercase().as_str() {
         "1" | "t" | "true" | "y" | "yes" => Ok(true),
         "0" | "f" | "false" | "n" | "no" => Ok(false),
@@ -528,7 +570,7 @@ fn truth(text: &str) -> Result<bool, String> {
     }
 }
 
-fn compression(text: &str) -> Result<CompressionType, String> {
+pub(super) fn compression(text: &str) -> Result<CompressionType, String> {
     match text.to_ascii_lowercase().as_str() {
         "none" => Ok(CompressionType::None),
         "lz4" => Ok(CompressionType::Lz4),

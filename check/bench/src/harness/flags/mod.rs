@@ -6,6 +6,7 @@
 
 mod groups;
 mod known;
+mod separation;
 mod spelling;
 
 use std::ffi::OsString;
@@ -13,6 +14,7 @@ use std::ffi::OsString;
 use clap::error::ErrorKind;
 use clap::{ArgAction, Command, CommandFactory, FromArgMatches};
 
+pub(crate) use groups::SizeDistribution;
 pub use groups::{BucketBoundaries, CompareFlags, CompressionType, Distribution, Flags, Mixgraph};
 pub use known::OURS_ONLY;
 pub use spelling::{Spelled, with_underscores};
@@ -41,18 +43,32 @@ pub fn read(args: &[OsString]) -> Result<(Flags, Vec<String>), Stop> {
     Ok((flags, ignored))
 }
 
-/// [`read`] for `compare`.
+/// [`read`] for `compare`. Flags of db_bench's blob files that have no counterpart here go to
+/// db_bench alone.
 pub fn read_compare(args: &[OsString]) -> Result<(CompareFlags, Spelled), Stop> {
-    let spelled = spelling::spell(args).map_err(Stop::Usage)?;
+    let (args, for_peer) = spelling::without_peer_only(args);
+    let spelled = spelling::spell(&args).map_err(Stop::Usage)?;
     let args = spelled.args.iter().cloned();
     let args = std::iter::once("archipelago-lab compare".to_owned()).chain(args);
-    let flags: CompareFlags = parse(args)?;
+    let mut flags: CompareFlags = parse(args)?;
     flags.bench.check().map_err(Stop::Usage)?;
+    for flag in for_peer {
+        flags.db_bench_flags.push(' ');
+        flags.db_bench_flags += &flag;
+    }
     let storage = &flags.bench.storage;
     let has_ours = storage.device.is_some() || storage.tiers.is_some();
     if has_ours || flags.bench.output.samples.is_some() {
         return Err(Stop::Usage(
             "--device, --tiers and --samples do not go with compare: db_bench has none of them"
+                .to_owned(),
+        ));
+    }
+    let separation = &flags.bench.separation;
+    if separation.value_separation_bytes.is_some() || separation.value_file_bytes.is_some() {
+        return Err(Stop::Usage(
+            "--value_separation_bytes and --value_file_bytes do not go with compare: \
+             --enable_blob_files, --min_blob_size and --blob_file_size are for both sides"
                 .to_owned(),
         ));
     }
@@ -92,6 +108,16 @@ fn explain(error: clap::Error) -> Stop {
     if error.kind() == ErrorKind::UnknownArgument
         && let Some(clap::error::ContextValue::String(flag)) =
             error.get(clap::error::ContextKind::InvalidArg)
+        && let Some(reason) = separation::peer_only_reason(name_of(flag))
+    {
+        return Stop::Usage(format!(
+            "{flag} is a flag of db_bench's blob files without a counterpart here: {reason}; leave it \
+             out (archipelago-lab compare hands it to db_bench alone)"
+        ));
+    }
+    if error.kind() == ErrorKind::UnknownArgument
+        && let Some(clap::error::ContextValue::String(flag)) =
+            error.get(clap::error::ContextKind::InvalidArg)
         && known::is_of_db_bench(flag.trim_start_matches('-'))
     {
         return Stop::Usage(format!(
@@ -101,6 +127,12 @@ fn explain(error: clap::Error) -> Stop {
         ));
     }
     Stop::Clap(error)
+}
+
+/// The name of a flag, without dashes and value.
+fn name_of(flag: &str) -> &str {
+    let name = flag.trim_start_matches('-');
+    name.split('=').next().unwrap_or(name)
 }
 
 #[cfg(test)]

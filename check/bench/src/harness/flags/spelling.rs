@@ -6,6 +6,7 @@ use clap::CommandFactory;
 
 use super::groups::CompareFlags;
 use super::known::is_without_meaning;
+use super::separation::peer_only_reason;
 
 /// Arguments as clap wants them, and the flags that were left out because they mean nothing here.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -25,6 +26,31 @@ pub fn with_underscores(arg: &OsString) -> OsString {
         Some((name, value)) => format!("--{}={value}", name.replace('-', "_")).into(),
         None => format!("--{}", flag.replace('-', "_")).into(),
     }
+}
+
+/// `args` without the flags that only db_bench understands, and these flags with their values.
+pub(super) fn without_peer_only(args: &[OsString]) -> (Vec<OsString>, Vec<String>) {
+    let (mut shared, mut for_peer) = (Vec::new(), Vec::new());
+    let mut args = args.iter().peekable();
+    while let Some(arg) = args.next() {
+        let text = arg.to_string_lossy();
+        let bare = text.trim_start_matches('-');
+        let (name, value) = match bare.split_once('=') {
+            Some((name, value)) => (name, Some(value.to_owned())),
+            None => (bare, None),
+        };
+        let name = name.replace('-', "_");
+        if bare.len() == text.len() || peer_only_reason(&name).is_none() {
+            shared.push(arg.clone());
+            continue;
+        }
+        let following = || args.next_if(|next| is_value(next))?.to_str().map(str::to_owned);
+        match value.or_else(following) {
+            Some(value) => for_peer.push(format!("--{name}={value}")),
+            None => for_peer.push(format!("--{name}")),
+        }
+    }
+    (shared, for_peer)
 }
 
 /// One dash becomes two, `--noflag` becomes `--flag=false`, and flags without effect are removed.

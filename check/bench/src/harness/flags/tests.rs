@@ -81,10 +81,77 @@ fn errors_say_what_is_wrong() {
 }
 
 #[test]
+fn blob_flags_become_settings_of_separation() {
+    let none = flags(&[]).separation;
+    assert_eq!((none.threshold_bytes(), none.file_bytes(), none.space_bound()), (None, None, None));
+    let blobs = ["--enable_blob_files", "--min_blob_size=512", "--blob_file_size=8388608"];
+    let given = flags(&blobs).separation;
+    assert_eq!(given.threshold_bytes(), Some(512));
+    assert_eq!(given.file_bytes(), Some(8 << 20));
+    assert_eq!(given.space_bound(), Some(0.0), "without collection there is no bound");
+    let all = flags(&["--enable_blob_files=true"]).separation;
+    assert_eq!(all.threshold_bytes(), Some(1), "db_bench separates every value by default");
+    let collected = flags(&["--enable_blob_files", "--enable_blob_garbage_collection"]).separation;
+    assert_eq!(collected.space_bound(), None);
+    let own = ["--value_separation_bytes=64", "--value_file_bytes=4096"];
+    let own = flags(&[own[0], own[1], "--space_amplification_max=1.25"]).separation;
+    assert_eq!((own.threshold_bytes(), own.file_bytes()), (Some(64), Some(4096)));
+    assert_eq!(own.space_bound(), Some(1.25));
+}
+
+#[test]
+fn contradictory_or_foreign_blob_flags_are_refused() {
+    let two = refusal(&["--enable_blob_files", "--value_separation_bytes=512"]);
+    assert!(two.contains("leave one out"), "{two}");
+    let other = refusal(&["--compression_type=none", "--blob_compression_type=lz4"]);
+    assert!(other.contains("the same as --compression_type"), "{other}");
+    assert!(
+        refusal(&["--enable_blob_files", "--space_amplification_max=1.5"])
+            .contains("--enable_blob_garbage_collection")
+    );
+    let age = refusal(&["--blob_garbage_collection_age_cutoff=1.0"]);
+    assert!(age.contains("most garbage") && age.contains("compare"), "{age}");
+    assert!(refusal(&["--nouse_blob_cache"]).contains("--cache_size"));
+    let sizes = refusal(&["--value_size_min=9", "--value_size_max=8"]);
+    assert!(sizes.contains("must not be above"), "{sizes}");
+}
+
+#[test]
+fn comparison_hands_blobdb_flags_to_db_bench_alone() {
+    let args: Vec<OsString> = [
+        "--enable_blob_files",
+        "--blob_garbage_collection_age_cutoff=1.0",
+        "-blob_garbage_collection_force_threshold",
+        "0.5",
+        "--use_blob_cache",
+        "--num=10",
+    ]
+    .map(OsString::from)
+    .into();
+    let (given, spelled) = read_compare(&args).expect("known flags");
+    let words: Vec<&str> = given.db_bench_flags.split_whitespace().collect();
+    let wanted = [
+        "--blob_garbage_collection_age_cutoff=1.0",
+        "--blob_garbage_collection_force_threshold=0.5",
+        "--use_blob_cache",
+    ];
+    assert_eq!(words, wanted);
+    assert_eq!(spelled.args, ["--enable_blob_files", "--num=10"]);
+    assert!(given.bench.separation.enable_blob_files);
+    let own: Vec<OsString> = ["--value_separation_bytes=512"].map(OsString::from).into();
+    assert!(matches!(read_compare(&own), Err(Stop::Usage(text)) if text.contains("both sides")));
+}
+
+#[test]
 fn help_teaches_every_benchmark() {
     let help = refusal(&["--help"]);
     for name in crate::workloads::NAMES {
-        let family = if name.starts_with("ycsb") { "ycsb" } else { name };
+        let is_phase = crate::workloads::terark::is_one(name);
+        let family = match name {
+            _ if name.starts_with("ycsb") => "ycsb",
+            _ if is_phase => name.split_inclusive('k').next().unwrap_or(name),
+            _ => name,
+        };
         assert!(help.contains(family), "{name} is missing in --help");
     }
 }

@@ -7,7 +7,8 @@
 //! RocksDB, `bucketlsm` and `keigo` the comparisons of two papers, `model` the model of many cores,
 //! [`flexkv`] the testbed of another paper, and its `verbs` the calibration of the network card.
 //! `claim` holds targets, `page` renders results and writes the pages of `docs/benchmarks/`, `plot`
-//! draws charts, and `program` finds the program to measure.
+//! draws charts, `program` finds and starts the program to measure, and `results` reads its result
+//! file.
 //!
 //! `compare`, `rocksdb`, `bucketlsm` and `keigo` start the `archipelago` program and read what it
 //! prints, so that they measure the program that people run.
@@ -21,6 +22,7 @@ mod model;
 mod page;
 mod plot;
 mod program;
+mod results;
 mod rocksdb;
 
 use std::ffi::OsString;

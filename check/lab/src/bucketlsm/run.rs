@@ -1,18 +1,14 @@
 //! One run: a process on a fresh directory, and the figures of the files that it writes.
 
-use std::collections::BTreeMap;
-use std::io::Read as _;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::path::PathBuf;
 
-use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use super::plan::{self, Case, Mode, Setting, Workload};
+use crate::program::run_to_end;
+use crate::results::{self, LatencyEntry, ResultFile};
 use archipelago_bench::harness::samples::{Series, Stalls, Window};
-use archipelago_bench::harness::store::{
-    Error, FileClass, FileSystem, IoContext, IoPurpose, LocalFs, Result,
-};
+use archipelago_bench::harness::store::{Error, FileSystem, LocalFs, Result};
 
 /// Mean and tail of one kind of operation, in microseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -74,40 +70,8 @@ impl Run {
     }
 }
 
-/// The parts of a result file that are used here.
-#[derive(Debug, Deserialize)]
-struct ResultFile {
-    results: Vec<ResultEntry>,
-}
-
-#[derive(Debug, Deserialize)]
-struct ResultEntry {
-    name: String,
-    ops_per_s: f64,
-    seconds: f64,
-    latency: BTreeMap<String, LatencyEntry>,
-    stall_seconds: Stalls,
-    cpu_seconds: Option<f64>,
-    settle_seconds: Option<f64>,
-    settled: Option<SettledEntry>,
-}
-
-#[derive(Debug, Deserialize)]
-struct SettledEntry {
-    write_amplification: Option<f64>,
-}
-
-#[derive(Clone, Copy, Debug, Deserialize)]
-struct LatencyEntry {
-    mean_ns: f64,
-    p99_ns: u64,
-    max_ns: u64,
-}
-
-impl LatencyEntry {
-    fn latency(self) -> Latency {
-        Latency { mean_us: self.mean_ns / 1e3, p99_us: self.p99_ns as f64 / 1e3 }
-    }
+fn latency_of(entry: LatencyEntry) -> Latency {
+    Latency { mean_us: entry.mean_ns / 1e3, p99_us: entry.p99_ns as f64 / 1e3 }
 }
 
 /// Program to start, and where.
@@ -146,7 +110,8 @@ impl Stage {
     ) -> Result<(Figures, Series)> {
         let db = format!("--db={}", self.dir.join("db").display());
         if let Some(prepared) = plan::prepared(workload) {
-            self.start(&[&prepared, words, std::slice::from_ref(&db)].concat())?;
+            let load = [&prepared, words, std::slice::from_ref(&db)].concat();
+            run_to_end(&self.program, &load)?;
         }
         let (results, samples) = (self.dir.join("results.json"), self.dir.join("samples.json"));
         let mut all = [measured, words].concat();
@@ -159,41 +124,12 @@ impl Stage {
             all.push(format!("--device={}", file.display()));
             all.push(format!("--device_scale={}", self.device_scale));
         }
-        self.start(&all)?;
-        let results: ResultFile = read(&results)?;
-        let series: Series = read(&samples)?;
+        run_to_end(&self.program, &all)?;
+        let results: ResultFile = results::read(&results)?;
+        let series: Series = results::read(&samples)?;
         let figures = figures(workload.benchmark(), &results, &series)?;
         Ok((figures, series))
     }
-
-    fn start(&self, words: &[String]) -> Result<()> {
-        let unable = |error| Error::io("run", &self.program, error);
-        let mut command = Command::new(&self.program);
-        command.arg("bench").args(words).stdin(Stdio::null()).stdout(Stdio::null());
-        let mut child = command.stderr(Stdio::piped()).spawn().map_err(unable)?;
-        let mut complaint = String::new();
-        if let Some(stderr) = &mut child.stderr {
-            stderr.read_to_string(&mut complaint).map_err(unable)?;
-        }
-        let status = child.wait().map_err(unable)?;
-        if status.success() {
-            return Ok(());
-        }
-        Err(Error::invalid(format!(
-            "{} bench {} failed ({status}): {}",
-            self.program.display(),
-            words.join(" "),
-            complaint.trim()
-        )))
-    }
-}
-
-/// The JSON file at `path`.
-fn read<T: DeserializeOwned>(path: &Path) -> Result<T> {
-    let context = IoContext::new(FileClass::Other, IoPurpose::Maintenance);
-    let bytes = LocalFs::new().read(path, context)?;
-    serde_json::from_slice(&bytes)
-        .map_err(|error| Error::invalid(format!("{}: {error}", path.display())))
 }
 
 fn figures(name: &str, results: &ResultFile, series: &Series) -> Result<Figures> {
@@ -202,7 +138,7 @@ fn figures(name: &str, results: &ResultFile, series: &Series) -> Result<Figures>
     let window = series.window(name).ok_or_else(missing)?;
     let latency = |kinds: [&str; 2]| {
         let found = kinds.iter().find_map(|kind| entry.latency.get(*kind).copied());
-        found.map(LatencyEntry::latency)
+        found.map(latency_of)
     };
     let write = entry.latency.get("write").or_else(|| entry.latency.get("update"));
     let fullest: Vec<usize> = series

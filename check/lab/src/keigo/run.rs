@@ -2,16 +2,16 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
 
 use archipelago_tier::{DeviceKind, DeviceSettings};
-use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use super::bound::{Served, bound, recovered_s};
 use super::flags::KeigoFlags;
 use super::plan::{self, Group, LOG_DIRTY_BYTES_MAX, Layout, Medium, Part, Side};
-use archipelago_bench::harness::samples::{Series, Stalls};
+use crate::program::{instructions, run_to_end};
+use crate::results::{self, ResultEntry, ResultFile};
+use archipelago_bench::harness::samples::Series;
 use archipelago_bench::harness::store::{
     DeviceSpec, Error, FileClass, FileSystem, IoContext, IoPurpose, LocalFs, Result,
 };
@@ -52,29 +52,6 @@ pub(super) struct Run {
     pub(super) side: Side,
     pub(super) round: u64,
     pub(super) figures: Figures,
-}
-
-#[derive(Debug, Deserialize)]
-struct ResultFile {
-    results: Vec<ResultEntry>,
-}
-
-#[derive(Debug, Deserialize)]
-struct ResultEntry {
-    name: String,
-    ops: u64,
-    ops_per_s: f64,
-    seconds: f64,
-    latency: BTreeMap<String, LatencyEntry>,
-    stall_seconds: Stalls,
-    cpu_seconds: Option<f64>,
-    write_amplification: Option<f64>,
-    tiers: Option<TierOutcome>,
-}
-
-#[derive(Clone, Copy, Debug, Deserialize)]
-struct LatencyEntry {
-    p99_ns: u64,
 }
 
 /// The emulated devices, at the scale of the runs.
@@ -135,8 +112,8 @@ impl Stage<'_> {
             format!("--samples={}", samples.display()),
         ];
         self.bench(&[plan::measured_words(self.flags, group, round), place, files].concat())?;
-        let results: ResultFile = read(&results)?;
-        let series: Series = read(&samples)?;
+        let results: ResultFile = results::read(&results)?;
+        let series: Series = results::read(&samples)?;
         let name = group.workload.benchmark();
         let entry = results.results.iter().rfind(|entry| entry.name == name);
         let entry = entry.ok_or_else(|| Error::invalid(format!("no result of {name}")))?;
@@ -261,50 +238,15 @@ impl Stage<'_> {
         let mut counted = [0; 2];
         for (ops, count) in OPS.into_iter().zip(&mut counted) {
             let words = [plan::counted_words(self.flags, group, ops), place.to_vec()].concat();
-            let out = self.dir.join("callgrind.out");
-            let mut command = Command::new("valgrind");
-            command
-                .arg("--tool=callgrind")
-                .arg(format!("--callgrind-out-file={}", out.display()))
-                .arg(&self.program);
-            let said = finish(command.arg("bench").args(&words), &words)?;
-            let said = String::from_utf8_lossy(&said.stderr).into_owned();
-            *count = collected(&said).ok_or_else(|| {
-                Error::invalid(format!("valgrind counted nothing: {}", said.trim()))
-            })?;
+            *count = instructions(&self.program, &words, &self.dir.join("callgrind.out"))?;
         }
         let per_op = counted[1].saturating_sub(counted[0]) as f64 / (OPS[1] - OPS[0]) as f64;
         Ok(Figures { instructions_per_op: Some(per_op), ..Figures::default() })
     }
 
     fn bench(&self, words: &[String]) -> Result<()> {
-        finish(Command::new(&self.program).arg("bench").args(words), words).map(drop)
+        run_to_end(&self.program, words)
     }
-}
-
-/// Runs a process to its end. An error contains its error output.
-fn finish(command: &mut Command, words: &[String]) -> Result<Output> {
-    let name = command.get_program().to_owned();
-    let output = command
-        .stdin(Stdio::null())
-        .output()
-        .map_err(|error| Error::io("run", Path::new(&name), error))?;
-    if output.status.success() {
-        return Ok(output);
-    }
-    Err(Error::invalid(format!(
-        "{} … bench {} failed ({}): {}",
-        name.display(),
-        words.join(" "),
-        output.status,
-        String::from_utf8_lossy(&output.stderr).trim()
-    )))
-}
-
-/// The number in callgrind's line `==7== Collected : 123`.
-pub(super) fn collected(said: &str) -> Option<u64> {
-    let line = said.lines().find(|line| line.contains("Collected"))?;
-    line.rsplit(':').next()?.trim().parse().ok()
 }
 
 /// Operations a second over the whole run, of each half second.
@@ -328,11 +270,4 @@ pub(super) fn write(path: &Path, text: &str) -> Result<()> {
     let path = std::path::absolute(path)
         .map_err(|error| Error::invalid(format!("{} is not a path: {error}", path.display())))?;
     LocalFs::new().write_atomic(&path, text.as_bytes(), context)
-}
-
-fn read<T: DeserializeOwned>(path: &Path) -> Result<T> {
-    let context = IoContext::new(FileClass::Other, IoPurpose::Maintenance);
-    let bytes = LocalFs::new().read(path, context)?;
-    serde_json::from_slice(&bytes)
-        .map_err(|error| Error::invalid(format!("{}: {error}", path.display())))
 }

@@ -18,7 +18,7 @@ use archipelago_engine::extension::Registry;
 use archipelago_engine::file_meta::{FileMeta, sst_name};
 use archipelago_engine::flush::{FlushSpec, run_flush};
 use archipelago_engine::job::below::Below;
-use archipelago_engine::job::spec::{FileNumbers, OutputSpec, Retention};
+use archipelago_engine::job::spec::{FileNumbers, OutputSpec, Retention, ValueSpec};
 use archipelago_engine::job::{Cancel, JobContext, ShardRef, ShardSource};
 use archipelago_engine::key::Kind;
 use archipelago_engine::manifest::{VersionEdit, VersionSet};
@@ -224,6 +224,7 @@ fn output_spec(level: u8, first: u64) -> OutputSpec {
         bloom_bits_per_key: options.bloom_bits_per_key,
         created_unix_ms: 0,
         direct_io: false,
+        values: ValueSpec::default(),
     }
 }
 

@@ -5,6 +5,10 @@
 //! instead of values. This module holds the types that tables, manifests and jobs share. It is
 //! pure and knows no file. Paper: Terark-DS §2.2; design: `docs/design/separation.md`.
 
+mod handle;
 mod meta;
+mod reference;
 
+pub use handle::ValueHandle;
 pub use meta::{InvalidFileMeta, VALUE_TRAILER_BYTES, ValueFileMeta, ValueRef, ValueRefs};
+pub use reference::{BadReference, Reference};

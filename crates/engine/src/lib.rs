@@ -39,5 +39,6 @@ pub mod stall;
 pub mod stats;
 pub mod table_cache;
 pub mod transaction;
+pub(crate) mod value;
 pub mod version;
 pub mod wal;

@@ -43,7 +43,7 @@ pub struct CoveredRange {
 }
 
 /// What the records of a table could give back. Bytes are those of user keys and values before
-/// encoding.
+/// encoding; a separated value counts with its reference and its value record.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct TableContent {
     /// Number of different user keys of point records.

@@ -1,12 +1,13 @@
 //! The block cache: checked, uncompressed blocks of all open tables, in a bounded number of bytes.
 //!
-//! Owned by the database (databases may share one); table readers fill it. Data blocks, and index
-//! and filter partitions of large files, lie in it alike. Invariants:
+//! Owned by the database (databases may share one); table readers fill it. It holds data blocks,
+//! index and filter partitions of large files, and separated values. Invariants:
 //! 1. the weights of all cached blocks never exceed the capacity: it is split over shards, each of
 //!    which evicts before it admits; a weight is the block's memory with its share of the table;
 //! 2. a block that is evicted while somebody pins it stays in memory and in the budget
 //!    (`MemoryClass::BlockCache`) until the last pin goes;
-//! 3. a block larger than its shard is not admitted; its reader keeps it, charged to the budget.
+//! 3. a block larger than its shard, or a value larger than a quarter of it, is not admitted; its
+//!    reader keeps it, charged to the budget.
 //!
 //! So pinned blocks exceed the capacity, and the budget counts them.
 //!
@@ -40,6 +41,9 @@ const SHARD_BYTES_MIN: u64 = 512 << 10;
 const SHARDS_MAX: u64 = 64;
 /// Epochs while as much is evicted as the cache holds.
 const EPOCHS_PER_TURN: u64 = 16;
+/// The part of a shard that one value may fill: one in so many. A larger value would evict most of
+/// the shard for one read.
+const VALUES_PER_SHARD_MIN: u64 = 4;
 /// What a block is expected to weigh, to size the memory of evicted keys.
 const BLOCK_BYTES_EXPECTED: u64 = 4 << 10;
 
@@ -52,11 +56,13 @@ pub enum BlockKind {
     Index,
     /// A partition of a filter.
     Filter,
+    /// A separated value.
+    Value,
 }
 
 impl BlockKind {
     /// Every kind, in the order of reports.
-    pub const ALL: [Self; 3] = [Self::Data, Self::Index, Self::Filter];
+    pub const ALL: [Self; 4] = [Self::Data, Self::Index, Self::Filter, Self::Value];
 
     /// The kind as reports spell it.
     #[must_use]
@@ -65,6 +71,7 @@ impl BlockKind {
             Self::Data => "data",
             Self::Index => "index",
             Self::Filter => "filter",
+            Self::Value => "value",
         }
     }
 }
@@ -147,7 +154,7 @@ impl<B: CachedBlock> Weighter<BlockKey, Arc<B>> for ByMemory {
 }
 
 /// Counters of the cache: what happened, per [`BlockKind`].
-type Events = Counters<12>;
+type Events = Counters<16>;
 
 #[derive(Clone, Copy)]
 enum Event {
@@ -317,7 +324,11 @@ impl<B: CachedBlock> BlockCache<B> {
     pub fn insert(&self, key: BlockKey, mut block: B) -> Arc<B> {
         let bytes = block.memory_bytes() as u64;
         block.set_charge(self.budget.hold(MemoryClass::BlockCache, bytes));
-        if bytes > self.cache.shard_capacity() {
+        let largest = match block.kind() {
+            BlockKind::Value => self.cache.shard_capacity() / VALUES_PER_SHARD_MIN,
+            BlockKind::Data | BlockKind::Index | BlockKind::Filter => self.cache.shard_capacity(),
+        };
+        if bytes > largest {
             return Arc::new(block);
         }
         self.events.add(counter(block.kind(), Event::Insert), 1);
@@ -332,6 +343,13 @@ impl<B: CachedBlock> BlockCache<B> {
         if let Some((_, block)) = self.cache.remove(key) {
             Home::leave(block.home());
         }
+    }
+
+    /// Forgets every value of a file that is removed. Costs a walk over the whole cache.
+    pub fn remove_values(&self, unique_id: &[u8; 16]) {
+        let file = BlockKey::new(unique_id, 0).file;
+        // No slot names a value, so that nothing but the cache must let it go.
+        self.cache.retain(|key, block| key.file != file || block.kind() != BlockKind::Value);
     }
 
     /// Forgets every block.

@@ -48,9 +48,21 @@ enum Body {
     Data(DataBlock),
     Index(Box<IndexBlock>),
     Filter(Vec<u8>),
+    Value(Vec<u8>),
 }
 
 impl Block {
+    /// A separated value, which was checked and unpacked.
+    pub(super) fn of_value(value: Vec<u8>) -> Self {
+        let (used_in, body) = (AtomicU32::new(0), Body::Value(value));
+        Self { used_in, body, charge: None, home: Mutex::default() }
+    }
+
+    /// Whether the block is a separated value, whose bytes are those of the block.
+    pub(super) fn is_value(&self) -> bool {
+        matches!(self.body, Body::Value(_))
+    }
+
     /// Reads a payload of `kind` that lies at `handle` of a file of `file_bytes`.
     pub(super) fn parse(
         kind: BlockKind,
@@ -73,6 +85,7 @@ impl Block {
                 BloomRef::new(&payload).ok_or_else(|| damaged("filter block: malformed"))?;
                 Body::Filter(payload)
             }
+            BlockKind::Value => Body::Value(payload),
         };
         Ok(Self { used_in: AtomicU32::new(0), body, charge: None, home: Mutex::default() })
     }
@@ -116,6 +129,7 @@ impl CachedBlock for Block {
             Body::Data(_) => BlockKind::Data,
             Body::Index(_) => BlockKind::Index,
             Body::Filter(_) => BlockKind::Filter,
+            Body::Value(_) => BlockKind::Value,
         }
     }
 
@@ -124,7 +138,7 @@ impl CachedBlock for Block {
             + match &self.body {
                 Body::Data(block) => block.memory_bytes(),
                 Body::Index(block) => size_of::<IndexBlock>() + block.memory_bytes(),
-                Body::Filter(bytes) => bytes.capacity(),
+                Body::Filter(bytes) | Body::Value(bytes) => bytes.capacity(),
             }
     }
 
@@ -151,7 +165,7 @@ impl PinOwner for Block {
     fn bytes(&self) -> &[u8] {
         match &self.body {
             Body::Data(block) => block.bytes(),
-            Body::Filter(bytes) => bytes,
+            Body::Filter(bytes) | Body::Value(bytes) => bytes,
             Body::Index(_) => &[],
         }
     }

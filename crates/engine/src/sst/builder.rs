@@ -6,7 +6,8 @@
 //!    single large record makes a larger block;
 //! 3. the index entry of a block of one record with a value of at least [`LARGE_VALUE_BYTES`] (and
 //!    eight times its key) holds the record's key, trailer and expiry;
-//! 4. [`TableBuilder::finish`] syncs the file; before it the file is not a table, after an error
+//! 4. the references of the table by value file are the sums over the references that were added;
+//! 5. [`TableBuilder::finish`] syncs the file; before it the file is not a table, after an error
 //!    the builder is of no more use and the file is garbage.
 //!
 //! Cost per record: two copies of its bytes, one hash of its key, two checksums; no allocation.
@@ -25,13 +26,14 @@ use super::data_block::{DataBlockBuilder, common_prefix};
 use super::filter;
 use super::format::{Compressor, FOOTER_BYTES, Footer, Handle, RECORD_BYTES_MAX, seal_block};
 use super::index::{IndexBuilder, RecordHead, separator};
-use super::properties::Properties;
+use super::properties::{Properties, ValueArea};
 use crate::cache::{BlockKey, BlockKind};
 use crate::file_meta::FileMeta;
 use crate::key::{self, Kind, TRAILER_BYTES as KEY_TRAILER_BYTES};
 use crate::options::Compression;
 use crate::table_content::ContentCounter;
 use crate::tombstone::{RangeTombstone, Skyline};
+use crate::value_ref::Reference;
 
 /// Values from this length on have the heads of their records in the index.
 pub(crate) const LARGE_VALUE_BYTES: usize = 32 << 10;
@@ -93,6 +95,18 @@ pub struct RecordRole {
     pub is_shadowed: bool,
 }
 
+/// A file that was written and synced.
+pub(super) struct Finished {
+    /// What the file says of itself.
+    pub(super) properties: Properties,
+    /// Random id that the file's blocks are bound to.
+    pub(super) unique_id: [u8; 16],
+    /// Length in bytes.
+    pub(super) size_bytes: u64,
+    /// CRC-32C of the whole file.
+    pub(super) checksum: u32,
+}
+
 /// Writes one table file, record by record.
 pub struct TableBuilder {
     out: Output,
@@ -142,17 +156,30 @@ impl Warmth {
 }
 
 /// The file, its running length and checksum.
-struct Output {
+pub(super) struct Output {
     file: Box<dyn WritableFile>,
-    path: PathBuf,
-    unique_id: [u8; 16],
-    offset: u64,
+    pub(super) path: PathBuf,
+    pub(super) unique_id: [u8; 16],
+    /// Bytes written so far.
+    pub(super) offset: u64,
     crc: u32,
     buffer: Vec<u8>,
 }
 
 impl Output {
-    fn block(&mut self, payload: &[u8], kind: Compression) -> Result<Handle> {
+    /// Writes into `file`, which is empty. The buffer has room for `buffer_bytes` at first.
+    pub(super) fn new(
+        file: Box<dyn WritableFile>,
+        path: &Path,
+        unique_id: [u8; 16],
+        buffer_bytes: usize,
+    ) -> Self {
+        let buffer = Vec::with_capacity(buffer_bytes);
+        Self { file, path: path.to_owned(), unique_id, offset: 0, crc: 0, buffer }
+    }
+
+    /// Writes a block and its trailer; the length of the payload fits into 32 bits.
+    pub(super) fn block(&mut self, payload: &[u8], kind: Compression) -> Result<Handle> {
         let handle = Handle { offset: self.offset, size: payload.len() as u32 };
         self.buffer.clear();
         self.buffer.extend_from_slice(payload);
@@ -187,7 +214,12 @@ impl TableBuilder {
         unique_id: [u8; 16],
         options: TableOptions,
     ) -> Self {
-        let buffer = Vec::with_capacity(options.block_bytes * 2);
+        let out = Output::new(file, path, unique_id, options.block_bytes * 2);
+        Self::after(out, no, options)
+    }
+
+    /// Writes the blocks of a table after everything that `out` has.
+    pub(super) fn after(out: Output, no: FileNo, options: TableOptions) -> Self {
         let properties = Properties {
             smallest_seq: u64::MAX,
             bloom_bits_per_key: options.bloom_bits_per_key,
@@ -197,7 +229,7 @@ impl TableBuilder {
             ..Properties::default()
         };
         Self {
-            out: Output { file, path: path.to_owned(), unique_id, offset: 0, crc: 0, buffer },
+            out,
             no,
             content: ContentCounter::new(
                 options.created_unix_ms,
@@ -223,6 +255,13 @@ impl TableBuilder {
         }
     }
 
+    /// Notes that the file is a value file with `area` before the first data block, whose records
+    /// hold handles.
+    pub(super) fn over_values(mut self, area: ValueArea) -> Self {
+        self.properties.value_area = Some(area);
+        self
+    }
+
     /// Notes that the file is made for ingestion; its records must have sequence number 0.
     #[must_use]
     pub fn for_ingestion(mut self) -> Self {
@@ -244,7 +283,7 @@ impl TableBuilder {
     #[inline]
     pub fn add_as(&mut self, internal_key: &[u8], value: &[u8], role: RecordRole) -> Result<()> {
         if role.is_shadowed {
-            self.count_shadowed(internal_key, value);
+            self.count_shadowed(internal_key, value)?;
         } else {
             self.content.end_shadowed();
         }
@@ -256,15 +295,19 @@ impl TableBuilder {
         Ok(())
     }
 
-    fn count_shadowed(&mut self, internal_key: &[u8], value: &[u8]) {
+    fn count_shadowed(&mut self, internal_key: &[u8], value: &[u8]) -> Result<()> {
         let user_key = key::user_key(internal_key);
         assert!(
             !self.last_key.is_empty() && key::user_key(&self.last_key) == user_key,
             "a record that no other shadows"
         );
         let seq_of = |encoded: &[u8]| key::trailer_seq(key::trailer(encoded)).0;
-        let bytes = (user_key.len() + value.len()) as u64;
+        let mut bytes = (user_key.len() + value.len()) as u64;
+        if key::trailer(internal_key) as u8 == Kind::Indirect as u8 {
+            bytes += self.reference(value)?.record_bytes();
+        }
         self.content.add_shadowed(bytes, seq_of(internal_key), seq_of(&self.last_key));
+        Ok(())
     }
 
     /// Adds a point record behind all others.
@@ -319,15 +362,14 @@ impl TableBuilder {
             self.properties.smallest = user_key.to_vec();
         }
         self.content.add_key(!same_key);
-        self.count(trailer, user_key.len(), value);
-        Ok(())
+        self.count(trailer, user_key.len(), value)
     }
 
     fn block_is_full(&self, key_bytes: usize, value_bytes: usize) -> bool {
         self.block.payload_bytes() + key_bytes + value_bytes + 6 > self.options.block_bytes
     }
 
-    fn count(&mut self, trailer: u64, key_bytes: usize, value: &[u8]) {
+    fn count(&mut self, trailer: u64, key_bytes: usize, value: &[u8]) -> Result<()> {
         let properties = &mut self.properties;
         properties.entries += 1;
         properties.raw_key_bytes += key_bytes as u64;
@@ -343,8 +385,24 @@ impl TableBuilder {
                 let expiry = value.first_chunk().map_or(u64::MAX, |ms| u64::from_le_bytes(*ms));
                 self.content.add_expiring((key_bytes + value.len()) as u64, expiry);
             }
+            Some(Kind::Indirect) if self.properties.value_area.is_none() => {
+                let reference = self.reference(value)?;
+                let bytes = reference.record_bytes();
+                let refs = &mut self.properties.refs;
+                refs.add(reference.file_no.0, u64::from(reference.stored_bytes));
+                if let Some(expiry) = reference.expiry_unix_ms {
+                    self.content.add_expiring((key_bytes + value.len()) as u64 + bytes, expiry);
+                }
+            }
             _ => {}
         }
+        Ok(())
+    }
+
+    /// The reference that is the stored value of a record of this table.
+    fn reference(&self, stored: &[u8]) -> Result<Reference> {
+        Reference::decode(stored)
+            .map_err(|bad| Error::corrupt(&self.out.path, self.out.offset, bad))
     }
 
     /// Adds a range tombstone, in any order; an empty one is ignored.
@@ -430,14 +488,22 @@ impl TableBuilder {
     }
 
     /// Writes what is left, syncs the file and tells what the manifest must know.
-    pub fn finish(mut self) -> Result<FileMeta> {
+    pub fn finish(self) -> Result<FileMeta> {
+        let no = self.no;
+        let Finished { properties, unique_id, size_bytes, checksum } = self.end()?;
+        Ok(properties.to_meta(no, unique_id, size_bytes, checksum))
+    }
+
+    /// Writes what is left, with the footer of a table or of a value file, and syncs the file.
+    pub(super) fn end(mut self) -> Result<Finished> {
         if !self.block.is_empty() {
             self.cut_block()?;
         }
         if let Some(handle) = self.pending.take() {
             self.index_block(handle, None);
         }
-        self.properties.data_bytes = self.out.offset;
+        let area_bytes = self.properties.value_area.map_or(0, |area| area.bytes);
+        self.properties.data_bytes = self.out.offset - area_bytes;
         let (index, filter, partitioned) = self.write_index_and_filter()?;
         let tombstones = self.write_tombstones()?;
         self.set_bounds();
@@ -447,6 +513,7 @@ impl TableBuilder {
         self.properties.encode(&mut payload);
         let properties = self.out.block(&payload, Compression::None)?;
         let footer = Footer {
+            layout: self.properties.layout(),
             filter,
             index,
             tombstones,
@@ -459,8 +526,8 @@ impl TableBuilder {
         footer.encode(&mut self.out.buffer);
         self.out.write()?;
         self.out.file.sync()?;
-        let (size, crc) = (self.out.offset, self.out.crc);
-        Ok(self.properties.to_meta(self.no, self.out.unique_id, size, crc))
+        let Output { unique_id, offset: size_bytes, crc: checksum, .. } = self.out;
+        Ok(Finished { properties: self.properties, unique_id, size_bytes, checksum })
     }
 
     fn write_index_and_filter(&mut self) -> Result<(Handle, Handle, bool)> {

@@ -1,7 +1,9 @@
 //! The file frame: block handles, block trailers, compression and the footer.
 //!
-//! Layout of a file (`docs/formats/sst.md`): data blocks, then filter, index, range-tombstone and
-//! properties blocks, then the footer. Blocks lie without gaps. Invariants:
+//! Layout of a table (`docs/formats/sst.md`): data blocks, then filter, index, range-tombstone and
+//! properties blocks, then the footer. Blocks lie without gaps. A value file
+//! (`docs/formats/value-file.md`) has the same frame behind a value area, and a magic and a version
+//! of its own. Invariants:
 //! 1. a block is `payload ++ compression type (u8) ++ crc (u32)`; the crc covers payload and type
 //!    and is bound to the file's unique id and the block's offset;
 //! 2. a compressed payload is `uncompressed length (u32) ++ compressed bytes`;
@@ -15,14 +17,17 @@ use std::path::Path;
 use archipelago_base::checksum::{block_crc, crc};
 use archipelago_base::codec::{Reader, put_u32, put_u64};
 use archipelago_base::{Error, ErrorKind, Result};
+use archipelago_env::FileClass;
 
 use crate::key::VALUE_BYTES_MAX;
 use crate::options::Compression;
 
-/// Version of the format that this program writes, and the only one that it reads.
-pub const FORMAT_VERSION: u32 = 2;
-/// Last eight bytes of every file.
-pub(super) const MAGIC: [u8; 8] = *b"ArchpSST";
+/// Version of the table format that this program writes, and the only one that it reads.
+pub const FORMAT_VERSION: u32 = 3;
+/// Version of the format of value files that this program writes, and the only one that it reads.
+pub(super) const VALUE_FORMAT_VERSION: u32 = 1;
+/// Bytes of the magic number at the end of every file.
+const MAGIC_BYTES: usize = 8;
 /// Bytes behind every block's payload.
 pub(super) const TRAILER_BYTES: usize = 5;
 /// Length of the footer.
@@ -33,6 +38,54 @@ const FOOTER_CRC_AT: usize = 80;
 pub(super) const RECORD_BYTES_MAX: usize = VALUE_BYTES_MAX + (1 << 19);
 /// Longest uncompressed block that is read: the longest record and room for its frame.
 const BLOCK_BYTES_MAX: usize = VALUE_BYTES_MAX + (1 << 20);
+
+/// What a file with this frame is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Layout {
+    /// A table of the levels: its data blocks begin at offset 0.
+    Table,
+    /// A value file: its data blocks hold handles and follow the value area.
+    Values,
+}
+
+impl Layout {
+    /// Last eight bytes of every file of this layout.
+    pub(super) fn magic(self) -> [u8; MAGIC_BYTES] {
+        match self {
+            Self::Table => *b"ArchpSST",
+            Self::Values => *b"ArchpVal",
+        }
+    }
+
+    /// The only version of the layout that this program writes and reads.
+    pub(super) fn version(self) -> u32 {
+        match self {
+            Self::Table => FORMAT_VERSION,
+            Self::Values => VALUE_FORMAT_VERSION,
+        }
+    }
+
+    /// Class of the file in contexts of I/O.
+    pub(super) fn class(self) -> FileClass {
+        match self {
+            Self::Table => FileClass::Sst,
+            Self::Values => FileClass::ValueSst,
+        }
+    }
+
+    /// The layout in error texts.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Table => "SST",
+            Self::Values => "value file",
+        }
+    }
+
+    /// The layout whose magic number ends `bytes`; `None` if there is none.
+    pub(super) fn of(bytes: &[u8]) -> Option<Self> {
+        [Self::Table, Self::Values].into_iter().find(|layout| bytes.ends_with(&layout.magic()))
+    }
+}
 
 /// Where a block lies: `size` counts the payload, without the trailer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -122,7 +175,13 @@ pub(super) fn open_block_into(
     decompress(kind, payload, out).map_err(|what| Error::corrupt(path, offset, what))
 }
 
-fn check_block(raw: &[u8], path: &Path, unique_id: &[u8; 16], offset: u64) -> Result<Compression> {
+/// Checks the checksum of a block with its trailer, and returns how the payload is compressed.
+pub(super) fn check_block(
+    raw: &[u8],
+    path: &Path,
+    unique_id: &[u8; 16],
+    offset: u64,
+) -> Result<Compression> {
     let Some((covered, stored)) = raw.split_last_chunk::<4>() else {
         return Err(Error::corrupt(path, offset, "block: shorter than its trailer"));
     };
@@ -140,7 +199,12 @@ fn check_block(raw: &[u8], path: &Path, unique_id: &[u8; 16], offset: u64) -> Re
     }
 }
 
-fn decompress(kind: Compression, payload: &[u8], out: &mut Vec<u8>) -> Result<(), String> {
+/// Undoes the compression of a payload into `out`, of which earlier bytes are lost.
+pub(super) fn decompress(
+    kind: Compression,
+    payload: &[u8],
+    out: &mut Vec<u8>,
+) -> Result<(), String> {
     let Some((len, packed)) = payload.split_first_chunk::<4>() else {
         return Err("compressed block: no length".to_owned());
     };
@@ -235,6 +299,8 @@ impl Compressor {
 /// The end of the file: where everything else lies.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Footer {
+    /// What the file is.
+    pub(super) layout: Layout,
     /// The whole-file filter, if there is one (partitioned ones are named by the top index).
     pub(super) filter: Handle,
     /// The index, or its top.
@@ -261,19 +327,26 @@ impl Footer {
         out.extend_from_slice(&[u8::from(self.partitioned), 0, 0, 0]);
         out.extend_from_slice(&self.unique_id);
         put_u64(out, self.file_bytes);
-        put_u32(out, FORMAT_VERSION);
+        put_u32(out, self.layout.version());
         let crc = crc(&out[start..]);
         put_u32(out, crc);
-        out.extend_from_slice(&MAGIC);
+        out.extend_from_slice(&self.layout.magic());
         debug_assert_eq!(out.len() - start, FOOTER_BYTES);
     }
 
-    /// Decodes the last [`FOOTER_BYTES`] bytes of a file of `file_bytes`.
-    pub(super) fn decode(bytes: &[u8], path: &Path, file_bytes: u64) -> Result<Self> {
+    /// Decodes the last [`FOOTER_BYTES`] bytes of a file of `file_bytes`, which must have `layout`.
+    pub(super) fn decode(
+        bytes: &[u8],
+        path: &Path,
+        file_bytes: u64,
+        layout: Layout,
+    ) -> Result<Self> {
         let at = file_bytes.saturating_sub(FOOTER_BYTES as u64);
         let corrupt = |what: &str| Error::corrupt(path, at, format!("footer: {what}"));
-        if bytes.len() != FOOTER_BYTES || !bytes.ends_with(&MAGIC) {
-            return Err(corrupt("no magic number: not an SST, or cut off"));
+        let name = layout.name();
+        if bytes.len() != FOOTER_BYTES || Layout::of(bytes) != Some(layout) {
+            let article = if layout == Layout::Table { "an" } else { "a" };
+            return Err(corrupt(&format!("no magic number: not {article} {name}, or cut off")));
         }
         let mut reader = Reader::new(&bytes[FOOTER_CRC_AT - 4..]);
         let (version, stored) = (reader.u32(), reader.u32());
@@ -281,14 +354,15 @@ impl Footer {
         if stored != Some(computed) {
             return Err(corrupt(&format!("checksum {stored:x?} does not match {computed:#x}")));
         }
-        if version != Some(FORMAT_VERSION) {
+        if version != Some(layout.version()) {
             return Err(Error::unsupported(format!(
-                "{}: SST format version {}; this program reads version {FORMAT_VERSION} only",
+                "{}: {name} format version {}; this program reads version {} only",
                 path.display(),
                 version.unwrap_or_default(),
+                layout.version(),
             )));
         }
-        let footer = Self::parse(bytes).ok_or_else(|| corrupt("unknown layout"))?;
+        let footer = Self::parse(bytes, layout).ok_or_else(|| corrupt("unknown layout"))?;
         if footer.file_bytes != file_bytes {
             let says = footer.file_bytes;
             return Err(corrupt(&format!("the file has {file_bytes} bytes, not {says}")));
@@ -301,7 +375,7 @@ impl Footer {
         Ok(footer)
     }
 
-    fn parse(bytes: &[u8]) -> Option<Self> {
+    fn parse(bytes: &[u8], layout: Layout) -> Option<Self> {
         let mut reader = Reader::new(bytes);
         let filter = Handle::decode(&mut reader)?;
         let index = Handle::decode(&mut reader)?;
@@ -314,6 +388,15 @@ impl Footer {
         };
         let unique_id = reader.take(16)?.try_into().ok()?;
         let file_bytes = reader.u64()?;
-        Some(Self { filter, index, tombstones, properties, partitioned, unique_id, file_bytes })
+        Some(Self {
+            layout,
+            filter,
+            index,
+            tombstones,
+            properties,
+            partitioned,
+            unique_id,
+            file_bytes,
+        })
     }
 }

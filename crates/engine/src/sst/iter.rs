@@ -249,6 +249,11 @@ impl TableIter {
         }
     }
 
+    /// Offset of the block that the cursor stands in, for errors.
+    pub(super) fn block_offset(&self) -> u64 {
+        self.handle.offset
+    }
+
     /// Moves the cursor within the current block.
     #[inline]
     fn in_block(

@@ -14,6 +14,7 @@
 //! | `block` | a block in memory, as the cache holds it |
 //! | `builder`, `writer` | writing |
 //! | `reader`, `multi`, `iter`, `readahead`, `verify`, `dump` | reading |
+//! | `value_file` | files of separated values, whose keys are a table of handles |
 //! | `anchors` | keys at which a compaction of the table may be cut |
 //! | `salvage` | reading what is whole of a damaged table |
 
@@ -33,6 +34,8 @@ mod reader;
 mod salvage;
 mod sampling;
 mod tail;
+#[cfg_attr(not(test), expect(dead_code, reason = "flushes, compactions and reads will use it"))]
+pub(crate) mod value_file;
 mod verify;
 mod writer;
 

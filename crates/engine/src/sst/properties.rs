@@ -1,15 +1,17 @@
 //! What a file says of itself: counts, bounds, and how it was made.
 //!
 //! Stored as fields `tag (u8) ++ length (varint) ++ bytes`, tags ascending; numbers are varints.
-//! Unknown tags above [`TAG_OPTIONAL`] may be skipped; any other unknown tag is refused.
+//! Unknown tags from [`TAG_OPTIONAL`] on may be skipped; any other unknown tag is refused.
 
 use std::path::Path;
 
 use archipelago_base::codec::{Reader, put_bytes, put_u8, put_varint};
 use archipelago_base::{CfId, Error, FileNo, Result, SeqNo};
 
+use super::format::Layout;
 use crate::file_meta::FileMeta;
 use crate::table_content::TableContent;
+use crate::value_ref::{ValueRef, ValueRefs};
 
 /// The only order of keys there is.
 const COMPARATOR: &[u8] = b"bytewise";
@@ -17,6 +19,19 @@ const COMPARATOR: &[u8] = b"bytewise";
 const TAG_OPTIONAL: u8 = 128;
 /// The file was made for ingestion. Absent otherwise.
 const TAG_FOR_INGESTION: u8 = 128;
+/// References by value file. Absent in a table without references.
+const TAG_REFS: u8 = 129;
+/// The value area. In every value file, and in no table.
+const TAG_VALUE_AREA: u8 = 130;
+
+/// The value area of a value file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ValueArea {
+    /// Bytes of all value records with their trailers: the offset of the first data block.
+    pub bytes: u64,
+    /// Bytes of the users' values.
+    pub raw_bytes: u64,
+}
 
 /// The properties block of a table.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -63,9 +78,28 @@ pub struct Properties {
     pub content: TableContent,
     /// Made by an `SstWriter`: no database has it, and its records have no sequence numbers.
     pub for_ingestion: bool,
+    /// References of the table by value file. None in a value file.
+    pub refs: ValueRefs,
+    /// The value area of a value file; `None` in a table of the levels.
+    pub value_area: Option<ValueArea>,
 }
 
 impl Properties {
+    /// What the file is.
+    pub(super) fn layout(&self) -> Layout {
+        if self.value_area.is_some() { Layout::Values } else { Layout::Table }
+    }
+
+    /// Offset of the first data block.
+    pub(super) fn data_start(&self) -> u64 {
+        self.value_area.map_or(0, |area| area.bytes)
+    }
+
+    /// Offset after the last data block.
+    pub(super) fn data_end(&self) -> u64 {
+        self.data_start().saturating_add(self.data_bytes)
+    }
+
     /// Appends the payload of the properties block.
     pub(super) fn encode(&self, out: &mut Vec<u8>) {
         let mut scratch = Vec::new();
@@ -97,6 +131,17 @@ impl Properties {
         if self.for_ingestion {
             put_u8(out, TAG_FOR_INGESTION);
             put_bytes(out, &[1]);
+        }
+        if !self.refs.is_empty() {
+            put_u8(out, TAG_REFS);
+            put_bytes(out, &encoded_refs(&self.refs));
+        }
+        if let Some(area) = self.value_area {
+            let mut value = Vec::new();
+            put_varint(&mut value, area.bytes);
+            put_varint(&mut value, area.raw_bytes);
+            put_u8(out, TAG_VALUE_AREA);
+            put_bytes(out, &value);
         }
     }
 
@@ -162,6 +207,22 @@ impl Properties {
                 return Field::Optional;
             }
             TAG_FOR_INGESTION => return Field::Damaged,
+            TAG_REFS => {
+                return match decoded_refs(value) {
+                    Some(refs) => {
+                        self.refs = refs;
+                        Field::Optional
+                    }
+                    None => Field::Damaged,
+                };
+            }
+            TAG_VALUE_AREA => {
+                let mut reader = Reader::new(value);
+                let numbers = (reader.varint(), reader.varint(), reader.is_empty());
+                let (Some(bytes), Some(raw_bytes), true) = numbers else { return Field::Damaged };
+                self.value_area = Some(ValueArea { bytes, raw_bytes });
+                return Field::Optional;
+            }
             0 | 3 | 4 | 15 | 19..=63 | 71.. => return Field::Unknown,
             64 if value == COMPARATOR => {}
             64 => return Field::Unsupported("another comparator than bytewise"),
@@ -247,9 +308,30 @@ impl Properties {
             median_key: self.median_key.clone(),
             created_unix_ms: self.created_unix_ms,
             content: self.content.clone(),
-            refs: crate::value_ref::ValueRefs::default(),
+            refs: self.refs.clone(),
         }
     }
+}
+
+/// The value of the property [`TAG_REFS`].
+fn encoded_refs(refs: &ValueRefs) -> Vec<u8> {
+    let mut out = Vec::new();
+    for entry in refs.by_file() {
+        put_varint(&mut out, entry.no);
+        put_varint(&mut out, entry.records);
+        put_varint(&mut out, entry.bytes);
+    }
+    out
+}
+
+fn decoded_refs(bytes: &[u8]) -> Option<ValueRefs> {
+    let mut reader = Reader::new(bytes);
+    let mut refs = Vec::new();
+    while !reader.is_empty() {
+        let no = reader.varint()?;
+        refs.push(ValueRef { no, records: reader.varint()?, bytes: reader.varint()? });
+    }
+    ValueRefs::new(refs).filter(|refs| !refs.is_empty())
 }
 
 enum Field {

@@ -76,7 +76,7 @@ impl Readahead {
         let most = options.readahead_bytes.max(WINDOW_BYTES_MAX);
         self.window_bytes = self.window_bytes.saturating_mul(2).clamp(WINDOW_BYTES_MIN, most);
         let from = self.asked_to.max(handle.offset);
-        let to = end.saturating_add(self.window_bytes).min(table.properties.data_bytes);
+        let to = end.saturating_add(self.window_bytes).min(table.properties.data_end());
         if to > from {
             table.file.prefetch(from, to - from);
             self.asked_to = to;
@@ -122,7 +122,7 @@ impl Readahead {
         len: usize,
         options: &TableReadOptions,
     ) -> Result<()> {
-        let rest = table.properties.data_bytes.saturating_sub(handle.offset);
+        let rest = table.properties.data_end().saturating_sub(handle.offset);
         let bytes = options.readahead_bytes.min(rest).max(len as u64) as usize;
         if self.buffer.len() < bytes {
             self.buffer = Buffer::take(bytes);

@@ -24,7 +24,7 @@ use archipelago_env::{FileClass, IoContext, IoPurpose, RandomFile};
 use super::block::{Block, BlockCache, BlockGuard, BlockPinner, Spot};
 use super::data_block::{DataBlockBuilder, Versions};
 use super::filter::BloomRef;
-use super::format::{FOOTER_BYTES, Footer, Handle, TRAILER_BYTES, open_block};
+use super::format::{FOOTER_BYTES, Footer, Handle, Layout, TRAILER_BYTES, open_block};
 use super::index::IndexBlock;
 use super::properties::Properties;
 use super::tail::Tail;
@@ -112,11 +112,32 @@ impl TableReader {
         cache: &Arc<BlockCache>,
         budget: &Arc<ByteBudget>,
     ) -> Result<Arc<Self>> {
-        let context = IoContext::new(FileClass::Sst, IoPurpose::ForegroundRead);
-        let mut tail = Tail::read(&*file, context)?;
-        let footer = read_footer(&tail, path)?;
-        if let Some(meta) = meta {
-            check_meta(&footer, meta, path)?;
+        let expected = ExpectedFile {
+            layout: Layout::Table,
+            identity: meta.map(|meta| FileIdentity {
+                size_bytes: meta.size_bytes,
+                unique_id: meta.unique_id,
+                checksum: meta.checksum,
+            }),
+            global_seq: meta.and_then(|meta| meta.global_seq).map(SeqNo),
+            lowest: 0,
+        };
+        Self::open_as(file, path, &expected, cache, budget)
+    }
+
+    /// Opens the blocks of a table or of a value file.
+    pub(super) fn open_as(
+        file: Arc<dyn RandomFile>,
+        path: &Path,
+        expected: &ExpectedFile,
+        cache: &Arc<BlockCache>,
+        budget: &Arc<ByteBudget>,
+    ) -> Result<Arc<Self>> {
+        let context = IoContext::new(expected.layout.class(), IoPurpose::ForegroundRead);
+        let mut tail = Tail::read(&*file, expected.lowest, context)?;
+        let footer = read_footer(&tail, path, expected.layout, context)?;
+        if let Some(identity) = &expected.identity {
+            check_identity(&footer, identity, path)?;
         }
         let held = [footer.filter, footer.index, footer.tombstones, footer.properties];
         let first = held.iter().filter(|handle| handle.is_some()).map(|handle| handle.offset).min();
@@ -125,7 +146,8 @@ impl TableReader {
         let read = |handle: Handle| read_payload(&tail, path, &footer, handle, context);
         let properties =
             Properties::decode(&read(footer.properties)?, path, footer.properties.offset)?;
-        let global_seq = meta.and_then(|meta| meta.global_seq).map(SeqNo);
+        check_layout(&properties, &footer, path)?;
+        let global_seq = expected.global_seq;
         if global_seq.is_some() && properties.largest_seq != 0 {
             let what = "a global sequence number over records that have their own";
             return Err(Error::corrupt(path, footer.properties.offset, what));
@@ -167,7 +189,7 @@ impl TableReader {
             index,
             filter,
             global_seq,
-            checksum: meta.map(|meta| meta.checksum),
+            checksum: expected.identity.as_ref().map(|identity| identity.checksum),
             cache: Arc::clone(cache),
             _charge: budget.hold(MemoryClass::TableReader, bytes as u64),
         }))
@@ -482,7 +504,7 @@ impl TableReader {
         let options = TableReadOptions::foreground();
         let mut position = self.index.search(user_key, u64::MAX);
         if position == self.index.len() {
-            return Ok(self.properties.data_bytes);
+            return Ok(self.properties.data_end());
         }
         let entry = self.index.entry(position);
         if !self.footer.partitioned {
@@ -493,7 +515,7 @@ impl TableReader {
         let leaf = block.index().ok_or_else(|| self.mixed_up(entry.handle))?;
         position = leaf.search(user_key, u64::MAX);
         Ok(match position == leaf.len() {
-            true => self.properties.data_bytes,
+            true => self.properties.data_end(),
             false => leaf.entry(position).handle.offset,
         })
     }
@@ -515,31 +537,76 @@ impl TableReader {
     }
 }
 
-fn check_meta(footer: &Footer, meta: &FileMeta, path: &Path) -> Result<()> {
+/// What a caller knows of a file that it opens.
+pub(super) struct ExpectedFile {
+    /// What the file is.
+    pub(super) layout: Layout,
+    /// What the manifest says of the file; `None` for a file that no manifest names.
+    pub(super) identity: Option<FileIdentity>,
+    /// Sequence number of all records of an ingested table.
+    pub(super) global_seq: Option<SeqNo>,
+    /// Offset below which opening reads nothing.
+    pub(super) lowest: u64,
+}
+
+/// What the manifest says of a file, so that another file is not taken for it.
+#[derive(Clone, Copy)]
+pub(super) struct FileIdentity {
+    /// Length in bytes.
+    pub(super) size_bytes: u64,
+    /// Random id that the blocks are bound to.
+    pub(super) unique_id: [u8; 16],
+    /// CRC-32C of the whole file.
+    pub(super) checksum: u32,
+}
+
+fn check_identity(footer: &Footer, identity: &FileIdentity, path: &Path) -> Result<()> {
     let at = footer.file_bytes - FOOTER_BYTES as u64;
-    if footer.file_bytes != meta.size_bytes {
+    if footer.file_bytes != identity.size_bytes {
         let what = format!(
             "the file has {} bytes, the manifest says {}",
-            footer.file_bytes, meta.size_bytes
+            footer.file_bytes, identity.size_bytes
         );
         return Err(Error::corrupt(path, at, what));
     }
-    if footer.unique_id != meta.unique_id {
+    if footer.unique_id != identity.unique_id {
         return Err(Error::corrupt(path, at, "unique id is not the one in the manifest"));
     }
     Ok(())
 }
 
-fn read_footer(file: &dyn RandomFile, path: &Path) -> Result<Footer> {
+/// Refuses properties of a table in a value file, and the reverse.
+fn check_layout(properties: &Properties, footer: &Footer, path: &Path) -> Result<()> {
+    let corrupt = |what| Err(Error::corrupt(path, footer.properties.offset, what));
+    if properties.layout() != footer.layout {
+        return corrupt("properties: a value area in a table, or none in a value file");
+    }
+    if footer.layout == Layout::Values {
+        let is_plain = properties.refs.is_empty()
+            && properties.range_deletions == 0
+            && !footer.tombstones.is_some()
+            && !footer.filter.is_some();
+        if !is_plain || properties.data_start() > footer.file_bytes {
+            return corrupt("properties: impossible in a value file");
+        }
+    }
+    Ok(())
+}
+
+fn read_footer(
+    file: &dyn RandomFile,
+    path: &Path,
+    layout: Layout,
+    context: IoContext,
+) -> Result<Footer> {
     let len = file.len();
     let Some(at) = len.checked_sub(FOOTER_BYTES as u64) else {
         let what = format!("footer: the file has only {len} bytes: not an SST, or cut off");
         return Err(Error::corrupt(path, 0, what));
     };
     let mut bytes = [0; FOOTER_BYTES];
-    let context = IoContext::new(FileClass::Sst, IoPurpose::ForegroundRead);
     file.read_exact_at(at, &mut bytes, context)?;
-    Footer::decode(&bytes, path, len)
+    Footer::decode(&bytes, path, len, layout)
 }
 
 /// Reads a block with its trailer, unchecked. The handle lies within the file.

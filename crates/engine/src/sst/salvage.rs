@@ -23,7 +23,7 @@ use archipelago_base::{Result, SeqNo};
 use archipelago_env::{FileClass, IoContext, IoPurpose, RandomFile};
 
 use super::data_block::{Cursor, DataBlock};
-use super::format::{FOOTER_BYTES, Footer, Handle, TRAILER_BYTES, open_block};
+use super::format::{FOOTER_BYTES, Footer, Handle, Layout, TRAILER_BYTES, open_block};
 use super::index::IndexBlock;
 use super::properties::Properties;
 use super::reader::{decode_tombstones, read_payload, read_raw};
@@ -322,5 +322,5 @@ fn read_footer(file: &dyn RandomFile, path: &Path) -> Option<Footer> {
     let at = file.len().checked_sub(FOOTER_BYTES as u64)?;
     let mut bytes = [0; FOOTER_BYTES];
     file.read_exact_at(at, &mut bytes, context()).ok()?;
-    Footer::decode(&bytes, path, file.len()).ok()
+    Footer::decode(&bytes, path, file.len(), Layout::Table).ok()
 }

@@ -20,9 +20,9 @@ pub(super) struct Tail<'a> {
 }
 
 impl<'a> Tail<'a> {
-    /// Reads the last bytes of `file`.
-    pub(super) fn read(file: &'a dyn RandomFile, context: IoContext) -> Result<Self> {
-        let at = file.len().saturating_sub(TAIL_BYTES);
+    /// Reads the last bytes of `file`, and nothing before offset `lowest`.
+    pub(super) fn read(file: &'a dyn RandomFile, lowest: u64, context: IoContext) -> Result<Self> {
+        let at = file.len().saturating_sub(TAIL_BYTES).max(lowest.min(file.len()));
         let mut bytes = vec![0; (file.len() - at) as usize];
         file.read_exact_at(at, &mut bytes, context)?;
         Ok(Self { file, at, bytes })

@@ -13,11 +13,13 @@ use super::data_block::{Cursor, DataBlock};
 use super::filter::BloomRef;
 use super::format::{FOOTER_BYTES, Footer, Handle};
 use super::index::{Entry, IndexBlock, RecordHead};
-use super::properties::Properties;
+use super::properties::{Properties, ValueArea};
 use super::reader::{TableReader, decode_tombstones, read_payload};
+use super::value_file;
 use crate::file_meta::FileMeta;
 use crate::key::{self, KEY_BYTES_MAX, Kind, VALUE_BYTES_MAX};
 use crate::tombstone::TombstoneSet;
+use crate::value_ref::{Reference, ValueHandle};
 
 /// Bytes of the expiry before the value of a [`Kind::PutExpiring`] record.
 const EXPIRY_BYTES: usize = 8;
@@ -29,8 +31,9 @@ const CHUNK_BYTES: usize = 1 << 20;
 impl TableReader {
     /// Reads the file again, past every cache, and checks: the checksum of the file (where the
     /// manifest knows it) and of every block; that blocks lie without gaps; the order of records
-    /// and their bounds in the index; that filters know their keys; the counts in the properties.
-    /// Costs two reads of the whole file.
+    /// and their bounds in the index; that filters know their keys; the counts in the properties,
+    /// and the sums over the references. Of a value file it also checks every value record, and
+    /// that the handles tile the value area. Costs two reads of the whole file.
     pub fn verify(&self, context: IoContext) -> Result<()> {
         self.checked(context).map(drop)
     }
@@ -40,7 +43,8 @@ impl TableReader {
         let mut tail = [0; FOOTER_BYTES];
         let at = self.footer.file_bytes - FOOTER_BYTES as u64;
         self.file.read_exact_at(at, &mut tail, context)?;
-        let footer = Footer::decode(&tail, &self.path, self.file.len())?;
+        let layout = self.footer.layout;
+        let footer = Footer::decode(&tail, &self.path, self.file.len(), layout)?;
         if footer != self.footer {
             return Err(Error::corrupt(
                 &self.path,
@@ -121,14 +125,19 @@ struct Check<'a> {
     unfit: Option<String>,
     seen: Properties,
     filter: Option<Vec<u8>>,
+    /// The values of a value file, as far as their handles were seen.
+    values: ValueScan,
 }
 
 impl<'a> Check<'a> {
     fn new(table: &'a TableReader, context: IoContext) -> Self {
-        let seen = Properties { smallest_seq: u64::MAX, ..Properties::default() };
+        let area = table.properties.value_area.map(|_| ValueArea { bytes: 0, raw_bytes: 0 });
+        let seen = Properties { smallest_seq: u64::MAX, value_area: area, ..Properties::default() };
         let (last_key, others) = (Vec::new(), Vec::new());
         let (unfit, filter) = (None, None);
-        Self { table, context, data_end: 0, others, last_key, unfit, seen, filter }
+        let data_end = table.properties.data_start();
+        let values = ValueScan::default();
+        Self { table, context, data_end, others, last_key, unfit, seen, filter, values }
     }
 
     fn corrupt(&self, offset: u64, what: &str) -> Error {
@@ -265,12 +274,32 @@ impl<'a> Check<'a> {
             let is_new = self.last_key.is_empty() || key::user_key(&self.last_key) != user_key;
             self.seen.content.user_keys += u64::from(is_new);
             count(&mut self.seen, trailer, user_key, value)
-                .ok_or_else(|| self.corrupt(handle.offset, "data block: record of unknown kind"))?;
+                .map_err(|what| self.corrupt(handle.offset, &format!("data block: {what}")))?;
+            if self.seen.value_area.is_some() {
+                self.value(value, handle)?;
+            }
             self.last_key.clear();
             self.last_key.extend_from_slice(cursor.key());
             cursor.next(block).map_err(|_| malformed())?;
         }
         Ok(())
+    }
+
+    /// That the handle in a key block names the value record behind the last one, and that the
+    /// record is whole.
+    fn value(&mut self, stored: &[u8], block: Handle) -> Result<()> {
+        let (table, area_bytes) = (self.table, self.table.properties.data_start());
+        let seen = self.seen.value_area.get_or_insert(ValueArea { bytes: 0, raw_bytes: 0 });
+        let at = ValueHandle::decode(stored, area_bytes)
+            .filter(|at| at.offset == seen.bytes)
+            .ok_or_else(|| {
+                let what = "key block: a handle that is not behind the last one";
+                Error::corrupt(&table.path, block.offset, what)
+            })?;
+        seen.bytes += at.record_bytes();
+        seen.raw_bytes += u64::from(at.raw_bytes);
+        let record = self.values.take(&*table.file, at, area_bytes, self.context)?;
+        value_file::unpack(record, at, &table.path, &table.footer.unique_id).map(drop)
     }
 
     /// What lies behind the data: tombstones and properties, and that there are no gaps.
@@ -326,7 +355,7 @@ impl<'a> Check<'a> {
             ("key bytes", seen.raw_key_bytes, said.raw_key_bytes),
             ("value bytes", seen.raw_value_bytes, said.raw_value_bytes),
             ("data blocks", seen.data_blocks, said.data_blocks),
-            ("data bytes", self.data_end, said.data_bytes),
+            ("data bytes", self.data_end - said.data_start(), said.data_bytes),
             ("index bytes", seen.index_bytes, said.index_bytes),
             ("filter bytes", seen.filter_bytes, said.filter_bytes),
         ];
@@ -335,6 +364,18 @@ impl<'a> Check<'a> {
                 let what = format!("properties: {said} {name}, but the file has {seen}");
                 return Err(self.corrupt(self.table.footer.properties.offset, &what));
             }
+        }
+        if seen.refs != said.refs {
+            let what = format!(
+                "properties: references {:?}, but the records have {:?}",
+                said.refs.by_file(),
+                seen.refs.by_file()
+            );
+            return Err(self.corrupt(self.table.footer.properties.offset, &what));
+        }
+        if seen.value_area != said.value_area {
+            let what = "properties: another value area than the handles tile";
+            return Err(self.corrupt(self.table.footer.properties.offset, what));
         }
         let bounded = seen.entries == 0
             || (said.smallest_seq <= seen.smallest_seq
@@ -363,21 +404,38 @@ fn unfit(trailer: u64, user_key: &[u8], value: &[u8], repeats: bool) -> Option<&
     }
 }
 
-/// Counts a record; `None` if its kind is unknown.
-fn count(seen: &mut Properties, trailer: u64, user_key: &[u8], value: &[u8]) -> Option<()> {
-    match Kind::from_byte(trailer as u8)? {
-        Kind::Delete => seen.deletions += 1,
-        Kind::Merge => seen.content.merges += 1,
-        Kind::PutExpiring => {
-            let expiry_ms = value.first_chunk().map_or(u64::MAX, |ms| u64::from_le_bytes(*ms));
-            let content = &mut seen.content;
-            let [earliest, .., latest] = content.expiry_ms;
-            let earliest = if content.expiring == 0 { expiry_ms } else { earliest.min(expiry_ms) };
-            content.expiry_ms = [earliest, 0, 0, 0, latest.max(expiry_ms)];
-            content.expiring += 1;
+/// Counts a record of a table, or of a value file if `seen` has a value area.
+fn count(seen: &mut Properties, trailer: u64, user_key: &[u8], value: &[u8]) -> Result<(), String> {
+    let kind = Kind::from_byte(trailer as u8);
+    if seen.value_area.is_some() && kind != Some(Kind::Indirect) {
+        return Err("a record without a separated value".to_owned());
+    }
+    let expiry_ms = match kind {
+        Some(Kind::Delete) => {
+            seen.deletions += 1;
+            None
         }
-        Kind::Put => {}
-        _ => return None,
+        Some(Kind::Merge) => {
+            seen.content.merges += 1;
+            None
+        }
+        Some(Kind::PutExpiring) => {
+            Some(value.first_chunk().map_or(u64::MAX, |ms| u64::from_le_bytes(*ms)))
+        }
+        Some(Kind::Indirect) if seen.value_area.is_none() => {
+            let reference = Reference::decode(value).map_err(|bad| bad.to_string())?;
+            seen.refs.add(reference.file_no.0, u64::from(reference.stored_bytes));
+            reference.expiry_unix_ms
+        }
+        Some(Kind::Put | Kind::Indirect) => None,
+        _ => return Err("record of unknown kind".to_owned()),
+    };
+    if let Some(expiry_ms) = expiry_ms {
+        let content = &mut seen.content;
+        let [earliest, .., latest] = content.expiry_ms;
+        let earliest = if content.expiring == 0 { expiry_ms } else { earliest.min(expiry_ms) };
+        content.expiry_ms = [earliest, 0, 0, 0, latest.max(expiry_ms)];
+        content.expiring += 1;
     }
     if seen.entries == 0 {
         seen.smallest = user_key.to_vec();
@@ -388,5 +446,35 @@ fn count(seen: &mut Properties, trailer: u64, user_key: &[u8], value: &[u8]) -> 
     let seq = key::trailer_seq(trailer).0;
     seen.smallest_seq = seen.smallest_seq.min(seq);
     seen.largest_seq = seen.largest_seq.max(seq);
-    Some(())
+    Ok(())
+}
+
+/// Reads value records from front to back, in large steps.
+#[derive(Debug, Default)]
+struct ValueScan {
+    bytes: Vec<u8>,
+    /// Where `bytes` begin in the file.
+    at: u64,
+}
+
+impl ValueScan {
+    /// The value record at `at`, which lies within the value area of `area_bytes`.
+    fn take(
+        &mut self,
+        file: &dyn RandomFile,
+        at: ValueHandle,
+        area_bytes: u64,
+        context: IoContext,
+    ) -> Result<Vec<u8>> {
+        let len = at.record_bytes();
+        let end = self.at + self.bytes.len() as u64;
+        if at.offset < self.at || at.offset + len > end {
+            let step = len.max(CHUNK_BYTES as u64).min(area_bytes - at.offset);
+            self.bytes.resize(step as usize, 0);
+            self.at = at.offset;
+            file.read_exact_at(at.offset, &mut self.bytes, context)?;
+        }
+        let start = (at.offset - self.at) as usize;
+        Ok(self.bytes[start..start + len as usize].to_vec())
+    }
 }

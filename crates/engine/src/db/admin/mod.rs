@@ -211,7 +211,7 @@ impl Db {
     /// `.cur-size-all-mem-tables`, `.estimate-pending-compaction-bytes`, `.num-snapshots`,
     /// `.snapshot-table-bytes`, `.snapshot-mem-table-bytes`,
     /// `.total-sst-files-size`, `.num-running-jobs`, `.block-cache-usage`, `.block-cache-hit` and
-    /// `-miss` (of data, index and filter blocks also `.block-cache-data-hit` and so on),
+    /// `-miss` (of data, index, filter and value blocks also `.block-cache-data-hit` and so on),
     /// `.background-errors`, `.health`, `.latest-sequence-number`, `.disk-state` (roomy, tight, low
     /// or critical), `.disk-free-bytes`, `.disk-reserve-bytes`.
     #[must_use]

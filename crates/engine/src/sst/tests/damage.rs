@@ -5,7 +5,7 @@ use archipelago_base::random::Rng;
 
 use super::*;
 use crate::iter::InternalIterator;
-use crate::sst::format::{FOOTER_BYTES, Footer, seal_block};
+use crate::sst::format::{FOOTER_BYTES, Footer, Layout, seal_block};
 
 fn sample() -> (Records, Vec<RangeTombstone>) {
     let mut records = numbered(24);
@@ -129,7 +129,8 @@ fn another_version_is_unsupported_and_says_so() {
 fn resealed(whole: &[u8], rng: &mut Rng) -> Vec<u8> {
     let mut out = whole.to_vec();
     let len = out.len();
-    let footer = Footer::decode(&out[len - FOOTER_BYTES..], &path(), len as u64).unwrap();
+    let footer =
+        Footer::decode(&out[len - FOOTER_BYTES..], &path(), len as u64, Layout::Table).unwrap();
     let blocks = [footer.index, footer.properties, footer.tombstones, footer.filter];
     let first_data = 0..footer.index.offset.min(400) as usize;
     match blocks.get(rng.usize(..6)) {

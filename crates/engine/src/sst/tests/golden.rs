@@ -34,7 +34,7 @@ fn a_file_is_byte_for_byte_what_the_format_page_says() {
     assert_eq!(bytes[..data.len()], data);
     let footer = &bytes[bytes.len() - 92..];
     assert_eq!(footer[84..], *b"ArchpSST");
-    assert_eq!(footer[76..80], 2u32.to_le_bytes());
+    assert_eq!(footer[76..80], 3u32.to_le_bytes());
     assert_eq!(footer[68..76], (bytes.len() as u64).to_le_bytes());
     assert_eq!(footer[52..68], [9; 16]);
     assert_eq!(meta.checksum, archipelago_base::checksum::crc(&bytes));

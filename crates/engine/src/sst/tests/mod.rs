@@ -5,7 +5,7 @@ mod golden;
 mod many;
 mod model;
 mod readers;
-mod stub;
+pub(in crate::sst) mod stub;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -123,12 +123,12 @@ fn numbered(count: u64) -> Records {
         .collect()
 }
 
-fn file_named(path: &Path, error: &archipelago_base::Error) -> bool {
+pub(in crate::sst) fn file_named(path: &Path, error: &archipelago_base::Error) -> bool {
     error.to_string().contains(&path.display().to_string())
 }
 
 /// Inputs that the fuzzer starts from, replayed by tests.
-fn corpus(target: &str) -> Vec<Vec<u8>> {
+pub(in crate::sst) fn corpus(target: &str) -> Vec<Vec<u8>> {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus").join(target);
     let entries = std::fs::read_dir(dir).expect("the corpus is there");
     entries

@@ -13,10 +13,10 @@ use archipelago_env::{
 };
 use parking_lot::Mutex;
 
-pub(super) type Bytes = Arc<Mutex<Vec<u8>>>;
+pub(in crate::sst) type Bytes = Arc<Mutex<Vec<u8>>>;
 
 #[derive(Debug)]
-pub(super) struct VecWriter(pub(super) Bytes);
+pub(in crate::sst) struct VecWriter(pub(in crate::sst) Bytes);
 
 impl WritableFile for VecWriter {
     fn append(&mut self, data: &[u8]) -> Result<()> {
@@ -36,15 +36,15 @@ impl WritableFile for VecWriter {
 
 /// Reads what the vector holds at the moment, and counts.
 #[derive(Debug)]
-pub(super) struct VecFile {
+pub(in crate::sst) struct VecFile {
     bytes: Bytes,
-    pub(super) reads: AtomicU64,
-    pub(super) batches: AtomicU64,
-    pub(super) prefetched: AtomicU64,
+    pub(in crate::sst) reads: AtomicU64,
+    pub(in crate::sst) batches: AtomicU64,
+    pub(in crate::sst) prefetched: AtomicU64,
 }
 
 impl VecFile {
-    pub(super) fn new(bytes: &Bytes) -> Arc<Self> {
+    pub(in crate::sst) fn new(bytes: &Bytes) -> Arc<Self> {
         Arc::new(Self {
             bytes: Arc::clone(bytes),
             reads: AtomicU64::new(0),
@@ -80,9 +80,9 @@ impl RandomFile for VecFile {
 
 /// A flat directory: create, open, remove.
 #[derive(Debug, Default)]
-pub(super) struct VecFs {
-    pub(super) files: Mutex<HashMap<PathBuf, Bytes>>,
-    pub(super) opens: AtomicU64,
+pub(in crate::sst) struct VecFs {
+    pub(in crate::sst) files: Mutex<HashMap<PathBuf, Bytes>>,
+    pub(in crate::sst) opens: AtomicU64,
 }
 
 impl FileSystem for VecFs {

@@ -18,6 +18,7 @@ mod head;
 mod row;
 #[cfg(test)]
 mod tests;
+mod wrap;
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -32,6 +33,7 @@ pub(crate) use head::{Machine, date};
 pub(crate) use row::{Ratio, Row, RowTarget, Verdict};
 
 use head::Head;
+use wrap::wrapped;
 
 /// How a table is drawn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -104,7 +106,10 @@ impl Section {
             parts.push(row::table(&self.rows).text(style));
         }
         parts.extend(self.grids.iter().map(|grid| grid.text(style)));
-        parts.extend(self.notes.iter().cloned());
+        parts.extend(self.notes.iter().map(|note| match style {
+            Style::Terminal => note.clone(),
+            Style::Markdown => wrapped(note),
+        }));
         parts.join("\n\n")
     }
 }
@@ -184,7 +189,7 @@ impl Page {
     fn written(&self) -> String {
         let mut parts = vec![self.head.table()];
         if !self.about.is_empty() {
-            parts.push(self.about.clone());
+            parts.push(wrapped(&self.about));
         }
         parts.extend(self.sections.iter().map(|section| section.text(Style::Markdown)));
         let rows = || self.sections.iter().flat_map(|section| &section.rows);
@@ -194,8 +199,8 @@ impl Page {
         parts.join("\n\n")
     }
 
-    /// Writes the page that `FILE` or `FILE#PART` names, whole or not at all. Text that people wrote
-    /// outside of the marks stays.
+    /// Writes the page that `FILE` or `FILE#PART` names, whole or not at all. Prose outside of the
+    /// marks stays.
     pub(crate) fn write(&self, page: &Path) -> Result<()> {
         let (path, part) = file_and_part(page);
         let existing = std::fs::read_to_string(&path).ok();

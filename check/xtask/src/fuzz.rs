@@ -1,6 +1,8 @@
-//! `cargo xtask fuzz`: runs the fuzz targets where a nightly toolchain with cargo-fuzz is there.
+//! `cargo xtask fuzz`: runs the fuzz targets with cargo-fuzz, to find new inputs.
 //!
-//! The corpora need neither: ordinary tests replay them. This command is for finding new inputs.
+//! Ordinary tests replay the corpora, without cargo-fuzz. The targets need unstable flags of the
+//! compiler. The nightly toolchain accepts them. If it is missing, the usual toolchain runs with
+//! `RUSTC_BOOTSTRAP`, which makes it accept them, too.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -12,12 +14,12 @@ use crate::workspace::Workspace;
 pub(crate) fn run(target: Option<&str>, seconds: u64) -> Result<(), String> {
     let root = Workspace::load()?.root;
     let targets = choose(targets(&root)?, target)?;
-    if !answers(&["+nightly", "fuzz", "--version"]) {
-        return Err("fuzzing needs a nightly toolchain and cargo-fuzz: \
-                    `rustup toolchain install nightly`, `cargo install cargo-fuzz`. \
-                    `cargo test` replays the corpora without them."
+    if !answers(&["fuzz", "--version"]) {
+        return Err("fuzzing needs cargo-fuzz: `cargo install cargo-fuzz`. `cargo test` replays the \
+                    corpora without it."
             .to_owned());
     }
+    let has_nightly = answers(&["+nightly", "--version"]);
     for Target { name, fuzz_dir } in targets {
         println!("fuzz: {name} of {} for {seconds} s", fuzz_dir.display());
         // The fuzzer adds inputs to the first folder. Tests replay the second one by file names.
@@ -27,8 +29,13 @@ pub(crate) fn run(target: Option<&str>, seconds: u64) -> Result<(), String> {
             #[expect(clippy::disallowed_methods, reason = "folders of a tool, no database files")]
             std::fs::create_dir_all(dir).map_err(|e| format!("{}: {e}", dir.display()))?;
         }
-        let status = Command::new("cargo")
-            .args(["+nightly", "fuzz", "run", "--fuzz-dir"])
+        let mut cargo = Command::new("cargo");
+        match has_nightly {
+            true => cargo.arg("+nightly"),
+            false => cargo.env("RUSTC_BOOTSTRAP", "1"),
+        };
+        let status = cargo
+            .args(["fuzz", "run", "--fuzz-dir"])
             .arg(root.join(&fuzz_dir))
             .arg(&name)
             .args([&new, &corpus])

@@ -3,7 +3,7 @@
 //! - `cargo xtask check` runs everything that continuous integration runs: `.ci/run` calls it and
 //!   nothing else. `--fast` leaves out the tests and the crash run. `--sources` runs only the
 //!   checks of sources and pages, and `--bless` shortens their allow-lists before.
-//! - `cargo xtask fuzz [TARGET] [--seconds N]` runs cargo-fuzz, where a nightly toolchain has it.
+//! - `cargo xtask fuzz [TARGET] [--seconds N]` runs the fuzz targets with cargo-fuzz.
 //!
 //! One thread, no state: each check is a function from the workspace and its parsed sources to a
 //! list of [`Finding`](report::Finding)s; a step that calls cargo is a command line. What a check

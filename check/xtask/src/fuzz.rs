@@ -15,9 +15,11 @@ pub(crate) fn run(target: Option<&str>, seconds: u64) -> Result<(), String> {
     let root = Workspace::load()?.root;
     let targets = choose(targets(&root)?, target)?;
     if !answers(&["fuzz", "--version"]) {
-        return Err("fuzzing needs cargo-fuzz: `cargo install cargo-fuzz`. `cargo test` replays the \
+        return Err(
+            "fuzzing needs cargo-fuzz: `cargo install cargo-fuzz`. `cargo test` replays the \
                     corpora without it."
-            .to_owned());
+                .to_owned(),
+        );
     }
     let has_nightly = answers(&["+nightly", "--version"]);
     for Target { name, fuzz_dir } in targets {

@@ -181,8 +181,8 @@ impl Error {
             if let Some(error) = source.downcast_ref::<T>() {
                 return Some(error);
             }
-            source = match source.downcast_ref::<Shared>() {
-                Some(Shared(error)) => &**error.inner.source.as_ref()?,
+            source = match source.downcast_ref::<WrappedError>() {
+                Some(WrappedError(error)) => &**error.inner.source.as_ref()?,
                 None => source.source()?,
             };
         }
@@ -203,16 +203,16 @@ impl Error {
         let context = format!("{outer}: {}", self.inner.context);
         match &self.inner.source {
             None => Self::new(self.inner.kind, context),
-            Some(_) => Self::with_source(self.inner.kind, context, Shared(self.clone())),
+            Some(_) => Self::with_source(self.inner.kind, context, WrappedError(self.clone())),
         }
     }
 }
 
 /// An error as the cause of another, which keeps the chain of causes when an error is wrapped.
 #[derive(Debug)]
-struct Shared(Error);
+struct WrappedError(Error);
 
-impl fmt::Display for Shared {
+impl fmt::Display for WrappedError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0.inner.source {
             Some(source) => source.fmt(f),
@@ -221,7 +221,7 @@ impl fmt::Display for Shared {
     }
 }
 
-impl std::error::Error for Shared {}
+impl std::error::Error for WrappedError {}
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -53,7 +53,7 @@ struct Waiter {
     turn: Arc<Turn>,
 }
 
-/// How the wait of a write ended.
+/// End of the wait of a write.
 #[derive(Debug)]
 pub(crate) enum Entered {
     /// The write leads.
@@ -70,7 +70,7 @@ enum TurnState {
     Gone,
 }
 
-/// Where a waiting write gets its result.
+/// Slot in which a waiting write gets its result.
 #[derive(Debug)]
 struct Turn(Mutex<TurnState>);
 

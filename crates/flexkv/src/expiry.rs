@@ -39,7 +39,7 @@ const PAUSE: Duration = Duration::from_millis(5);
 /// Number of deletions in progress at a time.
 const DELETIONS_IN_PARALLEL: usize = 32;
 
-/// How many records of a slice have an expiry.
+/// Number of records of a slice that have an expiry.
 #[derive(Clone, Copy, Debug, Default)]
 struct SliceCounts {
     /// Records that have an expiry and have not expired.
@@ -151,7 +151,7 @@ impl Expirer {
     async fn expire(&self, word: Slot, key: Range) -> Result<()> {
         let read = self.node.table().read_named(&[key], self.node.until_ns()).await?.pop();
         let Ok(Some(head)) = Head::decode(read.as_deref().unwrap_or_default()) else {
-            // The record was overwritten meanwhile.
+            // The record was overwritten since it was read.
             return Ok(());
         };
         self.client.delete_expired(head.key, word).await.map_err(WriteError::into_error)?;

@@ -7,7 +7,7 @@ use std::hash::{BuildHasher, Hasher};
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct HashIsKey;
 
-/// Returns a `u64` as it is.
+/// Returns a `u64` unchanged.
 #[derive(Debug, Default)]
 pub(crate) struct Identity(u64);
 

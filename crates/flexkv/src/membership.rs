@@ -63,7 +63,7 @@ const JOIN_AGAIN: Duration = Duration::from_millis(2);
 /// Number of partitions that are taken in parallel. Each takes some six round trips.
 const PARTITIONS_IN_PARALLEL: usize = 32;
 
-/// What a node knows of the coordinator's orders.
+/// Knowledge of a node about the coordinator's orders.
 #[derive(Debug, Default)]
 pub(crate) struct MembershipState {
     term: u64,
@@ -310,8 +310,8 @@ impl Membership {
         }
     }
 
-    /// Makes a partition's first subtable and its entry. If another node was faster, returns what
-    /// it made.
+    /// Makes a partition's first subtable and its entry. If another node was faster, returns the
+    /// subtable and entry of that node.
     async fn create_partition(&self, index: NewIndex, partition: PartitionId) -> Result<Shaped> {
         let NewIndex { directory, geometry, log2_buckets } = index;
         let (table, until_ns) = (self.node.table(), self.node.until_ns());
@@ -387,7 +387,8 @@ impl Membership {
 
     async fn prepare(&self, version: u64) -> Result<Message> {
         let joined = self.node.joined()?;
-        // The same order may be in progress already. The second one finds what the first prepared.
+        // The same order may be in progress already. The second order finds the work of the first
+        // one.
         let _pass = self.taking.enter().await;
         let mine: Vec<Assigned> = {
             let state = self.state.lock();
@@ -415,7 +416,7 @@ impl Membership {
         Ok(Message::Prepared { changes })
     }
 
-    /// Settles what was left half done in a subtable, and gives back the superseded records.
+    /// Completes half-finished changes in a subtable, and gives back the superseded records.
     async fn repair(&self, shape: Shaped, until_ns: u64) -> Result<(Image, Repaired)> {
         let (mut held, mut superseded) = (Vec::new(), Vec::new());
         let mut stamp = || self.node.deleted_now();
@@ -517,8 +518,8 @@ impl Membership {
                 return Err(Error::fenced(what));
             }
             match self.node.table().swap(address, word, mine, until_ns).await? {
-                Swapped::Was(was) if was == word => return Ok(()),
-                Swapped::Was(was) => word = was,
+                Swapped::Found(was) if was == word => return Ok(()),
+                Swapped::Found(was) => word = was,
                 Swapped::Unknown => word = self.node.table().word(address, until_ns).await?,
             }
         }

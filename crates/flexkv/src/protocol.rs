@@ -69,7 +69,7 @@ impl SlotChange {
     }
 }
 
-/// How a change of a slot ended.
+/// Outcome of a change of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SlotOutcome {
     /// The change is committed. Another write may have superseded it since.
@@ -78,7 +78,7 @@ pub enum SlotOutcome {
     Lost(Slot),
 }
 
-/// What a protocol may do to the copies of the index.
+/// Operations of a protocol on the copies of the index.
 #[cfg(feature = "index-protocol")]
 pub trait SlotAccess: fmt::Debug + Send + Sync {
     /// Opens the block of a slot for writes, at its present epoch.
@@ -97,7 +97,7 @@ pub trait SlotAccess: fmt::Debug + Send + Sync {
     fn check_patience(&self, until_ns: u64, task: &str) -> Result<()>;
 }
 
-/// How a node reads and changes the index: one method for each question of the store.
+/// Rules by which a node reads and changes the index: one method for each question of the store.
 pub trait IndexProtocol: fmt::Debug + Send + Sync + 'static {
     /// Whether a node combines the writes of one key by its own clients.
     fn combines_writes(&self) -> bool;
@@ -143,7 +143,7 @@ pub trait IndexProtocol: fmt::Debug + Send + Sync + 'static {
         until_ns: u64,
     ) -> Option<Boxed<'a, Result<SlotOutcome>>>;
 
-    /// Whether an update that lost its slot counts as written all the same, because the winner of
+    /// Whether an update that lost its slot counts as written nevertheless, because the winner of
     /// the slot superseded it. `new` is the word of the update.
     fn is_written(&self, new: Slot) -> bool;
 

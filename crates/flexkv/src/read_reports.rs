@@ -53,7 +53,7 @@ pub struct ReadReports {
     begun: u64,
 }
 
-/// When a count began.
+/// Time at which a count began.
 #[derive(Clone, Copy, Debug)]
 struct Age {
     hash: u64,

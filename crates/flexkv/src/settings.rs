@@ -23,7 +23,8 @@ archipelago_base::fault_switches! {
         no_clearing,
         /// A scan leaves out the first bucket of a step that begins inside a partition.
         skip_bucket,
-        /// A scan continues at its bucket although the partition's subtable has grown meanwhile.
+        /// A scan continues at its bucket although the partition's subtable has grown since the
+        /// last step.
         no_rescan,
     }
 }
@@ -35,7 +36,7 @@ impl Sabotage {
     }
 }
 
-/// What a compute node may cache.
+/// Entries that a compute node may cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CacheMode {
     /// The cache is off.
@@ -62,13 +63,13 @@ pub struct FlexKvSettings {
     /// as in the paper.
     pub lease: Duration,
     /// Time for which a node may act on a record's address. The memory of freed records is reused
-    /// after that. It must be longer than the pool's lease, so that a client that was stopped
-    /// meanwhile has lost its keys by then. Default: 5 s.
+    /// after that. It must be longer than the pool's lease, so that a client that was stopped has
+    /// lost its keys by then. Default: 5 s.
     pub address_lease: Duration,
     /// Largest number of bytes of this node for the index of its offloaded partitions, the metadata
     /// of their keys, and the cache together. At least some 30 KiB. Default: 128 MiB.
     pub memory_limit: u64,
-    /// What the node caches. Default: addresses and pairs.
+    /// Entries that the node caches. Default: addresses and pairs.
     pub cache: CacheMode,
     /// Time after which a request without progress ends as busy. Default: 5 s.
     pub patience: Duration,

@@ -124,7 +124,7 @@ impl Sweeper {
         Ok(held.iter().any(|word| !words.contains(word)))
     }
 
-    /// Where a partition's subtable lies, by the map and by the directory.
+    /// Addresses of a partition's subtable, by the map and by the directory.
     async fn shapes_of(&self, partition: PartitionId) -> Result<Vec<Shaped>> {
         let map = self.node.joined()?.map();
         let entry = map.entries.get(partition.0 as usize).map(|entry| entry.shape);

@@ -65,7 +65,7 @@ impl WriteError {
         self.effect
     }
 
-    /// The kind of the error, which says what the caller can do.
+    /// The kind of the error, which tells the caller how to react.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         self.error.kind()

@@ -43,12 +43,12 @@ use crate::membership::{Membership, Owned};
 use crate::open_block::OpenBlock;
 use crate::options::PoolOptions;
 use crate::route::{Reach, Route};
-use crate::shared::{Shared, unexpected};
+use crate::shared::{ClientState, unexpected};
 use crate::wire::{Member, Message, PoolStatus, Refused, Why};
 
 /// Ends the client's membership with the last clone. The task that renews the lease does not hold
 /// it.
-struct Handle(Arc<Shared>);
+struct Handle(Arc<ClientState>);
 
 impl Drop for Handle {
     fn drop(&mut self) {
@@ -72,7 +72,7 @@ impl fmt::Debug for PoolClient {
 }
 
 /// An allocation in progress. Drop gives it up, unless it was answered.
-struct Asking<'a>(&'a Shared, bool);
+struct Asking<'a>(&'a ClientState, bool);
 
 impl Drop for Asking<'_> {
     fn drop(&mut self) {
@@ -92,7 +92,7 @@ impl PoolClient {
     ) -> Result<Self> {
         let client = ClientId(runtime.seed());
         let membership = Membership::new(client, options.label);
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(ClientState {
             published: membership.published(),
             membership: Mutex::new(membership),
             manager: Route::new(&reach, client, None),
@@ -126,7 +126,7 @@ impl PoolClient {
         self.shared().options.pace.request
     }
 
-    fn shared(&self) -> &Shared {
+    fn shared(&self) -> &ClientState {
         &self.0.0
     }
 
@@ -407,7 +407,7 @@ impl PoolClient {
     }
 }
 
-impl Shared {
+impl ClientState {
     pub(crate) fn now_ns(&self) -> u64 {
         self.runtime.now_ns()
     }

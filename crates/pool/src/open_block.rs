@@ -1,6 +1,6 @@
 //! An open block: the links and attached regions of its copies, on which a client posts operations.
 //!
-//! [`Shared`](crate::shared::Shared) owns the open blocks of a client, and hands them out as shared
+//! [`ClientState`](crate::shared::ClientState) owns the open blocks of a client, and hands them out as shared
 //! references.
 //!
 //! Thread-safety: any thread may post.

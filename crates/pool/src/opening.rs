@@ -24,7 +24,7 @@ use crate::address::BlockId;
 use crate::config::{Config, Place};
 use crate::open_block::{OpenBlock, OpenCopy};
 use crate::route::{Route, ask, unasked};
-use crate::shared::{Doubt, Shared, unexpected};
+use crate::shared::{ClientState, Doubt, unexpected};
 use crate::wire::{Message, Purpose, Refused, Why};
 
 /// Result of one try to open a block.
@@ -37,13 +37,13 @@ enum Tried {
 }
 
 /// The gate of a block, while a task uses it.
-struct Door<'a> {
-    shared: &'a Shared,
+struct BlockGate<'a> {
+    shared: &'a ClientState,
     block: BlockId,
     gate: Arc<Gate>,
 }
 
-impl Drop for Door<'_> {
+impl Drop for BlockGate<'_> {
     fn drop(&mut self) {
         let mut gates = self.shared.gates.lock();
         // Two references, this one and the table's, mean that no task waits.
@@ -53,7 +53,7 @@ impl Drop for Door<'_> {
     }
 }
 
-impl Shared {
+impl ClientState {
     /// The block, if it is open; with `all`, only if it is writable.
     #[inline]
     pub(crate) fn known(&self, block: BlockId, all: bool) -> Option<Arc<OpenBlock>> {
@@ -73,8 +73,8 @@ impl Shared {
                 return Ok(open);
             }
             let tried = {
-                let door = self.door(block);
-                let _pass = door.gate.enter().await;
+                let block_gate = self.block_gate(block);
+                let _pass = block_gate.gate.enter().await;
                 // Another task may have opened the block while this one waited.
                 if let Some(open) = self.known(block, all) {
                     return Ok(open);
@@ -92,9 +92,9 @@ impl Shared {
         }
     }
 
-    fn door(&self, block: BlockId) -> Door<'_> {
+    fn block_gate(&self, block: BlockId) -> BlockGate<'_> {
         let gate = Arc::clone(self.gates.lock().entry(block).or_default());
-        Door { shared: self, block, gate }
+        BlockGate { shared: self, block, gate }
     }
 
     async fn try_to_open(&self, block: BlockId, all: bool) -> Result<Tried> {

@@ -1,7 +1,7 @@
 //! The state that all clones of a client share.
 //!
 //! `client.rs` implements the calls and the lease, and `opening.rs` implements how blocks are
-//! opened. Both implement methods of [`Shared`], so it stands below both.
+//! opened. Both implement methods of [`ClientState`], so it stands below both.
 //!
 //! Thread-safety: each field guards itself. The order of the locks is `open`, then `membership` or
 //! `doubts`. No lock is held over an await.
@@ -24,7 +24,7 @@ use crate::route::{Reach, Route};
 use crate::wire::Message;
 
 /// The state of one client, for all of its clones and tasks.
-pub(crate) struct Shared {
+pub(crate) struct ClientState {
     pub(crate) options: PoolOptions,
     pub(crate) runtime: Arc<dyn Runtime>,
     pub(crate) reach: Arc<dyn Reach>,

@@ -7,7 +7,7 @@
 //! base level that is known, or that was found at the open. A file that counts as too deep for this
 //! reason lies on a slower device, and never takes room of the fastest one.
 //!
-//! The type is a plain value; [`crate::fs::shared::Shared`] guards it with a lock.
+//! The type is a plain value; [`crate::fs::shared::OpenTiers`] guards it with a lock.
 
 use std::collections::BTreeMap;
 

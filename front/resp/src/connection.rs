@@ -36,7 +36,7 @@ use tokio_rustls::TlsAcceptor;
 use crate::clients::Client;
 use crate::commands;
 use crate::memory::{FREE_BYTES, Share};
-use crate::pipeline::{Pipeline, Ran};
+use crate::pipeline::{Pipeline, PipelineProgress};
 use crate::refusal::Refusal;
 use crate::server_state::{ServerState, Stat};
 use crate::session::Session;
@@ -143,9 +143,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
                 return Ok(());
             }
             match ran {
-                Ran::All => {}
-                Ran::Early => continue,
-                Ran::WaitsFor(bytes) => {
+                PipelineProgress::All => {}
+                PipelineProgress::Early => continue,
+                PipelineProgress::WaitsFor(bytes) => {
                     self.wait_to_reply(bytes).await;
                     continue;
                 }

@@ -27,7 +27,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use crate::store::{Left, Op, Store};
+use crate::store::{Op, Store, Unexecuted};
 
 /// Highest number of commands of a batch, and highest number of bytes of their keys and values. A
 /// connection with more does not join.
@@ -45,7 +45,7 @@ thread_local! {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Answer<'a> {
     /// The command was not executed.
-    Left,
+    NotExecuted,
     /// The SET was executed.
     Set,
     /// The value of the key.
@@ -55,7 +55,7 @@ pub(crate) enum Answer<'a> {
 /// Result of a command as the batch stores it.
 #[derive(Clone, Debug)]
 enum Kept {
-    Left,
+    NotExecuted,
     Set,
     Missing,
     /// Position of the value in the bytes of the batch.
@@ -145,7 +145,7 @@ impl BatchMember {
         let kept = state.answers.as_deref().unwrap_or_default();
         for kept in &kept[self.commands] {
             take(match kept {
-                Kept::Left => Answer::Left,
+                Kept::NotExecuted => Answer::NotExecuted,
                 Kept::Set => Answer::Set,
                 Kept::Missing => Answer::Value(None),
                 Kept::Value(range) => Answer::Value(Some(&state.bytes[range.clone()])),
@@ -167,7 +167,7 @@ impl BatchState {
     }
 
     fn run(&mut self, store: &dyn Store) {
-        let mut answers = vec![Kept::Left; self.commands.len()];
+        let mut answers = vec![Kept::NotExecuted; self.commands.len()];
         self.set(store, &mut answers);
         let read = self.get(store, &mut answers);
         self.bytes.extend(read);
@@ -186,9 +186,9 @@ impl BatchState {
         if ops.is_empty() {
             return;
         }
-        if let Left::These(left) = store.write_now(&ops) {
+        if let Unexecuted::These(left) = store.write_now(&ops) {
             of.iter().for_each(|nth| answers[*nth] = Kept::Set);
-            left.into_iter().for_each(|at| answers[of[at]] = Kept::Left);
+            left.into_iter().for_each(|at| answers[of[at]] = Kept::NotExecuted);
         }
     }
 
@@ -209,7 +209,7 @@ impl BatchState {
                 let from = self.bytes.len() + read.len();
                 answers[of[next]] = match value {
                     None => Kept::Missing,
-                    Some(value) if value.len() > VALUE_BYTES_MAX => Kept::Left,
+                    Some(value) if value.len() > VALUE_BYTES_MAX => Kept::NotExecuted,
                     Some(value) => {
                         read.extend_from_slice(value);
                         Kept::Value(from..from + value.len())
@@ -260,7 +260,7 @@ mod tests {
             quick.map(|key| take(state.values.get(*key).map(|value| &value[..]))).count()
         }
 
-        fn write_now(&self, ops: &[Op<'_>]) -> Left {
+        fn write_now(&self, ops: &[Op<'_>]) -> Unexecuted {
             let mut state = self.0.lock();
             state.calls += 1;
             let mut left = Vec::new();
@@ -272,7 +272,7 @@ mod tests {
                     _ => left.push(nth),
                 }
             }
-            Left::These(left)
+            Unexecuted::These(left)
         }
 
         fn write(&self, _: &[Op<'_>]) -> Result<()> {
@@ -311,7 +311,7 @@ mod tests {
         let mut all = Vec::new();
         let take = |answer: Answer<'_>| {
             all.push(match answer {
-                Answer::Left => "left".to_owned(),
+                Answer::NotExecuted => "left".to_owned(),
                 Answer::Set => "set".to_owned(),
                 Answer::Value(None) => "none".to_owned(),
                 Answer::Value(Some(value)) => String::from_utf8_lossy(value).into_owned(),

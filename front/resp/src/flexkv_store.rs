@@ -22,8 +22,8 @@ use archipelago_compute::flexkv::{Destination, FlexKvNode, KeyWrite, Renamed, Sc
 use archipelago_flexkv::{Value, WriteError};
 
 use crate::store::{
-    Change, Decide, KeyRange, Keyspace, Left, Moved, Op, PinnedSlice, StepLimits, Store,
-    StoredValue, UnorderedKeys, Visit, VisitKey,
+    Change, Decide, KeyRange, Keyspace, Moved, Op, PinnedSlice, StepLimits, Store, StoredValue,
+    Unexecuted, UnorderedKeys, Visit, VisitKey,
 };
 
 /// A compute node's store.
@@ -129,9 +129,9 @@ impl Store for FlexKvStore {
         self.node.get_now(keys, take)
     }
 
-    fn write_now(&self, ops: &[Op<'_>]) -> Left {
+    fn write_now(&self, ops: &[Op<'_>]) -> Unexecuted {
         let sets = ops.iter().map(set_of).collect::<Option<Vec<Set<'_>>>>();
-        sets.map_or(Left::All, |sets| Left::These(self.node.set_now(&sets)))
+        sets.map_or(Unexecuted::All, |sets| Unexecuted::These(self.node.set_now(&sets)))
     }
 
     fn write(&self, ops: &[Op<'_>]) -> Result<()> {

@@ -54,7 +54,7 @@ const JOINED_BYTES_MAX: usize = 2 << 10;
 
 /// Result of [`Pipeline::run`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Ran {
+pub(crate) enum PipelineProgress {
     /// Every complete command was executed.
     All,
     /// The output has grown large. The caller sends it and runs the pipeline again.
@@ -135,15 +135,18 @@ impl Pipeline {
     /// Runs every complete command of the input, unless the output grows large. With `joins_batch`,
     /// other connections may be about to run commands, so a few plain commands wait for them. Then
     /// the caller lets the other connections run, and calls [`Pipeline::finish`].
-    pub(crate) fn run(&mut self, session: &Session, joins_batch: bool) -> Ran {
+    pub(crate) fn run(&mut self, session: &Session, joins_batch: bool) -> PipelineProgress {
         session.begin_piece();
         let mut ran = match self.blocked.take() {
             Some(Blocked { start, len }) => self.execute(session, start, len),
-            None => Ran::All,
+            None => PipelineProgress::All,
         };
-        while ran == Ran::All && !session.closing.get() && self.consumed < self.input.len() {
+        while ran == PipelineProgress::All
+            && !session.closing.get()
+            && self.consumed < self.input.len()
+        {
             if self.reply.len() >= REPLY_FLUSH_BYTES {
-                ran = Ran::Early;
+                ran = PipelineProgress::Early;
                 break;
             }
             let start = self.consumed;
@@ -167,7 +170,7 @@ impl Pipeline {
                 }
             }
         }
-        if joins_batch && ran == Ran::All && !session.closing.get() {
+        if joins_batch && ran == PipelineProgress::All && !session.closing.get() {
             self.join_batch(session);
         }
         if self.joined.is_none() {
@@ -216,7 +219,7 @@ impl Pipeline {
         let now_ns = || session.shared.options.clock.now_ns();
         let done_ns = joined.answers(&*session.shared.store, now_ns, |answer| {
             match answer {
-                Answer::Left => left.push(nth),
+                Answer::NotExecuted => left.push(nth),
                 Answer::Set => {}
                 // A command that has to wait is answered before the commands after it.
                 Answer::Value(value) if left.is_empty() => session.got(value, &mut self.reply),
@@ -247,10 +250,10 @@ impl Pipeline {
     }
 
     /// Executes the complete command at `start`, or adds it to the pending ones.
-    fn one(&mut self, session: &Session, start: usize, len: usize) -> Ran {
+    fn one(&mut self, session: &Session, start: usize, len: usize) -> PipelineProgress {
         let spans = self.parser.spans();
         if spans.is_empty() {
-            return Ran::All;
+            return PipelineProgress::All;
         }
         let command = &self.input[start..start + len];
         if session.takes_plain()
@@ -270,7 +273,7 @@ impl Pipeline {
             if self.pending.len() >= most || self.pending_bytes >= BATCH_BYTES_MAX {
                 self.flush(session);
             }
-            return Ran::All;
+            return PipelineProgress::All;
         }
         self.flush(session);
         self.execute(session, start, len)
@@ -284,7 +287,7 @@ impl Pipeline {
         key: (usize, usize),
         start: usize,
         len: usize,
-    ) -> Ran {
+    ) -> PipelineProgress {
         if !self.pending.is_empty() {
             self.flush(session);
         }
@@ -309,7 +312,7 @@ impl Pipeline {
     }
 
     /// Runs the command at `start`. The parser has its spans.
-    fn execute(&mut self, session: &Session, start: usize, len: usize) -> Ran {
+    fn execute(&mut self, session: &Session, start: usize, len: usize) -> PipelineProgress {
         let mark = self.reply.len();
         let args = Args::new(&self.input[start..start + len], self.parser.spans());
         session.execute(args, &mut self.reply);
@@ -319,9 +322,15 @@ impl Pipeline {
 
     /// Holds memory for the output. Its last reply begins at `mark` and answers the command at
     /// `start`.
-    fn bound_reply(&mut self, session: &Session, mark: usize, start: usize, len: usize) -> Ran {
+    fn bound_reply(
+        &mut self,
+        session: &Session,
+        mark: usize,
+        start: usize,
+        len: usize,
+    ) -> PipelineProgress {
         if self.reply.len() as u64 <= FREE_BYTES {
-            return Ran::All;
+            return PipelineProgress::All;
         }
         let args = Args::new(&self.input[start..start + len], self.parser.spans());
         let bytes = self.reply.len() as u64;
@@ -338,10 +347,10 @@ impl Pipeline {
             } else {
                 self.blocked = Some(Blocked { start, len });
                 session.will_repeat();
-                return Ran::WaitsFor(alone);
+                return PipelineProgress::WaitsFor(alone);
             }
         }
-        Ran::All
+        PipelineProgress::All
     }
 
     /// Answers the command that waits for memory with `refusal`.

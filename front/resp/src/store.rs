@@ -105,7 +105,7 @@ pub trait Databases: Send + Sync {
 
 /// The part of a write that [`Store::write_now`] has not executed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Left {
+pub enum Unexecuted {
     /// All operations remain.
     All,
     /// The operations with these numbers, in ascending order. There may be none.
@@ -266,9 +266,9 @@ pub trait Store: Send + Sync + 'static {
     /// Executes the operations of `ops` that need no waiting. Returns the others, which the caller
     /// then passes to [`Store::write`]. It is for a store whose writes of several keys are not
     /// atomic, because the others follow those that were executed.
-    fn write_now(&self, ops: &[Op<'_>]) -> Left {
+    fn write_now(&self, ops: &[Op<'_>]) -> Unexecuted {
         let _as_all_others = ops;
-        Left::All
+        Unexecuted::All
     }
 
     /// Applies `ops` in order, atomically. On return they are as durable as the store promises by

@@ -101,9 +101,9 @@ pub struct KeyFigures {
 
 /// The handler of a life's fabric node, which exists before the compute node does.
 #[derive(Default)]
-struct Door(Arc<OnceLock<Box<dyn Handler>>>);
+struct LateHandler(Arc<OnceLock<Box<dyn Handler>>>);
 
-impl Handler for Door {
+impl Handler for LateHandler {
     fn handle(&self, request: Request<'_>, reply: Reply) {
         if let Some(handler) = self.0.get() {
             handler.handle(request, reply);
@@ -117,11 +117,11 @@ struct Life {
     pool: PoolClient,
     addresses: Vec<String>,
     /// The listeners, which are dropped before the fabric's node.
-    doors: Vec<Box<dyn Listener>>,
+    listeners: Vec<Box<dyn Listener>>,
     _fabric: Arc<Node>,
 }
 
-struct Shared {
+struct NodeState {
     settings: FlexKvNodeSettings,
     endpoints: Arc<Endpoints>,
     runtime: Arc<ThreadRuntime>,
@@ -133,7 +133,7 @@ struct Shared {
 /// A compute node of FlexKV in a process. Drop leaves the cluster, and other nodes take its
 /// partitions.
 pub struct FlexKvNode {
-    shared: Arc<Shared>,
+    shared: Arc<NodeState>,
     keeper: Option<Joiner>,
 }
 
@@ -154,7 +154,7 @@ impl FlexKvNode {
                 "the compute node has no endpoint for other nodes: name at least one",
             ));
         }
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(NodeState {
             settings,
             endpoints: Arc::new(Endpoints::new()),
             runtime: ThreadRuntime::shared()?,
@@ -488,7 +488,7 @@ impl Life {
     }
 }
 
-impl Shared {
+impl NodeState {
     fn keep(&self) {
         while !self.stop.load(Ordering::SeqCst) {
             self.clock.sleep(LOOK);
@@ -563,14 +563,14 @@ impl Shared {
         let (endpoints, runtime) = (Arc::clone(&self.endpoints), Arc::clone(&self.runtime));
         let (id, epoch) = fabric_id(pool.client());
         let late = Arc::new(OnceLock::new());
-        let fabric = Node::new(id, epoch, Some(Box::new(Door(Arc::clone(&late)))))?;
-        let (mut doors, mut addresses) = (Vec::new(), Vec::new());
+        let fabric = Node::new(id, epoch, Some(Box::new(LateHandler(Arc::clone(&late)))))?;
+        let (mut listeners, mut addresses) = (Vec::new(), Vec::new());
         for (at, listen) in self.settings.listen.iter().enumerate() {
-            let door = endpoints.serve(&fabric, listen)?;
+            let listener = endpoints.serve(&fabric, listen)?;
             let kind = listen.split(':').next().unwrap_or_default();
-            let address = format!("{kind}:{}", door.address());
+            let address = format!("{kind}:{}", listener.address());
             addresses.push(self.settings.advertise.get(at).cloned().unwrap_or(address));
-            doors.push(door);
+            listeners.push(listener);
         }
         let around = Surroundings {
             runtime,
@@ -583,10 +583,10 @@ impl Shared {
         compute.lend_counters(&fabric);
         // The cell is empty, because it was made above.
         let _set = late.set(handler);
-        let life = Life { compute, pool, addresses, doors, _fabric: fabric };
+        let life = Life { compute, pool, addresses, listeners, _fabric: fabric };
         match block_on(life.compute.join()) {
             Ok(()) => {
-                tracing::info!(doors = life.doors.len(), client = %life.compute.client(), "joined");
+                tracing::info!(listeners = life.listeners.len(), client = %life.compute.client(), "joined");
                 Ok(life)
             }
             Err(error) => {

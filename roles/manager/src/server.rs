@@ -85,7 +85,7 @@ impl ManagerSettings {
     }
 }
 
-struct Shared {
+struct ServerState {
     rpc: Arc<ManagerRpc>,
     endpoints: Arc<Endpoints>,
     clock: Arc<dyn Clock>,
@@ -98,8 +98,8 @@ struct Shared {
 
 /// A running manager. Drop ends it, and nodes and clients continue without it.
 pub struct ManagerServer {
-    shared: Arc<Shared>,
-    doors: Vec<Box<dyn Listener>>,
+    shared: Arc<ServerState>,
+    listeners: Vec<Box<dyn Listener>>,
     addresses: Vec<String>,
     /// The only reference to the coordinator's host. Without it, compute nodes get no answers.
     _store: Arc<Store>,
@@ -122,7 +122,7 @@ impl ManagerServer {
         let (me, number) = (ClientId(entropy_seed()), (random >> 32) as u32);
         let term = life << 16 | (random & 0xffff);
         let (terms, nodes) = (settings.terms, settings.memory_nodes);
-        let (rpc, door) = if nodes == 0 {
+        let (rpc, handler) = if nodes == 0 {
             let core = ManagerCore::new(me, term, number, terms, clock.now_ns());
             ManagerRpc::new(core, Arc::clone(&clock))
         } else {
@@ -136,20 +136,20 @@ impl ManagerServer {
         };
         let endpoints = Arc::new(Endpoints::new());
         let store = Store::new(settings.store, &endpoints)?;
-        let front = Front { pool: door, store: Arc::downgrade(&store), rpc: Arc::clone(&rpc) };
+        let front = Front { pool: handler, store: Arc::downgrade(&store), rpc: Arc::clone(&rpc) };
         let node = Node::new(NodeId(u64::MAX), Epoch(life), Some(Box::new(front)))?;
-        let mut doors = Vec::new();
+        let mut listeners = Vec::new();
         let mut addresses = Vec::new();
         for listen in &settings.listen {
-            let door = endpoints.serve(&node, listen)?;
+            let listener = endpoints.serve(&node, listen)?;
             let kind = listen.split(':').next().unwrap_or_default();
-            addresses.push(format!("{kind}:{}", door.address()));
-            doors.push(door);
+            addresses.push(format!("{kind}:{}", listener.address()));
+            listeners.push(listener);
         }
         store.reached_at(addresses.clone());
         let (stop, threads) = (AtomicBool::new(false), Mutex::new(Vec::new()));
         let (is_one_of_several, of_store) = (nodes > 0, Arc::downgrade(&store));
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(ServerState {
             rpc,
             endpoints,
             clock,
@@ -162,7 +162,7 @@ impl ManagerServer {
         let ticking = Arc::clone(&shared);
         let thread = SystemSpawn.spawn("manager-tick", Box::new(move || ticking.tick()))?;
         shared.threads.lock().push(thread);
-        Ok(Self { shared, doors, addresses, _store: store })
+        Ok(Self { shared, listeners, addresses, _store: store })
     }
 
     /// Endpoints of the manager.
@@ -189,7 +189,7 @@ impl ManagerServer {
 impl Drop for ManagerServer {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::SeqCst);
-        self.doors.clear();
+        self.listeners.clear();
         self.shared.rpc.close();
         let threads: Vec<Joiner> = self.shared.threads.lock().drain(..).collect();
         for thread in threads {
@@ -200,7 +200,7 @@ impl Drop for ManagerServer {
     }
 }
 
-impl Shared {
+impl ServerState {
     fn stopped(&self) -> bool {
         self.stop.load(Ordering::SeqCst)
     }

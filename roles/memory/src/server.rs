@@ -97,7 +97,7 @@ impl MemorySettings {
     }
 }
 
-struct Shared {
+struct ServerState {
     settings: MemorySettings,
     rpc: Arc<MemoryRpc>,
     node: Arc<Node>,
@@ -109,8 +109,8 @@ struct Shared {
 
 /// A running memory node. Drop ends it and loses its copies. The other copies of the blocks stay.
 pub struct MemoryServer {
-    shared: Arc<Shared>,
-    doors: Vec<Box<dyn Listener>>,
+    shared: Arc<ServerState>,
+    listeners: Vec<Box<dyn Listener>>,
     threads: Vec<Joiner>,
 }
 
@@ -130,17 +130,18 @@ impl MemoryServer {
         let make = |handler| Node::new(settings.id, life, Some(handler));
         let (rpc, node) = MemoryRpc::start(settings.id, life, limits, &clock, make)?;
         let endpoints = Arc::new(Endpoints::new());
-        let mut doors = Vec::new();
+        let mut listeners = Vec::new();
         let mut addresses = Vec::new();
         for (place, listen) in settings.listen.iter().enumerate() {
-            let door = endpoints.serve(&node, listen)?;
+            let listener = endpoints.serve(&node, listen)?;
             let kind = listen.split(':').next().unwrap_or_default();
-            let bound = format!("{kind}:{}", door.address());
+            let bound = format!("{kind}:{}", listener.address());
             addresses.push(settings.advertise.get(place).cloned().unwrap_or(bound));
-            doors.push(door);
+            listeners.push(listener);
         }
         let stop = AtomicBool::new(false);
-        let shared = Arc::new(Shared { settings, rpc, node, endpoints, clock, stop, addresses });
+        let shared =
+            Arc::new(ServerState { settings, rpc, node, endpoints, clock, stop, addresses });
         let mut threads = Vec::new();
         // Each manager has a thread of its own, so that a silent manager does not delay the others.
         for manager in shared.settings.manager.clone() {
@@ -150,7 +151,7 @@ impl MemoryServer {
         }
         let copying = Arc::clone(&shared);
         threads.push(SystemSpawn.spawn("memory-copy", Box::new(move || copying.copy_all()))?);
-        Ok(Self { shared, doors, threads })
+        Ok(Self { shared, listeners, threads })
     }
 
     /// Endpoints of the node, as other members know them.
@@ -181,7 +182,7 @@ impl MemoryServer {
 impl Drop for MemoryServer {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::SeqCst);
-        self.doors.clear();
+        self.listeners.clear();
         self.shared.rpc.close();
         for thread in self.threads.drain(..) {
             if let Err(error) = thread.join() {
@@ -191,7 +192,7 @@ impl Drop for MemoryServer {
     }
 }
 
-impl Shared {
+impl ServerState {
     fn stopped(&self) -> bool {
         self.stop.load(Ordering::SeqCst)
     }

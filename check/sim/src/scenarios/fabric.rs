@@ -59,11 +59,11 @@ struct Book {
     wrong: Option<String>,
 }
 
-type Shared = Arc<Mutex<Book>>;
+type SharedBook = Arc<Mutex<Book>>;
 
 /// Handler that counts executions and delays some answers.
 struct Counts {
-    shared: Shared,
+    shared: SharedBook,
     epoch: u64,
     host: Host,
 }
@@ -95,7 +95,7 @@ struct Life {
     _listener: Box<dyn Listener>,
 }
 
-fn begin(there: &Sim, shared: &Shared) -> Result<Life, String> {
+fn begin(there: &Sim, shared: &SharedBook) -> Result<Life, String> {
     let epoch = shared.lock().epoch + 1;
     let handler = Counts { shared: Arc::clone(shared), epoch, host: there.host().clone() };
     let node = there.network().node(NodeId(1), Epoch(epoch), Some(Box::new(handler)));
@@ -112,14 +112,14 @@ struct Client {
     scheduler: Scheduler,
     provider: Sim,
     session: Arc<Session>,
-    shared: Shared,
+    shared: SharedBook,
     rng: Rng,
     /// Request with an unknown outcome: number, id, and the epoch in which it was first sent.
     open: Option<(u64, u64, u64)>,
 }
 
 impl Client {
-    fn start(me: usize, life: u32, host: &Host, provider: &Sim, shared: &Shared) {
+    fn start(me: usize, life: u32, host: &Host, provider: &Sim, shared: &SharedBook) {
         let scheduler = host.scheduler().clone();
         let client = Self {
             me,
@@ -291,7 +291,7 @@ fn run(simulation: &Simulation) -> Result<(), String> {
     let network = Network::new(simulation);
     let memory = simulation.host("memory");
     let there = network.join(&memory, Model::quick());
-    let shared = Shared::default();
+    let shared = SharedBook::default();
     let mut life = begin(&there, &shared)?;
     let mut clients = Vec::new();
     for me in 0..CLIENTS {
@@ -346,12 +346,12 @@ fn run(simulation: &Simulation) -> Result<(), String> {
 }
 
 /// Number of answered requests, and of confirmed additions.
-fn progress(shared: &Shared) -> (u64, u64) {
+fn progress(shared: &SharedBook) -> (u64, u64) {
     let book = shared.lock();
     (book.answered, book.ledgers.values().map(|ledger| ledger.confirmed).sum())
 }
 
-fn check_count(life: &Life, shared: &Shared) -> Result<(), String> {
+fn check_count(life: &Life, shared: &SharedBook) -> Result<(), String> {
     let mut word = [0; 8];
     life.region.read(COUNT, &mut word).map_err(text)?;
     let found = u64::from_le_bytes(word);

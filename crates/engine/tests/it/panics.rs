@@ -91,16 +91,16 @@ impl JobExecutor for Panicking {
     }
 }
 
-/// Which extension of the database panics.
+/// Extension of the database that panics.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Which {
+enum PanickingExtension {
     Merge,
     Filter,
     Executor,
 }
 
-impl Which {
-    /// What an error about it says.
+impl PanickingExtension {
+    /// Text of an error about the extension.
     fn text(self) -> &'static str {
         match self {
             Self::Merge => "merge operator \"fragile-merge\" of column family \"default\" panicked",
@@ -114,7 +114,7 @@ impl Which {
     }
 }
 
-fn open(fs: &MemFs, mode: Mode, which: Which, fragile: &Panicking) -> Db {
+fn open(fs: &MemFs, mode: Mode, which: PanickingExtension, fragile: &Panicking) -> Db {
     open_with_trigger(fs, mode, which, fragile, 2)
 }
 
@@ -123,14 +123,15 @@ fn open(fs: &MemFs, mode: Mode, which: Which, fragile: &Panicking) -> Db {
 fn open_with_trigger(
     fs: &MemFs,
     mode: Mode,
-    which: Which,
+    which: PanickingExtension,
     fragile: &Panicking,
     l0_compaction_trigger: usize,
 ) -> Db {
-    let merge = if which == Which::Merge { "fragile-merge" } else { "append" };
+    let merge = if which == PanickingExtension::Merge { "fragile-merge" } else { "append" };
     let family = CfOptions {
         merge_operator: Some(merge.to_owned()),
-        compaction_filter: (which == Which::Filter).then(|| "fragile-filter".to_owned()),
+        compaction_filter: (which == PanickingExtension::Filter)
+            .then(|| "fragile-filter".to_owned()),
         write_buffers_max: 3,
         l0_compaction_trigger,
         ..small_family()
@@ -138,13 +139,13 @@ fn open_with_trigger(
     let mut components = Components { background: mode.background, ..over(fs, family) };
     components.registry.add_merge_operator(Arc::new(fragile.clone()));
     components.registry.add_compaction_filter(Arc::new(fragile.clone()));
-    if which == Which::Executor {
+    if which == PanickingExtension::Executor {
         components.executor = Arc::new(fragile.clone());
     }
     Db::open_with("/db", mode.options, components).unwrap()
 }
 
-fn named(error: &Error, which: Which) {
+fn named(error: &Error, which: PanickingExtension) {
     assert_eq!(error.kind(), ErrorKind::Internal, "{error}");
     let text = error.to_string();
     assert!(text.contains(which.text()) && text.contains("on purpose"), "{text}");
@@ -211,10 +212,10 @@ fn eventually(what: impl Fn() -> Result<()>) {
 
 #[test]
 fn flush_with_a_panicking_extension_fails_and_is_planned_again() {
-    for (mode, which) in both_modes()
-        .into_iter()
-        .flat_map(|mode| [Which::Merge, Which::Filter, Which::Executor].map(|w| (mode.clone(), w)))
-    {
+    for (mode, which) in both_modes().into_iter().flat_map(|mode| {
+        [PanickingExtension::Merge, PanickingExtension::Filter, PanickingExtension::Executor]
+            .map(|w| (mode.clone(), w))
+    }) {
         let (fs, fragile) = (MemFs::new(), Panicking::default());
         let db = open(&fs, mode, which, &fragile);
         fill(&db);
@@ -239,10 +240,10 @@ fn flush_with_a_panicking_extension_fails_and_is_planned_again() {
 
 #[test]
 fn compaction_is_planned_again_after_its_extension_panicked() {
-    for (mode, which) in both_modes()
-        .into_iter()
-        .flat_map(|mode| [Which::Merge, Which::Filter, Which::Executor].map(|w| (mode.clone(), w)))
-    {
+    for (mode, which) in both_modes().into_iter().flat_map(|mode| {
+        [PanickingExtension::Merge, PanickingExtension::Filter, PanickingExtension::Executor]
+            .map(|w| (mode.clone(), w))
+    }) {
         let (fs, fragile) = (MemFs::new(), Panicking::default());
         // The compaction by hand is the first one: the background has too few files for one.
         let db = open_with_trigger(&fs, mode, which, &fragile, 8);
@@ -272,13 +273,13 @@ fn compaction_is_planned_again_after_its_extension_panicked() {
 #[test]
 fn failure_of_work_that_is_gone_is_forgotten() {
     let (fs, fragile) = (MemFs::new(), Panicking::default());
-    let db = open(&fs, stepped(), Which::Executor, &fragile);
+    let db = open(&fs, stepped(), PanickingExtension::Executor, &fragile);
     for _ in 0..2 {
         fill(&db);
         db.flush(db.default_family()).unwrap();
     }
     fragile.set(true);
-    named(&db.wait_for_background().unwrap_err(), Which::Executor);
+    named(&db.wait_for_background().unwrap_err(), PanickingExtension::Executor);
     assert!(health(&db).starts_with("failing"));
     fragile.set(false);
     // By hand, so that no background job is left that could succeed.
@@ -291,7 +292,7 @@ fn failure_of_work_that_is_gone_is_forgotten() {
 #[test]
 fn writers_get_the_error_of_a_panicking_flush() {
     let (fs, fragile) = (MemFs::new(), Panicking::default());
-    let db = open(&fs, threads(), Which::Filter, &fragile);
+    let db = open(&fs, threads(), PanickingExtension::Filter, &fragile);
     fragile.set(true);
     let mut written = 0u32;
     let refused = loop {
@@ -301,7 +302,7 @@ fn writers_get_the_error_of_a_panicking_flush() {
         }
         assert!(written < 100_000, "writes never stop");
     };
-    named(&refused, Which::Filter);
+    named(&refused, PanickingExtension::Filter);
     assert!(refused.to_string().contains("which fails"), "{refused}");
     for n in 0..written {
         assert!(db.get(format!("{n:06}").as_bytes()).unwrap().is_some());
@@ -309,7 +310,7 @@ fn writers_get_the_error_of_a_panicking_flush() {
     // The close does not wait for the flush either: the log has the writes.
     db.close().unwrap();
     fragile.set(false);
-    let db = open(&fs, threads(), Which::Filter, &fragile);
+    let db = open(&fs, threads(), PanickingExtension::Filter, &fragile);
     for n in 0..written {
         assert!(db.get(format!("{n:06}").as_bytes()).unwrap().is_some(), "{n}");
     }
@@ -320,7 +321,7 @@ fn writers_get_the_error_of_a_panicking_flush() {
 #[test]
 fn read_with_a_panicking_merge_operator_fails_alone() {
     let (fs, fragile) = (MemFs::new(), Panicking::default());
-    let db = open(&fs, stepped(), Which::Merge, &fragile);
+    let db = open(&fs, stepped(), PanickingExtension::Merge, &fragile);
     let (cf, options) = (db.default_family().clone(), WriteOptions::default());
     let cases: [&dyn Fn(); 2] = [&|| {}, &|| db.flush(&cf).unwrap()];
     for prepare in cases {
@@ -329,18 +330,18 @@ fn read_with_a_panicking_merge_operator_fails_alone() {
         prepare();
         db.merge(&cf, b"b", b"+1", &options).unwrap();
         fragile.set(true);
-        named(&db.get(b"b").unwrap_err(), Which::Merge);
+        named(&db.get(b"b").unwrap_err(), PanickingExtension::Merge);
         let read = ReadOptions::default();
-        named(&db.multi_get(&cf, &[b"a", b"b"], &read).unwrap_err(), Which::Merge);
+        named(&db.multi_get(&cf, &[b"a", b"b"], &read).unwrap_err(), PanickingExtension::Merge);
         let mut iter = db.iter(&cf, &read).unwrap();
         iter.seek_to_first();
         assert_eq!(iter.key(), b"a");
         iter.next();
         assert!(!iter.valid());
-        named(&iter.status().unwrap_err(), Which::Merge);
+        named(&iter.status().unwrap_err(), PanickingExtension::Merge);
         iter.seek_to_last();
         assert!(!iter.valid());
-        named(&iter.status().unwrap_err(), Which::Merge);
+        named(&iter.status().unwrap_err(), PanickingExtension::Merge);
         assert_eq!(db.get(b"a").unwrap().as_deref(), Some(&b"plain"[..]));
         assert_eq!(health(&db), "healthy");
         fragile.set(false);

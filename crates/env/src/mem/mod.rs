@@ -56,11 +56,11 @@ pub type OnSync = Arc<dyn Fn(&MemFs, &Path) + Send + Sync>;
 /// A disk in memory. Clones are handles of the same disk.
 #[derive(Clone, Default)]
 pub struct MemFs {
-    shared: Arc<Shared>,
+    shared: Arc<DiskState>,
 }
 
 #[derive(Default)]
-struct Shared {
+struct DiskState {
     disk: Mutex<Disk>,
     on_sync: Mutex<Option<OnSync>>,
     sync_count: AtomicU64,
@@ -96,7 +96,7 @@ impl MemFs {
     }
 
     fn of(disk: Disk) -> Self {
-        let shared = Shared { disk: Mutex::new(disk), ..Shared::default() };
+        let shared = DiskState { disk: Mutex::new(disk), ..DiskState::default() };
         Self { shared: Arc::new(shared) }
     }
 

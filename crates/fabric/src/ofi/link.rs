@@ -230,7 +230,7 @@ mod tests {
         let ofi = Ofi::over("tcp;ofi_rxm");
         let node = Node::new(NodeId(1), Epoch(1), None).expect("a node");
         let region = node.allocate(BYTES, AtomicPath::Card).expect("memory");
-        let listener = ofi.serve(&node, "127.0.0.1:0").expect("a door");
+        let listener = ofi.serve(&node, "127.0.0.1:0").expect("a listener");
         let lies: [(Rights, Fill); 7] = [
             (Rights::READ, |batch, at| _ = batch.write(at, 0, &[7; 8])),
             (Rights::READ, |batch, at| _ = batch.fetch_add(at, 0, 1)),

@@ -27,21 +27,21 @@ use crate::wire::ofi::{Endpoints, OpenedOnCard};
 use crate::wire::{Hello, Kind, Opened, Welcome, put_frame};
 
 #[derive(Debug)]
-pub(super) struct OfiDoor {
+pub(super) struct OfiNodeListener {
     address: String,
-    shared: Arc<Shared>,
+    shared: Arc<ListenerState>,
     accepting: Option<Joiner>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct ListenerState {
     reception: Arc<Reception<Messages>>,
     domain: Arc<Domain>,
     claim: Claim,
     provider: Arc<str>,
 }
 
-impl OfiDoor {
+impl OfiNodeListener {
     pub(super) fn open(
         node: &Arc<Node>,
         address: &str,
@@ -65,25 +65,26 @@ impl OfiDoor {
         let number = crate::link::number();
         let claim = Claim { number, name: format!("a listener over {provider} at {bound}") };
         node.claim_card(&claim)?;
-        let shared = Arc::new(Shared { reception, domain, claim, provider: Arc::clone(provider) });
-        let mut door = Self { address: bound, shared: Arc::clone(&shared), accepting: None };
+        let shared =
+            Arc::new(ListenerState { reception, domain, claim, provider: Arc::clone(provider) });
+        let mut opened = Self { address: bound, shared: Arc::clone(&shared), accepting: None };
         let at = Arc::clone(&shared);
         let serve = move |socket, hello: &Hello, welcome: &Welcome, incoming| {
             at.serve(socket, hello, welcome, incoming);
         };
         // If the thread does not start, dropping the listener releases the claim.
-        door.accepting = Some(shared.reception.open(listener, Arc::new(serve))?);
-        Ok(door)
+        opened.accepting = Some(shared.reception.open(listener, Arc::new(serve))?);
+        Ok(opened)
     }
 }
 
-impl Listener for OfiDoor {
+impl Listener for OfiNodeListener {
     fn address(&self) -> &str {
         &self.address
     }
 }
 
-impl Drop for OfiDoor {
+impl Drop for OfiNodeListener {
     fn drop(&mut self) {
         let reception = &self.shared.reception;
         reception.end(self.accepting.take());
@@ -92,7 +93,7 @@ impl Drop for OfiDoor {
     }
 }
 
-impl Shared {
+impl ListenerState {
     fn serve(self: &Arc<Self>, socket: Socket, hello: &Hello, welcome: &Welcome, in_: Incoming) {
         let ends = Engine::open_target(&self.domain).and_then(|operations| {
             Ok((operations, Messages::open(&self.domain)?, Control::new(socket, in_)?))
@@ -109,8 +110,8 @@ impl Shared {
             operations: operations_name,
             messages: messages_name,
         };
-        let door = Arc::clone(self);
-        let registrar = Registrations { end: operations, held: Mutex::default(), door };
+        let listener = Arc::clone(self);
+        let registrar = Registrations { end: operations, held: Mutex::default(), listener };
         let messages = Messages::new(messages, Arc::clone(&control));
         let greeted = Greeted::new(hello, welcome);
         let one_sided = OneSided::Registered(Box::new(registrar));
@@ -176,15 +177,15 @@ struct Registrations {
     // memory to which the client may still have been writing when its key was revoked.
     end: End,
     held: Mutex<Vec<Arc<Mapping>>>,
-    door: Arc<Shared>,
+    listener: Arc<ListenerState>,
 }
 
 impl Registrar for Registrations {
     fn attach(&self, node: &Node, key: &RemoteKey, out: &mut Vec<u8>) -> bool {
         // A client whose operation was refused asks here, and connects again.
         Engine::hear_knocks(&self.end);
-        let placed = node.attach_on_card(key, &self.door.claim, |memory, rights| {
-            let made = Registered::new(&self.door.domain, memory, rights, entropy_seed());
+        let placed = node.attach_on_card(key, &self.listener.claim, |memory, rights| {
+            let made = Registered::new(&self.listener.domain, memory, rights, entropy_seed());
             let made = made.map_err(|code| {
                 tracing::warn!(%code, "memory was not registered with libfabric");
                 Refusal::new(Reason::Exhausted)

@@ -52,7 +52,7 @@ use crate::refusal::Refusal;
 use crate::wire::ofi::OpenedOnCard;
 use ffi::{Code, Domain};
 use link::OfiLink;
-use listener::OfiDoor;
+use listener::OfiNodeListener;
 
 /// The domains by the address of their interface.
 type Domains = Vec<(IpAddr, Weak<Domain>)>;
@@ -110,7 +110,7 @@ impl Provider for Ofi {
     }
 
     fn serve(&self, node: &Arc<Node>, address: &str) -> Result<Box<dyn Listener>> {
-        Ok(Box::new(OfiDoor::open(node, address, &self.name, &self.clock)?))
+        Ok(Box::new(OfiNodeListener::open(node, address, &self.name, &self.clock)?))
     }
 
     fn connect(&self, to: Connect) -> Promise<Result<Arc<dyn Link>>> {

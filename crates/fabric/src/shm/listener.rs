@@ -32,14 +32,14 @@ use crate::stream::{Greeted, Incoming, OneSided, Responder, Stream, admit};
 use crate::wire::{Frame, Hello, Kind, Opened, decode_key, put_frame, put_refused};
 
 #[derive(Debug)]
-pub(super) struct ShmDoor {
+pub(super) struct ShmNodeListener {
     address: String,
-    shared: Arc<Shared>,
+    shared: Arc<ListenerState>,
     thread: Option<Joiner>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct ListenerState {
     node: Arc<Node>,
     clock: Arc<dyn Clock>,
     alarm: Alarm,
@@ -59,10 +59,10 @@ struct Welcomed {
     held: Vec<(RegionId, u64)>,
 }
 
-impl ShmDoor {
+impl ShmNodeListener {
     pub(super) fn open(node: &Arc<Node>, address: &str, clock: &Arc<dyn Clock>) -> Result<Self> {
         let socket = listen_at(address)?;
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(ListenerState {
             node: Arc::clone(node),
             clock: Arc::clone(clock),
             alarm: Alarm::new()?,
@@ -107,13 +107,13 @@ fn listen_at(address: &str) -> Result<OwnedFd> {
     Ok(socket)
 }
 
-impl Listener for ShmDoor {
+impl Listener for ShmNodeListener {
     fn address(&self) -> &str {
         &self.address
     }
 }
 
-impl Drop for ShmDoor {
+impl Drop for ShmNodeListener {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::SeqCst);
         self.shared.alarm.ring();
@@ -125,7 +125,7 @@ impl Drop for ShmDoor {
     }
 }
 
-impl Shared {
+impl ListenerState {
     fn run(&self, listener: &OwnedFd) {
         let mut guests: Vec<Guest> = Vec::new();
         while !self.stop.load(Ordering::SeqCst) {

@@ -37,7 +37,7 @@ use crate::link::{Connect, Link, Listener, Provider};
 use crate::node::{AtomicPath, Node};
 use crate::promise::Promise;
 use link::ShmLink;
-use listener::ShmDoor;
+use listener::ShmNodeListener;
 use watch::Watch;
 
 /// The provider for shared memory. An address is the path of a Unix socket, at most 107 bytes long.
@@ -73,7 +73,7 @@ impl Provider for Shm {
     }
 
     fn serve(&self, node: &Arc<Node>, address: &str) -> Result<Box<dyn Listener>> {
-        Ok(Box::new(ShmDoor::open(node, address, &self.clock)?))
+        Ok(Box::new(ShmNodeListener::open(node, address, &self.clock)?))
     }
 
     fn connect(&self, to: Connect) -> Promise<Result<Arc<dyn Link>>> {

@@ -1,4 +1,4 @@
-//! Connecting: a question to the door of a node, and its answer. The client asks again while
+//! Connecting: a question to the listener of a node, and its answer. The client asks again while
 //! packets are lost and the deadline has not passed.
 
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use archipelago_base::simulation::{HostId, Life};
 use archipelago_base::{Error, ErrorKind, Result};
 
 use super::Runs;
-use super::network::{Crossing, Door, Network};
+use super::network::{Crossing, ListenerEntry, Network};
 use super::wire::{Parts, SimLink, Wire};
 use crate::link::{Connect, LINKS_MAX, Link};
 use crate::node::LinkEnd;
@@ -87,15 +87,15 @@ fn give_up(attempt: &Attempt) {
     }
 }
 
-/// Handles a question that has reached the door.
+/// Handles a question that has reached the listener.
 fn knock(attempt: &Arc<Attempt>, far: Life) {
     let (network, to) = (&attempt.network, &attempt.to);
-    let opened = match network.door(&to.address) {
+    let opened = match network.listener(&to.address) {
         None => {
             let what = format!("cannot connect to {}: nobody listens there", to.address);
             Err(Error::new(ErrorKind::Io, what))
         }
-        Some(door) => enter(attempt, far, &door)
+        Some(listener) => enter(attempt, far, &listener)
             .map_err(|refusal| refusal.error(format!("cannot link to the node at {}", to.address))),
     };
     match network.cross(far, attempt.near, network.now_ps()) {
@@ -124,24 +124,28 @@ fn knock(attempt: &Arc<Attempt>, far: Life) {
     }
 }
 
-fn enter(attempt: &Attempt, far: Life, door: &Door) -> std::result::Result<Arc<Wire>, Refusal> {
-    let (to, node) = (&attempt.to, &door.node);
+fn enter(
+    attempt: &Attempt,
+    far: Life,
+    listener: &ListenerEntry,
+) -> std::result::Result<Arc<Wire>, Refusal> {
+    let (to, node) = (&attempt.to, &listener.node);
     if to.node.is_some_and(|wanted| wanted != node.id()) {
         return Err(Reason::WrongNode.into());
     }
     if to.epoch.is_some_and(|wanted| wanted != node.epoch()) {
         return Err(Refusal::at(Reason::StaleEpoch, node.epoch().0));
     }
-    if attempt.network.links_of(door.number) >= LINKS_MAX {
+    if attempt.network.links_of(listener.number) >= LINKS_MAX {
         return Err(Refusal::at(Reason::Exhausted, LINKS_MAX as u64));
     }
     let wire = Wire::new(Parts {
         network: Arc::clone(&attempt.network),
         near: attempt.near,
         far,
-        door: door.number,
+        listener: listener.number,
         node: Arc::clone(node),
-        path: door.path,
+        path: listener.path,
         session: Arc::clone(&to.session),
         deadline: to.deadline,
     });

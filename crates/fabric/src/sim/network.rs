@@ -1,4 +1,4 @@
-//! The network of a simulation: machines and their cards, doors, connections, and faults.
+//! The network of a simulation: machines and their cards, listeners, connections, and faults.
 //!
 //! Invariants:
 //! 1. A packet reaches a machine only in the life to which it was sent. A later life answers with a
@@ -8,7 +8,7 @@
 //! 3. The lock of the network is held only for arithmetic.
 //!
 //! Thread-safety: as for the simulation.
-//! Failure: an address without a machine or door is an error of the connection.
+//! Failure: an address without a machine or listener is an error of the connection.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -39,7 +39,7 @@ pub(super) struct Machine {
 
 /// A node that accepts connections.
 #[derive(Clone)]
-pub(super) struct Door {
+pub(super) struct ListenerEntry {
     pub(super) number: u64,
     pub(super) life: Life,
     pub(super) node: Arc<Node>,
@@ -53,7 +53,7 @@ struct State {
     machines: BTreeMap<HostId, Machine>,
     /// Pairs of sender and receiver between which nothing passes.
     cut: BTreeSet<(HostId, HostId)>,
-    doors: BTreeMap<String, Door>,
+    listeners: BTreeMap<String, ListenerEntry>,
     doors_made: u64,
     wires: Vec<Weak<Wire>>,
     wires_made: u32,
@@ -95,7 +95,7 @@ impl Network {
             transport: Transport::default(),
             machines: BTreeMap::new(),
             cut: BTreeSet::new(),
-            doors: BTreeMap::new(),
+            listeners: BTreeMap::new(),
             doors_made: 0,
             wires: Vec::new(),
             wires_made: 0,
@@ -286,47 +286,55 @@ impl Network {
         path: AtomicPath,
     ) -> Result<u64> {
         let mut state = self.state.lock();
-        let taken = state.doors.get(address).is_some_and(|door| self.scheduler.lives(door.life));
+        let taken = state
+            .listeners
+            .get(address)
+            .is_some_and(|listener| self.scheduler.lives(listener.life));
         if taken {
             let what = format!("another node listens at {address}");
             return Err(Error::new(ErrorKind::Busy, what));
         }
         state.doors_made += 1;
         let number = state.doors_made;
-        let door = Door { number, life, node: Arc::clone(node), path };
-        let old = state.doors.insert(address.to_owned(), door);
+        let listener = ListenerEntry { number, life, node: Arc::clone(node), path };
+        let old = state.listeners.insert(address.to_owned(), listener);
         drop(state);
         drop(old);
         Ok(number)
     }
 
-    /// Closes a door and takes its links down.
+    /// Closes a listener and takes its links down.
     pub(super) fn close_door(&self, address: &str, number: u64) {
-        let (door, wires) = {
+        let (listener, wires) = {
             let mut state = self.state.lock();
-            let mine = state.doors.get(address).is_some_and(|door| door.number == number);
-            let door = if mine { state.doors.remove(address) } else { None };
-            (door, state.wires.clone())
+            let mine =
+                state.listeners.get(address).is_some_and(|listener| listener.number == number);
+            let listener = if mine { state.listeners.remove(address) } else { None };
+            (listener, state.wires.clone())
         };
-        let Some(door) = door.filter(|door| self.scheduler.lives(door.life)) else { return };
-        for wire in wires.iter().filter_map(Weak::upgrade).filter(|wire| wire.door == door.number) {
+        let Some(listener) = listener.filter(|listener| self.scheduler.lives(listener.life)) else {
+            return;
+        };
+        for wire in
+            wires.iter().filter_map(Weak::upgrade).filter(|wire| wire.listener == listener.number)
+        {
             LinkEnd::close(&*wire, Refusal::new(Reason::Disconnected));
         }
     }
 
-    pub(super) fn door(&self, address: &str) -> Option<Door> {
+    pub(super) fn listener(&self, address: &str) -> Option<ListenerEntry> {
         let state = self.state.lock();
-        state.doors.get(address).filter(|door| self.scheduler.lives(door.life)).cloned()
+        state.listeners.get(address).filter(|listener| self.scheduler.lives(listener.life)).cloned()
     }
 
-    /// Number of links that a door has.
-    pub(super) fn links_of(&self, door: u64) -> usize {
+    /// Number of links that a listener has.
+    pub(super) fn links_of(&self, listener: u64) -> usize {
         let wires = {
             let mut state = self.state.lock();
             state.wires.retain(|wire| wire.strong_count() > 0);
             state.wires.clone()
         };
-        let up = |wire: &Arc<Wire>| wire.door == door && wire.serves();
+        let up = |wire: &Arc<Wire>| wire.listener == listener && wire.serves();
         wires.iter().filter_map(Weak::upgrade).filter(up).count()
     }
 
@@ -344,19 +352,19 @@ impl Network {
 
 impl PartOf for Network {
     fn crashed(&self, host: HostId) {
-        let (doors, wires, notice_ns) = {
+        let (listeners, wires, notice_ns) = {
             let mut state = self.state.lock();
-            let of = |door: &Door| door.life.host == host;
+            let of = |listener: &ListenerEntry| listener.life.host == host;
             let names: Vec<String> = state
-                .doors
+                .listeners
                 .iter()
-                .filter(|(_, door)| of(door))
+                .filter(|(_, listener)| of(listener))
                 .map(|(name, _)| name.clone())
                 .collect();
-            let doors: Vec<_> = names.iter().map(|name| state.doors.remove(name)).collect();
-            (doors, state.wires.clone(), state.transport.notice_ns)
+            let listeners: Vec<_> = names.iter().map(|name| state.listeners.remove(name)).collect();
+            (listeners, state.wires.clone(), state.transport.notice_ns)
         };
-        drop(doors);
+        drop(listeners);
         let at_ns = self.scheduler.now_ns() + notice_ns;
         for wire in wires.iter().filter_map(Weak::upgrade) {
             if wire.far.host == host {
@@ -372,10 +380,10 @@ impl PartOf for Network {
     }
 
     fn shut(&self) {
-        let (doors, wires) = {
+        let (listeners, wires) = {
             let mut state = self.state.lock();
-            (std::mem::take(&mut state.doors), std::mem::take(&mut state.wires))
+            (std::mem::take(&mut state.listeners), std::mem::take(&mut state.wires))
         };
-        drop((doors, wires));
+        drop((listeners, wires));
     }
 }

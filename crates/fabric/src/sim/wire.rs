@@ -75,7 +75,7 @@ pub(super) struct Wire {
     pub(super) near: Life,
     /// The node's host, in the life that it connected to.
     pub(super) far: Life,
-    pub(super) door: u64,
+    pub(super) listener: u64,
     pub(super) node: Arc<Node>,
     pub(super) epoch: Epoch,
     pub(super) path: AtomicPath,
@@ -96,7 +96,7 @@ pub(super) struct Parts {
     pub(super) network: Arc<Network>,
     pub(super) near: Life,
     pub(super) far: Life,
-    pub(super) door: u64,
+    pub(super) listener: u64,
     pub(super) node: Arc<Node>,
     pub(super) path: AtomicPath,
     pub(super) session: Arc<Session>,
@@ -105,7 +105,7 @@ pub(super) struct Parts {
 
 impl Wire {
     pub(super) fn new(parts: Parts) -> Arc<Self> {
-        let Parts { network, near, far, door, node, path, session, deadline } = parts;
+        let Parts { network, near, far, listener, node, path, session, deadline } = parts;
         let client = Client {
             down: None,
             next: 0,
@@ -120,7 +120,7 @@ impl Wire {
             number,
             near,
             far,
-            door,
+            listener,
             node,
             epoch,
             path,

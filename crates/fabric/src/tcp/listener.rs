@@ -14,13 +14,13 @@ use crate::stream::{Greeted, Incoming, OneSided, Responder, Stream, send};
 use crate::wire::{Hello, Kind, Welcome, put_frame};
 
 #[derive(Debug)]
-pub(super) struct TcpDoor {
+pub(super) struct TcpNodeListener {
     address: String,
     reception: Arc<Reception<Socket>>,
     accepting: Option<Joiner>,
 }
 
-impl TcpDoor {
+impl TcpNodeListener {
     pub(super) fn open(node: &Arc<Node>, address: &str, clock: &Arc<dyn Clock>) -> Result<Self> {
         let (listener, bound) = listen(address)?;
         let reception = Reception::new(node, clock)?;
@@ -35,13 +35,13 @@ impl TcpDoor {
     }
 }
 
-impl Listener for TcpDoor {
+impl Listener for TcpNodeListener {
     fn address(&self) -> &str {
         &self.address
     }
 }
 
-impl Drop for TcpDoor {
+impl Drop for TcpNodeListener {
     fn drop(&mut self) {
         self.reception.end(self.accepting.take());
         self.reception.close_links();

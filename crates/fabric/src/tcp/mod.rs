@@ -36,7 +36,7 @@ use crate::promise::Promise;
 use crate::refusal::{Reason, Refusal};
 use crate::stream::{Initiator, call};
 use crate::wire::{Opened, encode_ops};
-use listener::TcpDoor;
+use listener::TcpNodeListener;
 use socket::Socket;
 
 /// The provider for TCP. Addresses are `host:port`, and with port 0 the system chooses a port.
@@ -69,7 +69,7 @@ impl Provider for Tcp {
     }
 
     fn serve(&self, node: &Arc<Node>, address: &str) -> Result<Box<dyn Listener>> {
-        Ok(Box::new(TcpDoor::open(node, address, &self.clock)?))
+        Ok(Box::new(TcpNodeListener::open(node, address, &self.clock)?))
     }
 
     fn connect(&self, to: Connect) -> Promise<Result<Arc<dyn Link>>> {

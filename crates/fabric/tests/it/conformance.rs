@@ -40,7 +40,7 @@ every_provider! {
     limits_are_the_same_everywhere
     another_epoch_ends_keys_and_links
     a_client_may_insist_on_node_and_epoch
-    a_closed_door_takes_its_links_down
+    closed_listener_takes_its_links_down
     tasks_await_without_a_runtime
     dropped_promises_still_take_effect
     a_batch_is_used_again
@@ -307,7 +307,7 @@ fn a_client_may_insist_on_node_and_epoch(name: &str) {
     assert_eq!(world.provider.connect(exact).wait().unwrap().peer().node, NodeId(1));
 }
 
-fn a_closed_door_takes_its_links_down(name: &str) {
+fn closed_listener_takes_its_links_down(name: &str) {
     let world = World::new(name);
     let (link, region) = world.attached();
     let World { listener, provider, .. } = world;

@@ -60,12 +60,12 @@ fn atomics_of_several_processes_lose_nothing(name: &str) {
     let on_processors = world.provider.atomic_path() == AtomicPath::Processor;
     let dir = tempfile::tempdir().unwrap();
     let other = if name == "shm" { "tcp" } else { "shm" };
-    let door = provider(other).serve(&world.node, &fresh_address(other, &dir)).unwrap();
+    let listener = provider(other).serve(&world.node, &fresh_address(other, &dir)).unwrap();
     if on_processors {
-        helpers.push(start(other, door.address()));
+        helpers.push(start(other, listener.address()));
         total += rounds(other);
     } else {
-        let link = link_to(other, door.address());
+        let link = link_to(other, listener.address());
         let refusal = link.attach(&world.key).wait().unwrap_err();
         assert_eq!(refusal.reason, Reason::AtomicPath, "{other} goes another way");
     }

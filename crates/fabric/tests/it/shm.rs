@@ -49,8 +49,9 @@ fn socket_of_a_killed_node_is_replaced() {
     let error = taken.provider.serve(&taken.node, &path).unwrap_err();
     assert!(error.to_string().contains("another node listens"), "{error}");
     first.kill();
-    let door = taken.provider.serve(&taken.node, &path).unwrap();
-    let link = Shm::new().connect(Connect::to(door.address(), &Session::fresh())).wait().unwrap();
+    let listener = taken.provider.serve(&taken.node, &path).unwrap();
+    let link =
+        Shm::new().connect(Connect::to(listener.address(), &Session::fresh())).wait().unwrap();
     let region = link.attach(&taken.key).wait().unwrap();
     assert_eq!(read(&*link, region, 0, 8), [0; 8]);
 }

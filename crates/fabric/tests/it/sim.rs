@@ -99,7 +99,7 @@ fn next_life_of_a_crashed_node_refuses_old_keys() {
     let node = made.network.node(NodeId(1), Epoch(2), None).unwrap();
     let fresh = node.allocate(REGION_BYTES, made.there.atomic_path()).unwrap();
     let fresh_key = fresh.grant(Rights::ALL).unwrap();
-    let _door = made.there.serve(&node, "node").unwrap();
+    let _listener = made.there.serve(&node, "node").unwrap();
     let insists = Connect { epoch: Some(Epoch(1)), ..to() };
     assert_eq!(made.here.connect(insists).wait().unwrap_err().kind(), ErrorKind::Fenced);
     let new = made.here.connect(to()).wait().unwrap();
@@ -355,7 +355,7 @@ fn card_executes_atomics_on_request() {
     let there = made.there.clone().with_atomics(path);
     let node = made.network.node(NodeId(1), Epoch(1), None).unwrap();
     let region = node.allocate(64, there.atomic_path()).unwrap();
-    let _door = there.serve(&node, "node:card").unwrap();
+    let _listener = there.serve(&node, "node:card").unwrap();
     let to = Connect::to("node:card", &made.network.session());
     let link = made.here.with_atomics(path).connect(to).wait().unwrap();
     let attached = link.attach(&region.grant(Rights::ALL).unwrap()).wait().unwrap();

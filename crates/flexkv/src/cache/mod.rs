@@ -69,7 +69,7 @@ pub struct CachedSlot {
     pub seen_ns: u64,
 }
 
-/// What is cached of a key.
+/// Cached part of a key: its pair or its address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cached<'a> {
     /// The slot's position. No proxy invalidates the word, so reads must not use it.
@@ -108,11 +108,11 @@ pub(crate) enum EntryKind {
 pub struct Hit<'a> {
     /// The key's slot.
     pub place: CachedSlot,
-    /// What is cached of the key.
+    /// Cached part of the key.
     pub cached: Cached<'a>,
 }
 
-/// What became of the result of a fetch.
+/// Outcome of a fetch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Finished {
     /// The result is cached.
@@ -210,8 +210,8 @@ impl LocalCache {
         self.index_bytes
     }
 
-    /// Sets the limit and evicts what no longer fits. Fails without effect if the index and an
-    /// empty cache do not fit.
+    /// Sets the limit and evicts entries that no longer fit. Fails without effect if the index and
+    /// an empty cache do not fit.
     pub fn set_budget(&mut self, limit_bytes: u64) -> Result<(), Short> {
         let needs = FIXED_BYTES + self.index_bytes;
         if limit_bytes < needs {
@@ -223,7 +223,7 @@ impl LocalCache {
     }
 
     /// Charges `bytes` more to the local index, before they are allocated, and evicts for them.
-    /// Fails without effect if they do not fit beside an empty cache.
+    /// Fails without effect if they do not fit next to an empty cache.
     pub fn charge_index(&mut self, bytes: u64) -> Result<(), Short> {
         let needs = (FIXED_BYTES + self.index_bytes).saturating_add(bytes);
         if needs > self.limit_bytes {
@@ -262,7 +262,7 @@ impl LocalCache {
     }
 
     /// Caches the result of a fetch as the newest entry, unless the key was invalidated since the
-    /// fetch began. The result replaces what was cached of the key.
+    /// fetch began. The result replaces the cached entry of the key.
     #[expect(clippy::needless_pass_by_value, reason = "a fetch ends once")]
     pub fn finish_fetch(
         &mut self,
@@ -278,7 +278,7 @@ impl LocalCache {
         self.put(fetch.hash, key, place, cached)
     }
 
-    /// Caches an entry as the newest, in place of what is cached of the key.
+    /// Caches an entry as the newest, in place of the key's cached entry.
     fn put(&mut self, hash: u64, key: &[u8], place: CachedSlot, cached: Cached<'_>) -> Finished {
         if let Some(at) = self.nodes.find(hash) {
             self.remove(at);

@@ -51,8 +51,8 @@ impl LocalCache {
         Some(self.nodes.entry(at))
     }
 
-    /// Caches what was written of a key. An entry of the same length is overwritten in place, and
-    /// keeps its turn to be evicted.
+    /// Caches a written pair. An entry of the same length is overwritten in place, and keeps its
+    /// turn to be evicted.
     pub(crate) fn rewrite(
         &mut self,
         hint: Option<u32>,

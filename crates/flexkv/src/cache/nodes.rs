@@ -39,7 +39,7 @@ pub(super) const TABLE_BYTES: u64 = size_of::<Vec<Node>>() as u64;
 
 const NONE: u32 = u32::MAX;
 
-/// What is cached of a key. `data` has the bytes of the key and, for a pair, those of the value.
+/// Cached entry of a key. `data` has the bytes of the key and, for a pair, those of the value.
 #[derive(Debug)]
 pub(super) struct CacheEntry {
     pub(super) hash: u64,
@@ -267,8 +267,8 @@ impl Nodes {
         self.node_mut(before).chain = next;
     }
 
-    /// Bucket `new` came to be: takes what belongs there from its parent. All but `new` itself are
-    /// in chains.
+    /// Fills the new bucket `new` with the nodes of its parent that belong there. All but `new`
+    /// itself are in chains.
     fn split(&mut self, new: u32) {
         if new == 0 {
             return;

@@ -156,7 +156,7 @@ fn rewritten_entry_keeps_its_turn_and_refuses_fetch() {
     cache.nodes.check();
 }
 
-/// What the cache should hold, oldest first, and what that costs, counted anew each time.
+/// Entries that the cache should hold, oldest first, and their cost, which is counted each time.
 struct Model {
     entries: Vec<(Vec<u8>, CachedSlot, Option<Vec<u8>>)>,
     index: u64,
@@ -175,7 +175,7 @@ impl Model {
         FIXED_BYTES + self.index + pieces.sum::<u64>() + chunks * (32 * 112 + 16) + table * 24
     }
 
-    /// Drops the oldest until what is there fits.
+    /// Drops the oldest entries until the others fit.
     fn shrink(&mut self) {
         while self.used(self.table) > self.limit && !self.entries.is_empty() {
             self.entries.remove(0);
@@ -199,7 +199,7 @@ impl Model {
             self.entries.extend(alone.entries);
             loop {
                 let chunks = (self.entries.len() as u64).div_ceil(32);
-                // A table that grows is there twice for a moment.
+                // A growing table exists twice for a moment.
                 let grows = chunks > self.table;
                 let peak = if grows { 2 * self.table + 64 } else { self.table };
                 if self.used(peak) <= self.limit {

@@ -111,7 +111,7 @@ impl Client {
         Some(Some(value).filter(|value| !self.node.is_expired(value.expires_ms)))
     }
 
-    /// Reads a key by what is cached, within the partition's gate. The caller checks the pool's
+    /// Reads a key by its cached entry, within the partition's gate. The caller checks the pool's
     /// lease afterwards.
     pub(super) async fn read_cached(
         &self,

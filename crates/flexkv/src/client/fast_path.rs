@@ -137,7 +137,7 @@ struct Prepared<'a> {
     open: &'a [Arc<OpenBlock>],
 }
 
-/// Where a set was committed, and with which word.
+/// Slot in which a set was committed, and its word.
 #[derive(Clone, Copy)]
 struct Stored {
     index: SlotIndex,
@@ -311,7 +311,8 @@ impl Client {
         for (set, record) in wanted.iter().zip(written) {
             writes.push(set.overwrite(call.keys.hashes[set.nth], record.slot));
         }
-        // The call looked at the cache after `call.now_ns`, so what it saw is valid until then.
+        // The call looked at the cache after `call.now_ns`, so the entries that it saw are valid
+        // until then.
         let until_ns = call.now_ns.saturating_add(self.node.settings().address_use_ns());
         let still = || {
             let now_ns = self.node.now_ns();

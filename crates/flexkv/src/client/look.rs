@@ -24,7 +24,7 @@ pub(super) struct Found {
     pub(super) expires_ms: u64,
 }
 
-/// What a look-up found of a key.
+/// Result of a look-up of a key.
 #[derive(Clone, Debug, Default)]
 pub(super) struct KeyLocation {
     pub(super) found: Option<Found>,

@@ -156,7 +156,7 @@ impl Write<'_> {
         self.when == If::Always && self.value.is_some()
     }
 
-    /// What the write does to the index. `None` if nothing.
+    /// Effect of the write on the index. `None` if there is none.
     fn kind(&self, found: Option<&Found>) -> Option<WriteKind> {
         match (found, self.value) {
             (Some(_), None) => Some(WriteKind::Delete),
@@ -233,7 +233,7 @@ impl Client {
     }
 
     /// Performs a write in its turn. Returns also whether no other write of the key was in progress
-    /// meanwhile.
+    /// at the same time.
     async fn write_in_line(&self, write: Write<'_>) -> Result<(bool, bool), WriteError> {
         let until_ns = self.node.until_ns();
         if !self.node.table().protocol().combines_writes() {
@@ -392,7 +392,7 @@ impl Client {
         }
     }
 
-    /// Writes the new record, changes the slot that was found, and caches what was written.
+    /// Writes the new record, changes the slot that was found, and caches the written pair.
     async fn put_in(
         &self,
         write: &Write<'_>,

@@ -37,7 +37,7 @@ impl Notifier {
         Self { node, proxy }
     }
 
-    /// Sends what is due at intervals, for as long as the node lives.
+    /// Sends the messages that are due at intervals, for as long as the node lives.
     pub(crate) fn keep_notifying(self: &Arc<Self>) {
         if self.node.caching().mode() == CacheMode::Off {
             return;

@@ -64,7 +64,7 @@ impl Drop for Awaited {
     }
 }
 
-/// Where a write was committed.
+/// Slot in which a write was committed.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Done {
     pub(super) index: SlotIndex,
@@ -79,13 +79,13 @@ pub(super) enum Submitted {
     /// Nothing happened. Try again.
     Not,
     /// Nothing happened, because the slot does not hold the expected word. `is_written` says that
-    /// the write counts as done all the same.
+    /// the write counts as done nevertheless.
     Stale {
         is_written: bool,
     },
     /// Nothing happened, because the key's buckets are full.
     Full,
-    /// The node says that it is no longer a member, so it cannot say what became of the request.
+    /// The node says that it is no longer a member, so it does not know the outcome of the request.
     Fenced,
     Unknown(Unsettled),
 }

@@ -66,7 +66,7 @@ impl fmt::Debug for ComputeNode {
     }
 }
 
-/// How a node is reached, and what it reaches.
+/// Connections of a node: its addresses, and the nodes that it reaches.
 #[derive(Debug)]
 pub struct Surroundings {
     /// Time and tasks.
@@ -81,7 +81,7 @@ pub struct Surroundings {
     pub endpoints: Vec<String>,
 }
 
-/// What a node serves and caches.
+/// Partitions that a node serves, and its cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NodeStatus {
     /// Number of partitions that the node serves or looks after.
@@ -192,7 +192,7 @@ impl ComputeNode {
         self.0.node.pool().is_evicted()
     }
 
-    /// What the node counted since it was started, by name.
+    /// Counters of the node since its start, by name.
     #[must_use]
     pub fn figures(&self) -> Vec<Figure> {
         self.0.node.figures()
@@ -217,7 +217,7 @@ impl ComputeNode {
         self.0.membership.map_status()
     }
 
-    /// What this node serves and caches.
+    /// Partitions that this node serves, and its cache.
     #[must_use]
     pub fn status(&self) -> NodeStatus {
         let (served, offloaded) = self.0.proxy.counts();

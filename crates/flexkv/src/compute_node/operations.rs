@@ -135,7 +135,7 @@ impl ComputeNode {
     /// store gives out this cursor.
     ///
     /// A key that exists from the call with 0 to the call that returns no cursor is returned at
-    /// least once, and maybe several times. A key that is written or deleted meanwhile may be
+    /// least once, and maybe several times. A key that is written or deleted during the scan may be
     /// returned. A cursor is valid on every node of the store, and for as long as the store exists.
     /// Busy if a partition moves for longer than the settings' patience.
     pub async fn scan(&self, cursor: u64, limits: ScanLimits) -> Result<Option<ScanStep>> {
@@ -166,7 +166,7 @@ impl ComputeNode {
     }
 
     /// Moves the value and the expiry of `from` to `to`, which must differ. The value is never
-    /// lost. `client/rename/` says what other clients see meanwhile.
+    /// lost. `client/rename/` describes the states that other clients see during the move.
     pub async fn rename(
         &self,
         from: &[u8],
@@ -177,7 +177,7 @@ impl ComputeNode {
     }
 }
 
-/// What a program needs that forwards whole requests to the node of their partition.
+/// Functions for a program that forwards whole requests to the node of their partition.
 #[cfg(feature = "index-protocol")]
 impl ComputeNode {
     /// The node that serves the partition of `key`. `None` if this node does. Waits while the

@@ -55,7 +55,7 @@ impl Handler for RequestHandler {
             drop(parts);
             reply.send(answer.encode());
         });
-        // The task is polled anew after this poll, so a waker that does nothing suffices.
+        // The task is polled again after this poll, so a waker that does nothing suffices.
         if task.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {
             runtime.spawn("flex-request", task);
         }
@@ -63,7 +63,7 @@ impl Handler for RequestHandler {
 }
 
 impl Parts {
-    /// Answers what needs no waiting. `None` for every other message.
+    /// Answers a message if the answer needs no waiting. `None` for every other message.
     fn answer_immediately(&self, from: ClientId, message: &Message) -> Option<Message> {
         Some(match message {
             Message::Meter {} => self.node.load_counters_message(),

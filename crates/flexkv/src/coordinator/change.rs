@@ -53,7 +53,7 @@ impl Change {
 }
 
 impl Coordinator {
-    /// Begins a change for what is wanted, if none is in progress.
+    /// Begins the next wanted change, if none is in progress.
     pub(super) fn begin(&mut self) {
         if self.phase != Phase::Ruling || self.change.is_some() {
             return;
@@ -92,7 +92,7 @@ impl Coordinator {
         if entries.is_empty() && (living.is_empty() || self.spread == living) {
             return self.welcome();
         }
-        // A change without partitions tells every node who the members are.
+        // A change without partitions tells every node the members.
         self.start(entries, cause);
     }
 
@@ -153,7 +153,7 @@ impl Coordinator {
         self.stage(next, cause, change.began_ns);
     }
 
-    /// Sends again what is not confirmed.
+    /// Sends unconfirmed messages again.
     pub(super) fn resend(&mut self) {
         let term = self.term;
         match &self.phase {
@@ -320,10 +320,10 @@ impl Coordinator {
         });
     }
 
-    /// Asks for the directory once every client has said what it knows or is gone. From then on the
-    /// directory is written only by orders of this term. If two clients claim the same number, the
-    /// one that had it first is gone for good and still answers. The pool tells which one it is, so
-    /// this waits for the pool.
+    /// Requests the directory once every client has reported its knowledge or is gone. From then on
+    /// the directory is written only by orders of this term. If two clients claim the same number,
+    /// the first owner of the number is gone permanently and still answers. The pool knows which
+    /// client is gone, so this waits for the pool.
     pub(super) fn recalled_all(&mut self) {
         let mut numbers = BTreeSet::new();
         let once = |member: &Member| member.number == 0 || numbers.insert(member.number);
@@ -334,7 +334,7 @@ impl Coordinator {
         }
     }
 
-    /// Clients that have said what they know. Number 0 marks a client that is no member.
+    /// Clients that have reported their knowledge. Number 0 marks a client that is no member.
     pub(super) fn recalled_members(&self) -> impl Iterator<Item = &Member> {
         self.recalled.iter().filter_map(|recalled| match recalled {
             Message::Recalled { member, .. } => Some(member),
@@ -353,7 +353,7 @@ impl Coordinator {
         }
     }
 
-    /// Takes the newest map that a client reported, and what the directory has beyond it.
+    /// Takes the newest map that a client reported, and the entries of the directory that it lacks.
     pub(super) fn take_over(
         &mut self,
         partition_bits: Option<u32>,
@@ -398,7 +398,7 @@ impl Coordinator {
             self.wants.insert(Want::Balance);
             return;
         }
-        // Every partition is taken anew.
+        // Every partition is taken again.
         let mut changes: BTreeMap<u32, Assigned> = BTreeMap::new();
         self.assign(&mut changes, false);
         for entry in &self.map {

@@ -50,7 +50,7 @@ pub use tuning::{Cause, Changed, Report, Tuning};
 use change::Change;
 use tuning::Tuner;
 
-/// What the driver of the state machine must do.
+/// Action for the driver of the state machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
     /// Answer the request that came with this ticket.
@@ -71,12 +71,12 @@ pub enum Action {
     Look,
 }
 
-/// How far the start of a coordinator has come.
+/// Progress of the start of a coordinator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Phase {
     /// It has no term yet.
     Starting,
-    /// These clients may act on the index and have not said yet what they know.
+    /// These clients may act on the index and have not reported their knowledge yet.
     Recalling(BTreeSet<ClientId>),
     /// The directory is being read.
     Looking,
@@ -84,7 +84,7 @@ enum Phase {
     Ruling,
 }
 
-/// What the next change must do.
+/// Purpose of the next change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Want {
     /// Give every node its share of the partitions.
@@ -97,7 +97,7 @@ enum Want {
     Offload(u32),
 }
 
-/// How a store is made.
+/// Plan of a new store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Plan {
     /// Base-2 logarithm of the number of partitions.
@@ -121,7 +121,7 @@ impl Default for Plan {
 #[derive(Clone, Debug)]
 struct Node {
     member: Member,
-    /// Whether the node is gone for good.
+    /// Whether the node is gone permanently.
     gone: bool,
 }
 
@@ -297,7 +297,8 @@ impl Coordinator {
     }
 
     /// Begins the term, which is the newest. `roster` has the clients of the pool that may act on
-    /// the index or are gone. Each is asked what it knows as soon as it reports its endpoints.
+    /// the index or are gone. Each client gets a request for its knowledge as soon as it reports
+    /// its endpoints.
     pub fn take_office(&mut self, term: u64, directory: BlockId, roster: &[ClientId]) {
         if self.phase != Phase::Starting {
             return;
@@ -320,7 +321,8 @@ impl Coordinator {
         self.resend();
     }
 
-    /// Notes a client that reported. It is asked immediately if it has not said yet what it knows.
+    /// Notes a client that reported. It gets a request for its knowledge immediately if it has not
+    /// reported it yet.
     fn hear(&mut self, client: ClientId, endpoints: &[String]) {
         if self.phase == Phase::Ruling {
             return;
@@ -383,13 +385,13 @@ impl Coordinator {
         self.begin();
     }
 
-    /// How the map follows the load.
+    /// Rules by which the map follows the load.
     #[must_use]
     pub fn tuning(&self) -> Tuning {
         self.tuner.tuning()
     }
 
-    /// What following the load has led to.
+    /// Changes that followed the load.
     #[must_use]
     pub fn report(&self) -> &Report {
         &self.tuner.report
@@ -412,8 +414,7 @@ impl Coordinator {
         self.now_ns = self.now_ns.max(now_ns);
     }
 
-    /// Takes what the nodes have counted since they joined. An interval ends here, and the next
-    /// begins.
+    /// Takes the counts of the nodes since they joined. An interval ends here, and the next begins.
     pub fn on_counts(&mut self, readings: &[(ClientId, Counts)]) {
         for (client, counts) in readings {
             let node = self.nodes.values().find(|node| node.member.client == *client && !node.gone);
@@ -435,8 +436,8 @@ impl Coordinator {
         self.begin();
     }
 
-    /// Takes the news that a client is gone for good. None of its operations takes effect any more,
-    /// and it serves nothing.
+    /// Records that a client is gone permanently. None of its operations takes effect any more, and
+    /// it serves nothing.
     pub fn on_gone(&mut self, client: ClientId) {
         self.forget_recalled(client);
         if let Phase::Recalling(silent) = &mut self.phase {
@@ -454,7 +455,7 @@ impl Coordinator {
             self.creating = None;
         }
         self.wants.insert(Want::Balance);
-        // The current change waits for the client or gives it partitions, so it begins anew.
+        // The current change waits for the client or gives it partitions, so it starts again.
         if let Some(change) = self.change.take() {
             self.restart(change);
         }
@@ -463,7 +464,7 @@ impl Coordinator {
         self.resend();
     }
 
-    /// Sends again what was not confirmed, and begins what is wanted.
+    /// Sends unconfirmed messages again, and begins the next wanted change.
     pub fn on_tick(&mut self) {
         self.welcome();
         self.begin();

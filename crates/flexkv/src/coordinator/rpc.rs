@@ -59,7 +59,7 @@ impl Default for Rhythm {
 
 /// Time after which an order counts as lost and is sent again.
 pub(super) const ORDER: Duration = Duration::from_millis(500);
-/// Time within which a node must say what it counted, to be shown with its counters.
+/// Time within which a node must report its counters, so that the status shows them.
 const COUNT: Duration = Duration::from_millis(200);
 
 /// Time after which an unchanged error is logged.
@@ -99,7 +99,7 @@ impl Obstacle {
 
 const ROOT: u64 = u64::from_le_bytes(*b"flexroot");
 
-/// What the lock guards.
+/// State that the lock guards.
 struct CoordinatorState {
     core: Coordinator,
     replies: BTreeMap<u64, Reply>,

@@ -39,14 +39,14 @@ use crate::wire::Figure;
 /// Number of changes that a report keeps.
 const CHANGES_KEPT: usize = 64;
 
-/// How the map follows the load.
+/// Rules by which the map follows the load.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Tuning {
     /// Whether partitions are assigned by their hotness (Algorithm 1). If not, they stay assigned
     /// by number. Default: yes.
     pub hotness: bool,
     /// Whether the ratio controller sets the share of offloaded partitions (Algorithm 2). If not,
-    /// the share stays as it was set. Default: yes.
+    /// the share keeps the value that was set. Default: yes.
     pub adapt_ratio: bool,
     /// Length Δ of an interval. Default: 1 s.
     pub interval: Duration,
@@ -113,7 +113,7 @@ pub struct Changed {
     pub took_ns: u64,
 }
 
-/// What following the load has led to.
+/// Changes that followed the load.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
     /// Number of samples that were judged.
@@ -126,7 +126,7 @@ pub struct Report {
     pub displacement: u64,
     /// Displacement that a random reshuffle would give (B).
     pub baseline: f64,
-    /// Number of times that partitions were assigned anew.
+    /// Number of times that partitions were reassigned.
     pub reassignments: u64,
     /// Number of times that the ratio controller set another ratio.
     pub ratio_moves: u64,
@@ -223,8 +223,8 @@ impl Tuner {
         self.ranking.as_ref()
     }
 
-    /// Takes what a node in its `life` has counted. Returns `false`, without effect, if the counts
-    /// are of another number of partitions.
+    /// Takes the counts of a node in its `life`. Returns `false`, without effect, if the counts are
+    /// of another number of partitions.
     pub(super) fn read(&mut self, node: u32, life: u64, counts: &Counts) -> bool {
         let partitions = counts.accesses.len() as u32;
         let window = self.window.get_or_insert_with(|| Window::new(partitions));
@@ -289,7 +289,7 @@ impl Tuner {
         Decision { reassign, ratio }
     }
 
-    /// Whether partitions must be assigned anew. The new ranking is in force then.
+    /// Whether partitions must be reassigned. In that case the new ranking is in force.
     fn rank(&mut self, counts: &[u64], nodes: u32) -> bool {
         let flat = || Ranking::flat(counts.len() as u32);
         let old = self.ranking.clone().unwrap_or_else(flat);

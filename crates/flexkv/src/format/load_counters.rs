@@ -29,7 +29,7 @@ pub fn counters_bytes(partitions: u32) -> u64 {
     FIRST_OFFSET + (u64::from(partitions) * 4).next_multiple_of(8)
 }
 
-/// The word of a partition's counter, and what one access adds to it.
+/// The word of a partition's counter, and the amount that one access adds to it.
 pub(crate) fn counter_place(partition: u32) -> (u64, u64) {
     let word = FIRST_OFFSET + u64::from(partition / 2) * 8;
     (word, 1 << (32 * (partition % 2)))

@@ -41,7 +41,7 @@ pub const LOG2_BUCKETS_MAX: u32 = BUCKET_BITS;
 const MAGIC: [u8; 4] = *b"FLXD";
 const VERSION: u8 = 1;
 
-/// How clients reach the index of a partition.
+/// Way by which clients reach the index of a partition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Access {
     /// Clients read and swap the slots in the pool.
@@ -59,7 +59,7 @@ pub struct Owner {
     pub epoch: u32,
     /// The proxy. For a paused partition the node that moves it, if there is one.
     pub node: Option<ComputeId>,
-    /// How clients reach the index.
+    /// Way by which clients reach the index.
     pub access: Access,
 }
 
@@ -99,7 +99,7 @@ impl Owner {
     }
 }
 
-/// Where a subtable lies and how large it is.
+/// Address and size of a subtable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Shape {
     /// Packed address ([`packing`](super::packing)).

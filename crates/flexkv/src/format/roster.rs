@@ -36,7 +36,7 @@ pub struct Roster {
     pub clients: Vec<u64>,
 }
 
-/// Where a block's roster begins.
+/// Offset at which a block's roster begins.
 #[must_use]
 pub fn roster_offset(block_bytes: u64) -> u64 {
     block_bytes.saturating_sub(ROSTER_BYTES)

@@ -133,7 +133,8 @@ impl Slot {
         self.0 & (VALID | PENDING) == VALID | PENDING
     }
 
-    /// The word that named the record before its deletion began. Any other word stays as it is.
+    /// The word that named the record before its deletion began. Any other word is returned
+    /// unchanged.
     #[inline]
     #[must_use]
     pub fn undying(self) -> Self {
@@ -202,7 +203,7 @@ impl Slot {
     }
 
     /// Number of bytes to read of the record. If the slot cannot express the record's length, this
-    /// is the longest length that it can, and the record's head says what is missing. 0 without a
+    /// is the longest length that it can, and the record's head has the full length. 0 without a
     /// record.
     #[inline]
     #[must_use]
@@ -311,7 +312,7 @@ mod tests {
 
         #[test]
         fn every_word_is_a_slot_and_says_itself_again(word: u64) {
-            // A dying word says what the live one says.
+            // A dying word has the same facts as the live one.
             let word = Slot(word).undying().0;
             let again = match Slot(word).state() {
                 SlotState::Empty => Slot::EMPTY,

@@ -181,8 +181,8 @@ pub fn partitions_max(partitions: usize, nodes: usize) -> usize {
     partitions.div_ceil(nodes.max(1)) * 9 / 8 + 1
 }
 
-/// Assigns all partitions to `nodes` by load, and keeps of `current` what it can. `nodes` names
-/// each node once, and at least one.
+/// Assigns all partitions to `nodes` by load, and keeps as much of `current` as it can. `nodes`
+/// names each node once, and at least one.
 #[must_use]
 pub fn assign(ranking: &Ranking, nodes: &[ComputeId], current: &Assignment) -> Assignment {
     assert!(!nodes.is_empty(), "somebody must own the partitions");

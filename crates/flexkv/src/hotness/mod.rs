@@ -45,7 +45,7 @@ use crate::ids::PartitionId;
 pub const INTERVAL_NS: u64 = 1_000_000_000;
 /// Share of the baseline that triggers a reassignment, in percent.
 pub const TRIGGER_PERCENT: u64 = 25;
-/// Number of standard deviations by which a count may differ before the partition is ranked anew.
+/// Number of standard deviations by which a count may differ before the partition is ranked again.
 pub const NOISE_SIGMAS_DEFAULT: f64 = 3.0;
 /// The value of the paper: every difference counts.
 pub const NOISE_SIGMAS_PAPER: f64 = 0.0;
@@ -84,7 +84,7 @@ impl Ranking {
         assert_eq!(counts.len(), self.place.len(), "the number of partitions never changes");
         let total = counts.iter().sum::<u64>() as f64;
         let before: f64 = self.hotness.iter().sum();
-        // What the old interval's counts would be, had it seen as many accesses as this one.
+        // The counts of the old interval are scaled to the number of accesses of this one.
         let scale = if before > 0.0 { total / before } else { 0.0 };
         let hotness = counts.iter().zip(&self.hotness).map(|(&count, &old)| {
             let (count, expected) = (count as f64, old * scale);
@@ -137,7 +137,7 @@ pub struct Detection {
     pub displacement: u64,
     /// Average sum that a random reshuffle gives (B).
     pub baseline: f64,
-    /// Whether to assign partitions anew, and to replace the old ranking by the new one.
+    /// Whether to reassign partitions, and to replace the old ranking by the new one.
     pub reassign: bool,
 }
 

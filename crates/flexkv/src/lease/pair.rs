@@ -65,7 +65,7 @@ pub struct Granted {
     pub lease_ns: u64,
 }
 
-/// What [`Granter::give_up`] found.
+/// Result of [`Granter::give_up`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Waiting {
     /// The holder no longer serves anything that it cached, so the write may go on.

@@ -109,8 +109,8 @@ enum Event {
     GiveUp,
 }
 
-/// How often a holder believed in a session that its granter had given up, how often the granter
-/// gave up, how often the holder could serve.
+/// Counts: a holder believed in a session that its granter had given up; the granter gave up; the
+/// holder could serve.
 struct Seen {
     wrong: u32,
     lapses: u32,
@@ -160,7 +160,7 @@ impl Model {
                 }
                 Event::Request { sent_ns } => {
                     let Granted { session, .. } = granter.on_request(g, None);
-                    // What the holder was promised, whatever the granter waits for.
+                    // The lease that the holder was promised, independent of the granter's waits.
                     let lease_ns = lease;
                     self.deliver(real, || Event::Answer { sent_ns, session, lease_ns });
                 }
@@ -197,7 +197,7 @@ impl Model {
 fn run(seed: u64, granter_terms: impl Fn(Terms) -> Terms) -> Seen {
     let mut rng = Rng::with_seed(seed);
     let terms = Terms { lease_ns: 10_000_000, drift_ppm: 100, tick_ns: 1_000 };
-    // The two run apart by up to 10⁻⁴, either way.
+    // The rates of the two clocks differ by up to 10⁻⁴ in both directions.
     let ppb = rng.i64(-49_990..=49_990);
     let mut clock =
         |ppb| Clock { ppb, offset: rng.u64(..1 << 40), tick: rng.u64(1..=terms.tick_ns) };
@@ -230,7 +230,7 @@ proptest! {
     fn ends_are_in_order_to_the_nanosecond(
         lease_ns in 1u64..1 << 40, ppb in -49_990i64..=49_990, sent in 0u64..1 << 40, way in 0u64..1000, tick in 1u64..1_000_000,
     ) {
-        // The shortest way: what separates the two ends is the allowance alone.
+        // In the shortest case, the allowance alone separates the two ends.
         let terms = Terms { lease_ns, drift_ppm: 100, tick_ns: tick };
         let (g, h) = (Clock { ppb, offset: 5, tick }, Clock { ppb: -ppb, offset: 77, tick });
         let (mut granter, mut holder) = (Granter::new(terms, 1), Holder::new(terms));

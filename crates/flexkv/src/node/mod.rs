@@ -70,7 +70,7 @@ pub(crate) struct Map {
     pub(crate) members: Vec<Member>,
 }
 
-/// What a node knows once it has joined.
+/// State of a node that has joined.
 #[derive(Debug)]
 pub(crate) struct Joined {
     number: u32,
@@ -117,7 +117,7 @@ impl Joined {
         &self.gates
     }
 
-    /// The map as it is now.
+    /// The current map.
     pub(crate) fn map(&self) -> Arc<Map> {
         Arc::clone(&self.map.read())
     }
@@ -135,7 +135,8 @@ impl Joined {
         *map = Arc::new(next);
     }
 
-    /// The entry of a partition. It stays as it is while the caller is within the partition's gate.
+    /// The entry of a partition. It does not change while the caller is within the partition's
+    /// gate.
     #[inline]
     pub(crate) fn entry(&self, partition: PartitionId) -> Assigned {
         self.map.read().entries[partition.0 as usize]
@@ -155,7 +156,7 @@ impl Joined {
     }
 }
 
-/// What a [`Node`] is made of.
+/// Parts of which a [`Node`] is made.
 pub(crate) struct Around {
     pub(crate) runtime: Arc<dyn Runtime>,
     pub(crate) reach: Arc<dyn Reach>,
@@ -300,13 +301,13 @@ impl Node {
         expires_ms != 0 && self.unix_ms() >= expires_ms
     }
 
-    /// The map and what belongs to it. Busy before the node has joined.
+    /// The map and the state that belongs to it. Busy before the node has joined.
     #[inline]
     pub(crate) fn joined(&self) -> Result<&Joined> {
         self.joined.get().ok_or_else(|| Error::busy("the node has not joined the store yet"))
     }
 
-    /// Sets what the node knows since it joined. `false` if it had joined before.
+    /// Sets the state of the node that has joined. `false` if it had joined before.
     pub(crate) fn set_joined(&self, joined: Joined) -> bool {
         self.joined.set(joined).is_ok()
     }
@@ -345,7 +346,7 @@ impl Node {
         }
     }
 
-    /// Tells the coordinator where it finds what this node counted.
+    /// Tells the coordinator the place of this node's counters.
     pub(crate) fn load_counters_message(&self) -> Message {
         let Some(joined) = self.joined.get() else { return self.declined(Why::Busy) };
         match &joined.load_counters {

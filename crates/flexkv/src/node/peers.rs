@@ -55,7 +55,7 @@ pub(crate) struct Peer {
     heard: Mutex<Option<Heard>>,
 }
 
-/// What an answer may wait for. Each class has its own session.
+/// Class of waits that an answer may need. Each class has its own session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Class {
     /// The answer waits for no other node.
@@ -146,7 +146,7 @@ pub(crate) struct Peers {
     coordinator: Arc<Peer>,
 }
 
-/// A question that was begun and is asked again until it is answered.
+/// A request that was begun and is sent again until it is answered.
 #[derive(Debug)]
 pub(crate) struct Asked {
     bytes: Vec<u8>,
@@ -290,7 +290,7 @@ impl Node {
         }
     }
 
-    /// Notes what an answer says about the other node's clock and lease.
+    /// Notes the other node's clock and lease from an answer.
     fn hear(&self, peer: &Peer, sent_ns: u64, answer: &Message) {
         let (Message::Found { grant, .. }
         | Message::Written { grant, .. }

@@ -104,7 +104,7 @@ pub(crate) struct Pieces {
     /// Pieces in use since the current sweep began. `None` without a sweep.
     candidates: Option<BTreeSet<Address>>,
     pinned: BTreeSet<Address>,
-    /// Blocks that were adopted and not swept yet, and what was freed in them meanwhile.
+    /// Blocks that were adopted and not swept yet, and the pieces that were freed in them since.
     adopted: BTreeMap<BlockId, BTreeSet<u64>>,
     /// Time of the last join of free pieces.
     joined_ns: Option<u64>,
@@ -238,7 +238,7 @@ impl Pieces {
         self.heap.blocks().chain(self.adopted.keys().copied()).collect()
     }
 
-    /// Where the pieces in use of a block begin. Empty for a block of another node.
+    /// Offsets at which the pieces in use of a block begin. Empty for a block of another node.
     pub(crate) fn begins_in(&self, block: BlockId) -> Vec<Address> {
         let pieces = self.marks.get(&block).map(Marks::pieces).unwrap_or_default();
         pieces.into_iter().map(|(offset, _)| Address { block, offset }).collect()
@@ -259,9 +259,9 @@ impl Pieces {
         self.marks.iter().flat_map(of).collect()
     }
 
-    /// Ends a sweep. `referred` holds what the index and the nodes refer to in `swept`, with the
-    /// lengths that were asked for. Returns the number of pieces that were freed. Corrupt, and the
-    /// block stays as it is, if pieces of an adopted block overlap.
+    /// Ends a sweep. `referred` holds the pieces of `swept` to which the index and the nodes refer,
+    /// with the requested lengths. Returns the number of pieces that were freed. Corrupt, without
+    /// effect on the block, if pieces of an adopted block overlap.
     pub(crate) fn end_sweep(
         &mut self,
         swept: &BTreeSet<BlockId>,

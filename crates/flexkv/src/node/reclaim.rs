@@ -87,7 +87,7 @@ impl Node {
         self.words_in(self.reclaim.held().into_iter(), blocks)
     }
 
-    /// Those of some words whose records lie in these blocks.
+    /// The words, among `words`, whose records lie in these blocks.
     pub(crate) fn words_in(
         &self,
         words: impl Iterator<Item = u64>,
@@ -144,11 +144,11 @@ impl Node {
     async fn send_back(self: &Arc<Self>, held: &Held) -> Result<()> {
         let Some(range) = self.table.record(Slot(held.word)) else { return Ok(()) };
         let block = range.address.block;
-        // An open block says who its owner is.
+        // An open block names its owner.
         let known = self.table.open(range.address).await?.config.owner;
         let owner = match known.filter(|owner| self.is_member(*owner)) {
             Some(owner) => owner,
-            // When the block was opened, its owner was a client that is gone by now.
+            // When the block was opened, its owner was a client that is gone now.
             None => self.pool.locate(block).await?.owner.ok_or_else(|| Error::busy("no owner"))?,
         };
         if owner == self.pool.client() {

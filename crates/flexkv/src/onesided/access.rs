@@ -25,8 +25,8 @@ impl SlotAccess for Table {
     fn swap_first_copy(&self, change: SlotChange, until_ns: u64) -> Boxed<'_, Result<SlotOutcome>> {
         Box::pin(async move {
             match self.swap(change.slot, change.old.0, change.end.0, until_ns).await? {
-                Swapped::Was(was) if was == change.old.0 => Ok(SlotOutcome::Done),
-                Swapped::Was(was) => Ok(SlotOutcome::Lost(Slot(was))),
+                Swapped::Found(was) if was == change.old.0 => Ok(SlotOutcome::Done),
+                Swapped::Found(was) => Ok(SlotOutcome::Lost(Slot(was))),
                 Swapped::Unknown => Ok(SlotOutcome::Lost(change.old)),
             }
         })

@@ -69,7 +69,7 @@ impl Table {
         }
         let mut begun = false;
         let put = self.put_from(Step::Swap, change, valid_ns, until_ns, &mut begun).await;
-        // Without a swap nothing is there that could be committed.
+        // Without a swap there is nothing that could be committed.
         put.map_err(if begun { unknown } else { WriteError::without_effect })
     }
 

@@ -150,7 +150,7 @@ impl Proxy {
         told <= most && !map.members.iter().any(is_told)
     }
 
-    /// Drops what this node itself has cached of the key.
+    /// Drops this node's own cached entry of the key.
     pub(super) fn drop_own(&self, sharers: Sharers, hash: KeyHash) {
         let mine = self.node.joined().is_ok_and(|joined| sharers.may_have(joined.me()));
         if mine && !self.node.table().sabotage().no_invalidation() {

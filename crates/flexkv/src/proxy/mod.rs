@@ -106,7 +106,7 @@ impl Proxy {
         wanted.map(|entry| of_epoch(entry).cloned()).collect()
     }
 
-    /// Replaces what is served of a partition.
+    /// Replaces the served state of a partition.
     pub(crate) fn set(&self, partition: PartitionId, served: Option<Arc<ServedPartition>>) {
         let at = partition.0 as usize;
         let mut partitions = self.partitions.lock();
@@ -128,7 +128,7 @@ impl Proxy {
     }
 
     /// Waits until no request is within a closed partition, and then drops it. If this node serves
-    /// it again, it takes it anew.
+    /// it again, it takes it again.
     pub(crate) async fn let_go(&self, closed: Arc<ServedPartition>) {
         closed.drained().await;
         let mut partitions = self.partitions.lock();
@@ -215,8 +215,8 @@ impl Proxy {
         }
     }
 
-    /// Answers what a node also asks of itself, as far as the answer needs no waiting. `None` for
-    /// every other message.
+    /// Answers a message that a node also sends to itself, if the answer needs no waiting. `None`
+    /// for every other message.
     pub(crate) fn answer(&self, from: ClientId, message: &Message) -> Option<Message> {
         let came_us = self.node.now_us();
         Some(match message {

@@ -41,7 +41,7 @@ use crate::wire::{Assigned, Message};
 pub(crate) struct Unfinished {
     pub(crate) entry: Assigned,
     pub(crate) change: SlotChange,
-    /// The partition as it is served here, and the slot, if the change is one of structure. `None`
+    /// The partition that is served here, and the slot, if the change is one of structure. `None`
     /// if it is an update by a client of this node.
     pub(crate) structure: Option<(Arc<ServedPartition>, SlotIndex)>,
 }

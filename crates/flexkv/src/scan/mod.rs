@@ -57,7 +57,7 @@ const BUCKETS_PER_RECORD: usize = 10;
 /// steps.
 const BUCKETS_MIN: usize = 4096;
 
-/// Where a step of a scan ends.
+/// Position at which a step of a scan ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScanLimits {
     /// Records after which the step ends, at the end of a bucket; at least 1.
@@ -75,7 +75,7 @@ pub struct ScannedKey {
     pub expires_ms: u64,
 }
 
-/// What one step of a scan found.
+/// Result of one step of a scan.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ScanStep {
     /// Keys that exist and have not expired.
@@ -86,7 +86,7 @@ pub struct ScanStep {
     pub next: Option<u64>,
 }
 
-/// How much a round reads.
+/// Limits of a round of reads.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pace {
     partitions: u32,

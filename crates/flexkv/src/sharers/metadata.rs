@@ -88,7 +88,7 @@ impl Sharers {
         self.0 == 0
     }
 
-    /// Those of `nodes`, which are all live nodes, that must be invalidated by a write.
+    /// Nodes, among all live nodes in `nodes`, that a write must invalidate.
     pub fn among(self, nodes: &[ComputeId]) -> impl Iterator<Item = ComputeId> + '_ {
         nodes.iter().copied().filter(move |&node| self.may_have(node))
     }
@@ -98,7 +98,7 @@ impl Sharers {
     }
 }
 
-/// What a proxy knows of a key.
+/// Metadata that a proxy keeps of a key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Metadata {
     /// Nodes that may cache the key.

@@ -75,8 +75,9 @@ impl Table {
         roster.ok_or_else(|| Error::unsupported("the directory's roster is of another version"))
     }
 
-    /// Enters a client into the roster, unless it is there: into a free place, or in place of a
-    /// client that is gone. Only a client that can no longer write there may be replaced.
+    /// Enters a client into the roster, unless the roster has it already. The client gets a free
+    /// place, or that of a client that is gone. Only a client that can no longer write there may be
+    /// replaced.
     pub(crate) async fn enroll(
         &self,
         directory: BlockId,

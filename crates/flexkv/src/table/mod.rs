@@ -54,8 +54,8 @@ const PAUSE: Duration = Duration::from_micros(200);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Swapped {
     /// The word that the slot held. The swap took effect if it is the expected word.
-    Was(u64),
-    /// The block changed meanwhile, so the outcome is unknown.
+    Found(u64),
+    /// The block changed during the swap, so the outcome is unknown.
     Unknown,
 }
 
@@ -148,7 +148,7 @@ impl Table {
         self.packing.unpack(packed)
     }
 
-    /// Where a slot's record lies, and how many bytes of it to read first.
+    /// Address of a slot's record, and the number of its bytes to read first.
     pub(crate) fn record(&self, slot: Slot) -> Option<Range> {
         let live = if slot.is_pending() { slot.to_live() } else { slot };
         let address = self.address(live.packed()?);
@@ -311,7 +311,7 @@ impl Table {
     }
 
     /// Writes to all copies in parallel, until all of them have the bytes. No other client may
-    /// write these bytes meanwhile.
+    /// write these bytes at the same time.
     pub(crate) async fn write(&self, writes: &[(Address, &[u8])], until_ns: u64) -> Result<()> {
         self.write_copies(writes, false, until_ns).await
     }
@@ -386,7 +386,7 @@ impl Table {
         copy.link.flush();
         let batch = promise.await;
         match (batch.refusal(), batch.word(word)) {
-            (None, Some(was)) => Ok(Swapped::Was(was)),
+            (None, Some(was)) => Ok(Swapped::Found(was)),
             (Some((_, refusal)), _) => {
                 self.again(&open, refusal, until_ns).await?;
                 Ok(Swapped::Unknown)

@@ -29,7 +29,7 @@ pub(crate) struct Image {
     pub(crate) words: Vec<u64>,
 }
 
-/// What a repair changed.
+/// Changes of a repair.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Repaired {
     /// Number of slots that were pending or dying.

@@ -16,7 +16,7 @@ pub const VERSION: u8 = MARK | 6;
 /// KiB.
 pub const SLOTS_BUCKETS_MAX: u32 = 512;
 
-/// What a write does to the index.
+/// Effect of a write on the index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum WriteKind {
     /// Inserts a key that did not exist.
@@ -34,8 +34,8 @@ pub enum Why {
     Moved,
     /// Another write of the key is in progress.
     Busy,
-    /// The slot does not hold what the client expected, or another key with the fingerprint
-    /// appeared. Look the key up again.
+    /// The slot does not hold the word that the client expected, or another key with the
+    /// fingerprint appeared. Look the key up again.
     Resolve,
     /// Both buckets are full. The partition must grow.
     Full,
@@ -63,7 +63,7 @@ impl Wire for Payload {
     }
 }
 
-/// A slot and what it holds.
+/// A slot and its word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Place {
     /// Index of the slot in its subtable.
@@ -72,7 +72,7 @@ pub struct Place {
     pub word: u64,
 }
 
-/// A slot that may be the key's, and what a cache may keep of it.
+/// A slot that may be the key's, and the part of it that a cache may keep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Candidate {
     /// Index of the slot in its subtable.
@@ -117,7 +117,7 @@ pub struct Member {
     pub index_bytes: u64,
 }
 
-/// Where a subtable lies.
+/// Address of a subtable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Shaped {
     /// Packed address of the subtable.
@@ -142,7 +142,7 @@ pub struct Assigned {
     pub offloaded: bool,
     /// Whether the change must make the subtable larger.
     pub grow: bool,
-    /// Where the subtable lies.
+    /// Address of the subtable.
     pub shape: Shaped,
 }
 
@@ -164,9 +164,9 @@ pub struct ComputeStatus {
     pub partitions: u32,
     /// Number of these partitions that are offloaded.
     pub offloaded: u32,
-    /// Whether the node said what it counted.
+    /// Whether the node reported its counters.
     pub answered: bool,
-    /// What the node said.
+    /// Counters that the node reported.
     pub figures: Vec<Figure>,
 }
 
@@ -394,7 +394,7 @@ wire_messages! {
         changes: Vec<Assigned>,
         /// All live compute nodes.
         members: Vec<Member>,
-        /// Clients that are gone for good.
+        /// Clients that are gone permanently.
         gone: Vec<ClientId>,
     }
     /// Coordinator → every node: orders it to take its new partitions.
@@ -435,7 +435,7 @@ wire_messages! {
         /// Number of partitions that are counted.
         partitions: u32,
     }
-    /// Coordinator → every node: asks what the node knows.
+    /// Coordinator → every node: requests the knowledge of the node.
     Recall = 29 { /** The coordinator's term. */ term: u64 }
     /// What a node knows, for a coordinator that has just started.
     Recalled = 30 {
@@ -454,7 +454,8 @@ wire_messages! {
         /// The members that the node knows.
         members: Vec<Member>,
     }
-    /// Owner of blocks → a partition's node: asks what the partition refers to in some blocks.
+    /// Owner of blocks → a partition's node: requests the pieces of some blocks to which the
+    /// partition refers.
     Refers = 32 {
         /// Number of the partition.
         partition: u32,

@@ -2,7 +2,7 @@
 //!
 //! Every kind of device is a [`FileSystem`] and a directory on it. The trait is the interface of
 //! drivers: the local file system with or without `O_DIRECT`, mapped tables, an emulated device, or
-//! a remote one. [`crate::fs::shared::Shared`] owns the devices.
+//! a remote one. [`crate::fs::shared::OpenTiers`] owns the devices.
 //!
 //! Invariants:
 //! 1. `files_bytes + cache_bytes` are the lengths of the physical files on the device. Files that

@@ -29,7 +29,7 @@ use parking_lot::Mutex;
 
 use super::accesses::{Accesses, ReadSpan};
 use super::physical::Physical;
-use super::shared::Shared;
+use super::shared::OpenTiers;
 use crate::cache::format::{CHUNK_BYTES, CopyIndex, TRAILER_BYTES};
 use crate::device::{Count, Device};
 
@@ -64,12 +64,12 @@ impl CachedCopy {
     }
 
     /// The copy's index; `None` if it is damaged.
-    fn index(&self, file: &dyn RandomFile, shared: &Shared, id: u64) -> Option<Arc<CopyIndex>> {
+    fn index(&self, file: &dyn RandomFile, shared: &OpenTiers, id: u64) -> Option<Arc<CopyIndex>> {
         self.index.get_or_init(|| load_index(file, shared, id).map(Arc::new)).clone()
     }
 }
 
-fn load_index(file: &dyn RandomFile, shared: &Shared, id: u64) -> Option<CopyIndex> {
+fn load_index(file: &dyn RandomFile, shared: &OpenTiers, id: u64) -> Option<CopyIndex> {
     let context = IoContext::new(FileClass::Sst, IoPurpose::Maintenance);
     let mut trailer = [0; TRAILER_BYTES as usize];
     file.read_exact_at(file.len().checked_sub(TRAILER_BYTES)?, &mut trailer, context).ok()?;
@@ -194,7 +194,7 @@ impl Entry {
     /// lost the file; those of its device.
     pub(crate) fn open(
         self: &Arc<Self>,
-        shared: &Arc<Shared>,
+        shared: &Arc<OpenTiers>,
         path: &Path,
         context: IoContext,
         options: OpenOptions,
@@ -233,7 +233,7 @@ impl Entry {
     fn route(
         &self,
         inside: &Inside,
-        shared: &Arc<Shared>,
+        shared: &Arc<OpenTiers>,
         context: IoContext,
         options: OpenOptions,
     ) -> Result<Route> {
@@ -267,7 +267,7 @@ impl Entry {
     }
 
     /// Replaces the routes of all handles, after the file moved or its copies changed.
-    pub(crate) fn reroute(&self, inside: &mut Inside, shared: &Arc<Shared>) -> Result<()> {
+    pub(crate) fn reroute(&self, inside: &mut Inside, shared: &Arc<OpenTiers>) -> Result<()> {
         let mut result = Ok(());
         inside.handles.retain(|handle| handle.strong_count() > 0);
         for handle in inside.handles.iter().filter_map(Weak::upgrade) {
@@ -281,7 +281,7 @@ impl Entry {
     }
 
     #[inline]
-    fn count_read(&self, read: ReadSpan, shared: &Shared, len: u64) {
+    fn count_read(&self, read: ReadSpan, shared: &OpenTiers, len: u64) {
         self.accesses.count(read, len, shared.policy.range_bytes);
     }
 }
@@ -351,7 +351,7 @@ enum Way {
 pub(crate) struct TierReader {
     way: Way,
     entry: Arc<Entry>,
-    shared: Arc<Shared>,
+    shared: Arc<OpenTiers>,
     context: IoContext,
     options: OpenOptions,
     len: u64,
@@ -367,7 +367,7 @@ thread_local! {
 
 /// Notes that a compaction on this thread read `bytes` of a file of `len` bytes, so that its next
 /// output takes over their heat.
-fn carry(shared: &Arc<Shared>, entry: &Entry, bytes: u64, len: u64) {
+fn carry(shared: &Arc<OpenTiers>, entry: &Entry, bytes: u64, len: u64) {
     let own = Arc::as_ptr(shared).cast::<()>() as usize;
     let (of, before) = CARRIED.get();
     let before = if of == own { before } else { 0.0 };
@@ -375,7 +375,7 @@ fn carry(shared: &Arc<Shared>, entry: &Entry, bytes: u64, len: u64) {
 }
 
 /// Takes the heat of the bytes that compactions on this thread have read since the last call.
-pub(crate) fn take_carried(shared: &Arc<Shared>) -> f64 {
+pub(crate) fn take_carried(shared: &Arc<OpenTiers>) -> f64 {
     let own = Arc::as_ptr(shared).cast::<()>() as usize;
     match CARRIED.replace((own, 0.0)) {
         (of, heat) if of == own => heat,

@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use parking_lot::Mutex;
 
 use super::entry::Entry;
-use super::shared::Shared;
+use super::shared::OpenTiers;
 use crate::cache::hot_ranges::CopyPlan;
 use crate::device::Writer;
 use crate::history::Reason;
@@ -123,7 +123,7 @@ impl JobQueue {
 
     /// Takes the first job whose device takes another writer. Moves come first, unless they have
     /// half of the threads already.
-    pub(crate) fn take(&self, shared: &Shared) -> Option<Job> {
+    pub(crate) fn take(&self, shared: &OpenTiers) -> Option<Job> {
         let mut jobs = self.jobs.lock();
         let may_begin = |job: &Job| {
             let forced = job.reason == Reason::SpaceForced;
@@ -175,7 +175,7 @@ impl JobQueue {
     }
 }
 
-impl Shared {
+impl OpenTiers {
     /// Whether a move to a device slower than the one at `index` is queued or running.
     pub(crate) fn moves_below(&self, index: usize) -> bool {
         (index + 1..self.devices.len()).any(|to| self.queue.moves_to(to))

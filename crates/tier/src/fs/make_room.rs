@@ -12,7 +12,7 @@
 //! removed, so that no second copy is dropped for the same bytes.
 //!
 //! Thread-safety: one thread at a time drops copies of a device, and other writers do not wait for
-//! it. Locks: that of the order of eviction, then those of [`Shared`].
+//! it. Locks: that of the order of eviction, then those of [`OpenTiers`].
 //! Failure: a copy that cannot be dropped stays, and the writer goes on.
 //! Cost: four relaxed loads for an append. A dropped copy costs an append to the namespace and a
 //! removal.
@@ -25,7 +25,7 @@ use std::sync::{Arc, Weak};
 use parking_lot::Mutex;
 
 use super::entry::{CachedCopy, Entry};
-use super::shared::Shared;
+use super::shared::OpenTiers;
 use crate::history::Reason;
 use crate::settings::DEVICES_MAX;
 
@@ -60,7 +60,7 @@ impl EvictionOrder {
     }
 }
 
-impl Shared {
+impl OpenTiers {
     /// Bytes of the device at `index` that tables and copies leave free.
     pub(crate) fn reserve_of(&self, index: usize) -> u64 {
         let capacity = self.devices[index].capacity.load(Ordering::Relaxed);

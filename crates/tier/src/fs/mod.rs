@@ -49,7 +49,7 @@ pub use self::open::{Components, DeviceParts};
 use self::physical::{Physical, Role};
 pub use self::removal::{Emptied, forget_device};
 pub use self::shared::FaultPoint;
-use self::shared::{ChosenDevice, Names, Shared};
+use self::shared::{ChosenDevice, Names, OpenTiers};
 use self::writer::{TierLog, TierWriter, Writing};
 use crate::activity::kind_of;
 use crate::device::{Device, Writer};
@@ -60,7 +60,7 @@ use crate::write_slots::WriteSlot;
 /// Open tiers. [`TieredFs::close`] or the drop closes them.
 #[derive(Debug)]
 pub struct TieredFs {
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) shared: Arc<OpenTiers>,
     pub(crate) threads: Mutex<Vec<Joiner>>,
 }
 
@@ -577,7 +577,7 @@ impl FileSystem for TieredFs {
 
 /// The length of a file. A device is asked for the length of a file that is being written. The
 /// length of a missing file comes from a whole copy, if there is one.
-fn file_len(shared: &Arc<Shared>, entry: &Arc<Entry>) -> Result<u64> {
+fn file_len(shared: &Arc<OpenTiers>, entry: &Arc<Entry>) -> Result<u64> {
     let (physical, from_copy) = {
         let inside = entry.inside.lock();
         (Arc::clone(&inside.main), inside.missing && !inside.is_lost())
@@ -607,7 +607,7 @@ fn modified_ms(entry: &Entry) -> Result<Option<u64>> {
 /// A lock within this process. The locks of the devices keep other processes out.
 #[derive(Debug)]
 struct TierLock {
-    shared: Arc<Shared>,
+    shared: Arc<OpenTiers>,
     path: PathBuf,
 }
 

@@ -35,7 +35,7 @@ use super::discovery::{
 use super::entry::{CachedCopy, Entry};
 use super::note_level;
 use super::physical::{Physical, Role, Trash};
-use super::shared::{BackgroundWork, FaultPoint, MoverStart, Names, Parts, Shared};
+use super::shared::{BackgroundWork, FaultPoint, MoverStart, Names, OpenTiers, Parts};
 use crate::base_levels::BaseLevels;
 use crate::device::Device;
 use crate::device::identity::{Home, Identity};
@@ -135,7 +135,7 @@ pub(crate) fn open_shared(
     devices: Vec<DeviceParts>,
     components: Components,
     new_mover: impl FnOnce(&MoverStart) -> Box<dyn BackgroundWork>,
-) -> Result<Arc<Shared>> {
+) -> Result<Arc<OpenTiers>> {
     let fault = components.fault_point();
     let settings: Vec<_> = devices.iter().map(|parts| parts.settings.clone()).collect();
     validate(&settings)?;
@@ -182,7 +182,7 @@ pub(crate) fn open_shared(
         trash,
         locks,
     };
-    Ok(Shared::new(parts, new_mover))
+    Ok(OpenTiers::new(parts, new_mover))
 }
 
 /// The files on the devices, and the recovered namespace.

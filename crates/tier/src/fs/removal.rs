@@ -41,7 +41,7 @@ use super::entry::{Entry, Inside};
 use super::open::{
     DeviceParts, NAMES_DIR, SCHEME_NAME, make_devices, read_namespace, sync_names, write_identities,
 };
-use super::shared::{FaultPoint, Shared};
+use super::shared::{FaultPoint, OpenTiers};
 use crate::device::file_system;
 use crate::device::identity::{DEVICE_NAME, Home, Identity};
 use crate::history::Reason;
@@ -152,7 +152,7 @@ fn check_others(name: &str, devices: usize) -> Result<()> {
 }
 
 /// Files on a device, the longest first.
-fn files_of(shared: &Shared, index: usize) -> Vec<Arc<Entry>> {
+fn files_of(shared: &OpenTiers, index: usize) -> Vec<Arc<Entry>> {
     let entries: Vec<_> = shared.names.lock().entries.values().cloned().collect();
     let here = |entry: &Arc<Entry>| entry.inside.lock().main.device == index;
     let mut files: Vec<_> = entries.into_iter().filter(here).collect();
@@ -170,7 +170,7 @@ fn no_space(what: String) -> Error {
 }
 
 /// Refuses if the other devices have no room for `bytes`, apart from their reserves.
-fn check_room(shared: &Shared, index: usize, bytes: u64) -> Result<()> {
+fn check_room(shared: &OpenTiers, index: usize, bytes: u64) -> Result<()> {
     let others = (0..shared.devices.len()).filter(|&other| other != index);
     let room = |other: usize| shared.devices[other].free().saturating_sub(shared.reserve_of(other));
     let room: u64 = others.map(room).fold(0, u64::saturating_add);
@@ -185,7 +185,7 @@ fn check_room(shared: &Shared, index: usize, bytes: u64) -> Result<()> {
 
 /// Restores files that other devices lost and whose whole copies may lie on this device. Returns
 /// the number of files that could not be restored, and the error of the first.
-fn restore_missing(shared: &Arc<Shared>, index: usize) -> (usize, Option<Error>) {
+fn restore_missing(shared: &Arc<OpenTiers>, index: usize) -> (usize, Option<Error>) {
     let (mut failed, mut first) = (0, None);
     let entries: Vec<_> = shared.names.lock().entries.values().cloned().collect();
     for entry in entries {
@@ -213,7 +213,7 @@ fn restore_missing(shared: &Arc<Shared>, index: usize) -> (usize, Option<Error>)
 
 /// Notes the order in which copies are dropped if files need their room, the coldest first. No
 /// iteration of the control loop has done so.
-fn order_copies(shared: &Arc<Shared>) {
+fn order_copies(shared: &Arc<OpenTiers>) {
     let entries: Vec<_> = shared.names.lock().entries.values().cloned().collect();
     let mut copies = Vec::new();
     for entry in &entries {
@@ -228,14 +228,14 @@ fn order_copies(shared: &Arc<Shared>) {
 }
 
 /// Drops all copies on a device.
-fn drop_copies(shared: &Arc<Shared>, index: usize) {
+fn drop_copies(shared: &Arc<OpenTiers>, index: usize) {
     let entries: Vec<_> = shared.names.lock().entries.values().cloned().collect();
     for entry in entries {
         drop_copies_of(shared, &entry, |device| device == index);
     }
 }
 
-fn drop_copies_of(shared: &Arc<Shared>, entry: &Arc<Entry>, which: impl Fn(usize) -> bool) {
+fn drop_copies_of(shared: &Arc<OpenTiers>, entry: &Arc<Entry>, which: impl Fn(usize) -> bool) {
     let mut copies = entry.inside.lock().copies.clone();
     copies.retain(|copy| which(copy.physical.device));
     for copy in &copies {
@@ -244,7 +244,7 @@ fn drop_copies_of(shared: &Arc<Shared>, entry: &Arc<Entry>, which: impl Fn(usize
 }
 
 /// Moves a file to the device that placement chooses without the device `from`.
-fn move_away(shared: &Arc<Shared>, entry: &Arc<Entry>, from: usize) -> Result<()> {
+fn move_away(shared: &Arc<OpenTiers>, entry: &Arc<Entry>, from: usize) -> Result<()> {
     let name = || {
         let names = shared.names.lock();
         let file = names.space.state.files.get(&entry.id);

@@ -1,6 +1,6 @@
 //! State that the handles and threads of open tiers share: devices, namespace, entries, trash.
 //!
-//! [`crate::TieredFs`], every handle and every background thread hold one [`Shared`].
+//! [`crate::TieredFs`], every handle and every background thread hold one [`OpenTiers`].
 //!
 //! Thread-safety: locks are taken in this order: the mover's `pace` (one iteration of the control
 //! loop at a time), an order of [`EvictionOrder`], `syncing` (one sync at a time), `names` (the
@@ -59,14 +59,14 @@ pub type FaultPoint = Arc<dyn Fn(&str) -> Result<()> + Send + Sync>;
 pub(crate) trait BackgroundWork: Send + Sync {
     /// Runs one iteration of the control loop: ages accesses, decides on copies, moves and the
     /// scheme, and queues the jobs. One thread at a time runs it.
-    fn iterate(&self, shared: &Arc<Shared>);
+    fn iterate(&self, shared: &Arc<OpenTiers>);
 
     /// Moves a file to the device at `to` on the calling thread, ahead of all queued jobs. A file
     /// that is being written stays where it is. Errors: `Busy` if the file has a job; those of the
     /// devices.
     fn move_now(
         &self,
-        shared: &Arc<Shared>,
+        shared: &Arc<OpenTiers>,
         entry: &Arc<Entry>,
         to: usize,
         reason: Reason,
@@ -74,7 +74,7 @@ pub(crate) trait BackgroundWork: Send + Sync {
 
     /// Queues the move of a file whose level changed to that of `context`, if the file belongs on
     /// another device now.
-    fn level_changed(&self, shared: &Arc<Shared>, entry: &Arc<Entry>, context: IoContext);
+    fn level_changed(&self, shared: &Arc<OpenTiers>, entry: &Arc<Entry>, context: IoContext);
 
     /// For each device, the foreground reads that it served in the last iteration, and those that
     /// it could have served: reads of files on this device and on slower ones.
@@ -99,7 +99,7 @@ pub(crate) struct Names {
 }
 
 /// The state of open tiers.
-pub(crate) struct Shared {
+pub(crate) struct OpenTiers {
     /// Id of the namespace.
     pub(crate) id: [u8; 16],
     /// Devices, the fastest first.
@@ -141,7 +141,7 @@ pub(crate) struct Shared {
     _device_locks: Vec<Box<dyn FileLock>>,
 }
 
-impl std::fmt::Debug for Shared {
+impl std::fmt::Debug for OpenTiers {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Tiers").field("root", &self.root).finish_non_exhaustive()
     }
@@ -156,7 +156,7 @@ pub(crate) struct ChosenDevice {
     pub(crate) slot: Option<WriteSlot>,
 }
 
-/// The parts from which an open makes a [`Shared`].
+/// The parts from which an open makes a [`OpenTiers`].
 pub(crate) struct Parts {
     pub(crate) devices: Arc<[Device]>,
     pub(crate) home: usize,
@@ -172,7 +172,7 @@ pub(crate) struct Parts {
     pub(crate) locks: Vec<Box<dyn FileLock>>,
 }
 
-impl Shared {
+impl OpenTiers {
     /// The state of tiers that were just opened. `new_mover` makes the background work.
     pub(crate) fn new(
         parts: Parts,
@@ -370,7 +370,7 @@ impl Shared {
     }
 
     /// Carries out a change of names and records it. The change survives `kill -9` when this
-    /// returns, and power loss after [`Shared::sync`]. Files that it made superfluous are
+    /// returns, and power loss after [`OpenTiers::sync`]. Files that it made superfluous are
     /// condemned. Errors: those of the home device, if neither the log nor a new generation takes
     /// the change.
     pub(crate) fn commit(&self, names: &mut Names, record: &Record) -> Result<Moment> {

@@ -20,14 +20,14 @@ use archipelago_env::{FileClass, LogFile, LogSync, WritableFile};
 
 use super::entry::{Entry, take_carried};
 use super::physical::Physical;
-use super::shared::Shared;
+use super::shared::OpenTiers;
 use crate::device::{Count, WriterGuard};
 use crate::write_slots::WriteSlot;
 
 /// One writer of a file: counts begin with [`Writing::begin`] and end with the drop.
 #[derive(Debug)]
 pub(crate) struct Writing {
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) shared: Arc<OpenTiers>,
     pub(crate) entry: Arc<Entry>,
     pub(crate) physical: Arc<Physical>,
     /// Index of the file's kind in [`crate::activity::Activity`], if files of its kind are counted.
@@ -41,7 +41,7 @@ pub(crate) struct Writing {
 
 impl Writing {
     pub(crate) fn begin(
-        shared: &Arc<Shared>,
+        shared: &Arc<OpenTiers>,
         entry: &Arc<Entry>,
         physical: Arc<Physical>,
         kind: Option<usize>,

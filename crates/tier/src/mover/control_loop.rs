@@ -26,7 +26,7 @@ use crate::cache::{READS_MIN, wants_copies};
 use crate::device::{Count, Device};
 use crate::fs::entry::Entry;
 use crate::fs::job_queue::{Job, JobKind};
-use crate::fs::shared::{MoverStart, Shared};
+use crate::fs::shared::{MoverStart, OpenTiers};
 use crate::history::Reason;
 use crate::migrate::{Pressure, Resident, excess, pick, pressure};
 use crate::scheme::{Follower, Name, Observed, SchemeInput};
@@ -128,7 +128,7 @@ impl Pace {
 }
 
 /// Runs one iteration.
-pub(super) fn tick(shared: &Arc<Shared>, state: &Mutex<Pace>) {
+pub(super) fn tick(shared: &Arc<OpenTiers>, state: &Mutex<Pace>) {
     let mut pace = state.lock();
     let now_ms = shared.now_ms();
     let passed_ms = now_ms.saturating_sub(std::mem::replace(&mut pace.at_ms, now_ms));
@@ -176,7 +176,7 @@ pub(super) fn tick(shared: &Arc<Shared>, state: &Mutex<Pace>) {
 }
 
 /// Takes the reads of every file since the last iteration, and ages the counts if that is due.
-fn look_at_files(shared: &Arc<Shared>, pace: &mut Pace, now_ms: u64) -> Vec<ObservedFile> {
+fn look_at_files(shared: &Arc<OpenTiers>, pace: &mut Pace, now_ms: u64) -> Vec<ObservedFile> {
     let entries: Vec<_> = shared.names.lock().entries.values().cloned().collect();
     let mut interval = Interval::default();
     let mut pairs = Vec::with_capacity(entries.len());
@@ -235,7 +235,7 @@ const PEAK_KEPT: f64 = 0.99;
 /// their peak: levels are rewritten into each other, and need their room twice in the meantime. It
 /// is at most the device's share for copies, so that no table stays for being hot where no copies
 /// are made.
-fn note_hot_room(shared: &Shared, pace: &mut Pace, seen: &[ObservedFile]) {
+fn note_hot_room(shared: &OpenTiers, pace: &mut Pace, seen: &[ObservedFile]) {
     let fastest = &shared.devices[0];
     let fast_levels = shared.fast_levels.load(Ordering::Relaxed);
     let base_levels = shared.base_levels.lock().clone();
@@ -260,7 +260,7 @@ fn note_hot_room(shared: &Shared, pace: &mut Pace, seen: &[ObservedFile]) {
 /// Notes the room, in bytes, that tables leave to logs on the fastest device. This is the recent
 /// peak of all logs, plus the largest log, because an open log is counted as it grows. The logs
 /// that lie there already are subtracted.
-fn note_log_room(shared: &Shared, pace: &mut Pace, seen: &[ObservedFile]) {
+fn note_log_room(shared: &OpenTiers, pace: &mut Pace, seen: &[ObservedFile]) {
     let logs = || seen.iter().filter(|file| file.entry.class == FileClass::Wal);
     let all: u64 = logs().map(|file| file.len).sum();
     let one = logs().map(|file| file.len).max().unwrap_or(0);
@@ -279,7 +279,7 @@ fn note_payback<'a>(device: &Device, state: &'a mut DevicePayback) -> &'a mut Pa
 
 /// Notes the foreground reads that each device served in this interval, and those that it could
 /// have served.
-fn note_ratios(shared: &Shared, pace: &mut Pace) {
+fn note_ratios(shared: &OpenTiers, pace: &mut Pace) {
     let totals: Vec<u64> =
         shared.devices.iter().map(|device| device.get(Count::ForegroundReads)).collect();
     let served: Vec<u64> =
@@ -292,7 +292,7 @@ fn note_ratios(shared: &Shared, pace: &mut Pace) {
 
 /// Compares the write speed of devices with their profiles. A slower device takes fewer writers,
 /// unless the settings fix their number.
-fn note_slowness(shared: &Shared, pace: &mut Pace, passed_ms: u64) {
+fn note_slowness(shared: &OpenTiers, pace: &mut Pace, passed_ms: u64) {
     for (device, writes) in shared.devices.iter().zip(&mut pace.writes) {
         let DeviceWrites { bytes, busy_ns, watch } = writes;
         let Some(profile) = device.profile.get() else { continue };
@@ -322,7 +322,7 @@ fn note_slowness(shared: &Shared, pace: &mut Pace, passed_ms: u64) {
 }
 
 /// Queues moves off a device that has little room.
-fn relieve(shared: &Arc<Shared>, index: usize, seen: &[ObservedFile], now_ms: u64) {
+fn relieve(shared: &Arc<OpenTiers>, index: usize, seen: &[ObservedFile], now_ms: u64) {
     let device = &shared.devices[index];
     let capacity = device.capacity.load(Ordering::Relaxed);
     let (low, forced) = (shared.policy.migrate_below, shared.policy.force_below);
@@ -360,7 +360,7 @@ fn relieve(shared: &Arc<Shared>, index: usize, seen: &[ObservedFile], now_ms: u6
 }
 
 /// Index of the first device, from `from` on, that has room for `len` bytes.
-pub(super) fn roomy(shared: &Shared, from: usize, len: u64) -> Option<usize> {
+pub(super) fn roomy(shared: &OpenTiers, from: usize, len: u64) -> Option<usize> {
     let now_ns = shared.now_ns();
     (from..shared.devices.len()).find(|&index| {
         let device = &shared.devices[index];
@@ -372,7 +372,7 @@ pub(super) fn roomy(shared: &Shared, from: usize, len: u64) -> Option<usize> {
 }
 
 /// Adapts the scheme to the observed writers, levels and reads.
-fn follow(shared: &Shared, pace: &mut Pace, seen: &[ObservedFile]) {
+fn follow(shared: &OpenTiers, pace: &mut Pace, seen: &[ObservedFile]) {
     let totals = shared.activity.totals(shared.now_ns());
     let (log_writers, level_writers) = totals.since(&pace.totals);
     pace.totals = totals;

@@ -21,7 +21,7 @@ use crate::cache::{
 use crate::device::Device;
 use crate::fs::entry::{CachedCopy, Entry};
 use crate::fs::job_queue::{Job, JobKind};
-use crate::fs::shared::Shared;
+use crate::fs::shared::OpenTiers;
 use crate::history::Reason;
 use crate::migrate::queue_room;
 use crate::settings::CacheBy;
@@ -42,7 +42,7 @@ struct CacheRoom {
     by_files: i64,
 }
 
-fn cache_room(shared: &Shared, device: &Device) -> CacheRoom {
+fn cache_room(shared: &OpenTiers, device: &Device) -> CacheRoom {
     let load = |value: &std::sync::atomic::AtomicU64| value.load(Ordering::Relaxed);
     let (capacity, cached) = (load(&device.capacity), load(&device.cache_bytes));
     let part = |share: f64| (capacity as f64 * share) as i64;
@@ -65,7 +65,7 @@ impl<'a> Copies<'a> {
     /// Gathers the state of the device at `index`. Candidates are gathered only if `room` is given:
     /// the bytes that copies may still take, and whether tables leave for them.
     fn of(
-        shared: &Shared,
+        shared: &OpenTiers,
         index: usize,
         seen: &'a [ObservedFile],
         variance: f64,
@@ -184,7 +184,7 @@ pub(super) struct Wish {
 /// Queues copies to a device, drops the copies that they replace, and notes the order in which
 /// copies are dropped if files need their room.
 pub(super) fn fill_cache(
-    shared: &Arc<Shared>,
+    shared: &Arc<OpenTiers>,
     index: usize,
     seen: &[ObservedFile],
     wish: Wish,
@@ -252,7 +252,7 @@ pub(super) fn fill_cache(
 }
 
 /// Queues the move of a cold file to a slower device.
-fn queue_move(shared: &Shared, from: usize, seen: &[ObservedFile], id: u64) {
+fn queue_move(shared: &OpenTiers, from: usize, seen: &[ObservedFile], id: u64) {
     let Some(file) = seen.iter().find(|file| file.entry.id == id) else { return };
     let Some(to) = roomy(shared, from + 1, file.len) else { return };
     let entry = Arc::clone(&file.entry);
@@ -261,7 +261,7 @@ fn queue_move(shared: &Shared, from: usize, seen: &[ObservedFile], id: u64) {
 
 /// Queues a copy. Returns the bytes that will be copied, or 0 if the file has a job already.
 fn queue_copy(
-    shared: &Shared,
+    shared: &OpenTiers,
     to: usize,
     seen: &[ObservedFile],
     id: u64,

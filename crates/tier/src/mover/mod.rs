@@ -34,7 +34,7 @@ use self::control_loop::Pace;
 use self::transfer::JobEnd;
 use crate::fs::entry::Entry;
 use crate::fs::job_queue::{Job, JobKind};
-use crate::fs::shared::{BackgroundWork, MoverStart, Shared};
+use crate::fs::shared::{BackgroundWork, MoverStart, OpenTiers};
 use crate::history::Reason;
 use crate::namespace::ballast;
 use crate::place::{AfterMove, Heat, place_after_move};
@@ -53,13 +53,13 @@ impl Mover {
 }
 
 impl BackgroundWork for Mover {
-    fn iterate(&self, shared: &Arc<Shared>) {
+    fn iterate(&self, shared: &Arc<OpenTiers>) {
         control_loop::tick(shared, &self.pace);
     }
 
     fn move_now(
         &self,
-        shared: &Arc<Shared>,
+        shared: &Arc<OpenTiers>,
         entry: &Arc<Entry>,
         to: usize,
         reason: Reason,
@@ -67,7 +67,7 @@ impl BackgroundWork for Mover {
         move_now(shared, entry, to, reason)
     }
 
-    fn level_changed(&self, shared: &Arc<Shared>, entry: &Arc<Entry>, context: IoContext) {
+    fn level_changed(&self, shared: &Arc<OpenTiers>, entry: &Arc<Entry>, context: IoContext) {
         entry.move_tries.store(0, Ordering::Relaxed);
         move_by_level(shared, entry, context);
     }
@@ -78,7 +78,7 @@ impl BackgroundWork for Mover {
 }
 
 /// Runs the first job that may run. Returns whether there was one.
-pub(crate) fn run_one(shared: &Arc<Shared>) -> bool {
+pub(crate) fn run_one(shared: &Arc<OpenTiers>) -> bool {
     let Some(job) = shared.queue.take(shared) else { return false };
     let end = transfer::run(shared, &job);
     shared.queue.done(&job);
@@ -99,7 +99,7 @@ pub(crate) fn run_one(shared: &Arc<Shared>) -> bool {
 /// Moves a file on the calling thread, ahead of all queued jobs. A file that is being written stays
 /// where it is. Errors: `Busy` if the file has a job; `Closed` if the tiers are closed meanwhile;
 /// `NotFound` if the file is removed meanwhile; those of the devices.
-fn move_now(shared: &Arc<Shared>, entry: &Arc<Entry>, to: usize, reason: Reason) -> Result<()> {
+fn move_now(shared: &Arc<OpenTiers>, entry: &Arc<Entry>, to: usize, reason: Reason) -> Result<()> {
     if !shared.queue.claim(entry) {
         return Err(Error::busy("the file is being moved or copied: try again"));
     }
@@ -129,7 +129,7 @@ fn owe_move(entry: &Entry, now_ms: u64) {
 
 /// Queues the move of a file whose level changed without a rewrite, if the file belongs on another
 /// device now. A move that fails or finds no room is decided on again by later iterations.
-fn move_by_level(shared: &Arc<Shared>, entry: &Arc<Entry>, context: IoContext) {
+fn move_by_level(shared: &Arc<OpenTiers>, entry: &Arc<Entry>, context: IoContext) {
     let (from, len) = {
         let inside = entry.inside.lock();
         if inside.missing {
@@ -168,7 +168,7 @@ fn move_by_level(shared: &Arc<Shared>, entry: &Arc<Entry>, context: IoContext) {
 }
 
 /// Decides again on moves that failed or found no room, once they are due.
-fn retry_moves<'a>(shared: &Arc<Shared>, entries: impl Iterator<Item = &'a Arc<Entry>>) {
+fn retry_moves<'a>(shared: &Arc<OpenTiers>, entries: impl Iterator<Item = &'a Arc<Entry>>) {
     let now_ms = shared.now_ms();
     for entry in entries {
         let owed_ms = entry.move_owed_ms.load(Ordering::Relaxed);
@@ -186,7 +186,7 @@ fn retry_moves<'a>(shared: &Arc<Shared>, entries: impl Iterator<Item = &'a Arc<E
 
 /// Queues the restoration of a file that its device lost: a whole copy is written back to the same
 /// device. A failed restoration is tried again at growing intervals.
-fn restore(shared: &Arc<Shared>, entry: &Arc<Entry>) {
+fn restore(shared: &Arc<OpenTiers>, entry: &Arc<Entry>) {
     let now_ms = shared.now_ms();
     let (is_lost, to) = {
         let inside = entry.inside.lock();
@@ -203,7 +203,7 @@ fn restore(shared: &Arc<Shared>, entry: &Arc<Entry>) {
 
 /// Starts the background threads: one for the control loop, and those for moves and copies. If one
 /// cannot be started, the others are ended.
-pub(crate) fn start(shared: &Arc<Shared>, spawn: &dyn Spawn) -> Result<Vec<Joiner>> {
+pub(crate) fn start(shared: &Arc<OpenTiers>, spawn: &dyn Spawn) -> Result<Vec<Joiner>> {
     let mut threads = Vec::new();
     let workers = if shared.is_tiered { shared.policy.threads_max } else { 0 };
     for number in 0..=workers {
@@ -229,7 +229,7 @@ pub(crate) fn start(shared: &Arc<Shared>, spawn: &dyn Spawn) -> Result<Vec<Joine
 
 /// Waits for a wake-up or until `interval` has passed. `seen` is the number of wake-ups that the
 /// calling thread has noticed.
-fn wait(shared: &Shared, seen: &mut u64, interval: Duration) {
+fn wait(shared: &OpenTiers, seen: &mut u64, interval: Duration) {
     let mut woken = shared.wake.0.lock();
     if *woken == *seen && !shared.closing.load(Ordering::Acquire) {
         let _timeout = shared.wake.1.wait_for(&mut woken, interval);
@@ -238,7 +238,7 @@ fn wait(shared: &Shared, seen: &mut u64, interval: Duration) {
 }
 
 /// Runs the control loop until the tiers are closed.
-fn run_control_loop(shared: &Arc<Shared>) {
+fn run_control_loop(shared: &Arc<OpenTiers>) {
     let interval = Duration::from_millis(shared.policy.interval_ms.max(1));
     let mut seen = 0;
     let mut next_ms = 0;
@@ -261,7 +261,7 @@ const BALLAST_PAUSE_MS: u64 = 60_000;
 
 /// Writes the namespace's ballast if it is too short and the home device has room for it. Fault
 /// point: `ballast.written`.
-fn keep_ballast(shared: &Shared) {
+fn keep_ballast(shared: &OpenTiers) {
     let now_ms = shared.now_ms();
     if now_ms < shared.ballast_at_ms.load(Ordering::Relaxed) {
         return;
@@ -284,7 +284,7 @@ fn keep_ballast(shared: &Shared) {
 
 /// Frees room for logs, removes condemned files and maintains the ballast. Syncs the namespace if
 /// files wait for that.
-pub(crate) fn sweep(shared: &Arc<Shared>) {
+pub(crate) fn sweep(shared: &Arc<OpenTiers>) {
     (0..shared.devices.len()).for_each(|index| shared.make_room(index, 0));
     if let Err(error) = shared.empty_trash(true) {
         tracing::warn!(%error, "the tier namespace could not be synced; removed files keep their space");
@@ -293,7 +293,7 @@ pub(crate) fn sweep(shared: &Arc<Shared>) {
 }
 
 /// Runs queued jobs until the tiers are closed.
-fn run_jobs(shared: &Arc<Shared>) {
+fn run_jobs(shared: &Arc<OpenTiers>) {
     let mut seen = 0;
     let interval = Duration::from_millis(shared.policy.interval_ms.max(1));
     while !shared.closing.load(Ordering::Acquire) {

@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering;
 use crate::cache::dispersion::Cohort;
 use crate::cache::hot_ranges::{FileReads, trust};
 use crate::fs::entry::{CachedCopy, Entry};
-use crate::fs::shared::Shared;
+use crate::fs::shared::OpenTiers;
 
 /// A file as one iteration of the control loop observes it.
 pub(super) struct ObservedFile {
@@ -42,7 +42,7 @@ impl ObservedFile {
 
     /// Whether the file may move to a slower device to make room for a hotter one. This holds for a
     /// table below L0 that is old enough to be judged by its reads.
-    pub(super) fn may_be_demoted(&self, shared: &Shared) -> bool {
+    pub(super) fn may_be_demoted(&self, shared: &OpenTiers) -> bool {
         let age_ms = shared.now_ms().saturating_sub(self.entry.born_ms.load(Ordering::Relaxed));
         self.entry.level().is_some_and(|level| level > 0)
             && age_ms >= shared.policy.half_life_ms

@@ -36,7 +36,7 @@ use crate::fs::entry::{CachedCopy, Entry};
 use crate::fs::job_queue::{Job, JobKind};
 use crate::fs::note_level;
 use crate::fs::physical::{Physical, Role};
-use crate::fs::shared::{Shared, is_direct};
+use crate::fs::shared::{OpenTiers, is_direct};
 use crate::history::Reason;
 use crate::namespace::Moment;
 use crate::namespace::record::{CopyRecord, FilePlace, Record};
@@ -92,7 +92,7 @@ impl Obsolete {
 }
 
 /// Executes a job. A target that was begun and not finished is removed.
-pub(super) fn run(shared: &Arc<Shared>, job: &Job) -> JobEnd {
+pub(super) fn run(shared: &Arc<OpenTiers>, job: &Job) -> JobEnd {
     match try_to_run(shared, job) {
         Ok(()) => JobEnd::Done,
         Err(Trouble::Obsolete(obsolete)) => JobEnd::Obsolete(obsolete),
@@ -100,7 +100,7 @@ pub(super) fn run(shared: &Arc<Shared>, job: &Job) -> JobEnd {
     }
 }
 
-fn try_to_run(shared: &Arc<Shared>, job: &Job) -> Result<(), Trouble> {
+fn try_to_run(shared: &Arc<OpenTiers>, job: &Job) -> Result<(), Trouble> {
     if job.entry.gone.load(Ordering::Relaxed) || job.entry.writers.load(Ordering::Acquire) > 0 {
         return Ok(());
     }
@@ -115,7 +115,7 @@ fn try_to_run(shared: &Arc<Shared>, job: &Job) -> Result<(), Trouble> {
 /// The physical file of the original, and an open source of its bytes. The source of a missing file
 /// is a whole copy.
 fn source(
-    shared: &Arc<Shared>,
+    shared: &Arc<OpenTiers>,
     entry: &Arc<Entry>,
 ) -> Result<(Arc<Physical>, Arc<dyn RandomFile>)> {
     let (main, missing) = {
@@ -131,7 +131,7 @@ fn source(
     Ok((main, file?))
 }
 
-fn check_purpose(shared: &Shared, entry: &Entry) -> Result<(), Trouble> {
+fn check_purpose(shared: &OpenTiers, entry: &Entry) -> Result<(), Trouble> {
     if shared.closing.load(Ordering::Relaxed) {
         return Err(Trouble::Obsolete(Obsolete::Closing));
     }
@@ -157,7 +157,7 @@ impl From<Error> for Trouble {
 
 /// Notes the outcome for the device that caused it.
 fn judge<T>(
-    shared: &Shared,
+    shared: &OpenTiers,
     outcome: Result<T, Trouble>,
     from: &Device,
     to: &Device,
@@ -203,7 +203,7 @@ impl Drop for Target<'_> {
 
 /// Copies the bytes of the source to the writer, and passes each piece to `each`.
 fn copy_all(
-    shared: &Shared,
+    shared: &OpenTiers,
     job: &Job,
     source: &dyn RandomFile,
     writer: &mut dyn WritableFile,
@@ -228,7 +228,7 @@ fn copy_all(
     Ok(())
 }
 
-fn run_move(shared: &Arc<Shared>, job: &Job) -> Result<(), Trouble> {
+fn run_move(shared: &Arc<OpenTiers>, job: &Job) -> Result<(), Trouble> {
     let entry = &job.entry;
     let to = &shared.devices[job.to];
     let was_missing = entry.inside.lock().missing;
@@ -292,7 +292,7 @@ fn run_move(shared: &Arc<Shared>, job: &Job) -> Result<(), Trouble> {
 
 /// Makes a restored file durable, so that its copies may be dropped again. Until then they stay,
 /// because a power loss may undo the record.
-fn found_again(shared: &Arc<Shared>, entry: &Arc<Entry>) -> Result<()> {
+fn found_again(shared: &Arc<OpenTiers>, entry: &Arc<Entry>) -> Result<()> {
     shared.fault_point("move.restored")?;
     shared.sync()?;
     let mut inside = entry.inside.lock();
@@ -307,7 +307,7 @@ fn found_again(shared: &Arc<Shared>, entry: &Arc<Entry>) -> Result<()> {
 
 /// Writes the whole target and syncs it. Returns the checksum of its bytes.
 fn write_all(
-    shared: &Shared,
+    shared: &OpenTiers,
     job: &Job,
     source: &dyn RandomFile,
     path: &std::path::Path,
@@ -324,7 +324,7 @@ fn write_all(
 
 /// Reads the target back and compares it with the source's length and checksum, because the source
 /// is removed afterwards.
-fn check(shared: &Shared, job: &Job, path: &std::path::Path, len: u64, crc: u32) -> Result<()> {
+fn check(shared: &OpenTiers, job: &Job, path: &std::path::Path, len: u64, crc: u32) -> Result<()> {
     let to = &shared.devices[job.to];
     let direct = is_direct(to, job.entry.class);
     let file = to.fs.open(path, job.entry.own_context(), OpenOptions { direct })?;
@@ -358,7 +358,7 @@ struct Moved<'a> {
 /// file. The target is kept if the record may have been written: the next open uses the file that
 /// is recorded, and removes the other one.
 fn publish_move(
-    shared: &Arc<Shared>,
+    shared: &Arc<OpenTiers>,
     entry: &Arc<Entry>,
     from: &Arc<Physical>,
     moved: &Moved<'_>,
@@ -394,7 +394,7 @@ fn publish_move(
 }
 
 /// Copies a file, or ranges of it.
-fn run_copy(shared: &Arc<Shared>, job: &Job, plan: &CopyPlan) -> Result<(), Trouble> {
+fn run_copy(shared: &Arc<OpenTiers>, job: &Job, plan: &CopyPlan) -> Result<(), Trouble> {
     let entry = &job.entry;
     let to = &shared.devices[job.to];
     let (main, source) = source(shared, entry)?;
@@ -435,7 +435,7 @@ struct CopySource<'a> {
 
 /// Writes a copy and publishes it. Returns its length. A failed copy leaves nothing behind.
 fn make_copy(
-    shared: &Arc<Shared>,
+    shared: &Arc<OpenTiers>,
     job: &Job,
     plan: &CopyPlan,
     source: &CopySource<'_>,
@@ -464,7 +464,7 @@ fn make_copy(
 
 /// Whether the device has no room for the copy any more, because files grew since the decision. The
 /// copy that this one replaces counts as gone.
-fn is_out_of_room(shared: &Shared, job: &Job, plan: &CopyPlan) -> bool {
+fn is_out_of_room(shared: &OpenTiers, job: &Job, plan: &CopyPlan) -> bool {
     let to = &shared.devices[job.to];
     let inside = job.entry.inside.lock();
     let old = inside.copies.iter().filter(|copy| copy.physical.device == job.to);
@@ -478,7 +478,7 @@ fn is_out_of_room(shared: &Shared, job: &Job, plan: &CopyPlan) -> bool {
 /// Writes the data and the index of a copy and syncs them. Returns the copy's length and the
 /// checksum of the data.
 fn write_copy(
-    shared: &Shared,
+    shared: &OpenTiers,
     job: &Job,
     source: &dyn RandomFile,
     path: &std::path::Path,
@@ -566,7 +566,7 @@ fn reads_of(extents: &[Extent]) -> Vec<SourceRead> {
 
 /// Records a copy and gives every handle a route to it. Drops the copies that it replaces.
 fn publish_copy(
-    shared: &Arc<Shared>,
+    shared: &Arc<OpenTiers>,
     entry: &Arc<Entry>,
     copy: &Arc<CachedCopy>,
     record: CopyRecord,

@@ -1,7 +1,7 @@
 //! The namespace: logical names and the physical places of files, durable on the home device
 //! (Keigo §4.5 keeps it in memory and leaves durability to later work).
 //!
-//! [`crate::fs::shared::Shared`] owns the [`Namespace`] under one lock.
+//! [`crate::fs::shared::OpenTiers`] owns the [`Namespace`] under one lock.
 //!
 //! Invariants, from which follows that every file is found and exactly one copy of it counts:
 //! 1. A physical file is created before its record is appended. A crash in between leaves a file

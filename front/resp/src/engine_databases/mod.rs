@@ -79,7 +79,7 @@ pub(crate) struct EngineDatabases {
 
 /// A family that may have to be created.
 #[derive(Clone, Copy)]
-enum Which {
+enum StateFamily {
     Keyspace(usize),
     Order,
 }
@@ -158,7 +158,7 @@ impl EngineDatabases {
         let number = self.order().at(index);
         match self.families[number].get() {
             Some(family) => Ok(family),
-            None => self.make(Which::Keyspace(number)),
+            None => self.make(StateFamily::Keyspace(number)),
         }
     }
 
@@ -166,19 +166,21 @@ impl EngineDatabases {
     pub(crate) fn made_order_family(&self) -> Result<&ColumnFamily> {
         match self.order_family.get() {
             Some(family) => Ok(family),
-            None => self.make(Which::Order),
+            None => self.make(StateFamily::Order),
         }
     }
 
     #[cold]
-    fn make(&self, which: Which) -> Result<&ColumnFamily> {
+    fn make(&self, which: StateFamily) -> Result<&ColumnFamily> {
         let _one_at_a_time = self.changing.lock();
         let (place, name, options) = match which {
-            Which::Keyspace(number) => {
+            StateFamily::Keyspace(number) => {
                 let options = self.db.default_family().options().clone();
                 (&self.families[number], family_name(number), options)
             }
-            Which::Order => (&self.order_family, ORDER_FAMILY.to_owned(), CfOptions::default()),
+            StateFamily::Order => {
+                (&self.order_family, ORDER_FAMILY.to_owned(), CfOptions::default())
+            }
         };
         if let Some(family) = place.get() {
             return Ok(family);

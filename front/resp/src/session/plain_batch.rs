@@ -8,7 +8,7 @@ use crate::command::Command;
 use crate::refusal::Refusal;
 use crate::reply::Reply;
 use crate::slowlog;
-use crate::store::{Left, Op};
+use crate::store::{Op, Unexecuted};
 
 impl Session {
     /// Writes plain SETs of one pipeline as one batch, and answers each. If the writes of the store
@@ -16,8 +16,8 @@ impl Session {
     pub(crate) fn set_batch(&self, ops: &[Op<'_>], reply: &mut Reply) {
         let started_ns = self.start_ns();
         let left = match self.store().write_now(ops) {
-            Left::All => (0..ops.len()).collect(),
-            Left::These(left) => left,
+            Unexecuted::All => (0..ops.len()).collect(),
+            Unexecuted::These(left) => left,
         };
         self.set_left_since(started_ns, ops, &left, reply);
     }

@@ -70,7 +70,7 @@ impl Queued {
 }
 
 /// State of a watched key at WATCH.
-enum Was {
+enum WatchedState {
     /// The version of its record.
     Present(u64),
     Absent(AbsentWatch),
@@ -82,7 +82,7 @@ struct Watch {
     key: Box<[u8]>,
     /// Number of swaps of its database before WATCH.
     swaps: u64,
-    was: Was,
+    was: WatchedState,
 }
 
 impl Watch {
@@ -90,10 +90,10 @@ impl Watch {
     fn is_same(&self, session: &Session) -> Result<bool, Refusal> {
         let version = session.store_of(self.database).version(&self.key)?;
         Ok(match &self.was {
-            Was::Present(was) => {
+            WatchedState::Present(was) => {
                 version == Some(*was) && session.shared.watches.swaps(self.database) == self.swaps
             }
-            Was::Absent(watch) => version.is_none() && !watch.was_put(),
+            WatchedState::Absent(watch) => version.is_none() && !watch.was_put(),
         })
     }
 }
@@ -241,8 +241,8 @@ impl Transaction {
                 continue;
             }
             let was = match store.version(key)? {
-                Some(version) => Was::Present(version),
-                None => Was::Absent(registry.enter(database, key)),
+                Some(version) => WatchedState::Present(version),
+                None => WatchedState::Absent(registry.enter(database, key)),
             };
             watches.push(Watch { database, key: key.into(), swaps: registry.swaps(database), was });
         }

@@ -7,7 +7,7 @@ use archipelago_base::Result;
 use archipelago_base::clock::ManualClock;
 use archipelago_resp::mem_store::MemStore;
 use archipelago_resp::store::{
-    KeyRange, Keyspace, Left, Op, PinnedSlice, Store, StoredValue, Visit,
+    KeyRange, Keyspace, Op, PinnedSlice, Store, StoredValue, Unexecuted, Visit,
 };
 use archipelago_resp::{Server, ServerOptions};
 
@@ -165,9 +165,9 @@ impl Store for Immediate {
         keys.len()
     }
 
-    fn write_now(&self, ops: &[Op<'_>]) -> Left {
+    fn write_now(&self, ops: &[Op<'_>]) -> Unexecuted {
         self.0.write(ops).unwrap();
-        Left::These(Vec::new())
+        Unexecuted::These(Vec::new())
     }
 
     fn write(&self, ops: &[Op<'_>]) -> Result<()> {

@@ -226,12 +226,12 @@ async fn start_coordinator(
 ) -> Result<()> {
     let pool = join_pool(&sim, directory_label(LABEL)).await;
     let runtime = Arc::new(sim.host().clone());
-    let (desk, door) = CoordinatorRpc::new(plan, runtime, Arc::new(sim.clone()), pool);
-    desk.tune(Tuning::FIXED);
-    let node = sim.network().node(NodeId(u64::MAX - 1), Epoch(1), Some(door))?;
+    let (rpc, handler) = CoordinatorRpc::new(plan, runtime, Arc::new(sim.clone()), pool);
+    rpc.tune(Tuning::FIXED);
+    let node = sim.network().node(NodeId(u64::MAX - 1), Epoch(1), Some(handler))?;
     let listener = sim.serve(&node, COORDINATOR)?;
-    desk.start(Rhythm::default());
-    *kept.lock() = Some((desk, node, listener));
+    rpc.start(Rhythm::default());
+    *kept.lock() = Some((rpc, node, listener));
     Ok(())
 }
 
@@ -308,30 +308,30 @@ impl Testbed {
         };
         testbed.settle()?;
         if servers > 0 {
-            testbed.desk().assign_by(Arc::new(RivalProtocol::new(Rival::Clover)));
-            testbed.desk().set_offload(1000);
+            testbed.coordinator().assign_by(Arc::new(RivalProtocol::new(Rival::Clover)));
+            testbed.coordinator().set_offload(1000);
             testbed.settle()?;
         }
         testbed.load()?;
         if servers == 0 && setup.offload > 0 {
-            testbed.desk().set_offload(setup.offload);
+            testbed.coordinator().set_offload(setup.offload);
             testbed.settle()?;
         }
         testbed.server = (servers > 0).then(|| testbed.machines.remove(0));
         Ok(testbed)
     }
 
-    fn desk(&self) -> Arc<CoordinatorRpc> {
+    fn coordinator(&self) -> Arc<CoordinatorRpc> {
         let kept = self.coordinator.lock();
-        let (desk, ..) = kept.as_ref().expect("it was started");
-        Arc::clone(desk)
+        let (rpc, ..) = kept.as_ref().expect("it was started");
+        Arc::clone(rpc)
     }
 
     /// Waits until the map no longer changes.
     fn settle(&self) -> Result<()> {
-        let desk = self.desk();
+        let rpc = self.coordinator();
         let end_ns = self.simulation.now_ns() + PATIENCE.as_nanos() as u64;
-        while !desk.look(Coordinator::is_settled) {
+        while !rpc.look(Coordinator::is_settled) {
             if self.simulation.now_ns() > end_ns {
                 return Err(Error::busy("the map does not come to rest"));
             }
@@ -361,24 +361,24 @@ impl Testbed {
     /// Decisions of the coordinator so far.
     #[must_use]
     pub fn report(&self) -> Report {
-        self.desk().look(|core| core.report().clone())
+        self.coordinator().look(|core| core.report().clone())
     }
 
     /// Number of proxied partitions in a thousand.
     #[must_use]
     pub fn offload(&self) -> u32 {
-        self.desk().look(Coordinator::offload)
+        self.coordinator().look(Coordinator::offload)
     }
 
     /// Sets this number, which then stays.
     pub fn set_offload(&self, share: u32) -> Result<()> {
-        self.desk().set_offload(share);
+        self.coordinator().set_offload(share);
         self.settle()
     }
 
     /// Sets the rules by which the map follows the load from now on.
     pub fn tune(&self, tuning: Tuning) {
-        self.desk().tune(tuning);
+        self.coordinator().tune(tuning);
     }
 
     /// Sums over the caches of all nodes: reads served by pairs, by addresses, and by neither.

@@ -63,8 +63,8 @@ impl CoordinatorActor {
         let task = async move {
             let pool = join_pool(&sim, directory_label(LABEL)).await;
             let runtime = Arc::new(sim.host().clone());
-            let (rpc, door) = CoordinatorRpc::new(plan, runtime, Arc::new(sim.clone()), pool);
-            let node = sim.network().node(NodeId(u64::MAX - 1), life, Some(door));
+            let (rpc, handler) = CoordinatorRpc::new(plan, runtime, Arc::new(sim.clone()), pool);
+            let node = sim.network().node(NodeId(u64::MAX - 1), life, Some(handler));
             let node = node.expect("a node in memory");
             let listener = sim.serve(&node, COORDINATOR).expect("a host serves at its name");
             rpc.tune(tuning);

@@ -21,7 +21,7 @@ use parking_lot::Mutex;
 
 use crate::scenarios::flexkv::history::{Op, Ret};
 use crate::scenarios::flexkv::scans::Scanner;
-use crate::scenarios::flexkv::shared::Shared;
+use crate::scenarios::flexkv::shared::RunState;
 
 /// The coordinator's host and address.
 pub(crate) const COORDINATOR: &str = "coordinator";
@@ -89,7 +89,7 @@ pub(crate) async fn join_pool(sim: &Sim, label: u64) -> PoolClient {
 
 impl NodeActor {
     /// Starts a node on its host. Its clients begin after it has joined.
-    pub(crate) fn start(sim: &Sim, shared: &Shared) -> Self {
+    pub(crate) fn start(sim: &Sim, shared: &RunState) -> Self {
         let actor = Self { node: Arc::default() };
         let (node, sim, shared) = (Arc::clone(&actor.node), sim.clone(), shared.clone());
         let host = sim.host().clone();
@@ -111,10 +111,10 @@ impl NodeActor {
             };
             let mut rng = Rng::with_seed(sim.host().seed());
             let settings = settings(&mut rng);
-            let (compute, door) =
+            let (compute, handler) =
                 ComputeNode::sabotaged(settings, around, shared.sabotage).expect("sound settings");
             let (id, epoch) = compute.fabric_id();
-            let fabric = sim.network().node(id, epoch, Some(door)).expect("a node in memory");
+            let fabric = sim.network().node(id, epoch, Some(handler)).expect("a node in memory");
             compute.lend_counters(&fabric);
             let listener = sim.serve(&fabric, &name).expect("a host serves at its name");
             *node.lock() = Some((compute.clone(), (fabric, listener)));
@@ -178,7 +178,7 @@ type LastRead = (u64, Option<(u64, Value)>);
 /// Reads a key and records the answer.
 pub(crate) async fn get(
     node: &ComputeNode,
-    shared: &Shared,
+    shared: &RunState,
     thread: u64,
     number: u64,
 ) -> Result<Option<(u64, Value)>, ()> {
@@ -238,7 +238,7 @@ struct NewValue {
 struct Worker {
     node: ComputeNode,
     host: Host,
-    shared: Shared,
+    shared: RunState,
     rng: Rng,
     role: Role,
 }

@@ -12,7 +12,7 @@ use super::history::{Call, History};
 use super::scans::Scans;
 
 #[derive(Clone)]
-pub(crate) struct Shared {
+pub(crate) struct RunState {
     pub(crate) history: Arc<History>,
     /// Whether clients still call.
     pub(crate) working: Arc<Mutex<bool>>,
@@ -49,7 +49,7 @@ pub(crate) struct CacheFigures {
     pub(crate) set_back: u64,
 }
 
-impl Shared {
+impl RunState {
     /// State of a run without scans in which nothing has happened yet.
     pub(crate) fn new(calls_max: u64, sabotage: Sabotage) -> Self {
         Self {

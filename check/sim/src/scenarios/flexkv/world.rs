@@ -17,7 +17,7 @@ use crate::scenarios::flexkv::coordinator::CoordinatorActor;
 use crate::scenarios::flexkv::judge::{calls_max, judge};
 use crate::scenarios::flexkv::node::{COORDINATOR, KEYS, NodeActor, get, misaccounted};
 use crate::scenarios::flexkv::sabotage;
-use crate::scenarios::flexkv::shared::Shared;
+use crate::scenarios::flexkv::shared::RunState;
 use crate::scenarios::pool::{Cluster, revive};
 
 /// Whether nodes scan all keys while clients add and remove keys.
@@ -41,7 +41,7 @@ pub(crate) struct World {
     pub(crate) cluster: Cluster,
     coordinator: CoordinatorActor,
     pub(crate) compute: Vec<(Sim, Option<NodeActor>)>,
-    shared: Shared,
+    shared: RunState,
     stopped: Vec<Host>,
     /// Whether the run sets the offload ratio now and then.
     meddled: bool,
@@ -109,10 +109,10 @@ impl World {
             host.set_clock(some_clock(&mut cluster.rng));
         }
         let shared = match scanning {
-            Scanning::Off => Shared::new(calls_max(), sabotage(request)),
+            Scanning::Off => RunState::new(calls_max(), sabotage(request)),
             Scanning::On => {
                 let calls = calls_max().min(CALLS_WITH_SCANS);
-                Shared::new(calls, sabotage(request)).with_scans()
+                RunState::new(calls, sabotage(request)).with_scans()
             }
         };
         let stopped = Vec::new();

@@ -45,7 +45,7 @@ impl Line {
 pub struct MemoryActor {
     /// State machine of the role.
     pub rpc: Arc<MemoryRpc>,
-    _door: Box<dyn Listener>,
+    _listener: Box<dyn Listener>,
 }
 
 impl Drop for MemoryActor {
@@ -75,7 +75,7 @@ pub fn start_memory(network: &Arc<Network>, sim: &Sim, life: MemoryLife) -> Memo
     let (rpc, node) = MemoryRpc::start_sabotaged(id, life, limits, sabotage, &clock, make)
         .expect("a node in memory");
     let host = sim.host().clone();
-    let door = sim.serve(&node, host.name()).expect("a host serves at its name");
+    let listener = sim.serve(&node, host.name()).expect("a host serves at its name");
     let line = Line::new(sim, MANAGER, ClientId(host.seed()), None);
     let (beating, me, endpoint) = (Arc::clone(&rpc), host.clone(), host.name().to_owned());
     let _ends_with_the_host = Host::spawn(&host, "beat", async move {
@@ -104,7 +104,7 @@ pub fn start_memory(network: &Arc<Network>, sim: &Sim, life: MemoryLife) -> Memo
             sim.host().scheduler().sleep(Duration::from_millis(1)).await;
         }
     });
-    MemoryActor { rpc, _door: door }
+    MemoryActor { rpc, _listener: listener }
 }
 
 /// Bytes that one READ of a copy transfers.
@@ -137,7 +137,7 @@ async fn copy(line: &Line, client: ClientId, rpc: &MemoryRpc, order: &Order) -> 
 pub struct ManagerActor {
     /// State machine of the role.
     pub rpc: Arc<ManagerRpc>,
-    _door: Box<dyn Listener>,
+    _listener: Box<dyn Listener>,
 }
 
 impl Drop for ManagerActor {
@@ -166,9 +166,9 @@ pub fn start_manager(network: &Arc<Network>, sim: &Sim, life: ManagerLife) -> Ma
     let term = (now_ns / 1_000_000) << 16 | (random & 0xffff);
     let me = ClientId(random);
     let core = ManagerCore::new(me, term, (random >> 32) as u32, terms, now_ns);
-    let (rpc, door) = ManagerRpc::new(core, scheduler.clock());
-    let node = network.node(NodeId(u64::MAX), life, Some(door)).expect("a node in memory");
-    let door = sim.serve(&node, MANAGER).expect("a host serves at its name");
+    let (rpc, handler) = ManagerRpc::new(core, scheduler.clock());
+    let node = network.node(NodeId(u64::MAX), life, Some(handler)).expect("a node in memory");
+    let listener = sim.serve(&node, MANAGER).expect("a host serves at its name");
     let (ticking, ticks) = (Arc::clone(&rpc), scheduler.clone());
     let _ends_with_the_host = Host::spawn(&host, "tick", async move {
         loop {
@@ -178,7 +178,7 @@ pub fn start_manager(network: &Arc<Network>, sim: &Sim, life: ManagerLife) -> Ma
     });
     let (sending, sim) = (Arc::clone(&rpc), sim.clone());
     host.clone().spawn("send", async move { send_orders(&host, &sim, &sending, me).await });
-    ManagerActor { rpc, _door: door }
+    ManagerActor { rpc, _listener: listener }
 }
 
 /// Starts one task per node, which sends the orders for that node one after another.

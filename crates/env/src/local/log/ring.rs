@@ -35,14 +35,14 @@ const ROOM_SHARE: u64 = 8;
 
 /// State that the drainer thread and the appender share.
 #[derive(Debug)]
-pub(super) struct Shared {
+pub(super) struct RingState {
     pub(super) mapping: Mapping,
     open: Mutex<Option<Arc<Open>>>,
     drainer: OnceLock<Thread>,
     stop: AtomicBool,
 }
 
-impl Shared {
+impl RingState {
     /// Notifies the drainer of a chunk to write, with a system call only if it sleeps.
     #[inline]
     pub(super) fn wake(&self) {
@@ -68,7 +68,7 @@ impl Shared {
 #[derive(Debug)]
 pub(super) struct Ring {
     path: PathBuf,
-    pub(super) shared: Arc<Shared>,
+    pub(super) shared: Arc<RingState>,
     serving: AtomicBool,
     joiner: Option<Joiner>,
 }
@@ -76,7 +76,7 @@ pub(super) struct Ring {
 impl Ring {
     fn map(path: PathBuf, file: &File) -> Result<Self> {
         let mapping = Mapping::new(file).map_err(|error| Error::io("map", &path, error))?;
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(RingState {
             mapping,
             open: Mutex::new(None),
             drainer: OnceLock::new(),

@@ -26,7 +26,7 @@ use archipelago_base::{Epoch, Error, ErrorKind, Result};
 use parking_lot::Mutex;
 
 use super::layout::RING_BYTES;
-use super::ring::{Ring, Shared};
+use super::ring::{Ring, RingState};
 use crate::fs::{LogFile, LogSync};
 use crate::local::writeback;
 
@@ -41,7 +41,7 @@ pub(super) struct Open {
     path: PathBuf,
     file: File,
     incarnation: Epoch,
-    ring: Arc<Shared>,
+    ring: Arc<RingState>,
     drain: Mutex<Drain>,
     /// Whether `drain.error` is set, which an append checks.
     failed: AtomicBool,
@@ -66,7 +66,7 @@ struct Drain {
 }
 
 impl Open {
-    pub(super) fn new(path: PathBuf, file: File, incarnation: Epoch, ring: Arc<Shared>) -> Self {
+    pub(super) fn new(path: PathBuf, file: File, incarnation: Epoch, ring: Arc<RingState>) -> Self {
         Self {
             path,
             file,

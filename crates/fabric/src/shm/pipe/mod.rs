@@ -87,9 +87,9 @@ impl Patience {
 
 /// The memory of a pipe.
 #[derive(Debug)]
-struct Shared(Arc<Mapping>);
+struct PipeMemory(Arc<Mapping>);
 
-impl Shared {
+impl PipeMemory {
     /// Head, tail and first byte of a ring.
     fn ring(&self, from: Side) -> (&AtomicU64, &AtomicU64, usize) {
         let words = self.0.words();
@@ -106,7 +106,7 @@ impl Shared {
     }
 }
 
-impl Words for Shared {
+impl Words for PipeMemory {
     const RING_BYTES: usize = RING_BYTES;
 
     fn head(&self, from: Side) -> u64 {
@@ -175,7 +175,7 @@ impl Words for Shared {
 
 #[derive(Debug)]
 pub(super) struct Pipe {
-    end: End<Shared>,
+    end: End<PipeMemory>,
     nudged: AtomicBool,
     shut: AtomicBool,
     /// Written by the one thread that waits. A race affects only the estimate.
@@ -188,7 +188,7 @@ impl Pipe {
     pub(super) fn new(memory: Arc<Mapping>, side: Side, clock: &Arc<dyn Clock>) -> Self {
         assert_eq!(memory.bytes(), PIPE_BYTES, "the memory of a pipe");
         Self {
-            end: End::new(Shared(memory), side),
+            end: End::new(PipeMemory(memory), side),
             nudged: AtomicBool::new(false),
             shut: AtomicBool::new(false),
             spins: AtomicU32::new(Patience::NEW.spins),

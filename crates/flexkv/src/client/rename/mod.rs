@@ -35,7 +35,7 @@ use crate::write_error::WriteError;
 /// Number of tries after which a move gives up, because the source has changed during each of them.
 const TRIES_MAX: usize = 100;
 
-/// What becomes of a destination that exists.
+/// Treatment of a destination that exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Destination {
     /// The move overwrites it.

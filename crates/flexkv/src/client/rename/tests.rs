@@ -12,7 +12,7 @@ use crate::write_error::WriteEffect;
 const FROM: &[u8] = b"from";
 const TO: &[u8] = b"to";
 
-/// How long a version names one record alone.
+/// Time for which a version names one record alone.
 const ADDRESS_USE_NS: u64 = 1000;
 
 type Script = fn(&Scripted, usize);

@@ -79,7 +79,8 @@ pub(super) struct Cluster {
     pub(super) core: Coordinator,
     /// Nodes that are not gone.
     pub(super) nodes: BTreeMap<ClientId, Node>,
-    /// Nodes that are gone for good and do not know it. They still answer what needs no pool.
+    /// Nodes that are gone permanently and do not know it. They still answer requests that need no
+    /// pool.
     pub(super) ghosts: BTreeMap<ClientId, Node>,
     pub(super) bag: Vec<Flight>,
     /// Epoch and node of each owner word.
@@ -541,7 +542,7 @@ impl Cluster {
             assert_eq!(node.map, self.core.map());
             assert!(
                 node.closed.iter().all(|closed| !closed),
-                "{node:?} has doors that stay closed"
+                "{node:?} has gates that stay closed"
             );
         }
     }

@@ -133,7 +133,7 @@ fn node_joining_during_change_gets_map_when_it_holds() {
     cluster.core.on_tick();
     cluster.collect();
     assert!(!cluster.is_told(third), "it has no part in the change");
-    // The change begins anew with the node, which must know a map before it can pause.
+    // The change starts again with the node, which must know a map before it can pause.
     cluster.die(2);
     assert_eq!(kinds(&cluster, third), ["Pause"]);
     cluster.core.on_tick();

@@ -36,7 +36,7 @@ const PARTITION_SHIFT: u32 = BUCKET_BITS + GENERATION_BITS;
 // Cursors stay exact in clients that keep them in doubles.
 const _: () = assert!(PARTITION_SHIFT + PARTITION_BITS_MAX < 53);
 
-/// Where a step of an unordered scan begins.
+/// Position at which a step of an unordered scan begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ScanPosition {
     partition: PartitionId,

@@ -42,7 +42,7 @@ fn position_of_another_generation_means_the_first_bucket() {
     );
 }
 
-/// What a scan of the model leaves out on purpose.
+/// Step that a scan of the model leaves out on purpose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {
     Nothing,

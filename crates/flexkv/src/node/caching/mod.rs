@@ -62,7 +62,7 @@ const DUE_MAX: usize = 64;
 /// Bytes of the limit per key whose reads are counted.
 const BYTES_PER_COUNT: u64 = 4096;
 
-/// What a node's cache has done and holds, and how its memory limit is used.
+/// Counters and contents of a node's cache, and the use of its memory limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CacheStatus {
     /// Reads that a cached pair answered.
@@ -105,7 +105,7 @@ pub struct CacheStatus {
     pub partitions_refused: u64,
 }
 
-/// What a cache counts.
+/// Counters of a cache.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum CacheStat {
     PairHits,
@@ -131,7 +131,7 @@ struct Held {
     used: bool,
 }
 
-/// What the lock guards.
+/// State that the lock guards.
 #[derive(Debug)]
 struct CacheState {
     cache: LocalCache,
@@ -152,7 +152,7 @@ pub(crate) struct Caching {
     stats: [AtomicU64; STATS],
 }
 
-/// What the cache has for a read of a key.
+/// Result of a cache look-up for a read.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Lookup {
     /// The pair. `due` are the reports of reads that the caller must send now.
@@ -163,7 +163,7 @@ pub(crate) enum Lookup {
     Nothing { reads: u32 },
 }
 
-/// What to cache of the answer to a request.
+/// Part of an answer that may be cached.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Keep<'a> {
     /// The value and its expiry. If they do not fit, the address.
@@ -206,7 +206,7 @@ pub(crate) struct Asker {
 /// The leases that other nodes gave this one, by the granter's number.
 type Leases = BTreeMap<u32, Held>;
 
-/// Whether what was cached at `place` may be served.
+/// Whether the entry that was cached at `place` may be served.
 fn may_serve(
     held: &mut Leases,
     place: &CachedSlot,
@@ -358,7 +358,7 @@ impl Caching {
         Some(Pair { value, expires_ms, word: place.word, due })
     }
 
-    /// Where the key's slot is, for a write. If the pair is cached, also its expiry.
+    /// Place of the key's slot, for a write. If the pair is cached, also its expiry.
     pub(crate) fn place(
         &self,
         hash: KeyHash,
@@ -401,7 +401,7 @@ impl Caching {
         (self.mode != CacheMode::Off).then(|| self.state.lock().cache.begin_fetch(hash))
     }
 
-    /// Caches the answer to a request, unless the key was invalidated meanwhile.
+    /// Caches the answer to a request, unless the key was invalidated since the request.
     pub(crate) fn finish_fetch(
         &self,
         fetch: Option<Fetch>,
@@ -438,7 +438,7 @@ impl Caching {
         self.state.lock().cache.renew(hash, key, place);
     }
 
-    /// Drops what is cached of a key.
+    /// Drops the cached entry of a key.
     pub(crate) fn invalidate(&self, hash: KeyHash) {
         self.state.lock().cache.invalidate(hash);
     }
@@ -607,8 +607,8 @@ mod tests {
         assert_eq!(read(&caching, &Asker { entry: other, ..asker }), "nothing", "an older epoch's");
         caching.granted(PROXY, 900_000, Grant { session: 6, ..GRANT }, || true);
         assert_eq!(read(&caching, &asker), "nothing", "the proxy has given up on that session");
-        // Another life at the same number: what the first said is void, and it is not heard any
-        // more.
+        // Another life has the same number. The messages of the first life are void, and later ones
+        // are ignored.
         caching.granted(PeerIdentity { client: ClientId(23), ..PROXY }, 900_000, GRANT, || true);
         caching.granted(PROXY, 900_000, Grant { session: 9, ..GRANT }, || false);
         put(&caching, Some(2), Some(b"coral"));

@@ -23,7 +23,7 @@ use crate::settings::CacheMode;
 pub(crate) struct LockedCache<'a> {
     caching: &'a Caching,
     state: MutexGuard<'a, CacheState>,
-    /// Where the keys' entries were when the cache was locked.
+    /// Places of the keys' entries when the cache was locked.
     found: Vec<Option<u32>>,
     /// Whether a pair displaces no other entry.
     has_room: bool,
@@ -92,7 +92,7 @@ impl LockedCache<'_> {
         self.state.cache.slot_at(self.found[nth]?)
     }
 
-    /// Where the slot of key number `nth` is, for a write.
+    /// Place of the slot of key number `nth`, for a write.
     pub(crate) fn place(
         &mut self,
         nth: usize,
@@ -106,8 +106,8 @@ impl LockedCache<'_> {
         may_serve(held, &place, asker, is_pair, self.caching.address_use_ns).then_some(place)
     }
 
-    /// Caches what was written of key number `nth`, in a partition of this node's own. The pair is
-    /// kept if it is worth caching or there is room. Otherwise its place is.
+    /// Caches the written pair of key number `nth`, in a partition of this node's own. The pair is
+    /// kept if it is worth caching or there is room. Otherwise only its place is kept.
     pub(crate) fn written(&mut self, nth: usize, key: HashedKey<'_>, written: WrittenPair<'_>) {
         let WrittenPair { value, expires_ms, place, worthy } = written;
         let keep = (worthy || self.has_room) && self.caching.mode == CacheMode::Pairs;

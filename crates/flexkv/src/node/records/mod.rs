@@ -38,7 +38,7 @@ use crate::wire::{Message, Shaped, Why};
 /// Time between two searches for empty blocks.
 const RELEASE_EVERY: Duration = Duration::from_secs(1);
 
-/// The blocks of this node, and what lies in them.
+/// The blocks of this node, and the pieces in them.
 #[derive(Debug)]
 pub(crate) struct Records {
     pieces: Mutex<Pieces>,
@@ -93,7 +93,7 @@ impl Records {
         self.pieces.lock().blocks()
     }
 
-    /// Where the pieces in use of a block begin.
+    /// Offsets at which the pieces in use of a block begin.
     pub(crate) fn begins_in(&self, block: BlockId) -> Vec<Address> {
         self.pieces.lock().begins_in(block)
     }

@@ -59,7 +59,7 @@ pub(crate) struct OldSlot {
     pub(crate) old: Slot,
 }
 
-/// Where a new word goes.
+/// Destination of a new word.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Target {
     /// This slot, if it holds this word.

@@ -72,7 +72,7 @@ struct Locks {
     slots: BTreeMap<SlotIndex, bool>,
     /// Keys that are being inserted.
     inserting: Vec<IncomingKey>,
-    /// What is known of each slot's key. Empty if the partition is not offloaded.
+    /// Metadata of each slot's key. Empty if the partition is not offloaded.
     metadata: MetadataTable,
 }
 
@@ -136,7 +136,7 @@ pub(crate) enum Clearing {
     Pending,
 }
 
-/// What a commit needs to know besides the change.
+/// Facts that a commit needs in addition to the change.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CommitContext {
     pub(crate) old_record: Clearing,
@@ -219,7 +219,7 @@ impl ServedPartition {
         self.assigned
     }
 
-    /// Where the partition's subtable lies.
+    /// Address of the partition's subtable.
     #[inline]
     pub(crate) fn shape(&self) -> Shaped {
         self.assigned.shape
@@ -237,7 +237,7 @@ impl ServedPartition {
         self.gate.try_enter(Self::GATE)
     }
 
-    /// Closes the partition's gate for good.
+    /// Closes the partition's gate permanently.
     pub(super) fn close(&self) {
         self.gate.close(Self::GATE);
     }

@@ -154,7 +154,8 @@ fn change(served: &Arc<ServedPartition>, old: u64, new: u64) -> Overwrite<'_> {
     Overwrite { served, target: Target::Slot(SLOT, word(old)), new: word(new) }
 }
 
-/// A set at once of slot 3 by `ASKER`; what it was told to do with the old record's bit.
+/// Sets slot 3 immediately on behalf of `ASKER`. Returns the instruction for the old record's valid
+/// bit.
 fn at_once(served: &Arc<ServedPartition>, old: u64, new: u64) -> (FastOutcome, Option<bool>) {
     let mut cleared = None;
     let copy = |due: &[PlacedWrite]| {
@@ -205,14 +206,14 @@ fn uncommitted_slot_stays_locked_until_copies_are_restored() {
     let new = Slot::live(8, 64, other.fingerprint()).expect("fits");
     let comes_in = Overwrite { served: &served, target: Target::Free(other), new };
     let both = [change(&served, 1, 2), comes_in];
-    let doors = [(); 2].map(|()| served.try_enter().expect("open"));
+    let passes = [(); 2].map(|()| served.try_enter().expect("open"));
     let came = overwrite(&both, writer(true), || true, |_| false);
     let free = SlotIndex(0);
     let places = [(SLOT, word(1)), (free, Slot::EMPTY)].map(|(index, old)| OldSlot { index, old });
     assert_eq!(came, places.map(FastOutcome::Broken));
-    let kept = both.iter().zip(doors).zip(places);
+    let kept = both.iter().zip(passes).zip(places);
     let kept: Vec<UncommittedSlot> =
-        kept.map(|((write, door), place)| write.keep_uncommitted(door, place)).collect();
+        kept.map(|((write, pass), place)| write.keep_uncommitted(pass, place)).collect();
     assert_eq!(search(&served, None).word, word(1).0, "not committed");
     assert_eq!(at_once(&served, 1, 3), (FastOutcome::NotDone, None));
     assert!(served.lock(SLOT).is_none() && served.lock(free).is_none());

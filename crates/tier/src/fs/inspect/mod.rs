@@ -14,7 +14,7 @@ use archipelago_base::{Error, Result};
 use archipelago_env::{FileClass, IoContext, OpenOptions, RandomFile};
 
 use super::entry::Entry;
-use super::shared::{Names, Shared, is_direct};
+use super::shared::{Names, OpenTiers, is_direct};
 use super::{TieredFs, file_len, modified_ms};
 use crate::namespace::record::Record;
 use crate::settings::DeviceKind;
@@ -47,7 +47,7 @@ pub struct FileInfo {
 /// replaced.
 #[derive(Clone, Debug)]
 pub struct TierFile {
-    shared: Arc<Shared>,
+    shared: Arc<OpenTiers>,
     entry: Arc<Entry>,
     /// Name under which the file was found, for errors.
     path: PathBuf,
@@ -276,7 +276,7 @@ impl TieredFs {
 
 /// Records that a file's level changed without a rewrite. `false` if the file was removed in the
 /// meantime.
-fn record_level(shared: &Shared, entry: &Entry, level: u8) -> Result<bool> {
+fn record_level(shared: &OpenTiers, entry: &Entry, level: u8) -> Result<bool> {
     if entry.level() == Some(level) {
         return Ok(true);
     }

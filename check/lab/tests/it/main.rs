@@ -3,5 +3,6 @@
 mod comparisons;
 mod flexkv;
 mod keigo;
+mod pages;
 mod rocksdb;
 mod verbs;

@@ -113,7 +113,7 @@ impl Arguments {
         let mut parsed = Self::default();
         while let Some(name) = arguments.next() {
             let mut value =
-                || arguments.next().ok_or_else(|| format!("{name} needs a value behind it"));
+                || arguments.next().ok_or_else(|| format!("{name} needs a value after it"));
             match name.as_str() {
                 "--help" | "-h" => return Ok(Command::Help),
                 "--child" => return ChildArguments::parse(arguments).map(Command::Child),

@@ -32,7 +32,7 @@ pub fn raise_limit() -> usize {
     if limit.current != limit.maximum {
         let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
         if let Err(error) = setrlimit(Resource::Nofile, raised) {
-            tracing::warn!(%error, "the limit of open files stays as it is");
+            tracing::warn!(%error, "the limit of open files stays unchanged");
         }
     }
     self::limit()

@@ -128,7 +128,7 @@ impl<T> Slot<T> {
 }
 
 /// A value of type `T` that exists now or arrives later.
-#[must_use = "an operation whose promise is dropped still takes place, and nobody learns how it went"]
+#[must_use = "an operation whose promise is dropped still takes place, and no task learns its outcome"]
 pub struct Promise<T>(Form<T>);
 
 enum Form<T> {

@@ -79,7 +79,7 @@ reasons! {
     /// The node has forgotten the client's session. The outcome of the request is lost.
     Forgotten = 17, Fenced, "the node no longer knows this request's number; its outcome is lost";
     /// The node has no handler for requests, or the handler dropped the request.
-    Unanswered = 18, NotFound, "nobody at the node answered the request";
+    Unanswered = 18, NotFound, "no handler of the node answered the request";
     /// The node has no room for more regions, links or clients.
     Exhausted = 19, Busy, "the node has no room for more";
 }

@@ -110,7 +110,7 @@ impl Gates {
     /// Leaves the gate for a request that stayed within ([`Inside::stay`]).
     pub(crate) fn leave(&self, partition: PartitionId) {
         let before = self.word(partition).fetch_sub(1, Ordering::SeqCst);
-        debug_assert_ne!(before & !CLOSED, 0, "nobody was within");
+        debug_assert_ne!(before & !CLOSED, 0, "no caller was within the gate");
         if before == CLOSED + 1 {
             self.wake();
         }

@@ -220,7 +220,7 @@ impl Membership {
                 if let Err(error) =
                     membership.node.ask_once(&coordinator, &mut Asked::new(&here)).await
                 {
-                    tracing::debug!(%error, "the coordinator is not heard");
+                    tracing::debug!(%error, "the coordinator does not answer");
                 }
                 let wait = membership.node.settings().lease;
                 drop(membership);

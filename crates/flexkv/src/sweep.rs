@@ -69,7 +69,7 @@ impl Sweeper {
                 if wanted > 0 {
                     let left = sweeper.sweep().await.map(|held| if held { wanted - 1 } else { 0 });
                     let left = left.unwrap_or_else(|error| {
-                        tracing::debug!(%error, "a sweep begins anew");
+                        tracing::debug!(%error, "a sweep starts again");
                         sweeper.node.records().drop_sweep();
                         wanted
                     });

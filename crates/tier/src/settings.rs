@@ -120,7 +120,9 @@ pub fn validate(devices: &[DeviceSettings]) -> Result<()> {
             return refuse(format!("`cache_share` is {}, not within 0 and 1", device.cache_share));
         }
         if (device.kind == DeviceKind::Emulated) != device.spec.is_some() {
-            return refuse("`spec` goes with kind = \"emulated\", and only with it".to_owned());
+            return refuse(
+                "kind = \"emulated\" needs a `spec`, and no other kind has one".to_owned(),
+            );
         }
         for (other_place, other) in devices.iter().enumerate().take(place) {
             if other.path == device.path {

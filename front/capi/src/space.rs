@@ -212,7 +212,7 @@ impl Space {
     pub(crate) fn open(devices: &[DeviceSettings], options: Options<'_>) -> CallResult<i32> {
         let root = options.root;
         if root.components().any(|part| part.as_os_str() == "..") {
-            return Err(Failure::invalid(format!("the root {} goes up by \"..\"", root.display())));
+            return Err(Failure::invalid(format!("the root {} contains \"..\"", root.display())));
         }
         let policy = Policy { fast_levels: options.fast_levels, ..Policy::default() };
         let says = || "must_exist of the options says that they have tiers".to_owned();

@@ -246,7 +246,7 @@ impl ChildProcess {
             let status = child.wait().map_err(fail)?;
             return Err(Error::new(
                 ErrorKind::Io,
-                format!("{name} did not start ({status}): its error stands above"),
+                format!("{name} did not start ({status}): its error is printed above"),
             ));
         };
         let address = address.to_owned();

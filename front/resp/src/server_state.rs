@@ -249,7 +249,7 @@ impl ServerState {
     pub(crate) fn note_denied(&self, peer: SocketAddr) {
         self.add(Stat::Denied, 1);
         if let Some(attempts) = self.denied_log.note(self.options.clock.now_ns()) {
-            tracing::warn!(%peer, attempts, "clients gave a wrong user or password: if this is unexpected, check their settings, or who reaches the port");
+            tracing::warn!(%peer, attempts, "clients gave a wrong user or password: if this is unexpected, check their settings, or the machines that can reach the port");
         }
     }
 

@@ -81,7 +81,7 @@ impl State {
         if let Some(election) = &self.election {
             let term = election.office.holds(now_ns);
             if self.core.as_ref().is_some_and(|core| Some(core.term()) != term) {
-                tracing::warn!("this manager lost its office and stands by");
+                tracing::warn!("this manager lost its office and is a standby now");
                 self.core = None;
                 self.orders.clear();
             }

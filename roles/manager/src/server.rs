@@ -73,7 +73,7 @@ impl ManagerSettings {
         }
         if self.standby && self.memory_nodes == 0 {
             return Err(Error::invalid(
-                "a manager that stands by must know the memory nodes: say how many with --memory-nodes N",
+                "a standby manager must know the memory nodes: give their number with --memory-nodes N",
             ));
         }
         FlexKvSettings {

@@ -236,7 +236,7 @@ fn settings(flags: &ReproduceFlags, device: &DeviceSpec) -> String {
          - **Emulated**: the device \"{name}\" at a scale of {scale}: {total} in all, {read} of reads, {write} \
          of writes, {stream} per stream, latency {read_ms:.2} ms of a read and {write_ms:.2} ms of \
          a write (docs/guide/emulated-devices.md says what is emulated and what is not). Databases \
-         of YCSB are loaded before it is there. \"The disk as it is\" has no emulation.\n\
+         of YCSB are loaded before the emulation starts.\n\
          - **Machine**: {cores} cores, {jobs} background jobs.\n\
          - **Data**: keys of 16 B, values of {value} B, no compression; {num} writes of {written:.0} MiB, \
          {memtables:.0} memtables (the paper: 100 GB, 400 memtables). MixGraph2: {mixed_ops} operations. \

@@ -49,7 +49,7 @@ struct Claim {
 const THROUGHPUT: &str = "Throughput on the device";
 const STALL: &str = "Stall time on the device";
 const LATENCY: &str = "Read latency on the device";
-const PLAIN: &str = "Throughput on the disk as it is";
+const PLAIN: &str = "Throughput on the disk without emulation";
 
 /// Function that takes a figure from a run.
 type Pick = fn(&Figures) -> Option<f64>;
@@ -271,7 +271,7 @@ impl Runs {
         };
         let mut sections: Vec<Section> = titles.into_iter().map(of).collect();
         sections.push(Section {
-            title: "The figures behind the ratios (medians)".to_owned(),
+            title: "The figures of the ratios (medians)".to_owned(),
             grids: vec![self.absolute()],
             ..Section::default()
         });

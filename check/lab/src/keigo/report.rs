@@ -23,7 +23,7 @@ pub(super) fn sections(measured: &[Measured<'_>]) -> Vec<Section> {
     };
     let mut sections: Vec<Section> = parts.into_iter().map(of).collect();
     sections.push(Section {
-        title: "The figures behind them (medians)".to_owned(),
+        title: "The figures of the ratios (medians)".to_owned(),
         grids: vec![absolute(measured)],
         ..Section::default()
     });

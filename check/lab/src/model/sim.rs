@@ -265,7 +265,7 @@ impl Sim {
         };
         let seconds = self.until_next_event(&step);
         if !seconds.is_finite() {
-            return Err(Error::invalid("the model stands still: no event is left"));
+            return Err(Error::invalid("the model cannot continue: no event is left"));
         }
         Ok(Step { seconds, ..step })
     }

@@ -107,7 +107,7 @@ fn make(flags: &TableFlags, args: &[OsString]) -> Result<()> {
     match failed {
         0 => journal.remove(),
         _ => Err(Error::invalid(format!(
-            "{failed} runs failed, the table says which: --resume {} tries them again",
+            "{failed} runs failed, which the table names: --resume {} repeats them",
             journal.path().display()
         ))),
     }

@@ -158,7 +158,7 @@ fn options(settings: &Settings) -> String {
          checksums verified; a process per run, sides in turn, medians; until \
          settled: all flushed and nothing left to compact\n\
          - {} reads per row; overwrite {} writes, 2 threads {} each, fillsync {}; warm: cache of \
-         {:.0} MiB filled by as many reads before; seeks with nexts and reads beside a writer (of \
+         {:.0} MiB filled by as many reads before; seeks with nexts and reads in parallel with a writer (of \
          {:.1} MB/s): {} s each, every operation timed\n\
          - cold: {} reads, cache of {:.0} MiB, O_DIRECT; reads per get are the process's read calls, \
          bytes those from the device, both without what a run with one read takes\n\

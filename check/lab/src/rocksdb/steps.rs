@@ -76,7 +76,7 @@ impl Step {
             Self::Cold => "cold reads",
             Self::Warm => "warm reads and scans",
             Self::Warm2 => "warm reads, 2 threads",
-            Self::Mixed => "seeks with 10 nexts, reads beside a writer",
+            Self::Mixed => "seeks with 10 nexts, reads in parallel with a writer",
             Self::Overwrite => "overwrite",
             Self::FillRandom2 => "fillrandom, 2 threads",
             Self::FillSync => "fillsync",

@@ -116,7 +116,8 @@ fn a_reproduction_runs_from_end_to_end() {
     ] {
         assert!(rows.iter().any(|row| row["what"] == what), "{what} is missing");
     }
-    let plain = rows.iter().filter(|row| row["section"] == "Throughput on the disk as it is");
+    let plain =
+        rows.iter().filter(|row| row["section"] == "Throughput on the disk without emulation");
     assert_eq!(plain.filter(|row| row["met"].is_boolean()).count(), 5, "every workload is judged");
     let text = file("report.md");
     assert!(text.contains("network-volume") && text.contains(" verdict |"), "{text}");

@@ -127,7 +127,7 @@ fn run(simulation: &Simulation) -> Result<(), String> {
         }
     }
     if leaders.is_empty() {
-        return Err("nobody was ever elected".to_owned());
+        return Err("no candidate was ever elected".to_owned());
     }
     Ok(())
 }

@@ -94,7 +94,8 @@ fn open(provider: &str, local: IpAddr) -> Result<Arc<Domain>> {
     let domain = Domain::open(provider, local)?;
     if domain.message_bytes_max() < flight::PIECE_BYTES {
         let max = domain.message_bytes_max();
-        let what = format!("libfabric provider {provider}: it moves at most {max} bytes at once");
+        let what =
+            format!("libfabric provider {provider}: it moves at most {max} bytes in one operation");
         return Err(Error::new(ErrorKind::Unsupported, what));
     }
     Ok(domain)

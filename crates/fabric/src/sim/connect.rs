@@ -92,7 +92,7 @@ fn knock(attempt: &Arc<Attempt>, far: Life) {
     let (network, to) = (&attempt.network, &attempt.to);
     let opened = match network.listener(&to.address) {
         None => {
-            let what = format!("cannot connect to {}: nobody listens there", to.address);
+            let what = format!("cannot connect to {}: no node listens there", to.address);
             Err(Error::new(ErrorKind::Io, what))
         }
         Some(listener) => enter(attempt, far, &listener)

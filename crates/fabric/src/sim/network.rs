@@ -122,7 +122,7 @@ impl Network {
             model,
         };
         self.state.lock().machines.insert(host.id(), machine);
-        let network = self.me.upgrade().expect("whoever calls has a reference");
+        let network = self.me.upgrade().expect("the caller has a reference");
         Sim::new(network, host.clone())
     }
 

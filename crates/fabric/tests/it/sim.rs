@@ -371,7 +371,7 @@ fn address_names_a_machine_of_the_network() {
     let error = made.here.connect(to("nowhere")).wait().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
     let error = made.here.connect(to("client")).wait().unwrap_err();
-    assert!(error.to_string().contains("nobody listens"), "{error}");
+    assert!(error.to_string().contains("no node listens"), "{error}");
     let error = made.here.serve(&world.node, "node:2").unwrap_err();
     assert!(error.to_string().contains("no address of client"), "{error}");
     let error = made.there.serve(&world.node, "node").unwrap_err();

@@ -436,7 +436,7 @@ impl Client {
             if self.node.pool().is_evicted()
                 || matches!(error.kind(), NotFound | Unsupported | Fenced)
             {
-                tracing::warn!(%error, "copies of a slot are left to who takes its partition");
+                tracing::warn!(%error, "the next node of the partition repairs the copies of a slot");
                 return false;
             }
             tracing::debug!(%error, "a slot is set back");

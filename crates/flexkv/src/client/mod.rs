@@ -451,7 +451,7 @@ impl Client {
             }
             Ok(_) => {}
             // The next try of the write asks again.
-            Err(error) => tracing::debug!(%error, "the coordinator is not heard"),
+            Err(error) => tracing::debug!(%error, "the coordinator does not answer"),
         }
         self.node.runtime().sleep(PAUSE * 10).await;
         Ok(())

@@ -307,7 +307,7 @@ impl CoordinatorRpc {
     async fn take_office(self: &Arc<Self>) -> Result<()> {
         let block_bytes = self.pool.block_bytes();
         if block_bytes == 0 {
-            return Err(Error::busy("no memory node is there yet"));
+            return Err(Error::busy("no memory node has joined yet"));
         }
         let (pool, runtime) = (self.pool.clone(), Arc::clone(&self.runtime));
         let table = Table::new(pool, runtime, Sabotage::default(), protocol::of_product())?;
@@ -339,7 +339,7 @@ impl CoordinatorRpc {
             let of_the_store: Vec<ClientId> = of_the_store.map(|client| client.client).collect();
             if !self.look(|core| core.has_heard_all(&of_the_store)) {
                 return Err(Error::busy(
-                    "no compute node is there yet, or not all of them are heard",
+                    "no compute node has joined yet, or some of them do not answer",
                 ));
             }
             // Records in the pool mean that there was an index. Its directory lies on memory nodes

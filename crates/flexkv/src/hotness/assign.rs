@@ -185,7 +185,7 @@ pub fn partitions_max(partitions: usize, nodes: usize) -> usize {
 /// names each node once, and at least one.
 #[must_use]
 pub fn assign(ranking: &Ranking, nodes: &[ComputeId], current: &Assignment) -> Assignment {
-    assert!(!nodes.is_empty(), "somebody must own the partitions");
+    assert!(!nodes.is_empty(), "a node must own the partitions");
     let mut shares = Shares::new(ranking, nodes);
     let mut owners = vec![None; ranking.order().len()];
     for &partition in ranking.order() {

@@ -212,7 +212,7 @@ impl Node {
         let Hooks { sabotage, protocol } = hooks;
         let block_bytes = pool.block_bytes();
         if block_bytes == 0 {
-            return Err(Error::busy("no memory node is there yet"));
+            return Err(Error::busy("no memory node has joined yet"));
         }
         let table = Table::new(pool.clone(), Arc::clone(&runtime), sabotage, protocol)?;
         let asker = ClientId(runtime.seed());

@@ -205,7 +205,7 @@ impl Proxy {
                 Ok(_) => {}
                 Err(error) => tracing::debug!(%error, "a sharer's lease has to run out"),
             }
-            self.node.table().late(u64::MAX, "telling those who cache a key")?;
+            self.node.table().late(u64::MAX, "invalidating a key at the nodes that cache it")?;
             self.node.pause().await;
         }
     }

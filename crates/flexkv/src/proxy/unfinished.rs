@@ -76,7 +76,7 @@ impl Proxy {
                         tracing::warn!(%error, "a half done write is left to the next change of its partition");
                         return;
                     }
-                    Err(error) => tracing::debug!(%error, "a half done write goes on"),
+                    Err(error) => tracing::debug!(%error, "a half-finished write continues"),
                 }
                 if proxy.node.pool().is_evicted() {
                     return;
@@ -135,7 +135,7 @@ impl Proxy {
                         if error.kind() == NotFound {
                             return;
                         }
-                        tracing::debug!(%error, "a block's owner is not told to sweep yet");
+                        tracing::debug!(%error, "a block's owner got no request to sweep yet");
                     }
                 }
             }

@@ -294,7 +294,7 @@ impl Proxy {
             if self.node.pool().is_evicted() || served.is_closed() {
                 return Err(error);
             }
-            tracing::debug!(%error, "a write of the index goes on");
+            tracing::debug!(%error, "a write of the index continues");
             self.node.pause().await;
         }
         Ok(())

@@ -105,7 +105,7 @@ impl Table {
                 return Ok((place, *word));
             }
         }
-        Err(Error::busy("the store has as many compute nodes as it can have"))
+        Err(Error::busy("the store has its largest number of compute nodes"))
     }
 
     /// Enters a term that is larger than any before. `tag` distinguishes coordinators that try at

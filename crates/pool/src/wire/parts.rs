@@ -397,7 +397,7 @@ impl fmt::Display for Refused {
             Why::UnknownBlock => f.write_str("there is no such block"),
             Why::NotOwner => f.write_str("the block belongs to another client"),
             Why::Evicted => f.write_str(
-                "the client was silent for longer than its lease and its blocks were given away: join anew",
+                "the client was silent for longer than its lease and its blocks were given away: join again",
             ),
             Why::Rebuilding => {
                 write!(f, "the manager is gathering what the nodes hold; ready in {number} ms")
@@ -407,7 +407,7 @@ impl fmt::Display for Refused {
             Why::NotReady => f.write_str("the node's copy is not in a state for this"),
             Why::Malformed => f.write_str("the message cannot be read, or is not for this role"),
             Why::NotAllowed => f.write_str("the sender may not ask for this"),
-            Why::NoKeys => f.write_str("the node has given as many keys as it can"),
+            Why::NoKeys => f.write_str("the node has no free key"),
             Why::Standby => f.write_str("this manager stands by; another one acts, or a majority of the memory nodes is silent"),
             Why::Promised => {
                 write!(f, "the node has promised to obey another manager for {number} ms more")

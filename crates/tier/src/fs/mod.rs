@@ -497,7 +497,7 @@ impl FileSystem for TieredFs {
         }
         let below = dir.strip_prefix(&self.shared.root).unwrap_or(&dir);
         if below.components().any(|part| part == Component::ParentDir) {
-            return Err(Error::invalid(format!("{} goes up by \"..\"", dir.display())));
+            return Err(Error::invalid(format!("{} contains \"..\"", dir.display())));
         }
         self.change("create directory", &dir, &Record::MakeDir { path: dir.clone() })?;
         self.shared.sync()

@@ -161,7 +161,7 @@ pub(crate) fn recover(fs: &dyn FileSystem, dir: &Path) -> Result<Option<Recovere
         return Err(Error::corrupt(
             &path,
             0,
-            "the records behind this snapshot of the namespace are missing",
+            "the records after this snapshot of the namespace are missing",
         )
         .context_at(tail_path.display()));
     }

@@ -333,7 +333,7 @@ impl Testbed {
         let end_ns = self.simulation.now_ns() + PATIENCE.as_nanos() as u64;
         while !rpc.look(Coordinator::is_settled) {
             if self.simulation.now_ns() > end_ns {
-                return Err(Error::busy("the map does not come to rest"));
+                return Err(Error::busy("the map keeps changing"));
             }
             self.simulation.run_for(Duration::from_micros(100));
         }

@@ -105,7 +105,7 @@ impl Scans {
         for found in step.keys {
             if !known(&found.key) {
                 let key = String::from_utf8_lossy(&found.key).into_owned();
-                state.violations.push(format!("a scan returned {key}, which nobody wrote"));
+                state.violations.push(format!("a scan returned {key}, which no client wrote"));
             }
             state.iteration.found.insert(found.key);
         }

@@ -245,7 +245,7 @@ impl World {
         }
         let mut violations = Vec::new();
         if !self.coordinator.is_settled() {
-            violations.push("the map does not come to rest".to_owned());
+            violations.push("the map keeps changing".to_owned());
         }
         let mut readers = Vec::new();
         for (at, (sim, actor)) in self.compute.iter().enumerate() {

@@ -116,7 +116,7 @@ pub(crate) async fn rename(
         source = newer;
     }
     Err(half_done(&Error::busy(format!(
-        "the old one was changed by others {TRIES_MAX} times meanwhile"
+        "other clients changed the old key {TRIES_MAX} times during the move"
     ))))
 }
 
@@ -154,7 +154,9 @@ async fn write_again(
 }
 
 fn changed_too() -> Error {
-    Error::busy("others changed both meanwhile, so the new one was left as it is")
+    Error::busy(
+        "other clients changed both keys during the move, so the new key was left unchanged",
+    )
 }
 
 #[cfg(test)]

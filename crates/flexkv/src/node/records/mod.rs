@@ -324,7 +324,7 @@ impl Node {
         let task = async move {
             let sweep = Message::Sweep {};
             if let Err(error) = node.ask(&peer, &sweep, node.until_ns()).await {
-                tracing::debug!(%error, "a node that may have lent room is not told to sweep");
+                tracing::debug!(%error, "a node that may have lent room got no request to sweep");
             }
         };
         self.runtime.spawn("flex-swept", Box::pin(task));

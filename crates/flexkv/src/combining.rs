@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn conditional_write_goes_alone_and_in_turn() {
+    fn conditional_write_is_not_combined() {
         let combining = Arc::<Combining>::default();
         let first = combining.enter(HASH, None).expect("nobody leads");
         let mut waiting: Vec<Waiting> =

@@ -143,7 +143,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_packed_comes_back(home in 0u64..8192, number in 0..NUMBERS_MAX, unit in 0u64..1 << 18) {
+        fn packed_address_round_trips(home in 0u64..8192, number in 0..NUMBERS_MAX, unit in 0u64..1 << 18) {
             let packing = Packing::new(16 << 20, 64, 47).expect("fits");
             let address = Address { block: BlockId { home: NodeId(home), number }, offset: unit * 64 };
             let word = packing.pack(address).expect("fits");

@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn processor_time_is_found_behind_a_name_with_spaces() {
+    fn processor_time_is_found_after_a_name_with_spaces() {
         let stat = "7 (a (b) c) S 1 7 7 0 -1 4194304 9 9 9 9 250 50 9 9 20 0 1 0 9 9 9";
         assert_eq!(cpu_of(stat), Some(3.0));
         assert_eq!(cpu_of(""), None);

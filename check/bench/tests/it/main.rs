@@ -94,7 +94,7 @@ fn workload_of_terark_runs_its_phases() {
 }
 
 #[test]
-fn loads_without_repetition_and_uniform_lengths_are_as_in_db_bench() {
+fn unique_loads_and_uniform_lengths_match_db_bench() {
     let dir = tempfile::tempdir().expect("a directory");
     let uniform = ["--value_size_distribution_type=uniform", "--value_size_min=10"];
     let words = ["--benchmarks=filluniquerandom,readseq", "--num=700", "--value_size_max=30"];

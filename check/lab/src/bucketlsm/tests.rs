@@ -161,7 +161,7 @@ fn fixed_load_follows_the_rate_of_buckets() {
 }
 
 #[test]
-fn fixed_load_of_scans_is_what_classic_sustains() {
+fn fixed_load_of_scans_is_a_share_of_classic() {
     let flags = reproduce_flags(&["--value_size=984", "--only=ycsbscan"]);
     let offered = plan::groups(&flags).into_iter().find(|g| g.setting == Setting::Offered);
     assert_eq!(offered.expect("scans have a fixed load").workload.sets_load(), Some(Mode::Classic));
@@ -198,7 +198,7 @@ fn the_default_device_is_a_device() {
 }
 
 #[test]
-fn plots_are_drawn_of_what_was_run() {
+fn plots_are_drawn_of_runs_that_exist() {
     let plots = plots::all(&runs(), &[]);
     let names: Vec<&str> = plots.iter().map(|(name, _)| name.as_str()).collect();
     assert_eq!(

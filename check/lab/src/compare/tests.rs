@@ -188,7 +188,7 @@ fn both_sides_get_the_same_flags() {
 }
 
 #[test]
-fn what_cannot_be_compared_is_refused() {
+fn impossible_comparison_is_refused() {
     let (flags, _) = compare_flags(&["--benchmarks=ycsba"]);
     assert!(check(&flags).is_err_and(|error| error.to_string().contains("no ycsba")));
     let (flags, _) = compare_flags(&["--benchmarks=fillseq", "--db_bench=/nonexistent/db_bench"]);

@@ -64,7 +64,7 @@ fn rounding_does_not_show_a_miss_as_a_hit() {
 }
 
 #[test]
-fn worst_figure_stands_beside_its_bound() {
+fn worst_figure_is_shown_with_its_bound() {
     let worst = Row {
         unit: "ms",
         decimals: 1,

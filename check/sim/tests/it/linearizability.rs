@@ -8,7 +8,7 @@ use crate::seeds::{is_noticed, is_noticed_with, sums};
 const SEEDS: u64 = 60;
 
 #[test]
-fn every_key_is_linearizable_and_the_map_comes_to_rest() {
+fn every_key_is_linearizable_and_the_map_settles() {
     let sum = sums("flexkv", 0..SEEDS);
     // A run in which nothing happens proves nothing. Without Go clients make fewer calls
     // (`judge.rs`).
@@ -81,6 +81,6 @@ fn deposed_owner_with_late_writes_is_noticed() {
 }
 
 #[test]
-fn node_that_was_declared_dead_and_goes_on_is_noticed() {
+fn dead_node_that_continues_is_noticed() {
     assert!(is_noticed_with("flexkv", 0..120, &["eviction", "lease"], NOT_LINEARIZABLE));
 }

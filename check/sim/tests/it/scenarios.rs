@@ -108,7 +108,7 @@ fn printed_command_replays_the_failure() {
 }
 
 #[test]
-fn program_counts_failures_and_goes_on() {
+fn program_counts_failures_and_continues() {
     let out = program(&["--scenario", "lost-update", "--seeds", "50"]);
     let line = text(out.stdout);
     let failed = line.split(", ").find_map(|part| part.strip_suffix(" failed; 0 events"));

@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn what_slow_writers_leave_is_the_readers() {
+    fn readers_get_bandwidth_that_slow_writers_leave() {
         let spec = DeviceSpec { stream_bytes_per_s: 0, write_bytes_per_s: 100_000_000, ..volume() };
         assert!(near(spec.rate(Direction::Write, 1, 1), 100.0 * MB));
         assert!(near(spec.rate(Direction::Read, 1, 1), 900.0 * MB));
@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn the_curve_is_interpolated_between_its_points_and_flat_outside() {
+    fn write_curve_is_interpolated_and_flat_outside() {
         let spec = DeviceSpec { write_curve: vec![(2, 1.0), (4, 0.8), (8, 0.4)], ..volume() };
         spec.validate().unwrap();
         for (writers, factor) in [(0, 1.0), (1, 1.0), (3, 0.9), (4, 0.8), (6, 0.6), (99, 0.4)] {
@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn an_operation_takes_its_transfer_or_its_operations_and_then_the_latency() {
+    fn operation_takes_its_longer_part_and_then_the_latency() {
         let spec = volume();
         let ms = |bytes, direction| spec.service_time(direction, bytes).as_secs_f64() * 1e3;
         assert!(near(ms(1_000_000, Direction::Read), 11.0));

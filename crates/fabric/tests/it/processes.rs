@@ -22,8 +22,8 @@ macro_rules! every_provider {
 every_provider! {
     atomics_of_several_processes_lose_nothing
     a_killed_node_is_noticed_and_its_next_life_refuses_old_keys
-    a_killed_client_harms_nobody
-    a_stopped_client_harms_nobody
+    killed_client_harms_no_other_client
+    stopped_client_harms_no_other_client
     a_revocation_in_another_process_is_seen
     a_stopped_node_answers_when_it_goes_on
 }
@@ -130,7 +130,7 @@ fn a_killed_node_is_noticed_and_its_next_life_refuses_old_keys(name: &str) {
     assert_eq!(stale.map(|(_, reason)| reason), Some(Reason::Disconnected), "down stays down");
 }
 
-fn a_killed_client_harms_nobody(name: &str) {
+fn killed_client_harms_no_other_client(name: &str) {
     let world = World::new(name);
     let (address, key) = (world.listener.address(), hex_of(&world.key));
     let mut client = Helper::start(&["write", name, address, &key]);
@@ -143,7 +143,7 @@ fn a_killed_client_harms_nobody(name: &str) {
     until("nobody holds the region", || world.node.holders(&world.key).is_empty());
 }
 
-fn a_stopped_client_harms_nobody(name: &str) {
+fn stopped_client_harms_no_other_client(name: &str) {
     let world = World::new(name);
     let (address, key) = (world.listener.address(), hex_of(&world.key));
     let mut client = Helper::start(&["write", name, address, &key]);

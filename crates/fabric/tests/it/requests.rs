@@ -26,7 +26,7 @@ macro_rules! every_provider {
 every_provider! {
     answers_of_any_size_come_back
     an_answer_may_come_later_and_out_of_order
-    nobody_to_answer_is_told
+    missing_handler_is_reported
     a_deadline_passes_for_threads_and_tasks
     a_request_sent_again_is_executed_once
     a_retry_that_the_node_forgot_is_refused
@@ -61,7 +61,7 @@ fn an_answer_may_come_later_and_out_of_order(name: &str) {
     }
 }
 
-fn nobody_to_answer_is_told(name: &str) {
+fn missing_handler_is_reported(name: &str) {
     let world = World::new(name);
     assert_eq!(ask(&*world.link(), b"drop"), Err(Reason::Unanswered));
     let world = World::with_handler(name, None);

@@ -28,7 +28,7 @@ fn pair(value: &[u8]) -> Cached<'_> {
 }
 
 #[test]
-fn the_constants_are_what_the_table_says() {
+fn constants_match_the_table() {
     assert_eq!((ENTRY_BYTES, TABLE_BYTES), (112, 24));
     let cache = LocalCache::new(FIXED_BYTES).expect("just enough");
     assert_eq!(cache.used_bytes(), FIXED_BYTES);

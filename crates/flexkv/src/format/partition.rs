@@ -304,7 +304,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_is_read(
+        fn written_bytes_are_read_back(
             epoch: u32, node in 1u32..=ComputeId::MAX.0, which in 0usize..3, packed in 0..=TIME_MASK, generation: u32,
             log2_buckets in 0..=LOG2_BUCKETS_MAX, partition in 0u32..8192,
         ) {

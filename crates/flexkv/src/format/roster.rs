@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn golden_bytes_and_what_is_refused() {
+    fn golden_bytes_are_read_and_others_refused() {
         assert_eq!(roster_head(13).to_le_bytes(), *b"FLXM\x01\x0d\0\0");
         let mut bytes = vec![0; ROSTER_BYTES as usize];
         let empty = Roster { clients: vec![0; ROSTER_CLIENTS], ..Roster::default() };

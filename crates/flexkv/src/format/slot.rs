@@ -296,7 +296,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_put_in_comes_out(packed in 0u64..1 << 46, bytes in 1u64..20_000, fingerprint: u8, time: u64, tag: u16) {
+        fn fields_of_a_slot_round_trip(packed in 0u64..1 << 46, bytes in 1u64..20_000, fingerprint: u8, time: u64, tag: u16) {
             let slot = Slot::live(packed, bytes, fingerprint).expect("fits");
             prop_assert_eq!(slot.packed(), Some(packed));
             prop_assert!(slot.matches(fingerprint) && !slot.matches(fingerprint ^ 1));

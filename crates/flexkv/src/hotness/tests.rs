@@ -266,7 +266,7 @@ proptest! {
     }
 
     #[test]
-    fn displacement_is_what_brute_force_sums(
+    fn displacement_equals_the_brute_force_sum(
         counts in proptest::collection::vec((0u64..50, 0u64..50), 1..80), count in 1u32..12,
     ) {
         let (a, b): (Vec<u64>, Vec<u64>) = counts.into_iter().unzip();

@@ -36,7 +36,7 @@ fn a_new_owner_waits_a_lease_before_it_reuses_slots() {
 }
 
 #[test]
-fn a_holder_that_lapsed_drops_everything_before_it_goes_on() {
+fn lapsed_holder_drops_everything_before_it_continues() {
     let terms = Terms { lease_ns: 1_000, drift_ppm: 100, tick_ns: 10 };
     let (mut granter, mut holder) = (Granter::new(terms, 40), Holder::new(terms));
     assert_eq!(granter.may_share(5), None, "no lease, no caching");

@@ -270,7 +270,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_entry_takes_eight_bytes_and_a_table_what_it_says() {
+    fn entry_takes_eight_bytes() {
         assert_eq!(METADATA_BYTES, 8);
         let table = MetadataTable::new(1000);
         assert_eq!(table.bytes(), 48 + 8_000 + 2 * 128);
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_told_is_of_one_slot_and_taken_once() {
+    fn readers_of_a_slot_are_taken_once() {
         let mut table = MetadataTable::new(130);
         table.share(SlotIndex(129), ComputeId(3), true);
         table.share(SlotIndex(64), ComputeId(4), false);
@@ -337,7 +337,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whoever_was_marked_is_told(marked in proptest::collection::vec(0u32..1000, 0..40), count in 1u32..1000) {
+        fn every_marked_node_is_notified(marked in proptest::collection::vec(0u32..1000, 0..40), count in 1u32..1000) {
             let nodes: Vec<ComputeId> = (0..count).map(ComputeId).collect();
             let mut table = MetadataTable::new(1);
             for &node in &marked {

@@ -89,7 +89,7 @@ fn msetnx_and_mget_see_all_or_nothing() {
 }
 
 #[test]
-fn flushdb_beside_increments() {
+fn flushdb_runs_in_parallel_with_increments() {
     on_each_store(|server, _clock| {
         std::thread::scope(|scope| {
             for _ in 0..2 {

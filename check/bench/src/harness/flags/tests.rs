@@ -58,7 +58,7 @@ fn booleans_take_what_gflags_takes() {
 }
 
 #[test]
-fn what_has_no_meaning_here_is_left_out_and_named() {
+fn flags_without_effect_are_dropped_and_named() {
     let args: Vec<OsString> =
         ["--num_levels=7", "-perf_level", "2", "--noverify_checksum", "--num=7"]
             .map(OsString::from)
@@ -69,7 +69,7 @@ fn what_has_no_meaning_here_is_left_out_and_named() {
 }
 
 #[test]
-fn errors_say_what_is_wrong() {
+fn errors_name_the_flag_and_its_value() {
     assert!(refusal(&["--use_blob_db=1"]).contains("is a flag of db_bench"));
     assert!(refusal(&["--nosuchthing=1"]).contains("--nosuchthing"));
     assert!(refusal(&["--compression_type=snappy"]).contains("use none, lz4"));

@@ -436,7 +436,7 @@ fn grown_subtable_survives_the_nodes_that_knew_it() {
 }
 
 #[test]
-fn node_without_partition_is_told_to_every_node() {
+fn every_node_learns_of_a_node_without_partition() {
     let mut cluster = settled(1 << PLAN.partition_bits);
     let (version, before) = (cluster.core.version(), cluster.core.map().to_vec());
     let last = cluster.join();

@@ -81,7 +81,7 @@ fn a_short_read_says_how_many_bytes_are_needed() {
 }
 
 #[test]
-fn what_is_too_long_is_not_written() {
+fn record_that_is_too_long_is_not_written() {
     let long = vec![1; KEY_BYTES_MAX + 1];
     assert_eq!(Record::new(&long, b"").bytes(), None);
     assert_eq!(Record::new(&long[1..], b"").bytes(), Some(65_600));
@@ -92,7 +92,7 @@ fn what_is_too_long_is_not_written() {
 }
 
 #[test]
-fn each_reason_is_told() {
+fn each_reason_has_an_error() {
     let good = encoded(&Record::new(b"key", b"value"));
     let with = |at: usize, byte: u8| {
         let mut bytes = good.clone();
@@ -115,7 +115,7 @@ fn each_reason_is_told() {
 }
 
 #[test]
-fn any_flipped_bit_behind_the_first_word_is_noticed() {
+fn flipped_bit_after_the_first_word_is_noticed() {
     let good = encoded(&Record::new(b"key", b"a value of some length, over one unit of 64 bytes"));
     for bit in 64..good.len() * 8 {
         let mut bytes = good.clone();
@@ -148,7 +148,7 @@ fn random_damage_never_panics() {
 
 proptest! {
     #[test]
-    fn what_is_written_is_read(
+    fn written_bytes_are_read_back(
         key in proptest::collection::vec(any::<u8>(), 0..300),
         value in proptest::collection::vec(any::<u8>(), 0..3000),
         expires_ms in 0..=EXPIRY_MAX,

@@ -2,9 +2,9 @@
 //! without a system call for each read and write.
 //!
 //! [`MappedFs`] differs from the local file system in tables and value files
-//! ([`FileClass::is_table`](crate::FileClass::is_table)). It writes them by copying into mapped windows of allocated blocks, and reads them by copying out of a mapping of
-//! the whole file. The local file system itself maps logs ([`super::log`]). Small files are not
-//! mapped.
+//! ([`FileClass::is_table`](crate::FileClass::is_table)). It writes them by copying into mapped
+//! windows of allocated blocks, and reads them by copying out of a mapping of the whole file. The
+//! local file system itself maps logs ([`super::log`]). Small files are not mapped.
 //!
 //! Invariants:
 //! 1. Blocks are allocated before they are mapped, so that no store meets a full device.

@@ -52,7 +52,7 @@ impl ThrottledWriter {
         };
         while left > 0 {
             let bytes = left.min(at_once);
-            self.device.transfer(Direction::Write, self.stream, self.purpose, begun_ns, bytes);
+            self.device.transfer(Direction::Write, self.stream, self.purpose, begun_ns, &[bytes]);
             left -= bytes;
             begun_ns = self.device.now_ns();
         }
@@ -116,9 +116,25 @@ impl ThrottledReader {
         Self { inner, device, stream }
     }
 
-    fn charge(&self, context: IoContext, begun_ns: u64, bytes: u64) {
-        self.device.transfer(Direction::Read, self.stream, context.purpose, begun_ns, bytes);
+    fn charge(&self, context: IoContext, begun_ns: u64, operations: &[u64]) {
+        self.device.transfer(Direction::Read, self.stream, context.purpose, begun_ns, operations);
     }
+}
+
+/// Lengths in bytes of the operations of a batch. Adjacent ranges are one operation, and empty ones
+/// are none.
+fn operations_of(requests: &[(u64, &mut [u8])]) -> Vec<u64> {
+    let mut operations: Vec<u64> = Vec::with_capacity(requests.len());
+    let mut end = None;
+    for (offset, buf) in requests.iter().filter(|(_, buf)| !buf.is_empty()) {
+        let len = buf.len() as u64;
+        match operations.last_mut().filter(|_| end == Some(*offset)) {
+            Some(last) => *last += len,
+            None => operations.push(len),
+        }
+        end = offset.checked_add(len);
+    }
+    operations
 }
 
 impl RandomFile for ThrottledReader {
@@ -126,30 +142,18 @@ impl RandomFile for ThrottledReader {
         let begun_ns = self.device.now_ns();
         self.inner.read_exact_at(offset, buf, context)?;
         if !buf.is_empty() {
-            self.charge(context, begun_ns, buf.len() as u64);
+            self.charge(context, begun_ns, &[buf.len() as u64]);
         }
         Ok(())
     }
 
-    /// Adjacent ranges are one operation. Other ranges follow each other.
+    /// The operations of the call are in flight together (decision 0062).
     fn read_many(&self, requests: &mut [(u64, &mut [u8])], context: IoContext) -> Result<()> {
-        let mut begun_ns = self.device.now_ns();
+        let begun_ns = self.device.now_ns();
         self.inner.read_many(requests, context)?;
-        let mut run: Option<(u64, u64)> = None;
-        for (offset, buf) in requests.iter() {
-            let end = offset + buf.len() as u64;
-            run = match run {
-                Some((from, to)) if to == *offset => Some((from, end)),
-                Some((from, to)) => {
-                    self.charge(context, begun_ns, to - from);
-                    begun_ns = self.device.now_ns();
-                    Some((*offset, end))
-                }
-                None => Some((*offset, end)),
-            };
-        }
-        if let Some((from, to)) = run.filter(|(from, to)| to > from) {
-            self.charge(context, begun_ns, to - from);
+        let operations = operations_of(requests);
+        if !operations.is_empty() {
+            self.charge(context, begun_ns, &operations);
         }
         Ok(())
     }

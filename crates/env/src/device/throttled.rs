@@ -3,8 +3,11 @@
 //! [`ThrottledFs`] executes every operation on the decorated file system, and then makes the caller
 //! wait until the emulated device would have completed it. The rules are:
 //!
-//! 1. A stream is a caller in one operation. A synchronous caller has one operation in flight, so a
-//!    thread that merges eight files is one stream, and eight threads are eight.
+//! 1. A stream is a caller in one call. A synchronous caller has one call in flight, so a thread
+//!    that merges eight files is one stream, and eight threads are eight. The ranges of one
+//!    `read_many` are in flight together: each range counts as an operation, unless it continues
+//!    the one before it, and the latency counts once (decision 0062). They share the bandwidth of
+//!    one stream.
 //! 2. Tables and other files are charged when they are read and written, whatever the decorated
 //!    file system caches. Appends are collected to `io_bytes_max`, or to the caller's limit, as the
 //!    page cache and the direct writer do. The caller then waits for the device. `sync` waits for
@@ -67,6 +70,12 @@ thread_local! {
     static AHEAD_NS: Cell<(usize, i64)> = const { Cell::new((0, 0)) };
 }
 
+/// Lengths of the pieces in which an operation of `bytes` moves.
+fn pieces_of(bytes: u64, piece_bytes_max: u64) -> impl Iterator<Item = u64> {
+    let whole = (0..bytes / piece_bytes_max).map(move |_| piece_bytes_max);
+    whole.chain(Some(bytes % piece_bytes_max).filter(|&rest| rest > 0))
+}
+
 /// State that the handles of one [`ThrottledFs`] share.
 #[derive(Debug)]
 pub(super) struct Device {
@@ -115,32 +124,29 @@ impl Device {
         Arc::as_ptr(&self.clock).cast::<()>() as usize
     }
 
-    /// Waits as an operation of `bytes` does that started at `begun_ns`.
+    /// Waits as operations of these lengths do that one caller started together at `begun_ns`. They
+    /// are one stream. Their bytes pass one after another, and the latency counts once, because the
+    /// latencies of all of them overlap.
     pub(super) fn transfer(
         &self,
         direction: Direction,
         stream: u64,
         purpose: IoPurpose,
         begun_ns: u64,
-        bytes: u64,
+        operations: &[u64],
     ) {
         let from_ns = self.caller_ns(begun_ns);
         let mut time_ns = from_ns;
-        let mut left = bytes;
         self.state.lock().waiting.begin(direction, begun_ns);
-        loop {
-            let piece = left.min(self.spec.io_bytes_max);
+        let pieces = |&bytes: &u64| pieces_of(bytes, self.spec.io_bytes_max);
+        for (index, piece) in operations.iter().flat_map(pieces).enumerate() {
+            if index > 0 {
+                self.wait_until(time_ns);
+            }
             let now_ns = self.now_ns();
-            {
-                let queues = &mut self.state.lock().queues;
-                queues.advance(&self.spec, now_ns);
-                time_ns = queues.transfer(&self.spec, direction, stream, time_ns, now_ns, piece);
-            }
-            left -= piece;
-            if left == 0 {
-                break;
-            }
-            self.wait_until(time_ns);
+            let queues = &mut self.state.lock().queues;
+            queues.advance(&self.spec, now_ns);
+            time_ns = queues.transfer(&self.spec, direction, stream, time_ns, now_ns, piece);
         }
         time_ns += self.spec.latency(direction).as_nanos() as i64;
         self.wait_until(time_ns);
@@ -149,8 +155,9 @@ impl Device {
             Direction::Read => (Count::ReadOps, Count::ReadBytes),
             Direction::Write => (Count::WriteOps, Count::WriteBytes),
         };
-        self.tally.add(purpose, ops, self.spec.operations(bytes));
-        self.tally.add(purpose, moved, bytes);
+        let count = operations.iter().map(|&bytes| self.spec.operations(bytes)).sum();
+        self.tally.add(purpose, ops, count);
+        self.tally.add(purpose, moved, operations.iter().sum());
         self.tally.add(purpose, Count::WaitedNs, (time_ns - from_ns).max(0) as u64);
     }
 
@@ -360,5 +367,5 @@ impl FileSystem for ThrottledFs {
         Some(self.device.spec.write_bytes_best())
     }
 
-    crate::forward_fs!(inner: logs, host, space);
+    crate::forward_fs!(inner: logs, host, redundancy, space);
 }

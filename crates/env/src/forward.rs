@@ -12,9 +12,10 @@
 ///
 /// Some methods form groups, because decorators treat them alike: `logs` (the tails of logs),
 /// `looks` (list, length, existence), `dirs` (make, remove, sync directories), `moves` (rename,
-/// link), `host` (boot id, group access, locks, reassign, free bytes) and `space` (allocation). A
-/// decorator that counts or limits bytes leaves `space` out and gets the default, which writes.
-/// `names` stands for all groups and `remove`.
+/// link), `host` (boot id, group access, locks, reassign, free bytes), `figures` (best length of a
+/// write, and redundancy, which is also an entry of its own) and `space` (allocation). A decorator
+/// that counts or limits bytes leaves `space` out and gets the default, which writes. `names` stands
+/// for all groups and `remove`.
 #[macro_export]
 macro_rules! forward_fs {
     ($inner:ident: $($method:ident),+ $(,)?) => {
@@ -147,6 +148,13 @@ macro_rules! forward_fs {
     (@figures $inner:ident) => {
         fn write_bytes_best(&self) -> Option<u64> {
             self.$inner.write_bytes_best()
+        }
+
+        $crate::forward_fs!(@redundancy $inner);
+    };
+    (@redundancy $inner:ident) => {
+        fn redundancy(&self, class: $crate::FileClass) -> f64 {
+            self.$inner.redundancy(class)
         }
     };
     (@space $inner:ident) => {

@@ -275,6 +275,13 @@ pub trait FileSystem: Send + Sync + fmt::Debug + 'static {
     fn write_bytes_best(&self) -> Option<u64> {
         None
     }
+    /// Number of bytes that the file system writes to its devices per byte that is written to a new
+    /// file of `class`, without later moves and copies. It is 1 (the default) on a local disk, 3
+    /// with three replicas, and 1.5 with four data and two parity fragments. The engine weighs the
+    /// rewriting of tables against that of value files with it.
+    fn redundancy(&self, _class: FileClass) -> f64 {
+        1.0
+    }
     /// Bytes free on the device that holds `dir`; `None` if unknown.
     fn free_bytes(&self, dir: &Path) -> Result<Option<u64>>;
 }

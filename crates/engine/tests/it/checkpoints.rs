@@ -97,7 +97,7 @@ impl FileSystem for Interrupted {
         self.inner.link(from, to)
     }
 
-    archipelago_env::forward_fs!(inner: create_log, remove, logs, looks, dirs, host);
+    archipelago_env::forward_fs!(inner: create_log, remove, logs, looks, dirs, host, figures);
 }
 
 /// A database over the disk, with a table so that there is something to link.

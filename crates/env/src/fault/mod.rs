@@ -242,4 +242,6 @@ impl FileSystem for FaultFs {
         self.pass(Operation::Stat, "find the free space of", dir)?;
         self.inner.free_bytes(dir)
     }
+
+    crate::forward_fs!(inner: figures);
 }

@@ -113,6 +113,35 @@ impl SharedReader {
         }
         Ok(())
     }
+
+    /// Reads ranges in batches of a piece at most, so that short ranges share a round trip.
+    fn read_batches(
+        &self,
+        mut requests: &mut [(u64, &mut [u8])],
+        context: IoContext,
+    ) -> Result<()> {
+        while !requests.is_empty() {
+            let (batch, rest) = requests.split_at_mut(batch_len(requests));
+            match batch {
+                [(offset, buf)] => self.read_pieces(*offset, buf, context)?,
+                batch => {
+                    self.gauge.after_reads(&self.credit, || self.inner.read_many(batch, context))?
+                }
+            }
+            requests = rest;
+        }
+        Ok(())
+    }
+}
+
+/// Number of the first requests that have at most a piece together, which is at least one.
+fn batch_len(requests: &[(u64, &mut [u8])]) -> usize {
+    let mut bytes = 0;
+    let fits = requests.iter().take_while(|(_, buf)| {
+        bytes += buf.len();
+        bytes <= PIECE_BYTES
+    });
+    fits.count().max(1)
 }
 
 impl RandomFile for SharedReader {
@@ -131,9 +160,7 @@ impl RandomFile for SharedReader {
             return self.gauge.read(|| self.inner.read_many(requests, context));
         }
         if yields(context.purpose) && self.gauge.is_active() {
-            return requests
-                .iter_mut()
-                .try_for_each(|(offset, buf)| self.read_exact_at(*offset, buf, context));
+            return self.read_batches(requests, context);
         }
         self.inner.read_many(requests, context)
     }

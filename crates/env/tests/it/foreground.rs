@@ -120,6 +120,30 @@ fn scan_beside_compactions(foreground_first: bool, urgent: bool) -> Outcome {
 }
 
 #[test]
+fn short_ranges_of_garbage_collection_share_a_round_trip() {
+    let clock = Arc::new(ManualClock::new(0));
+    let disk = disk(Arc::<ManualClock>::clone(&clock));
+    let gauge = Foreground::new(Arc::<ManualClock>::clone(&clock));
+    let fs = ForegroundFs::new(Arc::<ThrottledFs>::clone(&disk), Arc::clone(&gauge));
+    let file = open(&fs);
+    read(&*file, 4096, IoPurpose::ForegroundRead);
+    assert!(gauge.is_active(), "the device is being read");
+    clock.advance(Duration::from_millis(1));
+    let mut buffers = vec![vec![0; PIECE_BYTES / 8]; 20];
+    let mut requests: Vec<(u64, &mut [u8])> = Vec::new();
+    for (index, buffer) in (0..).zip(&mut buffers) {
+        requests.push((index * PIECE_BYTES as u64 / 4, &mut buffer[..]));
+    }
+    let before = clock.now_ns();
+    file.read_many(&mut requests, sst(IoPurpose::Gc)).unwrap();
+    let ms = (clock.now_ns() - before) as f64 / 1e6;
+    // 20 ranges of an eighth of a piece are three batches, each with 1 ms of latency.
+    let expected = 3.0 + 2.5 * PIECE_MS;
+    assert!((ms - expected).abs() < expected * 0.02, "{ms} ms, not {expected}");
+    assert_eq!(disk.stats().of(IoPurpose::Gc).read_ops, 20);
+}
+
+#[test]
 fn scan_waits_for_at_most_one_piece_per_compaction() {
     let without = scan_beside_compactions(false, false);
     assert!(without.scan_ms_max > READAHEAD_MS, "{} ms", without.scan_ms_max);

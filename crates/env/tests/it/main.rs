@@ -10,6 +10,7 @@ mod limits;
 mod local;
 mod modes;
 mod power_loss;
+mod redundancy;
 mod statistics;
 mod virtual_time;
 

@@ -14,8 +14,8 @@
 /// `looks` (list, length, existence), `dirs` (make, remove, sync directories), `moves` (rename,
 /// link), `host` (boot id, group access, locks, reassign, free bytes), `figures` (best length of a
 /// write, and redundancy, which is also an entry of its own) and `space` (allocation). A decorator
-/// that counts or limits bytes leaves `space` out and gets the default, which writes. `names` stands
-/// for all groups and `remove`.
+/// that counts or limits bytes leaves `space` out and gets the default, which writes. `names`
+/// stands for all groups and `remove`.
 #[macro_export]
 macro_rules! forward_fs {
     ($inner:ident: $($method:ident),+ $(,)?) => {

@@ -36,7 +36,7 @@ use parking_lot::Mutex;
 use crate::namespace::record::FilePlace;
 use crate::scheme::DeviceProfile;
 use crate::settings::{DeviceKind, DeviceSettings};
-use crate::write_slots::WriteSlots;
+use crate::write_slots::{JobThreads, WriteSlots};
 
 /// Number of consecutive errors from which on a device counts as failing.
 const ERRORS_IN_A_ROW: u32 = 3;
@@ -180,6 +180,7 @@ impl Device {
         settings: &DeviceSettings,
         fs: Arc<dyn FileSystem>,
         is_local: bool,
+        threads: &Arc<JobThreads>,
     ) -> Self {
         Self {
             no,
@@ -206,7 +207,7 @@ impl Device {
             hot_room: AtomicU64::new(0),
             log_room: AtomicU64::new(0),
             writers: Default::default(),
-            write_slots: Arc::default(),
+            write_slots: Arc::new(WriteSlots::new(Arc::clone(threads))),
             counters: Counters::default(),
             unsynced: Mutex::default(),
             made: Mutex::default(),

@@ -365,7 +365,18 @@ thread_local! {
     static CARRIED: Cell<(usize, f64)> = const { Cell::new((0, 0.0)) };
 }
 
-/// Notes that a compaction on this thread read `bytes` of a file of `len` bytes, so that its next
+/// Whether the outputs of a job take over the heat of what it reads of a file of this class. The
+/// tables of a compaction take over that of its tables, and the value files of a garbage collection
+/// that of its value files. Neither takes over that of files in which it only looks something up.
+pub(crate) fn passes_heat_on(class: FileClass, purpose: IoPurpose) -> bool {
+    match class {
+        FileClass::Sst => matches!(purpose, IoPurpose::Compaction { .. }),
+        FileClass::ValueSst => purpose == IoPurpose::Gc,
+        _ => false,
+    }
+}
+
+/// Notes that a job on this thread read `bytes` of a file of `len` bytes, so that its next
 /// output takes over their heat.
 fn carry(shared: &Arc<OpenTiers>, entry: &Entry, bytes: u64, len: u64) {
     let own = Arc::as_ptr(shared).cast::<()>() as usize;
@@ -465,6 +476,69 @@ impl TierReader {
         false
     }
 
+    /// Reads the requests that the copy holds, in batches. Returns the ones that it does not serve.
+    fn read_copy<'a>(
+        &self,
+        cached: &Cached,
+        requests: Vec<(u64, &'a mut [u8])>,
+        context: IoContext,
+        foreground: bool,
+    ) -> Vec<(u64, &'a mut [u8])> {
+        let mut left = Vec::with_capacity(requests.len());
+        let mut batch = CopyBatch::default();
+        for (offset, buf) in requests {
+            let Some(at) = cached.index.find(offset, buf.len() as u64) else {
+                left.push((offset, buf));
+                continue;
+            };
+            let span = ChunkSpan::around(cached, at, buf.len() as u64);
+            if batch.bytes > 0 && batch.bytes + span.len() > BATCH_BYTES_MAX {
+                left.append(&mut self.read_batch(cached, &mut batch, context, foreground));
+            }
+            batch.bytes += span.len();
+            batch.reads.push(CopyRead { offset, at, span, buf });
+        }
+        left.append(&mut self.read_batch(cached, &mut batch, context, foreground));
+        left
+    }
+
+    /// Reads a batch from a copy in one call, and empties it. Returns the requests that the copy
+    /// does not serve, because it is damaged or cannot be read.
+    fn read_batch<'a>(
+        &self,
+        cached: &Cached,
+        batch: &mut CopyBatch<'a>,
+        context: IoContext,
+        foreground: bool,
+    ) -> Vec<(u64, &'a mut [u8])> {
+        let mut batch = std::mem::take(batch);
+        if batch.reads.is_empty() {
+            return Vec::new();
+        }
+        let device = cached.copy.physical.device();
+        let count = batch.reads.len() as u64;
+        device.add(Count::ReadsBegun, count);
+        let outcome = batch.read_checked(cached, context);
+        device.add(Count::ReadsEnded, count);
+        device.add(Count::ReadBytes, batch.reads.iter().map(|read| read.buf.len() as u64).sum());
+        match outcome {
+            Ok(true) => {
+                device.add(Count::CacheReads, count);
+                if foreground {
+                    device.add(Count::ForegroundReads, count);
+                    device.add(Count::CacheHits, count);
+                }
+                return Vec::new();
+            }
+            Ok(false) => self.lose(&cached.copy, "its bytes are damaged"),
+            Err(error) => {
+                device.note::<()>(&Err(error), self.shared.now_ns());
+                self.lose(&cached.copy, "it could not be read");
+            }
+        }
+        batch.reads.into_iter().map(|read| (read.offset, read.buf)).collect()
+    }
+
     /// Drops a copy that does not serve.
     #[cold]
     fn lose(&self, copy: &Arc<CachedCopy>, why: &str) {
@@ -480,10 +554,78 @@ impl TierReader {
     }
 }
 
+/// Largest number of bytes that a batch reads from a copy in one call. A longer read is one batch
+/// of its own.
+const BATCH_BYTES_MAX: u64 = 4 << 20;
+
+/// The whole chunks of a copy that hold some bytes.
+#[derive(Clone, Copy)]
+struct ChunkSpan {
+    start: u64,
+    end: u64,
+}
+
+impl ChunkSpan {
+    /// The chunks that hold `len` bytes at the offset `at` of the copy.
+    fn around(cached: &Cached, at: u64, len: u64) -> Self {
+        let start = at - at % CHUNK_BYTES;
+        let end = (at + len).next_multiple_of(CHUNK_BYTES).min(cached.index.data_len());
+        Self { start, end }
+    }
+
+    fn len(self) -> u64 {
+        self.end - self.start
+    }
+}
+
+/// A request that a copy serves.
+struct CopyRead<'a> {
+    /// Offset in the file.
+    offset: u64,
+    /// Offset in the copy.
+    at: u64,
+    span: ChunkSpan,
+    buf: &'a mut [u8],
+}
+
+/// Requests that are read from a copy in one call.
+#[derive(Default)]
+struct CopyBatch<'a> {
+    reads: Vec<CopyRead<'a>>,
+    /// Sum of the lengths of their spans.
+    bytes: u64,
+}
+
+impl CopyBatch<'_> {
+    /// Reads and checks the requests. `false` if one of them is damaged.
+    fn read_checked(&mut self, cached: &Cached, context: IoContext) -> Result<bool> {
+        CHUNKS.with_borrow_mut(|chunks| {
+            chunks.resize(self.bytes as usize, 0);
+            let mut rest = &mut chunks[..];
+            let mut spans = Vec::with_capacity(self.reads.len());
+            for read in &self.reads {
+                let (span, after) = rest.split_at_mut(read.span.len() as usize);
+                spans.push((read.span.start, span));
+                rest = after;
+            }
+            cached.file.read_many(&mut spans, context)?;
+            let mut is_sound = true;
+            for (read, (start, span)) in self.reads.iter_mut().zip(&spans) {
+                is_sound &= cached.index.verify(*start, span);
+                let from = (read.at - start) as usize;
+                read.buf.copy_from_slice(&span[from..from + read.buf.len()]);
+            }
+            if chunks.len() > CHUNKS_BYTES_KEPT {
+                *chunks = Vec::new();
+            }
+            Ok(is_sound)
+        })
+    }
+}
+
 /// Reads `buf` at the offset `at` of the copy and checks it. `false` if it is damaged.
 fn read_checked(cached: &Cached, at: u64, buf: &mut [u8], context: IoContext) -> Result<bool> {
-    let start = at - at % CHUNK_BYTES;
-    let end = (at + buf.len() as u64).next_multiple_of(CHUNK_BYTES).min(cached.index.data_len());
+    let ChunkSpan { start, end } = ChunkSpan::around(cached, at, buf.len() as u64);
     CHUNKS.with_borrow_mut(|chunks| {
         chunks.resize((end - start) as usize, 0);
         cached.file.read_exact_at(start, chunks, context)?;
@@ -513,7 +655,7 @@ impl RandomFile for TierReader {
         if foreground {
             let read = ReadSpan { offset, len: buf.len() as u64 };
             self.entry.count_read(read, &self.shared, self.len);
-        } else if matches!(context.purpose, IoPurpose::Compaction { .. }) {
+        } else if passes_heat_on(self.entry.class, context.purpose) {
             carry(&self.shared, &self.entry, buf.len() as u64, self.len);
         }
         if !route.cached.is_empty() && self.read_cached(&route, offset, buf, context, foreground) {
@@ -538,7 +680,7 @@ impl RandomFile for TierReader {
                 let read = ReadSpan { offset: *offset, len: buf.len() as u64 };
                 self.entry.count_read(read, &self.shared, self.len);
             }
-        } else if matches!(context.purpose, IoPurpose::Compaction { .. }) {
+        } else if passes_heat_on(self.entry.class, context.purpose) {
             carry(&self.shared, &self.entry, bytes, self.len);
         }
         if route.cached.is_empty() {
@@ -546,11 +688,10 @@ impl RandomFile for TierReader {
             return self
                 .read_main(&route, volume, foreground, |file| file.read_many(requests, context));
         }
-        let mut left: Vec<(u64, &mut [u8])> = Vec::with_capacity(requests.len());
-        for (offset, buf) in requests {
-            if !self.read_cached(&route, *offset, buf, context, foreground) {
-                left.push((*offset, buf));
-            }
+        let mut left: Vec<(u64, &mut [u8])> =
+            requests.iter_mut().map(|(offset, buf)| (*offset, &mut **buf)).collect();
+        for cached in &route.cached {
+            left = self.read_copy(cached, left, context, foreground);
         }
         if left.is_empty() {
             return Ok(());

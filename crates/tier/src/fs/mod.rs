@@ -42,7 +42,7 @@ use archipelago_env::{
 };
 use parking_lot::{Mutex, MutexGuard};
 
-use self::entry::Entry;
+use self::entry::{Entry, passes_heat_on};
 pub use self::exclusive::ExclusiveDevices;
 pub use self::inspect::{FileInfo, TierFile};
 pub use self::open::{Components, DeviceParts};
@@ -55,6 +55,7 @@ use crate::activity::kind_of;
 use crate::device::{Device, Writer};
 use crate::namespace::record::{FilePlace, FileRecord, Record};
 use crate::namespace::state::plain;
+use crate::place::device_of_class;
 use crate::write_slots::WriteSlot;
 
 /// Open tiers. [`TieredFs::close`] or the drop closes them.
@@ -191,7 +192,7 @@ impl TieredFs {
         if let Some(level) = context.level.filter(|_| context.class == FileClass::Sst) {
             note_level(physical.device(), level);
         }
-        let inherits = matches!(context.purpose, IoPurpose::Compaction { .. });
+        let inherits = passes_heat_on(context.class, context.purpose);
         let base_levels = shared.base_levels.lock();
         let depth = context.level.map(|level| base_levels.depth(context.family, level));
         drop(base_levels);
@@ -555,6 +556,11 @@ impl FileSystem for TieredFs {
 
     fn group_access(&self) -> Option<GroupAccess> {
         self.shared.devices.first().and_then(|device| device.fs.group_access())
+    }
+
+    fn redundancy(&self, class: FileClass) -> f64 {
+        let devices = &self.shared.devices;
+        devices[device_of_class(class, devices.len())].fs.redundancy(class)
     }
 
     fn free_bytes(&self, dir: &Path) -> Result<Option<u64>> {

@@ -296,10 +296,11 @@ fn join_devices(
 }
 
 pub(super) fn make_devices(found: &[Found]) -> Vec<Device> {
+    let threads = Arc::default();
     let make = |(place, one): (usize, &Found)| {
         let no = one.identity.as_ref().map_or(0, |identity| identity.no);
         let parts = &one.parts;
-        Device::new(no, place, &parts.settings, Arc::clone(&parts.fs), parts.is_local)
+        Device::new(no, place, &parts.settings, Arc::clone(&parts.fs), parts.is_local, &threads)
     };
     found.iter().enumerate().map(make).collect()
 }

@@ -1,9 +1,9 @@
 //! Files that are being written.
 //!
 //! A writer charges its device with the bytes that it appends. It counts as a writer of the device
-//! until it is dropped. Then the file is closed, and may move. The output of a compaction takes
-//! over the heat of the bytes that its thread merged in the meantime, so that tables of hot keys
-//! are hot from the start.
+//! until it is dropped. Then the file is closed, and may move. The output of a compaction or of a
+//! garbage collection takes over the heat of the bytes that its thread merged in the meantime, so
+//! that tables of hot keys and files of hot values are hot from the start.
 //!
 //! Invariant: the bytes of a closed file are charged to its device.
 //!

@@ -77,7 +77,8 @@ impl ObservedFile {
 /// ratio of read counts.
 pub(super) fn judge(seen: &mut [ObservedFile], aged: f64, dispersion: f64) {
     let trust = trust(seen.iter().map(|file| &file.reads));
-    let cohort_of = |file: &ObservedFile| (file.entry.family(), file.entry.level());
+    let cohort_of =
+        |file: &ObservedFile| (file.entry.class, file.entry.family(), file.entry.level());
     let counted =
         |file: &ObservedFile| file.reads.counted(dispersion * file.counted_variance(aged));
     let mut cohorts: HashMap<_, Vec<_>> = HashMap::new();

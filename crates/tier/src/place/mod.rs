@@ -4,6 +4,8 @@
 //! - The log, small bookkeeping files and the levels of the scheme go to the fastest device.
 //! - Other levels go to the first of the other devices that has room. A deep level passes over a
 //!   device that is about to migrate its own files of that level.
+//! - Value files go there as well: they hold most of the bytes of a database, and belong to no
+//!   level. Ranges of them that are read often are copied to faster devices.
 //! - Tables leave the log as much room on the fastest device as it took recently. The log may also
 //!   use the reserve, because on a slower device every write would wait for it.
 //! - A device that fails or is full is passed over. If all devices are, the best of them is tried
@@ -39,7 +41,7 @@ pub enum Why {
     Bookkeeping,
     /// The level is one of those that the scheme gives to the fastest device.
     FastLevel,
-    /// The level belongs to the slower devices.
+    /// The level belongs to the slower devices, or the file is a value file.
     Capacity,
     /// A preferred device was full.
     Full,
@@ -114,11 +116,23 @@ pub fn place(input: &PlaceInput<'_>) -> (usize, Why) {
 fn wanted(context: IoContext, input: &PlaceInput<'_>) -> (usize, Why) {
     let is_fast = |level| depth(level, input.base_level) < input.fast_levels;
     match (context.class, context.level) {
-        (FileClass::Wal, _) => (0, Why::Log),
-        (FileClass::Manifest | FileClass::Other, _) => (0, Why::Bookkeeping),
         (FileClass::Sst, Some(level)) if is_fast(level) => (0, Why::FastLevel),
-        (FileClass::Sst | FileClass::ValueSst, _) => (1, Why::Capacity),
+        (class, _) => of_class(class),
     }
+}
+
+/// The device that a file of the class prefers if nothing is known of its level, and the reason.
+fn of_class(class: FileClass) -> (usize, Why) {
+    match class {
+        FileClass::Wal => (0, Why::Log),
+        FileClass::Manifest | FileClass::Other => (0, Why::Bookkeeping),
+        FileClass::Sst | FileClass::ValueSst => (1, Why::Capacity),
+    }
+}
+
+/// Index of the device that takes most bytes of new files of the class, with `devices` devices.
+pub(crate) fn device_of_class(class: FileClass, devices: usize) -> usize {
+    of_class(class).0.min(devices.saturating_sub(1))
 }
 
 /// Whether the device has room for the file. With `may_pass_on`, a file that would be among the

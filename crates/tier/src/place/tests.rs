@@ -40,6 +40,19 @@ fn log_and_fast_levels_go_to_the_fastest_device() {
 }
 
 #[test]
+fn value_files_go_to_the_capacity_device_like_deep_tables() {
+    let values = IoContext::new(FileClass::ValueSst, IoPurpose::Gc);
+    let full = device(2);
+    assert_eq!(put(values, &[device(50), device(50), device(50)]), (1, Why::Capacity));
+    assert_eq!(put(values, &[device(50), full, device(50)]), (2, Why::Full));
+    assert_eq!(put(values, &[device(50), full]), (0, Why::Full));
+    assert_eq!(put(values, &[device(50)]), (0, Why::Only));
+    // They leave the log its room on the fastest device, as tables do.
+    let wanted = DeviceView { log_room: 3 * GIB, ..device(5) };
+    assert_eq!(put(values, &[wanted, full, device(3)]).0, 2);
+}
+
+#[test]
 fn base_level_is_fast_with_dynamic_level_sizes() {
     let devices = [device(50), device(50)];
     let put = |level, fast_levels| {

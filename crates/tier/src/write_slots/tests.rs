@@ -15,7 +15,8 @@ struct World {
 impl World {
     fn new() -> Self {
         let (tell, told) = mpsc::channel();
-        Self { slots: Arc::default(), tell, told, threads: Vec::new() }
+        let slots = Arc::new(WriteSlots::new(Arc::default()));
+        Self { slots, tell, told, threads: Vec::new() }
     }
 
     #[expect(clippy::disallowed_methods, reason = "a test of threads")]
@@ -50,8 +51,9 @@ impl World {
     fn end(self) {
         self.threads.into_iter().for_each(|thread| thread.join().expect("no panic"));
         let state = self.slots.state.lock();
-        let left = (state.urgent, state.flushes, state.compactions, state.writing.len());
-        assert_eq!((left, state.waiting.len()), ((0, 0, 0, 0), 0));
+        let jobs = (state.flushes, state.compactions, state.collections);
+        assert_eq!((state.urgent, jobs, state.waiting.len()), (0, (0, 0, 0), 0));
+        assert!(self.slots.threads.writing.lock().is_empty());
     }
 }
 
@@ -144,12 +146,65 @@ fn one_flush_and_one_compaction_write_on_a_busy_device() {
 fn second_slot_of_a_thread_does_not_wait_and_waits_are_bounded() {
     let mut world = World::new();
     let patience = Duration::from_millis(20);
-    world.slots = Arc::new(WriteSlots { patience, ..WriteSlots::default() });
+    world.slots = Arc::new(WriteSlots { patience, ..WriteSlots::new(Arc::default()) });
     let held = [world.slots.begin(DEEP, 1), world.slots.begin(DEEP, 1)];
     assert_eq!(world.slots.state.lock().compactions, 2);
     world.ask(DEEP, 1);
     let (_, slot) = world.next();
     drop((held, slot));
+    world.end();
+}
+
+#[test]
+fn one_garbage_collection_writes_beside_compactions() {
+    let mut world = World::new();
+    let others: Vec<WriteSlot> =
+        (0..9).map(|_| world.slots.begin(SlotKind::Urgent, LIMIT)).collect();
+    world.ask(DEEP, LIMIT);
+    let compaction = world.began(&[DEEP], 0);
+    world.ask(DEEP, LIMIT);
+    world.ask(SlotKind::Gc, LIMIT);
+    let collection = world.began(&[SlotKind::Gc], 1);
+    world.ask(SlotKind::Gc, LIMIT);
+    assert_eq!(world.slots.waiting(), 2);
+    drop(collection);
+    let collection = world.began(&[SlotKind::Gc], 1);
+    drop(compaction);
+    drop((world.began(&[DEEP], 0), collection, others));
+    world.end();
+}
+
+#[test]
+fn waiting_compaction_begins_before_garbage_collection() {
+    let mut world = World::new();
+    let log = world.slots.begin(SlotKind::Urgent, LIMIT);
+    world.ask(SlotKind::Gc, LIMIT);
+    let collection = world.began(&[SlotKind::Gc], 0);
+    world.ask(DEEP, LIMIT);
+    let compaction = world.began(&[DEEP], 0);
+    world.ask(SlotKind::Gc, LIMIT);
+    world.ask(DEEP, LIMIT);
+    assert_eq!(world.slots.waiting(), 2);
+    drop(log);
+    let second = world.began(&[DEEP], 1);
+    drop(compaction);
+    drop((world.began(&[SlotKind::Gc], 0), second, collection));
+    world.end();
+}
+
+#[test]
+fn job_with_a_table_on_one_device_does_not_wait_on_another() {
+    let threads = Arc::new(JobThreads::default());
+    let other = Arc::new(WriteSlots::new(Arc::clone(&threads)));
+    let mut world = World::new();
+    world.slots = Arc::new(WriteSlots::new(threads));
+    world.ask(DEEP, 1);
+    let blocker = world.began(&[DEEP], 0);
+    let table = other.begin(DEEP, 1);
+    // The value file of the same job lies on the device of the blocker.
+    let values = world.slots.begin(DEEP, 1);
+    assert!(!table.waited && !values.waited);
+    drop((values, table, blocker));
     world.end();
 }
 
@@ -162,4 +217,8 @@ fn kind_follows_class_and_purpose() {
     assert_eq!(of(FileClass::Sst, compaction), Some(SlotKind::Compaction(5)));
     assert_eq!(of(FileClass::Sst, IoPurpose::Ingest), Some(SlotKind::Urgent));
     assert_eq!(of(FileClass::Manifest, IoPurpose::Flush), None);
+    assert_eq!(of(FileClass::ValueSst, IoPurpose::Flush), Some(SlotKind::Flush));
+    assert_eq!(of(FileClass::ValueSst, compaction), Some(SlotKind::Compaction(5)));
+    assert_eq!(of(FileClass::ValueSst, IoPurpose::Gc), Some(SlotKind::Gc));
+    assert_eq!(of(FileClass::ValueSst, IoPurpose::Maintenance), Some(SlotKind::Urgent));
 }

@@ -55,6 +55,34 @@ pub enum Event {
         /// How long each of its threads was busy: one entry, or one per subcompaction.
         threads_ns: Vec<u64>,
     },
+    /// A garbage collection of value files began.
+    GcStarted {
+        /// Id of the column family.
+        cf: CfId,
+        /// Why it was picked: "space", "small_files" or "runs".
+        reason: &'static str,
+        /// Numbers of its value files.
+        inputs: Vec<u64>,
+    },
+    /// A garbage collection of value files was installed.
+    GcInstalled {
+        /// Id of the column family.
+        cf: CfId,
+        /// Why it was picked: "space", "small_files" or "runs".
+        reason: &'static str,
+        /// Numbers of the value files that it replaced.
+        replaced: Vec<u64>,
+        /// Number of the file with the values that remain.
+        heir: u64,
+        /// Bytes read by the job.
+        bytes_read: u64,
+        /// Bytes written by the job.
+        bytes_written: u64,
+        /// Bytes of values that were garbage.
+        bytes_freed: u64,
+        /// How long the job ran.
+        duration_ns: u64,
+    },
     /// The bucket map of a family changed.
     BucketMapChanged {
         /// Id of the column family.

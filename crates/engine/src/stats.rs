@@ -71,6 +71,36 @@ tickers! {
     CompactionBytesRead = "compaction.bytes.read",
     /// Bytes that compactions wrote.
     CompactionBytesWritten = "compaction.bytes.written",
+    /// Garbage collections of value files that were installed.
+    GcJobs = "gc.jobs",
+    /// Value files that they replaced.
+    GcFilesCollected = "gc.files.collected",
+    /// Bytes that garbage collections read.
+    GcBytesRead = "gc.bytes.read",
+    /// Bytes that garbage collections wrote.
+    GcBytesWritten = "gc.bytes.written",
+    /// Records that garbage collections looked up.
+    GcRecordsChecked = "gc.records.checked",
+    /// Valid records that garbage collections copied.
+    GcRecordsCopied = "gc.records.copied",
+    /// Requests of garbage collections for the keys of a value file.
+    GcKeyReads = "gc.key.reads",
+    /// Bytes of keys that garbage collections read.
+    GcKeyBytesRead = "gc.key.bytes.read",
+    /// Nanoseconds that garbage collections spent on reading keys.
+    GcKeyReadNs = "gc.key.read.ns",
+    /// Nanoseconds that garbage collections spent on looking keys up in tables.
+    GcLookupNs = "gc.lookup.ns",
+    /// Requests of garbage collections for values, each for one or several ranges.
+    GcValueReads = "gc.value.reads",
+    /// Ranges in these requests.
+    GcValueRanges = "gc.value.ranges",
+    /// Bytes of values that garbage collections read.
+    GcValueBytesRead = "gc.value.bytes.read",
+    /// Nanoseconds that garbage collections spent on reading values.
+    GcValueReadNs = "gc.value.read.ns",
+    /// Nanoseconds that garbage collections spent on keys and sync at the end of their output.
+    GcFinishNs = "gc.finish.ns",
     /// Records that compactions and flushes dropped.
     RecordsDropped = "records.dropped",
     /// Expired records among them, and those of tables that were removed because all had expired.
@@ -136,14 +166,23 @@ pub enum Timer {
     Flush,
     /// A compaction job, nanoseconds.
     Compaction,
+    /// A garbage collection job, nanoseconds.
+    Gc,
     /// A wait because of a stall, nanoseconds.
     Stall,
 }
 
 impl Timer {
     /// Every timer, in report order.
-    pub const ALL: &[Self] =
-        &[Self::Write, Self::Get, Self::WalSync, Self::Flush, Self::Compaction, Self::Stall];
+    pub const ALL: &[Self] = &[
+        Self::Write,
+        Self::Get,
+        Self::WalSync,
+        Self::Flush,
+        Self::Compaction,
+        Self::Gc,
+        Self::Stall,
+    ];
 
     /// The timer as reports spell it.
     #[must_use]
@@ -154,6 +193,7 @@ impl Timer {
             Self::WalSync => "wal.sync.ns",
             Self::Flush => "flush.ns",
             Self::Compaction => "compaction.ns",
+            Self::Gc => "gc.ns",
             Self::Stall => "stall.ns",
         }
     }

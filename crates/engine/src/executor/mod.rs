@@ -24,6 +24,7 @@ use archipelago_base::{Error, ErrorKind, Result};
 
 use crate::compaction::job::{CompactionSpec, run_compaction};
 use crate::flush::{FlushSpec, run_flush};
+use crate::gc::job::{GcSpec, run_gc};
 use crate::job::spec::OutputSpec;
 use crate::job::{JobContext, JobOutput};
 use crate::key::KeyRange;
@@ -38,6 +39,8 @@ pub trait JobExecutor: Send + Sync + 'static {
     fn flush(&self, spec: &FlushSpec, context: &JobContext<'_>) -> Result<JobOutput>;
     /// Runs a compaction.
     fn compact(&self, spec: &CompactionSpec, context: &JobContext<'_>) -> Result<JobOutput>;
+    /// Runs a garbage collection of value files.
+    fn gc(&self, spec: &GcSpec, context: &JobContext<'_>) -> Result<JobOutput>;
 }
 
 /// Runs jobs on the thread that asks.
@@ -52,6 +55,10 @@ impl JobExecutor for LocalExecutor {
     fn compact(&self, spec: &CompactionSpec, context: &JobContext<'_>) -> Result<JobOutput> {
         run_compaction(spec, context)
     }
+
+    fn gc(&self, spec: &GcSpec, context: &JobContext<'_>) -> Result<JobOutput> {
+        run_gc(spec, context)
+    }
 }
 
 /// [`check`] of a compaction. A job over whole files must have read all of their records; of the
@@ -61,6 +68,25 @@ pub(crate) fn check_compaction(output: &JobOutput, spec: &CompactionSpec) -> Res
     let (read, expected) = (output.counts.records_in, spec.input_records());
     if spec.subrange.is_none() && read != expected {
         return Err(unusable(&format!("it has read {read} of {expected} records")));
+    }
+    Ok(())
+}
+
+/// Whether an output is the heir of the spec: one value file with its number, its basis, and as
+/// many records and value bytes as the valid records of the inputs.
+pub(crate) fn check_gc(output: &JobOutput, spec: &GcSpec, valid_bytes: u64) -> Result<()> {
+    let [heir] = output.value_files.as_slice() else {
+        return Err(unusable(&format!("{} value files, not one", output.value_files.len())));
+    };
+    if !output.files.is_empty() || heir.file_no() != spec.heir() || heir.basis != spec.basis {
+        return Err(unusable("the heir is not the one that was ordered"));
+    }
+    let (records, bytes) = (heir.records, heir.value_bytes());
+    if records != spec.valid_records() || bytes != valid_bytes {
+        return Err(unusable(&format!(
+            "the heir has {records} records of {bytes} bytes, but {} of {valid_bytes} are valid",
+            spec.valid_records()
+        )));
     }
     Ok(())
 }

@@ -17,7 +17,7 @@ use crate::compaction::job::Input;
 use crate::extension::Registry;
 use crate::file_meta::FileMeta;
 use crate::job::testing::*;
-use crate::job::{Cancel, ShardRef, ShardSource};
+use crate::job::{Cancel, KnownKeys, ShardRef, ShardSource};
 use crate::key::Kind;
 use crate::memtable::{SealedImage, SealedShard, Shard, SlabPool};
 use crate::sst::BlockCache;
@@ -63,6 +63,7 @@ fn child_process() {
         warm: false,
         budget,
         more_file_numbers: None,
+        value_keys: KnownKeys::default(),
         progress: Arc::default(),
     };
     let message = fs.read(&dir.join("job.spec"), IO).unwrap();

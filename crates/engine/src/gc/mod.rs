@@ -10,7 +10,14 @@
 //! - [`space_plan`]: how garbage is divided between exposed and hidden, and when writers wait.
 //! - [`hidden`]: the estimate of hidden garbage.
 //!
-//! Every module listed above consists of pure functions and values without I/O, clock or lock.
+//! The modules above consist of pure functions and values without I/O, clock or lock. The others do
+//! the work:
+//!
+//! - [`lookup`]: which records of a value file are valid.
+//! - [`job`]: copies the valid records of some value files into one.
 
+pub mod job;
+pub(crate) mod lookup;
 pub(crate) mod pick;
-pub(crate) mod windows;
+pub mod valid_bits;
+pub mod windows;

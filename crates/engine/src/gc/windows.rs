@@ -17,7 +17,7 @@
 
 /// Limits of windows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub(crate) struct ReadaheadLimits {
+pub struct ReadaheadLimits {
     /// Valid records share a window only if fewer bytes than this lie between them.
     pub gap_bytes_max: u64,
     /// Least share of valid records, and of valid bytes, in a window, in percent.

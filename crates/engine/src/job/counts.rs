@@ -64,3 +64,30 @@ impl Counts {
         }
     }
 }
+
+/// Steps of garbage collection jobs, with their requests, bytes and times (Terark-DS §3.2.2).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct GcFigures {
+    /// Reads of the keys of an input.
+    pub key_reads: u64,
+    /// Bytes of the keys that were read.
+    pub key_bytes_read: u64,
+    /// Time of the reads of keys, in nanoseconds.
+    pub key_read_ns: u64,
+    /// Time of the look-ups in tables, in nanoseconds.
+    pub lookup_ns: u64,
+    /// Calls that read values.
+    pub value_reads: u64,
+    /// Ranges of values in these calls.
+    pub value_ranges: u64,
+    /// Bytes of values that were read.
+    pub value_bytes_read: u64,
+    /// Time of the reads of values, in nanoseconds.
+    pub value_read_ns: u64,
+    /// Records that were looked up.
+    pub records_checked: u64,
+    /// Records that were copied.
+    pub records_copied: u64,
+    /// Time of the end of the output, its sync included, in nanoseconds.
+    pub finish_ns: u64,
+}

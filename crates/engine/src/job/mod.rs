@@ -39,13 +39,14 @@ use archipelago_env::FileSystem;
 use archipelago_env::limit::RateLimiter;
 
 pub use cancel::Cancel;
-pub use counts::{Counts, Dropped};
+pub use counts::{Counts, Dropped, GcFigures};
 pub(crate) use files::{MeteredRead, MeteredWrite};
 pub use shards::{NoShards, ShardRef, ShardSource};
 
 use crate::extension::Registry;
 use crate::file_meta::FileMeta;
 use crate::sst::BlockCache;
+use crate::value::KeyList;
 use crate::value_ref::ValueFileMeta;
 
 /// How far a running job is; read by others while it runs.
@@ -93,8 +94,27 @@ pub struct JobContext<'a> {
     pub budget: Arc<ByteBudget>,
     /// More file numbers when the spec's are used up; `None` where nobody can be asked.
     pub more_file_numbers: Option<&'a (dyn Fn() -> FileNo + Sync)>,
+    /// Keys of the inputs of a garbage collection that the owner has read in this process.
+    pub value_keys: KnownKeys,
     /// The job's counters.
     pub progress: Arc<Progress>,
+}
+
+/// Keys of the inputs of a garbage collection that its owner has read; empty by default. An
+/// executor in another process has none, and its job reads them.
+#[derive(Clone, Debug, Default)]
+pub struct KnownKeys(Vec<Arc<KeyList>>);
+
+impl KnownKeys {
+    /// The keys of each input, in the order of the inputs.
+    pub(crate) fn of(lists: Vec<Arc<KeyList>>) -> Self {
+        Self(lists)
+    }
+
+    /// The keys of the input at `position`, if they are known.
+    pub(crate) fn get(&self, position: usize) -> Option<&Arc<KeyList>> {
+        self.0.get(position)
+    }
 }
 
 impl JobContext<'_> {
@@ -131,6 +151,8 @@ pub struct JobOutput {
     pub bytes_written: u64,
     /// How long it took.
     pub duration_ns: u64,
+    /// Steps of a garbage collection; zeros for other jobs.
+    pub gc: GcFigures,
 }
 
 impl JobOutput {
@@ -162,6 +184,7 @@ impl JobContext<'_> {
             bytes_read: self.progress.bytes_read(),
             bytes_written: self.progress.bytes_written(),
             duration_ns: self.clock.now_ns().saturating_sub(started_ns),
+            gc: GcFigures::default(),
         }
     }
 }

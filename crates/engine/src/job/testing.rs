@@ -150,6 +150,7 @@ impl Executor {
             warm: false,
             budget: Arc::clone(&self.budget),
             more_file_numbers: None,
+            value_keys: KnownKeys::default(),
             progress: Arc::default(),
         }
     }

@@ -5,7 +5,10 @@
 //! the tables, because a value file ends with a table of handles in the same block frame. Paper:
 //! Terark-DS §2.2.
 
+mod key_list;
+
 #[expect(unused_imports, reason = "flushes, compactions and reads will use them")]
 pub(crate) use crate::sst::value_file::{
     StoredValue, ValueKey, ValueKeys, ValueTable, ValueTableBuilder,
 };
+pub(crate) use key_list::KeyList;

@@ -151,6 +151,12 @@ impl ValueFiles {
         self.exposed_bytes
     }
 
+    /// Number of pairs of a table and a value file that it references.
+    #[must_use]
+    pub fn reference_entries(&self) -> u64 {
+        self.named.values().fold(0, |sum: u64, at| sum.saturating_add(at.tables))
+    }
+
     /// Records that tables reference.
     #[must_use]
     pub fn referenced_records(&self) -> u64 {

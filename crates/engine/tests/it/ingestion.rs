@@ -9,6 +9,7 @@ use archipelago_engine::compaction::job::CompactionSpec;
 use archipelago_engine::db::{Components, Db, IngestOptions, ReadOptions};
 use archipelago_engine::executor::{JobExecutor, LocalExecutor};
 use archipelago_engine::flush::FlushSpec;
+use archipelago_engine::gc::job::GcSpec;
 use archipelago_engine::job::{JobContext, JobOutput};
 use archipelago_engine::key::KeyRange;
 use archipelago_engine::options::{CfOptions, DbOptions, WriteOptions};
@@ -146,6 +147,10 @@ impl JobExecutor for Swapping {
 
     fn compact(&self, spec: &CompactionSpec, context: &JobContext<'_>) -> Result<JobOutput> {
         LocalExecutor.compact(spec, context).map(|output| self.swap(output))
+    }
+
+    fn gc(&self, spec: &GcSpec, context: &JobContext<'_>) -> Result<JobOutput> {
+        LocalExecutor.gc(spec, context)
     }
 }
 

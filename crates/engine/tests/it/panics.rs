@@ -11,6 +11,7 @@ use archipelago_engine::event::{Event, EventListener};
 use archipelago_engine::executor::{JobExecutor, LocalExecutor};
 use archipelago_engine::extension::{AppendMerge, CompactionFilter, FilterDecision, MergeOperator};
 use archipelago_engine::flush::FlushSpec;
+use archipelago_engine::gc::job::GcSpec;
 use archipelago_engine::job::{JobContext, JobOutput};
 use archipelago_engine::key::KeyRange;
 use archipelago_engine::options::{CfOptions, DbOptions, WriteOptions};
@@ -88,6 +89,11 @@ impl JobExecutor for Panicking {
     fn compact(&self, spec: &CompactionSpec, context: &JobContext<'_>) -> Result<JobOutput> {
         self.called();
         LocalExecutor.compact(spec, context)
+    }
+
+    fn gc(&self, spec: &GcSpec, context: &JobContext<'_>) -> Result<JobOutput> {
+        self.called();
+        LocalExecutor.gc(spec, context)
     }
 }
 

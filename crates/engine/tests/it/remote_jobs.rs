@@ -17,7 +17,8 @@ use archipelago_engine::executor::JobExecutor;
 use archipelago_engine::executor::wire::{self, Message};
 use archipelago_engine::extension::Registry;
 use archipelago_engine::flush::{FlushSpec, run_flush};
-use archipelago_engine::job::{Cancel, JobContext, JobOutput, ShardRef, ShardSource};
+use archipelago_engine::gc::job::{GcSpec, run_gc};
+use archipelago_engine::job::{Cancel, JobContext, JobOutput, KnownKeys, ShardRef, ShardSource};
 use archipelago_engine::key::KeyRange;
 use archipelago_engine::memtable::{SealedImage, SealedShard};
 use archipelago_engine::options::{CfOptions, DbOptions, WriteOptions};
@@ -63,13 +64,14 @@ fn child_process() {
         warm: false,
         budget,
         more_file_numbers: None,
+        value_keys: KnownKeys::default(),
         progress: Arc::default(),
     };
     let message = LocalFs::new().read(&dir.join("spec"), IO).unwrap();
-    let output = if message[1] == FlushSpec::TAG {
-        run_flush(&wire::decode(&message).unwrap(), &context)
-    } else {
-        run_compaction(&wire::decode(&message).unwrap(), &context)
+    let output = match message[1] {
+        FlushSpec::TAG => run_flush(&wire::decode(&message).unwrap(), &context),
+        GcSpec::TAG => run_gc(&wire::decode(&message).unwrap(), &context),
+        _ => run_compaction(&wire::decode(&message).unwrap(), &context),
     };
     let bytes = wire::encode(&output.unwrap()).unwrap();
     LocalFs::new().write_atomic(&dir.join("output"), &bytes, IO).unwrap();
@@ -125,6 +127,10 @@ impl JobExecutor for Processes {
     }
 
     fn compact(&self, spec: &CompactionSpec, _context: &JobContext<'_>) -> Result<JobOutput> {
+        self.run(&self.job_dir()?, spec)
+    }
+
+    fn gc(&self, spec: &GcSpec, _context: &JobContext<'_>) -> Result<JobOutput> {
         self.run(&self.job_dir()?, spec)
     }
 }

@@ -14,6 +14,7 @@
 //! Failure: the outputs of a compaction that fails are removed, and its inputs stay.
 //! Cost: reads and writes its inputs. A trivial move costs one edit.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use archipelago_base::Result;
@@ -40,13 +41,14 @@ use crate::disk_space::{SpaceState, SpaceUse};
 use crate::event::Event;
 use crate::file_meta::sst_name;
 use crate::job::below::{Below, range_of};
-use crate::job::spec::{FileNumbers, Grandparent, OutputSpec, Retention, ValueSpec};
-use crate::job::{Cancel, JobContext, JobOutput, ShardSource};
+use crate::job::spec::{CurrentNumber, FileNumbers, Grandparent, OutputSpec, Retention, ValueSpec};
+use crate::job::{Cancel, JobContext, JobOutput, KnownKeys, ShardSource};
 use crate::lock_order::Order;
 use crate::manifest::VersionEdit;
-use crate::options::LEVELS;
+use crate::options::{CfOptions, LEVELS};
 use crate::stats::{Ticker, Timer};
-use crate::version::{LAST_LEVEL, Version};
+use crate::value_ref::ValueRefs;
+use crate::version::{Hold, LAST_LEVEL, Version};
 
 /// Memory of a job's output: the block that is built, the write buffer, index and filter.
 pub(crate) const JOB_OUTPUT_BYTES: u64 = 4 << 20;
@@ -59,6 +61,10 @@ pub(crate) fn output_bytes(threads: usize, input_bytes: u64) -> u64 {
     let least = JOB_OUTPUT_BYTES_MIN * threads;
     input_bytes.saturating_add(least).min(JOB_OUTPUT_BYTES * threads)
 }
+
+/// Raw bytes of values to the bytes of the tables that hold them, at most: what file numbers are set
+/// aside for. Tables that are compressed more densely would need more numbers than a job has.
+const RAW_SHARE_MAX: u64 = 64;
 
 /// Most compactions that are looked at for one whose outputs fit the disk.
 const PICKS_MAX: usize = 8;
@@ -247,7 +253,10 @@ fn compact_and_install(db: &DbInner, task: &CompactionTask) -> Result<Vec<u64>> 
     let expected =
         disk_room::room_for_compaction(&db.disk, &db.view, SpaceUse::Frees).expected(&task.pick);
     disk_room::ensure_room(db, expected, "a compaction")?;
-    let spec = compaction_spec(db, task);
+    let refs = task.pick.inputs().map(|(_, file)| &file.refs);
+    let values = value_plan(db, &task.family, refs);
+    let mut spec = compaction_spec(db, task);
+    spec.output.values.clone_from(&values.spec);
     let compacted = subcompaction::run_compaction(db, task, &spec);
     disk_room::note_estimate(&db.disk, compacted.as_ref().err());
     let compacted = compacted?;
@@ -356,6 +365,9 @@ fn install_compaction(
             for meta in &compacted.output.files {
                 edit.add_file(cf, to, meta.clone());
             }
+            for meta in &compacted.output.value_files {
+                edit.add_value_file(cf, meta.clone());
+            }
         }
         None if matches!(pick, Pick::Drop { .. }) => {}
         None => {
@@ -439,6 +451,57 @@ pub(crate) fn retention(
     }
 }
 
+/// The values part of a job's spec, and what keeps it true while the job runs.
+pub(crate) struct ValuePlan {
+    pub(crate) spec: ValueSpec,
+    /// Holds the value files of the spec.
+    _version: Arc<Version>,
+    /// Keeps the inheritance of the numbers that the outputs may name, until they are installed.
+    _hold: Hold,
+}
+
+/// How a job over tables with the references `refs` treats values. The current numbers are held
+/// before the version is believed: an edit that replaces one of the files afterwards sees the hold
+/// ([`crate::version::HeldNumbers`]).
+pub(crate) fn value_plan<'a>(
+    db: &DbInner,
+    family: &Family,
+    refs: impl Iterator<Item = &'a ValueRefs>,
+) -> ValuePlan {
+    let named: BTreeSet<u64> =
+        refs.flat_map(|refs| refs.by_file().iter().map(|at| at.no)).collect();
+    let current_in = |version: &Version| -> Vec<CurrentNumber> {
+        let at = |&named: &u64| CurrentNumber { named, current: version.values().current(named) };
+        named.iter().map(at).collect()
+    };
+    loop {
+        let version = Arc::clone(&family.current.load().version);
+        let current = current_in(&version);
+        let numbers = current.iter().flat_map(|at| [at.named, at.current]);
+        let hold = db.storage.held_numbers().hold(numbers);
+        if current_in(&family.current.load().version) != current {
+            continue;
+        }
+        let numbers: BTreeSet<u64> = current.iter().map(|at| at.current).collect();
+        let files = numbers.iter().filter_map(|&no| version.values().get(no));
+        let spec = ValueSpec {
+            separation_bytes: family.options.value_separation_bytes,
+            value_file_bytes: family.options.value_file_bytes,
+            current,
+            files: files.map(|file| file.meta().clone()).collect(),
+        };
+        return ValuePlan { spec, _version: version, _hold: hold };
+    }
+}
+
+/// Numbers that a job sets aside for its value files, if it handles `raw_bytes` of keys and values.
+fn value_numbers_wanted(options: &CfOptions, raw_bytes: u64) -> u64 {
+    match options.value_separation_bytes {
+        0 => 0,
+        _ => (raw_bytes / options.value_file_bytes).saturating_mul(2).saturating_add(16),
+    }
+}
+
 /// Specification of the outputs of a job that reads `input_bytes`.
 pub(crate) fn output_spec(
     db: &DbInner,
@@ -456,7 +519,10 @@ pub(crate) fn output_spec(
         0 => on_disk,
         _ => db.context.memory_shares().table_bytes(on_disk),
     };
-    let count = OutputSpec::file_numbers_wanted(input_bytes, table_bytes, cuts.len());
+    // Value files hold values as users wrote them, and inputs may be compressed to a fraction.
+    let raw_bytes = input_bytes.saturating_mul(RAW_SHARE_MAX);
+    let count = OutputSpec::file_numbers_wanted(input_bytes, table_bytes, cuts.len())
+        .saturating_add(value_numbers_wanted(options, raw_bytes));
     let first = db.storage.file_numbers().allocate_many(count).0;
     let target_file_bytes = if is_whole { u64::MAX } else { table_bytes };
     OutputSpec {
@@ -477,8 +543,18 @@ pub(crate) fn output_spec(
         bloom_bits_per_key: options.bloom_bits_per_key,
         created_unix_ms: db.context.clock().unix_ms(),
         direct_io: db.context.options().direct_background_io,
-        values: ValueSpec::default(),
+        values: ValueSpec {
+            separation_bytes: options.value_separation_bytes,
+            value_file_bytes: options.value_file_bytes,
+            ..ValueSpec::default()
+        },
     }
+}
+
+/// Specification of the heir of a garbage collection.
+pub(crate) fn heir_spec(db: &DbInner, family: &Family) -> OutputSpec {
+    let spec = output_spec(db, family, 0, Vec::new(), Vec::new(), 0);
+    OutputSpec { file_numbers: FileNumbers { count: 1, ..spec.file_numbers }, ..spec }
 }
 
 /// Services for a job that runs in this process.
@@ -494,6 +570,7 @@ pub(crate) fn job_context<'a>(
         registry: context.registry().clone(),
         clock: Arc::clone(context.clock()),
         limiter: Some(Arc::clone(jobs.limiter())),
+        value_keys: KnownKeys::default(),
         cancel: Cancel::under(context.closing()),
         shards,
         cache: Arc::clone(view.cache()),

@@ -369,6 +369,9 @@ fn install_flush(db: &DbInner, task: &FlushTask, output: &JobOutput) -> Result<(
     for meta in &output.files {
         edit.add_file(cf, 0, meta.clone());
     }
+    for meta in &output.value_files {
+        edit.add_value_file(cf, meta.clone());
+    }
     edit.flushed_through(cf, task.range.clone(), task.through());
     let (files, bytes) = (output.files.iter().map(|meta| meta.no).collect(), output.bytes_written);
     let floor = {

@@ -7,6 +7,7 @@
 pub(crate) mod compaction;
 pub(crate) mod flush;
 pub mod flush_plan;
+pub(crate) mod gc;
 pub(crate) mod leave_log;
 pub(crate) mod memory_pressure;
 pub(crate) mod parallel_job;

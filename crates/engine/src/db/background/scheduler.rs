@@ -1,8 +1,8 @@
 //! The scheduler: which job comes next, and what happens to a job that fails.
 //!
 //! Each worker thread owns nothing but its turn; the picks are in [`Jobs`]. The order of picks is:
-//! ready a sealed memtable, make a wanted map change that fits, flush, compact. In threads mode
-//! `max_background_jobs` workers loop. In manual mode a test calls
+//! ready a sealed memtable, make a wanted map change that fits, flush, compact, collect garbage. In
+//! threads mode `max_background_jobs` workers loop. In manual mode a test calls
 //! [`Db::step_background`](crate::db::Db::step_background).
 //!
 //! Invariants:
@@ -11,6 +11,8 @@
 //! 2. A running job is not interrupted, and a compaction may take as long as it likes (minutes
 //!    under a rate limit). No memtable waits for that: one worker more, the **spare** one, takes a
 //!    flush when all other workers run something else.
+//! 3. Garbage collection of value files has a worker of its own and waits behind no other job. Its
+//!    failure lets nothing wait but its inputs.
 //!
 //! Thread-safety: any number of workers.
 //! Failure: a failed job is counted and reported, and nothing is picked until a pause (doubling, at
@@ -29,6 +31,7 @@ use parking_lot::Mutex;
 use crate::border::{EnginePanic, contained};
 use crate::db::background::compaction::{self, CompactionTask};
 use crate::db::background::flush::{self, FlushTask};
+use crate::db::background::gc::{self, GcTask, GcWorker, ReferenceMismatch};
 use crate::db::background::rebalance::{self, MapTask};
 use crate::db::background::{leave_log, memory_pressure};
 use crate::db::inner::DbInner;
@@ -57,6 +60,7 @@ pub(crate) enum Task {
     ChangeMap(MapTask),
     Flush(FlushTask),
     Compact(CompactionTask),
+    Gc(GcTask),
 }
 
 impl Task {
@@ -67,6 +71,7 @@ impl Task {
             Self::ChangeMap(task) => task.family.check_alive().is_err(),
             Self::Flush(task) => task.family.check_alive().is_err(),
             Self::Compact(task) => task.family.check_alive().is_err(),
+            Self::Gc(task) => task.family.check_alive().is_err(),
         }
     }
 
@@ -83,6 +88,7 @@ impl Task {
                 task.pick.from(),
                 task.pick.to()
             ),
+            Self::Gc(task) => task.name(),
         }
     }
 }
@@ -99,9 +105,14 @@ impl Workers {
             return Ok(workers);
         }
         let jobs = inner.context.options().max_background_jobs;
-        for index in 0..=jobs {
+        for index in 0..=jobs + 1 {
+            let role = match index {
+                _ if index < jobs => Role::Worker,
+                _ if index == jobs => Role::Spare,
+                _ => Role::Collector,
+            };
             let inner = Arc::clone(inner);
-            let body = Box::new(move || work_until_closed(&inner, index == jobs));
+            let body = Box::new(move || work_until_closed(&inner, role));
             workers.0.lock().push(SystemSpawn.spawn(&format!("archi-bg-{index}"), body)?);
         }
         Ok(workers)
@@ -149,30 +160,45 @@ pub(crate) fn step(db: &DbInner) -> Result<bool> {
     result.map(|()| true)
 }
 
-/// Runs tasks until the database closes. `spare` says whether this is the spare worker.
-fn work_until_closed(db: &DbInner, spare: bool) {
+/// Which tasks a worker takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Role {
+    /// Every task.
+    Worker,
+    /// A flush that would wait for other jobs.
+    Spare,
+    /// Garbage collection, for which it is reserved.
+    Collector,
+}
+
+/// Runs tasks until the database closes.
+fn work_until_closed(db: &DbInner, role: Role) {
     loop {
         let task = {
             let mut state = db.jobs.lock(Order::none());
             if db.context.is_closing() {
                 return;
             }
-            if leave_log::is_due_to_leave(&db.context, &db.observers, &db.logs, &state) {
+            let may_leave = role != Role::Collector;
+            if may_leave && leave_log::is_due_to_leave(&db.context, &db.observers, &db.logs, &state)
+            {
                 drop(state);
                 if let Ok(true) = leave_log::leave_log_in_background(db) {
                     continue;
                 }
                 state = db.jobs.lock(Order::none());
             }
-            let next = if spare {
-                next_spare_task(&db.context, &db.observers, &db.logs, &db.view, &mut state)
-            } else {
-                next_task(db, &mut state)
+            let next = match role {
+                Role::Worker => next_task(db, &mut state),
+                Role::Spare => {
+                    next_spare_task(&db.context, &db.observers, &db.logs, &db.view, &mut state)
+                }
+                Role::Collector => next_reserved_task(db, &mut state),
             };
             match next {
                 Some(task) => task,
                 None => {
-                    if !spare {
+                    if role == Role::Worker {
                         forget_failure_if_idle(
                             &db.context,
                             &db.observers,
@@ -255,7 +281,7 @@ fn next_spare_task(
     view: &ReadView,
     state: &mut JobState,
 ) -> Option<Task> {
-    let busy = state.running().len() >= context.options().max_background_jobs;
+    let busy = state.slots_taken() >= context.options().max_background_jobs;
     if !busy || state.flushes_running() > 0 || !may_pick(context, observers, logs, state) {
         return None;
     }
@@ -279,7 +305,19 @@ pub(crate) fn next_task(db: &DbInner, state: &mut JobState) -> Option<Task> {
     if let Some(flush) = flush::next_flush(&db.view, state) {
         return Some(Task::Flush(flush));
     }
-    compaction::next_compaction(db, state).map(Task::Compact)
+    if let Some(compaction) = compaction::next_compaction(db, state) {
+        return Some(Task::Compact(compaction));
+    }
+    let worker = if db.context.is_manual() { GcWorker::Reserved } else { GcWorker::Idle };
+    gc::next_gc(db, state, worker).map(Task::Gc)
+}
+
+/// The next task of the worker that is reserved for garbage collection.
+fn next_reserved_task(db: &DbInner, state: &mut JobState) -> Option<Task> {
+    if !may_pick(&db.context, &db.observers, &db.logs, state) {
+        return None;
+    }
+    gc::next_gc(db, state, GcWorker::Reserved).map(Task::Gc)
 }
 
 fn claim_to_ready(state: &mut JobState) -> Option<(CfId, Arc<Memtable>)> {
@@ -301,7 +339,7 @@ fn has_work(db: &DbInner, state: &mut JobState) -> bool {
             disk_room::return_room(&db.disk, task.room_bytes);
             true
         }
-        None => false,
+        None => gc::is_gc_due(db, state),
     }
 }
 
@@ -320,6 +358,7 @@ fn run_task(db: &DbInner, task: &Task) -> Result<()> {
         Task::Compact(task) => {
             unless_dropped(&task.family, compaction::run_compaction_task(db, task).map(drop))
         }
+        Task::Gc(task) => unless_dropped(&task.family, gc::run_gc_task(db, task)),
     }
 }
 
@@ -338,6 +377,11 @@ fn note_result(db: &DbInner, task: &Task, result: &Result<()>) {
         }
         // Ended because the database closes or the family was dropped: nothing is wrong.
         Err(_) if db.context.is_closing() || task.is_moot() => {}
+        // Only the inputs wait: nothing that is needed has failed.
+        Err(error) if matches!(task, Task::Gc(_)) && !is_fatal_to_gc(error) => {
+            tracing::warn!(job = task.name(), %error, "its value files are left out for a time");
+            db.observers.tell_failure(&task.name(), error);
+        }
         Err(error) => {
             note_pause(&db.context, &db.jobs);
             let is_halfway = error.cause::<EnginePanic>().is_some();
@@ -356,6 +400,11 @@ fn note_result(db: &DbInner, task: &Task, result: &Result<()>) {
             }
         }
     }
+}
+
+/// Whether a garbage collection failed in a way that concerns the whole database.
+fn is_fatal_to_gc(error: &Error) -> bool {
+    error.cause::<ReferenceMismatch>().is_some() || error.cause::<EnginePanic>().is_some()
 }
 
 /// Applies an edit that changes no memtable, and publishes the versions.

@@ -24,6 +24,7 @@ use archipelago_env::limit::RateLimiter;
 use parking_lot::Condvar;
 
 use crate::db::state::balance::{Balance, WantedChange};
+use crate::db::state::family_space::FamilySpace;
 use crate::db::state::job_threads::JobThreads;
 use crate::db::state::memtable::{Immutable, Memtable};
 use crate::executor::JobExecutor;
@@ -77,6 +78,8 @@ pub(crate) enum RunningKind {
     Compaction(Running),
     /// A change of a family's bucket map in a key range.
     MapChange { cf: CfId, range: KeyRange },
+    /// A garbage collection of value files with these numbers.
+    Gc { cf: CfId, inputs: Vec<u64> },
     /// An ingestion between the choice of its levels and its install: the target of each file.
     Ingestion(Vec<Running>),
 }
@@ -84,6 +87,10 @@ pub(crate) enum RunningKind {
 impl RunningKind {
     fn is_flush(&self) -> bool {
         matches!(self, Self::Flush { .. })
+    }
+
+    fn is_gc(&self) -> bool {
+        matches!(self, Self::Gc { .. })
     }
 }
 
@@ -94,6 +101,8 @@ pub(crate) struct JobState {
     running: Vec<RunningJob>,
     /// The load of each family.
     balances: BTreeMap<CfId, Balance>,
+    /// Space bookkeeping of the families with separated values.
+    spaces: BTreeMap<CfId, FamilySpace>,
     next_job_id: u64,
     /// Background failures in a row, for the pause before the next attempt.
     failures_in_row: u32,
@@ -146,6 +155,7 @@ impl JobState {
     pub(crate) fn forget_family(&mut self, cf: CfId) {
         self.flushes.remove(&cf);
         self.balances.remove(&cf);
+        self.spaces.remove(&cf);
     }
 
     /// A number that no other job or claim has.
@@ -171,6 +181,26 @@ impl JobState {
         &self.running
     }
 
+    /// Number of running jobs that take one of the slots for background jobs. Garbage collection has
+    /// a slot of its own.
+    pub(crate) fn slots_taken(&self) -> usize {
+        self.running.iter().filter(|job| !job.kind.is_gc()).count()
+    }
+
+    /// Numbers of the value files that running garbage collections of a family read.
+    pub(crate) fn gc_inputs(&self, of: CfId) -> impl Iterator<Item = u64> {
+        let inputs = self.running.iter().filter_map(move |job| match &job.kind {
+            RunningKind::Gc { cf, inputs } if *cf == of => Some(inputs.iter().copied()),
+            _ => None,
+        });
+        inputs.flatten()
+    }
+
+    /// Space bookkeeping of a family; empty at first.
+    pub(crate) fn space_mut(&mut self, cf: CfId) -> &mut FamilySpace {
+        self.spaces.entry(cf).or_default()
+    }
+
     /// Number of running flushes.
     pub(crate) fn flushes_running(&self) -> usize {
         self.running.iter().filter(|job| job.kind.is_flush()).count()
@@ -183,7 +213,9 @@ impl JobState {
 
     /// Whether a job runs that is no compaction, or a memtable is being readied.
     pub(crate) fn is_changing_memtables(&self) -> bool {
-        let is_other = |job: &RunningJob| !matches!(job.kind, RunningKind::Compaction(_));
+        let is_other = |job: &RunningJob| {
+            !matches!(job.kind, RunningKind::Compaction(_) | RunningKind::Gc { .. })
+        };
         self.running.iter().any(is_other) || !self.readying.is_empty()
     }
 

@@ -18,11 +18,12 @@ use std::sync::Arc;
 use archipelago_env::{FileLock, FileSystem};
 use parking_lot::Mutex;
 
-use crate::file_meta::sst_name;
+use crate::file_meta::{sst_name, value_file_name};
 use crate::job::JobOutput;
 use crate::live_file::Trash;
 use crate::lock_order::{Before, ManifestLock, Order, OrderedGuard, OrderedMutex};
 use crate::manifest::{FileNumbers, Marks, VersionSet};
+use crate::version::HeldNumbers;
 
 /// The parts of a [`Storage`] that the open provides.
 pub(crate) struct StorageParts<'a> {
@@ -45,6 +46,8 @@ pub(crate) struct Storage {
     /// Evidence of what is durable of the manifest and the log. Its lock is the last one taken.
     marks: Arc<Marks>,
     file_numbers: Arc<FileNumbers>,
+    /// Numbers of value files that running jobs may still install references to.
+    held_numbers: HeldNumbers,
     trash: Arc<Trash>,
     lock: Mutex<Option<Box<dyn FileLock>>>,
     database_id: [u8; 16],
@@ -58,6 +61,7 @@ impl Storage {
             dir: parts.dir.to_owned(),
             marks: Arc::clone(manifest.marks()),
             file_numbers: Arc::clone(manifest.file_numbers()),
+            held_numbers: manifest.held_numbers().clone(),
             trash: parts.trash,
             lock: Mutex::new(parts.lock),
             database_id: *manifest.db_id(),
@@ -100,6 +104,10 @@ impl Storage {
         &self.marks
     }
 
+    pub(crate) fn held_numbers(&self) -> &HeldNumbers {
+        &self.held_numbers
+    }
+
     pub(crate) fn file_numbers(&self) -> &Arc<FileNumbers> {
         &self.file_numbers
     }
@@ -122,8 +130,10 @@ impl Storage {
         if self.lock_manifest(order).is_unsettled() {
             return;
         }
-        for meta in &output.files {
-            if let Err(error) = self.fs.remove(&self.path_of(&sst_name(meta.file_no()))) {
+        let tables = output.files.iter().map(|meta| sst_name(meta.file_no()));
+        let values = output.value_files.iter().map(|meta| value_file_name(meta.file_no()));
+        for name in tables.chain(values) {
+            if let Err(error) = self.fs.remove(&self.path_of(&name)) {
                 tracing::warn!(%error, "cannot remove the output of a failed job");
             }
         }

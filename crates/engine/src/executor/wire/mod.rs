@@ -11,6 +11,7 @@ use serde::de::DeserializeOwned;
 
 use crate::compaction::job::CompactionSpec;
 use crate::flush::FlushSpec;
+use crate::gc::job::GcSpec;
 use crate::job::JobOutput;
 
 /// Version of the format. Another version is refused as `Unsupported`.
@@ -35,6 +36,11 @@ impl Message for FlushSpec {
 impl Message for CompactionSpec {
     const TAG: u8 = 2;
     const NAME: &'static str = "compaction spec";
+}
+
+impl Message for GcSpec {
+    const TAG: u8 = 4;
+    const NAME: &'static str = "garbage collection spec";
 }
 
 impl Message for JobOutput {

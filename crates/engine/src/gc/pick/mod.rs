@@ -408,6 +408,11 @@ struct FileFailures {
 }
 
 impl FailureLeave {
+    /// Whether no file has failed.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.files.is_empty()
+    }
+
     /// Notes that a job with the input `no` failed at `now_ns`.
     pub(crate) fn note_failure(&mut self, no: u64, now_ns: u64) {
         let before = self.files.get(&no).map_or(0, |failures| failures.pause_ns);

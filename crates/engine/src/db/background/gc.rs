@@ -1,0 +1,444 @@
+//! Garbage collection of value files: from the pure pick to a spec and an install.
+//!
+//! The owner of the database reads the keys of the inputs, looks them up in the tables of one
+//! version, and hands the executor a spec with one bit for each record. The install replaces the
+//! inputs by the heir in one edit; no table is touched ([`crate::gc`] and SEPARATION §4.5).
+//!
+//! Invariants:
+//! 1. A job holds the version on which it bases validity, and so its inputs, until its end.
+//! 2. Two running jobs share no input.
+//! 3. At the install, an input that has left the version meanwhile is left out of the edit. If none
+//!    remains, the heir is discarded. No file is removed twice.
+//! 4. For each input, the valid records are exactly those that the tables of the version reference.
+//!    References only become fewer afterwards, so the set stays a superset at every later time.
+//!
+//! Thread-safety: any number of jobs may run. One thread is reserved for them, so that they never
+//! wait behind compactions; idle workers run further ones while too much garbage is exposed.
+//! Failure: the heir of a job that fails is removed, its inputs stay, and they are left out for a
+//! time that doubles with every failure. If the look-up contradicts the references twice on one
+//! version, the database takes no more writes.
+//! Cost: see [`crate::gc::lookup`] and [`crate::gc::job`]. A pick is linear in the value files of a
+//! family, and is made once for each version.
+
+use std::collections::HashSet;
+use std::fmt;
+use std::sync::Arc;
+
+use archipelago_base::budget::MemoryClass;
+use archipelago_base::{CfId, Error, ErrorKind, FileNo, Result};
+use archipelago_env::{FileClass, IoContext, IoPurpose, OpenOptions};
+
+use crate::border::{Border, contained};
+use crate::db::background::compaction;
+use crate::db::background::parallel_job::{self, Work};
+use crate::db::inner::DbInner;
+use crate::db::state::family::Family;
+use crate::db::state::job_threads::JobPriority;
+use crate::db::state::jobs::{JobState, RunningKind};
+use crate::db::write::{disk_room, stalling};
+use crate::event::Event;
+use crate::executor;
+use crate::file_meta::value_file_name;
+use crate::gc::job::{GcInput, GcSpec};
+use crate::gc::lookup::{LookupInput, valid_records};
+use crate::gc::pick::{GcReason, GcSnapshot, ValueFileState, pick_gc};
+use crate::gc::valid_bits::ValidBits;
+use crate::gc::windows::ReadaheadLimits;
+use crate::job::{Cancel, JobContext, JobOutput, KnownKeys, NoShards};
+use crate::live_file::LiveValueFile;
+use crate::lock_order::Order;
+use crate::manifest::{Change, VersionEdit};
+use crate::sst::TableReadOptions;
+use crate::stats::{Ticker, Timer};
+use crate::value::{KeyList, ValueTable};
+use crate::value_ref::ValueFileMeta;
+use crate::version::Version;
+
+/// A garbage collection that was picked: it is among the running jobs.
+pub(crate) struct GcTask {
+    pub(crate) job_id: u64,
+    pub(crate) family: Arc<Family>,
+    /// Version on which validity is based. It holds the inputs.
+    version: Arc<Version>,
+    inputs: Vec<Arc<LiveValueFile>>,
+    reason: GcReason,
+}
+
+impl GcTask {
+    /// The job for people.
+    pub(crate) fn name(&self) -> String {
+        format!(
+            "garbage collection of {} value files of column family \"{}\" ({})",
+            self.inputs.len(),
+            self.family.name,
+            self.reason.name()
+        )
+    }
+
+    /// Bytes of the valid records, which the heir will have.
+    fn valid_bytes(&self) -> u64 {
+        let values = self.version.values();
+        self.inputs.iter().map(|input| values.refs(input.no).bytes).sum()
+    }
+}
+
+/// Which jobs a worker takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum GcWorker {
+    /// The worker that is reserved for garbage collection takes every job.
+    Reserved,
+    /// An idle worker takes a job only if too much garbage is exposed.
+    Idle,
+}
+
+/// The next garbage collection of any family; noted as running.
+pub(crate) fn next_gc(db: &DbInner, state: &mut JobState, worker: GcWorker) -> Option<GcTask> {
+    let (family, version, pick) = db.view.live_families().into_iter().find_map(|family| {
+        let version = Arc::clone(&family.current.load().version);
+        if version.values().is_empty() {
+            return None;
+        }
+        let pick = pick_in(db, state, &family, &version)?;
+        let is_taken = worker == GcWorker::Reserved || pick.reason == GcReason::Space;
+        is_taken.then_some((family, version, pick))
+    })?;
+    let inputs: Vec<_> =
+        pick.inputs.iter().filter_map(|&no| version.values().get(no).cloned()).collect();
+    let numbers = inputs.iter().map(|input| input.no).collect();
+    let job_id = state.start(RunningKind::Gc { cf: family.id, inputs: numbers });
+    Some(GcTask { job_id, family, version, inputs, reason: pick.reason })
+}
+
+fn pick_in(
+    db: &DbInner,
+    state: &mut JobState,
+    family: &Family,
+    version: &Arc<Version>,
+) -> Option<crate::gc::pick::GcPick> {
+    let now_ns = db.context.clock().now_ns();
+    let running: HashSet<u64> = state.gc_inputs(family.id).collect();
+    let exposed_bytes_max = exposed_bytes_max(family, version);
+    let space = state.space_mut(family.id);
+    if running.is_empty() && space.is_at_rest(version) && space.failures().is_empty() {
+        return None;
+    }
+    let values = version.values();
+    space.failures_mut().retain(|no| values.get(no).is_some());
+    let left_out = space.failures().left_out(now_ns);
+    let files: Vec<ValueFileState<'_>> = values
+        .files()
+        .map(|(file, refs)| ValueFileState {
+            no: file.no,
+            smallest: &file.smallest,
+            largest: &file.largest,
+            value_bytes: file.value_bytes(),
+            key_bytes: file.keys_bytes(),
+            referenced_bytes: refs.bytes,
+        })
+        .collect();
+    let pick = pick_gc(&GcSnapshot {
+        files: &files,
+        running: &running,
+        left_out: &left_out,
+        value_file_bytes: family.options.value_file_bytes,
+        exposed_bytes_max,
+        refs_bytes: values.reference_entries().saturating_mul(REFERENCE_ENTRY_BYTES),
+    });
+    if pick.is_none() && running.is_empty() {
+        space.note_rest(version);
+    }
+    pick
+}
+
+/// Bytes that the references of one table to one value file take in the manifest, about.
+const REFERENCE_ENTRY_BYTES: u64 = 11;
+
+/// Bytes of exposed garbage that the plan of the family allows.
+fn exposed_bytes_max(family: &Family, version: &Version) -> u64 {
+    let bound = family.options.space_amplification_max;
+    if bound == 0.0 {
+        return u64::MAX;
+    }
+    let values = version.values();
+    let live = values.value_bytes().saturating_sub(values.exposed_bytes());
+    (live as f64 * (bound - 1.0) / 2.0) as u64
+}
+
+/// Whether a garbage collection is due, without taking it.
+pub(crate) fn is_gc_due(db: &DbInner, state: &mut JobState) -> bool {
+    match next_gc(db, state, GcWorker::Reserved) {
+        Some(task) => {
+            state.end(task.job_id);
+            state.space_mut(task.family.id).end_rest();
+            true
+        }
+        None => false,
+    }
+}
+
+/// Runs a picked garbage collection and installs it; afterwards it is not running any more.
+pub(crate) fn run_gc_task(db: &DbInner, task: &GcTask) -> Result<()> {
+    db.observers.tell(&Event::GcStarted {
+        cf: task.family.id,
+        reason: task.reason.name(),
+        inputs: task.inputs.iter().map(|input| input.no).collect(),
+    });
+    let result = contained(&task.name(), || {
+        db.context.fault_point("gc.picked")?;
+        collect_and_install(db, task)
+    });
+    let now_ns = db.context.clock().now_ns();
+    let mut state = db.jobs.lock(Order::none());
+    state.end(task.job_id);
+    let space = state.space_mut(task.family.id);
+    space.end_rest();
+    if result.is_err() {
+        for input in &task.inputs {
+            space.failures_mut().note_failure(input.no, now_ns);
+        }
+    }
+    drop(state);
+    stalling::recompute_stall(&db.context, &db.observers, &db.pacing, &db.jobs, &task.family);
+    db.jobs.notify_progress();
+    result
+}
+
+fn collect_and_install(db: &DbInner, task: &GcTask) -> Result<()> {
+    disk_room::ensure_room(db, task.valid_bytes(), "a garbage collection of value files")?;
+    let mut output = JobOutput::default();
+    let keys = read_keys(db, task, &mut output)?;
+    let memory = keys.iter().map(|list| list.memory_bytes()).sum();
+    let _held = db.context.budget().hold(MemoryClass::Job, memory);
+    let started_ns = db.context.clock().now_ns();
+    let valid = look_up(db, task, &keys)?;
+    let lookup_ns = db.context.clock().now_ns().saturating_sub(started_ns);
+    let spec = gc_spec(db, task, valid);
+    let mut collected = run_spec(db, task, &spec, keys)?;
+    collected.gc.lookup_ns = lookup_ns;
+    collected.gc.records_checked = spec.inputs.iter().map(|input| input.meta.records).sum();
+    collected.gc.key_reads += output.gc.key_reads;
+    collected.gc.key_bytes_read += output.gc.key_bytes_read;
+    collected.gc.key_read_ns += output.gc.key_read_ns;
+    collected.bytes_read += output.gc.key_bytes_read;
+    let installed = db
+        .context
+        .fault_point("gc.after_write")
+        .and_then(|()| db.context.fault_point("gc.before_install"))
+        .and_then(|()| install_gc(db, task, &spec, &collected));
+    if !matches!(installed, Ok(Installed::Heir)) {
+        db.storage.discard(&collected, Order::none());
+    }
+    installed.map(|_| ())
+}
+
+fn io(task: &GcTask) -> IoContext {
+    IoContext::new(FileClass::ValueSst, IoPurpose::Gc).of_family(task.family.id.0)
+}
+
+/// Reads the keys of every input with one range read each.
+fn read_keys(db: &DbInner, task: &GcTask, output: &mut JobOutput) -> Result<Vec<Arc<KeyList>>> {
+    let started_ns = db.context.clock().now_ns();
+    let direct = db.context.options().direct_background_io;
+    let mut lists = Vec::with_capacity(task.inputs.len());
+    for input in &task.inputs {
+        let path = db.storage.path_of(&value_file_name(input.file_no()));
+        let file = db.storage.fs().open(&path, io(task), OpenOptions { direct })?;
+        let (cache, budget) = (db.view.cache(), db.context.budget());
+        let table = ValueTable::open(file, &path, input.meta(), cache, budget)?;
+        lists.push(Arc::new(KeyList::read(table.keys(io(task))?)?));
+        output.gc.key_reads += 1;
+        output.gc.key_bytes_read += input.keys_bytes();
+        db.context.check_open()?;
+    }
+    output.gc.key_read_ns = db.context.clock().now_ns().saturating_sub(started_ns);
+    Ok(lists)
+}
+
+/// The look-up of a garbage collection contradicts the references of the tables, twice on one
+/// version.
+#[derive(Debug)]
+pub(crate) struct ReferenceMismatch;
+
+impl fmt::Display for ReferenceMismatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the look-up contradicts the references of the tables")
+    }
+}
+
+impl std::error::Error for ReferenceMismatch {}
+
+/// Which records of the inputs are valid. A result that contradicts the references of the version
+/// is not believed: the look-up is made once more, and a second contradiction is `Corrupt`.
+fn look_up(db: &DbInner, task: &GcTask, keys: &[Arc<KeyList>]) -> Result<Vec<ValidBits>> {
+    let inputs: Vec<LookupInput<'_>> = task
+        .inputs
+        .iter()
+        .zip(keys)
+        .map(|(input, keys)| LookupInput { no: input.no, keys })
+        .collect();
+    let context = IoContext { class: FileClass::Sst, ..io(task) };
+    let options = TableReadOptions { context, ..TableReadOptions::foreground() };
+    let values = task.version.values();
+    let mut contradiction = String::new();
+    for _ in 0..2 {
+        let valid = valid_records(&task.version, db.view.tables(), &inputs, &options)?;
+        let wrong = task
+            .inputs
+            .iter()
+            .zip(&valid)
+            .find(|(input, valid)| valid.valid_records() != values.refs(input.no).records);
+        let Some((input, bits)) = wrong else { return Ok(valid) };
+        contradiction = format!(
+            "{}: {} records are valid by a look-up, but the tables reference {}",
+            value_file_name(input.file_no()),
+            bits.valid_records(),
+            values.refs(input.no).records
+        );
+        tracing::warn!(contradiction, "garbage collection looks again");
+    }
+    Err(Error::with_source(ErrorKind::Corrupt, contradiction, ReferenceMismatch))
+}
+
+fn gc_spec(db: &DbInner, task: &GcTask, valid: Vec<ValidBits>) -> GcSpec {
+    let inputs = task.inputs.iter().zip(valid);
+    GcSpec {
+        cf: task.family.id.0,
+        inputs: inputs.map(|(file, valid)| GcInput { meta: file.meta().clone(), valid }).collect(),
+        output: compaction::heir_spec(db, &task.family),
+        basis: task.version.values().installs(),
+        readahead: ReadaheadLimits::PAPER,
+        direct_reads: db.context.options().direct_background_io,
+    }
+}
+
+/// Runs the job on the executor, at the priority of compactions.
+fn run_spec(
+    db: &DbInner,
+    task: &GcTask,
+    spec: &GcSpec,
+    keys: Vec<Arc<KeyList>>,
+) -> Result<JobOutput> {
+    let cancel = Cancel::under(db.context.closing());
+    let context = JobContext {
+        cancel: cancel.clone(),
+        value_keys: KnownKeys::of(keys),
+        ..compaction::job_context(&db.context, &db.storage, &db.jobs, &db.view, &NoShards)
+    };
+    let executor = Arc::clone(db.jobs.executor());
+    let border = Border::new("job executor", executor.name(), Some(&task.family.name));
+    let (owned, valid_bytes) = (spec.clone(), task.valid_bytes());
+    let work: Work = Box::new(move || {
+        let output = border.call(|| executor.gc(&owned, &context))??;
+        executor::check_gc(&output, &owned, valid_bytes)?;
+        Ok(output)
+    });
+    let is_urgent = task.reason == GcReason::Space || db.jobs.is_awaited();
+    let priority = if is_urgent { JobPriority::Normal } else { JobPriority::Low };
+    let works = vec![(0, work)];
+    let ended = parallel_job::run_parallel(db, priority, cancel, works, 1, || Ok(()));
+    let (outputs, failed) = ended.into_parts();
+    match (failed, outputs.into_iter().next()) {
+        (None, Some(output)) => Ok(output),
+        (Some(error), _) => Err(error),
+        (None, None) => Err(Error::internal("a garbage collection ended without a result")),
+    }
+}
+
+/// What an install did with the heir.
+enum Installed {
+    /// The heir replaced inputs.
+    Heir,
+    /// All inputs had left the version.
+    Nothing,
+}
+
+fn install_gc(db: &DbInner, task: &GcTask, spec: &GcSpec, output: &JobOutput) -> Result<Installed> {
+    let (family, cf) = (&task.family, task.family.id);
+    let [heir] = output.value_files.as_slice() else {
+        return Err(Error::internal("a garbage collection has no heir"));
+    };
+    let replaced = {
+        let mut manifest = db.storage.lock_manifest(Order::none());
+        family.check_alive()?;
+        db.context.check_open()?;
+        let Some(version) = manifest.version(cf).map(Arc::clone) else {
+            return Err(Error::internal("a living family has no version"));
+        };
+        let replaced = still_live(&version, spec)?;
+        if replaced.is_empty() {
+            return Ok(Installed::Nothing);
+        }
+        let built = manifest.apply(heir_edit(cf, heir, &replaced))?;
+        db.view.republish_built(&mut db.jobs.lock(manifest.order()), built);
+        replaced
+    };
+    tell_gc(db, task, output, &replaced);
+    Ok(Installed::Heir)
+}
+
+/// The inputs that `version` still holds. References never become more: `Internal` if they have.
+fn still_live(version: &Version, spec: &GcSpec) -> Result<Vec<FileNo>> {
+    let mut live = Vec::new();
+    for input in &spec.inputs {
+        if version.values().get(input.meta.no).is_none() {
+            continue;
+        }
+        let (now, then) =
+            (version.values().refs(input.meta.no).records, input.valid.valid_records());
+        if now > then {
+            return Err(Error::internal(format!(
+                "value file {} has {now} references, and had {then} when it was examined",
+                input.meta.no
+            )));
+        }
+        live.push(input.meta.file_no());
+    }
+    Ok(live)
+}
+
+fn heir_edit(cf: CfId, heir: &ValueFileMeta, replaced: &[FileNo]) -> VersionEdit {
+    let mut edit = VersionEdit::new();
+    edit.add_value_file(cf, heir.clone());
+    for &no in replaced {
+        edit.push(Change::RemoveValueFile { cf, no });
+        edit.inherit(cf, no, heir.file_no());
+    }
+    edit
+}
+
+/// Counts an installed garbage collection and tells of it.
+fn tell_gc(db: &DbInner, task: &GcTask, output: &JobOutput, replaced: &[FileNo]) {
+    let (stats, figures) = (db.observers.stats(), &output.gc);
+    let freed: u64 = task.inputs.iter().map(|input| input.value_bytes()).sum();
+    for (ticker, value) in [
+        (Ticker::GcJobs, 1),
+        (Ticker::GcFilesCollected, replaced.len() as u64),
+        (Ticker::GcBytesRead, output.bytes_read),
+        (Ticker::GcBytesWritten, output.bytes_written),
+        (Ticker::GcRecordsChecked, figures.records_checked),
+        (Ticker::GcRecordsCopied, figures.records_copied),
+        (Ticker::GcKeyReads, figures.key_reads),
+        (Ticker::GcKeyBytesRead, figures.key_bytes_read),
+        (Ticker::GcKeyReadNs, figures.key_read_ns),
+        (Ticker::GcLookupNs, figures.lookup_ns),
+        (Ticker::GcValueReads, figures.value_reads),
+        (Ticker::GcValueRanges, figures.value_ranges),
+        (Ticker::GcValueBytesRead, figures.value_bytes_read),
+        (Ticker::GcValueReadNs, figures.value_read_ns),
+        (Ticker::GcFinishNs, figures.finish_ns),
+    ] {
+        stats.add(ticker, value);
+    }
+    stats.record(Timer::Gc, output.duration_ns);
+    let heir = output.value_files.first();
+    db.observers.tell(&Event::GcInstalled {
+        cf: task.family.id,
+        reason: task.reason.name(),
+        replaced: replaced.iter().map(|no| no.0).collect(),
+        heir: heir.map_or(0, |heir| heir.no),
+        bytes_read: output.bytes_read,
+        bytes_written: output.bytes_written,
+        bytes_freed: freed.saturating_sub(heir.map_or(0, ValueFileMeta::value_bytes)),
+        duration_ns: output.duration_ns,
+    });
+}

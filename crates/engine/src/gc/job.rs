@@ -1,0 +1,378 @@
+//! The garbage collection job: from value files and a validity set to their heir (Terark-DS §4.4,
+//! GC-Read and GC-Write).
+//!
+//! A job is a value ([`GcSpec`]) that runs anywhere ([`crate::executor::JobExecutor::gc`]). It
+//! reads the keys of its inputs, forms windows over the valid records ([`super::windows`]), reads
+//! the windows of one step with one call, merges the records of all inputs by internal key, and
+//! writes them into one new file, the heir. Payloads are copied as they are stored, so that the
+//! lengths in references stay true. The owner alone installs the heir.
+//!
+//! Invariants:
+//! 1. The heir holds exactly the valid records of the inputs, each once.
+//! 2. A record is checked (place, checksum, lengths) before it is copied.
+//! 3. When the job returns `Ok` the heir survives power loss. When it fails or is cancelled it has
+//!    removed the heir, as far as the file system let it.
+//!
+//! Thread-safety: one thread runs a job. Failure: a damaged record is `Corrupt` and names file and
+//! offset; nothing else of the file is affected.
+//! Cost: one read of each input's keys, unless the owner read them in this process; one
+//! `read_many` for each step of an input; one write of the heir. Memory: the keys of all inputs and
+//! the windows of one step, both charged to `MemoryClass::Job`.
+
+use std::cmp::Ordering;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use archipelago_base::budget::MemoryClass;
+use archipelago_base::{CfId, Error, ErrorKind, FileNo, Result};
+use archipelago_env::{CreateOptions, FileClass, IoContext, IoPurpose, OpenOptions};
+use serde::{Deserialize, Serialize};
+
+use super::valid_bits::ValidBits;
+use super::windows::{ReadWindow, ReadaheadLimits, ValueSpan, read_windows};
+use crate::file_meta::value_file_name;
+use crate::job::spec::OutputSpec;
+use crate::job::{GcFigures, JobContext, JobOutput, MeteredRead, MeteredWrite};
+use crate::value::{KeyList, ValueTable, ValueTableBuilder};
+use crate::value_ref::ValueFileMeta;
+
+/// Most bytes of windows that one step reads of one input.
+const STEP_BYTES_MAX: u64 = 4 << 20;
+/// Least bytes of windows that one step reads of one input, if the input has as many.
+const STEP_BYTES_MIN: u64 = 1 << 20;
+/// Bytes of windows that the inputs of a job hold together, as long as each has its least.
+const STEPS_BYTES: u64 = 16 << 20;
+
+/// An input file and its valid records.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GcInput {
+    /// Metadata of the value file.
+    pub meta: ValueFileMeta,
+    /// Which of its records are valid.
+    pub valid: ValidBits,
+}
+
+/// A garbage collection as a value.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GcSpec {
+    /// The column family.
+    pub cf: u32,
+    /// The value files, in the directory of the output.
+    pub inputs: Vec<GcInput>,
+    /// Where and how the heir is written. It gets the first file number.
+    pub output: OutputSpec,
+    /// Basis of the heir: the counter of invalid files in the version that validity was based on.
+    pub basis: u64,
+    /// How reads of neighbouring records are joined.
+    pub readahead: ReadaheadLimits,
+    /// Bypass the page cache when reading.
+    pub direct_reads: bool,
+}
+
+impl GcSpec {
+    /// The job for people.
+    #[must_use]
+    pub fn describe(&self) -> String {
+        let names: Vec<_> = self.inputs.iter().map(|at| at.meta.no.to_string()).collect();
+        format!("garbage collection of value files {} of cf {}", names.join(", "), self.cf)
+    }
+
+    /// Number of records that the heir must have.
+    #[must_use]
+    pub fn valid_records(&self) -> u64 {
+        self.inputs.iter().map(|input| input.valid.valid_records()).sum()
+    }
+
+    /// Number of the heir.
+    #[must_use]
+    pub fn heir(&self) -> FileNo {
+        FileNo(self.output.file_numbers.first)
+    }
+
+    fn io(&self) -> IoContext {
+        IoContext::new(FileClass::ValueSst, IoPurpose::Gc).of_family(self.cf)
+    }
+
+    fn validate(&self) -> Result<()> {
+        self.output.validate()?;
+        if self.inputs.is_empty() || self.output.file_numbers.count == 0 {
+            return Err(Error::invalid("job spec: garbage collection without input or output"));
+        }
+        for input in &self.inputs {
+            if !input.valid.is_sound() || input.valid.records() != input.meta.records {
+                return Err(Error::invalid(format!(
+                    "job spec: value file {} has {} records, but validity is given for {}",
+                    input.meta.no,
+                    input.meta.records,
+                    input.valid.records()
+                )));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Runs a garbage collection. On `Ok` the heir survives power loss; see [`crate::job`] for failures.
+pub fn run_gc(spec: &GcSpec, context: &JobContext<'_>) -> Result<JobOutput> {
+    collect(spec, context).map_err(|error| error.context_at(spec.describe()))
+}
+
+fn collect(spec: &GcSpec, context: &JobContext<'_>) -> Result<JobOutput> {
+    let started_ns = context.clock.now_ns();
+    spec.validate()?;
+    let mut figures = GcFigures::default();
+    let mut sources = open_sources(spec, context, &mut figures)?;
+    let mut heir = Heir::create(spec, context)?;
+    let mut records = 0;
+    while let Some(at) = least(&sources) {
+        heir.copy(&mut sources[at], &mut figures, context)?;
+        records += 1;
+    }
+    if records != spec.valid_records() {
+        return Err(Error::new(
+            ErrorKind::Corrupt,
+            format!("{records} records were copied of {} valid ones", spec.valid_records()),
+        ));
+    }
+    let meta = heir.finish(spec, &mut figures, context)?;
+    let mut output = context.output(Vec::new(), crate::job::Counts::default(), started_ns);
+    output.value_files = vec![meta];
+    output.gc = figures;
+    Ok(output)
+}
+
+/// A valid input: its keys, and the window bytes of the current step.
+struct Source<'a> {
+    table: Arc<ValueTable>,
+    keys: Arc<KeyList>,
+    valid: &'a ValidBits,
+    io: IoContext,
+    windows: Vec<ReadWindow>,
+    /// First window that no step has read.
+    next_window: usize,
+    /// The windows of the step with their bytes, and the one that holds `record`.
+    step: Vec<(ReadWindow, Vec<u8>)>,
+    in_step: usize,
+    step_bytes_max: u64,
+    /// The next valid record.
+    record: usize,
+}
+
+impl Source<'_> {
+    /// Moves to the next valid record from `record` on.
+    fn settle(&mut self) {
+        while self.record < self.keys.len() && !self.valid.is_valid(self.record) {
+            self.record += 1;
+        }
+    }
+
+    fn is_done(&self) -> bool {
+        self.record >= self.keys.len()
+    }
+
+    /// The bytes of the value record `record`, which a step has read.
+    fn record_bytes(&self) -> &[u8] {
+        let (window, bytes) = &self.step[self.in_step];
+        let handle = self.keys.handle(self.record);
+        let from = (handle.offset - window.offset) as usize;
+        &bytes[from..from + handle.record_bytes() as usize]
+    }
+
+    /// Makes the bytes of `record` present: moves within the step, or reads the next one.
+    fn load(&mut self, figures: &mut GcFigures, context: &JobContext<'_>) -> Result<()> {
+        let holds = |window: &ReadWindow| {
+            (window.first..window.first + window.records).contains(&self.record)
+        };
+        while self.in_step < self.step.len() {
+            if holds(&self.step[self.in_step].0) {
+                return Ok(());
+            }
+            self.in_step += 1;
+        }
+        let started_ns = context.clock.now_ns();
+        let mut taken = 0;
+        let mut bytes = 0;
+        for window in &self.windows[self.next_window..] {
+            if taken > 0 && bytes + window.bytes > self.step_bytes_max {
+                break;
+            }
+            taken += 1;
+            bytes += window.bytes;
+        }
+        let windows = &self.windows[self.next_window..self.next_window + taken];
+        self.step.clear();
+        self.step.extend(windows.iter().map(|&window| (window, vec![0; window.bytes as usize])));
+        self.next_window += taken;
+        self.in_step = 0;
+        let ranges = self.step.iter_mut();
+        let mut requests: Vec<(u64, &mut [u8])> =
+            ranges.map(|(window, bytes)| (window.offset, bytes.as_mut_slice())).collect();
+        self.table.read_ranges(&mut requests, self.io)?;
+        figures.value_reads += 1;
+        figures.value_ranges += taken as u64;
+        figures.value_bytes_read += bytes;
+        figures.value_read_ns += context.clock.now_ns().saturating_sub(started_ns);
+        match self.step.first() {
+            Some((window, _))
+                if (window.first..window.first + window.records).contains(&self.record) =>
+            {
+                Ok(())
+            }
+            _ => Err(Error::new(ErrorKind::Internal, "a valid record lies in no window")),
+        }
+    }
+}
+
+/// The source with the smallest internal key; `None` if all are done. A job has few inputs, so a
+/// scan costs less than a heap.
+fn least(sources: &[Source<'_>]) -> Option<usize> {
+    let order = |one: &Source<'_>, other: &Source<'_>| -> Ordering {
+        let key = one.keys.user_key(one.record).cmp(other.keys.user_key(other.record));
+        key.then_with(|| other.keys.seq(other.record).cmp(&one.keys.seq(one.record)))
+    };
+    let open = sources.iter().enumerate().filter(|(_, source)| !source.is_done());
+    open.min_by(|(_, one), (_, other)| order(one, other)).map(|(at, _)| at)
+}
+
+fn open_sources<'a>(
+    spec: &'a GcSpec,
+    context: &JobContext<'_>,
+    figures: &mut GcFigures,
+) -> Result<Vec<Source<'a>>> {
+    let started_ns = context.clock.now_ns();
+    let step_bytes_max =
+        (STEPS_BYTES / spec.inputs.len() as u64).clamp(STEP_BYTES_MIN, STEP_BYTES_MAX);
+    let mut sources = Vec::with_capacity(spec.inputs.len());
+    for (at, input) in spec.inputs.iter().enumerate() {
+        let path = spec.output.dir.join(value_file_name(input.meta.file_no()));
+        let table = open_input(spec, &input.meta, context)?;
+        let keys = match context.value_keys.get(at) {
+            Some(known) => Arc::clone(known),
+            None => {
+                figures.key_reads += 1;
+                figures.key_bytes_read += input.meta.keys_bytes();
+                Arc::new(KeyList::read(table.keys(spec.io())?)?)
+            }
+        };
+        if keys.len() as u64 != input.meta.records {
+            let what = format!("{} keys, but the manifest says {}", keys.len(), input.meta.records);
+            return Err(Error::corrupt(&path, input.meta.keys_offset, what));
+        }
+        let spans = (0..keys.len()).map(|record| {
+            let handle = keys.handle(record);
+            let is_valid = input.valid.is_valid(record);
+            ValueSpan { offset: handle.offset, bytes: handle.record_bytes(), is_valid }
+        });
+        let windows = read_windows(spans, &spec.readahead);
+        let mut source = Source {
+            table,
+            keys,
+            valid: &input.valid,
+            io: spec.io(),
+            windows,
+            next_window: 0,
+            step: Vec::new(),
+            in_step: 0,
+            step_bytes_max,
+            record: 0,
+        };
+        source.settle();
+        sources.push(source);
+    }
+    figures.key_read_ns += context.clock.now_ns().saturating_sub(started_ns);
+    Ok(sources)
+}
+
+fn open_input(
+    spec: &GcSpec,
+    meta: &ValueFileMeta,
+    context: &JobContext<'_>,
+) -> Result<Arc<ValueTable>> {
+    let path = spec.output.dir.join(value_file_name(meta.file_no()));
+    let file = context.fs.open(&path, spec.io(), OpenOptions { direct: spec.direct_reads })?;
+    let (cancel, progress) = (context.cancel.clone(), Arc::clone(&context.progress));
+    let file = Arc::new(MeteredRead::new(file, IoPurpose::Gc, cancel, progress));
+    ValueTable::open(file, &path, meta, &context.cache, &context.budget)
+}
+
+/// The file that a job writes. Dropping it before its end removes the file.
+struct Heir<'a> {
+    builder: Option<ValueTableBuilder>,
+    path: PathBuf,
+    context: &'a JobContext<'a>,
+    is_whole: bool,
+    /// Memory of the keys of all inputs, and of the steps.
+    _held: archipelago_base::budget::Charge,
+}
+
+impl<'a> Heir<'a> {
+    fn create(spec: &GcSpec, context: &'a JobContext<'a>) -> Result<Self> {
+        let no = spec.heir();
+        let path = spec.output.dir.join(value_file_name(no));
+        let options = CreateOptions { direct: spec.output.direct_io, ..CreateOptions::default() };
+        let file = context.fs.create(&path, spec.io(), options)?;
+        let steps = STEP_BYTES_MIN.max(STEPS_BYTES / spec.inputs.len() as u64).min(STEP_BYTES_MAX);
+        let held = steps.saturating_mul(spec.inputs.len() as u64);
+        let mut heir = Self {
+            builder: None,
+            path,
+            context,
+            is_whole: false,
+            _held: context.budget.hold(MemoryClass::Job, held),
+        };
+        let file = Box::new(MeteredWrite::new(file, IoPurpose::Gc, context));
+        let options = spec.output.table_options(CfId(spec.cf));
+        let id = spec.output.unique_id(no);
+        let builder = ValueTableBuilder::new(file, &heir.path, no, id, options);
+        heir.builder = Some(builder.charged_to(&context.budget));
+        Ok(heir)
+    }
+
+    /// Copies the record on which `source` stands, and moves it on.
+    fn copy(
+        &mut self,
+        source: &mut Source<'_>,
+        figures: &mut GcFigures,
+        context: &JobContext<'_>,
+    ) -> Result<()> {
+        source.load(figures, context)?;
+        let at = source.record;
+        let stored = source.table.stored(source.keys.handle(at), source.record_bytes())?;
+        if let Some(builder) = &mut self.builder {
+            builder.add_stored(source.keys.user_key(at), source.keys.seq(at), &stored)?;
+        }
+        source.record += 1;
+        source.settle();
+        Ok(())
+    }
+
+    fn finish(
+        mut self,
+        spec: &GcSpec,
+        figures: &mut GcFigures,
+        context: &JobContext<'_>,
+    ) -> Result<ValueFileMeta> {
+        let started_ns = context.clock.now_ns();
+        let builder = self.builder.take();
+        let builder = builder.ok_or_else(|| Error::new(ErrorKind::Internal, "heir ends twice"))?;
+        let mut meta = builder.finish()?;
+        context.fs.sync_dir(spec.output.dir())?;
+        context.check_cancelled()?;
+        meta.basis = spec.basis;
+        self.is_whole = true;
+        figures.records_copied += meta.records;
+        figures.finish_ns += context.clock.now_ns().saturating_sub(started_ns);
+        Ok(meta)
+    }
+}
+
+impl Drop for Heir<'_> {
+    fn drop(&mut self) {
+        self.builder = None;
+        if !self.is_whole
+            && let Err(error) = self.context.fs.remove(&self.path)
+        {
+            tracing::warn!(%error, "cannot remove the output of a failed garbage collection");
+        }
+    }
+}

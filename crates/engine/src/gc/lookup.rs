@@ -1,0 +1,227 @@
+//! Which records of value files are valid: a batched look-up in the tables of a version (Terark-DS
+//! §4.4.2, GC-Lookup).
+//!
+//! A record of file v is valid if and only if the tables hold the record (user key, sequence
+//! number, `Indirect`) and its reference resolves to v. The pair (key, sequence number) is not
+//! enough: a compaction filter that changes a value, and a value that was put back inline and
+//! separated again, leave the same pair in two files.
+//!
+//! The keys of all inputs are looked up together, in key order, level by level. The search of one
+//! key ends at the first table that has a record of the key at or below the sequence number,
+//! because everything below is older still. Expiry, range tombstones and snapshots do not matter:
+//! a record stays valid until a compaction drops its reference.
+//!
+//! Thread-safety: pure but for reads of tables. Failure: an error of a table ends the look-up.
+//! Cost: for `n` keys, one batch of block reads for each table that may hold one of them and for
+//! each [`BATCH_KEYS`] keys. Blocks enter the block cache, so that neighbouring batches share them.
+
+use std::sync::Arc;
+
+use archipelago_base::{Error, Result};
+
+use crate::gc::valid_bits::ValidBits;
+use crate::key::Kind;
+use crate::live_file::LiveFile;
+use crate::lookup::{Found, Lookup, Visit};
+use crate::options::LEVELS;
+use crate::sst::TableReadOptions;
+use crate::table_cache::TableCache;
+use crate::value::KeyList;
+use crate::value_ref::Reference;
+use crate::version::Version;
+
+/// Keys that are looked up in one batch.
+const BATCH_KEYS: usize = 16 << 10;
+
+/// An input of a garbage collection job: a value file and its keys.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LookupInput<'a> {
+    /// Number of the value file.
+    pub(crate) no: u64,
+    /// All of its keys.
+    pub(crate) keys: &'a KeyList,
+}
+
+/// A record whose validity is not known yet.
+#[derive(Clone, Copy, Debug)]
+struct Candidate {
+    input: usize,
+    record: usize,
+}
+
+/// For each of `inputs`, which of its records are valid in `version`.
+pub(crate) fn valid_records(
+    version: &Version,
+    tables: &TableCache,
+    inputs: &[LookupInput<'_>],
+    options: &TableReadOptions,
+) -> Result<Vec<ValidBits>> {
+    let mut search = Search {
+        version,
+        tables,
+        inputs,
+        options,
+        valid: inputs.iter().map(|input| ValidBits::none_of(input.keys.len())).collect(),
+    };
+    let candidates = in_key_order(inputs);
+    for batch in candidates.chunks(BATCH_KEYS) {
+        search.batch(batch)?;
+    }
+    Ok(search.valid)
+}
+
+/// Every record of the inputs, by user key.
+fn in_key_order(inputs: &[LookupInput<'_>]) -> Vec<Candidate> {
+    let of = |(input, at): (usize, &LookupInput<'_>)| {
+        (0..at.keys.len()).map(move |record| Candidate { input, record })
+    };
+    let mut all: Vec<Candidate> = inputs.iter().enumerate().flat_map(of).collect();
+    // Each input is sorted, which a merge sort makes use of.
+    all.sort_by(|one, other| key_of(inputs, one).cmp(key_of(inputs, other)));
+    all
+}
+
+fn key_of<'a>(inputs: &[LookupInput<'a>], at: &Candidate) -> &'a [u8] {
+    inputs[at.input].keys.user_key(at.record)
+}
+
+struct Search<'a> {
+    version: &'a Version,
+    tables: &'a TableCache,
+    inputs: &'a [LookupInput<'a>],
+    options: &'a TableReadOptions,
+    valid: Vec<ValidBits>,
+}
+
+/// The undecided keys of a batch, as indices into it, in key order.
+type Undecided = Vec<usize>;
+
+impl Search<'_> {
+    fn batch(&mut self, candidates: &[Candidate]) -> Result<()> {
+        let inputs = self.inputs;
+        let lookups: Vec<Lookup<'_>> = candidates
+            .iter()
+            .map(|at| Lookup::new(key_of(inputs, at), inputs[at.input].keys.seq(at.record)))
+            .collect();
+        let mut undecided: Undecided = (0..candidates.len()).collect();
+        self.search_l0(candidates, &lookups, &mut undecided)?;
+        for level in 1..LEVELS {
+            if undecided.is_empty() {
+                break;
+            }
+            self.search_level(level, candidates, &lookups, &mut undecided)?;
+        }
+        // A key that no table has was deleted, and its tombstone is gone too: not valid.
+        Ok(())
+    }
+
+    fn search_l0(
+        &mut self,
+        candidates: &[Candidate],
+        lookups: &[Lookup<'_>],
+        undecided: &mut Undecided,
+    ) -> Result<()> {
+        let version = self.version;
+        let mut rest = Undecided::new();
+        let mut from = 0;
+        while from < undecided.len() {
+            let bucket = version.map().bucket_of(lookups[undecided[from]].key);
+            let len = undecided[from..]
+                .partition_point(|&at| version.map().bucket_of(lookups[at].key) == bucket);
+            let mut group = undecided[from..from + len].to_vec();
+            for file in version.l0(bucket) {
+                self.search_file(file, candidates, lookups, &mut group)?;
+            }
+            rest.append(&mut group);
+            from += len;
+        }
+        *undecided = rest;
+        Ok(())
+    }
+
+    fn search_level(
+        &mut self,
+        level: usize,
+        candidates: &[Candidate],
+        lookups: &[Lookup<'_>],
+        undecided: &mut Undecided,
+    ) -> Result<()> {
+        let version = self.version;
+        let mut rest = Undecided::new();
+        let mut from = 0;
+        while from < undecided.len() {
+            let file = version.file_for(level, lookups[undecided[from]].key);
+            let is_there = |at: &usize| match file {
+                Some(file) => !file.ends_before(lookups[*at].key),
+                None => version.file_for(level, lookups[*at].key).is_none(),
+            };
+            let len = 1 + undecided[from + 1..].iter().take_while(|at| is_there(at)).count();
+            let mut group = undecided[from..from + len].to_vec();
+            if let Some(file) = file {
+                self.search_file(file, candidates, lookups, &mut group)?;
+            }
+            rest.append(&mut group);
+            from += len;
+        }
+        *undecided = rest;
+        Ok(())
+    }
+
+    /// Looks the keys of `group` up in one table, and takes those that it decides out of the group.
+    fn search_file(
+        &mut self,
+        file: &Arc<LiveFile>,
+        candidates: &[Candidate],
+        lookups: &[Lookup<'_>],
+        group: &mut Undecided,
+    ) -> Result<()> {
+        let may_hold = |at: &usize| file.contains(lookups[*at].key);
+        if !group.iter().any(may_hold) {
+            return Ok(());
+        }
+        let table = self.tables.load(file)?;
+        let wanted: Undecided = group.iter().copied().filter(may_hold).collect();
+        let batch: Vec<Lookup<'_>> = wanted.iter().map(|&at| lookups[at]).collect();
+        let mut decided = vec![false; wanted.len()];
+        let (version, inputs, valid) = (self.version, self.inputs, &mut self.valid);
+        let mut failed = None;
+        table.multi_lookup(&batch, self.options, &mut |position, found| {
+            decided[position] = true;
+            let at = candidates[wanted[position]];
+            match is_valid(version, inputs[at.input].no, &batch[position], found) {
+                Ok(true) => valid[at.input].set(at.record),
+                Ok(false) => {}
+                Err(error) => failed = Some(error.context_at(format_args!("table {}", file.no))),
+            }
+            Visit::Break(())
+        })?;
+        if let Some(error) = failed {
+            return Err(error);
+        }
+        let mut decided = wanted.iter().zip(decided).filter(|(_, is)| *is).map(|(&at, _)| at);
+        let mut next = decided.next();
+        group.retain(|&at| {
+            let is_decided = next == Some(at);
+            if is_decided {
+                next = decided.next();
+            }
+            !is_decided
+        });
+        Ok(())
+    }
+}
+
+/// Whether `found`, the newest record at or below the sequence number of `lookup`, makes the record
+/// of value file `no` valid.
+fn is_valid(version: &Version, no: u64, lookup: &Lookup<'_>, found: &Found<'_>) -> Result<bool> {
+    if found.seq != lookup.snapshot || found.kind != Kind::Indirect {
+        return Ok(false);
+    }
+    let reference = Reference::decode(found.value).map_err(|error| {
+        Error::new(
+            archipelago_base::ErrorKind::Corrupt,
+            format!("the reference of key \"{}\": {error}", lookup.key.escape_ascii()),
+        )
+    })?;
+    Ok(version.values().current(reference.file_no.0) == no)
+}

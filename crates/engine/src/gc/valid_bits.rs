@@ -1,0 +1,67 @@
+//! Which records of a value file are valid: one bit for each, in key order. A plain value; a file
+//! with 16,000 records has 2 KB of bits.
+
+use serde::{Deserialize, Serialize};
+
+/// One bit for each record of a value file: whether a table references it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ValidBits {
+    records: u64,
+    bytes: Vec<u8>,
+}
+
+impl ValidBits {
+    /// Bits for `records` records, all of them not valid.
+    #[must_use]
+    pub fn none_of(records: usize) -> Self {
+        Self { records: records as u64, bytes: vec![0; records.div_ceil(8)] }
+    }
+
+    /// Number of records.
+    #[must_use]
+    pub fn records(&self) -> u64 {
+        self.records
+    }
+
+    /// Marks record `at` as valid.
+    pub(crate) fn set(&mut self, at: usize) {
+        self.bytes[at / 8] |= 1 << (at % 8);
+    }
+
+    /// Whether record `at` is valid.
+    #[inline]
+    #[must_use]
+    pub fn is_valid(&self, at: usize) -> bool {
+        self.bytes.get(at / 8).is_some_and(|byte| byte >> (at % 8) & 1 == 1)
+    }
+
+    /// Number of valid records.
+    #[must_use]
+    pub fn valid_records(&self) -> u64 {
+        self.bytes.iter().map(|byte| u64::from(byte.count_ones())).sum()
+    }
+
+    /// Whether the bytes are as many as the records need, without a bit past the last record.
+    pub(crate) fn is_sound(&self) -> bool {
+        let whole = self.records.div_ceil(8) == self.bytes.len() as u64;
+        let rest = self.records % 8;
+        whole && (rest == 0 || self.bytes.last().is_none_or(|last| last >> rest == 0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bits_past_the_last_record_are_refused() {
+        let mut bits = ValidBits::none_of(11);
+        bits.set(0);
+        bits.set(10);
+        assert!(bits.is_sound() && bits.is_valid(10) && !bits.is_valid(9) && !bits.is_valid(99));
+        assert_eq!((bits.records(), bits.valid_records()), (11, 2));
+        assert!(!ValidBits { records: 11, bytes: vec![0, 8] }.is_sound());
+        assert!(!ValidBits { records: 17, bytes: vec![0, 0] }.is_sound());
+        assert!(ValidBits::none_of(0).is_sound());
+    }
+}

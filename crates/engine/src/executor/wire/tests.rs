@@ -5,6 +5,9 @@ use archipelago_base::random::Rng;
 use super::*;
 use crate::compaction::job::Input;
 use crate::file_meta::FileMeta;
+use crate::gc::job::GcInput;
+use crate::gc::valid_bits::ValidBits;
+use crate::gc::windows::ReadaheadLimits;
 use crate::job::ShardRef;
 use crate::job::below::Below;
 use crate::job::spec::{CurrentNumber, FileNumbers, Grandparent, OutputSpec, Retention, ValueSpec};
@@ -133,6 +136,20 @@ fn compaction_spec() -> CompactionSpec {
     }
 }
 
+fn gc_spec() -> GcSpec {
+    let mut valid = ValidBits::none_of(3);
+    valid.set(0);
+    valid.set(2);
+    GcSpec {
+        cf: 2,
+        inputs: vec![GcInput { meta: value_file(), valid }],
+        output: output_spec(),
+        basis: 7,
+        readahead: ReadaheadLimits::PAPER,
+        direct_reads: true,
+    }
+}
+
 fn job_output() -> JobOutput {
     JobOutput {
         files: vec![meta()],
@@ -155,24 +172,11 @@ fn messages_come_back_and_their_bytes_do_not_change() {
     assert_eq!(decode::<CompactionSpec>(&compaction).unwrap(), compaction_spec());
     let output = encode(&job_output()).unwrap();
     assert_eq!(decode::<JobOutput>(&output).unwrap(), job_output());
-    assert_eq!(
-        hex(&flush),
-        "02010200010171010401ac020207ab02010201016101016200e8070106617070656e640007646566\
-         61756c74026462010c03054001016d01017a098020010a4d00f3b6d38b"
-    );
-    assert_eq!(
-        hex(&compaction),
-        "0202020001000301010101010101010101010101010101c801effdb6f50d01610163010102030101\
-         1e0001624c02000114ac02ac02ac02ac02ac02000000000001010374746c00000001016100ac0202\
-         07ab0200e8070106617070656e64000764656661756c74026462010c03054001016d01017a098020\
-         010a4d008080400149b1cdec"
-    );
-    assert_eq!(
-        hex(&output),
-        "0203010301010101010101010101010101010101c801effdb6f50d016101630101020301011e0001\
-         624c02000114ac02ac02ac02ac02ac02000000000001010374746c00000000000000000000000001\
-         0200c1929624"
-    );
+    let gc = encode(&gc_spec()).unwrap();
+    assert_eq!(decode::<GcSpec>(&gc).unwrap(), gc_spec());
+    let golden = include_str!("golden_messages.txt");
+    let lines: Vec<String> = [flush, compaction, output, gc].iter().map(|m| hex(m)).collect();
+    assert_eq!(lines, golden.lines().collect::<Vec<_>>());
 }
 
 #[test]
@@ -194,6 +198,7 @@ fn decode_all(message: &[u8]) -> usize {
         decode::<FlushSpec>(message).is_ok(),
         decode::<CompactionSpec>(message).is_ok(),
         decode::<JobOutput>(message).is_ok(),
+        decode::<GcSpec>(message).is_ok(),
     ]
     .into_iter()
     .filter(|ok| *ok)
@@ -214,6 +219,7 @@ fn damage_is_an_error_and_never_a_panic() {
         encode(&flush_spec()).unwrap(),
         encode(&compaction_spec()).unwrap(),
         encode(&job_output()).unwrap(),
+        encode(&gc_spec()).unwrap(),
     ];
     for message in &valid {
         assert_eq!(decode_all(message), 1);

@@ -413,3 +413,6 @@ fn prune(next: &mut ValueFiles, base: &ValueFiles, held: &HeldNumbers) {
         next.heirs.remove(&old);
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -59,8 +59,14 @@ pub enum FilterDecision {
 pub trait CompactionFilter: Send + Sync + 'static {
     /// The name that column families are stored with.
     fn name(&self) -> &str;
-    /// What becomes of `key`, whose user value is `value` and whose expiry, if it has one, is
-    /// `expires_at_ms`. `now_ms` is the time at which the job started (Unix milliseconds).
+    /// Whether decisions depend on values. Default: true. A filter that says false gets an empty
+    /// value for every record, and a job then reads no separated value for it. The engine asks once
+    /// per job.
+    fn wants_value(&self) -> bool {
+        true
+    }
+    /// What becomes of `key`, whose user value is `value` (empty if the filter does not want
+    /// values) and whose expiry, if it has one, is `expires_at_ms`. `now_ms` is the time at which the job started (Unix milliseconds).
     fn filter(
         &self,
         key: &[u8],
@@ -105,6 +111,7 @@ impl FamilyMerge {
 pub struct FamilyFilter {
     filter: Arc<dyn CompactionFilter>,
     border: Border,
+    wants_value: bool,
 }
 
 impl FamilyFilter {
@@ -112,13 +119,20 @@ impl FamilyFilter {
     #[must_use]
     pub fn new(filter: Arc<dyn CompactionFilter>, family: &str) -> Self {
         let border = Border::new("compaction filter", filter.name(), Some(family));
-        Self { filter, border }
+        let wants_value = filter.wants_value();
+        Self { filter, border, wants_value }
     }
 
     /// Name of the filter, from [`CompactionFilter::name`].
     #[must_use]
     pub fn name(&self) -> &str {
         self.filter.name()
+    }
+
+    /// The answer of [`CompactionFilter::wants_value`].
+    #[must_use]
+    pub fn wants_value(&self) -> bool {
+        self.wants_value
     }
 
     /// [`CompactionFilter::filter`]; an error if it panicked.
@@ -265,6 +279,10 @@ pub struct TtlFilter;
 impl CompactionFilter for TtlFilter {
     fn name(&self) -> &str {
         "ttl"
+    }
+
+    fn wants_value(&self) -> bool {
+        false
     }
 
     fn filter(

@@ -3,10 +3,9 @@
 use archipelago_base::Result;
 
 use super::iterator::CompactionIterator;
-use crate::file_meta::FileMeta;
 use crate::iter::InternalIterator;
 use crate::job::JobContext;
-use crate::job::output::OutputWriter;
+use crate::job::output::{OutputWriter, Written};
 use crate::sst::RecordRole;
 
 /// Writes everything that `input` gives out. `check` sees its counts before the outputs are
@@ -16,7 +15,7 @@ pub(crate) fn drive<I: InternalIterator>(
     mut writer: OutputWriter<'_>,
     context: &JobContext<'_>,
     check: impl FnOnce(&CompactionIterator<'_, I>) -> Result<()>,
-) -> Result<Vec<FileMeta>> {
+) -> Result<Written> {
     context.check_cancelled()?;
     input.start()?;
     while input.valid() {

@@ -5,9 +5,11 @@ use std::ops::Range;
 
 use archipelago_base::{Error, Result, SeqNo};
 
-use super::iterator::{CompactionIterator, decode, expiry_of};
+use super::iterator::{CompactionIterator, decode, no_reference};
+use super::references;
 use crate::iter::InternalIterator;
 use crate::key::{self, Kind, VALUE_BYTES_MAX};
+use crate::pinned::PinnedSlice;
 
 /// Records of one user key, newest first, in buffers that are used again.
 #[derive(Debug, Default)]
@@ -20,7 +22,7 @@ pub(super) struct Queue {
 }
 
 impl Queue {
-    fn clear(&mut self) {
+    pub(super) fn clear(&mut self) {
         self.records.clear();
         self.bytes.clear();
         self.at = 0;
@@ -52,6 +54,12 @@ impl Queue {
         value: &[u8],
     ) {
         self.clear();
+        self.push_value(seq, expiry, value);
+        self.place(user_key);
+    }
+
+    fn push_value(&mut self, seq: SeqNo, expiry: Option<u64>, value: &[u8]) {
+        let start = self.bytes.len();
         let kind = match expiry {
             None => Kind::Put,
             Some(expiry) => {
@@ -60,11 +68,10 @@ impl Queue {
             }
         };
         self.bytes.extend_from_slice(value);
-        self.records.push((seq, kind, 0..self.bytes.len()));
-        self.place(user_key);
+        self.records.push((seq, kind, start..self.bytes.len()));
     }
 
-    fn place(&mut self, user_key: &[u8]) {
+    pub(super) fn place(&mut self, user_key: &[u8]) {
         let (seq, kind, _) = &self.records[self.at];
         self.encoded.clear();
         key::encode_into(&mut self.encoded, user_key, *seq, *kind);
@@ -103,6 +110,8 @@ enum Base {
     Nothing,
     /// The record that the input stands on.
     Record(SeqNo, Kind),
+    /// The record that the input stands on, whose expiry has passed.
+    Expired(SeqNo),
 }
 
 impl<I: InternalIterator> CompactionIterator<'_, I> {
@@ -120,12 +129,20 @@ impl<I: InternalIterator> CompactionIterator<'_, I> {
                 Ok((next, kind)) => break Base::Record(next, kind),
             }
         };
-        match base {
-            Base::Unknown => self.fold_partly(newest)?,
-            Base::Record(seq, Kind::PutExpiring) if self.base_is_live()? => {
+        let expiry = match base {
+            Base::Record(_, kind) => self.expiry(kind)?,
+            _ => None,
+        };
+        match (base, expiry) {
+            (Base::Unknown, _) => self.fold_partly(newest)?,
+            // Operands on a value that expires later must stay apart from it: once it has expired,
+            // readers see them on no value.
+            (Base::Record(seq, kind), Some(expiry)) if expiry > self.rules.now_ms => {
                 self.fold_partly(newest)?;
-                self.queue.push(seq, Kind::PutExpiring, self.input.read_value()?);
-                self.consume();
+                self.queue_input(seq, kind, None)?;
+            }
+            (Base::Record(seq, _), Some(_)) => {
+                self.fold_fully(newest, stripe, Base::Expired(seq))?;
             }
             _ => self.fold_fully(newest, stripe, base)?,
         }
@@ -172,10 +189,34 @@ impl<I: InternalIterator> CompactionIterator<'_, I> {
         Ok(Err(end))
     }
 
-    /// Whether the expiring record on which the input stands has not expired. Operands on it must
-    /// stay apart from it: once it expires, readers see them on no value.
-    fn base_is_live(&self) -> Result<bool> {
-        Ok(expiry_of(&self.key, self.input.expiry_bytes())? > self.rules.now_ms)
+    /// Puts the record on which the input stands into the queue, and consumes it. A reference is put
+    /// there with the current number, or as the value, `fetched` if it was read before.
+    pub(super) fn queue_input(
+        &mut self,
+        seq: SeqNo,
+        kind: Kind,
+        fetched: Option<PinnedSlice>,
+    ) -> Result<()> {
+        let stored = self.input.read_value()?;
+        if kind != Kind::Indirect {
+            self.queue.push(seq, kind, stored);
+            self.consume();
+            return Ok(());
+        }
+        let reference = references::decode(&self.key, stored)?;
+        let Some(references) = &mut self.references else { return Err(no_reference(&self.key)) };
+        if !references.are_inlined() {
+            self.queue.push(seq, kind, references.renamed(&reference)?);
+            self.consume();
+            return Ok(());
+        }
+        let value = match fetched {
+            Some(value) => value,
+            None => references.fetch(&reference, &self.key, seq)?,
+        };
+        self.queue.push_value(seq, reference.expiry_unix_ms, &value);
+        self.counts.rewritten += 1;
+        self.discard()
     }
 
     /// Operands that stay apart from their base: one operand if the operator can.
@@ -195,8 +236,15 @@ impl<I: InternalIterator> CompactionIterator<'_, I> {
     /// Operands on a known base: a value, or all operands and the base as it was if the operator
     /// fails.
     fn fold_fully(&mut self, newest: SeqNo, stripe: usize, base: Base) -> Result<()> {
-        let value = match base {
-            Base::Record(_, Kind::Put) => Some(self.input.read_value()?),
+        let fetched;
+        let value = match (base, &mut self.references) {
+            (Base::Record(_, Kind::Put), _) => Some(self.input.read_value()?),
+            (Base::Record(seq, Kind::Indirect), Some(references)) => {
+                let reference = references::decode(&self.key, self.input.read_value()?)?;
+                fetched = references.fetch(&reference, &self.key, seq)?;
+                Some(fetched.as_ref())
+            }
+            (Base::Record(_, Kind::Indirect), None) => return Err(no_reference(&self.key)),
             _ => None,
         };
         let folded = match &self.rules.merge_operator {
@@ -210,15 +258,13 @@ impl<I: InternalIterator> CompactionIterator<'_, I> {
             Ok(folded) => {
                 self.queue.set_value(&self.key, newest, None, &folded);
                 self.counts.dropped.merged += operands - 1;
-                if let Base::Record(..) = base {
+                if let Base::Record(..) | Base::Expired(_) = base {
                     self.counts.dropped.merged += 1;
-                    self.consume();
+                    self.discard()?;
                 }
             }
             Err(error) => {
-                if let Base::Record(seq, kind) = base {
-                    self.keep_base(seq, kind, stripe)?;
-                }
+                self.keep_base(base, stripe)?;
                 self.counts.merge_errors += 1;
                 self.counts
                     .merge_error
@@ -228,24 +274,29 @@ impl<I: InternalIterator> CompactionIterator<'_, I> {
         Ok(())
     }
 
-    /// Puts the base on which the input stands below operands that could not be folded. A base that
-    /// holds no value is kept only where it hides something older, and only as a delete. Otherwise
-    /// a table would hold garbage that no job removes, and would be picked to be rewritten for
-    /// ever.
-    fn keep_base(&mut self, seq: SeqNo, kind: Kind, stripe: usize) -> Result<()> {
+    /// Puts the base on which the input stands, if there is one, below operands that could not be
+    /// folded. A base that holds no value is kept only where it hides something older, and only as
+    /// a delete. Otherwise a table would hold garbage that no job removes, and would be picked to
+    /// be rewritten for ever.
+    fn keep_base(&mut self, base: Base, stripe: usize) -> Result<()> {
         let hides = stripe > 0 || self.below.may_hold(&self.key);
-        match kind {
-            Kind::Delete if !hides => self.counts.dropped.deletes += 1,
-            // An expiry that has yet to pass never gets here.
-            Kind::PutExpiring if !hides => self.counts.dropped.expired += 1,
-            Kind::PutExpiring => {
+        match base {
+            Base::Unknown | Base::Nothing => Ok(()),
+            Base::Record(_, Kind::Delete) if !hides => {
+                self.counts.dropped.deletes += 1;
+                self.discard()
+            }
+            Base::Record(seq, kind) => self.queue_input(seq, kind, None),
+            Base::Expired(_) if !hides => {
+                self.counts.dropped.expired += 1;
+                self.discard()
+            }
+            Base::Expired(seq) => {
                 self.counts.rewritten += 1;
                 self.queue.push(seq, Kind::Delete, &[]);
+                self.discard()
             }
-            _ => self.queue.push(seq, kind, self.input.read_value()?),
         }
-        self.consume();
-        Ok(())
     }
 }
 

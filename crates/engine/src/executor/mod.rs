@@ -20,6 +20,8 @@
 
 pub mod wire;
 
+use std::collections::BTreeMap;
+
 use archipelago_base::{Error, ErrorKind, Result};
 
 use crate::compaction::job::{CompactionSpec, run_compaction};
@@ -96,14 +98,11 @@ fn unusable(what: &str) -> Error {
 }
 
 /// Whether an output is one of the spec: its files have the spec's numbers, lie in its range in
-/// order, and account for every record.
+/// order, account for every record, and reference only values that exist ([`check_values`]).
 pub(crate) fn check(output: &JobOutput, range: &KeyRange, spec: &OutputSpec) -> Result<()> {
     let refuse = |what: String| Err(unusable(&what));
-    let numbers = &spec.file_numbers;
     for file in &output.files {
-        if file.no < numbers.first || file.no - numbers.first >= numbers.count {
-            return refuse(format!("file {} was not set aside for the job", file.no));
-        }
+        check_number(file.no, spec)?;
         let inside = range.end.as_ref().is_none_or(|end| file.ends_before(end));
         if file.smallest < range.start || !inside {
             return refuse(format!("file {} reaches out of the job's range", file.no));
@@ -117,7 +116,64 @@ pub(crate) fn check(output: &JobOutput, range: &KeyRange, spec: &OutputSpec) -> 
     if counts.records_in != counts.records_out + counts.dropped.total() {
         return refuse(format!("{} records went in, not all came out", counts.records_in));
     }
-    Ok(())
+    check_values(output, range, spec)
+}
+
+fn check_number(no: u64, spec: &OutputSpec) -> Result<()> {
+    let numbers = &spec.file_numbers;
+    match no.checked_sub(numbers.first).is_some_and(|at| at < numbers.count) {
+        true => Ok(()),
+        false => Err(unusable(&format!("file {no} was not set aside for the job"))),
+    }
+}
+
+/// Whether the value files of an output have numbers of the job and lie in its range, and whether
+/// every reference names one of them or a current number of the spec. The references to a new
+/// value file must be as many records and bytes as the file has: garbage is what tables do not
+/// reference, so a file that nobody references in full would begin with garbage that no job made.
+fn check_values(output: &JobOutput, range: &KeyRange, spec: &OutputSpec) -> Result<()> {
+    let mut unreferenced = BTreeMap::new();
+    for file in &output.value_files {
+        check_number(file.no, spec)?;
+        if output.files.iter().any(|table| table.no == file.no)
+            || unreferenced.insert(file.no, (file.records, file.value_bytes())).is_some()
+        {
+            return Err(unusable(&format!("two files have the number {}", file.no)));
+        }
+        let inside = range.end.as_ref().is_none_or(|end| file.largest < *end);
+        if file.smallest < range.start || file.smallest > file.largest || !inside {
+            return Err(unusable(&format!("value file {} reaches out of the range", file.no)));
+        }
+        let is_whole = file.records > 0 && file.keys_offset < file.size_bytes && file.basis == 0;
+        if !is_whole {
+            return Err(unusable(&format!("value file {} cannot be", file.no)));
+        }
+    }
+    let is_current = |no: u64| spec.values.current.iter().any(|at| at.current == no);
+    for table in &output.files {
+        for named in table.refs.by_file() {
+            match unreferenced.get_mut(&named.no) {
+                Some((records, bytes)) if *records >= named.records && *bytes >= named.bytes => {
+                    *records -= named.records;
+                    *bytes -= named.bytes;
+                }
+                None if is_current(named.no) => {}
+                _ => {
+                    return Err(unusable(&format!(
+                        "file {} references {} records in value file {}, which has fewer or is \
+                         not one of the job",
+                        table.no, named.records, named.no
+                    )));
+                }
+            }
+        }
+    }
+    match unreferenced.into_iter().find(|(_, rest)| *rest != (0, 0)) {
+        None => Ok(()),
+        Some((no, (records, bytes))) => Err(unusable(&format!(
+            "{records} records with {bytes} bytes of value file {no} are not referenced"
+        ))),
+    }
 }
 
 #[cfg(test)]

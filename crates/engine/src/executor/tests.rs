@@ -16,11 +16,13 @@ use super::*;
 use crate::compaction::job::Input;
 use crate::extension::Registry;
 use crate::file_meta::FileMeta;
+use crate::job::spec::{CurrentNumber, ValueSpec};
 use crate::job::testing::*;
 use crate::job::{Cancel, KnownKeys, ShardRef, ShardSource};
 use crate::key::Kind;
 use crate::memtable::{SealedImage, SealedShard, Shard, SlabPool};
 use crate::sst::BlockCache;
+use crate::value_ref::{ValueFileMeta, ValueRefs};
 
 /// Directory of the job that a child process shall run.
 const JOB_DIR: &str = "ARCHIPELAGO_TEST_JOB_DIR";
@@ -171,4 +173,60 @@ fn jobs_run_in_another_process() {
     spec.retention.merge_operator = Some("of the owner alone".into());
     let error = remote(dir, &spec).unwrap_err();
     assert!(error.contains("\"of the owner alone\" is registered in this process"), "{error}");
+}
+
+/// An output of a flush with two value files, and its spec.
+fn separated() -> (FlushSpec, JobOutput) {
+    let mut executor = Executor::new();
+    let records: Vec<Record> =
+        (0..20).map(|i| put(&format!("k{i:02}"), i + 1, &"v".repeat(100))).collect();
+    let shard = executor.memtable(1, &records, &[]);
+    let mut spec = executor.flush_spec(vec![shard]);
+    spec.range = range("k", Some("l"));
+    spec.output.cuts = vec![b"k05".to_vec()];
+    spec.output.values = ValueSpec { value_file_bytes: 1_050, ..value_spec(64, &[]) };
+    let output = run_flush(&spec, &executor.context()).unwrap();
+    check(&output, &spec.range, &spec.output).unwrap();
+    assert_eq!((output.files.len(), output.value_files.len()), (2, 2));
+    (spec, output)
+}
+
+#[test]
+fn output_whose_references_do_not_add_up_is_refused() {
+    let (spec, output) = separated();
+    let refused = |expected: &str, change: &dyn Fn(&mut JobOutput)| {
+        let mut changed = output.clone();
+        change(&mut changed);
+        let error = check(&changed, &spec.range, &spec.output).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Io);
+        assert!(error.context().contains(expected), "{error}");
+    };
+    refused("not set aside", &|output| output.value_files[0].no = 5_000);
+    refused("have the number", &|output| output.value_files[0].no = output.files[0].no);
+    refused("have the number", &|output| output.value_files[1].no = output.value_files[0].no);
+    refused("out of the range", &|output| output.value_files[0].smallest = b"j".to_vec());
+    refused("out of the range", &|output| output.value_files[1].largest = b"l".to_vec());
+    refused("cannot be", &|output| output.value_files[0].basis = 1);
+    refused("cannot be", &|output| output.value_files[0].keys_offset = u64::MAX);
+    refused("not referenced", &|output| output.value_files[0].records += 1);
+    refused("not referenced", &|output| output.value_files[0].keys_offset += 1);
+    refused("has fewer", &|output| output.value_files[0].records -= 1);
+    refused("not one of the job", &|output| drop(output.value_files.pop()));
+    refused("not one of the job", &|output| output.files[0].refs.add(900, 100));
+    refused("not referenced", &|output| {
+        let unnamed = ValueFileMeta { no: 900, ..output.value_files[0].clone() };
+        output.value_files.push(unnamed);
+    });
+    refused("not referenced", &|output| output.files[1].refs = ValueRefs::default());
+}
+
+#[test]
+fn output_may_reference_current_numbers_of_its_spec() {
+    let (mut spec, mut output) = separated();
+    output.files[0].refs.add(7_000, 100);
+    assert!(check(&output, &spec.range, &spec.output).is_err());
+    spec.output.values.current = vec![CurrentNumber { named: 7_000, current: 8_000 }];
+    assert!(check(&output, &spec.range, &spec.output).is_err(), "an old number");
+    spec.output.values.current[0].current = 7_000;
+    check(&output, &spec.range, &spec.output).unwrap();
 }

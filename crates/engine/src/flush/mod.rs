@@ -4,7 +4,8 @@
 //! way by the same rules ([`crate::compaction::iterator`]). The owner chooses the range (of one
 //! epoch of the bucket map) and the memtables (a prefix of the immutable ones, oldest first),
 //! syncs the log through the job's highest sequence number before it installs the outputs, and
-//! frees a shard when all its ranges are installed. See [`crate::job`] for what holds for every
+//! frees a shard when all its ranges are installed. Logs and memtables hold whole values: large
+//! ones go to value files here ([`crate::job`]). See [`crate::job`] for what holds for every
 //! job. Paper: O³-LSM §4.4.
 
 use std::sync::Arc;
@@ -66,7 +67,7 @@ fn flush(spec: &FlushSpec, context: &JobContext<'_>) -> Result<JobOutput> {
     let kept = input.take_tombstones();
     let writer = OutputWriter::new(&spec.output, CfId(spec.cf), &spec.range, kept, io, context)?
         .filtered_by(spec.retention.compaction_filter.as_deref());
-    let files = drive(&mut input, writer, context, |input| {
+    let written = drive(&mut input, writer, context, |input| {
         let expected: u64 = shards.iter().map(|shard| shard.entries()).sum();
         let read = input.counts().records_in;
         // Only if no shard reaches out of the range is it known how many lie in it.
@@ -78,7 +79,7 @@ fn flush(spec: &FlushSpec, context: &JobContext<'_>) -> Result<JobOutput> {
         }
         Ok(())
     })?;
-    Ok(context.output(files, input.counts().clone(), started_ns))
+    Ok(context.output(written, input.counts().clone(), started_ns))
 }
 
 #[cfg(test)]

@@ -5,11 +5,13 @@ use archipelago_env::limit::{Priority, RateLimiter};
 use archipelago_env::mem::MemFs;
 
 use super::*;
+use crate::executor;
 use crate::job::below::Below;
-use crate::job::spec::FileNumbers;
+use crate::job::spec::{FileNumbers, ValueSpec};
 use crate::job::testing::*;
 use crate::job::{NoShards, ShardSource};
 use crate::key::Kind;
+use crate::value_ref::Reference;
 
 #[test]
 fn outputs_hold_the_newest_versions_cut_at_the_map() {
@@ -188,4 +190,126 @@ fn what_a_spec_names_must_be_here() {
     assert_eq!(error.kind(), ErrorKind::InvalidArgument);
     assert!(error.context().contains("unheard-of"), "{error}");
     assert!(NoShards.shard(&ShardRef { memtable: 1, shard: 0 }).is_err());
+}
+
+/// A memtable with one record of each kind, and values of 0, 63, 64 and 700 bytes.
+fn mixed(executor: &mut Executor) -> (FlushSpec, Vec<Record>) {
+    let value = |bytes: usize| "v".repeat(bytes);
+    let records = vec![
+        put("a", 1, ""),
+        put("b", 2, &value(63)),
+        put("c", 3, &value(64)),
+        put("d", 4, &value(700)),
+        record("e", 5, Kind::Delete, ""),
+        record("f", 6, Kind::Merge, &value(700)),
+        expiring("g", 7, 2_000, &value(63)),
+        expiring("h", 8, 2_000, &value(700)),
+    ];
+    let shard = executor.memtable(1, &records, &[tombstone("x", "z", 9)]);
+    (executor.flush_spec(vec![shard]), records)
+}
+
+#[test]
+fn values_from_the_threshold_on_are_separated() {
+    for (threshold, separated) in [(0, ""), (1, "bcdgh"), (64, "cdh"), (512, "dh"), (701, "")] {
+        let mut executor = Executor::new();
+        let (mut spec, records) = mixed(&mut executor);
+        spec.output.values = value_spec(threshold, &[]);
+        let output = run_flush(&spec, &executor.context()).unwrap();
+        executor::check(&output, &spec.range, &spec.output).unwrap();
+        assert_eq!(output.value_files.len(), usize::from(!separated.is_empty()));
+        let (stored, tombstones) = executor.contents(&output.files[0]);
+        let kept = |record: &&Record| record.2 == Kind::Indirect;
+        let keys: Vec<u8> = stored.iter().filter(kept).map(|record| record.0[0]).collect();
+        assert_eq!(keys, separated.as_bytes(), "with {threshold}");
+        assert_eq!(tombstones, [tombstone("x", "z", 9)]);
+        let values = value_spec(threshold, &output.value_files);
+        assert_eq!(executor.resolved(&stored, &values), records);
+        let sizes = output.files.iter().map(|file| file.size_bytes);
+        let all: u64 = sizes.chain(output.value_files.iter().map(|file| file.size_bytes)).sum();
+        assert_eq!(output.bytes_written, all);
+        for record in stored.iter().filter(kept) {
+            let reference = Reference::decode(&record.3).unwrap();
+            assert!(reference.offset.is_some());
+            assert_eq!(reference.expiry_unix_ms.is_some(), matches!(record.0[0], b'g' | b'h'));
+        }
+    }
+}
+
+#[test]
+fn value_files_end_at_their_size_and_span_tables() {
+    let mut executor = Executor::new();
+    let mut spec = spec_of_three(&mut executor);
+    spec.output.values = ValueSpec { value_file_bytes: 12_000, ..value_spec(100, &[]) };
+    let output = run_flush(&spec, &executor.context()).unwrap();
+    executor::check(&output, &spec.range, &spec.output).unwrap();
+    // A value record of 100 bytes has a trailer of 5.
+    let records: Vec<u64> = output.value_files.iter().map(|file| file.records).collect();
+    assert_eq!(records, [115, 115, 70]);
+    let named: Vec<usize> = output.files.iter().map(|file| file.refs.by_file().len()).collect();
+    assert_eq!(named, [1, 2, 2]);
+    let mut numbers: Vec<u64> = output.value_files.iter().map(|file| file.no).collect();
+    assert!(numbers.is_sorted());
+    numbers.extend(output.files.iter().map(|file| file.no));
+    numbers.sort_unstable();
+    numbers.dedup();
+    assert_eq!(numbers.len(), 6, "every file has a number of its own");
+    let ids = output.value_files.iter().map(|file| file.unique_id);
+    let ids: std::collections::BTreeSet<_> =
+        ids.chain(output.files.iter().map(|file| file.unique_id)).collect();
+    assert_eq!(ids.len(), 6, "every file has a unique id of its own");
+}
+
+#[test]
+fn value_file_is_synced_before_tables_that_name_it() {
+    for (nth, name) in [(1, ".vsst"), (2, ".sst"), (3, ".sst"), (4, ".sst")] {
+        let fs = Arc::new(FaultFs::new(Arc::new(MemFs::new()), 1));
+        let mut executor = Executor::over(Arc::clone(&fs) as _);
+        let mut spec = spec_of_three(&mut executor);
+        spec.output.values = value_spec(100, &[]);
+        fs.add(Rule::on(Operation::Sync).nth(nth).fault(Fault::Io));
+        let error = run_flush(&spec, &executor.context()).unwrap_err();
+        assert!(error.context().contains(name), "sync {nth}: {error}");
+    }
+}
+
+#[test]
+fn failed_flush_with_values_leaves_nothing() {
+    for operation in [Operation::Create, Operation::Append, Operation::Sync, Operation::SyncDir] {
+        let mut failed = 0;
+        for nth in 1.. {
+            let fs = Arc::new(FaultFs::new(Arc::new(MemFs::new()), 1));
+            let mut executor = Executor::over(Arc::clone(&fs) as _);
+            let mut spec = spec_of_three(&mut executor);
+            spec.output.values = ValueSpec { value_file_bytes: 12_000, ..value_spec(100, &[]) };
+            fs.add(Rule::on(operation).nth(nth).fault(Fault::Io));
+            let result = run_flush(&spec, &executor.context());
+            if fs.fired_total() == 0 {
+                assert_eq!(result.unwrap().value_files.len(), 3);
+                break;
+            }
+            failed += 1;
+            assert_eq!(result.unwrap_err().kind(), ErrorKind::Io, "{operation:?} {nth}");
+            assert_eq!(executor.tables(), Vec::<String>::new(), "{operation:?} {nth}");
+        }
+        assert!(failed > 0, "{operation:?}");
+    }
+}
+
+#[test]
+fn cancelled_flush_with_values_leaves_nothing() {
+    let mut executor = Executor::new();
+    let mut spec = spec_of_three(&mut executor);
+    spec.output.values = value_spec(100, &[]);
+    // The first table and the value file; the second table comes with the cancellation.
+    spec.output.file_numbers = FileNumbers { first: 1, count: 2 };
+    let mut context = executor.context();
+    let cancel = context.cancel.clone();
+    let third = move || {
+        cancel.cancel();
+        FileNo(77)
+    };
+    context.more_file_numbers = Some(&third);
+    assert_eq!(run_flush(&spec, &context).unwrap_err().kind(), ErrorKind::Closed);
+    assert_eq!(executor.tables(), Vec::<String>::new());
 }

@@ -21,12 +21,15 @@
 pub mod below;
 mod cancel;
 mod counts;
+mod created;
 mod files;
 pub mod output;
+mod separate;
 mod shards;
 pub mod spec;
 #[cfg(test)]
 pub(crate) mod testing;
+mod value_input;
 
 use std::fmt;
 use std::sync::Arc;
@@ -42,9 +45,11 @@ pub use cancel::Cancel;
 pub use counts::{Counts, Dropped, GcFigures};
 pub(crate) use files::{MeteredRead, MeteredWrite};
 pub use shards::{NoShards, ShardRef, ShardSource};
+pub(crate) use value_input::{ValueInputs, ValueSource};
 
 use crate::extension::Registry;
 use crate::file_meta::FileMeta;
+use crate::job::output::Written;
 use crate::sst::BlockCache;
 use crate::value::KeyList;
 use crate::value_ref::ValueFileMeta;
@@ -166,20 +171,16 @@ impl JobOutput {
             whole.bytes_read += part.bytes_read;
             whole.bytes_written += part.bytes_written;
         }
+        whole.value_files.sort_unstable_by_key(|file| file.no);
         whole
     }
 }
 
 impl JobContext<'_> {
-    pub(crate) fn output(
-        &self,
-        files: Vec<FileMeta>,
-        counts: Counts,
-        started_ns: u64,
-    ) -> JobOutput {
+    pub(crate) fn output(&self, written: Written, counts: Counts, started_ns: u64) -> JobOutput {
         JobOutput {
-            files,
-            value_files: Vec::new(),
+            files: written.tables,
+            value_files: written.value_files,
             counts,
             bytes_read: self.progress.bytes_read(),
             bytes_written: self.progress.bytes_written(),

@@ -10,28 +10,48 @@
 //!    the output has reached its target size or would overlap more than
 //!    [`GRANDPARENT_TARGETS`] target sizes of the level below, and at the start of a tombstone,
 //!    when the tombstones that start in the interval have brought it to its target size.
-//! 4. Until [`OutputWriter::finish`] has returned `Ok`, dropping the writer removes every file
+//! 4. Large values go to value files if the spec says so ([`super::separate`]). A value file may
+//!    span several outputs, and is synced before them.
+//! 5. Until [`OutputWriter::finish`] has returned `Ok`, dropping the writer removes every file
 //!    that it has created; a file that cannot be removed is logged and left as garbage.
 //!
 //! Cost: per record nothing beyond the table builder; per user key two comparisons. One sync per
 //! output and one of the directory. A tombstone is written once for each output that it reaches
 //! into.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 
-use archipelago_base::{CfId, Error, FileNo, Result};
-use archipelago_env::{CreateOptions, IoContext};
+use archipelago_base::{CfId, Result};
+use archipelago_env::{IoContext, WritableFile};
 
+use super::JobContext;
+use super::created::{CreatedFile, CreatedFiles};
+use super::separate::{LateSync, Separator};
 use super::spec::OutputSpec;
-use super::{JobContext, MeteredWrite};
 use crate::file_meta::{FileMeta, sst_name};
 use crate::key::{KeyRange, user_key};
 use crate::sst::{RecordRole, TableBuilder, TableOptions};
 use crate::tombstone::RangeTombstone;
+use crate::value_ref::ValueFileMeta;
 
 /// An output overlaps at most about this many target sizes of the level below.
 pub const GRANDPARENT_TARGETS: u64 = 10;
+
+/// The files that a job has written and synced.
+#[derive(Debug, Default)]
+pub struct Written {
+    /// The tables in key order.
+    pub tables: Vec<FileMeta>,
+    /// The value files, ascending by number.
+    pub value_files: Vec<ValueFileMeta>,
+}
+
+/// A table that is being written.
+struct OpenTable {
+    builder: TableBuilder,
+    /// The table's file, if value files have to be synced before it.
+    late: Option<LateSync>,
+}
 
 /// Writes the output files of one job.
 pub struct OutputWriter<'a> {
@@ -51,7 +71,9 @@ pub struct OutputWriter<'a> {
     started_bytes: u64,
     /// What is left of those that reach out of the intervals before, from `low` on.
     carried: Vec<RangeTombstone>,
-    open: Option<TableBuilder>,
+    open: Option<OpenTable>,
+    /// Writes the large values, if the job separates them.
+    separator: Option<Separator<'a>>,
     /// Start of the current interval.
     low: Vec<u8>,
     /// End of the job's keys.
@@ -59,10 +81,9 @@ pub struct OutputWriter<'a> {
     next_cut: usize,
     next_grandparent: usize,
     overlap_bytes: u64,
-    numbers_used: u64,
     files: Vec<FileMeta>,
-    /// Paths to remove if the job fails.
-    created: Vec<PathBuf>,
+    /// Removes the files if the job fails, after the builders above are dropped.
+    created: CreatedFiles<'a>,
 }
 
 impl<'a> OutputWriter<'a> {
@@ -90,13 +111,13 @@ impl<'a> OutputWriter<'a> {
             started_bytes: 0,
             carried: Vec::new(),
             open: None,
+            separator: Separator::new(spec, cf, io, context),
             low: range.start.clone(),
             end: range.end.as_deref(),
             next_grandparent: 0,
             overlap_bytes: 0,
-            numbers_used: 0,
             files: Vec::new(),
-            created: Vec::new(),
+            created: CreatedFiles::new(spec, context),
         })
     }
 
@@ -113,11 +134,16 @@ impl<'a> OutputWriter<'a> {
         if role.starts_key {
             self.enter(user_key(key))?;
         }
-        let builder = match &mut self.open {
-            Some(builder) => builder,
-            None => self.create()?,
+        if self.open.is_none() {
+            self.create()?;
+        }
+        let Self { open: Some(table), separator, created, .. } = self else { return Ok(()) };
+        let separated = match separator {
+            None => None,
+            Some(separator) => separator.separate(key, value, created)?,
         };
-        builder.add_as(key, value, role)
+        let (key, value) = separated.unwrap_or((key, value));
+        table.builder.add_as(key, value, role)
     }
 
     /// Ends the interval before `key` if it must end there.
@@ -137,8 +163,8 @@ impl<'a> OutputWriter<'a> {
                 self.overlap_bytes = self.overlap_bytes.saturating_add(file.bytes);
             }
         }
-        let full = self.open.as_ref().is_some_and(|builder| {
-            builder.estimated_bytes() + self.started_bytes >= spec.target_file_bytes
+        let full = self.open.as_ref().is_some_and(|table| {
+            table.builder.estimated_bytes() + self.started_bytes >= spec.target_file_bytes
                 || self.overlap_bytes > spec.target_file_bytes.saturating_mul(GRANDPARENT_TARGETS)
         });
         if full {
@@ -168,7 +194,7 @@ impl<'a> OutputWriter<'a> {
             let (start, bytes) = (Arc::clone(&tombstone.start), stored_bytes(tombstone));
             self.next_started += 1;
             self.pass_cuts(&start)?;
-            let open = self.open.as_ref().map_or(0, TableBuilder::estimated_bytes);
+            let open = self.open.as_ref().map_or(0, |table| table.builder.estimated_bytes());
             let is_full = open + self.started_bytes + bytes > self.spec.target_file_bytes;
             if is_full && self.started_bytes > 0 && *start > *self.low {
                 self.end_interval(Some(&start))?;
@@ -178,8 +204,8 @@ impl<'a> OutputWriter<'a> {
         Ok(())
     }
 
-    /// Ends the last interval and makes everything durable. The outputs in key order.
-    pub fn finish(mut self) -> Result<Vec<FileMeta>> {
+    /// Ends the last interval and makes everything durable.
+    pub fn finish(mut self) -> Result<Written> {
         let spec = self.spec;
         self.pass_tombstones(None)?;
         while let Some(cut) = spec.cuts.get(self.next_cut) {
@@ -190,25 +216,29 @@ impl<'a> OutputWriter<'a> {
             self.end_interval(Some(cut))?;
         }
         self.end_interval(self.end)?;
-        if !self.created.is_empty() {
-            self.context.fs.sync_dir(spec.dir())?;
-        }
-        self.context.check_cancelled()?;
-        self.created.clear();
-        Ok(std::mem::take(&mut self.files))
+        let value_files = match &mut self.separator {
+            None => Vec::new(),
+            Some(separator) => separator.finish()?,
+        };
+        self.created.keep()?;
+        Ok(Written { tables: self.files, value_files })
     }
 
     /// Closes the output of the keys from `low` to `high`, if there is anything to say there.
     fn end_interval(&mut self, high: Option<&[u8]>) -> Result<()> {
         for tombstone in self.tombstones_until(high) {
-            let builder = match &mut self.open {
-                Some(builder) => builder,
+            let table = match &mut self.open {
+                Some(table) => table,
                 None => self.create()?,
             };
-            builder.add_tombstone(&tombstone)?;
+            table.builder.add_tombstone(&tombstone)?;
         }
-        if let Some(builder) = self.open.take() {
-            self.files.push(builder.finish()?);
+        if let Some(OpenTable { builder, late }) = self.open.take() {
+            let meta = builder.finish()?;
+            if let (Some(late), Some(separator)) = (late, &mut self.separator) {
+                separator.sync_table(&meta, late)?;
+            }
+            self.files.push(meta);
         }
         self.overlap_bytes = 0;
         self.started_bytes = 0;
@@ -243,33 +273,16 @@ impl<'a> OutputWriter<'a> {
         inside
     }
 
-    fn number(&mut self) -> Result<FileNo> {
-        let numbers = self.spec.file_numbers;
-        if self.numbers_used < numbers.count {
-            let no = numbers.first.checked_add(self.numbers_used);
-            self.numbers_used += 1;
-            return no
-                .map(FileNo)
-                .ok_or_else(|| Error::invalid("job spec: its file numbers overflow"));
-        }
-        match self.context.more_file_numbers {
-            Some(more) => Ok(more()),
-            None => Err(Error::invalid(format!(
-                "the job needs more than the {} file numbers from {} on that its spec sets \
-                 aside: give it more",
-                numbers.count, numbers.first
-            ))),
-        }
-    }
-
     #[cold]
-    fn create(&mut self) -> Result<&mut TableBuilder> {
-        let no = self.number()?;
-        let path = self.spec.dir().join(sst_name(no));
-        let options = CreateOptions { direct: self.spec.direct_io, ..CreateOptions::default() };
-        let file = self.context.fs.create(&path, self.io, options)?;
-        self.created.push(path.clone());
-        let file = Box::new(MeteredWrite::new(file, self.io.purpose, self.context));
+    fn create(&mut self) -> Result<&mut OpenTable> {
+        let CreatedFile { no, path, file } = self.created.create(sst_name, self.io)?;
+        let (file, late): (Box<dyn WritableFile>, _) = match self.separator {
+            None => (Box::new(file), None),
+            Some(_) => {
+                let late = LateSync::new(file);
+                (Box::new(late.clone()), Some(late))
+            }
+        };
         let builder = TableBuilder::new(
             file,
             &path,
@@ -280,22 +293,12 @@ impl<'a> OutputWriter<'a> {
                 ..self.spec.table_options(self.cf)
             },
         );
-        Ok(self.open.insert(builder.warming(&self.context.cache)))
+        let builder = builder.warming(&self.context.cache);
+        Ok(self.open.insert(OpenTable { builder, late }))
     }
 }
 
 /// About what a tombstone takes in a table.
 fn stored_bytes(tombstone: &RangeTombstone) -> u64 {
     (tombstone.start.len() + tombstone.end.len()) as u64 + 12
-}
-
-impl Drop for OutputWriter<'_> {
-    fn drop(&mut self) {
-        self.open = None;
-        for path in &self.created {
-            if let Err(error) = self.context.fs.remove(path) {
-                tracing::warn!(%error, "cannot remove the output of a failed job");
-            }
-        }
-    }
 }

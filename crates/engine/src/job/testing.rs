@@ -10,7 +10,7 @@ use archipelago_env::mem::MemFs;
 use archipelago_env::{IoContext, IoPurpose, OpenOptions};
 
 use super::below::Below;
-use super::spec::{FileNumbers, OutputSpec, Retention, ValueSpec};
+use super::spec::{CurrentNumber, FileNumbers, OutputSpec, Retention, ValueSpec};
 use super::*;
 use crate::compaction::job::{CompactionSpec, Input};
 use crate::file_meta::sst_name;
@@ -21,6 +21,8 @@ use crate::memtable::SealedShard;
 use crate::options::Compression;
 use crate::sst::{TableReadOptions, TableReader};
 use crate::tombstone::RangeTombstone;
+use crate::value::ValueKey;
+use crate::value_ref::Reference;
 
 pub(crate) const DIR: &str = "/db";
 
@@ -33,6 +35,12 @@ pub(crate) fn record(key: &str, seq: u64, kind: Kind, value: &str) -> Record {
 
 pub(crate) fn put(key: &str, seq: u64, value: &str) -> Record {
     record(key, seq, Kind::Put, value)
+}
+
+/// A value that expires.
+pub(crate) fn expiring(key: &str, seq: u64, expiry: u64, value: &str) -> Record {
+    let stored = [&expiry.to_le_bytes(), value.as_bytes()].concat();
+    (key.into(), seq, Kind::PutExpiring, stored)
 }
 
 pub(crate) fn tombstone(start: &str, end: &str, seq: u64) -> RangeTombstone {
@@ -207,6 +215,32 @@ impl Executor {
         }
     }
 
+    /// The user's records: those of `records` with the values that they reference, which lie in the
+    /// files of `values`.
+    pub(crate) fn resolved(&self, records: &[Record], values: &ValueSpec) -> Vec<Record> {
+        let io = IoContext::sst(IoPurpose::Maintenance, 0);
+        let context = self.context();
+        let mut source = ValueInputs::new(values, DIR.into(), io, false, &context);
+        let mut resolve = |record: &Record| {
+            let (key, seq, kind, stored) = record.clone();
+            if kind != Kind::Indirect {
+                return (key, seq, kind, stored);
+            }
+            let reference = Reference::decode(&stored).unwrap();
+            let current = values.current(reference.file_no.0).expect("a known value file");
+            let at = ValueKey { user_key: &key, seq: SeqNo(seq) };
+            let value = source.fetch(&reference, FileNo(current), at).unwrap();
+            match reference.expiry_unix_ms {
+                None => (key, seq, Kind::Put, value.into_vec()),
+                Some(expiry) => {
+                    let stored = [&expiry.to_le_bytes(), &value[..]].concat();
+                    (key, seq, Kind::PutExpiring, stored)
+                }
+            }
+        };
+        records.iter().map(&mut resolve).collect()
+    }
+
     /// A reader of an output.
     pub(crate) fn table(&self, meta: &FileMeta) -> Arc<TableReader> {
         let io = IoContext::sst(IoPurpose::Maintenance, 0);
@@ -259,6 +293,19 @@ pub(crate) fn retention() -> Retention {
         now_ms: 1000,
         merge_operator: Some("append".into()),
         compaction_filter: None,
+    }
+}
+
+/// Separates values from `separation_bytes` on. References name `files`.
+pub(crate) fn value_spec(separation_bytes: u64, files: &[ValueFileMeta]) -> ValueSpec {
+    let mut files = files.to_vec();
+    files.sort_by_key(|file| file.no);
+    let same = |file: &ValueFileMeta| CurrentNumber { named: file.no, current: file.no };
+    ValueSpec {
+        separation_bytes,
+        value_file_bytes: 64 << 20,
+        current: files.iter().map(same).collect(),
+        files,
     }
 }
 

@@ -27,7 +27,10 @@
 //!    flushed-through numbers and "the latest sequence number of a key" are read from records.
 //! 9. Every input record is either written or counted under a reason
 //!    (`records_in == records_out + dropped`), so that none is lost silently.
-//! 10. An input may read a value only when it is asked for ([`InternalIterator::read_value`]). What
+//! 10. A reference ([`Kind::Indirect`]) is treated by these rules like the value that it names, with
+//!     the expiry inside of it. [`super::references`] says what is given out for it, and when its
+//!     value is read.
+//! 11. An input may read a value only when it is asked for ([`InternalIterator::read_value`]). What
 //!     is dropped as hidden or expired is not asked for, and a value that could not be read ends
 //!     the iteration before a filter, a merge operator or an output sees it.
 //!
@@ -42,12 +45,14 @@ use archipelago_base::{Error, ErrorKind, Result, SeqNo};
 
 use super::cover::Cover;
 use super::fold::Queue;
+use super::references::{self, References};
 use super::stripes::Stripes;
 use crate::extension::{FamilyFilter, FamilyMerge, FilterDecision};
 use crate::iter::InternalIterator;
 use crate::job::Counts;
 use crate::job::below::{Below, BelowCursor};
 use crate::key::{self, KeyRange, KeyRef, Kind};
+use crate::pinned::PinnedSlice;
 use crate::tombstone::RangeTombstone;
 
 /// Length of the expiry before the value of a [`Kind::PutExpiring`].
@@ -82,6 +87,8 @@ enum Current {
 pub struct CompactionIterator<'a, I> {
     pub(super) input: I,
     pub(super) rules: Rules<'a>,
+    /// `None` if the input can have no references.
+    pub(super) references: Option<References<'a>>,
     pub(super) cover: Cover,
     pub(super) below: BelowCursor<'a>,
     /// What the outputs must carry.
@@ -117,6 +124,7 @@ impl<'a, I: InternalIterator> CompactionIterator<'a, I> {
             below: BelowCursor::new(rules.below),
             input,
             rules,
+            references: None,
             cover,
             tombstones: written,
             key: Vec::new(),
@@ -131,6 +139,13 @@ impl<'a, I: InternalIterator> CompactionIterator<'a, I> {
             queue: Queue::default(),
             counts: Counts::default(),
         }
+    }
+
+    /// Reads an input with references, which `references` resolves. Without it a reference among
+    /// the records is damage.
+    #[must_use]
+    pub(crate) fn with_references(self, references: References<'a>) -> Self {
+        Self { references: Some(references), ..self }
     }
 
     /// To the first record of the range. Called once.
@@ -236,6 +251,16 @@ impl<'a, I: InternalIterator> CompactionIterator<'a, I> {
         self.input.next();
     }
 
+    /// Moves the input past the record that it stands on, which no output gets.
+    #[inline]
+    pub(super) fn discard(&mut self) -> Result<()> {
+        if let Some(references) = &mut self.references {
+            references.note_dropped(self.input.key(), self.input.value())?;
+        }
+        self.consume();
+        Ok(())
+    }
+
     #[inline]
     fn give(&mut self, from: Current) {
         self.counts.records_out += 1;
@@ -250,7 +275,8 @@ impl<'a, I: InternalIterator> CompactionIterator<'a, I> {
         self.current = Current::End;
         while let Some((seq, kind)) = self.look()? {
             let Some(stripe) = self.rules.stripes.of(seq) else {
-                self.give(Current::Input);
+                let from = self.keep(seq, kind, None)?;
+                self.give(from);
                 return Ok(());
             };
             if self.done == Some(stripe) {
@@ -259,7 +285,7 @@ impl<'a, I: InternalIterator> CompactionIterator<'a, I> {
                 } else {
                     self.counts.dropped.shadowed += 1;
                 }
-                self.consume();
+                self.discard()?;
                 continue;
             }
             self.done = Some(stripe);
@@ -267,7 +293,7 @@ impl<'a, I: InternalIterator> CompactionIterator<'a, I> {
                 self.cover.newest(&self.key, stripe).is_some_and(|newest| newest > seq);
             if self.done_by_range {
                 self.counts.dropped.covered += 1;
-                self.consume();
+                self.discard()?;
                 continue;
             }
             if let Some(from) = self.take(seq, kind, stripe)? {
@@ -308,6 +334,7 @@ impl<'a, I: InternalIterator> CompactionIterator<'a, I> {
                 }
                 Ordering::Equal => match self.last_trailer.map(|last| trailer.cmp(&last)) {
                     Some(Ordering::Less) => self.first_of_key = false,
+                    // The same record twice: a value that both name stays referenced.
                     Some(Ordering::Equal) => {
                         self.counts.dropped.shadowed += 1;
                         self.consume();
@@ -327,7 +354,7 @@ impl<'a, I: InternalIterator> CompactionIterator<'a, I> {
     fn take(&mut self, seq: SeqNo, kind: Kind, stripe: usize) -> Result<Option<Current>> {
         match kind {
             Kind::Put if self.rules.filter.is_none() => Ok(Some(Current::Input)),
-            Kind::Put => self.filtered(seq, stripe, None),
+            Kind::Put => self.filtered(seq, kind, stripe, None),
             Kind::Delete => {
                 if stripe == 0 && !self.below.may_hold(&self.key) {
                     self.counts.dropped.deletes += 1;
@@ -336,50 +363,91 @@ impl<'a, I: InternalIterator> CompactionIterator<'a, I> {
                 }
                 Ok(Some(Current::Input))
             }
-            Kind::PutExpiring => {
-                let expiry = expiry_of(&self.key, self.input.expiry_bytes())?;
-                if expiry <= self.rules.now_ms {
-                    let dropped = self.hide(seq, stripe);
+            Kind::PutExpiring | Kind::Indirect => {
+                let expiry = self.expiry(kind)?;
+                if expiry.is_some_and(|expiry| expiry <= self.rules.now_ms) {
+                    let dropped = self.hide(seq, stripe)?;
                     self.counts.dropped.expired += u64::from(dropped);
                     return Ok((!dropped).then_some(Current::Queue));
                 }
-                self.filtered(seq, stripe, Some(expiry))
+                self.filtered(seq, kind, stripe, expiry)
             }
             Kind::Merge => self.fold(seq, stripe).map(|()| Some(Current::Queue)),
-            Kind::SingleDelete | Kind::RangeDelete | Kind::Indirect | Kind::WideEntity => {
+            Kind::SingleDelete | Kind::RangeDelete | Kind::WideEntity => {
                 Err(corrupt(&self.key, format_args!("a {kind:?} among point records")))
             }
         }
     }
 
+    /// The expiry of the record that the input stands on.
+    pub(super) fn expiry(&self, kind: Kind) -> Result<Option<u64>> {
+        match kind {
+            Kind::PutExpiring => expiry_of(&self.key, self.input.expiry_bytes()).map(Some),
+            Kind::Indirect => {
+                Ok(references::decode(&self.key, self.input.read_value()?)?.expiry_unix_ms)
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// Gives out the record that the input stands on. For a reference that is the record with the
+    /// current number, or with the value, `fetched` if it was read before.
+    #[inline]
+    fn keep(&mut self, seq: SeqNo, kind: Kind, fetched: Option<PinnedSlice>) -> Result<Current> {
+        if kind != Kind::Indirect {
+            return Ok(Current::Input);
+        }
+        let reference = references::decode(&self.key, self.input.read_value()?)?;
+        let Some(references) = &mut self.references else { return Err(no_reference(&self.key)) };
+        if references.is_current(&reference)? {
+            return Ok(Current::Input);
+        }
+        self.queue.clear();
+        self.queue_input(seq, kind, fetched)?;
+        self.queue.place(&self.key);
+        Ok(Current::Queue)
+    }
+
     /// Makes the record a delete; whether it could be dropped altogether. Consumes it.
-    fn hide(&mut self, seq: SeqNo, stripe: usize) -> bool {
-        self.consume();
+    fn hide(&mut self, seq: SeqNo, stripe: usize) -> Result<bool> {
+        self.discard()?;
         if stripe == 0 && !self.below.may_hold(&self.key) {
-            return true;
+            return Ok(true);
         }
         self.counts.rewritten += 1;
         self.queue.set(&self.key, seq, Kind::Delete, &[]);
-        false
+        Ok(false)
     }
 
     /// Applies the filter to a live value (rule 7).
     fn filtered(
         &mut self,
         seq: SeqNo,
+        kind: Kind,
         stripe: usize,
         expiry: Option<u64>,
     ) -> Result<Option<Current>> {
-        let Some(filter) = &self.rules.filter else { return Ok(Some(Current::Input)) };
-        if !self.first_of_key {
-            return Ok(Some(Current::Input));
-        }
-        let stored = self.input.read_value()?;
-        let value = if expiry.is_some() { &stored[EXPIRY_BYTES..] } else { stored };
+        let Some(filter) = self.rules.filter.as_ref().filter(|_| self.first_of_key) else {
+            return self.keep(seq, kind, None).map(Some);
+        };
+        let fetched = match &mut self.references {
+            Some(references) if kind == Kind::Indirect && filter.wants_value() => {
+                let reference = references::decode(&self.key, self.input.read_value()?)?;
+                Some(references.fetch(&reference, &self.key, seq)?)
+            }
+            None if kind == Kind::Indirect => return Err(no_reference(&self.key)),
+            _ => None,
+        };
+        let value = match (&fetched, kind) {
+            _ if !filter.wants_value() => &[],
+            (Some(fetched), _) => fetched.as_ref(),
+            (None, Kind::PutExpiring) => &self.input.read_value()?[EXPIRY_BYTES..],
+            (None, _) => self.input.read_value()?,
+        };
         match filter.filter(&self.key, value, expiry, self.rules.now_ms)? {
-            FilterDecision::Keep => Ok(Some(Current::Input)),
+            FilterDecision::Keep => self.keep(seq, kind, fetched).map(Some),
             FilterDecision::Remove => {
-                let dropped = self.hide(seq, stripe);
+                let dropped = self.hide(seq, stripe)?;
                 self.counts.dropped.filtered += u64::from(dropped);
                 Ok((!dropped).then_some(Current::Queue))
             }
@@ -395,7 +463,7 @@ impl<'a, I: InternalIterator> CompactionIterator<'a, I> {
                     )));
                 }
                 self.counts.rewritten += 1;
-                self.consume();
+                self.discard()?;
                 self.queue.set_value(&self.key, seq, expiry, &value);
                 Ok(Some(Current::Queue))
             }
@@ -420,6 +488,12 @@ pub(super) fn expiry_of(key: &[u8], stored: &[u8]) -> Result<u64> {
         Some(bytes) => Ok(u64::from_le_bytes(*bytes)),
         None => Err(corrupt(key, "its value is too short for an expiry")),
     }
+}
+
+/// The error of a reference in an input that can have none.
+#[cold]
+pub(super) fn no_reference(key: &[u8]) -> Error {
+    corrupt(key, "a reference among records that have their values")
 }
 
 /// An input record that cannot be. The job adds which one it is.

@@ -4,7 +4,9 @@
 //! Inputs are read front to back with readahead, past the block cache. Files of L0 are one child
 //! of the merge each; those of another level, which are disjoint, are one child together, so that
 //! a job costs at most one comparison per record and L0 file more than its levels. Only files
-//! with range tombstones are opened before their turn.
+//! with range tombstones are opened before their turn. Values that the inputs reference stay where
+//! they are, except those that a merge operator or a filter needs, and all of them if the family
+//! does not separate values any more ([`super::references`]).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -19,12 +21,13 @@ use serde::{Deserialize, Serialize};
 use super::cover::clip;
 use super::drive;
 use super::iterator::CompactionIterator;
+use super::references::References;
 use crate::file_meta::{FileMeta, sst_name};
 
 use crate::iter::{Child, FileOpener, InternalIterator, LevelIterator, MergingIterator};
 use crate::job::output::OutputWriter;
 use crate::job::spec::{OutputSpec, Retention};
-use crate::job::{Cancel, JobContext, JobOutput, MeteredRead, Progress};
+use crate::job::{Cancel, JobContext, JobOutput, MeteredRead, Progress, ValueInputs};
 use crate::key::KeyRange;
 use crate::sst::{BlockCache, TableReadOptions, TableReader};
 
@@ -155,18 +158,22 @@ fn compact(spec: &CompactionSpec, context: &JobContext<'_>) -> Result<JobOutput>
     let early = files.iter().filter_map(|file| file.early.as_ref());
     let tombstones = clip(early.flat_map(|table| table.tombstones().list()), range);
     let merged = MergingIterator::new(children(spec, files)?);
-    let mut input = CompactionIterator::new(merged, tombstones, rules);
+    let values = &spec.output.values;
+    let io = spec.io(spec.output.level);
+    let dir = spec.output.dir.clone();
+    let source = ValueInputs::new(values, dir, io, spec.direct_reads, context);
+    let references = References::new(values, Box::new(source));
+    let mut input = CompactionIterator::new(merged, tombstones, rules).with_references(references);
     let _held = context.budget.hold(MemoryClass::Job, input.tombstone_bytes());
     let kept = input.take_tombstones();
-    let io = spec.io(spec.output.level);
     let writer = OutputWriter::new(&spec.output, CfId(spec.cf), range, kept, io, context)?
         .filtered_by(spec.retention.compaction_filter.as_deref());
-    let files = drive(&mut input, writer, context, |input| match &spec.subrange {
+    let written = drive(&mut input, writer, context, |input| match &spec.subrange {
         // How many of the inputs' records lie in a part is not known; the owner adds them up.
         Some(_) => Ok(()),
         None => check_complete(spec, input.counts().records_in),
     })?;
-    Ok(context.output(files, input.counts().clone(), started_ns))
+    Ok(context.output(written, input.counts().clone(), started_ns))
 }
 
 /// Whole files were given, so all of their records must have come out: of a job over the whole

@@ -49,6 +49,7 @@ use crate::iter::{AsOfIterator, Child, InternalIterator, MergingIterator};
 use crate::job::NoShards;
 use crate::job::below::Below;
 use crate::job::output::OutputWriter;
+use crate::job::spec::ValueSpec;
 use crate::key::KeyRange;
 use crate::live_file::LiveFile;
 use crate::lock_order::Order;
@@ -148,12 +149,14 @@ fn export_memtables(
     let cuts = picture.version.map().boundaries().to_vec();
     let mut spec = compaction::output_spec(db, family, 0, cuts, Vec::new(), bytes);
     spec.dir = dir.to_owned();
+    // The values of these tables stay inline. A compaction of the copy separates them.
+    spec.values = ValueSpec::default();
     held.resize(JOB_OUTPUT_BYTES + input.tombstone_bytes());
     let kept = input.take_tombstones();
     let io = IoContext::new(FileClass::Sst, IoPurpose::Maintenance);
     let context = compaction::job_context(&db.context, &db.storage, &db.jobs, &db.view, &NoShards);
     let writer = OutputWriter::new(&spec, family.id, &range, kept, io, &context)?;
-    drive(&mut input, writer, &context, |_| Ok(()))
+    Ok(drive(&mut input, writer, &context, |_| Ok(()))?.tables)
 }
 
 /// Links the table as `to`, or copies it. The table of a read-only database may be gone from

@@ -295,6 +295,9 @@ fn shard_work(db: &DbInner, task: &FlushTask, shard: usize, cancel: &Cancel, war
         fault.as_ref().map_or(Ok(()), |fault| fault("flush.shard"))?;
         let context = JobContext { shards: &taken, ..context };
         let output = border.call(|| executor.flush(&spec, &context))??;
+        if !output.value_files.is_empty() {
+            fault.as_ref().map_or(Ok(()), |fault| fault("flush.value_file"))?;
+        }
         // The files of an output that is not one of the spec may belong to another job: they stay.
         executor::check(&output, &spec.range, &spec.output)?;
         Ok(output)

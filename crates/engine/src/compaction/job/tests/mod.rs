@@ -1,5 +1,6 @@
 mod late;
 mod parts;
+mod values;
 
 use archipelago_base::SeqNo;
 use archipelago_env::fault::{Fault, FaultFs, Operation, Rule};

@@ -1,0 +1,93 @@
+//! The files that a job creates, and their removal when the job fails.
+//!
+//! Owned by the job's [`OutputWriter`](super::output::OutputWriter). Invariants:
+//!
+//! 1. Every file gets a number of the spec, in ascending order, or one that the owner gives later.
+//!    No two files get the same number.
+//! 2. Until [`CreatedFiles::keep`], dropping the value removes every file that it has created. A
+//!    file that cannot be removed is logged and left as garbage.
+//!
+//! Failure: errors of the file system, and `InvalidArgument` if the numbers are used up.
+
+use std::path::PathBuf;
+
+use archipelago_base::{Error, FileNo, Result};
+use archipelago_env::{CreateOptions, IoContext};
+
+use super::spec::OutputSpec;
+use super::{JobContext, MeteredWrite};
+
+/// A file that was just created.
+pub(super) struct CreatedFile {
+    pub(super) no: FileNo,
+    pub(super) path: PathBuf,
+    pub(super) file: MeteredWrite,
+}
+
+/// The files that a job has created.
+pub(super) struct CreatedFiles<'a> {
+    spec: &'a OutputSpec,
+    context: &'a JobContext<'a>,
+    numbers_used: u64,
+    paths: Vec<PathBuf>,
+}
+
+impl<'a> CreatedFiles<'a> {
+    /// No file yet, of the job that writes what `spec` says.
+    pub(super) fn new(spec: &'a OutputSpec, context: &'a JobContext<'a>) -> Self {
+        Self { spec, context, numbers_used: 0, paths: Vec::new() }
+    }
+
+    /// Creates the next file, whose name `name` makes of its number.
+    pub(super) fn create(
+        &mut self,
+        name: fn(FileNo) -> String,
+        io: IoContext,
+    ) -> Result<CreatedFile> {
+        let no = self.number()?;
+        let path = self.spec.dir().join(name(no));
+        let options = CreateOptions { direct: self.spec.direct_io, ..CreateOptions::default() };
+        let file = self.context.fs.create(&path, io, options)?;
+        self.paths.push(path.clone());
+        Ok(CreatedFile { no, path, file: MeteredWrite::new(file, io.purpose, self.context) })
+    }
+
+    fn number(&mut self) -> Result<FileNo> {
+        let numbers = self.spec.file_numbers;
+        if self.numbers_used < numbers.count {
+            let no = numbers.first.checked_add(self.numbers_used);
+            self.numbers_used += 1;
+            return no
+                .map(FileNo)
+                .ok_or_else(|| Error::invalid("job spec: its file numbers overflow"));
+        }
+        match self.context.more_file_numbers {
+            Some(more) => Ok(more()),
+            None => Err(Error::invalid(format!(
+                "the job needs more than the {} file numbers from {} on that its spec sets \
+                 aside: give it more",
+                numbers.count, numbers.first
+            ))),
+        }
+    }
+
+    /// Makes the names of the files durable, and keeps the files. All of them are synced.
+    pub(super) fn keep(&mut self) -> Result<()> {
+        if !self.paths.is_empty() {
+            self.context.fs.sync_dir(self.spec.dir())?;
+        }
+        self.context.check_cancelled()?;
+        self.paths.clear();
+        Ok(())
+    }
+}
+
+impl Drop for CreatedFiles<'_> {
+    fn drop(&mut self) {
+        for path in &self.paths {
+            if let Err(error) = self.context.fs.remove(path) {
+                tracing::warn!(%error, "cannot remove the output of a failed job");
+            }
+        }
+    }
+}

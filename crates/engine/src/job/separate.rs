@@ -1,0 +1,200 @@
+//! Separating values: which records of a job get their value written to a value file.
+//!
+//! Owned by the job's [`OutputWriter`](super::output::OutputWriter). Paper: Terark-DS §2.2.
+//! Invariants:
+//!
+//! 1. A `Put` or `PutExpiring` whose user value has at least `separation_bytes` bytes becomes an
+//!    `Indirect` record. Its reference names a file of this job, with the offset and the expiry.
+//!    All other records stay as they are.
+//! 2. A value file is closed when it has `value_file_bytes`, between two records. It has at least
+//!    one record.
+//! 3. A table that references a value file is synced after that file: the sync of a table that ends
+//!    while the file is open waits until the file is closed. A closed value file is synced.
+//!
+//! Failure: errors of the file system. The owner removes the files.
+//! Cost: per record of a family with separation one comparison; per separated value what
+//! [`ValueTableBuilder`] costs. One sync for each file. A table whose sync waits keeps its file
+//! open, at most [`WAITING_TABLES_MAX`] tables at a time.
+
+use std::fmt;
+use std::sync::Arc;
+
+use archipelago_base::{CfId, FileNo, Result};
+use archipelago_env::{FileClass, IoContext, WritableFile};
+use parking_lot::Mutex;
+
+use super::created::CreatedFiles;
+use super::spec::OutputSpec;
+use super::{JobContext, MeteredWrite};
+use crate::file_meta::{FileMeta, value_file_name};
+use crate::key::{self, KeyRef, Kind};
+use crate::value::ValueTableBuilder;
+use crate::value_ref::ValueFileMeta;
+
+/// Length of the expiry before the value of a [`Kind::PutExpiring`].
+const EXPIRY_BYTES: usize = 8;
+
+/// Most tables whose sync waits for the open value file. With more, the value file is closed
+/// early, so that the number of open files is bounded.
+const WAITING_TABLES_MAX: usize = 64;
+
+/// A value file that is being written.
+struct OpenValueFile {
+    no: FileNo,
+    builder: ValueTableBuilder,
+}
+
+/// Writes the values of one job that are separated.
+pub(super) struct Separator<'a> {
+    spec: &'a OutputSpec,
+    cf: CfId,
+    io: IoContext,
+    context: &'a JobContext<'a>,
+    open: Option<OpenValueFile>,
+    /// Tables that end while the value file is open that they reference.
+    waiting: Vec<LateSync>,
+    files: Vec<ValueFileMeta>,
+    /// Key and stored value of the record that replaces the last one.
+    key: Vec<u8>,
+    reference: Vec<u8>,
+}
+
+impl<'a> Separator<'a> {
+    /// A separator for the job of `spec`; `None` if the spec separates no values. `io` is the
+    /// context of the job's tables.
+    pub(super) fn new(
+        spec: &'a OutputSpec,
+        cf: CfId,
+        io: IoContext,
+        context: &'a JobContext<'a>,
+    ) -> Option<Self> {
+        (spec.values.separation_bytes > 0).then(|| Self {
+            spec,
+            cf,
+            io: IoContext { class: FileClass::ValueSst, level: None, ..io },
+            context,
+            open: None,
+            waiting: Vec::new(),
+            files: Vec::new(),
+            key: Vec::new(),
+            reference: Vec::new(),
+        })
+    }
+
+    /// Writes the value of a record to a value file if it is to be separated. The record that the
+    /// table gets instead; `None` if it gets the record itself.
+    #[inline]
+    pub(super) fn separate(
+        &mut self,
+        internal_key: &[u8],
+        stored: &[u8],
+        created: &mut CreatedFiles<'a>,
+    ) -> Result<Option<(&[u8], &[u8])>> {
+        if (stored.len() as u64) < self.spec.values.separation_bytes {
+            return Ok(None);
+        }
+        let Some(record) = KeyRef::decode(internal_key) else { return Ok(None) };
+        let (expiry, value) = match (record.kind, stored.split_first_chunk::<EXPIRY_BYTES>()) {
+            (Kind::Put, _) => (None, stored),
+            (Kind::PutExpiring, Some((expiry, value))) => {
+                (Some(u64::from_le_bytes(*expiry)), value)
+            }
+            _ => return Ok(None),
+        };
+        if (value.len() as u64) < self.spec.values.separation_bytes {
+            return Ok(None);
+        }
+        let OpenValueFile { builder, .. } = match &mut self.open {
+            Some(open) => open,
+            None => self.create(created)?,
+        };
+        let mut reference = builder.add(record.user_key, record.seq, value)?;
+        reference.expiry_unix_ms = expiry;
+        if builder.value_bytes() >= self.spec.values.value_file_bytes {
+            self.close()?;
+        }
+        self.reference.clear();
+        reference.encode(&mut self.reference);
+        self.key.clear();
+        key::encode_into(&mut self.key, record.user_key, record.seq, Kind::Indirect);
+        Ok(Some((&self.key, &self.reference)))
+    }
+
+    #[cold]
+    fn create(&mut self, created: &mut CreatedFiles<'a>) -> Result<&mut OpenValueFile> {
+        let new = created.create(value_file_name, self.io)?;
+        let builder = ValueTableBuilder::new(
+            Box::new(new.file),
+            &new.path,
+            new.no,
+            self.spec.unique_id(new.no),
+            self.spec.table_options(self.cf),
+        );
+        let builder = builder.charged_to(&self.context.budget);
+        Ok(self.open.insert(OpenValueFile { no: new.no, builder }))
+    }
+
+    /// Syncs the finished table `meta`, which was written through `file`, as soon as the value
+    /// files are synced that it references.
+    pub(super) fn sync_table(&mut self, meta: &FileMeta, file: LateSync) -> Result<()> {
+        let names = |open: &OpenValueFile| meta.refs.by_file().iter().any(|at| at.no == open.no.0);
+        if !self.open.as_ref().is_some_and(names) {
+            return file.sync_now();
+        }
+        self.waiting.push(file);
+        if self.waiting.len() >= WAITING_TABLES_MAX { self.close() } else { Ok(()) }
+    }
+
+    /// Ends and syncs the open value file, and then syncs the tables that waited for it.
+    fn close(&mut self) -> Result<()> {
+        if let Some(OpenValueFile { builder, .. }) = self.open.take() {
+            self.files.push(builder.finish()?);
+        }
+        self.waiting.drain(..).try_for_each(LateSync::sync_now)
+    }
+
+    /// Ends the last value file. All value files, ascending by number; they and all tables are
+    /// synced.
+    pub(super) fn finish(&mut self) -> Result<Vec<ValueFileMeta>> {
+        self.close()?;
+        Ok(std::mem::take(&mut self.files))
+    }
+}
+
+/// A table's file whose sync by the table builder only flushes; [`LateSync::sync_now`] syncs.
+#[derive(Clone)]
+pub(super) struct LateSync(Arc<Mutex<MeteredWrite>>);
+
+impl LateSync {
+    pub(super) fn new(file: MeteredWrite) -> Self {
+        Self(Arc::new(Mutex::new(file)))
+    }
+
+    fn sync_now(self) -> Result<()> {
+        self.0.lock().sync()
+    }
+}
+
+impl fmt::Debug for LateSync {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "LateSync({:?})", self.0.lock())
+    }
+}
+
+impl WritableFile for LateSync {
+    fn append(&mut self, data: &[u8]) -> Result<()> {
+        self.0.lock().append(data)
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        self.0.lock().flush()
+    }
+
+    fn sync(&mut self) -> Result<()> {
+        self.flush()
+    }
+
+    fn len(&self) -> u64 {
+        self.0.lock().len()
+    }
+}

@@ -17,6 +17,7 @@ use parking_lot::Mutex;
 
 use crate::file_meta::FileMeta;
 use crate::sst::TableReader;
+use crate::value::ValueTable;
 use crate::value_ref::{InvalidFileMeta, ValueFileMeta};
 
 /// A file that nobody needs any more.
@@ -24,8 +25,8 @@ use crate::value_ref::{InvalidFileMeta, ValueFileMeta};
 pub enum Trashed {
     /// A table, and its reader if it was open.
     Table(FileNo, Option<Arc<TableReader>>),
-    /// A value file.
-    Value(FileNo),
+    /// A value file, and its reader if it was open.
+    Value(FileNo, Option<Arc<ValueTable>>),
     /// An invalid file.
     Invalid(FileNo),
 }
@@ -35,7 +36,7 @@ impl Trashed {
     #[must_use]
     pub fn no(&self) -> FileNo {
         match self {
-            Self::Table(no, _) | Self::Value(no) | Self::Invalid(no) => *no,
+            Self::Table(no, _) | Self::Value(no, _) | Self::Invalid(no) => *no,
         }
     }
 }
@@ -140,6 +141,10 @@ impl Drop for LiveFile {
 /// A value file that a version names. Its file is deleted when the last owner drops it.
 pub struct LiveValueFile {
     meta: ValueFileMeta,
+    /// The open value file; managed by `crate::table_cache::TableCache`.
+    pub(crate) reader: ArcSwapOption<ValueTable>,
+    /// Set by readers, cleared by the table cache's clock hand.
+    pub(crate) used: AtomicBool,
     /// The open file, which a read-only database keeps: its writer may remove the file.
     held: OnceLock<Arc<dyn RandomFile>>,
     obsolete: AtomicBool,
@@ -150,7 +155,14 @@ impl LiveValueFile {
     /// A file that a version holds now.
     #[must_use]
     pub fn new(meta: ValueFileMeta, trash: Arc<Trash>) -> Arc<Self> {
-        Arc::new(Self { meta, held: OnceLock::new(), obsolete: AtomicBool::new(false), trash })
+        Arc::new(Self {
+            meta,
+            reader: ArcSwapOption::empty(),
+            used: AtomicBool::new(false),
+            held: OnceLock::new(),
+            obsolete: AtomicBool::new(false),
+            trash,
+        })
     }
 
     /// The manifest's record of the file.
@@ -192,7 +204,7 @@ impl std::fmt::Debug for LiveValueFile {
 impl Drop for LiveValueFile {
     fn drop(&mut self) {
         if *self.obsolete.get_mut() {
-            self.trash.push(Trashed::Value(self.meta.file_no()));
+            self.trash.push(Trashed::Value(self.meta.file_no(), self.reader.swap(None)));
         }
     }
 }

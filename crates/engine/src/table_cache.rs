@@ -1,7 +1,8 @@
-//! Open table readers, a bounded number of them.
+//! Open readers of tables and of value files, a bounded number of them.
 //!
-//! Owned by the database. The reader of a file lies in its [`LiveFile`], so that a read finds it
-//! with one load and without a look-up; the cache only knows which files have one. Invariants:
+//! Owned by the database. The reader of a file lies in its [`LiveFile`] or [`LiveValueFile`], so
+//! that a read finds it with one load and without a look-up; the cache only knows which files have
+//! one. Tables and value files share one limit, because both hold a file descriptor. Invariants:
 //! 1. a file has at most one reader at a time (opening holds a lock of the file's shard);
 //! 2. after every open at most `readers_max` files hold a reader, unless all were used since the
 //!    clock hand passed twice over all of them;
@@ -12,17 +13,18 @@
 
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
 use archipelago_base::budget::{ByteBudget, Pressure};
 use archipelago_base::{Error, ErrorKind, FileNo, Result};
-use archipelago_env::{FileClass, FileSystem, IoContext, IoPurpose, OpenOptions};
+use archipelago_env::{FileClass, FileSystem, IoContext, IoPurpose, OpenOptions, RandomFile};
 use parking_lot::Mutex;
 
-use crate::file_meta::sst_name;
-use crate::live_file::LiveFile;
+use crate::file_meta::{sst_name, value_file_name};
+use crate::live_file::{LiveFile, LiveValueFile};
 use crate::sst::{BlockCache, TableReader};
+use crate::value::ValueTable;
 
 /// Locks that files are opened under.
 const SHARDS: usize = 16;
@@ -43,26 +45,66 @@ pub struct TableCache {
     open: Mutex<OpenList>,
 }
 
+/// A file that may hold a reader.
+trait ReadableFile: Send + Sync {
+    fn no(&self) -> FileNo;
+    /// Set by readers, cleared by the clock hand.
+    fn used(&self) -> &AtomicBool;
+    /// Takes the reader out, for the caller to drop outside of all locks.
+    fn close(&self) -> Option<Arc<dyn Send + Sync>>;
+}
+
+impl ReadableFile for LiveFile {
+    fn no(&self) -> FileNo {
+        self.file_no()
+    }
+
+    fn used(&self) -> &AtomicBool {
+        &self.used
+    }
+
+    fn close(&self) -> Option<Arc<dyn Send + Sync>> {
+        self.reader.swap(None).map(|reader| reader as _)
+    }
+}
+
+impl ReadableFile for LiveValueFile {
+    fn no(&self) -> FileNo {
+        self.file_no()
+    }
+
+    fn used(&self) -> &AtomicBool {
+        &self.used
+    }
+
+    fn close(&self) -> Option<Arc<dyn Send + Sync>> {
+        self.reader.swap(None).map(|reader| reader as _)
+    }
+}
+
 /// Files that hold a reader, and the clock hand.
 #[derive(Default)]
 struct OpenList {
-    files: Vec<Weak<LiveFile>>,
+    files: Vec<Weak<dyn ReadableFile>>,
     hand: usize,
 }
 
 /// A reader for the duration of one operation, without counting references where possible.
-pub enum TableGuard {
+pub enum ReaderGuard<R> {
     /// It was open.
-    Held(arc_swap::Guard<Option<Arc<TableReader>>>),
+    Held(arc_swap::Guard<Option<Arc<R>>>),
     /// It was opened.
-    Opened(Arc<TableReader>),
+    Opened(Arc<R>),
 }
 
-impl Deref for TableGuard {
-    type Target = TableReader;
+/// The reader of a table for the duration of one operation.
+pub type TableGuard = ReaderGuard<TableReader>;
+
+impl<R> Deref for ReaderGuard<R> {
+    type Target = R;
 
     #[inline]
-    fn deref(&self) -> &TableReader {
+    fn deref(&self) -> &R {
         match self {
             Self::Held(guard) => guard.as_ref().expect("made only of an open reader"),
             Self::Opened(reader) => reader,
@@ -129,7 +171,7 @@ impl TableCache {
 
     /// The file's reader, to keep as long as one likes.
     pub fn get(&self, file: &Arc<LiveFile>) -> Result<Arc<TableReader>> {
-        touch(file);
+        touch(&file.used);
         match file.reader.load_full() {
             Some(reader) => Ok(reader),
             None => self.open(file),
@@ -140,7 +182,7 @@ impl TableCache {
     /// guards, nor one for long.
     #[inline]
     pub fn load(&self, file: &Arc<LiveFile>) -> Result<TableGuard> {
-        touch(file);
+        touch(&file.used);
         let guard = file.reader.load();
         if guard.is_some() {
             return Ok(TableGuard::Held(guard));
@@ -186,27 +228,88 @@ impl TableCache {
             return Ok(reader);
         }
         let path = self.dir.join(sst_name(meta.file_no()));
-        let context = IoContext::new(FileClass::Sst, IoPurpose::ForegroundRead);
-        let handle = match file.held() {
-            Some(handle) => handle,
-            None => self
-                .fs
-                .open(&path, context, OpenOptions { direct: self.direct })
-                .map_err(|error| self.missing(&path, error))?,
-        };
+        let handle = self.open_file(&path, FileClass::Sst, file.held())?;
         let reader = TableReader::open(handle, &path, Some(meta), &self.cache, &self.budget)?;
         file.reader.store(Some(Arc::clone(&reader)));
+        self.note(Arc::downgrade(file) as _, meta.file_no());
+        Ok(reader)
+    }
+
+    /// The reader of a value file for one operation, as [`TableCache::load_for`].
+    #[cfg_attr(not(test), expect(dead_code, reason = "reads of separated values will use it"))]
+    #[inline]
+    pub(crate) fn load_values(
+        &self,
+        file: &Arc<LiveValueFile>,
+        cache_only: bool,
+    ) -> Result<ReaderGuard<ValueTable>> {
+        touch(&file.used);
+        let guard = file.reader.load();
+        if guard.is_some() {
+            return Ok(ReaderGuard::Held(guard));
+        }
+        drop(guard);
+        self.open_values(file, cache_only).map(ReaderGuard::Opened)
+    }
+
+    /// The reader of a value file, to keep as long as one likes.
+    #[cfg_attr(
+        not(test),
+        expect(dead_code, reason = "iterators and jobs with separated values will use it")
+    )]
+    pub(crate) fn get_values(&self, file: &Arc<LiveValueFile>) -> Result<Arc<ValueTable>> {
+        touch(&file.used);
+        match file.reader.load_full() {
+            Some(reader) => Ok(reader),
+            None => self.open_values(file, false),
+        }
+    }
+
+    #[cold]
+    fn open_values(&self, file: &Arc<LiveValueFile>, cache_only: bool) -> Result<Arc<ValueTable>> {
+        let meta = file.meta();
+        let path = self.dir.join(value_file_name(meta.file_no()));
+        if cache_only {
+            return Err(Error::busy(format!("{}: would need I/O to open it", path.display())));
+        }
+        let _opening = self.opening[meta.no as usize % SHARDS].lock();
+        if let Some(reader) = file.reader.load_full() {
+            return Ok(reader);
+        }
+        let handle = self.open_file(&path, FileClass::ValueSst, file.held())?;
+        let reader = ValueTable::open(handle, &path, meta, &self.cache, &self.budget)?;
+        file.reader.store(Some(Arc::clone(&reader)));
+        self.note(Arc::downgrade(file) as _, meta.file_no());
+        Ok(reader)
+    }
+
+    /// The open file: `held` if it is kept open.
+    fn open_file(
+        &self,
+        path: &Path,
+        class: FileClass,
+        held: Option<Arc<dyn RandomFile>>,
+    ) -> Result<Arc<dyn RandomFile>> {
+        if let Some(file) = held {
+            return Ok(file);
+        }
+        let context = IoContext::new(class, IoPurpose::ForegroundRead);
+        let options = OpenOptions { direct: self.direct };
+        self.fs.open(path, context, options).map_err(|error| self.missing(path, error))
+    }
+
+    /// Notes that `file` was opened, and closes readers beyond the limit.
+    fn note(&self, file: Weak<dyn ReadableFile>, no: FileNo) {
         let closed = {
             let mut open = self.open.lock();
-            open.files.push(Arc::downgrade(file));
+            open.files.push(file);
             let extra = match self.budget.pressure() {
                 Pressure::None => 0,
                 Pressure::High | Pressure::Over => CLOSE_UNDER_PRESSURE,
             };
-            open.close_beyond(self.readers_max, extra, meta.file_no())
+            open.close_beyond(self.readers_max, extra, no)
         };
         drop(closed);
-        Ok(reader)
     }
 
     /// Closes the reader of file `no`, if it has one.
@@ -214,8 +317,8 @@ impl TableCache {
         let mut closed = Vec::new();
         let mut open = self.open.lock();
         open.files.retain(|file| match file.upgrade() {
-            Some(file) if file.meta().file_no() == no => {
-                closed.push((file.reader.swap(None), file));
+            Some(file) if file.no() == no => {
+                closed.push((file.close(), file));
                 false
             }
             Some(file) => {
@@ -237,14 +340,14 @@ impl TableCache {
 }
 
 #[inline]
-fn touch(file: &LiveFile) {
-    if !file.used.load(Ordering::Relaxed) {
-        file.used.store(true, Ordering::Relaxed);
+fn touch(used: &AtomicBool) {
+    if !used.load(Ordering::Relaxed) {
+        used.store(true, Ordering::Relaxed);
     }
 }
 
 /// What a pass of the hand closed or held; dropped outside the lock.
-type Closed = Vec<(Option<Arc<TableReader>>, Arc<LiveFile>)>;
+type Closed = Vec<(Option<Arc<dyn Send + Sync>>, Arc<dyn ReadableFile>)>;
 
 impl OpenList {
     /// Moves the hand until at most `most` files are open and `extra` more were closed, at most
@@ -262,8 +365,8 @@ impl OpenList {
                 continue;
             };
             let wanted = self.files.len() > most || extra > 0;
-            let reader = match wanted && file.meta().file_no() != spared {
-                true if !file.used.swap(false, Ordering::Relaxed) => file.reader.swap(None),
+            let reader = match wanted && file.no() != spared {
+                true if !file.used().swap(false, Ordering::Relaxed) => file.close(),
                 _ => None,
             };
             if reader.is_some() {

@@ -140,10 +140,10 @@ pub mod inspect {
     use std::path::Path;
     use std::sync::Arc;
 
-    use archipelago_base::budget::ByteBudget;
     use archipelago_base::{ErrorKind, Result};
     pub use archipelago_engine::manifest::dump as dump_manifest;
-    use archipelago_engine::sst::{BlockCache, TableReadOptions, TableReader};
+    pub use archipelago_engine::sst::DumpedRecords;
+    use archipelago_engine::sst::dump_file;
     use archipelago_env::{FileClass, FileLock, FileSystem, IoContext, IoPurpose, OpenOptions};
 
     /// Takes the lock of the database in `dir`. Errors: `Busy` if the database is open elsewhere,
@@ -159,17 +159,12 @@ pub mod inspect {
         fs.lock(&path)
     }
 
-    /// The table at `path` as text: properties, range tombstones, and at most `records` of its
-    /// records.
-    pub fn dump_sst(fs: &Arc<dyn FileSystem>, path: &Path, records: usize) -> Result<String> {
+    /// The table or value file at `path` as text: its properties, its range tombstones, and the
+    /// records that `shown` asks for. Errors: `Corrupt` if the file is neither.
+    pub fn dump_sst(fs: &Arc<dyn FileSystem>, path: &Path, shown: DumpedRecords) -> Result<String> {
         let context = IoContext::new(FileClass::Sst, IoPurpose::Maintenance);
         let file = fs.open(path, context, OpenOptions::default())?;
-        let budget = ByteBudget::unlimited();
-        let cache = BlockCache::new(0, &budget);
-        let table = TableReader::open(file, path, None, &cache, &budget)?;
-        let mut text = String::new();
-        table.dump(&mut text, records, TableReadOptions::job(context, 1 << 20))?;
-        Ok(text)
+        dump_file(&file, path, shown, context)
     }
 }
 

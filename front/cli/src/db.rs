@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use archipelago::inspect::DumpedRecords;
 use archipelago::{
     Cancel, ColumnFamily, CompactRangeOptions, Components, Db as Database, DbOptions, Error,
     GroupAccess, KeyRange, LastLevel, ReadOptions, Result, Storage, WriteOptions,
@@ -186,7 +187,7 @@ enum Tool {
         #[command(subcommand)]
         action: Dump,
     },
-    /// Print a table file.
+    /// Print a table file or a value file.
     #[command(
         after_help = "Example:\n  archipelago db --dir ./data sst dump ./data/000012.sst --records 10"
     )]
@@ -221,13 +222,16 @@ enum Dump {
 
 #[derive(Debug, Subcommand)]
 enum SstAction {
-    /// Print the properties and the index of a table, and records if --records is given.
+    /// Print the properties of a table or of a value file, and records if --records is given.
     Dump {
-        /// Path of the table file.
+        /// Path of the table file or value file.
         file: PathBuf,
         /// Highest number of printed records.
         #[arg(long, value_name = "N", default_value_t = 0)]
         records: usize,
+        /// Print the records of a value file with their values.
+        #[arg(long)]
+        values: bool,
     },
 }
 
@@ -237,8 +241,9 @@ impl Db {
         let storage = || Storage::open_for_group(&self.dir, &[], access);
         match &self.tool {
             Tool::Manifest { action: Dump::Dump } => return dump_manifest(&storage()?),
-            Tool::Sst { action: SstAction::Dump { file, records } } => {
-                return dump_sst(&storage()?, file, *records);
+            Tool::Sst { action: SstAction::Dump { file, records, values } } => {
+                let shown = DumpedRecords { records_max: *records, with_values: *values };
+                return dump_sst(&storage()?, file, shown);
             }
             Tool::Verify => {
                 let storage = storage()?;
@@ -402,8 +407,8 @@ fn dump_manifest(storage: &Storage) -> Result<()> {
     dumped
 }
 
-/// Prints a table of the database's file system, or any other file of the machine.
-fn dump_sst(storage: &Storage, path: &Path, records: usize) -> Result<()> {
-    let text = archipelago::inspect::dump_sst(&storage.fs, path, records)?;
+/// Prints a table or value file of the database's file system, or any other file of the machine.
+fn dump_sst(storage: &Storage, path: &Path, shown: DumpedRecords) -> Result<()> {
+    let text = archipelago::inspect::dump_sst(&storage.fs, path, shown)?;
     print(&text)
 }

@@ -7,24 +7,27 @@ use std::path::Path;
 use std::sync::Arc;
 
 use archipelago_base::{Error, FileNo, Result};
-use archipelago_env::{FileSystem, IoContext, IoPurpose, OpenOptions};
+use archipelago_env::{FileClass, FileSystem, IoContext, IoPurpose, OpenOptions};
 
 use super::RepairProgress;
 use super::log::{LogAfterDamage, LogSource};
 use super::report::LossEffect;
 use super::survey::{ManifestFound, Survey};
 use super::tables::check_table;
-use crate::file_meta::{CURRENT_NAME, FileMeta, IDENTITY_NAME, LOCK_NAME, sst_name};
+use crate::file_meta::{
+    CURRENT_NAME, FileMeta, IDENTITY_NAME, LOCK_NAME, sst_name, value_file_name,
+};
 use crate::manifest::Identity;
 use crate::manifest::identity::current;
-use crate::sst::read_foreign_table;
+use crate::sst::{read_foreign_table, read_foreign_value_file, verify_value_file};
+use crate::value_ref::ValueFileMeta;
 
 /// What a verification of files found.
 #[derive(Clone, Debug, Default)]
 pub struct DamageReport {
-    /// Tables that were read.
+    /// Tables and value files that were read.
     pub tables: u64,
-    /// Size of those tables together, in bytes.
+    /// Size of those files together, in bytes.
     pub bytes: u64,
     /// Records of the log that were checked.
     pub log_records: u64,
@@ -86,14 +89,27 @@ pub fn verify_files(
             .collect(),
         ManifestFound::Unusable(_) => Vec::new(),
     };
-    let mut told = RepairProgress {
-        bytes_done: 0,
-        bytes_total: tables.iter().map(|(_, meta)| meta.size_bytes).sum(),
+    let value_files: Vec<ValueFileMeta> = match &survey.manifest {
+        ManifestFound::Whole(state) => state
+            .cfs
+            .values()
+            .flat_map(|known| known.version.values().files())
+            .map(|(file, _)| file.meta().clone())
+            .collect(),
+        ManifestFound::Unusable(_) => Vec::new(),
     };
+    let table_bytes: u64 = tables.iter().map(|(_, meta)| meta.size_bytes).sum();
+    let value_bytes: u64 = value_files.iter().map(|meta| meta.size_bytes).sum();
+    let mut told = RepairProgress { bytes_done: 0, bytes_total: table_bytes + value_bytes };
     match &survey.manifest {
         ManifestFound::Whole(_) => {
             for (level, meta) in &tables {
                 check_named_table(&**fs, &survey, *level, meta, &mut report);
+                told.bytes_done += meta.size_bytes;
+                progress(told);
+            }
+            for meta in &value_files {
+                check_named_value_file(&**fs, &survey, meta, &mut report);
                 told.bytes_done += meta.size_bytes;
                 progress(told);
             }
@@ -146,7 +162,31 @@ fn check_named_table(
     report.note(checked);
 }
 
-/// Without a manifest: the tables that are there, and those that readable records of it name.
+fn check_named_value_file(
+    fs: &dyn FileSystem,
+    survey: &Survey,
+    meta: &ValueFileMeta,
+    report: &mut DamageReport,
+) {
+    let name = value_file_name(meta.file_no());
+    let path = survey.dir.join(&name);
+    let checked = match survey.len_of(&name) {
+        None => Err(Error::corrupt(&path, 0, "the file is missing")),
+        Some(_) => {
+            report.tables += 1;
+            report.bytes += meta.size_bytes;
+            let opened = fs.open(&path, value_context(), OpenOptions::default());
+            opened.and_then(|file| verify_value_file(file, &path, meta, value_context()))
+        }
+    };
+    report.note(checked);
+}
+
+fn value_context() -> IoContext {
+    IoContext::new(FileClass::ValueSst, IoPurpose::Maintenance)
+}
+
+/// Without a manifest: the tables and value files that are there, and those that readable records of it name.
 fn check_all_tables(fs: &dyn FileSystem, survey: &Survey, report: &mut DamageReport) -> Result<()> {
     for no in survey.numbers(sst_name) {
         let path = survey.dir.join(sst_name(no));
@@ -155,6 +195,14 @@ fn check_all_tables(fs: &dyn FileSystem, survey: &Survey, report: &mut DamageRep
         report.bytes += survey.len_of(&sst_name(no)).unwrap_or(0);
         let opened = fs.open(&path, context, OpenOptions::default());
         report.note(opened.and_then(|file| read_foreign_table(&file, &path, no)));
+    }
+    for no in survey.numbers(value_file_name) {
+        let name = value_file_name(no);
+        let path = survey.dir.join(&name);
+        report.tables += 1;
+        report.bytes += survey.len_of(&name).unwrap_or(0);
+        let opened = fs.open(&path, value_context(), OpenOptions::default());
+        report.note(opened.and_then(|file| read_foreign_value_file(&file, &path, no)));
     }
     let mut missing: Vec<u64> = survey
         .facts

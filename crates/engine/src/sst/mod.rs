@@ -45,13 +45,14 @@ pub(crate) use anchors::anchors;
 pub(crate) use block::block_of as tests_block;
 pub use block::{Block, BlockCache};
 pub use builder::{RecordRole, TableBuilder, TableOptions};
+pub use dump::{DumpedRecords, dump_file};
 pub use format::FORMAT_VERSION;
 pub use iter::TableIter;
 pub use properties::Properties;
 pub use reader::{TableReadOptions, TableReader};
 pub use salvage::{RecordVisitor, TableSalvage, salvage_table};
 pub(crate) use sampling::{SampledBlock, SampledKey};
-pub use verify::{ForeignTable, read_foreign_table};
+pub use verify::{ForeignTable, read_foreign_table, read_foreign_value_file, verify_value_file};
 pub use writer::SstWriter;
 
 #[cfg(test)]

@@ -15,11 +15,11 @@ use super::format::{FOOTER_BYTES, Footer, Handle};
 use super::index::{Entry, IndexBlock, RecordHead};
 use super::properties::{Properties, ValueArea};
 use super::reader::{TableReader, decode_tombstones, read_payload};
-use super::value_file;
+use super::value_file::{self, ValueTable};
 use crate::file_meta::FileMeta;
 use crate::key::{self, KEY_BYTES_MAX, Kind, VALUE_BYTES_MAX};
 use crate::tombstone::TombstoneSet;
-use crate::value_ref::{Reference, ValueHandle};
+use crate::value_ref::{Reference, ValueFileMeta, ValueHandle};
 
 /// Bytes of the expiry before the value of a [`Kind::PutExpiring`] record.
 const EXPIRY_BYTES: usize = 8;
@@ -110,6 +110,34 @@ pub fn read_foreign_table(
     let properties = reader.properties.clone();
     let meta = properties.to_meta(no, reader.footer.unique_id, reader.footer.file_bytes, crc);
     Ok(ForeignTable { meta, properties, unfit })
+}
+
+/// Verifies the value file `file` at `path`, which `meta` describes. Errors are those of
+/// [`TableReader::verify`]. Costs two reads of the file.
+pub fn verify_value_file(
+    file: Arc<dyn RandomFile>,
+    path: &Path,
+    meta: &ValueFileMeta,
+    context: IoContext,
+) -> Result<()> {
+    let budget = ByteBudget::unlimited();
+    let cache = BlockCache::new(0, &budget);
+    ValueTable::open(file, path, meta, &cache, &budget)?.verify(context)
+}
+
+/// Verifies the value file at `path`, which no manifest names, and says what a manifest would know
+/// of it as file `no`. Errors are those of [`TableReader::verify`]. Costs two reads of the file.
+pub fn read_foreign_value_file(
+    file: &Arc<dyn RandomFile>,
+    path: &Path,
+    no: FileNo,
+) -> Result<ValueFileMeta> {
+    let budget = ByteBudget::unlimited();
+    let cache = BlockCache::new(0, &budget);
+    let found = ValueTable::open_foreign(file, path, no, &cache, &budget)?;
+    let context = IoContext::new(FileClass::ValueSst, IoPurpose::Maintenance);
+    found.keys.verify(context)?;
+    Ok(ValueFileMeta { checksum: checksum(&**file, context)?, ..found.meta })
 }
 
 /// A check under way.
@@ -394,7 +422,11 @@ impl<'a> Check<'a> {
 
 /// Why a record may not be in a file for ingestion.
 fn unfit(trailer: u64, user_key: &[u8], value: &[u8], repeats: bool) -> Option<&'static str> {
-    let is_expiring = Kind::from_byte(trailer as u8) == Some(Kind::PutExpiring);
+    let kind = Kind::from_byte(trailer as u8);
+    if kind == Some(Kind::Indirect) {
+        return Some("has its value in a value file of another database");
+    }
+    let is_expiring = kind == Some(Kind::PutExpiring);
     let prefix = if is_expiring { EXPIRY_BYTES } else { 0 };
     match value.len().checked_sub(prefix) {
         None => Some("is shorter than its expiry"),

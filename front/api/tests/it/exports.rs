@@ -14,7 +14,8 @@ const OFFERED: &str = "
     SstWriter Statistics Storage Summary SystemClock SystemSpawn TableOptions Ticker Timer
     Transaction TransactionIter TransactionOptions VerifyReport WriteBatch WriteOptions
     default_dir entropy_seed env::FileClass env::FileSystem env::IoContext env::IoPurpose
-    env::local::LocalFs inspect::dump_manifest inspect::dump_sst inspect::lock load_settings
+    env::local::LocalFs inspect::DumpedRecords inspect::dump_manifest inspect::dump_sst
+    inspect::lock load_settings
     repair::DamageReport repair::LinkTables repair::LogAfterDamage repair::Loss
     repair::LossEffect repair::LossScope repair::RepairOptions repair::RepairProgress
     repair::RepairReport repair::RepairedFamily repair::repair repair::verify_files

@@ -429,15 +429,20 @@ pub(crate) fn remove_obsolete(storage: &Storage, observers: &Observers, view: &R
         let no = trashed.no();
         let name = match &trashed {
             Trashed::Table(..) => sst_name(no),
-            Trashed::Value(_) => value_file_name(no),
+            Trashed::Value(..) => value_file_name(no),
             Trashed::Invalid(_) => invalid_file_name(no),
         };
-        if let Trashed::Table(no, reader) = trashed {
-            view.tables().evict(no);
-            // Nobody asks for them again, and the cache would find that out last.
-            if let Some(reader) = reader {
-                reader.forget_blocks();
+        // No reader asks for the blocks of the file again, and the cache would find that out last.
+        match trashed {
+            Trashed::Table(no, reader) => {
+                view.tables().evict(no);
+                reader.into_iter().for_each(|reader| reader.forget_blocks());
             }
+            Trashed::Value(no, reader) => {
+                view.tables().evict(no);
+                reader.into_iter().for_each(|reader| reader.forget_blocks());
+            }
+            Trashed::Invalid(_) => {}
         }
         match storage.fs().remove(&storage.path_of(&name)) {
             Ok(()) => observers.stats().add(Ticker::FilesRemoved, 1),

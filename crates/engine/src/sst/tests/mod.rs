@@ -2,6 +2,7 @@
 
 mod damage;
 mod golden;
+mod indirect;
 mod many;
 mod model;
 mod readers;

@@ -7,9 +7,11 @@ use archipelago_env::FileSystem;
 use super::stub::VecFs;
 use super::*;
 use crate::cache::{BlockKey, BlockKind};
-use crate::file_meta::sst_name;
-use crate::live_file::{LiveFile, Trash};
+use crate::file_meta::{sst_name, value_file_name};
+use crate::live_file::{LiveFile, LiveValueFile, Trash};
 use crate::table_cache::TableCache;
+use crate::value::ValueTableBuilder;
+use crate::value_ref::{Reference, ValueHandle};
 
 struct Setup {
     fs: Arc<VecFs>,
@@ -56,6 +58,46 @@ fn readers_stay_bounded_and_used_ones_stay_open() {
     drop(files);
     assert_eq!(budget.used_bytes(archipelago_base::budget::MemoryClass::TableReader), 0);
     assert_eq!(tables.open_readers(), 0);
+}
+
+/// A value file with one value, which the file system of `setup` has as file `no`.
+fn value_file(setup: &Setup, no: u64) -> (Arc<LiveValueFile>, Reference) {
+    let path = Path::new("/db").join(value_file_name(FileNo(no)));
+    let bytes = Bytes::default();
+    let file = Box::new(VecWriter(Arc::clone(&bytes)));
+    let mut builder = ValueTableBuilder::new(file, &path, FileNo(no), [no as u8; 16], plain());
+    let reference = builder.add(b"key", SeqNo(1), &no.to_le_bytes()).unwrap();
+    let meta = builder.finish().unwrap();
+    setup.fs.files.lock().insert(path, bytes);
+    (LiveValueFile::new(meta, Arc::default()), reference)
+}
+
+#[test]
+fn value_files_share_the_limit_of_tables() {
+    let setup = setup(20, 8);
+    let values: Vec<_> = (101..121).map(|no| value_file(&setup, no)).collect();
+    let Setup { fs, tables, files, .. } = &setup;
+    let options = TableReadOptions::foreground();
+    for (table, (values, reference)) in files.iter().zip(&values) {
+        drop(tables.load(table).unwrap());
+        let error = tables.load_values(values, true).map(drop).expect_err("not open");
+        assert_eq!(error.kind(), archipelago_base::ErrorKind::Busy);
+        let at = ValueHandle::hinted(reference).unwrap();
+        let no = values.file_no().0.to_le_bytes();
+        assert_eq!(tables.load_values(values, false).unwrap().read_at(at, &options).unwrap(), no);
+        let open = tables.load_values(values, true).unwrap();
+        assert_eq!(open.read_at(at, &options).unwrap(), no);
+        assert!(tables.open_readers() <= 8);
+    }
+    let held = tables.get_values(&values[19].0).unwrap();
+    tables.evict(FileNo(120));
+    assert!(values[19].0.reader.load().is_none());
+    held.verify(context()).unwrap();
+    let path = Path::new("/db").join(value_file_name(FileNo(101)));
+    fs.remove(&path).unwrap();
+    assert!(values[0].0.reader.load().is_none(), "the clock hand closed it");
+    let error = tables.get_values(&values[0].0).map(drop).expect_err("missing");
+    assert!(file_named(&path, &error), "{error}");
 }
 
 #[test]

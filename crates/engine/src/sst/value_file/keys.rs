@@ -66,6 +66,11 @@ impl ValueKeys {
         }
     }
 
+    /// The table of handles, all of which is in memory.
+    pub(in crate::sst) fn table(&self) -> &Arc<TableReader> {
+        &self.table
+    }
+
     /// Number of keys in the file.
     #[must_use]
     pub(crate) fn records(&self) -> u64 {

@@ -61,7 +61,7 @@ pub(crate) struct ValueKey<'a> {
 }
 
 /// An open value file.
-pub(crate) struct ValueTable {
+pub struct ValueTable {
     file: Arc<dyn RandomFile>,
     path: PathBuf,
     no: FileNo,
@@ -80,6 +80,16 @@ impl std::fmt::Debug for ValueTable {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "ValueTable({})", self.path.display())
     }
+}
+
+/// A value file that was opened without a manifest.
+pub(in crate::sst) struct ForeignValueFile {
+    /// The open file.
+    pub(in crate::sst) table: Arc<ValueTable>,
+    /// What a manifest would know of the file, without its checksum.
+    pub(in crate::sst) meta: ValueFileMeta,
+    /// The table of handles.
+    pub(in crate::sst) keys: Arc<TableReader>,
 }
 
 /// The context of a read of a value file for the purpose of `context`.
@@ -122,6 +132,38 @@ impl ValueTable {
             cache: Arc::clone(cache),
             budget: Arc::clone(budget),
         }))
+    }
+
+    /// Opens a value file that no manifest names, as file `no`, and says what a manifest would know
+    /// of it. The checksum of the whole file is not known without a read of it and stays 0. Costs
+    /// the reads of the index.
+    pub(in crate::sst) fn open_foreign(
+        file: &Arc<dyn RandomFile>,
+        path: &Path,
+        no: FileNo,
+        cache: &Arc<BlockCache>,
+        budget: &Arc<ByteBudget>,
+    ) -> Result<ForeignValueFile> {
+        let expected =
+            ExpectedFile { layout: Layout::Values, identity: None, global_seq: None, lowest: 0 };
+        let keys = TableReader::open_as(Arc::clone(file), path, &expected, cache, budget)?;
+        let said = keys.properties();
+        let meta = ValueFileMeta {
+            no: no.0,
+            unique_id: *keys.unique_id(),
+            size_bytes: keys.file_bytes(),
+            checksum: 0,
+            keys_offset: said.data_start(),
+            smallest: said.smallest.clone(),
+            largest: said.largest.clone(),
+            smallest_seq: said.smallest_seq,
+            largest_seq: said.largest_seq,
+            records: said.entries,
+            created_unix_ms: said.created_unix_ms,
+            basis: 0,
+        };
+        let table = Self::open(Arc::clone(file), path, &meta, cache, budget)?;
+        Ok(ForeignValueFile { table, meta, keys })
     }
 
     /// The value at `at`, which is the hint of a reference to this very file, or a handle of

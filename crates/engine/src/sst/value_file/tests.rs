@@ -14,10 +14,15 @@ use crate::cache::BlockKind;
 use crate::key::{self, Kind};
 use crate::options::Compression;
 use crate::sst::block::BlockCache;
+use crate::sst::builder::{Output, TableBuilder};
 use crate::sst::format::{FOOTER_BYTES, Layout};
+use crate::sst::properties::ValueArea;
 use crate::sst::tests::stub::{Bytes, VecFile, VecWriter};
 use crate::sst::tests::{corpus, file_named};
-use crate::sst::{TableOptions, TableReadOptions};
+use crate::sst::{
+    DumpedRecords, TableOptions, TableReadOptions, dump_file, read_foreign_value_file,
+    verify_value_file,
+};
 use crate::value_ref::{Reference, ValueFileMeta, ValueHandle};
 
 const NO: FileNo = FileNo(21);
@@ -415,4 +420,124 @@ fn another_file_is_not_taken_for_the_one_in_the_manifest() {
     let far = Reference { offset: Some(meta.keys_offset - 3), ..references[0] };
     let error = table.read(&far, key_of(&records[0]), &foreground()).expect_err("outside");
     assert!(error.to_string().contains("value area"), "{error}");
+}
+
+/// A value file with two values of three bytes whose key blocks say `handles`, and whose
+/// properties say `area`.
+fn forged(handles: [[u8; 3]; 2], kind: Kind, area: ValueArea) -> Bytes {
+    let bytes = Bytes::default();
+    let file = Box::new(VecWriter(Arc::clone(&bytes)));
+    let mut out = Output::new(file, &path(), [7; 16], 256);
+    out.block(b"one", Compression::None).unwrap();
+    out.block(b"two", Compression::None).unwrap();
+    let options = TableOptions { bloom_bits_per_key: 0, ..options(Compression::None) };
+    let mut table = TableBuilder::after(out, NO, options).over_values(area);
+    for (key, handle) in [b"a", b"b"].iter().zip(handles) {
+        table.add(&key::encode(*key, SeqNo(3), kind), &handle).unwrap();
+    }
+    table.end().unwrap();
+    bytes
+}
+
+#[test]
+fn verification_names_handles_that_do_not_tile_the_value_area() {
+    let area = ValueArea { bytes: 16, raw_bytes: 6 };
+    let (first, second) = ([0, 3, 3], [8, 3, 3]);
+    let verified = |handles, kind, area| {
+        let file: Arc<dyn RandomFile> = VecFile::new(&forged(handles, kind, area));
+        read_foreign_value_file(&file, &path(), NO).map(drop)
+    };
+    verified([first, second], Kind::Indirect, area).unwrap();
+    let refused = |handles, kind, area, part: &str| {
+        let error = verified(handles, kind, area).expect_err(part);
+        assert!(error.to_string().contains(part) && file_named(&path(), &error), "{error}");
+    };
+    let wrong_raw = ValueArea { raw_bytes: 7, ..area };
+    refused([first, first], Kind::Indirect, area, "not behind the last one");
+    refused([second, first], Kind::Indirect, area, "not behind the last one");
+    refused([first, [8, 4, 4]], Kind::Indirect, area, "not behind the last one");
+    refused([first, [8, 2, 3]], Kind::Indirect, area, "checksum");
+    refused([first, [8, 3, 4]], Kind::Indirect, area, "raw bytes");
+    refused([first, second], Kind::Put, area, "without a separated value");
+    refused([first, second], Kind::Indirect, wrong_raw, "another value area");
+}
+
+#[test]
+fn table_is_not_taken_for_a_value_file() {
+    for (target, part) in [("sst", "not a value file"), ("value_file", "not an SST")] {
+        let bytes = Bytes::default();
+        bytes.lock().clone_from(&corpus(target)[0]);
+        let file: Arc<dyn RandomFile> = VecFile::new(&bytes);
+        let error = match target {
+            "sst" => read_foreign_value_file(&file, &path(), NO).map(drop),
+            _ => crate::sst::read_foreign_table(&file, &path(), NO).map(drop),
+        };
+        assert!(error.expect_err(part).to_string().contains(part));
+    }
+}
+
+#[test]
+fn foreign_file_has_the_metadata_of_its_builder() {
+    let (bytes, meta, _) = build(&sample(20), options(Compression::Lz4));
+    let file: Arc<dyn RandomFile> = VecFile::new(&bytes);
+    assert_eq!(read_foreign_value_file(&file, &path(), NO).unwrap(), meta);
+    verify_value_file(file, &path(), &meta, context()).unwrap();
+}
+
+#[test]
+fn dump_shows_keys_with_handles_and_values_on_request() {
+    let records =
+        [(b"apple".to_vec(), 9, b"red".to_vec()), (b"pear".to_vec(), 5, b"green".to_vec())];
+    let (bytes, _, _) = build(&records, options(Compression::Lz4));
+    let file: Arc<dyn RandomFile> = VecFile::new(&bytes);
+    let dump = |records_max, with_values| {
+        let shown = DumpedRecords { records_max, with_values };
+        dump_file(&file, &path(), shown, context()).unwrap()
+    };
+    let text = dump(9, false);
+    let parts = [
+        "records             2",
+        "value area          18 bytes, 8 before compression",
+        "\"apple\" @9 at 0: 3 bytes, 3 stored\n",
+        "\"pear\" @5 at 8: 5 bytes, 5 stored\n",
+    ];
+    for part in parts {
+        assert!(text.contains(part), "{part} is missing in\n{text}");
+    }
+    assert!(!text.contains("green"));
+    let text = dump(1, true);
+    assert!(text.contains("3 stored \"red\"\n") && !text.contains("pear\" @"), "{text}");
+}
+
+fn use_all(bytes: &Bytes) {
+    let file: Arc<dyn RandomFile> = VecFile::new(bytes);
+    let shown = DumpedRecords { records_max: usize::MAX, with_values: true };
+    let _ = dump_file(&file, &path(), shown, context());
+    let Ok(meta) = read_foreign_value_file(&file, &path(), NO) else { return };
+    verify_value_file(file, &path(), &meta, context()).expect("verified before");
+}
+
+#[test]
+fn hostile_files_do_not_panic() {
+    let mut rng = Rng::with_seed(0x5e9a);
+    let mut whole_files = 0;
+    for whole in corpus("value_file") {
+        let bytes = Bytes::default();
+        for round in 0..400 {
+            let mut damaged = whole.clone();
+            for _ in 0..round.min(3) {
+                let at = rng.usize(..damaged.len());
+                damaged[at] = if rng.bool() { rng.u8(..) } else { damaged[at] ^ 1 << rng.u8(..8) };
+            }
+            if round % 50 == 49 {
+                damaged.truncate(rng.usize(..damaged.len()));
+            }
+            *bytes.lock() = damaged;
+            use_all(&bytes);
+        }
+        bytes.lock().clone_from(&whole);
+        let file: Arc<dyn RandomFile> = VecFile::new(&bytes);
+        whole_files += u64::from(read_foreign_value_file(&file, &path(), NO).is_ok());
+    }
+    assert!(whole_files >= 2, "the corpus has {whole_files} whole files");
 }

@@ -51,6 +51,11 @@ tickers! {
     TablesSearched = "gets.tables.searched",
     /// Tables that a filter spared.
     FilterUseful = "filter.useful",
+    /// Separated values that look-ups and iterators read, from the cache or from a value file.
+    ValuesRead = "values.read",
+    /// Separated values among them that were looked up in the key blocks of their file, because
+    /// garbage collection had moved them or the reference had no offset.
+    ValueHintMisses = "values.hint.misses",
     /// Iterators that were made.
     Iterators = "iterators",
     /// Seeks of iterators.

@@ -13,6 +13,7 @@ mod merging;
 mod operands;
 mod tombstones;
 mod user;
+mod values;
 mod vec;
 mod view;
 
@@ -26,7 +27,9 @@ pub use clipped::ClippedIterator;
 pub use concat::{FileOpener, LevelIterator};
 pub use merging::{Child, MergingIterator};
 pub use tombstones::{BucketTombstones, LevelTombstones, TombstoneFile, TombstoneSource};
+pub(crate) use user::Prefetch;
 pub use user::UserIterator;
+pub(crate) use values::{ValueSource, WantedValue};
 pub use vec::VecIterator;
 pub use view::{View, prefix_end};
 

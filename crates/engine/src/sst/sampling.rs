@@ -11,6 +11,7 @@ use super::format::Handle;
 use super::reader::{TableReadOptions, TableReader};
 use crate::cache::BlockKind;
 use crate::key::{self, Kind};
+use crate::value_ref::Reference;
 
 /// Longest stored block that is read for a sample.
 const BLOCK_BYTES_MAX: u32 = 64 << 10;
@@ -23,7 +24,8 @@ pub(crate) struct SampledKey {
     pub(crate) key: Vec<u8>,
     pub(crate) seq: SeqNo,
     pub(crate) kind: Kind,
-    /// First bytes of the stored value: the expiry, if the record has one.
+    /// When the record expires (Unix milliseconds), if it does. A separated value is not read for
+    /// it.
     pub(crate) expiry: Option<u64>,
 }
 
@@ -89,10 +91,7 @@ impl TableReader {
                 let Some(kind) = Kind::from_byte(trailer as u8) else {
                     return Err(self.damaged(handle));
                 };
-                let value = cursor.value(data);
-                let expiry = (kind == Kind::PutExpiring)
-                    .then(|| value.first_chunk().map(|bytes| u64::from_le_bytes(*bytes)))
-                    .flatten();
+                let expiry = expiry_of(kind, cursor.value(data));
                 let seq = self.global_seq.unwrap_or(key::trailer_seq(trailer));
                 all.push(SampledKey { key: user_key.to_vec(), seq, kind, expiry });
             }
@@ -102,6 +101,15 @@ impl TableReader {
         let mut sampled = Vec::with_capacity(keys_max.min(all.len()));
         sampled.extend(picks(all.len(), keys_max).map(|at| all[at].clone()));
         Ok(SampledBlock { keys, sampled })
+    }
+}
+
+/// The expiry that the stored value of a record says.
+pub(crate) fn expiry_of(kind: Kind, stored: &[u8]) -> Option<u64> {
+    match kind {
+        Kind::PutExpiring => stored.first_chunk().map(|bytes| u64::from_le_bytes(*bytes)),
+        Kind::Indirect => Reference::decode(stored).ok()?.expiry_unix_ms,
+        _ => None,
     }
 }
 

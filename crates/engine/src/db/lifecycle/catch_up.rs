@@ -6,14 +6,14 @@
 //! [`Db::catch_up`](crate::db::Db::catch_up) replaces the picture by a newer one. Opening does the
 //! same once.
 //!
-//! A picture keeps the descriptors of its tables, at most `table_readers_max`, so that the writer
-//! can remove the files without harm to reads, iterators and snapshots of the picture. If a read
-//! needs a table beyond that number and the writer has removed the file, a read of the newest
-//! state catches up and is repeated. A snapshot or an iterator cannot be repeated: it gets an error
+//! A picture keeps the descriptors of its tables and value files, at most `table_readers_max`, so
+//! that the writer can remove the files without harm to reads, iterators and snapshots of the
+//! picture. If a read needs a file beyond that number and the writer has removed it, a read of the
+//! newest state catches up and is repeated. A snapshot or an iterator cannot be repeated: it gets an error
 //! of the kind `Fenced` that says so.
 //!
 //! A new picture is read like this: 1. evidence and manifest ([`VersionSet::recover`]); 2. the
-//! descriptors of the tables; 3. the log from the manifest's floor on, into memtables of the
+//! descriptors of the tables and value files; 3. the log from the manifest's floor on, into memtables of the
 //! picture. The writer goes on meanwhile. So a picture counts only if the manifest, read again
 //! behind the log, proves two things. First, the log floor did not pass a segment before that
 //! segment was read, because a segment below the floor may be overwritten. Second, no ingestion,
@@ -51,8 +51,9 @@ use crate::db::lifecycle::open::{self, check_known};
 use crate::db::state::family::{Family, SuperVersion};
 use crate::db::state::memtable::Memtable;
 use crate::db::write::seal;
-use crate::file_meta::sst_name;
+use crate::file_meta::{sst_name, value_file_name};
 use crate::key::Kind;
+use crate::live_file::{LiveFile, LiveValueFile};
 use crate::lock_order::Order;
 use crate::manifest::{Change, VersionEdit, VersionSet};
 use crate::options::CfOptions;
@@ -170,26 +171,25 @@ fn read_picture(db: &DbInner) -> std::result::Result<Picture, Unusable> {
     Ok(Picture { manifest, families, last_seq, log_records })
 }
 
-/// Opens the tables of `manifest` and keeps them open, those of the last picture again, at most
-/// `table_readers_max` of them.
+/// Opens the tables and value files of `manifest` and keeps them open, those of the last picture
+/// again, at most `table_readers_max` of them.
 fn hold_tables(db: &DbInner, manifest: &VersionSet) -> Result<()> {
     let mut known: HashMap<[u8; 16], Arc<dyn RandomFile>> = HashMap::new();
     for family in db.view.live_families() {
-        for (_, file) in family.current.load().version.files() {
+        for file in holdable(&family.current.load().version) {
             if let Some(handle) = file.held() {
-                known.insert(file.unique_id, handle);
+                known.insert(*file.unique_id(), handle);
             }
         }
     }
-    let context = IoContext::new(FileClass::Sst, IoPurpose::ForegroundRead);
     let options = OpenOptions { direct: db.context.options().direct_reads };
-    let files = manifest.column_families().flat_map(|(_, _, version)| version.files());
-    for (_, file) in files.take(db.context.options().table_readers_max) {
-        let handle = match known.remove(&file.unique_id) {
+    let files = manifest.column_families().flat_map(|(_, _, version)| holdable(version));
+    for file in files.take(db.context.options().table_readers_max) {
+        let handle = match known.remove(file.unique_id()) {
             Some(handle) => handle,
             None => {
-                let path = db.storage.path_of(&sst_name(file.file_no()));
-                match db.storage.fs().open(&path, context, options) {
+                let context = IoContext::new(file.class(), IoPurpose::ForegroundRead);
+                match db.storage.fs().open(&db.storage.path_of(&file.name()), context, options) {
                     Ok(handle) => handle,
                     Err(error) if error.kind() == ErrorKind::NotFound => return Err(error),
                     // Out of descriptors, perhaps: the rest is opened when it is needed.
@@ -203,6 +203,55 @@ fn hold_tables(db: &DbInner, manifest: &VersionSet) -> Result<()> {
         file.hold(handle);
     }
     Ok(())
+}
+
+/// A file that a picture keeps open.
+enum HeldFile<'a> {
+    Table(&'a LiveFile),
+    Values(&'a LiveValueFile),
+}
+
+/// The tables of a version, then its value files.
+fn holdable(version: &Version) -> impl Iterator<Item = HeldFile<'_>> {
+    let tables = version.files().map(|(_, file)| HeldFile::Table(file));
+    tables.chain(version.values().files().map(|(file, _)| HeldFile::Values(file)))
+}
+
+impl HeldFile<'_> {
+    fn unique_id(&self) -> &[u8; 16] {
+        match self {
+            Self::Table(file) => &file.unique_id,
+            Self::Values(file) => &file.unique_id,
+        }
+    }
+
+    fn class(&self) -> FileClass {
+        match self {
+            Self::Table(_) => FileClass::Sst,
+            Self::Values(_) => FileClass::ValueSst,
+        }
+    }
+
+    fn name(&self) -> String {
+        match self {
+            Self::Table(file) => sst_name(file.file_no()),
+            Self::Values(file) => value_file_name(file.file_no()),
+        }
+    }
+
+    fn held(&self) -> Option<Arc<dyn RandomFile>> {
+        match self {
+            Self::Table(file) => file.held(),
+            Self::Values(file) => file.held(),
+        }
+    }
+
+    fn hold(&self, handle: Arc<dyn RandomFile>) {
+        match self {
+            Self::Table(file) => file.hold(handle),
+            Self::Values(file) => file.hold(handle),
+        }
+    }
 }
 
 fn publish_picture(db: &DbInner, picture: Picture) -> Result<()> {

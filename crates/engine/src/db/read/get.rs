@@ -9,11 +9,15 @@
 //! 1. Versions of the key arrive newest first, and the first version that decides ends the search.
 //! 2. Range tombstones are gathered on the way down, whatever a filter says: a record that is older
 //!    than a tombstone above it is deleted.
+//! 3. A search keeps the reference of a separated value. The value is fetched after the search, from
+//!    the version that was searched, and only if the caller wants it
+//!    ([`values`](crate::db::read::values)). An expired reference is a delete.
 //!
 //! Thread-safety: any thread may read. No locks are taken.
 //! Failure: errors of the tables that are read.
 //! Cost: one filter probe for each sealed memtable and for each table on the way, and one block
-//! search in the table that has the key. A value in a cached block is pinned, not copied.
+//! search in the table that has the key. A value in a cached block is pinned, not copied. A
+//! separated value that is not cached costs one more device read.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -25,13 +29,16 @@ use archipelago_env::{FileClass, IoContext, IoPurpose};
 use crate::db::ColumnFamily;
 use crate::db::read::Reader;
 use crate::db::read::options::ReadOptions;
+use crate::db::read::values::ValueReads;
 use crate::db::state::family::{Family, SuperVersion};
+use crate::iter::WantedValue;
 use crate::key::{Kind, check_key, split_expiry};
 use crate::live_file::LiveFile;
 use crate::lookup::{Found, Lookup, Visit};
 use crate::pinned::PinnedSlice;
 use crate::sst::TableReadOptions;
 use crate::stats::{Ticker, Timer};
+use crate::value_ref::Reference;
 
 /// A value with what is known about it.
 #[derive(Clone, Debug)]
@@ -67,7 +74,19 @@ pub(crate) struct Gather<'a> {
     /// Merge operands, newest first.
     operands: Vec<PinnedSlice>,
     newest: Option<SeqNo>,
-    result: Option<Result<Option<Entry>>>,
+    decision: Decision,
+}
+
+/// What the search for a key has come to.
+enum Decision {
+    /// No record has decided.
+    Open,
+    Result(Result<Option<Entry>>),
+    /// The record `seq` decides, and its value has yet to be fetched.
+    Separated {
+        seq: SeqNo,
+        reference: Reference,
+    },
 }
 
 impl<'a> Gather<'a> {
@@ -81,7 +100,7 @@ impl<'a> Gather<'a> {
             covered_by: None,
             operands: Vec::new(),
             newest: None,
-            result: None,
+            decision: Decision::Open,
         }
     }
 
@@ -92,7 +111,7 @@ impl<'a> Gather<'a> {
     }
 
     pub(crate) fn is_decided(&self) -> bool {
-        self.result.is_some()
+        !matches!(self.decision, Decision::Open)
     }
 
     pub(crate) fn cover(&mut self, tombstone: Option<SeqNo>) {
@@ -113,13 +132,53 @@ impl<'a> Gather<'a> {
                 self.operands.push(self.pin(found));
                 ControlFlow::Continue(())
             }
+            Kind::Indirect => self.visit_reference(found),
             _ => self.finish(None, None),
         }
     }
 
+    /// Keeps the reference of a separated value, unless it has expired or only keys are wanted.
+    #[cold]
+    fn visit_reference(&mut self, found: &Found<'_>) -> Visit {
+        let reference = match Reference::decode(found.value) {
+            Ok(reference) => reference,
+            Err(why) => {
+                self.decision = Decision::Result(Err(self.damaged(found, why)));
+                return ControlFlow::Break(());
+            }
+        };
+        if let Some(expiry) = reference.expiry_unix_ms
+            && expiry <= self.now_ms()
+        {
+            return self.finish(None, None);
+        }
+        if self.keys_only {
+            return self.finish(Some(PinnedSlice::owned(Vec::new())), reference.expiry_unix_ms);
+        }
+        self.decision = Decision::Separated { seq: found.seq, reference };
+        ControlFlow::Break(())
+    }
+
+    /// The time of the read, which all records of the key are judged by.
+    fn now_ms(&mut self) -> u64 {
+        *self.now_ms.get_or_insert_with(|| self.clock.unix_ms())
+    }
+
+    #[cold]
+    fn damaged(&self, found: &Found<'_>, what: impl std::fmt::Display) -> Error {
+        Error::new(
+            ErrorKind::Corrupt,
+            format!(
+                "the record of key \"{}\" at sequence number {} is damaged: {what}",
+                self.key.escape_ascii(),
+                found.seq
+            ),
+        )
+    }
+
     fn visit_expiring(&mut self, found: &Found<'_>) -> Visit {
         let Some((expiry, value)) = split_expiry(found.value) else {
-            self.result = Some(Err(Error::new(
+            self.decision = Decision::Result(Err(Error::new(
                 ErrorKind::Corrupt,
                 format!(
                     "the record of key \"{}\" at sequence number {} is shorter than its expiry",
@@ -129,8 +188,7 @@ impl<'a> Gather<'a> {
             )));
             return ControlFlow::Break(());
         };
-        let now_ms = *self.now_ms.get_or_insert_with(|| self.clock.unix_ms());
-        if expiry <= now_ms {
+        if expiry <= self.now_ms() {
             return self.finish(None, None);
         }
         let value = match found.pinner {
@@ -143,13 +201,13 @@ impl<'a> Gather<'a> {
 
     fn decide(&mut self, found: &Found<'_>, expires_at_ms: Option<u64>) -> Visit {
         let (value, seq) = (self.pin(found), found.seq);
-        self.result = Some(Ok(Some(Entry { value, expires_at_ms, seq })));
+        self.decision = Decision::Result(Ok(Some(Entry { value, expires_at_ms, seq })));
         ControlFlow::Break(())
     }
 
     /// The history ends with `base`: folds the operands over it.
     fn finish(&mut self, base: Option<PinnedSlice>, expires_at_ms: Option<u64>) -> Visit {
-        self.result = Some(self.fold(base, expires_at_ms));
+        self.decision = Decision::Result(self.fold(base, expires_at_ms));
         ControlFlow::Break(())
     }
 
@@ -175,11 +233,41 @@ impl<'a> Gather<'a> {
         Ok(Some(Entry { value: PinnedSlice::owned(value), expires_at_ms, seq }))
     }
 
+    /// The record that decides, if its value has yet to be fetched.
+    fn separated(&self) -> Option<WantedValue<'a>> {
+        match self.decision {
+            Decision::Separated { seq, reference } => {
+                Some(WantedValue { key: self.key, seq, reference })
+            }
+            Decision::Open | Decision::Result(_) => None,
+        }
+    }
+
+    /// The result of the search. `fetch` reads the separated value that decides, if one does.
     #[inline]
-    pub(crate) fn into_result(self) -> Result<Option<Entry>> {
-        match self.result {
-            Some(result) => result,
-            None => self.fold(None, None),
+    fn into_result(
+        self,
+        fetch: impl FnOnce(WantedValue<'_>) -> Result<PinnedSlice>,
+    ) -> Result<Option<Entry>> {
+        match self.decision {
+            Decision::Result(result) => result,
+            Decision::Open => self.fold(None, None),
+            Decision::Separated { seq, reference } => {
+                let value = fetch(WantedValue { key: self.key, seq, reference })?;
+                self.fold(Some(value), reference.expiry_unix_ms)
+            }
+        }
+    }
+}
+
+impl<'a> Reader<'a> {
+    /// Reads separated values of the version that `current` holds.
+    fn values(&self, current: &'a SuperVersion, options: &ReadOptions) -> ValueReads<'a> {
+        ValueReads {
+            version: &current.version,
+            tables: self.view.tables(),
+            stats: self.observers.stats(),
+            options: table_options(options),
         }
     }
 }
@@ -252,7 +340,7 @@ pub(crate) fn get(
     } else {
         search_tables(&reader, &current, &lookup, options, &mut gather)?;
     }
-    let result = gather.into_result()?;
+    let result = gather.into_result(|wanted| reader.values(&current, options).fetch(wanted))?;
     reader.observers.stats().add(Ticker::Gets, 1);
     if result.is_some() {
         reader.observers.stats().add(Ticker::GetsFound, 1);
@@ -344,9 +432,16 @@ pub(crate) fn multi_get(
     }
     multi_search_tables(&reader, &current, &lookups, options, &mut gathers)?;
     reader.observers.stats().add(Ticker::Gets, keys.len() as u64);
+    let wanted: Vec<WantedValue<'_>> = gathers.iter().filter_map(Gather::separated).collect();
+    let separated = match wanted.is_empty() {
+        true => Vec::new(),
+        false => reader.values(&current, options).fetch_many(&wanted)?,
+    };
+    let mut separated = separated.into_iter();
+    let mut next = |_: WantedValue<'_>| Ok(separated.next().expect("one value for each reference"));
     let mut values = vec![None; keys.len()];
     for (gather, &index) in gathers.into_iter().zip(&order) {
-        values[index] = gather.into_result()?.map(|entry| entry.value);
+        values[index] = gather.into_result(&mut next)?.map(|entry| entry.value);
     }
     Ok(values)
 }

@@ -207,7 +207,7 @@ impl Census<'_> {
         if !self.is_live(record) || self.is_hidden(record, origin) {
             return Live::default();
         }
-        match record.expiry.filter(|_| record.kind == Kind::PutExpiring) {
+        match record.expiry {
             None => Live::lasting(1.0),
             Some(at_ms) => {
                 let ttl_ms = at_ms.saturating_sub(self.now_ms) as f64;
@@ -218,8 +218,10 @@ impl Census<'_> {
 
     fn is_live(&self, record: &SampledKey) -> bool {
         match record.kind {
-            Kind::Put | Kind::Merge | Kind::Indirect | Kind::WideEntity => true,
-            Kind::PutExpiring => record.expiry.is_none_or(|at_ms| at_ms > self.now_ms),
+            Kind::Put | Kind::Merge | Kind::WideEntity => true,
+            Kind::PutExpiring | Kind::Indirect => {
+                record.expiry.is_none_or(|at_ms| at_ms > self.now_ms)
+            }
             Kind::Delete | Kind::SingleDelete | Kind::RangeDelete => false,
         }
     }

@@ -24,6 +24,7 @@ pub(crate) mod pictures;
 pub(crate) mod publication;
 pub(crate) mod scan;
 pub(crate) mod snapshot;
+pub(crate) mod values;
 
 use std::sync::Arc;
 
@@ -229,7 +230,7 @@ impl Db {
     }
 
     /// The values of `keys`, in their order, all as of one moment. File reads of keys in the same
-    /// table are batched.
+    /// table are batched, and so are those of separated values in the same value file.
     pub fn multi_get(
         &self,
         cf: &ColumnFamily,

@@ -22,8 +22,13 @@ pub struct ReadOptions {
     /// Fail with `Busy` ("would need I/O") instead of reading a file. Default false.
     pub cache_only: bool,
     /// The values are not wanted: large ones are not read, neither from files nor into memory, and
-    /// the value that an iterator shows may be cut or empty. Default false.
+    /// the value that an iterator shows may be cut or empty. It is empty if it is separated. Default
+    /// false.
     pub keys_only: bool,
+    /// Iterators: fetch separated values ahead of the cursor, several at a time. Default true;
+    /// benchmarks turn it off to compare.
+    #[doc(hidden)]
+    pub value_prefetch: bool,
 }
 
 impl Default for ReadOptions {
@@ -37,6 +42,7 @@ impl Default for ReadOptions {
             readahead_bytes: 0,
             cache_only: false,
             keys_only: false,
+            value_prefetch: true,
         }
     }
 }

@@ -5,7 +5,8 @@
 //! first, are the active memtable, the sealed ones, L0, and one for each level with files in
 //! bounds. Memtables and L0 are opened bucket by bucket, levels file by file, when the iterator
 //! reaches them. Parts outside the bounds are never opened. Shards and files that have range
-//! tombstones are asked for them by key; the others cost nothing.
+//! tombstones are asked for them by key; the others cost nothing. Separated values are read from
+//! the value files of the same super version ([`values`](crate::db::read::values)).
 //!
 //! An iterator of a transaction has the transaction's own writes as its newest child. Their
 //! sequence numbers are above all others. Therefore the view shows every number, and the other
@@ -15,7 +16,8 @@
 //!
 //! Thread-safety: an iterator belongs to one thread at a time.
 //! Failure: an error makes the iterator invalid and stays in its status.
-//! Cost: one allocation for each child, and one reader for each file that is reached.
+//! Cost: one allocation for each child, and one reader for each file that is reached. A version with
+//! value files costs two more allocations.
 
 use std::sync::Arc;
 
@@ -26,11 +28,12 @@ use crate::db::read::Reader;
 use crate::db::read::get::table_options;
 use crate::db::read::options::ReadOptions;
 use crate::db::read::snapshot::Snapshot;
+use crate::db::read::values::ScanValues;
 use crate::db::state::family::{Family, SuperVersion};
 use crate::indexed_batch::OwnRecords;
 use crate::iter::{
     AsOfIterator, BucketTombstones, Child, FileOpener, InternalIterator, LevelIterator,
-    LevelTombstones, MergingIterator, TombstoneFile, TombstoneSource, UserIterator, View,
+    LevelTombstones, MergingIterator, Prefetch, TombstoneFile, TombstoneSource, UserIterator, View,
 };
 use crate::key::KeyRange;
 use crate::live_file::LiveFile;
@@ -226,12 +229,37 @@ pub(crate) fn scan(
     }
     let merge = MergingIterator::new(children);
     let tombstones = (!tombstones.is_empty()).then(|| Box::new(tombstones) as _);
+    let mut cursor = UserIterator::new(merge, tombstones, view);
+    if !picture.version.values().is_empty() {
+        cursor = with_values(cursor, &opening, reader, options);
+    }
     Iter {
-        cursor: UserIterator::new(merge, tombstones, view),
+        cursor,
         stats: Arc::clone(reader.observers.stats()),
         _picture: picture,
         _snapshot: options.snapshot.clone(),
     }
+}
+
+/// `cursor` with the separated values of its version.
+fn with_values(
+    cursor: UserIterator,
+    opening: &Opening,
+    reader: Reader<'_>,
+    options: &ReadOptions,
+) -> UserIterator {
+    let source = ScanValues {
+        picture: Arc::clone(&opening.picture),
+        tables: Arc::clone(&opening.tables),
+        stats: Arc::clone(reader.observers.stats()),
+        options: opening.options,
+    };
+    // A read of the cache alone would fail at the first value of a batch that is not cached.
+    let prefetch = match options.value_prefetch && !options.cache_only {
+        true => Prefetch::On,
+        false => Prefetch::Off,
+    };
+    cursor.with_values(Box::new(source), prefetch, Arc::clone(reader.context.budget()))
 }
 
 /// Puts a transaction's own writes above what the database has as of `through`.

@@ -1,5 +1,7 @@
 //! The iterators against a model: a list of writes, applied key by key.
 
+mod separated;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -7,6 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use archipelago_base::{Error, ErrorKind, Result, SeqNo};
 use proptest::prelude::*;
 
+use self::separated::Values;
 use super::*;
 use crate::extension::{AppendMerge, FamilyMerge};
 use crate::key::{KeyRange, Kind, compare, encode, user_key};
@@ -33,6 +36,9 @@ struct World {
     cuts: Vec<usize>,
     /// All children but the newest are levels of files that hold this many user keys each.
     keys_per_file: usize,
+    /// Shortest value that is separated, if any is.
+    separated_from: Option<usize>,
+    prefetch: Prefetch,
 }
 
 /// What the iterator must show: key to value, newest sequence number and expiry.
@@ -76,6 +82,7 @@ impl World {
             for index in from..end.max(from) {
                 let seq = SeqNo(index as u64 + 1);
                 match &self.ops[index] {
+                    op if self.is_separated(op) => records.push(separated::record(op, seq)),
                     Op::Put(key, value) => {
                         records.push((encode(key, seq, Kind::Put), value.clone()));
                     }
@@ -101,6 +108,14 @@ impl World {
         shares
     }
 
+    fn is_separated(&self, op: &Op) -> bool {
+        let bytes = match op {
+            Op::Put(_, value) | Op::PutExpiring(_, value, _) => value.len(),
+            _ => return false,
+        };
+        self.separated_from.is_some_and(|least| bytes >= least)
+    }
+
     fn open(&self, view: View) -> UserIterator {
         let mut children = Vec::new();
         let mut sources: Vec<Box<dyn TombstoneSource>> = Vec::new();
@@ -115,7 +130,12 @@ impl World {
             sources.push(Box::new(LevelTombstones::new(deletes.collect())));
             children.push(Child::new(Box::new(LevelIterator::new(level)), max_seq));
         }
-        UserIterator::new(MergingIterator::new(children), Some(Box::new(sources)), view)
+        let merge = MergingIterator::new(children);
+        let iter = UserIterator::new(merge, Some(Box::new(sources)), view);
+        match self.separated_from {
+            None => iter,
+            Some(_) => Values::of(&self.ops).serve(iter, self.prefetch),
+        }
     }
 }
 
@@ -246,11 +266,16 @@ fn world() -> impl Strategy<Value = World> {
     let few = (0u8..4).prop_map(|n| vec![b'b' + n]);
     let few = prop::collection::vec(op(few), 1..150);
     let cuts = prop::collection::vec(any::<prop::sample::Index>(), 0..6);
-    (prop_oneof![many, few], cuts, 1usize..8).prop_map(|(ops, cuts, keys_per_file)| {
-        let mut cuts: Vec<_> = cuts.iter().map(|cut| cut.index(ops.len() + 1)).collect();
-        cuts.sort_unstable();
-        World { ops, cuts, keys_per_file }
-    })
+    let separated_from = prop_oneof![Just(None), Just(Some(0)), Just(Some(3))];
+    let prefetch = prop_oneof![1 => Just(Prefetch::Off), 2 => Just(Prefetch::On)];
+    let values = (separated_from, prefetch);
+    (prop_oneof![many, few], cuts, 1usize..8, values).prop_map(
+        |(ops, cuts, keys_per_file, values)| {
+            let mut cuts: Vec<_> = cuts.iter().map(|cut| cut.index(ops.len() + 1)).collect();
+            cuts.sort_unstable();
+            World { ops, cuts, keys_per_file, separated_from: values.0, prefetch: values.1 }
+        },
+    )
 }
 
 #[derive(Clone, Debug)]

@@ -5,8 +5,9 @@ use archipelago_base::{Result, SeqNo};
 
 use super::super::InternalIterator;
 use super::super::operands::Pushed;
-use super::{Newest, Place, STEPS_BEFORE_RESEEK, UserIterator, classify, decode};
+use super::{Newest, Place, STEPS_BEFORE_RESEEK, UserIterator, classify, decode, reference_of};
 use crate::key::{Kind, encode_into, user_key};
+use crate::value_ref::Reference;
 
 /// What is known of a key after some of its versions, oldest first.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -17,6 +18,17 @@ enum Seen {
     Operands,
     /// A value, copied.
     Base,
+    /// A value in a value file, named by a record of this sequence number.
+    Separated(SeqNo, Reference),
+}
+
+/// What all versions of a key make of it.
+enum Collected {
+    /// The key has no value.
+    Nothing,
+    /// The value is in `value` of the iterator.
+    Value,
+    Separated(Reference),
 }
 
 impl UserIterator {
@@ -32,17 +44,21 @@ impl UserIterator {
             self.key.clear();
             self.key.extend_from_slice(key);
             let newest_delete = self.covering.newest::<true>(&self.key, self.view.snapshot)?;
-            if self.collect(newest_delete)? {
-                self.place = Place::Copied;
-                return Ok(());
+            match self.collect(newest_delete)? {
+                Collected::Nothing => {}
+                Collected::Value => {
+                    self.place = Place::Copied;
+                    return Ok(());
+                }
+                Collected::Separated(reference) => return self.show_separated(reference),
             }
         }
         self.merge.status()
     }
 
-    /// Passes all versions of `self.key`, on whose oldest the merge stands; whether the key has a
-    /// value, which then is in `self.value`. Records older than `newest_delete` do not count.
-    fn collect(&mut self, newest_delete: SeqNo) -> Result<bool> {
+    /// Passes all versions of `self.key`, on whose oldest the merge stands. Records older than
+    /// `newest_delete` do not count.
+    fn collect(&mut self, newest_delete: SeqNo) -> Result<Collected> {
         self.operands.clear();
         self.expires_at_ms = None;
         let mut seen = Seen::NoBase;
@@ -83,6 +99,10 @@ impl UserIterator {
                         self.copy_value(value_start);
                         self.expires_at_ms = expires_at_ms;
                     }
+                    Newest::Separated { expires_at_ms } => {
+                        seen = self.note_reference(record.seq)?;
+                        self.expires_at_ms = expires_at_ms;
+                    }
                 }
             }
             self.merge.prev();
@@ -92,13 +112,39 @@ impl UserIterator {
             let start = self.covering.span().start().max(&self.view.lower);
             self.merge.skip_deleted_before(start, newest_delete);
         }
+        self.conclude(seen)
+    }
+
+    /// The result of a key whose versions were all passed.
+    fn conclude(&mut self, seen: Seen) -> Result<Collected> {
         if self.operands.is_empty() {
-            return Ok(seen != Seen::NoBase);
+            return Ok(match seen {
+                Seen::NoBase => Collected::Nothing,
+                Seen::Operands | Seen::Base => Collected::Value,
+                Seen::Separated(_, reference) => Collected::Separated(reference),
+            });
         }
-        let base = (seen == Seen::Base).then_some(self.value.as_slice());
+        let fetched = match seen {
+            Seen::Separated(seq, reference) => Some(self.fetch_base(seq, reference)?),
+            _ => None,
+        };
+        let copied = (seen == Seen::Base).then_some(self.value.as_slice());
+        let base = copied.or(fetched.as_deref());
         let operator = self.view.operator.as_deref();
         self.value = self.operands.fold(operator, &self.key, base, Pushed::OldestFirst)?;
-        Ok(true)
+        Ok(Collected::Value)
+    }
+
+    /// Notes the reference of the record `seq`, on which the merge stands, as the base. A view of
+    /// keys only takes an empty value for it.
+    #[cold]
+    fn note_reference(&mut self, seq: SeqNo) -> Result<Seen> {
+        self.operands.clear();
+        self.value.clear();
+        if self.view.keys_only {
+            return Ok(Seen::Base);
+        }
+        Ok(Seen::Separated(seq, reference_of(decode(self.merge.key())?, &self.merge)?))
     }
 
     /// Copies the value under the merge, unless only keys are wanted.
@@ -110,7 +156,7 @@ impl UserIterator {
     }
 
     /// [`UserIterator::collect`] for a key with many versions: finds the newest by a seek.
-    fn collect_by_seek(&mut self) -> Result<bool> {
+    fn collect_by_seek(&mut self) -> Result<Collected> {
         self.target.clear();
         encode_into(&mut self.target, &self.key, self.view.snapshot, Kind::SEEK);
         self.merge.seek(&self.target);
@@ -119,26 +165,31 @@ impl UserIterator {
         Ok(found)
     }
 
-    /// Copies the value that the newest visible version of `self.key`, on which the merge stands,
-    /// gives it; whether it has one.
-    fn copy_newest(&mut self) -> Result<bool> {
+    /// What the newest visible version of `self.key`, on which the merge stands, makes of it.
+    fn copy_newest(&mut self) -> Result<Collected> {
         self.merge.status()?;
         if !self.merge.valid() {
-            return Ok(false);
+            return Ok(Collected::Nothing);
         }
         let record = decode(self.merge.key())?;
         let newest_delete = self.covering.newest::<true>(&self.key, self.view.snapshot)?;
         if record.user_key != self.key || record.seq < newest_delete {
-            return Ok(false);
+            return Ok(Collected::Nothing);
         }
         self.seq = record.seq;
         match classify(record, &self.merge, self.view.now_ms)? {
-            Newest::Deleted => Ok(false),
-            Newest::Operand => self.fold_from_newest(newest_delete).map(|()| true),
+            Newest::Deleted => Ok(Collected::Nothing),
+            Newest::Operand => self.fold_from_newest(newest_delete).map(|()| Collected::Value),
             Newest::Value { value_start, expires_at_ms } => {
                 self.copy_value(value_start);
                 self.expires_at_ms = expires_at_ms;
-                Ok(true)
+                Ok(Collected::Value)
+            }
+            Newest::Separated { expires_at_ms } => {
+                self.operands.clear();
+                self.expires_at_ms = expires_at_ms;
+                let seen = self.note_reference(record.seq)?;
+                self.conclude(seen)
             }
         }
     }

@@ -8,7 +8,10 @@
 //! 2. [`Place::Copied`]: `key` and `value` hold the current entry. Forwards, the merge stands on
 //!    some record after the one that decided the value, of this key or the next; backwards, on
 //!    the last record before all of this key's.
-//! 3. Both directions, and every mix of them, show the same entries.
+//! 3. [`Place::Fetched`]: as [`Place::Copied`], but `separated` holds the value, which lies in a value
+//!    file. [`Place::Queued`]: the entry is the front of the queue of `separated`, whose values were
+//!    fetched together, and the merge stands further ahead.
+//! 4. Both directions, and every mix of them, with and without a queue, show the same entries.
 //!
 //! A record is deleted by a range tombstone that is newer than it, wherever either lies; a chain of
 //! merge operands ends there as at a delete. An expired record is a delete; operands on a base that
@@ -18,17 +21,26 @@
 //! iterator invalid until the next seek; [`UserIterator::status`] tells it. Cost: forwards a step
 //! is one step of the merge and a copy of the key that is left; backwards it copies key and value.
 //! After [`STEPS_BEFORE_RESEEK`] hidden records of one key a seek jumps over the rest of them.
+//! Separated values cost what [`separated`] says, and nothing if there are none.
 
 mod backward;
+mod separated;
 
 use std::cmp::Ordering;
+use std::sync::Arc;
 
+use archipelago_base::budget::ByteBudget;
 use archipelago_base::{Error, ErrorKind, Result, SeqNo};
 
+use self::separated::SeparatedValues;
 use super::operands::{Operands, Pushed};
 use super::tombstones::Covering;
+use super::values::ValueSource;
 use super::{InternalIterator, MergingIterator, TombstoneSource, View};
 use crate::key::{KeyRef, Kind, TRAILER_BYTES, encode_into, user_key};
+use crate::value_ref::Reference;
+
+pub(crate) use self::separated::Prefetch;
 
 /// How many hidden records of one key are stepped over before a seek.
 const STEPS_BEFORE_RESEEK: u32 = 8;
@@ -44,6 +56,12 @@ enum Place {
     Cursor { value_start: usize },
     /// In `key` and `value`.
     Copied,
+    /// In `key` and the value of `separated`.
+    Fetched,
+    /// At the front of the queue of `separated`.
+    Queued,
+    /// In `key`, without its value: only while a queue is collected.
+    Unread,
 }
 
 /// Which records a forward search passes over, besides those after the snapshot.
@@ -60,7 +78,14 @@ enum Hidden {
 #[derive(Clone, Copy)]
 enum Newest {
     Deleted,
-    Value { value_start: usize, expires_at_ms: Option<u64> },
+    Value {
+        value_start: usize,
+        expires_at_ms: Option<u64>,
+    },
+    /// The value lies in a value file. The stored value is the reference.
+    Separated {
+        expires_at_ms: Option<u64>,
+    },
     Operand,
 }
 
@@ -77,6 +102,8 @@ pub struct UserIterator {
     key: Vec<u8>,
     value: Vec<u8>,
     operands: Operands,
+    /// `None` if the version has no value file.
+    separated: Option<Box<SeparatedValues>>,
     /// An encoded internal key to seek.
     target: Vec<u8>,
     error: Option<Error>,
@@ -102,9 +129,23 @@ impl UserIterator {
             key: Vec::new(),
             value: Vec::new(),
             operands: Operands::default(),
+            separated: None,
             target: Vec::new(),
             error: None,
         }
+    }
+
+    /// The same iterator over records that reference value files. `source` fetches their values. The
+    /// queue of values ahead is charged to `budget`.
+    #[must_use]
+    pub(crate) fn with_values(
+        mut self,
+        source: Box<dyn ValueSource>,
+        prefetch: Prefetch,
+        budget: Arc<ByteBudget>,
+    ) -> Self {
+        self.separated = Some(Box::new(SeparatedValues::new(source, prefetch, budget)));
+        self
     }
 
     /// Whether the iterator stands on an entry.
@@ -125,6 +166,7 @@ impl UserIterator {
     pub fn key(&self) -> &[u8] {
         match self.place {
             Place::Cursor { .. } => user_key(self.merge.key()),
+            Place::Queued => self.separated.as_ref().map_or(&[], |at| at.queued_key()),
             _ => &self.key,
         }
     }
@@ -135,6 +177,8 @@ impl UserIterator {
     pub fn value(&self) -> &[u8] {
         match self.place {
             Place::Cursor { value_start } => &self.merge.value()[value_start..],
+            Place::Fetched => self.separated.as_ref().map_or(&[], |at| at.value()),
+            Place::Queued => self.separated.as_ref().map_or(&[], |at| at.queued_value()),
             _ => &self.value,
         }
     }
@@ -212,11 +256,16 @@ impl UserIterator {
                 self.key.extend_from_slice(user_key(self.merge.key()));
                 self.merge.next();
             }
-            Place::Copied if self.backward => {
+            Place::Queued if !self.backward => {
+                let found = self.pass_front();
+                return self.end(found);
+            }
+            _ if self.backward => {
+                self.leave_queue();
                 self.begin(false);
                 self.seek_past_key();
             }
-            Place::Copied => {}
+            _ => {}
         }
         let found = self.find_next(Hidden::OlderVersions);
         self.end(found);
@@ -232,8 +281,12 @@ impl UserIterator {
                 self.key.clear();
                 self.key.extend_from_slice(user_key(self.merge.key()));
             }
+            self.leave_queue();
             self.begin(true);
             self.seek_before_key();
+        } else if self.place == Place::Queued {
+            let found = self.pass_front();
+            return self.end(found);
         }
         let found = self.find_prev();
         self.end(found);
@@ -245,6 +298,9 @@ impl UserIterator {
         self.error = None;
         self.backward = backward;
         self.covering.jump();
+        if let Some(separated) = &mut self.separated {
+            separated.reset();
+        }
     }
 
     #[inline]
@@ -305,6 +361,11 @@ impl UserIterator {
                     self.place = Place::Cursor { value_start };
                     return Ok(());
                 }
+                Newest::Separated { expires_at_ms } => {
+                    self.seq = seq;
+                    self.expires_at_ms = expires_at_ms;
+                    return self.show_reference();
+                }
                 Newest::Operand => {
                     self.seq = seq;
                     self.key.clear();
@@ -321,6 +382,21 @@ impl UserIterator {
             }
         }
         self.merge.status()
+    }
+
+    /// Shows the separated value of the record on which the merge stands; a view of keys only shows
+    /// an empty value.
+    #[cold]
+    fn show_reference(&mut self) -> Result<()> {
+        if self.view.keys_only {
+            self.place = Place::Cursor { value_start: self.merge.value().len() };
+            return Ok(());
+        }
+        let record = decode(self.merge.key())?;
+        let reference = reference_of(record, &self.merge)?;
+        self.key.clear();
+        self.key.extend_from_slice(record.user_key);
+        self.show_separated(reference)
     }
 
     /// Passes over a record after the snapshot; `steps` and the result count those of one key.
@@ -359,6 +435,7 @@ impl UserIterator {
         self.operands.clear();
         self.expires_at_ms = None;
         let mut base_start = None;
+        let mut fetched = None;
         while self.merge.valid() {
             let record = decode(self.merge.key())?;
             if record.user_key != self.key || record.seq < newest_delete {
@@ -373,6 +450,14 @@ impl UserIterator {
                     self.expires_at_ms = expires_at_ms;
                     break;
                 }
+                Newest::Separated { expires_at_ms } => {
+                    self.expires_at_ms = expires_at_ms;
+                    if !self.view.keys_only {
+                        let reference = reference_of(record, &self.merge)?;
+                        fetched = Some(self.fetch_base(record.seq, reference)?);
+                    }
+                    break;
+                }
             }
             self.merge.next();
         }
@@ -382,7 +467,8 @@ impl UserIterator {
             self.place = Place::Copied;
             return Ok(());
         }
-        let base = base_start.map(|start| &self.merge.value()[start..]);
+        let inline = base_start.map(|start| &self.merge.value()[start..]);
+        let base = inline.or(fetched.as_deref());
         let operator = self.view.operator.as_deref();
         self.value = self.operands.fold(operator, &self.key, base, Pushed::NewestFirst)?;
         self.place = Place::Copied;
@@ -418,8 +504,24 @@ fn classify(record: KeyRef<'_>, merge: &MergingIterator, now_ms: u64) -> Result<
                 _ => Newest::Deleted,
             })
         }
+        Kind::Indirect => classify_indirect(record, merge, now_ms),
         kind => Err(damaged(record.user_key, format_args!("{kind:?} is not a point record"))),
     }
+}
+
+/// [`classify`] for a record with a reference.
+#[cold]
+fn classify_indirect(record: KeyRef<'_>, merge: &MergingIterator, now_ms: u64) -> Result<Newest> {
+    let expires_at_ms = reference_of(record, merge)?.expiry_unix_ms;
+    match expires_at_ms.is_some_and(|at_ms| at_ms <= now_ms) {
+        true => Ok(Newest::Deleted),
+        false => Ok(Newest::Separated { expires_at_ms }),
+    }
+}
+
+/// The reference that `record`, on which `merge` stands, stores.
+fn reference_of(record: KeyRef<'_>, merge: &MergingIterator) -> Result<Reference> {
+    Reference::decode(merge.value()).map_err(|why| damaged(record.user_key, why))
 }
 
 #[cold]

@@ -1,0 +1,146 @@
+//! Separated values for readers: resolves references in one version and reads value files.
+//!
+//! A read makes a [`ValueReads`] of what it holds anyway. An iterator owns a [`ScanValues`], which
+//! keeps the super version.
+//!
+//! Invariants:
+//! 1. A number is resolved in the version in which the record was found. That version keeps the
+//!    value file until the read ends, whatever jobs install meanwhile.
+//! 2. The offset of a reference is used only if the file that it names is itself live in that
+//!    version. Otherwise the key blocks of the heir say where the value lies.
+//! 3. Several values of one file are read by one batch, in the order of their offsets.
+//!
+//! Thread-safety: any thread may read.
+//! Failure: errors of the value files. `Busy` if `cache_only` is set and a value is not cached.
+//! `Corrupt` if the version does not know the named file.
+//! Cost: one device read for a value that is not cached and whose offset is known. A value that
+//! garbage collection has moved also costs a search in the key blocks of its file.
+
+use std::sync::Arc;
+
+use archipelago_base::{Error, ErrorKind, Result};
+
+use crate::db::state::family::SuperVersion;
+use crate::iter::{ValueSource, WantedValue};
+use crate::live_file::LiveValueFile;
+use crate::pinned::PinnedSlice;
+use crate::sst::TableReadOptions;
+use crate::stats::{Statistics, Ticker};
+use crate::table_cache::{ReaderGuard, TableCache};
+use crate::value::{ValueKey, ValueTable};
+use crate::value_ref::ValueHandle;
+use crate::version::Version;
+
+/// Reads separated values of one version.
+#[derive(Clone, Copy)]
+pub(crate) struct ValueReads<'a> {
+    pub(crate) version: &'a Version,
+    pub(crate) tables: &'a TableCache,
+    pub(crate) stats: &'a Statistics,
+    pub(crate) options: TableReadOptions,
+}
+
+impl ValueReads<'_> {
+    /// The value of one record.
+    pub(crate) fn fetch(&self, wanted: WantedValue<'_>) -> Result<PinnedSlice> {
+        self.stats.add(Ticker::ValuesRead, 1);
+        let file = self.resolve(wanted)?;
+        let table = self.open(file)?;
+        let at = self.handle(file, &table, wanted)?;
+        table.read_at(at, &self.options)
+    }
+
+    /// The values of several records, in the order of `wanted`: one batch of reads for each file.
+    pub(crate) fn fetch_many(&self, wanted: &[WantedValue<'_>]) -> Result<Vec<PinnedSlice>> {
+        self.stats.add(Ticker::ValuesRead, wanted.len() as u64);
+        let mut by_file = Vec::with_capacity(wanted.len());
+        for (position, &one) in wanted.iter().enumerate() {
+            by_file.push((self.resolve(one)?, position));
+        }
+        by_file.sort_by_key(|(file, _)| file.no);
+        let mut values: Vec<Option<PinnedSlice>> = vec![None; wanted.len()];
+        for group in by_file.chunk_by(|a, b| a.0.no == b.0.no) {
+            let file = group[0].0;
+            let table = self.open(file)?;
+            let handles =
+                group.iter().map(|&(_, position)| self.handle(file, &table, wanted[position]));
+            let handles: Vec<ValueHandle> = handles.collect::<Result<_>>()?;
+            let read = table.read_many(&handles, &self.options)?;
+            for (&(_, position), value) in group.iter().zip(read) {
+                values[position] = Some(value);
+            }
+        }
+        Ok(values.into_iter().flatten().collect())
+    }
+
+    /// The file that holds the value of the record now.
+    fn resolve(&self, wanted: WantedValue<'_>) -> Result<&Arc<LiveValueFile>> {
+        let named = wanted.reference.file_no;
+        self.version.values().resolve(named.0).ok_or_else(|| unresolved(wanted))
+    }
+
+    fn open(&self, file: &Arc<LiveValueFile>) -> Result<ReaderGuard<ValueTable>> {
+        self.tables.load_values(file, self.options.cache_only)
+    }
+
+    /// Where the value lies in `table`, the open `file`, to which its reference resolves.
+    fn handle(
+        &self,
+        file: &LiveValueFile,
+        table: &ValueTable,
+        wanted: WantedValue<'_>,
+    ) -> Result<ValueHandle> {
+        let reference = &wanted.reference;
+        if reference.file_no != file.file_no() || reference.offset.is_none() {
+            self.stats.add(Ticker::ValueHintMisses, 1);
+        }
+        let key = ValueKey { user_key: wanted.key, seq: wanted.seq };
+        table.handle_of(reference, key, &self.options)
+    }
+}
+
+#[cold]
+fn unresolved(wanted: WantedValue<'_>) -> Error {
+    Error::new(
+        ErrorKind::Corrupt,
+        format!(
+            "the record of key \"{}\" at sequence number {} references value file {}, which the \
+             version does not know",
+            wanted.key.escape_ascii(),
+            wanted.seq,
+            wanted.reference.file_no
+        ),
+    )
+}
+
+/// The separated values of the super version that an iterator holds.
+pub(crate) struct ScanValues {
+    pub(crate) picture: Arc<SuperVersion>,
+    pub(crate) tables: Arc<TableCache>,
+    pub(crate) stats: Arc<Statistics>,
+    pub(crate) options: TableReadOptions,
+}
+
+impl ScanValues {
+    fn reads(&self) -> ValueReads<'_> {
+        ValueReads {
+            version: &self.picture.version,
+            tables: &self.tables,
+            stats: &self.stats,
+            options: self.options,
+        }
+    }
+}
+
+impl ValueSource for ScanValues {
+    fn fetch(&self, wanted: WantedValue<'_>) -> Result<PinnedSlice> {
+        self.reads().fetch(wanted)
+    }
+
+    fn fetch_many(&self, wanted: &[WantedValue<'_>]) -> Result<Vec<PinnedSlice>> {
+        self.reads().fetch_many(wanted)
+    }
+}
+
+#[cfg(test)]
+mod tests;

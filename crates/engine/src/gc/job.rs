@@ -32,7 +32,8 @@ use super::valid_bits::ValidBits;
 use super::windows::{ReadWindow, ReadaheadLimits, ValueSpan, read_windows};
 use crate::file_meta::value_file_name;
 use crate::job::spec::OutputSpec;
-use crate::job::{GcFigures, JobContext, JobOutput, MeteredRead, MeteredWrite};
+use crate::job::output::Written;
+use crate::job::{Counts, GcFigures, JobContext, JobOutput, MeteredRead, MeteredWrite};
 use crate::value::{KeyList, ValueTable, ValueTableBuilder};
 use crate::value_ref::ValueFileMeta;
 
@@ -135,10 +136,9 @@ fn collect(spec: &GcSpec, context: &JobContext<'_>) -> Result<JobOutput> {
         ));
     }
     let meta = heir.finish(spec, &mut figures, context)?;
-    let mut output = context.output(Vec::new(), crate::job::Counts::default(), started_ns);
-    output.value_files = vec![meta];
-    output.gc = figures;
-    Ok(output)
+    let written = Written { tables: Vec::new(), value_files: vec![meta] };
+    let output = context.output(written, Counts::default(), started_ns);
+    Ok(JobOutput { gc: figures, ..output })
 }
 
 /// A valid input: its keys, and the window bytes of the current step.

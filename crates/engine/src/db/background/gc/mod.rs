@@ -442,3 +442,6 @@ fn tell_gc(db: &DbInner, task: &GcTask, output: &JobOutput, replaced: &[FileNo])
         duration_ns: output.duration_ns,
     });
 }
+
+#[cfg(test)]
+mod tests;

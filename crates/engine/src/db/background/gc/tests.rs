@@ -1,0 +1,230 @@
+//! Garbage collection of a whole database over memory, stepped by hand.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use archipelago_base::random::Rng;
+use archipelago_env::mem::MemFs;
+
+use crate::db::{ReadOptions, Snapshot};
+use crate::db::{BackgroundMode, Components, Db};
+use crate::key::KeyRange;
+use crate::options::{CfOptions, DbOptions, WriteOptions};
+use crate::stats::Ticker;
+use crate::version::Version;
+
+/// Small files, so that few records make many.
+fn small_family(separation_bytes: u64) -> CfOptions {
+    CfOptions {
+        write_buffer_bytes: 16 << 10,
+        level_base_bytes: 32 << 10,
+        target_file_bytes: 8 << 10,
+        block_bytes: 512,
+        buckets: 2,
+        value_separation_bytes: separation_bytes,
+        value_file_bytes: 64 << 10,
+        space_amplification_max: 1.5,
+        ..CfOptions::default()
+    }
+}
+
+struct Store {
+    fs: MemFs,
+    db: Db,
+    model: BTreeMap<Vec<u8>, Vec<u8>>,
+    rng: Rng,
+    family: CfOptions,
+}
+
+impl Store {
+    fn new(family: CfOptions) -> Self {
+        let fs = MemFs::new();
+        let db = Self::open(&fs, &family);
+        Self { fs, db, model: BTreeMap::new(), rng: Rng::with_seed(7), family }
+    }
+
+    fn open(fs: &MemFs, family: &CfOptions) -> Db {
+        let options = DbOptions {
+            wal_segment_bytes: 64 << 10,
+            block_cache_bytes: 1 << 20,
+            ..DbOptions::default()
+        };
+        let components = Components {
+            background: BackgroundMode::Manual,
+            fs: Arc::new(fs.clone()),
+            families: [("default".to_owned(), family.clone())].into_iter().collect(),
+            seed: Some(1),
+            ..Components::default()
+        };
+        Db::open_with("/db", options, components).expect("opens")
+    }
+
+    fn reopened(self) -> Self {
+        let Self { fs, db, model, rng, family } = self;
+        db.close().expect("closes");
+        let db = Self::open(&fs, &family);
+        Self { fs, db, model, rng, family }
+    }
+
+    /// Writes `count` records of random keys below `keys`; some are deletes.
+    fn write(&mut self, count: u32, keys: u32) {
+        for at in 0..count {
+            if at % 8 == 0 {
+                while self.db.step_background().expect("steps") {}
+            }
+            let key = format!("key{:05}", self.rng.u32(0..keys)).into_bytes();
+            if self.rng.u32(0..10) == 0 {
+                self.db.delete(&key).expect("writes");
+                self.model.remove(&key);
+                continue;
+            }
+            let len = [20, 100, 600, 3000][self.rng.usize(0..4)];
+            let value: Vec<u8> = (0..len).map(|_| self.rng.u8(..)).collect();
+            self.db.put(&key, &value).expect("writes");
+            self.model.insert(key, value);
+        }
+    }
+
+    fn settle(&self) {
+        self.db.flush(self.db.default_family()).expect("flushes");
+        self.db.wait_for_background().expect("settles");
+    }
+
+    fn compact(&self) {
+        self.settle();
+        self.db.compact_range(self.db.default_family(), &KeyRange::all()).expect("compacts");
+        self.db.wait_for_background().expect("settles");
+    }
+
+    fn version(&self) -> Arc<Version> {
+        Arc::clone(&self.db.default_family().family.current.load().version)
+    }
+
+    fn ticker(&self, ticker: Ticker) -> u64 {
+        self.db.inner.observers.stats().get(ticker)
+    }
+
+    /// Every key reads as in the model: one by one, all at once, and by an iterator.
+    fn check(&self) {
+        self.version().check().expect("sound");
+        let family = self.db.default_family();
+        let keys: Vec<&[u8]> = self.model.keys().map(Vec::as_slice).collect();
+        let options = ReadOptions::default();
+        let many = self.db.multi_get(family, &keys, &options).expect("reads");
+        for ((key, value), found) in self.model.iter().zip(many) {
+            let one = self.db.get(key).expect("reads");
+            assert_eq!(one.as_deref(), Some(value.as_slice()), "{}", key.escape_ascii());
+            assert_eq!(found.as_deref(), Some(value.as_slice()), "{}", key.escape_ascii());
+        }
+        let mut iter = self.db.iter(family, &options).expect("iterates");
+        iter.seek_to_first();
+        let mut expected = self.model.iter();
+        while iter.valid() {
+            let (key, value) = expected.next().expect("no more keys than the model");
+            assert_eq!((iter.key(), iter.value()), (key.as_slice(), value.as_slice()));
+            iter.next();
+        }
+        iter.status().expect("no error");
+        assert_eq!(expected.next(), None);
+    }
+
+    /// Number of value files in the directory.
+    fn value_files_on_disk(&self) -> usize {
+        let entries = archipelago_env::FileSystem::list(&self.fs, "/db".as_ref()).expect("lists");
+        entries.iter().filter(|entry| entry.name.ends_with(".vsst")).count()
+    }
+}
+
+#[test]
+fn updates_are_collected_and_every_read_stays_true() {
+    for separation_bytes in [1, 64, 512] {
+        let mut store = Store::new(small_family(separation_bytes));
+        for _ in 0..6 {
+            store.write(400, 150);
+            store.settle();
+            store.check();
+        }
+        assert!(store.ticker(Ticker::GcJobs) > 0, "threshold {separation_bytes}");
+        store.compact();
+        store.check();
+        let version = store.version();
+        let values = version.values();
+        assert!(values.exposed_bytes() * 2 <= values.referenced_bytes());
+        assert_eq!(store.value_files_on_disk(), values.len());
+        drop(version);
+        let store = store.reopened();
+        store.check();
+        assert_eq!(store.value_files_on_disk(), store.version().values().len());
+    }
+}
+
+#[test]
+fn snapshot_reads_its_values_after_garbage_collection() {
+    let mut store = Store::new(small_family(64));
+    store.write(300, 100);
+    store.settle();
+    let before = store.model.clone();
+    let snapshot: Snapshot = store.db.snapshot();
+    for _ in 0..4 {
+        store.write(300, 100);
+        store.compact();
+    }
+    let options = ReadOptions::default().snapshot(&snapshot);
+    for (key, value) in &before {
+        let found = store.db.get_with(store.db.default_family(), key, &options).expect("reads");
+        assert_eq!(found.as_deref(), Some(value.as_slice()));
+    }
+    drop((options, snapshot));
+    store.compact();
+    store.check();
+}
+
+#[test]
+fn deleting_everything_leaves_no_value_file() {
+    let mut store = Store::new(small_family(64));
+    store.write(300, 100);
+    store.settle();
+    assert!(!store.version().values().is_empty());
+    let family = store.db.default_family();
+    store.db.delete_range(family, b"a", b"z", &WriteOptions::default()).expect("deletes");
+    store.model.clear();
+    store.compact();
+    store.check();
+    assert!(store.version().values().is_empty());
+    assert_eq!(store.value_files_on_disk(), 0);
+}
+
+#[test]
+fn iterator_outlives_the_files_that_it_reads() {
+    let mut store = Store::new(small_family(64));
+    store.write(300, 100);
+    store.settle();
+    let before = store.model.clone();
+    let mut iter = store.db.iter(store.db.default_family(), &ReadOptions::default()).expect("made");
+    for _ in 0..3 {
+        store.write(300, 100);
+        store.compact();
+    }
+    iter.seek_to_last();
+    for (key, value) in before.iter().rev() {
+        assert_eq!((iter.key(), iter.value()), (key.as_slice(), value.as_slice()));
+        iter.prev();
+    }
+    assert!(!iter.valid() && iter.status().is_ok());
+}
+
+#[test]
+fn synced_writes_survive_power_loss_after_garbage_collection() {
+    let mut store = Store::new(small_family(64));
+    for _ in 0..4 {
+        store.write(300, 100);
+        store.settle();
+    }
+    store.db.put_with(store.db.default_family(), b"last", b"x", &WriteOptions::synced()).unwrap();
+    store.model.insert(b"last".to_vec(), b"x".to_vec());
+    let Store { fs, db, model, rng, family } = store;
+    let fs = fs.crash_clone(3);
+    drop(db);
+    let db = Store::open(&fs, &family);
+    Store { fs, db, model, rng, family }.check();
+}

@@ -158,6 +158,13 @@ mod tests {
         assert_eq!(context.size_hint_bytes, 9);
         let of_family = RawContext { family: 7, ..raw() }.check().unwrap().io;
         assert_eq!(of_family, IoContext { family: Some(7), ..context.io });
+        let values =
+            RawContext { file_class: 4, level: -1, reason: 5, ..raw() }.check().unwrap().io;
+        assert_eq!(values, IoContext::new(FileClass::ValueSst, IoPurpose::Gc));
+        assert_eq!(
+            (0..5).map(|n| class_number(class_of(n).unwrap())).collect::<Vec<_>>(),
+            [0, 1, 2, 3, 4]
+        );
         let refused = |raw: RawContext, word: &str| {
             let message = raw.check().unwrap_err().message;
             assert!(message.contains(word), "{message}");
@@ -167,6 +174,7 @@ mod tests {
         refused(RawContext { level: 64, ..raw() }, "level 64");
         refused(RawContext { level: -2, ..raw() }, "level -2");
         refused(RawContext { file_class: 1, ..raw() }, "only tables");
+        refused(RawContext { file_class: 4, ..raw() }, "only tables");
         refused(RawContext { reason: 8, ..raw() }, "reason 8");
     }
 }

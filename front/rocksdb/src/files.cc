@@ -58,8 +58,11 @@ archipelago_context ReadContext(const std::string& path) {
       context.reason = ARCHIPELAGO_FOR_RECOVERY;
       break;
     case NameSays::kTable:
-    case NameSays::kBlob:
       context.file_class = ARCHIPELAGO_CLASS_TABLE;
+      context.reason = ARCHIPELAGO_FOR_READ;
+      break;
+    case NameSays::kBlob:
+      context.file_class = ARCHIPELAGO_CLASS_VALUES;
       context.reason = ARCHIPELAGO_FOR_READ;
       break;
     case NameSays::kManifest:
@@ -148,8 +151,9 @@ class WritableFile : public rocksdb::FSWritableFile {
         NoteJob();
         return IOStatus::OK();
       case NameSays::kBlob:
-        context.file_class = ARCHIPELAGO_CLASS_TABLE;
-        context.reason = ARCHIPELAGO_FOR_FLUSH;
+        // The blob files that a compaction writes hold what its garbage collection relocates.
+        context.file_class = ARCHIPELAGO_CLASS_VALUES;
+        context.reason = ThisJob().compacting ? ARCHIPELAGO_FOR_GARBAGE : ARCHIPELAGO_FOR_FLUSH;
         break;
       case NameSays::kLog:
         context.file_class = ARCHIPELAGO_CLASS_LOG;

@@ -252,13 +252,13 @@ fn rocksdb_log(dir: &Path) -> Option<String> {
     Some(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// Bytes of the `.sst` files, a name that both sides use.
+/// Bytes of the tables and of the files of separated values: `.sst` on both sides, `.vsst` here and
+/// `.blob` in RocksDB.
 fn table_bytes(dir: &Path) -> Result<u64> {
     let fs = LocalFs::new();
     let entries = fs.list(dir)?;
-    let tables = entries
-        .iter()
-        .map(|entry| dir.join(&entry.name))
-        .filter(|path| path.extension() == Some(OsStr::new("sst")));
+    let tables = entries.iter().map(|entry| dir.join(&entry.name)).filter(|path| {
+        ["sst", "vsst", "blob"].map(OsStr::new).map(Some).contains(&path.extension())
+    });
     tables.map(|path| fs.len(&path)).sum()
 }

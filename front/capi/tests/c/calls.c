@@ -355,6 +355,17 @@ static void tables(int tiers) {
   write_table(tiers, "tiers:/db/8.sst", &context, 'f');
   IS(archipelago_stat(tiers, "tiers:/db/8.sst", &stat) == 0);
   IS(stat.device == 0 && stat.level == 3);
+  context.file_class = ARCHIPELAGO_CLASS_VALUES;
+  FAILS(archipelago_thread_context(&context), EINVAL, INVALID, "only tables");
+  context.reason = ARCHIPELAGO_FOR_GARBAGE;
+  context.level = -1;
+  write_table(tiers, "tiers:/db/8.blob", &context, 'v');
+  IS(archipelago_stat(tiers, "tiers:/db/8.blob", &stat) == 0);
+  IS(stat.device == 1 && stat.level == -1 && stat.file_class == ARCHIPELAGO_CLASS_VALUES);
+  FAILS(archipelago_set_level(tiers, "tiers:/db/8.blob", 1), EINVAL, INVALID, "not a table");
+  IS(archipelago_unlink(tiers, "tiers:/db/8.blob") == 0);
+  context.file_class = ARCHIPELAGO_CLASS_TABLE;
+  context.reason = ARCHIPELAGO_FOR_COMPACTION;
   write_table(tiers, "tiers:/db/5.bin", NULL, 'c');
   IS(archipelago_stat(tiers, "tiers:/db/5.bin", &stat) == 0);
   IS(stat.device == 0 && stat.file_class == ARCHIPELAGO_CLASS_OTHER);

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use archipelago_base::Result;
 use archipelago_base::checksum::hash64;
 use archipelago_base::clock::{Clock, SystemClock};
-use archipelago_env::{FileClass, FileSystem, IoContext, IoPurpose, OpenOptions, RandomFile};
+use archipelago_env::{FileSystem, IoContext, IoPurpose, OpenOptions, RandomFile};
 use parking_lot::Mutex;
 
 use super::oracle::TableUse;
@@ -120,7 +120,7 @@ impl FileSystem for TracedFs {
         options: OpenOptions,
     ) -> Result<Arc<dyn RandomFile>> {
         let inner = self.inner.open(path, context, options)?;
-        if context.class != FileClass::Sst {
+        if !context.class.is_table() {
             return Ok(inner);
         }
         let table = self.table(path);

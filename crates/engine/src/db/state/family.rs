@@ -94,13 +94,40 @@ impl SuperVersion {
     #[inline]
     pub(crate) fn tables<'a>(&'a self, key: &'a [u8]) -> impl Iterator<Item = TableLayer<'a>> {
         let l0 = self.version.l0_of(key).iter().enumerate();
-        let l0 = l0.filter(move |(_, file)| file.contains(key));
-        let l0 = l0.map(|(depth, file)| TableLayer { depth, file });
-        let levels = (1..LEVELS).filter_map(move |level| {
-            let file = self.version.file_for(level, key)?;
-            Some(TableLayer { depth: L0_DEPTHS + level, file })
-        });
-        l0.chain(levels)
+        KeyTables { version: &self.version, key, l0, level: 1 }
+    }
+}
+
+/// Iterator over the tables of a version that may hold one key, newest first.
+///
+/// A chain of adaptors would be shorter, but the compiler does not inline its closures into a read.
+struct KeyTables<'a> {
+    version: &'a Version,
+    key: &'a [u8],
+    /// The L0 files of the key's bucket that were not visited yet, with their positions.
+    l0: std::iter::Enumerate<std::slice::Iter<'a, Arc<LiveFile>>>,
+    /// The level to visit after them.
+    level: usize,
+}
+
+impl<'a> Iterator for KeyTables<'a> {
+    type Item = TableLayer<'a>;
+
+    #[inline]
+    fn next(&mut self) -> Option<TableLayer<'a>> {
+        for (depth, file) in self.l0.by_ref() {
+            if file.contains(self.key) {
+                return Some(TableLayer { depth, file });
+            }
+        }
+        while self.level < LEVELS {
+            let level = self.level;
+            self.level += 1;
+            if let Some(file) = self.version.file_for(level, self.key) {
+                return Some(TableLayer { depth: L0_DEPTHS + level, file });
+            }
+        }
+        None
     }
 }
 

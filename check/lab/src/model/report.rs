@@ -44,8 +44,9 @@ pub(super) fn about(sweep: &Sweep) -> String {
     let base = &sweep.base;
     let machine = &base.machine;
     format!(
-        "{:.0} GB fillrandom, {} B keys, {} B values, on a modelled {:.0} cores ({:.0} threads), {}\n\
-         Costs: {}\n",
+        "- fillrandom of {:.0} GB, keys of {} B, values of {} B\n\
+         - machine: {:.0} modelled cores ({:.0} threads), {}\n\
+         - costs: {}\n",
         base.records as f64 * base.cost.record_bytes() as f64 / 1e9,
         base.cost.key_bytes,
         base.cost.value_bytes,

@@ -19,7 +19,7 @@ use archipelago_engine::file_meta::{FileMeta, sst_name};
 use archipelago_engine::flush::{FlushSpec, run_flush};
 use archipelago_engine::job::below::Below;
 use archipelago_engine::job::spec::{FileNumbers, OutputSpec, Retention, ValueSpec};
-use archipelago_engine::job::{Cancel, JobContext, ShardRef, ShardSource};
+use archipelago_engine::job::{Cancel, JobContext, KnownKeys, ShardRef, ShardSource};
 use archipelago_engine::key::Kind;
 use archipelago_engine::manifest::{VersionEdit, VersionSet};
 use archipelago_engine::memtable::{SealedShard, Shard, SlabPool};
@@ -138,6 +138,7 @@ impl Bench {
             warm: false,
             budget: Arc::clone(&self.budget),
             more_file_numbers: None,
+            value_keys: KnownKeys::default(),
             progress: Arc::default(),
         }
     }

@@ -18,7 +18,7 @@ use archipelago_engine::extension::Registry;
 use archipelago_engine::flush::{FlushSpec, run_flush};
 use archipelago_engine::job::below::Below;
 use archipelago_engine::job::spec::{FileNumbers, OutputSpec, Retention, ValueSpec};
-use archipelago_engine::job::{Cancel, JobContext, JobOutput, ShardRef, ShardSource};
+use archipelago_engine::job::{Cancel, JobContext, JobOutput, KnownKeys, ShardRef, ShardSource};
 use archipelago_engine::key::{KeyRange, Kind};
 use archipelago_engine::memtable::{SealedShard, Shard, SlabPool};
 use archipelago_engine::options::Compression;
@@ -67,6 +67,7 @@ fn main() -> Result<()> {
             warm: false,
             budget: Arc::clone(&budget),
             more_file_numbers: None,
+            value_keys: KnownKeys::default(),
             progress: Arc::default(),
         };
         let mut inputs = Vec::new();

@@ -236,7 +236,6 @@ impl TableCache {
     }
 
     /// The reader of a value file for one operation, as [`TableCache::load_for`].
-    #[cfg_attr(not(test), expect(dead_code, reason = "reads of separated values will use it"))]
     #[inline]
     pub(crate) fn load_values(
         &self,

@@ -125,7 +125,8 @@ impl SharedReader {
             match batch {
                 [(offset, buf)] => self.read_pieces(*offset, buf, context)?,
                 batch => {
-                    self.gauge.after_reads(&self.credit, || self.inner.read_many(batch, context))?
+                    self.gauge
+                        .after_reads(&self.credit, || self.inner.read_many(batch, context))?;
                 }
             }
             requests = rest;

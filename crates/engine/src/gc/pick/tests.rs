@@ -277,8 +277,8 @@ fn rewritten_per_update(exposed_share: f64) -> f64 {
     const RECORD: u64 = MIB / 64;
     const KEYS: usize = 1 << 14;
     let mut rng = Rng::with_seed(1);
-    let mut family = Family::default();
-    family.exposed_bytes_max = (KEYS as f64 * RECORD as f64 * exposed_share) as u64;
+    let exposed_bytes_max = (KEYS as f64 * RECORD as f64 * exposed_share) as u64;
+    let mut family = Family { exposed_bytes_max, ..Family::default() };
     // Number of the file that holds each key, and the keys of each file.
     let mut home = vec![0; KEYS];
     let mut keys_of: BTreeMap<u64, Vec<usize>> = BTreeMap::new();
@@ -306,7 +306,8 @@ fn rewritten_per_update(exposed_share: f64) -> f64 {
                 keys.into_iter().filter(|key| home[*key] == *no).collect::<Vec<_>>()
             });
             let moved: Vec<usize> = moved.collect();
-            copied += if steady { family.apply(&pick) } else { family.apply(&pick).min(0) };
+            let bytes = family.apply(&pick);
+            copied += if steady { bytes } else { 0 };
             moved.iter().for_each(|key| home[*key] = family.next_no);
             keys_of.insert(family.next_no, moved);
         }

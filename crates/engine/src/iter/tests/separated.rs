@@ -278,9 +278,9 @@ fn reference_without_value_files_is_damage() {
     let mut iter = UserIterator::new(merge, None, View::new(SeqNo::MAX, NOW_MS));
     for back in [false, true] {
         if back {
-            iter.seek_to_last()
+            iter.seek_to_last();
         } else {
-            iter.seek_to_first()
+            iter.seek_to_first();
         }
         assert!(!iter.valid());
         let error = iter.status().unwrap_err();

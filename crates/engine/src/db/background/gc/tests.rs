@@ -6,8 +6,8 @@ use std::sync::Arc;
 use archipelago_base::random::Rng;
 use archipelago_env::mem::MemFs;
 
-use crate::db::{ReadOptions, Snapshot};
 use crate::db::{BackgroundMode, Components, Db};
+use crate::db::{ReadOptions, Snapshot};
 use crate::key::KeyRange;
 use crate::options::{CfOptions, DbOptions, WriteOptions};
 use crate::stats::Ticker;

@@ -1,0 +1,285 @@
+//! The estimate of hidden garbage: values that a newer record in a higher level shadows, which no
+//! compaction has found yet. Pure functions and values.
+//!
+//! Every record above the last level hides at most the next older version of its key. So the *upper
+//! bound* `U` is, where values keep their size, the sum of
+//! 1. the bytes of the tables above the last level and of the values that they refer to,
+//! 2. the mean bytes of a separated value for each delete there,
+//! 3. the values of last-level tables that a range tombstone above covers whole, and
+//! 4. the records of the last level that were kept for snapshots and that no snapshot needs now.
+//!
+//! Parts 3 and 4 are garbage for certain. Of parts 1 and 2 only a share `q` is, which compactions
+//! measure: the share of records that shadowed something when they sank ([`ShadowShare`]). The
+//! estimate is `q` times parts 1 and 2, plus parts 3 and 4. The true hidden garbage may exceed it
+//! by at most `(1 − q) · U`.
+//!
+//! Cost of an estimate: O(t + r log r) for `t` tables and `r` covered ranges, and the sums of the
+//! references of each table.
+
+use archipelago_base::SeqNo;
+
+use crate::file_meta::FileMeta;
+
+/// Records that a measurement needs at least. Fewer are added to the next one.
+const MEASURED_RECORDS_MIN: u64 = 1000;
+/// A new measurement enters the running average with one part in this many.
+const AVERAGE_PARTS: f64 = 8.0;
+
+/// The tables of a version from which hidden garbage is estimated.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct HiddenInput<'a> {
+    /// The tables above the last level.
+    pub upper: &'a [&'a FileMeta],
+    /// The tables of the last level, in key order.
+    pub last: &'a [&'a FileMeta],
+    /// The sequence numbers of the live snapshots, ascending.
+    pub snapshots: &'a [SeqNo],
+    /// Newest published sequence number.
+    pub visible: SeqNo,
+}
+
+/// Bounds of hidden garbage in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct HiddenGarbage {
+    /// The upper bound `U`.
+    pub upper_bound_bytes: u64,
+    /// The part of it that is garbage for certain.
+    pub certain_bytes: u64,
+}
+
+impl HiddenGarbage {
+    /// The estimate, if the share `shadow_share` of upper records shadows something.
+    #[must_use]
+    pub(crate) fn estimate_bytes(&self, shadow_share: f64) -> u64 {
+        let uncertain = self.upper_bound_bytes.saturating_sub(self.certain_bytes);
+        self.certain_bytes + (uncertain as f64 * shadow_share.clamp(0.0, 1.0)) as u64
+    }
+}
+
+/// Mean bytes of the separated values that `tables` refer to; 0 if they refer to none.
+#[must_use]
+pub(crate) fn referenced_mean_bytes<'a>(tables: impl IntoIterator<Item = &'a FileMeta>) -> u64 {
+    let sum = tables.into_iter().fold((0_u64, 0_u64), |sum, table| {
+        let refs = &table.refs;
+        (sum.0.saturating_add(refs.bytes()), sum.1.saturating_add(refs.records()))
+    });
+    sum.0 / sum.1.max(1)
+}
+
+/// Bytes that the records of a table above the last level hide at most.
+#[must_use]
+pub(crate) fn hidden_by_table(table: &FileMeta, referenced_mean_bytes: u64) -> u64 {
+    let deletes = table.deletions.saturating_mul(referenced_mean_bytes);
+    table.size_bytes.saturating_add(table.refs.bytes()).saturating_add(deletes)
+}
+
+/// The bounds of hidden garbage in the tables of `input`.
+#[must_use]
+pub(crate) fn hidden_garbage(input: &HiddenInput<'_>) -> HiddenGarbage {
+    let mean = referenced_mean_bytes(input.upper.iter().chain(input.last).copied());
+    let by_records = input
+        .upper
+        .iter()
+        .fold(0_u64, |sum, table| sum.saturating_add(hidden_by_table(table, mean)));
+    let covers = Covers::of(input);
+    let certain_bytes = input.last.iter().fold(0_u64, |sum, table| {
+        let bytes = match covers.hold(table) {
+            true => table.refs.bytes(),
+            false => unneeded_bytes(table, input),
+        };
+        sum.saturating_add(bytes)
+    });
+    let upper_bound_bytes = by_records.saturating_add(certain_bytes);
+    HiddenGarbage { upper_bound_bytes, certain_bytes }
+}
+
+/// Bytes of the shadowed records of a last-level table that no snapshot needs.
+fn unneeded_bytes(table: &FileMeta, input: &HiddenInput<'_>) -> u64 {
+    let content = &table.content;
+    if content.shadowed == 0 || table.largest_seq() > input.visible {
+        return 0;
+    }
+    let unneeded = content.unneeded_shadowed(input.snapshots);
+    let bytes = u128::from(content.shadowed_bytes) * u128::from(unneeded);
+    u64::try_from(bytes / u128::from(content.shadowed)).unwrap_or(content.shadowed_bytes)
+}
+
+/// Ranges that the tombstones of upper tables delete for every reader, by start.
+struct Covers<'a>(Vec<Cover<'a>>);
+
+struct Cover<'a> {
+    start: &'a [u8],
+    end: &'a [u8],
+    /// Older records are deleted everywhere in the range.
+    oldest_seq: u64,
+}
+
+impl<'a> Covers<'a> {
+    fn of(input: &HiddenInput<'a>) -> Self {
+        let oldest_snapshot = input.snapshots.first().map_or(u64::MAX, |seq| seq.0);
+        let readable_seq = oldest_snapshot.min(input.visible.0);
+        let mut covers = Vec::new();
+        for table in input.upper {
+            for range in &table.content.covered {
+                let newest_seq = table.global_seq.unwrap_or(range.newest_seq);
+                let oldest_seq = table.global_seq.unwrap_or(range.oldest_seq);
+                // A snapshot before the tombstone still reads what it deletes.
+                if newest_seq <= readable_seq {
+                    covers.push(Cover { start: &range.start, end: &range.end, oldest_seq });
+                }
+            }
+        }
+        covers.sort_by(|one, other| one.start.cmp(other.start));
+        Self(covers)
+    }
+
+    /// Whether the ranges together delete every key of the table.
+    fn hold(&self, table: &FileMeta) -> bool {
+        let mut at = table.smallest.as_slice();
+        let largest = table.largest.as_slice();
+        for cover in &self.0 {
+            if cover.start > at {
+                return false;
+            }
+            if table.largest_seq >= cover.oldest_seq || cover.end <= at {
+                continue;
+            }
+            at = cover.end;
+            if at > largest || (at == largest && table.largest_exclusive) {
+                return true;
+            }
+        }
+        false
+    }
+}
+
+/// The share of records that shadowed something when they sank into the last level. A plain value.
+///
+/// The share is the larger of the last measurement and the running average, so that a burst of
+/// updates counts at once and a pause does not hide it. It is 0 before the first measurement.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct ShadowShare {
+    last: f64,
+    average: Option<f64>,
+    /// Records that are not in a measurement yet, and how many of them shadowed something.
+    pending: (u64, u64),
+}
+
+impl ShadowShare {
+    /// Notes that a compaction took `sunk` records of higher levels into the last level, of which
+    /// `shadowing` shadowed an older record there.
+    pub(crate) fn note(&mut self, sunk: u64, shadowing: u64) {
+        let records = self.pending.0.saturating_add(sunk);
+        let shadowing = self.pending.1.saturating_add(shadowing.min(sunk));
+        if records < MEASURED_RECORDS_MIN {
+            self.pending = (records, shadowing);
+            return;
+        }
+        let measured = shadowing as f64 / records as f64;
+        let average = self.average.unwrap_or(measured);
+        self.average = Some(average + (measured - average) / AVERAGE_PARTS);
+        self.last = measured;
+        self.pending = (0, 0);
+    }
+
+    /// The share, from 0 to 1.
+    #[must_use]
+    pub(crate) fn share(&self) -> f64 {
+        self.average.map_or(0.0, |average| average.max(self.last))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::table_content::{CoveredRange, TableContent};
+    use crate::value_ref::{ValueRef, ValueRefs};
+
+    fn table(keys: (&str, &str), size_bytes: u64, values: (u64, u64)) -> FileMeta {
+        let (records, bytes) = values;
+        let refs = match records {
+            0 => Vec::new(),
+            _ => vec![ValueRef { no: 1, records, bytes }],
+        };
+        FileMeta {
+            size_bytes,
+            refs: ValueRefs::new(refs).expect("sound references"),
+            ..crate::version::tests::meta(1, keys.0.as_bytes(), keys.1.as_bytes(), (1, 50))
+        }
+    }
+
+    fn covering(start: &str, end: &str, seq: u64) -> FileMeta {
+        let (start, end) = (start.into(), end.into());
+        let range = CoveredRange { start, end, oldest_seq: seq, newest_seq: seq };
+        let content = TableContent { covered: vec![range], ..TableContent::default() };
+        FileMeta { content, ..table(("a", "z"), 10, (0, 0)) }
+    }
+
+    fn garbage(upper: &[FileMeta], last: &[FileMeta], snapshots: &[u64]) -> HiddenGarbage {
+        let snapshots: Vec<SeqNo> = snapshots.iter().copied().map(SeqNo).collect();
+        let (upper, last): (Vec<_>, Vec<_>) = (upper.iter().collect(), last.iter().collect());
+        let visible = SeqNo(1000);
+        let input = HiddenInput { upper: &upper, last: &last, snapshots: &snapshots, visible };
+        hidden_garbage(&input)
+    }
+
+    #[test]
+    fn upper_tables_hide_their_bytes_values_and_deletes() {
+        let mut upper = table(("a", "m"), 100, (10, 4000));
+        upper.deletions = 3;
+        let last = [table(("a", "z"), 900, (90, 6000))];
+        let hidden = garbage(&[upper], &last, &[]);
+        // The mean of the 100 separated values is 100 bytes.
+        assert_eq!(hidden.upper_bound_bytes, 100 + 4000 + 3 * 100);
+        assert_eq!(hidden.certain_bytes, 0);
+        assert_eq!(hidden.estimate_bytes(0.5), 2200);
+        assert_eq!(hidden.estimate_bytes(7.0), 4400);
+    }
+
+    #[test]
+    fn table_covered_whole_by_tombstones_is_garbage() {
+        let last = [table(("c", "e"), 900, (90, 6000)), table(("f", "k"), 900, (10, 500))];
+        let certain =
+            |upper: &[FileMeta], snapshots: &[u64]| garbage(upper, &last, snapshots).certain_bytes;
+        assert_eq!(certain(&[covering("b", "f", 60)], &[]), 6000);
+        assert_eq!(certain(&[covering("b", "d", 60), covering("d", "z", 70)], &[]), 6500);
+        assert_eq!(certain(&[covering("b", "d", 60), covering("e", "z", 70)], &[]), 500);
+        assert_eq!(certain(&[covering("b", "e", 60)], &[]), 0, "the last key remains");
+        assert_eq!(certain(&[covering("b", "z", 40)], &[]), 0, "the table is newer");
+        assert_eq!(certain(&[covering("b", "z", 60)], &[55]), 0, "a snapshot reads it");
+    }
+
+    #[test]
+    fn released_snapshot_turns_kept_records_into_garbage() {
+        let mut last = table(("a", "z"), 900, (100, 6000));
+        last.content = TableContent {
+            shadowed: 20,
+            shadowed_bytes: 1200,
+            shadowed_keys: 20,
+            shadowed_oldest_seq: 10,
+            shadowing_newest_seq: 40,
+            ..TableContent::default()
+        };
+        let last = [last];
+        assert_eq!(garbage(&[], &last, &[20]).certain_bytes, 0);
+        let hidden = garbage(&[], &last, &[]);
+        assert_eq!((hidden.upper_bound_bytes, hidden.certain_bytes), (1200, 1200));
+        assert_eq!(hidden.estimate_bytes(0.0), 1200, "no share is needed to be certain");
+    }
+
+    #[test]
+    fn share_is_the_larger_of_last_and_average() {
+        let mut share = ShadowShare::default();
+        assert_eq!(share.share(), 0.0);
+        share.note(999, 999);
+        assert_eq!(share.share(), 0.0, "too few records say little");
+        share.note(1, 0);
+        assert_eq!(share.share(), 0.999);
+        share.note(1000, 0);
+        assert!((0.85..0.9).contains(&share.share()), "the average remembers");
+        (0..100).for_each(|_| share.note(1000, 100));
+        assert!((0.1..0.11).contains(&share.share()));
+        share.note(1000, 800);
+        assert_eq!(share.share(), 0.8, "a burst counts at once");
+    }
+}

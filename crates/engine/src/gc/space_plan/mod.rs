@@ -1,0 +1,355 @@
+//! The bound on space: how garbage is divided between exposed and hidden garbage, how much of it is
+//! left for writers, and what happens when an event exceeds the bound. Pure functions and values.
+//!
+//! With `A` for `space_amplification_max`, the accounted bytes keep
+//!
+//! > live + exposed + hidden + in flight ≤ A · live + slack + debt
+//!
+//! The *allowance* is `(A − 1) · live + slack`: the bytes of garbage and of unfinished outputs that
+//! may exist. [`space_plan`] divides `A − 1` into a share `x` of exposed garbage and a share `h` of
+//! hidden garbage, so that garbage collection and compactions together write least:
+//!
+//! > cost(x) = ρ_v · g(x), where g = p / (1 − p) and (1 − p) / (−ln p) = 1 / (1 + x)
+//! > cost(h) = ρ_k · k / h
+//!
+//! `p` is the share of valid bytes in the file that greedy collection takes next under uniform
+//! updates. `k` is the share of the data that tables hold, which is rewritten once while `h · live`
+//! bytes are updated. `ρ` is the number of bytes that the file system writes per byte.
+//!
+//! Invariants:
+//! 1. Debt rises only by a [`SpaceEvent`], and by no more than the event took from the margin.
+//! 2. After an event, a tenth of the allowance is left, or what was left before if that was less.
+//!    So the event delays writers and does not stop them.
+//! 3. Bytes in memtables count as used, because their flush turns some of them into hidden garbage.
+//!    The slack has room for one set of memtables.
+//! 4. All bytes that a running job may write count as used from its start on, and the slack has room
+//!    for them. So a job can always run to its end, and writers never use the room of a job that
+//!    writes less than it may.
+//!
+//! Cost: a plan solves 64 equations by bisection, about 20 µs. Everything else is a few additions.
+
+/// Steps in which the hidden share of a plan is tried.
+const HIDDEN_STEPS: u32 = 64;
+/// Least hidden share that a plan tries.
+const HIDDEN_SHARE_MIN: f64 = 0.01;
+/// Bisections of the valid share; each halves the interval, and a double has 53 bits.
+const BISECTIONS: u32 = 60;
+
+/// Used share of the allowance from which on writers are delayed, in percent.
+const SLOWDOWN_PERCENT: u64 = 80;
+/// Used share of the allowance up to which an event becomes debt, in percent.
+const EVENT_PERCENT: u64 = 90;
+
+/// Bytes that greedy garbage collection rewrites per byte of uniform updates, if exposed garbage
+/// may be `exposed_share` times the live bytes. Infinite for 0.
+#[must_use]
+pub(crate) fn rewritten_per_byte(exposed_share: f64) -> f64 {
+    if exposed_share <= 0.0 {
+        return f64::INFINITY;
+    }
+    let target = 1.0 / (1.0 + exposed_share);
+    let (mut low, mut high) = (0.0_f64, 1.0_f64);
+    for _ in 0..BISECTIONS {
+        let valid = f64::midpoint(low, high);
+        // The left side grows with the valid share, from 0 to 1.
+        let is_above = (1.0 - valid) / -valid.ln() > target;
+        (low, high) = if is_above { (low, valid) } else { (valid, high) };
+    }
+    low / (1.0 - low)
+}
+
+/// The facts from which a plan follows.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct PlanInput {
+    /// The bound of the family; 0 for none.
+    pub amplification_max: f64,
+    /// Bytes of tables as a share of the bytes of tables and value files.
+    pub key_share: f64,
+    /// Bytes that the file system writes per byte of a value file.
+    pub value_redundancy: f64,
+    /// Bytes that the file system writes per byte of a table.
+    pub key_redundancy: f64,
+}
+
+/// Garbage that may exist, as shares of the live bytes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct SpacePlan {
+    /// Share of exposed garbage. Above it, garbage collection is due.
+    pub exposed_share: f64,
+    /// Share of hidden garbage at its peak. Above it, compactions become more urgent.
+    pub hidden_share: f64,
+}
+
+impl SpacePlan {
+    /// Bytes of exposed garbage that may exist beside `live_bytes`.
+    #[must_use]
+    pub(crate) fn exposed_bytes_max(&self, live_bytes: u64) -> u64 {
+        (live_bytes as f64 * self.exposed_share) as u64
+    }
+
+    /// How much more urgent the levels above the last are, if `hidden_bytes` are estimated: 1 or
+    /// more.
+    #[must_use]
+    pub(crate) fn hidden_urgency(&self, hidden_bytes: u64, live_bytes: u64) -> f64 {
+        let planned = live_bytes as f64 * self.hidden_share;
+        if hidden_bytes == 0 {
+            return 1.0;
+        }
+        (hidden_bytes as f64 / planned.max(1.0)).max(1.0)
+    }
+}
+
+/// The division of the bound that writes least; `None` without a bound. The shares sum up to the
+/// bound less 1.
+#[must_use]
+pub(crate) fn space_plan(input: &PlanInput) -> Option<SpacePlan> {
+    let garbage = input.amplification_max - 1.0;
+    if garbage <= HIDDEN_SHARE_MIN {
+        return None;
+    }
+    let plan_at = |step: u32| {
+        let share = f64::from(step) / f64::from(HIDDEN_STEPS);
+        let hidden_share = HIDDEN_SHARE_MIN + (garbage - HIDDEN_SHARE_MIN) * share;
+        SpacePlan { exposed_share: garbage - hidden_share, hidden_share }
+    };
+    let cost = |plan: &SpacePlan| {
+        input.value_redundancy * rewritten_per_byte(plan.exposed_share)
+            + input.key_redundancy * input.key_share / plan.hidden_share
+    };
+    (0..HIDDEN_STEPS).map(plan_at).min_by(|one, other| cost(one).total_cmp(&cost(other)))
+}
+
+/// The accounted bytes of a column family.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct SpaceUsage {
+    /// Bytes of the files of the newest version: tables and value files.
+    pub version_bytes: u64,
+    /// Bytes of exposed garbage among them.
+    pub exposed_bytes: u64,
+    /// Estimate of the bytes of hidden garbage among them.
+    pub hidden_bytes: u64,
+    /// Bytes that running jobs have written so far.
+    pub in_flight_bytes: u64,
+    /// Bytes in memtables, and bytes that delayed writers have paid for in advance.
+    pub unflushed_bytes: u64,
+    /// Bytes that the deletes in memtables hide at most: their number times the mean bytes of a
+    /// separated value.
+    pub unflushed_delete_bytes: u64,
+}
+
+impl SpaceUsage {
+    /// Bytes of the version that are not garbage.
+    #[must_use]
+    pub(crate) fn live_bytes(&self) -> u64 {
+        self.version_bytes.saturating_sub(self.garbage_bytes())
+    }
+
+    /// Exposed and hidden bytes, at most the bytes of the version.
+    #[must_use]
+    pub(crate) fn garbage_bytes(&self) -> u64 {
+        self.exposed_bytes.saturating_add(self.hidden_bytes).min(self.version_bytes)
+    }
+}
+
+/// Bytes that the bound allows independently of the live bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct SpaceSlack {
+    /// One full value file, which garbage collection may always write.
+    pub value_file_bytes: u64,
+    /// Bytes that running jobs may write, their written bytes included.
+    pub running_output_bytes: u64,
+    /// Bytes of all memtables that the settings allow.
+    pub memtables_bytes: u64,
+}
+
+impl SpaceSlack {
+    fn bytes(&self) -> u64 {
+        let outputs = self.running_output_bytes.saturating_add(self.memtables_bytes);
+        self.value_file_bytes.saturating_add(outputs)
+    }
+}
+
+/// The bound of a family at one moment, and how much of it is used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Margin {
+    /// Bytes of garbage, of unfinished outputs and of memtables.
+    pub used_bytes: u64,
+    /// Bytes of these that the bound allows without debt.
+    pub allowance_bytes: u64,
+    /// Bytes that it allows besides, until they are repaid.
+    pub debt_bytes: u64,
+}
+
+impl Margin {
+    /// The margin under the bound `amplification_max`, which is at least 1.
+    #[must_use]
+    pub(crate) fn new(
+        amplification_max: f64,
+        usage: &SpaceUsage,
+        slack: &SpaceSlack,
+        debt: &SpaceDebt,
+    ) -> Self {
+        // A delete moves bytes from live to hidden, and so it lowers what the bound allows too.
+        let deletes = (usage.unflushed_delete_bytes as f64 * amplification_max) as u64;
+        let unflushed = usage.unflushed_bytes.saturating_add(deletes);
+        let outputs = usage.in_flight_bytes.max(slack.running_output_bytes);
+        let used = usage.garbage_bytes().saturating_add(outputs);
+        let garbage = usage.live_bytes() as f64 * (amplification_max - 1.0);
+        Self {
+            used_bytes: used.saturating_add(unflushed),
+            allowance_bytes: (garbage as u64).saturating_add(slack.bytes()),
+            debt_bytes: debt.bytes,
+        }
+    }
+
+    /// Bytes that may still be used; negative if the bound is exceeded.
+    #[must_use]
+    pub(crate) fn bytes(&self) -> i64 {
+        let limit = i128::from(self.allowance_bytes) + i128::from(self.debt_bytes);
+        let left = limit - i128::from(self.used_bytes);
+        i64::try_from(left).unwrap_or(if left < 0 { i64::MIN } else { i64::MAX })
+    }
+
+    /// Used bytes for which there is no debt.
+    fn uncovered_bytes(&self) -> u64 {
+        self.used_bytes.saturating_sub(self.debt_bytes)
+    }
+
+    /// A share of the allowance in bytes.
+    fn share_bytes(&self, percent: u64) -> u64 {
+        self.allowance_bytes / 100 * percent
+    }
+
+    /// Whether so much is used that writers are to be delayed. Compactions then take levels with
+    /// hidden garbage that are not due, and garbage collection takes any file with garbage.
+    #[must_use]
+    pub(crate) fn is_pressed(&self) -> bool {
+        self.uncovered_bytes() >= self.share_bytes(SLOWDOWN_PERCENT).max(1)
+    }
+}
+
+/// An event that may put garbage over the bound, however slow writers are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum SpaceEvent {
+    /// A flush or compaction installed range tombstones.
+    RangeDelete,
+    /// Tables were ingested.
+    Ingestion,
+    /// A compaction found more garbage than was estimated, or raised the estimate.
+    GarbageFound,
+    /// A snapshot was released that had kept records of the last level.
+    SnapshotReleased,
+    /// The settings lowered the bound.
+    BoundLowered,
+    /// The database was opened with a bound for the first time, or without a known estimate.
+    Opened,
+}
+
+impl SpaceEvent {
+    /// The event as reports spell it.
+    #[must_use]
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::RangeDelete => "range_delete",
+            Self::Ingestion => "ingestion",
+            Self::GarbageFound => "garbage_found",
+            Self::SnapshotReleased => "snapshot_released",
+            Self::BoundLowered => "bound_lowered",
+            Self::Opened => "opened",
+        }
+    }
+}
+
+/// Bytes over the bound that events caused and that garbage collection has not repaid. A plain
+/// value.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct SpaceDebt {
+    bytes: u64,
+    last_event: Option<SpaceEvent>,
+}
+
+impl SpaceDebt {
+    /// Bytes that are not repaid.
+    #[must_use]
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// The last event that raised the debt.
+    #[must_use]
+    pub(crate) fn last_event(&self) -> Option<SpaceEvent> {
+        self.last_event
+    }
+
+    /// Adds what `event` put over 90 % of the allowance. `before` and `after` are the margins
+    /// around the event, both with the present debt.
+    pub(crate) fn note(&mut self, event: SpaceEvent, before: &Margin, after: &Margin) {
+        let tenth = after.allowance_bytes - after.share_bytes(EVENT_PERCENT);
+        let left = before.bytes().min(i64::try_from(tenth).unwrap_or(i64::MAX));
+        if let Ok(raised @ 1..) = u64::try_from(left.saturating_sub(after.bytes())) {
+            self.bytes = self.bytes.saturating_add(raised);
+            self.last_event = Some(event);
+        }
+    }
+
+    /// Repays half of `freed_bytes` that garbage collection or a compaction gave back. The other
+    /// half is room for writers. `after` is the margin behind the job, with the present debt: debt
+    /// that is not needed to keep writers from being delayed lapses.
+    pub(crate) fn repay(&mut self, freed_bytes: u64, after: &Margin) {
+        let needed = after.used_bytes.saturating_sub(after.share_bytes(SLOWDOWN_PERCENT));
+        self.bytes = self.bytes.saturating_sub(freed_bytes / 2).min(needed);
+    }
+}
+
+/// Whether anything can lower the used bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SpaceWork {
+    /// A job runs, or a pick exists.
+    Exists,
+    /// No job runs, and nothing can be picked.
+    Nothing,
+}
+
+/// What the bound asks of writers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum WriterLimit {
+    /// Writers go on at full speed.
+    None,
+    /// Writers slow down from `slowdown_bytes` on and stop at `stop_bytes`.
+    Graded(SpaceLimit),
+    /// Writers go on, although the bound cannot be kept: nothing can lower the used bytes. Reports
+    /// say so.
+    CannotKeep,
+}
+
+/// Used bytes and the thresholds between which writers slow down.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct SpaceLimit {
+    /// Used bytes for which there is no debt.
+    pub used_bytes: u64,
+    /// Used bytes from which on writers are delayed.
+    pub slowdown_bytes: u64,
+    /// Used bytes at which writers stop: the margin is 0.
+    pub stop_bytes: u64,
+}
+
+/// What writers of a family with the given margin do. A writer never waits unless there is work
+/// that ends the wait.
+#[must_use]
+pub(crate) fn writer_limit(margin: &Margin, work: SpaceWork) -> WriterLimit {
+    if !margin.is_pressed() {
+        return WriterLimit::None;
+    }
+    match work {
+        SpaceWork::Nothing if margin.bytes() <= 0 => WriterLimit::CannotKeep,
+        SpaceWork::Nothing => WriterLimit::None,
+        SpaceWork::Exists => WriterLimit::Graded(SpaceLimit {
+            used_bytes: margin.uncovered_bytes(),
+            slowdown_bytes: margin.share_bytes(SLOWDOWN_PERCENT).max(1),
+            stop_bytes: margin.allowance_bytes.max(1),
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -152,6 +152,8 @@ tickers! {
     StallPendingNs = "stall.pending.ns",
     /// Nanoseconds writers waited because of the byte budget.
     StallBudgetNs = "stall.budget.ns",
+    /// Nanoseconds writers waited because garbage was close to the bound on space.
+    StallSpaceNs = "stall.space.ns",
     /// Nanoseconds writers waited for a flush that gives room on a full disk.
     StallDiskNs = "stall.disk.ns",
 }

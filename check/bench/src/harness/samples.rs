@@ -34,6 +34,9 @@ pub struct Stalls {
     pub pending: f64,
     /// Stall time because of the byte budget.
     pub budget: f64,
+    /// Stall time because of the bound on space.
+    #[serde(default)]
+    pub space: f64,
 }
 
 impl Stalls {
@@ -45,6 +48,7 @@ impl Stalls {
             memtables: seconds(Ticker::StallMemtablesNs),
             pending: seconds(Ticker::StallPendingNs),
             budget: seconds(Ticker::StallBudgetNs),
+            space: seconds(Ticker::StallSpaceNs),
         }
     }
 
@@ -55,12 +59,13 @@ impl Stalls {
             memtables: self.memtables - before.memtables,
             pending: self.pending - before.pending,
             budget: self.budget - before.budget,
+            space: self.space - before.space,
         }
     }
 
     /// Stall time of all causes together.
     pub fn total(self) -> f64 {
-        self.l0 + self.memtables + self.pending + self.budget
+        self.l0 + self.memtables + self.pending + self.budget + self.space
     }
 }
 

@@ -12,6 +12,9 @@
 //! instead of running into the stop. The slowest cause wins. L0 counts the fullest bucket's files
 //! (as layers), not the total (BucketLSM §V-D). Over the byte budget writers slow down but never
 //! stop: caches give back meanwhile, and a stop could wait for memory that a waiting reader holds.
+//! The space of garbage goes by a drain rate of its own, the speed at which garbage collection and
+//! compactions free space. So writers settle at that speed before the bound on space is reached,
+//! and stop only at the bound itself.
 //! A threshold of compaction debt that is 0 does not exist: without a slowdown threshold writers go
 //! at full speed until they stop, without a stop threshold they slow down over the range from the
 //! slowdown threshold to four times that and then stay at `low`.
@@ -79,11 +82,14 @@ pub enum StallCause {
     PendingBytes,
     /// Memory is over the byte budget.
     Budget,
+    /// Garbage is close to the bound on space.
+    Space,
 }
 
 impl StallCause {
     /// Every cause, in the order in which reports list them.
-    pub const ALL: [Self; 4] = [Self::L0Files, Self::Memtables, Self::PendingBytes, Self::Budget];
+    pub const ALL: [Self; 5] =
+        [Self::L0Files, Self::Memtables, Self::PendingBytes, Self::Budget, Self::Space];
 
     /// The cause as reports spell it.
     #[must_use]
@@ -93,6 +99,7 @@ impl StallCause {
             Self::Memtables => "memtables",
             Self::PendingBytes => "pending_compaction_bytes",
             Self::Budget => "memory_budget",
+            Self::Space => "space",
         }
     }
 }
@@ -125,6 +132,15 @@ pub struct StallInput {
     pub budget_used: u64,
     /// The budget; 0 or `u64::MAX` for none.
     pub budget_limit: u64,
+    /// Bytes of garbage, of unfinished outputs and of memtables, less the debt of events.
+    pub space_used: u64,
+    /// Slowdown threshold for them.
+    pub space_slowdown: u64,
+    /// Stop threshold for them; 0 without a bound on space.
+    pub space_stop: u64,
+    /// Speed at which garbage collection and compactions were measured to free space; 0 if it was
+    /// not measured.
+    pub space_freed_bytes_per_s: u64,
     /// What a [`RateMeter`] of ingested bytes measured while writers were not delayed; 0 if not
     /// measured.
     pub peak_bytes_per_s: u64,
@@ -208,6 +224,28 @@ fn debts(input: &StallInput) -> [(StallCause, Option<f64>); 3] {
     ]
 }
 
+/// How far the used space is between its thresholds; `None` without a bound.
+fn space_debt(input: &StallInput) -> Option<f64> {
+    if input.space_stop == 0 {
+        return None;
+    }
+    between(input.space_used as f64, input.space_slowdown as f64, input.space_stop as f64)
+}
+
+/// The allowed rate at `debt` between 0 and 1, if background work drains `drain` bytes a second.
+fn rate_at(debt: f64, input: &StallInput, drain: u64) -> f64 {
+    let peak = match input.peak_bytes_per_s {
+        0 => PEAK_BYTES_PER_S_DEFAULT.max(drain),
+        peak => peak.max(RATE_BYTES_PER_S_MIN),
+    };
+    let low = match drain {
+        0 => peak / UNMEASURED_FALL,
+        drain => drain / DRAIN_SHARE,
+    };
+    let low = low.clamp(RATE_BYTES_PER_S_MIN, peak) as f64;
+    peak as f64 * (low / peak as f64).powf(debt)
+}
+
 /// The rate that brings writers to the end of the flush as their space ends; `None` if nothing
 /// waits to be flushed.
 fn memtable_rate(input: &StallInput) -> Option<f64> {
@@ -249,22 +287,20 @@ pub fn stall(input: &StallInput) -> StallDecision {
             worst = Some((debt, cause));
         }
     }
+    let space = space_debt(input);
+    if space.is_some_and(|debt| debt >= 1.0) {
+        return StallDecision::Stop { cause: StallCause::Space };
+    }
     let drain = input.drain_bytes_per_s;
-    let peak = match input.peak_bytes_per_s {
-        0 => PEAK_BYTES_PER_S_DEFAULT.max(drain),
-        peak => peak.max(RATE_BYTES_PER_S_MIN),
-    };
-    let low = match drain {
-        0 => peak / UNMEASURED_FALL,
-        drain => drain / DRAIN_SHARE,
-    };
-    let low = low.clamp(RATE_BYTES_PER_S_MIN, peak) as f64;
-    let by_debt = worst.map(|(debt, cause)| (peak as f64 * (low / peak as f64).powf(debt), cause));
+    let by_debt = worst.map(|(debt, cause)| (rate_at(debt, input, drain), cause));
+    let freed = input.space_freed_bytes_per_s;
+    let by_space = space.map(|debt| (rate_at(debt, input, freed), StallCause::Space));
     let by_memtables = memtable_rate(input).map(|rate| (rate, StallCause::Memtables));
     if input.memtable_space_bytes == 0 && by_memtables.is_some() {
         return StallDecision::Stop { cause: StallCause::Memtables };
     }
-    let slowest = by_debt.into_iter().chain(by_memtables).min_by(|a, b| a.0.total_cmp(&b.0));
+    let slowest =
+        by_debt.into_iter().chain(by_memtables).chain(by_space).min_by(|a, b| a.0.total_cmp(&b.0));
     match slowest {
         None => StallDecision::None,
         Some((rate, cause)) => {

@@ -27,7 +27,7 @@ fn rate(input: &StallInput) -> u64 {
 #[test]
 fn every_cause_slows_smoothly_and_only_full_debt_stops() {
     type Set = fn(&mut StallInput, f64);
-    let causes: [(StallCause, Set); 3] = [
+    let causes: [(StallCause, Set); 4] = [
         (StallCause::L0Files, |i, d| {
             (i.l0_files, i.l0_slowdown, i.l0_stop) = ((d * 1e4) as usize, 5000, 10_000);
         }),
@@ -36,6 +36,10 @@ fn every_cause_slows_smoothly_and_only_full_debt_stops() {
         }),
         (StallCause::Budget, |i, d| {
             (i.budget_used, i.budget_limit) = ((d * 1.5e6) as u64, 1_000_000);
+        }),
+        (StallCause::Space, |i, d| {
+            i.space_freed_bytes_per_s = i.drain_bytes_per_s;
+            (i.space_used, i.space_slowdown, i.space_stop) = ((d * 1e6) as u64, 800_000, 1_000_000);
         }),
     ];
     for (cause, set) in causes {
@@ -79,6 +83,30 @@ fn threshold_of_zero_is_none() {
     assert_eq!(at(4 * gb, gb, 0), slowest);
     assert!(matches!(at(2 * gb, gb, 0), StallDecision::Delay { bytes_per_s, .. }
         if bytes_per_s > 20 << 20));
+}
+
+#[test]
+fn space_without_a_bound_never_slows_writers() {
+    let garbage = StallInput { space_used: u64::MAX, ..input() };
+    assert_eq!(stall(&garbage), StallDecision::None);
+    assert_eq!(StallCause::ALL.map(StallCause::name)[4], "space");
+}
+
+#[test]
+fn writers_settle_at_the_speed_of_garbage_collection() {
+    let freed = 20 << 20;
+    let bound = StallInput { space_slowdown: 800 << 20, space_stop: 1000 << 20, ..input() };
+    let mut at = StallInput { space_freed_bytes_per_s: freed, ..bound };
+    let mut used = 0.0f64;
+    for _ in 0..100_000 {
+        at.space_used = used as u64;
+        let ingest = rate(&at).min(at.peak_bytes_per_s);
+        assert!(ingest > 0, "the bound is not reached");
+        used = (used + (ingest as f64 - f64::from(freed as u32)) * 0.01).max(0.0);
+    }
+    let settled = rate(&at) as f64 / freed as f64;
+    assert!((0.9..1.1).contains(&settled), "{settled}");
+    assert!(matches!(stall(&at), StallDecision::Delay { cause: StallCause::Space, .. }));
 }
 
 /// Writes at the allowed rate through one flush that takes `takes_s`; gives what was written

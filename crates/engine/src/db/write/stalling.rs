@@ -82,7 +82,8 @@ pub(crate) fn is_compaction_urgent(
     pacing: &Pacing,
     family: &Family,
 ) -> bool {
-    let behind = |cause| matches!(cause, StallCause::L0Files | StallCause::PendingBytes);
+    let behind =
+        |cause| matches!(cause, StallCause::L0Files | StallCause::PendingBytes | StallCause::Space);
     match stall_decision(context, observers, pacing, family) {
         StallDecision::None => false,
         StallDecision::Delay { cause, .. } | StallDecision::Stop { cause } => behind(cause),
@@ -124,8 +125,9 @@ pub(crate) fn recompute_stall(
     }
     if before != throttle && throttle >= DELAYED {
         family.credit.set(0);
-        if matches!(decision, StallDecision::Delay { cause: StallCause::Budget, .. }) {
-            // Idle workers look for memory to free now, not at their next turn.
+        let frees = |cause| matches!(cause, StallCause::Budget | StallCause::Space);
+        if matches!(decision, StallDecision::Delay { cause, .. } if frees(cause)) {
+            // Idle workers look for memory or space to free now, not at their next turn.
             jobs.wake();
         }
     }
@@ -321,5 +323,6 @@ fn ticker_of(cause: StallCause) -> Ticker {
         StallCause::Memtables => Ticker::StallMemtablesNs,
         StallCause::PendingBytes => Ticker::StallPendingNs,
         StallCause::Budget => Ticker::StallBudgetNs,
+        StallCause::Space => Ticker::StallSpaceNs,
     }
 }

@@ -69,6 +69,8 @@ impl Trash {
 /// A table that a version names. Its file is deleted when the last owner drops it.
 pub struct LiveFile {
     meta: FileMeta,
+    /// Length of the table and of the values that it references.
+    compensated_bytes: u64,
     /// The open table, kept here so that a read finds it without a look-up; managed by
     /// `crate::table_cache::TableCache`.
     pub(crate) reader: ArcSwapOption<TableReader>,
@@ -84,8 +86,10 @@ impl LiveFile {
     /// A file that a version holds now.
     #[must_use]
     pub fn new(meta: FileMeta, trash: Arc<Trash>) -> Arc<Self> {
+        let compensated_bytes = meta.size_bytes.saturating_add(meta.refs.bytes());
         Arc::new(Self {
             meta,
+            compensated_bytes,
             reader: ArcSwapOption::empty(),
             used: AtomicBool::new(false),
             held: OnceLock::new(),
@@ -98,6 +102,13 @@ impl LiveFile {
     #[must_use]
     pub fn meta(&self) -> &FileMeta {
         &self.meta
+    }
+
+    /// Length of the table and of the separated values that it references, in bytes. Levels are
+    /// sized by it: a table of references shadows far more bytes than it has.
+    #[must_use]
+    pub fn compensated_bytes(&self) -> u64 {
+        self.compensated_bytes
     }
 
     /// Keeps the open file for as long as this value lives.

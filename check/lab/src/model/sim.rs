@@ -191,6 +191,7 @@ impl Sim {
             visible: SeqNo::MAX,
             now_ms: 0,
             loading: is_loading(since, self.seal_interval_ns),
+            space: &[],
         })?;
         let running = picked.running(CF);
         Some((picked, running))

@@ -18,11 +18,11 @@ use crate::key::KeyRange;
 use crate::live_file::{LiveFile, LiveInvalidFile, LiveValueFile, Trash};
 use crate::options::{CfOptions, LEVELS};
 use crate::value_ref::{InvalidFileMeta, ValueFileMeta};
-use crate::version::sizes::{self, level_targets};
+use crate::version::sizes::{self, DueL0, LevelSizes, level_targets};
 use crate::version::values::{RemovedValues, ValueChanges};
 use crate::version::{
-    FlushedThrough, HeldNumbers, Level, ValueFiles, Version, impossible, layers, reclaimable,
-    total_bytes,
+    FlushedThrough, HeldNumbers, Level, ValueFiles, Version, compensated_bytes, impossible, layers,
+    reclaimable, total_bytes,
 };
 
 /// What [`VersionBuilder::finish`] makes.
@@ -226,19 +226,20 @@ impl VersionBuilder {
                 *slot = Arc::new(new);
             }
         }
-        let mut sizes = [0; LEVELS];
-        for (size, level) in sizes[1..].iter_mut().zip(&levels) {
-            *size = level.bytes();
+        let mut sizes = LevelSizes::default();
+        for (at, level) in (1..).zip(&levels) {
+            (sizes.real[at], sizes.compensated[at]) = (level.bytes(), level.compensated_bytes());
         }
         let options = Arc::clone(&self.options);
-        let targets = level_targets(&sizes, options.base_bytes(), options.level_multiplier);
+        let compensated = &sizes.compensated;
+        let targets = level_targets(compensated, options.base_bytes(), options.level_multiplier);
         let mut scores: [f64; LEVELS] =
-            std::array::from_fn(|level| sizes::score(level, sizes[level], &targets));
+            std::array::from_fn(|level| sizes::score(level, compensated[level], &targets));
         let l0_layers_max = l0.iter().map(|files| layers(files)).max().unwrap_or(0);
         scores[0] = l0_layers_max as f64 / options.l0_compaction_trigger.max(1) as f64;
         let base = &levels[targets.base_level - 1];
-        let (due, share) = l0_due(&self.map, &l0, base, options.l0_compaction_trigger);
-        let pending_bytes = sizes::pending_bytes(&sizes, &targets, due, share);
+        let due = l0_due(&self.map, &l0, base, options.l0_compaction_trigger);
+        let pending_bytes = sizes::pending_bytes(&sizes, &targets, &due);
         let flushed_through = match &self.flushed_through {
             None => Arc::clone(&self.base.flushed_through),
             Some(raised) => Arc::new(raised.clone()),
@@ -255,6 +256,7 @@ impl VersionBuilder {
             pending_bytes,
             l0_layers_max,
             reclaimable: Vec::new(),
+            referenced_mean_bytes: values.referenced_bytes() / values.referenced_records().max(1),
             values,
         };
         let may_qualify = |(level, file): &(usize, &Arc<LiveFile>)| {
@@ -285,12 +287,14 @@ fn by_bucket(map: &BucketMap, mut files: Vec<Arc<LiveFile>>) -> Result<Vec<Vec<A
     Ok(buckets)
 }
 
-/// Bytes of the L0 files in buckets that are due, and of the base level's files that they overlap.
-fn l0_due(map: &BucketMap, l0: &[Vec<Arc<LiveFile>>], base: &Level, trigger: usize) -> (u64, u64) {
-    let (mut due, mut share) = (0u64, 0u64);
+/// The L0 files in buckets that are due, and the base level's files that they overlap.
+fn l0_due(map: &BucketMap, l0: &[Vec<Arc<LiveFile>>], base: &Level, trigger: usize) -> DueL0 {
+    let mut due = DueL0::default();
     for (bucket, files) in l0.iter().enumerate().filter(|(_, files)| layers(files) >= trigger) {
-        due = due.saturating_add(total_bytes(files));
-        share = share.saturating_add(total_bytes(base.overlapping(&map.range(bucket))));
+        let overlapping = total_bytes(base.overlapping(&map.range(bucket)));
+        due.real = due.real.saturating_add(total_bytes(files));
+        due.compensated = due.compensated.saturating_add(compensated_bytes(files));
+        due.base_share = due.base_share.saturating_add(overlapping);
     }
-    (due, share)
+    due
 }

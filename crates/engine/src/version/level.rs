@@ -15,7 +15,7 @@ use archipelago_base::Result;
 use crate::file_meta::FileMeta;
 use crate::key::KeyRange;
 use crate::live_file::LiveFile;
-use crate::version::{impossible, total_bytes};
+use crate::version::{compensated_bytes, impossible, total_bytes};
 
 /// The files of one level below L0; see the module.
 #[derive(Debug, Default)]
@@ -26,6 +26,7 @@ pub struct Level {
     /// Length of the prefix that all largest keys share; its bytes are those of any file.
     shared: usize,
     bytes: u64,
+    compensated_bytes: u64,
 }
 
 /// The first eight bytes as a big-endian number, zero-padded: orders like the bytes where it
@@ -59,7 +60,8 @@ impl Level {
         };
         let fences = files.iter().map(|file| fence(&file.largest[shared..])).collect();
         let bytes = total_bytes(&files);
-        Ok(Self { files, fences, shared, bytes })
+        let compensated_bytes = compensated_bytes(&files);
+        Ok(Self { files, fences, shared, bytes, compensated_bytes })
     }
 
     /// The files, sorted by key.
@@ -72,6 +74,12 @@ impl Level {
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes
+    }
+
+    /// Length of all files and of the separated values that they reference, in bytes.
+    #[must_use]
+    pub fn compensated_bytes(&self) -> u64 {
+        self.compensated_bytes
     }
 
     /// Index of the first file that does not end before `key`; the number of files if all do.

@@ -62,6 +62,11 @@ pub(crate) fn total_bytes<'a>(files: impl IntoIterator<Item = &'a Arc<LiveFile>>
     files.into_iter().fold(0, |sum: u64, file| sum.saturating_add(file.size_bytes))
 }
 
+/// Length of `files` and of the separated values that they reference, in bytes; saturates.
+pub(crate) fn compensated_bytes<'a>(files: impl IntoIterator<Item = &'a Arc<LiveFile>>) -> u64 {
+    files.into_iter().fold(0, |sum: u64, file| sum.saturating_add(file.compensated_bytes()))
+}
+
 /// The files of one column family at one moment; see the module.
 #[derive(Debug)]
 pub struct Version {
@@ -81,6 +86,7 @@ pub struct Version {
     reclaimable: Vec<(usize, Arc<LiveFile>)>,
     /// Files of separated values.
     values: Arc<ValueFiles>,
+    referenced_mean_bytes: u64,
 }
 
 impl Version {
@@ -102,6 +108,7 @@ impl Version {
             l0_layers_max: 0,
             reclaimable: Vec::new(),
             values: Arc::default(),
+            referenced_mean_bytes: 0,
         })
     }
 
@@ -110,6 +117,12 @@ impl Version {
     #[must_use]
     pub fn values(&self) -> &Arc<ValueFiles> {
         &self.values
+    }
+
+    /// Mean bytes of a separated value; 0 without separated values.
+    #[must_use]
+    pub fn referenced_mean_bytes(&self) -> u64 {
+        self.referenced_mean_bytes
     }
 
     /// The column family.
@@ -184,7 +197,7 @@ impl Version {
     }
 
     /// How urgent it is to compact `level`: due from 1 on for L0 (the fullest bucket's layers over
-    /// the trigger), over 1 for the others (size over target).
+    /// the trigger), over 1 for the others (compensated size over target).
     #[must_use]
     pub fn score(&self, level: usize) -> f64 {
         self.scores[level]

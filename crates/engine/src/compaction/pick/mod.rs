@@ -35,10 +35,13 @@
 //!
 //! Before all of this, tables that no reader needs are dropped by an edit alone; after it, tables
 //! that are worth it are rewritten or taken down for the space that they give back ([`reclaim`]).
+//! Last come jobs that find hidden garbage of separated values, while writers are delayed for space
+//! (`hidden`).
 //!
 //! Cost: O(files of the levels that are due, and of the tables that may give space back).
 
 mod freeing;
+mod hidden;
 mod picker;
 pub mod reclaim;
 mod share;
@@ -52,6 +55,7 @@ use crate::live_file::LiveFile;
 use crate::version::{LAST_LEVEL, Running, Version, total_bytes};
 
 pub use self::freeing::{Room, largest_job_bytes, pick_freeing, pick_part, pick_recut, pick_tiny};
+pub use self::hidden::SpaceDemand;
 use self::picker::Picker;
 pub use self::reclaim::RangeInput;
 pub use self::share::{compaction_jobs, flush_reserve_ns, is_loading, load_pause_ns, pick_of_all};
@@ -76,6 +80,8 @@ pub struct PickInput<'a> {
     pub now_ms: u64,
     /// Memtables are being sealed one after another: see the module on patience.
     pub loading: bool,
+    /// What the bound on space asks, for each column family that has a demand.
+    pub space: &'a [SpaceDemand],
 }
 
 /// A compaction to run.
@@ -233,7 +239,9 @@ pub fn pick(input: &PickInput<'_>) -> Option<Pick> {
     if input.running.len() >= input.jobs_max {
         return None;
     }
-    let picker = Picker::new(input.version, input.running).patient(input.loading);
+    let picker = Picker::new(input.version, input.running)
+        .patient(input.loading)
+        .urged(input.space_urgency());
     let version = input.version;
     if let Some(dropped) = picker.pick_drop(input) {
         return Some(dropped);
@@ -255,6 +263,7 @@ pub fn pick(input: &PickInput<'_>) -> Option<Pick> {
         .or_else(|| deeper(after, &picker.due_l0()))
         .or_else(|| picker.pick_sink(input))
         .or_else(|| picker.pick_rewrite(input))
+        .or_else(|| picker.pick_hidden(input))
 }
 
 /// What [`pick_range`] says.

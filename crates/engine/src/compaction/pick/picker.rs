@@ -8,7 +8,7 @@ use super::{Pick, RangeInput, RangePick, Running, WIDEN_FILES_MAX, hull};
 use crate::file_meta::FileMeta;
 use crate::key::KeyRange;
 use crate::live_file::LiveFile;
-use crate::version::{LAST_LEVEL, Version, layers, total_bytes};
+use crate::version::{LAST_LEVEL, Version, compensated_bytes, layers, total_bytes};
 
 /// A file moves down without being rewritten if it overlaps at most this many target file sizes
 /// two levels down: else the later rewrite there would be too large.
@@ -17,8 +17,8 @@ const GRANDPARENT_FILES_MAX: u64 = 10;
 const INTRA_L0_EXTRA: usize = 2;
 /// A patient bucket's L0 files are worth their rewrite at this many times what they overlap.
 const BATCH_OVER_BASE: u64 = 2;
-/// A delete weighs like this many bytes when files of a level are compared.
-const DELETION_WEIGHT_BYTES: u64 = 512;
+/// A delete weighs like at least this many bytes when files of a level are compared.
+const DELETION_WEIGHT_BYTES_MIN: u64 = 512;
 
 /// The picker's view of one column family.
 pub(super) struct Picker<'a> {
@@ -28,17 +28,23 @@ pub(super) struct Picker<'a> {
     pub(super) in_use: HashSet<u64>,
     /// See [`super`] on patience.
     patient: bool,
+    /// Factor for scores; see [`super::SpaceDemand`].
+    urgency: f64,
 }
 
 impl<'a> Picker<'a> {
     pub(super) fn new(version: &'a Version, running: &'a [Running]) -> Self {
         let running: Vec<_> = running.iter().filter(|job| job.cf == version.cf()).collect();
         let in_use = running.iter().flat_map(|job| job.files.iter().copied()).collect();
-        Self { version, running, in_use, patient: false }
+        Self { version, running, in_use, patient: false, urgency: 1.0 }
     }
 
     pub(super) fn patient(self, patient: bool) -> Self {
         Self { patient, ..self }
+    }
+
+    pub(super) fn urged(self, urgency: f64) -> Self {
+        Self { urgency, ..self }
     }
 
     pub(super) fn is_idle(&self, file: &LiveFile) -> bool {
@@ -57,12 +63,12 @@ impl<'a> Picker<'a> {
 
     /// The score of a level without what already leaves it.
     pub(super) fn idle_score(&self, level: usize) -> f64 {
-        if self.version.score(level) <= 1.0 {
+        if self.version.score(level) * self.urgency <= 1.0 {
             return 0.0;
         }
         let files = self.version.level(level).files();
-        let idle = total_bytes(files.iter().filter(|file| self.is_idle(file)));
-        idle as f64 / self.version.targets().bytes[level].max(1) as f64
+        let idle = compensated_bytes(files.iter().filter(|file| self.is_idle(file)));
+        idle as f64 / self.version.targets().bytes[level].max(1) as f64 * self.urgency
     }
 
     /// The bucket's oldest L0 files, newest first: as many as are idle with no gap by age.
@@ -79,11 +85,11 @@ impl<'a> Picker<'a> {
         let trigger = options.l0_compaction_trigger.max(1) as f64;
         let most = self.version.l0_layers_max();
         if most >= options.l0_slowdown {
-            return most as f64 / trigger;
+            return most as f64 / trigger * self.urgency;
         }
         let buckets = 0..self.version.map().len();
         let idle = buckets.map(|bucket| layers(self.oldest_idle(bucket))).max().unwrap_or(0);
-        idle as f64 / trigger
+        idle as f64 / trigger * self.urgency
     }
 
     /// How urgent a pick of this version is, comparable between column families.
@@ -160,7 +166,7 @@ impl<'a> Picker<'a> {
 
     /// A trivial move instead of an L0 job whose files overlap neither each other nor the base
     /// level (a sequential load).
-    fn moved_if_possible(&self, job: Pick) -> Pick {
+    pub(super) fn moved_if_possible(&self, job: Pick) -> Pick {
         let Pick::L0ToBase { l0, base, to, .. } = &job else { return job };
         if !base.is_empty() || !l0.iter().all(|file| self.light_below(*to, file)) {
             return job;
@@ -189,11 +195,12 @@ impl<'a> Picker<'a> {
         let awaited = |file: &Arc<LiveFile>| waiting.iter().any(|keys| file.overlaps(keys));
         let below = self.version.level(level + 1);
         let mut order: Vec<(u64, usize)> = Vec::new();
+        let delete_bytes = self.version.referenced_mean_bytes().max(DELETION_WEIGHT_BYTES_MIN);
         let files = self.version.level(level).files();
         for (at, file) in files.iter().enumerate().filter(|(_, file)| self.is_idle(file)) {
             let deletions = file.deletions.saturating_add(file.range_deletions);
             let weight =
-                file.size_bytes.saturating_add(deletions.saturating_mul(DELETION_WEIGHT_BYTES));
+                file.compensated_bytes().saturating_add(deletions.saturating_mul(delete_bytes));
             let overlap = total_bytes(below.overlapping_file(file));
             // Bytes rewritten below for each mebibyte moved.
             let cost = (u128::from(overlap) << 20) / u128::from(weight.max(1));

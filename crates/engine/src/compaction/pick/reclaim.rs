@@ -50,7 +50,7 @@ use crate::file_meta::FileMeta;
 use crate::live_file::LiveFile;
 use crate::options::CfOptions;
 use crate::table_content::CoveredRange;
-use crate::version::reclaimable::{GARBAGE_SHARE, is_share, is_written_otherwise};
+use crate::version::reclaimable::{GARBAGE_SHARE, content_bytes, is_share, is_written_otherwise};
 use crate::version::{LAST_LEVEL, Version, total_bytes};
 
 /// Whether all of a table's records are published and none is newer than a live snapshot: a job
@@ -68,7 +68,7 @@ fn is_void(file: &FileMeta, now_ms: u64) -> bool {
 }
 
 /// Whether a rewrite in `level` certainly loses 1/[`GARBAGE_SHARE`] of the table.
-fn is_worth_rewriting(level: usize, file: &FileMeta, input: &PickInput<'_>) -> bool {
+fn is_worth_rewriting(level: usize, file: &LiveFile, input: &PickInput<'_>) -> bool {
     if file.largest_seq() > input.visible {
         return false;
     }
@@ -85,7 +85,7 @@ fn is_worth_rewriting(level: usize, file: &FileMeta, input: &PickInput<'_>) -> b
     let deletes = if last { file.deletions } else { 0 };
     let expired = if last { share(content.expiring, quarters, 4) } else { 0 };
     let records = deletes.saturating_add(expired).saturating_add(unneeded);
-    is_share(bytes, file.raw_bytes)
+    is_share(bytes, content_bytes(file))
         || is_share(records, file.entries)
         || (last && file.range_deletions > 0)
 }

@@ -76,7 +76,7 @@ pub fn pick_of_all(families: &[&Version], common: &PickInput<'_>) -> Option<(usi
         return Some(dropped);
     }
     let mut order: Vec<(f64, usize)> =
-        families.iter().enumerate().map(|(at, version)| (urgency_most(version), at)).collect();
+        (0..families.len()).map(|at| (urgency_most(&of(at)), at)).collect();
     order.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
     let jobs_of = |at: usize| running.iter().filter(|job| job.cf == families[at].cf()).count();
     let mut best: Option<(f64, usize, Pick)> = None;
@@ -85,7 +85,8 @@ pub fn pick_of_all(families: &[&Version], common: &PickInput<'_>) -> Option<(usi
             break;
         }
         let Some(pick) = pick(&of(at)) else { continue };
-        let urgency = Picker::new(families[at], running).urgency(&pick);
+        let picker = Picker::new(families[at], running).urged(of(at).space_urgency());
+        let urgency = picker.urgency(&pick);
         let better = best.as_ref().is_none_or(|&(other, other_at, _)| {
             let even = urgency == other && jobs_of(at) < jobs_of(other_at);
             urgency > other || even
@@ -98,7 +99,8 @@ pub fn pick_of_all(families: &[&Version], common: &PickInput<'_>) -> Option<(usi
 }
 
 /// No pick of the version is more urgent than this.
-fn urgency_most(version: &Version) -> f64 {
-    let deeper = (version.base_level()..LAST_LEVEL).map(|level| version.score(level));
-    deeper.fold(Picker::new(version, &[]).l0_urgency(), f64::max)
+fn urgency_most(input: &PickInput<'_>) -> f64 {
+    let (version, urgency) = (input.version, input.space_urgency());
+    let deeper = (version.base_level()..LAST_LEVEL).map(|level| version.score(level) * urgency);
+    deeper.fold(Picker::new(version, &[]).urged(urgency).l0_urgency(), f64::max)
 }

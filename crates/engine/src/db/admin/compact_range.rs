@@ -223,5 +223,14 @@ fn pick_input<'a>(
     visible: SeqNo,
 ) -> PickInput<'a> {
     let now_ms = context.clock().unix_ms();
-    PickInput { version, running, jobs_max: usize::MAX, snapshots, visible, now_ms, loading: false }
+    PickInput {
+        version,
+        running,
+        jobs_max: usize::MAX,
+        snapshots,
+        visible,
+        now_ms,
+        loading: false,
+        space: &[],
+    }
 }

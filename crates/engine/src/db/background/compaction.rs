@@ -155,6 +155,7 @@ pub(crate) fn next_compaction(db: &DbInner, state: &mut JobState) -> Option<Comp
         visible,
         now_ms: db.context.clock().unix_ms(),
         loading: is_load_running(&db.context, &db.pacing, &db.jobs),
+        space: &[],
     };
     let candidates = Candidates { versions: &all, common };
     let (at, pick) = pick_that_fits(&db.disk, &db.view, &candidates)?;

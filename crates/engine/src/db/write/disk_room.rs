@@ -510,6 +510,7 @@ fn largest_compaction_bytes(view: &ReadView, families: &[Arc<Family>]) -> u64 {
             visible: view.visible(),
             now_ms: 0,
             loading: false,
+            space: &[],
         })
     };
     families.iter().map(of_family).max().unwrap_or(0)

@@ -22,9 +22,9 @@
 //!    So the event delays writers and does not stop them.
 //! 3. Bytes in memtables count as used, because their flush turns some of them into hidden garbage.
 //!    The slack has room for one set of memtables.
-//! 4. All bytes that a running job may write count as used from its start on, and the slack has room
-//!    for them. So a job can always run to its end, and writers never use the room of a job that
-//!    writes less than it may.
+//! 4. All bytes that a running job may write count as used from its start on, and the slack has
+//!    room for them. So a job can always run to its end, and writers never use the room of a job
+//!    that writes less than it may.
 //!
 //! Cost: a plan solves 64 equations by bisection, about 20 µs. Everything else is a few additions.
 

@@ -27,6 +27,7 @@ fn input(version: &Version) -> PickInput<'_> {
         visible: SeqNo(1000),
         now_ms: 0,
         loading: false,
+        space: &[],
     }
 }
 

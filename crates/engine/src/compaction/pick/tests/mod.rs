@@ -1,6 +1,7 @@
 //! The picker on a simulated store: jobs run in any order and overlap; what a key's versions look
 //! like by level is checked after each step, and at the end everything must have drained.
 
+mod hidden;
 mod space;
 mod way_down;
 
@@ -37,6 +38,7 @@ fn input<'a>(version: &'a Version, running: &'a [Running], jobs_max: usize) -> P
         visible: SeqNo::MAX,
         now_ms: 0,
         loading: false,
+        space: &[],
     }
 }
 
@@ -150,6 +152,7 @@ impl Sim {
             visible: SeqNo::MAX,
             now_ms: 0,
             loading: self.loading,
+            space: &[],
         };
         let Some(picked) = pick(&input) else { return false };
         self.check_promises(&picked, &running);
@@ -424,6 +427,7 @@ fn a_job_neither_writes_where_another_does_nor_passes_it() {
             visible: SeqNo::MAX,
             now_ms: 0,
             loading: false,
+            space: &[],
         };
         let by_hand = pick_range(&wish(&input, &KeyRange::all(), &HashSet::new()), level);
         let by_hand = matches!(by_hand, RangePick::Ready(_));

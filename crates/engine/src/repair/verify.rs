@@ -186,7 +186,8 @@ fn value_context() -> IoContext {
     IoContext::new(FileClass::ValueSst, IoPurpose::Maintenance)
 }
 
-/// Without a manifest: the tables and value files that are there, and those that readable records of it name.
+/// Without a manifest: the tables and value files that exist, and the tables that its readable
+/// records name.
 fn check_all_tables(fs: &dyn FileSystem, survey: &Survey, report: &mut DamageReport) -> Result<()> {
     for no in survey.numbers(sst_name) {
         let path = survey.dir.join(sst_name(no));

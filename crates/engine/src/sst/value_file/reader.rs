@@ -6,8 +6,9 @@
 //!    charged to `MemoryClass::TableReader`, until the reader is dropped. Key blocks and values are
 //!    in the block cache, which counts them.
 //! 3. A value enters the block cache as [`BlockKind::Value`] and is pinned for the caller like a
-//!    data block. A value over a quarter of a shard of the cache does not enter it, because one read
-//!    would evict most of the shard; the budget counts the value until its last holder lets go.
+//!    data block. A value over a quarter of a shard of the cache does not enter it, because one
+//!    read would evict most of the shard; the budget counts the value until its last holder lets
+//!    go.
 //!
 //! Thread-safety: any thread may call any method. Failure: damage is an error that names file and
 //! offset. Nothing is cached then, and the next read tries again; other values stay readable.

@@ -66,7 +66,8 @@ pub trait CompactionFilter: Send + Sync + 'static {
         true
     }
     /// What becomes of `key`, whose user value is `value` (empty if the filter does not want
-    /// values) and whose expiry, if it has one, is `expires_at_ms`. `now_ms` is the time at which the job started (Unix milliseconds).
+    /// values) and whose expiry, if it has one, is `expires_at_ms`. `now_ms` is the time at which
+    /// the job started (Unix milliseconds).
     fn filter(
         &self,
         key: &[u8],

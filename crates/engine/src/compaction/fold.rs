@@ -189,8 +189,8 @@ impl<I: InternalIterator> CompactionIterator<'_, I> {
         Ok(Err(end))
     }
 
-    /// Puts the record on which the input stands into the queue, and consumes it. A reference is put
-    /// there with the current number, or as the value, `fetched` if it was read before.
+    /// Puts the record on which the input stands into the queue, and consumes it. A reference goes
+    /// there with the current number, or as the value, which is `fetched` if it was read before.
     pub(super) fn queue_input(
         &mut self,
         seq: SeqNo,

@@ -112,12 +112,14 @@ impl<'a> References<'a> {
         self.source.fetch(reference, current, ValueKey { user_key, seq })
     }
 
-    /// Hands the record to the sink if it is a reference and there is a sink.
+    /// Whether there is a sink and the record is a reference.
     #[inline]
+    pub(super) fn is_watched(&self, internal_key: &[u8]) -> bool {
+        self.sink.is_some() && key::trailer(internal_key) as u8 == Kind::Indirect as u8
+    }
+
+    /// Hands a reference that no output has to the sink.
     pub(super) fn note_dropped(&mut self, internal_key: &[u8], stored: &[u8]) -> Result<()> {
-        if self.sink.is_none() || key::trailer(internal_key) as u8 != Kind::Indirect as u8 {
-            return Ok(());
-        }
         let reference = decode(key::user_key(internal_key), stored)?;
         let (named, current) = (reference.file_no, self.current(&reference)?);
         match &mut self.sink {

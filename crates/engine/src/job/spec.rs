@@ -123,8 +123,14 @@ impl ValueSpec {
         Some(&self.files[at])
     }
 
-    /// Checks that both lists ascend and that every current number has a file.
+    /// Checks that both lists ascend, that every current number has a file, and that value files
+    /// have room.
     fn validate(&self) -> Result<()> {
+        if self.separation_bytes > 0 && self.value_file_bytes == 0 {
+            return Err(Error::invalid(
+                "job spec: value files have no room: value_file_bytes is 0",
+            ));
+        }
         let ascend = self.current.windows(2).all(|pair| pair[0].named < pair[1].named)
             && self.files.windows(2).all(|pair| pair[0].no < pair[1].no);
         if !ascend {

@@ -27,9 +27,9 @@
 //!    flushed-through numbers and "the latest sequence number of a key" are read from records.
 //! 9. Every input record is either written or counted under a reason
 //!    (`records_in == records_out + dropped`), so that none is lost silently.
-//! 10. A reference ([`Kind::Indirect`]) is treated by these rules like the value that it names, with
-//!     the expiry inside of it. [`super::references`] says what is given out for it, and when its
-//!     value is read.
+//! 10. These rules treat a reference ([`Kind::Indirect`]) like the value that it names, with the
+//!     expiry inside of it. [`super::references`] says what is given out for it, and when its value
+//!     is read.
 //! 11. An input may read a value only when it is asked for ([`InternalIterator::read_value`]). What
 //!     is dropped as hidden or expired is not asked for, and a value that could not be read ends
 //!     the iteration before a filter, a merge operator or an output sees it.
@@ -254,8 +254,11 @@ impl<'a, I: InternalIterator> CompactionIterator<'a, I> {
     /// Moves the input past the record that it stands on, which no output gets.
     #[inline]
     pub(super) fn discard(&mut self) -> Result<()> {
-        if let Some(references) = &mut self.references {
-            references.note_dropped(self.input.key(), self.input.value())?;
+        if let Some(references) = &mut self.references
+            && references.is_watched(self.input.key())
+        {
+            // The value is asked for only here, because an input may have to read it.
+            references.note_dropped(self.input.key(), self.input.read_value()?)?;
         }
         self.consume();
         Ok(())

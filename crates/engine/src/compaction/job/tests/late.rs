@@ -141,3 +141,18 @@ fn failed_read_of_a_large_value_is_an_io_error() {
         assert!((4..99).contains(&failed), "{failed} reads of values of {bytes} bytes");
     }
 }
+
+#[test]
+fn hidden_large_values_are_not_read() {
+    let mut executor = Executor::new();
+    let bytes = SIZES[1];
+    let mut files = Vec::new();
+    let old: Vec<Record> =
+        (0..4).map(|i| large(&format!("k{i}"), i + 1, Kind::Put, 0, bytes)).collect();
+    files.extend(flushed(&mut executor, 1, &old, &[]));
+    let new: Vec<Record> = (0..4).map(|i| put(&format!("k{i}"), i + 10, "small")).collect();
+    files.extend(flushed(&mut executor, 2, &new, &[]));
+    let output = run_compaction(&executor.compaction_spec(files), &executor.context()).unwrap();
+    assert_eq!(all(&executor, &output.files).0, new);
+    assert!(output.bytes_read < bytes as u64, "{} bytes", output.bytes_read);
+}

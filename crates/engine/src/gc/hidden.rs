@@ -22,6 +22,8 @@ use crate::file_meta::FileMeta;
 
 /// Records that a measurement needs at least. Fewer are added to the next one.
 const MEASURED_RECORDS_MIN: u64 = 1000;
+/// Records from which on an incomplete first measurement counts.
+const FIRST_RECORDS_MIN: u64 = 32;
 /// A new measurement enters the running average with one part in this many.
 const AVERAGE_PARTS: f64 = 8.0;
 
@@ -153,10 +155,16 @@ impl<'a> Covers<'a> {
     }
 }
 
-/// The share of records that shadowed something when they sank into the last level. A plain value.
+/// The share of records above the last level that shadow something. A plain value.
+///
+/// Compactions measure it by the records that leave the upper levels. Each of them either arrives in
+/// the last level or is dropped, because a newer one shadows it. Each dropped record, of whatever
+/// level, was shadowed by one of them. So the share is the number of dropped records over the number
+/// of records that left.
 ///
 /// The share is the larger of the last measurement and the running average, so that a burst of
-/// updates counts at once and a pause does not hide it. It is 0 before the first measurement.
+/// updates counts at once and a pause does not hide it. Until the first measurement is complete, the
+/// records so far count; it is 0 before the first [`FIRST_RECORDS_MIN`].
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct ShadowShare {
     last: f64,
@@ -166,11 +174,11 @@ pub(crate) struct ShadowShare {
 }
 
 impl ShadowShare {
-    /// Notes that a compaction took `sunk` records of higher levels into the last level, of which
-    /// `shadowing` shadowed an older record there.
-    pub(crate) fn note(&mut self, sunk: u64, shadowing: u64) {
-        let records = self.pending.0.saturating_add(sunk);
-        let shadowing = self.pending.1.saturating_add(shadowing.min(sunk));
+    /// Notes a compaction that took `left` records out of the upper levels and dropped `shadowed`
+    /// older records.
+    pub(crate) fn note(&mut self, left: u64, shadowed: u64) {
+        let records = self.pending.0.saturating_add(left);
+        let shadowing = self.pending.1.saturating_add(shadowed).min(records);
         if records < MEASURED_RECORDS_MIN {
             self.pending = (records, shadowing);
             return;
@@ -185,7 +193,12 @@ impl ShadowShare {
     /// The share, from 0 to 1.
     #[must_use]
     pub(crate) fn share(&self) -> f64 {
-        self.average.map_or(0.0, |average| average.max(self.last))
+        let (records, shadowing) = self.pending;
+        match self.average {
+            Some(average) => average.max(self.last),
+            None if records >= FIRST_RECORDS_MIN => shadowing as f64 / records as f64,
+            None => 0.0,
+        }
     }
 }
 
@@ -271,9 +284,11 @@ mod tests {
     fn share_is_the_larger_of_last_and_average() {
         let mut share = ShadowShare::default();
         assert_eq!(share.share(), 0.0);
-        share.note(999, 999);
+        share.note(31, 31);
         assert_eq!(share.share(), 0.0, "too few records say little");
-        share.note(1, 0);
+        share.note(69, 44);
+        assert_eq!(share.share(), 0.75, "the first measurement counts before it is complete");
+        share.note(900, 924);
         assert_eq!(share.share(), 0.999);
         share.note(1000, 0);
         assert!((0.85..0.9).contains(&share.share()), "the average remembers");

@@ -16,12 +16,10 @@
 //! - [`lookup`]: which records of a value file are valid.
 //! - [`job`]: copies the valid records of some value files into one.
 
-#[cfg_attr(not(test), expect(dead_code, reason = "the space of a family is accounted later"))]
 pub(crate) mod hidden;
 pub mod job;
 pub(crate) mod lookup;
 pub(crate) mod pick;
-#[cfg_attr(not(test), expect(dead_code, reason = "the space of a family is accounted later"))]
 pub(crate) mod space_plan;
 pub mod valid_bits;
 pub mod windows;

@@ -39,7 +39,7 @@ use archipelago_env::{FileClass, IoContext, IoPurpose, OpenOptions};
 use crate::bucket::BucketMap;
 use crate::compaction::job::{CompactionSpec, Input, run_compaction};
 use crate::db::admin::checkpoint::copy;
-use crate::db::background::{compaction, scheduler};
+use crate::db::background::{compaction, scheduler, space};
 use crate::db::inner::DbInner;
 use crate::db::state::family::Family;
 use crate::db::state::jobs::RunningKind;
@@ -48,6 +48,7 @@ use crate::db::write::commit::CommitGuard;
 use crate::db::write::{self, seal, stalling};
 use crate::event::Event;
 use crate::file_meta::{FileMeta, sst_name};
+use crate::gc::space_plan::SpaceEvent;
 use crate::job::NoShards;
 use crate::job::below::{Below, range_of};
 use crate::key::KeyRange;
@@ -271,7 +272,10 @@ fn install_ingest(
         // The manifest has the number, or may have it: no write gets it.
         commit.last_seq = seq;
         if let Ok(built) = &built {
-            db.view.republish_built(&mut db.jobs.lock(manifest.order()), built.clone());
+            let mut state = db.jobs.lock(manifest.order());
+            db.view.republish_built(&mut state, built.clone());
+            space::note_install(db, &mut state, family, Some(SpaceEvent::Ingestion));
+            drop(state);
             for piece in &pieces {
                 commit.recent.note_range(family.id, &piece.smallest, &piece.largest);
             }

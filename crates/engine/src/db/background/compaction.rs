@@ -26,6 +26,7 @@ use crate::compaction::pick::{
     Pick, PickInput, compaction_jobs, is_loading, pick_freeing, pick_of_all, pick_part, pick_recut,
     pick_tiny,
 };
+use crate::db::background::space;
 use crate::db::background::subcompaction::{self, Compacted};
 use crate::db::inner::DbInner;
 use crate::db::read::ReadView;
@@ -40,6 +41,7 @@ use crate::db::write::stalling;
 use crate::disk_space::{SpaceState, SpaceUse};
 use crate::event::Event;
 use crate::file_meta::sst_name;
+use crate::gc::space_plan::SpaceEvent;
 use crate::job::below::{Below, range_of};
 use crate::job::spec::{CurrentNumber, FileNumbers, Grandparent, OutputSpec, Retention, ValueSpec};
 use crate::job::{Cancel, JobContext, JobOutput, KnownKeys, ShardSource};
@@ -147,6 +149,7 @@ pub(crate) fn next_compaction(db: &DbInner, state: &mut JobState) -> Option<Comp
         families.iter().map(|family| Arc::clone(&family.current.load().version)).collect();
     let all: Vec<&Version> = versions.iter().map(|version| &**version).collect();
     let (snapshots, visible) = db.view.snapshots().list(|| db.view.visible());
+    let demands = space::demands(state);
     let common = PickInput {
         version: all.first()?,
         running: &running,
@@ -155,7 +158,7 @@ pub(crate) fn next_compaction(db: &DbInner, state: &mut JobState) -> Option<Comp
         visible,
         now_ms: db.context.clock().unix_ms(),
         loading: is_load_running(&db.context, &db.pacing, &db.jobs),
-        space: &[],
+        space: &demands,
     };
     let candidates = Candidates { versions: &all, common };
     let (at, pick) = pick_that_fits(&db.disk, &db.view, &candidates)?;
@@ -383,7 +386,14 @@ fn install_compaction(
         // A user's thread may get here after the close.
         db.context.check_open()?;
         let built = manifest.apply(edit)?;
-        db.view.republish_built(&mut db.jobs.lock(manifest.order()), built);
+        let mut state = db.jobs.lock(manifest.order());
+        db.view.republish_built(&mut state, built);
+        if let Some(compacted) = compacted.filter(|_| state.has_space(cf)) {
+            let upper = pick.inputs().filter(|(level, _)| *level < LAST_LEVEL);
+            let upper = upper.fold(0, |sum: u64, (_, file)| sum.saturating_add(file.entries));
+            space::note_sunk(state.space_mut(cf), to, upper, &compacted.output);
+        }
+        space::note_install(db, &mut state, family, Some(SpaceEvent::GarbageFound));
     }
     let moved = Compacted { output: JobOutput::default(), threads_ns: vec![0] };
     tell_compaction(&db.observers, task, inputs, compacted.unwrap_or(&moved));

@@ -31,6 +31,7 @@ use crate::db::background::flush_plan::{FlushPlan, SealedView, plan_flush};
 use crate::db::background::parallel_job::{self, SizedWork, Work};
 use crate::db::background::rebalance::{self, sample};
 use crate::db::background::scheduler;
+use crate::db::background::space;
 use crate::db::inner::DbInner;
 use crate::db::read::ReadView;
 use crate::db::state::family::Family;
@@ -369,12 +370,7 @@ fn install_flush(db: &DbInner, task: &FlushTask, output: &JobOutput) -> Result<(
     let family = &task.family;
     let cf = family.id;
     let mut edit = VersionEdit::new();
-    for meta in &output.files {
-        edit.add_file(cf, 0, meta.clone());
-    }
-    for meta in &output.value_files {
-        edit.add_value_file(cf, meta.clone());
-    }
+    add_output(&mut edit, cf, output);
     edit.flushed_through(cf, task.range.clone(), task.through());
     let (files, bytes) = (output.files.iter().map(|meta| meta.no).collect(), output.bytes_written);
     let floor = {
@@ -393,6 +389,7 @@ fn install_flush(db: &DbInner, task: &FlushTask, output: &JobOutput) -> Result<(
         let mut state = db.jobs.lock(manifest.order());
         mark_installed(&mut state, task);
         db.view.republish_built(&mut state, built);
+        space::note_install(db, &mut state, family, space::flush_event(output));
         floor
     };
     log_segments::drop_logs_below(db, floor);
@@ -416,6 +413,16 @@ fn install_flush(db: &DbInner, task: &FlushTask, output: &JobOutput) -> Result<(
         duration_ns: output.duration_ns,
     });
     Ok(())
+}
+
+/// Adds the tables and value files of a flush.
+pub(crate) fn add_output(edit: &mut VersionEdit, cf: CfId, output: &JobOutput) {
+    for meta in &output.files {
+        edit.add_file(cf, 0, meta.clone());
+    }
+    for meta in &output.value_files {
+        edit.add_value_file(cf, meta.clone());
+    }
 }
 
 fn mark_installed(state: &mut JobState, task: &FlushTask) {

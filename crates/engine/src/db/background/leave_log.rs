@@ -34,7 +34,7 @@ use archipelago_base::{Error, ErrorKind, Result, SeqNo};
 
 use crate::border::contained;
 use crate::db::background::flush::{self, FlushTask};
-use crate::db::background::{compaction, scheduler};
+use crate::db::background::{compaction, scheduler, space};
 use crate::db::inner::DbInner;
 use crate::db::state::context::Context;
 use crate::db::state::family::Family;
@@ -45,6 +45,7 @@ use crate::db::write::commit::CommitGuard;
 use crate::db::write::log_segments::{self, LogSegments};
 use crate::db::write::{self, disk_room, seal, stalling};
 use crate::flush::run_flush;
+use crate::gc::space_plan::SpaceEvent;
 use crate::job::JobOutput;
 use crate::key::KeyRange;
 use crate::lock_order::{CommitLock, Order};
@@ -210,9 +211,7 @@ fn flush_memory(
             flush::ready_memtable(db, family.id, &memtable, order);
             for shards in pending_runs(&db.jobs, order, &family, &memtable) {
                 let output = flush_run(db, order, &family, &memtable, shards)?;
-                for meta in &output.files {
-                    edit.add_file(family.id, 0, meta.clone());
-                }
+                flush::add_output(edit, family.id, &output);
                 outputs.push(output);
             }
         }
@@ -292,6 +291,7 @@ fn install_memory(db: &DbInner, commit: &CommitGuard<'_>, mut edit: VersionEdit)
             tracker.queue.clear();
         }
         db.view.republish_built(&mut state, built);
+        space::note_all(db, &mut state, Some(SpaceEvent::RangeDelete));
         state.forget_failures();
         db.logs.note_left();
     }

@@ -13,4 +13,5 @@ pub(crate) mod memory_pressure;
 pub(crate) mod parallel_job;
 pub(crate) mod rebalance;
 pub(crate) mod scheduler;
+pub(crate) mod space;
 pub(crate) mod subcompaction;

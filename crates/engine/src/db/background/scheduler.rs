@@ -33,7 +33,7 @@ use crate::db::background::compaction::{self, CompactionTask};
 use crate::db::background::flush::{self, FlushTask};
 use crate::db::background::gc::{self, GcTask, GcWorker, ReferenceMismatch};
 use crate::db::background::rebalance::{self, MapTask};
-use crate::db::background::{leave_log, memory_pressure};
+use crate::db::background::{leave_log, memory_pressure, space};
 use crate::db::inner::DbInner;
 use crate::db::read::ReadView;
 use crate::db::state::context::Context;
@@ -151,11 +151,14 @@ pub(crate) fn step(db: &DbInner) -> Result<bool> {
             &db.logs,
             &mut db.jobs.lock(Order::none()),
         );
+        space::note_idle(db, &mut db.jobs.lock(Order::none()));
         remove_obsolete(&db.storage, &db.observers, &db.view);
         return Ok(false);
     };
     let result = run_task(db, &task);
     note_result(db, &task, &result);
+    // The task holds the version that it was picked from, and so the files that it replaced.
+    drop(task);
     remove_obsolete(&db.storage, &db.observers, &db.view);
     result.map(|()| true)
 }
@@ -207,6 +210,11 @@ fn work_until_closed(db: &DbInner, role: Role) {
                             &mut state,
                         );
                     }
+                    let is_waited_for = role == Role::Worker && state.is_any_pressed();
+                    if is_waited_for && space::note_idle(db, &mut state) {
+                        // Writers that waited go on.
+                        continue;
+                    }
                     let pause = state.retry_pause().unwrap_or(IDLE_WAIT);
                     db.jobs.wait_for_work(&mut state, pause);
                     drop(state);
@@ -218,6 +226,8 @@ fn work_until_closed(db: &DbInner, role: Role) {
         db.jobs.wake();
         let result = run_task(db, &task);
         note_result(db, &task, &result);
+        // The task holds the version that it was picked from, and so the files that it replaced.
+        drop(task);
         keep_bounds(db);
     }
 }

@@ -22,6 +22,7 @@ use arc_swap::ArcSwap;
 use archipelago_base::{CfId, Error, Result};
 
 use crate::db::state::delay_credit::DelayCredit;
+use crate::db::state::family_space::SpaceGauge;
 use crate::db::state::memtable::{Immutable, Memtable};
 use crate::extension::{FamilyMerge, MergeOperator, Registry};
 use crate::live_file::LiveFile;
@@ -142,6 +143,8 @@ pub(crate) struct Family {
     pub(crate) dropped: AtomicBool,
     /// The stall that applies to its writers: see `db::write::stalling`.
     pub(crate) throttle: AtomicU8,
+    /// How close its garbage is to the bound on space.
+    pub(crate) space: SpaceGauge,
     /// Allowed bytes per second while `throttle` says "delay".
     pub(crate) delayed_rate: AtomicU64,
     /// Bytes that may be written before the throttle is looked at again.
@@ -169,6 +172,7 @@ impl Family {
             current: ArcSwap::from_pointee(first),
             dropped: AtomicBool::new(false),
             throttle: AtomicU8::new(0),
+            space: SpaceGauge::default(),
             delayed_rate: AtomicU64::new(u64::MAX),
             credit: DelayCredit::default(),
             backlog_since_ns: AtomicU64::new(0),

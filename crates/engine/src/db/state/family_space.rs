@@ -1,21 +1,50 @@
-//! Space bookkeeping of the families that have separated values.
+//! Space of the families that have separated values: the bound, the garbage, and what follows.
 //!
 //! [`crate::db::state::jobs::JobState`] owns one [`FamilySpace`] for each family that has had value
-//! files since the database was opened. The jobs lock guards it. Everything that must be exact
-//! follows from the version; this is memory that a restart may lose.
+//! files since the database was opened. The jobs lock guards it. Garbage itself follows from the
+//! version; this is memory that a restart may lose: measurements, debt, and the results of the
+//! last look ([`crate::db::background::space`]).
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
+use crate::compaction::pick::SpaceDemand;
+use crate::gc::hidden::{HiddenGarbage, ShadowShare};
 use crate::gc::pick::FailureLeave;
+use crate::gc::space_plan::{Margin, SpaceDebt, SpaceLimit, SpacePlan, SpaceUsage};
 use crate::version::Version;
 
-/// Memory of garbage collection in one family.
+/// A new measurement of the speed of garbage collection enters the average with one part in this
+/// many.
+const SPEED_PARTS: u64 = 4;
+
+/// The bound on space of a family at the last look.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SpaceView {
+    pub(crate) usage: SpaceUsage,
+    #[cfg_attr(not(test), expect(dead_code, reason = "reports of space will print it"))]
+    pub(crate) hidden: HiddenGarbage,
+    /// Share of records that shadow something when they sink.
+    pub(crate) shadow_share: f64,
+    /// `None` without a bound.
+    pub(crate) bound: Option<(SpacePlan, Margin)>,
+}
+
+/// Memory of one family about its space.
 #[derive(Debug, Default)]
 pub(crate) struct FamilySpace {
-    /// Inputs of jobs that failed.
+    /// Inputs of garbage collections that failed.
     failures: FailureLeave,
-    /// The version in which the last look found nothing to collect.
+    /// The version in which the last pick found nothing to collect.
     at_rest: Weak<Version>,
+    shadow_share: ShadowShare,
+    debt: SpaceDebt,
+    view: Option<SpaceView>,
+    demand: Option<SpaceDemand>,
+    /// Whether nothing runs and nothing can be picked that lowers the used bytes.
+    has_no_work: bool,
+    /// Bytes of garbage that garbage collection frees in a second; 0 before the first measurement.
+    freed_bytes_per_s: u64,
 }
 
 impl FamilySpace {
@@ -37,8 +66,106 @@ impl FamilySpace {
         self.at_rest = Arc::downgrade(version);
     }
 
-    /// The next look examines the version again.
+    /// The next pick examines the version again.
     pub(crate) fn end_rest(&mut self) {
         self.at_rest = Weak::new();
+    }
+
+    pub(crate) fn shadow_share(&self) -> &ShadowShare {
+        &self.shadow_share
+    }
+
+    pub(crate) fn shadow_share_mut(&mut self) -> &mut ShadowShare {
+        &mut self.shadow_share
+    }
+
+    pub(crate) fn debt(&self) -> &SpaceDebt {
+        &self.debt
+    }
+
+    pub(crate) fn debt_mut(&mut self) -> &mut SpaceDebt {
+        &mut self.debt
+    }
+
+    /// The last look; `None` before the first value file.
+    pub(crate) fn view(&self) -> Option<&SpaceView> {
+        self.view.as_ref()
+    }
+
+    /// Keeps the result of a look. Something changed, so there may be work again.
+    pub(crate) fn set_view(&mut self, view: SpaceView, demand: Option<SpaceDemand>) {
+        self.view = Some(view);
+        self.demand = demand;
+        self.has_no_work = false;
+    }
+
+    /// What the bound asks of compactions.
+    pub(crate) fn demand(&self) -> Option<&SpaceDemand> {
+        self.demand.as_ref()
+    }
+
+    /// Whether writers are close to the bound.
+    pub(crate) fn is_pressed(&self) -> bool {
+        self.demand.is_some_and(|demand| demand.is_pressed)
+    }
+
+    pub(crate) fn has_no_work(&self) -> bool {
+        self.has_no_work
+    }
+
+    /// Notes that nothing runs and nothing can be picked. Whether that is new.
+    pub(crate) fn note_no_work(&mut self) -> bool {
+        !std::mem::replace(&mut self.has_no_work, true)
+    }
+
+    /// Measures a garbage collection that freed `bytes` in `ns` nanoseconds.
+    pub(crate) fn note_freed(&mut self, bytes: u64, ns: u64) {
+        let speed = u128::from(bytes) * 1_000_000_000 / u128::from(ns.max(1));
+        let speed = u64::try_from(speed).unwrap_or(u64::MAX);
+        self.freed_bytes_per_s = match self.freed_bytes_per_s {
+            0 => speed,
+            known => known - known / SPEED_PARTS + speed / SPEED_PARTS,
+        };
+    }
+
+    pub(crate) fn freed_bytes_per_s(&self) -> u64 {
+        self.freed_bytes_per_s
+    }
+}
+
+/// The limit of a family's space as its writers see it, without a lock.
+#[derive(Debug, Default)]
+pub(crate) struct SpaceGauge {
+    used_bytes: AtomicU64,
+    slowdown_bytes: AtomicU64,
+    /// 0 if no writer is to be held up.
+    stop_bytes: AtomicU64,
+    freed_bytes_per_s: AtomicU64,
+}
+
+impl SpaceGauge {
+    /// Replaces the limit; `None` if no writer is to be held up.
+    pub(crate) fn set(&self, limit: Option<SpaceLimit>, freed_bytes_per_s: u64) {
+        let limit = limit.unwrap_or_default();
+        self.used_bytes.store(limit.used_bytes, Ordering::Relaxed);
+        self.slowdown_bytes.store(limit.slowdown_bytes, Ordering::Relaxed);
+        self.freed_bytes_per_s.store(freed_bytes_per_s, Ordering::Relaxed);
+        self.stop_bytes.store(limit.stop_bytes, Ordering::Relaxed);
+    }
+
+    pub(crate) fn used_bytes(&self) -> u64 {
+        self.used_bytes.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn slowdown_bytes(&self) -> u64 {
+        self.slowdown_bytes.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn stop_bytes(&self) -> u64 {
+        self.stop_bytes.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn freed_bytes_per_s(&self) -> u64 {
+        self.freed_bytes_per_s.load(Ordering::Relaxed)
     }
 }

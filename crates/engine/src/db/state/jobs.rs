@@ -196,6 +196,21 @@ impl JobState {
         inputs.flatten()
     }
 
+    /// Whether the family has had value files.
+    pub(crate) fn has_space(&self, cf: CfId) -> bool {
+        self.spaces.contains_key(&cf)
+    }
+
+    /// Whether writers of a family are close to its bound on space.
+    pub(crate) fn is_any_pressed(&self) -> bool {
+        self.spaces.values().any(FamilySpace::is_pressed)
+    }
+
+    /// Space bookkeeping of all families that have had value files.
+    pub(crate) fn spaces(&self) -> impl Iterator<Item = &FamilySpace> {
+        self.spaces.values()
+    }
+
     /// Space bookkeeping of a family; empty at first.
     pub(crate) fn space_mut(&mut self, cf: CfId) -> &mut FamilySpace {
         self.spaces.entry(cf).or_default()

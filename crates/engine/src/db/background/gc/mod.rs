@@ -29,10 +29,11 @@ use archipelago_base::{CfId, Error, ErrorKind, FileNo, Result};
 use archipelago_env::{FileClass, IoContext, IoPurpose, OpenOptions};
 
 use crate::border::{Border, contained};
-use crate::db::background::compaction;
 use crate::db::background::parallel_job::{self, Work};
+use crate::db::background::{compaction, space};
 use crate::db::inner::DbInner;
 use crate::db::state::family::Family;
+use crate::db::state::family_space::{FamilySpace, SpaceView};
 use crate::db::state::job_threads::JobPriority;
 use crate::db::state::jobs::{JobState, RunningKind};
 use crate::db::write::{disk_room, stalling};
@@ -42,6 +43,7 @@ use crate::file_meta::value_file_name;
 use crate::gc::job::{GcInput, GcSpec};
 use crate::gc::lookup::{LookupInput, valid_records};
 use crate::gc::pick::{GcReason, GcSnapshot, ValueFileState, pick_gc};
+use crate::gc::space_plan::SpaceEvent;
 use crate::gc::valid_bits::ValidBits;
 use crate::gc::windows::ReadaheadLimits;
 use crate::job::{Cancel, JobContext, JobOutput, KnownKeys, NoShards};
@@ -117,8 +119,8 @@ fn pick_in(
 ) -> Option<crate::gc::pick::GcPick> {
     let now_ns = db.context.clock().now_ns();
     let running: HashSet<u64> = state.gc_inputs(family.id).collect();
-    let exposed_bytes_max = exposed_bytes_max(family, version);
     let space = state.space_mut(family.id);
+    let exposed_bytes_max = exposed_bytes_max(space);
     if running.is_empty() && space.is_at_rest(version) && space.failures().is_empty() {
         return None;
     }
@@ -153,15 +155,16 @@ fn pick_in(
 /// Bytes that the references of one table to one value file take in the manifest, about.
 const REFERENCE_ENTRY_BYTES: u64 = 11;
 
-/// Bytes of exposed garbage that the plan of the family allows.
-fn exposed_bytes_max(family: &Family, version: &Version) -> u64 {
-    let bound = family.options.space_amplification_max;
-    if bound == 0.0 {
-        return u64::MAX;
+/// Bytes of exposed garbage that the plan of the family allows: any while there is no bound, and
+/// none while writers are delayed for space.
+fn exposed_bytes_max(space: &FamilySpace) -> u64 {
+    match space.view() {
+        Some(SpaceView { bound: Some((plan, margin)), usage, .. }) => match margin.is_pressed() {
+            true => 0,
+            false => plan.exposed_bytes_max(usage.live_bytes()),
+        },
+        _ => u64::MAX,
     }
-    let values = version.values();
-    let live = values.value_bytes().saturating_sub(values.exposed_bytes());
-    (live as f64 * (bound - 1.0) / 2.0) as u64
 }
 
 /// Whether a garbage collection is due, without taking it.
@@ -369,7 +372,10 @@ fn install_gc(db: &DbInner, task: &GcTask, spec: &GcSpec, output: &JobOutput) ->
             return Ok(Installed::Nothing);
         }
         let built = manifest.apply(heir_edit(cf, heir, &replaced))?;
-        db.view.republish_built(&mut db.jobs.lock(manifest.order()), built);
+        let mut state = db.jobs.lock(manifest.order());
+        db.view.republish_built(&mut state, built);
+        state.space_mut(cf).note_freed(bytes_freed(task, output), output.duration_ns);
+        space::note_install(db, &mut state, family, Some(SpaceEvent::GarbageFound));
         replaced
     };
     tell_gc(db, task, output, &replaced);
@@ -406,10 +412,16 @@ fn heir_edit(cf: CfId, heir: &ValueFileMeta, replaced: &[FileNo]) -> VersionEdit
     edit
 }
 
+/// Bytes of values in the inputs that the heir does not hold.
+fn bytes_freed(task: &GcTask, output: &JobOutput) -> u64 {
+    let read: u64 = task.inputs.iter().map(|input| input.value_bytes()).sum();
+    let written = output.value_files.iter().map(ValueFileMeta::value_bytes).sum();
+    read.saturating_sub(written)
+}
+
 /// Counts an installed garbage collection and tells of it.
 fn tell_gc(db: &DbInner, task: &GcTask, output: &JobOutput, replaced: &[FileNo]) {
     let (stats, figures) = (db.observers.stats(), &output.gc);
-    let freed: u64 = task.inputs.iter().map(|input| input.value_bytes()).sum();
     for (ticker, value) in [
         (Ticker::GcJobs, 1),
         (Ticker::GcFilesCollected, replaced.len() as u64),
@@ -438,7 +450,7 @@ fn tell_gc(db: &DbInner, task: &GcTask, output: &JobOutput, replaced: &[FileNo])
         heir: heir.map_or(0, |heir| heir.no),
         bytes_read: output.bytes_read,
         bytes_written: output.bytes_written,
-        bytes_freed: freed.saturating_sub(heir.map_or(0, ValueFileMeta::value_bytes)),
+        bytes_freed: bytes_freed(task, output),
         duration_ns: output.duration_ns,
     });
 }

@@ -3,12 +3,14 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use archipelago_base::ErrorKind;
 use archipelago_base::random::Rng;
 use archipelago_env::mem::MemFs;
 
 use crate::db::{BackgroundMode, Components, Db};
 use crate::db::{ReadOptions, Snapshot};
 use crate::key::KeyRange;
+use crate::lock_order::Order;
 use crate::options::{CfOptions, DbOptions, WriteOptions};
 use crate::stats::Ticker;
 use crate::version::Version;
@@ -83,6 +85,36 @@ impl Store {
             self.db.put(&key, &value).expect("writes");
             self.model.insert(key, value);
         }
+    }
+
+    /// Writes a value; steps the background while the write would have to wait.
+    fn put_patiently(&mut self, key: Vec<u8>, value: Vec<u8>) {
+        loop {
+            match self.db.put(&key, &value) {
+                Ok(()) => break,
+                Err(error) if error.kind() == ErrorKind::Busy => {
+                    self.db.step_background().expect("steps");
+                }
+                Err(error) => panic!("{error}"),
+            }
+        }
+        self.model.insert(key, value);
+    }
+
+    /// Bytes of tables and value files in the directory.
+    fn bytes_on_disk(&self) -> u64 {
+        let entries = archipelago_env::FileSystem::list(&self.fs, "/db".as_ref()).expect("lists");
+        let is_data = |name: &str| name.ends_with(".vsst") || name.ends_with(".sst");
+        entries.iter().filter(|entry| is_data(&entry.name)).map(|entry| entry.len).sum()
+    }
+
+    /// The bound of rule 13: bytes that tables and value files may have now, without slack.
+    fn bytes_allowed(&self, bound: f64) -> f64 {
+        let mut state = self.db.inner.jobs.lock(Order::none());
+        let space = state.space_mut(self.db.default_family().id());
+        let view = space.view().expect("value files exist");
+        let unknown = view.hidden.upper_bound_bytes - view.usage.hidden_bytes;
+        bound * view.usage.live_bytes() as f64 + (space.debt().bytes() + unknown) as f64
     }
 
     fn settle(&self) {
@@ -227,4 +259,46 @@ fn synced_writes_survive_power_loss_after_garbage_collection() {
     drop(db);
     let db = Store::open(&fs, &family);
     Store { fs, db, model, rng, family }.check();
+}
+
+#[test]
+fn space_stays_within_the_bound_under_uniform_updates() {
+    const KEYS: u32 = 400;
+    const VALUE: usize = 4000;
+    for bound in [1.25, 1.5] {
+        let family = CfOptions { space_amplification_max: bound, ..small_family(64) };
+        // A full value file, the memtables, and the outputs of one job.
+        let slack = 2 * family.value_file_bytes + 4 * family.write_buffer_bytes;
+        let mut store = Store::new(family);
+        let live = u64::from(KEYS) * (VALUE as u64 + 30);
+        let mut worst = 0.0_f64;
+        for round in 0..4 {
+            for at in 0..KEYS {
+                let key = if round == 0 { at } else { store.rng.u32(0..KEYS) };
+                let value = (0..VALUE).map(|_| store.rng.u8(..)).collect();
+                store.put_patiently(format!("key{key:05}").into_bytes(), value);
+                if at % 4 == 0 {
+                    // Fewer steps than there is work, so that writers meet the bound.
+                    for _ in 0..2 {
+                        store.db.step_background().expect("steps");
+                    }
+                }
+                if at % 8 > 0 {
+                    continue;
+                }
+                let used = store.bytes_on_disk();
+                if round > 0 {
+                    worst = worst.max(used as f64 / live as f64);
+                    let allowed = store.bytes_allowed(bound) + slack as f64;
+                    assert!(
+                        used as f64 <= allowed,
+                        "bound {bound}, round {round}: {used} bytes for {live} live ones"
+                    );
+                }
+            }
+        }
+        store.settle();
+        store.check();
+        println!("bound {bound}: at worst {worst:.3}");
+    }
 }

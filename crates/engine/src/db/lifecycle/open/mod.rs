@@ -46,7 +46,7 @@ use archipelago_env::local::LocalFs;
 use archipelago_env::{FileLock, FileSystem};
 
 use crate::db::background::flush::{self, FlushTask};
-use crate::db::background::{compaction, scheduler};
+use crate::db::background::{compaction, scheduler, space};
 use crate::db::inner::DbInner;
 use crate::db::lifecycle::catch_up::{self, Unusable, while_changing};
 use crate::db::read::ReadView;
@@ -195,6 +195,7 @@ pub(crate) fn open(dir: &Path, options: DbOptions, components: Components) -> Re
     } else {
         recover_log(&inner)?;
         remove_strays(&inner.storage)?;
+        space::note_all(&inner, &mut inner.jobs.lock(Order::none()), None);
     }
     Ok(inner)
 }
@@ -711,9 +712,7 @@ impl<'a> Replay<'a> {
                 ),
             )?
         };
-        for meta in &output.files {
-            self.outputs.add_file(family.id, 0, meta.clone());
-        }
+        flush::add_output(&mut self.outputs, family.id, &output);
         self.written.push(output);
         self.outputs.flushed_through(family.id, KeyRange::all(), self.last_seq);
         let version = Arc::clone(&family.current.load().version);

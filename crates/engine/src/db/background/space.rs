@@ -1,0 +1,184 @@
+//! The bound on space of each family with separated values: looks at the version after every
+//! install, and tells writers, compactions and garbage collection what follows.
+//!
+//! The decisions are pure ([`crate::gc::space_plan`], [`crate::gc::hidden`]); this module fills
+//! their inputs and keeps their results in [`FamilySpace`] and in the family's [`SpaceGauge`].
+//!
+//! Invariants:
+//! 1. Every install of a family with value files is followed by a look, before the jobs lock is
+//!    released. So the bytes that writers are held to are those of the newest version.
+//! 2. Memtables and the outputs of running jobs count neither as used nor as allowed: the stated
+//!    slack has room for one set of memtables and for the outputs.
+//! 3. A writer waits only while a job runs or can be picked ([`note_idle`]).
+//!
+//! Thread-safety: under the jobs lock. Failure: none.
+//! Cost: linear in the number of tables of the family, once for each install. Families without
+//! value files cost one comparison.
+
+use std::sync::Arc;
+
+use archipelago_base::SeqNo;
+use archipelago_env::FileClass;
+
+use crate::compaction::pick::SpaceDemand;
+use crate::db::inner::DbInner;
+use crate::db::state::family::Family;
+use crate::db::state::family_space::{FamilySpace, SpaceView};
+use crate::db::state::jobs::JobState;
+use crate::file_meta::FileMeta;
+use crate::gc::hidden::{HiddenInput, hidden_garbage};
+use crate::gc::space_plan::{
+    Margin, PlanInput, SpaceEvent, SpaceSlack, SpaceUsage, SpaceWork, WriterLimit, space_plan,
+    writer_limit,
+};
+use crate::job::JobOutput;
+use crate::version::{LAST_LEVEL, Version};
+
+/// Looks at the space of a family after an install. `event` says whether the install may have put
+/// garbage over the bound at once.
+pub(crate) fn note_install(
+    db: &DbInner,
+    state: &mut JobState,
+    family: &Family,
+    event: Option<SpaceEvent>,
+) {
+    let version = Arc::clone(&family.current.load().version);
+    if version.values().is_empty() && !state.has_space(family.id) {
+        return;
+    }
+    let space = state.space_mut(family.id);
+    let (snapshots, visible) = db.view.snapshots().list(|| db.view.visible());
+    let before = space.view().copied();
+    let mut view = look(db, family, &version, space, (&snapshots, visible));
+    if let Some((plan, after)) = view.bound {
+        let known = before.and_then(|view| view.bound);
+        let had = known.map_or_else(|| unbounded(&after), |(_, margin)| margin);
+        // A look without a known state before it is the first one since the open.
+        let event = if known.is_some() { event } else { Some(SpaceEvent::Opened) };
+        let freed = had.used_bytes.saturating_sub(after.used_bytes);
+        if freed > 0 {
+            space.debt_mut().repay(freed, &after);
+        } else if let Some(event) = event {
+            space.debt_mut().note(event, &had, &after);
+        }
+        view.bound = Some((plan, margin(family, &view.usage, space)));
+    }
+    let demand = view.bound.map(|(plan, margin)| SpaceDemand {
+        cf: family.id,
+        urgency: plan.hidden_urgency(view.usage.hidden_bytes, view.usage.live_bytes()),
+        shadow_share: view.shadow_share,
+        is_pressed: margin.is_pressed(),
+    });
+    space.set_view(view, demand);
+    set_gauge(family, space);
+}
+
+/// Looks at the space of every family.
+pub(crate) fn note_all(db: &DbInner, state: &mut JobState, event: Option<SpaceEvent>) {
+    for family in db.view.live_families() {
+        note_install(db, state, &family, event);
+    }
+}
+
+/// A margin of the same allowance of which nothing is used.
+fn unbounded(margin: &Margin) -> Margin {
+    Margin { used_bytes: 0, ..*margin }
+}
+
+fn look(
+    db: &DbInner,
+    family: &Family,
+    version: &Version,
+    space: &FamilySpace,
+    (snapshots, visible): (&[SeqNo], SeqNo),
+) -> SpaceView {
+    let metas = |is_last: bool| -> Vec<&FileMeta> {
+        let files = version.files().filter(|(level, _)| (*level == LAST_LEVEL) == is_last);
+        files.map(|(_, file)| file.meta()).collect()
+    };
+    let (upper, last) = (metas(false), metas(true));
+    let hidden = hidden_garbage(&HiddenInput { upper: &upper, last: &last, snapshots, visible });
+    let shadow_share = space.shadow_share().share();
+    let tables = upper.iter().chain(&last).fold(0, |sum: u64, file| sum + file.size_bytes);
+    let values = version.values();
+    let usage = SpaceUsage {
+        version_bytes: tables.saturating_add(values.file_bytes()),
+        exposed_bytes: values.exposed_bytes(),
+        hidden_bytes: hidden.estimate_bytes(shadow_share),
+        ..SpaceUsage::default()
+    };
+    let fs = db.storage.fs();
+    let plan = space_plan(&PlanInput {
+        amplification_max: family.options.space_amplification_max,
+        key_share: tables as f64 / usage.version_bytes.max(1) as f64,
+        value_redundancy: fs.redundancy(FileClass::ValueSst),
+        key_redundancy: fs.redundancy(FileClass::Sst),
+    });
+    let bound = plan.map(|plan| (plan, margin(family, &usage, space)));
+    SpaceView { usage, hidden, shadow_share, bound }
+}
+
+/// The margin of a family; see invariant 2 of the module for what the slack leaves out.
+fn margin(family: &Family, usage: &SpaceUsage, space: &FamilySpace) -> Margin {
+    let slack =
+        SpaceSlack { value_file_bytes: family.options.value_file_bytes, ..SpaceSlack::default() };
+    Margin::new(family.options.space_amplification_max, usage, &slack, space.debt())
+}
+
+/// Tells writers what the bound asks of them now.
+fn set_gauge(family: &Family, space: &FamilySpace) {
+    let work = if space.has_no_work() { SpaceWork::Nothing } else { SpaceWork::Exists };
+    let bound = space.view().and_then(|view| view.bound);
+    let limit = bound.map_or(WriterLimit::None, |(_, margin)| writer_limit(&margin, work));
+    let limit = match limit {
+        WriterLimit::Graded(limit) => Some(limit),
+        WriterLimit::None | WriterLimit::CannotKeep => None,
+    };
+    family.space.set(limit, space.freed_bytes_per_s());
+}
+
+/// The demands of all families on compactions.
+pub(crate) fn demands(state: &JobState) -> Vec<SpaceDemand> {
+    state.spaces().filter_map(|space| space.demand().copied()).collect()
+}
+
+/// The event that an installed flush may be: range deletes and deletes turn live values into
+/// garbage without writing much.
+pub(crate) fn flush_event(output: &JobOutput) -> Option<SpaceEvent> {
+    let deletes = |file: &FileMeta| file.range_deletions > 0 || file.deletions > 0;
+    output.files.iter().any(deletes).then_some(SpaceEvent::RangeDelete)
+}
+
+/// Measures how many records above the last level shadow something, by a compaction into level `to`
+/// with `upper` records of levels above the last.
+pub(crate) fn note_sunk(space: &mut FamilySpace, to: usize, upper: u64, output: &JobOutput) {
+    let dropped = &output.counts.dropped;
+    let shadowed = dropped.shadowed.saturating_add(dropped.covered);
+    // Records that stay above the last level have not left it.
+    let left = if to == LAST_LEVEL { upper } else { shadowed };
+    space.shadow_share_mut().note(left, shadowed);
+}
+
+/// Nothing runs and nothing can be picked: writers that wait for space go on, because nothing would
+/// end their wait. Reports say that the bound cannot be kept. Whether a family's writers were
+/// released.
+pub(crate) fn note_idle(db: &DbInner, state: &mut JobState) -> bool {
+    if !state.is_idle() || state.has_sealed() {
+        return false;
+    }
+    let mut is_new = false;
+    for family in db.view.live_families() {
+        if !state.has_space(family.id) {
+            continue;
+        }
+        let space = state.space_mut(family.id);
+        if space.is_pressed() && space.note_no_work() {
+            set_gauge(&family, space);
+            is_new = true;
+        }
+    }
+    if is_new {
+        db.jobs.notify_progress();
+    }
+    is_new
+}

@@ -313,3 +313,28 @@ fn cancelled_flush_with_values_leaves_nothing() {
     assert_eq!(run_flush(&spec, &context).unwrap_err().kind(), ErrorKind::Closed);
     assert_eq!(executor.tables(), Vec::<String>::new());
 }
+
+#[test]
+fn tables_that_wait_for_a_value_file_are_bounded() {
+    let mut executor = Executor::new();
+    let records: Vec<Record> =
+        (0..150).map(|i| put(&format!("{i:03}"), i + 1, &"v".repeat(100))).collect();
+    let shard = executor.memtable(1, &records, &[]);
+    let mut spec = executor.flush_spec(vec![shard]);
+    spec.output.cuts = records.iter().skip(1).map(|record| record.0.clone()).collect();
+    spec.output.values = value_spec(64, &[]);
+    let output = run_flush(&spec, &executor.context()).unwrap();
+    executor::check(&output, &spec.range, &spec.output).unwrap();
+    assert_eq!(output.files.len(), 150);
+    let records: Vec<u64> = output.value_files.iter().map(|file| file.records).collect();
+    assert_eq!(records, [64, 64, 22]);
+}
+
+#[test]
+fn value_files_without_room_are_refused() {
+    let mut executor = Executor::new();
+    let (mut spec, _) = mixed(&mut executor);
+    spec.output.values = ValueSpec { value_file_bytes: 0, ..value_spec(64, &[]) };
+    let error = run_flush(&spec, &executor.context()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+}

@@ -339,6 +339,28 @@ fn damaged_value_is_named_by_file_and_offset() {
     run(&executor, &flushed.spec(&executor, 64));
 }
 
+#[test]
+fn parts_of_a_compaction_separate_values_by_themselves() {
+    let mut executor = Executor::new();
+    let mut flushed = Flushed::default();
+    let records = |from: u64, seq: u64| -> Vec<Record> {
+        (from..from + 20).map(|i| put(&format!("k{i:02}"), seq + i, &"v".repeat(100))).collect()
+    };
+    flushed.add(&mut executor, &records(0, 1), 64);
+    flushed.add(&mut executor, &records(10, 100), 0);
+    let whole = flushed.spec(&executor, 64);
+    let mut shown = Vec::new();
+    for (part, separated) in [(range("", Some("k15")), 5), (range("k15", None), 15)] {
+        let mut spec = CompactionSpec { subrange: Some(part), ..whole.clone() };
+        spec.output.file_numbers = executor.output_spec(1).file_numbers;
+        let output = run(&executor, &spec);
+        assert_eq!(output.value_files[0].records, separated);
+        let [_, resolved] = both(&executor, &spec, &output);
+        shown.extend(resolved);
+    }
+    assert_eq!(shown, [&records(0, 1)[..10], &records(10, 100)].concat());
+}
+
 /// What one step of a history does.
 #[derive(Clone, Debug)]
 enum Step {

@@ -86,13 +86,15 @@ impl Head {
     }
 }
 
-/// The commit of the working directory, and whether files differ from it.
+/// The commit of the working directory, and whether files other than benchmark pages differ from it.
 fn commit() -> String {
     let Some(commit) = git(&["rev-parse", "--short=12", "HEAD"]).filter(|text| !text.is_empty())
     else {
         return "unknown, because the command did not run in a clone".to_owned();
     };
-    match git(&["status", "--porcelain", "--untracked-files=no"]).as_deref() {
+    let status = ["status", "--porcelain", "--untracked-files=no", "--", ":/"];
+    // A command before this one may have written another part of a page.
+    match git(&[&status[..], &[":(top,exclude)docs/benchmarks"]].concat()).as_deref() {
         Some("") => format!("`{commit}`"),
         _ => format!("`{commit}`, with changes"),
     }

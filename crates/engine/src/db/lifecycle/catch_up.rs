@@ -9,17 +9,17 @@
 //! A picture keeps the descriptors of its tables and value files, at most `table_readers_max`, so
 //! that the writer can remove the files without harm to reads, iterators and snapshots of the
 //! picture. If a read needs a file beyond that number and the writer has removed it, a read of the
-//! newest state catches up and is repeated. A snapshot or an iterator cannot be repeated: it gets an error
-//! of the kind `Fenced` that says so.
+//! newest state catches up and is repeated. A snapshot or an iterator cannot be repeated: it gets
+//! an error of the kind `Fenced` that says so.
 //!
 //! A new picture is read like this: 1. evidence and manifest ([`VersionSet::recover`]); 2. the
-//! descriptors of the tables and value files; 3. the log from the manifest's floor on, into memtables of the
-//! picture. The writer goes on meanwhile. So a picture counts only if the manifest, read again
-//! behind the log, proves two things. First, the log floor did not pass a segment before that
-//! segment was read, because a segment below the floor may be overwritten. Second, no ingestion,
-//! and no creation or drop of a family, was added after step 1, because the log would have later
-//! writes without it. Otherwise the steps are repeated, as they are after an error while the
-//! directory changes.
+//! descriptors of the tables and value files; 3. the log from the manifest's floor on, into
+//! memtables of the picture. The writer goes on meanwhile. So a picture counts only if the
+//! manifest, read again behind the log, proves two things. First, the log floor did not pass a
+//! segment before that segment was read, because a segment below the floor may be overwritten.
+//! Second, no ingestion, and no creation or drop of a family, was added after step 1, because the
+//! log would have later writes without it. Otherwise the steps are repeated, as they are after an
+//! error while the directory changes.
 //!
 //! Invariants:
 //! 1. A picture is a prefix of the commit order, of writes that have the log. It has every such

@@ -9,8 +9,8 @@
 //! 1. Versions of the key arrive newest first, and the first version that decides ends the search.
 //! 2. Range tombstones are gathered on the way down, whatever a filter says: a record that is older
 //!    than a tombstone above it is deleted.
-//! 3. A search keeps the reference of a separated value. The value is fetched after the search, from
-//!    the version that was searched, and only if the caller wants it
+//! 3. A search keeps the reference of a separated value. The value is fetched after the search,
+//!    from the version that was searched, and only if the caller wants it
 //!    ([`values`](crate::db::read::values)). An expired reference is a delete.
 //!
 //! Thread-safety: any thread may read. No locks are taken.

@@ -22,8 +22,8 @@ pub struct ReadOptions {
     /// Fail with `Busy` ("would need I/O") instead of reading a file. Default false.
     pub cache_only: bool,
     /// The values are not wanted: large ones are not read, neither from files nor into memory, and
-    /// the value that an iterator shows may be cut or empty. It is empty if it is separated. Default
-    /// false.
+    /// the value that an iterator shows may be cut or empty. It is empty if it is separated.
+    /// Default false.
     pub keys_only: bool,
     /// Iterators: fetch separated values ahead of the cursor, several at a time. Default true;
     /// benchmarks turn it off to compare.

@@ -16,8 +16,8 @@
 //!
 //! Thread-safety: an iterator belongs to one thread at a time.
 //! Failure: an error makes the iterator invalid and stays in its status.
-//! Cost: one allocation for each child, and one reader for each file that is reached. A version with
-//! value files costs two more allocations.
+//! Cost: one allocation for each child, and one reader for each file that is reached. A version
+//! with value files costs two more allocations.
 
 use std::sync::Arc;
 

@@ -8,9 +8,9 @@
 //! 2. [`Place::Copied`]: `key` and `value` hold the current entry. Forwards, the merge stands on
 //!    some record after the one that decided the value, of this key or the next; backwards, on
 //!    the last record before all of this key's.
-//! 3. [`Place::Fetched`]: as [`Place::Copied`], but `separated` holds the value, which lies in a value
-//!    file. [`Place::Queued`]: the entry is the front of the queue of `separated`, whose values were
-//!    fetched together, and the merge stands further ahead.
+//! 3. [`Place::Fetched`]: as [`Place::Copied`], but `separated` holds the value, which lies in a
+//!    value file. [`Place::Queued`]: the entry is the front of the queue of `separated`, whose
+//!    values were fetched together, and the merge stands further ahead.
 //! 4. Both directions, and every mix of them, with and without a queue, show the same entries.
 //!
 //! A record is deleted by a range tombstone that is newer than it, wherever either lies; a chain of
@@ -135,8 +135,8 @@ impl UserIterator {
         }
     }
 
-    /// The same iterator over records that reference value files. `source` fetches their values. The
-    /// queue of values ahead is charged to `budget`.
+    /// The same iterator over records that reference value files. `source` fetches their values.
+    /// The queue of values ahead is charged to `budget`.
     #[must_use]
     pub(crate) fn with_values(
         mut self,

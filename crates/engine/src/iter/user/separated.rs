@@ -3,24 +3,24 @@
 //!
 //! The iterator owns one [`SeparatedValues`] if its version has value files. An entry with a
 //! separated value is fetched when the cursor is placed on it, because `value` cannot fail. After
-//! [`PLACEMENTS_BEFORE_PREFETCH`] placements in a row, the iterator runs ahead: it collects the next
-//! entries, fetches their values in one batch, and shows them from the queue. A batch has 2, 4, 8, …
-//! [`BATCH_ENTRIES_MAX`] entries, the current one included.
+//! [`PLACEMENTS_BEFORE_PREFETCH`] placements in a row, the iterator runs ahead: it collects the
+//! next entries, fetches their values in one batch, and shows them from the queue. A batch has 2,
+//! 4, 8, … [`BATCH_ENTRIES_MAX`] entries, the current one included.
 //!
 //! Invariants:
-//! 1. While the queue has entries, [`Place::Queued`] shows its front, and the merge stands where the
-//!    last entry of the queue left it. `UserIterator::key` is the key of that last entry.
+//! 1. While the queue has entries, [`Place::Queued`] shows its front, and the merge stands where
+//!    the last entry of the queue left it. The field `key` has the key of that last entry.
 //! 2. A seek or a change of direction drops the queue ([`SeparatedValues::reset`]).
 //! 3. The values in the queue have at most [`AHEAD_BYTES_MAX`] bytes, the front excluded.
-//! 4. An error is shown at the entry that caused it. If a batch fails, each of its values is fetched
-//!    alone when the cursor reaches it. An error that ended the collection of a batch is shown when
-//!    the queue is empty.
+//! 4. An error is shown at the entry that caused it. If a batch fails, each of its values is
+//!    fetched alone when the cursor reaches it. An error that ended the collection of a batch is
+//!    shown when the queue is empty.
 //!
 //! Thread-safety: an iterator belongs to one thread at a time.
 //! Failure: an error of the source makes the iterator invalid, as other errors do.
-//! Cost: without a queue one fetch for each entry. With it one batch for up to 64 entries, and a copy
-//! of each key and of each inline value in between. The queue charges the bytes that the block cache
-//! does not count to the byte budget.
+//! Cost: without a queue one fetch for each entry. With it one batch for up to 64 entries, and a
+//! copy of each key and of each inline value in between. The queue charges the bytes that the block
+//! cache does not count to the byte budget.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -250,8 +250,8 @@ impl UserIterator {
         }
     }
 
-    /// Before a change of direction: keeps the key of the current entry in `self.key`, if that entry
-    /// is the front of the queue.
+    /// Before a change of direction: keeps the key of the current entry in `self.key`, if that
+    /// entry is the front of the queue.
     pub(super) fn leave_queue(&mut self) {
         if self.place == Place::Queued
             && let Some(separated) = &self.separated

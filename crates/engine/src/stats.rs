@@ -51,10 +51,12 @@ tickers! {
     TablesSearched = "gets.tables.searched",
     /// Tables that a filter spared.
     FilterUseful = "filter.useful",
-    /// Separated values that look-ups and iterators read, from the cache or from a value file.
+    /// Separated values that look-ups and iterators found in the block cache.
+    ValuesCached = "values.cached",
+    /// Separated values that look-ups and iterators read from a value file.
     ValuesRead = "values.read",
-    /// Separated values among them that were looked up in the key blocks of their file, because
-    /// garbage collection had moved them or the reference had no offset.
+    /// Separated values that look-ups and iterators searched for in the key blocks of their file,
+    /// because garbage collection had moved them or the reference had no offset.
     ValueHintMisses = "values.hint.misses",
     /// Iterators that were made.
     Iterators = "iterators",

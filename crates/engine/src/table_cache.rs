@@ -160,7 +160,7 @@ impl TableCache {
         Error::with_source(
             ErrorKind::Fenced,
             format!(
-                "{}: the writer has removed this table since the database was opened read only or \
+                "{}: the writer has removed this file since the database was opened read only or \
                  caught up, and it was not held open (table_readers_max): call Db::catch_up and take \
                  a new iterator or snapshot",
                 path.display()

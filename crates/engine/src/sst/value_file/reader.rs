@@ -83,6 +83,15 @@ impl std::fmt::Debug for ValueTable {
     }
 }
 
+/// Values that were read in one batch.
+#[derive(Debug)]
+pub(crate) struct ValueBatch {
+    /// The values in the order in which they were wanted.
+    pub(crate) values: Vec<PinnedSlice>,
+    /// Number of values among them that came from the file and not from the cache.
+    pub(crate) read: usize,
+}
+
 /// A value file that was opened without a manifest.
 pub(in crate::sst) struct ForeignValueFile {
     /// The open file.
@@ -174,10 +183,25 @@ impl ValueTable {
         at: ValueHandle,
         options: &TableReadOptions,
     ) -> Result<PinnedSlice> {
-        self.check_place(at)?;
-        if let Some(block) = self.cache.get(&self.key_of(at), BlockKind::Value) {
-            return self.pin(at, block);
+        match self.cached(at)? {
+            Some(value) => Ok(value),
+            None => self.read_uncached(at, options),
         }
+    }
+
+    /// The value at `at`, if it is in the block cache.
+    pub(crate) fn cached(&self, at: ValueHandle) -> Result<Option<PinnedSlice>> {
+        self.check_place(at)?;
+        let block = self.cache.get(&self.key_of(at), BlockKind::Value);
+        block.map(|block| self.pin(at, block)).transpose()
+    }
+
+    /// The value at `at`, which [`ValueTable::cached`] did not find.
+    pub(crate) fn read_uncached(
+        &self,
+        at: ValueHandle,
+        options: &TableReadOptions,
+    ) -> Result<PinnedSlice> {
         if options.cache_only {
             return Err(self.would_need_io(at));
         }
@@ -192,17 +216,17 @@ impl ValueTable {
         &self,
         wanted: &[ValueHandle],
         options: &TableReadOptions,
-    ) -> Result<Vec<PinnedSlice>> {
+    ) -> Result<ValueBatch> {
         let mut found: Vec<Option<PinnedSlice>> = Vec::with_capacity(wanted.len());
         let mut missing: Vec<(usize, ValueHandle)> = Vec::new();
         for (position, &at) in wanted.iter().enumerate() {
-            self.check_place(at)?;
-            let block = self.cache.get(&self.key_of(at), BlockKind::Value);
-            if block.is_none() {
+            let value = self.cached(at)?;
+            if value.is_none() {
                 missing.push((position, at));
             }
-            found.push(block.map(|block| self.pin(at, block)).transpose()?);
+            found.push(value);
         }
+        let read = missing.len();
         if let Some(&(_, first)) = missing.first() {
             if options.cache_only {
                 return Err(self.would_need_io(first));
@@ -220,7 +244,7 @@ impl ValueTable {
                 found[position] = Some(self.admit(at, raw, options)?);
             }
         }
-        Ok(found.into_iter().flatten().collect())
+        Ok(ValueBatch { values: found.into_iter().flatten().collect(), read })
     }
 
     /// The value that `reference`, the stored value of the record `key`, names. `reference` names

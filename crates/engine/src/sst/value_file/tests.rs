@@ -123,7 +123,7 @@ fn values_read_back_by_hint_by_key_and_in_batches() {
         for options in [job, foreground()] {
             let (table, _, _) = open_with(&bytes, &meta, 1 << 20).unwrap();
             for _ in 0..2 {
-                let values = table.read_many(&handles, &options).unwrap();
+                let values = table.read_many(&handles, &options).unwrap().values;
                 assert_eq!(values.len(), handles.len());
                 for (value, record) in values.iter().zip(records.iter().rev()) {
                     assert_eq!(*value, record.2);

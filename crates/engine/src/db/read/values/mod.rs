@@ -43,16 +43,20 @@ pub(crate) struct ValueReads<'a> {
 impl ValueReads<'_> {
     /// The value of one record.
     pub(crate) fn fetch(&self, wanted: WantedValue<'_>) -> Result<PinnedSlice> {
-        self.stats.add(Ticker::ValuesRead, 1);
         let file = self.resolve(wanted)?;
         let table = self.open(file)?;
         let at = self.handle(file, &table, wanted)?;
-        table.read_at(at, &self.options)
+        if let Some(value) = table.cached(at)? {
+            self.stats.add(Ticker::ValuesCached, 1);
+            return Ok(value);
+        }
+        let value = table.read_uncached(at, &self.options)?;
+        self.stats.add(Ticker::ValuesRead, 1);
+        Ok(value)
     }
 
     /// The values of several records, in the order of `wanted`: one batch of reads for each file.
     pub(crate) fn fetch_many(&self, wanted: &[WantedValue<'_>]) -> Result<Vec<PinnedSlice>> {
-        self.stats.add(Ticker::ValuesRead, wanted.len() as u64);
         let mut by_file = Vec::with_capacity(wanted.len());
         for (position, &one) in wanted.iter().enumerate() {
             by_file.push((self.resolve(one)?, position));
@@ -65,8 +69,10 @@ impl ValueReads<'_> {
             let handles =
                 group.iter().map(|&(_, position)| self.handle(file, &table, wanted[position]));
             let handles: Vec<ValueHandle> = handles.collect::<Result<_>>()?;
-            let read = table.read_many(&handles, &self.options)?;
-            for (&(_, position), value) in group.iter().zip(read) {
+            let batch = table.read_many(&handles, &self.options)?;
+            self.stats.add(Ticker::ValuesRead, batch.read as u64);
+            self.stats.add(Ticker::ValuesCached, (handles.len() - batch.read) as u64);
+            for (&(_, position), value) in group.iter().zip(batch.values) {
                 values[position] = Some(value);
             }
         }

@@ -173,7 +173,8 @@ fn values_are_read_alone_and_in_batches_before_and_after_a_move() {
             world.collect();
         }
     }
-    assert_eq!(world.stats.get(Ticker::ValuesRead), ENTRIES * 4);
+    assert_eq!(world.stats.get(Ticker::ValuesRead), ENTRIES * 2);
+    assert_eq!(world.stats.get(Ticker::ValuesCached), ENTRIES * 2);
 }
 
 #[test]

@@ -31,6 +31,7 @@ mod range_deletes;
 mod remote_jobs;
 mod repair;
 mod repair_faults;
+mod separation;
 mod settings;
 mod snapshots;
 mod space;

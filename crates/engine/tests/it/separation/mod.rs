@@ -1,0 +1,3 @@
+//! Databases with separated values.
+
+mod read;

@@ -202,8 +202,8 @@ pub struct CfOptions {
     /// need no filter.
     pub compaction_filter: Option<String>,
     /// Smallest value, in bytes before compression, that flushes and compactions store in a value
-    /// file instead of the levels (Terark-DS §2.2). 0 keeps all values in the levels. A change takes
-    /// effect as tables are rewritten. Default 0.
+    /// file instead of the levels (Terark-DS §2.2). 0 keeps all values in the levels. A change
+    /// takes effect as tables are rewritten. Default 0.
     pub value_separation_bytes: u64,
     /// Size at which a value file is closed, and bytes of valid values that one garbage collection
     /// job writes at most; at least 64 KiB. Default 256 MiB.

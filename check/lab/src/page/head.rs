@@ -86,7 +86,8 @@ impl Head {
     }
 }
 
-/// The commit of the working directory, and whether files other than benchmark pages differ from it.
+/// The commit of the working directory, and whether files other than benchmark pages differ from
+/// it.
 fn commit() -> String {
     let Some(commit) = git(&["rev-parse", "--short=12", "HEAD"]).filter(|text| !text.is_empty())
     else {

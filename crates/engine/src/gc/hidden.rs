@@ -157,14 +157,14 @@ impl<'a> Covers<'a> {
 
 /// The share of records above the last level that shadow something. A plain value.
 ///
-/// Compactions measure it by the records that leave the upper levels. Each of them either arrives in
-/// the last level or is dropped, because a newer one shadows it. Each dropped record, of whatever
-/// level, was shadowed by one of them. So the share is the number of dropped records over the number
-/// of records that left.
+/// Compactions measure it by the records that leave the upper levels. Each of them either arrives
+/// in the last level or is dropped, because a newer one shadows it. Each dropped record, of
+/// whatever level, was shadowed by one of them. So the share is the number of dropped records over
+/// the number of records that left.
 ///
 /// The share is the larger of the last measurement and the running average, so that a burst of
-/// updates counts at once and a pause does not hide it. Until the first measurement is complete, the
-/// records so far count; it is 0 before the first [`FIRST_RECORDS_MIN`].
+/// updates counts at once and a pause does not hide it. Until the first measurement is complete,
+/// the records so far count; it is 0 before the first [`FIRST_RECORDS_MIN`].
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct ShadowShare {
     last: f64,

@@ -113,7 +113,8 @@ impl GcSpec {
     }
 }
 
-/// Runs a garbage collection. On `Ok` the heir survives power loss; see [`crate::job`] for failures.
+/// Runs a garbage collection. On `Ok` the heir survives power loss; see [`crate::job`] for
+/// failures.
 pub fn run_gc(spec: &GcSpec, context: &JobContext<'_>) -> Result<JobOutput> {
     collect(spec, context).map_err(|error| error.context_at(spec.describe()))
 }

@@ -556,6 +556,42 @@ fn refs_text(refs: &ValueRefs) -> String {
     format!(", references: {}", texts.join(", "))
 }
 
+impl Change {
+    /// Writes a change that concerns value files.
+    fn write_of_values(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::AddValueFile { cf, meta } => write!(
+                f,
+                "add value file {} to cf {cf}: {} bytes, {} of them values, {} to {}, seq {}..={}, \
+                 {} records, basis {}",
+                meta.no,
+                meta.size_bytes,
+                meta.value_bytes(),
+                key_text(&meta.smallest),
+                key_text(&meta.largest),
+                meta.smallest_seq,
+                meta.largest_seq,
+                meta.records,
+                meta.basis,
+            ),
+            Self::RemoveValueFile { cf, no } => write!(f, "remove value file {no} from cf {cf}"),
+            Self::Inherit { cf, old, heir } => {
+                write!(f, "value file {heir} of cf {cf} inherits from {old}")
+            }
+            Self::AddInvalidFile { cf, meta } => write!(
+                f,
+                "add invalid file {} to cf {cf}: {} bytes, {} records, install {}, of value files \
+                 {:?}",
+                meta.no, meta.size_bytes, meta.records, meta.install_no, meta.names
+            ),
+            Self::RemoveInvalidFile { cf, no } => {
+                write!(f, "remove invalid file {no} from cf {cf}")
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
 impl fmt::Display for Change {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -605,33 +641,11 @@ impl fmt::Display for Change {
             Self::LogFloor(no) => write!(f, "log floor {no}"),
             Self::NextIncarnation(epoch) => write!(f, "next log incarnation {epoch}"),
             Self::Synced(offset) => write!(f, "synced through offset {offset}"),
-            Self::AddValueFile { cf, meta } => write!(
-                f,
-                "add value file {} to cf {cf}: {} bytes, {} of them values, {} to {}, seq {}..={}, \
-                 {} records, basis {}",
-                meta.no,
-                meta.size_bytes,
-                meta.value_bytes(),
-                key_text(&meta.smallest),
-                key_text(&meta.largest),
-                meta.smallest_seq,
-                meta.largest_seq,
-                meta.records,
-                meta.basis,
-            ),
-            Self::RemoveValueFile { cf, no } => write!(f, "remove value file {no} from cf {cf}"),
-            Self::Inherit { cf, old, heir } => {
-                write!(f, "value file {heir} of cf {cf} inherits from {old}")
-            }
-            Self::AddInvalidFile { cf, meta } => write!(
-                f,
-                "add invalid file {} to cf {cf}: {} bytes, {} records, install {}, of value files \
-                 {:?}",
-                meta.no, meta.size_bytes, meta.records, meta.install_no, meta.names
-            ),
-            Self::RemoveInvalidFile { cf, no } => {
-                write!(f, "remove invalid file {no} from cf {cf}")
-            }
+            Self::AddValueFile { .. }
+            | Self::RemoveValueFile { .. }
+            | Self::Inherit { .. }
+            | Self::AddInvalidFile { .. }
+            | Self::RemoveInvalidFile { .. } => self.write_of_values(f),
         }
     }
 }

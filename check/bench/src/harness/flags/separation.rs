@@ -5,6 +5,7 @@
 //! BlobDB without a counterpart here is refused with a reason ([`peer_only_reason`]); the command
 //! `compare` hands such a flag to db_bench alone.
 
+use archipelago_engine::options::VALUE_SEPARATION_BYTES;
 use clap::Args;
 
 use super::groups::{CompressionType, compression, truth};
@@ -13,9 +14,10 @@ use super::groups::{CompressionType, compression, truth};
 #[derive(Clone, Debug, Args)]
 #[command(rename_all = "snake_case", next_help_heading = "Separated values")]
 pub(crate) struct Separation {
-    /// Bytes of the smallest value that is stored in a value file; 0: none (not in db_bench)
-    #[arg(long, value_name = "N")]
-    pub(crate) value_separation_bytes: Option<u64>,
+    /// Bytes of the smallest value that is stored in a value file, 512 without a number; 0: none (not
+    /// in db_bench)
+    #[arg(long, value_name = "N", num_args = 0..=1, require_equals = true)]
+    pub(crate) value_separation_bytes: Option<Option<u64>>,
     /// Bytes at which a value file is closed (not in db_bench)
     #[arg(long, value_name = "N", conflicts_with = "blob_file_size",
           value_parser = clap::value_parser!(u64).range(1..))]
@@ -70,7 +72,7 @@ impl Separation {
         match self.enable_blob_files {
             // A threshold of 0 would turn separation off; no value has less than one byte to store.
             true => Some(self.min_blob_size.max(1)),
-            false => self.value_separation_bytes,
+            false => self.value_separation_bytes.map(|n| n.unwrap_or(VALUE_SEPARATION_BYTES)),
         }
     }
 

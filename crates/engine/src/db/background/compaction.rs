@@ -64,8 +64,8 @@ pub(crate) fn output_bytes(threads: usize, input_bytes: u64) -> u64 {
     input_bytes.saturating_add(least).min(JOB_OUTPUT_BYTES * threads)
 }
 
-/// Raw bytes of values to the bytes of the tables that hold them, at most: what file numbers are set
-/// aside for. Tables that are compressed more densely would need more numbers than a job has.
+/// Raw bytes of values to the bytes of the tables that hold them, at most: what file numbers are
+/// set aside for. Tables that are compressed more densely would need more numbers than a job has.
 const RAW_SHARE_MAX: u64 = 64;
 
 /// Most compactions that are looked at for one whose outputs fit the disk.

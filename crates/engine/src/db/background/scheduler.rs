@@ -166,7 +166,7 @@ pub(crate) fn step(db: &DbInner) -> Result<bool> {
 /// Which tasks a worker takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Role {
-    /// Every task.
+    /// Every task, in the order of picks.
     Worker,
     /// A flush that would wait for other jobs.
     Spare,

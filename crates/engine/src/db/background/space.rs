@@ -49,7 +49,8 @@ pub(crate) fn note_install(
     let space = state.space_mut(family.id);
     let (snapshots, visible) = db.view.snapshots().list(|| db.view.visible());
     let before = space.view().copied();
-    let mut view = look(db, family, &version, space, (&snapshots, visible));
+    let readers = Readers { snapshots: &snapshots, visible };
+    let mut view = look(db, family, &version, space, readers);
     if let Some((plan, after)) = view.bound {
         let known = before.and_then(|view| view.bound);
         let had = known.map_or_else(|| unbounded(&after), |(_, margin)| margin);
@@ -85,13 +86,21 @@ fn unbounded(margin: &Margin) -> Margin {
     Margin { used_bytes: 0, ..*margin }
 }
 
+/// The sequence numbers at which readers may look.
+#[derive(Clone, Copy)]
+struct Readers<'a> {
+    snapshots: &'a [SeqNo],
+    visible: SeqNo,
+}
+
 fn look(
     db: &DbInner,
     family: &Family,
     version: &Version,
     space: &FamilySpace,
-    (snapshots, visible): (&[SeqNo], SeqNo),
+    readers: Readers<'_>,
 ) -> SpaceView {
+    let Readers { snapshots, visible } = readers;
     let metas = |is_last: bool| -> Vec<&FileMeta> {
         let files = version.files().filter(|(level, _)| (*level == LAST_LEVEL) == is_last);
         files.map(|(_, file)| file.meta()).collect()

@@ -181,8 +181,8 @@ impl JobState {
         &self.running
     }
 
-    /// Number of running jobs that take one of the slots for background jobs. Garbage collection has
-    /// a slot of its own.
+    /// Number of running jobs that take one of the slots for background jobs. Garbage collection
+    /// has a slot of its own.
     pub(crate) fn slots_taken(&self) -> usize {
         self.running.iter().filter(|job| !job.kind.is_gc()).count()
     }

@@ -149,6 +149,10 @@ fn values<T: Table>(field: &str, default: &Value) -> Vec<Value> {
     let words = || WORDS.iter().find(|(name, _)| *name == field).map(|(_, words)| *words);
     match default {
         Value::Bool(_) => vec![json!(false), json!(true)],
+        Value::Number(number) if number.is_f64() => [-1.0, 0.0, 0.5, 1.0, 1.04, 1.05, 1.5, 1e9]
+            .into_iter()
+            .map(|value| json!(value))
+            .collect(),
         Value::Number(number) => {
             let default = number.as_u64().unwrap();
             let (least, most) = range::<T>(field, default);

@@ -4,14 +4,15 @@
 //!
 //! The program of this name and tests call this library. These modules are commands:
 //! `compare` runs a list of benchmarks on both sides, `rocksdb` all rows of the comparison with
-//! RocksDB, `bucketlsm` and `keigo` the comparisons of two papers, `model` the model of many cores,
+//! RocksDB, `bucketlsm` and `keigo` the comparisons of two papers, `terark` those of separated
+//! values, `model` the model of many cores,
 //! [`flexkv`] the testbed of another paper, and its `verbs` the calibration of the network card.
 //! `claim` holds targets, `page` renders results and writes the pages of `docs/benchmarks/`, `plot`
 //! draws charts, `program` finds and starts the program to measure, and `results` reads its result
 //! file.
 //!
-//! `compare`, `rocksdb`, `bucketlsm` and `keigo` start the `archipelago` program and read what it
-//! prints, so that they measure the program that people run.
+//! `compare`, `rocksdb`, `bucketlsm`, `keigo` and `terark` start the `archipelago` program and read
+//! its output, so that they measure the program that people run.
 
 mod bucketlsm;
 mod claim;
@@ -24,6 +25,7 @@ mod plot;
 mod program;
 mod results;
 mod rocksdb;
+mod terark;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -35,11 +37,12 @@ use archipelago_bench::harness::store::Result;
 type Command = fn(&[OsString]) -> std::result::Result<Result<()>, Stop>;
 
 /// The commands, each with a line for the help.
-const COMMANDS: [(&str, &str, Command); 7] = [
+const COMMANDS: [(&str, &str, Command); 8] = [
     ("rocksdb", "compare all benchmarks with db_bench, with targets", rocksdb::reproduce),
     ("compare", "compare some benchmarks with an installed db_bench", compare::compare),
     ("bucketlsm", "repeat the comparisons of BucketLSM's paper", bucketlsm::reproduce),
     ("keigo", "repeat the comparisons of Keigo's paper", keigo::reproduce),
+    ("terark-engine", "compare separated values with BlobDB, with targets", terark::measure),
     ("model", "model many cores, from measured costs", model::model),
     ("flexkv", "run figures of FlexKV's paper on its testbed in virtual time", flexkv::main),
     (
@@ -55,10 +58,10 @@ fn help() -> String {
                     Usage: archipelago-lab COMMAND [FLAGS]\n\nCommands:\n"
         .to_owned();
     for (name, about, _) in COMMANDS {
-        text += &format!("  {name:10} {about}\n");
+        text += &format!("  {name:13} {about}\n");
     }
     text + "\n`archipelago-lab COMMAND --help` lists the flags of a command. With `--page FILE`, the commands\n\
-            rocksdb, bucketlsm, keigo, flexkv and model write a page for docs/benchmarks.\n\n\
+            rocksdb, bucketlsm, keigo, terark-engine, flexkv and model write a page for docs/benchmarks.\n\n\
             Most commands start the program `archipelago` in the directory of this one.\n\
             Build in two commands, so that it does not get features that this program needs:\n  \
             cargo build --release -p archipelago-lab\n  \

@@ -166,6 +166,17 @@ fn shared_args(given: &[String]) -> Vec<(String, String)> {
         .collect()
 }
 
+/// The flag that compresses blob files as tables, which Archipelago does, unless it was given.
+fn compression_of_blobs(shared: &[(String, String)]) -> Option<String> {
+    let value = |name: &str| {
+        shared.iter().find(|(given, _)| given == name).map(|(_, value)| value.as_str())
+    };
+    let is_missing =
+        value("enable_blob_files") == Some("true") && value("blob_compression_type").is_none();
+    let compression = value("compression_type").filter(|_| is_missing)?;
+    Some(format!("--blob_compression_type={compression}"))
+}
+
 /// The list of benchmarks, with [`SETTLE`] at its end.
 fn benchmarks(flags: &Flags) -> String {
     let mut names: Vec<&str> = flags.benchmarks.iter().map(String::as_str).collect();
@@ -202,6 +213,7 @@ fn program(
     );
     let path = match side {
         Side::RocksDb => {
+            args.extend(compression_of_blobs(shared));
             args.extend(flags.db_bench_flags.split_whitespace().map(str::to_owned));
             flags.db_bench.clone()
         }

@@ -87,7 +87,9 @@ pub(crate) fn result_line(line: &str) -> Option<ResultLine> {
 pub(crate) fn user_bytes(line: &ResultLine, key_bytes: u64, value_bytes: u64) -> Option<u64> {
     let entry = key_bytes + value_bytes;
     match line.name.as_str() {
-        "fillseq" | "fillrandom" | "fillsync" | "overwrite" => Some(line.ops * entry),
+        "fillseq" | "fillrandom" | "fillsync" | "filluniquerandom" | "overwrite" => {
+            Some(line.ops * entry)
+        }
         "deleterandom" => Some(line.ops * key_bytes),
         "readrandomwriterandom" => Some(number_after(&line.message, "writes:")? as u64 * entry),
         "mixgraph" => {
@@ -97,8 +99,17 @@ pub(crate) fn user_bytes(line: &ResultLine, key_bytes: u64, value_bytes: u64) ->
             Some((puts * (key_bytes as f64 + average)) as u64)
         }
         "readwhilewriting" => None,
+        // The workloads whose records have lengths of their own.
+        name if is_of_lengths(name) => None,
         _ => Some(0),
     }
+}
+
+/// Whether the benchmark writes values whose lengths follow from their records.
+fn is_of_lengths(name: &str) -> bool {
+    let own = ["mixed8k", "fixed16k", "pareto1k"];
+    own.iter().any(|own| name.starts_with(own))
+        && (name.ends_with("load") || name.ends_with("update"))
 }
 
 fn number_after(text: &str, label: &str) -> Option<f64> {

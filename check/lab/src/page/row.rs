@@ -19,6 +19,8 @@ pub(crate) struct Row {
     /// Median of the side that it is compared with.
     pub(crate) peer: Option<f64>,
     pub(crate) ratio: Option<Ratio>,
+    /// What arithmetic allows, as text. Empty if there is no such bound.
+    pub(crate) bound: String,
     /// Statement of the paper, in its own words. Empty if it says nothing.
     pub(crate) paper: String,
     pub(crate) target: Option<RowTarget>,
@@ -174,7 +176,7 @@ fn beside(value: f64, decimals: usize, target: Target) -> String {
 type Column = (&'static str, fn(&Row) -> String);
 
 /// All columns, in order. A table leaves out those that are empty in all of its rows.
-const COLUMNS: [Column; 12] = [
+const COLUMNS: [Column; 13] = [
     ("row", |row| row.name.clone()),
     ("measured", Row::measured_cell),
     ("largest", Row::worst_cell),
@@ -182,6 +184,7 @@ const COLUMNS: [Column; 12] = [
     ("unit", |row| row.unit.to_owned()),
     ("ratio", Row::ratio_cell),
     ("rounds", Row::rounds_cell),
+    ("bound", |row| row.bound.clone()),
     ("paper", |row| row.paper.clone()),
     ("target", Row::target_cell),
     ("verdict", |row| row.verdict.cell().to_owned()),

@@ -139,6 +139,7 @@ impl Line {
                 min: figures.ratio_min,
                 max: figures.ratio_max,
             }),
+            bound: String::new(),
             paper: String::new(),
             target,
             verdict: self.verdict,

@@ -5,4 +5,5 @@ mod flexkv;
 mod keigo;
 mod pages;
 mod rocksdb;
+mod terark;
 mod verbs;

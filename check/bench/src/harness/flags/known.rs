@@ -291,6 +291,7 @@ pub const OURS_ONLY: &[&str] = &[
     "space_amplification_max",
     "tiers",
     "value_file_bytes",
+    "value_prefetch",
     "value_separation_bytes",
     "wal_segment_size",
     "ycsb_distribution",

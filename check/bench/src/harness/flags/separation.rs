@@ -25,6 +25,11 @@ pub(crate) struct Separation {
     /// Bound of the space, as a multiple of the live bytes; 0: no bound (not in db_bench)
     #[arg(long, value_name = "F")]
     pub(crate) space_amplification_max: Option<f64>,
+    /// Let the iterator of scans read values ahead; false: it reads keys, and a get reads each value
+    /// (ycsb, nutanix, mixed8k, fixed16k, pareto1k; not in db_bench)
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true",
+          default_value = "true", value_parser = truth, action = clap::ArgAction::Set)]
+    pub(crate) value_prefetch: bool,
     /// Separate values of --min_blob_size bytes and more
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true",
           default_value = "false", value_parser = truth, action = clap::ArgAction::Set)]

@@ -1,0 +1,183 @@
+//! `archipelago-lab terark-engine`: separated values and their garbage collection, against this
+//! engine without separation and against RocksDB's BlobDB (Terark-DS, the part inside the engine).
+//!
+//! `flags` is the command line, `plan` chooses the runs, and `run` starts the processes of a run.
+//! `bounds` is the arithmetic of the targets, `rows` compares, and `report` and `plots` show the
+//! result.
+//!
+//! Invariants:
+//! 1. Modes alternate within a round, and a round has one seed for all modes. Each run has
+//!    processes and a directory of its own, which is removed after the run.
+//! 2. Rows, sizes and targets were fixed before the results were known (decision 0064).
+//! 3. A rate "until settled" includes the time until compaction and garbage collection rest.
+//! 4. The space of both sides is sampled from outside, so that garbage of every kind counts.
+//!
+//! Failure: a missed target is no error. After a run that failed, the reports are written with the
+//! runs that succeeded, and the command returns the error.
+
+mod bounds;
+mod flags;
+mod plan;
+mod plots;
+mod report;
+mod rows;
+mod run;
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use archipelago_base::clock::{Clock as _, SystemClock};
+use archipelago_base::random::entropy_seed;
+use indicatif::ProgressBar;
+use serde::Serialize;
+
+use crate::compare::db_bench_version;
+use crate::page::{self, Page, Style};
+use archipelago_bench::harness::flags::Stop;
+use archipelago_bench::harness::json;
+use archipelago_bench::harness::progress::runs_bar;
+use archipelago_bench::harness::report::say;
+use archipelago_bench::harness::store::{DeviceSpec, FileSystem as _, LocalFs, Result};
+use flags::TerarkFlags;
+use plan::{Case, Mode, Part};
+use rows::{Facts, Row};
+use run::{Run, Stage};
+
+/// The emulated network volume.
+const NETWORK_VOLUME: &str = include_str!("../../../../docs/devices/network-volume.toml");
+/// Title of the report and of the page.
+const TITLE: &str = "Separated values: BlobDB and the engine without separation";
+
+/// The file report.json.
+#[derive(Debug, Serialize)]
+struct Report<'a> {
+    version: &'static str,
+    settings: &'a str,
+    device: &'a DeviceSpec,
+    rows: Vec<Row>,
+    runs: &'a [Run],
+}
+
+/// Runs the command with `args`, the words after `terark-engine`.
+pub(crate) fn measure(args: &[OsString]) -> std::result::Result<Result<()>, Stop> {
+    let flags = TerarkFlags::read(args)?;
+    Ok(make(&flags, args))
+}
+
+fn make(flags: &TerarkFlags, args: &[OsString]) -> Result<()> {
+    let fs = LocalFs::for_reports();
+    fs.create_dir_all(&flags.out)?;
+    let device_file = flags.out.join("device.toml");
+    page::write(&device_file, NETWORK_VOLUME)?;
+    let mut device = DeviceSpec::from_toml(NETWORK_VOLUME)?;
+    device.scale = flags.device_scale;
+    device.validate()?;
+    let parts = flags.parts();
+    let needs_peer = parts.iter().any(|part| part.modes().contains(&Mode::BlobDb));
+    let peer = if needs_peer { db_bench_version(&flags.db_bench)? } else { String::new() };
+    let clock = SystemClock::new();
+    let mut runner = Runner::new(flags, &device_file)?;
+    let result = runner.run_all(&parts);
+    let runs = runner.finish();
+    if runs.is_empty() {
+        return result;
+    }
+    let facts = Facts { flags, device: &device, runs: &runs };
+    let rows = facts.rows();
+    let settings = report::settings(flags, &peer, clock.now_ns() / 1_000_000_000);
+    let sections = report::sections(&facts, &rows);
+    let text = |style| {
+        let parts: Vec<String> = sections.iter().map(|section| section.text(style)).collect();
+        format!("# {TITLE}\n\n{settings}\n{}\n", parts.join("\n\n"))
+    };
+    say(&text(Style::Terminal));
+    page::write(&flags.out.join("report.md"), &text(Style::Markdown))?;
+    if let Some(path) = &flags.page {
+        let page = Page::new(TITLE, "terark-engine", args);
+        page.about(&settings).sections(sections.clone()).write(path)?;
+    }
+    for (name, svg) in plots::all(&facts) {
+        page::write(&flags.out.join(name), &svg)?;
+    }
+    let version = env!("CARGO_PKG_VERSION");
+    let report = Report { version, settings: &settings, device: &device, rows, runs: &runs };
+    json::write_file(&flags.out.join("report.json"), &report)?;
+    eprintln!("written: report.md, report.json and plots in {}", flags.out.display());
+    result
+}
+
+/// Makes the runs and collects their figures.
+struct Runner<'a> {
+    flags: &'a TerarkFlags,
+    device: &'a Path,
+    program: PathBuf,
+    base: PathBuf,
+    bar: ProgressBar,
+    runs: Vec<Run>,
+}
+
+impl<'a> Runner<'a> {
+    fn new(flags: &'a TerarkFlags, device: &'a Path) -> Result<Self> {
+        let program = crate::program::named_or_beside(flags.archipelago.as_ref())?;
+        let unique = format!("archipelago-terark-{:08x}", entropy_seed() as u32);
+        let base = flags.db.clone().unwrap_or_else(std::env::temp_dir).join(unique);
+        LocalFs::new().create_dir_all(&base)?;
+        Ok(Self { flags, device, program, base, bar: runs_bar(), runs: Vec::new() })
+    }
+
+    fn run_all(&mut self, parts: &[Part]) -> Result<()> {
+        let rounds = self.flags.runs();
+        let each: usize = parts.iter().map(|part| part.modes().len()).sum();
+        self.bar.set_length(each as u64 * rounds);
+        for &part in parts {
+            for round in 0..rounds {
+                for &mode in part.modes() {
+                    self.run_one(part, mode, round)?;
+                }
+            }
+        }
+        self.bar.finish_and_clear();
+        Ok(())
+    }
+
+    fn run_one(&mut self, part: Part, mode: Mode, round: u64) -> Result<()> {
+        let number = self.runs.len() + 1;
+        let what = format!("{part:?}: {}", mode.name());
+        self.bar.set_message(what.clone());
+        self.note(&format!("run {number} of {}: {what}", self.bar.length().unwrap_or(0)));
+        let live = plan::live_bytes(self.flags);
+        let is_peer = |run: &&Run| (run.part, run.mode, run.round) == (part, Mode::BlobDb, round);
+        let peer_space = self.runs.iter().find(is_peer).and_then(|run| run.space_max(live));
+        let stage = Stage {
+            case: Case { flags: self.flags, part, mode, round, peer_space },
+            archipelago: &self.program,
+            device: self.device,
+            dir: self.base.join(format!("run-{number}")),
+            said: &|line| self.note(&format!("  {line}")),
+        };
+        let run = stage.run()?;
+        self.runs.push(run);
+        self.bar.inc(1);
+        Ok(())
+    }
+
+    /// Prints a line above the progress bar.
+    fn note(&self, line: &str) {
+        if self.bar.is_hidden() {
+            eprintln!("{line}");
+        } else {
+            self.bar.println(line);
+        }
+    }
+
+    /// Removes the directory, and returns the runs.
+    fn finish(self) -> Vec<Run> {
+        if let Err(error) = LocalFs::new().remove_dir_all(&self.base) {
+            eprintln!("{} stays: {error}", self.base.display());
+        }
+        self.runs
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,446 @@
+//! The rows of the table: figures of the runs, targets, and bounds by arithmetic. The functions are
+//! pure. Decision 0064 fixes the rows.
+
+use archipelago_env::device::Direction;
+use serde::Serialize;
+
+use super::bounds;
+use super::flags::TerarkFlags;
+use super::plan::{self, Mode, Paper, Part, Phase, StepKind};
+use super::run::{COUNTED, Run};
+use crate::claim::{Target, median};
+use crate::page::{self, Ratio, RowTarget, Verdict};
+use archipelago_bench::harness::store::DeviceSpec;
+
+/// Values that an iterator reads ahead at most.
+const VALUES_IN_FLIGHT: u64 = 64;
+/// Read calls of garbage collection for each of its records, at most.
+const CALLS_PER_RECORD_MAX: f64 = 0.02;
+/// Bytes that garbage collection may read: this multiple of the valid bytes, and this share of the
+/// files.
+const READ_VALID_FACTOR: f64 = 1.25;
+const READ_KEYS_SHARE: f64 = 0.005;
+
+/// All that rows follow from.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Facts<'a> {
+    pub(super) flags: &'a TerarkFlags,
+    /// The network volume at the scale of the runs.
+    pub(super) device: &'a DeviceSpec,
+    pub(super) runs: &'a [Run],
+}
+
+/// Function that takes a figure from a run.
+type Figure = fn(&Facts<'_>, &Run) -> Option<f64>;
+/// Function that computes a bound, as text.
+type Bound = fn(&Facts<'_>) -> Option<String>;
+
+/// What must hold for a row.
+#[derive(Clone, Copy)]
+enum Goal {
+    /// The ratio of the medians.
+    Ratio(Target),
+    /// The median of the first mode.
+    Measured(Target),
+    /// The figure of the first mode in each run.
+    Each { at_most: f64 },
+    /// Nothing: the row explains another one.
+    Open,
+}
+
+/// A row before it is measured.
+struct Claim {
+    part: Part,
+    name: String,
+    unit: &'static str,
+    decimals: usize,
+    figure: Figure,
+    mode: Mode,
+    peer: Option<Mode>,
+    goal: Goal,
+    bound: Option<Bound>,
+    paper: &'static str,
+}
+
+/// A row with its figures, for the result file and for the page.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Row {
+    pub(super) part: Part,
+    pub(super) what: String,
+    pub(super) measured: Option<f64>,
+    pub(super) peer: Option<f64>,
+    pub(super) ratio: Option<f64>,
+    pub(super) bound: String,
+    pub(super) verdict: Verdict,
+    #[serde(skip)]
+    pub(super) page_row: page::Row,
+}
+
+impl Claim {
+    fn new(part: Part, name: impl Into<String>, unit: &'static str, figure: Figure) -> Self {
+        let decimals = match unit {
+            "ops/s" | "MiB" | "instructions" => 0,
+            "" => 3,
+            _ => 2,
+        };
+        Self {
+            part,
+            name: name.into(),
+            unit,
+            decimals,
+            figure,
+            mode: Mode::Separated,
+            peer: None,
+            goal: Goal::Open,
+            bound: None,
+            paper: "",
+        }
+    }
+
+    fn modes(self, mode: Mode, peer: Mode) -> Self {
+        Self { mode, peer: Some(peer), ..self }
+    }
+
+    fn of(self, mode: Mode) -> Self {
+        Self { mode, ..self }
+    }
+
+    fn at_least(self, ratio: f64) -> Self {
+        Self { goal: Goal::Ratio(Target::AtLeast(ratio)), ..self }
+    }
+
+    fn at_most(self, ratio: f64) -> Self {
+        Self { goal: Goal::Ratio(Target::AtMost(ratio)), ..self }
+    }
+
+    fn within(self, most: f64) -> Self {
+        Self { goal: Goal::Measured(Target::AtMost(most)), ..self }
+    }
+
+    fn each_within(self, at_most: f64) -> Self {
+        Self { goal: Goal::Each { at_most }, ..self }
+    }
+
+    fn bound(self, bound: Bound) -> Self {
+        Self { bound: Some(bound), ..self }
+    }
+
+    fn paper(self, paper: &'static str) -> Self {
+        Self { paper, ..self }
+    }
+}
+
+/// All rows, in the order of the table.
+fn claims() -> Vec<Claim> {
+    let parts = [on_volume(), on_disk(), of_papers(), of_space(), of_collection(), of_switch()];
+    parts.into_iter().flatten().collect()
+}
+
+fn fill_rate(_: &Facts<'_>, run: &Run) -> Option<f64> {
+    run.settled_rate(StepKind::Fill, "fillrandom")
+}
+
+fn fill_speed(_: &Facts<'_>, run: &Run) -> Option<f64> {
+    run.rate(StepKind::Fill, "fillrandom")
+}
+
+fn update_rate(_: &Facts<'_>, run: &Run) -> Option<f64> {
+    run.settled_rate(StepKind::Update, "overwrite")
+}
+
+fn update_speed(_: &Facts<'_>, run: &Run) -> Option<f64> {
+    run.rate(StepKind::Update, "overwrite")
+}
+
+fn read_rate(_: &Facts<'_>, run: &Run) -> Option<f64> {
+    run.rate(StepKind::Read, "readrandom")
+}
+
+fn space_max(facts: &Facts<'_>, run: &Run) -> Option<f64> {
+    run.space_max(plan::live_bytes(facts.flags))
+}
+
+fn space_mean(facts: &Facts<'_>, run: &Run) -> Option<f64> {
+    run.space_mean(plan::live_bytes(facts.flags))
+}
+
+fn on_volume() -> Vec<Claim> {
+    use Mode::{Inline, Separated};
+    let row =
+        |name, figure| Claim::new(Part::Volume, name, "ops/s", figure).modes(Separated, Inline);
+    vec![
+        row("fillrandom until settled", fill_rate)
+            .at_least(2.0)
+            .bound(fill_bound)
+            .paper("up to 3.43× (Mixed-8K, erasure coding on both sides)"),
+        row("fillrandom alone", fill_speed),
+        row("overwrite until settled", update_rate)
+            .at_least(2.5)
+            .bound(update_bound)
+            .paper("2.10× to 6.02×"),
+        row("overwrite alone", update_speed),
+    ]
+}
+
+fn on_disk() -> Vec<Claim> {
+    use Mode::{AsBlobDb, BlobDb, Inline, Separated};
+    let row = |part, name, figure| Claim::new(part, name, "ops/s", figure);
+    let fill = |peer| row(Part::Fill, "fillrandom until settled", fill_rate).modes(Separated, peer);
+    let update = |name, figure| row(Part::Update, name, figure).modes(AsBlobDb, BlobDb);
+    let read =
+        |peer| row(Part::Update, "readrandom", read_rate).modes(AsBlobDb, peer).at_least(1.0);
+    let mixed =
+        |peer| row(Part::Mixed, "readrandom", read_rate).modes(Separated, peer).at_least(1.0);
+    let space = |name, figure| Claim::new(Part::Update, name, "", figure).modes(AsBlobDb, BlobDb);
+    vec![
+        fill(Inline).at_least(1.0),
+        fill(BlobDb).at_least(1.0).paper("slower than Terark-DS"),
+        Claim::new(Part::Fill, "peak memory", "MiB", |_, run| run.peak_mib(StepKind::Fill))
+            .modes(Separated, Inline)
+            .at_most(1.0),
+        update("overwrite until settled", update_rate)
+            .at_least(1.5)
+            .paper("21.3 % to 62.6 % over separating stores"),
+        update("overwrite alone", update_speed),
+        space("largest space amplification", space_max).at_most(1.0),
+        space("mean space amplification", space_mean),
+        row(Part::Update, "overwrite until settled", update_rate).modes(AsBlobDb, Inline),
+        read(Inline),
+        read(BlobDb).paper("comparable"),
+        mixed(Inline),
+        mixed(BlobDb).paper("comparable"),
+    ]
+}
+
+fn of_papers() -> Vec<Claim> {
+    use Mode::{Inline, NoPrefetch, Separated};
+    let rate = |paper: Paper, phase: Phase, figure: Figure| {
+        let name = paper.benchmark(phase);
+        Claim::new(Part::Scans, name, "ops/s", figure).modes(Separated, Inline)
+    };
+    let (fixed, mixed, pareto) = (Paper::Fixed16k, Paper::Mixed8k, Paper::Pareto1k);
+    vec![
+        rate(fixed, Phase::Scan, |_, run| served(run, Paper::Fixed16k, Phase::Scan))
+            .at_least(0.95)
+            .paper("similar"),
+        rate(mixed, Phase::Scan, |_, run| served(run, Paper::Mixed8k, Phase::Scan))
+            .paper("similar"),
+        rate(pareto, Phase::Scan, |_, run| served(run, Paper::Pareto1k, Phase::Scan))
+            .at_least(0.6)
+            .paper("lower"),
+        rate(fixed, Phase::Read, |_, run| served(run, Paper::Fixed16k, Phase::Read)).at_least(1.0),
+        rate(mixed, Phase::Read, |_, run| served(run, Paper::Mixed8k, Phase::Read))
+            .at_least(1.0)
+            .paper("+32.1 %"),
+        rate(pareto, Phase::Read, |_, run| served(run, Paper::Pareto1k, Phase::Read))
+            .paper("+25.7 %"),
+        Claim::new(Part::Prefetch, "fixed16kscan, prefetch on against off", "ops/s", |_, run| {
+            run.rate(StepKind::Scan, "fixed16kscan")
+        })
+        .modes(Separated, NoPrefetch)
+        .at_least(3.0)
+        .bound(prefetch_bound),
+    ]
+}
+
+fn served(run: &Run, paper: Paper, phase: Phase) -> Option<f64> {
+    run.rate(StepKind::Serve(paper), paper.benchmark(phase))
+}
+
+fn of_space() -> Vec<Claim> {
+    use Mode::{BlobDb, Bound125, Bound150};
+    let space = |name: &str, figure| Claim::new(Part::Space, name, "", figure);
+    let limit = |mode: Mode| mode.space_limit().unwrap_or(f64::NAN);
+    let largest = "largest space amplification at a sample";
+    vec![
+        space(&format!("{largest}, bound 1.25"), space_max)
+            .of(Bound125)
+            .each_within(limit(Bound125))
+            .bound(least_space),
+        space(&format!("{largest}, bound 1.5"), space_max)
+            .of(Bound150)
+            .each_within(limit(Bound150))
+            .bound(least_space),
+        space("mean space amplification, bound 1.25", space_mean)
+            .modes(Bound125, BlobDb)
+            .at_most(0.8)
+            .paper("0.48× to 0.23× with redundancy, 0.72× to 0.92× with erasure coding on both"),
+        space("mean space amplification, bound 1.5", space_mean).modes(Bound150, BlobDb),
+        Claim::new(Part::Space, "updates under the limit, bound 1.25", "ops/s", update_speed)
+            .modes(Bound125, BlobDb),
+    ]
+}
+
+fn of_collection() -> Vec<Claim> {
+    let row = |name, figure| Claim::new(Part::Gc, name, "", figure);
+    vec![
+        row("read calls per record", |_, run| run.collection()?.calls_per_record())
+            .within(CALLS_PER_RECORD_MAX)
+            .bound(|_| Some("about 0.01".to_owned())),
+        row("bytes read, over 1.25 times the valid bytes and 0.5 % of the files", |_, run| {
+            let found = run.collection()?;
+            let allowed = READ_VALID_FACTOR * found.valid_share + READ_KEYS_SHARE;
+            Some(found.read_share / allowed)
+        })
+        .within(1.0)
+        .bound(read_bound),
+        row("time, over look-ups and reads key by key", |_, run| {
+            let by_key_s = 1.0 / run.rate(StepKind::KeyByKey, "readrandom")?;
+            let found = run.collection()?;
+            Some(found.seconds / (found.valid_records * by_key_s))
+        })
+        .within(0.25)
+        .paper("network is 28.4 % and 22.2 % of the time"),
+    ]
+}
+
+fn of_switch() -> Vec<Claim> {
+    let figures: [Figure; COUNTED.len()] = [
+        |_, run| run.instructions.get(COUNTED[0]).copied(),
+        |_, run| run.instructions.get(COUNTED[1]).copied(),
+        |_, run| run.instructions.get(COUNTED[2]).copied(),
+    ];
+    let row = |(name, figure)| {
+        Claim::new(Part::Off, name, "instructions", figure)
+            .modes(Mode::Inline, Mode::Earlier)
+            .at_most(1.01)
+    };
+    COUNTED.into_iter().zip(figures).map(row).collect()
+}
+
+/// Rewriting factor W of the mode without separation on the network volume.
+pub(super) fn rewrites(facts: &Facts<'_>, kind: StepKind) -> Option<f64> {
+    let benchmark = if kind == StepKind::Fill { "fillrandom" } else { "overwrite" };
+    let amplification = facts
+        .median_of(Part::Volume, Mode::Inline, |run| run.write_amplification(kind, benchmark))?;
+    Some(bounds::rewrites_of(amplification))
+}
+
+fn fill_bound(facts: &Facts<'_>) -> Option<String> {
+    let rewrites = rewrites(facts, StepKind::Fill)?;
+    let separated = bounds::writes_separated(rewrites, plan::share_in_levels(), 0.0);
+    Some(times(bounds::writes_inline(rewrites) / separated))
+}
+
+fn update_bound(facts: &Facts<'_>) -> Option<String> {
+    let rewrites = rewrites(facts, StepKind::Update)?;
+    let share = plan::share_in_levels();
+    let collected = bounds::plan(plan::BOUND - 1.0, share).cost;
+    let separated = bounds::writes_separated(rewrites, share, collected);
+    Some(times(bounds::writes_inline(rewrites) / separated))
+}
+
+/// Reads of a value one after another, over reads of many values in one call, by what the device
+/// allows.
+fn prefetch_bound(facts: &Facts<'_>) -> Option<String> {
+    let device = facts.device;
+    let bytes = plan::VALUE_BYTES as f64;
+    let latency = device.latency(Direction::Read).as_secs_f64();
+    let rate = device.direction_rate(Direction::Read, 0).min(device.total_rate());
+    let alone = latency + bytes / device.stream_rate().min(rate);
+    let in_flight = VALUES_IN_FLIGHT as f64;
+    let by_operations =
+        in_flight * device.operations(plan::VALUE_BYTES) as f64 / device.operation_rate();
+    let together = latency + by_operations.max(in_flight * bytes / rate);
+    Some(times(alone / (together / in_flight)))
+}
+
+/// Space of tables without any garbage. Keys and references come to the live bytes.
+fn least_space(_: &Facts<'_>) -> Option<String> {
+    Some("≥ 1.0".to_owned())
+}
+
+/// Bytes that no collection of these files can avoid: valid values and a quarter of a per cent of
+/// keys, in the unit of the row.
+fn read_bound(facts: &Facts<'_>) -> Option<String> {
+    const KEYS: f64 = 0.0025;
+    let valid =
+        facts.median_of(Part::Gc, Mode::Separated, |run| Some(run.collection()?.valid_share))?;
+    let least = (valid + KEYS) / (READ_VALID_FACTOR * valid + READ_KEYS_SHARE);
+    Some(format!("{least:.2}"))
+}
+
+fn times(ratio: f64) -> String {
+    format!("{ratio:.1}×")
+}
+
+impl Facts<'_> {
+    fn of(&self, part: Part, mode: Mode) -> impl Iterator<Item = &Run> {
+        self.runs.iter().filter(move |run| run.part == part && run.mode == mode)
+    }
+
+    /// Median of a figure over the rounds of a mode.
+    pub(super) fn median_of(
+        &self,
+        part: Part,
+        mode: Mode,
+        figure: impl Fn(&Run) -> Option<f64>,
+    ) -> Option<f64> {
+        median(&self.of(part, mode).filter_map(figure).collect::<Vec<f64>>())
+    }
+
+    /// All rows of the parts that ran.
+    pub(super) fn rows(&self) -> Vec<Row> {
+        let ran = |claim: &Claim| self.of(claim.part, claim.mode).next().is_some();
+        claims().iter().filter(|claim| ran(claim)).map(|claim| self.row(claim)).collect()
+    }
+
+    fn row(&self, claim: &Claim) -> Row {
+        let figures = |mode| {
+            let runs = self.of(claim.part, mode);
+            runs.filter_map(|run| Some((run.round, (claim.figure)(self, run)?))).collect()
+        };
+        let ours: Vec<(u64, f64)> = figures(claim.mode);
+        let theirs: Vec<(u64, f64)> = claim.peer.map(figures).unwrap_or_default();
+        let values = |pairs: &[(u64, f64)]| pairs.iter().map(|pair| pair.1).collect::<Vec<f64>>();
+        let (measured, peer) = (median(&values(&ours)), median(&values(&theirs)));
+        let ratio = measured.zip(peer).map(|(measured, peer)| measured / peer);
+        let rounds = ours.iter().filter_map(|(round, our)| {
+            let (_, their) = theirs.iter().find(|(other, _)| other == round)?;
+            Some(our / their)
+        });
+        let rounds: Vec<f64> = rounds.collect();
+        let worst = values(&ours).into_iter().fold(f64::NEG_INFINITY, f64::max);
+        let (target, value) = match claim.goal {
+            Goal::Ratio(target) => {
+                (Some(RowTarget::Ratio(target)), ratio.map(|r| target.is_met(r)))
+            }
+            Goal::Measured(target) => {
+                (Some(RowTarget::Measured(target)), measured.map(|m| target.is_met(m)))
+            }
+            Goal::Each { at_most } => {
+                let target = RowTarget::Worst { at_most, worst };
+                (Some(target), measured.map(|_| worst <= at_most))
+            }
+            Goal::Open => (None, None),
+        };
+        let verdict = match (target, value) {
+            (Some(_), None) => Verdict::Failed,
+            (_, met) => Verdict::of(met),
+        };
+        let what = match claim.peer {
+            Some(peer) => format!("{}: {} / {}", claim.name, claim.mode.name(), peer.name()),
+            None => claim.name.clone(),
+        };
+        let bound = claim.bound.and_then(|bound| bound(self)).unwrap_or_default();
+        let page_row = page::Row {
+            name: what.clone(),
+            unit: claim.unit,
+            decimals: claim.decimals,
+            measured,
+            peer,
+            ratio: ratio.map(|median| Ratio {
+                median,
+                min: rounds.iter().copied().fold(f64::INFINITY, f64::min),
+                max: rounds.iter().copied().fold(f64::NEG_INFINITY, f64::max),
+            }),
+            bound: bound.clone(),
+            paper: claim.paper.to_owned(),
+            target,
+            verdict,
+            runs: Some(ours.len() as u64),
+            cause: "",
+        };
+        Row { part: claim.part, what, measured, peer, ratio, bound, verdict, page_row }
+    }
+}

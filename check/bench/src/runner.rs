@@ -14,6 +14,7 @@ use archipelago_base::clock::{Clock, SystemClock};
 use archipelago_base::random::entropy_seed;
 
 use crate::harness::flags::Flags;
+use crate::harness::gc::{FreedBytes, GcFigures};
 use crate::harness::io::{self, IoEntry};
 use crate::harness::json::{self, Outcome, Settled};
 use crate::harness::process::{self, own_usage};
@@ -45,6 +46,7 @@ struct Written {
     cpu_seconds: Option<f64>,
     stalls: Stalls,
     io: Option<IoStats>,
+    gc: GcFigures,
 }
 
 /// The last write benchmark, until its debt is compacted.
@@ -62,6 +64,7 @@ pub(crate) struct Runner {
     dir: PathBuf,
     clock: Arc<SystemClock>,
     last_job: Arc<LastJob>,
+    freed: Arc<FreedBytes>,
     /// Recorder of samples, with `--samples`.
     recorder: Option<Arc<Recorder>>,
     pool: ValuePool,
@@ -105,6 +108,7 @@ impl Runner {
             records: AtomicU64::new(flags.load.num),
             flags,
             last_job: Arc::new(LastJob::new(Arc::clone(&clock))),
+            freed: Arc::default(),
             recorder,
             clock,
             opened: None,
@@ -157,6 +161,7 @@ impl Runner {
     fn listeners(&self) -> Listeners {
         let mut listeners = Listeners::default();
         listeners.add(Arc::clone(&self.last_job) as _);
+        listeners.add(Arc::clone(&self.freed) as _);
         if let Some(recorder) = &self.recorder {
             listeners.add(Arc::clone(recorder) as _);
         }
@@ -302,13 +307,19 @@ impl Runner {
 
     fn written(&self) -> Result<Written> {
         let stats = self.db()?.statistics();
-        let tickers = [Ticker::WalBytes, Ticker::FlushBytesWritten, Ticker::CompactionBytesWritten];
+        let tickers = [
+            Ticker::WalBytes,
+            Ticker::FlushBytesWritten,
+            Ticker::CompactionBytesWritten,
+            Ticker::GcBytesWritten,
+        ];
         Ok(Written {
             user_bytes: stats.get(Ticker::UserBytesWritten),
             store_bytes: tickers.into_iter().map(|ticker| stats.get(ticker)).sum(),
             process_bytes: own_usage().bytes_written,
             cpu_seconds: process::cpu_seconds(),
             stalls: Stalls::of(self.db()?),
+            gc: GcFigures::of(self.db()?, &self.freed),
             io: self.opened.as_ref().and_then(|opened| Some(opened.io.as_ref()?.snapshot())),
         })
     }
@@ -353,6 +364,7 @@ impl Runner {
             settle_seconds: None,
             settled: None,
             io: io_between(before, after),
+            gc: after.gc.since(before.gc),
             tiers: None,
         })
     }
@@ -367,6 +379,7 @@ impl Runner {
         let amplification = amplification(unsettled.before, after);
         let result = &mut self.results[unsettled.result];
         result.io = io_between(unsettled.before, after);
+        result.gc = after.gc.since(unsettled.before.gc);
         result.settle_seconds = Some(seconds);
         result.settled = Some(Settled {
             table_bytes: Some(table_bytes),

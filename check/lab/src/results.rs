@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use archipelago_bench::harness::gc::GcFigures;
 use archipelago_bench::harness::io::IoEntry;
 use archipelago_bench::harness::samples::Stalls;
 use archipelago_bench::harness::store::{
@@ -34,7 +35,7 @@ pub(crate) struct ResultEntry {
     pub(crate) settle_seconds: Option<f64>,
     pub(crate) settled: Option<SettledEntry>,
     pub(crate) io: Vec<IoEntry>,
-    pub(crate) gc: Option<GcEntry>,
+    pub(crate) gc: Option<GcFigures>,
     pub(crate) tiers: Option<TierOutcome>,
 }
 
@@ -42,19 +43,6 @@ pub(crate) struct ResultEntry {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct SettledEntry {
     pub(crate) write_amplification: Option<f64>,
-}
-
-/// Garbage collection of value files until the store had settled.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub(crate) struct GcEntry {
-    pub(crate) jobs: u64,
-    /// Bytes of the files that were collected.
-    pub(crate) file_bytes: u64,
-    pub(crate) records: u64,
-    pub(crate) valid_records: u64,
-    pub(crate) valid_bytes: u64,
-    /// Sum of the times of the jobs.
-    pub(crate) seconds: f64,
 }
 
 /// Latencies of one kind of operation.

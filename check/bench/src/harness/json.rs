@@ -5,6 +5,7 @@ use std::path::Path;
 
 use serde::Serialize;
 
+use crate::harness::gc::GcFigures;
 use crate::harness::histogram::Quantiles;
 use crate::harness::io::IoEntry;
 use crate::harness::samples::Stalls;
@@ -59,6 +60,8 @@ pub(crate) struct Outcome {
     /// Reads and writes of files, with `--io_statistics`: until the store had settled, if
     /// `waitforcompaction` followed.
     pub(crate) io: Vec<IoEntry>,
+    /// Garbage collection of value files, until the same moment.
+    pub(crate) gc: Option<GcFigures>,
     /// Figures of the tiers, with `--tiers`.
     pub(crate) tiers: Option<TierOutcome>,
 }

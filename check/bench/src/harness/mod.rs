@@ -5,6 +5,7 @@
 //! figures, but none of the loops that measure.
 
 pub mod flags;
+pub mod gc;
 pub mod histogram;
 pub mod io;
 pub mod json;

@@ -79,7 +79,7 @@ pub(crate) fn family_options(flags: &Flags) -> CfOptions {
     }
 }
 
-/// Listener that notes the time of the last installed flush or compaction.
+/// Listener that notes the time of the last installed flush, compaction or garbage collection.
 #[derive(Debug)]
 pub(crate) struct LastJob {
     clock: Arc<SystemClock>,
@@ -100,7 +100,12 @@ impl LastJob {
 
 impl EventListener for LastJob {
     fn on_event(&self, event: &Event) {
-        if matches!(event, Event::FlushInstalled { .. } | Event::CompactionInstalled { .. }) {
+        if matches!(
+            event,
+            Event::FlushInstalled { .. }
+                | Event::CompactionInstalled { .. }
+                | Event::GcInstalled { .. }
+        ) {
             self.ended_ns.fetch_max(self.clock.now_ns(), Ordering::AcqRel);
         }
     }

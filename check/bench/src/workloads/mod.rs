@@ -251,7 +251,10 @@ impl<'a> Worker<'a> {
             values: bench.pool.cursor(),
             value_sizes: ValueSizes::new(flags),
             write_options,
-            read_options: ReadOptions::default(),
+            read_options: ReadOptions {
+                value_prefetch: flags.separation.value_prefetch,
+                ..ReadOptions::default()
+            },
             tally: Tally::start(bench.clock, &bench.progress[index], flags.output.histogram),
         }
     }

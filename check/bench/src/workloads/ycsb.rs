@@ -13,7 +13,7 @@ use archipelago_base::random::Rng;
 
 use super::{Body, Message, Spec, Worker};
 use crate::harness::flags::Distribution;
-use crate::harness::store::{ReadOptions, Result};
+use crate::harness::store::Result;
 use crate::harness::tally::{Counts, OpKind};
 use crate::zipf::{Chooser, below};
 
@@ -196,23 +196,13 @@ pub(super) fn scan(worker: &mut Worker<'_>) -> Result<()> {
     scan_entries(worker, wanted)
 }
 
-/// Reads at most `wanted` entries from the key that was set. Without `--value_prefetch`, the
-/// iterator reads keys only, and a get reads each value.
+/// Reads at most `wanted` entries from the key that was set.
 pub(super) fn scan_entries(worker: &mut Worker<'_>, wanted: u64) -> Result<()> {
-    let is_prefetching = worker.bench.flags.separation.value_prefetch;
-    let options = ReadOptions { keys_only: !is_prefetching, ..worker.read_options.clone() };
-    let mut iter = worker.db.iter(worker.cf, &options)?;
+    let mut iter = worker.db.iter(worker.cf, &worker.read_options)?;
     iter.seek(worker.keys.get());
     let mut read = 0;
     while read < wanted && iter.valid() {
-        let value_bytes = match is_prefetching {
-            true => iter.value().len(),
-            false => {
-                let value = worker.db.get_with(worker.cf, iter.key(), &worker.read_options)?;
-                value.map_or(0, |value| value.len())
-            }
-        };
-        worker.tally.add_bytes(iter.key().len() + value_bytes);
+        worker.tally.add_bytes(iter.key().len() + iter.value().len());
         iter.next();
         read += 1;
     }

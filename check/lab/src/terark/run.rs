@@ -151,7 +151,7 @@ impl Run {
             valid_share: gc.valid_bytes as f64 / file_bytes,
             read_share: values.map(|entry| entry.read_bytes as f64).sum::<f64>() / file_bytes,
             read_calls: reads().map(|entry| entry.read_calls as f64).sum(),
-            seconds: gc.seconds,
+            seconds: gc.read_s(),
         })
     }
 
@@ -176,6 +176,7 @@ pub(super) struct Collection {
     pub(super) read_share: f64,
     /// Calls that read one range or several, of any file.
     pub(super) read_calls: f64,
+    /// Seconds of reading keys, looking up and reading values.
     pub(super) seconds: f64,
 }
 

@@ -6,7 +6,8 @@ use super::*;
 use crate::compare::parse::result_line;
 use crate::compare::run::{Side, SideRun};
 use crate::page::Verdict;
-use crate::results::{GcEntry, ResultEntry, SettledEntry};
+use crate::results::{ResultEntry, SettledEntry};
+use archipelago_bench::harness::gc::GcFigures;
 use archipelago_bench::harness::io::IoEntry;
 use archipelago_bench::harness::samples::Stalls;
 
@@ -140,13 +141,16 @@ fn collection_is_judged_by_calls_bytes_and_time() {
     let flags = terark_flags(&["--quick"]);
     let mut update = step_run(StepKind::Update, "overwrite", 1.0, 0.0);
     let mut entry = result("overwrite", 3.0);
-    entry.gc = Some(GcEntry {
+    entry.gc = Some(GcFigures {
         jobs: 4,
         file_bytes: 32 << 20,
         records: 2000,
         valid_records: 1000,
         valid_bytes: 16 << 20,
-        seconds: 0.5,
+        key_read_s: 0.1,
+        lookup_s: 0.1,
+        value_read_s: 0.3,
+        finish_s: 9.0,
     });
     let io = |class: &str, purpose: &str, read_calls, read_bytes| IoEntry {
         class: class.to_owned(),

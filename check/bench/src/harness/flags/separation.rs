@@ -25,8 +25,7 @@ pub(crate) struct Separation {
     /// Bound of the space, as a multiple of the live bytes; 0: no bound (not in db_bench)
     #[arg(long, value_name = "F")]
     pub(crate) space_amplification_max: Option<f64>,
-    /// Let the iterator of scans read values ahead; false: it reads keys, and a get reads each value
-    /// (ycsb, nutanix, mixed8k, fixed16k, pareto1k; not in db_bench)
+    /// Let iterators read separated values ahead, several at a time (not in db_bench)
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true",
           default_value = "true", value_parser = truth, action = clap::ArgAction::Set)]
     pub(crate) value_prefetch: bool,

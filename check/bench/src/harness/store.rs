@@ -14,7 +14,7 @@ pub use archipelago_engine::{
     event::{Event, EventListener, Listeners},
     key::KeyRange,
     manifest::{DirectoryState, inspect},
-    options::{CfOptions, Compression, DbOptions, WriteOptions},
+    options::{CfOptions, Compression, DbOptions, VALUE_SEPARATION_BYTES, WriteOptions},
     stats::Ticker,
     wal::WriteBatch,
 };

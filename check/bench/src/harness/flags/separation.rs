@@ -5,17 +5,17 @@
 //! BlobDB without a counterpart here is refused with a reason ([`peer_only_reason`]); the command
 //! `compare` hands such a flag to db_bench alone.
 
-use archipelago_engine::options::VALUE_SEPARATION_BYTES;
 use clap::Args;
 
 use super::groups::{CompressionType, compression, truth};
+use crate::harness::store::VALUE_SEPARATION_BYTES;
 
 /// Flags of separated values.
 #[derive(Clone, Debug, Args)]
 #[command(rename_all = "snake_case", next_help_heading = "Separated values")]
 pub(crate) struct Separation {
-    /// Bytes of the smallest value that is stored in a value file, 512 without a number; 0: none (not
-    /// in db_bench)
+    /// Bytes of the smallest value that is stored in a value file, 512 without a number; 0: none
+    /// (not in db_bench)
     #[arg(long, value_name = "N", num_args = 0..=1, require_equals = true)]
     pub(crate) value_separation_bytes: Option<Option<u64>>,
     /// Bytes at which a value file is closed (not in db_bench)

@@ -84,6 +84,7 @@ fn errors_name_the_flag_and_its_value() {
 fn blob_flags_become_settings_of_separation() {
     let none = flags(&[]).separation;
     assert_eq!((none.threshold_bytes(), none.file_bytes(), none.space_bound()), (None, None, None));
+    assert_eq!(flags(&["--value_separation_bytes"]).separation.threshold_bytes(), Some(512));
     let blobs = ["--enable_blob_files", "--min_blob_size=512", "--blob_file_size=8388608"];
     let given = flags(&blobs).separation;
     assert_eq!(given.threshold_bytes(), Some(512));

@@ -98,9 +98,9 @@ fn sizes_without_separated_values_are_plain() {
         let targets = sizes::level_targets(&plain, options().base_bytes(), 4);
         assert_eq!(*version.targets(), targets);
         assert_eq!(version.referenced_mean_bytes(), 0);
-        for level in 1..LEVELS {
-            assert_eq!(version.score(level), sizes::score(level, plain[level], &targets));
-            assert_eq!(version.level(level).compensated_bytes(), plain[level]);
+        for (level, &bytes) in plain.iter().enumerate().skip(1) {
+            assert_eq!(version.score(level), sizes::score(level, bytes, &targets));
+            assert_eq!(version.level(level).compensated_bytes(), bytes);
         }
     }
 }
@@ -125,7 +125,7 @@ fn delayed_writers_let_levels_sink_that_are_not_due() {
     let last = (LAST_LEVEL, referencing(1, ("a", "z"), (1, 50), 400_000));
     let middle = (5, referencing(2, ("b", "y"), (60, 79), 50_000));
     let newest = (0, referencing(3, ("c", "x"), (80, 99), 9_000));
-    let all = version(vec![last.clone(), middle.clone(), newest.clone()]);
+    let all = version(vec![last.clone(), middle, newest.clone()]);
     assert!(picked(&all, CALM).is_none());
     // The middle level may shadow more than L0.
     assert!(matches!(picked(&all, PRESSED), Some(Pick::Level { from: 5, .. })));

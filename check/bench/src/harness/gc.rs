@@ -1,6 +1,6 @@
 //! Garbage collection of value files, for the result file.
 //!
-//! The database's statistics count jobs, records and the time of each step. [`FreedBytes`] adds the
+//! The database's statistics count jobs, records and the time of each step. `FreedBytes` adds the
 //! garbage of the collected files, which only events tell.
 
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -2,7 +2,7 @@
 //!
 //! [`iterator`] turns merged inputs into the records to write (pure: no file, no clock, no lock),
 //! by the snapshots in [`stripes`] and what lies older below ([`crate::job::below`]), and
-//! [`references`] says what becomes of references to separated values; [`job`] runs
+//! `references` says what becomes of references to separated values; [`job`] runs
 //! one compaction from a serialised spec. Choosing what to compact is not here but in the picker, a
 //! function of its own; so is cutting a compaction into parts ([`subcompaction`]).
 

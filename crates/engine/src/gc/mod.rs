@@ -5,15 +5,15 @@
 //! reference a compaction dropped is *exposed* garbage; a value whose newest record already lies in
 //! a higher level is *hidden* garbage. `docs/design/separation.md` describes the whole.
 //!
-//! - [`pick`]: the inputs of the next job.
+//! - `pick`: the inputs of the next job.
 //! - [`windows`]: the ranges of a value file that a job reads.
-//! - [`space_plan`]: how garbage is divided between exposed and hidden, and when writers wait.
-//! - [`hidden`]: the estimate of hidden garbage.
+//! - `space_plan`: how garbage is divided between exposed and hidden, and when writers wait.
+//! - `hidden`: the estimate of hidden garbage.
 //!
 //! The modules above consist of pure functions and values without I/O, clock or lock. The others do
 //! the work:
 //!
-//! - [`lookup`]: which records of a value file are valid.
+//! - `lookup`: which records of a value file are valid.
 //! - [`job`]: copies the valid records of some value files into one.
 
 pub(crate) mod hidden;

@@ -10,7 +10,7 @@
 //!    the output has reached its target size or would overlap more than
 //!    [`GRANDPARENT_TARGETS`] target sizes of the level below, and at the start of a tombstone,
 //!    when the tombstones that start in the interval have brought it to its target size.
-//! 4. Large values go to value files if the spec says so ([`super::separate`]). A value file may
+//! 4. Large values go to value files if the spec says so (`super::separate`). A value file may
 //!    span several outputs, and is synced before them.
 //! 5. Until [`OutputWriter::finish`] has returned `Ok`, dropping the writer removes every file
 //!    that it has created; a file that cannot be removed is logged and left as garbage.

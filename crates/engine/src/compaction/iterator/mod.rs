@@ -28,7 +28,7 @@
 //! 9. Every input record is either written or counted under a reason
 //!    (`records_in == records_out + dropped`), so that none is lost silently.
 //! 10. These rules treat a reference ([`Kind::Indirect`]) like the value that it names, with the
-//!     expiry inside of it. [`super::references`] says what is given out for it, and when its value
+//!     expiry inside of it. `super::references` says what is given out for it, and when its value
 //!     is read.
 //! 11. An input may read a value only when it is asked for ([`InternalIterator::read_value`]). What
 //!     is dropped as hidden or expired is not asked for, and a value that could not be read ends

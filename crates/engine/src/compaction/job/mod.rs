@@ -6,7 +6,7 @@
 //! a job costs at most one comparison per record and L0 file more than its levels. Only files
 //! with range tombstones are opened before their turn. Values that the inputs reference stay where
 //! they are, except those that a merge operator or a filter needs, and all of them if the family
-//! does not separate values any more ([`super::references`]).
+//! does not separate values any more (`super::references`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;

@@ -7,8 +7,9 @@
 //! compactions that are installed later move records and are not seen: the super versions keep
 //! their memtables and files until the export is done.
 //!
-//! The export links the tables where the file system can (they are immutable), and copies them
-//! otherwise. It writes what lies in memtables to L0 tables of its own, without the records of
+//! The export links the tables, value files and invalid files where the file system can (they are
+//! immutable), and copies them otherwise. All keep their numbers, so that references and their
+//! hints stay true. It writes what lies in memtables to L0 tables of its own, without the records of
 //! later writes. So a checkpoint has no log, and nothing that happens to the log of the original
 //! matters to it: writes past the log, segments that are rotated, reused or removed, a log that
 //! cannot be synced. `CURRENT` is written last: before it, the directory is no database.
@@ -44,18 +45,18 @@ use crate::db::state::context::Context;
 use crate::db::state::family::{Family, SuperVersion};
 use crate::db::state::storage::Storage;
 use crate::db::write::WritePath;
-use crate::file_meta::{FileMeta, sst_name};
+use crate::file_meta::{FileMeta, invalid_file_name, sst_name, value_file_name};
 use crate::iter::{AsOfIterator, Child, InternalIterator, MergingIterator};
 use crate::job::NoShards;
 use crate::job::below::Below;
 use crate::job::output::OutputWriter;
 use crate::job::spec::ValueSpec;
 use crate::key::KeyRange;
-use crate::live_file::LiveFile;
 use crate::lock_order::Order;
 use crate::manifest::VersionEdit;
 use crate::memtable::{SealedShard, Shard};
 use crate::tombstone::RangeTombstone;
+use crate::version::Version;
 
 const COPY_CHUNK_BYTES: usize = 1 << 20;
 
@@ -84,10 +85,7 @@ fn checkpoint(db: &DbInner, dir: &Path) -> Result<()> {
     let moment = moment(&db.context, &db.view, &db.writes);
     let mut edit = VersionEdit::new();
     for (family, picture) in &moment.families {
-        for (_, file) in picture.version.files() {
-            let name = sst_name(file.file_no());
-            link_or_copy(&db.storage, file, &dir.join(&name))?;
-        }
+        link_files(&db.storage, &picture.version, dir)?;
         for meta in export_memtables(db, family, picture, moment.last_seq, dir)? {
             edit.add_file(family.id, 0, meta);
         }
@@ -159,16 +157,39 @@ fn export_memtables(
     Ok(drive(&mut input, writer, &context, |_| Ok(()))?.tables)
 }
 
-/// Links the table as `to`, or copies it. The table of a read-only database may be gone from
-/// the directory and still be held open.
-fn link_or_copy(storage: &Storage, file: &LiveFile, to: &Path) -> Result<()> {
-    let from = storage.path_of(&sst_name(file.file_no()));
-    match (storage.fs().link(&from, to), file.held()) {
+/// Brings every file of the version into `dir` under its name.
+fn link_files(storage: &Storage, version: &Version, dir: &Path) -> Result<()> {
+    for (_, file) in version.files() {
+        let name = sst_name(file.file_no());
+        link_or_copy(storage, &name, file.held(), dir, FileClass::Sst)?;
+    }
+    for (file, _) in version.values().files() {
+        let name = value_file_name(file.file_no());
+        link_or_copy(storage, &name, file.held(), dir, FileClass::ValueSst)?;
+    }
+    for file in version.values().invalid_files() {
+        let name = invalid_file_name(file.file_no());
+        link_or_copy(storage, &name, None, dir, FileClass::Sst)?;
+    }
+    Ok(())
+}
+
+/// Links the file `name` into `dir`, or copies it. A file of a read-only database may be gone from
+/// the directory and still be `held` open.
+fn link_or_copy(
+    storage: &Storage,
+    name: &str,
+    held: Option<Arc<dyn RandomFile>>,
+    dir: &Path,
+    class: FileClass,
+) -> Result<()> {
+    let (from, to) = (storage.path_of(name), dir.join(name));
+    match (storage.fs().link(&from, &to), held) {
         (Err(error), Some(held)) if error.kind() == ErrorKind::NotFound => {
-            copy_open(&**storage.fs(), &*held, to, FileClass::Sst)
+            copy_open(&**storage.fs(), &*held, &to, class)
         }
         (Err(error), _) if error.kind() == ErrorKind::Unsupported => {
-            copy(&**storage.fs(), &from, to, FileClass::Sst)
+            copy(&**storage.fs(), &from, &to, class)
         }
         (linked, _) => linked,
     }

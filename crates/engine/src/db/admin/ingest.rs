@@ -2,9 +2,10 @@
 //!
 //! The files are linked or copied into the directory and checked in full, and what the family
 //! cannot hold is refused ([`check_ingestible`]). They are cut at the bucket map where they would
-//! straddle L0 buckets, and installed with one fresh sequence number. Writers wait only for the
-//! last step: the memtables that overlap are flushed before, and the placement is decided and
-//! installed under the commit lock and the manifest lock.
+//! straddle L0 buckets, and installed with one fresh sequence number. All values of an ingestion
+//! are inline; a compaction separates them. Writers wait only for the last step: the memtables that
+//! overlap are flushed before, and the placement is decided and installed under the commit lock and
+//! the manifest lock.
 //!
 //! Invariants:
 //! 1. An ingested file lies above everything older that overlaps it. It goes to the deepest level
@@ -51,6 +52,7 @@ use crate::file_meta::{FileMeta, sst_name};
 use crate::gc::space_plan::SpaceEvent;
 use crate::job::NoShards;
 use crate::job::below::{Below, range_of};
+use crate::job::spec::{OutputSpec, ValueSpec};
 use crate::key::KeyRange;
 use crate::lock_order::{ManifestLock, Order};
 use crate::manifest::{Change, VersionEdit};
@@ -173,6 +175,11 @@ fn cut_at_buckets(
             pieces.push(meta.clone());
             continue;
         }
+        let cuts = map.boundaries().to_vec();
+        let output =
+            compaction::output_spec(db, family, 0, cuts, Vec::new(), meta.size_bytes);
+        // A cut writes the same records again. A later compaction separates their values.
+        let output = OutputSpec { values: ValueSpec::default(), ..output };
         let spec = CompactionSpec {
             cf: family.id.0,
             from: 0,
@@ -180,14 +187,7 @@ fn cut_at_buckets(
             range,
             subrange: None,
             retention: compaction::retention(&db.context, &db.view, family, Below::Everything),
-            output: compaction::output_spec(
-                db,
-                family,
-                0,
-                map.boundaries().to_vec(),
-                Vec::new(),
-                meta.size_bytes,
-            ),
+            output,
             readahead_bytes: db.context.options().compaction_readahead_bytes as u32,
             direct_reads: db.context.options().direct_background_io,
         };
@@ -387,6 +387,14 @@ fn check_ingestible(family: &Family, table: &ForeignTable) -> Result<()> {
              whose sequence numbers, {first} to {last}, mean nothing in another one: write its \
              records into a new file with an SstWriter, or copy the whole database with a checkpoint",
             properties.cf_name
+        )));
+    }
+    if !properties.refs.is_empty() {
+        return Err(Error::invalid(format!(
+            "{} of its records refer to values in the value files of another database, which an \
+             ingestion cannot bring along: write the records with their values into a new file with \
+             an SstWriter, or copy the whole database with a checkpoint",
+            properties.refs.records()
         )));
     }
     if let Some(unfit) = &table.unfit {

@@ -90,6 +90,18 @@ fn is_worth_rewriting(level: usize, file: &LiveFile, input: &PickInput<'_>) -> b
         || (last && file.range_deletions > 0)
 }
 
+/// Whether a rewrite would put values to the other place than they lie in now: back inline if the
+/// family does not separate values any more, or into value files if the table is from before. The
+/// latter is known from the mean size of the records, because metadata does not have the largest
+/// value. A table with references was written while values were separated.
+fn has_misplaced_values(file: &FileMeta, options: &CfOptions) -> bool {
+    let values = file.entries.saturating_sub(file.deletions);
+    match options.value_separation_bytes {
+        0 => !file.refs.is_empty(),
+        least => file.refs.is_empty() && values > 0 && file.raw_bytes / values >= least,
+    }
+}
+
 /// Whether a rewrite in the last level would lose anything at all, or write the table otherwise.
 fn has_gain(file: &FileMeta, input: &PickInput<'_>, options: &CfOptions) -> bool {
     let content = &file.content;
@@ -98,6 +110,7 @@ fn has_gain(file: &FileMeta, input: &PickInput<'_>, options: &CfOptions) -> bool
         || content.unneeded_shadowed(input.snapshots) > 0
         || (deletes && is_before_readers(file, input))
         || is_written_otherwise(file, options)
+        || has_misplaced_values(file, options)
 }
 
 /// What an edit of its own removes, or a rewrite writes again, of one version.

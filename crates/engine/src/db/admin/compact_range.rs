@@ -39,7 +39,10 @@ use crate::version::Version;
 pub enum LastLevel {
     /// Tables that gain something: they have deletes, range tombstones, expired records or versions
     /// that no snapshot needs, another compression than the family's, or the family has a
-    /// compaction filter. The default.
+    /// compaction filter. So do tables with separated values if the family does not separate values
+    /// any more, and tables without separated values whose records have on average at least
+    /// [`CfOptions::value_separation_bytes`](crate::options::CfOptions::value_separation_bytes)
+    /// bytes. The default.
     #[default]
     WhereItGains,
     /// All tables that were there at the beginning.

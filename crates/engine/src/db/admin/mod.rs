@@ -127,7 +127,8 @@ impl Db {
 
     /// Compacts the keys of `range` down to the last level and waits for it; flushes first. Tables
     /// of the last level are written again where that gives something back: see
-    /// [`LastLevel`](crate::db::LastLevel).
+    /// [`LastLevel`](crate::db::LastLevel). If the family does not separate values any more, all
+    /// values of the range lie in tables again when it returns.
     ///
     /// Everything that was written before the call is compacted when it returns. Others may write
     /// meanwhile. Errors: those of [`Db::compact_range_with`].
@@ -254,8 +255,10 @@ impl Db {
         self.inner.disk.report()
     }
 
-    /// Reads every live table in full (each block's checksum, the file's, order and counts), the
-    /// closed log segments and the manifest. Changes nothing. A database that was opened read only
+    /// Reads every live table and value file in full (each checksum, order and counts), the closed
+    /// log segments and the manifest, and checks that every reference to a separated value
+    /// resolves. The error of a damaged value file says how many records refer to it. Changes
+    /// nothing. A database that was opened read only
     /// is verified as of its picture ([`Db::catch_up`]); a table that its writer has removed since,
     /// and that was not held open, is no damage and is not counted. `progress` is called with the
     /// bytes done and in all. Damage is listed in the report, not returned as an error.

@@ -53,9 +53,13 @@ pub(crate) fn run_verify(storage: &Storage) -> Result<()> {
         0 => "all undamaged".to_owned(),
         damaged => format!("{damaged} damaged"),
     };
-    let DamageReport { tables, bytes, log_records, .. } = &report;
+    let DamageReport { tables, value_files, bytes, log_records, .. } = &report;
+    let values = match value_files {
+        0 => String::new(),
+        files => format!("{files} value files, "),
+    };
     print(&format!(
-        "{tables} tables, {bytes} bytes, {log_records} log records checked: {result}\n"
+        "{tables} tables, {values}{bytes} bytes, {log_records} log records checked: {result}\n"
     ))?;
     if report.is_clean() {
         return Ok(());
@@ -79,6 +83,7 @@ fn verify_open_database(storage: &Storage, bar: &ProgressBar) -> Result<DamageRe
     db.close()?;
     Ok(DamageReport {
         tables: report.files,
+        value_files: report.value_files,
         bytes: report.bytes,
         log_records: report.log_records,
         errors: report.errors,

@@ -20,17 +20,19 @@ use crate::key::KeyRange;
 use crate::manifest::{Change, State, VersionEdit};
 use crate::sst::{BlockCache, TableBuilder, TableReader, TableSalvage, salvage_table};
 
-/// Reads a whole table and checks everything: the error names what is wrong.
+/// Reads a whole table and checks everything: the error names what is wrong. Returns the open
+/// table.
 pub(super) fn check_table(
     fs: &dyn FileSystem,
     path: &Path,
     meta: &FileMeta,
     context: IoContext,
-) -> Result<()> {
+) -> Result<Arc<TableReader>> {
     let file = fs.open(path, context, OpenOptions::default())?;
-    let budget = ByteBudget::unlimited();
-    let cache = BlockCache::new(0, &budget);
-    TableReader::open(file, path, Some(meta), &cache, &budget)?.verify(context)
+    let (cache, budget) = reader_memory();
+    let table = TableReader::open(file, path, Some(meta), &cache, &budget)?;
+    table.verify(context)?;
+    Ok(table)
 }
 
 /// The range of keys that a table says something about.
@@ -178,7 +180,7 @@ fn repair_table(
     let path = job.survey.dir.join(&name);
     let context = IoContext::sst(IoPurpose::Maintenance, level as u8);
     let error = match check_table(&**job.fs, &path, meta, context) {
-        Ok(()) => {
+        Ok(_) => {
             if let Some(target) = target {
                 target.take_over(&path, FileNo(meta.no))?;
             }

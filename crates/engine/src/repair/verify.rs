@@ -6,6 +6,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use archipelago_base::budget::ByteBudget;
 use archipelago_base::{Error, FileNo, Result};
 use archipelago_env::{FileClass, FileSystem, IoContext, IoPurpose, OpenOptions};
 
@@ -17,17 +18,21 @@ use super::tables::check_table;
 use crate::file_meta::{
     CURRENT_NAME, FileMeta, IDENTITY_NAME, LOCK_NAME, sst_name, value_file_name,
 };
-use crate::manifest::Identity;
+use crate::live_file::LiveValueFile;
 use crate::manifest::identity::current;
-use crate::sst::{read_foreign_table, read_foreign_value_file, verify_value_file};
-use crate::value_ref::ValueFileMeta;
+use crate::manifest::{Identity, State};
+use crate::sst::{TableReader, read_foreign_table, read_foreign_value_file};
+use crate::value::check::{OpenedFile, ValueCheck};
+use crate::version::Version;
 
 /// What a verification of files found.
 #[derive(Clone, Debug, Default)]
 pub struct DamageReport {
     /// Tables and value files that were read.
     pub tables: u64,
-    /// Size of those files together, in bytes.
+    /// Value files that were read.
+    pub value_files: u64,
+    /// Size of those tables and value files together, in bytes.
     pub bytes: u64,
     /// Records of the log that were checked.
     pub log_records: u64,
@@ -60,9 +65,10 @@ impl DamageReport {
     }
 }
 
-/// Checks every file of the database in `dir`: `IDENTITY`, `CURRENT`, the manifest, every table
-/// that it names (or, without a manifest, every table that is there) and the log. Damage is listed
-/// in the report. Errors: `Busy` if the database is open elsewhere; `NotFound` if there is no
+/// Checks every file of the database in `dir`: `IDENTITY`, `CURRENT`, the manifest, every table and
+/// value file that it names (or, without a manifest, every one that is there) and the log. With a
+/// manifest every reference to a separated value is resolved as well. Damage is listed in the
+/// report. Errors: `Busy` if the database is open elsewhere; `NotFound` if there is no
 /// database; an error of listing the directory.
 pub fn verify_files(
     fs: &Arc<dyn FileSystem>,
@@ -80,41 +86,14 @@ pub fn verify_files(
     }
     let mut report = DamageReport::default();
     check_small_files(&**fs, &survey, &mut report);
-    let tables: Vec<(usize, FileMeta)> = match &survey.manifest {
-        ManifestFound::Whole(state) => state
-            .cfs
-            .values()
-            .flat_map(|known| known.version.files())
-            .map(|(level, file)| (level, file.meta().clone()))
-            .collect(),
-        ManifestFound::Unusable(_) => Vec::new(),
-    };
-    let value_files: Vec<ValueFileMeta> = match &survey.manifest {
-        ManifestFound::Whole(state) => state
-            .cfs
-            .values()
-            .flat_map(|known| known.version.values().files())
-            .map(|(file, _)| file.meta().clone())
-            .collect(),
-        ManifestFound::Unusable(_) => Vec::new(),
-    };
-    let table_bytes: u64 = tables.iter().map(|(_, meta)| meta.size_bytes).sum();
-    let value_bytes: u64 = value_files.iter().map(|meta| meta.size_bytes).sum();
-    let mut told = RepairProgress { bytes_done: 0, bytes_total: table_bytes + value_bytes };
     match &survey.manifest {
-        ManifestFound::Whole(_) => {
-            for (level, meta) in &tables {
-                check_named_table(&**fs, &survey, *level, meta, &mut report);
-                told.bytes_done += meta.size_bytes;
-                progress(told);
-            }
-            for meta in &value_files {
-                check_named_value_file(&**fs, &survey, meta, &mut report);
-                told.bytes_done += meta.size_bytes;
-                progress(told);
-            }
+        ManifestFound::Whole(state) => {
+            check_named_files(&**fs, &survey, state, &mut report, &mut progress);
         }
-        ManifestFound::Unusable(_) => check_all_tables(&**fs, &survey, &mut report)?,
+        ManifestFound::Unusable(_) => {
+            check_all_tables(&**fs, &survey, &mut report)?;
+            check_all_value_files(&**fs, &survey, &mut report);
+        }
     }
     let floor = match &survey.manifest {
         ManifestFound::Whole(state) => state.log_floor,
@@ -137,13 +116,66 @@ fn check_small_files(fs: &dyn FileSystem, survey: &Survey, report: &mut DamageRe
     }
 }
 
+/// Checks the tables and value files that the manifest names, and resolves all references.
+fn check_named_files(
+    fs: &dyn FileSystem,
+    survey: &Survey,
+    state: &State,
+    report: &mut DamageReport,
+    progress: &mut dyn FnMut(RepairProgress),
+) {
+    let versions = || state.cfs.values().map(|known| &known.version);
+    let table_bytes = |version: &Arc<Version>| -> u64 {
+        version.files().map(|(_, file)| file.size_bytes).sum()
+    };
+    let bytes_total =
+        versions().map(|version| table_bytes(version) + version.values().file_bytes()).sum();
+    let mut told = RepairProgress { bytes_done: 0, bytes_total };
+    let open = |file: &LiveValueFile| open_named(fs, survey, file).map(Some);
+    for version in versions() {
+        let mut values = ValueCheck::new(version, &open, &ByteBudget::unlimited());
+        for (file, refs) in version.values().files() {
+            report.value_files += 1;
+            report.bytes += file.size_bytes;
+            report.note(values.file(file, refs));
+            told.bytes_done += file.size_bytes;
+            progress(told);
+        }
+        for (level, file) in version.files() {
+            let context = IoContext::sst(IoPurpose::Maintenance, level as u8);
+            if let Some(table) = check_named_table(fs, survey, level, file, report) {
+                report.errors.extend(values.table(&table, file, context));
+            }
+            told.bytes_done += file.size_bytes;
+            progress(told);
+        }
+    }
+}
+
+/// Opens a value file that the manifest names.
+pub(super) fn open_named(
+    fs: &dyn FileSystem,
+    survey: &Survey,
+    file: &LiveValueFile,
+) -> Result<OpenedFile> {
+    let name = value_file_name(file.file_no());
+    let path = survey.dir.join(&name);
+    if survey.len_of(&name).is_none() {
+        return Err(Error::corrupt(&path, 0, "the file is missing"));
+    }
+    let context = IoContext::new(FileClass::ValueSst, IoPurpose::Maintenance);
+    let file = fs.open(&path, context, OpenOptions::default())?;
+    Ok(OpenedFile { path, file })
+}
+
+/// Checks a table that the manifest names. Returns it if it is undamaged.
 fn check_named_table(
     fs: &dyn FileSystem,
     survey: &Survey,
     level: usize,
     meta: &FileMeta,
     report: &mut DamageReport,
-) {
+) -> Option<Arc<TableReader>> {
     let name = sst_name(FileNo(meta.no));
     let path = survey.dir.join(&name);
     let checked = match survey.len_of(&name) {
@@ -159,35 +191,23 @@ fn check_named_table(
             check_table(fs, &path, meta, context)
         }
     };
-    report.note(checked);
+    report.note(checked)
 }
 
-fn check_named_value_file(
-    fs: &dyn FileSystem,
-    survey: &Survey,
-    meta: &ValueFileMeta,
-    report: &mut DamageReport,
-) {
-    let name = value_file_name(meta.file_no());
-    let path = survey.dir.join(&name);
-    let checked = match survey.len_of(&name) {
-        None => Err(Error::corrupt(&path, 0, "the file is missing")),
-        Some(_) => {
-            report.tables += 1;
-            report.bytes += meta.size_bytes;
-            let opened = fs.open(&path, value_context(), OpenOptions::default());
-            opened.and_then(|file| verify_value_file(file, &path, meta, value_context()))
-        }
-    };
-    report.note(checked);
+/// Without a manifest: the value files that are there.
+fn check_all_value_files(fs: &dyn FileSystem, survey: &Survey, report: &mut DamageReport) {
+    for no in survey.numbers(value_file_name) {
+        let name = value_file_name(no);
+        let path = survey.dir.join(&name);
+        let context = IoContext::new(FileClass::ValueSst, IoPurpose::Maintenance);
+        report.value_files += 1;
+        report.bytes += survey.len_of(&name).unwrap_or(0);
+        let opened = fs.open(&path, context, OpenOptions::default());
+        report.note(opened.and_then(|file| read_foreign_value_file(&file, &path, no)));
+    }
 }
 
-fn value_context() -> IoContext {
-    IoContext::new(FileClass::ValueSst, IoPurpose::Maintenance)
-}
-
-/// Without a manifest: the tables and value files that exist, and the tables that its readable
-/// records name.
+/// Without a manifest: the tables that are there, and those that readable records of it name.
 fn check_all_tables(fs: &dyn FileSystem, survey: &Survey, report: &mut DamageReport) -> Result<()> {
     for no in survey.numbers(sst_name) {
         let path = survey.dir.join(sst_name(no));
@@ -196,14 +216,6 @@ fn check_all_tables(fs: &dyn FileSystem, survey: &Survey, report: &mut DamageRep
         report.bytes += survey.len_of(&sst_name(no)).unwrap_or(0);
         let opened = fs.open(&path, context, OpenOptions::default());
         report.note(opened.and_then(|file| read_foreign_table(&file, &path, no)));
-    }
-    for no in survey.numbers(value_file_name) {
-        let name = value_file_name(no);
-        let path = survey.dir.join(&name);
-        report.tables += 1;
-        report.bytes += survey.len_of(&name).unwrap_or(0);
-        let opened = fs.open(&path, value_context(), OpenOptions::default());
-        report.note(opened.and_then(|file| read_foreign_value_file(&file, &path, no)));
     }
     let mut missing: Vec<u64> = survey
         .facts

@@ -1,22 +1,26 @@
-//! Verification: every checksum of every live table, of the closed log segments and of the
-//! manifest.
+//! Verification: every checksum of every live table and value file, of the closed log segments and
+//! of the manifest, and every reference from a table to a value.
 //!
 //! Invariants: nothing is changed.
 //!
 //! Thread-safety: any thread may verify, also while others write.
 //! Failure: damage is listed in the report. An error is returned only for a closed database.
-//! Cost: reads all tables and closed log segments once.
+//! Cost: reads all tables and value files twice and closed log segments once; tables with separated
+//! values a third time ([`crate::value::check`]).
 
 use archipelago_base::{Error, ErrorKind, Result, SeqNo};
-use archipelago_env::{IoContext, IoPurpose};
+use archipelago_env::{FileClass, IoContext, IoPurpose, OpenOptions};
 
 use crate::db::inner::DbInner;
 use crate::db::read::ReadView;
+use crate::db::state::family::SuperVersion;
 use crate::db::state::storage::Storage;
 use crate::db::write::log_segments::LogSegments;
-use crate::file_meta::log_name;
+use crate::file_meta::{log_name, value_file_name};
+use crate::live_file::LiveValueFile;
 use crate::lock_order::Order;
 use crate::options::RecoveryMode;
+use crate::value::check::{OpenedFile, ValueCheck};
 use crate::wal::{ReadRequest, SegmentFile, read_segment};
 
 /// Result of a verification.
@@ -24,7 +28,9 @@ use crate::wal::{ReadRequest, SegmentFile, read_segment};
 pub struct VerifyReport {
     /// Number of tables that were read.
     pub files: u64,
-    /// Bytes of these tables.
+    /// Number of value files that were read.
+    pub value_files: u64,
+    /// Bytes of these tables and value files.
     pub bytes: u64,
     /// Records of the log that were checked.
     pub log_records: u64,
@@ -66,28 +72,70 @@ fn verify_logs(storage: &Storage, logs: &LogSegments, view: &ReadView, report: &
     }
 }
 
-/// Reads every live table, the closed log segments and the manifest.
+/// Opens a value file for a check. The value file of a read-only database may be gone from the
+/// directory: then the open file that the database holds is used, or there is none.
+fn open_values(db: &DbInner, file: &LiveValueFile) -> Result<Option<OpenedFile>> {
+    let path = db.storage.path_of(&value_file_name(file.file_no()));
+    let context = IoContext::new(FileClass::ValueSst, IoPurpose::Maintenance);
+    if let Some(file) = file.held() {
+        return Ok(Some(OpenedFile { path, file }));
+    }
+    match db.storage.fs().open(&path, context, OpenOptions::default()) {
+        Ok(file) => Ok(Some(OpenedFile { path, file })),
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
+        Err(_) if db.context.options().read_only => Ok(None),
+        Err(_) => Err(Error::corrupt(&path, 0, "the file is missing, though the manifest names it")),
+    }
+}
+
+/// Reads the tables and the value files of one family, and resolves its references.
+fn verify_family(
+    db: &DbInner,
+    picture: &SuperVersion,
+    report: &mut VerifyReport,
+    progress: &mut dyn FnMut(u64),
+) {
+    let version = &picture.version;
+    let open = |file: &LiveValueFile| open_values(db, file);
+    let mut values = ValueCheck::new(version, &open, db.context.budget());
+    for (file, refs) in version.values().files() {
+        match values.file(file, refs) {
+            Ok(false) => continue,
+            Ok(true) => {}
+            Err(error) => report.errors.push(error),
+        }
+        report.value_files += 1;
+        report.bytes += file.size_bytes;
+        progress(report.bytes);
+    }
+    for (level, file) in version.files() {
+        let context = IoContext::sst(IoPurpose::Maintenance, level as u8);
+        let table = db.view.tables().get(file);
+        match table.and_then(|table| table.verify(context).map(|()| table)) {
+            Err(error) if error.kind() == ErrorKind::Fenced => continue,
+            Err(error) => report.errors.push(error),
+            Ok(table) => report.errors.extend(values.table(&table, file, context)),
+        }
+        report.files += 1;
+        report.bytes += file.size_bytes;
+        progress(report.bytes);
+    }
+}
+
+/// Reads every live table and value file, the closed log segments and the manifest.
 pub(crate) fn verify(db: &DbInner, mut progress: impl FnMut(u64, u64)) -> Result<VerifyReport> {
     let mut report = VerifyReport::default();
     let pictures: Vec<_> =
         db.view.live_families().iter().map(|family| family.current.load_full()).collect();
     let total: u64 = pictures
         .iter()
-        .flat_map(|picture| picture.version.files())
-        .map(|(_, file)| file.size_bytes)
+        .map(|picture| {
+            let tables = picture.version.files().map(|(_, file)| file.size_bytes);
+            tables.sum::<u64>() + picture.version.values().file_bytes()
+        })
         .sum();
     for picture in &pictures {
-        for (level, file) in picture.version.files() {
-            let context = IoContext::sst(IoPurpose::Maintenance, level as u8);
-            let checked = db.view.tables().get(file).and_then(|table| table.verify(context));
-            match checked {
-                Err(error) if error.kind() == ErrorKind::Fenced => continue,
-                checked => report.errors.extend(checked.err()),
-            }
-            report.files += 1;
-            report.bytes += file.size_bytes;
-            progress(report.bytes, total);
-        }
+        verify_family(db, picture, &mut report, &mut |bytes| progress(bytes, total));
     }
     verify_logs(&db.storage, &db.logs, &db.view, &mut report);
     // A read-only database has read the manifest for its picture, and a writer may be

@@ -271,6 +271,38 @@ impl ValueTable {
         {
             return Ok(at);
         }
+        self.located(reference, key, options)
+    }
+
+    /// [`ValueTable::handle_of`] that does not believe the hint: it compares the hint with the key
+    /// blocks. For verification.
+    pub(crate) fn checked_handle(
+        &self,
+        reference: &Reference,
+        key: ValueKey<'_>,
+        options: &TableReadOptions,
+    ) -> Result<ValueHandle> {
+        let at = self.located(reference, key, options)?;
+        let hint = reference.offset.filter(|_| reference.file_no == self.no);
+        if hint.is_some_and(|hint| hint != at.offset) {
+            let what = format!(
+                "the value of key \"{}\" @{} lies here, but its reference says offset {}",
+                shown(key.user_key),
+                key.seq,
+                hint.unwrap_or(0)
+            );
+            return Err(Error::corrupt(&self.path, at.offset, what));
+        }
+        Ok(at)
+    }
+
+    /// Where the key blocks say that the value of `reference` lies, if its lengths are the same.
+    fn located(
+        &self,
+        reference: &Reference,
+        key: ValueKey<'_>,
+        options: &TableReadOptions,
+    ) -> Result<ValueHandle> {
         let at = self.locate(key, options)?;
         let lengths = (at.stored_bytes, at.raw_bytes);
         if lengths != (reference.stored_bytes, reference.raw_bytes) {

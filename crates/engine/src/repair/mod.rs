@@ -5,7 +5,8 @@
 //! original as it is.
 //!
 //! If the manifest is whole, the repaired database keeps the levels, the bucket maps and the
-//! settings. Whole tables are linked; of a damaged table the whole blocks are written anew at the
+//! settings. Whole tables and whole value files are linked (`values.rs` says what becomes of the
+//! others); of a damaged table the whole blocks are written anew at the
 //! same level, and the ranges between them are reported. If the manifest is not whole, the column
 //! families are put together from what tables and log say of themselves (`rebuild.rs`): all records
 //! are merged by their sequence numbers, so that the newest wins and a delete stays one. The
@@ -29,6 +30,7 @@ mod rebuild;
 mod report;
 mod survey;
 mod tables;
+mod values;
 mod verify;
 mod write;
 

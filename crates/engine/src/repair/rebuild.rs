@@ -10,7 +10,9 @@
 //! 1. The output has, per key, the newest value, or merge operands above the newest value or
 //!    delete.
 //! 2. A record that a newer range delete covers is not in the output.
-//! 3. Outputs are disjoint, ascending, and lie in the last level of a bucket map with one bucket.
+//! 3. A record whose separated value is lost is not in the output; the report has its key
+//!    ([`super::values`]).
+//! 4. Outputs are disjoint, ascending, and lie in the last level of a bucket map with one bucket.
 //!
 //! A table that was made by an `SstWriter` and ingested has its sequence number in the manifest
 //! alone. If no readable record of a manifest has it, its records count as older than all others.
@@ -18,7 +20,7 @@
 //! Cost: one write of all data. Memory: the range deletes, one open table per layer of
 //! overlapping tables.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -28,7 +30,11 @@ use archipelago_env::{FileSystem, IoContext, IoPurpose, OpenOptions};
 
 use super::report::{Loss, LossEffect, LossScope, RepairReport};
 use super::survey::Facts;
-use super::tables::{TableDamage, TableOutcome, last_seq_of, reader_memory, salvage, table_range};
+use super::tables::{
+    SalvageRequest, TableDamage, TableOutcome, last_seq_of, lost_values, reader_memory, salvage,
+    table_range,
+};
+use super::values::{ValueFilter, ValueStore};
 use super::write::{SortedRuns, TableFamily, Target};
 use super::{RepairJob, RepairRun};
 use crate::file_meta::{FileMeta, sst_name};
@@ -78,7 +84,8 @@ pub(super) fn rebuild(
         scope: LossScope { cf: None, range: KeyRange::all() },
     });
     let mut families = known_families(&job.survey.facts);
-    let ingested = gather_tables(job, &mut families, target.as_mut(), run)?;
+    let mut values = ValueStore::of_directory(job, &mut run.meter)?;
+    let ingested = gather_tables(job, &mut families, &mut values, target.as_mut(), run)?;
     gather_log(job, &mut families, target.as_mut(), run)?;
     let report = &mut run.report;
     // Only now is it known which families there are.
@@ -93,7 +100,15 @@ pub(super) fn rebuild(
     for (&cf, family) in &families {
         let options = Box::new(family.options.clone());
         edit.push(Change::CreateCf { cf, name: family.name.clone(), options });
-        for meta in merge_family(job.fs, cf, family, &mut target)? {
+        let merged = merge_family(job.fs, cf, family, &mut values, &mut target)?;
+        for no in value_files_of(&merged) {
+            if let Some((meta, path)) = values.whole(no) {
+                target.take_over_values(&path, meta.file_no())?;
+                edit.add_value_file(cf, meta.clone());
+                report.family(cf, &family.name).value_files_whole += 1;
+            }
+        }
+        for meta in merged {
             edit.add_file(cf, LEVELS - 1, meta);
         }
         for input in family.inputs.iter().filter(|input| input.is_temporary) {
@@ -102,6 +117,11 @@ pub(super) fn rebuild(
     }
     edit.push(Change::LastSeq(report.last_seq.max(job.survey.facts.last_seq)));
     target.finish(&edit)
+}
+
+/// The value files that `tables` refer to, ascending.
+fn value_files_of(tables: &[FileMeta]) -> BTreeSet<u64> {
+    tables.iter().flat_map(|meta| meta.refs.by_file().iter().map(|at| at.no)).collect()
 }
 
 /// The families that readable records of a manifest name. The default family always exists.
@@ -151,6 +171,7 @@ fn family_of<'a>(
 struct FoundTable {
     meta: FileMeta,
     properties: Properties,
+    reader: Arc<TableReader>,
 }
 
 /// Opens a table that no manifest describes and checks everything.
@@ -160,12 +181,13 @@ fn check_unknown(fs: &dyn FileSystem, path: &Path, no: FileNo) -> Result<FoundTa
     let meta = read_foreign_table(&file, path, no)?.meta;
     let (cache, budget) = reader_memory();
     let reader = TableReader::open(file, path, None, &cache, &budget)?;
-    Ok(FoundTable { meta, properties: reader.properties().clone() })
+    Ok(FoundTable { meta, properties: reader.properties().clone(), reader })
 }
 
 fn gather_tables(
     job: &RepairJob<'_>,
     families: &mut BTreeMap<CfId, RebuiltFamily>,
+    values: &mut ValueStore<'_>,
     mut target: Option<&mut Target>,
     run: &mut RepairRun<'_>,
 ) -> Result<Vec<MergeInput>> {
@@ -182,12 +204,13 @@ fn gather_tables(
         }
         let path = job.survey.dir.join(&name);
         match check_unknown(&**job.fs, &path, no) {
-            Ok(table) => ingested.extend(add_whole(job, families, table, path, report)),
+            Ok(table) => ingested.extend(add_whole(job, families, values, table, report)?),
             Err(error) if error.kind() == ErrorKind::Unsupported => return Err(error),
             Err(error) => {
                 let what = error.to_string();
                 let target = target.as_deref_mut();
-                add_damaged(job, families, &DamagedTable { no, path, what }, target, report)?;
+                let table = DamagedTable { no, path, what };
+                add_damaged(job, families, &table, Saving { values, target }, report)?;
             }
         }
     }
@@ -208,11 +231,12 @@ fn is_ingested(properties: &Properties) -> bool {
 fn add_whole(
     job: &RepairJob<'_>,
     families: &mut BTreeMap<CfId, RebuiltFamily>,
+    values: &mut ValueStore<'_>,
     table: FoundTable,
-    path: PathBuf,
     report: &mut RepairReport,
-) -> Option<MergeInput> {
-    let FoundTable { mut meta, properties } = table;
+) -> Result<Option<MergeInput>> {
+    let FoundTable { mut meta, properties, reader } = table;
+    let path = reader.path().to_owned();
     let facts = job.survey.facts.tables.get(&meta.no);
     let facts = facts.filter(|facts| facts.meta.unique_id == meta.unique_id);
     let mut cf = properties.cf;
@@ -220,15 +244,19 @@ fn add_whole(
         cf = facts.cf;
         meta.global_seq = facts.meta.global_seq;
     } else if is_ingested(&properties) {
-        return Some(MergeInput { path, meta, is_temporary: false });
+        return Ok(Some(MergeInput { path, meta, is_temporary: false }));
     }
     let facts = &job.survey.facts;
     if let Some(family) = family_of(facts, families, cf, &properties.cf_name, report) {
+        let lost = lost_values(&reader, cf, values)?;
         family.inputs.push(MergeInput { path, meta, is_temporary: false });
         let name = family.name.clone();
-        report.family(cf, &name).tables_whole += 1;
+        report.losses.extend(lost.losses);
+        let family = report.family(cf, &name);
+        family.tables_whole += 1;
+        family.values_lost += lost.records;
     }
-    None
+    Ok(None)
 }
 
 /// Adds a table that was ingested, of which nothing knows the family and the sequence number: to
@@ -269,19 +297,27 @@ struct DamagedTable {
     what: String,
 }
 
+/// Where the values of a damaged table may be, and where its records go.
+struct Saving<'s, 'a> {
+    values: &'s mut ValueStore<'a>,
+    target: Option<&'s mut Target>,
+}
+
 fn add_damaged(
     job: &RepairJob<'_>,
     families: &mut BTreeMap<CfId, RebuiltFamily>,
     table: &DamagedTable,
-    target: Option<&mut Target>,
+    saving: Saving<'_, '_>,
     report: &mut RepairReport,
 ) -> Result<()> {
+    let Saving { values, target } = saving;
     let facts = &job.survey.facts;
     let known = facts.tables.get(&table.no.0);
     let meta = known.map(|known| &known.meta);
     let name = sst_name(table.no);
     // A first look, without writing: which family is it of?
-    let (found, _) = salvage(&**job.fs, &table.path, meta, None)?;
+    let request = SalvageRequest { path: &table.path, meta, cf: None };
+    let found = salvage(&**job.fs, &request, values, None)?.found;
     let said = found.properties.as_ref().filter(|said| !is_ingested(said) && !found.is_foreign);
     let cf = known.map(|known| known.cf).or_else(|| said.map(|said| said.cf));
     let Some(cf) = cf else {
@@ -297,24 +333,26 @@ fn add_damaged(
     report.losses.extend(damage.losses(&found));
     let options = family.options.clone();
     let family_name = family.name.clone();
-    let mut saved = None;
-    let mut is_lost = true;
-    if let Some(target) = target {
-        let into = TableFamily { cf, name: &family_name, options: &options };
-        let (_, outcome) = salvage(&**job.fs, &table.path, meta, Some((target, into)))?;
-        if let TableOutcome::Salvaged { meta: Some(meta), .. } = outcome {
-            let path = target.dir.join(sst_name(FileNo(meta.no)));
-            saved = Some(MergeInput { path, meta: *meta, is_temporary: true });
+    let into =
+        target.map(|target| (target, TableFamily { cf, name: &family_name, options: &options }));
+    let dir = into.as_ref().map(|(target, _)| target.dir.clone());
+    let saved = salvage(&**job.fs, &SalvageRequest { cf: Some(cf), ..request }, values, into)?;
+    report.losses.extend(saved.value_losses);
+    let (is_lost, records) = match saved.outcome {
+        TableOutcome::Lost => (true, 0),
+        TableOutcome::Salvaged { records, meta } => {
+            if let (Some(meta), Some(dir)) = (meta, dir) {
+                let path = dir.join(sst_name(FileNo(meta.no)));
+                family.inputs.push(MergeInput { path, meta: *meta, is_temporary: true });
+            }
+            (false, records)
         }
-    }
-    if found.records > 0 || found.tombstones.as_ref().is_some_and(|all| !all.is_empty()) {
-        is_lost = false;
-    }
-    family.inputs.extend(saved);
+    };
     let family = report.family(cf, &family_name);
     family.tables_lost += u64::from(is_lost);
     family.tables_salvaged += u64::from(!is_lost);
-    family.records_salvaged += found.records;
+    family.records_salvaged += records;
+    family.values_lost += saved.values_lost;
     Ok(())
 }
 
@@ -419,6 +457,7 @@ fn merge_family(
     fs: &Arc<dyn FileSystem>,
     cf: CfId,
     family: &RebuiltFamily,
+    values: &mut ValueStore<'_>,
     target: &mut Target,
 ) -> Result<Vec<FileMeta>> {
     let runs = runs_of(fs, family.inputs.clone());
@@ -431,6 +470,7 @@ fn merge_family(
     let into = TableFamily { cf, name: &family.name, options: &family.options };
     let mut output = MergeOutput {
         target,
+        values: ValueFilter::new(values, cf),
         family: into,
         tombstones: TombstoneSet::new(&tombstones),
         open: None,
@@ -461,8 +501,10 @@ struct PendingRecord {
 }
 
 /// Writes what counts of each key.
-struct MergeOutput<'a> {
+struct MergeOutput<'a, 'v> {
     target: &'a mut Target,
+    /// Says where the values of records lie. What it drops is in the report already.
+    values: ValueFilter<'a, 'v>,
     family: TableFamily<'a>,
     tombstones: TombstoneSet,
     open: Option<TableBuilder>,
@@ -474,7 +516,7 @@ struct MergeOutput<'a> {
     is_decided: bool,
 }
 
-impl MergeOutput<'_> {
+impl MergeOutput<'_, '_> {
     /// The next record in internal-key order.
     fn record(&mut self, encoded: &[u8], value: &[u8]) -> Result<()> {
         let Some(record) = key::KeyRef::decode(encoded) else { return Ok(()) };
@@ -514,6 +556,8 @@ impl MergeOutput<'_> {
         if kind == Kind::Delete || deleted.is_some_and(|deleted| deleted > seq) {
             return Ok(());
         }
+        let internal = key::encode(&user_key, seq, kind);
+        let Some((internal, value)) = self.values.pass(&internal, &value) else { return Ok(()) };
         let starts_key = self
             .open
             .as_ref()
@@ -528,7 +572,7 @@ impl MergeOutput<'_> {
             Some(table) => table,
             None => self.open.insert(self.target.table(self.family)?),
         };
-        table.add(&key::encode(&user_key, seq, kind), &value)
+        table.add(&internal, &value)
     }
 
     fn close(&mut self) -> Result<()> {

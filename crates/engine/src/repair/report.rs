@@ -66,6 +66,12 @@ pub struct RepairedFamily {
     pub tables_lost: u64,
     /// Records that were saved out of damaged tables.
     pub records_salvaged: u64,
+    /// Value files that were taken over whole.
+    pub value_files_whole: u64,
+    /// Value files that are damaged or missing. Of these every readable value was saved.
+    pub value_files_damaged: u64,
+    /// Records that were dropped because their separated values are lost.
+    pub values_lost: u64,
 }
 
 impl RepairedFamily {
@@ -77,6 +83,9 @@ impl RepairedFamily {
             tables_salvaged: 0,
             tables_lost: 0,
             records_salvaged: 0,
+            value_files_whole: 0,
+            value_files_damaged: 0,
+            values_lost: 0,
         }
     }
 }
@@ -174,6 +183,14 @@ impl fmt::Display for RepairReport {
                 family.records_salvaged,
                 family.tables_lost
             )?;
+            let (whole, damaged) = (family.value_files_whole, family.value_files_damaged);
+            if whole + damaged + family.values_lost > 0 {
+                writeln!(
+                    f,
+                    "     {whole} value files whole, {damaged} damaged or missing; {} values lost",
+                    family.values_lost
+                )?;
+            }
         }
         writeln!(f, "Log: {} records", self.log_records)?;
         for loss in &self.losses {

@@ -2,8 +2,8 @@
 //!
 //! A manifest that is whole is followed to the letter. If it is not, every manifest in the
 //! directory is read record by record, whole records alone, for what they know ([`Facts`]):
-//! families and their settings, which table belongs to which family, the sequence number of
-//! ingested tables, and which tables were removed. Nothing is changed.
+//! families and their settings, which table and value file belongs to which family, the sequence
+//! number of ingested tables, which tables were removed, and which value file inherited from which. Nothing is changed.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -18,6 +18,7 @@ use crate::manifest::edit::{Change, VersionEdit};
 use crate::manifest::log::{Header, ManifestReader};
 use crate::manifest::{Evidence, Identity, State, file_number, read_state};
 use crate::options::CfOptions;
+use crate::value_ref::ValueFileMeta;
 
 /// What is known of a column family.
 #[derive(Clone, Debug)]
@@ -34,6 +35,13 @@ pub(super) struct TableFacts {
     pub(super) meta: FileMeta,
 }
 
+/// What is known of a value file.
+#[derive(Clone, Debug)]
+pub(super) struct ValueFacts {
+    pub(super) cf: CfId,
+    pub(super) meta: ValueFileMeta,
+}
+
 /// What the whole records of all manifests say, the later ones last.
 #[derive(Debug, Default)]
 pub(super) struct Facts {
@@ -41,6 +49,10 @@ pub(super) struct Facts {
     pub(super) tables: HashMap<u64, TableFacts>,
     /// Tables that a record removed and no later one added.
     pub(super) removed: HashSet<u64>,
+    /// Value files, also those that a record removed.
+    pub(super) values: HashMap<u64, ValueFacts>,
+    /// Heir of each value file that a garbage collection replaced, path-compressed.
+    pub(super) heirs: BTreeMap<u64, u64>,
     pub(super) log_floor: FileNo,
     pub(super) last_seq: SeqNo,
 }
@@ -196,6 +208,15 @@ impl Facts {
                 self.removed.remove(&meta.no);
                 let meta = meta.as_ref().clone();
                 self.tables.insert(meta.no, TableFacts { cf: *cf, meta });
+            }
+            Change::AddValueFile { cf, meta } => {
+                let meta = meta.as_ref().clone();
+                self.values.insert(meta.no, ValueFacts { cf: *cf, meta });
+            }
+            Change::Inherit { old, heir, .. } => {
+                let (old, heir) = (old.0, heir.0);
+                self.heirs.values_mut().filter(|at| **at == old).for_each(|at| *at = heir);
+                self.heirs.insert(old, heir);
             }
             Change::LogFloor(no) => self.log_floor = self.log_floor.max(*no),
             Change::LastSeq(seq) => self.last_seq = self.last_seq.max(*seq),

@@ -13,12 +13,19 @@ use archipelago_env::{FileSystem, IoContext, IoPurpose, OpenOptions};
 
 use super::log::LogSource;
 use super::report::{Loss, LossEffect, LossScope, RepairReport};
+use super::values::{ValueFilter, ValueStore};
 use super::write::{TableFamily, Target};
 use super::{RepairJob, RepairRun};
-use crate::file_meta::{FileMeta, sst_name};
+use crate::file_meta::{FileMeta, sst_name, value_file_name};
+use crate::iter::InternalIterator;
 use crate::key::KeyRange;
 use crate::manifest::{Change, State, VersionEdit};
-use crate::sst::{BlockCache, TableBuilder, TableReader, TableSalvage, salvage_table};
+use crate::sst::{
+    BlockCache, TableBuilder, TableReadOptions, TableReader, TableSalvage, salvage_table,
+};
+
+/// Readahead of a walk over a table.
+const READAHEAD_BYTES: u64 = 256 << 10;
 
 /// Reads a whole table and checks everything: the error names what is wrong. Returns the open
 /// table.
@@ -52,27 +59,55 @@ pub(super) enum TableOutcome {
     Salvaged { records: u64, meta: Option<Box<FileMeta>> },
 }
 
-/// Saves what a damaged table still has.
+/// What was saved of a table.
+pub(super) struct SavedTable {
+    pub(super) found: TableSalvage,
+    pub(super) outcome: TableOutcome,
+    /// What was lost with value files.
+    pub(super) value_losses: Vec<Loss>,
+    /// Records that were dropped because their values are lost.
+    pub(super) values_lost: u64,
+}
+
+/// A table to be written anew.
+pub(super) struct SalvageRequest<'a> {
+    pub(super) path: &'a Path,
+    /// What a manifest knows of the table.
+    pub(super) meta: Option<&'a FileMeta>,
+    /// Family of its values. `None` if only its properties are of interest: then no value is
+    /// looked for.
+    pub(super) cf: Option<CfId>,
+}
+
+/// Saves what a table still has: the records of its whole blocks whose values survive.
 pub(super) fn salvage(
     fs: &dyn FileSystem,
-    path: &Path,
-    meta: Option<&FileMeta>,
+    request: &SalvageRequest<'_>,
+    values: &mut ValueStore<'_>,
     mut target: Option<(&mut Target, TableFamily<'_>)>,
-) -> Result<(TableSalvage, TableOutcome)> {
+) -> Result<SavedTable> {
+    let SalvageRequest { path, meta, cf } = *request;
     let context = IoContext::sst(IoPurpose::Maintenance, 0);
     let file = fs.open(path, context, OpenOptions::default())?;
     let mut table: Option<TableBuilder> = None;
+    let mut filter = cf.map(|cf| ValueFilter::new(values, cf));
     let found = salvage_table(&*file, path, meta, &mut |key, value| {
+        let Some(filter) = &mut filter else { return Ok(()) };
+        let Some((key, value)) = filter.pass(key, value) else { return Ok(()) };
         let Some((target, family)) = &mut target else { return Ok(()) };
         let builder = match &mut table {
             Some(builder) => builder,
             None => table.insert(target.table(*family)?),
         };
-        builder.add(key, value)
+        builder.add(&key, &value)
     })?;
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let value_losses = filter.as_ref().map(|filter| filter.losses(&name)).unwrap_or_default();
+    let values_lost = filter.as_ref().map_or(0, ValueFilter::lost_records);
+    let records = filter.as_ref().map_or(found.records, |filter| filter.kept);
     let tombstones = found.tombstones.as_deref().unwrap_or_default();
-    if found.records == 0 && tombstones.is_empty() {
-        return Ok((found, TableOutcome::Lost));
+    if records == 0 && tombstones.is_empty() {
+        return Ok(SavedTable { found, outcome: TableOutcome::Lost, value_losses, values_lost });
     }
     let mut saved = None;
     if let Some((target, family)) = target {
@@ -83,8 +118,41 @@ pub(super) fn salvage(
         tombstones.iter().try_for_each(|tombstone| builder.add_tombstone(tombstone))?;
         saved = Some(Box::new(builder.finish()?));
     }
-    let records = found.records;
-    Ok((found, TableOutcome::Salvaged { records, meta: saved }))
+    let outcome = TableOutcome::Salvaged { records, meta: saved };
+    Ok(SavedTable { found, outcome, value_losses, values_lost })
+}
+
+/// What was lost with value files of an undamaged table.
+pub(super) struct LostOfTable {
+    /// Whether every record keeps its value and its reference.
+    pub(super) is_unchanged: bool,
+    pub(super) losses: Vec<Loss>,
+    pub(super) records: u64,
+}
+
+/// Looks for the value of every reference of an undamaged table.
+pub(super) fn lost_values(
+    table: &Arc<TableReader>,
+    cf: CfId,
+    values: &mut ValueStore<'_>,
+) -> Result<LostOfTable> {
+    let mut filter = ValueFilter::new(values, cf);
+    if !table.properties().refs.is_empty() {
+        let context = IoContext::sst(IoPurpose::Maintenance, 0);
+        let mut records = table.iter(TableReadOptions::job(context, READAHEAD_BYTES));
+        records.seek_to_first();
+        while records.valid() {
+            filter.pass(records.key(), records.value());
+            records.next();
+        }
+        records.status()?;
+    }
+    let name = table.path().file_name().unwrap_or_default().to_string_lossy();
+    Ok(LostOfTable {
+        is_unchanged: filter.is_unchanged,
+        losses: filter.losses(&name),
+        records: filter.lost_records(),
+    })
 }
 
 /// A table that is not whole.
@@ -124,16 +192,18 @@ pub(super) fn repair_by_manifest(
     run: &mut RepairRun<'_>,
 ) -> Result<()> {
     let RepairRun { report, meter } = run;
+    let mut values = ValueStore::of_manifest(job, state, report, meter)?;
     let mut edit = VersionEdit::new();
     for change in state.snapshot().changes {
         let Change::AddFile { cf, level, meta } = change else {
-            edit.push(change);
+            keep_change(change, &values, target.as_ref(), &mut edit)?;
             continue;
         };
         let Some(known) = state.cfs.get(&cf) else { continue };
         report.family(cf, &known.name);
         let family = TableFamily { cf, name: &known.name, options: known.version.options() };
-        let kept = repair_table(job, &meta, level, family, target.as_mut(), report)?;
+        let damaged = NamedTable { meta: &meta, level, family };
+        let kept = repair_table(job, damaged, &mut values, target.as_mut(), report)?;
         meter.add(meta.size_bytes);
         if let Some(kept) = kept {
             edit.add_file(cf, level, kept);
@@ -167,31 +237,68 @@ pub(super) fn repair_by_manifest(
     }
 }
 
+/// Takes over a change of the original's manifest that adds no table. Damaged value files and what
+/// they inherited stay behind, because no reference to them is kept. Invalid files stay behind as
+/// well: garbage collection looks keys up without them.
+fn keep_change(
+    change: Change,
+    values: &ValueStore<'_>,
+    target: Option<&Target>,
+    edit: &mut VersionEdit,
+) -> Result<()> {
+    let value_file = match &change {
+        Change::AddInvalidFile { .. } => return Ok(()),
+        Change::AddValueFile { meta, .. } => Some(meta.no),
+        Change::Inherit { heir, .. } => Some(heir.0),
+        _ => None,
+    };
+    let whole = value_file.map(|no| values.whole(no));
+    if matches!(whole, Some(None)) {
+        return Ok(());
+    }
+    if let (Change::AddValueFile { meta, .. }, Some(Some((_, path))), Some(target)) =
+        (&change, whole, target)
+    {
+        target.take_over_values(&path, meta.file_no())?;
+    }
+    edit.push(change);
+    Ok(())
+}
+
+/// A table that the manifest names.
+#[derive(Clone, Copy)]
+struct NamedTable<'a> {
+    meta: &'a FileMeta,
+    level: usize,
+    family: TableFamily<'a>,
+}
+
 /// What takes the place of one table; `None` if nothing of it is left.
 fn repair_table(
     job: &RepairJob<'_>,
-    meta: &FileMeta,
-    level: usize,
-    family: TableFamily<'_>,
+    NamedTable { meta, level, family }: NamedTable<'_>,
+    values: &mut ValueStore<'_>,
     mut target: Option<&mut Target>,
     report: &mut RepairReport,
 ) -> Result<Option<FileMeta>> {
     let name = sst_name(FileNo(meta.no));
     let path = job.survey.dir.join(&name);
     let context = IoContext::sst(IoPurpose::Maintenance, level as u8);
-    let error = match check_table(&**job.fs, &path, meta, context) {
-        Ok(_) => {
+    let checked = check_table(&**job.fs, &path, meta, context)
+        .and_then(|table| lost_values(&table, family.cf, values));
+    let error = match checked {
+        Ok(lost) if lost.is_unchanged => {
             if let Some(target) = target {
                 target.take_over(&path, FileNo(meta.no))?;
             }
             report.family(family.cf, family.name).tables_whole += 1;
             return Ok(Some(meta.clone()));
         }
+        Ok(_) => None,
         Err(error) if error.kind() == ErrorKind::Unsupported => return Err(error),
-        Err(error) => error,
+        Err(error) => Some(error),
     };
     let whole = table_range(meta);
-    let what = format!("{error} (level {level})");
     if job.survey.len_of(&name).is_none() {
         let scope = LossScope { cf: Some(family.cf), range: whole };
         let what = format!("the table of level {level} is missing, with {} records", meta.entries);
@@ -200,11 +307,17 @@ fn repair_table(
         return Ok(None);
     }
     let into = target.as_mut().map(|target| (&mut **target, family));
-    let (found, outcome) = salvage(&**job.fs, &path, Some(meta), into)?;
-    let damage = TableDamage { cf: family.cf, file: &name, what: &what, whole };
-    report.losses.extend(damage.losses(&found));
+    let request = SalvageRequest { path: &path, meta: Some(meta), cf: Some(family.cf) };
+    let saved = salvage(&**job.fs, &request, values, into)?;
+    if let Some(error) = error {
+        let what = format!("{error} (level {level})");
+        let damage = TableDamage { cf: family.cf, file: &name, what: &what, whole };
+        report.losses.extend(damage.losses(&saved.found));
+    }
+    report.losses.extend(saved.value_losses);
     let family = report.family(family.cf, family.name);
-    match outcome {
+    family.values_lost += saved.values_lost;
+    match saved.outcome {
         TableOutcome::Lost => {
             family.tables_lost += 1;
             Ok(None)
@@ -228,6 +341,19 @@ fn note_strays(job: &RepairJob<'_>, state: &State, report: &mut RepairReport) {
         report.notes.push(format!(
             "{strays} tables that the manifest does not name were left out: outputs of interrupted \
              work, or tables that were replaced"
+        ));
+    }
+    let named: std::collections::HashSet<u64> = state
+        .cfs
+        .values()
+        .flat_map(|known| known.version.values().files().map(|(file, _)| file.no))
+        .collect();
+    let files = job.survey.numbers(value_file_name);
+    let strays = files.iter().filter(|no| !named.contains(&no.0)).count();
+    if strays > 0 {
+        report.notes.push(format!(
+            "{strays} value files that the manifest does not name were left out: outputs of \
+             interrupted work, or files that were replaced"
         ));
     }
 }

@@ -125,9 +125,8 @@ fn check_named_files(
     progress: &mut dyn FnMut(RepairProgress),
 ) {
     let versions = || state.cfs.values().map(|known| &known.version);
-    let table_bytes = |version: &Arc<Version>| -> u64 {
-        version.files().map(|(_, file)| file.size_bytes).sum()
-    };
+    let table_bytes =
+        |version: &Arc<Version>| -> u64 { version.files().map(|(_, file)| file.size_bytes).sum() };
     let bytes_total =
         versions().map(|version| table_bytes(version) + version.values().file_bytes()).sum();
     let mut told = RepairProgress { bytes_done: 0, bytes_total };

@@ -10,7 +10,7 @@ use archipelago_env::{CreateOptions, FileClass, FileSystem, IoContext, IoPurpose
 
 use super::LinkTables;
 use crate::db::copy_file;
-use crate::file_meta::{FileMeta, log_name, sst_name};
+use crate::file_meta::{FileMeta, log_name, sst_name, value_file_name};
 use crate::key::{self, Kind};
 use crate::live_file::Trash;
 use crate::manifest::{Exporter, State, StateBuilder, VersionEdit};
@@ -63,14 +63,23 @@ impl Target {
 
     /// Brings a whole table in under its old name.
     pub(super) fn take_over(&self, from: &Path, no: FileNo) -> Result<()> {
-        let to = self.dir.join(sst_name(no));
+        self.take_over_as(from, &sst_name(no), FileClass::Sst)
+    }
+
+    /// Brings a whole value file in under its old name.
+    pub(super) fn take_over_values(&self, from: &Path, no: FileNo) -> Result<()> {
+        self.take_over_as(from, &value_file_name(no), FileClass::ValueSst)
+    }
+
+    fn take_over_as(&self, from: &Path, name: &str, class: FileClass) -> Result<()> {
+        let to = self.dir.join(name);
         if self.links == LinkTables::Yes {
             match self.fs.link(from, &to) {
                 Err(error) if error.kind() == ErrorKind::Unsupported => {}
                 linked => return linked,
             }
         }
-        copy_file(&*self.fs, from, &to, FileClass::Sst)
+        copy_file(&*self.fs, from, &to, class)
     }
 
     /// A new table.
@@ -119,7 +128,12 @@ impl Target {
         let trash = Arc::new(Trash::default());
         let mut builder = StateBuilder::new(State::default());
         builder.apply(edit)?;
-        let mut state = builder.finish(&trash)?.state;
+        let built = builder.finish(&trash)?;
+        let mut state = built.state;
+        for (_, no) in built.unreferenced {
+            // The tables that referred to the file are lost, and nothing names it.
+            self.fs.remove(&self.dir.join(value_file_name(no)))?;
+        }
         let no = self.allocate();
         state.next_file_no = state.next_file_no.max(self.next_no);
         self.fs.sync_dir(&self.dir)?;

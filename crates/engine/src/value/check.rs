@@ -145,8 +145,10 @@ impl<'a> ValueCheck<'a> {
             self.unreadable.insert(file.no);
         }
         checked.map_err(|error| {
-            let what =
-                format!("{} records of {} tables refer to this value file", refs.records, refs.tables);
+            let what = format!(
+                "{} records of {} tables refer to this value file",
+                refs.records, refs.tables
+            );
             Error::with_source(error.kind(), format!("{error}; {what}"), error)
         })
     }

@@ -176,8 +176,7 @@ fn cut_at_buckets(
             continue;
         }
         let cuts = map.boundaries().to_vec();
-        let output =
-            compaction::output_spec(db, family, 0, cuts, Vec::new(), meta.size_bytes);
+        let output = compaction::output_spec(db, family, 0, cuts, Vec::new(), meta.size_bytes);
         // A cut writes the same records again. A later compaction separates their values.
         let output = OutputSpec { values: ValueSpec::default(), ..output };
         let spec = CompactionSpec {

@@ -84,7 +84,9 @@ fn open_values(db: &DbInner, file: &LiveValueFile) -> Result<Option<OpenedFile>>
         Ok(file) => Ok(Some(OpenedFile { path, file })),
         Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
         Err(_) if db.context.options().read_only => Ok(None),
-        Err(_) => Err(Error::corrupt(&path, 0, "the file is missing, though the manifest names it")),
+        Err(_) => {
+            Err(Error::corrupt(&path, 0, "the file is missing, though the manifest names it"))
+        }
     }
 }
 

@@ -21,7 +21,7 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwapOption;
 use archipelago_base::budget::ByteBudget;
-use archipelago_base::{Error, FileNo, Result, SeqNo};
+use archipelago_base::{CfId, Error, FileNo, Result, SeqNo};
 use archipelago_env::{IoContext, RandomFile};
 use parking_lot::Mutex;
 
@@ -479,6 +479,28 @@ impl ValueTable {
         let what = format!("{has} of key \"{}\" @{}", shown(key.user_key), key.seq);
         Error::corrupt(&self.path, self.value_bytes, what)
     }
+}
+
+/// What a value file says of itself.
+#[derive(Clone, Debug)]
+pub(crate) struct DescribedValues {
+    /// What a manifest would know of it, without the checksum of the whole file.
+    pub(crate) meta: ValueFileMeta,
+    /// Column family of its values.
+    pub(crate) cf: CfId,
+}
+
+/// What the value file at `path` says of itself. Checks its footer, its properties and its index
+/// alone.
+pub(crate) fn described_values(
+    file: &Arc<dyn RandomFile>,
+    path: &Path,
+    no: FileNo,
+) -> Result<DescribedValues> {
+    let budget = ByteBudget::unlimited();
+    let cache = BlockCache::new(0, &budget);
+    let found = ValueTable::open_foreign(file, path, no, &cache, &budget)?;
+    Ok(DescribedValues { cf: found.keys.properties().cf, meta: found.meta })
 }
 
 fn shown(key: &[u8]) -> String {

@@ -152,7 +152,7 @@ fn check_named_files(
 }
 
 /// Opens a value file that the manifest names.
-pub(super) fn open_named(
+fn open_named(
     fs: &dyn FileSystem,
     survey: &Survey,
     file: &LiveValueFile,

@@ -17,6 +17,7 @@ pub mod options;
 pub mod pinned;
 pub mod table_content;
 pub mod tombstone;
+mod value_check;
 pub mod value_ref;
 
 pub mod cache;

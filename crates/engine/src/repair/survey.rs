@@ -3,7 +3,8 @@
 //! A manifest that is whole is followed to the letter. If it is not, every manifest in the
 //! directory is read record by record, whole records alone, for what they know ([`Facts`]):
 //! families and their settings, which table and value file belongs to which family, the sequence
-//! number of ingested tables, which tables were removed, and which value file inherited from which. Nothing is changed.
+//! number of ingested tables, which tables were removed, and which value file inherited from which.
+//! Nothing is changed.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::{Path, PathBuf};

@@ -32,7 +32,7 @@ use crate::pinned::PinnedSlice;
 use crate::sst::value_file::{DescribedValues, described_values};
 use crate::sst::{read_foreign_value_file, verify_value_file};
 use crate::value::ValueKey;
-use crate::value::check::{OpenedFile, ValueTables, key_options};
+use crate::value_check::{OpenedFile, ValueTables, key_options};
 use crate::value_ref::{Reference, ValueFileMeta};
 
 /// Ranges that one loss of a table may have. Further ones become one range with their neighbour.

@@ -22,7 +22,7 @@ use crate::live_file::LiveValueFile;
 use crate::manifest::identity::current;
 use crate::manifest::{Identity, State};
 use crate::sst::{TableReader, read_foreign_table, read_foreign_value_file};
-use crate::value::check::{OpenedFile, ValueCheck};
+use crate::value_check::{OpenedFile, ValueCheck};
 use crate::version::Version;
 
 /// What a verification of files found.
@@ -152,11 +152,7 @@ fn check_named_files(
 }
 
 /// Opens a value file that the manifest names.
-fn open_named(
-    fs: &dyn FileSystem,
-    survey: &Survey,
-    file: &LiveValueFile,
-) -> Result<OpenedFile> {
+fn open_named(fs: &dyn FileSystem, survey: &Survey, file: &LiveValueFile) -> Result<OpenedFile> {
     let name = value_file_name(file.file_no());
     let path = survey.dir.join(&name);
     if survey.len_of(&name).is_none() {

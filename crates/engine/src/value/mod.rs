@@ -5,7 +5,6 @@
 //! the tables, because a value file ends with a table of handles in the same block frame. Paper:
 //! Terark-DS §2.2.
 
-pub(crate) mod check;
 mod key_list;
 
 #[expect(unused_imports, reason = "flushes, compactions and reads will use them")]

@@ -6,7 +6,7 @@
 //! Thread-safety: any thread may verify, also while others write.
 //! Failure: damage is listed in the report. An error is returned only for a closed database.
 //! Cost: reads all tables and value files twice and closed log segments once; tables with separated
-//! values a third time ([`crate::value::check`]).
+//! values a third time ([`crate::value_check`]).
 
 use archipelago_base::{Error, ErrorKind, Result, SeqNo};
 use archipelago_env::{FileClass, IoContext, IoPurpose, OpenOptions};
@@ -20,7 +20,7 @@ use crate::file_meta::{log_name, value_file_name};
 use crate::live_file::LiveValueFile;
 use crate::lock_order::Order;
 use crate::options::RecoveryMode;
-use crate::value::check::{OpenedFile, ValueCheck};
+use crate::value_check::{OpenedFile, ValueCheck};
 use crate::wal::{ReadRequest, SegmentFile, read_segment};
 
 /// Result of a verification.

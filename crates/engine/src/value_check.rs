@@ -22,12 +22,12 @@ use archipelago_base::budget::ByteBudget;
 use archipelago_base::{Error, ErrorKind, Result};
 use archipelago_env::{FileClass, IoContext, IoPurpose, RandomFile};
 
-use super::{ValueKey, ValueTable};
 use crate::file_meta::FileMeta;
 use crate::iter::InternalIterator;
 use crate::key::{KeyRef, Kind};
 use crate::live_file::LiveValueFile;
 use crate::sst::{BlockCache, TableReadOptions, TableReader};
+use crate::value::{ValueKey, ValueTable};
 use crate::value_ref::{Reference, ValueFileMeta};
 use crate::version::{ReferenceSum, Version};
 

@@ -7,7 +7,7 @@
 //! the cache. Nobody counts references by hand.
 
 use std::ops::Deref;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use arc_swap::ArcSwapOption;
@@ -45,6 +45,8 @@ impl Trashed {
 #[derive(Debug, Default)]
 pub struct Trash {
     files: Mutex<Vec<Trashed>>,
+    /// Bytes of the tables and value files that are obsolete and still have a holder.
+    pinned_bytes: AtomicU64,
 }
 
 impl Trash {
@@ -57,6 +59,23 @@ impl Trash {
     #[must_use]
     pub fn take(&self) -> Vec<Trashed> {
         std::mem::take(&mut self.files.lock())
+    }
+
+    /// Bytes of the tables and value files that no newest version names and that an older version
+    /// still holds, for example of an iterator, a snapshot or a job.
+    #[must_use]
+    pub fn pinned_bytes(&self) -> u64 {
+        self.pinned_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Notes that only older versions hold a file of `bytes` from now on.
+    fn pin(&self, bytes: u64) {
+        self.pinned_bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Notes that nothing holds a pinned file of `bytes` any more.
+    fn unpin(&self, bytes: u64) {
+        self.pinned_bytes.fetch_sub(bytes, Ordering::Relaxed);
     }
 
     /// Whether nothing waits to be removed.
@@ -123,7 +142,9 @@ impl LiveFile {
 
     /// No later version holds the file: it goes to the trash with its last holder.
     pub fn mark_obsolete(&self) {
-        self.obsolete.store(true, Ordering::Release);
+        if !self.obsolete.swap(true, Ordering::AcqRel) {
+            self.trash.pin(self.meta.size_bytes);
+        }
     }
 }
 
@@ -144,6 +165,7 @@ impl std::fmt::Debug for LiveFile {
 impl Drop for LiveFile {
     fn drop(&mut self) {
         if *self.obsolete.get_mut() {
+            self.trash.unpin(self.meta.size_bytes);
             self.trash.push(Trashed::Table(self.meta.file_no(), self.reader.swap(None)));
         }
     }
@@ -194,7 +216,9 @@ impl LiveValueFile {
 
     /// No later version holds the file: it goes to the trash with its last holder.
     pub fn mark_obsolete(&self) {
-        self.obsolete.store(true, Ordering::Release);
+        if !self.obsolete.swap(true, Ordering::AcqRel) {
+            self.trash.pin(self.meta.size_bytes);
+        }
     }
 }
 
@@ -215,6 +239,7 @@ impl std::fmt::Debug for LiveValueFile {
 impl Drop for LiveValueFile {
     fn drop(&mut self) {
         if *self.obsolete.get_mut() {
+            self.trash.unpin(self.meta.size_bytes);
             self.trash.push(Trashed::Value(self.meta.file_no(), self.reader.swap(None)));
         }
     }

@@ -62,7 +62,7 @@ pub use archipelago_compute::{ComputeNode, Settings, Storage, default_dir, load_
 pub use archipelago_engine::db::{
     BucketChange, BucketInfo, ColumnFamily, CompactRangeOptions, Components, Db, DiskReport, Entry,
     IngestOptions, Iter, LastLevel, LevelInfo, OnProgress, ReadOptions, Report, Snapshot,
-    VerifyReport,
+    SpaceInfo, ValueFileInfo, ValuesReport, VerifyReport,
 };
 pub use archipelago_engine::disk_space::{SpaceState, SpaceUse};
 pub use archipelago_engine::job::Cancel;

@@ -14,7 +14,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use archipelago::inspect::DumpedRecords;
 use archipelago::{
     Cancel, ColumnFamily, CompactRangeOptions, Components, Db as Database, DbOptions, Error,
-    GroupAccess, KeyRange, LastLevel, ReadOptions, Result, Storage, WriteOptions,
+    GroupAccess, KeyRange, LastLevel, ReadOptions, Result, Storage, ValueFileInfo, ValuesReport,
+    WriteOptions,
 };
 use archipelago_base::spawn::{Spawn, SystemSpawn};
 use clap::{Args, Subcommand};
@@ -115,6 +116,19 @@ enum Tool {
     /// Print levels, buckets, memory and counters.
     #[command(after_help = "Example:\n  archipelago db --dir ./data stats")]
     Stats,
+    /// Print the value files of a family, the one with the most garbage first.
+    ///
+    /// Value files hold values that are separated from the tables (value_separation_bytes). For
+    /// each file the command prints its size, its valid bytes and its garbage, the records that
+    /// refer to it, its age, and the files from which it inherited. The last lines show live,
+    /// exposed, hidden and pinned bytes, and the bound.
+    #[command(after_help = "Examples:\n  archipelago db --dir ./data values\n  \
+                            archipelago db --dir ./data values --json")]
+    Values {
+        /// Print one JSON object.
+        #[arg(long)]
+        json: bool,
+    },
     /// Print the buckets of a family, or change a boundary between two buckets.
     #[command(after_help = "Examples:\n  archipelago db --dir ./data buckets\n  \
                       archipelago db --dir ./data buckets split 0 --at user:5000")]
@@ -282,6 +296,8 @@ fn run_tool(db: &Database, cf: &ColumnFamily, tool: Tool) -> Result<()> {
         }
         Tool::Delete { key } => db.delete_with(cf, &unescape(&key)?, &WriteOptions::synced()),
         Tool::Scan { .. } => scan(db, cf, tool),
+        Tool::Values { json: false } => print(&db.values(cf)?.to_string()),
+        Tool::Values { json: true } => print(&values_json(&db.values(cf)?)),
         Tool::Buckets { change: None } => {
             print(&db.property(cf, "archipelago.bucketstats").unwrap_or_default())
         }
@@ -307,6 +323,79 @@ fn run_tool(db: &Database, cf: &ColumnFamily, tool: Tool) -> Result<()> {
         | Tool::Manifest { .. }
         | Tool::Sst { .. } => Ok(()),
     }
+}
+
+/// A text as a JSON string.
+fn json_text(text: &str) -> String {
+    let mut out = String::from("\"");
+    for letter in text.chars() {
+        match letter {
+            '"' | '\\' => out.extend(['\\', letter]),
+            letter if letter.is_control() => {
+                out.push_str(&format!("\\u{:04x}", u32::from(letter)));
+            }
+            letter => out.push(letter),
+        }
+    }
+    out.push('"');
+    out
+}
+
+/// The report on value files as one JSON object and a line end.
+fn values_json(report: &ValuesReport) -> String {
+    let file = |file: &ValueFileInfo| {
+        let age_ms = report.unix_ms.saturating_sub(file.created_unix_ms);
+        format!(
+            "{{\"no\":{},\"bytes\":{},\"value_bytes\":{},\"valid_bytes\":{},\"garbage_bytes\":{},\
+             \"garbage_share\":{:.6},\"records\":{},\"references\":{},\"tables\":{},\"age_ms\":{age_ms},\
+             \"ancestors\":{:?}}}",
+            file.no,
+            file.file_bytes,
+            file.value_bytes,
+            file.valid_bytes,
+            file.garbage_bytes(),
+            file.garbage_share(),
+            file.records,
+            file.references,
+            file.tables,
+            file.ancestors
+        )
+    };
+    let files: Vec<String> = report.files.iter().map(file).collect();
+    let space = report.space.map_or_else(
+        || "null".to_owned(),
+        |space| {
+            format!(
+                "{{\"live_bytes\":{},\"hidden_bytes\":{},\"hidden_bytes_max\":{},\
+                 \"shadow_share\":{:.6},\"debt_bytes\":{},\"allowed_bytes\":{},\
+                 \"cannot_keep_bound\":{}}}",
+                space.live_bytes,
+                space.hidden_bytes,
+                space.hidden_bytes_max,
+                space.shadow_share,
+                space.debt_bytes,
+                space.allowed_bytes.map_or_else(|| "null".to_owned(), |bytes| bytes.to_string()),
+                space.cannot_keep_bound
+            )
+        },
+    );
+    format!(
+        "{{\"family\":{},\"value_separation_bytes\":{},\"space_amplification_max\":{},\
+         \"table_bytes\":{},\"file_bytes\":{},\"valid_bytes\":{},\"exposed_bytes\":{},\
+         \"references\":{},\"pinned_bytes\":{},\"in_flight_bytes\":{},\"space\":{space},\
+         \"files\":[{}]}}\n",
+        json_text(&report.family),
+        report.separation_bytes,
+        report.space_amplification_max,
+        report.table_bytes,
+        report.file_bytes(),
+        report.valid_bytes(),
+        report.exposed_bytes(),
+        report.references(),
+        report.pinned_bytes,
+        report.in_flight_bytes,
+        files.join(",")
+    )
 }
 
 fn get(db: &Database, cf: &ColumnFamily, key: &str) -> Result<()> {

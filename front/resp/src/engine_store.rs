@@ -52,13 +52,19 @@ thread_local! {
 }
 
 /// Properties of the database that INFO shows.
-const PROPERTIES: [&str; 15] = [
+const PROPERTIES: [&str; 21] = [
     "health",
     "estimate-num-keys",
     "latest-sequence-number",
     "cur-size-all-mem-tables",
     "num-immutable-mem-table",
     "total-sst-files-size",
+    "num-value-files",
+    "value-file-bytes",
+    "value-valid-bytes",
+    "value-exposed-bytes",
+    "value-hidden-bytes",
+    "pinned-file-bytes",
     "estimate-pending-compaction-bytes",
     "block-cache-usage",
     "block-cache-hit",

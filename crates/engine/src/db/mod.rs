@@ -40,6 +40,7 @@ pub(crate) use admin::checkpoint::copy as copy_file;
 pub use admin::compact_range::{CompactRangeOptions, LastLevel, OnProgress};
 pub use admin::ingest::IngestOptions;
 pub use admin::report::{LevelInfo, Report};
+pub use admin::values::{SpaceInfo, ValueFileInfo, ValuesReport};
 pub use admin::verify::VerifyReport;
 pub use background::flush_plan;
 use background::scheduler::Workers;

@@ -9,8 +9,8 @@
 //!
 //! The export links the tables, value files and invalid files where the file system can (they are
 //! immutable), and copies them otherwise. All keep their numbers, so that references and their
-//! hints stay true. It writes what lies in memtables to L0 tables of its own, without the records of
-//! later writes. So a checkpoint has no log, and nothing that happens to the log of the original
+//! hints stay true. It writes what lies in memtables to L0 tables of its own, without the records
+//! of later writes. So a checkpoint has no log, and nothing that happens to the log of the original
 //! matters to it: writes past the log, segments that are rotated, reused or removed, a log that
 //! cannot be synced. `CURRENT` is written last: before it, the directory is no database.
 //!

@@ -379,6 +379,14 @@ fn place(
 /// compaction meets the records, and then for good.
 fn check_ingestible(family: &Family, table: &ForeignTable) -> Result<()> {
     let properties = &table.properties;
+    if !properties.refs.is_empty() {
+        return Err(Error::invalid(format!(
+            "{} of its records refer to values in the value files of another database, which an \
+             ingestion cannot bring along: write the records with their values into a new file with \
+             an SstWriter, or copy the whole database with a checkpoint",
+            properties.refs.records()
+        )));
+    }
     let (first, last) = (properties.smallest_seq, properties.largest_seq);
     if !properties.for_ingestion || (first, last) != (0, 0) {
         return Err(Error::invalid(format!(
@@ -386,14 +394,6 @@ fn check_ingestible(family: &Family, table: &ForeignTable) -> Result<()> {
              whose sequence numbers, {first} to {last}, mean nothing in another one: write its \
              records into a new file with an SstWriter, or copy the whole database with a checkpoint",
             properties.cf_name
-        )));
-    }
-    if !properties.refs.is_empty() {
-        return Err(Error::invalid(format!(
-            "{} of its records refer to values in the value files of another database, which an \
-             ingestion cannot bring along: write the records with their values into a new file with \
-             an SstWriter, or copy the whole database with a checkpoint",
-            properties.refs.records()
         )));
     }
     if let Some(unfit) = &table.unfit {

@@ -13,6 +13,7 @@ pub(crate) mod compact_range;
 pub(crate) mod families;
 pub(crate) mod ingest;
 pub(crate) mod report;
+pub(crate) mod values;
 pub(crate) mod verify;
 
 use std::path::Path;
@@ -23,6 +24,7 @@ use crate::db::admin::buckets::BucketInfo;
 use crate::db::admin::compact_range::{CompactRangeOptions, RangeRequest};
 use crate::db::admin::ingest::IngestOptions;
 use crate::db::admin::report::Report;
+use crate::db::admin::values::ValuesReport;
 use crate::db::admin::verify::VerifyReport;
 use crate::db::background::{flush, rebalance};
 use crate::db::read::key_estimate::{self, KeyEstimate};
@@ -213,11 +215,20 @@ impl Db {
     /// `.snapshot-table-bytes`, `.snapshot-mem-table-bytes`,
     /// `.total-sst-files-size`, `.num-running-jobs`, `.block-cache-usage`, `.block-cache-hit` and
     /// `-miss` (of data, index, filter and value blocks also `.block-cache-data-hit` and so on),
-    /// `.background-errors`, `.health`, `.latest-sequence-number`, `.disk-state` (roomy, tight, low
-    /// or critical), `.disk-free-bytes`, `.disk-reserve-bytes`.
+    /// `.num-value-files`, `.value-file-bytes`, `.value-valid-bytes`, `.value-exposed-bytes`,
+    /// `.value-hidden-bytes`, `.value-stats` (see [`Db::values`]), `.pinned-file-bytes` (tables and
+    /// value files that only old versions hold), `.background-errors`, `.health`,
+    /// `.latest-sequence-number`, `.disk-state` (roomy, tight, low or critical),
+    /// `.disk-free-bytes`, `.disk-reserve-bytes`.
     #[must_use]
     pub fn property(&self, cf: &ColumnFamily, name: &str) -> Option<String> {
         report::property(self, cf, name)
+    }
+
+    /// The value files of the family, the one with the most garbage first, and what its space
+    /// consists of.
+    pub fn values(&self, cf: &ColumnFamily) -> Result<ValuesReport> {
+        values::values_report(self, cf)
     }
 
     /// Estimate of live keys: overwritten, deleted and expired ones are not counted. With some

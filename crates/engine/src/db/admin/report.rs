@@ -15,6 +15,7 @@ use archipelago_base::budget::MemoryClass;
 
 use crate::cache::{BlockKind, CacheStats};
 use crate::db::admin::buckets::BucketInfo;
+use crate::db::admin::values;
 use crate::db::background::compaction;
 use crate::db::state::balance::BucketChange;
 use crate::db::write::disk_room;
@@ -193,11 +194,30 @@ pub(crate) fn stats_text(db: &Db) -> String {
         let Ok(family) = db.family(&name) else { continue };
         if let Ok(report) = report(db, &family) {
             write_family(&mut out, &report);
+            write_values(db, &family, &mut out);
         }
     }
     write_memory(db, &mut out);
     write_counters(db, &mut out);
     out
+}
+
+/// The sums over the value files of `family`, if it has some.
+fn write_values(db: &Db, family: &ColumnFamily, out: &mut String) {
+    let Ok(mut report) = values::values_report(db, family) else { return };
+    if !report.files.is_empty() {
+        let _ = writeln!(
+            out,
+            "value files {}, bytes {}, valid {}, exposed garbage {}, references {}",
+            report.files.len(),
+            report.file_bytes(),
+            report.valid_bytes(),
+            report.exposed_bytes(),
+            report.references()
+        );
+        report.files.clear();
+        out.push_str(&report.space_text());
+    }
 }
 
 /// A property by name, as text.
@@ -223,6 +243,16 @@ pub(crate) fn property(db: &Db, cf: &ColumnFamily, name: &str) -> Option<String>
         "snapshot-mem-table-bytes" => number(report.snapshot_memtable_bytes),
         "num-snapshots" => number(db.inner.view.snapshots().count() as u64),
         "total-sst-files-size" => number(report.levels.iter().map(|level| level.bytes).sum()),
+        "num-value-files" => number(cf.family.current.load().version.values().len() as u64),
+        "value-file-bytes" => number(cf.family.current.load().version.values().file_bytes()),
+        "value-valid-bytes" => number(values::values_report(db, cf).ok()?.valid_bytes()),
+        "value-exposed-bytes" => number(cf.family.current.load().version.values().exposed_bytes()),
+        "value-hidden-bytes" => {
+            let space = values::values_report(db, cf).ok()?.space;
+            number(space.map_or(0, |space| space.hidden_bytes))
+        }
+        "value-stats" => Some(values::values_report(db, cf).ok()?.to_string()),
+        "pinned-file-bytes" => number(db.inner.storage.trash().pinned_bytes()),
         "num-running-jobs" => number(db.inner.jobs.lock(Order::none()).running().len() as u64),
         "block-cache-hit" => number(cache_total(db, |stats| stats.hits)),
         "block-cache-miss" => number(cache_total(db, |stats| stats.misses)),

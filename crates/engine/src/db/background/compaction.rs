@@ -256,7 +256,8 @@ fn compact_and_install(db: &DbInner, task: &CompactionTask) -> Result<Vec<u64>> 
     }
     let expected =
         disk_room::room_for_compaction(&db.disk, &db.view, SpaceUse::Frees).expected(&task.pick);
-    disk_room::ensure_room(db, expected, "a compaction")?;
+    let inlined = inlined_bytes(&task.family.options, &task.pick);
+    disk_room::ensure_room(db, expected.saturating_add(inlined), "a compaction")?;
     let refs = task.pick.inputs().map(|(_, file)| &file.refs);
     let values = value_plan(db, &task.family, refs);
     let mut spec = compaction_spec(db, task);
@@ -272,6 +273,15 @@ fn compact_and_install(db: &DbInner, task: &CompactionTask) -> Result<Vec<u64>> 
         db.storage.discard(&compacted.output, Order::none());
     }
     installed.map(|()| compacted.output.files.iter().map(|meta| meta.no).collect())
+}
+
+/// Bytes of separated values that a job puts back into tables, because the family does not separate
+/// values any more.
+fn inlined_bytes(options: &CfOptions, pick: &Pick) -> u64 {
+    match options.value_separation_bytes {
+        0 => pick.inputs().map(|(_, file)| file.refs.bytes()).sum(),
+        _ => 0,
+    }
 }
 
 /// Tells the file system the new level of the files of a trivial move, which may need another

@@ -22,7 +22,6 @@ const SPEED_PARTS: u64 = 4;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SpaceView {
     pub(crate) usage: SpaceUsage,
-    #[cfg_attr(not(test), expect(dead_code, reason = "reports of space will print it"))]
     pub(crate) hidden: HiddenGarbage,
     /// Share of records that shadow something when they sink.
     pub(crate) shadow_share: f64,

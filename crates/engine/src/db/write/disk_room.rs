@@ -100,6 +100,11 @@ pub(crate) struct Disk {
 }
 
 impl Disk {
+    /// Bytes that running compactions are expected to write.
+    pub(crate) fn expected_output_bytes(&self) -> u64 {
+        self.running_bytes.load(Ordering::Relaxed)
+    }
+
     /// The last measurement, for an operator.
     pub(crate) fn report(&self) -> DiskReport {
         let free_bytes = self.free_bytes.load(Ordering::Relaxed);
@@ -475,6 +480,7 @@ fn measure_disk(db: &DbInner) {
     let families = db.view.live_families();
     let tables = families.iter().fold(0u64, |sum, family| {
         let version = &family.current.load().version;
+        let sum = sum.saturating_add(version.values().file_bytes());
         (0..LEVELS).fold(sum, |sum, level| sum.saturating_add(version.bytes(level)))
     });
     let logs = db.logs.closed_bytes();

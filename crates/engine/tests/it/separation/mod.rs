@@ -1,3 +1,4 @@
 //! Databases with separated values.
 
+mod admin;
 mod read;

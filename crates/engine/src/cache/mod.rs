@@ -1,7 +1,8 @@
 //! The block cache: checked, uncompressed blocks of all open tables, in a bounded number of bytes.
 //!
 //! Owned by the database (databases may share one); table readers fill it. It holds data blocks,
-//! index and filter partitions of large files, and separated values. Invariants:
+//! index and filter partitions of large files, separated values, and pieces of the Flat Index
+//! Cache. Invariants:
 //! 1. the weights of all cached blocks never exceed the capacity: it is split over shards, each of
 //!    which evicts before it admits; a weight is the block's memory with its share of the table;
 //! 2. a block that is evicted while somebody pins it stays in memory and in the budget
@@ -58,11 +59,13 @@ pub enum BlockKind {
     Filter,
     /// A separated value.
     Value,
+    /// A piece of the Flat Index Cache: references of up to 64 KiB of a table.
+    Flat,
 }
 
 impl BlockKind {
     /// Every kind, in the order of reports.
-    pub const ALL: [Self; 4] = [Self::Data, Self::Index, Self::Filter, Self::Value];
+    pub const ALL: [Self; 5] = [Self::Data, Self::Index, Self::Filter, Self::Value, Self::Flat];
 
     /// The kind as reports spell it.
     #[must_use]
@@ -72,6 +75,7 @@ impl BlockKind {
             Self::Index => "index",
             Self::Filter => "filter",
             Self::Value => "value",
+            Self::Flat => "flat",
         }
     }
 }
@@ -154,7 +158,7 @@ impl<B: CachedBlock> Weighter<BlockKey, Arc<B>> for ByMemory {
 }
 
 /// Counters of the cache: what happened, per [`BlockKind`].
-type Events = Counters<16>;
+type Events = Counters<20>;
 
 #[derive(Clone, Copy)]
 enum Event {
@@ -326,7 +330,7 @@ impl<B: CachedBlock> BlockCache<B> {
         block.set_charge(self.budget.hold(MemoryClass::BlockCache, bytes));
         let largest = match block.kind() {
             BlockKind::Value => self.cache.shard_capacity() / VALUES_PER_SHARD_MIN,
-            BlockKind::Data | BlockKind::Index | BlockKind::Filter => self.cache.shard_capacity(),
+            _ => self.cache.shard_capacity(),
         };
         if bytes > largest {
             return Arc::new(block);

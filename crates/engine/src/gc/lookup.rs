@@ -7,24 +7,26 @@
 //! separated again, leave the same pair in two files.
 //!
 //! The keys of all inputs are looked up together, in key order, level by level. The search of one
-//! key ends at the first table that has a record of the key at or below the sequence number,
-//! because everything below is older still. Expiry, range tombstones and snapshots do not matter:
-//! a record stays valid until a compaction drops its reference.
+//! key ends at the first table that is known to have a record of the key at or below the sequence
+//! number, because everything below is older still. A table with references answers through the
+//! Flat Index Cache, which knows of references only: a record of another kind then does not end the
+//! search, which finds nothing but older records. Expiry, range tombstones and snapshots do not
+//! matter: a record stays valid until a compaction drops its reference.
 //!
 //! Thread-safety: pure but for reads of tables. Failure: an error of a table ends the look-up.
-//! Cost: for `n` keys, one batch of block reads for each table that may hold one of them and for
-//! each [`BATCH_KEYS`] keys. Blocks enter the block cache, so that neighbouring batches share them.
+//! Cost: for `n` keys, one batch of block reads for each table that may hold one of them, for
+//! each [`BATCH_KEYS`] keys and for about 1 MiB of blocks. What is read enters the block cache, so
+//! that neighbouring batches share it. No read for pieces of the Flat Index Cache that are cached.
 
 use std::sync::Arc;
 
-use archipelago_base::{Error, Result};
+use archipelago_base::{Result, SeqNo};
 
 use crate::gc::valid_bits::ValidBits;
-use crate::key::Kind;
 use crate::live_file::LiveFile;
-use crate::lookup::{Found, Lookup, Visit};
+use crate::lookup::Lookup;
 use crate::options::LEVELS;
-use crate::sst::TableReadOptions;
+use crate::sst::{TableReadOptions, lookup_references};
 use crate::table_cache::TableCache;
 use crate::value::KeyList;
 use crate::value_ref::Reference;
@@ -184,20 +186,13 @@ impl Search<'_> {
         let batch: Vec<Lookup<'_>> = wanted.iter().map(|&at| lookups[at]).collect();
         let mut decided = vec![false; wanted.len()];
         let (version, inputs, valid) = (self.version, self.inputs, &mut self.valid);
-        let mut failed = None;
-        table.multi_lookup(&batch, self.options, &mut |position, found| {
+        lookup_references(&table, &batch, self.options, &mut |position, seq, reference| {
             decided[position] = true;
             let at = candidates[wanted[position]];
-            match is_valid(version, inputs[at.input].no, &batch[position], found) {
-                Ok(true) => valid[at.input].set(at.record),
-                Ok(false) => {}
-                Err(error) => failed = Some(error.context_at(format_args!("table {}", file.no))),
+            if is_valid(version, inputs[at.input].no, &batch[position], seq, reference) {
+                valid[at.input].set(at.record);
             }
-            Visit::Break(())
         })?;
-        if let Some(error) = failed {
-            return Err(error);
-        }
         let mut decided = wanted.iter().zip(decided).filter(|(_, is)| *is).map(|(&at, _)| at);
         let mut next = decided.next();
         group.retain(|&at| {
@@ -211,17 +206,15 @@ impl Search<'_> {
     }
 }
 
-/// Whether `found`, the newest record at or below the sequence number of `lookup`, makes the record
-/// of value file `no` valid.
-fn is_valid(version: &Version, no: u64, lookup: &Lookup<'_>, found: &Found<'_>) -> Result<bool> {
-    if found.seq != lookup.snapshot || found.kind != Kind::Indirect {
-        return Ok(false);
-    }
-    let reference = Reference::decode(found.value).map_err(|error| {
-        Error::new(
-            archipelago_base::ErrorKind::Corrupt,
-            format!("the reference of key \"{}\": {error}", lookup.key.escape_ascii()),
-        )
-    })?;
-    Ok(version.values().current(reference.file_no.0) == no)
+/// Whether the record with sequence number `seq`, the newest one that the look-up sees, makes the
+/// record of value file `no` valid. It has no reference if its kind is another than `Indirect`.
+fn is_valid(
+    version: &Version,
+    no: u64,
+    lookup: &Lookup<'_>,
+    seq: SeqNo,
+    reference: Option<&Reference>,
+) -> bool {
+    seq == lookup.snapshot
+        && reference.is_some_and(|at| version.values().current(at.file_no.0) == no)
 }

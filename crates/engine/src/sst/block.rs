@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 
 use super::data_block::DataBlock;
 use super::filter::BloomRef;
+use super::flat::FlatBlock;
 use super::format::Handle;
 use super::index::IndexBlock;
 use crate::cache::{self, BlockKind, CachedBlock, Home};
@@ -49,6 +50,7 @@ enum Body {
     Index(Box<IndexBlock>),
     Filter(Vec<u8>),
     Value(Vec<u8>),
+    Flat(Box<FlatBlock>),
 }
 
 impl Block {
@@ -56,6 +58,20 @@ impl Block {
     pub(super) fn of_value(value: Vec<u8>) -> Self {
         let (used_in, body) = (AtomicU32::new(0), Body::Value(value));
         Self { used_in, body, charge: None, home: Mutex::default() }
+    }
+
+    /// A piece of the Flat Index Cache, which was built from checked blocks.
+    pub(super) fn of_flat(piece: FlatBlock) -> Self {
+        let (used_in, body) = (AtomicU32::new(0), Body::Flat(piece.into()));
+        Self { used_in, body, charge: None, home: Mutex::default() }
+    }
+
+    /// The piece of the Flat Index Cache, if the block is one.
+    pub(super) fn flat(&self) -> Option<&FlatBlock> {
+        match &self.body {
+            Body::Flat(piece) => Some(piece),
+            _ => None,
+        }
     }
 
     /// Whether the block is a separated value, whose bytes are those of the block.
@@ -86,6 +102,7 @@ impl Block {
                 Body::Filter(payload)
             }
             BlockKind::Value => Body::Value(payload),
+            BlockKind::Flat => return Err(damaged("a piece of the Flat Index Cache in a file")),
         };
         Ok(Self { used_in: AtomicU32::new(0), body, charge: None, home: Mutex::default() })
     }
@@ -130,6 +147,7 @@ impl CachedBlock for Block {
             Body::Index(_) => BlockKind::Index,
             Body::Filter(_) => BlockKind::Filter,
             Body::Value(_) => BlockKind::Value,
+            Body::Flat(_) => BlockKind::Flat,
         }
     }
 
@@ -139,6 +157,7 @@ impl CachedBlock for Block {
                 Body::Data(block) => block.memory_bytes(),
                 Body::Index(block) => size_of::<IndexBlock>() + block.memory_bytes(),
                 Body::Filter(bytes) | Body::Value(bytes) => bytes.capacity(),
+                Body::Flat(piece) => piece.memory_bytes(),
             }
     }
 
@@ -166,7 +185,7 @@ impl PinOwner for Block {
         match &self.body {
             Body::Data(block) => block.bytes(),
             Body::Filter(bytes) | Body::Value(bytes) => bytes,
-            Body::Index(_) => &[],
+            Body::Index(_) | Body::Flat(_) => &[],
         }
     }
 }

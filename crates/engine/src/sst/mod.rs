@@ -10,6 +10,7 @@
 //! | `data_block` | records with shared prefixes, restarts, hash index; search and cursor |
 //! | `index` | separators and block handles; one level or two |
 //! | `filter` | the blocked Bloom filter |
+//! | `flat` | the Flat Index Cache: references of a table without its other records |
 //! | `properties` | what a file says of itself |
 //! | `block` | a block in memory, as the cache holds it |
 //! | `builder`, `writer` | writing |
@@ -24,6 +25,7 @@ mod builder;
 mod data_block;
 mod dump;
 pub mod filter;
+mod flat;
 mod format;
 mod index;
 mod iter;
@@ -46,6 +48,7 @@ pub(crate) use block::block_of as tests_block;
 pub use block::{Block, BlockCache};
 pub use builder::{RecordRole, TableBuilder, TableOptions};
 pub use dump::{DumpedRecords, dump_file};
+pub(crate) use flat::lookup_references;
 pub use format::FORMAT_VERSION;
 pub use iter::TableIter;
 pub use properties::Properties;

@@ -15,12 +15,13 @@ use crate::lookup::{Found, Lookup, Visit};
 const BLOCKS_MAX: usize = 256;
 
 /// A key that the filter lets through, and the block it would be in.
-struct Candidate {
-    lookup: usize,
+pub(super) struct Candidate {
+    /// Position of the key among the look-ups.
+    pub(super) lookup: usize,
     trailer: u64,
     handle: Handle,
     /// Which entry of its index block names the block.
-    entry: usize,
+    pub(super) entry: usize,
     continues: bool,
 }
 
@@ -34,7 +35,11 @@ impl TableReader {
         options: &TableReadOptions,
         visit: &mut dyn FnMut(usize, &Found<'_>) -> Visit,
     ) -> Result<()> {
-        let candidates = self.candidates(lookups, options)?;
+        let mut candidates = Vec::with_capacity(lookups.len());
+        self.for_each_candidate(lookups, options, |_, _, candidate| {
+            candidates.push(candidate);
+            Ok(())
+        })?;
         let mut rest = candidates.as_slice();
         while !rest.is_empty() {
             let mut handles: Vec<(Handle, usize)> = Vec::new();
@@ -81,13 +86,15 @@ impl TableReader {
         Ok(())
     }
 
-    /// Filters the keys and finds their blocks.
-    fn candidates(
+    /// Filters the keys and finds their blocks. Gives `take` each key that the filter lets through,
+    /// in their order, with the index block that names its data block: the partition, or `None` for
+    /// the only index block, and the block itself.
+    pub(super) fn for_each_candidate(
         &self,
         lookups: &[Lookup<'_>],
         options: &TableReadOptions,
-    ) -> Result<Vec<Candidate>> {
-        let mut candidates = Vec::with_capacity(lookups.len());
+        mut take: impl FnMut(Option<&Arc<Block>>, &IndexBlock, Candidate) -> Result<()>,
+    ) -> Result<()> {
         let mut leaf: Option<(usize, Arc<Block>)> = None;
         for (position, lookup) in lookups.iter().enumerate() {
             let Some(trailer) = self.seek_trailer(lookup.snapshot) else { continue };
@@ -95,7 +102,9 @@ impl TableReader {
                 continue;
             }
             if !self.footer.partitioned {
-                candidates.extend(candidate(&self.index, position, lookup, trailer));
+                if let Some(candidate) = candidate(&self.index, position, lookup, trailer) {
+                    take(None, &self.index, candidate)?;
+                }
                 continue;
             }
             let top = self.index.search(lookup.key, trailer);
@@ -118,10 +127,12 @@ impl TableReader {
             }
             if let Some((_, block)) = &leaf {
                 let index = block.index().ok_or_else(|| self.mixed_up(entry.handle))?;
-                candidates.extend(candidate(index, position, lookup, trailer));
+                if let Some(candidate) = candidate(index, position, lookup, trailer) {
+                    take(Some(block), index, candidate)?;
+                }
             }
         }
-        Ok(candidates)
+        Ok(())
     }
 
     /// The blocks at `handles` (with their entries in the index block), from the cache or in one

@@ -24,6 +24,7 @@ use archipelago_env::{FileClass, IoContext, IoPurpose, RandomFile};
 use super::block::{Block, BlockCache, BlockGuard, BlockPinner, Spot};
 use super::data_block::{DataBlockBuilder, Versions};
 use super::filter::BloomRef;
+use super::flat;
 use super::format::{FOOTER_BYTES, Footer, Handle, Layout, TRAILER_BYTES, open_block};
 use super::index::IndexBlock;
 use super::properties::Properties;
@@ -53,6 +54,9 @@ pub struct TableReadOptions {
     /// For iterators of jobs: a block of one large record is read when its value is asked for. The
     /// job asks with `InternalIterator::read_value`, which tells an error of that read.
     pub late_values: bool,
+    /// Look-ups may use the Flat Index Cache, and those of garbage collection may fill it. Off only
+    /// in tests that compare.
+    pub flat_index: bool,
 }
 
 impl TableReadOptions {
@@ -66,6 +70,7 @@ impl TableReadOptions {
             cache_only: false,
             keys_only: false,
             late_values: false,
+            flat_index: true,
         }
     }
 
@@ -73,8 +78,16 @@ impl TableReadOptions {
     #[must_use]
     pub fn job(context: IoContext, readahead_bytes: u64) -> Self {
         let (fill_cache, cache_only, keys_only) = (false, false, false);
-        let late_values = false;
-        Self { context, fill_cache, readahead_bytes, cache_only, keys_only, late_values }
+        let (late_values, flat_index) = (false, false);
+        Self {
+            context,
+            fill_cache,
+            readahead_bytes,
+            cache_only,
+            keys_only,
+            late_values,
+            flat_index,
+        }
     }
 }
 
@@ -92,7 +105,7 @@ pub struct TableReader {
     pub(super) global_seq: Option<SeqNo>,
     /// Checksum of the whole file, where the manifest knows it.
     pub(super) checksum: Option<u32>,
-    cache: Arc<BlockCache>,
+    pub(super) cache: Arc<BlockCache>,
     _charge: Charge,
 }
 
@@ -319,7 +332,19 @@ impl TableReader {
             }
             let block = match self.cache.get_at(index.spot(position), BlockKind::Data, key) {
                 Some(block) => block,
-                None => BlockGuard::Shared(self.read_block(handle(), BlockKind::Data, options)?),
+                None => {
+                    // A piece answers with the newest version only, which lies in the first block.
+                    if position == start
+                        && let Some((seq, outcome)) =
+                            flat::lookup_newest(self, index, position, lookup, options, visit)
+                    {
+                        return match outcome {
+                            Visit::Break(()) => Ok(outcome),
+                            _ => self.lookup_older(index, lookup, seq, options, visit),
+                        };
+                    }
+                    BlockGuard::Shared(self.read_block(handle(), BlockKind::Data, options)?)
+                }
             };
             let outcome = self.lookup_in_block(&block, handle, lookup, trailer, visit)?;
             if outcome.is_break() || !index.place(position).continues {
@@ -327,6 +352,25 @@ impl TableReader {
             }
         }
         Ok(Visit::Continue(()))
+    }
+
+    /// Goes on with the versions of a key below `seq`, by data blocks alone.
+    #[cold]
+    fn lookup_older(
+        &self,
+        index: &IndexBlock,
+        lookup: &Lookup<'_>,
+        seq: SeqNo,
+        options: &TableReadOptions,
+        visit: &mut dyn FnMut(&Found<'_>) -> Visit,
+    ) -> Result<Visit> {
+        let Some(snapshot) = seq.0.checked_sub(1).map(SeqNo) else {
+            return Ok(Visit::Break(()));
+        };
+        let lookup = Lookup { snapshot, ..*lookup };
+        let options = TableReadOptions { flat_index: false, ..*options };
+        let trailer = key::pack(snapshot, Kind::SEEK);
+        self.lookup_in(index, &lookup, trailer, &options, visit)
     }
 
     /// Visits the key's versions in one block; `Continue` if the block ended before the key did.
@@ -410,16 +454,17 @@ impl TableReader {
     }
 
     #[inline]
-    fn key_of(&self, handle: Handle) -> BlockKey {
+    pub(super) fn key_of(&self, handle: Handle) -> BlockKey {
         BlockKey::new(&self.footer.unique_id, handle.offset)
     }
 
-    /// Takes the file's data blocks out of the cache, and its index partitions that are there. For
-    /// a file that is removed.
+    /// Takes the file's data blocks and pieces of the Flat Index Cache out of the cache, as far as
+    /// their index partitions are there. For a file that is removed.
     pub fn forget_blocks(&self) {
         let forget = |index: &IndexBlock| {
             for at in 0..index.len() {
                 self.cache.remove(&self.key_of(index.place(at).handle));
+                flat::forget_piece(self, index, at);
             }
         };
         if self.footer.partitioned {

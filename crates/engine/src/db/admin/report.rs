@@ -264,6 +264,8 @@ pub(crate) fn property(db: &Db, cf: &ColumnFamily, name: &str) -> Option<String>
         "block-cache-filter-miss" => number(db.inner.view.cache().stats(BlockKind::Filter).misses),
         "block-cache-value-hit" => number(db.inner.view.cache().stats(BlockKind::Value).hits),
         "block-cache-value-miss" => number(db.inner.view.cache().stats(BlockKind::Value).misses),
+        "block-cache-flat-hit" => number(db.inner.view.cache().stats(BlockKind::Flat).hits),
+        "block-cache-flat-miss" => number(db.inner.view.cache().stats(BlockKind::Flat).misses),
         "mem-table-bytes-max" => {
             let options = &cf.family.options;
             let bytes = db.inner.context.memtable_bytes_max(options);

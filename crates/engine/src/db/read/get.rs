@@ -280,6 +280,7 @@ pub(crate) fn table_options(options: &ReadOptions) -> TableReadOptions {
         cache_only: options.cache_only,
         keys_only: options.keys_only,
         late_values: false,
+        flat_index: true,
     }
 }
 

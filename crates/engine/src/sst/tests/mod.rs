@@ -1,6 +1,7 @@
 //! Tables in memory, and what all tests of them share.
 
 mod damage;
+mod flat;
 mod golden;
 mod indirect;
 mod many;

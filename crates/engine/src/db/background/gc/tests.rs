@@ -6,13 +6,19 @@ use std::sync::Arc;
 use archipelago_base::ErrorKind;
 use archipelago_base::random::Rng;
 use archipelago_env::mem::MemFs;
+use archipelago_env::stats::CountingFs;
+use archipelago_env::{FileClass, FileSystem, IoContext, IoPurpose, OpenOptions};
 
 use crate::db::{BackgroundMode, Components, Db};
 use crate::db::{ReadOptions, Snapshot};
+use crate::file_meta::value_file_name;
+use crate::gc::lookup::{LookupInput, valid_records};
 use crate::key::KeyRange;
 use crate::lock_order::Order;
 use crate::options::{CfOptions, DbOptions, WriteOptions};
+use crate::sst::TableReadOptions;
 use crate::stats::Ticker;
+use crate::value::{KeyList, ValueTable};
 use crate::version::Version;
 
 /// Small files, so that few records make many.
@@ -46,6 +52,10 @@ impl Store {
     }
 
     fn open(fs: &MemFs, family: &CfOptions) -> Db {
+        Self::open_on(Arc::new(fs.clone()), family)
+    }
+
+    fn open_on(fs: Arc<dyn FileSystem>, family: &CfOptions) -> Db {
         let options = DbOptions {
             wal_segment_bytes: 64 << 10,
             block_cache_bytes: 1 << 20,
@@ -53,7 +63,7 @@ impl Store {
         };
         let components = Components {
             background: BackgroundMode::Manual,
-            fs: Arc::new(fs.clone()),
+            fs,
             families: [("default".to_owned(), family.clone())].into_iter().collect(),
             seed: Some(1),
             ..Components::default()
@@ -103,7 +113,7 @@ impl Store {
 
     /// Bytes of tables and value files in the directory.
     fn bytes_on_disk(&self) -> u64 {
-        let entries = archipelago_env::FileSystem::list(&self.fs, "/db".as_ref()).expect("lists");
+        let entries = FileSystem::list(&self.fs, "/db".as_ref()).expect("lists");
         let is_data = |name: &str| name.ends_with(".vsst") || name.ends_with(".sst");
         entries.iter().filter(|entry| is_data(&entry.name)).map(|entry| entry.len).sum()
     }
@@ -162,7 +172,7 @@ impl Store {
 
     /// Number of value files in the directory.
     fn value_files_on_disk(&self) -> usize {
-        let entries = archipelago_env::FileSystem::list(&self.fs, "/db".as_ref()).expect("lists");
+        let entries = FileSystem::list(&self.fs, "/db".as_ref()).expect("lists");
         entries.iter().filter(|entry| entry.name.ends_with(".vsst")).count()
     }
 }
@@ -301,4 +311,51 @@ fn space_stays_within_the_bound_under_uniform_updates() {
         store.check();
         println!("bound {bound}: at worst {worst:.3}");
     }
+}
+
+#[test]
+fn lookup_by_pieces_equals_lookup_by_blocks() {
+    let mut store = Store::new(small_family(64));
+    for _ in 0..4 {
+        store.write(400, 400);
+        store.settle();
+    }
+    let Store { fs, db, family, .. } = store;
+    db.close().expect("closes");
+    let fs = CountingFs::new(Arc::new(fs));
+    let db = Store::open_on(Arc::new(fs.clone()), &family);
+    let version = Arc::clone(&db.default_family().family.current.load().version);
+    let (cache, budget) = (db.inner.view.cache(), db.inner.context.budget());
+    let context = IoContext::new(FileClass::Sst, IoPurpose::Gc);
+    let keys: Vec<(u64, KeyList)> = version
+        .values()
+        .files()
+        .map(|(file, _)| {
+            let path = db.inner.storage.path_of(&value_file_name(file.file_no()));
+            let opened = fs.open(&path, context, OpenOptions::default()).expect("opens");
+            let table = ValueTable::open(opened, &path, file.meta(), cache, budget).expect("opens");
+            (file.no, KeyList::read(table.keys(context).expect("reads")).expect("reads"))
+        })
+        .collect();
+    let inputs: Vec<LookupInput<'_>> =
+        keys.iter().map(|(no, keys)| LookupInput { no: *no, keys }).collect();
+    let look_up = |flat_index: bool| {
+        let reads = || fs.snapshot().of(FileClass::Sst, IoPurpose::Gc).read_ops;
+        let before = reads();
+        let options = TableReadOptions { context, flat_index, ..TableReadOptions::foreground() };
+        let valid = valid_records(&version, db.inner.view.tables(), &inputs, &options);
+        (valid.expect("reads"), reads() - before)
+    };
+    cache.clear();
+    let (by_blocks, reads_by_blocks) = look_up(false);
+    cache.clear();
+    let (by_pieces, cold_reads) = look_up(true);
+    let (again, warm_reads) = look_up(true);
+    assert_eq!(by_pieces, by_blocks);
+    assert_eq!(again, by_blocks);
+    let valid: u64 = by_blocks.iter().map(|bits| bits.valid_records()).sum();
+    let records: usize = keys.iter().map(|(_, keys)| keys.len()).sum();
+    assert!(valid > 0 && valid < records as u64, "{valid} of {records} are valid");
+    assert!(cold_reads * 2 < reads_by_blocks, "{cold_reads} reads, {reads_by_blocks} by blocks");
+    assert_eq!(warm_reads, 0);
 }

@@ -1,10 +1,12 @@
-//! Point look-ups of many keys at once: the blocks that are not cached are read in one batch.
+//! Point look-ups of many keys at once: the blocks that are not cached are read in one batch. Keys
+//! that the Flat Index Cache answers need no block.
 
 use std::sync::Arc;
 
 use archipelago_base::Result;
 
 use super::block::{Block, BlockGuard};
+use super::flat;
 use super::format::{Handle, TRAILER_BYTES};
 use super::index::IndexBlock;
 use super::reader::{TableReadOptions, TableReader};
@@ -36,8 +38,13 @@ impl TableReader {
         visit: &mut dyn FnMut(usize, &Found<'_>) -> Visit,
     ) -> Result<()> {
         let mut candidates = Vec::with_capacity(lookups.len());
-        self.for_each_candidate(lookups, options, |_, _, candidate| {
-            candidates.push(candidate);
+        let may_have_pieces = flat::may_have_pieces(self, options);
+        self.for_each_candidate(lookups, options, |_, index, candidate| {
+            if !may_have_pieces
+                || !self.answer_from_piece(index, &candidate, lookups, options, visit)?
+            {
+                candidates.push(candidate);
+            }
             Ok(())
         })?;
         let mut rest = candidates.as_slice();
@@ -58,6 +65,32 @@ impl TableReader {
             rest = &rest[taken..];
         }
         Ok(())
+    }
+
+    /// Answers a key whose data block is not cached from a cached piece of the Flat Index Cache.
+    /// Returns whether one knew the key.
+    fn answer_from_piece(
+        &self,
+        index: &IndexBlock,
+        candidate: &Candidate,
+        lookups: &[Lookup<'_>],
+        options: &TableReadOptions,
+        visit: &mut dyn FnMut(usize, &Found<'_>) -> Visit,
+    ) -> Result<bool> {
+        if self.is_cached(candidate.handle) {
+            return Ok(false);
+        }
+        let lookup = &lookups[candidate.lookup];
+        let mut visit = |found: &Found<'_>| visit(candidate.lookup, found);
+        let entry = candidate.entry;
+        match flat::lookup_newest(self, index, entry, lookup, options, &mut visit) {
+            None => Ok(false),
+            Some((_, Visit::Break(()))) => Ok(true),
+            Some((seq, Visit::Continue(()))) => {
+                self.lookup_older(lookup, seq, options, &mut visit)?;
+                Ok(true)
+            }
+        }
     }
 
     fn visit_candidates(

@@ -338,10 +338,10 @@ impl TableReader {
                         && let Some((seq, outcome)) =
                             flat::lookup_newest(self, index, position, lookup, options, visit)
                     {
-                        return match outcome {
-                            Visit::Break(()) => Ok(outcome),
-                            _ => self.lookup_older(index, lookup, seq, options, visit),
-                        };
+                        if outcome.is_continue() {
+                            self.lookup_older(lookup, seq, options, visit)?;
+                        }
+                        return Ok(Visit::Break(()));
                     }
                     BlockGuard::Shared(self.read_block(handle(), BlockKind::Data, options)?)
                 }
@@ -356,21 +356,17 @@ impl TableReader {
 
     /// Goes on with the versions of a key below `seq`, by data blocks alone.
     #[cold]
-    fn lookup_older(
+    pub(super) fn lookup_older(
         &self,
-        index: &IndexBlock,
         lookup: &Lookup<'_>,
         seq: SeqNo,
         options: &TableReadOptions,
         visit: &mut dyn FnMut(&Found<'_>) -> Visit,
-    ) -> Result<Visit> {
-        let Some(snapshot) = seq.0.checked_sub(1).map(SeqNo) else {
-            return Ok(Visit::Break(()));
-        };
+    ) -> Result<()> {
+        let Some(snapshot) = seq.0.checked_sub(1).map(SeqNo) else { return Ok(()) };
         let lookup = Lookup { snapshot, ..*lookup };
         let options = TableReadOptions { flat_index: false, ..*options };
-        let trailer = key::pack(snapshot, Kind::SEEK);
-        self.lookup_in(index, &lookup, trailer, &options, visit)
+        self.lookup_filtered(&lookup, &options, visit)
     }
 
     /// Visits the key's versions in one block; `Continue` if the block ended before the key did.

@@ -7,7 +7,8 @@
 //! all other pieces are looked up in their data blocks. So a look-up reads at most about twice the
 //! blocks that it would read without pieces, and in fewer ranges.
 //!
-//! A point read builds no piece: it reads one block, and a piece needs many.
+//! A point read builds no piece: it reads one block, and a piece needs many. It uses a cached piece
+//! if the data block is not cached.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -68,7 +69,8 @@ pub(crate) fn lookup_references(
     lookup_in_blocks(table, &others, lookups, options, visit)
 }
 
-fn may_have_pieces(table: &TableReader, options: &TableReadOptions) -> bool {
+/// Whether pieces of the table may be cached and may be used.
+pub(in crate::sst) fn may_have_pieces(table: &TableReader, options: &TableReadOptions) -> bool {
     options.flat_index && !table.properties.refs.is_empty() && table.global_seq.is_none()
 }
 
@@ -81,8 +83,9 @@ fn lookup_in_blocks(
     visit: VisitReference<'_>,
 ) -> Result<()> {
     let batch: Vec<Lookup<'_>> = positions.iter().map(|&at| lookups[at]).collect();
+    let options = TableReadOptions { flat_index: false, ..*options };
     let mut failed = None;
-    table.multi_lookup(&batch, options, &mut |at, found| {
+    table.multi_lookup(&batch, &options, &mut |at, found| {
         let reference = match found.kind {
             Kind::Indirect => Reference::decode(found.value).map(Some),
             _ => Ok(None),

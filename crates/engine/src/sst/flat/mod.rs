@@ -32,7 +32,7 @@ use std::cmp::Ordering;
 use archipelago_base::{FileNo, SeqNo};
 
 pub(crate) use lookup::lookup_references;
-pub(super) use lookup::{forget_piece, lookup_newest};
+pub(super) use lookup::{forget_piece, lookup_newest, may_have_pieces};
 
 use super::data_block::common_prefix;
 use crate::value_ref::Reference;

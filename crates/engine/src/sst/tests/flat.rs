@@ -156,6 +156,19 @@ proptest! {
                 let expected = expected_versions(&records, user_key, *seq);
                 prop_assert_eq!(versions(&table, user_key, *seq), expected);
             }
+            table.forget_blocks();
+            ask(&table, &wanted, &with_pieces()).unwrap();
+            let lookups: Vec<Lookup<'_>> =
+                wanted.iter().map(|(user_key, seq)| Lookup::new(user_key, SeqNo(*seq))).collect();
+            let mut found = vec![Vec::new(); wanted.len()];
+            let mut visit = |position: usize, at: &crate::lookup::Found<'_>| {
+                found[position].push((at.seq.0, at.kind, at.value.to_vec()));
+                Visit::Continue(())
+            };
+            table.multi_lookup(&lookups, &with_pieces(), &mut visit).unwrap();
+            for ((user_key, seq), found) in wanted.iter().zip(found) {
+                prop_assert_eq!(found, expected_versions(&records, user_key, *seq));
+            }
         }
         table.forget_blocks();
         if table.index.is_top() {
@@ -212,6 +225,21 @@ fn point_read_of_a_reference_needs_no_data_block() {
             assert_eq!(newest(user_key), (seq.0, *kind, value.clone()));
         }
     }
+    assert_eq!(reads(&file), before);
+    let lookups: Vec<Lookup<'_>> = records
+        .iter()
+        .filter(|(_, (kind, _))| *kind == Kind::Indirect)
+        .map(|((user_key, _), _)| Lookup::new(user_key, SeqNo::MAX))
+        .collect();
+    let mut found = 0;
+    let mut visit = |position: usize, at: &crate::lookup::Found<'_>| {
+        let key = (lookups[position].key.to_vec(), Reverse(at.seq.0));
+        assert_eq!(records[&key], (at.kind, at.value.to_vec()));
+        found += 1;
+        Visit::Break(())
+    };
+    table.multi_lookup(&lookups, &with_pieces(), &mut visit).unwrap();
+    assert_eq!(found, lookups.len());
     assert_eq!(reads(&file), before);
     assert_eq!(newest(b"key00000003"), (4, Kind::Put, b"value 3".to_vec()));
     assert_eq!(reads(&file), before + 1);

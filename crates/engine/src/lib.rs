@@ -35,6 +35,7 @@ pub mod manifest;
 mod memory_shares;
 pub mod memtable;
 pub mod repair;
+pub mod sabotage;
 pub mod sst;
 pub mod stall;
 pub mod stats;

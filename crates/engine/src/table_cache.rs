@@ -253,7 +253,7 @@ impl TableCache {
 
     /// The reader of a value file, to keep as long as one likes.
     #[cfg_attr(
-        not(test),
+        not(any(test, feature = "fault-points")),
         expect(dead_code, reason = "iterators and jobs with separated values will use it")
     )]
     pub(crate) fn get_values(&self, file: &Arc<LiveValueFile>) -> Result<Arc<ValueTable>> {

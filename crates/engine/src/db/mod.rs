@@ -40,6 +40,8 @@ pub(crate) use admin::checkpoint::copy as copy_file;
 pub use admin::compact_range::{CompactRangeOptions, LastLevel, OnProgress};
 pub use admin::ingest::IngestOptions;
 pub use admin::report::{LevelInfo, Report};
+#[cfg(any(test, feature = "fault-points"))]
+pub use admin::value_audit::{ValueAudit, audit_values};
 pub use admin::values::{SpaceInfo, ValueFileInfo, ValuesReport};
 pub use admin::verify::VerifyReport;
 pub use background::flush_plan;

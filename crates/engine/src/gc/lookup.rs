@@ -26,6 +26,7 @@ use crate::gc::valid_bits::ValidBits;
 use crate::live_file::LiveFile;
 use crate::lookup::Lookup;
 use crate::options::LEVELS;
+use crate::sabotage::{Defect, has};
 use crate::sst::{TableReadOptions, lookup_references};
 use crate::table_cache::TableCache;
 use crate::value::KeyList;
@@ -215,6 +216,7 @@ fn is_valid(
     seq: SeqNo,
     reference: Option<&Reference>,
 ) -> bool {
-    seq == lookup.snapshot
-        && reference.is_some_and(|at| version.values().current(at.file_no.0) == no)
+    let is_of_file =
+        |named| version.values().current(named) == no || has(Defect::ValidityByKeyAlone);
+    seq == lookup.snapshot && reference.is_some_and(|at| is_of_file(at.file_no.0))
 }

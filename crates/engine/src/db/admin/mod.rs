@@ -13,6 +13,8 @@ pub(crate) mod compact_range;
 pub(crate) mod families;
 pub(crate) mod ingest;
 pub(crate) mod report;
+#[cfg(any(test, feature = "fault-points"))]
+pub(crate) mod value_audit;
 pub(crate) mod values;
 pub(crate) mod verify;
 

@@ -48,6 +48,7 @@ use crate::job::{Cancel, JobContext, JobOutput, KnownKeys, ShardSource};
 use crate::lock_order::Order;
 use crate::manifest::VersionEdit;
 use crate::options::{CfOptions, LEVELS};
+use crate::sabotage::{Defect, has};
 use crate::stats::{Ticker, Timer};
 use crate::value_ref::ValueRefs;
 use crate::version::{Hold, LAST_LEVEL, Version};
@@ -395,6 +396,9 @@ fn install_compaction(
         family.check_alive()?;
         // A user's thread may get here after the close.
         db.context.check_open()?;
+        if manifest.version(cf).is_some_and(|version| version.values().heirs().next().is_some()) {
+            db.context.fault_point("inherit.before_prune")?;
+        }
         let built = manifest.apply(edit)?;
         let mut state = db.jobs.lock(manifest.order());
         db.view.republish_built(&mut state, built);
@@ -476,7 +480,7 @@ pub(crate) fn retention(
 pub(crate) struct ValuePlan {
     pub(crate) spec: ValueSpec,
     /// Holds the value files of the spec.
-    _version: Arc<Version>,
+    _version: Option<Arc<Version>>,
     /// Keeps the inheritance of the numbers that the outputs may name, until they are installed.
     _hold: Hold,
 }
@@ -511,6 +515,7 @@ pub(crate) fn value_plan<'a>(
             current,
             files: files.map(|file| file.meta().clone()).collect(),
         };
+        let version = (!has(Defect::UnheldValueFiles)).then_some(version);
         return ValuePlan { spec, _version: version, _hold: hold };
     }
 }

@@ -95,6 +95,8 @@ pub(crate) enum GcWorker {
 
 /// The next garbage collection of any family; noted as running.
 pub(crate) fn next_gc(db: &DbInner, state: &mut JobState, worker: GcWorker) -> Option<GcTask> {
+    // A test may keep the collector from taking a job. The function runs under the jobs lock.
+    db.context.fault_point("gc.pick").ok()?;
     let (family, version, pick) = db.view.live_families().into_iter().find_map(|family| {
         let version = Arc::clone(&family.current.load().version);
         if version.values().is_empty() {

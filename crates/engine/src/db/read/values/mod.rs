@@ -24,11 +24,12 @@ use crate::db::state::family::SuperVersion;
 use crate::iter::{ValueSource, WantedValue};
 use crate::live_file::LiveValueFile;
 use crate::pinned::PinnedSlice;
+use crate::sabotage::{Defect, has};
 use crate::sst::TableReadOptions;
 use crate::stats::{Statistics, Ticker};
 use crate::table_cache::{ReaderGuard, TableCache};
 use crate::value::{ValueKey, ValueTable};
-use crate::value_ref::ValueHandle;
+use crate::value_ref::{Reference, ValueHandle};
 use crate::version::Version;
 
 /// Reads separated values of one version.
@@ -101,6 +102,10 @@ impl ValueReads<'_> {
             self.stats.add(Ticker::ValueHintMisses, 1);
         }
         let key = ValueKey { user_key: wanted.key, seq: wanted.seq };
+        if has(Defect::StaleHints) {
+            let stale = Reference { file_no: file.file_no(), ..*reference };
+            return table.handle_of(&stale, key, &self.options);
+        }
         table.handle_of(reference, key, &self.options)
     }
 }

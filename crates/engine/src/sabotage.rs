@@ -1,0 +1,58 @@
+//! Fault switches of separated values: steps that a test leaves out, to prove that the suite
+//! notices.
+//!
+//! Only a build with the cargo feature `sabotage` has a way to switch one on. Without the feature
+//! every query is a constant function that returns `false`, so the compiler removes the branch. A
+//! switch holds for one thread: a test steps the background work of its database on its own
+//! thread, and other tests of the same program go on undisturbed.
+//!
+//! Thread-safety: each thread has its own switch. Failure: none.
+//! Cost: none without the feature; a read of a thread-local value with it.
+
+/// A step that is left out, or done wrongly.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Defect {
+    /// A look-up of garbage collection compares keys and sequence numbers alone.
+    ValidityByKeyAlone,
+    /// Heirs are pruned although running jobs may install references to their numbers.
+    PruningUnderJobs,
+    /// Compactions do not hold the value files that they read.
+    UnheldValueFiles,
+    /// Readers use an offset hint for another file than the one that it was made for.
+    StaleHints,
+    /// The accounting forgets the first value file that a table references.
+    ForgottenReferences,
+}
+
+#[cfg(feature = "sabotage")]
+thread_local! {
+    static SWITCHED_ON: std::cell::Cell<Option<Defect>> = const { std::cell::Cell::new(None) };
+}
+
+/// Runs `f` with `defect`. The defect ends with `f`, also if `f` panics.
+#[cfg(feature = "sabotage")]
+pub fn with_defect<T>(defect: Defect, f: impl FnOnce() -> T) -> T {
+    struct Off;
+    impl Drop for Off {
+        fn drop(&mut self) {
+            SWITCHED_ON.set(None);
+        }
+    }
+    SWITCHED_ON.set(Some(defect));
+    let _off = Off;
+    f()
+}
+
+/// Whether this thread has `defect`.
+#[cfg(feature = "sabotage")]
+#[inline]
+pub(crate) fn has(defect: Defect) -> bool {
+    SWITCHED_ON.get() == Some(defect)
+}
+
+/// Whether this thread has `defect`: this build has none.
+#[cfg(not(feature = "sabotage"))]
+#[inline]
+pub(crate) const fn has(_defect: Defect) -> bool {
+    false
+}

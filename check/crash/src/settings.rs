@@ -41,6 +41,9 @@ fn family_options(seed: u64, index: usize) -> CfOptions {
         level_multiplier: rng.u64(3..10),
         target_file_bytes: rng.u64(32..256) << 10,
         merge_operator: (index == COUNTERS).then(|| "u64-counter".to_owned()),
+        value_separation_bytes: [0, 1, 64, 512][rng.usize(..4)],
+        value_file_bytes: rng.u64(64..1024) << 10,
+        space_amplification_max: [0.0, 1.05, 1.5][rng.usize(..3)],
         ..CfOptions::default()
     }
 }

@@ -20,6 +20,7 @@ use archipelago_tier::TieredFs;
 use parking_lot::Mutex;
 
 use crate::crash_model::{self as model, Hooks, Model, Op, Script};
+use crate::separation::{self, Separation};
 use crate::support::{Beneath, over, stepped};
 
 /// A disk after power loss, and which prefixes it may hold.
@@ -67,11 +68,18 @@ fn options(seed: u64) -> DbOptions {
     model::cut_into([1, 3, 8][seed as usize % 3])
 }
 
+/// Every run but the second of four separates values. (Compactions of references are too small to
+/// be cut into parts.)
+fn separation(seed: u64) -> Separation {
+    let bytes = [64, 0, 512, 1][seed as usize % 4];
+    Separation { bytes, ..Separation::EAGER }
+}
+
 impl Run {
     fn new(seed: u64, one_in: u64, seeds: u64, beneath: Beneath) -> Self {
         let disk = MemFs::new();
         let (fs, tiers) = beneath.open(&disk);
-        let hooks = Hooks::default();
+        let hooks = Hooks::of(separation(seed));
         let db = model::create(Arc::clone(&fs), options(seed), &hooks);
         let watch = Arc::new(Watch::default());
         let seen = Arc::clone(&watch);
@@ -205,10 +213,12 @@ impl Run {
             format!("seed {}, operation {}, {}: {what}", self.seed, self.ops.len(), crashed.label)
         };
         let open = |disk: &MemFs| {
-            model::open_over(self.beneath.open(disk).0, options(self.seed), &Hooks::default())
+            let hooks = Hooks::of(self.hooks.separation);
+            model::open_over(self.beneath.open(disk).0, options(self.seed), &hooks)
                 .unwrap_or_else(|error| panic!("{}", what(&format!("cannot open: {error}"))))
         };
         let db = open(&crashed.disk);
+        self.audit(&db);
         let got =
             model::contents(&db).unwrap_or_else(|error| panic!("{}", what(&error.to_string())));
         let hash = model::hash(&got);
@@ -231,6 +241,14 @@ impl Run {
         db.close().unwrap();
         let again = model::contents(&open(&crashed.disk)).unwrap();
         assert_eq!(model::hash(&again), hash, "{}", what("compaction or a reopen changed it"));
+    }
+
+    /// What a database that was just opened says of separated values is true.
+    fn audit(&self, db: &Db) {
+        match self.tiers {
+            None => separation::audit_at_rest(db),
+            Some(_) => separation::audit(db),
+        };
     }
 
     /// Panics with the nearest prefix and how it differs.
@@ -290,6 +308,7 @@ fn run(seed: u64, steps: usize, one_in: u64, beneath: Beneath) -> (usize, u64, u
             run.check_kill();
         }
     }
+    separation::audit(run.db());
     let got = model::contents(run.db()).unwrap();
     assert_eq!(model::differences(&got, &run.model.contents), Vec::<String>::new());
     if let Some(tiers) = &run.tiers {

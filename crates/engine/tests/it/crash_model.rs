@@ -11,7 +11,9 @@ use std::sync::Arc;
 
 use archipelago_base::random::Rng;
 use archipelago_base::{Error, ErrorKind, Result};
-use archipelago_engine::db::{ColumnFamily, Components, Db, IngestOptions, ReadOptions};
+use archipelago_engine::db::{
+    ColumnFamily, Components, Db, FaultPoint, IngestOptions, ReadOptions,
+};
 use archipelago_engine::options::{CfOptions, Compression, DbOptions, WriteOptions};
 use archipelago_engine::sst::{SstWriter, TableOptions};
 use archipelago_engine::stats::Ticker;
@@ -20,6 +22,7 @@ use archipelago_env::FileSystem;
 
 use crate::beside::Beside;
 use crate::fragile::Fragile;
+use crate::separation::Separation;
 use crate::support::{small_db, small_family, stepped};
 
 /// Families that every run has; a fourth comes and goes.
@@ -72,16 +75,35 @@ pub(crate) fn family_options(family: &str) -> CfOptions {
 pub(crate) struct Hooks {
     pub(crate) beside: Arc<Beside>,
     pub(crate) fragile: Fragile,
+    pub(crate) separation: Separation,
+}
+
+impl Hooks {
+    /// Hooks of a database whose large values are treated like this.
+    pub(crate) fn of(separation: Separation) -> Self {
+        Self { separation, ..Self::default() }
+    }
+
+    /// Settings of a family.
+    fn family(&self, name: &str) -> CfOptions {
+        self.separation.of(family_options(name))
+    }
 }
 
 /// Opens the database of a run (the families must exist). The test steps its background work.
 pub(crate) fn open_over(fs: Arc<dyn FileSystem>, options: DbOptions, hooks: &Hooks) -> Result<Db> {
-    let families = [("default".to_owned(), family_options("default"))].into_iter().collect();
+    let families = [("default".to_owned(), hooks.family("default"))].into_iter().collect();
+    let (beside, separation) = (Arc::clone(&hooks.beside), hooks.separation);
+    let fault_point: FaultPoint = Arc::new(move |name| {
+        separation.reached(name)?;
+        beside.reached(name);
+        Ok(())
+    });
     let components = Components {
         fs,
         families,
         registry: hooks.fragile.registry(),
-        fault_point: Some(hooks.beside.fault_point()),
+        fault_point: Some(fault_point),
         seed: Some(7),
         ..stepped()
     };
@@ -92,7 +114,7 @@ pub(crate) fn open_over(fs: Arc<dyn FileSystem>, options: DbOptions, hooks: &Hoo
 pub(crate) fn create(fs: Arc<dyn FileSystem>, options: DbOptions, hooks: &Hooks) -> Db {
     let db = open_over(fs, options, hooks).unwrap();
     for family in FAMILIES[1..].iter().chain([&ORDERED]) {
-        db.create_family(family, family_options(family)).unwrap();
+        db.create_family(family, hooks.family(family)).unwrap();
     }
     db
 }
@@ -445,7 +467,7 @@ pub(crate) fn perform(db: &Db, fs: &Arc<dyn FileSystem>, op: &Op, hooks: &Hooks)
             ingested
         }
         Op::Flush { family } => db.flush(&db.family(family)?),
-        Op::Create => db.create_family(GUEST, family_options(GUEST)).map(|_| ()),
+        Op::Create => db.create_family(GUEST, hooks.family(GUEST)).map(|_| ()),
         Op::Drop => db.drop_family(&db.family(GUEST)?),
     }
 }

@@ -22,6 +22,7 @@ use parking_lot::Mutex;
 
 use crate::crash_model::{self as model, Hooks, Model, Op, Script};
 use crate::fragile::Fragile;
+use crate::separation::{self, Separation};
 use crate::support::stepped;
 
 /// Operations of a run of the sweep.
@@ -48,10 +49,14 @@ impl Bench {
     }
 
     fn with(label: &str, seed: u64, options: DbOptions) -> Self {
+        Self::separated(label, seed, options, Separation::OFF)
+    }
+
+    fn separated(label: &str, seed: u64, options: DbOptions, separation: Separation) -> Self {
         let disk = MemFs::new();
         let faults = FaultFs::new(Arc::new(disk.clone()), seed);
         let fs: Arc<dyn FileSystem> = Arc::new(faults.clone());
-        let hooks = Hooks::default();
+        let hooks = Hooks::of(separation);
         let db = model::create(Arc::clone(&fs), options.clone(), &hooks);
         Self {
             label: label.to_owned(),
@@ -106,7 +111,8 @@ impl Bench {
     /// What is left if the process is killed, or the power fails, now.
     fn compare_survivors(&self, what: &str, or: Option<&Model>, seed: u64) {
         let open = |disk: MemFs, how: &str| {
-            let db = model::open_over(Arc::new(disk), self.options.clone(), &Hooks::default())
+            let hooks = Hooks::of(self.hooks.separation);
+            let db = model::open_over(Arc::new(disk), self.options.clone(), &hooks)
                 .unwrap_or_else(|error| panic!("{}: {how} after {what}: {error}", self.label));
             model::contents(&db).unwrap()
         };
@@ -236,6 +242,9 @@ impl Bench {
         self.mend("the end");
         self.db().wait_for_background().unwrap_or_else(|e| panic!("{}: {e}", self.label));
         self.compare("the end", None);
+        self.hooks.fragile.pause(true);
+        separation::audit(self.db());
+        self.hooks.fragile.pause(false);
         let report = self.db().verify(|_, _| {}).unwrap();
         assert!(report.is_clean(), "{}: {:?}", self.label, report.errors);
         let refused = self.db().statistics().get(Ticker::EditsRefused);
@@ -270,7 +279,20 @@ fn sweep(operation: Operation, fault: Fault, samples: u64) {
 }
 
 fn sweep_with(options: &DbOptions, operation: Operation, fault: Fault, samples: u64) {
-    let mut dry = Bench::with("dry run", 21, options.clone());
+    for separation in [Separation::OFF, Separation::EAGER] {
+        sweep_separated(options, separation, operation, fault.clone(), samples.div_ceil(2));
+    }
+}
+
+fn sweep_separated(
+    options: &DbOptions,
+    separation: Separation,
+    operation: Operation,
+    fault: Fault,
+    samples: u64,
+) {
+    let of = |label: &str| Bench::separated(label, 21, options.clone(), separation);
+    let mut dry = of("dry run");
     let before = dry.faults.seen(operation);
     dry.run(STEPS);
     let total = dry.faults.seen(operation) - before;
@@ -280,9 +302,10 @@ fn sweep_with(options: &DbOptions, operation: Operation, fault: Fault, samples: 
     let mut nth = 1 + total % stride;
     let mut fired = 0;
     while nth <= total {
-        let label = format!("{operation:?} {nth} of {total}: {fault:?}");
-        let mut bench = Bench::with(&label, 21, options.clone());
-        let rule = bench.faults.add(Rule::on(operation).path("/db").fault(fault).nth(nth));
+        let label = format!("{operation:?} {nth} of {total}: {fault:?}, {separation:?}");
+        let mut bench = of(&label);
+        let rule = Rule::on(operation).path("/db").fault(fault.clone()).nth(nth);
+        let rule = bench.faults.add(rule);
         bench.run(STEPS);
         fired += bench.faults.fired_by(rule);
         bench.finish();

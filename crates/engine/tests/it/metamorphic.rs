@@ -10,6 +10,7 @@ use archipelago_env::local::LocalFs;
 use archipelago_env::mem::MemFs;
 
 use crate::model::{Disk, Generator, Runner, Setting, Tiered, seeds};
+use crate::separation::Separation;
 use crate::support::{small_db, small_family};
 
 const SEEDS: std::ops::Range<u64> = 1000..1005;
@@ -30,7 +31,8 @@ fn one_bucket_of_small_files() -> CfOptions {
 
 fn over_tiers(family: CfOptions) -> Setting {
     let disk = Disk::Tiers(Tiered::new(1));
-    Setting { background: BackgroundMode::Manual, db: small_db(), family, disk }
+    let separation = Separation::OFF;
+    Setting { background: BackgroundMode::Manual, db: small_db(), family, separation, disk }
 }
 
 /// Past the page cache, the log too.
@@ -45,7 +47,8 @@ fn direct_db() -> DbOptions {
 
 fn memory(db: DbOptions, family: CfOptions) -> Setting {
     let disk = Disk::Memory(MemFs::new());
-    Setting { background: BackgroundMode::Manual, db, family, disk }
+    let separation = Separation::OFF;
+    Setting { background: BackgroundMode::Manual, db, family, separation, disk }
 }
 
 /// The settings, each with a name; `dir` is for those that use the real file system.
@@ -54,6 +57,7 @@ fn settings(dir: &Path) -> Vec<(&'static str, Setting)> {
         background: BackgroundMode::Manual,
         db,
         family,
+        separation: Separation::OFF,
         disk: Disk::Local(Arc::new(LocalFs::new()), dir.join(name)),
     };
     let threads = |setting| Setting { background: BackgroundMode::Threads, ..setting };
@@ -121,18 +125,24 @@ fn settings(dir: &Path) -> Vec<(&'static str, Setting)> {
 
 #[test]
 fn settings_change_no_answer() {
-    let mut parts = 0;
+    let (mut parts, mut collected) = (0, 0);
     for seed in seeds(SEEDS) {
         let dir = tempfile::tempdir().unwrap();
         let mut first: Option<(&str, Vec<u64>)> = None;
         let (mut by_hand, mut by_load) = (0, 0);
-        for (name, setting) in settings(dir.path()) {
-            eprintln!("seed {seed}, {name}");
+        for (at, (name, mut setting)) in settings(dir.path()).into_iter().enumerate() {
+            // The first setting has none of it, and the others take turns.
+            if at > 0 {
+                setting.separation = Separation::nth(seed * 5 + at as u64);
+            }
+            eprintln!("seed {seed}, {name}, {:?}", setting.separation);
             let mut generator = Generator::new(seed, false);
             let mut runner = Runner::new(setting);
             (0..STEPS).for_each(|_| runner.run(&generator.step()));
             runner.check_all();
             runner.check_ordered_space();
+            runner.check_values_at_rest();
+            collected += runner.collected();
             parts += runner.parts();
             eprintln!("{parts} parts so far");
             let moved = runner.moved();
@@ -151,4 +161,5 @@ fn settings_change_no_answer() {
         assert!(by_hand > 0 && by_load > 0);
     }
     assert!(parts > 0, "no compaction was cut into parts");
+    assert!(collected > 0, "no garbage was collected");
 }

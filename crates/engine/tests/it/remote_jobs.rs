@@ -6,9 +6,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use archipelago_base::budget::ByteBudget;
-use archipelago_base::clock::SystemClock;
+use archipelago_base::clock::{ManualClock, SystemClock};
 use archipelago_base::{Error, ErrorKind, Result};
 use archipelago_engine::compaction::job::{CompactionSpec, run_compaction};
 use archipelago_engine::db::{Components, Db, ReadOptions};
@@ -28,6 +29,7 @@ use archipelago_env::local::LocalFs;
 use archipelago_env::{FileClass, FileSystem, IoContext, IoPurpose};
 use parking_lot::Mutex;
 
+use crate::separation::{Separation, audit, audit_at_rest};
 use crate::support::{small_db, small_family, stepped};
 
 /// Directory of the job that a child process shall run.
@@ -110,6 +112,7 @@ impl Processes {
         let mut output: JobOutput = wire::decode(&fs.read(&dir.join("output"), IO)?)?;
         if *self.forge.lock() {
             output.files.iter_mut().for_each(|file| file.no += 1_000_000);
+            output.value_files.iter_mut().for_each(|file| file.no += 1_000_000);
         }
         Ok(output)
     }
@@ -237,4 +240,90 @@ fn other_processes_run_flushes_and_compactions() {
     db.close().unwrap();
     let db = Db::open_with(&dir, small_db(), stepped()).unwrap();
     check(&db);
+}
+
+/// A large value.
+fn large(n: u32, round: u32) -> Vec<u8> {
+    format!("{round}:{n};").repeat(40 + n as usize % 100).into_bytes()
+}
+
+/// The error of the next background step that has one.
+fn failing_step(db: &Db) -> Error {
+    loop {
+        match db.step_background() {
+            Ok(is_due) => assert!(is_due, "nothing was due"),
+            Err(error) => return error,
+        }
+    }
+}
+
+#[test]
+fn another_process_collects_garbage() {
+    let temporary = tempfile::tempdir().unwrap();
+    let executor = Arc::new(Processes {
+        scratch: temporary.path().join("jobs"),
+        jobs: AtomicU64::new(0),
+        nobody: Mutex::new(false),
+        forge: Mutex::new(false),
+    });
+    let family = CfOptions { buckets: 1, ..Separation::EAGER.of(small_family()) };
+    let starved = Arc::new(Mutex::new(true));
+    let (clock, starves) = (Arc::new(ManualClock::new(1_000_000)), Arc::clone(&starved));
+    let components = || Components {
+        families: [("default".to_owned(), family.clone())].into_iter().collect(),
+        clock: Arc::clone(&clock) as _,
+        ..stepped()
+    };
+    let of_processes = Components {
+        executor: Arc::clone(&executor) as _,
+        fault_point: Some(Arc::new(move |name| match name {
+            "gc.pick" if *starves.lock() => Err(Error::busy("the collector starves")),
+            _ => Ok(()),
+        })),
+        ..components()
+    };
+    let dir = temporary.path().join("db");
+    let db = Db::open_with(&dir, small_db(), of_processes).unwrap();
+    let cf = db.default_family();
+    for round in 0..2 {
+        for n in (0..120).filter(|n| round == 0 || n % 3 > 0) {
+            while db.put(&key(n), &large(n, round)).is_err() {
+                db.step_background().unwrap();
+            }
+        }
+        db.flush(cf).unwrap();
+        db.compact_range(cf, &KeyRange::all()).unwrap();
+    }
+    db.wait_for_background().unwrap();
+    let check = |db: &Db| {
+        for n in 0..120 {
+            let expected = large(n, u32::from(n % 3 > 0));
+            assert_eq!(db.get(&key(n)).unwrap().as_deref(), Some(&expected[..]), "{n}");
+        }
+        audit(db)
+    };
+    let before = check(&db);
+    *starved.lock() = false;
+
+    *executor.nobody.lock() = true;
+    assert_eq!(failing_step(&db).kind(), ErrorKind::Io);
+    *executor.nobody.lock() = false;
+    clock.advance(Duration::from_secs(2));
+    *executor.forge.lock() = true;
+    let error = failing_step(&db);
+    assert!(error.to_string().contains("not the one that was ordered"), "{error}");
+    *executor.forge.lock() = false;
+    // The refused output stays until the next open, as that of another job does.
+    assert_eq!(check(&db).live, before.live, "a job that failed changes nothing");
+    db.put(b"later", b"write").unwrap();
+
+    clock.advance(Duration::from_secs(60));
+    db.wait_for_background().unwrap();
+    assert!(db.statistics().get(Ticker::GcJobs) > 0);
+    let after = check(&db);
+    assert!(after.garbage_bytes < before.garbage_bytes, "{before:?}, {after:?}");
+    db.close().unwrap();
+    let db = Db::open_with(&dir, small_db(), components()).unwrap();
+    check(&db);
+    audit_at_rest(&db);
 }

@@ -12,6 +12,7 @@ mod runner;
 mod steps;
 mod taken;
 mod tiered;
+mod values;
 
 use std::time::Duration;
 
@@ -23,6 +24,8 @@ use archipelago_env::mem::MemFs;
 pub(crate) use runner::{Disk, Runner, Setting};
 pub(crate) use steps::Generator;
 pub(crate) use tiered::{Did, Tiered};
+
+use crate::separation::Separation;
 
 const CASES: u64 = 400;
 const CASES_OVER_TIERS: u64 = 200;
@@ -72,7 +75,8 @@ fn setting(seed: u64, disk: Disk) -> Setting {
         subcompactions_max: one_of(&[1, 3, 8]),
         ..DbOptions::default()
     };
-    Setting { background: BackgroundMode::Manual, db, family, disk }
+    let separation = Separation::nth(seed / 2);
+    Setting { background: BackgroundMode::Manual, db, family, separation, disk }
 }
 
 /// What happened in a case.
@@ -86,6 +90,8 @@ struct Happened {
     midway: usize,
     /// Panics of merge operators and filters.
     panicked: u64,
+    /// Garbage collections that were installed.
+    collected: u64,
     tiers: Did,
 }
 
@@ -108,6 +114,7 @@ fn run_steps(seed: u64, mut generator: Generator, disk: Disk, verbose: bool) -> 
     failure.step = STEPS;
     runner.check_all();
     runner.check_ordered_space();
+    runner.check_values_at_rest();
     runner.check_all();
     let report = runner.db.verify(|_, _| {}).unwrap();
     assert!(report.is_clean(), "{report:?}");
@@ -116,6 +123,7 @@ fn run_steps(seed: u64, mut generator: Generator, disk: Disk, verbose: bool) -> 
         moved: runner.moved(),
         midway: runner.midway(),
         panicked: runner.panicked(),
+        collected: runner.collected(),
         tiers: runner.tiers_did(),
     };
     runner.db.close().unwrap();
@@ -148,18 +156,21 @@ fn the_database_does_what_the_model_does() {
         Some(seed) => drop(run(seed, memory(), true)),
         None => {
             let (mut parts, mut by_hand, mut by_load) = (0, 0, 0);
-            let (mut midway, mut panicked) = (0, 0);
+            let (mut midway, mut panicked, mut collected) = (0, 0, 0);
             for happened in seeds(0..CASES).map(|seed| run(seed, memory(), false)) {
                 parts += happened.parts;
                 (by_hand, by_load) = (by_hand + happened.moved.0, by_load + happened.moved.1);
                 midway += happened.midway;
                 panicked += happened.panicked;
+                collected += happened.collected;
             }
             assert!(midway > 100, "{midway} snapshots were taken in the middle of jobs");
             eprintln!("bucket boundaries moved {by_hand} times by hand, {by_load} by the load");
             assert!(by_hand > 0 && by_load > 0);
             assert!(parts > 0, "no compaction was cut into parts");
             assert!(panicked > 0, "no extension panicked");
+            eprintln!("{collected} garbage collections");
+            assert!(collected > 50, "{collected} garbage collections");
         }
     }
 }

@@ -47,15 +47,33 @@ impl fmt::Debug for Row {
     }
 }
 
-/// The compaction filter of the family "filtered": removes values of every third stamp, if they
-/// have a filling. Values that were folded of operands end like a stamp, and stay.
+/// The compaction filter of the family "filtered": of values with a filling, it removes those of
+/// every third stamp, and changes those of the stamps after them. Values that were folded of
+/// operands end like a stamp, and stay. A changed value stays as it is.
 pub(crate) struct RemoveThirds;
 
+/// Byte behind the stamp of a changed value.
+const CHANGED: u8 = b'~';
+
 impl RemoveThirds {
-    fn removes(value: &[u8]) -> bool {
-        let stamp = value.strip_prefix(b"<").and_then(|rest| rest.split(|&b| b == b'>').next());
-        let stamp = stamp.and_then(|digits| std::str::from_utf8(digits).ok()?.parse::<u64>().ok());
-        !value.ends_with(b">") && stamp.is_some_and(|stamp| stamp.is_multiple_of(3))
+    fn decision(value: &[u8]) -> FilterDecision {
+        let end = value.iter().position(|&byte| byte == b'>').unwrap_or(0);
+        let (head, filling) = value.split_at((end + 1).min(value.len()));
+        let digits = head.strip_prefix(b"<").and_then(|rest| rest.strip_suffix(b">"));
+        let stamp = digits.and_then(|digits| std::str::from_utf8(digits).ok()?.parse::<u64>().ok());
+        let Some(stamp) = stamp.filter(|_| !value.ends_with(b">")) else {
+            return FilterDecision::Keep;
+        };
+        match (stamp % 3, filling) {
+            (0, _) => FilterDecision::Remove,
+            (1, [first, ..]) if *first != CHANGED => {
+                // Half of them become large, and the others small.
+                let large = [filling; 4].concat();
+                let changed = if stamp.is_multiple_of(2) { &large[..] } else { &filling[..1] };
+                FilterDecision::Change([head, &[CHANGED], changed, b"."].concat())
+            }
+            _ => FilterDecision::Keep,
+        }
     }
 }
 
@@ -65,7 +83,16 @@ impl CompactionFilter for RemoveThirds {
     }
 
     fn filter(&self, _: &[u8], value: &[u8], _: Option<u64>, _: u64) -> FilterDecision {
-        if Self::removes(value) { FilterDecision::Remove } else { FilterDecision::Keep }
+        Self::decision(value)
+    }
+}
+
+/// What a filter leaves of a value.
+fn decided(value: &[u8], filter: impl Fn(&[u8]) -> FilterDecision) -> Option<Vec<u8>> {
+    match filter(value) {
+        FilterDecision::Keep => Some(value.to_vec()),
+        FilterDecision::Change(changed) => Some(changed),
+        FilterDecision::Remove => None,
     }
 }
 
@@ -75,7 +102,7 @@ pub(crate) struct Family {
     pub(crate) name: String,
     /// Values are counters, merged by adding; else merging appends.
     pub(crate) counter: bool,
-    /// [`RemoveThirds`] may remove values at any time.
+    /// [`RemoveThirds`] may remove or change values at any time.
     pub(crate) filtered: bool,
     histories: BTreeMap<Vec<u8>, Vec<Version>>,
     /// Sequence numbers at which a memtable was sealed, oldest first.
@@ -111,14 +138,14 @@ impl Family {
         }
     }
 
-    /// What a reader as of `at` finds at the time `now_ms`, if the filter has removed nothing.
+    /// What a reader as of `at` finds at the time `now_ms`, if the filter has done nothing.
     pub(crate) fn read(&self, key: &[u8], at: u64, now_ms: u64) -> Option<Row> {
-        self.read_after(key, at, now_ms, |_| false)
+        self.read_after(key, at, now_ms, |_| FilterDecision::Keep)
     }
 
     /// The other thing that a reader may find, if the filter may have made a difference.
     pub(crate) fn read_filtered(&self, key: &[u8], at: u64, now_ms: u64) -> Option<Option<Row>> {
-        let removed = self.read_after(key, at, now_ms, RemoveThirds::removes);
+        let removed = self.read_after(key, at, now_ms, RemoveThirds::decision);
         (self.filtered && removed != self.read(key, at, now_ms)).then_some(removed)
     }
 
@@ -138,7 +165,7 @@ impl Family {
         key: &[u8],
         at: u64,
         now_ms: u64,
-        removes: impl Fn(&[u8]) -> bool,
+        filter: impl Fn(&[u8]) -> FilterDecision,
     ) -> Option<Row> {
         let mut operands: Vec<&[u8]> = Vec::new();
         let (mut base, mut expires_at_ms, mut newest) = (None, None, None);
@@ -149,10 +176,10 @@ impl Family {
                     operands.push(operand);
                     continue;
                 }
-                Event::Put(value) | Event::Expiring(value, _) if removes(value) => {}
-                Event::Put(value) => base = Some(value),
+                Event::Put(value) => base = decided(value, &filter),
                 Event::Expiring(value, expiry) if *expiry > now_ms => {
-                    (base, expires_at_ms) = (Some(value), Some(*expiry));
+                    base = decided(value, &filter);
+                    expires_at_ms = base.as_ref().map(|_| *expiry);
                 }
                 Event::Expiring(..) | Event::Delete => {}
             }
@@ -161,7 +188,7 @@ impl Family {
         if base.is_none() && operands.is_empty() {
             return None;
         }
-        let mut value = base.cloned().unwrap_or_default();
+        let mut value = base.unwrap_or_default();
         for operand in operands.iter().rev() {
             if self.counter {
                 let number = |bytes: &[u8]| bytes.try_into().map_or(0, u64::from_le_bytes);

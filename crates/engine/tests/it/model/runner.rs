@@ -5,7 +5,7 @@ use std::fmt::Debug;
 use std::hash::{Hash, Hasher};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use archipelago_base::clock::ManualClock;
@@ -29,6 +29,7 @@ use super::taken::{MidwayTaker, Read, Taken};
 use super::tiered::{Did, Tiered};
 use crate::beside::Beside;
 use crate::fragile::Fragile;
+use crate::separation::Separation;
 
 /// Where a case's database lies.
 #[derive(Clone)]
@@ -44,6 +45,7 @@ pub(crate) struct Setting {
     pub(crate) background: BackgroundMode,
     pub(crate) db: DbOptions,
     pub(crate) family: CfOptions,
+    pub(crate) separation: Separation,
     pub(crate) disk: Disk,
 }
 
@@ -51,23 +53,26 @@ pub(crate) struct Setting {
 /// it was last asked, how many bucket boundaries have moved, by hand and by the load, how many
 /// parts compactions were cut into, and extensions that may panic.
 #[derive(Default)]
-struct Seals {
+pub(super) struct Seals {
     sealed: Mutex<Vec<CfId>>,
     by_hand: AtomicUsize,
     by_load: AtomicUsize,
     parts: AtomicUsize,
+    /// Garbage collections that were installed.
+    pub(super) collected: AtomicU64,
     /// When extensions panic.
-    fragile: Fragile,
+    pub(super) fragile: Fragile,
     /// Background steps while an ingestion is installed.
     beside: Arc<Beside>,
 }
 
 impl Seals {
     /// Lets ingestions and snapshots meet jobs. (The reads of `taker` are for it, not for panics.)
-    fn fault_point(&self, taker: &Arc<MidwayTaker>) -> FaultPoint {
+    fn fault_point(&self, taker: &Arc<MidwayTaker>, separation: Separation) -> FaultPoint {
         let (beside, fragile) = (Arc::clone(&self.beside), self.fragile.clone());
         let take = taker.fault_point();
         Arc::new(move |name| {
+            separation.reached(name)?;
             beside.reached(name);
             fragile.pause(true);
             let taken = take(name);
@@ -84,6 +89,9 @@ impl EventListener for Seals {
             Told::CompactionInstalled { threads_ns, .. } if threads_ns.len() > 1 => {
                 self.parts.fetch_add(threads_ns.len(), Ordering::Relaxed);
             }
+            Told::GcInstalled { .. } => {
+                self.collected.fetch_add(1, Ordering::Relaxed);
+            }
             Told::BucketMapChanged { reason, .. } if reason.ends_with("by hand") => {
                 self.by_hand.fetch_add(1, Ordering::Relaxed);
             }
@@ -99,12 +107,12 @@ impl EventListener for Seals {
 const MIDWAY_KEPT: usize = 3;
 
 pub(crate) struct Runner {
-    setting: Setting,
+    pub(super) setting: Setting,
     pub(super) db: Db,
     pub(super) families: Vec<(Family, ColumnFamily)>,
     pub(super) ordered: Ordered,
     pub(super) clock: Arc<ManualClock>,
-    seals: Arc<Seals>,
+    pub(super) seals: Arc<Seals>,
     pub(super) keys: Vec<Vec<u8>>,
     snapshots: Vec<Taken>,
     /// Those that were taken in the middle of jobs. (Apart, as how many there are depends on the
@@ -152,11 +160,11 @@ impl Setting {
                 "filtered" => Some("remove-thirds".to_owned()),
                 _ => None,
             },
-            ..self.family.clone()
+            ..self.separation.of(self.family.clone())
         }
     }
 
-    fn is_manual(&self) -> bool {
+    pub(super) fn is_manual(&self) -> bool {
         self.background == BackgroundMode::Manual
     }
 }
@@ -167,7 +175,7 @@ impl Runner {
         let seals = Arc::new(Seals::default());
         let taker = Arc::new(MidwayTaker::default());
         let mut components = Self::components(&setting, &clock, &seals);
-        components.fault_point = Some(seals.fault_point(&taker));
+        components.fault_point = Some(seals.fault_point(&taker, setting.separation));
         components.families.insert("default".to_owned(), setting.family("default"));
         let db = Db::open_with(setting.dir(), setting.db.clone(), components).unwrap();
         let default = (Family::new("default", false), db.default_family().clone());
@@ -717,6 +725,7 @@ impl Runner {
             assert_eq!(found, model.rows(at, now_ms), "family \"{}\" at {at}", model.name);
             self.tell(&found);
         }
+        self.check_values();
     }
 
     pub(super) fn forget_readers(&mut self) {
@@ -728,7 +737,7 @@ impl Runner {
 
     fn open_again(&mut self) {
         let mut components = Self::components(&self.setting, &self.clock, &self.seals);
-        components.fault_point = Some(self.seals.fault_point(&self.taker));
+        components.fault_point = Some(self.seals.fault_point(&self.taker, self.setting.separation));
         self.db = Db::open_with(self.setting.dir(), self.setting.db.clone(), components).unwrap();
         self.begin_midway();
         let mut names: Vec<&str> = self.families.iter().map(|(m, _)| m.name.as_str()).collect();
@@ -741,6 +750,7 @@ impl Runner {
             *handle = self.db.family(&model.name).unwrap();
         }
         self.ordered.handle = self.db.family(ordered::NAME).unwrap();
+        self.check_values_at_rest();
     }
 
     fn reopen(&mut self) {

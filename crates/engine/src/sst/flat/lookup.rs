@@ -305,12 +305,7 @@ fn build(
     spans: &[Span],
     options: &TableReadOptions,
 ) -> Result<Option<FlatBlock>> {
-    let first = group.run.start;
-    let is_cut = match first.checked_sub(1) {
-        Some(before) => index.place(before).continues,
-        None => table.footer.partitioned,
-    };
-    let mut builder = FlatBuilder::new(is_cut);
+    let mut builder = FlatBuilder::default();
     for at in group.run.clone() {
         let handle = index.place(at).handle;
         if has_head(index, at) {

@@ -7,9 +7,10 @@
 //! block cache, under the offset of its first data block with [`KEY_BIT`] set. Invariants:
 //! 1. A piece holds exactly the records of the kind `Indirect` of the data blocks that it covers,
 //!    in internal-key order. It holds no record of another kind.
-//! 2. An entry is marked *below another* if the record before it in the table may have the same
-//!    user key and another kind. The newest entry of a key at or below a sequence number is the
-//!    newest record of the key there if it is not marked.
+//! 2. An entry is marked *below another* if the record before it in the blocks of the piece has the
+//!    same user key and another kind. A search begins in the block of the newest record that its
+//!    snapshot sees. So the newest entry that the snapshot sees in the piece of that block is the
+//!    newest record, if it is not marked.
 //! 3. A piece is built only from blocks that were checked, and never changes.
 //!
 //! Invariant 1 is enough for a look-up of garbage collection. It asks whether the tables hold the
@@ -180,37 +181,27 @@ impl FlatBlock {
 }
 
 /// Takes the records of consecutive data blocks and makes their piece.
+#[derive(Default)]
 struct FlatBuilder {
     keys: Vec<u8>,
     key_ends: Vec<usize>,
     entries: Vec<Entry>,
     expiries: Vec<(u32, u64)>,
-    /// User key of the record before, and whether its kind is another than `Indirect`; `None` if
-    /// there is no record before in the table that can have the same user key.
-    before: Option<(Vec<u8>, bool)>,
-    /// The record before is not known.
-    is_cut: bool,
+    /// User key of the record before, if its kind is another than `Indirect`.
+    other_before: Option<Vec<u8>>,
 }
 
 impl FlatBuilder {
-    /// `is_cut`: the record before the first one may have the same user key and is not known.
-    fn new(is_cut: bool) -> Self {
-        let (keys, key_ends, entries, expiries) = Default::default();
-        Self { keys, key_ends, entries, expiries, before: None, is_cut }
-    }
-
     /// Takes the next record; `reference` is `None` if its kind is another than `Indirect`.
     fn add(&mut self, user_key: &[u8], seq: SeqNo, reference: Option<&Reference>) {
-        let is_below_another = match &self.before {
-            Some((key, is_other)) => *is_other && key == user_key,
-            None => self.is_cut,
+        let Some(reference) = reference else {
+            let key = self.other_before.get_or_insert_default();
+            key.clear();
+            key.extend_from_slice(user_key);
+            return;
         };
-        // A run of records without a reference and with one key is another kind for what follows.
-        let (key, is_other) = self.before.get_or_insert_with(Default::default);
-        key.clear();
-        key.extend_from_slice(user_key);
-        *is_other = reference.is_none();
-        let Some(reference) = reference else { return };
+        let other_before = self.other_before.take();
+        let is_below_another = other_before.is_some_and(|key| key == user_key);
         let flag = |flag: u8, is_set: bool| if is_set { flag } else { 0 };
         let flags = flag(HAS_OFFSET, reference.offset.is_some())
             | flag(HAS_EXPIRY, reference.expiry_unix_ms.is_some())

@@ -291,3 +291,33 @@ fn damaged_block_is_reported_while_pieces_are_built() {
         assert_eq!(stats(&table).inserts, 0);
     }
 }
+
+#[test]
+fn versions_of_a_key_in_two_pieces_stay_in_order() {
+    let reference = |no: u64| Reference {
+        file_no: FileNo(no),
+        offset: None,
+        stored_bytes: 600,
+        raw_bytes: 600,
+        expiry_unix_ms: None,
+    };
+    for options in [plain(), tiny(Compression::None)] {
+        let mut records = Records::new();
+        for seq in (1..400u64).rev() {
+            let record = match seq % 5 {
+                0 => (Kind::Put, vec![b'v'; 1500]),
+                _ => (Kind::Indirect, stored(&reference(seq))),
+            };
+            records.insert((b"key".to_vec(), Reverse(seq)), record);
+        }
+        let (bytes, meta) = build(&records, &[], options);
+        assert!(meta.size_bytes > 100 << 10, "more than one piece");
+        let table = open(&bytes, &meta);
+        ask(&table, &keys_of(&records), &with_pieces()).unwrap();
+        assert!(stats(&table).inserts > 1);
+        for snapshot in 1..400 {
+            let expected = expected_versions(&records, b"key", snapshot);
+            assert_eq!(versions(&table, b"key", snapshot), expected);
+        }
+    }
+}

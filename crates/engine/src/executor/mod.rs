@@ -20,7 +20,7 @@
 
 pub mod wire;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 use archipelago_base::{Error, ErrorKind, Result};
 
@@ -149,7 +149,8 @@ fn check_values(output: &JobOutput, range: &KeyRange, spec: &OutputSpec) -> Resu
             return Err(unusable(&format!("value file {} cannot be", file.no)));
         }
     }
-    let is_current = |no: u64| spec.values.current.iter().any(|at| at.current == no);
+    let current: HashSet<u64> = spec.values.current.iter().map(|at| at.current).collect();
+    let is_current = |no: u64| current.contains(&no);
     for table in &output.files {
         for named in table.refs.by_file() {
             match unreferenced.get_mut(&named.no) {

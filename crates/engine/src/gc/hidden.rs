@@ -171,15 +171,25 @@ pub(crate) struct ShadowShare {
     average: Option<f64>,
     /// Records that are not in a measurement yet, and how many of them shadowed something.
     pending: (u64, u64),
+    /// Records of `pending` that arrived in the last level or were dropped on the way.
+    sunk: u64,
 }
 
 impl ShadowShare {
-    /// Notes a compaction that took `left` records out of the upper levels and dropped `shadowed`
-    /// older records.
-    pub(crate) fn note(&mut self, left: u64, shadowed: u64) {
+    /// Notes a compaction above the last level that dropped `shadowed` records. They have left the
+    /// upper levels. It completes no measurement, because the records that it kept are not counted.
+    pub(crate) fn note_dropped(&mut self, shadowed: u64) {
+        self.pending.0 = self.pending.0.saturating_add(shadowed);
+        self.pending.1 = self.pending.1.saturating_add(shadowed);
+    }
+
+    /// Notes a compaction that took `left` records of upper levels into the last level or dropped
+    /// them, and dropped `shadowed` older records of any level.
+    pub(crate) fn note_sunk(&mut self, left: u64, shadowed: u64) {
         let records = self.pending.0.saturating_add(left);
-        let shadowing = self.pending.1.saturating_add(shadowed).min(records);
-        if records < MEASURED_RECORDS_MIN {
+        let shadowing = self.pending.1.saturating_add(shadowed.min(left));
+        self.sunk = self.sunk.saturating_add(left);
+        if self.sunk < MEASURED_RECORDS_MIN {
             self.pending = (records, shadowing);
             return;
         }
@@ -188,6 +198,7 @@ impl ShadowShare {
         self.average = Some(average + (measured - average) / AVERAGE_PARTS);
         self.last = measured;
         self.pending = (0, 0);
+        self.sunk = 0;
     }
 
     /// The share, from 0 to 1.
@@ -196,7 +207,7 @@ impl ShadowShare {
         let (records, shadowing) = self.pending;
         match self.average {
             Some(average) => average.max(self.last),
-            None if records >= FIRST_RECORDS_MIN => shadowing as f64 / records as f64,
+            None if self.sunk >= FIRST_RECORDS_MIN => shadowing as f64 / records as f64,
             None => 0.0,
         }
     }
@@ -284,17 +295,26 @@ mod tests {
     fn share_is_the_larger_of_last_and_average() {
         let mut share = ShadowShare::default();
         assert_eq!(share.share(), 0.0);
-        share.note(31, 31);
+        share.note_sunk(31, 31);
         assert_eq!(share.share(), 0.0, "too few records say little");
-        share.note(69, 44);
+        share.note_sunk(69, 44);
         assert_eq!(share.share(), 0.75, "the first measurement counts before it is complete");
-        share.note(900, 924);
-        assert_eq!(share.share(), 0.999);
-        share.note(1000, 0);
+        share.note_sunk(900, 900);
+        assert!((0.97..0.98).contains(&share.share()));
+        share.note_sunk(1000, 0);
         assert!((0.85..0.9).contains(&share.share()), "the average remembers");
-        (0..100).for_each(|_| share.note(1000, 100));
+        (0..100).for_each(|_| share.note_sunk(1000, 100));
         assert!((0.1..0.11).contains(&share.share()));
-        share.note(1000, 800);
+        share.note_sunk(1000, 800);
         assert_eq!(share.share(), 0.8, "a burst counts at once");
+    }
+
+    #[test]
+    fn drops_above_the_last_level_complete_no_measurement() {
+        let mut share = ShadowShare::default();
+        share.note_dropped(5000);
+        assert_eq!(share.share(), 0.0, "nothing has arrived in the last level");
+        share.note_sunk(5000, 0);
+        assert_eq!(share.share(), 0.5, "half of what left was shadowed");
     }
 }

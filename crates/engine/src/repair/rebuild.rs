@@ -532,8 +532,11 @@ impl MergeOutput<'_, '_> {
         let fresh = PendingRecord { seq, kind, value: value.to_vec() };
         match &mut self.pending {
             // A compaction may have folded operands into a value that keeps their last number.
+            // A value may have been separated or put back inline, and an inline copy is whole.
             Some(pending) if pending.seq == seq => {
-                if pending.kind == Kind::Merge && kind != Kind::Merge {
+                let is_folded = pending.kind == Kind::Merge && kind != Kind::Merge;
+                let is_inline = matches!(kind, Kind::Put | Kind::PutExpiring);
+                if is_folded || pending.kind == Kind::Indirect && is_inline {
                     *pending = fresh;
                 }
                 Ok(())

@@ -165,7 +165,8 @@ pub(crate) fn next_compaction(db: &DbInner, state: &mut JobState) -> Option<Comp
     let (at, pick) = pick_that_fits(&db.disk, &db.view, &candidates)?;
     let (family, version) = (Arc::clone(&families[at]), Arc::clone(&versions[at]));
     let mut task = start_compaction(state, family, version, pick);
-    task.room_bytes = disk_room::take_room(&db.disk, &db.view, &task.pick);
+    let inlined = inlined_bytes(&task.family.options, &task.pick);
+    task.room_bytes = disk_room::take_room(&db.disk, &db.view, &task.pick, inlined);
     Some(task)
 }
 
@@ -180,7 +181,8 @@ fn pick_that_fits(disk: &Disk, view: &ReadView, from: &Candidates<'_>) -> Option
         let jobs_max = from.common.jobs_max + running.len() - from.common.running.len();
         let common = PickInput { running: &running, jobs_max, ..from.common };
         let Some((at, pick)) = pick_of_all(from.versions, &common) else { break };
-        let needed = room.expected(&pick);
+        let inlined = inlined_bytes(from.versions[at].options(), &pick);
+        let needed = room.expected(&pick).saturating_add(inlined);
         // Merging within L0 frees little, and joins parts that could go down alone.
         let is_detour = lacking < u64::MAX && matches!(pick, Pick::IntraL0 { .. });
         if needed <= room.bytes && !is_detour {
@@ -343,10 +345,16 @@ fn compaction_spec(db: &DbInner, task: &CompactionTask) -> CompactionSpec {
         range,
         subrange: None,
         retention: retention(&db.context, &db.view, family, below),
-        output: output_spec(db, family, to, cuts, grandparents, pick.input_bytes()),
+        output: output_spec(db, family, to, cuts, grandparents, handled_bytes(pick)),
         readahead_bytes: readahead_bytes(&db.context, pick.inputs().count()),
         direct_reads: db.context.options().direct_background_io,
     }
+}
+
+/// Bytes of the inputs and of the values that they reference, which the job may put into tables.
+fn handled_bytes(pick: &Pick) -> u64 {
+    let referenced = pick.inputs().map(|(_, file)| file.refs.bytes());
+    referenced.fold(pick.input_bytes(), u64::saturating_add)
 }
 
 /// Readahead of each of `inputs` files, in bytes.

@@ -31,14 +31,14 @@ use parking_lot::Mutex;
 use crate::border::{EnginePanic, contained};
 use crate::db::background::compaction::{self, CompactionTask};
 use crate::db::background::flush::{self, FlushTask};
-use crate::db::background::gc::{self, GcTask, GcWorker, ReferenceMismatch};
+use crate::db::background::gc::{self, GcTask, ReferenceMismatch};
 use crate::db::background::rebalance::{self, MapTask};
 use crate::db::background::{leave_log, memory_pressure, space};
 use crate::db::inner::DbInner;
 use crate::db::read::ReadView;
 use crate::db::state::context::Context;
 use crate::db::state::family::Family;
-use crate::db::state::jobs::{JobState, Jobs};
+use crate::db::state::jobs::{GcWorker, JobState, Jobs};
 use crate::db::state::memtable::Memtable;
 use crate::db::state::observers::Observers;
 use crate::db::state::storage::Storage;
@@ -151,16 +151,20 @@ pub(crate) fn step(db: &DbInner) -> Result<bool> {
             &db.logs,
             &mut db.jobs.lock(Order::none()),
         );
-        space::note_idle(db, &mut db.jobs.lock(Order::none()));
+        note_space_idle(db, &mut db.jobs.lock(Order::none()));
         remove_obsolete(&db.storage, &db.observers, &db.view);
         return Ok(false);
     };
     let result = run_task(db, &task);
     note_result(db, &task, &result);
+    let is_gc = matches!(task, Task::Gc(_));
     // The task holds the version that it was picked from, and so the files that it replaced.
     drop(task);
     remove_obsolete(&db.storage, &db.observers, &db.view);
-    result.map(|()| true)
+    match result {
+        Err(error) if is_gc && !is_fatal_to_gc(&error) => Ok(true),
+        result => result.map(|()| true),
+    }
 }
 
 /// Which tasks a worker takes.
@@ -211,7 +215,7 @@ fn work_until_closed(db: &DbInner, role: Role) {
                         );
                     }
                     let is_waited_for = role == Role::Worker && state.is_any_pressed();
-                    if is_waited_for && space::note_idle(db, &mut state) {
+                    if is_waited_for && note_space_idle(db, &mut state) {
                         // Writers that waited go on.
                         continue;
                     }
@@ -267,6 +271,12 @@ fn forget_failure_if_idle(
     }
 }
 
+/// Releases writers that wait for space if nothing is left to pick. Whether any were released.
+fn note_space_idle(db: &DbInner, state: &mut JobState) -> bool {
+    // While picks are held back, there may be work.
+    may_pick(&db.context, &db.observers, &db.logs, state) && space::note_idle(db, state)
+}
+
 /// Whether anything may be picked now.
 fn may_pick(
     context: &Context,
@@ -315,6 +325,7 @@ pub(crate) fn next_task(db: &DbInner, state: &mut JobState) -> Option<Task> {
     if let Some(flush) = flush::next_flush(&db.view, state) {
         return Some(Task::Flush(flush));
     }
+    space::note_snapshots(db, state);
     if let Some(compaction) = compaction::next_compaction(db, state) {
         return Some(Task::Compact(compaction));
     }
@@ -380,7 +391,9 @@ fn note_result(db: &DbInner, task: &Task, result: &Result<()>) {
                 disk_room::renew_patience(&db.disk);
             }
             let mut state = db.jobs.lock(Order::none());
-            if state.has_failed() && !matches!(task, Task::Ready(..)) {
+            // The failures of garbage collections are kept by file, and others are not theirs.
+            let is_other = matches!(task, Task::Ready(..) | Task::Gc(_));
+            if state.has_failed() && !is_other {
                 state.forget_failures();
                 db.observers.health().clear_failing();
             }

@@ -60,7 +60,11 @@ pub(crate) fn note_install(
         if freed > 0 {
             space.debt_mut().repay(freed, &after);
         } else if let Some(event) = event {
-            space.debt_mut().note(event, &had, &after);
+            // Only what the event itself made is debt. What updates made besides is not.
+            let grown = after.used_bytes.saturating_sub(had.used_bytes);
+            let own = own_bytes(event, before.as_ref(), &view).min(grown);
+            let ordinary = Margin { used_bytes: after.used_bytes - own, ..had };
+            space.debt_mut().note(event, &ordinary, &after);
         }
         view.bound = Some((plan, margin(family, &view.usage, space)));
     }
@@ -78,6 +82,19 @@ pub(crate) fn note_install(
 pub(crate) fn note_all(db: &DbInner, state: &mut JobState, event: Option<SpaceEvent>) {
     for family in db.view.live_families() {
         note_install(db, state, &family, event);
+    }
+}
+
+/// Bytes of garbage that an event itself may have made.
+fn own_bytes(event: SpaceEvent, before: Option<&SpaceView>, after: &SpaceView) -> u64 {
+    match event {
+        // Tables that range tombstones cover whole are garbage for certain, and so are the records
+        // that a snapshot kept.
+        SpaceEvent::RangeDelete | SpaceEvent::SnapshotReleased => {
+            let known = before.map_or(0, |view| view.hidden.certain_bytes);
+            after.hidden.certain_bytes.saturating_sub(known)
+        }
+        _ => u64::MAX,
     }
 }
 
@@ -151,21 +168,35 @@ pub(crate) fn demands(state: &JobState) -> Vec<SpaceDemand> {
     state.spaces().filter_map(|space| space.demand().copied()).collect()
 }
 
-/// The event that an installed flush may be: range deletes and deletes turn live values into
-/// garbage without writing much.
+/// The event that an installed flush may be: a range delete turns live values into garbage without
+/// writing much.
 pub(crate) fn flush_event(output: &JobOutput) -> Option<SpaceEvent> {
-    let deletes = |file: &FileMeta| file.range_deletions > 0 || file.deletions > 0;
-    output.files.iter().any(deletes).then_some(SpaceEvent::RangeDelete)
+    let is_event = output.files.iter().any(|file| file.range_deletions > 0);
+    is_event.then_some(SpaceEvent::RangeDelete)
+}
+
+/// Looks again at every family if the oldest snapshot was released: records that it kept are
+/// garbage now.
+pub(crate) fn note_snapshots(db: &DbInner, state: &mut JobState) {
+    if !state.has_any_space() {
+        return;
+    }
+    let (snapshots, _) = db.view.snapshots().list(|| db.view.visible());
+    if state.has_new_oldest_snapshot(snapshots.first().copied()) {
+        note_all(db, state, Some(SpaceEvent::SnapshotReleased));
+    }
 }
 
 /// Measures how many records above the last level shadow something, by a compaction into level `to`
 /// with `upper` records of levels above the last.
 pub(crate) fn note_sunk(space: &mut FamilySpace, to: usize, upper: u64, output: &JobOutput) {
-    let dropped = &output.counts.dropped;
-    let shadowed = dropped.shadowed.saturating_add(dropped.covered);
-    // Records that stay above the last level have not left it.
-    let left = if to == LAST_LEVEL { upper } else { shadowed };
-    space.shadow_share_mut().note(left, shadowed);
+    // Range tombstones cover records without a newer version of the key.
+    let shadowed = output.counts.dropped.shadowed;
+    match to {
+        LAST_LEVEL if upper == 0 => {}
+        LAST_LEVEL => space.shadow_share_mut().note_sunk(upper, shadowed),
+        _ => space.shadow_share_mut().note_dropped(shadowed),
+    }
 }
 
 /// Nothing runs and nothing can be picked: writers that wait for space go on, because nothing would

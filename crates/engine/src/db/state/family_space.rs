@@ -36,6 +36,9 @@ pub(crate) struct FamilySpace {
     failures: FailureLeave,
     /// The version in which the last pick found nothing to collect.
     at_rest: Weak<Version>,
+    /// Time from which on a file that was left out after failures may be taken again, in
+    /// nanoseconds of the clock.
+    rest_until_ns: u64,
     shadow_share: ShadowShare,
     debt: SpaceDebt,
     view: Option<SpaceView>,
@@ -56,13 +59,14 @@ impl FamilySpace {
     }
 
     /// Whether nothing was to be collected in exactly this version.
-    pub(crate) fn is_at_rest(&self, version: &Arc<Version>) -> bool {
-        std::ptr::eq(self.at_rest.as_ptr(), Arc::as_ptr(version))
+    pub(crate) fn is_at_rest(&self, version: &Arc<Version>, now_ns: u64) -> bool {
+        now_ns < self.rest_until_ns && std::ptr::eq(self.at_rest.as_ptr(), Arc::as_ptr(version))
     }
 
-    /// Notes that nothing is to be collected in this version.
-    pub(crate) fn note_rest(&mut self, version: &Arc<Version>) {
+    /// Notes that nothing is to be collected in this version before `until_ns`.
+    pub(crate) fn note_rest(&mut self, version: &Arc<Version>, until_ns: u64) {
         self.at_rest = Arc::downgrade(version);
+        self.rest_until_ns = until_ns;
     }
 
     /// The next pick examines the version again.
@@ -96,6 +100,7 @@ impl FamilySpace {
         self.view = Some(view);
         self.demand = demand;
         self.has_no_work = false;
+        self.end_rest();
     }
 
     /// What the bound asks of compactions.

@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use archipelago_base::CfId;
+use archipelago_base::{CfId, SeqNo};
 use archipelago_env::limit::RateLimiter;
 use parking_lot::Condvar;
 
@@ -69,6 +69,15 @@ pub(crate) struct RunningJob {
     pub(crate) kind: RunningKind,
 }
 
+/// Which worker runs a garbage collection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum GcWorker {
+    /// The worker that is reserved for garbage collection takes every job.
+    Reserved,
+    /// An idle worker takes a job only if too much garbage is exposed.
+    Idle,
+}
+
 /// Keys and files that a running job holds.
 #[derive(Clone, Debug)]
 pub(crate) enum RunningKind {
@@ -79,7 +88,7 @@ pub(crate) enum RunningKind {
     /// A change of a family's bucket map in a key range.
     MapChange { cf: CfId, range: KeyRange },
     /// A garbage collection of value files with these numbers.
-    Gc { cf: CfId, inputs: Vec<u64> },
+    Gc { cf: CfId, inputs: Vec<u64>, by: GcWorker },
     /// An ingestion between the choice of its levels and its install: the target of each file.
     Ingestion(Vec<Running>),
 }
@@ -87,10 +96,6 @@ pub(crate) enum RunningKind {
 impl RunningKind {
     fn is_flush(&self) -> bool {
         matches!(self, Self::Flush { .. })
-    }
-
-    fn is_gc(&self) -> bool {
-        matches!(self, Self::Gc { .. })
     }
 }
 
@@ -103,6 +108,8 @@ pub(crate) struct JobState {
     balances: BTreeMap<CfId, Balance>,
     /// Space bookkeeping of the families with separated values.
     spaces: BTreeMap<CfId, FamilySpace>,
+    /// The oldest snapshot when the space of the families was examined last.
+    oldest_snapshot: Option<SeqNo>,
     next_job_id: u64,
     /// Background failures in a row, for the pause before the next attempt.
     failures_in_row: u32,
@@ -181,16 +188,18 @@ impl JobState {
         &self.running
     }
 
-    /// Number of running jobs that take one of the slots for background jobs. Garbage collection
-    /// has a slot of its own.
+    /// Number of running jobs that take one of the slots for background jobs. The reserved worker
+    /// of garbage collection has a slot of its own.
     pub(crate) fn slots_taken(&self) -> usize {
-        self.running.iter().filter(|job| !job.kind.is_gc()).count()
+        let is_reserved =
+            |kind: &RunningKind| matches!(kind, RunningKind::Gc { by: GcWorker::Reserved, .. });
+        self.running.iter().filter(|job| !is_reserved(&job.kind)).count()
     }
 
     /// Numbers of the value files that running garbage collections of a family read.
     pub(crate) fn gc_inputs(&self, of: CfId) -> impl Iterator<Item = u64> {
         let inputs = self.running.iter().filter_map(move |job| match &job.kind {
-            RunningKind::Gc { cf, inputs } if *cf == of => Some(inputs.iter().copied()),
+            RunningKind::Gc { cf, inputs, .. } if *cf == of => Some(inputs.iter().copied()),
             _ => None,
         });
         inputs.flatten()
@@ -199,6 +208,18 @@ impl JobState {
     /// Whether the family has had value files.
     pub(crate) fn has_space(&self, cf: CfId) -> bool {
         self.spaces.contains_key(&cf)
+    }
+
+    /// Whether any family has had value files.
+    pub(crate) fn has_any_space(&self) -> bool {
+        !self.spaces.is_empty()
+    }
+
+    /// Whether the oldest snapshot is another one than at the last call. It is not, as long as no
+    /// family has had value files.
+    pub(crate) fn has_new_oldest_snapshot(&mut self, oldest: Option<SeqNo>) -> bool {
+        let before = std::mem::replace(&mut self.oldest_snapshot, oldest);
+        !self.spaces.is_empty() && before != oldest
     }
 
     /// Whether writers of a family are close to its bound on space.
@@ -221,9 +242,12 @@ impl JobState {
         self.running.iter().filter(|job| job.kind.is_flush()).count()
     }
 
-    /// Whether a compaction runs.
+    /// Whether a compaction or a garbage collection runs, whose end gives back room on the disk.
     pub(crate) fn is_compacting(&self) -> bool {
-        self.running.iter().any(|job| matches!(job.kind, RunningKind::Compaction(_)))
+        let gives_back = |kind: &RunningKind| {
+            matches!(kind, RunningKind::Compaction(_) | RunningKind::Gc { .. })
+        };
+        self.running.iter().any(|job| gives_back(&job.kind))
     }
 
     /// Whether a job runs that is no compaction, or a memtable is being readied.

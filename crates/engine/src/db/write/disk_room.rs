@@ -600,10 +600,16 @@ pub(crate) fn note_lacking(disk: &Disk, bytes: u64) {
 
 /// Counts the outputs of a compaction that is about to run. Returns their expected bytes, for
 /// [`return_room`].
-pub(crate) fn take_room(disk: &Disk, view: &ReadView, pick: &Pick) -> u64 {
-    let room_bytes = room_for_compaction(disk, view, SpaceUse::Frees).expected(pick);
+pub(crate) fn take_room(disk: &Disk, view: &ReadView, pick: &Pick, inlined_bytes: u64) -> u64 {
+    let room = room_for_compaction(disk, view, SpaceUse::Frees);
+    let room_bytes = room.expected(pick).saturating_add(inlined_bytes);
     disk.running_bytes.fetch_add(room_bytes, Ordering::Relaxed);
     room_bytes
+}
+
+/// Counts the estimated output of a job that is about to run.
+pub(crate) fn add_running(disk: &Disk, room_bytes: u64) {
+    disk.running_bytes.fetch_add(room_bytes, Ordering::Relaxed);
 }
 
 /// Ends the count of a compaction that has ended, or was not run.

@@ -80,6 +80,7 @@ pub(crate) fn empty_family(
     family: &Family,
 ) -> Arc<SuperVersion> {
     state.forget_family(family.id);
+    family.space.set(None, 0);
     let gone = family.current.load_full();
     let version = Version::empty(family.id, Arc::clone(gone.version.options()));
     let active = writes.new_memtable(context, &version, &[]);

@@ -183,6 +183,7 @@ fn stall_on(db: &DbInner, family: &Arc<Family>, bytes: u64, options: &WriteOptio
 
 fn hold_writer(db: &DbInner, family: &Arc<Family>, bytes: u64) -> Result<()> {
     loop {
+        family.check_alive()?;
         match family.throttle.load(Ordering::Relaxed) {
             FREE | WATCHED => return Ok(()),
             DELAYED => {

@@ -99,6 +99,9 @@ pub(crate) struct GcSnapshot<'a> {
     pub running: &'a HashSet<u64>,
     /// Numbers of files that are left out after failures ([`FailureLeave::left_out`]).
     pub left_out: &'a HashSet<u64>,
+    /// Numbers of files with which a job has failed before ([`FailureLeave::known`]). Each is taken
+    /// alone, so that a damaged file does not hold up its neighbours again.
+    pub suspects: &'a HashSet<u64>,
     /// Bytes of values at which a value file is full, from the settings of the family.
     pub value_file_bytes: u64,
     /// Bytes of exposed garbage that the plan allows. It is `u64::MAX` without a bound on space,
@@ -224,6 +227,16 @@ impl<'a> Picker<'a> {
         !self.snapshot.running.contains(&no) && !self.snapshot.left_out.contains(&no)
     }
 
+    /// Whether a job has failed with the file before.
+    fn is_suspect(&self, at: usize) -> bool {
+        self.snapshot.suspects.contains(&self.file(at).no)
+    }
+
+    /// Whether a new job may take the file together with others.
+    fn may_merge(&self, at: usize) -> bool {
+        self.is_free(at) && !self.is_suspect(at)
+    }
+
     /// Whether the two files are neighbours; see the module.
     fn are_neighbours(&self, one: usize, other: usize) -> bool {
         let (one_file, other_file) = (self.file(one), self.file(other));
@@ -249,11 +262,15 @@ impl<'a> Picker<'a> {
             other.garbage_share().total_cmp(&one.garbage_share()).then(one.no.cmp(&other.no))
         };
         let seed = self.positions().filter(has_garbage).min_by(by_share)?;
+        if self.is_suspect(seed) {
+            return Some(vec![seed]);
+        }
         let share_min = self.file(seed).garbage_share() * NEIGHBOUR_SHARE_MIN;
         let mut joining: Vec<usize> = self
             .positions()
             .filter(has_garbage)
             .filter(|&at| at != seed && self.file(at).garbage_share() >= share_min)
+            .filter(|&at| !self.is_suspect(at))
             .filter(|&at| self.are_neighbours(seed, at))
             .collect();
         joining.sort_unstable_by(by_share);
@@ -279,7 +296,7 @@ impl<'a> Picker<'a> {
         let small: Vec<usize> = self
             .positions()
             .filter(|&at| self.file(at).value_bytes.saturating_mul(SMALL_FILE_SHARE) < full)
-            .filter(|&at| self.is_free(at))
+            .filter(|&at| self.is_free(at) && !self.is_suspect(at))
             .collect();
         let files_max = match self.snapshot.refs_bytes > REFS_BYTES_CROWDED {
             true => SMALL_FILES_MAX_CROWDED,
@@ -341,7 +358,7 @@ impl<'a> Picker<'a> {
         let start = self.most_runs()?;
         let key = self.file(start).smallest;
         let mut inputs: Vec<usize> =
-            (0..=start).filter(|&at| self.file(at).largest >= key && self.is_free(at)).collect();
+            (0..=start).filter(|&at| self.file(at).largest >= key && self.may_merge(at)).collect();
         inputs.sort_unstable_by_key(|&at| (self.file(at).valid_bytes(), at));
         let mut sum = InputSum::default();
         let fitting = inputs.iter().take_while(|&&at| {
@@ -373,7 +390,7 @@ impl<'a> Picker<'a> {
                 mergeable.remove(&(self.file(end).valid_bytes(), end));
                 ended += 1;
             }
-            if self.is_free(at) {
+            if self.may_merge(at) {
                 mergeable.insert((file.valid_bytes(), at));
             }
             let runs = at + 1 - ended;
@@ -408,11 +425,6 @@ struct FileFailures {
 }
 
 impl FailureLeave {
-    /// Whether no file has failed.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.files.is_empty()
-    }
-
     /// Notes that a job with the input `no` failed at `now_ns`.
     pub(crate) fn note_failure(&mut self, no: u64, now_ns: u64) {
         let before = self.files.get(&no).map_or(0, |failures| failures.pause_ns);
@@ -431,6 +443,12 @@ impl FailureLeave {
     pub(crate) fn left_out(&self, now_ns: u64) -> HashSet<u64> {
         let waiting = self.files.iter().filter(|(_, failures)| failures.until_ns > now_ns);
         waiting.map(|(&no, _)| no).collect()
+    }
+
+    /// Numbers of all files with which a job has failed.
+    #[must_use]
+    pub(crate) fn known(&self) -> HashSet<u64> {
+        self.files.keys().copied().collect()
     }
 
     /// The time at which the next pause ends, in nanoseconds; `None` if no file waits.

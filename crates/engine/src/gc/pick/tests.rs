@@ -35,6 +35,7 @@ struct Family {
     files: Vec<TestFile>,
     running: HashSet<u64>,
     left_out: HashSet<u64>,
+    suspects: HashSet<u64>,
     exposed_bytes_max: u64,
     refs_bytes: u64,
     next_no: u64,
@@ -64,6 +65,7 @@ impl Family {
             files: &files,
             running: &self.running,
             left_out: &self.left_out,
+            suspects: &self.suspects,
             value_file_bytes: FULL,
             exposed_bytes_max: self.exposed_bytes_max,
             refs_bytes: self.refs_bytes,
@@ -322,4 +324,17 @@ fn uniform_updates_cost_what_the_greedy_model_says() {
     assert!((1.5..1.9).contains(&at_quarter), "{at_quarter}");
     let at_half = rewritten_per_update(0.5);
     assert!((0.62..0.82).contains(&at_half), "{at_half}");
+}
+
+#[test]
+fn file_that_failed_before_is_taken_alone() {
+    let mut family = Family { exposed_bytes_max: 0, ..Family::default() };
+    let files: Vec<u64> = (0..4).map(|at| family.add((0, 10), 8 * MIB, MIB + at)).collect();
+    assert!(family.pick().expect("garbage is exposed").inputs.len() > 1);
+    let suspect = files[0];
+    family.suspects.insert(suspect);
+    assert_eq!(family.pick().expect("most garbage").inputs, [suspect]);
+    family.left_out.insert(suspect);
+    let others = family.pick().expect("the neighbours go on").inputs;
+    assert!(others.len() > 1 && !others.contains(&suspect));
 }

@@ -35,14 +35,15 @@ use crate::db::inner::DbInner;
 use crate::db::state::family::Family;
 use crate::db::state::family_space::{FamilySpace, SpaceView};
 use crate::db::state::job_threads::JobPriority;
-use crate::db::state::jobs::{JobState, RunningKind};
+use crate::db::state::jobs::{GcWorker, JobState, RunningKind};
 use crate::db::write::{disk_room, stalling};
+use crate::disk_space::SpaceUse;
 use crate::event::Event;
 use crate::executor;
 use crate::file_meta::value_file_name;
 use crate::gc::job::{GcInput, GcSpec};
 use crate::gc::lookup::{LookupInput, valid_records};
-use crate::gc::pick::{GcReason, GcSnapshot, ValueFileState, pick_gc};
+use crate::gc::pick::{GcPick, GcReason, GcSnapshot, ValueFileState, pick_gc};
 use crate::gc::space_plan::SpaceEvent;
 use crate::gc::valid_bits::ValidBits;
 use crate::gc::windows::ReadaheadLimits;
@@ -64,6 +65,10 @@ pub(crate) struct GcTask {
     version: Arc<Version>,
     inputs: Vec<Arc<LiveValueFile>>,
     reason: GcReason,
+    /// Time of the pick, in nanoseconds of the clock.
+    started_ns: u64,
+    /// Estimated length of the heir, counted while the job runs.
+    room_bytes: u64,
 }
 
 impl GcTask {
@@ -84,33 +89,58 @@ impl GcTask {
     }
 }
 
-/// Which jobs a worker takes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum GcWorker {
-    /// The worker that is reserved for garbage collection takes every job.
-    Reserved,
-    /// An idle worker takes a job only if too much garbage is exposed.
-    Idle,
+/// How urgent a pick is. Orders by its fields.
+#[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
+struct PickRank {
+    /// Whether writers of the family are delayed for space.
+    is_pressed: bool,
+    is_for_space: bool,
+    /// Exposed garbage over the live bytes.
+    exposed_share: f64,
 }
 
-/// The next garbage collection of any family; noted as running.
+/// The most urgent garbage collection of all families; noted as running.
 pub(crate) fn next_gc(db: &DbInner, state: &mut JobState, worker: GcWorker) -> Option<GcTask> {
     // A test may keep the collector from taking a job. The function runs under the jobs lock.
     db.context.fault_point("gc.pick").ok()?;
-    let (family, version, pick) = db.view.live_families().into_iter().find_map(|family| {
+    let mut best: Option<(PickRank, Arc<Family>, Arc<Version>, GcPick)> = None;
+    for family in db.view.live_families() {
         let version = Arc::clone(&family.current.load().version);
         if version.values().is_empty() {
-            return None;
+            continue;
         }
-        let pick = pick_in(db, state, &family, &version)?;
-        let is_taken = worker == GcWorker::Reserved || pick.reason == GcReason::Space;
-        is_taken.then_some((family, version, pick))
-    })?;
+        let Some(pick) = pick_in(db, state, &family, &version) else { continue };
+        let is_for_space = pick.reason == GcReason::Space;
+        let values = version.values();
+        let rank = PickRank {
+            is_pressed: state.space_mut(family.id).is_pressed(),
+            is_for_space,
+            exposed_share: values.exposed_bytes() as f64 / values.referenced_bytes().max(1) as f64,
+        };
+        let is_taken = worker == GcWorker::Reserved || is_for_space;
+        if is_taken && best.as_ref().is_none_or(|(most, ..)| rank > *most) {
+            best = Some((rank, family, version, pick));
+        }
+    }
+    let (rank, family, version, pick) = best?;
     let inputs: Vec<_> =
         pick.inputs.iter().filter_map(|&no| version.values().get(no).cloned()).collect();
+    let valid: u64 = inputs.iter().map(|input| version.values().refs(input.no).bytes).sum();
+    let keys: u64 = inputs.iter().map(|input| input.keys_bytes()).sum();
+    let room_bytes = valid.saturating_add(keys);
+    // A job that frees space while writers wait for it may use the reserve of the disk.
+    let frees = rank.is_pressed && rank.is_for_space;
+    let space_use = if frees { SpaceUse::Frees } else { SpaceUse::Takes };
+    if room_bytes > disk_room::room_for_compaction(&db.disk, &db.view, space_use).bytes {
+        return None;
+    }
+    disk_room::add_running(&db.disk, room_bytes);
     let numbers = inputs.iter().map(|input| input.no).collect();
-    let job_id = state.start(RunningKind::Gc { cf: family.id, inputs: numbers });
-    Some(GcTask { job_id, family, version, inputs, reason: pick.reason })
+    let kind = RunningKind::Gc { cf: family.id, inputs: numbers, by: worker };
+    let job_id = state.start(kind);
+    let started_ns = db.context.clock().now_ns();
+    let reason = pick.reason;
+    Some(GcTask { job_id, family, version, inputs, reason, started_ns, room_bytes })
 }
 
 fn pick_in(
@@ -118,17 +148,18 @@ fn pick_in(
     state: &mut JobState,
     family: &Family,
     version: &Arc<Version>,
-) -> Option<crate::gc::pick::GcPick> {
+) -> Option<GcPick> {
     let now_ns = db.context.clock().now_ns();
     let running: HashSet<u64> = state.gc_inputs(family.id).collect();
     let space = state.space_mut(family.id);
     let exposed_bytes_max = exposed_bytes_max(space);
-    if running.is_empty() && space.is_at_rest(version) && space.failures().is_empty() {
+    if running.is_empty() && space.is_at_rest(version, now_ns) {
         return None;
     }
     let values = version.values();
     space.failures_mut().retain(|no| values.get(no).is_some());
     let left_out = space.failures().left_out(now_ns);
+    let suspects = space.failures().known();
     let files: Vec<ValueFileState<'_>> = values
         .files()
         .map(|(file, refs)| ValueFileState {
@@ -144,12 +175,14 @@ fn pick_in(
         files: &files,
         running: &running,
         left_out: &left_out,
+        suspects: &suspects,
         value_file_bytes: family.options.value_file_bytes,
         exposed_bytes_max,
         refs_bytes: values.reference_entries().saturating_mul(REFERENCE_ENTRY_BYTES),
     });
     if pick.is_none() && running.is_empty() {
-        space.note_rest(version);
+        let until_ns = space.failures().next_end_ns(now_ns);
+        space.note_rest(version, until_ns.unwrap_or(u64::MAX));
     }
     pick
 }
@@ -174,6 +207,7 @@ pub(crate) fn is_gc_due(db: &DbInner, state: &mut JobState) -> bool {
     match next_gc(db, state, GcWorker::Reserved) {
         Some(task) => {
             state.end(task.job_id);
+            disk_room::return_room(&db.disk, task.room_bytes);
             state.space_mut(task.family.id).end_rest();
             true
         }
@@ -193,13 +227,16 @@ pub(crate) fn run_gc_task(db: &DbInner, task: &GcTask) -> Result<()> {
         collect_and_install(db, task)
     });
     let now_ns = db.context.clock().now_ns();
+    disk_room::return_room(&db.disk, task.room_bytes);
     let mut state = db.jobs.lock(Order::none());
     state.end(task.job_id);
-    let space = state.space_mut(task.family.id);
-    space.end_rest();
-    if result.is_err() {
-        for input in &task.inputs {
-            space.failures_mut().note_failure(input.no, now_ns);
+    if task.family.check_alive().is_ok() {
+        let space = state.space_mut(task.family.id);
+        space.end_rest();
+        if result.is_err() {
+            for input in &task.inputs {
+                space.failures_mut().note_failure(input.no, now_ns);
+            }
         }
     }
     drop(state);
@@ -376,7 +413,10 @@ fn install_gc(db: &DbInner, task: &GcTask, spec: &GcSpec, output: &JobOutput) ->
         let built = manifest.apply(heir_edit(cf, heir, &replaced))?;
         let mut state = db.jobs.lock(manifest.order());
         db.view.republish_built(&mut state, built);
-        state.space_mut(cf).note_freed(bytes_freed(task, output), output.duration_ns);
+        if task.reason == GcReason::Space {
+            let ns = db.context.clock().now_ns().saturating_sub(task.started_ns);
+            state.space_mut(cf).note_freed(bytes_freed(task, output), ns);
+        }
         space::note_install(db, &mut state, family, Some(SpaceEvent::GarbageFound));
         replaced
     };

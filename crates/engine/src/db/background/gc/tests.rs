@@ -13,9 +13,10 @@ use crate::db::{BackgroundMode, Components, Db};
 use crate::db::{ReadOptions, Snapshot};
 use crate::file_meta::value_file_name;
 use crate::gc::lookup::{LookupInput, valid_records};
+use crate::gc::space_plan::SpaceLimit;
 use crate::key::KeyRange;
 use crate::lock_order::Order;
-use crate::options::{CfOptions, DbOptions, WriteOptions};
+use crate::options::{CfOptions, Compression, DbOptions, WriteOptions};
 use crate::sst::TableReadOptions;
 use crate::stats::Ticker;
 use crate::value::{KeyList, ValueTable};
@@ -358,4 +359,38 @@ fn lookup_by_pieces_equals_lookup_by_blocks() {
     assert!(valid > 0 && valid < records as u64, "{valid} of {records} are valid");
     assert!(cold_reads * 2 < reads_by_blocks, "{cold_reads} reads, {reads_by_blocks} by blocks");
     assert_eq!(warm_reads, 0);
+}
+
+#[test]
+fn values_go_back_inline_into_more_tables_than_inputs() {
+    let mut store = Store::new(small_family(64));
+    let value = |at: u32| (0..3000).map(|byte| (at as usize * 7 + byte) as u8).collect::<Vec<u8>>();
+    for at in 0..600 {
+        store.put_patiently(format!("key{at:05}").into_bytes(), value(at));
+    }
+    store.compact();
+    store.family.value_separation_bytes = 0;
+    store.family.compression = Compression::None;
+    store.family.compression_last = Compression::None;
+    let store = store.reopened();
+    store.compact();
+    store.check();
+    assert!(store.version().files().count() > 100);
+    assert!(store.version().values().is_empty());
+}
+
+#[test]
+fn writer_that_waits_for_space_ends_with_its_family() {
+    let store = Store::new(small_family(64));
+    let family = store.db.default_family().family.clone();
+    let limit = SpaceLimit { used_bytes: 10, slowdown_bytes: 1, stop_bytes: 10 };
+    family.space.set(Some(limit), 0);
+    assert_eq!((family.space.used_bytes(), family.space.stop_bytes()), (10, 10));
+    let error = store.db.put(b"k", b"v");
+    drop(error);
+    let mut state = store.db.inner.jobs.lock(Order::none());
+    let (context, view, writes) =
+        (&store.db.inner.context, &store.db.inner.view, &store.db.inner.writes);
+    drop(crate::db::write::seal::empty_family(context, view, writes, &mut state, &family));
+    assert_eq!(family.space.stop_bytes(), 0, "no limit is left");
 }

@@ -280,7 +280,7 @@ fn sweep(operation: Operation, fault: Fault, samples: u64) {
 
 fn sweep_with(options: &DbOptions, operation: Operation, fault: Fault, samples: u64) {
     for separation in [Separation::OFF, Separation::EAGER] {
-        sweep_separated(options, separation, operation, fault.clone(), samples.div_ceil(2));
+        sweep_separated(options, separation, operation, fault, samples.div_ceil(2));
     }
 }
 
@@ -304,7 +304,7 @@ fn sweep_separated(
     while nth <= total {
         let label = format!("{operation:?} {nth} of {total}: {fault:?}, {separation:?}");
         let mut bench = of(&label);
-        let rule = Rule::on(operation).path("/db").fault(fault.clone()).nth(nth);
+        let rule = Rule::on(operation).path("/db").fault(fault).nth(nth);
         let rule = bench.faults.add(rule);
         bench.run(STEPS);
         fired += bench.faults.fired_by(rule);

@@ -218,7 +218,7 @@ fn failed_operation_of_a_garbage_collection_loses_nothing() {
             let mut nth = 1;
             loop {
                 let label = format!("{operation:?} {nth}: {fault:?}");
-                let rule = Rule::on(operation).path(".vsst").fault(fault.clone()).nth(nth);
+                let rule = Rule::on(operation).path(".vsst").fault(fault).nth(nth);
                 if !collect_with(&world, rule, &label) {
                     break;
                 }

@@ -7,9 +7,9 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
-use std::thread::JoinHandle;
 
 use archipelago_base::Result;
+use archipelago_base::spawn::{Joiner, Spawn, SystemSpawn};
 use archipelago_engine::db::{BackgroundMode, Db, IngestOptions, ReadOptions};
 use archipelago_engine::key::KeyRange;
 use archipelago_engine::options::{CfOptions, WriteOptions};
@@ -21,6 +21,9 @@ use parking_lot::Mutex;
 use super::world::{KEYS, Model, Tilde, World, check_at, key, patiently, step_all, value};
 use super::{Collection, Separation, audit};
 use crate::support::{over, small_db, small_family};
+
+/// A thread that steps the background, and the result once it has ended.
+type Collector = (Joiner, Arc<Mutex<Option<Result<()>>>>);
 
 /// The steps of a garbage collection at which something else happens.
 const STEPS: [&str; 3] = ["gc.picked", "gc.after_write", "gc.before_install"];
@@ -241,20 +244,25 @@ fn garbage_collection_may_happen_during_everything_else() {
             let mut readers = Readers::new(&world);
             let before = world.collections();
             let db = world.db.clone();
-            let beside = Arc::<Mutex<Option<JoinHandle<Result<()>>>>>::default();
+            let beside = Arc::<Mutex<Option<Collector>>>::default();
             let spawned = Arc::clone(&beside);
             world.hook.at(point, move || {
                 if !point.starts_with("ingest") {
                     return step_all(&db);
                 }
                 // The ingestion holds the manifest, so the collector goes on behind it.
-                *spawned.lock() = Some(std::thread::spawn(move || step_all(&db)));
+                let ended = Arc::new(Mutex::new(None));
+                let result = Arc::clone(&ended);
+                let body = Box::new(move || *result.lock() = Some(step_all(&db)));
+                let joiner = SystemSpawn.spawn("collector", body)?;
+                *spawned.lock() = Some((joiner, ended));
                 Ok(())
             });
             job.act(&world.db, &world.fs, &world.model).unwrap();
             assert!(!world.hook.is_armed(), "{point} was not reached");
-            if let Some(thread) = beside.lock().take() {
-                thread.join().unwrap().unwrap();
+            if let Some((joiner, ended)) = beside.lock().take() {
+                joiner.join().unwrap();
+                ended.lock().take().expect("it ended").unwrap();
             }
             assert!(world.collections() > before, "{point}: nothing was collected");
             job.apply(&mut world.model);
@@ -368,8 +376,7 @@ fn halves() -> World {
     let mut world = fetching(1);
     world.hook.starve(true);
     for round in 0..2 {
-        for half in 0..2 {
-            let keys = HALVES[half].clone();
+        for (half, keys) in HALVES.iter().enumerate() {
             world.fill(round, |n| keys.contains(&n) && (round == 0 || n % 3 > 0));
             compact_half(&world.db, half).unwrap();
             if (round, half) == (0, 0) {

@@ -294,7 +294,7 @@ mod tests {
     #[test]
     fn memory_of_sealed_memtables_counts_as_freed() {
         let actives = vec![idle(240 * KB); 100];
-        assert_eq!(victims(8 * MB, 8 * MB, 32 * MB, &actives), []);
+        assert_eq!(victims(8 * MB, 8 * MB, 32 * MB, &actives), Vec::<usize>::new());
         assert_eq!(victims(8 * MB, 7 * MB, 32 * MB, &actives).len(), 5);
     }
 
@@ -302,7 +302,7 @@ mod tests {
     fn memtables_keep_a_share_that_is_not_sealed() {
         // Others fill the budget: sealing these would free next to nothing.
         let actives = vec![idle(24 * KB); 40];
-        assert_eq!(victims(100 * MB, 0, 32 * MB, &actives), []);
+        assert_eq!(victims(100 * MB, 0, 32 * MB, &actives), Vec::<usize>::new());
         let actives = vec![idle(24 * KB); 120];
         let chosen = victims(100 * MB, 0, 32 * MB, &actives);
         let left = 120 * 24 * KB - freed(&chosen, &actives);

@@ -60,7 +60,6 @@ impl<'a> References<'a> {
     }
 
     /// Hands every reference that no output has to `sink`.
-    #[cfg_attr(not(test), expect(dead_code, reason = "the Invalid Tree will use it"))]
     #[must_use]
     pub(crate) fn dropping_into(self, sink: &'a mut dyn DroppedReferences) -> Self {
         Self { sink: Some(sink), ..self }

@@ -27,7 +27,7 @@ use archipelago_base::{Error, ErrorKind, Result};
 use crate::compaction::job::{CompactionSpec, run_compaction};
 use crate::flush::{FlushSpec, run_flush};
 use crate::gc::job::{GcSpec, run_gc};
-use crate::job::spec::OutputSpec;
+use crate::job::spec::{FileNumbers, OutputSpec};
 use crate::job::{JobContext, JobOutput};
 use crate::key::KeyRange;
 
@@ -43,6 +43,13 @@ pub trait JobExecutor: Send + Sync + 'static {
     fn compact(&self, spec: &CompactionSpec, context: &JobContext<'_>) -> Result<JobOutput>;
     /// Runs a garbage collection of value files.
     fn gc(&self, spec: &GcSpec, context: &JobContext<'_>) -> Result<JobOutput>;
+    /// Whether garbage collections shall find validity in invalid files, so that the database looks
+    /// nothing up. Compactions then write such a file. If a job fails because the files do not tell
+    /// of all garbage, which is `NotFound`, it comes again with bitmaps. Must always give the same
+    /// answer. Default: no.
+    fn prefers_invalid_files(&self) -> bool {
+        false
+    }
 }
 
 /// Runs jobs on the thread that asks.
@@ -116,11 +123,30 @@ pub(crate) fn check(output: &JobOutput, range: &KeyRange, spec: &OutputSpec) -> 
     if counts.records_in != counts.records_out + counts.dropped.total() {
         return refuse(format!("{} records went in, not all came out", counts.records_in));
     }
+    check_invalid_files(output, spec)?;
     check_values(output, range, spec)
 }
 
+/// Whether the invalid files of an output have numbers of the job and name files of its inputs.
+fn check_invalid_files(output: &JobOutput, spec: &OutputSpec) -> Result<()> {
+    for (at, file) in output.invalid_files.iter().enumerate() {
+        check_set_aside(file.no, &spec.values.invalid)?;
+        let is_current = |no: &u64| spec.values.file(*no).is_some();
+        let is_twice = output.invalid_files[..at].iter().any(|other| other.no == file.no);
+        let ascend = file.names.windows(2).all(|pair| pair[0] < pair[1]);
+        let is_whole = file.records > 0 && file.install_no == 0 && !file.names.is_empty();
+        if is_twice || !is_whole || !ascend || !file.names.iter().all(is_current) {
+            return Err(unusable(&format!("invalid file {} cannot be", file.no)));
+        }
+    }
+    Ok(())
+}
+
 fn check_number(no: u64, spec: &OutputSpec) -> Result<()> {
-    let numbers = &spec.file_numbers;
+    check_set_aside(no, &spec.file_numbers)
+}
+
+fn check_set_aside(no: u64, numbers: &FileNumbers) -> Result<()> {
     match no.checked_sub(numbers.first).is_some_and(|at| at < numbers.count) {
         true => Ok(()),
         false => Err(unusable(&format!("file {no} was not set aside for the job"))),

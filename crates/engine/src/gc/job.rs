@@ -28,6 +28,7 @@ use archipelago_base::{CfId, Error, ErrorKind, FileNo, Result};
 use archipelago_env::{CreateOptions, FileClass, IoContext, IoPurpose, OpenOptions};
 use serde::{Deserialize, Serialize};
 
+use super::invalid::{InvalidInput, InvalidSource, valid_by_entries};
 use super::valid_bits::ValidBits;
 use super::windows::{ReadWindow, ReadaheadLimits, ValueSpan, read_windows};
 use crate::file_meta::value_file_name;
@@ -35,7 +36,7 @@ use crate::job::output::Written;
 use crate::job::spec::OutputSpec;
 use crate::job::{Counts, GcFigures, JobContext, JobOutput, MeteredRead, MeteredWrite};
 use crate::value::{KeyList, ValueTable, ValueTableBuilder};
-use crate::value_ref::ValueFileMeta;
+use crate::value_ref::{InvalidFileMeta, ValueFileMeta};
 
 /// Most bytes of windows that one step reads of one input.
 const STEP_BYTES_MAX: u64 = 4 << 20;
@@ -44,13 +45,38 @@ const STEP_BYTES_MIN: u64 = 1 << 20;
 /// Bytes of windows that the inputs of a job hold together, as long as each has its least.
 const STEPS_BYTES: u64 = 16 << 20;
 
+/// Which records of an input are valid.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Validity {
+    /// One bit for each record.
+    Bits(ValidBits),
+    /// Those for which no entry of the invalid files of the spec counts.
+    Invalid {
+        /// Numbers whose values lie in the input now, its own excluded.
+        ancestors: Vec<u64>,
+        /// Number of records that the tables reference. The job fails if it finds another number.
+        records: u64,
+    },
+}
+
+impl Validity {
+    /// Number of valid records.
+    #[must_use]
+    pub fn valid_records(&self) -> u64 {
+        match self {
+            Self::Bits(bits) => bits.valid_records(),
+            Self::Invalid { records, .. } => *records,
+        }
+    }
+}
+
 /// An input file and its valid records.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GcInput {
     /// Metadata of the value file.
     pub meta: ValueFileMeta,
     /// Which of its records are valid.
-    pub valid: ValidBits,
+    pub valid: Validity,
 }
 
 /// A garbage collection as a value.
@@ -60,6 +86,8 @@ pub struct GcSpec {
     pub cf: u32,
     /// The value files, in the directory of the output.
     pub inputs: Vec<GcInput>,
+    /// The invalid files that may name an input or an ancestor; none if validity is given in bits.
+    pub invalid: Vec<InvalidFileMeta>,
     /// Where and how the heir is written. It gets the first file number.
     pub output: OutputSpec,
     /// Basis of the heir: the counter of invalid files in the version that validity was based on.
@@ -100,12 +128,15 @@ impl GcSpec {
             return Err(Error::invalid("job spec: garbage collection without input or output"));
         }
         for input in &self.inputs {
-            if !input.valid.is_sound() || input.valid.records() != input.meta.records {
+            let records = match &input.valid {
+                Validity::Bits(bits) if bits.is_sound() => bits.records(),
+                Validity::Bits(_) => 0,
+                Validity::Invalid { .. } => input.meta.records,
+            };
+            if records != input.meta.records {
                 return Err(Error::invalid(format!(
                     "job spec: value file {} has {} records, but validity is given for {}",
-                    input.meta.no,
-                    input.meta.records,
-                    input.valid.records()
+                    input.meta.no, input.meta.records, records
                 )));
             }
         }
@@ -143,10 +174,10 @@ fn collect(spec: &GcSpec, context: &JobContext<'_>) -> Result<JobOutput> {
 }
 
 /// A valid input: its keys, and the window bytes of the current step.
-struct Source<'a> {
+struct Source {
     table: Arc<ValueTable>,
     keys: Arc<KeyList>,
-    valid: &'a ValidBits,
+    valid: ValidBits,
     io: IoContext,
     windows: Vec<ReadWindow>,
     /// First window that no step has read.
@@ -159,7 +190,7 @@ struct Source<'a> {
     record: usize,
 }
 
-impl Source<'_> {
+impl Source {
     /// Moves to the next valid record from `record` on.
     fn settle(&mut self) {
         while self.record < self.keys.len() && !self.valid.is_valid(self.record) {
@@ -226,8 +257,8 @@ impl Source<'_> {
 
 /// The source with the smallest internal key; `None` if all are done. A job has few inputs, so a
 /// scan costs less than a heap.
-fn least(sources: &[Source<'_>]) -> Option<usize> {
-    let order = |one: &Source<'_>, other: &Source<'_>| -> Ordering {
+fn least(sources: &[Source]) -> Option<usize> {
+    let order = |one: &Source, other: &Source| -> Ordering {
         let key = one.keys.user_key(one.record).cmp(other.keys.user_key(other.record));
         key.then_with(|| other.keys.seq(other.record).cmp(&one.keys.seq(one.record)))
     };
@@ -235,15 +266,57 @@ fn least(sources: &[Source<'_>]) -> Option<usize> {
     open.min_by(|(_, one), (_, other)| order(one, other)).map(|(at, _)| at)
 }
 
-fn open_sources<'a>(
-    spec: &'a GcSpec,
+/// An input that is open, and its keys.
+struct OpenInput {
+    table: Arc<ValueTable>,
+    keys: Arc<KeyList>,
+}
+
+fn open_sources(
+    spec: &GcSpec,
     context: &JobContext<'_>,
     figures: &mut GcFigures,
-) -> Result<Vec<Source<'a>>> {
+) -> Result<Vec<Source>> {
     let started_ns = context.clock.now_ns();
     let step_bytes_max =
         (STEPS_BYTES / spec.inputs.len() as u64).clamp(STEP_BYTES_MIN, STEP_BYTES_MAX);
-    let mut sources = Vec::with_capacity(spec.inputs.len());
+    let inputs = open_inputs(spec, context, figures)?;
+    figures.key_read_ns += context.clock.now_ns().saturating_sub(started_ns);
+    let started_ns = context.clock.now_ns();
+    let valid = valid_records(spec, &inputs, context)?;
+    figures.lookup_ns += context.clock.now_ns().saturating_sub(started_ns);
+    let mut sources = Vec::with_capacity(inputs.len());
+    for (OpenInput { table, keys }, valid) in inputs.into_iter().zip(valid) {
+        let spans = (0..keys.len()).map(|record| {
+            let handle = keys.handle(record);
+            let is_valid = valid.is_valid(record);
+            ValueSpan { offset: handle.offset, bytes: handle.record_bytes(), is_valid }
+        });
+        let windows = read_windows(spans, &spec.readahead);
+        let mut source = Source {
+            table,
+            keys,
+            valid,
+            io: spec.io(),
+            windows,
+            next_window: 0,
+            step: Vec::new(),
+            in_step: 0,
+            step_bytes_max,
+            record: 0,
+        };
+        source.settle();
+        sources.push(source);
+    }
+    Ok(sources)
+}
+
+fn open_inputs(
+    spec: &GcSpec,
+    context: &JobContext<'_>,
+    figures: &mut GcFigures,
+) -> Result<Vec<OpenInput>> {
+    let mut inputs = Vec::with_capacity(spec.inputs.len());
     for (at, input) in spec.inputs.iter().enumerate() {
         let path = spec.output.dir.join(value_file_name(input.meta.file_no()));
         let table = open_input(spec, &input.meta, context)?;
@@ -259,29 +332,39 @@ fn open_sources<'a>(
             let what = format!("{} keys, but the manifest says {}", keys.len(), input.meta.records);
             return Err(Error::corrupt(&path, input.meta.keys_offset, what));
         }
-        let spans = (0..keys.len()).map(|record| {
-            let handle = keys.handle(record);
-            let is_valid = input.valid.is_valid(record);
-            ValueSpan { offset: handle.offset, bytes: handle.record_bytes(), is_valid }
-        });
-        let windows = read_windows(spans, &spec.readahead);
-        let mut source = Source {
-            table,
-            keys,
-            valid: &input.valid,
-            io: spec.io(),
-            windows,
-            next_window: 0,
-            step: Vec::new(),
-            in_step: 0,
-            step_bytes_max,
-            record: 0,
-        };
-        source.settle();
-        sources.push(source);
+        inputs.push(OpenInput { table, keys });
     }
-    figures.key_read_ns += context.clock.now_ns().saturating_sub(started_ns);
-    Ok(sources)
+    Ok(inputs)
+}
+
+/// Which records of each input are valid: as the spec says, or as the invalid files tell.
+fn valid_records(
+    spec: &GcSpec,
+    inputs: &[OpenInput],
+    context: &JobContext<'_>,
+) -> Result<Vec<ValidBits>> {
+    let mut valid = Vec::with_capacity(inputs.len());
+    let mut asked = Vec::new();
+    for (input, open) in spec.inputs.iter().zip(inputs) {
+        match &input.valid {
+            Validity::Bits(bits) => valid.push(bits.clone()),
+            Validity::Invalid { ancestors, records } => asked.push(InvalidInput {
+                meta: &input.meta,
+                ancestors,
+                keys: &open.keys,
+                records: *records,
+            }),
+        }
+    }
+    if asked.is_empty() {
+        return Ok(valid);
+    }
+    if !valid.is_empty() {
+        return Err(Error::invalid("job spec: validity is given in two ways"));
+    }
+    let (dir, direct_reads) = (spec.output.dir(), spec.direct_reads);
+    let source = InvalidSource { cf: spec.cf, dir, direct_reads, context };
+    valid_by_entries(&spec.invalid, &asked, source)
 }
 
 fn open_input(
@@ -332,7 +415,7 @@ impl<'a> Heir<'a> {
     /// Copies the record on which `source` stands, and moves it on.
     fn copy(
         &mut self,
-        source: &mut Source<'_>,
+        source: &mut Source,
         figures: &mut GcFigures,
         context: &JobContext<'_>,
     ) -> Result<()> {

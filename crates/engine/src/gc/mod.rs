@@ -14,9 +14,11 @@
 //! the work:
 //!
 //! - `lookup`: which records of a value file are valid.
+//! - `invalid`: the same from what compactions noted, where there is no database.
 //! - [`job`]: copies the valid records of some value files into one.
 
 pub(crate) mod hidden;
+pub(crate) mod invalid;
 pub mod job;
 pub(crate) mod lookup;
 pub(crate) mod pick;

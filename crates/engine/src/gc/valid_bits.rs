@@ -17,6 +17,15 @@ impl ValidBits {
         Self { records: records as u64, bytes: vec![0; records.div_ceil(8)] }
     }
 
+    /// Bits for `records` records, all of them valid.
+    pub(crate) fn all_of(records: usize) -> Self {
+        let mut bits = Self { records: records as u64, bytes: vec![u8::MAX; records.div_ceil(8)] };
+        if let Some(last) = bits.bytes.last_mut().filter(|_| !records.is_multiple_of(8)) {
+            *last = (1 << (records % 8)) - 1;
+        }
+        bits
+    }
+
     /// Number of records.
     #[must_use]
     pub fn records(&self) -> u64 {
@@ -26,6 +35,11 @@ impl ValidBits {
     /// Marks record `at` as valid.
     pub(crate) fn set(&mut self, at: usize) {
         self.bytes[at / 8] |= 1 << (at % 8);
+    }
+
+    /// Marks record `at` as not valid.
+    pub(crate) fn clear(&mut self, at: usize) {
+        self.bytes[at / 8] &= !(1 << (at % 8));
     }
 
     /// Whether record `at` is valid.
@@ -62,6 +76,17 @@ mod tests {
         assert_eq!((bits.records(), bits.valid_records()), (11, 2));
         assert!(!ValidBits { records: 11, bytes: vec![0, 8] }.is_sound());
         assert!(!ValidBits { records: 17, bytes: vec![0, 0] }.is_sound());
-        assert!(ValidBits::none_of(0).is_sound());
+        assert!(ValidBits::none_of(0).is_sound() && ValidBits::all_of(0).is_sound());
+    }
+
+    #[test]
+    fn all_bits_can_be_cleared_one_by_one() {
+        for records in [1, 8, 11] {
+            let mut bits = ValidBits::all_of(records);
+            assert!(bits.is_sound());
+            assert_eq!(bits.valid_records(), records as u64);
+            (0..records).for_each(|at| bits.clear(at));
+            assert_eq!(bits, ValidBits::none_of(records));
+        }
     }
 }

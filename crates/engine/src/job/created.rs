@@ -1,11 +1,12 @@
 //! The files that a job creates, and their removal when the job fails.
 //!
-//! Owned by the job's [`OutputWriter`](super::output::OutputWriter). Invariants:
+//! Owned by the job's [`OutputWriter`](super::output::OutputWriter), and by what writes its invalid
+//! files. Invariants:
 //!
 //! 1. Every file gets a number of the spec, in ascending order, or one that the owner gives later.
 //!    No two files get the same number.
-//! 2. Until [`CreatedFiles::keep`], dropping the value removes every file that it has created. A
-//!    file that cannot be removed is logged and left as garbage.
+//! 2. Until [`CreatedFiles::keep`] or [`CreatedFiles::release`], dropping the value removes every
+//!    file that it has created. A file that cannot be removed is logged and left as garbage.
 //!
 //! Failure: errors of the file system, and `InvalidArgument` if the numbers are used up.
 
@@ -14,19 +15,20 @@ use std::path::PathBuf;
 use archipelago_base::{Error, FileNo, Result};
 use archipelago_env::{CreateOptions, IoContext};
 
-use super::spec::OutputSpec;
+use super::spec::{FileNumbers, OutputSpec};
 use super::{JobContext, MeteredWrite};
 
 /// A file that was just created.
-pub(super) struct CreatedFile {
-    pub(super) no: FileNo,
-    pub(super) path: PathBuf,
-    pub(super) file: MeteredWrite,
+pub(crate) struct CreatedFile {
+    pub(crate) no: FileNo,
+    pub(crate) path: PathBuf,
+    pub(crate) file: MeteredWrite,
 }
 
 /// The files that a job has created.
-pub(super) struct CreatedFiles<'a> {
+pub(crate) struct CreatedFiles<'a> {
     spec: &'a OutputSpec,
+    numbers: FileNumbers,
     context: &'a JobContext<'a>,
     numbers_used: u64,
     paths: Vec<PathBuf>,
@@ -34,12 +36,18 @@ pub(super) struct CreatedFiles<'a> {
 
 impl<'a> CreatedFiles<'a> {
     /// No file yet, of the job that writes what `spec` says.
-    pub(super) fn new(spec: &'a OutputSpec, context: &'a JobContext<'a>) -> Self {
-        Self { spec, context, numbers_used: 0, paths: Vec::new() }
+    pub(crate) fn new(spec: &'a OutputSpec, context: &'a JobContext<'a>) -> Self {
+        Self { spec, numbers: spec.file_numbers, context, numbers_used: 0, paths: Vec::new() }
+    }
+
+    /// The same with other numbers.
+    pub(crate) fn numbered(mut self, numbers: FileNumbers) -> Self {
+        self.numbers = numbers;
+        self
     }
 
     /// Creates the next file, whose name `name` makes of its number.
-    pub(super) fn create(
+    pub(crate) fn create(
         &mut self,
         name: fn(FileNo) -> String,
         io: IoContext,
@@ -53,7 +61,7 @@ impl<'a> CreatedFiles<'a> {
     }
 
     fn number(&mut self) -> Result<FileNo> {
-        let numbers = self.spec.file_numbers;
+        let numbers = self.numbers;
         if self.numbers_used < numbers.count {
             let no = numbers.first.checked_add(self.numbers_used);
             self.numbers_used += 1;
@@ -73,12 +81,22 @@ impl<'a> CreatedFiles<'a> {
 
     /// Makes the names of the files durable, and keeps the files. All of them are synced.
     pub(super) fn keep(&mut self) -> Result<()> {
+        self.settle()?;
+        self.release();
+        Ok(())
+    }
+
+    /// Makes the names of the files durable.
+    pub(crate) fn settle(&mut self) -> Result<()> {
         if !self.paths.is_empty() {
             self.context.fs.sync_dir(self.spec.dir())?;
         }
-        self.context.check_cancelled()?;
+        self.context.check_cancelled()
+    }
+
+    /// Keeps the files, which [`CreatedFiles::settle`] has made durable.
+    pub(crate) fn release(&mut self) {
         self.paths.clear();
-        Ok(())
     }
 }
 

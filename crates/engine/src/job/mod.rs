@@ -43,6 +43,7 @@ use archipelago_env::limit::RateLimiter;
 
 pub use cancel::Cancel;
 pub use counts::{Counts, Dropped, GcFigures};
+pub(crate) use created::{CreatedFile, CreatedFiles};
 pub(crate) use files::{MeteredRead, MeteredWrite};
 pub use shards::{NoShards, ShardRef, ShardSource};
 pub(crate) use value_input::{ValueInputs, ValueSource};
@@ -52,7 +53,7 @@ use crate::file_meta::FileMeta;
 use crate::job::output::Written;
 use crate::sst::BlockCache;
 use crate::value::KeyList;
-use crate::value_ref::ValueFileMeta;
+use crate::value_ref::{InvalidFileMeta, ValueFileMeta};
 
 /// How far a running job is; read by others while it runs.
 #[derive(Debug, Default)]
@@ -148,6 +149,9 @@ pub struct JobOutput {
     /// The value files that the job wrote, ascending by number, synced before the tables that
     /// reference them.
     pub value_files: Vec<ValueFileMeta>,
+    /// The invalid files that a compaction wrote, if its spec asks for them. Their install numbers
+    /// are 0 until the owner installs them.
+    pub invalid_files: Vec<InvalidFileMeta>,
     /// Records in, out and dropped.
     pub counts: Counts,
     /// File bytes read.
@@ -167,6 +171,7 @@ impl JobOutput {
         for part in parts {
             whole.files.extend(part.files);
             whole.value_files.extend(part.value_files);
+            whole.invalid_files.extend(part.invalid_files);
             whole.counts.add(&part.counts);
             whole.bytes_read += part.bytes_read;
             whole.bytes_written += part.bytes_written;
@@ -181,6 +186,7 @@ impl JobContext<'_> {
         JobOutput {
             files: written.tables,
             value_files: written.value_files,
+            invalid_files: Vec::new(),
             counts,
             bytes_read: self.progress.bytes_read(),
             bytes_written: self.progress.bytes_written(),

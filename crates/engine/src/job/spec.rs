@@ -31,7 +31,7 @@ pub struct Retention {
 
 /// File numbers that the owner has set aside for a job: `first`, `first + 1`, … Numbers that are
 /// not used are lost, which costs nothing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileNumbers {
     /// The smallest of the numbers.
     pub first: u64,
@@ -106,6 +106,9 @@ pub struct ValueSpec {
     /// Metadata of the files of `current`, ascending by number. The owner keeps the files until the
     /// job has ended.
     pub files: Vec<ValueFileMeta>,
+    /// Numbers of the invalid files in which a compaction notes the references that it drops. It
+    /// notes none if there is no number.
+    pub invalid: FileNumbers,
 }
 
 impl ValueSpec {

@@ -306,6 +306,7 @@ pub(crate) fn value_spec(separation_bytes: u64, files: &[ValueFileMeta]) -> Valu
         value_file_bytes: 64 << 20,
         current: files.iter().map(same).collect(),
         files,
+        invalid: FileNumbers::default(),
     }
 }
 

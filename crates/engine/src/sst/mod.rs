@@ -52,6 +52,7 @@ pub(crate) use flat::lookup_references;
 pub use format::FORMAT_VERSION;
 pub use iter::TableIter;
 pub use properties::Properties;
+pub(crate) use reader::FileIdentity;
 pub use reader::{TableReadOptions, TableReader};
 pub use salvage::{RecordVisitor, TableSalvage, salvage_table};
 pub(crate) use sampling::{SampledBlock, SampledKey};

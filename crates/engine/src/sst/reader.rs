@@ -138,6 +138,19 @@ impl TableReader {
         Self::open_as(file, path, &expected, cache, budget)
     }
 
+    /// Opens a table that has no [`FileMeta`]. It must be the file of `identity`.
+    pub(crate) fn open_identified(
+        file: Arc<dyn RandomFile>,
+        path: &Path,
+        identity: FileIdentity,
+        cache: &Arc<BlockCache>,
+        budget: &Arc<ByteBudget>,
+    ) -> Result<Arc<Self>> {
+        let (layout, identity) = (Layout::Table, Some(identity));
+        let expected = ExpectedFile { layout, identity, global_seq: None, lowest: 0 };
+        Self::open_as(file, path, &expected, cache, budget)
+    }
+
     /// Opens the blocks of a table or of a value file.
     pub(super) fn open_as(
         file: Arc<dyn RandomFile>,
@@ -592,13 +605,13 @@ pub(super) struct ExpectedFile {
 
 /// What the manifest says of a file, so that another file is not taken for it.
 #[derive(Clone, Copy)]
-pub(super) struct FileIdentity {
+pub(crate) struct FileIdentity {
     /// Length in bytes.
-    pub(super) size_bytes: u64,
+    pub(crate) size_bytes: u64,
     /// Random id that the blocks are bound to.
-    pub(super) unique_id: [u8; 16],
+    pub(crate) unique_id: [u8; 16],
     /// CRC-32C of the whole file.
-    pub(super) checksum: u32,
+    pub(crate) checksum: u32,
 }
 
 fn check_identity(footer: &Footer, identity: &FileIdentity, path: &Path) -> Result<()> {

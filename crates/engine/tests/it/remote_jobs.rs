@@ -18,7 +18,7 @@ use archipelago_engine::executor::JobExecutor;
 use archipelago_engine::executor::wire::{self, Message};
 use archipelago_engine::extension::Registry;
 use archipelago_engine::flush::{FlushSpec, run_flush};
-use archipelago_engine::gc::job::{GcSpec, run_gc};
+use archipelago_engine::gc::job::{GcSpec, Validity, run_gc};
 use archipelago_engine::job::{Cancel, JobContext, JobOutput, KnownKeys, ShardRef, ShardSource};
 use archipelago_engine::key::KeyRange;
 use archipelago_engine::memtable::{SealedImage, SealedShard};
@@ -75,7 +75,14 @@ fn child_process() {
         GcSpec::TAG => run_gc(&wire::decode(&message).unwrap(), &context),
         _ => run_compaction(&wire::decode(&message).unwrap(), &context),
     };
-    let bytes = wire::encode(&output.unwrap()).unwrap();
+    let output = match output {
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            LocalFs::new().write_atomic(&dir.join("not_found"), b"", IO).unwrap();
+            return;
+        }
+        output => output.unwrap(),
+    };
+    let bytes = wire::encode(&output).unwrap();
     LocalFs::new().write_atomic(&dir.join("output"), &bytes, IO).unwrap();
 }
 
@@ -87,9 +94,24 @@ struct Processes {
     nobody: Mutex<bool>,
     /// Outputs are tampered with while it is set.
     forge: Mutex<bool>,
+    /// Whether invalid files tell garbage collections what is valid.
+    by_invalid_files: bool,
+    /// Garbage collections to which they told it.
+    gc_by_invalid_files: AtomicU64,
 }
 
 impl Processes {
+    fn new(dir: &Path, by_invalid_files: bool) -> Self {
+        Self {
+            scratch: dir.join("jobs"),
+            jobs: AtomicU64::new(0),
+            nobody: Mutex::new(false),
+            forge: Mutex::new(false),
+            by_invalid_files,
+            gc_by_invalid_files: AtomicU64::new(0),
+        }
+    }
+
     fn job_dir(&self) -> Result<PathBuf> {
         if *self.nobody.lock() {
             return Err(Error::new(ErrorKind::Io, "no executor answers"));
@@ -109,6 +131,9 @@ impl Processes {
             .output()
             .unwrap();
         assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stdout));
+        if fs.exists(&dir.join("not_found"))? {
+            return Err(Error::new(ErrorKind::NotFound, "the invalid files lack entries"));
+        }
         let mut output: JobOutput = wire::decode(&fs.read(&dir.join("output"), IO)?)?;
         if *self.forge.lock() {
             output.files.iter_mut().for_each(|file| file.no += 1_000_000);
@@ -134,7 +159,14 @@ impl JobExecutor for Processes {
     }
 
     fn gc(&self, spec: &GcSpec, _context: &JobContext<'_>) -> Result<JobOutput> {
-        self.run(&self.job_dir()?, spec)
+        let output = self.run(&self.job_dir()?, spec)?;
+        let is_by_files = matches!(spec.inputs[0].valid, Validity::Invalid { .. });
+        self.gc_by_invalid_files.fetch_add(u64::from(is_by_files), Ordering::Relaxed);
+        Ok(output)
+    }
+
+    fn prefers_invalid_files(&self) -> bool {
+        self.by_invalid_files
     }
 }
 
@@ -179,12 +211,7 @@ fn check(db: &Db) {
 #[test]
 fn other_processes_run_flushes_and_compactions() {
     let temporary = tempfile::tempdir().unwrap();
-    let executor = Arc::new(Processes {
-        scratch: temporary.path().join("jobs"),
-        jobs: AtomicU64::new(0),
-        nobody: Mutex::new(false),
-        forge: Mutex::new(false),
-    });
+    let executor = Arc::new(Processes::new(temporary.path(), false));
     let installed = Arc::new(Installed::default());
     let family = CfOptions {
         merge_operator: Some("append".to_owned()),
@@ -260,12 +287,7 @@ fn failing_step(db: &Db) -> Error {
 #[test]
 fn another_process_collects_garbage() {
     let temporary = tempfile::tempdir().unwrap();
-    let executor = Arc::new(Processes {
-        scratch: temporary.path().join("jobs"),
-        jobs: AtomicU64::new(0),
-        nobody: Mutex::new(false),
-        forge: Mutex::new(false),
-    });
+    let executor = Arc::new(Processes::new(temporary.path(), false));
     let family = CfOptions { buckets: 1, ..Separation::EAGER.of(small_family()) };
     let starved = Arc::new(Mutex::new(true));
     let (clock, starves) = (Arc::new(ManualClock::new(1_000_000)), Arc::clone(&starved));
@@ -326,4 +348,48 @@ fn another_process_collects_garbage() {
     let db = Db::open_with(&dir, small_db(), components()).unwrap();
     check(&db);
     audit_at_rest(&db);
+}
+
+#[test]
+fn other_processes_collect_garbage_by_invalid_files() {
+    let temporary = tempfile::tempdir().unwrap();
+    let executor = Arc::new(Processes::new(temporary.path(), true));
+    let family = CfOptions {
+        value_separation_bytes: 64,
+        value_file_bytes: 64 << 10,
+        space_amplification_max: 1.2,
+        write_buffer_bytes: 64 << 10,
+        ..small_family()
+    };
+    let components = Components {
+        families: [("default".to_owned(), family)].into_iter().collect(),
+        executor: Arc::clone(&executor) as _,
+        ..stepped()
+    };
+    let dir = temporary.path().join("db");
+    let db = Db::open_with(&dir, small_db(), components.clone()).unwrap();
+    let cf = db.default_family();
+    let value = |n: u32, round: u32| format!("{round} {n} ").repeat(40);
+    for round in 0..4 {
+        for n in (0..200).filter(|n| round == 0 || n % 3 == round % 3) {
+            db.put(&key(n), value(n, round).as_bytes()).unwrap();
+        }
+        db.flush(cf).unwrap();
+        db.compact_range(cf, &KeyRange::all()).unwrap();
+        db.wait_for_background().unwrap();
+    }
+    assert!(executor.gc_by_invalid_files.load(Ordering::Relaxed) > 0);
+    let jobs = db.statistics().get(Ticker::GcJobs);
+    assert_eq!(executor.gc_by_invalid_files.load(Ordering::Relaxed), jobs, "no look-up");
+    let check = |db: &Db| {
+        for n in 0..200 {
+            let round = (0..4).rev().find(|round| *round == 0 || n % 3 == round % 3).unwrap();
+            let found = db.get(&key(n)).unwrap();
+            assert_eq!(found.as_deref(), Some(value(n, round).as_bytes()), "{n}");
+        }
+    };
+    check(&db);
+    assert!(db.verify(|_, _| {}).unwrap().is_clean());
+    db.close().unwrap();
+    check(&Db::open_with(&dir, small_db(), components).unwrap());
 }

@@ -8,6 +8,7 @@
 //! they are, except those that a merge operator or a filter needs, and all of them if the family
 //! does not separate values any more (`super::references`).
 
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -21,9 +22,9 @@ use serde::{Deserialize, Serialize};
 use super::cover::clip;
 use super::drive;
 use super::iterator::CompactionIterator;
-use super::references::References;
+use super::references::{DroppedReference, DroppedReferences, References};
 use crate::file_meta::{FileMeta, sst_name};
-
+use crate::gc::invalid::InvalidWriter;
 use crate::iter::{Child, FileOpener, InternalIterator, LevelIterator, MergingIterator};
 use crate::job::output::OutputWriter;
 use crate::job::spec::{OutputSpec, Retention};
@@ -162,18 +163,62 @@ fn compact(spec: &CompactionSpec, context: &JobContext<'_>) -> Result<JobOutput>
     let io = spec.io(spec.output.level);
     let dir = spec.output.dir.clone();
     let source = ValueInputs::new(values, dir, io, spec.direct_reads, context);
+    let dropped = RefCell::new(InvalidWriter::new(&spec.output, CfId(spec.cf), io, context));
+    let mut noting = Noting(&dropped);
     let references = References::new(values, Box::new(source));
+    let references = match values.invalid.count {
+        0 => references,
+        _ => references.dropping_into(&mut noting),
+    };
     let mut input = CompactionIterator::new(merged, tombstones, rules).with_references(references);
     let _held = context.budget.hold(MemoryClass::Job, input.tombstone_bytes());
     let kept = input.take_tombstones();
     let writer = OutputWriter::new(&spec.output, CfId(spec.cf), range, kept, io, context)?
         .filtered_by(spec.retention.compaction_filter.as_deref());
-    let written = drive(&mut input, writer, context, |input| match &spec.subrange {
+    let written = drive(&mut input, writer, context, |input| {
         // How many of the inputs' records lie in a part is not known; the owner adds them up.
-        Some(_) => Ok(()),
-        None => check_complete(spec, input.counts().records_in),
+        if spec.subrange.is_none() {
+            check_complete(spec, input.counts().records_in)?;
+        }
+        dropped.borrow_mut().finish()
     })?;
-    Ok(context.output(written, input.counts().clone(), started_ns))
+    let counts = input.counts().clone();
+    drop(input);
+    let invalid_files = dropped.into_inner().release();
+    Ok(JobOutput { invalid_files, ..context.output(written, counts, started_ns) })
+}
+
+/// Notes dropped references under the number that holds their values when the job starts.
+struct Noting<'a, 'b>(&'a RefCell<InvalidWriter<'b>>);
+
+impl DroppedReferences for Noting<'_, '_> {
+    fn note(&mut self, dropped: DroppedReference<'_>) -> Result<()> {
+        self.0.borrow_mut().note(dropped.current, dropped.internal_key)
+    }
+}
+
+/// Every reference of the inputs must be in an output or in an invalid file: of a job over the
+/// whole range, or of all parts of one together. An entry too many would make a garbage collection
+/// remove a live value.
+pub(crate) fn check_invalid(spec: &CompactionSpec, output: &JobOutput) -> Result<()> {
+    let noted: u64 = output.invalid_files.iter().map(|file| file.records).sum();
+    if spec.output.values.invalid.count == 0 && noted == 0 {
+        return Ok(());
+    }
+    let is_new = |no: u64| output.value_files.iter().any(|file| file.no == no);
+    let kept = output.files.iter().flat_map(|table| table.refs.by_file());
+    let kept: u64 = kept.filter(|at| !is_new(at.no)).map(|at| at.records).sum();
+    let before: u64 = spec.inputs.iter().map(|input| input.meta.refs.records()).sum();
+    if kept.checked_add(noted) != Some(before) {
+        return Err(Error::new(
+            ErrorKind::Io,
+            format!(
+                "{before} references were read, {kept} kept and {noted} noted as dropped by the {}",
+                spec.describe()
+            ),
+        ));
+    }
+    Ok(())
 }
 
 /// Whole files were given, so all of their records must have come out: of a job over the whole

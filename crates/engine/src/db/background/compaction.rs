@@ -41,16 +41,17 @@ use crate::db::write::stalling;
 use crate::disk_space::{SpaceState, SpaceUse};
 use crate::event::Event;
 use crate::file_meta::sst_name;
+use crate::gc::invalid;
 use crate::gc::space_plan::SpaceEvent;
 use crate::job::below::{Below, range_of};
 use crate::job::spec::{CurrentNumber, FileNumbers, Grandparent, OutputSpec, Retention, ValueSpec};
 use crate::job::{Cancel, JobContext, JobOutput, KnownKeys, ShardSource};
 use crate::lock_order::Order;
-use crate::manifest::VersionEdit;
+use crate::manifest::{Change, VersionEdit};
 use crate::options::{CfOptions, LEVELS};
 use crate::sabotage::{Defect, has};
 use crate::stats::{Ticker, Timer};
-use crate::value_ref::ValueRefs;
+use crate::value_ref::{InvalidFileMeta, ValueRefs};
 use crate::version::{Hold, LAST_LEVEL, Version};
 
 /// Memory of a job's output: the block that is built, the write buffer, index and filter.
@@ -265,6 +266,7 @@ fn compact_and_install(db: &DbInner, task: &CompactionTask) -> Result<Vec<u64>> 
     let values = value_plan(db, &task.family, refs);
     let mut spec = compaction_spec(db, task);
     spec.output.values.clone_from(&values.spec);
+    spec.output.values.invalid = invalid_numbers(db, &spec);
     let compacted = subcompaction::run_compaction(db, task, &spec);
     disk_room::note_estimate(&db.disk, compacted.as_ref().err());
     let compacted = compacted?;
@@ -285,6 +287,18 @@ fn inlined_bytes(options: &CfOptions, pick: &Pick) -> u64 {
         0 => pick.inputs().map(|(_, file)| file.refs.bytes()).sum(),
         _ => 0,
     }
+}
+
+/// Numbers of the invalid files of a compaction; none unless the executor prefers such files and an
+/// input has references.
+pub(crate) fn invalid_numbers(db: &DbInner, spec: &CompactionSpec) -> FileNumbers {
+    let has_refs = spec.inputs.iter().any(|input| !input.meta.refs.is_empty());
+    if !has_refs || !db.jobs.executor().prefers_invalid_files() {
+        return FileNumbers::default();
+    }
+    let raw_bytes = spec.inputs.iter().map(|input| input.meta.raw_bytes).sum();
+    let count = invalid::file_numbers_wanted(spec.input_records(), raw_bytes);
+    FileNumbers { first: db.storage.file_numbers().allocate_many(count).0, count }
 }
 
 /// Tells the file system the new level of the files of a trivial move, which may need another
@@ -407,6 +421,9 @@ fn install_compaction(
         if manifest.version(cf).is_some_and(|version| version.values().heirs().next().is_some()) {
             db.context.fault_point("inherit.before_prune")?;
         }
+        if let (Some(compacted), Some(version)) = (compacted, manifest.version(cf)) {
+            add_invalid_files(&mut edit, version, &compacted.output);
+        }
         let built = manifest.apply(edit)?;
         let mut state = db.jobs.lock(manifest.order());
         db.view.republish_built(&mut state, built);
@@ -420,6 +437,16 @@ fn install_compaction(
     let moved = Compacted { output: JobOutput::default(), threads_ns: vec![0] };
     tell_compaction(&db.observers, task, inputs, compacted.unwrap_or(&moved));
     Ok(())
+}
+
+/// Adds the invalid files of `output` to the edit that makes their entries true. The files of one
+/// edit have the same install number.
+fn add_invalid_files(edit: &mut VersionEdit, version: &Version, output: &JobOutput) {
+    let install_no = version.values().installs() + 1;
+    for meta in &output.invalid_files {
+        let meta = Box::new(InvalidFileMeta { install_no, ..meta.clone() });
+        edit.push(Change::AddInvalidFile { cf: version.cf(), meta });
+    }
 }
 
 /// Counts an installed compaction and tells of it.
@@ -522,6 +549,7 @@ pub(crate) fn value_plan<'a>(
             value_file_bytes: family.options.value_file_bytes,
             current,
             files: files.map(|file| file.meta().clone()).collect(),
+            invalid: FileNumbers::default(),
         };
         let version = (!has(Defect::UnheldValueFiles)).then_some(version);
         return ValuePlan { spec, _version: version, _hold: hold };

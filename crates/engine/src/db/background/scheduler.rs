@@ -31,6 +31,7 @@ use parking_lot::Mutex;
 use crate::border::{EnginePanic, contained};
 use crate::db::background::compaction::{self, CompactionTask};
 use crate::db::background::flush::{self, FlushTask};
+use crate::db::background::gc::invalid::{self, MergeTask};
 use crate::db::background::gc::{self, GcTask, ReferenceMismatch};
 use crate::db::background::rebalance::{self, MapTask};
 use crate::db::background::{leave_log, memory_pressure, space};
@@ -61,6 +62,7 @@ pub(crate) enum Task {
     Flush(FlushTask),
     Compact(CompactionTask),
     Gc(GcTask),
+    MergeInvalid(MergeTask),
 }
 
 impl Task {
@@ -72,6 +74,7 @@ impl Task {
             Self::Flush(task) => task.family.check_alive().is_err(),
             Self::Compact(task) => task.family.check_alive().is_err(),
             Self::Gc(task) => task.family.check_alive().is_err(),
+            Self::MergeInvalid(task) => task.family.check_alive().is_err(),
         }
     }
 
@@ -89,6 +92,7 @@ impl Task {
                 task.pick.to()
             ),
             Self::Gc(task) => task.name(),
+            Self::MergeInvalid(task) => task.name(),
         }
     }
 }
@@ -329,6 +333,11 @@ pub(crate) fn next_task(db: &DbInner, state: &mut JobState) -> Option<Task> {
     if let Some(compaction) = compaction::next_compaction(db, state) {
         return Some(Task::Compact(compaction));
     }
+    if db.context.is_manual()
+        && let Some(task) = invalid::next_merge(db, state)
+    {
+        return Some(Task::MergeInvalid(task));
+    }
     let worker = if db.context.is_manual() { GcWorker::Reserved } else { GcWorker::Idle };
     gc::next_gc(db, state, worker).map(Task::Gc)
 }
@@ -337,6 +346,9 @@ pub(crate) fn next_task(db: &DbInner, state: &mut JobState) -> Option<Task> {
 fn next_reserved_task(db: &DbInner, state: &mut JobState) -> Option<Task> {
     if !may_pick(&db.context, &db.observers, &db.logs, state) {
         return None;
+    }
+    if let Some(task) = invalid::next_merge(db, state) {
+        return Some(Task::MergeInvalid(task));
     }
     gc::next_gc(db, state, GcWorker::Reserved).map(Task::Gc)
 }
@@ -360,7 +372,7 @@ fn has_work(db: &DbInner, state: &mut JobState) -> bool {
             disk_room::return_room(&db.disk, task.room_bytes);
             true
         }
-        None => gc::is_gc_due(db, state),
+        None => invalid::is_merge_due(db, state) || gc::is_gc_due(db, state),
     }
 }
 
@@ -380,6 +392,7 @@ fn run_task(db: &DbInner, task: &Task) -> Result<()> {
             unless_dropped(&task.family, compaction::run_compaction_task(db, task).map(drop))
         }
         Task::Gc(task) => unless_dropped(&task.family, gc::run_gc_task(db, task)),
+        Task::MergeInvalid(task) => unless_dropped(&task.family, invalid::run_merge_task(db, task)),
     }
 }
 

@@ -28,7 +28,7 @@ use archipelago_base::Result;
 use archipelago_base::budget::MemoryClass;
 
 use crate::border::Border;
-use crate::compaction::job::{CompactionSpec, check_complete};
+use crate::compaction::job::{CompactionSpec, check_complete, check_invalid};
 use crate::compaction::pick::Pick;
 use crate::compaction::subcompaction::{ANCHORS_PER_FILE, parts_between, plan_subcompactions};
 use crate::db::background::compaction::{self, CompactionTask, output_bytes};
@@ -154,9 +154,10 @@ fn run_works(
     let complete = match failed {
         Some(error) => Err(error),
         // A job over the whole has looked itself.
-        None if threads == 1 => Ok(()),
+        None if threads == 1 => check_invalid(spec, &output),
         None => check_complete(spec, output.counts.records_in)
-            .map_err(|error| error.context_at(spec.describe())),
+            .map_err(|error| error.context_at(spec.describe()))
+            .and_then(|()| check_invalid(spec, &output)),
     };
     if let Err(error) = complete {
         db.storage.discard(&output, Order::none());
@@ -172,6 +173,7 @@ fn part_work(db: &DbInner, spec: &CompactionSpec, range: KeyRange, cancel: &Canc
     let count = spec.output.file_numbers.count;
     let first = db.storage.file_numbers().allocate_many(count).0;
     spec.output.file_numbers = FileNumbers { first, count };
+    spec.output.values.invalid = compaction::invalid_numbers(db, &spec);
     spec.output.unique_seed = db.context.unique_seed();
     let (work, fault) = (compaction_work(db, spec, cancel), db.context.fault());
     Box::new(move || {

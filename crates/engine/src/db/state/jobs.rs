@@ -87,7 +87,8 @@ pub(crate) enum RunningKind {
     Compaction(Running),
     /// A change of a family's bucket map in a key range.
     MapChange { cf: CfId, range: KeyRange },
-    /// A garbage collection of value files with these numbers.
+    /// A garbage collection of value files with these numbers, or a merge of invalid files, which
+    /// has none.
     Gc { cf: CfId, inputs: Vec<u64>, by: GcWorker },
     /// An ingestion between the choice of its levels and its install: the target of each file.
     Ingestion(Vec<Running>),
@@ -203,6 +204,12 @@ impl JobState {
             _ => None,
         });
         inputs.flatten()
+    }
+
+    /// Whether a job of the garbage collection of a family runs.
+    pub(crate) fn is_collecting(&self, of: CfId) -> bool {
+        let is_of = |job: &RunningJob| matches!(job.kind, RunningKind::Gc { cf, .. } if cf == of);
+        self.running.iter().any(is_of)
     }
 
     /// Whether the family has had value files.

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use archipelago_env::{FileLock, FileSystem};
 use parking_lot::Mutex;
 
-use crate::file_meta::{sst_name, value_file_name};
+use crate::file_meta::{invalid_file_name, sst_name, value_file_name};
 use crate::job::JobOutput;
 use crate::live_file::Trash;
 use crate::lock_order::{Before, ManifestLock, Order, OrderedGuard, OrderedMutex};
@@ -132,7 +132,8 @@ impl Storage {
         }
         let tables = output.files.iter().map(|meta| sst_name(meta.file_no()));
         let values = output.value_files.iter().map(|meta| value_file_name(meta.file_no()));
-        for name in tables.chain(values) {
+        let invalid = output.invalid_files.iter().map(|meta| invalid_file_name(meta.file_no()));
+        for name in tables.chain(values).chain(invalid) {
             if let Err(error) = self.fs.remove(&self.path_of(&name)) {
                 tracing::warn!(%error, "cannot remove the output of a failed job");
             }

@@ -5,7 +5,7 @@ use archipelago_base::random::Rng;
 use super::*;
 use crate::compaction::job::Input;
 use crate::file_meta::FileMeta;
-use crate::gc::job::GcInput;
+use crate::gc::job::{GcInput, Validity};
 use crate::gc::valid_bits::ValidBits;
 use crate::gc::windows::ReadaheadLimits;
 use crate::job::ShardRef;
@@ -14,7 +14,7 @@ use crate::job::spec::{CurrentNumber, FileNumbers, Grandparent, OutputSpec, Rete
 use crate::key::KeyRange;
 use crate::options::Compression;
 use crate::table_content::TableContent;
-use crate::value_ref::{ValueFileMeta, ValueRefs};
+use crate::value_ref::{InvalidFileMeta, ValueFileMeta, ValueRefs};
 
 fn range(start: &str, end: Option<&str>) -> KeyRange {
     KeyRange { start: start.into(), end: end.map(|end| end.as_bytes().to_vec()) }
@@ -48,12 +48,25 @@ fn value_file() -> ValueFileMeta {
     }
 }
 
+fn invalid_file() -> InvalidFileMeta {
+    InvalidFileMeta {
+        no: 41,
+        unique_id: [3; 16],
+        size_bytes: 300,
+        checksum: 0xabcd_ef01,
+        records: 6,
+        install_no: 8,
+        names: vec![5, 9],
+    }
+}
+
 fn values_spec() -> ValueSpec {
     ValueSpec {
         separation_bytes: 512,
         value_file_bytes: 1 << 20,
         current: vec![CurrentNumber { named: 2, current: 9 }],
         files: vec![value_file()],
+        invalid: FileNumbers { first: 40, count: 2 },
     }
 }
 
@@ -142,7 +155,14 @@ fn gc_spec() -> GcSpec {
     valid.set(2);
     GcSpec {
         cf: 2,
-        inputs: vec![GcInput { meta: value_file(), valid }],
+        inputs: vec![
+            GcInput { meta: value_file(), valid: Validity::Bits(valid) },
+            GcInput {
+                meta: value_file(),
+                valid: Validity::Invalid { ancestors: vec![3, 5], records: 2 },
+            },
+        ],
+        invalid: vec![invalid_file()],
         output: output_spec(),
         basis: 7,
         readahead: ReadaheadLimits::PAPER,
@@ -154,6 +174,7 @@ fn job_output() -> JobOutput {
     JobOutput {
         files: vec![meta()],
         value_files: vec![value_file()],
+        invalid_files: vec![invalid_file()],
         bytes_read: 1,
         bytes_written: 2,
         ..JobOutput::default()

@@ -20,6 +20,8 @@
 //! Cost: see [`crate::gc::lookup`] and [`crate::gc::job`]. A pick is linear in the value files of a
 //! family, and is made once for each version.
 
+pub(crate) mod invalid;
+
 use std::collections::HashSet;
 use std::fmt;
 use std::sync::Arc;
@@ -41,7 +43,7 @@ use crate::disk_space::SpaceUse;
 use crate::event::Event;
 use crate::executor;
 use crate::file_meta::value_file_name;
-use crate::gc::job::{GcInput, GcSpec};
+use crate::gc::job::{GcInput, GcSpec, Validity};
 use crate::gc::lookup::{LookupInput, valid_records};
 use crate::gc::pick::{GcPick, GcReason, GcSnapshot, ValueFileState, pick_gc};
 use crate::gc::space_plan::SpaceEvent;
@@ -247,6 +249,34 @@ pub(crate) fn run_gc_task(db: &DbInner, task: &GcTask) -> Result<()> {
 
 fn collect_and_install(db: &DbInner, task: &GcTask) -> Result<()> {
     disk_room::ensure_room(db, task.valid_bytes(), "a garbage collection of value files")?;
+    if db.jobs.executor().prefers_invalid_files() {
+        match collect_by_invalid_files(db, task) {
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                tracing::info!(%error, "the garbage collection runs again with a look-up");
+            }
+            ended => return ended,
+        }
+    }
+    collect_by_look_up(db, task)
+}
+
+/// Lets the executor find validity in the invalid files of the version. `NotFound` if they do not
+/// tell of all garbage.
+fn collect_by_invalid_files(db: &DbInner, task: &GcTask) -> Result<()> {
+    let values = task.version.values();
+    let valid = task.inputs.iter().map(|input| Validity::Invalid {
+        ancestors: values.ancestors(input.no).collect(),
+        records: values.refs(input.no).records,
+    });
+    let mut spec = gc_spec(db, task, valid.collect());
+    let is_wanted = |no: &u64| spec.inputs.iter().any(|input| input.meta.no == values.current(*no));
+    let files = values.invalid_files().filter(|file| file.names.iter().any(is_wanted));
+    spec.invalid = files.map(|file| file.meta().clone()).collect();
+    let collected = run_spec(db, task, &spec, Vec::new())?;
+    install_or_discard(db, task, &spec, collected)
+}
+
+fn collect_by_look_up(db: &DbInner, task: &GcTask) -> Result<()> {
     let mut output = JobOutput::default();
     let keys = read_keys(db, task, &mut output)?;
     let memory = keys.iter().map(|list| list.memory_bytes()).sum();
@@ -254,19 +284,28 @@ fn collect_and_install(db: &DbInner, task: &GcTask) -> Result<()> {
     let started_ns = db.context.clock().now_ns();
     let valid = look_up(db, task, &keys)?;
     let lookup_ns = db.context.clock().now_ns().saturating_sub(started_ns);
-    let spec = gc_spec(db, task, valid);
+    let spec = gc_spec(db, task, valid.into_iter().map(Validity::Bits).collect());
     let mut collected = run_spec(db, task, &spec, keys)?;
     collected.gc.lookup_ns = lookup_ns;
-    collected.gc.records_checked = spec.inputs.iter().map(|input| input.meta.records).sum();
     collected.gc.key_reads += output.gc.key_reads;
     collected.gc.key_bytes_read += output.gc.key_bytes_read;
     collected.gc.key_read_ns += output.gc.key_read_ns;
     collected.bytes_read += output.gc.key_bytes_read;
+    install_or_discard(db, task, &spec, collected)
+}
+
+fn install_or_discard(
+    db: &DbInner,
+    task: &GcTask,
+    spec: &GcSpec,
+    mut collected: JobOutput,
+) -> Result<()> {
+    collected.gc.records_checked = spec.inputs.iter().map(|input| input.meta.records).sum();
     let installed = db
         .context
         .fault_point("gc.after_write")
         .and_then(|()| db.context.fault_point("gc.before_install"))
-        .and_then(|()| install_gc(db, task, &spec, &collected));
+        .and_then(|()| install_gc(db, task, spec, &collected));
     if !matches!(installed, Ok(Installed::Heir)) {
         db.storage.discard(&collected, Order::none());
     }
@@ -341,11 +380,12 @@ fn look_up(db: &DbInner, task: &GcTask, keys: &[Arc<KeyList>]) -> Result<Vec<Val
     Err(Error::with_source(ErrorKind::Corrupt, contradiction, ReferenceMismatch))
 }
 
-fn gc_spec(db: &DbInner, task: &GcTask, valid: Vec<ValidBits>) -> GcSpec {
+fn gc_spec(db: &DbInner, task: &GcTask, valid: Vec<Validity>) -> GcSpec {
     let inputs = task.inputs.iter().zip(valid);
     GcSpec {
         cf: task.family.id.0,
         inputs: inputs.map(|(file, valid)| GcInput { meta: file.meta().clone(), valid }).collect(),
+        invalid: Vec::new(),
         output: compaction::heir_spec(db, &task.family),
         basis: task.version.values().installs(),
         readahead: ReadaheadLimits::PAPER,
@@ -410,7 +450,9 @@ fn install_gc(db: &DbInner, task: &GcTask, spec: &GcSpec, output: &JobOutput) ->
         if replaced.is_empty() {
             return Ok(Installed::Nothing);
         }
-        let built = manifest.apply(heir_edit(cf, heir, &replaced))?;
+        let mut edit = heir_edit(cf, heir, &replaced);
+        inherit_of_removed(&mut edit, &version, spec, &replaced);
+        let built = manifest.apply(edit)?;
         let mut state = db.jobs.lock(manifest.order());
         db.view.republish_built(&mut state, built);
         if task.reason == GcReason::Space {
@@ -452,6 +494,26 @@ fn heir_edit(cf: CfId, heir: &ValueFileMeta, replaced: &[FileNo]) -> VersionEdit
         edit.inherit(cf, no, heir.file_no());
     }
     edit
+}
+
+/// Lets the heir inherit also from inputs that have left `version` meanwhile, if invalid files name
+/// them: their records lie in the heir, and only these entries tell that they are garbage.
+fn inherit_of_removed(
+    edit: &mut VersionEdit,
+    version: &Version,
+    spec: &GcSpec,
+    replaced: &[FileNo],
+) {
+    let values = version.values();
+    let named: HashSet<u64> =
+        values.invalid_files().flat_map(|file| file.names.iter().copied()).collect();
+    let has_entries = |no: u64| {
+        named.contains(&no) || values.ancestors(no).any(|ancestor| named.contains(&ancestor))
+    };
+    let removed = spec.inputs.iter().map(|input| input.meta.file_no());
+    for no in removed.filter(|no| !replaced.contains(no) && has_entries(no.0)) {
+        edit.inherit(version.cf(), no, spec.heir());
+    }
 }
 
 /// Bytes of values in the inputs that the heir does not hold.

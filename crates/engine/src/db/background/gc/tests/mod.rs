@@ -1,5 +1,7 @@
 //! Garbage collection of a whole database over memory, stepped by hand.
 
+mod invalid_tree;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 

@@ -1,0 +1,131 @@
+//! Merging the invalid files of a family: from the choice of files to a spec and an install.
+//!
+//! Invariants:
+//! 1. A merge starts only while no garbage collection of the family runs. Such a job may make a
+//!    file that is about to lose its last reference an ancestor of its heir, and then entries count
+//!    that seem needless.
+//! 2. The edit changes no entry that counts, so a job may read the old files or the new one.
+//!
+//! Thread-safety: one merge of a family runs at a time. Failure: the new file is removed, and the
+//! old ones stay. Cost: see [`files_to_merge`].
+
+use std::sync::Arc;
+
+use archipelago_base::{Error, FileNo, Result};
+
+use crate::border::contained;
+use crate::db::background::compaction;
+use crate::db::inner::DbInner;
+use crate::db::state::family::Family;
+use crate::db::state::jobs::{GcWorker, JobState, RunningKind};
+use crate::gc::invalid::{InvalidSource, files_to_merge, merge_invalid};
+use crate::job::{JobOutput, NoShards};
+use crate::live_file::LiveInvalidFile;
+use crate::lock_order::Order;
+use crate::manifest::{Change, VersionEdit};
+use crate::value_ref::InvalidFileMeta;
+use crate::version::{ValueFiles, Version};
+
+/// A merge of invalid files that was picked: it is among the running jobs.
+pub(crate) struct MergeTask {
+    job_id: u64,
+    pub(crate) family: Arc<Family>,
+    /// Version that tells which entries count. It holds the inputs.
+    version: Arc<Version>,
+    inputs: Vec<Arc<LiveInvalidFile>>,
+}
+
+impl MergeTask {
+    /// The job for people.
+    pub(crate) fn name(&self) -> String {
+        let (count, name) = (self.inputs.len(), &self.family.name);
+        format!("merge of {count} invalid files of column family \"{name}\"")
+    }
+}
+
+/// The next merge of any family; noted as running.
+pub(crate) fn next_merge(db: &DbInner, state: &mut JobState) -> Option<MergeTask> {
+    let (family, version, inputs) = db.view.live_families().into_iter().find_map(|family| {
+        let version = Arc::clone(&family.current.load().version);
+        let files: Vec<_> = version.values().invalid_files().cloned().collect();
+        let sizes: Vec<u64> = files.iter().map(|file| file.size_bytes).collect();
+        let chosen = files_to_merge(&sizes);
+        if chosen.is_empty() || state.is_collecting(family.id) {
+            return None;
+        }
+        let inputs = chosen.into_iter().map(|at| Arc::clone(&files[at])).collect();
+        Some((family, version, inputs))
+    })?;
+    let job_id =
+        state.start(RunningKind::Gc { cf: family.id, inputs: Vec::new(), by: GcWorker::Reserved });
+    Some(MergeTask { job_id, family, version, inputs })
+}
+
+/// Whether a merge is due, without taking it.
+pub(crate) fn is_merge_due(db: &DbInner, state: &mut JobState) -> bool {
+    match next_merge(db, state) {
+        Some(task) => {
+            state.end(task.job_id);
+            true
+        }
+        None => false,
+    }
+}
+
+/// Runs a picked merge and installs it; afterwards it is not running any more.
+pub(crate) fn run_merge_task(db: &DbInner, task: &MergeTask) -> Result<()> {
+    let result = contained(&task.name(), || merge_and_install(db, task));
+    db.jobs.lock(Order::none()).end(task.job_id);
+    db.jobs.notify_progress();
+    result
+}
+
+/// Whether an entry under `no` counts for a live file.
+fn counts(values: &ValueFiles, no: u64, install_no: u64) -> bool {
+    let current = values.current(no);
+    values.get(current).is_some_and(|file| current == no || install_no > file.basis)
+}
+
+fn merge_and_install(db: &DbInner, task: &MergeTask) -> Result<()> {
+    let spec = compaction::heir_spec(db, &task.family);
+    let context = compaction::job_context(&db.context, &db.storage, &db.jobs, &db.view, &NoShards);
+    let source = InvalidSource {
+        cf: task.family.id.0,
+        dir: spec.dir(),
+        direct_reads: db.context.options().direct_background_io,
+        context: &context,
+    };
+    let inputs: Vec<InvalidFileMeta> = task.inputs.iter().map(|file| file.meta().clone()).collect();
+    let values = task.version.values();
+    let merged = merge_invalid(&inputs, |no, at| counts(values, no, at), &spec, source)?;
+    let installed = db
+        .context
+        .fault_point("invalid.before_install")
+        .and_then(|()| install(db, task, merged.as_ref()));
+    if installed.is_err() {
+        let output =
+            JobOutput { invalid_files: merged.into_iter().collect(), ..JobOutput::default() };
+        db.storage.discard(&output, Order::none());
+    }
+    installed
+}
+
+fn install(db: &DbInner, task: &MergeTask, merged: Option<&InvalidFileMeta>) -> Result<()> {
+    let cf = task.family.id;
+    let mut edit = VersionEdit::new();
+    for input in &task.inputs {
+        edit.push(Change::RemoveInvalidFile { cf, no: FileNo(input.no) });
+    }
+    if let Some(meta) = merged {
+        edit.push(Change::AddInvalidFile { cf, meta: Box::new(meta.clone()) });
+    }
+    let mut manifest = db.storage.lock_manifest(Order::none());
+    task.family.check_alive()?;
+    db.context.check_open()?;
+    if manifest.version(cf).is_none() {
+        return Err(Error::internal("a living family has no version"));
+    }
+    let built = manifest.apply(edit)?;
+    db.view.republish_built(&mut db.jobs.lock(manifest.order()), built);
+    Ok(())
+}

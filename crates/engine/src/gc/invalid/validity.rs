@@ -1,0 +1,99 @@
+//! Which records of value files are valid, by the entries of invalid files.
+
+use std::cmp::Ordering;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+use archipelago_base::{Error, ErrorKind, Result};
+
+use super::{InvalidCursor, InvalidEntry, InvalidSource};
+use crate::file_meta::value_file_name;
+use crate::gc::valid_bits::ValidBits;
+use crate::value::KeyList;
+use crate::value_ref::{InvalidFileMeta, ValueFileMeta};
+
+/// An input of a garbage collection whose validity invalid files tell.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct InvalidInput<'a> {
+    /// The value file. Its basis limits the entries of its ancestors.
+    pub(crate) meta: &'a ValueFileMeta,
+    /// Numbers whose values lie in the file now, its own excluded.
+    pub(crate) ancestors: &'a [u64],
+    /// All of its keys.
+    pub(crate) keys: &'a KeyList,
+    /// Number of records that the tables reference.
+    pub(crate) records: u64,
+}
+
+/// The invalid files have too few entries for the references of the tables.
+#[derive(Debug)]
+pub(super) struct EntriesMissing;
+
+impl fmt::Display for EntriesMissing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the invalid files do not tell of all garbage")
+    }
+}
+
+impl std::error::Error for EntriesMissing {}
+
+/// For each of `inputs`, the records for which no entry of `files` counts. `NotFound` with
+/// [`EntriesMissing`] if they are not as many as the tables reference.
+pub(crate) fn valid_by_entries(
+    files: &[InvalidFileMeta],
+    inputs: &[InvalidInput<'_>],
+    from: InvalidSource<'_>,
+) -> Result<Vec<ValidBits>> {
+    let mut valid: Vec<_> = inputs.iter().map(|at| ValidBits::all_of(at.keys.len())).collect();
+    // Each number with its input and the install number above which its entries count.
+    let mut numbers = BTreeMap::new();
+    for (at, input) in inputs.iter().enumerate() {
+        numbers.insert(input.meta.no, (at, None));
+        let ancestors = input.ancestors.iter();
+        numbers.extend(ancestors.map(|&no| (no, (at, Some(input.meta.basis)))));
+    }
+    let wanted: BTreeSet<u64> = numbers.keys().copied().collect();
+    for file in files {
+        if !file.names.iter().any(|no| wanted.contains(no)) {
+            continue;
+        }
+        let mut cursor = InvalidCursor::open(file, &from)?;
+        while let Some(entry) = cursor.current()? {
+            if let Some(&(at, basis)) = numbers.get(&entry.no)
+                && basis.is_none_or(|basis| entry.install_no > basis)
+                && let Some(record) = find(inputs[at].keys, &entry)
+            {
+                valid[at].clear(record);
+            }
+            cursor.advance();
+        }
+        from.context.check_cancelled()?;
+    }
+    for (input, valid) in inputs.iter().zip(&valid) {
+        if valid.valid_records() != input.records {
+            let what = format!(
+                "{}: {} records are valid by the invalid files, but the tables reference {}",
+                value_file_name(input.meta.file_no()),
+                valid.valid_records(),
+                input.records
+            );
+            return Err(Error::with_source(ErrorKind::NotFound, what, EntriesMissing));
+        }
+    }
+    Ok(valid)
+}
+
+/// The record of the entry, if the file has it.
+fn find(keys: &KeyList, entry: &InvalidEntry<'_>) -> Option<usize> {
+    let (mut low, mut high) = (0, keys.len());
+    while low < high {
+        let middle = usize::midpoint(low, high);
+        let order = keys.user_key(middle).cmp(entry.user_key);
+        match order.then_with(|| entry.seq.cmp(&keys.seq(middle).0)) {
+            Ordering::Less => low = middle + 1,
+            Ordering::Greater => high = middle,
+            Ordering::Equal => return Some(middle),
+        }
+    }
+    None
+}

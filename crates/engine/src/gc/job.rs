@@ -41,9 +41,9 @@ use crate::value_ref::{InvalidFileMeta, ValueFileMeta};
 /// Most bytes of windows that one step reads of one input.
 const STEP_BYTES_MAX: u64 = 4 << 20;
 /// Least bytes of windows that one step reads of one input, if the input has as many.
-const STEP_BYTES_MIN: u64 = 1 << 20;
+const STEP_BYTES_MIN: u64 = 512 << 10;
 /// Bytes of windows that the inputs of a job hold together, as long as each has its least.
-const STEPS_BYTES: u64 = 16 << 20;
+const STEPS_BYTES: u64 = 8 << 20;
 
 /// Which records of an input are valid.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -161,14 +161,10 @@ pub(crate) fn step(db: &DbInner) -> Result<bool> {
     };
     let result = run_task(db, &task);
     note_result(db, &task, &result);
-    let is_gc = matches!(task, Task::Gc(_));
     // The task holds the version that it was picked from, and so the files that it replaced.
     drop(task);
     remove_obsolete(&db.storage, &db.observers, &db.view);
-    match result {
-        Err(error) if is_gc && !is_fatal_to_gc(&error) => Ok(true),
-        result => result.map(|()| true),
-    }
+    result.map(|()| true)
 }
 
 /// Which tasks a worker takes.

@@ -41,7 +41,7 @@ use crate::value_ref::{InvalidFileMeta, ValueFileMeta};
 /// Most bytes of windows that one step reads of one input.
 const STEP_BYTES_MAX: u64 = 4 << 20;
 /// Least bytes of windows that one step reads of one input, if the input has as many.
-const STEP_BYTES_MIN: u64 = 512 << 10;
+const STEP_BYTES_MIN: u64 = 256 << 10;
 /// Bytes of windows that the inputs of a job hold together, as long as each has its least.
 const STEPS_BYTES: u64 = 8 << 20;
 
@@ -232,8 +232,13 @@ impl Source {
             bytes += window.bytes;
         }
         let windows = &self.windows[self.next_window..self.next_window + taken];
-        self.step.clear();
-        self.step.extend(windows.iter().map(|&window| (window, vec![0; window.bytes as usize])));
+        // The buffers of the last step serve again, so that a job allocates them once.
+        let mut spare: Vec<Vec<u8>> = self.step.drain(..).map(|(_, bytes)| bytes).collect();
+        self.step.extend(windows.iter().map(|&window| {
+            let mut bytes = spare.pop().unwrap_or_default();
+            bytes.resize(window.bytes as usize, 0);
+            (window, bytes)
+        }));
         self.next_window += taken;
         self.in_step = 0;
         let ranges = self.step.iter_mut();
@@ -266,6 +271,12 @@ fn least(sources: &[Source]) -> Option<usize> {
     open.min_by(|(_, one), (_, other)| order(one, other)).map(|(at, _)| at)
 }
 
+/// Most bytes of windows that one step reads of each of so many inputs, unless a single record is
+/// larger.
+fn step_bytes_max(inputs: usize) -> u64 {
+    (STEPS_BYTES / inputs.max(1) as u64).clamp(STEP_BYTES_MIN, STEP_BYTES_MAX)
+}
+
 /// An input that is open, and its keys.
 struct OpenInput {
     table: Arc<ValueTable>,
@@ -278,8 +289,10 @@ fn open_sources(
     figures: &mut GcFigures,
 ) -> Result<Vec<Source>> {
     let started_ns = context.clock.now_ns();
-    let step_bytes_max =
-        (STEPS_BYTES / spec.inputs.len() as u64).clamp(STEP_BYTES_MIN, STEP_BYTES_MAX);
+    let step_bytes_max = step_bytes_max(spec.inputs.len());
+    // A window is a part of a step.
+    let window_bytes_max = spec.readahead.window_bytes_max.min(step_bytes_max);
+    let readahead = ReadaheadLimits { window_bytes_max, ..spec.readahead };
     let inputs = open_inputs(spec, context, figures)?;
     figures.key_read_ns += context.clock.now_ns().saturating_sub(started_ns);
     let started_ns = context.clock.now_ns();
@@ -292,7 +305,7 @@ fn open_sources(
             let is_valid = valid.is_valid(record);
             ValueSpan { offset: handle.offset, bytes: handle.record_bytes(), is_valid }
         });
-        let windows = read_windows(spans, &spec.readahead);
+        let windows = read_windows(spans, &readahead);
         let mut source = Source {
             table,
             keys,
@@ -395,7 +408,7 @@ impl<'a> Heir<'a> {
         let path = spec.output.dir.join(value_file_name(no));
         let options = CreateOptions { direct: spec.output.direct_io, ..CreateOptions::default() };
         let file = context.fs.create(&path, spec.io(), options)?;
-        let steps = STEP_BYTES_MIN.max(STEPS_BYTES / spec.inputs.len() as u64).min(STEP_BYTES_MAX);
+        let steps = step_bytes_max(spec.inputs.len());
         let held = steps.saturating_mul(spec.inputs.len() as u64);
         let mut heir = Self {
             builder: None,

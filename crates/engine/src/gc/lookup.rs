@@ -10,7 +10,8 @@
 //! key ends at the first table that is known to have a record of the key at or below the sequence
 //! number, because everything below is older still. A table with references answers through the
 //! Flat Index Cache, which knows of references only: a record of another kind then does not end the
-//! search, which finds nothing but older records. Expiry, range tombstones and snapshots do not
+//! search, which finds nothing but older records. For the same reason a table is searched only for
+//! the keys of inputs that its references name, and most small tables are not even opened. Expiry, range tombstones and snapshots do not
 //! matter: a record stays valid until a compaction drops its reference.
 //!
 //! Thread-safety: pure but for reads of tables. Failure: an error of a table ends the look-up.
@@ -170,6 +171,17 @@ impl Search<'_> {
         Ok(())
     }
 
+    /// For each input, whether the table references a value in it.
+    fn named_inputs(&self, file: &LiveFile) -> Vec<bool> {
+        let values = self.version.values();
+        let mut current: Vec<u64> =
+            file.refs.by_file().iter().map(|at| values.current(at.no)).collect();
+        current.sort_unstable();
+        let is_named = |input: &LookupInput<'_>| current.binary_search(&input.no).is_ok();
+        let all = has(Defect::ValidityByKeyAlone);
+        self.inputs.iter().map(|input| all || is_named(input)).collect()
+    }
+
     /// Looks the keys of `group` up in one table, and takes those that it decides out of the group.
     fn search_file(
         &mut self,
@@ -178,7 +190,8 @@ impl Search<'_> {
         lookups: &[Lookup<'_>],
         group: &mut Undecided,
     ) -> Result<()> {
-        let may_hold = |at: &usize| file.contains(lookups[*at].key);
+        let named = self.named_inputs(file);
+        let may_hold = |at: &usize| named[candidates[*at].input] && file.contains(lookups[*at].key);
         if !group.iter().any(may_hold) {
             return Ok(());
         }

@@ -361,6 +361,12 @@ fn lookup_by_pieces_equals_lookup_by_blocks() {
     assert!(valid > 0 && valid < records as u64, "{valid} of {records} are valid");
     assert!(cold_reads * 2 < reads_by_blocks, "{cold_reads} reads, {reads_by_blocks} by blocks");
     assert_eq!(warm_reads, 0);
+    // The tables that an input is searched in do not depend on the other inputs.
+    for (input, expected) in inputs.iter().zip(&by_blocks) {
+        let options = TableReadOptions { context, ..TableReadOptions::foreground() };
+        let alone = valid_records(&version, db.inner.view.tables(), &[*input], &options);
+        assert_eq!(alone.expect("reads"), std::slice::from_ref(expected));
+    }
 }
 
 #[test]

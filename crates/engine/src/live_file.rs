@@ -45,7 +45,7 @@ impl Trashed {
 #[derive(Debug, Default)]
 pub struct Trash {
     files: Mutex<Vec<Trashed>>,
-    /// Bytes of the tables and value files that are obsolete and still have a holder.
+    /// Bytes of the files that are obsolete and still have a holder.
     pinned_bytes: AtomicU64,
 }
 
@@ -61,8 +61,8 @@ impl Trash {
         std::mem::take(&mut self.files.lock())
     }
 
-    /// Bytes of the tables and value files that no newest version names and that an older version
-    /// still holds, for example of an iterator, a snapshot or a job.
+    /// Bytes of the files that no newest version names and that an older version still holds, for
+    /// example of an iterator, a snapshot or a job.
     #[must_use]
     pub fn pinned_bytes(&self) -> u64 {
         self.pinned_bytes.load(Ordering::Relaxed)
@@ -85,6 +85,83 @@ impl Trash {
     }
 }
 
+/// A file's way out: whether it is obsolete, and the trash for which it is bound then.
+struct Departure {
+    obsolete: AtomicBool,
+    trash: Arc<Trash>,
+    /// Length of the file.
+    bytes: u64,
+}
+
+impl Departure {
+    fn new(trash: Arc<Trash>, bytes: u64) -> Self {
+        Self { obsolete: AtomicBool::new(false), trash, bytes }
+    }
+
+    fn mark_obsolete(&self) {
+        if !self.obsolete.swap(true, Ordering::AcqRel) {
+            self.trash.pin(self.bytes);
+        }
+    }
+
+    /// The last holder drops the file: it goes to the trash if it is obsolete.
+    fn end(&mut self, trashed: impl FnOnce() -> Trashed) {
+        if *self.obsolete.get_mut() {
+            self.trash.unpin(self.bytes);
+            self.trash.push(trashed());
+        }
+    }
+}
+
+/// What a file of any kind offers to its holders.
+macro_rules! live {
+    ($file:ident, $meta:ty) => {
+        impl $file {
+            /// The manifest's record of the file.
+            #[must_use]
+            pub fn meta(&self) -> &$meta {
+                &self.meta
+            }
+
+            /// No later version holds the file: it goes to the trash with its last holder.
+            pub fn mark_obsolete(&self) {
+                self.departure.mark_obsolete();
+            }
+        }
+
+        impl Deref for $file {
+            type Target = $meta;
+
+            fn deref(&self) -> &$meta {
+                &self.meta
+            }
+        }
+
+        impl std::fmt::Debug for $file {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                write!(f, "{}({})", stringify!($file), self.meta.no)
+            }
+        }
+    };
+}
+
+/// What a file with an open reader offers in addition.
+macro_rules! holdable {
+    ($file:ident) => {
+        impl $file {
+            /// Keeps the open file for as long as this value lives.
+            pub(crate) fn hold(&self, file: Arc<dyn RandomFile>) {
+                let _first_stays = self.held.set(file);
+            }
+
+            /// The open file, if it is kept.
+            pub(crate) fn held(&self) -> Option<Arc<dyn RandomFile>> {
+                self.held.get().cloned()
+            }
+        }
+    };
+}
+
 /// A table that a version names. Its file is deleted when the last owner drops it.
 pub struct LiveFile {
     meta: FileMeta,
@@ -97,30 +174,24 @@ pub struct LiveFile {
     pub(crate) used: AtomicBool,
     /// The open file, which a read-only database keeps: its writer may remove the file.
     held: OnceLock<Arc<dyn RandomFile>>,
-    obsolete: AtomicBool,
-    trash: Arc<Trash>,
+    departure: Departure,
 }
+
+live!(LiveFile, FileMeta);
+holdable!(LiveFile);
 
 impl LiveFile {
     /// A file that a version holds now.
     #[must_use]
     pub fn new(meta: FileMeta, trash: Arc<Trash>) -> Arc<Self> {
-        let compensated_bytes = meta.size_bytes.saturating_add(meta.refs.bytes());
         Arc::new(Self {
+            departure: Departure::new(trash, meta.size_bytes),
+            compensated_bytes: meta.size_bytes.saturating_add(meta.refs.bytes()),
             meta,
-            compensated_bytes,
             reader: ArcSwapOption::empty(),
             used: AtomicBool::new(false),
             held: OnceLock::new(),
-            obsolete: AtomicBool::new(false),
-            trash,
         })
-    }
-
-    /// What the manifest knows of it.
-    #[must_use]
-    pub fn meta(&self) -> &FileMeta {
-        &self.meta
     }
 
     /// Length of the table and of the separated values that it references, in bytes. Levels are
@@ -129,45 +200,12 @@ impl LiveFile {
     pub fn compensated_bytes(&self) -> u64 {
         self.compensated_bytes
     }
-
-    /// Keeps the open file for as long as this value lives.
-    pub(crate) fn hold(&self, file: Arc<dyn RandomFile>) {
-        let _first_stays = self.held.set(file);
-    }
-
-    /// The open file, if it is kept.
-    pub(crate) fn held(&self) -> Option<Arc<dyn RandomFile>> {
-        self.held.get().cloned()
-    }
-
-    /// No later version holds the file: it goes to the trash with its last holder.
-    pub fn mark_obsolete(&self) {
-        if !self.obsolete.swap(true, Ordering::AcqRel) {
-            self.trash.pin(self.meta.size_bytes);
-        }
-    }
-}
-
-impl Deref for LiveFile {
-    type Target = FileMeta;
-
-    fn deref(&self) -> &FileMeta {
-        &self.meta
-    }
-}
-
-impl std::fmt::Debug for LiveFile {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "LiveFile({})", self.meta.no)
-    }
 }
 
 impl Drop for LiveFile {
     fn drop(&mut self) {
-        if *self.obsolete.get_mut() {
-            self.trash.unpin(self.meta.size_bytes);
-            self.trash.push(Trashed::Table(self.meta.file_no(), self.reader.swap(None)));
-        }
+        let (no, reader) = (self.meta.file_no(), &self.reader);
+        self.departure.end(|| Trashed::Table(no, reader.swap(None)));
     }
 }
 
@@ -180,115 +218,52 @@ pub struct LiveValueFile {
     pub(crate) used: AtomicBool,
     /// The open file, which a read-only database keeps: its writer may remove the file.
     held: OnceLock<Arc<dyn RandomFile>>,
-    obsolete: AtomicBool,
-    trash: Arc<Trash>,
+    departure: Departure,
 }
+
+live!(LiveValueFile, ValueFileMeta);
+holdable!(LiveValueFile);
 
 impl LiveValueFile {
     /// A file that a version holds now.
     #[must_use]
     pub fn new(meta: ValueFileMeta, trash: Arc<Trash>) -> Arc<Self> {
         Arc::new(Self {
+            departure: Departure::new(trash, meta.size_bytes),
             meta,
             reader: ArcSwapOption::empty(),
             used: AtomicBool::new(false),
             held: OnceLock::new(),
-            obsolete: AtomicBool::new(false),
-            trash,
         })
-    }
-
-    /// The manifest's record of the file.
-    #[must_use]
-    pub fn meta(&self) -> &ValueFileMeta {
-        &self.meta
-    }
-
-    /// Keeps the open file for as long as this value lives.
-    pub(crate) fn hold(&self, file: Arc<dyn RandomFile>) {
-        let _first_stays = self.held.set(file);
-    }
-
-    /// The open file, if it is kept.
-    pub(crate) fn held(&self) -> Option<Arc<dyn RandomFile>> {
-        self.held.get().cloned()
-    }
-
-    /// No later version holds the file: it goes to the trash with its last holder.
-    pub fn mark_obsolete(&self) {
-        if !self.obsolete.swap(true, Ordering::AcqRel) {
-            self.trash.pin(self.meta.size_bytes);
-        }
-    }
-}
-
-impl Deref for LiveValueFile {
-    type Target = ValueFileMeta;
-
-    fn deref(&self) -> &ValueFileMeta {
-        &self.meta
-    }
-}
-
-impl std::fmt::Debug for LiveValueFile {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "LiveValueFile({})", self.meta.no)
     }
 }
 
 impl Drop for LiveValueFile {
     fn drop(&mut self) {
-        if *self.obsolete.get_mut() {
-            self.trash.unpin(self.meta.size_bytes);
-            self.trash.push(Trashed::Value(self.meta.file_no(), self.reader.swap(None)));
-        }
+        let (no, reader) = (self.meta.file_no(), &self.reader);
+        self.departure.end(|| Trashed::Value(no, reader.swap(None)));
     }
 }
 
 /// An invalid file that a version names. Its file is deleted when the last owner drops it.
 pub struct LiveInvalidFile {
     meta: InvalidFileMeta,
-    obsolete: AtomicBool,
-    trash: Arc<Trash>,
+    departure: Departure,
 }
+
+live!(LiveInvalidFile, InvalidFileMeta);
 
 impl LiveInvalidFile {
     /// A file that a version holds now.
     #[must_use]
     pub fn new(meta: InvalidFileMeta, trash: Arc<Trash>) -> Arc<Self> {
-        Arc::new(Self { meta, obsolete: AtomicBool::new(false), trash })
-    }
-
-    /// The manifest's record of the file.
-    #[must_use]
-    pub fn meta(&self) -> &InvalidFileMeta {
-        &self.meta
-    }
-
-    /// No later version holds the file: it goes to the trash with its last holder.
-    pub fn mark_obsolete(&self) {
-        self.obsolete.store(true, Ordering::Release);
-    }
-}
-
-impl Deref for LiveInvalidFile {
-    type Target = InvalidFileMeta;
-
-    fn deref(&self) -> &InvalidFileMeta {
-        &self.meta
-    }
-}
-
-impl std::fmt::Debug for LiveInvalidFile {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "LiveInvalidFile({})", self.meta.no)
+        Arc::new(Self { departure: Departure::new(trash, meta.size_bytes), meta })
     }
 }
 
 impl Drop for LiveInvalidFile {
     fn drop(&mut self) {
-        if *self.obsolete.get_mut() {
-            self.trash.push(Trashed::Invalid(self.meta.file_no()));
-        }
+        let no = self.meta.file_no();
+        self.departure.end(|| Trashed::Invalid(no));
     }
 }

@@ -5,12 +5,14 @@ mod invalid_tree;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use archipelago_base::ErrorKind;
 use archipelago_base::random::Rng;
+use archipelago_base::{ErrorKind, SeqNo};
 use archipelago_env::mem::MemFs;
 use archipelago_env::stats::CountingFs;
 use archipelago_env::{FileClass, FileSystem, IoContext, IoPurpose, OpenOptions};
 
+use super::PickRank;
+use crate::db::state::jobs::{GcWorker, JobState, RunningKind};
 use crate::db::{BackgroundMode, Components, Db};
 use crate::db::{ReadOptions, Snapshot};
 use crate::file_meta::value_file_name;
@@ -121,7 +123,8 @@ impl Store {
         entries.iter().filter(|entry| is_data(&entry.name)).map(|entry| entry.len).sum()
     }
 
-    /// The bound of rule 13: bytes that tables and value files may have now, without slack.
+    /// Bytes that tables and value files may have now, without slack: the bound on the live bytes,
+    /// debt, and the error of the estimate of hidden garbage.
     fn bytes_allowed(&self, bound: f64) -> f64 {
         let mut state = self.db.inner.jobs.lock(Order::none());
         let space = state.space_mut(self.db.default_family().id());
@@ -401,4 +404,51 @@ fn writer_that_waits_for_space_ends_with_its_family() {
         (&store.db.inner.context, &store.db.inner.view, &store.db.inner.writes);
     drop(crate::db::write::seal::empty_family(context, view, writes, &mut state, &family));
     assert_eq!(family.space.stop_bytes(), 0, "no limit is left");
+}
+
+#[test]
+fn only_the_reserved_worker_collects_without_a_slot() {
+    let store = Store::new(small_family(64));
+    let cf = store.db.default_family().id();
+    let mut state = store.db.inner.jobs.lock(Order::none());
+    let start = |state: &mut JobState, by| {
+        state.start(RunningKind::Gc { cf, inputs: vec![1], by });
+        state.slots_taken()
+    };
+    assert_eq!(start(&mut state, GcWorker::Reserved), 0);
+    assert_eq!(start(&mut state, GcWorker::Idle), 1, "the spare worker must flush meanwhile");
+}
+
+#[test]
+fn release_of_the_oldest_snapshot_is_noticed_once() {
+    let mut store = Store::new(small_family(64));
+    store.write(100, 100);
+    let snapshot = store.db.snapshot();
+    store.settle();
+    let notice = || {
+        let (snapshots, _) = store.db.inner.view.snapshots().list(|| SeqNo::MAX);
+        let oldest = snapshots.first().copied();
+        store.db.inner.jobs.lock(Order::none()).has_new_oldest_snapshot(oldest)
+    };
+    notice();
+    assert!(!notice(), "the snapshot is known");
+    drop(snapshot);
+    assert!(notice() && !notice());
+}
+
+#[test]
+fn pressed_family_is_collected_before_all_others() {
+    let rank = |is_pressed, is_for_space, exposed_share| PickRank {
+        is_pressed,
+        is_for_space,
+        exposed_share,
+    };
+    let rising = [
+        rank(false, false, 9.0),
+        rank(false, true, 0.1),
+        rank(false, true, 0.2),
+        rank(true, false, 0.0),
+        rank(true, true, 0.1),
+    ];
+    assert!(rising.is_sorted());
 }

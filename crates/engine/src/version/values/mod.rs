@@ -2,7 +2,8 @@
 //!
 //! A [`Version`](super::Version) owns one [`ValueFiles`]; versions between which nothing changed
 //! share it. All figures are derived from the references that the tables of the version carry, and
-//! none is counted apart, so that a restart finds the same figures (design: SEPARATION §5.1).
+//! none is counted apart, so that a restart finds the same figures
+//! (`docs/decisions/0066-references-to-separated-values.md`).
 //!
 //! Invariants ([`ValueFiles::check`]):
 //! 1. Every number that a table names resolves to one live value file: the file itself, or its

@@ -2,7 +2,7 @@
 //!
 //! The owner of the database reads the keys of the inputs, looks them up in the tables of one
 //! version, and hands the executor a spec with one bit for each record. The install replaces the
-//! inputs by the heir in one edit; no table is touched ([`crate::gc`] and SEPARATION §4.5).
+//! inputs by the heir in one edit; no table is touched (`docs/design/separation.md`).
 //!
 //! Invariants:
 //! 1. A job holds the version on which it bases validity, and so its inputs, until its end.

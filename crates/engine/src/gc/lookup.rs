@@ -11,8 +11,9 @@
 //! number, because everything below is older still. A table with references answers through the
 //! Flat Index Cache, which knows of references only: a record of another kind then does not end the
 //! search, which finds nothing but older records. For the same reason a table is searched only for
-//! the keys of inputs that its references name, and most small tables are not even opened. Expiry, range tombstones and snapshots do not
-//! matter: a record stays valid until a compaction drops its reference.
+//! the keys of inputs that its references name, and most small tables are not even opened. Expiry,
+//! range tombstones and snapshots do not matter: a record stays valid until a compaction drops its
+//! reference.
 //!
 //! Thread-safety: pure but for reads of tables. Failure: an error of a table ends the look-up.
 //! Cost: for `n` keys, one batch of block reads for each table that may hold one of them, for

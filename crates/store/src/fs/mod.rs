@@ -1,0 +1,1 @@
+//! [`StoreFs`]: files, logs and directories of a volume.

@@ -1,0 +1,114 @@
+//! Logs of a storage pool: files that grow at their end and have one writer.
+//!
+//! A log is a sequence of bytes. The backend decides where they lie, and describes that in a
+//! [`Layout`], such as extents on nodes, or one object. The owner keeps the newest layout durably
+//! ([`LayoutKeeper`]), because a reader finds the bytes by it alone.
+//!
+//! An append has two halves. [`LogWriter::submit`] fixes its offset and returns without waiting for
+//! the network, so a caller may hold a lock. [`LogPosition::wait`] waits, without that lock, until
+//! the bytes survive a kill of processes.
+//!
+//! Invariants that every backend keeps:
+//! 1. Appends are acknowledged in order, and an acknowledged append is found by every later
+//!    recovery.
+//! 2. A backend acknowledges nothing whose place the recorded layout does not have.
+//! 3. [`LogStore::recover`] fences: from its return on, no writer of an older epoch appends.
+//! 4. Two recoveries of one log agree about its bytes. Bytes behind the end that a recovery
+//!    recorded do not exist.
+//!
+//! Thread-safety: any thread may call a store or a position. A writer has one owner.
+//! Failure: after an error the writer takes no more appends, and the errors of later calls name the
+//! first one. The caller begins a new log.
+
+use std::fmt;
+use std::sync::Arc;
+
+use archipelago_base::{Epoch, Result};
+use archipelago_env::{FileClass, IoContext, RandomFile};
+
+use crate::ids::LogId;
+
+/// The place of a log's bytes, in the form of the backend.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Layout(pub Vec<u8>);
+
+/// Keeps the layouts of logs durably. The namespace of a volume keeps those of its files, and the
+/// register keeps that of the namespace's own log.
+pub trait LayoutKeeper: Send + Sync + fmt::Debug {
+    /// Replaces the layout of `log`. On return it survives everything that the namespace survives.
+    /// Errors: `Fenced` if another owner took over.
+    fn keep(&self, log: LogId, layout: &Layout) -> Result<()>;
+}
+
+/// What a new log is created with.
+#[derive(Clone, Debug)]
+pub struct NewLog {
+    /// Identity of the log, which was never used before.
+    pub id: LogId,
+    /// Epoch of the volume's owner.
+    pub epoch: Epoch,
+    /// Class of the file: [`FileClass::Wal`] is acknowledged by a quorum, and
+    /// [`FileClass::Manifest`] by all replicas, after their syncs.
+    pub class: FileClass,
+    /// Keeps the layouts that the writer makes after the first one.
+    pub keeper: Arc<dyn LayoutKeeper>,
+}
+
+/// The writer of a log.
+pub trait LogWriter: Send + fmt::Debug {
+    /// Appends `parts` one after the other, and returns the offset of the first byte. It does not
+    /// wait for the network, except for room in the buffer of bytes that are not acknowledged.
+    fn submit(&mut self, parts: &[&[u8]]) -> Result<u64>;
+    /// Number of bytes that were submitted.
+    fn len_bytes(&self) -> u64;
+    /// The handle with which other threads wait for appends.
+    fn position(&self) -> Arc<dyn LogPosition>;
+    /// Waits until all bytes are acknowledged, and ends the log: it takes no more appends, and its
+    /// recorded layout has its length.
+    fn finish(&mut self) -> Result<Layout>;
+}
+
+/// The acknowledged end of a log that has a writer.
+pub trait LogPosition: Send + Sync + fmt::Debug {
+    /// Waits until all bytes before `end` survive a kill of any processes and the loss of one
+    /// machine. Errors are sticky.
+    fn wait(&self, end: u64) -> Result<()>;
+    /// Waits until all bytes that were submitted before this call survive power loss of all nodes.
+    /// Returns their number. Errors are sticky.
+    fn sync(&self) -> Result<u64>;
+}
+
+/// A log after recovery.
+#[derive(Clone, Debug)]
+pub struct RecoveredLog {
+    /// Layout with the end that the recovery chose. The caller keeps it durably before it uses a
+    /// byte of the log.
+    pub layout: Layout,
+    /// Length in bytes.
+    pub len_bytes: u64,
+    /// Whether acknowledged bytes without a sync may be missing at the end, because machines lost
+    /// power. The engine must then treat the end as that of a power failure.
+    pub may_miss_unsynced: bool,
+}
+
+/// A pool that keeps logs.
+pub trait LogStore: Send + Sync + fmt::Debug + 'static {
+    /// Creates an empty log and returns its first layout. The caller keeps it durably before it
+    /// waits for an append. Errors: `Fenced` for an old epoch, `Busy` if the pool has too few nodes.
+    fn create(&self, new: NewLog) -> Result<(Box<dyn LogWriter>, Layout)>;
+    /// Fences all writers of epochs below `epoch` and decides which bytes the log has. It may be
+    /// repeated, also by another process. A log that [`LogWriter::finish`]ed or was recovered before
+    /// keeps its length. Errors: `Busy` if too few nodes answer, `Fenced` for an old epoch.
+    fn recover(
+        &self,
+        id: LogId,
+        class: FileClass,
+        layout: &Layout,
+        epoch: Epoch,
+    ) -> Result<RecoveredLog>;
+    /// Opens a log for reading, through the end that its layout has. If its layout has no end, the
+    /// reader sees the bytes that are acknowledged now.
+    fn open(&self, id: LogId, layout: &Layout, context: IoContext) -> Result<Arc<dyn RandomFile>>;
+    /// Gives up the bytes of a log. A log that does not exist is no error.
+    fn remove(&self, id: LogId, layout: &Layout, epoch: Epoch) -> Result<()>;
+}

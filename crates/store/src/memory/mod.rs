@@ -1,0 +1,1 @@
+//! A pool in memory.

@@ -40,3 +40,16 @@ pub use fs::StoreFs;
 pub use ids::{BlobId, LogId, VolumeId};
 pub use log::{Layout, LayoutKeeper, LogPosition, LogStore, LogWriter, NewLog, RecoveredLog};
 pub use register::{Register, Swap, Versioned};
+
+use std::sync::Arc;
+
+/// The three parts of a storage pool.
+#[derive(Clone, Debug)]
+pub struct Stores {
+    /// Blobs: tables and value files.
+    pub blobs: Arc<dyn BlobStore>,
+    /// Logs: write-ahead logs, manifests and namespaces.
+    pub logs: Arc<dyn LogStore>,
+    /// Owners, leases and root pointers of volumes.
+    pub register: Arc<dyn Register>,
+}

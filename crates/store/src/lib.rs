@@ -14,6 +14,7 @@
 //! | [`volume`] | the namespace of one database, its owner and its lease |
 //! | [`fs`] | [`StoreFs`]: files, logs and directories of a volume |
 //! | [`memory`] | all three traits in memory, with kills, power losses and faults, for tests |
+//! | [`sabotage`] | steps that a checker leaves out |
 //!
 //! A *volume* is the namespace of one database. Its *owner* is the process whose epoch is the
 //! newest. Terark-DS (§4.1) has storage nodes that know files; these traits know bytes only, so
@@ -33,6 +34,7 @@ pub mod ids;
 pub mod log;
 pub mod memory;
 pub mod register;
+pub mod sabotage;
 pub mod volume;
 
 pub use blob::{BlobOptions, BlobReader, BlobRef, BlobStore, BlobWriter};
@@ -40,6 +42,7 @@ pub use fs::StoreFs;
 pub use ids::{BlobId, LogId, VolumeId};
 pub use log::{Layout, LayoutKeeper, LogPosition, LogStore, LogWriter, NewLog, RecoveredLog};
 pub use register::{Register, Swap, Versioned};
+pub use sabotage::Sabotage;
 
 use std::sync::Arc;
 

@@ -15,6 +15,9 @@
 //! 3. [`LogStore::recover`] fences: from its return on, no writer of an older epoch appends.
 //! 4. Two recoveries of one log agree about its bytes. Bytes behind the end that a recovery
 //!    recorded do not exist.
+//! 5. A backend calls [`LayoutKeeper::keep`] without a lock of its own, and never from
+//!    [`LogWriter::submit`]. So a keeper may append to another log and wait for it.
+//! 6. A backend never gives up a log by itself.
 //!
 //! Thread-safety: any thread may call a store or a position. A writer has one owner.
 //! Failure: after an error the writer takes no more appends, and the errors of later calls name the
@@ -26,7 +29,7 @@ use std::sync::Arc;
 use archipelago_base::{Epoch, Result};
 use archipelago_env::{FileClass, IoContext, RandomFile};
 
-use crate::ids::LogId;
+use crate::ids::{LogId, VolumeId};
 
 /// The place of a log's bytes, in the form of the backend.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -45,7 +48,9 @@ pub trait LayoutKeeper: Send + Sync + fmt::Debug {
 pub struct NewLog {
     /// Identity of the log, which was never used before.
     pub id: LogId,
-    /// Epoch of the volume's owner.
+    /// Volume that the log belongs to.
+    pub volume: VolumeId,
+    /// Epoch of the volume's owner. A backend that knows a later one answers `Fenced`.
     pub epoch: Epoch,
     /// Class of the file: [`FileClass::Wal`] is acknowledged by a quorum, and
     /// [`FileClass::Manifest`] by all replicas, after their syncs.
@@ -63,8 +68,9 @@ pub trait LogWriter: Send + fmt::Debug {
     fn len_bytes(&self) -> u64;
     /// The handle with which other threads wait for appends.
     fn position(&self) -> Arc<dyn LogPosition>;
-    /// Waits until all bytes are acknowledged, and ends the log: it takes no more appends, and its
-    /// recorded layout has its length.
+    /// Waits until all bytes survive power loss of all nodes, and ends the log: it takes no more
+    /// appends. The returned layout has its length. The caller keeps that layout; the
+    /// [`LayoutKeeper`] does not get it.
     fn finish(&mut self) -> Result<Layout>;
 }
 
@@ -111,4 +117,14 @@ pub trait LogStore: Send + Sync + fmt::Debug + 'static {
     fn open(&self, id: LogId, layout: &Layout, context: IoContext) -> Result<Arc<dyn RandomFile>>;
     /// Gives up the bytes of a log. A log that does not exist is no error.
     fn remove(&self, id: LogId, layout: &Layout, epoch: Epoch) -> Result<()>;
+    /// Gives up all logs of `volume` that `keeps` denies, and returns their number. The caller is
+    /// the owner, and `keeps` knows every log that has a name, and that of the namespace. Logs that
+    /// were created under `epoch` after the call began are kept, whatever `keeps` says. Without
+    /// this, a log would stay for ever if its owner died before it recorded the first layout.
+    fn release_strays(
+        &self,
+        volume: VolumeId,
+        epoch: Epoch,
+        keeps: &dyn Fn(LogId) -> bool,
+    ) -> Result<u64>;
 }

@@ -1,1 +1,322 @@
-//! A pool in memory.
+//! A storage pool in memory that can be killed, lose power and fail, for tests.
+//!
+//! [`MemoryPool`] is a handle, and its clones are the same pool. It implements the three traits of
+//! a pool, and [`MemoryPool::stores`] gives them to a volume. It makes *other* pools with its state
+//! - after a kill of all clients ([`MemoryPool::kill_clone`]): everything that was acknowledged,
+//!   and of the submitted bytes of each log a prefix that the seed alone determines. Unsealed blobs
+//!   are strays;
+//! - after power loss of all nodes and clients ([`MemoryPool::crash_clone`]): everything that was
+//!   synced, and of the unsynced bytes of each log a prefix that the seed alone determines.
+//!
+//! The death of one owner is a test that drops the owner's handles: its pool goes on, and the next
+//! recovery of each log decides by the pool's seed which submitted bytes arrived.
+//!
+//! A log consists of *extents*, as on storage nodes. [`Fault::EndExtent`] is the failure of a
+//! replica: the log goes on in a new extent, whose layout it keeps before it acknowledges from it.
+//!
+//! Each call that reaches the pool is a [`PoolCall`]. A script makes chosen calls fail
+//! ([`MemoryPool::inject`]), a hook runs before each call ([`MemoryPool::on_call`]), and a counter
+//! has their number ([`MemoryPool::calls`]).
+//!
+//! Invariants:
+//! 1. The invariants of [`BlobStore`], [`LogStore`] and [`Register`]. Where they permit several
+//!    outcomes, the pool takes the one that a caller expects least: only a recovery fences a log,
+//!    a given-up blob is gone for its readers too, and a fenced writer hears it at a wait.
+//! 2. A clone shares nothing with its origin.
+//! 3. The same calls in the same order and the same seed give the same clone.
+//!
+//! Thread-safety: any thread may call any method. One lock guards the state. Hooks and
+//! [`LayoutKeeper`](crate::LayoutKeeper)s run without it.
+//! Failure: calls fail as the script says, as the traits say, and for lack of room.
+//! Cost: one lock and one copy of the bytes a call; a clone copies the bytes of all logs.
+
+mod blobs;
+mod calls;
+mod layout;
+mod logs;
+mod register;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+
+use archipelago_base::random::Rng;
+use archipelago_base::{Epoch, Error, ErrorKind, Result};
+use parking_lot::Mutex;
+
+pub use self::calls::{Fault, PoolCall};
+
+use self::blobs::StoredBlob;
+use self::calls::{Answer, CallState};
+use self::logs::StoredLog;
+use self::register::StoredValue;
+use crate::ids::{BlobId, LogId, VolumeId};
+use crate::sabotage::Sabotage;
+use crate::{BlobStore, LogStore, Register, Stores};
+
+/// Called before each call, on the thread of the call and without a lock. It may clone the pool,
+/// sleep, or call the pool.
+pub type OnCall = Arc<dyn Fn(&MemoryPool, PoolCall) + Send + Sync>;
+
+/// A storage pool in memory. Clones are handles of the same pool.
+#[derive(Clone)]
+pub struct MemoryPool {
+    shared: Arc<PoolShared>,
+}
+
+struct PoolShared {
+    pool: Mutex<PoolState>,
+    calls: Mutex<CallState>,
+    sabotage: Sabotage,
+}
+
+/// Everything that the nodes of the pool know.
+struct PoolState {
+    blobs: BTreeMap<BlobId, StoredBlob>,
+    /// Identities of all blobs that ever were, because none may be used twice.
+    blobs_used: HashSet<BlobId>,
+    logs: BTreeMap<LogId, StoredLog>,
+    /// Identities of all logs that ever were.
+    logs_used: HashSet<LogId>,
+    register: BTreeMap<String, StoredValue>,
+    /// Newest epoch of each volume that a call had.
+    epochs: HashMap<VolumeId, Epoch>,
+    /// Number of blobs and logs that were begun. It orders them against a release of strays.
+    begun: u64,
+    capacity_bytes: Option<u64>,
+    /// Decides which bytes arrived that nobody waited for.
+    rng: Rng,
+}
+
+/// A blob of the pool, as [`MemoryPool::blob_list`] reports it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PoolBlob {
+    /// Identity of the blob.
+    pub id: BlobId,
+    /// Volumes that retain it, sorted.
+    pub volumes: Vec<VolumeId>,
+    /// Whether its seal returned, or was done and lost its answer.
+    pub is_sealed: bool,
+    /// Length in bytes.
+    pub len_bytes: u64,
+}
+
+impl fmt::Debug for MemoryPool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let pool = self.shared.pool.lock();
+        let (blobs, logs) = (pool.blobs.len(), pool.logs.len());
+        f.debug_struct("MemoryPool")
+            .field("blobs", &blobs)
+            .field("logs", &logs)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Default for MemoryPool {
+    fn default() -> Self {
+        Self::new(0)
+    }
+}
+
+impl MemoryPool {
+    /// Makes an empty pool without limit. `seed` decides what becomes of submitted bytes that
+    /// nobody waited for.
+    #[must_use]
+    pub fn new(seed: u64) -> Self {
+        Self::sabotaged(seed, Sabotage::default())
+    }
+
+    /// Makes an empty pool that leaves out the steps of `sabotage`.
+    #[must_use]
+    pub fn sabotaged(seed: u64, sabotage: Sabotage) -> Self {
+        let pool = PoolState {
+            blobs: BTreeMap::new(),
+            blobs_used: HashSet::new(),
+            logs: BTreeMap::new(),
+            logs_used: HashSet::new(),
+            register: BTreeMap::new(),
+            epochs: HashMap::new(),
+            begun: 0,
+            capacity_bytes: None,
+            rng: Rng::with_seed(seed),
+        };
+        Self::of(pool, sabotage)
+    }
+
+    fn of(pool: PoolState, sabotage: Sabotage) -> Self {
+        let calls = Mutex::new(CallState::default());
+        Self { shared: Arc::new(PoolShared { pool: Mutex::new(pool), calls, sabotage }) }
+    }
+
+    /// The pool as the three stores of a volume.
+    #[must_use]
+    pub fn stores(&self) -> Stores {
+        let pool = Arc::new(self.clone());
+        let blobs: Arc<dyn BlobStore> = Arc::clone(&pool) as _;
+        let logs: Arc<dyn LogStore> = Arc::clone(&pool) as _;
+        let register: Arc<dyn Register> = pool;
+        Stores { blobs, logs, register }
+    }
+
+    /// A pool with the state after a kill of all clients now. It has no faults, no hook, no calls
+    /// and the same capacity. Unsynced bytes are still unsynced. The same `seed` gives the same
+    /// clone.
+    #[must_use]
+    pub fn kill_clone(&self, seed: u64) -> Self {
+        let pool = self.shared.pool.lock().after(seed, StoredLog::after_kill);
+        Self::of(pool, self.shared.sabotage)
+    }
+
+    /// A pool with the state after power loss of all nodes and clients now, with the same `seed` as
+    /// for the same clone. It has no faults, no hook, no calls and the same capacity, and
+    /// everything in it is synced. Recoveries of its open write-ahead logs say that bytes may be
+    /// missing.
+    #[must_use]
+    pub fn crash_clone(&self, seed: u64) -> Self {
+        let pool = self.shared.pool.lock().after(seed, StoredLog::after_power_loss);
+        Self::of(pool, self.shared.sabotage)
+    }
+
+    /// Limits the bytes of all blobs and logs; `None` removes the limit. Beyond it, blobs take no
+    /// more bytes and the error is [`Error::is_no_space`]. Logs still take them.
+    pub fn set_capacity(&self, bytes: Option<u64>) {
+        self.shared.pool.lock().capacity_bytes = bytes;
+    }
+
+    /// Bytes of all blobs and logs, sealed or not, with submitted bytes.
+    #[must_use]
+    pub fn used_bytes(&self) -> u64 {
+        self.shared.pool.lock().used_bytes()
+    }
+
+    /// All blobs, sorted by their identities.
+    #[must_use]
+    pub fn blob_list(&self) -> Vec<PoolBlob> {
+        let pool = self.shared.pool.lock();
+        pool.blobs.iter().map(|(id, blob)| blob.listed(*id)).collect()
+    }
+
+    /// Identities of all logs, sorted.
+    #[must_use]
+    pub fn log_list(&self) -> Vec<LogId> {
+        self.shared.pool.lock().logs.keys().copied().collect()
+    }
+
+    /// Makes the `nth` call of the kind `call` from now on have `fault`; 1 is the next one. Several
+    /// faults may wait for different calls.
+    pub fn inject(&self, call: PoolCall, nth: u64, fault: Fault) {
+        self.shared.calls.lock().inject(call, nth, fault);
+    }
+
+    /// Removes all faults that no call has had yet.
+    pub fn clear_faults(&self) {
+        self.shared.calls.lock().clear_faults();
+    }
+
+    /// Calls `hook` before each call from now on.
+    pub fn on_call(&self, hook: OnCall) {
+        self.shared.calls.lock().hook = Some(hook);
+    }
+
+    /// Removes the hook.
+    pub fn clear_on_call(&self) {
+        self.shared.calls.lock().hook = None;
+    }
+
+    /// Number of calls of the kind `call` that reached the pool so far.
+    #[must_use]
+    pub fn calls(&self, call: PoolCall) -> u64 {
+        self.shared.calls.lock().count(call)
+    }
+
+    /// Number of calls so far for whose answer a thread waited ([`PoolCall::waits`]).
+    #[must_use]
+    pub fn round_trips(&self) -> u64 {
+        self.shared.calls.lock().round_trips()
+    }
+
+    /// Counts a call, runs the hook and takes the call's fault. An error is the answer of a call
+    /// that did not happen.
+    fn reach(&self, call: PoolCall, object: &dyn fmt::Display) -> Result<Answer> {
+        let hook = self.shared.calls.lock().hook.clone();
+        if let Some(hook) = hook {
+            hook(self, call);
+        }
+        let fault = self.shared.calls.lock().enter(call);
+        match fault {
+            Some(Fault::Refuse) => Err(refused(call, object)),
+            Some(Fault::LoseAnswer) => Ok(Answer::Lost),
+            Some(Fault::EndExtent) => Ok(Answer::ExtentEnded),
+            None => Ok(Answer::Heard),
+        }
+    }
+}
+
+impl PoolState {
+    /// A copy whose logs went through `end`, and which continues with `seed`.
+    fn after(&self, seed: u64, end: fn(&StoredLog, &mut Rng) -> StoredLog) -> Self {
+        let mut rng = Rng::with_seed(seed);
+        let logs = self.logs.iter().map(|(id, log)| (*id, end(log, &mut rng))).collect();
+        Self {
+            blobs: self.blobs.clone(),
+            blobs_used: self.blobs_used.clone(),
+            logs,
+            logs_used: self.logs_used.clone(),
+            register: self.register.clone(),
+            epochs: self.epochs.clone(),
+            begun: self.begun,
+            capacity_bytes: self.capacity_bytes,
+            rng,
+        }
+    }
+
+    fn used_bytes(&self) -> u64 {
+        let blobs: u64 = self.blobs.values().map(StoredBlob::len_bytes).sum();
+        let logs: u64 = self.logs.values().map(StoredLog::stored_bytes).sum();
+        blobs + logs
+    }
+
+    fn free_bytes(&self) -> Option<u64> {
+        self.capacity_bytes.map(|capacity| capacity.saturating_sub(self.used_bytes()))
+    }
+
+    /// Checks the epoch of a write of `volume`, and notes it if it is the newest.
+    fn admit(&mut self, volume: VolumeId, epoch: Epoch) -> Result<()> {
+        let newest = self.epochs.entry(volume).or_default();
+        if epoch < *newest {
+            return Err(Error::fenced(format!(
+                "volume {volume}: epoch {epoch} is older than {newest}; another process owns the \
+                 volume now, so close this handle"
+            )));
+        }
+        *newest = epoch;
+        Ok(())
+    }
+
+    fn next_begun(&mut self) -> u64 {
+        self.begun += 1;
+        self.begun
+    }
+}
+
+/// The error of a call that did not happen, or whose answer was lost.
+fn refused(call: PoolCall, object: &dyn fmt::Display) -> Error {
+    let cause = io::Error::from(io::ErrorKind::ConnectionReset);
+    Error::with_source(
+        ErrorKind::Io,
+        format!("{object}: the pool did not answer {call:?}; try again or recover"),
+        cause,
+    )
+}
+
+/// The error of a blob for whose bytes the pool has no room.
+fn no_space(object: &dyn fmt::Display) -> Error {
+    Error::with_source(
+        ErrorKind::Io,
+        format!("{object}: the pool is full; remove files or add nodes"),
+        io::Error::from(io::ErrorKind::StorageFull),
+    )
+}

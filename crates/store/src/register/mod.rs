@@ -16,7 +16,8 @@ use archipelago_base::Result;
 /// A value and its version.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Versioned {
-    /// Version of the value; it grows with every swap, and the first one is 1.
+    /// Version of the value. It grows with every swap, and the first one is 1. A name that was
+    /// removed and set again has a larger version than before.
     pub version: u64,
     /// The value.
     pub value: Vec<u8>,

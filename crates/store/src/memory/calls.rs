@@ -1,0 +1,172 @@
+//! The calls of a pool in memory: their kinds, their number, and the script of their faults.
+//!
+//! Thread-safety: the pool guards a [`CallState`] with a lock.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use archipelago_base::Result;
+
+use super::{OnCall, refused};
+
+/// A kind of call that reaches the pool. A wait for bytes that are acknowledged already is none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum PoolCall {
+    /// [`BlobStore::create`](crate::BlobStore::create).
+    BlobCreate,
+    /// [`BlobWriter::append`](crate::BlobWriter::append).
+    BlobAppend,
+    /// [`BlobWriter::seal`](crate::BlobWriter::seal).
+    BlobSeal,
+    /// [`BlobStore::open`](crate::BlobStore::open).
+    BlobOpen,
+    /// A read of a blob, of one range or of several.
+    BlobRead,
+    /// [`BlobStore::retain`](crate::BlobStore::retain).
+    BlobRetain,
+    /// [`BlobStore::release`](crate::BlobStore::release).
+    BlobRelease,
+    /// [`BlobStore::release_strays`](crate::BlobStore::release_strays).
+    BlobStrays,
+    /// [`LogStore::create`](crate::LogStore::create).
+    LogCreate,
+    /// [`LogWriter::submit`](crate::LogWriter::submit).
+    LogSubmit,
+    /// [`LogPosition::wait`](crate::LogPosition::wait).
+    LogWait,
+    /// [`LogPosition::sync`](crate::LogPosition::sync).
+    LogSync,
+    /// [`LogWriter::finish`](crate::LogWriter::finish).
+    LogFinish,
+    /// [`LogStore::recover`](crate::LogStore::recover).
+    LogRecover,
+    /// [`LogStore::open`](crate::LogStore::open).
+    LogOpen,
+    /// A read of a log, of one range or of several.
+    LogRead,
+    /// [`LogStore::remove`](crate::LogStore::remove).
+    LogRemove,
+    /// [`LogStore::release_strays`](crate::LogStore::release_strays).
+    LogStrays,
+    /// [`Register::read`](crate::Register::read).
+    RegisterRead,
+    /// [`Register::compare_and_swap`](crate::Register::compare_and_swap).
+    RegisterSwap,
+    /// [`Register::remove`](crate::Register::remove).
+    RegisterRemove,
+    /// [`Register::list`](crate::Register::list).
+    RegisterList,
+}
+
+impl PoolCall {
+    /// All kinds.
+    pub const ALL: [Self; 22] = [
+        Self::BlobCreate,
+        Self::BlobAppend,
+        Self::BlobSeal,
+        Self::BlobOpen,
+        Self::BlobRead,
+        Self::BlobRetain,
+        Self::BlobRelease,
+        Self::BlobStrays,
+        Self::LogCreate,
+        Self::LogSubmit,
+        Self::LogWait,
+        Self::LogSync,
+        Self::LogFinish,
+        Self::LogRecover,
+        Self::LogOpen,
+        Self::LogRead,
+        Self::LogRemove,
+        Self::LogStrays,
+        Self::RegisterRead,
+        Self::RegisterSwap,
+        Self::RegisterRemove,
+        Self::RegisterList,
+    ];
+
+    /// Whether a thread waits for the answer. Appends of blobs and submitted bytes of logs are
+    /// sent ahead. The creation of a blob or a log travels with its first bytes, and the opening of
+    /// a blob with its first read.
+    #[must_use]
+    pub const fn waits(self) -> bool {
+        !matches!(
+            self,
+            Self::BlobCreate
+                | Self::BlobAppend
+                | Self::BlobOpen
+                | Self::LogCreate
+                | Self::LogSubmit
+                | Self::LogOpen
+        )
+    }
+}
+
+/// What happens to a chosen call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// Nothing is done, and the caller gets an `Io` error.
+    Refuse,
+    /// The call is done, and the caller gets an `Io` error.
+    LoseAnswer,
+    /// A replica of the log fails, so the log goes on in a new extent. It has an effect on
+    /// [`PoolCall::LogWait`], [`PoolCall::LogSync`] and [`PoolCall::LogFinish`] only.
+    EndExtent,
+}
+
+/// What a call that happens does beside its work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Answer {
+    /// The caller gets the answer.
+    Heard,
+    /// The caller gets an error instead of the answer.
+    Lost,
+    /// The caller gets the answer after the log has changed to a new extent.
+    ExtentEnded,
+}
+
+impl Answer {
+    /// The answer `value`, or the error of one that was lost.
+    pub(super) fn of<T>(self, call: PoolCall, object: &dyn fmt::Display, value: T) -> Result<T> {
+        match self {
+            Self::Lost => Err(refused(call, object)),
+            Self::Heard | Self::ExtentEnded => Ok(value),
+        }
+    }
+}
+
+/// Counters, script and hook.
+#[derive(Default)]
+pub(super) struct CallState {
+    counts: BTreeMap<PoolCall, u64>,
+    /// Faults by the number of the call of a kind that has them.
+    script: BTreeMap<(PoolCall, u64), Fault>,
+    pub(super) hook: Option<OnCall>,
+}
+
+impl CallState {
+    /// Counts a call, and takes its fault out of the script.
+    pub(super) fn enter(&mut self, call: PoolCall) -> Option<Fault> {
+        let count = self.counts.entry(call).or_default();
+        *count += 1;
+        let number = *count;
+        self.script.remove(&(call, number))
+    }
+
+    pub(super) fn inject(&mut self, call: PoolCall, nth: u64, fault: Fault) {
+        let number = self.count(call) + nth.max(1);
+        self.script.insert((call, number), fault);
+    }
+
+    pub(super) fn clear_faults(&mut self) {
+        self.script.clear();
+    }
+
+    pub(super) fn count(&self, call: PoolCall) -> u64 {
+        self.counts.get(&call).copied().unwrap_or_default()
+    }
+
+    pub(super) fn round_trips(&self) -> u64 {
+        self.counts.iter().filter(|(call, _)| call.waits()).map(|(_, count)| count).sum()
+    }
+}

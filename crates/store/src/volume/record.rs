@@ -24,8 +24,10 @@ pub(crate) enum Content {
     Inline(Vec<u8>),
     /// A sealed blob.
     Blob(BlobRef),
-    /// A log, with its length once it has ended.
-    Log { id: LogId, layout: Layout, len_bytes: Option<u64> },
+    /// A log after inline bytes. A file that grew out of its record keeps its first bytes there, so
+    /// that no moment exists at which neither the record nor the log has them. `len_bytes` is the
+    /// length of the log, without `head`, once the log has ended.
+    Log { head: Vec<u8>, id: LogId, layout: Layout, len_bytes: Option<u64> },
 }
 
 /// A file of a volume.

@@ -73,6 +73,9 @@ pub(crate) struct VolumeRecord {
     pub(crate) epoch: Epoch,
     /// The owner as people know it: host, process id and address.
     pub(crate) owner: String,
+    /// Random number of the opening. The owner recognises its own value by it after a swap whose
+    /// outcome it did not learn.
+    pub(crate) opening: [u8; 16],
     /// Length of the lease in milliseconds; 0 if no process holds it.
     pub(crate) lease_ms: u64,
     /// Number of renewals of the lease by this owner.

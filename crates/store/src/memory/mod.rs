@@ -19,9 +19,10 @@
 //! has their number ([`MemoryPool::calls`]).
 //!
 //! Invariants:
-//! 1. The invariants of [`BlobStore`], [`LogStore`] and [`Register`]. Where they permit several
-//!    outcomes, the pool takes the one that a caller expects least: only a recovery fences a log,
-//!    a given-up blob is gone for its readers too, and a fenced writer hears it at a wait.
+//! 1. The invariants of [`BlobStore`](crate::BlobStore), [`LogStore`](crate::LogStore) and
+//!    [`Register`](crate::Register). Where they permit several outcomes, the pool takes the one
+//!    that a caller expects least: only a recovery fences a log, a blob that was given up is gone
+//!    for its readers too, and a fenced writer hears of it at a wait.
 //! 2. A clone shares nothing with its origin.
 //! 3. The same calls in the same order and the same seed give the same clone.
 //!
@@ -37,6 +38,7 @@ mod logs;
 mod register;
 #[cfg(test)]
 mod tests;
+mod writer;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
@@ -53,9 +55,9 @@ use self::blobs::StoredBlob;
 use self::calls::{Answer, CallState};
 use self::logs::StoredLog;
 use self::register::StoredValue;
+use crate::Stores;
 use crate::ids::{BlobId, LogId, VolumeId};
 use crate::sabotage::Sabotage;
-use crate::{BlobStore, LogStore, Register, Stores};
 
 /// Called before each call, on the thread of the call and without a lock. It may clone the pool,
 /// sleep, or call the pool.
@@ -79,8 +81,8 @@ struct PoolState {
     /// Identities of all blobs that ever were, because none may be used twice.
     blobs_used: HashSet<BlobId>,
     logs: BTreeMap<LogId, StoredLog>,
-    /// Identities of all logs that ever were.
-    logs_used: HashSet<LogId>,
+    /// Logs that were removed, and the epochs under which they were.
+    logs_removed: HashMap<LogId, Epoch>,
     register: BTreeMap<String, StoredValue>,
     /// Newest epoch of each volume that a call had.
     epochs: HashMap<VolumeId, Epoch>,
@@ -106,12 +108,12 @@ pub struct PoolBlob {
 
 impl fmt::Debug for MemoryPool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let pool = self.shared.pool.lock();
-        let (blobs, logs) = (pool.blobs.len(), pool.logs.len());
-        f.debug_struct("MemoryPool")
-            .field("blobs", &blobs)
-            .field("logs", &logs)
-            .finish_non_exhaustive()
+        let mut text = f.debug_struct("MemoryPool");
+        // The thread that formats may hold the lock.
+        if let Some(pool) = self.shared.pool.try_lock() {
+            text.field("blobs", &pool.blobs.len()).field("logs", &pool.logs.len());
+        }
+        text.finish_non_exhaustive()
     }
 }
 
@@ -136,7 +138,7 @@ impl MemoryPool {
             blobs: BTreeMap::new(),
             blobs_used: HashSet::new(),
             logs: BTreeMap::new(),
-            logs_used: HashSet::new(),
+            logs_removed: HashMap::new(),
             register: BTreeMap::new(),
             epochs: HashMap::new(),
             begun: 0,
@@ -155,10 +157,7 @@ impl MemoryPool {
     #[must_use]
     pub fn stores(&self) -> Stores {
         let pool = Arc::new(self.clone());
-        let blobs: Arc<dyn BlobStore> = Arc::clone(&pool) as _;
-        let logs: Arc<dyn LogStore> = Arc::clone(&pool) as _;
-        let register: Arc<dyn Register> = pool;
-        Stores { blobs, logs, register }
+        Stores { blobs: pool.clone(), logs: pool.clone(), register: pool }
     }
 
     /// A pool with the state after a kill of all clients now. It has no faults, no hook, no calls
@@ -264,7 +263,7 @@ impl PoolState {
             blobs: self.blobs.clone(),
             blobs_used: self.blobs_used.clone(),
             logs,
-            logs_used: self.logs_used.clone(),
+            logs_removed: self.logs_removed.clone(),
             register: self.register.clone(),
             epochs: self.epochs.clone(),
             begun: self.begun,

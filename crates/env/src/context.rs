@@ -22,6 +22,31 @@ impl FileClass {
     pub const fn is_table(self) -> bool {
         matches!(self, Self::Sst | Self::ValueSst)
     }
+
+    /// The number of the class in stored formats, which never changes.
+    #[must_use]
+    pub const fn code(self) -> u8 {
+        match self {
+            Self::Wal => 1,
+            Self::Sst => 2,
+            Self::Manifest => 3,
+            Self::Other => 4,
+            Self::ValueSst => 5,
+        }
+    }
+
+    /// The class of a number in a stored format; `None` if no class has it.
+    #[must_use]
+    pub const fn from_code(code: u8) -> Option<Self> {
+        Some(match code {
+            1 => Self::Wal,
+            2 => Self::Sst,
+            3 => Self::Manifest,
+            4 => Self::Other,
+            5 => Self::ValueSst,
+            _ => return None,
+        })
+    }
 }
 
 /// The purpose of I/O.

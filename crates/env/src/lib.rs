@@ -26,6 +26,7 @@ pub mod host;
 pub mod limit;
 pub mod local;
 pub mod mem;
+pub mod names;
 pub mod stats;
 
 pub use access::GroupAccess;

@@ -30,6 +30,8 @@
 
 pub mod blob;
 pub mod fs;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzz;
 pub mod ids;
 pub mod log;
 pub mod memory;

@@ -1,0 +1,6 @@
+//! The value of a volume in the register: any bytes, and any fields with a checksum that is right.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|bytes: &[u8]| archipelago_store::fuzz::volume(bytes));

@@ -1,0 +1,173 @@
+//! Entry points for fuzz targets, and for the tests that replay their corpora: decoders of bytes
+//! that anyone may have written. These are the generations of a namespace, and the value of a
+//! volume in the register.
+//!
+//! A function returns for every input. It panics if a decoder would have misled the owner of the
+//! volume. Checksums guard these formats, and hardly any input passes them. So each function
+//! decodes the input as it is, and once more with correct checksums, as a mistake of the writer
+//! would produce it.
+//!
+//! This module exists only in tests and with the feature `fuzzing`.
+
+use archipelago_base::checksum::crc;
+use archipelago_base::codec::{Reader, put_u32};
+use archipelago_base::{Epoch, ErrorKind};
+
+use crate::ids::{LogId, VolumeId};
+use crate::volume::generation::{
+    CommitPlace, GenerationHeader, decode_generation, encode_generation, frame_bytes,
+};
+use crate::volume::record::{Record, VolumeRecord};
+use crate::volume::state::NamespaceState;
+
+const LOG: LogId = LogId(*b"identity: a log.");
+const HEADER: GenerationHeader =
+    GenerationHeader { volume: VolumeId(*b"id of the volume"), number: 3, epoch: Epoch(2) };
+
+/// Decodes `bytes` as a generation of a namespace: as a whole one, as what follows a snapshot, and
+/// as the records of commits that follow their lengths of one byte each. Applies the decoded
+/// commits. A refused commit must change nothing, and a snapshot of the final state must decode to
+/// the same state.
+pub fn namespace(bytes: &[u8]) {
+    // Any result is accepted.
+    let _refused = decode_generation(LOG, bytes);
+    let snapshot = encode_generation(LOG, &HEADER, &NamespaceState::default()).expect("no files");
+    let _torn = decode_generation(LOG, &[&snapshot[..], bytes].concat());
+    let mut framed = snapshot;
+    let mut state = NamespaceState::default();
+    let mut rest = bytes;
+    // Whether a recovery would have to find the same state.
+    let mut is_whole = true;
+    while let Some((&len, after)) = rest.split_first() {
+        let (payload, after) = after.split_at(after.len().min(len as usize));
+        rest = after;
+        let offset = framed.len() as u64;
+        frame_bytes(CommitPlace { log: LOG, offset, acknowledged: 0 }, payload, &mut framed);
+        match records(payload) {
+            Some(records) => is_whole &= apply(&mut state, &records),
+            None => is_whole = false,
+        }
+    }
+    match decode_generation(LOG, &framed) {
+        Ok(recovered) if is_whole => {
+            assert_eq!(snapshot_of(&recovered.state), snapshot_of(&state));
+        }
+        // The recovery stopped before the first commit that is none.
+        Ok(recovered) => assert!(recovered.torn_bytes > 0),
+        Err(error) => {
+            assert!(!is_whole, "{error}");
+            assert_eq!(error.kind(), ErrorKind::Corrupt);
+        }
+    }
+    let own = encode_generation(LOG, &HEADER, &state).expect("short records");
+    let again = decode_generation(LOG, &own).expect("own bytes");
+    assert_eq!(snapshot_of(&again.state), snapshot_of(&state));
+    assert_eq!((again.header, again.torn_bytes), (HEADER, 0));
+}
+
+/// The records of a commit; `None` if the bytes are no commit.
+fn records(payload: &[u8]) -> Option<Vec<Record>> {
+    let mut reader = Reader::new(payload);
+    let mut records = Vec::new();
+    while !reader.is_empty() {
+        let record = Record::read(&mut reader)?;
+        let mut encoded = Vec::new();
+        record.encode(&mut encoded);
+        assert_eq!(Record::read(&mut Reader::new(&encoded)).as_ref(), Some(&record));
+        records.push(record);
+    }
+    (!records.is_empty()).then_some(records)
+}
+
+/// Applies a commit, and says whether it was accepted.
+fn apply(state: &mut NamespaceState, records: &[Record]) -> bool {
+    let before = snapshot_of(state);
+    let is_applied = state.apply_all(records).is_ok();
+    assert!(is_applied || snapshot_of(state) == before, "refused: {records:?}");
+    is_applied
+}
+
+fn snapshot_of(state: &NamespaceState) -> Vec<Record> {
+    state.snapshot().collect()
+}
+
+/// Decodes `bytes` as the value of a volume, as they are and with a correct checksum. A decoded
+/// value must decode again from its own bytes.
+pub fn volume(bytes: &[u8]) {
+    let _refused = VolumeRecord::decode("volume/a", bytes);
+    let mut forged = bytes.to_vec();
+    put_u32(&mut forged, crc(bytes));
+    let Ok(record) = VolumeRecord::decode("volume/a", &forged) else { return };
+    assert_eq!(VolumeRecord::decode("volume/a", &record.encode()).ok().as_ref(), Some(&record));
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use archipelago_base::random::Rng;
+    use archipelago_env::local::LocalFs;
+    use archipelago_env::{FileSystem as _, IoContext, IoPurpose};
+
+    use super::*;
+    use crate::volume::generation::tests::every_commit;
+    use crate::volume::record::tests::{new_volume, owned_volume};
+
+    fn corpus(target: &str) -> Vec<Vec<u8>> {
+        let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus").join(target);
+        let local = LocalFs::new();
+        let context = IoContext::manifest(IoPurpose::Recovery);
+        let read = |name: String| local.read(&dir.join(name), context).unwrap();
+        local.list(&dir).unwrap().into_iter().map(|entry| read(entry.name)).collect()
+    }
+
+    /// Every input of the corpus, and seeded changes of it.
+    fn replay(target: &str, changes: u64, run: fn(&[u8])) {
+        let inputs = corpus(target);
+        assert!(inputs.len() > 3, "the corpus of {target} is small");
+        let mut rng = Rng::with_seed(17);
+        for input in &inputs {
+            run(input);
+            for _ in 0..changes {
+                let mut changed = input.clone();
+                for _ in 0..rng.u64(1..4) {
+                    if changed.is_empty() {
+                        break;
+                    }
+                    let at = rng.usize(..changed.len());
+                    match rng.u64(..6) {
+                        0 => changed.truncate(at),
+                        1 => changed.extend_from_slice(&input[at.min(input.len())..]),
+                        2 => drop(changed.remove(at)),
+                        3 => changed[at] = u8::MAX,
+                        _ => changed[at] ^= 1 << rng.u64(..8),
+                    }
+                }
+                run(&changed);
+            }
+        }
+    }
+
+    #[test]
+    fn namespace_corpus_replays() {
+        let mut every = Vec::new();
+        for commit in every_commit() {
+            let start = every.len();
+            every.push(0);
+            commit.iter().for_each(|record| record.encode(&mut every));
+            every[start] = u8::try_from(every.len() - start - 1).unwrap();
+        }
+        assert!(corpus("namespace").contains(&every), "the corpus lacks a record of each kind");
+        replay("namespace", 2_000, namespace);
+    }
+
+    #[test]
+    fn volume_corpus_replays() {
+        for record in [owned_volume(), new_volume()] {
+            let mut bytes = record.encode();
+            bytes.truncate(bytes.len() - 4);
+            assert!(corpus("volume").contains(&bytes), "the corpus lacks {record:?}");
+        }
+        replay("volume", 20_000, volume);
+    }
+}

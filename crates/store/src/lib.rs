@@ -45,6 +45,7 @@ pub use ids::{BlobId, LogId, VolumeId};
 pub use log::{Layout, LayoutKeeper, LogPosition, LogStore, LogWriter, NewLog, RecoveredLog};
 pub use register::{Register, Swap, Versioned};
 pub use sabotage::Sabotage;
+pub use volume::{Volume, VolumeOptions};
 
 use std::sync::Arc;
 

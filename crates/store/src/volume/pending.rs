@@ -1,0 +1,357 @@
+//! Objects of the pool that no record names: blobs and logs that are not named yet, and those that
+//! are not named any more.
+//!
+//! The volume owns one [`Pending`] under its lock. A blob or a log is *pending* from before its
+//! creation until a commit names it or its creator gives it up. An object that lost its name is
+//! *due* when the record that took the name is durable, and when no hold of its file is left. The
+//! volume then releases it in the pool.
+//!
+//! Invariants:
+//! 1. A commit names only pending objects, or the object that the file already has. So an object
+//!    that was given up is never named.
+//! 2. An object is named, pending, waiting to be released, or a stray.
+//! 3. An object is released only after the record that took its last name is durable.
+//!
+//! A pure value. Failure: a refused release is put back and is due again after [`RETRY`].
+//! Cost: nothing for a commit without blobs and logs. Finding what is due is linear in the releases
+//! that wait, most of which are due.
+
+use std::borrow::Cow;
+use std::collections::{HashMap, HashSet};
+use std::time::Duration;
+
+use archipelago_base::{Error, Result};
+
+use super::Moment;
+use super::record::{Content, FileKey, FileRecord, Record};
+use super::state::{Gone, NamespaceState};
+use crate::ids::{BlobId, LogId};
+use crate::log::Layout;
+
+/// Time after which a release is repeated that the pool refused.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// An object, or several, that the pool shall give up.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Superfluous {
+    Blob(BlobId),
+    Log(LogId, Layout),
+    /// Everything of the volume that is neither named nor pending.
+    Strays,
+}
+
+/// A release that waits.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Release {
+    pub(super) object: Superfluous,
+    /// The file whose holds keep the object.
+    file: Option<FileKey>,
+    /// The record that took the name is before this position.
+    after: Moment,
+    /// Earliest time, by the clock of the volume, at which the pool is asked.
+    not_before_ns: u64,
+}
+
+/// When a release may happen.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ReleaseTime {
+    /// Position through which records are durable.
+    pub(super) durable: Moment,
+    pub(super) now_ns: u64,
+}
+
+/// Objects that no record names.
+#[derive(Debug, Default)]
+pub(super) struct Pending {
+    blobs: HashSet<BlobId>,
+    /// Logs with their newest layouts; `None` before the first one.
+    logs: HashMap<LogId, Option<Layout>>,
+    /// Number of the holds of each file.
+    holds: HashMap<FileKey, usize>,
+    releases: Vec<Release>,
+}
+
+impl Pending {
+    /// Makes a blob pending.
+    pub(super) fn add_blob(&mut self, blob: BlobId) {
+        self.blobs.insert(blob);
+    }
+
+    /// Makes a log pending.
+    pub(super) fn add_log(&mut self, log: LogId) {
+        self.logs.insert(log, None);
+    }
+
+    /// Whether a blob is pending, or waits to be released.
+    pub(super) fn has_blob(&self, blob: BlobId) -> bool {
+        let waits = |release: &Release| release.object == Superfluous::Blob(blob);
+        self.blobs.contains(&blob) || self.releases.iter().any(waits)
+    }
+
+    /// Whether a log is pending, or waits to be released.
+    pub(super) fn has_log(&self, log: LogId) -> bool {
+        let waits =
+            |release: &Release| matches!(release.object, Superfluous::Log(id, _) if id == log);
+        self.logs.contains_key(&log) || self.releases.iter().any(waits)
+    }
+
+    /// Notes the first layout of a pending log, unless a newer one is known. Returns the newest.
+    pub(super) fn note_layout(&mut self, log: LogId, layout: Layout) -> Layout {
+        match self.logs.get_mut(&log) {
+            Some(kept) => kept.get_or_insert(layout).clone(),
+            None => layout,
+        }
+    }
+
+    /// Replaces the layout of a log if it is pending. Returns whether it is.
+    pub(super) fn replace_layout(&mut self, log: LogId, layout: &Layout) -> bool {
+        match self.logs.get_mut(&log) {
+            Some(kept) => {
+                *kept = Some(layout.clone());
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Gives up a blob if it is pending.
+    pub(super) fn give_up_blob(&mut self, blob: BlobId) {
+        if self.blobs.remove(&blob) {
+            self.release(Superfluous::Blob(blob), Moment::default());
+        }
+    }
+
+    /// Gives up a log if it is pending. If its creation got no answer, its layout is unknown and it
+    /// is found as a stray.
+    pub(super) fn give_up_log(&mut self, log: LogId) {
+        match self.logs.remove(&log) {
+            Some(Some(layout)) => self.release(Superfluous::Log(log, layout), Moment::default()),
+            Some(None) => self.release(Superfluous::Strays, Moment::default()),
+            None => {}
+        }
+    }
+
+    /// Notes an object that no file has. It is superfluous after `after`.
+    pub(super) fn release(&mut self, object: Superfluous, after: Moment) {
+        let release = Release { object, file: None, after, not_before_ns: 0 };
+        if !self.releases.contains(&release) {
+            self.releases.push(release);
+        }
+    }
+
+    /// Checks that the records name only objects that they may name. Returns them with the newest
+    /// layouts of pending logs. Errors: `InvalidArgument`.
+    pub(super) fn prepare<'a>(
+        &self,
+        state: &NamespaceState,
+        records: &'a [Record],
+    ) -> Result<Cow<'a, [Record]>> {
+        let mut prepared = Cow::Borrowed(records);
+        for (index, record) in records.iter().enumerate() {
+            let (key, content) = match record {
+                Record::File(FileRecord { key, content, .. })
+                | Record::Content { key, content, .. } => (*key, content),
+                _ => continue,
+            };
+            let newest = match content {
+                Content::Inline(_) => None,
+                Content::Blob(blob) => {
+                    let known = self.blobs.contains(&blob.id);
+                    let owned = state.blob_owner(blob.id) == Some(key);
+                    (known || owned).then_some(()).ok_or_else(|| unknown("blob", blob.id, key))?;
+                    None
+                }
+                Content::Log { id, layout, len_bytes, .. } => match self.logs.get(id) {
+                    Some(Some(newest)) if len_bytes.is_none() && newest != layout => Some(newest),
+                    Some(_) => None,
+                    None if state.log_owner(*id) == Some(key) => None,
+                    None => return Err(unknown("log", id, key)),
+                },
+            };
+            if let Some(newest) = newest {
+                set_layout(&mut prepared.to_mut()[index], newest);
+            }
+        }
+        Ok(prepared)
+    }
+
+    /// Notes that a commit named the objects of `records`, and made `gone` superfluous after
+    /// `after`.
+    pub(super) fn committed(&mut self, records: &[Record], gone: Vec<Gone>, after: Moment) {
+        for record in records {
+            match record {
+                Record::File(FileRecord { content, .. }) | Record::Content { content, .. } => {
+                    match content {
+                        Content::Inline(_) => {}
+                        Content::Blob(blob) => drop(self.blobs.remove(&blob.id)),
+                        Content::Log { id, .. } => drop(self.logs.remove(id)),
+                    }
+                }
+                _ => {}
+            }
+        }
+        for gone in gone {
+            let (file, content) = match gone {
+                Gone::File(file) => (file.key, file.content),
+                Gone::Content { key, content } => (key, content),
+            };
+            let object = match content {
+                Content::Inline(_) => continue,
+                Content::Blob(blob) => Superfluous::Blob(blob.id),
+                Content::Log { id, layout, .. } => Superfluous::Log(id, layout),
+            };
+            self.releases.push(Release { object, file: Some(file), after, not_before_ns: 0 });
+        }
+    }
+
+    /// Adds a hold of a file.
+    pub(super) fn hold(&mut self, file: FileKey) {
+        *self.holds.entry(file).or_default() += 1;
+    }
+
+    /// Removes a hold of a file. Returns whether it was the last one and a release waits for it.
+    pub(super) fn unhold(&mut self, file: FileKey) -> bool {
+        let Some(count) = self.holds.get_mut(&file) else { return false };
+        *count -= 1;
+        if *count > 0 {
+            return false;
+        }
+        self.holds.remove(&file);
+        self.releases.iter().any(|release| release.file == Some(file))
+    }
+
+    /// Takes the releases that are due.
+    pub(super) fn take_due(&mut self, time: ReleaseTime) -> Vec<Release> {
+        if self.releases.is_empty() {
+            return Vec::new();
+        }
+        let holds = &self.holds;
+        let is_due = |release: &mut Release| {
+            release.after <= time.durable
+                && release.not_before_ns <= time.now_ns
+                && release.file.is_none_or(|file| !holds.contains_key(&file))
+        };
+        self.releases.extract_if(.., is_due).collect()
+    }
+
+    /// Puts back a release that the pool refused.
+    pub(super) fn put_back(&mut self, mut release: Release, now_ns: u64) {
+        release.not_before_ns = now_ns.saturating_add(RETRY.as_nanos() as u64);
+        self.releases.push(release);
+    }
+
+    /// Number of objects that are pending or wait to be released.
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.blobs.len() + self.logs.len() + self.releases.len()
+    }
+}
+
+fn unknown(kind: &str, id: impl std::fmt::Display, key: FileKey) -> Error {
+    Error::invalid(format!(
+        "{kind} {id} cannot become the content of file {}: it was not begun, or was given up; \
+         begin another one",
+        key.0
+    ))
+}
+
+fn set_layout(record: &mut Record, newest: &Layout) {
+    if let Record::File(FileRecord { content, .. }) | Record::Content { content, .. } = record
+        && let Content::Log { layout, .. } = content
+    {
+        layout.clone_from(newest);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use archipelago_env::FileClass;
+
+    use super::*;
+    use crate::blob::BlobRef;
+
+    const BLOB: BlobId = BlobId([1; 16]);
+    const LOG: LogId = LogId([2; 16]);
+    const KEY: FileKey = FileKey(7);
+
+    fn named(content: Content) -> [Record; 1] {
+        [Record::File(FileRecord {
+            key: KEY,
+            class: FileClass::Sst,
+            names: vec![PathBuf::from("/a")],
+            content,
+            modified_ms: 0,
+        })]
+    }
+
+    fn blob() -> Content {
+        Content::Blob(BlobRef { id: BLOB, len_bytes: 1, hint: Vec::new() })
+    }
+
+    fn log(layout: &[u8]) -> Content {
+        Content::Log { head: vec![], id: LOG, layout: Layout(layout.to_vec()), len_bytes: None }
+    }
+
+    fn at(offset: u64) -> Moment {
+        Moment { generation: 1, offset }
+    }
+
+    fn due(pending: &mut Pending, durable: Moment, now_ns: u64) -> Vec<Superfluous> {
+        let due = pending.take_due(ReleaseTime { durable, now_ns });
+        due.into_iter().map(|release| release.object).collect()
+    }
+
+    #[test]
+    fn blob_that_was_given_up_is_never_named() {
+        let (mut pending, state) = (Pending::default(), NamespaceState::default());
+        let records = named(blob());
+        assert!(pending.prepare(&state, &records).is_err(), "it was not begun");
+        pending.add_blob(BLOB);
+        assert!(pending.prepare(&state, &records).is_ok());
+        pending.give_up_blob(BLOB);
+        assert!(pending.prepare(&state, &records).is_err(), "it was given up");
+        assert_eq!(due(&mut pending, at(0), 0), [Superfluous::Blob(BLOB)]);
+    }
+
+    #[test]
+    fn commit_records_the_newest_layout_of_a_pending_log() {
+        let (mut pending, state) = (Pending::default(), NamespaceState::default());
+        pending.add_log(LOG);
+        assert_eq!(pending.note_layout(LOG, Layout(vec![1])), Layout(vec![1]));
+        assert!(pending.replace_layout(LOG, &Layout(vec![2])));
+        let records = named(log(&[1]));
+        assert_eq!(&*pending.prepare(&state, &records).unwrap(), &named(log(&[2])));
+        pending.committed(&named(log(&[2])), vec![], at(1));
+        assert!(!pending.replace_layout(LOG, &Layout(vec![3])), "it is named now");
+    }
+
+    #[test]
+    fn release_waits_for_durability_and_holds() {
+        let (mut pending, mut state) = (Pending::default(), NamespaceState::default());
+        pending.add_blob(BLOB);
+        pending.hold(KEY);
+        let records = named(blob());
+        state.apply_all(&records).unwrap();
+        pending.committed(&records, vec![], at(10));
+        let gone = state.apply_all(&[Record::Remove { path: PathBuf::from("/a") }]).unwrap();
+        pending.committed(&[], gone, at(20));
+        assert_eq!(due(&mut pending, at(20), 0), [], "held");
+        assert!(pending.unhold(KEY));
+        assert_eq!(due(&mut pending, at(19), 0), [], "not durable");
+        assert_eq!(due(&mut pending, at(20), 0), [Superfluous::Blob(BLOB)]);
+        assert_eq!(pending.len(), 0);
+    }
+
+    #[test]
+    fn refused_release_is_due_again_after_a_while() {
+        let mut pending = Pending::default();
+        pending.release(Superfluous::Strays, at(0));
+        let mut taken = pending.take_due(ReleaseTime { durable: at(0), now_ns: 5 });
+        pending.put_back(taken.remove(0), 5);
+        let retry_ns = RETRY.as_nanos() as u64;
+        assert_eq!(due(&mut pending, at(0), retry_ns + 4), []);
+        assert_eq!(due(&mut pending, at(0), retry_ns + 5), [Superfluous::Strays]);
+    }
+}

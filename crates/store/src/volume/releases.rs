@@ -1,0 +1,97 @@
+//! Releases of objects that lost their names, and the holds that delay them.
+//!
+//! Calls of the volume that wait for the network anyway release what is due ([`super::pending`]):
+//! waits, drops of holds, and objects that are given up. There is no thread for it.
+//!
+//! Thread-safety: the volume's lock guards the list; the pool is called without the lock.
+//! Failure: a refused release stays in the list and is repeated by a later call. If the process
+//! ends before that, the next owner finds the object as a stray.
+//! Cost: one round trip per object. A call with nothing due takes the lock once.
+
+use std::sync::Arc;
+
+use archipelago_base::Result;
+
+use super::pending::{ReleaseTime, Superfluous};
+use super::record::FileKey;
+use super::{Moment, Volume};
+
+/// Position that is durable in a volume that does not wait for it ([`crate::Sabotage`]).
+const ANY_MOMENT: Moment = Moment { generation: u64::MAX, offset: u64::MAX };
+
+/// Keeps the bytes of a file while it exists, also when the file has no name any more. The drop may
+/// release them, which takes a round trip.
+#[derive(Debug)]
+pub(crate) struct Hold {
+    volume: Arc<Volume>,
+    key: FileKey,
+}
+
+impl Hold {
+    /// Makes the handle of a hold that the volume has counted.
+    pub(super) fn new(volume: Arc<Volume>, key: FileKey) -> Self {
+        Self { volume, key }
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        let may_release = self.volume.core.lock().pending.unhold(self.key);
+        if may_release {
+            self.volume.release_due();
+        }
+    }
+}
+
+impl Volume {
+    /// Releases all objects that are due. It reports no errors, because a later call repeats what
+    /// the pool refuses.
+    pub(super) fn release_due(&self) {
+        if self.check_open().is_err() {
+            return;
+        }
+        let now_ns = self.clock.now_ns();
+        let due = {
+            let mut core = self.core.lock();
+            let durable = if self.sabotage.early_release() { ANY_MOMENT } else { core.durable };
+            core.pending.take_due(ReleaseTime { durable, now_ns })
+        };
+        for release in due {
+            if let Err(error) = self.observe(self.release(&release.object)) {
+                let (volume, object) = (self.name(), &release.object);
+                tracing::warn!(%error, volume, ?object, "a release failed and will be repeated");
+                self.core.lock().pending.put_back(release, now_ns);
+            }
+        }
+    }
+
+    fn release(&self, object: &Superfluous) -> Result<()> {
+        let (volume, epoch) = (self.id(), self.epoch());
+        match object {
+            Superfluous::Blob(blob) => self.stores.blobs.release(*blob, volume, epoch),
+            Superfluous::Log(log, layout) => self.stores.logs.remove(*log, layout, epoch),
+            Superfluous::Strays => self.release_strays(),
+        }
+    }
+
+    /// Gives up all objects of the volume that are neither named nor pending.
+    fn release_strays(&self) -> Result<()> {
+        let (volume, epoch) = (self.id(), self.epoch());
+        let ignored = self.sabotage.pending_ignored();
+        let blobs = self.stores.blobs.release_strays(volume, epoch, &|blob| {
+            let core = self.core.lock();
+            core.state.blob_owner(blob).is_some() || (!ignored && core.pending.has_blob(blob))
+        })?;
+        let logs = self.stores.logs.release_strays(volume, epoch, &|log| {
+            if self.registration.has_log(log) {
+                return true;
+            }
+            let core = self.core.lock();
+            core.state.log_owner(log).is_some() || (!ignored && core.pending.has_log(log))
+        })?;
+        if blobs + logs > 0 {
+            tracing::info!(volume = self.name(), blobs, logs, "strays were released");
+        }
+        Ok(())
+    }
+}

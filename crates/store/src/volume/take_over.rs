@@ -1,0 +1,349 @@
+//! Creating a volume, and becoming its owner.
+//!
+//! A take-over has these steps. Each may be repeated by another process after a crash:
+//!
+//! 1. Read the register. If a lease was not given up, observe it until it ends, unless the caller
+//!    takes over.
+//! 2. Raise the epoch by compare-and-swap. From now on the old owner changes nothing in the
+//!    register, and so begins no generation.
+//! 3. Recover the namespace's log, which fences the old owner's commits, keep the recovered end in
+//!    the register, and replay the log.
+//! 4. Recover all logs without an end, which fences their writers. Choose a new boot id if unsynced
+//!    bytes may be missing.
+//! 5. Begin a generation whose snapshot has all ends. One swap of the register makes the ends and
+//!    the boot id durable before the caller sees a byte.
+//! 6. Release strays.
+//!
+//! Invariants:
+//! 1. Of several openers that see the same epoch, the swap of one succeeds.
+//! 2. No byte of a log is used before its recovered end is durable.
+//!
+//! Thread-safety: the functions share nothing.
+//! Failure: after an error the lease is given up, so that the next opener does not wait for it.
+//! Cost: three swaps of the register, a generation, and one recovery per open log.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use archipelago_base::random::{Rng, unique_id};
+use archipelago_base::{Epoch, Error, ErrorKind, Result};
+use archipelago_env::{FileClass, IoContext, IoPurpose};
+use parking_lot::{Condvar, Mutex};
+
+use super::generation::{RecoveredGeneration, decode_generation};
+use super::lease::{LeaseThread, LeaseView, LeaseWatch};
+use super::namespace_log::NamespaceCore;
+use super::pending::Superfluous;
+use super::record::{Content, Record, VolumeRecord};
+use super::registration::{Claim, Registration, register_name};
+use super::state::NamespaceState;
+use super::{Moment, Volume, VolumeOptions, log_class};
+use crate::Stores;
+use crate::ids::{LogId, VolumeId};
+use crate::log::RecoveredLog;
+use crate::register::{Register, Swap, Versioned};
+
+/// Shortest lease. Below it, an owner has no time to renew.
+const LEASE_MIN: Duration = Duration::from_millis(20);
+/// Longest name of a volume, in bytes.
+const NAME_BYTES_MAX: usize = 200;
+/// Number of times that a call of the register is tried while it does not answer.
+const ATTEMPTS: u32 = 4;
+/// Time between two attempts.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// Creates the volume `name` ([`Volume::create`]).
+pub(super) fn create(stores: &Stores, name: &str, options: &VolumeOptions) -> Result<()> {
+    check_name(name)?;
+    let mut rng = options.rng();
+    let record = VolumeRecord {
+        volume: VolumeId::random(&mut rng),
+        epoch: Epoch(0),
+        owner: String::new(),
+        opening: [0; 16],
+        lease_ms: 0,
+        renewals: 0,
+        namespace: None,
+        boot_id: unique_id(&mut rng),
+    };
+    let key = register_name(name);
+    let swap = repeat(options, || stores.register.compare_and_swap(&key, 0, &record.encode()))?;
+    match swap {
+        Swap::Done(_) => Ok(()),
+        // An earlier attempt happened, and its answer was lost.
+        Swap::Lost(Some(found))
+            if VolumeRecord::decode(&key, &found.value)?.volume == record.volume =>
+        {
+            Ok(())
+        }
+        Swap::Lost(_) => {
+            Err(Error::invalid(format!("volume {name} exists; open it, or choose another name")))
+        }
+    }
+}
+
+/// Becomes the owner of the volume `name` ([`Volume::open`]).
+pub(super) fn open(stores: &Stores, name: &str, options: &VolumeOptions) -> Result<Arc<Volume>> {
+    check_name(name)?;
+    if options.lease < LEASE_MIN {
+        return Err(Error::invalid(format!(
+            "a lease of {:?} is too short to renew; choose at least {LEASE_MIN:?}",
+            options.lease
+        )));
+    }
+    let mut rng = options.rng();
+    let registration = claim(stores, name, options, unique_id(&mut rng))?;
+    start(stores, &registration, options, rng).map_err(|error| {
+        // The swap also finds out whether another opener is the cause of the error.
+        let lost = registration.give_up(None).err();
+        lost.filter(|lost| lost.kind() == ErrorKind::Fenced)
+            .unwrap_or_else(|| error.context_at(format!("volume {name} was not opened")))
+    })
+}
+
+fn check_name(name: &str) -> Result<()> {
+    let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+    if !name.is_empty() && name.len() <= NAME_BYTES_MAX && name.bytes().all(is_allowed) {
+        return Ok(());
+    }
+    Err(Error::invalid(format!(
+        "{name:?} is no name of a volume; use letters, digits, '-', '_' and '.', at most \
+         {NAME_BYTES_MAX} of them"
+    )))
+}
+
+/// Repeats a call of the register while it does not answer.
+fn repeat<T>(options: &VolumeOptions, mut call: impl FnMut() -> Result<T>) -> Result<T> {
+    for _ in 1..ATTEMPTS {
+        match call() {
+            Err(error) if error.kind() == ErrorKind::Io || error.kind() == ErrorKind::Busy => {
+                options.clock.sleep(PAUSE);
+            }
+            answer => return answer,
+        }
+    }
+    call()
+}
+
+/// A value of the register, as an opener found it.
+#[derive(Debug)]
+struct FoundValue {
+    version: u64,
+    record: VolumeRecord,
+}
+
+impl FoundValue {
+    fn read(register: &dyn Register, name: &str, options: &VolumeOptions) -> Result<Self> {
+        let found = repeat(options, || register.read(&register_name(name)))?;
+        Self::decode(name, found.as_ref())
+    }
+
+    fn decode(name: &str, found: Option<&Versioned>) -> Result<Self> {
+        let found = found.ok_or_else(|| {
+            Error::not_found(format!(
+                "there is no volume {name} in the register; create it, or check the name"
+            ))
+        })?;
+        let record = VolumeRecord::decode(&register_name(name), &found.value)?;
+        Ok(Self { version: found.version, record })
+    }
+
+    /// The error of an opener that meets this owner.
+    fn busy(&self, name: &str) -> Error {
+        Error::busy(format!(
+            "volume {name} belongs to {} (epoch {}), whose lease lives; stop that process, or open \
+             the volume with take-over",
+            self.record.owner, self.record.epoch
+        ))
+    }
+}
+
+/// Waits until no other owner has a lease. Returns the value that must be unchanged when the opener
+/// raises the epoch. Errors: `Busy` if an owner lives; those of the register.
+fn wait_for_lease(stores: &Stores, name: &str, options: &VolumeOptions) -> Result<FoundValue> {
+    let clock = &options.clock;
+    let first = FoundValue::read(&*stores.register, name, options)?;
+    if first.record.lease_ms == 0 || options.take_over {
+        return Ok(first);
+    }
+    let lease = Duration::from_millis(first.record.lease_ms);
+    let watch = LeaseWatch::begin(first.version, lease, clock.now_ns());
+    let owner = &first.record.owner;
+    tracing::info!(volume = name, owner, ?lease, "waiting for the end of another owner's lease");
+    let (mut found_version, mut asked_ns) = (first.version, clock.now_ns());
+    loop {
+        match watch.judge(found_version, asked_ns) {
+            LeaseView::Ended => return Ok(first),
+            LeaseView::Undecided(pause) => clock.sleep(pause),
+            LeaseView::Renewed => {
+                let found = FoundValue::read(&*stores.register, name, options)?;
+                let was_given_up = found.record.lease_ms == 0;
+                return if was_given_up { Ok(found) } else { Err(found.busy(name)) };
+            }
+        }
+        asked_ns = clock.now_ns();
+        found_version = FoundValue::read(&*stores.register, name, options)?.version;
+    }
+}
+
+/// Raises the epoch under the number `opening`. Errors: `Busy` if another opener or a living owner
+/// is in the way; those of the register.
+fn claim(
+    stores: &Stores,
+    name: &str,
+    options: &VolumeOptions,
+    opening: [u8; 16],
+) -> Result<Arc<Registration>> {
+    let mut found = wait_for_lease(stores, name, options)?;
+    let key = register_name(name);
+    let sent_ns = options.clock.now_ns();
+    loop {
+        let wanted = VolumeRecord {
+            epoch: Epoch(found.record.epoch.0 + 1),
+            owner: options.owner.clone(),
+            opening,
+            lease_ms: options.lease.as_millis() as u64,
+            renewals: 0,
+            ..found.record.clone()
+        };
+        let bytes = wanted.encode();
+        let swap = || stores.register.compare_and_swap(&key, found.version, &bytes);
+        let (version, record) = match repeat(options, swap)? {
+            Swap::Done(version) => (version, wanted),
+            Swap::Lost(lost) => {
+                let lost = FoundValue::decode(name, lost.as_ref())?;
+                let is_own = lost.record.opening == opening;
+                if !is_own {
+                    // The old owner renewed its lease, which does not matter to a take-over.
+                    if options.take_over && lost.record.epoch == found.record.epoch {
+                        found = lost;
+                        continue;
+                    }
+                    return Err(lost.busy(name));
+                }
+                (lost.version, lost.record)
+            }
+        };
+        let (register, clock) = (Arc::clone(&stores.register), Arc::clone(&options.clock));
+        let (name, lease) = (name.to_owned(), options.lease);
+        let claim = Claim { register, clock, name, lease, record, version, sent_ns };
+        return Ok(Registration::new(claim));
+    }
+}
+
+/// Recovers the volume of a registration, and begins the first generation of its owner.
+fn start(
+    stores: &Stores,
+    registration: &Arc<Registration>,
+    options: &VolumeOptions,
+    mut rng: Rng,
+) -> Result<Arc<Volume>> {
+    let lease = LeaseThread::start(&*options.spawn, registration)?;
+    let recovered = registration.end().observe(recover(stores, registration))?;
+    let boot_id = match recovered.end {
+        LogEnd::Whole => registration.boot_id(),
+        LogEnd::MayMissUnsynced => unique_id(&mut rng),
+    };
+    let name = registration.name();
+    let core = NamespaceCore::new(name, recovered.state, recovered.next_generation, rng);
+    let volume = Arc::new(Volume {
+        stores: stores.clone(),
+        clock: Arc::clone(&options.clock),
+        boot_id,
+        sabotage: options.sabotage,
+        registration: Arc::clone(registration),
+        lease,
+        core: Mutex::new(core),
+        generation_ended: Condvar::new(),
+    });
+    volume.reach(volume.moment())?;
+    volume.core.lock().pending.release(Superfluous::Strays, Moment::default());
+    volume.release_due();
+    Ok(volume)
+}
+
+/// Whether recovered logs have all bytes that were acknowledged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum LogEnd {
+    Whole,
+    /// Bytes without a sync may be missing.
+    MayMissUnsynced,
+}
+
+impl LogEnd {
+    fn of(log: &RecoveredLog) -> Self {
+        if log.may_miss_unsynced { Self::MayMissUnsynced } else { Self::Whole }
+    }
+
+    fn and(self, other: Self) -> Self {
+        if self == Self::Whole { other } else { self }
+    }
+}
+
+/// What an owner left.
+#[derive(Debug)]
+struct RecoveredVolume {
+    /// The state, in which every log has an end.
+    state: NamespaceState,
+    next_generation: u64,
+    end: LogEnd,
+}
+
+/// Recovers the namespace and all logs without an end. Errors: `Busy` if too few nodes answer;
+/// `Corrupt`; `Fenced`.
+fn recover(stores: &Stores, registration: &Registration) -> Result<RecoveredVolume> {
+    let epoch = registration.epoch();
+    let (mut state, mut next_generation, mut end) = (NamespaceState::default(), 1, LogEnd::Whole);
+    if let Some((log, layout)) = registration.namespace() {
+        let recovered = stores.logs.recover(log, FileClass::Manifest, &layout, epoch)?;
+        registration.keep_layout(log, &recovered.layout)?;
+        end = LogEnd::of(&recovered);
+        let generation = read_generation(stores, log, &recovered)?;
+        if generation.header.volume != registration.volume() {
+            return Err(Error::new(
+                ErrorKind::Corrupt,
+                format!("its namespace is that of volume {}", generation.header.volume),
+            ));
+        }
+        next_generation = generation.header.number + 1;
+        state = generation.state;
+    }
+    let mut ends = Vec::new();
+    for file in state.files() {
+        let Content::Log { head, id, layout, len_bytes: None } = &file.content else { continue };
+        let recovered = stores.logs.recover(*id, log_class(file.class), layout, epoch);
+        let recovered = recovered.map_err(|error| {
+            let name = file.names.first().map(|name| name.display().to_string());
+            error.context_at(format!("log file {}", name.unwrap_or_default()))
+        })?;
+        end = end.and(LogEnd::of(&recovered));
+        let (head, id, len_bytes) = (head.clone(), *id, Some(recovered.len_bytes));
+        let content = Content::Log { head, id, layout: recovered.layout, len_bytes };
+        ends.push(Record::Content { key: file.key, content, modified_ms: file.modified_ms });
+    }
+    tracing::info!(
+        volume = registration.name(),
+        epoch = epoch.0,
+        files = state.len(),
+        open_logs = ends.len(),
+        ?end,
+        "a volume was recovered"
+    );
+    state.apply_all(&ends)?;
+    Ok(RecoveredVolume { state, next_generation, end })
+}
+
+fn read_generation(
+    stores: &Stores,
+    log: LogId,
+    recovered: &RecoveredLog,
+) -> Result<RecoveredGeneration> {
+    let context = IoContext::manifest(IoPurpose::Recovery);
+    let file = stores.logs.open(log, &recovered.layout, context)?;
+    let mut bytes = vec![0; recovered.len_bytes as usize];
+    file.read_exact_at(0, &mut bytes, context)?;
+    let generation = decode_generation(log, &bytes)?;
+    let RecoveredGeneration { whole_bytes, torn_bytes, commits, .. } = &generation;
+    tracing::debug!(%log, whole_bytes, torn_bytes, commits, "a namespace was read");
+    Ok(generation)
+}

@@ -97,8 +97,8 @@ impl<'a> Change<'a> {
         }
     }
 
-    /// Ends the change. Returns what it made superfluous. It is refused if a file has a content that
-    /// the same change gave up, because that content will be released.
+    /// Ends the change. Returns what it made superfluous. The change is refused if a file has a
+    /// content that the same change gave up, because that content will be released.
     pub(super) fn finish(self) -> Result<Vec<Gone>, Refusal> {
         let owner = self.gone.iter().find_map(|gone| {
             let (Gone::File(FileRecord { content, .. }) | Gone::Content { content, .. }) = gone;

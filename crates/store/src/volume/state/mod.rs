@@ -5,7 +5,8 @@
 //!
 //! Invariants:
 //! 1. Every name belongs to a file that exists. A file without a name is forgotten.
-//! 2. Every name lies in a directory that exists, and is normalised ([`plain`](archipelago_env::names::plain)).
+//! 2. Every name lies in a directory that exists, and is normalised
+//!    ([`plain`](archipelago_env::names::plain)).
 //! 3. `next` is above all file numbers that were used, so that no number is used twice.
 //! 4. A blob or a log is the content of at most one file.
 //!
@@ -56,11 +57,6 @@ pub(crate) struct NamespaceState {
 }
 
 impl NamespaceState {
-    /// Carries out a change. Returns what it made superfluous.
-    pub(crate) fn apply(&mut self, record: &Record) -> Result<Vec<Gone>, Refusal> {
-        self.apply_all(std::slice::from_ref(record))
-    }
-
     /// Carries out all changes in order, or none. Returns what they made superfluous.
     pub(crate) fn apply_all(&mut self, records: &[Record]) -> Result<Vec<Gone>, Refusal> {
         let mut change = Change::new(self);

@@ -36,6 +36,7 @@ use std::sync::atomic::Ordering;
 use archipelago_base::checksum::hash64;
 use archipelago_base::spawn::Joiner;
 use archipelago_base::{Epoch, Error, Result};
+use archipelago_env::names::plain;
 use archipelago_env::{
     CreateOptions, DirEntry, FileClass, FileLock, FileSystem, GroupAccess, IoContext, IoPurpose,
     LogFile, LogOptions, LogTail, OpenOptions, RandomFile, WritableFile,
@@ -54,7 +55,6 @@ use self::writer::{TierLog, TierWriter, Writing};
 use crate::activity::kind_of;
 use crate::device::{Device, Writer};
 use crate::namespace::record::{FilePlace, FileRecord, Record};
-use crate::namespace::state::plain;
 use crate::place::device_of_class;
 use crate::write_slots::WriteSlot;
 

@@ -26,6 +26,7 @@ use archipelago_base::random::{Rng, entropy_seed, unique_id};
 use archipelago_base::spawn::{Spawn, SystemSpawn};
 use archipelago_base::{Error, ErrorKind, Result};
 use archipelago_env::local::LocalFs;
+use archipelago_env::names::plain;
 use archipelago_env::{FileSystem, GroupAccess};
 
 use super::discovery::{
@@ -42,7 +43,7 @@ use crate::device::identity::{Home, Identity};
 use crate::namespace::Namespace;
 use crate::namespace::log;
 use crate::namespace::record::{DeviceRecord, Record};
-use crate::namespace::state::{NamespaceState, plain};
+use crate::namespace::state::NamespaceState;
 use crate::scheme::{FAST_LEVELS_MIN, LEVELS, Observed, Scheme, SchemeInput, decide};
 use crate::settings::{DeviceSettings, Policy, validate};
 

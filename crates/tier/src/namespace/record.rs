@@ -4,12 +4,11 @@
 //! All functions are pure. Failure: the decoder checks all bounds, and returns `None` for bytes
 //! that are not a record.
 
-use std::ffi::OsStr;
-use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
 use archipelago_base::codec::{Reader, put_bytes, put_u8, put_varint};
 use archipelago_env::FileClass;
+use archipelago_env::names::{put_path, read_path};
 
 /// The place of a physical file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,35 +93,6 @@ pub(crate) enum Record {
     Mark { bytes_through: u64, names_through: u64, next: u64 },
 }
 
-fn class_code(class: FileClass) -> u8 {
-    match class {
-        FileClass::Wal => 1,
-        FileClass::Sst => 2,
-        FileClass::Manifest => 3,
-        FileClass::Other => 4,
-        FileClass::ValueSst => 5,
-    }
-}
-
-fn class_of(code: u8) -> Option<FileClass> {
-    Some(match code {
-        1 => FileClass::Wal,
-        2 => FileClass::Sst,
-        3 => FileClass::Manifest,
-        4 => FileClass::Other,
-        5 => FileClass::ValueSst,
-        _ => return None,
-    })
-}
-
-fn put_path(out: &mut Vec<u8>, path: &Path) {
-    put_bytes(out, path.as_os_str().as_bytes());
-}
-
-fn path(reader: &mut Reader<'_>) -> Option<PathBuf> {
-    Some(PathBuf::from(OsStr::from_bytes(reader.bytes()?)))
-}
-
 fn text(reader: &mut Reader<'_>) -> Option<String> {
     String::from_utf8(reader.bytes()?.to_vec()).ok()
 }
@@ -159,7 +129,7 @@ impl Record {
             Self::File(file) => {
                 put_u8(out, 2);
                 put_varint(out, file.id);
-                put_u8(out, class_code(file.class));
+                put_u8(out, file.class.code());
                 put_level(out, file.level);
                 put_place(out, file.place);
                 put_varint(out, file.heat);
@@ -217,9 +187,9 @@ impl Record {
                 Self::Device(DeviceRecord { no, name: text(reader)?, path: text(reader)? })
             }
             2 => Self::File(read_file(reader)?),
-            3 => Self::Rename { from: path(reader)?, to: path(reader)? },
-            4 => Self::Link { from: path(reader)?, to: path(reader)? },
-            5 => Self::Remove { path: path(reader)? },
+            3 => Self::Rename { from: read_path(reader)?, to: read_path(reader)? },
+            4 => Self::Link { from: read_path(reader)?, to: read_path(reader)? },
+            5 => Self::Remove { path: read_path(reader)? },
             6 => Self::Move { file: reader.varint()?, to: place(reader)? },
             // A file cannot lose its level, so no level is not valid here.
             7 => Self::Level { file: reader.varint()?, level: level(reader)?? },
@@ -236,8 +206,8 @@ impl Record {
                 },
             }),
             9 => Self::CopyDropped { number: reader.varint()? },
-            10 => Self::MakeDir { path: path(reader)? },
-            11 => Self::RemoveDir { path: path(reader)? },
+            10 => Self::MakeDir { path: read_path(reader)? },
+            11 => Self::RemoveDir { path: read_path(reader)? },
             12 => Self::Mark {
                 bytes_through: reader.varint()?,
                 names_through: reader.varint()?,
@@ -250,14 +220,14 @@ impl Record {
 
 fn read_file(reader: &mut Reader<'_>) -> Option<FileRecord> {
     let id = reader.varint()?;
-    let class = class_of(reader.u8()?)?;
+    let class = FileClass::from_code(reader.u8()?)?;
     let level = level(reader)?;
     let place = place(reader)?;
     let heat = reader.varint()?;
     let count = reader.varint()?;
     let mut names = Vec::new();
     for _ in 0..count {
-        names.push(path(reader)?);
+        names.push(read_path(reader)?);
     }
     Some(FileRecord { id, class, level, place, names, heat })
 }

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use archipelago_base::{Error, Result};
+use archipelago_env::names::Refusal;
 use archipelago_env::{FileClass, IoContext, OpenOptions, RandomFile};
 
 use super::entry::Entry;
@@ -225,7 +226,9 @@ impl TieredFs {
         if from == self.shared.root || to == self.shared.root {
             return Err(Error::invalid("the root of the tiers cannot be renamed or replaced"));
         }
-        let Err((kind, why)) = names.space.state.check_dir_target(from, to) else { return Ok(()) };
+        let Err(Refusal { kind, why }) = names.space.state.check_dir_target(from, to) else {
+            return Ok(());
+        };
         if kind == std::io::ErrorKind::InvalidInput {
             return Err(Error::invalid(format!("cannot rename {}: {why}", from.display())));
         }

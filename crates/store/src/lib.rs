@@ -14,6 +14,7 @@
 //! | [`volume`] | the namespace of one database, its owner and its lease |
 //! | [`fs`] | [`StoreFs`]: files, logs and directories of a volume |
 //! | [`memory`] | all three traits in memory, with kills, power losses and faults, for tests |
+//! | [`nodes`] | the backend of own storage nodes: placement, striping, logs, register |
 //! | [`sabotage`] | steps that a checker leaves out |
 //!
 //! A *volume* is the namespace of one database. Its *owner* is the process whose epoch is the
@@ -35,6 +36,7 @@ pub mod fuzz;
 pub mod ids;
 pub mod log;
 pub mod memory;
+pub mod nodes;
 pub mod register;
 pub mod sabotage;
 pub mod volume;

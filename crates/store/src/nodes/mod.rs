@@ -1,0 +1,30 @@
+//! The backend of own storage nodes: blobs, logs and registers on the nodes of a cluster.
+//!
+//! The modules here decide and compute. They do no I/O and know no network, so that threads can
+//! drive them in production and a seeded scheduler can drive them in a simulation. The drivers,
+//! which implement the traits of the crate with these modules, will stand beside them.
+//!
+//! | module | purpose |
+//! | --- | --- |
+//! | [`placement`] | chooses nodes for chunks and extents, the next repair, and moves of chunks |
+//! | [`layout`] | redundancy scheme of a blob, striping, ranges of chunks for reads and repairs |
+//!
+//! A *domain* is a set of nodes that fail together, such as a rack. The class of a file decides its
+//! redundancy, as in Terark-DS (§4.2): logs lie on three nodes and are acknowledged by two, key
+//! tables have three replicas, and value files have four data and two parity chunks.
+
+pub mod layout;
+pub mod placement;
+
+use std::fmt;
+
+/// Identity of a storage node. The node chooses it at random when it initializes its directory, so
+/// a node whose disks were emptied has another one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct StorageId(pub u64);
+
+impl fmt::Display for StorageId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:016x}", self.0)
+    }
+}

@@ -9,6 +9,7 @@
 //! | [`placement`] | chooses nodes for chunks and extents, the next repair, and moves of chunks |
 //! | [`layout`] | redundancy scheme of a blob, striping, ranges of chunks for reads and repairs |
 //! | [`log`] | the writer and the recovery of a log on several nodes |
+//! | [`register`] | the register of a root set of nodes |
 //!
 //! A *domain* is a set of nodes that fail together, such as a rack. The class of a file decides its
 //! redundancy, as in Terark-DS (§4.2): logs lie on three nodes and are acknowledged by two, key
@@ -17,6 +18,7 @@
 pub mod layout;
 pub mod log;
 pub mod placement;
+pub mod register;
 
 use std::fmt;
 

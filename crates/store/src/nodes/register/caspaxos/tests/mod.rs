@@ -1,0 +1,193 @@
+//! Seeded runs of proposers, members and replacements of members, with a checker of
+//! linearizability, and proofs that the runs notice a protocol with a step left out.
+
+mod history;
+mod model;
+
+use std::collections::BTreeMap;
+
+use super::super::super::StorageId;
+use super::acceptor::{
+    Acceptor, AcceptorAnswer, AcceptorRequest, AcceptorSabotage, AcceptorState, Membership,
+};
+use super::proposer::{Operation, Proposal, ProposalAction, ProposalResult};
+use super::root_change::RootChangeSabotage;
+use super::{Ballot, ChangeId, ROOT_SET_NAME, RootSet};
+use crate::register::Versioned;
+use model::{Run, Settings};
+
+fn settings() -> Settings {
+    Settings {
+        acceptor: AcceptorSabotage::default(),
+        root_change: RootChangeSabotage::default(),
+        replaces_member: false,
+    }
+}
+
+/// The first seed below `seeds` whose run breaks a rule, and the rule.
+fn first_problem(settings: Settings, seeds: u64) -> Option<(u64, String)> {
+    (0..seeds).find_map(|seed| Some((seed, Run::new(seed, settings).problem()?)))
+}
+
+#[test]
+fn operations_are_linearizable_in_every_run() {
+    assert_eq!(first_problem(settings(), 1000), None);
+}
+
+#[test]
+fn operations_are_linearizable_while_a_member_is_replaced() {
+    assert_eq!(first_problem(Settings { replaces_member: true, ..settings() }, 1000), None);
+}
+
+#[test]
+fn runs_reach_conflicts_crashes_and_replacements() {
+    let (mut swapped, mut lost, mut unknown, mut replaced) = (0, 0, 0, 0);
+    for seed in 0..200 {
+        let mut run = Run::new(seed, Settings { replaces_member: true, ..settings() });
+        assert_eq!(run.problem(), None, "seed {seed}");
+        swapped += run.history.count(|result| matches!(result, ProposalResult::Swapped(_)));
+        lost += run.history.count(|result| matches!(result, ProposalResult::Lost(_)));
+        unknown += run.history.count(|result| matches!(result, ProposalResult::Unknown));
+        replaced += u32::from(run.is_replaced);
+    }
+    assert!(swapped > 500, "{swapped} swaps");
+    assert!(lost > 100, "{lost} lost swaps");
+    assert!(unknown > 20, "{unknown} swaps without an answer");
+    assert!(replaced > 60, "{replaced} replacements");
+}
+
+#[test]
+fn promise_that_a_crash_forgets_is_noticed() {
+    let acceptor = AcceptorSabotage { promise_not_durable: true };
+    assert!(first_problem(Settings { acceptor, ..settings() }, 50_000).is_some());
+}
+
+#[test]
+fn member_that_counts_before_the_copy_is_noticed() {
+    let root_change = RootChangeSabotage { no_copy: true };
+    let settings = Settings { root_change, replaces_member: true, ..settings() };
+    assert!(first_problem(settings, 50_000).is_some());
+}
+
+fn root_set(number: u64, members: &[u64]) -> RootSet {
+    RootSet { number, members: members.iter().map(|id| StorageId(*id)).collect() }
+}
+
+/// Three members that answer every request immediately.
+struct Cluster {
+    members: BTreeMap<StorageId, Acceptor>,
+    next_change: u64,
+}
+
+impl Cluster {
+    fn new() -> Self {
+        let set = root_set(1, &[1, 2, 3]);
+        let members = set.members.iter().map(|id| (*id, Acceptor::founding(set.clone())));
+        Self { members: members.collect(), next_change: 0 }
+    }
+
+    fn run(&mut self, name: &str, operation: Operation) -> ProposalResult {
+        self.next_change += 1;
+        let change = ChangeId { proposer: 1, sequence: self.next_change };
+        let mut proposal = Proposal::new(name, operation, change, root_set(1, &[1, 2, 3]));
+        proposal.start(self.next_change * 10);
+        while let Some(action) = proposal.next_action() {
+            match action {
+                ProposalAction::Send { to, request } => {
+                    let ballot = match &request {
+                        AcceptorRequest::Prepare { ballot, .. }
+                        | AcceptorRequest::Accept { ballot, .. } => *ballot,
+                        _ => panic!("a proposal sends no {request:?}"),
+                    };
+                    let handled = self.members.get_mut(&to).unwrap().handle(request);
+                    proposal.answered(to, ballot, handled.answer);
+                }
+                ProposalAction::RetryLater => proposal.retry(),
+                ProposalAction::Done(result) => return result,
+            }
+        }
+        panic!("the proposal does not end")
+    }
+
+    fn swap(&mut self, expected: u64, value: Option<&[u8]>) -> ProposalResult {
+        let value = value.map(<[u8]>::to_vec);
+        self.run("volume/a", Operation::Swap { expected, value })
+    }
+}
+
+fn versioned(version: u64, value: &[u8]) -> Option<Versioned> {
+    Some(Versioned { version, value: value.to_vec() })
+}
+
+#[test]
+fn swap_needs_the_expected_version() {
+    let mut cluster = Cluster::new();
+    assert_eq!(cluster.run("volume/a", Operation::Read), ProposalResult::Value(None));
+    assert_eq!(cluster.swap(1, Some(b"x")), ProposalResult::Lost(None));
+    assert_eq!(cluster.swap(0, Some(b"x")), ProposalResult::Swapped(1));
+    assert_eq!(cluster.swap(0, Some(b"y")), ProposalResult::Lost(versioned(1, b"x")));
+    assert_eq!(cluster.swap(1, Some(b"y")), ProposalResult::Swapped(2));
+    let read = cluster.run("volume/a", Operation::Read);
+    assert_eq!(read, ProposalResult::Value(versioned(2, b"y")));
+}
+
+#[test]
+fn removed_name_has_no_value_and_can_be_set_again() {
+    let mut cluster = Cluster::new();
+    cluster.swap(0, Some(b"x"));
+    assert_eq!(cluster.swap(1, None), ProposalResult::Swapped(2));
+    assert_eq!(cluster.run("volume/a", Operation::Read), ProposalResult::Value(None));
+    assert_eq!(cluster.swap(0, Some(b"y")), ProposalResult::Swapped(3));
+}
+
+#[test]
+fn names_are_listed_by_prefix() {
+    let mut cluster = Cluster::new();
+    for name in ["volume/b", "node/1", "volume/a", ROOT_SET_NAME] {
+        cluster.run(name, Operation::Swap { expected: 0, value: Some(vec![1]) });
+    }
+    let request = AcceptorRequest::Names { root_set: 1, prefix: "volume/".to_owned() };
+    let member = cluster.members.get_mut(&StorageId(1)).unwrap();
+    let names = ["volume/a", "volume/b"].map(str::to_owned).to_vec();
+    assert_eq!(member.handle(request).answer, AcceptorAnswer::Names(names));
+}
+
+fn ballot(counter: u64) -> Ballot {
+    Ballot { root_set: 1, counter, proposer: 7 }
+}
+
+#[test]
+fn member_refuses_ballots_below_its_promise() {
+    let mut member = Acceptor::founding(root_set(1, &[1, 2, 3]));
+    let prepare = |counter| AcceptorRequest::Prepare { name: "a".into(), ballot: ballot(counter) };
+    let promised = member.handle(prepare(5));
+    assert!(promised.is_changed);
+    assert_eq!(promised.answer, AcceptorAnswer::Promised { ballot: ballot(5), accepted: None });
+    let outbid = AcceptorAnswer::Outbid { ballot: ballot(4), promised: ballot(5) };
+    assert_eq!(member.handle(prepare(4)).answer, outbid);
+}
+
+#[test]
+fn retired_member_refuses_the_old_set_for_good() {
+    let (old, next) = (root_set(1, &[1, 2, 3]), root_set(2, &[1, 2, 4]));
+    let mut member = Acceptor::founding(old);
+    let retired = member.handle(AcceptorRequest::Retire { next: next.clone() });
+    assert!(retired.is_changed);
+    // The state survives a crash.
+    let mut member = Acceptor::new(member.state().clone());
+    let prepare = AcceptorRequest::Prepare { name: "a".into(), ballot: ballot(9) };
+    let refused = AcceptorAnswer::WrongSet { known: Some(next.clone()) };
+    assert_eq!(member.handle(prepare).answer, refused);
+    let activate = AcceptorRequest::Activate { root_set: 2 };
+    assert_eq!(member.handle(activate.clone()).answer, refused, "the copy is missing");
+    member.handle(AcceptorRequest::Install { root_set: next.clone(), cells: BTreeMap::new() });
+    assert_eq!(member.handle(activate).answer, AcceptorAnswer::Activated);
+    assert_eq!(member.state().membership, Membership::Active(next));
+}
+
+#[test]
+fn emptied_node_is_no_member() {
+    let mut node = Acceptor::new(AcceptorState::default());
+    let prepare = AcceptorRequest::Prepare { name: "a".into(), ballot: ballot(1) };
+    assert_eq!(node.handle(prepare).answer, AcceptorAnswer::WrongSet { known: None });
+}

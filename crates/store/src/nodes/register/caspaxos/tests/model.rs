@@ -1,0 +1,386 @@
+//! A model of members with durable state and of a network without order, around real proposals and
+//! changes of the root set.
+
+use std::collections::BTreeMap;
+
+use archipelago_base::random::Rng;
+
+use super::super::super::super::StorageId;
+use super::super::acceptor::{
+    Acceptor, AcceptorAnswer, AcceptorRequest, AcceptorSabotage, AcceptorState,
+};
+use super::super::proposer::{Operation, Proposal, ProposalAction, ProposalResult};
+use super::super::root_change::{RootChange, RootChangeAction, RootChangeSabotage};
+use super::super::{Ballot, ChangeId, RootSet};
+use super::history::{History, value_of};
+
+const NAME: &str = "volume/reef";
+const CLIENTS: usize = 4;
+
+/// What a run is about.
+#[derive(Clone, Copy)]
+pub(super) struct Settings {
+    pub(super) acceptor: AcceptorSabotage,
+    pub(super) root_change: RootChangeSabotage,
+    /// Whether a member is lost and replaced.
+    pub(super) replaces_member: bool,
+}
+
+struct Member {
+    acceptor: Acceptor,
+    durable: AcceptorState,
+    is_up: bool,
+}
+
+/// The process that a message belongs to.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Process {
+    Client(usize),
+    Change(usize),
+}
+
+#[derive(Clone)]
+struct Message {
+    process: Process,
+    member: StorageId,
+    ballot: Ballot,
+    body: Body,
+}
+
+#[derive(Clone)]
+enum Body {
+    Request(AcceptorRequest),
+    Answer(AcceptorAnswer),
+    /// The request or its answer was lost.
+    Failed,
+}
+
+/// A client and its running operation.
+struct Client {
+    root_set: RootSet,
+    running: Option<(usize, Proposal)>,
+    waits: bool,
+    counter: u64,
+    /// Version that the client saw last.
+    version: u64,
+}
+
+/// One seeded run.
+pub(super) struct Run {
+    rng: Rng,
+    settings: Settings,
+    time: u64,
+    members: BTreeMap<StorageId, Member>,
+    lost: Option<StorageId>,
+    clients: Vec<Client>,
+    changes: Vec<Option<RootChange>>,
+    newest: RootSet,
+    network: Vec<Message>,
+    losses_percent: u32,
+    pub(super) history: History,
+    pub(super) is_replaced: bool,
+    is_healed: bool,
+}
+
+impl Run {
+    pub(super) fn new(seed: u64, settings: Settings) -> Self {
+        let mut rng = Rng::with_seed(seed);
+        let size = if rng.u8(0..4) == 0 { 5 } else { 3 };
+        let root_set = RootSet { number: 1, members: (1..=size).map(StorageId).collect() };
+        let member = |id: u64| {
+            let acceptor = match id <= size {
+                true => Acceptor::founding(root_set.clone()),
+                false => Acceptor::new(AcceptorState::default()),
+            };
+            let acceptor = acceptor.sabotaged(settings.acceptor);
+            let durable = acceptor.state().clone();
+            (StorageId(id), Member { acceptor, durable, is_up: true })
+        };
+        let client = |_| Client {
+            root_set: root_set.clone(),
+            running: None,
+            waits: false,
+            counter: 0,
+            version: 0,
+        };
+        Self {
+            losses_percent: rng.u32(0..10),
+            rng,
+            settings,
+            time: 0,
+            members: (1..=size + 1).map(member).collect(),
+            lost: None,
+            clients: (0..CLIENTS).map(client).collect(),
+            changes: Vec::new(),
+            newest: root_set,
+            network: Vec::new(),
+            history: History::default(),
+            is_replaced: false,
+            is_healed: false,
+        }
+    }
+
+    /// Runs to the end, and returns the rule that was broken, if any.
+    pub(super) fn problem(&mut self) -> Option<String> {
+        for _ in 0..self.rng.u32(200..1500) {
+            self.step();
+        }
+        self.heal();
+        let answer = self.history.problem();
+        answer.or_else(|| (!self.is_healed).then(|| "the last read does not end".to_owned()))
+    }
+
+    fn step(&mut self) {
+        self.time += 1;
+        match self.rng.u32(0..100) {
+            0..70 => self.deliver(),
+            70..84 => {
+                let client = self.rng.usize(0..CLIENTS);
+                self.act(client);
+            }
+            84..90 => self.crash_or_restart(),
+            90 => self.give_up(),
+            91 if self.settings.replaces_member => self.replace_member(),
+            92..94 => self.repeat_change(),
+            _ => {}
+        }
+    }
+
+    /// A client begins an operation, or tries again.
+    fn act(&mut self, at: usize) {
+        let time = self.time;
+        let client = &mut self.clients[at];
+        if let Some((_, proposal)) = &mut client.running {
+            if client.waits {
+                client.waits = false;
+                proposal.retry();
+            }
+        } else {
+            let expected = client.version;
+            let operation = match self.rng.u8(0..3) {
+                0 => Operation::Read,
+                _ => Operation::Swap { expected, value: Some(value_of(self.history.next())) },
+            };
+            let number = self.history.begin(time, operation.clone());
+            let change = ChangeId { proposer: at as u64 + 1, sequence: number as u64 };
+            let mut proposal = Proposal::new(NAME, operation, change, client.root_set.clone());
+            proposal.start(client.counter);
+            client.running = Some((number, proposal));
+            client.waits = false;
+        }
+        self.drive(at);
+    }
+
+    fn give_up(&mut self) {
+        let at = self.rng.usize(0..CLIENTS);
+        if let Some((_, proposal)) = &mut self.clients[at].running {
+            proposal.give_up();
+        }
+        self.drive(at);
+    }
+
+    fn drive(&mut self, at: usize) {
+        let client = &mut self.clients[at];
+        let Some((number, proposal)) = &mut client.running else { return };
+        let number = *number;
+        client.counter = client.counter.max(proposal.counter());
+        let mut result = None;
+        while let Some(action) = proposal.next_action() {
+            match action {
+                ProposalAction::Send { to, request } => {
+                    let ballot = match &request {
+                        AcceptorRequest::Prepare { ballot, .. }
+                        | AcceptorRequest::Accept { ballot, .. } => *ballot,
+                        _ => unreachable!("a proposal sends no {request:?}"),
+                    };
+                    let body = Body::Request(request);
+                    let process = Process::Client(at);
+                    self.network.push(Message { process, member: to, ballot, body });
+                }
+                ProposalAction::RetryLater => client.waits = true,
+                ProposalAction::Done(done) => result = Some(done),
+            }
+        }
+        let Some(result) = result else { return };
+        client.running = None;
+        match &result {
+            ProposalResult::Value(value) | ProposalResult::Lost(value) => {
+                client.version = value.as_ref().map_or(0, |value| value.version);
+            }
+            ProposalResult::Swapped(version) => client.version = *version,
+            ProposalResult::Replaced(Some(next)) => client.root_set = next.clone(),
+            ProposalResult::Unknown | ProposalResult::Replaced(None) => {
+                client.root_set = self.newest.clone();
+            }
+        }
+        self.history.end(self.time, number, result);
+    }
+
+    /// Delivers a random message, or loses or duplicates it.
+    fn deliver(&mut self) {
+        if self.network.is_empty() {
+            return;
+        }
+        let at = self.rng.usize(0..self.network.len());
+        let message = match self.rng.u8(0..30) {
+            0 if self.network.len() < 200 => self.network[at].clone(),
+            _ => self.network.swap_remove(at),
+        };
+        let is_lost = self.rng.u32(0..100) < self.losses_percent;
+        let Message { process, member: id, ballot, body } = message;
+        match body {
+            Body::Request(request) => {
+                let member = self.members.get_mut(&id).unwrap();
+                let body = if is_lost || !member.is_up {
+                    Body::Failed
+                } else {
+                    let handled = member.acceptor.handle(request);
+                    if handled.is_changed {
+                        member.durable = member.acceptor.state().clone();
+                    }
+                    Body::Answer(handled.answer)
+                };
+                self.network.push(Message { process, member: id, ballot, body });
+            }
+            Body::Answer(answer) if !is_lost => self.answer(process, id, ballot, answer),
+            Body::Answer(_) | Body::Failed => self.answer_failed(process, id, ballot),
+        }
+    }
+
+    fn answer(&mut self, process: Process, id: StorageId, ballot: Ballot, answer: AcceptorAnswer) {
+        match process {
+            Process::Client(at) => {
+                if let Some((_, proposal)) = &mut self.clients[at].running {
+                    proposal.answered(id, ballot, answer);
+                }
+                self.drive(at);
+            }
+            Process::Change(at) => {
+                if let Some(change) = &mut self.changes[at] {
+                    change.answered(id, answer);
+                }
+                self.drive_change(at);
+            }
+        }
+    }
+
+    fn answer_failed(&mut self, process: Process, id: StorageId, ballot: Ballot) {
+        if let Process::Client(at) = process {
+            if let Some((_, proposal)) = &mut self.clients[at].running {
+                proposal.failed(id, ballot);
+            }
+            self.drive(at);
+        }
+    }
+
+    /// A member crashes and keeps its durable state, or comes back.
+    fn crash_or_restart(&mut self) {
+        let ids: Vec<StorageId> = self.members.keys().copied().collect();
+        let id = ids[self.rng.usize(0..ids.len())];
+        let is_restart = self.rng.u8(0..3) > 0;
+        let sabotage = self.settings.acceptor;
+        let is_lost = self.lost == Some(id);
+        let member = self.members.get_mut(&id).unwrap();
+        member.is_up = is_restart && !is_lost;
+        member.acceptor = Acceptor::new(member.durable.clone()).sabotaged(sabotage);
+    }
+
+    /// Loses a member and replaces it. The next set is chosen by construction: the first step of a
+    /// replacement is an ordinary swap, which the other runs test.
+    fn replace_member(&mut self) {
+        if self.lost.is_some() || self.time < 100 {
+            return;
+        }
+        let old = self.newest.clone();
+        let lost = old.members[self.rng.usize(0..old.members.len())];
+        self.lost = Some(lost);
+        self.members.get_mut(&lost).unwrap().is_up = false;
+        let new = StorageId(old.members.len() as u64 + 1);
+        let members = old.members.iter().map(|id| if *id == lost { new } else { *id });
+        let next = RootSet { number: old.number + 1, members: members.collect() };
+        self.newest = next.clone();
+        for _ in 0..self.rng.u8(1..3) {
+            let change = RootChange::new(old.clone(), next.clone());
+            self.changes.push(Some(change.sabotaged(self.settings.root_change)));
+        }
+        self.repeat_change();
+    }
+
+    /// A process that replaces a member asks again, or crashes and begins anew.
+    fn repeat_change(&mut self) {
+        if self.changes.is_empty() {
+            return;
+        }
+        let at = self.rng.usize(0..self.changes.len());
+        if let Some(change) = &mut self.changes[at] {
+            change.ask_again();
+        }
+        self.drive_change(at);
+    }
+
+    fn drive_change(&mut self, at: usize) {
+        while let Some(action) = self.changes[at].as_mut().and_then(RootChange::next_action) {
+            match action {
+                RootChangeAction::Send { to, request } => {
+                    let (process, body) = (Process::Change(at), Body::Request(request));
+                    let ballot = Ballot::default();
+                    self.network.push(Message { process, member: to, ballot, body });
+                }
+                RootChangeAction::Done => self.is_replaced = true,
+                RootChangeAction::Superseded(_) => unreachable!("there is one replacement"),
+            }
+        }
+    }
+
+    /// Ends all faults, and reads the value.
+    fn heal(&mut self) {
+        self.losses_percent = 0;
+        for (id, member) in &mut self.members {
+            member.is_up = self.lost != Some(*id);
+        }
+        for _ in 0..30 {
+            for at in 0..self.changes.len() {
+                if let Some(change) = self.changes[at].as_mut() {
+                    change.ask_again();
+                }
+                self.drive_change(at);
+            }
+            self.run_dry();
+        }
+        for at in 0..CLIENTS {
+            self.time += 1;
+            if let Some((_, proposal)) = &mut self.clients[at].running {
+                proposal.give_up();
+            }
+            self.drive(at);
+        }
+        self.clients[0].root_set = self.newest.clone();
+        let number = self.history.begin(self.time, Operation::Read);
+        let change = ChangeId { proposer: 1, sequence: number as u64 };
+        let root_set = self.newest.clone();
+        let mut proposal = Proposal::new(NAME, Operation::Read, change, root_set);
+        self.time += 1;
+        proposal.start(self.clients[0].counter);
+        self.clients[0].running = Some((number, proposal));
+        self.drive(0);
+        for _ in 0..30 {
+            self.run_dry();
+            if let Some((_, proposal)) = &mut self.clients[0].running {
+                proposal.retry();
+            }
+            self.drive(0);
+        }
+        self.is_healed = self.clients[0].running.is_none();
+    }
+
+    /// Delivers messages until none is under way.
+    fn run_dry(&mut self) {
+        for _ in 0..5000 {
+            if self.network.is_empty() {
+                return;
+            }
+            self.time += 1;
+            self.deliver();
+        }
+    }
+}

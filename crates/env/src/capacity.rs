@@ -303,6 +303,16 @@ impl LogFile for CapacityLog {
         self.inner.append(parts)
     }
 
+    fn submit(&mut self, parts: &[&[u8]]) -> Result<u64> {
+        let more: u64 = parts.iter().map(|part| part.len() as u64).sum();
+        self.occupied.grow_to(self.inner.len() + more, &self.path)?;
+        self.inner.submit(parts)
+    }
+
+    fn acknowledges_later(&self) -> bool {
+        self.inner.acknowledges_later()
+    }
+
     fn len(&self) -> u64 {
         self.inner.len()
     }

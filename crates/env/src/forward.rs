@@ -13,7 +13,7 @@
 /// Some methods form groups, because decorators treat them alike: `logs` (the tails of logs),
 /// `looks` (list, length, existence), `dirs` (make, remove, sync directories), `moves` (rename,
 /// link), `host` (boot id, group access, locks, reassign, free bytes), `figures` (best length of a
-/// write, and redundancy, which is also an entry of its own) and `space` (allocation). A decorator
+/// write, and `traits`: redundancy, and whether logs are recycled) and `space` (allocation). A decorator
 /// that counts or limits bytes leaves `space` out and gets the default, which writes. `names`
 /// stands for all groups and `remove`.
 #[macro_export]
@@ -150,11 +150,15 @@ macro_rules! forward_fs {
             self.$inner.write_bytes_best()
         }
 
-        $crate::forward_fs!(@redundancy $inner);
+        $crate::forward_fs!(@traits $inner);
     };
-    (@redundancy $inner:ident) => {
+    (@traits $inner:ident) => {
         fn redundancy(&self, class: $crate::FileClass) -> f64 {
             self.$inner.redundancy(class)
+        }
+
+        fn recycles_logs(&self) -> bool {
+            self.$inner.recycles_logs()
         }
     };
     (@space $inner:ident) => {
@@ -193,6 +197,10 @@ macro_rules! forward_writer {
     ($inner:ident) => {
         fn flush(&mut self) -> archipelago_base::Result<()> {
             self.$inner.flush()
+        }
+
+        fn submit(&mut self) -> archipelago_base::Result<()> {
+            self.$inner.submit()
         }
 
         fn sync(&mut self) -> archipelago_base::Result<()> {

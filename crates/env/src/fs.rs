@@ -47,6 +47,12 @@ pub trait WritableFile: Send + fmt::Debug {
     /// Passes all appended bytes to the operating system, so that they survive a kill of the
     /// process.
     fn flush(&mut self) -> Result<()>;
+    /// Hands over all appended bytes as [`WritableFile::flush`] does, but may return before they
+    /// survive a kill of the process. A later flush or sync makes them survive. It suits bytes whose
+    /// loss does no harm, such as a durability mark. The default flushes.
+    fn submit(&mut self) -> Result<()> {
+        self.flush()
+    }
     /// Makes all appended bytes survive power loss. It includes [`WritableFile::flush`].
     fn sync(&mut self) -> Result<()>;
     /// Number of bytes that were appended.
@@ -101,6 +107,17 @@ pub trait LogFile: Send + fmt::Debug {
     /// but not power loss. Returns the offset of the first byte. After an error the segment takes
     /// no more appends, and the caller continues in a new segment.
     fn append(&mut self, parts: &[&[u8]]) -> Result<u64>;
+    /// Appends `parts` as [`LogFile::append`] does, but may return before the bytes survive a kill
+    /// of the process. [`LogSync::wait`] with the end of the append waits for that. So a caller can
+    /// fix the order of appends under a lock and wait without the lock. The default appends.
+    fn submit(&mut self, parts: &[&[u8]]) -> Result<u64> {
+        self.append(parts)
+    }
+    /// Whether [`LogFile::submit`] returns before its bytes survive a kill of the process. The
+    /// default says no, for logs whose `submit` is their `append`.
+    fn acknowledges_later(&self) -> bool {
+        false
+    }
     /// Number of bytes that were appended.
     fn len(&self) -> u64;
     /// Whether nothing was appended.
@@ -127,6 +144,17 @@ pub trait LogSync: Send + Sync + fmt::Debug {
     /// Makes all bytes durable that were appended before this call. Returns the offset through
     /// which the log is durable now. The first error is sticky: every later call fails as well.
     fn sync(&self) -> Result<u64>;
+    /// Waits until all bytes before the offset `end`, which [`LogFile::submit`] took, survive
+    /// `kill -9` of this process. Errors are sticky: an append that follows a failed one fails as
+    /// well. The default returns immediately, for logs whose `submit` is their `append`.
+    fn wait(&self, _end: u64) -> Result<()> {
+        Ok(())
+    }
+    /// Offset before which all bytes are known to survive `kill -9` of this process. It does not
+    /// wait. The default, `u64::MAX`, covers all bytes that were submitted.
+    fn acknowledged(&self) -> u64 {
+        u64::MAX
+    }
     /// Waits until the device has all bytes that were appended before this call, so that the page
     /// cache alone holds none of them. They may still be lost with the power, because the device
     /// may have a cache and the length of the file may be lost. [`LogSync::sync`] prevents that.
@@ -281,6 +309,11 @@ pub trait FileSystem: Send + Sync + fmt::Debug + 'static {
     /// rewriting of tables against that of value files with it.
     fn redundancy(&self, _class: FileClass) -> f64 {
         1.0
+    }
+    /// Whether [`LogOptions::recycle`] saves work, which is the default. If it does not, the engine
+    /// removes the segments that it does not need, because kept ones would occupy space in vain.
+    fn recycles_logs(&self) -> bool {
+        true
     }
     /// Bytes free on the device that holds `dir`; `None` if unknown.
     fn free_bytes(&self, dir: &Path) -> Result<Option<u64>>;

@@ -17,7 +17,7 @@ pub mod capacity;
 pub mod context;
 pub mod descriptors;
 pub mod device;
-mod failure;
+pub mod failure;
 pub mod fault;
 pub mod foreground;
 mod forward;

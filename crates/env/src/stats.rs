@@ -245,6 +245,10 @@ impl WritableFile for CountingWriter {
         self.inner.flush()
     }
 
+    fn submit(&mut self) -> Result<()> {
+        self.inner.submit()
+    }
+
     fn sync(&mut self) -> Result<()> {
         self.inner.sync()?;
         self.tally.add(self.cell, Count::Syncs, 1);
@@ -293,6 +297,16 @@ impl LogFile for CountingLog {
         Ok(offset)
     }
 
+    fn submit(&mut self, parts: &[&[u8]]) -> Result<u64> {
+        let offset = self.inner.submit(parts)?;
+        self.tally.wrote(self.cell, parts.iter().map(|part| part.len() as u64).sum());
+        Ok(offset)
+    }
+
+    fn acknowledges_later(&self) -> bool {
+        self.inner.acknowledges_later()
+    }
+
     fn len(&self) -> u64 {
         self.inner.len()
     }
@@ -329,6 +343,14 @@ impl LogSync for CountingLogSync {
         let through = self.inner.sync()?;
         self.tally.add(self.cell, Count::Syncs, 1);
         Ok(through)
+    }
+
+    fn wait(&self, end: u64) -> Result<()> {
+        self.inner.wait(end)
+    }
+
+    fn acknowledged(&self) -> u64 {
+        self.inner.acknowledged()
     }
 
     fn write_through(&self) -> Result<u64> {

@@ -190,6 +190,10 @@ impl WritableFile for LateSync {
         self.0.lock().flush()
     }
 
+    fn submit(&mut self) -> Result<()> {
+        self.0.lock().submit()
+    }
+
     fn sync(&mut self) -> Result<()> {
         self.flush()
     }

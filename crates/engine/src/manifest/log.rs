@@ -143,7 +143,7 @@ impl ManifestWriter {
         let mut record = Vec::new();
         put_record(&mut record, self.no, self.file.len(), &edit.encode()?)?;
         self.file.append(&record)?;
-        self.file.flush()
+        self.file.submit()
     }
 
     /// Number of the manifest.

@@ -184,7 +184,7 @@ impl MarkState {
             let offset = file.len() + bytes.len() as u64;
             bytes.extend_from_slice(&header.encode_record(offset, mark));
         }
-        if let Err(error) = file.append(&bytes).and_then(|()| file.flush()) {
+        if let Err(error) = file.append(&bytes).and_then(|()| file.submit()) {
             tracing::warn!(%error, "a durability mark could not be written; nothing is lost");
             self.file = None;
         }

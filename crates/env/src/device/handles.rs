@@ -80,6 +80,13 @@ impl WritableFile for ThrottledWriter {
         Ok(())
     }
 
+    fn submit(&mut self) -> Result<()> {
+        let begun_ns = self.device.now_ns();
+        self.inner.submit()?;
+        self.charge(true, begun_ns);
+        Ok(())
+    }
+
     fn sync(&mut self) -> Result<()> {
         let begun_ns = self.device.now_ns();
         self.inner.sync()?;
@@ -189,6 +196,14 @@ impl ThrottledLog {
         Self { inner, device, stream, purpose, told: 0, sync }
     }
 
+    fn push(&mut self, push: impl FnOnce(&mut dyn LogFile) -> Result<u64>) -> Result<u64> {
+        let offset = push(&mut *self.inner)?;
+        if self.inner.len() - self.told >= LOG_STEP_BYTES {
+            self.tell();
+        }
+        Ok(offset)
+    }
+
     fn tell(&mut self) {
         let appended = self.inner.len();
         if appended > self.told {
@@ -201,11 +216,15 @@ impl ThrottledLog {
 
 impl LogFile for ThrottledLog {
     fn append(&mut self, parts: &[&[u8]]) -> Result<u64> {
-        let offset = self.inner.append(parts)?;
-        if self.inner.len() - self.told >= LOG_STEP_BYTES {
-            self.tell();
-        }
-        Ok(offset)
+        self.push(|inner| inner.append(parts))
+    }
+
+    fn submit(&mut self, parts: &[&[u8]]) -> Result<u64> {
+        self.push(|inner| inner.submit(parts))
+    }
+
+    fn acknowledges_later(&self) -> bool {
+        self.inner.acknowledges_later()
     }
 
     fn len(&self) -> u64 {
@@ -269,6 +288,14 @@ impl LogSync for ThrottledLogSync {
         self.reach(through, begun_ns);
         self.device.sync(self.purpose, self.device.now_ns());
         Ok(through)
+    }
+
+    fn wait(&self, end: u64) -> Result<()> {
+        self.inner.wait(end)
+    }
+
+    fn acknowledged(&self) -> u64 {
+        self.inner.acknowledged()
     }
 
     fn write_through(&self) -> Result<u64> {

@@ -367,5 +367,5 @@ impl FileSystem for ThrottledFs {
         Some(self.device.spec.write_bytes_best())
     }
 
-    crate::forward_fs!(inner: logs, host, redundancy, space);
+    crate::forward_fs!(inner: logs, host, traits, space);
 }

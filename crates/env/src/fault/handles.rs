@@ -75,6 +75,14 @@ impl WritableFile for FaultWriter {
         })
     }
 
+    fn submit(&mut self) -> Result<()> {
+        let Self { inner, gate, failed } = self;
+        once(failed, || {
+            gate.pass(Operation::Flush, "write to")?;
+            inner.submit()
+        })
+    }
+
     fn sync(&mut self) -> Result<()> {
         let Self { inner, gate, failed } = self;
         once(failed, || {
@@ -153,8 +161,13 @@ fn start_of(parts: &[&[u8]], len: usize) -> Vec<u8> {
     parts.iter().copied().flatten().copied().take(len).collect()
 }
 
-impl LogFile for FaultLog {
-    fn append(&mut self, parts: &[&[u8]]) -> Result<u64> {
+impl FaultLog {
+    /// Appends as the script says, with `push` if nothing fails.
+    fn push(
+        &mut self,
+        parts: &[&[u8]],
+        push: impl FnOnce(&mut dyn LogFile) -> Result<u64>,
+    ) -> Result<u64> {
         let Self { inner, sync, failed } = self;
         let len = parts.iter().map(|part| part.len()).sum();
         let at = inner.len();
@@ -165,8 +178,22 @@ impl LogFile for FaultLog {
                 inner.append(&[&start_of(parts, len)])?;
                 Err(failing(cause))
             }
-            _ => inner.append(parts),
+            _ => push(&mut **inner),
         })
+    }
+}
+
+impl LogFile for FaultLog {
+    fn append(&mut self, parts: &[&[u8]]) -> Result<u64> {
+        self.push(parts, |inner| inner.append(parts))
+    }
+
+    fn submit(&mut self, parts: &[&[u8]]) -> Result<u64> {
+        self.push(parts, |inner| inner.submit(parts))
+    }
+
+    fn acknowledges_later(&self) -> bool {
+        self.inner.acknowledges_later()
     }
 
     fn len(&self) -> u64 {
@@ -195,12 +222,12 @@ impl LogFile for FaultLog {
 impl FaultLogSync {
     /// Executes what the script permits. The lock covers only the remembered failure, so syncs may
     /// run in parallel.
-    fn judged(
+    fn judged<T>(
         &self,
         operation: Operation,
         doing: &str,
-        act: impl FnOnce(&dyn LogSync) -> Result<u64>,
-    ) -> Result<u64> {
+        act: impl FnOnce(&dyn LogSync) -> Result<T>,
+    ) -> Result<T> {
         if let Some(error) = &*self.failed.lock() {
             return Err(error.clone());
         }
@@ -212,6 +239,14 @@ impl FaultLogSync {
 impl LogSync for FaultLogSync {
     fn sync(&self) -> Result<u64> {
         self.judged(Operation::LogSync, "sync log", |inner| inner.sync())
+    }
+
+    fn wait(&self, end: u64) -> Result<()> {
+        self.judged(Operation::LogWait, "wait for an append to log", |inner| inner.wait(end))
+    }
+
+    fn acknowledged(&self) -> u64 {
+        self.inner.acknowledged()
     }
 
     fn write_through(&self) -> Result<u64> {

@@ -19,7 +19,7 @@ pub enum Operation {
     Read,
     /// Covers `WritableFile::append`, which has an offset.
     Append,
-    /// Covers calls of `WritableFile::flush`.
+    /// Covers `WritableFile::flush` and `submit`.
     Flush,
     /// Covers calls of `WritableFile::sync`.
     Sync,
@@ -43,8 +43,10 @@ pub enum Operation {
     Lock,
     /// Covers calls of `FileSystem::create_log`.
     CreateLog,
-    /// Covers `LogFile::append`, which has an offset.
+    /// Covers `LogFile::append` and `submit`, which have an offset.
     LogAppend,
+    /// Covers calls of `LogSync::wait`.
+    LogWait,
     /// Covers `LogSync::sync` and `FileSystem::settle_log`.
     LogSync,
     /// Covers calls of `LogSync::write_through`.
@@ -59,7 +61,7 @@ pub enum Operation {
 
 impl Operation {
     /// All operations, in the order of the counters.
-    pub const ALL: [Self; 22] = [
+    pub const ALL: [Self; 23] = [
         Self::Create,
         Self::Open,
         Self::Read,
@@ -77,6 +79,7 @@ impl Operation {
         Self::Lock,
         Self::CreateLog,
         Self::LogAppend,
+        Self::LogWait,
         Self::LogSync,
         Self::LogWriteThrough,
         Self::LogFinish,

@@ -56,6 +56,11 @@ impl WritableFile for LimitedFile {
         self.inner.flush()
     }
 
+    fn submit(&mut self) -> Result<()> {
+        self.pay();
+        self.inner.submit()
+    }
+
     fn sync(&mut self) -> Result<()> {
         self.pay();
         self.inner.sync()

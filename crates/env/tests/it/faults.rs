@@ -43,6 +43,7 @@ fn every_operation_can_fail_and_names_its_file() {
         (Operation::Read, Box::new(|| open.read_many(&mut [(0, &mut [0; 2])], any()))),
         (Operation::Append, Box::new(|| create(&fs, "/db/a")?.append(b"x"))),
         (Operation::Flush, Box::new(|| create(&fs, "/db/a")?.flush())),
+        (Operation::Flush, Box::new(|| create(&fs, "/db/a")?.submit())),
         (Operation::Sync, Box::new(|| create(&fs, "/db/a")?.sync())),
         (Operation::SyncDir, Box::new(|| fs.sync_dir(a))),
         (Operation::Rename, Box::new(|| fs.rename(a, Path::new("/db/b")))),
@@ -58,6 +59,8 @@ fn every_operation_can_fail_and_names_its_file() {
         (Operation::Lock, Box::new(|| fs.lock(a).map(drop))),
         (Operation::CreateLog, Box::new(|| create_log(&fs, "/db/a").map(drop))),
         (Operation::LogAppend, Box::new(|| create_log(&fs, "/db/a")?.append(&[b"x"]).map(drop))),
+        (Operation::LogAppend, Box::new(|| create_log(&fs, "/db/a")?.submit(&[b"x"]).map(drop))),
+        (Operation::LogWait, Box::new(|| create_log(&fs, "/db/a")?.sync_handle().wait(0))),
         (Operation::LogSync, Box::new(|| create_log(&fs, "/db/a")?.sync_handle().sync().map(drop))),
         (
             Operation::LogWriteThrough,

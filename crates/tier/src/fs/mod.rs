@@ -563,6 +563,11 @@ impl FileSystem for TieredFs {
         devices[device_of_class(class, devices.len())].fs.redundancy(class)
     }
 
+    fn recycles_logs(&self) -> bool {
+        let devices = &self.shared.devices;
+        devices[device_of_class(FileClass::Wal, devices.len())].fs.recycles_logs()
+    }
+
     fn free_bytes(&self, dir: &Path) -> Result<Option<u64>> {
         if self.logical(dir).is_none() {
             return self.shared.outside.free_bytes(dir);

@@ -156,6 +156,12 @@ impl WritableFile for TierWriter {
         self.after(outcome)
     }
 
+    fn submit(&mut self) -> Result<()> {
+        let outcome = self.writing.timed(0, || self.inner.submit());
+        self.charge();
+        self.after(outcome)
+    }
+
     fn sync(&mut self) -> Result<()> {
         let outcome = self.writing.timed(0, || self.inner.sync());
         self.charge();
@@ -209,9 +215,11 @@ impl TierLog {
 /// Growth of a log, in bytes, after which its device is charged.
 const CHARGE_BYTES: u64 = 1 << 20;
 
-impl LogFile for TierLog {
-    fn append(&mut self, parts: &[&[u8]]) -> Result<u64> {
-        match self.inner.append(parts) {
+impl TierLog {
+    /// Charges the device after an append, or notes its error.
+    #[inline]
+    fn pushed(&mut self, pushed: Result<u64>) -> Result<u64> {
+        match pushed {
             Ok(offset) => {
                 if offset - self.charged >= CHARGE_BYTES {
                     self.charge();
@@ -224,6 +232,22 @@ impl LogFile for TierLog {
                 outcome.map(|()| 0)
             }
         }
+    }
+}
+
+impl LogFile for TierLog {
+    fn append(&mut self, parts: &[&[u8]]) -> Result<u64> {
+        let pushed = self.inner.append(parts);
+        self.pushed(pushed)
+    }
+
+    fn submit(&mut self, parts: &[&[u8]]) -> Result<u64> {
+        let pushed = self.inner.submit(parts);
+        self.pushed(pushed)
+    }
+
+    fn acknowledges_later(&self) -> bool {
+        self.inner.acknowledges_later()
     }
 
     fn len(&self) -> u64 {

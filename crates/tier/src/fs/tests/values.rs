@@ -208,12 +208,17 @@ fn redundancy_is_that_of_the_device_of_the_class() {
         fn redundancy(&self, _class: FileClass) -> f64 {
             3.0
         }
+        fn recycles_logs(&self) -> bool {
+            false
+        }
         archipelago_env::forward_fs!(
             inner: create, open, create_log, remove, logs, looks, moves, dirs, host, space
         );
     }
     let world = World::new(Arc::new(Replicated { inner: MemFs::new() }), &[1 << 20, 1 << 20]);
-    assert_eq!(world.open().redundancy(FileClass::ValueSst), 3.0);
+    let fs = world.open();
+    assert_eq!(fs.redundancy(FileClass::ValueSst), 3.0);
+    assert!(!fs.recycles_logs());
     let of = device_of_class;
     let classes = [FileClass::Wal, FileClass::Manifest, FileClass::Sst, FileClass::ValueSst];
     assert_eq!(classes.map(|class| of(class, 3)), [0, 0, 1, 1]);

@@ -3,6 +3,8 @@
 //! The database owns one [`LogSegments`]. A segment is *pinned* by every memtable that holds a
 //! record of it and is not installed. Segments that nothing pins are removed oldest first. A few of
 //! them are kept to be overwritten: recycling makes a sync cheaper and saves the file system work.
+//! None are kept on a file system that gains nothing from it
+//! ([`archipelago_env::FileSystem::recycles_logs`]).
 //!
 //! When all closed segments together exceed the bound ([`log_bytes_max`]), the oldest of them must
 //! go. Every family whose active memtable pins one of these is sealed, however little it holds and
@@ -251,13 +253,13 @@ pub(crate) fn drop_logs_below(db: &DbInner, floor: FileNo) {
     if let Some(syncer) = db.writes.committer().syncer() {
         syncer.forget_before(floor);
     }
+    let may_keep = db.disk.state() == SpaceState::Roomy && db.storage.fs().recycles_logs();
     let mut remove: Vec<PathBuf> = Vec::new();
     {
         let mut logs = db.logs.lock();
         while logs.closed.front().is_some_and(|segment| segment.no < floor) {
             let Some(segment) = logs.closed.pop_front() else { break };
             let path = db.storage.path_of(&log_name(segment.no));
-            let may_keep = db.disk.state() == SpaceState::Roomy;
             if may_keep && logs.spare.len() < SPARE_LOGS_MAX {
                 logs.spare.push(path);
             } else {

@@ -71,6 +71,15 @@ pub(super) enum LeaseView {
     Ended,
 }
 
+/// A look at the register.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LeaseLook {
+    /// Version that the look found.
+    pub(super) version: u64,
+    /// Time at which the look was sent.
+    pub(super) asked_ns: u64,
+}
+
 /// An observation of another owner's lease.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LeaseWatch {
@@ -86,18 +95,18 @@ impl LeaseWatch {
         Self { version, lease_ns: lease.as_nanos() as u64, since_ns: answered_ns }
     }
 
-    /// Judges a later look, which found `version` and was sent at `asked_ns`.
-    pub(super) fn judge(&self, version: u64, asked_ns: u64) -> LeaseView {
-        if version != self.version {
+    /// Judges a later look.
+    pub(super) fn judge(&self, look: LeaseLook) -> LeaseView {
+        if look.version != self.version {
             return LeaseView::Renewed;
         }
         let ends_ns = self.since_ns.saturating_add(self.lease_ns);
-        match ends_ns.checked_sub(asked_ns) {
+        match ends_ns.checked_sub(look.asked_ns) {
             None | Some(0) => LeaseView::Ended,
             Some(left_ns) => {
-                let look = Duration::from_nanos(self.lease_ns / u64::from(ATTEMPTS));
-                let look = look.clamp(PAUSE_MIN, LOOK_MAX);
-                LeaseView::Undecided(look.min(Duration::from_nanos(left_ns)))
+                let pause = Duration::from_nanos(self.lease_ns / u64::from(ATTEMPTS));
+                let pause = pause.clamp(PAUSE_MIN, LOOK_MAX);
+                LeaseView::Undecided(pause.min(Duration::from_nanos(left_ns)))
             }
         }
     }
@@ -195,21 +204,28 @@ mod tests {
         assert_eq!(owner_until_ns(u64::MAX - 1, LEASE), u64::MAX);
     }
 
+    fn judge(watch: &LeaseWatch, version: u64, asked_ns: u64) -> LeaseView {
+        watch.judge(LeaseLook { version, asked_ns })
+    }
+
     #[test]
     fn lease_ends_when_the_value_is_unchanged_for_its_length() {
         let watch = LeaseWatch::begin(7, LEASE, 10 * SECOND);
         let look = LeaseView::Undecided(LOOK_MAX);
-        assert_eq!(watch.judge(7, 10 * SECOND), look);
-        assert_eq!(watch.judge(7, 17 * SECOND), look);
-        assert_eq!(watch.judge(7, 18 * SECOND - 1), LeaseView::Undecided(Duration::from_nanos(1)));
-        assert_eq!(watch.judge(7, 18 * SECOND), LeaseView::Ended);
+        assert_eq!(judge(&watch, 7, 10 * SECOND), look);
+        assert_eq!(judge(&watch, 7, 17 * SECOND), look);
+        assert_eq!(
+            judge(&watch, 7, 18 * SECOND - 1),
+            LeaseView::Undecided(Duration::from_nanos(1))
+        );
+        assert_eq!(judge(&watch, 7, 18 * SECOND), LeaseView::Ended);
     }
 
     #[test]
     fn change_proves_a_living_owner_even_after_the_lease() {
         let watch = LeaseWatch::begin(7, LEASE, 10 * SECOND);
-        assert_eq!(watch.judge(8, 11 * SECOND), LeaseView::Renewed);
-        assert_eq!(watch.judge(8, 30 * SECOND), LeaseView::Renewed);
+        assert_eq!(judge(&watch, 8, 11 * SECOND), LeaseView::Renewed);
+        assert_eq!(judge(&watch, 8, 30 * SECOND), LeaseView::Renewed);
     }
 
     #[test]
@@ -220,7 +236,7 @@ mod tests {
             let watch = LeaseWatch::begin(1, LEASE, changed_ns);
             let until_ns = owner_until_ns(0, LEASE);
             for now_ns in (0..until_ns).step_by(SECOND as usize / 4) {
-                assert_ne!(watch.judge(1, now_ns), LeaseView::Ended, "{changed_ns} {now_ns}");
+                assert_ne!(judge(&watch, 1, now_ns), LeaseView::Ended, "{changed_ns} {now_ns}");
             }
         }
     }

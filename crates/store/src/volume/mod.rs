@@ -44,6 +44,8 @@ mod registration;
 mod releases;
 pub(crate) mod state;
 mod take_over;
+#[cfg(test)]
+mod tests;
 
 use std::path::Path;
 use std::sync::{Arc, Weak};

@@ -70,9 +70,9 @@ struct NamespaceLog {
     previous: Option<(u64, Arc<dyn LogPosition>)>,
 }
 
-/// The begin of a generation, of which there is one at a time.
+/// The attempt to begin a generation, of which there is one at a time.
 #[derive(Debug, Default)]
-struct GenerationBegin {
+struct GenerationAttempt {
     is_running: bool,
     /// Number of attempts that have ended.
     ended: u64,
@@ -95,7 +95,7 @@ pub(super) struct NamespaceCore {
     /// `None` before the first generation of this owner, and after the end of the last one.
     log: Option<NamespaceLog>,
     next_generation: u64,
-    begin: GenerationBegin,
+    attempt: GenerationAttempt,
     /// Buffer for the frame of a commit.
     frame: Vec<u8>,
 }
@@ -104,8 +104,8 @@ pub(super) struct NamespaceCore {
 enum WaitStep {
     /// Everything before the position is durable.
     Done,
-    /// Wait for the log of the generation `number`.
-    Log { position: Arc<dyn LogPosition>, number: u64, offset: u64 },
+    /// Wait at this position of the log of the moment's generation.
+    Log(Arc<dyn LogPosition>),
     /// Begin a generation. The thread is noted as the one that does.
     Begin,
 }
@@ -130,7 +130,7 @@ impl NamespaceCore {
             name: name.to_owned(),
             log: None,
             next_generation,
-            begin: GenerationBegin::default(),
+            attempt: GenerationAttempt::default(),
             frame: Vec::new(),
         }
     }
@@ -191,11 +191,12 @@ impl NamespaceCore {
         }
     }
 
-    /// Notes the outcome of a wait for the log of the generation `number`.
-    fn note_wait(&mut self, number: u64, offset: u64, waited: &Result<()>) {
+    /// Notes the outcome of a wait for `moment` in the log of its generation.
+    fn note_wait(&mut self, moment: Moment, waited: &Result<()>) {
+        let Moment { generation: number, offset } = moment;
         match waited {
             Ok(()) => {
-                self.durable = self.durable.max(Moment { generation: number, offset });
+                self.durable = self.durable.max(moment);
                 if let Some(log) = self.log.as_mut().filter(|log| log.number == number) {
                     log.acknowledged = log.acknowledged.max(offset);
                 }
@@ -224,14 +225,6 @@ impl NamespaceCore {
     }
 }
 
-/// A new log that has taken the place of an old one.
-struct Exchanged {
-    position: Arc<dyn LogPosition>,
-    number: u64,
-    /// Length of the snapshot.
-    offset: u64,
-}
-
 impl Volume {
     /// Waits until all commits before `moment` are durable. Errors: those of the pool; `Fenced`;
     /// `Closed`.
@@ -239,9 +232,9 @@ impl Volume {
         loop {
             match self.next_step(moment)? {
                 WaitStep::Done => return Ok(()),
-                WaitStep::Log { position, number, offset } => {
-                    let waited = self.observe(position.wait(offset));
-                    self.core.lock().note_wait(number, offset, &waited);
+                WaitStep::Log(position) => {
+                    let waited = self.observe(position.wait(moment.offset));
+                    self.core.lock().note_wait(moment, &waited);
                 }
                 WaitStep::Begin => self.begin_generation()?,
             }
@@ -258,20 +251,19 @@ impl Volume {
             }
             self.check_open()?;
             if let Some(position) = core.position(moment.generation) {
-                let Moment { generation: number, offset } = moment;
-                return Ok(WaitStep::Log { position, number, offset });
+                return Ok(WaitStep::Log(position));
             }
-            if !core.begin.is_running {
+            if !core.attempt.is_running {
                 if core.is_closing && core.log.is_none() {
                     return Err(closed(self.name()));
                 }
-                core.begin.is_running = true;
+                core.attempt.is_running = true;
                 return Ok(WaitStep::Begin);
             }
-            let ended = core.begin.ended;
+            let ended = core.attempt.ended;
             self.generation_ended.wait(&mut core);
-            if core.begin.ended != ended
-                && let Some(error) = &core.begin.error
+            if core.attempt.ended != ended
+                && let Some(error) = &core.attempt.error
             {
                 return Err(error.clone());
             }
@@ -283,7 +275,7 @@ impl Volume {
     pub(super) fn renew_long_log(&self) {
         {
             let mut core = self.core.lock();
-            let is_busy = core.begin.is_running || core.is_closing;
+            let is_busy = core.attempt.is_running || core.is_closing;
             let Some(log) = core.log.as_mut().filter(|_| !is_busy) else { return };
             let is_long = log.writer.len_bytes() >= log.long_from_bytes;
             if log.standing != LogStanding::Named || !is_long {
@@ -291,7 +283,7 @@ impl Volume {
             }
             // If the attempt fails, the next one comes after more growth.
             log.long_from_bytes += GROWTH_BYTES_MAX / 4;
-            core.begin.is_running = true;
+            core.attempt.is_running = true;
         }
         if let Err(error) = self.begin_generation() {
             tracing::warn!(%error, volume = self.name(), "a long namespace could not be shortened");
@@ -300,11 +292,14 @@ impl Volume {
 
     /// Begins a generation. The caller has noted that it does. Errors: those of the pool; `Fenced`.
     pub(super) fn begin_generation(&self) -> Result<()> {
-        let begun = self.observe(self.try_generation());
+        let begun = self.try_generation().map_err(|error| {
+            error.context_at(format!("volume {}: its namespace was not recorded", self.name()))
+        });
+        let begun = self.observe(begun);
         let mut core = self.core.lock();
-        core.begin.is_running = false;
-        core.begin.ended += 1;
-        core.begin.error = begun.as_ref().err().cloned();
+        core.attempt.is_running = false;
+        core.attempt.ended += 1;
+        core.attempt.error = begun.as_ref().err().cloned();
         // The register may name this log or not, so it must not acknowledge anything.
         if let (Err(error), Some(LogStanding::Beginning)) =
             (&begun, core.log.as_ref().map(|log| log.standing))
@@ -317,6 +312,7 @@ impl Volume {
     }
 
     fn try_generation(&self) -> Result<()> {
+        self.check_open()?;
         let id = LogId::random(&mut self.core.lock().rng);
         self.registration.expect_log(id);
         let keeper = Arc::new(RootKeeper(Arc::clone(&self.registration)));
@@ -324,13 +320,13 @@ impl Volume {
         let new = NewLog { id, volume, epoch, class: FileClass::Manifest, keeper };
         let (writer, layout) = self.stores.logs.create(new)?;
         self.registration.note_layout(id, layout);
-        let exchanged = self.exchange_logs(id, writer)?;
-        let Exchanged { position, number, offset } = exchanged;
-        position.wait(offset)?;
+        let position = writer.position();
+        let snapshot = self.exchange_logs(id, writer)?;
+        position.wait(snapshot.offset)?;
         let replaced = self.registration.install(id, self.boot_id)?;
         let mut core = self.core.lock();
-        core.note_wait(number, offset, &Ok(()));
-        if let Some(log) = core.open_log().filter(|log| log.number == number) {
+        core.note_wait(snapshot, &Ok(()));
+        if let Some(log) = core.open_log().filter(|log| log.number == snapshot.generation) {
             log.standing = LogStanding::Named;
             log.previous = None;
         }
@@ -343,8 +339,9 @@ impl Volume {
         Ok(())
     }
 
-    /// Submits a snapshot to the log `id`, and directs all later commits to it.
-    fn exchange_logs(&self, id: LogId, mut writer: Box<dyn LogWriter>) -> Result<Exchanged> {
+    /// Submits a snapshot to the log `id`, and directs all later commits to it. Returns the end of
+    /// the snapshot.
+    fn exchange_logs(&self, id: LogId, mut writer: Box<dyn LogWriter>) -> Result<Moment> {
         let mut core = self.core.lock();
         let number = core.next_generation;
         let header = GenerationHeader { volume: self.id(), number, epoch: self.epoch() };
@@ -356,7 +353,7 @@ impl Volume {
             id,
             number,
             writer,
-            position: Arc::clone(&position),
+            position,
             standing: LogStanding::Beginning,
             acknowledged: 0,
             long_from_bytes: offset + offset.max(GROWTH_BYTES_MAX),
@@ -366,7 +363,7 @@ impl Volume {
         let replaced = core.log.replace(log);
         drop(core);
         drop(replaced);
-        Ok(Exchanged { position, number, offset })
+        Ok(Moment { generation: number, offset })
     }
 
     /// Makes all commits durable and ends the log. The volume takes no more commits. Returns the
@@ -375,7 +372,7 @@ impl Volume {
         self.wait(self.moment())?;
         let log = {
             let mut core = self.core.lock();
-            while core.begin.is_running {
+            while core.attempt.is_running {
                 self.generation_ended.wait(&mut core);
             }
             core.log.take()

@@ -103,15 +103,18 @@ impl Pending {
         }
     }
 
-    /// Replaces the layout of a log if it is pending. Returns whether it is.
+    /// Replaces the layout of a log if it is pending, or waits to be released. Returns whether it
+    /// does.
     pub(super) fn replace_layout(&mut self, log: LogId, layout: &Layout) -> bool {
-        match self.logs.get_mut(&log) {
-            Some(kept) => {
-                *kept = Some(layout.clone());
-                true
-            }
-            None => false,
+        if let Some(kept) = self.logs.get_mut(&log) {
+            *kept = Some(layout.clone());
+            return true;
         }
+        let waiting = self.releases.iter_mut().find_map(|release| match &mut release.object {
+            Superfluous::Log(id, kept) if *id == log => Some(kept),
+            _ => None,
+        });
+        waiting.map(|kept| kept.clone_from(layout)).is_some()
     }
 
     /// Gives up a blob if it is pending.
@@ -179,15 +182,19 @@ impl Pending {
     /// `after`.
     pub(super) fn committed(&mut self, records: &[Record], gone: Vec<Gone>, after: Moment) {
         for record in records {
-            match record {
-                Record::File(FileRecord { content, .. }) | Record::Content { content, .. } => {
-                    match content {
-                        Content::Inline(_) => {}
-                        Content::Blob(blob) => drop(self.blobs.remove(&blob.id)),
-                        Content::Log { id, .. } => drop(self.logs.remove(id)),
-                    }
+            let (Record::File(FileRecord { content, .. }) | Record::Content { content, .. }) =
+                record
+            else {
+                continue;
+            };
+            match content {
+                Content::Inline(_) => {}
+                Content::Blob(blob) => {
+                    self.blobs.remove(&blob.id);
                 }
-                _ => {}
+                Content::Log { id, .. } => {
+                    self.logs.remove(id);
+                }
             }
         }
         for gone in gone {
@@ -325,6 +332,14 @@ mod tests {
         assert_eq!(&*pending.prepare(&state, &records).unwrap(), &named(log(&[2])));
         pending.committed(&named(log(&[2])), vec![], at(1));
         assert!(!pending.replace_layout(LOG, &Layout(vec![3])), "it is named now");
+    }
+
+    #[test]
+    fn release_of_a_log_has_its_newest_layout() {
+        let mut pending = Pending::default();
+        pending.release(Superfluous::Log(LOG, Layout(vec![1])), at(0));
+        assert!(pending.replace_layout(LOG, &Layout(vec![2])));
+        assert_eq!(due(&mut pending, at(0), 0), [Superfluous::Log(LOG, Layout(vec![2]))]);
     }
 
     #[test]

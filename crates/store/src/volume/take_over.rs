@@ -31,7 +31,7 @@ use archipelago_env::{FileClass, IoContext, IoPurpose};
 use parking_lot::{Condvar, Mutex};
 
 use super::generation::{RecoveredGeneration, decode_generation};
-use super::lease::{LeaseThread, LeaseView, LeaseWatch};
+use super::lease::{LeaseLook, LeaseThread, LeaseView, LeaseWatch};
 use super::namespace_log::NamespaceCore;
 use super::pending::Superfluous;
 use super::record::{Content, Record, VolumeRecord};
@@ -170,9 +170,9 @@ fn wait_for_lease(stores: &Stores, name: &str, options: &VolumeOptions) -> Resul
     let watch = LeaseWatch::begin(first.version, lease, clock.now_ns());
     let owner = &first.record.owner;
     tracing::info!(volume = name, owner, ?lease, "waiting for the end of another owner's lease");
-    let (mut found_version, mut asked_ns) = (first.version, clock.now_ns());
+    let mut look = LeaseLook { version: first.version, asked_ns: clock.now_ns() };
     loop {
-        match watch.judge(found_version, asked_ns) {
+        match watch.judge(look) {
             LeaseView::Ended => return Ok(first),
             LeaseView::Undecided(pause) => clock.sleep(pause),
             LeaseView::Renewed => {
@@ -181,8 +181,9 @@ fn wait_for_lease(stores: &Stores, name: &str, options: &VolumeOptions) -> Resul
                 return if was_given_up { Ok(found) } else { Err(found.busy(name)) };
             }
         }
-        asked_ns = clock.now_ns();
-        found_version = FoundValue::read(&*stores.register, name, options)?.version;
+        let asked_ns = clock.now_ns();
+        let found = FoundValue::read(&*stores.register, name, options)?;
+        look = LeaseLook { version: found.version, asked_ns };
     }
 }
 

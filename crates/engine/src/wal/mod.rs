@@ -40,4 +40,4 @@ pub use record::{
     payload_crc,
 };
 pub use salvage::{BatchVisitor, LogGap, SalvageLimits, SegmentSalvage, salvage_segment};
-pub use writer::{Appended, Closed, Durable, LogConfig, LogSyncer, LogWriter};
+pub use writer::{Appended, Closed, Durable, LogConfig, LogSyncer, LogWriter, Unacknowledged};

@@ -8,6 +8,9 @@
 //! segment only when the segment's directory entry is durable too; 3. `synced_through` never
 //! exceeds what a sync has reported.
 //!
+//! A file system in a network acknowledges appends later. Then an append only fixes the place of its
+//! record, and the caller waits for it ([`LogWriter::unacknowledged`]) without the commit lock.
+//!
 //! Failure: after an error an append leaves the segment unusable until [`LogWriter::rotate`]; an
 //! error of a sync is sticky in its segment ([`archipelago_env::LogSync`]) until that segment's
 //! writes are flushed and [`LogSyncer::forget_before`] lets go of it.
@@ -82,6 +85,29 @@ pub struct Closed {
     /// Why not everything has reached the segment's file. The bytes are still where they survive
     /// `kill -9`, but no sync can succeed until the segment's writes are flushed.
     pub unfinished: Option<Error>,
+}
+
+/// Records that were submitted to a segment whose acknowledgement comes later
+/// ([`LogFile::submit`]).
+#[derive(Clone, Debug)]
+pub struct Unacknowledged {
+    segment: Arc<Segment>,
+    end_offset: u64,
+}
+
+impl Unacknowledged {
+    /// Waits until all records through this one survive `kill -9`. After an error none of the
+    /// records behind the acknowledged end counts once the log is rotated. Until then a recovery
+    /// may find any number of them.
+    pub fn wait(&self) -> Result<()> {
+        self.segment.handle.wait(self.end_offset)
+    }
+
+    /// Number of the segment that has the records.
+    #[must_use]
+    pub fn segment(&self) -> FileNo {
+        self.segment.no
+    }
 }
 
 #[derive(Debug)]
@@ -192,6 +218,8 @@ pub struct LogWriter {
     incarnation: Epoch,
     seed: u32,
     len: u64,
+    /// Whether the segment acknowledges appends later.
+    acknowledges_later: bool,
     /// Why the segment takes no more appends.
     broken: Option<Error>,
     syncer: LogSyncer,
@@ -227,6 +255,7 @@ impl LogWriter {
         Ok(Self {
             config,
             rng,
+            acknowledges_later: opened.log.acknowledges_later(),
             log: opened.log,
             segment: opened.segment,
             incarnation: opened.incarnation,
@@ -237,7 +266,8 @@ impl LogWriter {
         })
     }
 
-    /// Appends one record. On return it survives `kill -9`.
+    /// Appends one record. On return it survives `kill -9`, unless [`LogWriter::unacknowledged`]
+    /// has something to wait for.
     #[inline]
     pub fn append(&mut self, entry: &Entry<'_>) -> Result<Appended> {
         let header = self.header(entry, self.len)?;
@@ -245,7 +275,8 @@ impl LogWriter {
     }
 
     /// Appends the records of a group in order, with as few calls to the file system as possible.
-    /// On return all of them survive `kill -9`. After an error none counts once the log is rotated:
+    /// On return all of them survive `kill -9`, unless [`LogWriter::unacknowledged`] has something to
+    /// wait for. After an error none counts once the log is rotated:
     /// the next segment's header says that this one ended before them. Until then a recovery may
     /// find any number of them.
     pub fn append_many(&mut self, entries: &[Entry<'_>]) -> Result<Appended> {
@@ -300,7 +331,7 @@ impl LogWriter {
         if let Some(error) = &self.broken {
             return Err(error.clone());
         }
-        if let Err(error) = self.log.append(parts) {
+        if let Err(error) = self.log.submit(parts) {
             self.broken = Some(error.clone());
             return Err(error);
         }
@@ -319,6 +350,19 @@ impl LogWriter {
         let payload_crc = archipelago_base::checksum::crc(empty.data());
         let mark = Entry { first_seq: seq, payload: empty.data(), payload_crc };
         self.append(&mark).map(|_| ())
+    }
+
+    /// The records that were appended last, if the segment acknowledges them later.
+    #[inline]
+    #[must_use]
+    pub fn unacknowledged(&self) -> Option<Unacknowledged> {
+        self.acknowledges_later
+            .then(|| Unacknowledged { segment: Arc::clone(&self.segment), end_offset: self.len })
+    }
+
+    /// Notes that the segment lost records that it took. It takes no more until it is rotated.
+    pub fn fail(&mut self, error: &Error) {
+        self.broken.get_or_insert_with(|| error.clone());
     }
 
     /// Whether an append failed: the segment takes no more until it is rotated.
@@ -359,6 +403,7 @@ impl LogWriter {
         self.incarnation = opened.incarnation;
         self.seed = segment_seed(opened.incarnation);
         self.len = SEGMENT_HEADER_BYTES as u64;
+        self.acknowledges_later = self.log.acknowledges_later();
         self.broken = None;
         Ok(closed)
     }
@@ -393,7 +438,9 @@ impl LogWriter {
         let name = self.segment.path.display();
         let error = Error::closed(format!("the log segment {name} is finished"));
         self.broken.get_or_insert(error);
-        Closed { segment: SegmentRef { no: self.segment.no, len: self.len }, unfinished }
+        // Records behind the acknowledged end were never applied, so they must not count.
+        let len = self.len.min(self.segment.handle.acknowledged());
+        Closed { segment: SegmentRef { no: self.segment.no, len }, unfinished }
     }
 
     /// The handle that makes the log durable, now and after every rotation.

@@ -22,6 +22,7 @@ mod full_disk;
 mod ingestion;
 mod job_threads;
 mod keys_only;
+mod later_log;
 mod lost_edits;
 mod memory;
 mod metamorphic;

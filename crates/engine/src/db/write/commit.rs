@@ -4,7 +4,8 @@
 //! steps:
 //!
 //! 1. *Submit*, under the commit lock: room in the memtables, sequence numbers, log append.
-//! 2. *Insert*, without a lock: many writers at the same time.
+//! 2. *Insert*, without a lock: many writers at the same time. If the log is in a network, the writer
+//!    first waits until its record survives `kill -9`.
 //! 3. *Publish*: the visible sequence number moves over the write, in order
 //!    (`db::read::publication`).
 //! 4. *Sync*, if the options ask for it: one leader syncs for all writers that wait.
@@ -17,7 +18,8 @@
 //!
 //! Invariants:
 //! 1. Sequence numbers are given out under the lock and only after the append of their record
-//!    succeeded, so the sequence has no holes and publication cannot wait for ever.
+//!    succeeded. If a log in a network then loses the record, publication passes over its numbers,
+//!    so that it cannot wait for ever.
 //! 2. The visible number only grows, and passes a write only when it and all before it are
 //!    inserted.
 //! 3. A record is in the log before any reader can see it.
@@ -25,7 +27,11 @@
 //!    commit lock may wait for the publication (ingestion does).
 //! 5. A ticket is inserted once: by its owner, or by the thread that changed it from asleep to
 //!    claimed.
-//! 6. While a transaction is being checked, every write is noted in [`CommitState::recent`] in the
+//! 6. If a record is lost, nothing of its write is inserted, and the caller gets the error only when
+//!    the header of the next segment survives `kill -9`. The header says where the acknowledged
+//!    records end, so no recovery applies the write. A thread passes over all numbers that it has
+//!    to pass over before it takes the commit lock for that.
+//! 7. While a transaction is being checked, every write is noted in [`CommitState::recent`] in the
 //!    step that gives it its sequence numbers.
 //!
 //! Thread-safety: any thread may call any method; every field says what guards it.
@@ -38,7 +44,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::time::Duration;
 
-use archipelago_base::{CfId, FileNo, Result, SeqNo};
+use archipelago_base::{CfId, Error, FileNo, Result, SeqNo};
 use crossbeam_utils::{Backoff, CachePadded};
 use parking_lot::Mutex;
 
@@ -51,7 +57,7 @@ use crate::db::write::group_sync::GroupSync;
 use crate::db::write::log_segments;
 use crate::disk_space::SpaceUse;
 use crate::lock_order::{CommitLock, NoLock, Order, OrderedGuard, OrderedMutex};
-use crate::wal::{BatchView, Entry, LogSyncer, LogWriter};
+use crate::wal::{BatchView, Entry, LogSyncer, LogWriter, Unacknowledged};
 
 /// Tries for the commit lock before a writer leaves a ticket.
 const SPINS_BEFORE_TICKET: usize = 30;
@@ -122,6 +128,8 @@ pub(crate) struct Grant {
     pub(crate) first_seq: SeqNo,
     pub(crate) last_seq: SeqNo,
     pub(crate) log: Option<FileNo>,
+    /// The record, if the log acknowledges it later.
+    unacknowledged: Option<Unacknowledged>,
     memtables: Memtables,
 }
 
@@ -207,6 +215,15 @@ struct ClaimedWrite {
 
 /// Writes that were granted while their owners slept, in their order.
 type Claimed = Vec<ClaimedWrite>;
+
+/// Granted writes whose records the log lost.
+#[derive(Default)]
+struct LostWrites {
+    /// The newest segment that lost some, and its error.
+    segment: Option<(FileNo, Error)>,
+    /// Tickets of other writers among them.
+    tickets: Vec<Arc<Ticket>>,
+}
 
 impl Ticket {
     fn submission(&self) -> Submission<'_> {
@@ -348,7 +365,7 @@ impl Committer {
         match answer {
             Some(answer) => self.finish(db, write, answer, claimed).map(Some),
             None => {
-                claimed.into_iter().for_each(|of| Self::insert_claimed(db, of));
+                carry_out_claimed(db, claimed);
                 Ok(None)
             }
         }
@@ -363,15 +380,18 @@ impl Committer {
         claimed: Claimed,
     ) -> Result<Outcome> {
         let mut claimed = claimed.into_iter().peekable();
+        let mut lost = LostWrites::default();
         let outcome = match answer {
             Ok(Answer::Granted(grant)) => {
                 // In their order: what is complete may have to wait for what is not.
                 let is_earlier = |other: &ClaimedWrite| other.grant.first_seq < grant.first_seq;
                 while let Some(earlier) = claimed.next_if(is_earlier) {
-                    Self::insert_claimed(db, earlier);
+                    lost.carry_out_claimed(db, earlier);
                 }
-                insert_granted(&grant, write.payload);
-                Ok(Outcome::Done(complete(&db.view, grant)))
+                match lost.carry_out(db, grant, write.payload) {
+                    Ok(last_seq) => Ok(Outcome::Done(last_seq)),
+                    Err(error) => Err(error),
+                }
             }
             Ok(Answer::Inserted(last_seq)) => Ok(Outcome::Done(last_seq)),
             Ok(Answer::Held(Held::Memtable(cf))) => Ok(Outcome::MustWait(cf)),
@@ -379,11 +399,20 @@ impl Committer {
             Ok(Answer::Held(Held::Flush)) => Ok(Outcome::MustFlush),
             Err(error) => Err(error),
         };
-        claimed.for_each(|later| Self::insert_claimed(db, later));
-        if let Ok(Outcome::Done(last_seq)) = outcome {
-            db.view.publication().wait(last_seq.0);
+        claimed.for_each(|later| lost.carry_out_claimed(db, later));
+        match outcome {
+            Ok(Outcome::Done(last_seq)) => {
+                lost.settle(db);
+                db.view.publication().wait(last_seq.0);
+                Ok(Outcome::Done(last_seq))
+            }
+            // The error of an append that failed at once comes without a lost record.
+            Err(error) => Err(lost.settle(db).unwrap_or(error)),
+            other => {
+                lost.settle(db);
+                other
+            }
         }
-        outcome
     }
 
     /// The lock, if it is or soon gets free: its holder copies one record, most often.
@@ -431,7 +460,7 @@ impl Committer {
             if let Some(answer) = ticket.take() {
                 return (answer, claimed);
             }
-            claimed.into_iter().for_each(|of| Self::insert_claimed(db, of));
+            carry_out_claimed(db, claimed);
         }
     }
 
@@ -453,12 +482,6 @@ impl Committer {
         }
         self.appended.store(state.last_seq.0, Ordering::Release);
         claimed
-    }
-
-    fn insert_claimed(db: &DbInner, claimed: ClaimedWrite) {
-        let ClaimedWrite { grant, ticket } = claimed;
-        insert_granted(&grant, &ticket.payload);
-        ticket.finish(Ok(Answer::Inserted(complete(&db.view, grant))));
     }
 
     /// Waits until everything given out so far is visible (the caller holds the commit lock, so
@@ -497,6 +520,52 @@ impl Committer {
             Ok(target)
         })
     }
+}
+
+impl LostWrites {
+    /// Inserts a granted write and makes it visible, once its record survives `kill -9`. If the log
+    /// lost the record, publication passes over the write, and the error is noted.
+    #[inline]
+    fn carry_out(&mut self, db: &DbInner, grant: Grant, payload: &[u8]) -> Result<SeqNo> {
+        if let Some(record) = &grant.unacknowledged
+            && let Err(error) = record.wait()
+        {
+            let segment = record.segment();
+            complete(&db.view, grant);
+            if self.segment.as_ref().is_none_or(|noted| noted.0 < segment) {
+                self.segment = Some((segment, error.clone()));
+            }
+            return Err(error);
+        }
+        insert_granted(&grant, payload);
+        Ok(complete(&db.view, grant))
+    }
+
+    /// The same for the write of a writer that sleeps.
+    fn carry_out_claimed(&mut self, db: &DbInner, claimed: ClaimedWrite) {
+        let ClaimedWrite { grant, ticket } = claimed;
+        match self.carry_out(db, grant, &ticket.payload) {
+            Ok(last_seq) => ticket.finish(Ok(Answer::Inserted(last_seq))),
+            Err(_) => self.tickets.push(ticket),
+        }
+    }
+
+    /// Leaves the segment that lost records, and then gives the error to the writers that sleep.
+    /// Returns it; `None` if nothing was lost.
+    #[inline]
+    fn settle(self, db: &DbInner) -> Option<Error> {
+        let (segment, error) = self.segment?;
+        let error = log_segments::leave_lossy_segment(db, segment, &error);
+        self.tickets.iter().for_each(|ticket| ticket.finish(Err(error.clone())));
+        Some(error)
+    }
+}
+
+/// Carries out the writes of writers that sleep, in their order.
+fn carry_out_claimed(db: &DbInner, claimed: Claimed) {
+    let mut lost = LostWrites::default();
+    claimed.into_iter().for_each(|write| lost.carry_out_claimed(db, write));
+    lost.settle(db);
 }
 
 /// Makes an inserted write visible once all before it are; its last sequence number.
@@ -656,9 +725,9 @@ fn take_grant(state: &mut CommitGuard<'_>, write: &Submission<'_>) -> Grant {
     assert!(last_seq <= SeqNo::MAX, "sequence numbers exhausted");
     state.last_seq = last_seq;
     state.recent.note(write.payload);
-    let log = match (&state.log, write.wal) {
-        (Some(log), true) => Some(log.position().no),
-        _ => None,
+    let (log, unacknowledged) = match (&state.log, write.wal) {
+        (Some(log), true) => (Some(log.position().no), log.unacknowledged()),
+        _ => (None, None),
     };
     let grant = |state: &CommitState, share: &Share| {
         let memtable = state.active_of(share.cf).expect("prepared under this lock");
@@ -672,5 +741,5 @@ fn take_grant(state: &mut CommitGuard<'_>, write: &Submission<'_>) -> Grant {
         }
         many => Memtables::Many(many.iter().map(|share| grant(state, share)).collect()),
     };
-    Grant { first_seq, last_seq, log, memtables }
+    Grant { first_seq, last_seq, log, unacknowledged, memtables }
 }

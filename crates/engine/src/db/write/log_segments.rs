@@ -219,6 +219,30 @@ pub(crate) fn rotate_log(db: &DbInner, commit: &mut CommitGuard<'_>) -> Result<(
     Ok(())
 }
 
+/// Goes on in another segment after `segment` lost records that it took, so that the header of the
+/// next one says where the acknowledged records end. Returns the error of the lost writes, which were
+/// not applied and never will be. If no header can be written, that is unknown, and the database takes
+/// no more writes. The caller holds no lock.
+#[cold]
+pub(crate) fn leave_lossy_segment(db: &DbInner, segment: FileNo, error: &Error) -> Error {
+    let mut commit = db.writes.committer().lock(Order::none());
+    // Another writer of the same group may have left it.
+    let is_open = commit.log.as_ref().is_some_and(|log| log.position().no == segment);
+    if !is_open {
+        return error.clone();
+    }
+    if let Some(log) = commit.log.as_mut() {
+        log.fail(error);
+    }
+    let Err(failed) = rotate_log(db, &mut commit) else { return error.clone() };
+    drop(commit);
+    db.observers.fail_read_only(&db.jobs, "log append", &failed);
+    error.context_at(
+        "the write was not acknowledged, and no new log segment could be begun: whether the write is \
+         applied will be known when the database is opened again",
+    )
+}
+
 /// The oldest log segment that some unflushed record lies in once `leaving` is installed.
 /// Everything older may go then. `open` is the open segment.
 pub(crate) fn log_floor(

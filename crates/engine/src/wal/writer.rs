@@ -159,9 +159,16 @@ struct SyncShared {
 #[derive(Clone, Debug)]
 pub struct LogSyncer {
     shared: Arc<SyncShared>,
+    acknowledges_later: bool,
 }
 
 impl LogSyncer {
+    /// Whether the log is in a network and acknowledges appends later.
+    #[must_use]
+    pub fn acknowledges_later(&self) -> bool {
+        self.acknowledges_later
+    }
+
     /// Makes everything that was appended before this call survive power loss: earlier segments
     /// first, then the open one. Waits for a sync that is under way. An error says that
     /// nothing new is known to be durable.
@@ -218,8 +225,6 @@ pub struct LogWriter {
     incarnation: Epoch,
     seed: u32,
     len: u64,
-    /// Whether the segment acknowledges appends later.
-    acknowledges_later: bool,
     /// Why the segment takes no more appends.
     broken: Option<Error>,
     syncer: LogSyncer,
@@ -252,17 +257,17 @@ impl LogWriter {
             segments,
             durable: Mutex::default(),
         });
+        let acknowledges_later = opened.log.acknowledges_later();
         Ok(Self {
             config,
             rng,
-            acknowledges_later: opened.log.acknowledges_later(),
             log: opened.log,
             segment: opened.segment,
             incarnation: opened.incarnation,
             seed: segment_seed(opened.incarnation),
             len: SEGMENT_HEADER_BYTES as u64,
             broken: None,
-            syncer: LogSyncer { shared },
+            syncer: LogSyncer { shared, acknowledges_later },
         })
     }
 
@@ -356,7 +361,8 @@ impl LogWriter {
     #[inline]
     #[must_use]
     pub fn unacknowledged(&self) -> Option<Unacknowledged> {
-        self.acknowledges_later
+        self.syncer
+            .acknowledges_later
             .then(|| Unacknowledged { segment: Arc::clone(&self.segment), end_offset: self.len })
     }
 
@@ -403,7 +409,6 @@ impl LogWriter {
         self.incarnation = opened.incarnation;
         self.seed = segment_seed(opened.incarnation);
         self.len = SEGMENT_HEADER_BYTES as u64;
-        self.acknowledges_later = self.log.acknowledges_later();
         self.broken = None;
         Ok(closed)
     }

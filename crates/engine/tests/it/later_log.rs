@@ -78,7 +78,7 @@ impl FileSystem for LaterFs {
         }
         let inner = self.inner.create_log(path, context, options)?;
         let sync = inner.sync_handle();
-        let queue = Queue { inner, records: Vec::new(), len: 0, acknowledged: 0, error: None };
+        let queue = Queue { inner, groups: Vec::new(), len: 0, acknowledged: 0, error: None };
         let segment =
             LaterSegment { queue: Mutex::new(queue), sync, network: Arc::clone(&self.network) };
         Ok(Box::new(LaterLog(Arc::new(segment))))
@@ -91,11 +91,18 @@ fn lost() -> Error {
     Error::new(ErrorKind::Io, "the network lost the record")
 }
 
+/// Records that were submitted together.
+#[derive(Debug)]
+struct Group {
+    bytes: Vec<u8>,
+    records: u64,
+}
+
 /// Records of a segment on their way.
 #[derive(Debug)]
 struct Queue {
     inner: Box<dyn LogFile>,
-    records: Vec<Vec<u8>>,
+    groups: Vec<Group>,
     len: u64,
     acknowledged: u64,
     error: Option<Error>,
@@ -118,16 +125,18 @@ impl LaterSegment {
     /// lie on one node of a network.
     fn advance(&self, weather: &mut Weather) {
         let mut queue = self.queue.lock();
-        for record in std::mem::take(&mut queue.records) {
-            weather.waiting -= 1;
-            queue.inner.append(&[&record]).unwrap();
-            if queue.error.is_none() && weather.acknowledges == Some(0) {
+        for group in std::mem::take(&mut queue.groups) {
+            weather.waiting -= group.records;
+            queue.inner.append(&[&group.bytes]).unwrap();
+            if queue.error.is_none()
+                && weather.acknowledges.is_some_and(|left| left < group.records)
+            {
                 queue.error = Some(lost());
                 weather.acknowledges = None;
             }
             if queue.error.is_none() {
-                queue.acknowledged += record.len() as u64;
-                weather.acknowledges = weather.acknowledges.map(|left| left - 1);
+                queue.acknowledged += group.bytes.len() as u64;
+                weather.acknowledges = weather.acknowledges.map(|left| left - group.records);
             }
         }
     }
@@ -184,11 +193,12 @@ impl LogFile for LaterLog {
         if let Some(error) = &queue.error {
             return Err(error.clone());
         }
-        let record = parts.concat();
         let start = queue.len;
-        queue.len += record.len() as u64;
-        queue.records.push(record);
-        weather.waiting += 1;
+        // A record has a header and a payload, and the header of the segment stands alone.
+        let group = Group { bytes: parts.concat(), records: (parts.len() as u64).div_ceil(2) };
+        queue.len += group.bytes.len() as u64;
+        weather.waiting += group.records;
+        queue.groups.push(group);
         self.0.network.changed.notify_all();
         Ok(start)
     }
@@ -319,10 +329,11 @@ fn ingestion_passes_over_lost_records() {
     let fs = LaterFs::new();
     let db = open(&fs);
     let table = Path::new("/table");
-    let mut writer =
-        SstWriter::create(Arc::new(fs.inner.clone()), table, TableOptions::default()).unwrap();
+    let disk: Arc<dyn FileSystem> = Arc::new(fs.inner.clone());
+    let mut writer = SstWriter::create(&disk, table, TableOptions::default()).unwrap();
     writer.put(b"ingested", b"1").unwrap();
     writer.finish().unwrap();
+    let ingest = || db.ingest(db.default_family(), &[table], &IngestOptions::default());
     fs.set(|weather| weather.is_held = true);
     std::thread::scope(|scope| {
         let lost = scope.spawn(|| db.put(b"lost", b"value"));
@@ -333,7 +344,11 @@ fn ingestion_passes_over_lost_records() {
         std::thread::sleep(Duration::from_millis(20));
         fs.set(|weather| (weather.is_held, weather.acknowledges) = (false, Some(0)));
         assert_eq!(lost.join().unwrap().unwrap_err().kind(), ErrorKind::Io);
-        ingested.join().unwrap().unwrap();
+        // It may meet the lossy segment when it syncs the log. Then it changes nothing.
+        if let Err(error) = ingested.join().unwrap() {
+            assert_eq!(error.kind(), ErrorKind::Io);
+            ingest().unwrap();
+        }
     });
     assert_eq!(db.get(b"lost").unwrap(), None);
     assert!(db.get(b"ingested").unwrap().is_some());

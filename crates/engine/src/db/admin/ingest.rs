@@ -40,7 +40,7 @@ use archipelago_env::{FileClass, IoContext, IoPurpose, OpenOptions};
 use crate::bucket::BucketMap;
 use crate::compaction::job::{CompactionSpec, Input, run_compaction};
 use crate::db::admin::checkpoint::copy;
-use crate::db::background::{compaction, scheduler, space};
+use crate::db::background::{compaction, leave_log, scheduler, space};
 use crate::db::inner::DbInner;
 use crate::db::state::family::Family;
 use crate::db::state::jobs::RunningKind;
@@ -120,6 +120,7 @@ pub(crate) fn ingest<P: AsRef<Path>>(
     }
     db.storage.fs().sync_dir(db.storage.dir())?;
     check_disjoint(&mut metas)?;
+    leave_log::leave_log_before_sync(db)?;
     loop {
         // Cut by the map of now; checked again under the lock.
         let version = Arc::clone(&family.current.load().version);

@@ -244,11 +244,15 @@ fn mark_durable_log(storage: &Storage, logs: &LogSegments, writes: &WritePath) {
     }
 }
 
-/// Notes that the log cannot reach its device. On a full disk the log is left for tables, and
-/// writes go on meanwhile; after any other error what the device holds is unknown, and the
-/// database takes no more writes.
+/// Notes that the log cannot reach its device. On a full disk, and after an I/O error of a log in a
+/// network, the log is left for tables, and writes go on meanwhile: all visible records are in
+/// memory, and a log in a network never loses an acknowledged record unnoticed. After any other
+/// error what the device holds is unknown, and the database takes no more writes.
 fn fail_log<Held: Before<JobsLock>>(db: &DbInner, job: &str, error: &Error, order: Order<Held>) {
-    if !error.is_no_space() {
+    let syncer = db.writes.committer().syncer();
+    let is_in_network = syncer.is_some_and(|syncer| syncer.acknowledges_later());
+    let can_leave = error.is_no_space() || is_in_network && error.kind() == ErrorKind::Io;
+    if !can_leave {
         db.observers.fail_read_only(&db.jobs, job, error);
         return;
     }
@@ -256,7 +260,9 @@ fn fail_log<Held: Before<JobsLock>>(db: &DbInner, job: &str, error: &Error, orde
     // A worker that has just found nothing to leave clears the health under this lock. It must not
     // clear what is noted below.
     drop(db.jobs.lock(order));
-    disk_room::give_up_reserve(&db.storage, &db.observers, &db.disk);
+    if error.is_no_space() {
+        disk_room::give_up_reserve(&db.storage, &db.observers, &db.disk);
+    }
     db.observers.fail_soft(&db.jobs, job, error);
 }
 

@@ -28,6 +28,8 @@ pub mod local;
 pub mod mem;
 pub mod names;
 pub mod stats;
+#[cfg(feature = "suite")]
+pub mod suite;
 
 pub use access::GroupAccess;
 pub use context::{FileClass, IoContext, IoPurpose};

@@ -16,6 +16,7 @@
 //! | [`memory`] | all three traits in memory, with kills, power losses and faults, for tests |
 //! | [`nodes`] | the backend of own storage nodes: placement, striping, logs, register |
 //! | [`sabotage`] | steps that a checker leaves out |
+//! | `suite` | tests of the three traits for any backend, behind the cargo feature `suite` |
 //!
 //! A *volume* is the namespace of one database. Its *owner* is the process whose epoch is the
 //! newest. Terark-DS (§4.1) has storage nodes that know files; these traits know bytes only, so
@@ -39,6 +40,8 @@ pub mod memory;
 pub mod nodes;
 pub mod register;
 pub mod sabotage;
+#[cfg(feature = "suite")]
+pub mod suite;
 pub mod volume;
 
 pub use blob::{BlobOptions, BlobReader, BlobRef, BlobStore, BlobWriter};

@@ -69,6 +69,10 @@ impl StoredLog {
         self.bytes.len() as u64
     }
 
+    pub(super) const fn begun(&self) -> u64 {
+        self.begun
+    }
+
     /// The log after a kill of its writer: of the bytes that were not acknowledged, a prefix.
     pub(super) fn after_kill(&self, rng: &mut Rng) -> Self {
         let mut log = self.clone();

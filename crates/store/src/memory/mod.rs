@@ -36,8 +36,6 @@ mod calls;
 mod layout;
 mod logs;
 mod register;
-#[cfg(test)]
-mod tests;
 mod writer;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -258,7 +256,10 @@ impl PoolState {
     /// A copy whose logs went through `end`, and which continues with `seed`.
     fn after(&self, seed: u64, end: fn(&StoredLog, &mut Rng) -> StoredLog) -> Self {
         let mut rng = Rng::with_seed(seed);
-        let logs = self.logs.iter().map(|(id, log)| (*id, end(log, &mut rng))).collect();
+        // The order of their creation does not depend on identities, which may be random.
+        let mut logs: Vec<_> = self.logs.iter().collect();
+        logs.sort_by_key(|(_, log)| log.begun());
+        let logs = logs.into_iter().map(|(id, log)| (*id, end(log, &mut rng))).collect();
         Self {
             blobs: self.blobs.clone(),
             blobs_used: self.blobs_used.clone(),

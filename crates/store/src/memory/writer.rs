@@ -56,6 +56,12 @@ impl Progress {
             None => Ok(()),
         }
     }
+
+    /// Keeps the first error, and returns it for the call that met it.
+    fn keep(&mut self, error: Error, name: LogName) -> Error {
+        self.error.get_or_insert_with(|| error.context_at(format!("{name} failed before")));
+        error
+    }
 }
 
 impl MemoryLogWriter {
@@ -106,14 +112,6 @@ impl LogWriter for MemoryLogWriter {
         position.use_turn(PoolCall::LogFinish, Survival::PowerLoss)?;
         let layout = position.progress.lock().finished.clone();
         layout.ok_or_else(|| Error::internal(format!("{} did not finish", position.name())))
-    }
-}
-
-impl Progress {
-    /// Keeps the first error, and returns it for the call that met it.
-    fn keep(&mut self, error: Error, name: LogName) -> Error {
-        self.error.get_or_insert_with(|| error.context_at(format!("{name} failed before")));
-        error
     }
 }
 

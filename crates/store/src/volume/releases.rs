@@ -70,12 +70,14 @@ impl Volume {
         match object {
             Superfluous::Blob(blob) => self.stores.blobs.release(*blob, volume, epoch),
             Superfluous::Log(log, layout) => self.stores.logs.remove(*log, layout, epoch),
-            Superfluous::Strays => self.release_strays(),
+            Superfluous::Strays => self.release_strays().map(|_| ()),
         }
     }
 
-    /// Gives up all objects of the volume that are neither named nor pending.
-    fn release_strays(&self) -> Result<()> {
+    /// Gives up all objects of the volume that are neither named nor pending, and returns their
+    /// number. The opening of a volume does it, and each scrub repeats it. Errors: those of the
+    /// pool; `Fenced`.
+    pub fn release_strays(&self) -> Result<u64> {
         let (volume, epoch) = (self.id(), self.epoch());
         let ignored = self.sabotage.pending_ignored();
         let blobs = self.stores.blobs.release_strays(volume, epoch, &|blob| {
@@ -92,6 +94,6 @@ impl Volume {
         if blobs + logs > 0 {
             tracing::info!(volume = self.name(), blobs, logs, "strays were released");
         }
-        Ok(())
+        Ok(blobs + logs)
     }
 }

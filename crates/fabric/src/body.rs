@@ -3,8 +3,10 @@
 use std::fmt;
 use std::ops::Deref;
 
-/// Limit of the bytes of a request or an answer.
+/// Limit of the bytes of a request or an answer that is not bulk.
 pub const MESSAGE_BYTES_MAX: usize = 256 << 10;
+/// Limit of the bytes of a bulk request or its answer ([`Call::bulk`](crate::Call::bulk)).
+pub const BULK_BYTES_MAX: usize = 4 << 20;
 /// Number of bytes that a [`Body`] holds inline.
 pub const INLINE_BYTES_MAX: usize = 62;
 

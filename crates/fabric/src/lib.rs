@@ -62,7 +62,7 @@ pub mod wire;
 
 pub use batch::{Attached, BATCH_BYTES_MAX, BATCH_OPS_MAX, Batch, Op, Outcome};
 pub use block_on::block_on;
-pub use body::{Body, INLINE_BYTES_MAX, MESSAGE_BYTES_MAX};
+pub use body::{BULK_BYTES_MAX, Body, INLINE_BYTES_MAX, MESSAGE_BYTES_MAX};
 pub use driver::Driver;
 pub use ids::{ClientId, NodeId, RegionId, RemoteKey, Rights};
 pub use link::{
@@ -70,7 +70,7 @@ pub use link::{
 };
 pub use node::{
     Answer, AtomicPath, CLIENTS_MAX, Handler, Holder, KEYS_MAX, Node, NodeStats, REQUESTS_MAX,
-    Region, Reply, Request,
+    RESERVED_BYTES_MAX, Region, Reply, Request,
 };
 #[cfg(feature = "ofi")]
 pub use ofi::Ofi;

@@ -14,7 +14,8 @@
 //! 4. An aligned word is never torn. Longer data may be.
 //! 5. Atomic operations on a word are atomic to each other, from all clients, and to the node's own
 //!    through [`Region`](crate::Region).
-//! 6. A request is executed at most once, and its answer arrives at most once.
+//! 6. A request is executed at most once, unless it is marked as idempotent. Its answer arrives at
+//!    most once.
 //! 7. A key that was revoked, or belongs to another epoch, is refused. `shm` cannot stop a broken
 //!    process: see [`Node`].
 //! 8. A link that is down stays down. [`Provider::connect`] makes a new one.
@@ -36,9 +37,9 @@ use archipelago_base::{Epoch, Result};
 use parking_lot::Mutex;
 
 use crate::batch::{Attached, Batch};
-use crate::body::Body;
+use crate::body::{BULK_BYTES_MAX, Body, MESSAGE_BYTES_MAX};
 use crate::ids::{ClientId, NodeId, RemoteKey};
-use crate::node::{AtomicPath, Node, REQUESTS_MAX};
+use crate::node::{AtomicPath, Node, REQUESTS_MAX, reservation};
 use crate::promise::Promise;
 use crate::refusal::{Reason, Refusal};
 
@@ -137,38 +138,128 @@ pub trait Link: Send + Sync + fmt::Debug {
 /// A request before it is sent. By default it gets a new number, and it is not sent again if its
 /// outcome is unknown.
 ///
+/// # Exactly one execution
+///
 /// A caller that needs exactly one execution despite lost links takes a number
 /// ([`Session::begin`]) and sends the request with [`Call::numbered`]. After
 /// [`Reason::Disconnected`] or [`Reason::Deadline`] it connects again, and sends the same body with
 /// [`Call::again`]. The node then returns the answer of the first execution, or refuses with
 /// [`Reason::Forgotten`] if it no longer knows the session. [`Session::give_up`] ends the attempts.
+///
+/// # Idempotent and bulk requests
+///
+/// A request whose second execution changes nothing is marked with [`Call::idempotent`]. The node
+/// does not remember it, so it costs the node no memory after its answer, and any number of them
+/// may be open. A caller that gets no answer sends the request again as a new one.
+///
+/// A request of more than [`MESSAGE_BYTES_MAX`] bytes, or with an answer of more bytes, is marked
+/// with [`Call::bulk`].
+///
+/// Both sides of a link bound the bytes of idempotent and bulk requests that are open
+/// ([`RESERVED_BYTES_MAX`](crate::RESERVED_BYTES_MAX)). A request reserves its body and the largest
+/// answer that it permits, so a caller that expects short answers says so with
+/// [`Call::answer_bytes_max`].
+///
+/// ```
+/// use std::time::Duration;
+/// use archipelago_fabric::Call;
+///
+/// let second = Duration::from_secs(1);
+/// // A READ of 1 MiB from a storage node, which the node may execute twice.
+/// let read = Call::new(b"read chunk 7 at 0", second).idempotent().bulk().answer_bytes_max(1 << 20);
+/// // A piece of a table, which the node acknowledges in a few bytes.
+/// let piece = vec![0; 1 << 20];
+/// let write = Call::new(&piece, second).idempotent().bulk().answer_bytes_max(64);
+/// assert_eq!((read.body.len(), write.body.len()), (17, 1 << 20));
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Call<'a> {
-    /// The bytes of the request, at most [`MESSAGE_BYTES_MAX`](crate::MESSAGE_BYTES_MAX).
+    /// The bytes of the request, at most [`MESSAGE_BYTES_MAX`], or [`BULK_BYTES_MAX`] if it is
+    /// bulk.
     pub body: &'a [u8],
     /// Time after which the request completes with [`Reason::Deadline`].
     pub deadline: Duration,
-    pub(crate) number: Option<u64>,
-    pub(crate) retry: bool,
+    pub(crate) repeats: Repeats,
+    bulk: bool,
+    answer_bytes_max: Option<usize>,
+}
+
+/// How a node distinguishes a request that arrives again from a new one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Repeats {
+    /// By the next number of the session, which the request gets when it is sent.
+    Fresh,
+    /// By a number from [`Session::begin`]. `retry` says that the request was sent before.
+    Numbered { number: u64, retry: bool },
+    /// It does not: the node executes every copy that arrives.
+    Idempotent,
+}
+
+/// Sizes of a request that a link has checked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct CallSize {
+    /// Limit of the answer in bytes.
+    pub(crate) answer_bytes_max: usize,
+    /// Bytes that the request reserves on its link.
+    pub(crate) reserved_bytes: usize,
 }
 
 impl<'a> Call<'a> {
     /// Makes a request that gets a new number when it is sent.
     #[must_use]
     pub fn new(body: &'a [u8], deadline: Duration) -> Self {
-        Self { body, deadline, number: None, retry: false }
+        Self { body, deadline, repeats: Repeats::Fresh, bulk: false, answer_bytes_max: None }
     }
 
     /// Gives the request a number from [`Session::begin`].
     #[must_use]
     pub fn numbered(self, number: u64) -> Self {
-        Self { number: Some(number), ..self }
+        Self { repeats: Repeats::Numbered { number, retry: false }, ..self }
     }
 
     /// Marks the request as sent before, under this number.
     #[must_use]
     pub fn again(self, number: u64) -> Self {
-        Self { number: Some(number), retry: true, ..self }
+        Self { repeats: Repeats::Numbered { number, retry: true }, ..self }
+    }
+
+    /// Marks the request as idempotent: the node may execute it more than once, and does not
+    /// remember its answer. It has no number of the session.
+    #[must_use]
+    pub fn idempotent(self) -> Self {
+        Self { repeats: Repeats::Idempotent, ..self }
+    }
+
+    /// Permits a body of [`BULK_BYTES_MAX`] bytes. The answer of a bulk request may have the same
+    /// length if the request is idempotent as well. Otherwise the node must keep the answer, whose
+    /// limit stays [`MESSAGE_BYTES_MAX`].
+    #[must_use]
+    pub fn bulk(self) -> Self {
+        Self { bulk: true, ..self }
+    }
+
+    /// Limits the answer to `bytes`. The node answers [`Reason::TooLarge`] instead of a longer one.
+    /// The default is the largest answer that the request may have.
+    #[must_use]
+    pub fn answer_bytes_max(self, bytes: usize) -> Self {
+        Self { answer_bytes_max: Some(bytes), ..self }
+    }
+
+    /// Checks the sizes. Errors: [`Reason::TooLarge`] with the limit that the body or the answer
+    /// exceeds.
+    pub(crate) fn size(&self) -> Result<CallSize, Refusal> {
+        let is_idempotent = self.repeats == Repeats::Idempotent;
+        let body_max = if self.bulk { BULK_BYTES_MAX } else { MESSAGE_BYTES_MAX };
+        let most = if self.bulk && is_idempotent { BULK_BYTES_MAX } else { MESSAGE_BYTES_MAX };
+        let answer_bytes_max = self.answer_bytes_max.unwrap_or(most);
+        let within = |bytes: usize, max: usize| match bytes > max {
+            true => Err(Refusal::at(Reason::TooLarge, max as u64)),
+            false => Ok(()),
+        };
+        within(self.body.len(), body_max)?;
+        within(answer_bytes_max, most)?;
+        let reserved_bytes = reservation(is_idempotent, self.body.len(), answer_bytes_max);
+        Ok(CallSize { answer_bytes_max, reserved_bytes })
     }
 }
 

@@ -3,7 +3,7 @@
 
 use archipelago_base::codec::Reader;
 use archipelago_fabric::wire::{self, Ask, Hello, Opened, Welcome};
-use archipelago_fabric::{Attached, Batch, RemoteKey};
+use archipelago_fabric::{Attached, BULK_BYTES_MAX, Batch, RemoteKey};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
@@ -12,8 +12,14 @@ fuzz_target!(|bytes: &[u8]| {
         hello.encode(&mut again);
         assert_eq!(again, bytes);
     }
-    let _ = (Welcome::decode(bytes), Opened::decode(bytes), Ask::decode(bytes));
-    let _ = wire::decode_answer(bytes);
+    if let Ok(ask) = Ask::decode(bytes) {
+        let mut again = Vec::new();
+        ask.encode(&mut again);
+        assert_eq!(again, bytes);
+        let _ = (ask.check_once(), ask.check_idempotent());
+    }
+    let _ = (Welcome::decode(bytes), Opened::decode(bytes));
+    let _ = wire::decode_answer(bytes, BULK_BYTES_MAX);
     let _ = (RemoteKey::decode(&mut Reader::new(bytes)), wire::decode_key(bytes));
     let _ = wire::decode_goodbye(bytes);
     let mut ops = Vec::new();

@@ -4,8 +4,10 @@
 //! Invariants:
 //! 1. An operation that this process executes for a client goes through [`Node::execute`], which
 //!    checks key, rights and range before it accesses memory.
-//! 2. A request reaches the handler once ([`duplicates`]).
+//! 2. A request reaches the handler once ([`duplicates`]). An idempotent request reaches it as often
+//!    as it arrives, and leaves nothing behind.
 //! 3. An epoch only grows. A later epoch ends all keys and links of the earlier one.
+//! 4. The open idempotent and bulk requests of a link are bounded in bytes ([`reserved`]).
 //!
 //! Fencing: after a revocation returns, no operation of the key runs on a provider that executes in
 //! this process (`tcp`). A client of `shm` has the memory mapped. A correct client checks the
@@ -15,13 +17,15 @@
 //!
 //! Thread-safety: any thread may call any method.
 //! Failure: operations and requests are refused, and [`NodeStats`] counts the refusals.
-//! Cost: one shared lock per executed operation, and one lock per request.
+//! Cost: one shared lock per executed operation, and one lock per request. An idempotent request
+//! takes no lock.
 
 #[cfg(feature = "ofi")]
 pub(crate) mod card;
 mod duplicates;
 mod keys;
 mod region;
+mod reserved;
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -35,6 +39,7 @@ use parking_lot::Mutex;
 pub use duplicates::{Answer, CLIENTS_MAX, REQUESTS_MAX};
 pub use keys::{AtomicPath, KEYS_MAX};
 pub use region::Region;
+pub use reserved::RESERVED_BYTES_MAX;
 
 pub(crate) use keys::{
     CONTROL_BYTES, CONTROL_EPOCH_WORD, CONTROL_HEADER_WORDS, CONTROL_MAGIC, CONTROL_MAGIC_WORD,
@@ -48,12 +53,14 @@ use crate::refusal::{Reason, Refusal};
 pub(crate) use duplicates::Delivery;
 use duplicates::{Duplicates, Verdict};
 use keys::KeyTable;
+use reserved::Reserved;
+pub(crate) use reserved::{LinkBudget, reservation};
 
 /// The application's code that answers requests.
 pub trait Handler: Send + Sync + 'static {
-    /// Called once for each request, on a thread of the provider. Other requests of this client
-    /// wait until it returns. An answer that takes time should come from another thread, to which
-    /// the [`Reply`] can be sent.
+    /// Called once for each request, on a thread of the provider, and for every copy of an
+    /// idempotent request that arrives. Other requests of this client wait until it returns. An
+    /// answer that takes time should come from another thread, to which the [`Reply`] can be sent.
     fn handle(&self, request: Request<'_>, reply: Reply);
 }
 
@@ -62,10 +69,13 @@ pub trait Handler: Send + Sync + 'static {
 pub struct Request<'a> {
     /// The client that sent the request.
     pub client: ClientId,
-    /// Number of the request, which the client chose.
+    /// Number of the request, which the client chose. Idempotent requests have numbers of their
+    /// own, which begin again with each link.
     pub number: u64,
     /// Time after which the client no longer waits for the answer.
     pub deadline: Duration,
+    /// Limit of the answer in bytes, which the client chose.
+    pub answer_bytes_max: usize,
     /// The bytes of the request.
     pub body: &'a [u8],
 }
@@ -75,7 +85,12 @@ pub struct Reply {
     node: Arc<Node>,
     client: ClientId,
     number: u64,
+    /// The link that carried an idempotent request. Other answers go to the client's current link.
+    link: Option<Weak<dyn LinkEnd>>,
+    answer_bytes_max: usize,
     sent: bool,
+    /// The reservation of an idempotent or bulk request, which ends after the answer.
+    _reserved: Option<Reserved>,
 }
 
 impl fmt::Debug for Reply {
@@ -85,31 +100,51 @@ impl fmt::Debug for Reply {
 }
 
 impl Reply {
-    /// Sends the answer. A body over [`MESSAGE_BYTES_MAX`](crate::MESSAGE_BYTES_MAX) becomes a
-    /// refusal.
+    /// Sends the answer. A body over [`Request::answer_bytes_max`] becomes a refusal.
     pub fn send(mut self, body: impl Into<Body>) {
         let body = body.into();
         self.sent = true;
-        let answer = if body.len() > crate::MESSAGE_BYTES_MAX {
-            Err(Refusal::at(Reason::TooLarge, crate::MESSAGE_BYTES_MAX as u64))
+        let answer = if body.len() > self.answer_bytes_max {
+            Err(Refusal::at(Reason::TooLarge, self.answer_bytes_max as u64))
         } else {
             Ok(body)
         };
-        self.node.answer(self.client, self.number, &answer);
+        self.answer(&answer);
+    }
+
+    fn answer(&self, answer: &Answer) {
+        match &self.link {
+            None => self.node.answer(self.client, self.number, answer),
+            // The client of a link that is down sends an idempotent request again.
+            Some(link) => {
+                if let Some(link) = link.upgrade() {
+                    link.answer(Question::Idempotent(self.number), answer);
+                }
+            }
+        }
     }
 }
 
 impl Drop for Reply {
     fn drop(&mut self) {
         if !self.sent {
-            self.node.answer(self.client, self.number, &Err(Reason::Unanswered.into()));
+            self.answer(&Err(Reason::Unanswered.into()));
         }
     }
 }
 
+/// The request that an answer belongs to, by its number. Both sorts of numbers are separate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Question {
+    /// A request with a number of the client's session.
+    Once(u64),
+    /// An idempotent request with a number of its link.
+    Idempotent(u64),
+}
+
 /// The target's end of a link, as the node needs it.
 pub(crate) trait LinkEnd: Send + Sync {
-    fn answer(&self, number: u64, answer: &Answer);
+    fn answer(&self, question: Question, answer: &Answer);
     fn close(&self, refusal: Refusal);
 }
 
@@ -136,6 +171,11 @@ pub struct NodeStats {
     pub refused: u64,
     /// Links that the node closed because the client broke the protocol.
     pub malformed: u64,
+    /// Answers that the node keeps now for requests that may arrive again, and requests that it
+    /// executes now. Idempotent requests are not among them.
+    pub kept_requests: u64,
+    /// Bytes of the answers that the node keeps now.
+    pub kept_bytes: u64,
 }
 
 #[derive(Debug, Default)]
@@ -251,12 +291,15 @@ impl Node {
     #[must_use]
     pub fn stats(&self) -> NodeStats {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let (kept_requests, kept_bytes) = self.duplicates.lock().kept();
         NodeStats {
             operations: get(&self.counters.operations),
             requests: get(&self.counters.requests),
             duplicates: get(&self.counters.duplicates),
             refused: get(&self.counters.refused),
             malformed: get(&self.counters.malformed),
+            kept_requests: kept_requests as u64,
+            kept_bytes: kept_bytes as u64,
         }
     }
 
@@ -340,16 +383,22 @@ impl Node {
         self: &Arc<Self>,
         request: Request<'_>,
         delivery: Delivery,
+        budget: &Arc<LinkBudget>,
     ) -> Option<Answer> {
         let (client, number) = (request.client, request.number);
+        // The reservation comes first, so that a request that is refused leaves no entry.
+        let bytes = reservation(false, request.body.len(), request.answer_bytes_max);
+        let reserved = match bytes {
+            0 => None,
+            bytes => match budget.reserve(bytes) {
+                Ok(reserved) => Some(reserved),
+                Err(refusal) => return Some(self.refused(refusal)),
+            },
+        };
         let verdict = self.duplicates.lock().request(client, number, delivery);
         match verdict {
             Verdict::Fresh => {
-                self.counters.requests.fetch_add(1, Ordering::Relaxed);
-                let reply = Reply { node: Arc::clone(self), client, number, sent: false };
-                if let Some(handler) = &self.handler {
-                    handler.handle(request, reply);
-                }
+                self.hand_over(request, None, reserved);
                 None
             }
             Verdict::Running => {
@@ -360,17 +409,59 @@ impl Node {
                 self.counters.duplicates.fetch_add(1, Ordering::Relaxed);
                 Some(answer)
             }
-            Verdict::Refused(refusal) => {
-                self.counters.refused.fetch_add(1, Ordering::Relaxed);
-                Some(Err(refusal))
-            }
+            Verdict::Refused(refusal) => Some(self.refused(refusal)),
         }
+    }
+
+    /// Handles an idempotent request, which `link` carried. Returns a refusal if the link has too
+    /// many bytes open.
+    pub(crate) fn idempotent(
+        self: &Arc<Self>,
+        request: Request<'_>,
+        link: Weak<dyn LinkEnd>,
+        budget: &Arc<LinkBudget>,
+    ) -> Option<Answer> {
+        let bytes = reservation(true, request.body.len(), request.answer_bytes_max);
+        match budget.reserve(bytes) {
+            Ok(reserved) => {
+                self.hand_over(request, Some(link), Some(reserved));
+                None
+            }
+            Err(refusal) => Some(self.refused(refusal)),
+        }
+    }
+
+    /// Gives a request to the handler. Without a handler the reply's drop refuses it.
+    fn hand_over(
+        self: &Arc<Self>,
+        request: Request<'_>,
+        link: Option<Weak<dyn LinkEnd>>,
+        reserved: Option<Reserved>,
+    ) {
+        self.counters.requests.fetch_add(1, Ordering::Relaxed);
+        let reply = Reply {
+            node: Arc::clone(self),
+            client: request.client,
+            number: request.number,
+            link,
+            answer_bytes_max: request.answer_bytes_max,
+            sent: false,
+            _reserved: reserved,
+        };
+        if let Some(handler) = &self.handler {
+            handler.handle(request, reply);
+        }
+    }
+
+    fn refused(&self, refusal: Refusal) -> Answer {
+        self.counters.refused.fetch_add(1, Ordering::Relaxed);
+        Err(refusal)
     }
 
     fn answer(&self, client: ClientId, number: u64, answer: &Answer) {
         let link = self.duplicates.lock().answer(client, number, answer);
         if let Some(link) = link.and_then(|link| link.upgrade()) {
-            link.answer(number, answer);
+            link.answer(Question::Once(number), answer);
         }
     }
 }

@@ -1,8 +1,9 @@
 //! Requests and answers, which are messages of their own. The network may lose, double and reorder
-//! them. The link sends a lost one again, and the node knows which requests it has executed.
+//! them. The link sends a lost one again. The node knows which requests it has executed, and
+//! executes every copy of an idempotent one.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use archipelago_base::simulation::Life;
@@ -11,20 +12,21 @@ use super::lane::Way;
 use super::network::Crossing;
 use super::wire::{Number, What, Wire};
 use crate::body::Body;
-use crate::body::MESSAGE_BYTES_MAX;
-use crate::link::{Call, Session};
-use crate::node::{Answer, Delivery, Request};
+use crate::link::{Call, Repeats, Session};
+use crate::node::{Answer, Delivery, LinkEnd, Question, Request};
 use crate::promise::{Promise, Slot};
 use crate::refusal::{Reason, Refusal};
 
 /// A request that is in flight.
 pub(super) struct Asked {
-    number: u64,
+    question: Question,
     oldest: u64,
     retry: bool,
     /// Whether the number stays open if the outcome is unknown.
     keep: bool,
     deadline: Duration,
+    answer_bytes_max: usize,
+    pub(super) reserved_bytes: usize,
     body: Body,
     losses: AtomicU32,
     slot: Arc<Slot<Answer>>,
@@ -36,40 +38,55 @@ impl Asked {
             matches!(refusal.reason, Reason::Full | Reason::Deadline | Reason::Disconnected)
         };
         let again = answer.as_ref().is_err_and(unknown);
-        session.completed(self.number, self.keep && again);
+        if let Question::Once(number) = self.question {
+            session.completed(number, self.keep && again);
+        }
         self.slot.fill(answer);
+    }
+}
+
+/// The number of a request among the operations in flight.
+fn number_of(question: Question) -> Number {
+    match question {
+        Question::Once(number) => Number::Request(number),
+        Question::Idempotent(number) => Number::Own(number),
     }
 }
 
 impl Wire {
     pub(super) fn request(self: &Arc<Self>, call: Call<'_>) -> Promise<Answer> {
-        if call.body.len() > MESSAGE_BYTES_MAX {
-            let refusal = Refusal::at(Reason::TooLarge, MESSAGE_BYTES_MAX as u64);
-            return Promise::ready(Err(refusal));
-        }
-        let keep = call.number.is_some();
-        let number = match call.number.map_or_else(|| self.session.begin(), Ok) {
-            Ok(number) => number,
-            Err(refusal) => return Promise::ready(Err(refusal)),
+        self.try_request(call).unwrap_or_else(|refusal| Promise::ready(Err(refusal)))
+    }
+
+    fn try_request(self: &Arc<Self>, call: Call<'_>) -> Result<Promise<Answer>, Refusal> {
+        let size = call.size()?;
+        let (question, keep, retry) = match call.repeats {
+            Repeats::Fresh => (Question::Once(self.session.begin()?), false, false),
+            Repeats::Numbered { number, retry } => (Question::Once(number), true, retry),
+            Repeats::Idempotent => (Question::Idempotent(self.next_own()), false, false),
         };
         let slot = Slot::new();
         let asked = Arc::new(Asked {
-            number,
+            question,
             oldest: self.session.oldest(),
-            retry: call.retry,
+            retry,
             keep,
             deadline: call.deadline,
+            answer_bytes_max: size.answer_bytes_max,
+            reserved_bytes: size.reserved_bytes,
             body: Body::copy(call.body),
             losses: AtomicU32::new(0),
             slot: Arc::clone(&slot),
         });
         let what = What::Request(Arc::clone(&asked));
-        if let Err(refusal) = self.expect(Number::Request(number), Some(call.deadline), what) {
-            self.session.completed(number, keep);
-            return Promise::ready(Err(refusal));
+        if let Err(refusal) = self.expect(number_of(question), Some(call.deadline), what) {
+            if let Question::Once(number) = question {
+                self.session.completed(number, keep);
+            }
+            return Err(refusal);
         }
         self.ask(&asked);
-        self.promise(slot)
+        Ok(self.promise(slot))
     }
 
     /// Time at which a message of `bytes` leaves that `from` sends now.
@@ -120,17 +137,17 @@ impl Wire {
                     scheduler.at(at_ns, self.far, move || wire.hear(asked));
                 }
             }
-            Crossing::Lost => self.ask_again_after(asked.number, ready_ps),
+            Crossing::Lost => self.ask_again_after(asked.question, ready_ps),
             Crossing::Reset => self.broken(),
         }
     }
 
     /// Plans to send a request again, because the request or its answer was lost.
-    fn ask_again_after(self: &Arc<Self>, number: u64, ready_ps: u64) {
+    fn ask_again_after(self: &Arc<Self>, question: Question, ready_ps: u64) {
         let transport = self.network.transport();
         let wire = Arc::clone(self);
         let again = move || {
-            let Some(asked) = wire.asked(number) else { return };
+            let Some(asked) = wire.asked(number_of(question)) else { return };
             if asked.losses.fetch_add(1, Ordering::Relaxed) >= transport.tries {
                 return wire.broken();
             }
@@ -149,17 +166,29 @@ impl Wire {
         if !self.serves() {
             return;
         }
-        self.network.scheduler.record(asked.number);
-        let (client, number) = (self.session.client(), asked.number);
-        let request = Request { client, number, deadline: asked.deadline, body: &asked.body };
-        let (arrival, oldest, retry) = (self.arrival(), asked.oldest, asked.retry);
-        let delivery = Delivery { arrival, oldest, retry };
-        if let Some(answer) = self.node.request(request, delivery) {
-            self.send_answer(number, &answer);
+        let (Question::Once(number) | Question::Idempotent(number)) = asked.question;
+        self.network.scheduler.record(number);
+        let (client, deadline, body) = (self.session.client(), asked.deadline, &*asked.body);
+        let answer_bytes_max = asked.answer_bytes_max;
+        let request = Request { client, number, deadline, answer_bytes_max, body };
+        let known = match asked.question {
+            Question::Once(_) => {
+                let (arrival, oldest, retry) = (self.arrival(), asked.oldest, asked.retry);
+                let delivery = Delivery { arrival, oldest, retry };
+                self.node.request(request, delivery, &self.budget)
+            }
+            Question::Idempotent(_) => {
+                let me = Arc::downgrade(self);
+                let link: Weak<dyn LinkEnd> = me;
+                self.node.idempotent(request, link, &self.budget)
+            }
+        };
+        if let Some(answer) = known {
+            self.send_answer(asked.question, &answer);
         }
     }
 
-    pub(super) fn send_answer(self: &Arc<Self>, number: u64, answer: &Answer) {
+    pub(super) fn send_answer(self: &Arc<Self>, question: Question, answer: &Answer) {
         let scheduler = &self.network.scheduler;
         if !scheduler.lives(self.far) {
             return;
@@ -171,19 +200,19 @@ impl Wire {
                 let at_ns = self.in_turn(Way::Back, at_ns);
                 for at_ns in [Some(at_ns), again_ns].into_iter().flatten() {
                     let (wire, answer) = (Arc::clone(self), answer.clone());
-                    scheduler.at(at_ns, self.near, move || wire.answered(number, answer));
+                    scheduler.at(at_ns, self.near, move || wire.answered(question, answer));
                 }
             }
-            Crossing::Lost => self.ask_again_after(number, ready_ps),
+            Crossing::Lost => self.ask_again_after(question, ready_ps),
             Crossing::Reset => {}
         }
     }
 
     /// Handles an answer that has reached the client's card.
-    fn answered(self: &Arc<Self>, number: u64, answer: Answer) {
+    fn answered(self: &Arc<Self>, question: Question, answer: Answer) {
         let (wire, bytes) = (Arc::clone(self), answer.as_ref().map_or(0, |body| body.len()));
         self.received(self.near, bytes, move || {
-            if let Some(What::Request(asked)) = wire.landed(Number::Request(number)) {
+            if let Some(What::Request(asked)) = wire.landed(number_of(question)) {
                 asked.complete(&wire.session, answer);
             }
         });

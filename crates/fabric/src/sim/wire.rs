@@ -7,6 +7,8 @@
 //! 3. An event of a crashed end never runs, because it belongs to that life of the host.
 //! 4. A batch that comes back late has no entry in `pending` any more, and is dropped.
 //! 5. The card executes one batch of a link at a time, in the order of the posts.
+//! 6. The reservations of the requests in `pending` are at most [`RESERVED_BYTES_MAX`], and so are
+//!    those at the node's end.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
@@ -27,7 +29,9 @@ use crate::batch::{Attached, Batch};
 use crate::body::Body;
 use crate::ids::{RegionId, RemoteKey};
 use crate::link::{Call, IN_FLIGHT_MAX, Link, LinkStats, Peer, Session};
-use crate::node::{Answer, AtomicPath, LinkEnd, Node, key_of};
+use crate::node::{
+    Answer, AtomicPath, LinkBudget, LinkEnd, Node, Question, RESERVED_BYTES_MAX, key_of,
+};
 use crate::promise::{Promise, Slot};
 use crate::refusal::{Reason, Refusal};
 
@@ -44,6 +48,15 @@ pub(super) enum What {
     Attach(Arc<Slot<Result<Attached, Refusal>>>),
 }
 
+impl What {
+    fn reserved_bytes(&self) -> usize {
+        match self {
+            Self::Request(asked) => asked.reserved_bytes,
+            Self::Batch(_) | Self::Attach(_) => 0,
+        }
+    }
+}
+
 struct Waiting {
     deadline_ns: u64,
     what: What,
@@ -53,9 +66,19 @@ struct Client {
     down: Option<Refusal>,
     next: u64,
     pending: BTreeMap<Number, Waiting>,
+    /// Bytes that the requests in `pending` reserve.
+    reserved_bytes: usize,
     /// Planned time of the next check of deadlines.
     watch_ns: u64,
     attached: Vec<Option<(RegionId, u64)>>,
+}
+
+impl Client {
+    fn remove(&mut self, number: Number) -> Option<What> {
+        let what = self.pending.remove(&number)?.what;
+        self.reserved_bytes -= what.reserved_bytes();
+        Some(what)
+    }
 }
 
 #[derive(Default)]
@@ -83,6 +106,8 @@ pub(super) struct Wire {
     deadline: Duration,
     client: Mutex<Client>,
     target: Mutex<Target>,
+    /// Reservations at the node's end.
+    pub(super) budget: Arc<LinkBudget>,
     there: Lane,
     back: Lane,
     batches: AtomicU64,
@@ -110,6 +135,7 @@ impl Wire {
             down: None,
             next: 0,
             pending: BTreeMap::new(),
+            reserved_bytes: 0,
             watch_ns: u64::MAX,
             attached: Vec::new(),
         };
@@ -128,6 +154,7 @@ impl Wire {
             deadline,
             client: Mutex::new(client),
             target: Mutex::new(Target::default()),
+            budget: Arc::default(),
             there: Lane::new(near, far),
             back: Lane::new(far, near),
             batches: AtomicU64::new(0),
@@ -167,9 +194,14 @@ impl Wire {
     }
 
     pub(super) fn next_number(&self) -> Number {
+        Number::Own(self.next_own())
+    }
+
+    /// The next number of this link.
+    pub(super) fn next_own(&self) -> u64 {
         let mut client = self.client.lock();
         client.next += 1;
-        Number::Own(client.next)
+        client.next
     }
 
     /// Puts an operation in flight.
@@ -190,6 +222,11 @@ impl Wire {
         if client.pending.len() >= IN_FLIGHT_MAX || client.pending.contains_key(&number) {
             return Err(Refusal::at(Reason::Full, IN_FLIGHT_MAX as u64));
         }
+        let reserved_bytes = client.reserved_bytes + what.reserved_bytes();
+        if reserved_bytes > RESERVED_BYTES_MAX {
+            return Err(Refusal::at(Reason::Full, RESERVED_BYTES_MAX as u64));
+        }
+        client.reserved_bytes = reserved_bytes;
         client.pending.insert(number, Waiting { deadline_ns, what });
         let watch = deadline_ns < client.watch_ns;
         if watch {
@@ -226,13 +263,13 @@ impl Wire {
             let numbers = client.pending.iter().filter(|(_, waiting)| is_late(waiting));
             let numbers: Vec<Number> = numbers.map(|(number, _)| *number).collect();
             let late: Vec<_> =
-                numbers.iter().filter_map(|number| client.pending.remove(number)).collect();
+                numbers.into_iter().filter_map(|number| client.remove(number)).collect();
             let next_ns = client.pending.values().map(|waiting| waiting.deadline_ns).min();
             client.watch_ns = next_ns.unwrap_or(u64::MAX);
             (late, next_ns)
         };
-        for waiting in late {
-            self.refuse(&waiting.what, Reason::Deadline.into());
+        for what in late {
+            self.refuse(&what, Reason::Deadline.into());
         }
         if let Some(at_ns) = next_ns {
             self.watch(at_ns);
@@ -241,12 +278,12 @@ impl Wire {
 
     /// Removes and returns the operation `number`, if it is in flight.
     pub(super) fn landed(&self, number: Number) -> Option<What> {
-        self.client.lock().pending.remove(&number).map(|waiting| waiting.what)
+        self.client.lock().remove(number)
     }
 
     /// The request `number`, if it is in flight.
-    pub(super) fn asked(&self, number: u64) -> Option<Arc<Asked>> {
-        match self.client.lock().pending.get(&Number::Request(number)) {
+    pub(super) fn asked(&self, number: Number) -> Option<Arc<Asked>> {
+        match self.client.lock().pending.get(&number) {
             Some(Waiting { what: What::Request(asked), .. }) => Some(Arc::clone(asked)),
             _ => None,
         }
@@ -268,6 +305,7 @@ impl Wire {
                 return;
             }
             client.down = Some(why);
+            client.reserved_bytes = 0;
             std::mem::take(&mut client.pending)
         };
         let (number, node) = (self.session.client(), self.node.id());
@@ -390,11 +428,11 @@ impl Wire {
 }
 
 impl LinkEnd for Wire {
-    fn answer(&self, number: u64, answer: &Answer) {
+    fn answer(&self, question: Question, answer: &Answer) {
         if let Some(me) = self.me.upgrade()
             && !self.target.lock().closed
         {
-            me.send_answer(number, answer);
+            me.send_answer(question, answer);
         }
     }
 

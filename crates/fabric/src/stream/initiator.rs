@@ -7,7 +7,8 @@
 //! Invariants:
 //! 1. Every operation in flight is in `pending` and has a deadline, so the leader's work ends.
 //! 2. Once `is_down` is set, `pending` is empty and stays empty.
-//! 3. Locks are taken in the order leader → incoming → pending → out. None is held while a task is
+//! 3. The reservations of the requests in `pending` are at most [`RESERVED_BYTES_MAX`].
+//! 4. Locks are taken in the order leader → incoming → pending → out. None is held while a task is
 //!    woken.
 //!
 //! Thread-safety: any thread may call any method.
@@ -28,10 +29,10 @@ use parking_lot::Mutex;
 use super::{Arrived, Incoming, Outgoing, Stream, Taken};
 use crate::batch::{Attached, Batch};
 use crate::body::Body;
-use crate::body::MESSAGE_BYTES_MAX;
 use crate::completion_leader::{CompletionLeader, Receive};
 use crate::driver::Driver;
-use crate::link::{Call, IN_FLIGHT_MAX, LinkStats, Session};
+use crate::link::{Call, IN_FLIGHT_MAX, LinkStats, Repeats, Session};
+use crate::node::RESERVED_BYTES_MAX;
 use crate::promise::{Promise, Slot};
 use crate::refusal::{Reason, Refusal};
 use crate::wire::{Ask, Frame, Kind, decode_answer, decode_done, decode_goodbye, put_frame};
@@ -65,6 +66,8 @@ pub(crate) struct Initiator<S> {
 struct Pending {
     next: u64,
     entries: HashMap<(Kind, u64), Waiting>,
+    /// Bytes that the requests among `entries` reserve.
+    reserved_bytes: usize,
     /// Lower bound of all deadlines, in nanoseconds.
     earliest_ns: u64,
     down: Option<Refusal>,
@@ -77,8 +80,44 @@ struct Waiting {
 
 enum What {
     Batch(Batch, Arc<Slot<Batch>>),
-    Request { keep: bool, slot: Arc<Slot<Result<Body, Refusal>>> },
+    Request(Asked),
     Attach { known: Box<Known>, slot: Arc<Slot<Result<Attached, Refusal>>> },
+}
+
+/// A request in flight.
+struct Asked {
+    numbering: Numbering,
+    answer_bytes_max: usize,
+    reserved_bytes: usize,
+    slot: Arc<Slot<Result<Body, Refusal>>>,
+}
+
+/// Where the number of a request comes from.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Numbering {
+    /// From the session, which closes the number with the answer.
+    Session,
+    /// From the session, for a caller who may send the request again if its outcome is unknown.
+    Caller,
+    /// From the link, for an idempotent request.
+    Link,
+}
+
+/// Whether the client knows if the node executed a request.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Outcome {
+    Known,
+    /// The node may have executed the request, or refused it for now.
+    Unknown,
+}
+
+impl What {
+    fn reserved_bytes(&self) -> usize {
+        match self {
+            Self::Request(asked) => asked.reserved_bytes,
+            Self::Batch(..) | Self::Attach { .. } => 0,
+        }
+    }
 }
 
 /// Reads the node's answer to an attachment, and records the region at the link.
@@ -161,33 +200,51 @@ impl<S: Stream> Initiator<S> {
     }
 
     pub(crate) fn request(&self, call: Call<'_>) -> Promise<Result<Body, Refusal>> {
-        if call.body.len() > MESSAGE_BYTES_MAX {
-            let refusal = Refusal::at(Reason::TooLarge, MESSAGE_BYTES_MAX as u64);
-            return Promise::ready(Err(refusal));
-        }
-        let keep = call.number.is_some();
-        let number = match call.number.map_or_else(|| self.session.begin(), Ok) {
-            Ok(number) => number,
-            Err(refusal) => return Promise::ready(Err(refusal)),
+        self.try_request(call).unwrap_or_else(|refusal| Promise::ready(Err(refusal)))
+    }
+
+    fn try_request(&self, call: Call<'_>) -> Result<Promise<Result<Body, Refusal>>, Refusal> {
+        let size = call.size()?;
+        let (numbering, number, retry) = match call.repeats {
+            Repeats::Fresh => (Numbering::Session, self.session.begin()?, false),
+            Repeats::Numbered { number, retry } => (Numbering::Caller, number, retry),
+            Repeats::Idempotent => (Numbering::Link, self.next_number(), false),
         };
-        let refused = |refusal: Refusal| {
-            self.session.completed(number, keep);
-            Promise::ready(Err(refusal))
+        let (kind, answer) = match numbering {
+            Numbering::Link => (Kind::Idempotent, Kind::IdempotentAnswer),
+            Numbering::Session | Numbering::Caller => (Kind::Request, Kind::Answer),
+        };
+        let slot = Slot::new();
+        let asked = Asked {
+            numbering,
+            answer_bytes_max: size.answer_bytes_max,
+            reserved_bytes: size.reserved_bytes,
+            slot: Arc::clone(&slot),
         };
         let mut out = self.out.lock();
-        if let Err(refusal) = self.room(&out) {
-            return refused(refusal);
+        let expected = self.room(&out).and_then(|()| {
+            let expected = self.expect(answer, number, call.deadline, What::Request(asked));
+            expected.map_err(|(refusal, _)| refusal)
+        });
+        if let Err(refusal) = expected {
+            self.close_number(number, numbering, Outcome::Unknown);
+            return Err(refusal);
         }
-        let slot = Slot::new();
-        let what = What::Request { keep, slot: Arc::clone(&slot) };
-        if let Err((refusal, _)) = self.expect(Kind::Answer, number, call.deadline, what) {
-            return refused(refusal);
-        }
-        let (oldest, retry) = (self.session.oldest(), call.retry);
-        let ask = Ask { oldest, retry, deadline: call.deadline, body: call.body };
-        put_frame(out.buffer(), Kind::Request, number, |body| ask.encode(body));
+        let oldest = if kind == Kind::Idempotent { 0 } else { self.session.oldest() };
+        let (deadline, answer_bytes_max) = (call.deadline, size.answer_bytes_max);
+        let ask = Ask { oldest, retry, deadline, answer_bytes_max, body: call.body };
+        put_frame(out.buffer(), kind, number, |body| ask.encode(body));
         self.doorbell(&mut out);
-        self.promise(slot)
+        Ok(self.promise(slot))
+    }
+
+    /// Closes the number of a request that completed. A caller's own number stays open if the
+    /// outcome is unknown.
+    fn close_number(&self, number: u64, numbering: Numbering, outcome: Outcome) {
+        let keep = numbering == Numbering::Caller && outcome == Outcome::Unknown;
+        if numbering != Numbering::Link {
+            self.session.completed(number, keep);
+        }
     }
 
     /// Sends an attachment. `key` appends the key, and `known` reads the body of the answer.
@@ -241,6 +298,7 @@ impl<S: Stream> Initiator<S> {
         let entries = {
             let mut pending = self.pending.lock();
             pending.down.get_or_insert(why);
+            pending.reserved_bytes = 0;
             self.is_down.store(true, Ordering::Release);
             std::mem::take(&mut pending.entries)
         };
@@ -286,6 +344,11 @@ impl<S: Stream> Initiator<S> {
         if pending.entries.len() >= IN_FLIGHT_MAX || pending.entries.contains_key(&(kind, number)) {
             return Err((Refusal::at(Reason::Full, IN_FLIGHT_MAX as u64), what));
         }
+        let reserved_bytes = pending.reserved_bytes + what.reserved_bytes();
+        if reserved_bytes > RESERVED_BYTES_MAX {
+            return Err((Refusal::at(Reason::Full, RESERVED_BYTES_MAX as u64), what));
+        }
+        pending.reserved_bytes = reserved_bytes;
         pending.earliest_ns = pending.earliest_ns.min(deadline_ns);
         pending.entries.insert((kind, number), Waiting { deadline_ns, what });
         Ok(())
@@ -343,10 +406,17 @@ impl<S: Stream> Initiator<S> {
     }
 
     fn complete(&self, frame: &Frame<'_>) -> Result<(), Malformed> {
-        if !matches!(frame.kind, Kind::Done | Kind::Attached | Kind::Answer) {
+        let answers = [Kind::Done, Kind::Attached, Kind::Answer, Kind::IdempotentAnswer];
+        if !answers.contains(&frame.kind) {
             return Err(Malformed("a frame that a node does not send here"));
         }
-        let waiting = self.pending.lock().entries.remove(&(frame.kind, frame.number));
+        let waiting = {
+            let mut pending = self.pending.lock();
+            let waiting = pending.entries.remove(&(frame.kind, frame.number));
+            let reserved = waiting.as_ref().map_or(0, |waiting| waiting.what.reserved_bytes());
+            pending.reserved_bytes -= reserved;
+            waiting
+        };
         // The operation completed at its deadline before.
         let Some(waiting) = waiting else { return Ok(()) };
         match waiting.what {
@@ -363,13 +433,15 @@ impl<S: Stream> Initiator<S> {
                 slot.fill(opened.unwrap_or(Err(Reason::Protocol.into())));
                 opened.map(|_| ())
             }
-            What::Request { keep, slot } => {
-                let decoded = decode_answer(frame.body);
+            What::Request(asked) => {
+                let decoded = decode_answer(frame.body, asked.answer_bytes_max);
                 let failed = decoded.as_ref().err().copied();
                 let answer = decoded.unwrap_or(Err(Reason::Disconnected.into()));
                 let again = matches!(answer, Err(Refusal { reason: Reason::Full, .. }));
-                self.session.completed(frame.number, keep && (again || failed.is_some()));
-                slot.fill(answer);
+                let is_open = again || failed.is_some();
+                let outcome = if is_open { Outcome::Unknown } else { Outcome::Known };
+                self.close_number(frame.number, asked.numbering, outcome);
+                asked.slot.fill(answer);
                 failed.map_or(Ok(()), Err)
             }
         }
@@ -378,11 +450,13 @@ impl<S: Stream> Initiator<S> {
     /// Completes operations after their deadline. Returns the time until the next one.
     fn expire(&self) -> Duration {
         let now_ns = self.clock.now_ns();
-        let mut late = Vec::new();
+        let mut late: Vec<((Kind, u64), Waiting)> = Vec::new();
         let left_ns = {
             let mut pending = self.pending.lock();
             if now_ns >= pending.earliest_ns {
                 late.extend(pending.entries.extract_if(|_, waiting| waiting.deadline_ns <= now_ns));
+                let reserved = late.iter().map(|(_, waiting)| waiting.what.reserved_bytes());
+                pending.reserved_bytes -= reserved.sum::<usize>();
                 let deadlines = pending.entries.values().map(|waiting| waiting.deadline_ns);
                 pending.earliest_ns = deadlines.min().unwrap_or(u64::MAX);
             }
@@ -406,9 +480,9 @@ impl<S: Stream> Initiator<S> {
                 slot.fill(batch);
             }
             What::Attach { slot, .. } => slot.fill(Err(refusal)),
-            What::Request { keep, slot } => {
-                self.session.completed(number, keep);
-                slot.fill(Err(refusal));
+            What::Request(asked) => {
+                self.close_number(number, asked.numbering, Outcome::Unknown);
+                asked.slot.fill(Err(refusal));
             }
         }
     }

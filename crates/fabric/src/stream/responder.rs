@@ -3,18 +3,17 @@
 //!
 //! Invariants:
 //! 1. No input ends the node. A malformed frame closes this link, and the client gets the reason.
-//! 2. A client that does not read holds at most [`OUT_BYTES_MAX`] and one batch of the node's
-//!    memory, because the node then stops to read from it. A link that is quiet for [`QUIET`] holds
-//!    no buffer.
+//! 2. A client that does not read holds at most [`OUT_BYTES_MAX`], one batch, the answers that the
+//!    node remembers anyway, and the reservations of its idempotent and bulk requests, because the
+//!    node then stops to read from it. A link that is quiet for [`QUIET`] holds no buffer.
 //! 3. The thread that makes a late answer sends it, unless this thread is busy and will send it.
 //!
 //! Thread-safety: one thread serves the link, and any thread may send answers.
 //! Failure: a stream that ends or breaks ends the link.
 //! Cost: one system call receives all frames that have arrived, and one sends their answers.
-//! threads, are sent by those threads, or by this one if it is busy anyway.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use archipelago_base::Epoch;
@@ -23,7 +22,9 @@ use parking_lot::Mutex;
 
 use super::{Arrived, Incoming, Outgoing, Stream, Taken};
 use crate::ids::ClientId;
-use crate::node::{Access, Answer, AtomicPath, Delivery, LinkEnd, Node, Request};
+use crate::node::{
+    Access, Answer, AtomicPath, Delivery, LinkBudget, LinkEnd, Node, Question, Request,
+};
 use crate::refusal::{Reason, Refusal};
 use crate::wire::{
     Ask, Frame, Hello, Kind, Opened, Welcome, WireAction, WireOp, decode_key, decode_ops,
@@ -84,6 +85,8 @@ pub(crate) struct Responder<S> {
     closing: Mutex<Option<Refusal>>,
     /// Whether the client has sent a frame since its greeting.
     has_spoken: AtomicBool,
+    budget: Arc<LinkBudget>,
+    me: Weak<Self>,
 }
 
 impl<S: Stream> Responder<S> {
@@ -93,7 +96,7 @@ impl<S: Stream> Responder<S> {
         path: AtomicPath,
         one_sided: OneSided,
     ) -> Arc<Self> {
-        Arc::new(Self {
+        Arc::new_cyclic(|me| Self {
             stream,
             client: greeted.client,
             epoch: greeted.epoch,
@@ -105,6 +108,8 @@ impl<S: Stream> Responder<S> {
             arrival: AtomicU64::new(0),
             closing: Mutex::new(None),
             has_spoken: AtomicBool::new(false),
+            budget: Arc::default(),
+            me: Weak::clone(me),
         })
     }
 
@@ -198,17 +203,32 @@ impl<S: Stream> Responder<S> {
             Kind::Detach if !matches!(self.one_sided, OneSided::Elsewhere) => Ok(()),
             Kind::Request => {
                 let ask = Ask::decode(frame.body)?;
-                let (client, number) = (self.client, frame.number);
-                let request = Request { client, number, deadline: ask.deadline, body: ask.body };
+                ask.check_once()?;
                 let arrival = self.arrival.load(Ordering::Relaxed);
                 let delivery = Delivery { arrival, oldest: ask.oldest, retry: ask.retry };
-                if let Some(answer) = node.request(request, delivery) {
-                    self.put(Kind::Answer, number, |out| put_answer(out, &answer));
+                let request = self.request(frame.number, &ask);
+                if let Some(answer) = node.request(request, delivery, &self.budget) {
+                    self.put(Kind::Answer, frame.number, |out| put_answer(out, &answer));
+                }
+                Ok(())
+            }
+            Kind::Idempotent => {
+                let ask = Ask::decode(frame.body)?;
+                ask.check_idempotent()?;
+                let link: Weak<dyn LinkEnd> = Weak::<Self>::clone(&self.me);
+                let request = self.request(frame.number, &ask);
+                if let Some(answer) = node.idempotent(request, link, &self.budget) {
+                    self.put(Kind::IdempotentAnswer, frame.number, |out| put_answer(out, &answer));
                 }
                 Ok(())
             }
             _ => Err(NOT_HERE),
         }
+    }
+
+    fn request<'a>(&self, number: u64, ask: &Ask<'a>) -> Request<'a> {
+        let (client, deadline, body) = (self.client, ask.deadline, ask.body);
+        Request { client, number, deadline, answer_bytes_max: ask.answer_bytes_max, body }
     }
 
     fn attach(&self, node: &Node, frame: &Frame<'_>) -> Result<(), Malformed> {
@@ -307,9 +327,13 @@ impl<S: Stream> Responder<S> {
 const NOT_HERE: Malformed = Malformed("a frame that a client does not send here");
 
 impl<S: Stream> LinkEnd for Responder<S> {
-    fn answer(&self, number: u64, answer: &Answer) {
+    fn answer(&self, question: Question, answer: &Answer) {
+        let (kind, number) = match question {
+            Question::Once(number) => (Kind::Answer, number),
+            Question::Idempotent(number) => (Kind::IdempotentAnswer, number),
+        };
         let mut out = self.out.lock();
-        put_frame(out.buffer(), Kind::Answer, number, |body| put_answer(body, answer));
+        put_frame(out.buffer(), kind, number, |body| put_answer(body, answer));
         // The service thread sends it if it is busy.
         if !self.busy.load(Ordering::SeqCst) {
             // The service thread notices a broken stream.

@@ -38,11 +38,15 @@ pub enum Kind {
     Answer = 10,
     /// Names of endpoints (`ofi`), from both sides.
     Endpoints = 11,
+    /// An idempotent request of the client, which the node does not remember.
+    Idempotent = 12,
+    /// The node's answer to an idempotent request.
+    IdempotentAnswer = 13,
 }
 
 impl Kind {
     fn from_code(code: u8) -> Option<Self> {
-        const ALL: [Kind; 11] = [
+        const ALL: [Kind; 13] = [
             Kind::Hello,
             Kind::Welcome,
             Kind::Goodbye,
@@ -54,6 +58,8 @@ impl Kind {
             Kind::Request,
             Kind::Answer,
             Kind::Endpoints,
+            Kind::Idempotent,
+            Kind::IdempotentAnswer,
         ];
         ALL.get(usize::from(code).checked_sub(1)?).copied()
     }

@@ -8,14 +8,13 @@ use archipelago_base::codec::{Reader, put_u8, put_u32, put_u64};
 use archipelago_base::wire::{Malformed, Wire};
 use archipelago_base::{Epoch, wire_struct};
 
-use crate::MESSAGE_BYTES_MAX;
-use crate::body::Body;
+use crate::body::{BULK_BYTES_MAX, Body, MESSAGE_BYTES_MAX};
 use crate::ids::{ClientId, NodeId, RemoteKey, Rights};
 use crate::node::Answer;
 use crate::refusal::{Reason, Refusal};
 
 /// Version of the protocol, which both sides must have.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 const MAGIC: u64 = u64::from_le_bytes(*b"ARCHFAB\0");
 const ANY: u64 = u64::MAX;
 
@@ -152,15 +151,18 @@ pub(super) fn decode_result<T: Wire>(body: &[u8]) -> Option<Result<T, Refusal>> 
     reader.is_empty().then_some(result)
 }
 
-/// The body of a request.
+/// The body of a request, idempotent or not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ask<'a> {
-    /// The client has the answers of all its requests below this number.
+    /// The client has the answers of all its requests below this number. It is 0 in an idempotent
+    /// request.
     pub oldest: u64,
-    /// Whether the client sent the request before.
+    /// Whether the client sent the request before. It is false in an idempotent request.
     pub retry: bool,
     /// Time that the client waits, in whole milliseconds.
     pub deadline: Duration,
+    /// Limit of the answer in bytes.
+    pub answer_bytes_max: usize,
     /// The application's bytes.
     pub body: &'a [u8],
 }
@@ -170,15 +172,18 @@ struct AskHeader {
     oldest: u64,
     retry: bool,
     deadline_ms: u32,
+    answer_bytes_max: u32,
 }
 
-wire_struct!(AskHeader { oldest, retry, deadline_ms });
+wire_struct!(AskHeader { oldest, retry, deadline_ms, answer_bytes_max });
 
 impl<'a> Ask<'a> {
     /// Appends the body of the request.
     pub fn encode(&self, out: &mut Vec<u8>) {
         let deadline_ms = u32::try_from(self.deadline.as_millis()).unwrap_or(u32::MAX);
-        AskHeader { oldest: self.oldest, retry: self.retry, deadline_ms }.put(out);
+        let answer_bytes_max = u32::try_from(self.answer_bytes_max).unwrap_or(u32::MAX);
+        let (oldest, retry) = (self.oldest, self.retry);
+        AskHeader { oldest, retry, deadline_ms, answer_bytes_max }.put(out);
         out.extend_from_slice(self.body);
     }
 
@@ -188,11 +193,32 @@ impl<'a> Ask<'a> {
         let header = AskHeader::get(&mut reader);
         let header = header.ok_or(Malformed("a request that cannot be read"))?;
         let body = reader.rest();
-        if body.len() > MESSAGE_BYTES_MAX {
+        let answer_bytes_max = header.answer_bytes_max as usize;
+        if body.len() > BULK_BYTES_MAX {
             return Err(Malformed("a request that is longer than any may be"));
         }
+        if answer_bytes_max > BULK_BYTES_MAX {
+            return Err(Malformed("a request for an answer that is longer than any may be"));
+        }
         let deadline = Duration::from_millis(u64::from(header.deadline_ms));
-        Ok(Self { oldest: header.oldest, retry: header.retry, deadline, body })
+        let AskHeader { oldest, retry, .. } = header;
+        Ok(Self { oldest, retry, deadline, answer_bytes_max, body })
+    }
+
+    /// Checks a request that the node remembers, whose answer it may have to keep.
+    pub fn check_once(&self) -> Result<(), Malformed> {
+        match self.answer_bytes_max > MESSAGE_BYTES_MAX {
+            true => Err(Malformed("a request for a bulk answer, which is not idempotent")),
+            false => Ok(()),
+        }
+    }
+
+    /// Checks an idempotent request, which has no number that the node remembers.
+    pub fn check_idempotent(&self) -> Result<(), Malformed> {
+        match self.oldest != 0 || self.retry {
+            true => Err(Malformed("an idempotent request with fields of one that is not")),
+            false => Ok(()),
+        }
     }
 }
 
@@ -207,11 +233,11 @@ pub fn put_answer(out: &mut Vec<u8>, answer: &Answer) {
     }
 }
 
-/// Reads the body of an answer.
-pub fn decode_answer(body: &[u8]) -> Result<Answer, Malformed> {
+/// Reads the body of an answer of at most `bytes_max` bytes.
+pub fn decode_answer(body: &[u8], bytes_max: usize) -> Result<Answer, Malformed> {
     const WRONG: Malformed = Malformed("an answer that cannot be read");
     match body.split_first().ok_or(WRONG)? {
-        (0, rest) if rest.len() <= MESSAGE_BYTES_MAX => Ok(Ok(Body::copy(rest))),
+        (0, rest) if rest.len() <= bytes_max => Ok(Ok(Body::copy(rest))),
         (0, _) => Err(WRONG),
         _ => {
             let mut reader = Reader::new(body);

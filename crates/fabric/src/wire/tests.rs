@@ -61,7 +61,8 @@ fn frames_have_golden_bytes() {
         rights: Rights::ALL,
     };
     let deadline = std::time::Duration::from_secs(1);
-    let ask = Ask { oldest: 4, retry: true, deadline, body: b"reef" };
+    let ask = Ask { oldest: 4, retry: true, deadline, answer_bytes_max: 256 << 10, body: b"reef" };
+    let idempotent = Ask { oldest: 0, retry: false, answer_bytes_max: 4096, ..ask };
     let frames = [
         frame(Kind::Hello, 0, |out| hello.encode(out)),
         frame(Kind::Welcome, 0, |out| welcome.encode(out)),
@@ -75,15 +76,17 @@ fn frames_have_golden_bytes() {
         frame(Kind::Request, 5, |out| ask.encode(out)),
         frame(Kind::Answer, 5, |out| put_answer(out, &Ok(Body::copy(b"feer")))),
         frame(Kind::Answer, 6, |out| put_answer(out, &Err(Reason::Unanswered.into()))),
+        frame(Kind::Idempotent, 3, |out| idempotent.encode(out)),
+        frame(Kind::IdempotentAnswer, 3, |out| put_answer(out, &Ok(Body::copy(b"feer")))),
     ];
     let text: Vec<String> = frames.iter().map(|frame| hex(frame)).collect();
     assert_eq!(text, GOLDEN);
 }
 
-const GOLDEN: [&str; 10] = [
-    "25000000010000000000000000000000b1be456b81d2d66041524348464142000100000007000000\
+const GOLDEN: [&str; 12] = [
+    "25000000010000000000000000000000b1be456b1ff9567d41524348464142000200000007000000\
      00000000010100000000000000ffffffffffffffff",
-    "1c000000020000000000000000000000f9995479633ca5d241524348464142000100000001000000\
+    "1c000000020000000000000000000000f9995479a424618b41524348464142000200000001000000\
      000000000200000000000000",
     "0900000003000000000000000000000063c40b6adf3e53c20d0000000000000000",
     "250000000400000001000000000000006647cfd69d894dd001000000000000000200000000000000\
@@ -95,10 +98,13 @@ const GOLDEN: [&str; 10] = [
      0403000000070605040302010010000000000000000300000000000000",
     "20000000080000000200000000000000abe62672f81e556a00080000006279746573212121000001\
      00000000000000050010000000000000",
-    "11000000090000000500000000000000a0436871f6f85c4c040000000000000001e8030000726565\
-     66",
+    "150000000900000005000000000000004bef6cb7b3abf7bc040000000000000001e8030000000004\
+     0072656566",
     "050000000a0000000500000000000000a4bbd8f27d68bba70066656572",
     "090000000a000000060000000000000001bf7d663bbca468120000000000000000",
+    "150000000c00000003000000000000009813bff0ed0f939a000000000000000000e8030000001000\
+     0072656566",
+    "050000000d000000030000000000000017efe8d74f9a059f0066656572",
 ];
 
 #[test]
@@ -146,6 +152,25 @@ fn cut_or_flipped_message_is_refused() {
     }
 }
 
+#[test]
+fn request_with_fields_of_the_other_sort_is_refused() {
+    let deadline = std::time::Duration::from_secs(1);
+    let once = Ask { oldest: 4, retry: true, deadline, answer_bytes_max: 1, body: b"" };
+    let free = Ask { oldest: 0, retry: false, answer_bytes_max: 4 << 20, ..once };
+    assert_eq!((once.check_once(), free.check_idempotent()), (Ok(()), Ok(())));
+    assert!(free.check_once().is_err(), "the node would have to keep the answer");
+    assert!(Ask { oldest: 1, ..free }.check_idempotent().is_err());
+    assert!(Ask { retry: true, ..free }.check_idempotent().is_err());
+}
+
+#[test]
+fn answer_beyond_its_limit_is_refused() {
+    let mut body = Vec::new();
+    put_answer(&mut body, &Ok(Body::copy(&[7; 9])));
+    assert!(decode_answer(&body, 9).is_ok());
+    assert!(decode_answer(&body, 8).is_err());
+}
+
 proptest! {
     #[test]
     fn any_bytes_are_decoded_without_a_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
@@ -153,7 +178,7 @@ proptest! {
         let mut ops = Vec::new();
         let _ = decode_ops(&bytes, &mut ops);
         let _ = (Hello::decode(&bytes), Welcome::decode(&bytes), Opened::decode(&bytes));
-        let _ = (Ask::decode(&bytes), decode_answer(&bytes), decode_done(&bytes, &mut sample()));
+        let _ = (Ask::decode(&bytes), decode_answer(&bytes, 100), decode_done(&bytes, &mut sample()));
     }
 
     #[test]

@@ -5,7 +5,7 @@
 //! fault.
 
 use archipelago_fabric::wire::{self, WireAction, ofi};
-use archipelago_fabric::{Attached, Batch, Outcome, Refusal};
+use archipelago_fabric::{Attached, BULK_BYTES_MAX, Batch, Outcome, Refusal};
 
 const REGION: Attached = Attached::new(0, 0);
 
@@ -70,7 +70,8 @@ const BODIES: [Codec; 9] = [
         kind: "answer",
         open: true,
         again: |body| {
-            Some(written(wire::decode_answer(body).ok()?, |it, out| wire::put_answer(out, &it)))
+            let answer = wire::decode_answer(body, BULK_BYTES_MAX).ok()?;
+            Some(written(answer, |it, out| wire::put_answer(out, &it)))
         },
     },
 ];

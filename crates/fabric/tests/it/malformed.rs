@@ -3,6 +3,7 @@
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::time::Duration;
 
 use archipelago_base::random::Rng;
@@ -10,8 +11,10 @@ use archipelago_fabric::wire::{
     Ask, FRAME_BODY_MAX, FRAME_HEADER_BYTES, Hello, Kind, Welcome, frame_at, put_frame,
 };
 use archipelago_fabric::{
-    Batch, ClientId, Connect, NodeId, Provider, Reason, RemoteKey, Session, Tcp,
+    BULK_BYTES_MAX, Batch, ClientId, Connect, Handler, MESSAGE_BYTES_MAX, NodeId, Provider,
+    RESERVED_BYTES_MAX, Reason, RemoteKey, Reply, Request, Session, Tcp,
 };
+use parking_lot::Mutex;
 use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketType, connect, send, socket};
 
 use crate::world::{LONG, World, ask, read, refused, until, write};
@@ -27,6 +30,10 @@ fn framed(kind: Kind, body: &[u8]) -> Vec<u8> {
     let mut out = Vec::new();
     put_frame(&mut out, kind, 1, |out| out.extend_from_slice(body));
     out
+}
+
+fn asking(answer_bytes_max: usize, body: &[u8]) -> Ask<'_> {
+    Ask { oldest: 0, retry: false, deadline: LONG, answer_bytes_max, body }
 }
 
 /// Frames that a client must not send after its greeting.
@@ -51,9 +58,13 @@ fn lies(key: &RemoteKey) -> Vec<(&'static str, Vec<u8>)> {
     *flipped.last_mut().unwrap() ^= 1;
     let mut long = framed(Kind::Batch, &[]);
     long[..4].copy_from_slice(&(FRAME_BODY_MAX as u32 + 1).to_le_bytes());
-    let ask = Ask { oldest: 0, retry: false, deadline: LONG, body: &[0; 300 << 10] };
     let mut request = Vec::new();
-    ask.encode(&mut request);
+    asking(MESSAGE_BYTES_MAX, &vec![0; BULK_BYTES_MAX + 1]).encode(&mut request);
+    let encoded = |ask: Ask<'_>| {
+        let mut out = Vec::new();
+        ask.encode(&mut out);
+        out
+    };
     vec![
         ("noise", b"GET / HTTP/1.1\r\nHost: example.invalid\r\n\r\n".to_vec()),
         ("more operations than there are", framed(Kind::Batch, &read(2, 8))),
@@ -67,6 +78,18 @@ fn lies(key: &RemoteKey) -> Vec<(&'static str, Vec<u8>)> {
         ("a length that is a lie", long),
         ("a request that is too long", framed(Kind::Request, &request)),
         ("a request that is cut off", framed(Kind::Request, &[1, 2])),
+        (
+            "an answer that the node cannot keep",
+            framed(Kind::Request, &encoded(asking(MESSAGE_BYTES_MAX + 1, b"?"))),
+        ),
+        (
+            "an answer that is too long",
+            framed(Kind::Idempotent, &encoded(asking(BULK_BYTES_MAX + 1, b"?"))),
+        ),
+        (
+            "an idempotent request with a number",
+            framed(Kind::Idempotent, &encoded(Ask { oldest: 1, ..asking(1, b"?") })),
+        ),
         ("a key that is cut off", framed(Kind::Attach, &[1, 2, 3])),
         ("a node's frame", framed(Kind::Welcome, &[])),
         ("a second greeting", hello()),
@@ -152,6 +175,54 @@ fn random_frames_with_valid_checksums_do_not_end_the_node() {
     }
     let (link, region) = world.attached();
     write(&*link, region, 0, b"it lives on");
+}
+
+/// Keeps every reply, as a node whose disks are slow.
+#[derive(Clone, Default)]
+struct Slow(Arc<Mutex<Vec<Reply>>>);
+
+impl Handler for Slow {
+    fn handle(&self, _request: Request<'_>, reply: Reply) {
+        self.0.lock().push(reply);
+    }
+}
+
+#[test]
+fn client_that_ignores_the_limit_of_bytes_is_refused() {
+    let slow = Slow::default();
+    let world = World::with_handler("tcp", Some(Box::new(slow.clone())));
+    let mut stream = dial(world.listener.address());
+    stream.write_all(&hello()).unwrap();
+    let fit = RESERVED_BYTES_MAX / (BULK_BYTES_MAX + 1);
+    let mut bytes = Vec::new();
+    for number in 0..=fit as u64 {
+        let fill = |out: &mut Vec<u8>| asking(BULK_BYTES_MAX, b"?").encode(out);
+        put_frame(&mut bytes, Kind::Idempotent, number, fill);
+    }
+    stream.write_all(&bytes).unwrap();
+    let (welcome, answer) = (next_frame(&mut stream), next_frame(&mut stream));
+    assert_eq!(welcome.0, Kind::Welcome);
+    let full = (Kind::IdempotentAnswer, fit as u64, Some(Reason::Full));
+    assert_eq!(answer, full, "only the last request is refused");
+    assert_eq!(slow.0.lock().len(), fit);
+    // The answers end the reservations.
+    slow.0.lock().drain(..).for_each(|reply| reply.send(&b"!"[..]));
+    let mut again = Vec::new();
+    put_frame(&mut again, Kind::Idempotent, 99, |out| asking(BULK_BYTES_MAX, b"?").encode(out));
+    stream.write_all(&again).unwrap();
+    until("it reaches the handler", || slow.0.lock().len() == 1);
+}
+
+/// The next frame: its kind, its number, and the reason if it is a refusal.
+fn next_frame(stream: &mut TcpStream) -> (Kind, u64, Option<Reason>) {
+    let mut bytes = vec![0; FRAME_HEADER_BYTES];
+    stream.read_exact(&mut bytes).unwrap();
+    let len = u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]) as usize;
+    bytes.resize(FRAME_HEADER_BYTES + len, 0);
+    stream.read_exact(&mut bytes[FRAME_HEADER_BYTES..]).unwrap();
+    let (frame, _) = frame_at(&bytes).unwrap().unwrap();
+    let reason = frame.body.first().and_then(|&code| Reason::from_code(code));
+    (frame.kind, frame.number, reason)
 }
 
 /// The socket of a client to an `shm` node.

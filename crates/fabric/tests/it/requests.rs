@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use archipelago_fabric::{
-    Body, Call, Connect, Handler, INLINE_BYTES_MAX, Link, MESSAGE_BYTES_MAX, Promise, REQUESTS_MAX,
-    Reason, Refusal, Reply, Request, Session,
+    BULK_BYTES_MAX, Body, Call, Connect, Handler, INLINE_BYTES_MAX, Link, MESSAGE_BYTES_MAX,
+    Promise, REQUESTS_MAX, RESERVED_BYTES_MAX, Reason, Refusal, Reply, Request, Session,
 };
 use parking_lot::Mutex;
 
@@ -31,6 +31,11 @@ every_provider! {
     a_request_sent_again_is_executed_once
     a_retry_that_the_node_forgot_is_refused
     open_requests_are_bounded
+    bulk_requests_and_answers_come_back
+    size_beyond_its_limit_is_refused
+    idempotent_requests_leave_nothing_at_the_node
+    an_idempotent_request_is_executed_for_every_copy
+    bytes_of_open_bulk_requests_are_bounded
 }
 
 fn answers_of_any_size_come_back(name: &str) {
@@ -176,4 +181,133 @@ fn open_requests_are_bounded(name: &str) {
     }
     let again = link.request(Call::new(b"?", Duration::from_millis(1)));
     assert_eq!(reason(again.wait()), Err(Reason::Deadline), "there is room again");
+}
+
+fn bulk_requests_and_answers_come_back(name: &str) {
+    let world = World::new(name);
+    let link = world.link();
+    for len in [0, MESSAGE_BYTES_MAX + 1, BULK_BYTES_MAX - 1, BULK_BYTES_MAX] {
+        let body: Vec<u8> = (0..len).map(|at| (at * 31) as u8).collect();
+        let backwards: Vec<u8> = body.iter().rev().copied().collect();
+        let call = Call::new(&body, LONG).bulk().idempotent();
+        assert_eq!(*link.request(call).wait().unwrap(), backwards, "{len} bytes");
+    }
+    // More bytes than any buffer between the two sides holds, in both directions.
+    let body = vec![7; 1 << 20];
+    let call = Call::new(&body, LONG).bulk().idempotent().answer_bytes_max(1 << 20);
+    let promises: Vec<_> = (0..16).map(|_| link.request(call)).collect();
+    for promise in promises {
+        assert_eq!(promise.wait().unwrap().len(), 1 << 20);
+    }
+    assert_eq!(&*ask(&*link, b"abc").unwrap(), b"cba", "the link continues");
+}
+
+fn size_beyond_its_limit_is_refused(name: &str) {
+    let (world, patient) = patient(name);
+    let link = world.link();
+    let long = vec![0; BULK_BYTES_MAX + 1];
+    let message = Refusal::at(Reason::TooLarge, MESSAGE_BYTES_MAX as u64);
+    let bulk = Refusal::at(Reason::TooLarge, BULK_BYTES_MAX as u64);
+    let over = |call: Call<'_>| link.request(call).wait().unwrap_err();
+    assert_eq!(over(Call::new(&long[..=MESSAGE_BYTES_MAX], LONG).idempotent()), message);
+    assert_eq!(over(Call::new(&long, LONG).bulk().idempotent()), bulk);
+    let small = Call::new(b"?", LONG);
+    assert_eq!(over(small.bulk().answer_bytes_max(MESSAGE_BYTES_MAX + 1)), message, "it is kept");
+    assert_eq!(over(small.bulk().idempotent().answer_bytes_max(BULK_BYTES_MAX + 1)), bulk);
+    assert_eq!(patient.executed.load(Ordering::SeqCst), 0, "nothing was sent");
+    // The node refuses an answer that is longer than the request permits.
+    let short = send(&*link, small.idempotent().answer_bytes_max(3));
+    until("it is being executed", || patient.executed.load(Ordering::SeqCst) == 1);
+    patient.open.lock().pop().unwrap().send(&b"four"[..]);
+    assert_eq!(short.wait(), Err(Refusal::at(Reason::TooLarge, 3)));
+    // A bulk request that is not idempotent has a short answer, which the node keeps.
+    let once = send(&*link, Call::new(&long[..BULK_BYTES_MAX], LONG).bulk());
+    until("it is being executed", || patient.executed.load(Ordering::SeqCst) == 2);
+    patient.open.lock().pop().unwrap().send(&b"kept"[..]);
+    assert_eq!(&*once.wait().unwrap(), b"kept");
+    let stats = world.node.stats();
+    assert_eq!((stats.kept_requests, stats.kept_bytes), (1, 4));
+}
+
+fn idempotent_requests_leave_nothing_at_the_node(name: &str) {
+    let (world, patient) = patient(name);
+    let link = world.link();
+    // Far more than the numbers of a session that may be open.
+    let many = REQUESTS_MAX * 8;
+    let call = Call::new(b"?", LONG).idempotent().answer_bytes_max(1 << 10);
+    let open: Vec<_> = (0..many).map(|_| link.request(call)).collect();
+    link.flush();
+    until("all are executed", || patient.executed.load(Ordering::SeqCst) == many as u64);
+    let kept = || (world.node.stats().kept_requests, world.node.stats().kept_bytes);
+    assert_eq!(kept(), (0, 0), "while they are executed");
+    for reply in std::mem::take(&mut *patient.open.lock()) {
+        reply.send(vec![1; 1 << 10]);
+    }
+    for promise in open {
+        assert_eq!(promise.wait().unwrap().len(), 1 << 10);
+    }
+    assert_eq!(kept(), (0, 0), "after their answers");
+    // An ordinary request beside them is remembered until the client confirms its answer.
+    let once = send(&*link, Call::new(b"?", LONG));
+    until("it is being executed", || patient.executed.load(Ordering::SeqCst) > many as u64);
+    patient.open.lock().pop().unwrap().send(&b"once"[..]);
+    once.wait().unwrap();
+    assert_eq!(kept(), (1, 4));
+}
+
+fn an_idempotent_request_is_executed_for_every_copy(name: &str) {
+    let (world, patient) = patient(name);
+    let session = Session::fresh();
+    let link = world.link_as(&session);
+    let call = Call::new(b"again and again", LONG).idempotent();
+    let first = send(&*link, call);
+    until("it is being executed", || patient.executed.load(Ordering::SeqCst) == 1);
+    link.close();
+    assert_eq!(reason(first.wait()), Err(Reason::Disconnected));
+    // The answer to a link that is down is lost, and no other link gets it.
+    let link = world.link_as(&session);
+    let second = send(&*link, call);
+    until("it is executed again", || patient.executed.load(Ordering::SeqCst) == 2);
+    let mut replies = std::mem::take(&mut *patient.open.lock());
+    replies.remove(0).send(&b"to nobody"[..]);
+    replies.remove(0).send(&b"second"[..]);
+    assert_eq!(&*second.wait().unwrap(), b"second");
+    assert_eq!(world.node.stats().duplicates, 0);
+    // A reply that is dropped is reported, as for every request.
+    let third = send(&*link, call);
+    until("it is executed", || patient.executed.load(Ordering::SeqCst) == 3);
+    patient.open.lock().clear();
+    assert_eq!(reason(third.wait()), Err(Reason::Unanswered));
+}
+
+fn bytes_of_open_bulk_requests_are_bounded(name: &str) {
+    let (world, patient) = patient(name);
+    let link = world.link();
+    let call = Call::new(b"?", LONG).idempotent().bulk();
+    let fit = RESERVED_BYTES_MAX / (BULK_BYTES_MAX + 1);
+    let open: Vec<_> = (0..fit).map(|_| link.request(call)).collect();
+    let full = Refusal::at(Reason::Full, RESERVED_BYTES_MAX as u64);
+    assert_eq!(link.request(call).wait(), Err(full));
+    // Requests that reserve nothing are not held up.
+    let small = send(&*link, Call::new(b"?", LONG));
+    until("all are executed", || patient.executed.load(Ordering::SeqCst) == fit as u64 + 1);
+    for reply in std::mem::take(&mut *patient.open.lock()) {
+        reply.send(&b"!"[..]);
+    }
+    for promise in open.into_iter().chain([small]) {
+        assert_eq!(&*promise.wait().unwrap(), b"!");
+    }
+    let brief = Call::new(b"?", Duration::from_millis(1)).idempotent().bulk();
+    assert_eq!(reason(link.request(brief).wait()), Err(Reason::Deadline), "there is room again");
+    // The client has given its reservation back, but the node still executes the request.
+    let more: Vec<_> = (0..fit).map(|_| link.request(call)).collect();
+    link.flush();
+    let done = 2 * fit as u64 + 1;
+    until("one is refused", || world.node.stats().refused == 1);
+    until("the others run", || patient.executed.load(Ordering::SeqCst) == done);
+    for reply in std::mem::take(&mut *patient.open.lock()) {
+        reply.send(&b"!"[..]);
+    }
+    let answers: Vec<_> = more.into_iter().map(|promise| reason(promise.wait())).collect();
+    assert_eq!(answers.iter().filter(|answer| **answer == Err(Reason::Full)).count(), 1);
 }

@@ -295,7 +295,14 @@ fn beat_has_counters_of_copies_and_refusals() {
     assert_eq!(node.0.counters(NodeStats::default()).freed, 1, "the copy that did not arrive");
     node.1.held.clear();
     node.0.on_timer(&mut node.1);
-    let fabric = NodeStats { operations: 5, requests: 6, duplicates: 7, refused: 8, malformed: 9 };
+    let fabric = NodeStats {
+        operations: 5,
+        requests: 6,
+        duplicates: 7,
+        refused: 8,
+        malformed: 9,
+        ..NodeStats::default()
+    };
     let Message::Beat { counters, blocks_used, .. } = node.0.beat(Vec::new(), fabric) else {
         panic!("a beat");
     };

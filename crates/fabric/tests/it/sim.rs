@@ -422,3 +422,38 @@ fn batch_costs_the_time_of_the_model() {
     let ns = took_ns(&|batch| _ = batch.read(region, 0, 65_536));
     assert!(near(ns, read_ps), "{ns} ns, {read_ps} ps");
 }
+
+/// Counts executions, and answers with the body.
+struct Counting(Arc<AtomicU64>);
+
+impl Handler for Counting {
+    fn handle(&self, request: Request<'_>, reply: Reply) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+        reply.send(request.body);
+    }
+}
+
+#[test]
+fn lost_idempotent_requests_are_answered_and_copies_executed() {
+    const REQUESTS: u64 = 100;
+    let executed = Arc::new(AtomicU64::new(0));
+    let faults = Faults { loss: 0.1, duplicate: 0.3, delay_ns_max: 20_000, ..Faults::default() };
+    let handler = Box::new(Counting(Arc::clone(&executed)));
+    let world = World::simulated(Virtual::faulty(9, faults), Some(handler));
+    let link = world.link();
+    for number in 0..REQUESTS {
+        let body = number.to_ne_bytes();
+        let call = Call::new(&body, Duration::from_secs(1)).idempotent();
+        assert_eq!(*link.request(call).wait().unwrap(), body, "its own answer");
+    }
+    assert!(executed.load(Ordering::SeqCst) > REQUESTS, "copies are executed again");
+    let stats = world.node.stats();
+    assert_eq!((stats.duplicates, stats.kept_requests, stats.kept_bytes), (0, 0, 0));
+    // A request with a number is executed once over the same network. Late copies come first.
+    world.simulation().simulation.run_for(Duration::from_millis(10));
+    let before = executed.load(Ordering::SeqCst);
+    for _ in 0..REQUESTS {
+        link.request(Call::new(b"once", Duration::from_secs(1))).wait().unwrap();
+    }
+    assert_eq!(executed.load(Ordering::SeqCst), before + REQUESTS);
+}

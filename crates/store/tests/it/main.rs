@@ -1,5 +1,9 @@
-//! Tests of the store through its public interface, over a pool in memory.
+//! Tests of storage pools: the pool in memory, and files on it.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on should say where")]
 
+mod file_crashes;
+mod files;
 mod pool;
+mod round_trips;
+mod world;

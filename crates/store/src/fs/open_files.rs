@@ -1,0 +1,272 @@
+//! What all handles of a [`StoreFs`](super::StoreFs) share: the volume, the logs that this process
+//! writes, and the tables that have no name yet.
+//!
+//! The file system owns one [`OpenFiles`], and every writer and reader has a reference to it.
+//!
+//! Invariants:
+//! 1. Every log that this process has begun and not ended is in `logs`, with its writer once the
+//!    file's writer was dropped.
+//! 2. A log without a name and without a file's writer leaves `logs`, so that the volume can give
+//!    it up.
+//! 3. A table gets its name only while `unnamed` has its blob under its path.
+//!
+//! Thread-safety: any thread may call any method. The locks are never held over a wait for the
+//! pool, and `unnamed` comes before the volume's lock.
+//! Failure: errors name the path. An error of the pool that says `Fenced` ends the volume.
+//! Cost: a change of names is one commit, and looks at the logs that this process writes.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use archipelago_base::Result;
+use archipelago_env::{FileClass, IoContext};
+use parking_lot::Mutex;
+
+use super::failure::{missing, named, refused};
+use super::written_log::WrittenLog;
+use crate::ids::BlobId;
+use crate::log::LogWriter;
+use crate::volume::record::{Content, FileKey, FileRecord, Record};
+use crate::volume::{Moment, Volume};
+
+/// Number of logs without a file's writer above which the oldest is ended. Fewer of them wait,
+/// because most log segments are removed soon, and an end costs a sync.
+const IDLE_LOGS_MAX: usize = 8;
+
+/// A log in [`OpenFiles`].
+#[derive(Debug)]
+struct LogEntry {
+    log: Arc<WrittenLog>,
+    /// Writer of the log, once that of the file was dropped.
+    idle: Option<Box<dyn LogWriter>>,
+}
+
+/// State that all handles of a file system share.
+#[derive(Debug)]
+pub(super) struct OpenFiles {
+    pub(super) volume: Arc<Volume>,
+    /// Paths of the lock files that this process holds.
+    pub(super) locks: Mutex<HashSet<PathBuf>>,
+    logs: Mutex<BTreeMap<FileKey, LogEntry>>,
+    /// Blob of the newest table that was created at a path and has no name yet. The path stays when
+    /// the writer is dropped, so that the creator can remove what a failed job left.
+    unnamed: Mutex<HashMap<PathBuf, BlobId>>,
+}
+
+impl OpenFiles {
+    pub(super) fn new(volume: Arc<Volume>) -> Self {
+        Self { volume, locks: Mutex::default(), logs: Mutex::default(), unnamed: Mutex::default() }
+    }
+
+    /// Passes a result of the pool on. An error gets the operation and the path.
+    pub(super) fn heard<T>(&self, result: Result<T>, doing: &str, path: &Path) -> Result<T> {
+        self.volume.observe(result).map_err(|error| named(&error, doing, path))
+    }
+
+    /// Passes the answer of a read on if this owner may give it.
+    pub(super) fn answer<T>(&self, answer: T, doing: &str, path: &Path) -> Result<T> {
+        self.volume.check_lease().map(|()| answer).map_err(|error| named(&error, doing, path))
+    }
+
+    /// Refuses a file name that is a directory, or whose directory does not exist.
+    pub(super) fn check_target(&self, doing: &str, path: &Path) -> Result<()> {
+        let kind = self.volume.look(|state| {
+            if state.is_dir(path) {
+                Some(io::ErrorKind::IsADirectory)
+            } else if path.parent().is_none_or(|dir| !state.is_dir(dir)) {
+                Some(io::ErrorKind::NotFound)
+            } else {
+                None
+            }
+        });
+        kind.map_or(Ok(()), |kind| Err(refused(doing, path, kind)))
+    }
+
+    /// Number of the file at `path`. Errors: `NotFound`, and `Io` for a directory.
+    pub(super) fn key(&self, doing: &str, path: &Path) -> Result<FileKey> {
+        let (key, is_dir) = self.volume.look(|state| (state.key(path), state.is_dir(path)));
+        key.ok_or_else(|| missing(doing, path, is_dir))
+    }
+
+    /// Whether the file still has a name.
+    pub(super) fn has_name(&self, key: FileKey) -> bool {
+        self.volume.look(|state| state.get(key).is_some())
+    }
+
+    /// Submits changes. Logs that lost their names with them are forgotten.
+    pub(super) fn change(&self, records: &[Record], doing: &str, path: &Path) -> Result<Moment> {
+        let moment = self.volume.commit(records).map_err(|error| named(&error, doing, path))?;
+        self.forget_nameless();
+        Ok(moment)
+    }
+
+    /// Submits the new content of the file `key`. `None` if the file has no name any more, so that
+    /// no later opening can find the content.
+    pub(super) fn set_content(
+        &self,
+        key: FileKey,
+        content: Content,
+        doing: &str,
+        path: &Path,
+    ) -> Result<Option<Moment>> {
+        let record = Record::Content { key, content, modified_ms: self.volume.unix_ms() };
+        match self.volume.commit(&[record]) {
+            Ok(moment) => Ok(Some(moment)),
+            Err(_) if !self.has_name(key) => Ok(None),
+            Err(error) => Err(named(&error, doing, path)),
+        }
+    }
+
+    /// The record of a new file with one name.
+    pub(super) fn new_file(
+        &self,
+        key: FileKey,
+        class: FileClass,
+        path: &Path,
+        content: Content,
+    ) -> Record {
+        let modified_ms = self.volume.unix_ms();
+        Record::File(FileRecord { key, class, names: vec![path.to_owned()], content, modified_ms })
+    }
+
+    /// Waits until the changes before `moment` are durable.
+    pub(super) fn wait(&self, moment: Moment, doing: &str, path: &Path) -> Result<()> {
+        self.volume.wait(moment).map_err(|error| named(&error, doing, path))
+    }
+
+    /// Notes that the table `blob` was created at `path`. An older one that has no name yet gets
+    /// none.
+    pub(super) fn note_unnamed(&self, path: &Path, blob: BlobId) {
+        self.unnamed.lock().insert(path.to_owned(), blob);
+    }
+
+    /// Names the sealed table `blob` with `record`, and returns whether it got the name. It gets
+    /// none if the path was removed or created anew since its creation.
+    pub(super) fn name_table(&self, path: &Path, blob: BlobId, record: Record) -> Result<bool> {
+        let mut unnamed = self.unnamed.lock();
+        if unnamed.get(path) != Some(&blob) {
+            return Ok(false);
+        }
+        self.volume.commit(&[record]).map_err(|error| named(&error, "name", path))?;
+        unnamed.remove(path);
+        drop(unnamed);
+        self.forget_nameless();
+        Ok(true)
+    }
+
+    /// Denies a name to the table that was created at `path`, if it has none yet. Returns whether
+    /// there was such a table.
+    pub(super) fn forget_unnamed(&self, path: &Path) -> bool {
+        self.unnamed.lock().remove(path).is_some()
+    }
+
+    /// Denies names to all tables that were created below `dir` and have none yet.
+    pub(super) fn forget_unnamed_below(&self, dir: &Path) {
+        self.unnamed.lock().retain(|path, _| !path.starts_with(dir));
+    }
+
+    /// Notes a log that has a file's writer now.
+    pub(super) fn add_log(&self, log: &Arc<WrittenLog>) {
+        let entry = LogEntry { log: Arc::clone(log), idle: None };
+        self.logs.lock().insert(log.key(), entry);
+    }
+
+    /// Takes over the writer of a log whose file's writer is dropped. The log is ended later, by
+    /// [`OpenFiles::end_logs`] or when many wait, unless it is removed before.
+    pub(super) fn retire_log(&self, log: &WrittenLog, writer: Box<dyn LogWriter>) {
+        if let Some(entry) = self.logs.lock().get_mut(&log.key()) {
+            entry.idle = Some(writer);
+        }
+        self.forget_nameless();
+        while let Some(ended) = self.take_idle(IDLE_LOGS_MAX) {
+            if let Err(error) = self.end_log(ended) {
+                // The next owner recovers the log, as that of a process that was killed.
+                tracing::warn!(%error, "a log of the volume could not be ended");
+            }
+        }
+    }
+
+    /// Takes the oldest log without a file's writer if there are more than `most`.
+    fn take_idle(&self, most: usize) -> Option<LogEntry> {
+        let mut logs = self.logs.lock();
+        let idle = || logs.iter().filter(|(_, entry)| entry.idle.is_some());
+        let oldest = if idle().count() > most { idle().next().map(|(key, _)| *key) } else { None };
+        oldest.and_then(|key| logs.remove(&key))
+    }
+
+    /// Ends a log and records its length.
+    fn end_log(&self, entry: LogEntry) -> Result<()> {
+        let LogEntry { log, idle: Some(mut writer) } = entry else { return Ok(()) };
+        let ended = self.heard(writer.finish(), "end the log of", log.path())?;
+        let len = writer.len_bytes();
+        let content = self.volume.look(|state| match &state.get(log.key())?.content {
+            Content::Log { head, id, .. } => {
+                let head = head.clone();
+                Some(Content::Log { head, id: *id, layout: ended, len_bytes: Some(len) })
+            }
+            _ => None,
+        });
+        match content {
+            Some(content) => {
+                self.set_content(log.key(), content, "record the end of", log.path()).map(drop)
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Ends all logs without a file's writer.
+    pub(super) fn end_logs(&self) -> Result<()> {
+        while let Some(idle) = self.take_idle(0) {
+            self.end_log(idle)?;
+        }
+        Ok(())
+    }
+
+    /// Forgets the logs that have neither a name nor a file's writer.
+    fn forget_nameless(&self) {
+        let mut logs = self.logs.lock();
+        let gone: Vec<FileKey> = self.volume.look(|state| {
+            let idle = logs.iter().filter(|(_, entry)| entry.idle.is_some());
+            idle.map(|(key, _)| *key).filter(|key| state.get(*key).is_none()).collect()
+        });
+        let gone: Vec<_> = gone.iter().filter_map(|key| logs.remove(key)).collect();
+        drop(logs);
+        // The end of a hold may release the log, which takes a round trip.
+        drop(gone);
+    }
+
+    /// Length of the file at `path`. Errors: as of [`OpenFiles::key`], and those of the pool.
+    pub(super) fn len(&self, doing: &str, path: &Path) -> Result<u64> {
+        let found = self.volume.look(|state| match state.file(path) {
+            Some(file) => Ok((file.key, file.content.len_bytes())),
+            None => Err(state.is_dir(path)),
+        });
+        let (key, len) = found.map_err(|is_dir| missing(doing, path, is_dir))?;
+        match len.or_else(|| self.written_len(key)) {
+            Some(len) => Ok(len),
+            None => self.acknowledged_len(path),
+        }
+    }
+
+    /// Length of a log file that this process writes.
+    pub(super) fn written_len(&self, key: FileKey) -> Option<u64> {
+        self.logs.lock().get(&key).map(|entry| entry.log.acknowledged_len())
+    }
+
+    /// Length of a log file whose end no record has: that of its acknowledged bytes.
+    pub(super) fn acknowledged_len(&self, path: &Path) -> Result<u64> {
+        let doing = "find the length of";
+        let held = self.volume.hold_path(path);
+        let (record, _hold) = held.ok_or_else(|| missing(doing, path, false))?;
+        match &record.content {
+            Content::Log { head, id, layout, len_bytes: None } => {
+                let context = IoContext::new(record.class, archipelago_env::IoPurpose::Recovery);
+                let log = self.volume.stores().logs.open(*id, layout, context);
+                Ok(head.len() as u64 + self.heard(log, doing, path)?.len())
+            }
+            content => Ok(content.len_bytes().unwrap_or(0)),
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! A log that this process writes: what the file's writer and its sync handles share.
+//!
+//! [`OpenFiles`](super::open_files::OpenFiles) keeps one [`WrittenLog`] for each log until it is
+//! ended or removed. The file's writer owns the [`LogWriter`](crate::log::LogWriter) itself, so
+//! that an append takes no lock.
+//!
+//! Invariants:
+//! 1. No append counts as acknowledged before the record of the log's first layout is durable.
+//!
+//! Thread-safety: any thread may call any method; the file's writer alone calls
+//! [`WrittenLog::note_submitted`].
+//! Failure: errors name the path and are sticky in the log.
+//! Cost: a wait costs two atomic operations once the record is durable.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use archipelago_base::Result;
+use archipelago_env::LogSync;
+
+use super::failure::named;
+use crate::log::LogPosition;
+use crate::volume::record::FileKey;
+use crate::volume::{Hold, Moment, Volume};
+
+/// A log that has a writer in this process.
+#[derive(Debug)]
+pub(super) struct WrittenLog {
+    volume: Arc<Volume>,
+    /// Path at the creation of the file, for messages.
+    path: PathBuf,
+    position: Arc<dyn LogPosition>,
+    /// Number of bytes of the file before the log.
+    head_bytes: u64,
+    /// Number of bytes that were submitted to the log.
+    submitted: AtomicU64,
+    /// Number of bytes that a wait or a sync has found acknowledged.
+    acknowledged: AtomicU64,
+    /// Position after the record with the first layout.
+    moment: Moment,
+    /// Whether that record is known to be durable.
+    is_recorded: AtomicBool,
+    key: FileKey,
+    /// Keeps the log while it is written. The drop comes last.
+    _hold: Hold,
+}
+
+/// A log that was begun and recorded.
+#[derive(Debug)]
+pub(super) struct RecordedLog {
+    pub(super) path: PathBuf,
+    pub(super) position: Arc<dyn LogPosition>,
+    pub(super) head_bytes: u64,
+    pub(super) moment: Moment,
+    pub(super) key: FileKey,
+}
+
+impl WrittenLog {
+    pub(super) fn new(volume: &Arc<Volume>, recorded: RecordedLog) -> Arc<Self> {
+        let RecordedLog { path, position, head_bytes, moment, key } = recorded;
+        Arc::new(Self {
+            volume: Arc::clone(volume),
+            path,
+            position,
+            head_bytes,
+            submitted: AtomicU64::new(0),
+            acknowledged: AtomicU64::new(0),
+            moment,
+            is_recorded: AtomicBool::new(false),
+            key,
+            _hold: volume.hold(key),
+        })
+    }
+
+    pub(super) fn key(&self) -> FileKey {
+        self.key
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Length of the file through the bytes that are known to be acknowledged. Submitted bytes
+    /// beyond them may not be readable yet.
+    pub(super) fn acknowledged_len(&self) -> u64 {
+        self.head_bytes + self.acknowledged.load(Ordering::Acquire)
+    }
+
+    /// Number of bytes of the file before the log.
+    pub(super) fn head_bytes(&self) -> u64 {
+        self.head_bytes
+    }
+
+    /// Notes that the log has `len` bytes now.
+    pub(super) fn note_submitted(&self, len: u64) {
+        self.submitted.store(len, Ordering::Release);
+    }
+
+    /// Waits until the record of the log is durable, because a reader finds the bytes through it.
+    fn wait_recorded(&self) -> Result<()> {
+        if !self.is_recorded.load(Ordering::Acquire) {
+            self.volume.wait(self.moment)?;
+            self.is_recorded.store(true, Ordering::Release);
+        }
+        Ok(())
+    }
+
+    /// Waits until all bytes of the log before `end` survive a kill of processes.
+    pub(super) fn wait_acknowledged(&self, end: u64) -> Result<()> {
+        let waited = self.wait_recorded().and_then(|()| self.position.wait(end));
+        let waited = self.volume.observe(waited);
+        waited.map_err(|error| named(&error, "append to", &self.path))?;
+        self.acknowledged.fetch_max(end, Ordering::Release);
+        Ok(())
+    }
+
+    /// Makes all bytes durable that were submitted before the call, and returns their number.
+    pub(super) fn sync_all(&self) -> Result<u64> {
+        let synced = self.wait_recorded().and_then(|()| self.position.sync());
+        let synced = self.volume.observe(synced);
+        let through = synced.map_err(|error| named(&error, "sync", &self.path))?;
+        self.acknowledged.fetch_max(through, Ordering::Release);
+        Ok(through)
+    }
+}
+
+impl LogSync for WrittenLog {
+    fn sync(&self) -> Result<u64> {
+        self.sync_all()
+    }
+
+    fn wait(&self, end: u64) -> Result<()> {
+        self.wait_acknowledged(end)
+    }
+
+    fn acknowledged(&self) -> u64 {
+        self.acknowledged.load(Ordering::Acquire)
+    }
+
+    /// Waits for the acknowledgement of the pool. No page cache of this machine has the bytes.
+    fn write_through(&self) -> Result<u64> {
+        let end = self.submitted.load(Ordering::Acquire);
+        self.wait_acknowledged(end)?;
+        Ok(end)
+    }
+}

@@ -89,9 +89,9 @@ impl From<Refusal> for String {
 pub struct MovedName<Id> {
     /// Number of the file.
     pub id: Id,
-    /// Name before.
+    /// Name before the change.
     pub from: PathBuf,
-    /// Name from now on.
+    /// Name after the change.
     pub to: PathBuf,
 }
 

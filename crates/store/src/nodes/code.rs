@@ -1,9 +1,9 @@
 //! The erasure code RS(4,2): two parity cells for four data cells, and any four of the six cells
 //! suffice.
 //!
-//! Cells are combined over GF(2⁸) with the polynomial 0x11d. The generator matrix is that of Intel's
-//! ISA-L (`gf_gen_rs_matrix`), so that another library can take over: the first parity cell is the
-//! sum of the data cells, and the second one the sum with the factors 1, 2, 4 and 8. The format page
+//! Cells are combined over GF(2⁸) with the polynomial 0x11d. The generator matrix is that of ISA-L
+//! (`gf_gen_rs_matrix`), so that another library can take over. The first parity cell is the sum of
+//! the data cells, and the second one is the sum with the factors 1, 2, 4 and 8. The format page
 //! `docs/formats/erasure-code.md` has the matrix, and a test has its bytes.
 //!
 //! [`encode_stripe`] and [`rebuild_range`] know that the last stripe of a blob is padded with zeros

@@ -45,7 +45,7 @@ pub const PARITY_CHUNKS: u8 = 2;
 /// The kind of redundancy that the class of a file asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Redundancy {
-    /// Whole copies.
+    /// Whole copies of the blob.
     Replicated,
     /// Four data and two parity chunks.
     Coded,

@@ -141,6 +141,35 @@ pub struct Placement {
 
 /// Chooses the nodes of a new blob or extent. Errors: `Busy` if fewer than `copies_min` domains
 /// have a node with room.
+///
+/// ```
+/// use archipelago_store::nodes::StorageId;
+/// use archipelago_store::nodes::layout::{CellSize, Scheme};
+/// use archipelago_store::nodes::placement::{
+///     NodeReport, PlacementDebt, PlacementRequest, WritePurpose, place,
+/// };
+///
+/// let nodes = [1, 2, 3].map(|id| NodeReport {
+///     id: StorageId(id),
+///     domain: format!("rack {id}"),
+///     capacity_bytes: 1 << 40,
+///     used_bytes: 1 << 30,
+///     is_up: true,
+///     is_draining: false,
+/// });
+/// let request = PlacementRequest {
+///     key: [7; 16],
+///     scheme: Scheme::Rs42(CellSize::Large),
+///     len_bytes: 256 << 20,
+///     purpose: WritePurpose::Job,
+///     copies_min: 2,
+/// };
+/// let placement = place(&nodes, &request)?;
+/// // Three domains are too few for six chunks: the blob is coded later.
+/// assert_eq!(placement.scheme, Scheme::Replicas(3));
+/// assert_eq!(placement.debt, PlacementDebt::Coding);
+/// # archipelago_base::Result::Ok(())
+/// ```
 pub fn place(nodes: &[NodeReport], request: &PlacementRequest) -> Result<Placement> {
     let wanted = request.scheme;
     if let Scheme::Rs42(_) = wanted {

@@ -8,20 +8,20 @@
 //!    promised the epoch and refuses older writers, also if it has no bytes.
 //! 2. For the open extent it waits for as many answers of nodes that are not in limbo as find every
 //!    acknowledged byte ([`AckRule::recovery_answers`]: two of three for a quorum log, one for a
-//!    manifest), or for the answers of all nodes. A node in *limbo* may have lost unsynced bytes. It
-//!    may supply bytes, but what it lacks may have been acknowledged. The bytes of a manifest are
-//!    synced when they are acknowledged, so limbo does not matter there.
+//!    manifest), or for the answers of all nodes. A node in *limbo* may have lost unsynced bytes.
+//!    It may supply bytes, but what it lacks may have been acknowledged. The bytes of a manifest
+//!    are synced when they are acknowledged, so limbo does not matter there.
 //! 3. The end is that of the longest prefix with valid checksums. An extent with a recorded end has
-//!    all bytes on some node, unless several nodes have lost their memory. The log is then cut where
-//!    the longest prefix ends.
+//!    all bytes on some node, unless several nodes have lost their memory. The log is then cut
+//!    where the longest prefix ends.
 //! 4. Two nodes get all bytes of an extent and seal it, which syncs.
 //! 5. The recovery records the layout with the end. Only then does the caller use a byte.
 //!
 //! If fewer nodes answer, the recovery waits, unless an operator accepts the loss.
 //!
 //! Invariants:
-//! 1. A recovery that records an end has found every acknowledged byte, or records that it may have
-//!    missed some ([`LogLayout::may_miss_unsynced`]).
+//! 1. A recovery that records an end has found every acknowledged byte, or records that it may
+//!    have missed some ([`LogLayout::may_miss_unsynced`]).
 //! 2. Bytes that were synced are found unless an operator accepts the loss of their nodes.
 //! 3. Two recoveries of one log agree: the later one finds the recorded end, or the earlier one
 //!    cannot record, because its epoch is older.
@@ -31,8 +31,8 @@
 //! Failure: a later epoch ends the recovery. A node that fails is asked again after
 //! [`Recovery::ask_again`]. If a node fails that alone had the longest prefix, the recovery decides
 //! again with the others.
-//! Cost: one round trip for the lengths, the bytes that the shorter replica lacks, one sync, and one
-//! record.
+//! Cost: one round trip for the lengths, the bytes that the shorter replica lacks, one sync, and
+//! one record.
 
 mod extent;
 
@@ -55,8 +55,8 @@ archipelago_base::fault_switches! {
 /// What a node says about its replica when a recovery reads it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FencedAnswer {
-    /// Offset in the log after the longest prefix with valid checksums; 0 if the node has no byte of
-    /// the extent.
+    /// Offset in the log after the longest prefix with valid checksums; 0 if the node has no byte
+    /// of the extent.
     pub valid_end: u64,
     /// Whether the node may have lost unsynced bytes of the extent.
     pub is_in_limbo: bool,
@@ -74,7 +74,7 @@ pub enum RecoveryAction {
     },
     /// Copies bytes to a replica ([`Recovery::sealed`]), which drops what it has behind `start`,
     /// takes them, and seals the extent at `end`. It has all bytes if the range is empty. If the
-    /// supplier fails, [`Recovery::failed`] is called for it and for the replica.
+    /// supplier fails, the driver calls [`Recovery::failed`] for it and for the replica.
     Seal {
         /// Node that supplies the bytes.
         from: StorageId,

@@ -86,7 +86,7 @@ pub enum AcceptorRequest {
         name: String,
         /// Ballot of the round, which names the root set.
         ballot: Ballot,
-        /// The value.
+        /// The value to accept.
         value: StoredValue,
     },
     /// Asks for the names that begin with a prefix.

@@ -4,7 +4,7 @@
 //! Every operation on a name is one round of Paxos. The proposer asks all members for a promise of
 //! its ballot, learns the value with the largest accepted ballot from a majority, applies the
 //! change, and asks all members to accept the result. A read whose majority has accepted one and
-//! the same ballot needs no second phase. State machines without I/O do all of this:
+//! the same ballot of its root set needs no second phase. State machines without I/O do all of this:
 //!
 //! | module | purpose |
 //! | --- | --- |
@@ -19,14 +19,14 @@
 //! A member is replaced in four steps. An operator's command drives them, and any process may
 //! repeat them:
 //!
-//! 1. The next root set becomes the value of the name [`ROOT_SET_NAME`], by compare-and-swap on the
-//!    old set.
+//! 1. The next root set becomes the value of the name [`ROOT_SET_NAME`], by compare-and-swap on
+//!    the old set.
 //! 2. A majority of the old set durably refuses messages with the old set's number, and answers
 //!    with all its values.
-//! 3. Every member of the new set gets all values of this majority with their ballots, and keeps the
-//!    larger ballot of each.
-//! 4. Only then does the new set answer. A member that counted before the copy could form a majority
-//!    that does not know the last write.
+//! 3. Every member of the new set gets all values of this majority with their ballots, and keeps
+//!    the larger ballot of each.
+//! 4. Only then does the new set answer. A member that counted before the copy could form a
+//!    majority that does not know the last write.
 //!
 //! A ballot begins with the number of the root set. Ballots of a new set are therefore above all
 //! that a copy brings, however late the copy arrives.

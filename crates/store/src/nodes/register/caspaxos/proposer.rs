@@ -3,7 +3,7 @@
 //! Invariants:
 //! 1. Every round has a ballot that this proposer has not used before.
 //! 2. A value is returned only if a majority has accepted one ballot with it, in this round or
-//!    before.
+//!    before. Members that got it by a copy have not accepted it.
 //! 3. A change is applied at most once. [`ProposalResult::Lost`] means that it was not applied and
 //!    never will be.
 //!
@@ -54,9 +54,9 @@ pub enum ProposalResult {
 pub enum ProposalAction {
     /// Sends a request to a member.
     Send {
-        /// The member.
+        /// Member that gets it.
         to: StorageId,
-        /// The request.
+        /// Request to deliver.
         request: AcceptorRequest,
     },
     /// Asks for [`Proposal::retry`] after a random pause.
@@ -216,7 +216,10 @@ impl Proposal {
         let ProposalPhase::Preparing { promises } = &mut self.phase else { return };
         let ballot_of = |accepted: &Option<AcceptedValue>| accepted.as_ref().map(|a| a.ballot);
         let first = ballot_of(&promises[0].1);
-        let is_chosen = promises.iter().all(|(_, accepted)| ballot_of(accepted) == first);
+        // Ballots of an older set were copied, and not accepted by the members that have them now.
+        let is_own_set = first.is_none_or(|ballot| ballot.root_set == self.root_set.number);
+        let is_chosen =
+            is_own_set && promises.iter().all(|(_, accepted)| ballot_of(accepted) == first);
         let newest = promises.drain(..).max_by_key(|(_, accepted)| ballot_of(accepted));
         let current = newest.and_then(|(_, accepted)| accepted).map(|accepted| accepted.value);
         let raw_version = current.as_ref().map_or(0, |current| current.version);

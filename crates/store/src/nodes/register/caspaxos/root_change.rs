@@ -33,9 +33,9 @@ archipelago_base::fault_switches! {
 pub enum RootChangeAction {
     /// Sends a request to a member of the old or the new set.
     Send {
-        /// The member.
+        /// Member that gets it.
         to: StorageId,
-        /// The request.
+        /// Request to deliver.
         request: AcceptorRequest,
     },
     /// A majority of the new set answers proposers.

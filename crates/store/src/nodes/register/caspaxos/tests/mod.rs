@@ -12,7 +12,7 @@ use super::acceptor::{
 };
 use super::proposer::{Operation, Proposal, ProposalAction, ProposalResult};
 use super::root_change::RootChangeSabotage;
-use super::{Ballot, ChangeId, ROOT_SET_NAME, RootSet};
+use super::{AcceptedValue, Ballot, ChangeId, ROOT_SET_NAME, RootSet, StoredValue};
 use crate::register::Versioned;
 use model::{Run, Settings};
 
@@ -183,6 +183,33 @@ fn retired_member_refuses_the_old_set_for_good() {
     member.handle(AcceptorRequest::Install { root_set: next.clone(), cells: BTreeMap::new() });
     assert_eq!(member.handle(activate).answer, AcceptorAnswer::Activated);
     assert_eq!(member.state().membership, Membership::Active(next));
+}
+
+#[test]
+fn copied_ballot_does_not_prove_that_a_value_was_chosen() {
+    // A third member may hold a larger ballot of the old set, which the copy has not brought.
+    let set = root_set(2, &[1, 2, 3]);
+    let change = ChangeId { proposer: 9, sequence: 1 };
+    let value = StoredValue { version: 1, change, value: Some(vec![7]) };
+    let ends_after_promises = |root_set: u64| {
+        let change = ChangeId { proposer: 1, sequence: 1 };
+        let mut read = Proposal::new("a", Operation::Read, change, set.clone());
+        read.start(10);
+        let round = Ballot { root_set: 2, counter: 11, proposer: 1 };
+        let ballot = Ballot { root_set, counter: 5, proposer: 9 };
+        let accepted = Some(AcceptedValue { ballot, value: value.clone() });
+        for member in [1, 2] {
+            let accepted = accepted.clone();
+            read.answered(
+                StorageId(member),
+                round,
+                AcceptorAnswer::Promised { ballot: round, accepted },
+            );
+        }
+        std::iter::from_fn(|| read.next_action()).any(|a| matches!(a, ProposalAction::Done(_)))
+    };
+    assert!(!ends_after_promises(1));
+    assert!(ends_after_promises(2));
 }
 
 #[test]

@@ -100,11 +100,13 @@ pub struct RecoveredLog {
 /// A pool that keeps logs.
 pub trait LogStore: Send + Sync + fmt::Debug + 'static {
     /// Creates an empty log and returns its first layout. The caller keeps it durably before it
-    /// waits for an append. Errors: `Fenced` for an old epoch, `Busy` if the pool has too few nodes.
+    /// waits for an append. Errors: `Fenced` for an old epoch, `Busy` if the pool has too few
+    /// nodes.
     fn create(&self, new: NewLog) -> Result<(Box<dyn LogWriter>, Layout)>;
     /// Fences all writers of epochs below `epoch` and decides which bytes the log has. It may be
-    /// repeated, also by another process. A log that [`LogWriter::finish`]ed or was recovered before
-    /// keeps its length. Errors: `Busy` if too few nodes answer, `Fenced` for an old epoch.
+    /// repeated, also by another process. A log that ended by [`LogWriter::finish`] or by an
+    /// earlier recovery keeps its length. Errors: `Busy` if too few nodes answer, `Fenced` for an
+    /// old epoch.
     fn recover(
         &self,
         id: LogId,

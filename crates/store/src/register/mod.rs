@@ -19,7 +19,7 @@ pub struct Versioned {
     /// Version of the value. It grows with every swap, and the first one is 1. A name that was
     /// removed and set again has a larger version than before.
     pub version: u64,
-    /// The value.
+    /// The value's bytes.
     pub value: Vec<u8>,
 }
 

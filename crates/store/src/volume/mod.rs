@@ -142,7 +142,8 @@ pub struct Volume {
 
 impl Volume {
     /// Creates the volume `name` without files and without an owner. On return it is durable.
-    /// Errors: `InvalidArgument` if it exists, or if the name is not allowed; those of the register.
+    /// Errors: `InvalidArgument` if it exists, or if the name is not allowed; those of the
+    /// register.
     pub fn create(stores: &Stores, name: &str, options: &VolumeOptions) -> Result<()> {
         take_over::create(stores, name, options)
     }

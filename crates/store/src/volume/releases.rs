@@ -78,6 +78,11 @@ impl Volume {
     /// number. The opening of a volume does it, and each scrub repeats it. Errors: those of the
     /// pool; `Fenced`.
     pub fn release_strays(&self) -> Result<u64> {
+        self.check_open()?;
+        self.observe(self.try_release_strays())
+    }
+
+    fn try_release_strays(&self) -> Result<u64> {
         let (volume, epoch) = (self.id(), self.epoch());
         let ignored = self.sabotage.pending_ignored();
         let blobs = self.stores.blobs.release_strays(volume, epoch, &|blob| {

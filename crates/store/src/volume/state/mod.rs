@@ -78,6 +78,7 @@ impl NamespaceState {
     }
 
     /// The next file number that was never used.
+    #[cfg(test)]
     pub(crate) fn next(&self) -> u64 {
         self.next
     }

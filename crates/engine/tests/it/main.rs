@@ -36,6 +36,7 @@ mod separation;
 mod settings;
 mod snapshots;
 mod space;
+mod store;
 mod subcompactions;
 mod support;
 mod tiers;

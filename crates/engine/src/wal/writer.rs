@@ -8,8 +8,8 @@
 //! segment only when the segment's directory entry is durable too; 3. `synced_through` never
 //! exceeds what a sync has reported.
 //!
-//! A file system in a network acknowledges appends later. Then an append only fixes the place of its
-//! record, and the caller waits for it ([`LogWriter::unacknowledged`]) without the commit lock.
+//! A file system in a network acknowledges appends later. Then an append only fixes the place of
+//! its record, and the caller waits for it ([`LogWriter::unacknowledged`]) without the commit lock.
 //!
 //! Failure: after an error an append leaves the segment unusable until [`LogWriter::rotate`]; an
 //! error of a sync is sticky in its segment ([`archipelago_env::LogSync`]) until that segment's
@@ -280,10 +280,9 @@ impl LogWriter {
     }
 
     /// Appends the records of a group in order, with as few calls to the file system as possible.
-    /// On return all of them survive `kill -9`, unless [`LogWriter::unacknowledged`] has something to
-    /// wait for. After an error none counts once the log is rotated:
-    /// the next segment's header says that this one ended before them. Until then a recovery may
-    /// find any number of them.
+    /// On return all of them survive `kill -9`, unless [`LogWriter::unacknowledged`] has something
+    /// to wait for. After an error none counts once the log is rotated: the next segment's header
+    /// says that this one ended before them. Until then a recovery may find any number of them.
     pub fn append_many(&mut self, entries: &[Entry<'_>]) -> Result<Appended> {
         let start = self.len;
         let appended = self.append_groups(entries);

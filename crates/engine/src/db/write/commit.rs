@@ -4,8 +4,8 @@
 //! steps:
 //!
 //! 1. *Submit*, under the commit lock: room in the memtables, sequence numbers, log append.
-//! 2. *Insert*, without a lock: many writers at the same time. If the log is in a network, the writer
-//!    first waits until its record survives `kill -9`.
+//! 2. *Insert*, without a lock: many writers at the same time. If the log is in a network, the
+//!    writer first waits until its record survives `kill -9`.
 //! 3. *Publish*: the visible sequence number moves over the write, in order
 //!    (`db::read::publication`).
 //! 4. *Sync*, if the options ask for it: one leader syncs for all writers that wait.
@@ -27,10 +27,10 @@
 //!    commit lock may wait for the publication (ingestion does).
 //! 5. A ticket is inserted once: by its owner, or by the thread that changed it from asleep to
 //!    claimed.
-//! 6. If a record is lost, nothing of its write is inserted, and the caller gets the error only when
-//!    the header of the next segment survives `kill -9`. The header says where the acknowledged
-//!    records end, so no recovery applies the write. A thread passes over all numbers that it has
-//!    to pass over before it takes the commit lock for that.
+//! 6. If a record is lost, nothing of its write is inserted, and the caller gets the error only
+//!    when the header of the next segment survives `kill -9`. The header says where the
+//!    acknowledged records end, so no recovery applies the write. A thread passes over all numbers
+//!    that it has to pass over before it takes the commit lock for that.
 //! 7. While a transaction is being checked, every write is noted in [`CommitState::recent`] in the
 //!    step that gives it its sequence numbers.
 //!

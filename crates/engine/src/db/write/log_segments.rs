@@ -220,9 +220,9 @@ pub(crate) fn rotate_log(db: &DbInner, commit: &mut CommitGuard<'_>) -> Result<(
 }
 
 /// Goes on in another segment after `segment` lost records that it took, so that the header of the
-/// next one says where the acknowledged records end. Returns the error of the lost writes, which were
-/// not applied and never will be. If no header can be written, that is unknown, and the database takes
-/// no more writes. The caller holds no lock.
+/// next one says where the acknowledged records end. Returns the error of the lost writes, which
+/// were not applied and never will be. If no header can be written, that is unknown, and the
+/// database takes no more writes. The caller holds no lock.
 #[cold]
 pub(crate) fn leave_lossy_segment(db: &DbInner, segment: FileNo, error: &Error) -> Error {
     let mut commit = db.writes.committer().lock(Order::none());

@@ -24,10 +24,11 @@ use std::time::Duration;
 
 use archipelago_base::runtime::Runtime;
 use archipelago_base::{Error, Result, wire_enum, wire_messages};
-use archipelago_fabric::{Body, Call, ClientId, Handler, Reason, Reply, Request, Session};
+use archipelago_fabric::{
+    Body, Call, ClientId, Handler, Reach, Reason, Reply, Request, Route, Session,
+};
 use archipelago_flexkv::wire::{self, Grant, Member, Payload, Why};
 use archipelago_flexkv::{ComputeNode, WriteError, fabric_id};
-use archipelago_pool::{Reach, Route};
 use parking_lot::Mutex;
 
 use crate::StoredValue;

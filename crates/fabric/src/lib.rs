@@ -53,6 +53,7 @@ mod node;
 #[cfg(feature = "ofi")]
 mod ofi;
 mod promise;
+mod reach;
 mod refusal;
 mod shm;
 pub mod sim;
@@ -75,6 +76,7 @@ pub use node::{
 #[cfg(feature = "ofi")]
 pub use ofi::Ofi;
 pub use promise::{Promise, Slot};
+pub use reach::{Endpoints, Line, Reach, Route, RouteMessage, ask, endpoint};
 pub use refusal::{Reason, Refusal};
 pub use shm::Shm;
 pub use tcp::Tcp;

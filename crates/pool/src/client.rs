@@ -34,7 +34,7 @@ use std::time::Duration;
 
 use archipelago_base::runtime::Runtime;
 use archipelago_base::{Epoch, Error, Result};
-use archipelago_fabric::{Batch, ClientId, NodeId, Reason, Refusal};
+use archipelago_fabric::{Batch, ClientId, NodeId, Reach, Reason, Refusal, Route};
 use parking_lot::{Mutex, RwLock};
 
 use crate::address::{Address, BlockId};
@@ -42,7 +42,6 @@ use crate::config::{Config, Sharing};
 use crate::membership::{Membership, Owned};
 use crate::open_block::OpenBlock;
 use crate::options::PoolOptions;
-use crate::route::{Reach, Route};
 use crate::shared::{ClientState, unexpected};
 use crate::wire::{Member, Message, PoolStatus, Refused, Why};
 

@@ -25,29 +25,23 @@
 mod address;
 mod client;
 mod config;
-mod endpoint;
 mod heap;
-mod line;
 mod membership;
 mod open_block;
 mod opening;
 mod options;
 mod pool;
-mod route;
 mod shared;
 pub mod wire;
 
 pub use address::{Address, BlockId, NUMBERS_MAX, Packing};
 pub use client::PoolClient;
 pub use config::{Config, Place, Sharing, asker_of_promises, copier};
-pub use endpoint::{Endpoints, endpoint};
 pub use heap::{Heap, HeapStats, Piece};
-pub use line::Line;
 pub use membership::{Membership, Owned};
 pub use open_block::{OpenBlock, OpenCopy, Writing};
 pub use options::{Pace, PoolOptions};
 pub use pool::Pool;
-pub use route::{Reach, Route};
 
 pub use archipelago_fabric::{ClientId, NodeId};
 

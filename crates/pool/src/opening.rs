@@ -18,12 +18,11 @@ use std::sync::Arc;
 
 use archipelago_base::runtime::Gate;
 use archipelago_base::{Epoch, Error, Result};
-use archipelago_fabric::{Link, Reason, Refusal, Rights};
+use archipelago_fabric::{Link, Reason, Refusal, Rights, Route, ask};
 
 use crate::address::BlockId;
 use crate::config::{Config, Place};
 use crate::open_block::{OpenBlock, OpenCopy};
-use crate::route::{Route, ask, unasked};
 use crate::shared::{ClientState, Doubt, unexpected};
 use crate::wire::{Message, Purpose, Refused, Why};
 
@@ -187,16 +186,15 @@ impl ClientState {
         let purpose = if afresh { Purpose::Afresh } else { Purpose::Use };
         let message = Message::Open { client: self.client, block, epoch, purpose };
         let who = format!("memory node {}", place.node);
-        let key = match ask(&link, &message, self.options.pace.request).await {
-            Ok(Message::Opened { key, .. }) => key,
-            Ok(Message::Refuse { refused }) => {
+        let key = match ask(&link, &message, self.options.pace.request, &who).await? {
+            Message::Opened { key, .. } => key,
+            Message::Refuse { refused } => {
                 if refused.why == Why::Evicted {
                     self.membership.lock().evict();
                 }
                 return Err(refused.error(who));
             }
-            Ok(other) => return Err(unexpected(&other)),
-            Err(refusal) => return Err(unasked(refusal, who)),
+            other => return Err(unexpected(&other)),
         };
         let region = link.attach(&key).await;
         let region = region.map_err(|refusal| refusal.error(format!("block {block}")))?;

@@ -14,12 +14,11 @@ use std::time::Duration;
 
 use archipelago_base::Result;
 use archipelago_base::runtime::{ThreadRuntime, block_on};
-use archipelago_fabric::{Batch, ClientId, NodeId, Refusal};
+use archipelago_fabric::{Batch, ClientId, Endpoints, NodeId, Refusal};
 
 use crate::address::{Address, BlockId};
 use crate::client::PoolClient;
 use crate::config::Sharing;
-use crate::endpoint::Endpoints;
 use crate::membership::Owned;
 use crate::open_block::OpenBlock;
 use crate::options::PoolOptions;

@@ -12,7 +12,7 @@ use std::sync::atomic::AtomicBool;
 
 use archipelago_base::runtime::{Gate, Runtime};
 use archipelago_base::{Error, ErrorKind};
-use archipelago_fabric::ClientId;
+use archipelago_fabric::{ClientId, Reach, Route};
 use parking_lot::{Mutex, RwLock};
 
 use crate::address::BlockId;
@@ -20,7 +20,6 @@ use crate::config::Place;
 use crate::membership::{Membership, Published};
 use crate::open_block::OpenBlock;
 use crate::options::PoolOptions;
-use crate::route::{Reach, Route};
 use crate::wire::Message;
 
 /// The state of one client, for all of its clones and tasks.

@@ -14,10 +14,9 @@ use std::time::Duration;
 use archipelago_base::random::entropy_seed;
 use archipelago_base::runtime::block_on;
 use archipelago_base::{Error, ErrorKind, Result};
-use archipelago_fabric::Call;
+use archipelago_fabric::{Call, ClientId, Endpoints, Line, NodeId, Reach, Route};
 use archipelago_flexkv::wire::{Message as Store, StoreStatus};
 use archipelago_pool::wire::Message;
-use archipelago_pool::{ClientId, Endpoints, Line, NodeId, Reach, Route};
 use archipelago_resp::ServerOptions;
 use archipelago_resp::server::resolve;
 

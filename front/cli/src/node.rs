@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use archipelago_base::{Error, Result, size};
 use archipelago_env::descriptors::raise_limit;
+use archipelago_fabric::endpoint;
 use archipelago_manager::core::Terms;
 use archipelago_manager::{ManagerServer, ManagerSettings, StorePlan};
 use archipelago_memory::{MemoryServer, MemorySettings};
-use archipelago_pool::endpoint;
 
 use crate::console::print_line;
 use crate::stop::Stop;

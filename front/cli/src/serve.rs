@@ -17,7 +17,7 @@ use std::time::Duration;
 use archipelago::{ComputeNode, Error, Result, Settings, WriteOptions};
 use archipelago_compute::flexkv::{FlexKvNode, FlexKvNodeSettings, FlexKvSettings};
 use archipelago_env::descriptors::raise_limit;
-use archipelago_pool::endpoint;
+use archipelago_fabric::endpoint;
 use archipelago_resp::engine_store::EngineStore;
 use archipelago_resp::flexkv_store::FlexKvStore;
 use archipelago_resp::{Listening, Server, ServerOptions};

@@ -26,13 +26,13 @@ use archipelago_base::clock::{Clock, SystemClock};
 use archipelago_base::runtime::{ThreadRuntime, join_all};
 use archipelago_base::spawn::{Joiner, Spawn, SystemSpawn};
 use archipelago_base::{Error, ErrorKind, Result};
-use archipelago_fabric::{Handler, Listener, Node, Reply, Request, block_on};
+use archipelago_fabric::{Endpoints, Handler, Listener, Node, Reply, Request, block_on};
 use archipelago_flexkv::wire::Figure;
 use archipelago_flexkv::{
     ComputeNode, FAST_KEYS_MAX, ScanStep, ScannedKey, Surroundings, Value, WriteEffect, WriteError,
     fabric_id,
 };
-use archipelago_pool::{Endpoints, PoolClient, PoolOptions};
+use archipelago_pool::{PoolClient, PoolOptions};
 use parking_lot::RwLock;
 
 pub use archipelago_flexkv::{CacheMode, Destination, FlexKvSettings, Renamed, ScanLimits, Set};

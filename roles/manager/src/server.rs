@@ -20,10 +20,10 @@ use archipelago_base::clock::{Clock, SystemClock};
 use archipelago_base::random::entropy_seed;
 use archipelago_base::spawn::{Joiner, Spawn, SystemSpawn};
 use archipelago_base::{Epoch, Error, Result};
-use archipelago_fabric::{ClientId, Listener, Node, NodeId};
+use archipelago_fabric::{ClientId, Endpoints, Line, Listener, Node, NodeId};
 use archipelago_flexkv::FlexKvSettings;
 use archipelago_flexkv::coordinator::Plan;
-use archipelago_pool::{Endpoints, Line, asker_of_promises};
+use archipelago_pool::asker_of_promises;
 use parking_lot::Mutex;
 
 use crate::core::{ManagerCore, Terms};

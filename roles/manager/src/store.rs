@@ -23,11 +23,11 @@ use std::time::Duration;
 
 use archipelago_base::Result;
 use archipelago_base::runtime::{Runtime, ThreadRuntime};
-use archipelago_fabric::{Handler, Reply, Request};
+use archipelago_fabric::{Endpoints, Handler, Reply, Request};
 use archipelago_flexkv::FlexKvSettings;
 use archipelago_flexkv::coordinator::{Coordinator, CoordinatorRpc, Plan, Rhythm, directory_label};
 use archipelago_flexkv::wire::{Grant, Message, Why, is_ours};
-use archipelago_pool::{Endpoints, PoolClient, PoolOptions};
+use archipelago_pool::{PoolClient, PoolOptions};
 use parking_lot::RwLock;
 
 use crate::rpc::ManagerRpc;

@@ -19,9 +19,9 @@ use archipelago_base::clock::{Clock, SystemClock};
 use archipelago_base::random::entropy_seed;
 use archipelago_base::spawn::{Joiner, Spawn, SystemSpawn};
 use archipelago_base::{Epoch, Error, Result};
-use archipelago_fabric::{Batch, ClientId, Listener, Node, NodeId, RemoteKey};
+use archipelago_fabric::{Batch, ClientId, Endpoints, Line, Listener, Node, NodeId, RemoteKey};
 use archipelago_pool::wire::{Message, Purpose, Why};
-use archipelago_pool::{BLOCK_BYTES, Endpoints, Line, Packing, copier};
+use archipelago_pool::{BLOCK_BYTES, Packing, copier};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::core::Limits;

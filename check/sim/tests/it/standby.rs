@@ -2,8 +2,8 @@
 //! of every key stays linearizable.
 
 use archipelago_base::random::entropy_seed;
+use archipelago_fabric::{ClientId, Line};
 use archipelago_pool::wire::Message;
-use archipelago_pool::{ClientId, Line};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;

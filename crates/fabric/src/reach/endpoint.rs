@@ -14,9 +14,13 @@ use std::time::Duration;
 
 use archipelago_base::runtime::Boxed;
 use archipelago_base::{Epoch, Error, Result};
-use archipelago_fabric::{Connect, Link, Listener, Node, NodeId, Provider, Session, Shm, Tcp};
 
-use crate::route::Reach;
+use super::Reach;
+use crate::ids::NodeId;
+use crate::link::{Connect, Link, Listener, Provider, Session};
+use crate::node::Node;
+use crate::shm::Shm;
+use crate::tcp::Tcp;
 
 /// The fabric's providers of one process.
 #[derive(Debug, Default)]

@@ -8,11 +8,10 @@ use std::time::Duration;
 
 use archipelago_base::runtime::block_on;
 use archipelago_base::{Epoch, Result};
-use archipelago_fabric::{Call, ClientId, Link, NodeId};
 
-use crate::endpoint::Endpoints;
-use crate::route::{Reach, Route, read_answer};
-use crate::wire::Message;
+use super::{Endpoints, Reach, Route, RouteMessage, read_answer};
+use crate::ids::{ClientId, NodeId};
+use crate::link::{Call, Link};
 
 /// A way to ask a node or the manager from threads.
 #[derive(Debug)]
@@ -37,15 +36,10 @@ impl Line {
 
     /// Sends a request once. An error means that no node answered within `deadline`; the request
     /// may have arrived.
-    pub fn ask(&self, message: &Message, deadline: Duration) -> Result<Message> {
+    pub fn ask<M: RouteMessage>(&self, message: &M, deadline: Duration) -> Result<M> {
         let link = self.link(deadline)?;
         let answer = link.request(Call::new(&message.encode(), deadline)).wait();
-        let asked = read_answer(answer).inspect_err(|refusal| {
-            if refusal.is_none() {
-                link.close();
-            }
-        });
-        self.route.heard(&self.ways, asked)
+        self.route.heard(&self.ways, read_answer(&link, answer))
     }
 
     /// The link, which this call connects again if it is down.

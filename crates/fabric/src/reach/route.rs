@@ -1,7 +1,8 @@
 //! A route: the connection of a task to a node or to the manager, which reconnects when it is down.
 //!
 //! A route to the managers of a cluster has one way per manager. It changes to the next way if a
-//! manager does not answer or stands by. [`Reach`] says how an endpoint is connected.
+//! manager does not answer or stands by ([`RouteMessage::standby`]). [`Reach`] says how an endpoint
+//! is connected.
 //!
 //! Invariants:
 //! 1. A route has one session for its whole life, so its request numbers never begin again. A node
@@ -18,82 +19,21 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use archipelago_base::runtime::{Boxed, Gate};
-use archipelago_base::{Epoch, Error, ErrorKind, Result};
-use archipelago_fabric::sim::Sim;
-use archipelago_fabric::{
-    Body, Call, ClientId, Connect, Link, NodeId, Provider, Reason, Refusal, Session,
-};
+use archipelago_base::runtime::Gate;
+use archipelago_base::{Epoch, Result};
 use parking_lot::Mutex;
 
-use crate::wire::{Message, Why};
+use super::{Reach, RouteMessage, read_answer, unanswered};
+use crate::ids::{ClientId, NodeId};
+use crate::link::{Call, Link, Session};
+use crate::refusal::Refusal;
 
-/// Connects to nodes: by the providers of a process ([`Endpoints`](crate::Endpoints)), or over a
-/// simulated network ([`Sim`]).
-pub trait Reach: Send + Sync + fmt::Debug + 'static {
-    /// Connects to the node that answers at one of `endpoints`, and to `peer` only, if it is given.
-    fn connect<'a>(
-        &'a self,
-        endpoints: &'a [String],
-        session: &'a Arc<Session>,
-        peer: Option<(NodeId, Epoch)>,
-        deadline: Duration,
-    ) -> Boxed<'a, Result<Arc<dyn Link>>>;
-}
+/// Writes the names of several ways, separated by commas.
+struct Listed<'a>(&'a [String]);
 
-/// In the simulation, an endpoint is an address of the provider.
-impl Reach for Sim {
-    fn connect<'a>(
-        &'a self,
-        endpoints: &'a [String],
-        session: &'a Arc<Session>,
-        peer: Option<(NodeId, Epoch)>,
-        deadline: Duration,
-    ) -> Boxed<'a, Result<Arc<dyn Link>>> {
-        Box::pin(async move {
-            let Some(address) = endpoints.first() else {
-                return Err(Error::not_found("the node has no endpoint"));
-            };
-            let mut to = Connect::to(address.as_str(), session);
-            to.deadline = deadline;
-            to.node = peer.map(|(node, _)| node);
-            to.epoch = peer.map(|(_, epoch)| epoch);
-            Provider::connect(self, to).await
-        })
-    }
-}
-
-/// Decodes an answer. `Err(None)` means that the link is unusable.
-pub(crate) fn read_answer(answer: Result<Body, Refusal>) -> Result<Message, Option<Refusal>> {
-    match answer {
-        Ok(body) => Message::decode(&body).map_err(|_| Some(Reason::Protocol.into())),
-        Err(refusal) => match refusal.reason {
-            Reason::Full | Reason::Unanswered | Reason::TooLarge => Err(Some(refusal)),
-            _ => Err(None),
-        },
-    }
-}
-
-/// Sends a request over a link and decodes the answer. `Err(None)` means that the link was unusable
-/// and is closed.
-pub(crate) async fn ask(
-    link: &Arc<dyn Link>,
-    message: &Message,
-    deadline: Duration,
-) -> Result<Message, Option<Refusal>> {
-    let answer = link.request(Call::new(&message.encode(), deadline)).await;
-    read_answer(answer).inspect_err(|refusal| {
-        if refusal.is_none() {
-            link.close();
-        }
-    })
-}
-
-/// The error for a request to `who` that [`ask`] could not execute.
-pub(crate) fn unasked(refusal: Option<Refusal>, who: impl fmt::Display) -> Error {
-    match refusal {
-        Some(refusal) => refusal.error(who),
-        None => Error::new(ErrorKind::Busy, format!("{who} does not answer")),
+impl fmt::Display for Listed<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0.join(", "))
     }
 }
 
@@ -142,35 +82,38 @@ impl Route {
 
     /// Sends a request once. An error means that no node answered within `deadline`; the request
     /// may have arrived.
-    pub async fn ask(
+    pub async fn ask<M: RouteMessage>(
         &self,
         ways: &[String],
-        message: &Message,
+        message: &M,
         deadline: Duration,
-    ) -> Result<Message> {
+    ) -> Result<M> {
         let link = self.link(ways, deadline).await?;
-        let asked = ask(&link, message, deadline).await;
-        self.heard(ways, asked)
+        let answer = link.request(Call::new(&message.encode(), deadline)).await;
+        self.heard(ways, read_answer(&link, answer))
     }
 
     /// Decides by an answer whether the way stays. If there is no answer, or the manager stands by,
     /// the next request takes another way.
-    pub(crate) fn heard(
+    pub(super) fn heard<M: RouteMessage>(
         &self,
         ways: &[String],
-        asked: Result<Message, Option<Refusal>>,
-    ) -> Result<Message> {
+        asked: Result<M, Option<Refusal>>,
+    ) -> Result<M> {
         match asked {
-            Ok(Message::Refuse { refused }) if refused.why == Why::Standby && ways.len() > 1 => {
-                self.go_on(ways);
-                Err(refused.error(ways.join(", ")))
-            }
+            Ok(message) if ways.len() > 1 => match message.standby(&Listed(ways)) {
+                Some(error) => {
+                    self.go_on(ways);
+                    Err(error)
+                }
+                None => Ok(message),
+            },
             Ok(message) => Ok(message),
             Err(refusal) => {
                 if refusal.is_none() {
                     self.turn_to_next(ways);
                 }
-                Err(unasked(refusal, ways.join(", ")))
+                Err(unanswered(refusal, Listed(ways)))
             }
         }
     }

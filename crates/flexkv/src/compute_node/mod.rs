@@ -29,8 +29,8 @@ use std::sync::Arc;
 
 use archipelago_base::runtime::Runtime;
 use archipelago_base::{Epoch, Result};
-use archipelago_fabric::{ClientId, Handler, Node as FabricNode, NodeId};
-use archipelago_pool::{Address, PoolClient, Reach};
+use archipelago_fabric::{ClientId, Handler, Node as FabricNode, NodeId, Reach};
+use archipelago_pool::{Address, PoolClient};
 
 use crate::client::{Client, Notifier};
 use crate::expiry::Expirer;

@@ -27,8 +27,8 @@ use std::time::Duration;
 
 use archipelago_base::runtime::{Boxed, Runtime};
 use archipelago_base::{Error, Result};
-use archipelago_fabric::{Call, ClientId, Handler, Reply, Request};
-use archipelago_pool::{BlockId, PoolClient, Reach, Route, Sharing};
+use archipelago_fabric::{Call, ClientId, Handler, Reach, Reply, Request, Route};
+use archipelago_pool::{BlockId, PoolClient, Sharing};
 use parking_lot::Mutex;
 
 use super::measuring::Meter;

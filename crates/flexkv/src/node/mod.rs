@@ -33,8 +33,8 @@ use std::time::Duration;
 use archipelago_base::random::Rng;
 use archipelago_base::runtime::Runtime;
 use archipelago_base::{Epoch, Error, Result};
-use archipelago_fabric::{ClientId, Node as FabricNode, NodeId};
-use archipelago_pool::{PoolClient, Reach};
+use archipelago_fabric::{ClientId, Node as FabricNode, NodeId, Reach};
+use archipelago_pool::PoolClient;
 use parking_lot::{Mutex, RwLock};
 
 use crate::format::{Geometry, KeyHash, Slot};

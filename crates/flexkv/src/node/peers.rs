@@ -23,8 +23,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use archipelago_base::{Error, Result};
-use archipelago_fabric::{Call, ClientId, Reason, Session};
-use archipelago_pool::{Reach, Route};
+use archipelago_fabric::{Call, ClientId, Reach, Reason, Route, Session};
 use parking_lot::Mutex;
 
 use super::{Joined, Node, REQUEST, fabric_id};

@@ -1,11 +1,14 @@
 //! The messages of the pool, one variant each: requests and answers.
 
-use archipelago_base::{Epoch, wire_messages};
-use archipelago_fabric::{ClientId, NodeId, RemoteKey};
+use std::fmt;
+
+use archipelago_base::wire::Malformed;
+use archipelago_base::{Epoch, Error, wire_messages};
+use archipelago_fabric::{ClientId, NodeId, RemoteKey, RouteMessage};
 
 use super::VERSION;
 use super::parts::{
-    BlockAt, CopyReport, CopyStep, Member, NodeCounters, PoolStatus, Purpose, Refused, Source,
+    BlockAt, CopyReport, CopyStep, Member, NodeCounters, PoolStatus, Purpose, Refused, Source, Why,
 };
 use crate::address::BlockId;
 use crate::config::{Config, Sharing};
@@ -255,5 +258,22 @@ impl Message {
     #[must_use]
     pub fn refuse(refused: impl Into<Refused>) -> Self {
         Self::Refuse { refused: refused.into() }
+    }
+}
+
+impl RouteMessage for Message {
+    fn encode(&self) -> Vec<u8> {
+        Self::encode(self)
+    }
+
+    fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
+        Self::decode(bytes)
+    }
+
+    fn standby(&self, asked: &dyn fmt::Display) -> Option<Error> {
+        match self {
+            Self::Refuse { refused } if refused.why == Why::Standby => Some(refused.error(asked)),
+            _ => None,
+        }
     }
 }

@@ -9,12 +9,9 @@ use std::time::Duration;
 use archipelago_base::ErrorKind;
 use archipelago_base::clock::{Clock, SystemClock};
 use archipelago_base::runtime::block_on;
-use archipelago_fabric::{Call, Session};
+use archipelago_fabric::{Call, ClientId, Endpoints, Line, NodeId, Reach, Session, endpoint};
 use archipelago_pool::wire::{BlockState, Message, Why};
-use archipelago_pool::{
-    Address, BlockId, ClientId, Endpoints, Line, NodeId, Owned, Pool, PoolOptions, Reach, Sharing,
-    endpoint,
-};
+use archipelago_pool::{Address, BlockId, Owned, Pool, PoolOptions, Sharing};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 
 use crate::{archipelago, text};

@@ -11,13 +11,13 @@ use archipelago_base::Epoch;
 use archipelago_base::runtime::Runtime;
 use archipelago_base::simulation::{Host, Scheduler};
 use archipelago_fabric::sim::{Network, Sim};
-use archipelago_fabric::{Batch, ClientId, Listener, NodeId, Provider};
+use archipelago_fabric::{Batch, ClientId, Listener, NodeId, Provider, Reach, Route};
 use archipelago_manager::core::{ManagerCore, Terms};
 use archipelago_manager::rpc::ManagerRpc;
 use archipelago_memory::core::{Limits, Sabotage};
 use archipelago_memory::rpc::{MemoryRpc, Order};
+use archipelago_pool::copier;
 use archipelago_pool::wire::{Message, Purpose};
-use archipelago_pool::{Reach, Route, copier};
 
 /// The manager's host and address.
 pub const MANAGER: &str = "manager";

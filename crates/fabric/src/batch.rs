@@ -287,6 +287,11 @@ impl Batch {
 
     // The methods below are for providers.
 
+    /// Sets the deadline to a value of [`Batch::deadline_ns`].
+    pub(crate) fn restore_deadline(&mut self, deadline_ns: Option<u64>) {
+        self.deadline_ns = deadline_ns.unwrap_or(0);
+    }
+
     /// Deadline of the batch in nanoseconds; `None` for the default of the link.
     #[must_use]
     pub fn deadline_ns(&self) -> Option<u64> {

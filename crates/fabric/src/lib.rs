@@ -52,6 +52,7 @@ pub mod memory;
 mod node;
 #[cfg(feature = "ofi")]
 mod ofi;
+pub mod paced;
 mod promise;
 mod reach;
 mod refusal;
@@ -59,6 +60,7 @@ mod shm;
 pub mod sim;
 mod stream;
 mod tcp;
+mod traffic;
 pub mod wire;
 
 pub use batch::{Attached, BATCH_BYTES_MAX, BATCH_OPS_MAX, Batch, Op, Outcome};
@@ -80,3 +82,4 @@ pub use reach::{Endpoints, Line, Reach, Route, RouteMessage, ask, endpoint};
 pub use refusal::{Reason, Refusal};
 pub use shm::Shm;
 pub use tcp::Tcp;
+pub use traffic::TrafficClass;

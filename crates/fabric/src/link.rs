@@ -42,6 +42,7 @@ use crate::ids::{ClientId, NodeId, RemoteKey};
 use crate::node::{AtomicPath, Node, REQUESTS_MAX, reservation};
 use crate::promise::Promise;
 use crate::refusal::{Reason, Refusal};
+use crate::traffic::TrafficClass;
 
 /// Limit of the batches, requests and attachments that one link has in flight.
 pub const IN_FLIGHT_MAX: usize = 1024;
@@ -179,6 +180,9 @@ pub struct Call<'a> {
     pub body: &'a [u8],
     /// Time after which the request completes with [`Reason::Deadline`].
     pub deadline: Duration,
+    /// Class of the request and its answer, by which a card orders them ([`paced`](crate::paced)).
+    /// The default is the foreground.
+    pub class: TrafficClass,
     pub(crate) repeats: Repeats,
     bulk: bool,
     answer_bytes_max: Option<usize>,
@@ -208,7 +212,31 @@ impl<'a> Call<'a> {
     /// Makes a request that gets a new number when it is sent.
     #[must_use]
     pub fn new(body: &'a [u8], deadline: Duration) -> Self {
-        Self { body, deadline, repeats: Repeats::Fresh, bulk: false, answer_bytes_max: None }
+        Self {
+            body,
+            deadline,
+            class: TrafficClass::default(),
+            repeats: Repeats::Fresh,
+            bulk: false,
+            answer_bytes_max: None,
+        }
+    }
+
+    /// Gives the request a class.
+    #[must_use]
+    pub fn in_class(self, class: TrafficClass) -> Self {
+        Self { class, ..self }
+    }
+
+    /// The same call with another body and deadline, for code that keeps the body elsewhere.
+    pub(crate) fn with_body<'b>(&self, body: &'b [u8], deadline: Duration) -> Call<'b> {
+        let Call { body: _, deadline: _, class, repeats, bulk, answer_bytes_max } = *self;
+        Call { body, deadline, class, repeats, bulk, answer_bytes_max }
+    }
+
+    /// Bytes of the answer that the caller expects at most; 0 if it set no limit.
+    pub(crate) fn expected_bytes(&self) -> u64 {
+        self.answer_bytes_max.unwrap_or(0) as u64
     }
 
     /// Gives the request a number from [`Session::begin`].

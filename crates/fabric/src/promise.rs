@@ -11,6 +11,9 @@
 //! the thread that polls runs [`block_on`](crate::block_on). Dropping a promise abandons the
 //! answer, not the operation.
 //!
+//! Code of this crate may pass the value through a *filter* on its way into the slot. The filter
+//! runs on the thread that fills, without the slot's lock, so it must not block.
+//!
 //! Thread-safety: any thread may fill, poll, wait and drop.
 //! Failure: a provider that ends fills its slots with refusals.
 //! Cost: a pending promise allocates its slot once.
@@ -42,21 +45,54 @@ trait SlotCells<T> {
     fn set_done(&self);
 }
 
-/// Stores the value, and wakes the polling task after the lock is released. Only the first value
-/// counts.
+/// A function through which the value passes before it is stored. `None` means that the function
+/// kept it.
+type Filter<T> = Box<dyn FnOnce(T) -> Option<T> + Send>;
+
+/// Passes the value through the filters, stores it, and wakes the polling task after the lock is
+/// released. Only the first value counts.
 fn fill<T>(place: &impl SlotCells<T>, value: T) {
-    let waker = {
+    let mut value = Some(value);
+    let mut is_mine = false;
+    loop {
+        let filter = {
+            let mut state = place.lock();
+            if place.done() || (state.is_filling && !is_mine) {
+                return;
+            }
+            let Some(filter) = state.filter.take() else {
+                state.value = value;
+                place.set_done();
+                let waker = state.waker.take();
+                drop(state);
+                if let Some(waker) = waker {
+                    waker.wake();
+                }
+                return;
+            };
+            state.is_filling = true;
+            filter
+        };
+        is_mine = true;
+        value = value.and_then(filter);
+    }
+}
+
+/// Adds a filter for the value, after those that were added before. The promise has not been used.
+fn add_filter<T: 'static>(place: &impl SlotCells<T>, filter: Filter<T>) {
+    let value = {
         let mut state = place.lock();
-        if place.done() {
+        if !place.done() {
+            state.filter = Some(match state.filter.take() {
+                Some(first) => Box::new(move |value| first(value).and_then(filter)),
+                None => filter,
+            });
             return;
         }
-        state.value = Some(value);
-        place.set_done();
-        state.waker.take()
+        state.value.take()
     };
-    if let Some(waker) = waker {
-        waker.wake();
-    }
+    let value = value.and_then(filter);
+    place.lock().value = value;
 }
 
 /// Takes the value, or stores the waker for the thread that will fill the slot.
@@ -74,16 +110,29 @@ fn take_or_leave<T>(place: &impl SlotCells<T>, waker: &Waker) -> Option<T> {
 }
 
 /// The place where a completion arrives.
-#[derive(Debug)]
 pub struct Slot<T> {
     done: AtomicBool,
     state: Mutex<SlotState<T>>,
 }
 
-#[derive(Debug)]
+impl<T> fmt::Debug for Slot<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Slot(done: {})", self.is_done())
+    }
+}
+
 struct SlotState<T> {
     value: Option<T>,
     waker: Option<Waker>,
+    filter: Option<Filter<T>>,
+    /// Whether the first value passes through a filter.
+    is_filling: bool,
+}
+
+impl<T> SlotState<T> {
+    fn empty() -> Self {
+        Self { value: None, waker: None, filter: None, is_filling: false }
+    }
 }
 
 impl<T> SlotCells<T> for Slot<T> {
@@ -109,10 +158,7 @@ impl<T> Slot<T> {
     /// Makes an empty slot.
     #[must_use]
     pub fn new() -> Arc<Self> {
-        Arc::new(Self {
-            done: AtomicBool::new(false),
-            state: Mutex::new(SlotState { value: None, waker: None }),
-        })
+        Arc::new(Self { done: AtomicBool::new(false), state: Mutex::new(SlotState::empty()) })
     }
 
     /// Stores the value and wakes the polling task. Only the first value counts.
@@ -214,7 +260,41 @@ impl<T> Drop for Promise<T> {
     }
 }
 
-/// The driver of work that has a thread of its own.
+impl<T: Send + 'static> Promise<T> {
+    /// Passes the value through `filter` on the thread that completes the promise, or on this
+    /// thread if the value exists.
+    pub(crate) fn passing(mut self, filter: impl FnOnce(T) -> T + Send + 'static) -> Self {
+        match &mut self.0 {
+            Form::Ready(value) => *value = value.take().map(filter),
+            Form::Pending { slot, .. } => {
+                add_filter(&**slot, Box::new(move |value| Some(filter(value))));
+            }
+        }
+        self
+    }
+
+    /// Gives the value to `next` on the thread that completes the promise, or on this thread if the
+    /// value exists. A thread of the link receives the completion.
+    pub(crate) fn then(mut self, next: impl FnOnce(T) + Send + 'static) {
+        match &mut self.0 {
+            Form::Ready(value) => {
+                if let Some(value) = value.take() {
+                    next(value);
+                }
+            }
+            Form::Pending { slot, .. } => {
+                let next = move |value| {
+                    next(value);
+                    None
+                };
+                add_filter(&**slot, Box::new(next));
+            }
+        }
+        // The drop requests attendance of the link.
+    }
+}
+
+/// The driver of a promise that other code completes by itself.
 #[derive(Default)]
 struct Elsewhere {
     lock: Mutex<()>,
@@ -232,6 +312,30 @@ impl Driver for Elsewhere {
     fn attend(&self) {}
 }
 
+/// The right to complete a promise that has no link of its own.
+pub(crate) struct Completer<T> {
+    slot: Arc<Slot<T>>,
+    driver: Arc<Elsewhere>,
+}
+
+impl<T> Completer<T> {
+    /// Completes the promise, and wakes the thread or the task that waits for it.
+    pub(crate) fn complete(self, value: T) {
+        self.slot.fill(value);
+        let _lock = self.driver.lock.lock();
+        self.driver.changed.notify_all();
+    }
+}
+
+impl<T> Promise<T> {
+    /// Makes a promise that the returned right completes. Its owner must use it.
+    pub(crate) fn open() -> (Self, Completer<T>) {
+        let (slot, driver) = (Slot::new(), Arc::new(Elsewhere::default()));
+        let promise = Self::pending(Arc::clone(&slot), Arc::clone(&driver) as Arc<dyn Driver>);
+        (promise, Completer { slot, driver })
+    }
+}
+
 impl<T: Send + 'static> Promise<T> {
     /// Runs `work` on a new thread named `name`, and returns a promise of its result. It suits rare
     /// work that blocks. `failed` makes the result if the system starts no thread.
@@ -240,16 +344,9 @@ impl<T: Send + 'static> Promise<T> {
         work: impl FnOnce() -> T + Send + 'static,
         failed: impl FnOnce(Error) -> T,
     ) -> Self {
-        let slot = Slot::new();
-        let driver = Arc::new(Elsewhere::default());
-        let (filled, told) = (Arc::clone(&slot), Arc::clone(&driver));
-        let body = Box::new(move || {
-            filled.fill(work());
-            let _lock = told.lock.lock();
-            told.changed.notify_all();
-        });
-        match SystemSpawn.spawn(name, body) {
-            Ok(_runs_by_itself) => Self::pending(slot, driver),
+        let (promise, completer) = Self::open();
+        match SystemSpawn.spawn(name, Box::new(move || completer.complete(work()))) {
+            Ok(_runs_by_itself) => promise,
             Err(error) => Self::ready(failed(error)),
         }
     }
@@ -312,7 +409,7 @@ mod tests {
 
     /// Lets two threads fill the slot while a task polls.
     fn a_task_gets_the_first_value(forget_the_waker: bool) {
-        let state = SlotState { value: None, waker: None };
+        let state = SlotState::empty();
         let slot = Arc::new(Checked {
             done: shuttle::sync::atomic::AtomicBool::new(false),
             state: shuttle::sync::Mutex::new(state),
@@ -347,6 +444,56 @@ mod tests {
     #[should_panic(expected = "deadlock")]
     fn missing_waker_is_found() {
         shuttle::check_random(|| a_task_gets_the_first_value(true), 3000);
+    }
+
+    #[test]
+    fn value_passes_its_filters_in_their_order() {
+        let (promise, completer) = Promise::open();
+        let promise = promise.passing(|value: u32| value + 1).passing(|value| value * 10);
+        completer.complete(4);
+        assert_eq!(promise.passing(|value| value + 7).wait(), 57);
+        assert_eq!(Promise::ready(1).passing(|value| value + 1).wait(), 2);
+    }
+
+    #[test]
+    fn value_goes_to_the_next_step_once() {
+        let slot = Slot::new();
+        let filler = Arc::new(Filler(Arc::clone(&slot), AtomicUsize::new(0)));
+        let got = Arc::new(AtomicUsize::new(0));
+        let promise = Promise::pending(Arc::clone(&slot), filler.clone() as Arc<dyn Driver>);
+        let found = Arc::clone(&got);
+        promise.then(move |value| _ = found.fetch_add(value as usize, Ordering::Relaxed));
+        assert_eq!(filler.1.load(Ordering::Relaxed), 1, "a thread receives the value");
+        slot.fill(7);
+        slot.fill(8);
+        assert_eq!(got.load(Ordering::Relaxed), 7);
+        let found = Arc::clone(&got);
+        Promise::ready(2_u32)
+            .then(move |value| _ = found.fetch_add(value as usize, Ordering::Relaxed));
+        assert_eq!(got.load(Ordering::Relaxed), 9);
+    }
+
+    #[test]
+    fn filter_meets_the_value_on_two_threads() {
+        let run = || {
+            let state = SlotState::empty();
+            let slot = Arc::new(Checked {
+                done: shuttle::sync::atomic::AtomicBool::new(false),
+                state: shuttle::sync::Mutex::new(state),
+                forget_the_waker: false,
+            });
+            let filler = {
+                let slot = Arc::clone(&slot);
+                shuttle::thread::spawn(move || fill(&*slot, 7))
+            };
+            add_filter(&*slot, Box::new(|value| Some(value + 1)));
+            let next = |context: &mut Context<'_>| {
+                take_or_leave(&*slot, context.waker()).map_or(Poll::Pending, Poll::Ready)
+            };
+            assert_eq!(shuttle::future::block_on(std::future::poll_fn(next)), 8);
+            filler.join().expect("no panic");
+        };
+        shuttle::check_random(run, 3000);
     }
 
     #[test]

@@ -80,6 +80,14 @@ pub struct Request<'a> {
     pub body: &'a [u8],
 }
 
+/// The way of answers, which may delay them.
+pub(crate) trait Outlet: Send + Sync {
+    /// Whether an answer of `bytes` leaves immediately.
+    fn passes(&self, bytes: usize) -> bool;
+    /// Calls `deliver` when an answer of `bytes` to `client` leaves.
+    fn queue(&self, client: ClientId, bytes: usize, deliver: Box<dyn FnOnce() + Send>);
+}
+
 /// The right to answer one request. A reply that is dropped answers [`Reason::Unanswered`].
 pub struct Reply {
     node: Arc<Node>,
@@ -88,6 +96,7 @@ pub struct Reply {
     /// The link that carried an idempotent request. Other answers go to the client's current link.
     link: Option<Weak<dyn LinkEnd>>,
     answer_bytes_max: usize,
+    outlet: Option<Arc<dyn Outlet>>,
     sent: bool,
     /// The reservation of an idempotent or bulk request, which ends after the answer.
     _reserved: Option<Reserved>,
@@ -109,7 +118,20 @@ impl Reply {
         } else {
             Ok(body)
         };
-        self.answer(&answer);
+        let bytes = answer.as_ref().map_or(0, |body| body.len());
+        match self.outlet.take() {
+            Some(outlet) if !outlet.passes(bytes) => {
+                let client = self.client;
+                outlet.queue(client, bytes, Box::new(move || self.answer(&answer)));
+            }
+            _ => self.answer(&answer),
+        }
+    }
+
+    /// Sends the answer through `outlet`.
+    pub(crate) fn through(mut self, outlet: Arc<dyn Outlet>) -> Self {
+        self.outlet = Some(outlet);
+        self
     }
 
     fn answer(&self, answer: &Answer) {
@@ -445,6 +467,7 @@ impl Node {
             number: request.number,
             link,
             answer_bytes_max: request.answer_bytes_max,
+            outlet: None,
             sent: false,
             _reserved: reserved,
         };

@@ -19,6 +19,8 @@ macro_rules! every_provider {
     ($($test:ident)* ; by threads: $($threaded:ident)*) => {
         mod shm { tests_over! { "shm": $($test)* $($threaded)* } }
         mod tcp { tests_over! { "tcp": $($test)* $($threaded)* } }
+        mod paced { tests_over! { "paced": $($test)* $($threaded)* } }
+        mod emulated { tests_over! { "emulated": $($test)* $($threaded)* } }
         #[cfg(feature = "ofi")]
         mod ofi { tests_over! { "ofi": $($test)* $($threaded)* } }
         // Virtual time has one thread. The tasks of `sim.rs` share a link.

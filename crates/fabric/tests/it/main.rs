@@ -7,9 +7,11 @@ mod corpus;
 mod malformed;
 #[cfg(feature = "ofi")]
 mod ofi;
+mod paced;
 mod ports;
 mod process;
 mod processes;
+mod reach;
 mod requests;
 mod shm;
 mod sim;

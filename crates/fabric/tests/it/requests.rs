@@ -13,13 +13,20 @@ use parking_lot::Mutex;
 
 use crate::world::{LONG, World, ask, block_on, until};
 
+macro_rules! tests_over {
+    ($provider:literal: $($test:ident)*) => { $(#[test] fn $test() { super::$test($provider); })* };
+}
+
 macro_rules! every_provider {
-    ($($test:ident)*) => {
-        mod shm { $(#[test] fn $test() { super::$test("shm"); })* }
-        mod tcp { $(#[test] fn $test() { super::$test("tcp"); })* }
-        mod sim { $(#[test] fn $test() { super::$test("sim"); })* }
+    ($($test:ident)* ; without delays: $($prompt:ident)*) => {
+        mod shm { tests_over! { "shm": $($test)* $($prompt)* } }
+        mod tcp { tests_over! { "tcp": $($test)* $($prompt)* } }
+        mod paced { tests_over! { "paced": $($test)* $($prompt)* } }
+        // A request with a short deadline may not leave an emulated card in time.
+        mod emulated { tests_over! { "emulated": $($test)* } }
+        mod sim { tests_over! { "sim": $($test)* $($prompt)* } }
         #[cfg(feature = "ofi")]
-        mod ofi { $(#[test] fn $test() { super::$test("ofi"); })* }
+        mod ofi { tests_over! { "ofi": $($test)* $($prompt)* } }
     };
 }
 
@@ -27,7 +34,6 @@ every_provider! {
     answers_of_any_size_come_back
     an_answer_may_come_later_and_out_of_order
     missing_handler_is_reported
-    a_deadline_passes_for_threads_and_tasks
     a_request_sent_again_is_executed_once
     a_retry_that_the_node_forgot_is_refused
     open_requests_are_bounded
@@ -36,6 +42,8 @@ every_provider! {
     bulk_request_that_is_not_idempotent_has_a_kept_answer
     idempotent_requests_leave_nothing_at_the_node
     an_idempotent_request_is_executed_for_every_copy
+    ; without delays:
+    a_deadline_passes_for_threads_and_tasks
     bytes_of_open_bulk_requests_are_bounded
 }
 

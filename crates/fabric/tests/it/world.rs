@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use archipelago_base::Epoch;
 use archipelago_base::simulation::{Host, Life, Scheduler, Simulation};
+use archipelago_fabric::paced::{Card, CardSettings, Paced};
 use archipelago_fabric::sim::{Faults, Model, Network, Sim};
 use archipelago_fabric::{
     Attached, Batch, Body, Connect, Handler, Link, Listener, Node, NodeId, Outcome, Provider,
@@ -64,11 +65,31 @@ impl Virtual {
     }
 }
 
-/// A provider between processes. `sim` has none.
+/// A card that delays everything a little.
+fn emulated_card() -> CardSettings {
+    CardSettings {
+        out_bytes_per_s: 500_000_000,
+        in_bytes_per_s: 500_000_000,
+        stream_bytes_per_s: 250_000_000,
+        latency: Duration::from_micros(100),
+        ..CardSettings::default()
+    }
+}
+
+/// A provider between processes. `sim` has none. `paced` and `emulated` are `tcp` behind a card
+/// without and with rates.
 pub(crate) fn provider(name: &str) -> Box<dyn Provider> {
     match name {
         "shm" => Box::new(Shm::new()),
         "tcp" => Box::new(Tcp::new()),
+        "paced" => {
+            let card = Card::on_thread(&CardSettings::default()).unwrap();
+            Box::new(Paced::new(Arc::new(Tcp::new()), &card))
+        }
+        "emulated" => {
+            let card = Card::on_thread(&emulated_card()).unwrap();
+            Box::new(Paced::new(Arc::new(Tcp::new()), &card))
+        }
         // The provider of libfabric that emulates a card.
         #[cfg(feature = "ofi")]
         "ofi" => Box::new(archipelago_fabric::Ofi::over("tcp;ofi_rxm")),
@@ -130,6 +151,13 @@ impl World {
         }
         let provider = provider(name);
         let dir = tempfile::tempdir().unwrap();
+        let handler = match name {
+            "emulated" => {
+                let card = Card::on_thread(&emulated_card()).unwrap();
+                handler.map(|handler| card.handler(handler))
+            }
+            _ => handler,
+        };
         let node = Node::new(NodeId(1), Epoch(1), handler).unwrap();
         let region = node.allocate(REGION_BYTES, provider.atomic_path()).unwrap();
         let key = region.grant(Rights::ALL).unwrap();

@@ -56,8 +56,8 @@ impl CrashTested for crate::mem::MemFs {
 pub enum Naming {
     /// At its creation. It takes appends after a sync.
     AtCreation,
-    /// At its first sync, which makes the file durable, name and bytes, and ends it. A file that
-    /// was not synced is not found. Tables on a storage pool are such files.
+    /// At its first sync, which ends the file. The name survives a crash as any creation does. A
+    /// file that was not synced is not found. Tables on a storage pool are such files.
     AtSync,
 }
 
@@ -165,6 +165,8 @@ pub struct PowerLossModel<F> {
     first_left: usize,
     writers: BTreeMap<usize, Box<dyn WritableFile>>,
     next_byte: u8,
+    /// All operations, for the message of a failure.
+    history: Vec<Step>,
 }
 
 fn path(name: u8) -> PathBuf {
@@ -191,6 +193,7 @@ impl<F: CrashTested> PowerLossModel<F> {
             first_left: 0,
             writers: BTreeMap::new(),
             next_byte: 0,
+            history: Vec::new(),
         }
     }
 
@@ -200,12 +203,17 @@ impl<F: CrashTested> PowerLossModel<F> {
     ///
     /// It panics if the operation fails, or if a kill leaves other files than it may.
     pub fn run(&mut self, step: &Step) {
+        self.history.push(step.clone());
         match *step {
             Step::Create(name) => return self.create(name),
             Step::Rename(from, to) if from != to && self.names.contains_key(&from) => {
                 self.tested.fs().rename(&path(from), &path(to)).unwrap();
                 let file = self.names.remove(&from).unwrap();
                 self.names.insert(to, file);
+                // A file that was created there has lost its name, also one that had none yet.
+                if let Some(replaced) = self.unnamed.remove(&to) {
+                    self.writers.remove(&replaced);
+                }
             }
             Step::Remove(name) if self.names.contains_key(&name) => {
                 self.tested.fs().remove(&path(name)).unwrap();
@@ -276,8 +284,6 @@ impl<F: CrashTested> PowerLossModel<F> {
             self.writers.remove(&index);
             self.unnamed.remove(&name);
             self.names.insert(name, index);
-            // The sync makes the name durable, and all changes of names before it.
-            self.forget_states();
             self.states.push(self.names.clone());
         }
     }
@@ -335,7 +341,8 @@ impl<F: CrashTested> PowerLossModel<F> {
 
     fn refuse(&self, after: &str, left: &Contents) -> ! {
         let lens: Vec<_> = left.iter().map(|(name, bytes)| (name, bytes.len())).collect();
-        panic!("after {after}: {lens:?} is none of {:?} of {:?}", self.states, self.files)
+        let (states, files, history) = (&self.states, &self.files, &self.history);
+        panic!("after {after}: {lens:?} is none of {states:?} of {files:?}; {history:?}")
     }
 
     /// Checks what is left after a kill, and after power losses with `seed` and three more seeds.

@@ -2,8 +2,12 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on should say where")]
 
+mod conformance;
 mod file_crashes;
 mod files;
+mod owner;
 mod pool;
+mod power_loss;
 mod round_trips;
+mod two_owners;
 mod world;

@@ -1,0 +1,165 @@
+//! What the files of a volume may contain, as far as its owners were told.
+
+use std::collections::BTreeMap;
+
+/// What happened since the last owner wrote.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Loss {
+    /// Owners died or lost the volume.
+    Kill,
+    /// All nodes lost power as well.
+    Power,
+}
+
+/// One possible content of a path.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Expected {
+    Missing,
+    Exact(Vec<u8>),
+    /// A prefix of the submitted bytes, with all that were acknowledged, or synced if power was
+    /// lost.
+    Growing {
+        submitted: Vec<u8>,
+        acknowledged: usize,
+        synced: usize,
+    },
+}
+
+impl Expected {
+    pub(super) const EMPTY: Self =
+        Self::Growing { submitted: Vec::new(), acknowledged: 0, synced: 0 };
+
+    /// The growing file with `bytes` submitted behind its end.
+    pub(super) fn submitted(&self, bytes: &[u8]) -> Self {
+        let Self::Growing { submitted, acknowledged, synced } = self else {
+            panic!("{self:?} does not grow");
+        };
+        let submitted = [submitted, bytes].concat();
+        Self::Growing { submitted, acknowledged: *acknowledged, synced: *synced }
+    }
+
+    /// The growing file whose bytes are all acknowledged.
+    pub(super) fn acknowledged(&self) -> Self {
+        let Self::Growing { submitted, synced, .. } = self else {
+            panic!("{self:?} does not grow");
+        };
+        let acknowledged = submitted.len();
+        Self::Growing { submitted: submitted.clone(), acknowledged, synced: *synced }
+    }
+
+    /// The growing file whose bytes are all synced.
+    pub(super) fn synced(&self) -> Self {
+        let Self::Growing { submitted, .. } = self else {
+            panic!("{self:?} does not grow");
+        };
+        let len = submitted.len();
+        Self::Growing { submitted: submitted.clone(), acknowledged: len, synced: len }
+    }
+
+    fn permits(&self, actual: Option<&[u8]>, loss: Loss) -> bool {
+        match (self, actual) {
+            (Self::Missing, None) => true,
+            (Self::Exact(bytes), Some(actual)) => bytes == actual,
+            (Self::Growing { submitted, acknowledged, synced }, Some(actual)) => {
+                let least = if loss == Loss::Power { *synced } else { *acknowledged };
+                submitted.starts_with(actual) && actual.len() >= least
+            }
+            _ => false,
+        }
+    }
+
+    fn brief(&self) -> String {
+        match self {
+            Self::Missing => "nothing".to_owned(),
+            Self::Exact(bytes) => format!("{} bytes", bytes.len()),
+            Self::Growing { submitted, acknowledged, synced } => {
+                format!("{} bytes, {acknowledged} acknowledged, {synced} synced", submitted.len())
+            }
+        }
+    }
+}
+
+/// The effect of an operation on one path.
+#[derive(Clone, Debug)]
+pub(super) struct Change {
+    pub(super) path: String,
+    /// What the path may have too, until the operation succeeds.
+    pub(super) during: Expected,
+    /// What the path has when the operation has succeeded.
+    pub(super) after: Expected,
+}
+
+impl Change {
+    /// A change that happens as a whole.
+    pub(super) fn whole(path: &str, after: Expected) -> Self {
+        Self { path: path.to_owned(), during: after.clone(), after }
+    }
+}
+
+/// Possible contents of all paths.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Model {
+    paths: BTreeMap<String, Vec<Expected>>,
+}
+
+impl Model {
+    /// The only content that `path` may have; `None` if there are several.
+    pub(super) fn certain(&self, path: &str) -> Option<&Expected> {
+        match self.paths.get(path).map(Vec::as_slice) {
+            Some([expected]) => Some(expected),
+            Some(_) => None,
+            None => Some(&Expected::Missing),
+        }
+    }
+
+    /// Paths with bytes that no operation changes any more, and those bytes.
+    pub(super) fn settled(&self) -> Vec<(&str, &[u8])> {
+        let settled = self.paths.iter().filter_map(|(path, possible)| match possible.as_slice() {
+            [Expected::Exact(bytes)] => Some((path.as_str(), bytes.as_slice())),
+            _ => None,
+        });
+        settled.collect()
+    }
+
+    /// All paths that were ever used.
+    pub(super) fn paths(&self) -> Vec<String> {
+        self.paths.keys().cloned().collect()
+    }
+
+    /// Begins an operation: from now on its effect may be there.
+    pub(super) fn begin(&mut self, changes: &[Change]) {
+        for change in changes {
+            let possible = self.paths.entry(change.path.clone());
+            possible.or_insert_with(|| vec![Expected::Missing]).push(change.during.clone());
+        }
+    }
+
+    /// Ends an operation that succeeded: from now on its effect must be there.
+    pub(super) fn succeed(&mut self, changes: &[Change]) {
+        for change in changes {
+            self.paths.insert(change.path.clone(), vec![change.after.clone()]);
+        }
+    }
+
+    /// Compares what a new owner finds at `path`, after which nothing else may be there.
+    pub(super) fn settle(
+        &mut self,
+        path: &str,
+        actual: Option<Vec<u8>>,
+        loss: Loss,
+    ) -> Result<(), String> {
+        let possible = self.paths.get(path).cloned().unwrap_or_else(|| vec![Expected::Missing]);
+        if !possible.iter().any(|expected| expected.permits(actual.as_deref(), loss)) {
+            let found =
+                actual.map_or("nothing".to_owned(), |bytes| format!("{} bytes", bytes.len()));
+            let expected: Vec<_> = possible.iter().map(Expected::brief).collect();
+            return Err(format!(
+                "{path} has {found} after {loss:?}, not {}",
+                expected.join(" or ")
+            ));
+        }
+        let settled = actual.map_or(Expected::Missing, Expected::Exact);
+        self.paths.insert(path.to_owned(), vec![settled]);
+        Ok(())
+    }
+}

@@ -41,6 +41,7 @@
 //! ```
 
 mod alarm;
+mod auth;
 mod batch;
 mod block_on;
 mod body;
@@ -63,11 +64,12 @@ mod tcp;
 mod traffic;
 pub mod wire;
 
+pub use auth::Secret;
 pub use batch::{Attached, BATCH_BYTES_MAX, BATCH_OPS_MAX, Batch, Op, Outcome};
 pub use block_on::block_on;
 pub use body::{BULK_BYTES_MAX, Body, INLINE_BYTES_MAX, MESSAGE_BYTES_MAX};
 pub use driver::Driver;
-pub use ids::{ClientId, NodeId, RegionId, RemoteKey, Rights};
+pub use ids::{ClientId, ClusterId, NodeId, RegionId, RemoteKey, Rights};
 pub use link::{
     Call, Connect, IN_FLIGHT_MAX, LINKS_MAX, Link, LinkStats, Listener, Peer, Provider, Session,
 };

@@ -82,6 +82,33 @@ reasons! {
     Unanswered = 18, NotFound, "no handler of the node answered the request";
     /// The node has no room for more regions, links or clients.
     Exhausted = 19, Busy, "the node has no room for more";
+    /// The node admits only clients that know the cluster's secret, and the client has none.
+    ClientWithoutSecret = 20, InvalidArgument, "the node admits only processes that know the \
+        cluster's secret, and this client has none: give it the cluster's file with --secret-file FILE";
+    /// The client links only to nodes that know the cluster's secret, and the node has none.
+    NodeWithoutSecret = 21, InvalidArgument, "the client has a secret, and the node has none: start \
+        the node with the cluster's file, --secret-file FILE, or the client without one";
+    /// One side does not know the secret of the other.
+    WrongSecret = 22, InvalidArgument, "client and node have different secrets for this cluster: \
+        give both the same file with --secret-file FILE";
+    /// The two sides belong to different clusters.
+    WrongCluster = 23, InvalidArgument, "client and node belong to different clusters, by the ids in \
+        their secret files: connect to another address, or give both the same file with \
+        --secret-file FILE";
+}
+
+impl Reason {
+    /// Whether one side could not prove to the other that it belongs to the cluster.
+    #[must_use]
+    pub const fn is_authentication(self) -> bool {
+        matches!(
+            self,
+            Self::ClientWithoutSecret
+                | Self::NodeWithoutSecret
+                | Self::WrongSecret
+                | Self::WrongCluster
+        )
+    }
 }
 
 /// A reason, and the limit that belongs to it.

@@ -2,7 +2,7 @@
 #![no_main]
 
 use archipelago_base::codec::Reader;
-use archipelago_fabric::wire::{self, Ask, Hello, Opened, Welcome};
+use archipelago_fabric::wire::{self, Ask, Challenge, Hello, Opened, Proof, Welcome};
 use archipelago_fabric::{Attached, BULK_BYTES_MAX, Batch, RemoteKey};
 use libfuzzer_sys::fuzz_target;
 
@@ -18,7 +18,12 @@ fuzz_target!(|bytes: &[u8]| {
         assert_eq!(again, bytes);
         let _ = (ask.check_once(), ask.check_idempotent());
     }
-    let _ = (Welcome::decode(bytes), Opened::decode(bytes));
+    if let Ok(welcome) = Welcome::decode(bytes) {
+        let mut again = Vec::new();
+        welcome.encode(&mut again);
+        assert_eq!(again, bytes);
+    }
+    let _ = (Challenge::decode(bytes), Proof::decode(bytes), Opened::decode(bytes));
     let _ = wire::decode_answer(bytes, BULK_BYTES_MAX);
     let _ = (RemoteKey::decode(&mut Reader::new(bytes)), wire::decode_key(bytes));
     let _ = wire::decode_goodbye(bytes);

@@ -2,8 +2,8 @@
 //!
 //! A client numbers its requests. Each request says below which number the client has all answers.
 //! The node keeps the other answers, so that a request that is sent again over a new link gets the
-//! first answer. The node executes no request again whose answer it has dropped. Idempotent requests
-//! do not reach this table.
+//! first answer. The node executes no request again whose answer it has dropped. Idempotent
+//! requests do not reach this table.
 //!
 //! A client uses one link at a time, but the node may learn late which. The greeting of a link that
 //! the client gave up may arrive after the greeting of its successor, and the end of a link may be

@@ -4,8 +4,8 @@
 //! Invariants:
 //! 1. An operation that this process executes for a client goes through [`Node::execute`], which
 //!    checks key, rights and range before it accesses memory.
-//! 2. A request reaches the handler once ([`duplicates`]). An idempotent request reaches it as often
-//!    as it arrives, and leaves nothing behind.
+//! 2. A request reaches the handler once ([`duplicates`]). An idempotent request reaches it as
+//!    often as it arrives, and leaves nothing behind.
 //! 3. An epoch only grows. A later epoch ends all keys and links of the earlier one.
 //! 4. The open idempotent and bulk requests of a link are bounded in bytes ([`reserved`]).
 //!
@@ -193,6 +193,8 @@ pub struct NodeStats {
     pub refused: u64,
     /// Links that the node closed because the client broke the protocol.
     pub malformed: u64,
+    /// Links that were refused because client and node do not share the cluster's secret.
+    pub unauthenticated: u64,
     /// Answers that the node keeps now for requests that may arrive again, and requests that it
     /// executes now. Idempotent requests are not among them.
     pub kept_requests: u64,
@@ -207,6 +209,7 @@ pub(crate) struct Counters {
     pub(crate) duplicates: AtomicU64,
     pub(crate) refused: AtomicU64,
     pub(crate) malformed: AtomicU64,
+    pub(crate) unauthenticated: AtomicU64,
 }
 
 /// Memory with keys, and a handler for requests, which clients reach through providers.
@@ -320,6 +323,7 @@ impl Node {
             duplicates: get(&self.counters.duplicates),
             refused: get(&self.counters.refused),
             malformed: get(&self.counters.malformed),
+            unauthenticated: get(&self.counters.unauthenticated),
             kept_requests: kept_requests as u64,
             kept_bytes: kept_bytes as u64,
         }

@@ -50,7 +50,9 @@ impl OfiLink {
         let local = socket.local().map_err(|source| {
             archipelago_base::Error::with_source(archipelago_base::ErrorKind::Io, &*what, source)
         })?;
-        let (peer, incoming) = call(&socket, &*ofi.clock, to).map_err(refused)?;
+        let called = call(&socket, &*ofi.clock, to, ofi.secret.as_ref());
+        let called = called.map_err(|refusal| ofi.report.of_client(&to.address, refusal));
+        let (peer, incoming) = called.map_err(refused)?;
         let domain = ofi.domain(local)?;
         let messages = Messages::open(&domain)?;
         let control = Arc::new(Control::new(socket, incoming)?);

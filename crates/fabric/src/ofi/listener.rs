@@ -4,12 +4,12 @@
 use std::net::ToSocketAddrs;
 use std::sync::Arc;
 
-use archipelago_base::clock::Clock;
 use archipelago_base::random::entropy_seed;
 use archipelago_base::spawn::Joiner;
 use archipelago_base::{Error, ErrorKind, Result};
 use parking_lot::Mutex;
 
+use super::Ofi;
 use super::control::Control;
 use super::engine::Engine;
 use super::ffi::{Domain, End, Registered};
@@ -42,12 +42,8 @@ struct ListenerState {
 }
 
 impl OfiNodeListener {
-    pub(super) fn open(
-        node: &Arc<Node>,
-        address: &str,
-        provider: &Arc<str>,
-        clock: &Arc<dyn Clock>,
-    ) -> Result<Self> {
+    pub(super) fn open(node: &Arc<Node>, address: &str, ofi: &Ofi) -> Result<Self> {
+        let (provider, secret) = (&ofi.name, ofi.secret.as_ref());
         let fail = |source| {
             let what = format!("cannot listen on {address}");
             Error::with_source(ErrorKind::Io, what, source)
@@ -59,9 +55,9 @@ impl OfiNodeListener {
             )));
         };
         let domain = super::open(provider, wanted.ip())?;
-        let (listener, bound) = listen(wanted)?;
+        let (listener, bound) = listen(wanted, secret)?;
         let bound = bound.to_string();
-        let reception = Reception::new(node, clock)?;
+        let reception = Reception::new(node, &ofi.clock, secret)?;
         let number = crate::link::number();
         let claim = Claim { number, name: format!("a listener over {provider} at {bound}") };
         node.claim_card(&claim)?;

@@ -44,6 +44,7 @@ use archipelago_base::wire::Malformed;
 use archipelago_base::{Error, ErrorKind, Result};
 use parking_lot::Mutex;
 
+use crate::auth::{RefusalReport, Secret};
 use crate::batch::Attached;
 use crate::link::{Connect, Link, Listener, Provider};
 use crate::node::{AtomicPath, Node};
@@ -65,6 +66,8 @@ pub struct Ofi {
     name: Arc<str>,
     /// The domains of clients, by interface.
     domains: Arc<Mutex<Domains>>,
+    secret: Option<Secret>,
+    report: RefusalReport,
 }
 
 impl Ofi {
@@ -72,7 +75,16 @@ impl Ofi {
     /// or `cxi`, and `tcp;ofi_rxm` without a card.
     #[must_use]
     pub fn over(provider: &str) -> Self {
-        Self { clock: SystemClock::shared(), name: Arc::from(provider), domains: Arc::default() }
+        let clock = SystemClock::shared();
+        let (name, domains) = (Arc::from(provider), Arc::default());
+        Self { report: RefusalReport::new(&clock), clock, name, domains, secret: None }
+    }
+
+    /// Sets the secret of the cluster. With a secret, links to and from other processes exist only
+    /// if these know it as well. Without one, nodes listen on loopback addresses only.
+    #[must_use]
+    pub fn with_secret(self, secret: Option<Secret>) -> Self {
+        Self { secret, ..self }
     }
 
     /// The client's domain at an interface, which its links share.
@@ -111,7 +123,7 @@ impl Provider for Ofi {
     }
 
     fn serve(&self, node: &Arc<Node>, address: &str) -> Result<Box<dyn Listener>> {
-        Ok(Box::new(OfiNodeListener::open(node, address, &self.name, &self.clock)?))
+        Ok(Box::new(OfiNodeListener::open(node, address, self)?))
     }
 
     fn connect(&self, to: Connect) -> Promise<Result<Arc<dyn Link>>> {

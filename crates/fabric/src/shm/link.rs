@@ -11,17 +11,18 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use archipelago_base::clock::Clock;
 use archipelago_base::prefetch::prefetch_value;
 use archipelago_base::{Error, ErrorKind, Result};
 use parking_lot::Mutex;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
+use super::Shm;
 use super::envelope::{self, Envelope};
 use super::pipe::{PIPE_BYTES, Pipe};
 use super::ring::Side;
 use super::watch::{Watch, Watched};
+use crate::auth::{ClientGreeting, ClientStep};
 use crate::batch::{Attached, Batch, Op, Outcome};
 use crate::body::Body;
 use crate::ids::{RemoteKey, Rights};
@@ -33,7 +34,7 @@ use crate::node::{
 };
 use crate::promise::Promise;
 use crate::refusal::{Reason, Refusal};
-use crate::stream::{Incoming, Initiator, hello_of, welcome_of};
+use crate::stream::{Incoming, Initiator, hello_of, peer_of};
 use crate::wire::{Kind, Opened, put_frame};
 
 /// A region that this link has mapped.
@@ -66,27 +67,11 @@ impl fmt::Debug for ShmLink {
 }
 
 impl ShmLink {
-    pub(super) fn connect(
-        clock: &Arc<dyn Clock>,
-        watch: &Arc<Watch>,
-        to: &Connect,
-    ) -> Result<Arc<Self>> {
+    pub(super) fn connect(shm: &Shm, to: &Connect) -> Result<Arc<Self>> {
+        let (clock, watch) = (&shm.clock, &shm.watch);
         let what = format!("cannot link to the node at {}", to.address);
         let socket = dial(&to.address, to.deadline)?;
-        let mut hello = Vec::new();
-        put_frame(&mut hello, Kind::Hello, 0, |body| hello_of(to).encode(body));
-        let lost = |source: std::io::Error| match source.kind() {
-            std::io::ErrorKind::WouldBlock => Refusal::new(Reason::Deadline).error(&what),
-            _ => Error::with_source(ErrorKind::Io, what.clone(), source),
-        };
-        envelope::send(&socket, &hello, &[]).map_err(lost)?;
-        let welcome = envelope::receive(&socket).map_err(lost)?;
-        let welcome = welcome.ok_or_else(|| Refusal::new(Reason::Disconnected).error(&what))?;
-        let frame = welcome.frame().map_err(|_| Refusal::new(Reason::Protocol).error(&what))?;
-        let peer = welcome_of(&frame).map_err(|refusal| refusal.error(&what))?;
-        let Ok([control, pipe]) = <[OwnedFd; 2]>::try_from(welcome.descriptors) else {
-            return Err(Refusal::new(Reason::Protocol).error(&what));
-        };
+        let (peer, [control, pipe]) = greet(shm, &socket, to, &what)?;
         let control = Mapping::adopt(control, CONTROL_BYTES, false)?;
         if control.words()[CONTROL_MAGIC_WORD].load(Ordering::Acquire) != CONTROL_MAGIC {
             return Err(Refusal::new(Reason::Protocol).error(&what));
@@ -238,6 +223,31 @@ impl ShmLink {
             let opened = Opened::decode(frame.body).map_err(|_| Reason::Protocol)??;
             let descriptor = answer.descriptors.into_iter().next().ok_or(Reason::Protocol)?;
             return Ok((opened, descriptor));
+        }
+    }
+}
+
+/// Exchanges greetings. Returns the node, and the descriptors of its control page and of the pipe.
+fn greet(shm: &Shm, socket: &OwnedFd, to: &Connect, what: &str) -> Result<(Peer, [OwnedFd; 2])> {
+    let lost = |source: std::io::Error| match source.kind() {
+        std::io::ErrorKind::WouldBlock => Refusal::new(Reason::Deadline).error(what),
+        _ => Error::with_source(ErrorKind::Io, what, source),
+    };
+    let refused = |refusal: Refusal| shm.report.of_client(&to.address, refusal).error(what);
+    let secret = shm.secret.as_ref();
+    let (mut greeting, hello) = ClientGreeting::begin(secret, hello_of(to)).map_err(refused)?;
+    envelope::send(socket, &hello, &[]).map_err(lost)?;
+    loop {
+        let message = envelope::receive(socket).map_err(lost)?;
+        let message = message.ok_or_else(|| refused(Reason::Disconnected.into()))?;
+        let frame = message.frame().map_err(|_| refused(Reason::Protocol.into()))?;
+        match greeting.hear(&frame).map_err(refused)? {
+            ClientStep::Send(frame) => envelope::send(socket, &frame, &[]).map_err(lost)?,
+            ClientStep::Welcomed(welcome) => {
+                let descriptors = <[OwnedFd; 2]>::try_from(message.descriptors);
+                let descriptors = descriptors.map_err(|_| refused(Reason::Protocol.into()))?;
+                return Ok((peer_of(&welcome), descriptors));
+            }
         }
     }
 }

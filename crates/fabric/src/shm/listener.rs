@@ -19,17 +19,19 @@ use rustix::net::{
     socket_with,
 };
 
+use super::Shm;
 use super::envelope::{self, Envelope};
 use super::pipe::{PIPE_BYTES, Pipe};
 use super::ring::Side;
 use crate::alarm::Alarm;
+use crate::auth::{Admission, NodeGreeting, NodeStep, RefusalReport, Secret};
 use crate::ids::{RegionId, RemoteKey};
 use crate::link::{LINKS_MAX, Listener};
 use crate::memory::Mapping;
 use crate::node::{AtomicPath, Holder, LinkEnd, Node};
 use crate::refusal::{Reason, Refusal};
 use crate::stream::{Greeted, Incoming, OneSided, Responder, Stream, admit};
-use crate::wire::{Frame, Hello, Kind, Opened, decode_key, put_frame, put_refused};
+use crate::wire::{Frame, Hello, Kind, Opened, Welcome, decode_key, put_frame, put_refused};
 
 #[derive(Debug)]
 pub(super) struct ShmNodeListener {
@@ -42,6 +44,8 @@ pub(super) struct ShmNodeListener {
 struct ListenerState {
     node: Arc<Node>,
     clock: Arc<dyn Clock>,
+    secret: Option<Secret>,
+    report: RefusalReport,
     alarm: Alarm,
     stop: AtomicBool,
 }
@@ -50,6 +54,8 @@ struct ListenerState {
 struct Guest {
     socket: OwnedFd,
     pid: u32,
+    /// The greeting of a client that must prove that it knows the secret.
+    challenged: Option<Box<NodeGreeting>>,
     link: Option<Welcomed>,
 }
 
@@ -59,12 +65,20 @@ struct Welcomed {
     held: Vec<(RegionId, u64)>,
 }
 
+impl Guest {
+    fn new(socket: OwnedFd, pid: u32) -> Self {
+        Self { socket, pid, challenged: None, link: None }
+    }
+}
+
 impl ShmNodeListener {
-    pub(super) fn open(node: &Arc<Node>, address: &str, clock: &Arc<dyn Clock>) -> Result<Self> {
+    pub(super) fn open(node: &Arc<Node>, address: &str, shm: &Shm) -> Result<Self> {
         let socket = listen_at(address)?;
         let shared = Arc::new(ListenerState {
             node: Arc::clone(node),
-            clock: Arc::clone(clock),
+            clock: Arc::clone(&shm.clock),
+            secret: shm.secret.clone(),
+            report: shm.report.clone(),
             alarm: Alarm::new()?,
             stop: AtomicBool::new(false),
         });
@@ -160,7 +174,7 @@ impl ListenerState {
         let Ok(socket) = accept_with(listener, flags) else { return };
         let pid = socket_peercred(&socket).map(|of| of.pid.as_raw_nonzero().get().cast_unsigned());
         match pid {
-            Ok(pid) if guests.len() < LINKS_MAX => guests.push(Guest { socket, pid, link: None }),
+            Ok(pid) if guests.len() < LINKS_MAX => guests.push(Guest::new(socket, pid)),
             Ok(_) => refuse(&socket, Refusal::at(Reason::Exhausted, LINKS_MAX as u64)),
             Err(errno) => tracing::warn!(%errno, "a link was not taken"),
         }
@@ -193,7 +207,7 @@ impl ListenerState {
     fn answer(&self, guest: &mut Guest, envelope: &Envelope) -> Result<bool, Malformed> {
         let frame = envelope.frame()?;
         match (frame.kind, &mut guest.link) {
-            (Kind::Hello, None) => Ok(self.welcome(guest, &frame)),
+            (Kind::Hello | Kind::Proof, None) => Ok(self.greet(guest, &frame)),
             (Kind::Attach, Some(link)) => {
                 let key = decode_key(frame.body)?;
                 let sent = self.attach(&guest.socket, link, frame.number, &key);
@@ -212,17 +226,57 @@ impl ListenerState {
         }
     }
 
-    /// Answers a greeting with the control page and a pipe for requests, and starts its thread.
-    fn welcome(&self, guest: &mut Guest, frame: &Frame<'_>) -> bool {
-        let greeted = Hello::decode(frame.body).map_err(Refusal::from);
-        let admitted = greeted.and_then(|hello| Ok((hello, admit(&self.node, &hello)?)));
-        let (hello, welcome) = match admitted {
-            Ok(greeting) => greeting,
+    /// Decides about a frame of a greeting, and answers it. Returns whether the client stays.
+    fn greet(&self, guest: &mut Guest, frame: &Frame<'_>) -> bool {
+        let step = match (guest.challenged.take(), frame.kind) {
+            (Some(greeting), _) => greeting.check(frame).map(NodeStep::Admit),
+            (None, Kind::Hello) => {
+                let (id, epoch) = (self.node.id(), self.node.epoch());
+                NodeGreeting::begin(self.secret.as_ref(), frame.body, id, epoch)
+            }
+            (None, _) => Err(Reason::Protocol.into()),
+        };
+        match step {
+            Ok(NodeStep::Challenge(greeting, challenge)) => {
+                guest.challenged = Some(greeting);
+                envelope::send(&guest.socket, &challenge, &[]).is_ok()
+            }
+            Ok(NodeStep::Admit(admission)) => self.let_in(guest, admission),
+            Err(refusal) => {
+                self.count_refusal(guest, refusal);
+                refuse(&guest.socket, refusal);
+                false
+            }
+        }
+    }
+
+    /// Counts and logs a client that cannot prove that it belongs to the cluster, or that does not
+    /// greet.
+    fn count_refusal(&self, guest: &Guest, refusal: Refusal) {
+        if refusal.reason.is_authentication() {
+            self.node.counters.unauthenticated.fetch_add(1, Ordering::Relaxed);
+            let what = format!("the client with process id {} was refused", guest.pid);
+            self.report.log(&what, refusal);
+        } else {
+            self.node.counters.malformed.fetch_add(1, Ordering::Relaxed);
+            tracing::warn!(pid = guest.pid, %refusal, "a client did not greet");
+        }
+    }
+
+    /// Welcomes a client that belongs to the cluster.
+    fn let_in(&self, guest: &mut Guest, admission: Admission) -> bool {
+        let hello = admission.hello;
+        match admit(&self.node, admission) {
+            Ok(welcome) => self.welcome(guest, hello, &welcome),
             Err(refusal) => {
                 refuse(&guest.socket, refusal);
-                return false;
+                false
             }
-        };
+        }
+    }
+
+    /// Answers a greeting with the control page and a pipe for requests, and starts its thread.
+    fn welcome(&self, guest: &mut Guest, hello: Hello, welcome: &Welcome) -> bool {
         let made = (|| {
             let pipe = Arc::new(Mapping::create("archipelago-pipe", PIPE_BYTES)?);
             Ok::<_, Error>((self.node.control().share(false)?, pipe))
@@ -238,7 +292,7 @@ impl ListenerState {
         let pipe = Pipe::new(Arc::clone(&memory), Side::Node, &self.clock);
         let responder = Responder::new(
             pipe,
-            Greeted::new(&hello, &welcome),
+            Greeted::new(&hello, welcome),
             AtomicPath::Processor,
             OneSided::Elsewhere,
         );

@@ -33,6 +33,7 @@ use std::sync::Arc;
 use archipelago_base::Result;
 use archipelago_base::clock::{Clock, SystemClock};
 
+use crate::auth::{RefusalReport, Secret};
 use crate::link::{Connect, Link, Listener, Provider};
 use crate::node::{AtomicPath, Node};
 use crate::promise::Promise;
@@ -46,6 +47,8 @@ use watch::Watch;
 pub struct Shm {
     clock: Arc<dyn Clock>,
     watch: Arc<Watch>,
+    secret: Option<Secret>,
+    report: RefusalReport,
 }
 
 impl Shm {
@@ -53,7 +56,16 @@ impl Shm {
     /// notices nodes that end.
     #[must_use]
     pub fn new() -> Self {
-        Self { clock: SystemClock::shared(), watch: Arc::new(Watch::default()) }
+        let clock = SystemClock::shared();
+        let (report, watch) = (RefusalReport::new(&clock), Arc::new(Watch::default()));
+        Self { clock, watch, secret: None, report }
+    }
+
+    /// Sets the secret of the cluster. With a secret, links to and from other processes exist only
+    /// if these know it as well. Without one, the permission to write to the socket decides alone.
+    #[must_use]
+    pub fn with_secret(self, secret: Option<Secret>) -> Self {
+        Self { secret, ..self }
     }
 }
 
@@ -73,13 +85,13 @@ impl Provider for Shm {
     }
 
     fn serve(&self, node: &Arc<Node>, address: &str) -> Result<Box<dyn Listener>> {
-        Ok(Box::new(ShmNodeListener::open(node, address, &self.clock)?))
+        Ok(Box::new(ShmNodeListener::open(node, address, self)?))
     }
 
     fn connect(&self, to: Connect) -> Promise<Result<Arc<dyn Link>>> {
-        let (clock, watch) = (Arc::clone(&self.clock), Arc::clone(&self.watch));
+        let me = self.clone();
         let work = move || {
-            let link: Arc<dyn Link> = ShmLink::connect(&clock, &watch, &to)?;
+            let link: Arc<dyn Link> = ShmLink::connect(&me, &to)?;
             Ok(link)
         };
         Promise::on_thread("fabric-connect", work, Err)

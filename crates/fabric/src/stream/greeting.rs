@@ -3,25 +3,27 @@
 
 use std::time::Duration;
 
+use archipelago_base::Result;
 use archipelago_base::clock::Clock;
-use archipelago_base::{Epoch, Result};
 
 use super::{Arrived, Incoming, Stream};
+use crate::auth::{Admission, ClientGreeting, ClientStep, Secret};
 use crate::link::{Connect, Peer};
 use crate::node::Node;
 use crate::refusal::{Reason, Refusal};
-use crate::wire::{FRAME_HEADER_BYTES, Frame, Hello, Kind, Welcome, decode_goodbye, put_frame};
+use crate::wire::{FRAME_HEADER_BYTES, Frame, Hello, Welcome};
 
-/// Decides whether a node accepts a client. Returns the node's greeting.
-pub(crate) fn admit(node: &Node, hello: &Hello) -> Result<Welcome, Refusal> {
-    let epoch = node.epoch();
+/// Decides whether a node accepts a client that belongs to its cluster. Returns the node's
+/// greeting.
+pub(crate) fn admit(node: &Node, admission: Admission) -> Result<Welcome, Refusal> {
+    let (hello, epoch) = (&admission.hello, node.epoch());
     if hello.node.is_some_and(|expected| expected != node.id()) {
         return Err(Reason::WrongNode.into());
     }
     if hello.epoch.is_some_and(|expected| expected != epoch) {
         return Err(Refusal::at(Reason::StaleEpoch, epoch.0));
     }
-    Ok(Welcome { node: node.id(), epoch })
+    Ok(admission.sign(Welcome { node: node.id(), epoch, proof: None }))
 }
 
 /// The client's greeting for a connection.
@@ -31,21 +33,13 @@ pub(crate) fn hello_of(to: &Connect) -> Hello {
         resumed: to.session.resumed(),
         node: to.node,
         epoch: to.epoch,
+        introduction: None,
     }
 }
 
-/// Reads the node's greeting from its first frame.
-pub(crate) fn welcome_of(frame: &Frame<'_>) -> Result<Peer, Refusal> {
-    match frame.kind {
-        Kind::Welcome => {
-            let welcome = Welcome::decode(frame.body)?;
-            Ok(Peer { node: welcome.node, epoch: Epoch(welcome.epoch.0) })
-        }
-        Kind::Goodbye => {
-            Err(decode_goodbye(frame.body).map_or(Reason::Protocol.into(), |(refusal, _)| refusal))
-        }
-        _ => Err(Reason::Protocol.into()),
-    }
+/// The node of a greeting.
+pub(crate) fn peer_of(welcome: &Welcome) -> Peer {
+    Peer { node: welcome.node, epoch: welcome.epoch }
 }
 
 /// Exchanges greetings over a stream, on the client's side.
@@ -53,14 +47,23 @@ pub(crate) fn call(
     stream: &impl Stream,
     clock: &dyn Clock,
     to: &Connect,
+    secret: Option<&Secret>,
 ) -> Result<(Peer, Incoming), Refusal> {
-    let mut out = Vec::new();
-    put_frame(&mut out, Kind::Hello, 0, |body| hello_of(to).encode(body));
-    send(stream, &out)?;
+    let end_ns = clock.now_ns().saturating_add(to.deadline.as_nanos() as u64);
+    let (mut greeting, hello) = ClientGreeting::begin(secret, hello_of(to))?;
+    send(stream, &hello)?;
     let mut incoming = Incoming::new();
-    let peer = next_frame(stream, clock, to.deadline, &mut incoming, welcome_of)?;
-    to.session.welcomed();
-    Ok((peer, incoming))
+    loop {
+        let left = Duration::from_nanos(end_ns.saturating_sub(clock.now_ns()));
+        let step = next_frame(stream, clock, left, &mut incoming, |frame| greeting.hear(frame))?;
+        match step {
+            ClientStep::Send(frame) => send(stream, &frame)?,
+            ClientStep::Welcomed(welcome) => {
+                to.session.welcomed();
+                return Ok((peer_of(&welcome), incoming));
+            }
+        }
+    }
 }
 
 /// Limit of the bytes of a greeting. A longer frame is not a greeting.
@@ -72,7 +75,7 @@ pub(crate) fn next_frame<T>(
     clock: &dyn Clock,
     deadline: Duration,
     incoming: &mut Incoming,
-    read: impl Fn(&Frame<'_>) -> Result<T, Refusal>,
+    mut read: impl FnMut(&Frame<'_>) -> Result<T, Refusal>,
 ) -> Result<T, Refusal> {
     let end_ns = clock.now_ns().saturating_add(deadline.as_nanos() as u64);
     loop {

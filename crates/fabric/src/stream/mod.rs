@@ -14,7 +14,7 @@ use std::time::Duration;
 
 #[cfg(feature = "ofi")]
 pub(crate) use greeting::next_frame;
-pub(crate) use greeting::{GREETING_BYTES_MAX, admit, call, hello_of, send, welcome_of};
+pub(crate) use greeting::{GREETING_BYTES_MAX, admit, call, hello_of, peer_of, send};
 pub(crate) use incoming::{Arrived, Incoming};
 pub(crate) use initiator::Initiator;
 #[cfg(feature = "ofi")]

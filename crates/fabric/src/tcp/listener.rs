@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use archipelago_base::Result;
-use archipelago_base::clock::Clock;
 use archipelago_base::spawn::Joiner;
 
+use super::Tcp;
 use super::reception::{Reception, listen, refuse};
 use super::socket::Socket;
 use crate::link::Listener;
@@ -21,9 +21,9 @@ pub(super) struct TcpNodeListener {
 }
 
 impl TcpNodeListener {
-    pub(super) fn open(node: &Arc<Node>, address: &str, clock: &Arc<dyn Clock>) -> Result<Self> {
-        let (listener, bound) = listen(address)?;
-        let reception = Reception::new(node, clock)?;
+    pub(super) fn open(node: &Arc<Node>, address: &str, tcp: &Tcp) -> Result<Self> {
+        let (listener, bound) = listen(address, tcp.secret.as_ref())?;
+        let reception = Reception::new(node, &tcp.clock, tcp.secret.as_ref())?;
         let at = Arc::clone(&reception);
         let accepting = reception.open(
             listener,

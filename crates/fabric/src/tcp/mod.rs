@@ -7,8 +7,8 @@
 //!
 //! A batch is one frame. Batches that are posted together are sent with one system call and
 //! answered with one. `docs/formats/fabric.md` has the wire format. It has checksums, but no
-//! encryption, and no authentication except keys that no process can guess. It suits trusted
-//! networks.
+//! encryption, so it suits trusted networks. With a [`Secret`] both sides of a link prove that they
+//! belong to the cluster. Without one a node listens on loopback addresses only.
 //!
 //! Thread-safety: any thread may call any method.
 //! Failure: a broken connection takes the link down. If the target is stopped, or the network drops
@@ -27,6 +27,7 @@ use archipelago_base::clock::{Clock, SystemClock};
 use archipelago_base::{Error, ErrorKind, Result};
 use parking_lot::RwLock;
 
+use crate::auth::{RefusalReport, Secret};
 use crate::batch::{Attached, Batch};
 use crate::body::Body;
 use crate::ids::{RegionId, RemoteKey};
@@ -43,13 +44,24 @@ use socket::Socket;
 #[derive(Clone, Debug)]
 pub struct Tcp {
     clock: Arc<dyn Clock>,
+    secret: Option<Secret>,
+    report: RefusalReport,
 }
 
 impl Tcp {
-    /// Makes a provider with the system's clock.
+    /// Makes a provider with the system's clock and without a secret. Its nodes listen on loopback
+    /// addresses only.
     #[must_use]
     pub fn new() -> Self {
-        Self { clock: SystemClock::shared() }
+        let clock = SystemClock::shared();
+        Self { report: RefusalReport::new(&clock), clock, secret: None }
+    }
+
+    /// Sets the secret of the cluster. With a secret, links to and from other processes exist only
+    /// if these know it as well.
+    #[must_use]
+    pub fn with_secret(self, secret: Option<Secret>) -> Self {
+        Self { secret, ..self }
     }
 }
 
@@ -69,13 +81,13 @@ impl Provider for Tcp {
     }
 
     fn serve(&self, node: &Arc<Node>, address: &str) -> Result<Box<dyn Listener>> {
-        Ok(Box::new(TcpNodeListener::open(node, address, &self.clock)?))
+        Ok(Box::new(TcpNodeListener::open(node, address, self)?))
     }
 
     fn connect(&self, to: Connect) -> Promise<Result<Arc<dyn Link>>> {
-        let clock = Arc::clone(&self.clock);
+        let me = self.clone();
         let work = move || {
-            let link: Arc<dyn Link> = Arc::new(TcpLink::connect(&clock, &to)?);
+            let link: Arc<dyn Link> = Arc::new(TcpLink::connect(&me, &to)?);
             Ok(link)
         };
         Promise::on_thread("fabric-connect", work, Err)
@@ -99,12 +111,13 @@ impl fmt::Debug for TcpLink {
 }
 
 impl TcpLink {
-    fn connect(clock: &Arc<dyn Clock>, to: &Connect) -> Result<Self> {
+    fn connect(tcp: &Tcp, to: &Connect) -> Result<Self> {
         let socket = Socket::new(dial(to)?)?;
         let what = format!("cannot link to the node at {}", to.address);
+        let called = call(&socket, &*tcp.clock, to, tcp.secret.as_ref());
         let (peer, incoming) =
-            call(&socket, &**clock, to).map_err(|refusal| refusal.error(&what))?;
-        let (session, clock) = (Arc::clone(&to.session), Arc::clone(clock));
+            called.map_err(|refusal| tcp.report.of_client(&to.address, refusal).error(&what))?;
+        let (session, clock) = (Arc::clone(&to.session), Arc::clone(&tcp.clock));
         let core = Initiator::new(socket, session, clock, to.deadline, incoming);
         Ok(Self { number: crate::link::number(), peer, core, attached: Arc::default() })
     }

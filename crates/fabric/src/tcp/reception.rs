@@ -1,6 +1,6 @@
-//! The reception of a TCP socket, which the providers share. One thread accepts connections and
-//! reads greetings. Each link that has greeted is served on its own thread, in the way of its
-//! provider.
+//! The reception of a TCP socket, which the providers share. One thread accepts connections, reads
+//! greetings and checks proofs. Each link that has greeted is served on its own thread, in the way
+//! of its provider.
 //!
 //! The provider's listener owns the reception and ends it in two steps: [`Reception::end`] stops
 //! accepting, and [`Reception::close_links`] ends the links.
@@ -12,10 +12,12 @@
 //! 2. At most [`STRANGERS_MAX`] links have greeted and sent no frame, for about [`SILENCE_MAX`]
 //!    each. A new one replaces the oldest.
 //! 3. There are at most [`LINKS_MAX`] links.
+//! 4. A connection gets a thread only after its proof, if the node has a secret.
 //!
 //! Thread-safety: any thread may call any method.
 //! Failure: a client that does not greet, or breaks the protocol, gets the reason and is counted as
-//! malformed.
+//! malformed. A client that cannot prove that it belongs to the cluster is counted as
+//! unauthenticated.
 //! Cost: an accept, a poll and a read per connection, and a thread after its greeting.
 
 use std::fmt;
@@ -33,11 +35,14 @@ use rustix::event::{PollFd, PollFlags, poll};
 
 use super::socket::Socket;
 use crate::alarm::{Alarm, timespec};
+use crate::auth::{Admission, Listening, NodeGreeting, NodeStep, RefusalReport, Secret, listening};
 use crate::link::LINKS_MAX;
 use crate::node::{LinkEnd as _, Node};
 use crate::refusal::{Reason, Refusal};
 use crate::stream::{GREETING_BYTES_MAX, Incoming, Responder, Stream, admit, send};
-use crate::wire::{FRAME_HEADER_BYTES, Hello, Kind, Welcome, frame_at, put_frame, put_refused};
+use crate::wire::{
+    FRAME_HEADER_BYTES, Frame, Hello, Kind, Welcome, frame_at, put_frame, put_refused,
+};
 
 /// Time limit of a greeting.
 pub(crate) const GREETING_DEADLINE: Duration = Duration::from_secs(5);
@@ -55,25 +60,46 @@ const LOOK: Duration = Duration::from_secs(1);
 /// Serves a client that was accepted, on its own thread, until its link ends.
 pub(crate) type Serve = dyn Fn(Socket, &Hello, &Welcome, Incoming) + Send + Sync;
 
-/// Binds a socket, and returns its address.
+/// Binds a socket, and returns its address. Errors: `InvalidArgument` if other machines could reach
+/// the address and there is no secret.
 pub(crate) fn listen(
     address: impl ToSocketAddrs + fmt::Display,
+    secret: Option<&Secret>,
 ) -> Result<(TcpListener, SocketAddr)> {
+    let failed =
+        |source| Error::with_source(ErrorKind::Io, format!("cannot listen on {address}"), source);
+    let addresses: Vec<SocketAddr> = address.to_socket_addrs().map_err(failed)?.collect();
+    for at in &addresses {
+        match listening(at.ip(), secret.is_some()) {
+            Listening::Authenticated => {}
+            Listening::ThisMachine => tracing::info!(
+                %at,
+                "there is no secret, so the node listens for processes of this machine only"
+            ),
+            Listening::Refused => {
+                return Err(Error::invalid(format!(
+                    "cannot listen on {address} without a secret, because every process that reaches \
+                     it could use the node: give the cluster's secret with --secret-file FILE \
+                     (`archipelago cluster secret FILE` makes one), or listen on 127.0.0.1"
+                )));
+            }
+        }
+    }
     let listen = || -> io::Result<_> {
-        let listener = TcpListener::bind(&address)?;
+        let listener = TcpListener::bind(&addresses[..])?;
         listener.set_nonblocking(true)?;
         let bound = listener.local_addr()?;
         Ok((listener, bound))
     };
-    listen().map_err(|source| {
-        Error::with_source(ErrorKind::Io, format!("cannot listen on {address}"), source)
-    })
+    listen().map_err(failed)
 }
 
 /// Accepts connections and reads greetings. `S` is the stream of the provider's links.
 pub(crate) struct Reception<S> {
     pub(crate) node: Arc<Node>,
     pub(crate) clock: Arc<dyn Clock>,
+    secret: Option<Secret>,
+    report: RefusalReport,
     alarm: Alarm,
     stop: AtomicBool,
     serving: AtomicUsize,
@@ -91,13 +117,15 @@ struct Guest {
     stream: TcpStream,
     arrived: Vec<u8>,
     until_ns: u64,
+    /// The greeting of a client that must prove that it knows the secret.
+    challenged: Option<Box<NodeGreeting>>,
 }
 
 /// The outcome of reading a greeting.
 enum Greeted {
     NotYet,
-    /// The greeting and its length in bytes.
-    Said(Hello, usize),
+    /// The client belongs to the cluster. `arrived` begins after its greeting.
+    Admitted(Admission),
     /// The reason to refuse the client; `None` if the client has ended.
     Refused(Option<Refusal>),
 }
@@ -109,10 +137,16 @@ impl<S> fmt::Debug for Reception<S> {
 }
 
 impl<S: Stream> Reception<S> {
-    pub(crate) fn new(node: &Arc<Node>, clock: &Arc<dyn Clock>) -> Result<Arc<Self>> {
+    pub(crate) fn new(
+        node: &Arc<Node>,
+        clock: &Arc<dyn Clock>,
+        secret: Option<&Secret>,
+    ) -> Result<Arc<Self>> {
         Ok(Arc::new(Self {
             node: Arc::clone(node),
             clock: Arc::clone(clock),
+            secret: secret.cloned(),
+            report: RefusalReport::new(clock),
             alarm: Alarm::new()?,
             stop: AtomicBool::new(false),
             serving: AtomicUsize::new(0),
@@ -136,19 +170,19 @@ impl<S: Stream> Reception<S> {
             let ready = self.wait(listener, &guests);
             let now_ns = self.clock.now_ns();
             for (at, ready) in ready.into_iter().enumerate().rev() {
-                let mut greeted = if ready { guests[at].read() } else { Greeted::NotYet };
+                let mut greeted = if ready { self.read(&mut guests[at]) } else { Greeted::NotYet };
                 if matches!(greeted, Greeted::NotYet) && now_ns >= guests[at].until_ns {
                     greeted = Greeted::Refused(Some(Reason::Deadline.into()));
                 }
                 match greeted {
                     Greeted::NotYet => {}
-                    Greeted::Said(hello, bytes) => {
-                        self.start(guests.remove(at), hello, bytes, serve);
+                    Greeted::Admitted(admission) => {
+                        self.start(guests.remove(at), admission, serve);
                     }
                     Greeted::Refused(why) => {
                         let guest = guests.remove(at);
                         if let Some(refusal) = why {
-                            self.malformed(refusal);
+                            self.refused(&guest.stream, refusal);
                             guest.refuse(refusal);
                         }
                     }
@@ -187,20 +221,21 @@ impl<S: Stream> Reception<S> {
                 guests.remove(0).refuse(Refusal::at(Reason::Exhausted, GUESTS_MAX as u64));
             }
             let until_ns = self.clock.now_ns() + GREETING_DEADLINE.as_nanos() as u64;
-            guests.push(Guest { stream, arrived: Vec::new(), until_ns });
+            guests.push(Guest { stream, arrived: Vec::new(), until_ns, challenged: None });
         }
     }
 
     /// Serves a client that has greeted, on its own thread.
-    fn start(self: &Arc<Self>, guest: Guest, hello: Hello, bytes: usize, serve: &Arc<Serve>) {
+    fn start(self: &Arc<Self>, guest: Guest, admission: Admission, serve: &Arc<Serve>) {
         if self.serving.load(Ordering::SeqCst) >= LINKS_MAX {
             return guest.refuse(Refusal::at(Reason::Exhausted, LINKS_MAX as u64));
         }
-        let welcome = match admit(&self.node, &hello) {
+        let hello = admission.hello;
+        let welcome = match admit(&self.node, admission) {
             Ok(welcome) => welcome,
             Err(refusal) => return guest.refuse(refusal),
         };
-        let incoming = Incoming::with(&guest.arrived[bytes..]);
+        let incoming = Incoming::with(&guest.arrived);
         let socket = match Socket::new(guest.stream) {
             Ok(socket) => socket,
             Err(error) => return tracing::warn!(%error, "a link was not taken"),
@@ -214,6 +249,58 @@ impl<S: Stream> Reception<S> {
         if let Err(error) = SystemSpawn.spawn("fabric-serve", body) {
             self.serving.fetch_sub(1, Ordering::SeqCst);
             tracing::warn!(%error, "a link was not taken");
+        }
+    }
+
+    /// Reads the available bytes of a client's greeting, and answers them.
+    fn read(&self, guest: &mut Guest) -> Greeted {
+        loop {
+            if let Err(outcome) = guest.fill() {
+                return outcome;
+            }
+            let challenged = guest.challenged.take();
+            let (step, bytes) = match frame_at(&guest.arrived) {
+                Ok(Some((frame, bytes))) => (self.hear(challenged, &frame), bytes),
+                Ok(None) if guest.arrived.len() <= FRAME_HEADER_BYTES + GREETING_BYTES_MAX => {
+                    guest.challenged = challenged;
+                    continue;
+                }
+                _ => return Greeted::Refused(Some(Reason::Protocol.into())),
+            };
+            match step {
+                Ok(NodeStep::Admit(admission)) => {
+                    guest.arrived.drain(..bytes);
+                    return Greeted::Admitted(admission);
+                }
+                // The proof follows the challenge, so no bytes may have arrived after the hello.
+                Ok(NodeStep::Challenge(greeting, frame)) if guest.arrived.len() == bytes => {
+                    guest.arrived.clear();
+                    guest.challenged = Some(greeting);
+                    if !matches!((&guest.stream).write(&frame), Ok(sent) if sent == frame.len()) {
+                        return Greeted::Refused(None);
+                    }
+                }
+                Ok(NodeStep::Challenge(..)) => {
+                    return Greeted::Refused(Some(Reason::Protocol.into()));
+                }
+                Err(refusal) => return Greeted::Refused(Some(refusal)),
+            }
+        }
+    }
+
+    /// Decides about a frame of a greeting.
+    fn hear(
+        &self,
+        challenged: Option<Box<NodeGreeting>>,
+        frame: &Frame<'_>,
+    ) -> Result<NodeStep, Refusal> {
+        match (challenged, frame.kind) {
+            (Some(greeting), _) => greeting.check(frame).map(NodeStep::Admit),
+            (None, Kind::Hello) => {
+                let (id, epoch) = (self.node.id(), self.node.epoch());
+                NodeGreeting::begin(self.secret.as_ref(), frame.body, id, epoch)
+            }
+            (None, _) => Err(Reason::Protocol.into()),
         }
     }
 
@@ -232,6 +319,16 @@ impl<S: Stream> Reception<S> {
                 link.close(Reason::Deadline.into());
             }
         }
+    }
+
+    /// Counts and logs a client that was refused because of its greeting.
+    fn refused(&self, stream: &TcpStream, refusal: Refusal) {
+        if !refusal.reason.is_authentication() {
+            return self.malformed(refusal);
+        }
+        self.node.counters.unauthenticated.fetch_add(1, Ordering::Relaxed);
+        let from = stream.peer_addr().map_or_else(|_| "unknown".to_owned(), |at| at.to_string());
+        self.report.log(&format!("a client at {from} was refused"), refusal);
     }
 
     /// Counts a client that broke the protocol in its greeting.
@@ -284,26 +381,21 @@ impl<S: Stream> Reception<S> {
 }
 
 impl Guest {
-    /// Reads the available bytes of the greeting.
-    fn read(&mut self) -> Greeted {
+    /// Reads available bytes. The error is the outcome if none are left.
+    fn fill(&mut self) -> Result<(), Greeted> {
         let mut part = [0; GREETING_BYTES_MAX];
         loop {
             match (&self.stream).read(&mut part) {
-                Ok(0) => return Greeted::Refused(None),
-                Ok(bytes) => self.arrived.extend_from_slice(&part[..bytes]),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Greeted::NotYet,
-                Err(_) => return Greeted::Refused(None),
-            }
-            match frame_at(&self.arrived) {
-                Ok(Some((frame, bytes))) if frame.kind == Kind::Hello => {
-                    return match Hello::decode(frame.body) {
-                        Ok(hello) => Greeted::Said(hello, bytes),
-                        Err(error) => Greeted::Refused(Some(error.into())),
-                    };
+                Ok(0) => return Err(Greeted::Refused(None)),
+                Ok(bytes) => {
+                    self.arrived.extend_from_slice(&part[..bytes]);
+                    return Ok(());
                 }
-                Ok(None) if self.arrived.len() <= FRAME_HEADER_BYTES + GREETING_BYTES_MAX => {}
-                _ => return Greeted::Refused(Some(Reason::Protocol.into())),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    return Err(Greeted::NotYet);
+                }
+                Err(_) => return Err(Greeted::Refused(None)),
             }
         }
     }

@@ -42,11 +42,15 @@ pub enum Kind {
     Idempotent = 12,
     /// The node's answer to an idempotent request.
     IdempotentAnswer = 13,
+    /// The node's question for a proof that the client knows the secret.
+    Challenge = 14,
+    /// The client's proof.
+    Proof = 15,
 }
 
 impl Kind {
     fn from_code(code: u8) -> Option<Self> {
-        const ALL: [Kind; 13] = [
+        const ALL: [Kind; 15] = [
             Kind::Hello,
             Kind::Welcome,
             Kind::Goodbye,
@@ -60,6 +64,8 @@ impl Kind {
             Kind::Endpoints,
             Kind::Idempotent,
             Kind::IdempotentAnswer,
+            Kind::Challenge,
+            Kind::Proof,
         ];
         ALL.get(usize::from(code).checked_sub(1)?).copied()
     }

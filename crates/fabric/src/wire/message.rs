@@ -8,13 +8,14 @@ use archipelago_base::codec::{Reader, put_u8, put_u32, put_u64};
 use archipelago_base::wire::{Malformed, Wire};
 use archipelago_base::{Epoch, wire_struct};
 
+use super::auth::{Introduction, Proof};
 use crate::body::{BULK_BYTES_MAX, Body, MESSAGE_BYTES_MAX};
 use crate::ids::{ClientId, NodeId, RemoteKey, Rights};
 use crate::node::Answer;
 use crate::refusal::{Reason, Refusal};
 
 /// Version of the protocol, which both sides must have.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 const MAGIC: u64 = u64::from_le_bytes(*b"ARCHFAB\0");
 const ANY: u64 = u64::MAX;
 
@@ -29,6 +30,8 @@ pub struct Hello {
     pub node: Option<NodeId>,
     /// The epoch that the client expects; the greeting is refused in another epoch.
     pub epoch: Option<Epoch>,
+    /// The cluster of a client that has a secret.
+    pub introduction: Option<Introduction>,
 }
 
 /// The node's greeting.
@@ -38,6 +41,8 @@ pub struct Welcome {
     pub node: NodeId,
     /// The life of the node.
     pub epoch: Epoch,
+    /// The node's proof that it knows the secret, if the client has one.
+    pub proof: Option<Proof>,
 }
 
 fn begin(out: &mut Vec<u8>) {
@@ -69,6 +74,7 @@ impl Hello {
         self.resumed.put(out);
         put_u64(out, self.node.map_or(ANY, |node| node.0));
         put_u64(out, self.epoch.map_or(ANY, |epoch| epoch.0));
+        self.introduction.put(out);
     }
 
     /// Reads a body. The error is the reason to refuse it.
@@ -79,15 +85,17 @@ impl Hello {
             let (client, resumed) = (ClientId::get(&mut reader)?, bool::get(&mut reader)?);
             let node = reader.u64()?;
             let epoch = reader.u64()?;
+            let introduction = Option::<Introduction>::get(&mut reader)?;
             let node = (node != ANY).then_some(NodeId(node));
-            Some(Self { client, resumed, node, epoch: (epoch != ANY).then_some(Epoch(epoch)) })
+            let epoch = (epoch != ANY).then_some(Epoch(epoch));
+            Some(Self { client, resumed, node, epoch, introduction })
         };
         let hello = read().ok_or(Reason::Protocol)?;
         end(&reader, hello)
     }
 }
 
-wire_struct!(Welcome { node, epoch });
+wire_struct!(Welcome { node, epoch, proof });
 
 impl Welcome {
     /// Appends the body of the greeting.

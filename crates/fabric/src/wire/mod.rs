@@ -4,6 +4,7 @@
 //! A decoder answers every input with a message or with a sentence that names the fault. It
 //! allocates for a length only after it has the bytes. The modules do no I/O.
 
+mod auth;
 mod batch;
 mod frame;
 mod ids;
@@ -12,6 +13,7 @@ pub mod ofi;
 #[cfg(test)]
 mod tests;
 
+pub use auth::{Challenge, Introduction, NONCE_BYTES, Nonce, PROOF_BYTES, Proof};
 pub use batch::{WireAction, WireOp, decode_done, decode_ops, encode_ops};
 pub(crate) use batch::{put_done, put_done_read, put_refused};
 pub use frame::{FRAME_BODY_MAX, FRAME_HEADER_BYTES, Frame, Kind, frame_at, put_frame};

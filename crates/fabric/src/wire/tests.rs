@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::batch::{Attached, Batch, Outcome};
 use crate::body::Body;
-use crate::ids::{ClientId, NodeId, RegionId, RemoteKey, Rights};
+use crate::ids::{ClientId, ClusterId, NodeId, RegionId, RemoteKey, Rights};
 use crate::refusal::{Reason, Refusal};
 
 const REGION: Attached = Attached::new(1, 0);
@@ -38,6 +38,11 @@ fn encoded(batch: &mut Batch) -> Vec<u8> {
     body
 }
 
+/// Ascending bytes from `first` on.
+fn counted<const BYTES: usize>(first: u8) -> [u8; BYTES] {
+    std::array::from_fn(|at| first + at as u8)
+}
+
 fn outcomes() -> Vec<u8> {
     let mut body = Vec::new();
     let at = put_done_read(&mut body, 8);
@@ -50,8 +55,18 @@ fn outcomes() -> Vec<u8> {
 
 #[test]
 fn frames_have_golden_bytes() {
-    let hello = Hello { client: ClientId(7), resumed: true, node: Some(NodeId(1)), epoch: None };
-    let welcome = Welcome { node: NodeId(1), epoch: Epoch(2) };
+    let hello = Hello {
+        client: ClientId(7),
+        resumed: true,
+        node: Some(NodeId(1)),
+        epoch: None,
+        introduction: None,
+    };
+    let welcome = Welcome { node: NodeId(1), epoch: Epoch(2), proof: None };
+    let cluster = ClusterId(counted(0xc0));
+    let introduction = Some(Introduction { cluster, nonce: Nonce(counted(0)) });
+    let challenge = Challenge { node: NodeId(1), epoch: Epoch(2), nonce: Nonce(counted(0x40)) };
+    let proof = Proof(counted(0x80));
     let key = RemoteKey {
         node: NodeId(1),
         epoch: Epoch(2),
@@ -78,16 +93,20 @@ fn frames_have_golden_bytes() {
         frame(Kind::Answer, 6, |out| put_answer(out, &Err(Reason::Unanswered.into()))),
         frame(Kind::Idempotent, 3, |out| idempotent.encode(out)),
         frame(Kind::IdempotentAnswer, 3, |out| put_answer(out, &Ok(Body::copy(b"feer")))),
+        frame(Kind::Hello, 0, |out| Hello { introduction, ..hello }.encode(out)),
+        frame(Kind::Challenge, 0, |out| challenge.encode(out)),
+        frame(Kind::Proof, 0, |out| proof.encode(out)),
+        frame(Kind::Welcome, 0, |out| Welcome { proof: Some(proof), ..welcome }.encode(out)),
     ];
     let text: Vec<String> = frames.iter().map(|frame| hex(frame)).collect();
     assert_eq!(text, GOLDEN);
 }
 
-const GOLDEN: [&str; 12] = [
-    "25000000010000000000000000000000b1be456b1ff9567d41524348464142000200000007000000\
-     00000000010100000000000000ffffffffffffffff",
-    "1c000000020000000000000000000000f9995479a424618b41524348464142000200000001000000\
-     000000000200000000000000",
+const GOLDEN: [&str; 16] = [
+    "2600000001000000000000000000000042debd781164c01641524348464142000300000007000000\
+     00000000010100000000000000ffffffffffffffff00",
+    "1d0000000200000000000000000000000794588b9049bd5441524348464142000300000001000000\
+     00000000020000000000000000",
     "0900000003000000000000000000000063c40b6adf3e53c20d0000000000000000",
     "250000000400000001000000000000006647cfd69d894dd001000000000000000200000000000000\
      030000000706050403020100001000000000000007",
@@ -105,6 +124,16 @@ const GOLDEN: [&str; 12] = [
     "150000000c00000003000000000000009813bff0ed0f939a000000000000000000e8030000001000\
      0072656566",
     "050000000d000000030000000000000017efe8d74f9a059f0066656572",
+    "560000000100000000000000000000007f054f1af1e44cb141524348464142000300000007000000\
+     00000000010100000000000000ffffffffffffffff01c0c1c2c3c4c5c6c7c8c9cacbcccdcecf0001\
+     02030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f",
+    "300000000e0000000000000000000000facc5c514e03d7d601000000000000000200000000000000\
+     404142434445464748494a4b4c4d4e4f505152535455565758595a5b5c5d5e5f",
+    "200000000f000000000000000000000075300b76b64bb1d4808182838485868788898a8b8c8d8e8f\
+     909192939495969798999a9b9c9d9e9f",
+    "3d00000002000000000000000000000079c514a785e76f5841524348464142000300000001000000\
+     00000000020000000000000001808182838485868788898a8b8c8d8e8f909192939495969798999a\
+     9b9c9d9e9f",
 ];
 
 #[test]
@@ -178,6 +207,7 @@ proptest! {
         let mut ops = Vec::new();
         let _ = decode_ops(&bytes, &mut ops);
         let _ = (Hello::decode(&bytes), Welcome::decode(&bytes), Opened::decode(&bytes));
+        let _ = (Challenge::decode(&bytes), Proof::decode(&bytes));
         let _ = (Ask::decode(&bytes), decode_answer(&bytes, 100), decode_done(&bytes, &mut sample()));
     }
 

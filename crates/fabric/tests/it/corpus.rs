@@ -5,7 +5,7 @@
 //! fault.
 
 use archipelago_fabric::wire::{self, WireAction, ofi};
-use archipelago_fabric::{Attached, BULK_BYTES_MAX, Batch, Outcome, Refusal};
+use archipelago_fabric::{Attached, BULK_BYTES_MAX, Batch, Outcome, Refusal, Secret};
 
 const REGION: Attached = Attached::new(0, 0);
 
@@ -33,7 +33,7 @@ struct Codec {
     again: fn(&[u8]) -> Option<Vec<u8>>,
 }
 
-const BODIES: [Codec; 9] = [
+const BODIES: [Codec; 11] = [
     Codec {
         kind: "hello",
         open: false,
@@ -43,6 +43,16 @@ const BODIES: [Codec; 9] = [
         kind: "welcome",
         open: false,
         again: |body| Some(written(wire::Welcome::decode(body).ok()?, |it, out| it.encode(out))),
+    },
+    Codec {
+        kind: "challenge",
+        open: false,
+        again: |body| Some(written(wire::Challenge::decode(body).ok()?, |it, out| it.encode(out))),
+    },
+    Codec {
+        kind: "proof",
+        open: false,
+        again: |body| Some(written(wire::Proof::decode(body).ok()?, |it, out| it.encode(out))),
     },
     Codec { kind: "goodbye", open: true, again: goodbye_again },
     Codec {
@@ -224,6 +234,14 @@ fn frames_are_decoded_or_refused() {
 #[test]
 fn bodies_are_decoded_or_refused() {
     replay("body", &BODIES);
+}
+
+#[test]
+fn secrets_are_read_or_refused() {
+    for (name, bytes) in corpus("secret") {
+        let text = String::from_utf8(bytes).unwrap();
+        assert_eq!(Secret::parse(&text).is_some(), name.starts_with("good"), "{name}");
+    }
 }
 
 #[test]

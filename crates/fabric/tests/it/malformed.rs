@@ -20,7 +20,8 @@ use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketType, connect,
 use crate::world::{LONG, World, ask, read, refused, until, write};
 
 fn hello() -> Vec<u8> {
-    let hello = Hello { client: ClientId(7), resumed: false, node: None, epoch: None };
+    let hello =
+        Hello { client: ClientId(7), resumed: false, node: None, epoch: None, introduction: None };
     let mut out = Vec::new();
     put_frame(&mut out, Kind::Hello, 0, |body| hello.encode(body));
     out
@@ -267,7 +268,7 @@ fn false_node(bytes: Vec<u8>) -> String {
         let (mut stream, _) = listener.accept().unwrap();
         let mut greeting = vec![0; hello().len()];
         stream.read_exact(&mut greeting).unwrap();
-        let welcome = Welcome { node: NodeId(1), epoch: archipelago_base::Epoch(1) };
+        let welcome = Welcome { node: NodeId(1), epoch: archipelago_base::Epoch(1), proof: None };
         let mut out = Vec::new();
         put_frame(&mut out, Kind::Welcome, 0, |body| welcome.encode(body));
         stream.write_all(&out).unwrap();

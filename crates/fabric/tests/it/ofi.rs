@@ -142,7 +142,8 @@ fn framed(kind: Kind, body: &[u8]) -> Vec<u8> {
 }
 
 fn hello() -> Vec<u8> {
-    let hello = Hello { client: ClientId(7), resumed: false, node: None, epoch: None };
+    let hello =
+        Hello { client: ClientId(7), resumed: false, node: None, epoch: None, introduction: None };
     let mut out = Vec::new();
     hello.encode(&mut out);
     framed(Kind::Hello, &out)

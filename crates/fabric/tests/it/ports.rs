@@ -21,7 +21,13 @@ fn dial(world: &World) -> TcpStream {
 }
 
 fn greet(mut stream: &TcpStream, client: u64) {
-    let hello = Hello { client: ClientId(client), resumed: false, node: None, epoch: None };
+    let hello = Hello {
+        client: ClientId(client),
+        resumed: false,
+        node: None,
+        epoch: None,
+        introduction: None,
+    };
     let mut out = Vec::new();
     put_frame(&mut out, Kind::Hello, 0, |body| hello.encode(body));
     stream.write_all(&out).unwrap();

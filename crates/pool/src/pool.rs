@@ -35,9 +35,15 @@ impl fmt::Debug for Pool {
 }
 
 impl Pool {
-    /// Joins the cluster. Busy if the manager does not answer in time.
+    /// Joins a cluster without a secret. Busy if the manager does not answer in time.
     pub fn join(options: PoolOptions) -> Result<Self> {
-        let (reach, runtime) = (Arc::new(Endpoints::new()), ThreadRuntime::shared()?);
+        Self::join_over(options, Endpoints::new())
+    }
+
+    /// Joins a cluster over `endpoints`, which have its secret. Busy if the manager does not answer
+    /// in time.
+    pub fn join_over(options: PoolOptions, endpoints: Endpoints) -> Result<Self> {
+        let (reach, runtime) = (Arc::new(endpoints), ThreadRuntime::shared()?);
         block_on(PoolClient::join(options, reach, runtime)).map(Self)
     }
 

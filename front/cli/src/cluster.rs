@@ -14,7 +14,7 @@ use std::time::Duration;
 use archipelago_base::random::entropy_seed;
 use archipelago_base::runtime::block_on;
 use archipelago_base::{Error, ErrorKind, Result};
-use archipelago_fabric::{Call, ClientId, Endpoints, Line, NodeId, Reach, Route};
+use archipelago_fabric::{Call, ClientId, Endpoints, Line, NodeId, Reach, Route, Secret};
 use archipelago_flexkv::wire::{Message as Store, StoreStatus};
 use archipelago_pool::wire::Message;
 use archipelago_resp::ServerOptions;
@@ -24,6 +24,7 @@ use crate::access::PasswordArgs;
 use crate::console::print_line;
 use crate::node::{MANAGER, managers};
 use crate::ports::{self, Wanted};
+use crate::secret::SecretArgs;
 use crate::status;
 use crate::stop::Stop;
 
@@ -52,6 +53,8 @@ pub(crate) enum ClusterCommand {
         /// Addresses of the cluster's managers, separated by commas
         #[arg(long, value_name = "HOST:PORT,...", default_value = MANAGER)]
         manager: String,
+        #[command(flatten)]
+        secret: SecretArgs,
         /// List every block. Without the flag only blocks with too few copies are listed
         #[arg(long)]
         blocks: bool,
@@ -68,6 +71,18 @@ pub(crate) enum ClusterCommand {
         /// Addresses of the cluster's managers, separated by commas
         #[arg(long, value_name = "HOST:PORT,...", default_value = MANAGER)]
         manager: String,
+        #[command(flatten)]
+        secret: SecretArgs,
+    },
+    /// Make a new secret for a cluster, and write it to a new file that only you may read.
+    ///
+    /// Copy the file to every machine of the cluster, and give it to each process with
+    /// --secret-file FILE.
+    #[command(after_help = "Example:\n  archipelago cluster secret ./secret\n  \
+                            archipelago node manager --listen 10.0.0.1:7700 --secret-file ./secret")]
+    Secret {
+        /// File that is written. It must not exist
+        file: PathBuf,
     },
 }
 
@@ -85,6 +100,8 @@ pub(crate) struct UpArgs {
     resp: String,
     #[command(flatten)]
     password: PasswordArgs,
+    #[command(flatten)]
+    secret: SecretArgs,
     /// Number of partitions of the store, a power of two
     #[arg(long, value_name = "N", default_value_t = 1024)]
     partitions: u32,
@@ -137,8 +154,9 @@ enum Provider {
 pub(crate) fn run(command: &ClusterCommand) -> Result<()> {
     match command {
         ClusterCommand::Up(args) => up(args),
-        ClusterCommand::Status { manager, blocks } => {
-            let answer = ask(manager, &Message::Status {})?;
+        ClusterCommand::Status { manager, secret, blocks } => {
+            let endpoints = Arc::new(Endpoints::new().with_secret(secret.read()?));
+            let answer = ask(&endpoints, manager, &Message::Status {})?;
             let status = match answer {
                 Message::StatusIs { status } => status,
                 Message::Refuse { refused } => return Err(refused.error("the status")),
@@ -150,14 +168,20 @@ pub(crate) fn run(command: &ClusterCommand) -> Result<()> {
                 }
             };
             print!("{}", status::show(&status, *blocks));
-            let store = ask_store(manager)?;
+            let store = ask_store(&endpoints, manager)?;
             if store.version > 0 || !store.nodes.is_empty() {
                 print!("{}", status::show_store(&store));
             }
             Ok(())
         }
-        ClusterCommand::Forget { node, manager } => {
-            match ask(manager, &Message::Forget { node: NodeId(*node) })? {
+        ClusterCommand::Secret { file } => {
+            let made = Secret::create(file)?;
+            println!("{} has the secret of the new cluster {}", file.display(), made.cluster());
+            Ok(())
+        }
+        ClusterCommand::Forget { node, manager, secret } => {
+            let endpoints = Arc::new(Endpoints::new().with_secret(secret.read()?));
+            match ask(&endpoints, manager, &Message::Forget { node: NodeId(*node) })? {
                 Message::Refuse { refused } => Err(refused.error(format!(
                     "node {node} cannot be given up while it is up: stop it first"
                 ))),
@@ -172,27 +196,28 @@ pub(crate) fn run(command: &ClusterCommand) -> Result<()> {
     }
 }
 
-fn ask(manager: &str, message: &Message) -> Result<Message> {
+fn ask(endpoints: &Arc<Endpoints>, manager: &str, message: &Message) -> Result<Message> {
     let ways = managers(manager)?;
-    let endpoints = Arc::new(Endpoints::new());
     let count = ways.len();
-    let line = Line::new(&endpoints, ways, ClientId(entropy_seed()), None);
+    let line = Line::new(endpoints, ways, ClientId(entropy_seed()), None);
     // A manager that stands by does not answer.
     let mut asked = line.ask(message, DEADLINE);
     for _ in 1..count {
         asked = asked.or_else(|_| line.ask(message, DEADLINE));
     }
-    asked.map_err(|error| {
-        error.context_at(format!(
+    asked.map_err(|error| match error.kind() {
+        // The error names what is wrong with the address or the secret.
+        ErrorKind::InvalidArgument => error,
+        _ => error.context_at(format!(
             "no manager answers at {manager}: start a cluster with `archipelago cluster up`, or name \
              the managers' addresses with --manager HOST:PORT,..."
-        ))
+        )),
     })
 }
 
 /// Status of the store, from the coordinator in the acting manager.
-fn ask_store(manager: &str) -> Result<StoreStatus> {
-    let reach: Arc<dyn Reach> = Arc::new(Endpoints::new());
+fn ask_store(endpoints: &Arc<Endpoints>, manager: &str) -> Result<StoreStatus> {
+    let reach: Arc<dyn Reach> = Arc::clone(endpoints) as Arc<dyn Reach>;
     let route = Route::new(&reach, ClientId(entropy_seed()), None);
     let (ways, question) = (managers(manager)?, Store::Status {}.encode());
     for _ in 0..ways.len() {
@@ -314,9 +339,11 @@ fn up(args: &UpArgs) -> Result<()> {
         copies => copies,
     };
     check_ports(args)?;
+    args.secret.read()?;
     let stop = Stop::watch(args.stop_with_stdin)?;
     let sockets = Sockets::create()?;
-    let mut parts = start_managers(args, copies)?;
+    let secret = cluster_secret(args, &sockets)?;
+    let mut parts = start_managers(args, copies, &secret)?;
     let addresses: Vec<&str> =
         parts.iter().map(|part| part.address.trim_start_matches("tcp:")).collect();
     let at = addresses.join(",");
@@ -326,20 +353,26 @@ fn up(args: &UpArgs) -> Result<()> {
         standbys.push(format!("Standby manager  {address}  (process {})", part.child.id()));
     }
     for node in 1..=args.memory {
-        let part = start_memory(args, &at, node, &sockets.path("memory", node))?;
+        let part = start_memory(args, &at, node, &sockets.path("memory", node), &secret)?;
         print_line!("Memory node {node:<4} {}  (process {})", part.address, part.child.id());
         // The list is dropped from the front, so nodes end before the managers.
         parts.insert(0, part);
     }
     for node in 1..=args.compute {
-        let part = start_compute(args, &at, node, &sockets.path("compute", node.into()))?;
+        let part = start_compute(args, &at, node, &sockets.path("compute", node.into()), &secret)?;
         print_line!("Compute node {node:<3} {}  (process {})", part.address, part.child.id());
         parts.insert(0, part);
     }
     for standby in standbys {
         print_line!("{standby}");
     }
-    print_line!("Look at it: archipelago cluster status --manager {at}");
+    if secret.is_given() && !args.secret.is_given() {
+        print_line!(
+            "Others can reach the manager, so it and its clients need the new secret below"
+        );
+    }
+    let flags: String = secret.words().iter().map(|word| format!(" {word}")).collect();
+    print_line!("Look at it: archipelago cluster status --manager {at}{flags}");
     print_line!("Ctrl-C stops it");
     let parts = std::cell::RefCell::new(parts);
     stop.wait(|| {
@@ -375,8 +408,25 @@ fn manager_address(args: &UpArgs, number: u16) -> Result<String> {
     Ok(format!("{host}:{port}"))
 }
 
+/// The secret of the cluster's processes: that of the flag, or a new one if other machines can
+/// reach the managers. Otherwise there is none.
+fn cluster_secret(args: &UpArgs, sockets: &Sockets) -> Result<SecretArgs> {
+    if args.secret.is_given() {
+        return Ok(args.secret.clone());
+    }
+    let address = manager_address(args, 0)?;
+    if resolve(&address)?.ip().is_loopback() {
+        return Ok(SecretArgs::default());
+    }
+    let file = sockets.0.join("secret");
+    Secret::create(&file)?;
+    Ok(SecretArgs::of_file(&file))
+}
+
 /// Starts the managers. The first one is to act.
-fn start_managers(args: &UpArgs, copies: u32) -> Result<Vec<ChildProcess>> {
+fn start_managers(args: &UpArgs, copies: u32, secret: &SecretArgs) -> Result<Vec<ChildProcess>> {
+    let secret = secret.words();
+    let secret: Vec<&str> = secret.iter().map(String::as_str).collect();
     let (copies, lease) = (copies.to_string(), args.lease_ms.to_string());
     let (node_lease, partitions) = (args.node_lease_ms.to_string(), args.partitions.to_string());
     let offload = args.offload.map(|offload| offload.to_string());
@@ -391,6 +441,7 @@ fn start_managers(args: &UpArgs, copies: u32) -> Result<Vec<ChildProcess>> {
             &["--lease-ms", &lease, "--node-lease-ms", &node_lease],
             &["--partitions", &partitions, "--memory-nodes", &nodes],
             &offload,
+            &secret,
             if number > 0 { &["--standby"] } else { &[] },
         ]
         .concat();
@@ -400,13 +451,20 @@ fn start_managers(args: &UpArgs, copies: u32) -> Result<Vec<ChildProcess>> {
     Ok(parts)
 }
 
-fn start_memory(args: &UpArgs, manager: &str, node: u64, socket: &Path) -> Result<ChildProcess> {
-    let (id, path) = (node.to_string(), socket.display().to_string());
+fn start_memory(
+    args: &UpArgs,
+    manager: &str,
+    node: u64,
+    socket: &Path,
+    secret: &SecretArgs,
+) -> Result<ChildProcess> {
+    let (id, path, secret) = (node.to_string(), socket.display().to_string(), secret.words());
     let shared = ["--shm", &path];
     let words = [
         &["node", "memory", "--id", &id, "--size", &args.size, "--block", &args.block][..],
         &["--manager", manager],
         if args.provider == Provider::Shm { &shared[..] } else { &[] },
+        &secret.iter().map(String::as_str).collect::<Vec<_>>(),
     ]
     .concat();
     ChildProcess::start(&format!("Memory node {node}"), &words, " on ")
@@ -466,14 +524,21 @@ fn resp_address(args: &UpArgs, node: u16) -> Result<String> {
     Ok(format!("{host}:{port}"))
 }
 
-fn start_compute(args: &UpArgs, manager: &str, node: u16, socket: &Path) -> Result<ChildProcess> {
+fn start_compute(
+    args: &UpArgs,
+    manager: &str,
+    node: u16,
+    socket: &Path,
+    secret: &SecretArgs,
+) -> Result<ChildProcess> {
     let (listen, path) = (resp_address(args, node)?, socket.display().to_string());
-    let (shared, password) = (["--shm", &path], args.password.words());
+    let (shared, mut flags) = (["--shm", &path], args.password.words());
+    flags.extend(secret.words());
     let words = [
         &["serve", "--engine", "flexkv", "--manager", manager][..],
         &["--listen", &listen],
         if args.provider == Provider::Shm { &shared[..] } else { &[] },
-        &password.iter().map(String::as_str).collect::<Vec<_>>(),
+        &flags.iter().map(String::as_str).collect::<Vec<_>>(),
     ]
     .concat();
     ChildProcess::start(&format!("Compute node {node}"), &words, " on ")

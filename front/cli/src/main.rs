@@ -16,6 +16,7 @@ mod panics;
 mod ports;
 mod repair;
 mod restore;
+mod secret;
 mod serve;
 mod status;
 mod stop;

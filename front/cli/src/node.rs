@@ -13,6 +13,7 @@ use archipelago_manager::{ManagerServer, ManagerSettings, StorePlan};
 use archipelago_memory::{MemoryServer, MemorySettings};
 
 use crate::console::print_line;
+use crate::secret::SecretArgs;
 use crate::stop::Stop;
 
 /// Default address of the manager.
@@ -78,6 +79,8 @@ pub(crate) struct MemoryArgs {
     /// Addresses of the cluster's managers, separated by commas
     #[arg(long, value_name = "HOST:PORT,...", default_value = MANAGER)]
     manager: String,
+    #[command(flatten)]
+    secret: SecretArgs,
     /// Seconds after which the node kills (SIGKILL) a process that still maps shared memory whose
     /// lease was revoked. Other clients can use the blocks only then. 0: wait for the process
     #[arg(long, value_name = "SECONDS", default_value_t = 0)]
@@ -119,6 +122,8 @@ pub(crate) struct ManagerArgs {
     /// the flag the store follows the load
     #[arg(long, value_name = "N")]
     offload: Option<u32>,
+    #[command(flatten)]
+    secret: SecretArgs,
     /// Stop when standard input ends. A program that starts the node as a child process uses it, so
     /// that the node does not outlive the program
     #[arg(long)]
@@ -159,6 +164,7 @@ fn memory(args: &MemoryArgs) -> Result<()> {
     if args.end_holders_after > 0 {
         settings.end_holders_after = Some(Duration::from_secs(args.end_holders_after));
     }
+    settings.secret = args.secret.read()?;
     let limits = settings.validate()?;
     // Every region of memory takes a descriptor.
     raise_limit();
@@ -176,6 +182,7 @@ fn memory(args: &MemoryArgs) -> Result<()> {
         "It registers with the manager at {}; for the state see: archipelago cluster status",
         args.manager
     );
+    args.secret.print_audience();
     stop.wait(|| false)?;
     print_line!("Stopped; {} blocks had a copy here", server.blocks_used());
     Ok(())
@@ -204,7 +211,8 @@ fn manager(args: &ManagerArgs) -> Result<()> {
     };
     let (memory_nodes, standby) = (args.memory_nodes, args.standby);
     let listen = vec![endpoint(&args.listen)?];
-    let settings = ManagerSettings { listen, terms, store, memory_nodes, standby };
+    let secret = args.secret.read()?;
+    let settings = ManagerSettings { listen, terms, store, memory_nodes, standby, secret };
     // Every region of memory takes a descriptor.
     raise_limit();
     let stop = Stop::watch(args.stop_with_stdin)?;
@@ -217,6 +225,7 @@ fn manager(args: &ManagerArgs) -> Result<()> {
         );
     }
     print_line!("It keeps {} copies; clients may be silent for {} ms", args.copies, args.lease_ms);
+    args.secret.print_audience();
     stop.wait(|| server.is_deposed())?;
     if server.is_deposed() {
         let what = "another manager has taken over, so this one ends: to run several managers, start \

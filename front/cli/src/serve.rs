@@ -25,6 +25,7 @@ use archipelago_resp::{Listening, Server, ServerOptions};
 use crate::access::{PasswordArgs, TlsArgs};
 use crate::console::print_line;
 use crate::node::{MANAGER, managers};
+use crate::secret::SecretArgs;
 use crate::stop::{StopSignals, stdin_ended};
 
 /// Store that `serve` serves.
@@ -55,6 +56,8 @@ pub(crate) struct ServeArgs {
     /// Addresses of the cluster's managers, separated by commas (engine flexkv)
     #[arg(long, value_name = "HOST:PORT,...", default_value = MANAGER)]
     manager: String,
+    #[command(flatten)]
+    secret: SecretArgs,
     /// Address at which this compute node listens for other compute nodes. With port 0 the system
     /// chooses a free port (engine flexkv)
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:0")]
@@ -234,11 +237,13 @@ fn remote_memory(args: &ServeArgs) -> Result<()> {
     if args.memory_mib > 0 {
         store.memory_limit = bytes_of(args.memory_mib)?;
     }
+    let secret = args.secret.read()?;
     let listening = listen(args, options)?;
     let node = Arc::new(FlexKvNode::start(FlexKvNodeSettings {
         manager: managers(&args.manager)?,
         listen: listen_at,
         advertise,
+        secret,
         store,
     })?);
     let store = FlexKvStore::new(Arc::clone(&node));
@@ -283,6 +288,9 @@ fn serve(args: &ServeArgs, server: Server, what: &str) -> Result<()> {
     print_line!("Archipelago serves {what} on {addr}");
     let more = [args.tls.client_flags(), args.password.client_flags()].concat();
     print_line!("Connect with: redis-cli -h {} -p {}{more}", addr.ip(), addr.port());
+    if args.engine == Engine::FlexKv {
+        args.secret.print_audience();
+    }
     server.wait_or(async {
         tokio::select! {
             () = signals.received() => {}

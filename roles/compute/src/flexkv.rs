@@ -26,7 +26,7 @@ use archipelago_base::clock::{Clock, SystemClock};
 use archipelago_base::runtime::{ThreadRuntime, join_all};
 use archipelago_base::spawn::{Joiner, Spawn, SystemSpawn};
 use archipelago_base::{Error, ErrorKind, Result};
-use archipelago_fabric::{Endpoints, Handler, Listener, Node, Reply, Request, block_on};
+use archipelago_fabric::{Endpoints, Handler, Listener, Node, Reply, Request, Secret, block_on};
 use archipelago_flexkv::wire::Figure;
 use archipelago_flexkv::{
     ComputeNode, FAST_KEYS_MAX, ScanStep, ScannedKey, Surroundings, Value, WriteEffect, WriteError,
@@ -80,6 +80,8 @@ pub struct FlexKvNodeSettings {
     pub listen: Vec<String>,
     /// Endpoints that other nodes use instead of those in `listen` at the same index.
     pub advertise: Vec<String>,
+    /// The cluster's secret. Without one the node listens on loopback addresses only.
+    pub secret: Option<Secret>,
     /// Settings of the store.
     pub store: FlexKvSettings,
 }
@@ -154,9 +156,10 @@ impl FlexKvNode {
                 "the compute node has no endpoint for other nodes: name at least one",
             ));
         }
+        let endpoints = Arc::new(Endpoints::new().with_secret(settings.secret.clone()));
         let shared = Arc::new(NodeState {
             settings,
-            endpoints: Arc::new(Endpoints::new()),
+            endpoints,
             runtime: ThreadRuntime::shared()?,
             clock: SystemClock::shared(),
             life: RwLock::new(None),

@@ -20,7 +20,7 @@ use archipelago_base::clock::{Clock, SystemClock};
 use archipelago_base::random::entropy_seed;
 use archipelago_base::spawn::{Joiner, Spawn, SystemSpawn};
 use archipelago_base::{Epoch, Error, Result};
-use archipelago_fabric::{ClientId, Endpoints, Line, Listener, Node, NodeId};
+use archipelago_fabric::{ClientId, Endpoints, Line, Listener, Node, NodeId, Secret};
 use archipelago_flexkv::FlexKvSettings;
 use archipelago_flexkv::coordinator::Plan;
 use archipelago_pool::asker_of_promises;
@@ -54,6 +54,8 @@ pub struct ManagerSettings {
     pub memory_nodes: u32,
     /// Whether the manager leaves the office to another manager at the start, if several run.
     pub standby: bool,
+    /// The cluster's secret. Without one the manager listens on loopback addresses only.
+    pub secret: Option<Secret>,
 }
 
 impl ManagerSettings {
@@ -134,7 +136,7 @@ impl ManagerServer {
             let election = Election::new(office, make, move || wall.unix_ms() << 16);
             ManagerRpc::elected(election, Arc::clone(&clock))
         };
-        let endpoints = Arc::new(Endpoints::new());
+        let endpoints = Arc::new(Endpoints::new().with_secret(settings.secret.clone()));
         let store = Store::new(settings.store, &endpoints)?;
         let front = Front { pool: handler, store: Arc::downgrade(&store), rpc: Arc::clone(&rpc) };
         let node = Node::new(NodeId(u64::MAX), Epoch(life), Some(Box::new(front)))?;

@@ -19,7 +19,9 @@ use archipelago_base::clock::{Clock, SystemClock};
 use archipelago_base::random::entropy_seed;
 use archipelago_base::spawn::{Joiner, Spawn, SystemSpawn};
 use archipelago_base::{Epoch, Error, Result};
-use archipelago_fabric::{Batch, ClientId, Endpoints, Line, Listener, Node, NodeId, RemoteKey};
+use archipelago_fabric::{
+    Batch, ClientId, Endpoints, Line, Listener, Node, NodeId, RemoteKey, Secret,
+};
 use archipelago_pool::wire::{Message, Purpose, Why};
 use archipelago_pool::{BLOCK_BYTES, Packing, copier};
 use rustix::process::{Pid, Signal, kill_process};
@@ -55,6 +57,8 @@ pub struct MemorySettings {
     pub advertise: Vec<String>,
     /// Endpoints of all managers, of the one in office and of the standby managers.
     pub manager: Vec<String>,
+    /// The cluster's secret. Without one the node listens on loopback addresses only. Default: none.
+    pub secret: Option<Secret>,
     /// Time after which the node kills a process that still has memory mapped by a revoked key.
     /// Default: never, and the node waits for the process.
     pub end_holders_after: Option<Duration>,
@@ -71,6 +75,7 @@ impl MemorySettings {
             listen: vec![listen],
             advertise: Vec::new(),
             manager: vec![manager],
+            secret: None,
             end_holders_after: None,
         }
     }
@@ -129,7 +134,7 @@ impl MemoryServer {
         let life = Epoch(clock.unix_ms());
         let make = |handler| Node::new(settings.id, life, Some(handler));
         let (rpc, node) = MemoryRpc::start(settings.id, life, limits, &clock, make)?;
-        let endpoints = Arc::new(Endpoints::new());
+        let endpoints = Arc::new(Endpoints::new().with_secret(settings.secret.clone()));
         let mut listeners = Vec::new();
         let mut addresses = Vec::new();
         for (place, listen) in settings.listen.iter().enumerate() {

@@ -193,7 +193,8 @@ fn join(arguments: &Arguments, cluster: &Cluster) -> Result<FlexKvNode> {
         ..FlexKvSettings::default()
     };
     let manager = vec![format!("tcp:{}", cluster.manager)];
-    FlexKvNode::start(FlexKvNodeSettings { manager, listen, advertise: Vec::new(), store })
+    let advertise = Vec::new();
+    FlexKvNode::start(FlexKvNodeSettings { manager, listen, advertise, secret: None, store })
 }
 
 /// Sets the keys `0..keys`.

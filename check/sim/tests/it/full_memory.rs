@@ -51,6 +51,7 @@ impl Cluster {
                 manager: vec![at.clone()],
                 listen: vec!["tcp:127.0.0.1:0".to_owned()],
                 advertise: Vec::new(),
+                secret: None,
                 store,
             })
             .expect("a compute node")

@@ -116,6 +116,7 @@ fn node() {
             .chain(advertise.is_none().then_some(socket))
             .collect(),
         advertise: advertise.map(|at| format!("tcp:{at}")).into_iter().collect(),
+        secret: None,
         store: FlexKvSettings::default(),
     };
     let node = Arc::new(FlexKvNode::start(settings).expect("a compute node"));
@@ -306,6 +307,7 @@ pub(crate) fn start_manager(
         store: StorePlan { partition_bits: 5, offload, fixed, ..StorePlan::default() },
         memory_nodes,
         standby: false,
+        secret: None,
     })
     .expect("a manager")
 }

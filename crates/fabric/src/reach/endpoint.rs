@@ -16,6 +16,7 @@ use archipelago_base::runtime::Boxed;
 use archipelago_base::{Epoch, Error, Result};
 
 use super::Reach;
+use crate::auth::Secret;
 use crate::ids::NodeId;
 use crate::link::{Connect, Link, Listener, Provider, Session};
 use crate::node::Node;
@@ -54,10 +55,17 @@ fn split(endpoint: &str) -> Result<(&str, &str)> {
 }
 
 impl Endpoints {
-    /// Providers with the system's clock.
+    /// Providers with the system's clock and without a secret.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// Sets the secret of the cluster for all providers. With a secret, links to and from other
+    /// processes exist only if these know it as well.
+    #[must_use]
+    pub fn with_secret(self, secret: Option<Secret>) -> Self {
+        Self { shm: self.shm.with_secret(secret.clone()), tcp: self.tcp.with_secret(secret) }
     }
 
     /// Serves `node` at an endpoint until the drop of the listener.

@@ -131,7 +131,8 @@ pub struct NodeCounters {
     pub duplicates: u64,
     /// Operations, requests and attachments that the fabric refused.
     pub refused: u64,
-    /// Links that the fabric closed because the client broke its protocol.
+    /// Links that the fabric closed because the client broke its protocol, or did not know the
+    /// cluster's secret.
     pub malformed: u64,
     /// Copies of blocks that got memory.
     pub given: u64,

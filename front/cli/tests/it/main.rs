@@ -7,6 +7,7 @@ mod descriptors;
 mod full_disk;
 mod memory;
 mod port;
+mod secret;
 mod store;
 mod tiers;
 

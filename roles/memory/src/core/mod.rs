@@ -196,7 +196,7 @@ impl MemoryCore {
             requests: fabric.requests,
             duplicates: fabric.duplicates,
             refused: fabric.refused,
-            malformed: fabric.malformed,
+            malformed: fabric.malformed + fabric.unauthenticated,
             given: tally.given,
             freed: tally.freed,
             filled: tally.filled,

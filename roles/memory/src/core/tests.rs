@@ -300,7 +300,8 @@ fn beat_has_counters_of_copies_and_refusals() {
         requests: 6,
         duplicates: 7,
         refused: 8,
-        malformed: 9,
+        malformed: 6,
+        unauthenticated: 3,
         ..NodeStats::default()
     };
     let Message::Beat { counters, blocks_used, .. } = node.0.beat(Vec::new(), fabric) else {

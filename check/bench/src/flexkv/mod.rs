@@ -306,7 +306,7 @@ fn measure(
         }
         clock.sleep(arguments.time());
         run.end.store(true, Ordering::SeqCst);
-        let mut all = Ok(Measured::new());
+        let mut all: Result<Measured> = Ok(Measured::new());
         for client in clients {
             let done = client.join().unwrap_or_else(|_| Err(Error::busy("a client panicked")));
             all = all.and_then(|mut all| {

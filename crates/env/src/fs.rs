@@ -48,8 +48,8 @@ pub trait WritableFile: Send + fmt::Debug {
     /// process.
     fn flush(&mut self) -> Result<()>;
     /// Hands over all appended bytes as [`WritableFile::flush`] does, but may return before they
-    /// survive a kill of the process. A later flush or sync makes them survive. It suits bytes whose
-    /// loss does no harm, such as a durability mark. The default flushes.
+    /// survive a kill of the process. A later flush or sync makes them survive. It suits bytes
+    /// whose loss does no harm, such as a durability mark. The default flushes.
     fn submit(&mut self) -> Result<()> {
         self.flush()
     }

@@ -45,8 +45,8 @@ pub(super) struct StoreLog {
     state: SegmentState,
 }
 
-/// The class of a log that is created for a file of `class`. It decides how the log is acknowledged:
-/// by a quorum for log segments, by all replicas for a manifest.
+/// The class of a log that is created for a file of `class`. It decides how the log is
+/// acknowledged: by a quorum for log segments, by all replicas for a manifest.
 fn class_of(class: FileClass) -> FileClass {
     if class == FileClass::Manifest { FileClass::Manifest } else { FileClass::Wal }
 }

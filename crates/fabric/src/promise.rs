@@ -391,6 +391,14 @@ mod tests {
         forget_the_waker: bool,
     }
 
+    impl Checked {
+        fn slot(forget_the_waker: bool) -> Arc<Self> {
+            let done = shuttle::sync::atomic::AtomicBool::new(false);
+            let state = shuttle::sync::Mutex::new(SlotState::empty());
+            Arc::new(Self { done, state, forget_the_waker })
+        }
+    }
+
     impl SlotCells<u32> for Checked {
         type Guard<'a> = shuttle::sync::MutexGuard<'a, SlotState<u32>>;
 
@@ -409,12 +417,7 @@ mod tests {
 
     /// Lets two threads fill the slot while a task polls.
     fn a_task_gets_the_first_value(forget_the_waker: bool) {
-        let state = SlotState::empty();
-        let slot = Arc::new(Checked {
-            done: shuttle::sync::atomic::AtomicBool::new(false),
-            state: shuttle::sync::Mutex::new(state),
-            forget_the_waker,
-        });
+        let slot = Checked::slot(forget_the_waker);
         let fillers: Vec<_> = [7, 8]
             .into_iter()
             .map(|value| {
@@ -476,12 +479,7 @@ mod tests {
     #[test]
     fn filter_meets_the_value_on_two_threads() {
         let run = || {
-            let state = SlotState::empty();
-            let slot = Arc::new(Checked {
-                done: shuttle::sync::atomic::AtomicBool::new(false),
-                state: shuttle::sync::Mutex::new(state),
-                forget_the_waker: false,
-            });
+            let slot = Checked::slot(false);
             let filler = {
                 let slot = Arc::clone(&slot);
                 shuttle::thread::spawn(move || fill(&*slot, 7))

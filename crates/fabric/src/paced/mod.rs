@@ -11,10 +11,10 @@
 //! does in production.
 //!
 //! **Emulation.** [`CardSettings`] may set a rate of the card in each direction, a rate of each
-//! link, and a latency. Messages then wait in a schedule (`schedule/`), which cuts them into slices,
-//! so that a log append overtakes a table in the middle of a message. Messages that arrive take
-//! turns by link, because a receiver cannot order what others send. An answer that arrives completes
-//! its promise when it has passed.
+//! link, and a latency. Messages then wait in a schedule (`schedule/`), which cuts them into
+//! slices, so that a log append overtakes a table in the middle of a message. Messages that arrive
+//! take turns by link, because a receiver cannot order what others send. An answer that arrives
+//! completes its promise when it has passed.
 //!
 //! A simulated network ([`sim`](crate::sim)) has a model of cards of its own. Code that runs in
 //! virtual time awaits the promises of paced links: [`Promise::wait`](crate::Promise::wait) does

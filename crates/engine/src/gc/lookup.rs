@@ -101,6 +101,38 @@ struct Search<'a> {
 /// The undecided keys of a batch, as indices into it, in key order.
 type Undecided = Vec<usize>;
 
+/// Consecutive undecided keys that the same tables may hold.
+struct Group<'v> {
+    /// The tables, newest first.
+    tables: &'v [Arc<LiveFile>],
+    /// Number of the keys.
+    len: usize,
+}
+
+/// The first keys of `undecided` that lie in one bucket, and its tables of L0.
+fn l0_group<'v>(version: &'v Version, lookups: &[Lookup<'_>], undecided: &[usize]) -> Group<'v> {
+    let bucket_of = |at: usize| version.map().bucket_of(lookups[at].key);
+    let bucket = bucket_of(undecided[0]);
+    let len = undecided.partition_point(|&at| bucket_of(at) == bucket);
+    Group { tables: version.l0(bucket), len }
+}
+
+/// The first keys of `undecided` that lie in one table of `level`, or between two tables.
+fn level_group<'v>(
+    version: &'v Version,
+    level: usize,
+    lookups: &[Lookup<'_>],
+    undecided: &[usize],
+) -> Group<'v> {
+    let file = version.file_for(level, lookups[undecided[0]].key);
+    let is_there = |at: &usize| match file {
+        Some(file) => !file.ends_before(lookups[*at].key),
+        None => version.file_for(level, lookups[*at].key).is_none(),
+    };
+    let len = 1 + undecided[1..].iter().take_while(|at| is_there(at)).count();
+    Group { tables: file.map_or(&[], std::slice::from_ref), len }
+}
+
 impl Search<'_> {
     fn batch(&mut self, candidates: &[Candidate]) -> Result<()> {
         let inputs = self.inputs;
@@ -109,60 +141,36 @@ impl Search<'_> {
             .map(|at| Lookup::new(key_of(inputs, at), inputs[at.input].keys.seq(at.record)))
             .collect();
         let mut undecided: Undecided = (0..candidates.len()).collect();
-        self.search_l0(candidates, &lookups, &mut undecided)?;
+        let version = self.version;
+        self.search_groups(candidates, &lookups, &mut undecided, |keys| {
+            l0_group(version, &lookups, keys)
+        })?;
         for level in 1..LEVELS {
             if undecided.is_empty() {
                 break;
             }
-            self.search_level(level, candidates, &lookups, &mut undecided)?;
+            self.search_groups(candidates, &lookups, &mut undecided, |keys| {
+                level_group(version, level, &lookups, keys)
+            })?;
         }
         // A key that no table has was deleted, and its tombstone is gone too: not valid.
         Ok(())
     }
 
-    fn search_l0(
+    /// Searches the undecided keys group by group. `group_of` gives the first group of some keys.
+    fn search_groups<'v>(
         &mut self,
         candidates: &[Candidate],
         lookups: &[Lookup<'_>],
         undecided: &mut Undecided,
+        group_of: impl Fn(&[usize]) -> Group<'v>,
     ) -> Result<()> {
-        let version = self.version;
         let mut rest = Undecided::new();
         let mut from = 0;
         while from < undecided.len() {
-            let bucket = version.map().bucket_of(lookups[undecided[from]].key);
-            let len = undecided[from..]
-                .partition_point(|&at| version.map().bucket_of(lookups[at].key) == bucket);
+            let Group { tables, len } = group_of(&undecided[from..]);
             let mut group = undecided[from..from + len].to_vec();
-            for file in version.l0(bucket) {
-                self.search_file(file, candidates, lookups, &mut group)?;
-            }
-            rest.append(&mut group);
-            from += len;
-        }
-        *undecided = rest;
-        Ok(())
-    }
-
-    fn search_level(
-        &mut self,
-        level: usize,
-        candidates: &[Candidate],
-        lookups: &[Lookup<'_>],
-        undecided: &mut Undecided,
-    ) -> Result<()> {
-        let version = self.version;
-        let mut rest = Undecided::new();
-        let mut from = 0;
-        while from < undecided.len() {
-            let file = version.file_for(level, lookups[undecided[from]].key);
-            let is_there = |at: &usize| match file {
-                Some(file) => !file.ends_before(lookups[*at].key),
-                None => version.file_for(level, lookups[*at].key).is_none(),
-            };
-            let len = 1 + undecided[from + 1..].iter().take_while(|at| is_there(at)).count();
-            let mut group = undecided[from..from + len].to_vec();
-            if let Some(file) = file {
+            for file in tables {
                 self.search_file(file, candidates, lookups, &mut group)?;
             }
             rest.append(&mut group);

@@ -6,12 +6,14 @@
 //! [`Trash`] with its open reader. From there the database removes the file, and its blocks from
 //! the cache. Nobody counts references by hand.
 
+use std::collections::BTreeMap;
 use std::ops::Deref;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use arc_swap::ArcSwapOption;
 use archipelago_base::FileNo;
+use archipelago_base::clock::{Clock, SystemClock};
 use archipelago_env::RandomFile;
 use parking_lot::Mutex;
 
@@ -41,15 +43,47 @@ impl Trashed {
     }
 }
 
+/// A file that no newest version names, and that an older version still holds, for example of an
+/// iterator, a snapshot or a job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PinnedFile {
+    /// Number of the file.
+    pub no: u64,
+    /// Length in bytes.
+    pub bytes: u64,
+    /// Time for which only older versions have held it, in nanoseconds.
+    pub age_ns: u64,
+}
+
+/// Length of a file, and the time since which only older versions hold it.
+#[derive(Clone, Copy, Debug)]
+struct Pinning {
+    bytes: u64,
+    since_ns: u64,
+}
+
 /// Files that nobody needs any more.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Trash {
     files: Mutex<Vec<Trashed>>,
-    /// Bytes of the files that are obsolete and still have a holder.
-    pinned_bytes: AtomicU64,
+    /// The files that are obsolete and still have a holder, by number.
+    pinned: Mutex<BTreeMap<u64, Pinning>>,
+    clock: Arc<dyn Clock>,
+}
+
+impl Default for Trash {
+    fn default() -> Self {
+        Self::new(SystemClock::shared())
+    }
 }
 
 impl Trash {
+    /// An empty one, which takes the ages of pinned files from `clock`.
+    #[must_use]
+    pub fn new(clock: Arc<dyn Clock>) -> Self {
+        Self { files: Mutex::default(), pinned: Mutex::default(), clock }
+    }
+
     /// Adds a file.
     pub fn push(&self, file: Trashed) {
         self.files.lock().push(file);
@@ -61,21 +95,33 @@ impl Trash {
         std::mem::take(&mut self.files.lock())
     }
 
-    /// Bytes of the files that no newest version names and that an older version still holds, for
-    /// example of an iterator, a snapshot or a job.
+    /// The files that only older versions hold, ascending by number.
+    #[must_use]
+    pub fn pinned(&self) -> Vec<PinnedFile> {
+        let now_ns = self.clock.now_ns();
+        let of = |(&no, at): (&u64, &Pinning)| PinnedFile {
+            no,
+            bytes: at.bytes,
+            age_ns: now_ns.saturating_sub(at.since_ns),
+        };
+        self.pinned.lock().iter().map(of).collect()
+    }
+
+    /// Bytes of the files that only older versions hold.
     #[must_use]
     pub fn pinned_bytes(&self) -> u64 {
-        self.pinned_bytes.load(Ordering::Relaxed)
+        self.pinned.lock().values().map(|at| at.bytes).sum()
     }
 
-    /// Notes that only older versions hold a file of `bytes` from now on.
-    fn pin(&self, bytes: u64) {
-        self.pinned_bytes.fetch_add(bytes, Ordering::Relaxed);
+    /// Notes that only older versions hold the file `no` of `bytes` from now on.
+    fn pin(&self, no: u64, bytes: u64) {
+        let since_ns = self.clock.now_ns();
+        self.pinned.lock().insert(no, Pinning { bytes, since_ns });
     }
 
-    /// Notes that nothing holds a pinned file of `bytes` any more.
-    fn unpin(&self, bytes: u64) {
-        self.pinned_bytes.fetch_sub(bytes, Ordering::Relaxed);
+    /// Notes that nothing holds the pinned file `no` any more.
+    fn unpin(&self, no: u64) {
+        self.pinned.lock().remove(&no);
     }
 
     /// Whether nothing waits to be removed.
@@ -89,25 +135,26 @@ impl Trash {
 struct Departure {
     obsolete: AtomicBool,
     trash: Arc<Trash>,
+    no: u64,
     /// Length of the file.
     bytes: u64,
 }
 
 impl Departure {
-    fn new(trash: Arc<Trash>, bytes: u64) -> Self {
-        Self { obsolete: AtomicBool::new(false), trash, bytes }
+    fn new(trash: Arc<Trash>, no: u64, bytes: u64) -> Self {
+        Self { obsolete: AtomicBool::new(false), trash, no, bytes }
     }
 
     fn mark_obsolete(&self) {
         if !self.obsolete.swap(true, Ordering::AcqRel) {
-            self.trash.pin(self.bytes);
+            self.trash.pin(self.no, self.bytes);
         }
     }
 
     /// The last holder drops the file: it goes to the trash if it is obsolete.
     fn end(&mut self, trashed: impl FnOnce() -> Trashed) {
         if *self.obsolete.get_mut() {
-            self.trash.unpin(self.bytes);
+            self.trash.unpin(self.no);
             self.trash.push(trashed());
         }
     }
@@ -185,7 +232,7 @@ impl LiveFile {
     #[must_use]
     pub fn new(meta: FileMeta, trash: Arc<Trash>) -> Arc<Self> {
         Arc::new(Self {
-            departure: Departure::new(trash, meta.size_bytes),
+            departure: Departure::new(trash, meta.no, meta.size_bytes),
             compensated_bytes: meta.size_bytes.saturating_add(meta.refs.bytes()),
             meta,
             reader: ArcSwapOption::empty(),
@@ -229,7 +276,7 @@ impl LiveValueFile {
     #[must_use]
     pub fn new(meta: ValueFileMeta, trash: Arc<Trash>) -> Arc<Self> {
         Arc::new(Self {
-            departure: Departure::new(trash, meta.size_bytes),
+            departure: Departure::new(trash, meta.no, meta.size_bytes),
             meta,
             reader: ArcSwapOption::empty(),
             used: AtomicBool::new(false),
@@ -257,7 +304,7 @@ impl LiveInvalidFile {
     /// A file that a version holds now.
     #[must_use]
     pub fn new(meta: InvalidFileMeta, trash: Arc<Trash>) -> Arc<Self> {
-        Arc::new(Self { departure: Departure::new(trash, meta.size_bytes), meta })
+        Arc::new(Self { departure: Departure::new(trash, meta.no, meta.size_bytes), meta })
     }
 }
 

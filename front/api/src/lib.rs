@@ -61,8 +61,8 @@ pub use archipelago_compute::{ComputeNode, Settings, Storage, default_dir, load_
 // The database: handles, reads, maintenance and reports.
 pub use archipelago_engine::db::{
     BucketChange, BucketInfo, ColumnFamily, CompactRangeOptions, Components, Db, DiskReport, Entry,
-    IngestOptions, Iter, LastLevel, LevelInfo, OnProgress, ReadOptions, Report, Snapshot,
-    SpaceInfo, ValueFileInfo, ValuesReport, VerifyReport,
+    IngestOptions, Iter, LastLevel, LevelInfo, OnProgress, PinnedInfo, ReadOptions, Report,
+    Snapshot, SpaceInfo, ValueFileInfo, ValuesReport, VerifyReport,
 };
 pub use archipelago_engine::disk_space::{SpaceState, SpaceUse};
 pub use archipelago_engine::job::Cancel;

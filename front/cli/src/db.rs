@@ -382,7 +382,9 @@ fn values_json(report: &ValuesReport) -> String {
     format!(
         "{{\"family\":{},\"value_separation_bytes\":{},\"space_amplification_max\":{},\
          \"table_bytes\":{},\"file_bytes\":{},\"valid_bytes\":{},\"exposed_bytes\":{},\
-         \"references\":{},\"pinned_bytes\":{},\"in_flight_bytes\":{},\"space\":{space},\
+         \"references\":{},\"live_bytes\":{},\"in_flight_bytes\":{},\"pinned_bytes\":{},\
+         \"pinned_snapshot_bytes\":{},\"pinned_under_minute_bytes\":{},\
+         \"pinned_under_hour_bytes\":{},\"pinned_oldest_ms\":{},\"space\":{space},\
          \"files\":[{}]}}\n",
         json_text(&report.family),
         report.separation_bytes,
@@ -392,8 +394,13 @@ fn values_json(report: &ValuesReport) -> String {
         report.valid_bytes(),
         report.exposed_bytes(),
         report.references(),
-        report.pinned_bytes,
+        report.live_bytes(),
         report.in_flight_bytes,
+        report.pinned.bytes,
+        report.pinned.snapshot_bytes,
+        report.pinned.under_minute_bytes,
+        report.pinned.under_hour_bytes,
+        report.pinned.oldest_ms,
         files.join(",")
     )
 }

@@ -52,7 +52,7 @@ thread_local! {
 }
 
 /// Properties of the database that INFO shows.
-const PROPERTIES: [&str; 21] = [
+const PROPERTIES: [&str; 23] = [
     "health",
     "estimate-num-keys",
     "latest-sequence-number",
@@ -64,6 +64,8 @@ const PROPERTIES: [&str; 21] = [
     "value-valid-bytes",
     "value-exposed-bytes",
     "value-hidden-bytes",
+    "space-live-bytes",
+    "space-in-flight-bytes",
     "pinned-file-bytes",
     "estimate-pending-compaction-bytes",
     "block-cache-usage",

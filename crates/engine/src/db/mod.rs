@@ -42,7 +42,7 @@ pub use admin::ingest::IngestOptions;
 pub use admin::report::{LevelInfo, Report};
 #[cfg(any(test, feature = "fault-points"))]
 pub use admin::value_audit::{ValueAudit, audit_values};
-pub use admin::values::{SpaceInfo, ValueFileInfo, ValuesReport};
+pub use admin::values::{PinnedInfo, SpaceInfo, ValueFileInfo, ValuesReport};
 pub use admin::verify::VerifyReport;
 pub use background::flush_plan;
 use background::scheduler::Workers;

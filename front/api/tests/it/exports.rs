@@ -9,9 +9,10 @@ const OFFERED: &str = "
     CompactRangeOptions CompactionFilter Components Compression ComputeNode Conflict Db
     DbOptions DiskReport Entry Error ErrorKind Event EventListener FilterDecision GroupAccess
     IngestOptions Isolation Iter Joiner KeyRange KeyWatch LastLevel LevelInfo Listeners
-    LockMode Locking ManualClock MemoryClass MergeOperator OnProgress PinnedSlice ReadOptions
-    RecoveryMode Registry Report Result Rng SeqNo Settings Snapshot SpaceInfo SpaceState SpaceUse
-    Spawn SstWriter Statistics Storage Summary SystemClock SystemSpawn TableOptions Ticker Timer
+    LockMode Locking ManualClock MemoryClass MergeOperator OnProgress PinnedInfo PinnedSlice
+    ReadOptions RecoveryMode Registry Report Result Rng SeqNo Settings Snapshot SpaceInfo
+    SpaceState SpaceUse Spawn SstWriter Statistics Storage Summary SystemClock SystemSpawn
+    TableOptions Ticker Timer
     Transaction TransactionIter TransactionOptions ValueFileInfo ValuesReport VerifyReport
     WriteBatch WriteOptions
     default_dir entropy_seed env::FileClass env::FileSystem env::IoContext env::IoPurpose

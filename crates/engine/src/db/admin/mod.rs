@@ -218,8 +218,10 @@ impl Db {
     /// `.total-sst-files-size`, `.num-running-jobs`, `.block-cache-usage`, `.block-cache-hit` and
     /// `-miss` (of data, index, filter and value blocks also `.block-cache-data-hit` and so on),
     /// `.num-value-files`, `.value-file-bytes`, `.value-valid-bytes`, `.value-exposed-bytes`,
-    /// `.value-hidden-bytes`, `.value-stats` (see [`Db::values`]), `.pinned-file-bytes` (tables and
-    /// value files that only old versions hold), `.background-errors`, `.health`,
+    /// `.value-hidden-bytes`, `.value-stats` (see [`Db::values`]), `.space-live-bytes` (tables and
+    /// value files without garbage), `.space-in-flight-bytes` (of running compactions and garbage
+    /// collections), `.pinned-file-bytes` (tables and value files that only old versions hold),
+    /// `.background-errors`, `.health`,
     /// `.latest-sequence-number`, `.disk-state` (roomy, tight, low or critical),
     /// `.disk-free-bytes`, `.disk-reserve-bytes`.
     #[must_use]

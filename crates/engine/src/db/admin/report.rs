@@ -62,7 +62,8 @@ pub struct Report {
     pub pending_compaction_bytes: u64,
     /// Number of immutable memtables.
     pub immutable_memtables: usize,
-    /// Bytes of tables that only snapshots keep; see [`Snapshot`](crate::db::Snapshot).
+    /// Bytes of tables and value files that only snapshots keep; see
+    /// [`Snapshot`](crate::db::Snapshot).
     pub snapshot_table_bytes: u64,
     /// Bytes of records in memtables that only snapshots keep.
     pub snapshot_memtable_bytes: u64,
@@ -181,7 +182,7 @@ pub(crate) fn report(db: &Db, cf: &ColumnFamily) -> Result<Report> {
         table_write_amplification: tables / user,
         pending_compaction_bytes: version.pending_compaction_bytes(),
         immutable_memtables: current.immutables.len(),
-        snapshot_table_bytes: held.tables,
+        snapshot_table_bytes: held.files,
         snapshot_memtable_bytes: held.memtables,
         health: disk_room::health_text(&db.inner.observers, &db.inner.disk),
     })
@@ -251,6 +252,8 @@ pub(crate) fn property(db: &Db, cf: &ColumnFamily, name: &str) -> Option<String>
             let space = values::values_report(db, cf).ok()?.space;
             number(space.map_or(0, |space| space.hidden_bytes))
         }
+        "space-live-bytes" => number(values::values_report(db, cf).ok()?.live_bytes()),
+        "space-in-flight-bytes" => number(db.inner.disk.expected_output_bytes()),
         "value-stats" => Some(values::values_report(db, cf).ok()?.to_string()),
         "pinned-file-bytes" => number(db.inner.storage.trash().pinned_bytes()),
         "num-running-jobs" => number(db.inner.jobs.lock(Order::none()).running().len() as u64),

@@ -7,13 +7,14 @@
 //! Failure: none.
 //! Cost: visits the value files of the family and the map of their heirs, and locks the jobs once.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::fmt::{self, Write as _};
 use std::sync::Arc;
 
 use archipelago_base::{Result, SeqNo};
 
 use crate::db::{ColumnFamily, Db};
+use crate::live_file::PinnedFile;
 use crate::lock_order::Order;
 
 /// A value file of a column family.
@@ -75,6 +76,59 @@ pub struct SpaceInfo {
     pub cannot_keep_bound: bool,
 }
 
+/// Bytes of tables and value files that only old versions hold, by holder and by age.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PinnedInfo {
+    /// Bytes of all of them.
+    pub bytes: u64,
+    /// Bytes of those that snapshots hold. Only a snapshot of a family with a compaction filter
+    /// holds files; records that another one keeps count as live.
+    pub snapshot_bytes: u64,
+    /// Bytes of those that have been pinned for less than a minute.
+    pub under_minute_bytes: u64,
+    /// Bytes of those that have been pinned for a minute or longer, and for less than an hour.
+    pub under_hour_bytes: u64,
+    /// Time for which the oldest has been pinned, in milliseconds; 0 if there is none.
+    pub oldest_ms: u64,
+}
+
+impl PinnedInfo {
+    /// Bytes that iterators, reads and jobs hold.
+    #[must_use]
+    pub fn reader_bytes(&self) -> u64 {
+        self.bytes.saturating_sub(self.snapshot_bytes)
+    }
+
+    /// Bytes of the files that have been pinned for an hour or longer.
+    #[must_use]
+    pub fn older_bytes(&self) -> u64 {
+        self.bytes.saturating_sub(self.under_minute_bytes.saturating_add(self.under_hour_bytes))
+    }
+
+    /// The figures of `files`, of which snapshots hold those with numbers in `by_snapshots`.
+    fn of(files: &[PinnedFile], by_snapshots: &HashSet<u64>) -> Self {
+        let mut info = Self::default();
+        for file in files {
+            info.bytes = info.bytes.saturating_add(file.bytes);
+            if by_snapshots.contains(&file.no) {
+                info.snapshot_bytes = info.snapshot_bytes.saturating_add(file.bytes);
+            }
+            match file.age_ns {
+                ..MINUTE_NS => info.under_minute_bytes += file.bytes,
+                ..HOUR_NS => info.under_hour_bytes += file.bytes,
+                _ => {}
+            }
+            info.oldest_ms = info.oldest_ms.max(file.age_ns / 1_000_000);
+        }
+        info
+    }
+}
+
+/// Nanoseconds of a minute.
+const MINUTE_NS: u64 = 60_000_000_000;
+/// Nanoseconds of an hour.
+const HOUR_NS: u64 = 60 * MINUTE_NS;
+
 /// The value files of a column family, and what its space consists of.
 #[derive(Clone, Debug)]
 pub struct ValuesReport {
@@ -92,11 +146,11 @@ pub struct ValuesReport {
     pub table_bytes: u64,
     /// The estimate of hidden garbage; `None` before the first look since the open.
     pub space: Option<SpaceInfo>,
-    /// Bytes of tables and value files of the whole database that only old versions hold.
-    pub pinned_bytes: u64,
+    /// Tables and value files of the whole database that only old versions hold.
+    pub pinned: PinnedInfo,
     /// The oldest snapshot, which may be the holder.
     pub oldest_snapshot: Option<SeqNo>,
-    /// Bytes that running compactions of the whole database may write.
+    /// Bytes that running compactions and garbage collections of the whole database may write.
     pub in_flight_bytes: u64,
 }
 
@@ -117,6 +171,13 @@ impl ValuesReport {
     #[must_use]
     pub fn exposed_bytes(&self) -> u64 {
         self.files.iter().map(ValueFileInfo::garbage_bytes).sum()
+    }
+
+    /// Bytes of tables and value files that are no garbage: all of them before the first look.
+    #[must_use]
+    pub fn live_bytes(&self) -> u64 {
+        let all = self.table_bytes.saturating_add(self.file_bytes());
+        self.space.map_or(all, |space| space.live_bytes)
     }
 
     /// Records of tables that refer to value files.
@@ -151,18 +212,40 @@ impl ValuesReport {
                 ),
             };
         }
-        let holder = match self.oldest_snapshot {
-            _ if self.pinned_bytes == 0 => String::new(),
-            Some(seq) => format!("; the oldest snapshot has sequence number {seq}"),
-            None => "; no snapshot is open: an iterator, a read or a job holds them".to_owned(),
-        };
         let _ = writeln!(
             out,
-            "Whole database: {} bytes pinned by old versions{holder}; running compactions may write \
-             {} bytes",
-            self.pinned_bytes, self.in_flight_bytes
+            "Whole database: running compactions and garbage collections may write {} bytes",
+            self.in_flight_bytes
         );
+        out.push_str(&self.pinned_text());
         out
+    }
+}
+
+impl ValuesReport {
+    /// What only old versions hold, for how long, and what holds it.
+    fn pinned_text(&self) -> String {
+        let pinned = &self.pinned;
+        if pinned.bytes == 0 {
+            return "Pinned by old versions: 0 bytes\n".to_owned();
+        }
+        let holder = match self.oldest_snapshot {
+            Some(seq) => format!("the oldest snapshot has sequence number {seq}"),
+            None => "no snapshot is open".to_owned(),
+        };
+        format!(
+            "Pinned by old versions: {} bytes, {} of them by snapshots, {} by iterators, reads or \
+             jobs; {holder}\n\
+             Pinned for less than a minute: {} bytes; less than an hour: {}; longer: {}; the oldest \
+             for {} s\n",
+            pinned.bytes,
+            pinned.snapshot_bytes,
+            pinned.reader_bytes(),
+            pinned.under_minute_bytes,
+            pinned.under_hour_bytes,
+            pinned.older_bytes(),
+            pinned.oldest_ms / 1000
+        )
     }
 }
 
@@ -256,10 +339,15 @@ pub(crate) fn values_report(db: &Db, cf: &ColumnFamily) -> Result<ValuesReport> 
         unix_ms: db.inner.context.clock().unix_ms(),
         table_bytes: version.files().map(|(_, file)| file.size_bytes).sum(),
         space: space_info(db, cf),
-        pinned_bytes: db.inner.storage.trash().pinned_bytes(),
+        pinned: pinned_info(db),
         oldest_snapshot: snapshots.first().copied(),
         in_flight_bytes: db.inner.disk.expected_output_bytes(),
     })
+}
+
+fn pinned_info(db: &Db) -> PinnedInfo {
+    let files = db.inner.storage.trash().pinned();
+    PinnedInfo::of(&files, &db.inner.view.snapshots().held_files())
 }
 
 fn space_info(db: &Db, cf: &ColumnFamily) -> Option<SpaceInfo> {
@@ -278,4 +366,27 @@ fn space_info(db: &Db, cf: &ColumnFamily) -> Option<SpaceInfo> {
         allowed_bytes: view.bound.map(|(_, margin)| margin.allowance_bytes + margin.debt_bytes),
         cannot_keep_bound: space.is_pressed() && space.has_no_work(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pinned_bytes_are_divided_by_holder_and_by_age() {
+        let file = |no, bytes, age_ns| PinnedFile { no, bytes, age_ns };
+        let files = [
+            file(1, 1, 0),
+            file(2, 10, MINUTE_NS - 1),
+            file(3, 100, MINUTE_NS),
+            file(4, 1000, HOUR_NS - 1),
+            file(5, 10_000, 2 * HOUR_NS),
+        ];
+        let info = PinnedInfo::of(&files, &[2, 5, 77].into_iter().collect());
+        assert_eq!((info.bytes, info.snapshot_bytes, info.reader_bytes()), (11_111, 10_010, 1101));
+        let by_age = (info.under_minute_bytes, info.under_hour_bytes, info.older_bytes());
+        assert_eq!(by_age, (11, 1100, 10_000));
+        assert_eq!(info.oldest_ms, 7_200_000);
+        assert_eq!(PinnedInfo::of(&[], &HashSet::new()), PinnedInfo::default());
+    }
 }

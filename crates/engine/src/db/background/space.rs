@@ -32,6 +32,7 @@ use crate::gc::space_plan::{
     writer_limit,
 };
 use crate::job::JobOutput;
+use crate::live_file::PinnedFile;
 use crate::version::{LAST_LEVEL, Version};
 
 /// Looks at the space of a family after an install. `event` says whether the install may have put
@@ -76,6 +77,45 @@ pub(crate) fn note_install(
     });
     space.set_view(view, demand);
     set_gauge(family, space);
+    if let Some((_, margin)) = view.bound {
+        let pinned = db.storage.trash().pinned();
+        let oldest = snapshots.first().copied();
+        if let Some(warning) = pinned_warning(&pinned, margin.allowance_bytes, oldest)
+            && space.may_warn(db.context.clock().now_ns())
+        {
+            tracing::warn!(family = family.name.as_str(), "{warning}");
+        }
+    }
+}
+
+/// Age from which on a pinned file is worth a warning, in nanoseconds: a minute. Jobs hold their
+/// inputs for a shorter time, as a rule.
+const PINNED_NS_MIN: u64 = 60_000_000_000;
+
+/// What to tell an operator if old versions hold more bytes than the bound allows as garbage.
+/// Pinned bytes are outside of the bound, so that a reader that was forgotten does not stop
+/// writers.
+fn pinned_warning(
+    pinned: &[PinnedFile],
+    allowance_bytes: u64,
+    oldest_snapshot: Option<SeqNo>,
+) -> Option<String> {
+    let lasting = || pinned.iter().filter(|file| file.age_ns >= PINNED_NS_MIN);
+    let bytes = lasting().fold(0, |sum: u64, file| sum.saturating_add(file.bytes));
+    if bytes <= allowance_bytes {
+        return None;
+    }
+    let oldest_s = lasting().map(|file| file.age_ns).max().unwrap_or(0) / 1_000_000_000;
+    let holder = match oldest_snapshot {
+        Some(seq) => {
+            format!("the snapshot of sequence number {seq}, or an older iterator, read or job")
+        }
+        None => "an iterator, a read or a job".to_owned(),
+    };
+    Some(format!(
+        "old versions hold {bytes} bytes of files, for up to {oldest_s} s, and the bound on space \
+         allows {allowance_bytes} bytes of garbage: release {holder}"
+    ))
 }
 
 /// Looks at the space of every family.
@@ -221,4 +261,25 @@ pub(crate) fn note_idle(db: &DbInner, state: &mut JobState) -> bool {
         db.jobs.notify_progress();
     }
     is_new
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn warning_of_pinned_bytes_names_the_oldest_holder() {
+        let file = |no, bytes, seconds: u64| {
+            let age_ns = seconds * 1_000_000_000;
+            PinnedFile { no, bytes, age_ns }
+        };
+        let pinned = [file(1, 60, 60), file(2, 50, 700), file(3, 1000, 59)];
+        assert_eq!(pinned_warning(&pinned, 110, None), None, "young files do not count");
+        assert_eq!(pinned_warning(&[], 0, None), None);
+        let warning = pinned_warning(&pinned, 109, None).expect("too much is pinned");
+        assert!(warning.contains("110 bytes") && warning.contains("700 s"), "{warning}");
+        assert!(warning.contains("an iterator"), "{warning}");
+        let warning = pinned_warning(&pinned, 109, Some(SeqNo(77))).expect("too much is pinned");
+        assert!(warning.contains("the snapshot of sequence number 77"), "{warning}");
+    }
 }

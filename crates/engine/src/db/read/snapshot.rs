@@ -59,8 +59,8 @@ struct HeldBySnapshots {
 /// Bytes that only snapshots keep.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct HeldBytes {
-    /// Bytes of tables.
-    pub(crate) tables: u64,
+    /// Bytes of tables and value files.
+    pub(crate) files: u64,
     /// Bytes of records in memtables.
     pub(crate) memtables: u64,
 }
@@ -108,17 +108,27 @@ impl Snapshots {
         self.live.lock().values().sum()
     }
 
+    /// Numbers of the files of the pictures that snapshots hold, of all families.
+    pub(crate) fn held_files(&self) -> HashSet<u64> {
+        let held: Vec<HeldFamilies> = self.held.lock().families.values().cloned().collect();
+        let pictures = held.iter().flat_map(|families| families.iter());
+        pictures.flat_map(|family| family.picture.version.file_numbers()).collect()
+    }
+
     /// Bytes of the family that snapshots keep beyond its `current` super version.
     pub(crate) fn held_bytes(&self, cf: CfId, current: &SuperVersion) -> HeldBytes {
         let held: Vec<HeldFamilies> = self.held.lock().families.values().cloned().collect();
-        let mut files: HashSet<u64> = current.version.files().map(|(_, file)| file.no).collect();
+        let mut files: HashSet<u64> = current.version.file_numbers().collect();
         let mut shards: HashSet<*const Shard> = shards_of(current).map(Arc::as_ptr).collect();
         let mut bytes = HeldBytes::default();
         for HeldFamily { picture, .. } in
             held.iter().flat_map(|families| families.iter()).filter(|family| family.cf == cf)
         {
-            for (_, file) in picture.version.files().filter(|(_, file)| files.insert(file.no)) {
-                bytes.tables += file.size_bytes;
+            let tables = picture.version.files().map(|(_, file)| (file.no, file.size_bytes));
+            let values = picture.version.values().files();
+            let values = values.map(|(file, _)| (file.no, file.size_bytes));
+            for (_, file_bytes) in tables.chain(values).filter(|(no, _)| files.insert(*no)) {
+                bytes.files += file_bytes;
             }
             for shard in shards_of(picture).filter(|shard| shards.insert(Arc::as_ptr(shard))) {
                 bytes.memtables += shard.data_bytes();

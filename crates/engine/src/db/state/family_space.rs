@@ -18,6 +18,9 @@ use crate::version::Version;
 /// many.
 const SPEED_PARTS: u64 = 4;
 
+/// Pause between two warnings, in nanoseconds: a minute.
+const WARNING_PAUSE_NS: u64 = 60_000_000_000;
+
 /// The bound on space of a family at the last look.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SpaceView {
@@ -47,9 +50,20 @@ pub(crate) struct FamilySpace {
     has_no_work: bool,
     /// Bytes of garbage that garbage collection frees in a second; 0 before the first measurement.
     freed_bytes_per_s: u64,
+    /// Time of the clock before which no further warning is written, in nanoseconds.
+    silent_until_ns: u64,
 }
 
 impl FamilySpace {
+    /// Whether a warning may be written now. Each one begins a pause.
+    pub(crate) fn may_warn(&mut self, now_ns: u64) -> bool {
+        let may = now_ns >= self.silent_until_ns;
+        if may {
+            self.silent_until_ns = now_ns.saturating_add(WARNING_PAUSE_NS);
+        }
+        may
+    }
+
     pub(crate) fn failures(&self) -> &FailureLeave {
         &self.failures
     }

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use archipelago_base::CfId;
-use archipelago_engine::db::{Db, IngestOptions, LastLevel, ReadOptions};
+use archipelago_engine::db::{Db, IngestOptions, LastLevel, PinnedInfo, ReadOptions};
 use archipelago_engine::key::KeyRange;
 use archipelago_engine::options::CfOptions;
 use archipelago_engine::repair::{RepairOptions, RepairReport, repair, verify_files};
@@ -78,7 +78,7 @@ fn shared(fs: &MemFs) -> Arc<dyn FileSystem> {
 }
 
 /// Flips a byte of a file in memory.
-fn flip(fs: &MemFs, path: &str, at: u64) {
+pub(super) fn flip(fs: &MemFs, path: &str, at: u64) {
     let context = archipelago_env::IoContext::manifest(archipelago_env::IoPurpose::Maintenance);
     let path = Path::new(path);
     let mut bytes = fs.read(path, context).unwrap();
@@ -217,6 +217,36 @@ fn repair_without_a_manifest_resolves_references() {
 }
 
 #[test]
+fn repair_prefers_an_inline_copy_to_a_reference() {
+    for threshold in THRESHOLDS {
+        let fs = MemFs::new();
+        let (db, before) = filled(&fs, threshold, 200);
+        db.close().unwrap();
+        let context = archipelago_env::IoContext::manifest(archipelago_env::IoPurpose::Maintenance);
+        let read = |name: &String| fs.read(&Path::new(DIR).join(name), context).unwrap();
+        let referring: Vec<(String, Vec<u8>)> =
+            names(&fs, DIR, ".sst").into_iter().map(|name| (name.clone(), read(&name))).collect();
+        let db = open(&fs, DIR, 0);
+        db.compact_range(db.default_family(), &KeyRange::all()).unwrap();
+        db.close().unwrap();
+        assert!(names(&fs, DIR, ".vsst").is_empty());
+        // The tables with references are back, and their value files are not.
+        for (name, bytes) in referring {
+            fs.write_atomic(&Path::new(DIR).join(name), &bytes, context).unwrap();
+        }
+        for name in names(&fs, DIR, "").into_iter().filter(|name| name.starts_with("MANIFEST")) {
+            fs.remove(&Path::new(DIR).join(name)).unwrap();
+        }
+        let report = repaired(&fs, false);
+        assert!(report.manifest_lost.is_some());
+        let db = open(&fs, "/repaired", threshold);
+        assert_eq!(rows_of(&db), before, "threshold {threshold}");
+        assert!(db.verify(|_, _| {}).unwrap().is_clean());
+        db.close().unwrap();
+    }
+}
+
+#[test]
 fn compact_range_leaves_no_value_file_when_separation_is_off() {
     for threshold in THRESHOLDS {
         let fs = MemFs::new();
@@ -299,7 +329,7 @@ fn report_adds_up_and_names_pinned_bytes() {
     let total: u64 = report.files.iter().map(|file| file.value_bytes).sum();
     assert_eq!(report.valid_bytes() + report.exposed_bytes(), total);
     assert!(report.files.is_sorted_by_key(|file| std::cmp::Reverse(file.garbage_bytes())));
-    assert_eq!(report.pinned_bytes, 0);
+    assert_eq!(report.pinned, PinnedInfo::default());
     let text = report.to_string();
     assert!(text.contains(&format!("{:06}.vsst", report.files[0].no)), "{text}");
     let mut iter = db.iter(db.default_family(), &ReadOptions::default()).unwrap();
@@ -309,8 +339,35 @@ fn report_adds_up_and_names_pinned_bytes() {
         ..Default::default()
     };
     db.compact_range_with(db.default_family(), &KeyRange::all(), &forced).unwrap();
-    assert!(db.values(db.default_family()).unwrap().pinned_bytes > 0);
+    let pinned = db.values(db.default_family()).unwrap().pinned;
+    assert!(pinned.bytes > 0 && pinned.snapshot_bytes == 0, "{pinned:?}");
     drop(iter);
-    assert_eq!(db.values(db.default_family()).unwrap().pinned_bytes, 0);
+    assert_eq!(db.values(db.default_family()).unwrap().pinned, PinnedInfo::default());
+    db.close().unwrap();
+}
+
+#[test]
+fn report_tells_files_that_a_snapshot_pins_from_others() {
+    let fs = MemFs::new();
+    let (db, _) = filled(&fs, 64, 200);
+    db.close().unwrap();
+    let filtered = CfOptions { compaction_filter: Some("ttl".to_owned()), ..family(64) };
+    let db = Db::open_with(DIR, small_db(), over(&fs, filtered)).unwrap();
+    let cf = db.default_family();
+    let snapshot = db.snapshot();
+    for n in 0..200 {
+        while db.step_background().unwrap() {}
+        db.put(&key(n), &value(n, 2)).unwrap();
+    }
+    db.compact_range(cf, &KeyRange::all()).unwrap();
+    let report = db.values(cf).unwrap();
+    let pinned = report.pinned;
+    assert!(pinned.bytes > 0 && pinned.snapshot_bytes == pinned.bytes, "{pinned:?}");
+    assert_eq!(db.report(cf).unwrap().snapshot_table_bytes, pinned.bytes);
+    let said = format!("{0} bytes, {0} of them by snapshots, 0 by iterators", pinned.bytes);
+    assert!(report.to_string().contains(&said), "{report}");
+    drop(snapshot);
+    assert_eq!(db.values(cf).unwrap().pinned, PinnedInfo::default());
+    assert_eq!(db.report(cf).unwrap().snapshot_table_bytes, 0);
     db.close().unwrap();
 }

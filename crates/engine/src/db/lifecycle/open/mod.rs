@@ -170,7 +170,7 @@ pub(crate) fn open(dir: &Path, options: DbOptions, components: Components) -> Re
         fs.create_dir_all(dir)?;
         Some(fs.lock(&dir.join(LOCK_NAME))?)
     };
-    let trash = Arc::new(Trash::default());
+    let trash = Arc::new(Trash::new(Arc::clone(&components.clock)));
     let mut rng = Rng::with_seed(components.seed.unwrap_or_else(entropy_seed));
     let manifest = match inspect(&*fs, dir)? {
         DirectoryState::Database(_) if options.read_only => while_changing(&*fs, dir, || {

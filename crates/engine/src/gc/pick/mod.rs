@@ -22,7 +22,8 @@
 //! 2. A pick for space takes no file without garbage.
 //! 3. It takes no input of a running job and no file that is left out after failures.
 //! 4. If exposed garbage exceeds what the plan allows, then a pick exists, a job runs, or every
-//!    file with garbage is left out after failures.
+//!    file with garbage is left out after failures or has an heir without room on the disk.
+//! 5. Its heir has room on the disk. If many files have none together, fewer are taken.
 //!
 //! Cost: O(n) for `n` files that are given in key order, plus O(n log n) with two allocations per
 //! file if more than [`RUNS_MAX`] files overlap at one key. A family may have 130,000 value files.
@@ -104,6 +105,8 @@ pub(crate) struct GcSnapshot<'a> {
     pub suspects: &'a HashSet<u64>,
     /// Bytes of values at which a value file is full, from the settings of the family.
     pub value_file_bytes: u64,
+    /// Bytes that the heir may take on the disk.
+    pub room_bytes: u64,
     /// Bytes of exposed garbage that the plan allows. It is `u64::MAX` without a bound on space,
     /// and 0 while writers are delayed for space, so that any file with garbage is due.
     pub exposed_bytes_max: u64,
@@ -189,6 +192,11 @@ impl InputSum {
             && self.valid_bytes <= value_file_bytes
             && self.key_bytes <= KEY_BYTES_MAX
     }
+
+    /// Whether an heir of all of it has room in `room_bytes`.
+    fn has_room(self, room_bytes: u64) -> bool {
+        self.valid_bytes.saturating_add(self.key_bytes) <= room_bytes
+    }
 }
 
 /// The files of a snapshot in key order. A *position* is an index into that order.
@@ -218,13 +226,14 @@ impl<'a> Picker<'a> {
     }
 
     fn fits(&self, sum: InputSum) -> bool {
-        sum.fits(self.snapshot.value_file_bytes)
+        sum.fits(self.snapshot.value_file_bytes) && sum.has_room(self.snapshot.room_bytes)
     }
 
     /// Whether a new job may take the file.
     fn is_free(&self, at: usize) -> bool {
         let no = self.file(at).no;
-        !self.snapshot.running.contains(&no) && !self.snapshot.left_out.contains(&no)
+        let has_room = InputSum::default().with(self.file(at)).has_room(self.snapshot.room_bytes);
+        !self.snapshot.running.contains(&no) && !self.snapshot.left_out.contains(&no) && has_room
     }
 
     /// Whether a job has failed with the file before.

@@ -38,6 +38,8 @@ struct Family {
     suspects: HashSet<u64>,
     exposed_bytes_max: u64,
     refs_bytes: u64,
+    /// Bytes of other programs on a disk of `u64::MAX` bytes.
+    occupied_bytes: u64,
     next_no: u64,
 }
 
@@ -67,6 +69,7 @@ impl Family {
             left_out: &self.left_out,
             suspects: &self.suspects,
             value_file_bytes: FULL,
+            room_bytes: u64::MAX - self.occupied_bytes,
             exposed_bytes_max: self.exposed_bytes_max,
             refs_bytes: self.refs_bytes,
         })
@@ -220,6 +223,31 @@ fn file_without_garbage_is_never_picked_for_space() {
     let mut family = Family::default();
     (0..16).for_each(|at| _ = family.add((at, at), FULL, FULL));
     assert_eq!(family.pick(), None);
+}
+
+#[test]
+fn most_garbage_is_picked_whatever_the_age_of_its_file() {
+    let mut family = Family { exposed_bytes_max: MIB, ..Family::default() };
+    (0..50).for_each(|at| _ = family.add((at * 10, at * 10 + 9), FULL, FULL - 1));
+    let youngest = family.add((900, 909), FULL, FULL / 4);
+    assert_eq!(family.pick().map(|pick| pick.inputs), Some(vec![youngest]));
+    family.files.rotate_right(1);
+    assert_eq!(family.pick().map(|pick| pick.inputs), Some(vec![youngest]));
+}
+
+#[test]
+fn heirs_without_room_are_made_of_fewer_files() {
+    let mut family = Family::default();
+    let files = [6, 5, 4].map(|tenths| family.add((0, 9), 8 * MIB, tenths * MIB / 10)).to_vec();
+    let mut pick_in = |room_bytes: u64| {
+        family.occupied_bytes = u64::MAX - room_bytes;
+        family.pick().map(|pick| pick.inputs)
+    };
+    assert_eq!(pick_in(u64::MAX), Some(files.clone()));
+    // The keys take a hundredth of each file.
+    assert_eq!(pick_in(MIB * 16 / 10), Some(vec![files[1], files[2]]));
+    assert_eq!(pick_in(MIB * 5 / 10), Some(vec![files[2]]));
+    assert_eq!(pick_in(MIB * 3 / 10), None);
 }
 
 #[test]

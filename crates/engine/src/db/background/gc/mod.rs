@@ -129,19 +129,18 @@ pub(crate) fn next_gc(db: &DbInner, state: &mut JobState, worker: GcWorker) -> O
         pick.inputs.iter().filter_map(|&no| version.values().get(no).cloned()).collect();
     let valid: u64 = inputs.iter().map(|input| version.values().refs(input.no).bytes).sum();
     let keys: u64 = inputs.iter().map(|input| input.keys_bytes()).sum();
-    let room_bytes = valid.saturating_add(keys);
-    // A job that frees space while writers wait for it may use the reserve of the disk.
-    let frees = rank.is_pressed && rank.is_for_space;
-    let space_use = if frees { SpaceUse::Frees } else { SpaceUse::Takes };
-    if room_bytes > disk_room::room_for_compaction(&db.disk, &db.view, space_use).bytes {
+    let heir_bytes = valid.saturating_add(keys);
+    let space_use = space_use(rank.is_pressed && rank.is_for_space);
+    if heir_bytes > heir_room_bytes(db, space_use) {
         return None;
     }
-    disk_room::add_running(&db.disk, room_bytes);
+    disk_room::add_running(&db.disk, heir_bytes);
     let numbers = inputs.iter().map(|input| input.no).collect();
     let kind = RunningKind::Gc { cf: family.id, inputs: numbers, by: worker };
     let job_id = state.start(kind);
     let started_ns = db.context.clock().now_ns();
     let reason = pick.reason;
+    let room_bytes = heir_bytes;
     Some(GcTask { job_id, family, version, inputs, reason, started_ns, room_bytes })
 }
 
@@ -158,6 +157,8 @@ fn pick_in(
     if running.is_empty() && space.is_at_rest(version, now_ns) {
         return None;
     }
+    let room_bytes = heir_room_bytes(db, space_use(space.is_pressed()));
+    let value_file_bytes = family.options.value_file_bytes;
     let values = version.values();
     space.failures_mut().retain(|no| values.get(no).is_some());
     let left_out = space.failures().left_out(now_ns);
@@ -178,15 +179,27 @@ fn pick_in(
         running: &running,
         left_out: &left_out,
         suspects: &suspects,
-        value_file_bytes: family.options.value_file_bytes,
+        value_file_bytes,
+        room_bytes,
         exposed_bytes_max,
         refs_bytes: values.reference_entries().saturating_mul(REFERENCE_ENTRY_BYTES),
     });
-    if pick.is_none() && running.is_empty() {
+    // The disk may get room without a new version.
+    if pick.is_none() && running.is_empty() && room_bytes > value_file_bytes {
         let until_ns = space.failures().next_end_ns(now_ns);
         space.note_rest(version, until_ns.unwrap_or(u64::MAX));
     }
     pick
+}
+
+/// A job that frees space while writers wait for it may use the reserve of the disk.
+fn space_use(is_awaited: bool) -> SpaceUse {
+    if is_awaited { SpaceUse::Frees } else { SpaceUse::Takes }
+}
+
+/// Room on the disk for an heir.
+fn heir_room_bytes(db: &DbInner, space_use: SpaceUse) -> u64 {
+    disk_room::room_for_compaction(&db.disk, &db.view, space_use).bytes
 }
 
 /// Bytes that the references of one table to one value file take in the manifest, about.

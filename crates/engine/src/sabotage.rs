@@ -16,12 +16,26 @@ pub enum Defect {
     ValidityByKeyAlone,
     /// Heirs are pruned although running jobs may install references to their numbers.
     PruningUnderJobs,
+    /// A recovery prunes heirs after each edit, although a later edit may name their numbers.
+    PruningDuringRecovery,
+    /// Heirs are pruned although invalid files name their numbers.
+    PruningUnderInvalidFiles,
     /// Compactions do not hold the value files that they read.
     UnheldValueFiles,
     /// Readers use an offset hint for another file than the one that it was made for.
     StaleHints,
     /// The accounting forgets the first value file that a table references.
     ForgottenReferences,
+    /// A compaction writes no entry for some of the references that it drops.
+    DroppedInvalidEntry,
+    /// A merge of invalid files leaves entries out.
+    DroppedMergedEntry,
+    /// An entry of an invalid file counts for a value file that it does not name.
+    EntryOfAnotherFile,
+    /// Entries under the number of an ancestor count whenever they were installed.
+    EntriesWithoutLimit,
+    /// The entries of a compaction are visible before its outputs are installed.
+    EntriesAheadOfTheirEdit,
 }
 
 #[cfg(feature = "sabotage")]

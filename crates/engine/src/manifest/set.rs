@@ -26,6 +26,7 @@ use crate::manifest::log::{Header, ManifestReader, ManifestWriter};
 use crate::manifest::mark::{Evidence, MarkHeader, Marks, ReadManifest};
 use crate::manifest::state::{CfState, State, StateBuilder};
 use crate::options::CfOptions;
+use crate::sabotage::{Defect, has};
 use crate::version::{HeldNumbers, Version};
 
 /// A manifest is not started anew before it has this many bytes.
@@ -578,6 +579,12 @@ pub(crate) fn read_state(fs: &dyn FileSystem, dir: &Path, trash: &Arc<Trash>) ->
         let edit = reader.decode(&record)?;
         edits += u64::from(!edit.is_mark());
         builder.apply(&edit).map_err(|error| reader.located(record.offset, &error))?;
+        if has(Defect::PruningDuringRecovery) {
+            let applied = builder.finish(trash);
+            builder = StateBuilder::new(
+                applied.map_err(|error| reader.located(record.offset, &error))?.state,
+            );
+        }
     }
     let end = reader.offset();
     evidence.check(dir, &ReadManifest { no, bytes: end, edits })?;

@@ -270,6 +270,9 @@ fn compact_and_install(db: &DbInner, task: &CompactionTask) -> Result<Vec<u64>> 
     let compacted = subcompaction::run_compaction(db, task, &spec);
     disk_room::note_estimate(&db.disk, compacted.as_ref().err());
     let compacted = compacted?;
+    if has(Defect::EntriesAheadOfTheirEdit) {
+        install_entries_early(db, task, &compacted.output)?;
+    }
     let installed = db
         .context
         .fault_point("compaction.before_install")
@@ -421,7 +424,9 @@ fn install_compaction(
         if manifest.version(cf).is_some_and(|version| version.values().heirs().next().is_some()) {
             db.context.fault_point("inherit.before_prune")?;
         }
-        if let (Some(compacted), Some(version)) = (compacted, manifest.version(cf)) {
+        if let (Some(compacted), Some(version)) = (compacted, manifest.version(cf))
+            && !has(Defect::EntriesAheadOfTheirEdit)
+        {
             add_invalid_files(&mut edit, version, &compacted.output);
         }
         let built = manifest.apply(edit)?;
@@ -447,6 +452,17 @@ fn add_invalid_files(edit: &mut VersionEdit, version: &Version, output: &JobOutp
         let meta = Box::new(InvalidFileMeta { install_no, ..meta.clone() });
         edit.push(Change::AddInvalidFile { cf: version.cf(), meta });
     }
+}
+
+/// Makes entries visible before they are true. Only [`Defect::EntriesAheadOfTheirEdit`] does so.
+#[cold]
+fn install_entries_early(db: &DbInner, task: &CompactionTask, output: &JobOutput) -> Result<()> {
+    let mut edit = VersionEdit::new();
+    add_invalid_files(&mut edit, &task.version, output);
+    let mut manifest = db.storage.lock_manifest(Order::none());
+    let built = manifest.apply(edit)?;
+    db.view.republish_built(&mut db.jobs.lock(manifest.order()), built);
+    Ok(())
 }
 
 /// Counts an installed compaction and tells of it.

@@ -9,6 +9,7 @@ use archipelago_base::{Error, ErrorKind, Result};
 use super::{InvalidCursor, InvalidEntry, InvalidSource};
 use crate::file_meta::value_file_name;
 use crate::gc::valid_bits::ValidBits;
+use crate::sabotage::{Defect, has};
 use crate::value::KeyList;
 use crate::value_ref::{InvalidFileMeta, ValueFileMeta};
 
@@ -37,6 +38,10 @@ impl fmt::Display for EntriesMissing {
 
 impl std::error::Error for EntriesMissing {}
 
+/// Each number that an input has or inherited from, with the input and the install number above
+/// which entries under that number count; `None` if all do.
+type Numbers = BTreeMap<u64, (usize, Option<u64>)>;
+
 /// For each of `inputs`, the records for which no entry of `files` counts. `NotFound` with
 /// [`EntriesMissing`] if they are not as many as the tables reference.
 pub(crate) fn valid_by_entries(
@@ -45,8 +50,7 @@ pub(crate) fn valid_by_entries(
     from: InvalidSource<'_>,
 ) -> Result<Vec<ValidBits>> {
     let mut valid: Vec<_> = inputs.iter().map(|at| ValidBits::all_of(at.keys.len())).collect();
-    // Each number with its input and the install number above which its entries count.
-    let mut numbers = BTreeMap::new();
+    let mut numbers = Numbers::new();
     for (at, input) in inputs.iter().enumerate() {
         numbers.insert(input.meta.no, (at, None));
         let ancestors = input.ancestors.iter();
@@ -54,12 +58,13 @@ pub(crate) fn valid_by_entries(
     }
     let wanted: BTreeSet<u64> = numbers.keys().copied().collect();
     for file in files {
-        if !file.names.iter().any(|no| wanted.contains(no)) {
+        let names_none = !file.names.iter().any(|no| wanted.contains(no));
+        if names_none && !has(Defect::EntryOfAnotherFile) {
             continue;
         }
         let mut cursor = InvalidCursor::open(file, &from)?;
         while let Some(entry) = cursor.current()? {
-            if let Some(&(at, basis)) = numbers.get(&entry.no)
+            if let Some((at, basis)) = counting_for(&numbers, &entry)
                 && basis.is_none_or(|basis| entry.install_no > basis)
                 && let Some(record) = find(inputs[at].keys, &entry)
             {
@@ -81,6 +86,17 @@ pub(crate) fn valid_by_entries(
         }
     }
     Ok(valid)
+}
+
+/// The input that the entry names by its own or an ancestor's number, and the install number above
+/// which entries under that number count.
+fn counting_for(numbers: &Numbers, entry: &InvalidEntry<'_>) -> Option<(usize, Option<u64>)> {
+    let named = numbers.get(&entry.no).copied();
+    let (at, basis) = match named {
+        None if has(Defect::EntryOfAnotherFile) => (0, None),
+        named => named?,
+    };
+    Some((at, basis.filter(|_| !has(Defect::EntriesWithoutLimit))))
 }
 
 /// The record of the entry, if the file has it.

@@ -402,8 +402,8 @@ fn prune(next: &mut ValueFiles, base: &ValueFiles, held: &HeldNumbers) {
         return;
     }
     let held = held.numbers();
-    let by_invalid: BTreeSet<u64> =
-        next.invalid.values().flat_map(|file| file.names.iter().copied()).collect();
+    let naming = next.invalid.values().filter(|_| !has(Defect::PruningUnderInvalidFiles));
+    let by_invalid: BTreeSet<u64> = naming.flat_map(|file| file.names.iter().copied()).collect();
     let prunable = |&(&old, &heir): &(&u64, &u64)| {
         let is_earlier = base.heirs.get(&old).is_some_and(|&at| at == heir);
         is_earlier

@@ -30,6 +30,12 @@ fn suite_notices_pruning_under_running_jobs() {
 }
 
 #[test]
+fn suite_notices_pruning_during_recovery() {
+    let core = races::replace_the_file_that_outputs_will_name;
+    assert!(is_noticed(Defect::PruningDuringRecovery, core));
+}
+
+#[test]
 fn suite_notices_value_files_that_no_job_holds() {
     let core = races::replace_the_file_that_a_compaction_reads;
     assert!(is_noticed(Defect::UnheldValueFiles, core));

@@ -1,5 +1,6 @@
 //! The Invalid Tree of a whole database: it is the complement of the look-up.
 
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use archipelago_base::{Error, Result};
@@ -8,9 +9,9 @@ use parking_lot::Mutex;
 
 use super::*;
 use crate::compaction::job::CompactionSpec;
-use crate::db::FaultPoint;
 use crate::db::background::compaction;
 use crate::db::background::gc::{GcTask, look_up, read_keys};
+use crate::db::{CompactRangeOptions, FaultPoint, LastLevel};
 use crate::executor::{JobExecutor, LocalExecutor};
 use crate::extension::{CompactionFilter, FilterDecision, Registry};
 use crate::flush::FlushSpec;
@@ -188,7 +189,7 @@ impl TreeStore {
 }
 
 #[test]
-fn invalid_tree_is_the_complement_of_the_look_up() {
+pub(super) fn invalid_tree_is_the_complement_of_the_look_up() {
     let mut tree = TreeStore::new(MemFs::new(), filtered_family(), None);
     let mut limited = 0;
     let mut merged = false;
@@ -249,8 +250,89 @@ fn garbage_older_than_the_tree_is_found_by_a_look_up() {
     assert_eq!(collected.last(), Some(&true), "{collected:?}");
 }
 
+/// A fault point that starves the collector, until a compaction is about to be installed. Then it
+/// lets it collect all that is due.
+#[derive(Default)]
+struct Overtaking {
+    is_armed: AtomicBool,
+    collects: AtomicBool,
+    db: Mutex<Option<Db>>,
+}
+
+impl Overtaking {
+    fn reached(&self, point: &str) -> Result<()> {
+        match point {
+            "gc.pick" if !self.collects.load(Ordering::Relaxed) => Err(Error::busy("not now")),
+            "compaction.before_install" if self.is_armed.swap(false, Ordering::Relaxed) => {
+                let Some(db) = self.db.lock().clone() else { return Ok(()) };
+                self.collects.store(true, Ordering::Relaxed);
+                while db.step_background()? {}
+                self.collects.store(false, Ordering::Relaxed);
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
 #[test]
-fn entries_before_their_edit_are_never_visible() {
+pub(super) fn entries_of_a_compaction_count_for_an_heir_that_overtook_it() {
+    let overtaking = Arc::<Overtaking>::default();
+    let points = Arc::clone(&overtaking);
+    let fault: FaultPoint = Arc::new(move |point: &str| points.reached(point));
+    let family = CfOptions {
+        space_amplification_max: 1.05,
+        compression: Compression::None,
+        compression_last: Compression::None,
+        ..small_family(64)
+    };
+    let mut tree = TreeStore::new(MemFs::new(), family, Some(fault));
+    *overtaking.db.lock() = Some(tree.store.db.clone());
+    let overwrite = |tree: &mut TreeStore, of_three: u32, round: u8| {
+        for at in (0..60).filter(|at| of_three == 3 || at % 3 == of_three) {
+            tree.store.put_patiently(format!("key{at:05}").into_bytes(), vec![round; 600]);
+        }
+        tree.store.compact();
+    };
+    overwrite(&mut tree, 3, 0);
+    overwrite(&mut tree, 0, 1);
+    overtaking.is_armed.store(true, Ordering::Relaxed);
+    let before = tree.store.ticker(Ticker::GcJobs);
+    overwrite(&mut tree, 1, 2);
+    assert!(tree.store.ticker(Ticker::GcJobs) > before, "nothing overtook a compaction");
+    tree.check();
+    // The tables name the heir, and further edits may prune the numbers of its ancestors.
+    let all = CompactRangeOptions { last_level: LastLevel::Always, ..Default::default() };
+    let (db, cf) = (tree.store.db.clone(), tree.store.db.default_family().clone());
+    db.compact_range_with(&cf, &KeyRange::all(), &all).expect("compacts");
+    for round in 3..6 {
+        tree.store.put_patiently(b"another".to_vec(), vec![round; 100]);
+        tree.store.settle();
+    }
+    let version = tree.store.version();
+    let values = version.values();
+    let current: BTreeSet<u64> = values.files().map(|(file, _)| file.no).collect();
+    let counted = values.invalid_files().flat_map(|file| {
+        let names = file.names.iter().map(|&no| (no, file.install_no));
+        names.collect::<Vec<_>>()
+    });
+    let of_ancestors = counted.filter(|&(no, install_no)| {
+        let heir = values.current(no);
+        heir != no && values.get(heir).is_some_and(|file| install_no > file.basis)
+    });
+    assert!(of_ancestors.count() > 0, "no entry of an ancestor counts for {current:?}");
+    tree.check();
+    tree.store.check();
+    overtaking.collects.store(true, Ordering::Relaxed);
+    overwrite(&mut tree, 2, 7);
+    tree.check();
+    tree.store.check();
+    assert!(tree.executor.by_invalid_files.lock().iter().all(|by_files| *by_files));
+    *overtaking.db.lock() = None;
+}
+
+#[test]
+pub(super) fn entries_before_their_edit_are_never_visible() {
     let fs = MemFs::new();
     let crashed: Arc<Mutex<Vec<MemFs>>> = Arc::default();
     let is_armed = Arc::new(AtomicBool::new(false));

@@ -1,6 +1,9 @@
 //! Garbage collection of a whole database over memory, stepped by hand.
 
+#[cfg(feature = "sabotage")]
+mod canaries;
 mod invalid_tree;
+mod space;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,0 +1,261 @@
+//! Room, debt, speed and pauses of garbage collection.
+
+use std::path::Path;
+
+use archipelago_env::capacity::CapacityFs;
+
+use super::super::{exposed_bytes_max, next_gc, run_gc_task};
+use super::*;
+use crate::db::background::space;
+use crate::db::state::family::Family;
+use crate::db::state::family_space::FamilySpace;
+use crate::db::write::disk_room;
+use crate::gc::space_plan::SpaceEvent;
+
+const KEYS: u32 = 40;
+
+fn key(at: u32) -> Vec<u8> {
+    format!("key{at:05}").into_bytes()
+}
+
+/// Writes the keys for which `is` holds, and compacts.
+fn overwrite(store: &mut Store, round: u8, is: impl Fn(u32) -> bool) {
+    for at in (0..KEYS).filter(|at| is(*at)) {
+        let value = (0..3000).map(|byte| round ^ (byte as u8).wrapping_mul(31)).collect();
+        store.put_patiently(key(at), value);
+    }
+    store.compact();
+}
+
+/// A family whose values take as many bytes on disk as they have.
+fn plain_family(bound: f64) -> CfOptions {
+    CfOptions {
+        space_amplification_max: bound,
+        buckets: 1,
+        compression: Compression::None,
+        compression_last: Compression::None,
+        ..small_family(64)
+    }
+}
+
+/// Two thirds of what the value files hold is garbage, and the bound is `bound`.
+fn with_garbage(fs: Arc<dyn FileSystem>, memory: MemFs, bound: f64) -> Store {
+    let family = plain_family(0.0);
+    let db = Store::open_on(Arc::clone(&fs), &family);
+    let (model, rng) = (BTreeMap::new(), Rng::with_seed(7));
+    let mut store = Store { fs: memory, db, model, rng, family };
+    overwrite(&mut store, 0, |_| true);
+    overwrite(&mut store, 1, |at| at % 3 > 0);
+    let Store { fs: memory, db, model, rng, family } = store;
+    db.close().expect("closes");
+    let family = CfOptions { space_amplification_max: bound, ..family };
+    let db = Store::open_on(fs, &family);
+    let store = Store { fs: memory, db, model, rng, family };
+    assert!(store.version().values().exposed_bytes() > 60_000, "{:?}", store.version().values());
+    store
+}
+
+fn in_memory(bound: f64) -> Store {
+    let memory = MemFs::new();
+    with_garbage(Arc::new(memory.clone()), memory, bound)
+}
+
+fn family_of(store: &Store) -> Arc<Family> {
+    Arc::clone(&store.db.default_family().family)
+}
+
+/// Whether writers are close to the bound.
+fn is_pressed(store: &Store) -> bool {
+    let mut state = store.db.inner.jobs.lock(Order::none());
+    state.space_mut(store.db.default_family().id()).is_pressed()
+}
+
+#[test]
+fn room_of_an_heir_is_reserved_while_its_job_runs() {
+    let store = in_memory(1.5);
+    let db = &store.db.inner;
+    let task = next_gc(db, &mut db.jobs.lock(Order::none()), GcWorker::Reserved).expect("is due");
+    let reserved = db.disk.expected_output_bytes();
+    assert_eq!(reserved, task.room_bytes);
+    run_gc_task(db, &task).expect("collects");
+    assert_eq!(db.disk.expected_output_bytes(), 0);
+    let version = store.version();
+    let heir = version.values().heirs().map(|(_, heir)| heir).max().expect("an heir exists");
+    let bytes = version.values().get(heir).expect("is live").size_bytes;
+    assert!(bytes <= reserved && reserved < 2 * bytes, "{bytes} of {reserved}");
+    store.check();
+}
+
+#[test]
+fn collection_without_room_on_the_disk_waits() {
+    let memory = MemFs::new();
+    let disk = CapacityFs::new(Arc::new(memory.clone()), Path::new("/db"), 64 << 20).unwrap();
+    let store = with_garbage(Arc::new(disk.clone()), memory, 1.5);
+    assert!(!is_pressed(&store), "a job that frees space may use the reserve");
+    let db = &store.db.inner;
+    disk_room::tend_disk(db);
+    let is_due = || {
+        let mut state = db.jobs.lock(Order::none());
+        let task = next_gc(db, &mut state, GcWorker::Reserved);
+        if let Some(task) = &task {
+            state.end(task.job_id);
+            disk_room::return_room(&db.disk, task.room_bytes);
+        }
+        task.is_some()
+    };
+    assert!(is_due());
+    let free = disk.free();
+    disk.occupy(free);
+    disk_room::tend_disk(db);
+    assert!(!is_due() && !is_due(), "{} bytes are free", disk.free());
+    disk.occupy(0);
+    disk_room::tend_disk(db);
+    assert!(is_due(), "{} bytes are free", disk.free());
+    store.check();
+}
+
+#[test]
+fn debt_counts_an_event_once() {
+    let mut store = Store::new(plain_family(1.05));
+    overwrite(&mut store, 0, |_| true);
+    let cf = store.db.default_family().id();
+    let debt = |store: &Store| {
+        let mut state = store.db.inner.jobs.lock(Order::none());
+        let debt = *state.space_mut(cf).debt();
+        (debt.bytes(), debt.last_event())
+    };
+    let (before, _) = debt(&store);
+    let delete_all = |store: &Store| {
+        let family = store.db.default_family();
+        store.db.delete_range(family, &key(0), &key(KEYS), &WriteOptions::default()).unwrap();
+        store.db.flush(family).expect("flushes");
+    };
+    delete_all(&store);
+    let (once, event) = debt(&store);
+    assert!(once > before, "{once} after {before}");
+    assert_eq!(event, Some(SpaceEvent::RangeDelete));
+    let family = family_of(&store);
+    let (used, stop) = (family.space.used_bytes(), family.space.stop_bytes());
+    assert!(used < stop, "{used} of {stop}: a range delete delays writers and does not stop them");
+    // More looks at the same garbage, and more range deletes of the same keys.
+    for _ in 0..3 {
+        let db = &store.db.inner;
+        space::note_all(db, &mut db.jobs.lock(Order::none()), Some(SpaceEvent::RangeDelete));
+        assert_eq!(debt(&store).0, once, "a look adds to the debt");
+    }
+    delete_all(&store);
+    assert!(debt(&store).0 <= once, "{} after {once}", debt(&store).0);
+    store.model.clear();
+    store.compact();
+    assert_eq!(debt(&store).0, 0, "what was freed repays the debt");
+    store.check();
+}
+
+#[test]
+fn writers_stay_bounded_while_picks_are_held_back() {
+    let store = in_memory(1.05);
+    let (db, family) = (&store.db.inner, family_of(&store));
+    assert!(is_pressed(&store) && family.space.stop_bytes() > 0);
+    let version = store.version();
+    {
+        let mut state = db.jobs.lock(Order::none());
+        let now_ns = db.context.clock().now_ns();
+        let space = state.space_mut(family.id);
+        for (file, _) in version.values().files() {
+            // Enough failures for a pause of half an hour.
+            (0..12).for_each(|_| space.failures_mut().note_failure(file.no, now_ns));
+        }
+        space.end_rest();
+        state.pause();
+    }
+    assert!(!store.db.step_background().expect("steps"), "all is held back");
+    assert!(family.space.stop_bytes() > 0, "there may be work, but writers were released");
+    db.jobs.lock(Order::none()).unpause();
+    assert!(!store.db.step_background().expect("steps"), "every file is left out");
+    assert_eq!(family.space.stop_bytes(), 0, "nothing would end the wait of a writer");
+    let report = store.db.values(store.db.default_family()).expect("reports");
+    assert!(report.space.expect("looked").cannot_keep_bound);
+    assert!(report.to_string().contains("it cannot be kept"), "{report}");
+    // A new version may have work again.
+    store.db.put(b"another", b"key").expect("writes");
+    store.db.flush(store.db.default_family()).expect("flushes");
+    assert!(family.space.stop_bytes() > 0);
+}
+
+#[test]
+fn speed_of_garbage_collection_follows_the_last_jobs() {
+    const SECOND_NS: u64 = 1_000_000_000;
+    let mut space = FamilySpace::default();
+    assert_eq!(space.freed_bytes_per_s(), 0, "nothing was measured");
+    space.note_freed(4000, SECOND_NS);
+    assert_eq!(space.freed_bytes_per_s(), 4000, "the first measurement counts in full");
+    space.note_freed(8000, SECOND_NS);
+    assert_eq!(space.freed_bytes_per_s(), 5000);
+    (0..40).for_each(|_| space.note_freed(400, SECOND_NS / 2));
+    assert!((780..830).contains(&space.freed_bytes_per_s()), "{}", space.freed_bytes_per_s());
+    space.note_freed(u64::MAX, 0);
+    assert!(space.freed_bytes_per_s() > 1 << 60, "a job in no time overflows nothing");
+}
+
+#[test]
+fn writers_learn_the_speed_of_a_collection_for_space() {
+    let store = in_memory(1.5);
+    let (db, family) = (&store.db.inner, family_of(&store));
+    assert_eq!(family.space.freed_bytes_per_s(), 0);
+    let task = next_gc(db, &mut db.jobs.lock(Order::none()), GcWorker::Reserved).expect("is due");
+    run_gc_task(db, &task).expect("collects");
+    assert!(family.space.freed_bytes_per_s() > 0);
+}
+
+#[test]
+fn delayed_writers_make_all_garbage_due() {
+    let exposed_max = |store: &Store| {
+        let mut state = store.db.inner.jobs.lock(Order::none());
+        exposed_bytes_max(state.space_mut(store.db.default_family().id()))
+    };
+    let (unbounded, wide, tight) = (in_memory(0.0), in_memory(1.5), in_memory(1.05));
+    assert_eq!(exposed_max(&unbounded), u64::MAX);
+    assert!(!is_pressed(&wide) && is_pressed(&tight));
+    let live = wide.version().values().referenced_bytes();
+    let planned = exposed_max(&wide);
+    assert!(live / 4 < planned && planned < live / 2 + live / 10, "{planned} of {live}");
+    assert_eq!(exposed_max(&tight), 0);
+    // Debt is what writers are not held to.
+    let mut state = tight.db.inner.jobs.lock(Order::none());
+    let space = state.space_mut(tight.db.default_family().id());
+    let (_, margin) = space.view().and_then(|view| view.bound).expect("has a bound");
+    let owing = crate::gc::space_plan::Margin { debt_bytes: margin.used_bytes, ..margin };
+    assert!(margin.is_pressed() && !owing.is_pressed());
+}
+
+#[test]
+fn failures_of_files_that_are_gone_are_forgotten() {
+    let store = in_memory(1.5);
+    let (db, cf) = (&store.db.inner, store.db.default_family().id());
+    let live = store.version().values().files().map(|(file, _)| file.no).next().expect("exists");
+    let mut state = db.jobs.lock(Order::none());
+    let now_ns = db.context.clock().now_ns();
+    for no in [live, 999_999] {
+        (0..12).for_each(|_| state.space_mut(cf).failures_mut().note_failure(no, now_ns));
+    }
+    assert_eq!(state.space_mut(cf).failures().known().len(), 2);
+    let task = next_gc(db, &mut state, GcWorker::Reserved).expect("others are due");
+    assert!(task.inputs.iter().all(|input| input.no != live), "{:?}", task.inputs);
+    let known = state.space_mut(cf).failures().known();
+    assert_eq!(known.into_iter().collect::<Vec<_>>(), [live]);
+    state.end(task.job_id);
+    disk_room::return_room(&db.disk, task.room_bytes);
+}
+
+#[test]
+fn family_rests_until_its_version_or_a_pause_ends() {
+    let (store, other) = (in_memory(0.0), in_memory(0.0));
+    let (version, another) = (store.version(), other.version());
+    let mut space = FamilySpace::default();
+    assert!(!space.is_at_rest(&version, 0));
+    space.note_rest(&version, 100);
+    assert!(space.is_at_rest(&version, 99) && !space.is_at_rest(&version, 100));
+    assert!(!space.is_at_rest(&another, 99), "a new version is examined");
+    space.end_rest();
+    assert!(!space.is_at_rest(&version, 99));
+}

@@ -3,15 +3,17 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use archipelago_base::ErrorKind;
 use archipelago_base::clock::Clock;
 use archipelago_engine::db::{Components, Db};
 use archipelago_engine::key::KeyRange;
-use archipelago_engine::options::CfOptions;
+use archipelago_engine::options::{CfOptions, Compression};
 use archipelago_env::FileSystem;
 use archipelago_env::fault::{Fault, FaultFs, Operation, Rule};
 use archipelago_env::mem::MemFs;
 use parking_lot::Mutex;
 
+use super::admin::flip;
 use super::world::{KEYS, Model, World, check_at, key, patiently, step_all, synced, value};
 use super::{Separation, audit_at_rest};
 use crate::support::{over, small_db, small_family};
@@ -240,4 +242,87 @@ fn full_device_fails_a_garbage_collection_and_nothing_else() {
     let all = [Operation::Create, Operation::Append, Operation::Flush, Operation::Sync];
     let rule = Rule::on_any(&all).path(".vsst").fault(Fault::NoSpace);
     assert!(collect_with(&world, rule, "full device"));
+}
+
+#[test]
+fn failed_collection_is_tried_again_after_doubling_pauses() {
+    let mut world = World::new(|_| ());
+    world.expose_garbage();
+    world.settle_with_starved_collector();
+    let fs = world.fs.kill_clone();
+    let most = world.db.values(world.cf()).unwrap().files.remove(0);
+    flip(&fs, &format!("/db/{:06}.vsst", most.no), most.value_bytes);
+    let left = world.on(fs);
+    let failures = || {
+        let mut failures = 0;
+        loop {
+            match left.db.step_background() {
+                Ok(true) => {}
+                Ok(false) => return failures,
+                Err(_) => failures += 1,
+            }
+        }
+    };
+    assert!(failures() > 0);
+    let mut failing_seconds = Vec::new();
+    for second in 1..=16 {
+        left.clock.sleep(Duration::from_secs(1));
+        match failures() {
+            0 => {}
+            1 => failing_seconds.push(second),
+            more => panic!("{more} failures after {second} seconds"),
+        }
+    }
+    assert_eq!(failing_seconds, [1, 3, 7, 15]);
+    check_at(&left.db, left.cf(), &Default::default(), &left.model);
+}
+
+#[test]
+fn open_readers_stop_no_writer_and_are_reported() {
+    let mut world = World::new(|family| {
+        family.compression = Compression::None;
+        family.compression_last = Compression::None;
+        family.space_amplification_max = 1.1;
+    });
+    world.fill(0, |_| true);
+    world.compact();
+    let (snapshot, before) = (world.db.snapshot(), world.model.clone());
+    let mut iter = world.db.iter(world.cf(), &Default::default()).unwrap();
+    iter.seek_to_first();
+    for round in 1..8 {
+        for n in 0..KEYS {
+            let (key, value) = (key(n), value(n, round));
+            let mut refusals = 0;
+            while let Err(error) = world.db.put(&key, &value) {
+                assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
+                world.db.step_background().unwrap();
+                refusals += 1;
+                assert!(refusals < 1000, "round {round}: a writer waits for ever");
+            }
+            world.model.insert(key, value);
+        }
+        world.db.flush(world.cf()).unwrap();
+        step_all(&world.db).unwrap();
+    }
+    world.compact();
+    let report = world.db.values(world.cf()).unwrap();
+    assert!(report.pinned.bytes > 0, "{report}");
+    assert_eq!(report.pinned.reader_bytes(), report.pinned.bytes, "{report}");
+    assert_eq!(report.oldest_snapshot, Some(snapshot.seq()));
+    let named = format!("the oldest snapshot has sequence number {}", snapshot.seq());
+    assert!(report.to_string().contains(&named), "{report}");
+    world.clock.sleep(Duration::from_secs(90));
+    let report = world.db.values(world.cf()).unwrap();
+    assert_eq!((report.pinned.under_minute_bytes, report.pinned.older_bytes()), (0, 0));
+    assert!(report.pinned.oldest_ms >= 90_000, "{report}");
+    for (key, value) in &before {
+        assert!((iter.key(), iter.value()) == (key, value), "{}", key.escape_ascii());
+        iter.next();
+    }
+    let options = archipelago_engine::db::ReadOptions::new().snapshot(&snapshot);
+    check_at(&world.db, world.cf(), &options, &before);
+    drop((iter, options, snapshot));
+    step_all(&world.db).unwrap();
+    assert_eq!(world.db.values(world.cf()).unwrap().pinned.bytes, 0);
+    world.finish();
 }

@@ -4,18 +4,22 @@
 //! | --- | --- |
 //! | `admin` | calls of an operator: checkpoints, verification, ingestion, repair |
 //! | `canaries` | defects that the tests of the other modules must notice |
+//! | `complaints` | faults of other engines that their users have reported, by kind |
 //! | `gc` | crash points and faults of jobs that write or collect value files |
 //! | `races` | garbage collection in the middle of everything else |
 //! | `read` | reads of separated values against inline values |
+//! | `settings` | settings are refused by name and take effect at the open |
 //! | `world` | a database with garbage, its model, and hooks at the steps of its jobs |
 //!
 //! [`Separation`] is an option of the model, metamorphic, crash and fault runs as well.
 
 mod admin;
 mod canaries;
+mod complaints;
 mod gc;
 mod races;
 mod read;
+mod settings;
 mod world;
 
 use archipelago_base::{Error, Result};

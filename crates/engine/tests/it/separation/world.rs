@@ -251,6 +251,13 @@ impl World {
         self.db.wait_for_background().unwrap();
     }
 
+    /// Does what is due besides garbage collection.
+    pub(super) fn settle_with_starved_collector(&self) {
+        self.hook.starve(true);
+        self.settle();
+        self.hook.starve(false);
+    }
+
     /// What the database holds is what the model holds.
     pub(super) fn check(&self) {
         check_at(&self.db, self.cf(), &ReadOptions::default(), &self.model);

@@ -228,12 +228,24 @@ pub struct BlockCache<B: CachedBlock> {
     evicted: Arc<AtomicU64>,
     /// Evictions per epoch, as a power of two.
     epoch_bits: u32,
+    /// Blocks of this kind are not kept.
+    refused: Option<BlockKind>,
 }
 
 impl<B: CachedBlock> BlockCache<B> {
     /// A cache of at most `capacity_bytes` (0: nothing is kept), charged to `budget`.
     #[must_use]
     pub fn new(capacity_bytes: u64, budget: &Arc<ByteBudget>) -> Arc<Self> {
+        Self::refusing(None, capacity_bytes, budget)
+    }
+
+    /// A cache that keeps no blocks of the kind `refused`.
+    #[must_use]
+    pub(crate) fn refusing(
+        refused: Option<BlockKind>,
+        capacity_bytes: u64,
+        budget: &Arc<ByteBudget>,
+    ) -> Arc<Self> {
         let events = Arc::new(Events::default());
         let shards = match capacity_bytes {
             0 => SHARDS_MAX / 4,
@@ -257,7 +269,15 @@ impl<B: CachedBlock> BlockCache<B> {
             events,
             evicted,
             epoch_bits: (items / EPOCHS_PER_TURN).max(1).ilog2(),
+            refused,
         })
+    }
+
+    /// Whether the cache keeps blocks of this kind.
+    #[inline]
+    #[must_use]
+    pub(crate) fn keeps(&self, kind: BlockKind) -> bool {
+        self.refused != Some(kind)
     }
 
     /// The block, if it is cached. `kind` is what the caller expects, for the counters.

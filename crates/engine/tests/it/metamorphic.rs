@@ -125,7 +125,7 @@ fn settings(dir: &Path) -> Vec<(&'static str, Setting)> {
 
 #[test]
 fn settings_change_no_answer() {
-    let (mut parts, mut collected) = (0, 0);
+    let (mut parts, mut collected, mut flat_hits) = (0, 0, [0, 0]);
     for seed in seeds(SEEDS) {
         let dir = tempfile::tempdir().unwrap();
         let mut first: Option<(&str, Vec<u64>)> = None;
@@ -136,6 +136,7 @@ fn settings_change_no_answer() {
                 setting.separation = Separation::nth(seed * 5 + at as u64);
             }
             eprintln!("seed {seed}, {name}, {:?}", setting.separation);
+            let flat_index = setting.separation.flat_index;
             let mut generator = Generator::new(seed, false);
             let mut runner = Runner::new(setting);
             (0..STEPS).for_each(|_| runner.run(&generator.step()));
@@ -143,6 +144,7 @@ fn settings_change_no_answer() {
             runner.check_ordered_space();
             runner.check_values_at_rest();
             collected += runner.collected();
+            flat_hits[usize::from(flat_index)] += runner.flat_lookups().0;
             parts += runner.parts();
             eprintln!("{parts} parts so far");
             let moved = runner.moved();
@@ -162,4 +164,5 @@ fn settings_change_no_answer() {
     }
     assert!(parts > 0, "no compaction was cut into parts");
     assert!(collected > 0, "no garbage was collected");
+    assert!(flat_hits[0] == 0 && flat_hits[1] > 0, "hits without and with pieces: {flat_hits:?}");
 }

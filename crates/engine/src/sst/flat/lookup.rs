@@ -71,7 +71,10 @@ pub(crate) fn lookup_references(
 
 /// Whether pieces of the table may be cached and may be used.
 pub(in crate::sst) fn may_have_pieces(table: &TableReader, options: &TableReadOptions) -> bool {
-    options.flat_index && !table.properties.refs.is_empty() && table.global_seq.is_none()
+    options.flat_index
+        && !table.properties.refs.is_empty()
+        && table.global_seq.is_none()
+        && table.cache.keeps(BlockKind::Flat)
 }
 
 /// Looks the keys at `positions` up in data blocks.

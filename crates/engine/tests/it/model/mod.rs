@@ -92,6 +92,8 @@ struct Happened {
     panicked: u64,
     /// Garbage collections that were installed.
     collected: u64,
+    /// Look-ups that a piece of the Flat Index Cache answered.
+    flat_hits: u64,
     tiers: Did,
 }
 
@@ -124,6 +126,7 @@ fn run_steps(seed: u64, mut generator: Generator, disk: Disk, verbose: bool) -> 
         midway: runner.midway(),
         panicked: runner.panicked(),
         collected: runner.collected(),
+        flat_hits: runner.flat_lookups().0,
         tiers: runner.tiers_did(),
     };
     runner.db.close().unwrap();
@@ -156,21 +159,23 @@ fn the_database_does_what_the_model_does() {
         Some(seed) => drop(run(seed, memory(), true)),
         None => {
             let (mut parts, mut by_hand, mut by_load) = (0, 0, 0);
-            let (mut midway, mut panicked, mut collected) = (0, 0, 0);
+            let (mut midway, mut panicked, mut collected, mut flat_hits) = (0, 0, 0, 0);
             for happened in seeds(0..CASES).map(|seed| run(seed, memory(), false)) {
                 parts += happened.parts;
                 (by_hand, by_load) = (by_hand + happened.moved.0, by_load + happened.moved.1);
                 midway += happened.midway;
                 panicked += happened.panicked;
                 collected += happened.collected;
+                flat_hits += happened.flat_hits;
             }
             assert!(midway > 100, "{midway} snapshots were taken in the middle of jobs");
             eprintln!("bucket boundaries moved {by_hand} times by hand, {by_load} by the load");
             assert!(by_hand > 0 && by_load > 0);
             assert!(parts > 0, "no compaction was cut into parts");
             assert!(panicked > 0, "no extension panicked");
-            eprintln!("{collected} garbage collections");
+            eprintln!("{collected} garbage collections, {flat_hits} hits of flat pieces");
             assert!(collected > 50, "{collected} garbage collections");
+            assert!(flat_hits > 0, "no piece of the Flat Index Cache was used");
         }
     }
 }

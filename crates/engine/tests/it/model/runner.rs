@@ -263,6 +263,7 @@ impl Runner {
             listeners,
             registry,
             background: setting.background,
+            flat_index: setting.separation.flat_index,
             seed: Some(7),
             ..Components::default()
         }

@@ -18,6 +18,18 @@ impl Runner {
         self.seals.fragile.pause(false);
     }
 
+    /// Look-ups in the Flat Index Cache since the open: those that found a piece, and the others.
+    pub(crate) fn flat_lookups(&self) -> (u64, u64) {
+        let count = |what: &str| -> u64 {
+            let name = format!("archipelago.block-cache-flat-{what}");
+            let text = self.db.property(self.db.default_family(), &name);
+            text.and_then(|text| text.parse().ok()).unwrap_or(0)
+        };
+        let lookups = (count("hit"), count("miss"));
+        assert!(self.setting.separation.flat_index || lookups == (0, 0), "{lookups:?}");
+        lookups
+    }
+
     /// The same, and no value file is left over. Nobody reads, and no background work is due.
     pub(crate) fn check_values_at_rest(&self) {
         match self.setting.is_manual() {

@@ -43,6 +43,8 @@ pub(crate) struct Separation {
     /// Smallest separated value; 0 for none.
     pub(crate) bytes: u64,
     pub(crate) collection: Collection,
+    /// Whether the Flat Index Cache keeps references.
+    pub(crate) flat_index: bool,
 }
 
 impl Default for Separation {
@@ -52,14 +54,16 @@ impl Default for Separation {
 }
 
 impl Separation {
-    pub(crate) const OFF: Self = Self { bytes: 0, collection: Collection::Off };
-    pub(crate) const EAGER: Self = Self { bytes: 64, collection: Collection::Eager };
+    pub(crate) const OFF: Self = Self { bytes: 0, collection: Collection::Off, flat_index: true };
+    pub(crate) const EAGER: Self =
+        Self { bytes: 64, collection: Collection::Eager, flat_index: true };
 
-    /// One of the twelve combinations, in an order in which four neighbours have all thresholds.
+    /// One of the 24 combinations, in an order in which four neighbours have all thresholds.
     pub(crate) fn nth(nth: u64) -> Self {
         let bytes = [0, 64, 1, 512][nth as usize % 4];
         let collections = [Collection::Eager, Collection::Off, Collection::Starved];
-        Self { bytes, collection: collections[nth as usize / 4 % 3] }
+        let (collection, flat_index) = (collections[nth as usize / 4 % 3], nth / 12 % 2 == 0);
+        Self { bytes, collection, flat_index }
     }
 
     /// `family` with this treatment.

@@ -45,6 +45,7 @@ use archipelago_env::limit::RateLimiter;
 use archipelago_env::local::LocalFs;
 use archipelago_env::{FileLock, FileSystem};
 
+use crate::cache::BlockKind;
 use crate::db::background::flush::{self, FlushTask};
 use crate::db::background::{compaction, scheduler, space};
 use crate::db::inner::DbInner;
@@ -87,6 +88,9 @@ pub struct Components {
     /// Whether compactions let reads that users wait for go first. Default: yes; no is there to
     /// compare with.
     pub foreground_first: bool,
+    /// Whether the block cache keeps references of tables in the Flat Index Cache. Default: yes; no
+    /// is there to compare with.
+    pub flat_index: bool,
     /// Source of the time. Default: the system's clock.
     pub clock: Arc<dyn Clock>,
     /// Merge operators and compaction filters. Default: the built-in ones.
@@ -132,6 +136,7 @@ impl Default for Components {
         Self {
             fs: Arc::new(LocalFs::new()),
             foreground_first: true,
+            flat_index: true,
             clock: SystemClock::shared(),
             registry: Registry::default(),
             listeners: Listeners::default(),
@@ -264,7 +269,7 @@ fn assemble(
     let foreground = put_foreground_first(&mut components);
     let budget =
         components.budget.take().unwrap_or_else(|| ByteBudget::new(budget_bytes(&options)));
-    let tables = table_cache(dir, &options, &components.fs, &budget);
+    let tables = table_cache(dir, &options, &components, &budget);
     let log_bytes = if options.read_only { 0 } else { LOG_BUFFER_BYTES };
     let log_buffer = budget.hold(MemoryClass::Log, log_bytes);
     let limiter = RateLimiter::new(options.rate_limit_bytes_per_s);
@@ -297,15 +302,16 @@ fn assemble(
 fn table_cache(
     dir: &Path,
     options: &DbOptions,
-    fs: &Arc<dyn FileSystem>,
+    components: &Components,
     budget: &Arc<ByteBudget>,
 ) -> TableCache {
+    let refused = (!components.flat_index).then_some(BlockKind::Flat);
     let shares = MemoryShares { budget_bytes: budget.limit_bytes() };
     shares.log_lowered(options);
     let tables = TableCache::new(
-        Arc::clone(fs),
+        Arc::clone(&components.fs),
         dir.to_owned(),
-        BlockCache::new(shares.cache_bytes(options.block_cache_bytes), budget),
+        BlockCache::refusing(refused, shares.cache_bytes(options.block_cache_bytes), budget),
         Arc::clone(budget),
         options.table_readers_max,
         options.direct_reads,

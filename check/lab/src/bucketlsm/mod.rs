@@ -27,11 +27,9 @@ use indicatif::ProgressBar;
 use serde::Serialize;
 
 use crate::claim::median;
-use crate::page::{self, Page, Style};
+use crate::page;
 use archipelago_bench::harness::flags::Stop;
-use archipelago_bench::harness::json;
 use archipelago_bench::harness::progress::runs_bar;
-use archipelago_bench::harness::report::say;
 use archipelago_bench::harness::store::{DeviceSpec, Error, FileSystem, LocalFs, Result};
 use archipelago_bench::harness::tiers::read_device;
 use flags::ReproduceFlags;
@@ -47,7 +45,7 @@ const MIB: f64 = 1_048_576.0;
 
 /// The file report.json.
 #[derive(Debug, Serialize)]
-struct Report<'a> {
+struct Results<'a> {
     version: &'static str,
     settings: &'a str,
     device: &'a DeviceSpec,
@@ -83,28 +81,19 @@ fn bucketlsm(flags: &ReproduceFlags, args: &[OsString]) -> Result<()> {
     }
     let settings = settings(flags, &device);
     let sections = runner.runs.sections();
-    let text = |style| {
-        let parts: Vec<String> = sections.iter().map(|section| section.text(style)).collect();
-        format!("# {TITLE}\n\n{settings}\n{}\n", parts.join("\n\n"))
-    };
-    say(&text(Style::Terminal));
-    page::write(&flags.out.join("report.md"), &text(Style::Markdown))?;
-    if let Some(path) = &flags.page {
-        let page = Page::new(TITLE, "bucketlsm", args);
-        page.about(&settings).sections(sections.clone()).write(path)?;
-    }
-    for (name, svg) in plots::all(&runner.runs, &flags.jobs) {
-        page::write(&flags.out.join(name), &svg)?;
-    }
-    let report = Report {
+    let data = Results {
         version: env!("CARGO_PKG_VERSION"),
         settings: &settings,
         device: &device,
         rows: runner.runs.rows(),
         runs: &runner.runs,
     };
-    json::write_file(&flags.out.join("report.json"), &report)?;
-    eprintln!("written: report.md, report.json and plots in {}", flags.out.display());
+    let (settings, plots) = (settings.as_str(), plots::all(&runner.runs, &flags.jobs));
+    page::Report { title: TITLE, command: "bucketlsm", args, settings, sections, plots }.publish(
+        &flags.out,
+        flags.page.as_deref(),
+        &data,
+    )?;
     result
 }
 

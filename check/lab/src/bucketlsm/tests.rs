@@ -1,6 +1,7 @@
 use super::plan::Mode;
 use super::*;
 use crate::claim::Target;
+use crate::page::Style;
 use archipelago_bench::harness::samples::{Job, Sample, Series, Stalls, Window};
 use run::{Figures, Latency};
 

@@ -30,11 +30,9 @@ use archipelago_base::random::entropy_seed;
 use indicatif::ProgressBar;
 use serde::Serialize;
 
-use crate::page::{self, Page, Style};
+use crate::page;
 use archipelago_bench::harness::flags::Stop;
-use archipelago_bench::harness::json;
 use archipelago_bench::harness::progress::runs_bar;
-use archipelago_bench::harness::report::say;
 use archipelago_bench::harness::store::{Error, FileSystem as _, LocalFs, Result};
 use claims::{Measured, Row};
 use flags::KeigoFlags;
@@ -46,7 +44,7 @@ const TITLE: &str = "Hierarchies of devices: Keigo's comparisons";
 
 /// The file report.json.
 #[derive(Debug, Serialize)]
-struct Report<'a> {
+struct Results<'a> {
     version: &'static str,
     settings: &'a str,
     devices: &'a Specs,
@@ -81,20 +79,7 @@ fn make(flags: &KeigoFlags, args: &[OsString]) -> Result<()> {
         (0..).zip(&groups).map(|(place, group)| Measured { group, place, runs: &runs }).collect();
     let settings = settings(flags, &specs, took_s);
     let sections = report::sections(&measured);
-    let text = |style| {
-        let parts: Vec<String> = sections.iter().map(|section| section.text(style)).collect();
-        format!("# {TITLE}\n\n{settings}\n{}\n", parts.join("\n\n"))
-    };
-    say(&text(Style::Terminal));
-    page::write(&flags.out.join("report.md"), &text(Style::Markdown))?;
-    if let Some(path) = &flags.page {
-        let page = Page::new(TITLE, "keigo", args);
-        page.about(&settings).sections(sections.clone()).write(path)?;
-    }
-    for (name, svg) in plots::all(&measured) {
-        page::write(&flags.out.join(name), &svg)?;
-    }
-    let report = Report {
+    let data = Results {
         version: env!("CARGO_PKG_VERSION"),
         settings: &settings,
         devices: &specs,
@@ -102,8 +87,12 @@ fn make(flags: &KeigoFlags, args: &[OsString]) -> Result<()> {
         groups: &groups,
         runs: &runs,
     };
-    json::write_file(&flags.out.join("report.json"), &report)?;
-    eprintln!("written: report.md, report.json and plots in {}", flags.out.display());
+    let (settings, plots) = (settings.as_str(), plots::all(&measured));
+    page::Report { title: TITLE, command: "keigo", args, settings, sections, plots }.publish(
+        &flags.out,
+        flags.page.as_deref(),
+        &data,
+    )?;
     result
 }
 

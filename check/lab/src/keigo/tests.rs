@@ -2,6 +2,7 @@ use super::plan::{Keys, Layout, Part, Workload};
 use super::run::Figures;
 use super::*;
 use crate::claim::{Target, median};
+use crate::page::Style;
 use archipelago_bench::harness::tiers::oracle::Oracle;
 use archipelago_bench::harness::tiers::{DeviceOutcome, TierOutcome};
 

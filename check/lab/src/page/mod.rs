@@ -1,10 +1,11 @@
 //! Pages of benchmarks: rows of one type, and one renderer for the terminal and for Markdown.
 //!
 //! Each command of the laboratory turns its results into [`Row`]s, groups them into [`Section`]s
-//! and renders them. With `--page FILE`, a command also writes a [`Page`], which is a page of
-//! `docs/benchmarks/`. Its head states the commit, the command and the machine (`head.rs`). The
-//! command writes only the part between two marks, so that people can add prose before and after
-//! it. A page that several commands write has several parts, and `--page FILE#PART` names one.
+//! and renders them. Commands with charts and a file of figures publish a [`Report`]. With
+//! `--page FILE`, a command also writes a [`Page`], which is a page of `docs/benchmarks/`. Its head
+//! states the commit, the command and the machine (`head.rs`). The command writes only the part
+//! between two marks, so that people can add prose before and after it. A page that several
+//! commands write has several parts, and `--page FILE#PART` names one.
 //!
 //! Invariants:
 //! 1. A cell of a row holds one figure. Ranges stand in a column of their own.
@@ -15,6 +16,7 @@
 //! written.
 
 mod head;
+mod report;
 mod row;
 #[cfg(test)]
 mod tests;
@@ -30,6 +32,7 @@ use comfy_table::presets::{ASCII_MARKDOWN, UTF8_FULL_CONDENSED};
 use comfy_table::{CellAlignment, Table};
 
 pub(crate) use head::{Machine, date};
+pub(crate) use report::Report;
 pub(crate) use row::{Ratio, Row, RowTarget, Verdict};
 
 use head::Head;

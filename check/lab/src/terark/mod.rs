@@ -32,11 +32,9 @@ use indicatif::ProgressBar;
 use serde::Serialize;
 
 use crate::compare::db_bench_version;
-use crate::page::{self, Page, Style};
+use crate::page;
 use archipelago_bench::harness::flags::Stop;
-use archipelago_bench::harness::json;
 use archipelago_bench::harness::progress::runs_bar;
-use archipelago_bench::harness::report::say;
 use archipelago_bench::harness::store::{DeviceSpec, FileSystem as _, LocalFs, Result};
 use flags::TerarkFlags;
 use plan::{Case, Mode, Part};
@@ -50,7 +48,7 @@ const TITLE: &str = "Separated values: BlobDB and the engine without separation"
 
 /// The file report.json.
 #[derive(Debug, Serialize)]
-struct Report<'a> {
+struct Results<'a> {
     version: &'static str,
     settings: &'a str,
     device: &'a DeviceSpec,
@@ -86,23 +84,12 @@ fn make(flags: &TerarkFlags, args: &[OsString]) -> Result<()> {
     let rows = facts.rows();
     let settings = report::settings(flags, &peer, clock.now_ns() / 1_000_000_000);
     let sections = report::sections(&facts, &rows);
-    let text = |style| {
-        let parts: Vec<String> = sections.iter().map(|section| section.text(style)).collect();
-        format!("# {TITLE}\n\n{settings}\n{}\n", parts.join("\n\n"))
-    };
-    say(&text(Style::Terminal));
-    page::write(&flags.out.join("report.md"), &text(Style::Markdown))?;
-    if let Some(path) = &flags.page {
-        let page = Page::new(TITLE, "terark-engine", args);
-        page.about(&settings).sections(sections.clone()).write(path)?;
-    }
-    for (name, svg) in plots::all(&facts) {
-        page::write(&flags.out.join(name), &svg)?;
-    }
     let version = env!("CARGO_PKG_VERSION");
-    let report = Report { version, settings: &settings, device: &device, rows, runs: &runs };
-    json::write_file(&flags.out.join("report.json"), &report)?;
-    eprintln!("written: report.md, report.json and plots in {}", flags.out.display());
+    let data = Results { version, settings: &settings, device: &device, rows, runs: &runs };
+    let plots = plots::all(&facts);
+    let settings = settings.as_str();
+    page::Report { title: TITLE, command: "terark-engine", args, settings, sections, plots }
+        .publish(&flags.out, flags.page.as_deref(), &data)?;
     result
 }
 

@@ -5,7 +5,7 @@ use super::run::{SpaceSample, StepRun};
 use super::*;
 use crate::compare::parse::result_line;
 use crate::compare::run::{Side, SideRun};
-use crate::page::Verdict;
+use crate::page::{Style, Verdict};
 use crate::results::{ResultEntry, SettledEntry};
 use archipelago_bench::harness::gc::GcFigures;
 use archipelago_bench::harness::io::IoEntry;

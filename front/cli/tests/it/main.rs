@@ -10,6 +10,7 @@ mod port;
 mod secret;
 mod store;
 mod tiers;
+mod values;
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use archipelago_base::clock::ManualClock;
 use archipelago_engine::db::{Components, Db};
-use archipelago_engine::options::{DbOptions, WriteOptions};
+use archipelago_engine::key::KeyRange;
+use archipelago_engine::options::{CfOptions, DbOptions, WriteOptions};
 use archipelago_env::mem::MemFs;
 use archipelago_resp::engine_store::EngineStore;
 use archipelago_resp::{Server, ServerOptions};
@@ -121,6 +122,51 @@ fn ranges_over_flushed_and_fresh_records() {
     client.expect(&[("FLUSHDB", "+OK"), ("DBSIZE", ":0")]);
     let info = client.ask("INFO archipelago");
     assert!(info.contains("engine:archipelago health:healthy estimate_num_keys:"), "{info}");
+}
+
+#[test]
+fn info_shows_parts_of_separated_space_that_add_up() {
+    let family = CfOptions {
+        value_separation_bytes: 64,
+        space_amplification_max: 0.0,
+        ..CfOptions::default()
+    };
+    let components = Components {
+        fs: Arc::new(MemFs::new()),
+        families: [("default".to_owned(), family)].into_iter().collect(),
+        ..Components::default()
+    };
+    let db = Db::open_with("/data", DbOptions::default(), components).unwrap();
+    let store = Arc::new(EngineStore::new(db.clone(), WriteOptions::default()).unwrap());
+    let options = ServerOptions { worker_threads: 2, ..ServerOptions::default() };
+    let server = Server::start("127.0.0.1:0", store, options).unwrap();
+    let mut client = Client::connect(&server);
+    for round in ["one", "two"] {
+        for n in (0..200).filter(|n| round == "one" || n % 3 > 0) {
+            assert_eq!(client.call(&["SET", &format!("k{n:03}"), &round.repeat(300)]), "+OK");
+        }
+        db.compact_range(db.default_family(), &KeyRange::all()).unwrap();
+    }
+    db.wait_for_background().unwrap();
+    let info = client.ask("INFO archipelago");
+    let number = |name: &str| -> u64 {
+        let found = info.split(' ').find_map(|line| line.strip_prefix(&format!("{name}:")));
+        found.unwrap_or_else(|| panic!("no {name} in {info}")).parse().unwrap()
+    };
+    let (files, exposed) = (number("value_file_bytes"), number("value_exposed_bytes"));
+    assert!(number("num_value_files") > 0 && exposed > 0, "{info}");
+    let report = db.values(db.default_family()).unwrap();
+    assert_eq!((files, exposed), (report.file_bytes(), report.exposed_bytes()));
+    assert_eq!(number("value_valid_bytes"), report.valid_bytes());
+    let parts = number("space_live_bytes") + exposed + number("value_hidden_bytes");
+    assert_eq!(parts, number("total_sst_files_size") + files, "{info}");
+    assert_eq!((number("space_in_flight_bytes"), number("pinned_file_bytes")), (0, 0));
+    let reader = db.iter(db.default_family(), &Default::default()).unwrap();
+    client.expect(&[("FLUSHALL", "+OK")]);
+    db.compact_range(db.default_family(), &KeyRange::all()).unwrap();
+    let pinned = client.ask("INFO archipelago");
+    assert!(!pinned.contains("pinned_file_bytes:0 "), "{pinned}");
+    drop(reader);
 }
 
 #[test]

@@ -89,11 +89,9 @@ fn bucketlsm(flags: &ReproduceFlags, args: &[OsString]) -> Result<()> {
         runs: &runner.runs,
     };
     let (settings, plots) = (settings.as_str(), plots::all(&runner.runs, &flags.jobs));
-    page::Report { title: TITLE, command: "bucketlsm", args, settings, sections, plots }.publish(
-        &flags.out,
-        flags.page.as_deref(),
-        &data,
-    )?;
+    let appendix = None;
+    page::Report { title: TITLE, command: "bucketlsm", args, settings, sections, appendix, plots }
+        .publish(&flags.out, flags.page.as_deref(), &data)?;
     result
 }
 

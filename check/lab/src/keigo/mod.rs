@@ -79,6 +79,7 @@ fn make(flags: &KeigoFlags, args: &[OsString]) -> Result<()> {
         (0..).zip(&groups).map(|(place, group)| Measured { group, place, runs: &runs }).collect();
     let settings = settings(flags, &specs, took_s);
     let sections = report::sections(&measured);
+    let appendix = Some(report::figures(&measured));
     let data = Results {
         version: env!("CARGO_PKG_VERSION"),
         settings: &settings,
@@ -88,11 +89,8 @@ fn make(flags: &KeigoFlags, args: &[OsString]) -> Result<()> {
         runs: &runs,
     };
     let (settings, plots) = (settings.as_str(), plots::all(&measured));
-    page::Report { title: TITLE, command: "keigo", args, settings, sections, plots }.publish(
-        &flags.out,
-        flags.page.as_deref(),
-        &data,
-    )?;
+    page::Report { title: TITLE, command: "keigo", args, settings, sections, appendix, plots }
+        .publish(&flags.out, flags.page.as_deref(), &data)?;
     result
 }
 
@@ -226,8 +224,8 @@ fn settings(flags: &KeigoFlags, specs: &Specs, took_s: u64) -> String {
          - **Data**: {records} records of 16 + 1,024 B ({mib:.0} MiB; Meta and Nutanix-like as many bytes), no \
          compression; the fast device holds {fast:.0} MiB.\n\
          - **Store**: two memtables of 1 MiB, base level 2 MiB, tables 512 KiB, block cache 8 MiB, {jobs} background \
-         jobs, {clients} clients; {seconds} s of warm-up \
-         (YCSB B to E: {twice} s), {seconds} s measured.\n",
+         jobs, {clients} clients; {seconds} s of warm-up and as much measured \
+         (YCSB B to E: {twice} s of warm-up, {read_seconds} s measured).\n",
         version = env!("CARGO_PKG_VERSION"),
         runs = flags.runs(),
         minutes = took_s.div_ceil(60),
@@ -237,7 +235,8 @@ fn settings(flags: &KeigoFlags, specs: &Specs, took_s: u64) -> String {
         jobs = flags.jobs,
         clients = flags.clients,
         seconds = flags.seconds(),
-        twice = 2 * flags.seconds(),
+        read_seconds = flags.read_seconds(),
+        twice = 2 * flags.read_seconds(),
     )
 }
 

@@ -456,7 +456,9 @@ pub(super) fn measured_words(flags: &KeigoFlags, group: &Group, round: u64) -> V
         Part::Switch => ("ycsbc,ycsba,ycsbc".to_owned(), flags.phase_seconds()),
         // Copies are measured after the files that they replace had ten seconds in which to prove
         // cold.
-        _ if group.workload.is_read_mostly() => (format!("{name},{name},{name}"), flags.seconds()),
+        _ if group.workload.is_read_mostly() => {
+            (format!("{name},{name},{name}"), flags.read_seconds())
+        }
         _ => (format!("{name},{name}"), flags.seconds()),
     };
     let mut measured = vec![

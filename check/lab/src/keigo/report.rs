@@ -1,12 +1,12 @@
-//! The sections of the report: rows next to the paper's numbers and the targets, then every figure.
-//! The functions are pure.
+//! The sections of the report: rows next to the paper's numbers and the targets, and every figure,
+//! which the page leaves out. The functions are pure.
 
 use super::claims::{Measured, Row};
 use super::plan::{Part, Side};
 use super::run::Figures;
 use crate::page::{Grid, Section};
 
-/// The sections of the report: one per part, and then all figures.
+/// The rows of the report, one section per part.
 pub(super) fn sections(measured: &[Measured<'_>]) -> Vec<Section> {
     let rows: Vec<Row> = measured.iter().flat_map(Measured::rows).collect();
     let mut parts: Vec<_> = rows.iter().map(|row| row.part).collect();
@@ -21,13 +21,16 @@ pub(super) fn sections(measured: &[Measured<'_>]) -> Vec<Section> {
             ..Section::default()
         }
     };
-    let mut sections: Vec<Section> = parts.into_iter().map(of).collect();
-    sections.push(Section {
+    parts.into_iter().map(of).collect()
+}
+
+/// The section with every figure.
+pub(super) fn figures(measured: &[Measured<'_>]) -> Section {
+    Section {
         title: "The figures of the ratios (medians)".to_owned(),
         grids: vec![absolute(measured)],
         ..Section::default()
-    });
-    sections
+    }
 }
 
 fn absolute(measured: &[Measured<'_>]) -> Grid {

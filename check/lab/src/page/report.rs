@@ -1,5 +1,5 @@
-//! The reports of a command: on the terminal, as Markdown with charts, as JSON, and as a page of
-//! `docs/benchmarks/` if one was asked for.
+//! The reports of a command: on the terminal, as report.md with its charts, as report.json, and as
+//! a page of `docs/benchmarks/` if one was asked for.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -22,6 +22,8 @@ pub(crate) struct Report<'a> {
     /// Settings of the runs, as Markdown.
     pub(crate) settings: &'a str,
     pub(crate) sections: Vec<Section>,
+    /// The last section of the report, which the page leaves out.
+    pub(crate) appendix: Option<Section>,
     /// Name and content of each chart.
     pub(crate) plots: Vec<(String, String)>,
 }
@@ -29,12 +31,13 @@ pub(crate) struct Report<'a> {
 impl Report<'_> {
     /// The report as text.
     fn text(&self, style: Style) -> String {
-        let parts: Vec<String> = self.sections.iter().map(|section| section.text(style)).collect();
+        let all = self.sections.iter().chain(&self.appendix);
+        let parts: Vec<String> = all.map(|section| section.text(style)).collect();
         format!("# {}\n\n{}\n{}\n", self.title, self.settings, parts.join("\n\n"))
     }
 
-    /// Prints the report and writes its files into `out`: the same as Markdown, `data` as JSON, and
-    /// the charts. Writes the page if there is one.
+    /// Prints the report and writes its files into `out`: report.md, `data` as report.json, and the
+    /// charts. Writes the page if there is one.
     pub(crate) fn publish<T: Serialize>(
         self,
         out: &Path,

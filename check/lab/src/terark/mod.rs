@@ -88,8 +88,12 @@ fn make(flags: &TerarkFlags, args: &[OsString]) -> Result<()> {
     let data = Results { version, settings: &settings, device: &device, rows, runs: &runs };
     let plots = plots::all(&facts);
     let settings = settings.as_str();
-    page::Report { title: TITLE, command: "terark-engine", args, settings, sections, plots }
-        .publish(&flags.out, flags.page.as_deref(), &data)?;
+    let (command, appendix) = ("terark-engine", None);
+    page::Report { title: TITLE, command, args, settings, sections, appendix, plots }.publish(
+        &flags.out,
+        flags.page.as_deref(),
+        &data,
+    )?;
     result
 }
 

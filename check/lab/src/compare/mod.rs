@@ -114,7 +114,7 @@ fn run_both(flags: &CompareFlags, spelled: &Spelled) -> Result<()> {
     let mut comparison = Comparison::new(flags);
     let stop = AtomicBool::new(false);
     let onlooker = Onlooker { said: &|line| eprintln!("  {line}"), stop: &stop };
-    let result = (0..flags.runs).try_for_each(|round| {
+    let result: Result<()> = (0..flags.runs).try_for_each(|round| {
         for side in [Side::Archipelago, Side::RocksDb] {
             eprintln!("run {} of {}: {}", round + 1, flags.runs, side.name());
             let dir = base.join(format!("{}-{}", side.word(), round + 1));

@@ -16,7 +16,7 @@ use archipelago_store::StoreFs;
 use archipelago_store::memory::{Fault, MemoryPool, PoolCall};
 use archipelago_store::volume::{Volume, VolumeOptions};
 
-use crate::separation::{Collection, Separation, audit, audit_at_rest};
+use crate::separation::{Separation, audit, audit_at_rest};
 use crate::support::{in_threads, small_db, small_family, stepped};
 
 type Model = BTreeMap<Vec<u8>, Vec<u8>>;
@@ -239,7 +239,7 @@ fn owner_that_lost_its_volume_takes_no_writes() {
 fn garbage_of_values_is_collected_on_a_pool() {
     let pool = new_pool(4);
     let fs = take_over(&pool);
-    let separation = Separation { bytes: 64, collection: Collection::Eager };
+    let separation = Separation::EAGER;
     let db = open(&fs, "/db", separation.of(small_family()));
     let mut model = Model::new();
     for round in 0..6u8 {

@@ -74,8 +74,11 @@ impl Handler for Threaded {
             *first
         };
         let (inner, body) = (Arc::clone(&self.inner), request.body.to_vec());
-        let Request { client, number, deadline, .. } = request;
-        let serve = move || inner.handle(Request { client, number, deadline, body: &body }, reply);
+        let Request { client, number, deadline, answer_bytes_max, .. } = request;
+        let serve = move || {
+            let request = Request { client, number, deadline, answer_bytes_max, body: &body };
+            inner.handle(request, reply);
+        };
         scheduler.at(end_ps.div_ceil(1000), self.host.life(), serve);
     }
 }

@@ -12,54 +12,54 @@ use super::{OnCall, refused};
 /// A kind of call that reaches the pool. A wait for bytes that are acknowledged already is none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum PoolCall {
-    /// [`BlobStore::create`](crate::BlobStore::create).
+    /// A call of [`BlobStore::create`](crate::BlobStore::create).
     BlobCreate,
-    /// [`BlobWriter::append`](crate::BlobWriter::append).
+    /// A call of [`BlobWriter::append`](crate::BlobWriter::append).
     BlobAppend,
-    /// [`BlobWriter::seal`](crate::BlobWriter::seal).
+    /// A call of [`BlobWriter::seal`](crate::BlobWriter::seal).
     BlobSeal,
-    /// [`BlobStore::open`](crate::BlobStore::open).
+    /// A call of [`BlobStore::open`](crate::BlobStore::open).
     BlobOpen,
     /// A read of a blob, of one range or of several.
     BlobRead,
-    /// [`BlobStore::retain`](crate::BlobStore::retain).
+    /// A call of [`BlobStore::retain`](crate::BlobStore::retain).
     BlobRetain,
-    /// [`BlobStore::release`](crate::BlobStore::release).
+    /// A call of [`BlobStore::release`](crate::BlobStore::release).
     BlobRelease,
-    /// [`BlobStore::release_strays`](crate::BlobStore::release_strays).
+    /// A call of [`BlobStore::release_strays`](crate::BlobStore::release_strays).
     BlobStrays,
-    /// [`LogStore::create`](crate::LogStore::create).
+    /// A call of [`LogStore::create`](crate::LogStore::create).
     LogCreate,
-    /// [`LogWriter::submit`](crate::LogWriter::submit).
+    /// A call of [`LogWriter::submit`](crate::LogWriter::submit).
     LogSubmit,
-    /// [`LogPosition::wait`](crate::LogPosition::wait).
+    /// A call of [`LogPosition::wait`](crate::LogPosition::wait).
     LogWait,
-    /// [`LogPosition::sync`](crate::LogPosition::sync).
+    /// A call of [`LogPosition::sync`](crate::LogPosition::sync).
     LogSync,
-    /// [`LogWriter::finish`](crate::LogWriter::finish).
+    /// A call of [`LogWriter::finish`](crate::LogWriter::finish).
     LogFinish,
-    /// [`LogStore::recover`](crate::LogStore::recover).
+    /// A call of [`LogStore::recover`](crate::LogStore::recover).
     LogRecover,
-    /// [`LogStore::open`](crate::LogStore::open).
+    /// A call of [`LogStore::open`](crate::LogStore::open).
     LogOpen,
     /// A read of a log, of one range or of several.
     LogRead,
-    /// [`LogStore::remove`](crate::LogStore::remove).
+    /// A call of [`LogStore::remove`](crate::LogStore::remove).
     LogRemove,
-    /// [`LogStore::release_strays`](crate::LogStore::release_strays).
+    /// A call of [`LogStore::release_strays`](crate::LogStore::release_strays).
     LogStrays,
-    /// [`Register::read`](crate::Register::read).
+    /// A call of [`Register::read`](crate::Register::read).
     RegisterRead,
-    /// [`Register::compare_and_swap`](crate::Register::compare_and_swap).
+    /// A call of [`Register::compare_and_swap`](crate::Register::compare_and_swap).
     RegisterSwap,
-    /// [`Register::remove`](crate::Register::remove).
+    /// A call of [`Register::remove`](crate::Register::remove).
     RegisterRemove,
-    /// [`Register::list`](crate::Register::list).
+    /// A call of [`Register::list`](crate::Register::list).
     RegisterList,
 }
 
 impl PoolCall {
-    /// All kinds.
+    /// All kinds of calls.
     pub const ALL: [Self; 22] = [
         Self::BlobCreate,
         Self::BlobAppend,

@@ -37,7 +37,7 @@ impl ExtentMap {
             .filter_map(|word| word.try_into().ok().map(u64::from_le_bytes))
             .collect();
         let sound = match words.as_slice() {
-            [count, starts @ .., end] if layout.0.len() % 8 == 0 => {
+            [count, starts @ .., end] if layout.0.len().is_multiple_of(8) => {
                 (*count == starts.len() as u64).then_some((starts, *end))
             }
             _ => None,

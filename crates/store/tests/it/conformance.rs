@@ -22,6 +22,6 @@ fn store_conforms() {
 fn store_conforms_after_a_take_over() {
     let first = Owner::of_new_volume(MemoryPool::new(2), Sabotage::default(), 1);
     conforms(&(Arc::clone(&first.fs) as Arc<dyn FileSystem>), Path::new("/first"), false);
-    let second = Owner::take_over(first.pool.clone(), Sabotage::default(), 3).unwrap();
+    let second = Owner::take_over(first.pool, Sabotage::default(), 3).unwrap();
     conforms(&(Arc::clone(&second.fs) as Arc<dyn FileSystem>), Path::new("/second"), true);
 }

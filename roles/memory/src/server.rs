@@ -57,7 +57,8 @@ pub struct MemorySettings {
     pub advertise: Vec<String>,
     /// Endpoints of all managers, of the one in office and of the standby managers.
     pub manager: Vec<String>,
-    /// The cluster's secret. Without one the node listens on loopback addresses only. Default: none.
+    /// The cluster's secret. Without one the node listens on loopback addresses only. Default:
+    /// none.
     pub secret: Option<Secret>,
     /// Time after which the node kills a process that still has memory mapped by a revoked key.
     /// Default: never, and the node waits for the process.

@@ -1,5 +1,5 @@
-//! The reports of a command: on the terminal, as report.md with its charts, as report.json, and as
-//! a page of `docs/benchmarks/` if one was asked for.
+//! The reports of a command: on the terminal, as files with charts and figures, and as a page of
+//! `docs/benchmarks/` if one was asked for.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -36,8 +36,8 @@ impl Report<'_> {
         format!("# {}\n\n{}\n{}\n", self.title, self.settings, parts.join("\n\n"))
     }
 
-    /// Prints the report and writes its files into `out`: report.md, `data` as report.json, and the
-    /// charts. Writes the page if there is one.
+    /// Prints the report and writes its files into `out`: the report in Markdown, `data` as JSON,
+    /// and charts. Writes the page if there is one.
     pub(crate) fn publish<T: Serialize>(
         self,
         out: &Path,

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use archipelago_base::clock::{Clock, SystemClock};
 use archipelago_base::{Error, ErrorKind, Result};
 use archipelago_engine::db::{Components, Db, IngestOptions};
 use archipelago_engine::sst::{SstWriter, TableOptions};
@@ -341,7 +342,7 @@ fn ingestion_passes_over_lost_records() {
         // The ingestion holds the commit lock and waits for the write before it.
         let ingested =
             scope.spawn(|| db.ingest(db.default_family(), &[table], &IngestOptions::default()));
-        std::thread::sleep(Duration::from_millis(20));
+        SystemClock::new().sleep(Duration::from_millis(20));
         fs.set(|weather| (weather.is_held, weather.acknowledges) = (false, Some(0)));
         assert_eq!(lost.join().unwrap().unwrap_err().kind(), ErrorKind::Io);
         // It may meet the lossy segment when it syncs the log. Then it changes nothing.

@@ -308,9 +308,9 @@ fn flush_of_one_table_takes_few_round_trips() {
 }
 
 /// Number of log segments after flushes of several segments each.
-fn segments_after_flushes(fs: Arc<dyn FileSystem>) -> usize {
+fn segments_after_flushes(fs: &Arc<dyn FileSystem>) -> usize {
     let families = [("default".to_owned(), small_family())].into_iter().collect();
-    let components = Components { fs: Arc::clone(&fs), families, ..stepped() };
+    let components = Components { fs: Arc::clone(fs), families, ..stepped() };
     let db = Db::open_with("/db", small_db(), components).unwrap();
     for round in 0..4u32 {
         for n in 0..600u32 {
@@ -325,8 +325,10 @@ fn segments_after_flushes(fs: Arc<dyn FileSystem>) -> usize {
 
 #[test]
 fn segments_are_kept_only_where_they_are_recycled() {
-    let on_disk = segments_after_flushes(Arc::new(MemFs::new()));
+    let disk: Arc<dyn FileSystem> = Arc::new(MemFs::new());
+    let on_disk = segments_after_flushes(&disk);
     assert!(on_disk > 1, "spare segments are kept on a disk, not {on_disk}");
-    let on_pool = segments_after_flushes(take_over(&new_pool(7)));
+    let pool: Arc<dyn FileSystem> = take_over(&new_pool(7));
+    let on_pool = segments_after_flushes(&pool);
     assert_eq!(on_pool, 1, "only the open one is needed");
 }

@@ -1,9 +1,9 @@
 //! A volume: the namespace of one database on a storage pool, as its owner holds it.
 //!
-//! The namespace maps paths to files, and each file to its [`Content`]: bytes inline, a blob, or a
+//! The namespace maps paths to files, and each file to its `Content`: bytes inline, a blob, or a
 //! log. Its records lie in a log of its own, which all replicas acknowledge after their syncs. The
 //! layout of that log, the epoch and the owner's lease stand in the register
-//! ([`record::VolumeRecord`]).
+//! (`VolumeRecord`).
 //!
 //! [`Volume::open`] becomes the owner: it raises the epoch by compare-and-swap, fences and recovers
 //! the namespace's log, then all logs that have no end, and releases strays (`take_over`). A lease
@@ -22,7 +22,7 @@
 //!    layout before an append to it is acknowledged.
 //! 2. A blob or a log is released only when the record that took its last name is durable, and its
 //!    last reader in this process is gone.
-//! 3. A file's record is durable before [`Volume::wait`] returns for it; a crash keeps a prefix of
+//! 3. A file's record is durable before `Volume::wait` returns for it; a crash keeps a prefix of
 //!    the submitted commits.
 //! 4. After the first [`Fenced`](archipelago_base::ErrorKind::Fenced) error of any part, the volume
 //!    refuses all changes with it.

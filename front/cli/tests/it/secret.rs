@@ -79,7 +79,8 @@ fn members_with_the_secret_find_each_other_and_others_get_a_reason() {
         let (succeeded, said, _) = run(&[&status[..], &["--secret-file", &ours]].concat());
         succeeded && said.lines().any(|line| line.starts_with("1 ") && line.contains(" up "))
     });
-    // A client of the pool reaches manager and node with the secret. Without it the client does not join.
+    // A client of the pool reaches manager and node with the secret. Without it the client does not
+    // join.
     let mut options = PoolOptions::new(endpoint(&at).unwrap(), 5);
     options.patience = Duration::from_secs(60);
     let endpoints = Endpoints::new().with_secret(Some(Secret::read(Path::new(&ours)).unwrap()));

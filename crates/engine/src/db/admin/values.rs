@@ -115,7 +115,7 @@ impl PinnedInfo {
             }
             match file.age_ns {
                 ..MINUTE_NS => info.under_minute_bytes += file.bytes,
-                ..HOUR_NS => info.under_hour_bytes += file.bytes,
+                MINUTE_NS..HOUR_NS => info.under_hour_bytes += file.bytes,
                 _ => {}
             }
             info.oldest_ms = info.oldest_ms.max(file.age_ns / 1_000_000);

@@ -473,7 +473,7 @@ fn values_that_nobody_wants_are_not_read() {
     }
     assert_eq!(found, KEYS * 3 / 4, "a quarter has expired");
     assert_eq!(reads(), 0, "of reads of keys");
-    let mut iter = db.iter(cf, &options.clone().keys_only()).unwrap();
+    let mut iter = db.iter(cf, &options.keys_only()).unwrap();
     iter.seek_to_first();
     let mut rows = 0;
     while iter.valid() {

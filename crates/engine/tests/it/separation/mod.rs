@@ -62,7 +62,8 @@ impl Separation {
     pub(crate) fn nth(nth: u64) -> Self {
         let bytes = [0, 64, 1, 512][nth as usize % 4];
         let collections = [Collection::Eager, Collection::Off, Collection::Starved];
-        let (collection, flat_index) = (collections[nth as usize / 4 % 3], nth / 12 % 2 == 0);
+        let (collection, flat_index) =
+            (collections[nth as usize / 4 % 3], (nth / 12).is_multiple_of(2));
         Self { bytes, collection, flat_index }
     }
 

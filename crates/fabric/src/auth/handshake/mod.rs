@@ -144,7 +144,7 @@ pub(crate) struct Admission {
     /// The client's greeting.
     pub(crate) hello: Hello,
     /// The secret, and the messages so far; `None` without a secret.
-    proved: Option<(Secret, Transcript)>,
+    proved: Option<Box<(Secret, Transcript)>>,
 }
 
 /// What the node does after a client's greeting.
@@ -193,14 +193,15 @@ impl NodeGreeting {
             return Err(Reason::WrongSecret.into());
         }
         self.transcript.push(Kind::Proof, &proof.0);
-        Ok(Admission { hello: self.hello, proved: Some((self.secret, self.transcript)) })
+        Ok(Admission { hello: self.hello, proved: Some(Box::new((self.secret, self.transcript))) })
     }
 }
 
 impl Admission {
     /// Puts the node's proof into its welcome, if the link has a secret.
     pub(crate) fn sign(mut self, welcome: Welcome) -> Welcome {
-        let proof = self.proved.as_mut().map(|(secret, transcript)| {
+        let proof = self.proved.as_mut().map(|proved| {
+            let (secret, transcript) = proved.as_mut();
             transcript.push_welcome(&welcome);
             secret.prove(Prover::Node, &transcript.0)
         });

@@ -105,7 +105,8 @@ fn wrong_secret_and_wrong_cluster_have_reasons_of_their_own() {
     let (mut node, frame) = self::challenge(&secret(1, 4), &hello);
     let proof = prove(&mut client, &frame);
     node.transcript.push(Kind::Proof, whole(&proof).body);
-    let admission = Admission { hello: node.hello, proved: Some((node.secret, node.transcript)) };
+    let admission =
+        Admission { hello: node.hello, proved: Some(Box::new((node.secret, node.transcript))) };
     assert_eq!(refused(client.hear(&whole(&welcome(admission)))), Reason::WrongSecret);
 }
 

@@ -23,6 +23,8 @@ struct Weather {
     /// Records that are still acknowledged before every later one of the segment is lost. The
     /// segment after it loses nothing.
     acknowledges: Option<u64>,
+    /// Whether the next submission fails although the log has the record.
+    loses_answer: bool,
     /// Whether no segment can be begun.
     refuses_segments: bool,
     /// Records that were submitted and not acknowledged.
@@ -198,6 +200,11 @@ impl LogFile for LaterLog {
         // A record has a header and a payload, and the header of the segment stands alone.
         let group = Group { bytes: parts.concat(), records: (parts.len() as u64).div_ceil(2) };
         queue.len += group.bytes.len() as u64;
+        if std::mem::take(&mut weather.loses_answer) {
+            queue.inner.append(&[&group.bytes]).unwrap();
+            queue.error = Some(lost());
+            return Err(lost());
+        }
         weather.waiting += group.records;
         queue.groups.push(group);
         self.0.network.changed.notify_all();
@@ -323,6 +330,18 @@ fn lost_header_makes_the_database_read_only() {
     assert_eq!(db.put(b"later", b"value").unwrap_err().kind(), ErrorKind::ReadOnly);
     let visible = (0..3).filter(|number| db.get(&key(*number)).unwrap().is_some()).count();
     assert_eq!(visible, outcomes.iter().filter(|outcome| outcome.is_ok()).count());
+}
+
+#[test]
+fn record_whose_submission_failed_is_not_applied_after_a_kill() {
+    let fs = LaterFs::new();
+    let db = open(&fs);
+    db.put(&key(0), b"value").unwrap();
+    fs.set(|weather| weather.loses_answer = true);
+    assert_eq!(db.put(&key(1), b"value").unwrap_err().kind(), ErrorKind::Io);
+    assert_eq!(after_kill(&fs, 2), [true, false]);
+    db.put(&key(2), b"value").unwrap();
+    assert_eq!(after_kill(&fs, 3), [true, false, true]);
 }
 
 #[test]

@@ -93,7 +93,10 @@ impl StoreLog {
         let pushed = self.files.heard(writer.submit(parts), "append to", self.log.path());
         match &pushed {
             Ok(_) => self.log.note_submitted(writer.len_bytes()),
-            Err(error) => self.state = SegmentState::Failed(error.clone()),
+            Err(error) => {
+                self.log.freeze(error);
+                self.state = SegmentState::Failed(error.clone());
+            }
         }
         pushed
     }

@@ -6,6 +6,9 @@
 //!
 //! Invariants:
 //! 1. No append counts as acknowledged before the record of the log's first layout is durable.
+//! 2. The acknowledged end is decided once: bytes before it stay acknowledged after an error, and
+//!    after the first error it never grows. So the header of the next segment, which names it, and
+//!    the answers to all waiting writers agree, whatever the order in which threads run.
 //!
 //! Thread-safety: any thread may call any method; the file's writer alone calls
 //! [`WrittenLog::note_submitted`].
@@ -16,8 +19,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use archipelago_base::Result;
+use archipelago_base::{Error, Result};
 use archipelago_env::LogSync;
+use parking_lot::Mutex;
 
 use super::failure::named;
 use crate::log::LogPosition;
@@ -35,8 +39,9 @@ pub(super) struct WrittenLog {
     head_bytes: u64,
     /// Number of bytes that were submitted to the log.
     submitted: AtomicU64,
-    /// Number of bytes that a wait or a sync has found acknowledged.
+    /// Number of acknowledged bytes, as `verdict` has it.
     acknowledged: AtomicU64,
+    verdict: Mutex<AcknowledgedEnd>,
     /// Position after the record with the first layout.
     moment: Moment,
     /// Whether that record is known to be durable.
@@ -44,6 +49,31 @@ pub(super) struct WrittenLog {
     key: FileKey,
     /// Keeps the log while it is written. The drop comes last.
     _hold: Hold,
+}
+
+/// Number of bytes that a wait or a sync has found acknowledged.
+#[derive(Debug, Default)]
+struct AcknowledgedEnd {
+    bytes: u64,
+    /// The first error, after which no more bytes are acknowledged.
+    frozen: Option<Error>,
+}
+
+impl AcknowledgedEnd {
+    /// Decides about the bytes before `end`, of which the pool says `waited`.
+    fn judge(&mut self, end: u64, waited: Result<()>) -> Result<()> {
+        if end <= self.bytes {
+            return Ok(());
+        }
+        if let Some(error) = &self.frozen {
+            return Err(error.clone());
+        }
+        match &waited {
+            Ok(()) => self.bytes = end,
+            Err(error) => self.frozen = Some(error.clone()),
+        }
+        waited
+    }
 }
 
 /// A log that was begun and recorded.
@@ -66,6 +96,7 @@ impl WrittenLog {
             head_bytes,
             submitted: AtomicU64::new(0),
             acknowledged: AtomicU64::new(0),
+            verdict: Mutex::default(),
             moment,
             is_recorded: AtomicBool::new(false),
             key,
@@ -108,20 +139,37 @@ impl WrittenLog {
 
     /// Waits until all bytes of the log before `end` survive a kill of processes.
     pub(super) fn wait_acknowledged(&self, end: u64) -> Result<()> {
+        if self.acknowledged.load(Ordering::Acquire) >= end {
+            return Ok(());
+        }
         let waited = self.wait_recorded().and_then(|()| self.position.wait(end));
         let waited = self.volume.observe(waited);
-        waited.map_err(|error| named(&error, "append to", &self.path))?;
-        self.acknowledged.fetch_max(end, Ordering::Release);
-        Ok(())
+        self.decide(end, waited.map_err(|error| named(&error, "append to", &self.path)))
     }
 
     /// Makes all bytes durable that were submitted before the call, and returns their number.
     pub(super) fn sync_all(&self) -> Result<u64> {
         let synced = self.wait_recorded().and_then(|()| self.position.sync());
         let synced = self.volume.observe(synced);
-        let through = synced.map_err(|error| named(&error, "sync", &self.path))?;
-        self.acknowledged.fetch_max(through, Ordering::Release);
+        let through = synced.map_err(|error| {
+            let error = named(&error, "sync", &self.path);
+            self.freeze(&error);
+            error
+        })?;
+        self.decide(through, Ok(()))?;
         Ok(through)
+    }
+
+    /// Acknowledges no more bytes, because an append failed.
+    pub(super) fn freeze(&self, error: &Error) {
+        self.verdict.lock().frozen.get_or_insert_with(|| error.clone());
+    }
+
+    fn decide(&self, end: u64, waited: Result<()>) -> Result<()> {
+        let mut verdict = self.verdict.lock();
+        let decided = verdict.judge(end, waited);
+        self.acknowledged.store(verdict.bytes, Ordering::Release);
+        decided
     }
 }
 
@@ -143,5 +191,33 @@ impl LogSync for WrittenLog {
         let end = self.submitted.load(Ordering::Acquire);
         self.wait_acknowledged(end)?;
         Ok(end)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lost() -> Error {
+        Error::busy("the pool lost the append")
+    }
+
+    #[test]
+    fn acknowledged_bytes_stay_so_after_an_error() {
+        let mut end = AcknowledgedEnd::default();
+        assert!(end.judge(300, Ok(())).is_ok());
+        assert!(end.judge(400, Err(lost())).is_err());
+        // The writer of earlier bytes asks late, and the pool's error is sticky.
+        assert!(end.judge(200, Err(lost())).is_ok());
+        assert_eq!(end.bytes, 300);
+    }
+
+    #[test]
+    fn acknowledged_end_does_not_grow_after_an_error() {
+        let mut end = AcknowledgedEnd::default();
+        assert!(end.judge(200, Err(lost())).is_err());
+        // The pool's answer about earlier bytes arrives late. The next segment names the end already.
+        assert!(end.judge(100, Ok(())).is_err());
+        assert_eq!(end.bytes, 0);
     }
 }

@@ -77,7 +77,7 @@ pub trait LogWriter: Send + fmt::Debug {
 /// The acknowledged end of a log that has a writer.
 pub trait LogPosition: Send + Sync + fmt::Debug {
     /// Waits until all bytes before `end` survive a kill of any processes and the loss of one
-    /// machine. Errors are sticky.
+    /// machine. Errors are sticky, but bytes that were acknowledged stay so.
     fn wait(&self, end: u64) -> Result<()>;
     /// Waits until all bytes that were submitted before this call survive power loss of all nodes.
     /// Returns their number. Errors are sticky.

@@ -133,10 +133,11 @@ impl MemoryLogPosition {
     fn take_turn(&self, is_enough: impl Fn(&Progress) -> bool) -> Result<Turn> {
         let mut progress = self.progress.lock();
         loop {
-            progress.check()?;
+            // Acknowledged bytes stay acknowledged after an error.
             if is_enough(&progress) {
                 return Ok(Turn::Needless);
             }
+            progress.check()?;
             if !progress.has_turn {
                 progress.has_turn = true;
                 return Ok(Turn::Taken);

@@ -381,6 +381,7 @@ impl Committer {
     ) -> Result<Outcome> {
         let mut claimed = claimed.into_iter().peekable();
         let mut lost = LostWrites::default();
+        let mut is_own_lost = false;
         let outcome = match answer {
             Ok(Answer::Granted(grant)) => {
                 // In their order: what is complete may have to wait for what is not.
@@ -388,10 +389,9 @@ impl Committer {
                 while let Some(earlier) = claimed.next_if(is_earlier) {
                     lost.carry_out_claimed(db, earlier);
                 }
-                match lost.carry_out(db, grant, write.payload) {
-                    Ok(last_seq) => Ok(Outcome::Done(last_seq)),
-                    Err(error) => Err(error),
-                }
+                let carried_out = lost.carry_out(db, grant, write.payload);
+                is_own_lost = carried_out.is_err();
+                carried_out.map(Outcome::Done)
             }
             Ok(Answer::Inserted(last_seq)) => Ok(Outcome::Done(last_seq)),
             Ok(Answer::Held(Held::Memtable(cf))) => Ok(Outcome::MustWait(cf)),
@@ -406,8 +406,7 @@ impl Committer {
                 db.view.publication().wait(last_seq.0);
                 Ok(Outcome::Done(last_seq))
             }
-            // The error of an append that failed at once comes without a lost record.
-            Err(error) => Err(lost.settle(db).unwrap_or(error)),
+            Err(error) => Err(lost.settle(db).filter(|_| is_own_lost).unwrap_or(error)),
             other => {
                 lost.settle(db);
                 other
@@ -642,7 +641,8 @@ fn append(
             // The file system may have another device for the next segment.
             try_once(state)
         }
-        done => done,
+        Err(error) => Err(log_segments::leave_broken_segment(db, state, error)),
+        Ok(()) => Ok(()),
     }
 }
 

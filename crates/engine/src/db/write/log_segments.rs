@@ -29,7 +29,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use archipelago_base::budget::Charge;
-use archipelago_base::{CfId, Error, FileNo, Result};
+use archipelago_base::{CfId, Error, ErrorKind, FileNo, Result};
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::db::inner::DbInner;
@@ -226,21 +226,50 @@ pub(crate) fn rotate_log(db: &DbInner, commit: &mut CommitGuard<'_>) -> Result<(
 #[cold]
 pub(crate) fn leave_lossy_segment(db: &DbInner, segment: FileNo, error: &Error) -> Error {
     let mut commit = db.writes.committer().lock(Order::none());
-    // Another writer of the same group may have left it.
-    let is_open = commit.log.as_ref().is_some_and(|log| log.position().no == segment);
-    if !is_open {
-        return error.clone();
+    match commit.log.as_mut() {
+        Some(log) if log.position().no == segment => {
+            log.fail(error);
+            begin_segment_after_loss(db, &mut commit, error)
+        }
+        // Another writer of the same group has left it.
+        Some(_) => error.clone(),
+        // The database was closed meanwhile.
+        None => unknown_outcome(ErrorKind::Closed, error),
     }
-    if let Some(log) = commit.log.as_mut() {
-        log.fail(error);
+}
+
+/// The same after an append that failed at once, if the log is in a network, where a part of the
+/// records may have arrived (commit lock held). A local log is left by the next write.
+#[cold]
+pub(crate) fn leave_broken_segment(
+    db: &DbInner,
+    commit: &mut CommitGuard<'_>,
+    error: Error,
+) -> Error {
+    let is_lossy = |log: &LogWriter| log.is_broken() && log.syncer().acknowledges_later();
+    if commit.log.as_ref().is_some_and(is_lossy) {
+        begin_segment_after_loss(db, commit, &error)
+    } else {
+        error
     }
-    let Err(failed) = rotate_log(db, &mut commit) else { return error.clone() };
-    drop(commit);
-    db.observers.fail_read_only(&db.jobs, "log append", &failed);
-    error.context_at(
-        "the write was not acknowledged, and no new log segment could be begun: whether the write is \
-         applied will be known when the database is opened again",
-    )
+}
+
+fn begin_segment_after_loss(db: &DbInner, commit: &mut CommitGuard<'_>, error: &Error) -> Error {
+    match rotate_log(db, commit) {
+        Ok(()) => error.clone(),
+        Err(failed) => {
+            db.observers.fail_read_only(&db.jobs, "log append", &failed);
+            unknown_outcome(ErrorKind::ReadOnly, error)
+        }
+    }
+}
+
+fn unknown_outcome(kind: ErrorKind, error: &Error) -> Error {
+    // A writer that lost its ownership must know that.
+    let kind = if error.kind() == ErrorKind::Fenced { ErrorKind::Fenced } else { kind };
+    let text = "the write was not acknowledged, and no new log segment could be begun: whether the \
+                write is applied will be known when the database is opened again";
+    Error::with_source(kind, text, error.clone())
 }
 
 /// The oldest log segment that some unflushed record lies in once `leaving` is installed.
@@ -430,7 +459,11 @@ pub(crate) fn begin_log(
     commit: &mut CommitGuard<'_>,
 ) -> Result<()> {
     let mut late = logs.late.lock();
-    let Some(previous) = *late else { return context.refuse_read_only() };
+    let Some(previous) = *late else {
+        // A writer may get the lock after the close has taken the log away.
+        context.check_open()?;
+        return context.refuse_read_only();
+    };
     let no = storage.file_numbers().allocate();
     let log = create_log(context, storage, no, previous)?;
     writes.committer().set_syncer(log.syncer());

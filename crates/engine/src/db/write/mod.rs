@@ -244,14 +244,15 @@ fn mark_durable_log(storage: &Storage, logs: &LogSegments, writes: &WritePath) {
     }
 }
 
-/// Notes that the log cannot reach its device. On a full disk, and after an I/O error of a log in a
-/// network, the log is left for tables, and writes go on meanwhile: all visible records are in
-/// memory, and a log in a network never loses an acknowledged record unnoticed. After any other
-/// error what the device holds is unknown, and the database takes no more writes.
+/// Notes that the log cannot reach its device. On a full disk, and after an error of a log in a
+/// network that may pass, the log is left for tables, and writes go on meanwhile: all visible
+/// records are in memory, and a log in a network never loses an acknowledged record unnoticed.
+/// After any other error what the device holds is unknown, and the database takes no more writes.
 fn fail_log<Held: Before<JobsLock>>(db: &DbInner, job: &str, error: &Error, order: Order<Held>) {
     let syncer = db.writes.committer().syncer();
     let is_in_network = syncer.is_some_and(|syncer| syncer.acknowledges_later());
-    let can_leave = error.is_no_space() || is_in_network && error.kind() == ErrorKind::Io;
+    let may_pass = matches!(error.kind(), ErrorKind::Io | ErrorKind::Busy);
+    let can_leave = error.is_no_space() || is_in_network && may_pass;
     if !can_leave {
         db.observers.fail_read_only(&db.jobs, job, error);
         return;
@@ -283,6 +284,10 @@ pub(crate) fn write_log_through<Held: Before<JobsLock>>(
 /// Reports an append that failed. The next write tries a new segment.
 #[cold]
 pub(crate) fn note_append_error(storage: &Storage, observers: &Observers, error: &Error) -> Error {
+    if matches!(error.kind(), ErrorKind::ReadOnly | ErrorKind::Closed | ErrorKind::Fenced) {
+        // It says itself what became of the write.
+        return error.clone();
+    }
     let error = error.context_at("the write was not logged and not applied");
     let error = match error.is_no_space() {
         true => error.context_at(format!("the disk of {} is full", storage.dir().display())),

@@ -14,8 +14,14 @@
 //! 4. A node without a secret listens on loopback addresses only ([`listening`]).
 //! 5. A secret is read from a file of its user, and never printed.
 //!
-//! Limits: the proofs authenticate the beginning of a link. They do not encrypt what follows, and
-//! do not protect it against a machine on the path that changes packets.
+//! Limits:
+//! 1. The proofs authenticate the beginning of a link. They do not encrypt what follows, and do not
+//!    protect it against a machine on the path that changes packets.
+//! 2. A proof does not cover the address. A process that listens at an address that a node has left
+//!    can relay the greeting to the node, and then reads and changes what follows.
+//! 3. Over `ofi` the messages after the greeting use another endpoint and are not bound to the
+//!    proof. A process that reaches this endpoint can inject messages. Therefore `ofi` does not
+//!    serve a node beyond loopback addresses.
 //!
 //! The primitives are those of `ring`, which the TLS of the Redis server uses as well. Its check of
 //! an HMAC takes constant time, and its random numbers are the system's.

@@ -1,5 +1,6 @@
-//! Log lines about refused authentications. A process with a wrong secret tries again many times a
-//! second, so that its refusals are logged at intervals, with their number.
+//! Log lines about refused greetings. A process with a wrong secret, or a stranger who sends other
+//! bytes, tries again many times a second, so that refusals are logged at intervals, with their
+//! number.
 
 use std::sync::Arc;
 

@@ -5,7 +5,7 @@
 
 use std::fmt;
 use std::fs::{File, OpenOptions};
-use std::io::{Read as _, Write as _};
+use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::Path;
 
@@ -122,15 +122,18 @@ impl Secret {
     }
 
     /// Makes a secret for a new cluster, and writes it to a new file that only this user may read.
-    /// Its bytes are on the device on return. Errors: `Io` if the file exists or cannot be written.
+    /// The file and its name are on the device on return. Errors: `Io` if the file exists or cannot
+    /// be written. A file that was not written completely is removed.
     pub fn create(path: &Path) -> Result<Self> {
         let failed = |source| Error::io("write a secret to", path, source);
         let (cluster, key) = (ClusterId(random()?), random::<KEY_BYTES>()?);
         let line = format!("{MAGIC} {VERSION} {cluster} {}\n", hex(&key));
-        let mut options = OpenOptions::new();
-        let mut file =
-            options.write(true).create_new(true).mode(0o600).open(path).map_err(failed)?;
-        file.write_all(line.as_bytes()).and_then(|()| file.sync_all()).map_err(failed)?;
+        write_new(path, |file| {
+            file.write_all(line.as_bytes())?;
+            file.sync_all()?;
+            OpenOptions::new().read(true).open(directory_of(path))?.sync_all()
+        })
+        .map_err(failed)?;
         Ok(Self::new(cluster, &key))
     }
 
@@ -155,6 +158,21 @@ impl Secret {
         let said = [prover.prefix(), transcript].concat();
         hmac::verify(&self.key, &said, &proof.0).is_ok()
     }
+}
+
+/// Makes a private file, and removes it if `fill` fails.
+fn write_new(path: &Path, fill: impl FnOnce(&mut File) -> io::Result<()>) -> io::Result<()> {
+    let mut options = OpenOptions::new();
+    let mut file = options.write(true).create_new(true).mode(0o600).open(path)?;
+    fill(&mut file).inspect_err(|_| {
+        // The first error tells the cause, also if the file cannot be removed.
+        let _removed = rustix::fs::unlink(path);
+    })
+}
+
+/// The directory that holds a file.
+fn directory_of(path: &Path) -> &Path {
+    path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
 /// Refuses a file that another user may read or change. The check is of the open file, so that no
@@ -265,6 +283,19 @@ pub(super) mod tests {
         Secret::create(&path).expect_err("a secret is not replaced");
         let again = Secret::create(&dir.path().join("other")).expect("a new file");
         assert_ne!(again.cluster(), made.cluster());
+    }
+
+    #[test]
+    fn file_of_a_secret_is_removed_after_an_error() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("secret");
+        write_new(&path, |_| Err(io::ErrorKind::StorageFull.into())).expect_err("no space");
+        assert!(!path.exists());
+        Secret::create(&path).expect("the name is free again");
+        write_new(&path, |_| Ok(())).expect_err("the file exists");
+        Secret::read(&path).expect("it was not removed");
+        assert_eq!(directory_of(Path::new("secret")), Path::new("."));
+        assert_eq!(directory_of(&path), dir.path());
     }
 
     #[test]

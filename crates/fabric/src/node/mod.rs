@@ -98,8 +98,8 @@ pub struct Reply {
     answer_bytes_max: usize,
     outlet: Option<Arc<dyn Outlet>>,
     sent: bool,
-    /// The reservation of an idempotent or bulk request, which ends after the answer.
-    _reserved: Option<Reserved>,
+    /// The reservation of an idempotent or bulk request, which ends just before the answer leaves.
+    reserved: Option<Reserved>,
 }
 
 impl fmt::Debug for Reply {
@@ -113,11 +113,7 @@ impl Reply {
     pub fn send(mut self, body: impl Into<Body>) {
         let body = body.into();
         self.sent = true;
-        let answer = if body.len() > self.answer_bytes_max {
-            Err(Refusal::at(Reason::TooLarge, self.answer_bytes_max as u64))
-        } else {
-            Ok(body)
-        };
+        let answer = within(Ok(body), self.answer_bytes_max);
         let bytes = answer.as_ref().map_or(0, |body| body.len());
         match self.outlet.take() {
             Some(outlet) if !outlet.passes(bytes) => {
@@ -128,13 +124,21 @@ impl Reply {
         }
     }
 
+    /// Refuses a request that did not reach its handler.
+    pub(crate) fn refuse(mut self, refusal: Refusal) {
+        self.sent = true;
+        self.answer(&Err(refusal));
+    }
+
     /// Sends the answer through `outlet`.
     pub(crate) fn through(mut self, outlet: Arc<dyn Outlet>) -> Self {
         self.outlet = Some(outlet);
         self
     }
 
-    fn answer(&self, answer: &Answer) {
+    fn answer(&mut self, answer: &Answer) {
+        // A client that has its answer may send the next request before this thread goes on.
+        self.reserved = None;
         match &self.link {
             None => self.node.answer(self.client, self.number, answer),
             // The client of a link that is down sends an idempotent request again.
@@ -433,7 +437,8 @@ impl Node {
             }
             Verdict::Answered(answer) => {
                 self.counters.duplicates.fetch_add(1, Ordering::Relaxed);
-                Some(answer)
+                // The request may permit less than when it came first.
+                Some(within(answer, request.answer_bytes_max))
             }
             Verdict::Refused(refusal) => Some(self.refused(refusal)),
         }
@@ -473,7 +478,7 @@ impl Node {
             answer_bytes_max: request.answer_bytes_max,
             outlet: None,
             sent: false,
-            _reserved: reserved,
+            reserved,
         };
         if let Some(handler) = &self.handler {
             handler.handle(request, reply);
@@ -497,6 +502,14 @@ impl Drop for Node {
     fn drop(&mut self) {
         // Clients that still have the memory mapped see that their keys are invalid.
         self.keys.advance(Epoch(self.epoch().0.saturating_add(1)));
+    }
+}
+
+/// The answer, or its refusal if it is longer than the client permits.
+fn within(answer: Answer, bytes_max: usize) -> Answer {
+    match answer {
+        Ok(body) if body.len() > bytes_max => Err(Refusal::at(Reason::TooLarge, bytes_max as u64)),
+        answer => answer,
     }
 }
 
@@ -547,5 +560,74 @@ impl Access<'_> {
             }
         }
         0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::body::MESSAGE_BYTES_MAX;
+
+    const CLIENT: ClientId = ClientId(7);
+
+    /// Answers with four bytes.
+    struct Four;
+
+    impl Handler for Four {
+        fn handle(&self, _request: Request<'_>, reply: Reply) {
+            reply.send(&b"four"[..]);
+        }
+    }
+
+    /// A link that keeps its answers, and how many bytes were reserved when they came.
+    #[derive(Default)]
+    struct Heard {
+        budget: Arc<LinkBudget>,
+        answers: Mutex<Vec<(Answer, usize)>>,
+    }
+
+    impl LinkEnd for Heard {
+        fn answer(&self, _question: Question, answer: &Answer) {
+            self.answers.lock().push((answer.clone(), self.budget.reserved_bytes()));
+        }
+
+        fn close(&self, _refusal: Refusal) {}
+    }
+
+    fn linked() -> (Arc<Node>, Arc<Heard>, u64) {
+        let node = Node::new(NodeId(1), Epoch(1), Some(Box::new(Four))).expect("a node");
+        let heard = Arc::new(Heard::default());
+        let end: Arc<dyn LinkEnd> = Arc::clone(&heard) as Arc<dyn LinkEnd>;
+        let arrival = node.arrive(CLIENT, &end, false).expect("room");
+        (node, heard, arrival)
+    }
+
+    fn request(body: &[u8], answer_bytes_max: usize) -> Request<'_> {
+        let deadline = Duration::from_secs(1);
+        Request { client: CLIENT, number: 1, deadline, answer_bytes_max, body }
+    }
+
+    #[test]
+    fn reservation_ends_before_the_answer_is_sent() {
+        let (node, heard, arrival) = linked();
+        let (bulk, delivery) =
+            (vec![0; MESSAGE_BYTES_MAX + 1], Delivery { arrival, oldest: 1, retry: false });
+        assert_eq!(node.request(request(&bulk, 9), delivery, &heard.budget), None);
+        let end: Arc<dyn LinkEnd> = Arc::clone(&heard) as Arc<dyn LinkEnd>;
+        assert_eq!(node.idempotent(request(b"", 9), Arc::downgrade(&end), &heard.budget), None);
+        let four: Answer = Ok(Body::copy(b"four"));
+        assert_eq!(*heard.answers.lock(), [(four.clone(), 0), (four, 0)]);
+    }
+
+    #[test]
+    fn kept_answer_beyond_the_limit_of_a_retry_is_refused() {
+        let (node, heard, arrival) = linked();
+        let mut delivery = Delivery { arrival, oldest: 1, retry: false };
+        assert_eq!(node.request(request(b"", 4), delivery, &heard.budget), None);
+        delivery.retry = true;
+        let too_large = Err(Refusal::at(Reason::TooLarge, 3));
+        assert_eq!(node.request(request(b"", 3), delivery, &heard.budget), Some(too_large));
+        let four: Answer = Ok(Body::copy(b"four"));
+        assert_eq!(node.request(request(b"", 4), delivery, &heard.budget), Some(four));
     }
 }

@@ -3,8 +3,10 @@
 //! A node keeps at most [`REQUESTS_MAX`](super::REQUESTS_MAX) remembered requests per client, so
 //! their bytes are bounded. Idempotent requests have no such limit, and bulk requests are large.
 //! Therefore each of them reserves the bytes of its body and of the largest answer that it permits,
-//! from its arrival until its answer stands in the send buffer of the link. A link stops reading
-//! when its send buffer is full. Both together bound the memory that one client takes.
+//! from its arrival until the node gives its answer to the link. A link stops reading when its send
+//! buffer is full. Both together bound the memory that one client takes. The reservation ends
+//! before the answer stands in the buffer, because the client may send the next request once it
+//! reads it.
 //!
 //! The client counts the same bytes, and refuses a request before it sends it. So the node refuses
 //! only a client that lies, or whose deadline has passed while the node still executes.
@@ -54,6 +56,12 @@ pub(crate) struct Reserved {
 }
 
 impl LinkBudget {
+    /// Bytes that are reserved now.
+    #[cfg(test)]
+    pub(super) fn reserved_bytes(&self) -> usize {
+        self.0.load(Ordering::Relaxed)
+    }
+
     /// Reserves `bytes`. Errors: [`Reason::Full`] if the link has reserved too many already.
     pub(crate) fn reserve(self: &Arc<Self>, bytes: usize) -> Result<Reserved, Refusal> {
         let before = self.0.fetch_add(bytes, Ordering::Relaxed);
@@ -86,7 +94,7 @@ mod tests {
         drop(half);
         let again = budget.reserve(RESERVED_BYTES_MAX / 2).expect("room");
         drop((rest, again));
-        assert_eq!(budget.0.load(Ordering::Relaxed), 0);
+        assert_eq!(budget.reserved_bytes(), 0);
     }
 
     #[test]

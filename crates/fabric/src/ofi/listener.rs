@@ -54,6 +54,14 @@ impl OfiNodeListener {
                 "{address}: give the address of the interface whose card is to be used"
             )));
         };
+        if secret.is_some() && !wanted.ip().to_canonical().is_loopback() {
+            let what = format!(
+                "{address}: a node with a secret cannot listen over ofi for other machines yet, \
+                 because the messages of a link are not bound to its proof: use tcp, or a loopback \
+                 address"
+            );
+            return Err(Error::new(ErrorKind::Unsupported, what));
+        }
         let domain = super::open(provider, wanted.ip())?;
         let (listener, bound) = listen(wanted, secret)?;
         let bound = bound.to_string();

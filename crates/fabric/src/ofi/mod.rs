@@ -22,6 +22,8 @@
 //!    for READ and WRITE, too, and only the client's own check separates them.
 //! 4. If the target refuses a batch, other batches in flight are lost with the connection. The link
 //!    goes down, and reports that their outcome is unknown.
+//! 5. Messages are not bound to the proof of the secret ([`auth`](crate::auth)). So a node listens
+//!    on loopback addresses only, also with a secret.
 //!
 //! Thread-safety: any thread may call any method.
 //! Failure: the link goes down.
@@ -81,7 +83,8 @@ impl Ofi {
     }
 
     /// Sets the secret of the cluster. With a secret, links to and from other processes exist only
-    /// if these know it as well. Without one, nodes listen on loopback addresses only.
+    /// if these know it as well. Nodes listen on loopback addresses only, with a
+    /// secret as well.
     #[must_use]
     pub fn with_secret(self, secret: Option<Secret>) -> Self {
         Self { secret, ..self }

@@ -27,8 +27,9 @@ use parking_lot::Mutex;
 use rustix::thread::set_current_timer_slack;
 
 use super::bell::Bell;
-use super::schedule::{Departure, Exit, Message, Schedule};
+use super::schedule::{Departure, Exit, Message, Schedule, StreamKey};
 use super::settings::{CardSettings, CardStats, Traffic};
+use crate::refusal::{Reason, Refusal};
 use crate::traffic::TrafficClass;
 
 /// Bytes that a card counts for the headers of a message.
@@ -57,6 +58,15 @@ impl Drop for Action {
         if let Some(run) = self.0.take() {
             run(Exit::Closed);
         }
+    }
+}
+
+/// The reason for which a message that did not leave completes.
+pub(super) fn refusal(exit: Exit) -> Option<Refusal> {
+    match exit {
+        Exit::Sent => None,
+        Exit::Late => Some(Reason::Deadline.into()),
+        Exit::Closed => Some(Reason::Disconnected.into()),
     }
 }
 
@@ -193,8 +203,8 @@ impl CardCore {
     }
 
     /// A number for the messages of a link, which no other link of the card has.
-    pub(super) fn new_stream(&self) -> u64 {
-        self.streams.fetch_add(1, Ordering::Relaxed)
+    pub(super) fn new_stream(&self) -> StreamKey {
+        StreamKey::Link(self.streams.fetch_add(1, Ordering::Relaxed))
     }
 
     /// Whether messages of a direction need time.
@@ -242,7 +252,7 @@ impl CardCore {
     }
 
     /// Ends the messages of a stream.
-    pub(super) fn end_stream(&self, stream: u64) {
+    pub(super) fn end_stream(&self, stream: StreamKey) {
         let now_ns = self.now_ns();
         let mut ended = Vec::new();
         {

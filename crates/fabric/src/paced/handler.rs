@@ -5,14 +5,15 @@
 //! node does not delay them.
 //!
 //! Thread-safety: any thread may call any method.
-//! Failure: a request that waits beyond its deadline is not handled, and its client has given up.
+//! Failure: a request that waits beyond its deadline is not handled, and is refused with
+//! [`Reason::Deadline`](crate::Reason::Deadline).
 //! Cost: a card that delays nothing counts bytes; other cards copy the request.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::core::{Action, CardCore, Direction, HEADER_BYTES};
-use super::schedule::{Exit, Message};
+use super::core::{Action, CardCore, Direction, HEADER_BYTES, refusal};
+use super::schedule::{Message, StreamKey};
 use crate::ids::ClientId;
 use crate::node::{Handler, Outlet, Reply, Request};
 use crate::traffic::TrafficClass;
@@ -45,18 +46,18 @@ impl Handler for PacedHandler {
         let ns = u64::try_from(deadline.as_nanos()).unwrap_or(u64::MAX);
         let deadline_ns = core.now_ns().saturating_add(ns);
         let action = Action::new(move |exit| {
-            // A reply that is dropped refuses the request.
-            if exit == Exit::Sent {
-                let left_ns = deadline_ns.saturating_sub(core.now_ns());
-                let deadline = Duration::from_nanos(left_ns);
-                let body = &body;
-                let request = Request { client, number, deadline, answer_bytes_max, body };
-                inner.handle(request, reply);
+            if let Some(refusal) = refusal(exit) {
+                return reply.refuse(refusal);
             }
+            let left_ns = deadline_ns.saturating_sub(core.now_ns());
+            let deadline = Duration::from_nanos(left_ns);
+            let body = &body;
+            let request = Request { client, number, deadline, answer_bytes_max, body };
+            inner.handle(request, reply);
         });
         let message = Message {
             class: CLASS,
-            stream: client.0,
+            stream: StreamKey::Client(client.0),
             bytes,
             room_bytes: 0,
             deadline_ns,
@@ -79,12 +80,62 @@ impl Outlet for CardCore {
         let action = Action::new(move |_| deliver());
         let message = Message {
             class: CLASS,
-            stream: client.0,
+            stream: StreamKey::Client(client.0),
             bytes: HEADER_BYTES + bytes as u64,
             room_bytes: 0,
             deadline_ns: u64::MAX,
             payload: action,
         };
         self.submit(Direction::Out, message);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::{Sender, channel};
+
+    use archipelago_base::Epoch;
+
+    use super::super::{Card, CardSettings};
+    use super::*;
+    use crate::ids::NodeId;
+    use crate::node::{Answer, Delivery, LinkBudget, LinkEnd, Node, Question};
+    use crate::refusal::{Reason, Refusal};
+
+    /// A handler that gives no answers.
+    struct Silent;
+
+    impl Handler for Silent {
+        fn handle(&self, _request: Request<'_>, _reply: Reply) {}
+    }
+
+    /// A link that passes answers on.
+    struct Heard(Sender<Answer>);
+
+    impl LinkEnd for Heard {
+        fn answer(&self, _question: Question, answer: &Answer) {
+            let _sent = self.0.send(answer.clone());
+        }
+
+        fn close(&self, _refusal: Refusal) {}
+    }
+
+    #[test]
+    fn request_that_is_late_at_the_card_names_its_deadline() {
+        let settings = CardSettings { latency: Duration::from_secs(1), ..CardSettings::default() };
+        let card = Card::on_thread(&settings).expect("a card");
+        let handler = card.handler(Box::new(Silent));
+        let node = Node::new(NodeId(1), Epoch(1), Some(handler)).expect("a node");
+        let (sender, answers) = channel();
+        let end: Arc<dyn LinkEnd> = Arc::new(Heard(sender));
+        let client = ClientId(7);
+        let arrival = node.arrive(client, &end, false).expect("room");
+        let deadline = Duration::from_millis(1);
+        let request = Request { client, number: 1, deadline, answer_bytes_max: 4, body: b"late" };
+        let (delivery, budget) =
+            (Delivery { arrival, oldest: 1, retry: false }, Arc::new(LinkBudget::default()));
+        assert_eq!(node.request(request, delivery, &budget), None);
+        let answer = answers.recv_timeout(Duration::from_secs(60)).expect("an answer");
+        assert_eq!(answer, Err(Reason::Deadline.into()));
     }
 }

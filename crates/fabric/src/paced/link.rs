@@ -22,8 +22,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use super::core::{Action, CardCore, Direction, HEADER_BYTES};
-use super::schedule::{Exit, Message};
+use super::core::{Action, CardCore, Direction, HEADER_BYTES, refusal};
+use super::schedule::{Exit, Message, StreamKey};
 use crate::batch::{Attached, Batch, Op};
 use crate::body::Body;
 use crate::ids::RemoteKey;
@@ -69,15 +69,6 @@ impl Drop for QueuedPlace {
     }
 }
 
-/// The reason for which a message that did not leave completes.
-fn refusal(exit: Exit) -> Option<Refusal> {
-    match exit {
-        Exit::Sent => None,
-        Exit::Late => Some(Reason::Deadline.into()),
-        Exit::Closed => Some(Reason::Disconnected.into()),
-    }
-}
-
 /// The costs of a message to the card, and the time at which it must be answered.
 #[derive(Clone, Copy)]
 struct Passage {
@@ -99,7 +90,7 @@ impl Passage {
 #[derive(Clone)]
 struct Way {
     core: Arc<CardCore>,
-    stream: u64,
+    stream: StreamKey,
 }
 
 impl Way {

@@ -334,7 +334,7 @@ impl<S: Stream> Reception<S> {
     /// Counts a client that broke the protocol in its greeting.
     pub(crate) fn malformed(&self, refusal: Refusal) {
         self.node.counters.malformed.fetch_add(1, Ordering::Relaxed);
-        tracing::warn!(%refusal, "a client did not greet");
+        self.report.log("a client did not greet", refusal);
     }
 
     /// Whether the node was fenced or shut after it welcomed a client. The node has not closed that

@@ -139,6 +139,16 @@ fn node_listens_for_other_machines_only_with_a_secret() {
     assert_eq!(&*ask(&*link, b"abc").unwrap(), b"cba");
 }
 
+#[cfg(feature = "ofi")]
+#[test]
+fn node_with_a_secret_does_not_serve_other_machines_over_ofi() {
+    let node = Node::new(NodeId(1), Epoch(1), Some(Box::new(Backwards))).unwrap();
+    let error = provider("ofi", Some(secret())).serve(&node, "192.0.2.7:0").unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    let said = error.to_string();
+    assert!(said.contains("192.0.2.7:0") && said.contains("use tcp"), "{said}");
+}
+
 /// Reads until the node closes. Returns the kinds of the frames, and the reason of a goodbye.
 fn rest(mut stream: &TcpStream) -> (Vec<Kind>, Option<Reason>) {
     let mut bytes = Vec::new();

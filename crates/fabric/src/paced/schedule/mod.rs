@@ -59,11 +59,20 @@ pub(super) struct Limits {
     pub(super) background_bytes_max: u64,
 }
 
+/// The stream of a message. Numbers of links and clients are separate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum StreamKey {
+    /// A link, by its number at the card.
+    Link(u64),
+    /// A client of the card's node, by its id.
+    Client(u64),
+}
+
 /// A message before it enters the schedule.
 #[derive(Debug)]
 pub(super) struct Message<T> {
     pub(super) class: TrafficClass,
-    pub(super) stream: u64,
+    pub(super) stream: StreamKey,
     pub(super) bytes: u64,
     /// Bytes that a background message has in flight until it lands.
     pub(super) room_bytes: u64,
@@ -123,7 +132,7 @@ struct Background {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct QueueKey {
     class: TrafficClass,
-    stream: u64,
+    stream: StreamKey,
 }
 
 /// The first message of a queue, as a candidate for the next slice.
@@ -154,7 +163,7 @@ pub(super) struct Schedule<T> {
     /// Time at which the card has transmitted everything that it took, without a burst.
     free_ns: u64,
     queues: BTreeMap<QueueKey, VecDeque<Waiting<T>>>,
-    streams: BTreeMap<u64, StreamState>,
+    streams: BTreeMap<StreamKey, StreamState>,
     prune_at: usize,
     background: Background,
     /// Messages that left the card, by the time of their arrival and the order of their departure.
@@ -264,7 +273,7 @@ impl<T> Schedule<T> {
     }
 
     /// Ends a stream, and appends its messages.
-    pub(super) fn end_stream(&mut self, stream: u64, into: &mut Vec<Departure<T>>) {
+    pub(super) fn end_stream(&mut self, stream: StreamKey, into: &mut Vec<Departure<T>>) {
         self.remove(Exit::Closed, |message| message.stream == stream, into);
         self.streams.remove(&stream);
     }

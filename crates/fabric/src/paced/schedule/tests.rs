@@ -34,6 +34,7 @@ fn leave<T>(schedule: &mut Schedule<T>, at_ns: u64) -> Vec<Departure<T>> {
 }
 
 fn message<T>(class: TrafficClass, stream: u64, bytes: u64, payload: T) -> Message<T> {
+    let stream = StreamKey::Link(stream);
     Message { class, stream, bytes, room_bytes: bytes, deadline_ns: u64::MAX, payload }
 }
 
@@ -245,12 +246,24 @@ fn ended_stream_gives_its_background_room_back() {
     push(&mut schedule, 0, message(TrafficClass::Flush, 1, MIB, 2));
     push(&mut schedule, 0, message(TrafficClass::Flush, 2, MIB, 3));
     schedule.advance(MS);
-    schedule.end_stream(1, &mut left);
+    schedule.end_stream(StreamKey::Link(1), &mut left);
     left.sort_by_key(|left| left.payload);
     let found: Vec<_> = left.iter().map(|left| (left.payload, left.exit)).collect();
     assert_eq!(found, [(1, Exit::Closed), (2, Exit::Closed)]);
     let all = run(&mut schedule);
     assert_eq!((all.len(), all[0].1), (1, Exit::Sent));
+}
+
+#[test]
+fn end_of_a_link_keeps_a_client_of_its_number() {
+    let mut schedule = Schedule::new(limits());
+    push(&mut schedule, 0, message(TrafficClass::Log, 3, 100, "link"));
+    let of_client = message(TrafficClass::Log, 3, 100, "client");
+    push(&mut schedule, 0, Message { stream: StreamKey::Client(3), ..of_client });
+    let mut left = Vec::new();
+    schedule.end_stream(StreamKey::Link(3), &mut left);
+    assert_eq!(payloads(left), ["link"]);
+    assert_eq!(run(&mut schedule).len(), 1);
 }
 
 #[test]

@@ -23,7 +23,8 @@
 //! 3. It takes no input of a running job and no file that is left out after failures.
 //! 4. If exposed garbage exceeds what the plan allows, then a pick exists, a job runs, or every
 //!    file with garbage is left out after failures or has an heir without room on the disk.
-//! 5. Its heir has room on the disk. If many files have none together, fewer are taken.
+//! 5. Its heir has room on the disk. If many files have none together, fewer are taken. Only the
+//!    heir of a pick for space may count on the reserve of the disk.
 //!
 //! Cost: O(n) for `n` files that are given in key order, plus O(n log n) with two allocations per
 //! file if more than [`RUNS_MAX`] files overlap at one key. A family may have 130,000 value files.
@@ -105,8 +106,10 @@ pub(crate) struct GcSnapshot<'a> {
     pub suspects: &'a HashSet<u64>,
     /// Bytes of values at which a value file is full, from the settings of the family.
     pub value_file_bytes: u64,
-    /// Bytes that the heir may take on the disk.
-    pub room_bytes: u64,
+    /// Bytes that the heir of a pick for space may take on the disk.
+    pub space_room_bytes: u64,
+    /// Bytes that the heir of small files or of runs may take on the disk.
+    pub merge_room_bytes: u64,
     /// Bytes of exposed garbage that the plan allows. It is `u64::MAX` without a bound on space,
     /// and 0 while writers are delayed for space, so that any file with garbage is due.
     pub exposed_bytes_max: u64,
@@ -144,6 +147,8 @@ pub(crate) struct GcPick {
     pub reason: GcReason,
     /// Numbers of the inputs, in order of their smallest keys.
     pub inputs: Vec<u64>,
+    /// Bytes that the heir takes on the disk: the valid bytes and the keys of the inputs.
+    pub heir_bytes: u64,
 }
 
 /// The job to start now. The result is `None` if nothing is due, or if everything that is due is
@@ -151,14 +156,25 @@ pub(crate) struct GcPick {
 /// job.
 #[must_use]
 pub(crate) fn pick_gc(snapshot: &GcSnapshot<'_>) -> Option<GcPick> {
-    let picker = Picker::new(snapshot);
-    let picked = picker.space().map(|inputs| (GcReason::Space, inputs));
-    let picked = picked.or_else(|| picker.small_files().map(|at| (GcReason::SmallFiles, at)));
-    let picked = picked.or_else(|| picker.runs().map(|at| (GcReason::Runs, at)));
+    let mut picker = Picker::new(snapshot);
+    let mut picked = picker.space().map(|inputs| (GcReason::Space, inputs));
+    if picked.is_none() {
+        picker.room_bytes = snapshot.merge_room_bytes;
+        picked = picker.small_files().map(|inputs| (GcReason::SmallFiles, inputs));
+        picked = picked.or_else(|| picker.runs().map(|inputs| (GcReason::Runs, inputs)));
+    }
     let (reason, mut inputs) = picked?;
     inputs.sort_unstable();
+    let sum = inputs.iter().fold(InputSum::default(), |sum, &at| sum.with(picker.file(at)));
     let inputs = inputs.into_iter().map(|at| picker.file(at).no).collect();
-    Some(GcPick { reason, inputs })
+    Some(GcPick { reason, inputs, heir_bytes: sum.heir_bytes() })
+}
+
+/// Whether a job would be due if the disk had room for every heir.
+#[must_use]
+pub(crate) fn is_due_with_room(snapshot: &GcSnapshot<'_>) -> bool {
+    let (space_room_bytes, merge_room_bytes) = (u64::MAX, u64::MAX);
+    pick_gc(&GcSnapshot { space_room_bytes, merge_room_bytes, ..*snapshot }).is_some()
 }
 
 /// The bytes that the inputs of a job sum up to.
@@ -193,9 +209,9 @@ impl InputSum {
             && self.key_bytes <= KEY_BYTES_MAX
     }
 
-    /// Whether an heir of all of it has room in `room_bytes`.
-    fn has_room(self, room_bytes: u64) -> bool {
-        self.valid_bytes.saturating_add(self.key_bytes) <= room_bytes
+    /// Bytes that an heir of all of it takes on the disk.
+    fn heir_bytes(self) -> u64 {
+        self.valid_bytes.saturating_add(self.key_bytes)
     }
 }
 
@@ -204,6 +220,8 @@ struct Picker<'a> {
     snapshot: &'a GcSnapshot<'a>,
     /// Indices of the files, by smallest key and then by number.
     order: Vec<usize>,
+    /// Bytes that an heir may take on the disk; they depend on the reason.
+    room_bytes: u64,
 }
 
 impl<'a> Picker<'a> {
@@ -214,7 +232,7 @@ impl<'a> Picker<'a> {
             let (one, other) = (&files[one], &files[other]);
             one.smallest.cmp(other.smallest).then(one.no.cmp(&other.no))
         });
-        Self { snapshot, order }
+        Self { snapshot, order, room_bytes: snapshot.space_room_bytes }
     }
 
     fn file(&self, at: usize) -> &'a ValueFileState<'a> {
@@ -226,13 +244,14 @@ impl<'a> Picker<'a> {
     }
 
     fn fits(&self, sum: InputSum) -> bool {
-        sum.fits(self.snapshot.value_file_bytes) && sum.has_room(self.snapshot.room_bytes)
+        sum.fits(self.snapshot.value_file_bytes) && sum.heir_bytes() <= self.room_bytes
     }
 
     /// Whether a new job may take the file.
     fn is_free(&self, at: usize) -> bool {
         let no = self.file(at).no;
-        let has_room = InputSum::default().with(self.file(at)).has_room(self.snapshot.room_bytes);
+        let heir_bytes = InputSum::default().with(self.file(at)).heir_bytes();
+        let has_room = heir_bytes <= self.room_bytes;
         !self.snapshot.running.contains(&no) && !self.snapshot.left_out.contains(&no) && has_room
     }
 

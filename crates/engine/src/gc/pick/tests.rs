@@ -40,6 +40,8 @@ struct Family {
     refs_bytes: u64,
     /// Bytes of other programs on a disk of `u64::MAX` bytes.
     occupied_bytes: u64,
+    /// Bytes of the room that only a pick for space may use.
+    reserve_bytes: u64,
     next_no: u64,
 }
 
@@ -62,14 +64,20 @@ impl Family {
     }
 
     fn pick(&self) -> Option<GcPick> {
+        self.look(pick_gc)
+    }
+
+    fn look<R>(&self, look: impl FnOnce(&GcSnapshot<'_>) -> R) -> R {
         let files: Vec<_> = self.files.iter().map(TestFile::state).collect();
-        pick_gc(&GcSnapshot {
+        let space_room_bytes = u64::MAX - self.occupied_bytes;
+        look(&GcSnapshot {
             files: &files,
             running: &self.running,
             left_out: &self.left_out,
             suspects: &self.suspects,
             value_file_bytes: FULL,
-            room_bytes: u64::MAX - self.occupied_bytes,
+            space_room_bytes,
+            merge_room_bytes: space_room_bytes - self.reserve_bytes,
             exposed_bytes_max: self.exposed_bytes_max,
             refs_bytes: self.refs_bytes,
         })
@@ -133,6 +141,7 @@ fn check_pick(family: &Family, pick: &GcPick) {
     }
     let valid_bytes: u64 = inputs.iter().map(|file| file.referenced_bytes).sum();
     let key_bytes: u64 = inputs.iter().map(|file| file.key_bytes).sum();
+    assert_eq!(pick.heir_bytes, valid_bytes + key_bytes);
     assert!(inputs.len() == 1 || (valid_bytes <= FULL && key_bytes <= KEY_BYTES_MAX));
     match pick.reason {
         GcReason::Space => {
@@ -214,7 +223,7 @@ fn neighbours_of_like_share_join_the_seed() {
     (0..30).for_each(|at| _ = family.add((100 + at, 100 + at), FULL, FULL));
     family.add((900, 999), FULL, FULL / 4);
     let pick = family.pick().expect("there is garbage");
-    assert_eq!(pick, GcPick { reason: GcReason::Space, inputs: vec![seed, like] });
+    assert_eq!((pick.reason, pick.inputs), (GcReason::Space, vec![seed, like]));
     assert_eq!(pick.reason.name(), "space");
 }
 
@@ -251,6 +260,33 @@ fn heirs_without_room_are_made_of_fewer_files() {
 }
 
 #[test]
+fn merges_do_not_count_on_the_reserve() {
+    let mut family = Family { exposed_bytes_max: u64::MAX, ..Family::default() };
+    (0..20).for_each(|at| _ = family.add((at, 1000), MIB / 4, MIB / 8));
+    family.occupied_bytes = u64::MAX - 8 * MIB;
+    let merged = |family: &Family| family.pick().map(|pick| (pick.reason, pick.inputs.len()));
+    assert_eq!(merged(&family), Some((GcReason::SmallFiles, 20)));
+    family.reserve_bytes = 7 * MIB;
+    assert_eq!(merged(&family), Some((GcReason::SmallFiles, 7)), "one MiB is not reserved");
+    family.reserve_bytes = 8 * MIB;
+    assert_eq!(merged(&family), None);
+    family.exposed_bytes_max = 0;
+    assert_eq!(merged(&family), Some((GcReason::Space, 20)));
+}
+
+#[test]
+fn job_without_room_is_told_from_no_job() {
+    let mut family = Family::default();
+    // Larger than a full file, as a file with one large value is.
+    family.add((0, 9), 4 * FULL, 3 * FULL);
+    family.occupied_bytes = u64::MAX - 2 * FULL;
+    assert_eq!(family.pick(), None);
+    assert!(family.look(is_due_with_room));
+    family.exposed_bytes_max = u64::MAX;
+    assert!(!family.look(is_due_with_room), "its garbage is not due");
+}
+
+#[test]
 fn small_neighbours_are_merged_when_there_are_many() {
     let mut family = Family { exposed_bytes_max: u64::MAX, ..Family::default() };
     (0..16).for_each(|at| _ = family.add((at * 10, at * 10 + 9), MIB / 4, MIB / 4));
@@ -275,7 +311,7 @@ fn runs_are_merged_when_four_fit_into_one_file() {
     assert_eq!(family.pick(), None, "one heir cannot sort full files");
     let small: Vec<u64> = (0..4).map(|at| family.add((at, 500), FULL, FULL / 4)).collect();
     let pick = family.pick().expect("four fit");
-    assert_eq!(pick, GcPick { reason: GcReason::Runs, inputs: small });
+    assert_eq!((pick.reason, pick.inputs), (GcReason::Runs, small));
     let mut few = Family { exposed_bytes_max: u64::MAX, ..Family::default() };
     (0..16).for_each(|at| _ = few.add((at, 1000), FULL / 4, FULL / 4));
     assert_eq!(few.pick(), None, "sixteen runs are allowed");

@@ -18,7 +18,8 @@
 //! time that doubles with every failure. If the look-up contradicts the references twice on one
 //! version, the database takes no more writes.
 //! Cost: see [`crate::gc::lookup`] and [`crate::gc::job`]. A pick is linear in the value files of a
-//! family, and is made once for each version.
+//! family. If it finds nothing, a second one ignores the room on the disk. If that finds nothing
+//! either, the version is not examined again before the pause of a failed file ends.
 
 pub(crate) mod invalid;
 
@@ -45,7 +46,7 @@ use crate::executor;
 use crate::file_meta::value_file_name;
 use crate::gc::job::{GcInput, GcSpec, Validity};
 use crate::gc::lookup::{LookupInput, valid_records};
-use crate::gc::pick::{GcPick, GcReason, GcSnapshot, ValueFileState, pick_gc};
+use crate::gc::pick::{GcPick, GcReason, GcSnapshot, ValueFileState, is_due_with_room, pick_gc};
 use crate::gc::space_plan::SpaceEvent;
 use crate::gc::valid_bits::ValidBits;
 use crate::gc::windows::ReadaheadLimits;
@@ -119,28 +120,24 @@ pub(crate) fn next_gc(db: &DbInner, state: &mut JobState, worker: GcWorker) -> O
             is_for_space,
             exposed_share: values.exposed_bytes() as f64 / values.referenced_bytes().max(1) as f64,
         };
+        // The disk may have been measured since the pick. Another family may still have room.
+        if pick.heir_bytes > heir_room_bytes(db, space_use(rank.is_pressed && is_for_space)) {
+            continue;
+        }
         let is_taken = worker == GcWorker::Reserved || is_for_space;
         if is_taken && best.as_ref().is_none_or(|(most, ..)| rank > *most) {
             best = Some((rank, family, version, pick));
         }
     }
-    let (rank, family, version, pick) = best?;
+    let (_, family, version, pick) = best?;
     let inputs: Vec<_> =
         pick.inputs.iter().filter_map(|&no| version.values().get(no).cloned()).collect();
-    let valid: u64 = inputs.iter().map(|input| version.values().refs(input.no).bytes).sum();
-    let keys: u64 = inputs.iter().map(|input| input.keys_bytes()).sum();
-    let heir_bytes = valid.saturating_add(keys);
-    let space_use = space_use(rank.is_pressed && rank.is_for_space);
-    if heir_bytes > heir_room_bytes(db, space_use) {
-        return None;
-    }
-    disk_room::add_running(&db.disk, heir_bytes);
+    let (reason, room_bytes) = (pick.reason, pick.heir_bytes);
+    disk_room::add_running(&db.disk, room_bytes);
     let numbers = inputs.iter().map(|input| input.no).collect();
     let kind = RunningKind::Gc { cf: family.id, inputs: numbers, by: worker };
     let job_id = state.start(kind);
     let started_ns = db.context.clock().now_ns();
-    let reason = pick.reason;
-    let room_bytes = heir_bytes;
     Some(GcTask { job_id, family, version, inputs, reason, started_ns, room_bytes })
 }
 
@@ -157,8 +154,8 @@ fn pick_in(
     if running.is_empty() && space.is_at_rest(version, now_ns) {
         return None;
     }
-    let room_bytes = heir_room_bytes(db, space_use(space.is_pressed()));
-    let value_file_bytes = family.options.value_file_bytes;
+    let merge_room_bytes = heir_room_bytes(db, SpaceUse::Takes);
+    let space_room_bytes = heir_room_bytes(db, space_use(space.is_pressed()));
     let values = version.values();
     space.failures_mut().retain(|no| values.get(no).is_some());
     let left_out = space.failures().left_out(now_ns);
@@ -174,18 +171,20 @@ fn pick_in(
             referenced_bytes: refs.bytes,
         })
         .collect();
-    let pick = pick_gc(&GcSnapshot {
+    let snapshot = GcSnapshot {
         files: &files,
         running: &running,
         left_out: &left_out,
         suspects: &suspects,
-        value_file_bytes,
-        room_bytes,
+        value_file_bytes: family.options.value_file_bytes,
+        space_room_bytes,
+        merge_room_bytes,
         exposed_bytes_max,
         refs_bytes: values.reference_entries().saturating_mul(REFERENCE_ENTRY_BYTES),
-    });
+    };
+    let pick = pick_gc(&snapshot);
     // The disk may get room without a new version.
-    if pick.is_none() && running.is_empty() && room_bytes > value_file_bytes {
+    if pick.is_none() && running.is_empty() && !is_due_with_room(&snapshot) {
         let until_ns = space.failures().next_end_ns(now_ns);
         space.note_rest(version, until_ns.unwrap_or(u64::MAX));
     }

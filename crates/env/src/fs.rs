@@ -146,7 +146,8 @@ pub trait LogSync: Send + Sync + fmt::Debug {
     fn sync(&self) -> Result<u64>;
     /// Waits until all bytes before the offset `end`, which [`LogFile::submit`] took, survive
     /// `kill -9` of this process. Errors are sticky: an append that follows a failed one fails as
-    /// well. Bytes before [`LogSync::acknowledged`] never fail, also after an error. The default returns immediately, for logs whose `submit` is their `append`.
+    /// well. Bytes before [`LogSync::acknowledged`] never fail, also after an error. The default
+    /// returns immediately, for logs whose `submit` is their `append`.
     fn wait(&self, _end: u64) -> Result<()> {
         Ok(())
     }

@@ -216,7 +216,7 @@ mod tests {
     fn acknowledged_end_does_not_grow_after_an_error() {
         let mut end = AcknowledgedEnd::default();
         assert!(end.judge(200, Err(lost())).is_err());
-        // The pool's answer about earlier bytes arrives late. The next segment names the end already.
+        // The pool's answer about earlier bytes is late: the next segment names the end already.
         assert!(end.judge(100, Ok(())).is_err());
         assert_eq!(end.bytes, 0);
     }

@@ -168,7 +168,7 @@ pub struct Placement {
 /// // Three domains are too few for six chunks: the blob is coded later.
 /// assert_eq!(placement.scheme, Scheme::Replicas(3));
 /// assert_eq!(placement.debt, PlacementDebt::Coding);
-/// # archipelago_base::Result::Ok(())
+/// # Ok::<(), archipelago_base::Error>(())
 /// ```
 pub fn place(nodes: &[NodeReport], request: &PlacementRequest) -> Result<Placement> {
     let wanted = request.scheme;

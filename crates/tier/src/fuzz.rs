@@ -104,48 +104,13 @@ pub fn identity(bytes: &[u8]) {
 
 #[cfg(test)]
 mod tests {
-    use archipelago_base::random::Rng;
-    use archipelago_env::local::LocalFs;
-    use archipelago_env::{FileSystem as _, IoContext, IoPurpose};
+    use archipelago_env::suite::{corpus, replay};
 
     use super::*;
     use crate::cache::format::lay_out;
     use crate::device::identity::Home;
 
-    fn corpus(target: &str) -> Vec<Vec<u8>> {
-        let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus").join(target);
-        let local = LocalFs::new();
-        let context = IoContext::manifest(IoPurpose::Recovery);
-        let read = |name: String| local.read(&dir.join(name), context).unwrap();
-        local.list(&dir).unwrap().into_iter().map(|entry| read(entry.name)).collect()
-    }
-
-    /// Every input of the corpus, and seeded changes of it.
-    fn replay(target: &str, changes: u64, run: fn(&[u8])) {
-        let inputs = corpus(target);
-        assert!(inputs.len() > 3, "the corpus of {target} is small");
-        let mut rng = Rng::with_seed(17);
-        for input in &inputs {
-            run(input);
-            for _ in 0..changes {
-                let mut changed = input.clone();
-                for _ in 0..rng.u64(1..4) {
-                    if changed.is_empty() {
-                        break;
-                    }
-                    let at = rng.usize(..changed.len());
-                    match rng.u64(..6) {
-                        0 => changed.truncate(at),
-                        1 => changed.extend_from_slice(&input[at.min(input.len())..]),
-                        2 => drop(changed.remove(at)),
-                        3 => changed[at] = u8::MAX,
-                        _ => changed[at] ^= 1 << rng.u64(..8),
-                    }
-                }
-                run(&changed);
-            }
-        }
-    }
+    const CRATE: &str = env!("CARGO_MANIFEST_DIR");
 
     #[test]
     fn namespace_corpus_replays() {
@@ -156,8 +121,11 @@ mod tests {
             record.encode(&mut every);
             every[start] = u8::try_from(every.len() - start - 1).unwrap();
         }
-        assert!(corpus("namespace").contains(&every), "the corpus lacks a record of each kind");
-        replay("namespace", 2000, namespace);
+        assert!(
+            corpus(CRATE, "namespace").contains(&every),
+            "the corpus lacks a record of each kind"
+        );
+        replay(CRATE, "namespace", 2000, namespace);
     }
 
     #[test]
@@ -166,8 +134,11 @@ mod tests {
         index.push(&[1; 13_192]);
         let mut bytes = index.encode();
         bytes.truncate(bytes.len() - TRAILER_BYTES as usize);
-        assert!(corpus("copy_index").contains(&bytes), "the corpus lacks an index of two ranges");
-        replay("copy_index", 20_000, copy_index);
+        assert!(
+            corpus(CRATE, "copy_index").contains(&bytes),
+            "the corpus lacks an index of two ranges"
+        );
+        replay(CRATE, "copy_index", 20_000, copy_index);
     }
 
     #[test]
@@ -183,8 +154,8 @@ mod tests {
             };
             let mut bytes = told.encode();
             bytes.truncate(bytes.len() - 4);
-            assert!(corpus("identity").contains(&bytes), "the corpus lacks {home:?}");
+            assert!(corpus(CRATE, "identity").contains(&bytes), "the corpus lacks {home:?}");
         }
-        replay("identity", 20_000, identity);
+        replay(CRATE, "identity", 20_000, identity);
     }
 }

@@ -347,19 +347,20 @@ fn up(args: &UpArgs) -> Result<()> {
     let addresses: Vec<&str> =
         parts.iter().map(|part| part.address.trim_start_matches("tcp:")).collect();
     let at = addresses.join(",");
+    let join = JoinArgs { manager: &at, secret: &secret };
     print_line!("Manager          {}  (process {})", addresses[0], parts[0].child.id());
     let mut standbys = Vec::new();
     for (address, part) in addresses.iter().zip(&parts).skip(1) {
         standbys.push(format!("Standby manager  {address}  (process {})", part.child.id()));
     }
     for node in 1..=args.memory {
-        let part = start_memory(args, &at, node, &sockets.path("memory", node), &secret)?;
+        let part = start_memory(args, &join, node, &sockets.path("memory", node))?;
         print_line!("Memory node {node:<4} {}  (process {})", part.address, part.child.id());
         // The list is dropped from the front, so nodes end before the managers.
         parts.insert(0, part);
     }
     for node in 1..=args.compute {
-        let part = start_compute(args, &at, node, &sockets.path("compute", node.into()), &secret)?;
+        let part = start_compute(args, &join, node, &sockets.path("compute", node.into()))?;
         print_line!("Compute node {node:<3} {}  (process {})", part.address, part.child.id());
         parts.insert(0, part);
     }
@@ -451,18 +452,25 @@ fn start_managers(args: &UpArgs, copies: u32, secret: &SecretArgs) -> Result<Vec
     Ok(parts)
 }
 
+/// What a node needs to join the cluster.
+struct JoinArgs<'a> {
+    /// Addresses of all managers, separated by commas.
+    manager: &'a str,
+    secret: &'a SecretArgs,
+}
+
 fn start_memory(
     args: &UpArgs,
-    manager: &str,
+    join: &JoinArgs<'_>,
     node: u64,
     socket: &Path,
-    secret: &SecretArgs,
 ) -> Result<ChildProcess> {
-    let (id, path, secret) = (node.to_string(), socket.display().to_string(), secret.words());
+    let (id, path) = (node.to_string(), socket.display().to_string());
+    let secret = join.secret.words();
     let shared = ["--shm", &path];
     let words = [
         &["node", "memory", "--id", &id, "--size", &args.size, "--block", &args.block][..],
-        &["--manager", manager],
+        &["--manager", join.manager],
         if args.provider == Provider::Shm { &shared[..] } else { &[] },
         &secret.iter().map(String::as_str).collect::<Vec<_>>(),
     ]
@@ -526,16 +534,15 @@ fn resp_address(args: &UpArgs, node: u16) -> Result<String> {
 
 fn start_compute(
     args: &UpArgs,
-    manager: &str,
+    join: &JoinArgs<'_>,
     node: u16,
     socket: &Path,
-    secret: &SecretArgs,
 ) -> Result<ChildProcess> {
     let (listen, path) = (resp_address(args, node)?, socket.display().to_string());
     let (shared, mut flags) = (["--shm", &path], args.password.words());
-    flags.extend(secret.words());
+    flags.extend(join.secret.words());
     let words = [
-        &["serve", "--engine", "flexkv", "--manager", manager][..],
+        &["serve", "--engine", "flexkv", "--manager", join.manager][..],
         &["--listen", &listen],
         if args.provider == Provider::Shm { &shared[..] } else { &[] },
         &flags.iter().map(String::as_str).collect::<Vec<_>>(),

@@ -373,3 +373,27 @@ fn ingestion_passes_over_lost_records() {
     assert_eq!(db.get(b"lost").unwrap(), None);
     assert!(db.get(b"ingested").unwrap().is_some());
 }
+
+#[test]
+fn write_beside_a_close_is_logged_or_refused() {
+    for round in 0..40 {
+        let fs = LaterFs::new();
+        let db = open(&fs);
+        let writer = db.clone();
+        let acknowledged = std::thread::scope(|scope| {
+            let writing = scope.spawn(move || {
+                (0..).find(|number| writer.put(&key(*number), b"value").is_err()).unwrap()
+            });
+            while db.get(&key(round % 8)).unwrap().is_none() {
+                std::thread::yield_now();
+            }
+            db.close().unwrap();
+            writing.join().unwrap()
+        });
+        let db = open_plain(&fs.inner.kill_clone());
+        for number in 0..acknowledged {
+            let value = db.get(&key(number)).unwrap();
+            assert!(value.is_some(), "round {round}: write {number} of {acknowledged} is lost");
+        }
+    }
+}

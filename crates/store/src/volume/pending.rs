@@ -13,8 +13,8 @@
 //! 3. An object is released only after the record that took its last name is durable.
 //!
 //! A pure value. Failure: a refused release is put back and is due again after [`RETRY`].
-//! Cost: nothing for a commit without blobs and logs. Finding what is due is linear in the releases
-//! that wait, most of which are due.
+//! Cost: a commit without blobs and logs costs nothing. The search for due releases visits every
+//! release that waits, and most of them are due.
 
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};

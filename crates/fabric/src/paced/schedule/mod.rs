@@ -162,6 +162,9 @@ pub(super) struct Schedule<T> {
     slices: u64,
     /// Time at which the card has transmitted everything that it took, without a burst.
     free_ns: u64,
+    /// Start of the last slice. No later slice starts before it, although the rest of a message
+    /// was ready earlier than the background room in which the message started.
+    started_ns: u64,
     queues: BTreeMap<QueueKey, VecDeque<Waiting<T>>>,
     streams: BTreeMap<StreamKey, StreamState>,
     prune_at: usize,
@@ -190,6 +193,7 @@ impl<T> Schedule<T> {
             departed: 0,
             slices: 0,
             free_ns: 0,
+            started_ns: 0,
             queues: BTreeMap::new(),
             streams: BTreeMap::new(),
             prune_at: STREAMS_KEPT,
@@ -336,7 +340,8 @@ impl<T> Schedule<T> {
     fn next_slice(&self) -> Option<Slice> {
         let eligible_ns = self.candidates().map(|candidate| candidate.eligible_ns).min()?;
         let burst_ns = self.card_ns(self.limits.burst_bytes);
-        let start_ns = eligible_ns.max(self.free_ns.saturating_sub(burst_ns));
+        let card_ns = self.free_ns.saturating_sub(burst_ns).max(self.started_ns);
+        let start_ns = eligible_ns.max(card_ns);
         let waiting = self.candidates().filter(|candidate| candidate.eligible_ns <= start_ns);
         let best = waiting.min_by_key(|candidate| candidate.preference)?;
         Some(Slice { key: best.key, start_ns, left_bytes: best.left_bytes })
@@ -372,6 +377,7 @@ impl<T> Schedule<T> {
             _ => slice.left_bytes.min(self.limits.slice_bytes),
         };
         let leaves_ns = self.leaves_ns(slice.start_ns, bytes);
+        self.started_ns = slice.start_ns;
         self.free_ns = self.free_ns.max(slice.start_ns).saturating_add(self.card_ns(bytes));
         self.slices += 1;
         if self.takes_turns(slice.key.class) {

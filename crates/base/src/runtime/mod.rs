@@ -6,8 +6,9 @@
 //! | [`Host`] | virtual | belong to the current life of the host, and end when it crashes |
 //! | [`ThreadRuntime`] | the system's | run on a few threads until the process ends |
 //!
-//! [`block_on`] runs a future on a thread that has nothing else to do. [`Gate`] is a lock that a
-//! task may hold over awaits. [`join_all`] awaits several futures in parallel.
+//! [`block_on`] runs a future on a thread that has nothing else to do, and [`wait_for`] does so in
+//! the simulation as well. [`Gate`] is a lock that a task may hold over awaits. [`join_all`] awaits
+//! several futures in parallel.
 //!
 //! Rules for asynchronous code:
 //! 1. It awaits, and never blocks a thread.
@@ -57,6 +58,12 @@ pub trait Runtime: Send + Sync + fmt::Debug + 'static {
     /// A seed for ids and generators, which no other call returns. It comes from the seed of the
     /// simulation or from the system's entropy.
     fn seed(&self) -> u64;
+
+    /// Runs `future` on the calling thread until it completes ([`wait_for`]). Tasks and simulated
+    /// code must not call it.
+    fn block_on(&self, future: Boxed<'_, ()>) {
+        block_on(future);
+    }
 }
 
 impl Runtime for Host {
@@ -79,6 +86,41 @@ impl Runtime for Host {
     fn seed(&self) -> u64 {
         self.scheduler().fresh_seed()
     }
+
+    /// Runs the simulation until `future` completes. Code outside the simulation calls it.
+    fn block_on(&self, mut future: Boxed<'_, ()>) {
+        let woken = Arc::new(Woken::default());
+        let waker = Waker::from(Arc::clone(&woken));
+        let mut context = Context::from_waker(&waker);
+        while future.as_mut().poll(&mut context).is_pending() {
+            let ended = self.scheduler().run_until(|| woken.0.swap(false, Ordering::AcqRel));
+            let waiting = || self.scheduler().waiting().join(", ");
+            assert!(ended, "nothing is left to happen in the simulation; it waits: {}", waiting());
+        }
+    }
+}
+
+/// Notes that a future which the simulation's caller awaits was woken.
+#[derive(Debug, Default)]
+struct Woken(AtomicBool);
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.0.store(true, Ordering::Release);
+    }
+}
+
+/// Runs `future` on the calling thread and returns its output: the thread sleeps while the future
+/// waits, or runs the simulation that `runtime` is a host of. Synchronous code over a runtime uses
+/// it. Tasks and simulated code must not call it.
+pub fn wait_for<T: Send>(runtime: &dyn Runtime, future: impl Future<Output = T> + Send) -> T {
+    let mut output = None;
+    runtime.block_on(Box::pin(async { output = Some(future.await) }));
+    output.expect("a runtime returns when the future has completed")
 }
 
 /// Wakes a thread that is parked.

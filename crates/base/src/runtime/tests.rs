@@ -53,6 +53,23 @@ fn same_code_runs_over_threads_and_in_the_simulation() {
 }
 
 #[test]
+fn thread_waits_over_threads_and_outside_the_simulation() {
+    let wait = |runtime: &dyn Runtime| {
+        let started_ns = runtime.now_ns();
+        let slept = wait_for(runtime, async {
+            runtime.sleep(MS).await;
+            "slept"
+        });
+        assert_eq!(slept, "slept");
+        assert!(runtime.now_ns() >= started_ns + 1_000_000);
+    };
+    wait(&*ThreadRuntime::start(1).expect("threads"));
+    let simulation = Simulation::new(1);
+    wait(&simulation.host("one"));
+    assert_eq!(simulation.now_ns(), 1_000_000);
+}
+
+#[test]
 fn sleep_lasts_and_a_dropped_sleep_is_forgotten() {
     let runtime = ThreadRuntime::start(1).expect("threads");
     let clock = SystemClock::new();

@@ -1,0 +1,42 @@
+//! The storage role: chunks of blobs, extents of logs and registers, on the devices of one node.
+//!
+//! | module | purpose |
+//! | --- | --- |
+//! | `node` | [`StorageNode`]: opens the parts and gives each request to one of them |
+//! | `answer` | answers and refusals |
+//! | `identity` | the identity of the node, its cluster and the root set that it was told |
+//! | `disk` | directories of the devices, and their space |
+//! | `meta` | the embedded database with the node's metadata |
+//! | `epochs` | the promised epoch of each volume |
+//! | `chunks` | chunks of blobs, their descriptors and retaining sets |
+//! | `logs` | extents of logs: append, fence, seal, limbo |
+//! | `registers` | the node as a member of a root set |
+//! | `scrub` | checks of all stored bytes at a limited rate |
+//! | `space` | how full the node is, and which requests it still takes |
+//! | `server` | [`StorageServer`]: the fabric, I/O threads and beats around a node |
+//! | [`sabotage`] | steps that a checker leaves out |
+//!
+//! A node stores bytes and decides nothing about files: it never deletes a blob or a log by itself
+//! (Terark-DS §4.1 leaves the meaning of files to compute nodes as well). [`StorageNode`] is
+//! synchronous and has no threads, so that a simulation can call it. A restart is
+//! [`StorageNode::open`].
+//!
+//! Layer 5: uses `base`, `env`, `fabric`, `store` and `engine`. It depends on no other role.
+
+mod answer;
+mod chunks;
+mod disk;
+mod epochs;
+mod identity;
+mod logs;
+mod meta;
+mod node;
+mod registers;
+pub mod sabotage;
+mod scrub;
+mod server;
+mod space;
+
+pub use node::{NodeOptions, StorageNode};
+pub use sabotage::Sabotage;
+pub use server::{StorageServer, StorageSettings};

@@ -1,0 +1,201 @@
+//! A storage node as a value: it opens its parts, and gives each request to one of them.
+//!
+//! [`StorageNode`] is synchronous and has no threads of its own, except one of the metadata
+//! database unless [`NodeOptions::meta_threads`] forbids it. [`StorageServer`](crate::StorageServer)
+//! calls it from I/O threads, and a simulation calls it directly. A restart is [`StorageNode::open`].
+//!
+//! Invariants:
+//! 1. One process has a node open; a lock file on its first device ensures that.
+//! 2. Everything that an answer says survives a kill of the process. What a request asked to be
+//!    durable survives power loss before it is answered.
+//! 3. A node whose memory may have lost unsynced bytes since it was open puts its open extents into
+//!    limbo before it answers the first request.
+//!
+//! Thread-safety: any thread may call any method.
+//! Failure: a request that cannot be served is refused with a reason. An error of `open` names the
+//! file, and nothing was changed.
+//! Cost: the parts say.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use archipelago_base::{Epoch, Error, Result};
+use archipelago_env::{FileLock, FileSystem};
+use archipelago_fabric::ClientId;
+use archipelago_store::nodes::StorageId;
+use archipelago_store::nodes::wire::{ExtentAt, RefusalWhy, StoreMessage};
+
+use crate::answer::{Answer, Outcome, Refusal};
+use crate::chunks::Chunks;
+use crate::disk::Devices;
+use crate::epochs::Epochs;
+use crate::identity::Identity;
+use crate::logs::{LogStep, Logs, SyncWanted};
+use crate::meta::{Meta, MetaThreads};
+use crate::registers::Registers;
+use crate::sabotage::Sabotage;
+
+/// Options of a node.
+#[derive(Clone, Debug, Default)]
+pub struct NodeOptions {
+    /// Threads of the metadata database. Default: one of its own.
+    pub meta_threads: MetaThreads,
+    /// Steps that a checker leaves out. Default: none.
+    pub sabotage: Sabotage,
+    /// Seed of the identity of a new node; `None` for entropy. Default: none.
+    pub seed: Option<u64>,
+}
+
+/// What the parts of a node share.
+#[derive(Clone, Debug)]
+pub(crate) struct NodeParts {
+    /// The file system of all devices.
+    pub(crate) fs: Arc<dyn FileSystem>,
+    /// The directories of the devices. The first one has the metadata.
+    pub(crate) devices: Arc<Devices>,
+    /// The metadata.
+    pub(crate) meta: Arc<Meta>,
+    /// The promised epochs.
+    pub(crate) epochs: Arc<Epochs>,
+    /// Identity of the node.
+    pub(crate) storage: StorageId,
+    /// Options of the node.
+    pub(crate) options: NodeOptions,
+}
+
+/// A storage node.
+#[derive(Debug)]
+pub struct StorageNode {
+    parts: NodeParts,
+    identity: Arc<Identity>,
+    chunks: Chunks,
+    logs: Logs,
+    registers: Registers,
+    _lock: Box<dyn FileLock>,
+}
+
+/// Name of the lock file on the first device.
+const LOCK_NAME: &str = "LOCK";
+/// Name of the directory of the metadata on the first device.
+const META_NAME: &str = "meta";
+
+/// The first half of a request: what remains to be done before it is answered.
+#[derive(Debug)]
+pub(crate) enum Begun {
+    /// The answer.
+    Answered(StoreMessage, Vec<u8>),
+    /// The bytes are in the extent, and the answer waits for a sync ([`StorageNode::finish`]).
+    NeedsSync(SyncWanted),
+}
+
+impl StorageNode {
+    /// Opens the node on `devices`, or makes a new one on empty directories. Errors: `Busy` if
+    /// another process has it open, `InvalidArgument` if the directories belong to different nodes,
+    /// `Corrupt` names a damaged file.
+    pub fn open(
+        fs: Arc<dyn FileSystem>,
+        devices: &[PathBuf],
+        options: NodeOptions,
+    ) -> Result<Arc<Self>> {
+        let Some(first) = devices.first() else {
+            return Err(Error::invalid("a storage node needs a directory: give at least one"));
+        };
+        fs.create_dir_all(first)?;
+        let lock = fs.lock(&first.join(LOCK_NAME))?;
+        let identity = Arc::new(Identity::open(&fs, devices, options.seed)?);
+        let devices = Arc::new(Devices::open(&fs, devices)?);
+        let meta = Arc::new(Meta::open(&fs, &first.join(META_NAME), options.meta_threads)?);
+        let epochs = Arc::new(Epochs::open(Arc::clone(&meta), options.sabotage)?);
+        let storage = identity.storage();
+        let parts = NodeParts { fs, devices, meta, epochs, storage, options };
+        let logs = Logs::open(&parts)?;
+        let chunks = Chunks::open(&parts)?;
+        let registers = Registers::open(&parts, Arc::clone(&identity))?;
+        Ok(Arc::new(Self { parts, identity, chunks, logs, registers, _lock: lock }))
+    }
+
+    /// Identity of the node, which its directories keep.
+    #[must_use]
+    pub fn storage(&self) -> StorageId {
+        self.parts.storage
+    }
+
+    /// Answers a request. Everything that the answer says is as durable as the request asked for.
+    pub fn handle(
+        &self,
+        from: ClientId,
+        message: StoreMessage,
+        payload: &[u8],
+    ) -> (StoreMessage, Vec<u8>) {
+        match self.begin(from, message, payload) {
+            Begun::Answered(message, payload) => (message, payload),
+            Begun::NeedsSync(wanted) => self.finish(&wanted),
+        }
+    }
+
+    /// Does the part of a request that must keep the order of the requests of an extent. All other
+    /// requests are answered completely.
+    pub(crate) fn begin(&self, from: ClientId, message: StoreMessage, payload: &[u8]) -> Begun {
+        let name = message.name();
+        let outcome = match &message {
+            StoreMessage::Append { .. } | StoreMessage::SyncLog { .. } => {
+                match self.logs.begin(message, payload) {
+                    Ok(LogStep::Sync(wanted)) => return Begun::NeedsSync(wanted),
+                    Ok(LogStep::Answer(answer)) => Ok(answer),
+                    Err(refusal) => Err(refusal),
+                }
+            }
+            _ => self.dispatch(message, payload),
+        };
+        let answer = outcome.unwrap_or_else(|refusal| {
+            tracing::debug!(client = %from, request = name, why = ?refusal.why, text = refusal.text, "a request was refused");
+            refusal.into_message().into()
+        });
+        Begun::Answered(answer.message, answer.payload)
+    }
+
+    /// Syncs the extent of an append, and answers it. Concurrent calls for one extent share a sync.
+    pub(crate) fn finish(&self, wanted: &SyncWanted) -> (StoreMessage, Vec<u8>) {
+        let answer = self.logs.finish(wanted).unwrap_or_else(|refusal| refusal.into_message().into());
+        (answer.message, answer.payload)
+    }
+
+    fn dispatch(&self, message: StoreMessage, payload: &[u8]) -> Outcome {
+        match message {
+            StoreMessage::SealLog { .. }
+            | StoreMessage::FenceLog { .. }
+            | StoreMessage::ReadLog { .. }
+            | StoreMessage::PutLog { .. }
+            | StoreMessage::RemoveLog { .. }
+            | StoreMessage::ListLogs { .. } => self.logs.handle(message, payload),
+            StoreMessage::PutChunk { .. }
+            | StoreMessage::SealChunk { .. }
+            | StoreMessage::ReadChunk { .. }
+            | StoreMessage::Describe { .. }
+            | StoreMessage::Retain { .. }
+            | StoreMessage::Release { .. }
+            | StoreMessage::ListBlobs { .. }
+            | StoreMessage::DropChunk { .. }
+            | StoreMessage::AbandonBlob { .. } => self.chunks.handle(message, payload),
+            StoreMessage::Acceptor { request } => self.registers.handle(request),
+            StoreMessage::Found { cluster, root_set } => self.registers.found(cluster, root_set),
+            StoreMessage::PromiseEpoch { stamp } => {
+                self.parts.epochs.promise(stamp)?;
+                Ok(StoreMessage::Done {}.into())
+            }
+            StoreMessage::NodeStatus {} => self.status(),
+            StoreMessage::Scrub { .. } => self.chunks.scrub(message),
+            other => Err(Refusal::new(
+                RefusalWhy::Unsupported,
+                format!("a storage node does not serve {}", other.name()),
+            )),
+        }
+    }
+
+    /// Ends the node: open extents are synced, so that the next open finds all of their bytes. A
+    /// node that is dropped instead ends as if its process was killed.
+    pub fn close(&self) -> Result<()> {
+        self.logs.close()?;
+        self.parts.meta.close()
+    }
+}

@@ -4,8 +4,8 @@
 //! | --- | --- |
 //! | `node` | [`StorageNode`]: opens the parts and gives each request to one of them |
 //! | `answer` | answers and refusals |
-//! | `identity` | the identity of the node, its cluster and the root set that it was told |
-//! | `disk` | directories of the devices, and their space |
+//! | `identity` | the file `NODE`: identities of node and device, cluster and root set |
+//! | `devices` | the directories of the node, and how full they are |
 //! | `meta` | the embedded database with the node's metadata |
 //! | `epochs` | the promised epoch of each volume |
 //! | `chunks` | chunks of blobs, their descriptors and retaining sets |
@@ -25,7 +25,7 @@
 
 mod answer;
 mod chunks;
-mod disk;
+mod devices;
 mod epochs;
 mod identity;
 mod logs;

@@ -19,17 +19,17 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use archipelago_base::random::{Rng, entropy_seed};
 use archipelago_base::{Epoch, Error, Result};
-use archipelago_env::{FileLock, FileSystem};
+use archipelago_env::FileSystem;
 use archipelago_fabric::ClientId;
 use archipelago_store::nodes::StorageId;
 use archipelago_store::nodes::wire::{ExtentAt, RefusalWhy, StoreMessage};
 
 use crate::answer::{Answer, Outcome, Refusal};
 use crate::chunks::Chunks;
-use crate::disk::Devices;
+use crate::devices::Devices;
 use crate::epochs::Epochs;
-use crate::identity::Identity;
 use crate::logs::{LogStep, Logs, SyncWanted};
 use crate::meta::{Meta, MetaThreads};
 use crate::registers::Registers;
@@ -40,6 +40,12 @@ use crate::sabotage::Sabotage;
 pub struct NodeOptions {
     /// Threads of the metadata database. Default: one of its own.
     pub meta_threads: MetaThreads,
+    /// Bytes that the node may use on each device; `None` for all that the device has. Default:
+    /// none.
+    pub device_bytes_max: Option<u64>,
+    /// Bytes that each volume may occupy on the node with chunks; `None` for no limit. Default:
+    /// none.
+    pub volume_bytes_max: Option<u64>,
     /// Steps that a checker leaves out. Default: none.
     pub sabotage: Sabotage,
     /// Seed of the identity of a new node; `None` for entropy. Default: none.
@@ -67,15 +73,11 @@ pub(crate) struct NodeParts {
 #[derive(Debug)]
 pub struct StorageNode {
     parts: NodeParts,
-    identity: Arc<Identity>,
     chunks: Chunks,
     logs: Logs,
     registers: Registers,
-    _lock: Box<dyn FileLock>,
 }
 
-/// Name of the lock file on the first device.
-const LOCK_NAME: &str = "LOCK";
 /// Name of the directory of the metadata on the first device.
 const META_NAME: &str = "meta";
 
@@ -97,21 +99,17 @@ impl StorageNode {
         devices: &[PathBuf],
         options: NodeOptions,
     ) -> Result<Arc<Self>> {
-        let Some(first) = devices.first() else {
-            return Err(Error::invalid("a storage node needs a directory: give at least one"));
-        };
-        fs.create_dir_all(first)?;
-        let lock = fs.lock(&first.join(LOCK_NAME))?;
-        let identity = Arc::new(Identity::open(&fs, devices, options.seed)?);
-        let devices = Arc::new(Devices::open(&fs, devices)?);
-        let meta = Arc::new(Meta::open(&fs, &first.join(META_NAME), options.meta_threads)?);
+        let mut rng = Rng::with_seed(options.seed.unwrap_or_else(entropy_seed));
+        let limit = options.device_bytes_max;
+        let devices = Arc::new(Devices::open(Arc::clone(&fs), devices, limit, &mut rng)?);
+        let meta = Arc::new(Meta::open(&fs, &devices.first().dir.join(META_NAME), options.meta_threads)?);
         let epochs = Arc::new(Epochs::open(Arc::clone(&meta), options.sabotage)?);
-        let storage = identity.storage();
+        let storage = devices.storage();
         let parts = NodeParts { fs, devices, meta, epochs, storage, options };
         let logs = Logs::open(&parts)?;
         let chunks = Chunks::open(&parts)?;
-        let registers = Registers::open(&parts, Arc::clone(&identity))?;
-        Ok(Arc::new(Self { parts, identity, chunks, logs, registers, _lock: lock }))
+        let registers = Registers::open(&parts)?;
+        Ok(Arc::new(Self { parts, chunks, logs, registers }))
     }
 
     /// Identity of the node, which its directories keep.

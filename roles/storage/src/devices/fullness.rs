@@ -1,0 +1,89 @@
+//! How full a device is, and which writes it still takes.
+//!
+//! A node stops writes by their purpose: ingestion at 95 per cent, repairs at 97, and flushes,
+//! compactions and garbage collections at 98, because those bring acknowledged writes home and free
+//! space. Logs and removals always go on. From [`DELAY_FROM_PERCENT`] on, clients delay writers.
+//!
+//! All functions are pure.
+
+use archipelago_store::nodes::placement::WritePurpose;
+
+/// Fullness from which clients delay their writers, in per cent.
+pub(crate) const DELAY_FROM_PERCENT: u64 = 90;
+
+/// The used and the usable bytes of a device or of a whole node.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Fullness {
+    /// Bytes that the node's files occupy.
+    pub used_bytes: u64,
+    /// Bytes that the node may use, those that it uses included.
+    pub capacity_bytes: u64,
+}
+
+impl Fullness {
+    /// The fullness of a device of which the node uses `used_bytes`. `free_bytes` is what the file
+    /// system has left (`None` if it does not say), and `bytes_max` is the node's own limit.
+    pub(crate) fn new(used_bytes: u64, free_bytes: Option<u64>, bytes_max: Option<u64>) -> Self {
+        let on_device = free_bytes.map_or(u64::MAX, |free| used_bytes.saturating_add(free));
+        Self { used_bytes, capacity_bytes: on_device.min(bytes_max.unwrap_or(u64::MAX)) }
+    }
+
+    /// The fullness of two devices together.
+    pub(crate) fn and(self, other: Self) -> Self {
+        Self {
+            used_bytes: self.used_bytes.saturating_add(other.used_bytes),
+            capacity_bytes: self.capacity_bytes.saturating_add(other.capacity_bytes),
+        }
+    }
+
+    /// Bytes that are left.
+    pub(crate) fn room_bytes(self) -> u64 {
+        self.capacity_bytes.saturating_sub(self.used_bytes)
+    }
+
+    /// Whether the device stays within the limit of `purpose` with `bytes` more.
+    pub(crate) fn takes(self, purpose: WritePurpose, bytes: u64) -> bool {
+        let percent = purpose.fullness_max_percent().unwrap_or(100);
+        !self.exceeds(percent, bytes)
+    }
+
+    /// Whether clients should delay their writers.
+    pub(crate) fn delays_writers(self) -> bool {
+        self.exceeds(DELAY_FROM_PERCENT, 0)
+    }
+
+    fn exceeds(self, percent: u64, more_bytes: u64) -> bool {
+        let after = u128::from(self.used_bytes) + u128::from(more_bytes);
+        after * 100 > u128::from(self.capacity_bytes) * u128::from(percent)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn purposes_stop_at_their_own_limits() {
+        let device = |used_bytes| Fullness { used_bytes, capacity_bytes: 1000 };
+        for (purpose, most) in [
+            (WritePurpose::Ingestion, 950),
+            (WritePurpose::Repair, 970),
+            (WritePurpose::Job, 980),
+            (WritePurpose::Log, 1000),
+        ] {
+            assert!(device(most - 1).takes(purpose, 1), "{purpose:?}");
+            assert!(!device(most).takes(purpose, 1), "{purpose:?}");
+        }
+        assert!(device(901).delays_writers() && !device(900).delays_writers());
+    }
+
+    #[test]
+    fn capacity_is_what_others_leave_within_the_limit() {
+        assert_eq!(Fullness::new(100, Some(50), None).capacity_bytes, 150);
+        assert_eq!(Fullness::new(100, Some(50), Some(120)).capacity_bytes, 120);
+        assert_eq!(Fullness::new(100, None, Some(120)).room_bytes(), 20);
+        assert_eq!(Fullness::new(100, Some(50), Some(80)).room_bytes(), 0);
+        let node = Fullness::new(1, Some(9), None).and(Fullness::new(2, Some(8), None));
+        assert_eq!((node.used_bytes, node.capacity_bytes), (3, 20));
+    }
+}

@@ -1,0 +1,355 @@
+//! The devices of a storage node: directories of a file system, each with an identity.
+//!
+//! The node owns one [`Devices`]. The first device also has the node's metadata, so a node does not
+//! open without it. Every other device may be missing: the node then opens without the chunks of
+//! that device, and reports the loss. An empty directory becomes a new device of the node.
+//!
+//! Invariants:
+//! 1. All devices carry the identity of one node.
+//! 2. The first device's identity file lists every device before a chunk lies on it.
+//! 3. A device that failed a write or a sync gets no new chunks until the node opens again.
+//!
+//! Thread-safety: any thread may call any method. The lock of the identity is held over its writes.
+//! Failure: an unreadable device is reported as lost, except the first one, whose error ends the
+//! opening.
+//! Cost: one small read and one lock file per device at the opening; the choice of a device asks
+//! the file system for the free bytes of each.
+
+pub(crate) mod fullness;
+#[cfg(test)]
+mod tests;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use archipelago_base::random::Rng;
+use archipelago_base::{Error, ErrorKind, Result};
+use archipelago_env::{FileLock, FileSystem};
+use archipelago_store::nodes::StorageId;
+use parking_lot::Mutex;
+
+use self::fullness::Fullness;
+use crate::identity::{DeviceId, KnownCluster, NODE_NAME, NodeIdentity};
+
+/// Lock file of a device, which keeps a second process away.
+const LOCK_NAME: &str = "LOCK";
+/// Names that an empty directory may have.
+const PERMITTED_NAMES: [&str; 4] = [LOCK_NAME, "NODE.tmp", "lost+found", NODE_NAME];
+
+/// One device that is present.
+#[derive(Debug)]
+pub(crate) struct Device {
+    pub(crate) id: DeviceId,
+    pub(crate) dir: PathBuf,
+    /// Bytes that the node's files occupy.
+    used_bytes: AtomicU64,
+    /// Bytes that the node may use; `None` for all that the device has.
+    bytes_max: Option<u64>,
+    has_failed: AtomicBool,
+}
+
+impl Device {
+    /// Bytes that the node's files occupy on the device.
+    pub(crate) fn used_bytes(&self) -> u64 {
+        self.used_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Counts bytes that the node has written.
+    pub(crate) fn add_used(&self, bytes: u64) {
+        self.used_bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Counts bytes that the node has freed.
+    pub(crate) fn sub_used(&self, bytes: u64) {
+        let less = |used: u64| Some(used.saturating_sub(bytes));
+        // The closure always returns a value.
+        let _previous = self.used_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+    }
+
+    /// Keeps new chunks away from the device after a failed write or sync.
+    pub(crate) fn fail(&self, error: &Error) {
+        if !self.has_failed.swap(true, Ordering::Relaxed) {
+            tracing::error!(%error, device = %self.id, dir = %self.dir.display(),
+                "a device failed a write; it gets no new chunks until the node starts again");
+        }
+    }
+
+    /// Whether the device failed a write or a sync since the node opened.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.has_failed.load(Ordering::Relaxed)
+    }
+}
+
+/// What came of the notice of a cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ClusterNotice {
+    /// The node knows the cluster now, durably.
+    Known,
+    /// The node belongs to another cluster.
+    Other,
+}
+
+/// All devices of a node.
+#[derive(Debug)]
+pub(crate) struct Devices {
+    fs: Arc<dyn FileSystem>,
+    present: Vec<Arc<Device>>,
+    lost: Mutex<Vec<DeviceId>>,
+    /// The identity as the first device has it.
+    identity: Mutex<NodeIdentity>,
+    _locks: Vec<Box<dyn FileLock>>,
+}
+
+/// A directory while the devices are opened.
+struct OpenedDir {
+    dir: PathBuf,
+    identity: Option<NodeIdentity>,
+    lock: Box<dyn FileLock>,
+}
+
+impl Devices {
+    /// Opens the devices in `dirs`, and initializes those that are empty. Errors: `Busy` if another
+    /// process has one open; `InvalidArgument` for a directory of something else or of another
+    /// node, and if only the first device has no identity.
+    pub(crate) fn open(
+        fs: Arc<dyn FileSystem>,
+        dirs: &[PathBuf],
+        bytes_max: Option<u64>,
+        rng: &mut Rng,
+    ) -> Result<Self> {
+        let opened = open_dirs(&*fs, dirs)?;
+        let mut identity = first_identity(&*fs, &opened, rng)?;
+        let mut present = Vec::new();
+        let mut locks = Vec::new();
+        for (at, opened) in opened.into_iter().enumerate() {
+            let id = match (&opened.identity, at) {
+                (_, 0) => identity.device,
+                (Some(known), _) if known.storage == identity.storage => known.device,
+                (Some(known), _) => return Err(other_node(&opened.dir, known, &identity)),
+                (None, _) => initialize(&*fs, &opened.dir, &identity, rng)?,
+            };
+            let device = Device {
+                id,
+                dir: opened.dir,
+                used_bytes: AtomicU64::new(0),
+                bytes_max,
+                has_failed: AtomicBool::new(false),
+            };
+            if present.iter().any(|other: &Arc<Device>| other.id == id) {
+                return Err(Error::invalid(format!(
+                    "{} is a second copy of device {id}: leave one of the two out",
+                    device.dir.display()
+                )));
+            }
+            present.push(Arc::new(device));
+            locks.push(opened.lock);
+        }
+        let unlisted: Vec<DeviceId> = present.iter().map(|device| device.id).collect();
+        let unlisted: Vec<DeviceId> =
+            unlisted.into_iter().filter(|id| !identity.devices.contains(id)).collect();
+        if !unlisted.is_empty() {
+            identity.devices.extend(unlisted);
+            identity.store(&*fs, &present[0].dir)?;
+        }
+        let is_lost = |id: &DeviceId| present.iter().all(|device| device.id != *id);
+        let lost: Vec<DeviceId> = identity.devices.iter().copied().filter(is_lost).collect();
+        for device in &lost {
+            tracing::error!(%device, node = %identity.storage,
+                "a device of the storage node is missing, and with it its chunks");
+        }
+        let (lost, identity) = (Mutex::new(lost), Mutex::new(identity));
+        Ok(Self { fs, present, lost, identity, _locks: locks })
+    }
+
+    /// Identity of the node.
+    pub(crate) fn storage(&self) -> StorageId {
+        self.identity.lock().storage
+    }
+
+    /// The cluster that the node belongs to, if it knows one.
+    pub(crate) fn cluster(&self) -> Option<KnownCluster> {
+        self.identity.lock().cluster.clone()
+    }
+
+    /// Notes durably which cluster the node belongs to, and the newest root set.
+    pub(crate) fn learn_cluster(&self, told: KnownCluster) -> Result<ClusterNotice> {
+        let mut identity = self.identity.lock();
+        if let Some(known) = &identity.cluster {
+            if known.id != told.id {
+                return Ok(ClusterNotice::Other);
+            }
+            if known.root_set.number >= told.root_set.number {
+                return Ok(ClusterNotice::Known);
+            }
+        }
+        let next = NodeIdentity { cluster: Some(told), ..identity.clone() };
+        next.store(&*self.fs, &self.present[0].dir)?;
+        *identity = next;
+        Ok(ClusterNotice::Known)
+    }
+
+    /// The first device, which has the node's metadata.
+    pub(crate) fn first(&self) -> &Arc<Device> {
+        &self.present[0]
+    }
+
+    /// The devices that are present.
+    pub(crate) fn present(&self) -> &[Arc<Device>] {
+        &self.present
+    }
+
+    /// The devices that the node knows and that are missing.
+    pub(crate) fn lost(&self) -> Vec<DeviceId> {
+        self.lost.lock().clone()
+    }
+
+    /// The present device with the identity `id`.
+    pub(crate) fn get(&self, id: DeviceId) -> Option<&Arc<Device>> {
+        self.present.iter().find(|device| device.id == id)
+    }
+
+    /// Forgets the missing devices for which `is_used` is false, because no chunk lies there.
+    pub(crate) fn forget_lost(&self, is_used: impl Fn(DeviceId) -> bool) -> Result<()> {
+        let mut lost = self.lost.lock();
+        let (kept, gone): (Vec<_>, Vec<_>) = lost.iter().copied().partition(|id| is_used(*id));
+        if gone.is_empty() {
+            return Ok(());
+        }
+        let mut identity = self.identity.lock();
+        let mut next = identity.clone();
+        next.devices.retain(|id| !gone.contains(id));
+        next.store(&*self.fs, &self.present[0].dir)?;
+        *identity = next;
+        *lost = kept;
+        Ok(())
+    }
+
+    /// How full a device is now.
+    pub(crate) fn fullness(&self, device: &Device) -> Result<Fullness> {
+        let free = self.fs.free_bytes(&device.dir)?;
+        Ok(Fullness::new(device.used_bytes(), free, device.bytes_max))
+    }
+
+    /// The device with most room, among those that did not fail. Errors: `Io` if every device
+    /// failed.
+    pub(crate) fn roomiest(&self) -> Result<(Arc<Device>, Fullness)> {
+        let mut best: Option<(Arc<Device>, Fullness)> = None;
+        for device in self.present.iter().filter(|device| !device.has_failed()) {
+            let fullness = match self.fullness(device) {
+                Ok(fullness) => fullness,
+                Err(error) => {
+                    device.fail(&error);
+                    continue;
+                }
+            };
+            let is_better = |(_, known): &(_, Fullness)| fullness.room_bytes() > known.room_bytes();
+            if best.as_ref().is_none_or(is_better) {
+                best = Some((Arc::clone(device), fullness));
+            }
+        }
+        best.ok_or_else(|| {
+            Error::new(
+                ErrorKind::Io,
+                format!(
+                    "storage node {}: all {} devices failed a write; replace them, or start the \
+                     node again",
+                    self.storage(),
+                    self.present.len()
+                ),
+            )
+        })
+    }
+}
+
+/// Locks the directories and reads their identities. A directory other than the first one that
+/// cannot be read is left out.
+fn open_dirs(fs: &dyn FileSystem, dirs: &[PathBuf]) -> Result<Vec<OpenedDir>> {
+    let mut opened = Vec::new();
+    for (at, dir) in dirs.iter().enumerate() {
+        match open_dir(fs, dir) {
+            Ok(dir) => opened.push(dir),
+            Err(error) if at > 0 && matches!(error.kind(), ErrorKind::Io | ErrorKind::Corrupt) => {
+                tracing::error!(%error, dir = %dir.display(),
+                    "a device of the storage node cannot be opened; the node starts without it");
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    if opened.is_empty() {
+        return Err(Error::invalid("a storage node needs at least one directory: name one"));
+    }
+    Ok(opened)
+}
+
+fn open_dir(fs: &dyn FileSystem, dir: &Path) -> Result<OpenedDir> {
+    fs.create_dir_all(dir)?;
+    let identity = NodeIdentity::load(fs, dir)?;
+    if identity.is_none() {
+        let is_foreign = |name: &str| !PERMITTED_NAMES.contains(&name);
+        if let Some(entry) = fs.list(dir)?.into_iter().find(|entry| is_foreign(&entry.name)) {
+            return Err(Error::invalid(format!(
+                "{} is no device of a storage node: it has no {NODE_NAME} file, but \"{}\"; choose \
+                 an empty directory",
+                dir.display(),
+                entry.name
+            )));
+        }
+    }
+    let lock = fs.lock(&dir.join(LOCK_NAME))?;
+    Ok(OpenedDir { dir: dir.to_owned(), identity, lock })
+}
+
+/// The identity of the node: that of the first device, or a new one if no device has any.
+fn first_identity(fs: &dyn FileSystem, opened: &[OpenedDir], rng: &mut Rng) -> Result<NodeIdentity> {
+    if let Some(identity) = &opened[0].identity {
+        return Ok(identity.clone());
+    }
+    let known = opened.iter().find_map(|other| Some((&other.dir, other.identity.as_ref()?)));
+    if let Some((dir, identity)) = known {
+        return Err(Error::invalid(format!(
+            "{} has no {NODE_NAME} file, but {} belongs to storage node {}, whose metadata lie on \
+             the first device: mount that device, or empty the others to start as a new node",
+            opened[0].dir.display(),
+            dir.display(),
+            identity.storage
+        )));
+    }
+    let device = DeviceId(rng.u64(1..));
+    let identity = NodeIdentity {
+        storage: StorageId(rng.u64(1..)),
+        device,
+        devices: vec![device],
+        cluster: None,
+    };
+    identity.store(fs, &opened[0].dir)?;
+    tracing::info!(node = %identity.storage, dir = %opened[0].dir.display(),
+        "a new storage node was initialized");
+    Ok(identity)
+}
+
+/// Makes the empty directory `dir` a device of the node.
+fn initialize(
+    fs: &dyn FileSystem,
+    dir: &Path,
+    node: &NodeIdentity,
+    rng: &mut Rng,
+) -> Result<DeviceId> {
+    let device = DeviceId(rng.u64(1..));
+    let identity =
+        NodeIdentity { storage: node.storage, device, devices: Vec::new(), cluster: None };
+    identity.store(fs, dir)?;
+    tracing::info!(node = %node.storage, %device, dir = %dir.display(),
+        "a device was added to the storage node");
+    Ok(device)
+}
+
+fn other_node(dir: &Path, theirs: &NodeIdentity, ours: &NodeIdentity) -> Error {
+    Error::invalid(format!(
+        "{} is a device of storage node {}, and the first device is one of node {}: name the \
+         devices of one node",
+        dir.display(),
+        theirs.storage,
+        ours.storage
+    ))
+}

@@ -1,10 +1,12 @@
 //! The wire codec: how values become bytes of a message, and how bytes become values again.
 //!
 //! An integer has a fixed width and is little-endian. A list is a varint count and its entries. A
-//! struct is its fields in order, and an enum without fields is one byte. A protocol declares its
-//! types with [`wire_struct!`](crate::wire_struct) and [`wire_enum!`](crate::wire_enum), and its
-//! messages with [`wire_messages!`](crate::wire_messages). The fabric, the pool and the store over
-//! remote memory use these macros. The crate that owns a type also implements [`Wire`] for it.
+//! map is a list of keys with values, by ascending key. A struct is its fields in order, and an
+//! enum without fields is one byte. A protocol declares its types with
+//! [`wire_struct!`](crate::wire_struct) and [`wire_enum!`](crate::wire_enum), and its messages with
+//! [`wire_messages!`](crate::wire_messages). The fabric, the pool, the store of storage nodes and
+//! the store over remote memory use these macros. The crate that owns a type also implements
+//! [`Wire`] for it.
 //!
 //! Invariants:
 //! 1. [`Wire::get`] reads exactly the bytes that [`Wire::put`] wrote, and returns an equal value.
@@ -16,6 +18,7 @@
 //! Cost: encoding a message allocates once if it fits into [`MESSAGE_BYTES`]. Decoding allocates
 //! once per list and string.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use crate::Epoch;
@@ -225,6 +228,28 @@ impl<T: Wire> Wire for Vec<T> {
             values.push(T::get(reader)?);
         }
         Some(values)
+    }
+}
+
+/// A varint count, and each key with its value. A reader refuses keys that do not ascend.
+impl<K: Wire + Ord, V: Wire> Wire for BTreeMap<K, V> {
+    fn put(&self, out: &mut Vec<u8>) {
+        put_varint(out, self.len() as u64);
+        for (key, value) in self {
+            key.put(out);
+            value.put(out);
+        }
+    }
+    fn get(reader: &mut Reader<'_>) -> Option<Self> {
+        let mut map = Self::new();
+        for _ in 0..reader.varint32()? {
+            let key = K::get(reader)?;
+            if map.last_key_value().is_some_and(|(last, _)| *last >= key) {
+                return None;
+            }
+            map.insert(key, V::get(reader)?);
+        }
+        Some(map)
     }
 }
 

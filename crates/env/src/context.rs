@@ -1,5 +1,8 @@
 //! The context of I/O: its reason, on which placement, rate limits and statistics depend.
 
+use archipelago_base::codec::Reader;
+use archipelago_base::wire::Wire;
+
 /// The kind of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FileClass {
@@ -46,6 +49,16 @@ impl FileClass {
             5 => Self::ValueSst,
             _ => return None,
         })
+    }
+}
+
+/// The number of the class.
+impl Wire for FileClass {
+    fn put(&self, out: &mut Vec<u8>) {
+        self.code().put(out);
+    }
+    fn get(reader: &mut Reader<'_>) -> Option<Self> {
+        Self::from_code(reader.u8()?)
     }
 }
 

@@ -11,6 +11,7 @@
 //! | [`code`] | the erasure code RS(4,2) |
 //! | [`log`] | the writer and the recovery of a log on several nodes |
 //! | [`register`] | the register of a root set of nodes |
+//! | [`wire`] | messages between clients, nodes and the manager, and stored values |
 //!
 //! A *domain* is a set of nodes that fail together, such as a rack. The class of a file decides its
 //! redundancy, as in Terark-DS (§4.2): logs lie on three nodes and are acknowledged by two, key
@@ -21,6 +22,7 @@ pub mod layout;
 pub mod log;
 pub mod placement;
 pub mod register;
+pub mod wire;
 
 use std::fmt;
 

@@ -1,0 +1,498 @@
+//! Golden bytes of messages and stored values, and messages that are encoded and decoded.
+
+use std::collections::BTreeMap;
+
+use archipelago_base::random::Rng;
+use archipelago_base::{Epoch, ErrorKind};
+use archipelago_env::FileClass;
+use archipelago_fabric::{ClusterId, NodeId, RouteMessage};
+
+use super::super::StorageId;
+use super::super::layout::{CellSize, Scheme};
+use super::super::log::{ExtentRecord, LogLayout};
+use super::super::placement::WritePurpose;
+use super::super::register::caspaxos::acceptor::{
+    AcceptorAnswer, AcceptorRequest, AcceptorState, Membership, RegisterCell,
+};
+use super::super::register::caspaxos::{AcceptedValue, Ballot, ChangeId, RootSet, StoredValue};
+use super::*;
+use crate::ids::{BlobId, LogId, VolumeId};
+
+const BLOB: BlobId = BlobId([0xb0; 16]);
+const LOG: LogId = LogId([0x10; 16]);
+const VOLUME: VolumeId = VolumeId([0x70; 16]);
+const CLUSTER: ClusterId = ClusterId([0xc0; 16]);
+const STAMP: Stamp = Stamp { volume: VOLUME, epoch: Epoch(0x0102) };
+const CHUNK: ChunkId = ChunkId { blob: BLOB, index: 5 };
+const EXTENT: ExtentAt = ExtentAt { log: LOG, extent: 3 };
+
+pub(crate) fn descriptor() -> ChunkDescriptor {
+    ChunkDescriptor {
+        chunk: CHUNK,
+        written: STAMP,
+        class: FileClass::ValueSst,
+        scheme: Scheme::Rs42(CellSize::Small),
+        blob_bytes: 3 << 20,
+        placement: PlacementEpoch::WRITTEN,
+        holders: (0..6).map(|n| Holder { storage: StorageId(0x20 + n), chunk: n as u8 }).collect(),
+        retaining: vec![VOLUME, VolumeId([0x71; 16])],
+    }
+}
+
+pub(crate) fn hint() -> BlobHint {
+    descriptor().hint()
+}
+
+pub(crate) fn root_set() -> RootSet {
+    RootSet { number: 2, members: vec![StorageId(1), StorageId(2), StorageId(3)] }
+}
+
+pub(crate) fn layout() -> LogLayout {
+    let nodes = vec![StorageId(1), StorageId(2)];
+    let ended = ExtentRecord { number: 1, start: 0, end: Some(0x1234), nodes, is_sealed: true };
+    let nodes = vec![StorageId(3)];
+    let open = ExtentRecord { number: 2, start: 0x1234, end: None, nodes, is_sealed: false };
+    LogLayout { extents: vec![ended, open], is_ended: false, may_miss_unsynced: true }
+}
+
+fn cell() -> RegisterCell {
+    let ballot = Ballot { root_set: 1, counter: 2, proposer: 3 };
+    let change = ChangeId { proposer: 3, sequence: 4 };
+    let value = StoredValue { version: 5, change, value: Some(vec![0xaa, 0xbb]) };
+    RegisterCell { promised: ballot, accepted: Some(AcceptedValue { ballot, value }) }
+}
+
+pub(crate) fn state() -> AcceptorState {
+    let cells = BTreeMap::from([("volume/a".to_owned(), cell()), ("x".into(), Default::default())]);
+    AcceptorState { membership: Membership::Active(root_set()), cells }
+}
+
+fn report() -> StorageReport {
+    let space = NodeSpace { capacity_bytes: 0x1000, used_bytes: 0x10 };
+    let class = FileClass::Wal;
+    let traffic = ClassTraffic { class, reads: 1, read_bytes: 2, writes: 3, written_bytes: 4 };
+    StorageReport {
+        space,
+        devices: vec![DeviceStatus { path: "/d".into(), space, is_failed: false }],
+        chunks: 5,
+        extents_in_limbo: 6,
+        volumes: vec![VolumeSpace { volume: VOLUME, class, objects: 7, bytes: 8 }],
+        counters: StorageCounters { requests: 9, traffic: vec![traffic], ..Default::default() },
+        scrub: ScrubStatus { rounds: 10, is_running: true, ..Default::default() },
+        ..Default::default()
+    }
+}
+
+fn member() -> StorageMember {
+    StorageMember {
+        storage: StorageId(0x21),
+        node: NodeId(4),
+        life: Epoch(5),
+        endpoints: vec!["a:b".into()],
+        domain: "r".into(),
+        state: MemberState::Draining,
+        space: NodeSpace { capacity_bytes: 0x1000, used_bytes: 0x10 },
+    }
+}
+
+fn chunk_messages() -> Vec<StoreMessage> {
+    let stamp = Some(STAMP);
+    let (class, purpose) = (FileClass::ValueSst, WritePurpose::Job);
+    let (chunk, blobs) = (CHUNK, vec![BLOB]);
+    let entry = BlobEntry { blob: BLOB, epoch: Epoch(7), is_sealed: true };
+    vec![
+        StoreMessage::PutChunk { chunk, stamp, class, purpose, offset: 0x1000, crcs: vec![8, 9] },
+        StoreMessage::SealChunk { stamp: None, descriptor: descriptor() },
+        StoreMessage::ReadChunk { chunk, ranges: vec![ChunkRange { start: 0x1000, end: 0x1010 }] },
+        StoreMessage::ChunkBytes { crcs: vec![8] },
+        StoreMessage::Describe { blob: BLOB },
+        StoreMessage::Descriptors { descriptors: vec![descriptor()] },
+        StoreMessage::Redescribe { descriptor: descriptor() },
+        StoreMessage::Retain { blobs: blobs.clone(), volume: VOLUME },
+        StoreMessage::Release { blobs, stamp: STAMP },
+        StoreMessage::AbandonBlob { blob: BLOB, stamp: STAMP },
+        StoreMessage::ListBlobs { volume: VOLUME, after: None },
+        StoreMessage::Blobs { blobs: vec![entry], has_more: true },
+        StoreMessage::DropChunk { chunk, placement: PlacementEpoch::WRITTEN },
+        StoreMessage::ReportDamage { chunk, offset: 0x2000 },
+    ]
+}
+
+fn log_messages() -> Vec<StoreMessage> {
+    let (at, stamp, class) = (EXTENT, STAMP, FileClass::Wal);
+    let (extent_start, start, end, is_synced) = (0x10, 0x20, 0x30, true);
+    let logs = vec![LogEntry { log: LOG, epoch: Epoch(7) }];
+    vec![
+        StoreMessage::Append { at, stamp, class, extent_start, start, is_synced },
+        StoreMessage::Progress { written: 0x30, synced: 0x20 },
+        StoreMessage::SyncLog { at, stamp },
+        StoreMessage::SealLog { at, stamp, class, extent_start, end },
+        StoreMessage::FenceLog { at, stamp },
+        StoreMessage::InspectLog { at },
+        StoreMessage::ReplicaIs { valid_end: 1, synced: 2, sealed: Some(3), is_in_limbo: true },
+        StoreMessage::ReadLog { at, start, end },
+        StoreMessage::LogBytes {},
+        StoreMessage::PutLog { at, stamp, class, extent_start, start },
+        StoreMessage::RemoveLog { log: LOG, stamp },
+        StoreMessage::ListLogs { volume: VOLUME, after: Some(LOG) },
+        StoreMessage::Logs { logs, has_more: false },
+    ]
+}
+
+fn register_messages() -> Vec<StoreMessage> {
+    let (name, ballot) = ("n".to_owned(), Ballot { root_set: 1, counter: 2, proposer: 3 });
+    let accepted = cell().accepted;
+    let value = accepted.clone().expect("a value").value;
+    let cells = state().cells;
+    let requests = [
+        AcceptorRequest::Prepare { name: name.clone(), ballot },
+        AcceptorRequest::Accept { name, ballot, value },
+        AcceptorRequest::Names { root_set: 1, prefix: "volume/".into() },
+        AcceptorRequest::Retire { next: root_set() },
+        AcceptorRequest::Install { root_set: root_set(), cells: cells.clone() },
+        AcceptorRequest::Activate { root_set: 2 },
+    ];
+    let answers = [
+        AcceptorAnswer::Promised { ballot, accepted },
+        AcceptorAnswer::Accepted { ballot },
+        AcceptorAnswer::Outbid { ballot, promised: ballot },
+        AcceptorAnswer::Names(vec!["volume/a".into()]),
+        AcceptorAnswer::WrongSet { known: Some(root_set()) },
+        AcceptorAnswer::Retired(cells),
+        AcceptorAnswer::Installed,
+        AcceptorAnswer::Activated,
+    ];
+    let requests = requests.into_iter().map(|request| StoreMessage::Acceptor { request });
+    let answers = answers.into_iter().map(|answer| StoreMessage::AcceptorIs { answer });
+    requests.chain(answers).collect()
+}
+
+fn node_messages() -> Vec<StoreMessage> {
+    let (storage, life, domain) = (StorageId(0x21), Epoch(5), "r".to_owned());
+    let (cluster, root) = (Some(CLUSTER), Some(root_set()));
+    let members = Members { version: 6, cluster, root_set: root_set(), members: vec![member()] };
+    let standing = NodeStanding { member: member(), silent_ms: 1, report: report() };
+    let status = StorageClusterStatus {
+        cluster,
+        root_set: root_set(),
+        lost_after_ms: 2,
+        waits_for: "a".into(),
+        nodes: vec![standing],
+    };
+    vec![
+        StoreMessage::Found { cluster: CLUSTER, root_set: root_set() },
+        StoreMessage::PromiseEpoch { stamp: STAMP },
+        StoreMessage::NodeStatus {},
+        StoreMessage::NodeStatusIs {
+            storage,
+            life,
+            domain: domain.clone(),
+            cluster,
+            root_set: root.clone(),
+            report: report(),
+        },
+        StoreMessage::Scrub {},
+        StoreMessage::StorageBeat {
+            storage,
+            node: NodeId(4),
+            life,
+            endpoints: vec!["a:b".into()],
+            domain,
+            cluster,
+            root_set: root,
+            is_draining: true,
+            version: 6,
+            report: report(),
+        },
+        StoreMessage::MembersAre { members: Some(members), beat_ms: 7 },
+        StoreMessage::AskMembers { version: 8 },
+        StoreMessage::DrainNode { storage, is_draining: true },
+        StoreMessage::ForgetNode { storage },
+        StoreMessage::StorageStatus {},
+        StoreMessage::StorageStatusIs { status },
+        StoreMessage::Done {},
+        Refused::fenced(Epoch(9), "a").into(),
+        Refused::new(RefusalWhy::OutOfOrder { len: 0x44 }, "").into(),
+    ]
+}
+
+/// Messages of every kind.
+pub(crate) fn every_message() -> Vec<StoreMessage> {
+    [chunk_messages(), log_messages(), register_messages(), node_messages()].concat()
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// A number of eight bytes, little-endian, whose low bytes are `low`.
+fn word(low: &str) -> String {
+    format!("{low:0<16}")
+}
+
+/// An identity of 16 equal bytes.
+fn id(byte: &str) -> String {
+    byte.repeat(16)
+}
+
+fn encoded(message: &StoreMessage) -> String {
+    let mut out = Vec::new();
+    message.append_to(&mut out);
+    hex(&out)
+}
+
+#[test]
+fn golden_bytes_of_chunk_messages() {
+    let stamp = [id("70"), word("0201")].concat();
+    let golden = [
+        "4101",
+        &id("b0"),
+        "05",
+        "01",
+        &stamp,
+        "05",
+        "03",
+        &word("0010"),
+        "02",
+        "08000000",
+        "09000000",
+    ];
+    let messages = chunk_messages();
+    assert_eq!(encoded(&messages[0]), golden.concat());
+    let holders: String = (0..6u8).map(|n| word(&format!("2{n}")) + &format!("{n:02x}")).collect();
+    let descriptor = [
+        &id("b0"),
+        "05",
+        &stamp,
+        "05",
+        "0212",
+        &word("000030"),
+        &word("01"),
+        &word(""),
+        "06",
+        &holders,
+        "02",
+        &id("70"),
+        &id("71"),
+    ]
+    .concat();
+    assert_eq!(encoded(&messages[1]), ["410200", &descriptor].concat());
+    let read = ["4103", &id("b0"), "05", "01", &word("0010"), &word("1010")];
+    assert_eq!(encoded(&messages[2]), read.concat());
+    assert_eq!(encoded(&messages[5]), ["410601", &descriptor].concat());
+    let release = ["4109", "01", &id("b0"), &stamp];
+    assert_eq!(encoded(&messages[8]), release.concat());
+}
+
+#[test]
+fn golden_bytes_of_log_messages() {
+    let stamp = [id("70"), word("0201")].concat();
+    let at = [&id("10"), "03000000"].concat();
+    let append = ["4114", &at, &stamp, "01", &word("10"), &word("20"), "01"];
+    let messages = log_messages();
+    assert_eq!(encoded(&messages[0]), append.concat());
+    assert_eq!(encoded(&messages[1]), ["4115", &word("30"), &word("20")].concat());
+    let seal = ["4117", &at, &stamp, "01", &word("10"), &word("30")];
+    assert_eq!(encoded(&messages[3]), seal.concat());
+    let replica = ["411a", &word("01"), &word("02"), "01", &word("03"), "01"];
+    assert_eq!(encoded(&messages[6]), replica.concat());
+    let put = ["411d", &at, &stamp, "01", &word("10"), &word("20")];
+    assert_eq!(encoded(&messages[9]), put.concat());
+}
+
+#[test]
+fn golden_bytes_of_register_and_refusals() {
+    let ballot = [word("01"), word("02"), word("03")].concat();
+    let value = [&word("05"), &word("03"), &word("04"), "01", "02aabb"].concat();
+    let messages = register_messages();
+    assert_eq!(encoded(&messages[0]), ["412801", "016e", &ballot].concat());
+    assert_eq!(encoded(&messages[1]), ["412802", "016e", &ballot, &value].concat());
+    assert_eq!(encoded(&messages[6]), ["412901", &ballot, "01", &ballot, &value].concat());
+    let fenced: StoreMessage = Refused::fenced(Epoch(9), "a").into();
+    assert_eq!(encoded(&fenced), ["414701", &word("09"), "0161"].concat());
+    let order: StoreMessage = Refused::new(RefusalWhy::OutOfOrder { len: 0x44 }, "").into();
+    assert_eq!(encoded(&order), ["414707", &word("44"), &word(""), "00"].concat());
+    assert_eq!(encoded(&StoreMessage::Done {}), "4146");
+}
+
+#[test]
+fn golden_bytes_of_members() {
+    let member = [
+        word("21"),
+        word("04"),
+        word("05"),
+        "0103613a62".into(),
+        "0172".into(),
+        "04".into(),
+        word("0010"),
+        word("10"),
+    ]
+    .concat();
+    let set = [word("02"), "03".into(), word("01"), word("02"), word("03")].concat();
+    let golden = ["413d", "01", &word("06"), "01", &id("c0"), &set, "01", &member, &word("07")];
+    let messages = node_messages();
+    assert_eq!(encoded(&messages[6]), golden.concat());
+}
+
+#[test]
+fn golden_bytes_of_an_envelope() {
+    let message = StoreMessage::LogBytes {};
+    let body = envelope::seal(&message, b"coral");
+    assert_eq!(hex(&body), ["41", "02000000", "411c", "636f72616c"].concat());
+    assert_eq!(envelope::open(&body), Ok((message, &b"coral"[..])));
+    assert!(is_store_message(&body));
+    assert!(!is_store_message(&[3]) && !is_store_message(&[0x86]) && !is_store_message(&[]));
+}
+
+#[test]
+fn every_message_decodes_from_its_own_bytes() {
+    for message in every_message() {
+        let body = envelope::seal(&message, &[]);
+        assert_eq!(envelope::open(&body), Ok((message.clone(), &[][..])), "{}", message.name());
+        assert_eq!(<StoreMessage as RouteMessage>::decode(&body), Ok(message));
+    }
+}
+
+#[test]
+fn truncated_extended_or_foreign_message_is_refused() {
+    for message in every_message() {
+        let mut bytes = Vec::new();
+        message.append_to(&mut bytes);
+        for cut in 0..bytes.len() {
+            assert!(StoreMessage::decode(&bytes[..cut]).is_err(), "{}: {cut}", message.name());
+        }
+        let longer = [&bytes[..], &[0]].concat();
+        assert!(StoreMessage::decode(&longer).is_err(), "{}", message.name());
+        bytes[0] = VERSION + 1;
+        assert!(StoreMessage::decode(&bytes).is_err(), "{}", message.name());
+    }
+    let body = envelope::seal(&StoreMessage::Done {}, &[]);
+    for cut in 0..body.len() {
+        assert!(envelope::open(&body[..cut]).is_err(), "{cut} bytes");
+    }
+}
+
+#[test]
+fn random_bytes_are_refused_or_encoded_as_before() {
+    let mut rng = Rng::with_seed(41);
+    let seeds: Vec<Vec<u8>> =
+        every_message().iter().map(|message| envelope::seal(message, b"x")).collect();
+    for _ in 0..50_000 {
+        let mut bytes = seeds[rng.usize(..seeds.len())].clone();
+        for _ in 0..rng.usize(1..4) {
+            let at = rng.usize(..bytes.len());
+            bytes[at] = rng.u8(..);
+        }
+        if let Ok((message, payload)) = envelope::open(&bytes) {
+            let again = envelope::seal(&message, payload);
+            assert_eq!(envelope::open(&again), Ok((message, payload)));
+        }
+    }
+}
+
+#[test]
+fn descriptor_whose_fields_do_not_fit_is_refused() {
+    let refused = |descriptor: ChunkDescriptor| {
+        let bytes = stored::encode_checked(&descriptor);
+        stored::decode_checked::<ChunkDescriptor>(&"chunk 1", &bytes).is_err()
+    };
+    assert!(!refused(descriptor()));
+    assert!(refused(ChunkDescriptor { scheme: Scheme::Replicas(3), ..descriptor() }));
+    let chunk = ChunkId { index: 6, ..CHUNK };
+    assert!(refused(ChunkDescriptor { chunk, ..descriptor() }));
+    assert!(refused(ChunkDescriptor { retaining: vec![VOLUME, VOLUME], ..descriptor() }));
+    let holders = vec![Holder { storage: StorageId(1), chunk: 6 }];
+    assert!(refused(ChunkDescriptor { holders, ..descriptor() }));
+}
+
+#[test]
+fn golden_bytes_of_enclosed_values() {
+    let set = [word("02"), "03".into(), word("01"), word("02"), word("03")].concat();
+    assert_eq!(hex(&stored::encode_enclosed(&root_set())), ["01", &set].concat());
+    let golden = [
+        "01",
+        "02",
+        "01000000",
+        &word(""),
+        "01",
+        &word("3412"),
+        "02",
+        &word("01"),
+        &word("02"),
+        "01",
+        "02000000",
+        &word("3412"),
+        "00",
+        "01",
+        &word("03"),
+        "00",
+        "00",
+        "01",
+    ];
+    assert_eq!(hex(&stored::encode_enclosed(&layout())), golden.concat());
+    let holders: String = (0..6u8).map(|n| word(&format!("2{n}")) + &format!("{n:02x}")).collect();
+    let golden = ["01", "0212", &word("01"), &word(""), "06", &holders];
+    assert_eq!(hex(&stored::encode_enclosed(&hint())), golden.concat());
+    let object = "file 7";
+    assert_eq!(
+        stored::decode_enclosed(&object, &stored::encode_enclosed(&layout())).ok(),
+        Some(layout())
+    );
+    assert_eq!(
+        stored::decode_enclosed(&object, &stored::encode_enclosed(&hint())).ok(),
+        Some(hint())
+    );
+    let newer = stored::decode_enclosed::<RootSet>(&object, &[2]).expect_err("another version");
+    assert_eq!(newer.kind(), ErrorKind::Unsupported);
+    let cut = stored::decode_enclosed::<RootSet>(&object, &[1, 0]).expect_err("cut off");
+    assert_eq!(cut.kind(), ErrorKind::Corrupt);
+    assert!(cut.to_string().contains(object), "{cut}");
+}
+
+#[test]
+fn golden_bytes_of_checked_values() {
+    let bytes = hex(&stored::encode_checked(&cell()));
+    let ballot = [word("01"), word("02"), word("03")].concat();
+    let value = [&word("05"), &word("03"), &word("04"), "01", "02aabb"].concat();
+    // `ARCHCELL`, version 1, fields, and the checksum of all before.
+    let fields = ["4152434843454c4c", "01000000", &ballot, "01", &ballot, &value].concat();
+    assert_eq!(bytes[..bytes.len() - 8], fields);
+    let membership = hex(&stored::encode_checked(&Membership::None));
+    assert_eq!(membership[..26], *"415243484d454d420100000000");
+}
+
+#[test]
+fn damaged_checked_value_is_corrupt() {
+    let bytes = stored::encode_checked(&state());
+    let decode = |bytes: &[u8]| stored::decode_checked::<AcceptorState>(&"key 1", bytes);
+    assert_eq!(decode(&bytes).ok(), Some(state()));
+    for at in 0..bytes.len() {
+        let mut damaged = bytes.clone();
+        damaged[at] ^= 1;
+        let error = decode(&damaged).expect_err("damaged");
+        let is_version = (8..12).contains(&at);
+        let wanted = if is_version { ErrorKind::Unsupported } else { ErrorKind::Corrupt };
+        assert_eq!(error.kind(), wanted, "byte {at}: {error}");
+        assert!(decode(&bytes[..at]).is_err(), "{at} bytes");
+    }
+}
+
+#[test]
+fn fence_is_the_only_refusal_that_ends_an_owner() {
+    for code in 1..=13u8 {
+        let bytes = [code, 0, 0, 0, 0, 0, 0, 0, 0];
+        let mut reader = archipelago_base::codec::Reader::new(&bytes);
+        let why = <RefusalWhy as archipelago_base::wire::Wire>::get(&mut reader).expect("a reason");
+        assert_eq!(why.kind() == ErrorKind::Fenced, why == RefusalWhy::Fenced, "{why:?}");
+        let error = Refused::new(why, "chunk 1").error("storage node 7, SealChunk");
+        assert!(error.to_string().contains("node 7") && error.to_string().contains("chunk 1"));
+    }
+}
+
+#[test]
+fn silent_member_is_down_for_placement() {
+    let report = |state| StorageMember { state, ..member() }.report();
+    assert!(report(MemberState::Up).is_up && !report(MemberState::Up).is_draining);
+    assert!(report(MemberState::Draining).is_up && report(MemberState::Draining).is_draining);
+    assert!(!report(MemberState::Silent).is_up && !report(MemberState::Lost).is_up);
+}

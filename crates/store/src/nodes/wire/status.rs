@@ -31,10 +31,13 @@ pub struct VolumeSpace {
     pub class: FileClass,
     /// Number of chunks and extents.
     pub objects: u64,
-    /// Bytes of the chunks and extents.
+    /// Bytes of the files of the chunks and extents.
     pub bytes: u64,
+    /// Share of the lengths of blobs and logs, without copies and parity. The shares of all nodes
+    /// add up to the lengths.
+    pub logical_bytes: u64,
 }
-wire_struct!(VolumeSpace { volume, class, objects, bytes });
+wire_struct!(VolumeSpace { volume, class, objects, bytes, logical_bytes });
 
 /// Reads and writes of a class of files since the life of the node began.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -108,6 +111,9 @@ pub struct StorageReport {
     pub devices: Vec<DeviceStatus>,
     /// Number of sealed chunks.
     pub chunks: u64,
+    /// Number of sealed chunks that cannot be read, because they are damaged, or because their
+    /// device is missing.
+    pub chunks_unreadable: u64,
     /// Number of chunks that are being written.
     pub chunks_unsealed: u64,
     /// Number of extents.
@@ -127,6 +133,7 @@ wire_struct!(StorageReport {
     space,
     devices,
     chunks,
+    chunks_unreadable,
     chunks_unsealed,
     extents,
     extents_open,

@@ -76,7 +76,7 @@ fn report() -> StorageReport {
         devices: vec![DeviceStatus { path: "/d".into(), space, is_failed: false }],
         chunks: 5,
         extents_in_limbo: 6,
-        volumes: vec![VolumeSpace { volume: VOLUME, class, objects: 7, bytes: 8 }],
+        volumes: vec![VolumeSpace { volume: VOLUME, class, objects: 7, bytes: 8, logical_bytes: 9 }],
         counters: StorageCounters { requests: 9, traffic: vec![traffic], ..Default::default() },
         scrub: ScrubStatus { rounds: 10, is_running: true, ..Default::default() },
         ..Default::default()

@@ -109,4 +109,4 @@ pub struct AcceptedValue {
 }
 
 #[cfg(test)]
-mod tests;
+pub(in crate::nodes) mod tests;

@@ -7,6 +7,9 @@
 //! 3. A change is applied at most once. [`ProposalResult::Lost`] means that it was not applied and
 //!    never will be.
 //!
+//! 4. A proposal that follows a replacement of its root set remembers the rounds in the old set, so
+//!    invariant 3 holds over both sets.
+//!
 //! Thread-safety: none; the caller owns the value.
 //! Failure: a round that was outbid or lost its majority asks for a retry after a random pause. A
 //! caller that gives up gets [`ProposalResult::Unknown`] if the change may be applied.
@@ -45,7 +48,7 @@ pub enum ProposalResult {
     /// The change may have been applied.
     Unknown,
     /// The root set has been replaced; the next one, if a member knew it. A change that the old set
-    /// may have accepted is [`ProposalResult::Unknown`] instead.
+    /// may have accepted is [`ProposalResult::Unknown`] instead. [`Proposal::follow`] continues both.
     Replaced(Option<RootSet>),
 }
 
@@ -88,6 +91,8 @@ pub struct Proposal {
     outbid: Ballot,
     /// Version of the change in the last round that asked members to accept it.
     sent_version: Option<u64>,
+    /// Root set that replaced the one of this proposal, as a member named it.
+    newer: Option<RootSet>,
     actions: VecDeque<ProposalAction>,
 }
 
@@ -106,6 +111,7 @@ impl Proposal {
             failed: Vec::new(),
             outbid: Ballot::default(),
             sent_version: None,
+            newer: None,
             actions: VecDeque::new(),
         }
     }
@@ -126,6 +132,44 @@ impl Proposal {
     /// The next action of the driver.
     pub fn next_action(&mut self) -> Option<ProposalAction> {
         self.actions.pop_front()
+    }
+
+    /// Root set of the rounds.
+    #[must_use]
+    pub fn root_set(&self) -> &RootSet {
+        &self.root_set
+    }
+
+    /// Ballot of the newest round.
+    #[must_use]
+    pub fn ballot(&self) -> Ballot {
+        self.ballot
+    }
+
+    /// Whether the operation is a change.
+    #[must_use]
+    pub fn may_change(&self) -> bool {
+        matches!(self.operation, Operation::Swap { .. })
+    }
+
+    /// The newer root set that a member named and that ended the operation, if one did.
+    #[must_use]
+    pub fn newer_set(&self) -> Option<&RootSet> {
+        self.newer.as_ref()
+    }
+
+    /// Continues the operation on a newer root set. The caller has not used an outcome that the old
+    /// set gave: the operation has not ended, or it ended because the set was replaced.
+    ///
+    /// A value that the old set chose is in the copies of the new one. A value that it only may
+    /// have accepted is there or is not, and a round of the new set decides that.
+    pub fn follow(&mut self, root_set: RootSet) {
+        assert!(root_set.number > self.root_set.number, "{root_set:?} follows {:?}", self.root_set);
+        self.root_set = root_set;
+        self.newer = None;
+        self.actions.clear();
+        self.phase = ProposalPhase::Waiting;
+        self.retry();
     }
 
     /// Begins a round with a larger ballot.
@@ -204,7 +248,10 @@ impl Proposal {
         }
         if known.as_ref().is_none_or(|known| known.number <= self.root_set.number) {
             self.failed(member, self.ballot);
-        } else if self.sent_version.is_some() {
+            return;
+        }
+        self.newer.clone_from(&known);
+        if self.sent_version.is_some() {
             self.end(ProposalResult::Unknown);
         } else {
             self.end(ProposalResult::Replaced(known));

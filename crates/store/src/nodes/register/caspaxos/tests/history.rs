@@ -19,38 +19,38 @@ struct Recorded {
 
 /// The operations on one register.
 #[derive(Default)]
-pub(super) struct History {
+pub(in crate::nodes) struct History {
     operations: Vec<Recorded>,
 }
 
 /// The value that swap number `operation` writes.
-pub(super) fn value_of(operation: usize) -> Vec<u8> {
+pub(in crate::nodes) fn value_of(operation: usize) -> Vec<u8> {
     (operation as u64).to_le_bytes().to_vec()
 }
 
 impl History {
     /// Notes that an operation begins, and returns its number.
-    pub(super) fn begin(&mut self, time: u64, operation: Operation) -> usize {
+    pub(in crate::nodes) fn begin(&mut self, time: u64, operation: Operation) -> usize {
         self.operations.push(Recorded { operation, began: time, ended: None });
         self.operations.len() - 1
     }
 
     /// Number that the next operation gets.
-    pub(super) fn next(&self) -> usize {
+    pub(in crate::nodes) fn next(&self) -> usize {
         self.operations.len()
     }
 
-    pub(super) fn end(&mut self, time: u64, number: usize, result: ProposalResult) {
+    pub(in crate::nodes) fn end(&mut self, time: u64, number: usize, result: ProposalResult) {
         self.operations[number].ended = Some((time, result));
     }
 
-    pub(super) fn count(&self, is: impl Fn(&ProposalResult) -> bool) -> u32 {
+    pub(in crate::nodes) fn count(&self, is: impl Fn(&ProposalResult) -> bool) -> u32 {
         let ended = self.operations.iter().filter_map(|operation| operation.ended.as_ref());
         ended.filter(|(_, result)| is(result)).count() as u32
     }
 
     /// The rule that the history breaks, if any.
-    pub(super) fn problem(&self) -> Option<String> {
+    pub(in crate::nodes) fn problem(&self) -> Option<String> {
         let mut ends: Vec<(u64, usize, &ProposalResult)> = Vec::new();
         for (number, operation) in self.operations.iter().enumerate() {
             if let Some((time, result)) = &operation.ended {

@@ -1,7 +1,7 @@
 //! Seeded runs of proposers, members and replacements of members, with a checker of
 //! linearizability, and proofs that the runs notice a protocol with a step left out.
 
-mod history;
+pub(in crate::nodes) mod history;
 mod model;
 
 use std::collections::BTreeMap;
@@ -42,6 +42,7 @@ fn operations_are_linearizable_while_a_member_is_replaced() {
 #[test]
 fn runs_reach_conflicts_crashes_and_replacements() {
     let (mut swapped, mut lost, mut unknown, mut replaced) = (0, 0, 0, 0);
+    let mut followed = 0;
     for seed in 0..200 {
         let mut run = Run::new(seed, Settings { replaces_member: true, ..settings() });
         assert_eq!(run.problem(), None, "seed {seed}");
@@ -49,11 +50,13 @@ fn runs_reach_conflicts_crashes_and_replacements() {
         lost += run.history.count(|result| matches!(result, ProposalResult::Lost(_)));
         unknown += run.history.count(|result| matches!(result, ProposalResult::Unknown));
         replaced += u32::from(run.is_replaced);
+        followed += run.followed;
     }
     assert!(swapped > 500, "{swapped} swaps");
     assert!(lost > 100, "{lost} lost swaps");
     assert!(unknown > 20, "{unknown} swaps without an answer");
     assert!(replaced > 60, "{replaced} replacements");
+    assert!(followed > 20, "{followed} operations continued on the next root set");
 }
 
 #[test]

@@ -79,6 +79,8 @@ pub(super) struct Run {
     losses_percent: u32,
     pub(super) history: History,
     pub(super) is_replaced: bool,
+    /// Number of operations that continued on the next root set.
+    pub(super) followed: u32,
     is_healed: bool,
 }
 
@@ -116,6 +118,7 @@ impl Run {
             network: Vec::new(),
             history: History::default(),
             is_replaced: false,
+            followed: 0,
             is_healed: false,
         }
     }
@@ -202,6 +205,17 @@ impl Run {
             }
         }
         let Some(result) = result else { return };
+        let newer = proposal.newer_set().cloned();
+        if let Some(newer) = newer
+            && self.rng.u8(0..4) > 0
+        {
+            client.root_set = newer.clone();
+            client.waits = false;
+            proposal.follow(newer);
+            self.followed += 1;
+            self.drive(at);
+            return;
+        }
         client.running = None;
         match &result {
             ProposalResult::Value(value) | ProposalResult::Lost(value) => {

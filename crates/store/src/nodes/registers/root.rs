@@ -1,0 +1,152 @@
+//! The replacement of the root set: the driver of [`RootChange`].
+//!
+//! Any process may run it, and several may at the same time. The first one that makes its set the
+//! value of [`ROOT_SET_NAME`] decides the next set; the others complete that one.
+//!
+//! Invariants: 1. The steps begin only after the register of the old set names the next one, or a
+//! member of the old set does. 2. A replacement that returned has activated a majority of the new
+//! set.
+//!
+//! Thread-safety: any number of tasks.
+//! Failure: `Busy` if a majority of the old set, or a member of the new one, does not answer in
+//! time. The caller runs the replacement again, and it continues where it stopped.
+//! Cost: one change of the register, and three messages per member; two of them carry all values.
+
+use archipelago_base::{Error, Result};
+
+use super::super::StorageId;
+use super::super::register::caspaxos::proposer::{Operation, ProposalResult};
+use super::super::register::caspaxos::root_change::{RootChange, RootChangeAction};
+use super::super::register::caspaxos::{ROOT_SET_NAME, RootSet};
+use super::super::wire::{decode_root_set, encode_root_set};
+use super::{NodeRegister, unexpected};
+use super::calls::{CallsInFlight, MemberAnswer};
+use super::operation::Following;
+
+/// What the register says about the successor of a root set.
+enum Successor {
+    /// The next set, which the steps of a replacement may install.
+    Next(RootSet),
+    /// The old set was replaced before, and its successor too.
+    Newer(RootSet),
+}
+
+impl Successor {
+    fn of(old: &RootSet, known: RootSet) -> Self {
+        if known.number == old.number + 1 { Self::Next(known) } else { Self::Newer(known) }
+    }
+}
+
+/// How the steps of a replacement ended.
+enum ChangeEnd {
+    /// The next set answers.
+    Done,
+    /// The old set has been left for another set.
+    Superseded(RootSet),
+}
+
+impl NodeRegister {
+    /// Replaces the root set `old` by one with `members`, and returns the set that follows `old`.
+    /// That is another one if another process replaced the set first. Errors: `Busy` if a majority
+    /// of the old set, or a member of the new one, does not answer in time. `InvalidArgument` for a
+    /// set without members.
+    pub async fn replace_root_set(
+        &self,
+        old: &RootSet,
+        members: Vec<StorageId>,
+    ) -> Result<RootSet> {
+        if members.is_empty() {
+            return Err(Error::invalid("a root set without members: name at least one node"));
+        }
+        let wanted = RootSet { number: old.number + 1, members };
+        let mut next = match self.successor(old, wanted).await? {
+            Successor::Next(next) => next,
+            Successor::Newer(newer) => return Ok(self.learn(&newer)),
+        };
+        loop {
+            match self.complete(old, &next).await? {
+                ChangeEnd::Done => return Ok(self.learn(&next)),
+                ChangeEnd::Superseded(known) if known.number == next.number => next = known,
+                ChangeEnd::Superseded(newer) => return Ok(self.learn(&newer)),
+            }
+        }
+    }
+
+    /// Makes `wanted` the successor of `old`, unless it has one.
+    async fn successor(&self, old: &RootSet, wanted: RootSet) -> Result<Successor> {
+        let mut operation = Operation::Read;
+        let give_up_ns = self.give_up_ns();
+        loop {
+            let alone = Following::OnlyThisSet;
+            let result = self.run_in(old.clone(), alone, ROOT_SET_NAME, operation).await;
+            let found = match result {
+                Ok(ProposalResult::Swapped(_)) => return Ok(Successor::Next(wanted)),
+                Ok(ProposalResult::Value(found) | ProposalResult::Lost(found)) => found,
+                Ok(ProposalResult::Replaced(Some(known))) => {
+                    return Ok(Successor::of(old, known));
+                }
+                Ok(other) => return Err(unexpected(ROOT_SET_NAME, &other)),
+                // A change whose outcome is unknown shows in the next read.
+                Err(error) if self.runtime.now_ns() >= give_up_ns => return Err(error),
+                Err(_) => {
+                    operation = Operation::Read;
+                    continue;
+                }
+            };
+            let version = found.as_ref().map_or(0, |found| found.version);
+            let named = found.map(|found| decode_root_set(&found.value)).transpose()?;
+            if let Some(named) = named.filter(|named| named.number > old.number) {
+                return Ok(Successor::of(old, named));
+            }
+            let value = Some(encode_root_set(&wanted));
+            operation = Operation::Swap { expected: version, value };
+        }
+    }
+
+    /// Runs the steps from `old` to `next`. After a majority of the new set answers, the other
+    /// members get some more time, because a member that stays inactive counts as lost.
+    async fn complete(&self, old: &RootSet, next: &RootSet) -> Result<ChangeEnd> {
+        let give_up_ns = self.give_up_ns();
+        let mut change = RootChange::new(old.clone(), next.clone());
+        let (mut is_done, mut round) = (false, 0);
+        loop {
+            change.ask_again();
+            let mut calls = CallsInFlight::new();
+            let mut asked = 0;
+            loop {
+                while let Some(action) = change.next_action() {
+                    match action {
+                        RootChangeAction::Send { to, request } => {
+                            asked += 1;
+                            calls.push(to, (), self.members.ask(to, request));
+                        }
+                        RootChangeAction::Done => is_done = true,
+                        RootChangeAction::Superseded(known) => {
+                            return Ok(ChangeEnd::Superseded(known));
+                        }
+                    }
+                }
+                match calls.next().await {
+                    Some(MemberAnswer { from, answer: Some(answer), .. }) => {
+                        change.answered(from, answer);
+                    }
+                    Some(MemberAnswer { answer: None, .. }) => {}
+                    None => break,
+                }
+            }
+            let is_late = self.runtime.now_ns() >= give_up_ns;
+            if is_done && (asked == 0 || is_late) {
+                return Ok(ChangeEnd::Done);
+            }
+            if is_late {
+                return Err(Error::busy(format!(
+                    "the root set {} was not replaced by set {} in time: a majority of the old \
+                     members and all new members must answer; start them, and repeat the command",
+                    old.number, next.number
+                )));
+            }
+            self.runtime.sleep(self.pause(round)).await;
+            round += 1;
+        }
+    }
+}

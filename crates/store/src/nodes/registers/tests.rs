@@ -1,0 +1,343 @@
+//! Seeded runs of the driver over members in virtual time, whose histories must be linearizable.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use archipelago_base::random::Rng;
+use archipelago_base::runtime::{Boxed, Runtime};
+use archipelago_base::simulation::{Host, Simulation};
+use archipelago_base::{ErrorKind, Result};
+use parking_lot::Mutex;
+
+use super::super::StorageId;
+use super::super::register::caspaxos::RootSet;
+use super::super::register::caspaxos::acceptor::{
+    Acceptor, AcceptorAnswer, AcceptorRequest, AcceptorState,
+};
+use super::super::register::caspaxos::proposer::{Operation, ProposalResult};
+use super::super::register::caspaxos::tests::history::{History, value_of};
+use super::{NodeRegister, RootMembers};
+use crate::register::{Register, Swap, Versioned};
+
+const NAME: &str = "volume/reef";
+const CLIENTS: u64 = 3;
+const OPERATIONS: u32 = 25;
+/// Time after which a caller takes a request for lost.
+const DEADLINE: Duration = Duration::from_millis(100);
+/// Nodes that may be members: the first three are the first root set.
+const NODES: u64 = 5;
+
+/// Storage nodes behind a network that delays and loses messages.
+#[derive(Debug)]
+struct Nodes {
+    host: Host,
+    state: Mutex<NodesState>,
+    losses_percent: u32,
+}
+
+#[derive(Debug)]
+struct NodesState {
+    rng: Rng,
+    acceptors: BTreeMap<StorageId, Acceptor>,
+    down: BTreeSet<StorageId>,
+    /// The root set that the managers name.
+    named: RootSet,
+    /// Whether answers are lost, and members go down.
+    is_faulty: bool,
+}
+
+fn root_set(number: u64, members: &[u64]) -> RootSet {
+    RootSet { number, members: members.iter().map(|id| StorageId(*id)).collect() }
+}
+
+impl Nodes {
+    fn new(host: Host, seed: u64) -> Arc<Self> {
+        let first = root_set(1, &[1, 2, 3]);
+        let acceptor = |id: u64| {
+            let acceptor = match first.members.contains(&StorageId(id)) {
+                true => Acceptor::founding(first.clone()),
+                false => Acceptor::new(AcceptorState::default()),
+            };
+            (StorageId(id), acceptor)
+        };
+        let acceptors = (1..=NODES).map(acceptor).collect();
+        let mut rng = Rng::with_seed(seed);
+        let losses_percent = rng.u32(0..12);
+        let down = BTreeSet::new();
+        let state = NodesState { rng, acceptors, down, named: first.clone(), is_faulty: true };
+        Arc::new(Self { host, state: Mutex::new(state), losses_percent })
+    }
+
+    /// A delay, and whether the message that has it gets lost.
+    fn draw(&self) -> (Duration, bool) {
+        let mut state = self.state.lock();
+        let longest_us = if state.rng.u8(0..10) == 0 { 20_000 } else { 1_000 };
+        let delay = Duration::from_micros(state.rng.u64(10..longest_us));
+        let is_lost = state.is_faulty && state.rng.u32(0..100) < self.losses_percent;
+        (delay, is_lost)
+    }
+
+    async fn deliver(&self, to: StorageId, request: AcceptorRequest) -> Option<AcceptorAnswer> {
+        let started_ns = self.host.now_ns();
+        let (delay, is_lost) = self.draw();
+        self.host.sleep(delay).await;
+        let handled = {
+            let mut state = self.state.lock();
+            let is_down = state.down.contains(&to);
+            let acceptor = state.acceptors.get_mut(&to).filter(|_| !is_lost && !is_down);
+            acceptor.map(|acceptor| acceptor.handle(request).answer)
+        };
+        let (delay, is_lost) = self.draw();
+        self.host.sleep(delay).await;
+        if handled.is_none() || is_lost {
+            let passed = Duration::from_nanos(self.host.now_ns() - started_ns);
+            self.host.sleep(DEADLINE.saturating_sub(passed)).await;
+            return None;
+        }
+        handled
+    }
+
+    /// Members go down and come back, at most `max` of the root set at a time.
+    async fn disturb(&self, max: usize) {
+        for _ in 0..40 {
+            let pause = {
+                let mut state = self.state.lock();
+                let id = StorageId(state.rng.u64(1..=NODES));
+                if !state.down.remove(&id) && state.down.len() < max {
+                    state.down.insert(id);
+                }
+                Duration::from_micros(state.rng.u64(100..30_000))
+            };
+            Runtime::sleep(&self.host, pause).await;
+        }
+    }
+
+    fn heal(&self) {
+        let mut state = self.state.lock();
+        state.down.clear();
+        state.is_faulty = false;
+    }
+}
+
+impl RootMembers for Nodes {
+    fn root_set(&self) -> Boxed<'_, Result<RootSet>> {
+        let named = self.state.lock().named.clone();
+        Box::pin(async move { Ok(named) })
+    }
+
+    fn ask(&self, to: StorageId, request: AcceptorRequest) -> Boxed<'_, Option<AcceptorAnswer>> {
+        Box::pin(self.deliver(to, request))
+    }
+}
+
+/// A history, and the order in which its operations began and ended.
+#[derive(Default)]
+struct Recorder {
+    history: Mutex<History>,
+    time: AtomicU64,
+}
+
+impl Recorder {
+    fn now(&self) -> u64 {
+        self.time.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// Runs one operation, and returns the version that it observed.
+    async fn run(&self, register: &NodeRegister, is_read: bool, expected: u64) -> Option<u64> {
+        let (number, value) = {
+            let mut history = self.history.lock();
+            let value = value_of(history.next());
+            let operation = match is_read {
+                true => Operation::Read,
+                false => Operation::Swap { expected, value: Some(value.clone()) },
+            };
+            (history.begin(self.now(), operation), value)
+        };
+        let result = if is_read {
+            register.read_value(NAME).await.map(ProposalResult::Value)
+        } else {
+            register.swap(NAME, expected, Some(&value)).await.map(|swap| match swap {
+                Swap::Done(version) => ProposalResult::Swapped(version),
+                Swap::Lost(value) => ProposalResult::Lost(value),
+            })
+        };
+        let result = result.unwrap_or_else(|error| {
+            assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
+            ProposalResult::Unknown
+        });
+        let version = match &result {
+            ProposalResult::Value(value) | ProposalResult::Lost(value) => {
+                Some(value.as_ref().map_or(0, |value| value.version))
+            }
+            ProposalResult::Swapped(version) => Some(*version),
+            _ => None,
+        };
+        self.history.lock().end(self.now(), number, result);
+        version
+    }
+}
+
+async fn client(recorder: Arc<Recorder>, register: Arc<NodeRegister>, mut rng: Rng) {
+    let mut version = 0;
+    for _ in 0..OPERATIONS {
+        let is_read = rng.u8(0..3) == 0;
+        version = recorder.run(&register, is_read, version).await.unwrap_or(version);
+    }
+}
+
+/// What a run does beside the clients' operations.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Events {
+    MembersGoDown,
+    MemberIsReplaced,
+}
+
+/// How a run ended.
+struct RunEnd {
+    history: Arc<Recorder>,
+    replaced: bool,
+}
+
+fn run(seed: u64, events: Events) -> RunEnd {
+    let simulation = Simulation::new(seed);
+    let world = simulation.host("world");
+    let nodes = Nodes::new(world.clone(), seed);
+    let recorder = Arc::new(Recorder::default());
+    let mut tasks = Vec::new();
+    for number in 0..CLIENTS {
+        let host = simulation.host(&format!("client {number}"));
+        let members = Arc::clone(&nodes) as Arc<dyn RootMembers>;
+        let register = Arc::new(NodeRegister::over(members, Arc::new(host.clone())));
+        let rng = Rng::with_seed(seed * CLIENTS + number);
+        tasks.push(host.spawn("client", client(Arc::clone(&recorder), register, rng)));
+    }
+    let disturbed = Arc::clone(&nodes);
+    let max = if events == Events::MembersGoDown { 2 } else { 0 };
+    let disturbing = world.spawn("faults", async move { disturbed.disturb(max).await });
+    let mut replaced = false;
+    if events == Events::MemberIsReplaced {
+        let (members, down) = (Arc::clone(&nodes), StorageId(seed % 3 + 1));
+        let replacing = simulation.host("manager");
+        let runtime = Arc::new(replacing.clone());
+        let task = replacing.spawn("replace", async move {
+            Runtime::sleep(&*runtime, Duration::from_millis(20)).await;
+            members.state.lock().down.insert(down);
+            let register = NodeRegister::over(Arc::clone(&members) as _, runtime);
+            let (old, mut wanted) = (root_set(1, &[1, 2, 3]), vec![StorageId(4)]);
+            wanted.extend(old.members.iter().copied().filter(|id| *id != down));
+            let next = register.replace_root_set(&old, wanted).await?;
+            members.state.lock().named = next;
+            Ok(())
+        });
+        let end: Result<()> = simulation.block_on(task).expect("the manager does not crash");
+        replaced = end.is_ok();
+        end.expect("a majority of the old set and all new members are up");
+    }
+    for task in tasks {
+        simulation.block_on(task).expect("no client crashes");
+    }
+    simulation.block_on(disturbing).expect("nothing crashes");
+    nodes.heal();
+    let register = NodeRegister::over(Arc::clone(&nodes) as _, Arc::new(world.clone()));
+    let last = Arc::clone(&recorder);
+    let reading = world.spawn("reader", async move { last.run(&register, true, 0).await });
+    let version = simulation.block_on(reading).expect("nothing crashes");
+    assert!(version.is_some(), "seed {seed}: the last read fails");
+    RunEnd { history: recorder, replaced }
+}
+
+#[test]
+fn histories_are_linearizable_while_members_go_down() {
+    let (mut swapped, mut lost, mut unknown) = (0, 0, 0);
+    for seed in 0..150 {
+        let end = run(seed, Events::MembersGoDown);
+        let history = end.history.history.lock();
+        assert_eq!(history.problem(), None, "seed {seed}");
+        swapped += history.count(|result| matches!(result, ProposalResult::Swapped(_)));
+        lost += history.count(|result| matches!(result, ProposalResult::Lost(_)));
+        unknown += history.count(|result| matches!(result, ProposalResult::Unknown));
+    }
+    assert!(swapped > 500, "{swapped} swaps");
+    assert!(lost > 500, "{lost} lost swaps");
+    assert!(unknown > 0, "{unknown} unknown outcomes");
+}
+
+#[test]
+fn histories_are_linearizable_over_a_replacement() {
+    for seed in 0..150 {
+        let end = run(seed, Events::MemberIsReplaced);
+        assert!(end.replaced, "seed {seed}");
+        assert_eq!(end.history.history.lock().problem(), None, "seed {seed}");
+    }
+}
+
+#[test]
+fn register_conforms_over_threads() {
+    let runtime = archipelago_base::runtime::ThreadRuntime::start(2).unwrap();
+    let simulation = Simulation::new(1);
+    let nodes = Nodes::new(simulation.host("world"), 1);
+    let register = NodeRegister::over(Arc::new(Immediate(nodes)), runtime);
+    crate::suite::register_conforms(&register, "suite");
+}
+
+/// Members that answer immediately.
+#[derive(Debug)]
+struct Immediate(Arc<Nodes>);
+
+impl RootMembers for Immediate {
+    fn root_set(&self) -> Boxed<'_, Result<RootSet>> {
+        self.0.root_set()
+    }
+
+    fn ask(&self, to: StorageId, request: AcceptorRequest) -> Boxed<'_, Option<AcceptorAnswer>> {
+        let mut state = self.0.state.lock();
+        let handled = state.acceptors.get_mut(&to).map(|acceptor| acceptor.handle(request).answer);
+        Box::pin(async move { handled })
+    }
+}
+
+#[test]
+fn majority_that_is_down_is_named_in_the_error() {
+    let simulation = Simulation::new(1);
+    let world = simulation.host("world");
+    let nodes = Nodes::new(world.clone(), 1);
+    nodes.heal();
+    nodes.state.lock().down.extend([StorageId(2), StorageId(3)]);
+    let register = NodeRegister::over(Arc::clone(&nodes) as _, Arc::new(world));
+    let error = register.compare_and_swap(NAME, 0, b"x").unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Busy);
+    for part in [NAME, &StorageId(2).to_string(), &StorageId(3).to_string(), "unknown"] {
+        assert!(error.to_string().contains(part), "{error}");
+    }
+    nodes.heal();
+    let read = register.read(NAME).unwrap();
+    assert!(read.is_none() || read == Some(Versioned { version: 1, value: b"x".to_vec() }));
+}
+
+#[test]
+fn second_replacement_completes_the_first_one() {
+    let simulation = Simulation::new(1);
+    let world = simulation.host("world");
+    let nodes = Nodes::new(world.clone(), 1);
+    nodes.heal();
+    let over = || NodeRegister::over(Arc::clone(&nodes) as _, Arc::new(world.clone()));
+    over().compare_and_swap(NAME, 0, b"kept").unwrap();
+    // The new member is down, so the first attempt stops after the old members have retired.
+    nodes.state.lock().down.extend([StorageId(1), StorageId(4)]);
+    let old = root_set(1, &[1, 2, 3]);
+    let replace = |members: &[u64]| {
+        let members = members.iter().map(|id| StorageId(*id)).collect();
+        archipelago_base::runtime::wait_for(&world, over().replace_root_set(&old, members))
+    };
+    assert_eq!(replace(&[4, 2, 3]).unwrap_err().kind(), ErrorKind::Busy);
+    nodes.state.lock().down.remove(&StorageId(4));
+    let next = root_set(2, &[4, 2, 3]);
+    assert_eq!(replace(&[5, 2, 3]).unwrap(), next, "the first one had decided the next set");
+    nodes.state.lock().named = next;
+    let value = over().read(NAME).unwrap();
+    assert_eq!(value, Some(Versioned { version: 1, value: b"kept".to_vec() }));
+    assert_eq!(over().list("volume/").unwrap(), [NAME]);
+    assert!(over().list("").unwrap().iter().all(|name| name == NAME));
+}

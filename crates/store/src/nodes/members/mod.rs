@@ -1,0 +1,520 @@
+//! The members of a cluster of storage nodes, as a manager keeps them.
+//!
+//! [`MemberTable`] is a state machine without clock, lock or I/O. It takes the messages of nodes,
+//! clients and operators with the time, and answers them. It keeps no list of blobs and nothing
+//! that the nodes' beats cannot rebuild: every node keeps the cluster, the newest root set that it
+//! was told, and whether it drains, and reports them.
+//!
+//! | part | file |
+//! | --- | --- |
+//! | messages, silence, drains, the list of members | `mod.rs` |
+//! | the founding of a cluster | `founding.rs` |
+//! | when the root set needs other members | `root_set.rs` |
+//! | the status for operators | `status.rs` |
+//!
+//! **States.** A node is *up* while it beats, *silent* after [`MemberTerms::silent_after`], and
+//! *lost* after [`MemberTerms::lost_after`] or on an operator's word. A lost node that beats is up
+//! again, unless the operator has said that it never returns.
+//!
+//! **Founding.** A manager founds a cluster only while no node reports one, and after nodes of
+//! enough domains have been up for a while. It tells the members of the first root set alone. When
+//! they have reported the cluster, it tells everybody.
+//!
+//! Invariants:
+//! 1. The version of the list grows with every change that a reader of the list sees.
+//! 2. A cluster or a root set that a node reports is never replaced by an older or another one.
+//! 3. A manager that stands by decides nothing, and names no members.
+//!
+//! Thread-safety: none; the owner holds a lock.
+//! Failure: a request that cannot be served is refused with the reason.
+//! Cost: a beat takes O(log nodes); an answer with all members O(nodes).
+
+mod founding;
+mod root_set;
+mod status;
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use archipelago_base::random::Rng;
+use archipelago_base::{Epoch, Error, Result};
+use archipelago_fabric::{ClusterId, NodeId};
+
+use super::StorageId;
+use super::register::caspaxos::RootSet;
+use super::wire::{
+    MemberState, Members, RefusalWhy, Refused, StorageMember, StorageReport, StoreMessage,
+};
+use founding::Founding;
+pub use root_set::RootReplacement;
+
+/// Bits of a version below the random number of a manager's life.
+const VERSION_BITS: u32 = 32;
+/// Share of a node's capacity, as a divisor, by which its use must change before readers of the
+/// list hear of it.
+const USE_STEPS: u64 = 128;
+
+/// The times of the members, and the size of the root set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemberTerms {
+    /// Time between two beats of a node. Default: 500 ms.
+    pub beat: Duration,
+    /// Silence after which a node counts as silent, and nothing is placed on it. Default: 2 s.
+    pub silent_after: Duration,
+    /// Silence after which a node counts as lost, and its chunks are repaired elsewhere. Default:
+    /// 10 minutes.
+    pub lost_after: Duration,
+    /// Time for which the nodes of a new cluster must have been up. Default: 2 s.
+    pub settle: Duration,
+    /// Number of members of the root set: 1, 3 or 5. 1 is for a trial on one node only. Default:
+    /// three, or five if there are five domains.
+    pub root_nodes: Option<u8>,
+}
+
+impl Default for MemberTerms {
+    fn default() -> Self {
+        Self {
+            beat: Duration::from_millis(500),
+            silent_after: Duration::from_secs(2),
+            lost_after: Duration::from_secs(600),
+            settle: Duration::from_secs(2),
+            root_nodes: None,
+        }
+    }
+}
+
+impl MemberTerms {
+    /// An error that names the first term that is not valid.
+    pub fn validate(&self) -> Result<()> {
+        if self.root_nodes.is_some_and(|nodes| !matches!(nodes, 1 | 3 | 5)) {
+            return Err(Error::invalid(
+                "the root set has 1, 3 or 5 nodes: correct --root-nodes, or leave it out",
+            ));
+        }
+        if self.beat.is_zero() || self.silent_after < self.beat * 2 {
+            return Err(Error::invalid(
+                "a storage node must be silent for two beats at least before it counts as silent",
+            ));
+        }
+        if self.lost_after < self.silent_after {
+            return Err(Error::invalid(format!(
+                "a storage node cannot be lost after {:?}: that is less than the {:?} after which \
+                 it counts as silent",
+                self.lost_after, self.silent_after
+            )));
+        }
+        Ok(())
+    }
+}
+
+/// Whether a manager may decide, or leaves that to another one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ManagerPart {
+    /// The manager runs alone or holds office.
+    Acts,
+    /// Another manager acts, or none does.
+    StandsBy,
+}
+
+/// What the manager knows about a node.
+#[derive(Clone, Debug)]
+struct NodeEntry {
+    member: StorageMember,
+    /// Time of the last beat; for a node that has never beaten, the time at which the manager
+    /// learned its name.
+    heard_ns: u64,
+    /// Time since which the node is up.
+    up_since_ns: u64,
+    /// Cluster of the node, as it reported.
+    cluster: Option<ClusterId>,
+    /// Whether the node is to be emptied.
+    is_draining: bool,
+    /// An operator's order that the node has not repeated yet.
+    ordered: Option<bool>,
+    /// Whether an operator said that the node never returns.
+    is_forgotten: bool,
+    /// Used bytes that the list of members names.
+    named_used_bytes: u64,
+    report: StorageReport,
+}
+
+impl NodeEntry {
+    /// A node of which only the name is known.
+    fn unknown(storage: StorageId, now_ns: u64) -> Self {
+        let member = StorageMember {
+            storage,
+            node: NodeId(0),
+            life: Epoch(0),
+            endpoints: Vec::new(),
+            domain: String::new(),
+            state: MemberState::Silent,
+            space: super::wire::NodeSpace::default(),
+        };
+        Self {
+            member,
+            heard_ns: now_ns,
+            up_since_ns: now_ns,
+            cluster: None,
+            is_draining: false,
+            ordered: None,
+            is_forgotten: false,
+            named_used_bytes: 0,
+            report: StorageReport::default(),
+        }
+    }
+
+    fn is_up(&self) -> bool {
+        matches!(self.member.state, MemberState::Up | MemberState::Draining)
+    }
+
+    /// The state of the node at `now_ns`.
+    fn state_at(&self, now_ns: u64, terms: &MemberTerms) -> MemberState {
+        let silence = Duration::from_nanos(now_ns.saturating_sub(self.heard_ns));
+        if self.is_forgotten || silence > terms.lost_after {
+            MemberState::Lost
+        } else if silence > terms.silent_after || self.member.life == Epoch(0) {
+            MemberState::Silent
+        } else if self.is_draining {
+            MemberState::Draining
+        } else {
+            MemberState::Up
+        }
+    }
+}
+
+/// A beat, by its fields.
+struct Beat<'a> {
+    storage: StorageId,
+    node: NodeId,
+    life: Epoch,
+    endpoints: &'a [String],
+    domain: &'a str,
+    cluster: Option<ClusterId>,
+    root_set: Option<&'a RootSet>,
+    is_draining: bool,
+    version: u64,
+    report: &'a StorageReport,
+}
+
+/// The members of a cluster.
+#[derive(Debug)]
+pub struct MemberTable {
+    terms: MemberTerms,
+    /// Time at which the manager began to listen, or to act.
+    since_ns: u64,
+    part: ManagerPart,
+    nodes: BTreeMap<StorageId, NodeEntry>,
+    /// The cluster, when its nodes or its founding have named it to everybody.
+    cluster: Option<ClusterId>,
+    /// The newest root set that a node reported.
+    root_set: RootSet,
+    founding: Option<Founding>,
+    version: u64,
+    rng: Rng,
+}
+
+impl MemberTable {
+    /// An empty table of a manager that begins at `now_ns`. `seed` makes versions and clusters
+    /// differ from those of other managers.
+    #[must_use]
+    pub fn new(terms: MemberTerms, seed: u64, now_ns: u64) -> Self {
+        let mut rng = Rng::with_seed(seed);
+        Self {
+            terms,
+            since_ns: now_ns,
+            part: ManagerPart::StandsBy,
+            nodes: BTreeMap::new(),
+            cluster: None,
+            root_set: RootSet::default(),
+            founding: None,
+            version: u64::from(rng.u32(1..)) << VERSION_BITS,
+            rng,
+        }
+    }
+
+    /// Answers a request.
+    pub fn handle(
+        &mut self,
+        now_ns: u64,
+        part: ManagerPart,
+        message: &StoreMessage,
+    ) -> StoreMessage {
+        self.take_part(now_ns, part);
+        self.answer(now_ns, message).unwrap_or_else(StoreMessage::from)
+    }
+
+    /// Takes the time: nodes become silent or lost, and a cluster may be founded.
+    pub fn on_timer(&mut self, now_ns: u64, part: ManagerPart) {
+        self.take_part(now_ns, part);
+        self.watch(now_ns);
+        if part == ManagerPart::Acts {
+            self.found(now_ns);
+        }
+    }
+
+    /// The list of members, as everybody may see it.
+    #[must_use]
+    pub fn members(&self) -> Members {
+        let members = self.nodes.values().map(|entry| entry.member.clone()).collect();
+        let (cluster, root_set) = (self.cluster, self.root_set.clone());
+        Members { version: self.version, cluster, root_set, members }
+    }
+
+    fn take_part(&mut self, now_ns: u64, part: ManagerPart) {
+        if self.part == part {
+            return;
+        }
+        self.part = part;
+        self.since_ns = now_ns;
+        // What another manager has founded meanwhile shows in the beats.
+        self.founding = None;
+    }
+
+    fn answer(&mut self, now_ns: u64, message: &StoreMessage) -> Result<StoreMessage, Refused> {
+        if let StoreMessage::StorageBeat { .. } = message {
+            return self.beat(now_ns, message);
+        }
+        if self.part == ManagerPart::StandsBy {
+            return Err(Refused::new(RefusalWhy::Standby, ""));
+        }
+        match message {
+            StoreMessage::AskMembers { version } => Ok(self.members_for(*version)),
+            StoreMessage::DrainNode { storage, is_draining } => {
+                self.drain(now_ns, *storage, *is_draining)
+            }
+            StoreMessage::ForgetNode { storage } => self.forget(now_ns, *storage),
+            StoreMessage::StorageStatus {} => {
+                Ok(StoreMessage::StorageStatusIs { status: self.status(now_ns) })
+            }
+            other => Err(Refused::new(
+                RefusalWhy::Malformed,
+                format!("the manager does not serve {}", other.name()),
+            )),
+        }
+    }
+
+    /// The list of members, if a reader that knows `version` needs it.
+    fn members_for(&self, version: u64) -> StoreMessage {
+        let members = (version != self.version).then(|| self.members());
+        StoreMessage::MembersAre { members, beat_ms: self.beat_ms() }
+    }
+
+    fn beat_ms(&self) -> u64 {
+        (self.terms.beat.as_millis() as u64).max(1)
+    }
+
+    fn beat(&mut self, now_ns: u64, message: &StoreMessage) -> Result<StoreMessage, Refused> {
+        let StoreMessage::StorageBeat {
+            storage,
+            node,
+            life,
+            endpoints,
+            domain,
+            cluster,
+            root_set,
+            is_draining,
+            version,
+            report,
+        } = message
+        else {
+            return Err(Refused::new(RefusalWhy::Malformed, message.name()));
+        };
+        let beat = Beat {
+            storage: *storage,
+            node: *node,
+            life: *life,
+            endpoints,
+            domain,
+            cluster: *cluster,
+            root_set: root_set.as_ref(),
+            is_draining: *is_draining,
+            version: *version,
+            report,
+        };
+        self.admit(now_ns, &beat)?;
+        self.learn_cluster(&beat);
+        self.hear(now_ns, &beat);
+        self.conclude_founding(now_ns);
+        if self.part == ManagerPart::StandsBy {
+            // Only the manager in office says which nodes drain.
+            return Ok(StoreMessage::MembersAre { members: None, beat_ms: self.beat_ms() });
+        }
+        Ok(self.members_for_node(&beat))
+    }
+
+    /// The answer to a beat. A member of a root set that is being founded learns of it first.
+    fn members_for_node(&self, beat: &Beat<'_>) -> StoreMessage {
+        if let Some(founding) = &self.founding
+            && founding.root_set.members.contains(&beat.storage)
+            && beat.cluster.is_none()
+        {
+            let cluster = Some(founding.cluster);
+            let members = Members {
+                cluster,
+                root_set: founding.root_set.clone(),
+                // The node asks again with a version that differs from that of the public list.
+                version: self.version ^ 1 << (u64::BITS - 1),
+                ..self.members()
+            };
+            return StoreMessage::MembersAre { members: Some(members), beat_ms: self.beat_ms() };
+        }
+        self.members_for(beat.version)
+    }
+
+    /// Refuses a beat of a node that is not a member.
+    fn admit(&self, now_ns: u64, beat: &Beat<'_>) -> Result<(), Refused> {
+        if beat.storage == StorageId(0) || beat.life == Epoch(0) {
+            return Err(Refused::new(RefusalWhy::Malformed, "a beat without an identity"));
+        }
+        if let (Some(known), Some(reported)) = (self.cluster, beat.cluster)
+            && known != reported
+        {
+            return Err(Refused::new(
+                RefusalWhy::WrongCluster,
+                format!("the manager's nodes belong to cluster {known}, and this one to {reported}"),
+            ));
+        }
+        let Some(entry) = self.nodes.get(&beat.storage) else { return Ok(()) };
+        if entry.is_forgotten {
+            return Err(Refused::new(
+                RefusalWhy::NotThere,
+                "an operator said that this node never returns; start it with an empty directory",
+            ));
+        }
+        let silence = Duration::from_nanos(now_ns.saturating_sub(entry.heard_ns));
+        if beat.life < entry.member.life && silence <= self.terms.silent_after {
+            return Err(Refused::new(
+                RefusalWhy::Busy,
+                format!("life {} of this node beats as well", entry.member.life),
+            ));
+        }
+        Ok(())
+    }
+
+    /// Takes the cluster and the root set that a node reports.
+    fn learn_cluster(&mut self, beat: &Beat<'_>) {
+        let Some(cluster) = beat.cluster else { return };
+        let is_founding = |founding: &Founding| founding.cluster == cluster;
+        if self.cluster.is_none() && !self.founding.as_ref().is_some_and(is_founding) {
+            // A cluster that exists wins over one that is being founded.
+            self.founding = None;
+            self.cluster = Some(cluster);
+            self.version += 1;
+            tracing::info!(%cluster, node = %beat.storage, "a storage node named its cluster");
+        }
+        if self.cluster != Some(cluster) {
+            return;
+        }
+        if let Some(root_set) = beat.root_set
+            && root_set.number > self.root_set.number
+        {
+            self.root_set.clone_from(root_set);
+            self.version += 1;
+        }
+    }
+
+    /// Notes a beat of a member.
+    fn hear(&mut self, now_ns: u64, beat: &Beat<'_>) {
+        let is_new = self.nodes.get(&beat.storage).is_none_or(|entry| entry.member.life != beat.life);
+        if is_new {
+            let (storage, node, life) = (beat.storage, beat.node, beat.life);
+            tracing::info!(%storage, %node, %life, domain = beat.domain, "a storage node registered");
+        }
+        let unknown = || NodeEntry::unknown(beat.storage, now_ns);
+        let entry = self.nodes.entry(beat.storage).or_insert_with(unknown);
+        let before = entry.member.clone();
+        if !entry.is_up() || entry.member.life != beat.life {
+            entry.up_since_ns = now_ns;
+        }
+        entry.heard_ns = now_ns;
+        entry.cluster = beat.cluster;
+        entry.report.clone_from(beat.report);
+        match entry.ordered {
+            Some(ordered) if ordered != beat.is_draining => entry.is_draining = ordered,
+            _ => {
+                entry.ordered = None;
+                entry.is_draining = beat.is_draining;
+            }
+        }
+        let member = &mut entry.member;
+        member.node = beat.node;
+        member.life = beat.life;
+        beat.endpoints.clone_into(&mut member.endpoints);
+        beat.domain.clone_into(&mut member.domain);
+        let used_bytes = beat.report.space.used_bytes;
+        member.space = beat.report.space;
+        // Readers of the list hear of larger changes only, so that an idle list keeps its version.
+        let step = (member.space.capacity_bytes / USE_STEPS).max(1);
+        if used_bytes.abs_diff(entry.named_used_bytes) < step {
+            member.space.used_bytes = entry.named_used_bytes;
+        } else {
+            entry.named_used_bytes = used_bytes;
+        }
+        entry.member.state = entry.state_at(now_ns, &self.terms);
+        if entry.member != before {
+            self.version += 1;
+        }
+    }
+
+    /// Nodes become silent and lost.
+    fn watch(&mut self, now_ns: u64) {
+        for storage in &self.root_set.members {
+            // A root node that the manager has never heard of counts as lost one day, too.
+            let unknown = || NodeEntry::unknown(*storage, now_ns);
+            if !self.nodes.contains_key(storage) {
+                self.nodes.insert(*storage, unknown());
+                self.version += 1;
+            }
+        }
+        for (storage, entry) in &mut self.nodes {
+            let state = entry.state_at(now_ns, &self.terms);
+            if state == entry.member.state {
+                continue;
+            }
+            match state {
+                MemberState::Silent => tracing::warn!(%storage, "a storage node is silent"),
+                MemberState::Lost => tracing::error!(%storage, "a storage node is lost"),
+                MemberState::Up | MemberState::Draining => {}
+            }
+            entry.member.state = state;
+            self.version += 1;
+        }
+    }
+
+    fn drain(
+        &mut self,
+        now_ns: u64,
+        storage: StorageId,
+        is_draining: bool,
+    ) -> Result<StoreMessage, Refused> {
+        let entry = self.known(storage)?;
+        entry.is_draining = is_draining;
+        entry.ordered = Some(is_draining);
+        self.watch(now_ns);
+        Ok(StoreMessage::Done {})
+    }
+
+    /// Records an operator's word that a node never returns.
+    fn forget(&mut self, now_ns: u64, storage: StorageId) -> Result<StoreMessage, Refused> {
+        let entry = self.known(storage)?;
+        if entry.is_up() {
+            return Err(Refused::new(
+                RefusalWhy::Busy,
+                format!("node {storage} is up: stop it before the cluster forgets it"),
+            ));
+        }
+        entry.is_forgotten = true;
+        self.watch(now_ns);
+        Ok(StoreMessage::Done {})
+    }
+
+    fn known(&mut self, storage: StorageId) -> Result<&mut NodeEntry, Refused> {
+        self.nodes.get_mut(&storage).ok_or_else(|| {
+            let text = format!("the manager knows no storage node {storage}");
+            Refused::new(RefusalWhy::NotThere, text)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;

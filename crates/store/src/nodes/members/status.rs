@@ -1,0 +1,77 @@
+//! The status of the storage nodes, for operators. The functions read the table and change nothing.
+
+use super::super::wire::{NodeStanding, StorageClusterStatus};
+use super::{MemberState, MemberTable};
+
+impl MemberTable {
+    /// The status of all storage nodes.
+    #[must_use]
+    pub fn status(&self, now_ns: u64) -> StorageClusterStatus {
+        let nodes = self.nodes.values().map(|entry| NodeStanding {
+            member: entry.member.clone(),
+            silent_ms: now_ns.saturating_sub(entry.heard_ns) / 1_000_000,
+            report: entry.report.clone(),
+        });
+        StorageClusterStatus {
+            cluster: self.cluster,
+            root_set: self.root_set.clone(),
+            lost_after_ms: self.terms.lost_after.as_millis() as u64,
+            waits_for: self.waits_for(),
+            nodes: nodes.collect(),
+        }
+    }
+
+    /// What the manager waits for, as a sentence; empty if it waits for nothing.
+    fn waits_for(&self) -> String {
+        if self.cluster.is_none() {
+            return self.waits_for_founding();
+        }
+        let leaving = self.root_set.members.iter().filter(|id| self.must_leave(**id));
+        let leaving: Vec<String> = leaving.map(ToString::to_string).collect();
+        if leaving.is_empty() {
+            return self.waits_for_majority();
+        }
+        let names = leaving.join(", ");
+        match self.wanted_root_set() {
+            Some(_) => format!("Other nodes take the place of {names} in the root set."),
+            None => format!(
+                "{names} must leave the root set, which needs a majority of it up, and a node in a \
+                 domain without another root node."
+            ),
+        }
+    }
+
+    fn waits_for_majority(&self) -> String {
+        let is_up = |id: &&super::StorageId| {
+            self.nodes.get(id).is_some_and(|entry| {
+                matches!(entry.member.state, MemberState::Up | MemberState::Draining)
+            })
+        };
+        let up = self.root_set.members.iter().filter(is_up).count();
+        if up >= self.root_set.majority() {
+            return String::new();
+        }
+        let (members, needed) = (self.root_set.members.len(), self.root_set.majority());
+        format!(
+            "{up} of {members} root nodes are up, and {needed} are needed to open volumes and to \
+             renew leases: start the others."
+        )
+    }
+
+    fn waits_for_founding(&self) -> String {
+        if let Some(founding) = &self.founding {
+            let names: Vec<String> =
+                founding.root_set.members.iter().map(ToString::to_string).collect();
+            return format!("The cluster is founded when {} have confirmed it.", names.join(", "));
+        }
+        let domains = self.one_per_domain(|_| true).len();
+        let needed = self.terms.root_nodes.map_or(3, usize::from);
+        if domains < needed {
+            return format!(
+                "A new cluster needs storage nodes in {needed} domains, and {domains} have nodes \
+                 that are up: start more nodes."
+            );
+        }
+        "The cluster is founded when its nodes have been up for a while.".to_owned()
+    }
+}

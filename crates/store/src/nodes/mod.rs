@@ -11,6 +11,8 @@
 //! | [`code`] | the erasure code RS(4,2) |
 //! | [`log`] | the writer and the recovery of a log on several nodes |
 //! | [`register`] | the register of a root set of nodes |
+//! | [`registers`] | the driver of the register |
+//! | [`members`] | the members of a cluster, as a manager keeps them |
 //! | [`wire`] | messages between clients, nodes and the manager, and stored values |
 //!
 //! A *domain* is a set of nodes that fail together, such as a rack. The class of a file decides its
@@ -20,8 +22,10 @@
 pub mod code;
 pub mod layout;
 pub mod log;
+pub mod members;
 pub mod placement;
 pub mod register;
+pub mod registers;
 pub mod wire;
 
 use std::fmt;

@@ -371,7 +371,9 @@ impl MemberTable {
         {
             return Err(Refused::new(
                 RefusalWhy::WrongCluster,
-                format!("the manager's nodes belong to cluster {known}, and this one to {reported}"),
+                format!(
+                    "the manager's nodes belong to cluster {known}, and this one to {reported}"
+                ),
             ));
         }
         let Some(entry) = self.nodes.get(&beat.storage) else { return Ok(()) };
@@ -415,7 +417,8 @@ impl MemberTable {
 
     /// Notes a beat of a member.
     fn hear(&mut self, now_ns: u64, beat: &Beat<'_>) {
-        let is_new = self.nodes.get(&beat.storage).is_none_or(|entry| entry.member.life != beat.life);
+        let is_new =
+            self.nodes.get(&beat.storage).is_none_or(|entry| entry.member.life != beat.life);
         if is_new {
             let (storage, node, life) = (beat.storage, beat.node, beat.life);
             tracing::info!(%storage, %node, %life, domain = beat.domain, "a storage node registered");

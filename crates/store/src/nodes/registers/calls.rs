@@ -35,7 +35,12 @@ impl<'a, T: Copy> CallsInFlight<'a, T> {
         Self(Vec::new())
     }
 
-    pub(super) fn push(&mut self, to: StorageId, tag: T, answer: Boxed<'a, Option<AcceptorAnswer>>) {
+    pub(super) fn push(
+        &mut self,
+        to: StorageId,
+        tag: T,
+        answer: Boxed<'a, Option<AcceptorAnswer>>,
+    ) {
         self.0.push(CallInFlight { to, tag, answer });
     }
 

@@ -18,10 +18,11 @@ use super::super::StorageId;
 use super::super::register::caspaxos::proposer::{Operation, ProposalResult};
 use super::super::register::caspaxos::root_change::{RootChange, RootChangeAction};
 use super::super::register::caspaxos::{ROOT_SET_NAME, RootSet};
-use super::super::wire::{decode_root_set, encode_root_set};
-use super::{NodeRegister, unexpected};
+use super::super::wire::stored::{decode_enclosed, encode_enclosed};
 use super::calls::{CallsInFlight, MemberAnswer};
 use super::operation::Following;
+use super::{NodeRegister, unexpected};
+use crate::register::Versioned;
 
 /// What the register says about the successor of a root set.
 enum Successor {
@@ -94,11 +95,13 @@ impl NodeRegister {
                 }
             };
             let version = found.as_ref().map_or(0, |found| found.version);
-            let named = found.map(|found| decode_root_set(&found.value)).transpose()?;
+            let decode =
+                |found: Versioned| decode_enclosed::<RootSet>(&ROOT_SET_NAME, &found.value);
+            let named = found.map(decode).transpose()?;
             if let Some(named) = named.filter(|named| named.number > old.number) {
                 return Ok(Successor::of(old, named));
             }
-            let value = Some(encode_root_set(&wanted));
+            let value = Some(encode_enclosed(&wanted));
             operation = Operation::Swap { expected: version, value };
         }
     }

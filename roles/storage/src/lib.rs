@@ -6,6 +6,8 @@
 //! | `answer` | answers and refusals |
 //! | `identity` | the file `NODE`: identities of node and device, cluster and root set |
 //! | `devices` | the directories of the node, and how full they are |
+//! | `counters` | counters of requests, bytes and damage since the node was opened |
+//! | `life` | what the last end of the node says about unsynced bytes |
 //! | `meta` | the embedded database with the node's metadata |
 //! | `epochs` | the promised epoch of each volume |
 //! | `chunks` | chunks of blobs, their descriptors and retaining sets |
@@ -25,9 +27,11 @@
 
 mod answer;
 mod chunks;
+mod counters;
 mod devices;
 mod epochs;
 mod identity;
+mod life;
 mod logs;
 mod meta;
 mod node;

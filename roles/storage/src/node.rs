@@ -28,6 +28,7 @@ use archipelago_store::nodes::wire::{ExtentAt, RefusalWhy, StoreMessage};
 
 use crate::answer::{Answer, Outcome, Refusal};
 use crate::chunks::Chunks;
+use crate::counters::Counters;
 use crate::devices::Devices;
 use crate::epochs::Epochs;
 use crate::logs::{LogStep, Logs, SyncWanted};
@@ -63,6 +64,8 @@ pub(crate) struct NodeParts {
     pub(crate) meta: Arc<Meta>,
     /// The promised epochs.
     pub(crate) epochs: Arc<Epochs>,
+    /// Counters of this life.
+    pub(crate) counters: Arc<Counters>,
     /// Identity of the node.
     pub(crate) storage: StorageId,
     /// Options of the node.
@@ -105,7 +108,8 @@ impl StorageNode {
         let meta = Arc::new(Meta::open(&fs, &devices.first().dir.join(META_NAME), options.meta_threads)?);
         let epochs = Arc::new(Epochs::open(Arc::clone(&meta), options.sabotage)?);
         let storage = devices.storage();
-        let parts = NodeParts { fs, devices, meta, epochs, storage, options };
+        let counters = Arc::new(Counters::default());
+        let parts = NodeParts { fs, devices, meta, epochs, counters, storage, options };
         let logs = Logs::open(&parts)?;
         let chunks = Chunks::open(&parts)?;
         let registers = Registers::open(&parts)?;

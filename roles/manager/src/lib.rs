@@ -1,4 +1,5 @@
-//! The manager role: it keeps the members of a cluster, and the owner and places of each block.
+//! The manager role: it keeps the members of a cluster, and the owner and places of each block of
+//! memory.
 //!
 //! | module | purpose |
 //! | --- | --- |
@@ -13,6 +14,7 @@
 //! | [`rpc`] | the handler of requests, and the queue of orders |
 //! | `server` | threads, links and the clock |
 //! | `store` | the coordinator of FlexKV, in the same process |
+//! | `storage` | the members of a cluster of storage nodes, and their root set |
 //!
 //! Reads and writes do not need the manager. It serves requests for new blocks, and acts when a
 //! member dies. It stores nothing, and asks the nodes after a start. Layer 5; it depends on no
@@ -28,7 +30,9 @@ mod rebuild;
 pub mod rpc;
 mod server;
 mod status;
+mod storage;
 mod store;
 
 pub use archipelago_flexkv::coordinator::Plan as StorePlan;
+pub use archipelago_store::nodes::members::MemberTerms;
 pub use server::{ManagerServer, ManagerSettings};

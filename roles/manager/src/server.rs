@@ -24,11 +24,13 @@ use archipelago_fabric::{ClientId, Endpoints, Line, Listener, Node, NodeId, Secr
 use archipelago_flexkv::FlexKvSettings;
 use archipelago_flexkv::coordinator::Plan;
 use archipelago_pool::asker_of_promises;
+use archipelago_store::nodes::members::MemberTerms;
 use parking_lot::Mutex;
 
 use crate::core::{ManagerCore, Terms};
 use crate::office::{Office, OfficeTerms};
 use crate::rpc::{Election, ManagerRpc};
+use crate::storage::StorageRpc;
 use crate::store::{Front, Store};
 
 /// Time between two ticks.
@@ -54,6 +56,8 @@ pub struct ManagerSettings {
     pub memory_nodes: u32,
     /// Whether the manager leaves the office to another manager at the start, if several run.
     pub standby: bool,
+    /// Times of the storage nodes, and the size of their root set.
+    pub storage: MemberTerms,
     /// The cluster's secret. Without one the manager listens on loopback addresses only.
     pub secret: Option<Secret>,
 }
@@ -78,6 +82,7 @@ impl ManagerSettings {
                 "a standby manager must know the memory nodes: give their number with --memory-nodes N",
             ));
         }
+        self.storage.validate()?;
         FlexKvSettings {
             partition_bits: self.store.partition_bits,
             log2_buckets: self.store.log2_buckets,
@@ -89,6 +94,7 @@ impl ManagerSettings {
 
 struct ServerState {
     rpc: Arc<ManagerRpc>,
+    storage: Arc<StorageRpc>,
     endpoints: Arc<Endpoints>,
     clock: Arc<dyn Clock>,
     me: ClientId,
@@ -138,7 +144,14 @@ impl ManagerServer {
         };
         let endpoints = Arc::new(Endpoints::new().with_secret(settings.secret.clone()));
         let store = Store::new(settings.store, &endpoints)?;
-        let front = Front { pool: handler, store: Arc::downgrade(&store), rpc: Arc::clone(&rpc) };
+        let storage =
+            StorageRpc::new(settings.storage, entropy_seed(), &rpc, &endpoints, &clock);
+        let front = Front {
+            pool: handler,
+            store: Arc::downgrade(&store),
+            storage: Arc::clone(&storage),
+            rpc: Arc::clone(&rpc),
+        };
         let node = Node::new(NodeId(u64::MAX), Epoch(life), Some(Box::new(front)))?;
         let mut listeners = Vec::new();
         let mut addresses = Vec::new();
@@ -153,6 +166,7 @@ impl ManagerServer {
         let (is_one_of_several, of_store) = (nodes > 0, Arc::downgrade(&store));
         let shared = Arc::new(ServerState {
             rpc,
+            storage,
             endpoints,
             clock,
             me,
@@ -211,6 +225,8 @@ impl ServerState {
         let (mut served, mut asked) = (HashSet::new(), HashSet::new());
         while !self.stopped() {
             self.rpc.tick();
+            self.storage.tick();
+            self.storage.replace_root_set(&self.addresses);
             if !self.rpc.is_acting()
                 && let Some(store) = self.store.upgrade()
             {

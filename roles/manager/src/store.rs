@@ -28,9 +28,11 @@ use archipelago_flexkv::FlexKvSettings;
 use archipelago_flexkv::coordinator::{Coordinator, CoordinatorRpc, Plan, Rhythm, directory_label};
 use archipelago_flexkv::wire::{Grant, Message, Why, is_ours};
 use archipelago_pool::{PoolClient, PoolOptions};
+use archipelago_store::nodes::wire::is_store_message;
 use parking_lot::RwLock;
 
 use crate::rpc::ManagerRpc;
+use crate::storage::StorageRpc;
 
 /// Slow ticks, because each tick wakes threads of an idle process. A node is declared dead after
 /// its lease of a second anyway.
@@ -55,16 +57,20 @@ pub(crate) struct Store {
     hosted: RwLock<Option<Arc<Hosted>>>,
 }
 
-/// The fabric's handler of a manager, which distributes the messages of the pool and of the store.
+/// The fabric's handler of a manager, which distributes the messages of the pool, of FlexKV's store
+/// and of storage nodes.
 pub(crate) struct Front {
     pub(crate) pool: Box<dyn Handler>,
     pub(crate) store: Weak<Store>,
+    pub(crate) storage: Arc<StorageRpc>,
     pub(crate) rpc: Arc<ManagerRpc>,
 }
 
 impl Handler for Front {
     fn handle(&self, request: Request<'_>, reply: Reply) {
-        if !is_ours(request.body) {
+        if is_store_message(request.body) {
+            self.storage.handle(&request, reply);
+        } else if !is_ours(request.body) {
             self.pool.handle(request, reply);
         } else if !self.rpc.is_acting() {
             let answer = Message::Declined { why: Why::Standby, grant: Grant::default() };

@@ -307,6 +307,7 @@ pub(crate) fn start_manager(
         store: StorePlan { partition_bits: 5, offload, fixed, ..StorePlan::default() },
         memory_nodes,
         standby: false,
+        storage: MemberTerms::default(),
         secret: None,
     })
     .expect("a manager")

@@ -1,0 +1,105 @@
+//! The storage part of the manager: the members of a cluster of storage nodes.
+//!
+//! [`StorageRpc`] owns the state machine, which is [`MemberTable`] of the store's crate, and answers
+//! the messages of storage nodes, clients and operators with it. The manager's listeners receive
+//! them beside the messages of the pool, from which they differ in the first byte.
+//!
+//! | part | file |
+//! | --- | --- |
+//! | the handler and the timer | `mod.rs` |
+//! | the replacement of the root set | `root.rs` |
+//!
+//! Invariants:
+//! 1. A manager that stands by, or that another one has deposed, decides nothing and hears beats
+//!    only ([`ManagerPart`]).
+//! 2. The part keeps nothing on disk, and nothing that beats cannot rebuild.
+//! 3. At most one replacement of the root set runs.
+//!
+//! Thread-safety: any thread may call any method. One lock guards the table.
+//! Failure: a malformed request is refused and logged. A replacement that failed is tried again.
+//! Cost: one short lock per request. An idle cluster costs two beats per node and second.
+
+mod root;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64};
+
+use archipelago_base::clock::Clock;
+use archipelago_fabric::{Endpoints, Reply, Request};
+use archipelago_store::nodes::members::{ManagerPart, MemberTable, MemberTerms};
+use archipelago_store::nodes::wire::{RefusalWhy, Refused, StoreMessage, envelope};
+use parking_lot::Mutex;
+
+use crate::core::ManagerCore;
+use crate::rpc::ManagerRpc;
+
+/// Answers the messages of the store with the list of members.
+#[derive(Debug)]
+pub(crate) struct StorageRpc {
+    table: Mutex<MemberTable>,
+    clock: Arc<dyn Clock>,
+    /// Says whether this manager acts.
+    pool: Arc<ManagerRpc>,
+    endpoints: Arc<Endpoints>,
+    /// Whether a replacement of the root set runs.
+    is_replacing: AtomicBool,
+    /// Earliest time, in nanoseconds, of the next replacement.
+    replace_ns: AtomicU64,
+}
+
+impl StorageRpc {
+    /// A manager without members.
+    pub(crate) fn new(
+        terms: MemberTerms,
+        seed: u64,
+        pool: &Arc<ManagerRpc>,
+        endpoints: &Arc<Endpoints>,
+        clock: &Arc<dyn Clock>,
+    ) -> Arc<Self> {
+        let table = MemberTable::new(terms, seed, clock.now_ns());
+        Arc::new(Self {
+            table: Mutex::new(table),
+            clock: Arc::clone(clock),
+            pool: Arc::clone(pool),
+            endpoints: Arc::clone(endpoints),
+            is_replacing: AtomicBool::new(false),
+            replace_ns: AtomicU64::new(0),
+        })
+    }
+
+    /// The part of this manager now.
+    fn part(&self) -> ManagerPart {
+        let is_deposed = self.pool.look(ManagerCore::is_deposed).unwrap_or(false);
+        match self.pool.is_acting() && !is_deposed {
+            true => ManagerPart::Acts,
+            false => ManagerPart::StandsBy,
+        }
+    }
+
+    /// Answers a request.
+    pub(crate) fn handle(&self, request: &Request<'_>, reply: Reply) {
+        let answer = match envelope::open(request.body) {
+            Ok((message, [])) => {
+                let part = self.part();
+                self.table.lock().handle(self.clock.now_ns(), part, &message)
+            }
+            Ok((message, _)) => {
+                malformed(request, &format!("{} with a payload", message.name()))
+            }
+            Err(error) => malformed(request, &error.to_string()),
+        };
+        reply.send(envelope::seal(&answer, &[]));
+    }
+
+    /// Handles the passing of time. The driver calls it in short intervals.
+    pub(crate) fn tick(&self) {
+        let part = self.part();
+        self.table.lock().on_timer(self.clock.now_ns(), part);
+    }
+}
+
+/// The refusal of a request that cannot be read.
+fn malformed(request: &Request<'_>, what: &str) -> StoreMessage {
+    tracing::warn!(client = %request.client, what, "a request was refused");
+    Refused::new(RefusalWhy::Malformed, what).into()
+}

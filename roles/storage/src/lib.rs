@@ -15,6 +15,7 @@
 //! | `registers` | the node as a member of a root set |
 //! | `scrub` | checks of all stored bytes at a limited rate |
 //! | `space` | how full the node is, and which requests it still takes |
+//! | [`beats`] | reports to managers, and what the node keeps of the answers |
 //! | `server` | [`StorageServer`]: the fabric, I/O threads and beats around a node |
 //! | [`sabotage`] | steps that a checker leaves out |
 //!
@@ -26,6 +27,7 @@
 //! Layer 5: uses `base`, `env`, `fabric`, `store` and `engine`. It depends on no other role.
 
 mod answer;
+pub mod beats;
 mod chunks;
 mod counters;
 mod devices;

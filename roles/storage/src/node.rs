@@ -122,6 +122,11 @@ impl StorageNode {
         self.parts.storage
     }
 
+    /// The parts of the node, for beats.
+    pub(crate) fn parts(&self) -> &NodeParts {
+        &self.parts
+    }
+
     /// Answers a request. Everything that the answer says is as durable as the request asked for.
     pub fn handle(
         &self,

@@ -13,12 +13,14 @@
 //! | [`register`] | the register of a root set of nodes |
 //! | [`registers`] | the driver of the register |
 //! | [`members`] | the members of a cluster, as a manager keeps them |
+//! | [`client`] | links to nodes, calls, members, times and counters, for the drivers |
 //! | [`wire`] | messages between clients, nodes and the manager, and stored values |
 //!
 //! A *domain* is a set of nodes that fail together, such as a rack. The class of a file decides its
 //! redundancy, as in Terark-DS (§4.2): logs lie on three nodes and are acknowledged by two, key
 //! tables have three replicas, and value files have four data and two parity chunks.
 
+pub mod client;
 pub mod code;
 pub mod layout;
 pub mod log;

@@ -1,0 +1,302 @@
+//! Counters of a client: calls by node and class of traffic, and what its drivers had to do, by
+//! class of file and node.
+//!
+//! Invariant: no counter shrinks. The backlog is a gauge, which the logs set.
+//!
+//! Thread-safety: any thread may count and read.
+//! Cost: a call costs four relaxed additions. An event takes a short lock, because events are rare.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use archipelago_base::metrics::Counters;
+use archipelago_env::FileClass;
+use archipelago_fabric::TrafficClass;
+use parking_lot::Mutex;
+
+use super::super::StorageId;
+use crate::ids::LogId;
+
+/// What a driver had to do beyond the usual calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum StoreEvent {
+    /// A read was sent to a second place, because the first one was slow.
+    HedgedRead,
+    /// A read was answered from other cells of its stripe.
+    DegradedRead,
+    /// Bytes from a node did not have their checksums.
+    DamagedPiece,
+    /// A request was sent again after a failure.
+    Retry,
+    /// A node of a blob that was being written was replaced.
+    ReplacedNode,
+    /// A log went on in a new extent, because a replica failed or was too far behind.
+    NewExtent,
+    /// A log was recovered.
+    RecoveredLog,
+    /// A blob got three replicas instead of RS(4,2).
+    CodingDebt,
+    /// A blob or an extent got fewer replicas than it should have.
+    CopyDebt,
+}
+
+impl StoreEvent {
+    /// All events.
+    pub const ALL: [Self; 9] = [
+        Self::HedgedRead,
+        Self::DegradedRead,
+        Self::DamagedPiece,
+        Self::Retry,
+        Self::ReplacedNode,
+        Self::NewExtent,
+        Self::RecoveredLog,
+        Self::CodingDebt,
+        Self::CopyDebt,
+    ];
+
+    /// Name of the event in metrics.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::HedgedRead => "hedged_reads",
+            Self::DegradedRead => "degraded_reads",
+            Self::DamagedPiece => "damaged_pieces",
+            Self::Retry => "retries",
+            Self::ReplacedNode => "replaced_nodes",
+            Self::NewExtent => "new_extents",
+            Self::RecoveredLog => "recovered_logs",
+            Self::CodingDebt => "coding_debts",
+            Self::CopyDebt => "copy_debts",
+        }
+    }
+}
+
+/// How a call ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum CallEnd {
+    /// With an answer of this length.
+    Answered(u64),
+    /// With a refusal.
+    Refused,
+    /// Without an answer.
+    Unanswered,
+}
+
+const CALLS: usize = 0;
+const SENT_BYTES: usize = 1;
+const RECEIVED_BYTES: usize = 2;
+const REFUSED: usize = 3;
+const UNANSWERED: usize = 4;
+/// Number of counters of a class.
+const PER_CLASS: usize = 5;
+const CLASSES: usize = TrafficClass::ALL.len();
+
+/// The calls to one node, by class of traffic.
+#[derive(Debug, Default)]
+pub(super) struct NodeCalls(Counters<{ PER_CLASS * CLASSES }>);
+
+fn class_index(class: TrafficClass) -> usize {
+    match class {
+        TrafficClass::Log => 0,
+        TrafficClass::Foreground => 1,
+        TrafficClass::Flush => 2,
+        TrafficClass::Compaction => 3,
+        TrafficClass::Gc => 4,
+    }
+}
+
+impl NodeCalls {
+    pub(super) fn sent(&self, class: TrafficClass, bytes: u64) {
+        let first = class_index(class) * PER_CLASS;
+        self.0.add(first + CALLS, 1);
+        self.0.add(first + SENT_BYTES, bytes);
+    }
+
+    pub(super) fn ended(&self, class: TrafficClass, end: CallEnd) {
+        let first = class_index(class) * PER_CLASS;
+        match end {
+            CallEnd::Answered(bytes) => self.0.add(first + RECEIVED_BYTES, bytes),
+            CallEnd::Refused => self.0.add(first + REFUSED, 1),
+            CallEnd::Unanswered => self.0.add(first + UNANSWERED, 1),
+        }
+    }
+
+    fn of(&self, storage: StorageId, class: TrafficClass) -> NodeCallCounts {
+        let first = class_index(class) * PER_CLASS;
+        NodeCallCounts {
+            storage,
+            class,
+            calls: self.0.get(first + CALLS),
+            sent_bytes: self.0.get(first + SENT_BYTES),
+            received_bytes: self.0.get(first + RECEIVED_BYTES),
+            refused: self.0.get(first + REFUSED),
+            unanswered: self.0.get(first + UNANSWERED),
+        }
+    }
+}
+
+/// Calls to a node in a class of traffic.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NodeCallCounts {
+    /// The node.
+    pub storage: StorageId,
+    /// Class of the traffic.
+    pub class: TrafficClass,
+    /// Requests that were sent.
+    pub calls: u64,
+    /// Bytes of the requests.
+    pub sent_bytes: u64,
+    /// Bytes of the answers.
+    pub received_bytes: u64,
+    /// Requests that were refused.
+    pub refused: u64,
+    /// Requests without an answer.
+    pub unanswered: u64,
+}
+
+/// Occurrences of an event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EventCount {
+    /// The event.
+    pub event: StoreEvent,
+    /// Class of the file.
+    pub class: FileClass,
+    /// Node that caused it; `None` if no single node did.
+    pub storage: Option<StorageId>,
+    /// Number of occurrences.
+    pub count: u64,
+}
+
+/// The counters at one moment.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StatsSnapshot {
+    /// Calls by node and class. Pairs without calls have no entry.
+    pub calls: Vec<NodeCallCounts>,
+    /// Events by kind, class and node. Combinations that did not occur have no entry.
+    pub events: Vec<EventCount>,
+    /// Acknowledged bytes of logs that a replica lacks.
+    pub backlog_bytes: u64,
+}
+
+impl StatsSnapshot {
+    /// Occurrences of `event` for all classes and nodes.
+    #[must_use]
+    pub fn of(&self, event: StoreEvent) -> u64 {
+        self.events.iter().filter(|count| count.event == event).map(|count| count.count).sum()
+    }
+}
+
+/// Event, number of the class, and node.
+type EventKey = (StoreEvent, u8, Option<StorageId>);
+
+/// The counters of a client.
+#[derive(Debug, Default)]
+pub struct ClientStats {
+    nodes: Mutex<BTreeMap<StorageId, Arc<NodeCalls>>>,
+    events: Mutex<BTreeMap<EventKey, u64>>,
+    backlogs: Mutex<BTreeMap<LogId, u64>>,
+}
+
+impl ClientStats {
+    /// Counts an event that no single node caused.
+    pub fn count(&self, event: StoreEvent, class: FileClass) {
+        *self.events.lock().entry((event, class.code(), None)).or_default() += 1;
+    }
+
+    /// Counts an event that `storage` caused.
+    pub fn count_at(&self, event: StoreEvent, class: FileClass, storage: StorageId) {
+        *self.events.lock().entry((event, class.code(), Some(storage))).or_default() += 1;
+    }
+
+    /// Sets the acknowledged bytes of `log` that a replica lacks. A log without any needs no entry.
+    pub fn set_backlog(&self, log: LogId, bytes: u64) {
+        let mut backlogs = self.backlogs.lock();
+        if bytes > 0 {
+            backlogs.insert(log, bytes);
+        } else {
+            backlogs.remove(&log);
+        }
+    }
+
+    /// The counters of calls to `storage`.
+    pub(super) fn node(&self, storage: StorageId) -> Arc<NodeCalls> {
+        Arc::clone(self.nodes.lock().entry(storage).or_default())
+    }
+
+    /// The counters now.
+    #[must_use]
+    pub fn snapshot(&self) -> StatsSnapshot {
+        let nodes: Vec<_> =
+            self.nodes.lock().iter().map(|(id, calls)| (*id, Arc::clone(calls))).collect();
+        let calls = nodes
+            .iter()
+            .flat_map(|(storage, calls)| TrafficClass::ALL.map(|class| calls.of(*storage, class)));
+        let events = self.events.lock();
+        let events = events.iter().filter_map(|(key, count)| {
+            let (event, code, storage) = *key;
+            let class = FileClass::from_code(code)?;
+            Some(EventCount { event, class, storage, count: *count })
+        });
+        StatsSnapshot {
+            calls: calls.filter(|counts| counts.calls > 0).collect(),
+            events: events.collect(),
+            backlog_bytes: self.backlogs.lock().values().sum(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use archipelago_env::FileClass;
+    use archipelago_fabric::TrafficClass;
+
+    use super::super::super::StorageId;
+    use super::{CallEnd, ClientStats, StoreEvent};
+    use crate::ids::LogId;
+
+    #[test]
+    fn snapshot_has_calls_by_node_and_class() {
+        let stats = ClientStats::default();
+        for class in TrafficClass::ALL {
+            stats.node(StorageId(1)).sent(class, 10);
+        }
+        let node = stats.node(StorageId(2));
+        node.sent(TrafficClass::Gc, 5);
+        node.ended(TrafficClass::Gc, CallEnd::Answered(70));
+        node.sent(TrafficClass::Gc, 5);
+        node.ended(TrafficClass::Gc, CallEnd::Refused);
+        node.sent(TrafficClass::Gc, 5);
+        node.ended(TrafficClass::Gc, CallEnd::Unanswered);
+        let calls = stats.snapshot().calls;
+        assert_eq!(calls.len(), 6);
+        let gc = calls[5];
+        assert_eq!((gc.storage, gc.class), (StorageId(2), TrafficClass::Gc));
+        assert_eq!((gc.calls, gc.sent_bytes, gc.received_bytes), (3, 15, 70));
+        assert_eq!((gc.refused, gc.unanswered), (1, 1));
+    }
+
+    #[test]
+    fn snapshot_has_events_and_the_backlog_of_all_logs() {
+        let stats = ClientStats::default();
+        stats.count(StoreEvent::DegradedRead, FileClass::ValueSst);
+        stats.count_at(StoreEvent::HedgedRead, FileClass::Sst, StorageId(3));
+        stats.count_at(StoreEvent::HedgedRead, FileClass::Sst, StorageId(3));
+        stats.count_at(StoreEvent::HedgedRead, FileClass::ValueSst, StorageId(3));
+        for log in 1..=3 {
+            stats.set_backlog(LogId([log; 16]), u64::from(log) * 100);
+        }
+        stats.set_backlog(LogId([3; 16]), 0);
+        let snapshot = stats.snapshot();
+        assert_eq!(snapshot.of(StoreEvent::HedgedRead), 3);
+        assert_eq!(snapshot.of(StoreEvent::DegradedRead), 1);
+        assert_eq!(snapshot.events.len(), 3);
+        assert_eq!(snapshot.backlog_bytes, 300);
+    }
+
+    #[test]
+    fn every_event_has_its_own_name() {
+        let names: std::collections::BTreeSet<_> =
+            StoreEvent::ALL.iter().map(|event| event.name()).collect();
+        assert_eq!(names.len(), StoreEvent::ALL.len());
+    }
+}

@@ -162,6 +162,7 @@ impl ManagerServer {
             listeners.push(listener);
         }
         store.reached_at(addresses.clone());
+        storage.reached_at(addresses.clone());
         let (stop, threads) = (AtomicBool::new(false), Mutex::new(Vec::new()));
         let (is_one_of_several, of_store) = (nodes > 0, Arc::downgrade(&store));
         let shared = Arc::new(ServerState {
@@ -226,7 +227,6 @@ impl ServerState {
         while !self.stopped() {
             self.rpc.tick();
             self.storage.tick();
-            self.storage.replace_root_set(&self.addresses);
             if !self.rpc.is_acting()
                 && let Some(store) = self.store.upgrade()
             {

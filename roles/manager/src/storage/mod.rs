@@ -21,8 +21,8 @@
 
 mod root;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::{Arc, OnceLock};
 
 use archipelago_base::clock::Clock;
 use archipelago_fabric::{Endpoints, Reply, Request};
@@ -41,10 +41,12 @@ pub(crate) struct StorageRpc {
     /// Says whether this manager acts.
     pool: Arc<ManagerRpc>,
     endpoints: Arc<Endpoints>,
+    /// Endpoints of this manager, at which its own client asks for the members.
+    ways: OnceLock<Vec<String>>,
     /// Whether a replacement of the root set runs.
     is_replacing: AtomicBool,
-    /// Earliest time, in nanoseconds, of the next replacement.
-    replace_ns: AtomicU64,
+    /// Time, in nanoseconds, at which the root set is looked at next.
+    look_ns: AtomicU64,
 }
 
 impl StorageRpc {
@@ -62,8 +64,9 @@ impl StorageRpc {
             clock: Arc::clone(clock),
             pool: Arc::clone(pool),
             endpoints: Arc::clone(endpoints),
+            ways: OnceLock::new(),
             is_replacing: AtomicBool::new(false),
-            replace_ns: AtomicU64::new(0),
+            look_ns: AtomicU64::new(0),
         })
     }
 
@@ -91,10 +94,17 @@ impl StorageRpc {
         reply.send(envelope::seal(&answer, &[]));
     }
 
+    /// Sets the endpoints of the manager, which listens now.
+    pub(crate) fn reached_at(&self, ways: Vec<String>) {
+        // The call happens once.
+        let _known = self.ways.set(ways);
+    }
+
     /// Handles the passing of time. The driver calls it in short intervals.
-    pub(crate) fn tick(&self) {
+    pub(crate) fn tick(self: &Arc<Self>) {
         let part = self.part();
         self.table.lock().on_timer(self.clock.now_ns(), part);
+        self.watch_root_set();
     }
 }
 

@@ -7,6 +7,7 @@
 //! | module | purpose |
 //! | --- | --- |
 //! | `calls` | requests in flight to members |
+//! | `members` | the members behind a client of storage nodes |
 //! | `operation` | one operation, from its first round to its outcome |
 //! | `root` | the replacement of the root set |
 //!
@@ -25,6 +26,7 @@
 //! [`register`]: super::register
 
 mod calls;
+mod members;
 mod operation;
 mod root;
 
@@ -40,6 +42,7 @@ use archipelago_base::{Error, Result};
 use parking_lot::Mutex;
 
 use super::StorageId;
+use super::client::NodeClient;
 use super::register::caspaxos::acceptor::{AcceptorAnswer, AcceptorRequest};
 use super::register::caspaxos::proposer::{Operation, ProposalResult};
 use super::register::caspaxos::{ChangeId, ROOT_SET_NAME, RootSet};
@@ -77,6 +80,13 @@ pub struct NodeRegister {
 }
 
 impl NodeRegister {
+    /// The register of the cluster of `client`. Sends nothing yet.
+    #[must_use]
+    pub fn new(client: &Arc<NodeClient>) -> Self {
+        let members = Arc::new(members::ClientMembers(Arc::clone(client)));
+        Self::over(members, Arc::clone(client.runtime()))
+    }
+
     pub(crate) fn over(members: Arc<dyn RootMembers>, runtime: Arc<dyn Runtime>) -> Self {
         Self {
             members,

@@ -1,6 +1,6 @@
 //! Entry points for fuzz targets, and for the tests that replay their corpora: decoders of bytes
-//! that anyone may have written. These are the generations of a namespace, and the value of a
-//! volume in the register.
+//! that anyone may have written. These are the generations of a namespace, the value of a volume in
+//! the register, and the messages and stored values of storage nodes.
 //!
 //! A function returns for every input. It panics if a decoder would have misled the owner of the
 //! volume. Checksums guard these formats, and hardly any input passes them. So each function
@@ -14,6 +14,13 @@ use archipelago_base::codec::{Reader, put_u32};
 use archipelago_base::{Epoch, ErrorKind};
 
 use crate::ids::{LogId, VolumeId};
+use crate::nodes::log::LogLayout;
+use crate::nodes::register::caspaxos::RootSet;
+use crate::nodes::register::caspaxos::acceptor::{AcceptorState, Membership, RegisterCell};
+use crate::nodes::wire::stored::{
+    Checked, Enclosed, decode_checked, decode_enclosed, encode_checked, encode_enclosed,
+};
+use crate::nodes::wire::{BlobHint, ChunkDescriptor, StoreMessage, VERSION, envelope};
 use crate::volume::generation::{
     CommitPlace, GenerationHeader, decode_generation, encode_generation, frame_bytes,
 };
@@ -101,11 +108,69 @@ pub fn volume(bytes: &[u8]) {
     assert_eq!(VolumeRecord::decode("volume/a", &record.encode()).ok().as_ref(), Some(&record));
 }
 
+/// Decodes `bytes` as an envelope, and as a message without its version. A decoded message must
+/// decode again from its own bytes, with its payload.
+pub fn message(bytes: &[u8]) {
+    if let Ok((message, payload)) = envelope::open(bytes) {
+        same_message(&message, payload);
+    }
+    if let Ok(message) = StoreMessage::decode(&[&[VERSION], bytes].concat()) {
+        same_message(&message, bytes);
+    }
+}
+
+fn same_message(message: &StoreMessage, payload: &[u8]) {
+    let body = envelope::seal(message, payload);
+    let (again, rest) = envelope::open(&body).expect("own bytes");
+    assert_eq!((&again, rest), (message, payload));
+}
+
+/// Decodes `bytes` as each kind of stored value: as they are, and as fields with the version and
+/// the checksum that the value has. A decoded value must decode again from its own bytes.
+pub fn value(bytes: &[u8]) {
+    checked::<ChunkDescriptor>(bytes);
+    checked::<AcceptorState>(bytes);
+    checked::<Membership>(bytes);
+    checked::<RegisterCell>(bytes);
+    enclosed::<LogLayout>(bytes);
+    enclosed::<BlobHint>(bytes);
+    enclosed::<RootSet>(bytes);
+}
+
+fn checked<T: Checked + PartialEq>(bytes: &[u8]) {
+    let is_same = |value: &T| {
+        let again = decode_checked::<T>(&"value", &encode_checked(value));
+        again.is_ok_and(|again| again == *value)
+    };
+    if let Ok(value) = decode_checked::<T>(&"value", bytes) {
+        assert!(is_same(&value), "{}", T::NAME);
+    }
+    let mut forged = T::MAGIC.to_vec();
+    put_u32(&mut forged, T::VERSION);
+    forged.extend_from_slice(bytes);
+    let sum = crc(&forged);
+    put_u32(&mut forged, sum);
+    if let Ok(value) = decode_checked::<T>(&"value", &forged) {
+        assert!(is_same(&value), "{}", T::NAME);
+    }
+}
+
+fn enclosed<T: Enclosed + PartialEq>(bytes: &[u8]) {
+    let forged = [&[T::VERSION], bytes].concat();
+    for bytes in [bytes, &forged[..]] {
+        if let Ok(value) = decode_enclosed::<T>(&"value", bytes) {
+            let again = decode_enclosed::<T>(&"value", &encode_enclosed(&value));
+            assert!(again.is_ok_and(|again| again == value), "{}", T::NAME);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use archipelago_env::suite::{corpus, replay};
 
     use super::*;
+    use crate::nodes::wire::tests::{descriptor, every_message, hint, layout, root_set, state};
     use crate::volume::generation::tests::every_commit;
     use crate::volume::record::tests::{new_volume, owned_volume};
 
@@ -135,5 +200,33 @@ mod tests {
             assert!(corpus(CRATE, "volume").contains(&bytes), "the corpus lacks {record:?}");
         }
         replay(CRATE, "volume", 20_000, volume);
+    }
+
+    #[test]
+    fn message_corpus_replays() {
+        let names: std::collections::BTreeSet<_> = corpus(CRATE, "message")
+            .iter()
+            .filter_map(|bytes| envelope::open(bytes).ok().map(|(message, _)| message.name()))
+            .collect();
+        for message in every_message() {
+            assert!(names.contains(message.name()), "the corpus lacks {}", message.name());
+        }
+        replay(CRATE, "message", 2_000, message);
+    }
+
+    #[test]
+    fn value_corpus_replays() {
+        let values = [
+            encode_checked(&descriptor()),
+            encode_checked(&state()),
+            encode_enclosed(&layout()),
+            encode_enclosed(&hint()),
+            encode_enclosed(&root_set()),
+        ];
+        let known = corpus(CRATE, "value");
+        for value in values {
+            assert!(known.contains(&value), "the corpus lacks {value:02x?}");
+        }
+        replay(CRATE, "value", 20_000, value);
     }
 }

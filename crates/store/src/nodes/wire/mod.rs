@@ -36,7 +36,7 @@ mod register;
 mod status;
 pub mod stored;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 pub use message::StoreMessage;
 pub use parts::{

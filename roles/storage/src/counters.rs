@@ -14,13 +14,8 @@ use archipelago_env::FileClass;
 use archipelago_store::nodes::wire::{ClassTraffic, RefusalWhy, StorageCounters};
 
 /// All classes of files, by their codes.
-const CLASSES: [FileClass; 5] = [
-    FileClass::Wal,
-    FileClass::Sst,
-    FileClass::Manifest,
-    FileClass::Other,
-    FileClass::ValueSst,
-];
+const CLASSES: [FileClass; 5] =
+    [FileClass::Wal, FileClass::Sst, FileClass::Manifest, FileClass::Other, FileClass::ValueSst];
 
 #[derive(Debug, Default)]
 struct Traffic {

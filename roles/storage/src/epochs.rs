@@ -12,7 +12,8 @@
 //! Thread-safety: any thread may call any method. One lock per volume orders its promises.
 //! Failure: if a promise cannot be made durable, the request is refused and older epochs stay
 //! refused until the node restarts.
-//! Cost: an epoch that is promised already costs one shared lock. A new one costs one sync.
+//! Cost: an epoch that is promised already costs a look-up under one shared lock. A new one costs
+//! one sync.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -32,8 +33,9 @@ use crate::sabotage::Sabotage;
 pub(crate) struct VolumePromise {
     /// Requests below this epoch are refused. It may be ahead of `durable`.
     refuses_below: AtomicU64,
-    /// The promise that survives power loss. A larger one is written under the lock.
-    durable: Mutex<Epoch>,
+    /// The promise that survives power loss. It changes under `raising`.
+    durable: AtomicU64,
+    raising: Mutex<()>,
     ignores_epochs: bool,
 }
 
@@ -85,7 +87,8 @@ impl Epochs {
             let epoch = Epoch(u64::from_le_bytes(epoch));
             let promise = VolumePromise {
                 refuses_below: AtomicU64::new(epoch.0),
-                durable: Mutex::new(epoch),
+                durable: AtomicU64::new(epoch.0),
+                raising: Mutex::new(()),
                 ignores_epochs: sabotage.no_epoch_check(),
             };
             volumes.insert(VolumeId(volume), Arc::new(promise));
@@ -98,7 +101,8 @@ impl Epochs {
     /// fenced if a later epoch is promised.
     pub(crate) fn promise(&self, stamp: Stamp) -> Result<Arc<VolumePromise>, Refusal> {
         let promise = self.of(stamp.volume);
-        if promise.epoch() != stamp.epoch || *promise.durable.lock() != stamp.epoch {
+        let durable = promise.durable.load(Ordering::SeqCst);
+        if promise.epoch() != stamp.epoch || durable != stamp.epoch.0 {
             self.raise(&promise, stamp)?;
         }
         Ok(promise)
@@ -125,14 +129,14 @@ impl Epochs {
     fn raise(&self, promise: &VolumePromise, stamp: Stamp) -> Result<(), Refusal> {
         promise.check(stamp)?;
         promise.refuses_below.fetch_max(stamp.epoch.0, Ordering::SeqCst);
-        let mut durable = promise.durable.lock();
+        let _raising = promise.raising.lock();
         // A later epoch may have been promised while this thread waited for the lock.
         promise.check(stamp)?;
-        if *durable < stamp.epoch {
+        if promise.durable.load(Ordering::SeqCst) < stamp.epoch.0 {
             let mut batch = MetaBatch::default();
             batch.put(MetaSpace::Epochs, &stamp.volume.0, &stamp.epoch.0.to_le_bytes());
             self.meta.write(&batch)?;
-            *durable = stamp.epoch;
+            promise.durable.store(stamp.epoch.0, Ordering::SeqCst);
         }
         Ok(())
     }

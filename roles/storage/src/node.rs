@@ -16,23 +16,24 @@
 //! file, and nothing was changed.
 //! Cost: the parts say.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use archipelago_base::random::{Rng, entropy_seed};
-use archipelago_base::{Epoch, Error, Result};
+use archipelago_base::{Epoch, Result};
 use archipelago_env::FileSystem;
 use archipelago_fabric::ClientId;
 use archipelago_store::nodes::StorageId;
-use archipelago_store::nodes::wire::{ExtentAt, RefusalWhy, StoreMessage};
+use archipelago_store::nodes::wire::{RefusalWhy, StorageReport, StoreMessage};
 
 use crate::answer::{Answer, Outcome, Refusal};
 use crate::chunks::Chunks;
 use crate::counters::Counters;
 use crate::devices::Devices;
 use crate::epochs::Epochs;
+use crate::life::LifeRecord;
 use crate::logs::{LogStep, Logs, SyncWanted};
-use crate::meta::{Meta, MetaThreads};
+use crate::meta::{Meta, MetaBatch, MetaThreads};
 use crate::registers::Registers;
 use crate::sabotage::Sabotage;
 
@@ -47,6 +48,10 @@ pub struct NodeOptions {
     /// Bytes that each volume may occupy on the node with chunks; `None` for no limit. Default:
     /// none.
     pub volume_bytes_max: Option<u64>,
+    /// Life of the process, as the fabric and the managers know it. Default: 0.
+    pub life: Epoch,
+    /// Set of nodes that fail together with this one, for the status. Default: empty.
+    pub domain: String,
     /// Steps that a checker leaves out. Default: none.
     pub sabotage: Sabotage,
     /// Seed of the identity of a new node; `None` for entropy. Default: none.
@@ -79,6 +84,7 @@ pub struct StorageNode {
     chunks: Chunks,
     logs: Logs,
     registers: Registers,
+    life: LifeRecord,
 }
 
 /// Name of the directory of the metadata on the first device.
@@ -105,15 +111,23 @@ impl StorageNode {
         let mut rng = Rng::with_seed(options.seed.unwrap_or_else(entropy_seed));
         let limit = options.device_bytes_max;
         let devices = Arc::new(Devices::open(Arc::clone(&fs), devices, limit, &mut rng)?);
-        let meta = Arc::new(Meta::open(&fs, &devices.first().dir.join(META_NAME), options.meta_threads)?);
+        let meta =
+            Arc::new(Meta::open(&fs, &devices.first().dir.join(META_NAME), options.meta_threads)?);
         let epochs = Arc::new(Epochs::open(Arc::clone(&meta), options.sabotage)?);
         let storage = devices.storage();
         let counters = Arc::new(Counters::default());
         let parts = NodeParts { fs, devices, meta, epochs, counters, storage, options };
-        let logs = Logs::open(&parts)?;
+        let beginning = LifeRecord::begin(&parts.meta, parts.fs.boot_id())?;
+        let mut batch = MetaBatch::default();
+        let logs = Logs::open(&parts, &beginning, &mut batch)?;
+        // The limbo of extents becomes durable together with the new life, so that a second crash
+        // concludes the same from the old one.
+        beginning.life.put(&mut batch);
+        parts.meta.write(&batch)?;
         let chunks = Chunks::open(&parts)?;
         let registers = Registers::open(&parts)?;
-        Ok(Arc::new(Self { parts, chunks, logs, registers }))
+        let life = beginning.life;
+        Ok(Arc::new(Self { parts, chunks, logs, registers, life }))
     }
 
     /// Identity of the node, which its directories keep.
@@ -136,7 +150,7 @@ impl StorageNode {
     ) -> (StoreMessage, Vec<u8>) {
         match self.begin(from, message, payload) {
             Begun::Answered(message, payload) => (message, payload),
-            Begun::NeedsSync(wanted) => self.finish(&wanted),
+            Begun::NeedsSync(wanted) => self.finish(from, &wanted),
         }
     }
 
@@ -144,6 +158,7 @@ impl StorageNode {
     /// requests are answered completely.
     pub(crate) fn begin(&self, from: ClientId, message: StoreMessage, payload: &[u8]) -> Begun {
         let name = message.name();
+        self.parts.counters.note_request();
         let outcome = match &message {
             StoreMessage::Append { .. } | StoreMessage::SyncLog { .. } => {
                 match self.logs.begin(message, payload) {
@@ -154,16 +169,20 @@ impl StorageNode {
             }
             _ => self.dispatch(message, payload),
         };
-        let answer = outcome.unwrap_or_else(|refusal| {
-            tracing::debug!(client = %from, request = name, why = ?refusal.why, text = refusal.text, "a request was refused");
-            refusal.into_message().into()
-        });
+        let answer = outcome.unwrap_or_else(|refusal| self.refuse(from, name, refusal));
         Begun::Answered(answer.message, answer.payload)
     }
 
+    fn refuse(&self, from: ClientId, request: &str, refusal: Refusal) -> Answer {
+        self.parts.counters.note_refusal(refusal.why);
+        tracing::debug!(client = %from, request, why = ?refusal.why, text = refusal.text, "a request was refused");
+        refusal.into_message().into()
+    }
+
     /// Syncs the extent of an append, and answers it. Concurrent calls for one extent share a sync.
-    pub(crate) fn finish(&self, wanted: &SyncWanted) -> (StoreMessage, Vec<u8>) {
-        let answer = self.logs.finish(wanted).unwrap_or_else(|refusal| refusal.into_message().into());
+    pub(crate) fn finish(&self, from: ClientId, wanted: &SyncWanted) -> (StoreMessage, Vec<u8>) {
+        let refuse = |refusal| self.refuse(from, "a sync of a log", refusal);
+        let answer = self.logs.finish(wanted).unwrap_or_else(refuse);
         (answer.message, answer.payload)
     }
 
@@ -171,6 +190,7 @@ impl StorageNode {
         match message {
             StoreMessage::SealLog { .. }
             | StoreMessage::FenceLog { .. }
+            | StoreMessage::InspectLog { .. }
             | StoreMessage::ReadLog { .. }
             | StoreMessage::PutLog { .. }
             | StoreMessage::RemoveLog { .. }
@@ -179,10 +199,12 @@ impl StorageNode {
             | StoreMessage::SealChunk { .. }
             | StoreMessage::ReadChunk { .. }
             | StoreMessage::Describe { .. }
+            | StoreMessage::Redescribe { .. }
             | StoreMessage::Retain { .. }
             | StoreMessage::Release { .. }
             | StoreMessage::ListBlobs { .. }
             | StoreMessage::DropChunk { .. }
+            | StoreMessage::ReportDamage { .. }
             | StoreMessage::AbandonBlob { .. } => self.chunks.handle(message, payload),
             StoreMessage::Acceptor { request } => self.registers.handle(request),
             StoreMessage::Found { cluster, root_set } => self.registers.found(cluster, root_set),
@@ -190,7 +212,7 @@ impl StorageNode {
                 self.parts.epochs.promise(stamp)?;
                 Ok(StoreMessage::Done {}.into())
             }
-            StoreMessage::NodeStatus {} => self.status(),
+            StoreMessage::NodeStatus {} => Ok(self.status().into()),
             StoreMessage::Scrub { .. } => self.chunks.scrub(message),
             other => Err(Refusal::new(
                 RefusalWhy::Unsupported,
@@ -199,10 +221,35 @@ impl StorageNode {
         }
     }
 
+    /// What the node holds and does, for managers and operators.
+    pub(crate) fn report(&self) -> StorageReport {
+        let counters = self.parts.counters.report();
+        let mut report = StorageReport { counters, ..StorageReport::default() };
+        self.chunks.report(&mut report);
+        self.logs.report(&mut report);
+        report
+    }
+
+    fn status(&self) -> StoreMessage {
+        let known = self.parts.devices.cluster();
+        StoreMessage::NodeStatusIs {
+            storage: self.parts.storage,
+            life: self.parts.options.life,
+            domain: self.parts.options.domain.clone(),
+            cluster: known.as_ref().map(|known| known.id),
+            root_set: known.map(|known| known.root_set),
+            report: self.report(),
+        }
+    }
+
     /// Ends the node: open extents are synced, so that the next open finds all of their bytes. A
-    /// node that is dropped instead ends as if its process was killed.
+    /// node that is dropped instead ends as if its process was killed. Requests that come later are
+    /// refused.
     pub fn close(&self) -> Result<()> {
         self.logs.close()?;
+        let mut batch = MetaBatch::default();
+        LifeRecord { is_closed: true, ..self.life }.put(&mut batch);
+        self.parts.meta.write(&batch)?;
         self.parts.meta.close()
     }
 }

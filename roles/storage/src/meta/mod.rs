@@ -118,11 +118,7 @@ const RESERVE_BYTES: u64 = 16 << 20;
 impl Meta {
     /// Opens or creates the database in `dir`. Errors: `Busy` if another process has it open,
     /// `Corrupt` names the damaged file.
-    pub(crate) fn open(
-        fs: &Arc<dyn FileSystem>,
-        dir: &Path,
-        threads: MetaThreads,
-    ) -> Result<Self> {
+    pub(crate) fn open(fs: &Arc<dyn FileSystem>, dir: &Path, threads: MetaThreads) -> Result<Self> {
         let options = DbOptions {
             max_background_jobs: 1,
             wal_segment_bytes: WAL_SEGMENT_BYTES,

@@ -1,0 +1,190 @@
+//! Bytes of the files of an extent: a header, and groups with checksums. `docs/formats/extent.md`
+//! has the tables.
+//!
+//! An extent consists of *parts*, one file each. The first append creates the first part. Another
+//! part follows when a node continues an extent after a restart, or when a recovery puts bytes into
+//! an extent. Each append becomes one group.
+//!
+//! Invariants:
+//! 1. The checksum of a group covers its extent, its offset in the log, and its length, so that a
+//!    group counts only in its own place.
+//! 2. A decoder returns a value or a reason for every input.
+//!
+//! All functions are pure. Failure: [`BadHeader`]. Cost: O(bytes).
+
+use std::fmt;
+
+use archipelago_base::Epoch;
+use archipelago_base::checksum::{crc, crc_append};
+use archipelago_env::FileClass;
+use archipelago_store::nodes::wire::ExtentAt;
+use archipelago_store::{LogId, VolumeId};
+
+/// First bytes of a part.
+const MAGIC: [u8; 8] = *b"ARCHEXTN";
+/// Version of the format.
+const FORMAT_VERSION: u32 = 1;
+/// Bytes of the header of a part.
+pub(crate) const HEADER_BYTES: usize = 112;
+/// Bytes of a group before those of the log: length and checksum.
+pub(crate) const GROUP_HEADER_BYTES: usize = 8;
+/// Limit of the bytes of a group, so that a damaged length is noticed. An append is shorter.
+pub(crate) const GROUP_BYTES_MAX: u32 = 8 << 20;
+
+/// The header of a part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PartHeader {
+    /// The extent.
+    pub(crate) at: ExtentAt,
+    /// Volume of the log.
+    pub(crate) volume: VolumeId,
+    /// Class of the file.
+    pub(crate) class: FileClass,
+    /// Epoch of the request that created the part.
+    pub(crate) epoch: Epoch,
+    /// Offset in the log at which the extent begins.
+    pub(crate) extent_start: u64,
+    /// Offset in the log of the first byte of the part.
+    pub(crate) start: u64,
+    /// Number of the part, which the node never uses twice.
+    pub(crate) part: Epoch,
+    /// Boot id of the machine at the creation; zeros if it is unknown.
+    pub(crate) boot_id: [u8; 16],
+}
+
+/// Why bytes are not the header of a part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum BadHeader {
+    /// The bytes are damaged, or were never written.
+    Damaged,
+    /// Another version of the format.
+    Version(u32),
+}
+
+impl fmt::Display for BadHeader {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Damaged => f.write_str("its header is damaged"),
+            Self::Version(version) => write!(
+                f,
+                "its format has version {version}, and this program reads version \
+                 {FORMAT_VERSION}: use the program that wrote it"
+            ),
+        }
+    }
+}
+
+impl PartHeader {
+    /// The bytes of the header.
+    pub(crate) fn encode(&self) -> [u8; HEADER_BYTES] {
+        let mut bytes = [0; HEADER_BYTES];
+        bytes[..8].copy_from_slice(&MAGIC);
+        bytes[8..12].copy_from_slice(&FORMAT_VERSION.to_le_bytes());
+        bytes[12..16].copy_from_slice(&self.at.extent.to_le_bytes());
+        bytes[16..32].copy_from_slice(&self.at.log.0);
+        bytes[32..48].copy_from_slice(&self.volume.0);
+        bytes[48..56].copy_from_slice(&self.epoch.0.to_le_bytes());
+        bytes[56..64].copy_from_slice(&self.extent_start.to_le_bytes());
+        bytes[64..72].copy_from_slice(&self.start.to_le_bytes());
+        bytes[72..80].copy_from_slice(&self.part.0.to_le_bytes());
+        bytes[80..96].copy_from_slice(&self.boot_id);
+        bytes[96] = self.class.code();
+        let sum = crc(&bytes[..HEADER_BYTES - 4]);
+        bytes[HEADER_BYTES - 4..].copy_from_slice(&sum.to_le_bytes());
+        bytes
+    }
+
+    /// The header that `bytes` begin with.
+    pub(crate) fn decode(bytes: &[u8]) -> Result<Self, BadHeader> {
+        let bytes: &[u8; HEADER_BYTES] = bytes.first_chunk().ok_or(BadHeader::Damaged)?;
+        if bytes[..8] != MAGIC {
+            return Err(BadHeader::Damaged);
+        }
+        // The version comes before the checksum, since another version may have another checksum.
+        let version = u32::from_le_bytes(part_of(bytes, 8));
+        if version != FORMAT_VERSION {
+            return Err(BadHeader::Version(version));
+        }
+        let u64_at = |at| u64::from_le_bytes(part_of(bytes, at));
+        if crc(&bytes[..HEADER_BYTES - 4]) != u32::from_le_bytes(part_of(bytes, HEADER_BYTES - 4)) {
+            return Err(BadHeader::Damaged);
+        }
+        let extent = u32::from_le_bytes(part_of(bytes, 12));
+        Ok(Self {
+            at: ExtentAt { log: LogId(part_of(bytes, 16)), extent },
+            volume: VolumeId(part_of(bytes, 32)),
+            class: FileClass::from_code(bytes[96]).ok_or(BadHeader::Damaged)?,
+            epoch: Epoch(u64_at(48)),
+            extent_start: u64_at(56),
+            start: u64_at(64),
+            part: Epoch(u64_at(72)),
+            boot_id: part_of(bytes, 80),
+        })
+    }
+}
+
+fn part_of<const N: usize>(bytes: &[u8; HEADER_BYTES], at: usize) -> [u8; N] {
+    let mut part = [0; N];
+    part.copy_from_slice(&bytes[at..at + N]);
+    part
+}
+
+/// The length and the checksum of a group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct GroupHeader {
+    /// Number of bytes of the log.
+    pub(crate) len: u32,
+    /// CRC-32C of the group's place and its bytes.
+    crc: u32,
+}
+
+impl GroupHeader {
+    /// The header of a group of `bytes` at `offset` of the log.
+    pub(crate) fn new(at: ExtentAt, offset: u64, bytes: &[u8]) -> Self {
+        let len = bytes.len() as u32;
+        Self { len, crc: group_crc(at, offset, bytes) }
+    }
+
+    /// The bytes of the header.
+    pub(crate) fn encode(self) -> [u8; GROUP_HEADER_BYTES] {
+        let mut bytes = [0; GROUP_HEADER_BYTES];
+        bytes[..4].copy_from_slice(&self.len.to_le_bytes());
+        bytes[4..].copy_from_slice(&self.crc.to_le_bytes());
+        bytes
+    }
+
+    /// The header in `bytes`, unchecked.
+    pub(crate) fn decode(bytes: [u8; GROUP_HEADER_BYTES]) -> Self {
+        let [a, b, c, d, e, f, g, h] = bytes;
+        Self { len: u32::from_le_bytes([a, b, c, d]), crc: u32::from_le_bytes([e, f, g, h]) }
+    }
+
+    /// Whether the bytes of the header were never written.
+    pub(crate) fn is_unwritten(self) -> bool {
+        self.len == 0 && self.crc == 0
+    }
+
+    /// Whether the length is one that a writer writes.
+    pub(crate) fn has_plausible_length(self) -> bool {
+        (1..=GROUP_BYTES_MAX).contains(&self.len)
+    }
+
+    /// Whether `bytes` are those of the group at `offset` of the log.
+    pub(crate) fn matches(self, at: ExtentAt, offset: u64, bytes: &[u8]) -> bool {
+        self.len as usize == bytes.len() && self.crc == group_crc(at, offset, bytes)
+    }
+}
+
+fn group_crc(at: ExtentAt, offset: u64, bytes: &[u8]) -> u32 {
+    let mut place = [0; 32];
+    place[..16].copy_from_slice(&at.log.0);
+    place[16..20].copy_from_slice(&at.extent.to_le_bytes());
+    place[20..28].copy_from_slice(&offset.to_le_bytes());
+    place[28..].copy_from_slice(&(bytes.len() as u32).to_le_bytes());
+    crc_append(crc(&place), bytes)
+}
+
+/// Name of the file of a part.
+pub(crate) fn part_name(at: ExtentAt, part: Epoch) -> String {
+    format!("{}-{:08x}-{:016x}", at.log, at.extent, part.0)
+}

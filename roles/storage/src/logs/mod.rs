@@ -1,0 +1,363 @@
+//! Extents of logs on this node.
+//!
+//! [`Logs`] belongs to the node and answers all requests about logs. A log is a sequence of
+//! extents, and this node has replicas of some of them. Which bytes a log has is decided by its
+//! writer and by recoveries, which ask several nodes (Terark-DS §4.2.2); the node only keeps its
+//! prefix and its promises.
+//!
+//! | module | purpose |
+//! | --- | --- |
+//! | `extent` | a replica: appends, syncs, fences, reads |
+//! | `sealing` | bytes that a recovery puts, and seals |
+//! | `opening` | what a restarted node finds: ends of open extents, limbo |
+//! | `part` | a file of an extent, its index and its writer |
+//! | `groups` | reads and checks the groups of a file |
+//! | `format` | header of a file, groups, checksums |
+//! | `record` | what the metadata say about an extent |
+//!
+//! Invariants:
+//! 1. A fence is answered after its epoch is durable, and no append of an older epoch follows it.
+//! 2. A node that may have lost bytes of an extent says so, and never that they do not exist.
+//! 3. The node removes an extent only on a request of the volume's owner.
+//!
+//! Thread-safety: any thread may call any method. Requests for different extents run in parallel.
+//! Failure: see [`extent`].
+//! Cost: an append takes one shared lock and the lock of its extent.
+
+mod extent;
+mod format;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod fuzz;
+mod groups;
+mod opening;
+mod part;
+mod record;
+mod sealing;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+use std::ops::Bound;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use archipelago_base::{Epoch, Result};
+use archipelago_env::FileSystem;
+use archipelago_store::nodes::wire::{
+    ExtentAt, LogEntry, RefusalWhy, Stamp, StorageReport, StoreMessage, VolumeSpace,
+};
+use archipelago_store::{LogId, VolumeId};
+use parking_lot::RwLock;
+
+use self::extent::{AppendRequest, Extent, no_replica};
+use self::format::PartHeader;
+use self::part::{Part, PartWriter};
+use self::record::{ExtentRecord, extent_key};
+use self::sealing::SealRequest;
+use crate::answer::{Answer, Outcome, Refusal};
+use crate::counters::Counters;
+use crate::devices::Devices;
+use crate::epochs::Epochs;
+use crate::life::Beginning;
+use crate::meta::{Meta, MetaBatch, MetaSpace};
+use crate::node::NodeParts;
+use crate::sabotage::Sabotage;
+
+/// Limit of the pairs of volume and class in a report.
+const REPORTED_MAX: usize = 1024;
+/// Limit of the entries of one list of logs.
+const LIST_MAX: usize = 4096;
+
+/// Replicas of an extent, for its share of the log's length. A pool of two domains has two, which
+/// the node does not know.
+const REPLICAS: u64 = 3;
+
+/// What extents use of the node.
+#[derive(Debug)]
+pub(crate) struct LogEnv {
+    fs: Arc<dyn FileSystem>,
+    devices: Arc<Devices>,
+    meta: Arc<Meta>,
+    epochs: Arc<Epochs>,
+    counters: Arc<Counters>,
+    boot_id: [u8; 16],
+    /// Number of the next part. The life of the node is its upper half.
+    next_part: AtomicU64,
+    sabotage: Sabotage,
+}
+
+impl LogEnv {
+    fn new(parts: &NodeParts, beginning: &Beginning) -> Self {
+        Self {
+            fs: Arc::clone(&parts.fs),
+            devices: Arc::clone(&parts.devices),
+            meta: Arc::clone(&parts.meta),
+            epochs: Arc::clone(&parts.epochs),
+            counters: Arc::clone(&parts.counters),
+            boot_id: beginning.life.boot_id.unwrap_or_default(),
+            next_part: AtomicU64::new(beginning.life.number << 32),
+            sabotage: parts.options.sabotage,
+        }
+    }
+
+    /// Makes the record of an extent durable.
+    fn keep(&self, at: ExtentAt, record: &ExtentRecord) -> Result<()> {
+        let mut batch = MetaBatch::default();
+        batch.put(MetaSpace::Extents, &extent_key(at), &record.encode());
+        self.counters.note_sync();
+        self.meta.write(&batch)
+    }
+
+    /// Creates the file of a new part on the device with most room.
+    fn create_part(
+        &self,
+        at: ExtentAt,
+        epoch: Epoch,
+        record: &ExtentRecord,
+        start: u64,
+    ) -> Result<(PartWriter, Part)> {
+        let header = PartHeader {
+            at,
+            volume: record.volume,
+            class: record.class,
+            epoch,
+            extent_start: record.start,
+            start,
+            part: Epoch(self.next_part.fetch_add(1, Ordering::Relaxed)),
+            boot_id: self.boot_id,
+        };
+        let (device, _) = self.devices.roomiest()?;
+        PartWriter::create(&*self.fs, device, &header)
+    }
+}
+
+/// The rest of an append or a sync: the bytes are in the extent, and a sync must reach `target`.
+#[derive(Clone, Debug)]
+pub(crate) struct SyncWanted {
+    extent: Arc<Extent>,
+    target: u64,
+}
+
+impl SyncWanted {
+    /// The extent to sync.
+    pub(crate) fn at(&self) -> ExtentAt {
+        self.extent.at
+    }
+}
+
+/// What comes after the first half of a request.
+#[derive(Debug)]
+pub(crate) enum LogStep {
+    /// The answer.
+    Answer(Answer),
+    /// A sync, and then the answer.
+    Sync(SyncWanted),
+}
+
+/// The extents of a node.
+#[derive(Debug)]
+pub(crate) struct Logs {
+    env: LogEnv,
+    extents: RwLock<BTreeMap<ExtentAt, Arc<Extent>>>,
+}
+
+impl Logs {
+    /// Finds the extents of the node. If the node may have lost memory, `batch` gets the records of
+    /// extents that are in limbo from now on.
+    pub(crate) fn open(
+        parts: &NodeParts,
+        beginning: &Beginning,
+        batch: &mut MetaBatch,
+    ) -> Result<Self> {
+        let env = LogEnv::new(parts, beginning);
+        let extents = opening::open_extents(&env, beginning.may_have_lost_memory, batch)?;
+        Ok(Self { env, extents: RwLock::new(extents) })
+    }
+
+    /// Does the part of an append or a sync that must keep the order of requests.
+    pub(crate) fn begin(&self, message: StoreMessage, payload: &[u8]) -> Result<LogStep, Refusal> {
+        match message {
+            StoreMessage::Append { at, stamp, class, extent_start, start, is_synced } => {
+                let request = AppendRequest { stamp, class, extent_start, start, bytes: payload };
+                check_range(&request)?;
+                self.env.epochs.promise(stamp)?;
+                let extent = self.get_or_insert(at, stamp.volume);
+                let progress = self.forget_if_absent(&extent, extent.append(&self.env, &request))?;
+                if is_synced && progress.synced < progress.written {
+                    return Ok(LogStep::Sync(SyncWanted { extent, target: progress.written }));
+                }
+                Ok(LogStep::Answer(StoreMessage::from(progress).into()))
+            }
+            StoreMessage::SyncLog { at, stamp } => {
+                self.env.epochs.promise(stamp)?;
+                let extent = self.existing(at)?;
+                let progress = extent.begin_sync(&self.env, stamp)?;
+                Ok(LogStep::Sync(SyncWanted { extent, target: progress.written }))
+            }
+            other => self.handle(other, payload).map(LogStep::Answer),
+        }
+    }
+
+    /// Does the rest of an append or a sync.
+    pub(crate) fn finish(&self, wanted: &SyncWanted) -> Outcome {
+        let progress = wanted.extent.sync(&self.env, wanted.target)?;
+        Ok(StoreMessage::from(progress).into())
+    }
+
+    /// Answers a request that needs no second half.
+    pub(crate) fn handle(&self, message: StoreMessage, payload: &[u8]) -> Outcome {
+        let answer = match message {
+            StoreMessage::SealLog { at, stamp, class, extent_start, end } => {
+                self.env.epochs.promise(stamp)?;
+                let extent = self.get_or_insert(at, stamp.volume);
+                let request = SealRequest { stamp, class, extent_start, end };
+                self.forget_if_absent(&extent, extent.seal(&self.env, &request))?.into()
+            }
+            StoreMessage::PutLog { at, stamp, class, extent_start, start } => {
+                let request = AppendRequest { stamp, class, extent_start, start, bytes: payload };
+                check_range(&request)?;
+                self.env.epochs.promise(stamp)?;
+                let extent = self.get_or_insert(at, stamp.volume);
+                self.forget_if_absent(&extent, extent.put(&self.env, &request))?.into()
+            }
+            StoreMessage::FenceLog { at, stamp } => {
+                if !self.env.sabotage.no_fence_reads() {
+                    self.env.epochs.promise(stamp)?;
+                }
+                self.replica(at)
+            }
+            StoreMessage::InspectLog { at } => self.replica(at),
+            StoreMessage::ReadLog { at, start, end } => {
+                let payload = self.existing(at)?.read(&self.env, start..end)?;
+                return Ok(Answer { message: StoreMessage::LogBytes {}, payload });
+            }
+            StoreMessage::RemoveLog { log, stamp } => self.remove(log, stamp)?,
+            StoreMessage::ListLogs { volume, after } => self.list(volume, after),
+            other => {
+                let text = format!("{} is no request about logs", other.name());
+                return Err(Refusal::new(RefusalWhy::Unsupported, text));
+            }
+        };
+        Ok(answer.into())
+    }
+
+    fn replica(&self, at: ExtentAt) -> StoreMessage {
+        // A promise came before this look-up, so an append that inserts the extent later is refused.
+        let extent = self.extents.read().get(&at).cloned();
+        extent.map_or_else(no_replica, |extent| extent.replica())
+    }
+
+    fn existing(&self, at: ExtentAt) -> Result<Arc<Extent>, Refusal> {
+        let extent = self.extents.read().get(&at).cloned();
+        extent.ok_or_else(|| extent::not_there(at))
+    }
+
+    fn get_or_insert(&self, at: ExtentAt, volume: VolumeId) -> Arc<Extent> {
+        if let Some(extent) = self.extents.read().get(&at) {
+            return Arc::clone(extent);
+        }
+        let mut extents = self.extents.write();
+        let absent = || Arc::new(Extent::absent(at, volume));
+        Arc::clone(extents.entry(at).or_insert_with(absent))
+    }
+
+    /// Takes an extent out of the map if a refused request has not created it.
+    fn forget_if_absent<T>(
+        &self,
+        extent: &Arc<Extent>,
+        outcome: Result<T, Refusal>,
+    ) -> Result<T, Refusal> {
+        if outcome.is_err() && extent.is_absent() {
+            let mut extents = self.extents.write();
+            let is_same = extents.get(&extent.at).is_some_and(|it| Arc::ptr_eq(it, extent));
+            if is_same && extent.end_if_absent() {
+                extents.remove(&extent.at);
+            }
+        }
+        outcome
+    }
+
+    /// The extents of a log on this node.
+    fn of_log(&self, log: LogId) -> Vec<Arc<Extent>> {
+        let range = ExtentAt { log, extent: 0 }..=ExtentAt { log, extent: u32::MAX };
+        self.extents.read().range(range).map(|(_, extent)| Arc::clone(extent)).collect()
+    }
+
+    fn remove(&self, log: LogId, stamp: Stamp) -> Result<StoreMessage, Refusal> {
+        self.env.epochs.promise(stamp)?;
+        let extents = self.of_log(log);
+        let mut batch = MetaBatch::default();
+        for extent in &extents {
+            drop(extent.lock_for(&self.env, stamp)?);
+            batch.remove(MetaSpace::Extents, &extent_key(extent.at));
+        }
+        if batch.is_empty() {
+            return Ok(StoreMessage::Done {});
+        }
+        // The files go after the records. Files without a record are removed at the next start.
+        self.env.meta.apply(&batch)?;
+        for extent in &extents {
+            self.extents.write().remove(&extent.at);
+            for part in extent.take_away() {
+                part.discard(&*self.env.fs);
+            }
+        }
+        Ok(StoreMessage::Done {})
+    }
+
+    fn list(&self, volume: VolumeId, after: Option<LogId>) -> StoreMessage {
+        let from = after.map_or(Bound::Unbounded, |log| {
+            Bound::Excluded(ExtentAt { log, extent: u32::MAX })
+        });
+        let mut logs: Vec<LogEntry> = Vec::new();
+        let extents = self.extents.read();
+        for (at, extent) in extents.range((from, Bound::Unbounded)) {
+            let Some(summary) = extent.summary().filter(|_| extent.volume == volume) else {
+                continue;
+            };
+            match logs.last_mut() {
+                Some(last) if last.log == at.log => last.epoch = last.epoch.max(summary.epoch),
+                _ if logs.len() == LIST_MAX => return StoreMessage::Logs { logs, has_more: true },
+                _ => logs.push(LogEntry { log: at.log, epoch: summary.epoch }),
+            }
+        }
+        StoreMessage::Logs { logs, has_more: false }
+    }
+
+    /// Adds the extents to a report.
+    pub(crate) fn report(&self, report: &mut StorageReport) {
+        for extent in self.extents.read().values() {
+            let Some(summary) = extent.summary() else { continue };
+            report.extents += 1;
+            report.extents_open += u64::from(!summary.is_sealed);
+            report.extents_in_limbo += u64::from(summary.is_in_limbo);
+            let (volume, class) = (extent.volume, summary.class);
+            let is_pair = |space: &VolumeSpace| space.volume == volume && space.class == class;
+            let at = report.volumes.iter().position(is_pair).unwrap_or_else(|| {
+                let none = VolumeSpace { volume, class, objects: 0, bytes: 0, logical_bytes: 0 };
+                report.volumes.push(none);
+                report.volumes.len() - 1
+            });
+            let space = &mut report.volumes[at];
+            space.objects += 1;
+            space.bytes += summary.file_bytes;
+            space.logical_bytes += summary.log_bytes / REPLICAS;
+        }
+        report.volumes.truncate(REPORTED_MAX);
+    }
+
+    /// Syncs all extents at the end of the node.
+    pub(crate) fn close(&self) -> Result<()> {
+        let extents: Vec<_> = self.extents.read().values().cloned().collect();
+        extents.iter().try_for_each(|extent| extent.close(&self.env))
+    }
+}
+
+/// Refuses bytes whose end is no offset.
+fn check_range(request: &AppendRequest<'_>) -> Result<(), Refusal> {
+    if request.start.checked_add(request.bytes.len() as u64).is_some() {
+        return Ok(());
+    }
+    let text = format!("no log has bytes at offset {}", request.start);
+    Err(Refusal::new(RefusalWhy::Malformed, text))
+}

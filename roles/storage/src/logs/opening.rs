@@ -1,0 +1,229 @@
+//! What a restarted node finds of its extents.
+//!
+//! The node calls [`open_extents`] once, before it answers a request. For every extent that was not
+//! sealed it reads the files and finds the end of the valid prefix:
+//!
+//! 1. After a close, or after a kill of the process under the same boot id, the files and the tails
+//!    that the file system kept have all bytes that were answered. The last group may be torn: its
+//!    append did not return.
+//! 2. If the machine may have restarted in between, unsynced bytes may be lost. The extent goes into
+//!    *limbo*: it keeps what is there, takes no appends, and says that it may have lost bytes.
+//! 3. Damage that no kill leaves, and a missing file, put an extent into limbo as well.
+//!
+//! The bytes that were found are then made durable, so a later restart finds them again.
+//!
+//! Invariants:
+//! 1. An extent that is not in limbo has all bytes that the node ever answered for.
+//! 2. The found bytes are durable before the first request.
+//! 3. Files that no record names are removed. No answer depended on them.
+//!
+//! Thread-safety: none is needed. Failure: errors of the file system and damaged records end the
+//! opening. Cost: one sequential read and one sync per open extent.
+
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use archipelago_base::Result;
+use archipelago_env::{IoContext, IoPurpose};
+use archipelago_store::nodes::wire::ExtentAt;
+
+use super::LogEnv;
+use super::extent::{Extent, FoundExtent};
+use super::format::{BadHeader, HEADER_BYTES, part_name};
+use super::groups::{GroupPlace, GroupReader, GroupStep, PartSource};
+use super::part::{GroupIndex, LOGS_NAME, Part};
+use super::record::{ExtentRecord, PartRecord, extent_key, extent_of_key};
+use crate::devices::Device;
+use crate::meta::{MetaBatch, MetaSpace, Scan};
+
+/// A file in a directory of parts.
+#[derive(Clone, Debug)]
+struct PartFile {
+    device: Arc<Device>,
+    path: PathBuf,
+    bytes: u64,
+}
+
+/// The files of all directories of parts, by name.
+type PartFiles = HashMap<String, PartFile>;
+
+/// Finds the extents of the node, and removes files without a record. Records of extents that are
+/// in limbo from now on are added to `batch`.
+pub(super) fn open_extents(
+    env: &LogEnv,
+    may_have_lost_memory: bool,
+    batch: &mut MetaBatch,
+) -> Result<BTreeMap<ExtentAt, Arc<Extent>>> {
+    let mut files = list_files(env)?;
+    let mut records = Vec::new();
+    env.meta.scan(MetaSpace::Extents, &[], &mut |key, value| {
+        let at = extent_of_key(key)?;
+        records.push((at, ExtentRecord::decode(at, value)?));
+        Ok(Scan::Continue)
+    })?;
+    let mut extents = BTreeMap::new();
+    for (at, mut record) in records {
+        let parts = take_parts(at, &record, &mut files);
+        let opened = if record.sealed.is_some() && parts.len() == record.parts.len() {
+            open_sealed(&record, parts)
+        } else {
+            open_unsealed(env, at, &record, parts)?
+        };
+        let has_limbo = !env.sabotage.no_limbo();
+        if may_have_lost_memory && record.sealed.is_none() && !record.is_in_limbo && has_limbo {
+            record.is_in_limbo = true;
+            batch.put(MetaSpace::Extents, &extent_key(at), &record.encode());
+            tracing::warn!(extent = %at, end = opened.valid_end, "an extent may have lost unsynced bytes; it is in limbo");
+        }
+        if opened.is_damaged {
+            // The stored record stays, because a missing device may come back.
+            record.parts.truncate(opened.parts.len());
+            (record.sealed, record.is_in_limbo) = (None, has_limbo);
+        }
+        let OpenedExtent { parts, valid_end, .. } = opened;
+        extents.insert(at, Arc::new(Extent::found(at, FoundExtent { record, parts, valid_end })));
+    }
+    for file in files.into_values() {
+        env.fs.remove(&file.path)?;
+        file.device.sub_used(file.bytes);
+    }
+    for device in env.devices.present() {
+        let dir = device.dir.join(LOGS_NAME);
+        env.fs.clear_log_tails(&dir)?;
+        env.fs.sync_dir(&dir)?;
+    }
+    Ok(extents)
+}
+
+fn list_files(env: &LogEnv) -> Result<PartFiles> {
+    let mut files = PartFiles::new();
+    for device in env.devices.present() {
+        let dir = device.dir.join(LOGS_NAME);
+        env.fs.create_dir_all(&dir)?;
+        for entry in env.fs.list(&dir)?.into_iter().filter(|entry| is_part_name(&entry.name)) {
+            device.add_used(entry.len);
+            let path = dir.join(&entry.name);
+            let device = Arc::clone(device);
+            files.insert(entry.name, PartFile { device, path, bytes: entry.len });
+        }
+    }
+    Ok(files)
+}
+
+/// Whether a file is a part, and not one that the file system keeps beside its logs.
+fn is_part_name(name: &str) -> bool {
+    let fields: Vec<&str> = name.split('-').collect();
+    let is_hex = |field: &str| field.bytes().all(|byte| byte.is_ascii_hexdigit());
+    let lengths = fields.iter().map(|field| field.len());
+    lengths.eq([32, 8, 16]) && fields.iter().all(|field| is_hex(field))
+}
+
+/// The parts of a record in order, until one has no file.
+fn take_parts(at: ExtentAt, record: &ExtentRecord, files: &mut PartFiles) -> Vec<Part> {
+    let mut parts = Vec::new();
+    for PartRecord { number, start } in &record.parts {
+        let name = part_name(at, *number);
+        let Some(PartFile { device, path, bytes }) = files.remove(&name) else {
+            tracing::error!(extent = %at, name, "a file of an extent is missing");
+            break;
+        };
+        let (number, start) = (*number, *start);
+        parts.push(Part { number, start, device, path, file_bytes: bytes, index: None });
+    }
+    parts
+}
+
+/// What is there of an extent.
+#[derive(Debug)]
+struct OpenedExtent {
+    parts: Vec<Part>,
+    valid_end: u64,
+    /// Whether bytes are missing that no kill takes away.
+    is_damaged: bool,
+}
+
+/// An extent that was sealed is read only when a request reads it.
+fn open_sealed(record: &ExtentRecord, parts: Vec<Part>) -> OpenedExtent {
+    let valid_end = record.sealed.unwrap_or(record.start);
+    OpenedExtent { parts, valid_end, is_damaged: false }
+}
+
+/// Reads the parts of an extent up to the end of its valid prefix, and makes that durable.
+fn open_unsealed(
+    env: &LogEnv,
+    at: ExtentAt,
+    record: &ExtentRecord,
+    mut parts: Vec<Part>,
+) -> Result<OpenedExtent> {
+    let mut valid_end = record.start;
+    let mut is_damaged = parts.len() < record.parts.len();
+    let mut valid_parts = 0;
+    for index in 0..parts.len() {
+        let end = parts.get(index + 1).map(|next| next.start);
+        if parts[index].start > valid_end {
+            // The part before has lost its end.
+            is_damaged = true;
+            break;
+        }
+        let found = read_part(env, at, record, &mut parts[index])?;
+        valid_parts = index + 1;
+        valid_end = found.end.min(end.unwrap_or(u64::MAX)).max(parts[index].start);
+        is_damaged |= found.is_damaged;
+    }
+    valid_end = valid_end.min(record.sealed.unwrap_or(u64::MAX));
+    parts.truncate(valid_parts);
+    Ok(OpenedExtent { parts, valid_end, is_damaged })
+}
+
+/// The valid groups of a part.
+#[derive(Debug)]
+struct FoundGroups {
+    /// Offset in the log after the last one.
+    end: u64,
+    is_damaged: bool,
+}
+
+fn read_part(
+    env: &LogEnv,
+    at: ExtentAt,
+    record: &ExtentRecord,
+    part: &mut Part,
+) -> Result<FoundGroups> {
+    let context = IoContext::new(record.class, IoPurpose::Recovery);
+    let tail = env.fs.log_tail(&part.path, part.number)?;
+    let source = PartSource::open(&*env.fs, &part.path, context)?.with_tail(tail);
+    let is_own = match source.header()? {
+        Ok(header) => header.at == at && header.part == part.number && header.start == part.start,
+        Err(BadHeader::Damaged) => false,
+        Err(bad @ BadHeader::Version(_)) => {
+            let text = format!("{}: {bad}", part.path.display());
+            return Err(archipelago_base::Error::unsupported(text));
+        }
+    };
+    if !is_own {
+        tracing::error!(extent = %at, path = %part.path.display(), "the header of a file of an extent is damaged");
+        return Ok(FoundGroups { end: part.start, is_damaged: true });
+    }
+    let mut index = GroupIndex::default();
+    let mut in_tail: Vec<Range<u64>> = vec![0..HEADER_BYTES as u64];
+    let mut reader = GroupReader::new(&source, at, GroupPlace::first(part.start));
+    let is_damaged = loop {
+        match reader.step()? {
+            GroupStep::Group { place, in_tail: range, .. } => {
+                index.add(place);
+                in_tail.extend(range);
+            }
+            GroupStep::End | GroupStep::Torn => break false,
+            GroupStep::Damaged => break true,
+        }
+    };
+    let end = reader.place();
+    if is_damaged {
+        tracing::error!(extent = %at, path = %part.path.display(), byte = end.file, "a file of an extent is damaged");
+    }
+    env.fs.settle_log(&part.path, part.number, &in_tail)?;
+    part.index = Some(index);
+    Ok(FoundGroups { end: end.log, is_damaged })
+}

@@ -1,0 +1,209 @@
+//! The node as a member of a root set: an acceptor of CASPaxos whose state is durable.
+//!
+//! [`Registers`] belongs to the node. The protocol is
+//! [`Acceptor`](archipelago_store::nodes::register::caspaxos::acceptor::Acceptor); this module keeps
+//! its state in the metadata, one entry per name and one for the membership.
+//!
+//! Invariants:
+//! 1. A change is durable before an answer reveals it.
+//! 2. The node becomes a member of the first root set only when its cluster is founded, and belongs
+//!    to one cluster for ever.
+//! 3. The membership is durable before the identity of the node names the cluster, so a crash in
+//!    between is repeated and not forgotten.
+//!
+//! Thread-safety: one lock orders changes. Syncs run without it and are shared.
+//! Failure: a change that cannot be made durable is refused. The acceptor keeps it in memory, which
+//! is a promise to nobody.
+//! Cost: a promise or an acceptance is one write and one sync of the metadata.
+
+use std::collections::BTreeSet;
+
+use archipelago_base::{Error, ErrorKind, Result};
+use archipelago_fabric::ClusterId;
+use archipelago_store::nodes::register::caspaxos::RootSet;
+use archipelago_store::nodes::register::caspaxos::acceptor::{
+    Acceptor, AcceptorAnswer, AcceptorRequest, AcceptorState, Membership,
+};
+use archipelago_store::nodes::wire::stored::{decode_checked, encode_checked};
+use archipelago_store::nodes::wire::{RefusalWhy, StoreMessage};
+use parking_lot::Mutex;
+
+use crate::answer::{Outcome, Refusal};
+use crate::devices::ClusterNotice;
+use crate::identity::KnownCluster;
+use crate::meta::{MetaBatch, MetaSpace, Scan};
+use crate::node::NodeParts;
+
+/// Key of the membership.
+const MEMBERSHIP_KEY: &[u8] = &[0];
+/// First byte of the key of a name, which follows it.
+const NAME_TAG: u8 = 1;
+
+/// What a request may change.
+#[derive(Clone, Debug)]
+enum Change {
+    /// One name.
+    Name(String),
+    /// The membership.
+    Membership,
+    /// The membership and all names; those from before are here.
+    All(BTreeSet<String>),
+}
+
+/// The node as a member of a root set.
+#[derive(Debug)]
+pub(crate) struct Registers {
+    parts: NodeParts,
+    acceptor: Mutex<Acceptor>,
+}
+
+impl Registers {
+    /// Reads the state of the node as a member.
+    pub(crate) fn open(parts: &NodeParts) -> Result<Self> {
+        let mut state = AcceptorState::default();
+        parts.meta.scan(MetaSpace::Registers, &[], &mut |key, value| {
+            match key.split_first() {
+                Some((0, [])) => state.membership = decode_checked(&"the metadata", value)?,
+                Some((&NAME_TAG, name)) => {
+                    let name = String::from_utf8(name.to_vec()).map_err(|_| {
+                        let text = "the metadata: the name of a register is no text";
+                        Error::new(ErrorKind::Corrupt, text)
+                    })?;
+                    let cell = decode_checked(&format_args!("register {name}"), value)?;
+                    state.cells.insert(name, cell);
+                }
+                _ => {
+                    let text = format!("the metadata: {key:02x?} is no key of a register");
+                    return Err(Error::new(ErrorKind::Corrupt, text));
+                }
+            }
+            Ok(Scan::Continue)
+        })?;
+        let acceptor = Mutex::new(Acceptor::new(state));
+        Ok(Self { parts: parts.clone(), acceptor })
+    }
+
+    /// Answers a proposer, or a step of a change of the root set.
+    pub(crate) fn handle(&self, request: AcceptorRequest) -> Outcome {
+        let mut acceptor = self.acceptor.lock();
+        let change = match &request {
+            AcceptorRequest::Prepare { name, .. } | AcceptorRequest::Accept { name, .. } => {
+                Change::Name(name.clone())
+            }
+            AcceptorRequest::Install { .. } => {
+                Change::All(acceptor.state().cells.keys().cloned().collect())
+            }
+            AcceptorRequest::Retire { .. }
+            | AcceptorRequest::Activate { .. }
+            | AcceptorRequest::Names { .. } => Change::Membership,
+        };
+        let handled = acceptor.handle(request);
+        if handled.is_changed {
+            // Under the lock, so that changes of one name reach the metadata in their order.
+            self.parts.meta.apply(&changed(acceptor.state(), &change))?;
+        }
+        let membership = acceptor.state().membership.clone();
+        drop(acceptor);
+        // An answer to a repeated step must not overtake the sync of the first one.
+        let reveals_a_step = matches!(
+            handled.answer,
+            AcceptorAnswer::Retired(_) | AcceptorAnswer::Installed | AcceptorAnswer::Activated
+        );
+        if handled.is_changed || reveals_a_step {
+            self.parts.counters.note_sync();
+            self.parts.meta.sync()?;
+        }
+        if let (AcceptorAnswer::Activated, Membership::Active(root_set)) =
+            (&handled.answer, membership)
+        {
+            self.learn(root_set)?;
+        }
+        Ok(StoreMessage::AcceptorIs { answer: handled.answer }.into())
+    }
+
+    /// Begins in a new cluster: as a member of its first root set, or as a node that knows it.
+    pub(crate) fn found(&self, cluster: ClusterId, root_set: RootSet) -> Outcome {
+        if let Some(known) = self.parts.devices.cluster() {
+            let is_same = known.id == cluster && known.root_set == root_set;
+            return if is_same {
+                Ok(StoreMessage::Done {}.into())
+            } else {
+                Err(other_cluster(&known))
+            };
+        }
+        if root_set.members.contains(&self.parts.storage) {
+            self.become_member(&root_set)?;
+        }
+        let told = KnownCluster { id: cluster, root_set };
+        match self.parts.devices.learn_cluster(told.clone())? {
+            ClusterNotice::Known => Ok(StoreMessage::Done {}.into()),
+            ClusterNotice::Other => Err(other_cluster(&told)),
+        }
+    }
+
+    fn become_member(&self, root_set: &RootSet) -> Result<(), Refusal> {
+        let mut acceptor = self.acceptor.lock();
+        match &acceptor.state().membership {
+            Membership::None => {
+                let founding = Acceptor::founding(root_set.clone());
+                self.parts.meta.write(&changed(founding.state(), &Change::Membership))?;
+                *acceptor = founding;
+                Ok(())
+            }
+            // The node ended before its identity named the cluster.
+            Membership::Active(known) if known == root_set => Ok(()),
+            known => {
+                let text = format!("this node is a member of another root set: {known:?}");
+                Err(Refusal::new(RefusalWhy::WrongCluster, text))
+            }
+        }
+    }
+
+    /// Keeps the set that the node has become active in.
+    fn learn(&self, root_set: RootSet) -> Result<(), Refusal> {
+        let Some(known) = self.parts.devices.cluster() else { return Ok(()) };
+        self.parts.devices.learn_cluster(KnownCluster { id: known.id, root_set })?;
+        Ok(())
+    }
+}
+
+fn other_cluster(known: &KnownCluster) -> Refusal {
+    let KnownCluster { id, root_set } = known;
+    let text = format!("this node belongs to cluster {id} with root set {}", root_set.number);
+    Refusal::new(RefusalWhy::WrongCluster, text)
+}
+
+fn name_key(name: &str) -> Vec<u8> {
+    let mut key = Vec::with_capacity(name.len() + 1);
+    key.push(NAME_TAG);
+    key.extend_from_slice(name.as_bytes());
+    key
+}
+
+/// The entries of the metadata that a change replaces.
+fn changed(state: &AcceptorState, change: &Change) -> MetaBatch {
+    let mut batch = MetaBatch::default();
+    let put_name = |batch: &mut MetaBatch, name: &str| {
+        if let Some(cell) = state.cells.get(name) {
+            batch.put(MetaSpace::Registers, &name_key(name), &encode_checked(cell));
+        }
+    };
+    match change {
+        Change::Name(name) => put_name(&mut batch, name),
+        Change::Membership => {}
+        Change::All(before) => {
+            for gone in before.iter().filter(|name| !state.cells.contains_key(*name)) {
+                batch.remove(MetaSpace::Registers, &name_key(gone));
+            }
+            state.cells.keys().for_each(|name| put_name(&mut batch, name));
+        }
+    }
+    if !matches!(change, Change::Name(_)) {
+        let membership = encode_checked(&state.membership);
+        batch.put(MetaSpace::Registers, MEMBERSHIP_KEY, &membership);
+    }
+    batch
+}
+
+#[cfg(test)]
+mod tests;

@@ -86,9 +86,7 @@ impl StorageRpc {
                 let part = self.part();
                 self.table.lock().handle(self.clock.now_ns(), part, &message)
             }
-            Ok((message, _)) => {
-                malformed(request, &format!("{} with a payload", message.name()))
-            }
+            Ok((message, _)) => malformed(request, &format!("{} with a payload", message.name())),
             Err(error) => malformed(request, &error.to_string()),
         };
         reply.send(envelope::seal(&answer, &[]));

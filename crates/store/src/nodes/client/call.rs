@@ -97,21 +97,20 @@ impl Deref for Payload {
 impl Answer {
     /// Reads the body of an answer. Errors: a refusal, or that the body is no answer.
     pub(super) fn read(body: Body) -> Result<Self, CallError> {
-        match envelope::open(&body) {
-            Ok((StoreMessage::Refuse { why, epoch, text }, _)) => {
-                Err(CallError::Refused { why, epoch, text })
-            }
-            Ok((message, payload)) => {
-                let start = body.len() - payload.len();
-                Ok(Self { message, payload: Payload { body, start } })
-            }
+        let (message, payload_bytes) = match envelope::open(&body) {
+            Ok((message, payload)) => (message, payload.len()),
             Err(malformed) => {
                 let cause = Error::unsupported(format!(
                     "the answer is {malformed}: client and node may have different versions"
                 ));
-                Err(CallError::Unanswered { cause })
+                return Err(CallError::Unanswered { cause });
             }
+        };
+        if let StoreMessage::Refuse { why, epoch, text } = message {
+            return Err(CallError::Refused { why, epoch, text });
         }
+        let start = body.len() - payload_bytes;
+        Ok(Self { message, payload: Payload { body, start } })
     }
 
     /// The error for an answer whose kind does not fit the request; `what` names node and request.
@@ -188,7 +187,7 @@ impl CallError {
 impl fmt::Display for CallError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Refused { why, text, .. } if text.is_empty() => why.fmt(f),
+            Self::Refused { why, text, .. } if text.is_empty() => write!(f, "{why}"),
             Self::Refused { why, text, .. } => write!(f, "{why} ({text})"),
             Self::Unanswered { cause } => write!(f, "no answer came: {cause}"),
             Self::Unreachable { cause } => write!(f, "the node cannot be reached: {cause}"),

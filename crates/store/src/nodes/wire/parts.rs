@@ -540,7 +540,7 @@ impl Refused {
 
 impl fmt::Display for Refused {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.why.fmt(f)?;
+        write!(f, "{}", self.why)?;
         if self.why == RefusalWhy::Fenced {
             write!(f, " (epoch {})", self.epoch)?;
         }

@@ -76,7 +76,13 @@ fn report() -> StorageReport {
         devices: vec![DeviceStatus { path: "/d".into(), space, is_failed: false }],
         chunks: 5,
         extents_in_limbo: 6,
-        volumes: vec![VolumeSpace { volume: VOLUME, class, objects: 7, bytes: 8, logical_bytes: 9 }],
+        volumes: vec![VolumeSpace {
+            volume: VOLUME,
+            class,
+            objects: 7,
+            bytes: 8,
+            logical_bytes: 9,
+        }],
         counters: StorageCounters { requests: 9, traffic: vec![traffic], ..Default::default() },
         scrub: ScrubStatus { rounds: 10, is_running: true, ..Default::default() },
         ..Default::default()
@@ -261,6 +267,7 @@ fn golden_bytes_of_chunk_messages() {
     assert_eq!(encoded(&messages[0]), golden.concat());
     let holders: String = (0..6u8).map(|n| word(&format!("2{n}")) + &format!("{n:02x}")).collect();
     let descriptor = [
+        "",
         &id("b0"),
         "05",
         &stamp,
@@ -287,7 +294,7 @@ fn golden_bytes_of_chunk_messages() {
 #[test]
 fn golden_bytes_of_log_messages() {
     let stamp = [id("70"), word("0201")].concat();
-    let at = [&id("10"), "03000000"].concat();
+    let at = ["", &id("10"), "03000000"].concat();
     let append = ["4114", &at, &stamp, "01", &word("10"), &word("20"), "01"];
     let messages = log_messages();
     assert_eq!(encoded(&messages[0]), append.concat());
@@ -303,7 +310,7 @@ fn golden_bytes_of_log_messages() {
 #[test]
 fn golden_bytes_of_register_and_refusals() {
     let ballot = [word("01"), word("02"), word("03")].concat();
-    let value = [&word("05"), &word("03"), &word("04"), "01", "02aabb"].concat();
+    let value = ["", &word("05"), &word("03"), &word("04"), "01", "02aabb"].concat();
     let messages = register_messages();
     assert_eq!(encoded(&messages[0]), ["412801", "016e", &ballot].concat());
     assert_eq!(encoded(&messages[1]), ["412802", "016e", &ballot, &value].concat());
@@ -453,7 +460,7 @@ fn golden_bytes_of_enclosed_values() {
 fn golden_bytes_of_checked_values() {
     let bytes = hex(&stored::encode_checked(&cell()));
     let ballot = [word("01"), word("02"), word("03")].concat();
-    let value = [&word("05"), &word("03"), &word("04"), "01", "02aabb"].concat();
+    let value = ["", &word("05"), &word("03"), &word("04"), "01", "02aabb"].concat();
     // `ARCHCELL`, version 1, fields, and the checksum of all before.
     let fields = ["4152434843454c4c", "01000000", &ballot, "01", &ballot, &value].concat();
     assert_eq!(bytes[..bytes.len() - 8], fields);

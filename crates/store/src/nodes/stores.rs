@@ -1,0 +1,117 @@
+//! A storage pool of own nodes: one client, and the drivers of blobs, logs and the register over
+//! it.
+//!
+//! Invariants:
+//! 1. The three drivers share the client, with its links, members and counters.
+//! 2. A pool that was opened belongs to a cluster that is founded.
+//!
+//! Thread-safety: any thread may call any method.
+//! Failure: `Busy` if no manager knows a founded cluster in time. `InvalidArgument` for a wrong
+//! secret.
+//! Cost: a round trip to a manager.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use archipelago_base::Result;
+use archipelago_base::runtime::{Runtime, wait_for};
+use archipelago_fabric::Reach;
+use archipelago_fabric::paced::{Card, CardSettings, Paced};
+
+use super::blobs::{BlobsOptions, NodeBlobs};
+use super::client::NodeClient;
+use super::layout::RedundancyMode;
+use super::logs::{NodeLogOptions, NodeLogs};
+use super::registers::NodeRegister;
+use crate::Stores;
+
+/// Options of a pool of storage nodes.
+#[derive(Clone, Debug)]
+pub struct NodeStoresOptions {
+    /// Which classes of files are coded. The default is by class.
+    pub mode: RedundancyMode,
+    /// Fewest copies of a blob or a log: 2 by default, and 1 for a trial on one node.
+    pub copies_min: u8,
+    /// Time for which the call that opens the pool waits for a manager and for the founding of the
+    /// cluster. The default is 10 s.
+    pub patience: Duration,
+    /// Whether the recovery of a log gives up the nodes that do not answer, as an operator may
+    /// decide. Off by default.
+    pub accept_loss: bool,
+    /// The card that orders what this client sends: logs first, then the foreground, flushes,
+    /// compactions and garbage collections, with a bounded number of background bytes in flight.
+    /// `None` sends everything in the order of the calls. The default is a card without rates.
+    pub card: Option<CardSettings>,
+}
+
+impl Default for NodeStoresOptions {
+    fn default() -> Self {
+        Self {
+            mode: RedundancyMode::default(),
+            copies_min: 2,
+            patience: Duration::from_secs(10),
+            accept_loss: false,
+            card: Some(CardSettings::default()),
+        }
+    }
+}
+
+/// A pool of storage nodes: its client and its drivers.
+#[derive(Debug)]
+pub struct NodeStores {
+    client: Arc<NodeClient>,
+    card: Option<Card>,
+    blobs: Arc<NodeBlobs>,
+    logs: Arc<NodeLogs>,
+    register: Arc<NodeRegister>,
+}
+
+impl NodeStores {
+    /// Opens the pool of the cluster whose managers are at `managers` (`tcp:HOST:PORT`), and
+    /// returns its three parts. Errors: see [`NodeStores::connect`].
+    pub fn open(
+        reach: Arc<dyn Reach>,
+        runtime: Arc<dyn Runtime>,
+        managers: Vec<String>,
+        options: NodeStoresOptions,
+    ) -> Result<Stores> {
+        Ok(Self::connect(reach, runtime, managers, options)?.stores())
+    }
+
+    /// Opens a pool. Errors: `Busy` if no manager knows a founded cluster within the patience;
+    /// `InvalidArgument` if the card has wrong settings, or the cluster another secret.
+    pub fn connect(
+        reach: Arc<dyn Reach>,
+        runtime: Arc<dyn Runtime>,
+        managers: Vec<String>,
+        options: NodeStoresOptions,
+    ) -> Result<Self> {
+        let card = options.card.map(|settings| Card::over(&settings, &runtime)).transpose()?;
+        let reach: Arc<dyn Reach> = match &card {
+            Some(card) => Arc::new(Paced::new(reach, card)),
+            None => reach,
+        };
+        let client = NodeClient::new(reach, runtime, managers);
+        wait_for(&**client.runtime(), client.ready(options.patience))?;
+        let NodeStoresOptions { mode, copies_min, accept_loss, .. } = options;
+        let blobs = BlobsOptions { mode, copies_min, ..BlobsOptions::default() };
+        let logs = NodeLogOptions { copies_min, accept_loss, ..NodeLogOptions::default() };
+        Ok(Self {
+            blobs: Arc::new(NodeBlobs::new(&client, blobs)?),
+            logs: Arc::new(NodeLogs::new(&client, logs)),
+            register: Arc::new(NodeRegister::new(&client)),
+            card,
+            client,
+        })
+    }
+
+    /// The three parts of the pool.
+    #[must_use]
+    pub fn stores(&self) -> Stores {
+        Stores {
+            blobs: Arc::clone(&self.blobs) as _,
+            logs: Arc::clone(&self.logs) as _,
+            register: Arc::clone(&self.register) as _,
+        }
+    }
+}

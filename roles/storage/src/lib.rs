@@ -43,6 +43,7 @@ mod scrub;
 mod server;
 mod space;
 
+pub use meta::MetaThreads;
 pub use node::{NodeOptions, StorageNode};
 pub use sabotage::Sabotage;
 pub use server::{StorageServer, StorageSettings};

@@ -1,0 +1,42 @@
+//! The suites of the three traits over storage nodes.
+
+use archipelago_store::Stores;
+use archipelago_store::suite::{blobs_conform, logs_conform, register_conforms};
+
+use crate::world::World;
+
+fn conforms(stores: &Stores, seed: u64) {
+    blobs_conform(&*stores.blobs, seed);
+    logs_conform(&*stores.logs, seed);
+    register_conforms(&*stores.register, &format!("suite {seed}"));
+}
+
+#[test]
+fn six_nodes_conform() {
+    let mut world = World::founded(6, 1);
+    conforms(&world.stores("client"), 1);
+}
+
+#[test]
+fn three_nodes_conform() {
+    let mut world = World::founded(3, 2);
+    conforms(&world.stores("client"), 2);
+}
+
+#[test]
+fn nodes_conform_while_one_is_down() {
+    let mut world = World::founded(6, 3);
+    world.kill(2);
+    conforms(&world.stores("client"), 3);
+}
+
+#[test]
+fn nodes_conform_after_a_power_loss_of_all() {
+    let mut world = World::founded(6, 4);
+    conforms(&world.stores("client"), 4);
+    for n in 0..world.node_count() {
+        world.lose_power(n);
+    }
+    world.start_all();
+    conforms(&world.stores("client"), 5);
+}

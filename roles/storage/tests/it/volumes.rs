@@ -1,0 +1,191 @@
+//! Volumes and their files over storage nodes.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use archipelago_base::{Epoch, ErrorKind};
+use archipelago_env::suite::conforms;
+use archipelago_env::{
+    CreateOptions, FileClass, FileSystem, IoContext, IoPurpose, LogFile, LogOptions,
+};
+
+use crate::world::{Owner, World};
+
+const DIR: &str = "/db";
+
+fn at(name: &str) -> std::path::PathBuf {
+    Path::new(DIR).join(name)
+}
+
+fn context(class: FileClass) -> IoContext {
+    IoContext::new(class, IoPurpose::Maintenance)
+}
+
+fn pattern(len: usize, salt: usize) -> Vec<u8> {
+    (0..len).map(|at| (at * 31 + at / 251 + salt) as u8).collect()
+}
+
+/// Writes a file of a class, durably.
+fn put(owner: &Owner, name: &str, class: FileClass, bytes: &[u8]) {
+    let mut file = owner.fs.create(&at(name), context(class), CreateOptions::default()).unwrap();
+    file.append(bytes).unwrap();
+    file.sync().unwrap();
+    owner.fs.sync_dir(Path::new(DIR)).unwrap();
+}
+
+fn get(owner: &Owner, name: &str) -> Vec<u8> {
+    owner.fs.read(&at(name), context(FileClass::Other)).unwrap()
+}
+
+fn create_log(owner: &Owner, name: &str) -> Box<dyn LogFile> {
+    let options = LogOptions { incarnation: Epoch(1), size_hint_bytes: 0, recycle: None };
+    owner.fs.create_log(&at(name), context(FileClass::Wal), options).unwrap()
+}
+
+fn new_owner(world: &mut World) -> Owner {
+    let owner = Owner::of_new_volume(world);
+    owner.fs.create_dir_all(Path::new(DIR)).unwrap();
+    owner
+}
+
+/// The durable files of a test: a table, a value file, a manifest that grew, and a small file.
+const FILES: [(&str, FileClass, usize); 4] = [
+    ("1.sst", FileClass::Sst, 300_000),
+    ("1.vsst", FileClass::ValueSst, 3_000_000),
+    ("MANIFEST-1", FileClass::Manifest, 40_000),
+    ("CURRENT", FileClass::Manifest, 16),
+];
+
+fn put_all(owner: &Owner) {
+    for (salt, (name, class, len)) in FILES.into_iter().enumerate() {
+        put(owner, name, class, &pattern(len, salt));
+    }
+}
+
+fn check_all(owner: &Owner, what: &str) {
+    for (salt, (name, _, len)) in FILES.into_iter().enumerate() {
+        assert!(get(owner, name) == pattern(len, salt), "{what}: {name} differs");
+    }
+}
+
+#[test]
+fn files_on_nodes_conform() {
+    let mut world = World::founded(6, 1);
+    let owner = Owner::of_new_volume(&mut world);
+    conforms(&(Arc::clone(&owner.fs) as Arc<dyn FileSystem>), Path::new(DIR), false);
+}
+
+#[test]
+fn files_on_nodes_conform_after_a_take_over() {
+    let mut world = World::founded(3, 2);
+    let first = Owner::of_new_volume(&mut world);
+    conforms(&(Arc::clone(&first.fs) as Arc<dyn FileSystem>), Path::new("/first"), false);
+    first.kill();
+    let second = Owner::take_over(&mut world).unwrap();
+    conforms(&(Arc::clone(&second.fs) as Arc<dyn FileSystem>), Path::new("/second"), true);
+}
+
+#[test]
+fn tables_and_manifests_survive_the_loss_of_each_pair() {
+    let mut world = World::founded(6, 3);
+    let mut owner = new_owner(&mut world);
+    put_all(&owner);
+    for one in 0..6 {
+        for other in one + 1..6 {
+            world.kill(one);
+            world.lose_power(other);
+            check_all(&owner, &format!("without {one} and {other}"));
+            owner.kill();
+            owner = Owner::take_over(&mut world).unwrap();
+            check_all(&owner, &format!("after a take-over without {one} and {other}"));
+            world.start_all();
+        }
+    }
+}
+
+#[test]
+fn acknowledged_appends_survive_each_node_and_the_owner() {
+    let mut world = World::founded(6, 4);
+    let mut owner = new_owner(&mut world);
+    for lost in 0..6 {
+        let name = format!("{lost}.log");
+        let mut log = create_log(&owner, &name);
+        owner.fs.sync_dir(Path::new(DIR)).unwrap();
+        let bytes = pattern(50_000, lost);
+        for part in bytes.chunks(5_000) {
+            log.append(&[part]).unwrap();
+        }
+        std::mem::forget(log);
+        owner.kill();
+        world.kill(lost);
+        owner = Owner::take_over(&mut world).unwrap();
+        let found = get(&owner, &name);
+        assert!(found == bytes, "without node {lost}: {} of {} bytes", found.len(), bytes.len());
+        world.start_all();
+    }
+}
+
+#[test]
+fn synced_appends_survive_power_loss_of_all_nodes() {
+    let mut world = World::founded(3, 5);
+    let mut owner = new_owner(&mut world);
+    for round in 0..5 {
+        let name = format!("{round}.log");
+        let mut log = create_log(&owner, &name);
+        owner.fs.sync_dir(Path::new(DIR)).unwrap();
+        let bytes = pattern(20_000, round);
+        log.append(&[&bytes[..15_000]]).unwrap();
+        log.sync_handle().sync().unwrap();
+        log.append(&[&bytes[15_000..]]).unwrap();
+        std::mem::forget(log);
+        owner.kill();
+        for n in 0..3 {
+            world.lose_power(n);
+        }
+        world.start_all();
+        owner = Owner::take_over(&mut world).unwrap();
+        let found = get(&owner, &name);
+        assert!(found.len() >= 15_000 && bytes.starts_with(&found), "{} bytes", found.len());
+    }
+}
+
+#[test]
+fn owner_that_was_taken_over_writes_nothing_more() {
+    let mut world = World::founded(6, 6);
+    let old = new_owner(&mut world);
+    put_all(&old);
+    let mut log = create_log(&old, "1.log");
+    log.append(&[b"of the old owner"]).unwrap();
+    let new = Owner::take_over(&mut world).unwrap();
+    check_all(&new, "after the take-over");
+    let late = log.append(&[b", late"]).unwrap_err();
+    assert_eq!(late.kind(), ErrorKind::Fenced, "{late}");
+    let name = at("late.sst");
+    let table = old.fs.create(&name, context(FileClass::Sst), CreateOptions::default());
+    let late = table.and_then(|mut table| {
+        table.append(b"late")?;
+        table.sync()
+    });
+    assert_eq!(late.unwrap_err().kind(), ErrorKind::Fenced);
+    assert!(!new.fs.exists(&name).unwrap());
+    assert_eq!(get(&new, "1.log"), b"of the old owner");
+    put(&new, "2.sst", FileClass::Sst, b"of the new owner");
+    assert_eq!(get(&new, "2.sst"), b"of the new owner");
+}
+
+#[test]
+fn removed_files_leave_no_bytes_on_nodes() {
+    let mut world = World::founded(6, 7);
+    let owner = new_owner(&mut world);
+    put_all(&owner);
+    let before = world.stored_objects();
+    assert!(before.chunks >= 3 + 6, "{before:?}");
+    for name in ["1.sst", "1.vsst"] {
+        owner.fs.remove(&at(name)).unwrap();
+    }
+    owner.fs.sync_dir(Path::new(DIR)).unwrap();
+    // The next commit releases what is due.
+    put(&owner, "CURRENT", FileClass::Manifest, b"next");
+    world.run_for(std::time::Duration::from_secs(5));
+    assert_eq!(world.stored_objects().chunks, 0);
+}

@@ -1,0 +1,314 @@
+//! A cluster in virtual time: storage nodes on disks in memory, a manager, and clients.
+//!
+//! The test is the thread outside the simulation. Everything that it calls on a client runs the
+//! simulation until the call returns, so a timeout costs no time. One seed decides a whole run.
+//!
+//! ```ignore
+//! let mut world = World::founded(6, seed);
+//! let stores = world.client("owner").stores();
+//! world.kill(3);
+//! world.start(3);
+//! ```
+
+mod machine;
+mod manager;
+mod node;
+mod owner;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use archipelago_base::runtime::Runtime;
+use archipelago_base::simulation::{Host, Simulation};
+use archipelago_fabric::Reach;
+use archipelago_fabric::sim::{Model, Network, Sim};
+use archipelago_storage::Sabotage;
+use archipelago_store::Stores;
+use archipelago_store::nodes::StorageId;
+use archipelago_store::nodes::client::NodeClient;
+use archipelago_store::nodes::members::{MemberTable, MemberTerms};
+use archipelago_store::nodes::stores::{NodeStores, NodeStoresOptions};
+use archipelago_store::nodes::wire::{Members, StorageReport, StoreMessage};
+
+pub(crate) use machine::Machine;
+use manager::ManagerProcess;
+use node::NodePlace;
+pub(crate) use owner::Owner;
+
+/// Address of the manager.
+pub(crate) const MANAGER: &str = "manager";
+/// Bytes that a node may use.
+pub(crate) const DEVICE_BYTES: u64 = 4 << 30;
+
+/// What a world is made of.
+#[derive(Clone, Debug)]
+pub(crate) struct WorldOptions {
+    /// Number of storage nodes, each in a domain of its own.
+    pub(crate) nodes: usize,
+    /// Seed of the run.
+    pub(crate) seed: u64,
+    /// Times of the members, and the size of the root set.
+    pub(crate) terms: MemberTerms,
+    /// Steps that all nodes leave out.
+    pub(crate) sabotage: Sabotage,
+    /// Bytes that a node may use.
+    pub(crate) device_bytes: u64,
+}
+
+impl WorldOptions {
+    pub(crate) fn new(nodes: usize, seed: u64) -> Self {
+        Self {
+            nodes,
+            seed,
+            terms: MemberTerms::default(),
+            sabotage: Sabotage::default(),
+            device_bytes: DEVICE_BYTES,
+        }
+    }
+}
+
+/// A cluster.
+pub(crate) struct World {
+    pub(crate) options: WorldOptions,
+    pub(crate) network: Arc<Network>,
+    nodes: Vec<NodePlace>,
+    manager: Option<ManagerProcess>,
+    manager_host: Host,
+    clients: usize,
+    // The drop of the simulation ends all tasks, so it comes last.
+    pub(crate) simulation: Simulation,
+}
+
+/// What all nodes that run hold together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct StoredObjects {
+    pub(crate) chunks: u64,
+    pub(crate) chunks_unsealed: u64,
+    pub(crate) extents: u64,
+    pub(crate) extents_in_limbo: u64,
+}
+
+/// A process that uses the cluster.
+pub(crate) struct ClientProcess {
+    pub(crate) host: Host,
+    pub(crate) client: Arc<NodeClient>,
+    reach: Arc<dyn Reach>,
+}
+
+impl World {
+    /// Storage nodes and a manager that start at the same time.
+    pub(crate) fn new(options: WorldOptions) -> Self {
+        let simulation = Simulation::new(options.seed);
+        let network = Network::new(&simulation);
+        let manager_host = simulation.host(MANAGER);
+        let mut world = Self {
+            network,
+            nodes: Vec::new(),
+            manager: None,
+            manager_host,
+            clients: 0,
+            simulation,
+            options,
+        };
+        world.start_manager();
+        for _ in 0..world.options.nodes {
+            world.add_node();
+        }
+        world
+    }
+
+    /// A cluster that is founded.
+    pub(crate) fn founded(nodes: usize, seed: u64) -> Self {
+        Self::founded_with(WorldOptions::new(nodes, seed))
+    }
+
+    /// A cluster that is founded.
+    pub(crate) fn founded_with(options: WorldOptions) -> Self {
+        let world = Self::new(options);
+        world.found();
+        world
+    }
+
+    /// Waits until all nodes know the cluster.
+    pub(crate) fn found(&self) {
+        for _ in 0..200 {
+            if self.is_founded() {
+                return;
+            }
+            self.run_for(Duration::from_millis(100));
+        }
+        panic!("seed {}: the cluster is not founded: {:?}", self.options.seed, self.members());
+    }
+
+    fn is_founded(&self) -> bool {
+        let cluster = self.members().cluster;
+        let up = self.nodes.iter().filter_map(|place| place.running.as_ref());
+        cluster.is_some() && up.into_iter().all(|node| node.knows(cluster))
+    }
+
+    /// Lets time pass.
+    pub(crate) fn run_for(&self, duration: Duration) {
+        self.simulation.run_for(duration);
+    }
+
+    /// Number of nodes, those included that are down.
+    pub(crate) fn node_count(&self) -> usize {
+        self.nodes.len()
+    }
+
+    /// The node in place `n`.
+    pub(crate) fn storage(&self, n: usize) -> StorageId {
+        self.nodes[n].storage
+    }
+
+    /// Place of a node.
+    pub(crate) fn place_of(&self, storage: StorageId) -> usize {
+        self.nodes.iter().position(|place| place.storage == storage).expect("a node of the world")
+    }
+
+    /// Host of the node in place `n`, which a test stops or cuts off.
+    pub(crate) fn host(&self, n: usize) -> &Host {
+        &self.nodes[n].host
+    }
+
+    /// Host of the manager.
+    pub(crate) fn manager_host(&self) -> &Host {
+        &self.manager_host
+    }
+
+    /// The disk of the node in place `n`.
+    pub(crate) fn machine(&self, n: usize) -> &Machine {
+        &self.nodes[n].machine
+    }
+
+    /// The members, as the manager knows them.
+    pub(crate) fn members(&self) -> Members {
+        self.manager.as_ref().map_or_else(Members::default, |manager| manager.look(MemberTable::members))
+    }
+
+    /// An operator's order to empty a node.
+    pub(crate) fn drain(&self, storage: StorageId) {
+        let order = StoreMessage::DrainNode { storage, is_draining: true };
+        let manager = self.manager.as_ref().expect("a manager runs");
+        assert_eq!(manager.ask(&order), StoreMessage::Done {});
+    }
+
+    /// What the node in place `n` reports.
+    pub(crate) fn report(&self, n: usize) -> StorageReport {
+        self.nodes[n].running.as_ref().expect("the node runs").report()
+    }
+
+    /// What the nodes that run hold.
+    pub(crate) fn stored_objects(&self) -> StoredObjects {
+        let mut stored = StoredObjects::default();
+        for n in (0..self.nodes.len()).filter(|n| self.is_up(*n)) {
+            let report = self.report(n);
+            stored.chunks += report.chunks;
+            stored.chunks_unsealed += report.chunks_unsealed;
+            stored.extents += report.extents;
+            stored.extents_in_limbo += report.extents_in_limbo;
+        }
+        stored
+    }
+
+    /// Begins a process that uses the cluster.
+    pub(crate) fn client(&mut self, name: &str) -> ClientProcess {
+        self.clients += 1;
+        let host = self.simulation.host(&format!("{name} {}", self.clients));
+        let reach: Arc<dyn Reach> = Arc::new(self.join(&host));
+        let runtime: Arc<dyn Runtime> = Arc::new(host.clone());
+        let client = NodeClient::new(Arc::clone(&reach), runtime, vec![MANAGER.to_owned()]);
+        ClientProcess { host, client, reach }
+    }
+
+    /// The stores of a new process.
+    pub(crate) fn stores(&mut self, name: &str) -> Stores {
+        self.client(name).stores()
+    }
+
+    fn join(&self, host: &Host) -> Sim {
+        self.network.join(host, Model::quick())
+    }
+
+    /// Begins a manager that knows nothing.
+    pub(crate) fn start_manager(&mut self) {
+        let seed = self.simulation.fresh_seed();
+        let sim = self.join(&self.manager_host);
+        self.manager_host.restart();
+        let manager = ManagerProcess::start(&self.manager_host, sim, self.options.terms, seed);
+        self.manager = Some(manager);
+    }
+
+    /// Kills the manager.
+    pub(crate) fn kill_manager(&mut self) {
+        self.manager_host.crash();
+        self.manager = None;
+    }
+
+    /// Adds a node with an empty disk in a domain of its own, and returns its place.
+    pub(crate) fn add_node(&mut self) -> usize {
+        let n = self.nodes.len();
+        let host = self.simulation.host(&format!("node{n}"));
+        let sim = self.join(&host);
+        let seed = self.simulation.fresh_seed();
+        let place = NodePlace::new(n, host, sim, seed, &self.options);
+        self.nodes.push(place);
+        self.nodes[n].start();
+        n
+    }
+
+    /// Kills the process of a node with `kill -9`. Its unsynced bytes stay.
+    pub(crate) fn kill(&mut self, n: usize) {
+        let killed = self.nodes[n].machine.after_kill();
+        self.nodes[n].end(killed);
+    }
+
+    /// Takes the power of a node's machine. A random share of its unsynced bytes is lost.
+    pub(crate) fn lose_power(&mut self, n: usize) {
+        let seed = self.simulation.fresh_seed();
+        let crashed = self.nodes[n].machine.after_power_loss(seed);
+        self.nodes[n].end(crashed);
+    }
+
+    /// Ends a node as an operator does, after it has synced everything.
+    pub(crate) fn close(&mut self, n: usize) {
+        self.nodes[n].close();
+        self.kill(n);
+    }
+
+    /// Ends a node for good: it is replaced by one with an empty disk, which does not run yet.
+    pub(crate) fn wipe(&mut self, n: usize) {
+        let seed = self.simulation.fresh_seed();
+        self.nodes[n].end(Machine::new(seed));
+    }
+
+    /// Starts the node of a place, on the disk that the last one left.
+    pub(crate) fn start(&mut self, n: usize) {
+        self.nodes[n].start();
+    }
+
+    /// Whether the node in place `n` runs.
+    pub(crate) fn is_up(&self, n: usize) -> bool {
+        self.nodes[n].running.is_some()
+    }
+
+    /// Starts all nodes that do not run, and waits until the manager hears of them.
+    pub(crate) fn start_all(&mut self) {
+        for n in 0..self.nodes.len() {
+            if !self.is_up(n) {
+                self.start(n);
+            }
+        }
+        self.run_for(Duration::from_secs(3));
+    }
+}
+
+impl ClientProcess {
+    /// The stores of this process.
+    pub(crate) fn stores(&self) -> Stores {
+        let runtime: Arc<dyn Runtime> = Arc::new(self.host.clone());
+        let managers = vec![MANAGER.to_owned()];
+        let options = NodeStoresOptions::default();
+        NodeStores::open(Arc::clone(&self.reach), runtime, managers, options).unwrap()
+    }
+}

@@ -1,0 +1,154 @@
+//! A storage node of the world, over its lives.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use archipelago_base::Epoch;
+use archipelago_base::runtime::Runtime;
+use archipelago_base::simulation::Host;
+use archipelago_fabric::sim::Sim;
+use archipelago_fabric::{
+    ClientId, ClusterId, Handler, Listener, NodeId, Provider, Reach, Reply, Request, Route,
+};
+use archipelago_storage::beats::{Beats, NodeAddress};
+use archipelago_storage::{MetaThreads, NodeOptions, StorageNode};
+use archipelago_store::nodes::StorageId;
+use archipelago_store::nodes::wire::{StorageReport, StoreMessage, envelope};
+
+use super::{MANAGER, Machine, WorldOptions};
+
+/// Directory of the device of every node.
+const DEVICE: &str = "/device";
+/// Time after which a beat counts as lost.
+const BEAT_ANSWER: Duration = Duration::from_millis(500);
+/// Time to the next beat after one that failed.
+const BEAT_AGAIN: Duration = Duration::from_millis(200);
+
+/// The place of a node: its host and its disk.
+pub(super) struct NodePlace {
+    n: usize,
+    pub(super) host: Host,
+    sim: Sim,
+    pub(super) machine: Machine,
+    /// The node that the place has, or had last.
+    pub(super) storage: StorageId,
+    pub(super) running: Option<RunningNode>,
+    lives: u64,
+    options: NodeOptions,
+}
+
+/// A node that runs.
+pub(super) struct RunningNode {
+    node: Arc<StorageNode>,
+    beats: Arc<Beats>,
+    _listener: Box<dyn Listener>,
+}
+
+impl fmt::Debug for RunningNode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "RunningNode({})", self.node.storage())
+    }
+}
+
+impl RunningNode {
+    /// Whether the node has kept this cluster.
+    pub(super) fn knows(&self, cluster: Option<ClusterId>) -> bool {
+        match self.beats.beat(0) {
+            StoreMessage::StorageBeat { cluster: known, .. } => known == cluster,
+            other => panic!("a beat is no {}", other.name()),
+        }
+    }
+
+    /// What the node reports.
+    pub(super) fn report(&self) -> StorageReport {
+        match self.beats.beat(0) {
+            StoreMessage::StorageBeat { report, .. } => report,
+            other => panic!("a beat is no {}", other.name()),
+        }
+    }
+}
+
+struct NodeHandler(Arc<StorageNode>);
+
+impl Handler for NodeHandler {
+    fn handle(&self, request: Request<'_>, reply: Reply) {
+        let (message, payload) = envelope::open(request.body).expect("a message of the store");
+        let (answer, bytes) = self.0.handle(request.client, message, payload);
+        reply.send(envelope::seal(&answer, &bytes));
+    }
+}
+
+impl NodePlace {
+    pub(super) fn new(n: usize, host: Host, sim: Sim, seed: u64, world: &WorldOptions) -> Self {
+        let options = NodeOptions {
+            meta_threads: MetaThreads::Caller,
+            device_bytes_max: Some(world.device_bytes),
+            sabotage: world.sabotage,
+            ..NodeOptions::default()
+        };
+        let (machine, storage) = (Machine::new(seed), StorageId(0));
+        Self { n, host, sim, machine, storage, running: None, lives: 0, options }
+    }
+
+    /// Starts the node on the disk of the place.
+    pub(super) fn start(&mut self) {
+        assert!(self.running.is_none(), "node {} runs", self.n);
+        self.host.restart();
+        self.lives += 1;
+        let options =
+            NodeOptions { seed: Some(self.host.scheduler().fresh_seed()), ..self.options.clone() };
+        let node = StorageNode::open(self.machine.fs(), &[PathBuf::from(DEVICE)], options).unwrap();
+        self.storage = node.storage();
+        let address = NodeAddress {
+            node: NodeId(self.n as u64 + 1),
+            life: Epoch(self.lives),
+            endpoints: vec![self.host.name().to_owned()],
+            domain: format!("rack {}", self.n),
+        };
+        let (id, life) = (address.node, address.life);
+        let handler = Box::new(NodeHandler(Arc::clone(&node)));
+        let fabric = self.sim.network().node(id, life, Some(handler)).unwrap();
+        let listener = self.sim.serve(&fabric, self.host.name()).unwrap();
+        let beats = Arc::new(Beats::new(Arc::clone(&node), address).unwrap());
+        let reach: Arc<dyn Reach> = Arc::new(self.sim.clone());
+        let work = beat(self.host.clone(), reach, Arc::clone(&beats));
+        let _ends_with_the_host = self.host.spawn("beats", work);
+        self.running = Some(RunningNode { node, beats, _listener: listener });
+    }
+
+    /// Ends the process of the node, which leaves `machine`.
+    pub(super) fn end(&mut self, machine: Machine) {
+        self.host.crash();
+        self.machine = machine;
+        self.running = None;
+    }
+
+    /// Syncs everything, as before an orderly end.
+    pub(super) fn close(&self) {
+        self.running.as_ref().expect("the node runs").node.close().unwrap();
+    }
+}
+
+/// Carries the beats of a node to the manager.
+async fn beat(host: Host, reach: Arc<dyn Reach>, beats: Arc<Beats>) {
+    let runtime: Arc<dyn Runtime> = Arc::new(host);
+    let route = Route::new(&reach, ClientId(runtime.seed()), None);
+    let managers = [MANAGER.to_owned()];
+    let mut version = 0;
+    loop {
+        let asked = route.ask(&managers, &beats.beat(version), BEAT_ANSWER).await;
+        let pause = match asked.and_then(|answer| beats.take_answer(version, answer)) {
+            Ok(answer) => {
+                version = answer.version;
+                answer.pause
+            }
+            Err(_) => {
+                version = 0;
+                BEAT_AGAIN
+            }
+        };
+        runtime.sleep(pause).await;
+    }
+}

@@ -1,0 +1,72 @@
+//! The owner of a volume on the nodes of the world.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use archipelago_base::Result;
+use archipelago_base::clock::{ManualClock, SystemClock};
+use archipelago_base::spawn::{Joiner, Spawn, SystemSpawn};
+use archipelago_store::volume::{Volume, VolumeOptions};
+use archipelago_store::{StoreFs, Stores};
+
+use super::{ClientProcess, World};
+
+/// Name of the volume of all tests.
+pub(crate) const VOLUME: &str = "db";
+/// Length of a lease that outlives every test.
+const LEASE: Duration = Duration::from_secs(24 * 3600);
+
+/// Starts threads that do nothing, so that no lease is renewed and the test alone runs the
+/// simulation.
+#[derive(Debug)]
+struct IdleThreads;
+
+impl Spawn for IdleThreads {
+    fn spawn(&self, name: &str, _body: Box<dyn FnOnce() + Send>) -> Result<Joiner> {
+        SystemSpawn.spawn(name, Box::new(|| {}))
+    }
+}
+
+fn options(world: &World) -> VolumeOptions {
+    VolumeOptions {
+        lease: LEASE,
+        take_over: true,
+        // Pauses between attempts move this clock, and the test does not wait for them.
+        clock: Arc::new(ManualClock::new(SystemClock::shared().unix_ms())),
+        spawn: Arc::new(IdleThreads),
+        seed: Some(world.simulation.fresh_seed()),
+        ..VolumeOptions::new("a test")
+    }
+}
+
+/// The process that owns the volume.
+pub(crate) struct Owner {
+    pub(crate) process: ClientProcess,
+    pub(crate) stores: Stores,
+    pub(crate) volume: Arc<Volume>,
+    pub(crate) fs: Arc<StoreFs>,
+}
+
+impl Owner {
+    /// Creates the volume, and opens it in a new process.
+    pub(crate) fn of_new_volume(world: &mut World) -> Self {
+        let stores = world.stores("creator");
+        Volume::create(&stores, VOLUME, &options(world)).unwrap();
+        Self::take_over(world).unwrap()
+    }
+
+    /// Opens the volume in a new process, whether or not it has an owner.
+    pub(crate) fn take_over(world: &mut World) -> Result<Self> {
+        let process = world.client("owner");
+        let stores = process.stores();
+        let volume = Volume::open(&stores, VOLUME, &options(world))?;
+        let fs = StoreFs::new(Arc::clone(&volume));
+        Ok(Self { process, stores, volume, fs })
+    }
+
+    /// Kills the process with `kill -9`. What its handles would do in their drops never happens.
+    pub(crate) fn kill(self) {
+        self.process.host.crash();
+        std::mem::forget(self);
+    }
+}

@@ -19,8 +19,8 @@ use super::{StoreMessage, VERSION};
 /// Bytes before the message.
 const HEAD_BYTES: usize = 5;
 
-/// Limit of a payload in bytes. The rest of a bulk request is for the message, with the checksums of
-/// the payload's pieces.
+/// Limit of a payload in bytes. The rest of a bulk request is for the message, with the checksums
+/// of the payload's pieces.
 pub const PAYLOAD_BYTES_MAX: usize = BULK_BYTES_MAX - (64 << 10);
 
 /// The body that carries `message` and `payload`.

@@ -160,9 +160,9 @@ wire_messages! {
         /// Volume and epoch of the writer.
         stamp: Stamp,
     }
-    /// Client → node: end an extent, drop the bytes behind the end, and sync. The node must have all
-    /// bytes before the end. An extent without bytes is created, so that it takes no late append.
-    /// The answer is progress up to the end.
+    /// Client → node: end an extent, drop the bytes behind the end, and sync. The node must have
+    /// all bytes before the end. An extent without bytes is created, so that it takes no late
+    /// append. The answer is progress up to the end.
     SealLog = 23 {
         /// The extent.
         at: ExtentAt,
@@ -207,11 +207,12 @@ wire_messages! {
         end: u64,
     }
     /// Node → client: answer to [`StoreMessage::ReadLog`]. The payload has the bytes from the start
-    /// on. It is shorter than the range if the valid bytes end before, or at the limit of an answer.
+    /// on. It is shorter than the range if the valid bytes end before, or at the limit of an
+    /// answer.
     LogBytes = 28 {}
     /// Recovery → node: drop what you have of this extent from `start` on, and append the payload.
-    /// The extent is created if it does not exist, and leaves limbo when it is sealed. The answer is
-    /// progress.
+    /// The extent is created if it does not exist, and leaves limbo when it is sealed. The answer
+    /// is progress.
     PutLog = 29 {
         /// The extent.
         at: ExtentAt,
@@ -251,7 +252,8 @@ wire_messages! {
     /// Node → client: answer to [`StoreMessage::Acceptor`]. The state behind it is durable.
     AcceptorIs = 41 { /** The answer. */ answer: AcceptorAnswer }
     /// Manager → node: you belong to this new cluster and its first root set. Refused if the node
-    /// belongs to another cluster or knows a root set. A node that is no member keeps both as known.
+    /// belongs to another cluster or knows another root set. A node that is no member keeps both as
+    /// known.
     Found = 42 {
         /// Identity of the cluster.
         cluster: ClusterId,

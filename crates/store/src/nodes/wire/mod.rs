@@ -19,8 +19,8 @@
 //!    receiver decides by epochs, offsets and ballots, which the message contains.
 //! 2. A node executes the requests for one chunk or one extent that arrive over one link in their
 //!    order. So a client may have several of them in flight.
-//! 3. [`ChunkId::index`] is the index that checksums are bound to: 0 for every replica. A node holds
-//!    at most one replica of a blob.
+//! 3. [`ChunkId::index`] is the index that checksums are bound to: 0 for every replica. A node
+//!    holds at most one replica of a blob.
 //! 4. A decoder answers every input with a value or with an error. It allocates nothing for a count
 //!    before the counted bytes exist.
 //!

@@ -97,15 +97,20 @@ impl NodePlace {
         assert!(self.running.is_none(), "node {} runs", self.n);
         self.host.restart();
         self.lives += 1;
-        let options =
-            NodeOptions { seed: Some(self.host.scheduler().fresh_seed()), ..self.options.clone() };
+        let options = NodeOptions {
+            life: Epoch(self.lives),
+            domain: format!("rack {}", self.n),
+            seed: Some(self.host.scheduler().fresh_seed()),
+            ..self.options.clone()
+        };
+        let domain = options.domain.clone();
         let node = StorageNode::open(self.machine.fs(), &[PathBuf::from(DEVICE)], options).unwrap();
         self.storage = node.storage();
         let address = NodeAddress {
             node: NodeId(self.n as u64 + 1),
             life: Epoch(self.lives),
             endpoints: vec![self.host.name().to_owned()],
-            domain: format!("rack {}", self.n),
+            domain,
         };
         let (id, life) = (address.node, address.life);
         let handler = Box::new(NodeHandler(Arc::clone(&node)));

@@ -14,7 +14,8 @@
 //! | `logs` | extents of logs: append, fence, seal, limbo |
 //! | `registers` | the node as a member of a root set |
 //! | `scrub` | checks of all stored bytes at a limited rate |
-//! | `space` | how full the node is, and which requests it still takes |
+//! | `space` | space by volume and class, quotas |
+//! | `status` | the report of a node |
 //! | [`beats`] | reports to managers, and what the node keeps of the answers |
 //! | `server` | [`StorageServer`]: the fabric, I/O threads and beats around a node |
 //! | [`sabotage`] | steps that a checker leaves out |
@@ -42,8 +43,10 @@ pub mod sabotage;
 mod scrub;
 mod server;
 mod space;
+mod status;
 
 pub use meta::MetaThreads;
 pub use node::{NodeOptions, StorageNode};
 pub use sabotage::Sabotage;
+pub use scrub::ScrubOptions;
 pub use server::{StorageServer, StorageSettings};

@@ -18,6 +18,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use archipelago_base::random::{Rng, entropy_seed};
 use archipelago_base::{Epoch, Result};
@@ -36,6 +37,8 @@ use crate::logs::{LogStep, Logs, SyncWanted};
 use crate::meta::{Meta, MetaBatch, MetaThreads};
 use crate::registers::Registers;
 use crate::sabotage::Sabotage;
+use crate::scrub::{Scrub, ScrubOptions, ScrubSources};
+use crate::status;
 
 /// Options of a node.
 #[derive(Clone, Debug, Default)]
@@ -48,6 +51,8 @@ pub struct NodeOptions {
     /// Bytes that each volume may occupy on the node with chunks; `None` for no limit. Default:
     /// none.
     pub volume_bytes_max: Option<u64>,
+    /// When and how fast the node checks its stored bytes. Default: every 14 days.
+    pub scrub: ScrubOptions,
     /// Life of the process, as the fabric and the managers know it. Default: 0.
     pub life: Epoch,
     /// Set of nodes that fail together with this one, for the status. Default: empty.
@@ -84,6 +89,7 @@ pub struct StorageNode {
     chunks: Chunks,
     logs: Logs,
     registers: Registers,
+    scrub: Scrub,
     life: LifeRecord,
 }
 
@@ -126,8 +132,9 @@ impl StorageNode {
         parts.meta.write(&batch)?;
         let chunks = Chunks::open(&parts)?;
         let registers = Registers::open(&parts)?;
+        let scrub = Scrub::open(&parts.meta, parts.options.scrub)?;
         let life = beginning.life;
-        Ok(Arc::new(Self { parts, chunks, logs, registers, life }))
+        Ok(Arc::new(Self { parts, chunks, logs, registers, scrub, life }))
     }
 
     /// Identity of the node, which its directories keep.
@@ -213,7 +220,10 @@ impl StorageNode {
                 Ok(StoreMessage::Done {}.into())
             }
             StoreMessage::NodeStatus {} => Ok(self.status().into()),
-            StoreMessage::Scrub { .. } => self.chunks.scrub(message),
+            StoreMessage::Scrub {} => {
+                self.scrub.request();
+                Ok(StoreMessage::Done {}.into())
+            }
             other => Err(Refusal::new(
                 RefusalWhy::Unsupported,
                 format!("a storage node does not serve {}", other.name()),
@@ -223,11 +233,15 @@ impl StorageNode {
 
     /// What the node holds and does, for managers and operators.
     pub(crate) fn report(&self) -> StorageReport {
-        let counters = self.parts.counters.report();
-        let mut report = StorageReport { counters, ..StorageReport::default() };
-        self.chunks.report(&mut report);
-        self.logs.report(&mut report);
-        report
+        status::report(&self.parts, &self.chunks, &self.logs, &self.scrub)
+    }
+
+    /// Checks a part of the stored bytes if a round of the scrub is due or running, and returns the
+    /// pause after which the caller continues. `now_ms` is the time since the Unix epoch.
+    pub fn scrub_step(&self, now_ms: u64) -> Duration {
+        let sources =
+            ScrubSources { chunks: &self.chunks, logs: &self.logs, meta: &self.parts.meta };
+        self.scrub.step(sources, now_ms)
     }
 
     fn status(&self) -> StoreMessage {
@@ -247,6 +261,7 @@ impl StorageNode {
     /// refused.
     pub fn close(&self) -> Result<()> {
         self.logs.close()?;
+        self.chunks.settle()?;
         let mut batch = MetaBatch::default();
         LifeRecord { is_closed: true, ..self.life }.put(&mut batch);
         self.parts.meta.write(&batch)?;

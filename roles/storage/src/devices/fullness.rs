@@ -2,14 +2,12 @@
 //!
 //! A node stops writes by their purpose: ingestion at 95 per cent, repairs at 97, and flushes,
 //! compactions and garbage collections at 98, because those bring acknowledged writes home and free
-//! space. Logs and removals always go on. From [`DELAY_FROM_PERCENT`] on, clients delay writers.
+//! space. Logs and removals always go on. Clients see the fullness in reports, and delay their writers
+//! before the node stops them.
 //!
 //! All functions are pure.
 
 use archipelago_store::nodes::placement::WritePurpose;
-
-/// Fullness from which clients delay their writers, in per cent.
-pub(crate) const DELAY_FROM_PERCENT: u64 = 90;
 
 /// The used and the usable bytes of a device or of a whole node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -44,17 +42,8 @@ impl Fullness {
     /// Whether the device stays within the limit of `purpose` with `bytes` more.
     pub(crate) fn takes(self, purpose: WritePurpose, bytes: u64) -> bool {
         let percent = purpose.fullness_max_percent().unwrap_or(100);
-        !self.exceeds(percent, bytes)
-    }
-
-    /// Whether clients should delay their writers.
-    pub(crate) fn delays_writers(self) -> bool {
-        self.exceeds(DELAY_FROM_PERCENT, 0)
-    }
-
-    fn exceeds(self, percent: u64, more_bytes: u64) -> bool {
-        let after = u128::from(self.used_bytes) + u128::from(more_bytes);
-        after * 100 > u128::from(self.capacity_bytes) * u128::from(percent)
+        let after = u128::from(self.used_bytes) + u128::from(bytes);
+        after * 100 <= u128::from(self.capacity_bytes) * u128::from(percent)
     }
 }
 
@@ -74,7 +63,6 @@ mod tests {
             assert!(device(most - 1).takes(purpose, 1), "{purpose:?}");
             assert!(!device(most).takes(purpose, 1), "{purpose:?}");
         }
-        assert!(device(901).delays_writers() && !device(900).delays_writers());
     }
 
     #[test]

@@ -47,6 +47,9 @@ pub(crate) struct Device {
     /// Bytes that the node may use; `None` for all that the device has.
     bytes_max: Option<u64>,
     has_failed: AtomicBool,
+    /// Whether the node did not know the device before it opened. Its files are those of chunks that
+    /// the node has forgotten.
+    pub(crate) is_new: bool,
 }
 
 impl Device {
@@ -135,6 +138,7 @@ impl Devices {
                 used_bytes: AtomicU64::new(0),
                 bytes_max,
                 has_failed: AtomicBool::new(false),
+                is_new: !identity.devices.contains(&id),
             };
             if present.iter().any(|other: &Arc<Device>| other.id == id) {
                 return Err(Error::invalid(format!(
@@ -145,11 +149,10 @@ impl Devices {
             present.push(Arc::new(device));
             locks.push(opened.lock);
         }
-        let unlisted: Vec<DeviceId> = present.iter().map(|device| device.id).collect();
-        let unlisted: Vec<DeviceId> =
-            unlisted.into_iter().filter(|id| !identity.devices.contains(id)).collect();
-        if !unlisted.is_empty() {
-            identity.devices.extend(unlisted);
+        let new: Vec<DeviceId> =
+            present.iter().filter(|device| device.is_new).map(|device| device.id).collect();
+        if !new.is_empty() {
+            identity.devices.extend(new);
             identity.store(&*fs, &present[0].dir)?;
         }
         let is_lost = |id: &DeviceId| present.iter().all(|device| device.id != *id);

@@ -10,6 +10,7 @@
 //! | `extent` | a replica: appends, syncs, fences, reads |
 //! | `sealing` | bytes that a recovery puts, and seals |
 //! | `opening` | what a restarted node finds: ends of open extents, limbo |
+//! | `checking` | checks of sealed extents for the scrub |
 //! | `part` | a file of an extent, its index and its writer |
 //! | `groups` | reads and checks the groups of a file |
 //! | `format` | header of a file, groups, checksums |
@@ -24,6 +25,7 @@
 //! Failure: see [`extent`].
 //! Cost: an append takes one shared lock and the lock of its extent.
 
+mod checking;
 mod extent;
 mod format;
 #[cfg(any(test, feature = "fuzzing"))]

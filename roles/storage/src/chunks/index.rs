@@ -1,0 +1,122 @@
+//! The chunks that a node has, in memory: where each one lies, and which volumes keep it.
+//!
+//! [`Chunks`](super::Chunks) owns the [`ChunkIndex`] under a lock that is held for look-ups and
+//! changes, and never over I/O. Descriptors stay in the metadata, because they are long and rarely
+//! needed.
+//!
+//! Thread-safety: none; the owner's lock guards the value.
+//! Failure: none. Cost: O(log chunks) per look-up, and about 200 bytes of memory per chunk.
+
+use std::collections::BTreeMap;
+use std::ops::Bound;
+
+use archipelago_env::FileClass;
+use archipelago_store::nodes::layout::{DATA_CHUNKS, Scheme};
+use archipelago_store::nodes::wire::{ChunkId, PlacementEpoch, Stamp};
+use archipelago_store::{BlobId, VolumeId};
+
+use super::record::{ChunkRecord, RecordState};
+use crate::identity::DeviceId;
+
+/// Whether a chunk can be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Presence {
+    /// The file is whole, as far as the node knows.
+    Whole,
+    /// The file has damage and was moved aside.
+    Damaged,
+    /// The file or its device is missing.
+    Missing,
+    /// The chunk was given up, and its file is being removed.
+    Removed,
+}
+
+/// What the index keeps about a chunk.
+#[derive(Clone, Debug)]
+pub(crate) struct ChunkEntry {
+    pub(crate) presence: Presence,
+    pub(crate) device: DeviceId,
+    pub(crate) file_bytes: u64,
+    pub(crate) data_bytes: u64,
+    pub(crate) class: FileClass,
+    pub(crate) scheme: Scheme,
+    pub(crate) written: Stamp,
+    pub(crate) placement: PlacementEpoch,
+    pub(crate) retaining: Vec<VolumeId>,
+}
+
+impl ChunkEntry {
+    /// The entry of a record whose file is there as the record says.
+    pub(crate) fn of(record: &ChunkRecord) -> Self {
+        let descriptor = &record.descriptor;
+        let presence = match record.state {
+            RecordState::Sealed => Presence::Whole,
+            RecordState::Damaged => Presence::Damaged,
+            RecordState::Removed => Presence::Removed,
+        };
+        Self {
+            presence,
+            device: record.device,
+            file_bytes: record.file_bytes,
+            data_bytes: descriptor.chunk_bytes(),
+            class: descriptor.class,
+            scheme: descriptor.scheme,
+            written: descriptor.written,
+            placement: descriptor.placement,
+            retaining: descriptor.retaining.clone(),
+        }
+    }
+
+    /// The chunk's share of the blob's length, so that the chunks of a blob add up to it: parity has
+    /// no share, and replicas divide the length.
+    pub(crate) fn logical_bytes(&self, index: u8) -> u64 {
+        match self.scheme {
+            Scheme::Replicas(copies) => self.data_bytes / u64::from(copies.max(1)),
+            Scheme::Rs42(_) if index < DATA_CHUNKS => self.data_bytes,
+            Scheme::Rs42(_) => 0,
+        }
+    }
+}
+
+/// All chunks that have a record.
+#[derive(Debug, Default)]
+pub(crate) struct ChunkIndex {
+    entries: BTreeMap<ChunkId, ChunkEntry>,
+}
+
+impl ChunkIndex {
+    /// The entry of a chunk.
+    pub(crate) fn get(&self, chunk: ChunkId) -> Option<&ChunkEntry> {
+        self.entries.get(&chunk)
+    }
+
+    /// The entry of a chunk, for a change.
+    pub(crate) fn get_mut(&mut self, chunk: ChunkId) -> Option<&mut ChunkEntry> {
+        self.entries.get_mut(&chunk)
+    }
+
+    /// Adds or replaces an entry, and returns the former one.
+    pub(crate) fn insert(&mut self, chunk: ChunkId, entry: ChunkEntry) -> Option<ChunkEntry> {
+        self.entries.insert(chunk, entry)
+    }
+
+    /// Removes an entry.
+    pub(crate) fn remove(&mut self, chunk: ChunkId) -> Option<ChunkEntry> {
+        self.entries.remove(&chunk)
+    }
+
+    /// The chunks of a blob.
+    pub(crate) fn of_blob(&self, blob: BlobId) -> impl Iterator<Item = (ChunkId, &ChunkEntry)> {
+        let range = ChunkId { blob, index: 0 }..=ChunkId { blob, index: u8::MAX };
+        self.entries.range(range).map(|(chunk, entry)| (*chunk, entry))
+    }
+
+    /// The chunks after `after`, in order.
+    pub(crate) fn after(
+        &self,
+        after: Option<ChunkId>,
+    ) -> impl Iterator<Item = (ChunkId, &ChunkEntry)> {
+        let from = after.map_or(Bound::Unbounded, Bound::Excluded);
+        self.entries.range((from, Bound::Unbounded)).map(|(chunk, entry)| (*chunk, entry))
+    }
+}

@@ -1,0 +1,234 @@
+//! Chunks of blobs: files that are written once, sealed, read, and deleted when no volume keeps
+//! them.
+//!
+//! The node owns one [`Chunks`]. A chunk lies in a file of its own on one of the devices. While it
+//! is being written, it is *unsealed*: its checksums are in memory, and a restart drops it. The seal
+//! appends checksums and descriptor to the file, and makes it durable.
+//!
+//! | module | purpose |
+//! | --- | --- |
+//! | `open` | the opening: files and records are compared, and no data are read |
+//! | `write`, `unsealed` | chunks that are being written, and their seal |
+//! | `read`, `open_files` | reads of ranges |
+//! | `sets` | descriptors and retaining sets, lists, removals |
+//! | `damage` | checks of stored bytes, and chunks that fail them |
+//! | `file`, `record`, `index` | formats on the device and in the metadata, and the chunks in memory |
+//!
+//! Invariants:
+//! 1. A seal is answered when the bytes, the checksums and the descriptor survive power loss. An
+//!    unsealed chunk vanishes as a whole at a restart.
+//! 2. A chunk is deleted if its set of volumes is empty, or because a larger placement epoch does
+//!    not list the node. The node never deletes a sealed chunk for another reason.
+//! 3. Bytes are accepted only with their checksums, which are bound to blob, index and offset and
+//!    stay with them. So a damaged byte is noticed by the client, by the scrub, or by a report.
+//! 4. A removal is durable in the metadata before the file is removed, so no power loss brings a
+//!    deleted chunk back.
+//! 5. A write of a fenced owner leaves no chunk that the new owner's list does not show.
+//!
+//! Thread-safety: any thread may call any method. Locks are taken in this order: that of one
+//! unsealed chunk, `changes`, `unsealed`, `index`. The last two are never held over I/O.
+//! Failure: a request that fails is refused, and the refusal says why. A device that fails a write
+//! gets no further chunks. A chunk with damage is moved aside, so that a repair replaces it.
+//! Cost: a put is one append to a file. A seal is two syncs, of the file and of its directory. A
+//! read is one request to the device while the file is open. A change of a set is one sync of the
+//! metadata.
+
+mod damage;
+mod file;
+mod index;
+mod open;
+mod open_files;
+mod read;
+mod record;
+mod sets;
+#[cfg(test)]
+pub(crate) mod tests;
+mod unsealed;
+mod write;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use archipelago_base::Result;
+use archipelago_env::FileSystem;
+use archipelago_store::nodes::wire::{ChunkId, RefusalWhy, Stamp, StorageReport, StoreMessage};
+use parking_lot::Mutex;
+
+use self::index::{ChunkEntry, ChunkIndex, Presence};
+pub(crate) use self::open_files::OpenChunk;
+use self::open_files::OpenFiles;
+use self::record::ChunkRecord;
+use self::sets::Removals;
+use self::unsealed::UnsealedChunks;
+use self::write::ChunkPut;
+use crate::answer::{Outcome, Refusal};
+use crate::devices::Device;
+use crate::meta::MetaSpace;
+use crate::node::NodeParts;
+use crate::space::{SpaceByVolume, SpaceUse};
+
+/// Directory of the chunks on a device.
+const CHUNKS_NAME: &str = "chunks";
+/// Directory, on a device, of the files of chunks with damage.
+const DAMAGED_NAME: &str = "damaged";
+
+/// The chunks of a node.
+#[derive(Debug)]
+pub(crate) struct Chunks {
+    parts: NodeParts,
+    index: Mutex<ChunkIndex>,
+    /// Chunks that are being written.
+    unsealed: UnsealedChunks,
+    files: OpenFiles,
+    /// Orders the changes of records. It also has the removals whose records remain.
+    changes: Mutex<Removals>,
+    space: SpaceByVolume,
+}
+
+/// Number of chunks by what the node can do with them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct ChunkCounts {
+    whole: u64,
+    unreadable: u64,
+    whole_bytes: u64,
+}
+
+impl Chunks {
+    /// Answers a request for a chunk or for the blobs of a volume.
+    pub(crate) fn handle(&self, message: StoreMessage, payload: &[u8]) -> Outcome {
+        match message {
+            StoreMessage::PutChunk { chunk, stamp, class, purpose, offset, crcs } => {
+                self.put(&ChunkPut { chunk, stamp, class, purpose, offset, crcs }, payload)
+            }
+            StoreMessage::SealChunk { stamp, descriptor } => self.seal(stamp, descriptor),
+            StoreMessage::ReadChunk { chunk, ranges } => self.read(chunk, &ranges),
+            StoreMessage::Describe { blob } => self.describe(blob),
+            StoreMessage::Redescribe { descriptor } => self.redescribe(&descriptor),
+            StoreMessage::Retain { blobs, volume } => self.retain(&blobs, volume),
+            StoreMessage::Release { blobs, stamp } => self.release(&blobs, stamp),
+            StoreMessage::AbandonBlob { blob, stamp } => self.abandon(blob, stamp),
+            StoreMessage::ListBlobs { volume, after } => Ok(self.list(volume, after)),
+            StoreMessage::DropChunk { chunk, placement } => self.drop_chunk(chunk, placement),
+            StoreMessage::ReportDamage { chunk, offset } => self.check_report(chunk, offset),
+            other => Err(Refusal::new(
+                RefusalWhy::Unsupported,
+                format!("{} is no request for a chunk", other.name()),
+            )),
+        }
+    }
+
+    /// Adds the chunks and their space to a report.
+    pub(crate) fn report(&self, report: &mut StorageReport) {
+        let counts = self.counts();
+        report.chunks = counts.whole;
+        report.chunks_unreadable = counts.unreadable;
+        report.chunks_unsealed = self.unsealed.count() as u64;
+        report.volumes.extend(self.space.report());
+    }
+
+    /// Bytes of the sealed chunks that can be read.
+    pub(crate) fn whole_bytes(&self) -> u64 {
+        self.counts().whole_bytes
+    }
+
+    fn counts(&self) -> ChunkCounts {
+        let index = self.index.lock();
+        let mut counts = ChunkCounts::default();
+        for (_, entry) in index.after(None) {
+            match entry.presence {
+                Presence::Whole => {
+                    counts.whole += 1;
+                    counts.whole_bytes += entry.file_bytes;
+                }
+                Presence::Damaged | Presence::Missing => counts.unreadable += 1,
+                Presence::Removed => {}
+            }
+        }
+        counts
+    }
+
+    fn fs(&self) -> &Arc<dyn FileSystem> {
+        &self.parts.fs
+    }
+
+    /// The newest record of a chunk.
+    fn record(&self, chunk: ChunkId) -> Result<Option<ChunkRecord>> {
+        let value = self.parts.meta.get(MetaSpace::Chunks, &record::key(chunk))?;
+        value.map(|value| open::decode_record(chunk, &value)).transpose()
+    }
+
+    /// The device and the path of the file of an entry; `None` if its device is missing.
+    fn file_of(&self, chunk: ChunkId, entry: &ChunkEntry) -> Option<(Arc<Device>, PathBuf)> {
+        let device = self.parts.devices.get(entry.device)?;
+        let path = match entry.presence {
+            Presence::Damaged => damaged_path(&device.dir, chunk),
+            Presence::Whole | Presence::Missing | Presence::Removed => {
+                chunk_path(&device.dir, chunk)
+            }
+        };
+        Some((Arc::clone(device), path))
+    }
+
+    /// Refuses a request of a fenced owner, and promises its epoch.
+    fn promise(&self, stamp: Option<Stamp>) -> Result<(), Refusal> {
+        if let Some(stamp) = stamp {
+            self.parts.epochs.promise(stamp)?;
+        }
+        Ok(())
+    }
+
+    /// Makes creations and removals in directories durable.
+    fn sync_dirs<'a>(&self, dirs: impl Iterator<Item = &'a Path>) -> Result<()> {
+        let dirs: BTreeMap<&Path, ()> = dirs.map(|dir| (dir, ())).collect();
+        dirs.into_keys().try_for_each(|dir| {
+            self.parts.counters.note_sync();
+            self.fs().sync_dir(dir)
+        })
+    }
+
+    /// Counts the file of a chunk. A missing file occupies nothing.
+    fn count_space(&self, chunk: ChunkId, entry: &ChunkEntry) {
+        let device = self.parts.devices.get(entry.device);
+        if let Some(device) = device.filter(|_| entry.presence != Presence::Missing) {
+            self.space.add(entry.written.volume, entry.class, space_of(chunk, entry));
+            device.add_used(entry.file_bytes);
+        }
+    }
+
+    /// Takes back what [`Self::count_space`] counted for the entry.
+    fn uncount_space(&self, chunk: ChunkId, entry: &ChunkEntry) {
+        let device = self.parts.devices.get(entry.device);
+        if let Some(device) = device.filter(|_| entry.presence != Presence::Missing) {
+            self.space.sub(entry.written.volume, entry.class, space_of(chunk, entry));
+            device.sub_used(entry.file_bytes);
+        }
+    }
+}
+
+fn space_of(chunk: ChunkId, entry: &ChunkEntry) -> SpaceUse {
+    SpaceUse {
+        objects: 1,
+        physical_bytes: entry.file_bytes,
+        logical_bytes: entry.logical_bytes(chunk.index),
+    }
+}
+
+/// Path of a chunk's file. The first byte of the blob's id names the directory, so that no directory
+/// gets too many files.
+fn chunk_path(device: &Path, chunk: ChunkId) -> PathBuf {
+    let mut path = device.join(CHUNKS_NAME);
+    path.push(format!("{:02x}", chunk.blob.0[0]));
+    path.push(file::file_name(chunk));
+    path
+}
+
+/// Path of the file of a chunk with damage.
+fn damaged_path(device: &Path, chunk: ChunkId) -> PathBuf {
+    device.join(DAMAGED_NAME).join(file::file_name(chunk))
+}
+
+/// The directory of a path that [`chunk_path`] or [`damaged_path`] made.
+fn dir_of(path: &Path) -> &Path {
+    path.parent().unwrap_or(path)
+}

@@ -1,0 +1,103 @@
+//! The record of a chunk in the node's metadata. `docs/formats/chunk.md` has the byte table.
+//!
+//! The record decides whether a file is a chunk of the node, and it has the newest descriptor. The
+//! descriptor in the file is that of the seal.
+//!
+//! All functions are pure. Failure: a value that is no record is `None`.
+
+use archipelago_base::codec::{Reader, put_u8, put_u64};
+use archipelago_base::wire::Wire;
+use archipelago_store::BlobId;
+use archipelago_store::nodes::wire::{ChunkDescriptor, ChunkId};
+
+use crate::identity::DeviceId;
+
+/// Version of the records.
+const VERSION: u8 = 1;
+/// Length of a key in bytes.
+pub(crate) const KEY_BYTES: usize = 17;
+
+/// What the node knows durably about a chunk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RecordState {
+    /// The chunk is sealed, and its file has been whole.
+    Sealed,
+    /// The file has damage and was moved aside.
+    Damaged,
+    /// The chunk was given up, and its file is being removed.
+    Removed,
+}
+
+impl RecordState {
+    const fn code(self) -> u8 {
+        match self {
+            Self::Sealed => 1,
+            Self::Damaged => 2,
+            Self::Removed => 3,
+        }
+    }
+
+    const fn from_code(code: u8) -> Option<Self> {
+        Some(match code {
+            1 => Self::Sealed,
+            2 => Self::Damaged,
+            3 => Self::Removed,
+            _ => return None,
+        })
+    }
+}
+
+/// A record of the metadata.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ChunkRecord {
+    /// What became of the chunk.
+    pub(crate) state: RecordState,
+    /// Device with the chunk's file.
+    pub(crate) device: DeviceId,
+    /// Length of the file in bytes.
+    pub(crate) file_bytes: u64,
+    /// The newest descriptor.
+    pub(crate) descriptor: ChunkDescriptor,
+}
+
+impl ChunkRecord {
+    /// The value of the record.
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::with_capacity(256);
+        put_u8(&mut out, VERSION);
+        put_u8(&mut out, self.state.code());
+        put_u64(&mut out, self.device.0);
+        put_u64(&mut out, self.file_bytes);
+        self.descriptor.put(&mut out);
+        out
+    }
+
+    /// Reads the value of a record.
+    pub(crate) fn decode(value: &[u8]) -> Option<Self> {
+        let mut reader = Reader::new(value);
+        if reader.u8()? != VERSION {
+            return None;
+        }
+        let record = Self {
+            state: RecordState::from_code(reader.u8()?)?,
+            device: DeviceId(reader.u64()?),
+            file_bytes: reader.u64()?,
+            descriptor: ChunkDescriptor::get(&mut reader)?,
+        };
+        reader.is_empty().then_some(record)
+    }
+}
+
+/// The key of a chunk's record. Keys of a blob are neighbours.
+pub(crate) fn key(chunk: ChunkId) -> [u8; KEY_BYTES] {
+    let mut key = [0; KEY_BYTES];
+    key[..16].copy_from_slice(&chunk.blob.0);
+    key[16] = chunk.index;
+    key
+}
+
+/// The chunk whose record has this key.
+pub(crate) fn parse_key(key: &[u8]) -> Option<ChunkId> {
+    let (index, blob) = key.split_last()?;
+    Some(ChunkId { blob: BlobId(blob.try_into().ok()?), index: *index })
+}

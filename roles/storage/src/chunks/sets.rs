@@ -1,0 +1,239 @@
+//! Descriptors, the sets of volumes that keep blobs, lists, and the removal of chunks.
+//!
+//! A removal has three steps, each of which an opening completes after a crash:
+//! 1. The record says *removed*, durably.
+//! 2. The file is removed, and the chunk leaves the index.
+//! 3. Later, the directory is synced, and then the record is removed. A file that a power loss
+//!    brings back would else count as a chunk without a record.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use archipelago_base::{Epoch, ErrorKind, Result};
+use archipelago_store::nodes::wire::{
+    BlobEntry, ChunkId, PlacementEpoch, RefusalWhy, Stamp, StoreMessage,
+};
+use archipelago_store::{BlobId, VolumeId};
+
+use super::index::{ChunkEntry, Presence};
+use super::record::{ChunkRecord, RecordState, key};
+use super::write::done;
+use super::{Chunks, dir_of};
+use crate::answer::{Answer, Outcome, Refusal};
+use crate::meta::{MetaBatch, MetaSpace};
+
+/// Largest number of blobs in a request or an answer.
+const BLOBS_MAX: usize = 4096;
+/// Number of removals after which their records are removed.
+const REMOVALS_MAX: usize = 256;
+
+/// Removals whose records remain.
+#[derive(Debug, Default)]
+pub(crate) struct Removals {
+    /// The directories of the removed files.
+    dirs: BTreeMap<ChunkId, PathBuf>,
+}
+
+impl Removals {
+    /// Leaves out a chunk that has a new record.
+    pub(crate) fn forget(&mut self, chunk: ChunkId) {
+        self.dirs.remove(&chunk);
+    }
+}
+
+impl Chunks {
+    /// The descriptors of the chunks of a blob that can be read.
+    pub(super) fn describe(&self, blob: BlobId) -> Outcome {
+        let is_whole = |entry: &ChunkEntry| entry.presence == Presence::Whole;
+        let whole: Vec<ChunkId> = {
+            let index = self.index.lock();
+            index.of_blob(blob).filter(|(_, entry)| is_whole(entry)).map(|(id, _)| id).collect()
+        };
+        let mut descriptors = Vec::with_capacity(whole.len());
+        for chunk in whole {
+            descriptors.extend(self.record(chunk)?.map(|record| record.descriptor));
+        }
+        Ok(StoreMessage::Descriptors { descriptors }.into())
+    }
+
+    /// Adds a volume to the sets of blobs. Refused, without a change, if a blob has no chunk here.
+    pub(super) fn retain(&self, blobs: &[BlobId], volume: VolumeId) -> Outcome {
+        check_count(blobs)?;
+        let changes = self.changes.lock();
+        let mut changed = Vec::new();
+        for blob in blobs {
+            let chunks = self.chunks_of(*blob);
+            if chunks.is_empty() {
+                return Err(Refusal::new(
+                    RefusalWhy::NotThere,
+                    format!("blob {blob} has no sealed chunk on this node; it was given up"),
+                ));
+            }
+            for (chunk, entry) in chunks {
+                if let Err(at) = entry.retaining.binary_search(&volume)
+                    && let Some(mut record) = self.record(chunk)?
+                {
+                    record.descriptor.retaining.insert(at, volume);
+                    changed.push((chunk, record));
+                }
+            }
+        }
+        self.write_records(changed.iter().map(|(chunk, record)| (*chunk, record)))?;
+        self.update_sets(&changed);
+        drop(changes);
+        done()
+    }
+
+    /// Takes a volume out of the sets of blobs, and removes those that no volume keeps.
+    pub(super) fn release(&self, blobs: &[BlobId], stamp: Stamp) -> Outcome {
+        check_count(blobs)?;
+        self.promise(Some(stamp))?;
+        let is_own = |writer: Option<Stamp>| writer.is_some_and(|own| own.volume == stamp.volume);
+        for blob in blobs {
+            self.drop_unsealed(*blob, |unsealed| is_own(unsealed.stamp));
+        }
+        let mut changes = self.changes.lock();
+        let mut changed = Vec::new();
+        for (chunk, entry) in blobs.iter().flat_map(|blob| self.chunks_of(*blob)) {
+            let Ok(at) = entry.retaining.binary_search(&stamp.volume) else { continue };
+            let Some(mut record) = self.record(chunk)? else { continue };
+            record.descriptor.retaining.remove(at);
+            let ignores_sets = self.parts.options.sabotage.release_ignores_sets();
+            if record.descriptor.retaining.is_empty() || ignores_sets {
+                record.state = RecordState::Removed;
+            }
+            changed.push((chunk, record));
+        }
+        self.write_records(changed.iter().map(|(chunk, record)| (*chunk, record)))?;
+        self.update_sets(&changed);
+        let removed = changed.iter().filter(|(_, record)| record.state == RecordState::Removed);
+        self.remove_files(removed.map(|(chunk, _)| *chunk), &mut changes)?;
+        drop(changes);
+        done()
+    }
+
+    /// Removes a chunk that a larger placement epoch does not list.
+    pub(super) fn drop_chunk(&self, chunk: ChunkId, placement: PlacementEpoch) -> Outcome {
+        let mut changes = self.changes.lock();
+        let is_gone = self.chunks_of(chunk.blob).iter().all(|(known, _)| *known != chunk);
+        let Some(mut record) = self.record(chunk)?.filter(|_| !is_gone) else { return done() };
+        let known = &record.descriptor;
+        let lists_node = known.holders.iter().any(|holder| holder.storage == self.parts.storage);
+        if known.placement > placement || (known.placement == placement && lists_node) {
+            return Err(Refusal::new(
+                RefusalWhy::Malformed,
+                format!("chunk {chunk}: this node knows a newer placement, or is listed by it"),
+            ));
+        }
+        record.state = RecordState::Removed;
+        self.write_records([(chunk, &record)])?;
+        self.remove_files([chunk], &mut changes)?;
+        drop(changes);
+        done()
+    }
+
+    /// The blobs after `after` that a volume retains or writes.
+    pub(super) fn list(&self, volume: VolumeId, after: Option<BlobId>) -> Answer {
+        let mut sealed: BTreeMap<BlobId, BlobEntry> = BTreeMap::new();
+        let index = self.index.lock();
+        let from = after.map(|blob| ChunkId { blob, index: u8::MAX });
+        for (chunk, entry) in index.after(from) {
+            if sealed.len() > BLOBS_MAX {
+                break;
+            }
+            if entry.retaining.contains(&volume) && entry.presence != Presence::Removed {
+                // A volume that retains a blob of another one wrote it under none of its epochs.
+                let is_writer = entry.written.volume == volume;
+                let epoch = if is_writer { entry.written.epoch } else { Epoch::default() };
+                let listed = BlobEntry { blob: chunk.blob, epoch, is_sealed: true };
+                sealed.insert(chunk.blob, listed);
+            }
+        }
+        drop(index);
+        let mut blobs = sealed;
+        let unsealed = self.unsealed.of_volume(volume, after);
+        blobs.extend(unsealed.into_iter().map(|entry| (entry.blob, entry)));
+        let has_more = blobs.len() > BLOBS_MAX;
+        let blobs = blobs.into_values().take(BLOBS_MAX).collect();
+        StoreMessage::Blobs { blobs, has_more }.into()
+    }
+
+    /// The chunks of a blob that have a record, and are not being removed.
+    fn chunks_of(&self, blob: BlobId) -> Vec<(ChunkId, ChunkEntry)> {
+        let index = self.index.lock();
+        let kept = index.of_blob(blob).filter(|(_, entry)| entry.presence != Presence::Removed);
+        kept.map(|(chunk, entry)| (chunk, entry.clone())).collect()
+    }
+
+    fn update_sets(&self, changed: &[(ChunkId, ChunkRecord)]) {
+        let mut index = self.index.lock();
+        for (chunk, record) in changed {
+            if let Some(entry) = index.get_mut(*chunk) {
+                entry.retaining.clone_from(&record.descriptor.retaining);
+            }
+        }
+    }
+
+    /// Removes the files of chunks whose records say *removed*. A file that cannot be removed now is
+    /// removed by the next opening.
+    fn remove_files(
+        &self,
+        chunks: impl IntoIterator<Item = ChunkId>,
+        changes: &mut Removals,
+    ) -> Result<()> {
+        for chunk in chunks {
+            let Some(entry) = self.index.lock().get(chunk).cloned() else { continue };
+            self.files.forget(chunk);
+            if let Some(present) = self.index.lock().get_mut(chunk) {
+                present.presence = Presence::Removed;
+            }
+            // The record of a chunk on a missing device stays, in case that the device returns.
+            if let Some((_, path)) = self.file_of(chunk, &entry) {
+                match self.fs().remove(&path) {
+                    Ok(()) => {}
+                    Err(error) if error.kind() == ErrorKind::NotFound => {}
+                    Err(error) => {
+                        tracing::warn!(%error, "a chunk was not removed; the next start removes it");
+                        continue;
+                    }
+                }
+                changes.dirs.insert(chunk, dir_of(&path).to_owned());
+            }
+            self.uncount_space(chunk, &entry);
+            self.index.lock().remove(chunk);
+        }
+        if changes.dirs.len() >= REMOVALS_MAX { self.settle_removals(changes) } else { Ok(()) }
+    }
+
+    /// Removes the records of removed chunks.
+    pub(super) fn settle_removals(&self, changes: &mut Removals) -> Result<()> {
+        self.sync_dirs(changes.dirs.values().map(PathBuf::as_path))?;
+        let mut batch = MetaBatch::default();
+        for chunk in changes.dirs.keys() {
+            batch.remove(MetaSpace::Chunks, &key(*chunk));
+        }
+        if !batch.is_empty() {
+            self.parts.meta.apply(&batch)?;
+        }
+        changes.dirs.clear();
+        Ok(())
+    }
+
+    /// Notes that the file of a removed chunk is gone, whose record remains.
+    pub(super) fn note_removal(&self, chunk: ChunkId, dir: PathBuf) {
+        self.changes.lock().dirs.insert(chunk, dir);
+    }
+
+    /// Removes the records of removed chunks, so that the next opening has less to do.
+    pub(crate) fn settle(&self) -> Result<()> {
+        self.settle_removals(&mut self.changes.lock())
+    }
+}
+
+fn check_count(blobs: &[BlobId]) -> Result<(), Refusal> {
+    if blobs.len() <= BLOBS_MAX {
+        return Ok(());
+    }
+    let text = format!("{} blobs in one request; it takes {BLOBS_MAX}", blobs.len());
+    Err(Refusal::new(RefusalWhy::Malformed, text))
+}

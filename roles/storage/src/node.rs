@@ -186,6 +186,13 @@ impl StorageNode {
         refusal.into_message().into()
     }
 
+    /// The answer to a request that finds no room to wait.
+    pub(crate) fn refuse_busy(&self, text: String) -> StoreMessage {
+        self.parts.counters.note_request();
+        self.parts.counters.note_refusal(RefusalWhy::Busy);
+        Refusal::new(RefusalWhy::Busy, text).into_message()
+    }
+
     /// Syncs the extent of an append, and answers it. Concurrent calls for one extent share a sync.
     pub(crate) fn finish(&self, from: ClientId, wanted: &SyncWanted) -> (StoreMessage, Vec<u8>) {
         let refuse = |refusal| self.refuse(from, "a sync of a log", refusal);

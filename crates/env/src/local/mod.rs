@@ -1,7 +1,7 @@
 //! Files of the local operating system.
 //!
-//! [`LocalFs`] holds only the permission bits of created files ([`GroupAccess`]), so handles with
-//! the same bits are interchangeable. It adds to the system calls:
+//! [`LocalFs`] holds only the permission bits of created files ([`GroupAccess`]) and the form of
+//! logs, so handles with the same settings are interchangeable. It adds to the system calls:
 //! - Writers collect appends (in a buffer, or aligned for `O_DIRECT`), reserve space ahead, and
 //!   return the space that they did not need.
 //! - Readers join adjacent requests into one system call, and align for `O_DIRECT`.
@@ -61,6 +61,8 @@ use crate::fs::{
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LocalFs {
     modes: Modes,
+    /// Whether each append to a log is a `write`, so that no log has a ring.
+    has_plain_logs: bool,
 }
 
 impl LocalFs {
@@ -81,13 +83,35 @@ impl LocalFs {
     /// ```
     #[must_use]
     pub fn for_group(access: GroupAccess) -> Self {
-        Self { modes: Modes::Exact(access) }
+        Self { modes: Modes::Exact(access), ..Self::default() }
     }
 
     /// Makes a handle for reports that hold no data. The umask alone decides who may read them.
     #[must_use]
     pub fn for_reports() -> Self {
-        Self { modes: Modes::ByUmask }
+        Self { modes: Modes::ByUmask, ..Self::default() }
+    }
+
+    /// The same handle with one `write` for each append to a log. It suits a process with many open
+    /// logs, because every other log has a ring of 4 MiB and a thread.
+    ///
+    /// ```
+    /// use archipelago_base::Epoch;
+    /// use archipelago_env::local::LocalFs;
+    /// use archipelago_env::{FileClass, FileSystem, IoContext, IoPurpose, LogOptions};
+    ///
+    /// let dir = tempfile::tempdir()?;
+    /// let context = IoContext::new(FileClass::Wal, IoPurpose::ForegroundWrite);
+    /// let options = LogOptions { incarnation: Epoch(1), size_hint_bytes: 0, recycle: None };
+    /// let fs = LocalFs::new().with_plain_logs();
+    /// let mut log = fs.create_log(&dir.path().join("log"), context, options)?;
+    /// log.append(&[b"coral"])?;
+    /// assert_eq!(log.unwritten_bytes(), 0, "the file has every byte");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn with_plain_logs(self) -> Self {
+        Self { has_plain_logs: true, ..self }
     }
 
     /// Makes the handle of [`LocalFs::new`] behind a shared pointer.
@@ -159,6 +183,9 @@ impl FileSystem for LocalFs {
         context: IoContext,
         options: LogOptions,
     ) -> Result<Box<dyn LogFile>> {
+        if self.has_plain_logs {
+            return plain_log::create(path, &options, self.modes);
+        }
         log::create(path, context, &options, self.modes)
     }
 

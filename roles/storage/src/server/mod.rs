@@ -1,0 +1,197 @@
+//! A storage node as a process runs it: a fabric node, its listeners, I/O threads and beats.
+//!
+//! [`StorageServer`] owns all of it.
+//!
+//! | module | purpose |
+//! | --- | --- |
+//! | `serving` | the way of a request through the lanes and the node |
+//! | `lane` | a bounded queue with order per object |
+//! | `syncs` | answers that share a sync |
+//!
+//! Invariants:
+//! 1. Every life of the process has a larger number than the one before, by the wall clock.
+//! 2. The listeners end before the threads, and the threads before the node is closed.
+//!
+//! Thread-safety: any thread may call any method.
+//! Failure: an error of `start` names the cause, and nothing keeps running.
+//! Cost: eleven threads, six more per device, and one per manager.
+
+mod lane;
+mod serving;
+mod syncs;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use archipelago_base::clock::{Clock, SystemClock};
+use archipelago_base::spawn::{Joiner, SystemSpawn};
+use archipelago_base::{Epoch, Error, Result};
+use archipelago_env::FileSystem;
+use archipelago_env::local::LocalFs;
+use archipelago_fabric::{Endpoints, Listener, Node, NodeId, Secret};
+use archipelago_store::nodes::StorageId;
+
+use self::serving::{RequestHandler, Serving};
+use crate::beats::{BeatThreads, Beats, NodeAddress};
+use crate::node::{NodeOptions, StorageNode};
+
+/// Settings of a storage node's process.
+#[derive(Clone, Debug)]
+pub struct StorageSettings {
+    /// The node's number in the fabric, at least 1, which stays the same over restarts.
+    pub id: NodeId,
+    /// Directories for the node's data, one per disk. The first one also has the metadata.
+    pub devices: Vec<PathBuf>,
+    /// Endpoints at which the node listens: `tcp:HOST:PORT` or `shm:PATH`.
+    pub listen: Vec<String>,
+    /// Endpoints that other members use instead of those in `listen` at the same index.
+    pub advertise: Vec<String>,
+    /// Endpoints of all managers.
+    pub managers: Vec<String>,
+    /// Set of nodes that fail together with this one.
+    pub domain: String,
+    /// The cluster's secret. Without one the node listens on loopback addresses only. Default:
+    /// none.
+    pub secret: Option<Secret>,
+    /// Options of the node. Its life and its domain are set by the server.
+    pub node: NodeOptions,
+}
+
+impl StorageSettings {
+    /// An error that names the first setting that is not valid.
+    pub fn validate(&self) -> Result<()> {
+        if self.id.0 == 0 {
+            return Err(Error::invalid("node id 0: a storage node's number is at least 1"));
+        }
+        if self.devices.is_empty() {
+            return Err(Error::invalid("a storage node needs a directory: name at least one"));
+        }
+        if self.listen.is_empty() {
+            return Err(Error::invalid("a storage node needs an address at which it listens"));
+        }
+        if self.domain.is_empty() {
+            return Err(Error::invalid("the domain of a storage node is empty: name its rack"));
+        }
+        Ok(())
+    }
+}
+
+/// A running storage node. Drop closes it as [`StorageServer::close`] does, and logs errors.
+pub struct StorageServer {
+    node: Arc<StorageNode>,
+    fabric: Arc<Node>,
+    serving: Arc<Serving>,
+    addresses: Vec<String>,
+    listeners: Vec<Box<dyn Listener>>,
+    beats: Option<BeatThreads>,
+    threads: Vec<Joiner>,
+    is_closed: bool,
+}
+
+impl std::fmt::Debug for StorageServer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "StorageServer({})", self.node.storage())
+    }
+}
+
+impl StorageServer {
+    /// Opens the node on local directories and starts to serve. Errors: those of
+    /// [`StorageNode::open`], a setting that is not valid, and an address that cannot be used.
+    pub fn start(settings: StorageSettings) -> Result<Self> {
+        // A node has many open extents, and rings would cost memory and a thread for each.
+        Self::start_on(Arc::new(LocalFs::new().with_plain_logs()), settings)
+    }
+
+    /// Does what [`StorageServer::start`] does on another file system, such as emulated devices.
+    pub fn start_on(fs: Arc<dyn FileSystem>, settings: StorageSettings) -> Result<Self> {
+        settings.validate()?;
+        let life = Epoch(SystemClock::shared().unix_ms());
+        let domain = settings.domain.clone();
+        let options = NodeOptions { life, domain, ..settings.node.clone() };
+        let node = StorageNode::open(fs, &settings.devices, options)?;
+        let serving = Serving::new(Arc::clone(&node));
+        let handler = Box::new(RequestHandler(Arc::clone(&serving)));
+        let fabric = Node::new(settings.id, life, Some(handler))?;
+        let mut server = Self {
+            node,
+            fabric,
+            serving,
+            addresses: Vec::new(),
+            listeners: Vec::new(),
+            beats: None,
+            threads: Vec::new(),
+            is_closed: false,
+        };
+        // From here on the drop of the server ends what has begun.
+        server.threads = server.serving.start(&SystemSpawn, settings.devices.len())?;
+        server.listen(&settings, life)?;
+        Ok(server)
+    }
+
+    fn listen(&mut self, settings: &StorageSettings, life: Epoch) -> Result<()> {
+        let endpoints = Arc::new(Endpoints::new().with_secret(settings.secret.clone()));
+        for (place, listen) in settings.listen.iter().enumerate() {
+            let listener = endpoints.serve(&self.fabric, listen)?;
+            let kind = listen.split(':').next().unwrap_or_default();
+            let bound = format!("{kind}:{}", listener.address());
+            self.addresses.push(settings.advertise.get(place).cloned().unwrap_or(bound));
+            self.listeners.push(listener);
+        }
+        let address = NodeAddress {
+            node: settings.id,
+            life,
+            endpoints: self.addresses.clone(),
+            domain: settings.domain.clone(),
+        };
+        let beats = Arc::new(Beats::new(Arc::clone(&self.node), address)?);
+        self.beats = Some(BeatThreads::start(&beats, &settings.managers, &endpoints)?);
+        Ok(())
+    }
+
+    /// Identity of the node, which its directories keep.
+    #[must_use]
+    pub fn storage(&self) -> StorageId {
+        self.node.storage()
+    }
+
+    /// Endpoints of the node, as other members know them.
+    #[must_use]
+    pub fn addresses(&self) -> &[String] {
+        &self.addresses
+    }
+
+    /// The node, for requests of this process.
+    #[must_use]
+    pub fn node(&self) -> &Arc<StorageNode> {
+        &self.node
+    }
+
+    /// Ends the node: no request is answered any more, and open extents are synced. Errors: those of
+    /// the syncs.
+    pub fn close(mut self) -> Result<()> {
+        self.shut_down()
+    }
+
+    fn shut_down(&mut self) -> Result<()> {
+        if std::mem::replace(&mut self.is_closed, true) {
+            return Ok(());
+        }
+        self.beats = None;
+        self.listeners.clear();
+        self.serving.close();
+        for thread in self.threads.drain(..) {
+            if let Err(error) = thread.join() {
+                tracing::error!(%error, "a thread of the storage node panicked");
+            }
+        }
+        self.node.close()
+    }
+}
+
+impl Drop for StorageServer {
+    fn drop(&mut self) {
+        if let Err(error) = self.shut_down() {
+            tracing::error!(%error, "the storage node was not closed; its next start recovers it");
+        }
+    }
+}

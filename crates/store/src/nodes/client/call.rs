@@ -30,7 +30,8 @@ pub enum Lane {
 pub struct CallOptions {
     /// Class by which a network card orders messages.
     pub class: TrafficClass,
-    /// Time after which the call ends without an answer.
+    /// Time, counted from the sending of the request, after which the call ends without an answer.
+    /// A connection that is needed before takes at most 2 s more.
     pub deadline: Duration,
     /// Whether the node may execute the request more than once, so that it does not remember it.
     /// That holds for every message of the store, and is the default.

@@ -1,8 +1,8 @@
 //! The members of the cluster, as a client knows them, refreshed from the managers.
 //!
 //! Invariants:
-//! 1. One request to the managers is in flight at a time. A caller that waited for another one's
-//!    takes its result.
+//! 1. One question for the members is in flight at a time. A caller that waited for another
+//!    caller's question takes its outcome, also if it is an error.
 //! 2. Without an answer of a manager the last members stay in use.
 //!
 //! Thread-safety: any thread may call any method.
@@ -29,10 +29,19 @@ const FRESH_BOUNDS: (Duration, Duration) = (Duration::from_millis(50), Duration:
 #[derive(Debug)]
 struct KnownMembers {
     members: Arc<Members>,
-    /// Time of the last answer; `None` before the first.
-    refreshed_ns: Option<u64>,
-    /// Time of the last attempt.
-    tried_ns: Option<u64>,
+    /// Time at which the last question ended; `None` before the first.
+    ended_ns: Option<u64>,
+    /// Why the last question has no answer; `None` if it has one.
+    error: Option<Error>,
+    /// Time of the last question.
+    asked_ns: Option<u64>,
+    fresh_for: Duration,
+}
+
+/// The answer of a manager.
+struct MembersAnswer {
+    /// The members, if the known ones have another version.
+    members: Option<Members>,
     fresh_for: Duration,
 }
 
@@ -52,9 +61,13 @@ impl MembersCache {
         runtime: &Arc<dyn Runtime>,
         managers: Vec<String>,
     ) -> Self {
-        let members = Arc::default();
-        let known =
-            KnownMembers { members, refreshed_ns: None, tried_ns: None, fresh_for: FRESH_FOR };
+        let known = KnownMembers {
+            members: Arc::default(),
+            ended_ns: None,
+            error: None,
+            asked_ns: None,
+            fresh_for: FRESH_FOR,
+        };
         Self {
             managers,
             route: Route::new(reach, ClientId(runtime.seed()), None),
@@ -74,37 +87,46 @@ impl MembersCache {
         let now_ns = self.runtime.now_ns();
         let mut known = self.known.lock();
         let fresh_ns = known.fresh_for.as_nanos() as u64;
-        let is_due = known.tried_ns.is_none_or(|tried_ns| now_ns >= tried_ns + fresh_ns);
+        let is_due = known.asked_ns.is_none_or(|asked_ns| now_ns >= asked_ns + fresh_ns);
         if is_due {
-            known.tried_ns = Some(now_ns);
+            known.asked_ns = Some(now_ns);
         }
         is_due
     }
 
-    /// Asks the managers, unless an answer came since the call began.
+    /// Asks the managers, unless another question ended since the call began.
     pub(super) async fn refresh(&self) -> Result<Arc<Members>> {
         let called_ns = self.runtime.now_ns();
         let _pass = self.refreshing.enter().await;
         let version = {
             let mut known = self.known.lock();
-            if known.refreshed_ns.is_some_and(|refreshed_ns| refreshed_ns > called_ns) {
-                return Ok(Arc::clone(&known.members));
+            if known.ended_ns.is_some_and(|ended_ns| ended_ns > called_ns) {
+                return known.error.clone().map_or_else(|| Ok(Arc::clone(&known.members)), Err);
             }
-            known.tried_ns = Some(self.runtime.now_ns());
+            known.asked_ns = Some(self.runtime.now_ns());
             known.members.version
         };
+        let answer = self.ask_members(version).await;
+        let mut known = self.known.lock();
+        known.ended_ns = Some(self.runtime.now_ns());
+        known.error = answer.as_ref().err().cloned();
+        let MembersAnswer { members, fresh_for } = answer?;
+        if let Some(members) = members {
+            known.members = Arc::new(members);
+        }
+        known.fresh_for = fresh_for;
+        Ok(Arc::clone(&known.members))
+    }
+
+    async fn ask_members(&self, version: u64) -> Result<MembersAnswer> {
         match self.ask(&StoreMessage::AskMembers { version }).await? {
             StoreMessage::MembersAre { members, beat_ms } => {
-                let mut known = self.known.lock();
-                if let Some(members) = members {
-                    known.members = Arc::new(members);
-                }
-                if beat_ms > 0 {
-                    let (least, most) = FRESH_BOUNDS;
-                    known.fresh_for = Duration::from_millis(beat_ms).clamp(least, most);
-                }
-                known.refreshed_ns = Some(self.runtime.now_ns());
-                Ok(Arc::clone(&known.members))
+                let (least, most) = FRESH_BOUNDS;
+                let fresh_for = match beat_ms {
+                    0 => FRESH_FOR,
+                    ms => Duration::from_millis(ms).clamp(least, most),
+                };
+                Ok(MembersAnswer { members, fresh_for })
             }
             other => Err(Error::unsupported(format!(
                 "managers {}: the answer {} does not fit AskMembers: client and manager may have \

@@ -360,7 +360,11 @@ impl NodeClient {
     }
 
     /// Waits for the answer.
-    async fn finish(&self, in_flight: InFlight, outgoing: &Outgoing) -> Result<Answer, CallError> {
+    async fn finish(
+        self: &Arc<Self>,
+        in_flight: InFlight,
+        outgoing: &Outgoing,
+    ) -> Result<Answer, CallError> {
         let InFlight { peer, link, promise, mut waiting } = in_flight;
         let class = outgoing.how.class;
         match promise.await {
@@ -394,7 +398,7 @@ impl NodeClient {
 
     /// The error for a request that the fabric gave up.
     fn failed(
-        &self,
+        self: &Arc<Self>,
         refusal: Refusal,
         peer: &Peer,
         link: &Arc<dyn Link>,
@@ -416,6 +420,7 @@ impl NodeClient {
             Reason::Deadline if peer.was_heard_since(waiting.sent_ns) => unanswered(),
             _ => {
                 link.close();
+                self.refresh_soon();
                 unanswered()
             }
         }

@@ -144,7 +144,7 @@ impl ManagerServer {
         };
         let endpoints = Arc::new(Endpoints::new().with_secret(settings.secret.clone()));
         let store = Store::new(settings.store, &endpoints)?;
-        let storage = StorageRpc::new(settings.storage, entropy_seed(), &rpc, &endpoints, &clock);
+        let storage = StorageRpc::new(settings.storage, &rpc, &endpoints, &clock);
         let front = Front {
             pool: handler,
             store: Arc::downgrade(&store),

@@ -19,7 +19,7 @@ use archipelago_compute::flexkv::{FlexKvNode, FlexKvNodeSettings, FlexKvSettings
 use archipelago_fabric::{ClientId, Line, NodeId};
 use archipelago_flexkv::WriteEffect;
 use archipelago_manager::core::Terms;
-use archipelago_manager::{ManagerServer, ManagerSettings, StorePlan};
+use archipelago_manager::{ManagerServer, ManagerSettings, MemberTerms, StorePlan};
 use archipelago_memory::{MemoryServer, MemorySettings};
 use archipelago_pool::wire::{BlockState, Message};
 use archipelago_resp::flexkv_store::FlexKvStore;

@@ -1,8 +1,8 @@
 //! The storage part of the manager: the members of a cluster of storage nodes.
 //!
-//! [`StorageRpc`] owns the state machine, which is [`MemberTable`] of the store's crate, and answers
+//! [`StorageRpc`] owns the state machine, which is [`MemberTable`] of the store's crate. It answers
 //! the messages of storage nodes, clients and operators with it. The manager's listeners receive
-//! them beside the messages of the pool, from which they differ in the first byte.
+//! them together with the messages of the pool, from which they differ in the first byte.
 //!
 //! | part | file |
 //! | --- | --- |
@@ -25,6 +25,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, OnceLock};
 
 use archipelago_base::clock::Clock;
+use archipelago_base::random::entropy_seed;
 use archipelago_fabric::{Endpoints, Reply, Request};
 use archipelago_store::nodes::members::{ManagerPart, MemberTable, MemberTerms};
 use archipelago_store::nodes::wire::{RefusalWhy, Refused, StoreMessage, envelope};
@@ -53,12 +54,11 @@ impl StorageRpc {
     /// A manager without members.
     pub(crate) fn new(
         terms: MemberTerms,
-        seed: u64,
         pool: &Arc<ManagerRpc>,
         endpoints: &Arc<Endpoints>,
         clock: &Arc<dyn Clock>,
     ) -> Arc<Self> {
-        let table = MemberTable::new(terms, seed, clock.now_ns());
+        let table = MemberTable::new(terms, entropy_seed(), clock.now_ns());
         Arc::new(Self {
             table: Mutex::new(table),
             clock: Arc::clone(clock),
@@ -111,3 +111,6 @@ fn malformed(request: &Request<'_>, what: &str) -> StoreMessage {
     tracing::warn!(client = %request.client, what, "a request was refused");
     Refused::new(RefusalWhy::Malformed, what).into()
 }
+
+#[cfg(test)]
+mod tests;

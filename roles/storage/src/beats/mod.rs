@@ -104,8 +104,8 @@ impl Beats {
     }
 
     /// Takes the answer of a manager to a beat with `version`, and keeps what it says. Errors:
-    /// `InvalidArgument` if the manager's nodes belong to another cluster, `NotFound` if an operator
-    /// has given this node up, and those of the node's files.
+    /// `InvalidArgument` if the manager's nodes belong to another cluster, `NotFound` if an
+    /// operator has given this node up, and those of the node's files.
     pub fn take_answer(&self, version: u64, answer: StoreMessage) -> Result<BeatAnswer> {
         match answer {
             StoreMessage::MembersAre { members, beat_ms } => {

@@ -19,11 +19,8 @@ const CLUSTER: ClusterId = ClusterId([7; 16]);
 
 fn open(fs: &MemFs) -> Beats {
     let fs: Arc<dyn FileSystem> = Arc::new(fs.clone());
-    let options = NodeOptions {
-        meta_threads: MetaThreads::Caller,
-        seed: Some(3),
-        ..NodeOptions::default()
-    };
+    let options =
+        NodeOptions { meta_threads: MetaThreads::Caller, seed: Some(3), ..NodeOptions::default() };
     let node = StorageNode::open(fs, &[PathBuf::from("/device")], options).unwrap();
     let address = NodeAddress {
         node: NodeId(5),

@@ -65,8 +65,7 @@ impl BeatThreads {
         let mut threads = Vec::new();
         for manager in managers {
             let (beats, stopping) = (Arc::clone(beats), Arc::clone(&signal));
-            let line =
-                Line::new(endpoints, vec![manager.clone()], ClientId(entropy_seed()), None);
+            let line = Line::new(endpoints, vec![manager.clone()], ClientId(entropy_seed()), None);
             let work = Box::new(move || carry(&beats, &line, &stopping));
             threads.push(SystemSpawn.spawn("storage-beat", work)?);
         }

@@ -172,9 +172,8 @@ fn count(seed: u64) {
         possible = possible.max(value + 1);
     }
     world.start_all();
-    let value = read(&*registers[0]).map_or(0, |now| {
-        u64::from_le_bytes(now.value[..].try_into().unwrap())
-    });
+    let value =
+        read(&*registers[0]).map_or(0, |now| u64::from_le_bytes(now.value[..].try_into().unwrap()));
     assert!((sure..=possible).contains(&value), "seed {seed}: {value} of {sure}..={possible}");
 }
 

@@ -96,7 +96,7 @@ impl MemberTable {
     pub(super) fn conclude_founding(&mut self, now_ns: u64) {
         let Some(founding) = &self.founding else { return };
         let keeps = |id: &&StorageId| {
-            self.nodes.get(id).is_some_and(|entry| entry.cluster == Some(founding.cluster))
+            self.nodes.get(*id).is_some_and(|entry| entry.cluster == Some(founding.cluster))
         };
         let kept = founding.root_set.members.iter().filter(keeps).count();
         let passed = Duration::from_nanos(now_ns.saturating_sub(founding.since_ns));

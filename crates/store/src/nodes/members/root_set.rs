@@ -36,7 +36,7 @@ impl MemberTable {
         let old = &self.root_set;
         let (kept, gone): (Vec<StorageId>, Vec<StorageId>) =
             old.members.iter().copied().partition(|id| !self.must_leave(*id));
-        let is_up = |id: &&StorageId| self.nodes.get(id).is_some_and(super::NodeEntry::is_up);
+        let is_up = |id: &&StorageId| self.nodes.get(*id).is_some_and(super::NodeEntry::is_up);
         if old.members.is_empty() || old.members.iter().filter(is_up).count() < old.majority() {
             return None;
         }

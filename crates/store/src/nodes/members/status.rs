@@ -43,7 +43,7 @@ impl MemberTable {
 
     fn waits_for_majority(&self) -> String {
         let is_up = |id: &&super::StorageId| {
-            self.nodes.get(id).is_some_and(|entry| {
+            self.nodes.get(*id).is_some_and(|entry| {
                 matches!(entry.member.state, MemberState::Up | MemberState::Draining)
             })
         };

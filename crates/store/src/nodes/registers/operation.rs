@@ -38,15 +38,15 @@ struct NoMajority<'a> {
     root_set: &'a RootSet,
     /// Members that answered in the last round.
     answered: &'a BTreeSet<StorageId>,
-    /// Whether the operation may change the value.
-    may_change: bool,
+    /// Whether the change may be applied.
+    may_be_applied: bool,
 }
 
 impl NoMajority<'_> {
     fn error(&self) -> Error {
         let silent = self.root_set.members.iter().filter(|id| !self.answered.contains(id));
         let silent: Vec<String> = silent.map(ToString::to_string).collect();
-        let outcome = match self.may_change {
+        let outcome = match self.may_be_applied {
             true => "; whether the change was applied is unknown, so read the value again",
             false => "",
         };
@@ -102,7 +102,6 @@ impl NodeRegister {
         name: &str,
     ) -> Result<ProposalResult> {
         let give_up_ns = self.give_up_ns();
-        let may_change = proposal.may_change();
         proposal.start(self.counter.load(Ordering::Relaxed));
         let mut calls = CallsInFlight::new();
         let mut answered = BTreeSet::new();
@@ -120,7 +119,9 @@ impl NodeRegister {
                 NextStep::Retry => {
                     if self.runtime.now_ns() >= give_up_ns {
                         let (root_set, answered) = (proposal.root_set(), &answered);
-                        return Err(NoMajority { name, root_set, answered, may_change }.error());
+                        let may_be_applied = proposal.may_be_applied();
+                        let ended = NoMajority { name, root_set, answered, may_be_applied };
+                        return Err(ended.error());
                     }
                     self.runtime.sleep(self.pause(round)).await;
                     round += 1;
@@ -233,7 +234,8 @@ impl NodeRegister {
             if self.runtime.now_ns() >= give_up_ns {
                 let (root_set, answered) = (&root_set, &answered);
                 let name = prefix;
-                return Err(NoMajority { name, root_set, answered, may_change: false }.error());
+                let ended = NoMajority { name, root_set, answered, may_be_applied: false };
+                return Err(ended.error());
             }
             self.runtime.sleep(self.pause(round)).await;
             round += 1;

@@ -183,7 +183,9 @@ impl World {
 
     /// The members, as the manager knows them.
     pub(crate) fn members(&self) -> Members {
-        self.manager.as_ref().map_or_else(Members::default, |manager| manager.look(MemberTable::members))
+        self.manager
+            .as_ref()
+            .map_or_else(Members::default, |manager| manager.look(MemberTable::members))
     }
 
     /// An operator's order to empty a node.

@@ -146,10 +146,10 @@ impl Proposal {
         self.ballot
     }
 
-    /// Whether the operation is a change.
+    /// Whether members were asked to accept the change, so that it may be applied.
     #[must_use]
-    pub fn may_change(&self) -> bool {
-        matches!(self.operation, Operation::Swap { .. })
+    pub fn may_be_applied(&self) -> bool {
+        self.sent_version.is_some()
     }
 
     /// The newer root set that a member named and that ended the operation, if one did.

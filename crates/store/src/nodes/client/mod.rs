@@ -59,7 +59,9 @@ use super::placement::NodeReport;
 use super::wire::{Members, RefusalWhy, StorageMember, StoreMessage, envelope};
 
 pub use self::call::{Answer, CallError, CallOptions, Lane, Payload};
-pub use self::stats::{ClientStats, EventCount, NodeCallCounts, StatsSnapshot, StoreEvent};
+pub use self::stats::{
+    ClientStats, EventCount, NodeCallCounts, NodeCallTimes, StatsSnapshot, StoreEvent,
+};
 pub use self::timing::NodeTiming;
 
 /// Pause between two questions for the members of a cluster that is not ready.
@@ -369,7 +371,8 @@ impl NodeClient {
         let class = outgoing.how.class;
         match promise.await {
             Ok(body) => {
-                peer.heard(self.runtime().now_ns());
+                let now_ns = self.runtime().now_ns();
+                peer.heard(now_ns);
                 let bytes = body.len() as u64;
                 let answer = Answer::read(body);
                 let end = match &answer {
@@ -377,10 +380,12 @@ impl NodeClient {
                     Err(CallError::Refused { .. }) => CallEnd::Refused,
                     Err(_) => CallEnd::Unanswered,
                 };
-                if end != CallEnd::Answered(bytes) {
+                if answer.is_err() {
                     // A refusal is fast and says nothing about the disk.
                     waiting.kind = CallKind::Other;
                 }
+                let time_ns = now_ns.saturating_sub(waiting.sent_ns);
+                waiting.node.calls.took(waiting.kind, time_ns);
                 waiting.node.calls.ended(class, end);
                 answer
             }

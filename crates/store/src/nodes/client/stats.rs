@@ -9,12 +9,13 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use archipelago_base::metrics::Counters;
+use archipelago_base::metrics::{Counters, Histogram, Summary};
 use archipelago_env::FileClass;
 use archipelago_fabric::TrafficClass;
 use parking_lot::Mutex;
 
 use super::super::StorageId;
+use super::timing::CallKind;
 use crate::ids::LogId;
 
 /// What a driver had to do beyond the usual calls.
@@ -91,9 +92,13 @@ const UNANSWERED: usize = 4;
 const PER_CLASS: usize = 5;
 const CLASSES: usize = TrafficClass::ALL.len();
 
-/// The calls to one node, by class of traffic.
+/// The calls to one node: counters by class of traffic, and times of answered calls by kind.
 #[derive(Debug, Default)]
-pub(super) struct NodeCalls(Counters<{ PER_CLASS * CLASSES }>);
+pub(super) struct NodeCalls {
+    counters: Counters<{ PER_CLASS * CLASSES }>,
+    read_ns: Histogram,
+    write_ns: Histogram,
+}
 
 fn class_index(class: TrafficClass) -> usize {
     match class {
@@ -108,29 +113,38 @@ fn class_index(class: TrafficClass) -> usize {
 impl NodeCalls {
     pub(super) fn sent(&self, class: TrafficClass, bytes: u64) {
         let first = class_index(class) * PER_CLASS;
-        self.0.add(first + CALLS, 1);
-        self.0.add(first + SENT_BYTES, bytes);
+        self.counters.add(first + CALLS, 1);
+        self.counters.add(first + SENT_BYTES, bytes);
+    }
+
+    /// Notes the time of an answered call.
+    pub(super) fn took(&self, kind: CallKind, time_ns: u64) {
+        match kind {
+            CallKind::Read => self.read_ns.record(time_ns),
+            CallKind::Write => self.write_ns.record(time_ns),
+            CallKind::Other => {}
+        }
     }
 
     pub(super) fn ended(&self, class: TrafficClass, end: CallEnd) {
         let first = class_index(class) * PER_CLASS;
         match end {
-            CallEnd::Answered(bytes) => self.0.add(first + RECEIVED_BYTES, bytes),
-            CallEnd::Refused => self.0.add(first + REFUSED, 1),
-            CallEnd::Unanswered => self.0.add(first + UNANSWERED, 1),
+            CallEnd::Answered(bytes) => self.counters.add(first + RECEIVED_BYTES, bytes),
+            CallEnd::Refused => self.counters.add(first + REFUSED, 1),
+            CallEnd::Unanswered => self.counters.add(first + UNANSWERED, 1),
         }
     }
 
     fn of(&self, storage: StorageId, class: TrafficClass) -> NodeCallCounts {
-        let first = class_index(class) * PER_CLASS;
+        let get = |counter| self.counters.get(class_index(class) * PER_CLASS + counter);
         NodeCallCounts {
             storage,
             class,
-            calls: self.0.get(first + CALLS),
-            sent_bytes: self.0.get(first + SENT_BYTES),
-            received_bytes: self.0.get(first + RECEIVED_BYTES),
-            refused: self.0.get(first + REFUSED),
-            unanswered: self.0.get(first + UNANSWERED),
+            calls: get(CALLS),
+            sent_bytes: get(SENT_BYTES),
+            received_bytes: get(RECEIVED_BYTES),
+            refused: get(REFUSED),
+            unanswered: get(UNANSWERED),
         }
     }
 }
@@ -154,6 +168,17 @@ pub struct NodeCallCounts {
     pub unanswered: u64,
 }
 
+/// Times of the answered calls to a node, in nanoseconds.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct NodeCallTimes {
+    /// The node.
+    pub storage: StorageId,
+    /// Reads of chunks.
+    pub read_ns: Summary,
+    /// Pieces of chunks, and appends to logs.
+    pub write_ns: Summary,
+}
+
 /// Occurrences of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EventCount {
@@ -168,10 +193,12 @@ pub struct EventCount {
 }
 
 /// The counters at one moment.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct StatsSnapshot {
     /// Calls by node and class. Pairs without calls have no entry.
     pub calls: Vec<NodeCallCounts>,
+    /// Times of the calls to each node.
+    pub times: Vec<NodeCallTimes>,
     /// Events by kind, class and node. Combinations that did not occur have no entry.
     pub events: Vec<EventCount>,
     /// Acknowledged bytes of logs that a replica lacks.
@@ -231,6 +258,10 @@ impl ClientStats {
         let calls = nodes
             .iter()
             .flat_map(|(storage, calls)| TrafficClass::ALL.map(|class| calls.of(*storage, class)));
+        let times = nodes.iter().map(|(storage, calls)| {
+            let (read_ns, write_ns) = (calls.read_ns.summary(), calls.write_ns.summary());
+            NodeCallTimes { storage: *storage, read_ns, write_ns }
+        });
         let events = self.events.lock();
         let events = events.iter().filter_map(|(key, count)| {
             let (event, code, storage) = *key;
@@ -239,6 +270,7 @@ impl ClientStats {
         });
         StatsSnapshot {
             calls: calls.filter(|counts| counts.calls > 0).collect(),
+            times: times.collect(),
             events: events.collect(),
             backlog_bytes: self.backlogs.lock().values().sum(),
         }
@@ -251,6 +283,7 @@ mod tests {
     use archipelago_fabric::TrafficClass;
 
     use super::super::super::StorageId;
+    use super::super::timing::CallKind;
     use super::{CallEnd, ClientStats, StoreEvent};
     use crate::ids::LogId;
 
@@ -263,11 +296,15 @@ mod tests {
         let node = stats.node(StorageId(2));
         node.sent(TrafficClass::Gc, 5);
         node.ended(TrafficClass::Gc, CallEnd::Answered(70));
+        node.took(CallKind::Read, 4000);
         node.sent(TrafficClass::Gc, 5);
         node.ended(TrafficClass::Gc, CallEnd::Refused);
         node.sent(TrafficClass::Gc, 5);
         node.ended(TrafficClass::Gc, CallEnd::Unanswered);
-        let calls = stats.snapshot().calls;
+        let snapshot = stats.snapshot();
+        let times: Vec<_> = snapshot.times.iter().map(|times| times.read_ns.max).collect();
+        assert_eq!(times, [0, 4000]);
+        let calls = snapshot.calls;
         assert_eq!(calls.len(), 6);
         let gc = calls[5];
         assert_eq!((gc.storage, gc.class), (StorageId(2), TrafficClass::Gc));

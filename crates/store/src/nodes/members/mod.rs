@@ -421,7 +421,8 @@ impl MemberTable {
             self.nodes.get(&beat.storage).is_none_or(|entry| entry.member.life != beat.life);
         if is_new {
             let (storage, node, life) = (beat.storage, beat.node, beat.life);
-            tracing::info!(%storage, %node, %life, domain = beat.domain, "a storage node registered");
+            let domain = beat.domain;
+            tracing::info!(%storage, %node, %life, domain, "a storage node registered");
         }
         let unknown = || NodeEntry::unknown(beat.storage, now_ns);
         let entry = self.nodes.entry(beat.storage).or_insert_with(unknown);

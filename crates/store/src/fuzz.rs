@@ -14,7 +14,7 @@ use archipelago_base::codec::{Reader, put_u32};
 use archipelago_base::{Epoch, ErrorKind};
 
 use crate::ids::{LogId, VolumeId};
-use crate::nodes::log::LogLayout;
+use crate::nodes::logs::VolumeLog;
 use crate::nodes::register::caspaxos::RootSet;
 use crate::nodes::register::caspaxos::acceptor::{AcceptorState, Membership, RegisterCell};
 use crate::nodes::wire::stored::{
@@ -132,7 +132,7 @@ pub fn value(bytes: &[u8]) {
     checked::<AcceptorState>(bytes);
     checked::<Membership>(bytes);
     checked::<RegisterCell>(bytes);
-    enclosed::<LogLayout>(bytes);
+    enclosed::<VolumeLog>(bytes);
     enclosed::<BlobHint>(bytes);
     enclosed::<RootSet>(bytes);
 }

@@ -47,7 +47,9 @@ pub mod volume;
 pub use blob::{BlobOptions, BlobReader, BlobRef, BlobStore, BlobWriter};
 pub use fs::StoreFs;
 pub use ids::{BlobId, LogId, VolumeId};
-pub use log::{Layout, LayoutKeeper, LogPosition, LogStore, LogWriter, NewLog, RecoveredLog};
+pub use log::{
+    Layout, LayoutKeeper, LogPosition, LogStore, LogToRecover, LogWriter, NewLog, RecoveredLog,
+};
 pub use register::{Register, Swap, Versioned};
 pub use sabotage::Sabotage;
 pub use volume::{Volume, VolumeOptions};

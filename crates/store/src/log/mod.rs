@@ -97,6 +97,17 @@ pub struct RecoveredLog {
     pub may_miss_unsynced: bool,
 }
 
+/// A log that should be recovered.
+#[derive(Clone, Copy, Debug)]
+pub struct LogToRecover<'a> {
+    /// The log.
+    pub id: LogId,
+    /// The class with which it was created.
+    pub class: FileClass,
+    /// Its newest layout that is kept.
+    pub layout: &'a Layout,
+}
+
 /// A pool that keeps logs.
 pub trait LogStore: Send + Sync + fmt::Debug + 'static {
     /// Creates an empty log and returns its first layout. The caller keeps it durably before it
@@ -114,6 +125,12 @@ pub trait LogStore: Send + Sync + fmt::Debug + 'static {
         layout: &Layout,
         epoch: Epoch,
     ) -> Result<RecoveredLog>;
+    /// Recovers several logs as [`Self::recover`] does, and returns the outcomes in the given order.
+    /// The default recovers one after the other.
+    fn recover_all(&self, logs: &[LogToRecover<'_>], epoch: Epoch) -> Vec<Result<RecoveredLog>> {
+        let recover = |log: &LogToRecover<'_>| self.recover(log.id, log.class, log.layout, epoch);
+        logs.iter().map(recover).collect()
+    }
     /// Opens a log for reading, through the end that its layout has. If its layout has no end, the
     /// reader sees the bytes that are acknowledged now.
     fn open(&self, id: LogId, layout: &Layout, context: IoContext) -> Result<Arc<dyn RandomFile>>;

@@ -10,6 +10,7 @@
 //! | [`layout`] | redundancy scheme of a blob, striping, ranges of chunks for reads and repairs |
 //! | [`code`] | the erasure code RS(4,2) |
 //! | [`log`] | the writer and the recovery of a log on several nodes |
+//! | [`logs`] | the driver of logs |
 //! | [`register`] | the register of a root set of nodes |
 //! | [`registers`] | the driver of the register |
 //! | [`members`] | the members of a cluster, as a manager keeps them |
@@ -24,6 +25,7 @@ pub mod client;
 pub mod code;
 pub mod layout;
 pub mod log;
+pub mod logs;
 pub mod members;
 pub mod placement;
 pub mod register;

@@ -8,8 +8,8 @@
 //!    register, and so begins no generation.
 //! 3. Recover the namespace's log, which fences the old owner's commits, keep the recovered end in
 //!    the register, and replay the log.
-//! 4. Recover all logs without an end, which fences their writers. Choose a new boot id if unsynced
-//!    bytes may be missing.
+//! 4. Recover all logs without an end in one call, which fences their writers. Choose a new boot id
+//!    if unsynced bytes may be missing.
 //! 5. Begin a generation whose snapshot has all ends. One swap of the register makes the ends and
 //!    the boot id durable before the caller sees a byte.
 //! 6. Release strays.
@@ -34,13 +34,13 @@ use super::generation::{RecoveredGeneration, decode_generation};
 use super::lease::{LeaseLook, LeaseThread, LeaseView, LeaseWatch};
 use super::namespace_log::NamespaceCore;
 use super::pending::Superfluous;
-use super::record::{Content, Record, VolumeRecord};
+use super::record::{Content, FileRecord, Record, VolumeRecord};
 use super::registration::{Claim, Registration, register_name};
 use super::state::NamespaceState;
 use super::{Moment, Volume, VolumeOptions, log_class};
 use crate::Stores;
 use crate::ids::{LogId, VolumeId};
-use crate::log::RecoveredLog;
+use crate::log::{LogToRecover, RecoveredLog};
 use crate::register::{Register, Swap, Versioned};
 
 /// Shortest lease. Below it, an owner has no time to renew.
@@ -290,6 +290,27 @@ struct RecoveredVolume {
     end: LogEnd,
 }
 
+/// A file whose log has no end.
+#[derive(Clone, Copy, Debug)]
+struct OpenLog<'a> {
+    file: &'a FileRecord,
+    head: &'a [u8],
+    log: LogToRecover<'a>,
+}
+
+impl<'a> OpenLog<'a> {
+    /// The open log of `file`, if it has one.
+    fn of(file: &'a FileRecord) -> Option<Self> {
+        match &file.content {
+            Content::Log { head, id, layout, len_bytes: None } => {
+                let log = LogToRecover { id: *id, class: log_class(file.class), layout };
+                Some(Self { file, head, log })
+            }
+            _ => None,
+        }
+    }
+}
+
 /// Recovers the namespace and all logs without an end. Errors: `Busy` if too few nodes answer;
 /// `Corrupt`; `Fenced`.
 fn recover(stores: &Stores, registration: &Registration) -> Result<RecoveredVolume> {
@@ -310,15 +331,16 @@ fn recover(stores: &Stores, registration: &Registration) -> Result<RecoveredVolu
         state = generation.state;
     }
     let mut ends = Vec::new();
-    for file in state.files() {
-        let Content::Log { head, id, layout, len_bytes: None } = &file.content else { continue };
-        let recovered = stores.logs.recover(*id, log_class(file.class), layout, epoch);
+    let open: Vec<OpenLog<'_>> = state.files().filter_map(OpenLog::of).collect();
+    let logs: Vec<LogToRecover<'_>> = open.iter().map(|open| open.log).collect();
+    for (open, recovered) in open.iter().zip(stores.logs.recover_all(&logs, epoch)) {
+        let file = open.file;
         let recovered = recovered.map_err(|error| {
             let name = file.names.first().map(|name| name.display().to_string());
             error.context_at(format!("log file {}", name.unwrap_or_default()))
         })?;
         end = end.and(LogEnd::of(&recovered));
-        let (head, id, len_bytes) = (head.clone(), *id, Some(recovered.len_bytes));
+        let (head, id, len_bytes) = (open.head.to_vec(), open.log.id, Some(recovered.len_bytes));
         let content = Content::Log { head, id, layout: recovered.layout, len_bytes };
         ends.push(Record::Content { key: file.key, content, modified_ms: file.modified_ms });
     }

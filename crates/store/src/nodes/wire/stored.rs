@@ -20,7 +20,6 @@ use archipelago_base::codec::{Reader, put_u8, put_u32};
 use archipelago_base::wire::Wire;
 use archipelago_base::{Error, ErrorKind, Result};
 
-use super::super::log::LogLayout;
 use super::super::register::caspaxos::RootSet;
 use super::super::register::caspaxos::acceptor::{AcceptorState, Membership, RegisterCell};
 use super::{BlobHint, ChunkDescriptor};
@@ -65,11 +64,6 @@ pub trait Enclosed: Wire {
     const VERSION: u8;
     /// Name of the value in errors.
     const NAME: &'static str;
-}
-
-impl Enclosed for LogLayout {
-    const VERSION: u8 = 1;
-    const NAME: &'static str = "layout of a log on storage nodes";
 }
 
 impl Enclosed for BlobHint {

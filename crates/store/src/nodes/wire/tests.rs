@@ -10,6 +10,7 @@ use archipelago_fabric::{ClusterId, NodeId, RouteMessage};
 use super::super::StorageId;
 use super::super::layout::{CellSize, Scheme};
 use super::super::log::{ExtentRecord, LogLayout};
+use super::super::logs::VolumeLog;
 use super::super::placement::WritePurpose;
 use super::super::register::caspaxos::acceptor::{
     AcceptorAnswer, AcceptorRequest, AcceptorState, Membership, RegisterCell,
@@ -47,12 +48,14 @@ pub(crate) fn root_set() -> RootSet {
     RootSet { number: 2, members: vec![StorageId(1), StorageId(2), StorageId(3)] }
 }
 
-pub(crate) fn layout() -> LogLayout {
+pub(crate) fn layout() -> VolumeLog {
     let nodes = vec![StorageId(1), StorageId(2)];
     let ended = ExtentRecord { number: 1, start: 0, end: Some(0x1234), nodes, is_sealed: true };
     let nodes = vec![StorageId(3)];
     let open = ExtentRecord { number: 2, start: 0x1234, end: None, nodes, is_sealed: false };
-    LogLayout { extents: vec![ended, open], is_ended: false, may_miss_unsynced: true }
+    let extents = vec![ended, open];
+    let layout = LogLayout { extents, is_ended: false, may_miss_unsynced: true };
+    VolumeLog { volume: VOLUME, layout }
 }
 
 fn cell() -> RegisterCell {
@@ -418,6 +421,7 @@ fn golden_bytes_of_enclosed_values() {
     assert_eq!(hex(&stored::encode_enclosed(&root_set())), ["01", &set].concat());
     let golden = [
         "01",
+        &hex(&VOLUME.0),
         "02",
         "01000000",
         &word(""),

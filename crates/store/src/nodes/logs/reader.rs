@@ -1,0 +1,173 @@
+//! A reader of a log, through the end that it had when it was opened.
+//!
+//! A read asks one replica of each extent for the bytes, in pieces. Neighbouring pieces are read
+//! from different replicas in parallel, so that a recovery reads at the rate of several nodes. A
+//! replica that fails, or lacks the bytes, is replaced by the next one.
+//!
+//! Invariant: the length of a reader does not change.
+//!
+//! Thread-safety: any thread may read.
+//! Failure: `Busy` if no replica answers within the patience, `Corrupt` if all of them are damaged,
+//! `NotFound` if the log was removed.
+//! Cost: one round trip for every few pieces. The bytes are copied twice.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use archipelago_base::runtime::{join_all, wait_for};
+use archipelago_base::{Error, ErrorKind, Result};
+use archipelago_env::{IoContext, RandomFile};
+
+use super::super::log::{ExtentRecord, LogLayout, ReplicaId};
+use super::options::NodeLogOptions;
+use super::requests::{LogFailure, LogRequests, READ_BYTES_MAX};
+
+/// Number of pieces that one read has under way.
+const PIECES_MAX: usize = 8;
+/// Pause before all replicas are asked again.
+const RETRY_PAUSE: std::time::Duration = std::time::Duration::from_millis(50);
+
+/// A reader of a log.
+#[derive(Debug)]
+pub(super) struct NodeLogReader {
+    requests: LogRequests,
+    options: Arc<NodeLogOptions>,
+    layout: LogLayout,
+    len: u64,
+}
+
+/// Bytes of one extent.
+#[derive(Clone, Debug)]
+struct Piece {
+    extent: usize,
+    range: Range<u64>,
+    /// Index of the replica that is asked first.
+    first: usize,
+}
+
+impl NodeLogReader {
+    pub(super) fn new(
+        requests: LogRequests,
+        options: &Arc<NodeLogOptions>,
+        layout: LogLayout,
+        len: u64,
+    ) -> Self {
+        Self { requests, options: Arc::clone(options), layout, len }
+    }
+
+    /// The pieces of a range.
+    fn pieces(&self, range: &Range<u64>) -> Vec<Piece> {
+        let mut pieces = Vec::new();
+        for (extent, record) in self.layout.extents.iter().enumerate() {
+            let end = record.end.unwrap_or(u64::MAX).min(range.end);
+            let mut start = record.start.max(range.start);
+            while start < end {
+                let next = end.min(start + READ_BYTES_MAX);
+                pieces.push(Piece { extent, range: start..next, first: pieces.len() });
+                start = next;
+            }
+        }
+        pieces
+    }
+
+    async fn read_range(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
+        let end = offset.checked_add(buf.len() as u64).filter(|end| *end <= self.len);
+        let end = end.ok_or_else(|| {
+            Error::new(
+                ErrorKind::Io,
+                format!(
+                    "log {}: a read of {} bytes at {offset} leaves its {} bytes",
+                    self.requests.log,
+                    buf.len(),
+                    self.len
+                ),
+            )
+        })?;
+        let pieces = self.pieces(&(offset..end));
+        let covered: u64 = pieces.iter().map(|piece| piece.range.end - piece.range.start).sum();
+        if covered < buf.len() as u64 {
+            let text =
+                format!("log {}: its layout lacks bytes {offset} to {end}", self.requests.log);
+            return Err(Error::new(ErrorKind::Corrupt, text));
+        }
+        for group in pieces.chunks(PIECES_MAX) {
+            for (piece, read) in
+                group.iter().zip(join_all(group.iter().map(|p| self.read(p))).await)
+            {
+                let at = (piece.range.start - offset) as usize;
+                let bytes = read?;
+                buf[at..at + bytes.len()].copy_from_slice(&bytes);
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads a piece from the replicas of its extent, until one of them has it.
+    async fn read(&self, piece: &Piece) -> Result<Vec<u8>> {
+        let record = &self.layout.extents[piece.extent];
+        let runtime = self.requests.runtime();
+        let until_ns = runtime.now_ns() + 2 * self.options.patience.as_nanos() as u64;
+        loop {
+            let failures = match self.read_from_any(record, piece).await {
+                Ok(bytes) => return Ok(bytes),
+                Err(failures) => failures,
+            };
+            let is_gone = |failure: &LogFailure| matches!(failure, LogFailure::NotThere(_));
+            let may_pass = failures.iter().any(|f| matches!(f, LogFailure::Passing(_)));
+            if !may_pass || runtime.now_ns() >= until_ns {
+                let all: Vec<String> = failures.iter().map(LogFailure::to_string).collect();
+                let Range { start, end } = piece.range;
+                let text = format!(
+                    "log {}: no replica of extent {} gives its bytes {start} to {end}: {}",
+                    self.requests.log,
+                    record.number,
+                    all.join("; ")
+                );
+                let kind = match failures.iter().all(is_gone) {
+                    true => ErrorKind::NotFound,
+                    false if may_pass => ErrorKind::Busy,
+                    false => ErrorKind::Corrupt,
+                };
+                return Err(Error::new(kind, text));
+            }
+            runtime.sleep(RETRY_PAUSE).await;
+        }
+    }
+
+    async fn read_from_any(
+        &self,
+        record: &ExtentRecord,
+        piece: &Piece,
+    ) -> Result<Vec<u8>, Vec<LogFailure>> {
+        let mut failures = Vec::new();
+        let len = (piece.range.end - piece.range.start) as usize;
+        for turn in 0..record.nodes.len() {
+            let node = record.nodes[(piece.first + turn) % record.nodes.len()];
+            let replica = ReplicaId { extent: record.number, node };
+            let mut bytes = Vec::new();
+            let failure = loop {
+                let start = piece.range.start + bytes.len() as u64;
+                match self.requests.read(replica, start..piece.range.end).await {
+                    Ok(more) if more.is_empty() => break LogFailure::OtherLength(start),
+                    Ok(more) => bytes.extend(more),
+                    Err(failure) => break failure,
+                }
+                if bytes.len() == len {
+                    return Ok(bytes);
+                }
+            };
+            failures.push(failure);
+        }
+        Err(failures)
+    }
+}
+
+impl RandomFile for NodeLogReader {
+    fn read_exact_at(&self, offset: u64, buf: &mut [u8], _context: IoContext) -> Result<()> {
+        wait_for(&**self.requests.runtime(), self.read_range(offset, buf))
+    }
+
+    fn len(&self) -> u64 {
+        self.len
+    }
+}

@@ -1,0 +1,361 @@
+//! The recovery of a log: it drives a [`Recovery`] over the network.
+//!
+//! A recovery that has enough answers could end without the third node. It waits a moment for that
+//! node, so that it seals too: then a recovery that is repeated with the same layout finds the same
+//! end, and the extent has all its replicas. The caller keeps the layout that the recovery returns.
+//!
+//! A log that no node knows was removed. Nodes have a durable record of every log since its
+//! creation, so a node that knows nothing of the first extent proves as much as one that knows its
+//! length.
+//!
+//! Invariants:
+//! 1. Every read of a recovery fences.
+//! 2. A recovery that lacks answers says so once in a while, and which nodes it waits for.
+//!
+//! Thread-safety: a recovery belongs to one caller. Several run in one task.
+//! Failure: `Fenced` for an old epoch; `Busy` if too few nodes answer in time; `NotFound` for a log
+//! that was removed.
+//! Cost: as the recovery says, and at most [`GRACE`] for a node that does not answer.
+
+use std::collections::BTreeSet;
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::task::Poll;
+use std::time::Duration;
+
+use archipelago_base::runtime::Boxed;
+use archipelago_base::{Error, Result};
+
+use super::super::StorageId;
+use super::super::log::recovery::{FencedAnswer, Recovery, RecoveryAction};
+use super::super::log::{AckRule, LogLayout, ReplicaId};
+use super::call_set::CallSet;
+use super::copying::{CopyFailed, ExtentCopy, copy_extent};
+use super::options::{NodeLogOptions, ack_rule};
+use super::placing::replace_replica;
+use super::requests::{LogFailure, LogRequests, ReplicaFound};
+
+/// Time for which a recovery that could end waits for the nodes that have not answered.
+const GRACE: Duration = Duration::from_millis(300);
+/// Pause before nodes that failed are asked again.
+const ASK_PAUSE: Duration = Duration::from_millis(200);
+/// Time between two messages about missing answers.
+const REPORT_EVERY: Duration = Duration::from_secs(5);
+
+/// A request of a recovery.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum RecoveryCall {
+    Read(ReplicaId),
+    Seal(ReplicaId),
+    Choose { extent: u32 },
+}
+
+impl RecoveryCall {
+    /// The replica that the request concerns, if it has one.
+    fn replica(&self) -> Option<ReplicaId> {
+        match self {
+            Self::Read(replica) | Self::Seal(replica) => Some(*replica),
+            Self::Choose { .. } => None,
+        }
+    }
+}
+
+/// How a request of a recovery ended.
+#[derive(Debug)]
+enum RecoveryAnswer {
+    /// What the node has, and whether it knows the log.
+    Found(ReplicaFound, bool),
+    Sealed,
+    Chosen(StorageId),
+    Failed(CopyFailed),
+    NoNode(Error),
+}
+
+/// A recovery under way.
+struct RecoveryRun<'a> {
+    requests: &'a LogRequests,
+    options: &'a NodeLogOptions,
+    recovery: Recovery,
+    calls: CallSet<RecoveryCall, RecoveryAnswer>,
+    /// Nodes that do not know the log, if its first extent may be its only one.
+    unknown: BTreeSet<StorageId>,
+    /// Number of nodes whose ignorance proves that the log was removed; `None` if it proves nothing.
+    unknown_max: Option<usize>,
+    /// Seals that the recovery has not been told yet.
+    held: Vec<ReplicaId>,
+    /// Time until which seals are held.
+    held_until_ns: Option<u64>,
+    /// Replicas that failed at last, with the reason, for messages.
+    missing: Vec<(ReplicaId, String)>,
+    has_accepted_loss: bool,
+    started_ns: u64,
+    reported_ns: u64,
+    ask_again_ns: u64,
+}
+
+/// What a run does next.
+enum RunStep {
+    Answer(RecoveryCall, RecoveryAnswer),
+    Time,
+}
+
+/// Recovers the log of `requests` with the layout `layout`. The returned layout has the end.
+pub(super) async fn recover_log(
+    requests: &LogRequests,
+    options: &NodeLogOptions,
+    layout: LogLayout,
+) -> Result<LogLayout> {
+    let ack = ack_rule(requests.class);
+    let unknown_max = match layout.extents.as_slice() {
+        [only] if only.number == 1 && !only.is_sealed => {
+            Some(ack.recovery_answers(only.nodes.len()))
+        }
+        _ => None,
+    };
+    let now_ns = requests.runtime().now_ns();
+    let mut run = RecoveryRun {
+        requests,
+        options,
+        recovery: new_recovery(ack, layout, options),
+        calls: CallSet::default(),
+        unknown: BTreeSet::new(),
+        unknown_max,
+        held: Vec::new(),
+        held_until_ns: None,
+        missing: Vec::new(),
+        has_accepted_loss: false,
+        started_ns: now_ns,
+        reported_ns: now_ns,
+        ask_again_ns: now_ns,
+    };
+    run.recovery.start();
+    loop {
+        if let Some(layout) = run.carry_out()? {
+            return Ok(layout);
+        }
+        if run.release_held() {
+            continue;
+        }
+        match run.next_step().await {
+            RunStep::Answer(call, answer) => run.note(&call, answer)?,
+            RunStep::Time => run.pass_time()?,
+        }
+    }
+}
+
+fn new_recovery(ack: AckRule, layout: LogLayout, options: &NodeLogOptions) -> Recovery {
+    let recovery = Recovery::new(ack, layout);
+    #[cfg(feature = "sabotage")]
+    let recovery = recovery.sabotaged(options.recovery_sabotage);
+    let _unused_without_sabotage = options;
+    recovery
+}
+
+impl RecoveryRun<'_> {
+    fn now_ns(&self) -> u64 {
+        self.requests.runtime().now_ns()
+    }
+
+    fn name(&self) -> String {
+        format!("log {}", self.requests.log)
+    }
+
+    /// Carries out what the recovery wants. Returns the layout when it is done.
+    fn carry_out(&mut self) -> Result<Option<LogLayout>> {
+        while let Some(action) = self.recovery.next_action() {
+            match action {
+                RecoveryAction::Read { replica, is_fencing } => self.read(replica, is_fencing),
+                RecoveryAction::Seal { from, to, extent_start, start, end } => {
+                    let source = ReplicaId { node: from, ..to };
+                    let (sources, range) = (vec![source], start..end);
+                    self.seal(ExtentCopy { extent_start, range, sources, to });
+                }
+                RecoveryAction::ChooseNode { extent, avoid } => self.choose(extent, avoid),
+                // The caller keeps the layout before it uses a byte.
+                RecoveryAction::Record(_) => self.recovery.recorded(),
+                RecoveryAction::Done(layout) => return Ok(Some(layout)),
+                RecoveryAction::Fenced => {
+                    return Err(Error::fenced(format!(
+                        "{}: another process has a later epoch than {}; close this handle",
+                        self.name(),
+                        self.requests.stamp.epoch
+                    )));
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    fn read(&mut self, replica: ReplicaId, is_fencing: bool) {
+        let requests = self.requests.clone();
+        let asks_for_log = self.unknown_max.is_some();
+        self.push(RecoveryCall::Read(replica), async move {
+            let read = async {
+                let found = requests.inspect(replica, is_fencing).await?;
+                let has_bytes = found.valid_end > 0 || found.is_sealed;
+                let is_known =
+                    has_bytes || !asks_for_log || requests.is_known(replica.node).await?;
+                Ok::<_, LogFailure>(RecoveryAnswer::Found(found, is_known))
+            };
+            let node = replica.node;
+            read.await
+                .unwrap_or_else(|failure| RecoveryAnswer::Failed(CopyFailed { node, failure }))
+        });
+    }
+
+    fn seal(&mut self, copy: ExtentCopy) {
+        let requests = self.requests.clone();
+        self.push(RecoveryCall::Seal(copy.to), async move {
+            match copy_extent(&requests, &copy).await {
+                Ok(()) => RecoveryAnswer::Sealed,
+                Err(failed) => RecoveryAnswer::Failed(failed),
+            }
+        });
+    }
+
+    fn choose(&mut self, extent: u32, avoid: Vec<StorageId>) {
+        let requests = self.requests.clone();
+        self.push(RecoveryCall::Choose { extent }, async move {
+            // The nodes that do not answer keep their domains, because they may come back.
+            match replace_replica(&requests, &avoid, &avoid).await {
+                Ok(node) => RecoveryAnswer::Chosen(node),
+                Err(error) => RecoveryAnswer::NoNode(error),
+            }
+        });
+    }
+
+    fn push(
+        &mut self,
+        call: RecoveryCall,
+        answer: impl Future<Output = RecoveryAnswer> + Send + 'static,
+    ) {
+        self.calls.push(call, Box::pin(answer));
+    }
+
+    /// Waits for an answer, or for the time at which something else is due.
+    async fn next_step(&mut self) -> RunStep {
+        let due_ns = self.held_until_ns.unwrap_or(u64::MAX).min(self.ask_again_ns);
+        let left = Duration::from_nanos(due_ns.saturating_sub(self.now_ns()));
+        let mut sleep: Boxed<'static, ()> = self.requests.runtime().sleep(left);
+        let calls = &mut self.calls;
+        poll_fn(|context| {
+            if let Poll::Ready((call, answer)) = calls.poll_ended(context) {
+                return Poll::Ready(RunStep::Answer(call, answer));
+            }
+            Pin::new(&mut sleep).poll(context).map(|()| RunStep::Time)
+        })
+        .await
+    }
+
+    fn note(&mut self, call: &RecoveryCall, answer: RecoveryAnswer) -> Result<()> {
+        let replica = call.replica();
+        if let Some(replica) = replica {
+            self.missing.retain(|(missing, _)| *missing != replica);
+        }
+        match (call, answer) {
+            (RecoveryCall::Read(replica), RecoveryAnswer::Found(found, is_known)) => {
+                self.note_knowledge(replica.node, is_known)?;
+                let ReplicaFound { valid_end, is_in_limbo, .. } = found;
+                self.recovery.answered(*replica, FencedAnswer { valid_end, is_in_limbo });
+            }
+            (RecoveryCall::Seal(replica), RecoveryAnswer::Sealed) => self.hold(*replica),
+            (RecoveryCall::Choose { extent }, RecoveryAnswer::Chosen(node)) => {
+                self.recovery.node_chosen(ReplicaId { extent: *extent, node });
+            }
+            (_, RecoveryAnswer::Failed(failed)) => self.note_failure(replica, &failed),
+            (_, RecoveryAnswer::NoNode(error)) => {
+                tracing::debug!(%error, log = %self.requests.log, "a recovery waits for a node");
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Notes whether a node knows the log. Errors: `NotFound` if enough nodes do not.
+    fn note_knowledge(&mut self, node: StorageId, is_known: bool) -> Result<()> {
+        if is_known {
+            self.unknown.remove(&node);
+            return Ok(());
+        }
+        self.unknown.insert(node);
+        match self.unknown_max {
+            Some(most) if self.unknown.len() >= most => Err(Error::not_found(format!(
+                "{} is not on its nodes; it was removed",
+                self.name()
+            ))),
+            _ => Ok(()),
+        }
+    }
+
+    fn note_failure(&mut self, replica: Option<ReplicaId>, failed: &CopyFailed) {
+        if let LogFailure::Fenced(_) = failed.failure {
+            self.recovery.fenced();
+            return;
+        }
+        let Some(replica) = replica else { return };
+        self.missing.push((replica, failed.to_string()));
+        self.recovery.failed(ReplicaId { node: failed.node, ..replica });
+        self.recovery.failed(replica);
+    }
+
+    /// Keeps a seal back while other replicas of the extent may seal as well.
+    fn hold(&mut self, replica: ReplicaId) {
+        self.held.push(replica);
+        let until_ns = self.now_ns() + GRACE.as_nanos() as u64;
+        self.held_until_ns.get_or_insert(until_ns);
+    }
+
+    /// Tells the recovery of seals that are not kept back any longer. Returns whether there were any.
+    fn release_held(&mut self) -> bool {
+        let is_over = self.held_until_ns.is_some_and(|until_ns| self.now_ns() >= until_ns);
+        let busy: BTreeSet<u32> =
+            self.calls.keys().filter_map(|call| Some(call.replica()?.extent)).collect();
+        let is_due = |replica: &ReplicaId| is_over || !busy.contains(&replica.extent);
+        let (due, held) = std::mem::take(&mut self.held).into_iter().partition(is_due);
+        self.held = held;
+        let due: Vec<ReplicaId> = due;
+        due.iter().for_each(|replica| self.recovery.sealed(*replica));
+        if self.held.is_empty() {
+            self.held_until_ns = None;
+        }
+        !due.is_empty()
+    }
+
+    /// Asks again, says what is missing, and gives up, as the time wants.
+    fn pass_time(&mut self) -> Result<()> {
+        let now_ns = self.now_ns();
+        if now_ns < self.ask_again_ns {
+            return Ok(());
+        }
+        self.ask_again_ns = now_ns + ASK_PAUSE.as_nanos() as u64;
+        let waited_ns = now_ns - self.started_ns;
+        let is_patient = waited_ns < self.options.patience.as_nanos() as u64;
+        if self.options.accept_loss && !is_patient && !self.has_accepted_loss {
+            self.has_accepted_loss = true;
+            tracing::warn!(log = %self.requests.log, "a recovery gives up the nodes that do not answer");
+            self.recovery.accept_loss();
+        }
+        if waited_ns >= self.options.recovery_max.as_nanos() as u64 {
+            return Err(Error::busy(format!("{}: {}", self.name(), self.missing_answers())));
+        }
+        if now_ns - self.reported_ns >= REPORT_EVERY.as_nanos() as u64 {
+            self.reported_ns = now_ns;
+            let missing = self.missing_answers();
+            tracing::warn!(log = %self.requests.log, missing, "a recovery waits for nodes");
+        }
+        self.recovery.ask_again();
+        Ok(())
+    }
+
+    fn missing_answers(&self) -> String {
+        let asked = self.calls.keys().filter_map(RecoveryCall::replica);
+        let asked = asked.map(|replica| format!("node {} has not answered", replica.node));
+        let failed = self.missing.iter().map(|(_, why)| why.clone());
+        let missing: Vec<String> = asked.chain(failed).collect();
+        format!(
+            "its recovery lacks answers: {}; start these nodes, or accept the loss of what only \
+             they have",
+            missing.join(", ")
+        )
+    }
+}

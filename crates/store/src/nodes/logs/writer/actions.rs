@@ -1,0 +1,122 @@
+//! Carries out the actions of the quorum writer, under the lock of the log.
+//!
+//! Failure: none of its own. Cost: O(replicas) per action.
+
+use std::sync::Arc;
+
+use archipelago_base::Error;
+
+use super::super::super::StorageId;
+use super::super::super::log::LogLayout;
+use super::super::super::log::quorum::WriterAction;
+use super::super::replica_stream::ReplicaStream;
+use super::super::waiters::WaitGoal;
+use super::{BackgroundTask, Effects, LogCore, LogState, PendingRecord, fail, wake_failed};
+
+impl LogCore {
+    /// Carries out everything that the quorum writer wants, and collects what follows.
+    pub(super) fn carry_out(self: &Arc<Self>, state: &mut LogState, effects: &mut Effects) {
+        if state.error.is_none() {
+            while let Some(action) = state.writer.next_action() {
+                self.carry_out_one(state, action, effects);
+            }
+        }
+        if state.error.is_none() {
+            state.ring.release(state.writer.retain_from());
+            self.publish(state);
+        }
+        if state.has_reached(WaitGoal::Room, self.options.ring_bytes_max) {
+            state.waiters.has_room(&mut effects.wakers);
+        }
+        wake_failed(state, effects);
+        state.find_keeper(effects);
+    }
+
+    fn carry_out_one(
+        self: &Arc<Self>,
+        state: &mut LogState,
+        action: WriterAction,
+        effects: &mut Effects,
+    ) {
+        match action {
+            WriterAction::Append { to, extent_start, end, is_synced, start: _ } => {
+                let stream = state.streams.entry(to);
+                let stream =
+                    stream.or_insert_with(|| ReplicaStream::new(to, extent_start, is_synced));
+                stream.extend(end);
+            }
+            WriterAction::Sync(to) => {
+                let submitted = state.submitted;
+                if let Some(stream) = state.streams.get_mut(&to) {
+                    stream.want_sync(submitted);
+                }
+            }
+            WriterAction::Seal { to, end } => {
+                if let Some(stream) = state.streams.get_mut(&to) {
+                    stream.want_seal(end);
+                }
+            }
+            WriterAction::ChooseNodes { avoid } => self.want_nodes(state, &avoid, effects),
+            WriterAction::Record { version, layout } => self.want_record(state, version, layout),
+            WriterAction::Repair { extent, holders } => {
+                if state.repairs.insert(extent, holders).is_none() {
+                    effects.tasks.push(BackgroundTask::Repair(extent));
+                }
+            }
+            WriterAction::Acknowledged(end) => {
+                state.stalled_since_ns = None;
+                state.waiters.acknowledged(end, &mut effects.wakers);
+            }
+            WriterAction::Synced(end) => state.waiters.synced(end, &mut effects.wakers),
+            WriterAction::Finished(layout) => {
+                state.finished = Some(layout);
+                state.waiters.all(&mut effects.wakers);
+            }
+            WriterAction::Fenced => fail(state, self.fenced("a later epoch was promised")),
+        }
+    }
+
+    /// The error of a writer whose volume another process took over. `why` is what showed it.
+    pub(super) fn fenced(&self, why: &str) -> Error {
+        Error::fenced(format!(
+            "{}: {why}; another process owns the volume now, so close this handle",
+            self.name()
+        ))
+    }
+
+    fn want_nodes(
+        self: &Arc<Self>,
+        state: &mut LogState,
+        failed: &[StorageId],
+        effects: &mut Effects,
+    ) {
+        // The extent has ended at the acknowledged end, so its replicas get no byte behind it.
+        let end = state.writer.acknowledged();
+        state.streams.values_mut().for_each(|stream| stream.cap(end));
+        failed.iter().for_each(|node| self.requests.suspect(*node));
+        state.stalled_since_ns.get_or_insert(self.now_ns());
+        if !state.is_choosing {
+            state.is_choosing = true;
+            effects.tasks.push(BackgroundTask::Choose);
+        }
+    }
+
+    fn want_record(&self, state: &mut LogState, version: u64, layout: LogLayout) {
+        state.layout = layout.clone();
+        let is_needed = |stream: &ReplicaStream| {
+            let to = stream.to();
+            let mut extents = layout.extents.iter();
+            let extent = extents.find(|extent| extent.number == to.extent);
+            extent.is_some_and(|extent| extent.nodes.contains(&to.node))
+        };
+        state.streams.retain(|_, stream| is_needed(stream) || stream.is_busy());
+        if layout.is_ended {
+            // The caller of the end keeps this layout.
+            state.record = None;
+            let now_ns = self.now_ns();
+            state.writer.recorded(version, now_ns);
+        } else {
+            state.record = Some(PendingRecord { version, layout });
+        }
+    }
+}

@@ -1,0 +1,181 @@
+//! Nodes for the extents of a log that is being written: those of a new extent, and those that
+//! complete an ended one after a node failed.
+//!
+//! Both are tasks. The task that chooses asks again until the pool has enough nodes, or until the
+//! log has stalled for too long. The task that repairs copies an ended extent to a node of another
+//! domain, and seals all replicas, before it tells the quorum writer.
+//!
+//! Failure: a repair that fails is tried again while the log is written. A repair that has not ended
+//! when the log ends is left to the repair of the pool.
+//! Cost: a repair reads and writes the bytes of the extent once, in pieces.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use archipelago_base::{Error, Result};
+
+use super::super::super::StorageId;
+use super::super::super::log::ReplicaId;
+use super::super::copying::{ExtentCopy, copy_extent};
+use super::super::placing::{place_extent, replace_replica};
+use super::LogCore;
+use super::fail;
+
+/// Pause before nodes are chosen again; every further pause doubles.
+const CHOICE_PAUSE: Duration = Duration::from_millis(20);
+/// Longest pause before nodes are chosen again.
+const CHOICE_PAUSE_MAX: Duration = Duration::from_millis(500);
+/// Pause before a repair is tried again.
+const REPAIR_PAUSE: Duration = Duration::from_secs(1);
+
+/// An ended extent that has fewer replicas than it should.
+#[derive(Clone, Debug)]
+struct IncompleteExtent {
+    number: u32,
+    range: Range<u64>,
+    /// Nodes that have all bytes, or are about to.
+    holders: Vec<StorageId>,
+    /// All nodes that the extent ever had.
+    nodes: Vec<StorageId>,
+}
+
+impl LogCore {
+    /// Starts the task that chooses nodes. The caller has noted that it runs.
+    pub(super) fn spawn_choice(self: &Arc<Self>) {
+        let core = Arc::clone(self);
+        let task = Box::pin(async move {
+            let mut pause = CHOICE_PAUSE;
+            while core.needs_nodes() {
+                match core.choose().await {
+                    Ok(()) => pause = CHOICE_PAUSE,
+                    Err(error) => {
+                        core.note_stall(&error);
+                        core.requests.runtime().sleep(pause).await;
+                        pause = (pause * 2).min(CHOICE_PAUSE_MAX);
+                    }
+                }
+            }
+        });
+        self.requests.runtime().spawn("log-extent", task);
+    }
+
+    /// Whether an extent is wanted. If not, the task ends.
+    fn needs_nodes(&self) -> bool {
+        let mut state = self.state.lock();
+        let is_over = state.error.is_some() || state.is_released;
+        state.is_choosing = !is_over && state.writer.needs_nodes();
+        state.is_choosing
+    }
+
+    async fn choose(self: &Arc<Self>) -> Result<()> {
+        let nodes = place_extent(&self.requests, self.options.copies_min).await?;
+        let now_ns = self.now_ns();
+        let stall_ns = self.options.stall_max.as_nanos() as u64;
+        self.change(|state| {
+            let is_stalled = state.stalled_since_ns.is_some_and(|since| now_ns >= since + stall_ns);
+            if is_stalled {
+                fail(state, self.stalled("its nodes took no bytes"));
+            } else if state.error.is_none() {
+                state.writer.nodes_chosen(nodes);
+            }
+        });
+        Ok(())
+    }
+
+    /// Notes that no nodes were found.
+    fn note_stall(self: &Arc<Self>, error: &Error) {
+        let now_ns = self.now_ns();
+        let stall_ns = self.options.stall_max.as_nanos() as u64;
+        tracing::debug!(%error, log = %self.requests.log, "a log waits for nodes");
+        self.change(|state| {
+            if state.stalled_since_ns.is_some_and(|since| now_ns >= since + stall_ns) {
+                fail(state, self.stalled(&error.to_string()));
+            }
+        });
+    }
+
+    fn stalled(&self, why: &str) -> Error {
+        Error::busy(format!(
+            "{}: no append was acknowledged for {} s: {why}",
+            self.name(),
+            self.options.stall_max.as_secs()
+        ))
+    }
+
+    /// Starts the task that repairs an ended extent. The caller has noted its holders.
+    pub(super) fn spawn_repair(self: &Arc<Self>, extent: u32) {
+        let core = Arc::clone(self);
+        let task = Box::pin(async move {
+            while let Some(incomplete) = core.incomplete_extent(extent) {
+                match core.repair(&incomplete).await {
+                    Ok(nodes) => core.end_repair(extent, nodes),
+                    Err(error) => {
+                        tracing::debug!(%error, log = %core.requests.log, extent, "a repair waits");
+                        core.requests.runtime().sleep(REPAIR_PAUSE).await;
+                    }
+                }
+            }
+        });
+        self.requests.runtime().spawn("log-repair", task);
+    }
+
+    /// The extent as it is now; `None` if it needs no repair any more.
+    fn incomplete_extent(&self, number: u32) -> Option<IncompleteExtent> {
+        let mut state = self.state.lock();
+        let is_over = state.error.is_some() || state.is_released || state.is_finishing;
+        let record = state.layout.extents.iter().find(|extent| extent.number == number);
+        let incomplete = record.filter(|_| !is_over).and_then(|record| {
+            let holders = state.repairs.get(&number)?.clone();
+            let (range, nodes) = (record.start..record.end?, record.nodes.clone());
+            Some(IncompleteExtent { number, range, holders, nodes })
+        });
+        if incomplete.is_none() {
+            state.repairs.remove(&number);
+        }
+        incomplete
+    }
+
+    /// Adds the missing replicas and seals all of them. Returns the nodes that have all bytes
+    /// durably. One added replica suffices if the pool has no node for another one.
+    async fn repair(&self, incomplete: &IncompleteExtent) -> Result<Vec<StorageId>> {
+        let IncompleteExtent { number, range, holders, nodes } = incomplete;
+        let replica = |node| ReplicaId { extent: *number, node };
+        for holder in holders {
+            let sealed = self.requests.seal(replica(*holder), range.start, range.end).await;
+            sealed.map_err(|failure| failure.error(format!("{}: node {holder}", self.name())))?;
+        }
+        let mut all = holders.clone();
+        while all.len() < nodes.len() {
+            let avoid: Vec<StorageId> = nodes.iter().chain(&all).copied().collect();
+            let added = match replace_replica(&self.requests, &all, &avoid).await {
+                Ok(added) => added,
+                Err(_) if all.len() > holders.len() => break,
+                Err(error) => return Err(error),
+            };
+            let copy = ExtentCopy {
+                extent_start: range.start,
+                range: range.clone(),
+                sources: all.iter().map(|holder| replica(*holder)).collect(),
+                to: replica(added),
+            };
+            if let Err(failed) = copy_extent(&self.requests, &copy).await {
+                self.requests.suspect(failed.node);
+                return Err(failed.failure.error(format!("{}: {failed}", self.name())));
+            }
+            all.push(added);
+        }
+        Ok(all)
+    }
+
+    fn end_repair(self: &Arc<Self>, extent: u32, nodes: Vec<StorageId>) {
+        let now_ns = self.now_ns();
+        tracing::info!(log = %self.requests.log, extent, "an extent has all its replicas again");
+        self.change(|state| {
+            state.repairs.remove(&extent);
+            if state.error.is_none() && !state.is_finishing {
+                state.writer.repaired(extent, nodes, now_ns);
+            }
+        });
+    }
+}

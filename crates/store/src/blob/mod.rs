@@ -82,7 +82,8 @@ pub trait BlobReader: Send + Sync + fmt::Debug {
 /// A pool that keeps blobs.
 pub trait BlobStore: Send + Sync + fmt::Debug + 'static {
     /// Begins the blob `id`, which was never used before. Errors: `Fenced` for an old epoch, `Busy`
-    /// if the pool has too few nodes or too little room.
+    /// if the pool has too few nodes or too little room. A backend that reaches its nodes with the
+    /// first bytes returns them from an append or from the seal.
     fn create(&self, id: BlobId, options: BlobOptions) -> Result<Box<dyn BlobWriter>>;
     /// Opens a sealed blob. Errors: `NotFound` if it was given up.
     fn open(&self, blob: &BlobRef, context: IoContext) -> Result<Arc<dyn BlobReader>>;

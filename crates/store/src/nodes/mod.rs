@@ -9,6 +9,7 @@
 //! | [`placement`] | chooses nodes for chunks and extents, the next repair, and moves of chunks |
 //! | [`layout`] | redundancy scheme of a blob, striping, ranges of chunks for reads and repairs |
 //! | [`code`] | the erasure code RS(4,2) |
+//! | [`blobs`] | the driver of blobs |
 //! | [`log`] | the writer and the recovery of a log on several nodes |
 //! | [`logs`] | the driver of logs |
 //! | [`register`] | the register of a root set of nodes |
@@ -21,6 +22,7 @@
 //! redundancy, as in Terark-DS (§4.2): logs lie on three nodes and are acknowledged by two, key
 //! tables have three replicas, and value files have four data and two parity chunks.
 
+pub mod blobs;
 pub mod client;
 pub mod code;
 pub mod layout;

@@ -1,0 +1,464 @@
+//! Reads of one chunk: from its holder, from another replica, or computed from other chunks.
+//!
+//! [`ChunkFetch`] tries the ways to the bytes, the best one first. If no answer has come after the
+//! usual time of the node (its 95th percentile), it *hedges*: it asks the next way as well, and the
+//! first right answer counts. A *degraded read* is a way of RS(4,2): the same range of four other
+//! chunks, decoded.
+//!
+//! Invariants:
+//! 1. Bytes leave this module only if every piece has its checksum, which is bound to blob, chunk
+//!    and offset.
+//! 2. Damage is reported to its node, and the next way is tried.
+//! 3. A node with late calls in flight is asked last.
+//!
+//! Thread-safety: futures of one task.
+//! Failure: [`FetchFailures`] has the failure of every node that was asked.
+//! Cost: one request; four for a degraded read. A hedge doubles it.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use archipelago_base::runtime::{Boxed, join_all};
+
+use super::super::StorageId;
+use super::super::client::StoreEvent;
+use super::super::code::rebuild_range;
+use super::super::layout::{BlobLayout, DegradedRead, Scheme};
+use super::super::wire::{BlobHint, ChunkId};
+use super::chunk_nodes::{CallTerms, NodeFailure};
+use super::core::BlobsCore;
+use super::in_flight::{First, InFlight, first};
+use super::load::{CallGuard, CallKind};
+use super::stats::{BlobEvent, ReadWay};
+use crate::ids::BlobId;
+
+/// A chunk on a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct ChunkSource {
+    pub(super) node: StorageId,
+    pub(super) chunk: ChunkId,
+}
+
+/// The failures of the nodes that were asked.
+#[derive(Clone, Debug, Default)]
+pub(super) struct FetchFailures(Vec<(StorageId, NodeFailure)>);
+
+impl FetchFailures {
+    pub(super) fn push(&mut self, node: StorageId, failure: NodeFailure) {
+        self.0.push((node, failure));
+    }
+
+    pub(super) fn extend(&mut self, others: Self) {
+        self.0.extend(others.0);
+    }
+
+    /// Whether a later read may succeed at a node that did not answer now.
+    pub(super) fn may_pass(&self) -> bool {
+        self.0.iter().any(|(_, failure)| failure.may_pass() || failure.is_silence())
+    }
+
+    /// Whether a node has damaged bytes.
+    pub(super) fn has_damage(&self) -> bool {
+        self.0.iter().any(|(_, failure)| matches!(failure, NodeFailure::Damaged(_)))
+    }
+}
+
+impl fmt::Display for FetchFailures {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0.is_empty() {
+            return f.write_str("too few holders are known");
+        }
+        let mut separator = "";
+        for (node, failure) in &self.0 {
+            write!(f, "{separator}node {node}: {failure}")?;
+            separator = "; ";
+        }
+        Ok(())
+    }
+}
+
+/// Bytes of all ranges.
+pub(super) fn total_bytes(ranges: &[Range<u64>]) -> u64 {
+    ranges.iter().map(|range| range.end - range.start).sum()
+}
+
+/// Reads ranges of a chunk that begin at pieces, and notes the load of the node. Returns the bytes
+/// one range after the other.
+pub(super) async fn read_source(
+    core: &Arc<BlobsCore>,
+    source: ChunkSource,
+    ranges: &[Range<u64>],
+    terms: CallTerms,
+) -> Result<Vec<u8>, NodeFailure> {
+    let guard = CallGuard::begin(&core.loads.of(source.node));
+    let begun_ns = core.runtime.now_ns();
+    let read = read_checked(core, source, ranges, terms).await;
+    if read.is_ok() {
+        let time_ns = core.runtime.now_ns().saturating_sub(begun_ns);
+        guard.answered(CallKind::of_read(total_bytes(ranges)), time_ns);
+    }
+    read
+}
+
+/// Reads ranges of a chunk and checks them.
+async fn read_checked(
+    core: &Arc<BlobsCore>,
+    source: ChunkSource,
+    ranges: &[Range<u64>],
+    terms: CallTerms,
+) -> Result<Vec<u8>, NodeFailure> {
+    core.counters.count(BlobEvent::ReadRequest);
+    let read = core.nodes.read(source.node, source.chunk, ranges, terms).await;
+    let pieces = read.inspect_err(|failure| {
+        if failure.is_silence() {
+            core.loads.of(source.node).note_unreachable(core.runtime.now_ns());
+        }
+    })?;
+    core.counters.add(BlobEvent::FetchedBytes, pieces.bytes.len() as u64);
+    let damage = if pieces.bytes.len() as u64 == total_bytes(ranges) {
+        damaged_piece(source.chunk, ranges, &pieces.bytes, &pieces.crcs)
+    } else {
+        ranges.first().map(|range| range.start)
+    };
+    match damage {
+        Some(_) if core.options.sabotage.no_client_crc() => Ok(pieces.bytes),
+        Some(offset) => {
+            let stats = core.nodes.stats();
+            stats.count_at(StoreEvent::DamagedPiece, terms.file, source.node);
+            report_damage(core, source, offset, terms);
+            let chunk = source.chunk;
+            let text = format!("chunk {chunk}: the piece at {offset} does not have its checksum");
+            Err(NodeFailure::Damaged(text))
+        }
+        None => Ok(pieces.bytes),
+    }
+}
+
+/// Offset in the chunk of the first piece that does not have its checksum.
+fn damaged_piece(
+    chunk: ChunkId,
+    ranges: &[Range<u64>],
+    mut bytes: &[u8],
+    mut crcs: &[u32],
+) -> Option<u64> {
+    for range in ranges {
+        let len = (range.end - range.start) as usize;
+        let (own, others) = bytes.split_at(len);
+        let count = len.div_ceil(super::super::layout::PIECE_BYTES as usize).min(crcs.len());
+        let (own_crcs, other_crcs) = crcs.split_at(count);
+        let damaged = chunk.checksums().first_damaged_piece(range.start, own, own_crcs);
+        if damaged.is_some() {
+            return damaged;
+        }
+        (bytes, crcs) = (others, other_crcs);
+    }
+    None
+}
+
+/// Tells a node about damage in the background. A scrub finds it as well if that fails.
+fn report_damage(core: &Arc<BlobsCore>, source: ChunkSource, offset: u64, terms: CallTerms) {
+    let ChunkSource { node, chunk } = source;
+    tracing::warn!(%node, %chunk, offset, "a piece does not have its checksum; reading elsewhere");
+    let reporting = Arc::clone(core);
+    let task = async move {
+        let told = reporting.nodes.report_damage(node, chunk, offset, terms).await;
+        if let Err(failure) = told {
+            tracing::debug!(%node, %chunk, %failure, "the node did not hear of its damage");
+        }
+    };
+    core.runtime.spawn("report of damage", Box::pin(task));
+}
+
+/// A degraded read: ranges of a chunk, computed from other chunks.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct DegradedFetch<'a> {
+    pub(super) layout: BlobLayout,
+    /// Index of the chunk that is computed.
+    pub(super) lost: u8,
+    /// Ranges of that chunk, which begin at pieces.
+    pub(super) ranges: &'a [Range<u64>],
+    /// Other chunks, the preferred ones first.
+    pub(super) sources: &'a [ChunkSource],
+}
+
+impl DegradedFetch<'_> {
+    /// Reads what is needed from the first sources, and from the others where one fails.
+    pub(super) async fn run(
+        &self,
+        core: &Arc<BlobsCore>,
+        terms: CallTerms,
+    ) -> Result<Vec<u8>, FetchFailures> {
+        let mut failures = FetchFailures::default();
+        let mut left: Vec<ChunkSource> = self.sources.to_vec();
+        let mut stored: BTreeMap<u8, Vec<u8>> = BTreeMap::new();
+        loop {
+            let Some(plans) = self.plans(&left) else { return Err(failures) };
+            let is_missing = |source: &&ChunkSource| {
+                let index = source.chunk.index;
+                !stored.contains_key(&index) && plans.iter().any(|plan| needs(plan, index))
+            };
+            let missing: Vec<ChunkSource> = left.iter().filter(is_missing).copied().collect();
+            let reads = missing.iter().map(|source| async {
+                let coverings = self.coverings(source.chunk.index);
+                read_source(core, *source, &coverings, terms).await
+            });
+            let mut is_whole = true;
+            for (source, read) in missing.iter().zip(join_all(reads).await) {
+                match read {
+                    Ok(bytes) => _ = stored.insert(source.chunk.index, bytes),
+                    Err(failure) => {
+                        is_whole = false;
+                        left.retain(|other| other != source);
+                        failures.push(source.node, failure);
+                    }
+                }
+            }
+            if is_whole {
+                core.nodes.stats().count(StoreEvent::DegradedRead, terms.file);
+                return self.decode(core, &plans, &stored);
+            }
+        }
+    }
+
+    /// How each range is computed from the chunks that are left; `None` if they are too few.
+    fn plans(&self, left: &[ChunkSource]) -> Option<Vec<DegradedRead>> {
+        let readable: Vec<u8> = left.iter().map(|source| source.chunk.index).collect();
+        let plan = |range: &Range<u64>| self.layout.degraded(self.lost, range.clone(), &readable);
+        self.ranges.iter().map(plan).collect()
+    }
+
+    /// The part of `range` that chunk `index` stores.
+    fn stored(&self, index: u8, range: &Range<u64>) -> Range<u64> {
+        let len = self.layout.chunk_len(index);
+        range.start.min(len)..range.end.min(len)
+    }
+
+    /// The pieces of chunk `index` that all ranges need of it.
+    fn coverings(&self, index: u8) -> Vec<Range<u64>> {
+        let covering = |range| self.layout.covering(index, &self.stored(index, range));
+        self.ranges.iter().map(covering).filter(|covering| !covering.is_empty()).collect()
+    }
+
+    fn decode(
+        &self,
+        core: &BlobsCore,
+        plans: &[DegradedRead],
+        stored: &BTreeMap<u8, Vec<u8>>,
+    ) -> Result<Vec<u8>, FetchFailures> {
+        let mut out = Vec::with_capacity(total_bytes(self.ranges) as usize);
+        // Position in the bytes of each chunk of the pieces for the next range.
+        let mut positions: BTreeMap<u8, usize> = BTreeMap::new();
+        for (range, plan) in self.ranges.iter().zip(plans) {
+            let slice = |source: &super::super::layout::DegradedSource| {
+                let at = positions.get(&source.chunk).copied().unwrap_or(0);
+                let start = at + (source.stored.start - source.covering.start) as usize;
+                let len = (source.stored.end - source.stored.start) as usize;
+                stored.get(&source.chunk).map_or(&[][..], |bytes| &bytes[start..start + len])
+            };
+            let slices: Vec<&[u8]> = plan.sources.iter().map(slice).collect();
+            let rebuilt = rebuild_range(&core.code, plan, &slices).map_err(|error| {
+                let failure = NodeFailure::Refused(error.to_string());
+                FetchFailures(vec![(StorageId::default(), failure)])
+            })?;
+            out.extend_from_slice(&rebuilt);
+            for index in stored.keys() {
+                let covering = self.layout.covering(*index, &self.stored(*index, range));
+                *positions.entry(*index).or_default() += (covering.end - covering.start) as usize;
+            }
+        }
+        Ok(out)
+    }
+}
+
+/// Whether a degraded read needs bytes of chunk `index`.
+fn needs(plan: &DegradedRead, index: u8) -> bool {
+    plan.sources.iter().any(|source| source.chunk == index && !source.stored.is_empty())
+}
+
+/// A way to the bytes of a chunk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum FetchWay {
+    Direct(ChunkSource),
+    Degraded,
+}
+
+/// A read of ranges of one chunk, wherever they can be had.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ChunkFetch<'a> {
+    pub(super) core: &'a Arc<BlobsCore>,
+    pub(super) blob: BlobId,
+    pub(super) len_bytes: u64,
+    /// Scheme and holders of the blob.
+    pub(super) hint: &'a BlobHint,
+    /// Index of the chunk.
+    pub(super) chunk: u8,
+    /// Ranges that begin at pieces.
+    pub(super) ranges: &'a [Range<u64>],
+    pub(super) terms: CallTerms,
+}
+
+/// A way that was begun.
+struct WayInFlight {
+    way: FetchWay,
+    is_hedge: bool,
+    begun_ns: u64,
+    guard: Option<CallGuard>,
+}
+
+type Reads<'a> = InFlight<'a, WayInFlight, Result<Vec<u8>, FetchFailures>>;
+
+impl<'a> ChunkFetch<'a> {
+    fn layout(&self) -> BlobLayout {
+        BlobLayout { scheme: self.hint.scheme, len_bytes: self.len_bytes }
+    }
+
+    fn source(&self, node: StorageId, index: u8) -> ChunkSource {
+        ChunkSource { node, chunk: ChunkId { blob: self.blob, index } }
+    }
+
+    /// The bytes of all ranges, one after the other.
+    pub(super) async fn run(&self) -> Result<Vec<u8>, FetchFailures> {
+        let sources = self.sources();
+        let mut ways = self.ways(&sources);
+        let mut failures = FetchFailures::default();
+        let mut calls = Reads::new();
+        let mut is_hedge = false;
+        loop {
+            if calls.is_empty() || is_hedge {
+                match ways.pop_front() {
+                    Some(way) => self.begin(way, is_hedge, &sources, &mut calls),
+                    None if calls.is_empty() => return Err(failures),
+                    None => {}
+                }
+                is_hedge = false;
+            }
+            let patience = if ways.is_empty() { None } else { self.patience(&mut calls) };
+            let Some((read, outcome)) = self.next(&mut calls, patience).await else {
+                self.note_hedge(&mut calls);
+                is_hedge = true;
+                continue;
+            };
+            match outcome {
+                Ok(bytes) => {
+                    self.note_read(&read);
+                    return Ok(bytes);
+                }
+                Err(failed) => failures.extend(failed),
+            }
+        }
+    }
+
+    /// The next outcome; `None` if none came within `patience`.
+    async fn next(
+        &self,
+        calls: &mut Reads<'_>,
+        patience: Option<Duration>,
+    ) -> Option<(WayInFlight, Result<Vec<u8>, FetchFailures>)> {
+        let Some(patience) = patience else { return calls.next().await };
+        match first(calls.next(), self.core.runtime.sleep(patience)).await {
+            First::One(outcome) => outcome,
+            First::Other(()) => None,
+        }
+    }
+
+    /// All holders, the least loaded ones first.
+    fn sources(&self) -> Vec<ChunkSource> {
+        let holders = self.hint.holders.iter();
+        let mut sources: Vec<_> =
+            holders.map(|holder| self.source(holder.storage, holder.chunk)).collect();
+        self.core.loads.sort(&mut sources, self.core.next_turn(), |source| source.node);
+        sources
+    }
+
+    /// The ways to the chunk, the best ones first.
+    fn ways(&self, sources: &[ChunkSource]) -> VecDeque<FetchWay> {
+        let direct = sources.iter().filter(|source| source.chunk.index == self.chunk);
+        let mut ways: VecDeque<_> = direct.map(|source| FetchWay::Direct(*source)).collect();
+        if let Scheme::Rs42(_) = self.hint.scheme {
+            let is_late = |way: &FetchWay| match way {
+                FetchWay::Direct(source) => self.core.loads.of(source.node).is_late(),
+                FetchWay::Degraded => false,
+            };
+            match ways.front() {
+                Some(way) if !is_late(way) => ways.push_back(FetchWay::Degraded),
+                _ => ways.push_front(FetchWay::Degraded),
+            }
+        }
+        ways
+    }
+
+    fn begin<'b>(
+        &'b self,
+        way: FetchWay,
+        is_hedge: bool,
+        sources: &'b [ChunkSource],
+        calls: &mut Reads<'b>,
+    ) {
+        let begun_ns = self.core.runtime.now_ns();
+        let guard = match way {
+            FetchWay::Direct(source) => Some(CallGuard::begin(&self.core.loads.of(source.node))),
+            FetchWay::Degraded => None,
+        };
+        let read: Boxed<'b, _> = match way {
+            FetchWay::Direct(source) => Box::pin(async move {
+                let read = read_checked(self.core, source, self.ranges, self.terms).await;
+                read.map_err(|failure| FetchFailures(vec![(source.node, failure)]))
+            }),
+            FetchWay::Degraded => Box::pin(self.degraded(sources)),
+        };
+        calls.push(WayInFlight { way, is_hedge, begun_ns, guard }, read);
+    }
+
+    async fn degraded(&self, sources: &[ChunkSource]) -> Result<Vec<u8>, FetchFailures> {
+        let is_other = |source: &&ChunkSource| source.chunk.index != self.chunk;
+        let sources: Vec<_> = sources.iter().filter(is_other).copied().collect();
+        let (layout, lost, ranges) = (self.layout(), self.chunk, self.ranges);
+        let fetch = DegradedFetch { layout, lost, ranges, sources: &sources };
+        fetch.run(self.core, self.terms).await
+    }
+
+    /// Time until the read hedges: the usual time of the node that was asked last.
+    fn patience(&self, calls: &mut Reads<'_>) -> Option<Duration> {
+        let timing = &self.core.options.timing;
+        let kind = CallKind::of_read(total_bytes(self.ranges));
+        let last = calls.tags_mut().max_by_key(|read| read.begun_ns)?;
+        let usual_ns = match last.way {
+            FetchWay::Direct(source) => self.core.loads.of(source.node).usual_ns(kind),
+            FetchWay::Degraded => None,
+        };
+        let usual = usual_ns.map_or(timing.hedge_first, Duration::from_nanos);
+        let since = self.core.runtime.now_ns().saturating_sub(last.begun_ns);
+        Some(usual.max(timing.hedge_min).saturating_sub(Duration::from_nanos(since)))
+    }
+
+    /// Notes that all ways in flight are late.
+    fn note_hedge(&self, calls: &mut Reads<'_>) {
+        for read in calls.tags_mut() {
+            if let FetchWay::Direct(source) = read.way
+                && read.guard.as_mut().is_some_and(CallGuard::note_late)
+            {
+                let stats = self.core.nodes.stats();
+                stats.count_at(StoreEvent::HedgedRead, self.terms.file, source.node);
+            }
+        }
+    }
+
+    fn note_read(&self, read: &WayInFlight) {
+        let time_ns = self.core.runtime.now_ns().saturating_sub(read.begun_ns);
+        if let Some(guard) = &read.guard {
+            guard.answered(CallKind::of_read(total_bytes(self.ranges)), time_ns);
+        }
+        if read.is_hedge {
+            self.core.counters.count(BlobEvent::HedgeWon);
+        }
+        let way = match (read.way, self.hint.scheme) {
+            (FetchWay::Degraded, _) => ReadWay::Degraded,
+            (FetchWay::Direct(_), Scheme::Replicas(_)) => ReadWay::Replica,
+            (FetchWay::Direct(_), Scheme::Rs42(_)) => ReadWay::Cell,
+        };
+        self.core.counters.read_took(way, time_ns);
+    }
+}

@@ -1,0 +1,243 @@
+//! The load and the speed of nodes, as this client sees them.
+//!
+//! [`NodeLoads`] belongs to a [`NodeBlobs`](super::NodeBlobs). Readers choose the least loaded
+//! holder by it and decide when to ask another one; writers decide which node is slow.
+//!
+//! Invariants:
+//! 1. A node that has never answered has no usual time, and the defaults of
+//!    [`BlobTiming`](super::BlobTiming) hold for it.
+//! 2. [`CallGuard`]s count every call that is in flight, however it ends.
+//!
+//! Thread-safety: any thread may call any method.
+//! Failure: none.
+//! Cost: a short lock and a few relaxed atomic operations per call. Every eighth answer sorts 64
+//! numbers.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+
+use super::super::StorageId;
+
+/// Number of answers that the usual time is computed from.
+const SAMPLES: usize = 64;
+/// Number of answers after which the usual time is computed again, and the fewest for a first one.
+const SAMPLES_STEP: usize = 8;
+/// Bytes from which a read counts as large. Its time says nothing about that of a small one.
+const LARGE_READ_BYTES: u64 = 128 << 10;
+/// Number of late calls in flight from which a node is avoided.
+const LATE_MAX: u32 = 2;
+
+/// The kinds of calls whose times are comparable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum CallKind {
+    /// A read of a few pieces.
+    SmallRead,
+    /// A read of many pieces.
+    LargeRead,
+    /// A write of bytes of a chunk.
+    Write,
+}
+
+impl CallKind {
+    /// The kind of a read of `bytes`.
+    pub(super) fn of_read(bytes: u64) -> Self {
+        if bytes < LARGE_READ_BYTES { Self::SmallRead } else { Self::LargeRead }
+    }
+}
+
+/// The times of the last answers to calls of one kind.
+#[derive(Debug)]
+struct RecentTimes {
+    times_ns: [u64; SAMPLES],
+    /// Number of answers so far.
+    count: usize,
+    /// 95th percentile, in nanoseconds; 0 if there were too few answers.
+    p95_ns: u64,
+}
+
+impl Default for RecentTimes {
+    fn default() -> Self {
+        Self { times_ns: [0; SAMPLES], count: 0, p95_ns: 0 }
+    }
+}
+
+impl RecentTimes {
+    fn record(&mut self, time_ns: u64) {
+        self.times_ns[self.count % SAMPLES] = time_ns;
+        self.count += 1;
+        if self.count.is_multiple_of(SAMPLES_STEP) {
+            let len = self.count.min(SAMPLES);
+            let mut sorted = self.times_ns;
+            let sorted = &mut sorted[..len];
+            sorted.sort_unstable();
+            self.p95_ns = sorted[(len * 95).div_ceil(100) - 1];
+        }
+    }
+}
+
+/// Load and speed of one node.
+#[derive(Debug, Default)]
+pub(super) struct NodeLoad {
+    in_flight: AtomicU32,
+    /// Calls in flight that take longer than usual.
+    late: AtomicU32,
+    /// Time, in nanoseconds, at which the node was last found unreachable; 0 if it answered since.
+    unreachable_ns: AtomicU64,
+    times: Mutex<[RecentTimes; 3]>,
+}
+
+impl NodeLoad {
+    /// 95th percentile, in nanoseconds, of the times of recent calls. `None` if there were too few.
+    pub(super) fn usual_ns(&self, kind: CallKind) -> Option<u64> {
+        let p95_ns = self.times.lock()[kind as usize].p95_ns;
+        (p95_ns > 0).then_some(p95_ns)
+    }
+
+    /// Time, in nanoseconds, that a call in flight stands for.
+    fn weight_ns(&self) -> u64 {
+        self.usual_ns(CallKind::SmallRead).unwrap_or(1)
+    }
+
+    /// Whether several calls to the node are late. Such a node is asked last.
+    pub(super) fn is_late(&self) -> bool {
+        self.late.load(Ordering::Relaxed) >= LATE_MAX
+    }
+
+    /// Time, in nanoseconds, at which the node was last found unreachable. `None` if it answered
+    /// since.
+    pub(super) fn unreachable_since_ns(&self) -> Option<u64> {
+        let at_ns = self.unreachable_ns.load(Ordering::Relaxed);
+        (at_ns > 0).then_some(at_ns)
+    }
+
+    /// Notes that the node could not be reached at `now_ns`.
+    pub(super) fn note_unreachable(&self, now_ns: u64) {
+        self.unreachable_ns.store(now_ns.max(1), Ordering::Relaxed);
+    }
+
+    /// What a further call would wait for: the calls in flight, weighted by the node's speed. A
+    /// late node comes after all others.
+    fn rank(&self) -> (bool, u64) {
+        let in_flight = u64::from(self.in_flight.load(Ordering::Relaxed));
+        (self.is_late(), (in_flight + 1).saturating_mul(self.weight_ns()))
+    }
+}
+
+/// A call in flight. The drop ends it.
+#[derive(Debug)]
+pub(super) struct CallGuard {
+    load: Arc<NodeLoad>,
+    is_late: bool,
+}
+
+impl CallGuard {
+    /// Counts a call to the node of `load`.
+    pub(super) fn begin(load: &Arc<NodeLoad>) -> Self {
+        load.in_flight.fetch_add(1, Ordering::Relaxed);
+        Self { load: Arc::clone(load), is_late: false }
+    }
+
+    /// Notes that the call takes longer than usual. Returns whether that is new.
+    pub(super) fn note_late(&mut self) -> bool {
+        let is_new = !std::mem::replace(&mut self.is_late, true);
+        if is_new {
+            self.load.late.fetch_add(1, Ordering::Relaxed);
+        }
+        is_new
+    }
+
+    /// Notes the time of an answer.
+    pub(super) fn answered(&self, kind: CallKind, time_ns: u64) {
+        self.load.unreachable_ns.store(0, Ordering::Relaxed);
+        self.load.times.lock()[kind as usize].record(time_ns.max(1));
+    }
+}
+
+impl Drop for CallGuard {
+    fn drop(&mut self) {
+        self.load.in_flight.fetch_sub(1, Ordering::Relaxed);
+        if self.is_late {
+            self.load.late.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
+
+/// The loads of all nodes that this client has called.
+#[derive(Debug, Default)]
+pub(super) struct NodeLoads(Mutex<BTreeMap<StorageId, Arc<NodeLoad>>>);
+
+impl NodeLoads {
+    /// The load of `node`.
+    pub(super) fn of(&self, node: StorageId) -> Arc<NodeLoad> {
+        Arc::clone(self.0.lock().entry(node).or_default())
+    }
+
+    /// Sorts candidates, the least loaded node first. `turn` decides between equal ones.
+    pub(super) fn sort<T>(&self, candidates: &mut [T], turn: u64, node: impl Fn(&T) -> StorageId) {
+        let len = candidates.len().max(1) as u64;
+        candidates.rotate_left((turn % len) as usize);
+        candidates.sort_by_cached_key(|candidate| self.of(node(candidate)).rank());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const A: StorageId = StorageId(1);
+    const B: StorageId = StorageId(2);
+
+    fn sorted(loads: &NodeLoads, turn: u64) -> Vec<StorageId> {
+        let mut nodes = vec![A, B];
+        loads.sort(&mut nodes, turn, |node| *node);
+        nodes
+    }
+
+    #[test]
+    fn usual_time_needs_answers_and_follows_them() {
+        let load = Arc::new(NodeLoad::default());
+        let call = CallGuard::begin(&load);
+        for _ in 0..SAMPLES_STEP - 1 {
+            call.answered(CallKind::Write, 100);
+        }
+        assert_eq!(load.usual_ns(CallKind::Write), None);
+        call.answered(CallKind::Write, 100);
+        assert_eq!(load.usual_ns(CallKind::Write), Some(100));
+        assert_eq!(load.usual_ns(CallKind::SmallRead), None, "kinds are apart");
+        for _ in 0..SAMPLES {
+            call.answered(CallKind::Write, 900);
+        }
+        assert_eq!(load.usual_ns(CallKind::Write), Some(900), "old answers are forgotten");
+    }
+
+    #[test]
+    fn least_loaded_node_comes_first() {
+        let loads = NodeLoads::default();
+        assert_eq!((sorted(&loads, 0), sorted(&loads, 1)), (vec![A, B], vec![B, A]));
+        let busy = CallGuard::begin(&loads.of(A));
+        assert_eq!(sorted(&loads, 0), [B, A]);
+        drop(busy);
+        for _ in 0..SAMPLES_STEP {
+            CallGuard::begin(&loads.of(B)).answered(CallKind::SmallRead, 50);
+            CallGuard::begin(&loads.of(A)).answered(CallKind::SmallRead, 5);
+        }
+        assert_eq!(sorted(&loads, 1), [A, B], "the faster one");
+    }
+
+    #[test]
+    fn node_with_late_calls_comes_last_until_they_end() {
+        let loads = NodeLoads::default();
+        let mut calls: Vec<_> = (0..LATE_MAX).map(|_| CallGuard::begin(&loads.of(A))).collect();
+        assert!(calls.iter_mut().all(CallGuard::note_late));
+        assert!(!calls[0].note_late(), "it was late before");
+        let busy: Vec<_> = (0..10).map(|_| CallGuard::begin(&loads.of(B))).collect();
+        assert!(loads.of(A).is_late());
+        assert_eq!(sorted(&loads, 0), [B, A]);
+        drop((calls, busy));
+        assert!(!loads.of(A).is_late());
+        assert_eq!(sorted(&loads, 0), [A, B]);
+    }
+}

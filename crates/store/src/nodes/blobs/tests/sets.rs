@@ -1,0 +1,116 @@
+//! Sets of volumes, and strays.
+
+use std::time::Duration;
+
+use archipelago_base::{Epoch, ErrorKind};
+use archipelago_env::FileClass;
+
+use super::super::super::StorageId;
+use super::super::super::wire::{ChunkId, PlacementEpoch};
+use super::super::hint::decode_hint;
+use super::fake::NodeMood;
+use super::{Bench, MIB, VOLUME, options};
+use crate::blob::BlobStore;
+use crate::ids::VolumeId;
+
+const OTHER: VolumeId = VolumeId([4; 16]);
+
+#[test]
+fn retain_reaches_every_holder_that_is_up() {
+    let mut bench = Bench::new(7);
+    let bytes = bench.bytes(2 * MIB);
+    let blob = bench.write(FileClass::ValueSst, &bytes);
+    let holders = decode_hint(blob.id, &blob.hint).unwrap().holders;
+    let down = holders[2].storage;
+    bench.nodes.set_mood(down, NodeMood::Dead);
+    let error = bench.blobs.retain(&blob, OTHER).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Busy, "the managers call it up: {error}");
+    bench.nodes.set_down(&[down]);
+    bench.blobs.retain(&blob, OTHER).unwrap();
+    bench.nodes.set_mood(down, NodeMood::Works);
+    for holder in holders {
+        let retaining = bench.nodes.node(holder.storage, |node| {
+            let id = ChunkId { blob: blob.id, index: holder.chunk };
+            node.chunks[&id].descriptor.as_ref().unwrap().retaining.clone()
+        });
+        let wanted = if holder.storage == down { vec![VOLUME] } else { vec![VOLUME, OTHER] };
+        assert_eq!(retaining, wanted);
+    }
+}
+
+#[test]
+fn retain_follows_a_holder_that_a_repair_has_added() {
+    let mut bench = Bench::new(4);
+    let blob = bench.write(FileClass::Sst, b"a checkpoint");
+    let mut holders = decode_hint(blob.id, &blob.hint).unwrap().holders;
+    let is_new = |id: &StorageId| holders.iter().all(|holder| holder.storage != *id);
+    let new = bench.nodes.ids().into_iter().find(is_new).unwrap();
+    let (id, old) = (ChunkId { blob: blob.id, index: 0 }, holders[0].storage);
+    holders[0].storage = new;
+    let mut copy = bench.nodes.node(old, |node| node.chunks[&id].clone());
+    let placement = PlacementEpoch { counter: 2, repairer: new };
+    if let Some(descriptor) = &mut copy.descriptor {
+        (descriptor.placement, descriptor.holders) = (placement, holders.clone());
+    }
+    // The repair becomes visible while the first round of the retain is on its way.
+    let nodes = std::sync::Arc::clone(&bench.nodes);
+    let scheduler = bench.simulation.scheduler();
+    let sleep = scheduler.sleep(Duration::from_micros(150));
+    let _ends_by_itself = scheduler.spawn("repair", async move {
+        sleep.await;
+        nodes.node(new, |node| node.chunks.insert(id, copy.clone()));
+        for holder in &holders[1..] {
+            nodes.node(holder.storage, |node| {
+                let mut descriptor = copy.descriptor.clone();
+                let chunk = node.chunks.get_mut(&id).unwrap();
+                if let (Some(new), Some(old)) = (&mut descriptor, &chunk.descriptor) {
+                    new.retaining.clone_from(&old.retaining);
+                }
+                chunk.descriptor = descriptor;
+            });
+        }
+    });
+    bench.blobs.retain(&blob, OTHER).unwrap();
+    let retaining = bench
+        .nodes
+        .node(new, |node| node.chunks[&id].descriptor.as_ref().unwrap().retaining.clone());
+    assert_eq!(retaining, [VOLUME, OTHER]);
+}
+
+#[test]
+fn release_fails_while_a_node_that_is_up_does_not_answer() {
+    let mut bench = Bench::new(5);
+    let blob = bench.write(FileClass::Sst, b"released");
+    bench.nodes.set_mood(StorageId(1), NodeMood::Stopped);
+    let error = bench.blobs.release(blob.id, VOLUME, Epoch(1)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
+    bench.nodes.set_mood(StorageId(1), NodeMood::Works);
+    bench.blobs.release(blob.id, VOLUME, Epoch(1)).unwrap();
+    assert!(bench.nodes.holders(blob.id).is_empty());
+    bench.nodes.set_down(&[StorageId(2)]);
+    bench.nodes.set_mood(StorageId(2), NodeMood::Dead);
+    let blob = bench.write(FileClass::Sst, b"released");
+    bench.blobs.release(blob.id, VOLUME, Epoch(1)).unwrap();
+}
+
+#[test]
+fn strays_are_found_on_all_nodes_in_parts() {
+    let mut bench = Bench::new(6);
+    let mut blobs = Vec::new();
+    for _ in 0..20 {
+        blobs.push(bench.write(FileClass::Sst, b"some blob"));
+    }
+    let id = bench.id();
+    let mut open = bench.blobs.create(id, options(FileClass::ValueSst, 0)).unwrap();
+    let bytes = bench.bytes(3 * MIB);
+    open.append(&bytes).unwrap();
+    let kept = blobs[7].id;
+    let released = bench.blobs.release_strays(VOLUME, Epoch(1), &|blob| blob == kept).unwrap();
+    assert_eq!(released, 20, "nineteen sealed ones and the open one");
+    assert!(open.seal().is_err());
+    for blob in &blobs {
+        assert_eq!(bench.nodes.holders(blob.id).is_empty(), blob.id != kept);
+    }
+    assert!(bench.nodes.holders(id).is_empty());
+    assert_eq!(bench.blobs.release_strays(VOLUME, Epoch(1), &|blob| blob == kept).unwrap(), 0);
+}

@@ -1,0 +1,276 @@
+//! The lane of a node: the task that sends it its part of every step.
+//!
+//! Calls are begun in the order of the steps, and the node executes them in that order while the
+//! link stays up. After a refusal that may pass, the lane sends everything from the refused step on
+//! again.
+//!
+//! Thread-safety: a lane is one task.
+//! Failure: [`LaneEnd::Failed`] replaces the node. The writer's end lets the lane await the answers
+//! of its calls, so that nothing arrives after [`BlobWrite::drained`].
+//! Cost: one call per step.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::super::super::client::StoreEvent;
+use super::super::super::wire::ChunkId;
+use super::super::chunk_nodes::{ChunkPut, NodeFailure};
+use super::super::core::blob_name;
+use super::super::in_flight::{First, InFlight, first};
+use super::super::load::{CallGuard, CallKind, NodeLoad};
+use super::super::stats::BlobEvent;
+use super::progress::Lane;
+use super::rebuild::rebuild;
+use super::step::WriteStep;
+use super::{BlobWrite, ReplaceReason, Running, WriteState, fatal};
+
+/// Number of passing refusals in a row after which a node counts as failed. A missing answer counts
+/// as several, because it took the whole deadline.
+const REFUSALS_MAX: u32 = 8;
+const UNANSWERED_WEIGHT: u32 = 4;
+/// Pause after the first passing refusal. It doubles with each further one.
+const FIRST_PAUSE: Duration = Duration::from_millis(4);
+
+/// Why a lane ends.
+#[derive(Debug)]
+pub(super) enum LaneEnd {
+    /// The writer has ended, or another node has the slot.
+    Over,
+    /// The node must be replaced.
+    Failed(ReplaceReason, NodeFailure),
+}
+
+impl LaneEnd {
+    /// The end by a failure of the node.
+    pub(super) fn of(failure: NodeFailure) -> Self {
+        Self::Failed(ReplaceReason::of(&failure), failure)
+    }
+}
+
+/// Runs a lane until its writer ends or its node is replaced.
+pub(super) async fn run_lane(write: Arc<BlobWrite>, lane: Lane, running: Running) {
+    let end = async {
+        if lane.rebuild_bytes > 0 {
+            rebuild(&write, &lane).await?;
+            write.change(|state| state.progress.as_mut().map(|progress| progress.rebuilt(&lane)));
+        }
+        LaneRun::new(&write, lane).run().await
+    };
+    if let Err(LaneEnd::Failed(reason, failure)) = end.await {
+        write.replace(lane, reason, failure).await;
+    }
+    drop(running);
+}
+
+/// A call in flight.
+struct PutInFlight {
+    number: u64,
+    bytes: u64,
+    begun_ns: u64,
+    /// Time, in nanoseconds, at which the call is compared with the other nodes.
+    late_ns: u64,
+    guard: CallGuard,
+}
+
+struct LaneRun<'a> {
+    write: &'a Arc<BlobWrite>,
+    lane: Lane,
+    load: Arc<NodeLoad>,
+    /// Number of the next step to send.
+    next: u64,
+    /// Number of the step to begin again with, when no call is in flight any more.
+    resend: Option<u64>,
+    refusals: u32,
+}
+
+enum LaneEvent {
+    Answered(PutInFlight, Result<(), NodeFailure>),
+    /// The writer has changed, or a call is late.
+    Woken,
+}
+
+type Puts<'a> = InFlight<'a, PutInFlight, Result<(), NodeFailure>>;
+
+impl<'a> LaneRun<'a> {
+    fn new(write: &'a Arc<BlobWrite>, lane: Lane) -> Self {
+        let state = write.state.lock();
+        let next = state.progress.as_ref().map_or(0, |progress| progress.unconfirmed_from(&lane));
+        drop(state);
+        let load = write.core.loads.of(lane.node);
+        Self { write, lane, load, next, resend: None, refusals: 0 }
+    }
+
+    async fn run(mut self) -> Result<(), LaneEnd> {
+        let mut calls = Puts::new();
+        loop {
+            let seen = self.write.state.lock().version;
+            let is_over = self.is_over();
+            if !is_over && self.resend.is_none() {
+                self.send(&mut calls);
+            }
+            if calls.is_empty() {
+                if is_over {
+                    return Err(LaneEnd::Over);
+                }
+                match self.resend.take() {
+                    Some(number) => self.pause_before(number).await,
+                    None => self.changed_since(seen).await,
+                }
+                continue;
+            }
+            match self.next_event(&mut calls, seen).await {
+                LaneEvent::Answered(put, outcome) => self.answered(&put, outcome)?,
+                LaneEvent::Woken => self.check_late(&mut calls)?,
+            }
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        let state = self.write.state.lock();
+        let is_current =
+            |state: &WriteState| state.progress.as_ref().is_some_and(|p| p.is_current(&self.lane));
+        state.ended.is_some() || state.is_sealed || !is_current(&state)
+    }
+
+    async fn changed_since(&self, seen: u64) {
+        self.write.wait_until(|state| (state.version != seen).then_some(())).await;
+    }
+
+    async fn pause_before(&mut self, number: u64) {
+        let pause = FIRST_PAUSE * (1 << self.refusals.min(REFUSALS_MAX));
+        self.write.core.runtime.sleep(pause).await;
+        self.next = number;
+    }
+
+    /// Begins calls for the steps that were not sent yet.
+    fn send(&mut self, calls: &mut Puts<'a>) {
+        loop {
+            let step = {
+                let state = self.write.state.lock();
+                state.progress.as_ref().and_then(|progress| progress.step(self.next))
+            };
+            let Some(step) = step else { return };
+            let number = self.next;
+            self.next += 1;
+            let cell = step.cell(self.lane.slot);
+            if cell.bytes.is_empty() && cell.offset > 0 {
+                // The chunk ends before the last stripe does.
+                self.confirm(number);
+                continue;
+            }
+            let begun_ns = self.write.core.runtime.now_ns();
+            let put = PutInFlight {
+                number,
+                bytes: cell.bytes.len() as u64,
+                begun_ns,
+                late_ns: begun_ns + self.patience_ns(),
+                guard: CallGuard::begin(&self.load),
+            };
+            let call = send_step(Arc::clone(self.write), self.lane, step);
+            calls.push(put, Box::pin(call));
+        }
+    }
+
+    /// Time, in nanoseconds, after which a call is late: twice the usual time.
+    fn patience_ns(&self) -> u64 {
+        let timing = &self.write.core.options.timing;
+        let least_ns = timing.slow_min.as_nanos() as u64;
+        let usual_ns = self.load.usual_ns(CallKind::Write);
+        usual_ns.map_or(least_ns, |usual_ns| usual_ns.saturating_mul(2).max(least_ns))
+    }
+
+    async fn next_event(&self, calls: &mut Puts<'a>, seen: u64) -> LaneEvent {
+        let late_ns = calls.tags_mut().map(|put| put.late_ns).min().unwrap_or(u64::MAX);
+        let runtime = &self.write.core.runtime;
+        let patience = Duration::from_nanos(late_ns.saturating_sub(runtime.now_ns()));
+        let woken = first(self.changed_since(seen), runtime.sleep(patience));
+        match first(calls.next(), woken).await {
+            First::One(Some((put, outcome))) => LaneEvent::Answered(put, outcome),
+            First::One(None) | First::Other(_) => LaneEvent::Woken,
+        }
+    }
+
+    fn confirm(&self, number: u64) {
+        self.write.change(|state| {
+            if let Some(progress) = &mut state.progress {
+                progress.confirm(&self.lane, number);
+            }
+        });
+    }
+
+    fn answered(
+        &mut self,
+        put: &PutInFlight,
+        outcome: Result<(), NodeFailure>,
+    ) -> Result<(), LaneEnd> {
+        let core = &self.write.core;
+        let failure = match outcome {
+            Ok(()) => {
+                let time_ns = core.runtime.now_ns().saturating_sub(put.begun_ns);
+                put.guard.answered(CallKind::Write, time_ns);
+                core.counters.put_took(time_ns);
+                core.counters.add(BlobEvent::PutBytes, put.bytes);
+                self.refusals = 0;
+                self.confirm(put.number);
+                return Ok(());
+            }
+            Err(failure) => failure,
+        };
+        if let Some(error) = fatal(&blob_name(self.write.id), self.lane.node, &failure) {
+            self.write.end(&error);
+            return Ok(());
+        }
+        if failure.is_silence() {
+            self.load.note_unreachable(core.runtime.now_ns());
+        }
+        let is_unanswered = matches!(failure, NodeFailure::Unanswered(_));
+        self.refusals += if is_unanswered { UNANSWERED_WEIGHT } else { 1 };
+        if !failure.may_pass() || self.refusals > REFUSALS_MAX {
+            return Err(LaneEnd::of(failure));
+        }
+        let stats = core.nodes.stats();
+        stats.count_at(StoreEvent::Retry, self.write.context.class, self.lane.node);
+        let number = self.resend.map_or(put.number, |resend| resend.min(put.number));
+        self.resend = Some(number);
+        Ok(())
+    }
+
+    /// Ends the lane if a call takes more than twice the usual time although most other nodes have
+    /// answered.
+    fn check_late(&self, calls: &mut Puts<'a>) -> Result<(), LaneEnd> {
+        let now_ns = self.write.core.runtime.now_ns();
+        for put in calls.tags_mut().filter(|put| put.late_ns <= now_ns) {
+            let is_slow = {
+                let state = self.write.state.lock();
+                let progress = state.progress.as_ref();
+                progress.is_some_and(|progress| progress.others_have(self.lane.slot, put.number))
+            };
+            if is_slow {
+                let ms = now_ns.saturating_sub(put.begun_ns) / 1_000_000;
+                let text = format!("it took {ms} ms, which is more than twice its usual time");
+                return Err(LaneEnd::Failed(ReplaceReason::Slow, NodeFailure::Unanswered(text)));
+            }
+            put.late_ns = now_ns + self.patience_ns();
+        }
+        Ok(())
+    }
+}
+
+/// Sends the part of a step that a lane's node gets.
+async fn send_step(
+    write: Arc<BlobWrite>,
+    lane: Lane,
+    step: Arc<WriteStep>,
+) -> Result<(), NodeFailure> {
+    let cell = step.cell(lane.slot);
+    let put = ChunkPut {
+        chunk: ChunkId { blob: write.id, index: step.index(lane.slot) },
+        stamp: write.stamp,
+        class: write.context.class,
+        purpose: write.purpose(),
+        offset: cell.offset,
+        bytes: cell.bytes,
+        crcs: cell.crcs,
+    };
+    write.core.nodes.put(lane.node, put, write.terms()).await
+}

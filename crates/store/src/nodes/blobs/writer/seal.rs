@@ -1,0 +1,150 @@
+//! The seal of a blob: descriptors with the final holders, durable on every one of them.
+//!
+//! 1. Wait until every node has confirmed all bytes.
+//! 2. Ask all nodes in parallel to make their chunks durable with a descriptor that names all
+//!    holders.
+//! 3. If a node fails, replace it, and begin again with the new holders under a larger placement
+//!    epoch. A node that was sealed before takes the new descriptor.
+//!
+//! Thread-safety: the writer's thread runs it.
+//! Failure: the blob ends after several rounds, or when no node can replace a failed one.
+//! Cost: one round trip, which includes a sync on every node.
+
+use std::sync::Arc;
+
+use archipelago_base::runtime::join_all;
+use archipelago_base::{Error, Result};
+
+use super::super::super::client::StoreEvent;
+use super::super::super::layout::{BlobLayout, Scheme};
+use super::super::super::placement::PlacementDebt;
+use super::super::super::wire::{ChunkDescriptor, ChunkId, Holder, PlacementEpoch};
+use super::super::chunk_nodes::NodeFailure;
+use super::super::core::blob_name;
+use super::super::hint::encode_hint;
+use super::super::stats::BlobEvent;
+use super::lane::LaneEnd;
+use super::progress::Lane;
+use super::{BlobWrite, fatal};
+use crate::blob::BlobRef;
+
+/// Number of rounds after which the blob ends.
+const ROUNDS_MAX: u64 = 8;
+/// Number of calls of one round to a node whose refusals may pass.
+const CALLS_MAX: u32 = 4;
+/// Pause before such a call is repeated.
+const PAUSE: std::time::Duration = std::time::Duration::from_millis(20);
+
+/// Seals the blob. All its bytes were handed over.
+pub(super) async fn seal(write: &Arc<BlobWrite>) -> Result<BlobRef> {
+    let begun_ns = write.core.runtime.now_ns();
+    let running = write.run();
+    let descriptor = rounds(write).await?;
+    write.change(|state| state.is_sealed = true);
+    drop(running);
+    count(write, &descriptor, begun_ns);
+    let hint = encode_hint(write.id, &descriptor.hint());
+    Ok(BlobRef { id: write.id, len_bytes: descriptor.blob_bytes, hint })
+}
+
+async fn rounds(write: &Arc<BlobWrite>) -> Result<ChunkDescriptor> {
+    for counter in PlacementEpoch::WRITTEN.counter..PlacementEpoch::WRITTEN.counter + ROUNDS_MAX {
+        write.flushed().await?;
+        let Some((lanes, mut descriptor)) = descriptor_of(write) else {
+            return Err(write.has_no_nodes());
+        };
+        descriptor.placement.counter = counter;
+        let lanes = sealed_lanes(write, lanes);
+        let calls = lanes.iter().map(|lane| seal_chunk(write, lane, &descriptor));
+        let outcomes = join_all(calls).await;
+        BlobWrite::check(&write.state.lock())?;
+        let mut is_whole = true;
+        for (lane, outcome) in lanes.into_iter().zip(outcomes) {
+            let Err(LaneEnd::Failed(reason, failure)) = outcome else { continue };
+            is_whole = false;
+            write.replace(lane, reason, failure).await;
+        }
+        if is_whole {
+            return Ok(descriptor);
+        }
+    }
+    Err(Error::busy(format!(
+        "{}: its nodes failed in {ROUNDS_MAX} rounds of the seal: look at the nodes, and write it \
+         again",
+        blob_name(write.id)
+    )))
+}
+
+/// The lanes whose chunks are sealed before the seal returns.
+fn sealed_lanes(write: &BlobWrite, mut lanes: Vec<Lane>) -> Vec<Lane> {
+    if write.core.options.sabotage.early_seal() {
+        lanes.truncate(1);
+    }
+    lanes
+}
+
+/// The nodes of the blob, and the descriptor of its first chunk.
+fn descriptor_of(write: &BlobWrite) -> Option<(Vec<Lane>, ChunkDescriptor)> {
+    let state = write.state.lock();
+    let progress = state.progress.as_ref()?;
+    let (scheme, blob_bytes) = (progress.scheme(), progress.len_bytes());
+    let layout = BlobLayout { scheme, len_bytes: blob_bytes };
+    let lanes = progress.lanes();
+    let holder =
+        |lane: &Lane| Holder { storage: lane.node, chunk: layout.checksum_index(lane.slot) };
+    let descriptor = ChunkDescriptor {
+        chunk: ChunkId { blob: write.id, index: 0 },
+        written: write.stamp,
+        class: write.context.class,
+        scheme,
+        blob_bytes,
+        placement: PlacementEpoch::WRITTEN,
+        holders: lanes.iter().map(holder).collect(),
+        retaining: vec![write.stamp.volume],
+    };
+    Some((lanes, descriptor))
+}
+
+/// Seals the chunk of one node.
+async fn seal_chunk(
+    write: &BlobWrite,
+    lane: &Lane,
+    descriptor: &ChunkDescriptor,
+) -> Result<(), LaneEnd> {
+    let index = descriptor.layout().checksum_index(lane.slot);
+    let chunk = ChunkId { blob: write.id, index };
+    let own = ChunkDescriptor { chunk, ..descriptor.clone() };
+    let mut calls = 0;
+    loop {
+        let sealed = write.core.nodes.seal(lane.node, write.stamp, &own, write.terms()).await;
+        let Err(failure) = sealed else { return Ok(()) };
+        if let Some(error) = fatal(&blob_name(write.id), lane.node, &failure) {
+            write.end(&error);
+            return Err(LaneEnd::Over);
+        }
+        if failure.is_silence() {
+            write.core.loads.of(lane.node).note_unreachable(write.core.runtime.now_ns());
+        }
+        calls += 1;
+        let is_again = failure.may_pass() && !matches!(failure, NodeFailure::OutOfOrder);
+        if !is_again || calls == CALLS_MAX {
+            return Err(LaneEnd::of(failure));
+        }
+        write.core.runtime.sleep(PAUSE).await;
+    }
+}
+
+fn count(write: &BlobWrite, descriptor: &ChunkDescriptor, begun_ns: u64) {
+    let counters = &write.core.counters;
+    counters.seal_took(write.core.runtime.now_ns().saturating_sub(begun_ns));
+    counters.count(match descriptor.scheme {
+        Scheme::Replicas(_) => BlobEvent::SealedReplicated,
+        Scheme::Rs42(_) => BlobEvent::SealedCoded,
+    });
+    let missing = usize::from(descriptor.scheme.chunks()) - descriptor.holders.len();
+    let (stats, class) = (write.core.nodes.stats(), write.context.class);
+    (0..missing).for_each(|_| stats.count(StoreEvent::CopyDebt, class));
+    if write.state.lock().debt == PlacementDebt::Coding {
+        stats.count(StoreEvent::CodingDebt, class);
+    }
+}

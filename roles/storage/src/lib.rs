@@ -33,6 +33,8 @@ mod chunks;
 mod counters;
 mod devices;
 mod epochs;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzz;
 mod identity;
 mod life;
 mod logs;

@@ -224,3 +224,107 @@ pub(crate) fn parse_name(name: &str) -> Option<ChunkId> {
     // Only the canonical spelling counts.
     (file_name(chunk) == name).then_some(chunk)
 }
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use archipelago_base::{Epoch, ErrorKind};
+    use archipelago_env::FileClass;
+    use archipelago_store::VolumeId;
+    use archipelago_store::nodes::StorageId;
+    use archipelago_store::nodes::layout::{CellSize, Scheme};
+    use archipelago_store::nodes::wire::{Holder, PlacementEpoch, Stamp};
+
+    use super::*;
+
+    /// A descriptor of chunk 1 of a blob of `len` bytes with RS(4,2), or of its only replica.
+    pub(crate) fn descriptor(scheme: Scheme, len: u64) -> ChunkDescriptor {
+        let index = match scheme {
+            Scheme::Replicas(_) => 0,
+            Scheme::Rs42(_) => 1,
+        };
+        ChunkDescriptor {
+            chunk: ChunkId { blob: BlobId(*b"identity: a blob"), index },
+            written: Stamp { volume: VolumeId(*b"id of the volume"), epoch: Epoch(5) },
+            class: FileClass::ValueSst,
+            scheme,
+            blob_bytes: len,
+            placement: PlacementEpoch { counter: 2, repairer: StorageId(9) },
+            holders: vec![Holder { storage: StorageId(7), chunk: index }],
+            retaining: vec![VolumeId(*b"id of the volume")],
+        }
+    }
+
+    /// The data and the whole file of a chunk.
+    pub(crate) fn chunk_file(descriptor: &ChunkDescriptor) -> (Vec<u8>, Vec<u8>) {
+        let data: Vec<u8> = (0..descriptor.chunk_bytes()).map(|at| (at % 251) as u8).collect();
+        let crcs = descriptor.chunk.checksums().piece_crcs(0, &data);
+        let tail = encode_tail(descriptor, &crcs, data.len() as u64);
+        (data.clone(), [data, tail].concat())
+    }
+
+    /// Decodes a file and checks its data, as a reader of all of it does.
+    fn check(chunk: ChunkId, bytes: &[u8]) -> Result<ChunkDescriptor> {
+        let path = Path::new("chunk");
+        let footer_at = bytes.len().saturating_sub(FOOTER_BYTES as usize);
+        let footer =
+            ChunkFooter::decode(path, &bytes[footer_at..], chunk, bytes.len() as u64)?;
+        let (data, tail) = bytes[..footer_at].split_at(footer.data_bytes as usize);
+        let tail = footer.decode_tail(path, tail)?;
+        match chunk.checksums().first_damaged_piece(0, data, &tail.crcs) {
+            None => Ok(tail.descriptor),
+            Some(at) => Err(Error::corrupt(path, at, "piece")),
+        }
+    }
+
+    #[test]
+    fn golden_bytes_of_a_file_do_not_change() {
+        let descriptor = descriptor(Scheme::Replicas(3), 3);
+        let (_, bytes) = chunk_file(&descriptor);
+        let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+        let golden = include_str!("golden.txt").split_whitespace().collect::<String>();
+        assert_eq!(hex, golden);
+        assert_eq!(check(descriptor.chunk, &bytes).unwrap(), descriptor);
+    }
+
+    #[test]
+    fn every_changed_or_missing_byte_is_noticed() {
+        let coded = descriptor(Scheme::Rs42(CellSize::Small), (256 << 10) + 4096 + 9);
+        for descriptor in [descriptor(Scheme::Replicas(1), 4096 + 9), coded] {
+            let (_, bytes) = chunk_file(&descriptor);
+            assert_eq!(check(descriptor.chunk, &bytes).unwrap(), descriptor);
+            for at in 0..bytes.len() {
+                let mut damaged = bytes.clone();
+                damaged[at] ^= 1;
+                let error = check(descriptor.chunk, &damaged).unwrap_err();
+                assert_eq!(error.kind(), ErrorKind::Corrupt, "byte {at}");
+            }
+            for len in 0..bytes.len() {
+                assert!(check(descriptor.chunk, &bytes[..len]).is_err(), "{len} bytes");
+            }
+        }
+    }
+
+    #[test]
+    fn file_of_another_chunk_or_version_is_refused() {
+        let descriptor = descriptor(Scheme::Replicas(1), 10);
+        let (_, mut bytes) = chunk_file(&descriptor);
+        let other = ChunkId { index: 1, ..descriptor.chunk };
+        assert_eq!(check(other, &bytes).unwrap_err().kind(), ErrorKind::Corrupt);
+        let footer_at = bytes.len() - FOOTER_BYTES as usize;
+        bytes[footer_at + 37] = 2;
+        let sum = crc(&bytes[footer_at..footer_at + 41]).to_le_bytes();
+        bytes[footer_at + 41..footer_at + 45].copy_from_slice(&sum);
+        let error = check(descriptor.chunk, &bytes).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+    }
+
+    #[test]
+    fn names_of_files_are_canonical() {
+        let chunk = ChunkId { blob: BlobId([0xab; 16]), index: 5 };
+        let name = file_name(chunk);
+        assert_eq!(name, format!("{}-5", "ab".repeat(16)));
+        assert_eq!(parse_name(&name), Some(chunk));
+        let wrong = ["", "a-1", &name.to_uppercase(), &format!("{name}.tmp"), &name.replace("-5", "-05")];
+        assert!(wrong.into_iter().all(|name| parse_name(name).is_none()));
+    }
+}

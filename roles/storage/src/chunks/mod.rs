@@ -35,6 +35,8 @@
 
 mod damage;
 mod file;
+#[cfg(any(test, feature = "fuzzing"))]
+mod fuzz;
 mod index;
 mod open;
 mod open_files;
@@ -56,6 +58,10 @@ use archipelago_store::nodes::wire::{ChunkId, RefusalWhy, Stamp, StorageReport, 
 use parking_lot::Mutex;
 
 use self::index::{ChunkEntry, ChunkIndex, Presence};
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) use self::fuzz::fuzz_chunk;
+#[cfg(test)]
+pub(crate) use self::fuzz::fuzz_chunk_inputs;
 pub(crate) use self::open_files::OpenChunk;
 use self::open_files::OpenFiles;
 use self::record::ChunkRecord;

@@ -101,3 +101,38 @@ pub(crate) fn parse_key(key: &[u8]) -> Option<ChunkId> {
     let (index, blob) = key.split_last()?;
     Some(ChunkId { blob: BlobId(blob.try_into().ok()?), index: *index })
 }
+
+#[cfg(test)]
+mod tests {
+    use archipelago_store::nodes::layout::Scheme;
+
+    use super::super::file::tests::descriptor;
+    use super::*;
+
+    #[test]
+    fn golden_bytes_of_a_record_do_not_change() {
+        let descriptor = descriptor(Scheme::Replicas(3), 3);
+        let (device, file_bytes) = (DeviceId(0x0b), 0x0c);
+        let mut encoded = Vec::new();
+        descriptor.put(&mut encoded);
+        for (state, code) in
+            [(RecordState::Sealed, 1), (RecordState::Damaged, 2), (RecordState::Removed, 3)]
+        {
+            let record =
+                ChunkRecord { state, device, file_bytes, descriptor: descriptor.clone() };
+            let bytes = record.encode();
+            let head = [&[1, code][..], &[0x0b, 0, 0, 0, 0, 0, 0, 0], &[0x0c, 0, 0, 0, 0, 0, 0, 0]];
+            assert_eq!(bytes, [&head.concat()[..], &encoded].concat());
+            assert_eq!(ChunkRecord::decode(&bytes), Some(record));
+            assert!((0..bytes.len()).all(|len| ChunkRecord::decode(&bytes[..len]).is_none()));
+        }
+    }
+
+    #[test]
+    fn keys_of_a_blob_are_neighbours() {
+        let chunk = ChunkId { blob: BlobId([3; 16]), index: 4 };
+        assert_eq!(key(chunk), [3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 4]);
+        assert_eq!(parse_key(&key(chunk)), Some(chunk));
+        assert_eq!(parse_key(&[0; 16]), None);
+    }
+}

@@ -37,7 +37,7 @@ use crate::meta::{Meta, MetaBatch, MetaSpace};
 /// Bytes that are checked at a time.
 const PART_BYTES: u64 = 1 << 20;
 /// Bytes after which the place of a round is recorded.
-const RECORD_BYTES: u64 = 256 << 20;
+const RECORD_BYTES: u64 = 64 << 20;
 /// Slowest rate of a round, in bytes per second.
 const BYTES_PER_S_MIN: u64 = 1 << 20;
 /// Pause between looks for a round that is due or asked for.

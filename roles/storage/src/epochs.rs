@@ -118,14 +118,6 @@ impl Epochs {
         Arc::clone(self.volumes.write().entry(volume).or_insert_with(new))
     }
 
-    /// The promised epoch of each volume that the node knows, sorted.
-    pub(crate) fn all(&self) -> Vec<(VolumeId, Epoch)> {
-        let volumes = self.volumes.read();
-        let mut all: Vec<_> = volumes.iter().map(|(id, promise)| (*id, promise.epoch())).collect();
-        all.sort_unstable();
-        all
-    }
-
     fn raise(&self, promise: &VolumePromise, stamp: Stamp) -> Result<(), Refusal> {
         promise.check(stamp)?;
         promise.refuses_below.fetch_max(stamp.epoch.0, Ordering::SeqCst);
@@ -139,5 +131,72 @@ impl Epochs {
             promise.durable.store(stamp.epoch.0, Ordering::SeqCst);
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use archipelago_env::FileSystem;
+    use archipelago_env::mem::MemFs;
+
+    use super::*;
+    use crate::meta::MetaThreads;
+
+    const VOLUME: VolumeId = VolumeId([1; 16]);
+
+    fn open(fs: &MemFs) -> Epochs {
+        let fs: Arc<dyn FileSystem> = Arc::new(fs.clone());
+        let meta = Meta::open(&fs, Path::new("/node/meta"), MetaThreads::Caller).unwrap();
+        Epochs::open(Arc::new(meta), Sabotage::default()).unwrap()
+    }
+
+    fn stamp(epoch: u64) -> Stamp {
+        Stamp { volume: VOLUME, epoch: Epoch(epoch) }
+    }
+
+    #[test]
+    fn promise_is_durable_when_it_is_returned() {
+        let fs = MemFs::new();
+        let epochs = open(&fs);
+        epochs.promise(stamp(3)).unwrap();
+        epochs.promise(stamp(5)).unwrap();
+        for seed in 0..10 {
+            let refusal = open(&fs.crash_clone(seed)).promise(stamp(4)).unwrap_err();
+            assert_eq!((refusal.why, refusal.epoch), (RefusalWhy::Fenced, Epoch(5)));
+        }
+    }
+
+    #[test]
+    fn promise_fences_requests_that_began_before_it() {
+        let epochs = open(&MemFs::new());
+        let promise = epochs.promise(stamp(3)).unwrap();
+        assert!(promise.admits(Epoch(3)));
+        epochs.promise(stamp(4)).unwrap();
+        assert!(!promise.admits(Epoch(3)));
+        assert!(promise.check(stamp(3)).is_err());
+    }
+
+    #[test]
+    fn volumes_have_promises_of_their_own() {
+        let fs = MemFs::new();
+        let epochs = open(&fs);
+        epochs.promise(stamp(9)).unwrap();
+        let other = Stamp { volume: VolumeId([2; 16]), epoch: Epoch(1) };
+        epochs.promise(other).unwrap();
+        let known = open(&fs.kill_clone());
+        assert_eq!(known.of(VOLUME).epoch(), Epoch(9));
+        assert_eq!(known.of(other.volume).epoch(), Epoch(1));
+    }
+
+    #[test]
+    fn promise_of_a_known_epoch_costs_no_sync() {
+        let fs = MemFs::new();
+        let epochs = open(&fs);
+        epochs.promise(stamp(3)).unwrap();
+        let syncs = fs.sync_count();
+        epochs.promise(stamp(3)).unwrap();
+        assert_eq!(fs.sync_count(), syncs);
     }
 }

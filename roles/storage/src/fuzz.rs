@@ -14,11 +14,18 @@ use archipelago_base::codec::put_u32;
 
 use crate::chunks::fuzz_chunk;
 use crate::identity::NodeIdentity;
+use crate::logs::fuzz_extent;
 
 /// Decodes `bytes` as the file of a sealed chunk. What is decoded must have the encoding that was
 /// decoded.
 pub fn chunk(bytes: &[u8]) {
     fuzz_chunk(bytes);
+}
+
+/// Decodes `bytes` as the record of an extent, as the header of one of its files, and as groups. The
+/// groups with correct checksums must be found, and nothing else.
+pub fn extent(bytes: &[u8]) {
+    fuzz_extent(bytes);
 }
 
 /// Decodes `bytes` as the file `NODE`. A decoded identity must decode again from its own bytes.
@@ -38,6 +45,7 @@ mod tests {
     use super::*;
     use crate::chunks::fuzz_chunk_inputs;
     use crate::identity::tests::{full, short};
+    use crate::logs::fuzz_extent_inputs;
 
     const CRATE: &str = env!("CARGO_MANIFEST_DIR");
 
@@ -47,6 +55,14 @@ mod tests {
             assert!(corpus(CRATE, "chunk").contains(&input), "the corpus lacks a kind of chunk");
         }
         replay(CRATE, "chunk", 2_000, chunk);
+    }
+
+    #[test]
+    fn extent_corpus_replays() {
+        for input in fuzz_extent_inputs() {
+            assert!(corpus(CRATE, "extent").contains(&input), "the corpus lacks a kind of bytes");
+        }
+        replay(CRATE, "extent", 300, extent);
     }
 
     #[test]

@@ -188,3 +188,72 @@ fn group_crc(at: ExtentAt, offset: u64, bytes: &[u8]) -> u32 {
 pub(crate) fn part_name(at: ExtentAt, part: Epoch) -> String {
     format!("{}-{:08x}-{:016x}", at.log, at.extent, part.0)
 }
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// A header in which every field differs.
+    pub(crate) fn header() -> PartHeader {
+        PartHeader {
+            at: ExtentAt { log: LogId(*b"identity: a log."), extent: 7 },
+            volume: VolumeId(*b"id of the volume"),
+            class: FileClass::Manifest,
+            epoch: Epoch(3),
+            extent_start: 0x100,
+            start: 0x200,
+            part: Epoch(0x1_0000_0002),
+            boot_id: *b"id of this boot.",
+        }
+    }
+
+    fn hex(bytes: &[u8]) -> String {
+        bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+
+    #[test]
+    fn golden_bytes_do_not_change() {
+        let bytes = header().encode();
+        let head = "415243484558544e0100000007000000";
+        let ids = "6964656e746974793a2061206c6f672e6964206f662074686520766f6c756d65";
+        let offsets = "0300000000000000000100000000000000020000000000000200000001000000";
+        let rest = "6964206f66207468697320626f6f742e030000000000000000000000";
+        assert_eq!(hex(&bytes[..HEADER_BYTES - 4]), format!("{head}{ids}{offsets}{rest}"));
+        assert_eq!(u32::from_le_bytes(part_of(&bytes, 108)), crc(&bytes[..108]));
+        let group = GroupHeader::new(header().at, 0x200, b"coral").encode();
+        let place = [&header().at.log.0[..], &[7, 0, 0, 0], &[0, 2, 0, 0, 0, 0, 0, 0]].concat();
+        let covered = [&place[..], &[5, 0, 0, 0], b"coral"].concat();
+        assert_eq!(hex(&group), format!("05000000{}", hex(&crc(&covered).to_le_bytes())));
+        assert_eq!(
+            part_name(header().at, header().part),
+            "6964656e746974793a2061206c6f672e-00000007-0000000100000002"
+        );
+    }
+
+    #[test]
+    fn every_changed_or_missing_byte_of_a_header_is_refused() {
+        let bytes = header().encode();
+        assert_eq!(PartHeader::decode(&bytes), Ok(header()));
+        for at in 0..bytes.len() {
+            let mut damaged = bytes;
+            damaged[at] ^= 0x10;
+            assert!(PartHeader::decode(&damaged).is_err(), "byte {at}");
+            assert_eq!(PartHeader::decode(&bytes[..at]), Err(BadHeader::Damaged));
+        }
+        let mut future = bytes;
+        future[8] = 2;
+        assert_eq!(PartHeader::decode(&future), Err(BadHeader::Version(2)));
+    }
+
+    #[test]
+    fn group_counts_only_in_its_own_place() {
+        let at = header().at;
+        let group = GroupHeader::new(at, 500, b"coral");
+        assert!(group.matches(at, 500, b"coral"));
+        assert!(!group.matches(at, 501, b"coral"));
+        assert!(!group.matches(ExtentAt { extent: 8, ..at }, 500, b"coral"));
+        assert!(!group.matches(ExtentAt { log: LogId([0; 16]), ..at }, 500, b"coral"));
+        assert!(!group.matches(at, 500, b"corak"));
+        assert!(!group.matches(at, 500, b"cora"));
+    }
+}

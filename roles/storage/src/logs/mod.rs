@@ -29,7 +29,7 @@ mod checking;
 mod extent;
 mod format;
 #[cfg(any(test, feature = "fuzzing"))]
-pub(crate) mod fuzz;
+mod fuzz;
 mod groups;
 mod opening;
 mod part;
@@ -50,6 +50,11 @@ use archipelago_store::nodes::wire::{
 };
 use archipelago_store::{LogId, VolumeId};
 use parking_lot::RwLock;
+
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) use self::fuzz::extent as fuzz_extent;
+#[cfg(test)]
+pub(crate) use self::fuzz::inputs as fuzz_extent_inputs;
 
 use self::extent::{AppendRequest, Extent, no_replica};
 use self::format::PartHeader;
@@ -184,7 +189,8 @@ impl Logs {
                 check_range(&request)?;
                 self.env.epochs.promise(stamp)?;
                 let extent = self.get_or_insert(at, stamp.volume);
-                let progress = self.forget_if_absent(&extent, extent.append(&self.env, &request))?;
+                let progress =
+                    self.forget_if_absent(&extent, extent.append(&self.env, &request))?;
                 if is_synced && progress.synced < progress.written {
                     return Ok(LogStep::Sync(SyncWanted { extent, target: progress.written }));
                 }
@@ -308,9 +314,8 @@ impl Logs {
     }
 
     fn list(&self, volume: VolumeId, after: Option<LogId>) -> StoreMessage {
-        let from = after.map_or(Bound::Unbounded, |log| {
-            Bound::Excluded(ExtentAt { log, extent: u32::MAX })
-        });
+        let from = after
+            .map_or(Bound::Unbounded, |log| Bound::Excluded(ExtentAt { log, extent: u32::MAX }));
         let mut logs: Vec<LogEntry> = Vec::new();
         let extents = self.extents.read();
         for (at, extent) in extents.range((from, Bound::Unbounded)) {

@@ -14,7 +14,7 @@
 //!
 //! Thread-safety: any thread may call any method.
 //! Failure: an error of `start` names the cause, and nothing keeps running.
-//! Cost: eleven threads, six more per device, and one per manager.
+//! Cost: twelve threads, six more per device, and one per manager.
 
 mod lane;
 mod serving;
@@ -24,12 +24,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use archipelago_base::clock::{Clock, SystemClock};
-use archipelago_base::spawn::{Joiner, SystemSpawn};
+use archipelago_base::spawn::{Joiner, Spawn, SystemSpawn, lower_priority};
 use archipelago_base::{Epoch, Error, Result};
 use archipelago_env::FileSystem;
 use archipelago_env::local::LocalFs;
 use archipelago_fabric::{Endpoints, Listener, Node, NodeId, Secret};
 use archipelago_store::nodes::StorageId;
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use self::serving::{RequestHandler, Serving};
 use crate::beats::{BeatThreads, Beats, NodeAddress};
@@ -85,7 +86,33 @@ pub struct StorageServer {
     listeners: Vec<Box<dyn Listener>>,
     beats: Option<BeatThreads>,
     threads: Vec<Joiner>,
+    scrubbing: Arc<ScrubSignal>,
     is_closed: bool,
+}
+
+/// Ends the thread that scrubs.
+#[derive(Debug, Default)]
+struct ScrubSignal {
+    is_stopped: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl ScrubSignal {
+    fn stop(&self) {
+        *self.is_stopped.lock() = true;
+        self.changed.notify_all();
+    }
+
+    /// Scrubs step by step until the signal comes.
+    fn scrub(&self, node: &StorageNode, clock: &dyn Clock) {
+        let mut is_stopped = self.is_stopped.lock();
+        while !*is_stopped {
+            let pause = MutexGuard::unlocked(&mut is_stopped, || node.scrub_step(clock.unix_ms()));
+            if !*is_stopped {
+                self.changed.wait_for(&mut is_stopped, pause);
+            }
+        }
+    }
 }
 
 impl std::fmt::Debug for StorageServer {
@@ -120,12 +147,24 @@ impl StorageServer {
             listeners: Vec::new(),
             beats: None,
             threads: Vec::new(),
+            scrubbing: Arc::default(),
             is_closed: false,
         };
         // From here on the drop of the server ends what has begun.
-        server.threads = server.serving.start(&SystemSpawn, settings.devices.len())?;
+        server.start_threads(settings.devices.len())?;
         server.listen(&settings, life)?;
         Ok(server)
+    }
+
+    fn start_threads(&mut self, devices: usize) -> Result<()> {
+        self.serving.start(&SystemSpawn, devices, &mut self.threads)?;
+        let (node, signal) = (Arc::clone(&self.node), Arc::clone(&self.scrubbing));
+        let scrub = Box::new(move || {
+            lower_priority();
+            signal.scrub(&node, &*SystemClock::shared());
+        });
+        self.threads.push(SystemSpawn.spawn("storage-scrub", scrub)?);
+        Ok(())
     }
 
     fn listen(&mut self, settings: &StorageSettings, life: Epoch) -> Result<()> {
@@ -179,6 +218,7 @@ impl StorageServer {
         self.beats = None;
         self.listeners.clear();
         self.serving.close();
+        self.scrubbing.stop();
         for thread in self.threads.drain(..) {
             if let Err(error) = thread.join() {
                 tracing::error!(%error, "a thread of the storage node panicked");
@@ -195,3 +235,6 @@ impl Drop for StorageServer {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -133,12 +133,14 @@ impl Serving {
         })
     }
 
-    /// Starts the threads of all lanes. `devices` is the number of devices.
+    /// Starts the threads of all lanes, and adds them to `threads`. `devices` is the number of
+    /// devices.
     pub(super) fn start(
         self: &Arc<Self>,
         spawn: &dyn Spawn,
         devices: usize,
-    ) -> Result<Vec<Joiner>> {
+        threads: &mut Vec<Joiner>,
+    ) -> Result<()> {
         type Body = fn(&Serving);
         let lanes: [(&str, usize, Body); 5] = [
             (self.log.name(), LOG_THREADS, |serving| serving.work(&serving.log)),
@@ -147,14 +149,13 @@ impl Serving {
             (self.write.name(), WRITE_THREADS * devices, |serving| serving.work(&serving.write)),
             (self.read.name(), READ_THREADS * devices, |serving| serving.work(&serving.read)),
         ];
-        let mut threads = Vec::new();
         for (name, count, body) in lanes {
             for _ in 0..count {
                 let serving = Arc::clone(self);
                 threads.push(spawn.spawn(name, Box::new(move || body(&serving)))?);
             }
         }
-        Ok(threads)
+        Ok(())
     }
 
     /// Ends the threads of all lanes. Requests that wait get no answer from the node.

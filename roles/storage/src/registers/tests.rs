@@ -1,0 +1,152 @@
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use archipelago_env::mem::MemFs;
+use archipelago_fabric::{ClientId, ClusterId};
+use archipelago_store::nodes::StorageId;
+use archipelago_store::nodes::register::caspaxos::acceptor::{AcceptorAnswer, AcceptorRequest};
+use archipelago_store::nodes::register::caspaxos::{Ballot, ChangeId, RootSet, StoredValue};
+use archipelago_store::nodes::wire::{RefusalWhy, StoreMessage};
+
+use crate::meta::MetaThreads;
+use crate::node::{NodeOptions, StorageNode};
+
+const CLUSTER: ClusterId = ClusterId([7; 16]);
+
+fn open(fs: &MemFs) -> Arc<StorageNode> {
+    let options =
+        NodeOptions { meta_threads: MetaThreads::Caller, seed: Some(5), ..NodeOptions::default() };
+    StorageNode::open(Arc::new(fs.clone()), &[PathBuf::from("/device")], options).unwrap()
+}
+
+fn first_set(node: &StorageNode) -> RootSet {
+    RootSet { number: 1, members: vec![node.storage(), StorageId(2), StorageId(3)] }
+}
+
+fn found(node: &StorageNode, cluster: ClusterId, root_set: RootSet) -> StoreMessage {
+    node.handle(ClientId(1), StoreMessage::Found { cluster, root_set }, &[]).0
+}
+
+fn ask(node: &StorageNode, request: AcceptorRequest) -> AcceptorAnswer {
+    match node.handle(ClientId(1), StoreMessage::Acceptor { request }, &[]).0 {
+        StoreMessage::AcceptorIs { answer } => answer,
+        other => panic!("no answer of an acceptor: {other:?}"),
+    }
+}
+
+fn ballot(root_set: u64, counter: u64) -> Ballot {
+    Ballot { root_set, counter, proposer: 4 }
+}
+
+fn prepare(root_set: u64, counter: u64) -> AcceptorRequest {
+    AcceptorRequest::Prepare { name: "volume/a".to_owned(), ballot: ballot(root_set, counter) }
+}
+
+fn accept(counter: u64, value: &[u8]) -> AcceptorRequest {
+    let change = ChangeId { proposer: 4, sequence: counter };
+    let value = StoredValue { version: counter, change, value: Some(value.to_vec()) };
+    AcceptorRequest::Accept { name: "volume/a".to_owned(), ballot: ballot(1, counter), value }
+}
+
+/// The node after a power loss, for several seeds.
+fn after_power_loss(fs: &MemFs) -> impl Iterator<Item = Arc<StorageNode>> {
+    (0..8).map(|seed| open(&fs.crash_clone(seed)))
+}
+
+#[test]
+fn founded_member_answers_over_power_loss() {
+    let fs = MemFs::new();
+    let node = open(&fs);
+    assert_eq!(ask(&node, prepare(1, 1)), AcceptorAnswer::WrongSet { known: None });
+    assert_eq!(found(&node, CLUSTER, first_set(&node)), StoreMessage::Done {});
+    assert_eq!(found(&node, CLUSTER, first_set(&node)), StoreMessage::Done {}, "repeated");
+    for node in after_power_loss(&fs) {
+        let promised = AcceptorAnswer::Promised { ballot: ballot(1, 1), accepted: None };
+        assert_eq!(ask(&node, prepare(1, 1)), promised);
+    }
+}
+
+#[test]
+fn node_belongs_to_one_cluster() {
+    let node = open(&MemFs::new());
+    found(&node, CLUSTER, first_set(&node));
+    for (cluster, number) in [(ClusterId([8; 16]), 1), (CLUSTER, 2)] {
+        let answer = found(&node, cluster, RootSet { number, ..first_set(&node) });
+        assert!(
+            matches!(answer, StoreMessage::Refuse { why: RefusalWhy::WrongCluster, .. }),
+            "{answer:?}"
+        );
+    }
+}
+
+#[test]
+fn node_outside_of_the_set_knows_it_without_answering() {
+    let fs = MemFs::new();
+    let node = open(&fs);
+    let members = vec![StorageId(1), StorageId(2), StorageId(3)];
+    found(&node, CLUSTER, RootSet { number: 1, members });
+    assert_eq!(ask(&node, prepare(1, 1)), AcceptorAnswer::WrongSet { known: None });
+    let known = open(&fs.crash_clone(1)).parts().devices.cluster().unwrap();
+    assert_eq!((known.id, known.root_set.number), (CLUSTER, 1));
+}
+
+#[test]
+fn promises_and_values_survive_power_loss() {
+    let fs = MemFs::new();
+    let node = open(&fs);
+    found(&node, CLUSTER, first_set(&node));
+    ask(&node, prepare(1, 1));
+    assert_eq!(ask(&node, accept(1, b"owner")), AcceptorAnswer::Accepted { ballot: ballot(1, 1) });
+    ask(&node, prepare(1, 5));
+    for node in after_power_loss(&fs) {
+        let outbid = AcceptorAnswer::Outbid { ballot: ballot(1, 4), promised: ballot(1, 5) };
+        assert_eq!(ask(&node, prepare(1, 4)), outbid);
+        let AcceptorAnswer::Promised { accepted: Some(accepted), .. } = ask(&node, prepare(1, 6))
+        else {
+            panic!("the value is lost");
+        };
+        assert_eq!(accepted.ballot, ballot(1, 1));
+        assert_eq!(accepted.value.value.as_deref(), Some(&b"owner"[..]));
+    }
+}
+
+#[test]
+fn steps_of_a_root_change_survive_power_loss() {
+    let fs = MemFs::new();
+    let node = open(&fs);
+    found(&node, CLUSTER, first_set(&node));
+    ask(&node, accept(1, b"owner"));
+    let next = RootSet { number: 2, ..first_set(&node) };
+    let AcceptorAnswer::Retired(cells) = ask(&node, AcceptorRequest::Retire { next: next.clone() })
+    else {
+        panic!("the member did not retire");
+    };
+    for node in after_power_loss(&fs) {
+        assert!(matches!(ask(&node, prepare(1, 9)), AcceptorAnswer::WrongSet { .. }));
+    }
+    let install = AcceptorRequest::Install { root_set: next, cells };
+    assert_eq!(ask(&node, install), AcceptorAnswer::Installed);
+    let activate = AcceptorRequest::Activate { root_set: 2 };
+    assert_eq!(ask(&node, activate), AcceptorAnswer::Activated);
+    for node in after_power_loss(&fs) {
+        let answer = ask(&node, prepare(2, 1));
+        assert!(matches!(answer, AcceptorAnswer::Promised { accepted: Some(_), .. }), "{answer:?}");
+        assert_eq!(node.parts().devices.cluster().unwrap().root_set.number, 2);
+    }
+}
+
+#[test]
+fn new_member_drops_what_it_knew_before() {
+    let fs = MemFs::new();
+    let node = open(&fs);
+    found(&node, CLUSTER, first_set(&node));
+    ask(&node, accept(1, b"owner"));
+    let root_set = RootSet { number: 5, ..first_set(&node) };
+    ask(&node, AcceptorRequest::Retire { next: RootSet { number: 2, ..root_set.clone() } });
+    ask(&node, AcceptorRequest::Install { root_set, cells: std::collections::BTreeMap::new() });
+    ask(&node, AcceptorRequest::Activate { root_set: 5 });
+    for node in after_power_loss(&fs) {
+        let names = AcceptorRequest::Names { root_set: 5, prefix: String::new() };
+        assert_eq!(ask(&node, names), AcceptorAnswer::Names(Vec::new()));
+    }
+}

@@ -18,14 +18,14 @@ use std::path::Path;
 
 use archipelago_base::checksum::{crc, crc_append};
 use archipelago_base::codec::{Reader, put_u8, put_u32, put_u64};
-use archipelago_base::wire::Wire;
 use archipelago_base::{Error, Result};
 use archipelago_env::{IoContext, RandomFile};
 use archipelago_store::BlobId;
 use archipelago_store::nodes::layout::PIECE_BYTES;
+use archipelago_store::nodes::wire::stored::{decode_checked, encode_checked};
 use archipelago_store::nodes::wire::{ChunkDescriptor, ChunkId};
 
-const MAGIC: &[u8; 8] = b"ARCHCHNK";
+const MAGIC: &[u8; 8] = b"ARCHSEAL";
 const VERSION: u32 = 1;
 /// Length of the footer in bytes.
 pub(crate) const FOOTER_BYTES: u64 = 53;
@@ -67,7 +67,7 @@ pub(crate) fn encode_tail(descriptor: &ChunkDescriptor, crcs: &[u32], data_bytes
     let mut out = Vec::with_capacity(crcs.len() * CRC_BYTES as usize + 256);
     crcs.iter().for_each(|crc| put_u32(&mut out, *crc));
     let table_end = out.len();
-    descriptor.put(&mut out);
+    out.extend_from_slice(&encode_checked(descriptor));
     let chunk = descriptor.chunk;
     let footer = ChunkFooter {
         chunk,
@@ -175,11 +175,10 @@ impl ChunkFooter {
         if bound_crc(chunk, descriptor) != self.descriptor_crc {
             return Err(damaged("the descriptor"));
         }
-        let mut reader = Reader::new(descriptor);
-        let descriptor = ChunkDescriptor::get(&mut reader)
-            .filter(|descriptor| reader.is_empty() && descriptor.chunk == chunk)
-            .filter(|descriptor| descriptor.chunk_bytes() == self.data_bytes)
-            .ok_or_else(|| damaged("the descriptor"))?;
+        let descriptor: ChunkDescriptor = decode_checked(&path.display(), descriptor)?;
+        if descriptor.chunk != chunk || descriptor.chunk_bytes() != self.data_bytes {
+            return Err(damaged("the descriptor"));
+        }
         let words = table.chunks_exact(CRC_BYTES as usize);
         let crcs = words.map(|word| u32::from_le_bytes([word[0], word[1], word[2], word[3]]));
         Ok(ChunkTail { crcs: crcs.collect(), descriptor })

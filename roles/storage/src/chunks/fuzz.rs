@@ -6,7 +6,7 @@ use archipelago_base::checksum::crc;
 use archipelago_store::BlobId;
 use archipelago_store::nodes::wire::ChunkId;
 
-use super::file::{ChunkFooter, FOOTER_BYTES, encode_tail};
+use super::file::{ChunkFooter, ChunkTail, FOOTER_BYTES, encode_tail};
 
 /// The chunk that inputs are decoded as: the blob of the corpus, with the index of the input.
 fn chunk(index: u8) -> ChunkId {
@@ -28,6 +28,10 @@ pub(crate) fn fuzz_chunk(bytes: &[u8]) {
     let descriptor_bytes = u32::from_le_bytes(footer[25..29].try_into().expect("four bytes"));
     let descriptor_at = body.len().saturating_sub(descriptor_bytes as usize);
     let table_at = usize::try_from(data_bytes).unwrap_or(usize::MAX).min(descriptor_at);
+    // The descriptor has a checksum of its own.
+    if let Some((fields, sum)) = body[descriptor_at..].split_last_chunk_mut::<4>() {
+        *sum = crc(fields).to_le_bytes();
+    }
     let bound = |bytes: &[u8]| {
         let bytes = [&b"identity: a blob"[..], &[index], bytes].concat();
         crc(&bytes).to_le_bytes()
@@ -36,22 +40,22 @@ pub(crate) fn fuzz_chunk(bytes: &[u8]) {
     footer[33..37].copy_from_slice(&bound(&body[descriptor_at..]));
     let sum = crc(&footer[..41]).to_le_bytes();
     footer[41..45].copy_from_slice(&sum);
-    footer[45..].copy_from_slice(b"ARCHCHNK");
+    footer[45..].copy_from_slice(b"ARCHSEAL");
     if let Some(tail) = decode(&forged, index) {
-        assert_eq!(tail, forged[table_at..], "a file has one encoding");
+        let mut own = forged[..table_at].to_vec();
+        own.extend_from_slice(&encode_tail(&tail.descriptor, &tail.crcs, table_at as u64));
+        assert_eq!(decode(&own, index), Some(tail), "own bytes");
     }
 }
 
-/// The tail of a file, encoded again; `None` if the file is refused.
-fn decode(bytes: &[u8], index: u8) -> Option<Vec<u8>> {
+/// The tail of a file; `None` if the file is refused.
+fn decode(bytes: &[u8], index: u8) -> Option<ChunkTail> {
     let path = Path::new("chunk");
     let footer_at = bytes.len().saturating_sub(FOOTER_BYTES as usize);
     let file_bytes = bytes.len() as u64;
     let footer =
         ChunkFooter::decode(path, &bytes[footer_at..], chunk(index), file_bytes).ok()?;
-    let tail = &bytes[footer.data_bytes as usize..footer_at];
-    let tail = footer.decode_tail(path, tail).ok()?;
-    Some(encode_tail(&tail.descriptor, &tail.crcs, footer.data_bytes))
+    footer.decode_tail(path, &bytes[footer.data_bytes as usize..footer_at]).ok()
 }
 
 /// Inputs of every kind.

@@ -161,7 +161,7 @@ impl Chunks {
     /// The newest record of a chunk.
     fn record(&self, chunk: ChunkId) -> Result<Option<ChunkRecord>> {
         let value = self.parts.meta.get(MetaSpace::Chunks, &record::key(chunk))?;
-        value.map(|value| open::decode_record(chunk, &value)).transpose()
+        value.map(|value| ChunkRecord::decode(chunk, &value)).transpose()
     }
 
     /// The device and the path of the file of an entry; `None` if its device is missing.

@@ -68,7 +68,7 @@ impl Chunks {
         parts.meta.scan(MetaSpace::Chunks, &[], &mut |key, value| {
             let chunk = parse_key(key)
                 .ok_or_else(|| Error::internal(format!("a record of a chunk has the key {key:02x?}")))?;
-            let record = decode_record(chunk, value)?;
+            let record = ChunkRecord::decode(chunk, value)?;
             let found = opening.files.remove(&chunk).unwrap_or_default();
             chunks.open_record(chunk, record, &found, &mut opening)?;
             Ok(Scan::Continue)
@@ -265,13 +265,4 @@ impl Chunks {
         let is_used = |id| index.after(None).any(|(_, entry)| entry.device == id);
         self.parts.devices.forget_lost(is_used)
     }
-}
-
-/// Decodes the record of a chunk.
-pub(super) fn decode_record(chunk: ChunkId, value: &[u8]) -> Result<ChunkRecord> {
-    ChunkRecord::decode(value).ok_or_else(|| {
-        Error::unsupported(format!(
-            "the record of chunk {chunk} cannot be read; a program of another version wrote it"
-        ))
-    })
 }

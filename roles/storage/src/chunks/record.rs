@@ -3,11 +3,12 @@
 //! The record decides whether a file is a chunk of the node, and it has the newest descriptor. The
 //! descriptor in the file is that of the seal.
 //!
-//! All functions are pure. Failure: a value that is no record is `None`.
+//! All functions are pure. Failure: the errors name the chunk.
 
 use archipelago_base::codec::{Reader, put_u8, put_u64};
-use archipelago_base::wire::Wire;
+use archipelago_base::{Error, ErrorKind, Result};
 use archipelago_store::BlobId;
+use archipelago_store::nodes::wire::stored::{decode_checked, encode_checked};
 use archipelago_store::nodes::wire::{ChunkDescriptor, ChunkId};
 
 use crate::identity::DeviceId;
@@ -68,24 +69,50 @@ impl ChunkRecord {
         put_u8(&mut out, self.state.code());
         put_u64(&mut out, self.device.0);
         put_u64(&mut out, self.file_bytes);
-        self.descriptor.put(&mut out);
+        out.extend_from_slice(&encode_checked(&self.descriptor));
         out
     }
 
-    /// Reads the value of a record.
-    pub(crate) fn decode(value: &[u8]) -> Option<Self> {
+    /// Reads the value of the record of `chunk`. Errors: `Unsupported` for another version, and
+    /// `Corrupt` for bytes that are no record.
+    pub(crate) fn decode(chunk: ChunkId, value: &[u8]) -> Result<Self> {
+        let object = format!("the record of chunk {chunk}");
         let mut reader = Reader::new(value);
-        if reader.u8()? != VERSION {
-            return None;
+        let head = Self::head(&mut reader).ok_or_else(|| {
+            Error::new(ErrorKind::Corrupt, format!("{object} has {} bytes", value.len()))
+        })?;
+        let Some(state) = RecordState::from_code(head.state).filter(|_| head.version == VERSION)
+        else {
+            return Err(Error::unsupported(format!(
+                "{object} has version {} and state {}; this program reads version {VERSION}: use \
+                 the program that wrote it",
+                head.version, head.state
+            )));
+        };
+        let descriptor: ChunkDescriptor = decode_checked(&object, reader.rest())?;
+        if descriptor.chunk != chunk {
+            let text = format!("{object} describes chunk {}", descriptor.chunk);
+            return Err(Error::new(ErrorKind::Corrupt, text));
         }
-        let record = Self {
-            state: RecordState::from_code(reader.u8()?)?,
+        Ok(Self { state, device: head.device, file_bytes: head.file_bytes, descriptor })
+    }
+
+    fn head(reader: &mut Reader<'_>) -> Option<RecordHead> {
+        Some(RecordHead {
+            version: reader.u8()?,
+            state: reader.u8()?,
             device: DeviceId(reader.u64()?),
             file_bytes: reader.u64()?,
-            descriptor: ChunkDescriptor::get(&mut reader)?,
-        };
-        reader.is_empty().then_some(record)
+        })
     }
+}
+
+/// The fields of a record before the descriptor.
+struct RecordHead {
+    version: u8,
+    state: u8,
+    device: DeviceId,
+    file_bytes: u64,
 }
 
 /// The key of a chunk's record. Keys of a blob are neighbours.
@@ -113,8 +140,8 @@ mod tests {
     fn golden_bytes_of_a_record_do_not_change() {
         let descriptor = descriptor(Scheme::Replicas(3), 3);
         let (device, file_bytes) = (DeviceId(0x0b), 0x0c);
-        let mut encoded = Vec::new();
-        descriptor.put(&mut encoded);
+        let encoded = encode_checked(&descriptor);
+        let chunk = descriptor.chunk;
         for (state, code) in
             [(RecordState::Sealed, 1), (RecordState::Damaged, 2), (RecordState::Removed, 3)]
         {
@@ -123,8 +150,11 @@ mod tests {
             let bytes = record.encode();
             let head = [&[1, code][..], &[0x0b, 0, 0, 0, 0, 0, 0, 0], &[0x0c, 0, 0, 0, 0, 0, 0, 0]];
             assert_eq!(bytes, [&head.concat()[..], &encoded].concat());
-            assert_eq!(ChunkRecord::decode(&bytes), Some(record));
-            assert!((0..bytes.len()).all(|len| ChunkRecord::decode(&bytes[..len]).is_none()));
+            assert_eq!(ChunkRecord::decode(chunk, &bytes).unwrap(), record);
+            assert!((0..bytes.len()).all(|len| ChunkRecord::decode(chunk, &bytes[..len]).is_err()));
+            let other = ChunkId { index: 1, ..chunk };
+            let error = ChunkRecord::decode(other, &bytes).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Corrupt);
         }
     }
 

@@ -186,6 +186,26 @@ impl StorageNode {
         refusal.into_message().into()
     }
 
+    /// The device that a read goes to, as its place among the present ones. A request for bytes that
+    /// the node does not have goes anywhere.
+    pub(crate) fn device_of(&self, message: &StoreMessage) -> usize {
+        let device = match message {
+            StoreMessage::ReadChunk { chunk, .. } | StoreMessage::ReportDamage { chunk, .. } => {
+                self.chunks.device_of(*chunk)
+            }
+            StoreMessage::ReadLog { at, .. } => self.logs.device_of(*at),
+            _ => None,
+        };
+        let present = self.parts.devices.present();
+        let place = device.and_then(|id| present.iter().position(|device| device.id == id));
+        place.unwrap_or(0)
+    }
+
+    /// Number of devices that are present.
+    pub(crate) fn devices(&self) -> usize {
+        self.parts.devices.present().len()
+    }
+
     /// The answer to a request that finds no room to wait.
     pub(crate) fn refuse_busy(&self, text: String) -> StoreMessage {
         self.parts.counters.note_request();

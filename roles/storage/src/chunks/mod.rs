@@ -57,11 +57,11 @@ use archipelago_env::FileSystem;
 use archipelago_store::nodes::wire::{ChunkId, RefusalWhy, Stamp, StorageReport, StoreMessage};
 use parking_lot::Mutex;
 
-use self::index::{ChunkEntry, ChunkIndex, Presence};
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use self::fuzz::fuzz_chunk;
 #[cfg(test)]
 pub(crate) use self::fuzz::fuzz_chunk_inputs;
+use self::index::{ChunkEntry, ChunkIndex, Presence};
 pub(crate) use self::open_files::OpenChunk;
 use self::open_files::OpenFiles;
 use self::record::ChunkRecord;
@@ -70,6 +70,7 @@ use self::unsealed::UnsealedChunks;
 use self::write::ChunkPut;
 use crate::answer::{Outcome, Refusal};
 use crate::devices::Device;
+use crate::identity::DeviceId;
 use crate::meta::MetaSpace;
 use crate::node::NodeParts;
 use crate::space::{SpaceByVolume, SpaceUse};

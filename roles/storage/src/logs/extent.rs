@@ -37,6 +37,7 @@ use super::part::{Group, Part, PartWriter, index_of};
 use super::record::{ExtentRecord, PartRecord};
 use super::sealing::StagedPart;
 use crate::answer::Refusal;
+use crate::identity::DeviceId;
 
 /// A request to append to an extent.
 #[derive(Clone, Copy, Debug)]
@@ -339,6 +340,11 @@ impl Extent {
             is_sealed: record.sealed.is_some(),
             is_in_limbo: record.is_in_limbo,
         })
+    }
+
+    /// Device of the last part.
+    pub(crate) fn device(&self) -> Option<DeviceId> {
+        self.state.lock().parts.last().map(|part| part.device.id)
     }
 
     /// Whether the node does not have the extent.

@@ -65,6 +65,7 @@ use crate::answer::{Answer, Outcome, Refusal};
 use crate::counters::Counters;
 use crate::devices::Devices;
 use crate::epochs::Epochs;
+use crate::identity::DeviceId;
 use crate::life::Beginning;
 use crate::meta::{Meta, MetaBatch, MetaSpace};
 use crate::node::NodeParts;
@@ -329,6 +330,12 @@ impl Logs {
             }
         }
         StoreMessage::Logs { logs, has_more: false }
+    }
+
+    /// Device of the newest bytes of an extent, if the node has some.
+    pub(crate) fn device_of(&self, at: ExtentAt) -> Option<DeviceId> {
+        let extent = self.extents.read().get(&at).cloned();
+        extent?.device()
     }
 
     /// Adds the extents to a report.

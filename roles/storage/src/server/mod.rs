@@ -79,6 +79,7 @@ impl StorageSettings {
 
 /// A running storage node. Drop closes it as [`StorageServer::close`] does, and logs errors.
 pub struct StorageServer {
+    settings: StorageSettings,
     node: Arc<StorageNode>,
     fabric: Arc<Node>,
     serving: Arc<Serving>,
@@ -140,6 +141,7 @@ impl StorageServer {
         let handler = Box::new(RequestHandler(Arc::clone(&serving)));
         let fabric = Node::new(settings.id, life, Some(handler))?;
         let mut server = Self {
+            settings,
             node,
             fabric,
             serving,
@@ -151,13 +153,13 @@ impl StorageServer {
             is_closed: false,
         };
         // From here on the drop of the server ends what has begun.
-        server.start_threads(settings.devices.len())?;
-        server.listen(&settings, life)?;
+        server.start_threads()?;
+        server.listen(life)?;
         Ok(server)
     }
 
-    fn start_threads(&mut self, devices: usize) -> Result<()> {
-        self.serving.start(&SystemSpawn, devices, &mut self.threads)?;
+    fn start_threads(&mut self) -> Result<()> {
+        self.serving.start(&SystemSpawn, &mut self.threads)?;
         let (node, signal) = (Arc::clone(&self.node), Arc::clone(&self.scrubbing));
         let scrub = Box::new(move || {
             lower_priority();
@@ -167,7 +169,8 @@ impl StorageServer {
         Ok(())
     }
 
-    fn listen(&mut self, settings: &StorageSettings, life: Epoch) -> Result<()> {
+    fn listen(&mut self, life: Epoch) -> Result<()> {
+        let settings = &self.settings;
         let endpoints = Arc::new(Endpoints::new().with_secret(settings.secret.clone()));
         for (place, listen) in settings.listen.iter().enumerate() {
             let listener = endpoints.serve(&self.fabric, listen)?;

@@ -9,10 +9,10 @@
 //! | log | appends, syncs of logs | per extent |
 //! | control | fences, registers, promises, status | none |
 //! | write | pieces and seals of chunks, puts and seals of extents, sets | per chunk or extent |
-//! | read | pieces of chunks, bytes of logs, descriptors, lists | none |
+//! | read, one per device | pieces of chunks, bytes of logs, descriptors, lists | none |
 //!
 //! Invariants:
-//! 1. No request waits behind one of another lane.
+//! 1. No request waits behind one of another lane. So a slow device does not delay reads of others.
 //! 2. The appends of an extent run in the order in which they arrived over a link.
 //! 3. Every request is answered, or its reply is dropped, which answers as well.
 //!
@@ -75,7 +75,8 @@ pub(super) struct Serving {
     log: Lane<LaneJob>,
     control: Lane<LaneJob>,
     write: Lane<LaneJob>,
-    read: Lane<LaneJob>,
+    /// One lane per device.
+    reads: Vec<Lane<LaneJob>>,
     syncs: SyncQueue<SyncJob>,
 }
 
@@ -123,44 +124,45 @@ fn way_of(message: &StoreMessage) -> Way {
 impl Serving {
     /// The lanes of `node`, without threads.
     pub(super) fn new(node: Arc<StorageNode>) -> Arc<Self> {
+        let read = |_| Lane::new("storage-read", SHORT_LIMITS);
+        let reads = (0..node.devices()).map(read).collect();
         Arc::new(Self {
             node,
             log: Lane::new("storage-log", LOG_LIMITS),
             control: Lane::new("storage-control", SHORT_LIMITS),
             write: Lane::new("storage-write", BULK_LIMITS),
-            read: Lane::new("storage-read", SHORT_LIMITS),
+            reads,
             syncs: SyncQueue::new(),
         })
     }
 
-    /// Starts the threads of all lanes, and adds them to `threads`. `devices` is the number of
-    /// devices.
+    /// Starts the threads of all lanes, and adds them to `threads`.
     pub(super) fn start(
         self: &Arc<Self>,
         spawn: &dyn Spawn,
-        devices: usize,
         threads: &mut Vec<Joiner>,
     ) -> Result<()> {
-        type Body = fn(&Serving);
-        let lanes: [(&str, usize, Body); 5] = [
-            (self.log.name(), LOG_THREADS, |serving| serving.work(&serving.log)),
-            ("storage-sync", SYNC_THREADS, |serving| serving.work_syncs()),
-            (self.control.name(), CONTROL_THREADS, |serving| serving.work(&serving.control)),
-            (self.write.name(), WRITE_THREADS * devices, |serving| serving.work(&serving.write)),
-            (self.read.name(), READ_THREADS * devices, |serving| serving.work(&serving.read)),
-        ];
-        for (name, count, body) in lanes {
+        let mut start = |name: &str, count: usize, body: fn(&Self, usize), place: usize| {
             for _ in 0..count {
                 let serving = Arc::clone(self);
-                threads.push(spawn.spawn(name, Box::new(move || body(&serving)))?);
+                threads.push(spawn.spawn(name, Box::new(move || body(&serving, place)))?);
             }
+            Ok(())
+        };
+        let write_threads = WRITE_THREADS * self.reads.len();
+        start(self.log.name(), LOG_THREADS, |it, _| it.work(&it.log), 0)?;
+        start("storage-sync", SYNC_THREADS, |it, _| it.work_syncs(), 0)?;
+        start(self.control.name(), CONTROL_THREADS, |it, _| it.work(&it.control), 0)?;
+        start(self.write.name(), write_threads, |it, _| it.work(&it.write), 0)?;
+        for (place, lane) in self.reads.iter().enumerate() {
+            start(lane.name(), READ_THREADS, |it, place| it.work(&it.reads[place]), place)?;
         }
         Ok(())
     }
 
     /// Ends the threads of all lanes. Requests that wait get no answer from the node.
     pub(super) fn close(&self) {
-        for lane in [&self.log, &self.control, &self.write, &self.read] {
+        for lane in [&self.log, &self.control, &self.write].into_iter().chain(&self.reads) {
             lane.close();
         }
         self.syncs.close();
@@ -204,7 +206,7 @@ impl Serving {
             Way::Log(at) => (&self.log, Some(LaneKey::Extent(at))),
             Way::Control => (&self.control, None),
             Way::Write(key) => (&self.write, key),
-            Way::Read => (&self.read, None),
+            Way::Read => (&self.reads[self.node.device_of(&message)], None),
         };
         let job = LaneJob { from, message, body: body.to_vec(), payload_start, reply };
         if let Err(Rejected(job)) = lane.submit(key, body.len(), job) {

@@ -69,12 +69,17 @@ impl Chunks {
         // A fence that came after the check above finds the chunk in the list. One that came before
         // this check refuses the put.
         if let Err(refusal) = self.promise(put.stamp) {
-            if is_new {
+            if is_new && writing.end.is_none() {
                 self.drop_writing(&unsealed, &mut writing);
             }
             return Err(refusal);
         }
-        self.append(put, payload, &unsealed, &mut writing)?;
+        if let Err(refusal) = self.append(put, payload, &unsealed, &mut writing) {
+            if is_new && writing.end.is_none() && writing.file.is_none() {
+                self.drop_writing(&unsealed, &mut writing);
+            }
+            return Err(refusal);
+        }
         self.parts.counters.note_write(put.class, payload.len() as u64);
         done()
     }
@@ -155,7 +160,10 @@ impl Chunks {
         // Another thread may have sealed the chunk after the check above. A seal enters the index
         // before it leaves the table, so it is seen now.
         if is_new && let Err(refusal) = self.check_unknown(chunk) {
-            self.drop_writing(&unsealed, &mut unsealed.writing.lock());
+            let mut writing = unsealed.writing.lock();
+            if writing.end.is_none() {
+                self.drop_writing(&unsealed, &mut writing);
+            }
             return Err(refusal);
         }
         Ok((unsealed, is_new))

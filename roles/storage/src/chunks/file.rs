@@ -112,7 +112,8 @@ impl ChunkFooter {
         file_bytes: u64,
     ) -> Result<Self> {
         let at = file_bytes.saturating_sub(FOOTER_BYTES);
-        let damaged = |what: &str| Error::corrupt(path, at, format!("footer of chunk {chunk}: {what}"));
+        let damaged =
+            |what: &str| Error::corrupt(path, at, format!("footer of chunk {chunk}: {what}"));
         if bytes.len() as u64 != FOOTER_BYTES || !bytes.ends_with(MAGIC) {
             return Err(damaged("the file does not end as that of a sealed chunk"));
         }
@@ -265,8 +266,7 @@ pub(crate) mod tests {
     fn check(chunk: ChunkId, bytes: &[u8]) -> Result<ChunkDescriptor> {
         let path = Path::new("chunk");
         let footer_at = bytes.len().saturating_sub(FOOTER_BYTES as usize);
-        let footer =
-            ChunkFooter::decode(path, &bytes[footer_at..], chunk, bytes.len() as u64)?;
+        let footer = ChunkFooter::decode(path, &bytes[footer_at..], chunk, bytes.len() as u64)?;
         let (data, tail) = bytes[..footer_at].split_at(footer.data_bytes as usize);
         let tail = footer.decode_tail(path, tail)?;
         match chunk.checksums().first_damaged_piece(0, data, &tail.crcs) {
@@ -323,7 +323,8 @@ pub(crate) mod tests {
         let name = file_name(chunk);
         assert_eq!(name, format!("{}-5", "ab".repeat(16)));
         assert_eq!(parse_name(&name), Some(chunk));
-        let wrong = ["", "a-1", &name.to_uppercase(), &format!("{name}.tmp"), &name.replace("-5", "-05")];
+        let wrong =
+            ["", "a-1", &name.to_uppercase(), &format!("{name}.tmp"), &name.replace("-5", "-05")];
         assert!(wrong.into_iter().all(|name| parse_name(name).is_none()));
     }
 }

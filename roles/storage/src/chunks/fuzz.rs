@@ -53,8 +53,7 @@ fn decode(bytes: &[u8], index: u8) -> Option<ChunkTail> {
     let path = Path::new("chunk");
     let footer_at = bytes.len().saturating_sub(FOOTER_BYTES as usize);
     let file_bytes = bytes.len() as u64;
-    let footer =
-        ChunkFooter::decode(path, &bytes[footer_at..], chunk(index), file_bytes).ok()?;
+    let footer = ChunkFooter::decode(path, &bytes[footer_at..], chunk(index), file_bytes).ok()?;
     footer.decode_tail(path, &bytes[footer.data_bytes as usize..footer_at]).ok()
 }
 

@@ -66,8 +66,9 @@ impl Chunks {
         };
         let mut opening = Opening { files: chunks.find_files()?, ..Opening::default() };
         parts.meta.scan(MetaSpace::Chunks, &[], &mut |key, value| {
-            let chunk = parse_key(key)
-                .ok_or_else(|| Error::internal(format!("a record of a chunk has the key {key:02x?}")))?;
+            let chunk = parse_key(key).ok_or_else(|| {
+                Error::internal(format!("a record of a chunk has the key {key:02x?}"))
+            })?;
             let record = ChunkRecord::decode(chunk, value)?;
             let found = opening.files.remove(&chunk).unwrap_or_default();
             chunks.open_record(chunk, record, &found, &mut opening)?;

@@ -145,8 +145,7 @@ mod tests {
         for (state, code) in
             [(RecordState::Sealed, 1), (RecordState::Damaged, 2), (RecordState::Removed, 3)]
         {
-            let record =
-                ChunkRecord { state, device, file_bytes, descriptor: descriptor.clone() };
+            let record = ChunkRecord { state, device, file_bytes, descriptor: descriptor.clone() };
             let bytes = record.encode();
             let head = [&[1, code][..], &[0x0b, 0, 0, 0, 0, 0, 0, 0], &[0x0c, 0, 0, 0, 0, 0, 0, 0]];
             assert_eq!(bytes, [&head.concat()[..], &encoded].concat());

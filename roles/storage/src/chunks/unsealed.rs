@@ -162,7 +162,10 @@ impl UnsealedChunks {
     /// Removes a chunk whose writing has ended.
     pub(crate) fn remove(&self, chunk: &UnsealedChunk, pieces: u64) {
         let removed = self.chunks.lock().remove(&chunk.chunk);
-        assert!(removed.is_some_and(|known| std::ptr::eq(&*known, chunk)), "the chunk of the table");
+        assert!(
+            removed.is_some_and(|known| std::ptr::eq(&*known, chunk)),
+            "the chunk of the table"
+        );
         self.unreserve(pieces);
     }
 

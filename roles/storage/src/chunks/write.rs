@@ -12,9 +12,7 @@ use archipelago_base::{Error, Result};
 use archipelago_env::{CreateOptions, FileClass, IoContext, IoPurpose};
 use archipelago_store::nodes::layout::PIECE_BYTES;
 use archipelago_store::nodes::placement::WritePurpose;
-use archipelago_store::nodes::wire::{
-    ChunkDescriptor, ChunkId, RefusalWhy, Stamp, StoreMessage,
-};
+use archipelago_store::nodes::wire::{ChunkDescriptor, ChunkId, RefusalWhy, Stamp, StoreMessage};
 use archipelago_store::{BlobId, VolumeId};
 use parking_lot::Mutex;
 
@@ -186,9 +184,8 @@ impl Chunks {
     /// Refuses bytes for which the device, or the quota of the volume, has no room left.
     fn check_room(&self, put: &ChunkPut, device: &Device, bytes: u64) -> Result<(), Refusal> {
         let fullness = self.parts.devices.fullness(device)?;
-        let full = |what: String| {
-            Refusal::new(RefusalWhy::Full, format!("chunk {}: {what}", put.chunk))
-        };
+        let full =
+            |what: String| Refusal::new(RefusalWhy::Full, format!("chunk {}: {what}", put.chunk));
         if !fullness.takes(put.purpose, bytes) {
             return Err(full(format!(
                 "{} uses {} of {} bytes and takes no {:?} writes; free space, or add devices or \
@@ -220,7 +217,8 @@ impl Chunks {
         if known == bytes && writing.file.is_some() {
             return Ok(());
         }
-        let (payload, crcs) = (&payload[known as usize..], &put.crcs[file::pieces(known) as usize..]);
+        let (payload, crcs) =
+            (&payload[known as usize..], &put.crcs[file::pieces(known) as usize..]);
         self.check_room(put, &unsealed.device, payload.len() as u64)?;
         self.unsealed.reserve(crcs.len() as u64)?;
         let written = self.append_to_file(put.context(), payload, unsealed, writing);
@@ -422,7 +420,8 @@ impl Chunks {
     /// Keeps the file of a chunk open that was just sealed, because its reader comes soon.
     fn keep_open(&self, unsealed: &UnsealedChunk, writing: &mut Writing) {
         let context = IoContext::new(unsealed.class, IoPurpose::ForegroundRead);
-        let opened = self.fs().open(&unsealed.path, context, archipelago_env::OpenOptions::default());
+        let opened =
+            self.fs().open(&unsealed.path, context, archipelago_env::OpenOptions::default());
         // A file that cannot be opened now is opened by its first reader, which gets the error.
         if let Ok(file) = opened {
             let (crcs, data_bytes) = (std::mem::take(&mut writing.crcs), writing.len_bytes);
@@ -433,9 +432,8 @@ impl Chunks {
     /// Drops the unsealed chunks of a blob. Sealed ones stay.
     pub(super) fn abandon(&self, blob: BlobId, stamp: Stamp) -> Outcome {
         self.promise(Some(stamp))?;
-        let is_of_volume = |chunk: &UnsealedChunk| {
-            chunk.stamp.is_none_or(|writer| writer.volume == stamp.volume)
-        };
+        let is_of_volume =
+            |chunk: &UnsealedChunk| chunk.stamp.is_none_or(|writer| writer.volume == stamp.volume);
         self.drop_unsealed(blob, is_of_volume);
         done()
     }
@@ -493,7 +491,6 @@ impl Chunks {
         }
         if batch.is_empty() { Ok(()) } else { self.parts.meta.write(&batch) }
     }
-
 }
 
 /// The space of bytes that are not sealed yet. Their share of the blob is not known.

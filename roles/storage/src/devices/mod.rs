@@ -304,7 +304,11 @@ fn open_dir(fs: &dyn FileSystem, dir: &Path) -> Result<OpenedDir> {
 }
 
 /// The identity of the node: that of the first device, or a new one if no device has any.
-fn first_identity(fs: &dyn FileSystem, opened: &[OpenedDir], rng: &mut Rng) -> Result<NodeIdentity> {
+fn first_identity(
+    fs: &dyn FileSystem,
+    opened: &[OpenedDir],
+    rng: &mut Rng,
+) -> Result<NodeIdentity> {
     if let Some(identity) = &opened[0].identity {
         return Ok(identity.clone());
     }

@@ -24,7 +24,10 @@ fn open(fs: &MemFs, dirs: &[PathBuf], seed: u64) -> Result<Devices> {
 }
 
 fn cluster(number: u64) -> KnownCluster {
-    KnownCluster { id: ClusterId([7; 16]), root_set: RootSet { number, members: vec![StorageId(number)] } }
+    KnownCluster {
+        id: ClusterId([7; 16]),
+        root_set: RootSet { number, members: vec![StorageId(number)] },
+    }
 }
 
 #[test]

@@ -208,7 +208,8 @@ pub(crate) mod tests {
 
     #[test]
     fn foreign_and_future_files_are_told_apart() {
-        let kind = |bytes: &[u8]| NodeIdentity::decode(Path::new("NODE"), bytes).unwrap_err().kind();
+        let kind =
+            |bytes: &[u8]| NodeIdentity::decode(Path::new("NODE"), bytes).unwrap_err().kind();
         assert_eq!(kind(b"something else"), archipelago_base::ErrorKind::InvalidArgument);
         let mut future = full().encode();
         future[8] = 2;

@@ -17,11 +17,13 @@ use archipelago_env::IoPurpose;
 use archipelago_fabric::TrafficClass;
 use parking_lot::Mutex;
 
+use super::super::StorageId;
 use super::super::code::Rs42;
 use super::super::placement::NodeReport;
 use super::BlobsOptions;
 use super::chunk_nodes::ChunkNodes;
 use super::load::NodeLoads;
+use super::retention::MissedReleases;
 use super::stats::BlobCounters;
 use super::writer::BlobWrite;
 use crate::ids::BlobId;
@@ -39,6 +41,7 @@ pub(super) struct BlobsCore {
     pub(super) options: BlobsOptions,
     pub(super) loads: NodeLoads,
     pub(super) counters: BlobCounters,
+    pub(super) missed: MissedReleases,
     /// Blobs that this process writes.
     writers: Mutex<BTreeMap<BlobId, Weak<BlobWrite>>>,
     turn: AtomicU64,
@@ -57,6 +60,7 @@ impl BlobsCore {
             options,
             loads: NodeLoads::default(),
             counters: BlobCounters::default(),
+            missed: MissedReleases::default(),
             writers: Mutex::default(),
             turn: AtomicU64::new(0),
         })
@@ -70,14 +74,23 @@ impl BlobsCore {
     /// The nodes for placement. Nodes that this client could not reach lately are down.
     pub(super) async fn reports(&self) -> Vec<NodeReport> {
         let mut reports = self.nodes.reports().await;
-        let now_ns = self.runtime.now_ns();
         for report in &mut reports {
-            let since_ns = self.loads.of(report.id).unreachable_since_ns();
-            let is_recent =
-                |since_ns| now_ns.saturating_sub(since_ns) < UNREACHABLE.as_nanos() as u64;
-            report.is_up &= !since_ns.is_some_and(is_recent);
+            report.is_up &= !self.is_unreachable(report.id);
         }
         reports
+    }
+
+    /// Whether this client could not reach the node lately.
+    pub(super) fn is_unreachable(&self, node: StorageId) -> bool {
+        let now_ns = self.runtime.now_ns();
+        let since_ns = self.loads.of(node).unreachable_since_ns();
+        let is_recent = |since_ns| now_ns.saturating_sub(since_ns) < UNREACHABLE.as_nanos() as u64;
+        since_ns.is_some_and(is_recent)
+    }
+
+    /// Whether reads ask this node last: calls to it are late, or it could not be reached lately.
+    pub(super) fn is_avoided(&self, node: StorageId) -> bool {
+        self.loads.of(node).is_late() || self.is_unreachable(node)
     }
 
     /// Notes the writer of a blob. Errors: `InvalidArgument` if the blob has one.

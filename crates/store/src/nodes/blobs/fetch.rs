@@ -9,7 +9,7 @@
 //! 1. Bytes leave this module only if every piece has its checksum, which is bound to blob, chunk
 //!    and offset.
 //! 2. Damage is reported to its node, and the next way is tried.
-//! 3. A node with late calls in flight is asked last.
+//! 3. A node with late calls in flight, or that could not be reached lately, is asked last.
 //!
 //! Thread-safety: futures of one task.
 //! Failure: [`FetchFailures`] has the failure of every node that was asked.
@@ -343,7 +343,7 @@ impl<'a> ChunkFetch<'a> {
             };
             match outcome {
                 Ok(bytes) => {
-                    self.note_read(&read);
+                    self.note_read(&read, &mut calls);
                     return Ok(bytes);
                 }
                 Err(failed) => failures.extend(failed),
@@ -366,11 +366,13 @@ impl<'a> ChunkFetch<'a> {
 
     /// All holders, the least loaded ones first.
     fn sources(&self) -> Vec<ChunkSource> {
-        let holders = self.hint.holders.iter();
-        let mut sources: Vec<_> =
-            holders.map(|holder| self.source(holder.storage, holder.chunk)).collect();
-        self.core.loads.sort(&mut sources, self.core.next_turn(), |source| source.node);
-        sources
+        let holders = &self.hint.holders;
+        let mut nodes: Vec<StorageId> = holders.iter().map(|holder| holder.storage).collect();
+        let turn = self.core.next_turn();
+        self.core.loads.sort(&mut nodes, turn, |node| self.core.is_avoided(node));
+        let holder_of = |node| holders.iter().find(|holder| holder.storage == node);
+        let sources = nodes.into_iter().filter_map(holder_of);
+        sources.map(|holder| self.source(holder.storage, holder.chunk)).collect()
     }
 
     /// The ways to the chunk, the best ones first.
@@ -378,12 +380,12 @@ impl<'a> ChunkFetch<'a> {
         let direct = sources.iter().filter(|source| source.chunk.index == self.chunk);
         let mut ways: VecDeque<_> = direct.map(|source| FetchWay::Direct(*source)).collect();
         if let Scheme::Rs42(_) = self.hint.scheme {
-            let is_late = |way: &FetchWay| match way {
-                FetchWay::Direct(source) => self.core.loads.of(source.node).is_late(),
+            let is_avoided = |way: &FetchWay| match way {
+                FetchWay::Direct(source) => self.core.is_avoided(source.node),
                 FetchWay::Degraded => false,
             };
             match ways.front() {
-                Some(way) if !is_late(way) => ways.push_back(FetchWay::Degraded),
+                Some(way) if !is_avoided(way) => ways.push_back(FetchWay::Degraded),
                 _ => ways.push_front(FetchWay::Degraded),
             }
         }
@@ -446,10 +448,18 @@ impl<'a> ChunkFetch<'a> {
         }
     }
 
-    fn note_read(&self, read: &WayInFlight) {
-        let time_ns = self.core.runtime.now_ns().saturating_sub(read.begun_ns);
+    /// Notes the answer, and that the other ways are given up.
+    fn note_read(&self, read: &WayInFlight, others: &mut Reads<'_>) {
+        let (now_ns, kind) =
+            (self.core.runtime.now_ns(), CallKind::of_read(total_bytes(self.ranges)));
+        let time_ns = now_ns.saturating_sub(read.begun_ns);
         if let Some(guard) = &read.guard {
-            guard.answered(CallKind::of_read(total_bytes(self.ranges)), time_ns);
+            guard.answered(kind, time_ns);
+        }
+        for other in others.tags_mut() {
+            if let Some(guard) = &other.guard {
+                guard.gave_up(kind, now_ns.saturating_sub(other.begun_ns));
+            }
         }
         if read.is_hedge {
             self.core.counters.count(BlobEvent::HedgeWon);

@@ -27,6 +27,10 @@ const SAMPLES: usize = 64;
 const SAMPLES_STEP: usize = 8;
 /// Bytes from which a read counts as large. Its time says nothing about that of a small one.
 const LARGE_READ_BYTES: u64 = 128 << 10;
+/// Number of reads over which the mean time moves.
+const MEAN_OVER: u64 = 8;
+/// Number of choices of which one disregards the loads.
+const EXPLORE_EVERY: u64 = 64;
 /// Number of late calls in flight from which a node is avoided.
 const LATE_MAX: u32 = 2;
 
@@ -86,6 +90,9 @@ pub(super) struct NodeLoad {
     late: AtomicU32,
     /// Time, in nanoseconds, at which the node was last found unreachable; 0 if it answered since.
     unreachable_ns: AtomicU64,
+    /// Moving mean, in nanoseconds, of the times of small reads. Reads that their callers gave up
+    /// count with the time for which they waited, so a node that stopped does not look fast.
+    mean_ns: AtomicU64,
     times: Mutex<[RecentTimes; 3]>,
 }
 
@@ -96,9 +103,15 @@ impl NodeLoad {
         (p95_ns > 0).then_some(p95_ns)
     }
 
-    /// Time, in nanoseconds, that a call in flight stands for.
-    fn weight_ns(&self) -> u64 {
-        self.usual_ns(CallKind::SmallRead).unwrap_or(1)
+    /// Moves the mean time of small reads towards `time_ns`.
+    fn weigh(&self, time_ns: u64) {
+        let mean_ns = self.mean_ns.load(Ordering::Relaxed);
+        let next_ns = match mean_ns {
+            0 => time_ns,
+            _ => mean_ns - mean_ns / MEAN_OVER + time_ns / MEAN_OVER,
+        };
+        // Of two updates at the same time, one may be lost.
+        self.mean_ns.store(next_ns.max(1), Ordering::Relaxed);
     }
 
     /// Whether several calls to the node are late. Such a node is asked last.
@@ -118,11 +131,10 @@ impl NodeLoad {
         self.unreachable_ns.store(now_ns.max(1), Ordering::Relaxed);
     }
 
-    /// What a further call would wait for: the calls in flight, weighted by the node's speed. A
-    /// late node comes after all others.
-    fn rank(&self) -> (bool, u64) {
+    /// What a further call would wait for: the calls in flight, weighted by the node's speed.
+    fn rank(&self) -> u64 {
         let in_flight = u64::from(self.in_flight.load(Ordering::Relaxed));
-        (self.is_late(), (in_flight + 1).saturating_mul(self.weight_ns()))
+        (in_flight + 1).saturating_mul(self.mean_ns.load(Ordering::Relaxed).max(1))
     }
 }
 
@@ -153,6 +165,16 @@ impl CallGuard {
     pub(super) fn answered(&self, kind: CallKind, time_ns: u64) {
         self.load.unreachable_ns.store(0, Ordering::Relaxed);
         self.load.times.lock()[kind as usize].record(time_ns.max(1));
+        if kind == CallKind::SmallRead {
+            self.load.weigh(time_ns);
+        }
+    }
+
+    /// Notes that the caller gave the call up after this time.
+    pub(super) fn gave_up(&self, kind: CallKind, time_ns: u64) {
+        if kind == CallKind::SmallRead {
+            self.load.weigh(time_ns);
+        }
     }
 }
 
@@ -175,11 +197,22 @@ impl NodeLoads {
         Arc::clone(self.0.lock().entry(node).or_default())
     }
 
-    /// Sorts candidates, the least loaded node first. `turn` decides between equal ones.
-    pub(super) fn sort<T>(&self, candidates: &mut [T], turn: u64, node: impl Fn(&T) -> StorageId) {
-        let len = candidates.len().max(1) as u64;
-        candidates.rotate_left((turn % len) as usize);
-        candidates.sort_by_cached_key(|candidate| self.of(node(candidate)).rank());
+    /// Sorts nodes, the least loaded one first, and those that `is_avoided` names last. `turn`
+    /// decides between equal ones. From time to time the loads do not count, so that a node that
+    /// has recovered is noticed.
+    pub(super) fn sort(
+        &self,
+        nodes: &mut [StorageId],
+        turn: u64,
+        is_avoided: impl Fn(StorageId) -> bool,
+    ) {
+        let len = nodes.len().max(1) as u64;
+        nodes.rotate_left((turn % len) as usize);
+        let is_exploring = turn % EXPLORE_EVERY == EXPLORE_EVERY - 1;
+        nodes.sort_by_cached_key(|node| {
+            let rank = if is_exploring { 0 } else { self.of(*node).rank() };
+            (is_avoided(*node), rank)
+        });
     }
 }
 
@@ -192,7 +225,7 @@ mod tests {
 
     fn sorted(loads: &NodeLoads, turn: u64) -> Vec<StorageId> {
         let mut nodes = vec![A, B];
-        loads.sort(&mut nodes, turn, |node| *node);
+        loads.sort(&mut nodes, turn, |node| loads.of(node).is_late());
         nodes
     }
 
@@ -225,6 +258,22 @@ mod tests {
             CallGuard::begin(&loads.of(A)).answered(CallKind::SmallRead, 5);
         }
         assert_eq!(sorted(&loads, 1), [A, B], "the faster one");
+    }
+
+    #[test]
+    fn node_whose_reads_are_given_up_comes_last() {
+        let loads = NodeLoads::default();
+        for _ in 0..SAMPLES_STEP {
+            CallGuard::begin(&loads.of(A)).answered(CallKind::SmallRead, 50);
+            CallGuard::begin(&loads.of(B)).answered(CallKind::SmallRead, 60);
+        }
+        assert_eq!(sorted(&loads, 1), [A, B]);
+        CallGuard::begin(&loads.of(A)).gave_up(CallKind::SmallRead, 5000);
+        assert_eq!(sorted(&loads, 0), [B, A]);
+        CallGuard::begin(&loads.of(B)).gave_up(CallKind::SmallRead, 90_000);
+        assert_eq!(sorted(&loads, 1), [A, B]);
+        assert_eq!(sorted(&loads, EXPLORE_EVERY - 1), [B, A], "the turn alone decides");
+        assert_eq!(loads.of(A).usual_ns(CallKind::SmallRead), Some(50), "hedges stay early");
     }
 
     #[test]

@@ -8,13 +8,13 @@
 use std::sync::Arc;
 
 use archipelago_base::runtime::join_all;
+use archipelago_base::{Error, Result};
 
 use super::super::StorageId;
 use super::super::wire::ChunkDescriptor;
 use super::chunk_nodes::CallTerms;
-use super::core::BlobsCore;
+use super::core::{BlobsCore, blob_name};
 use super::fetch::FetchFailures;
-use super::stats::BlobEvent;
 use crate::ids::BlobId;
 
 /// What the nodes know about a blob.
@@ -28,6 +28,23 @@ pub(super) enum BlobLookup {
     Unknown(FetchFailures),
 }
 
+impl BlobLookup {
+    /// The descriptor of `blob`. Errors: `NotFound`; `Busy` if it may be on a node that did not
+    /// answer.
+    pub(super) fn descriptor(self, blob: BlobId) -> Result<ChunkDescriptor> {
+        let name = blob_name(blob);
+        match self {
+            Self::Found(descriptor) => Ok(*descriptor),
+            Self::Nowhere => {
+                Err(Error::not_found(format!("{name} was given up, or was never sealed")))
+            }
+            Self::Unknown(failures) => Err(Error::busy(format!(
+                "{name} is on no node that answers ({failures}): look at the nodes that do not"
+            ))),
+        }
+    }
+}
+
 /// Asks the nodes in `known` first, and then all others.
 pub(super) async fn look_up(
     core: &Arc<BlobsCore>,
@@ -35,7 +52,6 @@ pub(super) async fn look_up(
     known: &[StorageId],
     terms: CallTerms,
 ) -> BlobLookup {
-    core.counters.count(BlobEvent::StaleHint);
     let first = ask(core, blob, known, terms).await;
     if let BlobLookup::Found(_) = first {
         return first;

@@ -33,6 +33,7 @@ use super::hint::decode_hint;
 use super::in_flight::InFlight;
 use super::lookup::{BlobLookup, look_up};
 use super::plan::{ReadBatch, plan_read};
+use super::stats::BlobEvent;
 use crate::blob::{BlobReader, BlobRef};
 use crate::ids::BlobId;
 
@@ -60,8 +61,11 @@ impl NodeBlobReader {
             Some(hint) => hint,
             None => {
                 let terms = read_terms(core, context);
+                core.counters.count(BlobEvent::StaleHint);
                 let found = wait_for(&*core.runtime, look_up(core, id, &[], terms));
-                found_descriptor(id, len_bytes, found)?.hint()
+                let descriptor = found.descriptor(id)?;
+                check_length(&descriptor, len_bytes)?;
+                descriptor.hint()
             }
         };
         let holders = Mutex::new(Arc::new(hint));
@@ -157,10 +161,13 @@ impl NodeBlobReader {
     /// `Corrupt`.
     async fn renew_holders(&self, hint: &BlobHint, terms: CallTerms) -> Result<Renewal> {
         let known: Vec<StorageId> = hint.holders.iter().map(|holder| holder.storage).collect();
-        let found = match look_up(&self.core, self.id, &known, terms).await {
+        self.core.counters.count(BlobEvent::StaleHint);
+        let descriptor = match look_up(&self.core, self.id, &known, terms).await {
             BlobLookup::Unknown(failures) => return Ok(Renewal::Unknown(failures)),
-            found => found_descriptor(self.id, self.len_bytes, found)?.hint(),
+            found => found.descriptor(self.id)?,
         };
+        check_length(&descriptor, self.len_bytes)?;
+        let found = descriptor.hint();
         if found == *hint || found.placement < hint.placement {
             return Ok(Renewal::Same);
         }
@@ -201,25 +208,19 @@ enum Renewal {
     Unknown(FetchFailures),
 }
 
-/// The descriptor of a blob with this length. Errors: `NotFound`, `Busy`, `Corrupt`.
-fn found_descriptor(id: BlobId, len_bytes: u64, found: BlobLookup) -> Result<ChunkDescriptor> {
-    let name = blob_name(id);
-    match found {
-        BlobLookup::Found(descriptor) if descriptor.blob_bytes == len_bytes => Ok(*descriptor),
-        BlobLookup::Found(descriptor) => Err(Error::new(
-            ErrorKind::Corrupt,
-            format!(
-                "{name} has {} bytes on its nodes, and {len_bytes} in the namespace",
-                descriptor.blob_bytes
-            ),
-        )),
-        BlobLookup::Nowhere => {
-            Err(Error::not_found(format!("{name} was given up, or was never sealed")))
-        }
-        BlobLookup::Unknown(failures) => Err(Error::busy(format!(
-            "{name} is on no node that answers ({failures}): look at the nodes that do not"
-        ))),
+/// Checks that the nodes have a blob of the length that the namespace has. Errors: `Corrupt`.
+fn check_length(descriptor: &ChunkDescriptor, len_bytes: u64) -> Result<()> {
+    if descriptor.blob_bytes == len_bytes {
+        return Ok(());
     }
+    Err(Error::new(
+        ErrorKind::Corrupt,
+        format!(
+            "{} has {} bytes on its nodes, and {len_bytes} in the namespace",
+            blob_name(descriptor.chunk.blob),
+            descriptor.blob_bytes
+        ),
+    ))
 }
 
 /// Terms of calls of a reader.

@@ -2,31 +2,35 @@
 //!
 //! A *retain* asks every holder, and looks at the holders once more afterwards: a repair may have
 //! added one meanwhile, which merges the sets of its peers only later. A *release* goes to all
-//! nodes, because only they know which of them holds a chunk of the blob. Nodes that are down hear
-//! of it when they merge the sets of their peers, or when strays are released.
+//! nodes, because only they know which of them holds a chunk of the blob. A node that does not
+//! answer hears of it with a later release of this client ([`MissedReleases`]), or when strays are
+//! released.
 //!
-//! The release of strays makes all nodes promise the epoch first, and lists their blobs then. So
-//! no writer of an older epoch begins a blob that the lists do not have.
+//! The release of strays makes the nodes promise the epoch first, and lists their blobs then. So no
+//! writer of an older epoch begins a blob there that the lists do not have. On a node that does not
+//! answer, it may begin one. No namespace ever names it, and a later call finds it.
 //!
 //! Thread-safety: any thread may call the functions.
-//! Failure: a node that the managers call up and that does not answer makes the call fail as
-//! `Busy`. The call may be repeated.
+//! Failure: a retain fails as `Busy` if a holder that the managers call up does not answer. The
+//! other calls fail as `Busy` if no node answers, and as `Fenced` if any node says so.
 //! Cost: retain: three round trips. Release: one. Strays: a round trip for the promise, one per
 //! 4,096 blobs of a node, and one per 4,096 strays.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use archipelago_base::runtime::join_all;
 use archipelago_base::{Epoch, Error, ErrorKind, Result};
 use archipelago_env::{FileClass, IoContext, IoPurpose};
+use parking_lot::Mutex;
 
 use super::super::StorageId;
-use super::super::wire::{ChunkDescriptor, Stamp};
+use super::super::wire::Stamp;
 use super::chunk_nodes::{CallTerms, NodeFailure};
 use super::core::{BlobsCore, blob_name};
 use super::hint::decode_hint;
-use super::lookup::{BlobLookup, look_up};
+use super::lookup::look_up;
 use super::reader::read_terms;
 use super::stats::BlobEvent;
 use super::writer::BlobWrite;
@@ -40,10 +44,49 @@ const HOLDERS_ROUNDS_MAX: usize = 8;
 /// Number of calls to a node before it counts as not answering.
 const CALLS_MAX: u32 = 3;
 /// Pause before such a call is repeated.
-const PAUSE: std::time::Duration = std::time::Duration::from_millis(20);
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// Time after which a call counts as unanswered. A take-over waits for these calls, and a later
+/// release repeats what a node has missed.
+const DEADLINE: Duration = Duration::from_secs(2);
+/// Largest number of missed releases of a volume for one node. The next release of strays finds the
+/// others.
+const MISSED_MAX: usize = 65_536;
+
+/// Releases that nodes did not answer.
+#[derive(Debug, Default)]
+pub(super) struct MissedReleases(Mutex<BTreeMap<(StorageId, VolumeId), BTreeSet<BlobId>>>);
+
+impl MissedReleases {
+    /// The blobs of `volume` whose release `node` has missed.
+    fn of(&self, node: StorageId, volume: VolumeId) -> BTreeSet<BlobId> {
+        self.0.lock().get(&(node, volume)).cloned().unwrap_or_default()
+    }
+
+    /// Forgets blobs whose release the node has answered.
+    fn forget(&self, node: StorageId, volume: VolumeId, blobs: &[BlobId]) {
+        let mut missed = self.0.lock();
+        let Some(of_node) = missed.get_mut(&(node, volume)) else { return };
+        for blob in blobs {
+            of_node.remove(blob);
+        }
+        if of_node.is_empty() {
+            missed.remove(&(node, volume));
+        }
+    }
+
+    /// Notes that `node` has missed the release of these blobs.
+    fn add(&self, node: StorageId, volume: VolumeId, blobs: &[BlobId]) {
+        let mut missed = self.0.lock();
+        let of_node = missed.entry((node, volume)).or_default();
+        let room = MISSED_MAX.saturating_sub(of_node.len());
+        of_node.extend(blobs.iter().take(room));
+    }
+}
 
 fn terms(core: &BlobsCore) -> CallTerms {
-    read_terms(core, IoContext::new(FileClass::Other, IoPurpose::Maintenance))
+    let context = IoContext::new(FileClass::Other, IoPurpose::Maintenance);
+    CallTerms { deadline: DEADLINE, ..read_terms(core, context) }
 }
 
 /// Adds a volume to the set of a blob on every holder that is up.
@@ -52,7 +95,7 @@ pub(super) async fn retain(core: &Arc<BlobsCore>, blob: &BlobRef, volume: Volume
     let hinted = hint.iter().flat_map(|hint| &hint.holders);
     let mut known: Vec<StorageId> = hinted.map(|holder| holder.storage).collect();
     for _ in 0..HOLDERS_ROUNDS_MAX {
-        let before = describe(core, blob.id, &known).await?;
+        let before = look_up(core, blob.id, &known, terms(core)).await.descriptor(blob.id)?;
         known = before.holders.iter().map(|holder| holder.storage).collect();
         let up = nodes_up(core).await;
         let holders: Vec<StorageId> =
@@ -62,7 +105,7 @@ pub(super) async fn retain(core: &Arc<BlobsCore>, blob: &BlobRef, volume: Volume
             repeated(core, *node, retain)
         });
         let outcomes = join_all(calls).await;
-        let after = describe(core, blob.id, &known).await?;
+        let after = look_up(core, blob.id, &known, terms(core)).await.descriptor(blob.id)?;
         if after.placement != before.placement {
             continue;
         }
@@ -87,23 +130,6 @@ pub(super) async fn retain(core: &Arc<BlobsCore>, blob: &BlobRef, volume: Volume
     )))
 }
 
-async fn describe(
-    core: &Arc<BlobsCore>,
-    blob: BlobId,
-    known: &[StorageId],
-) -> Result<ChunkDescriptor> {
-    let name = blob_name(blob);
-    match look_up(core, blob, known, terms(core)).await {
-        BlobLookup::Found(descriptor) => Ok(*descriptor),
-        BlobLookup::Nowhere => {
-            Err(Error::not_found(format!("{name} was given up, or was never sealed")))
-        }
-        BlobLookup::Unknown(failures) => Err(Error::busy(format!(
-            "{name} is on no node that answers ({failures}): look at the nodes that do not"
-        ))),
-    }
-}
-
 /// Takes a volume out of the set of a blob on every node that is up.
 pub(super) async fn release(core: &Arc<BlobsCore>, id: BlobId, stamp: Stamp) -> Result<()> {
     if let Some(writer) = core.writer(id).filter(|writer| writer.stamp().volume == stamp.volume) {
@@ -126,20 +152,50 @@ async fn release_on_all(
     stamp: Stamp,
     what: &str,
 ) -> Result<()> {
-    let nodes: Vec<StorageId> = nodes_up(core).await.into_iter().collect();
-    for blobs in blobs.chunks(BLOBS_MAX) {
-        let release = |node| core.nodes.release(node, blobs, stamp, terms(core));
-        let calls = nodes.iter().map(|node| repeated(core, *node, release));
-        let outcomes = join_all(calls).await;
-        check_all("release", what, &nodes, &outcomes)?;
+    let nodes = nodes_up(core).await;
+    let calls = nodes.iter().map(|node| release_on(core, *node, blobs, stamp));
+    let outcomes = join_all(calls).await;
+    check_all("release", what, &nodes, &outcomes)
+}
+
+/// Releases blobs on one node, with those that it has missed.
+async fn release_on(
+    core: &Arc<BlobsCore>,
+    node: StorageId,
+    blobs: &[BlobId],
+    stamp: Stamp,
+) -> Result<(), NodeFailure> {
+    let mut all = core.missed.of(node, stamp.volume);
+    all.extend(blobs);
+    let all: Vec<BlobId> = all.into_iter().collect();
+    let mut released = 0;
+    let outcome = loop {
+        let part = &all[released..(released + BLOBS_MAX).min(all.len())];
+        if part.is_empty() {
+            break Ok(());
+        }
+        if core.is_unreachable(node) {
+            break Err(NodeFailure::Unreachable("it did not answer lately".to_owned()));
+        }
+        if let Err(failure) = core.nodes.release(node, part, stamp, terms(core)).await {
+            break Err(failure);
+        }
+        core.missed.forget(node, stamp.volume, part);
+        released += part.len();
+    };
+    if let Err(failure) = &outcome {
+        if failure.is_silence() && !core.is_unreachable(node) {
+            core.loads.of(node).note_unreachable(core.runtime.now_ns());
+        }
+        core.missed.add(node, stamp.volume, &all[released..]);
     }
-    Ok(())
+    outcome
 }
 
 /// Makes all nodes promise the epoch, and lists the blobs of the volume that were begun before.
 pub(super) async fn list_blobs(core: &Arc<BlobsCore>, stamp: Stamp) -> Result<BTreeSet<BlobId>> {
     let what = strays_name(stamp);
-    let nodes: Vec<StorageId> = nodes_up(core).await.into_iter().collect();
+    let nodes = nodes_reached(core).await;
     let promise = |node| core.nodes.promise(node, stamp, terms(core));
     let promised = join_all(nodes.iter().map(|node| repeated(core, *node, promise))).await;
     check_all("promise an epoch for", &what, &nodes, &promised)?;
@@ -192,7 +248,7 @@ async fn list(
     }
 }
 
-/// Calls a node, and again if it does not answer.
+/// Calls a node, and again if it has too much to do.
 async fn repeated<'a, T>(
     core: &Arc<BlobsCore>,
     node: StorageId,
@@ -203,34 +259,60 @@ async fn repeated<'a, T>(
         let outcome = call(node).await;
         calls += 1;
         match outcome {
-            Err(failure) if failure.may_pass() && calls < CALLS_MAX => {
-                core.runtime.sleep(PAUSE).await;
+            Err(NodeFailure::Busy(_)) if calls < CALLS_MAX => core.runtime.sleep(PAUSE).await,
+            Err(failure) => {
+                if failure.is_silence() {
+                    core.loads.of(node).note_unreachable(core.runtime.now_ns());
+                }
+                return Err(failure);
             }
-            outcome => return outcome,
+            Ok(answer) => return Ok(answer),
         }
     }
 }
 
 /// The nodes that the managers call up.
-async fn nodes_up(core: &Arc<BlobsCore>) -> BTreeSet<StorageId> {
+async fn nodes_up(core: &Arc<BlobsCore>) -> Vec<StorageId> {
     let reports = core.nodes.reports().await;
     reports.into_iter().filter(|node| node.is_up).map(|node| node.id).collect()
 }
 
-/// The first failure, a fence before all others.
+/// The nodes that the managers call up, except for those that this client could not reach lately.
+async fn nodes_reached(core: &Arc<BlobsCore>) -> Vec<StorageId> {
+    let up = nodes_up(core).await;
+    let reached: Vec<StorageId> =
+        up.iter().copied().filter(|node| !core.is_unreachable(*node)).collect();
+    if reached.is_empty() { up } else { reached }
+}
+
+/// The failure of a call to all nodes: a fence, a refusal, or that no node answered.
 fn check_all<T>(
     doing: &str,
     what: &str,
     nodes: &[StorageId],
     outcomes: &[Result<T, NodeFailure>],
 ) -> Result<()> {
-    let failed = nodes.iter().zip(outcomes).filter_map(|(node, outcome)| {
-        let failure = outcome.as_ref().err()?;
-        Some((!matches!(failure, NodeFailure::Fenced(_)), refused(doing, what, *node, failure)))
-    });
-    match failed.min_by_key(|(is_other, _)| *is_other) {
-        Some((_, error)) => Err(error),
+    let failed = nodes.iter().zip(outcomes);
+    let failed: Vec<(StorageId, &NodeFailure)> =
+        failed.filter_map(|(node, outcome)| Some((*node, outcome.as_ref().err()?))).collect();
+    let is_fence = |failure: &NodeFailure| matches!(failure, NodeFailure::Fenced(_));
+    let fence = failed.iter().find(|(_, failure)| is_fence(failure));
+    let refusal = failed.iter().find(|(_, failure)| !failure.is_silence());
+    if let Some((node, failure)) = fence.or(refusal) {
+        return Err(refused(doing, what, *node, failure));
+    }
+    match failed.first() {
+        None if nodes.is_empty() => Err(Error::busy(format!(
+            "cannot {doing} {what}: no storage node is up; look at the managers and the nodes"
+        ))),
+        Some((node, failure)) if failed.len() == nodes.len() => {
+            Err(refused(doing, what, *node, failure))
+        }
         None => Ok(()),
+        Some((node, failure)) => {
+            tracing::warn!(doing, what, %node, %failure, "a node does not answer, and hears it later");
+            Ok(())
+        }
     }
 }
 

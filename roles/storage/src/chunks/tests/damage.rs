@@ -78,7 +78,8 @@ fn canary_of_checksums_hides_rot_from_the_scrub() {
     });
     flip(&fs, &only_file(&fs), 5000);
     let sabotage = crate::Sabotage { no_crc: true, ..Default::default() };
-    let blind = open_with(Arc::new(fs.kill_clone()), &["/n"], NodeOptions { sabotage, ..options() });
+    let blind =
+        open_with(Arc::new(fs.kill_clone()), &["/n"], NodeOptions { sabotage, ..options() });
     scrub(&blind);
     assert_eq!(blind.report().chunks_unreadable, 0);
     let node = open(&fs);

@@ -35,7 +35,11 @@ pub(crate) fn options() -> NodeOptions {
     NodeOptions { meta_threads: MetaThreads::Caller, seed: Some(7), ..NodeOptions::default() }
 }
 
-pub(crate) fn open_with(fs: Arc<dyn FileSystem>, dirs: &[&str], options: NodeOptions) -> Arc<StorageNode> {
+pub(crate) fn open_with(
+    fs: Arc<dyn FileSystem>,
+    dirs: &[&str],
+    options: NodeOptions,
+) -> Arc<StorageNode> {
     let dirs: Vec<PathBuf> = dirs.iter().map(PathBuf::from).collect();
     StorageNode::open(fs, &dirs, options).unwrap()
 }
@@ -52,7 +56,11 @@ pub(crate) fn bytes(number: u8, len: usize) -> Vec<u8> {
     (0..len).map(|at| (at as u8).wrapping_mul(31).wrapping_add(number)).collect()
 }
 
-pub(crate) fn ask(node: &StorageNode, message: StoreMessage, payload: &[u8]) -> (StoreMessage, Vec<u8>) {
+pub(crate) fn ask(
+    node: &StorageNode,
+    message: StoreMessage,
+    payload: &[u8],
+) -> (StoreMessage, Vec<u8>) {
     node.handle(ClientId(1), message, payload)
 }
 

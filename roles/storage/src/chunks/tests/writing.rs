@@ -84,7 +84,9 @@ fn bytes_that_arrive_damaged_are_refused() {
     let (answer, _) = ask(&node, message, &payload);
     assert!(matches!(answer, StoreMessage::Refuse { why: RefusalWhy::Damaged, .. }), "{answer:?}");
     let of_other_blob = put_message(chunk(2), 0, &bytes(1, LEN));
-    let StoreMessage::PutChunk { crcs, stamp, class, purpose, .. } = of_other_blob else { panic!() };
+    let StoreMessage::PutChunk { crcs, stamp, class, purpose, .. } = of_other_blob else {
+        panic!()
+    };
     let moved = StoreMessage::PutChunk { chunk: chunk(1), stamp, class, purpose, offset: 0, crcs };
     let (answer, _) = ask(&node, moved, &bytes(1, LEN));
     assert!(matches!(answer, StoreMessage::Refuse { why: RefusalWhy::Damaged, .. }), "{answer:?}");
@@ -96,7 +98,8 @@ fn checksum_of_another_offset_is_refused() {
     let node = open(&MemFs::new());
     let piece = bytes(1, 4096);
     put(&node, chunk(1), 0, &piece).unwrap();
-    let StoreMessage::PutChunk { crcs, stamp, class, purpose, .. } = put_message(chunk(1), 0, &piece)
+    let StoreMessage::PutChunk { crcs, stamp, class, purpose, .. } =
+        put_message(chunk(1), 0, &piece)
     else {
         panic!()
     };

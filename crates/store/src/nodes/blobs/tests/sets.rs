@@ -78,19 +78,36 @@ fn retain_follows_a_holder_that_a_repair_has_added() {
 }
 
 #[test]
-fn release_fails_while_a_node_that_is_up_does_not_answer() {
-    let mut bench = Bench::new(5);
+fn node_that_missed_a_release_hears_of_it_with_the_next_one() {
+    for mood in [NodeMood::Stopped, NodeMood::Dead] {
+        let mut bench = Bench::new(5);
+        let first = bench.write(FileClass::Sst, b"released");
+        let second = bench.write(FileClass::Sst, b"released later");
+        let silent = decode_hint(first.id, &first.hint).unwrap().holders[1].storage;
+        bench.nodes.set_mood(silent, mood);
+        bench.blobs.release(first.id, VOLUME, Epoch(1)).unwrap();
+        let left: Vec<_> = bench.nodes.holders(first.id);
+        assert_eq!(left.len(), 1, "{mood:?}");
+        bench.nodes.set_mood(silent, NodeMood::Works);
+        bench.simulation.scheduler().run_for(Duration::from_secs(10));
+        bench.blobs.release(second.id, VOLUME, Epoch(1)).unwrap();
+        assert!(bench.nodes.holders(first.id).is_empty(), "{mood:?}");
+        assert!(bench.nodes.holders(second.id).is_empty(), "{mood:?}");
+    }
+}
+
+#[test]
+fn release_that_no_node_answers_is_busy() {
+    let mut bench = Bench::new(3);
     let blob = bench.write(FileClass::Sst, b"released");
-    bench.nodes.set_mood(StorageId(1), NodeMood::Stopped);
+    bench.set_moods(&bench.nodes.ids(), NodeMood::Dead);
     let error = bench.blobs.release(blob.id, VOLUME, Epoch(1)).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
-    bench.nodes.set_mood(StorageId(1), NodeMood::Works);
-    bench.blobs.release(blob.id, VOLUME, Epoch(1)).unwrap();
-    assert!(bench.nodes.holders(blob.id).is_empty());
-    bench.nodes.set_down(&[StorageId(2)]);
-    bench.nodes.set_mood(StorageId(2), NodeMood::Dead);
-    let blob = bench.write(FileClass::Sst, b"released");
-    bench.blobs.release(blob.id, VOLUME, Epoch(1)).unwrap();
+    let error = bench.blobs.release_strays(VOLUME, Epoch(1), &|_| true).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
+    bench.nodes.set_down(&bench.nodes.ids());
+    let error = bench.blobs.release(blob.id, VOLUME, Epoch(1)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
 }
 
 #[test]

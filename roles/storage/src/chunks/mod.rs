@@ -134,6 +134,12 @@ impl Chunks {
         report.volumes.extend(self.space.report());
     }
 
+    /// The device that a read of a chunk goes to; `None` if the node does not have the chunk.
+    pub(crate) fn device_of(&self, chunk: ChunkId) -> Option<DeviceId> {
+        let sealed = self.index.lock().get(chunk).map(|entry| entry.device);
+        sealed.or_else(|| self.unsealed.get(chunk).map(|unsealed| unsealed.device.id))
+    }
+
     /// Bytes of the sealed chunks that can be read.
     pub(crate) fn whole_bytes(&self) -> u64 {
         self.counts().whole_bytes

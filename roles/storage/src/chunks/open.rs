@@ -17,21 +17,25 @@
 use std::collections::BTreeMap;
 
 use archipelago_base::{Error, ErrorKind, Result};
-use archipelago_env::{FileClass, IoContext, IoPurpose, OpenOptions};
+use archipelago_env::{FileClass, IoContext, IoPurpose, OpenOptions, descriptors};
 use archipelago_store::nodes::wire::ChunkId;
 use parking_lot::Mutex;
 
 use super::index::{ChunkEntry, ChunkIndex, Presence};
-use super::open_files::OpenFiles;
+use super::open_files::{FILES_MAX, OpenFiles};
 use super::record::{ChunkRecord, RecordState, parse_key};
 use super::sets::Removals;
-use super::unsealed::UnsealedChunks;
+use super::unsealed::{UNSEALED_MAX, UnsealedChunks};
 use super::{CHUNKS_NAME, Chunks, DAMAGED_NAME, chunk_path, damaged_path, dir_of, file};
 use crate::devices::Device;
 use crate::identity::DeviceId;
 use crate::meta::{MetaSpace, Scan};
 use crate::node::NodeParts;
 use crate::space::SpaceByVolume;
+
+/// Least number of files that are written, and of files that are kept open, whatever the limit of
+/// the process is.
+const DESCRIPTORS_MIN: usize = 16;
 
 /// A file of a chunk on a device.
 #[derive(Clone, Copy, Debug)]
@@ -56,11 +60,12 @@ struct Opening {
 impl Chunks {
     /// Opens the chunks of a node.
     pub(crate) fn open(parts: &NodeParts) -> Result<Self> {
+        let descriptors_max = (descriptors::limit() / 4).max(DESCRIPTORS_MIN);
         let chunks = Self {
             parts: parts.clone(),
             index: Mutex::new(ChunkIndex::default()),
-            unsealed: UnsealedChunks::default(),
-            files: OpenFiles::default(),
+            unsealed: UnsealedChunks::new(descriptors_max.min(UNSEALED_MAX)),
+            files: OpenFiles::new(descriptors_max.min(FILES_MAX)),
             changes: Mutex::new(Removals::default()),
             space: SpaceByVolume::new(parts.options.volume_bytes_max),
         };

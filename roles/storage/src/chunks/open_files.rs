@@ -4,8 +4,8 @@
 //! used last, so that a read is one request to the device.
 //!
 //! Invariants:
-//! 1. At most [`FILES_MAX`] files are kept, and at most [`TABLE_BYTES_MAX`] of checksums, except
-//!    for a single larger table.
+//! 1. At most [`FILES_MAX`] files are kept, no more than a quarter of the file descriptors of the
+//!    process, and at most [`TABLE_BYTES_MAX`] of checksums, except for a single larger table.
 //! 2. A chunk that was forgotten is not found before it is opened again.
 //!
 //! Thread-safety: one lock, which is never held over I/O.
@@ -23,7 +23,7 @@ use parking_lot::Mutex;
 use super::file;
 
 /// Largest number of files that are kept open.
-const FILES_MAX: usize = 512;
+pub(crate) const FILES_MAX: usize = 512;
 /// Largest number of bytes of checksums that are kept: those of 32 GiB of chunks.
 const TABLE_BYTES_MAX: u64 = 32 << 20;
 
@@ -73,19 +73,25 @@ impl RecentFiles {
         self.next_use += 1;
     }
 
-    fn is_over(&self) -> bool {
-        let has_many = self.files.len() > FILES_MAX || self.table_bytes > TABLE_BYTES_MAX;
+    fn is_over(&self, files_max: usize) -> bool {
+        let has_many = self.files.len() > files_max || self.table_bytes > TABLE_BYTES_MAX;
         has_many && self.files.len() > 1
     }
 }
 
 /// The files that were used last.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct OpenFiles {
     recent: Mutex<RecentFiles>,
+    files_max: usize,
 }
 
 impl OpenFiles {
+    /// No files. At most `files_max` are kept.
+    pub(crate) fn new(files_max: usize) -> Self {
+        Self { recent: Mutex::default(), files_max }
+    }
+
     /// The open file of a chunk.
     pub(crate) fn get(&self, chunk: ChunkId) -> Option<Arc<OpenChunk>> {
         let mut recent = self.recent.lock();
@@ -99,7 +105,7 @@ impl OpenFiles {
         let mut recent = self.recent.lock();
         recent.take(chunk);
         recent.put(chunk, open);
-        while recent.is_over() {
+        while recent.is_over(self.files_max) {
             let oldest = recent.uses.first_key_value().map(|(_, chunk)| *chunk);
             let _closed = oldest.and_then(|chunk| recent.take(chunk));
         }
@@ -138,20 +144,20 @@ mod tests {
 
     #[test]
     fn number_of_open_files_is_bounded() {
-        let files = OpenFiles::default();
+        let files = OpenFiles::new(8);
         let small = open(1);
-        (0..FILES_MAX).for_each(|number| files.keep(chunk(number), Arc::clone(&small)));
+        (0..8).for_each(|number| files.keep(chunk(number), Arc::clone(&small)));
         assert!(files.get(chunk(0)).is_some());
-        files.keep(chunk(FILES_MAX), Arc::clone(&small));
+        files.keep(chunk(8), Arc::clone(&small));
         assert!(files.get(chunk(1)).is_none(), "it was not used for longest");
-        assert!(files.get(chunk(0)).is_some() && files.get(chunk(FILES_MAX)).is_some());
+        assert!(files.get(chunk(0)).is_some() && files.get(chunk(8)).is_some());
         files.forget(chunk(0));
         assert!(files.get(chunk(0)).is_none());
     }
 
     #[test]
     fn memory_of_checksums_is_bounded() {
-        let files = OpenFiles::default();
+        let files = OpenFiles::new(FILES_MAX);
         let half = open((TABLE_BYTES_MAX / 8) as usize);
         (0..3).for_each(|number| files.keep(chunk(number), Arc::clone(&half)));
         assert!(files.get(chunk(0)).is_none());

@@ -3,8 +3,8 @@
 //! [`UnsealedChunks`] has one [`UnsealedChunk`] for each. Nothing of it survives a restart.
 //!
 //! Invariants:
-//! 1. There are at most [`UNSEALED_MAX`] unsealed chunks, and their checksums have at most
-//!    [`TABLE_BYTES_MAX`].
+//! 1. There are at most [`UNSEALED_MAX`] unsealed chunks, and no more than a quarter of the file
+//!    descriptors of the process. Their checksums have at most [`TABLE_BYTES_MAX`].
 //! 2. The file has exactly the pieces that the checksums describe. Only the last piece may be
 //!    short, and then the chunk takes no further bytes.
 //! 3. An unsealed chunk is in the table until its file is sealed or removed, so that no second file
@@ -116,13 +116,19 @@ pub(crate) struct UnsealedChunk {
 }
 
 /// All chunks that are being written.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct UnsealedChunks {
     chunks: Mutex<BTreeMap<ChunkId, Arc<UnsealedChunk>>>,
     table_bytes: AtomicU64,
+    count_max: usize,
 }
 
 impl UnsealedChunks {
+    /// No chunks. At most `count_max` are written at a time.
+    pub(crate) fn new(count_max: usize) -> Self {
+        Self { chunks: Mutex::default(), table_bytes: AtomicU64::new(0), count_max }
+    }
+
     /// The chunk, if it is being written.
     pub(crate) fn get(&self, chunk: ChunkId) -> Option<Arc<UnsealedChunk>> {
         self.chunks.lock().get(&chunk).cloned()
@@ -135,8 +141,8 @@ impl UnsealedChunks {
         if let Some(known) = chunks.get(&new.chunk) {
             return Ok((Arc::clone(known), false));
         }
-        if chunks.len() >= UNSEALED_MAX {
-            return Err(busy(format!("{UNSEALED_MAX} chunks are being written on this node")));
+        if chunks.len() >= self.count_max {
+            return Err(busy(format!("{} chunks are being written on this node", chunks.len())));
         }
         let new = Arc::new(new);
         chunks.insert(new.chunk, Arc::clone(&new));

@@ -49,7 +49,13 @@ fn report(node: &StorageNode) -> StorageReport {
     }
 }
 
-fn put(node: &StorageNode, chunk: ChunkId, stamp: Stamp, offset: usize, payload: &[u8]) -> Result<(), RefusalWhy> {
+fn put(
+    node: &StorageNode,
+    chunk: ChunkId,
+    stamp: Stamp,
+    offset: usize,
+    payload: &[u8],
+) -> Result<(), RefusalWhy> {
     let message = StoreMessage::PutChunk {
         chunk,
         stamp: Some(stamp),
@@ -75,7 +81,12 @@ fn seal(node: &StorageNode, chunk: ChunkId, stamp: Stamp, len: usize) -> Result<
     tell(node, StoreMessage::SealChunk { stamp: Some(stamp), descriptor }, &[])
 }
 
-fn read(node: &StorageNode, chunk: ChunkId, start: usize, end: usize) -> Result<Vec<u8>, RefusalWhy> {
+fn read(
+    node: &StorageNode,
+    chunk: ChunkId,
+    start: usize,
+    end: usize,
+) -> Result<Vec<u8>, RefusalWhy> {
     let ranges = vec![ChunkRange { start: start as u64, end: end as u64 }];
     match ask(node, StoreMessage::ReadChunk { chunk, ranges }, &[]) {
         (StoreMessage::ChunkBytes { crcs }, payload) => {

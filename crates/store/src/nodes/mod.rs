@@ -1,8 +1,8 @@
 //! The backend of own storage nodes: blobs, logs and registers on the nodes of a cluster.
 //!
-//! The modules here decide and compute. They do no I/O and know no network, so that threads can
-//! drive them in production and a seeded scheduler can drive them in a simulation. The drivers,
-//! which implement the traits of the crate with these modules, will stand beside them.
+//! The modules that decide and compute do no I/O and know no network, so that threads can drive them
+//! in production and a seeded scheduler can drive them in a simulation. The drivers implement the
+//! traits of the crate with these modules, over one client. [`NodeStores`] puts them together.
 //!
 //! | module | purpose |
 //! | --- | --- |
@@ -16,6 +16,7 @@
 //! | [`registers`] | the driver of the register |
 //! | [`members`] | the members of a cluster, as a manager keeps them |
 //! | [`client`] | links to nodes, calls, members, times and counters, for the drivers |
+//! | [`stores`] | a pool: one client, and the three drivers over it |
 //! | [`wire`] | messages between clients, nodes and the manager, and stored values |
 //!
 //! A *domain* is a set of nodes that fail together, such as a rack. The class of a file decides its
@@ -32,9 +33,12 @@ pub mod members;
 pub mod placement;
 pub mod register;
 pub mod registers;
+pub mod stores;
 pub mod wire;
 
 use std::fmt;
+
+pub use stores::{NodeStores, NodeStoresOptions};
 
 /// Identity of a storage node. The node chooses it at random when it initializes its directory, so
 /// a node whose disks were emptied has another one.

@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use archipelago_base::Result;
+use archipelago_base::budget::ByteBudget;
 use archipelago_base::runtime::{Runtime, wait_for};
 use archipelago_fabric::Reach;
 use archipelago_fabric::paced::{Card, CardSettings, Paced};
@@ -42,6 +43,8 @@ pub struct NodeStoresOptions {
     /// compactions and garbage collections, with a bounded number of background bytes in flight.
     /// `None` sends everything in the order of the calls. The default is a card without rates.
     pub card: Option<CardSettings>,
+    /// Budget that is charged with the memory of writers. The default is none.
+    pub budget: Option<Arc<ByteBudget>>,
 }
 
 impl Default for NodeStoresOptions {
@@ -52,6 +55,7 @@ impl Default for NodeStoresOptions {
             patience: Duration::from_secs(10),
             accept_loss: false,
             card: Some(CardSettings::default()),
+            budget: None,
         }
     }
 }
@@ -60,7 +64,6 @@ impl Default for NodeStoresOptions {
 #[derive(Debug)]
 pub struct NodeStores {
     client: Arc<NodeClient>,
-    card: Option<Card>,
     blobs: Arc<NodeBlobs>,
     logs: Arc<NodeLogs>,
     register: Arc<NodeRegister>,
@@ -86,23 +89,30 @@ impl NodeStores {
         managers: Vec<String>,
         options: NodeStoresOptions,
     ) -> Result<Self> {
-        let card = options.card.map(|settings| Card::over(&settings, &runtime)).transpose()?;
-        let reach: Arc<dyn Reach> = match &card {
-            Some(card) => Arc::new(Paced::new(reach, card)),
+        let reach: Arc<dyn Reach> = match options.card {
+            Some(card) => Arc::new(Paced::new(reach, &Card::over(&card, &runtime)?)),
             None => reach,
         };
         let client = NodeClient::new(reach, runtime, managers);
         wait_for(&**client.runtime(), client.ready(options.patience))?;
-        let NodeStoresOptions { mode, copies_min, accept_loss, .. } = options;
-        let blobs = BlobsOptions { mode, copies_min, ..BlobsOptions::default() };
-        let logs = NodeLogOptions { copies_min, accept_loss, ..NodeLogOptions::default() };
+        let NodeStoresOptions { mode, copies_min, accept_loss, budget, .. } = options;
+        let mut blobs = BlobsOptions { mode, copies_min, ..BlobsOptions::default() };
+        if let Some(budget) = &budget {
+            blobs.budget = Arc::clone(budget);
+        }
+        let logs = NodeLogOptions { copies_min, accept_loss, budget, ..NodeLogOptions::default() };
         Ok(Self {
             blobs: Arc::new(NodeBlobs::new(&client, blobs)?),
             logs: Arc::new(NodeLogs::new(&client, logs)),
             register: Arc::new(NodeRegister::new(&client)),
-            card,
             client,
         })
+    }
+
+    /// The client of the pool, with its counters.
+    #[must_use]
+    pub fn client(&self) -> &Arc<NodeClient> {
+        &self.client
     }
 
     /// The three parts of the pool.

@@ -223,7 +223,8 @@ impl BlobStore for NodeBlobs {
     }
 
     fn free_bytes(&self) -> Result<Option<u64>> {
-        let domains = room_by_domain(&self.reports());
+        let reports = self.reports();
+        let domains = room_by_domain(&reports);
         if domains.is_empty() {
             return Ok(None);
         }

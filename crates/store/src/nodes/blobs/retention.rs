@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use archipelago_base::runtime::join_all;
-use archipelago_base::{Epoch, Error, ErrorKind, Result};
+use archipelago_base::{Error, ErrorKind, Result};
 use archipelago_env::{FileClass, IoContext, IoPurpose};
 use parking_lot::Mutex;
 

@@ -310,7 +310,7 @@ fn check_all<T>(
         }
         None => Ok(()),
         Some((node, failure)) => {
-            tracing::warn!(doing, what, %node, %failure, "a node does not answer, and hears it later");
+            tracing::warn!(doing, what, %node, %failure, "a node does not answer; it hears later");
             Ok(())
         }
     }

@@ -1,9 +1,9 @@
 //! Counters of the driver of blobs.
 //!
 //! A [`NodeBlobs`](super::NodeBlobs) owns one [`BlobCounters`], and [`BlobStats`] is what they have
-//! counted at one moment. Events that concern single nodes are in the
-//! [`ClientStats`](super::super::client::ClientStats) of the client: hedges, degraded reads, damage,
-//! replaced nodes and debts.
+//! counted at one moment. Events that concern single nodes are in the counters of the client
+//! ([`StoreEvent`](super::super::client::StoreEvent)): hedges, degraded reads, damage, replaced
+//! nodes and debts.
 //!
 //! Thread-safety: any thread may count and read.
 //! Failure: none.

@@ -1,15 +1,14 @@
 //! Writers of blobs on storage nodes.
 //!
 //! A [`NodeBlobWriter`] collects *steps*: 1 MiB with replicas, or one stripe with RS(4,2). Each
-//! node of the blob has a *lane*, which is a task that sends it its part of every step, in order. A
-//! bounded number of bytes is on its way, so the client's card stays busy while the next step is
-//! filled.
+//! node of the blob has a *sender*: a task that sends it its part of every step, in order. A bounded
+//! number of bytes is on its way, so the client's card stays busy while the next step is filled.
 //!
 //! | module | purpose |
 //! | --- | --- |
 //! | `step` | a step: its parts, parity and checksums |
 //! | `progress` | how far each node is, and what a replacement needs; pure |
-//! | `lane` | the task of one node |
+//! | `sender` | the task of one node |
 //! | `rebuild` | the earlier part of a chunk for a replacement |
 //! | `seal` | descriptors with the final holders |
 //!
@@ -23,16 +22,16 @@
 //! 3. The budget is charged with all bytes that the writer holds.
 //!
 //! Thread-safety: one thread uses a writer. The lock of [`BlobWrite`] guards what it shares with
-//! its lanes, and is not held over an await.
+//! its senders, and is not held over an await.
 //! Failure: a node that fails, is full or takes more than twice its usual time is replaced. The
 //! blob fails if too few nodes are left, and at the first `Fenced` answer.
 //! Cost: one copy of the bytes into the step, and one into each message. A blob of n steps takes n
 //! round trips, which overlap, and one for the seal.
 
-mod lane;
 mod progress;
 mod rebuild;
 mod seal;
+mod sender;
 mod step;
 
 use std::future::poll_fn;
@@ -58,8 +57,8 @@ use super::stats::BlobEvent;
 use crate::blob::{BlobOptions, BlobRef, BlobWriter};
 use crate::ids::BlobId;
 
-use self::lane::run_lane;
-use self::progress::{Lane, SlotFailure, WriteProgress};
+use self::progress::{SlotFailure, SlotNode, WriteProgress};
+use self::sender::run_sender;
 use self::step::{WriteStep, step_bytes};
 
 /// Bytes on their way to nodes above which a writer waits. The product of rate and round trip of a
@@ -80,7 +79,7 @@ impl ReplaceReason {
     }
 }
 
-/// What the writer shares with its lanes.
+/// What the writer shares with its senders.
 #[derive(Debug)]
 struct WriteState {
     /// `None` until the blob has nodes.
@@ -90,7 +89,7 @@ struct WriteState {
     avoid: Vec<StorageId>,
     /// The error of every later call.
     ended: Option<Error>,
-    /// Whether the blob is sealed, so that the lanes end.
+    /// Whether the blob is sealed, so that the senders end.
     is_sealed: bool,
     /// Number of tasks that may send something.
     running: usize,
@@ -207,7 +206,7 @@ impl BlobWrite {
         state.ended.clone().map_or(Ok(()), Err)
     }
 
-    /// Chooses the nodes of the blob and starts their lanes. Returns the scheme. Errors: `Busy`.
+    /// Chooses the nodes of the blob and starts their senders. Returns the scheme. Errors: `Busy`.
     async fn begin(self: &Arc<Self>, wanted: Scheme, len_bytes: u64) -> Result<Scheme> {
         let reports = self.core.reports().await;
         let placed = place(&reports, &self.placement_request(wanted, len_bytes));
@@ -220,13 +219,13 @@ impl BlobWrite {
             }
             (scheme, _) => scheme,
         };
-        let lanes = self.change(|state| {
+        let slot_nodes = self.change(|state| {
             Self::check(state)?;
             state.debt = debt;
             let progress = state.progress.insert(WriteProgress::new(scheme, &nodes));
-            Ok::<_, Error>(progress.lanes())
+            Ok::<_, Error>(progress.slot_nodes())
         })?;
-        lanes.into_iter().for_each(|lane| self.start(lane));
+        slot_nodes.into_iter().for_each(|slot_node| self.start(slot_node));
         Ok(scheme)
     }
 
@@ -240,11 +239,11 @@ impl BlobWrite {
         }
     }
 
-    /// Starts the task of a lane.
-    fn start(self: &Arc<Self>, lane: Lane) {
+    /// Starts the sender of a node.
+    fn start(self: &Arc<Self>, slot_node: SlotNode) {
         let running = self.run();
-        let task = run_lane(Arc::clone(self), lane, running);
-        self.core.runtime.spawn("blob lane", Box::pin(task));
+        let task = run_sender(Arc::clone(self), slot_node, running);
+        self.core.runtime.spawn("blob sender", Box::pin(task));
     }
 
     /// Counts a task that may send something.
@@ -253,7 +252,7 @@ impl BlobWrite {
         Running(Arc::clone(self))
     }
 
-    /// Hands a step over to the lanes, and waits until there is room for the next one.
+    /// Hands a step over to the senders, and waits until there is room for the next one.
     fn push(&self, data: Vec<u8>) -> Result<()> {
         let (scheme, number) = {
             let state = self.state.lock();
@@ -292,15 +291,20 @@ impl BlobWrite {
         .await
     }
 
-    /// Replaces the node of a lane, which has failed. If no other node can take its place, the blob
-    /// goes on with fewer replicas, or ends.
-    async fn replace(self: &Arc<Self>, lane: Lane, reason: ReplaceReason, failure: NodeFailure) {
+    /// Replaces a node that has failed. If no other one can take its place, the blob goes on with
+    /// fewer replicas, or ends.
+    async fn replace(
+        self: &Arc<Self>,
+        slot_node: SlotNode,
+        reason: ReplaceReason,
+        failure: NodeFailure,
+    ) {
         let name = blob_name(self.id);
-        let node = lane.node;
+        let node = slot_node.node;
         let outcome = self.change(|state| {
-            let outcome = state.progress.as_mut().map(|progress| progress.fail(&lane));
+            let outcome = state.progress.as_mut().map(|progress| progress.fail(&slot_node));
             if outcome == Some(SlotFailure::Replaceable) {
-                state.avoid.push(lane.node);
+                state.avoid.push(slot_node.node);
             }
             outcome
         });
@@ -315,7 +319,8 @@ impl BlobWrite {
                 return;
             }
         }
-        tracing::warn!(%name, %node, slot = lane.slot, ?reason, %failure, "a node is replaced");
+        let slot = slot_node.slot;
+        tracing::warn!(%name, %node, slot, ?reason, %failure, "a node is replaced");
         let stats = self.core.nodes.stats();
         stats.count_at(StoreEvent::ReplacedNode, self.context.class, node);
         if !matches!(failure, NodeFailure::Unreachable(_)) {
@@ -325,14 +330,14 @@ impl BlobWrite {
         let next = self.change(|state| {
             let progress = state.progress.as_mut()?;
             let request = self.placement_request(progress.scheme(), progress.len_bytes());
-            let holders = progress.nodes_without(lane.slot);
+            let holders = progress.nodes_without(slot_node.slot);
             let replacement = Replacement { holders: &holders, avoid: &state.avoid };
             match replace(&reports, &request, replacement) {
-                Ok(node) => Some(Ok(progress.replace(lane.slot, node))),
+                Ok(node) => Some(Ok(progress.replace(slot_node.slot, node))),
                 Err(error) => {
                     let copies_min = usize::from(self.core.options.copies_min.max(1));
                     let is_coded = matches!(progress.scheme(), Scheme::Rs42(_));
-                    if is_coded || progress.go_without(lane.slot) < copies_min {
+                    if is_coded || progress.go_without(slot_node.slot) < copies_min {
                         return Some(Err(error));
                     }
                     None
@@ -340,7 +345,7 @@ impl BlobWrite {
             }
         });
         match next {
-            Some(Ok(lane)) => self.start(lane),
+            Some(Ok(slot_node)) => self.start(slot_node),
             Some(Err(error)) => self.end(&error.context_at(format_args!(
                 "{name}: node {node} failed ({failure}), and no other one can replace it"
             ))),

@@ -4,7 +4,7 @@
 //! computes them from four other chunks, and sends them to the new node. Sources whose bytes do not
 //! have their checksums count for nothing.
 //!
-//! Thread-safety: a part of a lane's task.
+//! Thread-safety: a part of a sender's task.
 //! Failure: if the sources do not answer or are damaged, the blob ends. If the new node fails, it
 //! is replaced.
 //! Cost: for each MiB of the chunk one read (four with RS(4,2)) and one write.
@@ -21,25 +21,25 @@ use super::super::core::blob_name;
 use super::super::fetch::{ChunkSource, DegradedFetch, read_source};
 use super::super::stats::BlobEvent;
 use super::BlobWrite;
-use super::lane::LaneEnd;
-use super::progress::Lane;
+use super::progress::SlotNode;
+use super::sender::SenderEnd;
 
 /// Bytes that are copied at a time.
 const REBUILD_BYTES: u64 = 1 << 20;
 
-/// Sends the node of `lane` everything before the retained steps.
-pub(super) async fn rebuild(write: &Arc<BlobWrite>, lane: &Lane) -> Result<(), LaneEnd> {
+/// Sends the node of `sender` everything before the retained steps.
+pub(super) async fn rebuild(write: &Arc<BlobWrite>, slot_node: &SlotNode) -> Result<(), SenderEnd> {
     let Some(scheme) = write.state.lock().progress.as_ref().map(|progress| progress.scheme())
     else {
-        return Err(LaneEnd::Over);
+        return Err(SenderEnd::Over);
     };
-    let layout = BlobLayout { scheme, len_bytes: lane.rebuild_bytes };
-    let chunk = ChunkId { blob: write.id, index: layout.checksum_index(lane.slot) };
-    let end = layout.chunk_len(lane.slot);
+    let layout = BlobLayout { scheme, len_bytes: slot_node.rebuild_bytes };
+    let chunk = ChunkId { blob: write.id, index: layout.checksum_index(slot_node.slot) };
+    let end = layout.chunk_len(slot_node.slot);
     let mut at = 0;
     loop {
         let range = at..(at + REBUILD_BYTES).min(end);
-        let bytes = read_range(write, lane, &layout, &range).await?;
+        let bytes = read_range(write, slot_node, &layout, &range).await?;
         let crcs = chunk.checksums().piece_crcs(range.start, &bytes);
         let put = ChunkPut {
             chunk,
@@ -50,8 +50,8 @@ pub(super) async fn rebuild(write: &Arc<BlobWrite>, lane: &Lane) -> Result<(), L
             bytes: &bytes,
             crcs: &crcs,
         };
-        let sent = write.core.nodes.put(lane.node, put, write.terms()).await;
-        sent.map_err(LaneEnd::of)?;
+        let sent = write.core.nodes.put(slot_node.node, put, write.terms()).await;
+        sent.map_err(SenderEnd::of)?;
         write.core.counters.add(BlobEvent::RebuiltBytes, range.end - range.start);
         if range.end == end {
             return Ok(());
@@ -60,21 +60,21 @@ pub(super) async fn rebuild(write: &Arc<BlobWrite>, lane: &Lane) -> Result<(), L
     }
 }
 
-/// The bytes of a range of the lane's chunk, from the other nodes.
+/// The bytes of a range of the node's chunk, from the other nodes.
 async fn read_range(
     write: &Arc<BlobWrite>,
-    lane: &Lane,
+    slot_node: &SlotNode,
     layout: &BlobLayout,
     range: &Range<u64>,
-) -> Result<Vec<u8>, LaneEnd> {
+) -> Result<Vec<u8>, SenderEnd> {
     if range.is_empty() {
         return Ok(Vec::new());
     }
     let sources: Vec<ChunkSource> = {
         let state = write.state.lock();
-        let is_current = |p: &super::WriteProgress| p.is_current(lane);
+        let is_current = |p: &super::WriteProgress| p.is_current(slot_node);
         let Some(progress) = state.progress.as_ref().filter(|progress| is_current(progress)) else {
-            return Err(LaneEnd::Over);
+            return Err(SenderEnd::Over);
         };
         let source = |(index, node)| ChunkSource { node, chunk: ChunkId { blob: write.id, index } };
         progress.sources().into_iter().map(source).collect()
@@ -92,7 +92,7 @@ async fn read_range(
         }
         Scheme::Rs42(_) => {
             let fetch =
-                DegradedFetch { layout: *layout, lost: lane.slot, ranges, sources: &sources };
+                DegradedFetch { layout: *layout, lost: slot_node.slot, ranges, sources: &sources };
             match fetch.run(&write.core, write.terms()).await {
                 Ok(bytes) => return Ok(bytes),
                 Err(failure) => failures.push(failure.to_string()),
@@ -103,9 +103,9 @@ async fn read_range(
         "{}: the first bytes of chunk {} cannot be read from other nodes for node {} ({}): write \
          it again",
         blob_name(write.id),
-        lane.slot,
-        lane.node,
+        slot_node.slot,
+        slot_node.node,
         failures.join("; ")
     )));
-    Err(LaneEnd::Over)
+    Err(SenderEnd::Over)
 }

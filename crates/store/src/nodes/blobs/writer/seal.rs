@@ -23,8 +23,8 @@ use super::super::chunk_nodes::NodeFailure;
 use super::super::core::blob_name;
 use super::super::hint::encode_hint;
 use super::super::stats::BlobEvent;
-use super::lane::LaneEnd;
-use super::progress::Lane;
+use super::progress::SlotNode;
+use super::sender::SenderEnd;
 use super::{BlobWrite, fatal};
 use crate::blob::BlobRef;
 
@@ -50,19 +50,19 @@ pub(super) async fn seal(write: &Arc<BlobWrite>) -> Result<BlobRef> {
 async fn rounds(write: &Arc<BlobWrite>) -> Result<ChunkDescriptor> {
     for counter in PlacementEpoch::WRITTEN.counter..PlacementEpoch::WRITTEN.counter + ROUNDS_MAX {
         write.flushed().await?;
-        let Some((lanes, mut descriptor)) = descriptor_of(write) else {
+        let Some((slot_nodes, mut descriptor)) = descriptor_of(write) else {
             return Err(write.has_no_nodes());
         };
         descriptor.placement.counter = counter;
-        let lanes = sealed_lanes(write, lanes);
-        let calls = lanes.iter().map(|lane| seal_chunk(write, lane, &descriptor));
+        let slot_nodes = sealed_nodes(write, slot_nodes);
+        let calls = slot_nodes.iter().map(|slot_node| seal_chunk(write, slot_node, &descriptor));
         let outcomes = join_all(calls).await;
         BlobWrite::check(&write.state.lock())?;
         let mut is_whole = true;
-        for (lane, outcome) in lanes.into_iter().zip(outcomes) {
-            let Err(LaneEnd::Failed(reason, failure)) = outcome else { continue };
+        for (slot_node, outcome) in slot_nodes.into_iter().zip(outcomes) {
+            let Err(SenderEnd::Failed(reason, failure)) = outcome else { continue };
             is_whole = false;
-            write.replace(lane, reason, failure).await;
+            write.replace(slot_node, reason, failure).await;
         }
         if is_whole {
             return Ok(descriptor);
@@ -75,23 +75,25 @@ async fn rounds(write: &Arc<BlobWrite>) -> Result<ChunkDescriptor> {
     )))
 }
 
-/// The lanes whose chunks are sealed before the seal returns.
-fn sealed_lanes(write: &BlobWrite, mut lanes: Vec<Lane>) -> Vec<Lane> {
+/// The nodes whose chunks are sealed before the seal returns.
+fn sealed_nodes(write: &BlobWrite, mut slot_nodes: Vec<SlotNode>) -> Vec<SlotNode> {
     if write.core.options.sabotage.early_seal() {
-        lanes.truncate(1);
+        slot_nodes.truncate(1);
     }
-    lanes
+    slot_nodes
 }
 
 /// The nodes of the blob, and the descriptor of its first chunk.
-fn descriptor_of(write: &BlobWrite) -> Option<(Vec<Lane>, ChunkDescriptor)> {
+fn descriptor_of(write: &BlobWrite) -> Option<(Vec<SlotNode>, ChunkDescriptor)> {
     let state = write.state.lock();
     let progress = state.progress.as_ref()?;
     let (scheme, blob_bytes) = (progress.scheme(), progress.len_bytes());
     let layout = BlobLayout { scheme, len_bytes: blob_bytes };
-    let lanes = progress.lanes();
-    let holder =
-        |lane: &Lane| Holder { storage: lane.node, chunk: layout.checksum_index(lane.slot) };
+    let slot_nodes = progress.slot_nodes();
+    let holder = |slot_node: &SlotNode| Holder {
+        storage: slot_node.node,
+        chunk: layout.checksum_index(slot_node.slot),
+    };
     let descriptor = ChunkDescriptor {
         chunk: ChunkId { blob: write.id, index: 0 },
         written: write.stamp,
@@ -99,36 +101,36 @@ fn descriptor_of(write: &BlobWrite) -> Option<(Vec<Lane>, ChunkDescriptor)> {
         scheme,
         blob_bytes,
         placement: PlacementEpoch::WRITTEN,
-        holders: lanes.iter().map(holder).collect(),
+        holders: slot_nodes.iter().map(holder).collect(),
         retaining: vec![write.stamp.volume],
     };
-    Some((lanes, descriptor))
+    Some((slot_nodes, descriptor))
 }
 
 /// Seals the chunk of one node.
 async fn seal_chunk(
     write: &BlobWrite,
-    lane: &Lane,
+    slot_node: &SlotNode,
     descriptor: &ChunkDescriptor,
-) -> Result<(), LaneEnd> {
-    let index = descriptor.layout().checksum_index(lane.slot);
+) -> Result<(), SenderEnd> {
+    let index = descriptor.layout().checksum_index(slot_node.slot);
     let chunk = ChunkId { blob: write.id, index };
     let own = ChunkDescriptor { chunk, ..descriptor.clone() };
     let mut calls = 0;
     loop {
-        let sealed = write.core.nodes.seal(lane.node, write.stamp, &own, write.terms()).await;
+        let sealed = write.core.nodes.seal(slot_node.node, write.stamp, &own, write.terms()).await;
         let Err(failure) = sealed else { return Ok(()) };
-        if let Some(error) = fatal(&blob_name(write.id), lane.node, &failure) {
+        if let Some(error) = fatal(&blob_name(write.id), slot_node.node, &failure) {
             write.end(&error);
-            return Err(LaneEnd::Over);
+            return Err(SenderEnd::Over);
         }
         if failure.is_silence() {
-            write.core.loads.of(lane.node).note_unreachable(write.core.runtime.now_ns());
+            write.core.loads.of(slot_node.node).note_unreachable(write.core.runtime.now_ns());
         }
         calls += 1;
         let is_again = failure.may_pass() && !matches!(failure, NodeFailure::OutOfOrder);
         if !is_again || calls == CALLS_MAX {
-            return Err(LaneEnd::of(failure));
+            return Err(SenderEnd::of(failure));
         }
         write.core.runtime.sleep(PAUSE).await;
     }

@@ -4,9 +4,9 @@
 //! every chunk has confirmed it. A node that fails is replaced: the new node gets the bytes before
 //! the first retained step from the other chunks, which all have them, and then the retained steps.
 //!
-//! A *slot* is the place of a chunk in the blob: the index of the chunk with RS(4,2), and the number
-//! of the replica otherwise. An *attempt* is the number of the node in a slot, so that late answers
-//! of a replaced node count for nothing.
+//! A *slot* is the place of a chunk in the blob: the index of the chunk with RS(4,2), and the
+//! number of the replica otherwise. An *attempt* is the number of the node in a slot, so that late
+//! answers of a replaced node count for nothing.
 //!
 //! Invariants:
 //! 1. Every chunk that takes steps has confirmed all bytes before the first retained step.
@@ -27,7 +27,7 @@ use super::step::{WriteStep, step_bytes};
 
 /// A node in a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Lane {
+pub(super) struct SlotNode {
     pub(super) slot: u8,
     pub(super) attempt: u32,
     pub(super) node: StorageId,
@@ -115,13 +115,13 @@ impl WriteProgress {
     }
 
     /// All nodes that take steps now or later.
-    pub(super) fn lanes(&self) -> Vec<Lane> {
+    pub(super) fn slot_nodes(&self) -> Vec<SlotNode> {
         let slots = (0..).zip(&self.slots).filter(|(_, slot)| !slot.is_missing());
-        slots.map(|(number, slot)| self.lane(number, slot, 0)).collect()
+        slots.map(|(number, slot)| self.slot_node(number, slot, 0)).collect()
     }
 
-    fn lane(&self, number: u8, slot: &Slot, rebuild_bytes: u64) -> Lane {
-        Lane { slot: number, attempt: slot.attempt, node: slot.node, rebuild_bytes }
+    fn slot_node(&self, number: u8, slot: &Slot, rebuild_bytes: u64) -> SlotNode {
+        SlotNode { slot: number, attempt: slot.attempt, node: slot.node, rebuild_bytes }
     }
 
     /// Adds a step.
@@ -136,24 +136,24 @@ impl WriteProgress {
         self.steps.get(usize::try_from(at).ok()?).cloned()
     }
 
-    /// Whether the lane is that of its slot.
-    pub(super) fn is_current(&self, lane: &Lane) -> bool {
-        let slot = &self.slots[usize::from(lane.slot)];
-        slot.attempt == lane.attempt
+    /// Whether the node is still that of its slot.
+    pub(super) fn is_current(&self, slot_node: &SlotNode) -> bool {
+        let slot = &self.slots[usize::from(slot_node.slot)];
+        slot.attempt == slot_node.attempt
             && matches!(slot.phase, SlotPhase::Writing | SlotPhase::Rebuilding)
     }
 
-    /// Number of the first step that the lane's node has not confirmed.
-    pub(super) fn unconfirmed_from(&self, lane: &Lane) -> u64 {
-        self.slots[usize::from(lane.slot)].confirmed
+    /// Number of the first step that the node has not confirmed.
+    pub(super) fn unconfirmed_from(&self, slot_node: &SlotNode) -> u64 {
+        self.slots[usize::from(slot_node.slot)].confirmed
     }
 
-    /// Notes that the lane's node has confirmed step `number` and all before it.
-    pub(super) fn confirm(&mut self, lane: &Lane, number: u64) {
-        if !self.is_current(lane) {
+    /// Notes that the node has confirmed step `number` and all before it.
+    pub(super) fn confirm(&mut self, slot_node: &SlotNode, number: u64) {
+        if !self.is_current(slot_node) {
             return;
         }
-        let slot = &mut self.slots[usize::from(lane.slot)];
+        let slot = &mut self.slots[usize::from(slot_node.slot)];
         slot.confirmed = slot.confirmed.max(number + 1);
         self.drop_confirmed();
     }
@@ -203,12 +203,12 @@ impl WriteProgress {
         count > 0 && confirmed * 2 > count
     }
 
-    /// Notes that the lane's node has failed.
-    pub(super) fn fail(&mut self, lane: &Lane) -> SlotFailure {
-        if !self.is_current(lane) {
+    /// Notes that the node has failed.
+    pub(super) fn fail(&mut self, slot_node: &SlotNode) -> SlotFailure {
+        if !self.is_current(slot_node) {
             return SlotFailure::Stale;
         }
-        self.slots[usize::from(lane.slot)].phase = SlotPhase::Failed;
+        self.slots[usize::from(slot_node.slot)].phase = SlotPhase::Failed;
         self.failure()
     }
 
@@ -221,7 +221,7 @@ impl WriteProgress {
     }
 
     /// Puts another node into a slot whose node has failed.
-    pub(super) fn replace(&mut self, slot: u8, node: StorageId) -> Lane {
+    pub(super) fn replace(&mut self, slot: u8, node: StorageId) -> SlotNode {
         let rebuild_bytes = self.dropped_bytes();
         let first = self.first;
         let phase = if rebuild_bytes > 0 { SlotPhase::Rebuilding } else { SlotPhase::Writing };
@@ -231,7 +231,7 @@ impl WriteProgress {
         state.phase = phase;
         state.confirmed = first;
         let state = self.slots[usize::from(slot)].clone();
-        self.lane(slot, &state, rebuild_bytes)
+        self.slot_node(slot, &state, rebuild_bytes)
     }
 
     /// Bytes of the blob before the first retained step.
@@ -248,10 +248,10 @@ impl WriteProgress {
         self.slots.iter().filter(|slot| !slot.is_missing()).count()
     }
 
-    /// Notes that the lane's node has the bytes before the retained steps.
-    pub(super) fn rebuilt(&mut self, lane: &Lane) {
-        if self.is_current(lane) {
-            self.slots[usize::from(lane.slot)].phase = SlotPhase::Writing;
+    /// Notes that the node has the bytes before the retained steps.
+    pub(super) fn rebuilt(&mut self, slot_node: &SlotNode) {
+        if self.is_current(slot_node) {
+            self.slots[usize::from(slot_node.slot)].phase = SlotPhase::Writing;
         }
     }
 

@@ -27,9 +27,9 @@ fn push(progress: &mut WriteProgress, len: usize) {
 }
 
 fn confirm_all(progress: &mut WriteProgress, number: u64, but: &[u8]) {
-    for lane in progress.lanes() {
-        if !but.contains(&lane.slot) {
-            progress.confirm(&lane, number);
+    for slot_node in progress.slot_nodes() {
+        if !but.contains(&slot_node.slot) {
+            progress.confirm(&slot_node, number);
         }
     }
 }
@@ -41,8 +41,8 @@ fn step_is_retained_until_every_chunk_confirmed_it() {
     confirm_all(&mut progress, 0, &[4]);
     assert!(progress.step(0).is_some());
     assert_eq!(progress.unconfirmed_bytes(), 7 * (256 << 10));
-    let lane = progress.lanes()[4];
-    progress.confirm(&lane, 0);
+    let slot_node = progress.slot_nodes()[4];
+    progress.confirm(&slot_node, 0);
     assert!(progress.step(0).is_none() && progress.step(1).is_some());
     confirm_all(&mut progress, 1, &[]);
     assert!(progress.is_flushed());
@@ -54,7 +54,7 @@ fn replaced_node_gets_what_was_dropped_and_then_the_rest() {
     let mut progress = progress(RS, 3);
     confirm_all(&mut progress, 0, &[]);
     confirm_all(&mut progress, 1, &[2]);
-    let old = progress.lanes()[2];
+    let old = progress.slot_nodes()[2];
     assert_eq!(progress.fail(&old), SlotFailure::Replaceable);
     assert_eq!(progress.fail(&old), SlotFailure::Stale, "a second failure of the same node");
     let new = progress.replace(2, StorageId(9));
@@ -74,22 +74,22 @@ fn replaced_node_gets_what_was_dropped_and_then_the_rest() {
 fn two_nodes_are_replaced_and_a_third_ends_the_blob() {
     let mut progress = progress(RS, 1);
     confirm_all(&mut progress, 0, &[]);
-    let lanes = progress.lanes();
+    let slot_nodes = progress.slot_nodes();
     for slot in 0..2 {
-        assert_eq!(progress.fail(&lanes[slot]), SlotFailure::Replaceable);
+        assert_eq!(progress.fail(&slot_nodes[slot]), SlotFailure::Replaceable);
         progress.replace(slot as u8, StorageId(20 + slot as u64));
         assert!(!progress.is_flushed(), "it is rebuilt first");
     }
     assert_eq!(progress.sources().len(), 4);
-    assert_eq!(progress.fail(&lanes[2]), SlotFailure::TooFew);
+    assert_eq!(progress.fail(&slot_nodes[2]), SlotFailure::TooFew);
 }
 
 #[test]
 fn all_nodes_may_fail_before_a_step_was_dropped() {
     let mut progress = progress(RS, 1);
-    for lane in progress.lanes() {
-        assert_eq!(progress.fail(&lane), SlotFailure::Replaceable);
-        let new = progress.replace(lane.slot, StorageId(30 + u64::from(lane.slot)));
+    for slot_node in progress.slot_nodes() {
+        assert_eq!(progress.fail(&slot_node), SlotFailure::Replaceable);
+        let new = progress.replace(slot_node.slot, StorageId(30 + u64::from(slot_node.slot)));
         assert_eq!(new.rebuild_bytes, 0);
     }
 }
@@ -99,14 +99,14 @@ fn replicas_go_on_with_one_source_and_without_a_copy() {
     let mut progress = progress(R3, 2);
     confirm_all(&mut progress, 0, &[]);
     confirm_all(&mut progress, 1, &[1]);
-    let lanes = progress.lanes();
-    assert_eq!(progress.fail(&lanes[1]), SlotFailure::Replaceable);
+    let slot_nodes = progress.slot_nodes();
+    assert_eq!(progress.fail(&slot_nodes[1]), SlotFailure::Replaceable);
     assert_eq!(progress.go_without(1), 2);
     assert!(progress.is_flushed(), "the missing copy confirms nothing");
-    assert_eq!(progress.lanes().len(), 2);
+    assert_eq!(progress.slot_nodes().len(), 2);
     assert_eq!(progress.sources(), [(0, StorageId(1)), (0, StorageId(3))]);
-    assert_eq!(progress.fail(&lanes[0]), SlotFailure::Replaceable);
-    assert_eq!(progress.fail(&lanes[2]), SlotFailure::TooFew);
+    assert_eq!(progress.fail(&slot_nodes[0]), SlotFailure::Replaceable);
+    assert_eq!(progress.fail(&slot_nodes[2]), SlotFailure::TooFew);
 }
 
 #[test]
@@ -114,8 +114,8 @@ fn last_step_of_a_partial_stripe_is_rebuilt_to_its_length() {
     let mut progress = progress(RS, 1);
     push(&mut progress, 300 << 10);
     confirm_all(&mut progress, 1, &[]);
-    let lane = progress.lanes()[1];
-    progress.fail(&lane);
+    let slot_node = progress.slot_nodes()[1];
+    progress.fail(&slot_node);
     assert_eq!(progress.replace(1, StorageId(9)).rebuild_bytes, (1 << 20) + (300 << 10));
 }
 
@@ -125,7 +125,7 @@ fn node_is_slow_only_if_most_others_have_the_step() {
     assert!(!progress.others_have(0, 0));
     confirm_all(&mut progress, 0, &[0, 1, 2, 3]);
     assert!(!progress.others_have(0, 0), "two of five");
-    let lane = progress.lanes()[3];
-    progress.confirm(&lane, 0);
+    let slot_node = progress.slot_nodes()[3];
+    progress.confirm(&slot_node, 0);
     assert!(progress.others_have(0, 0));
 }

@@ -1,12 +1,11 @@
-//! The lane of a node: the task that sends it its part of every step.
+//! The sender of a node: the task that sends it its part of every step.
 //!
 //! Calls are begun in the order of the steps, and the node executes them in that order while the
-//! link stays up. After a refusal that may pass, the lane sends everything from the refused step on
-//! again.
+//! link stays up. After a refusal that may pass, everything from the refused step on is sent again.
 //!
-//! Thread-safety: a lane is one task.
-//! Failure: [`LaneEnd::Failed`] replaces the node. The writer's end lets the lane await the answers
-//! of its calls, so that nothing arrives after [`BlobWrite::drained`].
+//! Thread-safety: a sender is one task.
+//! Failure: [`SenderEnd::Failed`] replaces the node. A sender whose writer has ended awaits the
+//! answers of its calls, so that nothing arrives after [`BlobWrite::drained`].
 //! Cost: one call per step.
 
 use std::sync::Arc;
@@ -19,7 +18,7 @@ use super::super::core::blob_name;
 use super::super::in_flight::{First, InFlight, first};
 use super::super::load::{CallGuard, CallKind, NodeLoad};
 use super::super::stats::BlobEvent;
-use super::progress::Lane;
+use super::progress::SlotNode;
 use super::rebuild::rebuild;
 use super::step::WriteStep;
 use super::{BlobWrite, ReplaceReason, Running, WriteState, fatal};
@@ -31,33 +30,35 @@ const UNANSWERED_WEIGHT: u32 = 4;
 /// Pause after the first passing refusal. It doubles with each further one.
 const FIRST_PAUSE: Duration = Duration::from_millis(4);
 
-/// Why a lane ends.
+/// Why a sender ends.
 #[derive(Debug)]
-pub(super) enum LaneEnd {
+pub(super) enum SenderEnd {
     /// The writer has ended, or another node has the slot.
     Over,
     /// The node must be replaced.
     Failed(ReplaceReason, NodeFailure),
 }
 
-impl LaneEnd {
+impl SenderEnd {
     /// The end by a failure of the node.
     pub(super) fn of(failure: NodeFailure) -> Self {
         Self::Failed(ReplaceReason::of(&failure), failure)
     }
 }
 
-/// Runs a lane until its writer ends or its node is replaced.
-pub(super) async fn run_lane(write: Arc<BlobWrite>, lane: Lane, running: Running) {
+/// Runs a sender until its writer ends or its node is replaced.
+pub(super) async fn run_sender(write: Arc<BlobWrite>, slot_node: SlotNode, running: Running) {
     let end = async {
-        if lane.rebuild_bytes > 0 {
-            rebuild(&write, &lane).await?;
-            write.change(|state| state.progress.as_mut().map(|progress| progress.rebuilt(&lane)));
+        if slot_node.rebuild_bytes > 0 {
+            rebuild(&write, &slot_node).await?;
+            write.change(|state| {
+                state.progress.as_mut().map(|progress| progress.rebuilt(&slot_node))
+            });
         }
-        LaneRun::new(&write, lane).run().await
+        SlotSender::new(&write, slot_node).run().await
     };
-    if let Err(LaneEnd::Failed(reason, failure)) = end.await {
-        write.replace(lane, reason, failure).await;
+    if let Err(SenderEnd::Failed(reason, failure)) = end.await {
+        write.replace(slot_node, reason, failure).await;
     }
     drop(running);
 }
@@ -72,9 +73,9 @@ struct PutInFlight {
     guard: CallGuard,
 }
 
-struct LaneRun<'a> {
+struct SlotSender<'a> {
     write: &'a Arc<BlobWrite>,
-    lane: Lane,
+    slot_node: SlotNode,
     load: Arc<NodeLoad>,
     /// Number of the next step to send.
     next: u64,
@@ -83,7 +84,7 @@ struct LaneRun<'a> {
     refusals: u32,
 }
 
-enum LaneEvent {
+enum SenderEvent {
     Answered(PutInFlight, Result<(), NodeFailure>),
     /// The writer has changed, or a call is late.
     Woken,
@@ -91,16 +92,17 @@ enum LaneEvent {
 
 type Puts<'a> = InFlight<'a, PutInFlight, Result<(), NodeFailure>>;
 
-impl<'a> LaneRun<'a> {
-    fn new(write: &'a Arc<BlobWrite>, lane: Lane) -> Self {
+impl<'a> SlotSender<'a> {
+    fn new(write: &'a Arc<BlobWrite>, slot_node: SlotNode) -> Self {
         let state = write.state.lock();
-        let next = state.progress.as_ref().map_or(0, |progress| progress.unconfirmed_from(&lane));
+        let next =
+            state.progress.as_ref().map_or(0, |progress| progress.unconfirmed_from(&slot_node));
         drop(state);
-        let load = write.core.loads.of(lane.node);
-        Self { write, lane, load, next, resend: None, refusals: 0 }
+        let load = write.core.loads.of(slot_node.node);
+        Self { write, slot_node, load, next, resend: None, refusals: 0 }
     }
 
-    async fn run(mut self) -> Result<(), LaneEnd> {
+    async fn run(mut self) -> Result<(), SenderEnd> {
         let mut calls = Puts::new();
         loop {
             let seen = self.write.state.lock().version;
@@ -110,7 +112,7 @@ impl<'a> LaneRun<'a> {
             }
             if calls.is_empty() {
                 if is_over {
-                    return Err(LaneEnd::Over);
+                    return Err(SenderEnd::Over);
                 }
                 match self.resend.take() {
                     Some(number) => self.pause_before(number).await,
@@ -119,16 +121,17 @@ impl<'a> LaneRun<'a> {
                 continue;
             }
             match self.next_event(&mut calls, seen).await {
-                LaneEvent::Answered(put, outcome) => self.answered(&put, outcome)?,
-                LaneEvent::Woken => self.check_late(&mut calls)?,
+                SenderEvent::Answered(put, outcome) => self.answered(&put, outcome)?,
+                SenderEvent::Woken => self.check_late(&mut calls)?,
             }
         }
     }
 
     fn is_over(&self) -> bool {
         let state = self.write.state.lock();
-        let is_current =
-            |state: &WriteState| state.progress.as_ref().is_some_and(|p| p.is_current(&self.lane));
+        let is_current = |state: &WriteState| {
+            state.progress.as_ref().is_some_and(|p| p.is_current(&self.slot_node))
+        };
         state.ended.is_some() || state.is_sealed || !is_current(&state)
     }
 
@@ -152,7 +155,7 @@ impl<'a> LaneRun<'a> {
             let Some(step) = step else { return };
             let number = self.next;
             self.next += 1;
-            let cell = step.cell(self.lane.slot);
+            let cell = step.cell(self.slot_node.slot);
             if cell.bytes.is_empty() && cell.offset > 0 {
                 // The chunk ends before the last stripe does.
                 self.confirm(number);
@@ -166,7 +169,7 @@ impl<'a> LaneRun<'a> {
                 late_ns: begun_ns + self.patience_ns(),
                 guard: CallGuard::begin(&self.load),
             };
-            let call = send_step(Arc::clone(self.write), self.lane, step);
+            let call = send_step(Arc::clone(self.write), self.slot_node, step);
             calls.push(put, Box::pin(call));
         }
     }
@@ -179,21 +182,21 @@ impl<'a> LaneRun<'a> {
         usual_ns.map_or(least_ns, |usual_ns| usual_ns.saturating_mul(2).max(least_ns))
     }
 
-    async fn next_event(&self, calls: &mut Puts<'a>, seen: u64) -> LaneEvent {
+    async fn next_event(&self, calls: &mut Puts<'a>, seen: u64) -> SenderEvent {
         let late_ns = calls.tags_mut().map(|put| put.late_ns).min().unwrap_or(u64::MAX);
         let runtime = &self.write.core.runtime;
         let patience = Duration::from_nanos(late_ns.saturating_sub(runtime.now_ns()));
         let woken = first(self.changed_since(seen), runtime.sleep(patience));
         match first(calls.next(), woken).await {
-            First::One(Some((put, outcome))) => LaneEvent::Answered(put, outcome),
-            First::One(None) | First::Other(_) => LaneEvent::Woken,
+            First::One(Some((put, outcome))) => SenderEvent::Answered(put, outcome),
+            First::One(None) | First::Other(_) => SenderEvent::Woken,
         }
     }
 
     fn confirm(&self, number: u64) {
         self.write.change(|state| {
             if let Some(progress) = &mut state.progress {
-                progress.confirm(&self.lane, number);
+                progress.confirm(&self.slot_node, number);
             }
         });
     }
@@ -202,7 +205,7 @@ impl<'a> LaneRun<'a> {
         &mut self,
         put: &PutInFlight,
         outcome: Result<(), NodeFailure>,
-    ) -> Result<(), LaneEnd> {
+    ) -> Result<(), SenderEnd> {
         let core = &self.write.core;
         let failure = match outcome {
             Ok(()) => {
@@ -216,7 +219,7 @@ impl<'a> LaneRun<'a> {
             }
             Err(failure) => failure,
         };
-        if let Some(error) = fatal(&blob_name(self.write.id), self.lane.node, &failure) {
+        if let Some(error) = fatal(&blob_name(self.write.id), self.slot_node.node, &failure) {
             self.write.end(&error);
             return Ok(());
         }
@@ -226,29 +229,30 @@ impl<'a> LaneRun<'a> {
         let is_unanswered = matches!(failure, NodeFailure::Unanswered(_));
         self.refusals += if is_unanswered { UNANSWERED_WEIGHT } else { 1 };
         if !failure.may_pass() || self.refusals > REFUSALS_MAX {
-            return Err(LaneEnd::of(failure));
+            return Err(SenderEnd::of(failure));
         }
         let stats = core.nodes.stats();
-        stats.count_at(StoreEvent::Retry, self.write.context.class, self.lane.node);
+        stats.count_at(StoreEvent::Retry, self.write.context.class, self.slot_node.node);
         let number = self.resend.map_or(put.number, |resend| resend.min(put.number));
         self.resend = Some(number);
         Ok(())
     }
 
-    /// Ends the lane if a call takes more than twice the usual time although most other nodes have
-    /// answered.
-    fn check_late(&self, calls: &mut Puts<'a>) -> Result<(), LaneEnd> {
+    /// Ends the sender if a call takes more than twice the usual time although most other nodes
+    /// have answered.
+    fn check_late(&self, calls: &mut Puts<'a>) -> Result<(), SenderEnd> {
         let now_ns = self.write.core.runtime.now_ns();
         for put in calls.tags_mut().filter(|put| put.late_ns <= now_ns) {
             let is_slow = {
                 let state = self.write.state.lock();
                 let progress = state.progress.as_ref();
-                progress.is_some_and(|progress| progress.others_have(self.lane.slot, put.number))
+                progress
+                    .is_some_and(|progress| progress.others_have(self.slot_node.slot, put.number))
             };
             if is_slow {
                 let ms = now_ns.saturating_sub(put.begun_ns) / 1_000_000;
                 let text = format!("it took {ms} ms, which is more than twice its usual time");
-                return Err(LaneEnd::Failed(ReplaceReason::Slow, NodeFailure::Unanswered(text)));
+                return Err(SenderEnd::Failed(ReplaceReason::Slow, NodeFailure::Unanswered(text)));
             }
             put.late_ns = now_ns + self.patience_ns();
         }
@@ -256,15 +260,15 @@ impl<'a> LaneRun<'a> {
     }
 }
 
-/// Sends the part of a step that a lane's node gets.
+/// Sends the part of a step that a node gets.
 async fn send_step(
     write: Arc<BlobWrite>,
-    lane: Lane,
+    slot_node: SlotNode,
     step: Arc<WriteStep>,
 ) -> Result<(), NodeFailure> {
-    let cell = step.cell(lane.slot);
+    let cell = step.cell(slot_node.slot);
     let put = ChunkPut {
-        chunk: ChunkId { blob: write.id, index: step.index(lane.slot) },
+        chunk: ChunkId { blob: write.id, index: step.index(slot_node.slot) },
         stamp: write.stamp,
         class: write.context.class,
         purpose: write.purpose(),
@@ -272,5 +276,5 @@ async fn send_step(
         bytes: cell.bytes,
         crcs: cell.crcs,
     };
-    write.core.nodes.put(lane.node, put, write.terms()).await
+    write.core.nodes.put(slot_node.node, put, write.terms()).await
 }

@@ -93,6 +93,8 @@ struct WriteState {
     is_sealed: bool,
     /// Number of tasks that may send something.
     running: usize,
+    /// Whether the writer was dropped.
+    is_dropped: bool,
     /// Bytes of the step that is being filled.
     filling_bytes: u64,
     charge: Charge,
@@ -121,6 +123,7 @@ impl BlobWrite {
             ended: None,
             is_sealed: false,
             running: 0,
+            is_dropped: false,
             filling_bytes: 0,
             charge: core.options.budget.hold(MemoryClass::Job, 0),
             version: 0,
@@ -200,6 +203,18 @@ impl BlobWrite {
     /// Waits until nothing is on its way to a node any more. The writer has ended before.
     pub(super) async fn drained(&self) {
         self.wait_until(|state| (state.running == 0).then_some(())).await;
+    }
+
+    /// Forgets a writer that was dropped and has nothing on its way any more. A release of the blob
+    /// finds it until then, and waits for it.
+    fn forget_if_over(&self) {
+        let is_over = {
+            let state = self.state.lock();
+            state.is_dropped && state.running == 0
+        };
+        if is_over {
+            self.core.unregister(self.id);
+        }
     }
 
     fn check(state: &WriteState) -> Result<()> {
@@ -375,6 +390,7 @@ struct Running(Arc<BlobWrite>);
 impl Drop for Running {
     fn drop(&mut self) {
         self.0.change(|state| state.running -= 1);
+        self.0.forget_if_over();
     }
 }
 
@@ -388,6 +404,7 @@ pub(super) struct NodeBlobWriter {
     filling: Vec<u8>,
     len_bytes: u64,
     is_sealed: bool,
+    has_failed: bool,
 }
 
 impl NodeBlobWriter {
@@ -396,8 +413,15 @@ impl NodeBlobWriter {
         let redundancy = core.options.mode.redundancy(options.context.class);
         let write = BlobWrite::new(core, id, options);
         core.register(id, &write)?;
-        let (filling, scheme) = (Vec::new(), None);
-        Ok(Self { write, redundancy, scheme, filling, len_bytes: 0, is_sealed: false })
+        Ok(Self {
+            write,
+            redundancy,
+            scheme: None,
+            filling: Vec::new(),
+            len_bytes: 0,
+            is_sealed: false,
+            has_failed: false,
+        })
     }
 
     /// Scheme that the blob should have, as far as its length is known.
@@ -476,15 +500,10 @@ impl NodeBlobWriter {
     }
 
     /// Keeps the error of `outcome` for all later calls.
-    fn keep_error<T>(&self, outcome: Result<T>) -> Result<T> {
+    fn keep_error<T>(&mut self, outcome: Result<T>) -> Result<T> {
         outcome.inspect_err(|error| {
-            let named = error.context_at("the blob failed before");
-            let is_first = self.write.change(|state| {
-                let is_first = state.ended.is_none();
-                state.ended.get_or_insert(named);
-                is_first
-            });
-            if is_first {
+            self.write.end(&error.context_at("the blob failed before"));
+            if !std::mem::replace(&mut self.has_failed, true) {
                 self.write.core.counters.count(BlobEvent::GivenUp);
             }
         })
@@ -525,7 +544,8 @@ impl Drop for NodeBlobWriter {
     fn drop(&mut self) {
         let name = blob_name(self.write.id);
         self.write.end(&Error::closed(format!("the writer of {name} was dropped before its seal")));
-        self.write.core.unregister(self.write.id);
+        self.write.change(|state| state.is_dropped = true);
+        self.write.forget_if_over();
     }
 }
 

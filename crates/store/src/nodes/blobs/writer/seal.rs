@@ -7,12 +7,13 @@
 //!    epoch. A node that was sealed before takes the new descriptor.
 //!
 //! Thread-safety: the writer's thread runs it.
-//! Failure: the blob ends after several rounds, or when no node can replace a failed one.
+//! Failure: a node whose seal takes long is replaced when most others have answered. The blob ends
+//! after several rounds, or when no node can replace a failed one.
 //! Cost: one round trip, which includes a sync on every node.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use archipelago_base::runtime::join_all;
 use archipelago_base::{Error, Result};
 
 use super::super::super::client::StoreEvent;
@@ -22,10 +23,11 @@ use super::super::super::wire::{ChunkDescriptor, ChunkId, Holder, PlacementEpoch
 use super::super::chunk_nodes::NodeFailure;
 use super::super::core::blob_name;
 use super::super::hint::encode_hint;
+use super::super::in_flight::{First, InFlight, first};
 use super::super::stats::BlobEvent;
 use super::progress::SlotNode;
 use super::sender::SenderEnd;
-use super::{BlobWrite, fatal};
+use super::{BlobWrite, ReplaceReason, fatal};
 use crate::blob::BlobRef;
 
 /// Number of rounds after which the blob ends.
@@ -33,7 +35,7 @@ const ROUNDS_MAX: u64 = 8;
 /// Number of calls of one round to a node whose refusals may pass.
 const CALLS_MAX: u32 = 4;
 /// Pause before such a call is repeated.
-const PAUSE: std::time::Duration = std::time::Duration::from_millis(20);
+const PAUSE: Duration = Duration::from_millis(20);
 
 /// Seals the blob. All its bytes were handed over.
 pub(super) async fn seal(write: &Arc<BlobWrite>) -> Result<BlobRef> {
@@ -55,17 +57,13 @@ async fn rounds(write: &Arc<BlobWrite>) -> Result<ChunkDescriptor> {
         };
         descriptor.placement.counter = counter;
         let slot_nodes = sealed_nodes(write, slot_nodes);
-        let calls = slot_nodes.iter().map(|slot_node| seal_chunk(write, slot_node, &descriptor));
-        let outcomes = join_all(calls).await;
+        let failed = seal_all(write, &slot_nodes, &descriptor).await;
         BlobWrite::check(&write.state.lock())?;
-        let mut is_whole = true;
-        for (slot_node, outcome) in slot_nodes.into_iter().zip(outcomes) {
-            let Err(SenderEnd::Failed(reason, failure)) = outcome else { continue };
-            is_whole = false;
-            write.replace(slot_node, reason, failure).await;
-        }
-        if is_whole {
+        if failed.is_empty() {
             return Ok(descriptor);
+        }
+        for (slot_node, reason, failure) in failed {
+            write.replace(slot_node, reason, failure).await;
         }
     }
     Err(Error::busy(format!(
@@ -107,10 +105,54 @@ fn descriptor_of(write: &BlobWrite) -> Option<(Vec<SlotNode>, ChunkDescriptor)> 
     Some((slot_nodes, descriptor))
 }
 
+/// Seals the chunks of these nodes, and returns those that failed. When most of them have answered,
+/// the others get as much time again, and count as slow then.
+async fn seal_all(
+    write: &Arc<BlobWrite>,
+    slot_nodes: &[SlotNode],
+    descriptor: &ChunkDescriptor,
+) -> Vec<(SlotNode, ReplaceReason, NodeFailure)> {
+    let runtime = &write.core.runtime;
+    let begun_ns = runtime.now_ns();
+    let mut calls = InFlight::new();
+    for slot_node in slot_nodes {
+        calls.push(*slot_node, Box::pin(seal_chunk(write, *slot_node, descriptor)));
+    }
+    let mut failed = Vec::new();
+    let mut patience = None;
+    while !calls.is_empty() {
+        let answered = match patience {
+            None => calls.next().await,
+            Some(patience) => match first(calls.next(), runtime.sleep(patience)).await {
+                First::One(answered) => answered,
+                First::Other(()) => None,
+            },
+        };
+        let Some((slot_node, outcome)) = answered else {
+            let text = "its seal takes more than twice the time of the others".to_owned();
+            let slow = calls.tags_mut().map(|slot_node| {
+                let failure = NodeFailure::Unanswered(text.clone());
+                (*slot_node, ReplaceReason::Slow, failure)
+            });
+            failed.extend(slow);
+            return failed;
+        };
+        if let Err(SenderEnd::Failed(reason, failure)) = outcome {
+            failed.push((slot_node, reason, failure));
+        }
+        let sealed = slot_nodes.len() - calls.len() - failed.len();
+        if patience.is_none() && sealed * 2 > slot_nodes.len() {
+            let took = Duration::from_nanos(runtime.now_ns().saturating_sub(begun_ns));
+            patience = Some(took.max(write.core.options.timing.slow_min));
+        }
+    }
+    failed
+}
+
 /// Seals the chunk of one node.
 async fn seal_chunk(
     write: &BlobWrite,
-    slot_node: &SlotNode,
+    slot_node: SlotNode,
     descriptor: &ChunkDescriptor,
 ) -> Result<(), SenderEnd> {
     let index = descriptor.layout().checksum_index(slot_node.slot);

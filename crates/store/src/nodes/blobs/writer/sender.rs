@@ -148,13 +148,8 @@ impl<'a> SlotSender<'a> {
     /// Begins calls for the steps that were not sent yet.
     fn send(&mut self, calls: &mut Puts<'a>) {
         loop {
-            let step = {
-                let state = self.write.state.lock();
-                state.progress.as_ref().and_then(|progress| progress.step(self.next))
-            };
-            let Some(step) = step else { return };
-            let number = self.next;
-            self.next += 1;
+            let Some((number, step)) = self.next_step() else { return };
+            self.next = number + 1;
             let cell = step.cell(self.slot_node.slot);
             if cell.bytes.is_empty() && cell.offset > 0 {
                 // The chunk ends before the last stripe does.
@@ -172,6 +167,14 @@ impl<'a> SlotSender<'a> {
             let call = send_step(Arc::clone(self.write), self.slot_node, step);
             calls.push(put, Box::pin(call));
         }
+    }
+
+    /// The next step to send. A step that is sent again may have been confirmed meanwhile.
+    fn next_step(&self) -> Option<(u64, Arc<WriteStep>)> {
+        let state = self.write.state.lock();
+        let progress = state.progress.as_ref()?;
+        let number = self.next.max(progress.unconfirmed_from(&self.slot_node));
+        Some((number, progress.step(number)?))
     }
 
     /// Time, in nanoseconds, after which a call is late: twice the usual time.
@@ -228,7 +231,9 @@ impl<'a> SlotSender<'a> {
         }
         let is_unanswered = matches!(failure, NodeFailure::Unanswered(_));
         self.refusals += if is_unanswered { UNANSWERED_WEIGHT } else { 1 };
-        if !failure.may_pass() || self.refusals > REFUSALS_MAX {
+        // Bytes that arrive damaged are sent again.
+        let may_pass = failure.may_pass() || matches!(failure, NodeFailure::Damaged(_));
+        if !may_pass || self.refusals > REFUSALS_MAX {
             return Err(SenderEnd::of(failure));
         }
         let stats = core.nodes.stats();

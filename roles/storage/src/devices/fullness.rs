@@ -11,7 +11,7 @@ use archipelago_store::nodes::placement::WritePurpose;
 
 /// The used and the usable bytes of a device or of a whole node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Fullness {
+pub(crate) struct Fullness {
     /// Bytes that the node's files occupy.
     pub used_bytes: u64,
     /// Bytes that the node may use, those that it uses included.

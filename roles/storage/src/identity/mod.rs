@@ -34,7 +34,7 @@ const VERSION: u32 = 1;
 
 /// Identity of a device of a node, which the node chooses at random when it initializes the device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct DeviceId(pub u64);
+pub(crate) struct DeviceId(pub u64);
 
 impl fmt::Display for DeviceId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -44,7 +44,7 @@ impl fmt::Display for DeviceId {
 
 /// The cluster that a node belongs to, as the node was told last.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct KnownCluster {
+pub(crate) struct KnownCluster {
     /// Identity of the cluster.
     pub id: ClusterId,
     /// The newest root set that the node knows.

@@ -31,11 +31,11 @@ use archipelago_store::nodes::wire::envelope::PAYLOAD_BYTES_MAX;
 use archipelago_store::nodes::wire::{ExtentAt, RefusalWhy, Stamp, StoreMessage};
 use parking_lot::{Mutex, MutexGuard};
 
-use super::LogEnv;
 use super::groups::{GroupPlace, GroupReader, GroupStep, PartSource};
 use super::part::{Group, Part, PartWriter, index_of};
 use super::record::{ExtentRecord, PartRecord};
 use super::sealing::StagedPart;
+use super::{LogEnv, NewPart};
 use crate::answer::Refusal;
 use crate::identity::DeviceId;
 
@@ -177,7 +177,14 @@ impl Extent {
     ) -> Result<Progress, Refusal> {
         let mut state = self.lock_for(env, request.stamp)?;
         let at = self.at;
-        state.create_if_absent(env, at, &Creation::of(request), request.start)?;
+        let creation = Creation::of(request);
+        state.check_place(at, &creation, request.start)?;
+        if state.record.is_none() {
+            match request.bytes {
+                [] => state.create(env, at, &creation)?,
+                _ => state.create_with_part(env, at, &creation)?,
+            }
+        }
         state.check_appendable(at)?;
         let Some(skip) = state.written.checked_sub(request.start) else {
             return Err(out_of_order(at, state.written, request.start));
@@ -253,6 +260,10 @@ impl Extent {
             let mut reader =
                 GroupReader::new(&source, self.at, place).ignoring_checksums(env.sabotage.no_crc());
             if !read_piece(&mut reader, &piece.range, &mut bytes)? {
+                if !self.has_part(piece.number) {
+                    let text = format!("extent {} was sealed during the read", self.at);
+                    return Err(Refusal::new(RefusalWhy::Busy, text));
+                }
                 env.counters.note_damage(1);
                 let at = reader.place();
                 tracing::error!(extent = %self.at, offset = at.log, path = %piece.path.display(), "stored bytes of a log are damaged");
@@ -274,7 +285,7 @@ impl Extent {
     }
 
     fn plan_read(&self, env: &LogEnv, range: Range<u64>) -> Result<ReadPlan, Refusal> {
-        let mut state = self.state.lock();
+        let state = self.state.lock();
         let record = state.record.as_ref().ok_or_else(|| not_there(self.at))?;
         let context = IoContext::new(record.class, IoPurpose::Recovery);
         let end =
@@ -286,8 +297,8 @@ impl Extent {
             );
             return Err(Refusal::new(RefusalWhy::Malformed, text));
         }
-        if state.writer.as_ref().is_some_and(PartWriter::has_unwritten_bytes)
-            && let Some(writer) = &mut state.writer
+        if let Some(writer) = &state.writer
+            && writer.has_unwritten_bytes()
         {
             writer.sync_handle().sync(&*env.fs)?;
         }
@@ -326,6 +337,10 @@ impl Extent {
             }
             None => Err(not_there(self.at)),
         }
+    }
+
+    fn has_part(&self, number: Epoch) -> bool {
+        self.state.lock().parts.iter().any(|part| part.number == number)
     }
 
     /// What the status of the node says; `None` if the node does not have the extent.
@@ -401,14 +416,14 @@ impl Creation {
         Self { stamp, class, extent_start }
     }
 
-    /// The record of the new extent, sealed at `sealed`.
-    pub(super) fn record(&self, sealed: Option<u64>) -> ExtentRecord {
+    /// The record of the new extent, without parts.
+    fn record(&self) -> ExtentRecord {
         ExtentRecord {
             volume: self.stamp.volume,
             class: self.class,
             epoch: self.stamp.epoch,
             start: self.extent_start,
-            sealed,
+            sealed: None,
             is_in_limbo: false,
             parts: Vec::new(),
         }
@@ -420,36 +435,60 @@ impl ExtentState {
         Progress { written: self.written, synced: self.synced }
     }
 
-    /// Makes a durable record for an extent that the node does not have. `start` is the offset of
-    /// the first byte of the request.
-    pub(super) fn create_if_absent(
-        &mut self,
-        env: &LogEnv,
+    /// Refuses a request whose first byte at `start` does not fit the begin of the extent.
+    pub(super) fn check_place(
+        &self,
         at: ExtentAt,
         creation: &Creation,
         start: u64,
     ) -> Result<(), Refusal> {
         let begins = creation.extent_start;
-        if let Some(record) = &self.record {
-            if record.start != begins || start < begins {
+        match &self.record {
+            Some(record) if record.start != begins || start < begins => {
                 let text = format!(
                     "extent {at} begins at {}; the request says {begins} and has bytes from \
                      {start} on",
                     record.start
                 );
-                return Err(Refusal::new(RefusalWhy::Malformed, text));
+                Err(Refusal::new(RefusalWhy::Malformed, text))
             }
-            return Ok(());
+            None if start != begins => {
+                let text = format!(
+                    "extent {at} begins at {begins}, and this node does not have its bytes before \
+                     {start}"
+                );
+                Err(Refusal::new(RefusalWhy::NotThere, text))
+            }
+            _ => Ok(()),
         }
-        if start != begins {
-            let text = format!(
-                "extent {at} begins at {begins}, and this node does not have its bytes before {start}"
-            );
-            return Err(Refusal::new(RefusalWhy::NotThere, text));
-        }
-        let record = creation.record(None);
+    }
+
+    /// Makes a durable record for an extent that the node does not have.
+    pub(super) fn create(
+        &mut self,
+        env: &LogEnv,
+        at: ExtentAt,
+        creation: &Creation,
+    ) -> Result<(), Refusal> {
+        let record = creation.record();
         env.keep(at, &record)?;
-        (self.record, self.written, self.synced) = (Some(record), begins, begins);
+        (self.written, self.synced) = (record.start, record.start);
+        self.record = Some(record);
+        Ok(())
+    }
+
+    /// Makes a durable record with a first part, which costs one sync.
+    fn create_with_part(
+        &mut self,
+        env: &LogEnv,
+        at: ExtentAt,
+        creation: &Creation,
+    ) -> Result<(), Refusal> {
+        let record = creation.record();
+        let begins = record.start;
+        let new = NewPart { at, epoch: creation.stamp.epoch, start: begins };
+        self.begin_part(env, new, record)?;
+        (self.written, self.synced) = (begins, begins);
         Ok(())
     }
 
@@ -479,8 +518,11 @@ impl ExtentState {
         epoch: Epoch,
         bytes: &[u8],
     ) -> Result<(), Refusal> {
-        if self.writer.is_none() {
-            self.begin_part(env, at, epoch)?;
+        if self.writer.is_none()
+            && let Some(record) = self.record.clone()
+        {
+            let new = NewPart { at, epoch, start: self.written };
+            self.begin_part(env, new, record)?;
         }
         let (Some(writer), Some(part)) = (&mut self.writer, self.parts.last_mut()) else {
             return Err(not_there(at));
@@ -498,14 +540,17 @@ impl ExtentState {
         }
     }
 
-    /// Begins a part at the written end: the first one, or the next one after a restart.
-    fn begin_part(&mut self, env: &LogEnv, at: ExtentAt, epoch: Epoch) -> Result<(), Refusal> {
-        let Some(record) = &self.record else { return Err(not_there(at)) };
-        let mut record = record.clone();
-        let (writer, part) = env.create_part(at, epoch, &record, self.written)?;
-        record.parts.retain(|part| part.start < self.written);
-        record.parts.push(PartRecord { number: part.number, start: part.start });
-        if let Err(error) = env.keep(at, &record) {
+    /// Begins the first part, or the next one after a restart. It becomes durable in `record`.
+    fn begin_part(
+        &mut self,
+        env: &LogEnv,
+        new: NewPart,
+        mut record: ExtentRecord,
+    ) -> Result<(), Refusal> {
+        let (writer, part) = env.create_part(new, &record)?;
+        record.parts.retain(|part| part.start < new.start);
+        record.parts.push(PartRecord { number: part.number, start: new.start });
+        if let Err(error) = env.keep(new.at, &record) {
             part.discard(&*env.fs);
             return Err(error.into());
         }

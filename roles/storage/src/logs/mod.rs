@@ -94,6 +94,16 @@ pub(crate) struct LogEnv {
     sabotage: Sabotage,
 }
 
+/// A part that is to be created.
+#[derive(Clone, Copy, Debug)]
+struct NewPart {
+    at: ExtentAt,
+    /// Epoch of the request.
+    epoch: Epoch,
+    /// Offset in the log of its first byte.
+    start: u64,
+}
+
 impl LogEnv {
     fn new(parts: &NodeParts, beginning: &Beginning) -> Self {
         Self {
@@ -117,13 +127,8 @@ impl LogEnv {
     }
 
     /// Creates the file of a new part on the device with most room.
-    fn create_part(
-        &self,
-        at: ExtentAt,
-        epoch: Epoch,
-        record: &ExtentRecord,
-        start: u64,
-    ) -> Result<(PartWriter, Part)> {
+    fn create_part(&self, new: NewPart, record: &ExtentRecord) -> Result<(PartWriter, Part)> {
+        let NewPart { at, epoch, start } = new;
         let header = PartHeader {
             at,
             volume: record.volume,
@@ -323,11 +328,14 @@ impl Logs {
             let Some(summary) = extent.summary().filter(|_| extent.volume == volume) else {
                 continue;
             };
-            match logs.last_mut() {
-                Some(last) if last.log == at.log => last.epoch = last.epoch.max(summary.epoch),
-                _ if logs.len() == LIST_MAX => return StoreMessage::Logs { logs, has_more: true },
-                _ => logs.push(LogEntry { log: at.log, epoch: summary.epoch }),
+            if let Some(last) = logs.last_mut().filter(|last| last.log == at.log) {
+                last.epoch = last.epoch.max(summary.epoch);
+                continue;
             }
+            if logs.len() == LIST_MAX {
+                return StoreMessage::Logs { logs, has_more: true };
+            }
+            logs.push(LogEntry { log: at.log, epoch: summary.epoch });
         }
         StoreMessage::Logs { logs, has_more: false }
     }

@@ -25,7 +25,7 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use archipelago_base::Result;
+use archipelago_base::{Error, Result};
 use archipelago_env::{IoContext, IoPurpose};
 use archipelago_store::nodes::wire::ExtentAt;
 
@@ -199,7 +199,7 @@ fn read_part(
         Err(BadHeader::Damaged) => false,
         Err(bad @ BadHeader::Version(_)) => {
             let text = format!("{}: {bad}", part.path.display());
-            return Err(archipelago_base::Error::unsupported(text));
+            return Err(Error::unsupported(text));
         }
     };
     if !is_own {

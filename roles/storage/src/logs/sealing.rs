@@ -20,12 +20,12 @@ use archipelago_base::{Epoch, Error};
 use archipelago_env::{FileClass, FileSystem};
 use archipelago_store::nodes::wire::{ExtentAt, RefusalWhy, Stamp};
 
-use super::LogEnv;
 use super::extent::{
     AppendRequest, Creation, Extent, ExtentState, Progress, not_there, out_of_order,
 };
 use super::part::{Group, Part, PartWriter};
 use super::record::PartRecord;
+use super::{LogEnv, NewPart};
 use crate::answer::Refusal;
 
 /// A request to end an extent.
@@ -77,8 +77,11 @@ impl Extent {
     ) -> Result<Progress, Refusal> {
         let mut state = self.lock_for(env, request.stamp)?;
         let at = self.at;
-        let first = request.start.min(state.written.max(request.extent_start));
-        state.create_if_absent(env, at, &Creation::of(request), first)?;
+        let creation = Creation::of(request);
+        if state.record.is_none() {
+            state.create(env, at, &creation)?;
+        }
+        state.check_place(at, &creation, request.start)?;
         let epoch = request.stamp.epoch;
         let continues = |staged: &StagedPart| staged.continues(epoch, request.start);
         if !state.staged.as_ref().is_some_and(continues) {
@@ -87,7 +90,8 @@ impl Extent {
                 return Err(out_of_order(at, state.written, request.start));
             }
             let Some(record) = &state.record else { return Err(not_there(at)) };
-            let (writer, part) = env.create_part(at, epoch, record, request.start)?;
+            let new = NewPart { at, epoch, start: request.start };
+            let (writer, part) = env.create_part(new, record)?;
             state.staged = Some(StagedPart { epoch, part, writer, end: request.start });
         }
         let Some(staged) = &mut state.staged else { return Err(not_there(at)) };
@@ -121,7 +125,10 @@ impl Extent {
         if state.record.is_none() && end > extent_start {
             return Err(not_there(at));
         }
-        state.create_if_absent(env, at, &creation, extent_start)?;
+        state.check_place(at, &creation, extent_start)?;
+        if state.record.is_none() {
+            state.create(env, at, &creation)?;
+        }
         let fits = |staged: &StagedPart| staged.continues(stamp.epoch, end);
         if !state.staged.as_ref().is_some_and(fits) {
             state.discard_staged(env);
@@ -151,16 +158,14 @@ impl ExtentState {
     /// Makes all bytes durable that the extent will have when it ends at `end`.
     fn sync_before(&mut self, env: &LogEnv, at: ExtentAt, end: u64) -> Result<(), Refusal> {
         let from_parts = self.staged.as_ref().map_or(end, |staged| staged.part.start);
-        if self.synced < from_parts
-            && let Some(writer) = &self.writer
-        {
+        let unsynced = self.writer.as_ref().filter(|_| self.synced < from_parts);
+        if let Some(sync) = unsynced.map(PartWriter::sync_handle) {
             env.counters.note_sync();
-            let written = self.written;
-            if let Err(error) = writer.sync_handle().sync(&*env.fs) {
+            if let Err(error) = sync.sync(&*env.fs) {
                 self.note_lost_bytes(env, at, &error);
                 return Err(error.into());
             }
-            self.synced = written;
+            self.synced = self.written;
         }
         if let Some(staged) = &self.staged {
             env.counters.note_sync();
@@ -186,7 +191,7 @@ impl ExtentState {
         (record.sealed, record.is_in_limbo) = (Some(end), false);
         env.keep(at, &record)?;
         self.record = Some(record);
-        for writer in self.writer.take().into_iter() {
+        if let Some(writer) = self.writer.take() {
             finish(at, writer);
         }
         let kept = self.parts.partition_point(|part| part.start < kept_before);

@@ -35,10 +35,8 @@ pub(crate) enum MetaSpace {
     Extents = 3,
     /// Names of registers, and the membership.
     Registers = 4,
-    /// Descriptors of chunks.
+    /// Records of chunks.
     Chunks = 5,
-    /// Retaining sets of chunks.
-    Retained = 6,
 }
 
 impl MetaSpace {

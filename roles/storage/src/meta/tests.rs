@@ -57,7 +57,7 @@ fn scan_stays_within_its_space() {
         batch.put(MetaSpace::Chunks, key, b"");
     }
     batch.put(MetaSpace::Registers, b"z", b"");
-    batch.put(MetaSpace::Retained, b"a", b"");
+    batch.put(MetaSpace::Node, b"a", b"");
     meta.apply(&batch).unwrap();
     assert_eq!(all(&meta, MetaSpace::Chunks, b"b"), [b"b".to_vec(), b"c".to_vec()]);
     let mut removal = MetaBatch::default();

@@ -142,13 +142,14 @@ impl Serving {
         spawn: &dyn Spawn,
         threads: &mut Vec<Joiner>,
     ) -> Result<()> {
-        let mut start = |name: &str, count: usize, body: fn(&Self, usize), place: usize| {
-            for _ in 0..count {
-                let serving = Arc::clone(self);
-                threads.push(spawn.spawn(name, Box::new(move || body(&serving, place)))?);
-            }
-            Ok(())
-        };
+        let mut start =
+            |name: &str, count: usize, body: fn(&Self, usize), place: usize| -> Result<()> {
+                for _ in 0..count {
+                    let serving = Arc::clone(self);
+                    threads.push(spawn.spawn(name, Box::new(move || body(&serving, place)))?);
+                }
+                Ok(())
+            };
         let write_threads = WRITE_THREADS * self.reads.len();
         start(self.log.name(), LOG_THREADS, |it, _| it.work(&it.log), 0)?;
         start("storage-sync", SYNC_THREADS, |it, _| it.work_syncs(), 0)?;

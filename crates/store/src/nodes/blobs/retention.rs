@@ -204,7 +204,8 @@ pub(super) async fn list_blobs(core: &Arc<BlobsCore>, stamp: Stamp) -> Result<BT
     let mut blobs: BTreeSet<BlobId> = lists.into_iter().flatten().flatten().collect();
     // A blob whose first step is not full yet is on no node.
     let own = core.writers().into_iter();
-    let own = own.filter(|(_, writer)| writer.stamp().volume == stamp.volume);
+    let is_own = |writer: &BlobWrite| writer.stamp().volume == stamp.volume && writer.may_send();
+    let own = own.filter(|(_, writer)| is_own(writer));
     blobs.extend(own.map(|(id, _)| id));
     Ok(blobs)
 }

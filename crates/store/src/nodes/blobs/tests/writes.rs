@@ -90,6 +90,8 @@ fn sealed_blob_survives_every_pair_of_lost_nodes() {
     let bytes = bench.bytes(2 * MIB + 300_001);
     let table = bench.write(FileClass::Sst, &bytes);
     assert_eq!(assert_survives_pairs(&bench, &table, &bytes), 3);
+    // The client forgets that it could not reach nodes.
+    bench.simulation.scheduler().run_for(Duration::from_secs(10));
     let values = bench.write(FileClass::ValueSst, &bytes);
     assert_eq!(assert_survives_pairs(&bench, &values, &bytes), 15);
 }
@@ -127,7 +129,7 @@ fn node_that_fails_at_any_step_is_replaced() {
     for mood in [NodeMood::Dead, NodeMood::Full] {
         // Four pieces of a replica and a seal; four cells of a chunk and a seal.
         assert_eq!(runs_with_a_failure(FileClass::Sst, mood, 1), 5);
-        for slot in [0, 3, 5] {
+        for slot in [1, 5] {
             assert!(runs_with_a_failure(FileClass::ValueSst, mood, slot) >= 4);
         }
     }

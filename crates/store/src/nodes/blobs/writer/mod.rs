@@ -200,6 +200,12 @@ impl BlobWrite {
         });
     }
 
+    /// Whether the writer has not ended, or something is still on its way to a node.
+    pub(super) fn may_send(&self) -> bool {
+        let state = self.state.lock();
+        !state.is_sealed && (state.ended.is_none() || state.running > 0)
+    }
+
     /// Waits until nothing is on its way to a node any more. The writer has ended before.
     pub(super) async fn drained(&self) {
         self.wait_until(|state| (state.running == 0).then_some(())).await;

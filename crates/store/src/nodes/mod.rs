@@ -1,8 +1,8 @@
 //! The backend of own storage nodes: blobs, logs and registers on the nodes of a cluster.
 //!
-//! The modules that decide and compute do no I/O and know no network, so that threads can drive them
-//! in production and a seeded scheduler can drive them in a simulation. The drivers implement the
-//! traits of the crate with these modules, over one client. [`NodeStores`] puts them together.
+//! The modules that decide and compute do no I/O and know no network, so that threads can drive
+//! them in production and a seeded scheduler can drive them in a simulation. The drivers implement
+//! the traits of the crate with these modules, over one client. [`NodeStores`] puts them together.
 //!
 //! | module | purpose |
 //! | --- | --- |

@@ -74,7 +74,7 @@ impl CallOptions {
 /// The answer of a node, unless it is a refusal.
 #[derive(Clone, Debug)]
 pub struct Answer {
-    /// The message.
+    /// Message that the request got.
     pub message: StoreMessage,
     /// The bytes behind it.
     pub payload: Payload,

@@ -42,7 +42,7 @@ pub enum StoreEvent {
 }
 
 impl StoreEvent {
-    /// All events.
+    /// All kinds of events.
     pub const ALL: [Self; 9] = [
         Self::HedgedRead,
         Self::DegradedRead,
@@ -152,7 +152,7 @@ impl NodeCalls {
 /// Calls to a node in a class of traffic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NodeCallCounts {
-    /// The node.
+    /// Node that was called.
     pub storage: StorageId,
     /// Class of the traffic.
     pub class: TrafficClass,
@@ -171,7 +171,7 @@ pub struct NodeCallCounts {
 /// Times of the answered calls to a node, in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct NodeCallTimes {
-    /// The node.
+    /// Node that was called.
     pub storage: StorageId,
     /// Reads of chunks.
     pub read_ns: Summary,
@@ -182,7 +182,7 @@ pub struct NodeCallTimes {
 /// Occurrences of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EventCount {
-    /// The event.
+    /// Kind of the event.
     pub event: StoreEvent,
     /// Class of the file.
     pub class: FileClass,

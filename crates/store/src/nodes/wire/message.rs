@@ -94,14 +94,14 @@ wire_messages! {
     /// Client → node: drop your chunks of this blob that are not sealed, because another node has
     /// taken their place, or because the writer gave the blob up.
     AbandonBlob = 10 {
-        /// The blob.
+        /// Blob to abandon.
         blob: BlobId,
         /// Volume and epoch of the writer.
         stamp: Stamp,
     }
     /// Client → node: list the blobs that this volume retains or writes.
     ListBlobs = 11 {
-        /// The volume.
+        /// Volume in question.
         volume: VolumeId,
         /// Blob after which the list continues.
         after: Option<BlobId>,
@@ -117,14 +117,14 @@ wire_messages! {
     /// epoch, which have all confirmed their chunks, do not include you. Refused if the node knows
     /// a larger one, or is among its holders.
     DropChunk = 13 {
-        /// The chunk.
+        /// Chunk in question.
         chunk: ChunkId,
         /// Placement epoch whose holders do not include the node.
         placement: PlacementEpoch,
     }
     /// Client → node: these bytes did not have their checksums. The node checks the chunk.
     ReportDamage = 14 {
-        /// The chunk.
+        /// Chunk in question.
         chunk: ChunkId,
         /// Offset of the damaged piece.
         offset: u64,
@@ -155,7 +155,7 @@ wire_messages! {
     }
     /// Client → node: sync an extent. The answer is progress.
     SyncLog = 22 {
-        /// The extent.
+        /// Extent in question.
         at: ExtentAt,
         /// Volume and epoch of the writer.
         stamp: Stamp,
@@ -164,7 +164,7 @@ wire_messages! {
     /// all bytes before the end. An extent without bytes is created, so that it takes no late
     /// append. The answer is progress up to the end.
     SealLog = 23 {
-        /// The extent.
+        /// Extent in question.
         at: ExtentAt,
         /// Volume and epoch of the sender.
         stamp: Stamp,
@@ -178,7 +178,7 @@ wire_messages! {
     /// Client → node: promise the epoch durably, for this extent even if you do not have it, and
     /// say what you have of it.
     FenceLog = 24 {
-        /// The extent.
+        /// Extent in question.
         at: ExtentAt,
         /// Volume and epoch of the new owner.
         stamp: Stamp,
@@ -199,7 +199,7 @@ wire_messages! {
     }
     /// Client → node: read an extent.
     ReadLog = 27 {
-        /// The extent.
+        /// Extent in question.
         at: ExtentAt,
         /// Offset of the first byte.
         start: u64,
@@ -214,7 +214,7 @@ wire_messages! {
     /// The extent is created if it does not exist, and leaves limbo when it is sealed. The answer
     /// is progress.
     PutLog = 29 {
-        /// The extent.
+        /// Extent in question.
         at: ExtentAt,
         /// Volume and epoch of the new owner.
         stamp: Stamp,
@@ -228,14 +228,14 @@ wire_messages! {
     /// Client → node: remove all extents of this log. A log that the node does not have is no
     /// error.
     RemoveLog = 30 {
-        /// The log.
+        /// Log to remove.
         log: LogId,
         /// Volume and epoch of the owner.
         stamp: Stamp,
     }
     /// Client → node: list the logs of this volume.
     ListLogs = 31 {
-        /// The volume.
+        /// Volume in question.
         volume: VolumeId,
         /// Log after which the list continues.
         after: Option<LogId>,
@@ -318,7 +318,7 @@ wire_messages! {
     AskMembers = 62 { /** Version that the client knows; 0 if it knows none. */ version: u64 }
     /// Operator → manager: empty this node, or do not empty it any more.
     DrainNode = 63 {
-        /// The node.
+        /// Node in question.
         storage: StorageId,
         /// Whether the node is to be emptied.
         is_draining: bool,

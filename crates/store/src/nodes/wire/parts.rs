@@ -131,7 +131,7 @@ impl fmt::Display for ExtentAt {
 /// A node that holds a chunk of a blob.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Holder {
-    /// The node.
+    /// Node that holds a chunk.
     pub storage: StorageId,
     /// Index of its chunk, as in [`ChunkId::index`].
     pub chunk: u8,
@@ -157,7 +157,7 @@ impl PlacementEpoch {
 /// What a sealed chunk says about itself and about its blob.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChunkDescriptor {
-    /// The chunk.
+    /// Chunk that the descriptor describes.
     pub chunk: ChunkId,
     /// Volume and epoch under which the blob was written.
     pub written: Stamp,
@@ -280,7 +280,7 @@ wire_struct!(ChunkRange { start, end });
 /// A blob of a volume that a node holds a chunk of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlobEntry {
-    /// The blob.
+    /// Identity of the blob.
     pub blob: BlobId,
     /// Epoch under which the blob was written.
     pub epoch: Epoch,
@@ -292,7 +292,7 @@ wire_struct!(BlobEntry { blob, epoch, is_sealed });
 /// A log of a volume that a node holds an extent of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LogEntry {
-    /// The log.
+    /// Identity of the log.
     pub log: LogId,
     /// Largest epoch under which an extent of the log was created on this node.
     pub epoch: Epoch,

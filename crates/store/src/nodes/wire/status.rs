@@ -107,7 +107,7 @@ wire_struct!(ScrubStatus { rounds, is_running, read_bytes, total_bytes, damaged_
 pub struct StorageReport {
     /// Room of all devices together.
     pub space: NodeSpace,
-    /// The devices.
+    /// Devices of the node.
     pub devices: Vec<DeviceStatus>,
     /// Number of sealed chunks.
     pub chunks: u64,
@@ -146,7 +146,7 @@ wire_struct!(StorageReport {
 /// A storage node in the status of the cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeStanding {
-    /// The node.
+    /// Node, as the manager knows it.
     pub member: StorageMember,
     /// Milliseconds since the last beat of the node.
     pub silent_ms: u64,

@@ -13,9 +13,9 @@ use archipelago_store::nodes::placement::WritePurpose;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Fullness {
     /// Bytes that the node's files occupy.
-    pub used_bytes: u64,
+    pub(crate) used_bytes: u64,
     /// Bytes that the node may use, those that it uses included.
-    pub capacity_bytes: u64,
+    pub(crate) capacity_bytes: u64,
 }
 
 impl Fullness {

@@ -123,14 +123,21 @@ impl Devices {
     ) -> Result<Self> {
         let opened = open_dirs(&*fs, dirs)?;
         let mut identity = first_identity(&*fs, &opened, rng)?;
+        let mut known = identity.devices.clone();
+        known.extend(opened.iter().filter_map(|dir| Some(dir.identity.as_ref()?.device)));
         let mut present = Vec::new();
         let mut locks = Vec::new();
         for (at, opened) in opened.into_iter().enumerate() {
             let id = match (&opened.identity, at) {
                 (_, 0) => identity.device,
-                (Some(known), _) if known.storage == identity.storage => known.device,
-                (Some(known), _) => return Err(other_node(&opened.dir, known, &identity)),
-                (None, _) => initialize(&*fs, &opened.dir, &identity, rng)?,
+                (Some(theirs), _) if theirs.storage == identity.storage => theirs.device,
+                (Some(theirs), _) => return Err(other_node(&opened.dir, theirs, &identity)),
+                (None, _) => {
+                    let device = new_device(&known, rng);
+                    known.push(device);
+                    initialize(&*fs, &opened.dir, &identity, device)?;
+                    device
+                }
             };
             let device = Device {
                 id,
@@ -335,20 +342,29 @@ fn first_identity(
     Ok(identity)
 }
 
+/// An identity that no known device has, also if `rng` repeats itself after a restart.
+fn new_device(known: &[DeviceId], rng: &mut Rng) -> DeviceId {
+    loop {
+        let device = DeviceId(rng.u64(1..));
+        if !known.contains(&device) {
+            return device;
+        }
+    }
+}
+
 /// Makes the empty directory `dir` a device of the node.
 fn initialize(
     fs: &dyn FileSystem,
     dir: &Path,
     node: &NodeIdentity,
-    rng: &mut Rng,
-) -> Result<DeviceId> {
-    let device = DeviceId(rng.u64(1..));
+    device: DeviceId,
+) -> Result<()> {
     let identity =
         NodeIdentity { storage: node.storage, device, devices: Vec::new(), cluster: None };
     identity.store(fs, dir)?;
     tracing::info!(node = %node.storage, %device, dir = %dir.display(),
         "a device was added to the storage node");
-    Ok(device)
+    Ok(())
 }
 
 fn other_node(dir: &Path, theirs: &NodeIdentity, ours: &NodeIdentity) -> Error {

@@ -34,7 +34,7 @@ const VERSION: u32 = 1;
 
 /// Identity of a device of a node, which the node chooses at random when it initializes the device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct DeviceId(pub u64);
+pub(crate) struct DeviceId(pub(crate) u64);
 
 impl fmt::Display for DeviceId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -46,9 +46,9 @@ impl fmt::Display for DeviceId {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct KnownCluster {
     /// Identity of the cluster.
-    pub id: ClusterId,
+    pub(crate) id: ClusterId,
     /// The newest root set that the node knows.
-    pub root_set: RootSet,
+    pub(crate) root_set: RootSet,
 }
 
 /// The content of the file `NODE`.

@@ -15,7 +15,7 @@
 //! | [`register`] | the register of a root set of nodes |
 //! | [`registers`] | the driver of the register |
 //! | [`members`] | the members of a cluster, as a manager keeps them |
-//! | [`client`] | links to nodes, calls, members, times and counters, for the drivers |
+//! | [`client`] | links to nodes, calls, members and counters, for the drivers |
 //! | [`stores`] | a pool: one client, and the three drivers over it |
 //! | [`wire`] | messages between clients, nodes and the manager, and stored values |
 //!

@@ -1,4 +1,4 @@
-//! The client of storage nodes: links, calls, members, times and counters. The drivers of blobs,
+//! The client of storage nodes: links, calls, members and counters. The drivers of blobs,
 //! logs and the register share one.
 //!
 //! | part | file |
@@ -6,8 +6,7 @@
 //! | [`CallOptions`], [`Answer`], [`CallError`] | `call.rs` |
 //! | the link to a life of a node, on one [`Lane`] | `peer.rs`, `turns.rs` |
 //! | the members, refreshed from the managers | `members.rs` |
-//! | times of recent answers | `timing.rs` |
-//! | counters | `stats.rs` |
+//! | counters and times | `stats.rs` |
 //!
 //! A call sends one request to one node and returns its answer, a refusal, or that none came. It
 //! does not repeat a request: the drivers know whether another node is better. The only exception
@@ -21,7 +20,7 @@
 //!    directory was emptied has another identity.
 //! 3. [`CallError::Unreachable`] means that the request was not sent. [`CallError::Unanswered`]
 //!    means that it may be executed, now or later.
-//! 4. A call that is dropped counts as waiting until its drop; its request may be executed.
+//! 4. A call that is dropped is not in flight any more; its request may be executed.
 //!
 //! Thread-safety: any thread may call any method. Futures run on any executor; code of a
 //! simulation polls them in its tasks.
@@ -35,7 +34,6 @@ mod peer;
 mod stats;
 #[cfg(test)]
 mod tests;
-mod timing;
 mod turns;
 
 use std::collections::BTreeMap;
@@ -51,8 +49,7 @@ use parking_lot::Mutex;
 
 use self::members::MembersCache;
 use self::peer::{Peer, Surroundings};
-use self::stats::{CallEnd, NodeCalls};
-use self::timing::{CallKind, NodeTimes};
+use self::stats::{CallEnd, CallKind, NodeCalls};
 use self::turns::Turn;
 use super::StorageId;
 use super::placement::NodeReport;
@@ -62,17 +59,9 @@ pub use self::call::{Answer, CallError, CallOptions, Lane, Payload};
 pub use self::stats::{
     ClientStats, EventCount, NodeCallCounts, NodeCallTimes, StatsSnapshot, StoreEvent,
 };
-pub use self::timing::NodeTiming;
 
 /// Pause between two questions for the members of a cluster that is not ready.
 const READY_PAUSE: Duration = Duration::from_millis(100);
-
-/// What a client knows about a node over all its lives.
-#[derive(Clone, Debug)]
-struct NodeEntry {
-    times: Arc<NodeTimes>,
-    calls: Arc<NodeCalls>,
-}
 
 /// A client of the storage nodes of one cluster.
 #[derive(Debug)]
@@ -80,7 +69,6 @@ pub struct NodeClient {
     surroundings: Surroundings,
     members: MembersCache,
     peers: Mutex<BTreeMap<(StorageId, Lane), Arc<Peer>>>,
-    nodes: Mutex<BTreeMap<StorageId, NodeEntry>>,
     stats: ClientStats,
 }
 
@@ -103,16 +91,14 @@ struct InFlight {
 
 /// A call that the node has not answered. Its drop ends the count.
 struct Waiting {
-    runtime: Arc<dyn Runtime>,
-    node: NodeEntry,
+    calls: Arc<NodeCalls>,
     kind: CallKind,
     sent_ns: u64,
 }
 
 impl Drop for Waiting {
     fn drop(&mut self) {
-        let time_ns = self.runtime.now_ns().saturating_sub(self.sent_ns);
-        self.node.times.end(self.kind, time_ns);
+        self.calls.left();
     }
 }
 
@@ -146,7 +132,6 @@ impl NodeClient {
             members: MembersCache::new(&reach, &runtime, managers),
             surroundings: Surroundings { reach, runtime },
             peers: Mutex::default(),
-            nodes: Mutex::default(),
             stats: ClientStats::default(),
         })
     }
@@ -252,12 +237,6 @@ impl NodeClient {
         self.members().reports()
     }
 
-    /// How busy and how fast a node is.
-    #[must_use]
-    pub fn timing(&self, storage: StorageId) -> NodeTiming {
-        self.node(storage).times.timing()
-    }
-
     /// The counters, which the drivers share.
     #[must_use]
     pub fn stats(&self) -> &ClientStats {
@@ -270,12 +249,6 @@ impl NodeClient {
         let members = self.members.known();
         let endpoints = members.member(storage).map(|member| member.endpoints.clone());
         NodeName { storage, endpoints: endpoints.unwrap_or_default() }
-    }
-
-    fn node(&self, storage: StorageId) -> NodeEntry {
-        let mut nodes = self.nodes.lock();
-        let make = || NodeEntry { times: Arc::default(), calls: self.stats.node(storage) };
-        nodes.entry(storage).or_insert_with(make).clone()
     }
 
     fn refresh_soon(self: &Arc<Self>) {
@@ -312,12 +285,10 @@ impl NodeClient {
 
     /// Sends a request over a link that is up. The caller has the turn.
     fn send(&self, peer: &Arc<Peer>, link: Arc<dyn Link>, outgoing: &Outgoing) -> InFlight {
-        let node = self.node(outgoing.to);
-        let runtime = Arc::clone(self.runtime());
-        let sent_ns = runtime.now_ns();
-        node.times.begin();
-        node.calls.sent(outgoing.how.class, outgoing.body.len() as u64);
-        let waiting = Waiting { runtime, node, kind: outgoing.kind, sent_ns };
+        let calls = self.stats.node(outgoing.to);
+        calls.sent(outgoing.how.class, outgoing.body.len() as u64);
+        let sent_ns = self.runtime().now_ns();
+        let waiting = Waiting { calls, kind: outgoing.kind, sent_ns };
         let promise = link.request(outgoing.how.call(&outgoing.body));
         InFlight { peer: Arc::clone(peer), link, promise, waiting }
     }
@@ -367,7 +338,7 @@ impl NodeClient {
         in_flight: InFlight,
         outgoing: &Outgoing,
     ) -> Result<Answer, CallError> {
-        let InFlight { peer, link, promise, mut waiting } = in_flight;
+        let InFlight { peer, link, promise, waiting } = in_flight;
         let class = outgoing.how.class;
         match promise.await {
             Ok(body) => {
@@ -380,22 +351,19 @@ impl NodeClient {
                     Err(CallError::Refused { .. }) => CallEnd::Refused,
                     Err(_) => CallEnd::Unanswered,
                 };
-                if answer.is_err() {
-                    // A refusal is fast and says nothing about the disk.
-                    waiting.kind = CallKind::Other;
+                if answer.is_ok() {
+                    waiting.calls.took(waiting.kind, now_ns.saturating_sub(waiting.sent_ns));
                 }
-                let time_ns = now_ns.saturating_sub(waiting.sent_ns);
-                waiting.node.calls.took(waiting.kind, time_ns);
-                waiting.node.calls.ended(class, end);
+                waiting.calls.ended(class, end);
                 answer
             }
             Err(refusal) => {
-                let error = self.failed(refusal, &peer, &link, &mut waiting);
+                let error = self.failed(refusal, &peer, &link, &waiting);
                 let end = match &error {
                     CallError::Refused { .. } => CallEnd::Refused,
                     _ => CallEnd::Unanswered,
                 };
-                waiting.node.calls.ended(class, end);
+                waiting.calls.ended(class, end);
                 Err(error)
             }
         }
@@ -407,19 +375,13 @@ impl NodeClient {
         refusal: Refusal,
         peer: &Peer,
         link: &Arc<dyn Link>,
-        waiting: &mut Waiting,
+        waiting: &Waiting,
     ) -> CallError {
         let refused = |why| CallError::Refused { why, epoch: Epoch(0), text: refusal.to_string() };
         let unanswered = || CallError::Unanswered { cause: refusal.error("the link") };
         match refusal.reason {
-            Reason::Full | Reason::Exhausted => {
-                waiting.kind = CallKind::Other;
-                refused(RefusalWhy::Busy)
-            }
-            Reason::TooLarge => {
-                waiting.kind = CallKind::Other;
-                refused(RefusalWhy::Malformed)
-            }
+            Reason::Full | Reason::Exhausted => refused(RefusalWhy::Busy),
+            Reason::TooLarge => refused(RefusalWhy::Malformed),
             Reason::Unanswered => unanswered(),
             // Other requests of the link may be answered in time.
             Reason::Deadline if peer.was_heard_since(waiting.sent_ns) => unanswered(),

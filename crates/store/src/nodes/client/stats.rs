@@ -1,13 +1,14 @@
-//! Counters of a client: calls by node and class of traffic, and what its drivers had to do, by
-//! class of file and node.
+//! Counters of a client: calls by node and class of traffic, their times, and what its drivers had to
+//! do, by class of file and node. Drivers that decide by the speed of a node keep times of their own.
 //!
-//! Invariant: no counter shrinks. The backlog is a gauge, which the logs set.
+//! Invariant: no counter shrinks. Calls in flight and the backlog, which the logs set, are gauges.
 //!
 //! Thread-safety: any thread may count and read.
-//! Cost: a call costs four relaxed additions. An event takes a short lock, because events are rare.
+//! Cost: a call costs eight relaxed additions. An event takes a short lock, because events are rare.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use archipelago_base::metrics::{Counters, Histogram, Summary};
 use archipelago_env::FileClass;
@@ -15,7 +16,7 @@ use archipelago_fabric::TrafficClass;
 use parking_lot::Mutex;
 
 use super::super::StorageId;
-use super::timing::CallKind;
+use super::super::wire::StoreMessage;
 use crate::ids::LogId;
 
 /// What a driver had to do beyond the usual calls.
@@ -72,6 +73,27 @@ impl StoreEvent {
     }
 }
 
+/// Requests whose times are comparable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum CallKind {
+    /// A read of a chunk.
+    Read,
+    /// A piece of a chunk, or an append.
+    Write,
+    /// Any other request.
+    Other,
+}
+
+impl CallKind {
+    pub(super) fn of(message: &StoreMessage) -> Self {
+        match message {
+            StoreMessage::ReadChunk { .. } => Self::Read,
+            StoreMessage::PutChunk { .. } | StoreMessage::Append { .. } => Self::Write,
+            _ => Self::Other,
+        }
+    }
+}
+
 /// How a call ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CallEnd {
@@ -96,6 +118,7 @@ const CLASSES: usize = TrafficClass::ALL.len();
 #[derive(Debug, Default)]
 pub(super) struct NodeCalls {
     counters: Counters<{ PER_CLASS * CLASSES }>,
+    in_flight: AtomicU64,
     read_ns: Histogram,
     write_ns: Histogram,
 }
@@ -115,6 +138,12 @@ impl NodeCalls {
         let first = class_index(class) * PER_CLASS;
         self.counters.add(first + CALLS, 1);
         self.counters.add(first + SENT_BYTES, bytes);
+        self.in_flight.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A call is not in flight any more, with or without an answer.
+    pub(super) fn left(&self) {
+        self.in_flight.fetch_sub(1, Ordering::Relaxed);
     }
 
     /// Notes the time of an answered call.
@@ -168,14 +197,16 @@ pub struct NodeCallCounts {
     pub unanswered: u64,
 }
 
-/// Times of the answered calls to a node, in nanoseconds.
+/// Calls in flight to a node, and times of the answered ones.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct NodeCallTimes {
     /// Node that was called.
     pub storage: StorageId,
-    /// Reads of chunks.
+    /// Calls that the node has not answered.
+    pub in_flight: u64,
+    /// Times of reads of chunks, in nanoseconds.
     pub read_ns: Summary,
-    /// Pieces of chunks, and appends to logs.
+    /// Times of pieces of chunks and of appends to logs, in nanoseconds.
     pub write_ns: Summary,
 }
 
@@ -260,7 +291,8 @@ impl ClientStats {
             .flat_map(|(storage, calls)| TrafficClass::ALL.map(|class| calls.of(*storage, class)));
         let times = nodes.iter().map(|(storage, calls)| {
             let (read_ns, write_ns) = (calls.read_ns.summary(), calls.write_ns.summary());
-            NodeCallTimes { storage: *storage, read_ns, write_ns }
+            let in_flight = calls.in_flight.load(Ordering::Relaxed);
+            NodeCallTimes { storage: *storage, in_flight, read_ns, write_ns }
         });
         let events = self.events.lock();
         let events = events.iter().filter_map(|(key, count)| {
@@ -283,8 +315,7 @@ mod tests {
     use archipelago_fabric::TrafficClass;
 
     use super::super::super::StorageId;
-    use super::super::timing::CallKind;
-    use super::{CallEnd, ClientStats, StoreEvent};
+    use super::{CallEnd, CallKind, ClientStats, StoreEvent};
     use crate::ids::LogId;
 
     #[test]
@@ -302,8 +333,9 @@ mod tests {
         node.sent(TrafficClass::Gc, 5);
         node.ended(TrafficClass::Gc, CallEnd::Unanswered);
         let snapshot = stats.snapshot();
-        let times: Vec<_> = snapshot.times.iter().map(|times| times.read_ns.max).collect();
-        assert_eq!(times, [0, 4000]);
+        let longest: Vec<_> = snapshot.times.iter().map(|times| times.read_ns.max).collect();
+        assert_eq!(longest, [0, 4000]);
+        assert_eq!(snapshot.times.iter().map(|times| times.in_flight).sum::<u64>(), 8);
         let calls = snapshot.calls;
         assert_eq!(calls.len(), 6);
         let gc = calls[5];

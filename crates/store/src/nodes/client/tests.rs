@@ -330,9 +330,10 @@ fn silent_node_leaves_the_call_unanswered() {
             sleep.as_mut().poll(context)
         })
         .await;
-        let during = client.timing(StorageId(1)).in_flight;
+        let in_flight = || client.stats().snapshot().times[0].in_flight;
+        let during = in_flight();
         drop(call);
-        (during, client.timing(StorageId(1)).in_flight)
+        (during, in_flight())
     });
     assert_eq!(in_flight, (1, 0));
 }
@@ -370,9 +371,9 @@ fn client_counts_calls_bytes_and_times_by_node() {
     assert_eq!((calls.storage, calls.class), (StorageId(1), TrafficClass::Foreground));
     assert_eq!((calls.calls, calls.refused, calls.unanswered), (21, 1, 0));
     assert!(calls.sent_bytes > 20 * 40 && calls.received_bytes > 20 * 5);
-    let timing = world.client.timing(StorageId(1));
-    assert!(timing.read_p95.is_some_and(|p95| p95 >= Duration::from_micros(2)), "{timing:?}");
-    assert_eq!((timing.in_flight, timing.write_p95), (0, None));
+    let times = snapshot.times[0];
+    assert!(times.read_ns.count == 20 && times.read_ns.mean >= 2000.0, "{times:?}");
+    assert_eq!((times.in_flight, times.write_ns.count), (0, 0));
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! Calls of a client to small nodes, in virtual time.
 
+mod threads;
+
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::sync::Arc;

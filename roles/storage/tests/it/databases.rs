@@ -72,11 +72,12 @@ fn check(db: &Db, model: &Model, what: &str) {
 
 /// A database on the nodes, its owner, and what it has.
 struct Run {
-    world: World,
     rng: Rng,
-    owner: Option<Owner>,
-    db: Option<Db>,
     model: Model,
+    // The database and its owner call the world in their drops, so it is dropped last.
+    db: Option<Db>,
+    owner: Option<Owner>,
+    world: World,
 }
 
 impl Run {
@@ -85,7 +86,7 @@ impl Run {
         let owner = Owner::of_new_volume(&mut world);
         let db = open(&owner).unwrap();
         let (rng, model) = (Rng::with_seed(seed), Model::new());
-        Self { world, rng, owner: Some(owner), db: Some(db), model }
+        Self { rng, model, db: Some(db), owner: Some(owner), world }
     }
 
     fn db(&self) -> &Db {

@@ -14,6 +14,7 @@ mod machine;
 mod manager;
 mod node;
 mod owner;
+mod worker;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -34,6 +35,7 @@ pub(crate) use machine::Machine;
 use manager::ManagerProcess;
 use node::NodePlace;
 pub(crate) use owner::Owner;
+use worker::Worker;
 
 /// Address of the manager.
 pub(crate) const MANAGER: &str = "manager";
@@ -75,6 +77,7 @@ pub(crate) struct World {
     manager: Option<ManagerProcess>,
     manager_host: Host,
     clients: usize,
+    worker: Worker,
     // The drop of the simulation ends all tasks, so it comes last.
     pub(crate) simulation: Simulation,
 }
@@ -107,6 +110,7 @@ impl World {
             manager: None,
             manager_host,
             clients: 0,
+            worker: Worker::start(),
             simulation,
             options,
         };
@@ -253,7 +257,7 @@ impl World {
         let host = self.simulation.host(&format!("node{n}"));
         let sim = self.join(&host);
         let seed = self.simulation.fresh_seed();
-        let place = NodePlace::new(n, host, sim, seed, &self.options);
+        let place = NodePlace::new(n, host, sim, seed, self);
         self.nodes.push(place);
         self.nodes[n].start();
         n
@@ -308,9 +312,13 @@ impl World {
 impl ClientProcess {
     /// The stores of this process.
     pub(crate) fn stores(&self) -> Stores {
+        self.stores_with(NodeStoresOptions::default())
+    }
+
+    /// The stores of this process with other options.
+    pub(crate) fn stores_with(&self, options: NodeStoresOptions) -> Stores {
         let runtime: Arc<dyn Runtime> = Arc::new(self.host.clone());
         let managers = vec![MANAGER.to_owned()];
-        let options = NodeStoresOptions::default();
         NodeStores::open(Arc::clone(&self.reach), runtime, managers, options).unwrap()
     }
 }

@@ -17,7 +17,8 @@ use archipelago_storage::{MetaThreads, NodeOptions, StorageNode};
 use archipelago_store::nodes::StorageId;
 use archipelago_store::nodes::wire::{StorageReport, StoreMessage, envelope};
 
-use super::{MANAGER, Machine, WorldOptions};
+use super::worker::Worker;
+use super::{MANAGER, Machine, World};
 
 /// Directory of the device of every node.
 const DEVICE: &str = "/device";
@@ -37,6 +38,7 @@ pub(super) struct NodePlace {
     pub(super) running: Option<RunningNode>,
     lives: u64,
     options: NodeOptions,
+    worker: Worker,
 }
 
 /// A node that runs.
@@ -70,18 +72,24 @@ impl RunningNode {
     }
 }
 
-struct NodeHandler(Arc<StorageNode>);
+struct NodeHandler {
+    node: Arc<StorageNode>,
+    worker: Worker,
+}
 
 impl Handler for NodeHandler {
     fn handle(&self, request: Request<'_>, reply: Reply) {
         let (message, payload) = envelope::open(request.body).expect("a message of the store");
-        let (answer, bytes) = self.0.handle(request.client, message, payload);
+        let (node, from, payload) = (Arc::clone(&self.node), request.client, payload.to_vec());
+        let (answer, bytes) = self.worker.run(move || node.handle(from, message, &payload));
         reply.send(envelope::seal(&answer, &bytes));
     }
 }
 
 impl NodePlace {
-    pub(super) fn new(n: usize, host: Host, sim: Sim, seed: u64, world: &WorldOptions) -> Self {
+    pub(super) fn new(n: usize, host: Host, sim: Sim, seed: u64, world: &World) -> Self {
+        let worker = world.worker.clone();
+        let world = &world.options;
         let options = NodeOptions {
             meta_threads: MetaThreads::Caller,
             device_bytes_max: Some(world.device_bytes),
@@ -89,7 +97,7 @@ impl NodePlace {
             ..NodeOptions::default()
         };
         let (machine, storage) = (Machine::new(seed), StorageId(0));
-        Self { n, host, sim, machine, storage, running: None, lives: 0, options }
+        Self { n, host, sim, machine, storage, running: None, lives: 0, options, worker }
     }
 
     /// Starts the node on the disk of the place.
@@ -113,12 +121,13 @@ impl NodePlace {
             domain,
         };
         let (id, life) = (address.node, address.life);
-        let handler = Box::new(NodeHandler(Arc::clone(&node)));
+        let handler =
+            Box::new(NodeHandler { node: Arc::clone(&node), worker: self.worker.clone() });
         let fabric = self.sim.network().node(id, life, Some(handler)).unwrap();
         let listener = self.sim.serve(&fabric, self.host.name()).unwrap();
         let beats = Arc::new(Beats::new(Arc::clone(&node), address).unwrap());
         let reach: Arc<dyn Reach> = Arc::new(self.sim.clone());
-        let work = beat(self.host.clone(), reach, Arc::clone(&beats));
+        let work = beat(self.host.clone(), reach, Arc::clone(&beats), self.worker.clone());
         let _ends_with_the_host = self.host.spawn("beats", work);
         self.running = Some(RunningNode { node, beats, _listener: listener });
     }
@@ -137,14 +146,16 @@ impl NodePlace {
 }
 
 /// Carries the beats of a node to the manager.
-async fn beat(host: Host, reach: Arc<dyn Reach>, beats: Arc<Beats>) {
+async fn beat(host: Host, reach: Arc<dyn Reach>, beats: Arc<Beats>, worker: Worker) {
     let runtime: Arc<dyn Runtime> = Arc::new(host);
     let route = Route::new(&reach, ClientId(runtime.seed()), None);
     let managers = [MANAGER.to_owned()];
     let mut version = 0;
     loop {
         let asked = route.ask(&managers, &beats.beat(version), BEAT_ANSWER).await;
-        let pause = match asked.and_then(|answer| beats.take_answer(version, answer)) {
+        let taking = Arc::clone(&beats);
+        let take = move |answer| taking.take_answer(version, answer);
+        let pause = match asked.and_then(|answer| worker.run(move || take(answer))) {
             Ok(answer) => {
                 version = answer.version;
                 answer.pause

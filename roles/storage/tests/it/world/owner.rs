@@ -6,6 +6,7 @@ use std::time::Duration;
 use archipelago_base::Result;
 use archipelago_base::clock::{ManualClock, SystemClock};
 use archipelago_base::spawn::{Joiner, Spawn, SystemSpawn};
+use archipelago_store::nodes::stores::NodeStoresOptions;
 use archipelago_store::volume::{Volume, VolumeOptions};
 use archipelago_store::{StoreFs, Stores};
 
@@ -57,8 +58,19 @@ impl Owner {
 
     /// Opens the volume in a new process, whether or not it has an owner.
     pub(crate) fn take_over(world: &mut World) -> Result<Self> {
+        Self::take_over_with(world, NodeStoresOptions::default())
+    }
+
+    /// Opens the volume in a new process whose operator accepts that logs end with what the nodes
+    /// that answer have.
+    pub(crate) fn take_over_accepting_loss(world: &mut World) -> Result<Self> {
+        let options = NodeStoresOptions { accept_loss: true, ..NodeStoresOptions::default() };
+        Self::take_over_with(world, options)
+    }
+
+    fn take_over_with(world: &mut World, stores_options: NodeStoresOptions) -> Result<Self> {
         let process = world.client("owner");
-        let stores = process.stores();
+        let stores = process.stores_with(stores_options);
         let volume = Volume::open(&stores, VOLUME, &options(world))?;
         let fs = StoreFs::new(Arc::clone(&volume));
         Ok(Self { process, stores, volume, fs })

@@ -170,9 +170,7 @@ impl Chunks {
     }
 
     fn mark(&self, chunk: ChunkId, presence: Presence) {
-        if let Some(entry) = self.index.lock().get_mut(chunk) {
-            entry.presence = presence;
-        }
+        self.index.lock().change(chunk, |entry| entry.presence = presence);
         self.files.forget(chunk);
     }
 }

@@ -12,7 +12,7 @@ use std::ops::Bound;
 
 use archipelago_env::FileClass;
 use archipelago_store::nodes::layout::{DATA_CHUNKS, Scheme};
-use archipelago_store::nodes::wire::{ChunkId, PlacementEpoch, Stamp};
+use archipelago_store::nodes::wire::{ChunkId, Stamp};
 use archipelago_store::{BlobId, VolumeId};
 
 use super::record::{ChunkRecord, RecordState};
@@ -41,7 +41,6 @@ pub(crate) struct ChunkEntry {
     pub(crate) class: FileClass,
     pub(crate) scheme: Scheme,
     pub(crate) written: Stamp,
-    pub(crate) placement: PlacementEpoch,
     pub(crate) retaining: Vec<VolumeId>,
 }
 
@@ -62,7 +61,6 @@ impl ChunkEntry {
             class: descriptor.class,
             scheme: descriptor.scheme,
             written: descriptor.written,
-            placement: descriptor.placement,
             retaining: descriptor.retaining.clone(),
         }
     }
@@ -78,10 +76,46 @@ impl ChunkEntry {
     }
 }
 
+/// Number of chunks by what the node can do with them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct ChunkCounts {
+    /// Chunks that can be read.
+    pub(crate) whole: u64,
+    /// Chunks that are damaged or missing.
+    pub(crate) unreadable: u64,
+    /// Length of the files of the chunks that can be read.
+    pub(crate) whole_bytes: u64,
+}
+
+impl ChunkCounts {
+    fn of(entry: &ChunkEntry) -> Self {
+        match entry.presence {
+            Presence::Whole => Self { whole: 1, unreadable: 0, whole_bytes: entry.file_bytes },
+            Presence::Damaged | Presence::Missing => Self { unreadable: 1, ..Self::default() },
+            Presence::Removed => Self::default(),
+        }
+    }
+
+    fn add(&mut self, entry: &ChunkEntry) {
+        let more = Self::of(entry);
+        self.whole += more.whole;
+        self.unreadable += more.unreadable;
+        self.whole_bytes += more.whole_bytes;
+    }
+
+    fn sub(&mut self, entry: &ChunkEntry) {
+        let less = Self::of(entry);
+        self.whole -= less.whole;
+        self.unreadable -= less.unreadable;
+        self.whole_bytes -= less.whole_bytes;
+    }
+}
+
 /// All chunks that have a record.
 #[derive(Debug, Default)]
 pub(crate) struct ChunkIndex {
     entries: BTreeMap<ChunkId, ChunkEntry>,
+    counts: ChunkCounts,
 }
 
 impl ChunkIndex {
@@ -90,19 +124,32 @@ impl ChunkIndex {
         self.entries.get(&chunk)
     }
 
-    /// The entry of a chunk, for a change.
-    pub(crate) fn get_mut(&mut self, chunk: ChunkId) -> Option<&mut ChunkEntry> {
-        self.entries.get_mut(&chunk)
+    /// Changes the entry of a chunk, if there is one.
+    pub(crate) fn change(&mut self, chunk: ChunkId, change: impl FnOnce(&mut ChunkEntry)) {
+        if let Some(entry) = self.entries.get_mut(&chunk) {
+            self.counts.sub(entry);
+            change(entry);
+            self.counts.add(entry);
+        }
     }
 
-    /// Adds or replaces an entry, and returns the former one.
-    pub(crate) fn insert(&mut self, chunk: ChunkId, entry: ChunkEntry) -> Option<ChunkEntry> {
-        self.entries.insert(chunk, entry)
+    /// Adds or replaces an entry.
+    pub(crate) fn insert(&mut self, chunk: ChunkId, entry: ChunkEntry) {
+        self.remove(chunk);
+        self.counts.add(&entry);
+        self.entries.insert(chunk, entry);
     }
 
-    /// Removes an entry.
-    pub(crate) fn remove(&mut self, chunk: ChunkId) -> Option<ChunkEntry> {
-        self.entries.remove(&chunk)
+    /// Removes an entry, if there is one.
+    pub(crate) fn remove(&mut self, chunk: ChunkId) {
+        if let Some(entry) = self.entries.remove(&chunk) {
+            self.counts.sub(&entry);
+        }
+    }
+
+    /// Number of chunks.
+    pub(crate) fn counts(&self) -> ChunkCounts {
+        self.counts
     }
 
     /// The chunks of a blob.

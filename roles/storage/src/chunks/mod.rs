@@ -93,14 +93,6 @@ pub(crate) struct Chunks {
     space: SpaceByVolume,
 }
 
-/// Number of chunks by what the node can do with them.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct ChunkCounts {
-    whole: u64,
-    unreadable: u64,
-    whole_bytes: u64,
-}
-
 impl Chunks {
     /// Answers a request for a chunk or for the blobs of a volume.
     pub(crate) fn handle(&self, message: StoreMessage, payload: &[u8]) -> Outcome {
@@ -127,7 +119,7 @@ impl Chunks {
 
     /// Adds the chunks and their space to a report.
     pub(crate) fn report(&self, report: &mut StorageReport) {
-        let counts = self.counts();
+        let counts = self.index.lock().counts();
         report.chunks = counts.whole;
         report.chunks_unreadable = counts.unreadable;
         report.chunks_unsealed = self.unsealed.count() as u64;
@@ -142,23 +134,7 @@ impl Chunks {
 
     /// Bytes of the sealed chunks that can be read.
     pub(crate) fn whole_bytes(&self) -> u64 {
-        self.counts().whole_bytes
-    }
-
-    fn counts(&self) -> ChunkCounts {
-        let index = self.index.lock();
-        let mut counts = ChunkCounts::default();
-        for (_, entry) in index.after(None) {
-            match entry.presence {
-                Presence::Whole => {
-                    counts.whole += 1;
-                    counts.whole_bytes += entry.file_bytes;
-                }
-                Presence::Damaged | Presence::Missing => counts.unreadable += 1,
-                Presence::Removed => {}
-            }
-        }
-        counts
+        self.index.lock().counts().whole_bytes
     }
 
     fn fs(&self) -> &Arc<dyn FileSystem> {

@@ -168,9 +168,8 @@ impl Chunks {
     fn update_sets(&self, changed: &[(ChunkId, ChunkRecord)]) {
         let mut index = self.index.lock();
         for (chunk, record) in changed {
-            if let Some(entry) = index.get_mut(*chunk) {
-                entry.retaining.clone_from(&record.descriptor.retaining);
-            }
+            let retaining = &record.descriptor.retaining;
+            index.change(*chunk, |entry| entry.retaining.clone_from(retaining));
         }
     }
 
@@ -184,9 +183,7 @@ impl Chunks {
         for chunk in chunks {
             let Some(entry) = self.index.lock().get(chunk).cloned() else { continue };
             self.files.forget(chunk);
-            if let Some(present) = self.index.lock().get_mut(chunk) {
-                present.presence = Presence::Removed;
-            }
+            self.index.lock().change(chunk, |present| present.presence = Presence::Removed);
             // The record of a chunk on a missing device stays, in case that the device returns.
             if let Some((_, path)) = self.file_of(chunk, &entry) {
                 match self.fs().remove(&path) {

@@ -470,11 +470,8 @@ impl Chunks {
         if merged != record.descriptor {
             record.descriptor = merged;
             self.write_records([(chunk, &record)])?;
-            let mut index = self.index.lock();
-            if let Some(entry) = index.get_mut(chunk) {
-                entry.placement = record.descriptor.placement;
-                entry.retaining.clone_from(&record.descriptor.retaining);
-            }
+            let retaining = &record.descriptor.retaining;
+            self.index.lock().change(chunk, |entry| entry.retaining.clone_from(retaining));
         }
         drop(changes);
         done()

@@ -22,8 +22,8 @@ pub fn chunk(bytes: &[u8]) {
     fuzz_chunk(bytes);
 }
 
-/// Decodes `bytes` as the record of an extent, as the header of one of its files, and as groups. The
-/// groups with correct checksums must be found, and nothing else.
+/// Decodes `bytes` as the record of an extent, as the header of one of its files, and as groups.
+/// The groups with correct checksums must be found, and nothing else.
 pub fn extent(bytes: &[u8]) {
     fuzz_extent(bytes);
 }

@@ -3,6 +3,7 @@
 //! | module | purpose |
 //! | --- | --- |
 //! | `node` | [`StorageNode`]: opens the parts and gives each request to one of them |
+//! | `parts` | options, and what the parts share |
 //! | `answer` | answers and refusals |
 //! | `identity` | the file `NODE`: identities of node and device, cluster and root set |
 //! | `devices` | the directories of the node, and how full they are |
@@ -40,6 +41,7 @@ mod life;
 mod logs;
 mod meta;
 mod node;
+mod parts;
 mod registers;
 pub mod sabotage;
 mod scrub;
@@ -48,7 +50,7 @@ mod space;
 mod status;
 
 pub use meta::MetaThreads;
-pub use node::{NodeOptions, StorageNode};
+pub use node::StorageNode;
+pub use parts::{NodeOptions, ScrubOptions};
 pub use sabotage::Sabotage;
-pub use scrub::ScrubOptions;
 pub use server::{StorageServer, StorageSettings};

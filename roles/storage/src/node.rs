@@ -1,8 +1,9 @@
 //! A storage node as a value: it opens its parts, and gives each request to one of them.
 //!
 //! [`StorageNode`] is synchronous and has no threads of its own, except one of the metadata
-//! database unless [`NodeOptions::meta_threads`] forbids it. [`StorageServer`](crate::StorageServer)
-//! calls it from I/O threads, and a simulation calls it directly. A restart is [`StorageNode::open`].
+//! database unless [`NodeOptions::meta_threads`] forbids it.
+//! [`StorageServer`](crate::StorageServer) calls it from I/O threads, and a simulation calls it
+//! directly. A restart is [`StorageNode::open`].
 //!
 //! Invariants:
 //! 1. One process has a node open; a lock file on its first device ensures that.
@@ -20,8 +21,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use archipelago_base::Result;
 use archipelago_base::random::{Rng, entropy_seed};
-use archipelago_base::{Epoch, Result};
 use archipelago_env::FileSystem;
 use archipelago_fabric::ClientId;
 use archipelago_store::nodes::StorageId;
@@ -34,53 +35,11 @@ use crate::devices::Devices;
 use crate::epochs::Epochs;
 use crate::life::LifeRecord;
 use crate::logs::{LogStep, Logs, SyncWanted};
-use crate::meta::{Meta, MetaBatch, MetaThreads};
+use crate::meta::{Meta, MetaBatch};
+use crate::parts::{NodeOptions, NodeParts};
 use crate::registers::Registers;
-use crate::sabotage::Sabotage;
-use crate::scrub::{Scrub, ScrubOptions, ScrubSources};
+use crate::scrub::{Scrub, ScrubSources};
 use crate::status;
-
-/// Options of a node.
-#[derive(Clone, Debug, Default)]
-pub struct NodeOptions {
-    /// Threads of the metadata database. Default: one of its own.
-    pub meta_threads: MetaThreads,
-    /// Bytes that the node may use on each device; `None` for all that the device has. Default:
-    /// none.
-    pub device_bytes_max: Option<u64>,
-    /// Bytes that each volume may occupy on the node with chunks; `None` for no limit. Default:
-    /// none.
-    pub volume_bytes_max: Option<u64>,
-    /// When and how fast the node checks its stored bytes. Default: every 14 days.
-    pub scrub: ScrubOptions,
-    /// Life of the process, as the fabric and the managers know it. Default: 0.
-    pub life: Epoch,
-    /// Set of nodes that fail together with this one, for the status. Default: empty.
-    pub domain: String,
-    /// Steps that a checker leaves out. Default: none.
-    pub sabotage: Sabotage,
-    /// Seed of the identity of a new node; `None` for entropy. Default: none.
-    pub seed: Option<u64>,
-}
-
-/// What the parts of a node share.
-#[derive(Clone, Debug)]
-pub(crate) struct NodeParts {
-    /// The file system of all devices.
-    pub(crate) fs: Arc<dyn FileSystem>,
-    /// The directories of the devices. The first one has the metadata.
-    pub(crate) devices: Arc<Devices>,
-    /// The metadata.
-    pub(crate) meta: Arc<Meta>,
-    /// The promised epochs.
-    pub(crate) epochs: Arc<Epochs>,
-    /// Counters of this life.
-    pub(crate) counters: Arc<Counters>,
-    /// Identity of the node.
-    pub(crate) storage: StorageId,
-    /// Options of the node.
-    pub(crate) options: NodeOptions,
-}
 
 /// A storage node.
 #[derive(Debug)]
@@ -186,8 +145,8 @@ impl StorageNode {
         refusal.into_message().into()
     }
 
-    /// The device that a read goes to, as its place among the present ones. A request for bytes that
-    /// the node does not have goes anywhere.
+    /// The device that a read goes to, as its place among the present ones. A request for bytes
+    /// that the node does not have goes anywhere.
     pub(crate) fn device_of(&self, message: &StoreMessage) -> usize {
         let device = match message {
             StoreMessage::ReadChunk { chunk, .. } | StoreMessage::ReportDamage { chunk, .. } => {

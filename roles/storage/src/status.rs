@@ -10,7 +10,7 @@ use crate::chunks::Chunks;
 use crate::devices::Device;
 use crate::devices::fullness::Fullness;
 use crate::logs::Logs;
-use crate::node::NodeParts;
+use crate::parts::NodeParts;
 use crate::scrub::Scrub;
 
 /// What the node holds and does. A device that is missing is listed by its identity.

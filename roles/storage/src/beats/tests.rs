@@ -13,7 +13,8 @@ use archipelago_store::nodes::wire::{
 
 use super::{Beats, NodeAddress};
 use crate::meta::MetaThreads;
-use crate::node::{NodeOptions, StorageNode};
+use crate::node::StorageNode;
+use crate::parts::NodeOptions;
 
 const CLUSTER: ClusterId = ClusterId([7; 16]);
 

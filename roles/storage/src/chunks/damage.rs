@@ -54,8 +54,8 @@ impl Chunks {
         matches!(presence, Some(Presence::Damaged | Presence::Missing))
     }
 
-    /// Opens a chunk for a check, and checks its tail. `None` if the chunk is not there any more, or
-    /// if it was set aside because of its tail.
+    /// Opens a chunk for a check, and checks its tail. `None` if the chunk is not there any more,
+    /// or if it was set aside because of its tail.
     pub(crate) fn begin_check(
         &self,
         chunk: ChunkId,

@@ -35,7 +35,7 @@ const CRC_BYTES: u64 = 4;
 /// The last bytes of the file of a sealed chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ChunkFooter {
-    /// The chunk.
+    /// The chunk of the file.
     pub(crate) chunk: ChunkId,
     /// Length of the data in bytes.
     pub(crate) data_bytes: u64,

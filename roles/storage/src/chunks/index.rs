@@ -65,8 +65,8 @@ impl ChunkEntry {
         }
     }
 
-    /// The chunk's share of the blob's length, so that the chunks of a blob add up to it: parity has
-    /// no share, and replicas divide the length.
+    /// The chunk's share of the blob's length, so that the chunks of a blob add up to it: parity
+    /// has no share, and replicas divide the length.
     pub(crate) fn logical_bytes(&self, index: u8) -> u64 {
         match self.scheme {
             Scheme::Replicas(copies) => self.data_bytes / u64::from(copies.max(1)),

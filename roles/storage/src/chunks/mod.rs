@@ -2,8 +2,8 @@
 //! them.
 //!
 //! The node owns one [`Chunks`]. A chunk lies in a file of its own on one of the devices. While it
-//! is being written, it is *unsealed*: its checksums are in memory, and a restart drops it. The seal
-//! appends checksums and descriptor to the file, and makes it durable.
+//! is being written, it is *unsealed*: its checksums are in memory, and a restart drops it. The
+//! seal appends checksums and descriptor to the file, and makes it durable.
 //!
 //! | module | purpose |
 //! | --- | --- |
@@ -72,7 +72,7 @@ use crate::answer::{Outcome, Refusal};
 use crate::devices::Device;
 use crate::identity::DeviceId;
 use crate::meta::MetaSpace;
-use crate::node::NodeParts;
+use crate::parts::NodeParts;
 use crate::space::{SpaceByVolume, SpaceUse};
 
 /// Directory of the chunks on a device.
@@ -203,8 +203,8 @@ fn space_of(chunk: ChunkId, entry: &ChunkEntry) -> SpaceUse {
     }
 }
 
-/// Path of a chunk's file. The first byte of the blob's id names the directory, so that no directory
-/// gets too many files.
+/// Path of a chunk's file. The first byte of the blob's id names the directory, so that no
+/// directory gets too many files.
 fn chunk_path(device: &Path, chunk: ChunkId) -> PathBuf {
     let mut path = device.join(CHUNKS_NAME);
     path.push(format!("{:02x}", chunk.blob.0[0]));

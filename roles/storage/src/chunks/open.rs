@@ -11,8 +11,8 @@
 //! | with a whole tail | none | the chunk was sealed before a power loss, and is kept |
 //! | without a whole tail | none | the chunk was not sealed, and is removed |
 //!
-//! Files on a device that the node has just taken in are removed: the node has forgotten the device,
-//! and its removals with it.
+//! Files on a device that the node has just taken in are removed: the node has forgotten the
+//! device, and its removals with it.
 
 use std::collections::BTreeMap;
 
@@ -30,7 +30,7 @@ use super::{CHUNKS_NAME, Chunks, DAMAGED_NAME, chunk_path, damaged_path, dir_of,
 use crate::devices::Device;
 use crate::identity::DeviceId;
 use crate::meta::{MetaSpace, Scan};
-use crate::node::NodeParts;
+use crate::parts::NodeParts;
 use crate::space::SpaceByVolume;
 
 /// Least number of files that are written, and of files that are kept open, whatever the limit of

@@ -173,8 +173,8 @@ impl Chunks {
         }
     }
 
-    /// Removes the files of chunks whose records say *removed*. A file that cannot be removed now is
-    /// removed by the next opening.
+    /// Removes the files of chunks whose records say *removed*. A file that cannot be removed now
+    /// is removed by the next opening.
     fn remove_files(
         &self,
         chunks: impl IntoIterator<Item = ChunkId>,

@@ -448,8 +448,8 @@ impl Chunks {
         }
     }
 
-    /// Replaces the descriptor of a sealed chunk by one with a larger placement epoch, and joins the
-    /// volumes of both.
+    /// Replaces the descriptor of a sealed chunk by one with a larger placement epoch, and joins
+    /// the volumes of both.
     pub(super) fn redescribe(&self, told: &ChunkDescriptor) -> Outcome {
         let chunk = told.chunk;
         let changes = self.changes.lock();

@@ -2,8 +2,8 @@
 //!
 //! A node stops writes by their purpose: ingestion at 95 per cent, repairs at 97, and flushes,
 //! compactions and garbage collections at 98, because those bring acknowledged writes home and free
-//! space. Logs and removals always go on. Clients see the fullness in reports, and delay their writers
-//! before the node stops them.
+//! space. Logs and removals always go on. Clients see the fullness in reports, and delay their
+//! writers before the node stops them.
 //!
 //! All functions are pure.
 

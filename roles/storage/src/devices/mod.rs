@@ -47,8 +47,8 @@ pub(crate) struct Device {
     /// Bytes that the node may use; `None` for all that the device has.
     bytes_max: Option<u64>,
     has_failed: AtomicBool,
-    /// Whether the node did not know the device before it opened. Its files are those of chunks that
-    /// the node has forgotten.
+    /// Whether the node did not know the device before it opened. Its files are those of chunks
+    /// that the node has forgotten.
     pub(crate) is_new: bool,
 }
 

@@ -11,7 +11,7 @@ use super::extent::Extent;
 /// A sealed extent, and the range of the log that it has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SealedExtent {
-    /// The extent.
+    /// Log and number of the extent.
     pub(crate) at: ExtentAt,
     /// Offset of its first byte.
     pub(crate) start: u64,

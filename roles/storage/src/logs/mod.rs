@@ -68,7 +68,7 @@ use crate::epochs::Epochs;
 use crate::identity::DeviceId;
 use crate::life::Beginning;
 use crate::meta::{Meta, MetaBatch, MetaSpace};
-use crate::node::NodeParts;
+use crate::parts::NodeParts;
 use crate::sabotage::Sabotage;
 
 /// Limit of the pairs of volume and class in a report.

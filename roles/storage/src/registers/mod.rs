@@ -32,7 +32,7 @@ use crate::answer::{Outcome, Refusal};
 use crate::devices::ClusterNotice;
 use crate::identity::KnownCluster;
 use crate::meta::{MetaBatch, MetaSpace, Scan};
-use crate::node::NodeParts;
+use crate::parts::NodeParts;
 
 /// Key of the membership.
 const MEMBERSHIP_KEY: &[u8] = &[0];

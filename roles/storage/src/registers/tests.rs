@@ -9,7 +9,8 @@ use archipelago_store::nodes::register::caspaxos::{Ballot, ChangeId, RootSet, St
 use archipelago_store::nodes::wire::{RefusalWhy, StoreMessage};
 
 use crate::meta::MetaThreads;
-use crate::node::{NodeOptions, StorageNode};
+use crate::node::StorageNode;
+use crate::parts::NodeOptions;
 
 const CLUSTER: ClusterId = ClusterId([7; 16]);
 

@@ -1,8 +1,8 @@
 //! The scrub: rounds that read all stored bytes of a node and compare them with their checksums.
 //!
 //! The node owns one [`Scrub`]. A round visits the sealed chunks in the order of their identities,
-//! and then the sealed extents. Chunks with damage are set aside, so that a repair replaces them. An
-//! extent with damage is counted and reported; its readers use another replica.
+//! and then the sealed extents. Chunks with damage are set aside, so that a repair replaces them.
+//! An extent with damage is counted and reported; its readers use another replica.
 //!
 //! A round begins when [`ScrubOptions::interval`] has passed since the last one began, or when an
 //! operator asks for it. It is slow enough to disturb nobody, and fast enough to end in half of the
@@ -33,6 +33,7 @@ use self::place::{ScrubRecord, ScrubStage};
 use crate::chunks::{Chunks, OpenChunk};
 use crate::logs::Logs;
 use crate::meta::{Meta, MetaBatch, MetaSpace};
+use crate::parts::ScrubOptions;
 
 /// Bytes that are checked at a time.
 const PART_BYTES: u64 = 1 << 20;
@@ -47,28 +48,10 @@ const AFTER_ERROR: Duration = Duration::from_secs(10);
 /// Key of the record in the metadata.
 const KEY: &[u8] = b"scrub";
 
-/// When and how fast a node checks its stored bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ScrubOptions {
-    /// Time between the beginnings of two rounds. Default: 14 days.
-    pub interval: Duration,
-    /// Fastest rate of a round, in bytes per second. Rounds that an operator asks for have it.
-    /// Default: 32 MiB.
-    pub bytes_per_s_max: u64,
-}
-
-impl Default for ScrubOptions {
-    fn default() -> Self {
-        Self { interval: Duration::from_secs(14 * 24 * 3600), bytes_per_s_max: 32 << 20 }
-    }
-}
-
-impl ScrubOptions {
-    /// Rate of a round over `total_bytes` that was not asked for.
-    fn bytes_per_s(self, total_bytes: u64) -> u64 {
-        let half_s = (self.interval.as_secs() / 2).max(1);
-        total_bytes.div_ceil(half_s).max(BYTES_PER_S_MIN).min(self.bytes_per_s_max.max(1))
-    }
+/// Rate, in bytes per second, of a round over `total_bytes` that was not asked for.
+fn bytes_per_s(options: ScrubOptions, total_bytes: u64) -> u64 {
+    let half_s = (options.interval.as_secs() / 2).max(1);
+    total_bytes.div_ceil(half_s).max(BYTES_PER_S_MIN).min(options.bytes_per_s_max.max(1))
 }
 
 /// What a scrub reads, and where it keeps its place.
@@ -104,7 +87,7 @@ impl Scrub {
     pub(crate) fn open(meta: &Meta, options: ScrubOptions) -> Result<Self> {
         let value = meta.get(MetaSpace::Node, KEY)?;
         let record = value.as_deref().map(ScrubRecord::decode).transpose()?.unwrap_or_default();
-        let bytes_per_s = options.bytes_per_s(record.total_bytes);
+        let bytes_per_s = bytes_per_s(options, record.total_bytes);
         let status = Mutex::new(record.status());
         let work = ScrubWork { record, open: None, unrecorded_bytes: 0, bytes_per_s };
         Ok(Self { options, work: Mutex::new(work), status, is_requested: Mutex::new(false) })
@@ -149,7 +132,7 @@ impl Scrub {
             work.open = None;
             work.bytes_per_s = match is_requested {
                 true => self.options.bytes_per_s_max.max(1),
-                false => self.options.bytes_per_s(total_bytes),
+                false => bytes_per_s(self.options, total_bytes),
             };
             work.save(sources.meta)?;
         }

@@ -6,9 +6,10 @@ use std::time::Duration;
 use archipelago_env::mem::MemFs;
 use archipelago_store::nodes::wire::StoreMessage;
 
-use super::{IDLE, ScrubOptions};
+use super::{IDLE, bytes_per_s};
 use crate::chunks::tests::{STAMP, is_whole, open_with, options, release, tell, write};
-use crate::node::{NodeOptions, StorageNode};
+use crate::node::StorageNode;
+use crate::parts::{NodeOptions, ScrubOptions};
 
 const DAY_MS: u64 = 24 * 3600 * 1000;
 const MIB: usize = 1 << 20;
@@ -59,9 +60,9 @@ fn pauses_keep_the_rate() {
 #[test]
 fn rate_ends_a_round_in_half_of_the_interval() {
     let options = ScrubOptions { interval: Duration::from_secs(1000), bytes_per_s_max: 64 << 20 };
-    assert_eq!(options.bytes_per_s(8 << 30), (8u64 << 30).div_ceil(500));
-    assert_eq!(options.bytes_per_s(0), 1 << 20);
-    assert_eq!(options.bytes_per_s(1 << 60), 64 << 20);
+    assert_eq!(bytes_per_s(options, 8 << 30), (8u64 << 30).div_ceil(500));
+    assert_eq!(bytes_per_s(options, 0), 1 << 20);
+    assert_eq!(bytes_per_s(options, 1 << 60), 64 << 20);
 }
 
 #[test]

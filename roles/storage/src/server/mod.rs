@@ -34,7 +34,8 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use self::serving::{RequestHandler, Serving};
 use crate::beats::{BeatThreads, Beats, NodeAddress};
-use crate::node::{NodeOptions, StorageNode};
+use crate::node::StorageNode;
+use crate::parts::NodeOptions;
 
 /// Settings of a storage node's process.
 #[derive(Clone, Debug)]

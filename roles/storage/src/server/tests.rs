@@ -9,7 +9,7 @@ use archipelago_store::nodes::wire::{ExtentAt, RefusalWhy, Stamp, StoreMessage, 
 use archipelago_store::{LogId, VolumeId};
 
 use super::{StorageServer, StorageSettings};
-use crate::node::NodeOptions;
+use crate::parts::NodeOptions;
 
 const SECOND: Duration = Duration::from_secs(20);
 const AT: ExtentAt = ExtentAt { log: LogId([1; 16]), extent: 1 };

@@ -23,7 +23,8 @@ use archipelago_store::{BlobId, VolumeId};
 
 use super::CHUNKS_NAME;
 use crate::meta::MetaThreads;
-use crate::node::{NodeOptions, StorageNode};
+use crate::node::StorageNode;
+use crate::parts::NodeOptions;
 
 pub(crate) const VOLUME: VolumeId = VolumeId([0xa1; 16]);
 pub(crate) const OTHER: VolumeId = VolumeId([0xa2; 16]);

@@ -18,7 +18,8 @@ use archipelago_store::nodes::wire::{ExtentAt, RefusalWhy, Stamp, StoreMessage};
 use archipelago_store::{LogId, VolumeId};
 
 use crate::meta::MetaThreads;
-use crate::node::{NodeOptions, StorageNode};
+use crate::node::StorageNode;
+use crate::parts::NodeOptions;
 use crate::sabotage::Sabotage;
 
 const VOLUME: VolumeId = VolumeId([9; 16]);

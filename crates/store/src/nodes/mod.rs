@@ -38,7 +38,7 @@ pub mod wire;
 
 use std::fmt;
 
-pub use stores::{NodeStores, NodeStoresOptions};
+pub use stores::{NodeStores, NodeStoresOptions, NodeStoresReport};
 
 /// Identity of a storage node. The node chooses it at random when it initializes its directory, so
 /// a node whose disks were emptied has another one.

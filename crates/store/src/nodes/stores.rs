@@ -19,8 +19,8 @@ use archipelago_base::runtime::{Runtime, wait_for};
 use archipelago_fabric::Reach;
 use archipelago_fabric::paced::{Card, CardSettings, Paced};
 
-use super::blobs::{BlobsOptions, NodeBlobs};
-use super::client::NodeClient;
+use super::blobs::{BlobStats, BlobsOptions, NodeBlobs};
+use super::client::{NodeClient, StatsSnapshot};
 use super::layout::RedundancyMode;
 use super::logs::{NodeLogOptions, NodeLogs};
 use super::registers::NodeRegister;
@@ -58,6 +58,17 @@ impl Default for NodeStoresOptions {
             budget: None,
         }
     }
+}
+
+/// What a process has done with its pool since it opened it.
+#[derive(Clone, Debug)]
+pub struct NodeStoresReport {
+    /// Calls by node, and what the drivers had to do beyond the usual calls.
+    pub client: StatsSnapshot,
+    /// Blobs that were written and read.
+    pub blobs: BlobStats,
+    /// Acknowledged bytes of logs that a replica lacks now.
+    pub log_backlog_bytes: u64,
 }
 
 /// A pool of storage nodes: its client and its drivers.
@@ -113,6 +124,16 @@ impl NodeStores {
     #[must_use]
     pub fn client(&self) -> &Arc<NodeClient> {
         &self.client
+    }
+
+    /// What this process has done with the pool.
+    #[must_use]
+    pub fn report(&self) -> NodeStoresReport {
+        NodeStoresReport {
+            client: self.client.stats().snapshot(),
+            blobs: self.blobs.stats(),
+            log_backlog_bytes: self.logs.backlog_bytes(),
+        }
     }
 
     /// The three parts of the pool.

@@ -1,7 +1,7 @@
 //! Counters of a client: calls by node and class of traffic, their times, and what its drivers had to
 //! do, by class of file and node. Drivers that decide by the speed of a node keep times of their own.
 //!
-//! Invariant: no counter shrinks. Calls in flight and the backlog, which the logs set, are gauges.
+//! Invariant: no counter shrinks. Calls in flight are a gauge.
 //!
 //! Thread-safety: any thread may count and read.
 //! Cost: a call costs eight relaxed additions. An event takes a short lock, because events are rare.
@@ -17,7 +17,6 @@ use parking_lot::Mutex;
 
 use super::super::StorageId;
 use super::super::wire::StoreMessage;
-use crate::ids::LogId;
 
 /// What a driver had to do beyond the usual calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -232,8 +231,6 @@ pub struct StatsSnapshot {
     pub times: Vec<NodeCallTimes>,
     /// Events by kind, class and node. Combinations that did not occur have no entry.
     pub events: Vec<EventCount>,
-    /// Acknowledged bytes of logs that a replica lacks.
-    pub backlog_bytes: u64,
 }
 
 impl StatsSnapshot {
@@ -252,7 +249,6 @@ type EventKey = (StoreEvent, u8, Option<StorageId>);
 pub struct ClientStats {
     nodes: Mutex<BTreeMap<StorageId, Arc<NodeCalls>>>,
     events: Mutex<BTreeMap<EventKey, u64>>,
-    backlogs: Mutex<BTreeMap<LogId, u64>>,
 }
 
 impl ClientStats {
@@ -264,16 +260,6 @@ impl ClientStats {
     /// Counts an event that `storage` caused.
     pub fn count_at(&self, event: StoreEvent, class: FileClass, storage: StorageId) {
         *self.events.lock().entry((event, class.code(), Some(storage))).or_default() += 1;
-    }
-
-    /// Sets the acknowledged bytes of `log` that a replica lacks. A log without any needs no entry.
-    pub fn set_backlog(&self, log: LogId, bytes: u64) {
-        let mut backlogs = self.backlogs.lock();
-        if bytes > 0 {
-            backlogs.insert(log, bytes);
-        } else {
-            backlogs.remove(&log);
-        }
     }
 
     /// The counters of calls to `storage`.
@@ -304,7 +290,6 @@ impl ClientStats {
             calls: calls.filter(|counts| counts.calls > 0).collect(),
             times: times.collect(),
             events: events.collect(),
-            backlog_bytes: self.backlogs.lock().values().sum(),
         }
     }
 }
@@ -316,7 +301,6 @@ mod tests {
 
     use super::super::super::StorageId;
     use super::{CallEnd, CallKind, ClientStats, StoreEvent};
-    use crate::ids::LogId;
 
     #[test]
     fn snapshot_has_calls_by_node_and_class() {
@@ -345,21 +329,16 @@ mod tests {
     }
 
     #[test]
-    fn snapshot_has_events_and_the_backlog_of_all_logs() {
+    fn snapshot_has_events_by_class_and_node() {
         let stats = ClientStats::default();
         stats.count(StoreEvent::DegradedRead, FileClass::ValueSst);
         stats.count_at(StoreEvent::HedgedRead, FileClass::Sst, StorageId(3));
         stats.count_at(StoreEvent::HedgedRead, FileClass::Sst, StorageId(3));
         stats.count_at(StoreEvent::HedgedRead, FileClass::ValueSst, StorageId(3));
-        for log in 1..=3 {
-            stats.set_backlog(LogId([log; 16]), u64::from(log) * 100);
-        }
-        stats.set_backlog(LogId([3; 16]), 0);
         let snapshot = stats.snapshot();
         assert_eq!(snapshot.of(StoreEvent::HedgedRead), 3);
         assert_eq!(snapshot.of(StoreEvent::DegradedRead), 1);
         assert_eq!(snapshot.events.len(), 3);
-        assert_eq!(snapshot.backlog_bytes, 300);
     }
 
     #[test]

@@ -13,7 +13,7 @@ use archipelago_base::runtime::{Boxed, Runtime};
 use archipelago_fabric::TrafficClass;
 
 use super::super::StorageId;
-use super::super::client::{CallError, CallOptions, Lane, NodeClient};
+use super::super::client::{CallError, CallOptions, ClientStats, Lane, NodeClient};
 use super::super::placement::NodeReport;
 use super::super::wire::{Refused, StoreMessage};
 use super::requests::{LogAnswer, LogCall, LogFailure, LogNodes};
@@ -59,6 +59,10 @@ impl LogNodes for ClientNodes {
             let answer = call.await.map_err(failure)?;
             Ok((answer.message, answer.payload.to_vec()))
         })
+    }
+
+    fn stats(&self) -> Option<&ClientStats> {
+        Some(self.0.stats())
     }
 
     fn reports(&self) -> Boxed<'static, Result<Vec<NodeReport>>> {

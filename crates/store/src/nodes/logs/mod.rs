@@ -63,7 +63,7 @@ use self::requests::{LogFailure, LogNodes, LogPool, LogRequests, promise_and_lis
 use self::send_ring::LogBytes;
 use self::writer::{CreatedLog, LogCore, LogHandle, NodeLogWriter};
 use super::StorageId;
-use super::client::NodeClient;
+use super::client::{NodeClient, StoreEvent};
 use super::log::{AckRule, ExtentRecord, LogLayout, ReplicaId};
 use super::wire::Stamp;
 use crate::ids::{LogId, VolumeId};
@@ -116,6 +116,15 @@ impl NodeLogs {
 
     fn requests(&self, log: LogId, class: FileClass, stamp: Stamp) -> LogRequests {
         LogRequests::new(&self.pool, log, stamp, class)
+    }
+
+    /// Acknowledged bytes of the logs of this store that a replica lacks.
+    #[must_use]
+    pub fn backlog_bytes(&self) -> u64 {
+        let begun = self.begun.lock();
+        let writers: Vec<_> = begun.logs.values().filter_map(|it| it.writer.upgrade()).collect();
+        drop(begun);
+        writers.iter().map(|writer| writer.backlog_bytes()).sum()
     }
 
     /// Runs `future` on the calling thread.
@@ -190,6 +199,7 @@ impl NodeLogs {
         }
         let requests = self.requests(log.id, log.class, Stamp { volume, epoch });
         let layout = recover_log(&requests, &self.options, layout).await?;
+        requests.count(StoreEvent::RecoveredLog);
         let (len_bytes, may_miss_unsynced) = (layout.ended_bytes(), layout.may_miss_unsynced);
         let layout = VolumeLog { volume, layout }.encode();
         Ok(RecoveredLog { layout, len_bytes, may_miss_unsynced })

@@ -16,9 +16,10 @@ use archipelago_base::Result;
 use parking_lot::Mutex;
 
 use super::super::StorageId;
+use super::super::client::StoreEvent;
 use super::super::layout::{REPLICAS, Scheme};
 use super::super::placement::{
-    NodeReport, PlacementRequest, Replacement, WritePurpose, place, replace,
+    NodeReport, PlacementDebt, PlacementRequest, Replacement, WritePurpose, place, replace,
 };
 use super::requests::LogRequests;
 
@@ -66,6 +67,9 @@ pub(super) async fn place_extent(requests: &LogRequests, copies_min: u8) -> Resu
     let request = request(requests, copies_min);
     let [sound, all] = reports(requests).await?;
     let placed = place(&sound, &request).or_else(|_| place(&all, &request))?;
+    if placed.debt != PlacementDebt::None {
+        requests.count(StoreEvent::CopyDebt);
+    }
     Ok(placed.nodes)
 }
 

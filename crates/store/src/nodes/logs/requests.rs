@@ -19,6 +19,7 @@ use archipelago_env::FileClass;
 use archipelago_fabric::TrafficClass;
 
 use super::super::StorageId;
+use super::super::client::{ClientStats, StoreEvent};
 use super::super::log::ReplicaId;
 use super::super::log::quorum::ReplicaProgress;
 use super::super::placement::NodeReport;
@@ -119,6 +120,11 @@ pub(in crate::nodes) trait LogNodes: Send + Sync + fmt::Debug + 'static {
 
     /// The nodes of the pool, as placement needs them. Errors: `Busy` if no manager answers.
     fn reports(&self) -> Boxed<'static, Result<Vec<NodeReport>>>;
+
+    /// The counters of the client; `None` for nodes of a test.
+    fn stats(&self) -> Option<&ClientStats> {
+        None
+    }
 }
 
 /// What a node has of an extent.
@@ -172,6 +178,13 @@ impl LogRequests {
     /// Notes that a node failed.
     pub(super) fn suspect(&self, node: StorageId) {
         self.suspects.note(node, self.runtime().now_ns());
+    }
+
+    /// Counts an event of this log.
+    pub(super) fn count(&self, event: StoreEvent) {
+        if let Some(stats) = self.nodes.stats() {
+            stats.count(event, self.class);
+        }
     }
 
     pub(super) fn nodes(&self) -> &Arc<dyn LogNodes> {

@@ -16,6 +16,7 @@ use std::time::Duration;
 use archipelago_base::{Error, Result};
 
 use super::super::super::StorageId;
+use super::super::super::client::StoreEvent;
 use super::super::super::log::ReplicaId;
 use super::super::copying::{ExtentCopy, copy_extent};
 use super::super::placing::{place_extent, replace_replica};
@@ -77,6 +78,7 @@ impl LogCore {
             if is_stalled {
                 fail(state, self.stalled("its nodes took no bytes"));
             } else if state.error.is_none() {
+                self.requests.count(StoreEvent::NewExtent);
                 state.writer.nodes_chosen(nodes);
             }
         });

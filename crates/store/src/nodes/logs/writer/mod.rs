@@ -219,6 +219,15 @@ impl LogCore {
         (state.layout.clone(), state.writer.acknowledged())
     }
 
+    /// Acknowledged bytes that the slowest replica may lack.
+    pub(super) fn backlog_bytes(&self) -> u64 {
+        let state = self.state.lock();
+        match state.error {
+            Some(_) => 0,
+            None => state.writer.acknowledged().saturating_sub(state.writer.retain_from()),
+        }
+    }
+
     /// Epoch of the writer.
     pub(super) fn epoch(&self) -> Epoch {
         self.requests.stamp.epoch

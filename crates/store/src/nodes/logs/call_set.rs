@@ -61,7 +61,7 @@ impl<K, T> CallSet<K, T> {
                 return Poll::Ready(Some(ended));
             }
             match &mut limit {
-                Some(limit) => limit.as_mut().poll(context).map(|()| None),
+                Some(limit) => Pin::new(&mut **limit).poll(context).map(|()| None),
                 None => Poll::Pending,
             }
         })

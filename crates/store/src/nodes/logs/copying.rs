@@ -10,7 +10,7 @@ use std::ops::Range;
 
 use super::super::StorageId;
 use super::super::log::ReplicaId;
-use super::requests::{LogFailure, LogRequests, READ_BYTES_MAX};
+use super::requests::{LogFailure, LogRequests, READ_BYTES_MAX, WritePlace};
 use super::send_ring::LogBytes;
 
 /// A copy to a replica of an extent.
@@ -51,7 +51,8 @@ pub(super) async fn copy_extent(
     while start < range.end {
         let bytes = read_any(requests, sources, start..range.end).await?;
         let len = bytes.len() as u64;
-        let put = requests.put(*to, *extent_start, start, LogBytes::of(bytes)).await;
+        let place = WritePlace { to: *to, extent_start: *extent_start, start };
+        let put = requests.put(place, LogBytes::of(bytes)).await;
         let progress = put.map_err(failed)?;
         if progress.written < start + len {
             return Err(failed(LogFailure::OtherLength(progress.written)));

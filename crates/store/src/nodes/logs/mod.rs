@@ -59,7 +59,7 @@ use self::options::ack_rule;
 use self::placing::place_extent;
 use self::reader::NodeLogReader;
 use self::recovering::recover_log;
-use self::requests::{LogFailure, LogNodes, LogPool, LogRequests, promise_and_list};
+use self::requests::{LogFailure, LogNodes, LogPool, LogRequests, WritePlace, promise_and_list};
 use self::send_ring::LogBytes;
 use self::writer::{CreatedLog, LogCore, LogHandle, NodeLogWriter};
 use super::StorageId;
@@ -135,6 +135,14 @@ impl NodeLogs {
     /// The writer of a log in this process.
     fn writer(&self, log: LogId) -> Option<Arc<LogCore>> {
         self.begun.lock().logs.get(&log).and_then(|begun| begun.writer.upgrade())
+    }
+
+    /// Ends the writer of a log that was removed, and forgets it.
+    fn forget(&self, log: LogId) {
+        let begun = self.begun.lock().logs.remove(&log);
+        if let Some(writer) = begun.and_then(|begun| begun.writer.upgrade()) {
+            writer.end(Error::not_found(format!("log {log} was removed")));
+        }
     }
 
     fn note_begun(&self, log: LogId, volume: VolumeId) {
@@ -281,7 +289,8 @@ async fn create_extent(requests: &LogRequests, nodes: &[StorageId]) -> Result<Ve
     let mut calls = call_set::CallSet::default();
     for node in nodes {
         let to = ReplicaId { extent: 1, node: *node };
-        calls.push(*node, requests.append(to, 0, 0, false, LogBytes::empty()));
+        let place = WritePlace { to, extent_start: 0, start: 0 };
+        calls.push(*node, requests.append(place, false, LogBytes::empty()));
     }
     let mut left: BTreeSet<StorageId> = nodes.iter().copied().collect();
     let mut failed = Vec::new();
@@ -404,6 +413,7 @@ impl LogStore for NodeLogs {
         if let Some(writer) = self.writer(id).filter(|writer| writer.epoch() <= epoch) {
             let (newest, _) = writer.readable();
             nodes.extend(newest.extents.iter().flat_map(|extent| extent.nodes.iter().copied()));
+            // No append should leave after the removal.
             writer.end(Error::not_found(format!("log {id} was removed")));
         }
         self.wait(async {
@@ -414,7 +424,7 @@ impl LogStore for NodeLogs {
             let nodes: Vec<StorageId> = nodes.into_iter().collect();
             self.remove_from(&requests, &nodes).await
         })?;
-        self.begun.lock().logs.remove(&id);
+        self.forget(id);
         Ok(())
     }
 
@@ -442,18 +452,19 @@ impl LogStore for NodeLogs {
             begun.logs.retain(|_, log| is_needed(log));
         }
         let released = self.wait(async {
-            let mut released = 0;
+            let mut released = Vec::new();
             for (log, found) in &strays {
                 let requests = self.requests(*log, FileClass::Wal, stamp);
                 match self.remove_from(&requests, &found.nodes).await {
-                    Ok(()) => released += 1,
+                    Ok(()) => released.push(*log),
                     Err(error) if error.kind() == ErrorKind::Fenced => return Err(error),
                     Err(error) => tracing::debug!(%error, "a stray log is left for the next time"),
                 }
             }
             Ok(released)
         })?;
-        Ok(released)
+        released.iter().for_each(|log| self.forget(*log));
+        Ok(released.len() as u64)
     }
 }
 

@@ -70,33 +70,37 @@ impl NodeLogReader {
         pieces
     }
 
-    async fn read_range(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
-        let end = offset.checked_add(buf.len() as u64).filter(|end| *end <= self.len);
+    /// Checks that the log has a range, and returns its pieces.
+    fn plan(&self, offset: u64, len: usize) -> Result<Vec<Piece>> {
+        let end = offset.checked_add(len as u64).filter(|end| *end <= self.len);
+        let log = self.requests.log;
         let end = end.ok_or_else(|| {
-            Error::new(
-                ErrorKind::Io,
-                format!(
-                    "log {}: a read of {} bytes at {offset} leaves its {} bytes",
-                    self.requests.log,
-                    buf.len(),
-                    self.len
-                ),
-            )
+            let text = format!("a read of {len} bytes at {offset} leaves its {} bytes", self.len);
+            Error::new(ErrorKind::Io, format!("log {log}: {text}"))
         })?;
         let pieces = self.pieces(&(offset..end));
         let covered: u64 = pieces.iter().map(|piece| piece.range.end - piece.range.start).sum();
-        if covered < buf.len() as u64 {
-            let text =
-                format!("log {}: its layout lacks bytes {offset} to {end}", self.requests.log);
+        if covered < len as u64 {
+            let text = format!("log {log}: its layout lacks bytes {offset} to {end}");
             return Err(Error::new(ErrorKind::Corrupt, text));
         }
+        Ok(pieces)
+    }
+
+    /// Reads several ranges, with a limited number of pieces under way.
+    async fn read_ranges(&self, requests: &mut [(u64, &mut [u8])]) -> Result<()> {
+        let mut pieces = Vec::new();
+        for (at, (offset, buf)) in requests.iter().enumerate() {
+            let planned = self.plan(*offset, buf.len())?;
+            pieces.extend(planned.into_iter().map(|piece| (at, piece)));
+        }
         for group in pieces.chunks(PIECES_MAX) {
-            for (piece, read) in
-                group.iter().zip(join_all(group.iter().map(|p| self.read(p))).await)
-            {
-                let at = (piece.range.start - offset) as usize;
+            let reads = join_all(group.iter().map(|(_, piece)| self.read(piece))).await;
+            for ((at, piece), read) in group.iter().zip(reads) {
+                let (offset, buf) = &mut requests[*at];
+                let start = (piece.range.start - *offset) as usize;
                 let bytes = read?;
-                buf[at..at + bytes.len()].copy_from_slice(&bytes);
+                buf[start..start + bytes.len()].copy_from_slice(&bytes);
             }
         }
         Ok(())
@@ -163,8 +167,12 @@ impl NodeLogReader {
 }
 
 impl RandomFile for NodeLogReader {
-    fn read_exact_at(&self, offset: u64, buf: &mut [u8], _context: IoContext) -> Result<()> {
-        wait_for(&**self.requests.runtime(), self.read_range(offset, buf))
+    fn read_exact_at(&self, offset: u64, buf: &mut [u8], context: IoContext) -> Result<()> {
+        self.read_many(&mut [(offset, buf)], context)
+    }
+
+    fn read_many(&self, requests: &mut [(u64, &mut [u8])], _context: IoContext) -> Result<()> {
+        wait_for(&**self.requests.runtime(), self.read_ranges(requests))
     }
 
     fn len(&self) -> u64 {

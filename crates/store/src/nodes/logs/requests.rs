@@ -39,7 +39,7 @@ const LIST_BYTES_MAX: usize = 256 << 10;
 
 /// Why a request has no answer that fulfils it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::nodes) enum LogFailure {
+pub(super) enum LogFailure {
     /// The node has promised a later epoch.
     Fenced(String),
     /// The bytes of the extent end at this offset, and those of the request begin behind it.
@@ -54,7 +54,7 @@ pub(in crate::nodes) enum LogFailure {
 
 impl LogFailure {
     /// The failure that `refused` means.
-    pub(in crate::nodes) fn refused(refused: &Refused) -> Self {
+    pub(super) fn refused(refused: &Refused) -> Self {
         let text = refused.to_string();
         match refused.why {
             RefusalWhy::Fenced => Self::Fenced(text),
@@ -91,21 +91,21 @@ impl fmt::Display for LogFailure {
 
 /// How a request of a log travels.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::nodes) struct LogCall {
+pub(super) struct LogCall {
     /// Class by which the network card orders it. Appends and what follows them have links of their
     /// own ([`TrafficClass::Log`]); everything else travels with bulk data.
-    pub(in crate::nodes) class: TrafficClass,
+    pub(super) class: TrafficClass,
     /// Time after which no answer is expected.
-    pub(in crate::nodes) deadline: Duration,
+    pub(super) deadline: Duration,
     /// Limit of the answer in bytes.
-    pub(in crate::nodes) answer_bytes_max: usize,
+    pub(super) answer_bytes_max: usize,
 }
 
 /// An answer with its payload, or why there is none.
-pub(in crate::nodes) type LogAnswer = Result<(StoreMessage, Vec<u8>), LogFailure>;
+pub(super) type LogAnswer = Result<(StoreMessage, Vec<u8>), LogFailure>;
 
 /// The storage nodes, as a log needs them.
-pub(in crate::nodes) trait LogNodes: Send + Sync + fmt::Debug + 'static {
+pub(super) trait LogNodes: Send + Sync + fmt::Debug + 'static {
     /// The environment of tasks and time.
     fn runtime(&self) -> &Arc<dyn Runtime>;
 
@@ -125,6 +125,16 @@ pub(in crate::nodes) trait LogNodes: Send + Sync + fmt::Debug + 'static {
     fn stats(&self) -> Option<&ClientStats> {
         None
     }
+}
+
+/// The place of bytes in a replica.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct WritePlace {
+    pub(super) to: ReplicaId,
+    /// Offset in the log at which the extent begins.
+    pub(super) extent_start: u64,
+    /// Offset in the log of the first byte.
+    pub(super) start: u64,
 }
 
 /// What a node has of an extent.
@@ -230,15 +240,14 @@ impl LogRequests {
         })
     }
 
-    /// Appends `bytes` from `start` on to a replica.
+    /// Appends `bytes` to a replica.
     pub(super) fn append(
         &self,
-        to: ReplicaId,
-        extent_start: u64,
-        start: u64,
+        place: WritePlace,
         is_synced: bool,
         bytes: LogBytes,
     ) -> LogPromise<ReplicaProgress> {
+        let WritePlace { to, extent_start, start } = place;
         let (at, stamp, class) = (self.at(to.extent), self.stamp, self.class);
         let request = StoreMessage::Append { at, stamp, class, extent_start, start, is_synced };
         self.progress(to, request, bytes, self.writing())
@@ -297,14 +306,9 @@ impl LogRequests {
         })
     }
 
-    /// Replaces what a replica has from `start` on by `bytes`.
-    pub(super) fn put(
-        &self,
-        to: ReplicaId,
-        extent_start: u64,
-        start: u64,
-        bytes: LogBytes,
-    ) -> LogPromise<ReplicaProgress> {
+    /// Replaces what a replica has from the start of the place on by `bytes`.
+    pub(super) fn put(&self, place: WritePlace, bytes: LogBytes) -> LogPromise<ReplicaProgress> {
+        let WritePlace { to, extent_start, start } = place;
         let (at, stamp, class) = (self.at(to.extent), self.stamp, self.class);
         let request = StoreMessage::PutLog { at, stamp, class, extent_start, start };
         self.progress(to, request, bytes, self.copying())

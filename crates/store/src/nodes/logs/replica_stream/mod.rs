@@ -141,11 +141,6 @@ impl ReplicaStream {
         self.extent_start
     }
 
-    /// Whether nothing is sent any more.
-    pub(super) fn is_over(&self) -> bool {
-        self.is_over
-    }
-
     /// Whether a message is needed or under way.
     pub(super) fn is_busy(&self) -> bool {
         let lacks = self.next < self.target || self.lacks_sync() || self.is_going_back;

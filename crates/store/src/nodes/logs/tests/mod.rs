@@ -358,11 +358,11 @@ fn failed_node_changes_extent_and_repair_completes_the_old_one() {
     let failed = world.ensemble(log(1))[1];
     world.pool.set_health(failed, Health::Down);
     world.pool.forget(failed);
-    append(&mut *writer, 1000).expect("acknowledged");
-    world.sleep(3000);
-    // The layout is kept by a caller that waits.
-    append(&mut *writer, 1000).expect("acknowledged");
-    append(&mut *writer, 1000).expect("acknowledged");
+    // Callers that wait keep the layouts: first the one with the new extent, then the repaired one.
+    for _ in 0..4 {
+        append(&mut *writer, 1000).expect("acknowledged");
+        world.sleep(3000);
+    }
     let extents = world.kept(log(1)).layout.extents;
     assert_eq!(extents.len(), 2, "{extents:?}");
     assert!(extents[0].is_sealed && extents[0].nodes.len() == 3);

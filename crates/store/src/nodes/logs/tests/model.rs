@@ -129,8 +129,11 @@ impl ModelPool {
         self.state.lock().node(node).health = health;
     }
 
+    /// All nodes are up, and no change is planned.
     pub(super) fn heal(&self) {
-        self.state.lock().nodes.values_mut().for_each(|node| node.health = Health::Up);
+        let mut state = self.state.lock();
+        state.planned = None;
+        state.nodes.values_mut().for_each(|node| node.health = Health::Up);
     }
 
     /// The manager no longer reports a node as up.
@@ -216,7 +219,9 @@ impl LogNodes for ModelPool {
     }
 
     fn reports(&self) -> Boxed<'static, Result<Vec<NodeReport>>> {
-        let state = self.state.lock();
+        let mut state = self.state.lock();
+        let delay_ns = state.delay_ns.clone();
+        let delay = Duration::from_nanos(state.rng.u64(delay_ns));
         let report = |id: &StorageId, node: &ModelNode| NodeReport {
             id: *id,
             domain: format!("domain {id}"),
@@ -226,7 +231,11 @@ impl LogNodes for ModelPool {
             is_draining: false,
         };
         let reports = state.nodes.iter().map(|(id, node)| report(id, node)).collect();
-        Box::pin(async move { Ok(reports) })
+        let runtime = Arc::clone(&self.runtime);
+        Box::pin(async move {
+            runtime.sleep(delay).await;
+            Ok(reports)
+        })
     }
 }
 

@@ -2,9 +2,11 @@
 //! protocol with a step left out.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use archipelago_base::random::Rng;
+use archipelago_base::runtime::Runtime;
 use archipelago_env::FileClass;
 
 use super::super::super::log::quorum::WriterSabotage;
@@ -64,13 +66,33 @@ impl Run {
                 break;
             }
         }
-        let submitted = writer.len_bytes();
         if self.rng.bool() {
             // The process dies. Otherwise it goes on without knowing of its successor.
+            let submitted = Arc::new(AtomicU64::new(writer.len_bytes()));
             drop((writer, position));
-            return self.recover_twice(submitted, None);
+            return self.recover_twice(&submitted, None);
         }
-        self.recover_twice(submitted, Some(&position))
+        let submitted = self.go_on(writer);
+        self.recover_twice(&submitted, Some(&position))
+    }
+
+    /// Starts a task that goes on to submit. Returns the number of submitted bytes.
+    fn go_on(&mut self, mut writer: Box<dyn LogWriter>) -> Arc<AtomicU64> {
+        let submitted = Arc::new(AtomicU64::new(writer.len_bytes()));
+        let (noted, host) = (Arc::clone(&submitted), self.world.host.clone());
+        let mut rng = self.rng.fork();
+        let _ends_by_itself = self.world.host.spawn("old writer", async move {
+            let runtime: Arc<dyn Runtime> = Arc::new(host);
+            for _ in 0..60 {
+                runtime.sleep(Duration::from_micros(rng.u64(1..400))).await;
+                let start = writer.len_bytes();
+                if writer.submit(&[&pattern(start..start + 200)]).is_err() {
+                    break;
+                }
+                noted.store(start + 200, Ordering::Relaxed);
+            }
+        });
+        submitted
     }
 
     fn step(&mut self, writer: &mut dyn LogWriter, position: &dyn LogPosition) -> Result<(), ()> {
@@ -116,11 +138,11 @@ impl Run {
 
     fn recover_twice(
         &mut self,
-        submitted: u64,
+        submitted: &AtomicU64,
         old: Option<&Arc<dyn LogPosition>>,
     ) -> Option<String> {
         self.world.pool.heal();
-        if self.rng.bool() {
+        if !self.settings.loses_power && self.rng.bool() {
             // One node never answers again.
             let nodes = self.world.ensemble_or_none(log(1));
             if !nodes.is_empty() {
@@ -135,6 +157,8 @@ impl Run {
             Err(error) => return Some(format!("the recovery failed: {error}")),
         };
         let len = bytes.len() as u64;
+        self.world.sleep(30);
+        let submitted = submitted.load(Ordering::Relaxed);
         if bytes != pattern(0..len) || len > submitted {
             return Some(format!("{len} wrong bytes of {submitted}"));
         }
@@ -149,7 +173,7 @@ impl Run {
                 if old.wait(end).is_ok() && !recovered.may_miss_unsynced {
                     return Some(format!("byte {end} was acknowledged behind the end {len}"));
                 }
-                end += 500;
+                end += 100;
             }
         }
         match self.world.recover_with(&store, log(1), self.class, 3) {

@@ -67,7 +67,11 @@ impl LogCore {
                 state.stalled_since_ns = None;
                 state.waiters.acknowledged(end, &mut effects.wakers);
             }
-            WriterAction::Synced(end) => state.waiters.synced(end, &mut effects.wakers),
+            WriterAction::Synced(end) => {
+                let is_enough = end >= state.sync_wanted;
+                state.sync_since_ns = if is_enough { None } else { Some(self.now_ns()) };
+                state.waiters.synced(end, &mut effects.wakers);
+            }
             WriterAction::Finished(layout) => {
                 state.finished = Some(layout);
                 state.waiters.all(&mut effects.wakers);
@@ -92,7 +96,15 @@ impl LogCore {
     ) {
         // The extent has ended at the acknowledged end, so its replicas get no byte behind it.
         let end = state.writer.acknowledged();
-        state.streams.values_mut().for_each(|stream| stream.cap(end));
+        let ended = state.layout.extents.last().map(|extent| extent.number);
+        for stream in state.streams.values_mut() {
+            stream.cap(end);
+            // A repair supplies the bytes that a failed replica lacks, and the ring drops them.
+            let to = stream.to();
+            if Some(to.extent) == ended && failed.contains(&to.node) {
+                stream.end();
+            }
+        }
         failed.iter().for_each(|node| self.requests.suspect(*node));
         state.stalled_since_ns.get_or_insert(self.now_ns());
         if !state.is_choosing {

@@ -85,13 +85,15 @@ impl LogCore {
         Ok(())
     }
 
-    /// Notes that no nodes were found.
+    /// Notes that no nodes were found, or that a repair failed. The log fails if callers have waited
+    /// for too long.
     fn note_stall(self: &Arc<Self>, error: &Error) {
         let now_ns = self.now_ns();
         let stall_ns = self.options.stall_max.as_nanos() as u64;
         tracing::debug!(%error, log = %self.requests.log, "a log waits for nodes");
         self.change(|state| {
-            if state.stalled_since_ns.is_some_and(|since| now_ns >= since + stall_ns) {
+            let since = [state.stalled_since_ns, state.sync_since_ns];
+            if since.into_iter().flatten().any(|since| now_ns >= since + stall_ns) {
                 fail(state, self.stalled(&error.to_string()));
             }
         });
@@ -99,7 +101,7 @@ impl LogCore {
 
     fn stalled(&self, why: &str) -> Error {
         Error::busy(format!(
-            "{}: no append was acknowledged for {} s: {why}",
+            "{}: nothing was acknowledged or synced for {} s: {why}",
             self.name(),
             self.options.stall_max.as_secs()
         ))
@@ -114,6 +116,7 @@ impl LogCore {
                     Ok(nodes) => core.end_repair(extent, nodes),
                     Err(error) => {
                         tracing::debug!(%error, log = %core.requests.log, extent, "a repair waits");
+                        core.note_stall(&error);
                         core.requests.runtime().sleep(REPAIR_PAUSE).await;
                     }
                 }
@@ -125,7 +128,7 @@ impl LogCore {
     /// The extent as it is now; `None` if it needs no repair any more.
     fn incomplete_extent(&self, number: u32) -> Option<IncompleteExtent> {
         let mut state = self.state.lock();
-        let is_over = state.error.is_some() || state.is_released || state.is_finishing;
+        let is_over = state.error.is_some() || state.is_released || state.finished.is_some();
         let record = state.layout.extents.iter().find(|extent| extent.number == number);
         let incomplete = record.filter(|_| !is_over).and_then(|record| {
             let holders = state.repairs.get(&number)?.clone();
@@ -150,7 +153,12 @@ impl LogCore {
         let mut all = holders.clone();
         while all.len() < nodes.len() {
             let avoid: Vec<StorageId> = nodes.iter().chain(&all).copied().collect();
+            // If the pool has no other node, one that failed may be up again.
             let added = match replace_replica(&self.requests, &all, &avoid).await {
+                Err(_) => replace_replica(&self.requests, &all, &all).await,
+                added => added,
+            };
+            let added = match added {
                 Ok(added) => added,
                 Err(_) if all.len() > holders.len() => break,
                 Err(error) => return Err(error),
@@ -175,7 +183,7 @@ impl LogCore {
         tracing::info!(log = %self.requests.log, extent, "an extent has all its replicas again");
         self.change(|state| {
             state.repairs.remove(&extent);
-            if state.error.is_none() && !state.is_finishing {
+            if state.error.is_none() && state.finished.is_none() {
                 state.writer.repaired(extent, nodes, now_ns);
             }
         });

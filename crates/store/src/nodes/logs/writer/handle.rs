@@ -53,6 +53,10 @@ impl LogWriter for NodeLogWriter {
             if state.is_finishing {
                 return Err(Error::closed(format!("{} is finished; begin a new log", core.name())));
             }
+            if state.writer.acknowledged() == state.submitted {
+                // The log was idle, and did not stall.
+                state.stalled_since_ns = None;
+            }
             state.ring.append(parts);
             state.submitted += len;
             let offset = state.writer.submit(len);
@@ -76,6 +80,7 @@ impl LogWriter for NodeLogWriter {
         core.change(|state| {
             if !state.is_finishing && state.error.is_none() {
                 state.is_finishing = true;
+                state.want_sync(now_ns);
                 state.writer.finish(now_ns);
             }
         });
@@ -106,8 +111,10 @@ impl LogPosition for LogHandle {
 
     fn sync(&self) -> Result<u64> {
         let core = &self.0;
+        let now_ns = core.now_ns();
         let submitted = core.change(|state| {
             if state.writer.synced() < state.submitted {
+                state.want_sync(now_ns);
                 state.writer.sync();
             }
             state.submitted

@@ -95,6 +95,10 @@ struct LogState {
     is_choosing: bool,
     /// Time at which nodes were wanted after the last acknowledgement.
     stalled_since_ns: Option<u64>,
+    /// Time since which a caller waits for a sync that makes no progress.
+    sync_since_ns: Option<u64>,
+    /// Offset through which a caller wants a sync.
+    sync_wanted: u64,
     /// Ended extents that tasks repair, with the nodes that have all bytes.
     repairs: BTreeMap<u32, Vec<StorageId>>,
     submitted: u64,
@@ -175,6 +179,8 @@ impl LogCore {
             is_keeping: false,
             is_choosing: false,
             stalled_since_ns: None,
+            sync_since_ns: None,
+            sync_wanted: 0,
             repairs: BTreeMap::new(),
             submitted: 0,
             is_finishing: false,
@@ -347,6 +353,12 @@ impl LogCore {
 }
 
 impl LogState {
+    /// Notes that a caller wants all bytes to be synced.
+    fn want_sync(&mut self, now_ns: u64) {
+        self.sync_wanted = self.submitted;
+        self.sync_since_ns.get_or_insert(now_ns);
+    }
+
     /// The pending record, if no other thread keeps one. The caller must keep it.
     fn take_record(&mut self) -> Option<PendingRecord> {
         let record = if self.is_keeping { None } else { self.record.take() };

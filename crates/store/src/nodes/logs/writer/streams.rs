@@ -22,7 +22,7 @@ use super::super::super::log::ReplicaId;
 use super::super::super::log::quorum::{Refusal, ReplicaProgress};
 use super::super::call_set::CallSet;
 use super::super::replica_stream::{APPEND_BYTES_MAX, StreamMessage, StreamStep, StreamVerdict};
-use super::super::requests::{LogFailure, LogPromise};
+use super::super::requests::{LogFailure, LogPromise, WritePlace};
 use super::super::send_ring::LogBytes;
 use super::{Effects, LogCore, LogState, fail};
 
@@ -101,7 +101,8 @@ impl LogCore {
         let StreamSend { to, extent_start, message, bytes } = send;
         match *message {
             StreamMessage::Append { start, is_synced, .. } => {
-                self.requests.append(*to, *extent_start, start, is_synced, bytes.clone())
+                let place = WritePlace { to: *to, extent_start: *extent_start, start };
+                self.requests.append(place, is_synced, bytes.clone())
             }
             StreamMessage::Sync => self.requests.sync(*to),
             StreamMessage::Seal { end } => self.requests.seal(*to, *extent_start, end),

@@ -1,6 +1,7 @@
 //! Entry points for fuzz targets, and for the tests that replay their corpora: decoders of bytes
 //! that anyone may have written. These are the generations of a namespace, the value of a volume in
-//! the register, and the messages and stored values of storage nodes.
+//! the register, the messages and stored values of storage nodes, and the headers of groups in
+//! striped logs.
 //!
 //! A function returns for every input. It panics if a decoder would have misled the owner of the
 //! volume. Checksums guard these formats, and hardly any input passes them. So each function
@@ -14,7 +15,8 @@ use archipelago_base::codec::{Reader, put_u32};
 use archipelago_base::{Epoch, ErrorKind};
 
 use crate::ids::{LogId, VolumeId};
-use crate::nodes::logs::VolumeLog;
+use crate::nodes::log::segments::{SegmentMap, header_sum};
+use crate::nodes::logs::{StripedLayout, VolumeLog};
 use crate::nodes::register::caspaxos::RootSet;
 use crate::nodes::register::caspaxos::acceptor::{AcceptorState, Membership, RegisterCell};
 use crate::nodes::wire::stored::{
@@ -133,8 +135,23 @@ pub fn value(bytes: &[u8]) {
     checked::<Membership>(bytes);
     checked::<RegisterCell>(bytes);
     enclosed::<VolumeLog>(bytes);
+    enclosed::<StripedLayout>(bytes);
     enclosed::<BlobHint>(bytes);
     enclosed::<RootSet>(bytes);
+}
+
+/// Decodes `bytes` as the header of a group at the beginning of a parent log, as they are and with a
+/// correct checksum behind them. A decoded map must have these bytes again.
+pub fn segment_map(bytes: &[u8]) {
+    let mut forged = bytes.to_vec();
+    put_u32(&mut forged, header_sum(bytes, 0));
+    for bytes in [bytes, &forged[..]] {
+        if let Ok(Some(map)) = SegmentMap::decode(bytes, 0) {
+            assert!(bytes.starts_with(&map.encode(0)), "{map:?}");
+            let whole: u64 = map.segments.iter().map(|segment| segment.len).sum();
+            assert_eq!(map.group_bytes(), whole);
+        }
+    }
 }
 
 fn checked<T: Checked + PartialEq>(bytes: &[u8]) {
@@ -212,6 +229,17 @@ mod tests {
             assert!(names.contains(message.name()), "the corpus lacks {}", message.name());
         }
         replay(CRATE, "message", 2_000, message);
+    }
+
+    #[test]
+    fn segment_map_corpus_replays() {
+        let is_map = |bytes: &Vec<u8>| {
+            let sum = header_sum(bytes, 0).to_le_bytes();
+            matches!(SegmentMap::decode(&[bytes, &sum[..]].concat(), 0), Ok(Some(_)))
+        };
+        let maps = corpus(CRATE, "segment_map").iter().filter(|bytes| is_map(bytes)).count();
+        assert!(maps >= 2, "the corpus has {maps} maps");
+        replay(CRATE, "segment_map", 20_000, segment_map);
     }
 
     #[test]

@@ -13,6 +13,7 @@
 //! | `recovering` | recoveries |
 //! | `copying` | copies of extents between nodes |
 //! | `reader` | reads of logs |
+//! | `striped` | large groups over four logs in parallel |
 //! | `placing` | nodes for extents |
 //! | `requests` | requests of a log as typed calls |
 //! | `call_set` | calls under way together |
@@ -42,6 +43,7 @@ mod recovering;
 mod replica_stream;
 mod requests;
 mod send_ring;
+mod striped;
 mod waiters;
 mod writer;
 
@@ -71,6 +73,7 @@ use crate::log::{Layout, LogStore, LogToRecover, LogWriter, NewLog, RecoveredLog
 
 pub use self::layout::VolumeLog;
 pub use self::options::NodeLogOptions;
+pub use self::striped::{StripedLayout, StripedLogs};
 
 /// Number of attempts to create a log on nodes that answer.
 const CREATIONS_MAX: usize = 4;

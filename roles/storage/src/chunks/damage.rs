@@ -147,7 +147,8 @@ impl Chunks {
         self.fs().rename(&from, &to)?;
         self.sync_dirs([dir_of(&from), dir_of(&to)].into_iter())?;
         record.state = RecordState::Damaged;
-        self.write_records([(chunk, &record)])?;
+        self.apply_records(&changes, [(chunk, &record)])?;
+        self.sync_records()?;
         self.mark(chunk, Presence::Damaged);
         self.parts.counters.note_damage(1);
         tracing::error!(%chunk, error = %why, file = %to.display(),

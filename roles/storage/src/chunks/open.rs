@@ -82,7 +82,11 @@ impl Chunks {
         for (chunk, found) in std::mem::take(&mut opening.files) {
             chunks.open_stranger(chunk, &found, &mut opening)?;
         }
-        chunks.write_records(opening.records.iter().map(|(chunk, record)| (*chunk, record)))?;
+        if !opening.records.is_empty() {
+            let records = opening.records.iter().map(|(chunk, record)| (*chunk, record));
+            chunks.apply_records(&chunks.changes.lock(), records)?;
+            chunks.sync_records()?;
+        }
         chunks.settle()?;
         for chunk in &opening.of_wrong_length {
             let why = Error::new(

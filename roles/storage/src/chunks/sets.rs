@@ -27,17 +27,30 @@ const BLOBS_MAX: usize = 4096;
 /// Number of removals after which their records are removed.
 const REMOVALS_MAX: usize = 256;
 
+/// A file that was removed, and whose record remains.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Removal {
+    /// Number of the removal, so that a chunk that is removed twice has two.
+    number: u64,
+    dir: PathBuf,
+}
+
 /// Removals whose records remain.
 #[derive(Debug, Default)]
 pub(crate) struct Removals {
-    /// The directories of the removed files.
-    dirs: BTreeMap<ChunkId, PathBuf>,
+    removed: BTreeMap<ChunkId, Removal>,
+    next_number: u64,
 }
 
 impl Removals {
     /// Leaves out a chunk that has a new record.
     pub(crate) fn forget(&mut self, chunk: ChunkId) {
-        self.dirs.remove(&chunk);
+        self.removed.remove(&chunk);
+    }
+
+    fn add(&mut self, chunk: ChunkId, dir: PathBuf) {
+        self.removed.insert(chunk, Removal { number: self.next_number, dir });
+        self.next_number += 1;
     }
 }
 
@@ -59,6 +72,12 @@ impl Chunks {
     /// Adds a volume to the sets of blobs. Refused, without a change, if a blob has no chunk here.
     pub(super) fn retain(&self, blobs: &[BlobId], volume: VolumeId) -> Outcome {
         check_count(blobs)?;
+        self.add_to_sets(blobs, volume)?;
+        self.sync_records()?;
+        done()
+    }
+
+    fn add_to_sets(&self, blobs: &[BlobId], volume: VolumeId) -> Result<(), Refusal> {
         let changes = self.changes.lock();
         let mut changed = Vec::new();
         for blob in blobs {
@@ -78,10 +97,9 @@ impl Chunks {
                 }
             }
         }
-        self.write_records(changed.iter().map(|(chunk, record)| (*chunk, record)))?;
-        self.update_sets(&changed);
-        drop(changes);
-        done()
+        self.apply_records(&changes, changed.iter().map(|(chunk, record)| (*chunk, record)))?;
+        self.update_index(&changed);
+        Ok(())
     }
 
     /// Takes a volume out of the sets of blobs, and removes those that no volume keeps.
@@ -92,44 +110,68 @@ impl Chunks {
         for blob in blobs {
             self.drop_unsealed(*blob, |unsealed| is_own(unsealed.stamp));
         }
-        let mut changes = self.changes.lock();
-        let mut changed = Vec::new();
+        let removed = self.take_from_sets(blobs, stamp.volume)?;
+        self.sync_records()?;
+        self.remove_files(removed)?;
+        done()
+    }
+
+    /// Takes a volume out of the sets of blobs. Returns the chunks that are to be removed.
+    fn take_from_sets(
+        &self,
+        blobs: &[BlobId],
+        volume: VolumeId,
+    ) -> Result<Vec<(ChunkId, ChunkEntry)>> {
+        let ignores_sets = self.parts.options.sabotage.release_ignores_sets();
+        let changes = self.changes.lock();
+        let (mut changed, mut removed) = (Vec::new(), Vec::new());
         for (chunk, entry) in blobs.iter().flat_map(|blob| self.chunks_of(*blob)) {
-            let Ok(at) = entry.retaining.binary_search(&stamp.volume) else { continue };
+            let Ok(at) = entry.retaining.binary_search(&volume) else { continue };
             let Some(mut record) = self.record(chunk)? else { continue };
             record.descriptor.retaining.remove(at);
-            let ignores_sets = self.parts.options.sabotage.release_ignores_sets();
             if record.descriptor.retaining.is_empty() || ignores_sets {
                 record.state = RecordState::Removed;
+                removed.push((chunk, entry));
             }
             changed.push((chunk, record));
         }
-        self.write_records(changed.iter().map(|(chunk, record)| (*chunk, record)))?;
-        self.update_sets(&changed);
-        let removed = changed.iter().filter(|(_, record)| record.state == RecordState::Removed);
-        self.remove_files(removed.map(|(chunk, _)| *chunk), &mut changes)?;
-        drop(changes);
-        done()
+        self.apply_records(&changes, changed.iter().map(|(chunk, record)| (*chunk, record)))?;
+        self.update_index(&changed);
+        Ok(removed)
     }
 
     /// Removes a chunk that a larger placement epoch does not list.
     pub(super) fn drop_chunk(&self, chunk: ChunkId, placement: PlacementEpoch) -> Outcome {
-        let mut changes = self.changes.lock();
-        let is_gone = self.chunks_of(chunk.blob).iter().all(|(known, _)| *known != chunk);
-        let Some(mut record) = self.record(chunk)?.filter(|_| !is_gone) else { return done() };
-        let known = &record.descriptor;
-        let lists_node = known.holders.iter().any(|holder| holder.storage == self.parts.storage);
-        if known.placement > placement || (known.placement == placement && lists_node) {
+        let removed = self.take_unlisted(chunk, placement)?;
+        self.sync_records()?;
+        self.remove_files(removed)?;
+        done()
+    }
+
+    fn take_unlisted(
+        &self,
+        chunk: ChunkId,
+        placement: PlacementEpoch,
+    ) -> Result<Option<(ChunkId, ChunkEntry)>, Refusal> {
+        let changes = self.changes.lock();
+        let known = self.chunks_of(chunk.blob).into_iter().find(|(known, _)| *known == chunk);
+        let (Some(known), Some(mut record)) = (known, self.record(chunk)?) else {
+            return Ok(None);
+        };
+        let descriptor = &record.descriptor;
+        let lists_node = descriptor.holders.iter().any(|it| it.storage == self.parts.storage);
+        let is_newer = descriptor.placement > placement;
+        if is_newer || (descriptor.placement == placement && lists_node) {
             return Err(Refusal::new(
                 RefusalWhy::Malformed,
                 format!("chunk {chunk}: this node knows a newer placement, or is listed by it"),
             ));
         }
         record.state = RecordState::Removed;
-        self.write_records([(chunk, &record)])?;
-        self.remove_files([chunk], &mut changes)?;
-        drop(changes);
-        done()
+        let changed = [(chunk, record)];
+        self.apply_records(&changes, changed.iter().map(|(chunk, record)| (*chunk, record)))?;
+        self.update_index(&changed);
+        Ok(Some(known))
     }
 
     /// The blobs after `after` that a volume retains or writes.
@@ -165,25 +207,24 @@ impl Chunks {
         kept.map(|(chunk, entry)| (chunk, entry.clone())).collect()
     }
 
-    fn update_sets(&self, changed: &[(ChunkId, ChunkRecord)]) {
+    fn update_index(&self, changed: &[(ChunkId, ChunkRecord)]) {
         let mut index = self.index.lock();
         for (chunk, record) in changed {
-            let retaining = &record.descriptor.retaining;
-            index.change(*chunk, |entry| entry.retaining.clone_from(retaining));
+            index.change(*chunk, |entry| {
+                entry.retaining.clone_from(&record.descriptor.retaining);
+                if record.state == RecordState::Removed {
+                    entry.presence = Presence::Removed;
+                }
+            });
         }
     }
 
-    /// Removes the files of chunks whose records say *removed*. A file that cannot be removed now
-    /// is removed by the next opening.
-    fn remove_files(
-        &self,
-        chunks: impl IntoIterator<Item = ChunkId>,
-        changes: &mut Removals,
-    ) -> Result<()> {
-        for chunk in chunks {
-            let Some(entry) = self.index.lock().get(chunk).cloned() else { continue };
+    /// Removes the files of chunks whose records say *removed*, durably. The entries are those from
+    /// before. A file that cannot be removed now is removed by the next opening.
+    fn remove_files(&self, removed: impl IntoIterator<Item = (ChunkId, ChunkEntry)>) -> Result<()> {
+        let mut is_full = false;
+        for (chunk, entry) in removed {
             self.files.forget(chunk);
-            self.index.lock().change(chunk, |present| present.presence = Presence::Removed);
             // The record of a chunk on a missing device stays, in case that the device returns.
             if let Some((_, path)) = self.file_of(chunk, &entry) {
                 match self.fs().remove(&path) {
@@ -194,36 +235,33 @@ impl Chunks {
                         continue;
                     }
                 }
-                changes.dirs.insert(chunk, dir_of(&path).to_owned());
+                self.note_removal(chunk, dir_of(&path).to_owned());
+                is_full = self.changes.lock().removed.len() >= REMOVALS_MAX;
             }
             self.uncount_space(chunk, &entry);
             self.index.lock().remove(chunk);
         }
-        if changes.dirs.len() >= REMOVALS_MAX { self.settle_removals(changes) } else { Ok(()) }
-    }
-
-    /// Removes the records of removed chunks.
-    pub(super) fn settle_removals(&self, changes: &mut Removals) -> Result<()> {
-        self.sync_dirs(changes.dirs.values().map(PathBuf::as_path))?;
-        let mut batch = MetaBatch::default();
-        for chunk in changes.dirs.keys() {
-            batch.remove(MetaSpace::Chunks, &key(*chunk));
-        }
-        if !batch.is_empty() {
-            self.parts.meta.apply(&batch)?;
-        }
-        changes.dirs.clear();
-        Ok(())
+        if is_full { self.settle() } else { Ok(()) }
     }
 
     /// Notes that the file of a removed chunk is gone, whose record remains.
     pub(super) fn note_removal(&self, chunk: ChunkId, dir: PathBuf) {
-        self.changes.lock().dirs.insert(chunk, dir);
+        self.changes.lock().add(chunk, dir);
     }
 
-    /// Removes the records of removed chunks, so that the next opening has less to do.
+    /// Makes removals of files durable, and then removes their records.
     pub(crate) fn settle(&self) -> Result<()> {
-        self.settle_removals(&mut self.changes.lock())
+        let removed = self.changes.lock().removed.clone();
+        self.sync_dirs(removed.values().map(|removal| removal.dir.as_path()))?;
+        let mut changes = self.changes.lock();
+        let mut batch = MetaBatch::default();
+        for (chunk, removal) in &removed {
+            if changes.removed.get(chunk) == Some(removal) {
+                changes.removed.remove(chunk);
+                batch.remove(MetaSpace::Chunks, &key(*chunk));
+            }
+        }
+        if batch.is_empty() { Ok(()) } else { self.parts.meta.apply(&batch) }
     }
 }
 

@@ -19,6 +19,7 @@ use parking_lot::Mutex;
 use super::index::{ChunkEntry, Presence};
 use super::open_files::OpenChunk;
 use super::record::{ChunkRecord, RecordState, key};
+use super::sets::Removals;
 use super::unsealed::{UnsealedChunk, Writing, WritingEnd, sealed};
 use super::{Chunks, chunk_path, dir_of, file};
 use crate::answer::{Outcome, Refusal};
@@ -383,38 +384,34 @@ impl Chunks {
         Ok(())
     }
 
-    /// Makes a sealed file a chunk of the node.
+    /// Makes a sealed file a chunk of the node. A record that replaces another one is durable on
+    /// return.
     fn admit_sealed(&self, chunk: ChunkId, record: &ChunkRecord) -> Result<()> {
-        let mut changes = self.changes.lock();
-        let replaced = self.index.lock().get(chunk).cloned();
-        changes.forget(chunk);
-        let replaces_record = self.record(chunk)?.is_some();
-        let mut batch = MetaBatch::default();
-        batch.put(MetaSpace::Chunks, &key(chunk), &record.encode());
-        match replaces_record {
-            true => self.parts.meta.write(&batch)?,
-            false => self.parts.meta.apply(&batch)?,
+        let (replaces_record, replaced) = {
+            let mut changes = self.changes.lock();
+            changes.forget(chunk);
+            let replaces_record = self.record(chunk)?.is_some();
+            self.apply_records(&changes, [(chunk, record)])?;
+            let replaced = self.index.lock().get(chunk).cloned();
+            if let Some(old) = &replaced {
+                self.files.forget(chunk);
+                self.uncount_space(chunk, old);
+            }
+            let entry = ChunkEntry::of(record);
+            self.count_space(chunk, &entry);
+            self.index.lock().insert(chunk, entry);
+            (replaces_record, replaced)
+        };
+        if replaces_record {
+            self.sync_records()?;
         }
-        if let Some(old) = &replaced {
-            self.remove_replaced(chunk, old);
-        }
-        let entry = ChunkEntry::of(record);
-        self.count_space(chunk, &entry);
-        self.index.lock().insert(chunk, entry);
-        drop(changes);
-        Ok(())
-    }
-
-    /// Removes what is left of a chunk that a repair has replaced.
-    fn remove_replaced(&self, chunk: ChunkId, old: &ChunkEntry) {
-        self.files.forget(chunk);
-        self.uncount_space(chunk, old);
-        let left = self.file_of(chunk, old).filter(|_| old.presence == Presence::Damaged);
-        if let Some((_, path)) = left
+        let left = replaced.filter(|old| old.presence == Presence::Damaged);
+        if let Some((_, path)) = left.and_then(|old| self.file_of(chunk, &old))
             && let Err(error) = self.fs().remove(&path)
         {
             tracing::warn!(%error, %chunk, "the damaged file of a repaired chunk was not removed");
         }
+        Ok(())
     }
 
     /// Keeps the file of a chunk open that was just sealed, because its reader comes soon.
@@ -451,6 +448,12 @@ impl Chunks {
     /// Replaces the descriptor of a sealed chunk by one with a larger placement epoch, and joins
     /// the volumes of both.
     pub(super) fn redescribe(&self, told: &ChunkDescriptor) -> Outcome {
+        self.merge_descriptor(told)?;
+        self.sync_records()?;
+        done()
+    }
+
+    fn merge_descriptor(&self, told: &ChunkDescriptor) -> Result<(), Refusal> {
         let chunk = told.chunk;
         let changes = self.changes.lock();
         let record = self.record(chunk)?.filter(|record| record.state == RecordState::Sealed);
@@ -469,24 +472,32 @@ impl Chunks {
         let merged = merge(&record.descriptor, told);
         if merged != record.descriptor {
             record.descriptor = merged;
-            self.write_records([(chunk, &record)])?;
+            self.apply_records(&changes, [(chunk, &record)])?;
             let retaining = &record.descriptor.retaining;
             self.index.lock().change(chunk, |entry| entry.retaining.clone_from(retaining));
         }
-        drop(changes);
-        done()
+        Ok(())
     }
 
-    /// Makes records durable.
-    pub(super) fn write_records<'a>(
+    /// Applies records, whose order the lock of `_changes` gives. [`Self::sync_records`] makes them
+    /// durable, without the lock.
+    pub(super) fn apply_records<'a>(
         &self,
+        _changes: &Removals,
         records: impl IntoIterator<Item = (ChunkId, &'a ChunkRecord)>,
     ) -> Result<()> {
         let mut batch = MetaBatch::default();
         for (chunk, record) in records {
             batch.put(MetaSpace::Chunks, &key(chunk), &record.encode());
         }
-        if batch.is_empty() { Ok(()) } else { self.parts.meta.write(&batch) }
+        if batch.is_empty() { Ok(()) } else { self.parts.meta.apply(&batch) }
+    }
+
+    /// Makes all applied records durable, those of other threads as well. A request whose change
+    /// was made before calls it too, because that change may not be durable yet.
+    pub(super) fn sync_records(&self) -> Result<()> {
+        self.parts.counters.note_sync();
+        self.parts.meta.sync()
     }
 }
 

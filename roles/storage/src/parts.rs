@@ -61,7 +61,7 @@ pub(crate) struct NodeParts {
     pub(crate) fs: Arc<dyn FileSystem>,
     /// The directories of the devices. The first one has the metadata.
     pub(crate) devices: Arc<Devices>,
-    /// The metadata.
+    /// Metadata of the node.
     pub(crate) meta: Arc<Meta>,
     /// The promised epochs.
     pub(crate) epochs: Arc<Epochs>,

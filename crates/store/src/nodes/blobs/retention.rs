@@ -177,16 +177,15 @@ async fn release_on(
         if core.is_unreachable(node) {
             break Err(NodeFailure::Unreachable("it did not answer lately".to_owned()));
         }
-        if let Err(failure) = core.nodes.release(node, part, stamp, terms(core)).await {
+        if let Err(failure) =
+            repeated(core, node, |node| core.nodes.release(node, part, stamp, terms(core))).await
+        {
             break Err(failure);
         }
         core.missed.forget(node, stamp.volume, part);
         released += part.len();
     };
-    if let Err(failure) = &outcome {
-        if failure.is_silence() && !core.is_unreachable(node) {
-            core.loads.of(node).note_unreachable(core.runtime.now_ns());
-        }
+    if outcome.is_err() {
         core.missed.add(node, stamp.volume, &all[released..]);
     }
     outcome
@@ -249,7 +248,8 @@ async fn list(
     }
 }
 
-/// Calls a node, and again if it has too much to do.
+/// Calls a node, and again if it has too much to do, or if the link turns out to be one to an
+/// earlier life of the node.
 async fn repeated<'a, T>(
     core: &Arc<BlobsCore>,
     node: StorageId,
@@ -257,10 +257,15 @@ async fn repeated<'a, T>(
 ) -> Result<T, NodeFailure> {
     let mut calls = 0;
     loop {
+        let begun_ns = core.runtime.now_ns();
         let outcome = call(node).await;
         calls += 1;
+        let is_fast = core.runtime.now_ns() - begun_ns < DEADLINE.as_nanos() as u64 / 2;
         match outcome {
             Err(NodeFailure::Busy(_)) if calls < CALLS_MAX => core.runtime.sleep(PAUSE).await,
+            Err(NodeFailure::Unanswered(_)) if is_fast && calls < CALLS_MAX => {
+                core.runtime.sleep(PAUSE).await;
+            }
             Err(failure) => {
                 if failure.is_silence() {
                     core.loads.of(node).note_unreachable(core.runtime.now_ns());

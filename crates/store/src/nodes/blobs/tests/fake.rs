@@ -55,6 +55,8 @@ pub(super) struct FakeNode {
     pub(super) writes: u64,
     /// Number of the write at which the node changes its mood.
     pub(super) changes_at: Option<(u64, NodeMood)>,
+    /// Number of the next requests that are lost on a link to an earlier life of the node.
+    pub(super) loses: u64,
     /// Damage that a client reported.
     pub(super) reports: Vec<(ChunkId, u64)>,
     /// Time at which the last request arrived, in nanoseconds.
@@ -313,7 +315,16 @@ impl FakeNodes {
             node.arrived_ns = arrives_ns.max(node.arrived_ns + 1);
             node.arrived_ns
         });
+        let is_lost = self.node(to, |node| {
+            let is_lost = node.loses > 0;
+            node.loses = node.loses.saturating_sub(1);
+            is_lost
+        });
         Box::pin(async move {
+            if is_lost {
+                self.runtime.sleep(Duration::from_micros(10)).await;
+                return Err(silence());
+            }
             let mood = self.node(to, |node| node.mood);
             if mood == NodeMood::Dead {
                 self.runtime.sleep(Duration::from_micros(10)).await;

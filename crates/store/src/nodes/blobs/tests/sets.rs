@@ -97,6 +97,23 @@ fn node_that_missed_a_release_hears_of_it_with_the_next_one() {
 }
 
 #[test]
+fn release_that_is_lost_with_a_link_is_sent_again() {
+    let mut bench = Bench::new(3);
+    let blob = bench.write(FileClass::Sst, b"released");
+    for id in bench.nodes.ids() {
+        bench.nodes.node(id, |node| node.loses = 1);
+    }
+    bench.blobs.release(blob.id, VOLUME, Epoch(1)).unwrap();
+    assert!(bench.nodes.holders(blob.id).is_empty());
+    let stray = bench.write(FileClass::Sst, b"a stray");
+    for id in bench.nodes.ids() {
+        bench.nodes.node(id, |node| node.loses = 1);
+    }
+    assert_eq!(bench.blobs.release_strays(VOLUME, Epoch(2), &|_| false).unwrap(), 1);
+    assert!(bench.nodes.holders(stray.id).is_empty());
+}
+
+#[test]
 fn release_that_no_node_answers_is_busy() {
     let mut bench = Bench::new(3);
     let blob = bench.write(FileClass::Sst, b"released");

@@ -142,6 +142,24 @@ fn stopped_node_is_replaced_at_any_step() {
 }
 
 #[test]
+fn steps_that_are_lost_with_a_link_are_sent_again() {
+    for class in [FileClass::Sst, FileClass::ValueSst] {
+        for lost in 1..=3 {
+            // No other node could take a slot.
+            let mut bench = Bench::new(if class == FileClass::Sst { 3 } else { 6 });
+            let bytes = bench.bytes(6 * MIB);
+            for id in bench.nodes.ids() {
+                bench.nodes.node(id, |node| node.loses = lost);
+            }
+            let blob = bench.write(class, &bytes);
+            assert!(bench.read(&blob).unwrap() == bytes, "{class:?}: {lost} calls are lost");
+            assert_eq!(bench.event(StoreEvent::ReplacedNode), 0, "{class:?}: {lost} calls");
+            assert!(bench.event(StoreEvent::Retry) > 0, "{class:?}: {lost} calls");
+        }
+    }
+}
+
+#[test]
 fn slow_node_is_replaced_and_its_chunk_rebuilt() {
     for class in [FileClass::Sst, FileClass::ValueSst] {
         let timing = BlobTiming { slow_min: Duration::from_millis(5), ..BlobTiming::default() };

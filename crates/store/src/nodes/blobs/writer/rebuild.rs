@@ -11,6 +11,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 use archipelago_base::Error;
 
@@ -26,6 +27,10 @@ use super::sender::SenderEnd;
 
 /// Bytes that are copied at a time.
 const REBUILD_BYTES: u64 = 1 << 20;
+/// Number of calls for one range before the new node counts as failed.
+const CALLS_MAX: u32 = 3;
+/// Pause before such a call is repeated.
+const PAUSE: Duration = Duration::from_millis(20);
 
 /// Sends the node of `sender` everything before the retained steps.
 pub(super) async fn rebuild(write: &Arc<BlobWrite>, slot_node: &SlotNode) -> Result<(), SenderEnd> {
@@ -50,13 +55,30 @@ pub(super) async fn rebuild(write: &Arc<BlobWrite>, slot_node: &SlotNode) -> Res
             bytes: &bytes,
             crcs: &crcs,
         };
-        let sent = write.core.nodes.put(slot_node.node, put, write.terms()).await;
-        sent.map_err(SenderEnd::of)?;
+        send(write, slot_node, put).await?;
         write.core.counters.add(BlobEvent::RebuiltBytes, range.end - range.start);
         if range.end == end {
             return Ok(());
         }
         at = range.end;
+    }
+}
+
+/// Sends bytes to the new node, and again if the failure may pass.
+async fn send(
+    write: &Arc<BlobWrite>,
+    slot_node: &SlotNode,
+    put: ChunkPut<'_>,
+) -> Result<(), SenderEnd> {
+    let mut calls = 0;
+    loop {
+        let sent = write.core.nodes.put(slot_node.node, put, write.terms()).await;
+        let Err(failure) = sent else { return Ok(()) };
+        calls += 1;
+        if !failure.may_pass() || calls == CALLS_MAX {
+            return Err(SenderEnd::of(failure));
+        }
+        write.core.runtime.sleep(PAUSE).await;
     }
 }
 

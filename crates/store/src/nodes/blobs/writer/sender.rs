@@ -23,8 +23,8 @@ use super::rebuild::rebuild;
 use super::step::WriteStep;
 use super::{BlobWrite, ReplaceReason, Running, WriteState, fatal};
 
-/// Number of passing refusals in a row after which a node counts as failed. A missing answer counts
-/// as several, because it took the whole deadline.
+/// Number of passing refusals in a row after which a node counts as failed. One that took most of
+/// the deadline counts as several.
 const REFUSALS_MAX: u32 = 8;
 const UNANSWERED_WEIGHT: u32 = 4;
 /// Pause after the first passing refusal. It doubles with each further one.
@@ -82,6 +82,8 @@ struct SlotSender<'a> {
     /// Number of the step to begin again with, when no call is in flight any more.
     resend: Option<u64>,
     refusals: u32,
+    /// Whether the node has bytes of the chunk.
+    has_bytes: bool,
 }
 
 enum SenderEvent {
@@ -99,7 +101,8 @@ impl<'a> SlotSender<'a> {
             state.progress.as_ref().map_or(0, |progress| progress.unconfirmed_from(&slot_node));
         drop(state);
         let load = write.core.loads.of(slot_node.node);
-        Self { write, slot_node, load, next, resend: None, refusals: 0 }
+        let has_bytes = slot_node.rebuild_bytes > 0;
+        Self { write, slot_node, load, next, resend: None, refusals: 0, has_bytes }
     }
 
     async fn run(mut self) -> Result<(), SenderEnd> {
@@ -216,7 +219,7 @@ impl<'a> SlotSender<'a> {
                 put.guard.answered(CallKind::Write, time_ns);
                 core.counters.put_took(time_ns);
                 core.counters.add(BlobEvent::PutBytes, put.bytes);
-                self.refusals = 0;
+                (self.refusals, self.has_bytes) = (0, true);
                 self.confirm(put.number);
                 return Ok(());
             }
@@ -229,11 +232,13 @@ impl<'a> SlotSender<'a> {
         if failure.is_silence() {
             self.load.note_unreachable(core.runtime.now_ns());
         }
-        let is_unanswered = matches!(failure, NodeFailure::Unanswered(_));
-        self.refusals += if is_unanswered { UNANSWERED_WEIGHT } else { 1 };
-        // Bytes that arrive damaged are sent again.
-        let may_pass = failure.may_pass() || matches!(failure, NodeFailure::Damaged(_));
-        if !may_pass || self.refusals > REFUSALS_MAX {
+        // The calls that follow a refused one are refused as well, and do not count.
+        if self.resend.is_none() {
+            let time_ns = core.runtime.now_ns().saturating_sub(put.begun_ns);
+            let is_long = time_ns >= core.options.timing.write_deadline.as_nanos() as u64 / 2;
+            self.refusals += if is_long { UNANSWERED_WEIGHT } else { 1 };
+        }
+        if !self.may_pass(put.number, &failure) || self.refusals > REFUSALS_MAX {
             return Err(SenderEnd::of(failure));
         }
         let stats = core.nodes.stats();
@@ -241,6 +246,17 @@ impl<'a> SlotSender<'a> {
         let number = self.resend.map_or(put.number, |resend| resend.min(put.number));
         self.resend = Some(number);
         Ok(())
+    }
+
+    /// Whether step `number` may succeed when it is sent again.
+    fn may_pass(&self, number: u64, failure: &NodeFailure) -> bool {
+        match failure {
+            // Bytes that arrive damaged are sent again.
+            NodeFailure::Damaged(_) => true,
+            // The first step is lost, or has not arrived yet, and it creates the chunk.
+            NodeFailure::NotThere => number > 0 && !self.has_bytes,
+            failure => failure.may_pass(),
+        }
     }
 
     /// Ends the sender if a call takes more than twice the usual time although most other nodes

@@ -93,10 +93,15 @@ pub struct EngineStore {
     index: usize,
     write_options: WriteOptions,
     facts: Option<Arc<Facts>>,
+    read_check: Option<Arc<ReadCheck>>,
 }
 
 /// Function that returns further `name:value` lines for INFO.
 pub type Facts = Box<dyn Fn() -> String + Send + Sync>;
+
+/// Function that says whether the answer of a read may leave the process, when the answer is ready.
+/// Its error goes to the client instead of the answer.
+pub type ReadCheck = Box<dyn Fn() -> Result<()> + Send + Sync>;
 
 impl std::fmt::Debug for EngineStore {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -115,7 +120,7 @@ impl EngineStore {
     /// `Corrupt` if the row with the order of the databases is damaged, and errors of reading it.
     pub fn new(db: Db, write_options: WriteOptions) -> Result<Self> {
         let databases = Arc::new(EngineDatabases::open(db)?);
-        Ok(Self { databases, index: 0, write_options, facts: None })
+        Ok(Self { databases, index: 0, write_options, facts: None, read_check: None })
     }
 
     fn db(&self) -> &Db {
@@ -125,7 +130,18 @@ impl EngineStore {
     /// Calls `read` with the family of this database. `None`: it has no family.
     #[inline]
     fn read<T>(&self, read: impl FnMut(&ColumnFamily) -> Result<T>) -> Result<Option<T>> {
-        self.databases.read(self.index, read)
+        let answer = self.databases.read(self.index, read)?;
+        self.check_read()?;
+        Ok(answer)
+    }
+
+    /// Whether an answer that is ready may be given.
+    #[inline]
+    fn check_read(&self) -> Result<()> {
+        match &self.read_check {
+            Some(check) => check(),
+            None => Ok(()),
+        }
     }
 
     /// The family of this database, or the default family if it has none. For figures.
@@ -137,6 +153,14 @@ impl EngineStore {
     #[must_use]
     pub fn with_facts(mut self, facts: Facts) -> Self {
         self.facts = Some(Arc::new(facts));
+        self
+    }
+
+    /// Asks `check` before each answer of a read. A process that shares its database's storage with
+    /// others then serves no read after it has lost the storage.
+    #[must_use]
+    pub fn with_read_check(mut self, check: ReadCheck) -> Self {
+        self.read_check = Some(Arc::new(check));
         self
     }
 
@@ -254,12 +278,15 @@ impl EngineStore {
             iter.seek_to_first();
         }
         while iter.valid() {
+            // A visitor may send what it is shown, so each record is an answer.
+            self.check_read()?;
             if visit(&iter).is_break() {
                 return Ok(());
             }
             if reverse { iter.prev() } else { iter.next() }
         }
-        iter.status()
+        iter.status()?;
+        self.check_read()
     }
 }
 
@@ -339,8 +366,13 @@ impl EngineStore {
 impl Databases for EngineStore {
     fn database(&self, index: usize) -> Arc<dyn Store> {
         assert!(index < DATABASES, "there is no database {index}");
-        let (databases, facts) = (Arc::clone(&self.databases), self.facts.clone());
-        Arc::new(Self { databases, index, write_options: self.write_options, facts })
+        Arc::new(Self {
+            databases: Arc::clone(&self.databases),
+            index,
+            write_options: self.write_options,
+            facts: self.facts.clone(),
+            read_check: self.read_check.clone(),
+        })
     }
 
     fn write_joint(&self, change: &JointWrite<'_>) -> Result<()> {
@@ -417,6 +449,7 @@ impl Store for EngineStore {
         while !rest.is_empty() {
             let (these, others) = rest.split_at(chunk.min(rest.len()));
             let values = self.db().multi_get(&family, these, &options)?;
+            self.check_read()?;
             let bytes: usize = values.iter().flatten().map(|value| value.len()).sum();
             for value in &values {
                 if take(value.as_deref()).is_break() {

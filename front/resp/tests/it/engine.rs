@@ -1,8 +1,10 @@
 //! Behaviour that only a server over the engine shows: flushed data, restarts, its own figures.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use archipelago_base::Error;
 use archipelago_base::clock::ManualClock;
 use archipelago_engine::db::{Components, Db};
 use archipelago_engine::key::KeyRange;
@@ -319,4 +321,46 @@ fn save_is_refused_without_files() {
     assert!(client.ask("SAVE").starts_with("-ERR "));
     assert!(client.ask("BGSAVE").starts_with("-ERR "));
     assert!(client.ask("INFO persistence").contains("rdb_last_bgsave_status:err"));
+}
+
+#[test]
+fn failed_read_check_replaces_every_answer() {
+    let components = Components { fs: Arc::new(MemFs::new()), ..Components::default() };
+    let db = Db::open_with("/data", DbOptions::default(), components).unwrap();
+    let has_lease = Arc::new(AtomicBool::new(true));
+    let lease = Arc::clone(&has_lease);
+    let check = move || match lease.load(Ordering::Relaxed) {
+        true => Ok(()),
+        false => Err(Error::busy("the lease ended")),
+    };
+    let store = EngineStore::new(db, WriteOptions::default()).unwrap();
+    let store = Arc::new(store.with_read_check(Box::new(check)));
+    let options = ServerOptions { worker_threads: 2, ..ServerOptions::default() };
+    let server = Server::start("127.0.0.1:0", store, options).unwrap();
+    let mut client = Client::connect(&server);
+    let reads = [
+        ("GET a", "$1 1"),
+        ("EXISTS a b", ":2"),
+        ("TTL a", ":-1"),
+        ("MGET a b c d e f", "*6 $1 1 $1 2 $-1 $-1 $-1 $-1"),
+        ("RANGE - +", "*4 $1 a $1 1 $1 b $1 2"),
+        ("RANGE [x +", "*0"),
+        ("KEYS *", "*2 $1 a $1 b"),
+        ("DBSIZE", ":2"),
+        // Writes whose answer depends on a value.
+        ("SETNX a 9", ":0"),
+        ("INCRBY a 0", ":1"),
+        ("GETSET b 2", "$1 2"),
+    ];
+    client.expect(&[("MSET a 1 b 2", "+OK")]);
+    client.expect(&reads);
+    has_lease.store(false, Ordering::Relaxed);
+    for (read, _) in reads {
+        assert_eq!(client.ask(read), "-TRYAGAIN busy: the lease ended", "{read}");
+    }
+    // The epoch of the owner guards writes, so they need no lease.
+    client.expect(&[("SET c 3", "+OK")]);
+    has_lease.store(true, Ordering::Relaxed);
+    client.expect(&reads[..2]);
+    client.expect(&[("GET c", "$1 3")]);
 }

@@ -37,6 +37,7 @@
 
 pub(crate) mod generation;
 mod lease;
+mod listing;
 mod namespace_log;
 mod pending;
 pub(crate) mod record;
@@ -58,6 +59,7 @@ use archipelago_base::{Epoch, Error, ErrorKind, Result};
 use archipelago_env::{FileClass, IoContext};
 use parking_lot::{Condvar, Mutex};
 
+pub use self::listing::{VolumeInfo, list};
 pub(crate) use self::releases::Hold;
 
 use self::lease::LeaseThread;

@@ -38,9 +38,17 @@ const ATTEMPTS: u32 = 4;
 /// Time before the second attempt. It doubles with each one.
 const PAUSE: Duration = Duration::from_millis(10);
 
+/// Beginning of the names of all values of volumes.
+const NAME_PREFIX: &str = "volume/";
+
 /// Name of the value of a volume.
 pub(super) fn register_name(volume: &str) -> String {
-    format!("volume/{volume}")
+    format!("{NAME_PREFIX}{volume}")
+}
+
+/// Name of the volume of a value, whose name [`register_name`] made.
+pub(super) fn volume_of(register_name: &str) -> &str {
+    register_name.strip_prefix(NAME_PREFIX).unwrap_or(register_name)
 }
 
 /// The first error that ended an owner. Every later call gets it.

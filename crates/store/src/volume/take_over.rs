@@ -151,8 +151,8 @@ impl FoundValue {
     /// The error of an opener that meets this owner.
     fn busy(&self, name: &str) -> Error {
         Error::busy(format!(
-            "volume {name} belongs to {} (epoch {}), whose lease lives; stop that process, or open \
-             the volume with take-over",
+            "volume {name} belongs to {} (epoch {}), whose lease lives; stop that process, or take \
+             the volume over (--take-over)",
             self.record.owner, self.record.epoch
         ))
     }
@@ -169,7 +169,7 @@ fn wait_for_lease(stores: &Stores, name: &str, options: &VolumeOptions) -> Resul
     let lease = Duration::from_millis(first.record.lease_ms);
     let watch = LeaseWatch::begin(first.version, lease, clock.now_ns());
     let owner = &first.record.owner;
-    tracing::info!(volume = name, owner, ?lease, "waiting for the end of another owner's lease");
+    tracing::warn!(volume = name, owner, ?lease, "waiting for the end of another owner's lease");
     let mut look = LeaseLook { version: first.version, asked_ns: clock.now_ns() };
     loop {
         match watch.judge(look) {

@@ -2,13 +2,15 @@
 //!
 //! The role runs inside of the front end's process. [`ComputeNode::open`] opens the engine over the
 //! local file system, or over tiers ([`storage`]), by [`Settings`] (a TOML file or defaults) and
-//! under one byte budget. [`ComputeNode::close`] flushes the memtables with unlogged records, syncs
+//! under one byte budget. [`ComputeNode::open_volume`] opens it over a volume of a storage cluster
+//! ([`volume`]). [`ComputeNode::close`] flushes the memtables with unlogged records, syncs
 //! the log and releases the lock. [`flexkv`] is the compute node of the store over remote memory.
 //! Layer 5; it depends on the engine and on no other role.
 
 pub mod flexkv;
 mod settings;
 pub mod storage;
+pub mod volume;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -21,6 +23,8 @@ use archipelago_engine::db::{Components, Db};
 use archipelago_tier::TieredFs;
 pub use settings::Settings;
 pub use storage::Storage;
+
+use volume::{VolumeSettings, VolumeStorage};
 
 /// Prefix of the names of column families that are keyspaces like the default one. A compute node
 /// runs them with the settings of the default one, unless they have settings of their own.
@@ -62,12 +66,30 @@ impl ComputeNode {
     pub fn open(dir: &Path, settings: &Settings) -> Result<Self> {
         settings.validate()?;
         refuse_families_of_new_tiers(dir, settings)?;
+        let open = || Storage::open_for_group(dir, &settings.tiers, settings.database.group_access);
+        Self::open_on(open, settings)
+    }
+
+    /// Opens the database in a volume by `settings`, and creates the volume and the database if
+    /// they do not exist. Errors are those of [`VolumeStorage::open`] and [`Db::open`], and
+    /// `InvalidArgument` for settings with tiers. A call that fails gives the volume up.
+    pub fn open_volume(volume: &VolumeSettings, settings: &Settings) -> Result<Self> {
+        settings.validate()?;
+        if !settings.tiers.is_empty() {
+            return Err(volume::tiers_are_refused());
+        }
+        let may_create = || refuse_families(settings, &format!("volume {}", volume.name));
+        let open = || VolumeStorage::open_or_create(volume, may_create).map(Storage::from);
+        Self::open_on(open, settings)
+    }
+
+    /// Opens the database on the storage that `open` opens, within the memory of `settings`.
+    fn open_on(open: impl FnOnce() -> Result<Storage>, settings: &Settings) -> Result<Self> {
         let budget = ByteBudget::within(memory_bytes(settings));
         if budget.is_small() {
             make_memory_compact(budget.process_bytes());
         }
-        let storage =
-            Storage::open_for_group(dir, &settings.tiers, settings.database.group_access)?;
+        let storage = open()?;
         let components = Components {
             fs: Arc::clone(&storage.fs),
             budget: Some(Arc::clone(&budget)),
@@ -75,7 +97,13 @@ impl ComputeNode {
             alike_default: Some(DATABASE_FAMILIES.to_owned()),
             ..Components::default()
         };
-        let db = Db::open_with(&storage.dir, settings.database.clone(), components)?;
+        let db = Db::open_with(&storage.dir, settings.database.clone(), components);
+        let db = db.inspect_err(|_| {
+            // Otherwise the next opener would wait for the end of a lease. The first error counts.
+            if let Some(volume) = &storage.volume {
+                let _second = volume.close();
+            }
+        })?;
         Ok(Self { db, budget, storage })
     }
 
@@ -91,6 +119,12 @@ impl ComputeNode {
         self.storage.tiers.as_ref()
     }
 
+    /// The volume, if the database lies in one.
+    #[must_use]
+    pub fn volume(&self) -> Option<&VolumeStorage> {
+        self.storage.volume.as_ref()
+    }
+
     /// The byte budget over all memory that grows with load. Front ends charge their requests to
     /// it.
     #[must_use]
@@ -98,7 +132,7 @@ impl ComputeNode {
         &self.budget
     }
 
-    /// Closes the database, and then the tiers. Errors are those of [`Db::close`].
+    /// Closes the database, and then the tiers or the volume. Errors are those of [`Db::close`].
     pub fn close(self) -> Result<()> {
         let closed = self.db.close();
         closed.and(self.storage.close())
@@ -111,11 +145,15 @@ fn refuse_families_of_new_tiers(dir: &Path, settings: &Settings) -> Result<()> {
     if settings.tiers.is_empty() || storage::devices_of(dir)?.is_some() {
         return Ok(());
     }
+    refuse_families(settings, &dir.display().to_string())
+}
+
+/// Refuses settings of column families that a new database of `place` cannot have.
+fn refuse_families(settings: &Settings, place: &str) -> Result<()> {
     match settings.families.keys().find(|name| *name != "default") {
         Some(unknown) => Err(Error::invalid(format!(
             "settings were given for column family \"{unknown}\", which does not exist in the new \
-             database of {}; create it first",
-            dir.display()
+             database of {place}; create it first"
         ))),
         None => Ok(()),
     }

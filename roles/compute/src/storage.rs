@@ -1,4 +1,5 @@
-//! The storage of a node's database: its directory, or tiers that the directory names.
+//! The storage of a node's database: its directory, tiers that the directory names, or a volume of
+//! a storage cluster ([`crate::volume`]).
 //!
 //! If the settings list devices, the database is on tiers, and the directory holds only
 //! `TIERS.toml`, which names them. So an operator's tool that opens the directory without these
@@ -25,6 +26,8 @@ use archipelago_env::{FileSystem, GroupAccess, IoContext, IoPurpose};
 use archipelago_tier::{Components, DeviceSettings, Emptied, TieredFs, forget_device};
 use serde::{Deserialize, Serialize};
 
+use crate::volume::{VolumeSettings, VolumeStorage};
+
 /// Name of the file that lists the devices.
 pub const TIERS_NAME: &str = "TIERS.toml";
 /// Root of the paths in the tiers.
@@ -49,6 +52,8 @@ pub struct Storage {
     pub dir: PathBuf,
     /// The tiers, if the database is on tiers.
     pub tiers: Option<Arc<TieredFs>>,
+    /// The volume, if the database lies in one.
+    pub volume: Option<VolumeStorage>,
 }
 
 impl Storage {
@@ -85,7 +90,7 @@ impl Storage {
         };
         let local: Arc<dyn FileSystem> = Arc::new(LocalFs::for_group(components.group_access));
         if devices.is_empty() {
-            return Ok(Self { fs: local, dir: dir.to_owned(), tiers: None });
+            return Ok(Self { fs: local, dir: dir.to_owned(), tiers: None, volume: None });
         }
         if stored.is_none() {
             refuse_database(&*local, dir)?;
@@ -99,12 +104,26 @@ impl Storage {
             store(&*local, dir, devices)?;
         }
         let fs = Arc::clone(&tiers) as Arc<dyn FileSystem>;
-        Ok(Self { fs, dir: PathBuf::from(DATABASE), tiers: Some(tiers) })
+        Ok(Self { fs, dir: PathBuf::from(DATABASE), tiers: Some(tiers), volume: None })
     }
 
-    /// Closes the tiers, after the database was closed.
+    /// Opens the storage of the database in a volume, which exists. Errors: those of
+    /// [`VolumeStorage::open`].
+    pub fn open_volume(settings: &VolumeSettings) -> Result<Self> {
+        VolumeStorage::open(settings).map(Self::from)
+    }
+
+    /// Closes the tiers, or gives the volume up, after the database was closed.
     pub fn close(&self) -> Result<()> {
-        self.tiers.as_ref().map_or(Ok(()), |tiers| tiers.close())
+        let tiers = self.tiers.as_ref().map_or(Ok(()), |tiers| tiers.close());
+        self.volume.as_ref().map_or(Ok(()), VolumeStorage::close).and(tiers)
+    }
+}
+
+impl From<VolumeStorage> for Storage {
+    fn from(volume: VolumeStorage) -> Self {
+        let fs = Arc::clone(volume.files()) as Arc<dyn FileSystem>;
+        Self { fs, dir: volume.dir().to_owned(), tiers: None, volume: Some(volume) }
     }
 }
 

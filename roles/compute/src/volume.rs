@@ -1,0 +1,191 @@
+//! The storage of a database in a volume of a storage cluster.
+//!
+//! A process that opens a volume becomes its owner. It connects to storage nodes by the cluster's
+//! managers, and keeps no file of its own. [`VolumeStorage::close`] gives the volume up, so that
+//! the next owner does not wait for the end of a lease.
+//!
+//! Invariants:
+//! 1. [`VolumeStorage::open`] creates no volume.
+//! 2. A volume that an open has failed to use was given up.
+//!
+//! Thread-safety: any thread may call any function.
+//! Failure: errors name the volume and say what to do. `Busy` names the owner.
+//! Cost: see [`Volume::open`].
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use archipelago_base::runtime::{Runtime, ThreadRuntime};
+use archipelago_base::{Error, ErrorKind, Result};
+pub use archipelago_fabric::Secret;
+use archipelago_fabric::{Endpoints, Reach};
+pub use archipelago_store::nodes::layout::RedundancyMode;
+use archipelago_store::nodes::{NodeStores, NodeStoresOptions};
+use archipelago_store::volume::{Volume, VolumeOptions, list};
+use archipelago_store::{StoreFs, Stores};
+
+/// Path of the database in its volume.
+pub const VOLUME_DATABASE: &str = "/db";
+
+/// Which volume a process opens, and how.
+#[derive(Clone, Debug)]
+pub struct VolumeSettings {
+    /// Endpoints of the managers of the storage cluster: `tcp:HOST:PORT`.
+    pub managers: Vec<String>,
+    /// The cluster's secret. Default: none, for a cluster of one machine.
+    pub secret: Option<Secret>,
+    /// Name of the volume.
+    pub name: String,
+    /// This process as other openers learn of it: what it does, its id and its machine.
+    pub owner: String,
+    /// Whether to take the volume over from an owner whose lease lives. Default: no.
+    pub take_over: bool,
+    /// Length of the lease, at least 20 ms. Another process opens the volume of a dead owner after
+    /// this time. Default: 10 s.
+    pub lease: Duration,
+    /// Redundancy of new files. Default: by the class of the file.
+    pub stores: NodeStoresOptions,
+}
+
+impl VolumeSettings {
+    /// Settings with defaults.
+    #[must_use]
+    pub fn new(managers: Vec<String>, name: impl Into<String>, owner: impl Into<String>) -> Self {
+        let owner = owner.into();
+        let VolumeOptions { owner, take_over, lease, .. } = VolumeOptions::new(owner);
+        let (secret, stores) = (None, NodeStoresOptions::default());
+        Self { managers, secret, name: name.into(), owner, take_over, lease, stores }
+    }
+
+    /// Connects to the storage cluster. Errors: `InvalidArgument` for an address or a secret that
+    /// is wrong; `Busy` if no manager answers, or if the cluster has too few nodes.
+    fn connect(&self) -> Result<Stores> {
+        let endpoints = Arc::new(Endpoints::new().with_secret(self.secret.clone()));
+        let reach: Arc<dyn Reach> = endpoints;
+        let runtime: Arc<dyn Runtime> = ThreadRuntime::shared()?;
+        NodeStores::open(reach, runtime, self.managers.clone(), self.stores.clone()).map_err(
+            |error| match error.kind() {
+                // The error names what is wrong with the address or the secret.
+                ErrorKind::InvalidArgument => error,
+                _ => error.context_at(
+                    "the storage cluster is not ready: start its manager and its storage nodes \
+                     (`archipelago cluster up --storage 6` on one machine), or correct the address \
+                     of the manager",
+                ),
+            },
+        )
+    }
+
+    fn options(&self) -> VolumeOptions {
+        let (take_over, lease) = (self.take_over, self.lease);
+        VolumeOptions { take_over, lease, ..VolumeOptions::new(&self.owner) }
+    }
+}
+
+/// A volume that this process owns, and its file system.
+#[derive(Clone, Debug)]
+pub struct VolumeStorage {
+    volume: Arc<Volume>,
+    files: Arc<StoreFs>,
+}
+
+impl VolumeStorage {
+    /// Becomes the owner of an existing volume; see [`Volume::open`]. Errors: those of
+    /// [`Volume::open`]. `NotFound` names the volumes of the cluster.
+    pub fn open(settings: &VolumeSettings) -> Result<Self> {
+        let stores = settings.connect()?;
+        Self::open_on(&stores, settings).map_err(|error| match error.kind() {
+            ErrorKind::NotFound => missing(&stores, &settings.name),
+            _ => error,
+        })
+    }
+
+    /// Becomes the owner of a volume. If it does not exist, the call creates it, unless `may_create`
+    /// returns an error. Errors: those of [`Volume::create`], [`Volume::open`] and `may_create`.
+    pub fn open_or_create(
+        settings: &VolumeSettings,
+        may_create: impl FnOnce() -> Result<()>,
+    ) -> Result<Self> {
+        let stores = settings.connect()?;
+        match Self::open_on(&stores, settings) {
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                may_create()?;
+                let created = Volume::create(&stores, &settings.name, &settings.options());
+                // After an error, the volume may exist: another process was faster, or no answer
+                // came. The opening finds out.
+                Self::open_on(&stores, settings).map_err(|error| match error.kind() {
+                    ErrorKind::NotFound => created.err().unwrap_or(error),
+                    _ => error,
+                })
+            }
+            opened => opened,
+        }
+    }
+
+    fn open_on(stores: &Stores, settings: &VolumeSettings) -> Result<Self> {
+        let volume = Volume::open(stores, &settings.name, &settings.options())?;
+        let files = StoreFs::new(Arc::clone(&volume));
+        Ok(Self { volume, files })
+    }
+
+    /// The file system of the volume.
+    #[must_use]
+    pub fn files(&self) -> &Arc<StoreFs> {
+        &self.files
+    }
+
+    /// Directory of the database in the volume.
+    #[must_use]
+    pub fn dir(&self) -> &Path {
+        Path::new(VOLUME_DATABASE)
+    }
+
+    /// Whether this process may answer reads; see [`Volume::check_lease`]. A caller asks when an
+    /// answer is ready, because the database may have read it from memory.
+    pub fn check_lease(&self) -> Result<()> {
+        self.volume.check_lease()
+    }
+
+    /// Whether this process still owns the volume. Errors: `Fenced` names the new owner; `Closed`.
+    pub fn check_owner(&self) -> Result<()> {
+        self.volume.check_open()
+    }
+
+    /// Lines about the volume for INFO: `name:value`.
+    #[must_use]
+    pub fn facts(&self) -> String {
+        format!("volume:{}\nvolume_epoch:{}\n", self.volume.name(), self.volume.epoch())
+    }
+
+    /// Makes everything durable and gives the volume up, after the database was closed. Errors:
+    /// those of [`StoreFs::close`].
+    pub fn close(&self) -> Result<()> {
+        self.files.close()
+    }
+}
+
+/// The error of a name that no volume has.
+fn missing(stores: &Stores, name: &str) -> Error {
+    let volumes = match list(&*stores.register) {
+        Ok(volumes) if volumes.is_empty() => "it has none".to_owned(),
+        Ok(volumes) => {
+            let names: Vec<String> = volumes.into_iter().map(|volume| volume.name).collect();
+            format!("it has {}", names.join(", "))
+        }
+        Err(error) => format!("its volumes are not known: {error}"),
+    };
+    Error::not_found(format!(
+        "the cluster has no volume {name} ({volumes}): check the name; `archipelago serve --store \
+         HOST:PORT --volume {name}` creates a volume"
+    ))
+}
+
+/// The error of settings with tiers for a database in a volume.
+pub(crate) fn tiers_are_refused() -> Error {
+    Error::invalid(
+        "the settings have [[tiers]], and the database is to lie in a volume of a storage cluster: \
+         tiers keep the log on a disk of this machine, whose loss would lose writes, so leave \
+         [[tiers]] out, or serve a directory with --dir",
+    )
+}

@@ -126,6 +126,12 @@ pub mod storage {
     };
 }
 
+pub mod volume {
+    //! Volumes of a storage cluster, in which a database can lie instead of a directory.
+
+    pub use archipelago_compute::volume::{RedundancyMode, Secret, VolumeSettings, VolumeStorage};
+}
+
 pub mod repair {
     //! Verification of a damaged database's files, and copying what is whole into a new one.
 

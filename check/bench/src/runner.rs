@@ -157,6 +157,11 @@ impl Runner {
         Ok(self.results)
     }
 
+    /// Whether the database lies in the directory of the flags, or on tiers.
+    fn is_local(&self) -> bool {
+        self.flags.volume.store.is_none()
+    }
+
     /// Listeners of background work.
     fn listeners(&self) -> Listeners {
         let mut listeners = Listeners::default();
@@ -228,7 +233,10 @@ impl Runner {
 
     fn run_workers(&mut self, spec: &Spec) -> Result<()> {
         let Run::Workers(_, message) = spec.run else { return Ok(()) };
-        say(&format!("DB path: [{}]", self.dir.display()));
+        match &self.flags.volume.volume {
+            Some(volume) => say(&format!("DB path: [volume {volume}]")),
+            None => say(&format!("DB path: [{}]", self.dir.display())),
+        }
         let before = self.written()?;
         let devices_before = self.tiers().map(Tiers::moment);
         let total = self.measure(spec)?;
@@ -355,7 +363,7 @@ impl Runner {
             looked_for: looked,
             latency,
             table_bytes: Some(self.table_bytes()?),
-            disk_bytes: disk_bytes(&self.dir),
+            disk_bytes: self.is_local().then(|| disk_bytes(&self.dir)).flatten(),
             bytes_written: process_delta(before, after),
             peak_rss_bytes: own_usage().peak_rss_bytes,
             write_amplification: amplification(before, after),

@@ -17,3 +17,4 @@ pub mod store;
 pub mod tally;
 pub mod tiers;
 pub mod twitter;
+pub(crate) mod volume;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use archipelago_base::clock::{Clock, SystemClock};
+use archipelago_compute::volume::VolumeStorage;
 use archipelago_env::device::ThrottledFs;
 use archipelago_env::stats::CountingFs;
 
@@ -24,6 +25,7 @@ pub use archipelago_env::{FileClass, FileSystem, IoContext, IoPurpose, local::Lo
 
 use crate::harness::flags::{BucketBoundaries, CompressionType, Flags};
 use crate::harness::tiers::{self, TierPlan, Tiers};
+use crate::harness::volume;
 
 /// Settings of the database that the flags ask for.
 pub fn db_options(flags: &Flags) -> DbOptions {
@@ -117,6 +119,8 @@ pub(crate) struct Opened {
     pub(crate) db: Db,
     /// Open tiers below the database, with `--tiers`.
     pub(crate) tiers: Option<Tiers>,
+    /// The volume of the database, with `--store`.
+    volume: Option<VolumeStorage>,
     /// Counter of reads and writes above the devices, with `--io_statistics`.
     pub(crate) io: Option<CountingFs>,
 }
@@ -124,28 +128,33 @@ pub(crate) struct Opened {
 impl Opened {
     /// Closes the database and then its devices.
     pub(crate) fn close(self) -> Result<()> {
-        self.db.close()?;
+        let closed = self.db.close();
+        let given_up = self.volume.map_or(Ok(()), |volume| volume.close());
+        closed?;
+        given_up?;
         self.tiers.map_or(Ok(()), |tiers| tiers.close())
     }
 }
 
-/// Opens or creates the database in `dir`, or on the tiers that the flags name. `listeners` are
-/// notified of its background work.
+/// Opens or creates the database in `dir`, or on the tiers or in the volume that the flags name.
+/// `listeners` are notified of its background work.
 pub(crate) fn open(dir: &Path, flags: &Flags, listeners: Listeners) -> Result<Opened> {
     let families = [("default".to_owned(), family_options(flags))].into();
     let tiers = match &flags.storage.tiers {
         Some(file) => Some(Tiers::open(&TierPlan::read(file)?)?),
         None => None,
     };
-    let (fs, dir) = match &tiers {
-        Some(tiers) => (tiers.file_system(), Path::new(tiers::DATABASE)),
-        None => (file_system(flags)?, dir),
+    let volume = volume::settings(flags)?.as_ref().map(volume::open).transpose()?;
+    let (fs, dir) = match (&tiers, &volume) {
+        (Some(tiers), _) => (tiers.file_system(), Path::new(tiers::DATABASE)),
+        (_, Some(volume)) => (Arc::clone(volume.files()) as Arc<dyn FileSystem>, volume.dir()),
+        _ => (file_system(flags)?, dir),
     };
     let io = flags.output.io_statistics.then(|| CountingFs::new(Arc::clone(&fs)));
     let fs = io.as_ref().map_or(fs, |io| Arc::new(io.clone()) as Arc<dyn FileSystem>);
     let components = Components { families, listeners, fs, ..Components::default() };
     let db = Db::open_with(dir, db_options(flags), components)?;
-    Ok(Opened { db, tiers, io })
+    Ok(Opened { db, tiers, volume, io })
 }
 
 /// The local file system, as slow as the device that the flags name.
@@ -158,11 +167,14 @@ fn file_system(flags: &Flags) -> Result<Arc<dyn FileSystem>> {
     Ok(ThrottledFs::new(local, spec, SystemClock::shared()))
 }
 
-/// Removes the database in `dir`, or on the tiers that the flags name. A directory that holds
-/// something else is refused, untouched.
+/// Removes the database in `dir`, or on the tiers or in the volume that the flags name. A directory
+/// that holds something else is refused, untouched.
 pub(crate) fn destroy(dir: &Path, flags: &Flags) -> Result<()> {
     if let Some(file) = &flags.storage.tiers {
         return tiers::destroy(&TierPlan::read(file)?);
+    }
+    if let Some(settings) = volume::settings(flags)? {
+        return volume::destroy(&settings);
     }
     let fs = LocalFs::new();
     if !fs.exists(dir)? {

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, ValueEnum};
 
 use super::separation::Separation;
+use super::volume::VolumeFlags;
 
 const ABOUT: &str = "Runs db_bench's benchmarks on Archipelago, with db_bench's flags and result \
                      line.\n`archipelago bench fabric --help`: the ways to reach another process's memory.\n\
@@ -91,6 +92,8 @@ pub struct Flags {
     /// Settings of the database and of its devices.
     #[command(flatten)]
     pub storage: Storage,
+    #[command(flatten)]
+    pub(crate) volume: VolumeFlags,
     #[command(flatten)]
     pub(crate) separation: Separation,
     #[command(flatten)]

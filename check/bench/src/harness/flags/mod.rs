@@ -8,6 +8,7 @@ mod groups;
 mod known;
 mod separation;
 mod spelling;
+mod volume;
 
 use std::ffi::OsString;
 
@@ -57,10 +58,12 @@ pub fn read_compare(args: &[OsString]) -> Result<(CompareFlags, Spelled), Stop> 
         flags.db_bench_flags += &flag;
     }
     let storage = &flags.bench.storage;
-    let has_ours = storage.device.is_some() || storage.tiers.is_some();
+    let has_ours =
+        storage.device.is_some() || storage.tiers.is_some() || flags.bench.volume.store.is_some();
     if has_ours || flags.bench.output.samples.is_some() {
         return Err(Stop::Usage(
-            "--device, --tiers and --samples do not go with compare: db_bench has none of them"
+            "--device, --tiers, --store and --samples do not go with compare: db_bench has none of \
+             them"
                 .to_owned(),
         ));
     }

@@ -4,6 +4,10 @@
 //! another process has open. `verify` and `repair` read files and do not open the database. They
 //! write nothing into it and remove nothing from it.
 //!
+//! The database lies in a directory, or in a volume of a storage cluster. A tool on a volume
+//! becomes its owner and gives it up at the end, so every tool refuses a volume that another
+//! process has open.
+//!
 //! Failure: a tool ends with the first error. Its output up to there is valid.
 
 use std::io::Write as _;
@@ -24,22 +28,30 @@ use crate::console::{byte_bar, print, write_failed};
 use crate::escape::{escape, unescape};
 use crate::repair::{RepairArgs, run_repair, run_verify};
 use crate::restore::run_restore;
+use crate::secret::SecretArgs;
 use crate::stop::Stop;
+use crate::volume::VolumeArgs;
 
 /// Read, change, check, copy and repair a database that no server has open.
 ///
 /// Keys and values are text. A byte that is not printable is written \xNN, in arguments and in
 /// output. Every tool but `verify` and `sst dump` refuses a database that another process has
-/// open.
+/// open. With --store and --volume the database lies in a volume of a storage cluster, and every
+/// tool refuses a volume that another process has open.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
                         archipelago db --dir ./data get reef\n  \
                         archipelago db --dir ./data scan --prefix user: --limit 10\n  \
-                        archipelago db --dir ./data verify")]
+                        archipelago db --dir ./data verify\n  \
+                        archipelago db --store 10.0.0.1:7700 --volume reef stats")]
 pub(crate) struct Db {
-    /// Directory of the database.
-    #[arg(long, value_name = "DIR", default_value = "./archipelago-data", global = true)]
-    dir: PathBuf,
+    /// Directory of the database. Default: ./archipelago-data, unless --store is given.
+    #[arg(long, value_name = "DIR", global = true)]
+    dir: Option<PathBuf>,
+    #[command(flatten)]
+    volume: VolumeArgs,
+    #[command(flatten)]
+    secret: SecretArgs,
     /// Column family of the keys. Database 0 of the Redis server is the family `default`.
     #[arg(long, value_name = "NAME", default_value = "default", global = true)]
     family: String,
@@ -238,7 +250,7 @@ enum Dump {
 enum SstAction {
     /// Print the properties of a table or of a value file, and records if --records is given.
     Dump {
-        /// Path of the table file or value file.
+        /// Path of the table file or value file. In a volume: its name, such as 000012.sst.
         file: PathBuf,
         /// Highest number of printed records.
         #[arg(long, value_name = "N", default_value_t = 0)]
@@ -251,50 +263,90 @@ enum SstAction {
 
 impl Db {
     pub(crate) fn run(self) -> Result<()> {
-        let access = self.group_access;
-        let storage = || Storage::open_for_group(&self.dir, &[], access);
+        let volume = self.volume.settings("db", &self.secret)?;
+        let storage = match &volume {
+            Some(volume) => {
+                self.refuse_for_volume()?;
+                Storage::open_volume(volume)?
+            }
+            None if matches!(self.tool, Tool::Restore { .. }) => return self.restore(),
+            None => Storage::open_for_group(&self.dir(), &[], self.group_access)?,
+        };
+        let result = self.run_on(&storage);
+        result.and(storage.close())
+    }
+
+    /// Directory of a database that lies in one.
+    fn dir(&self) -> PathBuf {
+        self.dir.clone().unwrap_or_else(archipelago::default_dir)
+    }
+
+    fn restore(&self) -> Result<()> {
+        let Tool::Restore { checkpoint } = &self.tool else { return Ok(()) };
+        run_restore(checkpoint, &self.dir(), self.group_access)
+    }
+
+    /// Refuses flags and tools that a database in a volume does not have.
+    fn refuse_for_volume(&self) -> Result<()> {
+        if let Some(dir) = &self.dir {
+            return Err(Error::invalid(format!(
+                "--dir {} and --store name two databases: leave one of them out",
+                dir.display()
+            )));
+        }
+        let (tool, advice) = match &self.tool {
+            Tool::Tiers => ("tiers", "show its nodes with `archipelago cluster status`"),
+            Tool::Repair(_) => (
+                "repair",
+                "the cluster repairs lost and damaged chunks itself; `verify` names files that it \
+                 cannot read, and `archipelago cluster status` its repair debt",
+            ),
+            Tool::Checkpoint { .. } | Tool::Restore { .. } => (
+                "checkpoint and restore",
+                "copy its keys with `scan` and `put`, or by a Redis client",
+            ),
+            _ => return Ok(()),
+        };
+        Err(Error::unsupported(format!(
+            "a database in a volume has no {tool}: {advice}, or name a directory with --dir"
+        )))
+    }
+
+    fn run_on(&self, storage: &Storage) -> Result<()> {
         match &self.tool {
-            Tool::Manifest { action: Dump::Dump } => return dump_manifest(&storage()?),
+            Tool::Manifest { action: Dump::Dump } => return dump_manifest(storage),
             Tool::Sst { action: SstAction::Dump { file, records, values } } => {
                 let shown = DumpedRecords { records_max: *records, with_values: *values };
-                return dump_sst(&storage()?, file, shown);
+                return dump_sst(storage, file, shown);
             }
-            Tool::Verify => {
-                let storage = storage()?;
-                return run_verify(&storage).and(storage.close());
-            }
-            Tool::Restore { checkpoint } => return run_restore(checkpoint, &self.dir, access),
-            Tool::Repair(args) => {
-                let storage = storage()?;
-                return run_repair(&self.dir, &storage, args).and(storage.close());
-            }
+            Tool::Verify => return run_verify(storage),
+            Tool::Repair(args) => return run_repair(&self.dir(), storage, args),
             _ => {}
         }
+        let access = self.group_access;
         let options =
             DbOptions { create_if_missing: false, group_access: access, ..DbOptions::default() };
-        let storage = storage()?;
         let components = Components { fs: Arc::clone(&storage.fs), ..Components::default() };
         let db = Database::open_with(&storage.dir, options, components)?;
-        let cf = db.family(&self.family)?;
-        let result = match &self.tool {
-            Tool::Tiers => show_tiers(&self.dir, &storage),
+        let result = db.family(&self.family).and_then(|cf| match &self.tool {
+            Tool::Tiers => show_tiers(&self.dir(), storage),
             Tool::Stats => print(&db.stats_text()).and_then(|()| match &storage.tiers {
                 Some(tiers) => print(&format!("\n{}", tiers.stats())),
                 None => Ok(()),
             }),
-            _ => run_tool(&db, &cf, self.tool),
-        };
-        result.and(db.close()).and(storage.close())
+            tool => run_tool(&db, &cf, tool),
+        });
+        result.and(db.close())
     }
 }
 
-fn run_tool(db: &Database, cf: &ColumnFamily, tool: Tool) -> Result<()> {
+fn run_tool(db: &Database, cf: &ColumnFamily, tool: &Tool) -> Result<()> {
     match tool {
-        Tool::Get { key } => get(db, cf, &key),
+        Tool::Get { key } => get(db, cf, key),
         Tool::Put { key, value } => {
-            db.put_with(cf, &unescape(&key)?, &unescape(&value)?, &WriteOptions::synced())
+            db.put_with(cf, &unescape(key)?, &unescape(value)?, &WriteOptions::synced())
         }
-        Tool::Delete { key } => db.delete_with(cf, &unescape(&key)?, &WriteOptions::synced()),
+        Tool::Delete { key } => db.delete_with(cf, &unescape(key)?, &WriteOptions::synced()),
         Tool::Scan { .. } => scan(db, cf, tool),
         Tool::Values { json: false } => print(&db.values(cf)?.to_string()),
         Tool::Values { json: true } => print(&values_json(&db.values(cf)?)),
@@ -303,15 +355,15 @@ fn run_tool(db: &Database, cf: &ColumnFamily, tool: Tool) -> Result<()> {
         }
         Tool::Buckets { change: Some(BucketChange::Split { bucket, at }) } => {
             let at = at.as_deref().map(unescape).transpose()?;
-            db.split_bucket(cf, bucket, at.as_deref())
+            db.split_bucket(cf, *bucket, at.as_deref())
         }
         Tool::Buckets { change: Some(BucketChange::Merge { bucket }) } => {
-            db.merge_buckets(cf, bucket)
+            db.merge_buckets(cf, *bucket)
         }
         Tool::Compact { from, to, force } => {
             let start = from.as_deref().map(unescape).transpose()?.unwrap_or_default();
             let end = to.as_deref().map(unescape).transpose()?;
-            let last_level = if force { LastLevel::Always } else { LastLevel::WhereItGains };
+            let last_level = if *force { LastLevel::Always } else { LastLevel::WhereItGains };
             compact(db, cf, KeyRange { start, end }, last_level)
         }
         Tool::Checkpoint { target } => db.checkpoint(target),
@@ -412,8 +464,9 @@ fn get(db: &Database, cf: &ColumnFamily, key: &str) -> Result<()> {
     }
 }
 
-fn scan(db: &Database, cf: &ColumnFamily, tool: Tool) -> Result<()> {
+fn scan(db: &Database, cf: &ColumnFamily, tool: &Tool) -> Result<()> {
     let Tool::Scan { from, to, prefix, limit, reverse, keys_only } = tool else { return Ok(()) };
+    let (reverse, keys_only) = (*reverse, *keys_only);
     let options = ReadOptions {
         lower_bound: from.as_deref().map(unescape).transpose()?,
         upper_bound: to.as_deref().map(unescape).transpose()?,
@@ -428,7 +481,7 @@ fn scan(db: &Database, cf: &ColumnFamily, tool: Tool) -> Result<()> {
         iter.seek_to_first();
     }
     let mut out = std::io::BufWriter::new(std::io::stdout().lock());
-    let mut left = limit;
+    let mut left = *limit;
     while iter.valid() && left > 0 {
         if keys_only {
             writeln!(out, "{}", escape(iter.key())).map_err(write_failed)?;
@@ -503,8 +556,13 @@ fn dump_manifest(storage: &Storage) -> Result<()> {
     dumped
 }
 
-/// Prints a table or value file of the database's file system, or any other file of the machine.
+/// Prints a table or value file of the database's file system, or any other file of the machine. In
+/// a volume, the name of a file alone is one of the database.
 fn dump_sst(storage: &Storage, path: &Path, shown: DumpedRecords) -> Result<()> {
-    let text = archipelago::inspect::dump_sst(&storage.fs, path, shown)?;
+    let path = match storage.volume {
+        Some(_) => storage.dir.join(path),
+        None => path.to_owned(),
+    };
+    let text = archipelago::inspect::dump_sst(&storage.fs, &path, shown)?;
     print(&text)
 }

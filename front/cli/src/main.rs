@@ -1,6 +1,6 @@
 //! The program `archipelago`. `serve` runs a store for Redis clients. `db` reads, changes and
 //! repairs a database that no server has open. `tier` measures and removes devices. `node` and
-//! `cluster` run a pool of memory. `bench` measures.
+//! `cluster` run a pool of memory and storage nodes. `bench` measures.
 //!
 //! Every command prints its result to standard output, and warnings and errors to standard error.
 //! The exit code is 0 on success, 1 after an error, and 2 for flags that do not exist.
@@ -21,6 +21,7 @@ mod serve;
 mod status;
 mod stop;
 mod tier;
+mod volume;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -48,10 +49,11 @@ struct Arguments {
 #[derive(Debug, Subcommand)]
 enum Command {
     Serve(Box<serve::ServeArgs>),
-    /// Run one role of a cluster in this process: a memory node, or a manager.
+    /// Run one role of a cluster in this process: a manager, a memory node or a storage node.
     #[command(subcommand)]
     Node(node::NodeCommand),
-    /// Start a cluster on this machine, show the status of any cluster, or give up a lost node.
+    /// Start a cluster on this machine, show the status of any cluster, and empty, check or give up
+    /// its nodes.
     #[command(subcommand)]
     Cluster(cluster::ClusterCommand),
     Db(db::Db),

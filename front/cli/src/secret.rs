@@ -16,7 +16,7 @@ pub(crate) struct SecretArgs {
     /// File with the secret that all processes of the cluster share, which only its user may read.
     /// `archipelago cluster secret FILE` makes one. Without this flag the process listens on
     /// loopback addresses only, and connects to processes without a secret
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", global = true)]
     secret_file: Option<PathBuf>,
 }
 

@@ -7,6 +7,8 @@
 //! 2. On SIGTERM, SIGINT or a client's SHUTDOWN the server finishes the commands that it has
 //!    received, and then the store closes. On return everything acknowledged is in the files of the
 //!    database, or in the memory of the cluster.
+//! 3. No answer of a read leaves a server over a volume whose lease has ended. A server whose
+//!    volume was taken over ends.
 //!
 //! Failure: a start that fails says which flag or file is wrong, and leaves no database behind.
 
@@ -14,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use archipelago::{ComputeNode, Error, Result, Settings, WriteOptions};
+use archipelago::{ComputeNode, Error, ErrorKind, Result, Settings, WriteOptions};
 use archipelago_compute::flexkv::{FlexKvNode, FlexKvNodeSettings, FlexKvSettings};
 use archipelago_env::descriptors::raise_limit;
 use archipelago_fabric::endpoint;
@@ -27,11 +29,16 @@ use crate::console::print_line;
 use crate::node::{MANAGER, managers};
 use crate::secret::SecretArgs;
 use crate::stop::{StopSignals, stdin_ended};
+use crate::volume::VolumeArgs;
+
+/// Interval at which a server asks whether its volume has another owner.
+const OWNER_CHECK: Duration = Duration::from_millis(200);
 
 /// Store that `serve` serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Engine {
-    /// The database in --dir: it keeps keys in order, and its data survives the process
+    /// The database in --dir, or in a volume of a storage cluster (see --store): it keeps keys in
+    /// order, and its data survives the process
     Lsm,
     /// The store over the memory of a cluster. This process becomes a compute node of the cluster
     /// (see --manager)
@@ -48,6 +55,7 @@ enum Engine {
                         archipelago serve --dir ./data\n  \
                         redis-cli -p 6379 set reef coral  (in another terminal)\n\n  \
                         archipelago serve --listen 0.0.0.0:6379 --password-file ./password\n  \
+                        archipelago serve --store 10.0.0.1:7700 --volume reef --secret-file ./secret\n  \
                         archipelago serve --engine flexkv --manager 10.0.0.1:7700 --peers 10.0.0.5:7702")]
 pub(crate) struct ServeArgs {
     /// Store that is served
@@ -71,8 +79,15 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "PATH")]
     shm: Option<String>,
     /// Directory of the database. The server creates it if it does not exist (engine lsm)
-    #[arg(long, value_name = "DIR", default_value = "./archipelago-data")]
+    #[arg(
+        long,
+        value_name = "DIR",
+        default_value = "./archipelago-data",
+        conflicts_with = "store"
+    )]
     dir: PathBuf,
+    #[command(flatten)]
+    volume: VolumeArgs,
     /// Address at which Redis clients connect. With port 0 the system chooses a free port
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:6379")]
     listen: String,
@@ -124,7 +139,7 @@ pub(crate) struct ServeArgs {
     /// Allow clients to copy the database with `CHECKPOINT NAME`. Each copy is a directory NAME in
     /// this directory, which must exist and must not lie in the data directory. Without the flag
     /// the command is refused (engine lsm)
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", conflicts_with = "store")]
     checkpoints: Option<PathBuf>,
     /// Print the settings that the server would use, as TOML, and exit (engine lsm)
     #[arg(long)]
@@ -147,6 +162,10 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
     refuse_flags_of_redis(args)?;
     match args.engine {
         Engine::Lsm => database(args),
+        Engine::FlexKv if args.volume.is_given() => Err(Error::invalid(
+            "--store is for the engine lsm: the engine flexkv keeps its data in the memory of the \
+             cluster (--manager), so leave --store or --engine out",
+        )),
         Engine::FlexKv => remote_memory(args),
     }
 }
@@ -178,8 +197,27 @@ fn database(args: &ServeArgs) -> Result<()> {
     if options.worker_threads == 0 {
         options.worker_threads = threads_within(archipelago_compute::memory_bytes(&settings));
     }
+    let volume = args.volume.settings("serve", &args.secret)?;
     let listening = listen(args, options)?;
-    let node = ComputeNode::open(&args.dir, &settings)?;
+    let node = match &volume {
+        Some(volume) => ComputeNode::open_volume(volume, &settings)?,
+        None => ComputeNode::open(&args.dir, &settings)?,
+    };
+    let served = serve_database(args, listening, &node);
+    let closed = node.close();
+    match served? {
+        End::Asked => closed?,
+        // The new owner has everything that was acknowledged, and this process can add nothing.
+        End::LostVolume(error) => {
+            return Err(error.context_at("this server ended because it lost its volume"));
+        }
+    }
+    print_line!("Stopped");
+    Ok(())
+}
+
+/// Serves the database of an open node. Returns why that ended.
+fn serve_database(args: &ServeArgs, listening: Listening, node: &ComputeNode) -> Result<End> {
     let listening = listening.with_budget(Arc::clone(node.budget()));
     let write_options = WriteOptions { sync: args.sync, ..WriteOptions::default() };
     let mut store = EngineStore::new(node.db().clone(), write_options)?;
@@ -187,11 +225,24 @@ fn database(args: &ServeArgs) -> Result<()> {
         let tiers = Arc::clone(tiers);
         store = store.with_facts(Box::new(move || tiers.stats().facts()));
     }
-    let server = listening.serve(Arc::new(store));
-    serve(args, server, &args.dir.display().to_string())?;
-    node.close()?;
-    print_line!("Stopped");
-    Ok(())
+    let Some(volume) = node.volume() else {
+        let server = listening.serve(Arc::new(store));
+        return serve(args, server, &args.dir.display().to_string(), std::future::pending());
+    };
+    let (leased, named, owned) = (volume.clone(), volume.clone(), volume.clone());
+    let store = store
+        .with_read_check(Box::new(move || leased.check_lease()))
+        .with_facts(Box::new(move || named.facts()));
+    let lost = async move {
+        loop {
+            tokio::time::sleep(OWNER_CHECK).await;
+            match owned.check_owner() {
+                Err(error) if error.kind() == ErrorKind::Fenced => return error,
+                _ => {}
+            }
+        }
+    };
+    serve(args, listening.serve(Arc::new(store)), &args.volume.describe(), lost)
 }
 
 /// Memory in bytes that each thread that serves clients should have. The number of threads bounds
@@ -248,7 +299,7 @@ fn remote_memory(args: &ServeArgs) -> Result<()> {
     })?);
     let store = FlexKvStore::new(Arc::clone(&node));
     let what = format!("the store of the cluster at {}", args.manager);
-    serve(args, listening.serve(Arc::new(store)), &what)?;
+    serve(args, listening.serve(Arc::new(store)), &what, std::future::pending())?;
     // With its last reference the node leaves, and other nodes take over its partitions.
     drop(node);
     print_line!("Stopped");
@@ -281,7 +332,22 @@ fn listen(args: &ServeArgs, options: ServerOptions) -> Result<Listening> {
     })
 }
 
-fn serve(args: &ServeArgs, server: Server, what: &str) -> Result<()> {
+/// Why a server ended.
+#[derive(Debug)]
+enum End {
+    /// By a signal, by SHUTDOWN, or with its standard input.
+    Asked,
+    /// Another process has taken the volume over. The error names it.
+    LostVolume(Error),
+}
+
+/// Serves until the process is told to stop, or until `lost` returns the error of a lost volume.
+fn serve(
+    args: &ServeArgs,
+    server: Server,
+    what: &str,
+    lost: impl Future<Output = Error>,
+) -> Result<End> {
     let mut signals = server.within(StopSignals::watch)?;
     let mut told = stdin_ended(args.stop_with_stdin)?;
     let addr = server.local_addr();
@@ -291,17 +357,19 @@ fn serve(args: &ServeArgs, server: Server, what: &str) -> Result<()> {
     if args.engine == Engine::FlexKv {
         args.secret.print_audience();
     }
+    let mut end = End::Asked;
     server.wait_or(async {
         tokio::select! {
             () = signals.received() => {}
             _ = told.recv() => {}
+            error = lost => end = End::LostVolume(error),
         }
     });
     print_line!("Stopping: finishing the commands that were received");
     if !server.shutdown() {
         print_line!("Some clients did not read their replies in time and were cut off");
     }
-    Ok(())
+    Ok(end)
 }
 
 /// The directory for checkpoints as an absolute path without symbolic links. The server then

@@ -1,69 +1,99 @@
-//! `archipelago cluster`: starts a cluster on this machine as child processes, and shows the status
-//! of any cluster.
+//! `archipelago cluster`: starts a cluster on this machine as child processes, shows the status of
+//! any cluster, and empties, checks and gives up its nodes.
 
 mod children;
+mod managers;
+mod storage;
+mod storage_text;
 mod up;
 
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::time::Duration;
 
-use archipelago_base::random::entropy_seed;
-use archipelago_base::runtime::block_on;
-use archipelago_base::{Error, ErrorKind, Result};
-use archipelago_fabric::{Call, ClientId, Endpoints, Line, NodeId, Reach, Route, Secret};
-use archipelago_flexkv::wire::{Message as Store, StoreStatus};
-use archipelago_pool::wire::Message;
+use archipelago_base::Result;
+use archipelago_fabric::{NodeId, Secret};
+use archipelago_pool::wire::{Message, PoolStatus};
 
-use crate::node::{MANAGER, managers};
-use crate::secret::SecretArgs;
+use self::managers::{Managers, ManagersArgs, other_version};
+use self::storage::{Drain, NodeArgs};
 use crate::status;
-
-/// Time limit for an answer of a manager.
-const DEADLINE: Duration = Duration::from_secs(3);
 
 /// Commands about a cluster.
 #[derive(clap::Subcommand, Debug)]
 pub(crate) enum ClusterCommand {
-    /// Start managers, memory nodes and compute nodes on this machine. Ctrl-C stops them.
+    /// Start managers, memory nodes, storage nodes and compute nodes on this machine. Ctrl-C stops
+    /// them.
     ///
     /// Each of them is a process (`archipelago node ...`, `archipelago serve --engine flexkv`), so
     /// you can stop or kill it alone. Clients of the pool connect to the managers. Redis clients
-    /// connect to any compute node. The processes reach each other through shared memory.
+    /// connect to any compute node. Memory nodes and compute nodes reach each other through shared
+    /// memory.
+    ///
+    /// With --storage N a database lies on storage nodes: serve it with `archipelago serve --store
+    /// MANAGER --volume NAME`. The data stay in --dir when the cluster stops.
     #[command(
-        after_help = "Example:\n  archipelago cluster up --compute 2 --memory 3 --size 256MiB\n  \
+        after_help = "Examples:\n  archipelago cluster up --compute 2 --memory 3 --size 256MiB\n  \
                             redis-cli -p 6379 set reef coral  (in another terminal)\n  \
                             redis-cli -p 6380 get reef\n  \
-                            archipelago cluster status"
+                            archipelago cluster status\n\n  \
+                            archipelago cluster up --storage 6 --dir ./cluster\n  \
+                            archipelago serve --store 127.0.0.1:7700 --volume reef"
     )]
     Up(up::UpArgs),
     /// Show the members of a cluster: memory nodes with their free memory, clients, blocks with
-    /// their copies, and the store with its compute nodes.
+    /// their copies, the store over it with its compute nodes, and storage nodes with their space,
+    /// volumes and missing copies.
     #[command(after_help = "Example:\n  archipelago cluster status --manager 127.0.0.1:7700")]
     Status {
-        /// Addresses of the cluster's managers, separated by commas
-        #[arg(long, value_name = "HOST:PORT,...", default_value = MANAGER)]
-        manager: String,
         #[command(flatten)]
-        secret: SecretArgs,
+        managers: ManagersArgs,
         /// List every block. Without the flag only blocks with too few copies are listed
         #[arg(long)]
         blocks: bool,
     },
-    /// Give up a memory node that will never return with its memory.
+    /// Empty a storage node, so that it can be removed: its files move to other nodes.
     ///
-    /// Blocks that wait for the node continue with the copies that are left. If the node does
-    /// return, data that only this node held is lost. `archipelago cluster status` shows which
-    /// blocks wait for which node.
-    #[command(after_help = "Example:\n  archipelago cluster forget 2")]
-    Forget {
-        /// Number of the memory node
-        node: u64,
-        /// Addresses of the cluster's managers, separated by commas
-        #[arg(long, value_name = "HOST:PORT,...", default_value = MANAGER)]
-        manager: String,
+    /// The command shows the progress until the node is empty. A file that cannot be moved is
+    /// skipped and stays in the count.
+    #[command(after_help = "Examples:\n  archipelago cluster drain 3\n  \
+                            archipelago cluster drain 3 --cancel")]
+    Drain {
         #[command(flatten)]
-        secret: SecretArgs,
+        node: NodeArgs,
+        #[command(flatten)]
+        managers: ManagersArgs,
+        /// End after the start of the drain, and do not wait until the node is empty
+        #[arg(long)]
+        no_wait: bool,
+        /// Use the node again
+        #[arg(long, conflicts_with = "no_wait")]
+        cancel: bool,
+    },
+    /// Read everything that a storage node holds, and check it.
+    ///
+    /// Every node does this by itself every 14 days. The command begins a round now, shows its
+    /// progress, and fails if it finds damage.
+    #[command(after_help = "Example:\n  archipelago cluster scrub 3")]
+    Scrub {
+        #[command(flatten)]
+        node: NodeArgs,
+        #[command(flatten)]
+        managers: ManagersArgs,
+    },
+    /// Give up a node that will never return: a memory node, or with --storage a storage node.
+    ///
+    /// Blocks that wait for a memory node continue with the copies that are left. If the node does
+    /// return, data that only this node held is lost. `archipelago cluster status` shows which
+    /// blocks wait for which node, and which storage nodes are silent or lost.
+    #[command(after_help = "Examples:\n  archipelago cluster forget 2\n  \
+                            archipelago cluster forget --storage 2")]
+    Forget {
+        #[command(flatten)]
+        node: NodeArgs,
+        /// The node is a storage node
+        #[arg(long)]
+        storage: bool,
+        #[command(flatten)]
+        managers: ManagersArgs,
     },
     /// Make a new secret for a cluster, and write it to a new file that only you may read.
     ///
@@ -80,84 +110,69 @@ pub(crate) enum ClusterCommand {
 pub(crate) fn run(command: &ClusterCommand) -> Result<()> {
     match command {
         ClusterCommand::Up(args) => up::up(args),
-        ClusterCommand::Status { manager, secret, blocks } => {
-            let endpoints = Arc::new(Endpoints::new().with_secret(secret.read()?));
-            let answer = ask(&endpoints, manager, &Message::Status {})?;
-            let status = match answer {
-                Message::StatusIs { status } => status,
-                Message::Refuse { refused } => return Err(refused.error("the status")),
-                _ => {
-                    return Err(Error::unsupported(
-                        "the manager's answer is of another version: run the program of the same \
-                         version as the cluster",
-                    ));
-                }
+        ClusterCommand::Status { managers, blocks } => show_status(&managers.managers()?, *blocks),
+        ClusterCommand::Drain { node, managers, no_wait, cancel } => {
+            let drain = match (cancel, no_wait) {
+                (true, _) => Drain::Cancel,
+                (_, true) => Drain::Begin,
+                _ => Drain::Wait,
             };
-            print!("{}", status::show(&status, *blocks));
-            let store = ask_store(&endpoints, manager)?;
-            if store.version > 0 || !store.nodes.is_empty() {
-                print!("{}", status::show_store(&store));
-            }
-            Ok(())
+            storage::drain(&managers.managers()?, node, drain)
         }
+        ClusterCommand::Scrub { node, managers } => storage::scrub(&managers.managers()?, node),
         ClusterCommand::Secret { file } => {
             let made = Secret::create(file)?;
             println!("{} has the secret of the new cluster {}", file.display(), made.cluster());
             Ok(())
         }
-        ClusterCommand::Forget { node, manager, secret } => {
-            let endpoints = Arc::new(Endpoints::new().with_secret(secret.read()?));
-            match ask(&endpoints, manager, &Message::Forget { node: NodeId(*node) })? {
-                Message::Refuse { refused } => Err(refused.error(format!(
-                    "node {node} cannot be given up while it is up: stop it first"
-                ))),
-                _ => {
-                    println!(
-                        "Node {node} is given up; for the state see: archipelago cluster status"
-                    );
-                    Ok(())
-                }
-            }
+        ClusterCommand::Forget { node, storage: true, managers } => {
+            storage::forget(&managers.managers()?, node)
+        }
+        ClusterCommand::Forget { node, storage: false, managers } => {
+            forget_memory(&managers.managers()?, node.memory()?)
         }
     }
 }
 
-fn ask(endpoints: &Arc<Endpoints>, manager: &str, message: &Message) -> Result<Message> {
-    let ways = managers(manager)?;
-    let count = ways.len();
-    let line = Line::new(endpoints, ways, ClientId(entropy_seed()), None);
-    // A manager that stands by does not answer.
-    let mut asked = line.ask(message, DEADLINE);
-    for _ in 1..count {
-        asked = asked.or_else(|_| line.ask(message, DEADLINE));
-    }
-    asked.map_err(|error| match error.kind() {
-        // The error names what is wrong with the address or the secret.
-        ErrorKind::InvalidArgument => error,
-        _ => error.context_at(format!(
-            "no manager answers at {manager}: start a cluster with `archipelago cluster up`, or name \
-             the managers' addresses with --manager HOST:PORT,..."
-        )),
-    })
-}
-
-/// Status of the store, from the coordinator in the acting manager.
-fn ask_store(endpoints: &Arc<Endpoints>, manager: &str) -> Result<StoreStatus> {
-    let reach: Arc<dyn Reach> = Arc::clone(endpoints) as Arc<dyn Reach>;
-    let route = Route::new(&reach, ClientId(entropy_seed()), None);
-    let (ways, question) = (managers(manager)?, Store::Status {}.encode());
-    for _ in 0..ways.len() {
-        let link = block_on(route.link(&ways, DEADLINE))?;
-        let answer = link.request(Call::new(&question, DEADLINE)).wait();
-        let answer = answer.map_err(|refusal| refusal.error("the store's status"))?;
-        match Store::decode(&answer) {
-            Ok(Store::StatusIs { status }) => return Ok(status),
-            Ok(Store::Declined { .. }) => route.go_on(&ways),
-            _ => break,
+/// Shows the parts of a cluster that exist.
+fn show_status(managers: &Managers, blocks: bool) -> Result<()> {
+    let pool = match managers.ask(&Message::Status {})? {
+        Message::StatusIs { status } => status,
+        Message::Refuse { refused } => return Err(refused.error("the status")),
+        _ => return Err(other_version("the manager's answer")),
+    };
+    let storage = storage::status(managers)?;
+    // A cluster of storage nodes alone has no pool.
+    if storage.is_none() || !is_unused(&pool) {
+        print!("{}", status::show(&pool, blocks));
+        let store = managers.ask_flexkv()?;
+        if store.version > 0 || !store.nodes.is_empty() {
+            print!("{}", status::show_store(&store));
+        }
+        if storage.is_some() {
+            println!();
         }
     }
-    Err(Error::unsupported(
-        "no manager knows the status of the store, or its answer is of another version: run the \
-         program of the same version as the cluster",
-    ))
+    if let Some(storage) = storage {
+        print!("{}", storage::text(managers, &storage));
+    }
+    Ok(())
+}
+
+/// Whether no node and no client has joined the pool.
+fn is_unused(pool: &PoolStatus) -> bool {
+    pool.nodes.is_empty() && pool.clients.is_empty() && pool.blocks_total == 0 && pool.lost == 0
+}
+
+fn forget_memory(managers: &Managers, node: NodeId) -> Result<()> {
+    match managers.ask(&Message::Forget { node })? {
+        Message::Refuse { refused } => {
+            Err(refused
+                .error(format!("node {node} cannot be given up while it is up: stop it first")))
+        }
+        _ => {
+            println!("Node {node} is given up; for the state see: archipelago cluster status");
+            Ok(())
+        }
+    }
 }

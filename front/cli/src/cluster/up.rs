@@ -1,9 +1,10 @@
 //! `archipelago cluster up`: starts a cluster on this machine as child processes.
 //!
 //! The command owns its child processes. Each ends when its standard input ends, so no process
-//! outlives the command. Memory nodes and compute nodes end before the managers.
+//! outlives the command. Nodes end before the managers. The data of storage nodes stay in their
+//! directories.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use archipelago_base::{Error, Result};
 use archipelago_fabric::Secret;
@@ -20,9 +21,22 @@ use crate::stop::Stop;
 
 #[derive(clap::Args, Debug)]
 pub(crate) struct UpArgs {
-    /// Number of memory nodes
-    #[arg(long, value_name = "N", default_value_t = 3)]
-    memory: u64,
+    /// Number of memory nodes. Default: 3, or none if --storage is given
+    #[arg(long, value_name = "N")]
+    memory: Option<u64>,
+    /// Number of storage nodes, which keep databases on disk (`archipelago serve --store`). Six have
+    /// full redundancy, three survive the loss of one, and fewer are a trial. Each counts as a
+    /// domain of its own
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    storage: u64,
+    /// Directory for the data of the storage nodes: storage1, storage2 and so on. They stay there
+    /// when the cluster stops, and the next start finds them
+    #[arg(long, value_name = "DIR", default_value = "./archipelago-cluster")]
+    dir: PathBuf,
+    /// Bytes that each storage node uses at most, such as 10GiB. Default: all that the file system
+    /// has
+    #[arg(long, value_name = "SIZE")]
+    storage_size_max: Option<String>,
     /// Number of compute nodes, which serve Redis clients from a store over that memory
     #[arg(long, value_name = "N", default_value_t = 0)]
     compute: u16,
@@ -56,9 +70,9 @@ pub(crate) struct UpArgs {
     #[arg(long, value_name = "HOST:PORT", default_value = MANAGER)]
     manager: String,
     /// Number of managers. One acts, and the others stand by and take over when it dies. 1: the
-    /// manager runs alone
-    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=5))]
-    managers: u16,
+    /// manager runs alone. Default: 2, or 1 without memory nodes
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=5))]
+    managers: Option<u16>,
     /// Milliseconds of silence after which the manager declares a client dead
     #[arg(long, value_name = "MS", default_value_t = 2000)]
     lease_ms: u64,
@@ -74,6 +88,44 @@ pub(crate) struct UpArgs {
     stop_with_stdin: bool,
 }
 
+impl UpArgs {
+    /// Number of memory nodes.
+    fn memory(&self) -> u64 {
+        self.memory.unwrap_or(if self.storage > 0 { 0 } else { 3 })
+    }
+
+    /// Number of managers.
+    fn managers(&self) -> u16 {
+        self.managers.unwrap_or(if self.memory() > 0 { 2 } else { 1 })
+    }
+
+    /// Refuses numbers of nodes that make no cluster.
+    fn validate(&self) -> Result<()> {
+        let (memory, storage) = (self.memory(), self.storage);
+        if memory == 0 && storage == 0 {
+            return Err(Error::invalid(
+                "--memory 0: a cluster needs at least one memory node or storage nodes, so give 1 \
+                 or more, or --storage N",
+            ));
+        }
+        if memory == 0 && self.compute > 0 {
+            return Err(Error::invalid(format!(
+                "--compute {}: compute nodes keep their data on memory nodes, so give --memory N",
+                self.compute
+            )));
+        }
+        if memory == 0 && self.managers() > 1 {
+            return Err(Error::invalid(format!(
+                "--managers {}: memory nodes decide which of several managers acts, so give \
+                 --memory N or --managers 1; storage nodes serve without a manager for as long as \
+                 no node changes",
+                self.managers()
+            )));
+        }
+        Ok(())
+    }
+}
+
 /// Transport between processes of one machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Provider {
@@ -83,13 +135,9 @@ enum Provider {
     Tcp,
 }
 pub(super) fn up(args: &UpArgs) -> Result<()> {
-    if args.memory == 0 {
-        return Err(Error::invalid(
-            "--memory 0: a cluster needs at least one memory node, so give 1 or more",
-        ));
-    }
+    args.validate()?;
     let copies = match args.copies {
-        0 => args.memory.min(3) as u32,
+        0 => args.memory().clamp(1, 3) as u32,
         copies => copies,
     };
     check_ports(args)?;
@@ -107,10 +155,15 @@ pub(super) fn up(args: &UpArgs) -> Result<()> {
     for (address, part) in addresses.iter().zip(&parts).skip(1) {
         standbys.push(format!("Standby manager  {address}  (process {})", part.id()));
     }
-    for node in 1..=args.memory {
+    for node in 1..=args.memory() {
         let part = start_memory(args, &join, node, &sockets.path("memory", node))?;
         print_line!("Memory node {node:<4} {}  (process {})", part.address, part.id());
         // The list is dropped from the front, so nodes end before the managers.
+        parts.insert(0, part);
+    }
+    for node in 1..=args.storage {
+        let part = start_storage(args, &join, node)?;
+        print_line!("Storage node {node:<3} {}  (process {})", part.address, part.id());
         parts.insert(0, part);
     }
     for node in 1..=args.compute {
@@ -128,6 +181,10 @@ pub(super) fn up(args: &UpArgs) -> Result<()> {
     }
     let flags: String = secret.words().iter().map(|word| format!(" {word}")).collect();
     print_line!("Look at it: archipelago cluster status --manager {at}{flags}");
+    if args.storage > 0 {
+        let trial = if args.storage == 1 { " --copies-min 1" } else { "" };
+        print_line!("Use it: archipelago serve --store {at} --volume NAME{flags}{trial}");
+    }
     print_line!("Ctrl-C stops it");
     let parts = std::cell::RefCell::new(parts);
     stop.wait(|| {
@@ -187,15 +244,17 @@ fn start_managers(args: &UpArgs, copies: u32, secret: &SecretArgs) -> Result<Vec
     let offload = args.offload.map(|offload| offload.to_string());
     let offload: Vec<&str> = offload.iter().flat_map(|share| ["--offload", share]).collect();
     // Several managers need the number of memory nodes, to count a majority of promises.
-    let nodes = if args.managers > 1 { args.memory } else { 0 }.to_string();
+    let nodes = if args.managers() > 1 { args.memory() } else { 0 }.to_string();
     let mut parts = Vec::new();
-    for number in 0..args.managers {
+    for number in 0..args.managers() {
         let listen = manager_address(args, number)?;
         let words = [
             &["node", "manager", "--listen", &listen, "--copies", &copies][..],
             &["--lease-ms", &lease, "--node-lease-ms", &node_lease],
             &["--partitions", &partitions, "--memory-nodes", &nodes],
             &offload,
+            // Fewer nodes are a trial, in which one node keeps all owners and leases.
+            if matches!(args.storage, 1 | 2) { &["--root-nodes", "1"] } else { &[] },
             &secret,
             if number > 0 { &["--standby"] } else { &[] },
         ]
@@ -232,10 +291,26 @@ fn start_memory(
     ChildProcess::start(&format!("Memory node {node}"), &words, " on ")
 }
 
+fn start_storage(args: &UpArgs, join: &JoinArgs<'_>, node: u64) -> Result<ChildProcess> {
+    let dir = args.dir.join(format!("storage{node}")).display().to_string();
+    let (id, domain) = (node.to_string(), format!("node{node}"));
+    let secret = join.secret.words();
+    let size_max: Vec<&str> =
+        args.storage_size_max.iter().flat_map(|size| ["--size-max", size]).collect();
+    let words = [
+        &["node", "storage", "--id", &id, "--dir", &dir, "--domain", &domain][..],
+        &["--manager", join.manager],
+        &size_max,
+        &secret.iter().map(String::as_str).collect::<Vec<_>>(),
+    ]
+    .concat();
+    ChildProcess::start(&format!("Storage node {node}"), &words, " on ")
+}
+
 /// Returns an error if a port is taken, before any process starts.
 fn check_ports(args: &UpArgs) -> Result<()> {
     let mut wanted = Vec::new();
-    for number in 0..args.managers {
+    for number in 0..args.managers() {
         let choice = match number {
             0 => "choose another port with --manager HOST:PORT",
             _ => {

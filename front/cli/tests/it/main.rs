@@ -8,6 +8,7 @@ mod full_disk;
 mod memory;
 mod port;
 mod secret;
+mod storage;
 mod store;
 mod tiers;
 mod values;

@@ -1,7 +1,9 @@
-//! `archipelago node memory` and `archipelago node manager`: one role of a cluster in this process.
+//! `archipelago node`: one role of a cluster in this process. The storage node has a file of its own.
 //!
 //! Each role is a library with threads of its own. This module reads the flags, starts the role and
 //! waits for a signal.
+
+mod storage;
 
 use std::time::Duration;
 
@@ -11,6 +13,7 @@ use archipelago_fabric::endpoint;
 use archipelago_manager::core::Terms;
 use archipelago_manager::{ManagerServer, ManagerSettings, StorePlan};
 use archipelago_memory::{MemoryServer, MemorySettings};
+use archipelago_store::nodes::members::MemberTerms;
 
 use crate::console::print_line;
 use crate::secret::SecretArgs;
@@ -33,9 +36,11 @@ pub(crate) enum NodeCommand {
                       archipelago cluster status"
     )]
     Memory(MemoryArgs),
-    /// Run a manager, which knows the members of the cluster and places blocks.
+    /// Run a manager, which knows the members of the cluster and places blocks of memory.
     ///
-    /// The manager stores nothing. After a start it asks the nodes for their state, and it acts
+    /// Clients of the pool, of the store over it, and of storage nodes find the nodes by it. It
+    /// founds a cluster of storage nodes when they have registered in three domains. The manager
+    /// stores nothing. After a start it asks the nodes for their state, and it acts
     /// after one lease. Without a manager clients read and write until their leases end
     /// (--lease-ms). Then their calls wait, and fail after 5 s.
     ///
@@ -51,6 +56,20 @@ pub(crate) enum NodeCommand {
                       for n in 1 2 3; do archipelago node memory --id $n --manager 127.0.0.1:7700,127.0.0.1:7701 & done"
     )]
     Manager(ManagerArgs),
+    /// Run a storage node, which keeps a part of the files of databases on its disks.
+    ///
+    /// The node registers with the manager. Databases lie on storage nodes if they are served with
+    /// `archipelago serve --store MANAGER --volume NAME`. A cluster needs three storage nodes in
+    /// three domains, and six for its full redundancy. Its data survive the end of the process and
+    /// power loss. Start the node with the same --dir after a restart. It runs until SIGTERM or
+    /// SIGINT (Ctrl-C).
+    #[command(
+        after_help = "Example, three nodes on one machine:\n  archipelago node manager &\n  \
+                      for n in 1 2 3; do archipelago node storage --dir ./storage$n --domain $n & done\n  \
+                      archipelago cluster status\n  \
+                      archipelago serve --store 127.0.0.1:7700 --volume reef"
+    )]
+    Storage(storage::StorageArgs),
 }
 
 #[derive(clap::Args, Debug)]
@@ -122,6 +141,15 @@ pub(crate) struct ManagerArgs {
     /// the flag the store follows the load
     #[arg(long, value_name = "N")]
     offload: Option<u32>,
+    /// Seconds of silence after which a storage node counts as lost, and another one takes its
+    /// place in the root set
+    #[arg(long, value_name = "SECONDS", default_value_t = 600)]
+    lost_after: u64,
+    /// Number of storage nodes that keep owners and leases of volumes: 3 or 5, or 1 for a trial on
+    /// one node. Default: 3, or 5 if there are five domains. It takes effect when the cluster is
+    /// founded
+    #[arg(long, value_name = "N")]
+    root_nodes: Option<u8>,
     #[command(flatten)]
     secret: SecretArgs,
     /// Stop when standard input ends. A program that starts the node as a child process uses it, so
@@ -139,6 +167,7 @@ pub(crate) fn run(command: &NodeCommand) -> Result<()> {
     match command {
         NodeCommand::Memory(args) => memory(args),
         NodeCommand::Manager(args) => manager(args),
+        NodeCommand::Storage(args) => storage::run(args),
     }
 }
 
@@ -212,7 +241,12 @@ fn manager(args: &ManagerArgs) -> Result<()> {
     let (memory_nodes, standby) = (args.memory_nodes, args.standby);
     let listen = vec![endpoint(&args.listen)?];
     let secret = args.secret.read()?;
-    let settings = ManagerSettings { listen, terms, store, memory_nodes, standby, secret };
+    let storage = MemberTerms {
+        lost_after: Duration::from_secs(args.lost_after),
+        root_nodes: args.root_nodes,
+        ..MemberTerms::default()
+    };
+    let settings = ManagerSettings { listen, terms, store, memory_nodes, standby, storage, secret };
     // Every region of memory takes a descriptor.
     raise_limit();
     let stop = Stop::watch(args.stop_with_stdin)?;

@@ -1,0 +1,266 @@
+//! `archipelago cluster` for storage nodes: their status, and commands that empty, check and give
+//! up a node.
+//!
+//! The manager acts on a command. The commands here send it and show its progress. Their end, also
+//! by Ctrl-C, ends nothing in the cluster.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use archipelago_base::clock::{Clock, SystemClock};
+use archipelago_base::runtime::ThreadRuntime;
+use archipelago_base::{Error, ErrorKind, Result, size};
+use archipelago_fabric::{Endpoints, NodeId, Reach};
+use archipelago_store::nodes::wire::{
+    MemberState, NodeStanding, Refused, StorageClusterStatus, StorageMember, StorageReport,
+    StoreMessage,
+};
+use archipelago_store::nodes::{NodeStores, NodeStoresOptions};
+use archipelago_store::volume::{VolumeInfo, list};
+
+use super::managers::{Managers, other_version};
+use super::storage_text::{StorageView, scrub_words, show};
+use crate::console::print_line;
+
+/// Time for which the status waits for the nodes that know the names of volumes.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// Pause between two looks at the progress of a command.
+const LOOK: Duration = Duration::from_secs(1);
+/// Number of looks without progress after which a drain says so.
+const LOOKS_WITHOUT_PROGRESS: u32 = 30;
+
+/// Which node a command is about.
+#[derive(clap::Args, Debug)]
+pub(crate) struct NodeArgs {
+    /// Number of the node, or the identity of a storage node. `archipelago cluster status` shows
+    /// them
+    #[arg(value_name = "NODE")]
+    node: String,
+}
+
+impl NodeArgs {
+    /// The number of a memory node.
+    pub(super) fn memory(&self) -> Result<NodeId> {
+        self.node.parse().map(NodeId).map_err(|_| {
+            Error::invalid(format!(
+                "{} is no number of a memory node: for a storage node give --storage",
+                self.node
+            ))
+        })
+    }
+}
+
+/// State of the storage nodes. `None`: the cluster has none.
+pub(super) fn status(managers: &Managers) -> Result<Option<StorageClusterStatus>> {
+    let status = match managers.ask(&StoreMessage::StorageStatus {}) {
+        Ok(StoreMessage::StorageStatusIs { status }) => status,
+        Ok(answer) => return Err(unexpected(answer, "the status of the storage nodes")),
+        Err(error) => return Err(error),
+    };
+    Ok((!status.nodes.is_empty() || status.cluster.is_some()).then_some(status))
+}
+
+/// The status as text, with the names of the volumes.
+pub(super) fn text(managers: &Managers, status: &StorageClusterStatus) -> String {
+    let volumes = match status.cluster {
+        Some(_) => volumes(managers).map_err(|error| error.to_string()),
+        None => Err("there is no cluster yet".to_owned()),
+    };
+    show(&StorageView { status, volumes })
+}
+
+/// The volumes of the cluster's register.
+fn volumes(managers: &Managers) -> Result<Vec<VolumeInfo>> {
+    let endpoints = Arc::new(Endpoints::new().with_secret(managers.secret.clone()));
+    let reach: Arc<dyn Reach> = endpoints;
+    let options = NodeStoresOptions { patience: PATIENCE, ..NodeStoresOptions::default() };
+    let stores = NodeStores::open(reach, ThreadRuntime::shared()?, managers.ways.clone(), options)?;
+    list(&*stores.register)
+}
+
+/// The node that `args` names.
+fn find(status: &StorageClusterStatus, args: &NodeArgs) -> Result<NodeStanding> {
+    let text = &args.node;
+    let is_named = |node: &&NodeStanding| {
+        node.member.node.to_string() == *text || node.member.storage.to_string() == *text
+    };
+    let mut named = status.nodes.iter().filter(is_named);
+    let (first, second) = (named.next(), named.next());
+    match (first, second) {
+        (Some(node), None) => Ok(node.clone()),
+        (Some(_), Some(_)) => Err(Error::invalid(format!(
+            "several storage nodes have number {text}, because the disks of one were replaced: name \
+             the identity of the node, as `archipelago cluster status` shows it"
+        ))),
+        (None, _) => Err(Error::not_found(format!(
+            "there is no storage node {text}: `archipelago cluster status` shows the nodes"
+        ))),
+    }
+}
+
+/// The status and the node that a command is about.
+fn node(managers: &Managers, args: &NodeArgs) -> Result<NodeStanding> {
+    match status(managers)? {
+        Some(status) => find(&status, args),
+        None => Err(Error::not_found(
+            "the cluster has no storage nodes: start some with `archipelago node storage`",
+        )),
+    }
+}
+
+/// The error of an answer that is a refusal, or of another version.
+fn unexpected(answer: StoreMessage, what: &str) -> Error {
+    match answer {
+        StoreMessage::Refuse { why, epoch, text } => Refused { why, epoch, text }.error(what),
+        _ => other_version("the manager's answer"),
+    }
+}
+
+/// Asks for something that is done or refused.
+fn done(answer: StoreMessage, what: &str) -> Result<()> {
+    match answer {
+        StoreMessage::Done {} => Ok(()),
+        answer => Err(unexpected(answer, what)),
+    }
+}
+
+/// Gives up a storage node that will never return.
+pub(super) fn forget(managers: &Managers, args: &NodeArgs) -> Result<()> {
+    let StorageMember { storage, node: number, .. } = node(managers, args)?.member;
+    let answer = managers.ask(&StoreMessage::ForgetNode { storage })?;
+    done(answer, &format!("storage node {number} cannot be given up"))?;
+    print_line!("Storage node {number} is given up; for the state see: archipelago cluster status");
+    Ok(())
+}
+
+/// What a drain does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Drain {
+    /// Empty the node, and show the progress until it is empty.
+    Wait,
+    /// Empty the node, without waiting.
+    Begin,
+    /// Use the node again.
+    Cancel,
+}
+
+/// Objects that a node still holds.
+fn left(report: &StorageReport) -> u64 {
+    report.chunks + report.chunks_unsealed + report.extents
+}
+
+/// Empties a storage node.
+pub(super) fn drain(managers: &Managers, args: &NodeArgs, drain: Drain) -> Result<()> {
+    let StorageMember { storage, node: number, .. } = node(managers, args)?.member;
+    let is_draining = drain != Drain::Cancel;
+    let answer = managers.ask(&StoreMessage::DrainNode { storage, is_draining })?;
+    done(answer, &format!("storage node {number} cannot be emptied"))?;
+    match drain {
+        Drain::Cancel => {
+            print_line!("Storage node {number} gets new files again");
+            return Ok(());
+        }
+        Drain::Begin => {
+            print_line!("Storage node {number} is being emptied: archipelago cluster status");
+            return Ok(());
+        }
+        Drain::Wait => {}
+    }
+    print_line!(
+        "Storage node {number} gets no new files; Ctrl-C ends this command, and not the drain"
+    );
+    let mut progress = DrainProgress { left: u64::MAX, looks: 0 };
+    watch(|| {
+        let found = node(managers, args)?;
+        if found.member.state == MemberState::Lost {
+            return Err(Error::new(
+                ErrorKind::Busy,
+                format!("storage node {number} does not answer any more, so it cannot be emptied"),
+            ));
+        }
+        Ok(progress.look(&found))
+    })
+}
+
+/// Progress of a drain, as this command has shown it.
+struct DrainProgress {
+    left: u64,
+    /// Looks since the last progress.
+    looks: u32,
+}
+
+impl DrainProgress {
+    /// Shows progress. Returns whether the node is empty.
+    fn look(&mut self, node: &NodeStanding) -> bool {
+        let (report, number) = (&node.report, node.member.node);
+        let now = left(report);
+        if now < self.left {
+            (self.left, self.looks) = (now, 0);
+            print_line!(
+                "Storage node {number}: {} chunks, {} extents and {} left",
+                report.chunks + report.chunks_unsealed,
+                report.extents,
+                size::show(report.space.used_bytes)
+            );
+        } else {
+            self.looks += 1;
+            if self.looks.is_multiple_of(LOOKS_WITHOUT_PROGRESS) {
+                print_line!(
+                    "Storage node {number}: no progress for {} s; {} unsealed chunks and {} open \
+                     extents are in use and leave the node when their writers are done with them",
+                    u64::from(self.looks) * LOOK.as_secs(),
+                    report.chunks_unsealed,
+                    report.extents_open
+                );
+            }
+        }
+        if now == 0 {
+            print_line!(
+                "Storage node {number} is empty: stop it, and run: archipelago cluster forget --storage {number}"
+            );
+        }
+        now == 0
+    }
+}
+
+/// Reads and checks everything that a storage node holds.
+pub(super) fn scrub(managers: &Managers, args: &NodeArgs) -> Result<()> {
+    let node = node(managers, args)?;
+    let (member, number) = (&node.member, node.member.node);
+    let rounds = ask_report(managers, member)?.scrub.rounds;
+    let answer = managers.ask_node(member, &StoreMessage::Scrub {})?;
+    done(answer, &format!("storage node {number} cannot be scrubbed"))?;
+    let mut damaged = 0;
+    watch(|| {
+        let scrub = ask_report(managers, member)?.scrub;
+        print_line!("Storage node {number}: {}", scrub_words(&scrub));
+        damaged = scrub.damaged_chunks;
+        Ok(!scrub.is_running && scrub.rounds > rounds)
+    })?;
+    match damaged {
+        0 => Ok(()),
+        chunks => Err(Error::new(
+            ErrorKind::Corrupt,
+            format!(
+                "storage node {number} has {chunks} damaged chunks: readers use the other copies; \
+                 look at the node's disks"
+            ),
+        )),
+    }
+}
+
+fn ask_report(managers: &Managers, member: &StorageMember) -> Result<StorageReport> {
+    match managers.ask_node(member, &StoreMessage::NodeStatus {})? {
+        StoreMessage::NodeStatusIs { report, .. } => Ok(report),
+        answer => Err(unexpected(answer, &format!("the status of storage node {}", member.node))),
+    }
+}
+
+/// Calls `look` once a second until it says that the command is done.
+fn watch(mut look: impl FnMut() -> Result<bool>) -> Result<()> {
+    let clock = SystemClock::new();
+    while !look()? {
+        clock.sleep(LOOK);
+    }
+    Ok(())
+}

@@ -17,16 +17,18 @@
 //! 2. The found bytes are durable before the first request.
 //! 3. Files that no record names are removed. No answer depended on them.
 //!
-//! Thread-safety: none is needed. Failure: errors of the file system and damaged records end the
-//! opening. Cost: one sequential read and one sync per open extent.
+//! Thread-safety: none is needed.
+//! Failure: damaged records and errors of the first device end the opening. What another device
+//! cannot read is damaged.
+//! Cost: one sequential read and one sync per open extent.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use archipelago_base::{Error, Result};
-use archipelago_env::{IoContext, IoPurpose};
+use archipelago_base::{Error, ErrorKind, Result};
+use archipelago_env::{FileClass, IoContext, IoPurpose};
 use archipelago_store::nodes::wire::ExtentAt;
 
 use super::LogEnv;
@@ -91,25 +93,42 @@ pub(super) fn open_extents(
     }
     for device in env.devices.present() {
         let dir = device.dir.join(LOGS_NAME);
-        env.fs.clear_log_tails(&dir)?;
-        env.fs.sync_dir(&dir)?;
+        let settled = env.fs.clear_log_tails(&dir).and_then(|()| env.fs.sync_dir(&dir));
+        tolerate(env, device, settled)?;
     }
     Ok(extents)
+}
+
+/// Lets the node open without a device that failed, unless it is the first one.
+fn tolerate(env: &LogEnv, device: &Arc<Device>, outcome: Result<()>) -> Result<()> {
+    match outcome {
+        Err(error) if !Arc::ptr_eq(device, env.devices.first()) => {
+            device.fail(&error);
+            Ok(())
+        }
+        outcome => outcome,
+    }
 }
 
 fn list_files(env: &LogEnv) -> Result<PartFiles> {
     let mut files = PartFiles::new();
     for device in env.devices.present() {
-        let dir = device.dir.join(LOGS_NAME);
-        env.fs.create_dir_all(&dir)?;
-        for entry in env.fs.list(&dir)?.into_iter().filter(|entry| is_part_name(&entry.name)) {
-            device.add_used(entry.len);
-            let path = dir.join(&entry.name);
-            let device = Arc::clone(device);
-            files.insert(entry.name, PartFile { device, path, bytes: entry.len });
-        }
+        let listed = list_device(env, device, &mut files);
+        tolerate(env, device, listed)?;
     }
     Ok(files)
+}
+
+fn list_device(env: &LogEnv, device: &Arc<Device>, files: &mut PartFiles) -> Result<()> {
+    let dir = device.dir.join(LOGS_NAME);
+    env.fs.create_dir_all(&dir)?;
+    for entry in env.fs.list(&dir)?.into_iter().filter(|entry| is_part_name(&entry.name)) {
+        device.add_used(entry.len);
+        let path = dir.join(&entry.name);
+        let device = Arc::clone(device);
+        files.insert(entry.name, PartFile { device, path, bytes: entry.len });
+    }
+    Ok(())
 }
 
 /// Whether a file is a part, and not one that the file system keeps beside its logs.
@@ -185,45 +204,62 @@ struct FoundGroups {
     is_damaged: bool,
 }
 
+/// Reads a part. A device that fails to read it has damaged it.
 fn read_part(
     env: &LogEnv,
     at: ExtentAt,
     record: &ExtentRecord,
     part: &mut Part,
 ) -> Result<FoundGroups> {
-    let context = IoContext::new(record.class, IoPurpose::Recovery);
+    let mut found = FoundGroups { end: part.start, is_damaged: true };
+    let read = read_groups(env, at, record.class, part, &mut found);
+    match read {
+        Err(error) if error.kind() == ErrorKind::Unsupported => return Err(error),
+        Err(error) => {
+            found.is_damaged = true;
+            part.device.fail(&error);
+        }
+        Ok(()) => {}
+    }
+    if found.is_damaged {
+        tracing::warn!(extent = %at, path = %part.path.display(), end = found.end, "a file of an extent is damaged, or lost its end with the power");
+    }
+    Ok(found)
+}
+
+fn read_groups(
+    env: &LogEnv,
+    at: ExtentAt,
+    class: FileClass,
+    part: &mut Part,
+    found: &mut FoundGroups,
+) -> Result<()> {
+    let context = IoContext::new(class, IoPurpose::Recovery);
     let tail = env.fs.log_tail(&part.path, part.number)?;
     let source = PartSource::open(&*env.fs, &part.path, context)?.with_tail(tail);
-    let is_own = match source.header()? {
-        Ok(header) => header.at == at && header.part == part.number && header.start == part.start,
-        Err(BadHeader::Damaged) => false,
+    match source.header()? {
+        Ok(header)
+            if header.at == at && header.part == part.number && header.start == part.start => {}
+        Ok(_) | Err(BadHeader::Damaged) => return Ok(()),
         Err(bad @ BadHeader::Version(_)) => {
-            let text = format!("{}: {bad}", part.path.display());
-            return Err(Error::unsupported(text));
+            return Err(Error::unsupported(format!("{}: {bad}", part.path.display())));
         }
-    };
-    if !is_own {
-        tracing::error!(extent = %at, path = %part.path.display(), "the header of a file of an extent is damaged");
-        return Ok(FoundGroups { end: part.start, is_damaged: true });
     }
     let mut index = GroupIndex::default();
     let mut in_tail: Vec<Range<u64>> = vec![0..HEADER_BYTES as u64];
     let mut reader = GroupReader::new(&source, at, GroupPlace::first(part.start));
-    let is_damaged = loop {
+    found.is_damaged = loop {
         match reader.step()? {
-            GroupStep::Group { place, in_tail: range, .. } => {
+            GroupStep::Group { place, bytes, in_tail: range } => {
                 index.add(place);
+                found.end = place.log + bytes.len() as u64;
                 in_tail.extend(range);
             }
             GroupStep::End | GroupStep::Torn => break false,
             GroupStep::Damaged => break true,
         }
     };
-    let end = reader.place();
-    if is_damaged {
-        tracing::error!(extent = %at, path = %part.path.display(), byte = end.file, "a file of an extent is damaged");
-    }
     env.fs.settle_log(&part.path, part.number, &in_tail)?;
     part.index = Some(index);
-    Ok(FoundGroups { end: end.log, is_damaged })
+    Ok(())
 }

@@ -28,10 +28,16 @@ fn settings(dir: &Path) -> StorageSettings {
     }
 }
 
-fn connect(server: &StorageServer) -> Arc<dyn Link> {
+/// A link to a server, which ends with its line.
+struct Connection {
+    link: Arc<dyn Link>,
+    _line: Line,
+}
+
+fn connect(server: &StorageServer) -> Connection {
     let endpoints = Arc::new(Endpoints::new());
     let line = Line::new(&endpoints, server.addresses().to_vec(), ClientId(7), None);
-    line.link(SECOND).unwrap()
+    Connection { link: line.link(SECOND).unwrap(), _line: line }
 }
 
 fn append(start: u64, is_synced: bool) -> StoreMessage {
@@ -40,10 +46,13 @@ fn append(start: u64, is_synced: bool) -> StoreMessage {
 }
 
 /// Sends all requests before it waits for the first answer.
-fn ask_all(link: &dyn Link, requests: &[(StoreMessage, Vec<u8>)]) -> Vec<(StoreMessage, Vec<u8>)> {
+fn ask_all(
+    Connection { link, .. }: &Connection,
+    requests: &[(StoreMessage, Vec<u8>)],
+) -> Vec<(StoreMessage, Vec<u8>)> {
     let send = |(message, payload): &(StoreMessage, Vec<u8>)| {
         let body = envelope::seal(message, payload);
-        link.request(Call::new(&body, SECOND).idempotent().bulk().answer_bytes_max(1 << 20))
+        link.request(Call::new(&body, SECOND).idempotent().bulk().answer_bytes_max(64 << 10))
     };
     let promises: Vec<_> = requests.iter().map(send).collect();
     link.flush();
@@ -60,11 +69,11 @@ fn appends_in_flight_keep_their_order_and_survive_a_restart() {
     let dir = tempfile::tempdir().unwrap();
     let server = StorageServer::start(settings(dir.path())).unwrap();
     let identity = server.storage();
-    let link = connect(&server);
+    let connection = connect(&server);
     let bytes: Vec<u8> = (0..=u8::MAX).collect();
     let group = |number: u64| (append(number * 256, number % 7 == 0), bytes.clone());
     let requests: Vec<_> = (0..40).map(group).collect();
-    for (number, (answer, _)) in ask_all(&*link, &requests).iter().enumerate() {
+    for (number, (answer, _)) in ask_all(&connection, &requests).iter().enumerate() {
         let end = (number as u64 + 1) * 256;
         let StoreMessage::Progress { written, synced } = answer else { panic!("{answer:?}") };
         assert!(*written >= end, "{answer:?}");
@@ -72,21 +81,21 @@ fn appends_in_flight_keep_their_order_and_survive_a_restart() {
     }
     let read = StoreMessage::ReadLog { at: AT, start: 0, end: u64::MAX };
     let expected = bytes.repeat(40);
-    assert!(ask_all(&*link, &[(read.clone(), Vec::new())])[0].1 == expected);
-    link.close();
+    assert!(ask_all(&connection, &[(read.clone(), Vec::new())])[0].1 == expected);
+    drop(connection);
     server.close().unwrap();
     let server = StorageServer::start(settings(dir.path())).unwrap();
     assert_eq!(server.storage(), identity);
-    let link = connect(&server);
-    assert!(ask_all(&*link, &[(read, Vec::new())])[0].1 == expected);
+    let connection = connect(&server);
+    assert!(ask_all(&connection, &[(read, Vec::new())])[0].1 == expected);
 }
 
 #[test]
 fn body_that_is_no_request_is_refused_as_malformed() {
     let dir = tempfile::tempdir().unwrap();
     let server = StorageServer::start(settings(dir.path())).unwrap();
-    let link = connect(&server);
-    let body = link.request(Call::new(b"no envelope", SECOND)).wait().unwrap();
+    let connection = connect(&server);
+    let body = connection.link.request(Call::new(b"no envelope", SECOND)).wait().unwrap();
     let (answer, _) = envelope::open(&body).unwrap();
     assert!(
         matches!(answer, StoreMessage::Refuse { why: RefusalWhy::Malformed, .. }),

@@ -7,6 +7,7 @@ mod blobs;
 mod chunks;
 mod cluster;
 mod databases;
+mod logs;
 mod suites;
 mod volumes;
 mod world;

@@ -219,9 +219,15 @@ impl World {
 
     /// Begins a process that uses the cluster.
     pub(crate) fn client(&mut self, name: &str) -> ClientProcess {
+        self.client_at(name, Duration::from_micros(1))
+    }
+
+    /// Begins a process that uses the cluster, and whose messages take `latency`.
+    pub(crate) fn client_at(&mut self, name: &str, latency: Duration) -> ClientProcess {
         self.clients += 1;
         let host = self.simulation.host(&format!("{name} {}", self.clients));
-        let reach: Arc<dyn Reach> = Arc::new(self.join(&host));
+        let model = Model { latency_ps: latency.as_nanos() as u64 * 1000, ..Model::quick() };
+        let reach: Arc<dyn Reach> = Arc::new(self.network.join(&host, model));
         let runtime: Arc<dyn Runtime> = Arc::new(host.clone());
         let client = NodeClient::new(Arc::clone(&reach), runtime, vec![MANAGER.to_owned()]);
         ClientProcess { host, client, reach }

@@ -1,10 +1,12 @@
-//! Counters of a client: calls by node and class of traffic, their times, and what its drivers had to
-//! do, by class of file and node. Drivers that decide by the speed of a node keep times of their own.
+//! Counters of a client: calls by node and class of traffic, their times, and what its drivers had
+//! to do, by class of file and node. Drivers that decide by the speed of a node keep times of their
+//! own.
 //!
 //! Invariant: no counter shrinks. Calls in flight are a gauge.
 //!
 //! Thread-safety: any thread may count and read.
-//! Cost: a call costs eight relaxed additions. An event takes a short lock, because events are rare.
+//! Cost: a call costs eight relaxed additions. An event takes a short lock, because events are
+//! rare.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

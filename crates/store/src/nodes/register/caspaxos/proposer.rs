@@ -48,7 +48,8 @@ pub enum ProposalResult {
     /// The change may have been applied.
     Unknown,
     /// The root set has been replaced; the next one, if a member knew it. A change that the old set
-    /// may have accepted is [`ProposalResult::Unknown`] instead. [`Proposal::follow`] continues both.
+    /// may have accepted is [`ProposalResult::Unknown`] instead. [`Proposal::follow`] continues
+    /// both.
     Replaced(Option<RootSet>),
 }
 

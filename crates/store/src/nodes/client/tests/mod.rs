@@ -11,7 +11,7 @@ use archipelago_base::runtime::{Runtime, join_all};
 use archipelago_base::simulation::{Host, Simulation};
 use archipelago_base::{Epoch, ErrorKind};
 use archipelago_env::FileClass;
-use archipelago_fabric::sim::{Model, Network};
+use archipelago_fabric::sim::{Faults, Model, Network};
 use archipelago_fabric::{
     ClusterId, Handler, Listener, NodeId, Provider, Reach, Reply, Request, TrafficClass,
 };
@@ -415,4 +415,40 @@ fn cluster_that_is_not_founded_is_waited_for() {
         join_all(both).await.remove(0)
     });
     assert!(founded.is_ok_and(|members| members.cluster.is_some()));
+}
+
+#[test]
+fn every_call_ends_on_a_network_with_faults() {
+    let world = World::new(3);
+    let client = Arc::clone(&world.client);
+    world.run(async move { client.ready(SECOND).await.expect("members") });
+    let faults = Faults { loss: 0.1, duplicate: 0.1, delay_ns_max: 50_000, ..Faults::default() };
+    world.network.set_faults(faults);
+    let client = Arc::clone(&world.client);
+    let (answered, unanswered) = world.run(async move {
+        let call = |number: u64| {
+            let lane = if number.is_multiple_of(2) { Lane::Log } else { Lane::Bulk };
+            client.call(StorageId(1 + number % 3), lane, &append(number), b"coral", READ)
+        };
+        let mut counts = (0, 0);
+        for round in 0..20 {
+            for answer in join_all((0..30).map(|number| call(round * 30 + number))).await {
+                match answer.map(|answer| answer.message) {
+                    Ok(StoreMessage::Progress { written, .. }) => {
+                        assert!((5..605).contains(&written));
+                        counts.0 += 1;
+                    }
+                    Err(CallError::Unanswered { .. } | CallError::Unreachable { .. }) => {
+                        counts.1 += 1;
+                    }
+                    other => panic!("{other:?}"),
+                }
+            }
+        }
+        counts
+    });
+    assert_eq!(answered + unanswered, 600);
+    assert!(answered > 500, "{answered} of 600 calls were answered");
+    let snapshot = world.client.stats().snapshot();
+    assert!(snapshot.times.iter().all(|times| times.in_flight == 0), "{:?}", snapshot.times);
 }

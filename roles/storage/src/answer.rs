@@ -9,7 +9,7 @@ use archipelago_store::nodes::wire::{RefusalWhy, StoreMessage};
 /// An answer with its bulk bytes.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Answer {
-    /// The message.
+    /// The message that answers the request.
     pub(crate) message: StoreMessage,
     /// Bytes that follow the message, such as pieces of a chunk.
     pub(crate) payload: Vec<u8>,

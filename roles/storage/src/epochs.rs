@@ -1,7 +1,7 @@
 //! The promised epoch of each volume: the fence of every write to this node.
 //!
-//! [`Epochs`] belongs to the node. Chunks and logs ask it before a write. A promise is raised by the
-//! first request of a larger epoch, or by a request that only fences.
+//! [`Epochs`] belongs to the node. Chunks and logs ask it before a write. The first request of a
+//! larger epoch raises a promise, and so does a request that only fences.
 //!
 //! Invariants:
 //! 1. A promise only grows, and survives power loss before an answer reveals it.

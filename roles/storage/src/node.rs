@@ -58,7 +58,7 @@ const META_NAME: &str = "meta";
 /// The first half of a request: what remains to be done before it is answered.
 #[derive(Debug)]
 pub(crate) enum Begun {
-    /// The answer.
+    /// The answer, which waits for nothing.
     Answered(StoreMessage, Vec<u8>),
     /// The bytes are in the extent, and the answer waits for a sync ([`StorageNode::finish`]).
     NeedsSync(SyncWanted),

@@ -50,7 +50,7 @@ pub(crate) struct AppendRequest<'a> {
     pub(crate) extent_start: u64,
     /// Offset of the first byte.
     pub(crate) start: u64,
-    /// The bytes.
+    /// The bytes of the log.
     pub(crate) bytes: &'a [u8],
 }
 
@@ -73,7 +73,7 @@ impl From<Progress> for StoreMessage {
 /// A replica of an extent.
 #[derive(Debug)]
 pub(crate) struct Extent {
-    /// The extent.
+    /// Log and number of the extent.
     pub(crate) at: ExtentAt,
     /// Volume of its log.
     pub(crate) volume: VolumeId,
@@ -103,7 +103,7 @@ pub(super) struct ExtentState {
 pub(crate) struct FoundExtent {
     /// The durable record.
     pub(crate) record: ExtentRecord,
-    /// Its parts.
+    /// Parts of the extent, in order.
     pub(crate) parts: Vec<Part>,
     /// Offset after the longest prefix with valid checksums. All of it is durable.
     pub(crate) valid_end: u64,

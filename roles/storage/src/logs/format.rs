@@ -34,7 +34,7 @@ pub(crate) const GROUP_BYTES_MAX: u32 = 8 << 20;
 /// The header of a part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PartHeader {
-    /// The extent.
+    /// Extent of the part.
     pub(crate) at: ExtentAt,
     /// Volume of the log.
     pub(crate) volume: VolumeId,

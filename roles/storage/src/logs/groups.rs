@@ -2,8 +2,8 @@
 //!
 //! A restarted node finds the end of its open extents with a [`GroupReader`], and every read of log
 //! bytes goes through one. After a kill some bytes may lie in the kept tail of the file system
-//! ([`LogTail`]) and not in the file. The reader tries the file first, and then both together: after
-//! power loss the tail may be older than the file.
+//! ([`LogTail`]) and not in the file. The reader tries the file first, and then both together,
+//! because the tail may be older than the file after power loss.
 //!
 //! Invariants:
 //! 1. A group is returned only if its checksum holds in its place.
@@ -135,7 +135,7 @@ pub(crate) enum GroupStep<'a> {
     Group {
         /// Where it begins.
         place: GroupPlace,
-        /// Its bytes.
+        /// Bytes of the log.
         bytes: &'a [u8],
         /// Range in the file if the file does not have the group, and only the kept tail does.
         in_tail: Option<Range<u64>>,

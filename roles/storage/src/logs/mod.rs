@@ -161,7 +161,7 @@ impl SyncWanted {
 /// What comes after the first half of a request.
 #[derive(Debug)]
 pub(crate) enum LogStep {
-    /// The answer.
+    /// The answer, which waits for nothing.
     Answer(Answer),
     /// A sync, and then the answer.
     Sync(SyncWanted),
@@ -256,7 +256,7 @@ impl Logs {
     }
 
     fn replica(&self, at: ExtentAt) -> StoreMessage {
-        // A promise came before this look-up, so an append that inserts the extent later is refused.
+        // A promise came before this look-up: an append that inserts the extent later is refused.
         let extent = self.extents.read().get(&at).cloned();
         extent.map_or_else(no_replica, |extent| extent.replica())
     }

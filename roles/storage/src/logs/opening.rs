@@ -6,8 +6,8 @@
 //! 1. After a close, or after a kill of the process under the same boot id, the files and the tails
 //!    that the file system kept have all bytes that were answered. The last group may be torn: its
 //!    append did not return.
-//! 2. If the machine may have restarted in between, unsynced bytes may be lost. The extent goes into
-//!    *limbo*: it keeps what is there, takes no appends, and says that it may have lost bytes.
+//! 2. If the machine may have restarted in between, unsynced bytes may be lost. The extent goes
+//!    into *limbo*: it keeps what is there, takes no appends, and says that it may have lost bytes.
 //! 3. Damage that no kill leaves, and a missing file, put an extent into limbo as well.
 //!
 //! The bytes that were found are then made durable, so a later restart finds them again.

@@ -172,7 +172,7 @@ impl PartWriter {
 /// Bytes of one append.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Group<'a> {
-    /// The extent.
+    /// Extent of the group.
     pub(crate) at: ExtentAt,
     /// Offset in the log of the first byte.
     pub(crate) offset: u64,

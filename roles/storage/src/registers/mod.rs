@@ -42,9 +42,9 @@ const NAME_TAG: u8 = 1;
 /// What a request may change.
 #[derive(Clone, Debug)]
 enum Change {
-    /// One name.
+    /// One name changes.
     Name(String),
-    /// The membership.
+    /// Only the membership changes.
     Membership,
     /// The membership and all names; those from before are here.
     All(BTreeSet<String>),

@@ -24,9 +24,9 @@ use parking_lot::{Condvar, Mutex};
 /// The object whose requests keep their order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum LaneKey {
-    /// A chunk.
+    /// A chunk of a blob.
     Chunk(ChunkId),
-    /// An extent.
+    /// An extent of a log.
     Extent(ExtentAt),
 }
 

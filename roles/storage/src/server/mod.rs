@@ -209,8 +209,8 @@ impl StorageServer {
         &self.node
     }
 
-    /// Ends the node: no request is answered any more, and open extents are synced. Errors: those of
-    /// the syncs.
+    /// Ends the node: no request is answered any more, and open extents are synced. Errors: those
+    /// of the syncs.
     pub fn close(mut self) -> Result<()> {
         self.shut_down()
     }

@@ -1,8 +1,8 @@
 //! Seeded runs against the node of the model of the protocol: random requests of writers and
 //! recoveries, with a kill or a power loss in between, and a power loss at every sync.
 //!
-//! The model is a replica as in the tests of `archipelago_store::nodes::log`: lengths, a seal, limbo
-//! and a promise. Two things are stricter here than the node's own rules: bytes that were put count
+//! The model is a replica as in the tests of `archipelago_store::nodes::log`: lengths, a seal,
+//! limbo and a promise. Two things are stricter here than the node's own rules: bytes that were put count
 //! only after the seal, and an append may repeat bytes.
 
 use std::sync::Arc;
@@ -138,7 +138,7 @@ struct Pair<'a> {
 }
 
 impl Pair<'_> {
-    /// One request.
+    /// Sends one random request.
     fn step(&mut self, rng: &mut Rng) {
         let promised = self.model.promised.max(1);
         let epoch = promised + u64::from(rng.u8(0..12) == 0) - u64::from(rng.u8(0..12) == 0);

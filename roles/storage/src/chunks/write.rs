@@ -54,6 +54,15 @@ impl ChunkPut {
     }
 }
 
+/// What a sealed chunk takes the place of.
+#[derive(Debug)]
+struct Replaced {
+    /// Whether the metadata had a record of the chunk.
+    has_record: bool,
+    /// The chunk that could not be read, if the node had one.
+    entry: Option<ChunkEntry>,
+}
+
 pub(super) fn done() -> Outcome {
     Ok(StoreMessage::Done {}.into())
 }
@@ -320,10 +329,40 @@ impl Chunks {
         }
         writing.check_open(chunk)?;
         check_seal(&descriptor, &unsealed, &writing)?;
-        let sealed = self.seal_file(&descriptor, &unsealed, &mut writing);
-        match sealed {
-            Ok(()) => done(),
-            Err(error) => Err(self.fail_writing(&unsealed, &mut writing, error)),
+        let tail_bytes = match self.seal_file(&descriptor, &unsealed, &mut writing) {
+            Ok(tail_bytes) => tail_bytes,
+            Err(error) => {
+                let refusal = self.fail_writing(&unsealed, &mut writing, error);
+                self.settle_failed_seal(&unsealed);
+                return Err(refusal);
+            }
+        };
+        let record = ChunkRecord {
+            state: RecordState::Sealed,
+            device: unsealed.device.id,
+            file_bytes: writing.len_bytes + tail_bytes,
+            descriptor,
+        };
+        let replaced = match self.admit_sealed(chunk, &record) {
+            Ok(replaced) => replaced,
+            Err(error) => {
+                self.drop_writing(&unsealed, &mut writing);
+                self.settle_failed_seal(&unsealed);
+                return Err(error.into());
+            }
+        };
+        self.end_writing(&unsealed, &mut writing);
+        drop(writing);
+        self.settle_replaced(chunk, &replaced)?;
+        done()
+    }
+
+    /// Makes the removal of a file durable that may have a whole tail. A power loss could else bring
+    /// it back as a sealed chunk, after its blob was given up.
+    fn settle_failed_seal(&self, unsealed: &UnsealedChunk) {
+        if let Err(error) = self.sync_dirs(std::iter::once(dir_of(&unsealed.path))) {
+            tracing::warn!(%error, chunk = %unsealed.chunk,
+                "the removal of a chunk that was not sealed may not survive a power loss");
         }
     }
 
@@ -353,60 +392,61 @@ impl Chunks {
         })
     }
 
+    /// Makes the bytes, the checksums and the descriptor of a chunk durable. Returns the length of
+    /// the tail.
     fn seal_file(
         &self,
         descriptor: &ChunkDescriptor,
         unsealed: &UnsealedChunk,
         writing: &mut Writing,
-    ) -> Result<()> {
-        let chunk = descriptor.chunk;
+    ) -> Result<u64> {
         let tail = file::encode_tail(descriptor, &writing.crcs, writing.len_bytes);
         let file = writing.file.as_mut().ok_or_else(|| {
+            let chunk = descriptor.chunk;
             Error::internal(format!("chunk {chunk}: a chunk that is being written has a file"))
         })?;
         file.append(&tail)?;
         file.sync()?;
         self.parts.counters.note_sync();
         self.sync_dirs(std::iter::once(dir_of(&unsealed.path)))?;
-        let record = ChunkRecord {
-            state: RecordState::Sealed,
-            device: unsealed.device.id,
-            file_bytes: writing.len_bytes + tail.len() as u64,
-            descriptor: descriptor.clone(),
-        };
-        self.admit_sealed(chunk, &record)?;
+        Ok(tail.len() as u64)
+    }
+
+    /// Makes a sealed file a chunk of the node. Nothing has changed after an error.
+    fn admit_sealed(&self, chunk: ChunkId, record: &ChunkRecord) -> Result<Replaced> {
+        let mut changes = self.changes.lock();
+        let has_record = self.record(chunk)?.is_some();
+        self.apply_records(&changes, [(chunk, record)])?;
+        changes.forget(chunk);
+        let entry = self.index.lock().get(chunk).cloned();
+        if let Some(old) = &entry {
+            self.files.forget(chunk);
+            self.uncount_space(chunk, old);
+        }
+        let sealed = ChunkEntry::of(record);
+        self.count_space(chunk, &sealed);
+        self.index.lock().insert(chunk, sealed);
+        Ok(Replaced { has_record, entry })
+    }
+
+    /// Takes a sealed chunk out of those that are being written.
+    fn end_writing(&self, unsealed: &UnsealedChunk, writing: &mut Writing) {
         writing.file = None;
         writing.end = Some(WritingEnd::Sealed);
         self.uncount_writing(unsealed, writing);
         let pieces = writing.crcs.len() as u64;
         self.keep_open(unsealed, writing);
         self.unsealed.remove(unsealed, pieces);
-        Ok(())
     }
 
-    /// Makes a sealed file a chunk of the node. A record that replaces another one is durable on
-    /// return.
-    fn admit_sealed(&self, chunk: ChunkId, record: &ChunkRecord) -> Result<()> {
-        let (replaces_record, replaced) = {
-            let mut changes = self.changes.lock();
-            changes.forget(chunk);
-            let replaces_record = self.record(chunk)?.is_some();
-            self.apply_records(&changes, [(chunk, record)])?;
-            let replaced = self.index.lock().get(chunk).cloned();
-            if let Some(old) = &replaced {
-                self.files.forget(chunk);
-                self.uncount_space(chunk, old);
-            }
-            let entry = ChunkEntry::of(record);
-            self.count_space(chunk, &entry);
-            self.index.lock().insert(chunk, entry);
-            (replaces_record, replaced)
-        };
-        if replaces_record {
+    /// Makes the record of a sealed chunk durable if an opening would obey an older one, and removes
+    /// a damaged file that the chunk replaces.
+    fn settle_replaced(&self, chunk: ChunkId, replaced: &Replaced) -> Result<()> {
+        if replaced.has_record {
             self.sync_records()?;
         }
-        let left = replaced.filter(|old| old.presence == Presence::Damaged);
-        if let Some((_, path)) = left.and_then(|old| self.file_of(chunk, &old))
+        let damaged = replaced.entry.as_ref().filter(|old| old.presence == Presence::Damaged);
+        if let Some((_, path)) = damaged.and_then(|old| self.file_of(chunk, old))
             && let Err(error) = self.fs().remove(&path)
         {
             tracing::warn!(%error, %chunk, "the damaged file of a repaired chunk was not removed");

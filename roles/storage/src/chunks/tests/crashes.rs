@@ -118,3 +118,96 @@ fn opening_reads_no_data() {
     assert!(reads(&counting) < reads(&empty) + 15, "{} opened files", reads(&counting));
     drop((of_none, of_many));
 }
+
+/// Writes and releases chunks. Requests may be refused; what the answers promise is noted.
+fn write_and_release(node: &StorageNode, promised: &mut Promised) {
+    for number in 0..6u8 {
+        let len = 3000 * (usize::from(number) + 1);
+        let is_put = put(node, chunk(number), 0, &bytes(number, len)).is_ok();
+        if is_put && seal(node, chunk(number), len).is_ok() {
+            promised.sealed.insert(number);
+        }
+    }
+    let blobs = vec![chunk(3).blob, chunk(4).blob];
+    let _refused = tell(node, StoreMessage::Retain { blobs, volume: OTHER });
+    for number in [0, 2, 4] {
+        promised.sealed.remove(&number);
+        if release(node, number, STAMP).is_ok() && number != 4 {
+            promised.released.insert(number);
+        }
+    }
+}
+
+#[test]
+fn answers_hold_when_any_operation_of_the_disk_fails() {
+    use archipelago_env::fault::{FaultFs, Operation, Rule};
+    for operation in Operation::ALL {
+        for nth in 1..20 {
+            let memory = MemFs::new();
+            let faulty = FaultFs::new(Arc::new(memory.clone()), nth);
+            let node = open_with(Arc::new(faulty.clone()), &["/n"], options());
+            let rule = faulty.add(Rule::on(operation).nth(nth));
+            let mut promised = Promised::default();
+            write_and_release(&node, &mut promised);
+            drop(node);
+            let has_failed = faulty.fired_by(rule) > 0;
+            faulty.clear();
+            check_sealed_and_released(&memory.crash_clone(nth), &promised);
+            check_sealed_and_released(&memory.kill_clone(), &promised);
+            if !has_failed {
+                assert!(promised.sealed.len() + promised.released.len() == 5, "{operation:?}");
+                break;
+            }
+        }
+    }
+}
+
+fn check_sealed_and_released(fs: &MemFs, promised: &Promised) {
+    let node = open(fs);
+    for number in &promised.sealed {
+        let len = 3000 * (usize::from(*number) + 1);
+        assert!(is_whole(&node, *number, len), "chunk {number} is lost");
+    }
+    for number in &promised.released {
+        assert_eq!(describe(&node, chunk(*number).blob), [], "chunk {number} is back");
+    }
+}
+
+#[test]
+fn damage_and_repair_hold_at_every_power_loss() {
+    let fs = MemFs::new();
+    let node = open(&fs);
+    write(&node, 1, LEN);
+    drop(node);
+    let path = files(&fs, "/n").pop().unwrap();
+    let context =
+        archipelago_env::IoContext::new(FileClass::Sst, archipelago_env::IoPurpose::Maintenance);
+    let mut rotten = fs.read(&path, context).unwrap();
+    rotten[10] ^= 1;
+    fs.write_atomic(&path, &rotten, context).unwrap();
+    let is_repaired: Arc<Mutex<bool>> = Arc::default();
+    let crashes: Arc<Mutex<Vec<(MemFs, bool)>>> = Arc::default();
+    let (repaired, kept) = (Arc::clone(&is_repaired), Arc::clone(&crashes));
+    let node = open(&fs);
+    fs.on_sync(Arc::new(move |fs, _| {
+        let seed = kept.lock().len() as u64;
+        kept.lock().push((fs.crash_clone(seed), *repaired.lock()));
+    }));
+    tell(&node, StoreMessage::ReportDamage { chunk: chunk(1), offset: 0 }).unwrap();
+    write(&node, 1, LEN);
+    *is_repaired.lock() = true;
+    write(&node, 2, LEN);
+    fs.clear_on_sync();
+    let crashes = crashes.lock();
+    assert!(crashes.iter().any(|(_, is_repaired)| *is_repaired));
+    for (at, (crashed, is_repaired)) in crashes.iter().enumerate() {
+        let node = open(crashed);
+        match read(&node, chunk(1), 0, LEN) {
+            Ok(found) => assert!(found == bytes(1, LEN), "crash {at}"),
+            Err(why) => {
+                assert!(!is_repaired, "crash {at}: {why:?}");
+                assert!(matches!(why, RefusalWhy::Damaged | RefusalWhy::NotThere), "{why:?}");
+            }
+        }
+    }
+}

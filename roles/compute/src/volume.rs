@@ -21,7 +21,7 @@ use archipelago_base::{Error, ErrorKind, Result};
 pub use archipelago_fabric::Secret;
 use archipelago_fabric::{Endpoints, Reach};
 pub use archipelago_store::nodes::layout::RedundancyMode;
-use archipelago_store::nodes::{NodeStores, NodeStoresOptions};
+use archipelago_store::nodes::{NodeStores, NodeStoresOptions, NodeStoresReport};
 use archipelago_store::volume::{Volume, VolumeOptions, list};
 use archipelago_store::{StoreFs, Stores};
 
@@ -60,11 +60,11 @@ impl VolumeSettings {
 
     /// Connects to the storage cluster. Errors: `InvalidArgument` for an address or a secret that
     /// is wrong; `Busy` if no manager answers, or if the cluster has too few nodes.
-    fn connect(&self) -> Result<Stores> {
+    fn connect(&self) -> Result<NodeStores> {
         let endpoints = Arc::new(Endpoints::new().with_secret(self.secret.clone()));
         let reach: Arc<dyn Reach> = endpoints;
         let runtime: Arc<dyn Runtime> = ThreadRuntime::shared()?;
-        NodeStores::open(reach, runtime, self.managers.clone(), self.stores.clone()).map_err(
+        NodeStores::connect(reach, runtime, self.managers.clone(), self.stores.clone()).map_err(
             |error| match error.kind() {
                 // The error names what is wrong with the address or the secret.
                 ErrorKind::InvalidArgument => error,
@@ -88,15 +88,16 @@ impl VolumeSettings {
 pub struct VolumeStorage {
     volume: Arc<Volume>,
     files: Arc<StoreFs>,
+    pool: Arc<NodeStores>,
 }
 
 impl VolumeStorage {
     /// Becomes the owner of an existing volume; see [`Volume::open`]. Errors: those of
     /// [`Volume::open`]. `NotFound` names the volumes of the cluster.
     pub fn open(settings: &VolumeSettings) -> Result<Self> {
-        let stores = settings.connect()?;
-        Self::open_on(&stores, settings).map_err(|error| match error.kind() {
-            ErrorKind::NotFound => missing(&stores, &settings.name),
+        let pool = Arc::new(settings.connect()?);
+        Self::open_on(&pool, settings).map_err(|error| match error.kind() {
+            ErrorKind::NotFound => missing(&pool.stores(), &settings.name),
             _ => error,
         })
     }
@@ -107,14 +108,14 @@ impl VolumeStorage {
         settings: &VolumeSettings,
         may_create: impl FnOnce() -> Result<()>,
     ) -> Result<Self> {
-        let stores = settings.connect()?;
-        match Self::open_on(&stores, settings) {
+        let pool = Arc::new(settings.connect()?);
+        match Self::open_on(&pool, settings) {
             Err(error) if error.kind() == ErrorKind::NotFound => {
                 may_create()?;
-                let created = Volume::create(&stores, &settings.name, &settings.options());
+                let created = Volume::create(&pool.stores(), &settings.name, &settings.options());
                 // After an error, the volume may exist: another process was faster, or no answer
                 // came. The opening finds out.
-                Self::open_on(&stores, settings).map_err(|error| match error.kind() {
+                Self::open_on(&pool, settings).map_err(|error| match error.kind() {
                     ErrorKind::NotFound => created.err().unwrap_or(error),
                     _ => error,
                 })
@@ -123,10 +124,10 @@ impl VolumeStorage {
         }
     }
 
-    fn open_on(stores: &Stores, settings: &VolumeSettings) -> Result<Self> {
-        let volume = Volume::open(stores, &settings.name, &settings.options())?;
+    fn open_on(pool: &Arc<NodeStores>, settings: &VolumeSettings) -> Result<Self> {
+        let volume = Volume::open(&pool.stores(), &settings.name, &settings.options())?;
         let files = StoreFs::new(Arc::clone(&volume));
-        Ok(Self { volume, files })
+        Ok(Self { volume, files, pool: Arc::clone(pool) })
     }
 
     /// The file system of the volume.
@@ -156,6 +157,12 @@ impl VolumeStorage {
     #[must_use]
     pub fn facts(&self) -> String {
         format!("volume:{}\nvolume_epoch:{}\n", self.volume.name(), self.volume.epoch())
+    }
+
+    /// What this process has done with the storage nodes, for metrics.
+    #[must_use]
+    pub fn pool_report(&self) -> NodeStoresReport {
+        self.pool.report()
     }
 
     /// Makes everything durable and gives the volume up, after the database was closed. Errors:

@@ -40,8 +40,8 @@ pub(crate) struct VolumeArgs {
     /// Redundancy of new files: by their class, or the same for all, to compare (needs --store)
     #[arg(long, value_enum, default_value_t = Redundancy::ByClass, global = true)]
     redundancy: Redundancy,
-    /// Fewest copies with which a file is written while domains are down: 2, or 1 for a trial on one
-    /// storage node (needs --store)
+    /// Fewest copies with which a file is written while domains are down: 2, or 1 for a trial on
+    /// one storage node (needs --store)
     #[arg(
         long,
         value_name = "N",

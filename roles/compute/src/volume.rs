@@ -102,8 +102,9 @@ impl VolumeStorage {
         })
     }
 
-    /// Becomes the owner of a volume. If it does not exist, the call creates it, unless `may_create`
-    /// returns an error. Errors: those of [`Volume::create`], [`Volume::open`] and `may_create`.
+    /// Becomes the owner of a volume. If it does not exist, the call creates it, unless
+    /// `may_create` returns an error. Errors: those of [`Volume::create`], [`Volume::open`] and
+    /// `may_create`.
     pub fn open_or_create(
         settings: &VolumeSettings,
         may_create: impl FnOnce() -> Result<()>,

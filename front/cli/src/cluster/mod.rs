@@ -50,10 +50,11 @@ pub(crate) enum ClusterCommand {
         #[arg(long)]
         blocks: bool,
     },
-    /// Empty a storage node, so that it can be removed: its files move to other nodes.
+    /// Empty a storage node, so that it can be removed.
     ///
-    /// The command shows the progress until the node is empty. A file that cannot be moved is
-    /// skipped and stays in the count.
+    /// The node gets no new files. Its files leave it when the databases rewrite or remove them:
+    /// compactions, garbage collection and ended logs do. The command shows what is left until the
+    /// node is empty, and no file keeps others back.
     #[command(after_help = "Examples:\n  archipelago cluster drain 3\n  \
                             archipelago cluster drain 3 --cancel")]
     Drain {

@@ -206,8 +206,9 @@ impl DrainProgress {
             self.looks += 1;
             if self.looks.is_multiple_of(LOOKS_WITHOUT_PROGRESS) {
                 print_line!(
-                    "Storage node {number}: no progress for {} s; {} unsealed chunks and {} open \
-                     extents are in use and leave the node when their writers are done with them",
+                    "Storage node {number}: no progress for {} s; files leave the node when \
+                     databases rewrite them, and {} unsealed chunks and {} open extents when their \
+                     writers are done",
                     u64::from(self.looks) * LOOK.as_secs(),
                     report.chunks_unsealed,
                     report.extents_open

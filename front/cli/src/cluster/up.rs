@@ -24,9 +24,9 @@ pub(crate) struct UpArgs {
     /// Number of memory nodes. Default: 3, or none if --storage is given
     #[arg(long, value_name = "N")]
     memory: Option<u64>,
-    /// Number of storage nodes, which keep databases on disk (`archipelago serve --store`). Six have
-    /// full redundancy, three survive the loss of one, and fewer are a trial. Each counts as a
-    /// domain of its own
+    /// Number of storage nodes, which keep databases on disk (`archipelago serve --store`). Six
+    /// have full redundancy, three survive the loss of one, and fewer are a trial. Each counts as
+    /// a domain of its own
     #[arg(long, value_name = "N", default_value_t = 0)]
     storage: u64,
     /// Directory for the data of the storage nodes: storage1, storage2 and so on. They stay there

@@ -1,4 +1,5 @@
-//! `archipelago node`: one role of a cluster in this process. The storage node has a file of its own.
+//! `archipelago node`: one role of a cluster in this process. The storage node has a file of its
+//! own.
 //!
 //! Each role is a library with threads of its own. This module reads the flags, starts the role and
 //! waits for a signal.

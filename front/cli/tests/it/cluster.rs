@@ -49,12 +49,12 @@ impl Process {
         line.trim_end().to_owned()
     }
 
-    fn signal(&self, signal: Signal) {
+    pub(crate) fn signal(&self, signal: Signal) {
         kill_process(Pid::from_child(&self.child), signal).unwrap();
     }
 
     /// Stops the process. On return it does not run.
-    fn stop(&self) {
+    pub(crate) fn stop(&self) {
         self.signal(Signal::STOP);
         let pid = Pid::from_child(&self.child);
         let (_, status) = waitpid(Some(pid), WaitOptions::UNTRACED).unwrap().unwrap();

@@ -5,6 +5,8 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use rustix::process::Signal;
+
 use crate::cluster::{Process, until};
 use crate::store::Redis;
 use crate::{archipelago, text};
@@ -272,6 +274,53 @@ fn second_owner_is_refused_until_it_takes_over() {
     SMALL.check(&mut taken, 30);
     drop(taken);
     second.end();
+}
+
+#[test]
+fn stopped_owner_answers_no_old_read_after_its_lease() {
+    let cluster = StorageCluster::start(3);
+    let (mut first, at) = cluster.serve("reef", &[]);
+    let mut old = Redis::connect(&at).unwrap();
+    assert_eq!(old.ask_long(&["SET", "a", "old"]).unwrap(), "+OK");
+    first.stop();
+    // The next owner waits for the end of the lease, because nothing tells it that the first stands
+    // still.
+    let (mut second, at) = cluster.serve("reef", &[]);
+    let mut new = Redis::connect(&at).unwrap();
+    assert_eq!(new.ask_long(&["GET", "a"]).unwrap(), "old");
+    assert_eq!(new.ask_long(&["SET", "a", "new"]).unwrap(), "+OK");
+    first.signal(Signal::CONT);
+    for _ in 0..100 {
+        let Ok(answer) = old.ask_long(&["GET", "a"]) else { break };
+        assert!(answer.starts_with('-'), "an old value was read: {answer}");
+    }
+    assert_eq!(first.wait().code(), Some(1));
+    assert_eq!(new.ask_long(&["GET", "a"]).unwrap(), "new");
+    drop((old, new));
+    second.end();
+}
+
+#[test]
+fn owner_without_a_majority_of_the_root_set_answers_no_read() {
+    let mut cluster = StorageCluster::start(3);
+    let (mut owner, at) = cluster.serve("reef", &[]);
+    let mut redis = Redis::connect(&at).unwrap();
+    assert_eq!(redis.ask_long(&["SET", "a", "1"]).unwrap(), "+OK");
+    cluster.kill(1);
+    cluster.kill(2);
+    until("the lease has ended", || {
+        let answer = redis.ask_long(&["GET", "a"]).unwrap();
+        assert!(answer == "1" || answer.starts_with("-TRYAGAIN "), "{answer}");
+        answer != "1"
+    });
+    assert!(cluster.status().contains("1 of 3 root nodes are up"), "{}", cluster.status());
+    cluster.revive(1);
+    cluster.revive(2);
+    until("the lease is renewed", || redis.ask_long(&["GET", "a"]).unwrap() == "1");
+    until("writes go on", || redis.ask_long(&["SET", "a", "2"]).unwrap() == "+OK");
+    drop(redis);
+    owner.end();
+    assert_eq!(text(&cluster.db("reef", &["get", "a"])), "2\n");
 }
 
 #[test]

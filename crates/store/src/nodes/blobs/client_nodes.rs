@@ -44,7 +44,7 @@ impl ClientNodes {
 }
 
 /// The failure for an error of the client.
-fn failure(error: CallError) -> NodeFailure {
+fn failure(error: &CallError) -> NodeFailure {
     let text = error.to_string();
     match error {
         CallError::Unanswered { .. } => NodeFailure::Unanswered(text),
@@ -72,7 +72,7 @@ fn unexpected(answer: &Answer) -> NodeFailure {
 }
 
 fn done(answer: Result<Answer, CallError>) -> Result<(), NodeFailure> {
-    let answer = answer.map_err(failure)?;
+    let answer = answer.map_err(|error| failure(&error))?;
     match answer.message {
         StoreMessage::Done {} => Ok(()),
         _ => Err(unexpected(&answer)),
@@ -139,7 +139,7 @@ impl ChunkNodes for ClientNodes {
         let how = CallOptions::new(terms.class, terms.deadline).payload_max(bytes);
         let call = self.0.call(from, Lane::Bulk, &request, &[], how);
         Box::pin(async move {
-            let answer = call.await.map_err(failure)?;
+            let answer = call.await.map_err(|error| failure(&error))?;
             match answer.message {
                 StoreMessage::ChunkBytes { crcs } => {
                     Ok(ChunkPieces { bytes: answer.payload.to_vec(), crcs })
@@ -158,7 +158,7 @@ impl ChunkNodes for ClientNodes {
         let how = CallOptions::new(terms.class, terms.deadline);
         let call = self.0.call(from, Lane::Bulk, &StoreMessage::Describe { blob }, &[], how);
         Box::pin(async move {
-            let answer = call.await.map_err(failure)?;
+            let answer = call.await.map_err(|error| failure(&error))?;
             match answer.message {
                 StoreMessage::Descriptors { descriptors } => Ok(descriptors),
                 _ => Err(unexpected(&answer)),
@@ -197,7 +197,7 @@ impl ChunkNodes for ClientNodes {
         let request = StoreMessage::ListBlobs { volume, after };
         let call = self.0.call(at, Lane::Bulk, &request, &[], how);
         Box::pin(async move {
-            let answer = call.await.map_err(failure)?;
+            let answer = call.await.map_err(|error| failure(&error))?;
             match answer.message {
                 StoreMessage::Blobs { blobs, has_more } => Ok(BlobList { blobs, has_more }),
                 _ => Err(unexpected(&answer)),

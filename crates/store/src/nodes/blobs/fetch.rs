@@ -15,18 +15,18 @@
 //! Failure: [`FetchFailures`] has the failure of every node that was asked.
 //! Cost: one request; four for a degraded read. A hedge doubles it.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use archipelago_base::runtime::{Boxed, join_all};
+use archipelago_base::runtime::Boxed;
 
 use super::super::StorageId;
 use super::super::client::StoreEvent;
 use super::super::code::rebuild_range;
-use super::super::layout::{BlobLayout, DegradedRead, Scheme};
+use super::super::layout::{BlobLayout, DegradedRead, DegradedSource, PIECE_BYTES, Scheme};
 use super::super::wire::{BlobHint, ChunkId};
 use super::chunk_nodes::{CallTerms, NodeFailure};
 use super::core::BlobsCore;
@@ -147,7 +147,7 @@ fn damaged_piece(
     for range in ranges {
         let len = (range.end - range.start) as usize;
         let (own, others) = bytes.split_at(len);
-        let count = len.div_ceil(super::super::layout::PIECE_BYTES as usize).min(crcs.len());
+        let count = len.div_ceil(PIECE_BYTES as usize).min(crcs.len());
         let (own_crcs, other_crcs) = crcs.split_at(count);
         let damaged = chunk.checksums().first_damaged_piece(range.start, own, own_crcs);
         if damaged.is_some() {
@@ -184,8 +184,17 @@ pub(super) struct DegradedFetch<'a> {
     pub(super) sources: &'a [ChunkSource],
 }
 
+/// A read of a source that was begun.
+struct SourceInFlight {
+    source: ChunkSource,
+    begun_ns: u64,
+    guard: CallGuard,
+}
+
+type SourceReads<'a> = InFlight<'a, SourceInFlight, Result<Vec<u8>, NodeFailure>>;
+
 impl DegradedFetch<'_> {
-    /// Reads what is needed from the first sources, and from the others where one fails.
+    /// Reads what is needed from the first sources, and from the others where one fails or is late.
     pub(super) async fn run(
         &self,
         core: &Arc<BlobsCore>,
@@ -194,39 +203,63 @@ impl DegradedFetch<'_> {
         let mut failures = FetchFailures::default();
         let mut left: Vec<ChunkSource> = self.sources.to_vec();
         let mut stored: BTreeMap<u8, Vec<u8>> = BTreeMap::new();
+        let mut begun: BTreeSet<u8> = BTreeSet::new();
+        let mut reads = SourceReads::new();
         loop {
-            let Some(plans) = self.plans(&left) else { return Err(failures) };
-            let is_missing = |source: &&ChunkSource| {
-                let index = source.chunk.index;
-                !stored.contains_key(&index) && plans.iter().any(|plan| needs(plan, index))
-            };
-            let missing: Vec<ChunkSource> = left.iter().filter(is_missing).copied().collect();
-            let reads = missing.iter().map(|source| async {
-                let coverings = self.coverings(source.chunk.index);
-                read_source(core, *source, &coverings, terms).await
-            });
-            let mut is_whole = true;
-            for (source, read) in missing.iter().zip(join_all(reads).await) {
-                match read {
-                    Ok(bytes) => _ = stored.insert(source.chunk.index, bytes),
-                    Err(failure) => {
-                        is_whole = false;
-                        left.retain(|other| other != source);
-                        failures.push(source.node, failure);
-                    }
-                }
-            }
-            if is_whole {
+            let known: Vec<u8> = stored.keys().copied().collect();
+            if let Some(plans) = self.plans(&known) {
                 core.nodes.stats().count(StoreEvent::DegradedRead, terms.file);
                 return self.decode(core, &plans, &stored);
+            }
+            let readable: Vec<u8> = left.iter().map(|source| source.chunk.index).collect();
+            match self.plans(&readable) {
+                Some(plans) => {
+                    let is_needed = |index: u8| plans.iter().any(|plan| needs(plan, index));
+                    for source in left.iter().filter(|source| is_needed(source.chunk.index)) {
+                        if begun.insert(source.chunk.index) {
+                            self.begin(core, *source, terms, &mut reads);
+                        }
+                    }
+                }
+                None if reads.is_empty() => return Err(failures),
+                None => {}
+            }
+            let has_spare = left.iter().any(|source| !begun.contains(&source.chunk.index));
+            let patience = has_spare.then(|| patience_of(core, &mut reads));
+            match next_within(core, &mut reads, patience).await {
+                Some((read, Ok(bytes))) => {
+                    let time_ns = core.runtime.now_ns().saturating_sub(read.begun_ns);
+                    read.guard.answered(CallKind::of_read(bytes.len() as u64), time_ns);
+                    stored.insert(read.source.chunk.index, bytes);
+                }
+                Some((read, Err(failure))) => {
+                    left.retain(|source| *source != read.source);
+                    failures.push(read.source.node, failure);
+                }
+                None => prefer_others(&mut left, &mut reads),
             }
         }
     }
 
-    /// How each range is computed from the chunks that are left; `None` if they are too few.
-    fn plans(&self, left: &[ChunkSource]) -> Option<Vec<DegradedRead>> {
-        let readable: Vec<u8> = left.iter().map(|source| source.chunk.index).collect();
-        let plan = |range: &Range<u64>| self.layout.degraded(self.lost, range.clone(), &readable);
+    fn begin<'b>(
+        &'b self,
+        core: &'b Arc<BlobsCore>,
+        source: ChunkSource,
+        terms: CallTerms,
+        reads: &mut SourceReads<'b>,
+    ) {
+        let guard = CallGuard::begin(&core.loads.of(source.node));
+        let begun_ns = core.runtime.now_ns();
+        let read = async move {
+            let coverings = self.coverings(source.chunk.index);
+            read_checked(core, source, &coverings, terms).await
+        };
+        reads.push(SourceInFlight { source, begun_ns, guard }, Box::pin(read));
+    }
+
+    /// How each range is computed from these chunks; `None` if they are too few.
+    fn plans(&self, readable: &[u8]) -> Option<Vec<DegradedRead>> {
+        let plan = |range: &Range<u64>| self.layout.degraded(self.lost, range.clone(), readable);
         self.ranges.iter().map(plan).collect()
     }
 
@@ -252,7 +285,7 @@ impl DegradedFetch<'_> {
         // Position in the bytes of each chunk of the pieces for the next range.
         let mut positions: BTreeMap<u8, usize> = BTreeMap::new();
         for (range, plan) in self.ranges.iter().zip(plans) {
-            let slice = |source: &super::super::layout::DegradedSource| {
+            let slice = |source: &DegradedSource| {
                 let at = positions.get(&source.chunk).copied().unwrap_or(0);
                 let start = at + (source.stored.start - source.covering.start) as usize;
                 let len = (source.stored.end - source.stored.start) as usize;
@@ -270,6 +303,40 @@ impl DegradedFetch<'_> {
             }
         }
         Ok(out)
+    }
+}
+
+/// The longest usual time of the sources that are being read.
+fn patience_of(core: &BlobsCore, reads: &mut SourceReads<'_>) -> Duration {
+    let timing = &core.options.timing;
+    let usual = |read: &mut SourceInFlight| {
+        let usual_ns = core.loads.of(read.source.node).usual_ns(CallKind::SmallRead);
+        usual_ns.map_or(timing.hedge_first, Duration::from_nanos)
+    };
+    reads.tags_mut().map(usual).max().unwrap_or_default().max(timing.hedge_min)
+}
+
+/// Moves the sources that are late to the end, so that others are read as well.
+fn prefer_others(left: &mut Vec<ChunkSource>, reads: &mut SourceReads<'_>) {
+    for read in reads.tags_mut() {
+        read.guard.note_late();
+        if let Some(at) = left.iter().position(|source| *source == read.source) {
+            let late = left.remove(at);
+            left.push(late);
+        }
+    }
+}
+
+/// The next output; `None` if none came within `patience`.
+async fn next_within<K: Unpin, T>(
+    core: &BlobsCore,
+    calls: &mut InFlight<'_, K, T>,
+    patience: Option<Duration>,
+) -> Option<(K, T)> {
+    let Some(patience) = patience else { return calls.next().await };
+    match first(calls.next(), core.runtime.sleep(patience)).await {
+        First::One(output) => output,
+        First::Other(()) => None,
     }
 }
 
@@ -336,7 +403,8 @@ impl<'a> ChunkFetch<'a> {
                 is_hedge = false;
             }
             let patience = if ways.is_empty() { None } else { self.patience(&mut calls) };
-            let Some((read, outcome)) = self.next(&mut calls, patience).await else {
+            let next = next_within(self.core, &mut calls, patience).await;
+            let Some((read, outcome)) = next else {
                 self.note_hedge(&mut calls);
                 is_hedge = true;
                 continue;
@@ -348,19 +416,6 @@ impl<'a> ChunkFetch<'a> {
                 }
                 Err(failed) => failures.extend(failed),
             }
-        }
-    }
-
-    /// The next outcome; `None` if none came within `patience`.
-    async fn next(
-        &self,
-        calls: &mut Reads<'_>,
-        patience: Option<Duration>,
-    ) -> Option<(WayInFlight, Result<Vec<u8>, FetchFailures>)> {
-        let Some(patience) = patience else { return calls.next().await };
-        match first(calls.next(), self.core.runtime.sleep(patience)).await {
-            First::One(outcome) => outcome,
-            First::Other(()) => None,
         }
     }
 

@@ -199,6 +199,24 @@ fn stopped_node_costs_one_deadline_at_most() {
 }
 
 #[test]
+fn degraded_read_does_not_wait_for_a_stopped_node() {
+    for stopped in 1..6 {
+        let mut bench = Bench::new(6);
+        let bytes = bench.bytes(2 * MIB);
+        let blob = bench.write(FileClass::ValueSst, &bytes);
+        let reader = bench.blobs.open(&blob, context(FileClass::ValueSst)).unwrap();
+        bench.nodes.set_mood(chunk(&blob, 0).0, NodeMood::Dead);
+        bench.nodes.set_mood(chunk(&blob, stopped).0, NodeMood::Stopped);
+        for at in 0..20 {
+            let begun_ns = bench.simulation.scheduler().now_ns();
+            assert!(read_range(&*reader, at * 1000, 700) == bytes[at * 1000..at * 1000 + 700]);
+            let took_ns = bench.simulation.scheduler().now_ns() - begun_ns;
+            assert!(took_ns < 120_000_000, "without {stopped}: {took_ns} ns");
+        }
+    }
+}
+
+#[test]
 fn outdated_hint_is_corrected_by_any_holder() {
     for (class, slots) in [(FileClass::Sst, 3), (FileClass::ValueSst, 6)] {
         let mut bench = Bench::new(9);

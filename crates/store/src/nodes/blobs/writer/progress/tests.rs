@@ -75,9 +75,9 @@ fn two_nodes_are_replaced_and_a_third_ends_the_blob() {
     let mut progress = progress(RS, 1);
     confirm_all(&mut progress, 0, &[]);
     let slot_nodes = progress.slot_nodes();
-    for slot in 0..2 {
-        assert_eq!(progress.fail(&slot_nodes[slot]), SlotFailure::Replaceable);
-        progress.replace(slot as u8, StorageId(20 + slot as u64));
+    for slot_node in &slot_nodes[..2] {
+        assert_eq!(progress.fail(slot_node), SlotFailure::Replaceable);
+        progress.replace(slot_node.slot, StorageId(20 + u64::from(slot_node.slot)));
         assert!(!progress.is_flushed(), "it is rebuilt first");
     }
     assert_eq!(progress.sources().len(), 4);

@@ -21,6 +21,7 @@
 
 mod threads;
 
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::fmt;
 use std::future::Future;
@@ -66,6 +67,9 @@ pub trait Runtime: Send + Sync + fmt::Debug + 'static {
     }
 }
 
+/// Number of steps after which a thread that runs a simulation lets another one run it.
+const STEPS_OF_A_TURN: u32 = 256;
+
 impl Runtime for Host {
     fn now_ns(&self) -> u64 {
         self.reading_ns()
@@ -87,15 +91,24 @@ impl Runtime for Host {
         self.scheduler().fresh_seed()
     }
 
-    /// Runs the simulation until `future` completes. Code outside the simulation calls it.
+    /// Runs the simulation until `future` completes. Code outside the simulation calls it. Several
+    /// threads may wait, and a future may wait for another thread's, so none keeps its turn for long.
     fn block_on(&self, mut future: Boxed<'_, ()>) {
         let woken = Arc::new(Woken::default());
         let waker = Waker::from(Arc::clone(&woken));
         let mut context = Context::from_waker(&waker);
         while future.as_mut().poll(&mut context).is_pending() {
-            let ended = self.scheduler().run_until(|| woken.0.swap(false, Ordering::AcqRel));
-            let waiting = || self.scheduler().waiting().join(", ");
-            assert!(ended, "nothing is left to happen in the simulation; it waits: {}", waiting());
+            let is_woken = Cell::new(false);
+            while !is_woken.get() {
+                let steps_left = Cell::new(STEPS_OF_A_TURN);
+                let ended = self.scheduler().run_until(|| {
+                    is_woken.set(woken.0.swap(false, Ordering::AcqRel));
+                    steps_left.set(steps_left.get() - 1);
+                    is_woken.get() || steps_left.get() == 0
+                });
+                let waiting = || self.scheduler().waiting().join(", ");
+                assert!(ended, "nothing is left to happen in the simulation: {}", waiting());
+            }
         }
     }
 }

@@ -101,7 +101,7 @@ pub(super) struct ModelPool {
 enum Arrival {
     Lost,
     Unreachable,
-    Answered { answer: LogAnswer, back_ns: u64 },
+    Answered { answer: Box<LogAnswer>, back_ns: u64 },
 }
 
 impl ModelPool {
@@ -212,7 +212,7 @@ impl LogNodes for ModelPool {
                 }
                 Arrival::Answered { answer, back_ns } => {
                     runtime.sleep(Duration::from_nanos(back_ns)).await;
-                    answer
+                    *answer
                 }
             }
         })
@@ -268,12 +268,12 @@ impl ModelState {
             Health::Silent => Arrival::Lost,
             Health::Refusing(why) => {
                 let answer = Err(LogFailure::refused(&Refused::new(why, "on purpose")));
-                Arrival::Answered { answer, back_ns }
+                Arrival::Answered { answer: Box::new(answer), back_ns }
             }
             Health::Up | Health::Slow(_) => {
                 let answer = node.serve(request, payload);
                 let answer = answer.map_err(|refused| LogFailure::refused(&refused));
-                Arrival::Answered { answer, back_ns }
+                Arrival::Answered { answer: Box::new(answer), back_ns }
             }
         }
     }

@@ -22,7 +22,7 @@ use archipelago_fabric::paced::{Card, CardSettings, Paced};
 use super::blobs::{BlobStats, BlobsOptions, NodeBlobs};
 use super::client::{NodeClient, StatsSnapshot};
 use super::layout::RedundancyMode;
-use super::logs::{NodeLogOptions, NodeLogs};
+use super::logs::{LogWriting, NodeLogOptions, NodeLogs, StripedLogs};
 use super::registers::NodeRegister;
 use crate::Stores;
 
@@ -36,6 +36,8 @@ pub struct NodeStoresOptions {
     /// Time for which the call that opens the pool waits for a manager and for the founding of the
     /// cluster. The default is 10 s.
     pub patience: Duration,
+    /// How new write-ahead logs are written. The default is serial.
+    pub log_writing: LogWriting,
     /// Whether the recovery of a log gives up the nodes that do not answer, as an operator may
     /// decide. Off by default.
     pub accept_loss: bool,
@@ -53,6 +55,7 @@ impl Default for NodeStoresOptions {
             mode: RedundancyMode::default(),
             copies_min: 2,
             patience: Duration::from_secs(10),
+            log_writing: LogWriting::default(),
             accept_loss: false,
             card: Some(CardSettings::default()),
             budget: None,
@@ -77,6 +80,7 @@ pub struct NodeStores {
     client: Arc<NodeClient>,
     blobs: Arc<NodeBlobs>,
     logs: Arc<NodeLogs>,
+    log_writing: LogWriting,
     register: Arc<NodeRegister>,
 }
 
@@ -106,7 +110,7 @@ impl NodeStores {
         };
         let client = NodeClient::new(reach, runtime, managers);
         wait_for(&**client.runtime(), client.ready(options.patience))?;
-        let NodeStoresOptions { mode, copies_min, accept_loss, budget, .. } = options;
+        let NodeStoresOptions { mode, copies_min, log_writing, accept_loss, budget, .. } = options;
         let mut blobs = BlobsOptions { mode, copies_min, ..BlobsOptions::default() };
         if let Some(budget) = &budget {
             blobs.budget = Arc::clone(budget);
@@ -115,6 +119,7 @@ impl NodeStores {
         Ok(Self {
             blobs: Arc::new(NodeBlobs::new(&client, blobs)?),
             logs: Arc::new(NodeLogs::new(&client, logs)),
+            log_writing,
             register: Arc::new(NodeRegister::new(&client)),
             client,
         })
@@ -141,7 +146,7 @@ impl NodeStores {
     pub fn stores(&self) -> Stores {
         Stores {
             blobs: Arc::clone(&self.blobs) as _,
-            logs: Arc::clone(&self.logs) as _,
+            logs: Arc::new(StripedLogs::new(Arc::clone(&self.logs) as _, self.log_writing)),
             register: Arc::clone(&self.register) as _,
         }
     }

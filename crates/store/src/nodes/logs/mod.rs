@@ -73,7 +73,7 @@ use crate::log::{Layout, LogStore, LogToRecover, LogWriter, NewLog, RecoveredLog
 
 pub use self::layout::VolumeLog;
 pub use self::options::NodeLogOptions;
-pub use self::striped::{StripedLayout, StripedLogs};
+pub use self::striped::{LogWriting, StripedLayout, StripedLogs};
 
 /// Number of attempts to create a log on nodes that answer.
 const CREATIONS_MAX: usize = 4;

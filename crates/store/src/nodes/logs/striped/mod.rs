@@ -133,17 +133,29 @@ impl LayoutKeeper for PartKeeper {
     }
 }
 
+/// How new write-ahead logs are written. Every store reads both forms.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LogWriting {
+    /// Every group travels to the nodes of one log.
+    #[default]
+    Serial,
+    /// Large groups are cut over four logs. It pays where one connection is slower than the network
+    /// card, and costs four times the requests.
+    Striped,
+}
+
 /// Striped logs over the logs of another store.
 #[derive(Debug)]
 pub struct StripedLogs {
     logs: Arc<dyn LogStore>,
+    writing: LogWriting,
 }
 
 impl StripedLogs {
-    /// Stripes the write-ahead logs that are created from now on.
+    /// Logs over those of `logs`. `writing` holds for the logs that are created from now on.
     #[must_use]
-    pub fn new(logs: Arc<dyn LogStore>) -> Self {
-        Self { logs }
+    pub fn new(logs: Arc<dyn LogStore>, writing: LogWriting) -> Self {
+        Self { logs, writing }
     }
 
     fn create_striped(&self, new: NewLog) -> Result<(Box<dyn LogWriter>, Layout)> {
@@ -218,8 +230,8 @@ struct RecoverPlan {
 
 impl LogStore for StripedLogs {
     fn create(&self, new: NewLog) -> Result<(Box<dyn LogWriter>, Layout)> {
-        match new.class {
-            FileClass::Wal => self.create_striped(new),
+        match (self.writing, new.class) {
+            (LogWriting::Striped, FileClass::Wal) => self.create_striped(new),
             _ => self.logs.create(new),
         }
     }

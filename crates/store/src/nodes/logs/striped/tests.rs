@@ -6,7 +6,7 @@ use archipelago_base::random::Rng;
 use archipelago_base::{Epoch, Result};
 use archipelago_env::{FileClass, IoContext, IoPurpose};
 
-use super::{StripedLayout, StripedLogs, family_name, part_id};
+use super::{LogWriting, StripedLayout, StripedLogs, family_name, part_id};
 use crate::ids::{LogId, VolumeId};
 use crate::log::{Layout, LayoutKeeper, LogStore, LogWriter, NewLog, RecoveredLog};
 use crate::memory::MemoryPool;
@@ -16,7 +16,7 @@ const ID: LogId = LogId(*b"identity: a log.");
 const CONTEXT: IoContext = IoContext::new(FileClass::Wal, IoPurpose::Recovery);
 
 fn striped(pool: &MemoryPool) -> StripedLogs {
-    StripedLogs::new(pool.stores().logs)
+    StripedLogs::new(pool.stores().logs, LogWriting::Striped)
 }
 
 fn create(logs: &StripedLogs, kept: &Arc<KeptLayouts>) -> Box<dyn LogWriter> {

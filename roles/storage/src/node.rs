@@ -57,6 +57,7 @@ const META_NAME: &str = "meta";
 
 /// The first half of a request: what remains to be done before it is answered.
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "a box would cost an allocation per append")]
 pub(crate) enum Begun {
     /// The answer, which waits for nothing.
     Answered(StoreMessage, Vec<u8>),

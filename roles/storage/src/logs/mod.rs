@@ -160,6 +160,7 @@ impl SyncWanted {
 
 /// What comes after the first half of a request.
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "a box would cost an allocation per append")]
 pub(crate) enum LogStep {
     /// The answer, which waits for nothing.
     Answer(Answer),

@@ -246,7 +246,8 @@ fn read_groups(
         }
     }
     let mut index = GroupIndex::default();
-    let mut in_tail: Vec<Range<u64>> = vec![0..HEADER_BYTES as u64];
+    let mut in_tail: Vec<Range<u64>> = Vec::new();
+    in_tail.push(0..HEADER_BYTES as u64);
     let mut reader = GroupReader::new(&source, at, GroupPlace::first(part.start));
     found.is_damaged = loop {
         match reader.step()? {

@@ -85,6 +85,9 @@ pub(crate) enum Scan {
     Stop,
 }
 
+/// Gets the keys and values of a scan.
+pub(crate) type ScanVisitor<'a> = dyn FnMut(&[u8], &[u8]) -> Result<Scan> + 'a;
+
 /// Threads of the database.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum MetaThreads {
@@ -179,7 +182,7 @@ impl Meta {
         &self,
         space: MetaSpace,
         from: &[u8],
-        visit: &mut dyn FnMut(&[u8], &[u8]) -> Result<Scan>,
+        visit: &mut ScanVisitor<'_>,
     ) -> Result<()> {
         let options = ReadOptions::new().range(space.key(from), space.end());
         let mut entries = self.db.iter(self.db.default_family(), &options)?;

@@ -136,7 +136,7 @@ impl StorageServer {
         settings.validate()?;
         let life = Epoch(SystemClock::shared().unix_ms());
         let domain = settings.domain.clone();
-        let options = NodeOptions { life, domain, ..settings.node.clone() };
+        let options = NodeOptions { life, domain, ..settings.node };
         let node = StorageNode::open(fs, &settings.devices, options)?;
         let serving = Serving::new(Arc::clone(&node));
         let handler = Box::new(RequestHandler(Arc::clone(&serving)));
@@ -201,12 +201,6 @@ impl StorageServer {
     #[must_use]
     pub fn addresses(&self) -> &[String] {
         &self.addresses
-    }
-
-    /// The node, for requests of this process.
-    #[must_use]
-    pub fn node(&self) -> &Arc<StorageNode> {
-        &self.node
     }
 
     /// Ends the node: no request is answered any more, and open extents are synced. Errors: those

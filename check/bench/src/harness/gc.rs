@@ -14,6 +14,9 @@ use crate::harness::store::{Db, Event, EventListener, Ticker};
 pub struct GcFigures {
     /// Number of jobs that were installed.
     pub jobs: u64,
+    /// Number of files that were collected.
+    #[serde(default)]
+    pub files: u64,
     /// Bytes of the files that were collected.
     pub file_bytes: u64,
     /// Bytes of the files that hold what was valid.
@@ -40,6 +43,7 @@ impl GcFigures {
         let valid_bytes = get(Ticker::GcBytesWritten);
         Self {
             jobs: get(Ticker::GcJobs),
+            files: get(Ticker::GcFilesCollected),
             file_bytes: valid_bytes + freed.0.load(Ordering::Acquire),
             valid_bytes,
             records: get(Ticker::GcRecordsChecked),
@@ -55,6 +59,7 @@ impl GcFigures {
     pub(crate) fn since(self, before: Self) -> Option<Self> {
         let since = Self {
             jobs: self.jobs.saturating_sub(before.jobs),
+            files: self.files.saturating_sub(before.files),
             file_bytes: self.file_bytes.saturating_sub(before.file_bytes),
             valid_bytes: self.valid_bytes.saturating_sub(before.valid_bytes),
             records: self.records.saturating_sub(before.records),

@@ -90,7 +90,9 @@ impl Run {
 
     /// Operations per second of a benchmark.
     pub(super) fn rate(&self, kind: StepKind, benchmark: &str) -> Option<f64> {
-        self.step(kind)?.line(benchmark).map(|line| line.ops_per_s)
+        // The rate of the line is a whole number, which is too coarse for slow operations.
+        let line = self.step(kind)?.line(benchmark)?;
+        Some(if line.seconds > 0.0 { line.ops as f64 / line.seconds } else { line.ops_per_s })
     }
 
     /// Operations per second of a write benchmark, with the time until compaction and garbage
@@ -145,6 +147,7 @@ impl Run {
         let file_bytes = gc.file_bytes as f64;
         Some(Collection {
             jobs: gc.jobs as f64,
+            files: gc.files as f64,
             file_bytes,
             records: gc.records as f64,
             valid_records: gc.valid_records as f64,
@@ -166,6 +169,8 @@ impl Run {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Collection {
     pub(super) jobs: f64,
+    /// Number of value files that were collected.
+    pub(super) files: f64,
     /// Bytes of the value files that were collected.
     pub(super) file_bytes: f64,
     pub(super) records: f64,

@@ -9,6 +9,6 @@ mod key_list;
 
 #[expect(unused_imports, reason = "flushes, compactions and reads will use them")]
 pub(crate) use crate::sst::value_file::{
-    StoredValue, ValueKey, ValueKeys, ValueTable, ValueTableBuilder,
+    StoredValue, ValueBatch, ValueKey, ValueKeys, ValueTable, ValueTableBuilder,
 };
 pub(crate) use key_list::KeyList;

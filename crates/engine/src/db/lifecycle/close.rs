@@ -36,6 +36,7 @@ pub(crate) fn shut_down(db: &DbInner, workers: &scheduler::Workers) -> Result<()
     db.jobs.notify_progress();
     let joined = workers.join();
     db.jobs.threads().close();
+    db.view.value_readers().close();
     let ended = end_log(&db.storage, &db.writes);
     scheduler::remove_obsolete(&db.storage, &db.observers, &db.view);
     // An install of a user's thread that began before is over now, and none begins any more.

@@ -266,6 +266,7 @@ impl<'a> Reader<'a> {
         ValueReads {
             version: &current.version,
             tables: self.view.tables(),
+            readers: self.view.value_readers(),
             stats: self.observers.stats(),
             options: table_options(options),
         }

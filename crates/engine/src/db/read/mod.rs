@@ -38,6 +38,7 @@ use crate::db::read::pictures::Pictures;
 use crate::db::read::publication::Publication;
 use crate::db::read::scan::Iter;
 use crate::db::read::snapshot::{HeldFamily, Snapshots};
+use crate::db::read::values::ValueReaders;
 use crate::db::state::context::Context;
 use crate::db::state::family::{Family, SuperVersion};
 use crate::db::state::jobs::JobState;
@@ -68,13 +69,20 @@ pub(crate) struct ReadView {
     filtered: ArcSwap<Vec<Arc<Family>>>,
     snapshots: Arc<Snapshots>,
     tables: Arc<TableCache>,
+    /// Threads for batches of separated values.
+    value_readers: Arc<ValueReaders>,
     cache: Arc<BlockCache>,
     /// Progress of a read-only database through its writer's states.
     pictures: Pictures,
 }
 
 impl ReadView {
-    pub(crate) fn new(last_seq: SeqNo, tables: TableCache, pictures: Pictures) -> Self {
+    pub(crate) fn new(
+        last_seq: SeqNo,
+        tables: TableCache,
+        value_readers: ValueReaders,
+        pictures: Pictures,
+    ) -> Self {
         Self {
             visible: Publication::new(last_seq.0),
             families: ArcSwap::from_pointee(Vec::new()),
@@ -82,6 +90,7 @@ impl ReadView {
             snapshots: Arc::new(Snapshots::default()),
             cache: Arc::clone(tables.block_cache()),
             tables: Arc::new(tables),
+            value_readers: Arc::new(value_readers),
             pictures,
         }
     }
@@ -150,6 +159,12 @@ impl ReadView {
     #[inline]
     pub(crate) fn tables(&self) -> &Arc<TableCache> {
         &self.tables
+    }
+
+    /// Threads for batches of separated values.
+    #[inline]
+    pub(crate) fn value_readers(&self) -> &Arc<ValueReaders> {
+        &self.value_readers
     }
 
     #[inline]

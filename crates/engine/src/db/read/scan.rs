@@ -251,6 +251,7 @@ fn with_values(
     let source = ScanValues {
         picture: Arc::clone(&opening.picture),
         tables: Arc::clone(&opening.tables),
+        readers: Arc::clone(reader.view.value_readers()),
         stats: Arc::clone(reader.observers.stats()),
         options: opening.options,
     };

@@ -3,7 +3,7 @@
 //! [`Jobs`](crate::db::state::jobs::Jobs) owns one [`JobThreads`]. A flush writes its shards on as
 //! many threads as there are jobs, a hundred times a second when memtables are small. A new thread
 //! for each shard would cost its start, the pages of its stack and those of its allocator.
-//! Therefore idle threads are kept for [`IDLE`].
+//! Therefore idle threads are kept ([`ThreadGroup`]).
 //!
 //! There are two groups ([`JobPriority`]), because a system lets no thread raise its priority again
 //! without a privilege. Compactions run at low priority: where processors are scarce, writers and
@@ -11,29 +11,11 @@
 //! if a caller waits for it, or if it starts while writers are slowed down because compactions are
 //! behind.
 //!
-//! Invariants:
-//! 1. A task that was accepted is run, also while the threads close.
-//! 2. A task never waits for another one to end: it gets an idle thread or a new one.
-//! 3. After [`JobThreads::close`] no thread is left.
-//!
-//! Thread-safety: any thread may call any method.
-//! Failure: a task that panics ends its thread alone. If the system refuses a thread, the task is
-//! dropped and the caller gets the error.
-//! Cost: a lock and a wake-up for each task.
+//! Invariants, thread-safety, failure and cost: those of [`ThreadGroup`].
 
-use std::collections::VecDeque;
-use std::sync::Arc;
-use std::time::Duration;
+use archipelago_base::Result;
 
-use archipelago_base::spawn::{Spawn, SystemSpawn, lower_priority};
-use archipelago_base::{Error, Result};
-use parking_lot::{Condvar, Mutex};
-
-/// Time that an idle thread waits for its next task.
-const IDLE: Duration = Duration::from_secs(2);
-
-/// A task for a thread.
-pub(crate) type Task = Box<dyn FnOnce() + Send>;
+use crate::db::state::thread_group::{Task, ThreadGroup, ThreadKind};
 
 /// Priority of threads and of their work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,9 +35,9 @@ pub(crate) struct JobThreads {
 
 impl Default for JobThreads {
     fn default() -> Self {
-        let (normal, low) =
-            (ThreadGroup::new(JobPriority::Normal), ThreadGroup::new(JobPriority::Low));
-        Self { normal, low }
+        let normal = ThreadKind { name: "archi-flush", yields: false };
+        let low = ThreadKind { name: "archi-compact", yields: true };
+        Self { normal: ThreadGroup::new(normal), low: ThreadGroup::new(low) }
     }
 }
 
@@ -76,187 +58,23 @@ impl JobThreads {
     }
 }
 
-/// The threads of one priority.
-#[derive(Debug)]
-struct ThreadGroup(Arc<GroupShared>);
-
-#[derive(Debug)]
-struct GroupShared {
-    kind: JobPriority,
-    state: Mutex<State>,
-    /// Idle threads wait here for a task.
-    called: Condvar,
-    /// The close waits here for the last thread.
-    gone: Condvar,
-}
-
-#[derive(Default)]
-struct State {
-    /// Each has an idle thread that was called for it.
-    waiting: VecDeque<Task>,
-    idle: usize,
-    alive: usize,
-    closed: bool,
-}
-
-impl std::fmt::Debug for State {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} of {} idle", self.idle, self.alive)
-    }
-}
-
-impl ThreadGroup {
-    fn new(kind: JobPriority) -> Self {
-        let (state, called, gone) = (Mutex::default(), Condvar::new(), Condvar::new());
-        Self(Arc::new(GroupShared { kind, state, called, gone }))
-    }
-
-    fn run(&self, task: Task) -> Result<()> {
-        let shared = &self.0;
-        let mut state = shared.state.lock();
-        if state.closed {
-            return Err(Error::closed("the database is closed"));
-        }
-        if state.idle > state.waiting.len() {
-            state.waiting.push_back(task);
-            shared.called.notify_one();
-            return Ok(());
-        }
-        state.alive += 1;
-        drop(state);
-        let name = match shared.kind {
-            JobPriority::Normal => "archi-flush",
-            JobPriority::Low => "archi-compact",
-        };
-        let life = Life(Arc::clone(shared));
-        SystemSpawn.spawn(name, Box::new(move || life.live(task))).map(drop)
-    }
-
-    fn close(&self) {
-        let mut state = self.0.state.lock();
-        state.closed = true;
-        self.0.called.notify_all();
-        while state.alive > 0 {
-            self.0.gone.wait(&mut state);
-        }
-    }
-}
-
-/// A thread that counts as alive: until this is dropped, however it ends.
-struct Life(Arc<GroupShared>);
-
-impl Life {
-    fn live(self, first: Task) {
-        if self.0.kind == JobPriority::Low {
-            lower_priority();
-        }
-        let mut task = Some(first);
-        while let Some(run) = task {
-            run();
-            task = self.0.next();
-        }
-    }
-}
-
-impl Drop for Life {
-    fn drop(&mut self) {
-        self.0.state.lock().alive -= 1;
-        self.0.gone.notify_all();
-    }
-}
-
-impl GroupShared {
-    /// The next task, or `None` if none came for a while.
-    fn next(&self) -> Option<Task> {
-        let mut state = self.state.lock();
-        state.idle += 1;
-        let mut waited = false;
-        loop {
-            if let Some(task) = state.waiting.pop_front() {
-                state.idle -= 1;
-                return Some(task);
-            }
-            if waited || state.closed {
-                state.idle -= 1;
-                return None;
-            }
-            waited = self.called.wait_for(&mut state, IDLE).timed_out();
-        }
-    }
-}
-
-#[cfg(test)]
+#[cfg(all(test, target_os = "linux"))]
 mod tests {
-    use archipelago_base::ErrorKind;
-    use std::sync::Barrier;
-    use std::sync::atomic::{AtomicUsize, Ordering};
-
     use super::*;
 
     #[test]
-    fn tasks_run_at_once_and_threads_are_used_again() {
-        let threads = ThreadGroup::new(JobPriority::Normal);
-        for _round in 0..50 {
-            let meet = Arc::new(Barrier::new(4));
-            for _task in 0..3 {
-                let meet = Arc::clone(&meet);
-                let wait = move || {
-                    meet.wait();
-                };
-                threads.run(Box::new(wait)).unwrap();
-            }
-            // Ends only if all three run at the same time.
-            meet.wait();
-            // The next round finds them idle.
-            let all_idle = || threads.0.state.lock().idle == 3;
-            while !all_idle() {
-                std::thread::yield_now();
-            }
-            assert_eq!(threads.0.state.lock().alive, 3, "no round needs more");
-        }
-        threads.close();
-        assert_eq!(threads.0.state.lock().alive, 0);
-    }
-
-    #[test]
-    fn close_runs_accepted_tasks_and_refuses_later_ones() {
-        let threads = ThreadGroup::new(JobPriority::Low);
-        let done = Arc::new(AtomicUsize::new(0));
-        for _task in 0..20 {
-            let done = Arc::clone(&done);
-            let add = move || {
-                done.fetch_add(1, Ordering::SeqCst);
-            };
-            threads.run(Box::new(add)).unwrap();
-        }
-        threads.close();
-        assert_eq!(done.load(Ordering::SeqCst), 20);
-        assert_eq!(threads.run(Box::new(|| ())).unwrap_err().kind(), ErrorKind::Closed);
-    }
-
-    #[cfg(target_os = "linux")]
-    #[test]
-    fn patient_hands_run_at_a_lower_priority_and_urgent_ones_do_not() {
+    fn low_threads_run_at_a_lower_priority_and_normal_ones_do_not() {
         let own = rustix::process::getpriority_process(None).unwrap();
         let (tell, told) = std::sync::mpsc::channel();
+        let threads = JobThreads::default();
         for kind in [JobPriority::Normal, JobPriority::Low] {
-            let threads = ThreadGroup::new(kind);
             let tell = tell.clone();
             let tell = move || tell.send(rustix::process::getpriority_process(None)).unwrap();
-            threads.run(Box::new(tell)).unwrap();
-            threads.close();
+            threads.run(kind, Box::new(tell)).unwrap();
         }
-        assert_eq!(told.recv().unwrap().unwrap(), own);
-        assert_eq!(told.recv().unwrap().unwrap(), 19);
-    }
-
-    #[test]
-    fn a_task_that_panics_ends_its_thread_alone() {
-        let threads = ThreadGroup::new(JobPriority::Normal);
-        threads.run(Box::new(|| panic!("on purpose"))).unwrap();
-        let (tell, told) = std::sync::mpsc::channel();
-        threads.run(Box::new(move || tell.send(7).unwrap())).unwrap();
-        assert_eq!(told.recv().unwrap(), 7);
         threads.close();
+        let found = told.try_iter().map(Result::unwrap).collect::<Vec<i32>>();
+        let low = (own + 19).min(19);
+        assert!(found == [own, low] || found == [low, own], "{found:?}");
     }
 }

@@ -17,3 +17,4 @@ pub(crate) mod memtable;
 pub(crate) mod observers;
 pub(crate) mod pacing;
 pub(crate) mod storage;
+pub(crate) mod thread_group;

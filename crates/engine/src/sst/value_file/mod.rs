@@ -17,7 +17,9 @@ mod writer;
 
 pub(crate) use keys::ValueKeys;
 pub(super) use reader::unpack;
-pub(crate) use reader::{DescribedValues, StoredValue, ValueKey, ValueTable, described_values};
+pub(crate) use reader::{
+    DescribedValues, StoredValue, ValueBatch, ValueKey, ValueTable, described_values,
+};
 pub(crate) use writer::ValueTableBuilder;
 
 #[cfg(test)]

@@ -52,6 +52,7 @@ use crate::db::inner::DbInner;
 use crate::db::lifecycle::catch_up::{self, Unusable, while_changing};
 use crate::db::read::ReadView;
 use crate::db::read::pictures::Pictures;
+use crate::db::read::values::ValueReaders;
 use crate::db::state::background_mode::BackgroundMode;
 use crate::db::state::context::{Context, ContextParts, FaultPoint};
 use crate::db::state::family::{Family, SuperVersion};
@@ -275,10 +276,12 @@ fn assemble(
     let limiter = RateLimiter::new(options.rate_limit_bytes_per_s);
     let last_seq = manifest.last_seq();
     let fault = components.fault_point();
+    let value_readers = ValueReaders::new(components.background, &components.clock);
+    let pictures = Pictures::new(catch_up::take_new_picture);
     Arc::new(DbInner {
         pacing: Pacing::new(&components.clock, foreground),
         jobs: Jobs::new(components.executor, limiter),
-        view: ReadView::new(last_seq, tables, Pictures::new(catch_up::take_new_picture)),
+        view: ReadView::new(last_seq, tables, value_readers, pictures),
         writes: WritePath::new(last_seq, &budget),
         logs: LogSegments::new(log_buffer),
         disk: Disk::new(dir),

@@ -9,12 +9,15 @@
 //! 2. The offset of a reference is used only if the file that it names is itself live in that
 //!    version. Otherwise the key blocks of the heir say where the value lies.
 //! 3. Several values of one file are read by one batch, in the order of their offsets.
+//! 4. The files of a batch are read at the same time if reads are slow ([`ValueReaders`]).
 //!
 //! Thread-safety: any thread may read.
 //! Failure: errors of the value files. `Busy` if `cache_only` is set and a value is not cached.
 //! `Corrupt` if the version does not know the named file.
 //! Cost: one device read for a value that is not cached and whose offset is known. A value that
 //! garbage collection has moved also costs a search in the key blocks of its file.
+
+mod files;
 
 use std::sync::Arc;
 
@@ -28,16 +31,20 @@ use crate::sabotage::{Defect, has};
 use crate::sst::TableReadOptions;
 use crate::stats::{Statistics, Ticker};
 use crate::table_cache::{ReaderGuard, TableCache};
-use crate::value::{ValueKey, ValueTable};
+use crate::value::{ValueBatch, ValueKey, ValueTable};
 use crate::value_ref::{Reference, ValueHandle};
 use crate::version::Version;
+
+pub(crate) use self::files::ValueReaders;
+use self::files::{FileWants, SharedReads};
 
 /// Reads separated values of one version.
 #[derive(Clone, Copy)]
 pub(crate) struct ValueReads<'a> {
     pub(crate) version: &'a Version,
-    pub(crate) tables: &'a TableCache,
-    pub(crate) stats: &'a Statistics,
+    pub(crate) tables: &'a Arc<TableCache>,
+    pub(crate) readers: &'a Arc<ValueReaders>,
+    pub(crate) stats: &'a Arc<Statistics>,
     pub(crate) options: TableReadOptions,
 }
 
@@ -45,6 +52,51 @@ impl ValueReads<'_> {
     /// The value of one record.
     pub(crate) fn fetch(&self, wanted: WantedValue<'_>) -> Result<PinnedSlice> {
         let file = self.resolve(wanted)?;
+        let reads = FileReads { tables: self.tables, stats: self.stats, options: self.options };
+        reads.fetch_one(file, wanted)
+    }
+
+    /// The values of several records, in the order of `wanted`: one batch of reads for each file.
+    pub(crate) fn fetch_many(&self, wanted: &[WantedValue<'_>]) -> Result<Vec<PinnedSlice>> {
+        let mut by_file = Vec::with_capacity(wanted.len());
+        for (position, &one) in wanted.iter().enumerate() {
+            by_file.push((self.resolve(one)?, position));
+        }
+        by_file.sort_by_key(|(file, _)| file.no);
+        let files: Vec<FileWants<'_>> = by_file
+            .chunk_by(|a, b| a.0.no == b.0.no)
+            .map(|group| FileWants {
+                file: group[0].0,
+                wanted: group.iter().map(|&(_, position)| wanted[position]).collect(),
+            })
+            .collect();
+        let shared = SharedReads { tables: self.tables, stats: self.stats, options: self.options };
+        let found = self.readers.read(shared, &files)?;
+        let mut values: Vec<Option<PinnedSlice>> = vec![None; wanted.len()];
+        for (&(_, position), value) in by_file.iter().zip(found.into_iter().flatten()) {
+            values[position] = Some(value);
+        }
+        Ok(values.into_iter().flatten().collect())
+    }
+
+    /// The file that holds the value of the record now.
+    fn resolve(&self, wanted: WantedValue<'_>) -> Result<&Arc<LiveValueFile>> {
+        let named = wanted.reference.file_no;
+        self.version.values().resolve(named.0).ok_or_else(|| unresolved(wanted))
+    }
+}
+
+/// Reads values of files that are known.
+#[derive(Clone, Copy)]
+struct FileReads<'a> {
+    tables: &'a TableCache,
+    stats: &'a Statistics,
+    options: TableReadOptions,
+}
+
+impl FileReads<'_> {
+    /// The value of one record, which lies in `file`.
+    fn fetch_one(&self, file: &Arc<LiveValueFile>, wanted: WantedValue<'_>) -> Result<PinnedSlice> {
         let table = self.open(file)?;
         let at = self.handle(file, &table, wanted)?;
         if let Some(value) = table.cached(at)? {
@@ -56,34 +108,15 @@ impl ValueReads<'_> {
         Ok(value)
     }
 
-    /// The values of several records, in the order of `wanted`: one batch of reads for each file.
-    pub(crate) fn fetch_many(&self, wanted: &[WantedValue<'_>]) -> Result<Vec<PinnedSlice>> {
-        let mut by_file = Vec::with_capacity(wanted.len());
-        for (position, &one) in wanted.iter().enumerate() {
-            by_file.push((self.resolve(one)?, position));
-        }
-        by_file.sort_by_key(|(file, _)| file.no);
-        let mut values: Vec<Option<PinnedSlice>> = vec![None; wanted.len()];
-        for group in by_file.chunk_by(|a, b| a.0.no == b.0.no) {
-            let file = group[0].0;
-            let table = self.open(file)?;
-            let handles =
-                group.iter().map(|&(_, position)| self.handle(file, &table, wanted[position]));
-            let handles: Vec<ValueHandle> = handles.collect::<Result<_>>()?;
-            let batch = table.read_many(&handles, &self.options)?;
-            self.stats.add(Ticker::ValuesRead, batch.read as u64);
-            self.stats.add(Ticker::ValuesCached, (handles.len() - batch.read) as u64);
-            for (&(_, position), value) in group.iter().zip(batch.values) {
-                values[position] = Some(value);
-            }
-        }
-        Ok(values.into_iter().flatten().collect())
-    }
-
-    /// The file that holds the value of the record now.
-    fn resolve(&self, wanted: WantedValue<'_>) -> Result<&Arc<LiveValueFile>> {
-        let named = wanted.reference.file_no;
-        self.version.values().resolve(named.0).ok_or_else(|| unresolved(wanted))
+    /// The values of several records, which lie in `file`, by one batch of reads.
+    fn fetch(&self, file: &Arc<LiveValueFile>, wanted: &[WantedValue<'_>]) -> Result<ValueBatch> {
+        let table = self.open(file)?;
+        let handles = wanted.iter().map(|&one| self.handle(file, &table, one));
+        let handles: Vec<ValueHandle> = handles.collect::<Result<_>>()?;
+        let batch = table.read_many(&handles, &self.options)?;
+        self.stats.add(Ticker::ValuesRead, batch.read as u64);
+        self.stats.add(Ticker::ValuesCached, (handles.len() - batch.read) as u64);
+        Ok(batch)
     }
 
     fn open(&self, file: &Arc<LiveValueFile>) -> Result<ReaderGuard<ValueTable>> {
@@ -128,6 +161,7 @@ fn unresolved(wanted: WantedValue<'_>) -> Error {
 pub(crate) struct ScanValues {
     pub(crate) picture: Arc<SuperVersion>,
     pub(crate) tables: Arc<TableCache>,
+    pub(crate) readers: Arc<ValueReaders>,
     pub(crate) stats: Arc<Statistics>,
     pub(crate) options: TableReadOptions,
 }
@@ -137,6 +171,7 @@ impl ScanValues {
         ValueReads {
             version: &self.picture.version,
             tables: &self.tables,
+            readers: &self.readers,
             stats: &self.stats,
             options: self.options,
         }

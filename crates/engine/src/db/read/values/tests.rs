@@ -2,13 +2,16 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use archipelago_base::budget::ByteBudget;
+use archipelago_base::clock::SystemClock;
 use archipelago_base::{CfId, FileNo, SeqNo};
 use archipelago_env::mem::MemFs;
 use archipelago_env::{CreateOptions, FileClass, FileSystem, IoContext, IoPurpose};
 
 use super::*;
+use crate::db::state::background_mode::BackgroundMode;
 use crate::file_meta::{FileMeta, value_file_name};
 use crate::options::{CfOptions, Compression};
 use crate::sst::{BlockCache, TableOptions};
@@ -24,8 +27,9 @@ const HEIR: u64 = 9;
 
 struct World {
     fs: MemFs,
-    tables: TableCache,
-    stats: Statistics,
+    tables: Arc<TableCache>,
+    readers: Arc<ValueReaders>,
+    stats: Arc<Statistics>,
     /// Reference of each entry.
     references: Vec<Reference>,
     version: Arc<Version>,
@@ -106,7 +110,9 @@ fn world() -> World {
     let shared: Arc<dyn FileSystem> = Arc::new(fs.clone());
     let tables = TableCache::new(shared, dir(), cache, budget, 100, false);
     let references = references.into_iter().flatten().collect();
-    World { fs, tables, stats: Statistics::default(), references, version }
+    let readers = ValueReaders::new(BackgroundMode::Threads, &SystemClock::shared());
+    let (tables, readers) = (Arc::new(tables), Arc::new(readers));
+    World { fs, tables, readers, stats: Arc::default(), references, version }
 }
 
 impl World {
@@ -127,6 +133,7 @@ impl World {
         ValueReads {
             version: &self.version,
             tables: &self.tables,
+            readers: &self.readers,
             stats: &self.stats,
             options: TableReadOptions { cache_only, ..TableReadOptions::foreground() },
         }
@@ -205,4 +212,32 @@ fn missing_value_file_is_damage_and_not_a_missing_key() {
     assert_eq!(error.kind(), ErrorKind::Corrupt);
     assert!(error.to_string().contains("000006.vsst"), "{error}");
     assert_eq!(world.read(2, false).unwrap(), value_of(2));
+}
+
+#[test]
+fn slow_files_are_read_together_with_the_same_result() {
+    let world = world();
+    world.readers.note_read(Duration::from_millis(80));
+    let shuffled: Vec<u64> = (0..ENTRIES).map(|n| n * 7 % ENTRIES).collect();
+    world.check_batch(&shuffled);
+    assert_eq!(world.readers.helped(), 1, "a second thread reads the second file");
+    assert_eq!(world.stats.get(Ticker::ValuesRead), ENTRIES);
+    world.readers.close();
+    world.check_batch(&shuffled);
+    assert_eq!(world.readers.helped(), 1, "no thread is left after the close");
+}
+
+#[test]
+fn error_of_one_of_several_slow_files_is_returned() {
+    let world = world();
+    world.readers.note_read(Duration::from_millis(80));
+    let lost = dir().join(value_file_name(FileNo(FILES[1])));
+    world.fs.remove(&lost).unwrap();
+    let keys = [key_of(0), key_of(1)];
+    let wanted = [0, 1].map(|n: usize| WantedValue {
+        key: &keys[n],
+        seq: seq_of(n as u64),
+        reference: world.references[n],
+    });
+    assert!(world.reads(false).fetch_many(&wanted).is_err());
 }

@@ -72,9 +72,16 @@ impl ComputeNode {
 
     /// Opens the database in a volume by `settings`, and creates the volume and the database if
     /// they do not exist. Errors are those of [`VolumeStorage::open`] and [`Db::open`], and
-    /// `InvalidArgument` for settings with tiers. A call that fails gives the volume up.
+    /// `InvalidArgument` for settings with tiers. A call that fails gives the volume up. The
+    /// database has no reserve of its own ([`DbOptions::disk_reserve_bytes`]), because storage nodes
+    /// keep room for flushes and for what frees space.
+    ///
+    /// [`DbOptions::disk_reserve_bytes`]: archipelago_engine::DbOptions::disk_reserve_bytes
     pub fn open_volume(volume: &VolumeSettings, settings: &Settings) -> Result<Self> {
         settings.validate()?;
+        let mut settings = settings.clone();
+        settings.database.disk_reserve_bytes = 0;
+        let settings = &settings;
         if !settings.tiers.is_empty() {
             return Err(volume::tiers_are_refused());
         }

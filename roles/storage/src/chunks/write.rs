@@ -357,8 +357,8 @@ impl Chunks {
         done()
     }
 
-    /// Makes the removal of a file durable that may have a whole tail. A power loss could else bring
-    /// it back as a sealed chunk, after its blob was given up.
+    /// Makes the removal of a file durable that may have a whole tail. A power loss could else
+    /// bring it back as a sealed chunk, after its blob was given up.
     fn settle_failed_seal(&self, unsealed: &UnsealedChunk) {
         if let Err(error) = self.sync_dirs(std::iter::once(dir_of(&unsealed.path))) {
             tracing::warn!(%error, chunk = %unsealed.chunk,
@@ -439,8 +439,8 @@ impl Chunks {
         self.unsealed.remove(unsealed, pieces);
     }
 
-    /// Makes the record of a sealed chunk durable if an opening would obey an older one, and removes
-    /// a damaged file that the chunk replaces.
+    /// Makes the record of a sealed chunk durable if an opening would obey an older one, and
+    /// removes a damaged file that the chunk replaces.
     fn settle_replaced(&self, chunk: ChunkId, replaced: &Replaced) -> Result<()> {
         if replaced.has_record {
             self.sync_records()?;

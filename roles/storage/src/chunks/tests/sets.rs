@@ -118,7 +118,7 @@ fn larger_placement_epoch_wins_and_sets_are_joined() {
     tell(&node, StoreMessage::Redescribe { descriptor: newer.clone() }).unwrap();
     tell(&node, StoreMessage::Redescribe { descriptor: written.clone() }).unwrap();
     let merged = ChunkDescriptor { retaining: vec![VOLUME, OTHER], ..newer };
-    assert_eq!(describe(&node, chunk(1).blob), [merged.clone()]);
+    assert_eq!(describe(&node, chunk(1).blob), std::slice::from_ref(&merged));
     let node = open(&fs.crash_clone(2));
     assert_eq!(describe(&node, chunk(1).blob), [merged]);
     let foreign = ChunkDescriptor { blob_bytes: 5, ..written };

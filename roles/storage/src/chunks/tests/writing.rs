@@ -175,7 +175,7 @@ fn seal_of_another_volume_or_class_is_refused() {
     for wrong in [
         ChunkDescriptor { written: other, ..good.clone() },
         ChunkDescriptor { class: FileClass::ValueSst, ..good.clone() },
-        ChunkDescriptor { retaining: Vec::new(), ..good.clone() },
+        ChunkDescriptor { retaining: Vec::new(), ..good },
     ] {
         let message = StoreMessage::SealChunk { stamp: Some(STAMP), descriptor: wrong };
         assert_eq!(tell(&node, message), Err(RefusalWhy::Malformed));

@@ -1,6 +1,8 @@
 //! The suites of the three traits over storage nodes.
 
 use archipelago_store::Stores;
+use archipelago_store::nodes::NodeStoresOptions;
+use archipelago_store::nodes::logs::LogWriting;
 use archipelago_store::suite::{blobs_conform, logs_conform, register_conforms};
 
 use crate::world::World;
@@ -21,6 +23,14 @@ fn six_nodes_conform() {
 fn three_nodes_conform() {
     let mut world = World::founded(3, 2);
     conforms(&world.stores("client"), 2);
+}
+
+#[test]
+fn striped_logs_conform_on_six_nodes() {
+    let mut world = World::founded(6, 6);
+    let log_writing = LogWriting::Striped;
+    let options = NodeStoresOptions { log_writing, ..NodeStoresOptions::default() };
+    logs_conform(&*world.client("client").stores_with(options).logs, 6);
 }
 
 #[test]

@@ -8,6 +8,8 @@ use archipelago_env::suite::conforms;
 use archipelago_env::{
     CreateOptions, FileClass, FileSystem, IoContext, IoPurpose, LogFile, LogOptions,
 };
+use archipelago_store::nodes::NodeStoresOptions;
+use archipelago_store::nodes::logs::LogWriting;
 
 use crate::world::{Owner, World};
 
@@ -188,4 +190,34 @@ fn removed_files_leave_no_bytes_on_nodes() {
     put(&owner, "CURRENT", FileClass::Manifest, b"next");
     world.run_for(std::time::Duration::from_secs(5));
     assert_eq!(world.stored_objects().chunks, 0);
+}
+
+#[test]
+fn striped_log_survives_its_owner_and_any_node() {
+    let mut world = World::founded(6, 31);
+    drop(new_owner(&mut world));
+    for lost in 0..6 {
+        let log_writing = LogWriting::Striped;
+        let striped = NodeStoresOptions { log_writing, ..NodeStoresOptions::default() };
+        let owner = Owner::take_over_with(&mut world, striped).unwrap();
+        let name = format!("striped-{lost}.log");
+        let mut log = create_log(&owner, &name);
+        owner.fs.sync_dir(Path::new(DIR)).unwrap();
+        // The long groups are cut over four logs, and the short ones are not.
+        let bytes = pattern(400_000, lost);
+        let mut at = 0;
+        for len in [150_000, 5_000, 70_000, 100, 174_900] {
+            log.append(&[&bytes[at..at + len]]).unwrap();
+            at += len;
+        }
+        std::mem::forget(log);
+        owner.kill();
+        world.kill(lost);
+        // A pool that writes serial logs reads striped ones.
+        let next = Owner::take_over(&mut world).unwrap();
+        let found = get(&next, &name);
+        assert!(found == bytes, "without node {lost}: {} of {} bytes", found.len(), bytes.len());
+        drop(next);
+        world.start_all();
+    }
 }

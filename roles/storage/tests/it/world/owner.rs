@@ -68,7 +68,11 @@ impl Owner {
         Self::take_over_with(world, options)
     }
 
-    fn take_over_with(world: &mut World, stores_options: NodeStoresOptions) -> Result<Self> {
+    /// Opens the volume in a new process whose pool has these options.
+    pub(crate) fn take_over_with(
+        world: &mut World,
+        stores_options: NodeStoresOptions,
+    ) -> Result<Self> {
         let process = world.client("owner");
         let stores = process.stores_with(stores_options);
         let volume = Volume::open(&stores, VOLUME, &options(world))?;

@@ -117,6 +117,16 @@ pub struct Summary {
     pub max: u64,
 }
 
+/// Numbers of values of a [`Histogram`] by powers of two, for tools that add histograms up.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Distribution {
+    /// Sum of all values.
+    pub sum: u64,
+    /// Element `n` is the number of values with `n` significant bits: those below `2^n`, and not
+    /// below `2^(n-1)`.
+    pub by_bits: [u64; 65],
+}
+
 fn bucket_of(value: u64) -> usize {
     if value < SUB as u64 {
         return value as usize;
@@ -178,6 +188,18 @@ impl Histogram {
         }
     }
 
+    /// Numbers of values by powers of two. Each number is exact, because no bucket spans a power of
+    /// two.
+    #[must_use]
+    pub fn distribution(&self) -> Distribution {
+        let mut by_bits = [0; 65];
+        for (bucket, count) in self.counts.iter().enumerate() {
+            let bits = u64::BITS - bucket_middle(bucket).leading_zeros();
+            by_bits[bits as usize] += count.load(Ordering::Relaxed);
+        }
+        Distribution { sum: self.sum.load(Ordering::Relaxed), by_bits }
+    }
+
     /// Adds all values of `other`.
     pub fn merge(&self, other: &Self) {
         for (mine, theirs) in self.counts.iter().zip(&other.counts) {
@@ -213,6 +235,20 @@ mod tests {
         }
         assert_eq!(histogram.summary().max, 100_000);
         assert_eq!(bucket_of(u64::MAX), BUCKETS - 1);
+    }
+
+    #[test]
+    fn distribution_counts_exact_powers_of_two() {
+        let histogram = Histogram::default();
+        let values = [0, 1, 2, 3, 7, 8, 1023, 1024, u64::MAX >> 1, u64::MAX];
+        values.iter().for_each(|value| histogram.record(*value));
+        let found = histogram.distribution();
+        let mut by_bits = [0; 65];
+        for value in values {
+            by_bits[(u64::BITS - value.leading_zeros()) as usize] += 1;
+        }
+        assert_eq!(found.by_bits, by_bits);
+        assert_eq!(found.sum, values.iter().fold(0, |sum: u64, value| sum.wrapping_add(*value)));
     }
 
     #[test]

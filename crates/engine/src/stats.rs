@@ -3,7 +3,7 @@
 //! Owned by a database, shared with its jobs and readers. A bump is one relaxed add in the
 //! calling thread's stripe. Text and tables are made in `db::admin::report`.
 
-use archipelago_base::metrics::{Counters, Histogram, Summary};
+use archipelago_base::metrics::{Counters, Distribution, Histogram, Summary};
 
 macro_rules! tickers {
     ($($(#[$doc:meta])* $name:ident = $text:literal,)*) => {
@@ -238,6 +238,12 @@ impl Statistics {
     #[must_use]
     pub fn summary(&self, timer: Timer) -> Summary {
         self.timers[timer as usize].summary()
+    }
+
+    /// A histogram's numbers of values by powers of two of a nanosecond.
+    #[must_use]
+    pub fn distribution(&self, timer: Timer) -> Distribution {
+        self.timers[timer as usize].distribution()
     }
 
     /// Sets everything back to zero.

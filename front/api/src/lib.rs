@@ -60,9 +60,10 @@ pub use archipelago_compute::{ComputeNode, Settings, Storage, default_dir, load_
 
 // The database: handles, reads, maintenance and reports.
 pub use archipelago_engine::db::{
-    BucketChange, BucketInfo, ColumnFamily, CompactRangeOptions, Components, Db, DiskReport, Entry,
-    IngestOptions, Iter, LastLevel, LevelInfo, OnProgress, PinnedInfo, ReadOptions, Report,
-    Snapshot, SpaceInfo, ValueFileInfo, ValuesReport, VerifyReport,
+    BucketChange, BucketInfo, ColumnFamily, CompactRangeOptions, Components, DatabaseReport, Db,
+    DiskReport, Entry, HealthState, IngestOptions, Iter, JobKind, LastLevel, LevelInfo, OnProgress,
+    PinnedInfo, ReadOptions, Report, Snapshot, SpaceInfo, ValueFileInfo, ValuesReport,
+    VerifyReport,
 };
 pub use archipelago_engine::disk_space::{SpaceState, SpaceUse};
 pub use archipelago_engine::job::Cancel;

@@ -38,6 +38,7 @@ use archipelago_env::local::LocalFs;
 pub use admin::buckets::BucketInfo;
 pub(crate) use admin::checkpoint::copy as copy_file;
 pub use admin::compact_range::{CompactRangeOptions, LastLevel, OnProgress};
+pub use admin::database_report::{DatabaseReport, HealthState, JobKind};
 pub use admin::ingest::IngestOptions;
 pub use admin::report::{LevelInfo, Report};
 #[cfg(any(test, feature = "fault-points"))]

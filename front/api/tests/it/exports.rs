@@ -6,9 +6,10 @@
 /// Every item that `front/api/src/lib.rs` offers, by its path, sorted.
 const OFFERED: &str = "
     BucketChange BucketInfo ByteBudget Cancel CfId CfOptions Clock ColumnFamily
-    CompactRangeOptions CompactionFilter Components Compression ComputeNode Conflict Db
+    CompactRangeOptions CompactionFilter Components Compression ComputeNode Conflict
+    DatabaseReport Db
     DbOptions DiskReport Entry Error ErrorKind Event EventListener FilterDecision GroupAccess
-    IngestOptions Isolation Iter Joiner KeyRange KeyWatch LastLevel LevelInfo Listeners
+    HealthState IngestOptions Isolation Iter JobKind Joiner KeyRange KeyWatch LastLevel LevelInfo Listeners
     LockMode Locking ManualClock MemoryClass MergeOperator OnProgress PinnedInfo PinnedSlice
     ReadOptions RecoveryMode Registry Report Result Rng SeqNo Settings Snapshot SpaceInfo
     SpaceState SpaceUse Spawn SstWriter Statistics Storage Summary SystemClock SystemSpawn

@@ -10,6 +10,7 @@
 pub(crate) mod buckets;
 pub(crate) mod checkpoint;
 pub(crate) mod compact_range;
+pub(crate) mod database_report;
 pub(crate) mod families;
 pub(crate) mod ingest;
 pub(crate) mod report;
@@ -24,6 +25,7 @@ use archipelago_base::Result;
 
 use crate::db::admin::buckets::BucketInfo;
 use crate::db::admin::compact_range::{CompactRangeOptions, RangeRequest};
+use crate::db::admin::database_report::DatabaseReport;
 use crate::db::admin::ingest::IngestOptions;
 use crate::db::admin::report::Report;
 use crate::db::admin::values::ValuesReport;
@@ -202,6 +204,12 @@ impl Db {
     /// A picture of `cf`.
     pub fn report(&self, cf: &ColumnFamily) -> Result<Report> {
         report::report(self, cf)
+    }
+
+    /// Figures of the whole database, which belong to no family.
+    #[must_use]
+    pub fn database_report(&self) -> DatabaseReport {
+        database_report::database_report(self)
     }
 
     /// Everything as text, for people.

@@ -62,6 +62,8 @@ pub struct Report {
     pub pending_compaction_bytes: u64,
     /// Number of immutable memtables.
     pub immutable_memtables: usize,
+    /// Bytes that all memtables of the family may take.
+    pub memtable_bytes_max: u64,
     /// Bytes of tables and value files that only snapshots keep; see
     /// [`Snapshot`](crate::db::Snapshot).
     pub snapshot_table_bytes: u64,
@@ -182,6 +184,7 @@ pub(crate) fn report(db: &Db, cf: &ColumnFamily) -> Result<Report> {
         table_write_amplification: tables / user,
         pending_compaction_bytes: version.pending_compaction_bytes(),
         immutable_memtables: current.immutables.len(),
+        memtable_bytes_max: memtable_bytes_max(db, cf),
         snapshot_table_bytes: held.files,
         snapshot_memtable_bytes: held.memtables,
         health: disk_room::health_text(&db.inner.observers, &db.inner.disk),
@@ -269,11 +272,7 @@ pub(crate) fn property(db: &Db, cf: &ColumnFamily, name: &str) -> Option<String>
         "block-cache-value-miss" => number(db.inner.view.cache().stats(BlockKind::Value).misses),
         "block-cache-flat-hit" => number(db.inner.view.cache().stats(BlockKind::Flat).hits),
         "block-cache-flat-miss" => number(db.inner.view.cache().stats(BlockKind::Flat).misses),
-        "mem-table-bytes-max" => {
-            let options = &cf.family.options;
-            let bytes = db.inner.context.memtable_bytes_max(options);
-            number(bytes.saturating_mul(options.write_buffers_max as u64))
-        }
+        "mem-table-bytes-max" => number(report.memtable_bytes_max),
         "block-cache-capacity" => number(db.inner.view.cache().capacity_bytes()),
         "running-jobs-bytes-max" => number(compaction::job_bytes_max(&db.inner.context)),
         "block-cache-usage" => {
@@ -287,6 +286,13 @@ pub(crate) fn property(db: &Db, cf: &ColumnFamily, name: &str) -> Option<String>
         "latest-sequence-number" => number(db.inner.view.visible().0),
         _ => None,
     }
+}
+
+/// Bytes that all memtables of `cf` may take.
+fn memtable_bytes_max(db: &Db, cf: &ColumnFamily) -> u64 {
+    let options = &cf.family.options;
+    let bytes = db.inner.context.memtable_bytes_max(options);
+    bytes.saturating_mul(options.write_buffers_max as u64)
 }
 
 /// Bytes of keys and values of all records of the family.

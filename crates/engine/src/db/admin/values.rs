@@ -345,7 +345,8 @@ pub(crate) fn values_report(db: &Db, cf: &ColumnFamily) -> Result<ValuesReport> 
     })
 }
 
-fn pinned_info(db: &Db) -> PinnedInfo {
+/// What only old versions of `db` hold.
+pub(crate) fn pinned_info(db: &Db) -> PinnedInfo {
     let files = db.inner.storage.trash().pinned();
     PinnedInfo::of(&files, &db.inner.view.snapshots().held_files())
 }

@@ -663,6 +663,13 @@ pub(crate) fn health_text(observers: &Observers, disk: &Disk) -> String {
     }
 }
 
+/// Whether background work fails, or the disk lacks room for writes or compactions.
+pub(crate) fn is_impaired(observers: &Observers, disk: &Disk) -> bool {
+    observers.health().failing().is_some()
+        || matches!(disk.state(), SpaceState::Low | SpaceState::Critical)
+        || disk.lacking_bytes.load(Ordering::Relaxed) > 0
+}
+
 /// An error whose cause is a full disk.
 pub(crate) fn no_space(context: String) -> Error {
     let cause = std::io::Error::from(std::io::ErrorKind::StorageFull);

@@ -62,6 +62,48 @@ pub fn process_usage() -> Option<ProcessUsage> {
     })
 }
 
+/// Facts about this process for a tool that watches it.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct ProcessFacts {
+    /// Address space in bytes.
+    pub virtual_bytes: u64,
+    /// Number of threads.
+    pub threads: u64,
+    /// Number of open file descriptors.
+    pub open_files: u64,
+    /// Start of the process in seconds since the Unix epoch.
+    pub started_s: f64,
+}
+
+/// Facts about this process; `None` if the kernel does not report them. It lists the open files, so
+/// its cost grows with their number.
+#[must_use]
+pub fn process_facts() -> Option<ProcessFacts> {
+    let stat = read("/proc/self/stat")?;
+    let (threads, started_ticks, virtual_bytes) = life_of(&stat)?;
+    let booted_s = boot_of(&read("/proc/stat")?)?;
+    let per_second = rustix::param::clock_ticks_per_second().max(1);
+    // The listing itself has a descriptor open.
+    let open_files = std::fs::read_dir("/proc/self/fd").ok()?.count().saturating_sub(1) as u64;
+    let started_s = booted_s as f64 + started_ticks as f64 / per_second as f64;
+    Some(ProcessFacts { virtual_bytes, threads, open_files, started_s })
+}
+
+/// Number of threads, ticks from the boot to the start, and bytes of address space in a line of
+/// `/proc/PID/stat`.
+fn life_of(stat: &str) -> Option<(u64, u64, u64)> {
+    let (_, fields) = stat.rsplit_once(") ")?;
+    let mut fields = fields.split(' ').skip(17);
+    let threads = fields.next()?.parse().ok()?;
+    let started_ticks = fields.nth(1)?.parse().ok()?;
+    Some((threads, started_ticks, fields.next()?.parse().ok()?))
+}
+
+/// Time of the boot in seconds since the Unix epoch, in the text of `/proc/stat`.
+fn boot_of(stat: &str) -> Option<u64> {
+    stat.lines().find_map(|line| line.strip_prefix("btime "))?.trim().parse().ok()
+}
+
 /// Ticks of user and system time in a line of `/proc/PID/stat`.
 fn ticks_of(stat: &str) -> Option<(u64, u64)> {
     // The name of the program is in parentheses and may contain any character.
@@ -110,6 +152,16 @@ mod tests {
         let line = "7 (a ) b) S 1 1 1 0 -1 4 5 6 7 8 31 42 0 0 20";
         assert_eq!(ticks_of(line), Some((31, 42)));
         assert!(process_usage().is_some_and(|usage| usage.resident_bytes > 100_000));
+    }
+
+    #[test]
+    fn process_has_a_start_threads_and_files() {
+        let line = "7 (a ) b) S 1 1 1 0 -1 4 5 6 7 8 31 42 0 0 20 0 9 0 555 4096 7 0";
+        assert_eq!(life_of(line), Some((9, 555, 4096)));
+        assert_eq!(boot_of("cpu 1 2\nbtime 1700000000\nctxt 1\n"), Some(1_700_000_000));
+        let facts = process_facts().unwrap();
+        assert!(facts.threads >= 1 && facts.open_files >= 3 && facts.virtual_bytes > 1 << 20);
+        assert!(facts.started_s > 1.6e9);
     }
 
     #[test]

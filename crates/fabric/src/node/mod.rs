@@ -186,6 +186,8 @@ pub struct Holder {
 /// Counters since the start of the node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NodeStats {
+    /// Links that are up now.
+    pub links: u64,
     /// One-sided operations that this process executed for clients. Clients of `shm` execute their
     /// own, which are not counted.
     pub operations: u64,
@@ -321,7 +323,10 @@ impl Node {
     pub fn stats(&self) -> NodeStats {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let (kept_requests, kept_bytes) = self.duplicates.lock().kept();
+        let links = self.links.lock();
+        let links = links.iter().filter(|link| link.strong_count() > 0).count() as u64;
         NodeStats {
+            links,
             operations: get(&self.counters.operations),
             requests: get(&self.counters.requests),
             duplicates: get(&self.counters.duplicates),

@@ -33,6 +33,7 @@ mod decimal;
 mod engine_databases;
 mod engine_prefixes;
 pub mod engine_store;
+pub mod figures;
 pub mod flexkv_store;
 
 mod glob;

@@ -29,6 +29,7 @@ use tokio_rustls::TlsAcceptor;
 use crate::clients::{NotLetIn, Socket};
 use crate::commands;
 use crate::connection;
+use crate::figures::ServerMonitor;
 use crate::log_limit::LogLimit;
 use crate::options::ServerOptions;
 use crate::server_state::{ServerState, Stat};
@@ -175,6 +176,12 @@ impl Server {
     #[must_use]
     pub fn shutdown_handle(&self) -> ShutdownHandle {
         ShutdownHandle(Arc::clone(&self.shared))
+    }
+
+    /// A handle that takes figures of the server.
+    #[must_use]
+    pub fn monitor(&self) -> ServerMonitor {
+        ServerMonitor::new(&self.shared)
     }
 
     /// Blocks until a client sends SHUTDOWN or a [`ShutdownHandle`] is used. The server continues

@@ -35,4 +35,5 @@ mod store;
 
 pub use archipelago_flexkv::coordinator::Plan as StorePlan;
 pub use archipelago_store::nodes::members::MemberTerms;
-pub use server::{ManagerServer, ManagerSettings};
+pub use server::{ManagerFigures, ManagerMonitor, ManagerServer, ManagerSettings};
+pub use status::{NodeFigures, PoolFigures};

@@ -20,9 +20,10 @@ use archipelago_base::clock::{Clock, SystemClock};
 use archipelago_base::random::entropy_seed;
 use archipelago_base::spawn::{Joiner, Spawn, SystemSpawn};
 use archipelago_base::{Epoch, Error, Result};
-use archipelago_fabric::{ClientId, Endpoints, Line, Listener, Node, NodeId, Secret};
+use archipelago_fabric::{ClientId, Endpoints, Line, Listener, Node, NodeId, NodeStats, Secret};
 use archipelago_flexkv::FlexKvSettings;
 use archipelago_flexkv::coordinator::Plan;
+use archipelago_flexkv::wire::StoreStatus;
 use archipelago_pool::asker_of_promises;
 use archipelago_store::nodes::members::MemberTerms;
 use parking_lot::Mutex;
@@ -30,6 +31,7 @@ use parking_lot::Mutex;
 use crate::core::{ManagerCore, Terms};
 use crate::office::{Office, OfficeTerms};
 use crate::rpc::{Election, ManagerRpc};
+use crate::status::PoolFigures;
 use crate::storage::StorageRpc;
 use crate::store::{Front, Store};
 
@@ -95,6 +97,7 @@ impl ManagerSettings {
 struct ServerState {
     rpc: Arc<ManagerRpc>,
     storage: Arc<StorageRpc>,
+    node: Weak<Node>,
     endpoints: Arc<Endpoints>,
     clock: Arc<dyn Clock>,
     me: ClientId,
@@ -102,6 +105,45 @@ struct ServerState {
     store: Weak<Store>,
     stop: AtomicBool,
     threads: Mutex<Vec<Joiner>>,
+}
+
+/// Figures of a manager at one moment.
+#[derive(Clone, Debug)]
+pub struct ManagerFigures {
+    /// Whether the manager acts and does not stand by.
+    pub is_acting: bool,
+    /// The pool; `None` while the manager stands by.
+    pub pool: Option<PoolFigures>,
+    /// The FlexKV store, without the counters of its nodes; `None` while no coordinator runs.
+    pub store: Option<StoreStatus>,
+    /// Counters of the fabric's node; `None` after the manager has ended.
+    pub fabric: Option<NodeStats>,
+}
+
+/// Handle with which any thread can take the figures of a manager.
+#[derive(Clone)]
+pub struct ManagerMonitor(Arc<ServerState>);
+
+impl std::fmt::Debug for ManagerMonitor {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "ManagerMonitor({})", self.0.me)
+    }
+}
+
+impl ManagerMonitor {
+    /// The figures of the manager. It costs one pass over the blocks of the pool and over the
+    /// partitions of the store, each under the lock that messages take, too.
+    #[must_use]
+    pub fn figures(&self) -> ManagerFigures {
+        let state = &self.0;
+        let (is_acting, now_ns) = (state.rpc.is_acting(), state.clock.now_ns());
+        ManagerFigures {
+            is_acting,
+            pool: state.rpc.look(|core| core.figures(now_ns)).filter(|_| is_acting),
+            store: state.store.upgrade().and_then(|store| store.status()),
+            fabric: state.node.upgrade().map(|node| node.stats()),
+        }
+    }
 }
 
 /// A running manager. Drop ends it, and nodes and clients continue without it.
@@ -167,6 +209,7 @@ impl ManagerServer {
         let shared = Arc::new(ServerState {
             rpc,
             storage,
+            node: Arc::downgrade(&node),
             endpoints,
             clock,
             me,
@@ -185,6 +228,12 @@ impl ManagerServer {
     #[must_use]
     pub fn addresses(&self) -> &[String] {
         &self.addresses
+    }
+
+    /// A handle that takes figures of the manager.
+    #[must_use]
+    pub fn monitor(&self) -> ManagerMonitor {
+        ManagerMonitor(Arc::clone(&self.shared))
     }
 
     /// Whether a manager that ran alone was replaced by another one. One of several managers stands

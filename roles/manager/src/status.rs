@@ -9,6 +9,52 @@ use archipelago_pool::wire::{
 use crate::core::{Block, ManagerCore, Phase, Step};
 use crate::decide::PlaceIs;
 
+/// Figures of a memory node as the manager knows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NodeFigures {
+    /// The node's id.
+    pub node: NodeId,
+    /// Whether the manager counts the node as up.
+    pub up: bool,
+    /// Size of a block in bytes.
+    pub block_bytes: u64,
+    /// Number of blocks that fit.
+    pub blocks_max: u64,
+    /// Number of blocks that use memory.
+    pub blocks_used: u64,
+    /// Milliseconds since the last message of the node.
+    pub heard_ms: u64,
+}
+
+/// Figures of a pool as its manager knows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PoolFigures {
+    /// The manager's term.
+    pub term: u64,
+    /// Whether the manager is still collecting reports after its start.
+    pub rebuilding: bool,
+    /// Number of copies that a block should have.
+    pub copies: u32,
+    /// Number of blocks of which every copy was lost since the manager's start.
+    pub lost: u64,
+    /// Number of clients with a lease.
+    pub clients: u64,
+    /// Figures of each node.
+    pub nodes: Vec<NodeFigures>,
+    /// Number of blocks in each state.
+    pub blocks: Vec<(BlockState, u64)>,
+}
+
+/// All states of a block, in the order of figures.
+const BLOCK_STATES: [BlockState; 6] = [
+    BlockState::Whole,
+    BlockState::Short,
+    BlockState::Changing,
+    BlockState::Waiting,
+    BlockState::Unconfirmed,
+    BlockState::Released,
+];
+
 /// Number of blocks that a status lists.
 const BLOCKS_LISTED_MAX: usize = 512;
 
@@ -62,6 +108,36 @@ impl ManagerCore {
         }
     }
 
+    /// The sums of the status, over all blocks. It costs one pass over the blocks.
+    #[must_use]
+    pub fn figures(&self, now_ns: u64) -> PoolFigures {
+        let nodes = self.nodes.iter().map(|(node, info)| NodeFigures {
+            node: *node,
+            up: info.up,
+            block_bytes: info.block_bytes,
+            blocks_max: info.blocks_max,
+            blocks_used: info.blocks_used,
+            heard_ms: now_ns.saturating_sub(info.heard_ns) / 1_000_000,
+        });
+        let mut blocks = BLOCK_STATES.map(|state| (state, 0));
+        let mut count = |state: BlockState, more: u64| {
+            if let Some(entry) = blocks.iter_mut().find(|entry| entry.0 == state) {
+                entry.1 += more;
+            }
+        };
+        self.blocks.values().for_each(|block| count(self.block_state(block).0, 1));
+        count(BlockState::Unconfirmed, self.reports.len() as u64);
+        PoolFigures {
+            term: self.term,
+            rebuilding: matches!(self.phase, Phase::Rebuilding { .. }),
+            copies: self.terms.copies,
+            lost: self.lost,
+            clients: self.clients.len() as u64,
+            nodes: nodes.collect(),
+            blocks: blocks.to_vec(),
+        }
+    }
+
     /// The blocks of a label. After the manager has collected reports, the list lacks only blocks
     /// whose nodes have all been silent since.
     pub(crate) fn find(&self, now_ns: u64, label: u64) -> Result<Message, Refused> {
@@ -81,6 +157,12 @@ impl ManagerCore {
     }
 
     fn block_status(&self, block: &Block) -> BlockStatus {
+        let (state, waits_for) = self.block_state(block);
+        BlockStatus { config: block.config.clone(), state, waits_for }
+    }
+
+    /// The state of a block, and the silent nodes that have a copy of it.
+    fn block_state(&self, block: &Block) -> (BlockState, Vec<NodeId>) {
         let silent = |node: &NodeId| {
             let copy = block.config.copies.iter().find(|copy| copy.node == *node);
             copy.is_some_and(|copy| self.place_is(block, *copy) == PlaceIs::Silent)
@@ -99,6 +181,6 @@ impl ManagerCore {
         } else {
             BlockState::Whole
         };
-        BlockStatus { config: block.config.clone(), state, waits_for }
+        (state, waits_for)
     }
 }

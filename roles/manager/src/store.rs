@@ -26,7 +26,7 @@ use archipelago_base::runtime::{Runtime, ThreadRuntime};
 use archipelago_fabric::{Endpoints, Handler, Reply, Request};
 use archipelago_flexkv::FlexKvSettings;
 use archipelago_flexkv::coordinator::{Coordinator, CoordinatorRpc, Plan, Rhythm, directory_label};
-use archipelago_flexkv::wire::{Grant, Message, Why, is_ours};
+use archipelago_flexkv::wire::{Grant, Message, StoreStatus, Why, is_ours};
 use archipelago_pool::{PoolClient, PoolOptions};
 use archipelago_store::nodes::wire::is_store_message;
 use parking_lot::RwLock;
@@ -100,6 +100,12 @@ impl Store {
         if retired.is_some() {
             tracing::warn!("the store's coordinator ends with the manager's office");
         }
+    }
+
+    /// Status of the store, without the counters of its nodes. `None` while no coordinator runs.
+    pub(crate) fn status(&self) -> Option<StoreStatus> {
+        let hosted = self.hosted.read().clone()?;
+        (!hosted.rpc.is_over()).then(|| hosted.rpc.look(Coordinator::status))
     }
 
     /// Sets the endpoints of the manager, which listens now.

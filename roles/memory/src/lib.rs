@@ -18,4 +18,4 @@ pub mod rpc;
 mod server;
 pub mod space;
 
-pub use server::{MemoryServer, MemorySettings};
+pub use server::{MemoryFigures, MemoryMonitor, MemoryServer, MemorySettings};

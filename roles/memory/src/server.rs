@@ -12,7 +12,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use archipelago_base::clock::{Clock, SystemClock};
@@ -20,9 +20,9 @@ use archipelago_base::random::entropy_seed;
 use archipelago_base::spawn::{Joiner, Spawn, SystemSpawn};
 use archipelago_base::{Epoch, Error, Result};
 use archipelago_fabric::{
-    Batch, ClientId, Endpoints, Line, Listener, Node, NodeId, RemoteKey, Secret,
+    Batch, ClientId, Endpoints, Line, Listener, Node, NodeId, NodeStats, RemoteKey, Secret,
 };
-use archipelago_pool::wire::{Message, Purpose, Why};
+use archipelago_pool::wire::{Message, NodeCounters, Purpose, Why};
 use archipelago_pool::{BLOCK_BYTES, Packing, copier};
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -111,6 +111,74 @@ struct ServerState {
     clock: Arc<dyn Clock>,
     stop: AtomicBool,
     addresses: Vec<String>,
+    /// Time of the last answer of a manager to a beat, in nanoseconds of the clock; 0 before the
+    /// first.
+    answered_ns: AtomicU64,
+}
+
+/// Figures of a memory node at one moment.
+#[derive(Clone, Debug)]
+pub struct MemoryFigures {
+    /// The node's id.
+    pub node: NodeId,
+    /// Size of a block in bytes, and the largest number of blocks.
+    pub limits: Limits,
+    /// Number of blocks that use memory, including those that wait to be given up.
+    pub blocks_used: u64,
+    /// Number of copies that hold all bytes of their block.
+    pub whole_copies: u64,
+    /// Number of copies that wait for bytes of another node.
+    pub filling_copies: u64,
+    /// Number of copies that clients may use.
+    pub installed_copies: u64,
+    /// Counters of the protocol since the life began.
+    pub counters: NodeCounters,
+    /// Counters of the fabric's node.
+    pub fabric: NodeStats,
+    /// Time since a manager answered a beat; `None` before the first answer.
+    pub since_manager: Option<Duration>,
+}
+
+/// Handle with which any thread can take the figures of a memory node.
+#[derive(Clone)]
+pub struct MemoryMonitor(Arc<ServerState>);
+
+impl std::fmt::Debug for MemoryMonitor {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "MemoryMonitor({})", self.0.settings.id)
+    }
+}
+
+impl MemoryMonitor {
+    /// The figures of the node; `None` after it has ended. It costs one pass over the copies, under
+    /// the lock that requests take, too.
+    #[must_use]
+    pub fn figures(&self) -> Option<MemoryFigures> {
+        let state = &self.0;
+        let fabric = state.node.stats();
+        let limits = state.settings.validate().ok()?;
+        let answered_ns = state.answered_ns.load(Ordering::Relaxed);
+        let since_ns = state.clock.now_ns().saturating_sub(answered_ns);
+        state.rpc.look(|core| {
+            let (mut whole_copies, mut filling_copies, mut installed_copies) = (0, 0, 0);
+            for (_, is_whole, is_installed) in core.copies() {
+                whole_copies += u64::from(is_whole);
+                filling_copies += u64::from(!is_whole);
+                installed_copies += u64::from(is_installed);
+            }
+            MemoryFigures {
+                node: core.node(),
+                limits,
+                blocks_used: core.blocks_used(),
+                whole_copies,
+                filling_copies,
+                installed_copies,
+                counters: core.counters(fabric),
+                fabric,
+                since_manager: (answered_ns > 0).then(|| Duration::from_nanos(since_ns)),
+            }
+        })
+    }
 }
 
 /// A running memory node. Drop ends it and loses its copies. The other copies of the blocks stay.
@@ -145,9 +213,16 @@ impl MemoryServer {
             addresses.push(settings.advertise.get(place).cloned().unwrap_or(bound));
             listeners.push(listener);
         }
-        let stop = AtomicBool::new(false);
-        let shared =
-            Arc::new(ServerState { settings, rpc, node, endpoints, clock, stop, addresses });
+        let shared = Arc::new(ServerState {
+            settings,
+            rpc,
+            node,
+            endpoints,
+            clock,
+            stop: AtomicBool::new(false),
+            addresses,
+            answered_ns: AtomicU64::new(0),
+        });
         let mut threads = Vec::new();
         // Each manager has a thread of its own, so that a silent manager does not delay the others.
         for manager in shared.settings.manager.clone() {
@@ -176,6 +251,12 @@ impl MemoryServer {
     #[must_use]
     pub fn blocks_used(&self) -> u64 {
         self.shared.rpc.look(crate::core::MemoryCore::blocks_used).unwrap_or(0)
+    }
+
+    /// A handle that takes figures of the node.
+    #[must_use]
+    pub fn monitor(&self) -> MemoryMonitor {
+        MemoryMonitor(Arc::clone(&self.shared))
     }
 
     /// The fabric's node, for its counters.
@@ -227,6 +308,9 @@ impl ServerState {
                 }
             };
             heard = answer.is_ok();
+            if heard {
+                self.answered_ns.store(self.clock.now_ns().max(1), Ordering::Relaxed);
+            }
             self.rpc.tick();
             self.end_holders(&mut stuck);
             self.clock.sleep(wait_ms.map_or(FIRST_BEATS, Duration::from_millis));

@@ -32,7 +32,8 @@ const LAYERS: &[(&str, u32)] = &[
     ("front/resp", 7),
     ("front/capi", 7),
     ("front/python", 7),
-    ("front/cli", 8),
+    ("front/metrics", 8),
+    ("front/cli", 9),
 ];
 
 /// The only dependencies on `check/` from outside it: the package, and the package it depends on.

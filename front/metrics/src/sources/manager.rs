@@ -1,0 +1,74 @@
+//! A manager: the pool, the FlexKV store, and the links of its process.
+
+use archipelago_flexkv::wire::StoreStatus;
+use archipelago_manager::{ManagerMonitor, PoolFigures};
+use archipelago_pool::wire::BlockState;
+
+use super::Source;
+use super::flexkv::figure;
+use crate::catalogue::{flexkv as of_flexkv, pool as metric};
+use crate::samples::{Samples, seconds};
+
+/// The manager that `monitor` watches. Cost: a pass over the blocks of the pool and over the
+/// partitions of the store.
+#[must_use]
+pub fn manager(monitor: ManagerMonitor) -> Source {
+    Box::new(move |samples| {
+        let figures = monitor.figures();
+        samples.set(&metric::ACTING, &[], figures.is_acting);
+        if let Some(pool) = &figures.pool {
+            set_pool(samples, pool);
+        }
+        if let Some(store) = &figures.store {
+            set_store(samples, store);
+        }
+        if let Some(fabric) = &figures.fabric {
+            super::fabric(samples, fabric);
+        }
+    })
+}
+
+fn state_name(state: BlockState) -> &'static str {
+    match state {
+        BlockState::Whole => "whole",
+        BlockState::Short => "short",
+        BlockState::Changing => "changing",
+        BlockState::Waiting => "waiting",
+        BlockState::Unconfirmed => "unconfirmed",
+        BlockState::Released => "released",
+    }
+}
+
+fn set_pool(samples: &mut Samples, pool: &PoolFigures) {
+    samples.set(&metric::REBUILDING, &[], pool.rebuilding);
+    samples.set(&metric::TERM, &[], pool.term);
+    samples.set(&metric::COPIES_WANTED, &[], pool.copies);
+    samples.set(&metric::LOST, &[], pool.lost);
+    samples.set(&metric::CLIENTS, &[], pool.clients);
+    for (state, count) in &pool.blocks {
+        samples.set(&metric::BLOCKS, &[state_name(*state)], *count);
+    }
+    for node in &pool.nodes {
+        let number = node.node.to_string();
+        let bytes = |blocks: u64| blocks.saturating_mul(node.block_bytes);
+        samples.set(&metric::NODE_UP, &[&number], node.up);
+        samples.set(&metric::NODE_CAPACITY, &[&number], bytes(node.blocks_max));
+        samples.set(&metric::NODE_USED, &[&number], bytes(node.blocks_used));
+        samples.set(&metric::NODE_SILENCE, &[&number], seconds(node.heard_ms * 1_000_000));
+    }
+}
+
+fn set_store(samples: &mut Samples, store: &StoreStatus) {
+    samples.set(&of_flexkv::STORE_PARTITIONS, &[], store.partitions);
+    samples.set(&of_flexkv::STORE_PROXIED, &[], store.offloaded);
+    samples.set(&of_flexkv::STORE_RATIO, &[], f64::from(store.offload) / 1000.0);
+    samples.set(&of_flexkv::STORE_NODES, &[], store.nodes.len());
+    samples.set(&of_flexkv::STORE_SETTLED, &[], store.settled);
+    samples.set(&of_flexkv::STORE_VERSION, &[], store.version);
+    let count = |name: &str| figure(&store.figures, name);
+    samples.set_known(&of_flexkv::REASSIGNMENTS, &[], count("reassignments"));
+    samples.set_known(&of_flexkv::RATIO_MOVES, &[], count("ratio_moves"));
+    samples.set_known(&of_flexkv::STORE_RATE, &[], count("ops_per_s"));
+    let last = count("last_change_us").map(|micros| seconds(micros * 1000));
+    samples.set_known(&of_flexkv::LAST_CHANGE, &[], last);
+}

@@ -1,0 +1,33 @@
+//! A memory node: its blocks and copies, its refusals, and its links.
+
+use archipelago_memory::MemoryMonitor;
+
+use super::Source;
+use crate::catalogue::pool as metric;
+use crate::samples::seconds;
+
+/// The memory node that `monitor` watches. Cost: a pass over its copies.
+#[must_use]
+pub fn memory_node(monitor: MemoryMonitor) -> Source {
+    Box::new(move |samples| {
+        let Some(figures) = monitor.figures() else { return };
+        samples.set(&metric::BLOCK_BYTES, &[], figures.limits.block_bytes);
+        samples.set(&metric::BLOCKS_MAX, &[], figures.limits.blocks_max);
+        samples.set(&metric::BLOCKS_USED, &[], figures.blocks_used);
+        samples.set(&metric::COPIES, &["whole"], figures.whole_copies);
+        samples.set(&metric::COPIES, &["filling"], figures.filling_copies);
+        samples.set(&metric::COPIES, &["installed"], figures.installed_copies);
+        let counters = &figures.counters;
+        samples.set(&metric::COPY_EVENTS, &["given"], counters.given);
+        samples.set(&metric::COPY_EVENTS, &["freed"], counters.freed);
+        samples.set(&metric::COPY_EVENTS, &["filled"], counters.filled);
+        samples.set(&metric::FILLED_BYTES, &[], counters.filled_bytes);
+        for refusal in &counters.refusals {
+            let reason = refusal.why.words().replace(' ', "_");
+            samples.set(&metric::REFUSALS, &[&reason], refusal.count);
+        }
+        let silence = figures.since_manager.map(|since| seconds(since.as_nanos() as u64));
+        samples.set_known(&metric::SINCE_MANAGER, &[], silence);
+        super::fabric(samples, &figures.fabric);
+    })
+}

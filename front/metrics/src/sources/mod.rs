@@ -1,0 +1,45 @@
+//! Sources: functions that read figures of a component and set the metrics of the catalogue.
+//!
+//! A source is made from a handle of its component, and the endpoint calls it for each collection.
+//! It holds the handle until the endpoint ends. All figures exist anyway, so a source costs the hot
+//! paths nothing.
+//!
+//! Thread-safety: the endpoint calls one source at a time.
+//! Failure: a source sets what it can read, and leaves the rest out.
+//! Cost: that of the figures, which each function states.
+
+mod engine;
+mod flexkv;
+mod manager;
+mod memory_node;
+mod process;
+mod redis;
+mod tiers;
+
+pub use engine::engine;
+pub use flexkv::flexkv;
+pub use manager::manager;
+pub use memory_node::memory_node;
+pub use process::{budget, process};
+pub use redis::redis;
+pub use tiers::tiers;
+
+use archipelago_fabric::NodeStats;
+
+use crate::catalogue::pool as metric;
+use crate::samples::Samples;
+
+/// A function that sets metrics.
+pub type Source = Box<dyn Fn(&mut Samples) + Send + Sync>;
+
+/// Sets the figures of a fabric's node.
+fn fabric(samples: &mut Samples, stats: &NodeStats) {
+    samples.set(&metric::LINKS, &[], stats.links);
+    samples.set(&metric::OPERATIONS, &[], stats.operations);
+    samples.set(&metric::REQUESTS, &[], stats.requests);
+    samples.set(&metric::DUPLICATES, &[], stats.duplicates);
+    samples.set(&metric::REFUSED, &[], stats.refused);
+    samples.set(&metric::BROKEN, &["protocol"], stats.malformed);
+    samples.set(&metric::BROKEN, &["secret"], stats.unauthenticated);
+    samples.set(&metric::KEPT_BYTES, &[], stats.kept_bytes);
+}

@@ -169,7 +169,7 @@ fn client_without_the_secret_fails_immediately() {
     let cluster = Cluster::start(secret.as_ref());
     let runtime: Arc<dyn Runtime> = ThreadRuntime::shared().expect("threads");
     let reach: Arc<dyn Reach> = Arc::new(Endpoints::new());
-    let client = NodeClient::new(reach, runtime, cluster.managers.clone());
+    let client = NodeClient::new(reach, runtime, cluster.managers);
     let from_ns = client.runtime().now_ns();
     let error = block_on(client.ready(DEADLINE)).expect_err("no secret");
     assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");

@@ -38,7 +38,7 @@ pub(crate) enum ClusterCommand {
                             archipelago cluster up --storage 6 --dir ./cluster\n  \
                             archipelago serve --store 127.0.0.1:7700 --volume reef"
     )]
-    Up(up::UpArgs),
+    Up(Box<up::UpArgs>),
     /// Show the members of a cluster: memory nodes with their free memory, clients, blocks with
     /// their copies, the store over it with its compute nodes, and storage nodes with their space,
     /// volumes and missing copies.

@@ -268,7 +268,6 @@ fn second_owner_is_refused_until_it_takes_over() {
         assert!(answer.starts_with('-'), "{answer}");
     }
     assert_eq!(first.wait().code(), Some(1));
-    #[expect(clippy::disallowed_methods, reason = "the messages of a process")]
     let why = std::fs::read_to_string(&log).unwrap();
     assert!(why.contains("lost its volume"), "{why}");
     SMALL.check(&mut taken, 30);

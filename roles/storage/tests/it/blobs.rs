@@ -160,8 +160,8 @@ fn sealed_blob_survives_power_loss_of_all_nodes() {
     }
 }
 
-/// Writes a blob, during which a node dies after `lost_after` steps. Returns whether it held a chunk
-/// then.
+/// Writes a blob, during which a node dies after `lost_after` steps. Returns whether it held a
+/// chunk then.
 fn write_with_a_loss(class: FileClass, lost_after: usize, is_power_lost: bool) -> bool {
     let mut bench = Bench::new(8, 4 + lost_after as u64);
     let bytes = bench.bytes(4 * MIB + 1000);

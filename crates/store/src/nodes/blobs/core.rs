@@ -21,7 +21,7 @@ use super::super::StorageId;
 use super::super::code::Rs42;
 use super::super::placement::NodeReport;
 use super::BlobsOptions;
-use super::chunk_nodes::ChunkNodes;
+use super::chunk_nodes::{ChunkNodes, NodeFailure};
 use super::load::NodeLoads;
 use super::retention::MissedReleases;
 use super::stats::BlobCounters;
@@ -88,6 +88,21 @@ impl BlobsCore {
         since_ns.is_some_and(is_recent)
     }
 
+    /// Notes a failed call. A node that cannot be reached, or does not answer for long, gets no new
+    /// chunks for a while. A link that has just broken says nothing about the node.
+    pub(super) fn note_failure(&self, node: StorageId, failure: &NodeFailure, call: CallTime) {
+        let now_ns = self.runtime.now_ns();
+        let is_long = call.is_long(now_ns);
+        let is_silent = match failure {
+            NodeFailure::Unreachable(_) => true,
+            NodeFailure::Unanswered(_) => is_long,
+            _ => false,
+        };
+        if is_silent {
+            self.loads.of(node).note_unreachable(now_ns);
+        }
+    }
+
     /// Whether reads ask this node last: calls to it are late, or it could not be reached lately.
     pub(super) fn is_avoided(&self, node: StorageId) -> bool {
         self.loads.of(node).is_late() || self.is_unreachable(node)
@@ -120,6 +135,20 @@ impl BlobsCore {
     pub(super) fn writers(&self) -> Vec<(BlobId, Arc<BlobWrite>)> {
         let writers = self.writers.lock();
         writers.iter().filter_map(|(id, write)| Some((*id, write.upgrade()?))).collect()
+    }
+}
+
+/// When a call began, and its deadline.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct CallTime {
+    pub(super) begun_ns: u64,
+    pub(super) deadline: Duration,
+}
+
+impl CallTime {
+    /// Whether most of the deadline has passed.
+    pub(super) fn is_long(self, now_ns: u64) -> bool {
+        now_ns.saturating_sub(self.begun_ns) >= self.deadline.as_nanos() as u64 / 2
     }
 }
 

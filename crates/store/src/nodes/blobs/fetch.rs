@@ -29,7 +29,7 @@ use super::super::code::rebuild_range;
 use super::super::layout::{BlobLayout, DegradedRead, DegradedSource, PIECE_BYTES, Scheme};
 use super::super::wire::{BlobHint, ChunkId};
 use super::chunk_nodes::{CallTerms, NodeFailure};
-use super::core::BlobsCore;
+use super::core::{BlobsCore, CallTime};
 use super::in_flight::{First, InFlight, first};
 use super::load::{CallGuard, CallKind};
 use super::stats::{BlobEvent, ReadWay};
@@ -111,12 +111,9 @@ async fn read_checked(
     terms: CallTerms,
 ) -> Result<Vec<u8>, NodeFailure> {
     core.counters.count(BlobEvent::ReadRequest);
+    let call = CallTime { begun_ns: core.runtime.now_ns(), deadline: terms.deadline };
     let read = core.nodes.read(source.node, source.chunk, ranges, terms).await;
-    let pieces = read.inspect_err(|failure| {
-        if failure.is_silence() {
-            core.loads.of(source.node).note_unreachable(core.runtime.now_ns());
-        }
-    })?;
+    let pieces = read.inspect_err(|failure| core.note_failure(source.node, failure, call))?;
     core.counters.add(BlobEvent::FetchedBytes, pieces.bytes.len() as u64);
     let damage = if pieces.bytes.len() as u64 == total_bytes(ranges) {
         damaged_piece(source.chunk, ranges, &pieces.bytes, &pieces.crcs)
@@ -205,6 +202,7 @@ impl DegradedFetch<'_> {
         let mut stored: BTreeMap<u8, Vec<u8>> = BTreeMap::new();
         let mut begun: BTreeSet<u8> = BTreeSet::new();
         let mut reads = SourceReads::new();
+        let mut is_late = false;
         loop {
             let known: Vec<u8> = stored.keys().copied().collect();
             if let Some(plans) = self.plans(&known) {
@@ -225,7 +223,7 @@ impl DegradedFetch<'_> {
                 None => {}
             }
             let has_spare = left.iter().any(|source| !begun.contains(&source.chunk.index));
-            let patience = has_spare.then(|| patience_of(core, &mut reads));
+            let patience = (has_spare && !is_late).then(|| patience_of(core, &mut reads));
             match next_within(core, &mut reads, patience).await {
                 Some((read, Ok(bytes))) => {
                     let time_ns = core.runtime.now_ns().saturating_sub(read.begun_ns);
@@ -236,7 +234,10 @@ impl DegradedFetch<'_> {
                     left.retain(|source| *source != read.source);
                     failures.push(read.source.node, failure);
                 }
-                None => prefer_others(&mut left, &mut reads),
+                None => {
+                    is_late = true;
+                    prefer_others(&mut left, &mut reads);
+                }
             }
         }
     }

@@ -92,7 +92,8 @@ pub struct BlobTiming {
     pub read_give_up: Duration,
     /// Time below which no write is late. A node is replaced if most of the others have answered,
     /// and it takes longer than this and than twice its usual time. The replacement copies the
-    /// earlier part of a chunk, which takes longer than a short pause of a node. Default: 500 ms.
+    /// earlier part of a chunk, which takes longer than a short pause of a node or of the client's
+    /// own card. Default: 1 s.
     pub slow_min: Duration,
     /// Time after which a read is hedged if the usual time of the node is not known. Default:
     /// 50 ms.
@@ -107,7 +108,7 @@ impl Default for BlobTiming {
             write_deadline: Duration::from_secs(10),
             read_deadline: Duration::from_secs(5),
             read_give_up: Duration::from_secs(10),
-            slow_min: Duration::from_millis(500),
+            slow_min: Duration::from_secs(1),
             hedge_first: Duration::from_millis(50),
             hedge_min: Duration::from_millis(1),
         }

@@ -27,7 +27,7 @@ struct CopyPart {
     to: usize,
 }
 
-/// One request.
+/// One request to the holder of a chunk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ReadBatch {
     /// Index of the chunk.

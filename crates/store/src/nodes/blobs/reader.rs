@@ -168,7 +168,7 @@ impl NodeBlobReader {
         };
         check_length(&descriptor, self.len_bytes)?;
         let found = descriptor.hint();
-        if found == *hint || found.placement < hint.placement {
+        if found.placement <= hint.placement {
             return Ok(Renewal::Same);
         }
         tracing::debug!(blob = %self.id, placement = ?found.placement, "a blob has other holders");

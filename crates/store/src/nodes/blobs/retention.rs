@@ -28,7 +28,7 @@ use parking_lot::Mutex;
 use super::super::StorageId;
 use super::super::wire::Stamp;
 use super::chunk_nodes::{CallTerms, NodeFailure};
-use super::core::{BlobsCore, blob_name};
+use super::core::{BlobsCore, CallTime, blob_name};
 use super::hint::decode_hint;
 use super::lookup::look_up;
 use super::reader::read_terms;
@@ -257,19 +257,17 @@ async fn repeated<'a, T>(
 ) -> Result<T, NodeFailure> {
     let mut calls = 0;
     loop {
-        let begun_ns = core.runtime.now_ns();
+        let time = CallTime { begun_ns: core.runtime.now_ns(), deadline: DEADLINE };
         let outcome = call(node).await;
         calls += 1;
-        let is_fast = core.runtime.now_ns() - begun_ns < DEADLINE.as_nanos() as u64 / 2;
+        let is_fast = !time.is_long(core.runtime.now_ns());
         match outcome {
             Err(NodeFailure::Busy(_)) if calls < CALLS_MAX => core.runtime.sleep(PAUSE).await,
             Err(NodeFailure::Unanswered(_)) if is_fast && calls < CALLS_MAX => {
                 core.runtime.sleep(PAUSE).await;
             }
             Err(failure) => {
-                if failure.is_silence() {
-                    core.loads.of(node).note_unreachable(core.runtime.now_ns());
-                }
+                core.note_failure(node, &failure, time);
                 return Err(failure);
             }
             Ok(answer) => return Ok(answer),

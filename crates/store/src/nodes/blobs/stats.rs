@@ -55,7 +55,7 @@ pub(super) enum ReadWay {
     Degraded,
 }
 
-/// The counters.
+/// The counters of a client.
 #[derive(Debug, Default)]
 pub(super) struct BlobCounters {
     events: Counters<EVENTS>,

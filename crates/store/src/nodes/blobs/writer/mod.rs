@@ -1,8 +1,9 @@
 //! Writers of blobs on storage nodes.
 //!
 //! A [`NodeBlobWriter`] collects *steps*: 1 MiB with replicas, or one stripe with RS(4,2). Each
-//! node of the blob has a *sender*: a task that sends it its part of every step, in order. A bounded
-//! number of bytes is on its way, so the client's card stays busy while the next step is filled.
+//! node of the blob has a *sender*: a task that sends it its part of every step, in order. A
+//! bounded number of bytes is on its way, so the client's card stays busy while the next step is
+//! filled.
 //!
 //! | module | purpose |
 //! | --- | --- |

@@ -21,7 +21,7 @@ use super::super::super::layout::{BlobLayout, Scheme};
 use super::super::super::placement::PlacementDebt;
 use super::super::super::wire::{ChunkDescriptor, ChunkId, Holder, PlacementEpoch};
 use super::super::chunk_nodes::NodeFailure;
-use super::super::core::blob_name;
+use super::super::core::{CallTime, blob_name};
 use super::super::hint::encode_hint;
 use super::super::in_flight::{First, InFlight, first};
 use super::super::stats::BlobEvent;
@@ -160,15 +160,15 @@ async fn seal_chunk(
     let own = ChunkDescriptor { chunk, ..descriptor.clone() };
     let mut calls = 0;
     loop {
-        let sealed = write.core.nodes.seal(slot_node.node, write.stamp, &own, write.terms()).await;
+        let terms = write.terms();
+        let call = CallTime { begun_ns: write.core.runtime.now_ns(), deadline: terms.deadline };
+        let sealed = write.core.nodes.seal(slot_node.node, write.stamp, &own, terms).await;
         let Err(failure) = sealed else { return Ok(()) };
         if let Some(error) = fatal(&blob_name(write.id), slot_node.node, &failure) {
             write.end(&error);
             return Err(SenderEnd::Over);
         }
-        if failure.is_silence() {
-            write.core.loads.of(slot_node.node).note_unreachable(write.core.runtime.now_ns());
-        }
+        write.core.note_failure(slot_node.node, &failure, call);
         calls += 1;
         let is_again = failure.may_pass() && !matches!(failure, NodeFailure::OutOfOrder);
         if !is_again || calls == CALLS_MAX {

@@ -14,7 +14,7 @@ use std::time::Duration;
 use super::super::super::client::StoreEvent;
 use super::super::super::wire::ChunkId;
 use super::super::chunk_nodes::{ChunkPut, NodeFailure};
-use super::super::core::blob_name;
+use super::super::core::{CallTime, blob_name};
 use super::super::in_flight::{First, InFlight, first};
 use super::super::load::{CallGuard, CallKind, NodeLoad};
 use super::super::stats::BlobEvent;
@@ -229,13 +229,12 @@ impl<'a> SlotSender<'a> {
             self.write.end(&error);
             return Ok(());
         }
-        if failure.is_silence() {
-            self.load.note_unreachable(core.runtime.now_ns());
-        }
+        let deadline = core.options.timing.write_deadline;
+        let call = CallTime { begun_ns: put.begun_ns, deadline };
+        core.note_failure(self.slot_node.node, &failure, call);
         // The calls that follow a refused one are refused as well, and do not count.
         if self.resend.is_none() {
-            let time_ns = core.runtime.now_ns().saturating_sub(put.begun_ns);
-            let is_long = time_ns >= core.options.timing.write_deadline.as_nanos() as u64 / 2;
+            let is_long = call.is_long(core.runtime.now_ns());
             self.refusals += if is_long { UNANSWERED_WEIGHT } else { 1 };
         }
         if !self.may_pass(put.number, &failure) || self.refusals > REFUSALS_MAX {

@@ -20,12 +20,15 @@ use archipelago::{ComputeNode, Error, ErrorKind, Result, Settings, WriteOptions}
 use archipelago_compute::flexkv::{FlexKvNode, FlexKvNodeSettings, FlexKvSettings};
 use archipelago_env::descriptors::raise_limit;
 use archipelago_fabric::endpoint;
+use archipelago_metrics::endpoint::{MetricsListener, MetricsServer};
+use archipelago_metrics::sources;
 use archipelago_resp::engine_store::EngineStore;
 use archipelago_resp::flexkv_store::FlexKvStore;
 use archipelago_resp::{Listening, Server, ServerOptions};
 
 use crate::access::{PasswordArgs, TlsArgs};
 use crate::console::print_line;
+use crate::metrics::{self, MetricsArgs};
 use crate::node::{MANAGER, managers};
 use crate::secret::SecretArgs;
 use crate::stop::{StopSignals, stdin_ended};
@@ -141,6 +144,8 @@ pub(crate) struct ServeArgs {
     /// the command is refused (engine lsm)
     #[arg(long, value_name = "DIR", conflicts_with = "store")]
     checkpoints: Option<PathBuf>,
+    #[command(flatten)]
+    metrics: MetricsArgs,
     /// Print the settings that the server would use, as TOML, and exit (engine lsm)
     #[arg(long)]
     print_settings: bool,
@@ -198,12 +203,12 @@ fn database(args: &ServeArgs) -> Result<()> {
         options.worker_threads = threads_within(archipelago_compute::memory_bytes(&settings));
     }
     let volume = args.volume.settings("serve", &args.secret)?;
-    let listening = listen(args, options)?;
+    let ports = Ports::open(args, options)?;
     let node = match &volume {
         Some(volume) => ComputeNode::open_volume(volume, &settings)?,
         None => ComputeNode::open(&args.dir, &settings)?,
     };
-    let served = serve_database(args, listening, &node);
+    let served = serve_database(args, ports, &node);
     let closed = node.close();
     match served? {
         End::Asked => closed?,
@@ -217,17 +222,29 @@ fn database(args: &ServeArgs) -> Result<()> {
 }
 
 /// Serves the database of an open node. Returns why that ended.
-fn serve_database(args: &ServeArgs, listening: Listening, node: &ComputeNode) -> Result<End> {
-    let listening = listening.with_budget(Arc::clone(node.budget()));
+fn serve_database(args: &ServeArgs, ports: Ports, node: &ComputeNode) -> Result<End> {
+    let redis = ports.redis.with_budget(Arc::clone(node.budget()));
     let write_options = WriteOptions { sync: args.sync, ..WriteOptions::default() };
     let mut store = EngineStore::new(node.db().clone(), write_options)?;
     if let Some(tiers) = node.tiers() {
         let tiers = Arc::clone(tiers);
         store = store.with_facts(Box::new(move || tiers.stats().facts()));
     }
+    let start = |store: EngineStore| -> Result<Running> {
+        let server = redis.serve(Arc::new(store));
+        let all = vec![
+            sources::process("serve", None),
+            sources::budget(Arc::clone(node.budget())),
+            sources::redis(server.monitor()),
+            sources::engine(node.db().clone()),
+        ];
+        let tiers = node.tiers().map(|tiers| sources::tiers(Arc::clone(tiers)));
+        let metrics = metrics::serve(ports.metrics, all.into_iter().chain(tiers).collect())?;
+        Ok(Running { server, metrics })
+    };
     let Some(volume) = node.volume() else {
-        let server = listening.serve(Arc::new(store));
-        return serve(args, server, &args.dir.display().to_string(), std::future::pending());
+        let what = args.dir.display().to_string();
+        return serve(args, start(store)?, &what, std::future::pending());
     };
     let (leased, named, owned) = (volume.clone(), volume.clone(), volume.clone());
     let store = store
@@ -242,7 +259,7 @@ fn serve_database(args: &ServeArgs, listening: Listening, node: &ComputeNode) ->
             }
         }
     };
-    serve(args, listening.serve(Arc::new(store)), &args.volume.describe(), lost)
+    serve(args, start(store)?, &args.volume.describe(), lost)
 }
 
 /// Memory in bytes that each thread that serves clients should have. The number of threads bounds
@@ -289,7 +306,7 @@ fn remote_memory(args: &ServeArgs) -> Result<()> {
         store.memory_limit = bytes_of(args.memory_mib)?;
     }
     let secret = args.secret.read()?;
-    let listening = listen(args, options)?;
+    let ports = Ports::open(args, options)?;
     let node = Arc::new(FlexKvNode::start(FlexKvNodeSettings {
         manager: managers(&args.manager)?,
         listen: listen_at,
@@ -299,7 +316,14 @@ fn remote_memory(args: &ServeArgs) -> Result<()> {
     })?);
     let store = FlexKvStore::new(Arc::clone(&node));
     let what = format!("the store of the cluster at {}", args.manager);
-    serve(args, listening.serve(Arc::new(store)), &what, std::future::pending())?;
+    let server = ports.redis.serve(Arc::new(store));
+    let all = vec![
+        sources::process("compute", None),
+        sources::redis(server.monitor()),
+        sources::flexkv(Arc::clone(&node)),
+    ];
+    let metrics = metrics::serve(ports.metrics, all)?;
+    serve(args, Running { server, metrics }, &what, std::future::pending())?;
     // With its last reference the node leaves, and other nodes take over its partitions.
     drop(node);
     print_line!("Stopped");
@@ -319,6 +343,25 @@ fn options(args: &ServeArgs) -> Result<ServerOptions> {
     };
     args.password.apply(&mut options)?;
     Ok(options)
+}
+
+/// Ports that are open before the store is.
+struct Ports {
+    redis: Listening,
+    metrics: Option<MetricsListener>,
+}
+
+impl Ports {
+    /// Opens the ports. The caller has checked all flags.
+    fn open(args: &ServeArgs, options: ServerOptions) -> Result<Self> {
+        Ok(Self { redis: listen(args, options)?, metrics: args.metrics.listen()? })
+    }
+}
+
+/// A server, and the figures of its process. Both end before the store.
+struct Running {
+    server: Server,
+    metrics: Option<MetricsServer>,
 }
 
 /// Listens on the port. The caller has checked all flags.
@@ -344,16 +387,18 @@ enum End {
 /// Serves until the process is told to stop, or until `lost` returns the error of a lost volume.
 fn serve(
     args: &ServeArgs,
-    server: Server,
+    running: Running,
     what: &str,
     lost: impl Future<Output = Error>,
 ) -> Result<End> {
+    let Running { server, metrics } = running;
     let mut signals = server.within(StopSignals::watch)?;
     let mut told = stdin_ended(args.stop_with_stdin)?;
     let addr = server.local_addr();
     print_line!("Archipelago serves {what} on {addr}");
     let more = [args.tls.client_flags(), args.password.client_flags()].concat();
     print_line!("Connect with: redis-cli -h {} -p {}{more}", addr.ip(), addr.port());
+    metrics::print_url(metrics.as_ref());
     if args.engine == Engine::FlexKv {
         args.secret.print_audience();
     }
@@ -369,6 +414,7 @@ fn serve(
     if !server.shutdown() {
         print_line!("Some clients did not read their replies in time and were cut off");
     }
+    drop(metrics);
     Ok(end)
 }
 

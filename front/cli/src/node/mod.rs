@@ -14,9 +14,11 @@ use archipelago_fabric::endpoint;
 use archipelago_manager::core::Terms;
 use archipelago_manager::{ManagerServer, ManagerSettings, StorePlan};
 use archipelago_memory::{MemoryServer, MemorySettings};
+use archipelago_metrics::sources;
 use archipelago_store::nodes::members::MemberTerms;
 
 use crate::console::print_line;
+use crate::metrics::{self, MetricsArgs};
 use crate::secret::SecretArgs;
 use crate::stop::Stop;
 
@@ -101,6 +103,8 @@ pub(crate) struct MemoryArgs {
     manager: String,
     #[command(flatten)]
     secret: SecretArgs,
+    #[command(flatten)]
+    metrics: MetricsArgs,
     /// Seconds after which the node kills (SIGKILL) a process that still maps shared memory whose
     /// lease was revoked. Other clients can use the blocks only then. 0: wait for the process
     #[arg(long, value_name = "SECONDS", default_value_t = 0)]
@@ -153,6 +157,8 @@ pub(crate) struct ManagerArgs {
     root_nodes: Option<u8>,
     #[command(flatten)]
     secret: SecretArgs,
+    #[command(flatten)]
+    metrics: MetricsArgs,
     /// Stop when standard input ends. A program that starts the node as a child process uses it, so
     /// that the node does not outlive the program
     #[arg(long)]
@@ -199,7 +205,11 @@ fn memory(args: &MemoryArgs) -> Result<()> {
     // Every region of memory takes a descriptor.
     raise_limit();
     let stop = Stop::watch(args.stop_with_stdin)?;
+    let metrics = args.metrics.listen()?;
     let server = MemoryServer::start(settings)?;
+    let all =
+        vec![sources::process("memory", Some(args.id)), sources::memory_node(server.monitor())];
+    let metrics = metrics::serve(metrics, all)?;
     print_line!(
         "Memory node {} lends {} in {} blocks of {} on {}",
         args.id,
@@ -212,8 +222,10 @@ fn memory(args: &MemoryArgs) -> Result<()> {
         "It registers with the manager at {}; for the state see: archipelago cluster status",
         args.manager
     );
+    metrics::print_url(metrics.as_ref());
     args.secret.print_audience();
     stop.wait(|| false)?;
+    drop(metrics);
     print_line!("Stopped; {} blocks had a copy here", server.blocks_used());
     Ok(())
 }
@@ -251,7 +263,10 @@ fn manager(args: &ManagerArgs) -> Result<()> {
     // Every region of memory takes a descriptor.
     raise_limit();
     let stop = Stop::watch(args.stop_with_stdin)?;
+    let metrics = args.metrics.listen()?;
     let server = ManagerServer::start(&settings)?;
+    let all = vec![sources::process("manager", None), sources::manager(server.monitor())];
+    let metrics = metrics::serve(metrics, all)?;
     print_line!("Manager listens on {}", server.addresses().join(" "));
     if args.memory_nodes > 0 {
         print_line!(
@@ -260,8 +275,10 @@ fn manager(args: &ManagerArgs) -> Result<()> {
         );
     }
     print_line!("It keeps {} copies; clients may be silent for {} ms", args.copies, args.lease_ms);
+    metrics::print_url(metrics.as_ref());
     args.secret.print_audience();
     stop.wait(|| server.is_deposed())?;
+    drop(metrics);
     if server.is_deposed() {
         let what = "another manager has taken over, so this one ends: to run several managers, start \
                     each with the same --memory-nodes N, and this one with --standby";

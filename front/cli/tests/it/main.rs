@@ -6,6 +6,7 @@ mod cluster;
 mod descriptors;
 mod full_disk;
 mod memory;
+mod metrics;
 mod port;
 mod secret;
 mod storage;

@@ -1,0 +1,284 @@
+//! Metrics of real processes during load: every scrape follows the format, agrees with the load, and
+//! has what the catalogue promises.
+
+use std::collections::BTreeSet;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use archipelago_base::clock::SystemClock;
+use archipelago_metrics::catalogue::groups;
+use archipelago_metrics::parser::{Scrape, parse};
+
+use crate::archipelago;
+use crate::cluster::{Process, until};
+
+/// Reads lines of a process up to the one that says where its metrics are. Returns their address.
+fn metrics_of(process: &mut Process) -> String {
+    loop {
+        let line = process.line();
+        if let Some((_, rest)) = line.split_once("Metrics for Prometheus: http://") {
+            return rest.strip_suffix("/metrics").expect("the path").to_owned();
+        }
+    }
+}
+
+/// One scrape, as Prometheus makes it.
+fn scrape(address: &str) -> Scrape {
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream
+        .write_all(
+            b"GET /metrics HTTP/1.1\r\nHost: reef\r\nAccept: application/openmetrics-text;version=1.0.0\r\n\r\n",
+        )
+        .unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).unwrap();
+    let (head, body) = text.split_once("\r\n\r\n").unwrap();
+    assert!(head.starts_with("HTTP/1.1 200 OK"), "{head}");
+    parse(body).unwrap_or_else(|why| panic!("{why}\n{body}"))
+}
+
+/// Scrapes until `done` is true of a scrape. Figures are collected ten times a second at most.
+fn scrape_until(address: &str, what: &str, done: impl Fn(&Scrape) -> bool) -> Scrape {
+    let mut last = scrape(address);
+    until(what, || {
+        let is_done = done(&last);
+        if !is_done {
+            SystemClock::shared().sleep(Duration::from_millis(100));
+            last = scrape(address);
+        }
+        is_done
+    });
+    last
+}
+
+/// Asserts that a scrape has every metric of these groups whose name contains `part`, apart from
+/// the `optional` ones.
+fn assert_complete(scrape: &Scrape, titles: &[&str], part: &str, optional: &[&str]) {
+    let wanted = groups().into_iter().filter(|group| titles.contains(&group.title));
+    for metric in wanted.flat_map(|group| group.metrics) {
+        let (name, is_known) = (metric.name, scrape.families.contains_key(metric.name));
+        assert!(is_known || !name.contains(part) || optional.contains(&name), "{name} is missing");
+    }
+}
+
+/// Asserts that the scrape has metrics of the catalogue alone.
+fn assert_described(scrape: &Scrape) {
+    let known: BTreeSet<&str> =
+        groups().into_iter().flat_map(|group| group.metrics).map(|metric| metric.name).collect();
+    for (name, family) in &scrape.families {
+        assert!(known.contains(name.as_str()), "{name} is not in the catalogue");
+        assert!(family.help.is_some(), "{name} has no help");
+    }
+}
+
+/// A server of a database in `dir`, its address, and that of its metrics.
+fn serve(dir: &std::path::Path, more: &[&str]) -> (Process, String, String) {
+    let mut command = archipelago();
+    command.args(["serve", "--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0", "--dir"]);
+    let mut process = Process::start(command.arg(dir).args(more));
+    let address = process.line().rsplit(' ').next().unwrap().to_owned();
+    let metrics = metrics_of(&mut process);
+    (process, address, metrics)
+}
+
+/// Sends inline commands until `stop`, each with its reply of one line. Counts them.
+fn load(address: &str, stop: &AtomicBool, sent: &AtomicU64) {
+    let mut stream = TcpStream::connect(address).unwrap();
+    let mut number = 0_u64;
+    let mut reply = [0; 256];
+    while !stop.load(Ordering::SeqCst) {
+        let (key, value) = (number % 100, "v".repeat(200));
+        stream.write_all(format!("SET key:{key} {value}\r\n").as_bytes()).unwrap();
+        let read = stream.read(&mut reply).unwrap();
+        assert_eq!(&reply[..read], b"+OK\r\n");
+        sent.fetch_add(1, Ordering::SeqCst);
+        number += 1;
+    }
+}
+
+/// Commands of one scrape.
+fn calls(scrape: &Scrape, command: &str) -> f64 {
+    let name = "archipelago_redis_command_duration_seconds_count";
+    scrape.value(name, &[("command", command)]).unwrap_or(0.0)
+}
+
+#[test]
+fn served_database_is_scraped_during_load() {
+    let root = tempfile::tempdir().unwrap();
+    let (mut server, address, metrics) = serve(&root.path().join("data"), &[]);
+    let (stop, sent) = (AtomicBool::new(false), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        scope.spawn(|| load(&address, &stop, &sent));
+        let mut last: Option<Scrape> = None;
+        for _ in 0..8 {
+            let before = sent.load(Ordering::SeqCst) as f64;
+            SystemClock::shared().sleep(Duration::from_millis(120));
+            let now = scrape(&metrics);
+            assert_described(&now);
+            assert!(calls(&now, "set") >= before, "a scrape is at most 100 ms old");
+            if let Some(last) = &last {
+                assert_counters_grow(last, &now);
+            }
+            last = Some(now);
+        }
+        stop.store(true, Ordering::SeqCst);
+    });
+    let sent = sent.load(Ordering::SeqCst) as f64;
+    let found = scrape_until(&metrics, "all calls are counted", |now| calls(now, "set") == sent);
+    assert_eq!(found.value("archipelago_engine_records_written_total", &[]), Some(sent));
+    assert_eq!(found.value("archipelago_engine_keys", &[("family", "default")]), Some(100.0));
+    let labels = [("role", "serve"), ("node", "")];
+    assert_eq!(found.value("archipelago_process_info", &labels), Some(1.0));
+    let optional = [
+        "archipelago_engine_hottest_bucket_load",
+        "archipelago_engine_space_allowed_bytes",
+        "archipelago_engine_space_debt_bytes",
+        "archipelago_engine_space_bound_exceeded",
+        "archipelago_redis_error_replies",
+    ];
+    assert_complete(&found, &["Process and endpoint", "Redis server", "Engine"], "", &optional);
+    let rest = server.end();
+    assert!(rest.ends_with("Stopped\n"), "{rest}");
+    assert!(TcpStream::connect(&metrics).is_err(), "the port is closed");
+}
+
+/// Asserts that no counter and no histogram shrank between two scrapes.
+fn assert_counters_grow(before: &Scrape, after: &Scrape) {
+    for sample in &before.samples {
+        let stem = sample.name.trim_end_matches("_total");
+        let is_counter = sample.name.ends_with("_total")
+            && before.families.get(stem).is_some_and(|family| family.kind == "counter");
+        if is_counter || sample.name.ends_with("_bucket") || sample.name.ends_with("_count") {
+            let labels: Vec<(&str, &str)> =
+                sample.labels.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
+            let now = after.value(&sample.name, &labels);
+            assert!(now.is_some_and(|now| now >= sample.value), "{sample:?} became {now:?}");
+        }
+    }
+}
+
+#[test]
+fn errors_and_wrong_passwords_are_counted_by_code() {
+    let root = tempfile::tempdir().unwrap();
+    let file = root.path().join("password");
+    #[expect(clippy::disallowed_methods, reason = "an operator's file")]
+    std::fs::write(&file, "coral\n").unwrap();
+    let more = ["--password-file", file.to_str().unwrap()];
+    let (_server, address, metrics) = serve(&root.path().join("data"), &more);
+    let mut stream = TcpStream::connect(&address).unwrap();
+    stream.write_all(b"GET reef\r\nAUTH wrong\r\n").unwrap();
+    let mut replies = [0; 512];
+    let mut got = 0;
+    while replies[..got].iter().filter(|byte| **byte == b'\n').count() < 2 {
+        got += stream.read(&mut replies[got..]).unwrap();
+    }
+    let found = scrape_until(&metrics, "two errors are counted", |now| {
+        now.sum("archipelago_redis_error_replies_total") >= 2.0
+    });
+    let code = |code| found.value("archipelago_redis_error_replies_total", &[("code", code)]);
+    assert_eq!((code("NOAUTH"), code("WRONGPASS")), (Some(1.0), Some(1.0)));
+    assert_eq!(found.value("archipelago_redis_denied_authentications_total", &[]), Some(1.0));
+}
+
+#[test]
+fn taken_port_for_metrics_leaves_no_database() {
+    let root = tempfile::tempdir().unwrap();
+    let dir = root.path().join("data");
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().to_string();
+    let mut command = archipelago();
+    command.args(["serve", "--listen", "127.0.0.1:0", "--metrics", &port, "--dir"]).arg(&dir);
+    let refused = command.output().unwrap();
+    let why = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(!refused.status.success() && why.contains("--metrics") && why.contains(&port), "{why}");
+    assert!(!dir.exists());
+    let wrong = archipelago().args(["node", "memory", "--metrics", "9121"]).output().unwrap();
+    let why = String::from_utf8_lossy(&wrong.stderr).into_owned();
+    assert!(!wrong.status.success() && why.contains("HOST:PORT"), "{why}");
+}
+
+/// A manager and its address, with that of its metrics.
+fn manager() -> (Process, String, String) {
+    let mut process = Process::start(
+        archipelago()
+            .args(["node", "manager", "--listen", "127.0.0.1:0", "--copies", "2"])
+            .args(["--lease-ms", "600", "--node-lease-ms", "400", "--partitions", "16"])
+            .args(["--metrics", "127.0.0.1:0"]),
+    );
+    let address = process.line().rsplit("tcp:").next().unwrap().to_owned();
+    let metrics = metrics_of(&mut process);
+    (process, address, metrics)
+}
+
+/// A memory node, and the address of its metrics.
+fn memory(id: &str, manager: &str) -> (Process, String) {
+    let mut process = Process::start(
+        archipelago()
+            .args(["node", "memory", "--size", "64MiB", "--block", "1MiB", "--id", id])
+            .args(["--manager", manager, "--metrics", "127.0.0.1:0"]),
+    );
+    let metrics = metrics_of(&mut process);
+    (process, metrics)
+}
+
+#[test]
+fn nodes_of_a_cluster_are_scraped_during_load() {
+    let (mut office, manager_at, manager_metrics) = manager();
+    let (mut first, first_metrics) = memory("1", &manager_at);
+    let (_second, second_metrics) = memory("2", &manager_at);
+    let mut compute = Process::start(
+        archipelago().args(["serve", "--engine", "flexkv", "--manager", &manager_at]).args([
+            "--listen",
+            "127.0.0.1:0",
+            "--metrics",
+            "127.0.0.1:0",
+        ]),
+    );
+    let address = compute.line().rsplit(' ').next().unwrap().to_owned();
+    let compute_metrics = metrics_of(&mut compute);
+    let (stop, sent) = (AtomicBool::new(false), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        scope.spawn(|| load(&address, &stop, &sent));
+        for _ in 0..5 {
+            SystemClock::shared().sleep(Duration::from_millis(150));
+            for at in [&manager_metrics, &first_metrics, &second_metrics, &compute_metrics] {
+                assert_described(&scrape(at));
+            }
+        }
+        stop.store(true, Ordering::SeqCst);
+    });
+    let node = scrape_until(&first_metrics, "the node has blocks and a manager", |now| {
+        now.sum("archipelago_memory_node_blocks_used") >= 1.0
+            && now.value("archipelago_memory_node_manager_silence_seconds", &[]).is_some()
+    });
+    let labels = [("role", "memory"), ("node", "1")];
+    assert_eq!(node.value("archipelago_process_info", &labels), Some(1.0));
+    assert_eq!(node.value("archipelago_memory_node_blocks_limit", &[]), Some(64.0));
+    assert!(node.sum("archipelago_fabric_links") >= 1.0);
+    let optional = ["archipelago_memory_node_refusals"];
+    assert_complete(&node, &["Pool of memory"], "memory_node", &optional);
+    assert_complete(&node, &["Pool of memory"], "fabric", &[]);
+    let pool = scrape_until(&manager_metrics, "two nodes are up", |now| {
+        now.sum("archipelago_pool_node_up") == 2.0
+    });
+    assert_eq!(pool.value("archipelago_pool_manager_acting", &[]), Some(1.0));
+    assert_complete(&pool, &["Pool of memory"], "_pool_", &[]);
+    assert_complete(&pool, &["FlexKV"], "flexkv_store", &[]);
+    assert_eq!(pool.value("archipelago_flexkv_store_partitions", &[]), Some(16.0));
+    let store = scrape(&compute_metrics);
+    assert_complete(&store, &["FlexKV"], "flexkv_node", &[]);
+    assert_eq!(store.value("archipelago_flexkv_node_joined", &[]), Some(1.0));
+    let writes = [("operation", "write")];
+    let counted = store.value("archipelago_flexkv_node_operations_total", &writes);
+    assert!(counted.is_some_and(|counted| counted > 0.0), "{counted:?}");
+    // The manager notices that a node is gone, and the figures say so.
+    first.kill();
+    let down = scrape_until(&manager_metrics, "node 1 is silent", |now| {
+        now.value("archipelago_pool_node_up", &[("node", "1")]) == Some(0.0)
+    });
+    assert_eq!(down.value("archipelago_pool_node_up", &[("node", "2")]), Some(1.0));
+    drop(compute);
+    assert!(office.end().contains("Stopped"));
+}

@@ -239,7 +239,9 @@ fn serve_database(args: &ServeArgs, ports: Ports, node: &ComputeNode) -> Result<
             sources::engine(node.db().clone()),
         ];
         let tiers = node.tiers().map(|tiers| sources::tiers(Arc::clone(tiers)));
-        let metrics = metrics::serve(ports.metrics, all.into_iter().chain(tiers).collect())?;
+        let volume = node.volume().cloned().map(sources::volume);
+        let all = all.into_iter().chain(tiers).chain(volume).collect();
+        let metrics = metrics::serve(ports.metrics, all)?;
         Ok(Running { server, metrics })
     };
     let Some(volume) = node.volume() else {

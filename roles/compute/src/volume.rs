@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use archipelago_base::runtime::{Runtime, ThreadRuntime};
-use archipelago_base::{Error, ErrorKind, Result};
+use archipelago_base::{Epoch, Error, ErrorKind, Result};
 pub use archipelago_fabric::Secret;
 use archipelago_fabric::{Endpoints, Reach};
 pub use archipelago_store::nodes::layout::RedundancyMode;
@@ -131,6 +131,18 @@ impl VolumeStorage {
         Ok(Self { volume, files, pool: Arc::clone(pool) })
     }
 
+    /// Name of this volume in the cluster.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        self.volume.name()
+    }
+
+    /// Epoch in which this process owns the volume.
+    #[must_use]
+    pub fn epoch(&self) -> Epoch {
+        self.volume.epoch()
+    }
+
     /// The file system of the volume.
     #[must_use]
     pub fn files(&self) -> &Arc<StoreFs> {
@@ -157,7 +169,7 @@ impl VolumeStorage {
     /// Lines about the volume for INFO: `name:value`.
     #[must_use]
     pub fn facts(&self) -> String {
-        format!("volume:{}\nvolume_epoch:{}\n", self.volume.name(), self.volume.epoch())
+        format!("volume:{}\nvolume_epoch:{}\n", self.name(), self.epoch())
     }
 
     /// What this process has done with the storage nodes, for metrics.

@@ -26,6 +26,7 @@ use archipelago_flexkv::coordinator::Plan;
 use archipelago_flexkv::wire::StoreStatus;
 use archipelago_pool::asker_of_promises;
 use archipelago_store::nodes::members::MemberTerms;
+use archipelago_store::nodes::wire::StorageClusterStatus;
 use parking_lot::Mutex;
 
 use crate::core::{ManagerCore, Terms};
@@ -116,6 +117,8 @@ pub struct ManagerFigures {
     pub pool: Option<PoolFigures>,
     /// The FlexKV store, without the counters of its nodes; `None` while no coordinator runs.
     pub store: Option<StoreStatus>,
+    /// The storage nodes; `None` while the manager stands by.
+    pub storage: Option<StorageClusterStatus>,
     /// Counters of the fabric's node; `None` after the manager has ended.
     pub fabric: Option<NodeStats>,
 }
@@ -141,6 +144,7 @@ impl ManagerMonitor {
             is_acting,
             pool: state.rpc.look(|core| core.figures(now_ns)).filter(|_| is_acting),
             store: state.store.upgrade().and_then(|store| store.status()),
+            storage: state.storage.status(),
             fabric: state.node.upgrade().map(|node| node.stats()),
         }
     }

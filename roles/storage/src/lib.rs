@@ -53,4 +53,4 @@ pub use meta::MetaThreads;
 pub use node::StorageNode;
 pub use parts::{NodeOptions, ScrubOptions};
 pub use sabotage::Sabotage;
-pub use server::{StorageServer, StorageSettings};
+pub use server::{StorageMonitor, StorageServer, StorageSettings};

@@ -8,10 +8,12 @@ use std::path::PathBuf;
 use archipelago_base::{Error, Result, size};
 use archipelago_env::descriptors::raise_limit;
 use archipelago_fabric::{NodeId, endpoint};
+use archipelago_metrics::sources;
 use archipelago_storage::{NodeOptions, StorageServer, StorageSettings};
 
 use super::{MANAGER, managers};
 use crate::console::print_line;
+use crate::metrics::{self, MetricsArgs};
 use crate::secret::SecretArgs;
 use crate::stop::Stop;
 
@@ -49,6 +51,8 @@ pub(crate) struct StorageArgs {
     volume_size_max: Option<String>,
     #[command(flatten)]
     secret: SecretArgs,
+    #[command(flatten)]
+    metrics: MetricsArgs,
     /// Stop when standard input ends. A program that starts the node as a child process uses it, so
     /// that the node does not outlive the program
     #[arg(long)]
@@ -94,7 +98,11 @@ pub(crate) fn run(args: &StorageArgs) -> Result<()> {
     // Every open chunk and extent takes a descriptor.
     raise_limit();
     let stop = Stop::watch(args.stop_with_stdin)?;
+    let metrics = args.metrics.listen()?;
     let server = StorageServer::start(settings)?;
+    let all =
+        vec![sources::process("storage", Some(args.id)), sources::storage_node(server.monitor())];
+    let metrics = metrics::serve(metrics, all)?;
     let dirs: Vec<String> = args.dirs.iter().map(|dir| dir.display().to_string()).collect();
     print_line!(
         "Storage node {} ({}) of domain {domain} keeps {} on {}",
@@ -107,8 +115,10 @@ pub(crate) fn run(args: &StorageArgs) -> Result<()> {
         "It registers with the manager at {}; for the state see: archipelago cluster status",
         args.manager
     );
+    metrics::print_url(metrics.as_ref());
     args.secret.print_audience();
     stop.wait(|| false)?;
+    drop(metrics);
     server.close()?;
     print_line!("Stopped; its data stay in {}", dirs.join(" "));
     Ok(())

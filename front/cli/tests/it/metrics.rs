@@ -282,3 +282,74 @@ fn nodes_of_a_cluster_are_scraped_during_load() {
     drop(compute);
     assert!(office.end().contains("Stopped"));
 }
+
+/// A storage node with its data below `root`, and the address of its metrics.
+fn storage(number: u64, manager: &str, root: &std::path::Path) -> (Process, String) {
+    let (id, domain) = (number.to_string(), format!("rack{number}"));
+    let mut command = archipelago();
+    command.args(["node", "storage", "--id", &id, "--domain", &domain, "--manager", manager]);
+    command.args(["--metrics", "127.0.0.1:0", "--dir"]).arg(root.join(&domain));
+    let mut process = Process::start(&mut command);
+    let metrics = metrics_of(&mut process);
+    (process, metrics)
+}
+
+#[test]
+fn storage_nodes_and_a_volume_are_scraped_during_load() {
+    let root = tempfile::tempdir().unwrap();
+    let (mut office, manager_at, manager_metrics) = manager();
+    let mut nodes: Vec<(Process, String)> =
+        (1..=3).map(|number| storage(number, &manager_at, root.path())).collect();
+    let mut command = archipelago();
+    command.args(["serve", "--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0"]);
+    command.args(["--store", &manager_at, "--volume", "reef"]);
+    let mut server = Process::start(&mut command);
+    let address = server.line().rsplit(' ').next().unwrap().to_owned();
+    let metrics = metrics_of(&mut server);
+    let (stop, sent) = (AtomicBool::new(false), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        scope.spawn(|| load(&address, &stop, &sent));
+        for _ in 0..5 {
+            SystemClock::shared().sleep(Duration::from_millis(150));
+            assert_described(&scrape(&manager_metrics));
+            assert_described(&scrape(&metrics));
+            nodes.iter().for_each(|(_, at)| assert_described(&scrape(at)));
+        }
+        stop.store(true, Ordering::SeqCst);
+    });
+    let title = ["Storage nodes and volumes"];
+    let client = scrape(&metrics);
+    assert_eq!(client.value("archipelago_volume_lease_held", &[("volume", "reef")]), Some(1.0));
+    assert!(client.sum("archipelago_store_client_calls_total") >= 3.0);
+    assert_complete(
+        &client,
+        &title,
+        "_volume_",
+        &["archipelago_storage_node_volume_bytes", "archipelago_storage_node_volume_logical_bytes"],
+    );
+    assert_complete(&client, &title, "store_client", &["archipelago_store_client_events"]);
+    let node = scrape_until(&nodes[0].1, "the node has a part of the log", |now| {
+        now.sum("archipelago_storage_node_extents") >= 1.0
+    });
+    assert_complete(&node, &title, "storage_node", &[]);
+    let written = [("class", "wal"), ("direction", "write")];
+    let bytes = node.value("archipelago_storage_node_traffic_bytes_total", &written);
+    assert!(bytes.is_some_and(|bytes| bytes > 0.0), "{bytes:?}");
+    let cluster = scrape(&manager_metrics);
+    assert_complete(&cluster, &title, "storage_cluster", &[]);
+    assert_eq!(cluster.value("archipelago_storage_cluster_founded", &[]), Some(1.0));
+    let states = |scrape: &Scrape, state: &str| {
+        let of = |sample: &&archipelago_metrics::parser::Sample| {
+            sample.name == "archipelago_storage_cluster_node_state"
+                && sample.labels.get("state").is_some_and(|found| found == state)
+        };
+        scrape.samples.iter().filter(of).map(|sample| sample.value).sum::<f64>()
+    };
+    assert_eq!(states(&cluster, "up"), 3.0);
+    // The figures say that a node is gone.
+    nodes[2].0.kill();
+    scrape_until(&manager_metrics, "a storage node is silent", |now| states(now, "silent") == 1.0);
+    assert!(server.end().contains("Stopped"));
+    drop(nodes);
+    assert!(office.end().contains("Stopped"));
+}

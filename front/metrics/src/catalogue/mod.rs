@@ -12,6 +12,7 @@ pub(crate) mod flexkv;
 pub(crate) mod pool;
 pub(crate) mod process;
 pub(crate) mod redis;
+pub(crate) mod storage;
 pub(crate) mod tiers;
 
 /// What the values of a metric mean.
@@ -114,7 +115,7 @@ pub struct Group {
 
 /// Every group, in the order of the page.
 #[must_use]
-pub fn groups() -> [Group; 6] {
+pub fn groups() -> [Group; 7] {
     [
         Group {
             title: "Process and endpoint",
@@ -149,6 +150,14 @@ pub fn groups() -> [Group; 6] {
             offered_by: "`archipelago serve --engine flexkv` offers those with `flexkv_node` in \
                          their names, and the acting manager those with `flexkv_store`.",
             metrics: flexkv::ALL,
+        },
+        Group {
+            title: "Storage nodes and volumes",
+            offered_by: "`archipelago node storage` offers those with `storage_node` in their names, \
+                         and the acting manager those with `storage_cluster`. `archipelago serve \
+                         --store` offers the others. The label `node` is the identity that \
+                         `archipelago cluster status` shows.",
+            metrics: storage::ALL,
         },
     ]
 }

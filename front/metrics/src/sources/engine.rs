@@ -170,7 +170,7 @@ fn name_of(timer: Timer) -> &'static str {
 }
 
 /// Times in nanoseconds as observations in seconds.
-fn times(distribution: &Distribution) -> Observations {
+pub(super) fn times(distribution: &Distribution) -> Observations {
     let (first, last) = (*BOUND_BITS.start(), *BOUND_BITS.end());
     let counts = &distribution.by_bits;
     let mut buckets = vec![((1_u64 << first) as f64 / 1e9, counts[..=first].iter().sum())];

@@ -1,12 +1,13 @@
-//! A manager: the pool, the FlexKV store, and the links of its process.
+//! A manager: the pool, the FlexKV store, the storage nodes, and the links of its process.
 
 use archipelago_flexkv::wire::StoreStatus;
 use archipelago_manager::{ManagerMonitor, PoolFigures};
 use archipelago_pool::wire::BlockState;
+use archipelago_store::nodes::wire::{MemberState, StorageClusterStatus};
 
 use super::Source;
 use super::flexkv::figure;
-use crate::catalogue::{flexkv as of_flexkv, pool as metric};
+use crate::catalogue::{flexkv as of_flexkv, pool as metric, storage as of_storage};
 use crate::samples::{Samples, seconds};
 
 /// The manager that `monitor` watches. Cost: a pass over the blocks of the pool and over the
@@ -21,6 +22,9 @@ pub fn manager(monitor: ManagerMonitor) -> Source {
         }
         if let Some(store) = &figures.store {
             set_store(samples, store);
+        }
+        if let Some(storage) = &figures.storage {
+            set_storage(samples, storage);
         }
         if let Some(fabric) = &figures.fabric {
             super::fabric(samples, fabric);
@@ -71,4 +75,29 @@ fn set_store(samples: &mut Samples, store: &StoreStatus) {
     samples.set_known(&of_flexkv::STORE_RATE, &[], count("ops_per_s"));
     let last = count("last_change_us").map(|micros| seconds(micros * 1000));
     samples.set_known(&of_flexkv::LAST_CHANGE, &[], last);
+}
+
+/// Every state of a storage node with its name.
+const MEMBER_STATES: [(MemberState, &str); 4] = [
+    (MemberState::Up, "up"),
+    (MemberState::Silent, "silent"),
+    (MemberState::Lost, "lost"),
+    (MemberState::Draining, "draining"),
+];
+
+fn set_storage(samples: &mut Samples, status: &StorageClusterStatus) {
+    samples.set(&of_storage::FOUNDED, &[], status.cluster.is_some());
+    samples.set(&of_storage::ROOT_NODES, &[], status.root_set.members.len());
+    samples.set(&of_storage::WAITING, &[], !status.waits_for.is_empty());
+    for node in &status.nodes {
+        let name = node.member.storage.to_string();
+        for (state, word) in MEMBER_STATES {
+            samples.set(&of_storage::NODE_STATE, &[&name, word], node.member.state == state);
+        }
+        let silence = seconds(node.silent_ms.saturating_mul(1_000_000));
+        samples.set(&of_storage::NODE_SILENCE, &[&name], silence);
+        let space = &node.report.space;
+        samples.set(&of_storage::NODE_CAPACITY, &[&name], space.capacity_bytes);
+        samples.set(&of_storage::NODE_USED, &[&name], space.used_bytes);
+    }
 }

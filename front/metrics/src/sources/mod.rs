@@ -14,7 +14,9 @@ mod manager;
 mod memory_node;
 mod process;
 mod redis;
+mod storage_node;
 mod tiers;
+mod volume;
 
 pub use engine::engine;
 pub use flexkv::flexkv;
@@ -22,7 +24,9 @@ pub use manager::manager;
 pub use memory_node::memory_node;
 pub use process::{budget, process};
 pub use redis::redis;
+pub use storage_node::storage_node;
 pub use tiers::tiers;
+pub use volume::volume;
 
 use archipelago_fabric::NodeStats;
 

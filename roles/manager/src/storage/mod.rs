@@ -28,7 +28,9 @@ use archipelago_base::clock::Clock;
 use archipelago_base::random::entropy_seed;
 use archipelago_fabric::{Endpoints, Reply, Request};
 use archipelago_store::nodes::members::{ManagerPart, MemberTable, MemberTerms};
-use archipelago_store::nodes::wire::{RefusalWhy, Refused, StoreMessage, envelope};
+use archipelago_store::nodes::wire::{
+    RefusalWhy, Refused, StorageClusterStatus, StoreMessage, envelope,
+};
 use parking_lot::Mutex;
 
 use crate::core::ManagerCore;
@@ -90,6 +92,12 @@ impl StorageRpc {
             Err(error) => malformed(request, &error.to_string()),
         };
         reply.send(envelope::seal(&answer, &[]));
+    }
+
+    /// The status of all storage nodes; `None` while this manager does not act.
+    pub(crate) fn status(&self) -> Option<StorageClusterStatus> {
+        let acts = self.part() == ManagerPart::Acts;
+        acts.then(|| self.table.lock().status(self.clock.now_ns()))
     }
 
     /// Sets the endpoints of the manager, which listens now.

@@ -21,15 +21,16 @@ mod serving;
 mod syncs;
 
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use archipelago_base::clock::{Clock, SystemClock};
 use archipelago_base::spawn::{Joiner, Spawn, SystemSpawn, lower_priority};
 use archipelago_base::{Epoch, Error, Result};
 use archipelago_env::FileSystem;
 use archipelago_env::local::LocalFs;
-use archipelago_fabric::{Endpoints, Listener, Node, NodeId, Secret};
+use archipelago_fabric::{Endpoints, Listener, Node, NodeId, NodeStats, Secret};
 use archipelago_store::nodes::StorageId;
+use archipelago_store::nodes::wire::StorageReport;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use self::serving::{RequestHandler, Serving};
@@ -75,6 +76,29 @@ impl StorageSettings {
             return Err(Error::invalid("the domain of a storage node is empty: name its rack"));
         }
         Ok(())
+    }
+}
+
+/// Handle with which any thread can take the figures of a storage node.
+#[derive(Clone)]
+pub struct StorageMonitor {
+    node: Arc<StorageNode>,
+    fabric: Weak<Node>,
+}
+
+impl std::fmt::Debug for StorageMonitor {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "StorageMonitor({})", self.node.storage())
+    }
+}
+
+impl StorageMonitor {
+    /// The report of the node, and the counters of the fabric's node, which are `None` after the
+    /// server has ended. Cost: one question to the file system per device, and one pass over chunks
+    /// and extents.
+    #[must_use]
+    pub fn figures(&self) -> (StorageReport, Option<NodeStats>) {
+        (self.node.report(), self.fabric.upgrade().map(|fabric| fabric.stats()))
     }
 }
 
@@ -201,6 +225,13 @@ impl StorageServer {
     #[must_use]
     pub fn addresses(&self) -> &[String] {
         &self.addresses
+    }
+
+    /// A handle that takes figures of the node.
+    #[must_use]
+    pub fn monitor(&self) -> StorageMonitor {
+        let fabric = Arc::downgrade(&self.fabric);
+        StorageMonitor { node: Arc::clone(&self.node), fabric }
     }
 
     /// Ends the node: no request is answered any more, and open extents are synced. Errors: those

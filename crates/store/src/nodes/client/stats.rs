@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use archipelago_base::metrics::{Counters, Histogram, Summary};
+use archipelago_base::metrics::{Counters, Distribution, Histogram, Summary};
 use archipelago_env::FileClass;
 use archipelago_fabric::TrafficClass;
 use parking_lot::Mutex;
@@ -199,7 +199,7 @@ pub struct NodeCallCounts {
 }
 
 /// Calls in flight to a node, and times of the answered ones.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct NodeCallTimes {
     /// Node that was called.
     pub storage: StorageId,
@@ -209,6 +209,10 @@ pub struct NodeCallTimes {
     pub read_ns: Summary,
     /// Times of pieces of chunks and of appends to logs, in nanoseconds.
     pub write_ns: Summary,
+    /// Times of reads by powers of two of a nanosecond.
+    pub reads: Distribution,
+    /// Times of pieces and appends by powers of two of a nanosecond.
+    pub writes: Distribution,
 }
 
 /// Occurrences of an event.
@@ -279,8 +283,9 @@ impl ClientStats {
             .flat_map(|(storage, calls)| TrafficClass::ALL.map(|class| calls.of(*storage, class)));
         let times = nodes.iter().map(|(storage, calls)| {
             let (read_ns, write_ns) = (calls.read_ns.summary(), calls.write_ns.summary());
+            let (reads, writes) = (calls.read_ns.distribution(), calls.write_ns.distribution());
             let in_flight = calls.in_flight.load(Ordering::Relaxed);
-            NodeCallTimes { storage: *storage, in_flight, read_ns, write_ns }
+            NodeCallTimes { storage: *storage, in_flight, read_ns, write_ns, reads, writes }
         });
         let events = self.events.lock();
         let events = events.iter().filter_map(|(key, count)| {

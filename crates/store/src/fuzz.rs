@@ -140,8 +140,8 @@ pub fn value(bytes: &[u8]) {
     enclosed::<RootSet>(bytes);
 }
 
-/// Decodes `bytes` as the header of a group at the beginning of a parent log, as they are and with a
-/// correct checksum behind them. A decoded map must have these bytes again.
+/// Decodes `bytes` as the header of a group at the beginning of a parent log, as they are and with
+/// a correct checksum behind them. A decoded map must have these bytes again.
 pub fn segment_map(bytes: &[u8]) {
     let mut forged = bytes.to_vec();
     put_u32(&mut forged, header_sum(bytes, 0));

@@ -92,7 +92,8 @@ impl Runtime for Host {
     }
 
     /// Runs the simulation until `future` completes. Code outside the simulation calls it. Several
-    /// threads may wait, and a future may wait for another thread's, so none keeps its turn for long.
+    /// threads may wait, and a future may wait for another thread's, so none keeps its turn for
+    /// long.
     fn block_on(&self, mut future: Boxed<'_, ()>) {
         let woken = Arc::new(Woken::default());
         let waker = Waker::from(Arc::clone(&woken));

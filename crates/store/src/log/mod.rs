@@ -100,7 +100,7 @@ pub struct RecoveredLog {
 /// A log that should be recovered.
 #[derive(Clone, Copy, Debug)]
 pub struct LogToRecover<'a> {
-    /// The log.
+    /// Identity of the log.
     pub id: LogId,
     /// The class with which it was created.
     pub class: FileClass,
@@ -125,8 +125,8 @@ pub trait LogStore: Send + Sync + fmt::Debug + 'static {
         layout: &Layout,
         epoch: Epoch,
     ) -> Result<RecoveredLog>;
-    /// Recovers several logs as [`Self::recover`] does, and returns the outcomes in the given order.
-    /// The default recovers one after the other.
+    /// Recovers several logs as [`Self::recover`] does, and returns the outcomes in the given
+    /// order. The default recovers one after the other.
     fn recover_all(&self, logs: &[LogToRecover<'_>], epoch: Epoch) -> Vec<Result<RecoveredLog>> {
         let recover = |log: &LogToRecover<'_>| self.recover(log.id, log.class, log.layout, epoch);
         logs.iter().map(recover).collect()

@@ -3,9 +3,9 @@
 //! A log is a sequence of *extents*. Each extent lies on three nodes, or on two where the pool has
 //! two domains, and every replica is a prefix of it. The writer ends an extent when a replica
 //! fails, and goes on in the next one ([`quorum`]). A new owner fences the nodes of the last extent
-//! and decides where the log ends ([`recovery`]). Terark-DS (§4.2.2) commits at two of three replicas
-//! and recovers by asking two, without a leader. Large appends may be cut over several logs
-//! ([`segments`]).
+//! and decides where the log ends ([`recovery`]). Terark-DS (§4.2.2) commits at two of three
+//! replicas and recovers by asking two, without a leader. Large appends may be cut over several
+//! logs ([`segments`]).
 //!
 //! [`LogLayout`] is the truth about the extents of a log. The owner keeps it durably, in the
 //! namespace or in the register. Offsets are those of the log, not of the extent.

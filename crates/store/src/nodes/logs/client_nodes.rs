@@ -1,7 +1,7 @@
 //! The storage nodes of a cluster as logs need them, over the client of the pool.
 //!
-//! Requests of the class [`TrafficClass::Log`] use the lane of logs, so that an append does not wait
-//! behind a table. All others use the lane of bulk data.
+//! Requests of the class [`TrafficClass::Log`] use the lane of logs, so that an append does not
+//! wait behind a table. All others use the lane of bulk data.
 //!
 //! Failure: an answer that does not come is [`LogFailure::Passing`].
 //! Cost: that of the client, and a copy of an answer's payload.

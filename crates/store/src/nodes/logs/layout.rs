@@ -19,7 +19,7 @@ use crate::log::Layout;
 pub struct VolumeLog {
     /// Volume of the log.
     pub volume: VolumeId,
-    /// The extents.
+    /// Extents of the log.
     pub layout: LogLayout,
 }
 wire_struct!(VolumeLog { volume, layout });

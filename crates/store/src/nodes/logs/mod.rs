@@ -1,8 +1,8 @@
 //! Logs on storage nodes: the driver that implements [`LogStore`] over the network.
 //!
 //! The state machines of [`log`](super::log) decide, and the modules here send, wait and keep time.
-//! Terark-DS (§4.2.2) replicates a log in the same way: the client sends to all replicas, commits at
-//! two of three, and recovers without a leader.
+//! Terark-DS (§4.2.2) replicates a log in the same way: the client sends to all replicas, commits
+//! at two of three, and recovers without a leader.
 //!
 //! | module | purpose |
 //! | --- | --- |

@@ -79,7 +79,8 @@ struct RecoveryRun<'a> {
     calls: CallSet<RecoveryCall, RecoveryAnswer>,
     /// Nodes that do not know the log, if its first extent may be its only one.
     unknown: BTreeSet<StorageId>,
-    /// Number of nodes whose ignorance proves that the log was removed; `None` if it proves nothing.
+    /// Number of nodes whose ignorance proves that the log was removed; `None` if it proves
+    /// nothing.
     unknown_max: Option<usize>,
     /// Seals that the recovery has not been told yet.
     held: Vec<ReplicaId>,
@@ -305,7 +306,8 @@ impl RecoveryRun<'_> {
         self.held_until_ns.get_or_insert(until_ns);
     }
 
-    /// Tells the recovery of seals that are not kept back any longer. Returns whether there were any.
+    /// Tells the recovery of seals that are not kept back any longer. Returns whether there were
+    /// any.
     fn release_held(&mut self) -> bool {
         let is_over = self.held_until_ns.is_some_and(|until_ns| self.now_ns() >= until_ns);
         let busy: BTreeSet<u32> =

@@ -1,8 +1,9 @@
 //! The bytes of a log that replicas or a new extent may still need.
 //!
-//! The writer of a log owns one [`SendRing`]. A submit copies its bytes into the *tail*. A replica's
-//! task that takes the tail makes a block of it, which all replicas share, so the bytes are copied
-//! once. Submits that arrive meanwhile gather in the next tail, and travel as one message.
+//! The writer of a log owns one [`SendRing`]. A submit copies its bytes into the *tail*. A
+//! replica's task that takes the tail makes a block of it, which all replicas share, so the bytes
+//! are copied once. Submits that arrive meanwhile gather in the next tail, and travel as one
+//! message.
 //!
 //! Invariants:
 //! 1. The blocks and the tail cover the bytes from the released offset to the end without gaps.
@@ -50,12 +51,10 @@ pub(super) struct LogBytes {
 }
 
 impl LogBytes {
-    /// No bytes.
     pub(super) const fn empty() -> Self {
         Self { parts: Vec::new(), len: 0 }
     }
 
-    /// These bytes.
     pub(super) fn of(bytes: Vec<u8>) -> Self {
         let len = bytes.len();
         Self { parts: vec![(Arc::new(bytes), 0..len)], len }

@@ -54,8 +54,9 @@ pub(super) enum StreamStep {
     /// Waits for an answer, or for work.
     Wait,
     /// Waits for an answer, or until this time in nanoseconds.
-    Pause { until_ns: u64 },
-    /// Ends.
+    Pause {
+        until_ns: u64,
+    },
     Over,
 }
 

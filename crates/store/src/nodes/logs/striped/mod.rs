@@ -1,14 +1,14 @@
 //! Striped logs: large groups of a write-ahead log travel to four logs in parallel, each with nodes
 //! of its own (Terark-DS §4.3).
 //!
-//! [`StripedLogs`] is a store of logs over another one. A log of the class
-//! [`FileClass::Wal`] consists of a *parent* and three *sub-logs* below, whose identities follow
-//! from that of the parent. [`segments`] cuts the groups. The parent has a header for each group, so
-//! it alone says which bytes the log has. All other logs are those of the store below.
+//! [`StripedLogs`] is a store of logs over another one. A log of the class [`FileClass::Wal`]
+//! consists of a *parent* and three *sub-logs* below, whose identities follow from that of the
+//! parent. [`segments`] cuts the groups. The parent has a header for each group, so it alone says
+//! which bytes the log has. All other logs are those of the store below.
 //!
 //! A recovery recovers all four logs, which fences them before a byte is read. Then it reads the
-//! headers of the parent. A group whose segments are not all there ends the log. The layout with the
-//! four ends and the length is one record, so every later recovery finds the same groups.
+//! headers of the parent. A group whose segments are not all there ends the log. The layout with
+//! the four ends and the length is one record, so every later recovery finds the same groups.
 //!
 //! Invariants:
 //! 1. A group is acknowledged when all its segments are.
@@ -16,10 +16,10 @@
 //!    other, so the newest one has both.
 //! 3. A striped log keeps its form: the layout says whether a log is striped.
 //!
-//! Thread-safety: as for the store below.
-//! Failure: that of the store below. The first error of one of the four logs ends the log.
-//! Cost: a group of one segment costs a header of 32 bytes. A creation and a removal are four of the
-//! store below. A reader reads the parent once when it is opened.
+//! Thread-safety: as for the store below. Failure: that of the store below. The first error of one
+//! of the four logs ends the log. Cost: a group of one segment costs a header of 32 bytes. A
+//! creation and a removal are four of the store below. A reader reads the parent once when it is
+//! opened.
 //!
 //! [`segments`]: super::super::log::segments
 

@@ -1,7 +1,7 @@
 //! A reader of a striped log: the index of its groups, and reads from the four logs below.
 //!
-//! Invariant: the index has the groups from the first one on whose segments are all there, up to the
-//! length that the layout has.
+//! Invariant: the index has the groups from the first one on whose segments are all there, up to
+//! the length that the layout has.
 //!
 //! Thread-safety: any thread may read.
 //! Failure: `Corrupt` if a header or a whole segment does not have its checksum.

@@ -1,5 +1,6 @@
 //! Storage nodes in memory behind a network with delays, for tests of the driver. A node does what
-//! the messages promise: one prefix per extent, durable promises, seals, and limbo after power loss.
+//! the messages promise: one prefix per extent, durable promises, seals, and limbo after power
+//! loss.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

@@ -5,9 +5,9 @@
 //! log has stalled for too long. The task that repairs copies an ended extent to a node of another
 //! domain, and seals all replicas, before it tells the quorum writer.
 //!
-//! Failure: a repair that fails is tried again while the log is written. A repair that has not ended
-//! when the log ends is left to the repair of the pool.
-//! Cost: a repair reads and writes the bytes of the extent once, in pieces.
+//! Failure: a repair that fails is tried again while the log is written. A repair that has not
+//! ended when the log ends is left to the repair of the pool. Cost: a repair reads and writes the
+//! bytes of the extent once, in pieces.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -85,8 +85,8 @@ impl LogCore {
         Ok(())
     }
 
-    /// Notes that no nodes were found, or that a repair failed. The log fails if callers have waited
-    /// for too long.
+    /// Notes that no nodes were found, or that a repair failed. The log fails if callers have
+    /// waited for too long.
     fn note_stall(self: &Arc<Self>, error: &Error) {
         let now_ns = self.now_ns();
         let stall_ns = self.options.stall_max.as_nanos() as u64;

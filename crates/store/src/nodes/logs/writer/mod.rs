@@ -9,24 +9,24 @@
 //! | the writer and the position as the traits have them | `handle.rs` |
 //!
 //! [`LogCore`] belongs to the handles of the log, to its tasks, and weakly to the store. A submit
-//! copies bytes into the ring under the lock and wakes the task. The task sends them to all replicas
-//! and feeds the answers to the quorum writer, whose actions wake the callers that wait.
+//! copies bytes into the ring under the lock and wakes the task. The task sends them to all
+//! replicas and feeds the answers to the quorum writer, whose actions wake the callers that wait.
 //!
 //! A layout is kept by a thread that waits for the log, because keeping blocks and a task must not.
 //! If no caller waits, a new layout stays pending: nothing that depends on it is acknowledged.
 //!
 //! Invariants:
 //! 1. The keeper of layouts runs without the lock, on one thread at a time.
-//! 2. `acknowledged` is the acknowledged end of the quorum writer, and does not move after an error.
+//! 2. `acknowledged` is the acknowledged end of the quorum writer, and does not move after an
+//!    error.
 //! 3. The ring has every byte that a stream may still send.
 //! 4. After the first error nothing is sent, and every caller gets that error, except for bytes
 //!    that were acknowledged before.
 //!
-//! Thread-safety: one lock guards the state; no foreign code runs under it.
-//! Failure: a node that fails costs a new extent. The log fails when it was fenced, or when the pool
-//! has had too few nodes for too long.
-//! Cost: a submit takes one lock and copies its bytes. A wait takes one lock, and no lock if the
-//! bytes are acknowledged.
+//! Thread-safety: one lock guards the state; no foreign code runs under it. Failure: a node that
+//! fails costs a new extent. The log fails when it was fenced, or when the pool has had too few
+//! nodes for too long. Cost: a submit takes one lock and copies its bytes. A wait takes one lock,
+//! and no lock if the bytes are acknowledged.
 
 mod actions;
 mod extents;

@@ -12,9 +12,11 @@ use archipelago_env::{FileClass, IoContext, IoPurpose};
 use archipelago_storage::Sabotage;
 use archipelago_store::nodes::StorageId;
 use archipelago_store::nodes::log::ExtentRecord;
-use archipelago_store::nodes::logs::{NodeLogOptions, NodeLogs, VolumeLog};
+use archipelago_store::nodes::logs::{
+    LogWriting, NodeLogOptions, NodeLogs, StripedLogs, VolumeLog,
+};
 use archipelago_store::nodes::wire::stored::decode_enclosed;
-use archipelago_store::suite::KeptLayouts;
+use archipelago_store::suite::{KeptLayouts, logs_conform};
 use archipelago_store::{
     LayoutKeeper, LogId, LogPosition, LogStore, LogWriter, NewLog, RecoveredLog, VolumeId,
 };
@@ -33,7 +35,7 @@ fn quick() -> NodeLogOptions {
 /// A process that uses logs.
 struct Logs {
     process: ClientProcess,
-    store: NodeLogs,
+    store: Arc<dyn LogStore>,
 }
 
 impl Logs {
@@ -45,8 +47,13 @@ impl Logs {
         let runtime: Arc<dyn Runtime> = Arc::new(process.host.clone());
         archipelago_base::runtime::wait_for(&*runtime, client.ready(Duration::from_secs(10)))
             .unwrap();
-        let store = NodeLogs::new(&process.client, quick());
+        let store = Arc::new(NodeLogs::new(&process.client, quick()));
         Self { process, store }
+    }
+
+    /// The same process with write-ahead logs of another form.
+    fn writing(self, writing: LogWriting) -> Self {
+        Self { store: Arc::new(StripedLogs::new(self.store, writing)), ..self }
     }
 }
 
@@ -229,11 +236,11 @@ fn loss_of_two_nodes_waits_for_an_operator() {
     }
     let mut taker = Logs::new(&mut world, "taker");
     let options = NodeLogOptions { recovery_max: Duration::from_secs(5), ..quick() };
-    taker.store = NodeLogs::new(&taker.process.client, options.clone());
+    taker.store = Arc::new(NodeLogs::new(&taker.process.client, options.clone()));
     let error = log.recover(&taker, 2).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
     let options = NodeLogOptions { accept_loss: true, ..options };
-    taker.store = NodeLogs::new(&taker.process.client, options);
+    taker.store = Arc::new(NodeLogs::new(&taker.process.client, options));
     let (recovered, bytes) = log.recover(&taker, 3).unwrap();
     assert!(recovered.may_miss_unsynced);
     assert!(bytes == pattern(0..3000), "the third node had everything");
@@ -321,6 +328,33 @@ fn take_over_of_a_busy_log_finds_every_acknowledgement() {
 fn reads_that_do_not_fence_are_noticed() {
     let sabotage = Sabotage { no_fence_reads: true, ..Sabotage::default() };
     assert!(missed_by_recoveries(sabotage, 250).is_some(), "no recovery noticed it");
+}
+
+#[test]
+fn striped_logs_over_nodes_conform() {
+    let mut world = World::founded(6, 8);
+    logs_conform(&*Logs::new(&mut world, "client").writing(LogWriting::Striped).store, 8);
+}
+
+#[test]
+fn striped_groups_survive_the_kill_of_each_node() {
+    for n in 0..6 {
+        let mut world = World::founded(6, 9);
+        let logs = Logs::new(&mut world, "writer").writing(LogWriting::Striped);
+        let log = TestLog::new(1, FileClass::Wal);
+        let mut writer = log.create(&logs, 1);
+        crash_later(&world, &logs, n, Duration::from_micros(300 * n as u64));
+        for len in [1000, 70_000, 300_000, 500_000] {
+            append(&mut *writer, len).unwrap();
+        }
+        // The taker reads striped logs, whatever form its own logs have.
+        let taker = Logs::new(&mut world, "taker").writing(LogWriting::Serial);
+        let (recovered, bytes) = log.recover(&taker, 2).unwrap();
+        assert!(bytes == pattern(0..871_000), "node {n}: {} bytes", bytes.len());
+        assert!(!recovered.may_miss_unsynced);
+        let error = append(&mut *writer, 100_000).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Fenced, "{error}");
+    }
 }
 
 #[test]

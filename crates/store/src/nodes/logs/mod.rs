@@ -186,6 +186,23 @@ impl NodeLogs {
         })
     }
 
+    /// Creates a log, without waiting on the thread.
+    async fn create_one(&self, new: NewLog) -> Result<(Box<dyn LogWriter>, Layout)> {
+        let NewLog { id, volume, epoch, class, keeper } = new;
+        let requests = self.requests(id, class, Stamp { volume, epoch });
+        self.note_begun(id, volume);
+        let nodes = self.create_on_nodes(&requests).await.inspect_err(|_| {
+            self.begun.lock().logs.remove(&id);
+        })?;
+        let options = (*self.options).clone();
+        let (core, layout) = LogCore::start(CreatedLog { requests, keeper, options, nodes });
+        if let Some(log) = self.begun.lock().logs.get_mut(&id) {
+            log.writer = Arc::downgrade(&core);
+        }
+        let writer: Box<dyn LogWriter> = Box::new(NodeLogWriter::new(LogHandle::new(core)));
+        Ok((writer, VolumeLog { volume, layout }.encode()))
+    }
+
     /// The layout that a log has for a reader, and the end of its bytes.
     async fn readable(
         &self,
@@ -360,23 +377,12 @@ async fn acknowledged_end(requests: &LogRequests, open: &ExtentRecord) -> Result
 
 impl LogStore for NodeLogs {
     fn create(&self, new: NewLog) -> Result<(Box<dyn LogWriter>, Layout)> {
-        let NewLog { id, volume, epoch, class, keeper } = new;
-        let requests = self.requests(id, class, Stamp { volume, epoch });
-        self.note_begun(id, volume);
-        let nodes = self.wait(self.create_on_nodes(&requests));
-        let nodes = nodes.inspect_err(|_| {
-            self.begun.lock().logs.remove(&id);
-        })?;
-        let options = (*self.options).clone();
-        let (core, layout) = LogCore::start(CreatedLog { requests, keeper, options, nodes });
-        {
-            let mut begun = self.begun.lock();
-            if let Some(log) = begun.logs.get_mut(&id) {
-                log.writer = Arc::downgrade(&core);
-            }
-        }
-        let writer = NodeLogWriter::new(LogHandle::new(core));
-        Ok((Box::new(writer), VolumeLog { volume, layout }.encode()))
+        self.wait(self.create_one(new))
+    }
+
+    /// All logs are created in parallel.
+    fn create_all(&self, new: Vec<NewLog>) -> Vec<Result<(Box<dyn LogWriter>, Layout)>> {
+        self.wait(join_all(new.into_iter().map(|new| self.create_one(new))))
     }
 
     fn recover(

@@ -162,25 +162,39 @@ impl StripedLogs {
         let NewLog { id, volume, epoch, class, keeper } = new;
         let parts = Mutex::new(vec![Layout::default(); SEGMENTS_MAX]);
         let whole = Arc::new(StripedKeeper { id, keeper, parts, turn: Mutex::default() });
-        let mut writers: Vec<Box<dyn LogWriter>> = Vec::with_capacity(SEGMENTS_MAX);
-        for part in 0..SEGMENTS_MAX {
+        let part = |part| {
             let keeper = Arc::new(PartKeeper { whole: Arc::clone(&whole), part });
-            let new = NewLog { id: part_id(id, part), volume, epoch, class, keeper };
-            let created = self.logs.create(new).inspect_err(|_| {
-                self.give_up(id, &whole.parts.lock()[..part], epoch);
-            });
-            let (writer, layout) = created?;
-            whole.parts.lock()[part] = layout;
-            writers.push(writer);
+            NewLog { id: part_id(id, part), volume, epoch, class, keeper }
+        };
+        // The parent comes first: it alone shows that an identity was used before.
+        let (parent, layout) = self.logs.create(part(0))?;
+        whole.parts.lock()[0] = layout;
+        let mut writers = vec![parent];
+        let mut failed = None;
+        let created = self.logs.create_all((1..SEGMENTS_MAX).map(part).collect());
+        for (part, created) in (1..).zip(created) {
+            match created {
+                Ok((writer, layout)) => {
+                    whole.parts.lock()[part] = layout;
+                    writers.push(writer);
+                }
+                Err(error) => failed = Some(error),
+            }
+        }
+        if let Some(error) = failed {
+            drop(writers);
+            self.give_up(id, &whole.parts.lock(), epoch);
+            return Err(error);
         }
         let layout = whole.layout(None);
         Ok((Box::new(StripedWriter::new(id, whole, writers)), layout))
     }
 
-    /// Removes parts that were created for a log that does not come to be. A part that stays is a
-    /// stray.
-    fn give_up(&self, id: LogId, created: &[Layout], epoch: Epoch) {
-        for (part, layout) in created.iter().enumerate() {
+    /// Removes the parts that were created for a log that does not come to be. A part that stays is
+    /// a stray.
+    fn give_up(&self, id: LogId, parts: &[Layout], epoch: Epoch) {
+        let created = parts.iter().enumerate().filter(|(_, layout)| !layout.0.is_empty());
+        for (part, layout) in created {
             if let Err(error) = self.logs.remove(part_id(id, part), layout, epoch) {
                 tracing::debug!(%error, log = %id, part, "a part of a log is left as a stray");
             }

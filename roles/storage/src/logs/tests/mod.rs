@@ -1,6 +1,7 @@
 //! Tests of extents on one node, over a machine that is killed and loses power.
 
 mod crashes;
+mod failures;
 mod model;
 mod recovery;
 mod replies;
@@ -54,12 +55,7 @@ impl Machine {
     }
 
     fn open_sabotaged(&self, sabotage: Sabotage) -> Arc<StorageNode> {
-        let options = NodeOptions {
-            meta_threads: MetaThreads::Caller,
-            seed: Some(5),
-            sabotage,
-            ..NodeOptions::default()
-        };
+        let options = NodeOptions { sabotage, ..node_options() };
         StorageNode::open(Arc::new(self.clone()), &[PathBuf::from(DEVICE)], options).unwrap()
     }
 
@@ -97,6 +93,10 @@ impl FileSystem for Machine {
     fn free_bytes(&self, dir: &Path) -> Result<Option<u64>> {
         self.disk.free_bytes(dir)
     }
+}
+
+fn node_options() -> NodeOptions {
+    NodeOptions { meta_threads: MetaThreads::Caller, seed: Some(5), ..NodeOptions::default() }
 }
 
 /// The bytes of every log in a range of offsets.

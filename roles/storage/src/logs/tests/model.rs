@@ -2,8 +2,8 @@
 //! recoveries, with a kill or a power loss in between, and a power loss at every sync.
 //!
 //! The model is a replica as in the tests of `archipelago_store::nodes::log`: lengths, a seal,
-//! limbo and a promise. Two things are stricter here than the node's own rules: bytes that were put count
-//! only after the seal, and an append may repeat bytes.
+//! limbo and a promise. It differs in two points, as the node does: bytes that were put count only
+//! after the seal, and an append may repeat bytes.
 
 use std::sync::Arc;
 

@@ -37,6 +37,9 @@ const LOCK_NAME: &str = "LOCK";
 /// Names that an empty directory may have.
 const PERMITTED_NAMES: [&str; 4] = [LOCK_NAME, "NODE.tmp", "lost+found", NODE_NAME];
 
+/// Devices whose room differs by less than this part of it have about the same room.
+const SIMILAR_ROOM: u64 = 64;
+
 /// One device that is present.
 #[derive(Debug)]
 pub(crate) struct Device {
@@ -241,23 +244,21 @@ impl Devices {
         Ok(Fullness::new(device.used_bytes(), free, device.bytes_max))
     }
 
-    /// The device with most room, among those that did not fail. Errors: `Io` if every device
-    /// failed.
+    /// The device with most room, among those that did not fail. Of devices with about the same
+    /// room, such as directories of one disk, it is the one with the fewest bytes of the node.
+    /// Errors: `Io` if every device failed.
     pub(crate) fn roomiest(&self) -> Result<(Arc<Device>, Fullness)> {
-        let mut best: Option<(Arc<Device>, Fullness)> = None;
+        let mut able: Vec<(Arc<Device>, Fullness)> = Vec::new();
         for device in self.present.iter().filter(|device| !device.has_failed()) {
-            let fullness = match self.fullness(device) {
-                Ok(fullness) => fullness,
-                Err(error) => {
-                    device.fail(&error);
-                    continue;
-                }
-            };
-            let is_better = |(_, known): &(_, Fullness)| fullness.room_bytes() > known.room_bytes();
-            if best.as_ref().is_none_or(is_better) {
-                best = Some((Arc::clone(device), fullness));
+            match self.fullness(device) {
+                Ok(fullness) => able.push((Arc::clone(device), fullness)),
+                Err(error) => device.fail(&error),
             }
         }
+        let most = able.iter().map(|(_, fullness)| fullness.room_bytes()).max().unwrap_or(0);
+        let has_most = |fullness: Fullness| fullness.room_bytes() >= most - most / SIMILAR_ROOM;
+        let roomy = able.into_iter().filter(|(_, fullness)| has_most(*fullness));
+        let best = roomy.min_by_key(|(_, fullness)| fullness.used_bytes);
         best.ok_or_else(|| {
             Error::new(
                 ErrorKind::Io,

@@ -386,3 +386,40 @@ fn racing_requests_for_one_chunk_leave_one_outcome() {
         assert_eq!(after.len(), usize::from(is_listed), "seed {seed}");
     }
 }
+
+#[test]
+fn chunks_live_on_local_disks() {
+    let root = tempfile::tempdir().unwrap();
+    let dirs = ["a", "b"].map(|name| root.path().join(name));
+    let open = || {
+        let fs = Arc::new(archipelago_env::local::LocalFs::new());
+        StorageNode::open(fs, &dirs, NodeOptions::default()).unwrap()
+    };
+    let rng = &mut Rng::with_seed(4);
+    let stamp = Stamp { volume: VOLUME, epoch: Epoch(1) };
+    let mut written = Vec::new();
+    let node = open();
+    for _ in 0..8 {
+        let chunk = ChunkId { blob: BlobId::random(rng), index: 0 };
+        let mut bytes = vec![0; rng.usize(1..600_000)];
+        rng.fill(&mut bytes);
+        put(&node, chunk, stamp, 0, &bytes).unwrap();
+        assert_eq!(read(&node, chunk, 0, bytes.len()).unwrap(), bytes, "before the seal");
+        seal(&node, chunk, stamp, bytes.len()).unwrap();
+        written.push((chunk, bytes));
+    }
+    let (released, _) = written.pop().unwrap();
+    let blobs = vec![released.blob];
+    tell(&node, StoreMessage::Release { blobs, stamp }, &[]).unwrap();
+    assert_eq!(scrub(&node).scrub.damaged_chunks, 0);
+    node.close().unwrap();
+    drop(node);
+    let node = open();
+    assert_eq!(list(&node, VOLUME).len(), written.len());
+    for (chunk, bytes) in &written {
+        assert_eq!(&read(&node, *chunk, 0, bytes.len()).unwrap(), bytes);
+    }
+    let report = report(&node);
+    assert!(report.devices.iter().all(|device| device.space.used_bytes > 0), "both are used");
+    assert!(report.space.capacity_bytes < u64::MAX, "the disks say how large they are");
+}

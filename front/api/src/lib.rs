@@ -130,7 +130,9 @@ pub mod storage {
 pub mod volume {
     //! Volumes of a storage cluster, in which a database can lie instead of a directory.
 
-    pub use archipelago_compute::volume::{RedundancyMode, Secret, VolumeSettings, VolumeStorage};
+    pub use archipelago_compute::volume::{
+        LogWriting, RedundancyMode, Secret, VolumeSettings, VolumeStorage,
+    };
 }
 
 pub mod repair {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use archipelago::volume::{RedundancyMode, VolumeSettings};
+use archipelago::volume::{LogWriting, RedundancyMode, VolumeSettings};
 use archipelago::{Error, Result};
 
 use crate::node::managers;
@@ -40,6 +40,9 @@ pub(crate) struct VolumeArgs {
     /// Redundancy of new files: by their class, or the same for all, to compare (needs --store)
     #[arg(long, value_enum, default_value_t = Redundancy::ByClass, global = true)]
     redundancy: Redundancy,
+    /// How the log is sent to the storage nodes (needs --store)
+    #[arg(long, value_enum, default_value_t = LogForm::Serial, global = true)]
+    log_writing: LogForm,
     /// Fewest copies with which a file is written while domains are down: 2, or 1 for a trial on
     /// one storage node (needs --store)
     #[arg(
@@ -65,6 +68,24 @@ enum Redundancy {
     Replicated,
     /// Tables and value files have four parts and two parities
     Coded,
+}
+
+/// How the log of a volume is sent to storage nodes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum LogForm {
+    /// Each group of writes to the three nodes of one log
+    Serial,
+    /// Large groups over four logs. It pays if one connection is slower than the network card
+    Striped,
+}
+
+impl From<LogForm> for LogWriting {
+    fn from(form: LogForm) -> Self {
+        match form {
+            LogForm::Serial => Self::Serial,
+            LogForm::Striped => Self::Striped,
+        }
+    }
 }
 
 impl From<Redundancy> for RedundancyMode {
@@ -117,6 +138,7 @@ impl VolumeArgs {
         settings.take_over = self.take_over;
         settings.lease = Duration::from_millis(self.volume_lease_ms);
         settings.stores.mode = self.redundancy.into();
+        settings.stores.log_writing = self.log_writing.into();
         settings.stores.copies_min = self.copies_min;
         settings.stores.accept_loss = self.accept_loss;
         Ok(Some(settings))

@@ -66,7 +66,8 @@ impl ComputeNode {
     pub fn open(dir: &Path, settings: &Settings) -> Result<Self> {
         settings.validate()?;
         refuse_families_of_new_tiers(dir, settings)?;
-        let open = || Storage::open_for_group(dir, &settings.tiers, settings.database.group_access);
+        let access = settings.database.group_access;
+        let open = |_: &Arc<ByteBudget>| Storage::open_for_group(dir, &settings.tiers, access);
         Self::open_on(open, settings)
     }
 
@@ -86,17 +87,24 @@ impl ComputeNode {
             return Err(volume::tiers_are_refused());
         }
         let may_create = || refuse_families(settings, &format!("volume {}", volume.name));
-        let open = || VolumeStorage::open_or_create(volume, may_create).map(Storage::from);
+        let open = |budget: &Arc<ByteBudget>| {
+            let mut volume = volume.clone();
+            volume.stores.budget = Some(Arc::clone(budget));
+            VolumeStorage::open_or_create(&volume, may_create).map(Storage::from)
+        };
         Self::open_on(open, settings)
     }
 
     /// Opens the database on the storage that `open` opens, within the memory of `settings`.
-    fn open_on(open: impl FnOnce() -> Result<Storage>, settings: &Settings) -> Result<Self> {
+    fn open_on(
+        open: impl FnOnce(&Arc<ByteBudget>) -> Result<Storage>,
+        settings: &Settings,
+    ) -> Result<Self> {
         let budget = ByteBudget::within(memory_bytes(settings));
         if budget.is_small() {
             make_memory_compact(budget.process_bytes());
         }
-        let storage = open()?;
+        let storage = open(&budget)?;
         let components = Components {
             fs: Arc::clone(&storage.fs),
             budget: Some(Arc::clone(&budget)),

@@ -21,6 +21,7 @@ use archipelago_base::{Epoch, Error, ErrorKind, Result};
 pub use archipelago_fabric::Secret;
 use archipelago_fabric::{Endpoints, Reach};
 pub use archipelago_store::nodes::layout::RedundancyMode;
+pub use archipelago_store::nodes::logs::LogWriting;
 use archipelago_store::nodes::{NodeStores, NodeStoresOptions, NodeStoresReport};
 use archipelago_store::volume::{Volume, VolumeOptions, list};
 use archipelago_store::{StoreFs, Stores};

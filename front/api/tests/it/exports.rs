@@ -26,7 +26,7 @@ const OFFERED: &str = "
     storage::remove_device storage::says_so tier::Components tier::DeviceKind
     tier::DeviceSettings tier::ExclusiveDevices tier::Policy tier::TieredFs tier::profile
     tier::scheme::DeviceProfile tier::scheme::Observed tier::scheme::Scheme
-    volume::RedundancyMode volume::Secret volume::VolumeSettings volume::VolumeStorage
+    volume::LogWriting volume::RedundancyMode volume::Secret volume::VolumeSettings volume::VolumeStorage
 ";
 
 #[test]

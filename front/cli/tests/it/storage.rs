@@ -193,7 +193,8 @@ fn volume_survives_kills_of_nodes_owner_and_everything() {
     });
     // The owner dies without a word, and another one does not wait for its lease.
     owner.kill();
-    let (mut owner, at) = cluster.serve("reef", &[&config[..], &["--take-over"]].concat());
+    let forms = ["--take-over", "--log-writing", "striped", "--redundancy", "coded"];
+    let (mut owner, at) = cluster.serve("reef", &[&config[..], &forms].concat());
     let mut redis = Redis::connect(&at).unwrap();
     SMALL.check(&mut redis, 700);
     SMALL.set(&mut redis, 700..800);

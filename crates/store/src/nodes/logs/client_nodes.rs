@@ -3,7 +3,8 @@
 //! Requests of the class [`TrafficClass::Log`] use the lane of logs, so that an append does not
 //! wait behind a table. All others use the lane of bulk data.
 //!
-//! Failure: an answer that does not come is [`LogFailure::Passing`].
+//! Failure: an answer that does not come is [`LogFailure::Passing`], and a request that cannot leave
+//! is [`LogFailure::Unreachable`].
 //! Cost: that of the client, and a copy of an answer's payload.
 
 use std::sync::Arc;
@@ -34,7 +35,8 @@ fn failure(error: CallError) -> LogFailure {
         CallError::Refused { why, epoch, text } => {
             LogFailure::refused(&Refused { why, epoch, text })
         }
-        lost => LogFailure::Passing(lost.to_string()),
+        lost @ CallError::Unanswered { .. } => LogFailure::Passing(lost.to_string()),
+        lost @ CallError::Unreachable { .. } => LogFailure::Unreachable(lost.to_string()),
     }
 }
 

@@ -16,7 +16,7 @@ pub struct NodeLogOptions {
     /// Fewest replicas of an extent: 2 by default, and 1 for a trial on one node.
     pub copies_min: u8,
     /// Time without a success after which a replica has failed, and limit of one request; 2 s by
-    /// default.
+    /// default. A node that cannot be reached fails after a quarter of it.
     pub patience: Duration,
     /// Time for which appends stay unacknowledged before the log fails with `Busy`, because the
     /// pool has too few nodes or layouts cannot be kept; 30 s by default.

@@ -117,7 +117,7 @@ impl NodeLogReader {
                 Err(failures) => failures,
             };
             let is_gone = |failure: &LogFailure| matches!(failure, LogFailure::NotThere(_));
-            let may_pass = failures.iter().any(|f| matches!(f, LogFailure::Passing(_)));
+            let may_pass = failures.iter().any(LogFailure::may_pass);
             if !may_pass || runtime.now_ns() >= until_ns {
                 let all: Vec<String> = failures.iter().map(LogFailure::to_string).collect();
                 let Range { start, end } = piece.range;

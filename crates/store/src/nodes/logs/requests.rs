@@ -50,6 +50,8 @@ pub(super) enum LogFailure {
     Refused(String),
     /// The node has too much to do, or no answer came. The request may have arrived.
     Passing(String),
+    /// There is no link to the node, so the request did not arrive.
+    Unreachable(String),
 }
 
 impl LogFailure {
@@ -65,12 +67,17 @@ impl LogFailure {
         }
     }
 
+    /// Whether the same request may succeed later.
+    pub(super) fn may_pass(&self) -> bool {
+        matches!(self, Self::Passing(_) | Self::Unreachable(_))
+    }
+
     /// The error for a caller, if the failure is final. `what` names the object and the request.
     pub(super) fn error(&self, what: impl fmt::Display) -> Error {
         match self {
             Self::Fenced(text) => Error::fenced(format!("{what}: {text}")),
             Self::NotThere(text) => Error::not_found(format!("{what}: {text}")),
-            Self::OtherLength(_) | Self::Refused(_) | Self::Passing(_) => {
+            Self::OtherLength(_) | Self::Refused(_) | Self::Passing(_) | Self::Unreachable(_) => {
                 Error::busy(format!("{what}: {self}"))
             }
         }
@@ -83,7 +90,8 @@ impl fmt::Display for LogFailure {
             Self::Fenced(text)
             | Self::NotThere(text)
             | Self::Refused(text)
-            | Self::Passing(text) => f.write_str(text),
+            | Self::Passing(text)
+            | Self::Unreachable(text) => f.write_str(text),
             Self::OtherLength(len) => write!(f, "its bytes of the extent end at {len}"),
         }
     }

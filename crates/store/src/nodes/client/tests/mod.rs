@@ -373,7 +373,7 @@ fn client_counts_calls_bytes_and_times_by_node() {
     assert_eq!((calls.storage, calls.class), (StorageId(1), TrafficClass::Foreground));
     assert_eq!((calls.calls, calls.refused, calls.unanswered), (21, 1, 0));
     assert!(calls.sent_bytes > 20 * 40 && calls.received_bytes > 20 * 5);
-    let times = snapshot.times[0];
+    let times = &snapshot.times[0];
     assert!(times.read_ns.count == 20 && times.read_ns.mean >= 2000.0, "{times:?}");
     assert_eq!((times.in_flight, times.write_ns.count), (0, 0));
 }

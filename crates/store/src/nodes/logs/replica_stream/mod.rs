@@ -17,7 +17,8 @@
 //! 4. A stream that is over sends nothing.
 //!
 //! Thread-safety: none; the lock of the writer guards the value.
-//! Failure: a stream fails if its node refuses for good, or has answered nothing for the patience.
+//! Failure: a stream fails if its node refuses for good, or has answered nothing for the patience. A
+//! node that cannot be reached gets a quarter of it.
 //! Cost: O(1) per call.
 
 use std::time::Duration;
@@ -259,6 +260,8 @@ impl ReplicaStream {
             }
             Err(LogFailure::OtherLength(len)) => self.has_other_length(len, now_ns, patience),
             Err(LogFailure::Passing(text)) => self.repeat(text, now_ns, patience),
+            // A node that is down should not hold up a log that needs all replicas.
+            Err(LogFailure::Unreachable(text)) => self.repeat(text, now_ns, patience / 4),
             Err(LogFailure::Refused(text) | LogFailure::NotThere(text)) => self.fail(text),
         }
     }

@@ -206,7 +206,7 @@ impl LogNodes for ModelPool {
             runtime.sleep(Duration::from_nanos(wait_ns)).await;
             let arrival = state.lock().arrive(to, request, &payload);
             match arrival {
-                Arrival::Unreachable => Err(LogFailure::Passing(format!("node {to} is down"))),
+                Arrival::Unreachable => Err(LogFailure::Unreachable(format!("node {to} is down"))),
                 Arrival::Lost => {
                     runtime.sleep(how.deadline).await;
                     Err(LogFailure::Passing(format!("node {to} does not answer")))

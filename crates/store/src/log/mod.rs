@@ -114,8 +114,8 @@ pub trait LogStore: Send + Sync + fmt::Debug + 'static {
     /// waits for an append. Errors: `Fenced` for an old epoch, `Busy` if the pool has too few
     /// nodes.
     fn create(&self, new: NewLog) -> Result<(Box<dyn LogWriter>, Layout)>;
-    /// Creates several logs as [`Self::create`] does, and returns the outcomes in the given order. A
-    /// failure leaves the others created. The default creates one after the other.
+    /// Creates several logs as [`Self::create`] does, and returns the outcomes in the given order.
+    /// A failure leaves the others created. The default creates one after the other.
     fn create_all(&self, new: Vec<NewLog>) -> Vec<Result<(Box<dyn LogWriter>, Layout)>> {
         new.into_iter().map(|new| self.create(new)).collect()
     }

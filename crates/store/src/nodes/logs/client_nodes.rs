@@ -3,9 +3,9 @@
 //! Requests of the class [`TrafficClass::Log`] use the lane of logs, so that an append does not
 //! wait behind a table. All others use the lane of bulk data.
 //!
-//! Failure: an answer that does not come is [`LogFailure::Passing`], and a request that cannot leave
-//! is [`LogFailure::Unreachable`].
-//! Cost: that of the client, and a copy of an answer's payload.
+//! Failure: an answer that does not come is [`LogFailure::Passing`], and a request that cannot
+//! leave is [`LogFailure::Unreachable`]. Cost: that of the client, and a copy of an answer's
+//! payload.
 
 use std::sync::Arc;
 

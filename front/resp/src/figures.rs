@@ -98,7 +98,8 @@ pub struct ServerFigures {
     pub commands: Vec<CommandFigures>,
     /// Shares of the memory budget for requests, values and replies.
     pub shares: [ShareFigures; 3],
-    /// Time of the last successful SAVE or BGSAVE, or of the start, in seconds since the Unix epoch.
+    /// Time of the last successful SAVE or BGSAVE, or of the start, in seconds since the Unix
+    /// epoch.
     pub last_save_s: u64,
     /// Whether the last SAVE or BGSAVE failed.
     pub last_save_failed: bool,

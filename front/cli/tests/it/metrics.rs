@@ -1,5 +1,5 @@
-//! Metrics of real processes during load: every scrape follows the format, agrees with the load, and
-//! has what the catalogue promises.
+//! Metrics of real processes during load: every scrape follows the format, agrees with the load,
+//! and has what the catalogue promises.
 
 use std::collections::BTreeSet;
 use std::io::{Read, Write};

@@ -17,12 +17,12 @@ metrics! {
     /// Number of writes whose log record another thread appended for them.
     WRITES_GROUPED: Counter "archipelago_engine_writes_grouped" [];
     /// Time that writers waited because of a write stall, by `cause`: l0 (files of the fullest
-    /// bucket), memtables (that wait for a flush), pending (compaction debt), budget (memory), space
-    /// (garbage of separated values) or disk (nearly full).
+    /// bucket), memtables (that wait for a flush), pending (compaction debt), budget (memory),
+    /// space (garbage of separated values) or disk (nearly full).
     STALL_TIME: Counter "archipelago_engine_write_stall_seconds" ["cause"];
     /// Times of operations by `operation`: write, get, wal_sync, flush, compaction, gc and stall.
-    /// Upper bounds are powers of two of a nanosecond. Writes and gets are timed only if the setting
-    /// `latency_histograms` of the database is on.
+    /// Upper bounds are powers of two of a nanosecond. Writes and gets are timed only if the
+    /// setting `latency_histograms` of the database is on.
     DURATIONS: Histogram "archipelago_engine_operation_duration_seconds" ["operation"];
     /// Number of look-ups of single keys.
     GETS: Counter "archipelago_engine_gets" [];
@@ -54,7 +54,8 @@ metrics! {
 
     /// Number of background jobs that were installed, by `job`: flush, compaction or gc.
     JOBS: Counter "archipelago_engine_jobs" ["job"];
-    /// Number of background jobs that run, by `job`: flush, compaction, map_change, gc or ingestion.
+    /// Number of background jobs that run, by `job`: flush, compaction, map_change, gc or
+    /// ingestion.
     JOBS_RUNNING: Gauge "archipelago_engine_jobs_running" ["job"];
     /// Bytes that background jobs read, by `job`: compaction or gc.
     JOB_READ: Counter "archipelago_engine_job_read_bytes" ["job"];
@@ -182,8 +183,8 @@ metrics! {
     /// Health of the database: 1 for its `state`, 0 for the others. The states are healthy, failing
     /// (work is tried again, or the disk lacks room) and read_only.
     HEALTH: Gauge "archipelago_engine_health" ["state"];
-    /// Room on the disk: 1 for its `state`, 0 for the others. The states are roomy, tight, low (only
-    /// writes that free space are taken) and critical (no writes are taken).
+    /// Room on the disk: 1 for its `state`, 0 for the others. The states are roomy, tight, low
+    /// (only writes that free space are taken) and critical (no writes are taken).
     DISK_STATE: Gauge "archipelago_engine_disk_state" ["state"];
     /// Free bytes of the disk by the last measurement. Absent if the file system does not say.
     DISK_FREE: Gauge "archipelago_engine_disk_free_bytes" [];

@@ -1,8 +1,8 @@
 //! Metrics of storage nodes, of their manager, and of a server whose database lies in a volume.
 //! Static data.
 //!
-//! The label `node` is the identity of a storage node, as `archipelago cluster status` shows it. The
-//! label `class` of files is wal, sst, value_sst, manifest or other.
+//! The label `node` is the identity of a storage node, as `archipelago cluster status` shows it.
+//! The label `class` of files is wal, sst, value_sst, manifest or other.
 
 use super::metrics;
 
@@ -26,8 +26,8 @@ metrics! {
     VOLUME_LOGICAL: Gauge "archipelago_storage_node_volume_logical_bytes" ["volume", "class"];
     /// Number of requests that reached the node.
     REQUESTS: Counter "archipelago_storage_node_requests" [];
-    /// Number of requests that the node refused, by `reason`: fenced (an owner whose epoch is over),
-    /// busy, full or other.
+    /// Number of requests that the node refused, by `reason`: fenced (an owner whose epoch is
+    /// over), busy, full or other.
     REFUSED: Counter "archipelago_storage_node_refused_requests" ["reason"];
     /// Number of requests that read or wrote, by `class` and `direction` (read or write).
     OPERATIONS: Counter "archipelago_storage_node_operations" ["class", "direction"];
@@ -92,8 +92,8 @@ metrics! {
     /// Bytes of files that the database wrote or read, by `class` and `direction` (write or read),
     /// without copies and parity.
     USER_BYTES: Counter "archipelago_store_client_file_bytes" ["class", "direction"];
-    /// Bytes of chunks by `purpose`: put (sent to nodes), rebuilt (written to replacements of nodes)
-    /// or fetched (that nodes answered with).
+    /// Bytes of chunks by `purpose`: put (sent to nodes), rebuilt (written to replacements of
+    /// nodes) or fetched (that nodes answered with).
     CHUNK_BYTES: Counter "archipelago_store_client_chunk_bytes" ["purpose"];
     /// Number of requests for ranges of a chunk.
     READ_REQUESTS: Counter "archipelago_store_client_read_requests" [];

@@ -7,8 +7,8 @@ metrics! {
     CAPACITY: Gauge "archipelago_tier_capacity_bytes" ["device"];
     /// Free bytes of a `device`. Copies count as used.
     FREE: Gauge "archipelago_tier_free_bytes" ["device"];
-    /// Number of files of a `device` by their `content`: log, bookkeeping, values, L0, L1 and so on,
-    /// and tables for those without a level.
+    /// Number of files of a `device` by their `content`: log, bookkeeping, values, L0, L1 and so
+    /// on, and tables for those without a level.
     FILES: Gauge "archipelago_tier_files" ["device", "content"];
     /// Bytes of these files, by `device` and `content`.
     FILE_BYTES: Gauge "archipelago_tier_file_bytes" ["device", "content"];

@@ -7,8 +7,8 @@
 //!
 //! Invariants:
 //! 1. At most [`CONNECTIONS_MAX`] connections are served at a time. Further ones get status 503.
-//! 2. A connection is closed after one answer, and [`DEADLINE`] after its begin at the latest, apart
-//!    from the time that the collection takes.
+//! 2. A connection is closed after one answer, and [`DEADLINE`] after its begin at the latest,
+//!    apart from the time that the collection takes.
 //! 3. A request has at most 8 KiB.
 //! 4. Figures are collected by one thread at a time, and at most ten times a second. Scrapes in
 //!    between get the text of the last collection.

@@ -174,8 +174,8 @@ pub(super) fn times(distribution: &Distribution) -> Observations {
     let (first, last) = (*BOUND_BITS.start(), *BOUND_BITS.end());
     let counts = &distribution.by_bits;
     let mut buckets = vec![((1_u64 << first) as f64 / 1e9, counts[..=first].iter().sum())];
-    for bits in first + 1..=last {
-        buckets.push(((1_u64 << bits) as f64 / 1e9, counts[bits]));
+    for (bits, count) in counts.iter().enumerate().take(last + 1).skip(first + 1) {
+        buckets.push(((1_u64 << bits) as f64 / 1e9, *count));
     }
     buckets.push((f64::INFINITY, counts[last + 1..].iter().sum()));
     Observations { sum: distribution.sum as f64 / 1e9, buckets }

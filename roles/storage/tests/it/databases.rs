@@ -173,8 +173,8 @@ fn tables_of_a_database_survive_the_loss_of_each_pair() {
             run.world.kill(other);
             let label = format!("without {one} and {other}");
             check(run.db(), &run.model, &label);
-            // Unflushed writes may lie on these two nodes, so recovery waits for one of them, unless
-            // the operator accepts their loss. Here all writes are in tables.
+            // Unflushed writes may lie on these two nodes, so recovery waits for one of them,
+            // unless the operator accepts their loss. Here all writes are in tables.
             let refused = Owner::take_over(&mut run.world).map(|owner| owner.kill());
             if let Err(error) = refused {
                 assert_eq!(error.kind(), ErrorKind::Busy, "{label}: {error}");

@@ -69,7 +69,7 @@ impl WorldOptions {
     }
 }
 
-/// A cluster.
+/// A simulated cluster: storage nodes, a manager and their clients.
 pub(crate) struct World {
     pub(crate) options: WorldOptions,
     pub(crate) network: Arc<Network>,

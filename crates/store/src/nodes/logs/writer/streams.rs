@@ -45,6 +45,8 @@ struct SendPlan {
     sends: Vec<StreamSend>,
     /// Time at which a stream sends again after a failure.
     resume_ns: Option<u64>,
+    /// Replicas that need bytes which the ring does not have any more.
+    lost: Vec<ReplicaId>,
     is_over: bool,
 }
 
@@ -118,8 +120,18 @@ impl LogCore {
             self.note(&mut state, &call, answer, now_ns);
         }
         self.carry_out(&mut state, &mut effects);
-        let mut plan = SendPlan { sends: Vec::new(), resume_ns: None, is_over: false };
+        let mut plan =
+            SendPlan { sends: Vec::new(), resume_ns: None, lost: Vec::new(), is_over: false };
         plan.fill(&mut state, now_ns);
+        if !plan.lost.is_empty() {
+            for replica in std::mem::take(&mut plan.lost) {
+                let (log, extent, node) = (self.requests.log, replica.extent, replica.node);
+                tracing::error!(%log, extent, %node, "a replica of a log lost bytes that it had confirmed");
+                state.writer.failed(replica, now_ns);
+            }
+            self.carry_out(&mut state, &mut effects);
+            plan.fill(&mut state, now_ns);
+        }
         let is_busy = state.streams.values().any(|stream| stream.is_busy());
         let is_done = state.is_released && (state.finished.is_none() || !is_busy);
         plan.is_over = state.error.is_some() || is_done;
@@ -169,7 +181,14 @@ impl SendPlan {
                             StreamMessage::Append { start, end, .. } => {
                                 ring.take(start..end, APPEND_BYTES_MAX as usize)
                             }
-                            StreamMessage::Sync | StreamMessage::Seal { .. } => LogBytes::empty(),
+                            StreamMessage::Sync | StreamMessage::Seal { .. } => {
+                                Some(LogBytes::empty())
+                            }
+                        };
+                        let Some(bytes) = bytes else {
+                            stream.end();
+                            self.lost.push(stream.to());
+                            break;
                         };
                         let (to, extent_start) = (stream.to(), stream.extent_start());
                         self.sends.push(StreamSend { to, extent_start, message, bytes });

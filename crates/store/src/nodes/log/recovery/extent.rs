@@ -55,6 +55,9 @@ struct Source {
     state: SourceState,
     /// Whether the node was in the ensemble of the writer, so that its answer counts.
     is_member: bool,
+    /// Whether the node has failed since its last answer. It is asked again and again, but another
+    /// node may seal in its place: two nodes that fail in turns would else never be replaced.
+    has_failed: bool,
 }
 
 impl Source {
@@ -97,8 +100,12 @@ pub(super) struct ExtentRecovery {
 
 impl ExtentRecovery {
     pub(super) fn new(extent: ExtentRecord) -> Self {
-        let member =
-            |node: &StorageId| Source { node: *node, state: SourceState::Failed, is_member: true };
+        let member = |node: &StorageId| Source {
+            node: *node,
+            state: SourceState::Failed,
+            is_member: true,
+            has_failed: false,
+        };
         Self {
             sources: extent.nodes.iter().map(member).collect(),
             extent,
@@ -153,6 +160,7 @@ impl ExtentRecovery {
             && matches!(source.state, SourceState::Asked | SourceState::Failed)
         {
             source.state = SourceState::Answered(FencedAnswer { valid_end, ..answer });
+            source.has_failed = false;
         }
     }
 
@@ -161,6 +169,7 @@ impl ExtentRecovery {
             && !source.is_sealed()
         {
             source.state = SourceState::Failed;
+            source.has_failed = true;
         }
     }
 
@@ -177,7 +186,7 @@ impl ExtentRecovery {
         if self.source_mut(node).is_none() {
             let answer = FencedAnswer { valid_end: self.extent.start, is_in_limbo: false };
             let state = SourceState::Answered(answer);
-            self.sources.push(Source { node, state, is_member: false });
+            self.sources.push(Source { node, state, is_member: false, has_failed: false });
             self.is_node_wanted = false;
         }
     }
@@ -253,8 +262,11 @@ impl ExtentRecovery {
                 actions.push_back(RecoveryAction::Seal { from, to, extent_start, start, end });
             }
         }
-        let is_pending =
-            |source: &&Source| matches!(source.state, SourceState::Asked | SourceState::Sealing(_));
+        let is_pending = |source: &&Source| match source.state {
+            SourceState::Asked => !source.has_failed,
+            SourceState::Sealing(_) => true,
+            _ => false,
+        };
         let possible = sealed + self.sources.iter().filter(is_pending).count();
         if possible < wanted && !self.is_node_wanted {
             self.is_node_wanted = true;

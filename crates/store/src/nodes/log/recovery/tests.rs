@@ -128,6 +128,21 @@ fn any_answer_of_a_manifest_decides() {
 }
 
 #[test]
+fn nodes_that_fail_in_turns_are_replaced() {
+    let mut recovery = recovery(AckRule::AllSynced);
+    recovery.answered(on(1, 2), answer(100));
+    recovery.failed(on(1, 1));
+    actions(&mut recovery);
+    recovery.ask_again();
+    let read = RecoveryAction::Read { replica: on(1, 1), is_fencing: true };
+    assert_eq!(actions(&mut recovery), [read]);
+    // Node 1 is asked again, and node 3 fails meanwhile.
+    recovery.failed(on(1, 3));
+    let avoid = ids(&[1, 2, 3]);
+    assert_eq!(actions(&mut recovery), [RecoveryAction::ChooseNode { extent: 1, avoid }]);
+}
+
+#[test]
 fn operator_accepts_the_loss_of_silent_nodes() {
     let mut recovery = recovery(AckRule::Quorum);
     recovery.answered(on(1, 1), answer(100));

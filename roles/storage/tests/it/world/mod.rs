@@ -39,6 +39,8 @@ use worker::Worker;
 
 /// Address of the manager.
 pub(crate) const MANAGER: &str = "manager";
+/// Virtual time after which a run counts as stuck.
+const RUN_MAX: Duration = Duration::from_secs(3600);
 /// Bytes that a node may use.
 pub(crate) const DEVICE_BYTES: u64 = 4 << 30;
 
@@ -114,11 +116,21 @@ impl World {
             simulation,
             options,
         };
+        world.watch();
         world.start_manager();
         for _ in 0..world.options.nodes {
             world.add_node();
         }
         world
+    }
+
+    /// Ends a run that waits for ever. Beats never end, so nothing else would notice it.
+    fn watch(&self) {
+        let (scheduler, seed) = (self.simulation.scheduler(), self.options.seed);
+        let _never_ends = self.simulation.spawn("watchdog", async move {
+            scheduler.sleep(RUN_MAX).await;
+            panic!("seed {seed}: the run does not end; it waits: {:?}", scheduler.waiting());
+        });
     }
 
     /// A cluster that is founded.

@@ -27,14 +27,14 @@ use std::fmt;
 use std::future::Future;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
 use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use crate::simulation::Host;
+use crate::simulation::{Host, Scheduler};
 
 pub use threads::ThreadRuntime;
 
@@ -92,20 +92,20 @@ impl Runtime for Host {
     }
 
     /// Runs the simulation until `future` completes. Code outside the simulation calls it. Several
-    /// threads may wait, and a future may wait for another thread's, so none keeps its turn for
-    /// long.
+    /// threads may wait, and a future may wait for another thread's. So a thread runs no step while
+    /// another one can go on, and keeps its turn for some steps only.
     fn block_on(&self, mut future: Boxed<'_, ()>) {
-        let woken = Arc::new(Woken::default());
-        let waker = Waker::from(Arc::clone(&woken));
+        let caller = Arc::new(OutsideCaller::new(self.scheduler()));
+        let waker = Waker::from(Arc::clone(&caller));
         let mut context = Context::from_waker(&waker);
+        let _no_later_wake_counts = OutsideCallEnd(&caller);
         while future.as_mut().poll(&mut context).is_pending() {
-            let is_woken = Cell::new(false);
-            while !is_woken.get() {
+            while !caller.take_wake() {
                 let steps_left = Cell::new(STEPS_OF_A_TURN);
                 let ended = self.scheduler().run_until(|| {
-                    is_woken.set(woken.0.swap(false, Ordering::AcqRel));
                     steps_left.set(steps_left.get() - 1);
-                    is_woken.get() || steps_left.get() == 0
+                    let ready = self.scheduler().callers_ready().load(Ordering::Acquire);
+                    ready > 0 || steps_left.get() == 0
                 });
                 let waiting = || self.scheduler().waiting().join(", ");
                 assert!(ended, "nothing is left to happen in the simulation: {}", waiting());
@@ -114,17 +114,59 @@ impl Runtime for Host {
     }
 }
 
-/// Notes that a future which the simulation's caller awaits was woken.
-#[derive(Debug, Default)]
-struct Woken(AtomicBool);
+const IDLE: u8 = 0;
+const WOKEN: u8 = 1;
+const ENDED: u8 = 2;
 
-impl Wake for Woken {
+/// A thread outside the simulation that waits for a future. The simulation counts it while it can
+/// go on.
+#[derive(Debug)]
+struct OutsideCaller {
+    scheduler: Scheduler,
+    state: AtomicU8,
+}
+
+impl OutsideCaller {
+    fn new(scheduler: &Scheduler) -> Self {
+        Self { scheduler: scheduler.clone(), state: AtomicU8::new(IDLE) }
+    }
+
+    /// Whether the future was woken since the last call.
+    fn take_wake(&self) -> bool {
+        self.replace(IDLE)
+    }
+
+    fn replace(&self, next: u8) -> bool {
+        let was_woken = self.state.swap(next, Ordering::AcqRel) == WOKEN;
+        if was_woken {
+            self.scheduler.callers_ready().fetch_sub(1, Ordering::AcqRel);
+        }
+        was_woken
+    }
+}
+
+impl Wake for OutsideCaller {
     fn wake(self: Arc<Self>) {
         self.wake_by_ref();
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        self.0.store(true, Ordering::Release);
+        // The count is never below the number of callers that are woken.
+        self.scheduler.callers_ready().fetch_add(1, Ordering::AcqRel);
+        let exchanged =
+            self.state.compare_exchange(IDLE, WOKEN, Ordering::AcqRel, Ordering::Acquire);
+        if exchanged.is_err() {
+            self.scheduler.callers_ready().fetch_sub(1, Ordering::AcqRel);
+        }
+    }
+}
+
+/// Ends the count of a caller, whatever wakes its future later.
+struct OutsideCallEnd<'a>(&'a OutsideCaller);
+
+impl Drop for OutsideCallEnd<'_> {
+    fn drop(&mut self) {
+        self.0.replace(ENDED);
     }
 }
 

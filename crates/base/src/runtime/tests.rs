@@ -70,6 +70,36 @@ fn thread_waits_over_threads_and_outside_the_simulation() {
 }
 
 #[test]
+fn thread_in_the_simulation_may_wait_for_another_one() {
+    let simulation = Simulation::new(1);
+    let host = simulation.host("one");
+    let ticking = host.clone();
+    // Without this task the simulation would have nothing to do, and would say so.
+    let _never_ends = host.spawn("ticks", async move {
+        loop {
+            Runtime::sleep(&ticking, MS).await;
+        }
+    });
+    let gate = Gate::default();
+    let passed = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                for _ in 0..20 {
+                    wait_for(&host, async {
+                        let _pass = gate.enter().await;
+                        Runtime::sleep(&host, MS / 3).await;
+                        passed.fetch_add(1, Ordering::SeqCst);
+                    });
+                }
+            });
+        }
+    });
+    assert_eq!(passed.into_inner(), 60);
+    assert!(simulation.now_ns() < 100_000_000, "time ran on while threads were ready");
+}
+
+#[test]
 fn sleep_lasts_and_a_dropped_sleep_is_forgotten() {
     let runtime = ThreadRuntime::start(1).expect("threads");
     let clock = SystemClock::new();

@@ -169,6 +169,8 @@ pub(super) struct Core {
     turn: Mutex<()>,
     /// Number of the thread that runs the simulation; 0 for none.
     runner: AtomicU64,
+    /// Number of threads outside the simulation that wait for it and can go on.
+    callers_ready: AtomicU64,
 }
 
 impl Core {
@@ -189,18 +191,22 @@ impl Core {
         );
         let lock = self.turn.lock();
         self.runner.store(me, Ordering::Relaxed);
-        Turn { core: self, _lock: lock }
+        Turn { core: self, lock: Some(lock) }
     }
 }
 
 struct Turn<'a> {
     core: &'a Core,
-    _lock: parking_lot::MutexGuard<'a, ()>,
+    lock: Option<parking_lot::MutexGuard<'a, ()>>,
 }
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
         self.core.runner.store(0, Ordering::Relaxed);
+        if let Some(lock) = self.lock.take() {
+            // A thread that waits gets the turn, and not the one that had it.
+            parking_lot::MutexGuard::unlock_fair(lock);
+        }
     }
 }
 
@@ -236,7 +242,13 @@ impl Simulation {
             shut: false,
         };
         let (state, turn) = (Mutex::new(state), Mutex::new(()));
-        Self(Scheduler(Arc::new(Core { seed, state, turn, runner: AtomicU64::new(0) })))
+        Self(Scheduler(Arc::new(Core {
+            seed,
+            state,
+            turn,
+            runner: AtomicU64::new(0),
+            callers_ready: AtomicU64::new(0),
+        })))
     }
 
     /// A handle for tasks and components, which does not keep the simulation alive.
@@ -470,6 +482,11 @@ impl Scheduler {
             }
         };
         drop(left);
+    }
+
+    /// Number of threads outside the simulation whose futures were woken and not polled since.
+    pub(crate) fn callers_ready(&self) -> &AtomicU64 {
+        &self.0.callers_ready
     }
 
     /// Executes steps until `done` returns true. Returns false if no event is left before that.

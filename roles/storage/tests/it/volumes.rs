@@ -152,6 +152,29 @@ fn synced_appends_survive_power_loss_of_all_nodes() {
 }
 
 #[test]
+fn only_an_orderly_end_keeps_open_extents_out_of_limbo() {
+    let mut world = World::founded(3, 8);
+    let owner = new_owner(&mut world);
+    let mut log = create_log(&owner, "1.log");
+    log.append(&[b"acknowledged"]).unwrap();
+    std::mem::forget(log);
+    owner.kill();
+    for n in 0..3 {
+        world.close(n);
+    }
+    world.start_all();
+    assert_eq!(world.stored_objects().extents_in_limbo, 0);
+    world.kill(0);
+    world.lose_power(1);
+    world.start_all();
+    assert_eq!(world.report(0).extents_in_limbo, 0);
+    assert!(world.report(1).extents_in_limbo > 0);
+    let owner = Owner::take_over(&mut world).unwrap();
+    assert_eq!(get(&owner, "1.log"), b"acknowledged");
+    assert_eq!(world.stored_objects().extents_in_limbo, 0, "the recovery has sealed them");
+}
+
+#[test]
 fn owner_that_was_taken_over_writes_nothing_more() {
     let mut world = World::founded(6, 6);
     let old = new_owner(&mut world);

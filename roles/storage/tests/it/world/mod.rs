@@ -187,11 +187,6 @@ impl World {
         &self.nodes[n].host
     }
 
-    /// Host of the manager.
-    pub(crate) fn manager_host(&self) -> &Host {
-        &self.manager_host
-    }
-
     /// The disk of the node in place `n`.
     pub(crate) fn machine(&self, n: usize) -> &Machine {
         &self.nodes[n].machine

@@ -6,9 +6,9 @@ use std::time::Duration;
 use archipelago_base::Result;
 use archipelago_base::clock::{ManualClock, SystemClock};
 use archipelago_base::spawn::{Joiner, Spawn, SystemSpawn};
+use archipelago_store::StoreFs;
 use archipelago_store::nodes::stores::NodeStoresOptions;
 use archipelago_store::volume::{Volume, VolumeOptions};
-use archipelago_store::{StoreFs, Stores};
 
 use super::{ClientProcess, World};
 
@@ -43,8 +43,6 @@ fn options(world: &World) -> VolumeOptions {
 /// The process that owns the volume.
 pub(crate) struct Owner {
     pub(crate) process: ClientProcess,
-    pub(crate) stores: Stores,
-    pub(crate) volume: Arc<Volume>,
     pub(crate) fs: Arc<StoreFs>,
 }
 
@@ -76,8 +74,8 @@ impl Owner {
         let process = world.client("owner");
         let stores = process.stores_with(stores_options);
         let volume = Volume::open(&stores, VOLUME, &options(world))?;
-        let fs = StoreFs::new(Arc::clone(&volume));
-        Ok(Self { process, stores, volume, fs })
+        let fs = StoreFs::new(volume);
+        Ok(Self { process, fs })
     }
 
     /// Kills the process with `kill -9`. What its handles would do in their drops never happens.

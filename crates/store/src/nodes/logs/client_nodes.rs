@@ -4,8 +4,8 @@
 //! wait behind a table. All others use the lane of bulk data.
 //!
 //! Failure: an answer that does not come is [`LogFailure::Passing`], and a request that cannot
-//! leave is [`LogFailure::Unreachable`]. Cost: that of the client, and a copy of an answer's
-//! payload.
+//! leave is [`LogFailure::Unreachable`].
+//! Cost: that of the client, and a copy of an answer's payload.
 
 use std::sync::Arc;
 

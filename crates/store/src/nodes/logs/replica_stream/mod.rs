@@ -16,9 +16,10 @@
 //! 3. A seal leaves when the node has confirmed all bytes before its end and nothing is under way.
 //! 4. A stream that is over sends nothing.
 //!
-//! Thread-safety: none; the lock of the writer guards the value. Failure: a stream fails if its
-//! node refuses for good, or has answered nothing for the patience. A node that cannot be reached
-//! gets a quarter of it. Cost: O(1) per call.
+//! Thread-safety: none; the lock of the writer guards the value.
+//! Failure: a stream fails if its node refuses for good, or has answered nothing for the patience.
+//! A node that cannot be reached gets a quarter of it.
+//! Cost: O(1) per call.
 
 use std::time::Duration;
 

@@ -1,6 +1,7 @@
 //! Carries out the actions of the quorum writer, under the lock of the log.
 //!
-//! Failure: none of its own. Cost: O(replicas) per action.
+//! Failure: none of its own.
+//! Cost: O(replicas) per action.
 
 use std::sync::Arc;
 

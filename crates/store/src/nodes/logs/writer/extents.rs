@@ -6,8 +6,8 @@
 //! domain, and seals all replicas, before it tells the quorum writer.
 //!
 //! Failure: a repair that fails is tried again while the log is written. A repair that has not
-//! ended when the log ends is left to the repair of the pool. Cost: a repair reads and writes the
-//! bytes of the extent once, in pieces.
+//! ended when the log ends is given up, and the extent keeps the replicas that it has.
+//! Cost: a repair reads and writes the bytes of the extent once, in pieces.
 
 use std::ops::Range;
 use std::sync::Arc;

@@ -23,10 +23,11 @@
 //! 4. After the first error nothing is sent, and every caller gets that error, except for bytes
 //!    that were acknowledged before.
 //!
-//! Thread-safety: one lock guards the state; no foreign code runs under it. Failure: a node that
-//! fails costs a new extent. The log fails when it was fenced, or when the pool has had too few
-//! nodes for too long. Cost: a submit takes one lock and copies its bytes. A wait takes one lock,
-//! and no lock if the bytes are acknowledged.
+//! Thread-safety: one lock guards the state; no foreign code runs under it.
+//! Failure: a node that fails costs a new extent. The log fails when it was fenced, or when the
+//! pool has had too few nodes for too long.
+//! Cost: a submit takes one lock and copies its bytes. A wait takes one lock, and no lock if the
+//! bytes are acknowledged.
 
 mod actions;
 mod extents;

@@ -8,7 +8,8 @@
 //! 2. The task ends after an error, and when no handle of the log is left. If the log has finished,
 //!    it ends when the replicas are complete or have failed.
 //!
-//! Failure: see the module above. Cost: a wake-up polls the requests under way, and takes one lock.
+//! Failure: see the module above.
+//! Cost: a wake-up polls the requests under way, and takes one lock.
 
 use std::future::poll_fn;
 use std::pin::Pin;

@@ -34,6 +34,8 @@ pub(super) enum NodeMood {
     Stopped,
     /// It refuses new bytes.
     Full,
+    /// It refuses writes for now.
+    Overloaded,
 }
 
 #[derive(Clone, Debug)]
@@ -84,6 +86,7 @@ impl FakeNode {
         match self.mood {
             NodeMood::Works => Ok(()),
             NodeMood::Full => Err(NodeFailure::Full("the node is full".to_owned())),
+            NodeMood::Overloaded => Err(NodeFailure::Busy("the queue is full".to_owned())),
             NodeMood::Dead | NodeMood::Stopped => Err(silence()),
         }
     }

@@ -160,6 +160,29 @@ fn steps_that_are_lost_with_a_link_are_sent_again() {
 }
 
 #[test]
+fn overloaded_node_is_waited_for_and_replaced_at_last() {
+    for (seconds, replaced) in [(4, 0), (30, 1)] {
+        let mut bench = Bench::new(8);
+        let bytes = bench.bytes(6 * MIB);
+        let mut writer = bench.begin(FileClass::Sst, 0);
+        writer.append(&bytes[..2 * MIB]).unwrap();
+        let is_holder = |id: &StorageId| bench.nodes.node(*id, |node| !node.chunks.is_empty());
+        let busy = bench.nodes.ids().into_iter().find(is_holder).unwrap();
+        bench.nodes.set_mood(busy, NodeMood::Overloaded);
+        let (nodes, scheduler) = (Arc::clone(&bench.nodes), bench.simulation.scheduler());
+        let sleep = scheduler.sleep(Duration::from_secs(seconds));
+        let _ends_by_itself = scheduler.spawn("relief", async move {
+            sleep.await;
+            nodes.set_mood(busy, NodeMood::Works);
+        });
+        writer.append(&bytes[2 * MIB..]).unwrap();
+        let blob = writer.seal().unwrap();
+        assert!(bench.read(&blob).unwrap() == bytes);
+        assert_eq!(bench.event(StoreEvent::ReplacedNode), replaced, "{seconds} s");
+    }
+}
+
+#[test]
 fn slow_node_is_replaced_and_its_chunk_rebuilt() {
     for class in [FileClass::Sst, FileClass::ValueSst] {
         let timing = BlobTiming { slow_min: Duration::from_millis(5), ..BlobTiming::default() };

@@ -81,7 +81,10 @@ struct SlotSender<'a> {
     next: u64,
     /// Number of the step to begin again with, when no call is in flight any more.
     resend: Option<u64>,
+    /// Number of passing refusals in a row.
     refusals: u32,
+    /// Time, in nanoseconds, of the first of them.
+    refused_ns: Option<u64>,
     /// Whether the node has bytes of the chunk.
     has_bytes: bool,
 }
@@ -102,7 +105,16 @@ impl<'a> SlotSender<'a> {
         drop(state);
         let load = write.core.loads.of(slot_node.node);
         let has_bytes = slot_node.rebuild_bytes > 0;
-        Self { write, slot_node, load, next, resend: None, refusals: 0, has_bytes }
+        Self {
+            write,
+            slot_node,
+            load,
+            next,
+            resend: None,
+            refusals: 0,
+            refused_ns: None,
+            has_bytes,
+        }
     }
 
     async fn run(mut self) -> Result<(), SenderEnd> {
@@ -219,7 +231,7 @@ impl<'a> SlotSender<'a> {
                 put.guard.answered(CallKind::Write, time_ns);
                 core.counters.put_took(time_ns);
                 core.counters.add(BlobEvent::PutBytes, put.bytes);
-                (self.refusals, self.has_bytes) = (0, true);
+                (self.refusals, self.refused_ns, self.has_bytes) = (0, None, true);
                 self.confirm(put.number);
                 return Ok(());
             }
@@ -237,7 +249,7 @@ impl<'a> SlotSender<'a> {
             let is_long = call.is_long(core.runtime.now_ns());
             self.refusals += if is_long { UNANSWERED_WEIGHT } else { 1 };
         }
-        if !self.may_pass(put.number, &failure) || self.refusals > REFUSALS_MAX {
+        if !self.may_pass(put.number, &failure) || self.has_had_enough(&failure) {
             return Err(SenderEnd::of(failure));
         }
         let stats = core.nodes.stats();
@@ -245,6 +257,19 @@ impl<'a> SlotSender<'a> {
         let number = self.resend.map_or(put.number, |resend| resend.min(put.number));
         self.resend = Some(number);
         Ok(())
+    }
+
+    /// Whether the node has refused for so long that another one is better. A node with too much to
+    /// do has the time of a whole call, because a replacement is work for all nodes.
+    fn has_had_enough(&mut self, failure: &NodeFailure) -> bool {
+        let now_ns = self.write.core.runtime.now_ns();
+        let since_ns = *self.refused_ns.get_or_insert(now_ns);
+        if matches!(failure, NodeFailure::Busy(_)) {
+            self.refusals = self.refusals.min(REFUSALS_MAX);
+            let deadline = self.write.core.options.timing.write_deadline;
+            return CallTime { begun_ns: since_ns, deadline: deadline * 2 }.is_long(now_ns);
+        }
+        self.refusals > REFUSALS_MAX
     }
 
     /// Whether step `number` may succeed when it is sent again.

@@ -74,10 +74,8 @@ impl ComputeNode {
     /// Opens the database in a volume by `settings`, and creates the volume and the database if
     /// they do not exist. Errors are those of [`VolumeStorage::open`] and [`Db::open`], and
     /// `InvalidArgument` for settings with tiers. A call that fails gives the volume up. The
-    /// database has no reserve of its own ([`DbOptions::disk_reserve_bytes`]), because storage
-    /// nodes keep room for flushes and for what frees space.
-    ///
-    /// [`DbOptions::disk_reserve_bytes`]: archipelago_engine::DbOptions::disk_reserve_bytes
+    /// database has no reserve of its own (`disk_reserve_bytes`), because storage nodes keep room
+    /// for flushes and for what frees space.
     pub fn open_volume(volume: &VolumeSettings, settings: &Settings) -> Result<Self> {
         settings.validate()?;
         let mut settings = settings.clone();

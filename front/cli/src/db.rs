@@ -298,8 +298,8 @@ impl Db {
             Tool::Tiers => ("tiers", "show its nodes with `archipelago cluster status`"),
             Tool::Repair(_) => (
                 "repair",
-                "the cluster repairs lost and damaged chunks itself; `verify` names files that it \
-                 cannot read, and `archipelago cluster status` its repair debt",
+                "`verify` names files that cannot be read; start the storage nodes that \
+                 `archipelago cluster status` shows as silent or lost",
             ),
             Tool::Checkpoint { .. } | Tool::Restore { .. } => (
                 "checkpoint and restore",

@@ -41,5 +41,11 @@ pub(crate) fn serve(
 pub(crate) fn print_url(metrics: Option<&MetricsServer>) {
     if let Some(metrics) = metrics {
         print_line!("Metrics for Prometheus: {}", metrics.url());
+        if !metrics.address().ip().is_loopback() {
+            print_line!(
+                "Every program that reaches this address can read the metrics: there is no \
+                 password and no TLS"
+            );
+        }
     }
 }

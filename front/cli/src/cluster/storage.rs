@@ -108,6 +108,14 @@ fn node(managers: &Managers, args: &NodeArgs) -> Result<NodeStanding> {
     }
 }
 
+/// The same node, and whether it belongs to the root set.
+fn node_and_root(managers: &Managers, args: &NodeArgs) -> Result<(NodeStanding, bool)> {
+    let root_set = status(managers)?.map(|status| status.root_set).unwrap_or_default();
+    let node = node(managers, args)?;
+    let is_root = root_set.members.contains(&node.member.storage);
+    Ok((node, is_root))
+}
+
 /// The error of an answer that is a refusal, or of another version.
 fn unexpected(answer: StoreMessage, what: &str) -> Error {
     match answer {
@@ -171,14 +179,14 @@ pub(super) fn drain(managers: &Managers, args: &NodeArgs, drain: Drain) -> Resul
     );
     let mut progress = DrainProgress { left: u64::MAX, looks: 0 };
     watch(|| {
-        let found = node(managers, args)?;
+        let (found, is_root) = node_and_root(managers, args)?;
         if found.member.state == MemberState::Lost {
             return Err(Error::new(
                 ErrorKind::Busy,
                 format!("storage node {number} does not answer any more, so it cannot be emptied"),
             ));
         }
-        Ok(progress.look(&found))
+        Ok(progress.look(&found, is_root))
     })
 }
 
@@ -190,8 +198,8 @@ struct DrainProgress {
 }
 
 impl DrainProgress {
-    /// Shows progress. Returns whether the node is empty.
-    fn look(&mut self, node: &NodeStanding) -> bool {
+    /// Shows progress. Returns whether the node is empty and can be stopped.
+    fn look(&mut self, node: &NodeStanding, is_root: bool) -> bool {
         let (report, number) = (&node.report, node.member.node);
         let now = left(report);
         if now < self.left {
@@ -204,7 +212,12 @@ impl DrainProgress {
             );
         } else {
             self.looks += 1;
-            if self.looks.is_multiple_of(LOOKS_WITHOUT_PROGRESS) {
+            if now == 0 && self.looks.is_multiple_of(LOOKS_WITHOUT_PROGRESS) {
+                print_line!(
+                    "Storage node {number} still keeps owners and leases of volumes, as a node of \
+                     the root set: start a node in another domain"
+                );
+            } else if self.looks.is_multiple_of(LOOKS_WITHOUT_PROGRESS) {
                 print_line!(
                     "Storage node {number}: no progress for {} s; files leave the node when \
                      databases rewrite them, and {} unsealed chunks and {} open extents when their \
@@ -215,12 +228,13 @@ impl DrainProgress {
                 );
             }
         }
-        if now == 0 {
+        let is_done = now == 0 && !is_root;
+        if is_done {
             print_line!(
                 "Storage node {number} is empty: stop it, and run: archipelago cluster forget --storage {number}"
             );
         }
-        now == 0
+        is_done
     }
 }
 

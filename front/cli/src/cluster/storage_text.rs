@@ -120,7 +120,7 @@ fn devices(out: &mut String, status: &StorageClusterStatus) -> std::fmt::Result 
         for device in report.devices.iter().filter(|device| device.is_failed) {
             writeln!(
                 out,
-                "WARNING: node {}: the device {} failed: replace it, and see the node's messages",
+                "WARNING: node {}: {} failed or is missing: replace it, and see the node's messages",
                 member.node, device.path
             )?;
         }

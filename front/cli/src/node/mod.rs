@@ -41,11 +41,12 @@ pub(crate) enum NodeCommand {
     Memory(MemoryArgs),
     /// Run a manager, which knows the members of the cluster and places blocks of memory.
     ///
-    /// Clients of the pool, of the store over it, and of storage nodes find the nodes by it. It
-    /// founds a cluster of storage nodes when they have registered in three domains. The manager
-    /// stores nothing. After a start it asks the nodes for their state, and it acts
-    /// after one lease. Without a manager clients read and write until their leases end
-    /// (--lease-ms). Then their calls wait, and fail after 5 s.
+    /// Clients of the pool, of FlexKV and of storage nodes ask it for the nodes. It founds a
+    /// cluster of storage nodes when they have registered in three domains. The manager stores
+    /// nothing. After a start it asks the nodes for their state, and it acts after one lease.
+    /// Without a manager, clients of the pool and of FlexKV read and write until their leases end
+    /// (--lease-ms); then their calls wait, and fail after 5 s. Open volumes on storage nodes go
+    /// on, and no volume can be opened.
     ///
     /// Run two or more managers, so that the cluster survives the death of one. Give each of them
     /// the same --memory-nodes N, where the memory nodes have the numbers 1 to N. The manager that
@@ -68,7 +69,7 @@ pub(crate) enum NodeCommand {
     /// SIGINT (Ctrl-C).
     #[command(
         after_help = "Example, three nodes on one machine:\n  archipelago node manager &\n  \
-                      for n in 1 2 3; do archipelago node storage --dir ./storage$n --domain $n & done\n  \
+                      for n in 1 2 3; do archipelago node storage --id $n --dir ./storage$n --domain $n & done\n  \
                       archipelago cluster status\n  \
                       archipelago serve --store 127.0.0.1:7700 --volume reef"
     )]

@@ -1,7 +1,7 @@
 //! Beats: what a storage node reports to every manager, and what it keeps of their answers.
 //!
 //! [`Beats`] makes the beats and takes the answers. It belongs to a node and has no thread, so that
-//! a test or a simulation can carry its messages. [`BeatThreads`] carries them in production, with
+//! a test or a simulation can carry its messages. `BeatThreads` carries them in production, with
 //! one thread per manager, so that a silent manager does not delay the others.
 //!
 //! A node keeps durably, and reports in every beat, what a manager cannot know otherwise after a

@@ -61,8 +61,8 @@ pub struct MemberTerms {
     pub beat: Duration,
     /// Silence after which a node counts as silent, and nothing is placed on it. Default: 2 s.
     pub silent_after: Duration,
-    /// Silence after which a node counts as lost, and its chunks are repaired elsewhere. Default:
-    /// 10 minutes.
+    /// Silence after which a node counts as lost, and another one takes its place in the root set.
+    /// Default: 10 minutes.
     pub lost_after: Duration,
     /// Time for which the nodes of a new cluster must have been up. Default: 2 s.
     pub settle: Duration,

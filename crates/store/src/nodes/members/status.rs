@@ -4,10 +4,11 @@ use super::super::wire::{NodeStanding, StorageClusterStatus};
 use super::{MemberState, MemberTable};
 
 impl MemberTable {
-    /// The status of all storage nodes.
+    /// The status of all storage nodes, except those that an operator has given up.
     #[must_use]
     pub fn status(&self, now_ns: u64) -> StorageClusterStatus {
-        let nodes = self.nodes.values().map(|entry| NodeStanding {
+        let known = self.nodes.values().filter(|entry| !entry.is_forgotten);
+        let nodes = known.map(|entry| NodeStanding {
             member: entry.member.clone(),
             silent_ms: now_ns.saturating_sub(entry.heard_ns) / 1_000_000,
             report: entry.report.clone(),

@@ -306,7 +306,7 @@ pub enum MemberState {
     Up,
     /// The manager has not heard of the node lately.
     Silent,
-    /// The node has been silent for so long that its chunks are repaired elsewhere.
+    /// The node has been silent for so long that another one takes its place in the root set.
     Lost,
     /// The manager hears of the node, and an operator empties it.
     Draining,

@@ -48,5 +48,5 @@ pub use run::{
     Failure, Figure, RunOutcome, RunRequest, Scenario, Step, Summary, Trace, replay_command,
     run_seeds, same_twice,
 };
-pub use scenarios::{Expect, SCENARIOS, find, flexkv, pool};
+pub use scenarios::{Expect, SCENARIOS, find, flexkv, pool, storage};
 pub use seeds::{Seeds, print_replay_on_panic};

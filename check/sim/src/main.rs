@@ -8,7 +8,7 @@ use std::process::ExitCode;
 
 use archipelago_base::random::entropy_seed;
 use archipelago_sim::{
-    Expect, SCENARIOS, Scenario, Seeds, Step, find, measure, print_replay_on_panic,
+    Expect, SCENARIOS, Scenario, Seeds, Step, find, measure, print_replay_on_panic, storage,
 };
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser};
@@ -22,6 +22,7 @@ the command that repeats the run, and it goes on with the next seed.
   archipelago-sim --scenario pool --from 17 --trace    one run, and what happens in it
   archipelago-sim --scenario flexkv --twice            also: two runs of a seed are the same
   archipelago-sim --scenario pool --without fencing    must fail: the check notices the omission
+  archipelago-sim --scenario storage --seeds 300       clusters of storage nodes with all faults
   archipelago-sim --list                               scenarios, and the steps of each";
 
 /// Number of seeds without `--seeds` and `--trace`.
@@ -52,9 +53,25 @@ struct Arguments {
     /// List the scenarios and their steps.
     #[arg(long)]
     list: bool,
-    /// Measure the speed of the simulator with this number of READs.
-    #[arg(long, value_name = "OPERATIONS", num_args = 0..=1, default_missing_value = "1000000")]
-    measure: Option<u64>,
+    /// Measure the speed of the simulator with a number of READs, or `storage-scale`: the
+    /// throughput of 6 to 60 storage nodes.
+    #[arg(
+        long,
+        value_name = "WHAT",
+        num_args = 0..=1,
+        default_missing_value = "1000000",
+        value_parser = measurement
+    )]
+    measure: Option<Measurement>,
+}
+
+/// What `--measure` measures.
+#[derive(Clone, Copy, Debug)]
+enum Measurement {
+    /// The simulator, with this number of READs.
+    Speed(u64),
+    /// Clusters of storage nodes of growing size.
+    StorageScale,
 }
 
 fn main() -> ExitCode {
@@ -63,8 +80,10 @@ fn main() -> ExitCode {
         print!("{}", list());
         return ExitCode::SUCCESS;
     }
-    if let Some(operations) = arguments.measure {
-        return measure_speed(operations);
+    match arguments.measure {
+        Some(Measurement::Speed(operations)) => return measure_speed(operations),
+        Some(Measurement::StorageScale) => return measure_storage_scale(),
+        None => {}
     }
     let without = left_out(&arguments).unwrap_or_else(|wrong| {
         Arguments::command().error(ErrorKind::InvalidValue, wrong).exit();
@@ -86,6 +105,16 @@ fn main() -> ExitCode {
 fn scenario(name: &str) -> Result<&'static Scenario, String> {
     let names: Vec<&str> = SCENARIOS.iter().map(|(scenario, _)| scenario.name()).collect();
     find(name).ok_or_else(|| format!("the scenarios are {}", names.join(", ")))
+}
+
+fn measurement(text: &str) -> Result<Measurement, String> {
+    match text {
+        "storage-scale" => Ok(Measurement::StorageScale),
+        number => number
+            .parse()
+            .map(Measurement::Speed)
+            .map_err(|_| "a measurement is a number of READs or the word storage-scale".to_owned()),
+    }
 }
 
 fn first_seed(text: &str) -> Result<u64, String> {
@@ -142,6 +171,30 @@ fn list() -> String {
         }
     }
     text
+}
+
+/// Prints the throughput of clusters of 6 to 60 nodes, with clients whose cards have room, and then
+/// of the largest one with clients whose cards are full.
+fn measure_storage_scale() -> ExitCode {
+    let rows = [(6, 12), (12, 12), (24, 12), (36, 12), (60, 12), (60, 2)];
+    println!("nodes  clients      MB/s   per node   nodes' cards   clients' cards");
+    for (nodes, clients) in rows {
+        let row = match storage::growth(nodes, clients) {
+            Ok(row) => row,
+            Err(error) => {
+                eprintln!("{nodes} nodes: {error}");
+                return ExitCode::FAILURE;
+            }
+        };
+        let bytes_per_s = row.bytes_per_s as f64 / 1e6;
+        println!(
+            "{nodes:>5}  {clients:>7}  {bytes_per_s:>8.2}  {:>9.3}  {:>12.0} %  {:>14.0} %",
+            bytes_per_s / nodes as f64,
+            row.node_card_use() * 100.0,
+            row.client_card_use() * 100.0
+        );
+    }
+    ExitCode::SUCCESS
 }
 
 fn measure_speed(operations: u64) -> ExitCode {

@@ -1,5 +1,5 @@
-//! Fault switches of separated values and of file fencing: steps that a test leaves out, to prove
-//! that the suite notices.
+//! Fault switches of the engine: steps that a test leaves out, to prove that the suite notices.
+//! Most belong to separated values; the others belong to file fencing and to the commit path.
 //!
 //! Only a build with the cargo feature `sabotage` has a way to switch one on. Without the feature
 //! every query is a constant function that returns `false`, so the compiler removes the branch. A
@@ -39,6 +39,9 @@ pub enum Defect {
     /// A recovery begins after the file numbers in the directory, not after the last lot, and jobs
     /// truncate files that exist.
     UnfencedFiles,
+    /// A write whose log lies in a network is inserted and published before its record is
+    /// acknowledged.
+    InsertionBeforeQuorum,
 }
 
 #[cfg(feature = "sabotage")]

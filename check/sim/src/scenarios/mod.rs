@@ -5,6 +5,7 @@ mod fabric;
 pub mod flexkv;
 mod offload;
 pub mod pool;
+pub mod storage;
 mod words;
 
 use std::sync::LazyLock;
@@ -31,6 +32,8 @@ pub static SCENARIOS: LazyLock<Vec<(Scenario, Expect)>> = LazyLock::new(|| {
         (flexkv::scenario(), Expect::Holds),
         (flexkv::scan_scenario(), Expect::Holds),
         (offload::scenario(), Expect::Holds),
+        (storage::scenario(), Expect::Holds),
+        (storage::database_scenario(), Expect::Holds),
         (words::lost_update(), Expect::Fails),
     ]
 });

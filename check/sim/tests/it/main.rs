@@ -12,3 +12,4 @@ mod scans;
 mod scenarios;
 mod seeds;
 mod standby;
+mod storage;

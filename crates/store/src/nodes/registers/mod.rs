@@ -45,6 +45,7 @@ use super::StorageId;
 use super::client::NodeClient;
 use super::register::caspaxos::acceptor::{AcceptorAnswer, AcceptorRequest};
 use super::register::caspaxos::proposer::{Operation, ProposalResult};
+use super::register::caspaxos::root_change::{RootChange, RootChangeSabotage};
 use super::register::caspaxos::{ChangeId, ROOT_SET_NAME, RootSet};
 use crate::register::{Register, Swap, Versioned};
 
@@ -77,6 +78,8 @@ pub struct NodeRegister {
     running: Mutex<BTreeMap<String, Arc<Gate>>>,
     rng: Mutex<Rng>,
     give_up: Duration,
+    /// Steps that replacements of the root set leave out.
+    root_change: RootChangeSabotage,
 }
 
 impl NodeRegister {
@@ -97,8 +100,16 @@ impl NodeRegister {
             running: Mutex::new(BTreeMap::new()),
             rng: Mutex::new(Rng::with_seed(runtime.seed())),
             give_up: GIVE_UP,
+            root_change: RootChangeSabotage::default(),
             runtime,
         }
+    }
+
+    /// The same register, whose replacements of the root set leave out the steps of `sabotage`.
+    #[cfg(feature = "sabotage")]
+    #[must_use]
+    pub fn sabotaged(self, sabotage: RootChangeSabotage) -> Self {
+        Self { root_change: sabotage, ..self }
     }
 
     /// Time, in nanoseconds of the runtime, at which an operation that begins now gives up.
@@ -118,6 +129,11 @@ impl NodeRegister {
             known.clone_from(root_set);
         }
         known.clone()
+    }
+
+    /// The steps from a root set to the next one.
+    fn root_change(&self, old: &RootSet, next: &RootSet) -> RootChange {
+        RootChange::new(old.clone(), next.clone()).sabotaged(self.root_change)
     }
 
     /// The gate of a name, which lets one operation pass at a time.

@@ -1,4 +1,5 @@
-//! The replacement of the root set: the driver of [`RootChange`].
+//! The replacement of the root set: the driver of
+//! [`RootChange`](super::super::register::caspaxos::root_change::RootChange).
 //!
 //! Any process may run it, and several may at the same time. The first one that makes its set the
 //! value of [`ROOT_SET_NAME`] decides the next set; the others complete that one.
@@ -16,7 +17,7 @@ use archipelago_base::{Error, Result};
 
 use super::super::StorageId;
 use super::super::register::caspaxos::proposer::{Operation, ProposalResult};
-use super::super::register::caspaxos::root_change::{RootChange, RootChangeAction};
+use super::super::register::caspaxos::root_change::RootChangeAction;
 use super::super::register::caspaxos::{ROOT_SET_NAME, RootSet};
 use super::super::wire::stored::{decode_enclosed, encode_enclosed};
 use super::calls::{CallsInFlight, MemberAnswer};
@@ -110,7 +111,7 @@ impl NodeRegister {
     /// members get some more time, because a member that stays inactive counts as lost.
     async fn complete(&self, old: &RootSet, next: &RootSet) -> Result<ChangeEnd> {
         let give_up_ns = self.give_up_ns();
-        let mut change = RootChange::new(old.clone(), next.clone());
+        let mut change = self.root_change(old, next);
         let (mut is_done, mut round) = (false, 0);
         loop {
             change.ask_again();

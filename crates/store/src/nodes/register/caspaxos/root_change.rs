@@ -83,7 +83,6 @@ impl RootChange {
     }
 
     /// The same change without the steps that `sabotage` leaves out.
-    #[cfg(feature = "sabotage")]
     #[must_use]
     pub fn sabotaged(self, sabotage: RootChangeSabotage) -> Self {
         Self { sabotage, ..self }

@@ -1,0 +1,338 @@
+//! A storage node of a run, over its lives: the role's state machine on a disk in memory.
+//!
+//! A place has a host and a disk. The node that runs there answers requests in the steps of the
+//! simulation. A slow node works off its requests one after the other, and each takes its time.
+//!
+//! Thread-safety: the thread that runs the simulation calls everything.
+//! Failure: a node that does not open on a sound disk ends the run by a panic.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use archipelago_base::runtime::Runtime;
+use archipelago_base::simulation::Host;
+use archipelago_base::{Epoch, Result};
+use archipelago_env::mem::MemFs;
+use archipelago_env::{
+    CreateOptions, FileClass, FileLock, FileSystem, GroupAccess, IoContext, IoPurpose, OpenOptions,
+};
+use archipelago_fabric::sim::Sim;
+use archipelago_fabric::{
+    ClientId, ClusterId, Handler, Listener, NodeId, Provider, Reach, Reply, Request, Route,
+};
+use archipelago_storage::beats::{Beats, NodeAddress};
+use archipelago_storage::{MetaThreads, NodeOptions, Sabotage, StorageNode};
+use archipelago_store::nodes::StorageId;
+use archipelago_store::nodes::wire::{StorageReport, StoreMessage, envelope};
+
+use super::manager::MANAGER;
+
+/// Directory of the device of every node.
+const DEVICE: &str = "/device";
+/// Directory of the sealed chunks of a node.
+const CHUNKS: &str = "/device/chunks";
+/// Time after which a beat counts as lost.
+const BEAT_ANSWER: Duration = Duration::from_millis(200);
+/// Time to the next beat after one that failed.
+const BEAT_AGAIN: Duration = Duration::from_millis(100);
+
+/// A disk in memory under one boot of its machine.
+#[derive(Clone, Debug)]
+struct Machine {
+    disk: MemFs,
+    boot: u64,
+}
+
+impl FileSystem for Machine {
+    archipelago_env::forward_fs!(disk: create, open, create_log, remove, logs, looks, moves, dirs);
+    archipelago_env::forward_fs!(disk: figures, space);
+
+    fn lock(&self, path: &Path) -> Result<Box<dyn FileLock>> {
+        self.disk.lock(path)
+    }
+
+    fn hold(&self, path: &Path) -> Result<Option<Box<dyn FileLock>>> {
+        self.disk.hold(path)
+    }
+
+    fn boot_id(&self) -> Option<[u8; 16]> {
+        Some(u128::from(self.boot).to_le_bytes())
+    }
+
+    fn group_access(&self) -> Option<GroupAccess> {
+        self.disk.group_access()
+    }
+
+    fn reassign(&self, path: &Path, context: IoContext) {
+        self.disk.reassign(path, context);
+    }
+
+    fn free_bytes(&self, dir: &Path) -> Result<Option<u64>> {
+        self.disk.free_bytes(dir)
+    }
+}
+
+/// How the process of a node ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NodeEnd {
+    /// As by `kill -9`: the unsynced bytes stay.
+    Kill,
+    /// The machine loses its power, and with it a share of the unsynced bytes.
+    PowerLoss,
+    /// The disk is replaced by an empty one.
+    Wipe,
+}
+
+/// What a node is made of.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct NodeSettings {
+    /// Steps that the node leaves out.
+    pub(crate) sabotage: Sabotage,
+    /// Bytes that the node may use.
+    pub(crate) device_bytes: u64,
+}
+
+/// Time that a node takes for each request, and the end of its present work.
+#[derive(Debug, Default)]
+struct Slowness {
+    request_ns: AtomicU64,
+    busy_until_ns: AtomicU64,
+}
+
+/// A place: its host, its disk, and the node that runs there.
+pub(crate) struct NodePlace {
+    n: usize,
+    host: Host,
+    sim: Sim,
+    machine: Machine,
+    settings: NodeSettings,
+    slowness: Arc<Slowness>,
+    lives: u64,
+    running: Option<RunningNode>,
+}
+
+struct RunningNode {
+    beats: Arc<Beats>,
+    _listener: Box<dyn Listener>,
+}
+
+impl fmt::Debug for NodePlace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "NodePlace({}, runs: {})", self.n, self.is_up())
+    }
+}
+
+struct NodeHandler {
+    node: Arc<StorageNode>,
+    host: Host,
+    slowness: Arc<Slowness>,
+}
+
+impl Handler for NodeHandler {
+    fn handle(&self, request: Request<'_>, reply: Reply) {
+        let took_ns = self.slowness.request_ns.load(Ordering::Relaxed);
+        if took_ns == 0 {
+            return answer(&self.node, request.client, request.body, reply);
+        }
+        let scheduler = self.host.scheduler().clone();
+        let begins_ns = self.slowness.busy_until_ns.load(Ordering::Relaxed).max(scheduler.now_ns());
+        let ends_ns = begins_ns + took_ns;
+        self.slowness.busy_until_ns.store(ends_ns, Ordering::Relaxed);
+        let (node, from, body) = (Arc::clone(&self.node), request.client, request.body.to_vec());
+        scheduler.at(ends_ns, self.host.life(), move || answer(&node, from, &body, reply));
+    }
+}
+
+fn answer(node: &StorageNode, from: ClientId, body: &[u8], reply: Reply) {
+    let (message, payload) = envelope::open(body).expect("a message of the store");
+    let (answer, bytes) = node.handle(from, message, payload);
+    reply.send(envelope::seal(&answer, &bytes));
+}
+
+impl NodePlace {
+    /// A place with an empty disk, on which nothing runs.
+    pub(crate) fn new(n: usize, sim: Sim, settings: NodeSettings, seed: u64) -> Self {
+        Self {
+            n,
+            host: sim.host().clone(),
+            sim,
+            machine: Machine { disk: MemFs::new(), boot: seed },
+            settings,
+            slowness: Arc::default(),
+            lives: 0,
+            running: None,
+        }
+    }
+
+    /// The host of the place.
+    pub(crate) fn host(&self) -> &Host {
+        &self.host
+    }
+
+    /// Whether a node runs here, stopped or not.
+    pub(crate) fn is_up(&self) -> bool {
+        self.running.is_some()
+    }
+
+    /// The time that each request takes from now on.
+    pub(crate) fn set_request_time(&self, time: Duration) {
+        self.slowness.request_ns.store(time.as_nanos() as u64, Ordering::Relaxed);
+    }
+
+    /// Starts the node on the disk of the place.
+    pub(crate) fn start(&mut self) {
+        assert!(self.running.is_none(), "node {} runs", self.n);
+        if !self.host.is_up() {
+            self.host.restart();
+        }
+        self.slowness.busy_until_ns.store(0, Ordering::Relaxed);
+        self.lives += 1;
+        let domain = format!("rack {}", self.n);
+        let options = NodeOptions {
+            meta_threads: MetaThreads::Caller,
+            device_bytes_max: Some(self.settings.device_bytes),
+            sabotage: self.settings.sabotage,
+            life: Epoch(self.lives),
+            domain: domain.clone(),
+            seed: Some(self.host.scheduler().fresh_seed()),
+            ..NodeOptions::default()
+        };
+        let fs: Arc<dyn FileSystem> = Arc::new(self.machine.clone());
+        let opened = StorageNode::open(fs, &[PathBuf::from(DEVICE)], options);
+        let node = opened.unwrap_or_else(|error| panic!("node {} does not open: {error}", self.n));
+        let address = NodeAddress {
+            node: NodeId(self.n as u64 + 1),
+            life: Epoch(self.lives),
+            endpoints: vec![self.host.name().to_owned()],
+            domain,
+        };
+        let (id, life) = (address.node, address.life);
+        let handler = NodeHandler {
+            node: Arc::clone(&node),
+            host: self.host.clone(),
+            slowness: Arc::clone(&self.slowness),
+        };
+        let fabric = self.sim.network().node(id, life, Some(Box::new(handler)));
+        let fabric = fabric.expect("a node of the fabric");
+        let listener = self.sim.serve(&fabric, self.host.name()).expect("a host serves its name");
+        let beats = Beats::new(node, address).expect("the node keeps its state");
+        let beats = Arc::new(beats);
+        let reach: Arc<dyn Reach> = Arc::new(self.sim.clone());
+        let work = beat(self.host.clone(), reach, Arc::clone(&beats));
+        let _ends_with_the_host = self.host.spawn("beats", work);
+        self.running = Some(RunningNode { beats, _listener: listener });
+    }
+
+    /// Ends the process of the node.
+    pub(crate) fn end(&mut self, how: NodeEnd) {
+        let seed = self.host.scheduler().fresh_seed();
+        self.host.crash();
+        self.running = None;
+        let Machine { disk, boot } = &self.machine;
+        self.machine = match how {
+            NodeEnd::Kill => Machine { disk: disk.kill_clone(), boot: *boot },
+            NodeEnd::PowerLoss => {
+                Machine { disk: disk.crash_clone(seed), boot: boot.wrapping_add(1) }
+            }
+            NodeEnd::Wipe => Machine { disk: MemFs::new(), boot: seed },
+        };
+    }
+
+    /// Identity of the node that runs here.
+    pub(crate) fn storage(&self) -> Option<StorageId> {
+        self.running.as_ref().map(|running| match running.beats.beat(0) {
+            StoreMessage::StorageBeat { storage, .. } => storage,
+            other => panic!("a beat is no {}", other.name()),
+        })
+    }
+
+    /// Whether the node has kept this cluster.
+    pub(crate) fn knows(&self, cluster: Option<ClusterId>) -> bool {
+        let Some(running) = &self.running else { return false };
+        match running.beats.beat(0) {
+            StoreMessage::StorageBeat { cluster: known, .. } => known == cluster,
+            other => panic!("a beat is no {}", other.name()),
+        }
+    }
+
+    /// What the node reports; nothing if it does not run.
+    pub(crate) fn report(&self) -> StorageReport {
+        let Some(running) = &self.running else { return StorageReport::default() };
+        match running.beats.beat(0) {
+            StoreMessage::StorageBeat { report, .. } => report,
+            other => panic!("a beat is no {}", other.name()),
+        }
+    }
+
+    /// Changes one byte of each sealed chunk on the disk, whose node must be down. `draw` chooses
+    /// the byte of a chunk by its length. Returns the number of damaged chunks.
+    pub(crate) fn rot(&self, draw: &mut dyn FnMut(usize) -> usize) -> u64 {
+        assert!(self.running.is_none(), "node {} runs", self.n);
+        let files = files_below(&self.machine.disk, Path::new(CHUNKS));
+        let mut damaged = 0;
+        for path in files {
+            let context = IoContext::new(FileClass::Sst, IoPurpose::Maintenance);
+            let mut bytes = read(&self.machine.disk, &path, context).expect("a file in memory");
+            if bytes.is_empty() {
+                continue;
+            }
+            let at = draw(bytes.len());
+            bytes[at] ^= 1;
+            rewrite(&self.machine.disk, &path, &bytes, context).expect("a file in memory");
+            damaged += 1;
+        }
+        damaged
+    }
+}
+
+fn read(disk: &MemFs, path: &Path, context: IoContext) -> Result<Vec<u8>> {
+    let file = disk.open(path, context, OpenOptions::default())?;
+    let mut bytes = vec![0; file.len() as usize];
+    file.read_exact_at(0, &mut bytes, context)?;
+    Ok(bytes)
+}
+
+fn rewrite(disk: &MemFs, path: &Path, bytes: &[u8], context: IoContext) -> Result<()> {
+    let mut file = disk.create(path, context, CreateOptions::default())?;
+    file.append(bytes)?;
+    file.sync()
+}
+
+/// All files below `dir`, sorted.
+fn files_below(disk: &MemFs, dir: &Path) -> Vec<PathBuf> {
+    let mut files = Vec::new();
+    for entry in disk.list(dir).unwrap_or_default() {
+        let path = dir.join(&entry.name);
+        if entry.is_dir {
+            files.extend(files_below(disk, &path));
+        } else {
+            files.push(path);
+        }
+    }
+    files
+}
+
+/// Carries the beats of a node to the manager.
+async fn beat(host: Host, reach: Arc<dyn Reach>, beats: Arc<Beats>) {
+    let runtime: Arc<dyn Runtime> = Arc::new(host);
+    let route = Route::new(&reach, ClientId(runtime.seed()), None);
+    let managers = [MANAGER.to_owned()];
+    let mut version = 0;
+    loop {
+        let asked = route.ask(&managers, &beats.beat(version), BEAT_ANSWER).await;
+        let pause = match asked.and_then(|answer| beats.take_answer(version, answer)) {
+            Ok(answer) => {
+                version = answer.version;
+                answer.pause
+            }
+            Err(_) => {
+                version = 0;
+                BEAT_AGAIN
+            }
+        };
+        runtime.sleep(pause).await;
+    }
+}

@@ -1,0 +1,203 @@
+//! The end of a run: all faults cease, and then everything that was promised must hold.
+//!
+//! 1. Every call returns, also those of processes that were killed or cut off.
+//! 2. A process takes the volume over and reads everything.
+//! 3. Operations of the owner succeed.
+//! 4. Everything is readable without any two nodes, or without one where the run has damaged
+//!    another one.
+//! 5. When all files are removed, the nodes hold no chunk, and no extent but those of the
+//!    namespace.
+
+use std::time::Duration;
+
+use archipelago_base::Result;
+
+use super::cluster::Losses;
+use super::model::Content;
+use super::process::Process;
+use super::run::Run;
+
+/// Number of operations of the owner in peace.
+const OPERATIONS: usize = 8;
+/// Virtual time within which every thread must end.
+const END_MAX: Duration = Duration::from_secs(300);
+/// Number of attempts to take the volume over.
+const TAKE_OVERS_MAX: usize = 3;
+/// Number of attempts to give up all strays, which a passing refusal may delay.
+const RELEASES_MAX: usize = 5;
+
+impl Run {
+    /// Ends the faults, and checks everything.
+    pub(super) fn peace(&mut self) -> Result<(), String> {
+        self.cluster.make_peace();
+        self.end_old_owners()?;
+        self.note_peace();
+        self.take_over_in_peace()?;
+        self.operate_in_peace()?;
+        self.check_losses()?;
+        self.sharing.finish(&self.cluster);
+        let wrong = self.sharing.take_violations();
+        wrong.into_iter().for_each(|text| self.violation(text));
+        self.has_violations()?;
+        self.check_space()?;
+        self.registers.finish(&self.cluster);
+        let wrong = self.registers.violations();
+        wrong.into_iter().for_each(|text| self.violation(text));
+        self.retire_owner();
+        self.end_old_threads()
+    }
+
+    fn is_operating(&self) -> bool {
+        self.owner.as_ref().is_some_and(|owner| owner.running.is_some())
+    }
+
+    /// Lets time pass while something is under way. Errors: it does not end; a violation.
+    fn pass_while(
+        &mut self,
+        step: Duration,
+        is_busy: impl Fn(&Self) -> bool,
+    ) -> Result<(), String> {
+        let end_ns = self.cluster.simulation.now_ns() + END_MAX.as_nanos() as u64;
+        while is_busy(self) {
+            if self.cluster.simulation.now_ns() > end_ns {
+                let all = self.old().iter().chain(&self.owner);
+                let stuck = all.filter(|process| !process.thread.has_ended());
+                let stuck: Vec<String> = stuck.map(Process::brief).collect();
+                return Err(format!("a call did not return within {END_MAX:?}: {stuck:?}"));
+            }
+            self.pass(step);
+        }
+        self.has_violations()
+    }
+
+    fn has_violations(&self) -> Result<(), String> {
+        // The first violation is noted already.
+        if self.violations.is_empty() { Ok(()) } else { Err(String::new()) }
+    }
+
+    /// Waits for everything that is under way, and ends all processes without the volume.
+    fn end_old_owners(&mut self) -> Result<(), String> {
+        self.pass_while(Duration::from_millis(100), |run| {
+            run.is_settling() || run.is_operating() || run.sharing.is_busy()
+        })?;
+        self.retire_owner();
+        self.end_old_threads()
+    }
+
+    fn end_old_threads(&mut self) -> Result<(), String> {
+        self.old().iter().for_each(|process| process.thread.close());
+        self.pass_while(Duration::from_millis(200), |run| {
+            run.old().iter().any(|process| !process.thread.has_ended())
+        })?;
+        // What has ended in the last step is taken.
+        self.pass(Duration::from_micros(1));
+        self.has_violations()
+    }
+
+    fn take_over_in_peace(&mut self) -> Result<(), String> {
+        for _ in 0..TAKE_OVERS_MAX {
+            self.begin_take_over();
+            self.pass_while(Duration::from_millis(20), Self::is_settling)?;
+            if self.owner.is_some() {
+                return Ok(());
+            }
+            self.pass(Duration::from_secs(1));
+        }
+        Err(format!("no take-over in peace: {:?}", self.cluster.simulation.notes().last()))
+    }
+
+    fn operate_in_peace(&mut self) -> Result<(), String> {
+        for _ in 0..OPERATIONS {
+            self.operate();
+            self.registers.operate(&mut self.cluster.rng);
+            self.pass_while(Duration::from_millis(1), Self::is_operating)?;
+        }
+        Ok(())
+    }
+
+    /// Reads all settled files. Errors name the first one that is wrong.
+    fn read_settled(&mut self, when: &str) -> Result<(), String> {
+        let settled = self.model.settled();
+        let Some(owner) = &self.owner else { return Err("there is no owner".to_owned()) };
+        let paths: Vec<String> = settled.iter().map(|file| file.0.clone()).collect();
+        let call = owner.thread.call(move |owner| -> Vec<Result<Content>> {
+            paths.iter().map(|path| owner.read(path)).collect()
+        });
+        let found = self.wait(&call, "a read")?;
+        self.counts.reads += found.len() as u64;
+        for ((path, bytes), content) in settled.into_iter().zip(found) {
+            let content = content.map_err(|error| format!("{when}, {path}: {error}"))?;
+            if content.as_deref() != Some(&*bytes) {
+                return Err(format!("{when}, {path} has other bytes than were written"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads everything while nodes are down.
+    fn check_losses(&mut self) -> Result<(), String> {
+        self.read_settled("with all nodes")?;
+        let count = self.cluster.nodes().len();
+        let mut lost = vec![self.cluster.rng.usize(..count)];
+        // The node with the damage counts as the other one.
+        match self.cluster.weak_node() {
+            None => lost.push(self.cluster.rng.usize(..count)),
+            Some(_) if self.cluster.losses() == Losses::Damage => {}
+            Some(weak) => lost.push(weak),
+        }
+        lost.iter().for_each(|n| self.cluster.kill_node(*n));
+        self.read_settled(&format!("without the nodes {lost:?}"))?;
+        self.cluster.make_peace();
+        Ok(())
+    }
+
+    /// Removes all files. Afterwards the nodes hold nothing but the namespace.
+    fn check_space(&mut self) -> Result<(), String> {
+        let Some(owner) = &self.owner else { return Err("there is no owner".to_owned()) };
+        let call = owner.thread.call(|owner| -> Result<()> {
+            owner.close_files();
+            owner.remove_all()
+        });
+        let removed = self.wait(&call, "the removal of all files")?;
+        removed.map_err(|error| format!("the removal of all files failed: {error}"))?;
+        for path in self.model.paths() {
+            self.model.forget(&path);
+        }
+        self.retire_owner();
+        self.end_old_threads()?;
+        self.take_over_in_peace()?;
+        let mut held = String::new();
+        for _ in 0..RELEASES_MAX {
+            self.run_release()?;
+            held = self.held();
+            if held.is_empty() {
+                return Ok(());
+            }
+            self.pass(Duration::from_secs(2));
+        }
+        Err(format!("all files are removed, and strays stay: {held}"))
+    }
+
+    fn run_release(&mut self) -> Result<(), String> {
+        let Some(owner) = &self.owner else { return Err("there is no owner".to_owned()) };
+        let call = owner.thread.call(super::owner::OwnerProcess::release_strays);
+        let released = self.wait(&call, "the release of strays")?;
+        released.map_err(|error| format!("the release of strays failed: {error}"))
+    }
+
+    /// What the nodes hold beyond the log of the namespace. Empty if that is nothing.
+    fn held(&self) -> String {
+        let reports = self.cluster.nodes().iter().map(|node| node.report());
+        let (mut chunks, mut unsealed, mut extents) = (0, 0, 0);
+        for report in reports {
+            chunks += report.chunks;
+            unsealed += report.chunks_unsealed;
+            extents += report.extents;
+        }
+        // The namespace of the last owner has one extent on three nodes.
+        if chunks + unsealed == 0 && extents <= 3 {
+            return String::new();
+        }
+        format!("{chunks} chunks, {unsealed} unsealed chunks and {extents} extents")
+    }
+}

@@ -1,0 +1,128 @@
+//! A few hundred seeds of the store over storage nodes, proof that the checks notice each omission,
+//! and the throughput of clusters of growing size.
+
+use archipelago_sim::storage::growth;
+use archipelago_sim::{RunRequest, find, same_twice};
+
+use crate::seeds::{is_noticed, sums};
+
+/// Seeds within which an omission must be noticed.
+const NOTICED_MAX: u64 = 300;
+
+#[test]
+fn storage_loses_nothing_and_leaves_nothing_behind() {
+    let sum = sums("storage", 0..300);
+    let (operations, take_overs) = (sum("operations"), sum("take-overs"));
+    let (faults, reads) = (sum("faults"), sum("files read"));
+    assert!(operations > 6_000 && reads > 15_000, "{operations} operations, {reads} reads");
+    assert!(take_overs > 1_000 && faults > 3_000, "{take_overs} take-overs, {faults} faults");
+    let failed = sum("failed operations");
+    assert!(failed * 2 < operations, "{failed} of {operations} operations failed");
+    assert!(sum("register operations") > 2_000, "{}", sum("register operations"));
+}
+
+#[test]
+fn databases_on_storage_nodes_lose_nothing() {
+    let sum = sums("storage-db", 0..60);
+    let (writes, reads) = (sum("writes acknowledged"), sum("reads"));
+    assert!(writes > 500 && reads > 200, "{writes} writes, {reads} reads");
+    assert!(sum("owners") > 120 && sum("faults") > 200, "{}", sum("owners"));
+}
+
+#[test]
+fn storage_runs_of_one_seed_are_the_same() {
+    for name in ["storage", "storage-db"] {
+        let scenario = find(name).expect("a scenario");
+        let trace = |seed| match same_twice(scenario, &RunRequest::new(seed)) {
+            Ok(outcome) => outcome.trace,
+            Err(failure) => panic!("{failure}"),
+        };
+        assert_ne!(trace(3), trace(11), "{name}");
+        trace(4);
+        trace(5);
+    }
+}
+
+/// Checks that the scenario notices the omission of a step.
+fn assert_noticed(scenario: &str, step: &'static str) {
+    assert!(
+        is_noticed(scenario, 0..NOTICED_MAX, &[step]),
+        "no seed notices that {step} is missing"
+    );
+}
+
+#[test]
+fn recovery_that_does_not_fence_is_noticed() {
+    assert_noticed("storage", "fence");
+}
+
+#[test]
+fn node_that_serves_old_epochs_is_noticed() {
+    assert_noticed("storage", "epoch-check");
+}
+
+#[test]
+fn node_that_is_never_in_limbo_is_noticed() {
+    assert_noticed("storage", "limbo");
+}
+
+#[test]
+fn bytes_without_checksums_are_noticed() {
+    assert_noticed("storage", "checksums");
+}
+
+#[test]
+fn acknowledgement_by_one_node_is_noticed() {
+    assert_noticed("storage", "quorum");
+}
+
+#[test]
+fn extent_that_acknowledges_before_it_is_recorded_is_noticed() {
+    assert_noticed("storage", "recorded-extent");
+}
+
+#[test]
+fn late_answers_of_an_ended_extent_are_noticed() {
+    assert_noticed("storage", "chosen-end");
+}
+
+#[test]
+fn seal_before_all_chunks_are_durable_is_noticed() {
+    assert_noticed("storage", "whole-seal");
+}
+
+#[test]
+fn release_of_pending_blobs_is_noticed() {
+    assert_noticed("storage", "pending");
+}
+
+#[test]
+fn release_before_the_name_is_gone_is_noticed() {
+    assert_noticed("storage", "removal-first");
+}
+
+#[test]
+fn release_that_ignores_other_volumes_is_noticed() {
+    assert_noticed("storage", "retaining-sets");
+}
+
+#[test]
+fn root_member_without_a_copy_is_noticed() {
+    assert_noticed("storage", "root-copy");
+}
+
+#[test]
+fn insertion_before_the_quorum_is_noticed() {
+    assert_noticed("storage-db", "insertion-after-quorum");
+}
+
+#[test]
+fn throughput_follows_the_number_of_nodes() {
+    let measure = |nodes, clients| growth(nodes, clients).expect("every write succeeds");
+    let (small, large) = (measure(6, 12), measure(24, 12));
+    let factor = large.bytes_per_s as f64 / small.bytes_per_s as f64;
+    assert!(factor >= 0.9 * 4.0, "{factor}: {small:?} {large:?}");
+    assert!(large.client_card_use() < 0.9, "the clients have room");
+    let full = measure(24, 1);
+    assert!(full.client_card_use() > 0.9, "one client sends as fast as its card: {full:?}");
+}

@@ -7,17 +7,23 @@ pub(crate) const USAGE: &str = "\
 usage: archipelago-crash [--cycles N] [--seed S] [--dir D] [--ops-per-cycle N] [--threads N]
                          [--kill-after-ms-max N] [--cycles-per-database N]
                          [--tiers | --full-disk] [--sabotage]
+                         [--storage N [--losses N]]
 
   --cycles N               number of kills, each followed by a check (default 20)
   --seed S                 seed of operations, settings and kill times (default: random, printed)
   --dir D                  make a working directory in D (default: the temporary directory)
   --ops-per-cycle N        largest number of operations of a cycle, over all threads (default 40000)
   --threads N              number of writing threads (default 4)
-  --kill-after-ms-max N    largest time until the kill, in milliseconds (default 600)
+  --kill-after-ms-max N    largest time until the kill, in milliseconds (default 600); with
+                           --storage, the largest time for which an owner goes on after a fault
   --cycles-per-database N  cycles after which a new database with other settings begins (default 10)
   --tiers                  use three devices, between which files are moved and copied
-  --full-disk              fill the disk at random moments, also before an open
-  --sabotage               damage the database before the check, which must notice it";
+  --full-disk              fill the disk at random moments, also before an open; with --storage,
+                           the disks of the storage nodes
+  --sabotage               damage the database before the check, which must notice it
+  --storage N              use N storage nodes, and kill and stop owner, nodes and manager
+  --losses N               after the cycles, lose N pairs of nodes, which the seed chooses; six
+                           nodes have 15 pairs (needs --storage 6 or more)";
 
 /// Task of the program.
 pub(crate) enum Command {
@@ -42,7 +48,16 @@ pub(crate) struct Arguments {
     pub(crate) tiers: bool,
     pub(crate) full_disk: bool,
     pub(crate) sabotage: bool,
+    /// Number of storage nodes; 0 for a database in a local directory.
+    pub(crate) storage: usize,
+    /// Number of pairs of nodes that are lost.
+    pub(crate) losses: usize,
 }
+
+/// Fewest storage nodes of a run, so that one of them may fail.
+const STORAGE_MIN: usize = 3;
+/// Fewest storage nodes of a run that loses two of them: four are left for new files.
+const LOSSES_MIN: usize = 6;
 
 /// Arguments that the parent passes to the child.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -103,6 +118,8 @@ impl Default for Arguments {
             tiers: false,
             full_disk: false,
             sabotage: false,
+            storage: 0,
+            losses: 0,
         }
     }
 }
@@ -127,6 +144,8 @@ impl Arguments {
                 "--tiers" => parsed.tiers = true,
                 "--full-disk" => parsed.full_disk = true,
                 "--sabotage" => parsed.sabotage = true,
+                "--storage" => parsed.storage = number(&name, &value()?)? as usize,
+                "--losses" => parsed.losses = number(&name, &value()?)? as usize,
                 _ => return Err(format!("unknown argument {name}")),
             }
         }
@@ -139,14 +158,36 @@ impl Arguments {
         if parsed.cycles_per_database == 0 {
             return Err("--cycles-per-database is 0: it must be at least 1".to_owned());
         }
+        parsed.check_storage()?;
         Ok(Command::Parent(parsed))
+    }
+
+    /// Refuses what a run over storage nodes cannot do.
+    fn check_storage(&self) -> Result<(), String> {
+        let nodes = self.storage;
+        if self.losses > 0 && nodes < LOSSES_MIN {
+            return Err(format!("--losses needs --storage {LOSSES_MIN} or more"));
+        }
+        if nodes == 0 {
+            return Ok(());
+        }
+        if nodes < STORAGE_MIN {
+            return Err(format!("--storage is {nodes}: at least {STORAGE_MIN} nodes are needed"));
+        }
+        if self.tiers {
+            return Err("--tiers and --storage exclude each other".to_owned());
+        }
+        if self.threads < 2 {
+            return Err("--threads is 1: with --storage, two owners share the threads".to_owned());
+        }
+        Ok(())
     }
 
     /// The command that repeats the run.
     pub(crate) fn replay(&self, seed: u64) -> String {
         format!(
             "archipelago-crash --seed {seed} --cycles {} --ops-per-cycle {} --threads {} \
-             --kill-after-ms-max {} --cycles-per-database {}{}{}{}",
+             --kill-after-ms-max {} --cycles-per-database {}{}{}{}{}{}",
             self.cycles,
             self.ops_per_cycle,
             self.threads,
@@ -154,7 +195,15 @@ impl Arguments {
             self.cycles_per_database,
             if self.tiers { " --tiers" } else { "" },
             if self.full_disk { " --full-disk" } else { "" },
-            if self.sabotage { " --sabotage" } else { "" }
+            if self.sabotage { " --sabotage" } else { "" },
+            match self.storage {
+                0 => String::new(),
+                nodes => format!(" --storage {nodes}"),
+            },
+            match self.losses {
+                0 => String::new(),
+                pairs => format!(" --losses {pairs}"),
+            }
         )
     }
 }
@@ -183,6 +232,15 @@ mod tests {
             panic!("parent arguments")
         };
         assert_eq!(again, Arguments { seed: Some(99), ..first });
+        let Ok(Command::Parent(first)) = parse("--storage 6 --losses 4 --full-disk") else {
+            panic!("parent arguments")
+        };
+        let line = first.replay(3);
+        let Ok(Command::Parent(again)) = parse(line.trim_start_matches("archipelago-crash "))
+        else {
+            panic!("parent arguments")
+        };
+        assert_eq!(again, Arguments { seed: Some(3), ..first });
     }
 
     #[test]
@@ -212,5 +270,8 @@ mod tests {
         assert!(problem("--seed").contains("--seed needs a value"));
         assert!(problem("--threads 0").contains("--threads is 0"));
         assert!(problem("--tiers --full-disk").contains("exclude each other"));
+        assert!(problem("--tiers --storage 6").contains("exclude each other"));
+        assert!(problem("--storage 2").contains("at least 3 nodes"));
+        assert!(problem("--storage 5 --losses 1").contains("--storage 6 or more"));
     }
 }

@@ -17,6 +17,9 @@
 //! the database before the check, in three ways, and succeeds if the check notices each of them.
 //! With `--full-disk`, other programs fill the disk at random moments ([`shared_disk`]). The fourth
 //! sabotage then acknowledges a write that the full disk refused.
+//!
+//! With `--storage N`, the database lies on storage nodes. Then the faults hit every role of the
+//! cluster at every step ([`storage`]).
 
 mod acks;
 mod arguments;
@@ -24,20 +27,29 @@ mod check;
 mod child;
 mod parent;
 mod plan;
+mod sabotage;
 mod settings;
 mod shared_disk;
+mod storage;
+mod writers;
 
 use std::process::ExitCode;
 
 use arguments::{Arguments, Command};
 
 fn main() -> ExitCode {
-    let result = match Arguments::parse(std::env::args().skip(1)) {
+    let mut words = std::env::args().skip(1).peekable();
+    if words.next_if(|word| word == storage::ROLE).is_some() {
+        let role = words.next().unwrap_or_default();
+        return storage::run_role(&role, words);
+    }
+    let result = match Arguments::parse(words) {
         Ok(Command::Help) => {
             println!("{}", arguments::USAGE);
             return ExitCode::SUCCESS;
         }
         Ok(Command::Child(child)) => child::run(&child).map_err(|error| error.to_string()),
+        Ok(Command::Parent(arguments)) if arguments.storage > 0 => storage::run(&arguments),
         Ok(Command::Parent(arguments)) => parent::run(&arguments),
         Err(problem) => Err(format!("{problem}\n\n{}", arguments::USAGE)),
     };

@@ -7,13 +7,14 @@ use std::time::Duration;
 
 use archipelago::env::FileSystem as _;
 use archipelago::env::local::LocalFs;
-use archipelago::{Db, Error, SystemClock, WriteOptions};
+use archipelago::{Db, Error, SystemClock};
 use rustix::process::Signal;
 
 use crate::acks;
 use crate::arguments::{Arguments, ChildArguments};
 use crate::check::{Progress, read};
-use crate::settings::{COUNTERS, FAMILIES, Over, Rng, family_name, open};
+use crate::sabotage::{SABOTAGES, Sabotage, damage};
+use crate::settings::{COUNTERS, Over, Rng, family_name, open};
 use crate::shared_disk::SharedDisk;
 
 /// The database's directory inside the working directory.
@@ -26,18 +27,8 @@ pub(crate) fn acks_path(dir: &Path) -> PathBuf {
     dir.join("acks")
 }
 
-/// Ways to damage a database, each of which the check must see.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Sabotage {
-    LostWrite,
-    HalfBatch,
-    MergedTwice,
-}
-
 /// Cycles in which a thread may meet a full disk and lie about it.
 const LYING_CYCLES_MAX: u64 = 50;
-
-const SABOTAGES: [Sabotage; 3] = [Sabotage::LostWrite, Sabotage::HalfBatch, Sabotage::MergedTwice];
 
 struct Session<'a> {
     arguments: &'a Arguments,
@@ -181,7 +172,7 @@ impl Session<'_> {
         let db = open(&path, self.progress.seed, open_seed, over)
             .map_err(|error| format!("cannot open the database after the kill: {error}"))?;
         if let Some(sabotage) = sabotage {
-            self.damage(&db, sabotage, &acknowledged).map_err(text)?;
+            damage(&db, sabotage, self.progress.seed, &acknowledged).map_err(text)?;
         }
         let found = read(&db, acknowledged.len()).map_err(text)??;
         self.progress.settle(&acknowledged, &found)?;
@@ -240,38 +231,5 @@ impl Session<'_> {
             std::io::Read::read_to_string(&mut stderr, &mut said).map_err(text)?;
         }
         Err(format!("the writer failed by itself ({status}): {said}"))
-    }
-
-    /// Does to the database what the engine must never do.
-    fn damage(&mut self, db: &Db, how: Sabotage, acknowledged: &[u64]) -> archipelago::Result<()> {
-        let mut expected = Progress::new(self.progress.seed, self.arguments.threads);
-        let found = read(db, acknowledged.len())?.map_err(Error::invalid)?;
-        expected.settle(acknowledged, &found).map_err(Error::invalid)?;
-        let model = &expected.models[0];
-        let options = WriteOptions::default();
-        let missing = || Error::not_found("something to damage");
-        match how {
-            Sabotage::LostWrite => {
-                let ((family, key), _) = model
-                    .own
-                    .iter()
-                    .find(|((family, _), _)| *family < COUNTERS)
-                    .ok_or_else(missing)?;
-                db.delete_with(&db.family(family_name(*family))?, key, &options)
-            }
-            Sabotage::HalfBatch => {
-                // One key of a multi-key stamp goes back to what it could never be: another stamp.
-                let ((family, key), _) = model
-                    .own
-                    .iter()
-                    .rfind(|((family, _), _)| *family < FAMILIES.len())
-                    .ok_or_else(missing)?;
-                db.put_with(&db.family(family_name(*family))?, key, b"t00-000000000-", &options)
-            }
-            Sabotage::MergedTwice => {
-                let key = model.shared.keys().next().ok_or_else(missing)?;
-                db.merge(&db.family(family_name(COUNTERS))?, key, &1u64.to_le_bytes(), &options)
-            }
-        }
     }
 }

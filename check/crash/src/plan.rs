@@ -11,7 +11,6 @@ use std::path::Path;
 use std::sync::Arc;
 
 use archipelago::env::FileSystem;
-use archipelago::env::local::LocalFs;
 use archipelago::{
     ColumnFamily, Db, IngestOptions, Result, SstWriter, TableOptions, WriteBatch, WriteOptions,
 };
@@ -128,16 +127,17 @@ fn filled(rng: &mut Rng, stamp: &str, most: usize) -> Vec<u8> {
 pub(crate) struct Place<'a> {
     pub(crate) db: &'a Db,
     pub(crate) families: &'a [ColumnFamily],
-    /// A local directory for tables that will be ingested.
+    /// File system of the tables that will be ingested.
+    pub(crate) fs: &'a Arc<dyn FileSystem>,
+    /// Directory for the tables that will be ingested.
     pub(crate) scratch: &'a Path,
 }
 
 /// Ingests the puts of an operation.
 fn ingest(place: &Place<'_>, thread: u64, operation: &Operation) -> Result<()> {
-    let Place { db, families, scratch } = place;
-    let fs: Arc<dyn FileSystem> = Arc::new(LocalFs::new());
+    let Place { db, families, fs, scratch } = place;
     let path = scratch.join(format!("table-{thread}"));
-    let mut writer = SstWriter::create(&fs, &path, TableOptions::default())?;
+    let mut writer = SstWriter::create(fs, &path, TableOptions::default())?;
     let mut cf = &families[0];
     for change in &operation.changes {
         if let Change::Put { family, key, value } = change {

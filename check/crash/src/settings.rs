@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use archipelago::env::FileSystem;
 use archipelago::tier::{self, DeviceKind, DeviceSettings, Policy};
 use archipelago::{CfOptions, Components, Compression, Db, DbOptions, Result, Storage};
 use archipelago_tier::FaultPoint;
@@ -100,12 +101,21 @@ fn death(after: u64) -> FaultPoint {
     })
 }
 
+/// The storage of a database in a directory of a file system.
+fn on(fs: Arc<dyn FileSystem>, dir: &Path) -> Storage {
+    Storage { fs, dir: dir.to_owned(), tiers: None, volume: None }
+}
+
 /// File system of the open, and whether the process may die at one of its steps.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Over<'a> {
     Plain,
-    Tiers { dies: bool },
+    Tiers {
+        dies: bool,
+    },
     Disk(&'a SharedDisk),
+    /// The file system of a volume on storage nodes.
+    Volume(&'a Arc<dyn FileSystem>),
 }
 
 /// Opens the database of `seed`, over tiers or not; `open_seed` decides what may differ from open
@@ -119,20 +129,23 @@ pub(crate) fn open(dir: &Path, seed: u64, open_seed: u64, over: Over<'_>) -> Res
         wal_bytes_max: if rng.bool() { rng.u64(256..4096) << 10 } else { 0 },
         block_cache_bytes: rng.u64(1..16) << 20,
         // A failed write-through leaves open whether the write is there.
-        log_write_through: rng.u8(..4) == 0 && !matches!(over, Over::Disk(_)),
+        log_write_through: rng.u8(..4) == 0 && !matches!(over, Over::Disk(_) | Over::Volume(_)),
         ..DbOptions::default()
     };
-    let families = [("default".to_owned(), family_options(seed, 0))].into_iter().collect();
-    let storage = match over {
-        Over::Tiers { dies } => storage(dir, seed, open_seed, dies)?,
-        Over::Plain | Over::Disk(_) => Storage::open(dir, &[])?,
+    let options = match over {
+        // Storage nodes keep room themselves.
+        Over::Volume(_) => DbOptions { disk_reserve_bytes: 0, ..options },
+        Over::Plain | Over::Tiers { .. } | Over::Disk(_) => options,
     };
-    let fs = match over {
-        Over::Disk(disk) => disk.file_system(),
-        Over::Plain | Over::Tiers { .. } => storage.fs,
+    let families = [("default".to_owned(), family_options(seed, 0))].into_iter().collect();
+    let Storage { fs, dir, .. } = match over {
+        Over::Tiers { dies } => storage(dir, seed, open_seed, dies)?,
+        Over::Plain => Storage::open(dir, &[])?,
+        Over::Disk(disk) => on(disk.file_system(), dir),
+        Over::Volume(fs) => on(Arc::clone(fs), dir),
     };
     let components = Components { families, fs, ..Components::default() };
-    let db = Db::open_with(&storage.dir, options, components)?;
+    let db = Db::open_with(&dir, options, components)?;
     if let Over::Disk(disk) = over {
         disk.leave();
     }

@@ -5,6 +5,8 @@
 //! milliseconds. Before an open the disk may be full already, so that recovery meets a full disk. A
 //! database that does not exist yet is created on a disk with room.
 //!
+//! The disks of storage nodes are shared in the same way, each with other programs.
+//!
 //! Thread-safety: [`SharedDisk`] is shared by the thread that opens and by the one that occupies.
 
 use std::path::Path;
@@ -19,14 +21,21 @@ use archipelago_env::capacity::CapacityFs;
 
 /// Bytes that the database may take beside what it has at the open.
 const ROOM_BYTES: u64 = 24 << 20;
+/// The same for a storage node, which keeps a reserve of 16 MiB for its metadata.
+const NODE_ROOM_BYTES: u64 = 96 << 20;
 /// Most bytes that a full disk has left.
 const REST_BYTES: u64 = 256 << 10;
 /// Longest time in microseconds that the disk stays full, or has room.
 const STAY_US: u64 = 50_000;
+/// The same for the disk of a storage node, whose fullness clients learn from its beats.
+const NODE_STAY_US: u64 = 600_000;
 
 /// Disk of the database, which other files fill for random times.
 #[derive(Debug)]
-pub(crate) struct SharedDisk(CapacityFs);
+pub(crate) struct SharedDisk {
+    fs: CapacityFs,
+    stay_us: u64,
+}
 
 impl SharedDisk {
     /// The disk of the database in `dir`, which may be full for an existing database; `seed`
@@ -35,31 +44,40 @@ impl SharedDisk {
         let fs = CapacityFs::new(Arc::new(LocalFs::new()), dir, u64::MAX)?;
         fs.set_capacity(fs.used_bytes() + ROOM_BYTES);
         let mut rng = Rng::with_seed(seed ^ 0xd15c);
-        let disk = Self(fs);
+        let disk = Self { fs, stay_us: STAY_US };
         if LocalFs::new().exists(&dir.join("CURRENT"))? && rng.u8(..4) > 0 {
             disk.occupy(&mut rng);
         }
         Ok(disk)
     }
 
+    /// The disk of the storage node in `dir`, which has room at the start.
+    pub(crate) fn of_node(dir: &Path) -> Result<Self> {
+        // A storage node writes its logs in this way.
+        let local = LocalFs::new().with_plain_logs();
+        let fs = CapacityFs::new(Arc::new(local), dir, u64::MAX)?;
+        fs.set_capacity(fs.used_bytes() + NODE_ROOM_BYTES);
+        Ok(Self { fs, stay_us: NODE_STAY_US })
+    }
+
     pub(crate) fn file_system(&self) -> Arc<dyn FileSystem> {
-        Arc::new(self.0.clone())
+        Arc::new(self.fs.clone())
     }
 
     /// Other programs take all of the room, or nearly all, or any part.
     fn occupy(&self, rng: &mut Rng) {
-        let free = self.0.free();
+        let free = self.fs.free();
         let left = match rng.u8(..4) {
             0 | 1 => 0,
             2 => rng.u64(..REST_BYTES).min(free),
             _ => rng.u64(..=free),
         };
-        self.0.occupy(free - left);
+        self.fs.occupy(free - left);
     }
 
     /// Other programs give their room back.
     pub(crate) fn leave(&self) {
-        self.0.occupy(0);
+        self.fs.occupy(0);
     }
 
     /// Starts the thread that plays the other programs, until `ended` is set.
@@ -67,9 +85,9 @@ impl SharedDisk {
         let body = Box::new(move || {
             let (mut rng, clock) = (Rng::with_seed(seed ^ 0x07e5), SystemClock::shared());
             while !ended.load(Ordering::Acquire) {
-                clock.sleep(Duration::from_micros(rng.u64(..STAY_US)));
+                clock.sleep(Duration::from_micros(rng.u64(..self.stay_us)));
                 self.occupy(&mut rng);
-                clock.sleep(Duration::from_micros(rng.u64(..STAY_US)));
+                clock.sleep(Duration::from_micros(rng.u64(..self.stay_us)));
                 self.leave();
             }
         });

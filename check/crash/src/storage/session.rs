@@ -1,0 +1,556 @@
+//! The cycles of a run: an owner writes, a fault hits at a step, and a check compares the volume
+//! with the acknowledged operations.
+//!
+//! Each cycle has one fault. So at most one node is away, except where everything dies and returns,
+//! and no acknowledged operation may be lost. The check runs in this process, as the next owner of
+//! the volume: before the processes of the fault are back or after it, as the seed decides.
+//!
+//! Invariants that each cycle checks, beyond those of [`crate::check`]:
+//! 1. The failure of a node or of the manager fails no write of the owner.
+//! 2. An owner that lives or is stopped while another one takes the volume over ends as fenced. It
+//!    acknowledges nothing that the new owner does not have.
+//! 3. A second owner that was stopped while it opened the volume either owns it afterwards, or ends
+//!    because the volume belongs to another one.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use archipelago::{Error, Rng, SystemClock};
+
+use super::cases::{Case, Deck, Tally, Victim};
+use super::cluster::{Cluster, ClusterPlan, Fault, PATIENCE};
+use super::owner::{COPIED, OPENED, OpenVolume, OwnerRole, VolumePlan};
+use super::process::{Heard, Process};
+use super::steps::{AT_STEP, AtStep, GO_ON, Step, StepMoment};
+use crate::acks;
+use crate::arguments::Arguments;
+use crate::check::{Found, Progress, read};
+use crate::sabotage::{Sabotage, damage};
+use crate::settings::{COUNTERS, family_name};
+use crate::writers::ThreadStart;
+
+/// Exit code of an owner that has lost its volume.
+pub(super) const FENCED: u8 = 3;
+/// Exit code of an owner that found the volume in use, or whose call had to wait for too long.
+pub(super) const BUSY: u8 = 4;
+
+/// Length of the lease of an owner that writes.
+const OWNER_LEASE_MS: u64 = 2000;
+/// Length of the lease of the check, which nothing disturbs.
+const CHECK_LEASE_MS: u64 = 20_000;
+/// Time in which an owner under load must come to the step. Afterwards the fault hits anyway.
+const STEP_PATIENCE: Duration = Duration::from_secs(3);
+/// Pause between two attempts to let an owner go on.
+const GO_ON_PAUSE: Duration = Duration::from_millis(50);
+/// Number of writes after which nodes are lost.
+const LOSS_WRITES: u64 = 800;
+/// Longest time for which a first owner writes before a second one opens the volume.
+const FIRST_OWNER_MS_MAX: u64 = 300;
+
+/// Where an owner was when it came to the step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum AtStepSeen {
+    /// It was opening the volume or the database.
+    Opening,
+    /// Its database was open.
+    Open,
+    /// It did not come there in time.
+    Never,
+}
+
+/// An owner that is left at the end of a cycle, alive or stopped.
+#[derive(Debug)]
+struct LeftOwner {
+    process: Process,
+    /// Whether its database was open, so that another owner must have fenced it.
+    is_open: bool,
+}
+
+/// Part of the threads that an owner runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Share {
+    All,
+    FirstHalf,
+    SecondHalf,
+}
+
+/// Choices of the next check.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct CheckPlan {
+    take_over: bool,
+    /// Whether nodes that do not answer are given up.
+    accept_loss: bool,
+    sabotage: Option<Sabotage>,
+}
+
+impl CheckPlan {
+    /// A check by a new owner that takes the volume over.
+    const TAKE_OVER: Self = Self { take_over: true, accept_loss: false, sabotage: None };
+}
+
+/// Writes that lie in logs when nodes are lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum LastWrites {
+    /// The owner is killed during its writes, so two of three nodes may have the last ones.
+    UnderWay,
+    /// The logs have all their copies before the owner is killed.
+    Copied,
+}
+
+/// The state of a run over storage nodes.
+pub(super) struct Session<'a> {
+    arguments: &'a Arguments,
+    dir: PathBuf,
+    /// Seeds of databases and cycles, so that no cycle depends on what the last one had to choose.
+    seeds: Rng,
+    /// Choices of the present cycle.
+    rng: Rng,
+    deck: Deck,
+    cluster: Cluster,
+    progress: Progress,
+    /// By thread: number of the first operation of the cycle.
+    first: Vec<u64>,
+    /// Number of databases so far, each in a volume of its own.
+    databases: u64,
+    tally: Tally,
+    operations: u64,
+    /// Owners that ended as fenced.
+    fenced: u64,
+}
+
+impl<'a> Session<'a> {
+    /// Starts a cluster in `dir`. `seed` decides everything but the times of processes.
+    pub(super) fn start(arguments: &'a Arguments, seed: u64, dir: &Path) -> Result<Self, String> {
+        let mut rng = Rng::with_seed(seed);
+        let plan = ClusterPlan {
+            dir: dir.join("cluster"),
+            nodes: arguments.storage,
+            full_disk: arguments.full_disk,
+            seed: rng.u64(..),
+        };
+        Ok(Self {
+            arguments,
+            dir: dir.to_owned(),
+            deck: Deck::new(rng.u64(..)),
+            cluster: Cluster::start(&plan)?,
+            progress: Progress::new(0, arguments.threads),
+            first: Vec::new(),
+            databases: 0,
+            tally: Tally::default(),
+            operations: 0,
+            fenced: 0,
+            rng: Rng::with_seed(rng.u64(..)),
+            seeds: rng,
+        })
+    }
+
+    /// The cluster, for losses outside cycles.
+    pub(super) fn cluster(&mut self) -> &mut Cluster {
+        &mut self.cluster
+    }
+
+    /// The choices of the run.
+    pub(super) fn rng(&mut self) -> &mut Rng {
+        &mut self.rng
+    }
+
+    /// Ends the cluster in order. Returns what the run has done.
+    pub(super) fn end(self) -> Result<String, String> {
+        self.cluster.end()?;
+        Ok(format!(
+            "{} cycles, {} faults at their steps, {} acknowledged operations, {} owners fenced\n{}",
+            self.tally.tried(),
+            self.tally.hit(),
+            self.operations,
+            self.fenced,
+            self.tally.table()
+        ))
+    }
+
+    /// Begins a new database with other settings in a new volume, and empties the last volume.
+    pub(super) fn begin_database(&mut self) -> Result<(), String> {
+        if self.databases > 0 {
+            self.volume(true).remove_database().map_err(text)?;
+        }
+        self.databases += 1;
+        self.progress = Progress::new(self.seeds.u64(..), self.arguments.threads);
+        self.begin_cycle()
+    }
+
+    fn begin_cycle(&mut self) -> Result<(), String> {
+        self.rng = Rng::with_seed(self.seeds.u64(..));
+        self.first = self.progress.done.clone();
+        acks::create(&self.acks_path()).map_err(text)
+    }
+
+    fn acks_path(&self) -> PathBuf {
+        self.dir.join("acks")
+    }
+
+    fn volume(&mut self, take_over: bool) -> VolumePlan {
+        VolumePlan {
+            manager: self.cluster.address().to_owned(),
+            volume: format!("database{}", self.databases),
+            seed: self.progress.seed,
+            open_seed: self.rng.u64(..),
+            take_over,
+            lease_ms: CHECK_LEASE_MS,
+            full_disk: self.arguments.full_disk,
+            accept_loss: false,
+        }
+    }
+
+    /// Writes, makes a fault, and checks. Returns the case, and whether the fault hit the step.
+    pub(super) fn cycle(&mut self) -> Result<(Case, bool), String> {
+        let case = self.deck.draw();
+        let told = |problem: String| format!("{case}: {problem}");
+        self.begin_cycle()?;
+        let before: u64 = self.first.iter().sum();
+        let mut left = Vec::new();
+        let hit = match (case.step, case.victim) {
+            (Step::TakeOver, _) => self.fault_at_take_over(case, &mut left),
+            (_, Victim::Nobody) => self.second_owner(case, &mut left),
+            _ => self.fault_under_load(case, &mut left),
+        };
+        let hit = hit.map_err(told)?;
+        match case.victim == Victim::Everything || self.rng.bool() {
+            true => self.cluster.restore().map_err(told)?,
+            // A volume cannot be opened without a manager.
+            false => self.cluster.restore_manager().map_err(told)?,
+        }
+        let take_over = !left.is_empty() || self.rng.u8(..8) > 0;
+        let plan = CheckPlan { take_over, ..CheckPlan::TAKE_OVER };
+        let found = self.check(plan).map_err(told)?;
+        self.cluster.restore().map_err(told)?;
+        self.finish(left, &found).map_err(told)?;
+        self.tally.note(case, hit);
+        self.operations += self.progress.done.iter().sum::<u64>() - before;
+        Ok((case, hit))
+    }
+
+    /// Writes until an owner is killed, damages the database, and checks. The check must fail.
+    pub(super) fn damaged_cycle(&mut self, sabotage: Sabotage) -> Result<(), String> {
+        self.begin_cycle()?;
+        let moment = StepMoment { step: Step::Write, after: 1500, reaction: AtStep::Die };
+        let mut owner = self.start_owner(Share::All, moment)?;
+        self.await_step(&mut owner)?;
+        owner.kill()?;
+        self.check(CheckPlan { sabotage: Some(sabotage), ..CheckPlan::TAKE_OVER }).map(drop)
+    }
+
+    /// Ends the owners that another one must have fenced, and compares what they acknowledged with
+    /// what the check has found.
+    fn finish(&mut self, left: Vec<LeftOwner>, found: &Found) -> Result<(), String> {
+        let mut is_taken_again = false;
+        for owner in left {
+            is_taken_again |= self.finish_owner(owner)?;
+        }
+        if is_taken_again {
+            return self.check(CheckPlan::TAKE_OVER).map(drop);
+        }
+        let acknowledged = acks::read(&self.acks_path(), &self.first).map_err(text)?;
+        self.progress.settle(&acknowledged, found).map_err(|problem| {
+            format!("after its take-over, an old owner acknowledged what is lost: {problem}")
+        })
+    }
+
+    /// Waits for the end of an owner as fenced. An owner that was opening may take the volume
+    /// instead, and is killed after some writes. Returns whether it did.
+    fn finish_owner(&mut self, mut owner: LeftOwner) -> Result<bool, String> {
+        let clock = SystemClock::shared();
+        let until_ns = clock.now_ns() + PATIENCE.as_nanos() as u64;
+        loop {
+            // The process may be stopped, or wait at the step.
+            owner.process.go_on();
+            owner.process.tell(GO_ON);
+            match owner.process.hear(GO_ON_PAUSE) {
+                Heard::Line(line) if line == OPENED && !owner.is_open => {
+                    self.run_on();
+                    owner.process.kill()?;
+                    return Ok(true);
+                }
+                Heard::Line(_) | Heard::Silence => {}
+                Heard::End => break,
+            }
+            if clock.now_ns() > until_ns {
+                let said = owner.process.messages();
+                return Err(format!("an old owner did not end in {PATIENCE:?}: {said}"));
+            }
+        }
+        let status = owner.process.wait(PATIENCE)?;
+        let is_late = !owner.is_open && status.code() == Some(i32::from(BUSY));
+        if !is_late && status.code() != Some(i32::from(FENCED)) {
+            let said = owner.process.messages();
+            return Err(format!("an old owner ended, but not as fenced ({status}): {said}"));
+        }
+        self.fenced += 1;
+        Ok(false)
+    }
+
+    /// An owner with all threads comes to the step, and the fault hits.
+    fn fault_under_load(&mut self, case: Case, left: &mut Vec<LeftOwner>) -> Result<bool, String> {
+        let moment = self.moment(case);
+        let mut owner = self.start_owner(Share::All, moment)?;
+        let seen = self.await_step(&mut owner)?;
+        self.strike(case, StruckOwner { process: owner, seen }, left)?;
+        Ok(seen != AtStepSeen::Never)
+    }
+
+    /// A second owner takes the volume over from a first one, which lives, is stopped or is killed,
+    /// and the fault hits during its opening.
+    fn fault_at_take_over(
+        &mut self,
+        case: Case,
+        left: &mut Vec<LeftOwner>,
+    ) -> Result<bool, String> {
+        let nothing = StepMoment { step: Step::Write, after: 0, reaction: AtStep::Nothing };
+        let mut first = self.start_owner(Share::FirstHalf, nothing)?;
+        first.expect(OPENED, PATIENCE)?;
+        sleep_ms(self.rng.u64(..FIRST_OWNER_MS_MAX));
+        let is_left = match self.rng.u8(..3) {
+            0 => true,
+            1 => first.stop()?,
+            _ => !first.kill()?,
+        };
+        if is_left {
+            left.push(LeftOwner { process: first, is_open: true });
+        }
+        let moment = self.moment(case);
+        let mut second = self.start_owner(Share::SecondHalf, moment)?;
+        let seen = self.await_step(&mut second)?;
+        self.strike(case, StruckOwner { process: second, seen }, left)?;
+        Ok(seen == AtStepSeen::Opening)
+    }
+
+    /// A second owner takes the volume over while the first one is at the step.
+    fn second_owner(&mut self, case: Case, left: &mut Vec<LeftOwner>) -> Result<bool, String> {
+        let moment = self.moment(case);
+        let mut first = self.start_owner(Share::FirstHalf, moment)?;
+        let seen = self.await_step(&mut first)?;
+        let goes_on_early = self.rng.bool();
+        if goes_on_early {
+            first.tell(GO_ON);
+        }
+        let nothing = StepMoment { reaction: AtStep::Nothing, ..moment };
+        let mut second = self.start_owner(Share::SecondHalf, nothing)?;
+        second.expect(OPENED, PATIENCE)?;
+        first.tell(GO_ON);
+        left.push(LeftOwner { process: first, is_open: true });
+        self.run_on();
+        self.kill_healthy(&mut second)?;
+        Ok(seen != AtStepSeen::Never)
+    }
+
+    /// The moment of the step, and what the owner does there.
+    fn moment(&mut self, case: Case) -> StepMoment {
+        let reaction = match (case.victim, case.fault) {
+            (Victim::Owner, Fault::Kill) => AtStep::Die,
+            (Victim::Owner, Fault::Stop) => AtStep::Halt,
+            _ => AtStep::Ask,
+        };
+        StepMoment { step: case.step, after: self.rng.u64(..case.step.moments()), reaction }
+    }
+
+    fn start_owner(&mut self, share: Share, moment: StepMoment) -> Result<Process, String> {
+        let role = self.owner(share, moment);
+        let name = if share == Share::SecondHalf { "second owner" } else { "owner" };
+        Process::start(name, &role.words(), &self.dir)
+    }
+
+    /// An owner that runs a share of the threads. The second owner takes the volume over.
+    fn owner(&mut self, share: Share, moment: StepMoment) -> OwnerRole {
+        let half = self.first.len() / 2;
+        let threads = match share {
+            Share::All => 0..self.first.len(),
+            Share::FirstHalf => 0..half,
+            Share::SecondHalf => half..self.first.len(),
+        };
+        let start =
+            |thread: usize| ThreadStart { thread: thread as u64, first: self.first[thread] };
+        let threads = threads.map(start).collect();
+        let ops_per_thread = self.arguments.ops_per_cycle.div_ceil(self.arguments.threads);
+        let take_over = share == Share::SecondHalf;
+        let volume = VolumePlan { lease_ms: OWNER_LEASE_MS, ..self.volume(take_over) };
+        OwnerRole { volume, acks: self.acks_path(), ops_per_thread, threads, moment, stays: false }
+    }
+
+    /// Waits until an owner is at the step. An owner that opens has more time for it.
+    fn await_step(&self, owner: &mut Process) -> Result<AtStepSeen, String> {
+        let (mut patience, mut seen) = (PATIENCE, AtStepSeen::Opening);
+        loop {
+            match owner.hear(patience) {
+                Heard::Line(line) if line == AT_STEP => return Ok(seen),
+                Heard::Line(line) if line == OPENED => {
+                    (patience, seen) = (STEP_PATIENCE, AtStepSeen::Open);
+                }
+                Heard::Line(_) => {}
+                Heard::Silence if seen == AtStepSeen::Open => return Ok(AtStepSeen::Never),
+                Heard::Silence => {
+                    let said = owner.messages();
+                    return Err(format!("an owner did not open in {PATIENCE:?}: {said}"));
+                }
+                Heard::End => {
+                    let status = owner.wait(PATIENCE)?;
+                    let said = owner.messages();
+                    return match status.success() {
+                        // It has done all of its operations.
+                        true => Ok(AtStepSeen::Never),
+                        false => Err(format!("an owner ended by itself ({status}): {said}")),
+                    };
+                }
+            }
+        }
+    }
+
+    /// The fault of the case. Afterwards no owner runs, except those that are left.
+    fn strike(
+        &mut self,
+        case: Case,
+        struck: StruckOwner,
+        left: &mut Vec<LeftOwner>,
+    ) -> Result<(), String> {
+        let StruckOwner { process: mut owner, seen } = struck;
+        match (case.victim, case.fault) {
+            (Victim::Owner, Fault::Kill) if seen != AtStepSeen::Never => {
+                return owner.wait_for_death(PATIENCE);
+            }
+            (Victim::Owner, Fault::Kill) => return owner.kill().map(drop),
+            (Victim::Owner, Fault::Stop) => {
+                let is_stopped = match seen {
+                    AtStepSeen::Never => owner.stop()?,
+                    AtStepSeen::Opening | AtStepSeen::Open => owner.wait_until_stopped()?,
+                };
+                if is_stopped {
+                    left.push(LeftOwner { process: owner, is_open: seen != AtStepSeen::Opening });
+                }
+                return Ok(());
+            }
+            (Victim::Everything, _) => {
+                let is_owner_first = self.rng.bool();
+                if is_owner_first {
+                    owner.kill()?;
+                }
+                self.cluster.take_all(case.fault)?;
+                return owner.kill().map(drop);
+            }
+            (Victim::Node, fault) => {
+                let index = self.rng.usize(..self.cluster.node_count());
+                self.cluster.take_node(index, fault)?;
+            }
+            (Victim::Manager, fault) => self.cluster.take_manager(fault)?,
+            (Victim::Nobody, _) => {}
+        }
+        owner.tell(GO_ON);
+        if seen == AtStepSeen::Opening {
+            if case.victim == Victim::Manager {
+                self.run_on();
+                self.cluster.restore_manager()?;
+            }
+            owner.expect(OPENED, PATIENCE)?;
+        }
+        self.run_on();
+        self.kill_healthy(&mut owner)
+    }
+
+    /// Kills an owner, which must not have ended by itself.
+    fn kill_healthy(&self, owner: &mut Process) -> Result<(), String> {
+        // It may have done all of its operations.
+        match owner.kill()? || owner.has_succeeded()? {
+            true => Ok(()),
+            false => Err(format!("the owner failed with the fault: {}", owner.messages())),
+        }
+    }
+
+    /// Lets the owner work with the fault for some time.
+    fn run_on(&mut self) {
+        sleep_ms(self.rng.u64(..self.arguments.kill_after_ms_max.max(1)));
+    }
+
+    /// Opens the volume as its next owner, and compares it with the acknowledged operations.
+    fn check(&mut self, plan: CheckPlan) -> Result<Found, String> {
+        let CheckPlan { take_over, accept_loss, .. } = plan;
+        let volume = VolumePlan { accept_loss, ..self.volume(take_over) };
+        let opened = volume.open(|fs| fs);
+        let opened =
+            opened.map_err(|error| format!("cannot open the volume after the fault: {error}"))?;
+        let acknowledged = acks::read(&self.acks_path(), &self.first).map_err(text)?;
+        if let Some(sabotage) = plan.sabotage {
+            damage(&opened.db, sabotage, self.progress.seed, &acknowledged).map_err(text)?;
+        }
+        let found = self.compare(&opened, &acknowledged)?;
+        opened.close().map_err(text)?;
+        Ok(found)
+    }
+
+    fn compare(&mut self, opened: &OpenVolume, acknowledged: &[u64]) -> Result<Found, String> {
+        let found = read(&opened.db, acknowledged.len()).map_err(text)??;
+        self.progress.settle(acknowledged, &found)?;
+        let report = opened.db.verify(|_, _| {}).map_err(text)?;
+        match report.errors.first() {
+            Some(error) => Err(format!("verification: {error}")),
+            None => Ok(found),
+        }
+    }
+
+    /// Opens the volume and compares it, as after a fault without writes.
+    pub(super) fn check_at_rest(&mut self) -> Result<(), String> {
+        self.begin_cycle()?;
+        self.check(CheckPlan { take_over: false, ..CheckPlan::TAKE_OVER }).map(drop)
+    }
+
+    /// Brings everything that the log has into tables, so that the log has nothing of its own.
+    pub(super) fn flush(&mut self) -> Result<(), String> {
+        let opened = self.volume(true).open(|fs| fs).map_err(text)?;
+        for index in 0..=COUNTERS {
+            let flushed = opened.db.family(family_name(index)).and_then(|cf| opened.db.flush(&cf));
+            flushed.map_err(text)?;
+        }
+        opened.close().map_err(text)
+    }
+
+    /// Writes, kills the owner and then these nodes, and checks that nothing is lost. The last
+    /// writes lie in logs only.
+    pub(super) fn write_and_lose(
+        &mut self,
+        nodes: &[usize],
+        writes: LastWrites,
+    ) -> Result<(), String> {
+        self.begin_cycle()?;
+        let before: u64 = self.first.iter().sum();
+        let is_copied = writes == LastWrites::Copied;
+        let reaction = if is_copied { AtStep::Nothing } else { AtStep::Die };
+        let moment = StepMoment { step: Step::Write, after: LOSS_WRITES, reaction };
+        let mut role = self.owner(Share::All, moment);
+        role.stays = is_copied;
+        if is_copied {
+            role.ops_per_thread = LOSS_WRITES / self.arguments.threads;
+        }
+        let mut owner = Process::start("owner", &role.words(), &self.dir)?;
+        match is_copied {
+            true => drop(owner.expect(COPIED, PATIENCE)?),
+            false => drop(self.await_step(&mut owner)?),
+        }
+        owner.kill()?;
+        for node in nodes {
+            self.cluster.take_node(*node, Fault::Kill)?;
+        }
+        self.check(CheckPlan { accept_loss: is_copied, ..CheckPlan::TAKE_OVER })?;
+        self.operations += self.progress.done.iter().sum::<u64>() - before;
+        self.cluster.restore()
+    }
+}
+
+/// An owner that a fault hits, and where it was.
+struct StruckOwner {
+    process: Process,
+    seen: AtStepSeen,
+}
+
+fn sleep_ms(ms: u64) {
+    SystemClock::shared().sleep(Duration::from_millis(ms));
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "it is given to map_err")]
+fn text(error: Error) -> String {
+    error.to_string()
+}

@@ -10,7 +10,7 @@ use archipelago_env::FileClass;
 use super::model::{GrowthKind, Model};
 use super::owner::{DIR, OpenPaths, Operation};
 
-/// Draws operations.
+/// Draws operations by seed.
 #[derive(Debug)]
 pub(crate) struct OperationSource {
     /// Number that makes names and bytes unique.

@@ -184,7 +184,7 @@ impl Cluster {
         manager.map_or_else(Members::default, |manager| manager.look(MemberTable::members))
     }
 
-    /// The nodes.
+    /// The nodes of the cluster.
     pub(crate) fn nodes(&self) -> &[NodePlace] {
         &self.nodes
     }

@@ -180,7 +180,7 @@ struct DbOwner {
     is_dead: bool,
 }
 
-/// The run.
+/// The run of one seed.
 struct DbRun {
     cluster: Cluster,
     settings: ClientSettings,

@@ -23,7 +23,7 @@ use super::thread::{Call, SimThread};
 const VOLUMES: [VolumeId; 2] = [VolumeId([0xa1; 16]), VolumeId([0xb2; 16])];
 /// Epoch of both.
 const EPOCH: Epoch = Epoch(1);
-/// Longest blob.
+/// Length of the longest blob.
 const BLOB_BYTES_MAX: usize = 10_000;
 /// Time between two looks at a thread that ends, and the number of looks.
 const LOOK: Duration = Duration::from_millis(100);

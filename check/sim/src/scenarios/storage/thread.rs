@@ -314,7 +314,7 @@ where
                 }
             }
         });
-        let Some(job) = wait_for(runtime, next) else { return None };
+        let job = wait_for(runtime, next)?;
         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| job(&mut value))) {
             std::mem::forget(value);
             return Some(panic_text(&*panic));

@@ -17,7 +17,7 @@ use archipelago_base::Result;
 use archipelago_base::budget::ByteBudget;
 use archipelago_base::runtime::{Runtime, wait_for};
 use archipelago_fabric::Reach;
-use archipelago_fabric::paced::{Card, CardSettings, Paced};
+use archipelago_fabric::paced::{Card, CardSettings, CardStats, Paced};
 
 use super::blobs::{BlobStats, BlobsOptions, NodeBlobs};
 use super::client::{NodeClient, StatsSnapshot};
@@ -72,6 +72,8 @@ pub struct NodeStoresReport {
     pub blobs: BlobStats,
     /// Acknowledged bytes of logs that a replica lacks now.
     pub log_backlog_bytes: u64,
+    /// What the card has sent and received; `None` if the options set no card.
+    pub card: Option<CardStats>,
 }
 
 /// A pool of storage nodes: its client and its drivers.
@@ -82,6 +84,7 @@ pub struct NodeStores {
     logs: Arc<NodeLogs>,
     log_writing: LogWriting,
     register: Arc<NodeRegister>,
+    card: Option<Card>,
 }
 
 impl NodeStores {
@@ -104,8 +107,9 @@ impl NodeStores {
         managers: Vec<String>,
         options: NodeStoresOptions,
     ) -> Result<Self> {
-        let reach: Arc<dyn Reach> = match options.card {
-            Some(card) => Arc::new(Paced::new(reach, &Card::over(&card, &runtime)?)),
+        let card = options.card.map(|card| Card::over(&card, &runtime)).transpose()?;
+        let reach: Arc<dyn Reach> = match &card {
+            Some(card) => Arc::new(Paced::new(reach, card)),
             None => reach,
         };
         let client = NodeClient::new(reach, runtime, managers);
@@ -122,6 +126,7 @@ impl NodeStores {
             log_writing,
             register: Arc::new(NodeRegister::new(&client)),
             client,
+            card,
         })
     }
 
@@ -138,6 +143,7 @@ impl NodeStores {
             client: self.client.stats().snapshot(),
             blobs: self.blobs.stats(),
             log_backlog_bytes: self.logs.backlog_bytes(),
+            card: self.card.as_ref().map(Card::stats),
         }
     }
 

@@ -50,6 +50,13 @@ pub fn writes(benchmark: &str) -> Option<bool> {
     workloads::find(benchmark).map(|found| found.writes)
 }
 
+/// Bytes of the value of record `number` in a phase of a workload of Terark-DS, such as
+/// `mixed8kload`. `None` if `benchmark` is another one.
+#[must_use]
+pub fn record_value_bytes(benchmark: &str, number: u64) -> Option<usize> {
+    workloads::terark::value_bytes(benchmark, number)
+}
+
 /// Runs `archipelago bench` with `args`, the words after `bench`. Standard output gets the same
 /// lines as that of db_bench. Errors, notes and the progress bar go to standard error. Exit code 0
 /// on success, 1 if a benchmark failed, 2 for wrong usage.

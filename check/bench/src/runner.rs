@@ -12,11 +12,13 @@ use std::sync::{Arc, Barrier};
 
 use archipelago_base::clock::{Clock, SystemClock};
 use archipelago_base::random::entropy_seed;
+use archipelago_fabric::paced::CardStats;
 
 use crate::harness::flags::Flags;
 use crate::harness::gc::{FreedBytes, GcFigures};
 use crate::harness::io::{self, IoEntry};
 use crate::harness::json::{self, Outcome, Settled};
+use crate::harness::network::{self, NetworkEntry};
 use crate::harness::process::{self, own_usage};
 use crate::harness::progress::{IntervalReport, Watch};
 use crate::harness::report::{header, histograms, result_line, say};
@@ -46,6 +48,7 @@ struct Written {
     cpu_seconds: Option<f64>,
     stalls: Stalls,
     io: Option<IoStats>,
+    network: Option<CardStats>,
     gc: GcFigures,
 }
 
@@ -302,6 +305,7 @@ impl Runner {
         let sampler = recorder.map(|recorder| Sampler {
             recorder,
             db: &db,
+            opened: self.opened.as_ref(),
             progress: &progress[..threads as usize],
         });
         let start_s = recorder.map_or(0.0, Recorder::now_s);
@@ -329,6 +333,7 @@ impl Runner {
             stalls: Stalls::of(self.db()?),
             gc: GcFigures::of(self.db()?, &self.freed),
             io: self.opened.as_ref().and_then(|opened| Some(opened.io.as_ref()?.snapshot())),
+            network: self.opened.as_ref().and_then(Opened::network),
         })
     }
 
@@ -367,11 +372,12 @@ impl Runner {
             bytes_written: process_delta(before, after),
             peak_rss_bytes: own_usage().peak_rss_bytes,
             write_amplification: amplification(before, after),
-            cpu_seconds: after.cpu_seconds.zip(before.cpu_seconds).map(|(a, b)| a - b),
+            cpu_seconds: cpu_between(before, after),
             stall_seconds: after.stalls.since(before.stalls),
             settle_seconds: None,
             settled: None,
             io: io_between(before, after),
+            network: network_between(before, after),
             gc: after.gc.since(before.gc),
             tiers: None,
         })
@@ -393,6 +399,8 @@ impl Runner {
             table_bytes: Some(table_bytes),
             bytes_written: process_delta(unsettled.before, after),
             write_amplification: amplification,
+            cpu_seconds: cpu_between(unsettled.before, after),
+            network: network_between(unsettled.before, after),
         });
         let amplification = match amplification {
             Some(ratio) => format!("; write amplification {ratio:.2}"),
@@ -415,6 +423,15 @@ fn amplification(before: Written, after: Written) -> Option<f64> {
 fn io_between(before: Written, after: Written) -> Vec<IoEntry> {
     let stats = after.io.zip(before.io).map(|(after, before)| after.since(&before));
     stats.as_ref().map(io::entries).unwrap_or_default()
+}
+
+fn network_between(before: Written, after: Written) -> Vec<NetworkEntry> {
+    let stats = before.network.zip(after.network);
+    stats.map(|(before, after)| network::entries(&before, &after)).unwrap_or_default()
+}
+
+fn cpu_between(before: Written, after: Written) -> Option<f64> {
+    Some(after.cpu_seconds? - before.cpu_seconds?)
 }
 
 fn process_delta(before: Written, after: Written) -> Option<u64> {

@@ -8,6 +8,7 @@ use serde::Serialize;
 use crate::harness::gc::GcFigures;
 use crate::harness::histogram::Quantiles;
 use crate::harness::io::IoEntry;
+use crate::harness::network::NetworkEntry;
 use crate::harness::samples::Stalls;
 use crate::harness::store::{Error, FileClass, FileSystem, IoContext, IoPurpose, LocalFs, Result};
 use crate::harness::tiers::TierOutcome;
@@ -60,18 +61,22 @@ pub(crate) struct Outcome {
     /// Reads and writes of files, with `--io_statistics`: until the store had settled, if
     /// `waitforcompaction` followed.
     pub(crate) io: Vec<IoEntry>,
-    /// Garbage collection of value files, until the same moment.
+    /// Messages to and from storage nodes during the benchmark, with `--store`.
+    pub(crate) network: Vec<NetworkEntry>,
+    /// Garbage collection of value files, until the store had settled.
     pub(crate) gc: Option<GcFigures>,
     /// Figures of the tiers, with `--tiers`.
     pub(crate) tiers: Option<TierOutcome>,
 }
 
 /// A write benchmark and the compaction that it caused.
-#[derive(Clone, Copy, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize)]
 pub(crate) struct Settled {
     pub(crate) table_bytes: Option<u64>,
     pub(crate) bytes_written: Option<u64>,
     pub(crate) write_amplification: Option<f64>,
+    pub(crate) cpu_seconds: Option<f64>,
+    pub(crate) network: Vec<NetworkEntry>,
 }
 
 /// Writes `value` to `path`, whole or not at all.

@@ -49,7 +49,8 @@ pub(crate) fn own_usage() -> Usage {
 
 /// Processor time that this process has used so far, in the program and in the kernel, in seconds;
 /// to a hundredth.
-pub(crate) fn cpu_seconds() -> Option<f64> {
+#[must_use]
+pub fn cpu_seconds() -> Option<f64> {
     cpu_of(&std::fs::read_to_string("/proc/self/stat").ok()?)
 }
 

@@ -18,7 +18,8 @@ use std::time::Duration;
 use archipelago_base::clock::{Clock, SystemClock};
 use serde::{Deserialize, Serialize};
 
-use crate::harness::store::{Db, Event, EventListener, Result, Ticker};
+use crate::harness::network;
+use crate::harness::store::{Db, Event, EventListener, Opened, Result, Ticker};
 use crate::harness::tally::Progress;
 
 const LOOK_EVERY: Duration = Duration::from_millis(100);
@@ -91,6 +92,10 @@ pub struct Sample {
     pub l0_files: Vec<usize>,
     /// Stall times since the benchmark began.
     pub stall_s: Stalls,
+    /// Bytes that the client's card has sent to storage nodes so far, by the class of the call:
+    /// log, foreground, flush, compaction, garbage collection. Empty without `--store`.
+    #[serde(default)]
+    pub sent_bytes: Vec<u64>,
 }
 
 /// A flush or compaction that was installed.
@@ -247,6 +252,7 @@ impl EventListener for Recorder {
 pub(crate) struct Sampler<'a> {
     pub(crate) recorder: &'a Recorder,
     pub(crate) db: &'a Db,
+    pub(crate) opened: Option<&'a Opened>,
     pub(crate) progress: &'a [Progress],
 }
 
@@ -269,6 +275,11 @@ impl Sampler<'_> {
             ops: self.progress.iter().map(Progress::get).sum(),
             l0_files: buckets.iter().map(|bucket| bucket.l0_files).collect(),
             stall_s: Stalls::of(self.db).since(before),
+            sent_bytes: self
+                .opened
+                .and_then(Opened::network)
+                .map(|stats| network::sent_bytes(&stats))
+                .unwrap_or_default(),
         })
     }
 }
@@ -382,6 +393,7 @@ mod tests {
                 ops: 7,
                 l0_files: vec![3, 0],
                 stall_s: Stalls { l0: 0.25, ..Stalls::default() },
+                sent_bytes: vec![1, 2, 3, 4, 5],
             }],
             jobs: vec![job(0.0, 1.0, &[1.0])],
             ..Series::default()

@@ -8,6 +8,7 @@ use archipelago_base::clock::{Clock, SystemClock};
 use archipelago_compute::volume::VolumeStorage;
 use archipelago_env::device::ThrottledFs;
 use archipelago_env::stats::CountingFs;
+use archipelago_fabric::paced::CardStats;
 
 pub use archipelago_base::{Error, Result};
 pub use archipelago_engine::{
@@ -126,6 +127,11 @@ pub(crate) struct Opened {
 }
 
 impl Opened {
+    /// What the card of this process has sent and received. `None` without `--store`.
+    pub(crate) fn network(&self) -> Option<CardStats> {
+        self.volume.as_ref()?.pool_report().card
+    }
+
     /// Closes the database and then its devices.
     pub(crate) fn close(self) -> Result<()> {
         let closed = self.db.close();

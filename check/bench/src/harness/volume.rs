@@ -20,7 +20,17 @@ pub(crate) fn settings(flags: &Flags) -> Result<Option<VolumeSettings>> {
     let managers = store.split(',').map(endpoint).collect::<Result<Vec<_>>>()?;
     let owner = format!("`archipelago bench` (process {})", std::process::id());
     let secret = flags.volume.secret_file.as_deref().map(Secret::read).transpose()?;
-    Ok(Some(VolumeSettings { secret, ..VolumeSettings::new(managers, name, owner) }))
+    let mut settings = VolumeSettings::new(managers, name, owner);
+    settings.secret = secret;
+    settings.take_over = flags.volume.take_over;
+    settings.stores.card = Some(flags.volume.card());
+    if let Some(redundancy) = flags.volume.redundancy {
+        settings.stores.mode = redundancy.into();
+    }
+    if let Some(form) = flags.volume.log_writing {
+        settings.stores.log_writing = form.into();
+    }
+    Ok(Some(settings))
 }
 
 /// Becomes the owner of the volume, and creates it if it does not exist.

@@ -91,6 +91,12 @@ pub(crate) fn is_one(name: &str) -> bool {
     phases(name).is_some() || split(name).is_some()
 }
 
+/// Bytes of the value of record `number` in the benchmark called `name`; `None` if it is another
+/// benchmark.
+pub(crate) fn value_bytes(name: &str, number: u64) -> Option<usize> {
+    Some(split(name)?.0.of(number))
+}
+
 /// Lengths and phase of the benchmark called `name`.
 fn split(name: &str) -> Option<(ValueLengths, Phase)> {
     let workload = WORKLOADS.iter().find(|workload| name.starts_with(workload.name))?;

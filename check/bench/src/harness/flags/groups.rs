@@ -504,6 +504,7 @@ impl Flags {
             ));
         }
         self.separation.check(self.storage.compression_type)?;
+        self.volume.check()?;
         if !(0.0..=1.0).contains(&load.compression_ratio) {
             return Err(format!(
                 "--compression_ratio is {}: it must be 0 to 1",

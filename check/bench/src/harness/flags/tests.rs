@@ -167,3 +167,19 @@ fn compare_takes_the_flags_of_both() {
     assert_eq!((given.runs, given.bench.load.num, given.markdown), (3, 10, true));
     assert_eq!(given.db_bench_flags, "--cache_index_and_filter_blocks");
 }
+
+#[test]
+fn network_is_emulated_in_front_of_storage_nodes() {
+    let store = ["--store=127.0.0.1:7700", "--volume=reef"];
+    let emulated = ["--network_bytes_per_s=125000000", "--network_round_trip_us=2000"];
+    let modes = ["--redundancy=by_class", "--log_writing=striped", "--take_over"];
+    let given = flags(&[&store[..], &emulated, &modes].concat()).volume;
+    let card = given.card();
+    assert_eq!((card.out_bytes_per_s, card.in_bytes_per_s), (125_000_000, 125_000_000));
+    assert_eq!((card.stream_bytes_per_s, card.latency.as_micros()), (0, 1000));
+    assert!(given.take_over && given.redundancy.is_some() && given.log_writing.is_some());
+    let plain = flags(&store).volume.card();
+    assert_eq!((plain.out_bytes_per_s, plain.latency.as_micros()), (0, 0));
+    assert!(refusal(&emulated).contains("need --store"));
+    assert!(refusal(&["--redundancy=coded"]).contains("--store"));
+}

@@ -5,14 +5,15 @@
 //! The program of this name and tests call this library. These modules are commands:
 //! `compare` runs a list of benchmarks on both sides, `rocksdb` all rows of the comparison with
 //! RocksDB, `bucketlsm` and `keigo` the comparisons of two papers, `terark` those of separated
-//! values, `model` the model of many cores,
+//! values (the command `terark-engine`), `terark_nodes` the evaluation of Terark-DS over storage
+//! nodes (the command `terark`), `model` the model of many cores,
 //! [`flexkv`] the testbed of another paper, and its `verbs` the calibration of the network card.
 //! `claim` holds targets, `page` renders results and writes the pages of `docs/benchmarks/`, `plot`
 //! draws charts, `program` finds and starts the program to measure, and `results` reads its result
 //! file.
 //!
-//! `compare`, `rocksdb`, `bucketlsm`, `keigo` and `terark` start the `archipelago` program and read
-//! its output, so that they measure the program that people run.
+//! `compare`, `rocksdb`, `bucketlsm`, `keigo`, `terark` and `terark_nodes` start the `archipelago`
+//! program and read its output, so that they measure the program that people run.
 
 mod bucketlsm;
 mod claim;
@@ -26,6 +27,7 @@ mod program;
 mod results;
 mod rocksdb;
 mod terark;
+mod terark_nodes;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -37,11 +39,12 @@ use archipelago_bench::harness::store::Result;
 type Command = fn(&[OsString]) -> std::result::Result<Result<()>, Stop>;
 
 /// The commands, each with a line for the help.
-const COMMANDS: [(&str, &str, Command); 8] = [
+const COMMANDS: [(&str, &str, Command); 9] = [
     ("rocksdb", "compare all benchmarks with db_bench, with targets", rocksdb::reproduce),
     ("compare", "compare some benchmarks with an installed db_bench", compare::compare),
     ("bucketlsm", "repeat the comparisons of BucketLSM's paper", bucketlsm::reproduce),
     ("keigo", "repeat the comparisons of Keigo's paper", keigo::reproduce),
+    ("terark", "repeat the evaluation of Terark-DS over storage nodes", terark_nodes::measure),
     ("terark-engine", "compare separated values with BlobDB, with targets", terark::measure),
     ("model", "model many cores, from measured costs", model::model),
     ("flexkv", "run figures of FlexKV's paper on its testbed in virtual time", flexkv::main),
@@ -61,7 +64,7 @@ fn help() -> String {
         text += &format!("  {name:13} {about}\n");
     }
     text + "\n`archipelago-lab COMMAND --help` lists the flags of a command. With `--page FILE`, the commands\n\
-            rocksdb, bucketlsm, keigo, terark-engine, flexkv and model write a page for docs/benchmarks.\n\n\
+            rocksdb, bucketlsm, keigo, terark, terark-engine, flexkv and model write a page for docs/benchmarks.\n\n\
             Most commands start the program `archipelago` in the directory of this one.\n\
             Build in two commands, so that it does not get features that this program needs:\n  \
             cargo build --release -p archipelago-lab\n  \
@@ -76,6 +79,9 @@ pub fn main(args: Vec<OsString>) -> ExitCode {
     let word = args.first().and_then(|word| word.to_str()).unwrap_or_default();
     if let Some((_, _, command)) = COMMANDS.iter().find(|(name, ..)| *name == word) {
         return archipelago_bench::exit_code(command(&args[1..]));
+    }
+    if word == terark_nodes::NODE_COMMAND {
+        return archipelago_bench::exit_code(terark_nodes::serve_node(&args[1..]));
     }
     if matches!(word, "--help" | "-h" | "help") {
         print!("{}", help());

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use archipelago_bench::harness::gc::GcFigures;
 use archipelago_bench::harness::io::IoEntry;
+use archipelago_bench::harness::network::NetworkEntry;
 use archipelago_bench::harness::samples::Stalls;
 use archipelago_bench::harness::store::{
     Error, FileClass, FileSystem as _, IoContext, IoPurpose, LocalFs, Result,
@@ -35,14 +36,19 @@ pub(crate) struct ResultEntry {
     pub(crate) settle_seconds: Option<f64>,
     pub(crate) settled: Option<SettledEntry>,
     pub(crate) io: Vec<IoEntry>,
+    /// Messages to and from storage nodes, until the benchmark ended.
+    pub(crate) network: Vec<NetworkEntry>,
     pub(crate) gc: Option<GcFigures>,
     pub(crate) tiers: Option<TierOutcome>,
 }
 
 /// Figures of a write benchmark until the store had settled.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct SettledEntry {
     pub(crate) write_amplification: Option<f64>,
+    pub(crate) cpu_seconds: Option<f64>,
+    /// Messages to and from storage nodes, from the start of the benchmark until then.
+    pub(crate) network: Vec<NetworkEntry>,
 }
 
 /// Latencies of one kind of operation.

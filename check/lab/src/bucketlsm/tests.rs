@@ -47,7 +47,13 @@ fn run(case: Case, round: u64, ops_per_s: f64, stall: f64) -> Run {
         bytes_read: 4_000_000,
         bytes_written: 3_000_000,
     };
-    let look = |t_s: f64| Sample { t_s, ops: 9, l0_files: vec![3, 1], stall_s: Stalls::default() };
+    let look = |t_s: f64| Sample {
+        t_s,
+        ops: 9,
+        l0_files: vec![3, 1],
+        stall_s: Stalls::default(),
+        sent_bytes: Vec::new(),
+    };
     let series = Series {
         benchmarks: vec![Window { name, start_s: 1.0, end_s: 11.0 }],
         samples: (10..=110).map(|tenth| look(f64::from(tenth) / 10.0)).collect(),

@@ -25,7 +25,7 @@ pub(super) fn writes_inline(rewrites: f64) -> f64 {
 }
 
 /// The rewriting factor W of a run without separation, from its write amplification.
-pub(super) fn rewrites_of(write_amplification: f64) -> f64 {
+pub(crate) fn rewrites_of(write_amplification: f64) -> f64 {
     (write_amplification - LOG_AND_FLUSH).max(0.0)
 }
 
@@ -38,7 +38,7 @@ pub(super) fn writes_separated(rewrites: f64, share: f64, collected: f64) -> f64
 /// Bytes that greedy garbage collection rewrites per user byte if updates are uniform and exposed
 /// garbage is `exposed` times the live bytes: p / (1 − p), where p is the valid share of the file
 /// that is collected and (1 − p) / (−ln p) = 1 / (1 + exposed). Infinite without garbage.
-pub(super) fn collected_per_byte(exposed: f64) -> f64 {
+pub(crate) fn collected_per_byte(exposed: f64) -> f64 {
     if exposed <= 0.0 {
         return f64::INFINITY;
     }
@@ -77,7 +77,7 @@ pub(super) fn plan(allowed: f64, share: f64) -> SpacePlan {
 /// Share of a workload's bytes that stays in the levels: keys, references and small values, of
 /// entries with keys of `key_bytes` and values of `value_bytes`. Values of `threshold` bytes and
 /// more are separated.
-pub(super) fn share_in_levels(
+pub(crate) fn share_in_levels(
     key_bytes: u64,
     value_bytes: impl Iterator<Item = u64>,
     threshold: u64,

@@ -15,13 +15,13 @@
 //! Failure: a missed target is no error. After a run that failed, the reports are written with the
 //! runs that succeeded, and the command returns the error.
 
-mod bounds;
+pub(crate) mod bounds;
 mod flags;
 mod plan;
 mod plots;
 mod report;
 mod rows;
-mod run;
+pub(crate) mod run;
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};

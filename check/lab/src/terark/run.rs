@@ -140,12 +140,44 @@ impl Run {
 
     /// Garbage collection during the updates. None if no file was collected.
     pub(super) fn collection(&self) -> Option<Collection> {
-        let result = self.step(StepKind::Update)?.result(Step::SAMPLED)?;
+        Collection::of(self.step(StepKind::Update)?.result(Step::SAMPLED)?)
+    }
+
+    /// Mean of the space amplifications during the updates.
+    pub(super) fn space_mean(&self, live_bytes: u64) -> Option<f64> {
+        let all = self.amplifications(live_bytes);
+        (!all.is_empty()).then(|| all.iter().sum::<f64>() / all.len() as f64)
+    }
+}
+
+/// What garbage collection did during the updates, until the store had settled.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Collection {
+    pub(crate) jobs: f64,
+    /// Number of value files that were collected.
+    pub(crate) files: f64,
+    /// Bytes of the value files that were collected.
+    pub(crate) file_bytes: f64,
+    pub(crate) records: f64,
+    pub(crate) valid_records: f64,
+    /// Share of the files' bytes that was valid.
+    pub(crate) valid_share: f64,
+    /// Bytes that were read of value files, over the bytes of the collected ones.
+    pub(crate) read_share: f64,
+    /// Calls that read one range or several, of any file.
+    pub(crate) read_calls: f64,
+    /// Seconds of reading keys, looking up and reading values.
+    pub(crate) seconds: f64,
+}
+
+impl Collection {
+    /// Garbage collection of a benchmark that updates. `None` if no file was collected.
+    pub(crate) fn of(result: &ResultEntry) -> Option<Self> {
         let gc = result.gc.filter(|gc| gc.records > 0 && gc.file_bytes > 0)?;
         let reads = || result.io.iter().filter(|entry| entry.purpose == "gc");
         let values = reads().filter(|entry| entry.class == "value-sst");
         let file_bytes = gc.file_bytes as f64;
-        Some(Collection {
+        Some(Self {
             jobs: gc.jobs as f64,
             files: gc.files as f64,
             file_bytes,
@@ -158,36 +190,8 @@ impl Run {
         })
     }
 
-    /// Mean of the space amplifications during the updates.
-    pub(super) fn space_mean(&self, live_bytes: u64) -> Option<f64> {
-        let all = self.amplifications(live_bytes);
-        (!all.is_empty()).then(|| all.iter().sum::<f64>() / all.len() as f64)
-    }
-}
-
-/// What garbage collection did during the updates, until the store had settled.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Collection {
-    pub(super) jobs: f64,
-    /// Number of value files that were collected.
-    pub(super) files: f64,
-    /// Bytes of the value files that were collected.
-    pub(super) file_bytes: f64,
-    pub(super) records: f64,
-    pub(super) valid_records: f64,
-    /// Share of the files' bytes that was valid.
-    pub(super) valid_share: f64,
-    /// Bytes that were read of value files, over the bytes of the collected ones.
-    pub(super) read_share: f64,
-    /// Calls that read one range or several, of any file.
-    pub(super) read_calls: f64,
-    /// Seconds of reading keys, looking up and reading values.
-    pub(super) seconds: f64,
-}
-
-impl Collection {
     /// Number of read calls per record of the collected files.
-    pub(super) fn calls_per_record(&self) -> Option<f64> {
+    pub(crate) fn calls_per_record(&self) -> Option<f64> {
         Some(self.read_calls / self.records)
     }
 }

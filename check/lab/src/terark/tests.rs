@@ -55,8 +55,12 @@ fn result(name: &str, write_amplification: f64) -> ResultEntry {
         cpu_seconds: None,
         write_amplification: None,
         settle_seconds: None,
-        settled: Some(SettledEntry { write_amplification: Some(write_amplification) }),
+        settled: Some(SettledEntry {
+            write_amplification: Some(write_amplification),
+            ..SettledEntry::default()
+        }),
         io: Vec::new(),
+        network: Vec::new(),
         gc: None,
         tiers: None,
     }

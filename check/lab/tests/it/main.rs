@@ -6,4 +6,5 @@ mod keigo;
 mod pages;
 mod rocksdb;
 mod terark;
+mod terark_nodes;
 mod verbs;

@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use serde_json::Value;
 
 /// A script at `dir/name`.
-fn script(dir: &Path, name: &str, text: &str) -> PathBuf {
+pub(crate) fn script(dir: &Path, name: &str, text: &str) -> PathBuf {
     let path = dir.join(name);
     #[expect(clippy::disallowed_methods, reason = "a script, no database file")]
     std::fs::write(&path, text).expect("a script");
@@ -18,7 +18,7 @@ fn script(dir: &Path, name: &str, text: &str) -> PathBuf {
 }
 
 /// A script that runs this program as `archipelago`.
-fn program(dir: &Path) -> PathBuf {
+pub(crate) fn program(dir: &Path) -> PathBuf {
     let own = std::env::current_exe().expect("this program");
     let text = format!(
         "#!/bin/sh\nexport {}=\"$(printf '%s\\n' \"$@\")\"\nexec {} --exact comparisons::program \

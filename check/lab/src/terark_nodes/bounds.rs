@@ -1,0 +1,161 @@
+//! What arithmetic allows: bytes on the client's card per user byte, the cost of a mode at the
+//! paper's prices, and the paper's model of redundancy (§4.2.3). The functions are pure.
+//!
+//! A run whose card is the only full resource sends as many user bytes as the card allows. So the
+//! ratio of two sums of bytes per user byte is the highest possible speed-up.
+
+use serde::Serialize;
+
+/// Copies of each log byte. The third copy costs its bytes although no writer waits for it.
+const LOG_COPIES: f64 = 3.0;
+/// Bytes of three replicas per byte.
+const REPLICATED: f64 = 3.0;
+/// Bytes of four data and two parity chunks per byte.
+const CODED: f64 = 1.5;
+/// Bytes that are stored per byte of tables and of value files.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub(super) struct Redundancy {
+    pub(super) tables: f64,
+    pub(super) values: f64,
+}
+
+impl Redundancy {
+    pub(super) const REPLICATED: Self = Self { tables: REPLICATED, values: REPLICATED };
+    pub(super) const CODED: Self = Self { tables: CODED, values: CODED };
+    pub(super) const BY_CLASS: Self = Self { tables: REPLICATED, values: CODED };
+}
+
+/// Bytes sent per user byte without separation. `rewrites` is W.
+pub(super) fn sent_inline(redundancy: Redundancy, rewrites: f64) -> f64 {
+    LOG_COPIES + redundancy.tables * (1.0 + rewrites)
+}
+
+/// Bytes sent per user byte with separation. `share` of the bytes lies in the levels, and garbage
+/// collection rewrites `collected` bytes for each byte outside of them.
+pub(super) fn sent_separated(
+    redundancy: Redundancy,
+    rewrites: f64,
+    share: f64,
+    collected: f64,
+) -> f64 {
+    let values = 1.0 - share;
+    LOG_COPIES
+        + redundancy.tables * share * (1.0 + rewrites)
+        + redundancy.values * values * (1.0 + collected)
+}
+
+/// Prices of the paper's Table 4 for RocksDB with three replicas, in dollars.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Prices {
+    pub(super) storage: f64,
+    pub(super) put: f64,
+    pub(super) get: f64,
+}
+
+pub(super) const PRICES: Prices = Prices { storage: 0.3788, put: 0.5760, get: 0.0364 };
+
+/// What a mode uses, each as a multiple of the mode without separation and with three replicas.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Usage {
+    pub(super) storage: f64,
+    pub(super) put_cpu: f64,
+    pub(super) get_cpu: f64,
+}
+
+impl Usage {
+    /// Its cost at the paper's prices, in dollars.
+    pub(super) fn cost(self) -> f64 {
+        let Prices { storage, put, get } = PRICES;
+        storage * self.storage + put * self.put_cpu + get * self.get_cpu
+    }
+}
+
+/// Ratios of read latencies in the paper's model, by that of a small read from three replicas.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Latencies {
+    /// A small read of a coded file (K_s).
+    pub(super) small_coded: f64,
+    /// A large read of a coded file (K_l).
+    pub(super) large_coded: f64,
+}
+
+impl Latencies {
+    /// The figures of the paper's testbed.
+    pub(super) const PAPER: Self = Self { small_coded: 1.3, large_coded: 1.5 };
+}
+
+/// Reads per second and unit of storage of replicated tables with coded values, over those of coded
+/// tables and values (equation 5). `tables` is the ratio of table bytes to value bytes (α), and
+/// `small` the share of reads that need tables only (p).
+pub(super) fn mixed_over_coded(latencies: Latencies, tables: f64, small: f64) -> f64 {
+    let large = (1.0 - small) * latencies.large_coded;
+    (latencies.small_coded + large) / (1.0 + large) * (1.0 + tables) / (1.0 + 2.0 * tables)
+}
+
+/// The same over replicated tables and values, if large reads of both kinds take the same time
+/// (equation 3).
+pub(super) fn mixed_over_replicated(tables: f64) -> f64 {
+    (2.0 + 2.0 * tables) / (1.0 + 2.0 * tables)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::terark::bounds::collected_per_byte;
+
+    fn is_near(value: f64, wanted: f64, tolerance: f64) {
+        assert!((value - wanted).abs() <= tolerance, "{value}, not {wanted}");
+    }
+
+    /// Shares in the levels of Fixed-16K, Mixed-8K and Pareto-1K, as the design has them.
+    const SHARES: [f64; 3] = [0.004, 0.028, 0.14];
+
+    #[test]
+    fn bytes_on_the_card_are_those_of_the_design() {
+        is_near(sent_inline(Redundancy::REPLICATED, 8.0), 30.0, 1e-9);
+        is_near(sent_inline(Redundancy::CODED, 8.0), 16.5, 1e-9);
+        let of = |redundancy: Redundancy| {
+            SHARES.map(|share| sent_separated(redundancy, 8.0, share, 0.0))
+        };
+        let table = [
+            (Redundancy::REPLICATED, [6.1, 6.7, 9.4]),
+            (Redundancy::CODED, [4.5, 4.8, 6.2]),
+            (Redundancy::BY_CLASS, [4.6, 5.2, 8.1]),
+        ];
+        for (redundancy, wanted) in table {
+            for (sent, wanted) in of(redundancy).into_iter().zip(wanted) {
+                is_near(sent, wanted, 0.06);
+            }
+        }
+    }
+
+    #[test]
+    fn bounds_of_updates_are_those_of_the_design() {
+        // Bytes rewritten per user byte at a space amplification of 1.5.
+        let collected = collected_per_byte(0.5);
+        let sent = |redundancy, share| sent_separated(redundancy, 8.0, share, collected);
+        for (share, inline, separated) in
+            [(SHARES[0], 5.3, 1.45), (SHARES[1], 4.8, 1.40), (SHARES[2], 3.3, 1.25)]
+        {
+            let by_class = sent(Redundancy::BY_CLASS, share);
+            is_near(sent_inline(Redundancy::REPLICATED, 8.0) / by_class, inline, 0.06);
+            is_near(sent(Redundancy::REPLICATED, share) / by_class, separated, 0.01);
+        }
+    }
+
+    #[test]
+    fn model_of_redundancy_is_exact() {
+        is_near(mixed_over_coded(Latencies::PAPER, 0.1, 0.0), 2.8 / 2.5 * 1.1 / 1.2, 1e-12);
+        is_near(mixed_over_coded(Latencies::PAPER, 0.0, 1.0), 1.3, 1e-12);
+        let equal = Latencies { small_coded: 1.0, large_coded: 1.0 };
+        assert!(mixed_over_coded(equal, 0.05, 0.5) < 1.0);
+        assert_eq!(mixed_over_replicated(0.0), 2.0);
+        assert!(mixed_over_replicated(100.0) > 1.0);
+    }
+
+    #[test]
+    fn cost_of_the_reference_is_that_of_the_paper() {
+        let reference = Usage { storage: 1.0, put_cpu: 1.0, get_cpu: 1.0 };
+        is_near(reference.cost(), 0.9912, 1e-9);
+    }
+}

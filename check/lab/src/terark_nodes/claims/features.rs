@@ -1,0 +1,204 @@
+//! Rows of single features: redundancy (Figure 14), the log (Figure 15), space (Figure 16) and
+//! garbage collection (§4.4).
+
+use super::super::link::{Card, Link};
+use super::super::modes::{Mode, Workload};
+use super::super::plan::{Group, Step};
+use super::super::rows::{Claim, Facts, Subject, times};
+use super::super::run::Run;
+use super::super::words::BOUND_TIGHT;
+use super::{rates, settled};
+use crate::claim::median;
+use crate::terark::run::Collection;
+
+/// Share of the gain of the model that adaptive writing must reach.
+const GAIN_SHARE_MIN: f64 = 0.7;
+/// Read calls of garbage collection for each of its records, at most.
+const CALLS_PER_RECORD_MAX: f64 = 0.02;
+/// Bytes that garbage collection may read: this multiple of the valid bytes, and this share of the
+/// files.
+const READ_VALID_FACTOR: f64 = 1.25;
+const READ_KEYS_SHARE: f64 = 0.005;
+
+pub(super) fn redundancy() -> Vec<Claim> {
+    use Mode::{Dr, SeparatedEc, SeparatedR3};
+    let of = |workload: Workload| {
+        let by_class = Subject { group: Group::Redundancy, workload, mode: Dr };
+        let coded = Subject { mode: SeparatedEc, ..by_class };
+        let insert = |subject| settled(subject, SeparatedR3, "insert until settled", Step::Load);
+        let update = |subject| settled(subject, SeparatedR3, "update until settled", Step::Update);
+        let read = |subject| rates(subject, SeparatedR3, "read", Step::Read);
+        let lost =
+            |subject| rates(subject, SeparatedR3, "read with one node lost", Step::DegradedRead);
+        vec![
+            insert(by_class).at_least(workload.pick([1.25, 1.2, 1.1])).paper("+22.7 % to +32.0 %"),
+            insert(coded).paper("+12.0 % to +21.7 %"),
+            update(by_class).paper("+22.7 % to +32.0 %"),
+            update(coded).paper("+12.0 % to +21.7 %"),
+            read(by_class).at_least(0.97).paper("close to R3"),
+            read(coded).paper(workload.pick(["", "−12.9 %", "−15.2 %"])),
+            lost(by_class)
+                .at_least(0.97)
+                .bound(|_| Some("0.67× if the card is full: 1.5 times the bytes".to_owned())),
+            lost(coded),
+        ]
+    };
+    Workload::ALL.into_iter().flat_map(of).collect()
+}
+
+/// Share of the time of an append that the model of the design saves, for the groups of the serial
+/// log.
+fn model_gain(facts: &Facts<'_>, workload: Workload, card: Card) -> Option<f64> {
+    let sizes: Vec<f64> = facts
+        .of(workload, Mode::Dr, card)
+        .filter_map(|run| run.log_message_bytes(Step::Load))
+        .collect();
+    let bytes = median(&sizes)?;
+    Some(Link::new(card, facts.flags.scale)?.gain_of_segments(bytes))
+}
+
+pub(super) fn log() -> Vec<Claim> {
+    let of = |(workload, card): (Workload, Card)| {
+        let adaptive = Subject { group: Group::Log, workload, mode: Mode::AllOn };
+        let is_large = workload != Workload::Pareto1k;
+        let least = if is_large && card == Card::Fourfold { 1.08 } else { 0.97 };
+        let latency =
+            move |_: &Facts<'_>, run: &Run| Some(1e3 * run.latency_s(Step::Load, "write")?);
+        let mut rows = vec![
+            rates(adaptive, Mode::Dr, "insert", Step::Load)
+                .on(card)
+                .at_least(least)
+                .paper(workload.pick(["+19.6 %", "+6.1 %", "negligible"])),
+            Claim::new(adaptive, "mean latency of a write, ms", "ms", latency)
+                .over(Mode::Dr, latency)
+                .on(card)
+                .bound(move |facts| model_gain(facts, workload, card).map(|gain| times(1.0 - gain)))
+                .paper(workload.pick(["−17.4 %", "−5.1 %", "−3.1 %"])),
+        ];
+        if is_large && card == Card::Fourfold {
+            let share = move |facts: &Facts<'_>, run: &Run| {
+                let serial: Vec<f64> = facts
+                    .of(workload, Mode::Dr, card)
+                    .filter_map(|run| run.latency_s(Step::Load, "write"))
+                    .collect();
+                let serial = median(&serial)?;
+                let gain = model_gain(facts, workload, card).filter(|gain| *gain > 0.0)?;
+                Some((1.0 - run.latency_s(Step::Load, "write")? / serial) / gain)
+            };
+            let name = "saved latency over that of the model";
+            rows.push(
+                Claim::new(adaptive, name, "", share).on(card).not_below(GAIN_SHARE_MIN).cause(
+                    "A write also waits for the group before it and for its place in the log.",
+                ),
+            );
+        }
+        rows
+    };
+    let cards = [Card::Fourfold, Card::Full];
+    let all = cards.into_iter().flat_map(|card| Workload::ALL.map(|workload| (workload, card)));
+    all.flat_map(of).collect()
+}
+
+pub(super) fn buffer() -> Vec<Claim> {
+    let of = |workload: Workload| {
+        let buffered = Subject { group: Group::Buffer, workload, mode: Mode::DrBuffered };
+        let adaptive = Subject { mode: Mode::AllOnBuffered, ..buffered };
+        vec![
+            rates(buffered, Mode::Dr, "insert", Step::Load)
+                .at_least(workload.pick([1.15, 1.15, 1.7]))
+                .bound(move |_| Some(workload.pick(["1.30×", "1.30×", "2.00×"]).to_owned()))
+                .paper(workload.pick(["+29.8 %", "+29.8 %", "+134 %"])),
+            rates(adaptive, Mode::DrBuffered, "insert", Step::Load).paper("+9.5 %"),
+        ]
+    };
+    Workload::ALL.into_iter().flat_map(of).collect()
+}
+
+pub(super) fn space() -> Vec<Claim> {
+    use Mode::{AllOn, InlineEc, InlineR3, SeparatedEc, SeparatedR3};
+    let of = |workload: Workload| {
+        let all_on = Subject { group: Group::Space, workload, mode: AllOn };
+        let mib = |_: &Facts<'_>, run: &Run| Some(run.stored_bytes()? / 1_048_576.0);
+        let row = |peer| Claim::new(all_on, "stored bytes", "MiB", mib).over(peer, mib);
+        let stored = move |mode: Mode, amplification: f64, facts: &Facts<'_>| {
+            let redundancy = mode.redundancy();
+            let share = workload.share_in_levels(facts.flags);
+            let tables = if mode.is_separated() { share } else { 1.0 };
+            amplification * (tables * redundancy.tables + (1.0 - tables) * redundancy.values)
+        };
+        let least = move |peer: Mode, amplification: f64| {
+            move |facts: &Facts<'_>| {
+                let own = stored(AllOn, BOUND_TIGHT, facts);
+                Some(times(own / stored(peer, amplification, facts)))
+            }
+        };
+        vec![
+            Claim::new(all_on, "largest space amplification at a sample", "", move |facts, run| {
+                run.space_max(workload.live_bytes(facts.flags))
+            })
+            .each_within(BOUND_TIGHT)
+            .bound(|_| Some("≥ 1.0".to_owned())),
+            row(InlineR3)
+                .at_most(workload.pick([0.62, 0.62, 0.70]))
+                .bound(least(InlineR3, 1.12))
+                .paper("−30.4 % to −40.1 %"),
+            row(SeparatedR3)
+                .at_most(0.5)
+                .bound(least(SeparatedR3, 1.96))
+                .paper("−51.9 % to −77.3 %"),
+            row(SeparatedEc)
+                .at_most(1.0)
+                .bound(least(SeparatedEc, 1.96))
+                .paper("−7.9 % to −28.4 %"),
+            row(InlineEc).paper("more than RocksDB-EC"),
+            rates(all_on, InlineR3, "updates under the limit", Step::Throttled),
+        ]
+    };
+    Workload::ALL.into_iter().flat_map(of).collect()
+}
+
+pub(super) fn collection() -> Vec<Claim> {
+    let subject = Subject { group: Group::Gc, workload: Workload::Fixed16k, mode: Mode::AllOn };
+    let found = |run: &Run| Collection::of(run.main(Step::ColdUpdate)?);
+    let middle = move |facts: &Facts<'_>, figure: fn(&Collection) -> f64| {
+        facts.median(Workload::Fixed16k, Mode::AllOn, |run| found(run).as_ref().map(figure))
+    };
+    vec![
+        Claim::new(subject, "read calls per record", "", move |_, run| {
+            found(run)?.calls_per_record()
+        })
+        .within(CALLS_PER_RECORD_MAX)
+        .bound(move |facts| {
+            let least = middle(facts, |found| 2.0 * found.files / found.records)?;
+            Some(format!("≥ {least:.3}"))
+        })
+        .paper("one call per valid key without batches")
+        .cause(
+            "Each file costs a call for its keys and one for its values, and a flush of a memtable \
+             of 4 MiB writes files with few records.",
+        ),
+        Claim::new(
+            subject,
+            "bytes read, over 1.25 times the valid bytes and 0.5 % of the files",
+            "",
+            move |_, run| {
+                let found = found(run)?;
+                let allowed = READ_VALID_FACTOR * found.valid_share + READ_KEYS_SHARE;
+                Some(found.read_share / allowed)
+            },
+        )
+        .within(1.0)
+        .bound(move |facts| {
+            let valid = middle(facts, |found| found.valid_share)?;
+            let least = (valid + 0.0025) / (READ_VALID_FACTOR * valid + READ_KEYS_SHARE);
+            Some(format!("{least:.2}"))
+        }),
+        Claim::new(subject, "time, over look-ups and reads key by key", "", move |_, run| {
+            let found = found(run)?;
+            let by_key_s = 1.0 / run.rate(Step::KeyByKey)?;
+            Some(found.seconds / (found.valid_records * by_key_s))
+        })
+        .within(0.25)
+        .paper("the network is 28.4 % and 22.2 % of the time of reads and look-ups"),
+    ]
+}

@@ -1,0 +1,288 @@
+//! Storage nodes as child processes, and their manager in this process.
+//!
+//! A run owns one [`Cluster`]. Invariants:
+//! 1. A node process ends with the cluster: its standard input ends, and if that does not help, the
+//!    drop kills it by its id.
+//! 2. A founded cluster has heard of all of its nodes.
+//!
+//! Thread-safety: any thread may call any method.
+//! Failure: an error names the node. A node that a run has killed is left out of sums.
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::Duration;
+
+use archipelago_base::clock::{Clock as _, SystemClock};
+use archipelago_bench::harness::store::{Error, Result};
+use archipelago_manager::core::Terms;
+use archipelago_manager::{ManagerServer, ManagerSettings, MemberTerms, StorePlan};
+use archipelago_store::nodes::wire::MemberState;
+use parking_lot::Mutex;
+
+use super::node::{self, NodeState};
+
+/// Time within which nodes must have founded their cluster.
+const FOUNDING_MAX: Duration = Duration::from_secs(60);
+/// Pause between two looks at the members.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+/// Time for which the nodes of a new cluster must have been up.
+const SETTLE: Duration = Duration::from_millis(500);
+
+/// How a cluster is started.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ClusterSpec<'a> {
+    /// Program that runs a node.
+    pub(super) program: &'a Path,
+    /// Directory with a directory for each node.
+    pub(super) dir: &'a Path,
+    pub(super) nodes: u64,
+    /// Description of the devices; without it they are real.
+    pub(super) device: Option<&'a Path>,
+    /// Factor by which the times of the devices are stretched.
+    pub(super) scale: f64,
+    /// Silence after which a node counts as lost.
+    pub(super) lost_after: Duration,
+}
+
+/// A running node.
+#[derive(Debug)]
+struct NodeProcess {
+    id: u64,
+    child: Child,
+    /// `None` once the node was told to end.
+    stdin: Option<ChildStdin>,
+    stdout: BufReader<ChildStdout>,
+}
+
+impl NodeProcess {
+    /// Starts node `id`, and waits until it serves.
+    fn start(spec: &ClusterSpec<'_>, manager: &str, id: u64) -> Result<Self> {
+        let dir = spec.dir.join(format!("node-{id}"));
+        let mut command = Command::new(spec.program);
+        command
+            .arg(node::COMMAND)
+            .arg(format!("--id={id}"))
+            .arg(format!("--dir={}", dir.display()))
+            .arg(format!("--manager={manager}"))
+            .arg(format!("--scale={}", spec.scale));
+        if let Some(device) = spec.device {
+            command.arg(format!("--device={}", device.display()));
+        }
+        let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
+        let mut child = child.map_err(|error| Error::io("run", spec.program, error))?;
+        let (Some(stdin), Some(stdout)) = (child.stdin.take(), child.stdout.take()) else {
+            return Err(Error::invalid(format!("storage node {id} has no standard streams")));
+        };
+        let mut node = Self { id, child, stdin: Some(stdin), stdout: BufReader::new(stdout) };
+        node.line()?;
+        Ok(node)
+    }
+
+    /// The next line of the node.
+    fn line(&mut self) -> Result<NodeState> {
+        let failed = |error| Error::io("read the output of", "a storage node".as_ref(), error);
+        let mut line = String::new();
+        loop {
+            line.clear();
+            if self.stdout.read_line(&mut line).map_err(failed)? == 0 {
+                let id = self.id;
+                return Err(Error::invalid(format!(
+                    "storage node {id} has ended; its error output says why"
+                )));
+            }
+            // A test harness may print the name of its test before the mark.
+            if let Some((_, text)) = line.split_once(node::MARK) {
+                return serde_json::from_str(text.trim()).map_err(|error| {
+                    Error::invalid(format!("a line of storage node {}: {error}", self.id))
+                });
+            }
+        }
+    }
+
+    /// State of the node now.
+    fn state(&mut self) -> Result<NodeState> {
+        if let Some(stdin) = &mut self.stdin {
+            let asked = stdin.write_all(b"state\n").and_then(|()| stdin.flush());
+            asked.map_err(|error| Error::io("write to", "a storage node".as_ref(), error))?;
+        }
+        self.line()
+    }
+
+    /// Kills the process, as a loss of the node does.
+    fn kill(&mut self) -> Result<()> {
+        let killed = self.child.kill().and_then(|()| self.child.wait());
+        killed.map(drop).map_err(|error| Error::io("kill", "a storage node".as_ref(), error))
+    }
+
+    /// Ends the process in order.
+    fn close(mut self) -> Result<()> {
+        self.stdin = None;
+        let status = self.child.wait();
+        let status =
+            status.map_err(|error| Error::io("wait for", "a storage node".as_ref(), error))?;
+        match status.success() {
+            true => Ok(()),
+            false => Err(Error::invalid(format!("storage node {} failed ({status})", self.id))),
+        }
+    }
+}
+
+impl Drop for NodeProcess {
+    fn drop(&mut self) {
+        self.stdin = None;
+        // A process that has ended and was waited for is left alone.
+        if matches!(self.child.try_wait(), Ok(None)) {
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
+    }
+}
+
+/// Bytes and processor time of the nodes at one moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct ClusterState {
+    /// Processor time of all nodes so far.
+    pub(super) cpu_s: f64,
+    /// Bytes of the chunks of tables, and of value files.
+    pub(super) tables: Bytes,
+    pub(super) values: Bytes,
+    /// Bytes of logs.
+    pub(super) log_bytes: u64,
+}
+
+/// Bytes of one class of files.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Bytes {
+    /// With copies and parity.
+    pub(super) stored: u64,
+    /// Without them.
+    pub(super) logical: u64,
+}
+
+impl ClusterState {
+    fn add(&mut self, node: &NodeState) {
+        self.cpu_s += node.cpu_s.unwrap_or(f64::NAN);
+        for space in &node.spaces {
+            let of_class = match space.class.as_str() {
+                "sst" => &mut self.tables,
+                "value-sst" => &mut self.values,
+                "wal" => {
+                    self.log_bytes += space.bytes;
+                    continue;
+                }
+                _ => continue,
+            };
+            of_class.stored += space.bytes;
+            of_class.logical += space.logical_bytes;
+        }
+    }
+
+    /// Stored bytes of tables and value files.
+    pub(super) fn stored_bytes(&self) -> u64 {
+        self.tables.stored + self.values.stored
+    }
+
+    /// The same without copies and parity.
+    pub(super) fn logical_bytes(&self) -> u64 {
+        self.tables.logical + self.values.logical
+    }
+}
+
+/// A manager and its storage nodes.
+#[derive(Debug)]
+pub(super) struct Cluster {
+    /// `None` after a kill.
+    nodes: Mutex<Vec<Option<NodeProcess>>>,
+    // Nodes end before their manager: fields are dropped in this order.
+    manager: ManagerServer,
+}
+
+impl Cluster {
+    /// Starts manager and nodes, and waits until they have founded their cluster.
+    pub(super) fn start(spec: &ClusterSpec<'_>) -> Result<Self> {
+        let storage =
+            MemberTerms { settle: SETTLE, lost_after: spec.lost_after, ..MemberTerms::default() };
+        let manager = ManagerServer::start(&ManagerSettings {
+            listen: vec!["tcp:127.0.0.1:0".to_owned()],
+            terms: Terms::default(),
+            store: StorePlan::default(),
+            memory_nodes: 0,
+            standby: false,
+            storage,
+            secret: None,
+        })?;
+        let address = address_of(&manager);
+        let nodes = (1..=spec.nodes).map(|id| NodeProcess::start(spec, &address, id).map(Some));
+        let nodes = Mutex::new(nodes.collect::<Result<Vec<_>>>()?);
+        let cluster = Self { nodes, manager };
+        cluster.wait_for(spec.nodes)?;
+        Ok(cluster)
+    }
+
+    /// Waits until the cluster is founded and has heard of `nodes` nodes.
+    fn wait_for(&self, nodes: u64) -> Result<()> {
+        let (monitor, clock) = (self.manager.monitor(), SystemClock::new());
+        let started_ns = clock.now_ns();
+        loop {
+            let status = monitor.figures().storage.unwrap_or_default();
+            let is_up = |state| matches!(state, MemberState::Up);
+            let up = status.nodes.iter().filter(|node| is_up(node.member.state)).count() as u64;
+            if status.cluster.is_some() && up >= nodes {
+                return Ok(());
+            }
+            if u128::from(clock.now_ns() - started_ns) > FOUNDING_MAX.as_nanos() {
+                let waits_for = status.waits_for;
+                return Err(Error::invalid(format!(
+                    "the storage nodes have founded no cluster in {FOUNDING_MAX:?}: {up} of \
+                     {nodes} are up, and the manager waits for: {waits_for}"
+                )));
+            }
+            clock.sleep(LOOK_EVERY);
+        }
+    }
+
+    /// Address of the manager, as `HOST:PORT`.
+    pub(super) fn address(&self) -> String {
+        address_of(&self.manager)
+    }
+
+    /// Sums over the nodes that run.
+    pub(super) fn state(&self) -> Result<ClusterState> {
+        let mut sum = ClusterState::default();
+        for node in self.nodes.lock().iter_mut().flatten() {
+            sum.add(&node.state()?);
+        }
+        Ok(sum)
+    }
+
+    /// Kills the node with the largest number. It stays dead.
+    pub(super) fn kill_one(&self) -> Result<()> {
+        let killed = self.nodes.lock().last_mut().and_then(Option::take);
+        killed.map_or(Ok(()), |mut node| node.kill())
+    }
+
+    /// Ends all nodes in order.
+    pub(super) fn close(self) -> Result<()> {
+        let nodes = std::mem::take(&mut *self.nodes.lock());
+        let mut result = Ok(());
+        for node in nodes.into_iter().flatten() {
+            result = result.and(node.close());
+        }
+        result
+    }
+}
+
+fn address_of(manager: &ManagerServer) -> String {
+    let address = manager.addresses().first().cloned().unwrap_or_default();
+    address.trim_start_matches("tcp:").to_owned()
+}
+
+/// Program of the nodes: `named`, or this one.
+pub(super) fn node_program(named: Option<&PathBuf>) -> Result<PathBuf> {
+    match named {
+        Some(path) => Ok(path.clone()),
+        None => std::env::current_exe()
+            .map_err(|error| Error::io("find", "the own program".as_ref(), error)),
+    }
+}

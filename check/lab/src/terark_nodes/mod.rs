@@ -1,0 +1,230 @@
+//! `archipelago-lab terark`: the evaluation of Terark-DS (PVLDB 19(5), §5) over storage nodes that
+//! run as processes of this machine.
+//!
+//! | module | purpose |
+//! | --- | --- |
+//! | `flags` | the command line |
+//! | `link` | the emulated network and device |
+//! | `modes` | workloads, and ways to store them |
+//! | `plan`, `words` | the runs, their steps, and the words of each process |
+//! | `node` | a storage node as a process |
+//! | `cluster` | the storage nodes of a run, and their manager |
+//! | `run`, `events`, `machine` | one run and its figures |
+//! | `bounds` | the arithmetic of the targets |
+//! | `rows`, `claims` | the rows |
+//! | `report`, `plots` | sections and charts |
+//!
+//! The client is the program `archipelago bench`, so that the program is measured that people run.
+//! Storage nodes are processes of the laboratory, because only they have emulated devices.
+//!
+//! Invariants:
+//! 1. Modes alternate within a round, and a round has one seed for all modes. Each run has
+//!    processes and directories of its own, which are removed after the run.
+//! 2. Testbed, sizes and targets were fixed before the results were known (decision 0072).
+//! 3. A rate "until settled" includes the time until compaction and garbage collection rest.
+//! 4. A run is valid only if processors were not the limit; each run's use of processors and card
+//!    is printed.
+//!
+//! Failure: a missed target is no error. A run that fails leaves its rows without figures. The
+//! other runs go on, and the command returns the first error.
+
+mod bounds;
+mod claims;
+mod cluster;
+mod events;
+mod flags;
+mod link;
+mod machine;
+mod modes;
+mod node;
+mod plan;
+mod plots;
+mod report;
+mod rows;
+mod run;
+mod words;
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use archipelago_base::clock::{Clock as _, SystemClock};
+use archipelago_base::random::entropy_seed;
+use indicatif::ProgressBar;
+use serde::Serialize;
+
+use crate::page;
+use archipelago_bench::harness::flags::Stop;
+use archipelago_bench::harness::progress::runs_bar;
+use archipelago_bench::harness::store::{DeviceSpec, Error, FileSystem as _, LocalFs, Result};
+use flags::NodesFlags;
+use link::{Card, Link};
+use plan::Cell;
+use rows::{Facts, Row};
+use run::{Run, Stage};
+use words::Case;
+
+pub(crate) use node::{COMMAND as NODE_COMMAND, serve as serve_node};
+
+/// Title of the report and of the page.
+const TITLE: &str = "Storage nodes: the evaluation of Terark-DS";
+
+/// The file report.json.
+#[derive(Debug, Serialize)]
+struct Results<'a> {
+    version: &'static str,
+    settings: &'a str,
+    link: Option<Link>,
+    device: &'a DeviceSpec,
+    rows: Vec<Row>,
+    runs: &'a [Run],
+}
+
+/// Runs the command with `args`, the words after `terark`.
+pub(crate) fn measure(args: &[OsString]) -> std::result::Result<Result<()>, Stop> {
+    let flags = NodesFlags::read(args)?;
+    Ok(make(&flags, args))
+}
+
+fn make(flags: &NodesFlags, args: &[OsString]) -> Result<()> {
+    let fs = LocalFs::for_reports();
+    fs.create_dir_all(&flags.out)?;
+    // Node processes and the client get paths that do not depend on a directory.
+    let device_file = absolute(flags.out.join("device.toml"))?;
+    page::write(&device_file, link::device_text())?;
+    let device = link::device(flags.scale)?;
+    let clock = SystemClock::new();
+    let mut runner = Runner::new(flags, &device_file)?;
+    let (cells, notes) = runner.supported(plan::cells(flags))?;
+    if cells.is_empty() {
+        runner.finish();
+        return Err(Error::invalid(format!(
+            "nothing is measured: no group of --only has these workloads and modes. {}",
+            notes.join(" ")
+        )));
+    }
+    let result = runner.run_all(&cells);
+    let runs = runner.finish();
+    if runs.is_empty() {
+        return result;
+    }
+    let facts = Facts { flags, runs: &runs };
+    let rows = facts.rows(&claims::all());
+    let settings = report::settings(flags, &device, clock.now_ns() / 1_000_000_000);
+    let sections = report::sections(&facts, &rows, &notes);
+    let version = env!("CARGO_PKG_VERSION");
+    let link = Link::new(Card::Full, flags.scale);
+    let data = Results { version, settings: &settings, link, device: &device, rows, runs: &runs };
+    let plots = plots::all(&facts);
+    let settings = settings.as_str();
+    let (command, appendix) = ("terark", Some(report::appendix(&facts)));
+    page::Report { title: TITLE, command, args, settings, sections, appendix, plots }.publish(
+        &flags.out,
+        flags.page.as_deref(),
+        &data,
+    )?;
+    result
+}
+
+fn absolute(path: PathBuf) -> Result<PathBuf> {
+    std::path::absolute(&path).map_err(|error| Error::io("find", &path, error))
+}
+
+/// Makes the runs and collects their figures.
+struct Runner<'a> {
+    flags: &'a NodesFlags,
+    device: &'a Path,
+    archipelago: PathBuf,
+    node_program: PathBuf,
+    base: PathBuf,
+    bar: ProgressBar,
+    runs: Vec<Run>,
+}
+
+impl<'a> Runner<'a> {
+    fn new(flags: &'a NodesFlags, device: &'a Path) -> Result<Self> {
+        let archipelago = crate::program::named_or_beside(flags.archipelago.as_ref())?;
+        let node_program = cluster::node_program(flags.node_program.as_ref())?;
+        let unique = format!("archipelago-terark-{:08x}", entropy_seed() as u32);
+        let base = absolute(flags.base_dir().join(unique))?;
+        LocalFs::new().create_dir_all(&base)?;
+        let (bar, runs) = (runs_bar(), Vec::new());
+        Ok(Self { flags, device, archipelago, node_program, base, bar, runs })
+    }
+
+    /// The cells that the client's program can run, and a note about those that it cannot.
+    fn supported(&self, cells: Vec<Cell>) -> Result<(Vec<Cell>, Vec<String>)> {
+        if !cells.iter().any(|cell| cell.mode.is_buffered()) || self.has_log_buffer()? {
+            return Ok((cells, Vec::new()));
+        }
+        let kept = cells.into_iter().filter(|cell| !cell.mode.is_buffered()).collect();
+        let note = format!(
+            "The log buffer is not supported by this build: {} bench knows no --log_buffer_bytes, \
+             so the rows of the buffer are left out.",
+            self.archipelago.display()
+        );
+        Ok((kept, vec![note]))
+    }
+
+    fn has_log_buffer(&self) -> Result<bool> {
+        let mut command = Command::new(&self.archipelago);
+        let output = command.args(["bench", "--help"]).stdin(Stdio::null()).output();
+        let output = output.map_err(|error| Error::io("run", &self.archipelago, error))?;
+        Ok(String::from_utf8_lossy(&output.stdout).contains("--log_buffer_bytes"))
+    }
+
+    /// Makes all runs. A run that fails does not stop the others.
+    fn run_all(&mut self, cells: &[Cell]) -> Result<()> {
+        let rounds = self.flags.runs();
+        self.bar.set_length(cells.len() as u64 * rounds);
+        let mut result = Ok(());
+        for round in 0..rounds {
+            for &cell in cells {
+                if let Err(error) = self.run_one(cell, round) {
+                    self.note(&format!("{} failed: {error}", cell.name()));
+                    result = result.and(Err(error));
+                }
+                self.bar.inc(1);
+            }
+        }
+        self.bar.finish_and_clear();
+        result
+    }
+
+    fn run_one(&mut self, cell: Cell, round: u64) -> Result<()> {
+        let (number, what) = (self.bar.position() + 1, cell.name());
+        self.bar.set_message(what.clone());
+        self.note(&format!("run {number} of {}: {what}", self.bar.length().unwrap_or(0)));
+        let stage = Stage {
+            case: Case { flags: self.flags, cell, round },
+            archipelago: &self.archipelago,
+            node_program: &self.node_program,
+            device: self.device,
+            dir: self.base.join(format!("run-{number}")),
+            said: &|line| self.note(&format!("  {line}")),
+        };
+        let run = stage.run()?;
+        self.runs.push(run);
+        Ok(())
+    }
+
+    /// Prints a line above the progress bar.
+    fn note(&self, line: &str) {
+        if self.bar.is_hidden() {
+            eprintln!("{line}");
+        } else {
+            self.bar.println(line);
+        }
+    }
+
+    /// Removes the directory, and returns the runs.
+    fn finish(self) -> Vec<Run> {
+        if let Err(error) = LocalFs::new().remove_dir_all(&self.base) {
+            eprintln!("{} stays: {error}", self.base.display());
+        }
+        self.runs
+    }
+}
+
+#[cfg(test)]
+mod tests;

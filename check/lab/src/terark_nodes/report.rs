@@ -1,0 +1,251 @@
+//! The sections of the report: a section of rows for each group, then the figures behind them. The
+//! functions are pure.
+
+use super::bounds::{Latencies, mixed_over_coded, mixed_over_replicated};
+use super::flags::NodesFlags;
+use super::link::{Card, Link};
+use super::modes::{Mode, Workload};
+use super::plan::{Group, Step};
+use super::rows::{Facts, Row};
+use super::run::Run;
+use super::words::slack_bytes;
+use crate::page::{Grid, Section};
+use archipelago_bench::harness::store::DeviceSpec;
+
+const MIB: f64 = 1_048_576.0;
+/// Share of the processors' time above which a run measures them and not the card.
+const BUSY_MAX: f64 = 2.0 / 3.0;
+/// Share of the card's rate from which the card counts as full.
+const FULL_MIN: f64 = 0.9;
+/// Values of α and p of the table of Figure 7.
+const TABLES: [f64; 8] = [0.001, 0.01, 0.03, 0.1, 0.2, 0.5, 1.0, 2.0];
+const SMALL: [f64; 5] = [0.0, 0.25, 0.5, 0.75, 1.0];
+
+/// The sections of the report.
+pub(super) fn sections(facts: &Facts<'_>, rows: &[Row], notes: &[String]) -> Vec<Section> {
+    let of = |group: Group| {
+        let rows: Vec<_> =
+            rows.iter().filter(|row| row.group == group).map(|row| row.page_row.clone()).collect();
+        let grids = match group {
+            Group::Insert | Group::Update => vec![arithmetic(facts, group)],
+            Group::Model => vec![model()],
+            _ => Vec::new(),
+        };
+        let title = group.title().to_owned();
+        let mut section = Section { title, rows, grids, ..Section::default() };
+        section.grids.retain(|grid| !grid.rows.is_empty());
+        if group == Group::Buffer {
+            section.notes = notes.to_vec();
+        }
+        let is_empty = section.rows.is_empty() && section.notes.is_empty();
+        (!is_empty).then_some(section)
+    };
+    let mut sections: Vec<Section> = facts.flags.groups().into_iter().filter_map(of).collect();
+    sections.push(validity(facts));
+    sections
+}
+
+/// The figures from which the bounds of the card follow.
+fn arithmetic(facts: &Facts<'_>, group: Group) -> Grid {
+    let step = if group == Group::Insert { Step::Load } else { Step::Update };
+    let mut grid = Grid::new([
+        "workload",
+        "W, rewriting without separation",
+        "share in the levels",
+        "mode",
+        "bytes on the card per user byte, by arithmetic",
+        "measured",
+    ]);
+    let modes = [
+        Mode::InlineR3,
+        Mode::InlineEc,
+        Mode::SeparatedR3,
+        Mode::SeparatedEc,
+        Mode::Dr,
+        Mode::AllOn,
+    ];
+    for workload in Workload::ALL {
+        let Some(rewrites) = facts.rewrites(workload, step) else { continue };
+        let share = workload.share_in_levels(facts.flags);
+        let record = facts.record_bytes(workload);
+        for mode in modes {
+            let Some(sent) = facts.sent_per_byte(workload, mode, step) else { continue };
+            let measured = facts.median(workload, mode, |run| {
+                Some(run.sent_bytes(step, None)? / run.user_bytes(step, record)?)
+            });
+            grid.push([
+                workload.name().to_owned(),
+                format!("{rewrites:.2}"),
+                format!("{share:.4}"),
+                mode.name().to_owned(),
+                format!("{sent:.2}"),
+                number(measured, 2),
+            ]);
+        }
+    }
+    grid
+}
+
+/// The table of Figure 7: replicated tables with coded values, over coded tables and values.
+fn model() -> Grid {
+    let head = ["α = table bytes over value bytes".to_owned(), "mixed over R3".to_owned()];
+    let columns = SMALL.map(|small| format!("mixed over EC, p = {small}"));
+    let mut grid = Grid::new(head.into_iter().chain(columns));
+    for tables in TABLES {
+        let first = [format!("{tables}"), format!("{:.3}", mixed_over_replicated(tables))];
+        let ratios =
+            SMALL.map(|small| format!("{:.3}", mixed_over_coded(Latencies::PAPER, tables, small)));
+        grid.push(first.into_iter().chain(ratios));
+    }
+    grid
+}
+
+/// Whether processors or the card were the limit of each step that writes.
+fn validity(facts: &Facts<'_>) -> Section {
+    let mut grid = Grid::new([
+        "workload",
+        "mode",
+        "card",
+        "step",
+        "share of the card's rate",
+        "share of the processors",
+        "round",
+        "limit",
+    ]);
+    for run in facts.runs {
+        for step in &run.steps {
+            let wanted = matches!(step.step, Step::Load | Step::Update | Step::Throttled);
+            if !wanted || run.cell.mode.is_local() {
+                continue;
+            }
+            let card = run.card_share(step.step, facts.flags.scale);
+            grid.push([
+                run.cell.workload.name().to_owned(),
+                run.cell.mode.name().to_owned(),
+                run.cell.card.name().to_owned(),
+                step_name(step.step),
+                number(card, 2),
+                number(step.busy_share, 2),
+                (run.round + 1).to_string(),
+                limit(card, step.busy_share).to_owned(),
+            ]);
+        }
+    }
+    let note = format!(
+        "A run measures the card if the card is at least {FULL_MIN:.1} full and the processors are \
+         less than {BUSY_MAX:.2} busy. A run that is limited by processors says nothing about the \
+         card; repeat it with a larger --scale. A run that neither limits waits for round trips."
+    );
+    Section {
+        title: "The limit of each run".to_owned(),
+        grids: if grid.rows.is_empty() { Vec::new() } else { vec![grid] },
+        notes: vec![note],
+        ..Section::default()
+    }
+}
+
+/// What limited a run.
+pub(super) fn limit(card: Option<f64>, busy: Option<f64>) -> &'static str {
+    match (card, busy) {
+        (_, Some(busy)) if busy >= BUSY_MAX => "processors",
+        (Some(card), Some(_)) if card >= FULL_MIN => "card",
+        (Some(_), Some(_)) => "round trips",
+        _ => "unknown",
+    }
+}
+
+fn step_name(step: Step) -> String {
+    format!("{step:?}").to_lowercase()
+}
+
+fn number(value: Option<f64>, decimals: usize) -> String {
+    value.map_or_else(|| "—".to_owned(), |value| format!("{value:.decimals$}"))
+}
+
+/// Figures of all steps, for the report alone.
+pub(super) fn appendix(facts: &Facts<'_>) -> Section {
+    let mut grid = Grid::new([
+        "workload",
+        "mode",
+        "card",
+        "step",
+        "round",
+        "ops/s",
+        "settle s",
+        "bytes per log message",
+        "received MB/s",
+        "client CPU s",
+        "nodes CPU s",
+        "stored MiB",
+    ]);
+    for run in facts.runs {
+        grid.rows.extend(run.steps.iter().filter_map(|step| figures(run, step.step)));
+    }
+    let title = "The figures behind the rows".to_owned();
+    Section { title, grids: vec![grid], ..Section::default() }
+}
+
+fn figures(run: &Run, step: Step) -> Option<Vec<String>> {
+    let result = run.main(step)?;
+    let cpu = run.cpu_s(step);
+    let stored = if step == Step::Throttled { run.stored_bytes() } else { None };
+    Some(vec![
+        run.cell.workload.name().to_owned(),
+        run.cell.mode.name().to_owned(),
+        run.cell.card.name().to_owned(),
+        step_name(step),
+        (run.round + 1).to_string(),
+        number(run.rate(step), 0),
+        number(result.settle_seconds, 1),
+        number(run.log_message_bytes(step), 0),
+        number(run.received_rate(step).map(|rate| rate / 1e6), 1),
+        number(cpu.map(|(client, _)| client), 1),
+        number(cpu.map(|(_, nodes)| nodes), 1),
+        number(stored.map(|bytes| bytes / MIB), 0),
+    ])
+}
+
+/// Settings of the runs, for the head of the report.
+pub(super) fn settings(flags: &NodesFlags, device: &DeviceSpec, took_s: u64) -> String {
+    let cores = std::thread::available_parallelism().map_or(0, usize::from);
+    let (card, stream, trip) = match Link::new(Card::Full, flags.scale) {
+        Some(link) => {
+            (link.card_bytes_per_s / 1e6, link.stream_bytes_per_s / 1e6, link.round_trip_s * 1e3)
+        }
+        None => (f64::NAN, f64::NAN, f64::NAN),
+    };
+    format!(
+        "The evaluation of Terark-DS, in alternating runs of archipelago {version}, {runs} of each; \
+         medians. Ratios between own modes are compared with the paper's.\n\n\
+         - **Emulated**, all times stretched by {scale}: a card of the client with {card:.0} MB/s in \
+         each direction, {stream:.0} MB/s per connection, a round trip of {trip:.1} ms; a device of \
+         each storage node with {device_rate:.0} MB/s and {latency:.1} ms per operation \
+         (docs/devices/storage-node.toml). Real: processors, memory, loopback. The group loopback \
+         emulates nothing.\n\
+         - **Machine**: {cores} cores for the client and six storage nodes; the table took {minutes} \
+         minutes.\n\
+         - **Data**: {mib:.0} MiB of 24-byte keys and values, and three times as many bytes of \
+         updates; no compression; each write logged.\n\
+         - **Store**: memtables 4 MiB × 4 in two shards, tables 4 MiB, value files 8 MiB, base level 2 \
+         MiB, cache {cache:.1} MiB, 10 bloom bits per key, {threads} threads and 8 background jobs, \
+         values of 512 B and more separated, space bounded by 1.5 times the live bytes.\n\
+         - **R3**: three replicas. **EC**: RS(4,2) for tables and value files. **DR**: three \
+         replicas of tables, RS(4,2) of value files. The log always has three replicas, of which two \
+         acknowledge. **All on**: DR and adaptive log writing; network-efficient garbage collection \
+         is a part of every separated mode.\n\
+         - **Throttled updates** of {fast:.0} MB/s (Pareto-1K: half) for {seconds} s. Their bound of \
+         1.25 includes a slack of {slack:.0} MiB; other separated modes have a bound of 2.0 there.\n",
+        version = env!("CARGO_PKG_VERSION"),
+        runs = flags.runs(),
+        scale = flags.scale,
+        device_rate = device.write_bytes_per_s as f64 * device.scale / 1e6,
+        latency = device.write_latency_us as f64 / device.scale / 1e3,
+        minutes = took_s.div_ceil(60),
+        mib = flags.data_bytes() as f64 / MIB,
+        cache = flags.data_bytes() as f64 / 100.0 / MIB,
+        threads = flags.threads,
+        fast = super::words::throttled_bytes_per_s(flags, Workload::Fixed16k) as f64 / 1e6,
+        seconds = flags.throttled_seconds(),
+        slack = slack_bytes() as f64 / MIB,
+    )
+}

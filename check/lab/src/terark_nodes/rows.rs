@@ -1,0 +1,333 @@
+//! The rows of the table: figures of the runs, targets, and bounds by arithmetic. The functions are
+//! pure. `claims` lists the rows, which decision 0072 fixes.
+
+use serde::Serialize;
+
+use super::bounds::{self, Usage};
+use super::flags::NodesFlags;
+use super::link::Card;
+use super::modes::{Mode, Workload};
+use super::plan::{Cell, Group, Step};
+use super::run::Run;
+use super::words::BOUND;
+use crate::claim::{Target, median};
+use crate::page::{self, Ratio, RowTarget, Verdict};
+use crate::terark::bounds::collected_per_byte;
+
+/// All that rows follow from.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Facts<'a> {
+    pub(super) flags: &'a NodesFlags,
+    pub(super) runs: &'a [Run],
+}
+
+/// Function that takes a figure from a run.
+pub(super) type Figure = Box<dyn Fn(&Facts<'_>, &Run) -> Option<f64>>;
+/// Function that computes a bound, as text.
+pub(super) type Bound = Box<dyn Fn(&Facts<'_>) -> Option<String>>;
+
+/// What must hold for a row.
+#[derive(Clone, Copy)]
+enum Goal {
+    /// The ratio of the medians.
+    Ratio(Target),
+    /// The median of the first mode.
+    Measured(Target),
+    /// The figure of the first mode in each run.
+    Each { at_most: f64 },
+    /// Nothing: the row is reported.
+    Open,
+}
+
+/// What a row is about.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Subject {
+    pub(super) group: Group,
+    pub(super) workload: Workload,
+    pub(super) mode: Mode,
+}
+
+/// A row before it is measured.
+pub(super) struct Claim {
+    subject: Subject,
+    name: String,
+    unit: &'static str,
+    card: Card,
+    figure: Figure,
+    peer: Option<(Mode, Figure)>,
+    goal: Goal,
+    bound: Option<Bound>,
+    paper: &'static str,
+    cause: &'static str,
+}
+
+/// A row with its figures, for the result file and for the page.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Row {
+    pub(super) group: Group,
+    pub(super) what: String,
+    pub(super) measured: Option<f64>,
+    pub(super) peer: Option<f64>,
+    pub(super) ratio: Option<f64>,
+    pub(super) bound: String,
+    pub(super) verdict: Verdict,
+    #[serde(skip)]
+    pub(super) page_row: page::Row,
+}
+
+impl Claim {
+    /// A row about a figure of one mode on the card of the paper, without a target.
+    pub(super) fn new(
+        subject: Subject,
+        name: &str,
+        unit: &'static str,
+        figure: impl Fn(&Facts<'_>, &Run) -> Option<f64> + 'static,
+    ) -> Self {
+        Self {
+            subject,
+            name: name.to_owned(),
+            unit,
+            card: Card::Full,
+            figure: Box::new(figure),
+            peer: None,
+            goal: Goal::Open,
+            bound: None,
+            paper: "",
+            cause: "",
+        }
+    }
+
+    /// The group of the row.
+    pub(super) fn group(&self) -> Group {
+        self.subject.group
+    }
+
+    /// The same row over a figure of another mode.
+    pub(super) fn over(
+        self,
+        mode: Mode,
+        figure: impl Fn(&Facts<'_>, &Run) -> Option<f64> + 'static,
+    ) -> Self {
+        Self { peer: Some((mode, Box::new(figure))), ..self }
+    }
+
+    pub(super) fn on(self, card: Card) -> Self {
+        Self { card, ..self }
+    }
+
+    pub(super) fn at_least(self, ratio: f64) -> Self {
+        Self { goal: Goal::Ratio(Target::AtLeast(ratio)), ..self }
+    }
+
+    pub(super) fn at_most(self, ratio: f64) -> Self {
+        Self { goal: Goal::Ratio(Target::AtMost(ratio)), ..self }
+    }
+
+    pub(super) fn not_below(self, least: f64) -> Self {
+        Self { goal: Goal::Measured(Target::AtLeast(least)), ..self }
+    }
+
+    pub(super) fn within(self, most: f64) -> Self {
+        Self { goal: Goal::Measured(Target::AtMost(most)), ..self }
+    }
+
+    pub(super) fn each_within(self, at_most: f64) -> Self {
+        Self { goal: Goal::Each { at_most }, ..self }
+    }
+
+    pub(super) fn bound(self, bound: impl Fn(&Facts<'_>) -> Option<String> + 'static) -> Self {
+        Self { bound: Some(Box::new(bound)), ..self }
+    }
+
+    pub(super) fn paper(self, paper: &'static str) -> Self {
+        Self { paper, ..self }
+    }
+
+    pub(super) fn cause(self, cause: &'static str) -> Self {
+        Self { cause, ..self }
+    }
+
+    fn what(&self) -> String {
+        let Subject { workload, mode, .. } = self.subject;
+        let workload = workload.name();
+        let card = match self.card {
+            Card::Full => String::new(),
+            card => format!(", card {}", card.name()),
+        };
+        let name = &self.name;
+        match &self.peer {
+            Some((peer, _)) if *peer != mode => {
+                format!("{name}, {workload}{card}: {} / {}", mode.name(), peer.name())
+            }
+            _ => format!("{name}, {workload}{card}: {}", mode.name()),
+        }
+    }
+
+    fn decimals(&self) -> usize {
+        match self.unit {
+            "ops/s" | "MB/s" => 0,
+            "" => 3,
+            _ => 2,
+        }
+    }
+}
+
+/// A ratio as text.
+pub(super) fn times(ratio: f64) -> String {
+    format!("{ratio:.2}×")
+}
+
+impl Facts<'_> {
+    /// The runs of a mode with a workload and a card.
+    pub(super) fn of(
+        &self,
+        workload: Workload,
+        mode: Mode,
+        card: Card,
+    ) -> impl Iterator<Item = &Run> {
+        self.runs.iter().filter(move |run| {
+            let Cell { workload: its, mode: of, card: on, .. } = run.cell;
+            (its, of, on) == (workload, mode, card)
+        })
+    }
+
+    /// Median of a figure over the rounds of a mode on the card of the paper.
+    pub(super) fn median(
+        &self,
+        workload: Workload,
+        mode: Mode,
+        figure: impl Fn(&Run) -> Option<f64>,
+    ) -> Option<f64> {
+        median(&self.of(workload, mode, Card::Full).filter_map(figure).collect::<Vec<f64>>())
+    }
+
+    /// Measured rewriting factor W of the mode without separation and with three replicas.
+    pub(super) fn rewrites(&self, workload: Workload, step: Step) -> Option<f64> {
+        self.median(workload, Mode::InlineR3, |run| run.rewrites(step))
+    }
+
+    /// Bytes that the card sends per user byte by arithmetic, from the measured W.
+    pub(super) fn sent_per_byte(&self, workload: Workload, mode: Mode, step: Step) -> Option<f64> {
+        let rewrites = self.rewrites(workload, step)?;
+        let redundancy = mode.redundancy();
+        if !mode.is_separated() {
+            return Some(bounds::sent_inline(redundancy, rewrites));
+        }
+        let collected = match step {
+            Step::Update => collected_per_byte(BOUND - 1.0),
+            _ => 0.0,
+        };
+        let share = workload.share_in_levels(self.flags);
+        Some(bounds::sent_separated(redundancy, rewrites, share, collected))
+    }
+
+    /// Highest ratio of rates that the card allows.
+    pub(super) fn card_bound(
+        &self,
+        workload: Workload,
+        mode: Mode,
+        peer: Mode,
+        step: Step,
+    ) -> Option<f64> {
+        let sent = |mode| self.sent_per_byte(workload, mode, step);
+        Some(sent(peer)? / sent(mode)?)
+    }
+
+    /// Mean bytes of a record with its key.
+    pub(super) fn record_bytes(&self, workload: Workload) -> f64 {
+        workload.live_bytes(self.flags) as f64 / workload.records(self.flags) as f64
+    }
+
+    /// Processor seconds of client and nodes per gigabyte that a step writes or reads.
+    pub(super) fn cpu_per_gb(&self, run: &Run, step: Step) -> Option<f64> {
+        let (client, nodes) = run.cpu_s(step)?;
+        let bytes = run.user_bytes(step, self.record_bytes(run.cell.workload))?;
+        Some((client + nodes) / (bytes / 1e9))
+    }
+
+    /// Cost of a mode at the paper's prices, by its storage and its processor time over those of
+    /// the mode without separation and with three replicas.
+    pub(super) fn cost(&self, workload: Workload, mode: Mode) -> Option<f64> {
+        let over = |figure: &dyn Fn(&Run) -> Option<f64>| {
+            let own = self.median(workload, mode, figure)?;
+            Some(own / self.median(workload, Mode::InlineR3, figure)?)
+        };
+        let usage = Usage {
+            storage: over(&Run::stored_bytes)?,
+            put_cpu: over(&|run| self.cpu_per_gb(run, Step::Update))?,
+            get_cpu: over(&|run| self.cpu_per_gb(run, Step::Read))?,
+        };
+        Some(usage.cost())
+    }
+
+    /// The rows of the groups that are asked for and whose runs exist.
+    pub(super) fn rows(&self, claims: &[Claim]) -> Vec<Row> {
+        let groups = self.flags.groups();
+        let ran = |claim: &&Claim| {
+            let Subject { workload, mode, .. } = claim.subject;
+            let has_run = |mode| self.of(workload, mode, claim.card).next().is_some();
+            groups.contains(&claim.group())
+                && has_run(mode)
+                && claim.peer.as_ref().is_none_or(|(peer, _)| has_run(*peer))
+        };
+        claims.iter().filter(ran).map(|claim| self.row(claim)).collect()
+    }
+
+    fn row(&self, claim: &Claim) -> Row {
+        let Subject { group, workload, mode } = claim.subject;
+        let figures = |mode, figure: &Figure| -> Vec<(u64, f64)> {
+            let runs = self.of(workload, mode, claim.card);
+            runs.filter_map(|run| Some((run.round, figure(self, run)?))).collect()
+        };
+        let ours = figures(mode, &claim.figure);
+        let theirs = claim.peer.as_ref().map(|(mode, figure)| figures(*mode, figure));
+        let theirs = theirs.unwrap_or_default();
+        let values = |pairs: &[(u64, f64)]| pairs.iter().map(|pair| pair.1).collect::<Vec<f64>>();
+        let (measured, peer) = (median(&values(&ours)), median(&values(&theirs)));
+        let ratio = measured.zip(peer).map(|(measured, peer)| measured / peer);
+        let rounds = ours.iter().filter_map(|(round, our)| {
+            let (_, their) = theirs.iter().find(|(other, _)| other == round)?;
+            Some(our / their)
+        });
+        let rounds: Vec<f64> = rounds.collect();
+        let worst = values(&ours).into_iter().fold(f64::NEG_INFINITY, f64::max);
+        let (target, is_met) = match claim.goal {
+            Goal::Ratio(target) => {
+                (Some(RowTarget::Ratio(target)), ratio.map(|ratio| target.is_met(ratio)))
+            }
+            Goal::Measured(target) => {
+                (Some(RowTarget::Measured(target)), measured.map(|value| target.is_met(value)))
+            }
+            Goal::Each { at_most } => {
+                let target = RowTarget::Worst { at_most, worst };
+                (Some(target), measured.map(|_| worst <= at_most))
+            }
+            Goal::Open => (None, None),
+        };
+        let verdict = match (target, is_met) {
+            (Some(_), None) => Verdict::Failed,
+            (_, met) => Verdict::of(met),
+        };
+        let bound = claim.bound.as_ref().and_then(|bound| bound(self)).unwrap_or_default();
+        let what = claim.what();
+        let page_row = page::Row {
+            name: what.clone(),
+            unit: claim.unit,
+            decimals: claim.decimals(),
+            measured,
+            peer,
+            ratio: ratio.map(|median| Ratio {
+                median,
+                min: rounds.iter().copied().fold(f64::INFINITY, f64::min),
+                max: rounds.iter().copied().fold(f64::NEG_INFINITY, f64::max),
+            }),
+            bound: bound.clone(),
+            paper: claim.paper.to_owned(),
+            target,
+            verdict,
+            runs: Some(ours.len() as u64),
+            cause: if verdict == Verdict::Missed { claim.cause } else { "" },
+        };
+        Row { group, what, measured, peer, ratio, bound, verdict, page_row }
+    }
+}

@@ -1,0 +1,222 @@
+//! The words of each process, with the sizes of decision 0072. The functions are pure.
+
+use std::path::Path;
+
+use super::flags::NodesFlags;
+use super::link::Link;
+use super::modes::{KEY_BYTES, Mode, SEPARATION_BYTES, VALUE_BYTES, Workload};
+use super::plan::{Cell, Course, Step};
+
+const MEMTABLE_BYTES: u64 = 4 << 20;
+const MEMTABLES: u64 = 4;
+const TABLE_BYTES: u64 = 4 << 20;
+const VALUE_FILE_BYTES: u64 = 8 << 20;
+const LEVEL_BASE_BYTES: u64 = 2 << 20;
+const BACKGROUND_JOBS: u64 = 8;
+/// Shards of a memtable. A shard has 2 MiB, so that its value file is long enough to be coded.
+const BUCKETS: u64 = 2;
+/// Share of the data that the block cache holds.
+const CACHE_SHARE: u64 = 100;
+/// Cache that holds no index.
+const COLD_CACHE_BYTES: u64 = 64 << 10;
+const LOG_BUFFER_BYTES: u64 = 1 << 20;
+/// Smallest bound that the engine takes.
+const BOUND_MIN: f64 = 1.05;
+/// Bound on space of all modes, unless the course is that of Figure 16.
+pub(super) const BOUND: f64 = 1.5;
+/// Bound on space of all measures together under throttled updates. It includes the slack.
+pub(super) const BOUND_TIGHT: f64 = 1.25;
+/// Bound of the other separating modes under throttled updates: TerarkDB had 1.96 in the paper.
+const BOUND_LOOSE: f64 = 2.0;
+/// Bytes per second of throttled updates at full speed (§5.4.3).
+const THROTTLED_BYTES_PER_S: f64 = 200e6;
+/// Reads of one thread that measure latencies.
+const LATENCY_READS: u64 = 1000;
+/// Reads that measure the time of one key without a cache.
+const KEY_BY_KEY_READS: u64 = 200;
+/// Seconds of the updates of an owner that is killed before they end.
+const OWNER_SECONDS: u64 = 24 * 3600;
+/// Volume with the database.
+const VOLUME: &str = "terark";
+
+/// Bytes that the engine may need above its bound: one value file in reserve for garbage
+/// collection, an heir and a table that are being written, and the memtables.
+pub(super) fn slack_bytes() -> u64 {
+    2 * VALUE_FILE_BYTES + TABLE_BYTES + MEMTABLES * MEMTABLE_BYTES
+}
+
+/// Limit of throttled updates in bytes per second.
+pub(super) fn throttled_bytes_per_s(flags: &NodesFlags, workload: Workload) -> u64 {
+    let full = THROTTLED_BYTES_PER_S / flags.scale;
+    (full * workload.pick([1.0, 1.0, 0.5])) as u64
+}
+
+/// What the words of a process follow from.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Case<'a> {
+    pub(super) flags: &'a NodesFlags,
+    pub(super) cell: Cell,
+    pub(super) round: u64,
+}
+
+/// Place of the database of a process.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum DatabasePlace<'a> {
+    /// The managers of storage nodes, as `HOST:PORT`.
+    Store(&'a str),
+    /// A directory, and the description of its device unless it is real.
+    Local { dir: &'a Path, device: Option<&'a Path> },
+}
+
+impl Case<'_> {
+    /// Words of the process of `step`, which is number `at` of the course.
+    pub(super) fn words(&self, at: usize, step: Step, place: DatabasePlace<'_>) -> Vec<String> {
+        let Self { flags, cell, round } = self;
+        let Cell { workload, mode, .. } = *cell;
+        let is_fresh =
+            matches!(step, Step::Load | Step::Prepare | Step::Ycsb | Step::LoopFill | Step::Owner);
+        let one = matches!(step, Step::KeyByKey | Step::Latency | Step::TakeOver);
+        let is_cold = matches!(step, Step::KeyByKey | Step::ColdUpdate | Step::Latency);
+        let mut words = vec![
+            format!("--benchmarks={}", self.benchmarks(step)),
+            "--compression_type=none".to_owned(),
+            "--bucket_boundaries=static".to_owned(),
+            "--io_statistics".to_owned(),
+            "--histogram".to_owned(),
+        ];
+        let cache = match step {
+            Step::LoopRead => 2 * flags.data_bytes(),
+            _ if is_cold => COLD_CACHE_BYTES,
+            _ => flags.data_bytes() / CACHE_SHARE,
+        };
+        let mut set = |name: &str, value: u64| words.push(format!("--{name}={value}"));
+        set("num", workload.records(flags));
+        set("threads", if one { 1 } else { flags.threads });
+        set("key_size", KEY_BYTES);
+        set("value_size", VALUE_BYTES);
+        set("write_buffer_size", MEMTABLE_BYTES);
+        set("max_write_buffer_number", MEMTABLES);
+        set("wal_segment_size", MEMTABLE_BYTES);
+        set("target_file_size_base", TABLE_BYTES);
+        set("max_bytes_for_level_base", LEVEL_BASE_BYTES);
+        set("buckets", BUCKETS);
+        set("bloom_bits", 10);
+        set("block_size", 4096);
+        set("max_background_jobs", BACKGROUND_JOBS);
+        set("cache_size", cache);
+        set("disable_wal", u64::from(!mode.has_log()));
+        set("use_existing_db", u64::from(!is_fresh));
+        set("seed", flags.seed + round * 1000 + at as u64);
+        words.extend(self.step_words(step));
+        words.extend(self.mode_words());
+        words.extend(self.place_words(place));
+        words
+    }
+
+    /// Words of the number of operations of a step.
+    fn step_words(&self, step: Step) -> Vec<String> {
+        let (flags, workload) = (self.flags, self.cell.workload);
+        let mut words = Vec::new();
+        let mut set = |name: &str, value: u64| words.push(format!("--{name}={value}"));
+        match step {
+            Step::Throttled => {
+                set("benchmark_write_rate_limit", throttled_bytes_per_s(flags, workload));
+                set("duration", flags.throttled_seconds());
+                set("ops_between_duration_checks", 16);
+            }
+            Step::Scan | Step::Ycsb => {
+                set("duration", flags.timed_seconds());
+                set("ops_between_duration_checks", 1);
+            }
+            Step::KeyByKey => set("reads", KEY_BY_KEY_READS),
+            Step::Latency => set("reads", LATENCY_READS),
+            Step::TakeOver => set("reads", 1),
+            Step::Owner => set("duration", OWNER_SECONDS),
+            Step::LoopFill | Step::LoopRead => {
+                let each = (workload.records(flags) / flags.threads).max(1);
+                set("writes", each);
+                set("reads", each);
+            }
+            _ => {}
+        }
+        words
+    }
+
+    fn benchmarks(&self, step: Step) -> String {
+        let name = self.cell.workload.name();
+        match step {
+            Step::Load | Step::Prepare => format!("{name}load,flush,waitforcompaction"),
+            Step::Update => format!("{name}update,flush,waitforcompaction,{name}read"),
+            Step::ColdUpdate => format!("{name}update,flush,waitforcompaction"),
+            Step::Read | Step::DegradedRead => format!("{name}read,{name}read"),
+            Step::Scan => format!("{name}scan"),
+            Step::Throttled => format!("{name}update"),
+            Step::Owner => format!("{name}load,{name}update"),
+            Step::KeyByKey | Step::Latency => format!("{name}read"),
+            Step::Ycsb => {
+                "ycsbload,flush,waitforcompaction,ycsba,ycsbb,ycsbc,ycsbf,ycsbd,ycsbe".to_owned()
+            }
+            Step::LoopFill => "fillrandom,flush,waitforcompaction".to_owned(),
+            Step::LoopRead => "readrandom,readrandom".to_owned(),
+            Step::Repair | Step::TakeOver => "readrandom".to_owned(),
+        }
+    }
+
+    /// Bound on space of the cell, which leaves room for the slack if it is the tight one.
+    pub(super) fn bound(&self) -> f64 {
+        let Cell { workload, mode, course, .. } = self.cell;
+        match (course, mode) {
+            (Course::Throttled, Mode::AllOn) => {
+                let live = workload.live_bytes(self.flags) as f64;
+                (BOUND_TIGHT - slack_bytes() as f64 / live).max(BOUND_MIN)
+            }
+            (Course::Throttled, _) => BOUND_LOOSE,
+            _ => BOUND,
+        }
+    }
+
+    fn mode_words(&self) -> Vec<String> {
+        let mode = self.cell.mode;
+        let mut words = match mode.is_separated() {
+            true => vec![
+                format!("--value_separation_bytes={SEPARATION_BYTES}"),
+                format!("--value_file_bytes={VALUE_FILE_BYTES}"),
+                format!("--space_amplification_max={:.4}", self.bound()),
+            ],
+            false => vec!["--value_separation_bytes=0".to_owned()],
+        };
+        if mode == Mode::AllOnNoPrefetch {
+            words.push("--value_prefetch=false".to_owned());
+        }
+        if mode.is_buffered() {
+            words.push(format!("--log_buffer_bytes={LOG_BUFFER_BYTES}"));
+        }
+        words
+    }
+
+    fn place_words(&self, place: DatabasePlace<'_>) -> Vec<String> {
+        let Cell { mode, card, .. } = self.cell;
+        match place {
+            DatabasePlace::Store(managers) => {
+                let mut words = mode.store_words();
+                words.push(format!("--store={managers}"));
+                words.push(format!("--volume={VOLUME}"));
+                let link = Link::new(card, self.flags.scale);
+                words.extend(link.iter().flat_map(Link::words));
+                words
+            }
+            DatabasePlace::Local { dir, device } => {
+                let mut words = vec![format!("--db={}", dir.display())];
+                // The local log of the paper's comparison is synced (section 3.1).
+                if mode.has_log() && device.is_some() {
+                    words.push("--sync".to_owned());
+                }
+                if let Some(device) = device {
+                    words.push(format!("--device={}", device.display()));
+                    words.push(format!("--device_scale={}", 1.0 / self.flags.scale));
+                }
+                words
+            }
+        }
+    }
+}

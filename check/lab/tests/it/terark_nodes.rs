@@ -1,0 +1,117 @@
+//! `archipelago-lab terark` from end to end, small and fast, with storage nodes and clients as
+//! processes.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use serde_json::Value;
+
+/// Variable that passes the words of a storage node's command line, one per line.
+const WORDS: &str = "ARCHIPELAGO_LAB_NODE_TEST_WORDS";
+
+/// This is no test. Storage nodes of the tests below are this program.
+#[test]
+fn node_program() {
+    let Ok(words) = std::env::var(WORDS) else { return };
+    let args = words.lines().map(OsString::from).collect();
+    assert_eq!(archipelago_lab::main(args), ExitCode::SUCCESS);
+}
+
+/// A script that runs this program as the laboratory's.
+fn node(dir: &Path) -> PathBuf {
+    let own = std::env::current_exe().expect("this program");
+    let text = format!(
+        "#!/bin/sh\nexport {WORDS}=\"$(printf '%s\\n' \"$@\")\"\nexec {} --exact \
+         terark_nodes::node_program --nocapture\n",
+        own.display()
+    );
+    crate::terark::script(dir, "node", &text)
+}
+
+/// Runs the command with `words`, and returns its report and its text.
+fn report(words: &[&str]) -> (Value, String) {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (out, base) = (dir.path().join("out"), dir.path().join("nodes"));
+    let mut args: Vec<OsString> = ["terark", "--quick", "--scale=0.01", "--threads=4"]
+        .into_iter()
+        .chain(words.iter().copied())
+        .map(Into::into)
+        .collect();
+    let program = crate::terark::program(dir.path());
+    args.push(format!("--archipelago={}", program.display()).into());
+    args.push(format!("--node_program={}", node(dir.path()).display()).into());
+    args.push(format!("--out={}", out.display()).into());
+    args.push(format!("--dir={}", base.display()).into());
+    assert_eq!(archipelago_lab::main(args), ExitCode::SUCCESS);
+    let left = std::fs::read_dir(&base).expect("a directory").count();
+    assert_eq!(left, 0, "nothing is left behind");
+    let file = |name: &str| std::fs::read_to_string(out.join(name)).expect("a report");
+    (serde_json::from_str(&file("report.json")).expect("JSON"), file("report.md"))
+}
+
+fn has_ratio(report: &Value, what: &str) {
+    let rows = report["rows"].as_array().expect("rows");
+    let row = rows.iter().find(|row| row["what"] == what);
+    let row = row.unwrap_or_else(|| panic!("{what}: {rows:?}"));
+    assert!(row["ratio"].as_f64().is_some_and(|ratio| ratio > 0.0), "{row}");
+}
+
+#[test]
+fn modes_are_compared_over_processes_of_storage_nodes() {
+    let (report, text) = report(&[
+        "--only=insert,redundancy",
+        "--workloads=fixed16k",
+        "--modes=inline_r3,separated_r3,dr,all_on",
+        "--data_bytes=4194304",
+        "--timed_seconds=1",
+    ]);
+    has_ratio(&report, "insert until settled, fixed16k: all on / no separation, R3");
+    has_ratio(&report, "bytes on the card per user byte, fixed16k: all on / no separation, R3");
+    has_ratio(&report, "read, fixed16k: separated, DR / separated, R3");
+    let lost = "read with one node lost, fixed16k: separated, DR / separated, R3";
+    has_ratio(&report, lost);
+    let runs = report["runs"].as_array().expect("runs");
+    let loads = runs.iter().flat_map(|run| run["steps"].as_array().expect("steps"));
+    let sent = loads.filter(|step| step["step"] == "load").map(|step| {
+        let entries = step["results"][0]["settled"]["network"].as_array().expect("entries");
+        entries.iter().map(|entry| entry["sent_bytes"].as_u64().expect("a number")).sum::<u64>()
+    });
+    // Log and tables have three copies at least of what is written once.
+    assert!(sent.min().expect("loads") > 4 * 4_194_304, "{text}");
+    assert!(text.contains("share of the card's rate") && text.contains("W, rewriting"), "{text}");
+}
+
+#[test]
+fn space_is_sampled_at_the_storage_nodes() {
+    let (report, _) = report(&[
+        "--only=space",
+        "--workloads=fixed16k",
+        "--modes=inline_r3,all_on",
+        "--data_bytes=4194304",
+        "--throttled_seconds=1",
+    ]);
+    has_ratio(&report, "stored bytes, fixed16k: all on / no separation, R3");
+    let runs = report["runs"].as_array().expect("runs");
+    for run in runs {
+        let samples = run["steps"][1]["space"].as_array().expect("samples");
+        let last = samples.last().expect("a sample");
+        let bytes = |name: &str| last[name].as_u64().expect("a number");
+        assert!(bytes("logical_bytes") > 4_000_000, "{run}");
+        // Value files of the erasure code have half a copy more, everything else has two.
+        let copies = bytes("stored_bytes") as f64 / bytes("logical_bytes") as f64;
+        assert!((1.4..3.1).contains(&copies), "{run}");
+    }
+}
+
+#[test]
+fn owner_is_killed_and_its_volume_is_taken_over() {
+    let words = ["--only=loopback", "--data_bytes=2097152", "--repair_seconds=1"];
+    let (report, text) = report(&words);
+    has_ratio(&report, "fillrandom, fixed16k, card no emulation: separated, DR / local, separated");
+    let rows = report["rows"].as_array().expect("rows");
+    let what = "take-over, without the time of an opening, fixed16k, card no emulation: \
+                separated, DR";
+    let row = rows.iter().find(|row| row["what"] == what);
+    assert!(row.is_some_and(|row| row["measured"].is_number()), "{text}");
+}

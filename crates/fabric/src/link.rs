@@ -178,6 +178,8 @@ pub struct Call<'a> {
     /// The bytes of the request, at most [`MESSAGE_BYTES_MAX`], or [`BULK_BYTES_MAX`] if it is
     /// bulk.
     pub body: &'a [u8],
+    /// Further bytes of the body, which follow `body`.
+    pub(crate) payload: &'a [u8],
     /// Time after which the request completes with [`Reason::Deadline`].
     pub deadline: Duration,
     /// Class of the request and its answer, by which a card orders them ([`paced`](crate::paced)).
@@ -214,6 +216,7 @@ impl<'a> Call<'a> {
     pub fn new(body: &'a [u8], deadline: Duration) -> Self {
         Self {
             body,
+            payload: &[],
             deadline,
             class: TrafficClass::default(),
             repeats: Repeats::Fresh,
@@ -222,16 +225,33 @@ impl<'a> Call<'a> {
         }
     }
 
+    /// Adds bytes behind the body. The node gets both as one body. So a caller that has the bytes
+    /// elsewhere, such as one that sends them to several nodes, need not copy them into a body.
+    #[must_use]
+    pub fn with_payload(self, payload: &'a [u8]) -> Self {
+        Self { payload, ..self }
+    }
+
+    /// Bytes of the body with its payload.
+    pub(crate) fn body_bytes(&self) -> usize {
+        self.body.len() + self.payload.len()
+    }
+
+    /// A copy of the body with its payload.
+    pub(crate) fn whole_body(&self) -> Vec<u8> {
+        [self.body, self.payload].concat()
+    }
+
     /// Gives the request a class.
     #[must_use]
     pub fn in_class(self, class: TrafficClass) -> Self {
         Self { class, ..self }
     }
 
-    /// The same call with another body and deadline, for code that keeps the body elsewhere.
+    /// The same call with another body and deadline, for code that keeps the whole body elsewhere.
     pub(crate) fn with_body<'b>(&self, body: &'b [u8], deadline: Duration) -> Call<'b> {
-        let Call { body: _, deadline: _, class, repeats, bulk, answer_bytes_max } = *self;
-        Call { body, deadline, class, repeats, bulk, answer_bytes_max }
+        let Call { class, repeats, bulk, answer_bytes_max, .. } = *self;
+        Call { body, payload: &[], deadline, class, repeats, bulk, answer_bytes_max }
     }
 
     /// Bytes of the answer that the caller expects at most; 0 if it set no limit.
@@ -284,9 +304,9 @@ impl<'a> Call<'a> {
             true => Err(Refusal::at(Reason::TooLarge, max as u64)),
             false => Ok(()),
         };
-        within(self.body.len(), body_max)?;
+        within(self.body_bytes(), body_max)?;
         within(answer_bytes_max, most)?;
-        let reserved_bytes = reservation(is_idempotent, self.body.len(), answer_bytes_max);
+        let reserved_bytes = reservation(is_idempotent, self.body_bytes(), answer_bytes_max);
         Ok(CallSize { answer_bytes_max, reserved_bytes })
     }
 }

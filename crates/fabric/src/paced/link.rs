@@ -214,7 +214,7 @@ impl PacedLink {
             Err(refusal) => return Promise::ready(Err(refusal)),
         };
         let (promise, completer) = Promise::open();
-        let body = call.body.to_vec();
+        let body = call.whole_body();
         let call: Call<'static> = call.with_body(&[], call.deadline);
         let (way, inner) = (self.way.clone(), Arc::clone(&self.inner));
         let action = Action::new(move |exit| {
@@ -346,7 +346,7 @@ impl Link for PacedLink {
     }
 
     fn request(&self, call: Call<'_>) -> Promise<Result<Body, Refusal>> {
-        let (class, bytes) = (call.class, HEADER_BYTES + call.body.len() as u64);
+        let (class, bytes) = (call.class, HEADER_BYTES + call.body_bytes() as u64);
         let needs_room = self.core().bounds(class);
         // A read has a short request, and takes the room of the answer that it expects.
         let room_bytes = bytes.saturating_add(call.expected_bytes());

@@ -74,7 +74,7 @@ impl Wire {
             deadline: call.deadline,
             answer_bytes_max: size.answer_bytes_max,
             reserved_bytes: size.reserved_bytes,
-            body: Body::copy(call.body),
+            body: Body::copy(&call.whole_body()),
             losses: AtomicU32::new(0),
             slot: Arc::clone(&slot),
         });

@@ -233,7 +233,10 @@ impl<S: Stream> Initiator<S> {
         let oldest = if kind == Kind::Idempotent { 0 } else { self.session.oldest() };
         let (deadline, answer_bytes_max) = (call.deadline, size.answer_bytes_max);
         let ask = Ask { oldest, retry, deadline, answer_bytes_max, body: call.body };
-        put_frame(out.buffer(), kind, number, |body| ask.encode(body));
+        put_frame(out.buffer(), kind, number, |body| {
+            ask.encode(body);
+            body.extend_from_slice(call.payload);
+        });
         self.doorbell(&mut out);
         Ok(self.promise(slot))
     }

@@ -200,6 +200,9 @@ fn bulk_requests_and_answers_come_back(name: &str) {
         let backwards: Vec<u8> = body.iter().rev().copied().collect();
         let call = Call::new(&body, LONG).bulk().idempotent();
         assert_eq!(*link.request(call).wait().unwrap(), backwards, "{len} bytes");
+        let (head, payload) = body.split_at(len / 3);
+        let parts = Call::new(head, LONG).with_payload(payload).bulk().idempotent();
+        assert_eq!(*link.request(parts).wait().unwrap(), backwards, "{len} bytes in two parts");
     }
     // More bytes than any buffer between the two sides holds, in both directions.
     let body = vec![7; 1 << 20];
@@ -220,6 +223,8 @@ fn size_beyond_its_limit_is_refused(name: &str) {
     let over = |call: Call<'_>| link.request(call).wait().unwrap_err();
     assert_eq!(over(Call::new(&long[..=MESSAGE_BYTES_MAX], LONG).idempotent()), message);
     assert_eq!(over(Call::new(&long, LONG).bulk().idempotent()), bulk);
+    let (head, payload) = long.split_at(9);
+    assert_eq!(over(Call::new(head, LONG).with_payload(payload).bulk().idempotent()), bulk);
     let small = Call::new(b"?", LONG);
     assert_eq!(over(small.bulk().answer_bytes_max(MESSAGE_BYTES_MAX + 1)), message, "it is kept");
     assert_eq!(over(small.bulk().idempotent().answer_bytes_max(BULK_BYTES_MAX + 1)), bulk);

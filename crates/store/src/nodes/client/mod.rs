@@ -25,8 +25,8 @@
 //! Thread-safety: any thread may call any method. Futures run on any executor; code of a
 //! simulation polls them in its tasks.
 //! Failure: see [`CallError`]. Errors for operators name the node, its address and the request.
-//! Cost: one round trip, one copy of the payload into the request, and six short locks. An answer
-//! is not copied.
+//! Cost: one round trip, and six short locks. The payload is copied once, into the buffer of the
+//! link, and once more if the call must wait for the link or its turn. An answer is not copied.
 
 mod call;
 mod members;
@@ -40,6 +40,8 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
+#[cfg(test)]
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use archipelago_base::runtime::Runtime;
@@ -70,6 +72,9 @@ pub struct NodeClient {
     members: MembersCache,
     peers: Mutex<BTreeMap<(StorageId, Lane), Arc<Peer>>>,
     stats: ClientStats,
+    /// Bytes of payloads that were copied because their requests had to wait.
+    #[cfg(test)]
+    copied_bytes: AtomicU64,
 }
 
 /// A request before it is sent.
@@ -77,7 +82,10 @@ struct Outgoing {
     to: StorageId,
     lane: Lane,
     kind: CallKind,
-    body: Vec<u8>,
+    /// The envelope before the payload.
+    head: Vec<u8>,
+    /// The payload of a request that could not be sent immediately.
+    payload: Vec<u8>,
     how: CallOptions,
 }
 
@@ -133,6 +141,8 @@ impl NodeClient {
             surroundings: Surroundings { reach, runtime },
             peers: Mutex::default(),
             stats: ClientStats::default(),
+            #[cfg(test)]
+            copied_bytes: AtomicU64::new(0),
         })
     }
 
@@ -154,16 +164,22 @@ impl NodeClient {
         payload: &[u8],
         how: CallOptions,
     ) -> impl Future<Output = Result<Answer, CallError>> + Send + use<> {
-        let body = envelope::seal(request, payload);
-        let outgoing = Outgoing { to, lane, kind: CallKind::of(request), body, how };
+        let (kind, head) = (CallKind::of(request), envelope::head(request));
+        let mut outgoing = Outgoing { to, lane, kind, head, payload: Vec::new(), how };
         let client = Arc::clone(self);
         let peer = self.peer(to, lane).map(|peer| (peer.turn(), peer));
         let started = match &peer {
             Some((turn, peer)) if turn.is_first() => {
-                peer.up().map(|link| client.send(peer, link, &outgoing))
+                peer.up().map(|link| client.send(peer, link, &outgoing, payload))
             }
             _ => None,
         };
+        if started.is_none() {
+            // The request leaves later, and the caller's bytes may be gone then.
+            outgoing.payload = payload.to_vec();
+            #[cfg(test)]
+            self.copied_bytes.fetch_add(payload.len() as u64, Ordering::Relaxed);
+        }
         // A request that was sent lets the next one pass.
         let waiting = if started.is_some() { None } else { peer };
         async move {
@@ -284,12 +300,18 @@ impl NodeClient {
     }
 
     /// Sends a request over a link that is up. The caller has the turn.
-    fn send(&self, peer: &Arc<Peer>, link: Arc<dyn Link>, outgoing: &Outgoing) -> InFlight {
+    fn send(
+        &self,
+        peer: &Arc<Peer>,
+        link: Arc<dyn Link>,
+        outgoing: &Outgoing,
+        payload: &[u8],
+    ) -> InFlight {
         let calls = self.stats.node(outgoing.to);
-        calls.sent(outgoing.how.class, outgoing.body.len() as u64);
+        calls.sent(outgoing.how.class, (outgoing.head.len() + payload.len()) as u64);
         let sent_ns = self.runtime().now_ns();
         let waiting = Waiting { calls, kind: outgoing.kind, sent_ns };
-        let promise = link.request(outgoing.how.call(&outgoing.body));
+        let promise = link.request(outgoing.how.call(&outgoing.head).with_payload(payload));
         InFlight { peer: Arc::clone(peer), link, promise, waiting }
     }
 
@@ -329,7 +351,7 @@ impl NodeClient {
     async fn connect(&self, turn: Turn, peer: &Arc<Peer>, outgoing: &Outgoing) -> Result<InFlight> {
         turn.wait().await;
         let link = peer.link(&self.surroundings, outgoing.how.deadline).await?;
-        Ok(self.send(peer, link, outgoing))
+        Ok(self.send(peer, link, outgoing, &outgoing.payload))
     }
 
     /// Waits for the answer.

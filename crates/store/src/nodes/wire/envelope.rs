@@ -8,7 +8,7 @@
 //! | rest | payload |
 //!
 //! All functions are pure. Failure: a body that is no envelope is [`Malformed`].
-//! Cost: [`seal`] allocates once and copies the payload. [`open`] copies no payload.
+//! Cost: [`seal`] allocates once and copies the payload. [`head`] and [`open`] copy no payload.
 
 use archipelago_base::codec::{Reader, put_u8, put_u32};
 use archipelago_base::wire::{MESSAGE_BYTES, Malformed};
@@ -27,13 +27,25 @@ pub const PAYLOAD_BYTES_MAX: usize = BULK_BYTES_MAX - (64 << 10);
 #[must_use]
 pub fn seal(message: &StoreMessage, payload: &[u8]) -> Vec<u8> {
     let mut body = Vec::with_capacity(HEAD_BYTES + MESSAGE_BYTES + payload.len());
-    put_u8(&mut body, VERSION);
-    put_u32(&mut body, 0);
-    message.append_to(&mut body);
-    let len = (body.len() - HEAD_BYTES) as u32;
-    body[1..HEAD_BYTES].copy_from_slice(&len.to_le_bytes());
+    put_head(message, &mut body);
     body.extend_from_slice(payload);
     body
+}
+
+/// The part of a body before the payload, for a caller that sends both without joining them.
+#[must_use]
+pub fn head(message: &StoreMessage) -> Vec<u8> {
+    let mut body = Vec::with_capacity(HEAD_BYTES + MESSAGE_BYTES);
+    put_head(message, &mut body);
+    body
+}
+
+fn put_head(message: &StoreMessage, body: &mut Vec<u8>) {
+    put_u8(body, VERSION);
+    put_u32(body, 0);
+    message.append_to(body);
+    let len = (body.len() - HEAD_BYTES) as u32;
+    body[1..HEAD_BYTES].copy_from_slice(&len.to_le_bytes());
 }
 
 /// The message and the payload of a body.

@@ -27,7 +27,7 @@
 //! Thread-safety: messages are plain values, and the functions are pure.
 //! Failure: the fabric's frames have the checksums of messages, so a malformed message means a
 //! faulty sender.
-//! Cost: O(bytes). An envelope copies its payload once.
+//! Cost: O(bytes). An envelope copies its payload once, or not at all if it is sent in two parts.
 
 pub mod envelope;
 mod message;

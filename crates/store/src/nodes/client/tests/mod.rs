@@ -5,6 +5,7 @@ mod threads;
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use archipelago_base::runtime::{Runtime, join_all};
@@ -204,6 +205,28 @@ fn call_returns_message_and_payload() {
         (world.received(StorageId(1)), world.received(StorageId(2))),
         (vec![], vec![read()])
     );
+}
+
+#[test]
+fn payload_of_replicas_is_copied_only_while_links_connect() {
+    let world = World::new(3);
+    let client = Arc::clone(&world.client);
+    let payload = vec![7; 100_000];
+    let len = payload.len() as u64;
+    let nodes = [1, 2, 3].map(StorageId);
+    world.run(async move {
+        client.ready(SECOND).await.expect("members");
+        for start in [0, len, 2 * len] {
+            let send =
+                |node: &StorageId| client.call(*node, Lane::Log, &append(start), &payload, READ);
+            for answer in join_all(nodes.iter().map(send)).await {
+                let progress = StoreMessage::Progress { written: start + len, synced: 0 };
+                assert_eq!(answer.expect("an answer").message, progress, "the payload is whole");
+            }
+        }
+    });
+    let copied = world.client.copied_bytes.load(Ordering::Relaxed);
+    assert_eq!(copied, 3 * len, "the first round only");
 }
 
 #[test]

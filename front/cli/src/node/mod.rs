@@ -168,6 +168,12 @@ pub(crate) struct ManagerArgs {
     /// founded
     #[arg(long, value_name = "N")]
     root_nodes: Option<u8>,
+    /// Number of storage nodes of a new cluster. It is founded only when more than half of them
+    /// have confirmed it, so two managers cannot found two clusters. Give the same number to all
+    /// managers. Default: the nodes that this manager knows. It takes effect when the cluster is
+    /// founded
+    #[arg(long, value_name = "N")]
+    storage_nodes: Option<u32>,
     #[command(flatten)]
     secret: SecretArgs,
     #[command(flatten)]
@@ -271,6 +277,7 @@ fn manager(args: &ManagerArgs) -> Result<()> {
     let storage = MemberTerms {
         lost_after: Duration::from_secs(args.lost_after),
         root_nodes: args.root_nodes,
+        expected_nodes: args.storage_nodes,
         ..MemberTerms::default()
     };
     let settings = ManagerSettings { listen, terms, store, memory_nodes, standby, storage, secret };

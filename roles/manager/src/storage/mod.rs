@@ -50,6 +50,8 @@ pub(crate) struct StorageRpc {
     is_replacing: AtomicBool,
     /// Time, in nanoseconds, at which the root set is looked at next.
     look_ns: AtomicU64,
+    /// Time, in nanoseconds, at which members without a copy are looked for next.
+    copies_ns: AtomicU64,
 }
 
 impl StorageRpc {
@@ -69,6 +71,7 @@ impl StorageRpc {
             ways: OnceLock::new(),
             is_replacing: AtomicBool::new(false),
             look_ns: AtomicU64::new(0),
+            copies_ns: AtomicU64::new(0),
         })
     }
 

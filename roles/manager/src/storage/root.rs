@@ -1,11 +1,17 @@
-//! The replacement of the root set, when the table of members wants other members in it.
+//! The replacement of the root set, when the table of members wants other members in it, or when a
+//! member lacks the values of the set.
 //!
 //! The manager runs it as a task, with a client of its own. The steps are those of the store's
 //! crate ([`NodeRegister::replace_root_set`]), and any number of managers may repeat them.
 //!
+//! A member that was down when the others got their copies does not count in its set. The manager
+//! looks for such members from time to time ([`NodeRegister::members_without_copy`]), and brings
+//! them in by a set with the same members and the next number.
+//!
 //! Thread-safety: any thread may call any method.
 //! Failure: a replacement that failed is logged, and tried again after [`AGAIN`].
-//! Cost: a look at the members four times per second.
+//! Cost: a look at the members four times per second, and one short request per root node and
+//! [`LOOK_FOR_COPIES`].
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -25,9 +31,20 @@ use super::StorageRpc;
 const LOOK: Duration = Duration::from_millis(250);
 /// Time from a replacement that failed to the next look.
 const AGAIN: Duration = Duration::from_secs(5);
+/// Time between two looks for members without a copy.
+const LOOK_FOR_COPIES: Duration = Duration::from_secs(60);
+
+/// What a task does about the root set.
+enum RootTask {
+    /// Replaces members.
+    Replace(RootReplacement),
+    /// Looks for members of this set that lack its values, and brings them in.
+    LookForCopies(RootSet),
+}
 
 impl StorageRpc {
-    /// Begins to replace the root set if it needs other members and no replacement runs.
+    /// Begins to replace the root set if it needs other members, or to look for members without a
+    /// copy if it is time, unless such a task runs.
     pub(super) fn watch_root_set(self: &Arc<Self>) {
         let now_ns = self.clock.now_ns();
         if now_ns < self.look_ns.load(Ordering::Relaxed) || self.is_replacing.load(Ordering::SeqCst)
@@ -35,7 +52,7 @@ impl StorageRpc {
             return;
         }
         self.look_in(LOOK);
-        let Some(wanted) = self.table.lock().wanted_root_set() else { return };
+        let Some(task) = self.due_task(now_ns) else { return };
         let (Some(ways), Ok(runtime)) = (self.ways.get().cloned(), ThreadRuntime::shared()) else {
             return;
         };
@@ -44,14 +61,14 @@ impl StorageRpc {
         let runtime = runtime as Arc<dyn Runtime>;
         let on = Arc::clone(&runtime);
         let task = async move {
-            let replaced = replacing.replace(&wanted, ways, runtime).await;
-            match replaced {
-                Ok(next) => {
-                    tracing::info!(old = ?wanted.old, ?next, "the root set was replaced");
+            match replacing.carry_out(&task, ways, runtime).await {
+                Ok(Some(next)) => {
+                    tracing::info!(?next, "the root set was replaced");
                     replacing.table.lock().root_set_is(&next);
                 }
+                Ok(None) => {}
                 Err(error) => {
-                    tracing::warn!(%error, old = ?wanted.old, "the root set was not replaced");
+                    tracing::warn!(%error, "the root set was not replaced");
                     replacing.look_in(AGAIN);
                 }
             }
@@ -65,16 +82,43 @@ impl StorageRpc {
         self.look_ns.store(at_ns, Ordering::Relaxed);
     }
 
-    async fn replace(
+    /// The task that is due now, if one is.
+    fn due_task(&self, now_ns: u64) -> Option<RootTask> {
+        let table = self.table.lock();
+        if let Some(wanted) = table.wanted_root_set() {
+            return Some(RootTask::Replace(wanted));
+        }
+        if now_ns < self.copies_ns.load(Ordering::Relaxed) {
+            return None;
+        }
+        let root_set = table.settled_root_set()?;
+        let next_ns = now_ns.saturating_add(LOOK_FOR_COPIES.as_nanos() as u64);
+        self.copies_ns.store(next_ns, Ordering::Relaxed);
+        Some(RootTask::LookForCopies(root_set))
+    }
+
+    /// Carries a task out. Returns the new root set, if there is one.
+    async fn carry_out(
         &self,
-        wanted: &RootReplacement,
+        task: &RootTask,
         ways: Vec<String>,
         runtime: Arc<dyn Runtime>,
-    ) -> Result<RootSet> {
+    ) -> Result<Option<RootSet>> {
         let reach = Arc::clone(&self.endpoints) as Arc<dyn Reach>;
         let client = NodeClient::new(reach, runtime, ways);
         client.refresh().await?;
         let register = NodeRegister::new(&client);
-        register.replace_root_set(&wanted.old, wanted.members.clone()).await
+        let (old, members) = match task {
+            RootTask::Replace(wanted) => (&wanted.old, wanted.members.clone()),
+            RootTask::LookForCopies(root_set) => {
+                let without = register.members_without_copy(root_set).await;
+                if without.is_empty() {
+                    return Ok(None);
+                }
+                tracing::warn!(?without, "root nodes lack the values of their set; copying them");
+                (root_set, root_set.members.clone())
+            }
+        };
+        register.replace_root_set(old, members).await.map(Some)
     }
 }

@@ -2,21 +2,30 @@
 //!
 //! 1. The manager waits until nodes of enough domains have been up for [`MemberTerms::settle`], no
 //!    node reports a cluster, and no further node has appeared in that time.
-//! 2. It chooses one node per domain for the root set, and a random identity. Only these nodes get
-//!    both, with the answers to their beats, and keep them durably.
-//! 3. When all of them have reported the cluster, the list of members names it to everybody. If a
-//!    node does not, a majority suffices after a while: a member that has never answered has
-//!    promised nothing, and may begin later.
+//! 2. It chooses one node per domain for the root set, and a random identity. All nodes without a
+//!    cluster get both, with the answers to their beats, and keep them durably. A node keeps one
+//!    identity for ever, so this is its *vote*.
+//! 3. When the root set and more than half of the nodes have reported the cluster, the list of
+//!    members names it to everybody. Of the root set a majority suffices after a while: a member
+//!    that has never answered has promised nothing, and may begin later.
 //!
-//! Invariants: 1. No client learns of a cluster before a majority of its root set keeps it. 2. A
-//! manager that ends meanwhile leaves nodes that name the cluster, and the next manager completes
-//! the founding with it.
+//! A manager that hears of another cluster meanwhile leaves its own attempt if the other one has
+//! more votes, or as many and the smaller identity. With [`MemberTerms::expected_nodes`], two
+//! majorities of the same number of nodes have a node in common, so at most one cluster of several
+//! managers is ever named to everybody, also if they do not reach each other's nodes. The first
+//! root set is replaced soon after the founding by one with the same members: its number tells
+//! later managers that the founding was concluded.
+//!
+//! Invariants: 1. No client learns of a cluster before a majority of its root set keeps it, and
+//! before more than half of the expected nodes do. 2. A manager that ends meanwhile leaves nodes
+//! that name the cluster, and the next manager completes the founding with it.
 //!
 //! Thread-safety: none.
-//! Failure: two managers that act at the same time may found two clusters on disjoint nodes. The
-//! nodes of one of them are then refused.
-//! Cost: O(nodes) per tick until the cluster exists.
+//! Failure: the votes may be divided so that no attempt gets a majority. The status names the
+//! clusters then, and an operator empties the nodes of all but one of them, which hold no data yet.
+//! Cost: O(nodes) per tick and per beat until the cluster exists.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -34,12 +43,28 @@ const ROOT_NODES_MAX: usize = 5;
 /// a majority of the root set suffices.
 const PATIENCE: u32 = 5;
 
-/// A cluster that its root set does not keep yet.
+/// Who began a founding.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Founder {
+    ThisManager,
+    /// Nodes reported the cluster, which may exist for long.
+    AnotherManager,
+}
+
+/// A cluster that is not known to be founded.
 #[derive(Clone, Debug)]
 pub(super) struct Founding {
     pub(super) cluster: ClusterId,
     pub(super) root_set: RootSet,
+    founder: Founder,
     since_ns: u64,
+}
+
+/// How many nodes report a cluster, and its newest root set that they know.
+#[derive(Clone, Debug, Default)]
+pub(super) struct ClusterVotes {
+    pub(super) nodes: usize,
+    root_set: RootSet,
 }
 
 impl MemberTable {
@@ -66,6 +91,54 @@ impl MemberTable {
         chosen
     }
 
+    /// Nodes by the clusters that they report.
+    pub(super) fn votes(&self) -> BTreeMap<[u8; 16], ClusterVotes> {
+        let mut votes: BTreeMap<[u8; 16], ClusterVotes> = BTreeMap::new();
+        for entry in self.nodes.values().filter(|entry| !entry.is_forgotten) {
+            let Some(cluster) = entry.cluster else { continue };
+            let of_cluster = votes.entry(cluster.0).or_default();
+            of_cluster.nodes += 1;
+            if entry.root_set.number > of_cluster.root_set.number {
+                of_cluster.root_set.clone_from(&entry.root_set);
+            }
+        }
+        votes
+    }
+
+    /// Number of nodes that vote for a new cluster.
+    pub(super) fn voters(&self) -> usize {
+        let known = self.nodes.values().filter(|entry| entry.has_beaten() && !entry.is_forgotten);
+        known.count().max(self.terms.expected_nodes.unwrap_or(0) as usize)
+    }
+
+    /// Follows what nodes report while no cluster is known to exist.
+    pub(super) fn weigh_clusters(&mut self, now_ns: u64) {
+        if self.cluster.is_some() {
+            return;
+        }
+        let votes = self.votes();
+        let established = votes.iter().find(|(_, votes)| votes.root_set.number > 1);
+        if let Some((id, votes)) = established {
+            let cluster = ClusterId(*id);
+            tracing::info!(%cluster, "storage nodes named their cluster");
+            self.exists(cluster, votes.root_set.clone());
+            return;
+        }
+        let known = votes.iter().filter(|(_, votes)| votes.root_set.number > 0);
+        let Some((id, leading)) = known.max_by_key(|(id, votes)| (votes.nodes, Reverse(**id)))
+        else {
+            return;
+        };
+        let cluster = ClusterId(*id);
+        if self.founding.as_ref().is_some_and(|founding| founding.cluster == cluster) {
+            return;
+        }
+        tracing::info!(%cluster, "storage nodes name a cluster; its founding goes on");
+        let (root_set, founder) = (leading.root_set.clone(), Founder::AnotherManager);
+        self.founding = Some(Founding { cluster, root_set, founder, since_ns: now_ns });
+        self.version += 1;
+    }
+
     /// Begins to found a cluster if it is time.
     pub(super) fn found(&mut self, now_ns: u64) {
         if self.cluster.is_some() || self.founding.is_some() {
@@ -76,9 +149,12 @@ impl MemberTable {
         if passed(self.since_ns) < settle {
             return;
         }
-        let up = self.nodes.values().filter(|entry| entry.is_up());
-        let newest = up.map(|entry| passed(entry.up_since_ns)).min().unwrap_or_default();
-        if newest < settle && passed(self.since_ns) < settle * PATIENCE {
+        let up: Vec<&NodeEntry> = self.nodes.values().filter(|entry| entry.is_up()).collect();
+        let newest = up.iter().map(|entry| passed(entry.up_since_ns)).min().unwrap_or_default();
+        let is_patient = passed(self.since_ns) < settle * PATIENCE;
+        let expected = self.terms.expected_nodes.unwrap_or(0) as usize;
+        let is_awaited = up.len() < expected || newest < settle;
+        if (is_awaited && is_patient) || up.len() <= expected / 2 {
             return;
         }
         let chosen = self.one_per_domain(|entry| passed(entry.up_since_ns) >= settle);
@@ -88,29 +164,36 @@ impl MemberTable {
         cluster.fill_with(|| self.rng.u8(..));
         let (cluster, root_set) = (ClusterId(cluster), RootSet { number: 1, members });
         tracing::info!(%cluster, ?root_set, "the manager founds a cluster of storage nodes");
-        self.founding = Some(Founding { cluster, root_set, since_ns: now_ns });
+        let founder = Founder::ThisManager;
+        self.founding = Some(Founding { cluster, root_set, founder, since_ns: now_ns });
         self.version += 1;
     }
 
-    /// Names the cluster to everybody when its root set keeps it.
+    /// Names the cluster to everybody when its root set and most nodes keep it.
     pub(super) fn conclude_founding(&mut self, now_ns: u64) {
         let Some(founding) = &self.founding else { return };
-        let keeps = |id: &&StorageId| {
-            self.nodes.get(*id).is_some_and(|entry| entry.cluster == Some(founding.cluster))
-        };
-        let kept = founding.root_set.members.iter().filter(keeps).count();
+        let keeps = |entry: &NodeEntry| entry.cluster == Some(founding.cluster);
+        let root_nodes = founding.root_set.members.iter();
+        let kept = root_nodes.filter(|id| self.nodes.get(*id).is_some_and(keeps)).count();
         let passed = Duration::from_nanos(now_ns.saturating_sub(founding.since_ns));
-        let needed = if passed < self.terms.settle * PATIENCE {
-            founding.root_set.members.len()
-        } else {
-            founding.root_set.majority()
+        let is_patient = passed < self.terms.settle * PATIENCE;
+        let needed = match founding.founder {
+            Founder::ThisManager if is_patient => founding.root_set.members.len(),
+            _ => founding.root_set.majority(),
         };
-        if kept < needed {
+        let votes = self.nodes.values().filter(|entry| keeps(entry)).count();
+        if kept < needed || votes <= self.voters() / 2 {
             return;
         }
-        tracing::info!(cluster = %founding.cluster, "the cluster of storage nodes is founded");
-        self.cluster = Some(founding.cluster);
-        self.root_set.clone_from(&founding.root_set);
+        let (cluster, root_set) = (founding.cluster, founding.root_set.clone());
+        tracing::info!(%cluster, "the cluster of storage nodes is founded");
+        self.exists(cluster, root_set);
+    }
+
+    /// Names a cluster to everybody from now on.
+    fn exists(&mut self, cluster: ClusterId, root_set: RootSet) {
+        self.cluster = Some(cluster);
+        self.root_set = root_set;
         self.founding = None;
         self.version += 1;
     }

@@ -17,8 +17,8 @@
 //! again, unless the operator has said that it never returns.
 //!
 //! **Founding.** A manager founds a cluster only while no node reports one, and after nodes of
-//! enough domains have been up for a while. It tells the members of the first root set alone. When
-//! they have reported the cluster, it tells everybody.
+//! enough domains have been up for a while. It tells the nodes first. When the root set and more
+//! than half of the nodes have reported the cluster, it tells clients.
 //!
 //! Invariants:
 //! 1. The version of the list grows with every change that a reader of the list sees.
@@ -69,6 +69,11 @@ pub struct MemberTerms {
     /// Number of members of the root set: 1, 3 or 5. 1 is for a trial on one node only. Default:
     /// three, or five if there are five domains.
     pub root_nodes: Option<u8>,
+    /// Number of storage nodes of a new cluster. A cluster is founded only when more than half of
+    /// them have confirmed it, so that managers that do not know of each other cannot found two.
+    /// All managers must have the same number. Default: the nodes that the manager knows, which
+    /// suffices for one manager only.
+    pub expected_nodes: Option<u32>,
 }
 
 impl Default for MemberTerms {
@@ -79,6 +84,7 @@ impl Default for MemberTerms {
             lost_after: Duration::from_secs(600),
             settle: Duration::from_secs(2),
             root_nodes: None,
+            expected_nodes: None,
         }
     }
 }
@@ -89,6 +95,13 @@ impl MemberTerms {
         if self.root_nodes.is_some_and(|nodes| !matches!(nodes, 1 | 3 | 5)) {
             return Err(Error::invalid(
                 "the root set has 1, 3 or 5 nodes: correct --root-nodes, or leave it out",
+            ));
+        }
+        if self.expected_nodes.is_some_and(|nodes| nodes < u32::from(self.root_nodes.unwrap_or(3)))
+        {
+            return Err(Error::invalid(
+                "a new cluster needs as many storage nodes as its root set has: correct \
+                 --storage-nodes, or leave it out",
             ));
         }
         if self.beat.is_zero() || self.silent_after < self.beat * 2 {
@@ -127,6 +140,8 @@ struct NodeEntry {
     up_since_ns: u64,
     /// Cluster of the node, as it reported.
     cluster: Option<ClusterId>,
+    /// The newest root set that the node reported with it.
+    root_set: RootSet,
     /// Whether the node is to be emptied.
     is_draining: bool,
     /// An operator's order that the node has not repeated yet.
@@ -155,12 +170,18 @@ impl NodeEntry {
             heard_ns: now_ns,
             up_since_ns: now_ns,
             cluster: None,
+            root_set: RootSet::default(),
             is_draining: false,
             ordered: None,
             is_forgotten: false,
             named_used_bytes: 0,
             report: StorageReport::default(),
         }
+    }
+
+    /// Whether the node has ever beaten to this manager.
+    fn has_beaten(&self) -> bool {
+        self.member.life != Epoch(0)
     }
 
     fn is_up(&self) -> bool {
@@ -202,6 +223,8 @@ pub struct MemberTable {
     terms: MemberTerms,
     /// Time at which the manager began to listen, or to act.
     since_ns: u64,
+    /// Time of the newest message or tick.
+    now_ns: u64,
     part: ManagerPart,
     nodes: BTreeMap<StorageId, NodeEntry>,
     /// The cluster, when its nodes or its founding have named it to everybody.
@@ -222,6 +245,7 @@ impl MemberTable {
         Self {
             terms,
             since_ns: now_ns,
+            now_ns,
             part: ManagerPart::StandsBy,
             nodes: BTreeMap::new(),
             cluster: None,
@@ -261,6 +285,7 @@ impl MemberTable {
     }
 
     fn take_part(&mut self, now_ns: u64, part: ManagerPart) {
+        self.now_ns = self.now_ns.max(now_ns);
         if self.part == part {
             return;
         }
@@ -332,9 +357,10 @@ impl MemberTable {
             report,
         };
         self.admit(now_ns, &beat)?;
-        self.learn_cluster(&beat);
         self.hear(now_ns, &beat);
+        self.weigh_clusters(now_ns);
         self.conclude_founding(now_ns);
+        self.learn_root_set(&beat);
         if self.part == ManagerPart::StandsBy {
             // Only the manager in office says which nodes drain.
             return Ok(StoreMessage::MembersAre { members: None, beat_ms: self.beat_ms() });
@@ -342,10 +368,9 @@ impl MemberTable {
         Ok(self.members_for_node(&beat))
     }
 
-    /// The answer to a beat. A member of a root set that is being founded learns of it first.
+    /// The answer to a beat. Nodes learn of a cluster that is being founded before clients do.
     fn members_for_node(&self, beat: &Beat<'_>) -> StoreMessage {
         if let Some(founding) = &self.founding
-            && founding.root_set.members.contains(&beat.storage)
             && beat.cluster.is_none()
         {
             let cluster = Some(founding.cluster);
@@ -372,7 +397,8 @@ impl MemberTable {
             return Err(Refused::new(
                 RefusalWhy::WrongCluster,
                 format!(
-                    "the manager's nodes belong to cluster {known}, and this one to {reported}"
+                    "the manager's nodes belong to cluster {known}, and this one to {reported}: if \
+                     it holds no data, start it with an empty directory"
                 ),
             ));
         }
@@ -393,18 +419,9 @@ impl MemberTable {
         Ok(())
     }
 
-    /// Takes the cluster and the root set that a node reports.
-    fn learn_cluster(&mut self, beat: &Beat<'_>) {
-        let Some(cluster) = beat.cluster else { return };
-        let is_founding = |founding: &Founding| founding.cluster == cluster;
-        if self.cluster.is_none() && !self.founding.as_ref().is_some_and(is_founding) {
-            // A cluster that exists wins over one that is being founded.
-            self.founding = None;
-            self.cluster = Some(cluster);
-            self.version += 1;
-            tracing::info!(%cluster, node = %beat.storage, "a storage node named its cluster");
-        }
-        if self.cluster != Some(cluster) {
+    /// Takes a newer root set that a node of the cluster reports.
+    fn learn_root_set(&mut self, beat: &Beat<'_>) {
+        if self.cluster.is_none() || beat.cluster != self.cluster {
             return;
         }
         if let Some(root_set) = beat.root_set
@@ -432,6 +449,9 @@ impl MemberTable {
         }
         entry.heard_ns = now_ns;
         entry.cluster = beat.cluster;
+        if let Some(root_set) = beat.root_set {
+            entry.root_set.clone_from(root_set);
+        }
         entry.report.clone_from(beat.report);
         match entry.ordered {
             Some(ordered) if ordered != beat.is_draining => entry.is_draining = ordered,

@@ -63,7 +63,31 @@ impl MemberTable {
         if let Some(founding) = &self.founding {
             let names: Vec<String> =
                 founding.root_set.members.iter().map(ToString::to_string).collect();
-            return format!("The cluster is founded when {} have confirmed it.", names.join(", "));
+            let (votes, voters) = (self.votes(), self.voters());
+            let own = votes.get(&founding.cluster.0).map_or(0, |votes| votes.nodes);
+            let others: usize = votes.values().map(|votes| votes.nodes).sum::<usize>() - own;
+            let divided = match others {
+                0 => String::new(),
+                others => format!(
+                    " {others} nodes have confirmed another cluster, of a second manager: if no \
+                     cluster gets a majority, stop one manager, and start its nodes with empty \
+                     directories."
+                ),
+            };
+            return format!(
+                "The cluster is founded when its root nodes {} and more than half of {voters} \
+                 storage nodes have confirmed it, which {own} have.{divided}",
+                names.join(", ")
+            );
+        }
+        if let Some(expected) = self.terms.expected_nodes {
+            let up = self.nodes.values().filter(|entry| entry.is_up()).count();
+            if up <= expected as usize / 2 {
+                return format!(
+                    "A new cluster needs more than half of its {expected} storage nodes \
+                     (--storage-nodes), and {up} are up: start more nodes."
+                );
+            }
         }
         let domains = self.one_per_domain(|_| true).len();
         let needed = self.terms.root_nodes.map_or(3, usize::from);

@@ -2,12 +2,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use archipelago_base::Epoch;
+use archipelago_base::random::Rng;
 use archipelago_fabric::{ClusterId, NodeId};
 
 use super::super::StorageId;
 use super::super::register::caspaxos::RootSet;
 use super::super::wire::{
-    MemberState, Members, NodeSpace, RefusalWhy, StorageReport, StoreMessage,
+    DeviceStatus, MemberState, Members, NodeSpace, RefusalWhy, StorageReport, StoreMessage,
 };
 use super::{ManagerPart, MemberTable, MemberTerms, RootReplacement};
 
@@ -22,6 +23,7 @@ struct NodeModel {
     root_set: Option<RootSet>,
     is_draining: bool,
     used_bytes: u64,
+    has_failed_device: bool,
     version: u64,
 }
 
@@ -47,7 +49,17 @@ impl World {
         let domain = domain.to_owned();
         let (cluster, root_set) = (None, None);
         let (life, is_draining, used_bytes, version) = (1, false, 0, 0);
-        let node = NodeModel { life, domain, cluster, root_set, is_draining, used_bytes, version };
+        let has_failed_device = false;
+        let node = NodeModel {
+            life,
+            domain,
+            cluster,
+            root_set,
+            is_draining,
+            used_bytes,
+            has_failed_device,
+            version,
+        };
         self.nodes.insert(id, node);
     }
 
@@ -55,6 +67,8 @@ impl World {
     fn beat(&mut self, id: u64) -> StoreMessage {
         let node = self.nodes[&id].clone();
         let space = NodeSpace { capacity_bytes: 1 << 30, used_bytes: node.used_bytes };
+        let (path, is_failed) = ("/disk".to_owned(), node.has_failed_device);
+        let devices = vec![DeviceStatus { path, space, is_failed }];
         let beat = StoreMessage::StorageBeat {
             storage: StorageId(id),
             node: NodeId(id),
@@ -65,7 +79,7 @@ impl World {
             root_set: node.root_set,
             is_draining: node.is_draining,
             version: node.version,
-            report: StorageReport { space, ..StorageReport::default() },
+            report: StorageReport { space, devices, ..StorageReport::default() },
         };
         let answer = self.table.handle(self.now_ns, self.part, &beat);
         if let StoreMessage::MembersAre { members: Some(members), .. } = &answer {
@@ -188,13 +202,15 @@ fn cluster_is_hidden_until_its_root_set_keeps_it() {
     }
     world.beat(1);
     assert_eq!(world.members().cluster, None, "one of three root nodes keeps it");
-    world.beat(4);
-    assert_eq!(world.nodes[&4].cluster, None, "no root node learns of it later");
-    for id in [2, 2, 3, 3, 4] {
+    for id in [4, 4, 2, 2] {
+        world.beat(id);
+    }
+    assert_eq!(world.nodes[&4].cluster, world.nodes[&1].cluster, "all nodes vote");
+    assert_eq!(world.members().cluster, None, "two of three root nodes keep it");
+    for id in [3, 3] {
         world.beat(id);
     }
     assert_eq!(world.members().cluster, world.nodes[&1].cluster);
-    assert_eq!(world.nodes[&4].cluster, world.nodes[&1].cluster);
 }
 
 #[test]
@@ -213,6 +229,135 @@ fn new_manager_completes_a_founding_instead_of_repeating_it() {
     world.run(seconds(1));
     assert!(world.nodes.values().all(|node| node.cluster == cluster));
     assert_eq!(world.members().cluster, cluster);
+}
+
+/// Two managers that act at the same time, and nodes that hear both with losses.
+struct TwoManagers {
+    now_ns: u64,
+    rng: Rng,
+    tables: [MemberTable; 2],
+    nodes: BTreeMap<u64, NodeModel>,
+    /// Probability in percent that a beat to each manager gets lost, by node.
+    losses: BTreeMap<u64, [u32; 2]>,
+}
+
+impl TwoManagers {
+    fn new(seed: u64, terms: MemberTerms, nodes: u64) -> Self {
+        let mut rng = Rng::with_seed(seed);
+        let tables = [1, 2].map(|number| MemberTable::new(terms, seed * 2 + number, 0));
+        let mut world = World::new(terms, nodes);
+        let losses = (1..=nodes).map(|id| (id, [0, 1].map(|_| [0, 30, 95, 100][rng.usize(..4)])));
+        let losses = losses.collect();
+        Self { now_ns: 0, losses, rng, tables, nodes: std::mem::take(&mut world.nodes) }
+    }
+
+    /// Runs, and returns the clusters that were ever named to clients.
+    fn run(&mut self, duration: Duration) -> BTreeSet<[u8; 16]> {
+        let mut named = BTreeSet::new();
+        let until_ns = self.now_ns + duration.as_nanos() as u64;
+        while self.now_ns < until_ns {
+            self.now_ns += 100 * MS;
+            for id in self.nodes.keys().copied().collect::<Vec<_>>() {
+                for manager in 0..2 {
+                    if self.rng.u32(0..100) >= self.losses[&id][manager] {
+                        self.beat(id, manager);
+                    }
+                }
+            }
+            for number in 0..2 {
+                if self.rng.u8(0..100) == 0 {
+                    let (terms, seed) = (self.tables[number].terms, self.rng.u64(..));
+                    self.tables[number] = MemberTable::new(terms, seed, self.now_ns);
+                }
+                let table = &mut self.tables[number];
+                table.on_timer(self.now_ns, ManagerPart::Acts);
+                named.extend(table.members().cluster.map(|cluster| cluster.0));
+                // The replacement of the root set, which a majority of it must be up for.
+                if let Some(wanted) = table.wanted_root_set() {
+                    let next = RootSet { number: wanted.old.number + 1, members: wanted.members };
+                    table.root_set_is(&next);
+                }
+            }
+        }
+        named
+    }
+
+    fn beat(&mut self, id: u64, manager: usize) {
+        let node = self.nodes.get_mut(&id).unwrap();
+        let beat = StoreMessage::StorageBeat {
+            storage: StorageId(id),
+            node: NodeId(id),
+            life: Epoch(1),
+            endpoints: Vec::new(),
+            domain: node.domain.clone(),
+            cluster: node.cluster,
+            root_set: node.root_set.clone(),
+            is_draining: false,
+            version: 0,
+            report: StorageReport::default(),
+        };
+        let answer = self.tables[manager].handle(self.now_ns, ManagerPart::Acts, &beat);
+        let StoreMessage::MembersAre { members: Some(members), .. } = answer else { return };
+        if members.cluster.is_none() || node.cluster.is_some_and(|it| Some(it) != members.cluster) {
+            return;
+        }
+        node.cluster = members.cluster;
+        if node.root_set.as_ref().is_none_or(|known| known.number < members.root_set.number) {
+            node.root_set = Some(members.root_set);
+        }
+    }
+}
+
+#[test]
+fn two_managers_never_found_two_clusters() {
+    let terms = MemberTerms { expected_nodes: Some(6), ..MemberTerms::default() };
+    let (mut founded, mut undecided) = (0, 0);
+    for seed in 0..200 {
+        let named = TwoManagers::new(seed, terms, 6).run(seconds(60));
+        assert!(named.len() <= 1, "seed {seed}: {named:x?}");
+        founded += named.len();
+        undecided += usize::from(named.is_empty());
+    }
+    assert!(founded > 60 && undecided > 0, "{founded} founded, {undecided} undecided");
+}
+
+#[test]
+fn cluster_waits_for_most_of_its_expected_nodes() {
+    let terms = MemberTerms { expected_nodes: Some(6), ..MemberTerms::default() };
+    let mut world = World::new(terms, 3);
+    world.run(seconds(30));
+    assert_eq!(world.members().cluster, None);
+    assert!(world.waits_for().contains("6 storage nodes"), "{}", world.waits_for());
+    world.add(4, "rack 4");
+    world.run(seconds(5));
+    let members = world.members();
+    assert!(members.cluster.is_some(), "{}", world.waits_for());
+    // The second set with the same members is the proof of the founding.
+    let wanted = world.table.wanted_root_set().expect("a second set");
+    assert_eq!(wanted, RootReplacement { old: members.root_set.clone(), members: ids(&[1, 2, 3]) });
+    world.table.root_set_is(&RootSet { number: 2, members: wanted.members });
+    assert_eq!(world.table.wanted_root_set(), None);
+    // One node that knows it suffices for a new manager.
+    world.nodes.get_mut(&4).unwrap().root_set = Some(world.members().root_set);
+    world.restart_manager();
+    world.beat(4);
+    assert_eq!(world.members().cluster, members.cluster);
+}
+
+#[test]
+fn divided_votes_are_named_and_found_nothing() {
+    let terms = MemberTerms { expected_nodes: Some(4), ..MemberTerms::default() };
+    let mut world = World::new(terms, 4);
+    for (id, cluster, members) in
+        [(1, 1, [1, 2, 3]), (2, 1, [1, 2, 3]), (3, 2, [2, 3, 4]), (4, 2, [2, 3, 4])]
+    {
+        let node = world.nodes.get_mut(&id).unwrap();
+        node.cluster = Some(ClusterId([cluster; 16]));
+        node.root_set = Some(RootSet { number: 1, members: ids(&members) });
+    }
+    world.run(seconds(60));
+    assert_eq!(world.members().cluster, None);
+    assert!(world.waits_for().contains("another cluster"), "{}", world.waits_for());
 }
 
 #[test]
@@ -286,7 +431,51 @@ fn draining_root_node_is_replaced_and_three_grow_to_five() {
     world.add(6, "rack 6");
     world.run(seconds(3));
     let wanted = world.table.wanted_root_set().map(|wanted| wanted.members);
+    assert_eq!(wanted, Some(ids(&[1, 3, 4])), "three new members of five would be a majority");
+    world.table.root_set_is(&RootSet { number: 2, members: ids(&[1, 3, 4]) });
+    let wanted = world.table.wanted_root_set().map(|wanted| wanted.members);
     assert_eq!(wanted, Some(ids(&[1, 3, 4, 5, 6])));
+}
+
+#[test]
+fn two_draining_root_nodes_are_replaced_one_after_the_other() {
+    let mut world = founded(3);
+    world.add(4, "rack 4");
+    world.add(5, "rack 5");
+    for id in [2, 3] {
+        world.ask(&StoreMessage::DrainNode { storage: StorageId(id), is_draining: true });
+    }
+    world.run(seconds(3));
+    let wanted = world.table.wanted_root_set().map(|wanted| wanted.members);
+    assert_eq!(wanted, Some(ids(&[1, 4, 2])));
+    world.table.root_set_is(&RootSet { number: 2, members: ids(&[1, 4, 2]) });
+    let wanted = world.table.wanted_root_set().map(|wanted| wanted.members);
+    assert_eq!(wanted, Some(ids(&[1, 4, 5])));
+}
+
+#[test]
+fn root_set_takes_no_node_that_is_silent_young_or_damaged() {
+    let mut world = founded(3);
+    for id in [4, 5, 6, 7] {
+        world.add(id, "rack 4");
+    }
+    world.down.insert(3);
+    world.run(seconds(600));
+    // Node 4 has just become silent, node 5 begins a life, and node 6 has lost a device.
+    world.down.insert(4);
+    world.nodes.get_mut(&6).unwrap().has_failed_device = true;
+    world.run(Duration::from_millis(1_500));
+    world.nodes.get_mut(&5).unwrap().life += 1;
+    world.run(Duration::from_millis(500));
+    assert_eq!(world.state(4), MemberState::Up, "its silence is short");
+    let wanted = world.table.wanted_root_set().map(|wanted| wanted.members);
+    assert_eq!(wanted, Some(ids(&[1, 2, 7])));
+    world.down.insert(7);
+    world.run(Duration::from_millis(1_100));
+    assert_eq!(world.table.wanted_root_set(), None);
+    world.run(seconds(1));
+    let wanted = world.table.wanted_root_set().map(|wanted| wanted.members);
+    assert_eq!(wanted, Some(ids(&[1, 2, 5])), "its new life has settled");
 }
 
 #[test]
@@ -389,6 +578,9 @@ fn terms_that_cannot_work_are_refused() {
     let valid = MemberTerms::default();
     assert!(valid.validate().is_ok());
     assert!(MemberTerms { root_nodes: Some(2), ..valid }.validate().is_err());
+    assert!(MemberTerms { expected_nodes: Some(2), ..valid }.validate().is_err());
+    let trial = MemberTerms { expected_nodes: Some(1), root_nodes: Some(1), ..valid };
+    assert!(trial.validate().is_ok());
     assert!(MemberTerms { lost_after: seconds(1), ..valid }.validate().is_err());
     assert!(MemberTerms { beat: Duration::ZERO, ..valid }.validate().is_err());
 }

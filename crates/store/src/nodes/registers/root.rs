@@ -9,13 +9,14 @@
 //! set.
 //!
 //! Thread-safety: any number of tasks.
-//! Failure: `Busy` if a majority of the old set, or a member of the new one, does not answer in
-//! time. The caller runs the replacement again, and it continues where it stopped.
+//! Failure: `Busy` if no majority of the old set, or none of the new one, answers in time. The
+//! caller runs the replacement again, and it continues where it stopped.
 //! Cost: one change of the register, and three messages per member; two of them carry all values.
 
 use archipelago_base::{Error, Result};
 
 use super::super::StorageId;
+use super::super::register::caspaxos::acceptor::{AcceptorAnswer, AcceptorRequest};
 use super::super::register::caspaxos::proposer::{Operation, ProposalResult};
 use super::super::register::caspaxos::root_change::RootChangeAction;
 use super::super::register::caspaxos::{ROOT_SET_NAME, RootSet};
@@ -49,9 +50,11 @@ enum ChangeEnd {
 
 impl NodeRegister {
     /// Replaces the root set `old` by one with `members`, and returns the set that follows `old`.
-    /// That is another one if another process replaced the set first. Errors: `Busy` if a majority
-    /// of the old set, or a member of the new one, does not answer in time. `InvalidArgument` for a
-    /// set without members.
+    /// That is another one if another process replaced the set first. A member of the new set that
+    /// does not answer counts as down; [`Self::members_without_copy`] finds it when it returns.
+    ///
+    /// Errors: `Busy` if no majority of the old set, or none of the new one, answers in time.
+    /// `InvalidArgument` for a set without members.
     pub async fn replace_root_set(
         &self,
         old: &RootSet,
@@ -72,6 +75,40 @@ impl NodeRegister {
                 ChangeEnd::Superseded(newer) => return Ok(self.learn(&newer)),
             }
         }
+    }
+
+    /// Members of `root_set` that answer and do not count in it, because they were down when the
+    /// others got the values of the set before. A replacement by a set with the same members brings
+    /// them in. A member that has the values and was not activated, because the process that copied
+    /// them ended, is activated here.
+    pub async fn members_without_copy(&self, root_set: &RootSet) -> Vec<StorageId> {
+        let mut calls = CallsInFlight::new();
+        for to in &root_set.members {
+            let prefix = ROOT_SET_NAME.to_owned();
+            let request = AcceptorRequest::Names { root_set: root_set.number, prefix };
+            calls.push(*to, (), self.members.ask(*to, request));
+        }
+        let mut without = Vec::new();
+        while let Some(MemberAnswer { from, answer, .. }) = calls.next().await {
+            if let Some(AcceptorAnswer::WrongSet { known }) = answer {
+                // A member of a later set has left this one.
+                let is_later = |known: RootSet| known.number > root_set.number;
+                if !known.is_some_and(is_later) {
+                    without.push(from);
+                }
+            }
+        }
+        let mut calls = CallsInFlight::new();
+        for to in &without {
+            let request = AcceptorRequest::Activate { root_set: root_set.number };
+            calls.push(*to, (), self.members.ask(*to, request));
+        }
+        while let Some(MemberAnswer { from, answer, .. }) = calls.next().await {
+            if matches!(answer, Some(AcceptorAnswer::Activated)) {
+                without.retain(|member| *member != from);
+            }
+        }
+        without
     }
 
     /// Makes `wanted` the successor of `old`, unless it has one.
@@ -145,7 +182,7 @@ impl NodeRegister {
             if is_late {
                 return Err(Error::busy(format!(
                     "the root set {} was not replaced by set {} in time: a majority of the old \
-                     members and all new members must answer; start them, and repeat the command",
+                     members and a majority of the new ones must answer; start them",
                     old.number, next.number
                 )));
             }

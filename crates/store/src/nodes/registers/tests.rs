@@ -316,28 +316,110 @@ fn majority_that_is_down_is_named_in_the_error() {
     assert_eq!(register.read(NAME).unwrap(), None, "the change was never sent");
 }
 
+/// Nodes of one seed without faults, with a value in the register.
+fn quiet_nodes(world: &Host) -> Arc<Nodes> {
+    let nodes = Nodes::new(world.clone(), 1);
+    nodes.heal();
+    let register = NodeRegister::over(Arc::clone(&nodes) as _, Arc::new(world.clone()));
+    register.compare_and_swap(NAME, 0, b"kept").unwrap();
+    nodes
+}
+
+/// Replaces a root set, as a process that begins anew does.
+fn replace(world: &Host, nodes: &Arc<Nodes>, old: &RootSet, members: &[u64]) -> Result<RootSet> {
+    let register = NodeRegister::over(Arc::clone(nodes) as _, Arc::new(world.clone()));
+    let members = members.iter().map(|id| StorageId(*id)).collect();
+    archipelago_base::runtime::wait_for(world, register.replace_root_set(old, members))
+}
+
 #[test]
 fn second_replacement_completes_the_first_one() {
     let simulation = Simulation::new(1);
     let world = simulation.host("world");
-    let nodes = Nodes::new(world.clone(), 1);
-    nodes.heal();
-    let over = || NodeRegister::over(Arc::clone(&nodes) as _, Arc::new(world.clone()));
-    over().compare_and_swap(NAME, 0, b"kept").unwrap();
-    // The new member is down, so the first attempt stops after the old members have retired.
-    nodes.state.lock().down.extend([StorageId(1), StorageId(4)]);
+    let nodes = quiet_nodes(&world);
+    // Two new members are down, so the first attempt stops after the old members have retired.
+    nodes.state.lock().down.extend([1, 4, 5].map(StorageId));
     let old = root_set(1, &[1, 2, 3]);
-    let replace = |members: &[u64]| {
-        let members = members.iter().map(|id| StorageId(*id)).collect();
-        archipelago_base::runtime::wait_for(&world, over().replace_root_set(&old, members))
-    };
-    assert_eq!(replace(&[4, 2, 3]).unwrap_err().kind(), ErrorKind::Busy);
+    let error = replace(&world, &nodes, &old, &[4, 5, 3]).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
     nodes.state.lock().down.remove(&StorageId(4));
-    let next = root_set(2, &[4, 2, 3]);
-    assert_eq!(replace(&[5, 2, 3]).unwrap(), next, "the first one had decided the next set");
+    let next = root_set(2, &[4, 5, 3]);
+    let decided = replace(&world, &nodes, &old, &[4, 2, 3]).unwrap();
+    assert_eq!(decided, next, "the first one had decided the next set");
     nodes.state.lock().named = next;
+    let over = || NodeRegister::over(Arc::clone(&nodes) as _, Arc::new(world.clone()));
     let value = over().read(NAME).unwrap();
     assert_eq!(value, Some(Versioned { version: 1, value: b"kept".to_vec() }));
     assert_eq!(over().list("volume/").unwrap(), [NAME]);
     assert!(over().list("").unwrap().iter().all(|name| name == NAME));
+}
+
+#[test]
+fn new_member_that_is_lost_before_its_copy_is_replaced() {
+    let simulation = Simulation::new(1);
+    let world = simulation.host("world");
+    let nodes = quiet_nodes(&world);
+    nodes.state.lock().down.extend([1, 4].map(StorageId));
+    let (first, second) = (root_set(1, &[1, 2, 3]), root_set(2, &[4, 2, 3]));
+    assert_eq!(replace(&world, &nodes, &first, &[4, 2, 3]).unwrap(), second);
+    nodes.state.lock().named = second.clone();
+    let over = || NodeRegister::over(Arc::clone(&nodes) as _, Arc::new(world.clone()));
+    let value = over().read(NAME).unwrap().expect("the value is kept");
+    assert_eq!(over().compare_and_swap(NAME, value.version, b"more").unwrap(), Swap::Done(2));
+    let third = root_set(3, &[5, 2, 3]);
+    assert_eq!(replace(&world, &nodes, &second, &[5, 2, 3]).unwrap(), third);
+    nodes.state.lock().named = third;
+    // The set does without its third member, whose copy has the newest value.
+    nodes.state.lock().down.insert(StorageId(2));
+    assert_eq!(over().read(NAME).unwrap().expect("the value is kept").value, b"more");
+}
+
+#[test]
+fn member_that_missed_its_copy_is_found_and_brought_in() {
+    let simulation = Simulation::new(1);
+    let world = simulation.host("world");
+    let nodes = quiet_nodes(&world);
+    nodes.state.lock().down.insert(StorageId(4));
+    let (first, second) = (root_set(1, &[1, 2, 3]), root_set(2, &[4, 2, 3]));
+    assert_eq!(replace(&world, &nodes, &first, &[4, 2, 3]).unwrap(), second);
+    let register = NodeRegister::over(Arc::clone(&nodes) as _, Arc::new(world.clone()));
+    let without = |root_set: &RootSet| {
+        archipelago_base::runtime::wait_for(&world, register.members_without_copy(root_set))
+    };
+    assert_eq!(without(&second), [], "a member that is down does not answer");
+    nodes.state.lock().down.clear();
+    assert_eq!(without(&second), [StorageId(4)]);
+    let third = root_set(3, &[4, 2, 3]);
+    assert_eq!(replace(&world, &nodes, &second, &[4, 2, 3]).unwrap(), third);
+    assert_eq!(without(&third), []);
+    assert_eq!(without(&second), [], "the members have gone on to a later set");
+    nodes.state.lock().named = third;
+    nodes.state.lock().down.insert(StorageId(3));
+    assert_eq!(register.read(NAME).unwrap().expect("the value is kept").value, b"kept");
+}
+
+#[test]
+fn member_with_its_copy_is_activated_when_it_is_found() {
+    let simulation = Simulation::new(1);
+    let world = simulation.host("world");
+    let nodes = quiet_nodes(&world);
+    nodes.state.lock().down.insert(StorageId(4));
+    let (first, second) = (root_set(1, &[1, 2, 3]), root_set(2, &[4, 2, 3]));
+    assert_eq!(replace(&world, &nodes, &first, &[4, 2, 3]).unwrap(), second);
+    {
+        // The process that copied the values ended before the last step.
+        let mut state = nodes.state.lock();
+        state.down.clear();
+        let cells = state.acceptors[&StorageId(2)].state().cells.clone();
+        let member = state.acceptors.get_mut(&StorageId(4)).unwrap();
+        let root_set = second.clone();
+        let installed = member.handle(AcceptorRequest::Install { root_set, cells }).answer;
+        assert_eq!(installed, AcceptorAnswer::Installed);
+    }
+    let register = NodeRegister::over(Arc::clone(&nodes) as _, Arc::new(world.clone()));
+    let without = register.members_without_copy(&second);
+    assert_eq!(archipelago_base::runtime::wait_for(&world, without), []);
+    nodes.state.lock().named = second;
+    nodes.state.lock().down.insert(StorageId(2));
+    assert_eq!(register.read(NAME).unwrap().expect("the value is kept").value, b"kept");
 }

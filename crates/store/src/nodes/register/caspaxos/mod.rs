@@ -23,10 +23,13 @@
 //!    the old set.
 //! 2. A majority of the old set durably refuses messages with the old set's number, and answers
 //!    with all its values.
-//! 3. Every member of the new set gets all values of this majority with their ballots, and keeps
-//!    the larger ballot of each.
-//! 4. Only then does the new set answer. A member that counted before the copy could form a
-//!    majority that does not know the last write.
+//! 3. The members of the new set get all values of this majority with their ballots, and keep the
+//!    larger ballot of each.
+//! 4. When a majority of the new set has the copy, its members that have it answer. A member that
+//!    counted before its copy could form a majority that does not know the last write.
+//!
+//! So the steps need a majority of the old set and one of the new set. A member that is down
+//! meanwhile, also a new one, gets its copy by a repetition of the steps or by the next change.
 //!
 //! A ballot begins with the number of the root set. Ballots of a new set are therefore above all
 //! that a copy brings, however late the copy arrives.

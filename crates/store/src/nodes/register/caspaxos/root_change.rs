@@ -3,15 +3,21 @@
 //! The driver has made the next set the value of the register's own name before it begins, or a
 //! member of the old set has named it.
 //!
+//! A majority of the new set suffices for each step, so a new member that is lost before it has its
+//! copy holds nothing up. The set goes on like one with a member that is down, and the next change
+//! replaces that member. A member that gets its copy later than the others accepts old values late,
+//! as if their messages had been delayed: every value that the old set chose is in every copy, and
+//! a value that the new set chose has a larger ballot than all values of the old one.
+//!
 //! Invariants:
-//! 1. No member is activated before every member of the new set has the values of a retired
-//!    majority.
-//! 2. The steps may be repeated, also by several processes: retiring, copying and activating change
+//! 1. No member counts before it has the values of a retired majority itself.
+//! 2. The new set answers only when a majority of it has the values.
+//! 3. The steps may be repeated, also by several processes: retiring, copying and activating change
 //!    nothing when they were done.
 //!
 //! Thread-safety: none; the caller owns the value.
-//! Failure: the change waits for a majority of the old set and for all members of the new one. The
-//! driver calls [`RootChange::ask_again`] after a pause.
+//! Failure: the change waits for a majority of the old set, and for one of the new set. The driver
+//! calls [`RootChange::ask_again`] after a pause.
 //! Cost: one message per member and step; the second and the third carry all values.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -58,8 +64,12 @@ pub struct RootChange {
     old: RootSet,
     next: RootSet,
     phase: ChangePhase,
-    /// Members that have taken the present step.
-    finished: BTreeSet<StorageId>,
+    /// Members of the old set that have retired.
+    retired: BTreeSet<StorageId>,
+    /// Members of the new set that have the copy.
+    installed: BTreeSet<StorageId>,
+    /// Members of the new set that answer proposers.
+    activated: BTreeSet<StorageId>,
     /// What the retired majority knows.
     cells: BTreeMap<String, RegisterCell>,
     actions: VecDeque<RootChangeAction>,
@@ -75,7 +85,9 @@ impl RootChange {
             old,
             next,
             phase: ChangePhase::Retiring,
-            finished: BTreeSet::new(),
+            retired: BTreeSet::new(),
+            installed: BTreeSet::new(),
+            activated: BTreeSet::new(),
             cells: BTreeMap::new(),
             actions: VecDeque::new(),
             sabotage: RootChangeSabotage::default(),
@@ -93,26 +105,40 @@ impl RootChange {
         self.actions.pop_front()
     }
 
-    /// Sends the request of the present step to all members that have not answered it. The driver
+    /// Sends the request of its present step to each member that has not answered it. The driver
     /// also begins with it.
     pub fn ask_again(&mut self) {
-        let members = match self.phase {
-            ChangePhase::Retiring => &self.old.members,
-            ChangePhase::Installing | ChangePhase::Activating => &self.next.members,
-            ChangePhase::Done => return,
-        };
-        for to in members.iter().filter(|member| !self.finished.contains(member)) {
-            let request = match self.phase {
-                ChangePhase::Retiring => AcceptorRequest::Retire { next: self.next.clone() },
-                ChangePhase::Installing => {
-                    let cells = self.cells.clone();
-                    AcceptorRequest::Install { root_set: self.next.clone(), cells }
+        match self.phase {
+            ChangePhase::Retiring => {
+                let silent = self.old.members.iter().filter(|id| !self.retired.contains(id));
+                for to in silent {
+                    let request = AcceptorRequest::Retire { next: self.next.clone() };
+                    self.actions.push_back(RootChangeAction::Send { to: *to, request });
                 }
-                ChangePhase::Activating | ChangePhase::Done => {
-                    AcceptorRequest::Activate { root_set: self.next.number }
+            }
+            ChangePhase::Installing | ChangePhase::Activating => {
+                for to in self.next.members.clone() {
+                    if !self.installed.contains(&to) {
+                        self.install(to);
+                    } else if self.phase == ChangePhase::Activating {
+                        self.activate(to);
+                    }
                 }
-            };
-            self.actions.push_back(RootChangeAction::Send { to: *to, request });
+            }
+            ChangePhase::Done => {}
+        }
+    }
+
+    fn install(&mut self, to: StorageId) {
+        let (root_set, cells) = (self.next.clone(), self.cells.clone());
+        let request = AcceptorRequest::Install { root_set, cells };
+        self.actions.push_back(RootChangeAction::Send { to, request });
+    }
+
+    fn activate(&mut self, to: StorageId) {
+        if !self.activated.contains(&to) {
+            let request = AcceptorRequest::Activate { root_set: self.next.number };
+            self.actions.push_back(RootChangeAction::Send { to, request });
         }
     }
 
@@ -120,30 +146,17 @@ impl RootChange {
     pub fn answered(&mut self, member: StorageId, answer: AcceptorAnswer) {
         match (self.phase, answer) {
             (ChangePhase::Retiring, AcceptorAnswer::Retired(cells)) => {
-                if self.finished.insert(member) {
-                    for (name, cell) in cells {
-                        self.cells.entry(name).or_default().merge(&cell);
-                    }
-                }
-                if self.finished.len() >= self.old.majority() {
-                    if self.sabotage.no_copy() {
-                        self.cells.clear();
-                    }
-                    self.advance(ChangePhase::Installing);
-                }
+                self.note_retired(member, cells);
             }
-            (ChangePhase::Installing, AcceptorAnswer::Installed) => {
-                self.finished.insert(member);
-                if self.finished.len() == self.next.members.len() {
-                    self.advance(ChangePhase::Activating);
-                }
+            (ChangePhase::Installing | ChangePhase::Activating, AcceptorAnswer::Installed) => {
+                self.note_installed(member)
             }
             (ChangePhase::Activating, AcceptorAnswer::Activated) => {
-                self.finished.insert(member);
-                if self.finished.len() == self.next.majority() {
+                let is_new = self.activated.insert(member);
+                if is_new && self.activated.len() == self.next.majority() {
                     self.actions.push_back(RootChangeAction::Done);
                 }
-                if self.finished.len() == self.next.members.len() {
+                if self.activated.len() == self.next.members.len() {
                     self.phase = ChangePhase::Done;
                 }
             }
@@ -159,9 +172,30 @@ impl RootChange {
         }
     }
 
-    fn advance(&mut self, phase: ChangePhase) {
-        self.phase = phase;
-        self.finished.clear();
-        self.ask_again();
+    fn note_retired(&mut self, member: StorageId, cells: BTreeMap<String, RegisterCell>) {
+        if self.retired.insert(member) {
+            for (name, cell) in cells {
+                self.cells.entry(name).or_default().merge(&cell);
+            }
+        }
+        if self.retired.len() >= self.old.majority() {
+            if self.sabotage.no_copy() {
+                self.cells.clear();
+            }
+            self.phase = ChangePhase::Installing;
+            self.ask_again();
+        }
+    }
+
+    fn note_installed(&mut self, member: StorageId) {
+        let is_new = self.installed.insert(member);
+        if self.phase == ChangePhase::Installing && self.installed.len() >= self.next.majority() {
+            self.phase = ChangePhase::Activating;
+            for to in self.installed.clone() {
+                self.activate(to);
+            }
+        } else if is_new && self.phase == ChangePhase::Activating {
+            self.activate(member);
+        }
     }
 }

@@ -35,27 +35,31 @@ fn operations_are_linearizable_in_every_run() {
 }
 
 #[test]
-fn operations_are_linearizable_while_a_member_is_replaced() {
+fn operations_are_linearizable_while_members_are_replaced() {
     assert_eq!(first_problem(Settings { replaces_member: true, ..settings() }, 1000), None);
 }
 
 #[test]
 fn runs_reach_conflicts_crashes_and_replacements() {
     let (mut swapped, mut lost, mut unknown, mut replaced) = (0, 0, 0, 0);
-    let mut followed = 0;
+    let (mut followed, mut chained, mut lost_early) = (0, 0, 0);
     for seed in 0..200 {
         let mut run = Run::new(seed, Settings { replaces_member: true, ..settings() });
         assert_eq!(run.problem(), None, "seed {seed}");
         swapped += run.history.count(|result| matches!(result, ProposalResult::Swapped(_)));
         lost += run.history.count(|result| matches!(result, ProposalResult::Lost(_)));
         unknown += run.history.count(|result| matches!(result, ProposalResult::Unknown));
-        replaced += u32::from(run.is_replaced);
+        replaced += run.replaced();
+        chained += usize::from(run.replaced() > 1);
+        lost_early += run.lost_early;
         followed += run.followed;
     }
     assert!(swapped > 500, "{swapped} swaps");
     assert!(lost > 100, "{lost} lost swaps");
     assert!(unknown > 20, "{unknown} swaps without an answer");
     assert!(replaced > 60, "{replaced} replacements");
+    assert!(chained > 20, "{chained} runs with several replacements");
+    assert!(lost_early > 20, "{lost_early} new members were lost before their copies");
     assert!(followed > 20, "{followed} operations continued on the next root set");
 }
 

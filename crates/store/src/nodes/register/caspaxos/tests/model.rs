@@ -1,7 +1,7 @@
 //! A model of members with durable state and of a network without order, around real proposals and
 //! changes of the root set.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use archipelago_base::random::Rng;
 
@@ -16,13 +16,15 @@ use super::history::{History, value_of};
 
 const NAME: &str = "volume/reef";
 const CLIENTS: usize = 4;
+/// Number of replacements of a run, at most.
+const REPLACEMENTS_MAX: u64 = 3;
 
 /// What a run is about.
 #[derive(Clone, Copy)]
 pub(super) struct Settings {
     pub(super) acceptor: AcceptorSabotage,
     pub(super) root_change: RootChangeSabotage,
-    /// Whether a member is lost and replaced.
+    /// Whether members are lost and replaced, also new ones that do not have their copy yet.
     pub(super) replaces_member: bool,
 }
 
@@ -65,20 +67,31 @@ struct Client {
     version: u64,
 }
 
+/// A process that replaces a member.
+struct RunningChange {
+    /// Number of the new set.
+    number: u64,
+    /// `None` when another set has taken the place of the new one.
+    change: Option<RootChange>,
+}
+
 /// One seeded run.
 pub(super) struct Run {
     rng: Rng,
     settings: Settings,
     time: u64,
     members: BTreeMap<StorageId, Member>,
-    lost: Option<StorageId>,
+    lost: BTreeSet<StorageId>,
     clients: Vec<Client>,
-    changes: Vec<Option<RootChange>>,
+    changes: Vec<RunningChange>,
     newest: RootSet,
+    /// Numbers of the sets of which a majority answers.
+    answering: BTreeSet<u64>,
     network: Vec<Message>,
     losses_percent: u32,
     pub(super) history: History,
-    pub(super) is_replaced: bool,
+    /// Number of new members that were lost before their sets answered.
+    pub(super) lost_early: u32,
     /// Number of operations that continued on the next root set.
     pub(super) followed: u32,
     is_healed: bool,
@@ -110,14 +123,15 @@ impl Run {
             rng,
             settings,
             time: 0,
-            members: (1..=size + 1).map(member).collect(),
-            lost: None,
+            members: (1..=size + REPLACEMENTS_MAX).map(member).collect(),
+            lost: BTreeSet::new(),
             clients: (0..CLIENTS).map(client).collect(),
             changes: Vec::new(),
             newest: root_set,
+            answering: BTreeSet::from([1]),
             network: Vec::new(),
             history: History::default(),
-            is_replaced: false,
+            lost_early: 0,
             followed: 0,
             is_healed: false,
         }
@@ -270,7 +284,7 @@ impl Run {
                 self.drive(at);
             }
             Process::Change(at) => {
-                if let Some(change) = &mut self.changes[at] {
+                if let Some(change) = &mut self.changes[at].change {
                     change.answered(id, answer);
                 }
                 self.drive_change(at);
@@ -293,29 +307,47 @@ impl Run {
         let id = ids[self.rng.usize(0..ids.len())];
         let is_restart = self.rng.u8(0..3) > 0;
         let sabotage = self.settings.acceptor;
-        let is_lost = self.lost == Some(id);
+        let is_lost = self.lost.contains(&id);
         let member = self.members.get_mut(&id).unwrap();
         member.is_up = is_restart && !is_lost;
         member.acceptor = Acceptor::new(member.durable.clone()).sabotaged(sabotage);
     }
 
-    /// Loses a member and replaces it. The next set is chosen by construction: the first step of a
-    /// replacement is an ordinary swap, which the other runs test.
+    /// Number of sets that took the place of another one and answer.
+    pub(super) fn replaced(&self) -> usize {
+        self.answering.len() - 1
+    }
+
+    fn lose(&mut self, id: StorageId) {
+        self.lost.insert(id);
+        self.members.get_mut(&id).unwrap().is_up = false;
+    }
+
+    /// Loses a member and replaces it, or replaces a new member that was lost. The next set is
+    /// chosen by construction: the first step of a replacement is an ordinary swap, which the other
+    /// runs test.
     fn replace_member(&mut self) {
-        if self.lost.is_some() || self.time < 100 {
+        let old = self.newest.clone();
+        let is_idle = self.answering.contains(&old.number);
+        if !is_idle || old.number > REPLACEMENTS_MAX || self.time < 100 {
             return;
         }
-        let old = self.newest.clone();
-        let lost = old.members[self.rng.usize(0..old.members.len())];
-        self.lost = Some(lost);
-        self.members.get_mut(&lost).unwrap().is_up = false;
-        let new = StorageId(old.members.len() as u64 + 1);
+        let lost = old.members.iter().copied().find(|id| self.lost.contains(id));
+        let lost = lost.unwrap_or_else(|| old.members[self.rng.usize(0..old.members.len())]);
+        self.lose(lost);
+        // The numbers of the first members are one to the size of the first set.
+        let new = StorageId(old.members.len() as u64 + old.number);
         let members = old.members.iter().map(|id| if *id == lost { new } else { *id });
         let next = RootSet { number: old.number + 1, members: members.collect() };
         self.newest = next.clone();
+        if self.rng.u8(0..3) == 0 {
+            self.lose(new);
+            self.lost_early += 1;
+        }
         for _ in 0..self.rng.u8(1..3) {
             let change = RootChange::new(old.clone(), next.clone());
-            self.changes.push(Some(change.sabotaged(self.settings.root_change)));
+            let change = Some(change.sabotaged(self.settings.root_change));
+            self.changes.push(RunningChange { number: next.number, change });
         }
         self.repeat_change();
     }
@@ -326,23 +358,33 @@ impl Run {
             return;
         }
         let at = self.rng.usize(0..self.changes.len());
-        if let Some(change) = &mut self.changes[at] {
+        if let Some(change) = &mut self.changes[at].change {
             change.ask_again();
         }
         self.drive_change(at);
     }
 
     fn drive_change(&mut self, at: usize) {
-        while let Some(action) = self.changes[at].as_mut().and_then(RootChange::next_action) {
+        let RunningChange { number, change } = &mut self.changes[at];
+        let mut is_superseded = false;
+        while let Some(action) = change.as_mut().and_then(RootChange::next_action) {
             match action {
                 RootChangeAction::Send { to, request } => {
                     let (process, body) = (Process::Change(at), Body::Request(request));
                     let ballot = Ballot::default();
                     self.network.push(Message { process, member: to, ballot, body });
                 }
-                RootChangeAction::Done => self.is_replaced = true,
-                RootChangeAction::Superseded(_) => unreachable!("there is one replacement"),
+                RootChangeAction::Done => {
+                    self.answering.insert(*number);
+                }
+                RootChangeAction::Superseded(known) => {
+                    assert!(known.number > *number, "one set has two successors");
+                    is_superseded = true;
+                }
             }
+        }
+        if is_superseded {
+            *change = None;
         }
     }
 
@@ -350,11 +392,11 @@ impl Run {
     fn heal(&mut self) {
         self.losses_percent = 0;
         for (id, member) in &mut self.members {
-            member.is_up = self.lost != Some(*id);
+            member.is_up = !self.lost.contains(id);
         }
         for _ in 0..30 {
             for at in 0..self.changes.len() {
-                if let Some(change) = self.changes[at].as_mut() {
+                if let Some(change) = self.changes[at].change.as_mut() {
                     change.ask_again();
                 }
                 self.drive_change(at);

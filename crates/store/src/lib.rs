@@ -45,7 +45,7 @@ pub mod suite;
 pub mod volume;
 
 pub use blob::{BlobOptions, BlobReader, BlobRef, BlobStore, BlobWriter};
-pub use fs::StoreFs;
+pub use fs::{CopyTarget, StoreFs};
 pub use ids::{BlobId, LogId, VolumeId};
 pub use log::{
     Layout, LayoutKeeper, LogPosition, LogStore, LogToRecover, LogWriter, NewLog, RecoveredLog,

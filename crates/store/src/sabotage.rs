@@ -14,5 +14,7 @@ archipelago_base::fault_switches! {
         pending_ignored,
         /// The owner gives up a blob or a log before the record that took its last name is durable.
         early_release,
+        /// The renaming of a file is recorded as several changes, and not as one.
+        torn_rename,
     }
 }

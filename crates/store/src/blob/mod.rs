@@ -90,9 +90,21 @@ pub trait BlobStore: Send + Sync + fmt::Debug + 'static {
     /// Adds `volume` to the set of a sealed blob. On return every holder that is up has done so.
     /// Errors: `NotFound` if the blob was given up.
     fn retain(&self, blob: &BlobRef, volume: VolumeId) -> Result<()>;
+    /// Retains several blobs as [`Self::retain`] does, which a backend with a network does for many
+    /// of them at the same time. After an error, some of them may be retained. The default retains
+    /// one after the other.
+    fn retain_all(&self, blobs: &[BlobRef], volume: VolumeId) -> Result<()> {
+        blobs.iter().try_for_each(|blob| self.retain(blob, volume))
+    }
     /// Takes `volume` out of the set of a blob, sealed or not. The pool deletes the blob when its
     /// set is empty. A blob that does not exist is no error.
     fn release(&self, id: BlobId, volume: VolumeId, epoch: Epoch) -> Result<()>;
+    /// Releases several blobs as [`Self::release`] does, which a backend with a network does in one
+    /// request per node. After an error, some of them may be released. The default releases one
+    /// after the other.
+    fn release_all(&self, ids: &[BlobId], volume: VolumeId, epoch: Epoch) -> Result<()> {
+        ids.iter().try_for_each(|id| self.release(*id, volume, epoch))
+    }
     /// Takes `volume` out of the sets of all its blobs that `keeps` denies, and returns their
     /// number. The caller is the owner, and `keeps` knows every named and every pending blob. Blobs
     /// that were begun under `epoch` after the call began are kept, whatever `keeps` says.
@@ -102,6 +114,11 @@ pub trait BlobStore: Send + Sync + fmt::Debug + 'static {
         epoch: Epoch,
         keeps: &dyn Fn(BlobId) -> bool,
     ) -> Result<u64>;
+    /// Takes `volume` out of the sets of all its blobs, because the volume is being removed, and
+    /// returns their number. Unlike [`Self::release_strays`], it fails if a node may still hold a
+    /// blob: no owner comes back for it. Errors: `Busy` with the node that does not answer;
+    /// `Fenced` for an old epoch.
+    fn release_volume(&self, volume: VolumeId, epoch: Epoch) -> Result<u64>;
     /// Bytes that the pool writes for each byte of a blob of `class`: 3 with three replicas, 1.5
     /// with four data and two parity cells.
     fn redundancy(&self, class: FileClass) -> f64;

@@ -7,7 +7,7 @@
 //!
 //! Thread-safety: any thread may take or drop a lock.
 //! Failure: `Busy` if this process holds the lock, and `Fenced` if another process owns the volume.
-//! Cost: one commit without a wait if the file does not exist.
+//! Cost: one commit without a wait if the file does not exist. A lock uses up one file number.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -35,13 +35,13 @@ impl StoreLock {
             return Err(locked(path, Some(std::process::id())));
         }
         let lock = Self { files: Arc::clone(files), path: path.to_owned() };
-        if files.volume.look(|state| state.key(path)).is_none() {
-            files.check_target("lock", path)?;
-            let key = files.volume.allocate();
-            let content = Content::Inline(Vec::new());
-            let record = files.new_file(key, FileClass::Manifest, path, content);
-            files.change(&[record], "lock", path)?;
-        }
+        let content = Content::Inline(Vec::new());
+        let record = files.new_file(files.volume.allocate(), FileClass::Manifest, path, content);
+        // A file that exists keeps its bytes, also if another thread has just created it.
+        let created = files.volume.commit_decided(|state| {
+            Ok(if state.key(path).is_some() { Vec::new() } else { vec![record] })
+        });
+        created.map_err(|error| named(&error, "lock", path))?;
         Ok(lock)
     }
 }

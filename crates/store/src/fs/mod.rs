@@ -27,6 +27,7 @@
 //! at most six round trips: one for each seal, one for the names, and one for the edit. A new
 //! manifest takes one more.
 
+mod copy;
 mod failure;
 mod growing;
 mod lock;
@@ -48,6 +49,8 @@ use archipelago_env::{
     CreateOptions, DirEntry, FileClass, FileLock, FileSystem, IoContext, IoPurpose, LogFile,
     LogOptions, LogTail, OpenOptions, RandomFile, WritableFile,
 };
+
+pub use self::copy::CopyTarget;
 
 use self::failure::{missing, refused};
 use self::growing::{GrowingFile, INLINE_BYTES_MAX};
@@ -78,6 +81,20 @@ impl StoreFs {
     pub fn close(&self) -> Result<()> {
         let ended = self.files.end_logs();
         self.files.volume.close().and(ended)
+    }
+
+    /// Copies the files of the directory `dir` into another volume of the pool, which the call
+    /// creates. Tables are shared and not copied. On return the other volume survives power loss,
+    /// the removal of these files, and that of this volume. No other thread changes `dir`
+    /// meanwhile.
+    ///
+    /// Errors: `InvalidArgument` if a complete volume has the name; `Busy` if another process fills
+    /// that volume; `Io` for a directory in `dir`; those of the pool; `Fenced`. After an error, the
+    /// call may be repeated: the other volume cannot be opened before it is complete.
+    pub fn copy_to_volume(&self, dir: &Path, target: &CopyTarget) -> Result<()> {
+        let dir = plain(dir);
+        self.files.volume.check_open()?;
+        copy::copy_dir(self, &dir, target)
     }
 
     /// Refuses a path that is no directory.
@@ -150,12 +167,11 @@ impl FileSystem for StoreFs {
             _ => None,
         };
         let record = files.new_file(files.volume.allocate(), context.class, &path, content);
-        let moment = files.change(&[record], doing, &path).inspect_err(|_| {
+        let moment = files.create(&[record], doing, &path).inspect_err(|_| {
             if let Some(blob) = blob {
                 files.volume.give_up(blob);
             }
         })?;
-        files.forget_unnamed(&path);
         files.wait(moment, doing, &path)
     }
 
@@ -170,34 +186,18 @@ impl FileSystem for StoreFs {
     }
 
     fn rename(&self, from: &Path, to: &Path) -> Result<()> {
-        let (from, to) = (plain(from), plain(to));
-        let doing = format!("rename to {} the file", to.display());
-        self.files.key(&doing, &from)?;
-        let record = Record::Rename { from: from.clone(), to: to.clone() };
-        self.files.change(&[record], &doing, &from)?;
-        if from != to {
-            self.files.forget_unnamed(&to);
-        }
-        Ok(())
+        self.files.rename(&plain(from), &plain(to))
     }
 
     fn link(&self, from: &Path, to: &Path) -> Result<()> {
         let (from, to) = (plain(from), plain(to));
         let doing = format!("link to {} the file", to.display());
-        self.files.key(&doing, &from)?;
         let record = Record::Link { from: from.clone(), to };
         self.files.change(&[record], &doing, &from).map(drop)
     }
 
     fn remove(&self, path: &Path) -> Result<()> {
-        let path = plain(path);
-        // A table without a name gets none from here on, so the order of the two matters.
-        let was_unnamed = self.files.forget_unnamed(&path);
-        match self.files.key("remove", &path) {
-            Err(_) if was_unnamed => return Ok(()),
-            found => found?,
-        };
-        self.files.change(&[Record::Remove { path: path.clone() }], "remove", &path).map(drop)
+        self.files.remove(&plain(path))
     }
 
     fn list(&self, dir: &Path) -> Result<Vec<DirEntry>> {
@@ -213,12 +213,11 @@ impl FileSystem for StoreFs {
         let mut entries = Vec::with_capacity(listed.len());
         for (name, key, len) in listed {
             let len = match (key, len) {
-                (Some(key), Some(None)) => match self.files.written_len(key) {
-                    Some(len) => len,
-                    None => self.files.acknowledged_len(&dir.join(&name))?,
-                },
-                (_, len) => len.flatten().unwrap_or(0),
+                (Some(key), Some(None)) => self.files.log_len(key, &dir.join(&name))?,
+                (_, len) => Some(len.flatten().unwrap_or(0)),
             };
+            // A log that was removed meanwhile is left out.
+            let Some(len) = len else { continue };
             let name = name.to_string_lossy().into_owned();
             entries.push(DirEntry { name, is_dir: key.is_none(), len });
         }
@@ -259,8 +258,7 @@ impl FileSystem for StoreFs {
     fn remove_dir_all(&self, dir: &Path) -> Result<()> {
         let (dir, doing) = (plain(dir), "remove directory");
         self.check_dir(doing, &dir)?;
-        self.files.forget_unnamed_below(&dir);
-        self.files.change(&[Record::RemoveDir { path: dir.clone() }], doing, &dir).map(drop)
+        self.files.remove_dir(&dir)
     }
 
     /// Waits for all changes of the volume's names, also in other directories.

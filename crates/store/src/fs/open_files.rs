@@ -8,7 +8,8 @@
 //!    file's writer was dropped.
 //! 2. A log without a name and without a file's writer leaves `logs`, so that the volume can give
 //!    it up.
-//! 3. A table gets its name only while `unnamed` has its blob under its path.
+//! 3. A table gets its name only while `unnamed` has its blob under its path. A change that takes
+//!    the path away forgets that blob under the same lock.
 //!
 //! Thread-safety: any thread may call any method. The locks are never held over a wait for the
 //! pool, and `unnamed` comes before the volume's lock.
@@ -20,7 +21,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use archipelago_base::Result;
+use archipelago_base::{ErrorKind, Result};
 use archipelago_env::{CreateOptions, FileClass, IoContext};
 use parking_lot::Mutex;
 
@@ -118,6 +119,68 @@ impl OpenFiles {
         Ok(moment)
     }
 
+    /// Submits `records`, which give `path` to a new file. A table that was created there before
+    /// and has no name yet gets none, and one that is created afterwards gets its name.
+    pub(super) fn create(&self, records: &[Record], doing: &str, path: &Path) -> Result<Moment> {
+        let mut unnamed = self.unnamed.lock();
+        let moment = self.volume.commit(records).map_err(|error| named(&error, doing, path))?;
+        unnamed.remove(path);
+        drop(unnamed);
+        self.forget_nameless();
+        Ok(moment)
+    }
+
+    /// Submits the renaming of a file. A directory at `from` is refused, also if it has just taken
+    /// the place of a file.
+    pub(super) fn rename(&self, from: &Path, to: &Path) -> Result<()> {
+        let mut unnamed = self.unnamed.lock();
+        let renamed = self.volume.commit_decided(|state| {
+            state.find(from)?;
+            Ok(vec![Record::Rename { from: from.to_owned(), to: to.to_owned() }])
+        });
+        renamed.map_err(|error| {
+            named(&error, format_args!("rename to {} the file", to.display()), from)
+        })?;
+        if from != to {
+            unnamed.remove(to);
+        }
+        drop(unnamed);
+        self.forget_nameless();
+        Ok(())
+    }
+
+    /// Submits the removal of the file at `path`, and of a table there that has no name yet.
+    pub(super) fn remove(&self, path: &Path) -> Result<()> {
+        let mut unnamed = self.unnamed.lock();
+        let table = unnamed.remove(path);
+        let removed = self.volume.commit(&[Record::Remove { path: path.to_owned() }]);
+        match removed {
+            Err(error) if error.kind() == ErrorKind::NotFound && table.is_some() => return Ok(()),
+            Err(error) => {
+                if let Some(table) = table {
+                    unnamed.insert(path.to_owned(), table);
+                }
+                return Err(named(&error, "remove", path));
+            }
+            Ok(_) => {}
+        }
+        drop(unnamed);
+        self.forget_nameless();
+        Ok(())
+    }
+
+    /// Submits the removal of a directory, and denies names to the tables that were created in it
+    /// and have none yet.
+    pub(super) fn remove_dir(&self, dir: &Path) -> Result<()> {
+        let mut unnamed = self.unnamed.lock();
+        let removed = self.volume.commit(&[Record::RemoveDir { path: dir.to_owned() }]);
+        removed.map_err(|error| named(&error, "remove directory", dir))?;
+        unnamed.retain(|path, _| !path.starts_with(dir));
+        drop(unnamed);
+        self.forget_nameless();
+        Ok(())
+    }
+
     /// Submits the new content of the file `key`. `None` if the file has no name any more, so that
     /// no later opening can find the content.
     pub(super) fn set_content(
@@ -153,10 +216,12 @@ impl OpenFiles {
     }
 
     /// Notes that the table `blob` was created at `path`. An older one that has no name yet gets
-    /// none. Errors: an [exclusive](NewName::Exclusive) creation refuses a file that exists, and a
-    /// table that has no name yet.
+    /// none. Errors: as of [`OpenFiles::check_target`], if the directory was removed meanwhile. An
+    /// [exclusive](NewName::Exclusive) creation refuses a file that exists, and a table that has no
+    /// name yet.
     pub(super) fn note_unnamed(&self, path: &Path, blob: BlobId, name: NewName) -> Result<()> {
         let mut unnamed = self.unnamed.lock();
+        self.check_target("create", path)?;
         let is_taken =
             || unnamed.contains_key(path) || self.volume.look(|state| state.key(path).is_some());
         if name == NewName::Exclusive && is_taken() {
@@ -212,17 +277,6 @@ impl OpenFiles {
         drop(unnamed);
         self.forget_nameless();
         Ok(true)
-    }
-
-    /// Denies a name to the table that was created at `path`, if it has none yet. Returns whether
-    /// there was such a table.
-    pub(super) fn forget_unnamed(&self, path: &Path) -> bool {
-        self.unnamed.lock().remove(path).is_some()
-    }
-
-    /// Denies names to all tables that were created below `dir` and have none yet.
-    pub(super) fn forget_unnamed_below(&self, dir: &Path) {
-        self.unnamed.lock().retain(|path, _| !path.starts_with(dir));
     }
 
     /// Notes a log that has a file's writer now.
@@ -302,29 +356,32 @@ impl OpenFiles {
             None => Err(state.is_dir(path)),
         });
         let (key, len) = found.map_err(|is_dir| missing(doing, path, is_dir))?;
-        match len.or_else(|| self.written_len(key)) {
-            Some(len) => Ok(len),
-            None => self.acknowledged_len(path),
+        let len = match len {
+            Some(len) => Some(len),
+            None => self.log_len(key, path)?,
+        };
+        len.ok_or_else(|| missing(doing, path, false))
+    }
+
+    /// Length of the file `key`, whose log has not ended: that of its acknowledged bytes. `None` if
+    /// the file was removed meanwhile.
+    pub(super) fn log_len(&self, key: FileKey, path: &Path) -> Result<Option<u64>> {
+        let written = self.logs.lock().get(&key).map(|entry| entry.log.acknowledged_len());
+        if written.is_some() {
+            return Ok(written);
         }
-    }
-
-    /// Length of a log file that this process writes.
-    pub(super) fn written_len(&self, key: FileKey) -> Option<u64> {
-        self.logs.lock().get(&key).map(|entry| entry.log.acknowledged_len())
-    }
-
-    /// Length of a log file whose end no record has: that of its acknowledged bytes.
-    pub(super) fn acknowledged_len(&self, path: &Path) -> Result<u64> {
-        let doing = "find the length of";
-        let held = self.volume.hold_path(path);
-        let (record, _hold) = held.ok_or_else(|| missing(doing, path, false))?;
+        let _hold = self.volume.hold(key);
+        let Some(record) = self.volume.look(|state| state.get(key).cloned()) else {
+            return Ok(None);
+        };
         match &record.content {
             Content::Log { head, id, layout, len_bytes: None } => {
                 let context = IoContext::new(record.class, archipelago_env::IoPurpose::Recovery);
                 let log = self.volume.stores().logs.open(*id, layout, context);
-                Ok(head.len() as u64 + self.heard(log, doing, path)?.len())
+                let log = self.heard(log, "find the length of", path)?;
+                Ok(Some(head.len() as u64 + log.len()))
             }
-            content => Ok(content.len_bytes().unwrap_or(0)),
+            content => Ok(Some(content.len_bytes().unwrap_or(0))),
         }
     }
 }

@@ -76,9 +76,8 @@ impl StoreLog {
             records.push(Record::Remove { path: old });
         }
         let _hold = volume.hold(key);
-        let moment = files.change(&records, doing, path);
+        let moment = files.create(&records, doing, path);
         let moment = moment.inspect_err(|_| volume.give_up_log(id))?;
-        files.forget_unnamed(path);
         let (path, position) = (path.to_owned(), writer.position());
         let log =
             WrittenLog::new(volume, RecordedLog { path, position, head_bytes: 0, moment, key });

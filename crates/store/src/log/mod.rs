@@ -151,4 +151,9 @@ pub trait LogStore: Send + Sync + fmt::Debug + 'static {
         epoch: Epoch,
         keeps: &dyn Fn(LogId) -> bool,
     ) -> Result<u64>;
+    /// Gives up all logs of `volume`, because the volume is being removed, and returns their
+    /// number. Unlike [`Self::release_strays`], it fails if a node may still hold one: no owner
+    /// comes back for it. Errors: `Busy` with the node that does not answer; `Fenced` for an old
+    /// epoch.
+    fn release_volume(&self, volume: VolumeId, epoch: Epoch) -> Result<u64>;
 }

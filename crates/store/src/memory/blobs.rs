@@ -147,6 +147,32 @@ impl BlobStore for MemoryPool {
         answer.of(PoolCall::BlobRelease, &name, ())
     }
 
+    /// One call, as to nodes.
+    fn release_all(&self, ids: &[BlobId], volume: VolumeId, epoch: Epoch) -> Result<()> {
+        let Some(first) = ids.first() else { return Ok(()) };
+        let name = BlobName(*first);
+        let answer = self.reach(PoolCall::BlobRelease, &name)?;
+        let mut pool = self.shared.pool.lock();
+        pool.admit(volume, epoch)?;
+        for id in ids {
+            pool.release_blob(*id, volume);
+        }
+        answer.of(PoolCall::BlobRelease, &name, ())
+    }
+
+    fn release_volume(&self, volume: VolumeId, epoch: Epoch) -> Result<u64> {
+        let name = format!("blobs of volume {volume}");
+        let answer = self.reach(PoolCall::BlobStrays, &name)?;
+        let mut pool = self.shared.pool.lock();
+        pool.admit(volume, epoch)?;
+        let begun = pool.begun;
+        let blobs = pool.old_blobs(volume, epoch, begun);
+        for id in &blobs {
+            pool.release_blob(*id, volume);
+        }
+        answer.of(PoolCall::BlobStrays, &name, blobs.len() as u64)
+    }
+
     fn release_strays(
         &self,
         volume: VolumeId,

@@ -336,6 +336,19 @@ impl LogStore for MemoryPool {
         answer.of(PoolCall::LogRemove, &name, ())
     }
 
+    fn release_volume(&self, volume: VolumeId, epoch: Epoch) -> Result<u64> {
+        let name = format!("logs of volume {volume}");
+        let answer = self.reach(PoolCall::LogStrays, &name)?;
+        let mut pool = self.shared.pool.lock();
+        pool.admit(volume, epoch)?;
+        let begun = pool.begun;
+        let logs = pool.old_logs(volume, epoch, begun);
+        for id in &logs {
+            pool.remove_log(*id, epoch);
+        }
+        answer.of(PoolCall::LogStrays, &name, logs.len() as u64)
+    }
+
     fn release_strays(
         &self,
         volume: VolumeId,

@@ -12,19 +12,18 @@
 //!    both run at the same speed to within [`MARGIN`].
 //! 2. Safety of writes does not depend on the lease: it rests on the epoch alone.
 //!
-//! Thread-safety: the decisions are pure. Any thread may stop the [`LeaseThread`].
+//! Thread-safety: the decisions are pure. Any thread may stop the thread.
 //! Failure: a renewal that fails is repeated sooner. The thread ends when ownership is lost.
 //! Cost: four swaps of the register per lease.
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use archipelago_base::spawn::{Joiner, Spawn};
+use archipelago_base::spawn::Spawn;
 use archipelago_base::{ErrorKind, Result};
-use parking_lot::{Condvar, Mutex};
 
 use super::registration::Registration;
+use super::thread::{StopSignal, VolumeThread};
 
 /// Share of the lease, as a divisor, that the owner leaves unused.
 const MARGIN: u64 = 8;
@@ -112,65 +111,13 @@ impl LeaseWatch {
     }
 }
 
-/// Tells a thread to end.
-#[derive(Debug, Default)]
-struct StopSignal {
-    stopped: Mutex<bool>,
-    changed: Condvar,
-}
-
-impl StopSignal {
-    /// Waits for the signal, and for `pause` at most. Returns whether the signal came.
-    fn wait(&self, pause: Duration) -> bool {
-        let mut stopped = self.stopped.lock();
-        if !*stopped {
-            self.changed.wait_for(&mut stopped, pause);
-        }
-        *stopped
-    }
-
-    fn stop(&self) {
-        *self.stopped.lock() = true;
-        self.changed.notify_all();
-    }
-}
-
-/// The thread that renews the lease of an owner. A drop tells it to end and does not wait for that.
-pub(super) struct LeaseThread {
-    signal: Arc<StopSignal>,
-    joiner: Mutex<Option<Joiner>>,
-}
-
-impl fmt::Debug for LeaseThread {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LeaseThread").finish_non_exhaustive()
-    }
-}
-
-impl Drop for LeaseThread {
-    fn drop(&mut self) {
-        self.signal.stop();
-    }
-}
-
-impl LeaseThread {
-    /// Starts the thread. Errors: those of `spawn`.
-    pub(super) fn start(spawn: &dyn Spawn, registration: &Arc<Registration>) -> Result<Self> {
-        let signal = Arc::new(StopSignal::default());
-        let (told, registration) = (Arc::clone(&signal), Arc::clone(registration));
-        let joiner = spawn.spawn("volume-lease", Box::new(move || renew(&told, &registration)))?;
-        Ok(Self { signal, joiner: Mutex::new(Some(joiner)) })
-    }
-
-    /// Ends the thread, and waits for a renewal that is under way.
-    pub(super) fn stop(&self) {
-        self.signal.stop();
-        if let Some(joiner) = self.joiner.lock().take()
-            && let Err(error) = joiner.join()
-        {
-            tracing::error!(%error, "the thread that renewed the lease of a volume failed");
-        }
-    }
+/// Starts the thread that renews the lease of `registration`. Errors: those of `spawn`.
+pub(super) fn start_renewing(
+    spawn: &dyn Spawn,
+    registration: &Arc<Registration>,
+) -> Result<VolumeThread> {
+    let registration = Arc::clone(registration);
+    VolumeThread::start(spawn, "volume-lease", move |signal| renew(signal, &registration))
 }
 
 /// Renews the lease until the signal comes or the volume has another owner.

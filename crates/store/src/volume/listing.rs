@@ -6,7 +6,7 @@
 
 use archipelago_base::{Epoch, Result};
 
-use super::record::VolumeRecord;
+use super::record::{VolumeRecord, VolumeStage};
 use super::registration::{register_name, volume_of};
 use crate::ids::VolumeId;
 use crate::register::Register;
@@ -22,6 +22,8 @@ pub struct VolumeInfo {
     pub epoch: Epoch,
     /// The newest owner, unless it has given up its lease. The owner may be dead.
     pub owner: Option<String>,
+    /// What the volume is good for.
+    pub stage: VolumeStage,
 }
 
 /// All volumes of the register, by name. Errors: those of the register; `Corrupt` if a value is
@@ -30,10 +32,11 @@ pub fn list(register: &dyn Register) -> Result<Vec<VolumeInfo>> {
     let mut volumes = Vec::new();
     for key in register.list(&register_name(""))? {
         let Some(found) = register.read(&key)? else { continue };
-        let VolumeRecord { volume, epoch, owner, lease_ms, .. } =
+        let VolumeRecord { volume, epoch, owner, lease_ms, stage, .. } =
             VolumeRecord::decode(&key, &found.value)?;
         let owner = (lease_ms > 0).then_some(owner);
-        volumes.push(VolumeInfo { name: volume_of(&key).to_owned(), volume, epoch, owner });
+        let name = volume_of(&key).to_owned();
+        volumes.push(VolumeInfo { name, volume, epoch, owner, stage });
     }
     Ok(volumes)
 }

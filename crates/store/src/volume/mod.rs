@@ -15,7 +15,9 @@
 //! | `take_over` | becoming the owner |
 //! | `registration`, `lease` | the owner's value in the register, and its renewal |
 //! | `namespace_log` | generations of the namespace's log: waiting, failing, beginning anew |
-//! | `pending`, `releases` | objects without a name, and their release |
+//! | `pending`, `releases`, `strays` | objects without a name, and their release |
+//! | `destroy` | the removal of a volume |
+//! | `thread` | the owner's threads |
 //!
 //! Invariants:
 //! 1. A blob is sealed before a record with it is submitted. A log is recorded with its newest
@@ -35,6 +37,7 @@
 //! the next call tries again.
 //! Cost: a commit is one append; commits that are submitted before a wait share its round trip.
 
+mod destroy;
 pub(crate) mod generation;
 mod lease;
 mod listing;
@@ -44,12 +47,14 @@ pub(crate) mod record;
 mod registration;
 mod releases;
 pub(crate) mod state;
+mod strays;
 mod take_over;
 #[cfg(test)]
 mod tests;
+mod thread;
 
 use std::path::Path;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use archipelago_base::clock::{Clock, SystemClock};
@@ -60,20 +65,24 @@ use archipelago_env::{FileClass, IoContext};
 use parking_lot::{Condvar, Mutex};
 
 pub use self::listing::{VolumeInfo, list};
+pub use self::record::VolumeStage;
 pub(crate) use self::releases::Hold;
 
-use self::lease::LeaseThread;
 use self::namespace_log::NamespaceCore;
 use self::record::{Content, FileKey, FileRecord, Record};
 use self::registration::Registration;
 use self::state::NamespaceState;
-use crate::blob::{BlobOptions, BlobWriter};
+use self::take_over::Opening;
+use self::thread::VolumeThread;
+use crate::blob::{BlobOptions, BlobRef, BlobWriter};
 use crate::ids::{BlobId, LogId, VolumeId};
 use crate::log::{Layout, LayoutKeeper, LogWriter, NewLog};
 use crate::{Sabotage, Stores};
 
 /// Default length of a lease.
 const LEASE: Duration = Duration::from_secs(10);
+/// Default time between two looks for strays.
+const STRAYS: Duration = Duration::from_secs(24 * 3600);
 
 /// How a process creates or opens a volume.
 #[derive(Clone, Debug)]
@@ -86,6 +95,8 @@ pub struct VolumeOptions {
     pub lease: Duration,
     /// Whether to take the volume over from an owner whose lease lives. Default: no.
     pub take_over: bool,
+    /// Time after which the owner looks for strays again. Default: a day.
+    pub strays_every: Duration,
     /// Clock of the lease. Default: the system's.
     pub clock: Arc<dyn Clock>,
     /// Starts the thread that renews the lease. Default: the system's threads.
@@ -106,6 +117,7 @@ impl VolumeOptions {
             owner: owner.into(),
             lease: LEASE,
             take_over: false,
+            strays_every: STRAYS,
             clock: SystemClock::shared(),
             spawn: Arc::new(SystemSpawn),
             seed: None,
@@ -136,7 +148,9 @@ pub struct Volume {
     boot_id: [u8; 16],
     sabotage: Sabotage,
     registration: Arc<Registration>,
-    lease: LeaseThread,
+    lease: VolumeThread,
+    /// The thread that releases strays, once the volume is open.
+    strays: OnceLock<VolumeThread>,
     core: Mutex<NamespaceCore>,
     /// Notified when a new generation has begun, or has failed to.
     generation_ended: Condvar,
@@ -147,7 +161,7 @@ impl Volume {
     /// Errors: `InvalidArgument` if it exists, or if the name is not allowed; those of the
     /// register.
     pub fn create(stores: &Stores, name: &str, options: &VolumeOptions) -> Result<()> {
-        take_over::create(stores, name, options)
+        take_over::create(stores, name, options, VolumeStage::Whole)
     }
 
     /// Becomes the owner of the volume `name`. If another owner's lease was not given up, the call
@@ -157,7 +171,49 @@ impl Volume {
     /// Errors: `NotFound` if there is no such volume; `Busy` with the name of an owner that lives,
     /// or if the pool has too few nodes; `Corrupt`; those of the pool.
     pub fn open(stores: &Stores, name: &str, options: &VolumeOptions) -> Result<Arc<Self>> {
-        take_over::open(stores, name, options)
+        take_over::open(stores, name, options, Opening::Use)
+    }
+
+    /// Removes the volume `name` with all its files. Blobs that other volumes retain stay there. If
+    /// another owner's lease was not given up, the call waits like [`Volume::open`]. An interrupted
+    /// removal leaves a volume that cannot be opened, and the next call completes it.
+    ///
+    /// Errors: `NotFound` if there is no such volume; `Busy` with the name of an owner that lives,
+    /// or of a node that does not answer and is not lost; those of the pool.
+    pub fn destroy(stores: &Stores, name: &str, options: &VolumeOptions) -> Result<()> {
+        destroy::destroy(stores, name, options, Opening::Remove)
+    }
+
+    /// Creates the volume `name`, and becomes its owner in order to copy files into it. What an
+    /// interrupted copy left is removed first: the new volume has another identity, so that no late
+    /// release of the old one takes a blob from it. No process can open the volume to use it before
+    /// [`Volume::complete`]. Errors: `InvalidArgument` if a complete volume has the name; those of
+    /// [`Volume::destroy`] and [`Volume::open`].
+    pub(crate) fn open_to_fill(
+        stores: &Stores,
+        name: &str,
+        options: &VolumeOptions,
+    ) -> Result<Arc<Self>> {
+        // Each step needs identities of its own.
+        let step = |number: u64| {
+            let seed = options.seed.map(|seed| seed ^ number);
+            VolumeOptions { seed, ..options.clone() }
+        };
+        match take_over::create(stores, name, &step(0), VolumeStage::Filling) {
+            Err(error) if error.kind() == ErrorKind::InvalidArgument => {
+                destroy::destroy(stores, name, &step(1), Opening::Discard)?;
+                take_over::create(stores, name, &step(2), VolumeStage::Filling)?;
+            }
+            created => created?,
+        }
+        take_over::open(stores, name, &step(3), Opening::Fill)
+    }
+
+    /// Says durably that a volume which was opened to be filled has all its files. Errors: those of
+    /// the register; `Fenced`.
+    pub(crate) fn complete(&self) -> Result<()> {
+        self.wait(self.moment())?;
+        self.registration.complete()
     }
 
     /// Name of the volume.
@@ -231,7 +287,37 @@ impl Volume {
     pub(crate) fn commit(&self, records: &[Record]) -> Result<Moment> {
         self.check_open()?;
         let mut core = self.core.lock();
-        self.observe(core.commit(records))
+        self.observe(self.commit_locked(&mut core, records))
+    }
+
+    /// Commits records. A checker may leave out that a renaming is one change.
+    fn commit_locked(&self, core: &mut NamespaceCore, records: &[Record]) -> Result<Moment> {
+        if let [Record::Rename { from, to }] = records
+            && self.sabotage.torn_rename()
+        {
+            let (from, to) = (from.clone(), to.clone());
+            // There may be no file to replace.
+            let _replaced = core.commit(&[Record::Remove { path: to.clone() }]);
+            core.commit(&[Record::Link { from: from.clone(), to }])?;
+            return core.commit(&[Record::Remove { path: from }]);
+        }
+        core.commit(records)
+    }
+
+    /// As [`Volume::commit`], with the records that `decide` derives from the state. No other
+    /// commit happens in between, so a record that depends on a look at the state belongs here.
+    /// `decide` calls neither the volume nor a store. Without records, nothing is submitted.
+    pub(crate) fn commit_decided(
+        &self,
+        decide: impl FnOnce(&NamespaceState) -> Result<Vec<Record>>,
+    ) -> Result<Moment> {
+        self.check_open()?;
+        let mut core = self.core.lock();
+        let records = decide(&core.state)?;
+        if records.is_empty() {
+            return Ok(core.moment());
+        }
+        self.observe(self.commit_locked(&mut core, &records))
     }
 
     /// [`Volume::commit`] of one record with the new file at `path`. `None`, and no change, if a
@@ -287,6 +373,19 @@ impl Volume {
                 Err(error)
             }
         }
+    }
+
+    /// Retains blobs of another volume, which are pending until a commit names them or
+    /// [`Volume::give_up`]. The caller holds their files in the other volume. Errors: those of the
+    /// pool, and then some may be retained until the volume gives them up.
+    pub(crate) fn retain_blobs(&self, blobs: &[BlobRef]) -> Result<()> {
+        self.check_open()?;
+        {
+            let mut core = self.core.lock();
+            blobs.iter().for_each(|blob| core.pending.add_blob(blob.id));
+        }
+        let retained = self.observe(self.stores.blobs.retain_all(blobs, self.id()));
+        retained.inspect_err(|_| blobs.iter().for_each(|blob| self.give_up(blob.id)))
     }
 
     /// Gives up a pending blob. No commit names it afterwards. A blob that is not pending is no
@@ -384,6 +483,9 @@ impl Volume {
             };
         }
         self.lease.stop();
+        if let Some(strays) = self.strays.get() {
+            strays.stop();
+        }
         let ended = self.end_log();
         let given_up = self.registration.give_up(ended.as_ref().ok());
         self.registration.end().end(&closed(self.name()));

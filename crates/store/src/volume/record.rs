@@ -19,7 +19,7 @@ use crate::log::Layout;
 /// First bytes of a volume's value in the register.
 const VOLUME_MAGIC: &[u8; 8] = b"ARCHVOLU";
 /// Version of the volume's value in the register.
-const VOLUME_VERSION: u32 = 1;
+const VOLUME_VERSION: u32 = 2;
 
 /// Number of a file in its volume, which is never used twice. Names come and go; the number stays.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -73,6 +73,29 @@ pub(crate) enum Record {
     Next { next: u64 },
 }
 
+/// What a volume is good for. A process that opens it to use it needs [`VolumeStage::Whole`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum VolumeStage {
+    /// The volume has what its owners wrote.
+    Whole,
+    /// A checkpoint of another volume is being copied into it, or the copy did not end.
+    Filling,
+    /// The volume is being removed, or the removal did not end. Files may be missing.
+    Removing,
+}
+
+impl VolumeStage {
+    const ALL: [Self; 3] = [Self::Whole, Self::Filling, Self::Removing];
+
+    fn code(self) -> u8 {
+        self as u8
+    }
+
+    fn from_code(code: u8) -> Option<Self> {
+        Self::ALL.into_iter().find(|stage| stage.code() == code)
+    }
+}
+
 /// The value of a volume in the register, under `volume/NAME`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct VolumeRecord {
@@ -93,6 +116,8 @@ pub(crate) struct VolumeRecord {
     /// Number that the engine takes for that of the machine's boot. It changes when a recovery may
     /// have lost bytes without a sync.
     pub(crate) boot_id: [u8; 16],
+    /// What the volume is good for.
+    pub(crate) stage: VolumeStage,
 }
 
 impl Content {
@@ -250,6 +275,7 @@ impl VolumeRecord {
         put_varint(&mut out, self.lease_ms);
         put_varint(&mut out, self.renewals);
         out.extend_from_slice(&self.boot_id);
+        put_u8(&mut out, self.stage.code());
         match &self.namespace {
             None => put_u8(&mut out, 0),
             Some((id, layout)) => {
@@ -299,12 +325,13 @@ impl VolumeRecord {
         let opening = read_id(reader)?;
         let (lease_ms, renewals) = (reader.varint()?, reader.varint()?);
         let boot_id = read_id(reader)?;
+        let stage = VolumeStage::from_code(reader.u8()?)?;
         let namespace = match reader.u8()? {
             0 => None,
             1 => Some(read_log(reader)?),
             _ => return None,
         };
-        Some(Self { volume, epoch, owner, opening, lease_ms, renewals, namespace, boot_id })
+        Some(Self { volume, epoch, owner, opening, lease_ms, renewals, namespace, boot_id, stage })
     }
 }
 
@@ -323,23 +350,25 @@ pub(crate) mod tests {
             renewals: 300,
             namespace: Some((LogId([0x5a; 16]), Layout(vec![1, 2, 3]))),
             boot_id: [0xb0; 16],
+            stage: VolumeStage::Whole,
         }
     }
 
-    /// The value of a volume that no process has opened.
+    /// The value of a volume that is being filled, and that no process has opened.
     pub(crate) fn new_volume() -> VolumeRecord {
         let (owner, opening) = (String::new(), [0; 16]);
         let (lease_ms, renewals, namespace) = (0, 0, None);
-        VolumeRecord { owner, opening, lease_ms, renewals, namespace, ..owned_volume() }
+        let stage = VolumeStage::Filling;
+        VolumeRecord { owner, opening, lease_ms, renewals, namespace, stage, ..owned_volume() }
     }
 
-    const OWNED: &str = "41524348564f4c5501000000777777777777777777777777777777770900000000000000\
+    const OWNED: &str = "41524348564f4c5502000000777777777777777777777777777777770900000000000000\
              1c686f7374207069642037372061742031302e302e302e313a373030300f0f0f0f0f0f0f\
-             0f0f0f0f0f0f0f0f0f904eac02b0b0b0b0b0b0b0b0b0b0b0b0b0b0b0b0015a5a5a5a5a5a\
-             5a5a5a5a5a5a5a5a5a5a030102030c242884";
-    const NEW: &str = "41524348564f4c5501000000777777777777777777777777777777770900000000000000\
-             00000000000000000000000000000000000000b0b0b0b0b0b0b0b0b0b0b0b0b0b0b0b000\
-             6cb5b2a0";
+             0f0f0f0f0f0f0f0f0f904eac02b0b0b0b0b0b0b0b0b0b0b0b0b0b0b0b000015a5a5a5a5a\
+             5a5a5a5a5a5a5a5a5a5a5a0301020357add9ce";
+    const NEW: &str = "41524348564f4c5502000000777777777777777777777777777777770900000000000000\
+             00000000000000000000000000000000000000b0b0b0b0b0b0b0b0b0b0b0b0b0b0b0b001\
+             00f8d1c74b";
 
     fn hex(bytes: &[u8]) -> String {
         bytes.iter().map(|byte| format!("{byte:02x}")).collect()

@@ -28,7 +28,7 @@ use archipelago_base::{Epoch, Error, ErrorKind, Result};
 use parking_lot::Mutex;
 
 use super::lease::owner_until_ns;
-use super::record::VolumeRecord;
+use super::record::{VolumeRecord, VolumeStage};
 use crate::ids::{LogId, VolumeId};
 use crate::log::{Layout, LayoutKeeper};
 use crate::register::{Register, Swap, Versioned};
@@ -279,6 +279,43 @@ impl Registration {
                 record.namespace = Some(ended.clone());
             }
         })
+    }
+
+    /// Says durably that the volume has all its files and may be used. Errors: those of the
+    /// register; `Fenced`.
+    pub(super) fn complete(&self) -> Result<()> {
+        self.change(&mut self.root.lock(), &|record| record.stage = VolumeStage::Whole)
+    }
+
+    /// Removes the value from the register. A value that another process has removed is no error.
+    /// Errors: those of the register, and then the value may be removed or not; `Fenced`.
+    pub(super) fn remove(&self) -> Result<()> {
+        let mut root = self.root.lock();
+        self.until_ns.store(0, Ordering::Release);
+        let mut pause = PAUSE;
+        let mut failed = None;
+        for _ in 0..ATTEMPTS {
+            self.end.check()?;
+            if failed.is_some() {
+                self.clock.sleep(pause);
+                pause *= 2;
+            }
+            match self.register.remove(&self.key, root.version) {
+                Ok(Swap::Done(_) | Swap::Lost(None)) => {
+                    let text = format!("volume {} was removed by this process", self.name);
+                    self.end.end(&Error::closed(text));
+                    return Ok(());
+                }
+                // A renewal of this opening has happened, whose answer was lost.
+                Ok(Swap::Lost(found)) => {
+                    self.end.observe(self.adopt(&mut root, found.as_ref()))?;
+                    failed = None;
+                }
+                Err(error) => failed = Some(error),
+            }
+        }
+        let unanswered = || Error::busy("each removal met a renewal of this owner; try again");
+        Err(failed.unwrap_or_else(unanswered).context_at(format!("volume {}", self.name)))
     }
 
     /// The newest layout of a log of the namespace.

@@ -6,15 +6,17 @@
 //! Thread-safety: the volume's lock guards the list; the pool is called without the lock.
 //! Failure: a refused release stays in the list and is repeated by a later call. If the process
 //! ends before that, the next owner finds the object as a stray.
-//! Cost: one round trip per object. A call with nothing due takes the lock once.
+//! Cost: one round trip for all blobs that are due, and one per log. A call with nothing due takes
+//! the lock once.
 
 use std::sync::Arc;
 
 use archipelago_base::Result;
 
-use super::pending::{ReleaseTime, Superfluous};
+use super::pending::{Release, ReleaseTime, Superfluous};
 use super::record::FileKey;
 use super::{Moment, Volume};
+use crate::ids::BlobId;
 
 /// Position that is durable in a volume that does not wait for it ([`crate::Sabotage`]).
 const ANY_MOMENT: Moment = Moment { generation: u64::MAX, offset: u64::MAX };
@@ -56,12 +58,36 @@ impl Volume {
             let durable = if self.sabotage.early_release() { ANY_MOMENT } else { core.durable };
             core.pending.take_due(ReleaseTime { durable, now_ns })
         };
-        for release in due {
+        let is_blob = |release: &Release| matches!(release.object, Superfluous::Blob(_));
+        let (blobs, others): (Vec<Release>, Vec<Release>) = due.into_iter().partition(is_blob);
+        self.release_blobs(blobs, now_ns);
+        for release in others {
             if let Err(error) = self.observe(self.release(&release.object)) {
                 let (volume, object) = (self.name(), &release.object);
                 tracing::warn!(%error, volume, ?object, "a release failed and will be repeated");
                 self.core.lock().pending.put_back(release, now_ns);
             }
+        }
+    }
+
+    /// Releases blobs in one batch. If that fails, all of them are due again later, because the
+    /// release of a blob may be repeated.
+    fn release_blobs(&self, releases: Vec<Release>, now_ns: u64) {
+        let id = |release: &Release| match release.object {
+            Superfluous::Blob(blob) => Some(blob),
+            Superfluous::Log(..) | Superfluous::Strays => None,
+        };
+        let blobs: Vec<BlobId> = releases.iter().filter_map(id).collect();
+        if blobs.is_empty() {
+            return;
+        }
+        let (volume, epoch) = (self.id(), self.epoch());
+        let released = self.observe(self.stores.blobs.release_all(&blobs, volume, epoch));
+        if let Err(error) = released {
+            let (volume, blobs) = (self.name(), blobs.len());
+            tracing::warn!(%error, volume, blobs, "a release failed and will be repeated");
+            let mut core = self.core.lock();
+            releases.into_iter().for_each(|release| core.pending.put_back(release, now_ns));
         }
     }
 

@@ -22,7 +22,7 @@
 //! Failure: after an error the lease is given up, so that the next opener does not wait for it.
 //! Cost: three swaps of the register, a generation, and one recovery per open log.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use archipelago_base::random::{Rng, unique_id};
@@ -31,12 +31,13 @@ use archipelago_env::{FileClass, IoContext, IoPurpose};
 use parking_lot::{Condvar, Mutex};
 
 use super::generation::{RecoveredGeneration, decode_generation};
-use super::lease::{LeaseLook, LeaseThread, LeaseView, LeaseWatch};
+use super::lease::{LeaseLook, LeaseView, LeaseWatch, start_renewing};
 use super::namespace_log::NamespaceCore;
 use super::pending::Superfluous;
-use super::record::{Content, FileRecord, Record, VolumeRecord};
+use super::record::{Content, FileRecord, Record, VolumeRecord, VolumeStage};
 use super::registration::{Claim, Registration, register_name};
 use super::state::NamespaceState;
+use super::strays::start_releasing;
 use super::{Moment, Volume, VolumeOptions, log_class};
 use crate::Stores;
 use crate::ids::{LogId, VolumeId};
@@ -52,8 +53,62 @@ const ATTEMPTS: u32 = 4;
 /// Time between two attempts.
 const PAUSE: Duration = Duration::from_millis(20);
 
+/// Why a process becomes the owner of a volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Opening {
+    /// To read and write its files.
+    Use,
+    /// To copy a checkpoint into it.
+    Fill,
+    /// To remove it, whatever it has.
+    Remove,
+    /// To remove what an interrupted copy or removal left.
+    Discard,
+}
+
+impl Opening {
+    /// Stage of the volume while the process owns it.
+    fn stage(self) -> VolumeStage {
+        match self {
+            Self::Use => VolumeStage::Whole,
+            Self::Fill => VolumeStage::Filling,
+            Self::Remove | Self::Discard => VolumeStage::Removing,
+        }
+    }
+
+    /// Refuses a volume that is not good for the purpose.
+    fn check(self, name: &str, stage: VolumeStage) -> Result<()> {
+        let is_good = match self {
+            Self::Use | Self::Fill => stage == self.stage(),
+            Self::Remove => true,
+            Self::Discard => stage != VolumeStage::Whole,
+        };
+        if is_good {
+            return Ok(());
+        }
+        Err(Error::invalid(match stage {
+            VolumeStage::Whole => {
+                format!("volume {name} exists; open it, or choose another name for the copy")
+            }
+            VolumeStage::Filling => format!(
+                "volume {name} is not complete, because the checkpoint into it has not ended: make \
+                 the checkpoint again, or remove the volume (`archipelago db destroy`)"
+            ),
+            VolumeStage::Removing => format!(
+                "volume {name} is being removed: end that with `archipelago db destroy`, or choose \
+                 another name"
+            ),
+        }))
+    }
+}
+
 /// Creates the volume `name` ([`Volume::create`]).
-pub(super) fn create(stores: &Stores, name: &str, options: &VolumeOptions) -> Result<()> {
+pub(super) fn create(
+    stores: &Stores,
+    name: &str,
+    options: &VolumeOptions,
+    stage: VolumeStage,
+) -> Result<()> {
     check_name(name)?;
     let mut rng = options.rng();
     let record = VolumeRecord {
@@ -65,6 +120,7 @@ pub(super) fn create(stores: &Stores, name: &str, options: &VolumeOptions) -> Re
         renewals: 0,
         namespace: None,
         boot_id: unique_id(&mut rng),
+        stage,
     };
     let key = register_name(name);
     let swap = repeat(options, || stores.register.compare_and_swap(&key, 0, &record.encode()))?;
@@ -83,16 +139,14 @@ pub(super) fn create(stores: &Stores, name: &str, options: &VolumeOptions) -> Re
 }
 
 /// Becomes the owner of the volume `name` ([`Volume::open`]).
-pub(super) fn open(stores: &Stores, name: &str, options: &VolumeOptions) -> Result<Arc<Volume>> {
-    check_name(name)?;
-    if options.lease < LEASE_MIN {
-        return Err(Error::invalid(format!(
-            "a lease of {:?} is too short to renew; choose at least {LEASE_MIN:?}",
-            options.lease
-        )));
-    }
+pub(super) fn open(
+    stores: &Stores,
+    name: &str,
+    options: &VolumeOptions,
+    opening: Opening,
+) -> Result<Arc<Volume>> {
     let mut rng = options.rng();
-    let registration = claim(stores, name, options, unique_id(&mut rng))?;
+    let registration = claim(stores, name, options, (unique_id(&mut rng), opening))?;
     start(stores, &registration, options, rng).map_err(|error| {
         // The swap also finds out whether another opener is the cause of the error.
         let lost = registration.give_up(None).err();
@@ -125,6 +179,9 @@ fn repeat<T>(options: &VolumeOptions, mut call: impl FnMut() -> Result<T>) -> Re
     call()
 }
 
+/// Random number of an opening.
+pub(super) type OpeningNumber = [u8; 16];
+
 /// A value of the register, as an opener found it.
 #[derive(Debug)]
 struct FoundValue {
@@ -148,6 +205,11 @@ impl FoundValue {
         Ok(Self { version: found.version, record })
     }
 
+    /// Whether no process holds the lease: it was given up in order, or by an opener that failed.
+    fn is_free(&self) -> bool {
+        self.record.lease_ms == 0
+    }
+
     /// The error of an opener that meets this owner.
     fn busy(&self, name: &str) -> Error {
         Error::busy(format!(
@@ -159,47 +221,75 @@ impl FoundValue {
 }
 
 /// Waits until no other owner has a lease. Returns the value that must be unchanged when the opener
-/// raises the epoch. Errors: `Busy` if an owner lives; those of the register.
-fn wait_for_lease(stores: &Stores, name: &str, options: &VolumeOptions) -> Result<FoundValue> {
-    let clock = &options.clock;
-    let first = FoundValue::read(&*stores.register, name, options)?;
-    if first.record.lease_ms == 0 || options.take_over {
-        return Ok(first);
-    }
-    let lease = Duration::from_millis(first.record.lease_ms);
-    let watch = LeaseWatch::begin(first.version, lease, clock.now_ns());
-    let owner = &first.record.owner;
-    tracing::warn!(volume = name, owner, ?lease, "waiting for the end of another owner's lease");
-    let mut look = LeaseLook { version: first.version, asked_ns: clock.now_ns() };
-    loop {
-        match watch.judge(look) {
-            LeaseView::Ended => return Ok(first),
-            LeaseView::Undecided(pause) => clock.sleep(pause),
-            LeaseView::Renewed => {
-                let found = FoundValue::read(&*stores.register, name, options)?;
-                let was_given_up = found.record.lease_ms == 0;
-                return if was_given_up { Ok(found) } else { Err(found.busy(name)) };
-            }
-        }
-        let asked_ns = clock.now_ns();
-        let found = FoundValue::read(&*stores.register, name, options)?;
-        look = LeaseLook { version: found.version, asked_ns };
-    }
-}
-
-/// Raises the epoch under the number `opening`. Errors: `Busy` if another opener or a living owner
-/// is in the way; those of the register.
-fn claim(
+/// raises the epoch. Another opener that claims the volume meanwhile may fail or die before its
+/// first renewal, so the lease of its claim is observed like that of the owner before. Errors:
+/// `Busy` if an owner lives; `InvalidArgument` if the volume is not good for the purpose; those of
+/// the register.
+fn wait_for_lease(
     stores: &Stores,
     name: &str,
     options: &VolumeOptions,
-    opening: [u8; 16],
+    purpose: Opening,
+) -> Result<FoundValue> {
+    let clock = &options.clock;
+    let mut found = FoundValue::read(&*stores.register, name, options)?;
+    while !(found.is_free() || options.take_over) {
+        purpose.check(name, found.record.stage)?;
+        let lease = Duration::from_millis(found.record.lease_ms);
+        let watch = LeaseWatch::begin(found.version, lease, clock.now_ns());
+        let owner = &found.record.owner;
+        tracing::warn!(volume = name, owner, ?lease, "waiting for the end of an owner's lease");
+        let Some(changed) = watch_lease(stores, name, options, &watch)? else { break };
+        if !changed.is_free() && changed.record.opening == found.record.opening {
+            return Err(changed.busy(name));
+        }
+        found = changed;
+    }
+    Ok(found)
+}
+
+/// Observes a lease until its value changes, and returns the new value; `None` if the lease ended.
+fn watch_lease(
+    stores: &Stores,
+    name: &str,
+    options: &VolumeOptions,
+    watch: &LeaseWatch,
+) -> Result<Option<FoundValue>> {
+    loop {
+        let asked_ns = options.clock.now_ns();
+        let found = FoundValue::read(&*stores.register, name, options)?;
+        match watch.judge(LeaseLook { version: found.version, asked_ns }) {
+            LeaseView::Ended => return Ok(None),
+            LeaseView::Undecided(pause) => options.clock.sleep(pause),
+            LeaseView::Renewed => return Ok(Some(found)),
+        }
+    }
+}
+
+/// Raises the epoch under a random number of this opening. Errors: `Busy` if another opener or a
+/// living owner is in the way; `InvalidArgument` if the volume is not good for the purpose; those
+/// of the register.
+pub(super) fn claim(
+    stores: &Stores,
+    name: &str,
+    options: &VolumeOptions,
+    claimed: (OpeningNumber, Opening),
 ) -> Result<Arc<Registration>> {
-    let mut found = wait_for_lease(stores, name, options)?;
+    let (opening, purpose) = claimed;
+    check_name(name)?;
+    if options.lease < LEASE_MIN {
+        return Err(Error::invalid(format!(
+            "a lease of {:?} is too short to renew; choose at least {LEASE_MIN:?}",
+            options.lease
+        )));
+    }
+    let mut found = wait_for_lease(stores, name, options, purpose)?;
     let key = register_name(name);
     let sent_ns = options.clock.now_ns();
     loop {
+        purpose.check(name, found.record.stage)?;
         let wanted = VolumeRecord {
+            stage: purpose.stage(),
             epoch: Epoch(found.record.epoch.0 + 1),
             owner: options.owner.clone(),
             opening,
@@ -214,12 +304,13 @@ fn claim(
             Swap::Lost(lost) => {
                 let lost = FoundValue::decode(name, lost.as_ref())?;
                 let is_own = lost.record.opening == opening;
+                // The old owner renewed its lease, which does not matter to a take-over.
+                let is_renewal = options.take_over && lost.record.epoch == found.record.epoch;
+                if !is_own && (is_renewal || lost.is_free()) {
+                    found = lost;
+                    continue;
+                }
                 if !is_own {
-                    // The old owner renewed its lease, which does not matter to a take-over.
-                    if options.take_over && lost.record.epoch == found.record.epoch {
-                        found = lost;
-                        continue;
-                    }
                     return Err(lost.busy(name));
                 }
                 (lost.version, lost.record)
@@ -239,7 +330,7 @@ fn start(
     options: &VolumeOptions,
     mut rng: Rng,
 ) -> Result<Arc<Volume>> {
-    let lease = LeaseThread::start(&*options.spawn, registration)?;
+    let lease = start_renewing(&*options.spawn, registration)?;
     let recovered = registration.end().observe(recover(stores, registration))?;
     let boot_id = match recovered.end {
         LogEnd::Whole => registration.boot_id(),
@@ -256,10 +347,13 @@ fn start(
         lease,
         core: Mutex::new(core),
         generation_ended: Condvar::new(),
+        strays: OnceLock::new(),
     });
     volume.reach(volume.moment())?;
     volume.core.lock().pending.release(Superfluous::Strays, Moment::default());
     volume.release_due();
+    let strays = start_releasing(&*options.spawn, &volume, options.strays_every)?;
+    assert!(volume.strays.set(strays).is_ok(), "the volume has just been made");
     Ok(volume)
 }
 

@@ -1,6 +1,8 @@
 //! Files of all classes on a pool: their bytes, their names, and what keeps their bytes.
 
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use archipelago_base::{Epoch, ErrorKind};
 use archipelago_env::{CreateOptions, FileClass, FileSystem, LogOptions, WritableFile};
@@ -425,4 +427,53 @@ fn boot_of_the_volume_outlives_kills_and_not_power_loss() {
     let boot = fs.boot_id().expect("a volume has a boot");
     assert_eq!(take_over(&pool.kill_clone(1)).boot_id(), Some(boot));
     assert_ne!(take_over(&pool.crash_clone(1)).boot_id(), Some(boot));
+}
+
+#[test]
+fn rename_of_a_file_never_moves_a_directory() {
+    let (_, fs) = new_world(1);
+    let (from, to) = (at("from"), at("to"));
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let changing = scope.spawn(|| {
+            for _ in 0..2_000 {
+                // The path is a file, then a directory, and the other thread renames what it finds.
+                drop(fs.create(&from, context(FileClass::Other), CreateOptions::default()));
+                let _gone = fs.remove(&from);
+                let _taken = fs.create_dir_all(&from);
+                let _moved = fs.remove_dir_all(&from);
+            }
+            is_over.store(true, Ordering::Release);
+        });
+        while !is_over.load(Ordering::Acquire) {
+            if fs.rename(&from, &to).is_ok() {
+                let entries = fs.list(Path::new(DIR)).unwrap();
+                let moved = entries.iter().find(|entry| entry.name == "to").expect("renamed");
+                assert!(!moved.is_dir, "a directory was moved");
+                fs.remove(&to).unwrap();
+            }
+        }
+        changing.join().unwrap();
+    });
+}
+
+#[test]
+fn table_that_is_created_after_a_file_of_its_path_gets_its_name() {
+    let (pool, fs) = new_world(1);
+    let (hooked, other) = (Arc::clone(&fs), Arc::new(parking_lot::Mutex::new(None)));
+    let (begun, submits) = (Arc::clone(&other), AtomicUsize::new(0));
+    // Another thread begins a table while the file of the same path is being committed.
+    pool.on_call(Arc::new(move |_, call| {
+        if call == PoolCall::LogSubmit && submits.fetch_add(1, Ordering::SeqCst) == 0 {
+            let fs = Arc::clone(&hooked);
+            *begun.lock() = Some(std::thread::spawn(move || {
+                put(&fs, "x", FileClass::Sst, b"the table is newer");
+            }));
+        }
+    }));
+    put(&fs, "x", FileClass::Other, b"the file is older");
+    pool.clear_on_call();
+    let table = other.lock().take().expect("a commit was submitted");
+    table.join().unwrap();
+    assert_eq!(get(&fs, "x").unwrap(), b"the table is newer");
 }

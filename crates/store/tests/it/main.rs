@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on should say where")]
 
 mod conformance;
+mod copies;
 mod file_crashes;
 mod files;
 mod owner;

@@ -25,7 +25,8 @@ impl Spawn for IdleThreads {
     }
 }
 
-fn options(sabotage: Sabotage, seed: u64) -> VolumeOptions {
+/// Options of an owner that takes the volume over, with a clock that the test does not wait for.
+pub(crate) fn options(sabotage: Sabotage, seed: u64) -> VolumeOptions {
     VolumeOptions {
         lease: LEASE,
         take_over: true,

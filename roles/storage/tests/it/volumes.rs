@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use archipelago_base::{Epoch, ErrorKind};
 use archipelago_env::suite::conforms;
@@ -10,8 +11,10 @@ use archipelago_env::{
 };
 use archipelago_store::nodes::NodeStoresOptions;
 use archipelago_store::nodes::logs::LogWriting;
+use archipelago_store::volume::{Volume, list};
+use archipelago_store::{CopyTarget, StoreFs};
 
-use crate::world::{Owner, World};
+use crate::world::{Owner, VOLUME, World, options};
 
 const DIR: &str = "/db";
 
@@ -243,4 +246,41 @@ fn striped_log_survives_its_owner_and_any_node() {
         drop(next);
         world.start_all();
     }
+}
+
+#[test]
+fn volume_is_copied_and_removed_on_nodes() {
+    let mut world = World::founded(6, 21);
+    let owner = new_owner(&mut world);
+    put_all(&owner);
+    let (name, dir) = ("copy".to_owned(), DIR.into());
+    let target = CopyTarget { name, dir, options: options(&world) };
+    owner.fs.copy_to_volume(Path::new(DIR), &target).unwrap();
+    check_all(&owner, "after the copy");
+    owner.kill();
+    // A node that is down would keep its part of the volume.
+    world.kill(1);
+    let stores = world.stores("remover");
+    let error = Volume::destroy(&stores, VOLUME, &options(&world)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
+    assert!(error.to_string().contains("must answer"), "{error}");
+    let refused = Volume::open(&stores, VOLUME, &options(&world)).unwrap_err();
+    assert!(refused.to_string().contains("is being removed"), "{refused}");
+    world.start_all();
+    world.run_for(Duration::from_secs(2));
+    Volume::destroy(&stores, VOLUME, &options(&world)).unwrap();
+    let copied = Volume::open(&stores, "copy", &options(&world)).unwrap();
+    let fs = StoreFs::new(copied);
+    for (salt, (name, _, len)) in FILES.into_iter().enumerate() {
+        let bytes = fs.read(&at(name), context(FileClass::Other)).unwrap();
+        assert!(bytes == pattern(len, salt), "{name} of the copy differs");
+    }
+    drop(fs);
+    Volume::destroy(&stores, "copy", &options(&world)).unwrap();
+    for n in 0..world.node_count() {
+        let report = world.report(n);
+        let left = (report.chunks, report.chunks_unsealed, report.extents);
+        assert_eq!(left, (0, 0, 0), "node {n} keeps something");
+    }
+    assert_eq!(list(&*stores.register).unwrap(), []);
 }

@@ -137,6 +137,11 @@ pub(crate) trait ChunkNodes: Send + Sync + fmt::Debug + 'static {
     /// What the managers know about all nodes.
     fn reports(&self) -> Boxed<'_, Vec<NodeReport>>;
 
+    /// The nodes whose answers a removal of everything needs: those that are not lost for good.
+    fn awaited(&self) -> Boxed<'_, Vec<StorageId>> {
+        Box::pin(async { self.reports().await.iter().map(|report| report.id).collect() })
+    }
+
     /// Appends bytes to a chunk. Bytes at offset 0 create it. Calls for one chunk that are begun
     /// one after the other arrive in that order.
     fn put<'a>(&'a self, to: StorageId, put: ChunkPut<'a>, terms: CallTerms) -> Called<'a, ()>;

@@ -101,6 +101,18 @@ impl ChunkNodes for ClientNodes {
         })
     }
 
+    fn awaited(&self) -> Boxed<'_, Vec<StorageId>> {
+        Box::pin(async {
+            match self.0.refresh().await {
+                Ok(members) => members.awaited(),
+                Err(error) => {
+                    tracing::warn!(%error, "the members of the storage pool are not known");
+                    Vec::new()
+                }
+            }
+        })
+    }
+
     fn put<'a>(&'a self, to: StorageId, put: ChunkPut<'a>, terms: CallTerms) -> Called<'a, ()> {
         let request = StoreMessage::PutChunk {
             chunk: put.chunk,

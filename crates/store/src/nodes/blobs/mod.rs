@@ -192,9 +192,22 @@ impl BlobStore for NodeBlobs {
         wait_for(&*self.0.runtime, retention::retain(&self.0, blob, volume))
     }
 
+    fn retain_all(&self, blobs: &[BlobRef], volume: VolumeId) -> Result<()> {
+        wait_for(&*self.0.runtime, retention::retain_all(&self.0, blobs, volume))
+    }
+
     fn release(&self, id: BlobId, volume: VolumeId, epoch: Epoch) -> Result<()> {
+        self.release_all(&[id], volume, epoch)
+    }
+
+    fn release_all(&self, ids: &[BlobId], volume: VolumeId, epoch: Epoch) -> Result<()> {
         let stamp = Stamp { volume, epoch };
-        wait_for(&*self.0.runtime, retention::release(&self.0, id, stamp))
+        wait_for(&*self.0.runtime, retention::release_all(&self.0, ids, stamp))
+    }
+
+    fn release_volume(&self, volume: VolumeId, epoch: Epoch) -> Result<u64> {
+        let stamp = Stamp { volume, epoch };
+        wait_for(&*self.0.runtime, retention::release_volume(&self.0, stamp))
     }
 
     fn release_strays(

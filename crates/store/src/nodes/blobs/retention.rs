@@ -6,6 +6,9 @@
 //! answer hears of it with a later release of this client ([`MissedReleases`]), or when strays are
 //! released.
 //!
+//! The removal of a volume releases everything in the same way, and needs the answers of all nodes
+//! that are not lost, because no owner comes back for the rest.
+//!
 //! The release of strays makes the nodes promise the epoch first, and lists their blobs then. So no
 //! writer of an older epoch begins a blob there that the lists do not have. On a node that does not
 //! answer, it may begin one. No namespace ever names it, and a later call finds it.
@@ -39,6 +42,8 @@ use crate::ids::{BlobId, VolumeId};
 
 /// Largest number of blobs in a request.
 const BLOBS_MAX: usize = 4096;
+/// Number of blobs that are retained at the same time.
+const RETAINS_MAX: usize = 32;
 /// Number of times that a retain follows the holders of a blob.
 const HOLDERS_ROUNDS_MAX: usize = 8;
 /// Number of calls to a node before it counts as not answering.
@@ -130,14 +135,87 @@ pub(super) async fn retain(core: &Arc<BlobsCore>, blob: &BlobRef, volume: Volume
     )))
 }
 
-/// Takes a volume out of the set of a blob on every node that is up.
-pub(super) async fn release(core: &Arc<BlobsCore>, id: BlobId, stamp: Stamp) -> Result<()> {
-    if let Some(writer) = core.writer(id).filter(|writer| writer.stamp().volume == stamp.volume) {
-        give_up(id, &writer).await;
+/// Adds a volume to the sets of several blobs, a number of them at a time.
+pub(super) async fn retain_all(
+    core: &Arc<BlobsCore>,
+    blobs: &[BlobRef],
+    volume: VolumeId,
+) -> Result<()> {
+    for part in blobs.chunks(RETAINS_MAX) {
+        let retained = join_all(part.iter().map(|blob| retain(core, blob, volume))).await;
+        retained.into_iter().collect::<Result<()>>()?;
     }
-    release_on_all(core, &[id], stamp, &blob_name(id)).await?;
-    core.counters.count(BlobEvent::Release);
     Ok(())
+}
+
+/// Takes a volume out of the sets of blobs on every node that is up.
+pub(super) async fn release_all(core: &Arc<BlobsCore>, ids: &[BlobId], stamp: Stamp) -> Result<()> {
+    for id in ids {
+        let writer = core.writer(*id).filter(|writer| writer.stamp().volume == stamp.volume);
+        if let Some(writer) = writer {
+            give_up(*id, &writer).await;
+        }
+    }
+    let what = match ids {
+        [] => return Ok(()),
+        [id] => blob_name(*id),
+        several => format!("{} blobs of volume {}", several.len(), stamp.volume),
+    };
+    release_on_all(core, ids, stamp, &what).await?;
+    core.counters.add(BlobEvent::Release, ids.len() as u64);
+    Ok(())
+}
+
+/// Takes a volume out of the sets of all its blobs, and returns their number. Every node that is
+/// not lost answers, or the call fails.
+pub(super) async fn release_volume(core: &Arc<BlobsCore>, stamp: Stamp) -> Result<u64> {
+    let what = format!("the blobs of volume {}", stamp.volume);
+    for (id, writer) in core.writers() {
+        if writer.stamp().volume == stamp.volume {
+            give_up(id, &writer).await;
+        }
+    }
+    let nodes = core.nodes.awaited().await;
+    if nodes.is_empty() {
+        let text = format!("cannot release {what}: no storage node is known; look at the managers");
+        return Err(Error::busy(text));
+    }
+    // No writer of an older epoch begins a blob after the promise.
+    let promise = |node| core.nodes.promise(node, stamp, terms(core));
+    let promised = join_all(nodes.iter().map(|node| repeated(core, *node, promise))).await;
+    check_each("promise an epoch for", &what, &nodes, promised)?;
+    let lists = join_all(nodes.iter().map(|node| list(core, *node, stamp.volume))).await;
+    let lists = check_each("list", &what, &nodes, lists)?;
+    let calls = nodes.iter().zip(&lists).map(|(node, blobs)| async move {
+        for part in blobs.chunks(BLOBS_MAX) {
+            let release = |node| core.nodes.release(node, part, stamp, terms(core));
+            repeated(core, *node, release).await?;
+        }
+        Ok::<(), NodeFailure>(())
+    });
+    check_each("release", &what, &nodes, join_all(calls).await)?;
+    let blobs: BTreeSet<BlobId> = lists.into_iter().flatten().collect();
+    core.counters.add(BlobEvent::Release, blobs.len() as u64);
+    Ok(blobs.len() as u64)
+}
+
+/// The answers of all nodes. Errors: the first failure, a fence before others.
+fn check_each<T>(
+    doing: &str,
+    what: &str,
+    nodes: &[StorageId],
+    outcomes: Vec<Result<T, NodeFailure>>,
+) -> Result<Vec<T>> {
+    let failed = nodes.iter().zip(&outcomes);
+    let failed = failed.filter_map(|(node, outcome)| Some((*node, outcome.as_ref().err()?)));
+    let first = failed.min_by_key(|(_, failure)| !matches!(failure, NodeFailure::Fenced(_)));
+    if let Some((node, failure)) = first {
+        return Err(refused(doing, what, node, failure).context_at(
+            "all storage nodes must answer: start the node, or give it up if it never returns \
+             (`archipelago cluster forget --storage`)",
+        ));
+    }
+    Ok(outcomes.into_iter().flatten().collect())
 }
 
 /// Ends the writer of a blob of this process, so that it sends nothing after the release.

@@ -11,6 +11,7 @@
 //! | `send_ring` | the bytes that replicas may still need |
 //! | `waiters` | the callers that wait, in order |
 //! | `recovering` | recoveries |
+//! | `removal` | the logs of a volume that is removed |
 //! | `copying` | copies of extents between nodes |
 //! | `reader` | reads of logs |
 //! | `striped` | large groups over four logs in parallel |
@@ -40,6 +41,7 @@ mod options;
 mod placing;
 mod reader;
 mod recovering;
+mod removal;
 mod replica_stream;
 mod requests;
 mod send_ring;
@@ -436,6 +438,10 @@ impl LogStore for NodeLogs {
         })?;
         self.forget(id);
         Ok(())
+    }
+
+    fn release_volume(&self, volume: VolumeId, epoch: Epoch) -> Result<u64> {
+        self.wait(self.remove_all(Stamp { volume, epoch }))
     }
 
     fn release_strays(

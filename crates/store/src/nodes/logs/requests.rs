@@ -129,6 +129,13 @@ pub(super) trait LogNodes: Send + Sync + fmt::Debug + 'static {
     /// The nodes of the pool, as placement needs them. Errors: `Busy` if no manager answers.
     fn reports(&self) -> Boxed<'static, Result<Vec<NodeReport>>>;
 
+    /// The nodes whose answers a removal of everything needs: those that are not lost for good.
+    /// Errors: `Busy` if no manager answers.
+    fn awaited(&self) -> Boxed<'static, Result<Vec<StorageId>>> {
+        let reports = self.reports();
+        Box::pin(async move { Ok(reports.await?.iter().map(|report| report.id).collect()) })
+    }
+
     /// The counters of the client; `None` for nodes of a test.
     fn stats(&self) -> Option<&ClientStats> {
         None

@@ -380,6 +380,13 @@ impl Members {
         self.members.iter().find(|member| member.storage == storage)
     }
 
+    /// The nodes that may still hold something: all that are not lost.
+    #[must_use]
+    pub fn awaited(&self) -> Vec<StorageId> {
+        let members = self.members.iter().filter(|member| member.state != MemberState::Lost);
+        members.map(|member| member.storage).collect()
+    }
+
     /// What placement depends on.
     #[must_use]
     pub fn reports(&self) -> Vec<NodeReport> {

@@ -93,6 +93,11 @@ impl NamespaceState {
         self.names.id(path)
     }
 
+    /// Number of the file of this name, which must exist and be no directory.
+    pub(crate) fn find(&self, path: &Path) -> Result<FileKey, Refusal> {
+        self.names.find(path)
+    }
+
     /// The file of this number.
     pub(crate) fn get(&self, key: FileKey) -> Option<&FileRecord> {
         self.files.get(&key)

@@ -1,6 +1,9 @@
 //! Blobs and logs that no record names.
 
+use archipelago_base::random::Rng;
+
 use super::*;
+use crate::blob::BlobOptions;
 use crate::memory::{Fault, PoolCall};
 use crate::volume::pending::Superfluous;
 
@@ -158,6 +161,104 @@ fn refused_release_is_repeated() {
     harness.clock.advance(Duration::from_secs(2));
     put(&volume, "/b").unwrap();
     assert_eq!(blobs(&harness.pool), []);
+}
+
+#[test]
+fn blobs_that_are_due_are_released_in_one_call() {
+    let harness = Harness::new();
+    let volume = harness.open("owner").unwrap();
+    let tables: Vec<String> = (0..20).map(|number| format!("/{number}.sst")).collect();
+    let mut log = put_log(&volume, "/1.log", FileClass::Wal);
+    append(&mut log, b"bytes").unwrap();
+    for table in &tables {
+        put_table(&volume, table);
+    }
+    let removals: Vec<Record> = tables.iter().map(|table| remove(table)).collect();
+    // A batch that fails is repeated as a whole.
+    harness.pool.inject(PoolCall::BlobRelease, 1, Fault::LoseAnswer);
+    volume.wait(volume.commit(&[&removals[..], &[remove("/1.log")]].concat()).unwrap()).unwrap();
+    assert_eq!(harness.pool.calls(PoolCall::BlobRelease), 1);
+    assert_eq!(harness.pool.calls(PoolCall::LogRemove), 1);
+    harness.clock.advance(Duration::from_secs(2));
+    put(&volume, "/a").unwrap();
+    assert_eq!(harness.pool.calls(PoolCall::BlobRelease), 2);
+    assert_eq!(blobs(&harness.pool), []);
+    assert_eq!(volume.core.lock().pending.len(), 0);
+}
+
+#[test]
+fn thread_releases_strays_again() {
+    let pool = MemoryPool::new(1);
+    let strays_every = Duration::from_millis(2);
+    let options = VolumeOptions { strays_every, ..VolumeOptions::new("owner") };
+    Volume::create(&pool.stores(), NAME, &options).unwrap();
+    let volume = Volume::open(&pool.stores(), NAME, &options).unwrap();
+    let named = put_table(&volume, "/1.sst");
+    // A process of this epoch that the owner does not know, as a late request of an earlier one.
+    let (stray, epoch) = (BlobId([9; 16]), volume.epoch());
+    let blob = BlobOptions { volume: volume.id(), epoch, context: TABLE, size_hint_bytes: 0 };
+    pool.stores().blobs.create(stray, blob).unwrap().seal().unwrap();
+    for _ in 0..5_000 {
+        if blobs(&pool) == [named.id] {
+            break;
+        }
+        options.clock.sleep(Duration::from_millis(1));
+    }
+    assert_eq!(blobs(&pool), [named.id]);
+    volume.close().unwrap();
+}
+
+/// Rule 12 of the store: the blobs of the pool are those that are named, pending or due, and
+/// strays.
+#[test]
+fn space_adds_up_and_a_take_over_leaves_no_strays() {
+    for seed in 0..200 {
+        let harness = Harness::new();
+        let mut rng = Rng::with_seed(seed);
+        let mut volume = harness.open("first").unwrap();
+        let mut files: Vec<String> = Vec::new();
+        let mut pending: Vec<BlobRef> = Vec::new();
+        for step in 0..40 {
+            match rng.u8(0..10) {
+                0..3 => pending.push(sealed(&volume, b"bytes")),
+                3..5 if !pending.is_empty() => {
+                    let blob = pending.swap_remove(rng.usize(..pending.len()));
+                    let path = format!("/{step}.sst");
+                    let table = file(&volume, &path, FileClass::Sst, Content::Blob(blob));
+                    volume.wait(volume.commit(&[table]).unwrap()).unwrap();
+                    files.push(path);
+                }
+                5 if !pending.is_empty() => {
+                    volume.give_up(pending.swap_remove(rng.usize(..pending.len())).id);
+                }
+                6..8 if !files.is_empty() => {
+                    let path = files.swap_remove(rng.usize(..files.len()));
+                    if rng.bool() {
+                        harness.pool.inject(PoolCall::BlobRelease, 1, Fault::Refuse);
+                    }
+                    volume.wait(volume.commit(&[remove(&path)]).unwrap()).unwrap();
+                    harness.pool.clear_faults();
+                }
+                8 => {
+                    volume = harness.take_over("next").unwrap();
+                    pending.clear();
+                    let blobs = blobs(&harness.pool);
+                    assert_eq!(blobs.len(), files.len(), "seed {seed}: strays after a take-over");
+                }
+                _ => {
+                    let _released = volume.release_strays().unwrap();
+                }
+            }
+            let in_pool = blobs(&harness.pool);
+            let is_known = |blob: &BlobId| {
+                let core = volume.core.lock();
+                core.state.blob_owner(*blob).is_some() || core.pending.has_blob(*blob)
+            };
+            assert!(in_pool.iter().all(is_known), "seed {seed}, step {step}: a stray");
+            let named = volume.look(|state| state.len());
+            assert!(in_pool.len() >= named + pending.len(), "seed {seed}, step {step}: a loss");
+        }
+    }
 }
 
 #[test]

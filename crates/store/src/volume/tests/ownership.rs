@@ -268,6 +268,49 @@ fn failed_open_gives_up_its_lease() {
 }
 
 #[test]
+fn opener_that_overlaps_with_a_failed_one_opens() {
+    for take_over in [false, true] {
+        let harness = Harness::new();
+        let first = harness.open("first").unwrap();
+        put(&first, "/a").unwrap();
+        first.close().unwrap();
+        let (stores, options) = (harness.stores(), harness.options("failed"));
+        let swaps = AtomicUsize::new(0);
+        harness.pool.on_call(Arc::new(move |pool, call| {
+            if call == PoolCall::RegisterSwap && swaps.fetch_add(1, Ordering::SeqCst) == 0 {
+                pool.inject(PoolCall::LogRecover, 1, Fault::Refuse);
+                expect_kind(Volume::open(&stores, NAME, &options).map(|_| ()), ErrorKind::Io);
+            }
+        }));
+        let options = VolumeOptions { take_over, ..harness.options("slow") };
+        let opened = Volume::open(&harness.stores(), NAME, &options).unwrap();
+        assert_eq!(names(&opened), ["a"]);
+        assert_eq!(opened.epoch().0, 3, "the failed opener used an epoch");
+        opened.check_lease().unwrap();
+    }
+}
+
+#[test]
+fn opener_waits_for_another_opener_that_died() {
+    let harness = Harness::new();
+    put(&harness.open("first").unwrap(), "/a").unwrap();
+    let (stores, clock) = (harness.stores(), Arc::clone(&harness.clock));
+    let options = VolumeOptions { take_over: true, ..harness.options("second") };
+    let (reads, died) = (AtomicUsize::new(0), Arc::new(parking_lot::Mutex::new(0)));
+    let died_ns = Arc::clone(&died);
+    harness.pool.on_call(Arc::new(move |_, call| {
+        if call == PoolCall::RegisterRead && reads.fetch_add(1, Ordering::SeqCst) == 3 {
+            drop(Volume::open(&stores, NAME, &options).expect("it takes over"));
+            *died_ns.lock() = clock.now_ns();
+        }
+    }));
+    let volume = harness.open("third").unwrap();
+    assert_eq!(names(&volume), ["a"]);
+    let waited = Duration::from_nanos(harness.clock.now_ns() - *died.lock());
+    assert!(waited >= LEASE, "{waited:?}");
+}
+
+#[test]
 fn opener_that_another_one_overtook_is_fenced() {
     let harness = Harness::new();
     put(&harness.open("first").unwrap(), "/a").unwrap();

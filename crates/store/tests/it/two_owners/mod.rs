@@ -8,7 +8,8 @@
 //! The run checks:
 //! 1. An operation that succeeded is found by every later owner. Unsynced appends may be missing
 //!    after power loss.
-//! 2. An operation that failed has its effect as a whole or not at all; of an append, a prefix.
+//! 2. An operation that failed has its effect as a whole or not at all, on all of its paths; of an
+//!    append, a prefix.
 //! 3. Nothing changes after a new owner has read it: the operations of older owners fail and have
 //!    no effect.
 //! 4. An operation of an owner that has met no fault succeeds.
@@ -19,6 +20,7 @@
 mod model;
 mod process;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -148,7 +150,13 @@ impl Run {
             5 => Operation::BeginTable { path: self.new_path("sst"), bytes: self.unique(20_000) },
             6 => Operation::EndTable,
             7..9 => Operation::Remove { path: self.settled_path()? },
-            9 => Operation::Rename { from: self.settled_path()?, to: self.new_path("sst") },
+            9 => {
+                let from = self.settled_path()?;
+                let other = self.settled_path().filter(|to| *to != from && self.rng.bool());
+                // A renaming may replace a file.
+                let to = other.unwrap_or_else(|| self.new_path("sst"));
+                Operation::Rename { from, to }
+            }
             10 if self.rng.bool() => Operation::RemoveWhileRead { path: self.settled_path()? },
             10 => Operation::Link { from: self.settled_path()?, to: self.new_path("sst") },
             11 => Operation::BeginLog { path: self.new_path("log") },
@@ -334,9 +342,14 @@ impl Run {
     fn replace(&mut self, owner: Owner, loss: Loss) -> Result<(), String> {
         let old = std::mem::replace(&mut self.current, Process::new(owner));
         self.stale.push(old);
+        let mut found = BTreeMap::new();
         for path in self.model.paths() {
             let actual = self.current.read(&path);
             let actual = actual.map_err(|error| format!("{path} cannot be read: {error}"))?;
+            found.insert(path, actual);
+        }
+        self.model.check_whole(&found, loss)?;
+        for (path, actual) in found {
             self.model.settle(&path, actual, loss)?;
         }
         self.check_pool()
@@ -420,4 +433,9 @@ fn ignored_pending_blob_is_noticed() {
 #[test]
 fn early_release_is_noticed() {
     assert!(is_noticed(Sabotage { early_release: true, ..Sabotage::default() }));
+}
+
+#[test]
+fn torn_rename_is_noticed() {
+    assert!(is_noticed(Sabotage { torn_rename: true, ..Sabotage::default() }));
 }

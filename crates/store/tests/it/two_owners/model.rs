@@ -100,6 +100,17 @@ impl Change {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Model {
     paths: BTreeMap<String, Vec<Expected>>,
+    /// The operation on several paths that has not succeeded; all of its effects are there, or
+    /// none.
+    undecided: Vec<UndecidedPath>,
+}
+
+/// A path of an operation that has not succeeded.
+#[derive(Clone, Debug)]
+struct UndecidedPath {
+    change: Change,
+    /// What the path may have if the operation has no effect.
+    before: Vec<Expected>,
 }
 
 impl Model {
@@ -130,12 +141,41 @@ impl Model {
     pub(super) fn begin(&mut self, changes: &[Change]) {
         for change in changes {
             let possible = self.paths.entry(change.path.clone());
-            possible.or_insert_with(|| vec![Expected::Missing]).push(change.during.clone());
+            let possible = possible.or_insert_with(|| vec![Expected::Missing]);
+            let before = possible.clone();
+            possible.push(change.during.clone());
+            self.undecided.push(UndecidedPath { change: change.clone(), before });
         }
+    }
+
+    /// Refuses half of an operation: what a new owner finds must have all effects of the last
+    /// operation, or none of them.
+    pub(super) fn check_whole(
+        &self,
+        found: &BTreeMap<String, Option<Vec<u8>>>,
+        loss: Loss,
+    ) -> Result<(), String> {
+        let bytes = |path: &UndecidedPath| found.get(&path.change.path).cloned().flatten();
+        let is_after = |path: &UndecidedPath| {
+            let bytes = bytes(path);
+            let possible = [&path.change.during, &path.change.after];
+            possible.iter().any(|expected| expected.permits(bytes.as_deref(), loss))
+        };
+        let is_before = |path: &UndecidedPath| {
+            let bytes = bytes(path);
+            path.before.iter().any(|expected| expected.permits(bytes.as_deref(), loss))
+        };
+        if self.undecided.iter().all(is_after) || self.undecided.iter().all(is_before) {
+            return Ok(());
+        }
+        let paths: Vec<&str> =
+            self.undecided.iter().map(|path| path.change.path.as_str()).collect();
+        Err(format!("a part of one operation is there, and another part is not: {paths:?}"))
     }
 
     /// Ends an operation that succeeded: from now on its effect must be there.
     pub(super) fn succeed(&mut self, changes: &[Change]) {
+        self.undecided.clear();
         for change in changes {
             self.paths.insert(change.path.clone(), vec![change.after.clone()]);
         }
@@ -159,6 +199,7 @@ impl Model {
             ));
         }
         let settled = actual.map_or(Expected::Missing, Expected::Exact);
+        self.undecided.retain(|undecided| undecided.change.path != path);
         self.paths.insert(path.to_owned(), vec![settled]);
         Ok(())
     }

@@ -34,7 +34,7 @@ use archipelago_store::nodes::wire::{Members, StorageReport, StoreMessage};
 pub(crate) use machine::Machine;
 use manager::ManagerProcess;
 use node::NodePlace;
-pub(crate) use owner::Owner;
+pub(crate) use owner::{Owner, VOLUME, options};
 use worker::Worker;
 
 /// Address of the manager.

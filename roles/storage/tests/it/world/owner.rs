@@ -28,7 +28,8 @@ impl Spawn for IdleThreads {
     }
 }
 
-fn options(world: &World) -> VolumeOptions {
+/// Options of an owner that takes the volume over, with a clock that the test does not wait for.
+pub(crate) fn options(world: &World) -> VolumeOptions {
     VolumeOptions {
         lease: LEASE,
         take_over: true,

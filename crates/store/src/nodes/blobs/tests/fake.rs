@@ -55,6 +55,8 @@ pub(super) struct FakeNode {
     promised: BTreeMap<VolumeId, Epoch>,
     /// Number of writes and seals.
     pub(super) writes: u64,
+    /// Number of requests that release blobs.
+    pub(super) releases: u64,
     /// Number of the write at which the node changes its mood.
     pub(super) changes_at: Option<(u64, NodeMood)>,
     /// Number of the next requests that are lost on a link to an earlier life of the node.
@@ -177,6 +179,7 @@ impl FakeNode {
     }
 
     fn release(&mut self, blobs: &[BlobId], stamp: Stamp) -> Result<(), NodeFailure> {
+        self.releases += 1;
         self.admit(stamp)?;
         self.chunks.retain(|id, chunk| {
             if !blobs.contains(&id.blob) {

@@ -148,3 +148,45 @@ fn strays_are_found_on_all_nodes_in_parts() {
     assert!(bench.nodes.holders(id).is_empty());
     assert_eq!(bench.blobs.release_strays(VOLUME, Epoch(1), &|blob| blob == kept).unwrap(), 0);
 }
+
+#[test]
+fn blobs_are_released_by_one_request_to_each_node() {
+    let mut bench = Bench::new(4);
+    let blobs: Vec<_> = (0..20).map(|_| bench.write(FileClass::Sst, b"some blob").id).collect();
+    bench.blobs.release_all(&blobs, VOLUME, Epoch(1)).unwrap();
+    assert!(blobs.iter().all(|blob| bench.nodes.holders(*blob).is_empty()));
+    for id in bench.nodes.ids() {
+        assert_eq!(bench.nodes.node(id, |node| node.releases), 1, "node {id}");
+    }
+    bench.blobs.release_all(&[], VOLUME, Epoch(1)).unwrap();
+}
+
+#[test]
+fn removal_of_a_volume_needs_the_answer_of_every_node() {
+    let mut bench = Bench::new(5);
+    let blobs: Vec<_> = (0..5).map(|_| bench.write(FileClass::Sst, b"some blob")).collect();
+    bench.blobs.retain(&blobs[2], OTHER).unwrap();
+    let mut open = bench.begin(FileClass::ValueSst, 0);
+    let bytes = bench.bytes(3 * MIB);
+    open.append(&bytes).unwrap();
+    for mood in [NodeMood::Dead, NodeMood::Stopped] {
+        let silent = StorageId(4);
+        bench.nodes.set_mood(silent, mood);
+        bench.nodes.set_down(&[silent]);
+        let error = bench.blobs.release_volume(VOLUME, Epoch(2)).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
+        assert!(error.to_string().contains(&silent.to_string()), "{error}");
+        bench.nodes.set_mood(silent, NodeMood::Works);
+        bench.nodes.set_down(&[]);
+    }
+    assert_eq!(bench.blobs.release_volume(VOLUME, Epoch(2)).unwrap(), 5);
+    for blob in &blobs {
+        let is_shared = blob.id == blobs[2].id;
+        assert_eq!(bench.nodes.holders(blob.id).is_empty(), !is_shared);
+    }
+    assert!(open.seal().is_err(), "its writer is fenced");
+    assert_eq!(bench.read(&blobs[2]).unwrap(), b"some blob");
+    assert_eq!(bench.blobs.release_volume(VOLUME, Epoch(2)).unwrap(), 0);
+    let late = bench.blobs.release_volume(VOLUME, Epoch(1)).unwrap_err();
+    assert_eq!(late.kind(), ErrorKind::Fenced, "{late}");
+}

@@ -316,6 +316,11 @@ impl LogStore for StripedLogs {
         removed
     }
 
+    /// The parts of a log count as several logs.
+    fn release_volume(&self, volume: VolumeId, epoch: Epoch) -> Result<u64> {
+        self.logs.release_volume(volume, epoch)
+    }
+
     fn release_strays(
         &self,
         volume: VolumeId,

@@ -1,0 +1,78 @@
+//! The threads of a volume's owner, and the signal that ends them.
+//!
+//! Thread-safety: any thread may stop a [`VolumeThread`].
+//! Failure: a thread that panicked is logged when it is joined.
+//! Cost: a wait of a thread is one sleep.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use archipelago_base::Result;
+use archipelago_base::spawn::{Joiner, Spawn};
+use parking_lot::{Condvar, Mutex};
+
+/// Tells a thread to end.
+#[derive(Debug, Default)]
+pub(super) struct StopSignal {
+    stopped: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl StopSignal {
+    /// Waits for the signal, and for `pause` at most. Returns whether the signal came.
+    pub(super) fn wait(&self, pause: Duration) -> bool {
+        let mut stopped = self.stopped.lock();
+        if !*stopped {
+            self.changed.wait_for(&mut stopped, pause);
+        }
+        *stopped
+    }
+
+    fn stop(&self) {
+        *self.stopped.lock() = true;
+        self.changed.notify_all();
+    }
+}
+
+/// A thread of an owner. A drop tells it to end and does not wait for that.
+pub(super) struct VolumeThread {
+    signal: Arc<StopSignal>,
+    joiner: Mutex<Option<Joiner>>,
+}
+
+impl fmt::Debug for VolumeThread {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("VolumeThread").finish_non_exhaustive()
+    }
+}
+
+impl Drop for VolumeThread {
+    fn drop(&mut self) {
+        self.signal.stop();
+    }
+}
+
+impl VolumeThread {
+    /// Starts a thread that runs `body` until the signal comes. Errors: those of `spawn`.
+    pub(super) fn start(
+        spawn: &dyn Spawn,
+        name: &str,
+        body: impl FnOnce(&StopSignal) + Send + 'static,
+    ) -> Result<Self> {
+        let signal = Arc::new(StopSignal::default());
+        let told = Arc::clone(&signal);
+        let joiner = spawn.spawn(name, Box::new(move || body(&told)))?;
+        Ok(Self { signal, joiner: Mutex::new(Some(joiner)) })
+    }
+
+    /// Ends the thread, and waits for what it is doing.
+    pub(super) fn stop(&self) {
+        self.signal.stop();
+        if let Some(joiner) = self.joiner.lock().take()
+            && let Err(error) = joiner.join()
+        {
+            tracing::error!(%error, "a thread of a volume failed");
+        }
+    }
+}

@@ -16,6 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use archipelago::inspect::DumpedRecords;
+use archipelago::volume::VolumeStorage;
 use archipelago::{
     Cancel, ColumnFamily, CompactRangeOptions, Components, Db as Database, DbOptions, Error,
     GroupAccess, KeyRange, LastLevel, ReadOptions, Result, Storage, ValueFileInfo, ValuesReport,
@@ -189,11 +190,32 @@ enum Tool {
     },
     /// Make a copy of the database that can be opened on its own. Tables are linked if both
     /// directories lie on one file system, and copied otherwise.
-    #[command(after_help = "Example:\n  archipelago db --dir ./data checkpoint ./backups/monday")]
+    ///
+    /// The copy of a database in a volume is a new volume of the same cluster (--to-volume). Both
+    /// share their tables, and each stays whole when the other one is destroyed. If the command is
+    /// interrupted, run it again: the new volume cannot be opened before it is complete.
+    #[command(
+        after_help = "Examples:\n  archipelago db --dir ./data checkpoint ./backups/monday\n  \
+                            archipelago db --store 10.0.0.1:7700 --volume reef checkpoint \
+                            --to-volume reef-monday"
+    )]
     Checkpoint {
         /// Directory of the copy. It must not exist, or it must be empty.
-        target: PathBuf,
+        #[arg(required_unless_present = "to_volume", conflicts_with = "to_volume")]
+        target: Option<PathBuf>,
+        /// Name of the new volume with the copy (needs --store).
+        #[arg(long, value_name = "NAME")]
+        to_volume: Option<String>,
     },
+    /// Remove a volume with its database, for good (needs --store).
+    ///
+    /// All its files are removed from the storage nodes, except for tables that a checkpoint in
+    /// another volume shares. It is refused while a process has the volume open, and while a
+    /// storage node does not answer that is not lost. If the command is interrupted, run it again.
+    #[command(
+        after_help = "Example:\n  archipelago db --store 10.0.0.1:7700 --volume reef destroy"
+    )]
+    Destroy,
     /// Make the database of --dir from a checkpoint, or from a copy of a stopped database.
     ///
     /// The command first checks the checkpoint in full, and does not change it. The directory of
@@ -267,10 +289,17 @@ impl Db {
         let storage = match &volume {
             Some(volume) => {
                 self.refuse_for_volume()?;
+                if matches!(self.tool, Tool::Destroy) {
+                    VolumeStorage::destroy(volume)?;
+                    return print(&format!("The {} is destroyed\n", self.volume.describe()));
+                }
                 Storage::open_volume(volume)?
             }
             None if matches!(self.tool, Tool::Restore { .. }) => return self.restore(),
-            None => Storage::open_for_group(&self.dir(), &[], self.group_access)?,
+            None => {
+                self.refuse_for_directory()?;
+                Storage::open_for_group(&self.dir(), &[], self.group_access)?
+            }
         };
         let result = self.run_on(&storage);
         result.and(storage.close())
@@ -284,6 +313,20 @@ impl Db {
     fn restore(&self) -> Result<()> {
         let Tool::Restore { checkpoint } = &self.tool else { return Ok(()) };
         run_restore(checkpoint, &self.dir(), self.group_access)
+    }
+
+    /// Refuses tools that only a database in a volume has.
+    fn refuse_for_directory(&self) -> Result<()> {
+        let tool = match &self.tool {
+            Tool::Destroy => {
+                "destroy is for volumes: remove the directory of the database instead,"
+            }
+            Tool::Checkpoint { to_volume: Some(_), .. } => {
+                "--to-volume is for databases in volumes: name a directory for the checkpoint,"
+            }
+            _ => return Ok(()),
+        };
+        Err(Error::unsupported(format!("{tool} or give --store HOST:PORT and --volume NAME")))
     }
 
     /// Refuses flags and tools that a database in a volume does not have.
@@ -301,9 +344,12 @@ impl Db {
                 "`verify` names files that cannot be read; start the storage nodes that \
                  `archipelago cluster status` shows as silent or lost",
             ),
-            Tool::Checkpoint { .. } | Tool::Restore { .. } => (
-                "checkpoint and restore",
-                "copy its keys with `scan` and `put`, or by a Redis client",
+            Tool::Checkpoint { target: Some(_), .. } => {
+                ("checkpoint in a directory", "make one in another volume with --to-volume NAME")
+            }
+            Tool::Restore { .. } => (
+                "restore",
+                "open the volume of the checkpoint itself, or copy that with --to-volume NAME",
             ),
             _ => return Ok(()),
         };
@@ -329,6 +375,10 @@ impl Db {
         let components = Components { fs: Arc::clone(&storage.fs), ..Components::default() };
         let db = Database::open_with(&storage.dir, options, components)?;
         let result = db.family(&self.family).and_then(|cf| match &self.tool {
+            Tool::Checkpoint { to_volume: Some(name), .. } => match &storage.volume {
+                Some(volume) => volume.checkpoint_to(&db, name),
+                None => self.refuse_for_directory(),
+            },
             Tool::Tiers => show_tiers(&self.dir(), storage),
             Tool::Stats => print(&db.stats_text()).and_then(|()| match &storage.tiers {
                 Some(tiers) => print(&format!("\n{}", tiers.stats())),
@@ -366,8 +416,10 @@ fn run_tool(db: &Database, cf: &ColumnFamily, tool: &Tool) -> Result<()> {
             let last_level = if *force { LastLevel::Always } else { LastLevel::WhereItGains };
             compact(db, cf, KeyRange { start, end }, last_level)
         }
-        Tool::Checkpoint { target } => db.checkpoint(target),
-        Tool::Stats
+        Tool::Checkpoint { target: Some(target), .. } => db.checkpoint(target),
+        Tool::Checkpoint { target: None, .. }
+        | Tool::Destroy
+        | Tool::Stats
         | Tool::Tiers
         | Tool::Verify
         | Tool::Repair(_)

@@ -18,13 +18,15 @@ use std::time::Duration;
 
 use archipelago_base::runtime::{Runtime, ThreadRuntime};
 use archipelago_base::{Epoch, Error, ErrorKind, Result};
+use archipelago_engine::db::Db;
+use archipelago_env::FileSystem;
 pub use archipelago_fabric::Secret;
 use archipelago_fabric::{Endpoints, Reach};
 pub use archipelago_store::nodes::layout::RedundancyMode;
 pub use archipelago_store::nodes::logs::LogWriting;
 use archipelago_store::nodes::{NodeStores, NodeStoresOptions, NodeStoresReport};
 use archipelago_store::volume::{Volume, VolumeOptions, list};
-use archipelago_store::{StoreFs, Stores};
+use archipelago_store::{CopyTarget, StoreFs, Stores};
 
 /// Path of the database in its volume.
 pub const VOLUME_DATABASE: &str = "/db";
@@ -90,6 +92,7 @@ pub struct VolumeStorage {
     volume: Arc<Volume>,
     files: Arc<StoreFs>,
     pool: Arc<NodeStores>,
+    options: VolumeOptions,
 }
 
 impl VolumeStorage {
@@ -127,9 +130,42 @@ impl VolumeStorage {
     }
 
     fn open_on(pool: &Arc<NodeStores>, settings: &VolumeSettings) -> Result<Self> {
-        let volume = Volume::open(&pool.stores(), &settings.name, &settings.options())?;
+        let options = settings.options();
+        let volume = Volume::open(&pool.stores(), &settings.name, &options)?;
         let files = StoreFs::new(Arc::clone(&volume));
-        Ok(Self { volume, files, pool: Arc::clone(pool) })
+        Ok(Self { volume, files, pool: Arc::clone(pool), options })
+    }
+
+    /// Removes a volume with its database; see [`Volume::destroy`]. Errors: those of
+    /// [`Volume::destroy`]. `NotFound` names the volumes of the cluster.
+    pub fn destroy(settings: &VolumeSettings) -> Result<()> {
+        let stores = settings.connect()?.stores();
+        let removed = Volume::destroy(&stores, &settings.name, &settings.options());
+        removed.map_err(|error| match error.kind() {
+            ErrorKind::NotFound => missing(&stores, &settings.name),
+            _ => error,
+        })
+    }
+
+    /// Makes a checkpoint of the database of this volume, in a new volume `name` of the same
+    /// cluster. Tables are shared by both volumes. On return the checkpoint survives power loss and
+    /// the removal of this volume, and can be opened as a database of its own.
+    ///
+    /// Errors: those of [`Db::checkpoint`] and of [`StoreFs::copy_to_volume`]. After an error the
+    /// call may be repeated; the new volume cannot be opened before it is complete.
+    pub fn checkpoint_to(&self, db: &Db, name: &str) -> Result<()> {
+        let (root, files) = (Path::new("/"), &*self.files);
+        let dir = root.join(format!("checkpoint-{name}"));
+        // What an interrupted call left.
+        if files.exists(&dir)? {
+            files.remove_dir_all(&dir)?;
+        }
+        db.checkpoint(&dir)?;
+        let options = VolumeOptions { take_over: false, ..self.options.clone() };
+        let target = CopyTarget { name: name.to_owned(), dir: self.dir().to_owned(), options };
+        let copied = files.copy_to_volume(&dir, &target);
+        let removed = files.remove_dir_all(&dir).and_then(|()| files.sync_dir(root));
+        copied.and(removed)
     }
 
     /// Name of this volume in the cluster.

@@ -10,7 +10,7 @@ use archipelago_store::nodes::StorageId;
 use archipelago_store::nodes::wire::{
     MemberState, NodeStanding, ScrubStatus, StorageClusterStatus, StorageReport,
 };
-use archipelago_store::volume::VolumeInfo;
+use archipelago_store::volume::{VolumeInfo, VolumeStage};
 
 /// Number of domains with which value files are erasure-coded.
 const DOMAINS_FOR_CODING: usize = 6;
@@ -196,7 +196,11 @@ fn volumes(out: &mut String, view: &StorageView<'_>) -> std::fmt::Result {
     };
     for volume in known {
         let classes = space.remove(&volume.volume).unwrap_or_default();
-        let owner = volume.owner.as_deref().unwrap_or("(closed)");
+        let owner = match (volume.stage, volume.owner.as_deref()) {
+            (VolumeStage::Filling, _) => "(incomplete copy)",
+            (VolumeStage::Removing, _) => "(being removed)",
+            (VolumeStage::Whole, owner) => owner.unwrap_or("(closed)"),
+        };
         let epoch = volume.epoch.to_string();
         classes_of(out, VolumeWords { name: &volume.name, epoch: &epoch, owner }, &classes)?;
     }
@@ -348,7 +352,8 @@ mod tests {
     fn shown(status: &StorageClusterStatus) -> String {
         let volume = VolumeId([7; 16]);
         let (name, owner) = ("reef".to_owned(), Some("process 7".to_owned()));
-        let volumes = Ok(vec![VolumeInfo { name, volume, epoch: Epoch(3), owner }]);
+        let (epoch, stage) = (Epoch(3), VolumeStage::Whole);
+        let volumes = Ok(vec![VolumeInfo { name, volume, epoch, owner, stage }]);
         show(&StorageView { status, volumes })
     }
 

@@ -378,6 +378,16 @@ fn tools_work_on_a_closed_volume() {
     assert!(bad.contains("is no name of a volume"), "{bad}");
     let both = refused(&cluster.db("reef", &["--dir", "data", "stats"]));
     assert!(both.contains("name two databases"), "{both}");
+    // A checkpoint in another volume shares the tables, and outlives the first volume.
+    let copy = ["checkpoint", "--to-volume", "reef-copy"];
+    text(&cluster.db("reef", &copy));
+    text(&cluster.db("reef", &["put", "d", "4"]));
+    let exists = refused(&cluster.db("reef", &copy));
+    assert!(exists.contains("volume reef-copy exists"), "{exists}");
+    assert!(text(&cluster.db("reef", &["destroy"])).contains("is destroyed"));
+    let gone = refused(&cluster.db("reef", &["stats"]));
+    assert!(gone.contains("no volume reef (it has reef-copy)"), "{gone}");
+    assert_eq!(text(&cluster.db("reef-copy", &["scan"])), "a\t1\nc\t3\n");
 }
 
 #[test]

@@ -90,7 +90,7 @@ fn make(flags: &NodesFlags, args: &[OsString]) -> Result<()> {
     let fs = LocalFs::for_reports();
     fs.create_dir_all(&flags.out)?;
     // Node processes and the client get paths that do not depend on a directory.
-    let device_file = absolute(flags.out.join("device.toml"))?;
+    let device_file = absolute(&flags.out.join("device.toml"))?;
     page::write(&device_file, link::device_text())?;
     let device = link::device(flags.scale)?;
     let clock = SystemClock::new();
@@ -126,8 +126,8 @@ fn make(flags: &NodesFlags, args: &[OsString]) -> Result<()> {
     result
 }
 
-fn absolute(path: PathBuf) -> Result<PathBuf> {
-    std::path::absolute(&path).map_err(|error| Error::io("find", &path, error))
+fn absolute(path: &Path) -> Result<PathBuf> {
+    std::path::absolute(path).map_err(|error| Error::io("find", path, error))
 }
 
 /// Makes the runs and collects their figures.
@@ -146,7 +146,7 @@ impl<'a> Runner<'a> {
         let archipelago = crate::program::named_or_beside(flags.archipelago.as_ref())?;
         let node_program = cluster::node_program(flags.node_program.as_ref())?;
         let unique = format!("archipelago-terark-{:08x}", entropy_seed() as u32);
-        let base = absolute(flags.base_dir().join(unique))?;
+        let base = absolute(&flags.base_dir().join(unique))?;
         LocalFs::new().create_dir_all(&base)?;
         let (bar, runs) = (runs_bar(), Vec::new());
         Ok(Self { flags, device, archipelago, node_program, base, bar, runs })

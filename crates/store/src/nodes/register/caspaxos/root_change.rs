@@ -149,7 +149,7 @@ impl RootChange {
                 self.note_retired(member, cells);
             }
             (ChangePhase::Installing | ChangePhase::Activating, AcceptorAnswer::Installed) => {
-                self.note_installed(member)
+                self.note_installed(member);
             }
             (ChangePhase::Activating, AcceptorAnswer::Activated) => {
                 let is_new = self.activated.insert(member);

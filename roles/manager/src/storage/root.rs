@@ -36,7 +36,7 @@ const LOOK_FOR_COPIES: Duration = Duration::from_secs(60);
 
 /// What a task does about the root set.
 enum RootTask {
-    /// Replaces members.
+    /// Replaces members of the set.
     Replace(RootReplacement),
     /// Looks for members of this set that lack its values, and brings them in.
     LookForCopies(RootSet),

@@ -156,7 +156,7 @@ pub(super) struct ClusterState {
 pub(super) struct Bytes {
     /// With copies and parity.
     pub(super) stored: u64,
-    /// Without the emulation.
+    /// Without copies and parity.
     pub(super) logical: u64,
 }
 

@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use archipelago_base::spawn::{Spawn, SystemSpawn};
 use archipelago_base::{Epoch, ErrorKind};
 use archipelago_env::{CreateOptions, FileClass, FileSystem, LogOptions, WritableFile};
 use archipelago_store::memory::{Fault, MemoryPool, PoolCall};
@@ -466,9 +467,8 @@ fn table_that_is_created_after_a_file_of_its_path_gets_its_name() {
     pool.on_call(Arc::new(move |_, call| {
         if call == PoolCall::LogSubmit && submits.fetch_add(1, Ordering::SeqCst) == 0 {
             let fs = Arc::clone(&hooked);
-            *begun.lock() = Some(std::thread::spawn(move || {
-                put(&fs, "x", FileClass::Sst, b"the table is newer");
-            }));
+            let work = move || put(&fs, "x", FileClass::Sst, b"the table is newer");
+            *begun.lock() = Some(SystemSpawn.spawn("later table", Box::new(work)).unwrap());
         }
     }));
     put(&fs, "x", FileClass::Other, b"the file is older");

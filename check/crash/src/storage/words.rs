@@ -26,6 +26,7 @@ impl Words {
     }
 
     /// Adds a value.
+    #[expect(clippy::needless_pass_by_value, reason = "callers pass numbers and texts alike")]
     pub(super) fn with(mut self, name: &str, value: impl ToString) -> Self {
         self.0.insert(name.to_owned(), value.to_string());
         self

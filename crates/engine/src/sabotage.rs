@@ -1,5 +1,5 @@
-//! Fault switches of separated values: steps that a test leaves out, to prove that the suite
-//! notices.
+//! Fault switches of separated values and of file fencing: steps that a test leaves out, to prove
+//! that the suite notices.
 //!
 //! Only a build with the cargo feature `sabotage` has a way to switch one on. Without the feature
 //! every query is a constant function that returns `false`, so the compiler removes the branch. A
@@ -36,6 +36,9 @@ pub enum Defect {
     EntriesWithoutLimit,
     /// The entries of a compaction are visible before its outputs are installed.
     EntriesAheadOfTheirEdit,
+    /// A recovery begins after the file numbers in the directory, not after the last lot, and jobs
+    /// truncate files that exist.
+    UnfencedFiles,
 }
 
 #[cfg(feature = "sabotage")]

@@ -124,6 +124,8 @@ tickers! {
     MergeErrors = "merge.errors",
     /// Files removed because no version needed them.
     FilesRemoved = "files.removed",
+    /// Tables removed that belonged to jobs which were given up.
+    StraysRemoved = "strays.removed",
     /// Writes refused because the disk is full.
     DiskFullRefusals = "disk.full.refusals",
     /// Times that the reserve of the disk was given up.

@@ -29,6 +29,11 @@ pub struct CreateOptions {
     /// Limit of the bytes that go to the device in one write; 0 for the best size. With smaller
     /// writes, other operations reach the device sooner. The page cache and mappings ignore it.
     pub io_bytes_max: u64,
+    /// Whether to refuse a path that has a file already. The refusal has the cause
+    /// [`AlreadyExists`](std::io::ErrorKind::AlreadyExists), and the file stays as it is. Of all
+    /// exclusive creations of one path at most one succeeds, until the file is removed or renamed.
+    /// A file exists from its creation on, also before its first sync.
+    pub exclusive: bool,
 }
 
 /// Options of the opening of a [`RandomFile`].
@@ -190,7 +195,8 @@ pub struct DirEntry {
 
 /// A file system, whose contract the module describes.
 pub trait FileSystem: Send + Sync + fmt::Debug + 'static {
-    /// Creates or truncates a file for writing.
+    /// Creates a file for writing. A file that exists is truncated, or refused if the creation is
+    /// [exclusive](CreateOptions::exclusive).
     fn create(
         &self,
         path: &Path,

@@ -70,6 +70,8 @@ use crate::db::background::leave_log;
 use crate::db::background::scheduler;
 use crate::db::lifecycle::catch_up;
 use crate::db::lifecycle::close;
+use crate::lock_order::Order;
+use crate::manifest::Owner;
 use crate::options::DbOptions;
 use crate::options::WriteOptions;
 use crate::stats::Statistics;
@@ -134,7 +136,7 @@ impl Db {
     ///
     /// Errors: `InvalidArgument` names a bad setting or says that `dir` holds something else;
     /// `Busy` if it is open elsewhere; `Unsupported` if it was written by another format version;
-    /// `Corrupt` names the damaged file. After an error nothing was changed.
+    /// `Corrupt` names the damaged file. After an error no data was changed.
     pub fn open(dir: impl AsRef<Path>, options: DbOptions) -> Result<Self> {
         let fs = Arc::new(LocalFs::for_group(options.group_access));
         Self::open_with(dir, options, Components { fs, ..Components::default() })
@@ -176,6 +178,27 @@ impl Db {
     #[must_use]
     pub fn options(&self) -> &DbOptions {
         self.inner.context.options()
+    }
+
+    /// The owner of the database, as its manifest says it: this process, if it has opened the
+    /// database for writing. `None` in a checkpoint that is open for reading, and on a full disk
+    /// until an edit has succeeded.
+    ///
+    /// ```
+    /// use archipelago_engine::db::Db;
+    /// use archipelago_engine::options::DbOptions;
+    ///
+    /// let dir = tempfile::tempdir()?;
+    /// let first = Db::open(dir.path(), DbOptions::default())?;
+    /// let epoch = first.owner().map(|owner| owner.epoch);
+    /// first.close()?;
+    /// let second = Db::open(dir.path(), DbOptions::default())?;
+    /// assert!(second.owner().map(|owner| owner.epoch) > epoch);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn owner(&self) -> Option<Owner> {
+        self.inner.storage.lock_manifest(Order::none()).owner().cloned()
     }
 
     /// The column family that every database has.

@@ -7,17 +7,24 @@
 //!
 //! 1. An executor returns `Ok` only when the outputs survive power loss where the database's file
 //!    system finds them, under the file numbers and in the directory of the spec.
-//! 2. The database believes an output only as far as `check` does; a wrong one is an error of the
+//! 2. The database believes an output only as far as `check` does, and opens every file of an
+//!    executor that does not run here ([`JobExecutor::runs_here`]); a wrong one is an error of the
 //!    job, which is tried again.
+//! 3. One call is one attempt. The numbers of its spec are durably reserved and serve this attempt
+//!    alone. An executor that begins a job anew gives an error, and gets other numbers with the
+//!    next call. A job creates its files exclusively, so no execution writes into a file of
+//!    another one.
 //!
 //! A compaction may come in parts (`CompactionSpec::subrange`), each a job of its own that an
 //! executor may run anywhere; all of them must end well for any of them to count.
 //!
 //! Thread-safety: called by many background threads at once. Failure: any error, and a panic,
-//! leaves the job undone; outputs that it left are garbage that the next open collects. `Corrupt`
+//! leaves the job undone; outputs that it left are garbage that the background sweep removes, also
+//! those that it writes later. `Corrupt`
 //! makes the database read only, so an executor must give trouble on the way there another kind
 //! (`Io`).
 
+mod examine;
 pub mod wire;
 
 use std::collections::{BTreeMap, HashSet};
@@ -43,6 +50,11 @@ pub trait JobExecutor: Send + Sync + 'static {
     fn compact(&self, spec: &CompactionSpec, context: &JobContext<'_>) -> Result<JobOutput>;
     /// Runs a garbage collection of value files.
     fn gc(&self, spec: &GcSpec, context: &JobContext<'_>) -> Result<JobOutput>;
+    /// Whether the files of an output come from this process, so that the database need not open
+    /// them before it installs them. Must always give the same answer. Default: no.
+    fn runs_here(&self) -> bool {
+        false
+    }
     /// Whether garbage collections shall find validity in invalid files, so that the database looks
     /// nothing up. Compactions then write such a file. If a job fails because the files do not tell
     /// of all garbage, which is `NotFound`, it comes again with bitmaps. Must always give the same
@@ -68,6 +80,34 @@ impl JobExecutor for LocalExecutor {
     fn gc(&self, spec: &GcSpec, context: &JobContext<'_>) -> Result<JobOutput> {
         run_gc(spec, context)
     }
+
+    fn runs_here(&self) -> bool {
+        true
+    }
+}
+
+/// Opens every file of an output of `executor`, unless it ran here, and compares what the files say
+/// with the output. The output has passed [`check`].
+pub(crate) fn examine(
+    executor: &dyn JobExecutor,
+    output: &JobOutput,
+    spec: &OutputSpec,
+    context: &JobContext<'_>,
+) -> Result<()> {
+    match executor.runs_here() {
+        true => Ok(()),
+        false => examine::examine_files(output, spec, context),
+    }
+}
+
+/// [`check`] of a flush, which must have read all `entries` records of its shards.
+pub(crate) fn check_flush(output: &JobOutput, spec: &FlushSpec, entries: u64) -> Result<()> {
+    check(output, &spec.range, &spec.output)?;
+    let read = output.counts.records_in;
+    if read != entries {
+        return Err(unusable(&format!("it has read {read} of {entries} records of its shards")));
+    }
+    Ok(())
 }
 
 /// [`check`] of a compaction. A job over whole files must have read all of their records; of the
@@ -122,6 +162,11 @@ pub(crate) fn check(output: &JobOutput, range: &KeyRange, spec: &OutputSpec) -> 
     let counts = &output.counts;
     if counts.records_in != counts.records_out + counts.dropped.total() {
         return refuse(format!("{} records went in, not all came out", counts.records_in));
+    }
+    let written: u64 = output.files.iter().map(|file| file.entries).sum();
+    if written != counts.records_out {
+        let came_out = counts.records_out;
+        return refuse(format!("{came_out} records came out, its files have {written}"));
     }
     check_invalid_files(output, spec)?;
     check_values(output, range, spec)

@@ -25,7 +25,7 @@ use std::sync::Arc;
 
 use archipelago_base::budget::MemoryClass;
 use archipelago_base::{CfId, Error, ErrorKind, FileNo, Result};
-use archipelago_env::{CreateOptions, FileClass, IoContext, IoPurpose, OpenOptions};
+use archipelago_env::{FileClass, IoContext, IoPurpose, OpenOptions};
 use serde::{Deserialize, Serialize};
 
 use super::invalid::{InvalidInput, InvalidSource, valid_by_entries};
@@ -34,7 +34,7 @@ use super::windows::{ReadWindow, ReadaheadLimits, ValueSpan, read_windows};
 use crate::file_meta::value_file_name;
 use crate::job::output::Written;
 use crate::job::spec::OutputSpec;
-use crate::job::{Counts, GcFigures, JobContext, JobOutput, MeteredRead, MeteredWrite};
+use crate::job::{Counts, GcFigures, JobContext, JobOutput, MeteredRead, MeteredWrite, creation};
 use crate::value::{KeyList, ValueTable, ValueTableBuilder};
 use crate::value_ref::{InvalidFileMeta, ValueFileMeta};
 
@@ -406,8 +406,7 @@ impl<'a> Heir<'a> {
     fn create(spec: &GcSpec, context: &'a JobContext<'a>) -> Result<Self> {
         let no = spec.heir();
         let path = spec.output.dir.join(value_file_name(no));
-        let options = CreateOptions { direct: spec.output.direct_io, ..CreateOptions::default() };
-        let file = context.fs.create(&path, spec.io(), options)?;
+        let file = context.fs.create(&path, spec.io(), creation(&spec.output))?;
         let steps = step_bytes_max(spec.inputs.len());
         let held = steps.saturating_mul(spec.inputs.len() as u64);
         let mut heir = Self {

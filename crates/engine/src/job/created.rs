@@ -5,7 +5,9 @@
 //!
 //! 1. Every file gets a number of the spec, in ascending order, or one that the owner gives later.
 //!    No two files get the same number.
-//! 2. Until [`CreatedFiles::keep`] or [`CreatedFiles::release`], dropping the value removes every
+//! 2. A file that exists is never written: it belongs to another execution, of this job or of
+//!    another one.
+//! 3. Until [`CreatedFiles::keep`] or [`CreatedFiles::release`], dropping the value removes every
 //!    file that it has created. A file that cannot be removed is logged and left as garbage.
 //!
 //! Failure: errors of the file system, and `InvalidArgument` if the numbers are used up.
@@ -17,12 +19,22 @@ use archipelago_env::{CreateOptions, IoContext};
 
 use super::spec::{FileNumbers, OutputSpec};
 use super::{JobContext, MeteredWrite};
+use crate::sabotage::{Defect, has};
 
 /// A file that was just created.
 pub(crate) struct CreatedFile {
     pub(crate) no: FileNo,
     pub(crate) path: PathBuf,
     pub(crate) file: MeteredWrite,
+}
+
+/// How a job creates its files.
+pub(crate) fn creation(spec: &OutputSpec) -> CreateOptions {
+    CreateOptions {
+        direct: spec.direct_io,
+        exclusive: !has(Defect::UnfencedFiles),
+        ..CreateOptions::default()
+    }
 }
 
 /// The files that a job has created.
@@ -54,8 +66,7 @@ impl<'a> CreatedFiles<'a> {
     ) -> Result<CreatedFile> {
         let no = self.number()?;
         let path = self.spec.dir().join(name(no));
-        let options = CreateOptions { direct: self.spec.direct_io, ..CreateOptions::default() };
-        let file = self.context.fs.create(&path, io, options)?;
+        let file = self.context.fs.create(&path, io, creation(self.spec))?;
         self.paths.push(path.clone());
         Ok(CreatedFile { no, path, file: MeteredWrite::new(file, io.purpose, self.context) })
     }

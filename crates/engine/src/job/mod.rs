@@ -43,7 +43,7 @@ use archipelago_env::limit::RateLimiter;
 
 pub use cancel::Cancel;
 pub use counts::{Counts, Dropped, GcFigures};
-pub(crate) use created::{CreatedFile, CreatedFiles};
+pub(crate) use created::{CreatedFile, CreatedFiles, creation};
 pub(crate) use files::{MeteredRead, MeteredWrite};
 pub use shards::{NoShards, ShardRef, ShardSource};
 pub(crate) use value_input::{ValueInputs, ValueSource};

@@ -15,6 +15,8 @@ use crate::bucket::BucketMap;
 use crate::file_meta::FileMeta;
 use crate::key::KeyRange;
 use crate::manifest::damaged;
+use crate::manifest::identity::id_text;
+use crate::manifest::owner::Owner;
 use crate::options::{CfOptions, LEVELS};
 use crate::table_content::TableContent;
 use crate::value_ref::{InvalidFileMeta, ValueFileMeta, ValueRef, ValueRefs};
@@ -82,7 +84,7 @@ pub enum Change {
         /// Through which sequence number.
         seq: SeqNo,
     },
-    /// Every file number below this may be in use. Never lowers it.
+    /// Every file number below this may be in use: the end of a lot. Never lowers it.
     NextFileNo(FileNo),
     /// The last sequence number is at least this. Never lowers it.
     LastSeq(SeqNo),
@@ -129,6 +131,8 @@ pub enum Change {
         /// Number of the file.
         no: FileNo,
     },
+    /// The database was opened for writing. The epoch is above that of the owner before.
+    OwnerEpoch(Box<Owner>),
     /// Not a change: the manifest was durable through this offset. See [`crate::manifest::log`].
     Synced(u64),
 }
@@ -277,6 +281,10 @@ impl Change {
                 put_tagged(out, 18, *cf);
                 put_varint(out, no.0);
             }
+            Self::OwnerEpoch(owner) => {
+                put_u8(out, 19);
+                owner.encode(out);
+            }
         }
         Ok(())
     }
@@ -292,6 +300,7 @@ impl Change {
             12 => reader.varint().map(|epoch| Self::NextIncarnation(Epoch(epoch))),
             13 => reader.varint().map(Self::Synced),
             14..=18 => Self::decode_of_values(tag, reader),
+            19 => Owner::decode(reader).map(|owner| Self::OwnerEpoch(Box::new(owner))),
             _ => {
                 return Err(Error::unsupported(format!(
                     "manifest change with unknown tag {tag}: written by a newer version"
@@ -592,6 +601,14 @@ impl Change {
     }
 }
 
+fn write_owner(f: &mut fmt::Formatter<'_>, owner: &Owner) -> fmt::Result {
+    write!(f, "owner epoch {}, offload id {}", owner.epoch, id_text(&owner.offload_id))?;
+    match &*owner.log_place {
+        "" => Ok(()),
+        place => write!(f, ", log in {place}"),
+    }
+}
+
 impl fmt::Display for Change {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -640,6 +657,7 @@ impl fmt::Display for Change {
             Self::NextCfId(cf) => write!(f, "next column family id {cf}"),
             Self::LogFloor(no) => write!(f, "log floor {no}"),
             Self::NextIncarnation(epoch) => write!(f, "next log incarnation {epoch}"),
+            Self::OwnerEpoch(owner) => write_owner(f, owner),
             Self::Synced(offset) => write!(f, "synced through offset {offset}"),
             Self::AddValueFile { .. }
             | Self::RemoveValueFile { .. }

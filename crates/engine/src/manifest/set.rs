@@ -10,7 +10,6 @@ use std::fmt;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use archipelago_base::{CfId, Epoch, Error, ErrorKind, FileNo, Result, SeqNo};
 use archipelago_env::{DirEntry, FileSystem, IoContext, IoPurpose};
@@ -24,6 +23,8 @@ use crate::manifest::edit::{Change, VersionEdit};
 use crate::manifest::identity::{DirectoryState, Identity, current, inspect, set_current};
 use crate::manifest::log::{Header, ManifestReader, ManifestWriter};
 use crate::manifest::mark::{Evidence, MarkHeader, Marks, ReadManifest};
+use crate::manifest::numbers::FileNumbers;
+use crate::manifest::owner::{Owner, OwnerClaim};
 use crate::manifest::state::{CfState, State, StateBuilder};
 use crate::options::CfOptions;
 use crate::sabotage::{Defect, has};
@@ -38,34 +39,6 @@ const INCARNATIONS_RESERVED: u64 = 64;
 /// Name of the column family that every database has.
 pub const DEFAULT_CF_NAME: &str = "default";
 
-/// Hands out file numbers, to any thread, without an edit: every edit carries the next one, and
-/// recovery starts past every number in the directory.
-#[derive(Debug)]
-pub struct FileNumbers(AtomicU64);
-
-impl FileNumbers {
-    /// A number that no file of this database has or had.
-    pub fn allocate(&self) -> FileNo {
-        self.allocate_many(1)
-    }
-
-    /// The first of `count` such numbers in a row.
-    pub fn allocate_many(&self, count: u64) -> FileNo {
-        FileNo(self.0.fetch_add(count, Ordering::Relaxed))
-    }
-
-    /// Never hands out a number below `no` from now on.
-    pub(crate) fn raise(&self, no: FileNo) {
-        self.0.fetch_max(no.0, Ordering::Relaxed);
-    }
-
-    /// The number that comes next.
-    #[must_use]
-    pub fn next(&self) -> FileNo {
-        FileNo(self.0.load(Ordering::Relaxed))
-    }
-}
-
 /// The current versions of all column families, and the manifest that keeps them.
 #[derive(Debug)]
 pub struct VersionSet {
@@ -79,6 +52,8 @@ pub struct VersionSet {
     state: State,
     /// Reserved by an edit, not handed out yet.
     incarnations: Range<u64>,
+    /// The owner of this open, until an edit has made it durable.
+    claimed: Option<Box<Owner>>,
     /// `None`: the next edit starts a new manifest.
     writer: Option<ManifestWriter>,
     /// What `CURRENT` names as far as is known.
@@ -121,7 +96,6 @@ impl VersionSet {
         let name = DEFAULT_CF_NAME.to_owned();
         edit.push(Change::CreateCf { cf: CfId::DEFAULT, name, options });
         let mut set = Self::new(fs, dir, db_id, trash, State::default());
-        set.numbers = Arc::new(FileNumbers(AtomicU64::new(1)));
         set.apply(edit)?;
         Ok(set)
     }
@@ -139,9 +113,10 @@ impl VersionSet {
             db_id,
             read_only: false,
             trash,
-            numbers: Arc::new(FileNumbers(AtomicU64::new(state.next_file_no.0))),
+            numbers: Arc::new(FileNumbers::new(state.next_file_no, state.next_file_no)),
             held: HeldNumbers::default(),
             incarnations: state.next_incarnation.0..state.next_incarnation.0,
+            claimed: None,
             state,
             writer: None,
             manifest_no: FileNo(0),
@@ -160,7 +135,7 @@ impl VersionSet {
     /// Reads the database in `dir` back. Writes nothing: the first edit starts a new manifest.
     /// `NotFound` if there is none, `Corrupt` (with file and offset) if the manifest is damaged,
     /// has lost edits that were durable, or names a file that is missing or has another length,
-    /// `Unsupported` for another format.
+    /// `Unsupported` for another format, and if the log lies elsewhere than in `dir`.
     pub fn recover(
         fs: Arc<dyn FileSystem>,
         dir: &Path,
@@ -169,12 +144,17 @@ impl VersionSet {
     ) -> Result<Self> {
         let read = read_state(fs.as_ref(), dir, &trash)?;
         let entries = fs.list(dir)?;
-        let mut state = read.state;
-        check_files(&state, dir, &entries)?;
+        check_log_place(&read.state, dir)?;
+        check_files(&read.state, dir, &entries)?;
         let used = entries.iter().filter_map(|entry| file_number(&entry.name)).max();
-        let past = used.map_or(0, |FileNo(used)| used.saturating_add(1));
-        state.next_file_no = state.next_file_no.max(FileNo(past));
-        let mut set = Self::new(fs, dir, read.header.db_id, trash, state);
+        let past = FileNo(used.map_or(0, |FileNo(used)| used.saturating_add(1)));
+        let lot_end = read.state.next_file_no;
+        let next = if has(Defect::UnfencedFiles) { past } else { past.max(lot_end) };
+        let mut set = Self::new(fs, dir, read.header.db_id, trash, read.state);
+        set.numbers = Arc::new(match read_only {
+            true => FileNumbers::without_lots(next),
+            false => FileNumbers::new(next, lot_end),
+        });
         set.read_only = read_only;
         set.manifest_no = read.header.no;
         set.torn_bytes = read.torn_bytes;
@@ -201,8 +181,12 @@ impl VersionSet {
                 format!("{} is open for reading only", self.dir.display()),
             ));
         }
-        if self.numbers.next() > self.state.next_file_no {
-            edit.push(Change::NextFileNo(self.numbers.next()));
+        let lot_end = self.numbers.lot_end_for(0);
+        if lot_end > self.state.next_file_no {
+            edit.push(Change::NextFileNo(lot_end));
+        }
+        if let Some(owner) = &self.claimed {
+            edit.push(Change::OwnerEpoch(owner.clone()));
         }
         if edit.changes.is_empty() {
             return Ok(Vec::new());
@@ -218,7 +202,8 @@ impl VersionSet {
         self.persist(&edit, &applied.state)?;
         self.unsettled = false;
         self.state = applied.state;
-        self.numbers.0.fetch_max(self.state.next_file_no.0, Ordering::Relaxed);
+        self.claimed = None;
+        self.numbers.note_lot(self.state.next_file_no);
         applied.removed.mark_obsolete();
         Ok(applied.published)
     }
@@ -304,12 +289,15 @@ impl VersionSet {
         self.writer.as_ref().map_or(0, ManifestWriter::bytes)
     }
 
-    /// The current state, to be written into another directory later (`Exporter::write`).
+    /// The current state without its owner, to be written into another directory later
+    /// (`Exporter::write`).
     #[must_use]
     pub fn exporter(&self) -> Exporter {
         let no = self.numbers.allocate();
         let mut state = self.state.clone();
         state.next_file_no = state.next_file_no.max(self.numbers.next());
+        // The copy is another database, which draws an id of its own.
+        state.owner = None;
         Exporter { fs: Arc::clone(&self.fs), db_id: self.db_id, no, state }
     }
 
@@ -334,6 +322,29 @@ impl VersionSet {
             edits += u64::from(!reader.decode(&record)?.is_mark());
         }
         evidence.check(&self.dir, &ReadManifest { no, bytes: reader.offset(), edits })
+    }
+
+    /// Makes this open the owner, by an edit that raises the owner epoch. It comes before the first
+    /// use of a number of a table. After an error every later edit carries the change, until one
+    /// has succeeded.
+    pub fn claim(&mut self, claim: OwnerClaim) -> Result<()> {
+        self.claimed = Some(Box::new(Owner::after(self.state.owner.as_ref(), claim)));
+        self.apply(VersionEdit::new()).map(drop)
+    }
+
+    /// The owner that the manifest names; `None` before the first [`VersionSet::claim`] and in a
+    /// checkpoint.
+    #[must_use]
+    pub fn owner(&self) -> Option<&Owner> {
+        self.state.owner.as_ref()
+    }
+
+    /// Reserves at least `count` file numbers more, durably, for [`FileNumbers::take`]. Other
+    /// threads may take them first.
+    pub fn renew_lot(&mut self, count: u64) -> Result<()> {
+        let mut edit = VersionEdit::new();
+        edit.push(Change::NextFileNo(self.numbers.lot_end_for(count)));
+        self.apply(edit).map(drop)
     }
 
     /// A log incarnation larger than any before, reserved in the manifest before it is handed out.
@@ -591,6 +602,20 @@ pub(crate) fn read_state(fs: &dyn FileSystem, dir: &Path, trash: &Arc<Trash>) ->
     let applied = builder.finish(trash).map_err(|error| reader.located(end, &error))?;
     let torn_bytes = reader.torn_bytes();
     Ok(ReadState { state: applied.state, header, torn_bytes, edits, end, evidence })
+}
+
+/// Refuses a database whose log lies elsewhere: without it, writes would be missing silently.
+fn check_log_place(state: &State, dir: &Path) -> Result<()> {
+    match &state.owner {
+        Some(Owner { log_place, .. }) if !log_place.is_empty() => {
+            Err(Error::unsupported(format!(
+                "the write-ahead log of {} lies in {log_place}, and this program would look for it \
+                 in the directory: open the database where its log is",
+                dir.display()
+            )))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Every file of the state is in the directory with its length, and in one column family only.

@@ -12,6 +12,7 @@ use crate::key::KeyRange;
 use crate::live_file::{LiveFile, LiveInvalidFile, LiveValueFile, Trash};
 use crate::manifest::damaged;
 use crate::manifest::edit::{CF_NAME_BYTES_MAX, Change, VersionEdit};
+use crate::manifest::owner::Owner;
 use crate::version::{HeldNumbers, Version, VersionBuilder};
 
 /// A column family as the manifest knows it.
@@ -30,6 +31,8 @@ pub(crate) struct State {
     pub(crate) next_cf_id: CfId,
     pub(crate) log_floor: FileNo,
     pub(crate) next_incarnation: Epoch,
+    /// The owner, once the database was opened for writing.
+    pub(crate) owner: Option<Owner>,
 }
 
 impl Default for State {
@@ -41,6 +44,7 @@ impl Default for State {
             next_cf_id: CfId(0),
             log_floor: FileNo(0),
             next_incarnation: Epoch(1),
+            owner: None,
         }
     }
 }
@@ -50,6 +54,19 @@ impl State {
     fn used(&mut self, no: u64) -> Result<()> {
         let next = no.checked_add(1).ok_or_else(|| damaged("last file number"))?;
         self.next_file_no = self.next_file_no.max(FileNo(next));
+        Ok(())
+    }
+
+    /// Notes that `owner` follows the one before.
+    fn replace_owner(&mut self, owner: &Owner) -> Result<()> {
+        let known = self.owner.as_ref().map_or(Epoch(0), |known| known.epoch);
+        if owner.epoch <= known {
+            return Err(damaged(format!(
+                "owner epoch {} follows epoch {known}: an owner that was replaced has written",
+                owner.epoch
+            )));
+        }
+        self.owner = Some(owner.clone());
         Ok(())
     }
 
@@ -85,6 +102,9 @@ impl State {
         edit.push(Change::NextCfId(self.next_cf_id));
         edit.push(Change::LogFloor(self.log_floor));
         edit.push(Change::NextIncarnation(self.next_incarnation));
+        if let Some(owner) = &self.owner {
+            edit.push(Change::OwnerEpoch(Box::new(owner.clone())));
+        }
         edit
     }
 }
@@ -205,6 +225,7 @@ impl StateBuilder {
             Change::NextIncarnation(epoch) => {
                 state.next_incarnation = state.next_incarnation.max(*epoch);
             }
+            Change::OwnerEpoch(owner) => state.replace_owner(owner)?,
             Change::Synced(_) => {}
         }
         Ok(())

@@ -54,6 +54,8 @@ pub(super) struct Facts {
     pub(super) values: HashMap<u64, ValueFacts>,
     /// Heir of each value file that a garbage collection replaced, path-compressed.
     pub(super) heirs: BTreeMap<u64, u64>,
+    /// End of the last lot of file numbers.
+    pub(super) next_file_no: FileNo,
     pub(super) log_floor: FileNo,
     pub(super) last_seq: SeqNo,
 }
@@ -133,7 +135,7 @@ impl Survey {
         // Numbers below the log's floor would not count as a log of the repaired database.
         let known = match &self.manifest {
             ManifestFound::Whole(state) => state.next_file_no.max(state.log_floor),
-            ManifestFound::Unusable(_) => self.facts.log_floor,
+            ManifestFound::Unusable(_) => self.facts.next_file_no.max(self.facts.log_floor),
         };
         past.max(known)
     }
@@ -219,6 +221,7 @@ impl Facts {
                 self.heirs.values_mut().filter(|at| **at == old).for_each(|at| *at = heir);
                 self.heirs.insert(old, heir);
             }
+            Change::NextFileNo(no) => self.next_file_no = self.next_file_no.max(*no),
             Change::LogFloor(no) => self.log_floor = self.log_floor.max(*no),
             Change::LastSeq(seq) => self.last_seq = self.last_seq.max(*seq),
             _ => {}

@@ -57,6 +57,7 @@ pub use reader::{TableReadOptions, TableReader};
 pub use salvage::{RecordVisitor, TableSalvage, salvage_table};
 pub(crate) use sampling::{SampledBlock, SampledKey};
 pub use verify::{ForeignTable, read_foreign_table, read_foreign_value_file, verify_value_file};
+pub(crate) use verify::{opened_meta, opened_value_meta};
 pub use writer::SstWriter;
 
 #[cfg(test)]

@@ -112,6 +112,25 @@ pub fn read_foreign_table(
     Ok(ForeignTable { meta, properties, unfit })
 }
 
+/// What the open table says of itself, as metadata with the number and the checksum of `meta`.
+pub(crate) fn opened_meta(table: &TableReader, meta: &FileMeta) -> FileMeta {
+    let (footer, no) = (&table.footer, meta.file_no());
+    table.properties.to_meta(no, footer.unique_id, footer.file_bytes, meta.checksum)
+}
+
+/// What the value file `file` at `path` says of itself, as metadata with the number, the checksum
+/// and the basis of `meta`. Errors are those of [`TableReader::open`]. Costs the reads of the index.
+pub(crate) fn opened_value_meta(
+    file: &Arc<dyn RandomFile>,
+    path: &Path,
+    meta: &ValueFileMeta,
+    cache: &Arc<BlockCache>,
+    budget: &Arc<ByteBudget>,
+) -> Result<ValueFileMeta> {
+    let found = ValueTable::open_foreign(file, path, meta.file_no(), cache, budget)?.meta;
+    Ok(ValueFileMeta { checksum: meta.checksum, basis: meta.basis, ..found })
+}
+
 /// Verifies the value file `file` at `path`, which `meta` describes. Errors are those of
 /// [`TableReader::verify`]. Costs two reads of the file.
 pub fn verify_value_file(

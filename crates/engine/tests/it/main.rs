@@ -15,6 +15,7 @@ mod crash_model;
 mod descriptors;
 mod families;
 mod faults;
+mod fencing;
 mod file_modes;
 mod followers;
 mod fragile;

@@ -335,7 +335,7 @@ fn another_process_collects_garbage() {
     let error = failing_step(&db);
     assert!(error.to_string().contains("not the one that was ordered"), "{error}");
     *executor.forge.lock() = false;
-    // The refused output stays until the next open, as that of another job does.
+    // The refused output stays until a sweep, because its numbers may be those of another job.
     assert_eq!(check(&db).live, before.live, "a job that failed changes nothing");
     db.put(b"later", b"write").unwrap();
 

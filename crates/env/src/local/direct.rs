@@ -20,6 +20,7 @@ use std::sync::Once;
 
 use archipelago_base::{Error, Result};
 use rustix::fs::OFlags;
+use rustix::io::Errno;
 
 use super::aligned::{AlignedBuffer, BLOCK_BYTES, is_aligned};
 use super::batch_read::{self, Span};
@@ -46,6 +47,25 @@ pub(super) fn open(how: &OpenOptions, path: &Path, direct: bool) -> io::Result<(
         }
     }
     Ok((how.open(path)?, false))
+}
+
+/// Creates `path` with `how`, which refuses a file that exists. A file system that refuses
+/// `O_DIRECT` has created the file when it says so. Therefore the flag is set after the creation.
+/// Returns whether the file is direct.
+pub(super) fn create_new(how: &OpenOptions, path: &Path, direct: bool) -> io::Result<(File, bool)> {
+    let file = how.open(path)?;
+    if !direct {
+        return Ok((file, false));
+    }
+    let flags = rustix::fs::fcntl_getfl(&file)?;
+    match rustix::fs::fcntl_setfl(&file, flags | OFlags::DIRECT) {
+        Ok(()) => Ok((file, true)),
+        Err(Errno::INVAL) => {
+            note_refusal(path);
+            Ok((file, false))
+        }
+        Err(other) => Err(other.into()),
+    }
 }
 
 fn note_refusal(path: &Path) {

@@ -120,16 +120,22 @@ impl LocalFs {
         Arc::new(Self::new())
     }
 
-    /// Opens a file for writing from its start, and creates it if it does not exist. `how` comes
-    /// from [`Modes::creating`].
+    /// Opens a file for writing from its start, and creates it if it does not exist. An exclusive
+    /// creation refuses a file that exists. `how` comes from [`Modes::creating`].
     fn create_file(
         self,
         path: &Path,
         how: &mut fs::OpenOptions,
-        direct: bool,
+        options: CreateOptions,
     ) -> io::Result<(File, bool)> {
-        how.write(true).truncate(true);
-        let (file, is_direct) = with_room(|| direct::open(how, path, direct))?;
+        how.write(true);
+        let (file, is_direct) = if options.exclusive {
+            how.create_new(true);
+            with_room(|| direct::create_new(how, path, options.direct))?
+        } else {
+            how.truncate(true);
+            with_room(|| direct::open(how, path, options.direct))?
+        };
         self.modes.settle(&file, path)?;
         Ok((file, is_direct))
     }
@@ -157,7 +163,7 @@ impl FileSystem for LocalFs {
         options: CreateOptions,
     ) -> Result<Box<dyn WritableFile>> {
         let (file, is_direct) = self
-            .create_file(path, &mut self.modes.creating(), options.direct)
+            .create_file(path, &mut self.modes.creating(), options)
             .map_err(|source| Error::io("create", path, source))?;
         if is_direct {
             return Ok(Box::new(DirectWriter::new(file, path, options)));

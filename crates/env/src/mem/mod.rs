@@ -154,10 +154,15 @@ impl FileSystem for MemFs {
         &self,
         path: &Path,
         _context: IoContext,
-        _options: CreateOptions,
+        options: CreateOptions,
     ) -> Result<Box<dyn WritableFile>> {
         let path = plain(path);
-        let inode = Self::made_file(&mut self.shared.disk.lock(), "create", &path)?;
+        let mut disk = self.shared.disk.lock();
+        if options.exclusive && disk.names.contains_key(&path) {
+            return Err(Error::io("create", &path, io::ErrorKind::AlreadyExists.into()));
+        }
+        let inode = Self::made_file(&mut disk, "create", &path)?;
+        drop(disk);
         if inode.len() > 0 {
             inode.truncate();
         }

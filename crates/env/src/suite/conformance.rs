@@ -3,6 +3,7 @@
 //! Thread-safety: the checks use one thread. Failure: a check panics and says what differs.
 //! Cost: about 10 MB of writes, and few hundred operations.
 
+use std::io::ErrorKind as ErrorCause;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -10,6 +11,7 @@ use archipelago_base::clock::SystemClock;
 use archipelago_base::{Epoch, Error, ErrorKind};
 
 use super::any;
+use crate::context::{FileClass, IoContext};
 use crate::fs::{CreateOptions, FileSystem, LogOptions, OpenOptions};
 
 /// A file system under test, an empty directory on it, and whether to ask for direct I/O.
@@ -121,6 +123,39 @@ fn creating_over_a_file_empties_it(bench: &Bench) {
     bench.put("again", b"a long first content");
     bench.put("again", b"short");
     assert_eq!(bench.get("again"), b"short");
+}
+
+fn exclusive_creations_refuse_a_file_that_exists(bench: &Bench) {
+    let exclusive = CreateOptions { exclusive: true, ..bench.create(0) };
+    for (name, class) in [("other", FileClass::Other), ("table", FileClass::Sst)] {
+        let (path, io) = (bench.path(name), IoContext { class, ..any() });
+        let refuse = |moment: &str| {
+            let error = error_of(bench.fs.create(&path, io, exclusive));
+            assert_eq!(error.io_kind(), Some(ErrorCause::AlreadyExists), "{moment}: {error}");
+            assert_names(&error, &path);
+        };
+        let mut file = bench.fs.create(&path, io, exclusive).unwrap();
+        refuse("while it is written");
+        file.append(b"the first").unwrap();
+        file.sync().unwrap();
+        refuse("after its sync");
+        drop(file);
+        refuse("after its end");
+        assert_eq!(bench.fs.read(&path, io).unwrap(), b"the first", "a refusal changes nothing");
+        bench.fs.remove(&path).unwrap();
+        // A file that ends without a sync exists until it is removed.
+        drop(bench.fs.create(&path, io, exclusive).unwrap());
+        refuse("after an end without a sync");
+        bench.fs.remove(&path).unwrap();
+        let mut file = bench.fs.create(&path, io, exclusive).unwrap();
+        file.append(b"the second").unwrap();
+        file.sync().unwrap();
+        drop(file);
+        assert_eq!(bench.fs.read(&path, io).unwrap(), b"the second");
+    }
+    bench.fs.create_dir_all(&bench.path("dir")).unwrap();
+    error_of(bench.fs.create(&bench.path("dir"), any(), exclusive));
+    assert!(bench.fs.list(&bench.path("dir")).unwrap().is_empty());
 }
 
 fn missing_things_are_not_found_and_named(bench: &Bench) {
@@ -278,6 +313,7 @@ pub fn conforms(fs: &Arc<dyn FileSystem>, dir: &Path, direct: bool) {
         reads_may_begin_and_end_anywhere,
         reading_past_the_end_is_an_error_that_says_so,
         creating_over_a_file_empties_it,
+        exclusive_creations_refuse_a_file_that_exists,
         missing_things_are_not_found_and_named,
         directories_are_made_listed_and_removed,
         renames_replace_and_links_share,

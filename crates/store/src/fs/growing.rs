@@ -22,7 +22,7 @@ use archipelago_base::{Error, Result};
 use archipelago_env::{FileClass, IoContext, WritableFile};
 
 use super::failure::named;
-use super::open_files::OpenFiles;
+use super::open_files::{NewName, OpenFiles};
 use super::written_log::{RecordedLog, WrittenLog};
 use crate::log::LogWriter;
 use crate::volume::record::{Content, FileKey};
@@ -60,15 +60,20 @@ pub(super) struct GrowingFile {
 }
 
 impl GrowingFile {
-    /// Creates an empty file at `path`, or replaces the file there by one.
-    pub(super) fn create(files: &Arc<OpenFiles>, path: &Path, context: IoContext) -> Result<Self> {
+    /// Creates an empty file at `path`, or replaces the file there by one, unless the creation is
+    /// exclusive.
+    pub(super) fn create(
+        files: &Arc<OpenFiles>,
+        path: &Path,
+        context: IoContext,
+        name: NewName,
+    ) -> Result<Self> {
         files.check_target("create", path)?;
         let key = files.volume.allocate();
         let hold = files.volume.hold(key);
         let content = Content::Inline(Vec::new());
         let record = files.new_file(key, context.class, path, content);
-        let moment = files.change(&[record], "create", path)?;
-        files.forget_unnamed(path);
+        let moment = files.create_file(path, record, name)?;
         Ok(Self {
             files: Arc::clone(files),
             path: path.to_owned(),

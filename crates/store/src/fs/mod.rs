@@ -52,7 +52,7 @@ use archipelago_env::{
 use self::failure::{missing, refused};
 use self::growing::{GrowingFile, INLINE_BYTES_MAX};
 use self::lock::StoreLock;
-use self::open_files::OpenFiles;
+use self::open_files::{NewName, OpenFiles};
 use self::reader::StoreReader;
 use self::table::{TableWriter, write_blob};
 use self::wal::StoreLog;
@@ -100,7 +100,8 @@ impl FileSystem for StoreFs {
         if context.class.is_table() {
             return Ok(Box::new(TableWriter::create(&self.files, &path, context, options)?));
         }
-        Ok(Box::new(GrowingFile::create(&self.files, &path, context)?))
+        let name = NewName::of(options);
+        Ok(Box::new(GrowingFile::create(&self.files, &path, context, name)?))
     }
 
     fn open(

@@ -21,7 +21,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use archipelago_base::Result;
-use archipelago_env::{FileClass, IoContext};
+use archipelago_env::{CreateOptions, FileClass, IoContext};
 use parking_lot::Mutex;
 
 use super::failure::{missing, named, refused};
@@ -41,6 +41,22 @@ struct LogEntry {
     log: Arc<WrittenLog>,
     /// Writer of the log, once that of the file was dropped.
     idle: Option<Box<dyn LogWriter>>,
+}
+
+/// What the creation of a file does with a file that has its name already.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum NewName {
+    /// It replaces the file.
+    Replacing,
+    /// It is refused.
+    Exclusive,
+}
+
+impl NewName {
+    /// What `options` say.
+    pub(super) fn of(options: CreateOptions) -> Self {
+        if options.exclusive { Self::Exclusive } else { Self::Replacing }
+    }
 }
 
 /// State that all handles of a file system share.
@@ -137,19 +153,67 @@ impl OpenFiles {
     }
 
     /// Notes that the table `blob` was created at `path`. An older one that has no name yet gets
-    /// none.
-    pub(super) fn note_unnamed(&self, path: &Path, blob: BlobId) {
-        self.unnamed.lock().insert(path.to_owned(), blob);
+    /// none. Errors: an [exclusive](NewName::Exclusive) creation refuses a file that exists, and a
+    /// table that has no name yet.
+    pub(super) fn note_unnamed(&self, path: &Path, blob: BlobId, name: NewName) -> Result<()> {
+        let mut unnamed = self.unnamed.lock();
+        let is_taken = || {
+            unnamed.contains_key(path) || self.volume.look(|state| state.key(path).is_some())
+        };
+        if name == NewName::Exclusive && is_taken() {
+            return Err(refused("create", path, io::ErrorKind::AlreadyExists));
+        }
+        unnamed.insert(path.to_owned(), blob);
+        Ok(())
+    }
+
+    /// Creates the file of `record` at `path`, or replaces the file there by it. Errors: as of
+    /// [`OpenFiles::note_unnamed`], and those of a commit.
+    pub(super) fn create_file(
+        &self,
+        path: &Path,
+        record: Record,
+        name: NewName,
+    ) -> Result<Moment> {
+        let exists = || refused("create", path, io::ErrorKind::AlreadyExists);
+        let mut unnamed = self.unnamed.lock();
+        let moment = match name {
+            NewName::Exclusive if unnamed.contains_key(path) => return Err(exists()),
+            NewName::Exclusive => match self.volume.commit_new(path, record) {
+                Ok(moment) => moment.ok_or_else(exists)?,
+                Err(error) => return Err(named(&error, "create", path)),
+            },
+            NewName::Replacing => {
+                self.volume.commit(&[record]).map_err(|error| named(&error, "create", path))?
+            }
+        };
+        unnamed.remove(path);
+        drop(unnamed);
+        self.forget_nameless();
+        Ok(moment)
     }
 
     /// Names the sealed table `blob` with `record`, and returns whether it got the name. It gets
-    /// none if the path was removed or created anew since its creation.
-    pub(super) fn name_table(&self, path: &Path, blob: BlobId, record: Record) -> Result<bool> {
+    /// none if the path was removed or created anew since its creation. Errors: a table that was
+    /// created [exclusively](NewName::Exclusive) replaces no file; those of a commit.
+    pub(super) fn name_table(
+        &self,
+        path: &Path,
+        blob: BlobId,
+        record: Record,
+        name: NewName,
+    ) -> Result<bool> {
         let mut unnamed = self.unnamed.lock();
         if unnamed.get(path) != Some(&blob) {
             return Ok(false);
         }
-        self.volume.commit(&[record]).map_err(|error| named(&error, "name", path))?;
+        let named_at = match name {
+            NewName::Exclusive => self.volume.commit_new(path, record),
+            NewName::Replacing => self.volume.commit(&[record]).map(Some),
+        };
+        if named_at.map_err(|error| named(&error, "name", path))?.is_none() {
+            return Err(refused("name", path, io::ErrorKind::AlreadyExists));
+        }
         unnamed.remove(path);
         drop(unnamed);
         self.forget_nameless();

@@ -19,7 +19,7 @@ use archipelago_base::{Error, Result};
 use archipelago_env::{CreateOptions, IoContext, WritableFile};
 
 use super::failure::named;
-use super::open_files::OpenFiles;
+use super::open_files::{NewName, OpenFiles};
 use crate::blob::{BlobRef, BlobWriter};
 use crate::ids::BlobId;
 use crate::volume::record::Content;
@@ -41,6 +41,7 @@ pub(super) struct TableWriter {
     path: PathBuf,
     context: IoContext,
     blob: BlobId,
+    name: NewName,
     writer: Box<dyn BlobWriter>,
     state: TableState,
     is_named: bool,
@@ -57,12 +58,14 @@ impl TableWriter {
         files.check_target("create", path)?;
         let begun = files.volume.begin_blob(context, options.size_hint_bytes);
         let (blob, writer) = begun.map_err(|error| named(&error, "create", path))?;
-        files.note_unnamed(path, blob);
+        let name = NewName::of(options);
+        files.note_unnamed(path, blob, name).inspect_err(|_| files.volume.give_up(blob))?;
         Ok(Self {
             files: Arc::clone(files),
             path: path.to_owned(),
             context,
             blob,
+            name,
             writer,
             state: TableState::Written,
             is_named: false,
@@ -80,7 +83,7 @@ impl TableWriter {
         let key = self.files.volume.allocate();
         let class = self.context.class;
         let record = self.files.new_file(key, class, &self.path, Content::Blob(blob));
-        self.is_named = self.files.name_table(&self.path, self.blob, record)?;
+        self.is_named = self.files.name_table(&self.path, self.blob, record, self.name)?;
         Ok(())
     }
 }

@@ -234,6 +234,17 @@ impl Volume {
         self.observe(core.commit(records))
     }
 
+    /// [`Volume::commit`] of one record with the new file at `path`. `None`, and no change, if a
+    /// file has that name.
+    pub(crate) fn commit_new(&self, path: &Path, record: Record) -> Result<Option<Moment>> {
+        self.check_open()?;
+        let mut core = self.core.lock();
+        if core.state.key(path).is_some() {
+            return Ok(None);
+        }
+        self.observe(core.commit(&[record])).map(Some)
+    }
+
     /// The position after all commits so far.
     pub(crate) fn moment(&self) -> Moment {
         self.core.lock().moment()

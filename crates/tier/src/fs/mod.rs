@@ -65,6 +65,13 @@ pub struct TieredFs {
     pub(crate) threads: Mutex<Vec<Joiner>>,
 }
 
+/// What a creation does with a file that has its name already.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ExistingFile {
+    Replace,
+    Refuse,
+}
+
 /// A new physical file, and the slot in which it is written.
 struct PlacedFile {
     physical: Arc<Physical>,
@@ -79,14 +86,17 @@ impl TieredFs {
         path.starts_with(&self.shared.root).then_some(path)
     }
 
-    /// Refuses a file name that is a directory, or whose directory does not exist.
-    fn check_target(&self, doing: &str, path: &Path) -> Result<()> {
+    /// Refuses a file name that is a directory, or whose directory does not exist, or that
+    /// `existing` refuses.
+    fn check_target(&self, doing: &str, path: &Path, existing: ExistingFile) -> Result<()> {
         let names = self.shared.names.lock();
         let state = &names.space.state;
         let cause = if state.is_dir(path) {
             std::io::ErrorKind::IsADirectory
         } else if path.parent().is_none_or(|dir| !state.is_dir(dir)) {
             std::io::ErrorKind::NotFound
+        } else if existing == ExistingFile::Refuse && state.id(path).is_some() {
+            std::io::ErrorKind::AlreadyExists
         } else {
             return Ok(());
         };
@@ -149,7 +159,13 @@ impl TieredFs {
     }
 
     /// Records a new file under `path` and begins to write it.
-    fn enter(&self, path: &Path, context: IoContext, file: PlacedFile) -> Result<Writing> {
+    fn enter(
+        &self,
+        path: &Path,
+        context: IoContext,
+        file: PlacedFile,
+        existing: ExistingFile,
+    ) -> Result<Writing> {
         let PlacedFile { physical, place, slot } = file;
         let shared = &self.shared;
         let record = FileRecord {
@@ -164,8 +180,17 @@ impl TieredFs {
         let entry = Entry::new(record.id, class, level, family, Arc::clone(&physical));
         let writing = self.writing(&entry, Arc::clone(&physical), context, slot);
         let mut names = shared.names.lock();
-        names.entries.insert(entry.id, Arc::clone(&entry));
         let id = entry.id;
+        if existing == ExistingFile::Refuse && names.space.state.id(path).is_some() {
+            // Another creation of the path came first.
+            drop(names);
+            physical.device().note_superfluous(&physical.path, id);
+            if let Err(error) = physical.device().fs.remove(&physical.path) {
+                tracing::warn!(%error, "a file without a name stays until the next open");
+            }
+            return Err(Error::io("create", path, std::io::ErrorKind::AlreadyExists.into()));
+        }
+        names.entries.insert(id, Arc::clone(&entry));
         if let Err(error) = shared.commit(&mut names, &Record::File(record)) {
             // The record may have been written despite the error. So the physical file stays, and
             // the next open either finds the record or removes the file.
@@ -311,7 +336,9 @@ impl FileSystem for TieredFs {
         let Some(path) = self.logical(path) else {
             return self.shared.outside.create(path, context, options);
         };
-        self.check_target("create", &path)?;
+        let existing =
+            if options.exclusive { ExistingFile::Refuse } else { ExistingFile::Replace };
+        self.check_target("create", &path, existing)?;
         let shared = &self.shared;
         shared.base_levels.lock().note(context);
         let (inner, file) =
@@ -325,7 +352,7 @@ impl FileSystem for TieredFs {
                 };
                 device.fs.create(physical, context, options)
             })?;
-        let writing = self.enter(&path, context, file)?;
+        let writing = self.enter(&path, context, file, existing)?;
         Ok(Box::new(TierWriter::new(inner, writing)))
     }
 
@@ -351,7 +378,7 @@ impl FileSystem for TieredFs {
         let Some(path) = self.logical(path) else {
             return self.shared.outside.create_log(path, context, options);
         };
-        self.check_target("create log", &path)?;
+        self.check_target("create log", &path, ExistingFile::Replace)?;
         let old = options.recycle.as_deref().and_then(|old| self.logical(old));
         if let Some(old) = &old
             && let Some(log) = self.recycle(old, &path, context, &options)?
@@ -363,7 +390,7 @@ impl FileSystem for TieredFs {
                 let options = LogOptions { recycle: None, ..options.clone() };
                 device.fs.create_log(physical, context, options)
             })?;
-        let writing = self.enter(&path, context, file)?;
+        let writing = self.enter(&path, context, file, ExistingFile::Replace)?;
         if let Some(old) = old {
             self.remove(&old)?;
         }
@@ -421,7 +448,7 @@ impl FileSystem for TieredFs {
             return self.shared.outside.rename(from, to);
         };
         self.shared.entry("rename", &from)?;
-        self.check_target("rename", &to)?;
+        self.check_target("rename", &to, ExistingFile::Replace)?;
         let names = self.shared.names.lock();
         // If the name has become a directory, the record would rename all that lies in it (see
         // `rename_dir`).
@@ -439,7 +466,7 @@ impl FileSystem for TieredFs {
             return self.shared.outside.link(from, to);
         };
         self.shared.entry("link", &from)?;
-        self.check_target("link", &to)?;
+        self.check_target("link", &to, ExistingFile::Replace)?;
         if self.shared.names.lock().space.state.id(&to).is_some() {
             let cause = std::io::ErrorKind::AlreadyExists.into();
             return Err(Error::io(&format!("link to {} the file", to.display()), &from, cause));

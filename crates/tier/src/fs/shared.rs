@@ -340,7 +340,9 @@ impl OpenTiers {
         let best = device.write_bytes_best().filter(|_| self.is_tiered);
         let io_bytes_max = best
             .map_or(0, |bytes| bytes.clamp(*IO_BYTES.start(), *IO_BYTES.end()).next_power_of_two());
-        CreateOptions { direct: is_direct(device, class), size_hint_bytes, io_bytes_max }
+        // The number in the name of a physical file is its own, so no other file has the name.
+        let exclusive = false;
+        CreateOptions { direct: is_direct(device, class), size_hint_bytes, io_bytes_max, exclusive }
     }
 
     /// Waits until a file may be written to a device. `None` if files of its kind take no slot.

@@ -111,6 +111,8 @@ metrics! {
     MERGE_ERRORS: Counter "archipelago_engine_merge_errors" [];
     /// Number of files that were removed because no version needed them.
     FILES_REMOVED: Counter "archipelago_engine_files_removed" [];
+    /// Number of tables that were removed because the job that wrote them was given up.
+    STRAYS_REMOVED: Counter "archipelago_engine_strays_removed" [];
 
     /// Number of files of a column `family` on a `level`; level 0 is L0.
     LEVEL_FILES: Gauge "archipelago_engine_level_files" ["family", "level"];

@@ -150,6 +150,7 @@ fn of_ticker(ticker: Ticker) -> (&'static Metric, Option<&'static str>) {
         Ticker::EditsRefused => (&metric::EDITS_REFUSED, None),
         Ticker::MergeErrors => (&metric::MERGE_ERRORS, None),
         Ticker::FilesRemoved => (&metric::FILES_REMOVED, None),
+        Ticker::StraysRemoved => (&metric::STRAYS_REMOVED, None),
         Ticker::DiskFullRefusals => (&metric::DISK_REFUSALS, None),
         Ticker::DiskReserveUses => (&metric::DISK_RESERVE_USES, None),
         Ticker::DiskEarlyFlushes => (&metric::DISK_EARLY_FLUSHES, None),

@@ -37,7 +37,8 @@ use archipelago_env::{
 use crate::compaction::drive;
 use crate::compaction::iterator::{CompactionIterator, Rules};
 use crate::compaction::stripes::Stripes;
-use crate::db::background::compaction::{self, JOB_OUTPUT_BYTES};
+use crate::db::background::compaction::{self, JOB_OUTPUT_BYTES, OutputPlan};
+use crate::db::background::job_numbers::JobNumbers;
 use crate::db::background::scheduler;
 use crate::db::inner::DbInner;
 use crate::db::read::ReadView;
@@ -145,7 +146,10 @@ fn export_memtables(
     let mut input = CompactionIterator::new(records, tombstones, rules);
     let bytes = shards.iter().map(|shard| shard.data_bytes()).sum();
     let cuts = picture.version.map().boundaries().to_vec();
-    let mut spec = compaction::output_spec(db, family, 0, cuts, Vec::new(), bytes);
+    let numbers = JobNumbers::new(db, Order::none());
+    let mut spec = compaction::output_spec(&numbers, family, OutputPlan::l0(cuts, bytes))?;
+    // The tables lie in the directory of the checkpoint, where no sweep looks.
+    numbers.note_installed();
     spec.dir = dir.to_owned();
     // The values of these tables stay inline. A compaction of the copy separates them.
     spec.values = ValueSpec::default();
@@ -210,7 +214,11 @@ fn copy_open(
     class: FileClass,
 ) -> Result<()> {
     let context = IoContext::new(class, IoPurpose::Maintenance);
-    let options = CreateOptions { size_hint_bytes: source.len(), ..CreateOptions::default() };
+    let options = CreateOptions {
+        size_hint_bytes: source.len(),
+        exclusive: true,
+        ..CreateOptions::default()
+    };
     let mut target = fs.create(to, context, options)?;
     let mut buffer = vec![0; COPY_CHUNK_BYTES];
     let mut offset = 0;

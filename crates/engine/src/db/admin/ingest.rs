@@ -40,11 +40,12 @@ use archipelago_env::{FileClass, IoContext, IoPurpose, OpenOptions};
 use crate::bucket::BucketMap;
 use crate::compaction::job::{CompactionSpec, Input, run_compaction};
 use crate::db::admin::checkpoint::copy;
-use crate::db::background::{compaction, leave_log, scheduler, space};
+use crate::db::background::compaction::{self, OutputPlan};
+use crate::db::background::job_numbers::JobNumbers;
+use crate::db::background::{leave_log, scheduler, space};
 use crate::db::inner::DbInner;
 use crate::db::state::family::Family;
 use crate::db::state::jobs::RunningKind;
-use crate::db::state::storage::Storage;
 use crate::db::write::commit::CommitGuard;
 use crate::db::write::{self, seal, stalling};
 use crate::event::Event;
@@ -113,10 +114,11 @@ pub(crate) fn ingest<P: AsRef<Path>>(
     files: &[P],
     options: &IngestOptions,
 ) -> Result<()> {
+    let numbers = JobNumbers::new(db, Order::none());
     let mut taken = Taken { inner: db, files: Vec::new() };
     let mut metas = Vec::with_capacity(files.len());
     for path in files {
-        metas.push(take_file(&db.storage, family, path.as_ref(), options, &mut taken.files)?);
+        metas.push(take_file(&numbers, family, path.as_ref(), options, &mut taken.files)?);
     }
     db.storage.fs().sync_dir(db.storage.dir())?;
     check_disjoint(&mut metas)?;
@@ -124,8 +126,9 @@ pub(crate) fn ingest<P: AsRef<Path>>(
     loop {
         // Cut by the map of now; checked again under the lock.
         let version = Arc::clone(&family.current.load().version);
-        let pieces = cut_at_buckets(db, family, &version, &metas, &mut taken.files)?;
+        let pieces = cut_at_buckets(&numbers, family, &version, &metas, &mut taken.files)?;
         if let Some(installed) = install_ingest(db, family, &version, pieces)? {
+            numbers.note_installed();
             taken.files.retain(|no| !installed.contains(&no.0));
             return Ok(());
         }
@@ -134,13 +137,14 @@ pub(crate) fn ingest<P: AsRef<Path>>(
 
 /// Brings one file into the directory and checks it in full.
 fn take_file(
-    storage: &Storage,
+    numbers: &JobNumbers<'_>,
     family: &Family,
     path: &Path,
     options: &IngestOptions,
     taken: &mut Vec<FileNo>,
 ) -> Result<FileMeta> {
-    let no = storage.file_numbers().allocate();
+    let storage = &numbers.db().storage;
+    let no = FileNo(numbers.reserve(1)?.first);
     let target: PathBuf = storage.path_of(&sst_name(no));
     taken.push(no);
     let linked = options.link
@@ -162,12 +166,13 @@ fn take_file(
 
 /// Cuts files that would straddle buckets of L0; the others stay as they are.
 fn cut_at_buckets(
-    db: &DbInner,
+    numbers: &JobNumbers<'_>,
     family: &Arc<Family>,
     version: &Version,
     metas: &[FileMeta],
     taken: &mut Vec<FileNo>,
 ) -> Result<Vec<FileMeta>> {
+    let db = numbers.db();
     let map = version.map();
     let mut pieces = Vec::with_capacity(metas.len());
     for meta in metas {
@@ -177,7 +182,8 @@ fn cut_at_buckets(
             continue;
         }
         let cuts = map.boundaries().to_vec();
-        let output = compaction::output_spec(db, family, 0, cuts, Vec::new(), meta.size_bytes);
+        let plan = OutputPlan::l0(cuts, meta.size_bytes);
+        let output = compaction::output_spec(numbers, family, plan)?;
         // A cut writes the same records again. A later compaction separates their values.
         let output = OutputSpec { values: ValueSpec::default(), ..output };
         let spec = CompactionSpec {

@@ -26,6 +26,7 @@ use crate::compaction::pick::{
     Pick, PickInput, compaction_jobs, is_loading, pick_freeing, pick_of_all, pick_part, pick_recut,
     pick_tiny,
 };
+use crate::db::background::job_numbers::JobNumbers;
 use crate::db::background::space;
 use crate::db::background::subcompaction::{self, Compacted};
 use crate::db::inner::DbInner;
@@ -46,7 +47,7 @@ use crate::gc::space_plan::SpaceEvent;
 use crate::job::below::{Below, range_of};
 use crate::job::spec::{CurrentNumber, FileNumbers, Grandparent, OutputSpec, Retention, ValueSpec};
 use crate::job::{Cancel, JobContext, JobOutput, KnownKeys, ShardSource};
-use crate::lock_order::Order;
+use crate::lock_order::{Before, ManifestLock, Order};
 use crate::manifest::{Change, VersionEdit};
 use crate::options::{CfOptions, LEVELS};
 use crate::sabotage::{Defect, has};
@@ -264,10 +265,11 @@ fn compact_and_install(db: &DbInner, task: &CompactionTask) -> Result<Vec<u64>> 
     disk_room::ensure_room(db, expected.saturating_add(inlined), "a compaction")?;
     let refs = task.pick.inputs().map(|(_, file)| &file.refs);
     let values = value_plan(db, &task.family, refs);
-    let mut spec = compaction_spec(db, task);
+    let numbers = JobNumbers::new(db, Order::none());
+    let mut spec = compaction_spec(&numbers, task)?;
     spec.output.values.clone_from(&values.spec);
-    spec.output.values.invalid = invalid_numbers(db, &spec);
-    let compacted = subcompaction::run_compaction(db, task, &spec);
+    spec.output.values.invalid = invalid_numbers(&numbers, &spec)?;
+    let compacted = subcompaction::run_compaction(&numbers, task, &spec);
     disk_room::note_estimate(&db.disk, compacted.as_ref().err());
     let compacted = compacted?;
     if has(Defect::EntriesAheadOfTheirEdit) {
@@ -277,8 +279,9 @@ fn compact_and_install(db: &DbInner, task: &CompactionTask) -> Result<Vec<u64>> 
         .context
         .fault_point("compaction.before_install")
         .and_then(|()| install_compaction(db, task, Some(&compacted)));
-    if installed.is_err() {
-        db.storage.discard(&compacted.output, Order::none());
+    match &installed {
+        Ok(()) => numbers.note_installed(),
+        Err(_) => db.storage.discard(&compacted.output, Order::none()),
     }
     installed.map(|()| compacted.output.files.iter().map(|meta| meta.no).collect())
 }
@@ -294,14 +297,16 @@ fn inlined_bytes(options: &CfOptions, pick: &Pick) -> u64 {
 
 /// Numbers of the invalid files of a compaction; none unless the executor prefers such files and an
 /// input has references.
-pub(crate) fn invalid_numbers(db: &DbInner, spec: &CompactionSpec) -> FileNumbers {
+pub(crate) fn invalid_numbers(
+    numbers: &JobNumbers<'_>,
+    spec: &CompactionSpec,
+) -> Result<FileNumbers> {
     let has_refs = spec.inputs.iter().any(|input| !input.meta.refs.is_empty());
-    if !has_refs || !db.jobs.executor().prefers_invalid_files() {
-        return FileNumbers::default();
+    if !has_refs || !numbers.db().jobs.executor().prefers_invalid_files() {
+        return Ok(FileNumbers::default());
     }
     let raw_bytes = spec.inputs.iter().map(|input| input.meta.raw_bytes).sum();
-    let count = invalid::file_numbers_wanted(spec.input_records(), raw_bytes);
-    FileNumbers { first: db.storage.file_numbers().allocate_many(count).0, count }
+    numbers.reserve(invalid::file_numbers_wanted(spec.input_records(), raw_bytes))
 }
 
 /// Tells the file system the new level of the files of a trivial move, which may need another
@@ -315,7 +320,8 @@ fn tell_levels(storage: &Storage, CompactionTask { family, pick, .. }: &Compacti
     }
 }
 
-fn compaction_spec(db: &DbInner, task: &CompactionTask) -> CompactionSpec {
+fn compaction_spec(numbers: &JobNumbers<'_>, task: &CompactionTask) -> Result<CompactionSpec> {
+    let db = numbers.db();
     let CompactionTask { family, version, pick, .. } = task;
     let range = pick.range();
     let to = pick.to();
@@ -355,17 +361,18 @@ fn compaction_spec(db: &DbInner, task: &CompactionTask) -> CompactionSpec {
         .inputs()
         .map(|(level, file)| Input { level: level as u8, meta: file.meta().clone() })
         .collect();
-    CompactionSpec {
+    let plan = OutputPlan { level: to, cuts, grandparents, input_bytes: handled_bytes(pick) };
+    Ok(CompactionSpec {
         cf: family.id.0,
         from: pick.from() as u8,
         inputs,
         range,
         subrange: None,
         retention: retention(&db.context, &db.view, family, below),
-        output: output_spec(db, family, to, cuts, grandparents, handled_bytes(pick)),
+        output: output_spec(numbers, family, plan)?,
         readahead_bytes: readahead_bytes(&db.context, pick.inputs().count()),
         direct_reads: db.context.options().direct_background_io,
-    }
+    })
 }
 
 /// Bytes of the inputs and of the values that they reference, which the job may put into tables.
@@ -580,15 +587,30 @@ fn value_numbers_wanted(options: &CfOptions, raw_bytes: u64) -> u64 {
     }
 }
 
-/// Specification of the outputs of a job that reads `input_bytes`.
-pub(crate) fn output_spec(
-    db: &DbInner,
+/// Level and size of the outputs of a job, and where they are cut.
+pub(crate) struct OutputPlan {
+    pub(crate) level: usize,
+    pub(crate) cuts: Vec<Vec<u8>>,
+    pub(crate) grandparents: Vec<Grandparent>,
+    /// Bytes that the job reads.
+    pub(crate) input_bytes: u64,
+}
+
+impl OutputPlan {
+    /// Outputs in L0, which are cut at `cuts`.
+    pub(crate) fn l0(cuts: Vec<Vec<u8>>, input_bytes: u64) -> Self {
+        Self { level: 0, cuts, grandparents: Vec::new(), input_bytes }
+    }
+}
+
+/// Specification of the outputs of a job, with numbers of its own.
+pub(crate) fn output_spec<Held: Before<ManifestLock>>(
+    numbers: &JobNumbers<'_, Held>,
     family: &Family,
-    level: usize,
-    cuts: Vec<Vec<u8>>,
-    grandparents: Vec<Grandparent>,
-    input_bytes: u64,
-) -> OutputSpec {
+    plan: OutputPlan,
+) -> Result<OutputSpec> {
+    let db = numbers.db();
+    let OutputPlan { level, cuts, grandparents, input_bytes } = plan;
     let options = &family.options;
     let on_disk = db.disk.table_bytes(options.target_file_bytes);
     // Tables of L0 are cut on small disks alone.
@@ -601,13 +623,12 @@ pub(crate) fn output_spec(
     let raw_bytes = input_bytes.saturating_mul(RAW_SHARE_MAX);
     let count = OutputSpec::file_numbers_wanted(input_bytes, table_bytes, cuts.len())
         .saturating_add(value_numbers_wanted(options, raw_bytes));
-    let first = db.storage.file_numbers().allocate_many(count).0;
     let target_file_bytes = if is_whole { u64::MAX } else { table_bytes };
-    OutputSpec {
+    Ok(OutputSpec {
         dir: db.storage.dir().to_owned(),
         cf_name: family.name.clone(),
         level: level as u8,
-        file_numbers: FileNumbers { first, count },
+        file_numbers: numbers.reserve(count)?,
         unique_seed: db.context.unique_seed(),
         target_file_bytes,
         cuts,
@@ -626,13 +647,13 @@ pub(crate) fn output_spec(
             value_file_bytes: options.value_file_bytes,
             ..ValueSpec::default()
         },
-    }
+    })
 }
 
 /// Specification of the heir of a garbage collection.
-pub(crate) fn heir_spec(db: &DbInner, family: &Family) -> OutputSpec {
-    let spec = output_spec(db, family, 0, Vec::new(), Vec::new(), 0);
-    OutputSpec { file_numbers: FileNumbers { count: 1, ..spec.file_numbers }, ..spec }
+pub(crate) fn heir_spec(numbers: &JobNumbers<'_>, family: &Family) -> Result<OutputSpec> {
+    let spec = output_spec(numbers, family, OutputPlan::l0(Vec::new(), 0))?;
+    Ok(OutputSpec { file_numbers: FileNumbers { count: 1, ..spec.file_numbers }, ..spec })
 }
 
 /// Services for a job that runs in this process.

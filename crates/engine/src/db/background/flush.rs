@@ -26,8 +26,9 @@ use archipelago_base::{CfId, Result, SeqNo};
 
 use crate::border::{Border, contained};
 use crate::bucket::BucketMap;
-use crate::db::background::compaction::{self, output_bytes};
+use crate::db::background::compaction::{self, OutputPlan, output_bytes};
 use crate::db::background::flush_plan::{FlushPlan, SealedView, plan_flush};
+use crate::db::background::job_numbers::JobNumbers;
 use crate::db::background::parallel_job::{self, SizedWork, Work};
 use crate::db::background::rebalance::{self, sample};
 use crate::db::background::scheduler;
@@ -242,27 +243,32 @@ fn flush_and_install(db: &DbInner, task: &FlushTask) -> Result<()> {
     let tables = task.shards.len() * task.memtables.len() + cuts;
     disk_room::ensure_room(db, flush_room(bytes, tables as u64), "a flush")?;
     set_first_map(db, task, Order::none())?;
-    let output = write_shards(db, task)?;
+    let numbers = JobNumbers::new(db, Order::none());
+    let output = write_shards(task, &numbers)?;
     let installed = db
         .context
         .fault_point("flush.before_install")
         .and_then(|()| sync_before_install(db, task))
         .and_then(|()| install_flush(db, task, &output));
-    if installed.is_err() {
-        db.storage.discard(&output, Order::none());
+    match &installed {
+        Ok(()) => numbers.note_installed(),
+        Err(_) => db.storage.discard(&output, Order::none()),
     }
     installed
 }
 
 /// Writes the files of a flush: its shards in parallel, on as many threads as there are background
 /// jobs, and meanwhile syncs the log if that has to precede the install.
-fn write_shards(db: &DbInner, task: &FlushTask) -> Result<JobOutput> {
+fn write_shards(task: &FlushTask, numbers: &JobNumbers<'_>) -> Result<JobOutput> {
+    let db = numbers.db();
     let started_ns = db.context.clock().now_ns();
     let cancel = Cancel::under(db.context.closing());
     let warm = task.memtables.iter().any(|memtable| memtable.was_read());
-    let work =
-        |shard| (task.data_bytes(shard..shard + 1), shard_work(db, task, shard, &cancel, warm));
-    let works: Vec<SizedWork> = task.filled_shards().map(work).collect();
+    let work = |shard| {
+        let work = shard_work(numbers, task, shard, &cancel, warm)?;
+        Ok((task.data_bytes(shard..shard + 1), work))
+    };
+    let works = task.filled_shards().map(work).collect::<Result<Vec<SizedWork>>>()?;
     let threads = works.len().min(db.context.options().max_background_jobs);
     let bytes = task.data_bytes(task.shards.clone());
     let _held = db.context.budget().hold(MemoryClass::Job, output_bytes(threads, bytes));
@@ -281,8 +287,15 @@ fn write_shards(db: &DbInner, task: &FlushTask) -> Result<JobOutput> {
 }
 
 /// The flush of one shard, a job of its own for the executor.
-fn shard_work(db: &DbInner, task: &FlushTask, shard: usize, cancel: &Cancel, warm: bool) -> Work {
-    let spec = flush_spec(db, task, shard..shard + 1);
+fn shard_work(
+    numbers: &JobNumbers<'_>,
+    task: &FlushTask,
+    shard: usize,
+    cancel: &Cancel,
+    warm: bool,
+) -> Result<Work> {
+    let db = numbers.db();
+    let spec = flush_spec(numbers, task, shard..shard + 1)?;
     let taken = Taken(task.memtables.clone());
     let cancel = cancel.clone();
     let context = JobContext {
@@ -292,7 +305,8 @@ fn shard_work(db: &DbInner, task: &FlushTask, shard: usize, cancel: &Cancel, war
     };
     let (executor, fault) = (Arc::clone(db.jobs.executor()), db.context.fault());
     let border = Border::new("job executor", executor.name(), Some(&task.family.name));
-    Box::new(move || {
+    let entries = task.memtables.iter().map(|memtable| memtable.shards[shard].entries()).sum();
+    Ok(Box::new(move || {
         fault.as_ref().map_or(Ok(()), |fault| fault("flush.shard"))?;
         let context = JobContext { shards: &taken, ..context };
         let output = border.call(|| executor.flush(&spec, &context))??;
@@ -300,9 +314,10 @@ fn shard_work(db: &DbInner, task: &FlushTask, shard: usize, cancel: &Cancel, war
             fault.as_ref().map_or(Ok(()), |fault| fault("flush.value_file"))?;
         }
         // The files of an output that is not one of the spec may belong to another job: they stay.
-        executor::check(&output, &spec.range, &spec.output)?;
+        executor::check_flush(&output, &spec, entries)?;
+        executor::examine(&*executor, &output, &spec.output, &context)?;
         Ok(output)
-    })
+    }))
 }
 
 /// Syncs the log through the job's last write, because everything that its files hold must be
@@ -337,11 +352,12 @@ fn leaves_a_prefix(jobs: &Jobs, view: &ReadView, task: &FlushTask) -> bool {
 }
 
 /// The flush of some of the task's shards: the files of each end where it ends.
-pub(crate) fn flush_spec(
-    db: &DbInner,
+pub(crate) fn flush_spec<Held: Before<ManifestLock>>(
+    numbers: &JobNumbers<'_, Held>,
     task: &FlushTask,
     shards: std::ops::Range<usize>,
-) -> FlushSpec {
+) -> Result<FlushSpec> {
+    let db = numbers.db();
     let version = Arc::clone(&task.family.current.load().version);
     let cuts = [&task.planned_cuts[..], &disk_room::room_cuts(&db.disk, &version)].concat();
     let cuts = version.map().boundaries_and(&cuts);
@@ -357,13 +373,13 @@ pub(crate) fn flush_spec(
             shards.clone().map(|shard| ShardRef { memtable: memtable.id, shard: shard as u32 })
         })
         .collect();
-    FlushSpec {
+    Ok(FlushSpec {
         cf: task.family.id.0,
         range,
         shards,
         retention: compaction::retention(&db.context, &db.view, &task.family, Below::Everything),
-        output: compaction::output_spec(db, &task.family, 0, cuts, Vec::new(), bytes),
-    }
+        output: compaction::output_spec(numbers, &task.family, OutputPlan::l0(cuts, bytes))?,
+    })
 }
 
 fn install_flush(db: &DbInner, task: &FlushTask, output: &JobOutput) -> Result<()> {

@@ -34,6 +34,7 @@ use archipelago_base::{Error, ErrorKind, Result, SeqNo};
 
 use crate::border::contained;
 use crate::db::background::flush::{self, FlushTask};
+use crate::db::background::job_numbers::JobNumbers;
 use crate::db::background::{compaction, scheduler, space};
 use crate::db::inner::DbInner;
 use crate::db::state::context::Context;
@@ -161,7 +162,8 @@ fn leave_log_with_room(db: &DbInner) -> Result<bool> {
     }
     let mut edit = VersionEdit::new();
     let mut outputs = Vec::new();
-    let installed = flush_memory(db, commit.order(), &mut edit, &mut outputs)
+    let numbers = JobNumbers::new(db, commit.order());
+    let installed = flush_memory(&numbers, commit.order(), &mut edit, &mut outputs)
         .and_then(|()| log_segments::rotate_log(db, &mut commit))
         .and_then(|()| db.context.fault_point("resume.before_install"))
         .and_then(|()| install_memory(db, &commit, edit));
@@ -169,6 +171,7 @@ fn leave_log_with_room(db: &DbInner) -> Result<bool> {
         outputs.iter().for_each(|output| db.storage.discard(output, commit.order()));
         return Err(error);
     }
+    numbers.note_installed();
     drop(commit);
     for output in &outputs {
         db.observers.stats().add(Ticker::Flushes, 1);
@@ -201,16 +204,17 @@ fn wait_for_flushes(context: &Context, jobs: &Jobs) -> Result<()> {
 
 /// Flushes every sealed memtable of every family (commit lock held, picks paused).
 fn flush_memory(
-    db: &DbInner,
+    numbers: &JobNumbers<'_, CommitLock>,
     order: Order<CommitLock>,
     edit: &mut VersionEdit,
     outputs: &mut Vec<JobOutput>,
 ) -> Result<()> {
+    let db = numbers.db();
     for family in db.view.live_families() {
         for memtable in sealed_memtables(&db.jobs, order, &family) {
             flush::ready_memtable(db, family.id, &memtable, order);
             for shards in pending_runs(&db.jobs, order, &family, &memtable) {
-                let output = flush_run(db, order, &family, &memtable, shards)?;
+                let output = flush_run(numbers, order, &family, &memtable, shards)?;
                 flush::add_output(edit, family.id, &output);
                 outputs.push(output);
             }
@@ -248,12 +252,13 @@ fn pending_runs(
 }
 
 fn flush_run(
-    db: &DbInner,
+    numbers: &JobNumbers<'_, CommitLock>,
     order: Order<CommitLock>,
     family: &Arc<Family>,
     memtable: &Arc<Memtable>,
     shards: std::ops::Range<usize>,
 ) -> Result<JobOutput> {
+    let db = numbers.db();
     let task = FlushTask {
         job_id: 0,
         family: Arc::clone(family),
@@ -264,7 +269,7 @@ fn flush_run(
     };
     flush::set_first_map(db, &task, order)?;
     run_flush(
-        &flush::flush_spec(db, &task, task.shards.clone()),
+        &flush::flush_spec(numbers, &task, task.shards.clone())?,
         &compaction::job_context(&db.context, &db.storage, &db.jobs, &db.view, &task),
     )
 }

@@ -34,7 +34,7 @@ use crate::db::background::flush::{self, FlushTask};
 use crate::db::background::gc::invalid::{self, MergeTask};
 use crate::db::background::gc::{self, GcTask, ReferenceMismatch};
 use crate::db::background::rebalance::{self, MapTask};
-use crate::db::background::{leave_log, memory_pressure, space};
+use crate::db::background::{leave_log, memory_pressure, space, sweep};
 use crate::db::inner::DbInner;
 use crate::db::read::ReadView;
 use crate::db::state::context::Context;
@@ -132,6 +132,7 @@ impl Workers {
 /// One step of background work; `false` if there was nothing to do.
 pub(crate) fn step(db: &DbInner) -> Result<bool> {
     disk_room::tend_disk(db);
+    sweep::tend_numbers(db);
     log_segments::enforce_log_bound(db);
     memory_pressure::relieve_pressure(db);
     let due = leave_log::is_due_to_leave(
@@ -237,12 +238,13 @@ fn work_until_closed(db: &DbInner, role: Role) {
 }
 
 /// Applies the bounds between jobs: size of the log, memory, files to be removed, room on
-/// the disk.
+/// the disk, file numbers.
 fn keep_bounds(db: &DbInner) {
     log_segments::enforce_log_bound(db);
     memory_pressure::relieve_pressure(db);
     remove_obsolete(&db.storage, &db.observers, &db.view);
     disk_room::tend_disk(db);
+    sweep::tend_numbers(db);
 }
 
 /// Whether the pause after a failure is not over.

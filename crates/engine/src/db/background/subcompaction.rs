@@ -32,6 +32,7 @@ use crate::compaction::job::{CompactionSpec, check_complete, check_invalid};
 use crate::compaction::pick::Pick;
 use crate::compaction::subcompaction::{ANCHORS_PER_FILE, parts_between, plan_subcompactions};
 use crate::db::background::compaction::{self, CompactionTask, output_bytes};
+use crate::db::background::job_numbers::JobNumbers;
 use crate::db::background::parallel_job::{self, Work};
 use crate::db::inner::DbInner;
 use crate::db::state::context::Context;
@@ -41,7 +42,6 @@ use crate::db::state::observers::Observers;
 use crate::db::state::pacing::Pacing;
 use crate::db::write::stalling;
 use crate::executor;
-use crate::job::spec::FileNumbers;
 use crate::job::{Cancel, JobContext, JobOutput, NoShards};
 use crate::key::KeyRange;
 use crate::lock_order::Order;
@@ -56,10 +56,11 @@ pub(crate) struct Compacted {
 
 /// Runs the compaction of `spec`, in parts if it is worth it.
 pub(crate) fn run_compaction(
-    db: &DbInner,
+    numbers: &JobNumbers<'_>,
     task: &CompactionTask,
     spec: &CompactionSpec,
 ) -> Result<Compacted> {
+    let db = numbers.db();
     let ranges = plan_parts(db, task, spec)?;
     let threads = ranges.len().max(1);
     let readahead = spec.open_at_once() * u64::from(spec.readahead_bytes) * threads as u64;
@@ -69,7 +70,10 @@ pub(crate) fn run_compaction(
     let cancel = Cancel::under(db.context.closing()).linked_to(&task.cancel);
     let works = match ranges.len() {
         0 | 1 => vec![compaction_work(db, spec.clone(), &cancel)],
-        _ => ranges.into_iter().map(|range| part_work(db, spec, range, &cancel)).collect(),
+        _ => {
+            let work = |range| part_work(numbers, spec, range, &cancel);
+            ranges.into_iter().map(work).collect::<Result<_>>()?
+        }
     };
     run_works(
         db,
@@ -167,19 +171,23 @@ fn run_works(
 }
 
 /// The job over the keys of `range`.
-fn part_work(db: &DbInner, spec: &CompactionSpec, range: KeyRange, cancel: &Cancel) -> Work {
+fn part_work(
+    numbers: &JobNumbers<'_>,
+    spec: &CompactionSpec,
+    range: KeyRange,
+    cancel: &Cancel,
+) -> Result<Work> {
+    let db = numbers.db();
     let mut spec = CompactionSpec { subrange: Some(range), ..spec.clone() };
     // As many numbers as the whole would need: how much lies in a part is an estimate.
-    let count = spec.output.file_numbers.count;
-    let first = db.storage.file_numbers().allocate_many(count).0;
-    spec.output.file_numbers = FileNumbers { first, count };
-    spec.output.values.invalid = compaction::invalid_numbers(db, &spec);
+    spec.output.file_numbers = numbers.reserve(spec.output.file_numbers.count)?;
+    spec.output.values.invalid = compaction::invalid_numbers(numbers, &spec)?;
     spec.output.unique_seed = db.context.unique_seed();
     let (work, fault) = (compaction_work(db, spec, cancel), db.context.fault());
-    Box::new(move || {
+    Ok(Box::new(move || {
         fault.as_ref().map_or(Ok(()), |fault| fault("compaction.part"))?;
         work()
-    })
+    }))
 }
 
 /// A job for the executor.
@@ -193,6 +201,7 @@ fn compaction_work(db: &DbInner, spec: CompactionSpec, cancel: &Cancel) -> Work 
     Box::new(move || {
         let output = border.call(|| executor.compact(&spec, &context))??;
         executor::check_compaction(&output, &spec)?;
+        executor::examine(&*executor, &output, &spec.output, &context)?;
         Ok(output)
     })
 }

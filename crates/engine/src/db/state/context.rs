@@ -33,7 +33,7 @@ use crate::options::{CfOptions, DbOptions};
 /// each part of a compaction that is cut), `compaction.before_install`, `recovery.before_install`,
 /// `resume.before_install`, `checkpoint.before_manifest`, `transaction.checked` (between the two
 /// steps of a commit's check; its thread must not write), `reserve.written` (before a reserve for a
-/// full disk replaces the present one).
+/// full disk replaces the present one), `strays.sweep` (before the sweep of stray tables).
 pub type FaultPoint = Arc<dyn Fn(&str) -> Result<()> + Send + Sync>;
 
 /// Distinguishes the handles of one open database from those of another.

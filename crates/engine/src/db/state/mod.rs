@@ -17,4 +17,5 @@ pub(crate) mod memtable;
 pub(crate) mod observers;
 pub(crate) mod pacing;
 pub(crate) mod storage;
+pub(crate) mod strays;
 pub(crate) mod thread_group;

@@ -7,19 +7,25 @@
 //! 1. The manifest changes only under its lock, one edit at a time, and the lock is held over the
 //!    I/O of the edit.
 //! 2. The lock of the directory is held from the open to the end of the close.
+//! 3. A number that [`Storage::reserve_numbers`] gives is durably reserved.
 //!
 //! Thread-safety: any thread may call any method.
 //! Failure: errors of the file system.
-//! Cost: the accessors cost nothing. Edits cost one append and one sync of the manifest.
+//! Cost: the accessors cost nothing. Edits cost one append and one sync of the manifest. Numbers of
+//! jobs cost an atomic operation, and an edit when the lot is used up.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
+use archipelago_base::Result;
 use archipelago_env::{FileLock, FileSystem};
 use parking_lot::Mutex;
 
+use crate::db::state::strays::Strays;
 use crate::file_meta::{invalid_file_name, sst_name, value_file_name};
 use crate::job::JobOutput;
+use crate::job::spec;
 use crate::live_file::Trash;
 use crate::lock_order::{Before, ManifestLock, Order, OrderedGuard, OrderedMutex};
 use crate::manifest::{FileNumbers, Marks, VersionSet};
@@ -49,14 +55,24 @@ pub(crate) struct Storage {
     /// Numbers of value files that running jobs may still install references to.
     held_numbers: HeldNumbers,
     trash: Arc<Trash>,
+    /// Tables that no edit will ever install.
+    strays: Strays,
+    /// Time before which no background edit renews the lot, in nanoseconds of the clock.
+    renew_after_ns: AtomicU64,
     lock: Mutex<Option<Box<dyn FileLock>>>,
     database_id: [u8; 16],
 }
 
+/// Pause after a background edit that could not renew the lot, in nanoseconds: one second.
+const RENEW_PAUSE_NS: u64 = 1_000_000_000;
+
 impl Storage {
     pub(crate) fn new(parts: StorageParts<'_>) -> Self {
         let manifest = parts.manifest;
+        let named = manifest.column_families().flat_map(|(_, _, version)| version.file_numbers());
         Self {
+            strays: Strays::new(manifest.file_numbers().next(), named),
+            renew_after_ns: AtomicU64::new(0),
             fs: parts.fs,
             dir: parts.dir.to_owned(),
             marks: Arc::clone(manifest.marks()),
@@ -110,6 +126,47 @@ impl Storage {
 
     pub(crate) fn file_numbers(&self) -> &Arc<FileNumbers> {
         &self.file_numbers
+    }
+
+    /// Reserves `count` file numbers in a row for files that another process may create. Writes an
+    /// edit if the lot has fewer.
+    pub(crate) fn reserve_numbers<Held: Before<ManifestLock>>(
+        &self,
+        count: u64,
+        order: Order<Held>,
+    ) -> Result<spec::FileNumbers> {
+        if let Some(first) = self.file_numbers.take(count) {
+            return Ok(spec::FileNumbers { first: first.0, count });
+        }
+        let mut manifest = self.lock_manifest(order);
+        loop {
+            // Other threads take numbers without the lock, also those of a new lot.
+            if let Some(first) = self.file_numbers.take(count) {
+                return Ok(spec::FileNumbers { first: first.0, count });
+            }
+            manifest.renew_lot(count)?;
+        }
+    }
+
+    /// Renews the lot at `now_ns` if half of it is used and no edit is under way, so that no job
+    /// waits for an edit. A failure does no harm: a job that needs numbers tries again.
+    pub(crate) fn renew_lot_early(&self, now_ns: u64) {
+        let is_paused = now_ns < self.renew_after_ns.load(Ordering::Relaxed);
+        if is_paused || !self.file_numbers.is_half_used() {
+            return;
+        }
+        let Some(mut manifest) = self.try_lock_manifest(Order::none()) else { return };
+        if self.file_numbers.is_half_used()
+            && let Err(error) = manifest.renew_lot(0)
+        {
+            tracing::warn!(%error, "file numbers could not be reserved ahead");
+            let again_ns = now_ns.saturating_add(RENEW_PAUSE_NS);
+            self.renew_after_ns.store(again_ns, Ordering::Relaxed);
+        }
+    }
+
+    pub(crate) fn strays(&self) -> &Strays {
+        &self.strays
     }
 
     pub(crate) fn trash(&self) -> &Arc<Trash> {

@@ -88,6 +88,12 @@ fn golden_edit() -> VersionEdit {
     edit.push(Change::NextIncarnation(Epoch(65)));
     edit.push(Change::Synced(4096));
     push_value_changes(&mut edit);
+    edit.push(Change::OwnerEpoch(Box::new(Owner {
+        epoch: Epoch(7),
+        token: [5; 16],
+        offload_id: [6; 16],
+        log_place: "/wal/1".into(),
+    })));
     edit
 }
 
@@ -190,7 +196,7 @@ fn golden_mark_file_does_not_change() {
 
 #[test]
 fn unknown_tags_and_versions_are_unsupported() {
-    for tag in [0, 19, 200] {
+    for tag in [0, 20, 200] {
         let error = VersionEdit::decode(&[tag, 1, 1]).expect_err("refused");
         assert_eq!(error.kind(), ErrorKind::Unsupported);
     }

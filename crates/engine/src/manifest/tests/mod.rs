@@ -1,7 +1,8 @@
 //! The manifest as a whole: directories, counters, rotation. Crashes and faults are in `crash`,
-//! random edits in `model`, bytes in `format`.
+//! random edits in `model`, bytes in `format`, lots and owners in `fencing`.
 
 mod crash;
+mod fencing;
 mod format;
 mod marks;
 mod model;

@@ -76,7 +76,7 @@ impl FileSystem for MappedFs {
         let mut how = self.local.modes.creating();
         let (file, _) = self
             .local
-            .create_file(path, how.read(true), false)
+            .create_file(path, how.read(true), CreateOptions { direct: false, ..options })
             .map_err(|source| Error::io("create", path, source))?;
         let path = path.to_owned();
         Ok(Box::new(MappedWriter { file, path, len: 0, exact: true, window: None, failed: None }))

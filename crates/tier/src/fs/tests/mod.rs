@@ -235,6 +235,45 @@ fn names_behave_as_on_any_file_system() {
 }
 
 #[test]
+fn exclusive_creation_refuses_a_file_and_leaves_nothing() {
+    let world = World::new(Arc::new(MemFs::new()), &[1 << 20, 1 << 20]);
+    let fs = world.open();
+    let exclusive = CreateOptions { exclusive: true, ..CreateOptions::default() };
+    let refused = |name: &str| {
+        let error = fs.create(&path(name), table(1), exclusive).unwrap_err();
+        assert_eq!(error.io_kind(), Some(std::io::ErrorKind::AlreadyExists), "{error}");
+        assert!(error.to_string().contains(name), "{error}");
+    };
+    let mut file = fs.create(&path("1.sst"), table(1), exclusive).unwrap();
+    refused("1.sst");
+    file.append(b"the first").unwrap();
+    file.sync().unwrap();
+    drop(file);
+    refused("1.sst");
+    assert_eq!(physical(&*world.disk, 2), (1, 0), "the refused ones have no physical file");
+    assert_eq!(contents(&fs), BTreeMap::from([("1.sst".to_owned(), b"the first".to_vec())]));
+    fs.remove(&path("1.sst")).unwrap();
+    drop(fs.create(&path("1.sst"), table(1), exclusive).unwrap());
+}
+
+#[test]
+fn one_of_many_exclusive_creations_succeeds() {
+    let world = World::new(Arc::new(MemFs::new()), &[1 << 20, 1 << 20]);
+    let fs = world.open();
+    let options = CreateOptions { exclusive: true, ..CreateOptions::default() };
+    for round in 0..50 {
+        let name = path(&format!("{round}.sst"));
+        let created: Vec<bool> = std::thread::scope(|scope| {
+            let create = || fs.create(&name, table(1), options).is_ok();
+            let threads: Vec<_> = (0..4).map(|_| scope.spawn(create)).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        assert_eq!(created.iter().filter(|is_created| **is_created).count(), 1, "{created:?}");
+    }
+    assert_eq!(physical(&*world.disk, 2), (50, 0));
+}
+
+#[test]
 fn recycled_log_keeps_its_place_under_the_new_name() {
     let world = World::new(Arc::new(MemFs::new()), &[1 << 20, 1 << 20]);
     let fs = world.open();

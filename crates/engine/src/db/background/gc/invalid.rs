@@ -15,6 +15,7 @@ use archipelago_base::{Error, FileNo, Result};
 
 use crate::border::contained;
 use crate::db::background::compaction;
+use crate::db::background::job_numbers::JobNumbers;
 use crate::db::inner::DbInner;
 use crate::db::state::family::Family;
 use crate::db::state::jobs::{GcWorker, JobState, RunningKind};
@@ -87,7 +88,8 @@ fn counts(values: &ValueFiles, no: u64, install_no: u64) -> bool {
 }
 
 fn merge_and_install(db: &DbInner, task: &MergeTask) -> Result<()> {
-    let spec = compaction::heir_spec(db, &task.family);
+    let numbers = JobNumbers::new(db, Order::none());
+    let spec = compaction::heir_spec(&numbers, &task.family)?;
     let context = compaction::job_context(&db.context, &db.storage, &db.jobs, &db.view, &NoShards);
     let source = InvalidSource {
         cf: task.family.id.0,
@@ -102,7 +104,9 @@ fn merge_and_install(db: &DbInner, task: &MergeTask) -> Result<()> {
         .context
         .fault_point("invalid.before_install")
         .and_then(|()| install(db, task, merged.as_ref()));
-    if installed.is_err() {
+    if installed.is_ok() {
+        numbers.note_installed();
+    } else {
         let output =
             JobOutput { invalid_files: merged.into_iter().collect(), ..JobOutput::default() };
         db.storage.discard(&output, Order::none());

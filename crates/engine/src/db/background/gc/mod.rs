@@ -32,6 +32,7 @@ use archipelago_base::{CfId, Error, ErrorKind, FileNo, Result};
 use archipelago_env::{FileClass, IoContext, IoPurpose, OpenOptions};
 
 use crate::border::{Border, contained};
+use crate::db::background::job_numbers::JobNumbers;
 use crate::db::background::parallel_job::{self, Work};
 use crate::db::background::{compaction, space};
 use crate::db::inner::DbInner;
@@ -280,12 +281,13 @@ fn collect_by_invalid_files(db: &DbInner, task: &GcTask) -> Result<()> {
         ancestors: values.ancestors(input.no).collect(),
         records: values.refs(input.no).records,
     });
-    let mut spec = gc_spec(db, task, valid.collect());
+    let numbers = JobNumbers::new(db, Order::none());
+    let mut spec = gc_spec(&numbers, task, valid.collect())?;
     let is_wanted = |no: &u64| spec.inputs.iter().any(|input| input.meta.no == values.current(*no));
     let files = values.invalid_files().filter(|file| file.names.iter().any(is_wanted));
     spec.invalid = files.map(|file| file.meta().clone()).collect();
     let collected = run_spec(db, task, &spec, Vec::new())?;
-    install_or_discard(db, task, &spec, collected)
+    install_or_discard(&numbers, task, &spec, collected)
 }
 
 fn collect_by_look_up(db: &DbInner, task: &GcTask) -> Result<()> {
@@ -296,30 +298,33 @@ fn collect_by_look_up(db: &DbInner, task: &GcTask) -> Result<()> {
     let started_ns = db.context.clock().now_ns();
     let valid = look_up(db, task, &keys)?;
     let lookup_ns = db.context.clock().now_ns().saturating_sub(started_ns);
-    let spec = gc_spec(db, task, valid.into_iter().map(Validity::Bits).collect());
+    let numbers = JobNumbers::new(db, Order::none());
+    let spec = gc_spec(&numbers, task, valid.into_iter().map(Validity::Bits).collect())?;
     let mut collected = run_spec(db, task, &spec, keys)?;
     collected.gc.lookup_ns = lookup_ns;
     collected.gc.key_reads += output.gc.key_reads;
     collected.gc.key_bytes_read += output.gc.key_bytes_read;
     collected.gc.key_read_ns += output.gc.key_read_ns;
     collected.bytes_read += output.gc.key_bytes_read;
-    install_or_discard(db, task, &spec, collected)
+    install_or_discard(&numbers, task, &spec, collected)
 }
 
 fn install_or_discard(
-    db: &DbInner,
+    numbers: &JobNumbers<'_>,
     task: &GcTask,
     spec: &GcSpec,
     mut collected: JobOutput,
 ) -> Result<()> {
+    let db = numbers.db();
     collected.gc.records_checked = spec.inputs.iter().map(|input| input.meta.records).sum();
     let installed = db
         .context
         .fault_point("gc.after_write")
         .and_then(|()| db.context.fault_point("gc.before_install"))
         .and_then(|()| install_gc(db, task, spec, &collected));
-    if !matches!(installed, Ok(Installed::Heir)) {
-        db.storage.discard(&collected, Order::none());
+    match installed {
+        Ok(Installed::Heir) => numbers.note_installed(),
+        _ => db.storage.discard(&collected, Order::none()),
     }
     installed.map(|_| ())
 }
@@ -392,17 +397,17 @@ fn look_up(db: &DbInner, task: &GcTask, keys: &[Arc<KeyList>]) -> Result<Vec<Val
     Err(Error::with_source(ErrorKind::Corrupt, contradiction, ReferenceMismatch))
 }
 
-fn gc_spec(db: &DbInner, task: &GcTask, valid: Vec<Validity>) -> GcSpec {
+fn gc_spec(numbers: &JobNumbers<'_>, task: &GcTask, valid: Vec<Validity>) -> Result<GcSpec> {
     let inputs = task.inputs.iter().zip(valid);
-    GcSpec {
+    Ok(GcSpec {
         cf: task.family.id.0,
         inputs: inputs.map(|(file, valid)| GcInput { meta: file.meta().clone(), valid }).collect(),
         invalid: Vec::new(),
-        output: compaction::heir_spec(db, &task.family),
+        output: compaction::heir_spec(numbers, &task.family)?,
         basis: task.version.values().installs(),
         readahead: ReadaheadLimits::PAPER,
-        direct_reads: db.context.options().direct_background_io,
-    }
+        direct_reads: numbers.db().context.options().direct_background_io,
+    })
 }
 
 /// Runs the job on the executor, at the priority of compactions.
@@ -424,6 +429,7 @@ fn run_spec(
     let work: Work = Box::new(move || {
         let output = border.call(|| executor.gc(&owned, &context))??;
         executor::check_gc(&output, &owned, valid_bytes)?;
+        executor::examine(&*executor, &output, &owned.output, &context)?;
         Ok(output)
     });
     let is_urgent = task.reason == GcReason::Space || db.jobs.is_awaited();

@@ -4,7 +4,8 @@
 //!
 //! 1. The settings and the directory are checked. Nothing is changed if the open is refused.
 //! 2. The lock of the directory is taken.
-//! 3. The manifest is recovered, or created.
+//! 3. The manifest is recovered, or created, and an edit raises the owner epoch and reserves file
+//!    numbers. So no process that still works for an earlier owner can write a file of this one.
 //! 4. The log is replayed into memtables. Records that each range's flushed-through sequence number
 //!    covers are skipped.
 //! 5. The replayed records are flushed and **all** of them are installed, of all families, in one
@@ -22,10 +23,10 @@
 //! 0045](../../../../docs/decisions/0045-full-disks.md)).
 //!
 //! Invariants: a crash at any point leaves the old state, because only the edit of step 5 changes
-//! it.
+//! it. The edit of step 3 changes no data.
 //!
 //! Thread-safety: one thread opens; the lock of the directory excludes others.
-//! Failure: after an error nothing was changed.
+//! Failure: after an error no data was changed.
 //! Cost: the log is read once, or twice if it is kept. Memory is bounded: memtables that are full
 //! (of records or of range deletes), or the largest one while the byte budget is exceeded, are
 //! written to files before the edit. If the log is kept, the memory budget bounds it.
@@ -47,6 +48,7 @@ use archipelago_env::{FileLock, FileSystem};
 
 use crate::cache::BlockKind;
 use crate::db::background::flush::{self, FlushTask};
+use crate::db::background::job_numbers::JobNumbers;
 use crate::db::background::{compaction, scheduler, space};
 use crate::db::inner::DbInner;
 use crate::db::lifecycle::catch_up::{self, Unusable, while_changing};
@@ -74,7 +76,9 @@ use crate::job::JobOutput;
 use crate::key::KeyRange;
 use crate::live_file::Trash;
 use crate::lock_order::Order;
-use crate::manifest::{Change, DirectoryState, VersionEdit, VersionSet, file_number, inspect};
+use crate::manifest::{
+    Change, DirectoryState, OwnerClaim, VersionEdit, VersionSet, file_number, inspect,
+};
 use crate::memory_shares::MemoryShares;
 use crate::options::{CfOptions, DbOptions};
 use crate::sst::BlockCache;
@@ -178,6 +182,7 @@ pub(crate) fn open(dir: &Path, options: DbOptions, components: Components) -> Re
     };
     let trash = Arc::new(Trash::new(Arc::clone(&components.clock)));
     let mut rng = Rng::with_seed(components.seed.unwrap_or_else(entropy_seed));
+    let claim = OwnerClaim { token: unique_id(&mut rng), offload_id: unique_id(&mut rng) };
     let manifest = match inspect(&*fs, dir)? {
         DirectoryState::Database(_) if options.read_only => while_changing(&*fs, dir, || {
             VersionSet::recover(Arc::clone(&fs), dir, true, Arc::clone(&trash))
@@ -195,6 +200,9 @@ pub(crate) fn open(dir: &Path, options: DbOptions, components: Components) -> Re
     let files = DirectoryFiles { dir, manifest, trash, lock };
     let inner = assemble(files, options, components, rng);
     kept_log::prepare_room(&inner.context, &inner.storage, &inner.observers, &inner.disk)?;
+    if !inner.context.options().read_only {
+        claim_ownership(&inner.storage, claim)?;
+    }
     open_families(&inner)?;
     if inner.context.options().read_only {
         catch_up::catch_up(&inner)?;
@@ -340,6 +348,18 @@ fn budget_bytes(options: &DbOptions) -> u64 {
     }
 }
 
+/// Raises the owner epoch. On a disk without room the first edit that succeeds does it, and no job
+/// can run before, because it needs file numbers of that edit.
+fn claim_ownership(storage: &Storage, claim: OwnerClaim) -> Result<()> {
+    match storage.lock_manifest(Order::none()).claim(claim) {
+        Err(error) if error.is_no_space() => {
+            tracing::warn!(%error, "the disk has no room to note the new owner of the database");
+            Ok(())
+        }
+        claimed => claimed,
+    }
+}
+
 /// Makes the families that the manifest knows, with stored or given settings.
 fn open_families(db: &DbInner) -> Result<()> {
     let mut edit = VersionEdit::new();
@@ -442,6 +462,7 @@ fn recover_to_tables(db: &DbInner, chain: &LogChain<'_>) -> Result<()> {
         replay.discard();
         return Err(error);
     }
+    replay.numbers.note_installed();
     db.writes.committer().start_at(&db.view, last_seq);
     db.storage.fs().clear_log_tails(db.storage.dir())?;
     kept_log::start_log(db, next_log, recovered.previous)
@@ -538,6 +559,8 @@ struct Replay<'a> {
     outputs: VersionEdit,
     /// Outputs that were written for it.
     written: Vec<JobOutput>,
+    /// Numbers of these outputs.
+    numbers: JobNumbers<'a>,
     last_seq: SeqNo,
     /// No column family with this id or a larger one was ever created.
     next_cf_id: CfId,
@@ -559,6 +582,7 @@ impl<'a> Replay<'a> {
             inner,
             outputs: VersionEdit::new(),
             written: Vec::new(),
+            numbers: JobNumbers::new(inner, Order::none()),
             last_seq: SeqNo::ZERO,
             next_cf_id: inner.storage.lock_manifest(Order::none()).next_cf_id(),
             kept,
@@ -709,7 +733,7 @@ impl<'a> Replay<'a> {
         let room = flush_room(memtable.charged_bytes(), task.shards.len() as u64);
         disk_room::ensure_room(self.inner, room, "recovery")?;
         let output = {
-            let spec = flush::flush_spec(self.inner, &task, task.shards.clone());
+            let spec = flush::flush_spec(&self.numbers, &task, task.shards.clone())?;
             run_flush(
                 &spec,
                 &compaction::job_context(

@@ -186,6 +186,11 @@ impl Registry {
         self.compaction_filters.insert(filter.name().to_owned(), filter);
     }
 
+    /// The names of all merge operators and filters.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.merge_operators.keys().chain(self.compaction_filters.keys()).map(String::as_str)
+    }
+
     /// The merge operator of that name.
     pub fn merge_operator(&self, name: &str) -> Result<Arc<dyn MergeOperator>> {
         self.merge_operators

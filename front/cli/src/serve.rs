@@ -22,6 +22,7 @@ use archipelago_env::descriptors::raise_limit;
 use archipelago_fabric::endpoint;
 use archipelago_metrics::endpoint::{MetricsListener, MetricsServer};
 use archipelago_metrics::sources;
+use archipelago_offload::net::{OffloadMode, OwnerSettings};
 use archipelago_resp::engine_store::EngineStore;
 use archipelago_resp::flexkv_store::FlexKvStore;
 use archipelago_resp::{Listening, Server, ServerOptions};
@@ -49,6 +50,15 @@ enum Engine {
     FlexKv,
 }
 
+/// Jobs of a database that leave the process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Offload {
+    /// None
+    Off,
+    /// Compactions and garbage collections
+    Compactions,
+}
+
 /// Serve a database, or the store of a cluster, to Redis clients.
 ///
 /// The server runs until it gets SIGTERM or SIGINT (Ctrl-C), or until a client sends SHUTDOWN. Then
@@ -64,7 +74,8 @@ pub(crate) struct ServeArgs {
     /// Store that is served
     #[arg(long, value_enum, default_value_t = Engine::Lsm)]
     engine: Engine,
-    /// Addresses of the cluster's managers, separated by commas (engine flexkv)
+    /// Addresses of the cluster's managers, separated by commas (engine flexkv, and
+    /// --offload-mode)
     #[arg(long, value_name = "HOST:PORT,...", default_value = MANAGER)]
     manager: String,
     #[command(flatten)]
@@ -81,6 +92,11 @@ pub(crate) struct ServeArgs {
     /// memory (engine flexkv)
     #[arg(long, value_name = "PATH")]
     shm: Option<String>,
+    /// Jobs that leave this process. With `compactions`, executors of the cluster (see `archipelago
+    /// node executor`) run the compactions and garbage collections of the database in --dir, and
+    /// this process runs those that no executor takes (engine lsm)
+    #[arg(long, value_enum, value_name = "MODE", default_value_t = Offload::Off, conflicts_with = "store")]
+    offload_mode: Offload,
     /// Directory of the database. The server creates it if it does not exist (engine lsm)
     #[arg(
         long,
@@ -167,6 +183,9 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
     refuse_flags_of_redis(args)?;
     match args.engine {
         Engine::Lsm => database(args),
+        Engine::FlexKv if args.offload_mode != Offload::Off => Err(Error::invalid(
+            "--offload-mode is for the engine lsm: the engine flexkv has no compactions",
+        )),
         Engine::FlexKv if args.volume.is_given() => Err(Error::invalid(
             "--store is for the engine lsm: the engine flexkv keeps its data in the memory of the \
              cluster (--manager), so leave --store or --engine out",
@@ -206,7 +225,7 @@ fn database(args: &ServeArgs) -> Result<()> {
     let ports = Ports::open(args, options)?;
     let node = match &volume {
         Some(volume) => ComputeNode::open_volume(volume, &settings)?,
-        None => ComputeNode::open(&args.dir, &settings)?,
+        None => open_in_directory(args, &settings)?,
     };
     let served = serve_database(args, ports, &node);
     let closed = node.close();
@@ -221,6 +240,18 @@ fn database(args: &ServeArgs) -> Result<()> {
     Ok(())
 }
 
+/// Opens the database in the directory, with or without executors of its jobs.
+fn open_in_directory(args: &ServeArgs, settings: &Settings) -> Result<ComputeNode> {
+    let mode = match args.offload_mode {
+        Offload::Off => return ComputeNode::open(&args.dir, settings),
+        Offload::Compactions => OffloadMode::Compactions,
+    };
+    let dir = std::path::absolute(&args.dir)
+        .map_err(|source| Error::io("find the absolute path of", &args.dir, source))?;
+    let (managers, secret) = (managers(&args.manager)?, args.secret.read()?);
+    ComputeNode::open_offloading(&dir, settings, OwnerSettings { managers, mode, secret })
+}
+
 /// Serves the database of an open node. Returns why that ended.
 fn serve_database(args: &ServeArgs, ports: Ports, node: &ComputeNode) -> Result<End> {
     let redis = ports.redis.with_budget(Arc::clone(node.budget()));
@@ -229,6 +260,10 @@ fn serve_database(args: &ServeArgs, ports: Ports, node: &ComputeNode) -> Result<
     if let Some(tiers) = node.tiers() {
         let tiers = Arc::clone(tiers);
         store = store.with_facts(Box::new(move || tiers.stats().facts()));
+    }
+    if let Some(offload) = node.offload() {
+        let offload = Arc::clone(offload);
+        store = store.with_facts(Box::new(move || offload.facts()));
     }
     let start = |store: EngineStore| -> Result<Running> {
         let server = redis.serve(Arc::new(store));

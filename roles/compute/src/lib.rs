@@ -20,6 +20,7 @@ use archipelago_base::buffers;
 use archipelago_base::{Error, Result};
 use archipelago_engine::db::{Components, Db};
 
+use archipelago_offload::net::{OffloadExecutor, OwnerSettings};
 use archipelago_tier::TieredFs;
 pub use settings::Settings;
 pub use storage::Storage;
@@ -58,6 +59,7 @@ pub struct ComputeNode {
     db: Db,
     budget: Arc<ByteBudget>,
     storage: Storage,
+    offload: Option<Arc<OffloadExecutor>>,
 }
 
 impl ComputeNode {
@@ -68,7 +70,34 @@ impl ComputeNode {
         refuse_families_of_new_tiers(dir, settings)?;
         let access = settings.database.group_access;
         let open = |_: &Arc<ByteBudget>| Storage::open_for_group(dir, &settings.tiers, access);
-        Self::open_on(open, settings)
+        Self::open_on(open, settings, None)
+    }
+
+    /// Opens the database in `dir` as [`ComputeNode::open`] does, and sends its compactions and
+    /// garbage collections to executors of the cluster that `offload` names. `dir` must be an
+    /// absolute path, under which the executors find the same files, so a database on tiers is
+    /// refused.
+    pub fn open_offloading(
+        dir: &Path,
+        settings: &Settings,
+        offload: OwnerSettings,
+    ) -> Result<Self> {
+        settings.validate()?;
+        if !settings.tiers.is_empty() || storage::devices_of(dir)?.is_some() {
+            return Err(Error::invalid(
+                "a database on tiers cannot offload its compactions, because its files lie in \
+                 several directories of this machine: leave the offload mode or the tiers out",
+            ));
+        }
+        if !dir.is_absolute() {
+            return Err(Error::invalid(format!(
+                "executors find the files of {} only if its path is absolute",
+                dir.display()
+            )));
+        }
+        let access = settings.database.group_access;
+        let open = |_: &Arc<ByteBudget>| Storage::open_for_group(dir, &[], access);
+        Self::open_on(open, settings, Some(OffloadExecutor::new(offload)))
     }
 
     /// Opens the database in a volume by `settings`, and creates the volume and the database if
@@ -90,13 +119,14 @@ impl ComputeNode {
             volume.stores.budget = Some(Arc::clone(budget));
             VolumeStorage::open_or_create(&volume, may_create).map(Storage::from)
         };
-        Self::open_on(open, settings)
+        Self::open_on(open, settings, None)
     }
 
     /// Opens the database on the storage that `open` opens, within the memory of `settings`.
     fn open_on(
         open: impl FnOnce(&Arc<ByteBudget>) -> Result<Storage>,
         settings: &Settings,
+        offload: Option<Arc<OffloadExecutor>>,
     ) -> Result<Self> {
         let budget = ByteBudget::within(memory_bytes(settings));
         if budget.is_small() {
@@ -110,6 +140,10 @@ impl ComputeNode {
             alike_default: Some(DATABASE_FAMILIES.to_owned()),
             ..Components::default()
         };
+        let components = match &offload {
+            Some(offload) => Components { executor: Arc::clone(offload) as _, ..components },
+            None => components,
+        };
         let db = Db::open_with(&storage.dir, settings.database.clone(), components);
         let db = db.inspect_err(|_| {
             // Otherwise the next opener would wait for the end of a lease. The first error counts.
@@ -117,7 +151,7 @@ impl ComputeNode {
                 let _second = volume.close();
             }
         })?;
-        Ok(Self { db, budget, storage })
+        Ok(Self { db, budget, storage, offload })
     }
 
     /// The open database.
@@ -136,6 +170,12 @@ impl ComputeNode {
     #[must_use]
     pub fn volume(&self) -> Option<&VolumeStorage> {
         self.storage.volume.as_ref()
+    }
+
+    /// The executor of offloaded jobs, if the node has one.
+    #[must_use]
+    pub fn offload(&self) -> Option<&Arc<OffloadExecutor>> {
+        self.offload.as_ref()
     }
 
     /// The byte budget over all memory that grows with load. Front ends charge their requests to

@@ -24,6 +24,8 @@ use archipelago_fabric::{ClientId, Endpoints, Line, Listener, Node, NodeId, Node
 use archipelago_flexkv::FlexKvSettings;
 use archipelago_flexkv::coordinator::Plan;
 use archipelago_flexkv::wire::StoreStatus;
+use archipelago_offload::net::SchedulerDesk;
+use archipelago_offload::scheduler::SchedulerCounters;
 use archipelago_pool::asker_of_promises;
 use archipelago_store::nodes::members::MemberTerms;
 use archipelago_store::nodes::wire::StorageClusterStatus;
@@ -98,6 +100,7 @@ impl ManagerSettings {
 struct ServerState {
     rpc: Arc<ManagerRpc>,
     storage: Arc<StorageRpc>,
+    offload: Arc<SchedulerDesk>,
     node: Weak<Node>,
     endpoints: Arc<Endpoints>,
     clock: Arc<dyn Clock>,
@@ -119,6 +122,8 @@ pub struct ManagerFigures {
     pub store: Option<StoreStatus>,
     /// The storage nodes; `None` while the manager stands by.
     pub storage: Option<StorageClusterStatus>,
+    /// The scheduler of offloaded jobs; `None` while the manager stands by.
+    pub offload: Option<SchedulerCounters>,
     /// Counters of the fabric's node; `None` after the manager has ended.
     pub fabric: Option<NodeStats>,
 }
@@ -145,6 +150,7 @@ impl ManagerMonitor {
             pool: state.rpc.look(|core| core.figures(now_ns)).filter(|_| is_acting),
             store: state.store.upgrade().and_then(|store| store.status()),
             storage: state.storage.status(),
+            offload: state.offload.counters(),
             fabric: state.node.upgrade().map(|node| node.stats()),
         }
     }
@@ -191,8 +197,10 @@ impl ManagerServer {
         let endpoints = Arc::new(Endpoints::new().with_secret(settings.secret.clone()));
         let store = Store::new(settings.store, &endpoints)?;
         let storage = StorageRpc::new(settings.storage, &rpc, &endpoints, &clock);
+        let offload = Arc::new(SchedulerDesk::new(&clock));
         let front = Front {
             pool: handler,
+            offload: Arc::clone(&offload),
             store: Arc::downgrade(&store),
             storage: Arc::clone(&storage),
             rpc: Arc::clone(&rpc),
@@ -213,6 +221,7 @@ impl ManagerServer {
         let shared = Arc::new(ServerState {
             rpc,
             storage,
+            offload,
             node: Arc::downgrade(&node),
             endpoints,
             clock,
@@ -279,6 +288,7 @@ impl ServerState {
         while !self.stopped() {
             self.rpc.tick();
             self.storage.tick();
+            self.offload.tick(self.rpc.acting_term());
             if !self.rpc.is_acting()
                 && let Some(store) = self.store.upgrade()
             {

@@ -27,6 +27,8 @@ use archipelago_fabric::{Endpoints, Handler, Reply, Request};
 use archipelago_flexkv::FlexKvSettings;
 use archipelago_flexkv::coordinator::{Coordinator, CoordinatorRpc, Plan, Rhythm, directory_label};
 use archipelago_flexkv::wire::{Grant, Message, StoreStatus, Why, is_ours};
+use archipelago_offload::net::SchedulerDesk;
+use archipelago_offload::wire::is_offload_message;
 use archipelago_pool::{PoolClient, PoolOptions};
 use archipelago_store::nodes::wire::is_store_message;
 use parking_lot::RwLock;
@@ -57,10 +59,11 @@ pub(crate) struct Store {
     hosted: RwLock<Option<Arc<Hosted>>>,
 }
 
-/// The fabric's handler of a manager, which distributes the messages of the pool, of FlexKV's store
-/// and of storage nodes.
+/// The fabric's handler of a manager, which distributes the messages of the pool, of FlexKV's
+/// store, of storage nodes and of offloaded jobs.
 pub(crate) struct Front {
     pub(crate) pool: Box<dyn Handler>,
+    pub(crate) offload: Arc<SchedulerDesk>,
     pub(crate) store: Weak<Store>,
     pub(crate) storage: Arc<StorageRpc>,
     pub(crate) rpc: Arc<ManagerRpc>,
@@ -70,6 +73,8 @@ impl Handler for Front {
     fn handle(&self, request: Request<'_>, reply: Reply) {
         if is_store_message(request.body) {
             self.storage.handle(&request, reply);
+        } else if is_offload_message(request.body) {
+            self.offload.handle(self.rpc.acting_term(), &request, reply);
         } else if !is_ours(request.body) {
             self.pool.handle(request, reply);
         } else if !self.rpc.is_acting() {

@@ -3,6 +3,7 @@
 mod election;
 mod fabric;
 pub mod flexkv;
+mod offload;
 pub mod pool;
 mod words;
 
@@ -29,6 +30,7 @@ pub static SCENARIOS: LazyLock<Vec<(Scenario, Expect)>> = LazyLock::new(|| {
         (pool::office_scenario(), Expect::Holds),
         (flexkv::scenario(), Expect::Holds),
         (flexkv::scan_scenario(), Expect::Holds),
+        (offload::scenario(), Expect::Holds),
         (words::lost_update(), Expect::Fails),
     ]
 });

@@ -5,6 +5,7 @@ mod full_memory;
 mod keys;
 mod linearizability;
 mod office;
+mod offload;
 mod pool;
 mod processes;
 mod scans;

@@ -63,8 +63,7 @@ impl Examination<'_> {
     fn table(&self, meta: &FileMeta) -> Result<()> {
         let (path, file) = self.open(&sst_name(meta.file_no()), FileClass::Sst)?;
         let JobContext { cache, budget, .. } = self.context;
-        let table =
-            TableReader::open(file, &path, Some(meta), cache, budget).map_err(unusable)?;
+        let table = TableReader::open(file, &path, Some(meta), cache, budget).map_err(unusable)?;
         match opened_meta(&table, meta) == *meta {
             true => Ok(()),
             false => Err(differs(&path, "the table is not the one that its metadata describes")),
@@ -91,8 +90,8 @@ impl Examination<'_> {
             checksum: meta.checksum,
         };
         let JobContext { cache, budget, .. } = self.context;
-        let table = TableReader::open_identified(file, &path, identity, cache, budget)
-            .map_err(unusable)?;
+        let table =
+            TableReader::open_identified(file, &path, identity, cache, budget).map_err(unusable)?;
         let records = table.properties().entries;
         match records == meta.records {
             true => Ok(()),

@@ -29,7 +29,7 @@ pub mod wire;
 
 use std::collections::{BTreeMap, HashSet};
 
-use archipelago_base::{Error, ErrorKind, Result};
+use archipelago_base::{Epoch, Error, ErrorKind, Result};
 
 use crate::compaction::job::{CompactionSpec, run_compaction};
 use crate::flush::{FlushSpec, run_flush};
@@ -37,6 +37,9 @@ use crate::gc::job::{GcSpec, run_gc};
 use crate::job::spec::{FileNumbers, OutputSpec};
 use crate::job::{JobContext, JobOutput};
 use crate::key::KeyRange;
+
+/// Times that a job is planned before its failure counts.
+const PLANS_MAX: u32 = 8;
 
 /// Runs flush and compaction jobs that are given as values, here or in another process.
 pub trait JobExecutor: Send + Sync + 'static {
@@ -55,6 +58,16 @@ pub trait JobExecutor: Send + Sync + 'static {
     fn runs_here(&self) -> bool {
         false
     }
+    /// Whether the database shall plan a job again at once, with other file numbers, because it ended
+    /// with this error. Default: no.
+    fn plans_again(&self, _error: &Error) -> bool {
+        false
+    }
+    /// The database is open, and this is its owner. The call comes once, before the first job, and
+    /// never for a database that is open for reading only. An error ends the open. Default: nothing.
+    fn owner_is(&self, _owner: &OwnerIdentity) -> Result<()> {
+        Ok(())
+    }
     /// Whether garbage collections shall find validity in invalid files, so that the database looks
     /// nothing up. Compactions then write such a file. If a job fails because the files do not tell
     /// of all garbage, which is `NotFound`, it comes again with bitmaps. Must always give the same
@@ -62,6 +75,33 @@ pub trait JobExecutor: Send + Sync + 'static {
     fn prefers_invalid_files(&self) -> bool {
         false
     }
+}
+
+/// Plans and runs a job, and plans it again as long as the executor wants that.
+pub(crate) fn planning_again<T>(
+    executor: &dyn JobExecutor,
+    mut job: impl FnMut() -> Result<T>,
+) -> Result<T> {
+    for _ in 1..PLANS_MAX {
+        match job() {
+            Err(error) if executor.plans_again(&error) => {
+                tracing::debug!(%error, executor = executor.name(), "a job is planned again");
+            }
+            ended => return ended,
+        }
+    }
+    job()
+}
+
+/// The owner of a database, as its executor names it to other processes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OwnerIdentity {
+    /// Random id of the database for other processes. A copy of the database has another one.
+    pub database: [u8; 16],
+    /// Number of the open for writing, above that of every earlier one.
+    pub epoch: Epoch,
+    /// Random number of this open.
+    pub token: [u8; 16],
 }
 
 /// Runs jobs on the thread that asks.

@@ -49,7 +49,7 @@ pub use shards::{NoShards, ShardRef, ShardSource};
 pub(crate) use value_input::{ValueInputs, ValueSource};
 
 use crate::extension::Registry;
-use crate::file_meta::FileMeta;
+use crate::file_meta::{FileMeta, invalid_file_name, sst_name, value_file_name};
 use crate::job::output::Written;
 use crate::sst::BlockCache;
 use crate::value::KeyList;
@@ -165,6 +165,14 @@ pub struct JobOutput {
 }
 
 impl JobOutput {
+    /// Names of all files that the job wrote.
+    pub fn file_names(&self) -> impl Iterator<Item = String> {
+        let tables = self.files.iter().map(|file| sst_name(FileNo(file.no)));
+        let values = self.value_files.iter().map(|file| value_file_name(FileNo(file.no)));
+        let invalid = self.invalid_files.iter().map(|file| invalid_file_name(FileNo(file.no)));
+        tables.chain(values).chain(invalid)
+    }
+
     /// What the parts of one job, in key order, give back together.
     pub(crate) fn joined(parts: Vec<Self>, duration_ns: u64) -> Self {
         let mut whole = Self { duration_ns, ..Self::default() };

@@ -607,13 +607,11 @@ pub(crate) fn read_state(fs: &dyn FileSystem, dir: &Path, trash: &Arc<Trash>) ->
 /// Refuses a database whose log lies elsewhere: without it, writes would be missing silently.
 fn check_log_place(state: &State, dir: &Path) -> Result<()> {
     match &state.owner {
-        Some(Owner { log_place, .. }) if !log_place.is_empty() => {
-            Err(Error::unsupported(format!(
-                "the write-ahead log of {} lies in {log_place}, and this program would look for it \
+        Some(Owner { log_place, .. }) if !log_place.is_empty() => Err(Error::unsupported(format!(
+            "the write-ahead log of {} lies in {log_place}, and this program would look for it \
                  in the directory: open the database where its log is",
-                dir.display()
-            )))
-        }
+            dir.display()
+        ))),
         _ => Ok(()),
     }
 }

@@ -157,9 +157,8 @@ impl OpenFiles {
     /// table that has no name yet.
     pub(super) fn note_unnamed(&self, path: &Path, blob: BlobId, name: NewName) -> Result<()> {
         let mut unnamed = self.unnamed.lock();
-        let is_taken = || {
-            unnamed.contains_key(path) || self.volume.look(|state| state.key(path).is_some())
-        };
+        let is_taken =
+            || unnamed.contains_key(path) || self.volume.look(|state| state.key(path).is_some());
         if name == NewName::Exclusive && is_taken() {
             return Err(refused("create", path, io::ErrorKind::AlreadyExists));
         }
@@ -169,12 +168,7 @@ impl OpenFiles {
 
     /// Creates the file of `record` at `path`, or replaces the file there by it. Errors: as of
     /// [`OpenFiles::note_unnamed`], and those of a commit.
-    pub(super) fn create_file(
-        &self,
-        path: &Path,
-        record: Record,
-        name: NewName,
-    ) -> Result<Moment> {
+    pub(super) fn create_file(&self, path: &Path, record: Record, name: NewName) -> Result<Moment> {
         let exists = || refused("create", path, io::ErrorKind::AlreadyExists);
         let mut unnamed = self.unnamed.lock();
         let moment = match name {

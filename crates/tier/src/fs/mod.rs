@@ -336,8 +336,7 @@ impl FileSystem for TieredFs {
         let Some(path) = self.logical(path) else {
             return self.shared.outside.create(path, context, options);
         };
-        let existing =
-            if options.exclusive { ExistingFile::Refuse } else { ExistingFile::Replace };
+        let existing = if options.exclusive { ExistingFile::Refuse } else { ExistingFile::Replace };
         self.check_target("create", &path, existing)?;
         let shared = &self.shared;
         shared.base_levels.lock().note(context);

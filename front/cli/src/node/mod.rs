@@ -4,6 +4,7 @@
 //! Each role is a library with threads of its own. This module reads the flags, starts the role and
 //! waits for a signal.
 
+mod executor;
 mod storage;
 
 use std::time::Duration;
@@ -74,6 +75,17 @@ pub(crate) enum NodeCommand {
                       archipelago serve --store 127.0.0.1:7700 --volume reef"
     )]
     Storage(storage::StorageArgs),
+    /// Run an executor, which compacts databases of other processes.
+    ///
+    /// A server that runs with `--offload-mode compactions` sends its compactions and garbage
+    /// collections to the executors of its cluster, which read and write the files of its database.
+    /// So every executor must reach the directory of the database under the same path: on this
+    /// machine, or over a shared file system. It listens nowhere and stores nothing. If it ends, its
+    /// jobs run elsewhere. It runs until SIGTERM or SIGINT (Ctrl-C).
+    #[command(after_help = "Example, on one machine:\n  archipelago node manager &\n  \
+                      archipelago node executor --share /data &\n  \
+                      archipelago serve --dir /data/reef --offload-mode compactions")]
+    Executor(executor::ExecutorArgs),
 }
 
 #[derive(clap::Args, Debug)]
@@ -176,6 +188,7 @@ pub(crate) fn run(command: &NodeCommand) -> Result<()> {
         NodeCommand::Memory(args) => memory(args),
         NodeCommand::Manager(args) => manager(args),
         NodeCommand::Storage(args) => storage::run(args),
+        NodeCommand::Executor(args) => executor::run(args),
     }
 }
 

@@ -7,6 +7,7 @@ mod descriptors;
 mod full_disk;
 mod memory;
 mod metrics;
+mod offload;
 mod port;
 mod secret;
 mod storage;

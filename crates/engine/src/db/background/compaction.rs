@@ -41,6 +41,7 @@ use crate::db::write::disk_room::{self, Disk};
 use crate::db::write::stalling;
 use crate::disk_space::{SpaceState, SpaceUse};
 use crate::event::Event;
+use crate::executor;
 use crate::file_meta::sst_name;
 use crate::gc::invalid;
 use crate::gc::space_plan::SpaceEvent;
@@ -224,7 +225,7 @@ fn pick_that_fits(disk: &Disk, view: &ReadView, from: &Candidates<'_>) -> Option
 pub(crate) fn run_compaction_task(db: &DbInner, task: &CompactionTask) -> Result<Vec<u64>> {
     let result = contained(&format!("a compaction of \"{}\"", task.family.name), || {
         db.context.fault_point("compaction.picked")?;
-        compact_and_install(db, task)
+        executor::planning_again(&**db.jobs.executor(), || compact_and_install(db, task))
     });
     end_compaction(db, task);
     result

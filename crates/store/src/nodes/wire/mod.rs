@@ -48,8 +48,9 @@ pub use status::{
     StorageReport, VolumeSpace,
 };
 
-/// The bit of a version that no message of the pool (which has neither) or of FlexKV (0x80) has. So
-/// a manager tells the messages apart by their first byte.
+/// The highest three bits of a version. Messages of the pool have none of them, those of FlexKV
+/// have 0x80, and those of offloaded jobs have 0x60. So a manager tells the messages apart by their
+/// first byte.
 const MARK: u8 = 0x40;
 
 /// Version of the messages; the first byte of each, and of each envelope.
@@ -58,5 +59,5 @@ pub const VERSION: u8 = MARK | 1;
 /// Whether the body of a request is a message of the store, of any version.
 #[must_use]
 pub fn is_store_message(body: &[u8]) -> bool {
-    body.first().is_some_and(|first| first & 0xc0 == MARK)
+    body.first().is_some_and(|first| first & 0xe0 == MARK)
 }

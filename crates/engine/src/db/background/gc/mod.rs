@@ -239,7 +239,7 @@ pub(crate) fn run_gc_task(db: &DbInner, task: &GcTask) -> Result<()> {
     });
     let result = contained(&task.name(), || {
         db.context.fault_point("gc.picked")?;
-        collect_and_install(db, task)
+        executor::planning_again(&**db.jobs.executor(), || collect_and_install(db, task))
     });
     let now_ns = db.context.clock().now_ns();
     disk_room::return_room(&db.disk, task.room_bytes);

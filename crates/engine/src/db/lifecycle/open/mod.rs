@@ -68,7 +68,7 @@ use crate::db::write::log_segments::LogSegments;
 use crate::db::write::{WritePath, seal};
 use crate::disk_space::flush_room;
 use crate::event::Listeners;
-use crate::executor::{JobExecutor, LocalExecutor};
+use crate::executor::{JobExecutor, LocalExecutor, OwnerIdentity};
 use crate::extension::Registry;
 use crate::file_meta::{LOCK_NAME, log_name};
 use crate::flush::run_flush;
@@ -77,7 +77,7 @@ use crate::key::KeyRange;
 use crate::live_file::Trash;
 use crate::lock_order::Order;
 use crate::manifest::{
-    Change, DirectoryState, OwnerClaim, VersionEdit, VersionSet, file_number, inspect,
+    Change, DirectoryState, Owner, OwnerClaim, VersionEdit, VersionSet, file_number, inspect,
 };
 use crate::memory_shares::MemoryShares;
 use crate::options::{CfOptions, DbOptions};
@@ -202,6 +202,7 @@ pub(crate) fn open(dir: &Path, options: DbOptions, components: Components) -> Re
     kept_log::prepare_room(&inner.context, &inner.storage, &inner.observers, &inner.disk)?;
     if !inner.context.options().read_only {
         claim_ownership(&inner.storage, claim)?;
+        tell_executor(&inner)?;
     }
     open_families(&inner)?;
     if inner.context.options().read_only {
@@ -358,6 +359,14 @@ fn claim_ownership(storage: &Storage, claim: OwnerClaim) -> Result<()> {
         }
         claimed => claimed,
     }
+}
+
+/// Tells the executor who owns the database, if the manifest names the owner durably. Otherwise the
+/// executor of a disk without room sends nothing to other processes.
+fn tell_executor(db: &DbInner) -> Result<()> {
+    let owner = db.storage.lock_manifest(Order::none()).owner().cloned();
+    let Some(Owner { epoch, token, offload_id, .. }) = owner else { return Ok(()) };
+    db.jobs.executor().owner_is(&OwnerIdentity { database: offload_id, epoch, token })
 }
 
 /// Makes the families that the manifest knows, with stored or given settings.

@@ -1,0 +1,93 @@
+//! Executors: the driver of [`Executor`], which writes the files of a job one after another.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use archipelago_offload::executor::{Executor, ExecutorOffer, ExecutorStep};
+use archipelago_offload::ids::{AttemptId, ExecutorId, NumberRange, OffloadDb, SchedulerId};
+use archipelago_offload::wire::OffloadMessage;
+
+use super::owners::Output;
+use super::storage::WriterId;
+
+/// A job that an executor runs.
+#[derive(Clone, Debug)]
+pub(super) struct Run {
+    pub(super) numbers: NumberRange,
+    pub(super) item: u64,
+    pub(super) writer: WriterId,
+    pub(super) written: Vec<u64>,
+    pub(super) is_stopped: bool,
+}
+
+/// What the world does for an executor.
+#[derive(Clone, Debug)]
+pub(super) enum ExecutorDeed {
+    Send {
+        to: SchedulerId,
+        message: OffloadMessage,
+    },
+    /// The run takes its next step soon.
+    Go {
+        at: AttemptId,
+    },
+    Remove {
+        db: OffloadDb,
+        numbers: NumberRange,
+    },
+}
+
+/// One process that runs jobs.
+pub(super) struct ExecutorHost {
+    pub(super) machine: Executor,
+    pub(super) stopped_until_ns: u64,
+    pub(super) runs: BTreeMap<AttemptId, Run>,
+    next_writer: u64,
+}
+
+impl ExecutorHost {
+    /// A new process.
+    pub(super) fn new(id: ExecutorId, slots: u32, schedulers: &[SchedulerId]) -> Self {
+        let offer = ExecutorOffer { slots, names: BTreeSet::new() };
+        Self {
+            machine: Executor::new(id, offer, schedulers),
+            stopped_until_ns: 0,
+            runs: BTreeMap::new(),
+            next_writer: 1,
+        }
+    }
+
+    /// Takes the steps of the machine.
+    pub(super) fn take(&mut self, steps: Vec<ExecutorStep>) -> Vec<ExecutorDeed> {
+        let mut deeds = Vec::new();
+        for step in steps {
+            match step {
+                ExecutorStep::Send { to, message } => {
+                    deeds.push(ExecutorDeed::Send { to, message });
+                }
+                ExecutorStep::Run { at, numbers, spec } => {
+                    let writer = WriterId(1 << 63 | self.machine.id().0 << 32 | self.next_writer);
+                    self.next_writer += 1;
+                    let item = Output::decode(&spec).item;
+                    let run = Run { numbers, item, writer, written: Vec::new(), is_stopped: false };
+                    self.runs.insert(at, run);
+                    deeds.push(ExecutorDeed::Go { at });
+                }
+                ExecutorStep::Stop { at } => {
+                    if let Some(run) = self.runs.get_mut(&at) {
+                        run.is_stopped = true;
+                    }
+                }
+                ExecutorStep::Keep { .. } => {}
+                ExecutorStep::Remove { at, numbers } => {
+                    deeds.push(ExecutorDeed::Remove { db: at.job.db, numbers });
+                }
+            }
+        }
+        deeds
+    }
+
+    /// Whether nothing runs and no verdict is missing.
+    pub(super) fn is_idle(&self) -> bool {
+        self.machine.is_idle() && self.runs.is_empty()
+    }
+}

@@ -1,0 +1,87 @@
+//! Jobs of databases that run on other nodes, while owners, schedulers and executors fail.
+//!
+//! The runs execute the state machines of `archipelago-offload`. A database here is a list of items,
+//! each of which one job must install exactly once, and a directory of files by number.
+//!
+//! | part | file |
+//! | --- | --- |
+//! | the request, the figures and the steps that a run can leave out | `mod.rs` |
+//! | events, messages and faults | `world.rs` |
+//! | files and manifests of the databases | `storage.rs` |
+//! | owners: they draw numbers, install, sweep and run jobs themselves | `owners.rs` |
+//! | executors: they write files, one after another | `executors.rs` |
+//!
+//! Invariants that the run checks at each step:
+//! 1. An item is installed at most once (I2).
+//! 2. Nobody removes or replaces a file that the manifest names (I3), and a file number is created
+//!    at most once.
+//! 3. First offers of jobs of one queue follow the order of their arrival (I8).
+//!
+//! At the end, in a time without faults:
+//! 4. All items are installed within a bound (I9).
+//! 5. Nothing is left over: the files are those of the manifest, and no machine holds a job (I4).
+//!
+//! Cost: some milliseconds per seed.
+
+mod executors;
+mod owners;
+mod storage;
+mod world;
+
+use archipelago_offload::sabotage::Sabotage;
+
+use crate::run::{RunOutcome, RunRequest, Scenario, Step};
+use crate::scenarios::figures;
+use world::World;
+
+/// Steps of the protocol that a run can leave out.
+const STEPS: [Step; 6] = [
+    Step { name: "forget", about: "an owner discards nothing that it does not know" },
+    Step { name: "attempt", about: "an owner installs outputs of live attempts only" },
+    Step { name: "epoch", about: "an owner decides about jobs of its own epoch only" },
+    Step { name: "term", about: "a scheduler gives out attempts of its own life only" },
+    Step { name: "order", about: "a scheduler serves each queue from its head" },
+    Step { name: "lots", about: "an owner makes file numbers durable before it uses them" },
+];
+
+pub(super) fn scenario() -> Scenario {
+    let about = "jobs of databases on other nodes, with failures of owners, schedulers, executors";
+    Scenario::with_steps("offload", about, &STEPS, run)
+}
+
+/// Steps that a run leaves out.
+#[derive(Clone, Copy, Debug, Default)]
+struct Omitted {
+    protocol: Sabotage,
+    lots: bool,
+}
+
+fn run(request: &RunRequest) -> RunOutcome {
+    let omitted = Omitted {
+        protocol: Sabotage {
+            no_forget: request.leaves_out("forget"),
+            no_attempt_check: request.leaves_out("attempt"),
+            no_epoch_check: request.leaves_out("epoch"),
+            no_term_check: request.leaves_out("term"),
+            no_order: request.leaves_out("order"),
+        },
+        lots: request.leaves_out("lots"),
+    };
+    let mut world = World::new(request, omitted);
+    world.trouble();
+    world.peace();
+    let counted = world.counted();
+    RunOutcome {
+        violations: world.take_violations(),
+        figures: figures([
+            ("items installed", counted.installed),
+            ("of them by executors", counted.by_executors),
+            ("attempts assigned", counted.assigned),
+            ("owners that ended", counted.owners_ended),
+            ("schedulers that ended", counted.schedulers_ended),
+            ("executors that ended", counted.executors_ended),
+        ]),
+        notes: world.take_notes(),
+        trace: world.trace(),
+    }
+}

@@ -1,0 +1,271 @@
+//! Owners: the driver of [`Owner`] over a database of the model.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use archipelago_base::Epoch;
+use archipelago_offload::ids::{AttemptId, NumberRange, OffloadDb, OwnerStamp, SchedulerId, Token};
+use archipelago_offload::job::{JobKind, Payload};
+use archipelago_offload::owner::{ATTEMPTS, Owner, OwnerStep, OwnerTerms};
+use archipelago_offload::wire::OffloadMessage;
+
+use super::Omitted;
+use super::storage::{Database, WriterId};
+
+/// Files that each job writes.
+pub(super) const FILES: u64 = 2;
+/// Jobs that an owner has at a time.
+const JOBS_MAX: usize = 4;
+
+/// What a job gives back in the model: its item, and the numbers of its files.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Output {
+    pub(super) item: u64,
+    pub(super) files: Vec<u64>,
+}
+
+impl Output {
+    pub(super) fn encode(&self) -> Payload {
+        let words = std::iter::once(&self.item).chain(&self.files);
+        let bytes: Vec<u8> = words.flat_map(|word| word.to_le_bytes()).collect();
+        bytes.into()
+    }
+
+    pub(super) fn decode(payload: &Payload) -> Self {
+        let word = |bytes: &[u8]| {
+            bytes.iter().rev().fold(0, |word: u64, byte| word << 8 | u64::from(*byte))
+        };
+        let mut words = payload.0.chunks(8).map(word);
+        Self { item: words.next().unwrap_or(0), files: words.collect() }
+    }
+}
+
+/// What the world does for an owner, later or now.
+#[derive(Clone, Debug)]
+pub(super) enum OwnerDeed {
+    Send {
+        to: SchedulerId,
+        message: OffloadMessage,
+    },
+    /// The edit of an install, after the outputs were opened.
+    Edit {
+        at: AttemptId,
+        numbers: NumberRange,
+        output: Output,
+    },
+    /// A run of the job in the owner's process.
+    RunHere {
+        job: u64,
+    },
+}
+
+/// One open of a database.
+pub(super) struct OwnerHost {
+    /// Index of the database.
+    pub(super) db: usize,
+    pub(super) machine: Owner,
+    pub(super) life: u64,
+    /// Until then, the process neither receives nor does anything.
+    pub(super) stopped_until_ns: u64,
+    /// Items of jobs that have not ended.
+    items: BTreeMap<u64, u64>,
+    next_no: u64,
+    lot_end: u64,
+    /// First number of this epoch, and the files below it that the manifest named at the open.
+    first_no: u64,
+    recovered: BTreeSet<u64>,
+    abandoned: Vec<NumberRange>,
+    ignores_lots: bool,
+}
+
+impl OwnerHost {
+    /// Opens a database, which raises its epoch.
+    pub(super) fn open(
+        db: usize,
+        life: u64,
+        database: &mut Database,
+        schedulers: Vec<SchedulerId>,
+        omitted: Omitted,
+    ) -> Self {
+        database.epoch += 1;
+        let mut token = [0; 16];
+        token[..8].copy_from_slice(&life.to_le_bytes());
+        let stamp = OwnerStamp { db: id_of(db), epoch: Epoch(database.epoch), token: Token(token) };
+        let first_no = database.first_free(omitted.lots);
+        let machine = Owner::new(stamp, OwnerTerms::default(), schedulers);
+        Self {
+            db,
+            machine: machine.sabotaged(omitted.protocol),
+            life,
+            stopped_until_ns: 0,
+            items: BTreeMap::new(),
+            next_no: first_no,
+            lot_end: first_no,
+            first_no,
+            recovered: database.live(),
+            abandoned: Vec::new(),
+            ignores_lots: omitted.lots,
+        }
+    }
+
+    /// Whether a newer owner has opened the database.
+    pub(super) fn is_fenced(&self, database: &Database) -> bool {
+        self.machine.epoch().0 != database.epoch
+    }
+
+    /// Draws numbers, of which the manifest knows before they are used. A fenced owner gets none.
+    fn draw(&mut self, database: &mut Database, count: u64) -> NumberRange {
+        while self.next_no + count > self.lot_end && !self.ignores_lots {
+            if self.is_fenced(database) {
+                return NumberRange::default();
+            }
+            self.lot_end = database.reserve();
+        }
+        let numbers = NumberRange { first: self.next_no, count };
+        self.next_no += count;
+        numbers
+    }
+
+    /// Plans jobs for items that are not installed.
+    pub(super) fn plan(
+        &mut self,
+        now_ns: u64,
+        database: &mut Database,
+        kind: impl Fn(u64) -> JobKind,
+    ) -> Vec<OwnerDeed> {
+        let mut deeds = Vec::new();
+        for item in 0..database.items {
+            let is_planned = self.items.values().any(|planned| *planned == item);
+            if self.items.len() >= JOBS_MAX || self.is_fenced(database) {
+                break;
+            }
+            if is_planned || database.is_done(item) {
+                continue;
+            }
+            let spec: Payload = item.to_le_bytes().to_vec().into();
+            let (job, steps) = self.machine.submit(now_ns, kind(item), 1 << 20, Vec::new(), spec);
+            self.items.insert(job, item);
+            deeds.extend(self.take(now_ns, database, steps));
+        }
+        deeds
+    }
+
+    /// Takes the steps of the machine.
+    pub(super) fn take(
+        &mut self,
+        now_ns: u64,
+        database: &mut Database,
+        steps: Vec<OwnerStep>,
+    ) -> Vec<OwnerDeed> {
+        let mut deeds = Vec::new();
+        for step in steps {
+            match step {
+                OwnerStep::Send { to, message } => deeds.push(OwnerDeed::Send { to, message }),
+                OwnerStep::Prepare { job } => {
+                    let mut ranges = [NumberRange::default(); ATTEMPTS];
+                    for range in &mut ranges {
+                        *range = self.draw(database, FILES);
+                    }
+                    if ranges.iter().all(|range| range.count == FILES) {
+                        let steps = self.machine.prepared(now_ns, job, &ranges);
+                        deeds.extend(self.take(now_ns, database, steps));
+                    }
+                }
+                OwnerStep::RunHere { job, .. } => deeds.push(OwnerDeed::RunHere { job }),
+                OwnerStep::Check { at, numbers, output } => {
+                    let output = Output::decode(&output);
+                    deeds.push(OwnerDeed::Edit { at, numbers, output });
+                }
+                OwnerStep::Abandon { numbers } => self.abandoned.push(numbers),
+            }
+        }
+        deeds
+    }
+
+    /// Checks the outputs of an attempt and installs them. Returns the answer for the machine and
+    /// violations.
+    pub(super) fn edit(
+        &mut self,
+        database: &mut Database,
+        numbers: NumberRange,
+        output: &Output,
+    ) -> (bool, Vec<String>) {
+        let is_right = output.files.iter().all(|file| {
+            (numbers.contains(*file) || numbers.count == 0) && database.files.contains_key(file)
+        });
+        if !is_right {
+            return (false, Vec::new());
+        }
+        match database.install(self.machine.epoch().0, output.item, &output.files) {
+            Some(violations) => (true, violations),
+            None => (false, Vec::new()),
+        }
+    }
+
+    /// The numbers and the item of a job that runs here; `None` if the job is not known any more.
+    pub(super) fn begin_here(
+        &mut self,
+        database: &mut Database,
+        job: u64,
+    ) -> Option<(u64, NumberRange)> {
+        let item = *self.items.get(&job)?;
+        let numbers = self.draw(database, FILES);
+        (numbers.count == FILES).then_some((item, numbers))
+    }
+
+    /// A job has ended.
+    pub(super) fn end(&mut self, job: u64) {
+        self.items.remove(&job);
+    }
+
+    /// Removes files of abandoned attempts, and files below the first number of this epoch that the
+    /// manifest did not name at the open (OFFLOAD.md, rule R3).
+    pub(super) fn sweep(&self, database: &mut Database) -> Vec<String> {
+        let mut violations = Vec::new();
+        for numbers in &self.abandoned {
+            violations.extend(database.remove(*numbers, None));
+        }
+        let old: Vec<u64> = database.files.range(..self.first_no).map(|(no, _)| *no).collect();
+        for number in old {
+            if !self.recovered.contains(&number) {
+                let numbers = NumberRange { first: number, count: 1 };
+                violations.extend(database.remove(numbers, None));
+            }
+        }
+        violations
+    }
+
+    /// Writes the files of a job that this process runs, and installs them.
+    pub(super) fn finish_here(
+        &mut self,
+        database: &mut Database,
+        item: u64,
+        numbers: NumberRange,
+    ) -> Vec<String> {
+        let writer = WriterId(self.life << 32 | numbers.first);
+        let files: Vec<u64> = (numbers.first..numbers.first + numbers.count).collect();
+        let mut violations = Vec::new();
+        for file in &files {
+            match database.create(*file, writer) {
+                Ok(again) => violations.extend(again),
+                Err(()) => violations.push(format!("number {file} of a local run was taken")),
+            }
+        }
+        match database.install(self.machine.epoch().0, item, &files) {
+            Some(found) => violations.extend(found),
+            None => self.abandoned.push(numbers),
+        }
+        violations
+    }
+
+    /// Whether nothing waits.
+    pub(super) fn is_idle(&self) -> bool {
+        self.machine.jobs() == 0 && self.items.is_empty()
+    }
+}
+
+/// Identity of a database by its index.
+pub(super) fn id_of(db: usize) -> OffloadDb {
+    let mut id = [0; 16];
+    id[0] = db as u8;
+    OffloadDb(id)
+}

@@ -1,0 +1,57 @@
+//! Seeds of the protocol of offloaded jobs, and proof that the check notices faults.
+
+use archipelago_sim::{RunRequest, find, same_twice};
+
+use crate::seeds::{is_noticed, sums};
+
+const SEEDS: u64 = 300;
+
+#[test]
+fn every_job_is_installed_once_in_every_seed() {
+    let sum = sums("offload", 0..SEEDS);
+    // Runs in which executors install nothing, or nothing fails, prove nothing.
+    assert!(sum("of them by executors") > sum("items installed") / 3);
+    assert!(sum("owners that ended") > SEEDS);
+    assert!(sum("schedulers that ended") > SEEDS);
+    assert!(sum("executors that ended") > SEEDS);
+}
+
+#[test]
+fn offload_runs_of_one_seed_are_the_same() {
+    let offload = find("offload").expect("a scenario");
+    let trace = |seed| match same_twice(offload, &RunRequest::new(seed)) {
+        Ok(outcome) => outcome.trace,
+        Err(failure) => panic!("{failure}"),
+    };
+    assert_ne!(trace(3), trace(11));
+}
+
+#[test]
+fn owner_that_discards_unknown_outputs_is_noticed() {
+    assert!(is_noticed("offload", 0..SEEDS, &["forget"]));
+}
+
+#[test]
+fn owner_that_installs_abandoned_attempts_is_noticed() {
+    assert!(is_noticed("offload", 0..SEEDS, &["attempt"]));
+}
+
+#[test]
+fn owner_that_decides_about_other_epochs_is_noticed() {
+    assert!(is_noticed("offload", 0..SEEDS, &["epoch"]));
+}
+
+#[test]
+fn scheduler_that_gives_out_attempts_of_another_life_is_noticed() {
+    assert!(is_noticed("offload", 0..SEEDS, &["term"]));
+}
+
+#[test]
+fn scheduler_that_serves_a_queue_from_its_end_is_noticed() {
+    assert!(is_noticed("offload", 0..SEEDS, &["order"]));
+}
+
+#[test]
+fn owner_that_uses_numbers_before_they_are_durable_is_noticed() {
+    assert!(is_noticed("offload", 0..SEEDS, &["lots"]));
+}

@@ -1,0 +1,152 @@
+//! Pure decisions of the scheduler (OFFLOAD.md §5.6).
+//!
+//! A scheduler, the simulation and the model call the same functions.
+//!
+//! Cost: O(executors) for each choice.
+
+use archipelago_base::wire_struct;
+
+use crate::ids::ExecutorId;
+
+/// Weights of the three loads and of the fetch of images, all 1 as in the paper's §5.1. They are
+/// written once, so that a change is a change of this line.
+const WEIGHTS: [u64; 3] = [1, 1, 1];
+
+/// Largest part of a load, and largest fetch, that a cost counts. A thousand times a whole load is
+/// more than any executor reports, and the product of all factors stays within 128 bits.
+const PART_MAX: u32 = 1_000_000;
+
+/// Load of an executor, each part in thousandths.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Load {
+    /// Busy job threads over all job threads.
+    pub cpu: u32,
+    /// Rate of the writes over the highest rate that was measured.
+    pub io: u32,
+    /// Waiting jobs over the longest queue.
+    pub queue: u32,
+}
+wire_struct!(Load { cpu, io, queue });
+
+impl Load {
+    /// The sum of the weighted parts, in thousandths.
+    fn sum(self) -> u64 {
+        let parts = [self.cpu, self.io, self.queue].map(|part| u64::from(part.min(PART_MAX)));
+        parts.iter().zip(WEIGHTS).map(|(part, weight)| part * weight).sum()
+    }
+}
+
+/// An executor as the choice sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Candidate {
+    /// Executor in question.
+    pub executor: ExecutorId,
+    /// Its load.
+    pub load: Load,
+    /// Speed of one stream over the speed at which it fetches the inputs of the job, in
+    /// thousandths; 0 where the inputs lie.
+    pub fetch: u32,
+    /// Whether it has a free slot.
+    pub has_slot: bool,
+    /// Whether it has the build and all names that the job needs.
+    pub can_run: bool,
+    /// Whether this attempt must avoid it, because it has just failed or declined.
+    pub is_excluded: bool,
+}
+
+/// The executor that a job goes to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Choice {
+    /// Assign the job to this executor.
+    Assign(ExecutorId),
+    /// All executors that can run the job are busy or have just declined it.
+    Wait,
+    /// No executor has what the job needs.
+    Unknown,
+    /// No executor lives.
+    Nobody,
+}
+
+/// Cost of a job at a candidate: `bytes · (1 + load) · (1 + fetch)` in units of a millionth of a
+/// byte.
+fn cost(bytes: u64, candidate: &Candidate) -> u128 {
+    let load = u128::from(1000 + candidate.load.sum());
+    let fetch = u128::from(1000 + candidate.fetch.min(PART_MAX));
+    u128::from(bytes.max(1)) * load * fetch
+}
+
+/// Chooses the executor with the least cost; among equals, the one with the lowest number.
+#[must_use]
+pub fn choose(bytes: u64, candidates: &[Candidate]) -> Choice {
+    if candidates.is_empty() {
+        return Choice::Nobody;
+    }
+    let able = || candidates.iter().filter(|candidate| candidate.can_run);
+    if able().next().is_none() {
+        return Choice::Unknown;
+    }
+    let free = able().filter(|candidate| candidate.has_slot && !candidate.is_excluded);
+    let best = free.min_by_key(|candidate| (cost(bytes, candidate), candidate.executor));
+    best.map_or(Choice::Wait, |candidate| Choice::Assign(candidate.executor))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn candidate(executor: u64) -> Candidate {
+        Candidate {
+            executor: ExecutorId(executor),
+            load: Load::default(),
+            fetch: 0,
+            has_slot: true,
+            can_run: true,
+            is_excluded: false,
+        }
+    }
+
+    #[test]
+    fn the_least_loaded_executor_gets_the_job() {
+        let busy = Candidate { load: Load { cpu: 500, io: 0, queue: 0 }, ..candidate(1) };
+        let idle = candidate(2);
+        assert_eq!(choose(1 << 20, &[busy, idle]), Choice::Assign(ExecutorId(2)));
+        // Equal costs go to the lower number, in whatever order the candidates stand.
+        assert_eq!(choose(1, &[candidate(9), candidate(4)]), Choice::Assign(ExecutorId(4)));
+    }
+
+    #[test]
+    fn a_far_executor_must_be_much_less_loaded() {
+        let far = Candidate { fetch: 1000, ..candidate(1) };
+        let near = Candidate { load: Load { cpu: 600, io: 300, queue: 0 }, ..candidate(2) };
+        assert_eq!(choose(1, &[far, near]), Choice::Assign(ExecutorId(2)), "1.9 is below 2");
+        let near = Candidate { load: Load { cpu: 900, io: 300, queue: 0 }, ..candidate(2) };
+        assert_eq!(choose(1, &[far, near]), Choice::Assign(ExecutorId(1)), "2.2 is above 2");
+    }
+
+    #[test]
+    fn each_load_counts_alike() {
+        let of = |executor, cpu, io, queue| Candidate {
+            load: Load { cpu, io, queue },
+            ..candidate(executor)
+        };
+        let candidates = [of(1, 900, 0, 0), of(2, 0, 901, 0), of(3, 0, 0, 899)];
+        assert_eq!(choose(1, &candidates), Choice::Assign(ExecutorId(3)));
+    }
+
+    #[test]
+    fn a_choice_says_why_nobody_gets_the_job() {
+        assert_eq!(choose(1, &[]), Choice::Nobody);
+        let unable = Candidate { can_run: false, ..candidate(1) };
+        assert_eq!(choose(1, &[unable]), Choice::Unknown);
+        let full = Candidate { has_slot: false, ..candidate(2) };
+        let excluded = Candidate { is_excluded: true, ..candidate(3) };
+        assert_eq!(choose(1, &[unable, full, excluded]), Choice::Wait);
+    }
+
+    #[test]
+    fn the_largest_figures_do_not_overflow() {
+        let load = Load { cpu: u32::MAX, io: u32::MAX, queue: u32::MAX };
+        let loaded = Candidate { load, fetch: u32::MAX, ..candidate(1) };
+        assert_eq!(choose(u64::MAX, &[loaded]), Choice::Assign(ExecutorId(1)));
+    }
+}

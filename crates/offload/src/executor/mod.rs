@@ -1,0 +1,391 @@
+//! The attempts of an executor, as a state machine without clock, lock or I/O.
+//!
+//! | state of an attempt | next state and its cause |
+//! | --- | --- |
+//! | offered | running, on the package; given up, when the package does not come in time |
+//! | running | committed, when the outputs are durable; failed, when the job has failed |
+//! | committed | done, on the verdict; COMMIT is repeated until then |
+//! | failed | done, when the scheduler has noted it; ABORT is repeated until then |
+//!
+//! Invariants:
+//! 1. An executor removes outputs after COMMIT only on the verdict [`Verdict::Discard`] of their
+//!    attempt (OFFLOAD.md, rule R4). The outputs may be live tables, because the owner may have
+//!    ended after its edit.
+//! 2. It obeys only the newest life of a scheduler that it knows.
+//! 3. An attempt runs at most once in the life of an executor.
+//!
+//! Thread-safety: none; the driver holds a lock.
+//! Failure: an executor that ends forgets its attempts. The beats of its successor, which has
+//! another number, do not name them, so the scheduler gives them to others.
+//! Cost: O(attempts) for each tick, and O(log attempts) for each message.
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::decide::Load;
+use crate::ids::{AttemptId, ExecutorId, NumberRange, SchedulerId, SchedulerLife};
+use crate::job::{DeclineWhy, JobOrder, Payload, Verdict};
+use crate::wire::{OffloadMessage, Running};
+
+const MS: u64 = 1_000_000;
+/// Time for which a slot waits for its package.
+const OFFER_NS: u64 = 2_000 * MS;
+/// Time after which COMMIT and ABORT are repeated.
+const REPEAT_NS: u64 = 200 * MS;
+/// Messages to one scheduler before the next one gets them.
+const PATIENCE: u32 = 10;
+/// Time between two beats, until a scheduler asks for another one.
+const BEAT_NS: u64 = 200 * MS;
+/// Ended attempts that an executor remembers, so that a late package does not run them again.
+const ENDED_MAX: usize = 1024;
+
+/// What an executor offers.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ExecutorOffer {
+    /// Jobs that it runs at the same time.
+    pub slots: u32,
+    /// Names of the merge operators and filters that it has, and of its build.
+    pub names: BTreeSet<String>,
+}
+
+/// Step that the driver of an executor takes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ExecutorStep {
+    /// Send the message to this scheduler.
+    Send {
+        /// Scheduler that gets the message.
+        to: SchedulerId,
+        /// Message to send.
+        message: OffloadMessage,
+    },
+    /// Run the job, and call [`Executor::ended`] at its end.
+    Run {
+        /// Attempt that begins.
+        at: AttemptId,
+        /// File numbers of the outputs.
+        numbers: NumberRange,
+        /// Spec of the job.
+        spec: Payload,
+    },
+    /// Make the running job end soon.
+    Stop {
+        /// Attempt in question.
+        at: AttemptId,
+    },
+    /// Leave the outputs of the attempt where they are, and forget them.
+    Keep {
+        /// Attempt in question.
+        at: AttemptId,
+    },
+    /// Remove the outputs of the attempt.
+    Remove {
+        /// Attempt in question.
+        at: AttemptId,
+        /// File numbers of its outputs.
+        numbers: NumberRange,
+    },
+}
+
+#[derive(Clone, Debug)]
+enum State {
+    Offered { until_ns: u64 },
+    Running { progress_bytes: u64 },
+    Committed { output: Payload, repeat: Repeat },
+    Failed { reason: String, repeat: Repeat },
+}
+
+/// Repetition of a message until it is answered.
+#[derive(Clone, Copy, Debug)]
+struct Repeat {
+    next_ns: u64,
+    /// Messages that were sent.
+    sent: u32,
+}
+
+#[derive(Clone, Debug)]
+struct Held {
+    scheduler: SchedulerId,
+    numbers: NumberRange,
+    state: State,
+}
+
+impl Repeat {
+    fn from(now_ns: u64) -> Self {
+        Self { next_ns: now_ns, sent: 0 }
+    }
+
+    /// The scheduler that gets the next message: the one of the attempt at first, and later the
+    /// others in turn, because it may never return.
+    fn target(self, first: SchedulerId, all: &BTreeMap<SchedulerId, u64>) -> SchedulerId {
+        let position = all.keys().position(|scheduler| *scheduler == first).unwrap_or(0);
+        let turn = position + (self.sent / PATIENCE) as usize;
+        all.keys().nth(turn % all.len().max(1)).copied().unwrap_or(first)
+    }
+}
+
+/// The attempts of one executor.
+#[derive(Clone, Debug)]
+pub struct Executor {
+    me: ExecutorId,
+    offer: ExecutorOffer,
+    attempts: BTreeMap<AttemptId, Held>,
+    /// Attempts that have ended, oldest first.
+    ended: Vec<AttemptId>,
+    /// Newest life of each scheduler.
+    lives: BTreeMap<SchedulerId, u64>,
+    /// Schedulers that get beats, with the time of the next one.
+    beats: BTreeMap<SchedulerId, u64>,
+    /// Load that the driver has noted.
+    load: Load,
+    is_leaving: bool,
+}
+
+impl Executor {
+    /// An executor that beats to these schedulers.
+    #[must_use]
+    pub fn new(me: ExecutorId, offer: ExecutorOffer, schedulers: &[SchedulerId]) -> Self {
+        Self {
+            me,
+            offer,
+            attempts: BTreeMap::new(),
+            ended: Vec::new(),
+            lives: BTreeMap::new(),
+            beats: schedulers.iter().map(|scheduler| (*scheduler, 0)).collect(),
+            load: Load::default(),
+            is_leaving: false,
+        }
+    }
+
+    /// Its number.
+    #[must_use]
+    pub fn id(&self) -> ExecutorId {
+        self.me
+    }
+
+    /// Whether it holds no attempt.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.attempts.is_empty()
+    }
+
+    /// Takes nothing new from now on.
+    pub fn leave(&mut self) {
+        self.is_leaving = true;
+    }
+
+    /// Notes the load that the next beat tells.
+    pub fn note_load(&mut self, load: Load) {
+        self.load = load;
+    }
+
+    /// Notes how far a running attempt is.
+    pub fn note_progress(&mut self, at: AttemptId, bytes: u64) {
+        if let Some(Held { state: State::Running { progress_bytes }, .. }) =
+            self.attempts.get_mut(&at)
+        {
+            *progress_bytes = bytes;
+        }
+    }
+
+    /// A running job has ended: with its output, which is durable, or with an error, after which
+    /// nothing of it is left.
+    pub fn ended(
+        &mut self,
+        now_ns: u64,
+        at: AttemptId,
+        result: Result<Payload, String>,
+    ) -> Vec<ExecutorStep> {
+        if let Some(held) = self.attempts.get_mut(&at)
+            && matches!(held.state, State::Running { .. })
+        {
+            held.state = match result {
+                Ok(output) => State::Committed { output, repeat: Repeat::from(now_ns) },
+                Err(reason) => State::Failed { reason, repeat: Repeat::from(now_ns) },
+            };
+        }
+        self.on_timer(now_ns)
+    }
+
+    /// A message has come from a scheduler.
+    pub fn on_message(
+        &mut self,
+        now_ns: u64,
+        from: SchedulerId,
+        message: OffloadMessage,
+    ) -> Vec<ExecutorStep> {
+        match message {
+            OffloadMessage::Assign { at, life, order } if self.obeys(life) => {
+                let answer = self.assigned(now_ns, at, life.scheduler, &order);
+                vec![ExecutorStep::Send { to: from, message: answer }]
+            }
+            OffloadMessage::Package { at, life, numbers, spec } if self.obeys(life) => {
+                self.packed(at, life.scheduler, numbers, spec)
+            }
+            OffloadMessage::Cancel { at, life } if self.obeys(life) => self.cancelled(at),
+            OffloadMessage::Decided { at, verdict } => self.decided(at, verdict),
+            OffloadMessage::Noted { at } => {
+                let is_failed = |held: &Held| matches!(held.state, State::Failed { .. });
+                if self.attempts.get(&at).is_some_and(is_failed) {
+                    self.end(at);
+                }
+                Vec::new()
+            }
+            OffloadMessage::Heard { life, next_ms } if self.obeys(life) => {
+                let next_ns = now_ns + u64::from(next_ms) * MS;
+                self.beats.insert(life.scheduler, next_ns);
+                Vec::new()
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    /// Time passes: beats, repetitions, and offers that have become too old.
+    pub fn on_timer(&mut self, now_ns: u64) -> Vec<ExecutorStep> {
+        let mut steps = Vec::new();
+        self.attempts.retain(
+            |_, held| !matches!(held.state, State::Offered { until_ns } if until_ns <= now_ns),
+        );
+        let (by, beats) = (self.me, &self.beats);
+        for (at, held) in &mut self.attempts {
+            let (message, repeat) = match &mut held.state {
+                State::Committed { output, repeat } => {
+                    let output = output.clone();
+                    (OffloadMessage::Commit { at: *at, by, output }, repeat)
+                }
+                State::Failed { reason, repeat } => {
+                    let reason = reason.clone();
+                    (OffloadMessage::Abort { at: *at, by, reason }, repeat)
+                }
+                _ => continue,
+            };
+            if repeat.next_ns <= now_ns {
+                let to = repeat.target(held.scheduler, beats);
+                *repeat = Repeat { next_ns: now_ns + REPEAT_NS, sent: repeat.sent + 1 };
+                steps.push(ExecutorStep::Send { to, message });
+            }
+        }
+        let due = self.beats.iter().filter(|(_, next_ns)| **next_ns <= now_ns);
+        let due: Vec<SchedulerId> = due.map(|(scheduler, _)| *scheduler).collect();
+        for to in due {
+            self.beats.insert(to, now_ns + BEAT_NS);
+            steps.push(ExecutorStep::Send { to, message: self.beat() });
+        }
+        steps
+    }
+
+    fn beat(&self) -> OffloadMessage {
+        let running = self.attempts.iter().filter_map(|(at, held)| match held.state {
+            State::Running { progress_bytes } => Some(Running { at: *at, progress_bytes }),
+            _ => None,
+        });
+        OffloadMessage::Beat {
+            executor: self.me,
+            names: self.offer.names.iter().cloned().collect(),
+            slots: if self.is_leaving { 0 } else { self.offer.slots },
+            load: self.load,
+            running: running.collect(),
+        }
+    }
+
+    /// Whether that is the newest life of its scheduler.
+    fn obeys(&mut self, life: SchedulerLife) -> bool {
+        let newest = self.lives.entry(life.scheduler).or_insert(life.term);
+        *newest = life.term.max(*newest);
+        *newest == life.term
+    }
+
+    /// Slots that an attempt holds. An attempt that waits for its verdict holds none.
+    fn slots_taken(&self) -> usize {
+        let is_taken =
+            |held: &&Held| matches!(held.state, State::Offered { .. } | State::Running { .. });
+        self.attempts.values().filter(is_taken).count()
+    }
+
+    fn assigned(
+        &mut self,
+        now_ns: u64,
+        at: AttemptId,
+        scheduler: SchedulerId,
+        order: &JobOrder,
+    ) -> OffloadMessage {
+        let by = self.me;
+        let decline = |why| OffloadMessage::Decline { at, by, why };
+        if self.attempts.contains_key(&at) {
+            return OffloadMessage::Accept { at, by };
+        }
+        if self.ended.contains(&at) {
+            return OffloadMessage::NotMine { at, by };
+        }
+        if self.is_leaving {
+            return decline(DeclineWhy::Leaving);
+        }
+        if !order.needs.iter().all(|name| self.offer.names.contains(name)) {
+            return decline(DeclineWhy::Unknown);
+        }
+        if self.slots_taken() >= self.offer.slots as usize {
+            return decline(DeclineWhy::Busy);
+        }
+        let state = State::Offered { until_ns: now_ns + OFFER_NS };
+        let held = Held { scheduler, numbers: NumberRange::default(), state };
+        self.attempts.insert(at, held);
+        OffloadMessage::Accept { at, by }
+    }
+
+    fn packed(
+        &mut self,
+        at: AttemptId,
+        to: SchedulerId,
+        numbers: NumberRange,
+        spec: Payload,
+    ) -> Vec<ExecutorStep> {
+        let by = self.me;
+        let Some(held) = self.attempts.get_mut(&at) else {
+            let message = OffloadMessage::NotMine { at, by };
+            return vec![ExecutorStep::Send { to, message }];
+        };
+        let mut steps =
+            vec![ExecutorStep::Send { to, message: OffloadMessage::Started { at, by } }];
+        if matches!(held.state, State::Offered { .. }) {
+            held.state = State::Running { progress_bytes: 0 };
+            held.numbers = numbers;
+            steps.push(ExecutorStep::Run { at, numbers, spec });
+        }
+        steps
+    }
+
+    /// An offer ends at once. A running job is told to end, and then reports its failure. What is
+    /// committed waits for the owner's verdict.
+    fn cancelled(&mut self, at: AttemptId) -> Vec<ExecutorStep> {
+        match self.attempts.get(&at).map(|held| &held.state) {
+            Some(State::Offered { .. }) => {
+                self.end(at);
+                Vec::new()
+            }
+            Some(State::Running { .. }) => vec![ExecutorStep::Stop { at }],
+            _ => Vec::new(),
+        }
+    }
+
+    fn decided(&mut self, at: AttemptId, verdict: Verdict) -> Vec<ExecutorStep> {
+        let Some(held) = self.attempts.get(&at) else { return Vec::new() };
+        if !matches!(held.state, State::Committed { .. }) {
+            return Vec::new();
+        }
+        let numbers = held.numbers;
+        self.end(at);
+        match verdict {
+            Verdict::Discard => vec![ExecutorStep::Remove { at, numbers }],
+            Verdict::Installed | Verdict::Forget => vec![ExecutorStep::Keep { at }],
+        }
+    }
+
+    fn end(&mut self, at: AttemptId) {
+        self.attempts.remove(&at);
+        self.ended.push(at);
+        if self.ended.len() > ENDED_MAX {
+            self.ended.remove(0);
+        }
+    }
+}

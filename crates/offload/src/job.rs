@@ -1,0 +1,176 @@
+//! Jobs as the protocol sees them. The spec and the output are bytes that only the owner and the
+//! executor read.
+
+use std::fmt;
+use std::sync::Arc;
+
+use archipelago_base::codec::{Reader, put_bytes};
+use archipelago_base::wire::Wire;
+use archipelago_base::{wire_enum, wire_struct};
+
+use crate::ids::{Attempt, JobId, NumberRange, Token};
+
+/// Kind of a job.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum JobKind {
+    /// Shards of sealed memtables become tables. Writers may wait for it, so it goes first.
+    #[default]
+    Flush,
+    /// Tables are merged into tables of a lower level.
+    Compaction,
+    /// Value files are rewritten without their garbage.
+    Gc,
+}
+wire_enum!(JobKind { Flush = 1, Compaction = 2, Gc = 3 });
+
+/// Bytes that travel with a message and that are shared, not copied, within a process.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct Payload(pub Arc<[u8]>);
+
+impl fmt::Debug for Payload {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} bytes", self.0.len())
+    }
+}
+
+impl From<Vec<u8>> for Payload {
+    fn from(bytes: Vec<u8>) -> Self {
+        Self(bytes.into())
+    }
+}
+
+impl Wire for Payload {
+    fn put(&self, out: &mut Vec<u8>) {
+        put_bytes(out, &self.0);
+    }
+    fn get(reader: &mut Reader<'_>) -> Option<Self> {
+        reader.bytes().map(|bytes| Self(bytes.into()))
+    }
+}
+
+/// Everything that the choice of an executor needs to know about a job.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct JobOrder {
+    /// Job in question.
+    pub id: JobId,
+    /// Token of its owner.
+    pub token: Token,
+    /// Kind of the job.
+    pub kind: JobKind,
+    /// Bytes that the job reads.
+    pub bytes: u64,
+    /// Names of the merge operators and filters that the job calls, and of the build that can read
+    /// its spec.
+    pub needs: Vec<String>,
+}
+wire_struct!(JobOrder { id, token, kind, bytes, needs });
+
+/// An attempt that a scheduler may give to an executor, with the file numbers of its outputs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PreparedAttempt {
+    /// Number of the attempt.
+    pub attempt: Attempt,
+    /// File numbers that only this attempt may use.
+    pub numbers: NumberRange,
+}
+wire_struct!(PreparedAttempt { attempt, numbers });
+
+/// Why an owner has to run a job itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum LocalWhy {
+    /// The mode of the database keeps jobs of this kind local.
+    Mode,
+    /// No executor is known.
+    NoExecutor,
+    /// No executor has a merge operator or filter of the job.
+    Unknown,
+    /// All attempts have failed.
+    Failed,
+    /// No scheduler answers.
+    Silent,
+    /// The owner refused what executors have written.
+    Refused,
+    /// The database has a newer owner.
+    Superseded,
+    /// The spec of the job does not fit into a message.
+    TooLarge,
+}
+wire_enum!(LocalWhy {
+    Mode = 1,
+    NoExecutor = 2,
+    Unknown = 3,
+    Failed = 4,
+    Silent = 5,
+    Refused = 6,
+    Superseded = 7,
+    TooLarge = 8,
+});
+
+impl LocalWhy {
+    /// All reasons, in the order of their codes.
+    pub const ALL: [Self; 8] = [
+        Self::Mode,
+        Self::NoExecutor,
+        Self::Unknown,
+        Self::Failed,
+        Self::Silent,
+        Self::Refused,
+        Self::Superseded,
+        Self::TooLarge,
+    ];
+
+    /// The reason as a part of the name of a counter.
+    #[must_use]
+    pub const fn key(self) -> &'static str {
+        match self {
+            Self::Mode => "mode",
+            Self::NoExecutor => "no_executor",
+            Self::Unknown => "unknown_name",
+            Self::Failed => "failed",
+            Self::Silent => "silent",
+            Self::Refused => "refused",
+            Self::Superseded => "superseded",
+            Self::TooLarge => "too_large",
+        }
+    }
+
+    /// The reason for people.
+    #[must_use]
+    pub const fn text(self) -> &'static str {
+        match self {
+            Self::Mode => "the mode keeps jobs of this kind local",
+            Self::NoExecutor => "no executor is known",
+            Self::Unknown => "no executor has an operator, filter or build of the job",
+            Self::Failed => "all attempts have failed",
+            Self::Silent => "no scheduler answers",
+            Self::Refused => "the outputs of executors were refused",
+            Self::Superseded => "the database has a newer owner",
+            Self::TooLarge => "the spec of the job does not fit into a message",
+        }
+    }
+}
+
+/// Why an executor does not take an attempt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum DeclineWhy {
+    /// All of its slots are taken.
+    Busy,
+    /// It lacks a merge operator or filter of the job.
+    Unknown,
+    /// It ends soon.
+    Leaving,
+}
+wire_enum!(DeclineWhy { Busy = 1, Unknown = 2, Leaving = 3 });
+
+/// An owner's decision about the outputs of an attempt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Verdict {
+    /// The outputs are live tables of the database.
+    Installed,
+    /// The attempt was abandoned by the owner of the same epoch. The executor removes the outputs.
+    Discard,
+    /// The owner does not know the job. The files stay, and the owner's sweep decides about them
+    /// (OFFLOAD.md, rule R4).
+    Forget,
+}
+wire_enum!(Verdict { Installed = 1, Discard = 2, Forget = 3 });

@@ -1,0 +1,36 @@
+//! Jobs of a database that run on other nodes (O³-LSM §4.3; OFFLOAD.md §3 to §7).
+//!
+//! Three state machines speak one protocol. The **owner** of a database plans jobs and is the only
+//! one that installs outputs. The **scheduler** queues jobs and chooses executors. An **executor**
+//! runs jobs over the shared file system.
+//!
+//! | part | folder |
+//! | --- | --- |
+//! | jobs of an owner that run elsewhere | [`owner`] |
+//! | queues, attempts and executors of a scheduler | [`scheduler`] |
+//! | attempts of an executor | [`executor`] |
+//! | pure decisions | [`decide`] |
+//! | messages | [`wire`] |
+//! | threads, mail and the seams of the engine | [`net`] |
+//!
+//! Invariants:
+//! 1. The manifest of the database stays the only boundary of visibility. A scheduler that loses
+//!    its state loses no data (decision D1 of OFFLOAD.md).
+//! 2. A file number belongs to one attempt for ever, so a late executor cannot touch a live file.
+//! 3. Each message may arrive twice, late, or never.
+//!
+//! Thread-safety: the state machines have no locks; drivers have them.
+//! Failure: each failure ends in another attempt or in a run at the owner, and is counted.
+//! Cost: four messages for each job and direction, and two small ones per beat.
+//!
+//! `archipelago-sim --scenario offload` runs the protocol under faults.
+
+pub mod decide;
+pub mod executor;
+pub mod ids;
+pub mod job;
+pub mod net;
+pub mod owner;
+pub mod sabotage;
+pub mod scheduler;
+pub mod wire;

@@ -1,0 +1,221 @@
+//! The scheduler in the manager's process, and the mail that waits there for owners and executors.
+//!
+//! Invariants:
+//! 1. A life of the scheduler lasts as long as a term of the manager. A manager that stands by has
+//!    no scheduler.
+//! 2. Mail for the owner of a database goes to its newest owner. A refusal of an older owner goes to
+//!    that one.
+//! 3. A correspondent has at most one request that waits for mail.
+//!
+//! Thread-safety: any thread may call any method. One lock guards all.
+//! Failure: mail of a correspondent that does not fetch it is dropped after a minute.
+//! Cost: one lock and O(messages) for each request.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+use archipelago_base::clock::Clock;
+use archipelago_fabric::{Reply, Request};
+use parking_lot::Mutex;
+
+use super::{MAIL_BYTES_MAX, SCHEDULER};
+use crate::ids::SchedulerLife;
+use crate::job::Payload;
+use crate::scheduler::{Party, Scheduler, SchedulerCounters, SchedulerTerms, Sent};
+use crate::wire::{Correspondent, OffloadMessage};
+
+const MS: u64 = 1_000_000;
+/// Time after which the mailbox of a silent correspondent is removed.
+const SILENT_NS: u64 = 60_000 * MS;
+/// Messages that wait for a correspondent at most.
+const BOX_MAX: usize = 4096;
+/// Time for which an answer may be kept at most.
+const WAIT_MS_MAX: u32 = 1_000;
+
+#[derive(Default)]
+struct Mailbox {
+    mail: VecDeque<Payload>,
+    /// The request that waits, and the time until which it may.
+    waiting: Option<(Reply, u64)>,
+    heard_ns: u64,
+}
+
+#[derive(Default)]
+struct State {
+    scheduler: Option<Scheduler>,
+    boxes: BTreeMap<Correspondent, Mailbox>,
+}
+
+/// The desk of the scheduler.
+pub struct SchedulerDesk {
+    state: Mutex<State>,
+    clock: Arc<dyn Clock>,
+}
+
+impl std::fmt::Debug for SchedulerDesk {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("SchedulerDesk")
+    }
+}
+
+impl SchedulerDesk {
+    /// A desk without a scheduler.
+    #[must_use]
+    pub fn new(clock: &Arc<dyn Clock>) -> Self {
+        Self { state: Mutex::default(), clock: Arc::clone(clock) }
+    }
+
+    /// Answers a request. `term` is that of the manager; `None` while it stands by.
+    pub fn handle(&self, term: Option<u64>, request: &Request<'_>, reply: Reply) {
+        let mut state = self.state.lock();
+        state.follow(term, self.clock.now_ns());
+        if state.scheduler.is_none() {
+            return reply.send(OffloadMessage::Standby {}.encode());
+        }
+        match OffloadMessage::decode(request.body) {
+            Ok(OffloadMessage::Post { from, wait_ms, mail }) => {
+                state.post(self.clock.now_ns(), from, wait_ms, &mail, reply);
+            }
+            Ok(other) => {
+                tracing::warn!(message = other.name(), "a message came without an envelope");
+                reply.send(OffloadMessage::Malformed {}.encode());
+            }
+            Err(malformed) => {
+                tracing::warn!(client = %request.client, %malformed, "a request was refused");
+                reply.send(OffloadMessage::Malformed {}.encode());
+            }
+        }
+    }
+
+    /// Handles the passing of time. The driver calls it in short intervals.
+    pub fn tick(&self, term: Option<u64>) {
+        let now_ns = self.clock.now_ns();
+        let mut state = self.state.lock();
+        state.follow(term, now_ns);
+        let Some(scheduler) = &mut state.scheduler else { return };
+        let sent = scheduler.on_timer(now_ns);
+        state.deliver(None, sent);
+        for mailbox in state.boxes.values_mut() {
+            if matches!(mailbox.waiting, Some((_, until_ns)) if until_ns <= now_ns) {
+                mailbox.answer();
+            }
+        }
+        state.boxes.retain(|_, mailbox| mailbox.heard_ns + SILENT_NS > now_ns);
+    }
+
+    /// The counters of the scheduler; `None` while the manager stands by.
+    #[must_use]
+    pub fn counters(&self) -> Option<SchedulerCounters> {
+        self.state.lock().scheduler.as_ref().map(Scheduler::counters)
+    }
+}
+
+impl State {
+    /// Begins or ends a life of the scheduler with the term of the manager.
+    fn follow(&mut self, term: Option<u64>, now_ns: u64) {
+        let known = self.scheduler.as_ref().map(|scheduler| scheduler.life().term);
+        if known == term {
+            return;
+        }
+        self.boxes.clear();
+        self.scheduler = term.map(|term| {
+            let life = SchedulerLife { scheduler: SCHEDULER, term };
+            Scheduler::new(now_ns, life, SchedulerTerms::default())
+        });
+    }
+
+    fn post(
+        &mut self,
+        now_ns: u64,
+        from: Correspondent,
+        wait_ms: u32,
+        mail: &[Payload],
+        reply: Reply,
+    ) {
+        if let (Correspondent::Owner(owner), Some(scheduler)) = (from, &self.scheduler)
+            && scheduler.owner_of(owner.db).is_none()
+        {
+            // Executors may have committed jobs of an owner that has nothing to say.
+            self.receive(now_ns, from, OffloadMessage::Greet { owner });
+        }
+        for payload in mail {
+            match OffloadMessage::decode(&payload.0) {
+                Ok(message) => self.receive(now_ns, from, message),
+                Err(malformed) => {
+                    tracing::warn!(%malformed, "a message about an offloaded job cannot be read");
+                }
+            }
+        }
+        let mailbox = self.boxes.entry(from).or_default();
+        mailbox.heard_ns = now_ns;
+        if wait_ms == 0 {
+            return reply.send(mailbox.take().encode());
+        }
+        let until_ns = now_ns + u64::from(wait_ms.min(WAIT_MS_MAX)) * MS;
+        // An older request that still waits is answered without mail.
+        if let Some((older, _)) = mailbox.waiting.replace((reply, until_ns)) {
+            older.send(OffloadMessage::Mail { mail: Vec::new() }.encode());
+        }
+        if !mailbox.mail.is_empty() {
+            mailbox.answer();
+        }
+    }
+
+    fn receive(&mut self, now_ns: u64, from: Correspondent, message: OffloadMessage) {
+        let Some(scheduler) = &mut self.scheduler else { return };
+        let sent = match from {
+            Correspondent::Owner(owner) => scheduler.on_owner(now_ns, owner, message),
+            Correspondent::Executor(executor) => scheduler.on_executor(now_ns, executor, message),
+        };
+        self.deliver(Some(from), sent);
+    }
+
+    /// Puts messages into mailboxes. `asker` is the correspondent whose message caused them.
+    fn deliver(&mut self, asker: Option<Correspondent>, sent: Vec<Sent>) {
+        for Sent { to, message } in sent {
+            let newest = |db| self.scheduler.as_ref().and_then(|scheduler| scheduler.owner_of(db));
+            let to = match (to, &message, asker) {
+                (Party::Executor(executor), ..) => Correspondent::Executor(executor),
+                (Party::Owner(_), OffloadMessage::Stale { .. }, Some(asker)) => asker,
+                (Party::Owner(db), ..) => match newest(db) {
+                    Some(owner) => Correspondent::Owner(owner),
+                    None => continue,
+                },
+            };
+            let mailbox = self.boxes.entry(to).or_default();
+            if mailbox.mail.len() < BOX_MAX {
+                mailbox.mail.push_back(message.encode().into());
+            }
+            if Some(to) != asker {
+                mailbox.answer_if_waiting();
+            }
+        }
+    }
+}
+
+impl Mailbox {
+    /// Mail for one answer.
+    fn take(&mut self) -> OffloadMessage {
+        let (mut mail, mut bytes) = (Vec::new(), 0);
+        while let Some(message) = self.mail.front() {
+            bytes += message.0.len();
+            if bytes > MAIL_BYTES_MAX && !mail.is_empty() {
+                break;
+            }
+            mail.extend(self.mail.pop_front());
+        }
+        OffloadMessage::Mail { mail }
+    }
+
+    fn answer(&mut self) {
+        if let Some((reply, _)) = self.waiting.take() {
+            reply.send(self.take().encode());
+        }
+    }
+
+    fn answer_if_waiting(&mut self) {
+        if !self.mail.is_empty() {
+            self.answer();
+        }
+    }
+}

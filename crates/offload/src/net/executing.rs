@@ -1,0 +1,373 @@
+//! An executor: it runs jobs of other processes on threads of its own, over shared directories.
+//!
+//! Invariants:
+//! 1. A job reads and writes only below the directories that the operator shared.
+//! 2. Outputs are removed only on the owner's verdict, by the names in the output of the job.
+//!
+//! Thread-safety: any thread may call any method. One lock guards the state machine; jobs run
+//! without it.
+//! Failure: a job that fails has removed what it wrote, and the scheduler hears the reason. A panic
+//! of a job is such a failure.
+//! Cost: one thread for each slot, and two for the mail.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Component, Path, PathBuf};
+use std::sync::{Arc, Weak};
+
+use archipelago_base::budget::ByteBudget;
+use archipelago_base::clock::{Clock, SystemClock};
+use archipelago_base::random::entropy_seed;
+use archipelago_base::spawn::{Joiner, Spawn, SystemSpawn};
+use archipelago_base::{Error, Result};
+use archipelago_engine::compaction::job::{CompactionSpec, run_compaction};
+use archipelago_engine::executor::wire::{self, Message};
+use archipelago_engine::extension::Registry;
+use archipelago_engine::gc::job::{GcSpec, run_gc};
+use archipelago_engine::job::spec::OutputSpec;
+use archipelago_engine::job::{Cancel, JobContext, JobOutput, KnownKeys, NoShards, Progress};
+use archipelago_engine::sst::BlockCache;
+use archipelago_env::FileSystem;
+use archipelago_env::local::LocalFs;
+use archipelago_fabric::{Endpoints, Secret};
+use parking_lot::{Condvar, Mutex};
+
+use super::courier::{Courier, Outbox, Resident};
+use super::owning::build_name;
+use super::{PAYLOAD_BYTES_MAX, SCHEDULER};
+use crate::decide::Load;
+use crate::executor::{Executor, ExecutorOffer, ExecutorStep};
+use crate::ids::{AttemptId, ExecutorId};
+use crate::job::Payload;
+use crate::wire::{Correspondent, OffloadMessage};
+
+/// Bytes of blocks that the readers of one executor keep.
+const CACHE_BYTES: u64 = 8 << 20;
+
+/// Settings of an executor.
+#[derive(Clone, Debug, Default)]
+pub struct ExecutorSettings {
+    /// Endpoints of the cluster's managers, one for each.
+    pub managers: Vec<String>,
+    /// Jobs that run at the same time.
+    pub slots: u32,
+    /// Directories in which databases of other processes lie, by the paths that those use.
+    pub shares: Vec<PathBuf>,
+    /// The cluster's secret.
+    pub secret: Option<Secret>,
+}
+
+/// Figures of an executor.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ExecutorFigures {
+    /// Jobs that run now.
+    pub running: u64,
+    /// Jobs that have ended with outputs.
+    pub succeeded: u64,
+    /// Jobs that have failed.
+    pub failed: u64,
+    /// Bytes that the jobs have read.
+    pub bytes_read: u64,
+    /// Bytes that the jobs have written.
+    pub bytes_written: u64,
+}
+
+/// A job that waits for a thread or runs.
+#[derive(Clone, Debug)]
+struct Job {
+    at: AttemptId,
+    spec: Payload,
+    cancel: Cancel,
+    progress: Arc<Progress>,
+}
+
+struct State {
+    machine: Executor,
+    /// Jobs that wait for a thread.
+    queue: VecDeque<Job>,
+    /// Jobs that wait or run.
+    jobs: BTreeMap<AttemptId, Job>,
+    /// Outputs that may have to be removed, with their directories.
+    outputs: BTreeMap<AttemptId, (PathBuf, JobOutput)>,
+    figures: ExecutorFigures,
+    is_stopped: bool,
+}
+
+struct Shared {
+    settings: ExecutorSettings,
+    state: Mutex<State>,
+    changed: Condvar,
+    clock: Arc<dyn Clock>,
+    fs: Arc<dyn FileSystem>,
+    registry: Registry,
+    budget: Arc<ByteBudget>,
+    outbox: Outbox,
+}
+
+/// A running executor. The drop cancels its jobs and waits for their threads.
+pub struct ExecutorServer {
+    shared: Arc<Shared>,
+    courier: Option<Courier>,
+    threads: Vec<Joiner>,
+}
+
+impl fmt::Debug for ExecutorServer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ExecutorServer").field("settings", &self.shared.settings).finish()
+    }
+}
+
+impl ExecutorServer {
+    /// Starts an executor. Errors: `InvalidArgument` if it has no slot, no manager or no shared
+    /// directory, or if a directory is not an absolute path; those of starting threads.
+    pub fn start(settings: ExecutorSettings) -> Result<Self> {
+        if settings.slots == 0 || settings.managers.is_empty() || settings.shares.is_empty() {
+            return Err(Error::invalid(
+                "an executor needs at least one slot, one manager and one shared directory",
+            ));
+        }
+        if let Some(wrong) = settings.shares.iter().find(|share| !is_plain(share)) {
+            return Err(Error::invalid(format!(
+                "the shared directory {} must be an absolute path without `..`, because databases \
+                 name their directories so",
+                wrong.display()
+            )));
+        }
+        let me = ExecutorId(entropy_seed());
+        let registry = Registry::default();
+        let mut names: BTreeSet<String> = registry.names().map(str::to_owned).collect();
+        names.insert(build_name());
+        let offer = ExecutorOffer { slots: settings.slots, names };
+        let endpoints = Arc::new(Endpoints::new().with_secret(settings.secret.clone()));
+        let shared = Arc::new(Shared {
+            state: Mutex::new(State {
+                machine: Executor::new(me, offer, &[SCHEDULER]),
+                queue: VecDeque::new(),
+                jobs: BTreeMap::new(),
+                outputs: BTreeMap::new(),
+                figures: ExecutorFigures::default(),
+                is_stopped: false,
+            }),
+            changed: Condvar::new(),
+            clock: SystemClock::shared(),
+            fs: Arc::new(LocalFs::new()),
+            registry,
+            budget: ByteBudget::unlimited(),
+            outbox: Courier::outbox(Correspondent::Executor(me)),
+            settings,
+        });
+        let mut server = Self { shared: Arc::clone(&shared), courier: None, threads: Vec::new() };
+        for _ in 0..shared.settings.slots {
+            let shared = Arc::clone(&shared);
+            let thread = SystemSpawn.spawn("offload-job", Box::new(move || shared.work()))?;
+            server.threads.push(thread);
+        }
+        let weak = Arc::downgrade(&shared);
+        let resident: Weak<dyn Resident> = weak;
+        let managers = &shared.settings.managers;
+        server.courier = Some(Courier::start(&shared.outbox, managers, &endpoints, resident)?);
+        Ok(server)
+    }
+
+    /// The figures of the executor.
+    #[must_use]
+    pub fn figures(&self) -> ExecutorFigures {
+        self.shared.state.lock().figures
+    }
+}
+
+impl Drop for ExecutorServer {
+    fn drop(&mut self) {
+        {
+            let mut state = self.shared.state.lock();
+            state.is_stopped = true;
+            state.jobs.values().for_each(|job| job.cancel.cancel());
+        }
+        self.shared.changed.notify_all();
+        for thread in self.threads.drain(..) {
+            if let Err(error) = thread.join() {
+                tracing::error!(%error, "a thread of an executor panicked");
+            }
+        }
+        drop(self.courier.take());
+    }
+}
+
+/// Whether a path is absolute and has no part that leads upwards.
+fn is_plain(path: &Path) -> bool {
+    path.is_absolute() && !path.components().any(|part| part == Component::ParentDir)
+}
+
+impl Shared {
+    /// Runs jobs until the executor ends.
+    fn work(&self) {
+        while let Some(job) = self.next_job() {
+            let result = catch_unwind(AssertUnwindSafe(|| self.run(&job)));
+            let result = result.unwrap_or_else(|_| Err(Error::internal("the job panicked")));
+            self.end(&job, result);
+        }
+    }
+
+    fn next_job(&self) -> Option<Job> {
+        let mut state = self.state.lock();
+        loop {
+            if state.is_stopped {
+                return None;
+            }
+            if let Some(job) = state.queue.pop_front() {
+                state.figures.running += 1;
+                return Some(job);
+            }
+            self.changed.wait(&mut state);
+        }
+    }
+
+    fn end(&self, job: &Job, result: Result<(PathBuf, JobOutput, Payload)>) {
+        let mut state = self.state.lock();
+        state.figures.running -= 1;
+        state.jobs.remove(&job.at);
+        let result = match result {
+            Ok((dir, output, payload)) => {
+                state.figures.succeeded += 1;
+                state.figures.bytes_read += output.bytes_read;
+                state.figures.bytes_written += output.bytes_written;
+                state.outputs.insert(job.at, (dir, output));
+                Ok(payload)
+            }
+            Err(error) => {
+                tracing::warn!(%error, job = %job.at, "an offloaded job failed");
+                state.figures.failed += 1;
+                Err(error.to_string())
+            }
+        };
+        let steps = state.machine.ended(self.clock.now_ns(), job.at, result);
+        let messages = self.step(&mut state, steps);
+        drop(state);
+        self.outbox.send(messages);
+    }
+
+    fn run(&self, job: &Job) -> Result<(PathBuf, JobOutput, Payload)> {
+        let context = JobContext {
+            fs: Arc::clone(&self.fs),
+            registry: self.registry.clone(),
+            clock: Arc::clone(&self.clock),
+            limiter: None,
+            cancel: job.cancel.clone(),
+            shards: &NoShards,
+            cache: BlockCache::new(CACHE_BYTES, &self.budget),
+            warm: false,
+            budget: Arc::clone(&self.budget),
+            more_file_numbers: None,
+            value_keys: KnownKeys::default(),
+            progress: Arc::clone(&job.progress),
+        };
+        let (dir, output) = match job.spec.0.get(1) {
+            Some(&CompactionSpec::TAG) => {
+                let spec: CompactionSpec = wire::decode(&job.spec.0)?;
+                (self.allowed(&spec.output)?, run_compaction(&spec, &context)?)
+            }
+            Some(&GcSpec::TAG) => {
+                let spec: GcSpec = wire::decode(&job.spec.0)?;
+                (self.allowed(&spec.output)?, run_gc(&spec, &context)?)
+            }
+            _ => {
+                return Err(Error::unsupported(
+                    "this executor runs compactions and garbage collections only",
+                ));
+            }
+        };
+        let encoded = wire::encode(&output)?;
+        if encoded.len() > PAYLOAD_BYTES_MAX {
+            self.remove(&dir, &output);
+            return Err(Error::unsupported("the output of the job does not fit into a message"));
+        }
+        Ok((dir, output, encoded.into()))
+    }
+
+    /// The directory of a job, if it lies below a shared one.
+    fn allowed(&self, output: &OutputSpec) -> Result<PathBuf> {
+        let dir = &output.dir;
+        let is_below = |share: &PathBuf| dir.starts_with(share);
+        if is_plain(dir) && self.settings.shares.iter().any(is_below) {
+            return Ok(dir.clone());
+        }
+        Err(Error::invalid(format!(
+            "the directory {} is not below a shared directory of this executor (--share)",
+            dir.display()
+        )))
+    }
+
+    /// Removes the files of an output. What cannot be removed is left to the sweep of the owner.
+    fn remove(&self, dir: &Path, output: &JobOutput) {
+        for name in output.file_names() {
+            let path = dir.join(name);
+            match self.fs.remove(&path) {
+                Err(error) if error.kind() != archipelago_base::ErrorKind::NotFound => {
+                    tracing::warn!(%error, "an output that nobody needs was not removed");
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Takes the steps of the state machine. Returns the messages to send.
+    fn step(&self, state: &mut State, steps: Vec<ExecutorStep>) -> Vec<OffloadMessage> {
+        let mut messages = Vec::new();
+        for step in steps {
+            match step {
+                ExecutorStep::Send { message, .. } => messages.push(message),
+                ExecutorStep::Run { at, spec, .. } => {
+                    let (cancel, progress) = (Cancel::default(), Arc::default());
+                    let job = Job { at, spec, cancel, progress };
+                    state.jobs.insert(at, job.clone());
+                    state.queue.push_back(job);
+                    self.changed.notify_one();
+                }
+                ExecutorStep::Stop { at } => {
+                    if let Some(job) = state.jobs.get(&at) {
+                        job.cancel.cancel();
+                    }
+                }
+                ExecutorStep::Remove { at, .. } => {
+                    if let Some((dir, output)) = state.outputs.remove(&at) {
+                        self.remove(&dir, &output);
+                    }
+                }
+                ExecutorStep::Keep { at } => {
+                    state.outputs.remove(&at);
+                }
+            }
+        }
+        messages
+    }
+}
+
+impl Resident for Shared {
+    fn take(&self, messages: Vec<OffloadMessage>) -> Vec<OffloadMessage> {
+        let now_ns = self.clock.now_ns();
+        let mut state = self.state.lock();
+        let mut sent = Vec::new();
+        for message in messages {
+            let steps = state.machine.on_message(now_ns, SCHEDULER, message);
+            sent.extend(self.step(&mut state, steps));
+        }
+        sent
+    }
+
+    fn tick(&self) -> Vec<OffloadMessage> {
+        let now_ns = self.clock.now_ns();
+        let mut state = self.state.lock();
+        let slots = u64::from(self.settings.slots);
+        let share = |count: u64| (1000 * count / slots).min(u64::from(u32::MAX)) as u32;
+        let (cpu, queue) = (share(state.figures.running), share(state.queue.len() as u64));
+        state.machine.note_load(Load { cpu, io: 0, queue });
+        let moved = |job: &Job| (job.at, job.progress.bytes_read() + job.progress.bytes_written());
+        let progress: Vec<(AttemptId, u64)> = state.jobs.values().map(moved).collect();
+        for (at, bytes) in progress {
+            state.machine.note_progress(at, bytes);
+        }
+        let steps = state.machine.on_timer(now_ns);
+        self.step(&mut state, steps)
+    }
+}

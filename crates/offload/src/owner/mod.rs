@@ -1,0 +1,504 @@
+//! The jobs of an owner that run elsewhere, as a state machine without clock, lock or I/O.
+//!
+//! | state of a job | next state and its cause |
+//! | --- | --- |
+//! | away | checking, on COMMIT of a live attempt; here, when it is given back or nobody answers |
+//! | checking | ended, when the outputs are installed; away, when they are refused |
+//! | here | ended, when this process has run it |
+//! | ended | forgotten, when many younger jobs have ended |
+//!
+//! An attempt is *live* from its preparation until the job ends, runs here, or its outputs are
+//! refused. Then the attempt is *abandoned*: nobody installs its outputs, and the sweep of the owner
+//! removes files with its numbers.
+//!
+//! Invariants:
+//! 1. The outputs of a job are installed at most once (I2), and only those of a live attempt of this
+//!    epoch.
+//! 2. The verdict [`Verdict::Discard`] is given only for abandoned attempts of this epoch
+//!    (OFFLOAD.md, rule R4). For all that the owner does not know, the verdict is
+//!    [`Verdict::Forget`].
+//! 3. Attempts are prepared for one life of one scheduler, with file numbers of their own (R1).
+//! 4. An owner greets every scheduler, also without jobs, so that each one ends the jobs of earlier
+//!    owners.
+//!
+//! Thread-safety: none; the driver holds a lock.
+//! Failure: if no scheduler answers, or all attempts fail, the owner runs the job itself.
+//! Cost: O(jobs) for each tick, and O(log jobs) for each message.
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+
+use archipelago_base::Epoch;
+
+use crate::ids::{Attempt, AttemptId, JobId, NumberRange, OwnerStamp, SchedulerId, SchedulerLife};
+use crate::job::{JobKind, JobOrder, LocalWhy, Payload, PreparedAttempt, Verdict};
+use crate::sabotage::Sabotage;
+use crate::wire::OffloadMessage;
+
+const MS: u64 = 1_000_000;
+/// Attempts that an owner should prepare at a time.
+pub const ATTEMPTS: usize = 3;
+/// Ended jobs that an owner remembers.
+const ENDED_MAX: usize = 4096;
+/// Refused outputs of a job after which the owner runs it itself.
+const REFUSALS_MAX: u32 = 2;
+
+/// Times of an owner.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OwnerTerms {
+    /// Time after which PREPARE is repeated.
+    pub repeat_ns: u64,
+    /// Silence of a scheduler after which the next one, or this process, gets the job.
+    pub silent_ns: u64,
+}
+
+impl Default for OwnerTerms {
+    fn default() -> Self {
+        Self { repeat_ns: 500 * MS, silent_ns: 2_000 * MS }
+    }
+}
+
+/// Step that the driver of an owner takes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum OwnerStep {
+    /// Send the message to this scheduler.
+    Send {
+        /// Scheduler that gets the message.
+        to: SchedulerId,
+        /// Message to send.
+        message: OffloadMessage,
+    },
+    /// Draw file numbers for attempts, of which [`ATTEMPTS`] is a good number, and call
+    /// [`Owner::prepared`] with them; or end the job with [`Owner::ran_here`].
+    Prepare {
+        /// Number of the job.
+        job: u64,
+    },
+    /// Run the job in this process, and call [`Owner::ran_here`].
+    RunHere {
+        /// Number of the job.
+        job: u64,
+        /// Reason for the counters.
+        why: LocalWhy,
+        /// Whether no executor can have used the numbers of the prepared attempts. If it may have,
+        /// this process needs numbers of its own.
+        is_untouched: bool,
+    },
+    /// Check the outputs, install them if they are right, and call [`Owner::checked`].
+    Check {
+        /// Attempt that has committed.
+        at: AttemptId,
+        /// File numbers that the outputs may have.
+        numbers: NumberRange,
+        /// What the job gave back.
+        output: Payload,
+    },
+    /// Files with these numbers belong to nobody: the sweep removes them, now and later.
+    Abandon {
+        /// Numbers of an abandoned attempt.
+        numbers: NumberRange,
+    },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Away { heard_ns: u64, next_ns: u64 },
+    Checking { attempt: Attempt, from: SchedulerId },
+    Here,
+}
+
+#[derive(Clone, Debug)]
+struct Job {
+    order: JobOrder,
+    spec: Payload,
+    /// Position of the scheduler that has the job.
+    scheduler: usize,
+    /// Schedulers that were tried.
+    tried: usize,
+    /// Life for which the newest attempts were prepared.
+    life: Option<SchedulerLife>,
+    /// Lives for which attempts were prepared.
+    lives: u32,
+    /// Whether the driver draws numbers.
+    is_drawing: bool,
+    /// The newest attempts.
+    prepared: Vec<PreparedAttempt>,
+    live: BTreeMap<Attempt, NumberRange>,
+    newest: Attempt,
+    refusals: u32,
+    state: State,
+}
+
+/// The offloaded jobs of one open of a database.
+#[derive(Clone, Debug)]
+pub struct Owner {
+    me: OwnerStamp,
+    terms: OwnerTerms,
+    /// Schedulers in the order in which they are tried.
+    schedulers: Vec<SchedulerId>,
+    lives: BTreeMap<SchedulerId, SchedulerLife>,
+    jobs: BTreeMap<u64, Job>,
+    /// The installed attempt of each ended job; `None` if it ran here or was given up.
+    ended: BTreeMap<u64, Option<Attempt>>,
+    next_number: u64,
+    /// Time of the next greeting of schedulers that have not answered.
+    greet_ns: u64,
+    is_superseded: bool,
+    sabotage: Sabotage,
+}
+
+impl Owner {
+    /// An owner without jobs, whose epoch is durable. `schedulers` is not empty; the first one gets
+    /// the jobs.
+    #[must_use]
+    pub fn new(me: OwnerStamp, terms: OwnerTerms, schedulers: Vec<SchedulerId>) -> Self {
+        Self {
+            me,
+            terms,
+            schedulers,
+            lives: BTreeMap::new(),
+            jobs: BTreeMap::new(),
+            ended: BTreeMap::new(),
+            next_number: 1,
+            greet_ns: 0,
+            is_superseded: false,
+            sabotage: Sabotage::default(),
+        }
+    }
+
+    /// The same owner without the steps of these switches.
+    #[must_use]
+    pub fn sabotaged(self, sabotage: Sabotage) -> Self {
+        Self { sabotage, ..self }
+    }
+
+    /// Its stamp.
+    #[must_use]
+    pub fn stamp(&self) -> OwnerStamp {
+        self.me
+    }
+
+    /// Whether a scheduler knows a newer owner of the database.
+    #[must_use]
+    pub fn is_superseded(&self) -> bool {
+        self.is_superseded
+    }
+
+    /// Number of jobs that have not ended.
+    #[must_use]
+    pub fn jobs(&self) -> usize {
+        self.jobs.len()
+    }
+
+    /// Gives a job to the schedulers. Returns its number.
+    pub fn submit(
+        &mut self,
+        now_ns: u64,
+        kind: JobKind,
+        bytes: u64,
+        needs: Vec<String>,
+        spec: Payload,
+    ) -> (u64, Vec<OwnerStep>) {
+        let number = self.next_number;
+        self.next_number += 1;
+        let id = JobId { db: self.me.db, epoch: self.me.epoch, number };
+        let order = JobOrder { id, token: self.me.token, kind, bytes, needs };
+        let job = Job {
+            order,
+            spec,
+            scheduler: 0,
+            tried: 0,
+            life: None,
+            lives: 0,
+            is_drawing: false,
+            prepared: Vec::new(),
+            live: BTreeMap::new(),
+            newest: Attempt::default(),
+            refusals: 0,
+            state: State::Away { heard_ns: now_ns, next_ns: now_ns },
+        };
+        self.jobs.insert(number, job);
+        (number, self.on_timer(now_ns))
+    }
+
+    /// The driver has drawn file numbers for the next attempts of a job.
+    pub fn prepared(&mut self, now_ns: u64, number: u64, ranges: &[NumberRange]) -> Vec<OwnerStep> {
+        let oldest = self.oldest();
+        let abandon = || ranges.iter().map(|&numbers| OwnerStep::Abandon { numbers }).collect();
+        let Some(job) = self.jobs.get_mut(&number) else { return abandon() };
+        job.is_drawing = false;
+        let to = self.schedulers[job.scheduler];
+        let (State::Away { next_ns, .. }, Some(life)) = (&mut job.state, self.lives.get(&to))
+        else {
+            return abandon();
+        };
+        *next_ns = now_ns + self.terms.repeat_ns;
+        job.life = Some(*life);
+        job.lives += 1;
+        job.prepared.clear();
+        for &numbers in ranges {
+            job.newest = Attempt(job.newest.0 + 1);
+            job.live.insert(job.newest, numbers);
+            job.prepared.push(PreparedAttempt { attempt: job.newest, numbers });
+        }
+        vec![OwnerStep::Send { to, message: job.prepare(*life, oldest) }]
+    }
+
+    /// The outputs of an attempt were checked. `is_installed` says that the edit is durable.
+    pub fn checked(&mut self, now_ns: u64, at: AttemptId, is_installed: bool) -> Vec<OwnerStep> {
+        let number = at.job.number;
+        let Some(job) = self.jobs.get_mut(&number) else { return Vec::new() };
+        let State::Checking { attempt, from } = job.state else { return Vec::new() };
+        debug_assert_eq!(attempt, at.attempt, "one attempt is checked at a time");
+        let decided = |verdict| OwnerStep::Send {
+            to: from,
+            message: OffloadMessage::Decided { at, verdict },
+        };
+        if is_installed {
+            job.live.remove(&attempt);
+            let mut steps = vec![decided(Verdict::Installed)];
+            steps.extend(self.end(number, Some(attempt)));
+            return steps;
+        }
+        job.state = State::Away { heard_ns: now_ns, next_ns: now_ns + self.terms.repeat_ns };
+        job.refusals += 1;
+        let is_enough = job.refusals >= REFUSALS_MAX;
+        let numbers = job.live.remove(&attempt).unwrap_or_default();
+        let mut steps = vec![decided(Verdict::Discard), OwnerStep::Abandon { numbers }];
+        if is_enough {
+            steps.extend(self.bring_here(number, LocalWhy::Refused, false));
+        }
+        steps
+    }
+
+    /// This process has run the job, or the job is not needed any more.
+    pub fn ran_here(&mut self, number: u64) -> Vec<OwnerStep> {
+        self.end(number, None)
+    }
+
+    /// A message has come from a scheduler.
+    pub fn on_message(
+        &mut self,
+        now_ns: u64,
+        from: SchedulerId,
+        message: OffloadMessage,
+    ) -> Vec<OwnerStep> {
+        match message {
+            OffloadMessage::Lives { life } => self.lives_as(now_ns, life),
+            OffloadMessage::Queued { job } if job.epoch == self.me.epoch => {
+                if let Some(job) = self.jobs.get_mut(&job.number)
+                    && self.schedulers[job.scheduler] == from
+                    && let State::Away { heard_ns, .. } = &mut job.state
+                {
+                    *heard_ns = now_ns;
+                }
+                Vec::new()
+            }
+            OffloadMessage::GiveBack { job, why, is_untouched } => {
+                self.given_back(from, job, why, is_untouched)
+            }
+            OffloadMessage::Done { at, output } => self.done(from, at, output),
+            OffloadMessage::Stale { newest } if newest.db == self.me.db => {
+                self.is_superseded |= newest != self.me && newest.epoch >= self.me.epoch;
+                let away: Vec<u64> = self.jobs.keys().copied().collect();
+                let here = |number| self.bring_here(number, LocalWhy::Superseded, false);
+                away.into_iter().flat_map(here).collect()
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    /// Time passes: repetitions, and schedulers that do not answer.
+    pub fn on_timer(&mut self, now_ns: u64) -> Vec<OwnerStep> {
+        let mut steps = Vec::new();
+        if self.greet_ns <= now_ns {
+            self.greet_ns = now_ns + self.terms.repeat_ns;
+            let unknown = self.schedulers.iter().filter(|to| !self.lives.contains_key(to));
+            steps.extend(unknown.map(|&to| OwnerStep::Send {
+                to,
+                message: OffloadMessage::Greet { owner: self.me },
+            }));
+        }
+        let numbers: Vec<u64> = self.jobs.keys().copied().collect();
+        for number in numbers {
+            steps.extend(self.tick(now_ns, number));
+        }
+        steps
+    }
+
+    fn tick(&mut self, now_ns: u64, number: u64) -> Vec<OwnerStep> {
+        let oldest = self.oldest();
+        let Some(job) = self.jobs.get_mut(&number) else { return Vec::new() };
+        let State::Away { heard_ns, next_ns } = &mut job.state else { return Vec::new() };
+        if *heard_ns + self.terms.silent_ns <= now_ns {
+            job.tried += 1;
+            if job.tried >= self.schedulers.len() {
+                return self.bring_here(number, LocalWhy::Silent, false);
+            }
+            job.scheduler = (job.scheduler + 1) % self.schedulers.len();
+            (*heard_ns, *next_ns) = (now_ns, now_ns);
+        }
+        if *next_ns > now_ns {
+            return Vec::new();
+        }
+        *next_ns = now_ns + self.terms.repeat_ns;
+        let to = self.schedulers[job.scheduler];
+        match self.lives.get(&to) {
+            Some(life) if job.life == Some(*life) => {
+                vec![OwnerStep::Send { to, message: job.prepare(*life, oldest) }]
+            }
+            Some(_) => job.draw(number),
+            None => Vec::new(),
+        }
+    }
+
+    /// A scheduler has said which life it is in. Jobs that were prepared for another one need fresh
+    /// attempts.
+    fn lives_as(&mut self, now_ns: u64, life: SchedulerLife) -> Vec<OwnerStep> {
+        let known = self.lives.entry(life.scheduler).or_insert(life);
+        if known.term > life.term {
+            return Vec::new();
+        }
+        *known = life;
+        let mut steps = Vec::new();
+        for (number, job) in &mut self.jobs {
+            let is_there = self.schedulers[job.scheduler] == life.scheduler;
+            if let State::Away { heard_ns, .. } = &mut job.state
+                && is_there
+                && job.life != Some(life)
+            {
+                *heard_ns = now_ns;
+                steps.extend(job.draw(*number));
+            }
+        }
+        steps
+    }
+
+    fn given_back(
+        &mut self,
+        from: SchedulerId,
+        job: JobId,
+        why: LocalWhy,
+        is_untouched: bool,
+    ) -> Vec<OwnerStep> {
+        let number = job.number;
+        if job.epoch > self.me.epoch {
+            // The job of a newer owner, about which this one decides nothing.
+            return Vec::new();
+        }
+        let is_mine = job.epoch == self.me.epoch;
+        let known = self.jobs.get(&number).filter(|_| is_mine).map(|job| job.state);
+        let is_from_its_scheduler = |of: &Self| {
+            of.jobs.get(&number).is_some_and(|job| of.schedulers[job.scheduler] == from)
+        };
+        let mut steps = match known {
+            Some(State::Checking { .. }) => return Vec::new(),
+            Some(State::Away { .. }) if is_from_its_scheduler(self) => {
+                self.bring_here(number, why, is_untouched)
+            }
+            _ => Vec::new(),
+        };
+        steps.push(OwnerStep::Send { to: from, message: OffloadMessage::CancelJob { job } });
+        steps
+    }
+
+    /// An executor has committed an attempt.
+    fn done(&mut self, from: SchedulerId, at: AttemptId, output: Payload) -> Vec<OwnerStep> {
+        let decided = |verdict| {
+            let message = OffloadMessage::Decided { at, verdict };
+            vec![OwnerStep::Send { to: from, message }]
+        };
+        let unknown = || match self.sabotage.no_forget() {
+            true => decided(Verdict::Discard),
+            false => decided(Verdict::Forget),
+        };
+        let is_mine = at.job.epoch == self.me.epoch || self.sabotage.no_epoch_check();
+        if !is_mine {
+            // A later epoch means that this owner is the old one, which decides nothing.
+            return if at.job.epoch > self.me.epoch { Vec::new() } else { unknown() };
+        }
+        let Some(job) = self.jobs.get_mut(&at.job.number) else {
+            return match self.ended.get(&at.job.number) {
+                Some(Some(installed)) if *installed == at.attempt => decided(Verdict::Installed),
+                Some(_) if self.sabotage.no_attempt_check() => {
+                    vec![OwnerStep::Check { at, numbers: NumberRange::default(), output }]
+                }
+                Some(_) => decided(Verdict::Discard),
+                None => unknown(),
+            };
+        };
+        match (job.state, job.live.get(&at.attempt).copied()) {
+            (State::Checking { .. }, Some(_)) => Vec::new(),
+            (State::Away { .. }, Some(numbers)) => {
+                job.state = State::Checking { attempt: at.attempt, from };
+                vec![OwnerStep::Check { at, numbers, output }]
+            }
+            (State::Here, _) | (_, None) => decided(Verdict::Discard),
+        }
+    }
+
+    /// Takes a job back: its attempts are abandoned, and this process runs it. `is_unpacked` says
+    /// that the scheduler's present life gave no package to an executor.
+    fn bring_here(&mut self, number: u64, why: LocalWhy, is_unpacked: bool) -> Vec<OwnerStep> {
+        let Some(job) = self.jobs.get_mut(&number) else { return Vec::new() };
+        if !matches!(job.state, State::Away { .. }) {
+            return Vec::new();
+        }
+        job.state = State::Here;
+        let mut steps: Vec<OwnerStep> = std::mem::take(&mut job.live)
+            .into_values()
+            .map(|numbers| OwnerStep::Abandon { numbers })
+            .collect();
+        let is_untouched = job.lives == 0 || (job.lives == 1 && is_unpacked);
+        steps.push(OwnerStep::RunHere { job: number, why, is_untouched });
+        steps
+    }
+
+    fn end(&mut self, number: u64, installed: Option<Attempt>) -> Vec<OwnerStep> {
+        let Some(job) = self.jobs.remove(&number) else { return Vec::new() };
+        self.ended.insert(number, installed);
+        if self.ended.len() > ENDED_MAX {
+            self.ended.pop_first();
+        }
+        let abandon = |numbers| OwnerStep::Abandon { numbers };
+        let mut steps: Vec<OwnerStep> = job.live.into_values().map(abandon).collect();
+        let id = job.order.id;
+        for &to in self.schedulers.iter().take(job.tried + 1) {
+            steps.push(OwnerStep::Send { to, message: OffloadMessage::CancelJob { job: id } });
+        }
+        steps
+    }
+
+    /// Number of the oldest job that has not ended.
+    fn oldest(&self) -> u64 {
+        self.jobs.keys().next().copied().unwrap_or(self.next_number)
+    }
+
+    /// The epoch of this owner.
+    #[must_use]
+    pub fn epoch(&self) -> Epoch {
+        self.me.epoch
+    }
+}
+
+impl Job {
+    fn prepare(&self, life: SchedulerLife, oldest: u64) -> OffloadMessage {
+        OffloadMessage::Prepare {
+            order: self.order.clone(),
+            life,
+            attempts: self.prepared.clone(),
+            oldest,
+            spec: self.spec.clone(),
+        }
+    }
+
+    /// Asks for file numbers, unless the driver draws them already.
+    fn draw(&mut self, number: u64) -> Vec<OwnerStep> {
+        match std::mem::replace(&mut self.is_drawing, true) {
+            true => Vec::new(),
+            false => vec![OwnerStep::Prepare { job: number }],
+        }
+    }
+}

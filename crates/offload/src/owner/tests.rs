@@ -1,0 +1,200 @@
+//! An owner with single messages.
+
+use super::*;
+use crate::ids::{OffloadDb, Token};
+
+const S: SchedulerId = SchedulerId(1);
+const OTHER: SchedulerId = SchedulerId(2);
+const LIFE: SchedulerLife = SchedulerLife { scheduler: S, term: 5 };
+const MINE: OwnerStamp =
+    OwnerStamp { db: OffloadDb([3; 16]), epoch: Epoch(7), token: Token([1; 16]) };
+
+fn owner(schedulers: &[SchedulerId]) -> Owner {
+    Owner::new(MINE, OwnerTerms::default(), schedulers.to_vec())
+}
+
+fn ranges(first: u64) -> [NumberRange; ATTEMPTS] {
+    [0, 1, 2].map(|at| NumberRange { first: first + 10 * at, count: 10 })
+}
+
+fn at(number: u64, attempt: u32) -> AttemptId {
+    let job = JobId { db: MINE.db, epoch: MINE.epoch, number };
+    AttemptId { job, attempt: Attempt(attempt) }
+}
+
+/// An owner with one job, whose first three attempts are prepared.
+fn with_job() -> Owner {
+    let mut owner = owner(&[S]);
+    let (job, steps) = owner.submit(0, JobKind::Compaction, 9, Vec::new(), Payload::default());
+    assert_eq!(job, 1);
+    let greet = OffloadMessage::Greet { owner: MINE };
+    assert_eq!(steps, [OwnerStep::Send { to: S, message: greet }]);
+    let steps = owner.on_message(0, S, OffloadMessage::Lives { life: LIFE });
+    assert_eq!(steps, [OwnerStep::Prepare { job: 1 }]);
+    let steps = owner.prepared(0, 1, &ranges(100));
+    assert!(is_prepare(&steps[0], 3), "{steps:?}");
+    owner
+}
+
+fn is_prepare(step: &OwnerStep, count: usize) -> bool {
+    matches!(step, OwnerStep::Send { message: OffloadMessage::Prepare { attempts, .. }, .. }
+        if attempts.len() == count)
+}
+
+fn done(owner: &mut Owner, at: AttemptId) -> Vec<OwnerStep> {
+    owner.on_message(0, S, OffloadMessage::Done { at, output: Payload::default() })
+}
+
+fn verdict(steps: &[OwnerStep]) -> Verdict {
+    match steps {
+        [OwnerStep::Send { message: OffloadMessage::Decided { verdict, .. }, .. }, ..] => *verdict,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn the_first_attempt_that_commits_is_installed_and_the_others_are_abandoned() {
+    let mut owner = with_job();
+    let [OwnerStep::Check { numbers, .. }] = done(&mut owner, at(1, 2))[..] else {
+        panic!("a check")
+    };
+    assert_eq!(numbers, ranges(100)[1]);
+    assert_eq!(done(&mut owner, at(1, 1)), [], "another attempt waits for the check");
+    let steps = owner.checked(0, at(1, 2), true);
+    assert_eq!(verdict(&steps), Verdict::Installed);
+    let abandoned = [ranges(100)[0], ranges(100)[2]];
+    for numbers in abandoned {
+        assert!(steps.contains(&OwnerStep::Abandon { numbers }), "{steps:?}");
+    }
+    assert_eq!(verdict(&done(&mut owner, at(1, 1))), Verdict::Discard);
+    assert_eq!(verdict(&done(&mut owner, at(1, 2))), Verdict::Installed, "it came twice");
+    assert_eq!(owner.jobs(), 0);
+}
+
+#[test]
+fn nothing_unknown_is_discarded() {
+    let mut owner = with_job();
+    assert_eq!(verdict(&done(&mut owner, at(99, 1))), Verdict::Forget);
+    let mut earlier = at(1, 1);
+    earlier.job.epoch = Epoch(6);
+    assert_eq!(verdict(&done(&mut owner, earlier)), Verdict::Forget);
+    let mut later = at(1, 1);
+    later.job.epoch = Epoch(8);
+    assert_eq!(done(&mut owner, later), [], "an old owner decides nothing");
+}
+
+#[test]
+fn another_life_of_the_scheduler_gets_fresh_attempts() {
+    let mut owner = with_job();
+    let next = SchedulerLife { term: 6, ..LIFE };
+    let steps = owner.on_message(0, S, OffloadMessage::Lives { life: next });
+    assert_eq!(steps, [OwnerStep::Prepare { job: 1 }]);
+    let again = owner.on_message(0, S, OffloadMessage::Lives { life: next });
+    assert_eq!(again, [], "the numbers are being drawn");
+    let steps = owner.prepared(0, 1, &ranges(200));
+    let OwnerStep::Send { message: OffloadMessage::Prepare { life, attempts, .. }, .. } = &steps[0]
+    else {
+        panic!("{steps:?}")
+    };
+    assert_eq!(
+        (*life, attempts[0].attempt, attempts[0].numbers),
+        (next, Attempt(4), ranges(200)[0])
+    );
+    // An answer of the earlier life comes late.
+    assert_eq!(owner.on_message(0, S, OffloadMessage::Lives { life: LIFE }), []);
+    // An executor of the earlier life may still commit.
+    assert!(matches!(done(&mut owner, at(1, 1))[..], [OwnerStep::Check { .. }]));
+}
+
+#[test]
+fn a_job_that_comes_back_runs_here_and_its_attempts_are_abandoned() {
+    let mut owner = with_job();
+    let job = at(1, 1).job;
+    let (why, is_untouched) = (LocalWhy::NoExecutor, true);
+    let back = OffloadMessage::GiveBack { job, why, is_untouched };
+    let steps = owner.on_message(0, S, back.clone());
+    assert!(steps.contains(&OwnerStep::RunHere { job: 1, why, is_untouched }));
+    let count = steps.iter().filter(|step| matches!(step, OwnerStep::Abandon { .. })).count();
+    assert_eq!(count, ATTEMPTS);
+    assert_eq!(verdict(&done(&mut owner, at(1, 1))), Verdict::Discard);
+    let steps = owner.on_message(0, S, back);
+    let cancel = OffloadMessage::CancelJob { job };
+    assert_eq!(steps, [OwnerStep::Send { to: S, message: cancel }], "it runs once");
+    owner.ran_here(1);
+    assert_eq!(owner.jobs(), 0);
+    assert_eq!(verdict(&done(&mut owner, at(1, 2))), Verdict::Discard);
+}
+
+#[test]
+fn a_job_runs_here_when_no_scheduler_answers() {
+    let mut owner = owner(&[S, OTHER]);
+    owner.submit(0, JobKind::Flush, 9, Vec::new(), Payload::default());
+    let silent_ns = OwnerTerms::default().silent_ns;
+    let steps = owner.on_timer(silent_ns);
+    assert!(!steps.iter().any(|step| matches!(step, OwnerStep::RunHere { .. })), "the second one");
+    let steps = owner.on_timer(2 * silent_ns);
+    assert!(steps.contains(&OwnerStep::RunHere {
+        job: 1,
+        why: LocalWhy::Silent,
+        is_untouched: true,
+    }));
+}
+
+#[test]
+fn outputs_that_are_refused_twice_end_the_offload() {
+    let mut owner = with_job();
+    for attempt in 1..=2 {
+        done(&mut owner, at(1, attempt));
+        let steps = owner.checked(0, at(1, attempt), false);
+        assert_eq!(verdict(&steps), Verdict::Discard);
+        let here = OwnerStep::RunHere { job: 1, why: LocalWhy::Refused, is_untouched: false };
+        assert_eq!(steps.contains(&here), attempt == 2, "{steps:?}");
+    }
+}
+
+#[test]
+fn numbers_for_a_job_that_has_ended_are_abandoned() {
+    let mut owner = with_job();
+    done(&mut owner, at(1, 1));
+    owner.checked(0, at(1, 1), true);
+    let steps = owner.prepared(0, 1, &ranges(300));
+    assert_eq!(steps, ranges(300).map(|numbers| OwnerStep::Abandon { numbers }));
+}
+
+#[test]
+fn an_owner_that_was_replaced_takes_its_jobs_back() {
+    let mut owner = with_job();
+    let newest = OwnerStamp { epoch: Epoch(8), ..MINE };
+    let steps = owner.on_message(0, S, OffloadMessage::Stale { newest });
+    assert!(owner.is_superseded());
+    assert!(steps.contains(&OwnerStep::RunHere {
+        job: 1,
+        why: LocalWhy::Superseded,
+        is_untouched: false,
+    }));
+}
+
+#[test]
+fn numbers_of_an_earlier_life_are_never_untouched() {
+    let mut owner = with_job();
+    let next = SchedulerLife { term: 6, ..LIFE };
+    owner.on_message(0, S, OffloadMessage::Lives { life: next });
+    owner.prepared(0, 1, &ranges(200));
+    let (job, why) = (at(1, 1).job, LocalWhy::NoExecutor);
+    let back = OffloadMessage::GiveBack { job, why, is_untouched: true };
+    let steps = owner.on_message(0, S, back);
+    assert!(steps.contains(&OwnerStep::RunHere { job: 1, why, is_untouched: false }));
+}
+
+#[test]
+fn an_old_owner_cancels_nothing_of_a_newer_one() {
+    let mut owner = with_job();
+    let (mut job, why, is_untouched) = (at(1, 1).job, LocalWhy::NoExecutor, true);
+    job.epoch = Epoch(8);
+    let back = OffloadMessage::GiveBack { job, why, is_untouched };
+    assert_eq!(owner.on_message(0, S, back), []);
+    job.epoch = Epoch(6);
+    let back = OffloadMessage::GiveBack { job, why, is_untouched };
+    let cancel = OffloadMessage::CancelJob { job };
+    assert_eq!(owner.on_message(0, S, back), [OwnerStep::Send { to: S, message: cancel }]);
+}

@@ -1,0 +1,416 @@
+//! The jobs of a scheduler: their attempts, and the queues in which they wait.
+//!
+//! Invariants:
+//! 1. A job is in its queue exactly while its state is [`State::Queued`].
+//! 2. An attempt is packed for at most one executor. An attempt that an executor declined was not
+//!    packed, and may be offered again.
+//! 3. A job that has ended is not entered again, until its owner's oldest job is younger.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use archipelago_base::Epoch;
+
+use super::SchedulerTerms;
+use crate::decide::Candidate;
+use crate::ids::{Attempt, AttemptId, ExecutorId, JobId, OffloadDb, SchedulerLife};
+use crate::job::{JobKind, JobOrder, LocalWhy, Payload, PreparedAttempt};
+use crate::wire::OffloadMessage;
+
+/// A queue of jobs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Queue {
+    /// Flushes, for which writers may wait.
+    Flush,
+    /// All other jobs.
+    Other,
+}
+
+/// The queues, in the order in which they are served.
+pub(super) const QUEUES: [Queue; 2] = [Queue::Flush, Queue::Other];
+
+/// The job at the head of a queue.
+#[derive(Clone, Debug)]
+pub(super) struct Head {
+    /// Job in question.
+    pub(super) id: JobId,
+    /// Bytes that it reads.
+    pub(super) bytes: u64,
+    /// Names that it needs.
+    pub(super) needs: Vec<String>,
+    /// Executors that the next attempt avoids.
+    pub(super) excluded: BTreeSet<ExecutorId>,
+}
+
+/// A job as its owner sends it.
+#[derive(Clone, Debug)]
+pub(super) struct Prepared {
+    /// Job to run.
+    pub(super) order: JobOrder,
+    /// Attempts that may be given out.
+    pub(super) attempts: Vec<PreparedAttempt>,
+    /// Number of the owner's oldest job.
+    pub(super) oldest: u64,
+    /// Spec of the job.
+    pub(super) spec: Payload,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Queued,
+    Offered { until_ns: u64 },
+    Running { is_started: bool, packed_ns: u64, moved_ns: u64, progress_bytes: u64 },
+    Committed,
+    GivenBack { why: LocalWhy, next_ns: u64 },
+}
+
+#[derive(Clone, Debug)]
+struct Job {
+    order: JobOrder,
+    spec: Payload,
+    /// Attempts that were not given out.
+    unused: VecDeque<PreparedAttempt>,
+    /// The largest attempt that the owner has named.
+    newest: Attempt,
+    excluded: BTreeSet<ExecutorId>,
+    /// The attempt that an executor has, unless the job waits.
+    given: Option<(PreparedAttempt, ExecutorId)>,
+    state: State,
+    was_offered: bool,
+    /// Whether an executor got a package.
+    was_packed: bool,
+}
+
+impl Job {
+    fn queue(&self) -> Queue {
+        match self.order.kind {
+            JobKind::Flush => Queue::Flush,
+            JobKind::Compaction | JobKind::Gc => Queue::Other,
+        }
+    }
+
+    /// The executor that has this attempt.
+    fn holder_of(&self, at: AttemptId) -> Option<ExecutorId> {
+        let (given, executor) = self.given?;
+        (given.attempt == at.attempt).then_some(executor)
+    }
+
+    fn at(&self) -> Option<(AttemptId, ExecutorId)> {
+        let (given, executor) = self.given?;
+        Some((AttemptId { job: self.order.id, attempt: given.attempt }, executor))
+    }
+
+    /// Whether an executor has the job and has not committed it.
+    fn is_out(&self) -> bool {
+        matches!(self.state, State::Offered { .. } | State::Running { .. })
+    }
+}
+
+/// The jobs of all owners.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Jobs {
+    jobs: BTreeMap<JobId, Job>,
+    queues: [VecDeque<JobId>; 2],
+    /// Jobs that have ended here, and that their owners may still name.
+    ended: BTreeSet<JobId>,
+    /// The oldest job that each owner may still name.
+    floors: BTreeMap<OffloadDb, (Epoch, u64)>,
+    /// Jobs without unused attempts.
+    exhausted: Vec<JobId>,
+}
+
+impl Jobs {
+    /// Whether no job is known.
+    pub(super) fn is_idle(&self) -> bool {
+        self.jobs.is_empty()
+    }
+
+    /// The jobs of a database.
+    pub(super) fn of(&self, db: OffloadDb) -> Vec<JobId> {
+        self.jobs.keys().filter(|job| job.db == db).copied().collect()
+    }
+
+    /// Forgets everything about the jobs of a database.
+    pub(super) fn forget(&mut self, db: OffloadDb) {
+        self.floors.remove(&db);
+        self.ended.retain(|job| job.db != db);
+    }
+
+    /// Enters a job, or adds attempts to a known one. Returns whether the job is new.
+    pub(super) fn prepare(&mut self, prepared: Prepared) -> bool {
+        let Prepared { order, attempts, oldest, spec } = prepared;
+        let id = order.id;
+        self.raise_floor(id, oldest);
+        let is_over = self.floors.get(&id.db).is_some_and(|(_, floor)| id.number < *floor);
+        if is_over || self.ended.contains(&id) {
+            return false;
+        }
+        let is_new = !self.jobs.contains_key(&id);
+        let job = self.jobs.entry(id).or_insert_with(|| Job {
+            order,
+            spec,
+            unused: VecDeque::new(),
+            newest: Attempt::default(),
+            excluded: BTreeSet::new(),
+            given: None,
+            state: State::Queued,
+            was_offered: false,
+            was_packed: false,
+        });
+        for attempt in attempts {
+            if attempt.attempt > job.newest {
+                job.newest = attempt.attempt;
+                job.unused.push_back(attempt);
+            }
+        }
+        let queue = job.queue();
+        if is_new {
+            self.queues[queue as usize].push_back(id);
+        }
+        is_new
+    }
+
+    /// Forgets the jobs of the owner that are older than its oldest one.
+    fn raise_floor(&mut self, id: JobId, oldest: u64) {
+        let floor = self.floors.entry(id.db).or_insert((id.epoch, oldest));
+        if floor.0 == id.epoch && floor.1 >= oldest {
+            return;
+        }
+        *floor = (id.epoch, oldest);
+        let is_old = |job: &JobId| job.db == id.db && job.number < oldest;
+        let old: Vec<JobId> = self.jobs.keys().filter(|job| is_old(job)).copied().collect();
+        old.into_iter().for_each(|job| {
+            self.settle(job);
+        });
+        self.ended.retain(|job| !is_old(job));
+    }
+
+    /// The job that its queue serves next; the youngest one with `from_back`.
+    pub(super) fn head(&self, queue: Queue, from_back: bool) -> Option<Head> {
+        let queue = &self.queues[queue as usize];
+        let id = if from_back { queue.back() } else { queue.front() };
+        let job = self.jobs.get(id?)?;
+        Some(Head {
+            id: job.order.id,
+            bytes: job.order.bytes,
+            needs: job.order.needs.clone(),
+            excluded: job.excluded.clone(),
+        })
+    }
+
+    /// Slots that attempts hold, by executor.
+    pub(super) fn slots_taken(&self) -> BTreeMap<ExecutorId, u32> {
+        let mut taken = BTreeMap::new();
+        for job in self.jobs.values().filter(|job| job.is_out()) {
+            if let Some((_, executor)) = job.given {
+                *taken.entry(executor).or_insert(0) += 1;
+            }
+        }
+        taken
+    }
+
+    /// Offers the next attempt of a waiting job; with it, whether that is the first offer. `None` if
+    /// no attempt is left, and the job then waits no longer.
+    pub(super) fn offer(
+        &mut self,
+        id: JobId,
+        executor: ExecutorId,
+        until_ns: u64,
+        life: SchedulerLife,
+    ) -> Option<(OffloadMessage, bool)> {
+        let job = self.jobs.get_mut(&id)?;
+        let queue = job.queue();
+        let next = job.unused.pop_front();
+        self.queues[queue as usize].retain(|waiting| *waiting != id);
+        let Some(next) = next else {
+            self.exhausted.push(id);
+            return None;
+        };
+        job.given = Some((next, executor));
+        job.state = State::Offered { until_ns };
+        let at = AttemptId { job: id, attempt: next.attempt };
+        let is_first = !std::mem::replace(&mut job.was_offered, true);
+        Some((OffloadMessage::Assign { at, life, order: job.order.clone() }, is_first))
+    }
+
+    /// The package of an attempt that its executor has accepted. `None` if the executor does not
+    /// have this attempt.
+    pub(super) fn accepted(
+        &mut self,
+        now_ns: u64,
+        at: AttemptId,
+        by: ExecutorId,
+        life: SchedulerLife,
+    ) -> Option<OffloadMessage> {
+        let job = self.jobs.get_mut(&at.job)?;
+        if job.holder_of(at) != Some(by) || !job.is_out() {
+            return None;
+        }
+        let numbers = job.given?.0.numbers;
+        if matches!(job.state, State::Offered { .. }) {
+            job.state = State::Running {
+                is_started: false,
+                packed_ns: now_ns,
+                moved_ns: now_ns,
+                progress_bytes: 0,
+            };
+        }
+        job.was_packed = true;
+        let spec = job.spec.clone();
+        Some(OffloadMessage::Package { at, life, numbers, spec })
+    }
+
+    /// Packages that were not answered within `answer_ns`.
+    pub(super) fn packages(
+        &mut self,
+        now_ns: u64,
+        answer_ns: u64,
+        life: SchedulerLife,
+    ) -> Vec<(ExecutorId, OffloadMessage)> {
+        let mut packages = Vec::new();
+        for job in self.jobs.values_mut() {
+            let State::Running { is_started: false, packed_ns, .. } = &mut job.state else {
+                continue;
+            };
+            if *packed_ns + answer_ns > now_ns {
+                continue;
+            }
+            *packed_ns = now_ns;
+            let Some((given, executor)) = job.given else { continue };
+            let at = AttemptId { job: job.order.id, attempt: given.attempt };
+            let spec = job.spec.clone();
+            let package = OffloadMessage::Package { at, life, numbers: given.numbers, spec };
+            packages.push((executor, package));
+        }
+        packages
+    }
+
+    /// An executor has said that the attempt runs.
+    pub(super) fn started(&mut self, now_ns: u64, at: AttemptId, by: ExecutorId) {
+        self.progress(now_ns, at, by, 0);
+    }
+
+    /// Notes how far an attempt is.
+    pub(super) fn progress(&mut self, now_ns: u64, at: AttemptId, by: ExecutorId, bytes: u64) {
+        let Some(job) = self.jobs.get_mut(&at.job) else { return };
+        if job.holder_of(at) != Some(by) {
+            return;
+        }
+        if let State::Running { is_started, moved_ns, progress_bytes, .. } = &mut job.state {
+            if !*is_started || bytes > *progress_bytes {
+                *moved_ns = now_ns;
+            }
+            *is_started = true;
+            *progress_bytes = bytes.max(*progress_bytes);
+        }
+    }
+
+    /// An executor has declined an attempt, which another one may get.
+    pub(super) fn declined(&mut self, at: AttemptId, by: ExecutorId) -> bool {
+        let Some(job) = self.jobs.get_mut(&at.job) else { return false };
+        let is_offered = matches!(job.state, State::Offered { .. });
+        if job.holder_of(at) != Some(by) || !is_offered {
+            return false;
+        }
+        if let Some((given, _)) = job.given.take() {
+            job.unused.push_front(given);
+        }
+        job.excluded.insert(by);
+        self.wait_again(at.job);
+        true
+    }
+
+    /// An attempt has ended without outputs. Returns whether the job waited for it.
+    pub(super) fn failed(&mut self, at: AttemptId, by: ExecutorId) -> bool {
+        let Some(job) = self.jobs.get_mut(&at.job) else { return false };
+        let is_out = job.is_out() || job.state == State::Committed;
+        if job.holder_of(at) != Some(by) || !is_out {
+            return false;
+        }
+        job.given = None;
+        job.excluded.insert(by);
+        self.wait_again(at.job);
+        true
+    }
+
+    fn wait_again(&mut self, id: JobId) {
+        let Some(job) = self.jobs.get_mut(&id) else { return };
+        job.state = State::Queued;
+        let queue = job.queue();
+        self.queues[queue as usize].push_front(id);
+    }
+
+    /// Fails the attempts of an executor that is gone. What it has committed is not among them.
+    pub(super) fn fail_all_of(&mut self, executor: ExecutorId) -> u64 {
+        let of = |job: &Job| job.at().filter(|(_, by)| *by == executor && job.is_out());
+        let lost: Vec<(AttemptId, ExecutorId)> = self.jobs.values().filter_map(of).collect();
+        lost.into_iter().map(|(at, by)| u64::from(self.failed(at, by))).sum()
+    }
+
+    /// Attempts whose executor has not answered, or whose job does not move.
+    pub(super) fn overdue(
+        &self,
+        now_ns: u64,
+        terms: &SchedulerTerms,
+    ) -> Vec<(AttemptId, ExecutorId)> {
+        let is_overdue = |job: &&Job| match job.state {
+            State::Offered { until_ns } => until_ns <= now_ns,
+            State::Running { moved_ns, .. } => moved_ns + terms.progress_ns <= now_ns,
+            _ => false,
+        };
+        self.jobs.values().filter(is_overdue).filter_map(Job::at).collect()
+    }
+
+    /// An executor has committed an attempt.
+    pub(super) fn has_committed(&mut self, at: AttemptId, by: ExecutorId) {
+        let Some(job) = self.jobs.get_mut(&at.job) else { return };
+        if job.holder_of(at) == Some(by) && job.is_out() {
+            job.state = State::Committed;
+        }
+    }
+
+    /// Lets a job go to the executors that it avoids, if no other one can run it.
+    pub(super) fn forgive(&mut self, id: JobId, candidates: &[Candidate]) {
+        let mut able = candidates.iter().filter(|candidate| candidate.can_run);
+        if able.all(|candidate| candidate.is_excluded)
+            && let Some(job) = self.jobs.get_mut(&id)
+        {
+            job.excluded.clear();
+        }
+    }
+
+    /// The jobs that have no attempt left since the last call.
+    pub(super) fn take_exhausted(&mut self) -> Vec<JobId> {
+        std::mem::take(&mut self.exhausted)
+    }
+
+    /// Gives a job back to its owner.
+    pub(super) fn give_back(&mut self, id: JobId, why: LocalWhy) {
+        let Some(job) = self.jobs.get_mut(&id) else { return };
+        job.state = State::GivenBack { why, next_ns: 0 };
+        let queue = job.queue();
+        self.queues[queue as usize].retain(|waiting| *waiting != id);
+    }
+
+    /// Messages about jobs that were given back, each at most once in `answer_ns`.
+    pub(super) fn gives_back(&mut self, now_ns: u64, answer_ns: u64) -> Vec<OffloadMessage> {
+        let mut found = Vec::new();
+        for (id, job) in &mut self.jobs {
+            if let State::GivenBack { why, next_ns } = &mut job.state
+                && *next_ns <= now_ns
+            {
+                *next_ns = now_ns + answer_ns;
+                let is_untouched = !job.was_packed;
+                found.push(OffloadMessage::GiveBack { job: *id, why: *why, is_untouched });
+            }
+        }
+        found
+    }
+
+    /// Ends a job. Returns its attempt, if an executor may still run it.
+    pub(super) fn settle(&mut self, id: JobId) -> Option<(AttemptId, ExecutorId)> {
+        let job = self.jobs.remove(&id)?;
+        self.queues.iter_mut().for_each(|queue| queue.retain(|waiting| *waiting != id));
+        self.ended.insert(id);
+        job.at().filter(|_| job.is_out())
+    }
+}

@@ -1,0 +1,420 @@
+//! The scheduler of offloaded jobs, as a state machine without clock, lock or I/O (O³-LSM §4.3).
+//!
+//! Owners send it jobs, each with the attempts that it may give out. It keeps one queue for flushes
+//! and one for other jobs, chooses an executor for the head of a queue, and forwards what executors
+//! commit to the owner. It keeps nothing on disk: owners repeat PREPARE, executors repeat COMMIT,
+//! and both come to the next life.
+//!
+//! | part | file |
+//! | --- | --- |
+//! | messages of owners and executors, and time | `mod.rs` |
+//! | executors and their beats | `executors.rs` |
+//! | jobs, their attempts and the queues | `jobs.rs` |
+//!
+//! Invariants:
+//! 1. It gives out an attempt only if the attempt was prepared for this life, and each attempt at
+//!    most once (OFFLOAD.md, rule R1). A scheduler that forgot its state would else give the same
+//!    file numbers to a second executor.
+//! 2. Jobs of one queue start in the order of their arrival (I8). Only the head of a queue is
+//!    considered. A job whose attempt has failed goes back to the front.
+//! 3. It does nothing for an owner if it knows a newer one of the same database (R2).
+//! 4. It never decides about outputs. It forwards COMMIT until the owner's verdict comes, also for
+//!    jobs that it does not know.
+//!
+//! Thread-safety: none; the driver holds a lock.
+//! Failure: an executor that is silent for a second loses its attempts. A job without progress for
+//! five seconds is cancelled. A job whose attempts are used up goes back to its owner.
+//! Cost: O(jobs + executors) for each tick.
+
+mod executors;
+mod jobs;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+
+use self::executors::Executors;
+use self::jobs::{Jobs, Prepared};
+use crate::decide::{Choice, choose};
+use crate::ids::{AttemptId, ExecutorId, JobId, OffloadDb, OwnerStamp, SchedulerLife};
+use crate::job::{LocalWhy, Payload, Verdict};
+use crate::sabotage::Sabotage;
+use crate::wire::OffloadMessage;
+
+const MS: u64 = 1_000_000;
+
+/// Times of a scheduler.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SchedulerTerms {
+    /// Time between two beats of an executor.
+    pub beat_ns: u64,
+    /// Silence after which an executor is gone.
+    pub gone_ns: u64,
+    /// Time within which an executor answers an assignment, and after which messages are repeated.
+    pub answer_ns: u64,
+    /// Time without progress after which an attempt is given up.
+    pub progress_ns: u64,
+}
+
+impl Default for SchedulerTerms {
+    fn default() -> Self {
+        Self {
+            beat_ns: 200 * MS,
+            gone_ns: 1_000 * MS,
+            answer_ns: 500 * MS,
+            progress_ns: 5_000 * MS,
+        }
+    }
+}
+
+/// A receiver of messages of a scheduler.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Party {
+    /// Owner of this database.
+    Owner(OffloadDb),
+    /// Executor with this number.
+    Executor(ExecutorId),
+}
+
+/// A message that a scheduler sends.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sent {
+    /// Receiver of the message.
+    pub to: Party,
+    /// Message to send.
+    pub message: OffloadMessage,
+}
+
+/// Outputs that wait for a verdict.
+#[derive(Clone, Debug)]
+struct Commit {
+    by: ExecutorId,
+    output: Payload,
+    next_ns: u64,
+}
+
+/// Counters of a scheduler.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SchedulerCounters {
+    /// Jobs that arrived.
+    pub arrived: u64,
+    /// Attempts that were given to executors.
+    pub assigned: u64,
+    /// Attempts that executors declined.
+    pub declined: u64,
+    /// Attempts that ended without a commit.
+    pub failed: u64,
+    /// Jobs that went back to their owners.
+    pub given_back: u64,
+    /// Jobs whose outputs were installed.
+    pub installed: u64,
+}
+
+/// The state of one life of a scheduler.
+#[derive(Clone, Debug)]
+pub struct Scheduler {
+    life: SchedulerLife,
+    terms: SchedulerTerms,
+    /// Newest owner of each database.
+    owners: BTreeMap<OffloadDb, OwnerStamp>,
+    jobs: Jobs,
+    executors: Executors,
+    commits: BTreeMap<AttemptId, Commit>,
+    counters: SchedulerCounters,
+    sabotage: Sabotage,
+    /// Time until which executors may not have found this life.
+    settled_ns: u64,
+    /// Jobs in the order in which their first attempts were offered.
+    started: Vec<JobId>,
+}
+
+impl Scheduler {
+    /// A scheduler that knows nothing. The term of its life must be larger than that of each
+    /// earlier life of the same scheduler.
+    #[must_use]
+    pub fn new(now_ns: u64, life: SchedulerLife, terms: SchedulerTerms) -> Self {
+        Self {
+            life,
+            terms,
+            owners: BTreeMap::new(),
+            jobs: Jobs::default(),
+            executors: Executors::default(),
+            commits: BTreeMap::new(),
+            counters: SchedulerCounters::default(),
+            sabotage: Sabotage::default(),
+            settled_ns: now_ns + terms.gone_ns,
+            started: Vec::new(),
+        }
+    }
+
+    /// The same scheduler without the steps of these switches.
+    #[must_use]
+    pub fn sabotaged(self, sabotage: Sabotage) -> Self {
+        Self { sabotage, ..self }
+    }
+
+    /// This life of the scheduler.
+    #[must_use]
+    pub fn life(&self) -> SchedulerLife {
+        self.life
+    }
+
+    /// Its counters.
+    #[must_use]
+    pub fn counters(&self) -> SchedulerCounters {
+        self.counters
+    }
+
+    /// Whether it has no job and no outputs that wait for a verdict.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.jobs.is_idle() && self.commits.is_empty()
+    }
+
+    /// Takes the jobs that have started since the last call, in the order of their starts.
+    pub fn take_started(&mut self) -> Vec<JobId> {
+        std::mem::take(&mut self.started)
+    }
+
+    /// A message has come from an owner of a database. It ends the jobs of older owners, and one
+    /// that has a successor is told so.
+    pub fn on_owner(
+        &mut self,
+        now_ns: u64,
+        from: OwnerStamp,
+        message: OffloadMessage,
+    ) -> Vec<Sent> {
+        let to = Party::Owner(from.db);
+        let mut sent = match self.greeted(from) {
+            Ok(cancelled) => cancelled,
+            Err(newest) => {
+                return vec![Sent { to, message: OffloadMessage::Stale { newest } }];
+            }
+        };
+        match message {
+            OffloadMessage::Greet { .. } => {
+                sent.push(Sent { to, message: OffloadMessage::Lives { life: self.life } });
+            }
+            OffloadMessage::Prepare { life, .. }
+                if life != self.life && !self.sabotage.no_term_check() =>
+            {
+                sent.push(Sent { to, message: OffloadMessage::Lives { life: self.life } });
+            }
+            OffloadMessage::Prepare { order, attempts, oldest, spec, .. }
+                if order.id.db == from.db && order.id.epoch == from.epoch =>
+            {
+                let job = order.id;
+                let prepared = Prepared { order, attempts, oldest, spec };
+                self.counters.arrived += u64::from(self.jobs.prepare(prepared));
+                sent.push(Sent { to, message: OffloadMessage::Queued { job } });
+                sent.extend(self.dispatch(now_ns));
+                sent.extend(self.given_back(now_ns));
+            }
+            OffloadMessage::CancelJob { job } if job.db == from.db => {
+                sent.extend(self.cancel(job));
+                sent.extend(self.dispatch(now_ns));
+            }
+            OffloadMessage::Decided { at, verdict } if at.job.db == from.db => {
+                sent.extend(self.decided(now_ns, at, verdict));
+            }
+            _ => {}
+        }
+        sent
+    }
+
+    /// A message has come from an executor.
+    pub fn on_executor(
+        &mut self,
+        now_ns: u64,
+        from: ExecutorId,
+        message: OffloadMessage,
+    ) -> Vec<Sent> {
+        let mut sent = match message {
+            OffloadMessage::Beat { executor, names, slots, load, running } => {
+                let offer = executors::Offer { names, slots, load };
+                self.executors.beat(now_ns, executor, offer);
+                running.iter().for_each(|one| {
+                    self.jobs.progress(now_ns, one.at, executor, one.progress_bytes);
+                });
+                let next_ms = (self.terms.beat_ns / MS) as u32;
+                let message = OffloadMessage::Heard { life: self.life, next_ms };
+                vec![Sent { to: Party::Executor(executor), message }]
+            }
+            OffloadMessage::Accept { at, by } => self.accepted(now_ns, at, by),
+            OffloadMessage::Decline { at, by, .. } => {
+                self.counters.declined += u64::from(self.jobs.declined(at, by));
+                Vec::new()
+            }
+            OffloadMessage::Started { at, by } => {
+                self.jobs.started(now_ns, at, by);
+                Vec::new()
+            }
+            OffloadMessage::NotMine { at, by } => {
+                self.counters.failed += u64::from(self.jobs.failed(at, by));
+                Vec::new()
+            }
+            OffloadMessage::Commit { at, by, output } => self.committed(now_ns, at, by, output),
+            OffloadMessage::Abort { at, by, .. } => {
+                self.counters.failed += u64::from(self.jobs.failed(at, by));
+                let message = OffloadMessage::Noted { at };
+                vec![Sent { to: Party::Executor(from), message }]
+            }
+            _ => Vec::new(),
+        };
+        sent.extend(self.dispatch(now_ns));
+        sent
+    }
+
+    /// Time passes: executors that are gone, attempts without progress, repetitions.
+    pub fn on_timer(&mut self, now_ns: u64) -> Vec<Sent> {
+        let mut sent = Vec::new();
+        for executor in self.executors.drop_gone(now_ns, self.terms.gone_ns) {
+            self.counters.failed += self.jobs.fail_all_of(executor);
+        }
+        for (at, executor) in self.jobs.overdue(now_ns, &self.terms) {
+            self.counters.failed += u64::from(self.jobs.failed(at, executor));
+            let message = OffloadMessage::Cancel { at, life: self.life };
+            sent.push(Sent { to: Party::Executor(executor), message });
+        }
+        for (to, message) in self.jobs.packages(now_ns, self.terms.answer_ns, self.life) {
+            sent.push(Sent { to: Party::Executor(to), message });
+        }
+        for (at, commit) in &mut self.commits {
+            if commit.next_ns <= now_ns {
+                commit.next_ns = now_ns + self.terms.answer_ns;
+                let message = OffloadMessage::Done { at: *at, output: commit.output.clone() };
+                sent.push(Sent { to: Party::Owner(at.job.db), message });
+            }
+        }
+        sent.extend(self.dispatch(now_ns));
+        sent.extend(self.given_back(now_ns));
+        sent
+    }
+
+    /// Tells owners, again and again, which jobs they must run themselves.
+    fn given_back(&mut self, now_ns: u64) -> Vec<Sent> {
+        let back = self.jobs.gives_back(now_ns, self.terms.answer_ns).into_iter();
+        let of = |message| match message {
+            OffloadMessage::GiveBack { job, .. } => {
+                Some(Sent { to: Party::Owner(job.db), message })
+            }
+            _ => None,
+        };
+        back.filter_map(of).collect()
+    }
+
+    /// The newest owner of a database that has greeted this life.
+    #[must_use]
+    pub fn owner_of(&self, db: OffloadDb) -> Option<OwnerStamp> {
+        self.owners.get(&db).copied()
+    }
+
+    /// Notes an owner. A newer one than the known one ends all jobs of the older. The error is the
+    /// newest owner, if this one has a successor.
+    fn greeted(&mut self, owner: OwnerStamp) -> Result<Vec<Sent>, OwnerStamp> {
+        let newest = *self.owners.entry(owner.db).or_insert(owner);
+        if newest == owner {
+            return Ok(Vec::new());
+        }
+        if newest.epoch >= owner.epoch {
+            return Err(newest);
+        }
+        self.owners.insert(owner.db, owner);
+        let old = self.jobs.of(owner.db);
+        let sent = old.into_iter().flat_map(|job| self.cancel(job)).collect();
+        self.jobs.forget(owner.db);
+        Ok(sent)
+    }
+
+    /// Ends a job for its owner, and tells the executor of its attempt.
+    fn cancel(&mut self, job: JobId) -> Vec<Sent> {
+        let Some((at, executor)) = self.jobs.settle(job) else { return Vec::new() };
+        let message = OffloadMessage::Cancel { at, life: self.life };
+        vec![Sent { to: Party::Executor(executor), message }]
+    }
+
+    fn accepted(&mut self, now_ns: u64, at: AttemptId, by: ExecutorId) -> Vec<Sent> {
+        let to = Party::Executor(by);
+        match self.jobs.accepted(now_ns, at, by, self.life) {
+            Some(message) => vec![Sent { to, message }],
+            None => {
+                let message = OffloadMessage::Cancel { at, life: self.life };
+                vec![Sent { to, message }]
+            }
+        }
+    }
+
+    fn committed(
+        &mut self,
+        now_ns: u64,
+        at: AttemptId,
+        by: ExecutorId,
+        output: Payload,
+    ) -> Vec<Sent> {
+        self.jobs.has_committed(at, by);
+        if self.commits.contains_key(&at) {
+            return Vec::new();
+        }
+        let next_ns = now_ns + self.terms.answer_ns;
+        self.commits.insert(at, Commit { by, output: output.clone(), next_ns });
+        let message = OffloadMessage::Done { at, output };
+        vec![Sent { to: Party::Owner(at.job.db), message }]
+    }
+
+    fn decided(&mut self, now_ns: u64, at: AttemptId, verdict: Verdict) -> Vec<Sent> {
+        let Some(commit) = self.commits.remove(&at) else { return Vec::new() };
+        let message = OffloadMessage::Decided { at, verdict };
+        let mut sent = vec![Sent { to: Party::Executor(commit.by), message }];
+        match verdict {
+            Verdict::Installed => {
+                self.counters.installed += 1;
+                sent.extend(self.cancel(at.job));
+            }
+            Verdict::Discard => {
+                self.counters.failed += u64::from(self.jobs.failed(at, commit.by));
+            }
+            Verdict::Forget => sent.extend(self.cancel(at.job)),
+        }
+        sent.extend(self.dispatch(now_ns));
+        sent
+    }
+
+    /// Assigns the heads of the queues as long as executors take them.
+    fn dispatch(&mut self, now_ns: u64) -> Vec<Sent> {
+        let mut sent = Vec::new();
+        for queue in jobs::QUEUES {
+            while let Some(head) = self.jobs.head(queue, self.sabotage.no_order()) {
+                let taken = self.jobs.slots_taken();
+                let candidates = self.executors.candidates(&head, &taken);
+                match choose(head.bytes, &candidates) {
+                    Choice::Assign(executor) => {
+                        let until_ns = now_ns + self.terms.answer_ns;
+                        let offer = self.jobs.offer(head.id, executor, until_ns, self.life);
+                        let Some((message, is_first)) = offer else { continue };
+                        self.counters.assigned += 1;
+                        if is_first {
+                            self.started.push(head.id);
+                        }
+                        sent.push(Sent { to: Party::Executor(executor), message });
+                    }
+                    Choice::Wait => {
+                        self.jobs.forgive(head.id, &candidates);
+                        break;
+                    }
+                    Choice::Unknown | Choice::Nobody if now_ns < self.settled_ns => break,
+                    Choice::Unknown => self.give_back(head.id, LocalWhy::Unknown),
+                    Choice::Nobody => self.give_back(head.id, LocalWhy::NoExecutor),
+                }
+            }
+        }
+        for job in self.jobs.take_exhausted() {
+            self.give_back(job, LocalWhy::Failed);
+        }
+        sent
+    }
+
+    fn give_back(&mut self, job: JobId, why: LocalWhy) {
+        self.counters.given_back += 1;
+        self.jobs.give_back(job, why);
+    }
+}

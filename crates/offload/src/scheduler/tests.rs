@@ -1,0 +1,271 @@
+//! A scheduler with single messages.
+
+use archipelago_base::Epoch;
+
+use super::*;
+use crate::decide::Load;
+use crate::ids::{Attempt, NumberRange, SchedulerId, Token};
+use crate::job::{JobKind, JobOrder, PreparedAttempt};
+use crate::wire::Running;
+
+const LIFE: SchedulerLife = SchedulerLife { scheduler: SchedulerId(1), term: 5 };
+const DB: OffloadDb = OffloadDb([3; 16]);
+const ME: OwnerStamp = OwnerStamp { db: DB, epoch: Epoch(7), token: Token([0; 16]) };
+const X: ExecutorId = ExecutorId(10);
+const Y: ExecutorId = ExecutorId(11);
+/// A time at which a scheduler waits for executors no longer.
+const LATER_NS: u64 = 10_000 * MS;
+
+fn job(number: u64) -> JobId {
+    JobId { db: DB, epoch: Epoch(7), number }
+}
+
+fn at(number: u64, attempt: u32) -> AttemptId {
+    AttemptId { job: job(number), attempt: Attempt(attempt) }
+}
+
+fn scheduler() -> Scheduler {
+    Scheduler::new(0, LIFE, SchedulerTerms::default())
+}
+
+fn beat(scheduler: &mut Scheduler, now_ns: u64, executor: ExecutorId) -> Vec<Sent> {
+    let message = OffloadMessage::Beat {
+        executor,
+        names: vec!["add".to_owned()],
+        slots: 1,
+        load: Load::default(),
+        running: Vec::new(),
+    };
+    scheduler.on_executor(now_ns, executor, message)
+}
+
+fn prepare_for(number: u64, kind: JobKind, needs: &[&str], life: SchedulerLife) -> OffloadMessage {
+    let needs = needs.iter().map(|name| (*name).to_owned()).collect();
+    let order = JobOrder { id: job(number), token: Token::default(), kind, bytes: 1, needs };
+    let attempts = (1..=3).map(|attempt| PreparedAttempt {
+        attempt: Attempt(attempt),
+        numbers: NumberRange { first: 100 * number + u64::from(attempt), count: 1 },
+    });
+    OffloadMessage::Prepare {
+        order,
+        life,
+        attempts: attempts.collect(),
+        oldest: 1,
+        spec: Payload::default(),
+    }
+}
+
+fn prepare(scheduler: &mut Scheduler, now_ns: u64, number: u64, kind: JobKind) -> Vec<Sent> {
+    scheduler.on_owner(now_ns, ME, prepare_for(number, kind, &[], LIFE))
+}
+
+/// The attempts that were assigned, and to whom.
+fn assigned(sent: &[Sent]) -> Vec<(AttemptId, ExecutorId)> {
+    let of = |sent: &Sent| match (&sent.message, sent.to) {
+        (OffloadMessage::Assign { at, .. }, Party::Executor(to)) => Some((*at, to)),
+        _ => None,
+    };
+    sent.iter().filter_map(of).collect()
+}
+
+fn has(sent: &[Sent], to: Party, message: &OffloadMessage) -> bool {
+    sent.iter().any(|sent| sent.to == to && sent.message == *message)
+}
+
+fn accept(scheduler: &mut Scheduler, at: AttemptId, by: ExecutorId) -> Vec<Sent> {
+    scheduler.on_executor(LATER_NS, by, OffloadMessage::Accept { at, by })
+}
+
+#[test]
+fn a_job_goes_from_its_owner_to_an_executor_and_its_output_back() {
+    let mut scheduler = scheduler();
+    beat(&mut scheduler, LATER_NS, X);
+    let sent = prepare(&mut scheduler, LATER_NS, 1, JobKind::Compaction);
+    assert!(has(&sent, Party::Owner(DB), &OffloadMessage::Queued { job: job(1) }));
+    assert_eq!(assigned(&sent), [(at(1, 1), X)]);
+    let sent = accept(&mut scheduler, at(1, 1), X);
+    let numbers = NumberRange { first: 101, count: 1 };
+    let spec = Payload::default();
+    let package = OffloadMessage::Package { at: at(1, 1), life: LIFE, numbers, spec };
+    assert!(has(&sent, Party::Executor(X), &package));
+    let output = Payload::from(vec![5]);
+    let commit = OffloadMessage::Commit { at: at(1, 1), by: X, output: output.clone() };
+    let sent = scheduler.on_executor(LATER_NS, X, commit);
+    assert!(has(&sent, Party::Owner(DB), &OffloadMessage::Done { at: at(1, 1), output }));
+    let decided = OffloadMessage::Decided { at: at(1, 1), verdict: Verdict::Installed };
+    let sent = scheduler.on_owner(LATER_NS, ME, decided.clone());
+    assert!(has(&sent, Party::Executor(X), &decided));
+    assert!(scheduler.is_idle());
+    // PREPARE comes again, late. The job does not run again.
+    assert_eq!(assigned(&prepare(&mut scheduler, LATER_NS, 1, JobKind::Compaction)), []);
+    assert!(scheduler.is_idle());
+    let counters = scheduler.counters();
+    assert_eq!((counters.arrived, counters.assigned, counters.installed), (1, 1, 1));
+}
+
+#[test]
+fn flushes_go_before_other_jobs_and_each_queue_keeps_its_order() {
+    let mut scheduler = scheduler();
+    for (number, kind) in [(1, JobKind::Compaction), (2, JobKind::Gc), (3, JobKind::Flush)] {
+        assert_eq!(assigned(&prepare(&mut scheduler, 0, number, kind)), []);
+    }
+    assert_eq!(assigned(&beat(&mut scheduler, 0, X)), [(at(3, 1), X)]);
+    let cancel = OffloadMessage::CancelJob { job: job(3) };
+    assert_eq!(assigned(&scheduler.on_owner(0, ME, cancel)), [(at(1, 1), X)]);
+    assert_eq!(scheduler.take_started(), [job(3), job(1)]);
+}
+
+#[test]
+fn attempts_of_another_life_are_not_given_out() {
+    let mut scheduler = scheduler();
+    beat(&mut scheduler, 0, X);
+    let earlier = SchedulerLife { term: 4, ..LIFE };
+    let message = prepare_for(1, JobKind::Flush, &[], earlier);
+    let sent = scheduler.on_owner(0, ME, message);
+    assert!(has(&sent, Party::Owner(DB), &OffloadMessage::Lives { life: LIFE }));
+    assert_eq!(assigned(&sent), []);
+    assert!(scheduler.is_idle());
+}
+
+#[test]
+fn an_executor_that_is_silent_loses_its_attempt_to_another() {
+    let mut scheduler = scheduler();
+    beat(&mut scheduler, LATER_NS, X);
+    prepare(&mut scheduler, LATER_NS, 1, JobKind::Flush);
+    accept(&mut scheduler, at(1, 1), X);
+    let gone_ns = LATER_NS + SchedulerTerms::default().gone_ns;
+    beat(&mut scheduler, gone_ns, Y);
+    let sent = scheduler.on_timer(gone_ns);
+    assert_eq!(assigned(&sent), [(at(1, 2), Y)]);
+    // The first executor accepts too late, or wakes up and commits.
+    let sent = accept(&mut scheduler, at(1, 1), X);
+    let cancel = OffloadMessage::Cancel { at: at(1, 1), life: LIFE };
+    assert!(has(&sent, Party::Executor(X), &cancel));
+    let output = Payload::default();
+    let commit = OffloadMessage::Commit { at: at(1, 1), by: X, output: output.clone() };
+    let sent = scheduler.on_executor(gone_ns, X, commit);
+    let forwarded = OffloadMessage::Done { at: at(1, 1), output };
+    assert!(has(&sent, Party::Owner(DB), &forwarded), "the owner decides");
+}
+
+#[test]
+fn a_declined_attempt_goes_to_another_executor() {
+    let mut scheduler = scheduler();
+    beat(&mut scheduler, 0, X);
+    beat(&mut scheduler, 0, Y);
+    assert_eq!(assigned(&prepare(&mut scheduler, 0, 1, JobKind::Flush)), [(at(1, 1), X)]);
+    let why = crate::job::DeclineWhy::Busy;
+    let decline = OffloadMessage::Decline { at: at(1, 1), by: X, why };
+    let sent = scheduler.on_executor(0, X, decline.clone());
+    assert_eq!(assigned(&sent), [(at(1, 1), Y)], "no package was sent, so it is the same attempt");
+    let sent = scheduler.on_executor(0, X, decline);
+    assert_eq!(assigned(&sent), [], "the answer came twice");
+}
+
+#[test]
+fn a_job_without_progress_is_cancelled_and_one_with_progress_is_not() {
+    let mut scheduler = scheduler();
+    beat(&mut scheduler, 0, X);
+    prepare(&mut scheduler, 0, 1, JobKind::Flush);
+    scheduler.on_executor(0, X, OffloadMessage::Accept { at: at(1, 1), by: X });
+    let step_ns = 400 * MS;
+    let tell = |scheduler: &mut Scheduler, now_ns: u64, progress_bytes: u64| {
+        let running = vec![Running { at: at(1, 1), progress_bytes }];
+        let (names, load) = (Vec::new(), Load::default());
+        let beat = OffloadMessage::Beat { executor: X, names, slots: 1, load, running };
+        scheduler.on_executor(now_ns, X, beat);
+        scheduler.on_timer(now_ns)
+    };
+    let cancel = OffloadMessage::Cancel { at: at(1, 1), life: LIFE };
+    for turn in 1..30 {
+        let sent = tell(&mut scheduler, turn * step_ns, turn);
+        assert!(!has(&sent, Party::Executor(X), &cancel), "it moves");
+    }
+    let mut is_cancelled = false;
+    for turn in 30..60 {
+        let sent = tell(&mut scheduler, turn * step_ns, 29);
+        is_cancelled |= has(&sent, Party::Executor(X), &cancel);
+    }
+    assert!(is_cancelled);
+}
+
+#[test]
+fn jobs_that_nobody_can_run_go_back() {
+    let mut scheduler = scheduler();
+    prepare(&mut scheduler, 0, 1, JobKind::Flush);
+    let back = |sent: &[Sent], number, why| {
+        let message = OffloadMessage::GiveBack { job: job(number), why, is_untouched: true };
+        has(sent, Party::Owner(DB), &message)
+    };
+    let sent = scheduler.on_timer(1);
+    assert!(!back(&sent, 1, LocalWhy::NoExecutor), "executors may come after the start");
+    let sent = scheduler.on_timer(LATER_NS);
+    assert!(back(&sent, 1, LocalWhy::NoExecutor));
+    beat(&mut scheduler, LATER_NS, X);
+    let message = prepare_for(2, JobKind::Flush, &["max"], LIFE);
+    let sent = scheduler.on_owner(LATER_NS, ME, message);
+    assert!(back(&sent, 2, LocalWhy::Unknown));
+    // It is said again until the owner has heard it.
+    let sent = scheduler.on_timer(LATER_NS + SchedulerTerms::default().answer_ns);
+    assert!(back(&sent, 2, LocalWhy::Unknown));
+    for number in [1, 2] {
+        scheduler.on_owner(LATER_NS, ME, OffloadMessage::CancelJob { job: job(number) });
+    }
+    assert!(scheduler.is_idle());
+}
+
+#[test]
+fn a_job_goes_back_when_its_attempts_are_used_up() {
+    let mut scheduler = scheduler();
+    let mut now_ns = LATER_NS;
+    beat(&mut scheduler, now_ns, X);
+    let mut sent = prepare(&mut scheduler, now_ns, 1, JobKind::Flush);
+    for attempt in 1..=3 {
+        assert_eq!(assigned(&sent), [(at(1, attempt), X)]);
+        scheduler.on_executor(now_ns, X, OffloadMessage::Accept { at: at(1, attempt), by: X });
+        let abort = OffloadMessage::Abort { at: at(1, attempt), by: X, reason: "full".to_owned() };
+        scheduler.on_executor(now_ns, X, abort);
+        now_ns += 100 * MS;
+        sent = beat(&mut scheduler, now_ns, X);
+    }
+    assert_eq!(assigned(&sent), []);
+    sent = scheduler.on_timer(now_ns);
+    let (why, is_untouched) = (LocalWhy::Failed, false);
+    let back = OffloadMessage::GiveBack { job: job(1), why, is_untouched };
+    assert!(has(&sent, Party::Owner(DB), &back));
+}
+
+#[test]
+fn a_newer_owner_ends_the_jobs_of_the_older() {
+    let mut scheduler = scheduler();
+    beat(&mut scheduler, 0, X);
+    prepare(&mut scheduler, 0, 1, JobKind::Flush);
+    let newer = OwnerStamp { db: DB, epoch: Epoch(8), token: Token::default() };
+    let sent = scheduler.on_owner(0, newer, OffloadMessage::Greet { owner: newer });
+    let cancel = OffloadMessage::Cancel { at: at(1, 1), life: LIFE };
+    assert!(has(&sent, Party::Executor(X), &cancel));
+    assert!(scheduler.is_idle());
+    let sent = prepare(&mut scheduler, 0, 2, JobKind::Flush);
+    assert!(has(&sent, Party::Owner(DB), &OffloadMessage::Stale { newest: newer }));
+    let copied = OwnerStamp { token: Token([1; 16]), ..newer };
+    let sent = scheduler.on_owner(0, copied, OffloadMessage::Greet { owner: copied });
+    let stale = OffloadMessage::Stale { newest: newer };
+    assert!(has(&sent, Party::Owner(DB), &stale), "an equal epoch with another token");
+}
+
+#[test]
+fn an_old_owner_cannot_cancel_the_job_of_a_newer_one() {
+    let mut scheduler = scheduler();
+    beat(&mut scheduler, 0, X);
+    let newer = OwnerStamp { epoch: Epoch(8), ..ME };
+    scheduler.on_owner(0, ME, OffloadMessage::Greet { owner: ME });
+    let mut message = prepare_for(1, JobKind::Flush, &[], LIFE);
+    let OffloadMessage::Prepare { order, .. } = &mut message else { panic!("{message:?}") };
+    order.id.epoch = newer.epoch;
+    let job = order.id;
+    scheduler.on_owner(0, newer, message);
+    scheduler.on_owner(0, ME, OffloadMessage::CancelJob { job });
+    assert!(!scheduler.is_idle(), "the old owner decides nothing");
+    scheduler.on_owner(0, newer, OffloadMessage::CancelJob { job });
+    assert!(scheduler.is_idle());
+}

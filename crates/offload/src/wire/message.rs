@@ -1,0 +1,262 @@
+//! The messages, one variant each.
+
+use std::fmt;
+
+use archipelago_base::codec::Reader;
+use archipelago_base::wire::{Malformed, Wire};
+use archipelago_base::{Error, ErrorKind, wire_messages, wire_struct};
+use archipelago_fabric::RouteMessage;
+
+use super::VERSION;
+use crate::decide::Load;
+use crate::ids::{AttemptId, ExecutorId, JobId, NumberRange, OwnerStamp, SchedulerLife};
+use crate::job::{DeclineWhy, JobOrder, LocalWhy, Payload, PreparedAttempt, Verdict};
+
+/// An attempt that an executor runs, and how far it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Running {
+    /// Attempt in question.
+    pub at: AttemptId,
+    /// Bytes that the job has read and written so far.
+    pub progress_bytes: u64,
+}
+wire_struct!(Running { at, progress_bytes });
+
+/// An owner or an executor, as the sender of mail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Correspondent {
+    /// One open of a database.
+    Owner(OwnerStamp),
+    /// An executor with this number.
+    Executor(ExecutorId),
+}
+
+/// One byte for the kind, and the stamp or the number.
+impl Wire for Correspondent {
+    fn put(&self, out: &mut Vec<u8>) {
+        match self {
+            Self::Owner(stamp) => {
+                1u8.put(out);
+                stamp.put(out);
+            }
+            Self::Executor(executor) => {
+                2u8.put(out);
+                executor.put(out);
+            }
+        }
+    }
+    fn get(reader: &mut Reader<'_>) -> Option<Self> {
+        match reader.u8()? {
+            1 => Wire::get(reader).map(Self::Owner),
+            2 => Wire::get(reader).map(Self::Executor),
+            _ => None,
+        }
+    }
+}
+
+wire_messages! {
+    /// A message of the protocol of offloaded jobs (O³-LSM §4.3; PREPARE, ASSIGN, ACCEPT, COMMIT,
+    /// ABORT and ACK of the paper, and what failures need beside them).
+    OffloadMessage, version VERSION {
+    /// Owner → scheduler: say which life of yours this is, and take the jobs of this owner.
+    Greet = 1 {
+        /// Owner that greets.
+        owner: OwnerStamp,
+    }
+    /// Scheduler → owner: answer to [`OffloadMessage::Greet`], and to a
+    /// [`OffloadMessage::Prepare`] for another life.
+    Lives = 2 {
+        /// Life of the scheduler.
+        life: SchedulerLife,
+    }
+    /// Owner → scheduler: run this job. Repeated until the job has ended. A repetition may name
+    /// more attempts.
+    Prepare = 3 {
+        /// Job to run.
+        order: JobOrder,
+        /// Life of the scheduler for which the attempts were prepared.
+        life: SchedulerLife,
+        /// Attempts that the scheduler may give out.
+        attempts: Vec<PreparedAttempt>,
+        /// Number of the owner's oldest job that has not ended. The scheduler forgets older ones.
+        oldest: u64,
+        /// Spec of the job, which the executor gets.
+        spec: Payload,
+    }
+    /// Scheduler → owner: the job waits or runs.
+    Queued = 4 {
+        /// Job in question.
+        job: JobId,
+    }
+    /// Scheduler → owner: run the job yourself. Repeated until the owner cancels the job.
+    GiveBack = 5 {
+        /// Job in question.
+        job: JobId,
+        /// Reason for the counters of the owner.
+        why: LocalWhy,
+        /// Whether no executor got a package of the job in this life of the scheduler. The owner
+        /// may then use the numbers itself.
+        is_untouched: bool,
+    }
+    /// Owner → scheduler: the job has ended for me, so stop its attempts.
+    CancelJob = 6 {
+        /// Job in question.
+        job: JobId,
+    }
+    /// Scheduler → owner: a newer owner of the database is known, so nothing of yours is done.
+    Stale = 7 {
+        /// Owner that the scheduler knows.
+        newest: OwnerStamp,
+    }
+    /// Scheduler → executor: take this attempt.
+    Assign = 20 {
+        /// Attempt in question.
+        at: AttemptId,
+        /// Life of the scheduler.
+        life: SchedulerLife,
+        /// Job to run.
+        order: JobOrder,
+    }
+    /// Executor → scheduler: a slot is kept for the attempt until the package comes.
+    Accept = 21 {
+        /// Attempt in question.
+        at: AttemptId,
+        /// Executor that accepts.
+        by: ExecutorId,
+    }
+    /// Executor → scheduler: another executor must take the attempt.
+    Decline = 22 {
+        /// Attempt in question.
+        at: AttemptId,
+        /// Executor that declines.
+        by: ExecutorId,
+        /// Reason of the executor.
+        why: DeclineWhy,
+    }
+    /// Scheduler → executor: run this attempt. Repeated until it is answered.
+    Package = 23 {
+        /// Attempt in question.
+        at: AttemptId,
+        /// Life of the scheduler.
+        life: SchedulerLife,
+        /// File numbers of the outputs.
+        numbers: NumberRange,
+        /// Spec of the job.
+        spec: Payload,
+    }
+    /// Executor → scheduler: the attempt runs, or has run.
+    Started = 24 {
+        /// Attempt in question.
+        at: AttemptId,
+        /// Executor that runs it.
+        by: ExecutorId,
+    }
+    /// Executor → scheduler: I keep no slot for this attempt and do not run it.
+    NotMine = 25 {
+        /// Attempt in question.
+        at: AttemptId,
+        /// Executor that answers.
+        by: ExecutorId,
+    }
+    /// Scheduler → executor: end this attempt if it runs.
+    Cancel = 26 {
+        /// Attempt in question.
+        at: AttemptId,
+        /// Life of the scheduler.
+        life: SchedulerLife,
+    }
+    /// Executor → scheduler: I live, and this is my load.
+    Beat = 30 {
+        /// Executor in question.
+        executor: ExecutorId,
+        /// Names of the merge operators and filters that it has, and of its build.
+        names: Vec<String>,
+        /// Jobs that it can run at the same time.
+        slots: u32,
+        /// Its load.
+        load: Load,
+        /// Attempts that it runs.
+        running: Vec<Running>,
+    }
+    /// Scheduler → executor: answer to [`OffloadMessage::Beat`].
+    Heard = 31 {
+        /// Life of the scheduler.
+        life: SchedulerLife,
+        /// Milliseconds until the next beat.
+        next_ms: u32,
+    }
+    /// Executor → scheduler: the outputs of the attempt are durable. Repeated until the verdict
+    /// comes, also to another life of the scheduler.
+    Commit = 40 {
+        /// Attempt in question.
+        at: AttemptId,
+        /// Executor that ran it.
+        by: ExecutorId,
+        /// What the job gives back.
+        output: Payload,
+    }
+    /// Executor → scheduler: the attempt has failed and has left nothing. Repeated until it is
+    /// answered.
+    Abort = 41 {
+        /// Attempt in question.
+        at: AttemptId,
+        /// Executor that ran it.
+        by: ExecutorId,
+        /// Error of the job.
+        reason: String,
+    }
+    /// Scheduler → executor: the abort was heard.
+    Noted = 42 {
+        /// Attempt in question.
+        at: AttemptId,
+    }
+    /// Scheduler → owner: an executor has committed this attempt. Repeated until the verdict comes.
+    Done = 43 {
+        /// Attempt in question.
+        at: AttemptId,
+        /// What the job gives back.
+        output: Payload,
+    }
+    /// Owner or executor → scheduler: my messages, and keep the answer until there are messages for
+    /// me. The other messages of this protocol travel in the mail of this one and its answer.
+    Post = 60 {
+        /// Sender of the mail.
+        from: Correspondent,
+        /// Milliseconds for which the scheduler may keep the answer.
+        wait_ms: u32,
+        /// Encoded messages.
+        mail: Vec<Payload>,
+    }
+    /// Scheduler → owner or executor: answer to [`OffloadMessage::Post`].
+    Mail = 61 {
+        /// Encoded messages.
+        mail: Vec<Payload>,
+    }
+    /// Manager → owner or executor: another manager acts, so ask it.
+    Standby = 62 {}
+    /// Manager → owner or executor: the message cannot be read.
+    Malformed = 63 {}
+    /// Owner → scheduler → executor: the decision about the outputs of the attempt.
+    Decided = 44 {
+        /// Attempt in question.
+        at: AttemptId,
+        /// Decision of the owner.
+        verdict: Verdict,
+    }
+    }
+}
+
+impl RouteMessage for OffloadMessage {
+    fn encode(&self) -> Vec<u8> {
+        Self::encode(self)
+    }
+
+    fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
+        Self::decode(bytes)
+    }
+
+    fn standby(&self, asked: &dyn fmt::Display) -> Option<Error> {
+        matches!(self, Self::Standby {})
+            .then(|| Error::new(ErrorKind::Busy, format!("the manager at {asked} stands by")))
+    }
+}

@@ -1,0 +1,31 @@
+//! The messages between owners, schedulers and executors. `docs/formats/offload-messages.md` has
+//! the byte table.
+//!
+//! Invariants:
+//! 1. Every message may arrive twice, late or never (OFFLOAD.md, rule R17). The receiver decides by
+//!    job, epoch, attempt and term, which the message contains.
+//! 2. A decoder answers every input with a message or with an error.
+//!
+//! Thread-safety: messages are plain values, and the functions are pure.
+//! Failure: the frames of the fabric have checksums, so a malformed message means a faulty sender.
+//! Cost: O(bytes); decoding copies a payload once.
+
+mod message;
+
+pub use message::{Correspondent, OffloadMessage, Running};
+
+/// The bits of a first byte that no message of the pool (none of the three), of FlexKV (0x80) and
+/// of the storage nodes (0x40 alone) has. So a manager tells the messages apart.
+const MARK: u8 = 0x60;
+
+/// Version of the messages, which is the first byte of each.
+pub const VERSION: u8 = MARK | 1;
+
+/// Whether the body of a request is a message of this protocol, of any version.
+#[must_use]
+pub fn is_offload_message(body: &[u8]) -> bool {
+    body.first().is_some_and(|first| first & 0xe0 == MARK)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,160 @@
+//! Golden bytes of the messages, and messages that are encoded and decoded.
+
+use archipelago_base::Epoch;
+use archipelago_base::random::Rng;
+
+use super::{Correspondent, OffloadMessage, Running, VERSION, is_offload_message};
+use crate::decide::Load;
+use crate::ids::{
+    Attempt, AttemptId, ExecutorId, JobId, NumberRange, OffloadDb, OwnerStamp, SchedulerId,
+    SchedulerLife, Token,
+};
+use crate::job::{DeclineWhy, JobKind, JobOrder, LocalWhy, Payload, PreparedAttempt, Verdict};
+
+fn job() -> JobId {
+    JobId { db: OffloadDb([0xd0; 16]), epoch: Epoch(2), number: 0x0304 }
+}
+
+fn at() -> AttemptId {
+    AttemptId { job: job(), attempt: Attempt(5) }
+}
+
+fn stamp() -> OwnerStamp {
+    OwnerStamp { db: OffloadDb([0xd0; 16]), epoch: Epoch(2), token: Token([0xaa; 16]) }
+}
+
+fn life() -> SchedulerLife {
+    SchedulerLife { scheduler: SchedulerId(7), term: 8 }
+}
+
+fn order() -> JobOrder {
+    JobOrder {
+        id: job(),
+        token: Token([0xaa; 16]),
+        kind: JobKind::Compaction,
+        bytes: 0x0900,
+        needs: vec!["add".to_owned()],
+    }
+}
+
+fn payload() -> Payload {
+    vec![1, 2, 3].into()
+}
+
+/// One message of each kind.
+fn samples() -> Vec<OffloadMessage> {
+    let (at, job, by) = (at(), job(), ExecutorId(9));
+    let numbers = NumberRange { first: 0x10, count: 4 };
+    let attempts = vec![PreparedAttempt { attempt: Attempt(5), numbers }];
+    let running = vec![Running { at, progress_bytes: 77 }];
+    let names = vec!["add".to_owned(), "build 1".to_owned()];
+    let load = Load { cpu: 1, io: 2, queue: 3 };
+    vec![
+        OffloadMessage::Greet { owner: stamp() },
+        OffloadMessage::Lives { life: life() },
+        OffloadMessage::Prepare {
+            order: order(),
+            life: life(),
+            attempts,
+            oldest: 6,
+            spec: payload(),
+        },
+        OffloadMessage::Queued { job },
+        OffloadMessage::GiveBack { job, why: LocalWhy::Failed, is_untouched: true },
+        OffloadMessage::CancelJob { job },
+        OffloadMessage::Stale { newest: stamp() },
+        OffloadMessage::Assign { at, life: life(), order: order() },
+        OffloadMessage::Accept { at, by },
+        OffloadMessage::Decline { at, by, why: DeclineWhy::Unknown },
+        OffloadMessage::Package { at, life: life(), numbers, spec: payload() },
+        OffloadMessage::Started { at, by },
+        OffloadMessage::NotMine { at, by },
+        OffloadMessage::Cancel { at, life: life() },
+        OffloadMessage::Beat { executor: by, names, slots: 4, load, running },
+        OffloadMessage::Heard { life: life(), next_ms: 200 },
+        OffloadMessage::Commit { at, by, output: payload() },
+        OffloadMessage::Abort { at, by, reason: "full".to_owned() },
+        OffloadMessage::Noted { at },
+        OffloadMessage::Done { at, output: payload() },
+        OffloadMessage::Decided { at, verdict: Verdict::Forget },
+        OffloadMessage::Post {
+            from: Correspondent::Owner(stamp()),
+            wait_ms: 100,
+            mail: vec![payload()],
+        },
+        OffloadMessage::Post { from: Correspondent::Executor(by), wait_ms: 0, mail: Vec::new() },
+        OffloadMessage::Mail { mail: vec![payload(), Payload::default()] },
+        OffloadMessage::Standby {},
+        OffloadMessage::Malformed {},
+    ]
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[test]
+fn messages_have_golden_bytes() {
+    let word = |low: &str| format!("{low:0<16}");
+    let db = "d0".repeat(16);
+    let job = [db.as_str(), &word("02"), &word("0403")].concat();
+    let decided = OffloadMessage::Decided { at: at(), verdict: Verdict::Discard };
+    assert_eq!(hex(&decided.encode()), ["612c", &job, "05000000", "02"].concat());
+    let prepare = samples().swap_remove(2);
+    let expected = [
+        "6103",
+        &job,
+        &"aa".repeat(16),
+        "02",
+        &word("0009"),
+        "0103616464",
+        &word("07"),
+        &word("08"),
+        "01",
+        "05000000",
+        &word("10"),
+        &word("04"),
+        &word("06"),
+        "03010203",
+    ];
+    assert_eq!(hex(&prepare.encode()), expected.concat());
+}
+
+#[test]
+fn every_message_is_equal_after_encoding_and_decoding() {
+    for message in samples() {
+        let bytes = message.encode();
+        assert!(is_offload_message(&bytes), "{}", message.name());
+        assert_eq!(OffloadMessage::decode(&bytes), Ok(message.clone()), "{}", message.name());
+        for cut in 0..bytes.len() {
+            let name = message.name();
+            assert!(OffloadMessage::decode(&bytes[..cut]).is_err(), "{name} of {cut} bytes");
+        }
+    }
+}
+
+#[test]
+fn damaged_messages_are_refused_or_read_as_others() {
+    let mut rng = Rng::with_seed(42);
+    for message in samples() {
+        for _ in 0..200 {
+            let mut bytes = message.encode();
+            let at = rng.usize(..bytes.len());
+            bytes[at] ^= rng.u32(1..256) as u8;
+            if let Ok(other) = OffloadMessage::decode(&bytes) {
+                assert_eq!(OffloadMessage::decode(&other.encode()), Ok(other));
+            }
+        }
+    }
+}
+
+#[test]
+fn first_byte_tells_the_protocols_apart() {
+    assert_eq!(VERSION, 0x61);
+    // The pool, storage nodes, FlexKV, and nothing.
+    for first in [0x03, 0x41, 0x42, 0x81, 0xe1] {
+        assert!(!is_offload_message(&[first, 1]), "{first:#x}");
+    }
+    assert!(!is_offload_message(&[]));
+    assert!(is_offload_message(&[0x7f]), "another version of these messages");
+}

@@ -1,0 +1,7 @@
+//! Integration tests of the offload crate.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on should say where")]
+
+mod corpus;
+mod databases;
+mod office;

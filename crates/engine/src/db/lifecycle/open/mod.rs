@@ -202,7 +202,7 @@ pub(crate) fn open(dir: &Path, options: DbOptions, components: Components) -> Re
     kept_log::prepare_room(&inner.context, &inner.storage, &inner.observers, &inner.disk)?;
     if !inner.context.options().read_only {
         claim_ownership(&inner.storage, claim)?;
-        tell_executor(&inner)?;
+        tell_executor(&inner, claim)?;
     }
     open_families(&inner)?;
     if inner.context.options().read_only {
@@ -363,10 +363,15 @@ fn claim_ownership(storage: &Storage, claim: OwnerClaim) -> Result<()> {
 
 /// Tells the executor who owns the database, if the manifest names the owner durably. Otherwise the
 /// executor of a disk without room sends nothing to other processes.
-fn tell_executor(db: &DbInner) -> Result<()> {
+fn tell_executor(db: &DbInner, claim: OwnerClaim) -> Result<()> {
     let owner = db.storage.lock_manifest(Order::none()).owner().cloned();
-    let Some(Owner { epoch, token, offload_id, .. }) = owner else { return Ok(()) };
-    db.jobs.executor().owner_is(&OwnerIdentity { database: offload_id, epoch, token })
+    match owner {
+        Some(Owner { epoch, token, offload_id, .. }) if token == claim.token => {
+            let database = offload_id;
+            db.jobs.executor().owner_is(&OwnerIdentity { database, epoch, token })
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Makes the families that the manifest knows, with stored or given settings.

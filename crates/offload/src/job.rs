@@ -170,7 +170,7 @@ pub enum Verdict {
     /// The attempt was abandoned by the owner of the same epoch. The executor removes the outputs.
     Discard,
     /// The owner does not know the job. The files stay, and the owner's sweep decides about them
-    /// (OFFLOAD.md, rule R4).
+    /// (docs/design/offload.md, rule 4).
     Forget,
 }
 wire_enum!(Verdict { Installed = 1, Discard = 2, Forget = 3 });

@@ -1,4 +1,4 @@
-//! Jobs of a database that run on other nodes (O³-LSM §4.3; OFFLOAD.md §3 to §7).
+//! Jobs of a database that run on other nodes (O³-LSM §4.3, docs/design/offload.md).
 //!
 //! Three state machines speak one protocol. The **owner** of a database plans jobs and is the only
 //! one that installs outputs. The **scheduler** queues jobs and chooses executors. An **executor**
@@ -15,7 +15,7 @@
 //!
 //! Invariants:
 //! 1. The manifest of the database stays the only boundary of visibility. A scheduler that loses
-//!    its state loses no data (decision D1 of OFFLOAD.md).
+//!    its state loses no data (docs/design/offload.md, rule 6).
 //! 2. A file number belongs to one attempt for ever, so a late executor cannot touch a live file.
 //! 3. Each message may arrive twice, late, or never.
 //!

@@ -53,7 +53,7 @@ enum Engine {
 /// Jobs of a database that leave the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Offload {
-    /// None
+    /// Every job stays here
     Off,
     /// Compactions and garbage collections
     Compactions,

@@ -58,13 +58,14 @@ pub trait JobExecutor: Send + Sync + 'static {
     fn runs_here(&self) -> bool {
         false
     }
-    /// Whether the database shall plan a job again at once, with other file numbers, because it ended
-    /// with this error. Default: no.
+    /// Whether the database shall plan a job again at once, with other file numbers, because it
+    /// ended with this error. Default: no.
     fn plans_again(&self, _error: &Error) -> bool {
         false
     }
     /// The database is open, and this is its owner. The call comes once, before the first job, and
-    /// never for a database that is open for reading only. An error ends the open. Default: nothing.
+    /// never for a database that is open for reading only. An error ends the open. Default:
+    /// nothing.
     fn owner_is(&self, _owner: &OwnerIdentity) -> Result<()> {
         Ok(())
     }

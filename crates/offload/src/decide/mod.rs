@@ -1,4 +1,4 @@
-//! Pure decisions of the scheduler (OFFLOAD.md §5.6).
+//! Pure decisions of the scheduler (O³-LSM §4.3).
 //!
 //! A scheduler, the simulation and the model call the same functions.
 //!
@@ -41,7 +41,7 @@ impl Load {
 pub struct Candidate {
     /// Executor in question.
     pub executor: ExecutorId,
-    /// Its load.
+    /// Load that its last beat told.
     pub load: Load,
     /// Speed of one stream over the speed at which it fetches the inputs of the job, in
     /// thousandths; 0 where the inputs lie.

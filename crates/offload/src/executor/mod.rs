@@ -9,8 +9,8 @@
 //!
 //! Invariants:
 //! 1. An executor removes outputs after COMMIT only on the verdict [`Verdict::Discard`] of their
-//!    attempt (OFFLOAD.md, rule R4). The outputs may be live tables, because the owner may have
-//!    ended after its edit.
+//!    attempt (docs/design/offload.md, rule 4). The outputs may be live tables, because the owner
+//!    may have ended after its edit.
 //! 2. It obeys only the newest life of a scheduler that it knows.
 //! 3. An attempt runs at most once in the life of an executor.
 //!
@@ -158,7 +158,7 @@ impl Executor {
         }
     }
 
-    /// Its number.
+    /// The number of this executor.
     #[must_use]
     pub fn id(&self) -> ExecutorId {
         self.me

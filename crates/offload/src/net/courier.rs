@@ -70,7 +70,7 @@ impl fmt::Debug for Courier {
 pub(super) struct Outbox(Arc<Shared>);
 
 impl Outbox {
-    /// Queues messages.
+    /// Queues messages for the manager.
     pub(super) fn send(&self, messages: Vec<OffloadMessage>) {
         if messages.is_empty() {
             return;

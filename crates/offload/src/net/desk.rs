@@ -3,8 +3,8 @@
 //! Invariants:
 //! 1. A life of the scheduler lasts as long as a term of the manager. A manager that stands by has
 //!    no scheduler.
-//! 2. Mail for the owner of a database goes to its newest owner. A refusal of an older owner goes to
-//!    that one.
+//! 2. Mail for the owner of a database goes to its newest owner. A refusal of an older owner goes
+//!    to that one.
 //! 3. A correspondent has at most one request that waits for mail.
 //!
 //! Thread-safety: any thread may call any method. One lock guards all.

@@ -1,15 +1,15 @@
 //! The executor seam of the engine, which sends compactions and garbage collections away.
 //!
 //! A call of the engine is one attempt, whose file numbers serve nobody else. The call hands the
-//! job to [`Owner`] and waits. The engine checks what comes back, opens every file, and installs it.
-//! A job that no executor has begun runs on the calling thread instead, under the same numbers. If
-//! an executor may have begun it, the call fails, and the engine plans the job again with other
+//! job to [`Owner`] and waits. The engine checks what comes back, opens every file, and installs
+//! it. A job that no executor has begun runs on the calling thread instead, under the same numbers.
+//! If an executor may have begun it, the call fails, and the engine plans the job again with other
 //! numbers, which then runs here.
 //!
 //! Invariants:
 //! 1. Numbers that an executor may have used are never used here.
 //! 2. A call takes responsibility for outputs as soon as it returns them: the engine installs them,
-//!    or its sweep removes them. So no executor removes them (OFFLOAD.md, rule R4).
+//!    or its sweep removes them. So no executor removes them (docs/design/offload.md, rule 4).
 //!
 //! Thread-safety: many background threads call it at once. One lock guards the state machine.
 //! Failure: while no scheduler or executor answers, jobs run here without a wait, except for one in
@@ -49,7 +49,7 @@ const QUIET_NS: u64 = 2_000_000_000;
 /// Jobs that leave the process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OffloadMode {
-    /// None.
+    /// Every job stays in the process.
     #[default]
     Off,
     /// Compactions and garbage collections (the role of CaaS-LSM in O³-LSM §2.2).
@@ -159,7 +159,7 @@ impl OffloadExecutor {
         Arc::new(Self { settings, clock, tally, quiet_ns, link })
     }
 
-    /// The counters.
+    /// The counters of this open.
     #[must_use]
     pub fn counters(&self) -> OffloadCounters {
         let of = |why: LocalWhy| {

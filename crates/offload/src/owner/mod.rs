@@ -8,16 +8,16 @@
 //! | ended | forgotten, when many younger jobs have ended |
 //!
 //! An attempt is *live* from its preparation until the job ends, runs here, or its outputs are
-//! refused. Then the attempt is *abandoned*: nobody installs its outputs, and the sweep of the owner
-//! removes files with its numbers.
+//! refused. Then the attempt is *abandoned*: nobody installs its outputs, and the sweep of the
+//! owner removes files with its numbers.
 //!
 //! Invariants:
-//! 1. The outputs of a job are installed at most once (I2), and only those of a live attempt of this
+//! 1. The outputs of a job are installed at most once, and only those of a live attempt of this
 //!    epoch.
 //! 2. The verdict [`Verdict::Discard`] is given only for abandoned attempts of this epoch
-//!    (OFFLOAD.md, rule R4). For all that the owner does not know, the verdict is
+//!    (docs/design/offload.md, rule 4). For all that the owner does not know, the verdict is
 //!    [`Verdict::Forget`].
-//! 3. Attempts are prepared for one life of one scheduler, with file numbers of their own (R1).
+//! 3. Attempts are prepared for one life of one scheduler, with file numbers of their own (rule 1).
 //! 4. An owner greets every scheduler, also without jobs, so that each one ends the jobs of earlier
 //!    owners.
 //!
@@ -174,7 +174,7 @@ impl Owner {
         Self { sabotage, ..self }
     }
 
-    /// Its stamp.
+    /// The stamp of this owner.
     #[must_use]
     pub fn stamp(&self) -> OwnerStamp {
         self.me

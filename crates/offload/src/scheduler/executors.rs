@@ -13,7 +13,7 @@ pub(super) struct Offer {
     pub(super) names: Vec<String>,
     /// Jobs that it runs at the same time.
     pub(super) slots: u32,
-    /// Its load.
+    /// Load of the executor.
     pub(super) load: Load,
 }
 

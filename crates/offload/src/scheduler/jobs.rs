@@ -208,8 +208,8 @@ impl Jobs {
         taken
     }
 
-    /// Offers the next attempt of a waiting job; with it, whether that is the first offer. `None` if
-    /// no attempt is left, and the job then waits no longer.
+    /// Offers the next attempt of a waiting job; with it, whether that is the first offer. `None`
+    /// if no attempt is left, and the job then waits no longer.
     pub(super) fn offer(
         &mut self,
         id: JobId,

@@ -13,11 +13,11 @@
 //!
 //! Invariants:
 //! 1. It gives out an attempt only if the attempt was prepared for this life, and each attempt at
-//!    most once (OFFLOAD.md, rule R1). A scheduler that forgot its state would else give the same
-//!    file numbers to a second executor.
-//! 2. Jobs of one queue start in the order of their arrival (I8). Only the head of a queue is
+//!    most once (docs/design/offload.md, rule 1). A scheduler that forgot its state would else give
+//!    the same file numbers to a second executor.
+//! 2. Jobs of one queue start in the order of their arrival. Only the head of a queue is
 //!    considered. A job whose attempt has failed goes back to the front.
-//! 3. It does nothing for an owner if it knows a newer one of the same database (R2).
+//! 3. It does nothing for an owner if it knows a newer one of the same database (rule 2).
 //! 4. It never decides about outputs. It forwards COMMIT until the owner's verdict comes, also for
 //!    jobs that it does not know.
 //!
@@ -159,7 +159,7 @@ impl Scheduler {
         self.life
     }
 
-    /// Its counters.
+    /// The counters of this life.
     #[must_use]
     pub fn counters(&self) -> SchedulerCounters {
         self.counters

@@ -173,7 +173,7 @@ wire_messages! {
         names: Vec<String>,
         /// Jobs that it can run at the same time.
         slots: u32,
-        /// Its load.
+        /// Load of the executor.
         load: Load,
         /// Attempts that it runs.
         running: Vec<Running>,
@@ -224,12 +224,12 @@ wire_messages! {
         from: Correspondent,
         /// Milliseconds for which the scheduler may keep the answer.
         wait_ms: u32,
-        /// Encoded messages.
+        /// Encoded messages, one after another.
         mail: Vec<Payload>,
     }
     /// Scheduler → owner or executor: answer to [`OffloadMessage::Post`].
     Mail = 61 {
-        /// Encoded messages.
+        /// Encoded messages, one after another.
         mail: Vec<Payload>,
     }
     /// Manager → owner or executor: another manager acts, so ask it.

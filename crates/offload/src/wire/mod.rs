@@ -2,8 +2,8 @@
 //! the byte table.
 //!
 //! Invariants:
-//! 1. Every message may arrive twice, late or never (OFFLOAD.md, rule R17). The receiver decides by
-//!    job, epoch, attempt and term, which the message contains.
+//! 1. Every message may arrive twice, late or never (docs/design/offload.md, rule 5). The receiver
+//!    decides by job, epoch, attempt and term, which the message contains.
 //! 2. A decoder answers every input with a message or with an error.
 //!
 //! Thread-safety: messages are plain values, and the functions are pure.

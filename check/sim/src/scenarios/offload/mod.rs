@@ -1,7 +1,7 @@
 //! Jobs of databases that run on other nodes, while owners, schedulers and executors fail.
 //!
-//! The runs execute the state machines of `archipelago-offload`. A database here is a list of items,
-//! each of which one job must install exactly once, and a directory of files by number.
+//! The runs execute the state machines of `archipelago-offload`. A database here is a list of
+//! items, each of which one job must install exactly once, and a directory of files by number.
 //!
 //! | part | file |
 //! | --- | --- |
@@ -12,14 +12,14 @@
 //! | executors: they write files, one after another | `executors.rs` |
 //!
 //! Invariants that the run checks at each step:
-//! 1. An item is installed at most once (I2).
-//! 2. Nobody removes or replaces a file that the manifest names (I3), and a file number is created
+//! 1. An item is installed at most once.
+//! 2. Nobody removes or replaces a file that the manifest names, and a file number is created
 //!    at most once.
-//! 3. First offers of jobs of one queue follow the order of their arrival (I8).
+//! 3. First offers of jobs of one queue follow the order of their arrival.
 //!
 //! At the end, in a time without faults:
-//! 4. All items are installed within a bound (I9).
-//! 5. Nothing is left over: the files are those of the manifest, and no machine holds a job (I4).
+//! 4. All items are installed within a bound.
+//! 5. Nothing is left over: the files are those of the manifest, and no machine holds a job.
 //!
 //! Cost: some milliseconds per seed.
 

@@ -218,7 +218,7 @@ impl OwnerHost {
     }
 
     /// Removes files of abandoned attempts, and files below the first number of this epoch that the
-    /// manifest did not name at the open (OFFLOAD.md, rule R3).
+    /// manifest did not name at the open (docs/design/offload.md, rule 3).
     pub(super) fn sweep(&self, database: &mut Database) -> Vec<String> {
         let mut violations = Vec::new();
         for numbers in &self.abandoned {

@@ -103,7 +103,7 @@ struct SchedulerHost {
     offered: BTreeMap<bool, usize>,
 }
 
-/// One run.
+/// A run of one seed.
 pub(super) struct World {
     rng: Rng,
     now_ns: u64,
@@ -475,7 +475,7 @@ impl World {
         }
     }
 
-    /// Checks that first offers follow the order of arrival (I8).
+    /// Checks that first offers follow the order of arrival.
     fn check_order(&mut self, place: usize) {
         let host = &mut self.schedulers[place];
         for job in host.machine.take_started() {

@@ -12,7 +12,8 @@
 //! 2. `CURRENT` names only a manifest whose header and snapshot are durable. It is replaced
 //!    atomically.
 //! 3. A counter that is persisted is never behind one that was handed out, except numbers of log
-//!    segments and manifests, where recovery also looks at the names in the directory ([`numbers`]).
+//!    segments and manifests, where recovery also looks at the names in the directory
+//!    ([`numbers`]).
 //! 4. A file leaves the directory only after the edit that removed it is durable.
 //! 5. What was durable of a manifest is noted in other files, and recovery refuses a manifest that
 //!    has less ([`mark`]).

@@ -119,7 +119,8 @@ pub(crate) fn opened_meta(table: &TableReader, meta: &FileMeta) -> FileMeta {
 }
 
 /// What the value file `file` at `path` says of itself, as metadata with the number, the checksum
-/// and the basis of `meta`. Errors are those of [`TableReader::open`]. Costs the reads of the index.
+/// and the basis of `meta`. Errors are those of [`TableReader::open`]. Costs the reads of the
+/// index.
 pub(crate) fn opened_value_meta(
     file: &Arc<dyn RandomFile>,
     path: &Path,

@@ -304,9 +304,9 @@ impl World {
         match event {
             Event::Tick => self.tick(),
             Event::Fault => self.fault(),
-            Event::ToOwner { db, from, message } => self.to_owners(db, from, &message),
-            Event::ToScheduler { to, from, message } => self.to_scheduler(to, from, message),
-            Event::ToExecutor { to, from, message } => self.to_executor(to, from, message),
+            Event::ToOwner { db, from, message } => self.reach_owners(db, from, &message),
+            Event::ToScheduler { to, from, message } => self.reach_scheduler(to, from, message),
+            Event::ToExecutor { to, from, message } => self.reach_executor(to, from, message),
             Event::Edit { owner, at, numbers, output } => self.edit(owner, at, numbers, &output),
             Event::Checked { owner, at, is_installed } => {
                 let Some(place) = self.owner_at(owner) else { return };
@@ -403,7 +403,7 @@ impl World {
         self.violations.extend(found);
     }
 
-    fn to_owners(&mut self, db: OffloadDb, from: SchedulerId, message: &OffloadMessage) {
+    fn reach_owners(&mut self, db: OffloadDb, from: SchedulerId, message: &OffloadMessage) {
         for place in (0..self.owners.len()).rev() {
             let host = &mut self.owners[place];
             if id_of(host.db) != db || host.stopped_until_ns > self.now_ns {
@@ -437,7 +437,7 @@ impl World {
         }
     }
 
-    fn to_scheduler(&mut self, to: SchedulerId, from: Correspondent, message: OffloadMessage) {
+    fn reach_scheduler(&mut self, to: SchedulerId, from: Correspondent, message: OffloadMessage) {
         let place = to.0 as usize - 1;
         let host = &mut self.schedulers[place];
         if host.stopped_until_ns > self.now_ns {
@@ -491,7 +491,7 @@ impl World {
         }
     }
 
-    fn to_executor(&mut self, to: ExecutorId, from: SchedulerId, message: OffloadMessage) {
+    fn reach_executor(&mut self, to: ExecutorId, from: SchedulerId, message: OffloadMessage) {
         let place = self.executors.iter().position(|host| host.machine.id() == to);
         let Some(place) = place else { return };
         if self.executors[place].stopped_until_ns > self.now_ns {

@@ -63,8 +63,9 @@ pub(crate) struct Storage {
     database_id: [u8; 16],
 }
 
-/// Pause after a background edit that could not renew the lot, in nanoseconds: one second.
-const RENEW_PAUSE_NS: u64 = 1_000_000_000;
+/// Pause after a background edit that could not renew the lot, in nanoseconds: one minute. Each
+/// attempt on a full disk leaves an empty manifest until an edit succeeds.
+const RENEW_PAUSE_NS: u64 = 60_000_000_000;
 
 impl Storage {
     pub(crate) fn new(parts: StorageParts<'_>) -> Self {

@@ -1,8 +1,8 @@
 //! The node as a member of a root set: an acceptor of CASPaxos whose state is durable.
 //!
 //! [`Registers`] belongs to the node. The protocol is
-//! [`Acceptor`](archipelago_store::nodes::register::caspaxos::acceptor::Acceptor); this module keeps
-//! its state in the metadata, one entry per name and one for the membership.
+//! [`Acceptor`](archipelago_store::nodes::register::caspaxos::acceptor::Acceptor); this module
+//! keeps its state in the metadata, one entry per name and one for the membership.
 //!
 //! Invariants:
 //! 1. A change is durable before an answer reveals it.
@@ -11,12 +11,17 @@
 //! 3. The membership is durable before the identity of the node names the cluster, so a crash in
 //!    between is repeated and not forgotten.
 //!
+//! 4. The state in memory is the one that the metadata have been told of. A change that they do not
+//!    take leaves it as it was, so a repeated request makes the change anew, and never confirms one
+//!    that is only in memory.
+//!
 //! Thread-safety: one lock orders changes. Syncs run without it and are shared.
-//! Failure: a change that cannot be made durable is refused. The acceptor keeps it in memory, which
-//! is a promise to nobody.
-//! Cost: a promise or an acceptance is one write and one sync of the metadata.
+//! Failure: a change that cannot be made durable is refused. After a failed sync an answer that
+//! reveals the change waits for a sync that succeeds.
+//! Cost: a promise or an acceptance is one write and one sync of the metadata, and a copy of one
+//! register. A step of a change of the root set copies all of them.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 
 use archipelago_base::{Error, ErrorKind, Result};
 use archipelago_fabric::ClusterId;
@@ -46,15 +51,51 @@ enum Change {
     Name(String),
     /// Only the membership changes.
     Membership,
-    /// The membership and all names; those from before are here.
-    All(BTreeSet<String>),
+    /// The membership and all names change.
+    All,
+}
+
+impl Change {
+    /// What `request` may change.
+    fn of(request: &AcceptorRequest) -> Self {
+        match request {
+            AcceptorRequest::Prepare { name, .. } | AcceptorRequest::Accept { name, .. } => {
+                Self::Name(name.clone())
+            }
+            AcceptorRequest::Install { .. } => Self::All,
+            AcceptorRequest::Retire { .. }
+            | AcceptorRequest::Activate { .. }
+            | AcceptorRequest::Names { .. } => Self::Membership,
+        }
+    }
+
+    /// The part of the state that a request with this change reads and writes.
+    fn part_of(&self, state: &AcceptorState) -> AcceptorState {
+        match self {
+            Self::Name(name) => {
+                let cell = state.cells.get(name).map(|cell| (name.clone(), cell.clone()));
+                let membership = state.membership.clone();
+                AcceptorState { membership, cells: BTreeMap::from_iter(cell) }
+            }
+            Self::Membership | Self::All => state.clone(),
+        }
+    }
+
+    /// Puts the changed part back.
+    fn put_back(&self, part: AcceptorState, state: &mut AcceptorState) {
+        match self {
+            Self::Name(_) => state.cells.extend(part.cells),
+            Self::Membership | Self::All => *state = part,
+        }
+    }
 }
 
 /// The node as a member of a root set.
 #[derive(Debug)]
 pub(crate) struct Registers {
     parts: NodeParts,
-    acceptor: Mutex<Acceptor>,
+    /// The state that the metadata have been told of.
+    state: Mutex<AcceptorState>,
 }
 
 impl Registers {
@@ -79,31 +120,22 @@ impl Registers {
             }
             Ok(Scan::Continue)
         })?;
-        let acceptor = Mutex::new(Acceptor::new(state));
-        Ok(Self { parts: parts.clone(), acceptor })
+        Ok(Self { parts: parts.clone(), state: Mutex::new(state) })
     }
 
     /// Answers a proposer, or a step of a change of the root set.
     pub(crate) fn handle(&self, request: AcceptorRequest) -> Outcome {
-        let mut acceptor = self.acceptor.lock();
-        let change = match &request {
-            AcceptorRequest::Prepare { name, .. } | AcceptorRequest::Accept { name, .. } => {
-                Change::Name(name.clone())
-            }
-            AcceptorRequest::Install { .. } => {
-                Change::All(acceptor.state().cells.keys().cloned().collect())
-            }
-            AcceptorRequest::Retire { .. }
-            | AcceptorRequest::Activate { .. }
-            | AcceptorRequest::Names { .. } => Change::Membership,
-        };
+        let mut state = self.state.lock();
+        let change = Change::of(&request);
+        let mut acceptor = Acceptor::new(change.part_of(&state));
         let handled = acceptor.handle(request);
         if handled.is_changed {
             // Under the lock, so that changes of one name reach the metadata in their order.
-            self.parts.meta.apply(&changed(acceptor.state(), &change))?;
+            self.parts.meta.apply(&changed(&state, acceptor.state(), &change))?;
+            change.put_back(acceptor.state().clone(), &mut state);
         }
-        let membership = acceptor.state().membership.clone();
-        drop(acceptor);
+        let membership = state.membership.clone();
+        drop(state);
         // An answer to a repeated step must not overtake the sync of the first one.
         let reveals_a_step = matches!(
             handled.answer,
@@ -142,16 +174,17 @@ impl Registers {
     }
 
     fn become_member(&self, root_set: &RootSet) -> Result<(), Refusal> {
-        let mut acceptor = self.acceptor.lock();
-        match &acceptor.state().membership {
+        let mut state = self.state.lock();
+        match &state.membership {
             Membership::None => {
                 let founding = Acceptor::founding(root_set.clone());
-                self.parts.meta.write(&changed(founding.state(), &Change::Membership))?;
-                *acceptor = founding;
+                let change = Change::Membership;
+                self.parts.meta.write(&changed(&state, founding.state(), &change))?;
+                *state = founding.state().clone();
                 Ok(())
             }
-            // The node ended before its identity named the cluster.
-            Membership::Active(known) if known == root_set => Ok(()),
+            // The node ended, or a sync failed, before its identity named the cluster.
+            Membership::Active(known) if known == root_set => Ok(self.parts.meta.sync()?),
             known => {
                 let text = format!("this node is a member of another root set: {known:?}");
                 Err(Refusal::new(RefusalWhy::WrongCluster, text))
@@ -180,8 +213,8 @@ fn name_key(name: &str) -> Vec<u8> {
     key
 }
 
-/// The entries of the metadata that a change replaces.
-fn changed(state: &AcceptorState, change: &Change) -> MetaBatch {
+/// The entries of the metadata that a change from `before` to `state` replaces.
+fn changed(before: &AcceptorState, state: &AcceptorState, change: &Change) -> MetaBatch {
     let mut batch = MetaBatch::default();
     let put_name = |batch: &mut MetaBatch, name: &str| {
         if let Some(cell) = state.cells.get(name) {
@@ -191,8 +224,9 @@ fn changed(state: &AcceptorState, change: &Change) -> MetaBatch {
     match change {
         Change::Name(name) => put_name(&mut batch, name),
         Change::Membership => {}
-        Change::All(before) => {
-            for gone in before.iter().filter(|name| !state.cells.contains_key(*name)) {
+        Change::All => {
+            let gone = before.cells.keys().filter(|name| !state.cells.contains_key(*name));
+            for gone in gone {
                 batch.remove(MetaSpace::Registers, &name_key(gone));
             }
             state.cells.keys().for_each(|name| put_name(&mut batch, name));

@@ -1,6 +1,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use archipelago_env::fault::{Fault, FaultFs, Operation, Rule};
 use archipelago_env::mem::MemFs;
 use archipelago_fabric::{ClientId, ClusterId};
 use archipelago_store::nodes::StorageId;
@@ -134,6 +135,64 @@ fn steps_of_a_root_change_survive_power_loss() {
         assert!(matches!(answer, AcceptorAnswer::Promised { accepted: Some(_), .. }), "{answer:?}");
         assert_eq!(node.parts().devices.cluster().unwrap().root_set.number, 2);
     }
+}
+
+/// A founded member on a disk that fails by a script.
+fn faulty_member(fs: &MemFs) -> (FaultFs, Arc<StorageNode>) {
+    let faults = FaultFs::new(Arc::new(fs.clone()), 1);
+    let options =
+        NodeOptions { meta_threads: MetaThreads::Caller, seed: Some(5), ..NodeOptions::default() };
+    let devices = [PathBuf::from("/device")];
+    let node = StorageNode::open(Arc::new(faults.clone()), &devices, options).unwrap();
+    found(&node, CLUSTER, first_set(&node));
+    ask(&node, accept(1, b"owner"));
+    (faults, node)
+}
+
+fn tell(node: &StorageNode, request: &AcceptorRequest) -> Option<AcceptorAnswer> {
+    let request = StoreMessage::Acceptor { request: request.clone() };
+    match node.handle(ClientId(1), request, &[]).0 {
+        StoreMessage::AcceptorIs { answer } => Some(answer),
+        StoreMessage::Refuse { .. } => None,
+        other => panic!("no answer of an acceptor: {other:?}"),
+    }
+}
+
+#[test]
+fn change_that_was_not_written_is_not_confirmed_when_repeated() {
+    for operation in [Operation::LogAppend, Operation::LogSync] {
+        for fault in [Fault::Io, Fault::NoSpace] {
+            let fs = MemFs::new();
+            let (faults, node) = faulty_member(&fs);
+            let next = RootSet { number: 2, ..first_set(&node) };
+            let retire = AcceptorRequest::Retire { next };
+            faults.add(Rule::on(operation).path("/meta/").fault(fault).times(1));
+            for attempt in 0..3 {
+                if tell(&node, &retire).is_none() {
+                    continue;
+                }
+                for node in after_power_loss(&fs) {
+                    let known = ask(&node, prepare(1, 5));
+                    let holds = matches!(known, AcceptorAnswer::WrongSet { .. });
+                    assert!(holds, "{operation:?} {fault:?}, attempt {attempt}: {known:?}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn refused_change_leaves_the_register_as_it_was() {
+    let fs = MemFs::new();
+    let (faults, node) = faulty_member(&fs);
+    faults.add(Rule::on(Operation::LogAppend).path("/meta/").times(1));
+    assert_eq!(tell(&node, &prepare(1, 7)), None);
+    faults.add(Rule::on(Operation::LogAppend).path("/meta/"));
+    let next = RootSet { number: 2, ..first_set(&node) };
+    assert_eq!(tell(&node, &AcceptorRequest::Retire { next }), None);
+    // Neither the promise of ballot 7 nor the retirement was given to anybody.
+    let outbid = AcceptorAnswer::Outbid { ballot: ballot(1, 0), promised: ballot(1, 1) };
+    assert_eq!(ask(&node, prepare(1, 0)), outbid);
 }
 
 #[test]

@@ -125,7 +125,7 @@ fn devices(out: &mut String, status: &StorageClusterStatus) -> std::fmt::Result 
             )?;
         }
         let scrub = &report.scrub;
-        if scrub.is_running || scrub.damaged_chunks > 0 {
+        if scrub.is_running || scrub.damaged_chunks + scrub.unread > 0 {
             writeln!(out, "Scrub of node {}: {}", member.node, scrub_words(scrub))?;
         }
     }
@@ -140,7 +140,11 @@ pub(super) fn scrub_words(scrub: &ScrubStatus) -> String {
         }
         false => format!("all {} read", size::show(scrub.read_bytes)),
     };
-    format!("{done}, {} damaged chunks", scrub.damaged_chunks)
+    let unread = match scrub.unread {
+        0 => String::new(),
+        unread => format!(", {unread} not readable now"),
+    };
+    format!("{done}, {} damaged chunks{unread}", scrub.damaged_chunks)
 }
 
 fn class_word(class: FileClass) -> &'static str {

@@ -43,6 +43,9 @@ metrics! {
     SCRUB_PROGRESS: Gauge "archipelago_storage_node_scrub_progress_ratio" [];
     /// Number of damaged chunks that the present or last round of the scrub has found.
     SCRUB_DAMAGED: Gauge "archipelago_storage_node_scrub_damaged_chunks" [];
+    /// Number of chunks and extents that the present or last round could not read, for another
+    /// reason than damage.
+    SCRUB_UNREAD: Gauge "archipelago_storage_node_scrub_unread_objects" [];
 
     /// Whether the cluster of storage nodes is founded: 1 if it is. Volumes can be opened then.
     FOUNDED: Gauge "archipelago_storage_cluster_founded" [];

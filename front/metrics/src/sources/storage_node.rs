@@ -79,4 +79,5 @@ fn scrub(samples: &mut Samples, status: &ScrubStatus) {
     let progress = status.read_bytes as f64 / status.total_bytes.max(1) as f64;
     samples.set(&metric::SCRUB_PROGRESS, &[], progress.min(1.0));
     samples.set(&metric::SCRUB_DAMAGED, &[], status.damaged_chunks);
+    samples.set(&metric::SCRUB_UNREAD, &[], status.unread);
 }

@@ -9,7 +9,7 @@ use archipelago_base::{Error, Result, wire_enum, wire_struct};
 use archipelago_store::nodes::wire::{ChunkId, ExtentAt, ScrubStatus};
 
 /// Version of the record.
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 
 /// What a round visits now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -51,6 +51,8 @@ pub(crate) struct ScrubRecord {
     pub(crate) total_bytes: u64,
     /// Number of chunks and extents with damage.
     pub(crate) damaged_chunks: u64,
+    /// Number of chunks and extents that could not be read, for another reason than damage.
+    pub(crate) unread: u64,
 }
 wire_struct!(ScrubRecord {
     rounds,
@@ -65,6 +67,7 @@ wire_struct!(ScrubRecord {
     read_bytes,
     total_bytes,
     damaged_chunks,
+    unread,
 });
 
 impl ScrubRecord {
@@ -123,6 +126,7 @@ impl ScrubRecord {
             read_bytes: self.read_bytes,
             total_bytes: self.total_bytes,
             damaged_chunks: self.damaged_chunks,
+            unread: self.unread,
         }
     }
 }
@@ -150,10 +154,11 @@ mod tests {
             read_bytes: 6,
             total_bytes: 7,
             damaged_chunks: 8,
+            unread: 9,
         };
         let word = |number: u8| format!("{number:02x}00000000000000");
         let golden = [
-            "01".to_owned(),
+            "02".to_owned(),
             word(1),
             word(2),
             "02".to_owned(),
@@ -166,6 +171,7 @@ mod tests {
             word(6),
             word(7),
             word(8),
+            word(9),
         ];
         let bytes = record.encode();
         let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();

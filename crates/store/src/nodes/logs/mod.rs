@@ -351,7 +351,8 @@ async fn acknowledged_end(requests: &LogRequests, open: &ExtentRecord) -> Result
     let answers = join_all(replicas.map(|replica| requests.inspect(replica, false))).await;
     let ack = ack_rule(requests.class);
     let mut ends: Vec<u64> = Vec::new();
-    for found in answers.iter().flatten() {
+    // The length of a replica that has lost synced bytes proves nothing.
+    for found in answers.iter().flatten().filter(|found| !found.is_damaged) {
         ends.push(if ack == AckRule::AllSynced { found.synced } else { found.valid_end });
     }
     ends.sort_unstable_by(|a, b| b.cmp(a));

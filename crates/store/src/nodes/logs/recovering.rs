@@ -11,10 +11,11 @@
 //! Invariants:
 //! 1. Every read of a recovery fences.
 //! 2. A recovery that lacks answers says so once in a while, and which nodes it waits for.
+//! 3. A replica that has lost synced bytes does not count as an answer.
 //!
 //! Thread-safety: a recovery belongs to one caller. Several run in one task.
 //! Failure: `Fenced` for an old epoch; `Busy` if too few nodes answer in time; `NotFound` for a log
-//! that was removed.
+//! that was removed; `Corrupt` if all nodes answered and too many have lost synced bytes.
 //! Cost: as the recovery says, and at most [`GRACE`] for a node that does not answer.
 
 use std::collections::BTreeSet;
@@ -24,7 +25,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use archipelago_base::runtime::Boxed;
-use archipelago_base::{Error, Result};
+use archipelago_base::{Error, ErrorKind, Result};
 
 use super::super::StorageId;
 use super::super::log::recovery::{FencedAnswer, Recovery, RecoveryAction};
@@ -88,6 +89,8 @@ struct RecoveryRun<'a> {
     held_until_ns: Option<u64>,
     /// Replicas that failed at last, with the reason, for messages.
     missing: Vec<(ReplicaId, String)>,
+    /// Replicas that have lost synced bytes.
+    damaged: BTreeSet<ReplicaId>,
     has_accepted_loss: bool,
     started_ns: u64,
     reported_ns: u64,
@@ -124,6 +127,7 @@ pub(super) async fn recover_log(
         held: Vec::new(),
         held_until_ns: None,
         missing: Vec::new(),
+        damaged: BTreeSet::new(),
         has_accepted_loss: false,
         started_ns: now_ns,
         reported_ns: now_ns,
@@ -193,7 +197,7 @@ impl RecoveryRun<'_> {
         self.push(RecoveryCall::Read(replica), async move {
             let read = async {
                 let found = requests.inspect(replica, is_fencing).await?;
-                let has_bytes = found.valid_end > 0 || found.is_sealed;
+                let has_bytes = found.valid_end > 0 || found.is_sealed || found.is_damaged;
                 let is_known =
                     has_bytes || !asks_for_log || requests.is_known(replica.node).await?;
                 Ok::<_, LogFailure>(RecoveryAnswer::Found(found, is_known))
@@ -256,8 +260,11 @@ impl RecoveryRun<'_> {
         match (call, answer) {
             (RecoveryCall::Read(replica), RecoveryAnswer::Found(found, is_known)) => {
                 self.note_knowledge(replica.node, is_known)?;
-                let ReplicaFound { valid_end, is_in_limbo, .. } = found;
-                self.recovery.answered(*replica, FencedAnswer { valid_end, is_in_limbo });
+                let ReplicaFound { valid_end, is_in_limbo, is_damaged, .. } = found;
+                let answer = FencedAnswer { valid_end, is_in_limbo, is_damaged };
+                self.recovery.answered(*replica, answer);
+                self.note_damage(*replica, is_damaged);
+                self.check_damage()?;
             }
             (RecoveryCall::Seal(replica), RecoveryAnswer::Sealed) => self.hold(*replica),
             (RecoveryCall::Choose { extent }, RecoveryAnswer::Chosen(node)) => {
@@ -270,6 +277,41 @@ impl RecoveryRun<'_> {
             _ => {}
         }
         Ok(())
+    }
+
+    fn note_damage(&mut self, replica: ReplicaId, is_damaged: bool) {
+        if !is_damaged {
+            self.damaged.remove(&replica);
+        } else if self.damaged.insert(replica) {
+            let ReplicaId { extent, node } = replica;
+            tracing::error!(log = %self.requests.log, extent, %node, "a replica has lost synced bytes; it does not count");
+        }
+    }
+
+    /// Errors: `Corrupt` if all nodes of an extent answered, too many of them have lost synced
+    /// bytes, and no operator accepts that.
+    fn check_damage(&mut self) -> Result<()> {
+        let Some(damaged) = self.recovery.blocked_by_damage() else { return Ok(()) };
+        if self.options.accept_loss {
+            self.accept_loss("the bytes that damaged replicas have lost");
+            return Ok(());
+        }
+        let damaged: Vec<String> = damaged.iter().map(lost_synced_bytes).collect();
+        let text = format!(
+            "{}: {}; too few undamaged replicas are left to find its end. Return the missing \
+             device or the file to one of these nodes and start it again, or accept the loss of \
+             what only they had (--accept-loss)",
+            self.name(),
+            damaged.join(", ")
+        );
+        Err(Error::new(ErrorKind::Corrupt, text))
+    }
+
+    fn accept_loss(&mut self, what: &str) {
+        if !std::mem::replace(&mut self.has_accepted_loss, true) {
+            tracing::warn!(log = %self.requests.log, "a recovery gives up {what}");
+            self.recovery.accept_loss();
+        }
     }
 
     /// Notes whether a node knows the log. Errors: `NotFound` if enough nodes do not.
@@ -332,10 +374,8 @@ impl RecoveryRun<'_> {
         self.ask_again_ns = now_ns + ASK_PAUSE.as_nanos() as u64;
         let waited_ns = now_ns - self.started_ns;
         let is_patient = waited_ns < self.options.patience.as_nanos() as u64;
-        if self.options.accept_loss && !is_patient && !self.has_accepted_loss {
-            self.has_accepted_loss = true;
-            tracing::warn!(log = %self.requests.log, "a recovery gives up the nodes that do not answer");
-            self.recovery.accept_loss();
+        if self.options.accept_loss && !is_patient {
+            self.accept_loss("the nodes that do not answer");
         }
         if waited_ns >= self.options.recovery_max.as_nanos() as u64 {
             return Err(Error::busy(format!("{}: {}", self.name(), self.missing_answers())));
@@ -353,11 +393,17 @@ impl RecoveryRun<'_> {
         let asked = self.calls.keys().filter_map(RecoveryCall::replica);
         let asked = asked.map(|replica| format!("node {} has not answered", replica.node));
         let failed = self.missing.iter().map(|(_, why)| why.clone());
-        let missing: Vec<String> = asked.chain(failed).collect();
+        let damaged = self.damaged.iter().map(lost_synced_bytes);
+        let missing: Vec<String> = asked.chain(failed).chain(damaged).collect();
         format!(
             "its recovery lacks answers: {}; start these nodes, or accept the loss of what only \
              they have",
             missing.join(", ")
         )
     }
+}
+
+fn lost_synced_bytes(replica: &ReplicaId) -> String {
+    let ReplicaId { extent, node } = replica;
+    format!("node {node} has lost synced bytes of extent {extent}")
 }

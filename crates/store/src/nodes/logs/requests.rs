@@ -156,6 +156,8 @@ pub(super) struct ReplicaFound {
     pub(super) is_sealed: bool,
     /// Whether the node may have lost unsynced bytes of it.
     pub(super) is_in_limbo: bool,
+    /// Whether the node has lost bytes that were synced, so that its length proves nothing.
+    pub(super) is_damaged: bool,
 }
 
 /// The nodes of a pool, and what all logs of a store know about them.
@@ -290,8 +292,13 @@ impl LogRequests {
         Box::pin(async move {
             match call.await? {
                 (StoreMessage::ReplicaIs { valid_end, synced, sealed, is_in_limbo }, _) => {
+                    let (is_sealed, is_damaged) = (sealed.is_some(), false);
+                    Ok(ReplicaFound { valid_end, synced, is_sealed, is_in_limbo, is_damaged })
+                }
+                (StoreMessage::ReplicaDamaged { valid_end, synced, sealed }, _) => {
+                    let (is_in_limbo, is_damaged) = (true, true);
                     let is_sealed = sealed.is_some();
-                    Ok(ReplicaFound { valid_end, synced, is_sealed, is_in_limbo })
+                    Ok(ReplicaFound { valid_end, synced, is_sealed, is_in_limbo, is_damaged })
                 }
                 (other, _) => Err(unexpected(&other)),
             }

@@ -341,6 +341,19 @@ wire_messages! {
         /// What the node adds for people: the object, and the cause. May be empty.
         text: String,
     }
+    /// Node → client: answer to [`StoreMessage::FenceLog`] and [`StoreMessage::InspectLog`] of a
+    /// node that has lost bytes which were synced, because a file is damaged, or a file or a device
+    /// is missing. The answer proves nothing about the end of the extent. The node can supply the
+    /// bytes before `valid_end`, and takes no appends.
+    ReplicaDamaged = 95 {
+        /// Offset after the longest prefix with valid checksums; the begin of the extent without
+        /// any byte.
+        valid_end: u64,
+        /// Offset through which the bytes that the node still has are synced.
+        synced: u64,
+        /// Offset at which the extent was sealed, if it was.
+        sealed: Option<u64>,
+    }
     }
 }
 

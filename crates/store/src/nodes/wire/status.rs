@@ -97,10 +97,13 @@ pub struct ScrubStatus {
     pub read_bytes: u64,
     /// Bytes that the present or last round reads in total.
     pub total_bytes: u64,
-    /// Chunks whose damage the present or last round has found.
+    /// Chunks and extents whose damage the present or last round has found.
     pub damaged_chunks: u64,
+    /// Chunks and extents that the present or last round could not read, for another reason than
+    /// damage. The next round tries again.
+    pub unread: u64,
 }
-wire_struct!(ScrubStatus { rounds, is_running, read_bytes, total_bytes, damaged_chunks });
+wire_struct!(ScrubStatus { rounds, is_running, read_bytes, total_bytes, damaged_chunks, unread });
 
 /// What a storage node holds and does.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

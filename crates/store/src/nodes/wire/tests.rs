@@ -145,6 +145,7 @@ fn log_messages() -> Vec<StoreMessage> {
         StoreMessage::RemoveLog { log: LOG, stamp },
         StoreMessage::ListLogs { volume: VOLUME, after: Some(LOG) },
         StoreMessage::Logs { logs, has_more: false },
+        StoreMessage::ReplicaDamaged { valid_end: 1, synced: 2, sealed: Some(3) },
     ]
 }
 
@@ -254,7 +255,7 @@ fn encoded(message: &StoreMessage) -> String {
 fn golden_bytes_of_chunk_messages() {
     let stamp = [id("70"), word("0201")].concat();
     let golden = [
-        "4101",
+        "4201",
         &id("b0"),
         "05",
         "01",
@@ -286,11 +287,11 @@ fn golden_bytes_of_chunk_messages() {
         &id("71"),
     ]
     .concat();
-    assert_eq!(encoded(&messages[1]), ["410200", &descriptor].concat());
-    let read = ["4103", &id("b0"), "05", "01", &word("0010"), &word("1010")];
+    assert_eq!(encoded(&messages[1]), ["420200", &descriptor].concat());
+    let read = ["4203", &id("b0"), "05", "01", &word("0010"), &word("1010")];
     assert_eq!(encoded(&messages[2]), read.concat());
-    assert_eq!(encoded(&messages[5]), ["410601", &descriptor].concat());
-    let release = ["4109", "01", &id("b0"), &stamp];
+    assert_eq!(encoded(&messages[5]), ["420601", &descriptor].concat());
+    let release = ["4209", "01", &id("b0"), &stamp];
     assert_eq!(encoded(&messages[8]), release.concat());
 }
 
@@ -298,16 +299,18 @@ fn golden_bytes_of_chunk_messages() {
 fn golden_bytes_of_log_messages() {
     let stamp = [id("70"), word("0201")].concat();
     let at = ["", &id("10"), "03000000"].concat();
-    let append = ["4114", &at, &stamp, "01", &word("10"), &word("20"), "01"];
+    let append = ["4214", &at, &stamp, "01", &word("10"), &word("20"), "01"];
     let messages = log_messages();
     assert_eq!(encoded(&messages[0]), append.concat());
-    assert_eq!(encoded(&messages[1]), ["4115", &word("30"), &word("20")].concat());
-    let seal = ["4117", &at, &stamp, "01", &word("10"), &word("30")];
+    assert_eq!(encoded(&messages[1]), ["4215", &word("30"), &word("20")].concat());
+    let seal = ["4217", &at, &stamp, "01", &word("10"), &word("30")];
     assert_eq!(encoded(&messages[3]), seal.concat());
-    let replica = ["411a", &word("01"), &word("02"), "01", &word("03"), "01"];
+    let replica = ["421a", &word("01"), &word("02"), "01", &word("03"), "01"];
     assert_eq!(encoded(&messages[6]), replica.concat());
-    let put = ["411d", &at, &stamp, "01", &word("10"), &word("20")];
+    let put = ["421d", &at, &stamp, "01", &word("10"), &word("20")];
     assert_eq!(encoded(&messages[9]), put.concat());
+    let damaged = ["425f", &word("01"), &word("02"), "01", &word("03")];
+    assert_eq!(encoded(&messages[13]), damaged.concat());
 }
 
 #[test]
@@ -315,14 +318,14 @@ fn golden_bytes_of_register_and_refusals() {
     let ballot = [word("01"), word("02"), word("03")].concat();
     let value = ["", &word("05"), &word("03"), &word("04"), "01", "02aabb"].concat();
     let messages = register_messages();
-    assert_eq!(encoded(&messages[0]), ["412801", "016e", &ballot].concat());
-    assert_eq!(encoded(&messages[1]), ["412802", "016e", &ballot, &value].concat());
-    assert_eq!(encoded(&messages[6]), ["412901", &ballot, "01", &ballot, &value].concat());
+    assert_eq!(encoded(&messages[0]), ["422801", "016e", &ballot].concat());
+    assert_eq!(encoded(&messages[1]), ["422802", "016e", &ballot, &value].concat());
+    assert_eq!(encoded(&messages[6]), ["422901", &ballot, "01", &ballot, &value].concat());
     let fenced: StoreMessage = Refused::fenced(Epoch(9), "a").into();
-    assert_eq!(encoded(&fenced), ["414701", &word("09"), "0161"].concat());
+    assert_eq!(encoded(&fenced), ["424701", &word("09"), "0161"].concat());
     let order: StoreMessage = Refused::new(RefusalWhy::OutOfOrder { len: 0x44 }, "").into();
-    assert_eq!(encoded(&order), ["414707", &word("44"), &word(""), "00"].concat());
-    assert_eq!(encoded(&StoreMessage::Done {}), "4146");
+    assert_eq!(encoded(&order), ["424707", &word("44"), &word(""), "00"].concat());
+    assert_eq!(encoded(&StoreMessage::Done {}), "4246");
 }
 
 #[test]
@@ -339,7 +342,7 @@ fn golden_bytes_of_members() {
     ]
     .concat();
     let set = [word("02"), "03".into(), word("01"), word("02"), word("03")].concat();
-    let golden = ["413d", "01", &word("06"), "01", &id("c0"), &set, "01", &member, &word("07")];
+    let golden = ["423d", "01", &word("06"), "01", &id("c0"), &set, "01", &member, &word("07")];
     let messages = node_messages();
     assert_eq!(encoded(&messages[6]), golden.concat());
 }
@@ -348,7 +351,7 @@ fn golden_bytes_of_members() {
 fn golden_bytes_of_an_envelope() {
     let message = StoreMessage::LogBytes {};
     let body = envelope::seal(&message, b"coral");
-    assert_eq!(hex(&body), ["41", "02000000", "411c", "636f72616c"].concat());
+    assert_eq!(hex(&body), ["42", "02000000", "421c", "636f72616c"].concat());
     assert_eq!(envelope::open(&body), Ok((message, &b"coral"[..])));
     assert!(is_store_message(&body));
     assert!(!is_store_message(&[3]) && !is_store_message(&[0x86]) && !is_store_message(&[]));

@@ -6,6 +6,8 @@
 //! 1. The chosen end never grows: a node that fails takes its answer away, and later answers do not
 //!    move the end.
 //! 2. A node that sealed has all bytes through the end.
+//! 3. A damaged answer supplies bytes and counts for nothing: an end is chosen with it only if the
+//!    other answers suffice to find every synced byte.
 //!
 //! Thread-safety: none. Failure: see the owner. Cost: O(replicas) per call.
 
@@ -31,7 +33,12 @@ impl ExtentRules {
     /// Whether the node of `answer` has every byte that it ever acknowledged for `ack`.
     fn is_certain(&self, answer: &FencedAnswer) -> bool {
         let is_synced = self.ack == AckRule::AllSynced;
-        !answer.is_in_limbo || is_synced || self.sabotage.no_limbo()
+        self.has_synced(answer) && (!answer.is_in_limbo || is_synced || self.sabotage.no_limbo())
+    }
+
+    /// Whether the node of `answer` has every byte that it ever synced.
+    fn has_synced(&self, answer: &FencedAnswer) -> bool {
+        !answer.is_damaged || self.sabotage.believes_damaged()
     }
 }
 
@@ -184,7 +191,11 @@ impl ExtentRecovery {
     /// Adds a node that has no byte of the extent.
     pub(super) fn add(&mut self, node: StorageId) {
         if self.source_mut(node).is_none() {
-            let answer = FencedAnswer { valid_end: self.extent.start, is_in_limbo: false };
+            let answer = FencedAnswer {
+                valid_end: self.extent.start,
+                is_in_limbo: false,
+                is_damaged: false,
+            };
             let state = SourceState::Answered(answer);
             self.sources.push(Source { node, state, is_member: false, has_failed: false });
             self.is_node_wanted = false;
@@ -219,17 +230,42 @@ impl ExtentRecovery {
         self.sources.iter_mut().find(|source| source.node == node)
     }
 
+    fn members(&self) -> impl Iterator<Item = &Source> {
+        self.sources.iter().filter(|source| source.is_member)
+    }
+
+    /// Whether enough members answered that have all bytes which they ever synced.
+    fn finds_all_synced(&self, rules: ExtentRules) -> bool {
+        let answers = self.members().filter_map(Source::answer);
+        let whole = answers.filter(|answer| rules.has_synced(answer)).count();
+        whole >= rules.ack.recovery_answers(self.members().count())
+    }
+
+    /// The damaged replicas, if all members answered and too few are whole.
+    pub(super) fn blocked_by_damage(&self, rules: ExtentRules) -> Option<Vec<ReplicaId>> {
+        let has_all_answers = self.members().all(|source| source.answer().is_some());
+        let is_blocked = self.phase == ExtentPhase::Reading
+            && has_all_answers
+            && !rules.is_loss_accepted
+            && !self.finds_all_synced(rules);
+        let damaged = self
+            .members()
+            .filter(|source| source.answer().is_some_and(|answer| !rules.has_synced(&answer)));
+        let replica = |source: &Source| ReplicaId { extent: self.extent.number, node: source.node };
+        is_blocked.then(|| damaged.map(replica).collect())
+    }
+
     fn choose_end(&mut self, rules: ExtentRules) {
-        let members = || self.sources.iter().filter(|source| source.is_member);
-        let answers: Vec<FencedAnswer> = members().filter_map(Source::answer).collect();
+        let answers: Vec<FencedAnswer> = self.members().filter_map(Source::answer).collect();
+        let members = self.members().count();
         let Some(longest) = answers.iter().map(|answer| answer.valid_end).max() else { return };
         let certain = answers.iter().filter(|answer| rules.is_certain(answer)).count();
         let has_found_all = match self.extent.end {
             // Every byte before a recorded end was acknowledged.
             Some(recorded) => longest >= recorded,
-            None => certain >= rules.ack.recovery_answers(members().count()),
+            None => certain >= rules.ack.recovery_answers(members),
         };
-        let is_complete = answers.len() == members().count();
+        let is_complete = answers.len() == members && self.finds_all_synced(rules);
         if has_found_all || is_complete || rules.is_loss_accepted {
             self.may_miss_unsynced = !has_found_all;
             let end = longest.min(self.extent.end.unwrap_or(u64::MAX)).max(self.extent.start);

@@ -10,14 +10,16 @@
 //!    acknowledged byte ([`AckRule::recovery_answers`]: two of three for a quorum log, one for a
 //!    manifest), or for the answers of all nodes. A node in *limbo* may have lost unsynced bytes.
 //!    It may supply bytes, but what it lacks may have been acknowledged. The bytes of a manifest
-//!    are synced when they are acknowledged, so limbo does not matter there.
+//!    are synced when they are acknowledged, so limbo does not matter there. A *damaged* node has
+//!    lost synced bytes. It may supply bytes as well, but it never counts as an answer.
 //! 3. The end is that of the longest prefix with valid checksums. An extent with a recorded end has
 //!    all bytes on some node, unless several nodes have lost their memory. The log is then cut
 //!    where the longest prefix ends.
 //! 4. Two nodes get all bytes of an extent and seal it, which syncs.
 //! 5. The recovery records the layout with the end. Only then does the caller use a byte.
 //!
-//! If fewer nodes answer, the recovery waits, unless an operator accepts the loss.
+//! If fewer nodes answer, the recovery waits, unless an operator accepts the loss. If all answered
+//! and too many of them are damaged, waiting does not help ([`Recovery::blocked_by_damage`]).
 //!
 //! Invariants:
 //! 1. A recovery that records an end has found every acknowledged byte, or records that it may
@@ -49,6 +51,8 @@ archipelago_base::fault_switches! {
         no_fence,
         /// The recovery believes nodes in limbo.
         no_limbo,
+        /// The recovery believes nodes that have lost synced bytes.
+        believes_damaged,
     }
 }
 
@@ -60,6 +64,9 @@ pub struct FencedAnswer {
     pub valid_end: u64,
     /// Whether the node may have lost unsynced bytes of the extent.
     pub is_in_limbo: bool,
+    /// Whether the node has lost synced bytes of the extent. What it has is a valid prefix, and its
+    /// end proves nothing.
+    pub is_damaged: bool,
 }
 
 /// What the driver does for the recovery, in order.
@@ -198,6 +205,16 @@ impl Recovery {
     pub fn accept_loss(&mut self) {
         self.rules.is_loss_accepted = true;
         self.advance();
+    }
+
+    /// The damaged replicas of an extent whose nodes have all answered, if too few of the others
+    /// are left to find every synced byte. The recovery then ends only if an operator accepts the
+    /// loss.
+    #[must_use]
+    pub fn blocked_by_damage(&self) -> Option<Vec<ReplicaId>> {
+        let is_deciding = self.phase == RecoveryPhase::Deciding;
+        let mut extents = self.extents.iter().filter(|_| is_deciding);
+        extents.find_map(|extent| extent.blocked_by_damage(self.rules))
     }
 
     /// A node or the keeper of the layout knows a later epoch.

@@ -33,11 +33,15 @@ fn on(extent: u32, node: u64) -> ReplicaId {
 }
 
 fn answer(valid_end: u64) -> FencedAnswer {
-    FencedAnswer { valid_end, is_in_limbo: false }
+    FencedAnswer { valid_end, is_in_limbo: false, is_damaged: false }
 }
 
 fn limbo(valid_end: u64) -> FencedAnswer {
-    FencedAnswer { valid_end, is_in_limbo: true }
+    FencedAnswer { valid_end, is_in_limbo: true, is_damaged: false }
+}
+
+fn damaged(valid_end: u64) -> FencedAnswer {
+    FencedAnswer { valid_end, is_in_limbo: true, is_damaged: true }
 }
 
 fn seal(from: u64, to: u64, start: u64, end: u64) -> RecoveryAction {
@@ -125,6 +129,66 @@ fn any_answer_of_a_manifest_decides() {
     let layout = done(&mut recovery);
     assert_eq!(layout.extents[0].nodes, ids(&[2, 4, 1, 3]));
     assert!(!layout.may_miss_unsynced);
+}
+
+#[test]
+fn damaged_replica_of_a_manifest_waits_for_another_one() {
+    let mut recovery = recovery(AckRule::AllSynced);
+    recovery.answered(on(1, 1), damaged(40));
+    assert_eq!(actions(&mut recovery), [], "its end would cut the manifest");
+    assert_eq!(recovery.blocked_by_damage(), None, "two nodes may still answer");
+    recovery.answered(on(1, 2), limbo(100));
+    // The damaged replica gets what it lost.
+    assert_eq!(actions(&mut recovery), [seal(2, 1, 40, 100), seal(2, 2, 100, 100)]);
+    recovery.sealed(on(1, 1));
+    recovery.sealed(on(1, 2));
+    let layout = done(&mut recovery);
+    assert_eq!((layout.ended_bytes(), layout.may_miss_unsynced), (100, false));
+}
+
+#[test]
+fn damaged_replica_supplies_the_longest_prefix() {
+    let mut recovery = recovery(AckRule::Quorum);
+    recovery.answered(on(1, 1), damaged(120));
+    recovery.answered(on(1, 2), answer(100));
+    assert_eq!(actions(&mut recovery), [], "one certain answer is too few");
+    recovery.answered(on(1, 3), answer(90));
+    assert_eq!(actions(&mut recovery)[0], seal(1, 1, 120, 120));
+}
+
+#[test]
+fn damaged_majority_needs_the_operator() {
+    for (ack, others) in [(AckRule::Quorum, answer(90)), (AckRule::AllSynced, damaged(0))] {
+        let mut recovery = recovery(ack);
+        recovery.answered(on(1, 1), damaged(80));
+        recovery.answered(on(1, 2), damaged(70));
+        assert_eq!(recovery.blocked_by_damage(), None);
+        recovery.answered(on(1, 3), others);
+        assert_eq!(actions(&mut recovery), [], "{ack:?}");
+        let lost = recovery.blocked_by_damage().expect("all nodes answered");
+        assert!(lost.contains(&on(1, 1)) && lost.contains(&on(1, 2)), "{ack:?}");
+        recovery.accept_loss();
+        assert_eq!(recovery.blocked_by_damage(), None);
+        assert_eq!(actions(&mut recovery).len(), 3, "{ack:?}");
+        recovery.sealed(on(1, 1));
+        recovery.sealed(on(1, 2));
+        let layout = done(&mut recovery);
+        let end = others.valid_end.max(80);
+        assert_eq!((layout.ended_bytes(), layout.may_miss_unsynced), (end, true));
+    }
+}
+
+#[test]
+fn damaged_replica_does_not_cut_a_recorded_end() {
+    let extents = vec![extent(1, 0, Some(100))];
+    let mut recovery = Recovery::new(AckRule::Quorum, layout(extents));
+    recovery.start();
+    actions(&mut recovery);
+    recovery.answered(on(1, 1), damaged(50));
+    recovery.answered(on(1, 2), limbo(60));
+    recovery.answered(on(1, 3), damaged(0));
+    assert_eq!(actions(&mut recovery), []);
+    assert_eq!(recovery.blocked_by_damage(), Some(vec![on(1, 1), on(1, 3)]));
 }
 
 #[test]

@@ -45,6 +45,7 @@ fn runs_reach_extents_recoveries_and_losses() {
     assert!(seen.unsynced_losses > 3, "{seen:?}");
     assert!(seen.finished > 20, "{seen:?}");
     assert!(seen.fenced_writers > 100, "{seen:?}");
+    assert!(seen.damaged_answers > 10, "{seen:?}");
 }
 
 fn assert_noticed(settings: Settings) {
@@ -62,6 +63,13 @@ fn recovery_without_fence_is_noticed() {
 fn recovery_that_believes_limbo_is_noticed() {
     let recovery = RecoverySabotage { no_limbo: true, ..RecoverySabotage::default() };
     assert_noticed(Settings { recovery, ..settings(AckRule::Quorum) });
+}
+
+#[test]
+fn recovery_that_believes_damaged_replicas_is_noticed() {
+    let recovery = RecoverySabotage { believes_damaged: true, ..RecoverySabotage::default() };
+    // One damaged replica of a quorum log is never enough to choose a wrong end.
+    assert_noticed(Settings { recovery, loses_power: false, ..settings(AckRule::AllSynced) });
 }
 
 #[test]

@@ -34,6 +34,7 @@ pub(super) struct Coverage {
     pub(super) unsynced_losses: u64,
     pub(super) finished: u64,
     pub(super) fenced_writers: u64,
+    pub(super) damaged_answers: u64,
 }
 
 impl Coverage {
@@ -43,6 +44,7 @@ impl Coverage {
         self.unsynced_losses += other.unsynced_losses;
         self.finished += other.finished;
         self.fenced_writers += other.fenced_writers;
+        self.damaged_answers += other.damaged_answers;
     }
 }
 
@@ -54,6 +56,8 @@ struct SimReplica {
     synced: u64,
     is_sealed: bool,
     is_in_limbo: bool,
+    /// The node has lost synced bytes.
+    is_damaged: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -137,6 +141,8 @@ pub(super) struct Run {
     synced: u64,
     submitted: u64,
     ended: Option<Ended>,
+    /// The node whose disk loses bytes at rest; one per run, and none if a node is lost for good.
+    damaged: Option<StorageId>,
     losses_percent: u32,
     pub(super) coverage: Coverage,
     problem: Option<String>,
@@ -165,6 +171,7 @@ impl Run {
             synced: 0,
             submitted: 0,
             ended: None,
+            damaged: None,
             losses_percent: 0,
             coverage: Coverage::default(),
             problem: None,
@@ -261,7 +268,7 @@ impl Run {
 
     fn fault(&mut self) {
         let id = StorageId(self.rng.u64(1..=NODES));
-        let kind = self.rng.u8(0..8);
+        let kind = self.rng.u8(0..9);
         let loses_power = self.settings.loses_power;
         let has_lost = self.nodes.values().any(|node| node.is_lost);
         let node = self.nodes.get_mut(&id).unwrap();
@@ -277,9 +284,19 @@ impl Run {
                     replica.is_in_limbo = true;
                 }
             }
-            7 if !has_lost && self.rng.u8(0..8) == 0 => {
+            7 if !has_lost && self.damaged.is_none() && self.rng.u8(0..8) == 0 => {
                 node.is_up = false;
                 node.is_lost = true;
+            }
+            8 if !has_lost && self.damaged.is_none_or(|damaged| damaged == id) => {
+                self.damaged = Some(id);
+                for replica in node.replicas.values_mut() {
+                    let written = self.rng.u64(replica.start..=replica.written);
+                    replica.is_damaged |= written < replica.synced;
+                    replica.is_in_limbo |= written < replica.written;
+                    replica.written = written;
+                    replica.synced = replica.synced.min(written);
+                }
             }
             _ => {}
         }
@@ -360,7 +377,8 @@ impl Run {
         match *request {
             Request::Append { extent, extent_start, start, end, is_synced } => {
                 let replica = node.replicas.entry(extent).or_insert_with(|| empty(extent_start));
-                if replica.is_in_limbo || replica.is_sealed || replica.written != start {
+                let is_whole = !replica.is_in_limbo && !replica.is_damaged;
+                if !is_whole || replica.is_sealed || replica.written != start {
                     return refused;
                 }
                 replica.written = end;
@@ -370,7 +388,7 @@ impl Run {
                 progress(replica)
             }
             Request::Sync { extent } => match node.replicas.get_mut(&extent) {
-                Some(replica) if !replica.is_in_limbo => {
+                Some(replica) if !replica.is_in_limbo && !replica.is_damaged => {
                     replica.synced = replica.written;
                     progress(replica)
                 }
@@ -385,9 +403,12 @@ impl Run {
             },
             Request::Read { extent, .. } => {
                 let replica = node.replicas.get(&extent);
+                let is_damaged = replica.is_some_and(|replica| replica.is_damaged);
+                self.coverage.damaged_answers += u64::from(is_damaged);
                 Reply::Read(FencedAnswer {
                     valid_end: replica.map_or(0, |replica| replica.written),
                     is_in_limbo: replica.is_some_and(|replica| replica.is_in_limbo),
+                    is_damaged,
                 })
             }
             Request::Copy { extent, extent_start, start, end, .. } => {
@@ -684,7 +705,14 @@ impl Run {
 }
 
 fn empty(start: u64) -> SimReplica {
-    SimReplica { start, written: start, synced: start, is_sealed: false, is_in_limbo: false }
+    SimReplica {
+        start,
+        written: start,
+        synced: start,
+        is_sealed: false,
+        is_in_limbo: false,
+        is_damaged: false,
+    }
 }
 
 fn seal(replica: &mut SimReplica, end: u64) {
@@ -692,6 +720,7 @@ fn seal(replica: &mut SimReplica, end: u64) {
     replica.synced = end;
     replica.is_sealed = true;
     replica.is_in_limbo = false;
+    replica.is_damaged = false;
 }
 
 fn progress(replica: &SimReplica) -> Reply {

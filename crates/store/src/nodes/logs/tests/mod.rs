@@ -486,6 +486,33 @@ fn recovery_waits_for_nodes_unless_their_loss_is_accepted() {
 }
 
 #[test]
+fn damaged_replicas_do_not_cut_a_manifest() {
+    for damaged in 1..=3 {
+        let world = World::new(20 + damaged, 4);
+        let store = world.store(quick());
+        let mut writer = world.create(&store, log(1), FileClass::Manifest);
+        append(&mut *writer, 1000).expect("acknowledged");
+        drop(writer);
+        let nodes = world.ensemble(log(1));
+        nodes.iter().take(damaged as usize).for_each(|node| world.pool.damage(*node, 300));
+        let outcome = world.recover_with(&store, log(1), FileClass::Manifest, 2);
+        if damaged < 3 {
+            let (recovered, bytes) = outcome.expect("one replica is whole");
+            assert!(bytes == pattern(0..1000) && !recovered.may_miss_unsynced, "{damaged}");
+            continue;
+        }
+        let error = outcome.expect_err("every replica is damaged");
+        assert_eq!(error.kind(), ErrorKind::Corrupt);
+        let text = error.to_string();
+        assert!(text.contains("has lost synced bytes") && text.contains("--accept-loss"), "{text}");
+        let accepting = world.store(NodeLogOptions { accept_loss: true, ..quick() });
+        let (recovered, bytes) =
+            world.recover_with(&accepting, log(1), FileClass::Manifest, 3).expect("accepted");
+        assert!(recovered.may_miss_unsynced && bytes == pattern(0..300));
+    }
+}
+
+#[test]
 fn recovery_goes_on_when_missing_nodes_come_back() {
     let world = World::new(14, 3);
     let store = world.store(quick());

@@ -42,6 +42,8 @@ struct ModelExtent {
     synced: u64,
     sealed: Option<u64>,
     is_in_limbo: bool,
+    /// Whether the node has lost synced bytes.
+    is_damaged: bool,
     /// Epoch, offset and bytes that a recovery has put.
     staged: Option<(Epoch, u64, Vec<u8>)>,
 }
@@ -163,6 +165,15 @@ impl ModelPool {
                 extent.bytes.truncate((kept - extent.start) as usize);
                 (extent.synced, extent.is_in_limbo) = (kept, true);
             }
+        }
+    }
+
+    /// The disk of a node loses the bytes of all extents from `kept` bytes behind their begin on.
+    pub(super) fn damage(&self, node: StorageId, kept: usize) {
+        let mut state = self.state.lock();
+        for extent in state.node(node).extents.values_mut() {
+            extent.bytes.truncate(kept);
+            extent.is_damaged |= extent.written() < extent.synced;
         }
     }
 
@@ -307,6 +318,7 @@ impl ModelNode {
             synced: start,
             sealed: None,
             is_in_limbo: false,
+            is_damaged: false,
             staged: None,
         })
     }
@@ -323,7 +335,7 @@ impl ModelNode {
             StoreMessage::SyncLog { at, stamp } => {
                 self.promise(stamp)?;
                 let extent = self.extent(at)?;
-                if extent.is_in_limbo {
+                if extent.is_in_limbo || extent.is_damaged {
                     return Err(refused(RefusalWhy::InLimbo));
                 }
                 extent.synced = extent.written();
@@ -390,7 +402,7 @@ impl ModelNode {
         if extent.sealed.is_some() {
             return Err(refused(RefusalWhy::Sealed));
         }
-        if extent.is_in_limbo {
+        if extent.is_in_limbo || extent.is_damaged {
             return Err(refused(RefusalWhy::InLimbo));
         }
         let written = extent.written();
@@ -448,12 +460,17 @@ impl ModelNode {
             return Err(refused(RefusalWhy::OutOfOrder { len: extent.written() }));
         }
         extent.bytes.truncate((end - extent.start) as usize);
-        (extent.synced, extent.sealed, extent.is_in_limbo) = (end, Some(end), false);
+        (extent.synced, extent.sealed) = (end, Some(end));
+        (extent.is_in_limbo, extent.is_damaged) = (false, false);
         Ok(extent.progress())
     }
 
     fn replica(&self, at: ExtentAt) -> StoreMessage {
         let extent = self.extents.get(&at);
+        if let Some(damaged) = extent.filter(|extent| extent.is_damaged) {
+            let (valid_end, synced, sealed) = (damaged.written(), damaged.synced, damaged.sealed);
+            return StoreMessage::ReplicaDamaged { valid_end, synced, sealed };
+        }
         StoreMessage::ReplicaIs {
             valid_end: extent.map_or(0, ModelExtent::written),
             synced: extent.map_or(0, |extent| extent.synced),

@@ -14,7 +14,8 @@ use archipelago_base::codec::put_u32;
 
 use crate::chunks::fuzz_chunk;
 use crate::identity::NodeIdentity;
-use crate::logs::fuzz_extent;
+use crate::logs::{fuzz_extent, fuzz_mark};
+use crate::tombstones::fuzz_tombstone;
 
 /// Decodes `bytes` as the file of a sealed chunk. What is decoded must have the encoding that was
 /// decoded.
@@ -26,6 +27,13 @@ pub fn chunk(bytes: &[u8]) {
 /// The groups with correct checksums must be found, and nothing else.
 pub fn extent(bytes: &[u8]) {
     fuzz_extent(bytes);
+}
+
+/// Decodes `bytes` as the mark of an extent, and as the key and the value of a tombstone. What is
+/// decoded must have the encoding that was decoded.
+pub fn metadata(bytes: &[u8]) {
+    fuzz_mark(bytes);
+    fuzz_tombstone(bytes);
 }
 
 /// Decodes `bytes` as the file `NODE`. A decoded identity must decode again from its own bytes.
@@ -63,6 +71,11 @@ mod tests {
             assert!(corpus(CRATE, "extent").contains(&input), "the corpus lacks a kind of bytes");
         }
         replay(CRATE, "extent", 300, extent);
+    }
+
+    #[test]
+    fn metadata_corpus_replays() {
+        replay(CRATE, "metadata", 20_000, metadata);
     }
 
     #[test]

@@ -13,6 +13,7 @@
 //! | `epochs` | the promised epoch of each volume |
 //! | `chunks` | chunks of blobs, their descriptors and retaining sets |
 //! | `logs` | extents of logs: append, fence, seal, limbo |
+//! | `tombstones` | what was removed, so that late requests do not bring it back |
 //! | `registers` | the node as a member of a root set |
 //! | `scrub` | checks of all stored bytes at a limited rate |
 //! | `space` | space by volume and class, quotas |
@@ -48,6 +49,7 @@ mod scrub;
 mod server;
 mod space;
 mod status;
+mod tombstones;
 
 pub use meta::MetaThreads;
 pub use node::StorageNode;

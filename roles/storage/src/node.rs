@@ -33,6 +33,7 @@ use crate::chunks::Chunks;
 use crate::counters::Counters;
 use crate::devices::Devices;
 use crate::epochs::Epochs;
+use crate::identity::DeviceId;
 use crate::life::LifeRecord;
 use crate::logs::{LogStep, Logs, SyncWanted};
 use crate::meta::{Meta, MetaBatch};
@@ -40,6 +41,7 @@ use crate::parts::{NodeOptions, NodeParts};
 use crate::registers::Registers;
 use crate::scrub::{Scrub, ScrubSources};
 use crate::status;
+use crate::tombstones::Tombstones;
 
 /// A storage node.
 #[derive(Debug)]
@@ -80,9 +82,10 @@ impl StorageNode {
         let meta =
             Arc::new(Meta::open(&fs, &devices.first().dir.join(META_NAME), options.meta_threads)?);
         let epochs = Arc::new(Epochs::open(Arc::clone(&meta), options.sabotage)?);
+        let tombstones = Arc::new(Tombstones::open(&meta)?);
         let storage = devices.storage();
         let counters = Arc::new(Counters::default());
-        let parts = NodeParts { fs, devices, meta, epochs, counters, storage, options };
+        let parts = NodeParts { fs, devices, meta, epochs, tombstones, counters, storage, options };
         let beginning = LifeRecord::begin(&parts.meta, parts.fs.boot_id())?;
         let mut batch = MetaBatch::default();
         let logs = Logs::open(&parts, &beginning, &mut batch)?;
@@ -103,6 +106,12 @@ impl StorageNode {
         self.parts.storage
     }
 
+    /// The chunks of the node.
+    #[cfg(test)]
+    pub(crate) fn chunks(&self) -> &Chunks {
+        &self.chunks
+    }
+
     /// The parts of the node, for beats.
     pub(crate) fn parts(&self) -> &NodeParts {
         &self.parts
@@ -115,26 +124,33 @@ impl StorageNode {
         message: StoreMessage,
         payload: &[u8],
     ) -> (StoreMessage, Vec<u8>) {
-        match self.begin(from, message, payload) {
+        match self.begin(from, message, payload, None) {
             Begun::Answered(message, payload) => (message, payload),
             Begun::NeedsSync(wanted) => self.finish(from, &wanted),
         }
     }
 
     /// Does the part of a request that must keep the order of the requests of an extent. All other
-    /// requests are answered completely.
-    pub(crate) fn begin(&self, from: ClientId, message: StoreMessage, payload: &[u8]) -> Begun {
+    /// requests are answered completely. `device` is that of new files; `None` for the one with
+    /// most room.
+    pub(crate) fn begin(
+        &self,
+        from: ClientId,
+        message: StoreMessage,
+        payload: &[u8],
+        device: Option<DeviceId>,
+    ) -> Begun {
         let name = message.name();
         self.parts.counters.note_request();
         let outcome = match &message {
             StoreMessage::Append { .. } | StoreMessage::SyncLog { .. } => {
-                match self.logs.begin(message, payload) {
+                match self.logs.begin(message, payload, device) {
                     Ok(LogStep::Sync(wanted)) => return Begun::NeedsSync(wanted),
                     Ok(LogStep::Answer(answer)) => Ok(answer),
                     Err(refusal) => Err(refusal),
                 }
             }
-            _ => self.dispatch(message, payload),
+            _ => self.dispatch(message, payload, device),
         };
         let answer = outcome.unwrap_or_else(|refusal| self.refuse(from, name, refusal));
         Begun::Answered(answer.message, answer.payload)
@@ -146,24 +162,30 @@ impl StorageNode {
         refusal.into_message().into()
     }
 
-    /// The device that a read goes to, as its place among the present ones. A request for bytes
-    /// that the node does not have goes anywhere.
-    pub(crate) fn device_of(&self, message: &StoreMessage) -> usize {
-        let device = match message {
-            StoreMessage::ReadChunk { chunk, .. } | StoreMessage::ReportDamage { chunk, .. } => {
-                self.chunks.device_of(*chunk)
-            }
-            StoreMessage::ReadLog { at, .. } => self.logs.device_of(*at),
+    /// The device of the object that a request concerns; `None` if the request concerns no single
+    /// object, or one that the node does not have. It waits for no device.
+    pub(crate) fn device_of(&self, message: &StoreMessage) -> Option<DeviceId> {
+        match message {
+            StoreMessage::PutChunk { chunk, .. }
+            | StoreMessage::DropChunk { chunk, .. }
+            | StoreMessage::ReadChunk { chunk, .. }
+            | StoreMessage::ReportDamage { chunk, .. } => self.chunks.device_of(*chunk),
+            StoreMessage::SealChunk { descriptor, .. }
+            | StoreMessage::Redescribe { descriptor } => self.chunks.device_of(descriptor.chunk),
+            StoreMessage::ReadLog { at, start, .. } => self.logs.device_at(*at, *start),
+            StoreMessage::Append { at, .. }
+            | StoreMessage::SyncLog { at, .. }
+            | StoreMessage::SealLog { at, .. }
+            | StoreMessage::PutLog { at, .. }
+            | StoreMessage::FenceLog { at, .. }
+            | StoreMessage::InspectLog { at } => self.logs.device_of(*at),
             _ => None,
-        };
-        let present = self.parts.devices.present();
-        let place = device.and_then(|id| present.iter().position(|device| device.id == id));
-        place.unwrap_or(0)
+        }
     }
 
-    /// Number of devices that are present.
-    pub(crate) fn devices(&self) -> usize {
-        self.parts.devices.present().len()
+    /// The devices that are present.
+    pub(crate) fn devices(&self) -> &Devices {
+        &self.parts.devices
     }
 
     /// The answer to a request that finds no room to wait.
@@ -180,7 +202,7 @@ impl StorageNode {
         (answer.message, answer.payload)
     }
 
-    fn dispatch(&self, message: StoreMessage, payload: &[u8]) -> Outcome {
+    fn dispatch(&self, message: StoreMessage, payload: &[u8], device: Option<DeviceId>) -> Outcome {
         match message {
             StoreMessage::SealLog { .. }
             | StoreMessage::FenceLog { .. }
@@ -188,7 +210,7 @@ impl StorageNode {
             | StoreMessage::ReadLog { .. }
             | StoreMessage::PutLog { .. }
             | StoreMessage::RemoveLog { .. }
-            | StoreMessage::ListLogs { .. } => self.logs.handle(message, payload),
+            | StoreMessage::ListLogs { .. } => self.logs.handle(message, payload, device),
             StoreMessage::PutChunk { .. }
             | StoreMessage::SealChunk { .. }
             | StoreMessage::ReadChunk { .. }
@@ -199,7 +221,7 @@ impl StorageNode {
             | StoreMessage::ListBlobs { .. }
             | StoreMessage::DropChunk { .. }
             | StoreMessage::ReportDamage { .. }
-            | StoreMessage::AbandonBlob { .. } => self.chunks.handle(message, payload),
+            | StoreMessage::AbandonBlob { .. } => self.chunks.handle(message, payload, device),
             StoreMessage::Acceptor { request } => self.registers.handle(request),
             StoreMessage::Found { cluster, root_set } => self.registers.found(cluster, root_set),
             StoreMessage::PromiseEpoch { stamp } => {

@@ -14,6 +14,7 @@ use crate::devices::Devices;
 use crate::epochs::Epochs;
 use crate::meta::{Meta, MetaThreads};
 use crate::sabotage::Sabotage;
+use crate::tombstones::Tombstones;
 
 /// When and how fast a node checks its stored bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,6 +66,8 @@ pub(crate) struct NodeParts {
     pub(crate) meta: Arc<Meta>,
     /// The promised epochs.
     pub(crate) epochs: Arc<Epochs>,
+    /// What was removed lately.
+    pub(crate) tombstones: Arc<Tombstones>,
     /// Counters of this life.
     pub(crate) counters: Arc<Counters>,
     /// Identity of the node.

@@ -1,10 +1,16 @@
 //! Checks of stored bytes, and chunks that fail them.
 //!
-//! A chunk with damage, or with a file that cannot be read, is *set aside*: its file moves to the
-//! directory `damaged` of its device, and its record says so. It is then described no more, so that
-//! the holders of the blob know that a copy is missing, and a repair may write the chunk anew. The
-//! file stays for people until the chunk is repaired or released.
+//! A chunk with damage is *set aside*: its file moves to the directory `damaged` of its device, and
+//! its record says so. It is then described no more, so that the holders of the blob know that a
+//! copy is missing, and a repair may write the chunk anew. The file stays for people until the
+//! chunk is repaired or released.
+//!
+//! Only bytes that were read and are wrong, and files that are missing or too short, are damage.
+//! Another error, such as a lack of descriptors or a passing fault of the device, is returned, and
+//! changes nothing.
 
+use std::io;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use archipelago_base::{Error, ErrorKind, Result};
@@ -18,6 +24,7 @@ use super::record::RecordState;
 use super::write::done;
 use super::{Chunks, chunk_path, damaged_path, dir_of};
 use crate::answer::Outcome;
+use crate::devices::Device;
 
 /// A part of a chunk that was read and compared with its checksums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,15 +78,17 @@ impl Chunks {
                 self.lose(chunk, &error);
                 Ok(None)
             }
-            Err(error) => {
+            Err(error) if is_damage(&error) => {
                 self.set_aside(chunk, &error)?;
                 Ok(None)
             }
+            Err(error) => Err(error),
         }
     }
 
-    /// Reads up to `bytes_max` of a chunk from the piece at `offset` on, and compares them with
-    /// their checksums. `None` if the chunk was damaged and is set aside.
+    /// Reads up to `bytes_max` of a chunk from the piece of `offset` on, and compares them with
+    /// their checksums. `None` if the chunk was damaged and is set aside. Errors: those of a read
+    /// that proves no damage.
     pub(crate) fn check_part(
         &self,
         chunk: ChunkId,
@@ -87,65 +96,66 @@ impl Chunks {
         offset: u64,
         bytes_max: u64,
     ) -> Result<Option<CheckedPart>> {
+        let offset = offset / PIECE_BYTES * PIECE_BYTES;
         let end = offset.saturating_add(bytes_max).min(open.data_bytes);
         let mut bytes = vec![0; end.saturating_sub(offset) as usize];
-        let damage = match self.read_and_compare(chunk, open, offset, &mut bytes) {
+        let checked = match self.read_and_compare(chunk, open, offset, &mut bytes) {
             // A second read tells a fault on the way from one on the device.
-            Some(_) => self.read_and_compare(chunk, open, offset, &mut bytes),
-            None => None,
+            Err(_) => self.read_and_compare(chunk, open, offset, &mut bytes),
+            Ok(()) => Ok(()),
         };
-        if let Some(error) = damage {
-            self.set_aside(chunk, &error)?;
-            return Ok(None);
+        match checked {
+            Err(error) if is_damage(&error) => {
+                self.set_aside(chunk, &error)?;
+                return Ok(None);
+            }
+            checked => checked?,
         }
         open.file.forget(offset, bytes.len() as u64);
         let next = (end < open.data_bytes).then_some(end);
         Ok(Some(CheckedPart { bytes: bytes.len() as u64, next }))
     }
 
-    /// The error of a read, or the first damaged piece.
+    /// Errors: those of the read, and `Corrupt` names the first damaged piece.
     fn read_and_compare(
         &self,
         chunk: ChunkId,
         open: &OpenChunk,
         offset: u64,
         bytes: &mut [u8],
-    ) -> Option<Error> {
-        if bytes.is_empty() {
-            return None;
-        }
-        let class = self.index.lock().get(chunk).map(|entry| entry.class)?;
+    ) -> Result<()> {
+        let class = self.index.lock().get(chunk).map(|entry| entry.class);
+        let Some(class) = class.filter(|_| !bytes.is_empty()) else { return Ok(()) };
         let context = IoContext::new(class, IoPurpose::Maintenance);
-        if let Err(error) = open.file.read_exact_at(offset, bytes, context) {
-            return Some(error);
-        }
+        open.file.read_exact_at(offset, bytes, context)?;
         if self.parts.options.sabotage.no_crc() {
-            return None;
+            return Ok(());
         }
         let crcs = open.crcs(offset, offset + bytes.len() as u64);
-        let at = chunk.checksums().first_damaged_piece(offset, bytes, crcs)?;
-        Some(Error::new(
-            ErrorKind::Corrupt,
-            format!("chunk {chunk}: the piece at {at} does not have its checksum"),
-        ))
+        match chunk.checksums().first_damaged_piece(offset, bytes, crcs) {
+            None => Ok(()),
+            Some(at) => Err(Error::new(
+                ErrorKind::Corrupt,
+                format!("chunk {chunk}: the piece at {at} does not have its checksum"),
+            )),
+        }
     }
 
     /// Moves the file of a damaged chunk aside, durably.
     pub(super) fn set_aside(&self, chunk: ChunkId, why: &Error) -> Result<()> {
+        let is_whole = |entry: &ChunkEntry| entry.presence == Presence::Whole;
+        let entry = self.index.lock().get(chunk).cloned().filter(is_whole);
+        let device = entry.and_then(|entry| self.parts.devices.get(entry.device));
+        let Some(device) = device else { return Ok(()) };
+        // The lock of the changes is not held over the rename, which may hang with the device. An
+        // opening that finds the file aside and no change of the record completes the change.
+        let to = self.move_aside(chunk, device)?;
         let changes = self.changes.lock();
-        let entry = self.index.lock().get(chunk).cloned();
-        let Some(entry) = entry.filter(|entry| entry.presence == Presence::Whole) else {
+        let entry = self.index.lock().get(chunk).cloned().filter(is_whole);
+        let (Some(_), Some(mut record)) = (entry, self.record(chunk)?) else {
+            // The chunk was released or lost meanwhile. The next opening removes the file.
             return Ok(());
         };
-        let (Some(device), Some(mut record)) =
-            (self.parts.devices.get(entry.device), self.record(chunk)?)
-        else {
-            return Ok(());
-        };
-        let (from, to) = (chunk_path(&device.dir, chunk), damaged_path(&device.dir, chunk));
-        self.fs().create_dir_all(dir_of(&to))?;
-        self.fs().rename(&from, &to)?;
-        self.sync_dirs([dir_of(&from), dir_of(&to)].into_iter())?;
         record.state = RecordState::Damaged;
         self.apply_records(&changes, [(chunk, &record)])?;
         self.sync_records()?;
@@ -155,6 +165,19 @@ impl Chunks {
             "a chunk is damaged; its file was moved aside, and a repair must replace it");
         drop(changes);
         Ok(())
+    }
+
+    /// Moves the file of a chunk to the directory of damaged ones. Another thread may have done so.
+    fn move_aside(&self, chunk: ChunkId, device: &Device) -> Result<PathBuf> {
+        let (from, to) = (chunk_path(&device.dir, chunk), damaged_path(&device.dir, chunk));
+        self.fs().create_dir_all(dir_of(&to))?;
+        match self.fs().rename(&from, &to) {
+            Err(error) if error.kind() == ErrorKind::NotFound && self.fs().exists(&to)? => {}
+            renamed => renamed?,
+        }
+        self.sync_dir(device, dir_of(&from))?;
+        self.sync_dir(device, dir_of(&to))?;
+        Ok(to)
     }
 
     /// Notes that the file of a chunk is missing.
@@ -174,4 +197,9 @@ impl Chunks {
         self.index.lock().change(chunk, |entry| entry.presence = presence);
         self.files.forget(chunk);
     }
+}
+
+/// Whether an error of a file proves that bytes of the file are wrong or missing.
+pub(super) fn is_damage(error: &Error) -> bool {
+    error.kind() == ErrorKind::Corrupt || error.io_kind() == Some(io::ErrorKind::UnexpectedEof)
 }

@@ -7,14 +7,21 @@ use archipelago_store::BlobId;
 use archipelago_store::nodes::wire::ChunkId;
 
 use super::file::{ChunkFooter, ChunkTail, FOOTER_BYTES, encode_tail};
+use super::index::ChunkEntry;
+use super::record::ChunkRecord;
+
+/// Bytes of a record before the descriptor.
+const RECORD_HEAD_BYTES: usize = 18;
 
 /// The chunk that inputs are decoded as: the blob of the corpus, with the index of the input.
 fn chunk(index: u8) -> ChunkId {
     ChunkId { blob: BlobId(*b"identity: a blob"), index }
 }
 
-/// Decodes `bytes` as the file of a sealed chunk, as they are and with correct checksums.
+/// Decodes `bytes` as the record of a chunk, and as the file of a sealed chunk, as they are and
+/// with correct checksums.
 pub(crate) fn fuzz_chunk(bytes: &[u8]) {
+    fuzz_record(bytes);
     let Some(footer_at) = bytes.len().checked_sub(FOOTER_BYTES as usize) else {
         assert!(decode(bytes, 0).is_none(), "a file without a footer");
         return;
@@ -45,6 +52,23 @@ pub(crate) fn fuzz_chunk(bytes: &[u8]) {
         let mut own = forged[..table_at].to_vec();
         own.extend_from_slice(&encode_tail(&tail.descriptor, &tail.crcs, table_at as u64));
         assert_eq!(decode(&own, index), Some(tail), "own bytes");
+    }
+}
+
+/// Decodes `bytes` as the record of a chunk. The lengths of an accepted record fit together.
+fn fuzz_record(bytes: &[u8]) {
+    let mut forged = bytes.to_vec();
+    let descriptor = forged.get_mut(RECORD_HEAD_BYTES..).unwrap_or_default();
+    if let Some((fields, sum)) = descriptor.split_last_chunk_mut::<4>() {
+        *sum = crc(fields).to_le_bytes();
+    }
+    for bytes in [bytes, &forged] {
+        for index in 0..2 {
+            let Ok(record) = ChunkRecord::decode(chunk(index), bytes) else { continue };
+            let entry = ChunkEntry::of(&record);
+            assert!(entry.file_bytes >= entry.data_bytes, "the data lie in the file");
+            assert_eq!(ChunkRecord::decode(chunk(index), &record.encode()).ok(), Some(record));
+        }
     }
 }
 

@@ -24,11 +24,13 @@
 //! 4. A removal is durable in the metadata before the file is removed, so no power loss brings a
 //!    deleted chunk back.
 //! 5. A write of a fenced owner leaves no chunk that the new owner's list does not show.
+//! 6. A put that arrives after the removal of its blob creates no chunk.
 //!
 //! Thread-safety: any thread may call any method. Locks are taken in this order: that of one
 //! unsealed chunk, `changes`, `unsealed`, `index`. The last two are never held over I/O.
 //! Failure: a request that fails is refused, and the refusal says why. A device that fails a write
-//! gets no further chunks. A chunk with damage is moved aside, so that a repair replaces it.
+//! gets no further chunks. If a sync of a directory failed, nothing on the device is sealed any
+//! more. A chunk with damage is moved aside, so that a repair replaces it.
 //! Cost: a put is one append to a file. A seal is two syncs, of the file and of its directory. A
 //! read is one request to the device while the file is open. A change of a set is one sync of the
 //! metadata.
@@ -48,7 +50,6 @@ pub(crate) mod tests;
 mod unsealed;
 mod write;
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -57,6 +58,7 @@ use archipelago_env::FileSystem;
 use archipelago_store::nodes::wire::{ChunkId, RefusalWhy, Stamp, StorageReport, StoreMessage};
 use parking_lot::Mutex;
 
+pub(crate) use self::damage::CheckedPart;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use self::fuzz::fuzz_chunk;
 #[cfg(test)]
@@ -94,13 +96,19 @@ pub(crate) struct Chunks {
 }
 
 impl Chunks {
-    /// Answers a request for a chunk or for the blobs of a volume.
-    pub(crate) fn handle(&self, message: StoreMessage, payload: &[u8]) -> Outcome {
+    /// Answers a request for a chunk or for the blobs of a volume. `device` is that of a new chunk;
+    /// `None` for the one with most room.
+    pub(crate) fn handle(
+        &self,
+        message: StoreMessage,
+        payload: &[u8],
+        device: Option<DeviceId>,
+    ) -> Outcome {
         match message {
             StoreMessage::PutChunk { chunk, stamp, class, purpose, offset, crcs } => {
-                self.put(&ChunkPut { chunk, stamp, class, purpose, offset, crcs }, payload)
+                self.put(&ChunkPut { chunk, stamp, class, purpose, offset, crcs, device }, payload)
             }
-            StoreMessage::SealChunk { stamp, descriptor } => self.seal(stamp, descriptor),
+            StoreMessage::SealChunk { stamp, descriptor } => self.seal(stamp, descriptor, device),
             StoreMessage::ReadChunk { chunk, ranges } => self.read(chunk, &ranges),
             StoreMessage::Describe { blob } => self.describe(blob),
             StoreMessage::Redescribe { descriptor } => self.redescribe(&descriptor),
@@ -167,13 +175,10 @@ impl Chunks {
         Ok(())
     }
 
-    /// Makes creations and removals in directories durable.
-    fn sync_dirs<'a>(&self, dirs: impl Iterator<Item = &'a Path>) -> Result<()> {
-        let dirs: BTreeMap<&Path, ()> = dirs.map(|dir| (dir, ())).collect();
-        dirs.into_keys().try_for_each(|dir| {
-            self.parts.counters.note_sync();
-            self.fs().sync_dir(dir)
-        })
+    /// Makes creations and removals in a directory of a device durable.
+    fn sync_dir(&self, device: &Device, dir: &Path) -> Result<()> {
+        self.parts.counters.note_sync();
+        device.sync_dir(&**self.fs(), dir)
     }
 
     /// Counts the file of a chunk. A missing file occupies nothing.

@@ -8,19 +8,21 @@
 //! | elsewhere | any | the file is left from a repair or a removal, and is removed |
 //! | in `damaged` | sealed or damaged | the chunk is damaged |
 //! | any | removed | the removal is completed |
-//! | with a whole tail | none | the chunk was sealed before a power loss, and is kept |
+//! | with a whole tail | none | the chunk was sealed before a power loss, and is kept, unless the blob was given up |
 //! | without a whole tail | none | the chunk was not sealed, and is removed |
 //!
 //! Files on a device that the node has just taken in are removed: the node has forgotten the
 //! device, and its removals with it.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use archipelago_base::{Error, ErrorKind, Result};
 use archipelago_env::{FileClass, IoContext, IoPurpose, OpenOptions, descriptors};
-use archipelago_store::nodes::wire::ChunkId;
+use archipelago_store::nodes::wire::{ChunkDescriptor, ChunkId};
 use parking_lot::Mutex;
 
+use super::damage::is_damage;
 use super::index::{ChunkEntry, ChunkIndex, Presence};
 use super::open_files::{FILES_MAX, OpenFiles};
 use super::record::{ChunkRecord, RecordState, parse_key};
@@ -32,6 +34,7 @@ use crate::identity::DeviceId;
 use crate::meta::{MetaSpace, Scan};
 use crate::parts::NodeParts;
 use crate::space::SpaceByVolume;
+use crate::tombstones::Grave;
 
 /// Least number of files that are written, and of files that are kept open, whatever the limit of
 /// the process is.
@@ -51,8 +54,8 @@ struct Opening {
     files: BTreeMap<ChunkId, Vec<FoundFile>>,
     /// Records that change.
     records: Vec<(ChunkId, ChunkRecord)>,
-    /// Whole files of another length than the record says.
-    of_wrong_length: Vec<ChunkId>,
+    /// Whole files of another length than the record says, and what is wrong with them.
+    of_wrong_length: Vec<(ChunkId, Error)>,
     missing: u64,
     unsealed: u64,
 }
@@ -88,12 +91,11 @@ impl Chunks {
             chunks.sync_records()?;
         }
         chunks.settle()?;
-        for chunk in &opening.of_wrong_length {
-            let why = Error::new(
-                ErrorKind::Corrupt,
-                format!("chunk {chunk}: the file does not have the length that the metadata say"),
-            );
-            chunks.set_aside(*chunk, &why)?;
+        for (chunk, why) in &opening.of_wrong_length {
+            if let Err(error) = chunks.set_aside(*chunk, why) {
+                // A reader finds the damage again, and tries this again.
+                tracing::error!(%error, %chunk, "a damaged chunk could not be moved aside");
+            }
         }
         chunks.forget_devices()?;
         if opening.missing + opening.unsealed > 0 {
@@ -180,12 +182,24 @@ impl Chunks {
             entry.presence = Presence::Missing;
             opening.missing += 1;
         }
-        let has_length = kept.is_none_or(|file| file.file_bytes == record.file_bytes);
-        if !has_length && entry.presence == Presence::Whole {
-            opening.of_wrong_length.push(chunk);
+        if let Some(found) = kept.filter(|found| found.file_bytes != record.file_bytes) {
+            entry.file_bytes = found.file_bytes;
+            if entry.presence == Presence::Whole {
+                let why = self.wrong_length(chunk, &entry, record.file_bytes);
+                opening.of_wrong_length.push((chunk, why));
+            }
         }
         self.admit(chunk, entry);
         Ok(())
+    }
+
+    /// The error of a file whose length is not that of the record.
+    fn wrong_length(&self, chunk: ChunkId, entry: &ChunkEntry, recorded: u64) -> Error {
+        let path = self.file_of(chunk, entry).map(|(_, path)| path).unwrap_or_default();
+        let has = entry.file_bytes;
+        let what =
+            format!("chunk {chunk}: the file has {has} bytes, and the metadata say {recorded}");
+        Error::corrupt(&path, has.min(recorded), what)
     }
 
     /// Forgets a removed chunk, unless its device is missing or unreadable and may return with it.
@@ -198,10 +212,13 @@ impl Chunks {
                 let path = chunk_path(&device.dir, chunk);
                 let exists = self.fs().exists(dir_of(&path)).unwrap_or(false);
                 let dir = if exists { dir_of(&path) } else { &device.dir };
-                self.note_removal(chunk, dir.to_owned());
+                self.note_removal(chunk, Arc::clone(device), dir.to_owned());
             }
             None if devices.lost().contains(&record.device) => {}
-            None => self.note_removal(chunk, devices.first().dir.clone()),
+            None => {
+                let first = devices.first();
+                self.note_removal(chunk, Arc::clone(first), first.dir.clone());
+            }
         }
     }
 
@@ -214,13 +231,18 @@ impl Chunks {
     ) -> Result<()> {
         let mut is_kept = false;
         for file in found {
-            let record = if is_kept { None } else { self.sealed_stranger(chunk, file)? };
+            let record = if is_kept { Ok(None) } else { self.sealed_stranger(chunk, file) };
             match record {
-                None => {
+                // The file may be a chunk of the node. The next opening that can read it decides.
+                Err(error) if self.is_optional(file.device, &error) => {
+                    tracing::error!(%error, %chunk, "a file without a record cannot be read");
+                }
+                Err(error) => return Err(error),
+                Ok(None) => {
                     self.remove_found(chunk, file);
                     opening.unsealed += u64::from(!file.is_aside);
                 }
-                Some(record) => {
+                Ok(Some(record)) => {
                     is_kept = true;
                     self.admit(chunk, ChunkEntry::of(&record));
                     opening.records.push((chunk, record));
@@ -230,6 +252,27 @@ impl Chunks {
         Ok(())
     }
 
+    /// Whether the node opens in spite of an error of a device: every device but the first one may
+    /// fail.
+    fn is_optional(&self, device: DeviceId, error: &Error) -> bool {
+        let devices = &self.parts.devices;
+        if error.kind() != ErrorKind::Io || device == devices.first().id {
+            return false;
+        }
+        if let Some(device) = devices.get(device) {
+            device.fail(error);
+        }
+        true
+    }
+
+    /// Whether the blob of a chunk was abandoned or released. A file of it without a record is left
+    /// from a seal that failed.
+    fn is_given_up(&self, descriptor: &ChunkDescriptor) -> bool {
+        let graves = [Grave::Abandoned, Grave::Released];
+        let blob = descriptor.chunk.blob;
+        self.parts.tombstones.refuse(descriptor.written, &graves, blob.0, blob).is_err()
+    }
+
     /// The record of a file that has none, if the file has a whole tail.
     fn sealed_stranger(&self, chunk: ChunkId, found: &FoundFile) -> Result<Option<ChunkRecord>> {
         let devices = &self.parts.devices;
@@ -237,15 +280,16 @@ impl Chunks {
         let Some(device) = device else { return Ok(None) };
         let path = chunk_path(&device.dir, chunk);
         let context = IoContext::new(FileClass::Other, IoPurpose::Recovery);
-        let opened = self.fs().open(&path, context, OpenOptions::default())?;
-        match file::read_tail(&path, &*opened, chunk, context) {
+        let opened = self.fs().open(&path, context, OpenOptions::default());
+        match opened.and_then(|opened| file::read_tail(&path, &*opened, chunk, context)) {
+            Ok(tail) if self.is_given_up(&tail.descriptor) => Ok(None),
             Ok(tail) => Ok(Some(ChunkRecord {
                 state: RecordState::Sealed,
                 device: found.device,
                 file_bytes: found.file_bytes,
                 descriptor: tail.descriptor,
             })),
-            Err(error) if error.kind() == ErrorKind::Corrupt => Ok(None),
+            Err(error) if is_damage(&error) => Ok(None),
             Err(error) => Err(error),
         }
     }

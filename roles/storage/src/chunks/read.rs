@@ -11,6 +11,7 @@ use archipelago_store::nodes::layout::PIECE_BYTES;
 use archipelago_store::nodes::wire::envelope::PAYLOAD_BYTES_MAX;
 use archipelago_store::nodes::wire::{ChunkId, ChunkRange, RefusalWhy, StoreMessage};
 
+use super::damage::is_damage;
 use super::index::{ChunkEntry, Presence};
 use super::open_files::OpenChunk;
 use super::unsealed::UnsealedChunk;
@@ -77,10 +78,10 @@ impl Chunks {
                 Ok((open, context))
             }
             Err(error) => {
-                match error.kind() {
-                    ErrorKind::Corrupt => self.set_aside(chunk, &error)?,
-                    ErrorKind::NotFound => self.lose(chunk, &error),
-                    _ => {}
+                if is_damage(&error) {
+                    self.set_aside(chunk, &error)?;
+                } else if error.kind() == ErrorKind::NotFound {
+                    self.lose(chunk, &error);
                 }
                 Err(error.into())
             }

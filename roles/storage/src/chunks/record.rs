@@ -90,6 +90,11 @@ impl ChunkRecord {
             )));
         };
         let descriptor: ChunkDescriptor = decode_checked(&object, reader.rest())?;
+        if head.file_bytes < descriptor.chunk_bytes() {
+            let (has, wants) = (head.file_bytes, descriptor.chunk_bytes());
+            let text = format!("{object} says {has} bytes for a chunk of {wants} bytes");
+            return Err(Error::new(ErrorKind::Corrupt, text));
+        }
         if descriptor.chunk != chunk {
             let text = format!("{object} describes chunk {}", descriptor.chunk);
             return Err(Error::new(ErrorKind::Corrupt, text));
@@ -151,6 +156,9 @@ mod tests {
             assert_eq!(bytes, [&head.concat()[..], &encoded].concat());
             assert_eq!(ChunkRecord::decode(chunk, &bytes).unwrap(), record);
             assert!((0..bytes.len()).all(|len| ChunkRecord::decode(chunk, &bytes[..len]).is_err()));
+            let short = ChunkRecord { file_bytes: 2, ..record };
+            let error = ChunkRecord::decode(chunk, &short.encode()).unwrap_err();
+            assert!(error.to_string().contains(&chunk.to_string()), "{error}");
             let other = ChunkId { index: 1, ..chunk };
             let error = ChunkRecord::decode(other, &bytes).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Corrupt);

@@ -7,7 +7,8 @@
 //!    brings back would else count as a chunk without a record.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use archipelago_base::{Epoch, ErrorKind, Result};
 use archipelago_store::nodes::wire::{
@@ -20,7 +21,9 @@ use super::record::{ChunkRecord, RecordState, key};
 use super::write::done;
 use super::{Chunks, dir_of};
 use crate::answer::{Answer, Outcome, Refusal};
+use crate::devices::Device;
 use crate::meta::{MetaBatch, MetaSpace};
+use crate::tombstones::Grave;
 
 /// Largest number of blobs in a request or an answer.
 const BLOBS_MAX: usize = 4096;
@@ -28,10 +31,11 @@ const BLOBS_MAX: usize = 4096;
 const REMOVALS_MAX: usize = 256;
 
 /// A file that was removed, and whose record remains.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 struct Removal {
     /// Number of the removal, so that a chunk that is removed twice has two.
     number: u64,
+    device: Arc<Device>,
     dir: PathBuf,
 }
 
@@ -48,8 +52,8 @@ impl Removals {
         self.removed.remove(&chunk);
     }
 
-    fn add(&mut self, chunk: ChunkId, dir: PathBuf) {
-        self.removed.insert(chunk, Removal { number: self.next_number, dir });
+    fn add(&mut self, chunk: ChunkId, device: Arc<Device>, dir: PathBuf) {
+        self.removed.insert(chunk, Removal { number: self.next_number, device, dir });
         self.next_number += 1;
     }
 }
@@ -106,22 +110,24 @@ impl Chunks {
     pub(super) fn release(&self, blobs: &[BlobId], stamp: Stamp) -> Outcome {
         check_count(blobs)?;
         self.promise(Some(stamp))?;
+        // A put that comes later finds the tombstone, and one that came before is found below.
+        let mut graves = MetaBatch::default();
+        let ids = blobs.iter().map(|blob| blob.0);
+        self.parts.tombstones.bury(stamp, Grave::Released, ids, &mut graves);
+        self.parts.meta.apply(&graves)?;
         let is_own = |writer: Option<Stamp>| writer.is_some_and(|own| own.volume == stamp.volume);
         for blob in blobs {
             self.drop_unsealed(*blob, |unsealed| is_own(unsealed.stamp));
         }
-        let removed = self.take_from_sets(blobs, stamp.volume)?;
+        let removed = self.take_from_sets(blobs, stamp)?;
         self.sync_records()?;
         self.remove_files(removed)?;
         done()
     }
 
     /// Takes a volume out of the sets of blobs. Returns the chunks that are to be removed.
-    fn take_from_sets(
-        &self,
-        blobs: &[BlobId],
-        volume: VolumeId,
-    ) -> Result<Vec<(ChunkId, ChunkEntry)>> {
+    fn take_from_sets(&self, blobs: &[BlobId], stamp: Stamp) -> Result<Vec<(ChunkId, ChunkEntry)>> {
+        let volume = stamp.volume;
         let ignores_sets = self.parts.options.sabotage.release_ignores_sets();
         let changes = self.changes.lock();
         let (mut changed, mut removed) = (Vec::new(), Vec::new());
@@ -226,7 +232,7 @@ impl Chunks {
         for (chunk, entry) in removed {
             self.files.forget(chunk);
             // The record of a chunk on a missing device stays, in case that the device returns.
-            if let Some((_, path)) = self.file_of(chunk, &entry) {
+            if let Some((device, path)) = self.file_of(chunk, &entry) {
                 match self.fs().remove(&path) {
                     Ok(()) => {}
                     Err(error) if error.kind() == ErrorKind::NotFound => {}
@@ -235,7 +241,7 @@ impl Chunks {
                         continue;
                     }
                 }
-                self.note_removal(chunk, dir_of(&path).to_owned());
+                self.note_removal(chunk, device, dir_of(&path).to_owned());
                 is_full = self.changes.lock().removed.len() >= REMOVALS_MAX;
             }
             self.uncount_space(chunk, &entry);
@@ -245,18 +251,31 @@ impl Chunks {
     }
 
     /// Notes that the file of a removed chunk is gone, whose record remains.
-    pub(super) fn note_removal(&self, chunk: ChunkId, dir: PathBuf) {
-        self.changes.lock().add(chunk, dir);
+    pub(super) fn note_removal(&self, chunk: ChunkId, device: Arc<Device>, dir: PathBuf) {
+        self.changes.lock().add(chunk, device, dir);
     }
 
-    /// Makes removals of files durable, and then removes their records.
+    /// Makes removals of files durable, and then removes their records. Removals whose directory
+    /// cannot be synced keep their records until the node opens again: their files may return.
     pub(crate) fn settle(&self) -> Result<()> {
         let removed = self.changes.lock().removed.clone();
-        self.sync_dirs(removed.values().map(|removal| removal.dir.as_path()))?;
+        let mut synced: BTreeMap<&Path, bool> = BTreeMap::new();
+        for removal in removed.values() {
+            let sync = || match self.sync_dir(&removal.device, &removal.dir) {
+                Ok(()) => true,
+                Err(error) => {
+                    tracing::warn!(%error, "removals of chunks are not durable; the next start removes them again");
+                    false
+                }
+            };
+            synced.entry(&removal.dir).or_insert_with(sync);
+        }
         let mut changes = self.changes.lock();
         let mut batch = MetaBatch::default();
         for (chunk, removal) in &removed {
-            if changes.removed.get(chunk) == Some(removal) {
+            let is_same = |known: &Removal| known.number == removal.number;
+            let is_durable = synced.get(removal.dir.as_path()).copied().unwrap_or(false);
+            if is_durable && changes.removed.get(chunk).is_some_and(is_same) {
                 changes.removed.remove(chunk);
                 batch.remove(MetaSpace::Chunks, &key(*chunk));
             }

@@ -24,8 +24,10 @@ use super::unsealed::{UnsealedChunk, Writing, WritingEnd, sealed};
 use super::{Chunks, chunk_path, dir_of, file};
 use crate::answer::{Outcome, Refusal};
 use crate::devices::Device;
+use crate::identity::DeviceId;
 use crate::meta::{MetaBatch, MetaSpace};
 use crate::space::SpaceUse;
+use crate::tombstones::Grave;
 
 /// A request to append to a chunk.
 #[derive(Debug)]
@@ -36,6 +38,8 @@ pub(crate) struct ChunkPut {
     pub(crate) purpose: WritePurpose,
     pub(crate) offset: u64,
     pub(crate) crcs: Vec<u32>,
+    /// Device of a new chunk; `None` for the one with most room.
+    pub(crate) device: Option<DeviceId>,
 }
 
 impl ChunkPut {
@@ -154,7 +158,7 @@ impl Chunks {
     fn begin(&self, put: &ChunkPut, bytes: u64) -> Result<(Arc<UnsealedChunk>, bool), Refusal> {
         let chunk = put.chunk;
         self.check_unknown(chunk)?;
-        let (device, _) = self.parts.devices.roomiest()?;
+        let device = self.parts.devices.chosen(put.device)?;
         self.check_room(put, &device, bytes)?;
         let path = chunk_path(&device.dir, chunk);
         let (unsealed, is_new) = self.unsealed.add(UnsealedChunk {
@@ -166,8 +170,10 @@ impl Chunks {
             writing: Mutex::default(),
         })?;
         // Another thread may have sealed the chunk after the check above. A seal enters the index
-        // before it leaves the table, so it is seen now.
-        if is_new && let Err(refusal) = self.check_unknown(chunk) {
+        // before it leaves the table, so it is seen now. A removal leaves a tombstone before it
+        // looks into the table.
+        let check = || self.check_unknown(chunk).and_then(|()| self.refuse_removed(put));
+        if is_new && let Err(refusal) = check() {
             let mut writing = unsealed.writing.lock();
             if writing.end.is_none() {
                 self.drop_writing(&unsealed, &mut writing);
@@ -175,6 +181,14 @@ impl Chunks {
             return Err(refusal);
         }
         Ok((unsealed, is_new))
+    }
+
+    /// Refuses a put of an owner who has released or abandoned the blob since.
+    fn refuse_removed(&self, put: &ChunkPut) -> Result<(), Refusal> {
+        let Some(stamp) = put.stamp else { return Ok(()) };
+        let what = format_args!("chunk {}", put.chunk);
+        let graves = [Grave::Abandoned, Grave::Released];
+        self.parts.tombstones.refuse(stamp, &graves, put.chunk.blob.0, what)
     }
 
     /// Refuses a new chunk in place of one that the node has, or is just removing.
@@ -305,13 +319,20 @@ impl Chunks {
     }
 
     /// Seals a chunk: its bytes, checksums and descriptor are durable on return.
-    pub(super) fn seal(&self, stamp: Option<Stamp>, descriptor: ChunkDescriptor) -> Outcome {
+    pub(super) fn seal(
+        &self,
+        stamp: Option<Stamp>,
+        descriptor: ChunkDescriptor,
+        device: Option<DeviceId>,
+    ) -> Outcome {
         self.promise(stamp)?;
         let chunk = descriptor.chunk;
         let unsealed = match self.unsealed.get(chunk) {
             Some(unsealed) => unsealed,
             None if self.is_whole(chunk) => return self.redescribe(&descriptor),
-            None if descriptor.chunk_bytes() == 0 => self.begin_empty(stamp, &descriptor)?,
+            None if descriptor.chunk_bytes() == 0 => {
+                self.begin_empty(stamp, &descriptor, device)?
+            }
             None => {
                 return Err(Refusal::new(
                     RefusalWhy::NotThere,
@@ -360,7 +381,7 @@ impl Chunks {
     /// Makes the removal of a file durable that may have a whole tail. A power loss could else
     /// bring it back as a sealed chunk, after its blob was given up.
     fn settle_failed_seal(&self, unsealed: &UnsealedChunk) {
-        if let Err(error) = self.sync_dirs(std::iter::once(dir_of(&unsealed.path))) {
+        if let Err(error) = self.sync_dir(&unsealed.device, dir_of(&unsealed.path)) {
             tracing::warn!(%error, chunk = %unsealed.chunk,
                 "the removal of a chunk that was not sealed may not survive a power loss");
         }
@@ -375,6 +396,7 @@ impl Chunks {
         &self,
         stamp: Option<Stamp>,
         descriptor: &ChunkDescriptor,
+        device: Option<DeviceId>,
     ) -> Result<Arc<UnsealedChunk>, Refusal> {
         let put = ChunkPut {
             chunk: descriptor.chunk,
@@ -383,6 +405,7 @@ impl Chunks {
             purpose: WritePurpose::Job,
             offset: 0,
             crcs: Vec::new(),
+            device,
         };
         self.put(&put, &[])?;
         let begun = self.unsealed.get(descriptor.chunk);
@@ -408,7 +431,7 @@ impl Chunks {
         file.append(&tail)?;
         file.sync()?;
         self.parts.counters.note_sync();
-        self.sync_dirs(std::iter::once(dir_of(&unsealed.path)))?;
+        self.sync_dir(&unsealed.device, dir_of(&unsealed.path))?;
         Ok(tail.len() as u64)
     }
 
@@ -469,6 +492,10 @@ impl Chunks {
     /// Drops the unsealed chunks of a blob. Sealed ones stay.
     pub(super) fn abandon(&self, blob: BlobId, stamp: Stamp) -> Outcome {
         self.promise(Some(stamp))?;
+        let mut batch = MetaBatch::default();
+        let id = std::iter::once(blob.0);
+        self.parts.tombstones.bury(stamp, Grave::Abandoned, id, &mut batch);
+        self.parts.meta.write(&batch)?;
         let is_of_volume =
             |chunk: &UnsealedChunk| chunk.stamp.is_none_or(|writer| writer.volume == stamp.volume);
         self.drop_unsealed(blob, is_of_volume);

@@ -8,17 +8,20 @@
 //! 1. All devices carry the identity of one node.
 //! 2. The first device's identity file lists every device before a chunk lies on it.
 //! 3. A device that failed a write or a sync gets no new chunks until the node opens again.
+//! 4. A directory whose sync failed is never reported as durable again before the node opens again:
+//!    the kernel reports a failed sync once, and the next one succeeds without the lost names.
 //!
 //! Thread-safety: any thread may call any method. The lock of the identity is held over its writes.
 //! Failure: an unreadable device is reported as lost, except the first one, whose error ends the
 //! opening.
 //! Cost: one small read and one lock file per device at the opening; the choice of a device asks
-//! the file system for the free bytes of each.
+//! the file system for the free bytes of each, unless somebody looks regularly.
 
 pub(crate) mod fullness;
 #[cfg(test)]
 mod tests;
 
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -37,8 +40,21 @@ const LOCK_NAME: &str = "LOCK";
 /// Names that an empty directory may have.
 const PERMITTED_NAMES: [&str; 4] = [LOCK_NAME, "NODE.tmp", "lost+found", NODE_NAME];
 
+/// Codes of Linux for too little memory (`ENOMEM`), and for too many open files of the machine
+/// (`ENFILE`) and of the process (`EMFILE`).
+const SHORTAGE_CODES: [i32; 3] = [12, 23, 24];
+
 /// Devices whose room differs by less than this part of it have about the same room.
 const SIMILAR_ROOM: u64 = 64;
+
+/// What the file system of a device said about its free bytes.
+#[derive(Clone, Debug)]
+struct SeenRoom {
+    /// The free bytes, if the file system knows them, or why it does not answer.
+    free: Result<Option<u64>>,
+    /// Bytes of the node's files at that time.
+    used_bytes: u64,
+}
 
 /// One device that is present.
 #[derive(Debug)]
@@ -50,6 +66,10 @@ pub(crate) struct Device {
     /// Bytes that the node may use; `None` for all that the device has.
     bytes_max: Option<u64>,
     has_failed: AtomicBool,
+    /// The first failed sync of a directory of the device.
+    dir_failure: Mutex<Option<Error>>,
+    /// What the file system said last about the free bytes, if somebody looks regularly.
+    seen_room: Mutex<Option<SeenRoom>>,
     /// Whether the node did not know the device before it opened. Its files are those of chunks
     /// that the node has forgotten.
     pub(crate) is_new: bool,
@@ -73,12 +93,55 @@ impl Device {
         let _previous = self.used_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
     }
 
-    /// Keeps new chunks away from the device after a failed write or sync.
+    /// Asks the file system how much room the device has, and keeps the answer. From the first call
+    /// on [`Devices::fullness`] uses what was kept, so that requests never wait for the answer of a
+    /// hung device. Somebody then has to call this regularly.
+    pub(crate) fn look_at_room(&self, fs: &dyn FileSystem) {
+        let used_bytes = self.used_bytes();
+        let free = fs.free_bytes(&self.dir);
+        *self.seen_room.lock() = Some(SeenRoom { free, used_bytes });
+    }
+
+    /// Free bytes of the device, as of the last look if somebody looks regularly.
+    fn free_bytes(&self, fs: &dyn FileSystem) -> Result<Option<u64>> {
+        let Some(SeenRoom { free, used_bytes }) = self.seen_room.lock().clone() else {
+            return fs.free_bytes(&self.dir);
+        };
+        let written = self.used_bytes().saturating_sub(used_bytes);
+        Ok(free?.map(|free| free.saturating_sub(written)))
+    }
+
+    /// Keeps new chunks away from the device after a failed write or sync. A lack of descriptors or
+    /// of memory is no failure of the device.
     pub(crate) fn fail(&self, error: &Error) {
+        if is_shortage(error) {
+            tracing::warn!(%error, device = %self.id, "the node is short of descriptors or memory");
+            return;
+        }
         if !self.has_failed.swap(true, Ordering::Relaxed) {
             tracing::error!(%error, device = %self.id, dir = %self.dir.display(),
                 "a device failed a write; it gets no new chunks until the node starts again");
         }
+    }
+
+    /// Makes creations, renames and removals in a directory of the device durable. After a failure
+    /// every later call for the device fails as well.
+    pub(crate) fn sync_dir(&self, fs: &dyn FileSystem, dir: &Path) -> Result<()> {
+        let check = || match &*self.dir_failure.lock() {
+            Some(error) => Err(error.clone()),
+            None => Ok(()),
+        };
+        check()?;
+        if let Err(error) = fs.sync_dir(dir) {
+            if error.kind() == ErrorKind::NotFound {
+                // Nothing can have been lost in a directory that does not exist.
+                return Err(error);
+            }
+            self.fail(&error);
+            return Err(self.dir_failure.lock().get_or_insert(error).clone());
+        }
+        // Another sync may have failed meanwhile, and this one may have succeeded because of that.
+        check()
     }
 
     /// Whether the device failed a write or a sync since the node opened.
@@ -148,6 +211,8 @@ impl Devices {
                 used_bytes: AtomicU64::new(0),
                 bytes_max,
                 has_failed: AtomicBool::new(false),
+                dir_failure: Mutex::new(None),
+                seen_room: Mutex::new(None),
                 is_new: !identity.devices.contains(&id),
             };
             if present.iter().any(|other: &Arc<Device>| other.id == id) {
@@ -238,18 +303,42 @@ impl Devices {
         Ok(())
     }
 
+    /// Asks the file system how much room a device has ([`Device::look_at_room`]).
+    pub(crate) fn look_at_room(&self, place: usize) {
+        self.present[place].look_at_room(&*self.fs);
+    }
+
     /// How full a device is now.
     pub(crate) fn fullness(&self, device: &Device) -> Result<Fullness> {
-        let free = self.fs.free_bytes(&device.dir)?;
+        let free = device.free_bytes(&*self.fs)?;
         Ok(Fullness::new(device.used_bytes(), free, device.bytes_max))
+    }
+
+    /// The device that was chosen before, unless it has failed since; otherwise the one with most
+    /// room. Errors: `Io` if every device failed.
+    pub(crate) fn chosen(&self, device: Option<DeviceId>) -> Result<Arc<Device>> {
+        let device = device.and_then(|id| self.get(id)).filter(|device| !device.has_failed());
+        match device {
+            Some(device) => Ok(Arc::clone(device)),
+            None => self.roomiest().map(|(device, _)| device),
+        }
     }
 
     /// The device with most room, among those that did not fail. Of devices with about the same
     /// room, such as directories of one disk, it is the one with the fewest bytes of the node.
     /// Errors: `Io` if every device failed.
     pub(crate) fn roomiest(&self) -> Result<(Arc<Device>, Fullness)> {
+        self.roomiest_of(|_| true)
+    }
+
+    /// The same among the devices that `takes` names.
+    pub(crate) fn roomiest_of(
+        &self,
+        takes: impl Fn(DeviceId) -> bool,
+    ) -> Result<(Arc<Device>, Fullness)> {
         let mut able: Vec<(Arc<Device>, Fullness)> = Vec::new();
-        for device in self.present.iter().filter(|device| !device.has_failed()) {
+        let is_able = |device: &&Arc<Device>| !device.has_failed() && takes(device.id);
+        for device in self.present.iter().filter(is_able) {
             match self.fullness(device) {
                 Ok(fullness) => able.push((Arc::clone(device), fullness)),
                 Err(error) => device.fail(&error),
@@ -271,6 +360,13 @@ impl Devices {
             )
         })
     }
+}
+
+/// Whether the process or the machine lacked something for an operation, so that the device is not
+/// to blame.
+fn is_shortage(error: &Error) -> bool {
+    let code = error.cause::<io::Error>().and_then(io::Error::raw_os_error);
+    code.is_some_and(|code| SHORTAGE_CODES.contains(&code))
 }
 
 /// Locks the directories and reads their identities. A directory other than the first one that

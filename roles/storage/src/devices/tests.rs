@@ -12,7 +12,7 @@ use archipelago_fabric::ClusterId;
 use archipelago_store::nodes::StorageId;
 use archipelago_store::nodes::register::caspaxos::RootSet;
 
-use super::{ClusterNotice, Devices};
+use super::{ClusterNotice, Device, Devices};
 use crate::identity::KnownCluster;
 
 fn dirs() -> Vec<PathBuf> {
@@ -139,4 +139,63 @@ fn failed_device_is_not_chosen() {
     assert_ne!(devices.roomiest().unwrap().0.id, devices.present()[1].id);
     devices.present().iter().for_each(|device| device.fail(&error));
     assert_eq!(devices.roomiest().unwrap_err().kind(), ErrorKind::Io);
+}
+
+#[test]
+fn failed_sync_of_a_directory_is_remembered() {
+    let fs = MemFs::new();
+    let faults = FaultFs::new(Arc::new(fs), 1);
+    let mut rng = Rng::with_seed(1);
+    let devices = Devices::open(Arc::new(faults.clone()), &dirs(), None, &mut rng).unwrap();
+    let (first, second) = (&devices.present()[0], &devices.present()[1]);
+    let sync = |device: &Device| device.sync_dir(&faults, &device.dir);
+    sync(first).unwrap();
+    assert!(first.sync_dir(&faults, Path::new("/nowhere")).is_err());
+    sync(first).expect("a directory that does not exist has lost nothing");
+    faults.add(Rule::on(Operation::SyncDir).times(1));
+    sync(first).unwrap_err();
+    sync(first).unwrap_err();
+    assert!(first.has_failed());
+    sync(second).expect("the other device has not failed");
+}
+
+#[test]
+fn room_that_was_seen_is_not_asked_for_again() {
+    let faults = FaultFs::new(Arc::new(MemFs::new()), 1);
+    let mut rng = Rng::with_seed(1);
+    let devices = Devices::open(Arc::new(faults.clone()), &dirs(), None, &mut rng).unwrap();
+    (0..devices.present().len()).for_each(|place| devices.look_at_room(place));
+    let asked = faults.seen(Operation::Stat);
+    devices.roomiest().unwrap();
+    devices.fullness(&devices.present()[0]).unwrap();
+    assert_eq!(faults.seen(Operation::Stat), asked, "no request waits for a device");
+    faults.add(Rule::on(Operation::Stat));
+    (0..devices.present().len()).for_each(|place| devices.look_at_room(place));
+    assert_eq!(devices.roomiest().unwrap_err().kind(), ErrorKind::Io);
+}
+
+#[test]
+fn device_that_was_chosen_is_kept_unless_it_failed() {
+    let devices = open(&MemFs::new(), &dirs(), 1).unwrap();
+    let last = devices.present().last().unwrap();
+    assert_eq!(devices.chosen(Some(last.id)).unwrap().id, last.id);
+    last.fail(&archipelago_base::Error::internal("a test"));
+    assert_ne!(devices.chosen(Some(last.id)).unwrap().id, last.id);
+    let is_first = |id| id == devices.present()[0].id;
+    assert!(is_first(devices.roomiest_of(is_first).unwrap().0.id));
+}
+
+#[test]
+fn lack_of_descriptors_is_no_failure_of_a_device() {
+    let devices = open(&MemFs::new(), &dirs(), 1).unwrap();
+    let device = &devices.present()[0];
+    let error = |code| {
+        let cause = std::io::Error::from_raw_os_error(code);
+        archipelago_base::Error::io("open", Path::new("/a/file"), cause)
+    };
+    let (too_many_files, device_error) = (error(24), error(5));
+    device.fail(&too_many_files);
+    assert!(!device.has_failed());
+    device.fail(&device_error);
+    assert!(device.has_failed());
 }

@@ -1,63 +1,79 @@
-//! Checks of the stored bytes of sealed extents, for the scrub.
+//! Checks of the stored bytes of extents, for the scrub.
+//!
+//! Open extents are checked through the bytes that are durable, since the bytes behind them may be
+//! written just now. An extent that is known to be damaged is not checked again before a recovery
+//! or a repair has put its bytes anew.
 
 use std::ops::{Bound, Range};
-use std::sync::Arc;
 
-use archipelago_store::nodes::wire::{ExtentAt, RefusalWhy, StoreMessage};
+use archipelago_store::nodes::wire::{ExtentAt, RefusalWhy};
 
 use super::Logs;
 use super::extent::Extent;
+use crate::answer::Refusal;
 
-/// A sealed extent, and the range of the log that it has.
+/// An extent, and the range of the log that is checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct SealedExtent {
+pub(crate) struct CheckedExtent {
     /// Log and number of the extent.
     pub(crate) at: ExtentAt,
     /// Offset of its first byte.
     pub(crate) start: u64,
-    /// Offset after its last byte.
+    /// Offset after its last durable byte.
     pub(crate) end: u64,
 }
 
+/// What a check of a range of an extent found.
+#[derive(Debug)]
+pub(crate) enum RangeCheck {
+    /// All bytes have their checksums, or the extent has changed or was removed meanwhile.
+    Sound,
+    /// The extent is damaged. It says so from now on.
+    Damaged,
+    /// The bytes could not be read, which says nothing about them.
+    Unread(Refusal),
+}
+
 impl Logs {
-    /// Bytes of the logs in sealed extents.
-    pub(crate) fn sealed_bytes(&self) -> u64 {
+    /// Bytes of the logs that a round checks.
+    pub(crate) fn checked_bytes(&self) -> u64 {
         let extents = self.extents.read();
-        let sealed = extents.values().filter_map(|extent| sealed_range(extent));
-        sealed.map(|extent| extent.end - extent.start).sum()
+        let checked = extents.values().filter_map(|extent| checked_range(extent));
+        checked.map(|extent| extent.end - extent.start).sum()
     }
 
-    /// The first sealed extent after `after`.
-    pub(crate) fn next_sealed(&self, after: Option<ExtentAt>) -> Option<SealedExtent> {
+    /// The first extent after `after` that has bytes to check.
+    pub(crate) fn next_checked(&self, after: Option<ExtentAt>) -> Option<CheckedExtent> {
         let from = after.map_or(Bound::Unbounded, Bound::Excluded);
         let extents = self.extents.read();
-        extents.range((from, Bound::Unbounded)).find_map(|(_, extent)| sealed_range(extent))
+        extents.range((from, Bound::Unbounded)).find_map(|(_, extent)| checked_range(extent))
     }
 
-    /// Whether the bytes of a range of an extent have their checksums. An extent that was removed
-    /// meanwhile is sound.
-    pub(crate) fn is_sound(&self, at: ExtentAt, range: Range<u64>) -> bool {
-        let extent: Option<Arc<Extent>> = self.extents.read().get(&at).cloned();
-        let Some(extent) = extent else { return true };
+    /// Compares the bytes of a range of an extent with their checksums.
+    pub(crate) fn check(&self, at: ExtentAt, range: Range<u64>) -> RangeCheck {
+        let extent = self.extents.read().get(&at).cloned();
+        let Some(extent) = extent else { return RangeCheck::Sound };
         let mut start = range.start;
         while start < range.end {
             match extent.read(&self.env, start..range.end) {
-                Ok(bytes) if bytes.is_empty() => return sealed_range(&extent).is_none(),
+                // The extent was sealed before this place meanwhile.
+                Ok(bytes) if bytes.is_empty() => break,
                 Ok(bytes) => start += bytes.len() as u64,
-                Err(refusal) => return refusal.why == RefusalWhy::NotThere,
+                Err(refusal) => {
+                    return match refusal.why {
+                        RefusalWhy::NotThere | RefusalWhy::Busy => RangeCheck::Sound,
+                        RefusalWhy::Damaged => RangeCheck::Damaged,
+                        _ => RangeCheck::Unread(refusal),
+                    };
+                }
             }
         }
-        true
+        RangeCheck::Sound
     }
 }
 
-fn sealed_range(extent: &Extent) -> Option<SealedExtent> {
-    let summary = extent.summary()?;
-    match extent.replica() {
-        StoreMessage::ReplicaIs { valid_end, sealed: Some(_), is_in_limbo: false, .. } => {
-            let start = valid_end.saturating_sub(summary.log_bytes);
-            Some(SealedExtent { at: extent.at, start, end: valid_end })
-        }
-        _ => None,
-    }
+fn checked_range(extent: &Extent) -> Option<CheckedExtent> {
+    let range = extent.durable_range()?;
+    let is_checked = !range.is_empty();
+    is_checked.then_some(CheckedExtent { at: extent.at, start: range.start, end: range.end })
 }

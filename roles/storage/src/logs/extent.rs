@@ -1,38 +1,41 @@
 //! A replica of an extent on this node: appends, syncs, fences and reads.
 //!
 //! [`Logs`](super::Logs) owns the extents. The puts of a recovery and seals are in
-//! [`super::sealing`].
+//! [`super::sealing`], reads in [`super::reading`].
 //!
 //! Invariants:
 //! 1. The bytes of an extent are a prefix of what its one writer sent: an append begins at or
 //!    before the written end, and only what is behind that end is written.
 //! 2. An append under an epoch below the promised one is refused, also if a fence is promised while
 //!    the append waits. The epoch is compared under the lock under which a fence reads the length.
-//! 3. An extent in limbo or sealed takes no appends.
+//! 3. An extent that is in limbo, damaged or sealed takes no appends.
 //! 4. `synced` ≤ `written`. The bytes before `written` survive a kill of the process, and those
-//!    before `synced` a power loss.
+//!    before `synced` a power loss. After a failed sync, the bytes behind `synced` are durable only
+//!    when they were written anew.
 //! 5. The record is durable before the first append is answered, and names every part with bytes
 //!    that count.
+//! 6. A failed write of the record leaves the state in memory as it was. The files of both records
+//!    then stay until the node opens again, because either record may be found.
+//! 7. The length of a damaged replica is never given as that of a whole one.
 //!
 //! Thread-safety: any thread may call any method. The lock of the extent guards its state. A sync
-//! runs without the lock, and reads hold it only to find the places of bytes.
+//! runs without the lock, and reads hold it only to find the places of bytes. The device and the
+//! figures of a report are read without waiting for the lock, which a hung device may hold.
 //! Failure: after a failed append the extent takes no more bytes until it is sealed or the node
 //! restarts. A failed sync may have lost bytes, so it puts the extent into limbo.
 //! Cost: an append is one checksum and one `write`. The first append also creates a file and syncs
 //! the metadata.
 
-use std::ops::Range;
-use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use archipelago_base::{Epoch, Error};
-use archipelago_env::{FileClass, IoContext, IoPurpose};
+use archipelago_base::{Epoch, Error, ErrorKind};
+use archipelago_env::FileClass;
 use archipelago_store::VolumeId;
-use archipelago_store::nodes::wire::envelope::PAYLOAD_BYTES_MAX;
 use archipelago_store::nodes::wire::{ExtentAt, RefusalWhy, Stamp, StoreMessage};
 use parking_lot::{Mutex, MutexGuard};
 
-use super::groups::{GroupPlace, GroupReader, GroupStep, PartSource};
-use super::part::{Group, Part, PartWriter, index_of};
+use super::marks::{DurableMark, SyncMark};
+use super::part::{Group, Part, PartWriter};
 use super::record::{ExtentRecord, PartRecord};
 use super::sealing::StagedPart;
 use super::{LogEnv, NewPart};
@@ -52,6 +55,8 @@ pub(crate) struct AppendRequest<'a> {
     pub(crate) start: u64,
     /// The bytes of the log.
     pub(crate) bytes: &'a [u8],
+    /// Device of a new part; `None` for the one with most room.
+    pub(crate) device: Option<DeviceId>,
 }
 
 /// How far an extent is.
@@ -78,6 +83,11 @@ pub(crate) struct Extent {
     /// Volume of its log.
     pub(crate) volume: VolumeId,
     state: Mutex<ExtentState>,
+    mark: DurableMark,
+    /// Device of the last part; 0 if there is none.
+    device: AtomicU64,
+    /// What the last report said about the extent.
+    reported: Mutex<Option<ExtentSummary>>,
 }
 
 /// The state of an extent, which its lock guards.
@@ -95,6 +105,11 @@ pub(super) struct ExtentState {
     pub(super) staged: Option<StagedPart>,
     /// Why the extent takes no more bytes.
     pub(super) failure: Option<String>,
+    /// Whether the record in memory is newer than the one that was written last.
+    pub(super) is_unkept: bool,
+    /// Whether a write of the record failed, so that an opening may find another one than that in
+    /// memory, with other files.
+    pub(super) keeps_files: bool,
     pub(super) is_removed: bool,
 }
 
@@ -105,8 +120,12 @@ pub(crate) struct FoundExtent {
     pub(crate) record: ExtentRecord,
     /// Parts of the extent, in order.
     pub(crate) parts: Vec<Part>,
-    /// Offset after the longest prefix with valid checksums. All of it is durable.
+    /// Offset after the longest prefix with valid checksums.
     pub(crate) valid_end: u64,
+    /// Offset through which the bytes are durable.
+    pub(crate) synced: u64,
+    /// The mark that is durable.
+    pub(crate) mark: SyncMark,
 }
 
 /// What the status of a node says about an extent.
@@ -124,26 +143,57 @@ pub(crate) struct ExtentSummary {
     pub(crate) is_sealed: bool,
     /// Whether unsynced bytes may be lost.
     pub(crate) is_in_limbo: bool,
+    /// Whether durable bytes are damaged or missing.
+    pub(crate) is_damaged: bool,
 }
 
 impl Extent {
     /// An extent that the node does not have yet.
     pub(crate) fn absent(at: ExtentAt, volume: VolumeId) -> Self {
-        Self { at, volume, state: Mutex::default() }
+        Self {
+            at,
+            volume,
+            state: Mutex::default(),
+            mark: DurableMark::default(),
+            device: AtomicU64::new(0),
+            reported: Mutex::default(),
+        }
     }
 
     /// An extent that the opening of the node found.
     pub(crate) fn found(at: ExtentAt, found: FoundExtent) -> Self {
-        let FoundExtent { record, parts, valid_end } = found;
+        let FoundExtent { record, parts, valid_end, synced, mark } = found;
         let volume = record.volume;
         let state = ExtentState {
             record: Some(record),
             parts,
             written: valid_end,
-            synced: valid_end,
+            synced,
             ..ExtentState::default()
         };
-        Self { at, volume, state: Mutex::new(state) }
+        let extent = Self {
+            state: Mutex::new(state),
+            mark: DurableMark::found(mark),
+            ..Self::absent(at, volume)
+        };
+        extent.note_device(&extent.state.lock());
+        extent
+    }
+
+    /// The state, for a look or a change that no epoch guards.
+    pub(super) fn lock(&self) -> MutexGuard<'_, ExtentState> {
+        self.state.lock()
+    }
+
+    /// The state, unless another thread has it.
+    pub(super) fn try_lock(&self) -> Option<MutexGuard<'_, ExtentState>> {
+        self.state.try_lock()
+    }
+
+    /// Notes the device of the last part, so that a request finds it without the lock.
+    pub(super) fn note_device(&self, state: &ExtentState) {
+        let device = state.parts.last().map_or(0, |part| part.device.id.0);
+        self.device.store(device, Ordering::Relaxed);
     }
 
     /// The state, for a request under `stamp`, whose epoch is promised. Refused if a later epoch
@@ -160,11 +210,12 @@ impl Extent {
             );
             return Err(Refusal::new(RefusalWhy::Malformed, text));
         }
-        let state = self.state.lock();
+        let mut state = self.state.lock();
         env.epochs.of(stamp.volume).check(stamp)?;
         if state.is_removed {
             return Err(not_there(self.at));
         }
+        state.keep_again(env, self.at);
         Ok(state)
     }
 
@@ -180,10 +231,12 @@ impl Extent {
         let creation = Creation::of(request);
         state.check_place(at, &creation, request.start)?;
         if state.record.is_none() {
+            env.refuse_removed(at, request.stamp)?;
             match request.bytes {
                 [] => state.create(env, at, &creation)?,
                 _ => state.create_with_part(env, at, &creation)?,
             }
+            self.note_device(&state);
         }
         state.check_appendable(at)?;
         let Some(skip) = state.written.checked_sub(request.start) else {
@@ -192,7 +245,8 @@ impl Extent {
         let skip = usize::try_from(skip).unwrap_or(usize::MAX).min(request.bytes.len());
         let bytes = &request.bytes[skip..];
         if !bytes.is_empty() {
-            state.write(env, at, request.stamp.epoch, bytes)?;
+            state.write(env, at, request, bytes)?;
+            self.note_device(&state);
             env.counters.note_write(request.class, bytes.len() as u64);
         }
         Ok(state.progress())
@@ -203,35 +257,41 @@ impl Extent {
     pub(crate) fn begin_sync(&self, env: &LogEnv, stamp: Stamp) -> Result<Progress, Refusal> {
         let state = self.lock_for(env, stamp)?;
         let record = state.record.as_ref().ok_or_else(|| not_there(self.at))?;
-        if record.is_in_limbo {
-            return Err(in_limbo(self.at));
-        }
+        check_whole(self.at, record)?;
         Ok(state.progress())
     }
 
     /// Makes the bytes before `target` survive power loss, if the extent still has them.
     pub(crate) fn sync(&self, env: &LogEnv, target: u64) -> Result<Progress, Refusal> {
-        let (sync, written) = {
+        let (sync, class, mark) = {
             let state = self.state.lock();
-            if state.is_removed {
+            let Some(record) = state.record.as_ref().filter(|_| !state.is_removed) else {
                 return Err(not_there(self.at));
+            };
+            let is_synced = state.synced >= target.min(state.written);
+            if !is_synced {
+                check_sure(self.at, record, target)?;
             }
-            match &state.writer {
-                Some(writer) if state.synced < target.min(state.written) => {
-                    (writer.sync_handle(), state.written)
+            match (&state.writer, state.parts.last()) {
+                (Some(writer), Some(part)) if !is_synced => {
+                    let mark = SyncMark { part: part.number, end: state.written };
+                    (writer.sync_handle(), record.class, mark)
                 }
                 _ => return Ok(state.progress()),
             }
         };
         env.counters.note_sync();
-        let result = sync.sync(&*env.fs);
-        let mut state = self.state.lock();
-        if let Err(error) = result {
-            state.note_lost_bytes(env, self.at, &error);
+        if let Err(error) = sync.sync(&*env.fs) {
+            self.state.lock().note_lost_bytes(env, self.at, &error);
             return Err(error.into());
         }
+        self.mark.advance(env, self.at, class, mark)?;
+        let mut state = self.state.lock();
+        if let Some(record) = &state.record {
+            check_sure(self.at, record, mark.end.min(target))?;
+        }
         // A seal may have cut the extent meanwhile.
-        state.synced = state.synced.max(written.min(state.written));
+        state.synced = state.synced.max(mark.end.min(state.written));
         Ok(state.progress())
     }
 
@@ -239,127 +299,35 @@ impl Extent {
     pub(crate) fn replica(&self) -> StoreMessage {
         let state = self.state.lock();
         let Some(record) = &state.record else { return no_replica() };
-        StoreMessage::ReplicaIs {
-            valid_end: state.written,
-            synced: state.synced,
-            sealed: record.sealed,
-            is_in_limbo: record.is_in_limbo,
-        }
-    }
-
-    /// Reads bytes of the extent: those of `range` that it has, up to the limit of an answer.
-    pub(crate) fn read(&self, env: &LogEnv, range: Range<u64>) -> Result<Vec<u8>, Refusal> {
-        let plan = self.plan_read(env, range)?;
-        let mut bytes = Vec::with_capacity(plan.bytes as usize);
-        for piece in &plan.pieces {
-            let place = match piece.place {
-                Some(place) => place,
-                None => self.load_index(env, &plan, piece)?,
-            };
-            let source = PartSource::open(&*env.fs, &piece.path, plan.context)?;
-            let mut reader =
-                GroupReader::new(&source, self.at, place).ignoring_checksums(env.sabotage.no_crc());
-            if !read_piece(&mut reader, &piece.range, &mut bytes)? {
-                if !self.has_part(piece.number) {
-                    let text = format!("extent {} was sealed during the read", self.at);
-                    return Err(Refusal::new(RefusalWhy::Busy, text));
-                }
-                env.counters.note_damage(1);
-                let at = reader.place();
-                tracing::error!(extent = %self.at, offset = at.log, path = %piece.path.display(), "stored bytes of a log are damaged");
-                if bytes.is_empty() {
-                    let text = format!(
-                        "extent {} at offset {}: {} is damaged at byte {}",
-                        self.at,
-                        at.log,
-                        piece.path.display(),
-                        at.file
-                    );
-                    return Err(Refusal::new(RefusalWhy::Damaged, text));
-                }
-                break;
+        let (valid_end, synced, sealed) = (state.sound_end(), state.synced, record.sealed);
+        match record.damaged_from {
+            Some(_) => StoreMessage::ReplicaDamaged { valid_end, synced, sealed },
+            None => {
+                let is_in_limbo = record.is_in_limbo;
+                StoreMessage::ReplicaIs { valid_end, synced, sealed, is_in_limbo }
             }
         }
-        env.counters.note_read(plan.context.class, bytes.len() as u64);
-        Ok(bytes)
-    }
-
-    fn plan_read(&self, env: &LogEnv, range: Range<u64>) -> Result<ReadPlan, Refusal> {
-        let state = self.state.lock();
-        let record = state.record.as_ref().ok_or_else(|| not_there(self.at))?;
-        let context = IoContext::new(record.class, IoPurpose::Recovery);
-        let end =
-            range.end.min(state.written).min(range.start.saturating_add(PAYLOAD_BYTES_MAX as u64));
-        if range.start < record.start || range.start > range.end {
-            let text = format!(
-                "extent {} begins at {}; bytes {}..{} were asked for",
-                self.at, record.start, range.start, range.end
-            );
-            return Err(Refusal::new(RefusalWhy::Malformed, text));
-        }
-        if let Some(writer) = &state.writer
-            && writer.has_unwritten_bytes()
-        {
-            writer.sync_handle().sync(&*env.fs)?;
-        }
-        let ends = state.parts.iter().skip(1).map(|part| part.start).chain([state.written]);
-        let pieces = state.parts.iter().zip(ends).filter_map(|(part, part_end)| {
-            let range = range.start.max(part.start)..end.min(part_end);
-            let place = part.index.is_some().then(|| part.place_before(range.start));
-            let piece = ReadPiece {
-                number: part.number,
-                path: part.path.clone(),
-                start: part.start,
-                place,
-                range,
-            };
-            (piece.range.start < piece.range.end).then_some(piece)
-        });
-        let bytes = end.saturating_sub(range.start);
-        Ok(ReadPlan { context, bytes, pieces: pieces.collect() })
-    }
-
-    /// Reads the index of a part that this process did not write, and keeps it.
-    fn load_index(
-        &self,
-        env: &LogEnv,
-        plan: &ReadPlan,
-        piece: &ReadPiece,
-    ) -> Result<GroupPlace, Refusal> {
-        let source = PartSource::open(&*env.fs, &piece.path, plan.context)?;
-        let index = index_of(&source, self.at, piece.start)?;
-        let mut state = self.state.lock();
-        let mut parts = state.parts.iter_mut();
-        match parts.find(|part| part.number == piece.number) {
-            Some(part) => {
-                part.index.get_or_insert(index);
-                Ok(part.place_before(piece.range.start))
-            }
-            None => Err(not_there(self.at)),
-        }
-    }
-
-    fn has_part(&self, number: Epoch) -> bool {
-        self.state.lock().parts.iter().any(|part| part.number == number)
     }
 
     /// What the status of the node says; `None` if the node does not have the extent.
     pub(crate) fn summary(&self) -> Option<ExtentSummary> {
-        let state = self.state.lock();
-        let record = state.record.as_ref()?;
-        Some(ExtentSummary {
-            class: record.class,
-            epoch: record.epoch,
-            log_bytes: state.written - record.start,
-            file_bytes: state.parts.iter().map(|part| part.file_bytes).sum(),
-            is_sealed: record.sealed.is_some(),
-            is_in_limbo: record.is_in_limbo,
-        })
+        self.state.lock().summary()
     }
 
-    /// Device of the last part.
+    /// The same for a report, which does not wait for a request that a slow device holds up. It
+    /// then says what the last report said.
+    pub(crate) fn recent_summary(&self) -> Option<ExtentSummary> {
+        let mut reported = self.reported.lock();
+        if let Some(state) = self.state.try_lock() {
+            *reported = state.summary();
+        }
+        *reported
+    }
+
+    /// Device of the last part, without waiting for the lock.
     pub(crate) fn device(&self) -> Option<DeviceId> {
-        self.state.lock().parts.last().map(|part| part.device.id)
+        let device = self.device.load(Ordering::Relaxed);
+        (device != 0).then_some(DeviceId(device))
     }
 
     /// Whether the node does not have the extent.
@@ -368,25 +336,34 @@ impl Extent {
     }
 
     /// Takes an extent that the node does not have away from all requests. `false` if the node has
-    /// it by now.
+    /// it by now, or if another request has the lock: the caller holds that of all extents.
     pub(crate) fn end_if_absent(&self) -> bool {
-        let mut state = self.state.lock();
+        let Some(mut state) = self.state.try_lock() else { return false };
         state.is_removed |= state.record.is_none();
         state.is_removed
     }
 
-    /// Syncs the extent at the end of the node, and takes no more bytes.
-    pub(crate) fn close(&self, env: &LogEnv) -> Result<(), Error> {
+    /// Syncs the extent at the end of the node, and takes no more bytes. Returns the mark of an
+    /// open extent. An extent whose sync has failed before is left as it is: its limbo is durable.
+    pub(crate) fn close(&self, env: &LogEnv) -> Result<Option<SyncMark>, Error> {
         let mut state = self.state.lock();
-        if let Some(staged) = state.staged.take() {
-            staged.discard(&*env.fs);
-        }
-        if let Some(writer) = &mut state.writer {
-            writer.sync_handle().sync(&*env.fs)?;
-            writer.finish()?;
+        state.discard_staged(env);
+        state.keep_again(env, self.at);
+        if state.is_unkept {
+            let text = format!("extent {}: its record is not durable", self.at);
+            return Err(Error::new(ErrorKind::Io, text));
         }
         state.failure.get_or_insert_with(|| "the node is closed".to_owned());
-        Ok(())
+        let is_sure = state.record.as_ref().is_some_and(|record| record.unsure_from.is_none());
+        let Some(writer) = state.writer.as_mut().filter(|_| is_sure) else { return Ok(None) };
+        let synced = writer.sync_handle().sync(&*env.fs).and_then(|()| writer.finish());
+        if let Err(error) = synced {
+            state.note_lost_bytes(env, self.at, &error);
+            return Err(error);
+        }
+        state.synced = state.written;
+        let end = state.written;
+        Ok(state.parts.last().map(|part| SyncMark { part: part.number, end }))
     }
 
     /// Takes the extent away from all requests, and returns its parts, whose files the caller
@@ -408,12 +385,14 @@ pub(super) struct Creation {
     pub(super) class: FileClass,
     /// Offset at which the extent begins.
     pub(super) extent_start: u64,
+    /// Device of the first part; `None` for the one with most room.
+    pub(super) device: Option<DeviceId>,
 }
 
 impl Creation {
     pub(super) fn of(request: &AppendRequest<'_>) -> Self {
-        let AppendRequest { stamp, class, extent_start, .. } = *request;
-        Self { stamp, class, extent_start }
+        let AppendRequest { stamp, class, extent_start, device, .. } = *request;
+        Self { stamp, class, extent_start, device }
     }
 
     /// The record of the new extent, without parts.
@@ -425,6 +404,8 @@ impl Creation {
             start: self.extent_start,
             sealed: None,
             is_in_limbo: false,
+            damaged_from: None,
+            unsure_from: None,
             parts: Vec::new(),
         }
     }
@@ -433,6 +414,25 @@ impl Creation {
 impl ExtentState {
     pub(super) fn progress(&self) -> Progress {
         Progress { written: self.written, synced: self.synced }
+    }
+
+    /// Offset after the bytes that are not known to be damaged.
+    pub(super) fn sound_end(&self) -> u64 {
+        let damaged_from = self.record.as_ref().and_then(|record| record.damaged_from);
+        self.written.min(damaged_from.unwrap_or(u64::MAX))
+    }
+
+    fn summary(&self) -> Option<ExtentSummary> {
+        let record = self.record.as_ref()?;
+        Some(ExtentSummary {
+            class: record.class,
+            epoch: record.epoch,
+            log_bytes: self.written.saturating_sub(record.start),
+            file_bytes: self.parts.iter().map(|part| part.file_bytes).sum(),
+            is_sealed: record.sealed.is_some(),
+            is_in_limbo: record.is_in_limbo,
+            is_damaged: record.damaged_from.is_some(),
+        })
     }
 
     /// Refuses a request whose first byte at `start` does not fit the begin of the extent.
@@ -471,9 +471,9 @@ impl ExtentState {
         creation: &Creation,
     ) -> Result<(), Refusal> {
         let record = creation.record();
-        env.keep(at, &record)?;
-        (self.written, self.synced) = (record.start, record.start);
-        self.record = Some(record);
+        let begins = record.start;
+        self.keep(env, at, record)?;
+        (self.written, self.synced) = (begins, begins);
         Ok(())
     }
 
@@ -486,7 +486,8 @@ impl ExtentState {
     ) -> Result<(), Refusal> {
         let record = creation.record();
         let begins = record.start;
-        let new = NewPart { at, epoch: creation.stamp.epoch, start: begins };
+        let Creation { stamp, device, .. } = *creation;
+        let new = NewPart { at, epoch: stamp.epoch, start: begins, device };
         self.begin_part(env, new, record)?;
         (self.written, self.synced) = (begins, begins);
         Ok(())
@@ -498,9 +499,7 @@ impl ExtentState {
             let text = format!("extent {at} is sealed at {end}");
             return Err(Refusal::new(RefusalWhy::Sealed, text));
         }
-        if record.is_in_limbo {
-            return Err(in_limbo(at));
-        }
+        check_whole(at, record)?;
         match &self.failure {
             None => Ok(()),
             Some(failure) => {
@@ -515,13 +514,14 @@ impl ExtentState {
         &mut self,
         env: &LogEnv,
         at: ExtentAt,
-        epoch: Epoch,
+        request: &AppendRequest<'_>,
         bytes: &[u8],
     ) -> Result<(), Refusal> {
         if self.writer.is_none()
             && let Some(record) = self.record.clone()
         {
-            let new = NewPart { at, epoch, start: self.written };
+            let (epoch, device) = (request.stamp.epoch, request.device);
+            let new = NewPart { at, epoch, start: self.written, device };
             self.begin_part(env, new, record)?;
         }
         let (Some(writer), Some(part)) = (&mut self.writer, self.parts.last_mut()) else {
@@ -550,11 +550,8 @@ impl ExtentState {
         let (writer, part) = env.create_part(new, &record)?;
         record.parts.retain(|part| part.start < new.start);
         record.parts.push(PartRecord { number: part.number, start: new.start });
-        if let Err(error) = env.keep(new.at, &record) {
-            part.discard(&*env.fs);
-            return Err(error.into());
-        }
-        self.record = Some(record);
+        // After a failure the new file stays: an opening may find the record that names it.
+        self.keep(env, new.at, record)?;
         self.replace_parts_from(env, part);
         self.writer = Some(writer);
         Ok(())
@@ -564,72 +561,102 @@ impl ExtentState {
     pub(super) fn replace_parts_from(&mut self, env: &LogEnv, part: Part) {
         let kept = self.parts.partition_point(|before| before.start < part.start);
         for gone in self.parts.split_off(kept) {
-            gone.discard(&*env.fs);
+            self.discard(env, gone);
         }
         self.parts.push(part);
+    }
+
+    /// Removes the file of a part that the record does not name any more.
+    pub(super) fn discard(&self, env: &LogEnv, part: Part) {
+        if !self.keeps_files {
+            part.discard(&*env.fs);
+        }
+    }
+
+    /// Makes a record durable, and takes it over. After a failure the old one stays in memory.
+    pub(super) fn keep(
+        &mut self,
+        env: &LogEnv,
+        at: ExtentAt,
+        record: ExtentRecord,
+    ) -> Result<(), Error> {
+        match env.keep(at, &record) {
+            Ok(()) => {
+                self.record = Some(record);
+                (self.is_unkept, self.keeps_files) = (false, false);
+                Ok(())
+            }
+            Err(error) => {
+                self.keeps_files = true;
+                // An opening may find the refused record, so the present one is written again.
+                self.is_unkept = self.record.is_some();
+                Err(error)
+            }
+        }
+    }
+
+    /// Writes the record again if that failed before.
+    pub(super) fn keep_again(&mut self, env: &LogEnv, at: ExtentAt) {
+        if let (true, Some(record)) = (self.is_unkept, &self.record) {
+            match env.keep(at, record) {
+                Ok(()) => (self.is_unkept, self.keeps_files) = (false, false),
+                Err(error) => {
+                    tracing::error!(extent = %at, %error, "the record of an extent is not durable");
+                }
+            }
+        }
     }
 
     /// Puts the extent into limbo after a failed sync, which may have lost bytes.
     pub(super) fn note_lost_bytes(&mut self, env: &LogEnv, at: ExtentAt, error: &Error) {
         tracing::error!(extent = %at, %error, "a sync of a log failed; unsynced bytes may be lost");
         self.failure.get_or_insert_with(|| error.to_string());
+        let synced = self.synced;
         let Some(record) = &mut self.record else { return };
         record.is_in_limbo = !env.sabotage.no_limbo();
-        if let Err(error) = env.keep(at, record) {
-            tracing::error!(extent = %at, %error, "the limbo of a log is not durable");
-        }
+        record.unsure_from = Some(record.unsure_from.map_or(synced, |from| from.min(synced)));
+        self.is_unkept = true;
+        self.keep_again(env, at);
     }
-}
 
-/// The bytes of a read by parts.
-#[derive(Debug)]
-struct ReadPlan {
-    context: IoContext,
-    bytes: u64,
-    pieces: Vec<ReadPiece>,
-}
-
-/// A range of the log in one part.
-#[derive(Debug)]
-struct ReadPiece {
-    number: Epoch,
-    path: PathBuf,
-    /// Offset in the log at which the part starts.
-    start: u64,
-    /// Place of a group at or before the range; `None` if the part has no index yet.
-    place: Option<GroupPlace>,
-    range: Range<u64>,
-}
-
-/// Appends the bytes of `range` to `bytes`. Returns `false` if the part does not have all of them.
-fn read_piece(
-    reader: &mut GroupReader<'_>,
-    range: &Range<u64>,
-    bytes: &mut Vec<u8>,
-) -> Result<bool, Error> {
-    let mut at = range.start;
-    while at < range.end {
-        let GroupStep::Group { place, bytes: group, .. } = reader.step()? else {
-            return Ok(false);
-        };
-        let group_end = place.log + group.len() as u64;
-        if group_end > at {
-            let from = (at - place.log) as usize;
-            let to = (range.end.min(group_end) - place.log) as usize;
-            bytes.extend_from_slice(&group[from..to]);
-            at = group_end;
-        }
+    /// Notes that stored bytes at `offset` are damaged, durably. The extent takes no more bytes
+    /// until a recovery or a repair has put them anew.
+    pub(super) fn note_damage(&mut self, env: &LogEnv, at: ExtentAt, offset: u64) {
+        let is_news = offset < self.sound_end();
+        let Some(record) = self.record.as_mut().filter(|_| is_news) else { return };
+        record.damaged_from = Some(offset);
+        self.failure.get_or_insert_with(|| format!("its bytes at {offset} are damaged"));
+        self.is_unkept = true;
+        self.keep_again(env, at);
     }
-    Ok(true)
 }
 
 pub(super) fn not_there(at: ExtentAt) -> Refusal {
     Refusal::new(RefusalWhy::NotThere, format!("this node has no extent {at}"))
 }
 
-fn in_limbo(at: ExtentAt) -> Refusal {
-    let text = format!("extent {at}: this node may have lost unsynced bytes of it");
-    Refusal::new(RefusalWhy::InLimbo, text)
+/// Refuses bytes for an extent of which the node may have lost some.
+fn check_whole(at: ExtentAt, record: &ExtentRecord) -> Result<(), Refusal> {
+    if let Some(offset) = record.damaged_from {
+        let text = format!("extent {at}: this node has lost durable bytes from {offset} on");
+        return Err(Refusal::new(RefusalWhy::Damaged, text));
+    }
+    if record.is_in_limbo {
+        let text = format!("extent {at}: this node may have lost unsynced bytes of it");
+        return Err(Refusal::new(RefusalWhy::InLimbo, text));
+    }
+    Ok(())
+}
+
+/// Refuses to call bytes before `end` durable if a sync of them has failed.
+fn check_sure(at: ExtentAt, record: &ExtentRecord, end: u64) -> Result<(), Refusal> {
+    match record.unsure_from {
+        Some(from) if from < end => {
+            let text = format!("extent {at}: a sync failed, and bytes from {from} on may be lost");
+            Err(Refusal::new(RefusalWhy::Failed, text))
+        }
+        _ => Ok(()),
+    }
 }
 
 pub(super) fn out_of_order(at: ExtentAt, len: u64, start: u64) -> Refusal {

@@ -8,7 +8,8 @@
 //! Invariants:
 //! 1. The checksum of a group covers its extent, its offset in the log, and its length, so that a
 //!    group counts only in its own place.
-//! 2. A decoder returns a value or a reason for every input.
+//! 2. A decoder returns a value or a reason for every input. A header whose part starts before its
+//!    extent is damaged.
 //!
 //! All functions are pure. Failure: [`BadHeader`]. Cost: O(bytes).
 
@@ -110,6 +111,9 @@ impl PartHeader {
             return Err(BadHeader::Damaged);
         }
         let extent = u32::from_le_bytes(part_of(bytes, 12));
+        if u64_at(56) > u64_at(64) {
+            return Err(BadHeader::Damaged);
+        }
         Ok(Self {
             at: ExtentAt { log: LogId(part_of(bytes, 16)), extent },
             volume: VolumeId(part_of(bytes, 32)),
@@ -243,6 +247,8 @@ pub(crate) mod tests {
         let mut future = bytes;
         future[8] = 2;
         assert_eq!(PartHeader::decode(&future), Err(BadHeader::Version(2)));
+        let contradiction = PartHeader { extent_start: header().start + 1, ..header() };
+        assert_eq!(PartHeader::decode(&contradiction.encode()), Err(BadHeader::Damaged));
     }
 
     #[test]

@@ -10,6 +10,7 @@ use archipelago_store::nodes::wire::ExtentAt;
 
 use super::format::{GroupHeader, HEADER_BYTES, PartHeader};
 use super::groups::{GroupPlace, GroupReader, GroupStep, PartSource};
+use super::marks::SyncMark;
 use super::record::ExtentRecord;
 
 const AT: ExtentAt = ExtentAt { log: LogId(*b"identity: a log."), extent: 7 };
@@ -46,6 +47,13 @@ pub(crate) fn extent(bytes: &[u8]) {
     assert_eq!(groups_of(&framed), expected);
 }
 
+/// Decodes `bytes` as the mark of an extent.
+pub(crate) fn mark(bytes: &[u8]) {
+    if let Ok(mark) = SyncMark::decode(AT, bytes) {
+        assert_eq!(mark.encode(), bytes);
+    }
+}
+
 fn same_header(bytes: &[u8]) {
     if let Ok(header) = PartHeader::decode(bytes) {
         assert_eq!(PartHeader::decode(&header.encode()), Ok(header));
@@ -79,5 +87,10 @@ fn groups_of(bytes: &[u8]) -> Vec<u8> {
 pub(crate) fn inputs() -> Vec<Vec<u8>> {
     let header = super::format::tests::header().encode();
     let fields = header[HEAD.len()..HEADER_BYTES - 4].to_vec();
-    vec![super::record::tests::record().encode(), fields]
+    let record = super::record::tests::record;
+    let limbo = ExtentRecord { sealed: None, is_in_limbo: true, ..record() };
+    let damaged = ExtentRecord { damaged_from: Some(0x180), ..record() };
+    let sync_failed = ExtentRecord { unsure_from: Some(0x200), ..limbo.clone() };
+    let records = [record(), limbo, damaged, sync_failed];
+    records.iter().map(ExtentRecord::encode).chain([fields]).collect()
 }

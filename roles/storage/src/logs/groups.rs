@@ -236,6 +236,10 @@ impl<'a> GroupReader<'a> {
             return Ok(Err(NoGroup::Damaged));
         }
         let len = u64::from(header.len);
+        if self.next.log.checked_add(len).is_none() {
+            // No log has bytes there, so a length or an offset is damaged.
+            return Ok(Err(NoGroup::Damaged));
+        }
         if remaining - header_bytes < len {
             return Ok(Err(NoGroup::Torn));
         }

@@ -8,9 +8,11 @@
 //! | module | purpose |
 //! | --- | --- |
 //! | `extent` | a replica: appends, syncs, fences, reads |
+//! | `reading` | reads, and damage that they find |
 //! | `sealing` | bytes that a recovery puts, and seals |
 //! | `opening` | what a restarted node finds: ends of open extents, limbo |
-//! | `checking` | checks of sealed extents for the scrub |
+//! | `marks` | how far extents were durable, which tells damage from limbo |
+//! | `checking` | checks of stored bytes for the scrub |
 //! | `part` | a file of an extent, its index and its writer |
 //! | `groups` | reads and checks the groups of a file |
 //! | `format` | header of a file, groups, checksums |
@@ -18,8 +20,10 @@
 //!
 //! Invariants:
 //! 1. A fence is answered after its epoch is durable, and no append of an older epoch follows it.
-//! 2. A node that may have lost bytes of an extent says so, and never that they do not exist.
-//! 3. The node removes an extent only on a request of the volume's owner.
+//! 2. A node that may have lost bytes of an extent says so, and never that they do not exist. It
+//!    tells lost synced bytes from unsynced ones.
+//! 3. The node removes an extent only on a request of the volume's owner. A late append does not
+//!    bring it back.
 //!
 //! Thread-safety: any thread may call any method. Requests for different extents run in parallel.
 //! Failure: see [`extent`].
@@ -31,8 +35,10 @@ mod format;
 #[cfg(any(test, feature = "fuzzing"))]
 mod fuzz;
 mod groups;
+mod marks;
 mod opening;
 mod part;
+mod reading;
 mod record;
 mod sealing;
 #[cfg(test)]
@@ -51,11 +57,12 @@ use archipelago_store::nodes::wire::{
 use archipelago_store::{LogId, VolumeId};
 use parking_lot::RwLock;
 
-#[cfg(any(test, feature = "fuzzing"))]
-pub(crate) use self::fuzz::extent as fuzz_extent;
 #[cfg(test)]
 pub(crate) use self::fuzz::inputs as fuzz_extent_inputs;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) use self::fuzz::{extent as fuzz_extent, mark as fuzz_mark};
 
+pub(crate) use self::checking::RangeCheck;
 use self::extent::{AppendRequest, Extent, no_replica};
 use self::format::PartHeader;
 use self::part::{Part, PartWriter};
@@ -70,6 +77,7 @@ use crate::life::Beginning;
 use crate::meta::{Meta, MetaBatch, MetaSpace};
 use crate::parts::NodeParts;
 use crate::sabotage::Sabotage;
+use crate::tombstones::{Grave, Tombstones};
 
 /// Limit of the pairs of volume and class in a report.
 const REPORTED_MAX: usize = 1024;
@@ -88,6 +96,7 @@ pub(crate) struct LogEnv {
     meta: Arc<Meta>,
     epochs: Arc<Epochs>,
     counters: Arc<Counters>,
+    tombstones: Arc<Tombstones>,
     boot_id: [u8; 16],
     /// Number of the next part. The life of the node is its upper half.
     next_part: AtomicU64,
@@ -102,6 +111,8 @@ struct NewPart {
     epoch: Epoch,
     /// Offset in the log of its first byte.
     start: u64,
+    /// Device of the file; `None` for the one with most room.
+    device: Option<DeviceId>,
 }
 
 impl LogEnv {
@@ -112,23 +123,33 @@ impl LogEnv {
             meta: Arc::clone(&parts.meta),
             epochs: Arc::clone(&parts.epochs),
             counters: Arc::clone(&parts.counters),
+            tombstones: Arc::clone(&parts.tombstones),
             boot_id: beginning.life.boot_id.unwrap_or_default(),
             next_part: AtomicU64::new(beginning.life.number << 32),
             sabotage: parts.options.sabotage,
         }
     }
 
-    /// Makes the record of an extent durable.
+    /// Refuses to create an extent of a log that was removed.
+    fn refuse_removed(&self, at: ExtentAt, stamp: Stamp) -> Result<(), Refusal> {
+        let what = format_args!("the log of extent {at}");
+        self.tombstones.refuse(stamp, &[Grave::Log], at.log.0, what)
+    }
+
+    /// Makes the record of an extent durable. That of a sealed one takes the place of its mark.
     fn keep(&self, at: ExtentAt, record: &ExtentRecord) -> Result<()> {
         let mut batch = MetaBatch::default();
         batch.put(MetaSpace::Extents, &extent_key(at), &record.encode());
+        if record.sealed.is_some() {
+            batch.remove(MetaSpace::Marks, &extent_key(at));
+        }
         self.counters.note_sync();
         self.meta.write(&batch)
     }
 
-    /// Creates the file of a new part on the device with most room.
+    /// Creates the file of a new part on its device, or on the one with most room.
     fn create_part(&self, new: NewPart, record: &ExtentRecord) -> Result<(PartWriter, Part)> {
-        let NewPart { at, epoch, start } = new;
+        let NewPart { at, epoch, start, device } = new;
         let header = PartHeader {
             at,
             volume: record.volume,
@@ -139,7 +160,7 @@ impl LogEnv {
             part: Epoch(self.next_part.fetch_add(1, Ordering::Relaxed)),
             boot_id: self.boot_id,
         };
-        let (device, _) = self.devices.roomiest()?;
+        let device = self.devices.chosen(device)?;
         PartWriter::create(&*self.fs, device, &header)
     }
 }
@@ -155,6 +176,11 @@ impl SyncWanted {
     /// The extent to sync.
     pub(crate) fn at(&self) -> ExtentAt {
         self.extent.at
+    }
+
+    /// Device of its newest bytes.
+    pub(crate) fn device(&self) -> Option<DeviceId> {
+        self.extent.device()
     }
 }
 
@@ -189,10 +215,16 @@ impl Logs {
     }
 
     /// Does the part of an append or a sync that must keep the order of requests.
-    pub(crate) fn begin(&self, message: StoreMessage, payload: &[u8]) -> Result<LogStep, Refusal> {
+    pub(crate) fn begin(
+        &self,
+        message: StoreMessage,
+        payload: &[u8],
+        device: Option<DeviceId>,
+    ) -> Result<LogStep, Refusal> {
         match message {
             StoreMessage::Append { at, stamp, class, extent_start, start, is_synced } => {
-                let request = AppendRequest { stamp, class, extent_start, start, bytes: payload };
+                let bytes = payload;
+                let request = AppendRequest { stamp, class, extent_start, start, bytes, device };
                 check_range(&request)?;
                 self.env.epochs.promise(stamp)?;
                 let extent = self.get_or_insert(at, stamp.volume);
@@ -209,7 +241,7 @@ impl Logs {
                 let progress = extent.begin_sync(&self.env, stamp)?;
                 Ok(LogStep::Sync(SyncWanted { extent, target: progress.written }))
             }
-            other => self.handle(other, payload).map(LogStep::Answer),
+            other => self.handle(other, payload, device).map(LogStep::Answer),
         }
     }
 
@@ -219,17 +251,24 @@ impl Logs {
         Ok(StoreMessage::from(progress).into())
     }
 
-    /// Answers a request that needs no second half.
-    pub(crate) fn handle(&self, message: StoreMessage, payload: &[u8]) -> Outcome {
+    /// Answers a request that needs no second half. `device` is that of new files; `None` for the
+    /// one with most room.
+    pub(crate) fn handle(
+        &self,
+        message: StoreMessage,
+        payload: &[u8],
+        device: Option<DeviceId>,
+    ) -> Outcome {
         let answer = match message {
             StoreMessage::SealLog { at, stamp, class, extent_start, end } => {
                 self.env.epochs.promise(stamp)?;
                 let extent = self.get_or_insert(at, stamp.volume);
-                let request = SealRequest { stamp, class, extent_start, end };
+                let request = SealRequest { stamp, class, extent_start, end, device };
                 self.forget_if_absent(&extent, extent.seal(&self.env, &request))?.into()
             }
             StoreMessage::PutLog { at, stamp, class, extent_start, start } => {
-                let request = AppendRequest { stamp, class, extent_start, start, bytes: payload };
+                let bytes = payload;
+                let request = AppendRequest { stamp, class, extent_start, start, bytes, device };
                 check_range(&request)?;
                 self.env.epochs.promise(stamp)?;
                 let extent = self.get_or_insert(at, stamp.volume);
@@ -300,17 +339,18 @@ impl Logs {
 
     fn remove(&self, log: LogId, stamp: Stamp) -> Result<StoreMessage, Refusal> {
         self.env.epochs.promise(stamp)?;
-        let extents = self.of_log(log);
         let mut batch = MetaBatch::default();
+        // An append that comes later finds the tombstone, and one that came before is found here.
+        self.env.tombstones.bury(stamp, Grave::Log, std::iter::once(log.0), &mut batch);
+        let extents = self.of_log(log);
         for extent in &extents {
             drop(extent.lock_for(&self.env, stamp)?);
             batch.remove(MetaSpace::Extents, &extent_key(extent.at));
-        }
-        if batch.is_empty() {
-            return Ok(StoreMessage::Done {});
+            batch.remove(MetaSpace::Marks, &extent_key(extent.at));
         }
         // The files go after the records. Files without a record are removed at the next start.
-        self.env.meta.apply(&batch)?;
+        self.env.counters.note_sync();
+        self.env.meta.write(&batch)?;
         for extent in &extents {
             self.extents.write().remove(&extent.at);
             for part in extent.take_away() {
@@ -341,19 +381,26 @@ impl Logs {
         StoreMessage::Logs { logs, has_more: false }
     }
 
-    /// Device of the newest bytes of an extent, if the node has some.
+    /// Device of the newest bytes of an extent, if the node has some. It waits for no device.
     pub(crate) fn device_of(&self, at: ExtentAt) -> Option<DeviceId> {
         let extent = self.extents.read().get(&at).cloned();
         extent?.device()
     }
 
+    /// Device of the bytes of an extent at `offset`. It waits for no device.
+    pub(crate) fn device_at(&self, at: ExtentAt, offset: u64) -> Option<DeviceId> {
+        let extent = self.extents.read().get(&at).cloned();
+        extent?.device_at(offset)
+    }
+
     /// Adds the extents to a report.
     pub(crate) fn report(&self, report: &mut StorageReport) {
         for extent in self.extents.read().values() {
-            let Some(summary) = extent.summary() else { continue };
+            let Some(summary) = extent.recent_summary() else { continue };
             report.extents += 1;
             report.extents_open += u64::from(!summary.is_sealed);
-            report.extents_in_limbo += u64::from(summary.is_in_limbo);
+            let is_whole = !summary.is_in_limbo && !summary.is_damaged;
+            report.extents_in_limbo += u64::from(!is_whole);
             let (volume, class) = (extent.volume, summary.class);
             let is_pair = |space: &VolumeSpace| space.volume == volume && space.class == class;
             let at = report.volumes.iter().position(is_pair).unwrap_or_else(|| {
@@ -372,7 +419,13 @@ impl Logs {
     /// Syncs all extents at the end of the node.
     pub(crate) fn close(&self) -> Result<()> {
         let extents: Vec<_> = self.extents.read().values().cloned().collect();
-        extents.iter().try_for_each(|extent| extent.close(&self.env))
+        let mut batch = MetaBatch::default();
+        for extent in &extents {
+            if let Some(mark) = extent.close(&self.env)? {
+                mark.put(extent.at, &mut batch);
+            }
+        }
+        self.env.meta.apply(&batch)
     }
 }
 

@@ -8,18 +8,24 @@
 //!    append did not return.
 //! 2. If the machine may have restarted in between, unsynced bytes may be lost. The extent goes
 //!    into *limbo*: it keeps what is there, takes no appends, and says that it may have lost bytes.
-//! 3. Damage that no kill leaves, and a missing file, put an extent into limbo as well.
+//! 3. Bad bytes that no kill leaves, and a missing file, put an extent into limbo as well.
+//! 4. If the prefix ends before the mark of the last sync, or before the end of a sealed extent,
+//!    then durable bytes are lost. The extent is *damaged*: its length proves nothing. The metadata
+//!    do not keep that, because a missing device may come back.
 //!
-//! The bytes that were found are then made durable, so a later restart finds them again.
+//! The bytes that were found are then made durable, and marked, so a later restart finds them
+//! again. The bytes behind a failed sync are an exception: the kernel would report a sync of them
+//! as successful although it may have dropped them. They count as written, and not as durable.
 //!
 //! Invariants:
-//! 1. An extent that is not in limbo has all bytes that the node ever answered for.
-//! 2. The found bytes are durable before the first request.
+//! 1. An extent that is neither in limbo nor damaged has all bytes that the node ever answered for,
+//!    and one in limbo has all bytes that the node ever answered for as durable.
+//! 2. The found bytes are durable before the first request, except those behind a failed sync.
 //! 3. Files that no record names are removed. No answer depended on them.
 //!
 //! Thread-safety: none is needed.
-//! Failure: damaged records and errors of the first device end the opening. What another device
-//! cannot read is damaged.
+//! Failure: damaged records and errors of the first device's directory end the opening. What cannot
+//! be read of a file is missing.
 //! Cost: one sequential read and one sync per open extent.
 
 use std::collections::{BTreeMap, HashMap};
@@ -35,6 +41,7 @@ use super::LogEnv;
 use super::extent::{Extent, FoundExtent};
 use super::format::{BadHeader, HEADER_BYTES, part_name};
 use super::groups::{GroupPlace, GroupReader, GroupStep, PartSource};
+use super::marks::SyncMark;
 use super::part::{GroupIndex, LOGS_NAME, Part};
 use super::record::{ExtentRecord, PartRecord, extent_key, extent_of_key};
 use crate::devices::Device;
@@ -52,7 +59,7 @@ struct PartFile {
 type PartFiles = HashMap<String, PartFile>;
 
 /// Finds the extents of the node, and removes files without a record. Records of extents that are
-/// in limbo from now on are added to `batch`.
+/// in limbo from now on, and new marks, are added to `batch`.
 pub(super) fn open_extents(
     env: &LogEnv,
     may_have_lost_memory: bool,
@@ -65,38 +72,102 @@ pub(super) fn open_extents(
         records.push((at, ExtentRecord::decode(at, value)?));
         Ok(Scan::Continue)
     })?;
+    let mut marks = read_marks(env)?;
     let mut extents = BTreeMap::new();
-    for (at, mut record) in records {
+    for (at, record) in records {
         let parts = take_parts(at, &record, &mut files);
         let opened = if record.sealed.is_some() && parts.len() == record.parts.len() {
             open_sealed(&record, parts)
         } else {
             open_unsealed(env, at, &record, parts)?
         };
-        let has_limbo = !env.sabotage.no_limbo();
-        if may_have_lost_memory && record.sealed.is_none() && !record.is_in_limbo && has_limbo {
-            record.is_in_limbo = true;
-            batch.put(MetaSpace::Extents, &extent_key(at), &record.encode());
-            tracing::warn!(extent = %at, end = opened.valid_end, "an extent may have lost unsynced bytes; it is in limbo");
-        }
-        if opened.is_damaged {
-            // The stored record stays, because a missing device may come back.
-            record.parts.truncate(opened.parts.len());
-            (record.sealed, record.is_in_limbo) = (None, has_limbo);
-        }
-        let OpenedExtent { parts, valid_end, .. } = opened;
-        extents.insert(at, Arc::new(Extent::found(at, FoundExtent { record, parts, valid_end })));
+        let mark = marks.remove(&at).unwrap_or_default();
+        let known = FoundRecord { at, record, mark, may_have_lost_memory };
+        let found = conclude(env, known, opened, batch);
+        extents.insert(at, Arc::new(Extent::found(at, found)));
     }
+    // What is left belongs to extents that were removed.
+    marks.into_keys().for_each(|at| batch.remove(MetaSpace::Marks, &extent_key(at)));
     for file in files.into_values() {
-        env.fs.remove(&file.path)?;
-        file.device.sub_used(file.bytes);
+        let removed = env.fs.remove(&file.path);
+        if removed.is_ok() {
+            file.device.sub_used(file.bytes);
+        }
+        tolerate(env, &file.device, removed)?;
     }
     for device in env.devices.present() {
         let dir = device.dir.join(LOGS_NAME);
-        let settled = env.fs.clear_log_tails(&dir).and_then(|()| env.fs.sync_dir(&dir));
+        let cleared = env.fs.clear_log_tails(&dir);
+        let settled = cleared.and_then(|()| device.sync_dir(&*env.fs, &dir));
         tolerate(env, device, settled)?;
     }
     Ok(extents)
+}
+
+/// The marks of all extents. Those that cannot be read end the opening.
+fn read_marks(env: &LogEnv) -> Result<HashMap<ExtentAt, SyncMark>> {
+    let mut marks = HashMap::new();
+    env.meta.scan(MetaSpace::Marks, &[], &mut |key, value| {
+        let at = extent_of_key(key)?;
+        marks.insert(at, SyncMark::decode(at, value)?);
+        Ok(Scan::Continue)
+    })?;
+    Ok(marks)
+}
+
+/// What the metadata say about an extent.
+#[derive(Debug)]
+struct FoundRecord {
+    at: ExtentAt,
+    record: ExtentRecord,
+    mark: SyncMark,
+    may_have_lost_memory: bool,
+}
+
+/// Concludes from the metadata and the files whether the extent is whole, in limbo or damaged.
+fn conclude(
+    env: &LogEnv,
+    known: FoundRecord,
+    opened: OpenedExtent,
+    batch: &mut MetaBatch,
+) -> FoundExtent {
+    let FoundRecord { at, mut record, mut mark, may_have_lost_memory } = known;
+    let OpenedExtent { parts, valid_end, is_cut } = opened;
+    let is_of_part = record.parts.iter().any(|part| part.number == mark.part);
+    // A mark that names no part of the record is left from an extent that was removed or sealed.
+    if !is_of_part || record.sealed.is_some() {
+        if mark != SyncMark::default() {
+            batch.remove(MetaSpace::Marks, &extent_key(at));
+        }
+        mark = SyncMark { end: record.start, ..SyncMark::default() };
+    }
+    let marked_end = mark.end;
+    let durable_end = record.sealed.unwrap_or(marked_end);
+    let has_limbo = !env.sabotage.no_limbo();
+    if may_have_lost_memory && record.sealed.is_none() && !record.is_in_limbo && has_limbo {
+        record.is_in_limbo = true;
+        batch.put(MetaSpace::Extents, &extent_key(at), &record.encode());
+        tracing::warn!(extent = %at, end = valid_end, "an extent may have lost unsynced bytes; it is in limbo");
+    }
+    if valid_end < durable_end {
+        // The stored record stays, because a missing device may come back.
+        record.parts.truncate(parts.len());
+        let first = record.damaged_from.map_or(valid_end, |from| from.min(valid_end));
+        record.damaged_from = Some(first);
+        tracing::error!(extent = %at, end = valid_end, durable_end, "an extent has lost synced bytes; it is damaged");
+    } else if is_cut && record.sealed.is_none() {
+        record.parts.truncate(parts.len());
+        record.is_in_limbo |= has_limbo;
+    }
+    let sure_end = record.unsure_from.unwrap_or(u64::MAX).min(valid_end);
+    if record.sealed.is_none()
+        && sure_end > marked_end
+        && let Some(last) = parts.last()
+    {
+        mark = SyncMark { part: last.number, end: sure_end };
+        mark.put(at, batch);
+    }
+    FoundExtent { record, parts, valid_end, synced: sure_end, mark }
 }
 
 /// Lets the node open without a device that failed, unless it is the first one.
@@ -139,17 +210,22 @@ fn is_part_name(name: &str) -> bool {
     lengths.eq([32, 8, 16]) && fields.iter().all(|field| is_hex(field))
 }
 
-/// The parts of a record in order, until one has no file.
+/// The parts of a record in order, until one has no file. The files behind it stay where they are:
+/// the missing one may return with its device.
 fn take_parts(at: ExtentAt, record: &ExtentRecord, files: &mut PartFiles) -> Vec<Part> {
     let mut parts = Vec::new();
+    let mut is_whole = true;
     for PartRecord { number, start } in &record.parts {
         let name = part_name(at, *number);
         let Some(PartFile { device, path, bytes }) = files.remove(&name) else {
             tracing::error!(extent = %at, name, "a file of an extent is missing");
-            break;
+            is_whole = false;
+            continue;
         };
-        let (number, start) = (*number, *start);
-        parts.push(Part { number, start, device, path, file_bytes: bytes, index: None });
+        if is_whole {
+            let (number, start) = (*number, *start);
+            parts.push(Part { number, start, device, path, file_bytes: bytes, index: None });
+        }
     }
     parts
 }
@@ -160,13 +236,13 @@ struct OpenedExtent {
     parts: Vec<Part>,
     valid_end: u64,
     /// Whether bytes are missing that no kill takes away.
-    is_damaged: bool,
+    is_cut: bool,
 }
 
 /// An extent that was sealed is read only when a request reads it.
 fn open_sealed(record: &ExtentRecord, parts: Vec<Part>) -> OpenedExtent {
     let valid_end = record.sealed.unwrap_or(record.start);
-    OpenedExtent { parts, valid_end, is_damaged: false }
+    OpenedExtent { parts, valid_end, is_cut: false }
 }
 
 /// Reads the parts of an extent up to the end of its valid prefix, and makes that durable.
@@ -177,23 +253,24 @@ fn open_unsealed(
     mut parts: Vec<Part>,
 ) -> Result<OpenedExtent> {
     let mut valid_end = record.start;
-    let mut is_damaged = parts.len() < record.parts.len();
+    let mut is_cut = parts.len() < record.parts.len();
     let mut valid_parts = 0;
     for index in 0..parts.len() {
         let end = parts.get(index + 1).map(|next| next.start);
         if parts[index].start > valid_end {
             // The part before has lost its end.
-            is_damaged = true;
+            is_cut = true;
             break;
         }
         let found = read_part(env, at, record, &mut parts[index])?;
         valid_parts = index + 1;
         valid_end = found.end.min(end.unwrap_or(u64::MAX)).max(parts[index].start);
-        is_damaged |= found.is_damaged;
+        // What stands behind the begin of the next part does not count.
+        is_cut |= found.is_damaged && end.is_none_or(|end| found.end < end);
     }
     valid_end = valid_end.min(record.sealed.unwrap_or(u64::MAX));
     parts.truncate(valid_parts);
-    Ok(OpenedExtent { parts, valid_end, is_damaged })
+    Ok(OpenedExtent { parts, valid_end, is_cut })
 }
 
 /// The valid groups of a part.
@@ -204,7 +281,7 @@ struct FoundGroups {
     is_damaged: bool,
 }
 
-/// Reads a part. A device that fails to read it has damaged it.
+/// Reads a part. What a device fails to read is missing until the node opens again.
 fn read_part(
     env: &LogEnv,
     at: ExtentAt,

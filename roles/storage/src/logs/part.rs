@@ -7,20 +7,23 @@
 //! 1. The index of a part has its first group, and no two neighbours in it are further apart than
 //!    [`INDEX_BYTES`] and one group.
 //! 2. A part whose writer synced survives power loss, with its name.
+//! 3. After a failed sync of the file or of its name, every later sync of the part fails: the
+//!    kernel may have dropped the bytes, and would report the next sync as successful.
 //!
 //! Thread-safety: none for a part or a writer; the lock of the extent guards them.
 //! [`PartSync`] may be used without it.
-//! Failure: after a failed append or sync a writer takes no more bytes.
+//! Failure: after a failed append or sync a writer takes no more bytes. A directory whose sync
+//! failed is not trusted again ([`Device::sync_dir`]).
 //! Cost: an append is one `write`; a read begins at most [`INDEX_BYTES`] and one group before its
 //! first byte.
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
-use archipelago_base::{Epoch, Result};
+use archipelago_base::{Epoch, Error, Result};
 use archipelago_env::{FileSystem, IoContext, IoPurpose, LogFile, LogOptions, LogSync};
 use archipelago_store::nodes::wire::ExtentAt;
+use parking_lot::Mutex;
 
 use super::format::{GROUP_HEADER_BYTES, GroupHeader, HEADER_BYTES, PartHeader, part_name};
 use super::groups::{GroupPlace, GroupReader, GroupStep, PartSource};
@@ -87,24 +90,44 @@ impl Part {
 /// Name of the directory of parts on a device.
 pub(crate) const LOGS_NAME: &str = "logs";
 
+/// What the syncs of a part have reached.
+#[derive(Debug)]
+enum SyncState {
+    /// The name of the file may be lost with the power.
+    Unnamed,
+    /// The name of the file is durable.
+    Named,
+    /// A sync failed.
+    Failed(Error),
+}
+
 /// Makes a part survive power loss, with its name.
 #[derive(Debug)]
 pub(crate) struct PartSync {
     log: Arc<dyn LogSync>,
+    device: Arc<Device>,
     dir: PathBuf,
-    /// Whether the name of the file is durable.
-    is_named: AtomicBool,
+    /// Held over a sync, so that none begins before an earlier one has failed.
+    state: Mutex<SyncState>,
 }
 
 impl PartSync {
-    /// Makes everything durable that was appended before this call.
+    /// Makes everything durable that was appended before this call. The first error is sticky.
     pub(crate) fn sync(&self, fs: &dyn FileSystem) -> Result<()> {
-        self.log.sync()?;
-        if !self.is_named.load(Ordering::Acquire) {
-            fs.sync_dir(&self.dir)?;
-            self.is_named.store(true, Ordering::Release);
+        let mut state = self.state.lock();
+        if let SyncState::Failed(error) = &*state {
+            return Err(error.clone());
         }
-        Ok(())
+        let is_unnamed = matches!(&*state, SyncState::Unnamed);
+        let synced = self.log.sync().and_then(|_| match is_unnamed {
+            true => self.device.sync_dir(fs, &self.dir),
+            false => Ok(()),
+        });
+        *state = match &synced {
+            Ok(()) => SyncState::Named,
+            Err(error) => SyncState::Failed(error.clone()),
+        };
+        synced
     }
 }
 
@@ -128,8 +151,12 @@ impl PartWriter {
         let context = IoContext::new(header.class, IoPurpose::ForegroundWrite);
         let mut file = fs.create_log(&path, context, options)?;
         file.append(&[&header.encode()])?;
-        let sync =
-            Arc::new(PartSync { log: file.sync_handle(), dir, is_named: AtomicBool::new(false) });
+        let sync = Arc::new(PartSync {
+            log: file.sync_handle(),
+            device: Arc::clone(&device),
+            dir,
+            state: Mutex::new(SyncState::Unnamed),
+        });
         device.add_used(HEADER_BYTES as u64);
         let part = Part {
             number: header.part,

@@ -7,6 +7,8 @@
 //! 1. An extent has a record before its first append is answered, so a node that lost its bytes
 //!    still knows that there were some.
 //! 2. The starts of parts ascend. A part ends where the next one starts.
+//! 3. No offset of a record lies before the begin of the extent, and no part begins behind the end
+//!    of a sealed one. A decoder refuses other records.
 //!
 //! All functions are pure. Failure: `Corrupt` names the extent. Cost: O(parts).
 
@@ -17,11 +19,15 @@ use archipelago_store::nodes::wire::ExtentAt;
 use archipelago_store::{LogId, VolumeId};
 
 /// Version of the record.
-const RECORD_VERSION: u8 = 1;
+const RECORD_VERSION: u8 = 2;
 /// The extent takes no more bytes.
 const FLAG_SEALED: u8 = 1;
 /// The node may have lost unsynced bytes of the extent.
 const FLAG_LIMBO: u8 = 2;
+/// The node has found damage of stored bytes.
+const FLAG_DAMAGED: u8 = 4;
+/// A sync of the extent has failed.
+const FLAG_SYNC_FAILED: u8 = 8;
 
 /// A part of an extent: one file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,6 +53,11 @@ pub(crate) struct ExtentRecord {
     pub(crate) sealed: Option<u64>,
     /// Whether the node may have lost unsynced bytes.
     pub(crate) is_in_limbo: bool,
+    /// Offset of the first byte that is damaged or missing although it was durable.
+    pub(crate) damaged_from: Option<u64>,
+    /// Offset from which on bytes are not durable until they are written anew, because a sync
+    /// failed: the kernel may have dropped them and would not say so again.
+    pub(crate) unsure_from: Option<u64>,
     /// The parts, in the order of their starts.
     pub(crate) parts: Vec<PartRecord>,
 }
@@ -60,10 +71,17 @@ impl ExtentRecord {
         put_u8(&mut out, self.class.code());
         put_u64(&mut out, self.epoch.0);
         put_u64(&mut out, self.start);
-        let limbo = if self.is_in_limbo { FLAG_LIMBO } else { 0 };
-        let sealed = if self.sealed.is_some() { FLAG_SEALED } else { 0 };
-        put_u8(&mut out, sealed | limbo);
-        put_u64(&mut out, self.sealed.unwrap_or(0));
+        let flags = [
+            (self.sealed.is_some(), FLAG_SEALED),
+            (self.is_in_limbo, FLAG_LIMBO),
+            (self.damaged_from.is_some(), FLAG_DAMAGED),
+            (self.unsure_from.is_some(), FLAG_SYNC_FAILED),
+        ];
+        let set = flags.iter().filter(|(is_set, _)| *is_set);
+        put_u8(&mut out, set.map(|(_, flag)| flag).sum());
+        for offset in [self.sealed, self.damaged_from, self.unsure_from] {
+            put_u64(&mut out, offset.unwrap_or(0));
+        }
         put_varint(&mut out, self.parts.len() as u64);
         for part in &self.parts {
             put_u64(&mut out, part.number.0);
@@ -96,17 +114,39 @@ impl ExtentRecord {
         let class = FileClass::from_code(reader.u8()?)?;
         let (epoch, start) = (Epoch(reader.u64()?), reader.u64()?);
         let flags = reader.u8()?;
-        let end = reader.u64()?;
+        let mut offset_of = |flag| Some((flags & flag != 0).then_some(reader.u64()?));
+        let sealed = offset_of(FLAG_SEALED)?;
+        let damaged_from = offset_of(FLAG_DAMAGED)?;
+        let unsure_from = offset_of(FLAG_SYNC_FAILED)?;
         let mut parts = Vec::new();
         for _ in 0..reader.varint()? {
             // A count without its parts ends here, before it costs memory.
             parts.push(PartRecord { number: Epoch(reader.u64()?), start: reader.u64()? });
         }
-        let is_known = flags & !(FLAG_SEALED | FLAG_LIMBO) == 0;
-        let is_sound = is_known && parts.is_sorted_by(|a, b| a.start <= b.start);
-        let sealed = (flags & FLAG_SEALED != 0).then_some(end);
+        let known = FLAG_SEALED | FLAG_LIMBO | FLAG_DAMAGED | FLAG_SYNC_FAILED;
         let is_in_limbo = flags & FLAG_LIMBO != 0;
-        is_sound.then_some(Self { volume, class, epoch, start, sealed, is_in_limbo, parts })
+        let record = Self {
+            volume,
+            class,
+            epoch,
+            start,
+            sealed,
+            is_in_limbo,
+            damaged_from,
+            unsure_from,
+            parts,
+        };
+        (flags & !known == 0 && record.is_sound()).then_some(record)
+    }
+
+    /// Whether the offsets fit together.
+    fn is_sound(&self) -> bool {
+        let offsets = [self.sealed, self.damaged_from, self.unsure_from];
+        let end = self.sealed.unwrap_or(u64::MAX);
+        let is_inside = |part: &PartRecord| (self.start..=end).contains(&part.start);
+        offsets.iter().flatten().all(|offset| *offset >= self.start)
+            && self.parts.iter().all(is_inside)
+            && self.parts.is_sorted_by(|a, b| a.start <= b.start)
     }
 }
 
@@ -141,6 +181,8 @@ pub(crate) mod tests {
             start: 0x100,
             sealed: Some(0x300),
             is_in_limbo: false,
+            damaged_from: None,
+            unsure_from: None,
             parts: vec![
                 PartRecord { number: Epoch(5), start: 0x100 },
                 PartRecord { number: Epoch(6), start: 0x200 },
@@ -151,8 +193,8 @@ pub(crate) mod tests {
     #[test]
     fn golden_bytes_do_not_change() {
         let hex: String = record().encode().iter().map(|byte| format!("{byte:02x}")).collect();
-        let head = "016964206f662074686520766f6c756d65010300000000000000";
-        let ends = "0001000000000000010003000000000000";
+        let head = "026964206f662074686520766f6c756d65010300000000000000";
+        let ends = ["0001000000000000", "01", "0003000000000000", &"00".repeat(16)].concat();
         let parts = "020500000000000000000100000000000006000000000000000002000000000000";
         assert_eq!(hex, format!("{head}{ends}{parts}"));
     }
@@ -160,8 +202,15 @@ pub(crate) mod tests {
     #[test]
     fn record_round_trips_with_every_flag() {
         let at = ExtentAt { log: LogId([1; 16]), extent: 2 };
-        for (sealed, is_in_limbo) in [(None, false), (None, true), (Some(9), false)] {
-            let record = ExtentRecord { sealed, is_in_limbo, ..record() };
+        for flags in 0..16 {
+            let offset = |flag: u8, at: u64| (flags & flag != 0).then_some(at);
+            let record = ExtentRecord {
+                sealed: offset(1, 0x300),
+                is_in_limbo: flags & 2 != 0,
+                damaged_from: offset(4, 0x150),
+                unsure_from: offset(8, 0x100),
+                ..record()
+            };
             assert_eq!(ExtentRecord::decode(at, &record.encode()).unwrap(), record);
         }
         assert_eq!(extent_of_key(&extent_key(at)).unwrap(), at);
@@ -176,9 +225,20 @@ pub(crate) mod tests {
         }
         assert!(ExtentRecord::decode(at, &[&bytes[..], &[0]].concat()).is_err());
         let mut other = bytes;
-        other[0] = 2;
+        other[0] = 1;
         let error = ExtentRecord::decode(at, &other).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unsupported);
+        let before = |offset: u64| Some(offset - 1);
+        for contradiction in [
+            ExtentRecord { sealed: before(0x100), parts: Vec::new(), ..record() },
+            ExtentRecord { sealed: before(0x200), ..record() },
+            ExtentRecord { damaged_from: before(0x100), ..record() },
+            ExtentRecord { unsure_from: before(0x100), ..record() },
+            ExtentRecord { start: 0x101, ..record() },
+        ] {
+            let error = ExtentRecord::decode(at, &contradiction.encode()).unwrap_err();
+            assert!(error.to_string().contains(&at.to_string()), "{error}");
+        }
         assert!(extent_of_key(&[0; 19]).is_err() && extent_of_key(&[0; 21]).is_err());
     }
 }

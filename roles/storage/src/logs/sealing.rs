@@ -7,7 +7,8 @@
 //! Invariants:
 //! 1. A put alone changes neither the written end nor what a fence answers.
 //! 2. When a seal is answered, all bytes before its end are durable and the record has the end.
-//! 3. A seal needs all bytes before its end: written ones, or staged ones of the same epoch.
+//! 3. A seal needs all bytes before its end: written ones that are not known to be damaged, or
+//!    staged ones of the same epoch. Bytes whose sync has failed are written anew before that.
 //! 4. Bytes behind the end of a sealed extent do not exist. A later epoch may seal it again, at
 //!    another end.
 //!
@@ -17,16 +18,17 @@
 //! metadata.
 
 use archipelago_base::{Epoch, Error};
-use archipelago_env::{FileClass, FileSystem};
+use archipelago_env::FileClass;
 use archipelago_store::nodes::wire::{ExtentAt, RefusalWhy, Stamp};
 
 use super::extent::{
     AppendRequest, Creation, Extent, ExtentState, Progress, not_there, out_of_order,
 };
 use super::part::{Group, Part, PartWriter};
-use super::record::PartRecord;
+use super::record::{ExtentRecord, PartRecord};
 use super::{LogEnv, NewPart};
 use crate::answer::Refusal;
+use crate::identity::DeviceId;
 
 /// A request to end an extent.
 #[derive(Clone, Copy, Debug)]
@@ -39,6 +41,8 @@ pub(crate) struct SealRequest {
     pub(crate) extent_start: u64,
     /// Offset at which it ends.
     pub(crate) end: u64,
+    /// Device of a new part; `None` for the one with most room.
+    pub(crate) device: Option<DeviceId>,
 }
 
 /// Bytes that a recovery has put.
@@ -53,11 +57,6 @@ pub(super) struct StagedPart {
 }
 
 impl StagedPart {
-    /// Removes the file.
-    pub(super) fn discard(self, fs: &dyn FileSystem) {
-        self.into_part().discard(fs);
-    }
-
     pub(super) fn into_part(self) -> Part {
         self.part
     }
@@ -79,36 +78,29 @@ impl Extent {
         let at = self.at;
         let creation = Creation::of(request);
         if state.record.is_none() {
+            env.refuse_removed(at, request.stamp)?;
             state.create(env, at, &creation)?;
         }
         state.check_place(at, &creation, request.start)?;
         let epoch = request.stamp.epoch;
-        let continues = |staged: &StagedPart| staged.continues(epoch, request.start);
-        if !state.staged.as_ref().is_some_and(continues) {
+        if !state.continues_staged(epoch, request.start) {
             state.discard_staged(env);
-            if request.start > state.written {
-                return Err(out_of_order(at, state.written, request.start));
+            let has = state.sound_end();
+            if request.start > has {
+                return Err(out_of_order(at, has, request.start));
             }
-            let Some(record) = &state.record else { return Err(not_there(at)) };
-            let new = NewPart { at, epoch, start: request.start };
-            let (writer, part) = env.create_part(new, record)?;
-            state.staged = Some(StagedPart { epoch, part, writer, end: request.start });
+            let (start, device) = (request.start, request.device);
+            state.begin_staged(env, NewPart { at, epoch, start, device })?;
         }
-        let Some(staged) = &mut state.staged else { return Err(not_there(at)) };
+        let Some(staged) = &state.staged else { return Err(not_there(at)) };
         let skip = usize::try_from(staged.end - request.start).unwrap_or(usize::MAX);
         let bytes = &request.bytes[skip.min(request.bytes.len())..];
         if !bytes.is_empty() {
-            let group = Group { at, offset: staged.end, bytes };
-            let written = staged.writer.append(&mut staged.part, group);
-            if let Err(error) = written {
-                state.discard_staged(env);
-                return Err(error.into());
-            }
-            staged.end += bytes.len() as u64;
+            state.stage(env, at, bytes)?;
             env.counters.note_write(request.class, bytes.len() as u64);
         }
-        let (written, start) = (staged.end, staged.part.start);
-        Ok(Progress { written, synced: state.synced.min(start) })
+        let Some(staged) = &state.staged else { return Err(not_there(at)) };
+        Ok(Progress { written: staged.end, synced: state.synced.min(staged.part.start) })
     }
 
     /// Ends the extent durably.
@@ -120,39 +112,94 @@ impl Extent {
                 format!("extent {at} begins at {} and cannot end at {end}", request.extent_start);
             return Err(Refusal::new(RefusalWhy::Malformed, text));
         }
-        let SealRequest { stamp, class, extent_start, .. } = *request;
-        let creation = Creation { stamp, class, extent_start };
+        let SealRequest { stamp, class, extent_start, device, .. } = *request;
+        let creation = Creation { stamp, class, extent_start, device };
         if state.record.is_none() && end > extent_start {
             return Err(not_there(at));
         }
         state.check_place(at, &creation, extent_start)?;
         if state.record.is_none() {
+            env.refuse_removed(at, stamp)?;
             state.create(env, at, &creation)?;
         }
-        let fits = |staged: &StagedPart| staged.continues(stamp.epoch, end);
-        if !state.staged.as_ref().is_some_and(fits) {
+        if !state.continues_staged(stamp.epoch, end) {
             state.discard_staged(env);
-            if state.written < end {
-                return Err(out_of_order(at, state.written, end));
+            let has = state.sound_end();
+            if has < end {
+                return Err(out_of_order(at, has, end));
             }
-            let is_sealed = |record: &super::record::ExtentRecord| {
-                record.sealed == Some(end) && !record.is_in_limbo
+            let is_sealed = |record: &ExtentRecord| {
+                record.sealed == Some(end) && !record.is_in_limbo && record.unsure_from.is_none()
             };
-            if state.record.as_ref().is_some_and(is_sealed) {
+            if !state.is_unkept && state.record.as_ref().is_some_and(is_sealed) {
                 return Ok(state.progress());
             }
+            state.stage_unsure(env, NewPart { at, epoch: stamp.epoch, start: end, device })?;
         }
         state.sync_before(env, at, end)?;
         state.end_at(env, at, end)?;
+        self.note_device(&state);
         Ok(state.progress())
     }
 }
 
 impl ExtentState {
-    fn discard_staged(&mut self, env: &LogEnv) {
+    /// Whether bytes from `start` on follow or repeat what `epoch` has put, and what the extent has
+    /// before that is whole and durable, or becomes so with the seal.
+    fn continues_staged(&self, epoch: Epoch, start: u64) -> bool {
+        let unsure_from = self.record.as_ref().and_then(|record| record.unsure_from);
+        let has = self.sound_end().min(unsure_from.unwrap_or(u64::MAX));
+        let staged = self.staged.as_ref();
+        staged.is_some_and(|staged| staged.part.start <= has && staged.continues(epoch, start))
+    }
+
+    /// Gives up what a recovery has put.
+    pub(super) fn discard_staged(&mut self, env: &LogEnv) {
         if let Some(staged) = self.staged.take() {
-            staged.discard(&*env.fs);
+            self.discard(env, staged.into_part());
         }
+    }
+
+    /// Begins a staged part. If a sync of bytes before it has failed, it begins with them.
+    fn begin_staged(&mut self, env: &LogEnv, new: NewPart) -> Result<(), Refusal> {
+        let Some(record) = &self.record else { return Err(not_there(new.at)) };
+        let unsure_from = record.unsure_from.unwrap_or(u64::MAX);
+        let start = new.start.min(unsure_from);
+        let (writer, part) = env.create_part(NewPart { start, ..new }, record)?;
+        self.staged = Some(StagedPart { epoch: new.epoch, part, writer, end: start });
+        let mut at = start;
+        while at < new.start {
+            let copied = self.read_own(env, new.at, at..new.start).and_then(|bytes| {
+                at += bytes.len() as u64;
+                self.stage(env, new.at, &bytes)
+            });
+            if let Err(refusal) = copied {
+                self.discard_staged(env);
+                return Err(refusal);
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes the bytes before the start of `new` anew that are not durable because a sync failed.
+    fn stage_unsure(&mut self, env: &LogEnv, new: NewPart) -> Result<(), Refusal> {
+        let unsure_from = self.record.as_ref().and_then(|record| record.unsure_from);
+        match unsure_from {
+            Some(from) if from < new.start => self.begin_staged(env, new),
+            _ => Ok(()),
+        }
+    }
+
+    /// Appends a group to the staged part.
+    fn stage(&mut self, env: &LogEnv, at: ExtentAt, bytes: &[u8]) -> Result<(), Refusal> {
+        let Some(staged) = &mut self.staged else { return Err(not_there(at)) };
+        let group = Group { at, offset: staged.end, bytes };
+        if let Err(error) = staged.writer.append(&mut staged.part, group) {
+            self.discard_staged(env);
+            return Err(error.into());
+        }
+        staged.end += bytes.len() as u64;
+        Ok(())
     }
 
     /// Makes all bytes durable that the extent will have when it ends at `end`.
@@ -189,14 +236,14 @@ impl ExtentState {
             record.parts.push(PartRecord { number, start });
         }
         (record.sealed, record.is_in_limbo) = (Some(end), false);
-        env.keep(at, &record)?;
-        self.record = Some(record);
+        (record.damaged_from, record.unsure_from) = (None, None);
+        self.keep(env, at, record)?;
         if let Some(writer) = self.writer.take() {
             finish(at, writer);
         }
         let kept = self.parts.partition_point(|part| part.start < kept_before);
         for gone in self.parts.split_off(kept) {
-            gone.discard(&*env.fs);
+            self.discard(env, gone);
         }
         if let Some(StagedPart { part, writer, .. }) = self.staged.take() {
             finish(at, writer);

@@ -37,6 +37,10 @@ pub(crate) enum MetaSpace {
     Registers = 4,
     /// Records of chunks.
     Chunks = 5,
+    /// Marks of the last syncs of extents.
+    Marks = 6,
+    /// Removed logs and abandoned blobs, by volume.
+    Tombstones = 7,
 }
 
 impl MetaSpace {
@@ -158,6 +162,9 @@ impl Meta {
     /// Applies a batch, which then survives a kill of the process. [`Meta::sync`] makes it survive
     /// power loss.
     pub(crate) fn apply(&self, batch: &MetaBatch) -> Result<()> {
+        if batch.is_empty() {
+            return Ok(());
+        }
         self.db.write(&batch.batch, &WriteOptions::default())?;
         if self.threads == MetaThreads::Caller {
             self.db.wait_for_background()?;

@@ -1,8 +1,9 @@
 //! The scrub: rounds that read all stored bytes of a node and compare them with their checksums.
 //!
 //! The node owns one [`Scrub`]. A round visits the sealed chunks in the order of their identities,
-//! and then the sealed extents. Chunks with damage are set aside, so that a repair replaces them.
-//! An extent with damage is counted and reported; its readers use another replica.
+//! and then the extents. Chunks with damage are set aside, so that a repair replaces them. An
+//! extent with damage says so from then on: it takes no appends, a recovery does not count it, and
+//! bytes that a repair puts take the place of the damaged ones.
 //!
 //! A round begins when [`ScrubOptions::interval`] has passed since the last one began, or when an
 //! operator asks for it. It is slow enough to disturb nobody, and fast enough to end in half of the
@@ -12,10 +13,12 @@
 //! 1. A round checks every chunk and extent that existed when it began, unless it was removed.
 //! 2. A round continues near the place that it had reached when the node was stopped.
 //! 3. A check of [`PART_BYTES`] is followed by the pause that the rate asks for.
+//! 4. Only bytes that were read and are wrong, and files that are missing or too short, count as
+//!    damage. An object that cannot be read for another reason, such as a lack of descriptors, is
+//!    tried [`ATTEMPTS_MAX`] times with pauses. Then it is counted, and the next round tries again.
 //!
 //! Thread-safety: one thread at a time works on a round; any thread may ask for the status.
-//! Failure: an error of the metadata ends the step, and the next one tries again. An unreadable
-//! chunk is damaged.
+//! Failure: an error ends the step, and the next one tries again after a pause.
 //! Cost: one read per part, and one unsynced record per [`RECORD_BYTES`].
 
 mod place;
@@ -25,13 +28,13 @@ mod tests;
 use std::sync::Arc;
 use std::time::Duration;
 
-use archipelago_base::Result;
+use archipelago_base::{Error, ErrorKind, Result};
 use archipelago_store::nodes::wire::{ChunkId, ScrubStatus};
 use parking_lot::Mutex;
 
 use self::place::{ScrubRecord, ScrubStage};
-use crate::chunks::{Chunks, OpenChunk};
-use crate::logs::Logs;
+use crate::chunks::{CheckedPart, Chunks, OpenChunk};
+use crate::logs::{Logs, RangeCheck};
 use crate::meta::{Meta, MetaBatch, MetaSpace};
 use crate::parts::ScrubOptions;
 
@@ -43,6 +46,8 @@ const RECORD_BYTES: u64 = 64 << 20;
 const BYTES_PER_S_MIN: u64 = 1 << 20;
 /// Pause between looks for a round that is due or asked for.
 const IDLE: Duration = Duration::from_secs(1);
+/// Attempts to read an object before the round leaves it out.
+const ATTEMPTS_MAX: u32 = 3;
 /// Pause after an error.
 const AFTER_ERROR: Duration = Duration::from_secs(10);
 /// Key of the record in the metadata.
@@ -62,12 +67,17 @@ pub(crate) struct ScrubSources<'a> {
     pub(crate) meta: &'a Meta,
 }
 
+/// A chunk that is open, and the part of it that was checked.
+type CheckedChunk = (Option<Arc<OpenChunk>>, Option<CheckedPart>);
+
 /// The work of the thread that scrubs.
 #[derive(Debug)]
 struct ScrubWork {
     record: ScrubRecord,
     /// The chunk that is being checked.
     open: Option<(ChunkId, Arc<OpenChunk>)>,
+    /// Failed attempts to read the present object.
+    attempts: u32,
     /// Bytes that were read since the last record.
     unrecorded_bytes: u64,
     bytes_per_s: u64,
@@ -89,7 +99,7 @@ impl Scrub {
         let record = value.as_deref().map(ScrubRecord::decode).transpose()?.unwrap_or_default();
         let bytes_per_s = bytes_per_s(options, record.total_bytes);
         let status = Mutex::new(record.status());
-        let work = ScrubWork { record, open: None, unrecorded_bytes: 0, bytes_per_s };
+        let work = ScrubWork { record, open: None, attempts: 0, unrecorded_bytes: 0, bytes_per_s };
         Ok(Self { options, work: Mutex::new(work), status, is_requested: Mutex::new(false) })
     }
 
@@ -127,7 +137,7 @@ impl Scrub {
         let due_ms = work.record.began_ms.saturating_add(self.options.interval.as_millis() as u64);
         let is_due = work.record.stage == ScrubStage::Idle && now_ms >= due_ms;
         if is_requested || is_due {
-            let total_bytes = sources.chunks.whole_bytes() + sources.logs.sealed_bytes();
+            let total_bytes = sources.chunks.whole_bytes() + sources.logs.checked_bytes();
             work.record.begin(now_ms, total_bytes);
             work.open = None;
             work.bytes_per_s = match is_requested {
@@ -172,15 +182,15 @@ impl ScrubWork {
             self.record.chunk_current = Some(chunk);
             self.record.chunk_offset = 0;
         }
-        let opened = match self.open.take().filter(|(open, _)| *open == chunk) {
-            Some((_, open)) => Some(open),
-            None => chunks.begin_check(chunk)?.map(|(open, _)| open),
+        let (open, part) = match self.check_part(chunks, chunk) {
+            Ok(checked) => checked,
+            Err(error) => {
+                self.note_failure(error)?;
+                self.record.end_chunk(chunk);
+                return Ok(0);
+            }
         };
-        let offset = self.record.chunk_offset;
-        let part = match &opened {
-            Some(open) => chunks.check_part(chunk, open, offset, PART_BYTES)?,
-            None => None,
-        };
+        self.attempts = 0;
         let Some(part) = part else {
             // A chunk that was removed meanwhile is not damaged.
             self.record.damaged_chunks += u64::from(chunks.is_unreadable(chunk));
@@ -190,19 +200,46 @@ impl ScrubWork {
         match part.next {
             Some(next) => {
                 self.record.chunk_offset = next;
-                self.open = opened.map(|open| (chunk, open));
+                self.open = open.map(|open| (chunk, open));
             }
             None => self.record.end_chunk(chunk),
         }
         Ok(part.bytes)
     }
 
+    /// Opens the chunk, unless it is open, and checks its next part. `None` in place of the part if
+    /// the chunk is set aside or gone.
+    fn check_part(&mut self, chunks: &Chunks, chunk: ChunkId) -> Result<CheckedChunk> {
+        let opened = match self.open.take().filter(|(open, _)| *open == chunk) {
+            Some((_, open)) => Some(open),
+            None => chunks.begin_check(chunk)?.map(|(open, _)| open),
+        };
+        let part = match &opened {
+            Some(open) => chunks.check_part(chunk, open, self.record.chunk_offset, PART_BYTES)?,
+            None => None,
+        };
+        Ok((opened, part))
+    }
+
+    /// Notes that the present object could not be read. Returns the error while the object is to be
+    /// tried again.
+    fn note_failure(&mut self, error: Error) -> Result<()> {
+        self.attempts += 1;
+        if self.attempts < ATTEMPTS_MAX {
+            return Err(error);
+        }
+        tracing::error!(%error, "the scrub leaves an object out that it cannot read; the next round tries again");
+        self.attempts = 0;
+        self.record.unread += 1;
+        Ok(())
+    }
+
     /// Checks the next part of the extents. Returns the number of bytes that were read.
     fn check_extent(&mut self, logs: &Logs) -> Result<u64> {
-        let Some(extent) = logs.next_sealed(self.record.extent_done) else {
+        let Some(extent) = logs.next_checked(self.record.extent_done) else {
             self.record.end_round();
-            let (bytes, damaged) = (self.record.read_bytes, self.record.damaged_chunks);
-            tracing::info!(bytes, damaged, "a round of the scrub has ended");
+            let ScrubRecord { read_bytes, damaged_chunks, unread, .. } = self.record;
+            tracing::info!(read_bytes, damaged_chunks, unread, "a round of the scrub has ended");
             return Ok(0);
         };
         let at = extent.at;
@@ -210,12 +247,22 @@ impl ScrubWork {
             self.record.extent_current = Some(at);
             self.record.extent_offset = extent.start;
         }
-        let start = self.record.extent_offset;
+        // A recorded place may be of an extent that was removed and written anew.
+        let start = self.record.extent_offset.clamp(extent.start, extent.end);
         let end = start.saturating_add(PART_BYTES).min(extent.end);
-        if start < end && !logs.is_sound(at, start..end) {
-            self.record.damaged_chunks += 1;
-            self.record.end_extent(at);
-            return Ok(end - start);
+        match logs.check(at, start..end) {
+            RangeCheck::Sound => self.attempts = 0,
+            RangeCheck::Damaged => {
+                self.attempts = 0;
+                self.record.damaged_chunks += 1;
+                self.record.end_extent(at);
+                return Ok(end - start);
+            }
+            RangeCheck::Unread(refusal) => {
+                self.note_failure(Error::new(ErrorKind::Io, refusal.text))?;
+                self.record.end_extent(at);
+                return Ok(0);
+            }
         }
         self.record.extent_offset = end;
         if end >= extent.end {

@@ -1,8 +1,8 @@
 //! A lane: a bounded queue of requests that several threads work off, in order per object.
 //!
-//! The server has one lane per kind of request, so that an append to a log never waits behind a
-//! table. Requests with the same key run one after the other in the order of their arrival. Others
-//! run in parallel.
+//! The server has one lane per device and kind of request, so that an append to a log never waits
+//! behind a table, nor behind another device. Requests with the same key run one after the other in
+//! the order of their arrival. Others run in parallel.
 //!
 //! Invariants:
 //! 1. At most one request of a key runs at a time, and requests of a key run in order.
@@ -90,6 +90,11 @@ impl<T> Lane<T> {
     /// The name of the lane.
     pub(super) fn name(&self) -> &'static str {
         self.name
+    }
+
+    /// Number of requests that wait.
+    pub(super) fn waiting(&self) -> usize {
+        self.state.lock().requests
     }
 
     /// Queues a request with a body of `bytes` bytes.

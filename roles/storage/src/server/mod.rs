@@ -6,6 +6,7 @@
 //! | --- | --- |
 //! | `serving` | the way of a request through the lanes and the node |
 //! | `lane` | a bounded queue with order per object |
+//! | `pins` | the device on whose lanes the requests of an object are |
 //! | `syncs` | answers that share a sync |
 //!
 //! Invariants:
@@ -14,16 +15,18 @@
 //!
 //! Thread-safety: any thread may call any method.
 //! Failure: an error of `start` names the cause, and nothing keeps running.
-//! Cost: twelve threads, six more per device, and one per manager.
+//! Cost: nine threads, fourteen more per device, and one per manager.
 
 mod lane;
+mod pins;
 mod serving;
 mod syncs;
 
 use std::path::PathBuf;
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
-use archipelago_base::clock::{Clock, SystemClock};
+use archipelago_base::clock::SystemClock;
 use archipelago_base::spawn::{Joiner, Spawn, SystemSpawn, lower_priority};
 use archipelago_base::{Epoch, Error, Result};
 use archipelago_env::FileSystem;
@@ -112,28 +115,31 @@ pub struct StorageServer {
     listeners: Vec<Box<dyn Listener>>,
     beats: Option<BeatThreads>,
     threads: Vec<Joiner>,
-    scrubbing: Arc<ScrubSignal>,
+    stopping: Arc<StopSignal>,
     is_closed: bool,
 }
 
-/// Ends the thread that scrubs.
+/// Pause between two looks at the room of a device.
+const ROOM_PAUSE: Duration = Duration::from_secs(1);
+
+/// Ends the threads that work with pauses.
 #[derive(Debug, Default)]
-struct ScrubSignal {
+struct StopSignal {
     is_stopped: Mutex<bool>,
     changed: Condvar,
 }
 
-impl ScrubSignal {
+impl StopSignal {
     fn stop(&self) {
         *self.is_stopped.lock() = true;
         self.changed.notify_all();
     }
 
-    /// Scrubs step by step until the signal comes.
-    fn scrub(&self, node: &StorageNode, clock: &dyn Clock) {
+    /// Calls `step` until the signal comes, with the pauses that it returns.
+    fn repeat(&self, step: impl Fn() -> Duration) {
         let mut is_stopped = self.is_stopped.lock();
         while !*is_stopped {
-            let pause = MutexGuard::unlocked(&mut is_stopped, || node.scrub_step(clock.unix_ms()));
+            let pause = MutexGuard::unlocked(&mut is_stopped, &step);
             if !*is_stopped {
                 self.changed.wait_for(&mut is_stopped, pause);
             }
@@ -174,7 +180,7 @@ impl StorageServer {
             listeners: Vec::new(),
             beats: None,
             threads: Vec::new(),
-            scrubbing: Arc::default(),
+            stopping: Arc::default(),
             is_closed: false,
         };
         // From here on the drop of the server ends what has begun.
@@ -185,12 +191,24 @@ impl StorageServer {
 
     fn start_threads(&mut self) -> Result<()> {
         self.serving.start(&SystemSpawn, &mut self.threads)?;
-        let (node, signal) = (Arc::clone(&self.node), Arc::clone(&self.scrubbing));
+        let (node, signal) = (Arc::clone(&self.node), Arc::clone(&self.stopping));
         let scrub = Box::new(move || {
             lower_priority();
-            signal.scrub(&node, &*SystemClock::shared());
+            let clock = SystemClock::shared();
+            signal.repeat(|| node.scrub_step(clock.unix_ms()));
         });
         self.threads.push(SystemSpawn.spawn("storage-scrub", scrub)?);
+        for place in 0..self.node.devices().present().len() {
+            self.node.devices().look_at_room(place);
+            let (node, signal) = (Arc::clone(&self.node), Arc::clone(&self.stopping));
+            let look = Box::new(move || {
+                signal.repeat(|| {
+                    node.devices().look_at_room(place);
+                    ROOM_PAUSE
+                });
+            });
+            self.threads.push(SystemSpawn.spawn("storage-room", look)?);
+        }
         Ok(())
     }
 
@@ -247,7 +265,7 @@ impl StorageServer {
         self.beats = None;
         self.listeners.clear();
         self.serving.close();
-        self.scrubbing.stop();
+        self.stopping.stop();
         for thread in self.threads.drain(..) {
             if let Err(error) = thread.join() {
                 tracing::error!(%error, "a thread of the storage node panicked");

@@ -2,19 +2,24 @@
 //! and back.
 //!
 //! The fabric calls [`Serving`] on its own thread, which only decodes the message, chooses the lane
-//! and copies the body. A full lane answers that the node is busy.
+//! and copies the body. It waits for no device. A full lane answers that the node is busy.
 //!
 //! | lane | requests | order |
 //! | --- | --- | --- |
-//! | log | appends, syncs of logs | per extent |
-//! | control | fences, registers, promises, status | none |
-//! | write | pieces and seals of chunks, puts and seals of extents, sets | per chunk or extent |
-//! | read, one per device | pieces of chunks, bytes of logs, descriptors, lists | none |
+//! | log, one per device | appends, syncs and fences of logs | per extent |
+//! | write, one per device | pieces and seals of chunks, puts and seals of extents | per chunk or extent |
+//! | read, one per device | pieces of chunks, bytes of logs | none |
+//! | control | registers, promises, status | none |
+//! | sets | descriptors, lists of blobs, retentions: the metadata alone | none |
+//! | wide | releases, abandonments, removals and lists of logs, which may touch every device | none |
 //!
 //! Invariants:
-//! 1. No request waits behind one of another lane. So a slow device does not delay reads of others.
-//! 2. The appends of an extent run in the order in which they arrived over a link.
+//! 1. No request waits behind one of another lane. So a slow or hung device delays neither requests
+//!    to other devices nor those of the metadata, unless it is the first one, which has them.
+//! 2. The appends of an extent run in the order in which they arrived over a link, also if the
+//!    extent moves to another device ([`super::pins`]).
 //! 3. Every request is answered, or its reply is dropped, which answers as well.
+//! 4. A new object goes to the device with most room among those whose lanes are not backed up.
 //!
 //! Thread-safety: any thread may call any method.
 //! Failure: a body that is no request is refused as malformed.
@@ -29,28 +34,34 @@ use archipelago_fabric::{ClientId, Handler, Reply, Request};
 use archipelago_store::nodes::wire::{ExtentAt, RefusalWhy, StoreMessage, envelope};
 
 use super::lane::{Lane, LaneKey, LaneLimits, Rejected};
+use super::pins::Pins;
 use super::syncs::SyncQueue;
 use crate::answer::Refusal;
+use crate::identity::DeviceId;
 use crate::logs::SyncWanted;
 use crate::node::{Begun, StorageNode};
 
-/// Threads of the log lane. One may be held up by the creation of an extent.
+/// Threads of the log lane of a device. One may be held up by the creation of an extent.
 const LOG_THREADS: usize = 3;
-/// Threads that sync extents, each another one.
+/// Threads that sync extents of a device, each another one.
 const SYNC_THREADS: usize = 4;
+/// Threads of the write lane of a device.
+const WRITE_THREADS: usize = 2;
+/// Threads of the read lane of a device.
+const READ_THREADS: usize = 4;
 /// Threads of the control lane. Their syncs of the metadata are shared.
 const CONTROL_THREADS: usize = 4;
-/// Threads of the write lane per device.
-const WRITE_THREADS: usize = 2;
-/// Threads of the read lane per device.
-const READ_THREADS: usize = 4;
+/// Threads of the lanes for sets, and for requests that may touch every device.
+const SET_THREADS: usize = 2;
 
 /// Bounds of a lane with bulk bodies.
 const BULK_LIMITS: LaneLimits = LaneLimits { requests_max: 256, bytes_max: 64 << 20 };
 /// Bounds of a lane with short bodies.
 const SHORT_LIMITS: LaneLimits = LaneLimits { requests_max: 4096, bytes_max: 16 << 20 };
-/// Bounds of the log lane: many short appends, or some long ones.
+/// Bounds of a log lane: many short appends, or some long ones.
 const LOG_LIMITS: LaneLimits = LaneLimits { requests_max: 4096, bytes_max: 64 << 20 };
+/// Number of requests in a log or write lane from which on new objects go to other devices.
+const BACKED_UP: usize = 16;
 
 /// A request in a lane.
 struct LaneJob {
@@ -59,6 +70,8 @@ struct LaneJob {
     /// The body of the request, whose payload begins at `payload_start`.
     body: Vec<u8>,
     payload_start: usize,
+    /// The object that is pinned to the device of the lane.
+    pinned: Option<LaneKey>,
     reply: Reply,
 }
 
@@ -69,15 +82,46 @@ struct SyncJob {
     reply: Reply,
 }
 
+/// The lanes of one device.
+struct DeviceLanes {
+    device: DeviceId,
+    log: Lane<LaneJob>,
+    write: Lane<LaneJob>,
+    read: Lane<LaneJob>,
+    syncs: SyncQueue<SyncJob>,
+}
+
+impl DeviceLanes {
+    fn new(device: DeviceId) -> Self {
+        Self {
+            device,
+            log: Lane::new("storage-log", LOG_LIMITS),
+            write: Lane::new("storage-write", BULK_LIMITS),
+            read: Lane::new("storage-read", SHORT_LIMITS),
+            syncs: SyncQueue::new(),
+        }
+    }
+
+    /// Whether many requests wait, so that the device may hang.
+    fn is_backed_up(&self) -> bool {
+        self.log.waiting() > BACKED_UP || self.write.waiting() > BACKED_UP
+    }
+
+    fn close(&self) {
+        [&self.log, &self.write, &self.read].into_iter().for_each(Lane::close);
+        self.syncs.close();
+    }
+}
+
 /// The node with its lanes.
 pub(super) struct Serving {
     node: Arc<StorageNode>,
-    log: Lane<LaneJob>,
+    /// In the order of the present devices.
+    devices: Vec<DeviceLanes>,
     control: Lane<LaneJob>,
-    write: Lane<LaneJob>,
-    /// One lane per device.
-    reads: Vec<Lane<LaneJob>>,
-    syncs: SyncQueue<SyncJob>,
+    sets: Lane<LaneJob>,
+    wide: Lane<LaneJob>,
+    pins: Pins,
 }
 
 impl fmt::Debug for Serving {
@@ -90,49 +134,60 @@ impl fmt::Debug for Serving {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
     Log(ExtentAt),
+    Fence,
     Control,
-    Write(Option<LaneKey>),
+    Sets,
+    Wide,
+    Write(LaneKey),
     Read,
 }
 
 fn way_of(message: &StoreMessage) -> Way {
     match message {
         StoreMessage::Append { at, .. } | StoreMessage::SyncLog { at, .. } => Way::Log(*at),
+        StoreMessage::FenceLog { .. } | StoreMessage::InspectLog { .. } => Way::Fence,
         StoreMessage::PutLog { at, .. } | StoreMessage::SealLog { at, .. } => {
-            Way::Write(Some(LaneKey::Extent(*at)))
+            Way::Write(LaneKey::Extent(*at))
         }
         StoreMessage::PutChunk { chunk, .. } | StoreMessage::DropChunk { chunk, .. } => {
-            Way::Write(Some(LaneKey::Chunk(*chunk)))
+            Way::Write(LaneKey::Chunk(*chunk))
         }
         StoreMessage::SealChunk { descriptor, .. } | StoreMessage::Redescribe { descriptor } => {
-            Way::Write(Some(LaneKey::Chunk(descriptor.chunk)))
+            Way::Write(LaneKey::Chunk(descriptor.chunk))
         }
         StoreMessage::Retain { .. }
-        | StoreMessage::Release { .. }
+        | StoreMessage::Describe { .. }
+        | StoreMessage::ListBlobs { .. } => Way::Sets,
+        StoreMessage::Release { .. }
         | StoreMessage::AbandonBlob { .. }
-        | StoreMessage::RemoveLog { .. } => Way::Write(None),
+        | StoreMessage::RemoveLog { .. }
+        | StoreMessage::ListLogs { .. } => Way::Wide,
         StoreMessage::ReadChunk { .. }
         | StoreMessage::ReportDamage { .. }
-        | StoreMessage::ReadLog { .. }
-        | StoreMessage::Describe { .. }
-        | StoreMessage::ListBlobs { .. }
-        | StoreMessage::ListLogs { .. } => Way::Read,
+        | StoreMessage::ReadLog { .. } => Way::Read,
         _ => Way::Control,
     }
+}
+
+/// The lane of a request.
+struct ChosenLane<'a> {
+    lane: &'a Lane<LaneJob>,
+    /// The object whose requests run one after the other, and which is pinned to a device.
+    key: Option<LaneKey>,
 }
 
 impl Serving {
     /// The lanes of `node`, without threads.
     pub(super) fn new(node: Arc<StorageNode>) -> Arc<Self> {
-        let read = |_| Lane::new("storage-read", SHORT_LIMITS);
-        let reads = (0..node.devices()).map(read).collect();
+        let devices = node.devices().present().iter();
+        let devices = devices.map(|device| DeviceLanes::new(device.id)).collect();
         Arc::new(Self {
             node,
-            log: Lane::new("storage-log", LOG_LIMITS),
+            devices,
             control: Lane::new("storage-control", SHORT_LIMITS),
-            write: Lane::new("storage-write", BULK_LIMITS),
-            reads,
-            syncs: SyncQueue::new(),
+            sets: Lane::new("storage-sets", SHORT_LIMITS),
+            wide: Lane::new("storage-wide", SHORT_LIMITS),
+            pins: Pins::default(),
         })
     }
 
@@ -150,47 +205,94 @@ impl Serving {
                 }
                 Ok(())
             };
-        let write_threads = WRITE_THREADS * self.reads.len();
-        start(self.log.name(), LOG_THREADS, |it, _| it.work(&it.log), 0)?;
-        start("storage-sync", SYNC_THREADS, |it, _| it.work_syncs(), 0)?;
-        start(self.control.name(), CONTROL_THREADS, |it, _| it.work(&it.control), 0)?;
-        start(self.write.name(), write_threads, |it, _| it.work(&it.write), 0)?;
-        for (place, lane) in self.reads.iter().enumerate() {
-            start(lane.name(), READ_THREADS, |it, place| it.work(&it.reads[place]), place)?;
+        start(self.control.name(), CONTROL_THREADS, |it, _| it.work(&it.control, None), 0)?;
+        start(self.sets.name(), SET_THREADS, |it, _| it.work(&it.sets, None), 0)?;
+        start(self.wide.name(), SET_THREADS, |it, _| it.work(&it.wide, None), 0)?;
+        for (place, lanes) in self.devices.iter().enumerate() {
+            let (log, write, read) = (lanes.log.name(), lanes.write.name(), lanes.read.name());
+            start(log, LOG_THREADS, |it, at| it.work_on(at, |lanes| &lanes.log), place)?;
+            start(write, WRITE_THREADS, |it, at| it.work_on(at, |lanes| &lanes.write), place)?;
+            start(read, READ_THREADS, |it, at| it.work_on(at, |lanes| &lanes.read), place)?;
+            start("storage-sync", SYNC_THREADS, Self::work_syncs, place)?;
         }
         Ok(())
     }
 
     /// Ends the threads of all lanes. Requests that wait get no answer from the node.
     pub(super) fn close(&self) {
-        for lane in [&self.log, &self.control, &self.write].into_iter().chain(&self.reads) {
-            lane.close();
-        }
-        self.syncs.close();
+        [&self.control, &self.sets, &self.wide].into_iter().for_each(Lane::close);
+        self.devices.iter().for_each(DeviceLanes::close);
     }
 
-    fn work(&self, lane: &Lane<LaneJob>) {
-        lane.work(|job| self.run(job));
+    /// Runs the requests of a lane. New files go to `device`.
+    fn work(&self, lane: &Lane<LaneJob>, device: Option<DeviceId>) {
+        lane.work(|job| self.run(job, device));
     }
 
-    fn run(&self, job: LaneJob) {
-        let LaneJob { from, message, body, payload_start, reply } = job;
-        match self.node.begin(from, message, &body[payload_start..]) {
+    /// Runs the requests of a lane of the device at `place`.
+    fn work_on(&self, place: usize, lane: fn(&DeviceLanes) -> &Lane<LaneJob>) {
+        let lanes = &self.devices[place];
+        self.work(lane(lanes), Some(lanes.device));
+    }
+
+    fn run(&self, job: LaneJob, device: Option<DeviceId>) {
+        let LaneJob { from, message, body, payload_start, pinned, reply } = job;
+        match self.node.begin(from, message, &body[payload_start..], device) {
             Begun::Answered(message, payload) => send(reply, &message, &payload),
             Begun::NeedsSync(wanted) => {
-                self.syncs.add(wanted.at(), SyncJob { from, wanted, reply });
+                let place = self.place_of(wanted.device().or(device));
+                self.devices[place].syncs.add(wanted.at(), SyncJob { from, wanted, reply });
             }
+        }
+        if let Some(key) = pinned {
+            self.pins.release(key);
         }
     }
 
-    fn work_syncs(&self) {
-        self.syncs.work(|jobs| {
+    fn work_syncs(&self, place: usize) {
+        self.devices[place].syncs.work(|jobs| {
             for SyncJob { from, wanted, reply } in jobs {
                 // The first one syncs for all: their bytes were in the extent before.
                 let (message, payload) = self.node.finish(from, &wanted);
                 send(reply, &message, &payload);
             }
         });
+    }
+
+    /// The place of a device among the present ones. Without a device, that of the first one.
+    fn place_of(&self, device: Option<DeviceId>) -> usize {
+        let place = device.and_then(|id| self.devices.iter().position(|it| it.device == id));
+        place.unwrap_or(0)
+    }
+
+    /// The place of the device for an object: its own, or one for a new object.
+    fn place_for(&self, message: &StoreMessage) -> usize {
+        if let Some(device) = self.node.device_of(message) {
+            return self.place_of(Some(device));
+        }
+        let is_free = |id| !self.devices[self.place_of(Some(id))].is_backed_up();
+        let devices = self.node.devices();
+        let chosen = devices.roomiest_of(is_free).or_else(|_| devices.roomiest());
+        // Without any device that works, the first one's lane refuses the request.
+        chosen.map_or(0, |(device, _)| self.place_of(Some(device.id)))
+    }
+
+    fn choose(&self, message: &StoreMessage) -> ChosenLane<'_> {
+        let pinned = |key| &self.devices[self.pins.pin(key, || self.place_for(message))];
+        let known = || &self.devices[self.place_of(self.node.device_of(message))];
+        let unordered = |lane| ChosenLane { lane, key: None };
+        match way_of(message) {
+            Way::Log(at) => {
+                let key = LaneKey::Extent(at);
+                ChosenLane { lane: &pinned(key).log, key: Some(key) }
+            }
+            Way::Write(key) => ChosenLane { lane: &pinned(key).write, key: Some(key) },
+            Way::Fence => unordered(&known().log),
+            Way::Read => unordered(&known().read),
+            Way::Control => unordered(&self.control),
+            Way::Sets => unordered(&self.sets),
+            Way::Wide => unordered(&self.wide),
+        }
     }
 
     fn queue(&self, from: ClientId, body: &[u8], reply: Reply) {
@@ -203,14 +305,13 @@ impl Serving {
                 return;
             }
         };
-        let (lane, key) = match way_of(&message) {
-            Way::Log(at) => (&self.log, Some(LaneKey::Extent(at))),
-            Way::Control => (&self.control, None),
-            Way::Write(key) => (&self.write, key),
-            Way::Read => (&self.reads[self.node.device_of(&message)], None),
-        };
-        let job = LaneJob { from, message, body: body.to_vec(), payload_start, reply };
-        if let Err(Rejected(job)) = lane.submit(key, body.len(), job) {
+        let ChosenLane { lane, key } = self.choose(&message);
+        let (bytes, pinned) = (body.len(), key);
+        let job = LaneJob { from, message, body: body.to_vec(), payload_start, pinned, reply };
+        if let Err(Rejected(job)) = lane.submit(key, bytes, job) {
+            if let Some(key) = key {
+                self.pins.release(key);
+            }
             let text = format!("the lane {} of this node is full", lane.name());
             let refusal = self.node.refuse_busy(text);
             send(job.reply, &refusal, &[]);
@@ -235,6 +336,7 @@ impl Handler for RequestHandler {
 #[cfg(test)]
 mod tests {
     use archipelago_base::Epoch;
+    use archipelago_store::BlobId;
     use archipelago_store::nodes::wire::Stamp;
 
     use super::*;
@@ -246,6 +348,9 @@ mod tests {
         let read = StoreMessage::ReadLog { at, start: 0, end: 1 };
         assert_eq!(way_of(&read), Way::Read);
         assert_eq!(way_of(&StoreMessage::PromiseEpoch { stamp }), Way::Control);
+        assert_eq!(way_of(&StoreMessage::FenceLog { at, stamp }), Way::Fence);
+        let abandonment = StoreMessage::AbandonBlob { blob: BlobId::default(), stamp };
+        assert_eq!(way_of(&abandonment), Way::Wide);
         assert_eq!(stamp.epoch, Epoch(0));
     }
 }

@@ -8,6 +8,7 @@ use archipelago_env::mem::MemFs;
 use archipelago_fabric::{Call, ClientId, Endpoints, Line, Link, NodeId};
 use archipelago_store::nodes::wire::{ExtentAt, RefusalWhy, Stamp, StoreMessage, envelope};
 use archipelago_store::{LogId, VolumeId};
+use parking_lot::{Condvar, Mutex};
 
 use super::{StorageServer, StorageSettings};
 use crate::parts::NodeOptions;
@@ -128,4 +129,152 @@ fn bad_settings_are_named() {
         assert_eq!(error.kind(), ErrorKind::InvalidArgument);
         assert!(error.to_string().contains(name), "{error}");
     }
+}
+
+/// Holds up every sync below a directory until it is dropped.
+#[derive(Debug, Default)]
+struct Hang {
+    is_over: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Hang {
+    /// Holds up the syncs of `fs` below `dir`.
+    fn begin(fs: &MemFs, dir: &'static str) -> HangGuard {
+        let hang = Arc::new(Self::default());
+        let held = Arc::clone(&hang);
+        fs.on_sync(Arc::new(move |_, path| {
+            if path.starts_with(dir) {
+                let mut is_over = held.is_over.lock();
+                while !*is_over {
+                    held.changed.wait(&mut is_over);
+                }
+            }
+        }));
+        HangGuard(hang)
+    }
+}
+
+struct HangGuard(Arc<Hang>);
+
+impl Drop for HangGuard {
+    fn drop(&mut self) {
+        *self.0.is_over.lock() = true;
+        self.0.changed.notify_all();
+    }
+}
+
+fn numbered(extent: u32) -> ExtentAt {
+    ExtentAt { extent, ..AT }
+}
+
+fn append_to(extent: u32, start: u64, is_synced: bool) -> StoreMessage {
+    let (at, class) = (numbered(extent), FileClass::Wal);
+    StoreMessage::Append { at, stamp: STAMP, class, extent_start: 0, start, is_synced }
+}
+
+fn seal_of(extent: u32, end: u64) -> StoreMessage {
+    let (at, class) = (numbered(extent), FileClass::Wal);
+    StoreMessage::SealLog { at, stamp: STAMP, class, extent_start: 0, end }
+}
+
+/// Waits for an answer.
+type Answering = Box<dyn FnOnce() -> StoreMessage>;
+
+/// Sends requests without waiting for their answers.
+fn send_all(connection: &Connection, requests: &[(StoreMessage, Vec<u8>)]) -> Vec<Answering> {
+    let send = |(message, payload): &(StoreMessage, Vec<u8>)| -> Answering {
+        let body = envelope::seal(message, payload);
+        let call = Call::new(&body, SECOND).idempotent().bulk().answer_bytes_max(64 << 10);
+        let promise = connection.link.request(call);
+        Box::new(move || envelope::open(&promise.wait().unwrap()).unwrap().0)
+    };
+    let answering = requests.iter().map(send).collect();
+    connection.link.flush();
+    answering
+}
+
+/// A server with two devices and `extents` extents, which take turns on them. Returns those on the
+/// first device and those on the second one as well.
+fn server_with_extents(fs: &MemFs, extents: u32) -> (StorageServer, Vec<u32>, Vec<u32>) {
+    let devices = vec!["/a".into(), "/b".into()];
+    let two = StorageSettings { devices, ..settings(Path::new("/a")) };
+    let server = StorageServer::start_on(Arc::new(fs.clone()), two).unwrap();
+    let connection = connect(&server);
+    for extent in 1..=extents {
+        let answer = &ask_all(&connection, &[(append_to(extent, 0, false), vec![1; 1000])])[0].0;
+        assert_eq!(*answer, StoreMessage::Progress { written: 1000, synced: 0 });
+    }
+    let first = server.node.devices().present()[0].id;
+    let is_first = |extent: &u32| {
+        let request = StoreMessage::InspectLog { at: numbered(*extent) };
+        server.node.device_of(&request) == Some(first)
+    };
+    let (here, there): (Vec<u32>, Vec<u32>) = (1..=extents).partition(is_first);
+    assert_eq!(here.len(), there.len());
+    (server, here, there)
+}
+
+#[test]
+fn hung_device_holds_up_no_request_to_another_one() {
+    let fs = MemFs::new();
+    let (server, here, there) = server_with_extents(&fs, 12);
+    let connection = connect(&server);
+    let hang = Hang::begin(&fs, "/b");
+    // Every kind of request hangs on the second device: seals hold the locks of their extents.
+    let mut hung = Vec::new();
+    for extent in &there {
+        let at = numbered(*extent);
+        hung.extend([
+            (append_to(*extent, 1000, true), vec![2; 100]),
+            (seal_of(*extent, 1000), Vec::new()),
+            (append_to(*extent, 1000, false), vec![2; 100]),
+            (StoreMessage::ReadLog { at, start: 0, end: 1000 }, Vec::new()),
+            (StoreMessage::FenceLog { at, stamp: STAMP }, Vec::new()),
+        ]);
+    }
+    let hung = send_all(&connection, &hung);
+    let other = connect(&server);
+    for extent in &here {
+        let at = numbered(*extent);
+        let answers = ask_all(
+            &other,
+            &[
+                (append_to(*extent, 1000, true), vec![2; 100]),
+                (StoreMessage::FenceLog { at, stamp: STAMP }, Vec::new()),
+                (StoreMessage::ReadLog { at, start: 0, end: 1100 }, Vec::new()),
+                (StoreMessage::NodeStatus {}, Vec::new()),
+            ],
+        );
+        assert_eq!(answers[0].0, StoreMessage::Progress { written: 1100, synced: 1100 });
+        assert!(matches!(answers[3].0, StoreMessage::NodeStatusIs { .. }), "{:?}", answers[3].0);
+        let sealed = &ask_all(&other, &[(seal_of(*extent, 1100), Vec::new())])[0].0;
+        assert_eq!(*sealed, StoreMessage::Progress { written: 1100, synced: 1100 });
+    }
+    drop(hang);
+    hung.into_iter().for_each(|answering| drop(answering()));
+    fs.clear_on_sync();
+}
+
+#[test]
+fn new_objects_avoid_a_device_whose_lanes_are_full() {
+    let fs = MemFs::new();
+    let (server, _, there) = server_with_extents(&fs, 60);
+    let connection = connect(&server);
+    let hang = Hang::begin(&fs, "/b");
+    let seal = |extent: &u32| (seal_of(*extent, 1000), Vec::new());
+    let hung = send_all(&connection, &there.iter().map(seal).collect::<Vec<_>>());
+    // Requests of one link reach the lanes in their order, so all seals are there.
+    ask_all(&connection, &[(StoreMessage::NodeStatus {}, Vec::new())]);
+    let other = connect(&server);
+    for extent in 300..340 {
+        let request = (append_to(extent, 0, true), vec![1; 5000]);
+        let answer = &ask_all(&other, &[request])[0].0;
+        assert_eq!(*answer, StoreMessage::Progress { written: 5000, synced: 5000 });
+    }
+    drop(hang);
+    for answering in hung {
+        assert_eq!(answering(), StoreMessage::Progress { written: 1000, synced: 1000 });
+    }
+    fs.clear_on_sync();
 }

@@ -5,6 +5,7 @@
 //! unsynced ones and the recovery says so, and every synced byte in any case. Two recoveries must
 //! agree, and the old writer must be fenced. Each switch of a node's sabotage breaks one of these.
 
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -12,9 +13,10 @@ use std::time::Duration;
 use archipelago_base::random::Rng;
 use archipelago_base::runtime::Runtime;
 use archipelago_base::simulation::Host;
-use archipelago_base::{Epoch, Error, Result};
-use archipelago_env::{FileClass, IoContext, IoPurpose};
+use archipelago_base::{Epoch, Error, ErrorKind, Result};
+use archipelago_env::{FileClass, FileSystem as _, IoContext, IoPurpose};
 use archipelago_storage::Sabotage;
+use archipelago_store::nodes::stores::NodeStoresOptions;
 use archipelago_store::{
     Layout, LayoutKeeper, LogId, LogPosition, LogWriter, NewLog, Stores, VolumeId,
 };
@@ -284,6 +286,61 @@ fn killed_processes_alone_lose_nothing() {
 fn power_loss_of_all_nodes_is_told_by_the_recovery() {
     let run = Run { faults: Faults::AtTheEnd, ..RUN };
     assert_eq!(first_problem(run, 300..320), None);
+}
+
+/// The files of extents on a node that does not run.
+fn log_files(world: &World, n: usize) -> Vec<PathBuf> {
+    let dir = Path::new("/device/logs");
+    let entries = world.machine(n).disk.list(dir).unwrap();
+    entries.into_iter().map(|entry| dir.join(entry.name)).collect()
+}
+
+/// Cuts the files of extents on a node that does not run, as a damaged disk may.
+fn damage(world: &World, n: usize) {
+    let disk = &world.machine(n).disk;
+    let context = IoContext::manifest(IoPurpose::Maintenance);
+    for path in log_files(world, n) {
+        let bytes = disk.read(&path, context).unwrap();
+        disk.write_atomic(&path, &bytes[..bytes.len() / 2], context).unwrap();
+    }
+}
+
+#[test]
+fn damaged_replicas_do_not_cut_a_manifest() {
+    let class = FileClass::Manifest;
+    for damaged in 1..=3 {
+        let mut rng = Rng::with_seed(damaged);
+        let mut world = World::founded(NODES, 400 + damaged);
+        let owner = world.client("owner");
+        let mut log = Written::begin(&owner.stores(), class);
+        for _ in 0..6 {
+            log.submit(&mut rng).unwrap();
+            log.wait().unwrap();
+        }
+        owner.host.crash();
+        let layout = log.keeper.layout.lock().clone();
+        let holders: Vec<usize> =
+            (0..NODES).filter(|n| !log_files(&world, *n).is_empty()).collect();
+        assert_eq!(holders.len(), 3);
+        holders.iter().for_each(|n| world.lose_power(*n));
+        holders.iter().take(damaged as usize).for_each(|n| damage(&world, *n));
+        world.start_all();
+        let stores = world.stores("new owner");
+        let outcome = stores.logs.recover(LOG, class, &layout, Epoch(2));
+        if damaged < 3 {
+            let recovered = outcome.unwrap();
+            assert_eq!(recovered.len_bytes, log.acknowledged, "{damaged} are damaged");
+            assert!(!recovered.may_miss_unsynced);
+            continue;
+        }
+        let error = outcome.map(|recovered| recovered.len_bytes).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
+        assert!(error.to_string().contains("has lost synced bytes"), "{error}");
+        let options = NodeStoresOptions { accept_loss: true, ..NodeStoresOptions::default() };
+        let accepting = world.client("accepting owner").stores_with(options);
+        let recovered = accepting.logs.recover(LOG, class, &layout, Epoch(3)).unwrap();
+        assert!(recovered.may_miss_unsynced && recovered.len_bytes < log.acknowledged);
+    }
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! Bit rot, missing files, and reports of damage.
 
+use archipelago_env::fault::{FaultFs, Operation, Rule};
 use archipelago_env::{IoContext, IoPurpose};
 
 use super::*;
@@ -182,6 +183,79 @@ fn truncated_or_missing_file_is_reported() {
     assert_eq!(read(&node, chunk(2), 0, 1), Err(RefusalWhy::NotThere));
     write(&node, 2, LEN);
     assert!(is_whole(&node, 2, LEN), "a repair may write it again");
+}
+
+/// A node on a disk that fails by a script, with chunk 1 from an earlier life.
+fn faulty() -> (MemFs, FaultFs, Arc<StorageNode>) {
+    let fs = MemFs::new();
+    drop({
+        let node = open(&fs);
+        write(&node, 1, LEN);
+        node
+    });
+    let faults = FaultFs::new(Arc::new(fs.clone()), 5);
+    let node = open_with(Arc::new(faults.clone()), &["/n"], options());
+    (fs, faults, node)
+}
+
+#[test]
+fn chunk_that_cannot_be_read_is_no_damage() {
+    for operation in [Operation::Open, Operation::Read] {
+        let (_, faults, node) = faulty();
+        let rule = faults.add(Rule::on(operation).path("/chunks/"));
+        scrub(&node);
+        assert_eq!(faults.fired_by(rule), 3, "{operation:?}");
+        let report = node.report();
+        assert_eq!((report.chunks, report.chunks_unreadable), (1, 0), "{operation:?}");
+        assert_eq!((report.scrub.damaged_chunks, report.scrub.unread), (0, 1), "{operation:?}");
+        faults.clear();
+        scrub(&node);
+        assert_eq!(node.report().scrub.unread, 0, "the next round reads it");
+        assert!(is_whole(&node, 1, LEN));
+    }
+}
+
+#[test]
+fn passing_fault_is_tried_again_in_the_same_round() {
+    let (_, faults, node) = faulty();
+    faults.add(Rule::on(Operation::Open).path("/chunks/").times(2));
+    scrub(&node);
+    let scrub = node.report().scrub;
+    assert_eq!((scrub.damaged_chunks, scrub.unread), (0, 0));
+    assert!(scrub.read_bytes >= LEN as u64);
+}
+
+#[test]
+fn recorded_place_inside_a_piece_is_no_damage() {
+    let node = open(&MemFs::new());
+    write(&node, 1, LEN);
+    let (open, _) = node.chunks().begin_check(chunk(1)).unwrap().unwrap();
+    for offset in [1, 4097, LEN as u64 - 1, LEN as u64, u64::MAX] {
+        node.chunks().check_part(chunk(1), &open, offset, 1 << 20).unwrap().expect("whole");
+    }
+    assert!(is_whole(&node, 1, LEN));
+}
+
+#[test]
+fn file_of_another_length_is_counted_as_it_is() {
+    let fs = MemFs::new();
+    drop({
+        let node = open(&fs);
+        write(&node, 1, LEN);
+        node
+    });
+    let path = only_file(&fs);
+    for bytes in [0, 1, 60, LEN / 2, 100_000] {
+        let fs = fs.kill_clone();
+        fs.write_atomic(&path, &vec![7; bytes], CONTEXT).unwrap();
+        let node = open(&fs);
+        let report = node.report();
+        assert_eq!((report.chunks, report.chunks_unreadable), (0, 1), "{bytes} bytes");
+        assert_eq!(report.space.used_bytes, bytes as u64);
+        assert_eq!(read(&node, chunk(1), 0, 1), Err(RefusalWhy::Damaged), "{bytes} bytes");
+        write(&node, 1, LEN);
+        assert!(is_whole(&node, 1, LEN), "{bytes} bytes");
+    }
 }
 
 #[test]

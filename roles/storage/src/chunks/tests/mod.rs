@@ -3,6 +3,7 @@
 mod crashes;
 mod damage;
 mod devices;
+mod removals;
 mod sets;
 mod writing;
 

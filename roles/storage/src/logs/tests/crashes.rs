@@ -2,13 +2,13 @@
 
 use std::path::Path;
 
-use archipelago_env::{CreateOptions, FileSystem, IoContext, IoPurpose};
+use archipelago_env::FileSystem;
 use archipelago_store::nodes::wire::{RefusalWhy, StoreMessage};
 
 use super::Durability::{Synced, Written};
 use super::{
-    DEVICE, Machine, START, append, fence, inspect, progress, read, remove, replica, seal, stream,
-    sync, why,
+    DEVICE, Machine, START, append, change_part, damaged, fence, inspect, progress, read, remove,
+    replica, seal, stream, sync, why,
 };
 
 const SEEDS: u64 = 40;
@@ -125,17 +125,6 @@ fn removed_log_leaves_no_file_after_a_restart() {
     assert_eq!(machine.parts(), Vec::<String>::new());
 }
 
-/// Replaces the bytes of the only part of the machine.
-fn damage(machine: &Machine, change: impl FnOnce(&mut Vec<u8>)) {
-    let path = Path::new(DEVICE).join("logs").join(&machine.parts()[0]);
-    let context = IoContext::manifest(IoPurpose::Maintenance);
-    let mut bytes = machine.disk.read(&path, context).unwrap();
-    change(&mut bytes);
-    let mut file = machine.disk.create(&path, context, CreateOptions::default()).unwrap();
-    file.append(&bytes).unwrap();
-    file.sync().unwrap();
-}
-
 #[test]
 fn torn_group_of_a_killed_process_is_dropped() {
     let machine = Machine::new();
@@ -143,7 +132,7 @@ fn torn_group_of_a_killed_process_is_dropped() {
     append(&node, 1, START..1200, Written);
     append(&node, 1, 1200..1400, Written);
     let machine = machine.killed();
-    damage(&machine, |bytes| bytes.truncate(bytes.len() - 1));
+    change_part(&machine, |bytes| bytes.truncate(bytes.len() - 1));
     assert_eq!(inspect(&machine.open()), replica(1200, 1200, None, false));
 }
 
@@ -154,7 +143,7 @@ fn damaged_group_puts_the_extent_into_limbo() {
     append(&node, 1, START..1200, Written);
     append(&node, 1, 1200..1400, Written);
     let machine = machine.killed();
-    damage(&machine, |bytes| *bytes.last_mut().unwrap() ^= 1);
+    change_part(&machine, |bytes| *bytes.last_mut().unwrap() ^= 1);
     assert_eq!(inspect(&machine.open()), replica(1200, 1200, None, true));
 }
 
@@ -166,7 +155,7 @@ fn missing_file_is_not_taken_for_an_empty_extent() {
     seal(&node, 1, 1200);
     let machine = machine.killed();
     machine.disk.remove(&Path::new(DEVICE).join("logs").join(&machine.parts()[0])).unwrap();
-    assert_eq!(inspect(&machine.open()), replica(START, START, None, true));
+    assert_eq!(inspect(&machine.open()), damaged(START, Some(1200)));
 }
 
 #[test]
@@ -177,9 +166,13 @@ fn damage_of_a_sealed_extent_is_noticed_by_reads() {
     append(&node, 1, 1200..1400, Written);
     seal(&node, 1, 1400);
     let machine = machine.killed();
-    damage(&machine, |bytes| *bytes.last_mut().unwrap() ^= 1);
+    change_part(&machine, |bytes| *bytes.last_mut().unwrap() ^= 1);
     let node = machine.open();
     assert_eq!(read(&node, START..1400), Ok(stream(START..1200)), "the sound prefix");
     assert_eq!(read(&node, 1200..1400), Err(RefusalWhy::Damaged));
     assert_eq!(node.report().counters.damaged, 2);
+    assert_eq!(
+        inspect(&node),
+        StoreMessage::ReplicaDamaged { valid_end: 1200, synced: 1400, sealed: Some(1400) }
+    );
 }

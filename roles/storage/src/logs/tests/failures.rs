@@ -5,15 +5,35 @@ use std::sync::Arc;
 
 use archipelago_base::Result;
 use archipelago_env::fault::{Fault, FaultFs, Operation, Rule};
-use archipelago_env::{FileLock, FileSystem};
-use archipelago_store::nodes::wire::{RefusalWhy, StoreMessage};
+use archipelago_env::{FileClass, FileLock, FileSystem};
+use archipelago_fabric::ClientId;
+use archipelago_store::nodes::wire::{ExtentAt, RefusalWhy, StoreMessage};
 
 use super::Durability::{Synced, Written};
 use super::{
-    AT, Machine, START, append, fence, inspect, node_options, progress, read, replica, seal,
-    stream, sync, why,
+    AT, LOG, Machine, START, append, ask, damaged, fence, inspect, node_options, progress, put,
+    read, replica, seal, stamp, stream, sync, why,
 };
-use crate::node::StorageNode;
+use crate::node::{Begun, StorageNode};
+
+/// Another extent of the log.
+const SECOND: ExtentAt = ExtentAt { log: LOG, extent: 2 };
+
+fn append_to_second(node: &StorageNode) {
+    let request = StoreMessage::Append {
+        at: SECOND,
+        stamp: stamp(1),
+        class: FileClass::Wal,
+        extent_start: 0,
+        start: 0,
+        is_synced: false,
+    };
+    assert_eq!(ask(node, request, b"bytes"), progress(5, 0));
+}
+
+fn sync_message() -> StoreMessage {
+    StoreMessage::SyncLog { at: AT, stamp: stamp(1) }
+}
 
 /// The machine with a file system whose operations fail by a script.
 fn faulty(machine: &Machine) -> FaultFs {
@@ -78,11 +98,92 @@ fn failed_sync_puts_the_extent_into_limbo() {
     assert_eq!(inspect(&node), replica(1300, 1200, None, true));
     assert_eq!(why(&sync(&node, 1)), Some(RefusalWhy::InLimbo));
     assert_eq!(why(&append(&node, 1, 1300..1400, Written)), Some(RefusalWhy::InLimbo));
-    assert_eq!(why(&seal(&node, 1, 1300)), Some(RefusalWhy::Failed), "the bytes may be lost");
-    let StoreMessage::ReplicaIs { is_in_limbo, .. } = inspect(&machine.killed().open()) else {
-        panic!("no replica");
+    // The page cache may have the bytes and the device not, so a restart does not believe them.
+    let killed = machine.killed().open();
+    assert_eq!(inspect(&killed), replica(1300, 1200, None, true), "the limbo is durable");
+    assert_eq!(seal(&node, 1, 1300), progress(1300, 1300));
+    assert_eq!(machine.parts().len(), 2, "the unsynced bytes were written anew");
+    for seed in 0..8 {
+        let node = machine.without_power(seed).open();
+        assert_eq!(inspect(&node), replica(1300, 1300, Some(1300), false), "seed {seed}");
+        assert_eq!(read(&node, START..1300), Ok(stream(START..1300)));
+    }
+}
+
+#[test]
+fn failed_sync_of_the_directory_is_not_forgotten() {
+    let machine = Machine::new();
+    let fs = faulty(&machine);
+    let node = open(&fs, &["/device"]);
+    append(&node, 1, START..1200, Written);
+    append_to_second(&node);
+    fs.add(Rule::on(Operation::SyncDir).path("/logs").times(1));
+    let first = append(&node, 1, 1200..1300, Synced);
+    assert_eq!(why(&first), Some(RefusalWhy::Failed));
+    // A second sync of the directory would succeed, but the names of both files may be lost.
+    assert_eq!(why(&sync(&node, 1)), Some(RefusalWhy::InLimbo));
+    let second = StoreMessage::SyncLog { at: SECOND, stamp: stamp(1) };
+    assert_eq!(why(&ask(&node, second, &[])), Some(RefusalWhy::Failed));
+    assert_eq!(inspect(&node), replica(1300, START, None, true));
+}
+
+#[test]
+fn waiting_syncs_share_the_failure_of_the_first() {
+    let machine = Machine::new();
+    let fs = faulty(&machine);
+    let node = open(&fs, &["/device"]);
+    append(&node, 1, START..1200, Written);
+    let begin = || match node.begin(ClientId(1), sync_message(), &[], None) {
+        Begun::NeedsSync(wanted) => wanted,
+        Begun::Answered(..) => panic!("the bytes are not synced"),
     };
-    assert!(is_in_limbo, "the limbo is durable");
+    let (first, second) = (begin(), begin());
+    fs.add(Rule::on(Operation::SyncDir).path("/logs").times(1));
+    for wanted in [first, second] {
+        let (answer, _) = node.finish(ClientId(1), &wanted);
+        assert_eq!(why(&answer), Some(RefusalWhy::Failed), "{answer:?}");
+    }
+}
+
+#[test]
+fn limbo_that_was_not_durable_is_written_again() {
+    let machine = Machine::new();
+    let fs = faulty(&machine);
+    let node = open(&fs, &["/device"]);
+    append(&node, 1, START..1200, Synced);
+    append(&node, 1, 1200..1300, Written);
+    fs.add(Rule::on(Operation::LogSync).path("/logs/").times(1));
+    fs.add(Rule::on(Operation::LogAppend).path("/meta/").fault(Fault::NoSpace).times(1));
+    assert!(why(&sync(&node, 1)).is_some());
+    assert!(why(&append(&node, 1, 1300..1400, Written)).is_some());
+    assert_eq!(inspect(&machine.killed().open()), replica(1300, 1200, None, true));
+}
+
+#[test]
+fn refused_record_leaves_the_extent_as_it_was() {
+    for nth in 1..12 {
+        let machine = Machine::new();
+        let fs = faulty(&machine);
+        let node = open(&fs, &["/device"]);
+        append(&node, 1, START..1200, Synced);
+        put(&node, 2, 1100..1500);
+        let operations = [Operation::LogAppend, Operation::LogSync];
+        let rule = fs.add(Rule::on_any(&operations).path("/meta/").nth(nth));
+        let sealed = seal(&node, 2, 1500);
+        let has_failed = fs.fired_by(rule) > 0;
+        if why(&sealed).is_none() {
+            assert_eq!(sealed, progress(1500, 1500));
+            break;
+        }
+        assert!(has_failed, "{sealed:?}");
+        // Whatever record is found after a restart, the synced bytes are there.
+        for machine in [machine.killed(), machine.without_power(nth)] {
+            let bytes = read(&machine.open(), START..1200);
+            assert_eq!(bytes, Ok(stream(START..1200)), "failure {nth}");
+        }
+        fs.clear();
+        assert_eq!(read(&node, START..1200), Ok(stream(START..1200)));
+    }
 }
 
 #[test]
@@ -97,6 +198,35 @@ fn fence_without_a_durable_promise_is_refused() {
 }
 
 #[test]
+fn part_behind_a_missing_one_waits_for_its_device() {
+    let machine = Machine::new();
+    let node = open(&faulty(&machine), &["/device", "/second"]);
+    // The first part goes to the first device, and the next one after a kill to the second.
+    append(&node, 1, START..1200, Synced);
+    drop(node);
+    let machine = machine.killed();
+    let node = open(&faulty(&machine), &["/device", "/second"]);
+    append(&node, 1, 1200..1300, Synced);
+    drop(node);
+    let machine = machine.killed();
+    let names = |dir: &str| machine.disk.list(&Path::new(dir).join("logs")).unwrap();
+    let (first, second) = (names("/device"), names("/second"));
+    assert_eq!((first.len(), second.len()), (1, 1));
+    let (there, aside) =
+        (Path::new("/device/logs").join(&first[0].name), Path::new("/device").join(&first[0].name));
+    machine.disk.rename(&there, &aside).unwrap();
+    let node = open(&faulty(&machine), &["/device", "/second"]);
+    assert_eq!(inspect(&node), damaged(START, None));
+    drop(node);
+    let machine = machine.killed();
+    machine.disk.rename(&aside, &there).unwrap();
+    let node = open(&faulty(&machine), &["/device", "/second"]);
+    assert_eq!(inspect(&node), replica(1300, 1300, None, false));
+    assert_eq!(read(&node, START..1300), Ok(stream(START..1200)), "what is on one device");
+    assert_eq!(read(&node, 1200..1300), Ok(stream(1200..1300)));
+}
+
+#[test]
 fn node_opens_without_a_device_that_failed() {
     let machine = Machine::new();
     let fs = faulty(&machine);
@@ -106,13 +236,14 @@ fn node_opens_without_a_device_that_failed() {
     append(&node, 1, START..1200, Written);
     seal(&node, 1, 1200);
     let request = StoreMessage::ReadLog { at: AT, start: START, end: 1200 };
-    assert_eq!(node.device_of(&request), 1);
+    let second = node.devices().present()[1].id;
+    assert_eq!(node.device_of(&request), Some(second));
     drop(node);
     let machine = machine.killed();
     let fs = faulty(&machine);
     fs.add(Rule::on(Operation::List).path("/second/logs"));
     let node = open(&fs, &["/device", "/second"]);
-    assert_eq!(inspect(&node), replica(START, START, None, true));
+    assert_eq!(inspect(&node), damaged(START, Some(1200)));
     drop(node);
     let node = open(&faulty(&machine.killed()), &["/device", "/second"]);
     assert_eq!(inspect(&node), replica(1200, 1200, Some(1200), false), "the device came back");

@@ -1,9 +1,11 @@
 //! Tests of extents on one node, over a machine that is killed and loses power.
 
 mod crashes;
+mod damage;
 mod failures;
 mod model;
 mod recovery;
+mod removals;
 mod replies;
 mod sabotage;
 
@@ -13,7 +15,9 @@ use std::sync::Arc;
 
 use archipelago_base::{Epoch, Result};
 use archipelago_env::mem::MemFs;
-use archipelago_env::{FileClass, FileLock, FileSystem, GroupAccess, IoContext};
+use archipelago_env::{
+    CreateOptions, FileClass, FileLock, FileSystem, GroupAccess, IoContext, IoPurpose,
+};
 use archipelago_fabric::ClientId;
 use archipelago_store::nodes::wire::{ExtentAt, RefusalWhy, Stamp, StoreMessage};
 use archipelago_store::{LogId, VolumeId};
@@ -186,6 +190,22 @@ fn progress(written: u64, synced: u64) -> StoreMessage {
 
 fn replica(valid_end: u64, synced: u64, sealed: Option<u64>, is_in_limbo: bool) -> StoreMessage {
     StoreMessage::ReplicaIs { valid_end, synced, sealed, is_in_limbo }
+}
+
+/// The answer of a node that has lost synced bytes.
+fn damaged(valid_end: u64, sealed: Option<u64>) -> StoreMessage {
+    StoreMessage::ReplicaDamaged { valid_end, synced: valid_end, sealed }
+}
+
+/// Replaces the bytes of the only part of the machine.
+fn change_part(machine: &Machine, change: impl FnOnce(&mut Vec<u8>)) {
+    let path = Path::new(DEVICE).join("logs").join(&machine.parts()[0]);
+    let context = IoContext::manifest(IoPurpose::Maintenance);
+    let mut bytes = machine.disk.read(&path, context).unwrap();
+    change(&mut bytes);
+    let mut file = machine.disk.create(&path, context, CreateOptions::default()).unwrap();
+    file.append(&bytes).unwrap();
+    file.sync().unwrap();
 }
 
 fn why(answer: &StoreMessage) -> Option<RefusalWhy> {

@@ -5,6 +5,7 @@
 mod conformance;
 mod file_crashes;
 mod files;
+mod held_logs;
 mod owner;
 mod pool;
 mod power_loss;

@@ -199,7 +199,7 @@ impl LogSyncer {
     }
 
     /// Waits until the device has everything that was appended before this call; whether it
-    /// survives power loss is open ([`LogSync::write_through`]).
+    /// survives power loss is open ([`archipelago_env::LogSync::write_through`]).
     pub fn write_through(&self) -> Result<()> {
         let segments: Vec<Arc<Segment>> = self.shared.segments.lock().iter().cloned().collect();
         segments.iter().try_for_each(|segment| segment.handle().write_through().map(drop))

@@ -2,8 +2,8 @@
 //! that keep the log.
 //!
 //! The database owns one [`LogAhead`] as a part of its log segments. The commit point takes the
-//! next segment from it and hands old ones over. The threads of `db::background::log_keeper` prepare
-//! segments, close old ones, measure the free room, and send a buffer that is old.
+//! next segment from it and hands old ones over. The threads of `db::background::log_keeper`
+//! prepare segments, close old ones, measure the free room, and send a buffer that is old.
 //!
 //! Invariants:
 //! 1. Nothing here waits for the network. The locks are the last ones in the lock order.

@@ -11,9 +11,10 @@
 //! however long it was not written to, so that cold data cannot keep the log growing. Background
 //! workers apply the bound after every job and while they are idle.
 //!
-//! A log in a network goes on in a segment that was prepared ([`LogAhead`]), so that no writer waits
-//! for the network under the commit lock. While none is prepared, the open segment grows beyond its
-//! size. Two cases wait: a segment that lost records, and one that has grown by [`GROWTH_BYTES_MAX`].
+//! A log in a network goes on in a segment that was prepared ([`LogAhead`]), so that no writer
+//! waits for the network under the commit lock. While none is prepared, the open segment grows
+//! beyond its size. Two cases wait: a segment that lost records, and one that has grown by
+//! [`GROWTH_BYTES_MAX`].
 //!
 //! Invariants:
 //! 1. A segment is removed or overwritten only once the manifest says durably that it is not

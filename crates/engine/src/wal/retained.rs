@@ -64,8 +64,8 @@ impl RetainedRecords {
         }
     }
 
-    /// The newest record that ends at or before `end` of the segment `no`: its segment, and where it
-    /// ends there. `None` if there is none that may be lost.
+    /// The newest record that ends at or before `end` of the segment `no`: its segment, and where
+    /// it ends there. `None` if there is none that may be lost.
     pub(super) fn newest_before(&self, no: FileNo, end: u64) -> Option<(&Arc<Segment>, u64)> {
         let is_before =
             |record: &RetainedRecord| (record.segment.no(), record.end_offset) <= (no, end);

@@ -90,6 +90,13 @@ pub struct DbOptions {
     /// the log what `direct_reads` and `direct_background_io` are for tables. Durability does not
     /// change: only a write with `WriteOptions::sync` survives power loss. Default false.
     pub log_write_through: bool,
+    /// Bytes of the log that may be buffered before they leave for storage nodes. A write then
+    /// returns when its record is in the buffer: it is *buffered*, visible to readers, and lost if
+    /// the process is killed before the buffer has left. The buffer leaves when it is full, after
+    /// 100 ms, at a write with `WriteOptions::sync`, and at [`Db::sync`](crate::db::Db::sync) and
+    /// [`Db::flush_log`](crate::db::Db::flush_log). No effect on a local log, which survives
+    /// `kill -9` in any case. At most 64 MiB, and 1 MiB is a good size. Default 0: no buffer.
+    pub log_buffer_bytes: u64,
     /// Readahead of compaction inputs in bytes; 0 reads block by block. Default 2 MiB.
     pub compaction_readahead_bytes: u64,
     /// What the group may do with the files and directories of the database; others may do nothing.
@@ -122,6 +129,7 @@ impl Default for DbOptions {
             direct_reads: false,
             direct_background_io: false,
             log_write_through: false,
+            log_buffer_bytes: 0,
             compaction_readahead_bytes: 2 << 20,
             group_access: GroupAccess::None,
             disk_reserve_bytes: 64 << 20,
@@ -139,6 +147,7 @@ impl DbOptions {
         at_most("subcompactions_max", self.subcompactions_max as u64, 64)?;
         at_least("wal_segment_bytes", self.wal_segment_bytes, 64 << 10)?;
         at_most("wal_segment_bytes", self.wal_segment_bytes, 2 << 30)?;
+        at_most("log_buffer_bytes", self.log_buffer_bytes, 64 << 20)?;
         at_least_or_zero("rate_limit_bytes_per_s", self.rate_limit_bytes_per_s, 64 << 10)?;
         at_least_or_zero("memory_budget_bytes", self.memory_budget_bytes, 16 << 20)?;
         at_least("table_readers_max", self.table_readers_max as u64, 16)?;

@@ -313,6 +313,14 @@ impl LogFile for CapacityLog {
         self.inner.acknowledges_later()
     }
 
+    fn hold_back(&mut self, bytes: u64) {
+        self.inner.hold_back(bytes);
+    }
+
+    fn follow(&mut self, previous: Arc<dyn LogSync>, end: u64) -> Result<()> {
+        self.inner.follow(previous, end)
+    }
+
     fn len(&self) -> u64 {
         self.inner.len()
     }

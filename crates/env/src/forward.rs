@@ -160,6 +160,10 @@ macro_rules! forward_fs {
         fn recycles_logs(&self) -> bool {
             self.$inner.recycles_logs()
         }
+
+        fn read_lease(&self) -> Option<std::sync::Arc<dyn $crate::ReadLease>> {
+            self.$inner.read_lease()
+        }
     };
     (@space $inner:ident) => {
         fn allocate(&self, path: &std::path::Path, bytes: u64) -> archipelago_base::Result<()> {

@@ -123,6 +123,17 @@ pub trait LogFile: Send + fmt::Debug {
     fn acknowledges_later(&self) -> bool {
         false
     }
+    /// Permits a log that acknowledges later to keep up to `bytes` of submitted bytes back, so that
+    /// they travel together. They leave when there are more, and at [`LogSync::send`], a wait for
+    /// them, a sync or the end of the segment. The default keeps nothing back.
+    fn hold_back(&mut self, _bytes: u64) {}
+    /// Lets no byte of this empty segment leave before all bytes of the segment of `previous`
+    /// before `end` survive `kill -9`. Bytes that are submitted meanwhile wait in memory, and so do
+    /// their waiters. If `previous` loses bytes, this segment fails as well, and none of its bytes was
+    /// ever sent. The default waits for `previous`, for logs that keep nothing back.
+    fn follow(&mut self, previous: Arc<dyn LogSync>, end: u64) -> Result<()> {
+        previous.wait(end)
+    }
     /// Number of bytes that were appended.
     fn len(&self) -> u64;
     /// Whether nothing was appended.
@@ -156,6 +167,11 @@ pub trait LogSync: Send + Sync + fmt::Debug {
     fn wait(&self, _end: u64) -> Result<()> {
         Ok(())
     }
+    /// Sends the bytes that the log keeps back ([`LogFile::hold_back`]). It does not wait for their
+    /// acknowledgement. The default does nothing, for logs that keep nothing back.
+    fn send(&self) -> Result<()> {
+        Ok(())
+    }
     /// Offset before which all bytes are known to survive `kill -9` of this process. It does not
     /// wait. The default, `u64::MAX`, covers all bytes that were submitted.
     fn acknowledged(&self) -> u64 {
@@ -177,6 +193,14 @@ pub struct LogTail {
     pub offset: u64,
     /// The bytes from there on. They may be damaged after power loss, so the reader checks records.
     pub bytes: Vec<u8>,
+}
+
+/// The time for which this process may answer reads of files that another process can take over.
+pub trait ReadLease: Send + Sync + fmt::Debug {
+    /// Whether the time has not ended. A caller asks when the answer of a read is ready, and not
+    /// before the read. Errors: `Busy` if the time has ended and may be extended, `Fenced` if
+    /// another process owns the files, `Closed`.
+    fn check(&self) -> Result<()>;
 }
 
 /// A lock that is held. Dropping it, or the end of the process, releases it.
@@ -321,6 +345,11 @@ pub trait FileSystem: Send + Sync + fmt::Debug + 'static {
     /// removes the segments that it does not need, because kept ones would occupy space in vain.
     fn recycles_logs(&self) -> bool {
         true
+    }
+    /// The lease under which answers of reads may be given, also of values that are in memory.
+    /// `None`, the default, if no other process can take the files over.
+    fn read_lease(&self) -> Option<Arc<dyn ReadLease>> {
+        None
     }
     /// Bytes free on the device that holds `dir`; `None` if unknown.
     fn free_bytes(&self, dir: &Path) -> Result<Option<u64>>;

@@ -35,5 +35,5 @@ pub use access::GroupAccess;
 pub use context::{FileClass, IoContext, IoPurpose};
 pub use fs::{
     CreateOptions, DirEntry, FileLock, FileSystem, LogFile, LogOptions, LogSync, LogTail,
-    OpenOptions, RandomFile, WritableFile,
+    OpenOptions, RandomFile, ReadLease, WritableFile,
 };

@@ -307,6 +307,14 @@ impl LogFile for CountingLog {
         self.inner.acknowledges_later()
     }
 
+    fn hold_back(&mut self, bytes: u64) {
+        self.inner.hold_back(bytes);
+    }
+
+    fn follow(&mut self, previous: Arc<dyn LogSync>, end: u64) -> Result<()> {
+        self.inner.follow(previous, end)
+    }
+
     fn len(&self) -> u64 {
         self.inner.len()
     }
@@ -347,6 +355,10 @@ impl LogSync for CountingLogSync {
 
     fn wait(&self, end: u64) -> Result<()> {
         self.inner.wait(end)
+    }
+
+    fn send(&self) -> Result<()> {
+        self.inner.send()
     }
 
     fn acknowledged(&self) -> u64 {

@@ -48,7 +48,8 @@ pub use blob::{BlobOptions, BlobReader, BlobRef, BlobStore, BlobWriter};
 pub use fs::{CopyTarget, StoreFs};
 pub use ids::{BlobId, LogId, VolumeId};
 pub use log::{
-    Layout, LayoutKeeper, LogPosition, LogStore, LogToRecover, LogWriter, NewLog, RecoveredLog,
+    Layout, LayoutKeeper, LogPosition, LogRead, LogSetReader, LogStore, LogToRecover, LogWriter,
+    NewLog, RecoveredLog,
 };
 pub use register::{Register, Swap, Versioned};
 pub use sabotage::Sabotage;

@@ -18,12 +18,14 @@ use std::time::Duration;
 
 use archipelago::{ComputeNode, Error, ErrorKind, Result, Settings, WriteOptions};
 use archipelago_compute::flexkv::{FlexKvNode, FlexKvNodeSettings, FlexKvSettings};
+use archipelago_compute::volume::VolumeStorage;
 use archipelago_env::descriptors::raise_limit;
 use archipelago_fabric::endpoint;
 use archipelago_metrics::endpoint::{MetricsListener, MetricsServer};
 use archipelago_metrics::sources;
 use archipelago_offload::net::{OffloadMode, OwnerSettings};
 use archipelago_resp::engine_store::EngineStore;
+use archipelago_resp::figures::ServerMonitor;
 use archipelago_resp::flexkv_store::FlexKvStore;
 use archipelago_resp::{Listening, Server, ServerOptions};
 
@@ -35,8 +37,12 @@ use crate::secret::SecretArgs;
 use crate::stop::{StopSignals, stdin_ended};
 use crate::volume::VolumeArgs;
 
-/// Interval at which a server asks whether its volume has another owner.
+/// Longest interval at which a server asks whether its volume has another owner, and whether its
+/// lease holds.
 const OWNER_CHECK: Duration = Duration::from_millis(200);
+/// Number of these questions per lease, at least. An owner stops reads an eighth of the lease
+/// before its end, so clients with cached values are closed before another process is the owner.
+const OWNER_CHECKS: u32 = 32;
 
 /// Store that `serve` serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -121,6 +127,12 @@ pub(crate) struct ServeArgs {
     /// names, with their defaults (engine lsm)
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
+    /// Bytes of the log that are buffered before they leave for the storage nodes. A write is then
+    /// answered when its record is in the buffer, and lost if this process is killed within about
+    /// 100 ms. 1048576 is a good size. It replaces log_buffer_bytes of the settings file (engine
+    /// lsm, needs --store)
+    #[arg(long, value_name = "BYTES", requires = "store")]
+    log_buffer_bytes: Option<u64>,
     /// Acknowledge a write only after it is on the device, so that it survives power loss. By
     /// default an acknowledged write survives the end of the process (kill -9), but the last
     /// writes before a power loss may be lost (engine lsm)
@@ -283,20 +295,42 @@ fn serve_database(args: &ServeArgs, ports: Ports, node: &ComputeNode) -> Result<
         let what = args.dir.display().to_string();
         return serve(args, start(store)?, &what, std::future::pending());
     };
-    let (leased, named, owned) = (volume.clone(), volume.clone(), volume.clone());
+    let (leased, named) = (volume.clone(), volume.clone());
     let store = store
         .with_read_check(Box::new(move || leased.check_lease()))
         .with_facts(Box::new(move || named.facts()));
-    let lost = async move {
+    let running = start(store)?;
+    let watched = WatchedVolume { volume: volume.clone(), monitor: running.server.monitor() };
+    let lost = watched.lost(args.volume.lease());
+    serve(args, running, &args.volume.describe(), lost)
+}
+
+/// A volume that is served, and the clients that may cache its values.
+struct WatchedVolume {
+    volume: VolumeStorage,
+    monitor: ServerMonitor,
+}
+
+impl WatchedVolume {
+    /// Returns the error of a volume that another process has taken over. Meanwhile, clients with
+    /// cached values are closed whenever the lease has ended: another process may change the values
+    /// then, and this one could not tell them.
+    async fn lost(self, lease: Duration) -> Error {
+        let pause = OWNER_CHECK.min(lease / OWNER_CHECKS);
         loop {
-            tokio::time::sleep(OWNER_CHECK).await;
-            match owned.check_owner() {
+            tokio::time::sleep(pause).await;
+            match self.volume.check_owner() {
                 Err(error) if error.kind() == ErrorKind::Fenced => return error,
                 _ => {}
             }
+            if let Err(error) = self.volume.check_lease() {
+                let closed = self.monitor.close_tracking_clients();
+                if closed > 0 {
+                    tracing::warn!(%error, closed, "clients that track keys are disconnected");
+                }
+            }
         }
-    };
-    serve(args, start(store)?, &args.volume.describe(), lost)
+    }
 }
 
 /// Memory in bytes that each thread that serves clients should have. The number of threads bounds
@@ -481,6 +515,9 @@ fn settings(args: &ServeArgs) -> Result<Settings> {
     };
     if args.memory_mib > 0 {
         settings.database.memory_budget_bytes = bytes_of(args.memory_mib)?;
+    }
+    if let Some(bytes) = args.log_buffer_bytes {
+        settings.database.log_buffer_bytes = bytes;
     }
     settings.validate().map_err(|error| match args.memory_mib {
         0 => error,

@@ -136,12 +136,17 @@ impl VolumeArgs {
         let mut settings = VolumeSettings::new(managers, name, owner(command));
         settings.secret = secret.read()?;
         settings.take_over = self.take_over;
-        settings.lease = Duration::from_millis(self.volume_lease_ms);
+        settings.lease = self.lease();
         settings.stores.mode = self.redundancy.into();
         settings.stores.log_writing = self.log_writing.into();
         settings.stores.copies_min = self.copies_min;
         settings.stores.accept_loss = self.accept_loss;
         Ok(Some(settings))
+    }
+
+    /// Length of the lease of the volume.
+    pub(crate) fn lease(&self) -> Duration {
+        Duration::from_millis(self.volume_lease_ms)
     }
 
     /// The volume as the subject of a line, such as "volume reef of the storage cluster at …".

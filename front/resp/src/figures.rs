@@ -120,6 +120,17 @@ impl ServerMonitor {
         Self(Arc::clone(state))
     }
 
+    /// Closes the connections of the clients that track keys, after the commands that they have
+    /// sent, and returns their number. A server that may not answer reads any more calls it,
+    /// because it cannot tell these clients which of their cached values change.
+    pub fn close_tracking_clients(&self) -> usize {
+        let clients = self.0.clients.all();
+        let tracking = clients
+            .iter()
+            .filter(|client| client.invalidations.mode().is_on() && !client.is_stopping());
+        tracking.inspect(|client| client.ask_to_stop()).count()
+    }
+
     /// The figures of the server now.
     #[must_use]
     pub fn figures(&self) -> ServerFigures {

@@ -42,6 +42,7 @@ pub fn db_options(flags: &Flags) -> DbOptions {
         direct_reads: flags.storage.use_direct_reads,
         direct_background_io: flags.storage.use_direct_io_for_flush_and_compaction,
         log_write_through: flags.storage.log_write_through,
+        log_buffer_bytes: flags.storage.log_buffer_bytes,
         latency_histograms: flags.output.statistics,
         ..defaults
     }

@@ -90,7 +90,9 @@ const KEPT_BYTES_MAX: usize = 1 << 20;
 /// cannot return an error: call [`Db::close`] to learn of errors.
 ///
 /// All methods may be called from any thread. Durability: a write that returned survives
-/// `kill -9` of the process; with `WriteOptions::sync` it survives power loss.
+/// `kill -9` of the process; with `WriteOptions::sync` it survives power loss. With
+/// `DbOptions::log_buffer_bytes` over storage nodes, a write without `sync` is *buffered*: it is
+/// visible when it returns, and survives `kill -9` within 100 ms, or from [`Db::flush_log`] on.
 ///
 /// ```
 /// use archipelago_engine::db::Db;
@@ -207,7 +209,8 @@ impl Db {
         &self.handle.default_family
     }
 
-    /// Sets `key` to `value` in the default column family. Survives `kill -9` on return.
+    /// Sets `key` to `value` in the default column family. Survives `kill -9` on return, unless the
+    /// log is buffered (`DbOptions::log_buffer_bytes`).
     ///
     /// Errors: `InvalidArgument` if the key is over 64 KiB or the value over 1 GiB; `ReadOnly`,
     /// `Io` if the log cannot be written. After an error nothing was written, except after a
@@ -282,8 +285,9 @@ impl Db {
     }
 
     /// Applies a batch: all of its records become visible together, and all or none survive a
-    /// crash, over any number of column families. Returns the sequence number of its last record
-    /// (of the last visible write, if the batch is empty).
+    /// crash, over any number of column families. Survives `kill -9` on return, unless the log is
+    /// buffered (`DbOptions::log_buffer_bytes`), and power loss with `WriteOptions::sync`. Returns
+    /// the sequence number of its last record (of the last visible write, if the batch is empty).
     pub fn write(&self, batch: &WriteBatch, options: &WriteOptions) -> Result<SeqNo> {
         write(&self.inner, batch, options)
     }
@@ -311,6 +315,15 @@ impl Db {
     pub fn sync(&self) -> Result<()> {
         self.inner.context.check_open()?;
         leave_log::sync_or_leave(&self.inner, self.inner.view.visible())
+    }
+
+    /// Makes everything that was written before this call survive `kill -9` of the process. Only
+    /// writes to a buffered log (`DbOptions::log_buffer_bytes`) do not on their return, so the call
+    /// does nothing for other logs. Errors: those of the log. `ReadOnly` and `Fenced` say that the
+    /// outcome of buffered writes is unknown.
+    pub fn flush_log(&self) -> Result<()> {
+        self.inner.context.check_open()?;
+        write::flush_log(&self.inner)
     }
 
     /// The counters and histograms.

@@ -3,6 +3,8 @@
 //! - [`batch`]: [`WriteBatch`], the operations of one atomic write, and their encoding;
 //! - [`record`]: a batch in the log: header, checksums, the segment's header;
 //! - [`writer`]: [`LogWriter`], the open segment, and [`LogSyncer`], which makes it durable;
+//! - `segment`: a segment before it is open ([`PreparedSegment`]) and after ([`RetiredSegment`]);
+//! - `retained`: records of a buffered log that may have to be appended again;
 //! - [`reader`]: recovery of one segment and of a chain of segments;
 //! - `salvage`: every whole record of a damaged segment, for a repair.
 //!
@@ -23,7 +25,9 @@
 pub mod batch;
 pub mod reader;
 pub mod record;
+mod retained;
 mod salvage;
+mod segment;
 mod source;
 #[cfg(test)]
 mod tests;
@@ -40,4 +44,5 @@ pub use record::{
     payload_crc,
 };
 pub use salvage::{BatchVisitor, LogGap, SalvageLimits, SegmentSalvage, salvage_segment};
+pub use segment::{LostRecords, PreparedSegment, RetiredSegment};
 pub use writer::{Appended, Closed, Durable, LogConfig, LogSyncer, LogWriter, Unacknowledged};

@@ -636,6 +636,8 @@ pub fn recover_beside(
     let (links, dropped) = chain.links(fs)?;
     let mut log = RecoveredLog { dropped, ..RecoveredLog::default() };
     let mut after = SeqNo::ZERO;
+    // The newest segment with a header. Those after it were never begun.
+    let mut newest = None;
     for (position, &(index, known_len)) in links.iter().enumerate() {
         let request = chain.request(known_len, after);
         let file = &chain.segments[index];
@@ -650,15 +652,18 @@ pub fn recover_beside(
             End::Clean => None,
             End::Torn(what) => Some((what.clone(), end.end_offset)),
         };
-        if torn.is_none() && position + 1 == links.len() {
-            log.lost = chain.lost_next(fs, &end, file)?;
+        if end.incarnation.is_some() {
+            newest = Some((log.segments.len(), file));
         }
         log.segments.push(end);
         if let Some((what, at)) = torn {
             let later = links[position + 1..].iter().map(|&(index, _)| &chain.segments[index]);
             cut(fs, chain, file, &CutPlace { what: &what, at }, later, &mut log)?;
-            break;
+            return Ok(log);
         }
+    }
+    if let Some((index, file)) = newest {
+        log.lost = chain.lost_next(fs, &log.segments[index], file)?;
     }
     Ok(log)
 }

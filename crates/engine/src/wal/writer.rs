@@ -10,6 +10,10 @@
 //!
 //! A file system in a network acknowledges appends later. Then an append only fixes the place of
 //! its record, and the caller waits for it ([`LogWriter::unacknowledged`]) without the commit lock.
+//! The log goes on in a segment that was prepared ([`LogWriter::rotate_to`]) without waiting. If it
+//! is buffered ([`LogWriter::buffer`]), a record may leave later, and the caller waits only while
+//! many bytes are not acknowledged. What a segment loses of a buffered log is appended again to the
+//! next one.
 //!
 //! Failure: after an error an append leaves the segment unusable until [`LogWriter::rotate`]; an
 //! error of a sync is sticky in its segment ([`archipelago_env::LogSync`]) until that segment's
@@ -21,21 +25,32 @@
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use archipelago_base::random::Rng;
 use archipelago_base::{Epoch, Error, FileNo, Result, SeqNo};
-use archipelago_env::{FileClass, FileSystem, IoContext, IoPurpose, LogFile, LogOptions, LogSync};
+use archipelago_env::{FileSystem, LogFile};
 use parking_lot::Mutex;
 
 use super::batch::WriteBatch;
 use super::record::{
     Entry, ManifestPosition, PAYLOAD_BYTES_MAX, RECORD_HEADER_BYTES, RecordHeader, RecordType,
-    SEGMENT_HEADER_BYTES, SEGMENT_NO_MAX, SegmentHeader, SegmentRef, incarnation_of, segment_seed,
+    SEGMENT_HEADER_BYTES, SegmentHeader, SegmentRef, segment_seed,
+};
+use super::retained::RetainedRecords;
+use super::segment::{
+    LostRecords, PreparedSegment, RetiredSegment, Segment, SegmentCreation, SegmentPlan,
+    create_file,
 };
 
 /// Records that go into one `LogFile::append` at most.
 const GROUP: usize = 32;
+/// Records that go into one `LogFile::submit` to a network at most.
+const LATER_GROUP: usize = 4096;
+/// Bytes of records that go into one `LogFile::submit` to a network, unless one record has more
+/// (Terark-DS §4.3.1).
+const LATER_GROUP_BYTES: usize = 512 << 10;
+/// Buffers of a buffered log that may be on their way before writers wait.
+const BUFFERS_UNDER_WAY: u64 = 4;
 
 /// What a log writer needs to know.
 #[derive(Clone, Copy, Debug)]
@@ -85,6 +100,9 @@ pub struct Closed {
     /// Why not everything has reached the segment's file. The bytes are still where they survive
     /// `kill -9`, but no sync can succeed until the segment's writes are flushed.
     pub unfinished: Option<Error>,
+    /// Whether the header of the open segment was not acknowledged, so that no record of it
+    /// counts. Then `segment` is the one before it, with the end of its acknowledged records.
+    pub is_void: bool,
 }
 
 /// Records that were submitted to a segment whose acknowledgement comes later
@@ -93,6 +111,7 @@ pub struct Closed {
 pub struct Unacknowledged {
     segment: Arc<Segment>,
     end_offset: u64,
+    is_buffered: bool,
 }
 
 impl Unacknowledged {
@@ -100,47 +119,33 @@ impl Unacknowledged {
     /// records behind the acknowledged end counts once the log is rotated. Until then a recovery
     /// may find any number of them.
     pub fn wait(&self) -> Result<()> {
-        self.segment.handle.wait(self.end_offset)
+        self.segment.handle().wait(self.end_offset)
     }
 
     /// Number of the segment that has the records.
     #[must_use]
     pub fn segment(&self) -> FileNo {
-        self.segment.no
+        self.segment.no()
+    }
+
+    /// Whether the log is buffered. Then a writer waits after its write is visible, and for older
+    /// records only, so that a bounded number of bytes is under way.
+    #[must_use]
+    pub fn is_buffered(&self) -> bool {
+        self.is_buffered
     }
 }
 
+/// The segment before the open one, whose end the header of the open one names.
 #[derive(Debug)]
-struct Segment {
-    no: FileNo,
-    path: PathBuf,
-    handle: Arc<dyn LogSync>,
-    synced_through: AtomicU64,
-    /// Whether the directory entry is durable, or why it will never be known to be.
-    entry: Mutex<Result<bool>>,
+struct Predecessor {
+    segment: Arc<Segment>,
+    end: u64,
 }
 
-impl Segment {
-    fn sync(&self, fs: &dyn FileSystem) -> Result<u64> {
-        let mut entry = self.entry.lock();
-        if let Err(error) = &*entry {
-            return Err(error.clone());
-        }
-        let offset = self.handle.sync()?;
-        if !matches!(*entry, Ok(true)) {
-            let done = fs.sync_dir(parent(&self.path));
-            *entry = done.clone().map(|()| true);
-            done?;
-        }
-        self.synced_through.fetch_max(offset, Ordering::Release);
-        Ok(offset)
-    }
-}
-
-fn parent(path: &Path) -> &Path {
-    match path.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent,
-        _ => Path::new("."),
+impl Predecessor {
+    fn is_acknowledged(&self) -> bool {
+        self.segment.handle().acknowledged() >= self.end
     }
 }
 
@@ -178,9 +183,9 @@ impl LogSyncer {
         let mut durable = Durable { segment: FileNo(0), offset: 0 };
         for (index, segment) in segments.iter().enumerate() {
             let offset = segment.sync(&*self.shared.fs)?;
-            durable = Durable { segment: segment.no, offset };
+            durable = Durable { segment: segment.no(), offset };
             if index + 1 < segments.len() {
-                self.drop_segment(segment.no);
+                self.drop_segment(segment.no());
             }
         }
         *self.shared.durable.lock() = Some(durable);
@@ -194,24 +199,36 @@ impl LogSyncer {
     }
 
     /// Waits until the device has everything that was appended before this call; whether it
-    /// survives power loss is open ([`LogSync::write_through`]).
+    /// survives power loss is open ([`archipelago_env::LogSync::write_through`]).
     pub fn write_through(&self) -> Result<()> {
         let segments: Vec<Arc<Segment>> = self.shared.segments.lock().iter().cloned().collect();
-        segments.iter().try_for_each(|segment| segment.handle.write_through().map(drop))
+        segments.iter().try_for_each(|segment| segment.handle().write_through().map(drop))
+    }
+
+    /// Sends what a buffered log holds back, and waits until every record that was appended before
+    /// this call survives `kill -9`. A local log has nothing to send.
+    pub fn send(&self) -> Result<(), LostRecords> {
+        if !self.acknowledges_later {
+            return Ok(());
+        }
+        // The newest segment waits for the one before it.
+        let Some(newest) = self.shared.segments.lock().back().cloned() else { return Ok(()) };
+        let sent = newest.handle().send().and_then(|()| newest.handle().write_through());
+        sent.map(drop).map_err(|error| LostRecords { segment: newest.no(), error })
     }
 
     /// Every write of the segments before `no` lies durably elsewhere: they need no sync any
     /// more, and their errors do not count.
     pub fn forget_before(&self, no: FileNo) {
         let mut segments = self.shared.segments.lock();
-        while segments.len() > 1 && segments.front().is_some_and(|segment| segment.no < no) {
+        while segments.len() > 1 && segments.front().is_some_and(|segment| segment.no() < no) {
             segments.pop_front();
         }
     }
 
     fn drop_segment(&self, no: FileNo) {
         let mut segments = self.shared.segments.lock();
-        segments.retain(|segment| segment.no != no);
+        segments.retain(|segment| segment.no() != no);
     }
 }
 
@@ -225,8 +242,15 @@ pub struct LogWriter {
     incarnation: Epoch,
     seed: u32,
     len: u64,
+    /// Length at which the segment wants the attention of the log's owner.
+    attention_bytes: u64,
     /// Why the segment takes no more appends.
     broken: Option<Error>,
+    /// The segment before this one, until the header of this one survives `kill -9`.
+    predecessor: Option<Predecessor>,
+    /// Bytes that a buffered log may keep back; 0 if it is not buffered.
+    buffer_bytes: u64,
+    retained: RetainedRecords,
     syncer: LogSyncer,
 }
 
@@ -266,9 +290,28 @@ impl LogWriter {
             incarnation: opened.incarnation,
             seed: segment_seed(opened.incarnation),
             len: SEGMENT_HEADER_BYTES as u64,
+            attention_bytes: attention_bytes(&config, acknowledges_later),
             broken: None,
+            predecessor: None,
+            buffer_bytes: 0,
+            retained: RetainedRecords::default(),
             syncer: LogSyncer { shared, acknowledges_later },
         })
+    }
+
+    /// Buffers the log from now on: up to `bytes` of records leave together. It has no effect if
+    /// the log is local, because a local append survives `kill -9` at once.
+    pub fn buffer(&mut self, bytes: u64) {
+        if self.syncer.acknowledges_later {
+            self.buffer_bytes = bytes;
+            self.log.hold_back(bytes);
+        }
+    }
+
+    /// Whether the log is buffered.
+    #[must_use]
+    pub fn is_buffered(&self) -> bool {
+        self.buffer_bytes > 0
     }
 
     /// Appends one record. On return it survives `kill -9`, unless [`LogWriter::unacknowledged`]
@@ -276,7 +319,11 @@ impl LogWriter {
     #[inline]
     pub fn append(&mut self, entry: &Entry<'_>) -> Result<Appended> {
         let header = self.header(entry, self.len)?;
-        self.push(&[&header, entry.payload])
+        let appended = self.push(&[&header, entry.payload])?;
+        if self.buffer_bytes > 0 {
+            self.retained.keep(&self.segment, appended.end_offset, entry);
+        }
+        Ok(appended)
     }
 
     /// Appends the records of a group in order, with as few calls to the file system as possible.
@@ -285,15 +332,21 @@ impl LogWriter {
     /// says that this one ended before them. Until then a recovery may find any number of them.
     pub fn append_many(&mut self, entries: &[Entry<'_>]) -> Result<Appended> {
         let start = self.len;
-        let appended = self.append_groups(entries);
+        let appended = match self.syncer.acknowledges_later {
+            true => self.append_later_groups(entries),
+            false => self.append_groups(entries),
+        };
         if appended.is_err() {
             self.len = start;
+            if let Some(first) = entries.first() {
+                self.retained.forget_from(first.first_seq);
+            }
         }
         appended
     }
 
     fn append_groups(&mut self, entries: &[Entry<'_>]) -> Result<Appended> {
-        let mut appended = Appended { segment: self.segment.no, end_offset: self.len };
+        let mut appended = Appended { segment: self.segment.no(), end_offset: self.len };
         for group in entries.chunks(GROUP) {
             let mut headers = [[0u8; RECORD_HEADER_BYTES]; GROUP];
             let mut offset = self.len;
@@ -311,6 +364,33 @@ impl LogWriter {
         Ok(appended)
     }
 
+    /// The same for a log in a network, whose groups are as large as pays on several connections.
+    fn append_later_groups(&mut self, mut entries: &[Entry<'_>]) -> Result<Appended> {
+        let mut appended = Appended { segment: self.segment.no(), end_offset: self.len };
+        while !entries.is_empty() {
+            let (group, rest) = entries.split_at(later_group(entries));
+            let mut headers = Vec::with_capacity(group.len());
+            let mut ends = Vec::with_capacity(group.len());
+            let mut offset = self.len;
+            for entry in group {
+                headers.push(self.header(entry, offset)?);
+                offset += (RECORD_HEADER_BYTES + entry.payload.len()) as u64;
+                ends.push(offset);
+            }
+            let parts = headers.iter().zip(group);
+            let parts: Vec<&[u8]> =
+                parts.flat_map(|(header, entry)| [&header[..], entry.payload]).collect();
+            appended = self.push(&parts)?;
+            if self.buffer_bytes > 0 {
+                for (end, entry) in ends.iter().zip(group) {
+                    self.retained.keep(&self.segment, *end, entry);
+                }
+            }
+            entries = rest;
+        }
+        Ok(appended)
+    }
+
     #[inline]
     fn header(&self, entry: &Entry<'_>, offset: u64) -> Result<[u8; RECORD_HEADER_BYTES]> {
         if entry.payload.len() > PAYLOAD_BYTES_MAX {
@@ -322,7 +402,7 @@ impl LogWriter {
             first_seq: entry.first_seq,
             kind: RecordType::Batch as u8,
             incarnation_low: self.incarnation.0 as u32,
-            synced_through: self.segment.synced_through.load(Ordering::Relaxed) as u32,
+            synced_through: self.segment.synced_through() as u32,
         };
         if offset + header.record_len() > u64::from(u32::MAX) {
             return Err(Error::invalid("the log segment is full: it must be rotated first"));
@@ -340,7 +420,7 @@ impl LogWriter {
             return Err(error);
         }
         self.len = self.log.len();
-        Ok(Appended { segment: self.segment.no, end_offset: self.len })
+        Ok(Appended { segment: self.segment.no(), end_offset: self.len })
     }
 
     /// Appends a record without operations, after a sync, so that damage of the records before
@@ -356,13 +436,25 @@ impl LogWriter {
         self.append(&mark).map(|_| ())
     }
 
-    /// The records that were appended last, if the segment acknowledges them later.
+    /// The records that the writer of the last one waits for, if the segment acknowledges them
+    /// later: its own ones, or older ones if the log is buffered.
     #[inline]
     #[must_use]
     pub fn unacknowledged(&self) -> Option<Unacknowledged> {
-        self.syncer
-            .acknowledges_later
-            .then(|| Unacknowledged { segment: Arc::clone(&self.segment), end_offset: self.len })
+        if !self.syncer.acknowledges_later {
+            return None;
+        }
+        let (segment, end_offset) = match self.is_buffered() {
+            false => (&self.segment, self.len),
+            true => {
+                // A wait decides where the acknowledged records end, so it is for whole records.
+                let end = self.len.saturating_sub(BUFFERS_UNDER_WAY * self.buffer_bytes);
+                let older = self.retained.newest_before(self.segment.no(), end);
+                older.unwrap_or((&self.segment, 0))
+            }
+        };
+        let (segment, is_buffered) = (Arc::clone(segment), self.is_buffered());
+        Some(Unacknowledged { segment, end_offset, is_buffered })
     }
 
     /// Notes that the segment lost records that it took. It takes no more until it is rotated.
@@ -378,19 +470,94 @@ impl LogWriter {
     }
 
     /// Whether the segment has reached its size.
-    #[inline]
     #[must_use]
     pub fn should_rotate(&self) -> bool {
         self.len >= self.config.segment_bytes
     }
 
-    /// Closes the segment and goes on in segment `no` at `path`. Does not sync. After an error
+    /// Whether the owner of the log should look after it: it has reached its size, or the next
+    /// segment of a log in a network should be prepared.
+    #[inline]
+    #[must_use]
+    pub fn wants_attention(&self) -> bool {
+        self.len >= self.attention_bytes
+    }
+
+    /// Wants the owner's attention again when the segment has its size, or grows further.
+    pub fn note_attention(&mut self) {
+        let step = (self.config.segment_bytes / 16).max(1);
+        self.attention_bytes = self.config.segment_bytes.max(self.len + step);
+    }
+
+    /// Whether records of `segment` may be lost whose end the header of the open segment names.
+    #[must_use]
+    pub fn follows_lossy(&self, segment: FileNo) -> bool {
+        let is_open =
+            |before: &Predecessor| before.segment.no() == segment && !before.is_acknowledged();
+        self.predecessor.as_ref().is_some_and(is_open)
+    }
+
+    /// Whether the log can go on in the prepared segment `next`: the header of the open segment
+    /// survives `kill -9`, so that a header can name the open segment as the one before.
+    #[must_use]
+    pub fn can_rotate_to(&mut self, next: FileNo) -> bool {
+        if self.has_header() {
+            self.predecessor = None;
+        }
+        self.predecessor.is_none() && !self.is_broken() && next > self.segment.no()
+    }
+
+    /// Whether the header of the open segment is known to survive `kill -9`.
+    fn has_header(&self) -> bool {
+        self.segment.handle().acknowledged() >= SEGMENT_HEADER_BYTES as u64
+    }
+
+    /// Goes on in a prepared segment without waiting. Its header says that the old segment ends
+    /// where its records end, so it leaves when all of them survive `kill -9`. The caller settles
+    /// the old segment later. [`LogWriter::can_rotate_to`] said yes. After an error the writer
+    /// takes no appends until a rotation succeeds.
+    pub fn rotate_to(&mut self, next: PreparedSegment) -> Result<RetiredSegment> {
+        let (no, path, mut log, incarnation) = next.into_parts();
+        let previous = SegmentRef { no: self.segment.no(), len: self.len };
+        let fs = Arc::clone(&self.syncer.shared.fs);
+        let header = segment_header(&*fs, &self.config, incarnation, Some(previous), 0);
+        log.hold_back(self.buffer_bytes);
+        let begun = log
+            .follow(Arc::clone(self.segment.handle()), self.len)
+            .and_then(|()| log.submit(&[&header.encode()]));
+        if let Err(error) = begun {
+            self.fail(&error);
+            return Err(error);
+        }
+        let end_record = self.end_record(no);
+        let segment = Segment::new(no, &path, &*log);
+        self.predecessor = Some(Predecessor { segment: Arc::clone(&self.segment), end: self.len });
+        let (old, len) = (Arc::clone(&self.segment), self.len);
+        let opened = Opened { log, segment, incarnation };
+        let log = self.go_on(opened);
+        Ok(RetiredSegment { log, segment: old, next: Arc::clone(&self.segment), end_record, len })
+    }
+
+    /// Makes an opened segment the open one, and returns the file of the old one.
+    fn go_on(&mut self, opened: Opened) -> Box<dyn LogFile> {
+        self.syncer.shared.segments.lock().push_back(Arc::clone(&opened.segment));
+        self.segment = opened.segment;
+        self.incarnation = opened.incarnation;
+        self.seed = segment_seed(opened.incarnation);
+        self.len = SEGMENT_HEADER_BYTES as u64;
+        self.attention_bytes = attention_bytes(&self.config, self.syncer.acknowledges_later);
+        self.broken = None;
+        std::mem::replace(&mut self.log, opened.log)
+    }
+
+    /// Closes the segment and goes on in segment `no` at `path`. Does not sync. A log in a network
+    /// waits for its records, and a buffered one appends those again that were lost. After an error
     /// the writer takes no appends until a later rotation succeeds.
     pub fn rotate(&mut self, path: &Path, no: FileNo, recycle: Option<PathBuf>) -> Result<Closed> {
-        if no <= self.segment.no {
+        if no <= self.segment.no() {
             return Err(Error::invalid(format!(
                 "log segment {no} cannot follow segment {}",
-                self.segment.no
+                self.segment.no()
             )));
         }
         let was_broken = self.is_broken();
@@ -401,20 +568,39 @@ impl LogWriter {
         if !was_broken && closed.unfinished.is_none() {
             self.name_next(no);
         }
-        self.syncer.shared.segments.lock().push_back(Arc::clone(&opened.segment));
+        let (void, void_no) = (self.segment.path().to_owned(), self.segment.no());
+        self.predecessor = None;
         // The old log is dropped only now: what it mapped could be taken over by the new one.
-        self.log = opened.log;
-        self.segment = opened.segment;
-        self.incarnation = opened.incarnation;
-        self.seed = segment_seed(opened.incarnation);
-        self.len = SEGMENT_HEADER_BYTES as u64;
-        self.broken = None;
+        drop(self.go_on(opened));
+        if closed.is_void {
+            self.syncer.drop_segment(void_no);
+            if let Err(error) = fs.remove(&void) {
+                tracing::warn!(%error, "a log segment that was not used could not be removed");
+            }
+        }
+        self.log.hold_back(self.buffer_bytes);
+        if let Err(error) = self.append_retained() {
+            // The segment is broken now, and the next rotation tries again.
+            tracing::warn!(%error, "buffered records are not in the log again");
+        }
         Ok(closed)
     }
 
-    /// Ends the finished segment with a record that names the next one. Without it, which a
-    /// failure leaves, a recovery notices less, and nothing is lost.
-    fn name_next(&mut self, next: FileNo) {
+    /// Appends the records again that a buffered log has published and its segments lost.
+    fn append_retained(&mut self) -> Result<()> {
+        let mut records = self.retained.take();
+        while let Some(record) = records.pop_front() {
+            if let Err(error) = self.append(&record.entry()) {
+                records.push_front(record);
+                self.retained.put_back(records);
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    /// The record that ends a segment and names the next one.
+    fn end_record(&self, next: FileNo) -> Vec<u8> {
         let payload = next.0.to_le_bytes();
         let header = RecordHeader {
             payload_crc: archipelago_base::checksum::crc(&payload),
@@ -422,9 +608,15 @@ impl LogWriter {
             first_seq: SeqNo::ZERO,
             kind: RecordType::End as u8,
             incarnation_low: self.incarnation.0 as u32,
-            synced_through: self.segment.synced_through.load(Ordering::Relaxed) as u32,
+            synced_through: self.segment.synced_through() as u32,
         };
-        let record = [&header.encode(self.seed, self.len)[..], &payload].concat();
+        [&header.encode(self.seed, self.len)[..], &payload].concat()
+    }
+
+    /// Ends the finished segment with a record that names the next one. Without it, which a
+    /// failure leaves, a recovery notices less, and nothing is lost.
+    fn name_next(&mut self, next: FileNo) {
+        let record = self.end_record(next);
         if let Err(error) = self.log.append_trailer(&record) {
             tracing::warn!(%error, "a closed log segment does not name the next one");
         }
@@ -439,12 +631,23 @@ impl LogWriter {
     /// from now on.
     pub fn finish(&mut self) -> Closed {
         let unfinished = self.log.finish().err();
-        let name = self.segment.path.display();
+        let name = self.segment.path().display();
         let error = Error::closed(format!("the log segment {name} is finished"));
         self.broken.get_or_insert(error);
+        if let Some(before) = &self.predecessor
+            && !self.has_header()
+        {
+            // A wait that fails decides where the acknowledged records end. A success means that
+            // the open segment alone has failed.
+            let _decided = before.segment.handle().wait(before.end);
+            let (no, end) = (before.segment.no(), before.segment.handle().acknowledged());
+            let segment = SegmentRef { no, len: end.min(before.end) };
+            return Closed { segment, unfinished, is_void: true };
+        }
         // Records behind the acknowledged end were never applied, so they must not count.
-        let len = self.len.min(self.segment.handle.acknowledged());
-        Closed { segment: SegmentRef { no: self.segment.no, len }, unfinished }
+        let len = self.len.min(self.segment.handle().acknowledged());
+        let segment = SegmentRef { no: self.segment.no(), len };
+        Closed { segment, unfinished, is_void: false }
     }
 
     /// The handle that makes the log durable, now and after every rotation.
@@ -456,7 +659,7 @@ impl LogWriter {
     /// The open segment and its length so far.
     #[must_use]
     pub fn position(&self) -> SegmentRef {
-        SegmentRef { no: self.segment.no, len: self.len }
+        SegmentRef { no: self.segment.no(), len: self.len }
     }
 
     /// Bytes of the open segment that its file does not hold yet, so that they are not counted as
@@ -469,8 +672,24 @@ impl LogWriter {
     /// Through which offset the open segment is known to be durable.
     #[must_use]
     pub fn synced_through(&self) -> u64 {
-        self.segment.synced_through.load(Ordering::Acquire)
+        self.segment.synced_through()
     }
+}
+
+/// Length at which a fresh segment wants attention: at its half if the next one should then be
+/// prepared.
+fn attention_bytes(config: &LogConfig, acknowledges_later: bool) -> u64 {
+    if acknowledges_later { config.segment_bytes / 2 } else { config.segment_bytes }
+}
+
+/// Number of the first entries that travel to a network together.
+fn later_group(entries: &[Entry<'_>]) -> usize {
+    let mut bytes = 0;
+    let fits = |entry: &&Entry<'_>| {
+        bytes += RECORD_HEADER_BYTES + entry.payload.len();
+        bytes <= LATER_GROUP_BYTES
+    };
+    entries.iter().take(LATER_GROUP).take_while(fits).count().max(1)
 }
 
 #[cold]
@@ -489,34 +708,32 @@ fn open(
     previous: Option<SegmentRef>,
     recycle: Option<PathBuf>,
 ) -> Result<Opened> {
-    if no.0 > SEGMENT_NO_MAX {
-        return Err(Error::invalid(format!("log segment number {no} is out of range")));
-    }
-    let incarnation = incarnation_of(no, rng.u32(..));
-    let reused_len = recycle.as_deref().map_or(Ok(0), |path| fs.len(path))?;
-    let options = LogOptions { incarnation, size_hint_bytes: config.segment_bytes, recycle };
-    let context = IoContext::new(FileClass::Wal, IoPurpose::ForegroundWrite);
-    let mut log = fs.create_log(path, context, options)?;
-    let header = SegmentHeader {
-        incarnation,
-        database_id: config.database_id,
-        previous,
-        reused_len,
-        boot_id: fs.boot_id().unwrap_or_default(),
-        manifest: config.manifest,
-    };
+    let plan = SegmentPlan { path, no, segment_bytes: config.segment_bytes, recycle };
+    let SegmentCreation { mut log, incarnation, reused_len } = create_file(fs, plan, rng)?;
+    let header = segment_header(fs, config, incarnation, previous, reused_len);
     if let Err(error) = log.append(&[&header.encode()]) {
         // A segment without a header counts for nothing, and nobody else would remove it.
         drop(log);
         let _empty = fs.remove(path);
         return Err(error);
     }
-    let segment = Arc::new(Segment {
-        no,
-        path: path.to_owned(),
-        handle: log.sync_handle(),
-        synced_through: AtomicU64::new(0),
-        entry: Mutex::new(Ok(false)),
-    });
+    let segment = Segment::new(no, path, &*log);
     Ok(Opened { log, segment, incarnation })
+}
+
+fn segment_header(
+    fs: &dyn FileSystem,
+    config: &LogConfig,
+    incarnation: Epoch,
+    previous: Option<SegmentRef>,
+    reused_len: u64,
+) -> SegmentHeader {
+    SegmentHeader {
+        incarnation,
+        database_id: config.database_id,
+        previous,
+        reused_len,
+        boot_id: fs.boot_id().unwrap_or_default(),
+        manifest: config.manifest,
+    }
 }

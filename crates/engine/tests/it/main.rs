@@ -24,6 +24,7 @@ mod ingestion;
 mod job_threads;
 mod keys_only;
 mod later_log;
+mod log_in_pool;
 mod lost_edits;
 mod memory;
 mod metamorphic;

@@ -227,6 +227,14 @@ impl LogFile for ThrottledLog {
         self.inner.acknowledges_later()
     }
 
+    fn hold_back(&mut self, bytes: u64) {
+        self.inner.hold_back(bytes);
+    }
+
+    fn follow(&mut self, previous: Arc<dyn LogSync>, end: u64) -> Result<()> {
+        self.inner.follow(previous, end)
+    }
+
     fn len(&self) -> u64 {
         self.inner.len()
     }
@@ -292,6 +300,10 @@ impl LogSync for ThrottledLogSync {
 
     fn wait(&self, end: u64) -> Result<()> {
         self.inner.wait(end)
+    }
+
+    fn send(&self) -> Result<()> {
+        self.inner.send()
     }
 
     fn acknowledged(&self) -> u64 {

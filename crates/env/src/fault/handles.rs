@@ -196,6 +196,14 @@ impl LogFile for FaultLog {
         self.inner.acknowledges_later()
     }
 
+    fn hold_back(&mut self, bytes: u64) {
+        self.inner.hold_back(bytes);
+    }
+
+    fn follow(&mut self, previous: Arc<dyn LogSync>, end: u64) -> Result<()> {
+        self.inner.follow(previous, end)
+    }
+
     fn len(&self) -> u64 {
         self.inner.len()
     }
@@ -243,6 +251,10 @@ impl LogSync for FaultLogSync {
 
     fn wait(&self, end: u64) -> Result<()> {
         self.judged(Operation::LogWait, "wait for an append to log", |inner| inner.wait(end))
+    }
+
+    fn send(&self) -> Result<()> {
+        self.inner.send()
     }
 
     fn acknowledged(&self) -> u64 {

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use archipelago_base::clock::{Clock, ManualClock};
-use archipelago_base::{Epoch, Result};
+use archipelago_base::{Epoch, Error, Result};
 use archipelago_env::capacity::CapacityFs;
 use archipelago_env::device::{DeviceSpec, ThrottledFs};
 use archipelago_env::fault::FaultFs;
@@ -17,7 +17,7 @@ use archipelago_env::mem::MemFs;
 use archipelago_env::stats::CountingFs;
 use archipelago_env::{
     CreateOptions, FileClass, FileSystem, IoContext, IoPurpose, LogFile, LogOptions, LogSync,
-    WritableFile,
+    ReadLease, WritableFile,
 };
 use parking_lot::Mutex;
 
@@ -82,6 +82,17 @@ impl LogFile for NamedLog {
         true
     }
 
+    fn hold_back(&mut self, bytes: u64) {
+        assert_eq!(bytes, 5);
+        self.handed.lock().push("hold back");
+    }
+
+    fn follow(&mut self, previous: Arc<dyn LogSync>, end: u64) -> Result<()> {
+        assert_eq!((previous.acknowledged(), end), (7, 6));
+        self.handed.lock().push("follow");
+        Ok(())
+    }
+
     fn len(&self) -> u64 {
         self.inner.len()
     }
@@ -121,6 +132,11 @@ impl LogSync for NamedSync {
         Ok(())
     }
 
+    fn send(&self) -> Result<()> {
+        self.handed.lock().push("send");
+        Ok(())
+    }
+
     fn acknowledged(&self) -> u64 {
         7
     }
@@ -130,7 +146,21 @@ impl LogSync for NamedSync {
     }
 }
 
+/// A lease that has ended.
+#[derive(Debug)]
+struct EndedLease;
+
+impl ReadLease for EndedLease {
+    fn check(&self) -> Result<()> {
+        Err(Error::busy("the lease has ended"))
+    }
+}
+
 impl FileSystem for ReplicatedFs {
+    fn read_lease(&self) -> Option<Arc<dyn ReadLease>> {
+        Some(Arc::new(EndedLease))
+    }
+
     fn redundancy(&self, class: FileClass) -> f64 {
         if class == FileClass::ValueSst { 1.5 } else { 3.0 }
     }
@@ -187,10 +217,11 @@ fn decorators(handed: &Arc<Mutex<Vec<&'static str>>>) -> Vec<Arc<dyn FileSystem>
 }
 
 #[test]
-fn every_decorator_forwards_redundancy_and_recycling() {
+fn every_decorator_forwards_redundancy_recycling_and_lease() {
     for fs in decorators(&Arc::default()) {
         assert_eq!(of(&*fs), [3.0, 1.5], "{fs:?}");
         assert!(!fs.recycles_logs(), "{fs:?}");
+        assert!(fs.read_lease().unwrap().check().is_err(), "{fs:?}");
     }
 }
 
@@ -201,10 +232,14 @@ fn every_decorator_forwards_submit_and_wait() {
     for fs in decorators(&handed) {
         let options = LogOptions { incarnation: Epoch(1), size_hint_bytes: 0, recycle: None };
         let mut log = fs.create_log(Path::new("log"), context, options).unwrap();
+        log.hold_back(5);
+        let previous = log.sync_handle();
+        log.follow(previous, 6).unwrap();
         assert_eq!(log.submit(&[b"a", b"b"]).unwrap(), 0);
         assert_eq!(log.len(), 2);
         assert!(log.acknowledges_later());
         assert_eq!(log.sync_handle().acknowledged(), 7);
+        log.sync_handle().send().unwrap();
         log.sync_handle().wait(2).unwrap();
         log.append(&[b"c"]).unwrap();
         let mut file = fs.create(Path::new("file"), context, CreateOptions::default()).unwrap();
@@ -212,7 +247,9 @@ fn every_decorator_forwards_submit_and_wait() {
         file.submit().unwrap();
         file.flush().unwrap();
         let seen = std::mem::take(&mut *handed.lock());
-        assert_eq!(seen, ["submit", "wait", "append", "submit of a file", "flush"], "{fs:?}");
+        let log = ["hold back", "follow", "submit", "send", "wait", "append"];
+        let all = [&log[..], &["submit of a file", "flush"]].concat();
+        assert_eq!(seen, all, "{fs:?}");
     }
 }
 
@@ -222,5 +259,6 @@ fn local_file_systems_write_each_byte_once() {
     for fs in local {
         assert_eq!(of(fs), [1.0, 1.0], "{fs:?}");
         assert!(fs.recycles_logs(), "{fs:?}");
+        assert!(fs.read_lease().is_none(), "{fs:?}");
     }
 }

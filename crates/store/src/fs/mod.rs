@@ -33,6 +33,7 @@ mod growing;
 mod lock;
 mod open_files;
 mod reader;
+mod sending;
 mod table;
 mod wal;
 mod written_log;
@@ -47,7 +48,7 @@ use archipelago_env::ballast::fill_as;
 use archipelago_env::names::plain;
 use archipelago_env::{
     CreateOptions, DirEntry, FileClass, FileLock, FileSystem, IoContext, IoPurpose, LogFile,
-    LogOptions, LogTail, OpenOptions, RandomFile, WritableFile,
+    LogOptions, LogTail, OpenOptions, RandomFile, ReadLease, WritableFile,
 };
 
 pub use self::copy::CopyTarget;
@@ -61,6 +62,16 @@ use self::table::{TableWriter, write_blob};
 use self::wal::StoreLog;
 use crate::volume::Volume;
 use crate::volume::record::{Content, Record};
+
+/// The lease of a volume's owner, for callers that answer reads from memory.
+#[derive(Debug)]
+struct VolumeLease(Arc<Volume>);
+
+impl ReadLease for VolumeLease {
+    fn check(&self) -> Result<()> {
+        self.0.check_lease()
+    }
+}
 
 /// The file system of a volume, as its owner sees it.
 #[derive(Debug)]
@@ -285,6 +296,10 @@ impl FileSystem for StoreFs {
     /// No: a new log overwrites nothing, so a kept segment would occupy the pool in vain.
     fn recycles_logs(&self) -> bool {
         false
+    }
+
+    fn read_lease(&self) -> Option<Arc<dyn ReadLease>> {
+        Some(Arc::new(VolumeLease(Arc::clone(&self.files.volume))))
     }
 
     /// Settles removals first, because the pool gives up the bytes of a file only when its removal

@@ -2,7 +2,9 @@
 //!
 //! The engine owns one [`StoreLog`] for each segment. [`LogFile::submit`] sends the bytes, and
 //! [`LogSync::wait`] waits for the quorum, so a caller can hold a lock over the first and not over
-//! the second. The record of the segment and its first bytes travel at the same time.
+//! the second. The record of the segment and its first bytes travel at the same time. A segment can
+//! be created ahead of its use ([`LogFile::follow`]), and it can keep bytes back
+//! ([`LogFile::hold_back`]).
 //!
 //! Invariants:
 //! 1. An append is acknowledged only when the segment's record is durable and the log has
@@ -11,8 +13,8 @@
 //!
 //! Thread-safety: one thread at a time uses a segment. Any thread may use its sync handles.
 //! Failure: errors name the path. After the first one the segment takes no more appends.
-//! Cost: a submit is that of the log, and one atomic store. The end of the log costs a sync of the
-//! pool, and it is left out if the segment is removed before.
+//! Cost: a submit is that of the log, and one lock. The end of the log costs a sync of the pool,
+//! and it is left out if the segment is removed before.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -22,27 +24,17 @@ use archipelago_env::{FileClass, IoContext, LogFile, LogOptions, LogSync};
 
 use super::failure::named;
 use super::open_files::OpenFiles;
+use super::sending::SegmentSender;
 use super::written_log::{RecordedLog, WrittenLog};
-use crate::log::LogWriter;
 use crate::volume::record::{Content, Record};
-
-/// What a segment takes.
-#[derive(Clone, Debug)]
-enum SegmentState {
-    Open,
-    Finished,
-    /// The first error, which is the answer to every later append.
-    Failed(Error),
-}
 
 /// An open log segment.
 #[derive(Debug)]
 pub(super) struct StoreLog {
     files: Arc<OpenFiles>,
     log: Arc<WrittenLog>,
-    /// `None` only while the segment is dropped.
-    writer: Option<Box<dyn LogWriter>>,
-    state: SegmentState,
+    sender: Arc<SegmentSender>,
+    is_finished: bool,
 }
 
 /// The class of a log that is created for a file of `class`. It decides how the log is
@@ -82,38 +74,8 @@ impl StoreLog {
         let log =
             WrittenLog::new(volume, RecordedLog { path, position, head_bytes: 0, moment, key });
         files.add_log(&log);
-        let files = Arc::clone(files);
-        Ok(Self { files, log, writer: Some(writer), state: SegmentState::Open })
-    }
-
-    /// Submits `parts` to the log.
-    fn push(&mut self, parts: &[&[u8]]) -> Result<u64> {
-        let Some(writer) = &mut self.writer else { return Err(closed(self.log.path())) };
-        let pushed = self.files.heard(writer.submit(parts), "append to", self.log.path());
-        match &pushed {
-            Ok(_) => self.log.note_submitted(writer.len_bytes()),
-            Err(error) => {
-                self.log.freeze(error);
-                self.state = SegmentState::Failed(error.clone());
-            }
-        }
-        pushed
-    }
-
-    fn check_state(&self) -> Result<()> {
-        match &self.state {
-            SegmentState::Open => Ok(()),
-            SegmentState::Finished => Err(closed(self.log.path())),
-            SegmentState::Failed(error) => Err(error.clone()),
-        }
-    }
-
-    /// Waits until everything that was submitted is acknowledged.
-    fn wait_all(&mut self) -> Result<()> {
-        let end = self.len();
-        self.log.wait_acknowledged(end).inspect_err(|error| {
-            self.state = SegmentState::Failed(error.clone());
-        })
+        let sender = SegmentSender::new(files, &log, writer);
+        Ok(Self { files: Arc::clone(files), log, sender, is_finished: false })
     }
 }
 
@@ -124,43 +86,48 @@ fn closed(path: &Path) -> Error {
 impl LogFile for StoreLog {
     fn append(&mut self, parts: &[&[u8]]) -> Result<u64> {
         let offset = self.submit(parts)?;
-        self.wait_all()?;
+        self.sender.wait_all()?;
         Ok(offset)
     }
 
     fn submit(&mut self, parts: &[&[u8]]) -> Result<u64> {
-        self.check_state()?;
-        self.push(parts)
+        self.sender.check()?;
+        if self.is_finished {
+            return Err(closed(self.log.path()));
+        }
+        self.sender.submit(parts)
     }
 
     fn acknowledges_later(&self) -> bool {
         true
     }
 
+    fn hold_back(&mut self, bytes: u64) {
+        self.sender.hold_back(bytes);
+    }
+
+    fn follow(&mut self, previous: Arc<dyn LogSync>, end: u64) -> Result<()> {
+        self.sender.follow(previous, end)
+    }
+
     fn len(&self) -> u64 {
-        self.writer.as_ref().map_or(0, |writer| writer.len_bytes())
+        self.sender.len()
     }
 
     fn sync_handle(&self) -> Arc<dyn LogSync> {
-        Arc::clone(&self.log) as Arc<dyn LogSync>
+        Arc::clone(&self.sender) as Arc<dyn LogSync>
     }
 
     /// Waits for all appends. The log itself is ended later, because a trailer may follow.
     fn finish(&mut self) -> Result<()> {
-        if let SegmentState::Failed(error) = &self.state {
-            return Err(error.clone());
-        }
-        self.wait_all()?;
-        self.state = SegmentState::Finished;
+        self.sender.wait_all()?;
+        self.is_finished = true;
         Ok(())
     }
 
     fn append_trailer(&mut self, bytes: &[u8]) -> Result<()> {
-        if let SegmentState::Failed(error) = &self.state {
-            return Err(error.clone());
-        }
-        self.push(&[bytes])?;
-        self.wait_all()
+        self.sender.submit(&[bytes])?;
+        self.sender.wait_all()
     }
 
     fn unwritten_bytes(&self) -> u64 {
@@ -170,7 +137,7 @@ impl LogFile for StoreLog {
 
 impl Drop for StoreLog {
     fn drop(&mut self) {
-        if let Some(writer) = self.writer.take() {
+        if let Some(writer) = self.sender.take_writer() {
             self.files.retire_log(&self.log, writer);
         }
     }

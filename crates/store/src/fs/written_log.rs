@@ -1,8 +1,7 @@
-//! A log that this process writes: what the file's writer and its sync handles share.
+//! A log that this process writes: how far it is submitted, acknowledged and recorded.
 //!
 //! [`OpenFiles`](super::open_files::OpenFiles) keeps one [`WrittenLog`] for each log until it is
-//! ended or removed. The file's writer owns the [`LogWriter`](crate::log::LogWriter) itself, so
-//! that an append takes no lock.
+//! ended or removed. The file's writer owns the [`LogWriter`](crate::log::LogWriter) itself.
 //!
 //! Invariants:
 //! 1. No append counts as acknowledged before the record of the log's first layout is durable.
@@ -20,7 +19,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use archipelago_base::{Error, Result};
-use archipelago_env::LogSync;
 use parking_lot::Mutex;
 
 use super::failure::named;
@@ -115,12 +113,22 @@ impl WrittenLog {
     /// Length of the file through the bytes that are known to be acknowledged. Submitted bytes
     /// beyond them may not be readable yet.
     pub(super) fn acknowledged_len(&self) -> u64 {
-        self.head_bytes + self.acknowledged.load(Ordering::Acquire)
+        self.head_bytes + self.acknowledged()
     }
 
     /// Number of bytes of the file before the log.
     pub(super) fn head_bytes(&self) -> u64 {
         self.head_bytes
+    }
+
+    /// Number of bytes of the log that are known to be acknowledged.
+    pub(super) fn acknowledged(&self) -> u64 {
+        self.acknowledged.load(Ordering::Acquire)
+    }
+
+    /// Number of bytes that the log has.
+    pub(super) fn submitted(&self) -> u64 {
+        self.submitted.load(Ordering::Acquire)
     }
 
     /// Notes that the log has `len` bytes now.
@@ -139,7 +147,7 @@ impl WrittenLog {
 
     /// Waits until all bytes of the log before `end` survive a kill of processes.
     pub(super) fn wait_acknowledged(&self, end: u64) -> Result<()> {
-        if self.acknowledged.load(Ordering::Acquire) >= end {
+        if self.acknowledged() >= end {
             return Ok(());
         }
         let waited = self.wait_recorded().and_then(|()| self.position.wait(end));
@@ -170,27 +178,6 @@ impl WrittenLog {
         let decided = verdict.judge(end, waited);
         self.acknowledged.store(verdict.bytes, Ordering::Release);
         decided
-    }
-}
-
-impl LogSync for WrittenLog {
-    fn sync(&self) -> Result<u64> {
-        self.sync_all()
-    }
-
-    fn wait(&self, end: u64) -> Result<()> {
-        self.wait_acknowledged(end)
-    }
-
-    fn acknowledged(&self) -> u64 {
-        self.acknowledged.load(Ordering::Acquire)
-    }
-
-    /// Waits for the acknowledgement of the pool. No page cache of this machine has the bytes.
-    fn write_through(&self) -> Result<u64> {
-        let end = self.submitted.load(Ordering::Acquire);
-        self.wait_acknowledged(end)?;
-        Ok(end)
     }
 }
 

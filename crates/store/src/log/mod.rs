@@ -108,6 +108,41 @@ pub struct LogToRecover<'a> {
     pub layout: &'a Layout,
 }
 
+/// A range of one of several logs, and the buffer that gets its bytes.
+#[derive(Debug)]
+pub struct LogRead<'a> {
+    /// Index of the log.
+    pub log: usize,
+    /// Offset of the first byte.
+    pub offset: u64,
+    /// Buffer that is filled.
+    pub buf: &'a mut [u8],
+}
+
+/// Several logs that were opened together, as [`LogStore::open`] opens one.
+pub trait LogSetReader: Send + Sync + fmt::Debug {
+    /// Length of the log with this index.
+    fn len(&self, log: usize) -> u64;
+    /// Fills all buffers. The backend may read different logs in parallel. Errors: as for
+    /// [`RandomFile::read_exact_at`].
+    fn read_all(&self, reads: &mut [LogRead<'_>], context: IoContext) -> Result<()>;
+}
+
+/// Logs that are read one after the other.
+#[derive(Debug)]
+struct SeparateLogs(Vec<Arc<dyn RandomFile>>);
+
+impl LogSetReader for SeparateLogs {
+    fn len(&self, log: usize) -> u64 {
+        self.0[log].len()
+    }
+
+    fn read_all(&self, reads: &mut [LogRead<'_>], context: IoContext) -> Result<()> {
+        let mut reads = reads.iter_mut();
+        reads.try_for_each(|read| self.0[read.log].read_exact_at(read.offset, read.buf, context))
+    }
+}
+
 /// A pool that keeps logs.
 pub trait LogStore: Send + Sync + fmt::Debug + 'static {
     /// Creates an empty log and returns its first layout. The caller keeps it durably before it
@@ -139,6 +174,17 @@ pub trait LogStore: Send + Sync + fmt::Debug + 'static {
     /// Opens a log for reading, through the end that its layout has. If its layout has no end, the
     /// reader sees the bytes that are acknowledged now.
     fn open(&self, id: LogId, layout: &Layout, context: IoContext) -> Result<Arc<dyn RandomFile>>;
+    /// Opens several logs as [`Self::open`] does, to read them together. The default opens and
+    /// reads one after the other.
+    fn open_all(
+        &self,
+        logs: &[(LogId, &Layout)],
+        context: IoContext,
+    ) -> Result<Arc<dyn LogSetReader>> {
+        let open = |(id, layout): &(LogId, &Layout)| self.open(*id, layout, context);
+        let files = logs.iter().map(open).collect::<Result<_>>()?;
+        Ok(Arc::new(SeparateLogs(files)))
+    }
     /// Gives up the bytes of a log. A log that does not exist is no error.
     fn remove(&self, id: LogId, layout: &Layout, epoch: Epoch) -> Result<()>;
     /// Gives up all logs of `volume` that `keeps` denies, and returns their number. The caller is

@@ -6,6 +6,7 @@ mod conformance;
 mod copies;
 mod file_crashes;
 mod files;
+mod held_logs;
 mod owner;
 mod pool;
 mod power_loss;

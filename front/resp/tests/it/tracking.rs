@@ -56,6 +56,19 @@ fn expect_told(client: &mut Client, keys: &[&str]) {
 }
 
 #[test]
+fn clients_that_track_keys_are_closed_on_request() {
+    let (server, _clock) = start();
+    let (mut plain, mut tracker) = (Client::connect(&server), tracking(&server, ""));
+    plain.expect(&[("SET a 1", "+OK")]);
+    tracker.expect(&[("GET a", "$1 1")]);
+    let monitor = server.monitor();
+    assert_eq!(monitor.close_tracking_clients(), 1);
+    assert_eq!(tracker.try_reply(), None, "the connection is closed");
+    plain.expect(&[("GET a", "$1 1")]);
+    assert_eq!(monitor.close_tracking_clients(), 0);
+}
+
+#[test]
 fn key_that_was_read_is_invalid_after_a_write_once() {
     on_each_store(|server, _clock| {
         let mut reader = tracking(server, "");

@@ -7,6 +7,7 @@ mod blobs;
 mod chunks;
 mod cluster;
 mod databases;
+mod log_forms;
 mod log_writers;
 mod logs;
 mod suites;

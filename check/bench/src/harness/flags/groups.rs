@@ -290,6 +290,11 @@ pub struct Storage {
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true",
           default_value = "false", value_parser = truth, action = clap::ArgAction::Set)]
     pub(crate) log_write_through: bool,
+    /// Bytes of the log that are buffered before they leave for storage nodes, so that a write
+    /// returns earlier and may be lost if the process is killed (not in db_bench); 0: no buffer.
+    /// Without effect on a local disk
+    #[arg(long, default_value_t = 0)]
+    pub(crate) log_buffer_bytes: u64,
     /// Buckets of the key space (not in db_bench); 0: as many as background jobs; 1: a classic L0
     #[arg(long, default_value_t = 0)]
     pub(crate) buckets: usize,

@@ -10,6 +10,7 @@ pub mod flush_plan;
 pub(crate) mod gc;
 pub(crate) mod job_numbers;
 pub(crate) mod leave_log;
+pub(crate) mod log_keeper;
 pub(crate) mod memory_pressure;
 pub(crate) mod parallel_job;
 pub(crate) mod rebalance;

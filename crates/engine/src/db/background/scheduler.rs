@@ -34,7 +34,7 @@ use crate::db::background::flush::{self, FlushTask};
 use crate::db::background::gc::invalid::{self, MergeTask};
 use crate::db::background::gc::{self, GcTask, ReferenceMismatch};
 use crate::db::background::rebalance::{self, MapTask};
-use crate::db::background::{leave_log, memory_pressure, space, sweep};
+use crate::db::background::{leave_log, log_keeper, memory_pressure, space, sweep};
 use crate::db::inner::DbInner;
 use crate::db::read::ReadView;
 use crate::db::state::context::Context;
@@ -119,7 +119,26 @@ impl Workers {
             let body = Box::new(move || work_until_closed(&inner, role));
             workers.0.lock().push(SystemSpawn.spawn(&format!("archi-bg-{index}"), body)?);
         }
+        workers.start_log_threads(inner)?;
         Ok(workers)
+    }
+
+    /// Starts the threads that keep a log in a network.
+    fn start_log_threads(&self, inner: &Arc<DbInner>) -> Result<()> {
+        if !log_keeper::is_needed(inner) {
+            return Ok(());
+        }
+        disk_room::refresh_free_room(inner);
+        inner.logs.ahead().set_kept();
+        let kept = Arc::clone(inner);
+        let body = Box::new(move || log_keeper::keep_log(&kept));
+        self.0.lock().push(SystemSpawn.spawn("archi-log", body)?);
+        if inner.context.options().log_buffer_bytes > 0 {
+            let sent = Arc::clone(inner);
+            let body = Box::new(move || log_keeper::send_buffers(&sent));
+            self.0.lock().push(SystemSpawn.spawn("archi-log-send", body)?);
+        }
+        Ok(())
     }
 
     /// Waits for all of them to end (`closing` must be set).

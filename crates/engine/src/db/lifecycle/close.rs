@@ -1,7 +1,8 @@
 //! Closing a database: background work ends, the log becomes durable, the directory is released.
 //!
 //! Steps:
-//! 1. A log that is not whole is left, and memtables with records that no log has are flushed.
+//! 1. A log that is not whole is left, memtables with records that no log has are flushed, and the
+//!    buffer of a log in a network is sent.
 //! 2. Calls of users are refused, and background work ends.
 //! 3. The log is synced and marked as whole.
 //! 4. The lock of the directory is released.
@@ -17,7 +18,7 @@ use archipelago_base::Result;
 use crate::db::background::{flush, leave_log, scheduler};
 use crate::db::inner::DbInner;
 use crate::db::state::storage::Storage;
-use crate::db::write::WritePath;
+use crate::db::write::{self, WritePath};
 use crate::lock_order::Order;
 use crate::manifest::LogMark;
 
@@ -31,7 +32,11 @@ pub(crate) fn shut_down(db: &DbInner, workers: &scheduler::Workers) -> Result<()
         false => leave_log::leave_log_before_sync(db),
     };
     let flushed = left.and_then(|()| flush::flush_unlogged(db));
+    // If records of a buffered log are lost now, the next segment still takes them.
+    let sent =
+        if db.context.options().log_buffer_bytes > 0 { write::flush_log(db) } else { Ok(()) };
     db.context.close();
+    db.logs.ahead().close();
     db.jobs.wake();
     db.jobs.notify_progress();
     let joined = workers.join();
@@ -42,7 +47,7 @@ pub(crate) fn shut_down(db: &DbInner, workers: &scheduler::Workers) -> Result<()
     // An install of a user's thread that began before is over now, and none begins any more.
     drop(db.storage.lock_manifest(Order::none()));
     db.storage.release_lock();
-    flushed.and(joined).and(ended)
+    flushed.and(sent).and(joined).and(ended)
 }
 
 pub(crate) fn end_log(storage: &Storage, writes: &WritePath) -> Result<()> {

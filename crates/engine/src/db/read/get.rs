@@ -343,6 +343,7 @@ pub(crate) fn get(
         search_tables(&reader, &current, &lookup, options, &mut gather)?;
     }
     let result = gather.into_result(|wanted| reader.values(&current, options).fetch(wanted))?;
+    reader.context.check_answer()?;
     reader.observers.stats().add(Ticker::Gets, 1);
     if result.is_some() {
         reader.observers.stats().add(Ticker::GetsFound, 1);
@@ -445,6 +446,7 @@ pub(crate) fn multi_get(
     for (gather, &index) in gathers.into_iter().zip(&order) {
         values[index] = gather.into_result(&mut next)?.map(|entry| entry.value);
     }
+    reader.context.check_answer()?;
     Ok(values)
 }
 

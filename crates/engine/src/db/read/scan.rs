@@ -22,6 +22,7 @@
 use std::sync::Arc;
 
 use archipelago_base::{Error, Result, SeqNo};
+use archipelago_env::ReadLease;
 
 use crate::bucket::BucketMap;
 use crate::db::read::Reader;
@@ -69,6 +70,8 @@ use crate::version::Version;
 pub struct Iter {
     cursor: UserIterator,
     stats: Arc<Statistics>,
+    /// The lease under which rows are shown, if another process can take the files over.
+    lease: Option<Arc<dyn ReadLease>>,
     _picture: Arc<SuperVersion>,
     _snapshot: Option<Snapshot>,
 }
@@ -80,28 +83,42 @@ impl std::fmt::Debug for Iter {
 }
 
 impl Iter {
+    /// Makes the cursor invalid if the lease has ended since the move began.
+    #[inline]
+    fn check_lease(&mut self) {
+        if let Some(lease) = &self.lease
+            && let Err(error) = lease.check()
+        {
+            self.cursor.fail(error);
+        }
+    }
+
     /// To the first key in bounds.
     pub fn seek_to_first(&mut self) {
         self.stats.add(Ticker::Seeks, 1);
         self.cursor.seek_to_first();
+        self.check_lease();
     }
 
     /// To the last key in bounds.
     pub fn seek_to_last(&mut self) {
         self.stats.add(Ticker::Seeks, 1);
         self.cursor.seek_to_last();
+        self.check_lease();
     }
 
     /// To the first key at or after `key`.
     pub fn seek(&mut self, key: &[u8]) {
         self.stats.add(Ticker::Seeks, 1);
         self.cursor.seek(key);
+        self.check_lease();
     }
 
     /// To the last key at or before `key`.
     pub fn seek_for_prev(&mut self, key: &[u8]) {
         self.stats.add(Ticker::Seeks, 1);
         self.cursor.seek_for_prev(key);
+        self.check_lease();
     }
 
     /// To the next key. Panics if the cursor is not valid.
@@ -109,6 +126,7 @@ impl Iter {
     pub fn next(&mut self) {
         assert!(self.cursor.valid(), "next() on a cursor that stands on no key");
         self.cursor.next();
+        self.check_lease();
     }
 
     /// To the previous key. Panics if the cursor is not valid.
@@ -116,6 +134,7 @@ impl Iter {
     pub fn prev(&mut self) {
         assert!(self.cursor.valid(), "prev() on a cursor that stands on no key");
         self.cursor.prev();
+        self.check_lease();
     }
 
     /// Whether the cursor stands on a key.
@@ -236,6 +255,7 @@ pub(crate) fn scan(
     Iter {
         cursor,
         stats: Arc::clone(reader.observers.stats()),
+        lease: reader.context.lease().cloned(),
         _picture: picture,
         _snapshot: options.snapshot.clone(),
     }

@@ -19,6 +19,7 @@ use archipelago_base::budget::ByteBudget;
 use archipelago_base::clock::Clock;
 use archipelago_base::random::Rng;
 use archipelago_base::{Error, ErrorKind, Result};
+use archipelago_env::ReadLease;
 use parking_lot::Mutex;
 
 use crate::db::state::background_mode::BackgroundMode;
@@ -49,6 +50,7 @@ pub(crate) struct ContextParts {
     pub(crate) family_overrides: BTreeMap<String, CfOptions>,
     pub(crate) alike_default: Option<String>,
     pub(crate) fault: Option<FaultPoint>,
+    pub(crate) lease: Option<Arc<dyn ReadLease>>,
     pub(crate) rng: Rng,
 }
 
@@ -68,6 +70,9 @@ pub(crate) struct Context {
     /// Time of the open, in nanoseconds of the clock.
     opened_ns: u64,
     fault: Option<FaultPoint>,
+    /// The lease under which reads are answered; `None` if no other process can take the files
+    /// over.
+    lease: Option<Arc<dyn ReadLease>>,
     rng: Mutex<Rng>,
     /// Set when background work must end. Jobs share it as their cancellation.
     closing: Arc<AtomicBool>,
@@ -88,6 +93,7 @@ impl Context {
             family_overrides: parts.family_overrides,
             alike_default: parts.alike_default,
             fault: parts.fault,
+            lease: parts.lease,
             rng: Mutex::new(parts.rng),
             closing: Arc::new(AtomicBool::new(false)),
             closed: AtomicBool::new(false),
@@ -139,6 +145,20 @@ impl Context {
             return Err(Error::closed("the database is closed"));
         }
         Ok(())
+    }
+
+    /// Whether the answer of a read, which is ready, may be given. Errors: those of the lease.
+    #[inline]
+    pub(crate) fn check_answer(&self) -> Result<()> {
+        match &self.lease {
+            None => Ok(()),
+            Some(lease) => lease.check(),
+        }
+    }
+
+    /// The lease under which reads are answered.
+    pub(crate) fn lease(&self) -> Option<&Arc<dyn ReadLease>> {
+        self.lease.as_ref()
     }
 
     /// Whether calls of users are refused.

@@ -5,7 +5,8 @@
 //!
 //! 1. *Submit*, under the commit lock: room in the memtables, sequence numbers, log append.
 //! 2. *Insert*, without a lock: many writers at the same time. If the log is in a network, the
-//!    writer first waits until its record survives `kill -9`.
+//!    writer first waits until its record survives `kill -9`. If that log is buffered, it does not
+//!    wait: it waits after the publication, and only while too many bytes are under way.
 //! 3. *Publish*: the visible sequence number moves over the write, in order
 //!    (`db::read::publication`).
 //! 4. *Sync*, if the options ask for it: one leader syncs for all writers that wait.
@@ -22,7 +23,7 @@
 //!    so that it cannot wait for ever.
 //! 2. The visible number only grows, and passes a write only when it and all before it are
 //!    inserted.
-//! 3. A record is in the log before any reader can see it.
+//! 3. A record is in the log, or in its buffer, before any reader can see it.
 //! 4. A writer with a grant takes no lock before the write is published, because holders of the
 //!    commit lock may wait for the publication (ingestion does).
 //! 5. A ticket is inserted once: by its owner, or by the thread that changed it from asleep to
@@ -30,7 +31,8 @@
 //! 6. If a record is lost, nothing of its write is inserted, and the caller gets the error only
 //!    when the header of the next segment survives `kill -9`. The header says where the
 //!    acknowledged records end, so no recovery applies the write. A thread passes over all numbers
-//!    that it has to pass over before it takes the commit lock for that.
+//!    that it has to pass over before it takes the commit lock for that. A buffered record is never
+//!    lost for that reason: it is appended again to the next segment.
 //! 7. While a transaction is being checked, every write is noted in [`CommitState::recent`] in the
 //!    step that gives it its sequence numbers.
 //!
@@ -526,22 +528,51 @@ impl LostWrites {
     /// Inserts a granted write and makes it visible, once its record survives `kill -9`. If the log
     /// lost the record, publication passes over the write, and the error is noted.
     #[inline]
-    fn carry_out(&mut self, db: &DbInner, grant: Grant, payload: &[u8]) -> Result<SeqNo> {
+    fn carry_out(&mut self, db: &DbInner, mut grant: Grant, payload: &[u8]) -> Result<SeqNo> {
         if has(Defect::InsertionBeforeQuorum) && grant.unacknowledged.is_some() {
             return Ok(insert_early(db, grant, payload));
         }
-        if let Some(record) = &grant.unacknowledged
-            && let Err(error) = record.wait()
-        {
-            let segment = record.segment();
-            complete(&db.view, grant);
-            if self.segment.as_ref().is_none_or(|noted| noted.0 < segment) {
-                self.segment = Some((segment, error.clone()));
+        match grant.unacknowledged.take() {
+            None => {
+                insert_granted(&grant, payload);
+                Ok(complete(&db.view, grant))
             }
+            Some(record) => self.carry_out_later(db, grant, payload, &record),
+        }
+    }
+
+    /// The same for a log that acknowledges later.
+    fn carry_out_later(
+        &mut self,
+        db: &DbInner,
+        grant: Grant,
+        payload: &[u8],
+        record: &Unacknowledged,
+    ) -> Result<SeqNo> {
+        if record.is_buffered() {
+            insert_granted(&grant, payload);
+            let last_seq = complete(&db.view, grant);
+            db.logs.ahead().note_buffered();
+            // The write itself is not lost: it is appended again when the segment is left.
+            let _noted = self.wait_for(record);
+            return Ok(last_seq);
+        }
+        if let Err(error) = self.wait_for(record) {
+            complete(&db.view, grant);
             return Err(error);
         }
         insert_granted(&grant, payload);
         Ok(complete(&db.view, grant))
+    }
+
+    /// Waits for a record, and notes its segment if the segment has lost it.
+    fn wait_for(&mut self, record: &Unacknowledged) -> Result<()> {
+        record.wait().inspect_err(|error| {
+            let segment = record.segment();
+            if self.segment.as_ref().is_none_or(|noted| noted.0 < segment) {
+                self.segment = Some((segment, error.clone()));
+            }
+        })
     }
 
     /// The same for the write of a writer that sleeps.

@@ -61,6 +61,8 @@ const LOCK_WAIT: Duration = Duration::from_millis(20);
 const AMPLE_SHARE: u64 = 4;
 /// Attempts of a writer to find room after the last progress that may have freed some.
 const PATIENCE: u8 = 20;
+/// Bytes that writers may write while the free room of a pool is not known yet.
+const UNMEASURED_CREDIT_BYTES: u64 = 8 << 20;
 /// Free bytes of a file system that does not report them.
 const UNKNOWN: u64 = u64::MAX;
 
@@ -77,6 +79,8 @@ pub(crate) struct Disk {
     reserve_at_ns: AtomicU64,
     state: AtomicU8,
     free_bytes: AtomicU64,
+    /// Bytes that writers were given since the free room of a pool was measured.
+    given_bytes: AtomicU64,
     /// Bytes that the database has or could have.
     disk_bytes: AtomicU64,
     compaction_bytes: AtomicU64,
@@ -125,6 +129,7 @@ impl Disk {
             reserve_at_ns: AtomicU64::new(0),
             state: AtomicU8::new(SpaceState::Roomy as u8),
             free_bytes: AtomicU64::new(UNKNOWN),
+            given_bytes: AtomicU64::new(0),
             disk_bytes: AtomicU64::new(UNKNOWN),
             compaction_bytes: AtomicU64::new(0),
             manifest_bytes: AtomicU64::new(0),
@@ -137,6 +142,14 @@ impl Disk {
             tended_at_ns: AtomicU64::new(0),
             active_bytes: AtomicU64::new(0),
         }
+    }
+
+    /// Notes a measurement before which writers were given `given_bytes`. What they get meanwhile
+    /// may not be measured, so it still counts.
+    fn note_free(&self, free_bytes: u64, given_bytes: u64) {
+        self.free_bytes.store(free_bytes, Ordering::Relaxed);
+        let left = |given: u64| Some(given.saturating_sub(given_bytes));
+        let _always = self.given_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, left);
     }
 
     /// The state by the last measurement.
@@ -175,9 +188,33 @@ pub(crate) enum Admission {
 
 /// Free bytes of the disk; [`UNKNOWN`] if the file system does not report them.
 fn measure_free(storage: &Storage, disk: &Disk) -> u64 {
+    let given = disk.given_bytes.load(Ordering::Relaxed);
     let free = storage.fs().free_bytes(storage.dir()).ok().flatten().unwrap_or(UNKNOWN);
-    disk.free_bytes.store(free, Ordering::Relaxed);
+    disk.note_free(free, given);
     free
+}
+
+/// Measures the free room of a pool for the writers, which take the last measurement and do not
+/// wait for one. If the pool does not answer, the last measurement stays.
+pub(crate) fn refresh_free_room(db: &DbInner) {
+    let given = db.disk.given_bytes.load(Ordering::Relaxed);
+    match db.storage.fs().free_bytes(db.storage.dir()) {
+        Ok(free) => db.disk.note_free(free.unwrap_or(UNKNOWN), given),
+        Err(error) => tracing::debug!(%error, "the free room could not be measured"),
+    }
+}
+
+/// Free bytes for a writer that holds the commit lock. A pool is not asked: the last measurement
+/// counts, without what writers were given since then, and the next one begins.
+fn free_for_write(db: &DbInner) -> u64 {
+    if !db.logs.ahead().is_kept() {
+        return measure_free(&db.storage, &db.disk);
+    }
+    db.logs.ahead().request_room();
+    match db.disk.free_bytes.load(Ordering::Relaxed) {
+        UNKNOWN => UNKNOWN,
+        free => free.saturating_sub(db.disk.given_bytes.load(Ordering::Relaxed)),
+    }
 }
 
 /// Length of the tables that a flush of all memory makes, at most.
@@ -211,10 +248,10 @@ fn flush_bytes_with(disk: &Disk, view: &ReadView, write: &[Share]) -> u64 {
     flush_room(memory, tables)
 }
 
-fn space_input(db: &DbInner) -> SpaceInput {
+fn space_input(db: &DbInner, free_bytes: u64) -> SpaceInput {
     let disk = &db.disk;
     SpaceInput {
-        free_bytes: measure_free(&db.storage, &db.disk),
+        free_bytes,
         reserve_bytes: disk.reserve_bytes.load(Ordering::Relaxed),
         wanted_bytes: disk.wanted_bytes.load(Ordering::Relaxed),
         is_small: is_small(disk.disk_bytes.load(Ordering::Relaxed)),
@@ -225,9 +262,9 @@ fn space_input(db: &DbInner) -> SpaceInput {
     }
 }
 
-/// Measures the disk and stores the state.
-fn measure(db: &DbInner) -> SpaceInput {
-    let input = space_input(db);
+/// Judges the disk with `free_bytes`, and stores the state.
+fn measure(db: &DbInner, free_bytes: u64) -> SpaceInput {
+    let input = space_input(db, free_bytes);
     let state = judge(&input, SpaceUse::Takes).state;
     let before = db.disk.state.swap(state as u8, Ordering::Relaxed);
     let before = SpaceState::from_u8(before);
@@ -254,14 +291,15 @@ pub(crate) fn admit_by_measure(
 ) -> Admission {
     let unwritten = commit.log.as_ref().map_or(0, LogWriter::unwritten_bytes);
     db.disk.unwritten_bytes.store(unwritten, Ordering::Relaxed);
-    let mut input = measure(db);
+    let mut input = measure(db, free_for_write(db));
     if input.free_bytes == UNKNOWN {
-        commit.credit_bytes = u64::MAX;
+        let is_asked_later = db.logs.ahead().is_kept();
+        commit.credit_bytes = if is_asked_later { UNMEASURED_CREDIT_BYTES } else { u64::MAX };
         return Admission::Admitted;
     }
     if db.disk.state() != SpaceState::Roomy {
         make_room(db, commit, &input);
-        input = measure(db);
+        input = measure(db, free_for_write(db));
     }
     // As if the write were in the log and in memory already.
     let after = SpaceInput {
@@ -290,6 +328,7 @@ pub(crate) fn admit_by_measure(
     if after.needs_reserve() {
         give_up_reserve(&db.storage, &db.observers, &db.disk);
     }
+    db.disk.given_bytes.fetch_add(bytes.saturating_add(verdict.credit_bytes), Ordering::Relaxed);
     match write.space_use {
         SpaceUse::Takes => commit.credit_bytes = verdict.credit_bytes,
         SpaceUse::Frees => {
@@ -330,7 +369,7 @@ fn seal_for_room(db: &DbInner, commit: &mut CommitGuard<'_>) {
             db.observers.stats().add(Ticker::DiskEarlyFlushes, 1);
         }
     }
-    if let Err(error) = log_segments::rotate_log(db, commit) {
+    if let Err(error) = log_segments::rotate_early(db, commit) {
         tracing::warn!(%error, "the log segment stays open on a disk that is nearly full");
     }
 }
@@ -368,7 +407,7 @@ pub(crate) fn full_disk_blocks(storage: &Storage, disk: &Disk) -> Option<Error> 
 /// Makes room for `bytes` of tables and for the files written with them, at the expense of the
 /// reserve if need be. Fails if there is not even room for the tables.
 pub(crate) fn ensure_room(db: &DbInner, bytes: u64, what: &str) -> Result<()> {
-    let input = space_input(db);
+    let input = space_input(db, measure_free(&db.storage, &db.disk));
     let least = bytes.saturating_add(input.rest_bytes());
     if input.free_bytes >= least {
         return Ok(());
@@ -441,11 +480,12 @@ pub(crate) fn tend_disk(db: &DbInner) {
         return;
     }
     db.disk.tended_at_ns.store(now_ns, Ordering::Relaxed);
-    if measure_free(&db.storage, &db.disk) == UNKNOWN {
+    let free = measure_free(&db.storage, &db.disk);
+    if free == UNKNOWN {
         return;
     }
     measure_disk(db);
-    let input = measure(db);
+    let input = measure(db, free);
     let state = db.disk.state();
     keep_reserve(db, &input, now_ns);
     if state == SpaceState::Roomy {

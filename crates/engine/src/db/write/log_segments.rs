@@ -11,6 +11,11 @@
 //! however long it was not written to, so that cold data cannot keep the log growing. Background
 //! workers apply the bound after every job and while they are idle.
 //!
+//! A log in a network goes on in a segment that was prepared ([`LogAhead`]), so that no writer
+//! waits for the network under the commit lock. While none is prepared, the open segment grows
+//! beyond its size. Two cases wait: a segment that lost records, and one that has grown by
+//! [`GROWTH_BYTES_MAX`].
+//!
 //! Invariants:
 //! 1. A segment is removed or overwritten only once the manifest says durably that it is not
 //!    needed.
@@ -40,6 +45,7 @@ use crate::db::state::memtable::Memtable;
 use crate::db::state::observers::Observers;
 use crate::db::state::storage::Storage;
 use crate::db::write::commit::{CommitGuard, Share};
+use crate::db::write::log_ahead::LogAhead;
 use crate::db::write::{WritePath, seal};
 use crate::disk_space::SpaceState;
 use crate::file_meta::log_name;
@@ -52,6 +58,12 @@ use crate::wal::{LogConfig, LogWriter, SegmentRef};
 const SPARE_LOGS_MAX: usize = 2;
 /// Times by which the log may exceed the memory of all memtables, unless a bound is set.
 const LOG_OVER_MEMTABLES: u64 = 4;
+/// Bytes by which a segment in a network may exceed its size, at least, before a writer waits for
+/// the next one.
+const GROWTH_BYTES_MAX: u64 = 64 << 20;
+/// Length that no segment exceeds by more than its last record, because records have offsets of 32
+/// bits.
+const LENGTH_BYTES_MAX: u64 = 2 << 30;
 /// Longest wait for the commit lock. The lock may be held by an ingestion that waits for a flush,
 /// so a background worker must not wait for it without end.
 const LOCK_WAIT: Duration = Duration::from_millis(20);
@@ -87,6 +99,8 @@ pub(crate) struct LogSegments {
     late: Mutex<Option<LogEnd>>,
     /// The newest segment whose durability was noted.
     durable: AtomicU64,
+    /// Segments that were prepared, and those that are closed later.
+    ahead: LogAhead,
     /// The log's buffer, counted while the database is open.
     _buffer: Charge,
 }
@@ -98,12 +112,19 @@ impl LogSegments {
             state: Mutex::new(LogState::default()),
             late: Mutex::new(None),
             durable: AtomicU64::new(0),
+            ahead: LogAhead::default(),
             _buffer: buffer,
         }
     }
 
     fn lock(&self) -> MutexGuard<'_, LogState> {
         self.state.lock()
+    }
+
+    /// What the threads that keep a log in a network do.
+    #[inline]
+    pub(crate) fn ahead(&self) -> &LogAhead {
+        &self.ahead
     }
 
     /// Number of the open segment. Older segments may go once nothing pins them.
@@ -164,8 +185,61 @@ impl LogSegments {
 
 pub(crate) fn prepare_log(db: &DbInner, state: &mut CommitGuard<'_>) -> Result<()> {
     match &state.log {
-        Some(log) if !log.should_rotate() && !log.is_broken() => Ok(()),
+        Some(log) if !log.wants_attention() && !log.is_broken() => Ok(()),
+        Some(log) if !log.is_broken() && log.syncer().acknowledges_later() => {
+            rotate_ahead(db, state)
+        }
         _ => rotate_log(db, state),
+    }
+}
+
+/// Looks after a log in a network that has the room of its segment used up, or half of it (commit
+/// lock held).
+#[cold]
+fn rotate_ahead(db: &DbInner, commit: &mut CommitGuard<'_>) -> Result<()> {
+    let Some(log) = commit.log.as_mut() else { return Ok(()) };
+    let (len, segment_bytes) = (log.position().len, db.context.options().wal_segment_bytes);
+    if db.logs.ahead().is_kept() {
+        if log.should_rotate() && go_on_in_prepared(db, log)? {
+            return Ok(());
+        }
+        db.logs.ahead().request_segment();
+    }
+    let grows_to = (segment_bytes + segment_bytes.max(GROWTH_BYTES_MAX)).min(LENGTH_BYTES_MAX);
+    if !log.should_rotate() || db.logs.ahead().is_kept() && len < grows_to {
+        log.note_attention();
+        return Ok(());
+    }
+    rotate_log(db, commit)
+}
+
+/// Goes on in the segment that was prepared, without waiting. Returns whether there was one.
+fn go_on_in_prepared(db: &DbInner, log: &mut LogWriter) -> Result<bool> {
+    let open = log.position().no;
+    let next = db.logs.ahead().take_prepared(open, |next| log.can_rotate_to(next));
+    let Some(next) = next else { return Ok(false) };
+    let no = next.no();
+    log.note_manifest(db.storage.marks().position());
+    let retired = log.rotate_to(next)?;
+    let closed = retired.closed();
+    db.logs.set_open(no);
+    db.logs.add_closed([LogSegment { no: closed.no, bytes: closed.len }]);
+    db.logs.ahead().retire(retired);
+    db.jobs.wake();
+    Ok(true)
+}
+
+/// Ends the open segment early, so that a flush frees it. A log in a network does so only if it
+/// needs not wait (commit lock held).
+pub(crate) fn rotate_early(db: &DbInner, commit: &mut CommitGuard<'_>) -> Result<()> {
+    match commit.log.as_mut() {
+        Some(log) if db.logs.ahead().is_kept() && !log.is_broken() => {
+            if !go_on_in_prepared(db, log)? {
+                db.logs.ahead().request_segment();
+            }
+            Ok(())
+        }
+        _ => rotate_log(db, commit),
     }
 }
 
@@ -206,7 +280,9 @@ pub(crate) fn rotate_log(db: &DbInner, commit: &mut CommitGuard<'_>) -> Result<(
     log.note_manifest(db.storage.marks().position());
     let closed = log.rotate(&db.storage.path_of(&log_name(no)), no, recycle)?;
     db.logs.set_open(no);
-    db.logs.add_closed([LogSegment { no: closed.segment.no, bytes: closed.segment.len }]);
+    if !closed.is_void {
+        db.logs.add_closed([LogSegment { no: closed.segment.no, bytes: closed.segment.len }]);
+    }
     if let Some(error) = closed.unfinished {
         // Its records are in memory; once they are in tables the segment does not matter.
         db.logs.request_leave();
@@ -227,7 +303,7 @@ pub(crate) fn rotate_log(db: &DbInner, commit: &mut CommitGuard<'_>) -> Result<(
 pub(crate) fn leave_lossy_segment(db: &DbInner, segment: FileNo, error: &Error) -> Error {
     let mut commit = db.writes.committer().lock(Order::none());
     match commit.log.as_mut() {
-        Some(log) if log.position().no == segment => {
+        Some(log) if log.position().no == segment || log.follows_lossy(segment) => {
             log.fail(error);
             begin_segment_after_loss(db, &mut commit, error)
         }
@@ -433,12 +509,14 @@ pub(crate) fn create_log(
         manifest: storage.marks().position(),
     };
     let path = storage.path_of(&log_name(no));
+    let buffer_bytes = context.options().log_buffer_bytes;
     let created = LogWriter::create(Arc::clone(storage.fs()), config, &path, no, previous, None);
     // The manifest names the segment as the oldest one that is needed. From here on it may not
     // be missing, not even after power loss.
     let durable = created.and_then(|log| log.syncer().sync().map(|durable| (log, durable)));
     match durable {
-        Ok((log, durable)) => {
+        Ok((mut log, durable)) => {
+            log.buffer(buffer_bytes);
             storage.marks().log(LogMark { no: durable.segment, bytes: durable.offset });
             Ok(log)
         }

@@ -17,6 +17,7 @@
 pub(crate) mod commit;
 pub(crate) mod disk_room;
 mod group_sync;
+pub(crate) mod log_ahead;
 pub(crate) mod log_segments;
 pub(crate) mod seal;
 pub(crate) mod stalling;
@@ -48,6 +49,9 @@ use crate::options::WriteOptions;
 use crate::stats::{Ticker, Timer};
 use crate::version::Version;
 use crate::wal::WriteBatch;
+
+/// Number of segments that may lose records one after the other before a flush of the log fails.
+const FLUSH_LOG_ATTEMPTS: u32 = 3;
 
 /// The writing side of an open database.
 pub(crate) struct WritePath {
@@ -233,6 +237,25 @@ pub(crate) fn sync_log<Held: Before<JobsLock>>(
             Err(error)
         }
     }
+}
+
+/// Makes everything that was written before the call survive `kill -9`, also if the log is
+/// buffered. A local log has it already. If a segment loses records, they are appended to the next
+/// one and sent again.
+pub(crate) fn flush_log(db: &DbInner) -> Result<()> {
+    let mut sent = Ok(());
+    for _ in 0..FLUSH_LOG_ATTEMPTS {
+        let Some(syncer) = db.writes.committer().syncer() else { return Ok(()) };
+        let Err(lost) = syncer.send() else { return Ok(()) };
+        let error = log_segments::leave_lossy_segment(db, lost.segment, &lost.error);
+        let is_final =
+            matches!(error.kind(), ErrorKind::Fenced | ErrorKind::ReadOnly | ErrorKind::Closed);
+        sent = Err(error);
+        if is_final {
+            break;
+        }
+    }
+    sent
 }
 
 /// Notes the first sync of a log segment: from then on the segment may not be missing.

@@ -160,6 +160,13 @@ impl UserIterator {
         self.error.clone().map_or(Ok(()), Err)
     }
 
+    /// Makes the iterator invalid with `error` until the next seek.
+    #[cold]
+    pub(crate) fn fail(&mut self, error: Error) {
+        self.place = Place::Nowhere;
+        self.error = Some(error);
+    }
+
     /// The current key; must be valid, as for the following. Holds until the next move.
     #[inline]
     #[must_use]

@@ -51,6 +51,38 @@ fn records_come_back_across_segments_and_groups() {
 }
 
 #[test]
+fn log_goes_on_in_a_prepared_segment_and_unused_ones_count_for_nothing() {
+    let bench = Bench::memory();
+    let prepare =
+        |no| PreparedSegment::create(&*bench.fs, &bench.path(no), FileNo(no), 1 << 20, no).unwrap();
+    let mut writer = bench.writer(1, None);
+    append(&mut writer, 1);
+    let (unused, next) = (prepare(2), prepare(3));
+    assert!(!writer.can_rotate_to(FileNo(1)), "numbers grow");
+    assert!(writer.can_rotate_to(FileNo(3)));
+    let retired = writer.rotate_to(next).unwrap();
+    assert_eq!(retired.closed().no, FileNo(1));
+    assert_eq!(writer.position().no, FileNo(3));
+    append(&mut writer, 10);
+    retired.settle().unwrap();
+    let last = prepare(4);
+    for mode in [RecoveryMode::TolerateTornTail, RecoveryMode::Strict] {
+        let (seen, log) = bench.recover(&[1, 2, 3, 4], mode).unwrap();
+        assert_eq!((seen, log.lost), (vec![1, 10], None));
+        assert_eq!(log.previous, Some(writer.position()));
+    }
+    // The closed segment names the one after it, and a later one without a header hides nothing.
+    for nos in [&[1][..], &[1, 4]] {
+        let error = bench.recover(nos, RecoveryMode::Strict).unwrap_err();
+        assert!(error.to_string().contains("segment 3, which follows, is missing"), "{error}");
+    }
+    unused.discard(&*bench.fs);
+    last.discard(&*bench.fs);
+    assert!(!bench.fs.exists(&bench.path(2)).unwrap() && !bench.fs.exists(&bench.path(4)).unwrap());
+    assert_eq!(bench.tolerant(&[1, 3]).unwrap().0, [1, 10]);
+}
+
+#[test]
 fn a_sync_covers_earlier_segments_first() {
     let bench = Bench::memory();
     let mut writer = bench.writer(1, None);

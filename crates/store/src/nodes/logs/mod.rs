@@ -50,6 +50,7 @@ mod waiters;
 mod writer;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -61,7 +62,7 @@ use parking_lot::Mutex;
 use self::client_nodes::ClientNodes;
 use self::options::ack_rule;
 use self::placing::place_extent;
-use self::reader::NodeLogReader;
+use self::reader::{NodeLogReader, NodeLogSet};
 use self::recovering::recover_log;
 use self::requests::{LogFailure, LogNodes, LogPool, LogRequests, WritePlace, promise_and_list};
 use self::send_ring::LogBytes;
@@ -71,12 +72,14 @@ use super::client::{NodeClient, StoreEvent};
 use super::log::{AckRule, ExtentRecord, LogLayout, ReplicaId};
 use super::wire::Stamp;
 use crate::ids::{LogId, VolumeId};
-use crate::log::{Layout, LogStore, LogToRecover, LogWriter, NewLog, RecoveredLog};
+use crate::log::{Layout, LogSetReader, LogStore, LogToRecover, LogWriter, NewLog, RecoveredLog};
 
 pub use self::layout::VolumeLog;
 pub use self::options::NodeLogOptions;
 pub use self::striped::{LogWriting, StripedLayout, StripedLogs};
 
+/// Number of recoveries that run in parallel. Each has at most a few pieces of its log in memory.
+const RECOVERIES_MAX: usize = 64;
 /// Number of attempts to create a log on nodes that answer.
 const CREATIONS_MAX: usize = 4;
 /// Time for which the creation of a quorum log waits for its last replica.
@@ -233,6 +236,53 @@ impl NodeLogs {
         let (len_bytes, may_miss_unsynced) = (layout.ended_bytes(), layout.may_miss_unsynced);
         let layout = VolumeLog { volume, layout }.encode();
         Ok(RecoveredLog { layout, len_bytes, may_miss_unsynced })
+    }
+
+    /// Recovers several logs, without waiting on the thread. The outcomes are in the given order.
+    async fn recover_many(
+        &self,
+        logs: &[LogToRecover<'_>],
+        epoch: Epoch,
+    ) -> Vec<Result<RecoveredLog>> {
+        let next = AtomicUsize::new(0);
+        let lanes = 0..RECOVERIES_MAX.min(logs.len());
+        let lanes = join_all(lanes.map(|_| self.recover_next(logs, epoch, &next))).await;
+        let mut done: Vec<_> = lanes.into_iter().flatten().collect();
+        done.sort_by_key(|(at, _)| *at);
+        done.into_iter().map(|(_, outcome)| outcome).collect()
+    }
+
+    /// Recovers one log after the other, from the number `next` on, which other calls count up as
+    /// well. Returns the outcomes with the numbers of their logs.
+    async fn recover_next(
+        &self,
+        logs: &[LogToRecover<'_>],
+        epoch: Epoch,
+        next: &AtomicUsize,
+    ) -> Vec<(usize, Result<RecoveredLog>)> {
+        let mut done = Vec::new();
+        loop {
+            let at = next.fetch_add(1, Ordering::Relaxed);
+            let Some(log) = logs.get(at) else { return done };
+            done.push((at, self.recover_one(log, epoch).await));
+        }
+    }
+
+    /// Opens a log for reading, without waiting on the thread.
+    async fn open_one(
+        &self,
+        id: LogId,
+        layout: &Layout,
+        context: IoContext,
+    ) -> Result<NodeLogReader> {
+        let VolumeLog { volume, layout } = VolumeLog::decode(layout, &format!("log {id}"))?;
+        let requests = self.requests(id, context.class, Stamp { volume, epoch: Epoch(0) });
+        let writer = self.writer(id).filter(|_| !layout.is_ended);
+        let (layout, len) = match writer {
+            Some(writer) => writer.readable(),
+            None => self.readable(&requests, layout).await?,
+        };
+        Ok(NodeLogReader::new(requests, &self.options, layout, len))
     }
 
     /// Removes a log from nodes. A node that is down keeps its part until strays are released.
@@ -399,21 +449,25 @@ impl LogStore for NodeLogs {
         self.wait(self.recover_one(&log, epoch))
     }
 
-    /// All recoveries run in parallel.
+    /// The recoveries run in parallel, a limited number of them at a time.
     fn recover_all(&self, logs: &[LogToRecover<'_>], epoch: Epoch) -> Vec<Result<RecoveredLog>> {
-        let recoveries = logs.iter().map(|log| self.recover_one(log, epoch));
-        self.wait(join_all(recoveries))
+        self.wait(self.recover_many(logs, epoch))
     }
 
     fn open(&self, id: LogId, layout: &Layout, context: IoContext) -> Result<Arc<dyn RandomFile>> {
-        let VolumeLog { volume, layout } = VolumeLog::decode(layout, &format!("log {id}"))?;
-        let requests = self.requests(id, context.class, Stamp { volume, epoch: Epoch(0) });
-        let writer = self.writer(id).filter(|_| !layout.is_ended);
-        let (layout, len) = match writer {
-            Some(writer) => writer.readable(),
-            None => self.wait(self.readable(&requests, layout))?,
-        };
-        Ok(Arc::new(NodeLogReader::new(requests, &self.options, layout, len)))
+        let reader = self.wait(self.open_one(id, layout, context))?;
+        Ok(Arc::new(reader))
+    }
+
+    /// The logs are opened and read in parallel.
+    fn open_all(
+        &self,
+        logs: &[(LogId, &Layout)],
+        context: IoContext,
+    ) -> Result<Arc<dyn LogSetReader>> {
+        let opened = logs.iter().map(|(id, layout)| self.open_one(*id, layout, context));
+        let readers = self.wait(join_all(opened)).into_iter().collect::<Result<_>>()?;
+        Ok(Arc::new(NodeLogSet::new(Arc::clone(self.pool.nodes.runtime()), readers)))
     }
 
     fn remove(&self, id: LogId, layout: &Layout, epoch: Epoch) -> Result<()> {

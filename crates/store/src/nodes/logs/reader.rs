@@ -14,13 +14,14 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use archipelago_base::runtime::{join_all, wait_for};
+use archipelago_base::runtime::{Runtime, join_all, wait_for};
 use archipelago_base::{Error, ErrorKind, Result};
 use archipelago_env::{IoContext, RandomFile};
 
 use super::super::log::{ExtentRecord, LogLayout, ReplicaId};
 use super::options::NodeLogOptions;
 use super::requests::{LogFailure, LogRequests, READ_BYTES_MAX};
+use crate::log::{LogRead, LogSetReader};
 
 /// Number of pieces that one read has under way.
 const PIECES_MAX: usize = 8;
@@ -163,6 +164,35 @@ impl NodeLogReader {
             failures.push(failure);
         }
         Err(failures)
+    }
+}
+
+/// Several logs that are read in parallel.
+#[derive(Debug)]
+pub(super) struct NodeLogSet {
+    runtime: Arc<dyn Runtime>,
+    logs: Vec<NodeLogReader>,
+}
+
+impl NodeLogSet {
+    pub(super) fn new(runtime: Arc<dyn Runtime>, logs: Vec<NodeLogReader>) -> Self {
+        Self { runtime, logs }
+    }
+}
+
+impl LogSetReader for NodeLogSet {
+    fn len(&self, log: usize) -> u64 {
+        self.logs[log].len
+    }
+
+    fn read_all(&self, reads: &mut [LogRead<'_>], _context: IoContext) -> Result<()> {
+        let mut by_log: Vec<Vec<(u64, &mut [u8])>> = Vec::new();
+        by_log.resize_with(self.logs.len(), Vec::new);
+        for LogRead { log, offset, buf } in reads {
+            by_log[*log].push((*offset, &mut **buf));
+        }
+        let reads = self.logs.iter().zip(&mut by_log).map(|(log, reads)| log.read_ranges(reads));
+        wait_for(&*self.runtime, join_all(reads)).into_iter().collect()
     }
 }
 

@@ -280,11 +280,16 @@ fn assemble(
     let budget =
         components.budget.take().unwrap_or_else(|| ByteBudget::new(budget_bytes(&options)));
     let tables = table_cache(dir, &options, &components, &budget);
-    let log_bytes = if options.read_only { 0 } else { LOG_BUFFER_BYTES };
+    let log_bytes = match options.read_only {
+        true => 0,
+        // A buffered record is in the buffer, and is kept until it is acknowledged.
+        false => LOG_BUFFER_BYTES + 2 * options.log_buffer_bytes,
+    };
     let log_buffer = budget.hold(MemoryClass::Log, log_bytes);
     let limiter = RateLimiter::new(options.rate_limit_bytes_per_s);
     let last_seq = manifest.last_seq();
     let fault = components.fault_point();
+    let lease = components.fs.read_lease();
     let value_readers = ValueReaders::new(components.background, &components.clock);
     let pictures = Pictures::new(catch_up::take_new_picture);
     Arc::new(DbInner {
@@ -305,6 +310,7 @@ fn assemble(
             family_overrides: components.families,
             alike_default: components.alike_default,
             fault,
+            lease,
             rng,
         }),
     })

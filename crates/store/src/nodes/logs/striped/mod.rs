@@ -39,7 +39,9 @@ use self::writer::StripedWriter;
 use super::super::log::segments::SEGMENTS_MAX;
 use super::super::wire::stored::{Enclosed, decode_enclosed, encode_enclosed};
 use crate::ids::{LogId, VolumeId};
-use crate::log::{Layout, LayoutKeeper, LogStore, LogToRecover, LogWriter, NewLog, RecoveredLog};
+use crate::log::{
+    Layout, LayoutKeeper, LogSetReader, LogStore, LogToRecover, LogWriter, NewLog, RecoveredLog,
+};
 
 /// The layout of a striped log.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -206,9 +208,10 @@ impl StripedLogs {
         id: LogId,
         parts: &[Layout],
         context: IoContext,
-    ) -> Result<Vec<Arc<dyn RandomFile>>> {
+    ) -> Result<Arc<dyn LogSetReader>> {
         let parts = parts.iter().enumerate();
-        parts.map(|(part, layout)| self.logs.open(part_id(id, part), layout, context)).collect()
+        let parts: Vec<_> = parts.map(|(part, layout)| (part_id(id, part), layout)).collect();
+        self.logs.open_all(&parts, context)
     }
 
     /// A log whose parts were recovered, or one that is not striped.
@@ -227,7 +230,7 @@ impl StripedLogs {
             None => {
                 let context = IoContext::new(log.class, IoPurpose::Recovery);
                 let readers = self.open_parts(log.id, &layouts, context)?;
-                GroupIndex::scan(log.id, &readers, None, context)?.len_bytes()
+                GroupIndex::scan(log.id, &*readers, None, context)?.len_bytes()
             }
         };
         let parts = layouts.into_iter().map(|layout| layout.0).collect();
@@ -301,7 +304,7 @@ impl LogStore for StripedLogs {
             return self.logs.open(id, layout, context);
         };
         let parts = self.open_parts(id, &striped.parts(), context)?;
-        let index = GroupIndex::scan(id, &parts, striped.len, context)?;
+        let index = GroupIndex::scan(id, &*parts, striped.len, context)?;
         Ok(Arc::new(StripedReader::new(id, parts, index)))
     }
 

@@ -5,8 +5,8 @@
 //!
 //! Thread-safety: any thread may read.
 //! Failure: `Corrupt` if a header or a whole segment does not have its checksum.
-//! Cost: the opening reads the parent once. A read is one call of each log below that has some of
-//! the bytes.
+//! Cost: the opening reads the parent once. A read is one call for all logs below that have some of
+//! the bytes, which are read in parallel.
 
 use std::sync::Arc;
 
@@ -14,10 +14,9 @@ use archipelago_base::checksum::crc;
 use archipelago_base::{Error, ErrorKind, Result};
 use archipelago_env::{IoContext, RandomFile};
 
-use super::super::super::log::segments::{
-    HEADER_BYTES_MAX, SEGMENTS_MAX, SegmentMap, SegmentPlace,
-};
+use super::super::super::log::segments::{HEADER_BYTES_MAX, SegmentMap, SegmentPlace};
 use crate::ids::LogId;
+use crate::log::{LogRead, LogSetReader};
 
 /// Bytes of the parent that a scan reads at a time.
 const WINDOW_BYTES: u64 = 1 << 20;
@@ -47,17 +46,17 @@ impl GroupIndex {
     /// the log has ended, and otherwise at the first one that is not there as a whole.
     pub(super) fn scan(
         id: LogId,
-        parts: &[Arc<dyn RandomFile>],
+        parts: &dyn LogSetReader,
         len: Option<u64>,
         context: IoContext,
     ) -> Result<Self> {
-        let mut scan = ParentScan { id, parent: &*parts[0], window: Vec::new(), start: 0, context };
+        let mut scan = ParentScan { id, parts, window: Vec::new(), start: 0, context };
         let mut index = Self::default();
         let mut at = 0;
         while len.is_none_or(|len| index.len_bytes() < len) {
             let Some(map) = scan.header(at)? else { break };
-            let ends = map.segments.iter().map(|place| place.offset + place.len);
-            if !parts.iter().zip(ends).all(|(part, end)| end <= part.len()) {
+            let mut ends = map.segments.iter().map(|place| place.offset + place.len).enumerate();
+            if !ends.all(|(part, end)| end <= parts.len(part)) {
                 break;
             }
             at = map.segments[0].offset + map.segments[0].len;
@@ -83,7 +82,8 @@ impl GroupIndex {
 /// A scan of the headers of a parent.
 struct ParentScan<'a> {
     id: LogId,
-    parent: &'a dyn RandomFile,
+    /// The log and its sub-logs, of which the parent is the first.
+    parts: &'a dyn LogSetReader,
     /// Bytes of the parent from `start` on.
     window: Vec<u8>,
     start: u64,
@@ -95,11 +95,13 @@ impl ParentScan<'_> {
     fn header(&mut self, at: u64) -> Result<Option<SegmentMap>> {
         let needed = at + HEADER_BYTES_MAX as u64;
         let window_end = self.start + self.window.len() as u64;
-        if at < self.start || needed.min(self.parent.len()) > window_end {
-            let len = self.parent.len().saturating_sub(at).min(WINDOW_BYTES);
+        let parent_len = self.parts.len(0);
+        if at < self.start || needed.min(parent_len) > window_end {
+            let len = parent_len.saturating_sub(at).min(WINDOW_BYTES);
             self.window.resize(len as usize, 0);
             self.start = at;
-            self.parent.read_exact_at(at, &mut self.window, self.context)?;
+            let read = LogRead { log: 0, offset: at, buf: &mut self.window };
+            self.parts.read_all(&mut [read], self.context)?;
         }
         let bytes = &self.window[(at - self.start) as usize..];
         SegmentMap::decode(bytes, at).map_err(|damaged| {
@@ -112,7 +114,7 @@ impl ParentScan<'_> {
 #[derive(Debug)]
 pub(super) struct StripedReader {
     id: LogId,
-    parts: Vec<Arc<dyn RandomFile>>,
+    parts: Arc<dyn LogSetReader>,
     index: GroupIndex,
 }
 
@@ -122,11 +124,8 @@ struct WholeSegment {
     place: SegmentPlace,
 }
 
-/// Ranges of a log below, and the buffers that get them.
-type PartRequests<'a> = Vec<(u64, &'a mut [u8])>;
-
 impl StripedReader {
-    pub(super) fn new(id: LogId, parts: Vec<Arc<dyn RandomFile>>, index: GroupIndex) -> Self {
+    pub(super) fn new(id: LogId, parts: Arc<dyn LogSetReader>, index: GroupIndex) -> Self {
         Self { id, parts, index }
     }
 
@@ -148,7 +147,7 @@ impl StripedReader {
 impl RandomFile for StripedReader {
     fn read_exact_at(&self, offset: u64, buf: &mut [u8], context: IoContext) -> Result<()> {
         let end = self.check_range(offset, buf.len())?;
-        let mut requests: [PartRequests<'_>; SEGMENTS_MAX] = std::array::from_fn(|_| Vec::new());
+        let mut reads: Vec<LogRead<'_>> = Vec::new();
         let mut whole = Vec::new();
         let (mut rest, mut at) = (&mut *buf, offset);
         let first = self.index.segments.partition_point(|segment| segment.end() <= offset);
@@ -158,15 +157,12 @@ impl RandomFile for StripedReader {
             if at == segment.start && until == segment.end() {
                 whole.push(WholeSegment { at: (at - offset) as usize, place: segment.place });
             }
-            requests[segment.part].push((segment.place.offset + (at - segment.start), piece));
+            let offset = segment.place.offset + (at - segment.start);
+            reads.push(LogRead { log: segment.part, offset, buf: piece });
             (rest, at) = (after, until);
         }
-        for (part, requests) in self.parts.iter().zip(&mut requests) {
-            if !requests.is_empty() {
-                part.read_many(requests, context)?;
-            }
-        }
-        drop(requests);
+        self.parts.read_all(&mut reads, context)?;
+        drop(reads);
         for WholeSegment { at, place } in whole {
             if crc(&buf[at..at + place.len as usize]) != place.crc {
                 let offset = offset + at as u64;

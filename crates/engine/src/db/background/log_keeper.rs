@@ -1,0 +1,74 @@
+//! Threads that keep a log in a network, so that no writer waits for the network under the commit
+//! lock.
+//!
+//! The *keeper* prepares the next segment when the open one is half full, closes segments that the
+//! log has left, and measures the free room of the pool. The *sender* exists only if the log is
+//! buffered: it sends records that are 100 ms old, and notices if they are lost. A local database
+//! has neither.
+//!
+//! Invariants:
+//! 1. The threads hold no lock while they wait for the network.
+//! 2. A segment that lost records is left before anything else happens to the log.
+//!
+//! Thread-safety: each thread runs one of the functions.
+//! Failure: a segment that cannot be prepared is tried again when the commit point asks again. A
+//! loss of records is handled as a writer handles it.
+//! Cost: the keeper sleeps until there is work. A buffered log that is written costs ten wake-ups
+//! per second.
+
+use crate::db::inner::DbInner;
+use crate::db::write::log_ahead::LogWork;
+use crate::db::write::{disk_room, log_segments};
+use crate::file_meta::log_name;
+use crate::wal::PreparedSegment;
+
+/// Whether the log of the database needs the threads.
+pub(crate) fn is_needed(db: &DbInner) -> bool {
+    let syncer = db.writes.committer().syncer();
+    let is_later = syncer.is_some_and(|syncer| syncer.acknowledges_later());
+    is_later && !db.context.is_manual() && !db.context.options().read_only
+}
+
+/// Does what the commit point hands over, until the database closes.
+pub(crate) fn keep_log(db: &DbInner) {
+    while let Some(work) = db.logs.ahead().next_work() {
+        let LogWork { retired, unused, wants_segment, wants_room, is_last } = work;
+        for segment in retired {
+            if let Err(lost) = segment.settle() {
+                log_segments::leave_lossy_segment(db, lost.segment, &lost.error);
+            }
+        }
+        unused.into_iter().for_each(|segment| segment.discard(&**db.storage.fs()));
+        if is_last {
+            continue;
+        }
+        if wants_segment {
+            prepare_segment(db);
+        }
+        if wants_room {
+            disk_room::refresh_free_room(db);
+        }
+    }
+}
+
+/// Creates the next segment.
+fn prepare_segment(db: &DbInner) {
+    let (fs, no) = (db.storage.fs(), db.storage.file_numbers().allocate());
+    let path = db.storage.path_of(&log_name(no));
+    let bytes = db.context.options().wal_segment_bytes;
+    match PreparedSegment::create(&**fs, &path, no, bytes, db.context.unique_seed()) {
+        Ok(segment) => db.logs.ahead().put_prepared(segment),
+        // The log goes on in the open segment meanwhile.
+        Err(error) => tracing::warn!(%error, "the next log segment could not be prepared"),
+    }
+}
+
+/// Sends what a buffered log holds back for too long, until the database closes.
+pub(crate) fn send_buffers(db: &DbInner) {
+    while db.logs.ahead().wait_until_old() {
+        let Some(syncer) = db.writes.committer().syncer() else { continue };
+        if let Err(lost) = syncer.send() {
+            log_segments::leave_lossy_segment(db, lost.segment, &lost.error);
+        }
+    }
+}

@@ -176,6 +176,32 @@ fn register_messages() -> Vec<StoreMessage> {
     requests.chain(answers).collect()
 }
 
+fn repair_status() -> RepairStatus {
+    let storage = StorageId(0x21);
+    let debt = NodeDebt { storage, chunks: 1, bytes: 2, stuck: 3, examples: vec!["a".into()] };
+    RepairStatus { is_known: true, chunks_left: 4, nodes: vec![debt], ..Default::default() }
+}
+
+fn repair_messages() -> Vec<StoreMessage> {
+    let (storage, other) = (StorageId(0x21), StorageId(0x22));
+    let (present, answering) = (vec![storage, other], vec![storage]);
+    let held = HeldChunk { descriptor: descriptor(), is_readable: true };
+    let missing = MissingChunk { storage, descriptor: descriptor() };
+    let (at, class) = (EXTENT, FileClass::Wal);
+    let extent = SealedExtent { at, volume: VOLUME, class, start: 0x10, end: 0x30 };
+    let (sources, bytes_per_s) = (vec![other], 0x40);
+    vec![
+        StoreMessage::ListHeld { present, answering, is_all: false, after: Some(CHUNK) },
+        StoreMessage::Held { chunks: vec![held], next: None },
+        StoreMessage::RepairChunk { descriptor: descriptor(), replaces: Some(other), bytes_per_s },
+        StoreMessage::ListSealed { after: Some(EXTENT) },
+        StoreMessage::Sealed { extents: vec![extent], has_more: true },
+        StoreMessage::RepairExtent { extent, sources, bytes_per_s },
+        StoreMessage::CheckHeld { after: None },
+        StoreMessage::Checked { missing: vec![missing], next: Some(CHUNK) },
+    ]
+}
+
 fn node_messages() -> Vec<StoreMessage> {
     let (storage, life, domain) = (StorageId(0x21), Epoch(5), "r".to_owned());
     let (cluster, root) = (Some(CLUSTER), Some(root_set()));
@@ -187,6 +213,7 @@ fn node_messages() -> Vec<StoreMessage> {
         lost_after_ms: 2,
         waits_for: "a".into(),
         nodes: vec![standing],
+        repair: repair_status(),
     };
     vec![
         StoreMessage::Found { cluster: CLUSTER, root_set: root_set() },
@@ -227,7 +254,8 @@ fn node_messages() -> Vec<StoreMessage> {
 
 /// Messages of every kind.
 pub(crate) fn every_message() -> Vec<StoreMessage> {
-    [chunk_messages(), log_messages(), register_messages(), node_messages()].concat()
+    let repairs = repair_messages();
+    [chunk_messages(), log_messages(), register_messages(), node_messages(), repairs].concat()
 }
 
 fn hex(bytes: &[u8]) -> String {
@@ -254,7 +282,7 @@ fn encoded(message: &StoreMessage) -> String {
 fn golden_bytes_of_chunk_messages() {
     let stamp = [id("70"), word("0201")].concat();
     let golden = [
-        "4101",
+        "4201",
         &id("b0"),
         "05",
         "01",
@@ -286,11 +314,11 @@ fn golden_bytes_of_chunk_messages() {
         &id("71"),
     ]
     .concat();
-    assert_eq!(encoded(&messages[1]), ["410200", &descriptor].concat());
-    let read = ["4103", &id("b0"), "05", "01", &word("0010"), &word("1010")];
+    assert_eq!(encoded(&messages[1]), ["420200", &descriptor].concat());
+    let read = ["4203", &id("b0"), "05", "01", &word("0010"), &word("1010")];
     assert_eq!(encoded(&messages[2]), read.concat());
-    assert_eq!(encoded(&messages[5]), ["410601", &descriptor].concat());
-    let release = ["4109", "01", &id("b0"), &stamp];
+    assert_eq!(encoded(&messages[5]), ["420601", &descriptor].concat());
+    let release = ["4209", "01", &id("b0"), &stamp];
     assert_eq!(encoded(&messages[8]), release.concat());
 }
 
@@ -298,15 +326,15 @@ fn golden_bytes_of_chunk_messages() {
 fn golden_bytes_of_log_messages() {
     let stamp = [id("70"), word("0201")].concat();
     let at = ["", &id("10"), "03000000"].concat();
-    let append = ["4114", &at, &stamp, "01", &word("10"), &word("20"), "01"];
+    let append = ["4214", &at, &stamp, "01", &word("10"), &word("20"), "01"];
     let messages = log_messages();
     assert_eq!(encoded(&messages[0]), append.concat());
-    assert_eq!(encoded(&messages[1]), ["4115", &word("30"), &word("20")].concat());
-    let seal = ["4117", &at, &stamp, "01", &word("10"), &word("30")];
+    assert_eq!(encoded(&messages[1]), ["4215", &word("30"), &word("20")].concat());
+    let seal = ["4217", &at, &stamp, "01", &word("10"), &word("30")];
     assert_eq!(encoded(&messages[3]), seal.concat());
-    let replica = ["411a", &word("01"), &word("02"), "01", &word("03"), "01"];
+    let replica = ["421a", &word("01"), &word("02"), "01", &word("03"), "01"];
     assert_eq!(encoded(&messages[6]), replica.concat());
-    let put = ["411d", &at, &stamp, "01", &word("10"), &word("20")];
+    let put = ["421d", &at, &stamp, "01", &word("10"), &word("20")];
     assert_eq!(encoded(&messages[9]), put.concat());
 }
 
@@ -315,14 +343,14 @@ fn golden_bytes_of_register_and_refusals() {
     let ballot = [word("01"), word("02"), word("03")].concat();
     let value = ["", &word("05"), &word("03"), &word("04"), "01", "02aabb"].concat();
     let messages = register_messages();
-    assert_eq!(encoded(&messages[0]), ["412801", "016e", &ballot].concat());
-    assert_eq!(encoded(&messages[1]), ["412802", "016e", &ballot, &value].concat());
-    assert_eq!(encoded(&messages[6]), ["412901", &ballot, "01", &ballot, &value].concat());
+    assert_eq!(encoded(&messages[0]), ["422801", "016e", &ballot].concat());
+    assert_eq!(encoded(&messages[1]), ["422802", "016e", &ballot, &value].concat());
+    assert_eq!(encoded(&messages[6]), ["422901", &ballot, "01", &ballot, &value].concat());
     let fenced: StoreMessage = Refused::fenced(Epoch(9), "a").into();
-    assert_eq!(encoded(&fenced), ["414701", &word("09"), "0161"].concat());
+    assert_eq!(encoded(&fenced), ["424701", &word("09"), "0161"].concat());
     let order: StoreMessage = Refused::new(RefusalWhy::OutOfOrder { len: 0x44 }, "").into();
-    assert_eq!(encoded(&order), ["414707", &word("44"), &word(""), "00"].concat());
-    assert_eq!(encoded(&StoreMessage::Done {}), "4146");
+    assert_eq!(encoded(&order), ["424707", &word("44"), &word(""), "00"].concat());
+    assert_eq!(encoded(&StoreMessage::Done {}), "4246");
 }
 
 #[test]
@@ -339,16 +367,38 @@ fn golden_bytes_of_members() {
     ]
     .concat();
     let set = [word("02"), "03".into(), word("01"), word("02"), word("03")].concat();
-    let golden = ["413d", "01", &word("06"), "01", &id("c0"), &set, "01", &member, &word("07")];
+    let golden = ["423d", "01", &word("06"), "01", &id("c0"), &set, "01", &member, &word("07")];
     let messages = node_messages();
     assert_eq!(encoded(&messages[6]), golden.concat());
+}
+
+#[test]
+fn golden_bytes_of_repairs() {
+    let (chunk, at) = ([id("b0"), "05".into()].concat(), [id("10"), "03000000".into()].concat());
+    let messages = repair_messages();
+    let list = ["4243", "02", &word("21"), &word("22"), "01", &word("21"), "00", "01", &chunk];
+    assert_eq!(encoded(&messages[0]), list.concat());
+    let mut described = Vec::new();
+    archipelago_base::wire::Wire::put(&descriptor(), &mut described);
+    let described = hex(&described);
+    assert_eq!(encoded(&messages[1]), ["4244", "01", &described, "01", "00"].concat());
+    let order = ["4245", &described, "01", &word("22"), &word("40")];
+    assert_eq!(encoded(&messages[2]), order.concat());
+    assert_eq!(encoded(&messages[3]), ["4248", "01", &at].concat());
+    let extent = [&at, &id("70"), "01", &word("10"), &word("30")].concat();
+    assert_eq!(encoded(&messages[4]), ["4249", "01", &extent, "01"].concat());
+    let order = ["424a", &extent, "01", &word("22"), &word("40")];
+    assert_eq!(encoded(&messages[5]), order.concat());
+    assert_eq!(encoded(&messages[6]), "424b00");
+    let checked = ["424c", "01", &word("21"), &described, "01", &chunk];
+    assert_eq!(encoded(&messages[7]), checked.concat());
 }
 
 #[test]
 fn golden_bytes_of_an_envelope() {
     let message = StoreMessage::LogBytes {};
     let body = envelope::seal(&message, b"coral");
-    assert_eq!(hex(&body), ["41", "02000000", "411c", "636f72616c"].concat());
+    assert_eq!(hex(&body), ["42", "02000000", "421c", "636f72616c"].concat());
     assert_eq!(envelope::open(&body), Ok((message, &b"coral"[..])));
     assert!(is_store_message(&body));
     assert!(!is_store_message(&[3]) && !is_store_message(&[0x86]) && !is_store_message(&[]));

@@ -42,8 +42,10 @@ use archipelago_fabric::{ClusterId, NodeId};
 
 use super::StorageId;
 use super::register::caspaxos::RootSet;
+use super::repairs::RepairTerms;
 use super::wire::{
-    MemberState, Members, RefusalWhy, Refused, StorageMember, StorageReport, StoreMessage,
+    MemberState, Members, RefusalWhy, Refused, RepairStatus, StorageMember, StorageReport,
+    StoreMessage,
 };
 use founding::Founding;
 pub use root_set::RootReplacement;
@@ -69,6 +71,8 @@ pub struct MemberTerms {
     /// Number of members of the root set: 1, 3 or 5. 1 is for a trial on one node only. Default:
     /// three, or five if there are five domains.
     pub root_nodes: Option<u8>,
+    /// Rates and times of repairs.
+    pub repair: RepairTerms,
 }
 
 impl Default for MemberTerms {
@@ -79,6 +83,7 @@ impl Default for MemberTerms {
             lost_after: Duration::from_secs(600),
             settle: Duration::from_secs(2),
             root_nodes: None,
+            repair: RepairTerms::default(),
         }
     }
 }
@@ -103,7 +108,7 @@ impl MemberTerms {
                 self.lost_after, self.silent_after
             )));
         }
-        Ok(())
+        self.repair.validate()
     }
 }
 
@@ -210,6 +215,8 @@ pub struct MemberTable {
     root_set: RootSet,
     founding: Option<Founding>,
     version: u64,
+    /// Repairs, as the owner of the table noted them last.
+    repair: RepairStatus,
     rng: Rng,
 }
 
@@ -228,6 +235,7 @@ impl MemberTable {
             root_set: RootSet::default(),
             founding: None,
             version: u64::from(rng.u32(1..)) << VERSION_BITS,
+            repair: RepairStatus::default(),
             rng,
         }
     }

@@ -103,6 +103,11 @@ impl StorageNode {
         self.parts.storage
     }
 
+    /// The chunks of the node, for repairs.
+    pub(crate) fn chunks(&self) -> &Chunks {
+        &self.chunks
+    }
+
     /// The parts of the node, for beats.
     pub(crate) fn parts(&self) -> &NodeParts {
         &self.parts
@@ -188,7 +193,8 @@ impl StorageNode {
             | StoreMessage::ReadLog { .. }
             | StoreMessage::PutLog { .. }
             | StoreMessage::RemoveLog { .. }
-            | StoreMessage::ListLogs { .. } => self.logs.handle(message, payload),
+            | StoreMessage::ListLogs { .. }
+            | StoreMessage::ListSealed { .. } => self.logs.handle(message, payload),
             StoreMessage::PutChunk { .. }
             | StoreMessage::SealChunk { .. }
             | StoreMessage::ReadChunk { .. }
@@ -197,6 +203,7 @@ impl StorageNode {
             | StoreMessage::Retain { .. }
             | StoreMessage::Release { .. }
             | StoreMessage::ListBlobs { .. }
+            | StoreMessage::ListHeld { .. }
             | StoreMessage::DropChunk { .. }
             | StoreMessage::ReportDamage { .. }
             | StoreMessage::AbandonBlob { .. } => self.chunks.handle(message, payload),

@@ -28,7 +28,7 @@ use archipelago_base::{Epoch, Error};
 use archipelago_env::{FileClass, IoContext, IoPurpose};
 use archipelago_store::VolumeId;
 use archipelago_store::nodes::wire::envelope::PAYLOAD_BYTES_MAX;
-use archipelago_store::nodes::wire::{ExtentAt, RefusalWhy, Stamp, StoreMessage};
+use archipelago_store::nodes::wire::{ExtentAt, RefusalWhy, SealedExtent, Stamp, StoreMessage};
 use parking_lot::{Mutex, MutexGuard};
 
 use super::groups::{GroupPlace, GroupReader, GroupStep, PartSource};
@@ -355,6 +355,15 @@ impl Extent {
             is_sealed: record.sealed.is_some(),
             is_in_limbo: record.is_in_limbo,
         })
+    }
+
+    /// What a repair needs to know of the extent, if it is sealed and has all bytes before its end.
+    pub(crate) fn sealed(&self) -> Option<SealedExtent> {
+        let state = self.state.lock();
+        let record = state.record.as_ref().filter(|record| !record.is_in_limbo)?;
+        let end = record.sealed.filter(|end| state.written >= *end)?;
+        let (at, volume, class, start) = (self.at, self.volume, record.class, record.start);
+        Some(SealedExtent { at, volume, class, start, end })
     }
 
     /// Device of the last part.

@@ -10,6 +10,7 @@
 //! | control | fences, registers, promises, status | none |
 //! | write | pieces and seals of chunks, puts and seals of extents, sets | per chunk or extent |
 //! | read, one per device | pieces of chunks, bytes of logs, descriptors, lists | none |
+//! | repair | orders of the manager, which take long | none |
 //!
 //! Invariants:
 //! 1. No request waits behind one of another lane. So a slow device does not delay reads of others.
@@ -21,11 +22,13 @@
 //! Cost: one copy of the body, and two changes of threads.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use archipelago_base::Result;
+use archipelago_base::runtime::block_on;
 use archipelago_base::spawn::{Joiner, Spawn};
 use archipelago_fabric::{ClientId, Handler, Reply, Request};
+use archipelago_store::nodes::repairs::RepairExecutor;
 use archipelago_store::nodes::wire::{ExtentAt, RefusalWhy, StoreMessage, envelope};
 
 use super::lane::{Lane, LaneKey, LaneLimits, Rejected};
@@ -45,6 +48,11 @@ const WRITE_THREADS: usize = 2;
 /// Threads of the read lane per device.
 const READ_THREADS: usize = 4;
 
+/// Threads that carry out orders for repairs.
+const REPAIR_THREADS: usize = 2;
+
+/// Bounds of the lane of repairs. The manager gives a node few orders at a time.
+const REPAIR_LIMITS: LaneLimits = LaneLimits { requests_max: 64, bytes_max: 4 << 20 };
 /// Bounds of a lane with bulk bodies.
 const BULK_LIMITS: LaneLimits = LaneLimits { requests_max: 256, bytes_max: 64 << 20 };
 /// Bounds of a lane with short bodies.
@@ -78,6 +86,9 @@ pub(super) struct Serving {
     /// One lane per device.
     reads: Vec<Lane<LaneJob>>,
     syncs: SyncQueue<SyncJob>,
+    repair: Lane<LaneJob>,
+    /// What carries out orders, once the node reaches others.
+    executor: OnceLock<RepairExecutor>,
 }
 
 impl fmt::Debug for Serving {
@@ -93,6 +104,7 @@ enum Way {
     Control,
     Write(Option<LaneKey>),
     Read,
+    Repair,
 }
 
 fn way_of(message: &StoreMessage) -> Way {
@@ -116,7 +128,10 @@ fn way_of(message: &StoreMessage) -> Way {
         | StoreMessage::ReadLog { .. }
         | StoreMessage::Describe { .. }
         | StoreMessage::ListBlobs { .. }
-        | StoreMessage::ListLogs { .. } => Way::Read,
+        | StoreMessage::ListLogs { .. }
+        | StoreMessage::ListHeld { .. }
+        | StoreMessage::ListSealed { .. } => Way::Read,
+        order if RepairExecutor::is_order(order) => Way::Repair,
         _ => Way::Control,
     }
 }
@@ -133,6 +148,8 @@ impl Serving {
             write: Lane::new("storage-write", BULK_LIMITS),
             reads,
             syncs: SyncQueue::new(),
+            repair: Lane::new("storage-repair", REPAIR_LIMITS),
+            executor: OnceLock::new(),
         })
     }
 
@@ -155,6 +172,7 @@ impl Serving {
         start("storage-sync", SYNC_THREADS, |it, _| it.work_syncs(), 0)?;
         start(self.control.name(), CONTROL_THREADS, |it, _| it.work(&it.control), 0)?;
         start(self.write.name(), write_threads, |it, _| it.work(&it.write), 0)?;
+        start(self.repair.name(), REPAIR_THREADS, |it, _| it.work_repairs(), 0)?;
         for (place, lane) in self.reads.iter().enumerate() {
             start(lane.name(), READ_THREADS, |it, place| it.work(&it.reads[place]), place)?;
         }
@@ -163,8 +181,12 @@ impl Serving {
 
     /// Ends the threads of all lanes. Requests that wait get no answer from the node.
     pub(super) fn close(&self) {
-        for lane in [&self.log, &self.control, &self.write].into_iter().chain(&self.reads) {
+        let lanes = [&self.log, &self.control, &self.write, &self.repair];
+        for lane in lanes.into_iter().chain(&self.reads) {
             lane.close();
+        }
+        if let Some(executor) = self.executor.get() {
+            executor.stop();
         }
         self.syncs.close();
     }
@@ -181,6 +203,22 @@ impl Serving {
                 self.syncs.add(wanted.at(), SyncJob { from, wanted, reply });
             }
         }
+    }
+
+    /// Sets what carries out orders. The server calls it once, when the node reaches others.
+    pub(super) fn repair_with(&self, executor: RepairExecutor) {
+        let _known = self.executor.set(executor);
+    }
+
+    fn work_repairs(&self) {
+        self.repair.work(|job| {
+            let LaneJob { message, reply, .. } = job;
+            let answer = match self.executor.get() {
+                Some(executor) => block_on(executor.carry_out(message)),
+                None => self.node.refuse_busy("this node does not reach others yet".to_owned()),
+            };
+            send(reply, &answer, &[]);
+        });
     }
 
     fn work_syncs(&self) {
@@ -208,6 +246,7 @@ impl Serving {
             Way::Control => (&self.control, None),
             Way::Write(key) => (&self.write, key),
             Way::Read => (&self.reads[self.node.device_of(&message)], None),
+            Way::Repair => (&self.repair, None),
         };
         let job = LaneJob { from, message, body: body.to_vec(), payload_start, reply };
         if let Err(Rejected(job)) = lane.submit(key, body.len(), job) {

@@ -9,6 +9,7 @@ mod cluster;
 mod databases;
 mod log_writers;
 mod logs;
+mod repair;
 mod suites;
 mod volumes;
 mod world;

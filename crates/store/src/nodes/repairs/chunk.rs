@@ -167,7 +167,8 @@ impl ChunkRepair {
         }
     }
 
-    /// A comparison of a chunk that node `me` has with those of the other holders. It makes no chunk.
+    /// A comparison of a chunk that node `me` has with those of the other holders. It makes no
+    /// chunk.
     #[must_use]
     pub fn check(me: StorageId, known: ChunkDescriptor) -> Self {
         Self { is_check: true, ..Self::new(me, known, None) }

@@ -2,8 +2,8 @@
 //!
 //! A round has these steps:
 //! 1. Ask all nodes that answer for chunks and extents that need a repair.
-//! 2. Give the orders, the most urgent ones first, as the rates permit. If a node is lost or returns
-//!    meanwhile, no further order is given, and the next round begins.
+//! 2. Give the orders, the most urgent ones first, as the rates permit. If a node is lost or
+//!    returns meanwhile, no further order is given, and the next round begins.
 //! 3. When nothing is left, let nodes that have come (back) compare their chunks with the other
 //!    holders, one after the other.
 //! 4. When nothing is left of that either, move chunks away from nodes that are much fuller than

@@ -224,8 +224,8 @@ impl RepairPlanner {
         }
     }
 
-    /// Plans the end of a chunk on a node that drains, whose blob does not need it any more: another
-    /// holder compares all of them and deletes it.
+    /// Plans the end of a chunk on a node that drains, whose blob does not need it any more:
+    /// another holder compares all of them and deletes it.
     fn plan_surplus(&mut self, reporter: StorageId, blob: &ChunkDescriptor) {
         let answers = |it: &&Holder| self.members.answers(it.storage);
         if let Some(holder) = blob.holders.iter().find(answers).copied() {

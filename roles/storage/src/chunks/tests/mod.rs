@@ -3,6 +3,7 @@
 mod crashes;
 mod damage;
 mod devices;
+mod repairs;
 mod sets;
 mod writing;
 

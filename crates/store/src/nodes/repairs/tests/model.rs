@@ -1,5 +1,5 @@
-//! Seeded runs of [`ChunkRepair`] against model nodes, with releases, retains, losses, returns and a
-//! second repair between any two of its messages.
+//! Seeded runs of [`ChunkRepair`] against model nodes, with releases, retains, losses, restarts
+//! and a second repair between any two of its messages.
 
 use std::collections::{BTreeMap, BTreeSet};
 

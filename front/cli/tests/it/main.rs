@@ -10,6 +10,7 @@ mod metrics;
 mod port;
 mod secret;
 mod storage;
+mod storage_repair;
 mod store;
 mod tiers;
 mod values;

@@ -18,6 +18,7 @@
 //! | `scrub` | checks of all stored bytes at a limited rate |
 //! | `space` | space by volume and class, quotas |
 //! | `status` | the report of a node |
+//! | `repair` | the node as a repair sees it |
 //! | [`beats`] | reports to managers, and what the node keeps of the answers |
 //! | `server` | [`StorageServer`]: the fabric, I/O threads and beats around a node |
 //! | [`sabotage`] | steps that a checker leaves out |
@@ -44,6 +45,7 @@ mod meta;
 mod node;
 mod parts;
 mod registers;
+mod repair;
 pub mod sabotage;
 mod scrub;
 mod server;

@@ -106,8 +106,7 @@ impl StorageNode {
         self.parts.storage
     }
 
-    /// The chunks of the node.
-    #[cfg(test)]
+    /// The chunks of the node, for repairs.
     pub(crate) fn chunks(&self) -> &Chunks {
         &self.chunks
     }
@@ -210,7 +209,8 @@ impl StorageNode {
             | StoreMessage::ReadLog { .. }
             | StoreMessage::PutLog { .. }
             | StoreMessage::RemoveLog { .. }
-            | StoreMessage::ListLogs { .. } => self.logs.handle(message, payload, device),
+            | StoreMessage::ListLogs { .. }
+            | StoreMessage::ListSealed { .. } => self.logs.handle(message, payload, device),
             StoreMessage::PutChunk { .. }
             | StoreMessage::SealChunk { .. }
             | StoreMessage::ReadChunk { .. }
@@ -219,6 +219,7 @@ impl StorageNode {
             | StoreMessage::Retain { .. }
             | StoreMessage::Release { .. }
             | StoreMessage::ListBlobs { .. }
+            | StoreMessage::ListHeld { .. }
             | StoreMessage::DropChunk { .. }
             | StoreMessage::ReportDamage { .. }
             | StoreMessage::AbandonBlob { .. } => self.chunks.handle(message, payload, device),

@@ -16,6 +16,7 @@
 //! | [`registers`] | the driver of the register |
 //! | [`members`] | the members of a cluster, as a manager keeps them |
 //! | [`client`] | links to nodes, calls, members and counters, for the drivers |
+//! | [`repairs`] | copies in place of those of lost, damaged and drained nodes |
 //! | [`stores`] | a pool: one client, and the three drivers over it |
 //! | [`wire`] | messages between clients, nodes and the manager, and stored values |
 //!
@@ -33,6 +34,7 @@ pub mod members;
 pub mod placement;
 pub mod register;
 pub mod registers;
+pub mod repairs;
 pub mod stores;
 pub mod wire;
 

@@ -19,8 +19,13 @@ pub(super) struct ChildProcess {
     child: Child,
     /// Address at which the process listens, as it printed it.
     pub(super) address: String,
+    /// Line with the URL of the process's metrics, if it serves some.
+    metrics: Option<String>,
     is_reported: bool,
 }
+
+/// Beginning of the line with which a process names the URL of its metrics.
+const METRICS_LINE: &str = "Metrics for Prometheus: ";
 
 impl ChildProcess {
     /// Starts `archipelago` with `args`, and waits for the line with the address at which it
@@ -37,9 +42,13 @@ impl ChildProcess {
             .spawn()
             .map_err(fail)?;
         let mut line = String::new();
+        let mut metrics = None;
         if let Some(output) = child.stdout.take() {
             let mut output = BufReader::new(output);
             output.read_line(&mut line).map_err(fail)?;
+            if args.contains(&"--metrics") && line.contains(before) {
+                metrics = read_metrics(&mut output).map_err(fail)?;
+            }
             // The pipe holds the few further lines, which nothing reads.
             std::mem::forget(output);
         }
@@ -52,7 +61,14 @@ impl ChildProcess {
             ));
         };
         let address = address.to_owned();
-        Ok(Self { name: name.to_owned(), child, address, is_reported: false })
+        Ok(Self { name: name.to_owned(), child, address, metrics, is_reported: false })
+    }
+
+    /// Prints the URL of the process's metrics, if it serves some.
+    pub(super) fn print_metrics(&self) {
+        if let Some(url) = &self.metrics {
+            print_line!("Metrics of {:<13} {url}", self.name);
+        }
     }
 
     /// Id of the process.
@@ -73,6 +89,16 @@ impl ChildProcess {
             _ => false,
         }
     }
+}
+
+/// Reads the lines of a process up to that with the URL of its metrics. `None` if it ends before.
+fn read_metrics(output: &mut impl BufRead) -> std::io::Result<Option<String>> {
+    for line in output.lines() {
+        if let Some(url) = line?.strip_prefix(METRICS_LINE) {
+            return Ok(Some(url.to_owned()));
+        }
+    }
+    Ok(None)
 }
 
 impl Drop for ChildProcess {

@@ -52,9 +52,9 @@ pub(crate) enum ClusterCommand {
     },
     /// Empty a storage node, so that it can be removed.
     ///
-    /// The node gets no new files. Its files leave it when the databases rewrite or remove them:
-    /// compactions, garbage collection and ended logs do. The command shows what is left until the
-    /// node is empty, and no file keeps others back.
+    /// The node gets no new files, and other nodes make copies of those that it has. The command
+    /// shows what is left until the node can be stopped. A file that no other node can take is
+    /// named, and keeps no other file back.
     #[command(after_help = "Examples:\n  archipelago cluster drain 3\n  \
                             archipelago cluster drain 3 --cancel")]
     Drain {

@@ -12,8 +12,8 @@ use archipelago_base::runtime::ThreadRuntime;
 use archipelago_base::{Error, ErrorKind, Result, size};
 use archipelago_fabric::{Endpoints, NodeId, Reach};
 use archipelago_store::nodes::wire::{
-    MemberState, NodeStanding, Refused, StorageClusterStatus, StorageMember, StorageReport,
-    StoreMessage,
+    MemberState, NodeStanding, Refused, RepairStatus, StorageClusterStatus, StorageMember,
+    StorageReport, StoreMessage,
 };
 use archipelago_store::nodes::{NodeStores, NodeStoresOptions};
 use archipelago_store::volume::{VolumeInfo, list};
@@ -108,12 +108,15 @@ fn node(managers: &Managers, args: &NodeArgs) -> Result<NodeStanding> {
     }
 }
 
-/// The same node, and whether it belongs to the root set.
-fn node_and_root(managers: &Managers, args: &NodeArgs) -> Result<(NodeStanding, bool)> {
-    let root_set = status(managers)?.map(|status| status.root_set).unwrap_or_default();
-    let node = node(managers, args)?;
-    let is_root = root_set.members.contains(&node.member.storage);
-    Ok((node, is_root))
+/// The same node, whether it belongs to the root set, and the repairs.
+fn node_and_root(
+    managers: &Managers,
+    args: &NodeArgs,
+) -> Result<(NodeStanding, bool, RepairStatus)> {
+    let status = status(managers)?.unwrap_or_default();
+    let node = find(&status, args)?;
+    let is_root = status.root_set.members.contains(&node.member.storage);
+    Ok((node, is_root, status.repair))
 }
 
 /// The error of an answer that is a refusal, or of another version.
@@ -152,9 +155,10 @@ pub(super) enum Drain {
     Cancel,
 }
 
-/// Objects that a node still holds.
+/// Objects that still need the node: its chunks, and its open extents. A sealed extent stays on the
+/// node, because a recovery with an old layout may ask for it; its copies are counted apart.
 fn left(report: &StorageReport) -> u64 {
-    report.chunks + report.chunks_unsealed + report.extents
+    report.chunks + report.chunks_unsealed + report.extents_open
 }
 
 /// Empties a storage node.
@@ -179,14 +183,14 @@ pub(super) fn drain(managers: &Managers, args: &NodeArgs, drain: Drain) -> Resul
     );
     let mut progress = DrainProgress { left: u64::MAX, looks: 0 };
     watch(|| {
-        let (found, is_root) = node_and_root(managers, args)?;
+        let (found, is_root, repair) = node_and_root(managers, args)?;
         if found.member.state == MemberState::Lost {
             return Err(Error::new(
                 ErrorKind::Busy,
                 format!("storage node {number} does not answer any more, so it cannot be emptied"),
             ));
         }
-        Ok(progress.look(&found, is_root))
+        Ok(progress.look(&found, is_root, &repair))
     })
 }
 
@@ -199,16 +203,19 @@ struct DrainProgress {
 
 impl DrainProgress {
     /// Shows progress. Returns whether the node is empty and can be stopped.
-    fn look(&mut self, node: &NodeStanding, is_root: bool) -> bool {
+    fn look(&mut self, node: &NodeStanding, is_root: bool, repair: &RepairStatus) -> bool {
         let (report, number) = (&node.report, node.member.node);
-        let now = left(report);
+        // Copies of sealed extents are made before the node may go.
+        let now = left(report) + repair.extents_left;
         if now < self.left {
             (self.left, self.looks) = (now, 0);
             print_line!(
-                "Storage node {number}: {} chunks, {} extents and {} left",
+                "Storage node {number}: {} chunks ({}), {} copies of extents and {} open extents \
+                 left",
                 report.chunks + report.chunks_unsealed,
-                report.extents,
-                size::show(report.space.used_bytes)
+                size::show(report.space.used_bytes),
+                repair.extents_left,
+                report.extents_open
             );
         } else {
             self.looks += 1;
@@ -219,16 +226,19 @@ impl DrainProgress {
                 );
             } else if self.looks.is_multiple_of(LOOKS_WITHOUT_PROGRESS) {
                 print_line!(
-                    "Storage node {number}: no progress for {} s; files leave the node when \
-                     databases rewrite them, and {} unsealed chunks and {} open extents when their \
-                     writers are done",
+                    "Storage node {number}: no progress for {} s; {} unsealed chunks and {} open \
+                     extents leave when their writers are done",
                     u64::from(self.looks) * LOOK.as_secs(),
                     report.chunks_unsealed,
                     report.extents_open
                 );
+                let debt = repair.nodes.iter().find(|debt| debt.storage == node.member.storage);
+                for example in debt.iter().flat_map(|debt| &debt.examples) {
+                    print_line!("  It cannot move now: {example}");
+                }
             }
         }
-        let is_done = now == 0 && !is_root;
+        let is_done = now == 0 && !is_root && repair.is_known;
         if is_done {
             print_line!(
                 "Storage node {number} is empty: stop it, and run: archipelago cluster forget --storage {number}"

@@ -45,7 +45,8 @@ fn write(out: &mut String, view: &StorageView<'_>) -> std::fmt::Result {
     nodes(out, status)?;
     devices(out, status)?;
     volumes(out, view)?;
-    debt(out, status)
+    debt(out, status)?;
+    repairs(out, status)
 }
 
 /// The nodes that keep owners and leases of volumes.
@@ -253,6 +254,59 @@ fn classes_of(
     Ok(())
 }
 
+/// Repairs: what is left, what was done, and what cannot be done now.
+fn repairs(out: &mut String, status: &StorageClusterStatus) -> std::fmt::Result {
+    let repair = &status.repair;
+    if status.cluster.is_none() {
+        return Ok(());
+    }
+    let left = match (repair.chunks_left, repair.extents_left) {
+        _ if !repair.is_known => "the manager has not heard of all nodes yet".to_owned(),
+        (0, 0) => "nothing is left".to_owned(),
+        (chunks, extents) => format!(
+            "{chunks} chunks and {extents} extents, {} are left",
+            size::show(repair.bytes_left)
+        ),
+    };
+    writeln!(
+        out,
+        "Repair: {left}; {} chunks and {} extents, {}, were made again",
+        repair.chunks_repaired,
+        repair.extents_repaired,
+        size::show(repair.bytes_repaired)
+    )?;
+    let number = |storage: StorageId| {
+        let known = status.nodes.iter().find(|node| node.member.storage == storage);
+        known.map_or_else(|| storage.to_string(), |node| node.member.node.to_string())
+    };
+    for debt in &repair.nodes {
+        let node = number(debt.storage);
+        if debt.chunks > 0 {
+            let (chunks, bytes) = (debt.chunks, size::show(debt.bytes));
+            writeln!(out, "Repair: {chunks} chunks of node {node} ({bytes}) move to other nodes")?;
+        }
+        if debt.stuck > 0 {
+            let stuck = debt.stuck;
+            writeln!(out, "Repair: {stuck} objects of node {node} cannot move now:")?;
+            for example in &debt.examples {
+                writeln!(out, "  {example}")?;
+            }
+        }
+    }
+    if repair.waiting_for_domains > 0 {
+        let blobs = repair.waiting_for_domains;
+        writeln!(out, "Repair: {blobs} files have fewer copies until there are more domains")?;
+    }
+    if repair.unrepairable > 0 {
+        let blobs = repair.unrepairable;
+        writeln!(out, "Repair: too few chunks of {blobs} files answer: start the lost nodes")?;
+    }
+    if repair.failed > 0 {
+        writeln!(out, "Repair: {} attempts failed, and are repeated", repair.failed)?;
+    }
+    Ok(())
+}
+
 /// What the cluster lacks: copies on nodes that do not answer, domains, and certainty about bytes.
 fn debt(out: &mut String, status: &StorageClusterStatus) -> std::fmt::Result {
     writeln!(out)?;
@@ -311,7 +365,9 @@ mod tests {
     use archipelago_base::Epoch;
     use archipelago_fabric::{ClusterId, NodeId};
     use archipelago_store::nodes::register::caspaxos::RootSet;
-    use archipelago_store::nodes::wire::{NodeSpace, StorageMember, VolumeSpace};
+    use archipelago_store::nodes::wire::{
+        NodeDebt, NodeSpace, RepairStatus, StorageMember, VolumeSpace,
+    };
 
     use super::*;
 
@@ -346,6 +402,7 @@ mod tests {
             lost_after_ms: 600_000,
             waits_for: String::new(),
             nodes,
+            repair: RepairStatus::default(),
         }
     }
 
@@ -387,6 +444,37 @@ mod tests {
             "as lost after 600 s",
             "Limbo: node 3 may have lost unsynced bytes of 4 extents",
             "Domains: 3 up of 6 wanted, so new value files get three copies",
+        ] {
+            assert!(text.contains(part), "{part} in {text}");
+        }
+    }
+
+    #[test]
+    fn repairs_show_what_is_left_and_what_cannot_move() {
+        use MemberState::{Draining, Lost, Up};
+        let mut status = status(&[Lost, Draining, Up, Up]);
+        assert!(shown(&status).contains("Repair: the manager has not heard of all nodes yet"));
+        status.repair = RepairStatus { is_known: true, ..RepairStatus::default() };
+        assert!(shown(&status).contains("Repair: nothing is left; 0 chunks"));
+        let (chunks, stuck, examples) = (7, 2, vec!["blob 9: add nodes".to_owned()]);
+        let debt = NodeDebt { storage: StorageId(102), chunks, bytes: 3 << 20, stuck, examples };
+        status.repair = RepairStatus {
+            chunks_left: 7,
+            bytes_left: 3 << 20,
+            waiting_for_domains: 4,
+            unrepairable: 5,
+            failed: 6,
+            nodes: vec![debt],
+            ..status.repair
+        };
+        let text = shown(&status);
+        for part in [
+            "Repair: 7 chunks and 0 extents, 3 MiB are left",
+            "Repair: 7 chunks of node 2 (3 MiB) move",
+            "Repair: 2 objects of node 2 cannot move now:\n  blob 9: add nodes\n",
+            "Repair: 4 files have fewer copies",
+            "Repair: too few chunks of 5 files answer",
+            "Repair: 6 attempts failed",
         ] {
             assert!(text.contains(part), "{part} in {text}");
         }

@@ -79,6 +79,12 @@ pub(crate) struct UpArgs {
     /// Milliseconds of silence after which the manager declares a memory node dead
     #[arg(long, value_name = "MS", default_value_t = 1000)]
     node_lease_ms: u64,
+    /// Address at which Prometheus finds the figures of the first manager, as
+    /// http://HOST:PORT/metrics. The other processes use the following ports: managers, memory
+    /// nodes, storage nodes and compute nodes, in this order. With port 0 the system chooses free
+    /// ports. There is no TLS and no password. Without the flag there are no such ports
+    #[arg(long, value_name = "HOST:PORT")]
+    metrics: Option<String>,
     /// Transport between compute nodes and memory nodes
     #[arg(long, value_enum, default_value_t = Provider::Shm)]
     provider: Provider,
@@ -97,6 +103,34 @@ impl UpArgs {
     /// Number of managers.
     fn managers(&self) -> u16 {
         self.managers.unwrap_or(if self.memory() > 0 { 2 } else { 1 })
+    }
+
+    /// Number of processes before the memory nodes, the storage nodes and the compute nodes, in the
+    /// order of their ports for metrics.
+    fn processes_before(&self) -> [u64; 3] {
+        let managers = u64::from(self.managers());
+        let memory = managers + self.memory();
+        [managers, memory, memory + self.storage]
+    }
+
+    /// The flag for the metrics of the process at this place; empty without metrics.
+    fn metrics_words(&self, place: u64) -> Result<Vec<String>> {
+        let Some(first) = &self.metrics else { return Ok(Vec::new()) };
+        let wrong = || {
+            Error::invalid(format!(
+                "--metrics {first}: write it as HOST:PORT, such as 127.0.0.1:9100"
+            ))
+        };
+        let (host, port) = first.rsplit_once(':').ok_or_else(wrong)?;
+        let port: u16 = port.parse().map_err(|_| wrong())?;
+        let offset = u16::try_from(place).unwrap_or(u16::MAX);
+        // With port 0 the system chooses each port.
+        let port = if port == 0 { Some(0) } else { port.checked_add(offset) };
+        let port = port.ok_or_else(|| {
+            let text = "--metrics: the last port would exceed 65535: choose a lower port";
+            Error::invalid(text)
+        })?;
+        Ok(vec!["--metrics".to_owned(), format!("{host}:{port}")])
     }
 
     /// Refuses numbers of nodes that make no cluster.
@@ -174,6 +208,7 @@ pub(super) fn up(args: &UpArgs) -> Result<()> {
     for standby in standbys {
         print_line!("{standby}");
     }
+    parts.iter().rev().for_each(ChildProcess::print_metrics);
     if secret.is_given() && !args.secret.is_given() {
         print_line!(
             "Others can reach the manager, so it and its clients need the new secret below"
@@ -238,7 +273,7 @@ fn cluster_secret(args: &UpArgs, sockets: &Sockets) -> Result<SecretArgs> {
 /// Starts the managers. The first one is to act.
 fn start_managers(args: &UpArgs, copies: u32, secret: &SecretArgs) -> Result<Vec<ChildProcess>> {
     let secret = secret.words();
-    let secret: Vec<&str> = secret.iter().map(String::as_str).collect();
+    let secret = strs(&secret);
     let (copies, lease) = (copies.to_string(), args.lease_ms.to_string());
     let (node_lease, partitions) = (args.node_lease_ms.to_string(), args.partitions.to_string());
     let offload = args.offload.map(|offload| offload.to_string());
@@ -248,6 +283,7 @@ fn start_managers(args: &UpArgs, copies: u32, secret: &SecretArgs) -> Result<Vec
     let mut parts = Vec::new();
     for number in 0..args.managers() {
         let listen = manager_address(args, number)?;
+        let metrics = args.metrics_words(number.into())?;
         let words = [
             &["node", "manager", "--listen", &listen, "--copies", &copies][..],
             &["--lease-ms", &lease, "--node-lease-ms", &node_lease],
@@ -256,6 +292,7 @@ fn start_managers(args: &UpArgs, copies: u32, secret: &SecretArgs) -> Result<Vec
             // Fewer nodes are a trial, in which one node keeps all owners and leases.
             if matches!(args.storage, 1 | 2) { &["--root-nodes", "1"] } else { &[] },
             &secret,
+            &strs(&metrics),
             if number > 0 { &["--standby"] } else { &[] },
         ]
         .concat();
@@ -263,6 +300,10 @@ fn start_managers(args: &UpArgs, copies: u32, secret: &SecretArgs) -> Result<Vec
         parts.push(ChildProcess::start(name, &words, " ")?);
     }
     Ok(parts)
+}
+
+fn strs(words: &[String]) -> Vec<&str> {
+    words.iter().map(String::as_str).collect()
 }
 
 /// What a node needs to join the cluster.
@@ -281,11 +322,13 @@ fn start_memory(
     let (id, path) = (node.to_string(), socket.display().to_string());
     let secret = join.secret.words();
     let shared = ["--shm", &path];
+    let metrics = args.metrics_words(args.processes_before()[0] + node - 1)?;
     let words = [
         &["node", "memory", "--id", &id, "--size", &args.size, "--block", &args.block][..],
         &["--manager", join.manager],
         if args.provider == Provider::Shm { &shared[..] } else { &[] },
-        &secret.iter().map(String::as_str).collect::<Vec<_>>(),
+        &strs(&secret),
+        &strs(&metrics),
     ]
     .concat();
     ChildProcess::start(&format!("Memory node {node}"), &words, " on ")
@@ -297,11 +340,13 @@ fn start_storage(args: &UpArgs, join: &JoinArgs<'_>, node: u64) -> Result<ChildP
     let secret = join.secret.words();
     let size_max: Vec<&str> =
         args.storage_size_max.iter().flat_map(|size| ["--size-max", size]).collect();
+    let metrics = args.metrics_words(args.processes_before()[1] + node - 1)?;
     let words = [
         &["node", "storage", "--id", &id, "--dir", &dir, "--domain", &domain][..],
         &["--manager", join.manager],
         &size_max,
-        &secret.iter().map(String::as_str).collect::<Vec<_>>(),
+        &strs(&secret),
+        &strs(&metrics),
     ]
     .concat();
     ChildProcess::start(&format!("Storage node {node}"), &words, " on ")
@@ -332,6 +377,20 @@ fn check_ports(args: &UpArgs) -> Result<()> {
                 args.compute
             ),
         });
+    }
+    if args.metrics.is_some() {
+        let [_, _, before_compute] = args.processes_before();
+        for place in 0..before_compute + u64::from(args.compute) {
+            let words = args.metrics_words(place)?;
+            let Some(address) = words.get(1) else { continue };
+            wanted.push(Wanted {
+                address: address.clone(),
+                listener: format!("the metrics of process {}", place + 1),
+                choice: "choose another first port with --metrics HOST:PORT; each process takes \
+                         one, and with port 0 the system chooses"
+                    .to_owned(),
+            });
+        }
     }
     if args.compute > 0 {
         let mut options = ServerOptions::default();
@@ -370,11 +429,12 @@ fn start_compute(
     let (listen, path) = (resp_address(args, node)?, socket.display().to_string());
     let (shared, mut flags) = (["--shm", &path], args.password.words());
     flags.extend(join.secret.words());
+    flags.extend(args.metrics_words(args.processes_before()[2] + u64::from(node) - 1)?);
     let words = [
         &["serve", "--engine", "flexkv", "--manager", join.manager][..],
         &["--listen", &listen],
         if args.provider == Provider::Shm { &shared[..] } else { &[] },
-        &flags.iter().map(String::as_str).collect::<Vec<_>>(),
+        &strs(&flags),
     ]
     .concat();
     ChildProcess::start(&format!("Compute node {node}"), &words, " on ")

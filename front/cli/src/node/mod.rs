@@ -17,6 +17,7 @@ use archipelago_manager::{ManagerServer, ManagerSettings, StorePlan};
 use archipelago_memory::{MemoryServer, MemorySettings};
 use archipelago_metrics::sources;
 use archipelago_store::nodes::members::MemberTerms;
+use archipelago_store::nodes::repairs::RepairTerms;
 
 use crate::console::print_line;
 use crate::metrics::{self, MetricsArgs};
@@ -159,10 +160,16 @@ pub(crate) struct ManagerArgs {
     /// the flag the store follows the load
     #[arg(long, value_name = "N")]
     offload: Option<u32>,
-    /// Seconds of silence after which a storage node counts as lost, and another one takes its
-    /// place in the root set
+    /// Seconds of silence after which a storage node counts as lost: another one takes its place in
+    /// the root set, and copies of its files are made on other nodes
     #[arg(long, value_name = "SECONDS", default_value_t = 600)]
     lost_after: u64,
+    /// Bytes per second that repairs read and write on one storage node, such as 64MiB
+    #[arg(long, value_name = "SIZE", default_value = "64MiB")]
+    repair_rate: String,
+    /// Bytes per second that repairs read and write on all storage nodes together
+    #[arg(long, value_name = "SIZE", default_value = "512MiB")]
+    repair_rate_total: String,
     /// Number of storage nodes that keep owners and leases of volumes: 3 or 5, or 1 for a trial on
     /// one node. Default: 3, or 5 if there are five domains. It takes effect when the cluster is
     /// founded
@@ -274,10 +281,16 @@ fn manager(args: &ManagerArgs) -> Result<()> {
     let (memory_nodes, standby) = (args.memory_nodes, args.standby);
     let listen = vec![endpoint(&args.listen)?];
     let secret = args.secret.read()?;
+    let repair = RepairTerms {
+        node_bytes_per_s: size::parse(&args.repair_rate)?,
+        cluster_bytes_per_s: size::parse(&args.repair_rate_total)?,
+        ..RepairTerms::default()
+    };
     let storage = MemberTerms {
         lost_after: Duration::from_secs(args.lost_after),
         root_nodes: args.root_nodes,
         expected_nodes: args.storage_nodes,
+        repair,
         ..MemberTerms::default()
     };
     let settings = ManagerSettings { listen, terms, store, memory_nodes, standby, storage, secret };

@@ -62,6 +62,26 @@ metrics! {
     NODE_CAPACITY: Gauge "archipelago_storage_cluster_node_capacity_bytes" ["node"];
     /// Bytes that the storage node `node` uses.
     NODE_USED: Gauge "archipelago_storage_cluster_node_used_bytes" ["node"];
+    /// Whether the manager knows what needs a repair: 1 if all nodes have answered since the last
+    /// change of the members.
+    REPAIR_KNOWN: Gauge "archipelago_storage_cluster_repair_known" [];
+    /// Number of objects by `state` that need a repair: chunks and extents (copies to be made),
+    /// waiting (blobs with fewer copies until there are more domains) and unrepairable (too few
+    /// chunks answer).
+    REPAIR_DEBT: Gauge "archipelago_storage_cluster_repair_debt" ["state"];
+    /// Bytes of the chunks and extents that are to be made.
+    REPAIR_BYTES: Gauge "archipelago_storage_cluster_repair_debt_bytes" [];
+    /// Number of chunks that are to be made because the storage node `node` is lost, drains or has
+    /// damage.
+    NODE_DEBT: Gauge "archipelago_storage_cluster_node_repair_debt" ["node"];
+    /// Number of objects of the storage node `node` that no other node can take now.
+    NODE_STUCK: Gauge "archipelago_storage_cluster_node_repair_stuck" ["node"];
+    /// Number of copies that repairs have made, by `kind`: chunk or extent.
+    REPAIRED: Counter "archipelago_storage_cluster_repairs" ["kind"];
+    /// Bytes of the copies that repairs have made.
+    REPAIRED_BYTES: Counter "archipelago_storage_cluster_repaired_bytes" [];
+    /// Number of repairs that failed. Each is tried again.
+    REPAIRS_FAILED: Counter "archipelago_storage_cluster_failed_repairs" [];
 
     /// Epoch of the `volume` that the server owns.
     VOLUME_EPOCH: Gauge "archipelago_volume_epoch" ["volume"];

@@ -100,4 +100,30 @@ fn set_storage(samples: &mut Samples, status: &StorageClusterStatus) {
         samples.set(&of_storage::NODE_CAPACITY, &[&name], space.capacity_bytes);
         samples.set(&of_storage::NODE_USED, &[&name], space.used_bytes);
     }
+    set_repair(samples, status);
+}
+
+fn set_repair(samples: &mut Samples, status: &StorageClusterStatus) {
+    let repair = &status.repair;
+    samples.set(&of_storage::REPAIR_KNOWN, &[], repair.is_known);
+    for (state, objects) in [
+        ("chunks", repair.chunks_left),
+        ("extents", repair.extents_left),
+        ("waiting", repair.waiting_for_domains),
+        ("unrepairable", repair.unrepairable),
+    ] {
+        samples.set(&of_storage::REPAIR_DEBT, &[state], objects);
+    }
+    samples.set(&of_storage::REPAIR_BYTES, &[], repair.bytes_left);
+    for node in &status.nodes {
+        let storage = node.member.storage;
+        let debt = repair.nodes.iter().find(|debt| debt.storage == storage);
+        let (chunks, stuck) = debt.map_or((0, 0), |debt| (debt.chunks, debt.stuck));
+        samples.set(&of_storage::NODE_DEBT, &[&storage.to_string()], chunks);
+        samples.set(&of_storage::NODE_STUCK, &[&storage.to_string()], stuck);
+    }
+    samples.set(&of_storage::REPAIRED, &["chunk"], repair.chunks_repaired);
+    samples.set(&of_storage::REPAIRED, &["extent"], repair.extents_repaired);
+    samples.set(&of_storage::REPAIRED_BYTES, &[], repair.bytes_repaired);
+    samples.set(&of_storage::REPAIRS_FAILED, &[], repair.failed);
 }

@@ -8,6 +8,7 @@
 //! | --- | --- |
 //! | the handler and the timer | `mod.rs` |
 //! | the replacement of the root set | `root.rs` |
+//! | the task that repairs | `repair.rs` |
 //!
 //! Invariants:
 //! 1. A manager that stands by, or that another one has deposed, decides nothing and hears beats
@@ -19,6 +20,7 @@
 //! Failure: a malformed request is refused and logged. A replacement that failed is tried again.
 //! Cost: one short lock per request. An idle cluster costs two beats per node and second.
 
+mod repair;
 mod root;
 
 use std::sync::atomic::{AtomicBool, AtomicU64};
@@ -28,6 +30,7 @@ use archipelago_base::clock::Clock;
 use archipelago_base::random::entropy_seed;
 use archipelago_fabric::{Endpoints, Reply, Request};
 use archipelago_store::nodes::members::{ManagerPart, MemberTable, MemberTerms};
+use archipelago_store::nodes::repairs::RepairManager;
 use archipelago_store::nodes::wire::{
     RefusalWhy, Refused, StorageClusterStatus, StoreMessage, envelope,
 };
@@ -52,6 +55,9 @@ pub(crate) struct StorageRpc {
     look_ns: AtomicU64,
     /// Time, in nanoseconds, at which members without a copy are looked for next.
     copies_ns: AtomicU64,
+    terms: MemberTerms,
+    /// Repairs, once this manager listens.
+    repairs: OnceLock<Arc<RepairManager>>,
 }
 
 impl StorageRpc {
@@ -72,6 +78,8 @@ impl StorageRpc {
             is_replacing: AtomicBool::new(false),
             look_ns: AtomicU64::new(0),
             copies_ns: AtomicU64::new(0),
+            terms,
+            repairs: OnceLock::new(),
         })
     }
 
@@ -89,6 +97,9 @@ impl StorageRpc {
         let answer = match envelope::open(request.body) {
             Ok((message, [])) => {
                 let part = self.part();
+                if message == (StoreMessage::StorageStatus {}) {
+                    self.note_repairs();
+                }
                 self.table.lock().handle(self.clock.now_ns(), part, &message)
             }
             Ok((message, _)) => malformed(request, &format!("{} with a payload", message.name())),
@@ -100,13 +111,17 @@ impl StorageRpc {
     /// The status of all storage nodes; `None` while this manager does not act.
     pub(crate) fn status(&self) -> Option<StorageClusterStatus> {
         let acts = self.part() == ManagerPart::Acts;
-        acts.then(|| self.table.lock().status(self.clock.now_ns()))
+        acts.then(|| {
+            self.note_repairs();
+            self.table.lock().status(self.clock.now_ns())
+        })
     }
 
     /// Sets the endpoints of the manager, which listens now.
-    pub(crate) fn reached_at(&self, ways: Vec<String>) {
+    pub(crate) fn reached_at(self: &Arc<Self>, ways: Vec<String>) {
         // The call happens once.
-        let _known = self.ways.set(ways);
+        let _known = self.ways.set(ways.clone());
+        self.start_repairs(ways);
     }
 
     /// Handles the passing of time. The driver calls it in short intervals.

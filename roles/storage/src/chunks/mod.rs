@@ -67,7 +67,7 @@ use self::index::{ChunkEntry, ChunkIndex, Presence};
 pub(crate) use self::open_files::OpenChunk;
 use self::open_files::OpenFiles;
 use self::record::ChunkRecord;
-use self::sets::Removals;
+use self::sets::{HeldFilter, Removals};
 use self::unsealed::UnsealedChunks;
 use self::write::ChunkPut;
 use crate::answer::{Outcome, Refusal};
@@ -118,6 +118,9 @@ impl Chunks {
             StoreMessage::ListBlobs { volume, after } => Ok(self.list(volume, after)),
             StoreMessage::DropChunk { chunk, placement } => self.drop_chunk(chunk, placement),
             StoreMessage::ReportDamage { chunk, offset } => self.check_report(chunk, offset),
+            StoreMessage::ListHeld { present, answering, is_all, after } => {
+                self.list_held(&HeldFilter { present, answering, is_all }, after)
+            }
             other => Err(Refusal::new(
                 RefusalWhy::Unsupported,
                 format!("{} is no request for a chunk", other.name()),
@@ -165,6 +168,13 @@ impl Chunks {
             }
         };
         Some((Arc::clone(device), path))
+    }
+
+    /// Drops a chunk that a repair has begun and not sealed.
+    pub(crate) fn abandon_repair(&self, chunk: ChunkId) {
+        self.drop_unsealed(chunk.blob, |unsealed| {
+            unsealed.chunk == chunk && unsealed.stamp.is_none()
+        });
     }
 
     /// Refuses a request of a fenced owner, and promises its epoch.

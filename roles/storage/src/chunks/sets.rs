@@ -11,8 +11,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use archipelago_base::{Epoch, ErrorKind, Result};
+use archipelago_store::nodes::StorageId;
+use archipelago_store::nodes::layout::{REPLICAS, Scheme};
 use archipelago_store::nodes::wire::{
-    BlobEntry, ChunkId, PlacementEpoch, RefusalWhy, Stamp, StoreMessage,
+    BlobEntry, ChunkDescriptor, ChunkId, HeldChunk, PlacementEpoch, RefusalWhy, Stamp, StoreMessage,
 };
 use archipelago_store::{BlobId, VolumeId};
 
@@ -29,6 +31,41 @@ use crate::tombstones::Grave;
 const BLOBS_MAX: usize = 4096;
 /// Number of removals after which their records are removed.
 const REMOVALS_MAX: usize = 256;
+
+/// Number of chunks that one list for repairs looks at.
+const HELD_LOOKED_AT: usize = 1024;
+/// Largest number of chunks in a list for repairs.
+const HELD_MAX: usize = 256;
+
+/// Which chunks a list for repairs has.
+#[derive(Debug)]
+pub(crate) struct HeldFilter {
+    /// Nodes that keep their chunks.
+    pub(crate) present: Vec<StorageId>,
+    /// Nodes that answer.
+    pub(crate) answering: Vec<StorageId>,
+    /// Whether the list has all chunks.
+    pub(crate) is_all: bool,
+}
+
+impl HeldFilter {
+    /// Whether a chunk of the node `me` is listed. Of the holders that answer, the first one lists
+    /// the blob, so that it is listed once.
+    fn takes(&self, blob: &ChunkDescriptor, is_readable: bool, me: StorageId) -> bool {
+        if self.is_all || !is_readable {
+            return true;
+        }
+        let holders = || blob.holders.iter().map(|holder| holder.storage);
+        let first = holders().find(|node| self.answering.contains(node));
+        let has_left = holders().any(|node| !self.present.contains(&node));
+        let lacks_copies = match blob.scheme {
+            Scheme::Replicas(_) => blob.holders.len() < usize::from(REPLICAS),
+            Scheme::Rs42(_) => false,
+        };
+        // A node that drains lists all its chunks, because the others may not name it any more.
+        !self.present.contains(&me) || (first == Some(me) && (has_left || lacks_copies))
+    }
+}
 
 /// A file that was removed, and whose record remains.
 #[derive(Clone, Debug)]
@@ -118,23 +155,47 @@ impl Chunks {
         let is_own = |writer: Option<Stamp>| writer.is_some_and(|own| own.volume == stamp.volume);
         for blob in blobs {
             self.drop_unsealed(*blob, |unsealed| is_own(unsealed.stamp));
+            for repaired in self.unsealed.of_blob(*blob) {
+                repaired.writing.lock().released.insert(stamp.volume);
+            }
         }
-        let removed = self.take_from_sets(blobs, stamp)?;
+        let chunks = || -> Vec<(ChunkId, ChunkEntry)> {
+            blobs.iter().flat_map(|blob| self.chunks_of(*blob)).collect()
+        };
+        let removed = self.take_from_sets(&chunks, &[stamp.volume])?;
         self.sync_records()?;
         self.remove_files(removed)?;
         done()
     }
 
-    /// Takes a volume out of the sets of blobs. Returns the chunks that are to be removed.
-    fn take_from_sets(&self, blobs: &[BlobId], stamp: Stamp) -> Result<Vec<(ChunkId, ChunkEntry)>> {
-        let volume = stamp.volume;
+    /// Takes volumes out of the set of one chunk, because other holders have released the blob for
+    /// them.
+    pub(crate) fn take_volumes(&self, chunk: ChunkId, volumes: &[VolumeId]) -> Result<()> {
+        let chunks = || -> Vec<(ChunkId, ChunkEntry)> {
+            let of_blob = self.chunks_of(chunk.blob).into_iter();
+            of_blob.filter(|(known, _)| *known == chunk).collect()
+        };
+        let removed = self.take_from_sets(&chunks, volumes)?;
+        self.sync_records()?;
+        self.remove_files(removed)
+    }
+
+    /// Takes volumes out of the sets of chunks, which it looks up under the lock of changes.
+    /// Returns the chunks that are to be removed.
+    fn take_from_sets(
+        &self,
+        chunks: &dyn Fn() -> Vec<(ChunkId, ChunkEntry)>,
+        volumes: &[VolumeId],
+    ) -> Result<Vec<(ChunkId, ChunkEntry)>> {
         let ignores_sets = self.parts.options.sabotage.release_ignores_sets();
         let changes = self.changes.lock();
         let (mut changed, mut removed) = (Vec::new(), Vec::new());
-        for (chunk, entry) in blobs.iter().flat_map(|blob| self.chunks_of(*blob)) {
-            let Ok(at) = entry.retaining.binary_search(&volume) else { continue };
+        for (chunk, entry) in chunks() {
+            if !entry.retaining.iter().any(|volume| volumes.contains(volume)) {
+                continue;
+            }
             let Some(mut record) = self.record(chunk)? else { continue };
-            record.descriptor.retaining.remove(at);
+            record.descriptor.retaining.retain(|volume| !volumes.contains(volume));
             if record.descriptor.retaining.is_empty() || ignores_sets {
                 record.state = RecordState::Removed;
                 removed.push((chunk, entry));
@@ -144,6 +205,31 @@ impl Chunks {
         self.apply_records(&changes, changed.iter().map(|(chunk, record)| (*chunk, record)))?;
         self.update_index(&changed);
         Ok(removed)
+    }
+
+    /// Lists chunks for repairs ([`StoreMessage::ListHeld`]).
+    pub(super) fn list_held(&self, wanted: &HeldFilter, after: Option<ChunkId>) -> Outcome {
+        let page: Vec<(ChunkId, Presence)> = {
+            let index = self.index.lock();
+            let kept = index.after(after).filter(|(_, entry)| entry.presence != Presence::Removed);
+            kept.map(|(chunk, entry)| (chunk, entry.presence)).take(HELD_LOOKED_AT).collect()
+        };
+        let is_last = page.len() < HELD_LOOKED_AT;
+        let mut chunks = Vec::new();
+        let mut last = None;
+        for (chunk, presence) in page {
+            if chunks.len() >= HELD_MAX {
+                return Ok(StoreMessage::Held { chunks, next: last }.into());
+            }
+            last = Some(chunk);
+            let Some(record) = self.record(chunk)? else { continue };
+            let is_readable = presence == Presence::Whole;
+            if wanted.takes(&record.descriptor, is_readable, self.parts.storage) {
+                chunks.push(HeldChunk { descriptor: record.descriptor, is_readable });
+            }
+        }
+        let next = if is_last { None } else { last };
+        Ok(StoreMessage::Held { chunks, next }.into())
     }
 
     /// Removes a chunk that a larger placement epoch does not list.

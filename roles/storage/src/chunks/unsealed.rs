@@ -14,7 +14,7 @@
 //! Failure: the owner drops a chunk whose file failed.
 //! Cost: 4 bytes of memory per 4 KiB.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -53,6 +53,9 @@ pub(crate) struct Writing {
     pub(crate) len_bytes: u64,
     /// How the writing ended; `None` while it goes on.
     pub(crate) end: Option<WritingEnd>,
+    /// Volumes that have released the blob since a repair began the chunk. The sealed chunk does
+    /// not keep it for them, whatever set the repair has read from another holder before.
+    pub(crate) released: BTreeSet<VolumeId>,
 }
 
 impl Writing {

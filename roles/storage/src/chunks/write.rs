@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use archipelago_base::{Error, Result};
 use archipelago_env::{CreateOptions, FileClass, IoContext, IoPurpose};
-use archipelago_store::nodes::layout::PIECE_BYTES;
+use archipelago_store::nodes::layout::{PIECE_BYTES, Scheme};
 use archipelago_store::nodes::placement::WritePurpose;
 use archipelago_store::nodes::wire::{ChunkDescriptor, ChunkId, RefusalWhy, Stamp, StoreMessage};
 use archipelago_store::{BlobId, VolumeId};
@@ -322,7 +322,7 @@ impl Chunks {
     pub(super) fn seal(
         &self,
         stamp: Option<Stamp>,
-        descriptor: ChunkDescriptor,
+        mut descriptor: ChunkDescriptor,
         device: Option<DeviceId>,
     ) -> Outcome {
         self.promise(stamp)?;
@@ -349,6 +349,7 @@ impl Chunks {
             return self.redescribe(&descriptor);
         }
         writing.check_open(chunk)?;
+        descriptor.retaining.retain(|volume| !writing.released.contains(volume));
         check_seal(&descriptor, &unsealed, &writing)?;
         let tail_bytes = match self.seal_file(&descriptor, &unsealed, &mut writing) {
             Ok(tail_bytes) => tail_bytes,
@@ -540,10 +541,24 @@ impl Chunks {
         if merged != record.descriptor {
             record.descriptor = merged;
             self.apply_records(&changes, [(chunk, &record)])?;
-            let retaining = &record.descriptor.retaining;
-            self.index.lock().change(chunk, |entry| entry.retaining.clone_from(retaining));
+            self.update_entry(chunk, &record.descriptor);
         }
         Ok(())
+    }
+
+    /// Takes the set and the scheme of a descriptor into the index. The share of a replica in the
+    /// length of its blob depends on the number of replicas, so it is counted anew.
+    fn update_entry(&self, chunk: ChunkId, descriptor: &ChunkDescriptor) {
+        let Some(old) = self.index.lock().get(chunk).cloned() else { return };
+        if old.scheme != descriptor.scheme {
+            self.uncount_space(chunk, &old);
+            let new = ChunkEntry { scheme: descriptor.scheme, ..old };
+            self.count_space(chunk, &new);
+        }
+        self.index.lock().change(chunk, |entry| {
+            entry.scheme = descriptor.scheme;
+            entry.retaining.clone_from(&descriptor.retaining);
+        });
     }
 
     /// Applies records, whose order the lock of `_changes` gives. [`Self::sync_records`] makes them
@@ -601,8 +616,13 @@ fn check_seal(
 }
 
 fn is_other_blob(told: &ChunkDescriptor, known: &ChunkDescriptor) -> bool {
-    (told.written.volume, told.class, told.scheme, told.blob_bytes)
-        != (known.written.volume, known.class, known.scheme, known.blob_bytes)
+    // A repair adds replicas that were missing.
+    let are_replicas = |scheme| matches!(scheme, Scheme::Replicas(_));
+    let is_same_scheme =
+        told.scheme == known.scheme || (are_replicas(told.scheme) && are_replicas(known.scheme));
+    (told.written.volume, told.class, told.blob_bytes)
+        != (known.written.volume, known.class, known.blob_bytes)
+        || !is_same_scheme
 }
 
 /// The descriptor with the larger placement epoch, and the volumes of both.

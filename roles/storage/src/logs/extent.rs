@@ -31,7 +31,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use archipelago_base::{Epoch, Error, ErrorKind};
 use archipelago_env::FileClass;
 use archipelago_store::VolumeId;
-use archipelago_store::nodes::wire::{ExtentAt, RefusalWhy, Stamp, StoreMessage};
+use archipelago_store::nodes::wire::{ExtentAt, RefusalWhy, SealedExtent, Stamp, StoreMessage};
 use parking_lot::{Mutex, MutexGuard};
 
 use super::marks::{DurableMark, SyncMark};
@@ -322,6 +322,15 @@ impl Extent {
             *reported = state.summary();
         }
         *reported
+    }
+
+    /// What a repair needs to know of the extent, if it is sealed and has all bytes before its end.
+    pub(crate) fn sealed(&self) -> Option<SealedExtent> {
+        let state = self.state.lock();
+        let record = state.record.as_ref().filter(|record| !record.is_in_limbo && record.damaged_from.is_none())?;
+        let end = record.sealed.filter(|end| state.written >= *end)?;
+        let (at, volume, class, start) = (self.at, self.volume, record.class, record.start);
+        Some(SealedExtent { at, volume, class, start, end })
     }
 
     /// Device of the last part, without waiting for the lock.

@@ -52,7 +52,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use archipelago_base::{Epoch, Result};
 use archipelago_env::FileSystem;
 use archipelago_store::nodes::wire::{
-    ExtentAt, LogEntry, RefusalWhy, Stamp, StorageReport, StoreMessage, VolumeSpace,
+    ExtentAt, LogEntry, RefusalWhy, SealedExtent, Stamp, StorageReport, StoreMessage, VolumeSpace,
 };
 use archipelago_store::{LogId, VolumeId};
 use parking_lot::RwLock;
@@ -83,6 +83,8 @@ use crate::tombstones::{Grave, Tombstones};
 const REPORTED_MAX: usize = 1024;
 /// Limit of the entries of one list of logs.
 const LIST_MAX: usize = 4096;
+/// Limit of the entries of one list of sealed extents.
+const SEALED_MAX: usize = 1024;
 
 /// Replicas of an extent, for its share of the log's length. A pool of two domains has two, which
 /// the node does not know.
@@ -287,6 +289,7 @@ impl Logs {
             }
             StoreMessage::RemoveLog { log, stamp } => self.remove(log, stamp)?,
             StoreMessage::ListLogs { volume, after } => self.list(volume, after),
+            StoreMessage::ListSealed { after } => self.list_sealed(after),
             other => {
                 let text = format!("{} is no request about logs", other.name());
                 return Err(Refusal::new(RefusalWhy::Unsupported, text));
@@ -379,6 +382,16 @@ impl Logs {
             logs.push(LogEntry { log: at.log, epoch: summary.epoch });
         }
         StoreMessage::Logs { logs, has_more: false }
+    }
+
+    /// The extents that are sealed and whole, for repairs.
+    fn list_sealed(&self, after: Option<ExtentAt>) -> StoreMessage {
+        let from = after.map_or(Bound::Unbounded, Bound::Excluded);
+        let listed = self.extents.read();
+        let mut sealed = listed.range((from, Bound::Unbounded)).filter_map(|(_, it)| it.sealed());
+        let extents: Vec<SealedExtent> = sealed.by_ref().take(SEALED_MAX).collect();
+        let has_more = sealed.next().is_some();
+        StoreMessage::Sealed { extents, has_more }
     }
 
     /// Device of the newest bytes of an extent, if the node has some. It waits for no device.

@@ -15,7 +15,7 @@
 //!
 //! Thread-safety: any thread may call any method.
 //! Failure: an error of `start` names the cause, and nothing keeps running.
-//! Cost: nine threads, fourteen more per device, and one per manager.
+//! Cost: eleven threads, fourteen more per device, and one per manager.
 
 mod lane;
 mod pins;
@@ -27,12 +27,15 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use archipelago_base::clock::SystemClock;
+use archipelago_base::runtime::ThreadRuntime;
 use archipelago_base::spawn::{Joiner, Spawn, SystemSpawn, lower_priority};
 use archipelago_base::{Epoch, Error, Result};
 use archipelago_env::FileSystem;
 use archipelago_env::local::LocalFs;
-use archipelago_fabric::{Endpoints, Listener, Node, NodeId, NodeStats, Secret};
+use archipelago_fabric::{Endpoints, Listener, Node, NodeId, NodeStats, Reach, Secret};
 use archipelago_store::nodes::StorageId;
+use archipelago_store::nodes::client::NodeClient;
+use archipelago_store::nodes::repairs::{RepairExecutor, RepairHost};
 use archipelago_store::nodes::wire::StorageReport;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
@@ -228,6 +231,10 @@ impl StorageServer {
             endpoints: self.addresses.clone(),
             domain: settings.domain.clone(),
         };
+        let reach: Arc<dyn Reach> = endpoints.clone();
+        let client = NodeClient::new(reach, ThreadRuntime::shared()?, settings.managers.clone());
+        let host: Arc<dyn RepairHost> = self.node.clone();
+        self.serving.repair_with(RepairExecutor::new(client, host, self.node.storage())?);
         let beats = Arc::new(Beats::new(Arc::clone(&self.node), address)?);
         self.beats = Some(BeatThreads::start(&beats, &settings.managers, &endpoints)?);
         Ok(())

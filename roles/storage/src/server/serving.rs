@@ -12,6 +12,7 @@
 //! | control | registers, promises, status | none |
 //! | sets | descriptors, lists of blobs, retentions: the metadata alone | none |
 //! | wide | releases, abandonments, removals and lists of logs, which may touch every device | none |
+//! | repair | orders of the manager, which take long | none |
 //!
 //! Invariants:
 //! 1. No request waits behind one of another lane. So a slow or hung device delays neither requests
@@ -26,11 +27,13 @@
 //! Cost: one copy of the body, and two changes of threads.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use archipelago_base::Result;
+use archipelago_base::runtime::block_on;
 use archipelago_base::spawn::{Joiner, Spawn};
 use archipelago_fabric::{ClientId, Handler, Reply, Request};
+use archipelago_store::nodes::repairs::RepairExecutor;
 use archipelago_store::nodes::wire::{ExtentAt, RefusalWhy, StoreMessage, envelope};
 
 use super::lane::{Lane, LaneKey, LaneLimits, Rejected};
@@ -54,6 +57,11 @@ const CONTROL_THREADS: usize = 4;
 /// Threads of the lanes for sets, and for requests that may touch every device.
 const SET_THREADS: usize = 2;
 
+/// Threads that carry out orders for repairs.
+const REPAIR_THREADS: usize = 2;
+
+/// Bounds of the lane of repairs. The manager gives a node few orders at a time.
+const REPAIR_LIMITS: LaneLimits = LaneLimits { requests_max: 64, bytes_max: 4 << 20 };
 /// Bounds of a lane with bulk bodies.
 const BULK_LIMITS: LaneLimits = LaneLimits { requests_max: 256, bytes_max: 64 << 20 };
 /// Bounds of a lane with short bodies.
@@ -122,6 +130,9 @@ pub(super) struct Serving {
     sets: Lane<LaneJob>,
     wide: Lane<LaneJob>,
     pins: Pins,
+    repair: Lane<LaneJob>,
+    /// What carries out orders, once the node reaches others.
+    executor: OnceLock<RepairExecutor>,
 }
 
 impl fmt::Debug for Serving {
@@ -140,6 +151,7 @@ enum Way {
     Wide,
     Write(LaneKey),
     Read,
+    Repair,
 }
 
 fn way_of(message: &StoreMessage) -> Way {
@@ -165,6 +177,8 @@ fn way_of(message: &StoreMessage) -> Way {
         StoreMessage::ReadChunk { .. }
         | StoreMessage::ReportDamage { .. }
         | StoreMessage::ReadLog { .. } => Way::Read,
+        StoreMessage::ListHeld { .. } | StoreMessage::ListSealed { .. } => Way::Sets,
+        order if RepairExecutor::is_order(order) => Way::Repair,
         _ => Way::Control,
     }
 }
@@ -188,6 +202,8 @@ impl Serving {
             sets: Lane::new("storage-sets", SHORT_LIMITS),
             wide: Lane::new("storage-wide", SHORT_LIMITS),
             pins: Pins::default(),
+            repair: Lane::new("storage-repair", REPAIR_LIMITS),
+            executor: OnceLock::new(),
         })
     }
 
@@ -208,6 +224,7 @@ impl Serving {
         start(self.control.name(), CONTROL_THREADS, |it, _| it.work(&it.control, None), 0)?;
         start(self.sets.name(), SET_THREADS, |it, _| it.work(&it.sets, None), 0)?;
         start(self.wide.name(), SET_THREADS, |it, _| it.work(&it.wide, None), 0)?;
+        start(self.repair.name(), REPAIR_THREADS, |it, _| it.work_repairs(), 0)?;
         for (place, lanes) in self.devices.iter().enumerate() {
             let (log, write, read) = (lanes.log.name(), lanes.write.name(), lanes.read.name());
             start(log, LOG_THREADS, |it, at| it.work_on(at, |lanes| &lanes.log), place)?;
@@ -220,7 +237,11 @@ impl Serving {
 
     /// Ends the threads of all lanes. Requests that wait get no answer from the node.
     pub(super) fn close(&self) {
-        [&self.control, &self.sets, &self.wide].into_iter().for_each(Lane::close);
+        let shared = [&self.control, &self.sets, &self.wide, &self.repair];
+        shared.into_iter().for_each(Lane::close);
+        if let Some(executor) = self.executor.get() {
+            executor.stop();
+        }
         self.devices.iter().for_each(DeviceLanes::close);
     }
 
@@ -247,6 +268,22 @@ impl Serving {
         if let Some(key) = pinned {
             self.pins.release(key);
         }
+    }
+
+    /// Sets what carries out orders. The server calls it once, when the node reaches others.
+    pub(super) fn repair_with(&self, executor: RepairExecutor) {
+        let _known = self.executor.set(executor);
+    }
+
+    fn work_repairs(&self) {
+        self.repair.work(|job| {
+            let LaneJob { message, reply, .. } = job;
+            let answer = match self.executor.get() {
+                Some(executor) => block_on(executor.carry_out(message)),
+                None => self.node.refuse_busy("this node does not reach others yet".to_owned()),
+            };
+            send(reply, &answer, &[]);
+        });
     }
 
     fn work_syncs(&self, place: usize) {
@@ -292,6 +329,7 @@ impl Serving {
             Way::Control => unordered(&self.control),
             Way::Sets => unordered(&self.sets),
             Way::Wide => unordered(&self.wide),
+            Way::Repair => unordered(&self.repair),
         }
     }
 

@@ -10,6 +10,7 @@ mod databases;
 mod log_forms;
 mod log_writers;
 mod logs;
+mod repair;
 mod suites;
 mod volumes;
 mod world;

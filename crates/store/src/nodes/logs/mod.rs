@@ -310,6 +310,25 @@ impl NodeLogs {
         failed
     }
 
+    /// Removes a log from `nodes`, and from `others` as far as they answer.
+    async fn remove_everywhere(
+        &self,
+        requests: &LogRequests,
+        nodes: &[StorageId],
+        others: Vec<StorageId>,
+    ) -> Result<()> {
+        let removals = [nodes, others.as_slice()].map(|nodes| self.remove_from(requests, nodes));
+        let mut removed = join_all(removals).await;
+        match removed.pop() {
+            Some(Err(error)) if error.kind() == ErrorKind::Fenced => return Err(error),
+            Some(Err(error)) => {
+                tracing::debug!(%error, log = %requests.log, "copies of a removed log are left");
+            }
+            Some(Ok(())) | None => {}
+        }
+        removed.pop().unwrap_or(Ok(()))
+    }
+
     /// Nodes of the pool that answer.
     async fn live_nodes(&self) -> Result<Vec<StorageId>> {
         let reports = self.pool.nodes.reports().await?;
@@ -483,12 +502,16 @@ impl LogStore for NodeLogs {
             writer.end(Error::not_found(format!("log {id} was removed")));
         }
         self.wait(async {
+            let live = self.live_nodes().await?;
             if nodes.is_empty() {
                 // A log that ended without a byte has no extents, but its nodes know it.
-                nodes.extend(self.live_nodes().await?);
+                nodes.extend(&live);
             }
-            let nodes: Vec<StorageId> = nodes.into_iter().collect();
-            self.remove_from(&requests, &nodes).await
+            // Repairs make copies on nodes that the layout does not name. Those of a node that does
+            // not answer are strays, which the owner releases later.
+            let others = live.into_iter().filter(|node| !nodes.contains(node)).collect();
+            let nodes: Vec<StorageId> = nodes.iter().copied().collect();
+            self.remove_everywhere(&requests, &nodes, others).await
         })?;
         self.forget(id);
         Ok(())

@@ -18,6 +18,7 @@ use archipelago_base::runtime::{Runtime, join_all, wait_for};
 use archipelago_base::{Error, ErrorKind, Result};
 use archipelago_env::{IoContext, RandomFile};
 
+use super::super::StorageId;
 use super::super::log::{ExtentRecord, LogLayout, ReplicaId};
 use super::options::NodeLogOptions;
 use super::requests::{LogFailure, LogRequests, READ_BYTES_MAX};
@@ -113,10 +114,16 @@ impl NodeLogReader {
         let runtime = self.requests.runtime();
         let until_ns = runtime.now_ns() + 2 * self.options.patience.as_nanos() as u64;
         loop {
-            let failures = match self.read_from_any(record, piece).await {
+            let mut failures = match self.read_from_any(&record.nodes, record, piece).await {
                 Ok(bytes) => return Ok(bytes),
                 Err(failures) => failures,
             };
+            // Repairs make copies of sealed extents on nodes that the layout does not name.
+            let others = self.other_nodes(record).await;
+            match self.read_from_any(&others, record, piece).await {
+                Ok(bytes) => return Ok(bytes),
+                Err(more) => failures.extend(more),
+            }
             let is_gone = |failure: &LogFailure| matches!(failure, LogFailure::NotThere(_));
             let may_pass = failures.iter().any(LogFailure::may_pass);
             if !may_pass || runtime.now_ns() >= until_ns {
@@ -139,15 +146,25 @@ impl NodeLogReader {
         }
     }
 
+    /// Nodes that answer and that the layout does not name for an extent.
+    async fn other_nodes(&self, record: &ExtentRecord) -> Vec<StorageId> {
+        let reports = self.requests.nodes().reports().await.unwrap_or_default();
+        let others = reports.into_iter().filter(|it| it.is_up && !record.nodes.contains(&it.id));
+        others.map(|report| report.id).collect()
+    }
+
+    /// Reads a piece from the first of `nodes` that has it. An extent of one number has the same
+    /// bytes at the same offsets on all nodes, so each may answer.
     async fn read_from_any(
         &self,
+        nodes: &[StorageId],
         record: &ExtentRecord,
         piece: &Piece,
     ) -> Result<Vec<u8>, Vec<LogFailure>> {
         let mut failures = Vec::new();
         let len = (piece.range.end - piece.range.start) as usize;
-        for turn in 0..record.nodes.len() {
-            let node = record.nodes[(piece.first + turn) % record.nodes.len()];
+        for turn in 0..nodes.len() {
+            let node = nodes[(piece.first + turn) % nodes.len()];
             let replica = ReplicaId { extent: record.number, node };
             let mut bytes = Vec::new();
             let failure = loop {

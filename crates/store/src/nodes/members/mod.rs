@@ -42,8 +42,10 @@ use archipelago_fabric::{ClusterId, NodeId};
 
 use super::StorageId;
 use super::register::caspaxos::RootSet;
+use super::repairs::RepairTerms;
 use super::wire::{
-    MemberState, Members, RefusalWhy, Refused, StorageMember, StorageReport, StoreMessage,
+    MemberState, Members, RefusalWhy, Refused, RepairStatus, StorageMember, StorageReport,
+    StoreMessage,
 };
 use founding::Founding;
 pub use root_set::RootReplacement;
@@ -74,6 +76,8 @@ pub struct MemberTerms {
     /// All managers must have the same number. Default: the nodes that the manager knows, which
     /// suffices for one manager only.
     pub expected_nodes: Option<u32>,
+    /// Rates and times of repairs.
+    pub repair: RepairTerms,
 }
 
 impl Default for MemberTerms {
@@ -85,6 +89,7 @@ impl Default for MemberTerms {
             settle: Duration::from_secs(2),
             root_nodes: None,
             expected_nodes: None,
+            repair: RepairTerms::default(),
         }
     }
 }
@@ -116,7 +121,7 @@ impl MemberTerms {
                 self.lost_after, self.silent_after
             )));
         }
-        Ok(())
+        self.repair.validate()
     }
 }
 
@@ -233,6 +238,8 @@ pub struct MemberTable {
     root_set: RootSet,
     founding: Option<Founding>,
     version: u64,
+    /// Repairs, as the owner of the table noted them last.
+    repair: RepairStatus,
     rng: Rng,
 }
 
@@ -252,6 +259,7 @@ impl MemberTable {
             root_set: RootSet::default(),
             founding: None,
             version: u64::from(rng.u32(1..)) << VERSION_BITS,
+            repair: RepairStatus::default(),
             rng,
         }
     }

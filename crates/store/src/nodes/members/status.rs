@@ -1,6 +1,7 @@
 //! The status of the storage nodes, for operators. The functions read the table and change nothing.
 
-use super::super::wire::{NodeStanding, StorageClusterStatus};
+use super::super::repairs::RepairView;
+use super::super::wire::{NodeStanding, RepairStatus, StorageClusterStatus};
 use super::{MemberState, MemberTable};
 
 impl MemberTable {
@@ -19,6 +20,25 @@ impl MemberTable {
             lost_after_ms: self.terms.lost_after.as_millis() as u64,
             waits_for: self.waits_for(),
             nodes: nodes.collect(),
+            repair: self.repair.clone(),
+        }
+    }
+
+    /// Notes how far repairs are, for the status.
+    pub fn note_repairs(&mut self, repair: RepairStatus) {
+        self.repair = repair;
+    }
+
+    /// What repairs depend on, for a manager that acts (`acts`) or stands by.
+    #[must_use]
+    pub fn repair_view(&self, now_ns: u64, acts: bool) -> RepairView {
+        let listened_ns = now_ns.saturating_sub(self.since_ns);
+        let unreadable = self.nodes.values().filter(|entry| entry.is_up());
+        RepairView {
+            members: self.members(),
+            acts,
+            unknown_is_lost: listened_ns > self.terms.lost_after.as_nanos() as u64,
+            chunks_unreadable: unreadable.map(|entry| entry.report.chunks_unreadable).sum(),
         }
     }
 

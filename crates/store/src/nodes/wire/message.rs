@@ -16,6 +16,7 @@ use super::parts::{
     BlobEntry, ChunkDescriptor, ChunkId, ChunkRange, ExtentAt, LogEntry, Members, PlacementEpoch,
     RefusalWhy, Refused, Stamp,
 };
+use super::repair::{HeldChunk, MissingChunk, SealedExtent};
 use super::status::{StorageClusterStatus, StorageReport};
 use super::{VERSION, envelope};
 use crate::ids::{BlobId, LogId, VolumeId};
@@ -329,6 +330,36 @@ wire_messages! {
     StorageStatus = 65 {}
     /// Manager → operator: answer to [`StoreMessage::StorageStatus`].
     StorageStatusIs = 66 { /** State of the storage nodes. */ status: StorageClusterStatus }
+    /// Manager → node: list the chunks that need a repair, as far as you are the first of their
+    /// holders that answers, and those of yours that you cannot read.
+    ListHeld = 67 {
+        /// Nodes that keep their chunks. A chunk that another node holds needs a repair.
+        present: Vec<StorageId>,
+        /// Nodes that answer.
+        answering: Vec<StorageId>,
+        /// Whether all chunks of the node are listed, whatever they need.
+        is_all: bool,
+        /// Chunk after which the list continues.
+        after: Option<ChunkId>,
+    }
+    /// Node → manager: answer to [`StoreMessage::ListHeld`].
+    Held = 68 {
+        /// Chunks in ascending order.
+        chunks: Vec<HeldChunk>,
+        /// Chunk after which the list continues; `None` at its end.
+        next: Option<ChunkId>,
+    }
+    /// Manager → node: make this chunk from the other chunks of its blob, and become its holder.
+    /// The answer is *done* when the chunk is durable, or if the blob does not need it.
+    RepairChunk = 69 {
+        /// The newest known descriptor of the blob, with the index of the wanted chunk.
+        descriptor: ChunkDescriptor,
+        /// Holder whose place the node takes. Its chunk is deleted when all holders have confirmed
+        /// theirs. `None` for one more copy, or for a chunk that the node has lost.
+        replaces: Option<StorageId>,
+        /// Largest rate at which bytes are copied.
+        bytes_per_s: u64,
+    }
     /// Answer: the request is executed, or was executed before.
     Done = 70 {}
     /// Answer: the request is refused.
@@ -340,6 +371,35 @@ wire_messages! {
         epoch: Epoch,
         /// What the node adds for people: the object, and the cause. May be empty.
         text: String,
+    }
+    /// Manager → node: list your extents that are sealed and whole.
+    ListSealed = 72 { /** Extent after which the list continues. */ after: Option<ExtentAt> }
+    /// Node → manager: answer to [`StoreMessage::ListSealed`].
+    Sealed = 73 {
+        /// Extents in ascending order, at most 1,024.
+        extents: Vec<SealedExtent>,
+        /// Whether further extents follow.
+        has_more: bool,
+    }
+    /// Manager → node: copy this extent from the sources. The answer is *done* when the copy is
+    /// durable.
+    RepairExtent = 74 {
+        /// The extent.
+        extent: SealedExtent,
+        /// Nodes that have it.
+        sources: Vec<StorageId>,
+        /// Largest rate at which bytes are copied.
+        bytes_per_s: u64,
+    }
+    /// Manager → node: compare the next chunks of yours with those of the other holders, because
+    /// you or they may have been away.
+    CheckHeld = 75 { /** Chunk after which the check continues. */ after: Option<ChunkId> }
+    /// Node → manager: answer to [`StoreMessage::CheckHeld`].
+    Checked = 76 {
+        /// Chunks that other holders lack, although they answer.
+        missing: Vec<MissingChunk>,
+        /// Chunk after which the check continues; `None` at the end.
+        next: Option<ChunkId>,
     }
     /// Node → client: answer to [`StoreMessage::FenceLog`] and [`StoreMessage::InspectLog`] of a
     /// node that has lost bytes which were synced, because a file is damaged, or a file or a device

@@ -8,6 +8,7 @@
 //! | [`envelope`]: a message and its payload as the body of a request or an answer | `envelope.rs` |
 //! | identities, descriptors, members and refusals | `parts.rs` |
 //! | reports of nodes and the status of the cluster | `status.rs` |
+//! | chunks and extents for repairs, and the status of repairs | `repair.rs` |
 //! | requests and answers of the register | `register.rs` |
 //! | [`stored`]: values with a version, and with magic and checksum where nothing else has them | `stored.rs` |
 //!
@@ -33,6 +34,7 @@ pub mod envelope;
 mod message;
 mod parts;
 mod register;
+mod repair;
 mod status;
 pub mod stored;
 #[cfg(test)]
@@ -43,6 +45,7 @@ pub use parts::{
     BlobEntry, BlobHint, ChunkDescriptor, ChunkId, ChunkRange, ExtentAt, Holder, LogEntry,
     MemberState, Members, NodeSpace, PlacementEpoch, RefusalWhy, Refused, Stamp, StorageMember,
 };
+pub use repair::{HeldChunk, MissingChunk, NodeDebt, RepairStatus, SealedExtent};
 pub use status::{
     ClassTraffic, DeviceStatus, NodeStanding, ScrubStatus, StorageClusterStatus, StorageCounters,
     StorageReport, VolumeSpace,

@@ -8,6 +8,7 @@ use archipelago_fabric::ClusterId;
 
 use super::super::register::caspaxos::RootSet;
 use super::parts::{NodeSpace, StorageMember};
+use super::repair::RepairStatus;
 use crate::ids::VolumeId;
 
 /// A device of a storage node.
@@ -171,5 +172,7 @@ pub struct StorageClusterStatus {
     pub waits_for: String,
     /// The nodes, by identity.
     pub nodes: Vec<NodeStanding>,
+    /// Repairs.
+    pub repair: RepairStatus,
 }
-wire_struct!(StorageClusterStatus { cluster, root_set, lost_after_ms, waits_for, nodes });
+wire_struct!(StorageClusterStatus { cluster, root_set, lost_after_ms, waits_for, nodes, repair });

@@ -177,6 +177,32 @@ fn register_messages() -> Vec<StoreMessage> {
     requests.chain(answers).collect()
 }
 
+fn repair_status() -> RepairStatus {
+    let storage = StorageId(0x21);
+    let debt = NodeDebt { storage, chunks: 1, bytes: 2, stuck: 3, examples: vec!["a".into()] };
+    RepairStatus { is_known: true, chunks_left: 4, nodes: vec![debt], ..Default::default() }
+}
+
+fn repair_messages() -> Vec<StoreMessage> {
+    let (storage, other) = (StorageId(0x21), StorageId(0x22));
+    let (present, answering) = (vec![storage, other], vec![storage]);
+    let held = HeldChunk { descriptor: descriptor(), is_readable: true };
+    let missing = MissingChunk { storage, descriptor: descriptor() };
+    let (at, class) = (EXTENT, FileClass::Wal);
+    let extent = SealedExtent { at, volume: VOLUME, class, start: 0x10, end: 0x30 };
+    let (sources, bytes_per_s) = (vec![other], 0x40);
+    vec![
+        StoreMessage::ListHeld { present, answering, is_all: false, after: Some(CHUNK) },
+        StoreMessage::Held { chunks: vec![held], next: None },
+        StoreMessage::RepairChunk { descriptor: descriptor(), replaces: Some(other), bytes_per_s },
+        StoreMessage::ListSealed { after: Some(EXTENT) },
+        StoreMessage::Sealed { extents: vec![extent], has_more: true },
+        StoreMessage::RepairExtent { extent, sources, bytes_per_s },
+        StoreMessage::CheckHeld { after: None },
+        StoreMessage::Checked { missing: vec![missing], next: Some(CHUNK) },
+    ]
+}
+
 fn node_messages() -> Vec<StoreMessage> {
     let (storage, life, domain) = (StorageId(0x21), Epoch(5), "r".to_owned());
     let (cluster, root) = (Some(CLUSTER), Some(root_set()));
@@ -188,6 +214,7 @@ fn node_messages() -> Vec<StoreMessage> {
         lost_after_ms: 2,
         waits_for: "a".into(),
         nodes: vec![standing],
+        repair: repair_status(),
     };
     vec![
         StoreMessage::Found { cluster: CLUSTER, root_set: root_set() },
@@ -228,7 +255,8 @@ fn node_messages() -> Vec<StoreMessage> {
 
 /// Messages of every kind.
 pub(crate) fn every_message() -> Vec<StoreMessage> {
-    [chunk_messages(), log_messages(), register_messages(), node_messages()].concat()
+    let repairs = repair_messages();
+    [chunk_messages(), log_messages(), register_messages(), node_messages(), repairs].concat()
 }
 
 fn hex(bytes: &[u8]) -> String {
@@ -345,6 +373,28 @@ fn golden_bytes_of_members() {
     let golden = ["423d", "01", &word("06"), "01", &id("c0"), &set, "01", &member, &word("07")];
     let messages = node_messages();
     assert_eq!(encoded(&messages[6]), golden.concat());
+}
+
+#[test]
+fn golden_bytes_of_repairs() {
+    let (chunk, at) = ([id("b0"), "05".into()].concat(), [id("10"), "03000000".into()].concat());
+    let messages = repair_messages();
+    let list = ["4243", "02", &word("21"), &word("22"), "01", &word("21"), "00", "01", &chunk];
+    assert_eq!(encoded(&messages[0]), list.concat());
+    let mut described = Vec::new();
+    archipelago_base::wire::Wire::put(&descriptor(), &mut described);
+    let described = hex(&described);
+    assert_eq!(encoded(&messages[1]), ["4244", "01", &described, "01", "00"].concat());
+    let order = ["4245", &described, "01", &word("22"), &word("40")];
+    assert_eq!(encoded(&messages[2]), order.concat());
+    assert_eq!(encoded(&messages[3]), ["4248", "01", &at].concat());
+    let extent = [&at, &id("70"), "01", &word("10"), &word("30")].concat();
+    assert_eq!(encoded(&messages[4]), ["4249", "01", &extent, "01"].concat());
+    let order = ["424a", &extent, "01", &word("22"), &word("40")];
+    assert_eq!(encoded(&messages[5]), order.concat());
+    assert_eq!(encoded(&messages[6]), "424b00");
+    let checked = ["424c", "01", &word("21"), &described, "01", &chunk];
+    assert_eq!(encoded(&messages[7]), checked.concat());
 }
 
 #[test]

@@ -4,6 +4,7 @@ mod crashes;
 mod damage;
 mod devices;
 mod removals;
+mod repairs;
 mod sets;
 mod writing;
 

@@ -13,7 +13,8 @@ use archipelago_fabric::{Handler, Listener, NodeId, Provider, Reply, Request};
 use archipelago_store::nodes::client::NodeClient;
 use archipelago_store::nodes::members::{ManagerPart, MemberTable, MemberTerms};
 use archipelago_store::nodes::registers::NodeRegister;
-use archipelago_store::nodes::wire::{StoreMessage, envelope};
+use archipelago_store::nodes::repairs::RepairManager;
+use archipelago_store::nodes::wire::{RepairStatus, StoreMessage, envelope};
 use parking_lot::Mutex;
 
 use super::MANAGER;
@@ -24,6 +25,7 @@ const TICK: Duration = Duration::from_millis(50);
 /// A running manager.
 pub(super) struct ManagerProcess {
     table: Arc<Mutex<MemberTable>>,
+    repairs: Arc<RepairManager>,
     scheduler: Scheduler,
     _listener: Box<dyn Listener>,
 }
@@ -57,8 +59,29 @@ impl ManagerProcess {
         let network = Arc::clone(sim.network());
         let node = network.node(NodeId(u64::MAX), life, Some(Box::new(handler))).unwrap();
         let listener = sim.serve(&node, MANAGER).unwrap();
+        let repairs = Self::start_repairs(host, &sim, terms, &table);
         let _ends_with_the_host = host.spawn("timer", watch(host.clone(), sim, Arc::clone(&table)));
-        Self { table, scheduler, _listener: listener }
+        Self { table, repairs, scheduler, _listener: listener }
+    }
+
+    fn start_repairs(
+        host: &Host,
+        sim: &Sim,
+        terms: MemberTerms,
+        table: &Arc<Mutex<MemberTable>>,
+    ) -> Arc<RepairManager> {
+        let runtime: Arc<dyn Runtime> = Arc::new(host.clone());
+        let client = NodeClient::new(Arc::new(sim.clone()), runtime, vec![MANAGER.to_owned()]);
+        let repairs = RepairManager::new(client, terms.repair);
+        let (table, scheduler) = (Arc::clone(table), host.scheduler().clone());
+        let look = move || Some(table.lock().repair_view(scheduler.now_ns(), true));
+        let _ends_with_the_host = host.spawn("repairs", Arc::clone(&repairs).run(look));
+        repairs
+    }
+
+    /// How far repairs are.
+    pub(super) fn repairs(&self) -> RepairStatus {
+        self.repairs.status()
     }
 
     pub(super) fn look<T>(&self, look: impl FnOnce(&MemberTable) -> T) -> T {

@@ -29,7 +29,7 @@ use archipelago_store::nodes::StorageId;
 use archipelago_store::nodes::client::NodeClient;
 use archipelago_store::nodes::members::{MemberTable, MemberTerms};
 use archipelago_store::nodes::stores::{NodeStores, NodeStoresOptions};
-use archipelago_store::nodes::wire::{Members, StorageReport, StoreMessage};
+use archipelago_store::nodes::wire::{Members, RepairStatus, StorageReport, StoreMessage};
 
 pub(crate) use machine::Machine;
 use manager::ManagerProcess;
@@ -204,6 +204,16 @@ impl World {
         let order = StoreMessage::DrainNode { storage, is_draining: true };
         let manager = self.manager.as_ref().expect("a manager runs");
         assert_eq!(manager.ask(&order), StoreMessage::Done {});
+    }
+
+    /// How far repairs are, as the manager knows.
+    pub(crate) fn repairs(&self) -> RepairStatus {
+        self.manager.as_ref().expect("a manager runs").repairs()
+    }
+
+    /// Checks everything that the node in place `n` holds.
+    pub(crate) fn scrub(&self, n: usize) {
+        self.nodes[n].running.as_ref().expect("the node runs").scrub();
     }
 
     /// What the node in place `n` reports.

@@ -5,17 +5,20 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use archipelago_base::Epoch;
 use archipelago_base::runtime::Runtime;
 use archipelago_base::simulation::Host;
+use archipelago_base::{Epoch, Result};
 use archipelago_fabric::sim::Sim;
 use archipelago_fabric::{
     ClientId, ClusterId, Handler, Listener, NodeId, Provider, Reach, Reply, Request, Route,
 };
 use archipelago_storage::beats::{Beats, NodeAddress};
 use archipelago_storage::{MetaThreads, NodeOptions, StorageNode};
+use archipelago_store::VolumeId;
 use archipelago_store::nodes::StorageId;
-use archipelago_store::nodes::wire::{StorageReport, StoreMessage, envelope};
+use archipelago_store::nodes::client::NodeClient;
+use archipelago_store::nodes::repairs::{RepairExecutor, RepairHost};
+use archipelago_store::nodes::wire::{ChunkId, StorageReport, StoreMessage, envelope};
 
 use super::worker::Worker;
 use super::{MANAGER, Machine, World};
@@ -63,6 +66,20 @@ impl RunningNode {
         }
     }
 
+    /// Runs a whole round of the scrub.
+    pub(super) fn scrub(&self) {
+        let (answer, _) = self.node.handle(ClientId(0), StoreMessage::Scrub {}, &[]);
+        assert_eq!(answer, StoreMessage::Done {});
+        let rounds = self.report().scrub.rounds;
+        for _step in 0..10_000 {
+            let _pause = self.node.scrub_step(0);
+            if self.report().scrub.rounds > rounds {
+                return;
+            }
+        }
+        panic!("the scrub does not end");
+    }
+
     /// What the node reports.
     pub(super) fn report(&self) -> StorageReport {
         match self.beats.beat(0) {
@@ -75,11 +92,48 @@ impl RunningNode {
 struct NodeHandler {
     node: Arc<StorageNode>,
     worker: Worker,
+    host: Host,
+    executor: Arc<RepairExecutor>,
+}
+
+/// The node, whose requests run on the worker.
+#[derive(Debug)]
+struct NodeAsHost {
+    node: Arc<StorageNode>,
+    worker: Worker,
+}
+
+impl RepairHost for NodeAsHost {
+    fn answer(&self, request: StoreMessage, payload: &[u8]) -> (StoreMessage, Vec<u8>) {
+        let (node, payload) = (Arc::clone(&self.node), payload.to_vec());
+        self.worker.run(move || node.answer(request, &payload))
+    }
+
+    fn take_volumes(&self, chunk: ChunkId, volumes: &[VolumeId]) -> Result<()> {
+        let (node, volumes) = (Arc::clone(&self.node), volumes.to_vec());
+        self.worker.run(move || node.take_volumes(chunk, &volumes))
+    }
+
+    fn abandon_repair(&self, chunk: ChunkId) {
+        let node = Arc::clone(&self.node);
+        self.worker.run(move || node.abandon_repair(chunk));
+    }
+
+    fn promised_epoch(&self, volume: VolumeId) -> Epoch {
+        self.node.promised_epoch(volume)
+    }
 }
 
 impl Handler for NodeHandler {
     fn handle(&self, request: Request<'_>, reply: Reply) {
         let (message, payload) = envelope::open(request.body).expect("a message of the store");
+        if RepairExecutor::is_order(&message) {
+            let executor = Arc::clone(&self.executor);
+            let _ends_with_the_host = self.host.spawn("repair", async move {
+                reply.send(envelope::seal(&executor.carry_out(message).await, &[]));
+            });
+            return;
+        }
         let (node, from, payload) = (Arc::clone(&self.node), request.client, payload.to_vec());
         let (answer, bytes) = self.worker.run(move || node.handle(from, message, &payload));
         reply.send(envelope::seal(&answer, &bytes));
@@ -121,8 +175,9 @@ impl NodePlace {
             domain,
         };
         let (id, life) = (address.node, address.life);
-        let handler =
-            Box::new(NodeHandler { node: Arc::clone(&node), worker: self.worker.clone() });
+        let (host, worker) = (self.host.clone(), self.worker.clone());
+        let executor = Arc::new(self.executor(&node));
+        let handler = Box::new(NodeHandler { node: Arc::clone(&node), worker, host, executor });
         let fabric = self.sim.network().node(id, life, Some(handler)).unwrap();
         let listener = self.sim.serve(&fabric, self.host.name()).unwrap();
         let beats = Arc::new(Beats::new(Arc::clone(&node), address).unwrap());
@@ -130,6 +185,15 @@ impl NodePlace {
         let work = beat(self.host.clone(), reach, Arc::clone(&beats), self.worker.clone());
         let _ends_with_the_host = self.host.spawn("beats", work);
         self.running = Some(RunningNode { node, beats, _listener: listener });
+    }
+
+    /// What carries out the orders of the manager.
+    fn executor(&self, node: &Arc<StorageNode>) -> RepairExecutor {
+        let reach: Arc<dyn Reach> = Arc::new(self.sim.clone());
+        let runtime: Arc<dyn Runtime> = Arc::new(self.host.clone());
+        let client = NodeClient::new(reach, runtime, vec![MANAGER.to_owned()]);
+        let host = NodeAsHost { node: Arc::clone(node), worker: self.worker.clone() };
+        RepairExecutor::new(client, Arc::new(host), node.storage()).unwrap()
     }
 
     /// Ends the process of the node, which leaves `machine`.

@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 type Job = Box<dyn FnOnce() + Send>;
 
 /// The thread. It ends when the last handle is dropped.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub(super) struct Worker(Arc<Mutex<Sender<Job>>>);
 
 impl Worker {

@@ -1,0 +1,28 @@
+//! The node on which a repair runs, as the repair sees it.
+
+use std::fmt;
+
+use archipelago_base::{Epoch, Result};
+
+use super::super::wire::{ChunkId, StoreMessage};
+use crate::ids::VolumeId;
+
+/// The storage node that becomes a holder. Its methods may block on its disks, so the tasks of a
+/// repair run on threads of their own.
+///
+/// The last three methods are no messages, because no other process may ask for them.
+pub trait RepairHost: Send + Sync + fmt::Debug + 'static {
+    /// Answers a request as it would answer one from the network.
+    fn answer(&self, request: StoreMessage, payload: &[u8]) -> (StoreMessage, Vec<u8>);
+
+    /// Takes volumes out of the set of a chunk, because holders have released the blob for them. A
+    /// chunk whose set is empty is deleted.
+    fn take_volumes(&self, chunk: ChunkId, volumes: &[VolumeId]) -> Result<()>;
+
+    /// Drops a chunk that a repair has begun and not sealed.
+    fn abandon_repair(&self, chunk: ChunkId);
+
+    /// The epoch that the node has promised for a volume. A copy of an extent is written under it,
+    /// which fences no writer.
+    fn promised_epoch(&self, volume: VolumeId) -> Epoch;
+}

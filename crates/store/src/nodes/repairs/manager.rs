@@ -1,0 +1,608 @@
+//! The manager's part of repairs: it asks the nodes what lacks a copy, and gives them orders.
+//!
+//! A round has these steps:
+//! 1. Ask all nodes that answer for chunks and extents that need a repair.
+//! 2. Give the orders, the most urgent ones first, as the rates permit. If a node is lost or
+//!    returns meanwhile, no further order is given, and the next round begins.
+//! 3. When nothing is left, let nodes that have come (back) compare their chunks with the other
+//!    holders, one after the other.
+//! 4. When nothing is left of that either, move chunks away from nodes that are much fuller than
+//!    the mean.
+//!
+//! Nothing is kept over the life of the manager: another one asks again. An order that was given is
+//! carried out by its node, also if the manager dies.
+//!
+//! Invariants:
+//! 1. A manager that stands by asks nothing and orders nothing.
+//! 2. Orders are charged to the rates of all nodes that they use, and of the cluster.
+//!
+//! Thread-safety: one task runs the rounds; any thread may take the status.
+//! Failure: a node that does not answer is asked in the next round. An order that fails is counted,
+//! and its target is avoided for a while.
+//! Cost: a round asks every node for a list, which reads the records of its chunks. There is one
+//! round after each change of the members, and one per [`RepairTerms::scan_every`].
+
+use std::collections::BTreeMap;
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use archipelago_base::runtime::Boxed;
+use archipelago_base::{Epoch, Error, Result};
+use archipelago_fabric::TrafficClass;
+use parking_lot::Mutex;
+
+use super::super::StorageId;
+use super::super::client::{CallOptions, Lane, NodeClient};
+use super::super::placement::{
+    ChunkAt, NextRepair, NodeReport, RepairDebt, RepairLimits, RepairRates, next_repair, rebalance,
+};
+use super::super::wire::{
+    ChunkId, HeldChunk, MemberState, Members, MissingChunk, RepairStatus, StoreMessage,
+};
+use super::planner::{RepairJob, RepairMembers, RepairPlan, RepairPlanner};
+
+/// Time after which a question for a list counts as unanswered.
+const LIST_DEADLINE: Duration = Duration::from_secs(10);
+/// Time after which a page of comparisons counts as unanswered.
+const CHECK_DEADLINE: Duration = Duration::from_secs(120);
+/// Time that an order may take beside the copy.
+const ORDER_SLACK: Duration = Duration::from_secs(60);
+/// Largest answer with descriptors, in bytes.
+const LIST_BYTES_MAX: usize = 2 << 20;
+/// Orders under way at a time.
+const ORDERS_MAX: usize = 16;
+/// Orders under way at a time for one node.
+const ORDERS_OF_NODE_MAX: usize = 2;
+/// Pause between two looks at the members.
+const LOOK: Duration = Duration::from_millis(500);
+/// Time for which a node is avoided after an order to it failed.
+const AVOID_FOR: Duration = Duration::from_secs(30);
+/// Chunks of a full node that one round of moves considers.
+const MOVES_FROM_MAX: usize = 1024;
+
+/// Rates and times of repairs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RepairTerms {
+    /// Bytes per second of one node, read and written. Default: 64 MiB.
+    pub node_bytes_per_s: u64,
+    /// Bytes per second of all nodes together. Default: 512 MiB.
+    pub cluster_bytes_per_s: u64,
+    /// Time between two rounds while the members do not change. Default: 10 minutes.
+    pub scan_every: Duration,
+    /// Time to the next round while something is left to repair. Default: 5 s.
+    pub scan_again: Duration,
+    /// Time after which a node compares its chunks with the other holders again. Default: one day.
+    pub check_every: Duration,
+}
+
+impl Default for RepairTerms {
+    fn default() -> Self {
+        Self {
+            node_bytes_per_s: 64 << 20,
+            cluster_bytes_per_s: 512 << 20,
+            scan_every: Duration::from_secs(600),
+            scan_again: Duration::from_secs(5),
+            check_every: Duration::from_secs(24 * 3600),
+        }
+    }
+}
+
+impl RepairTerms {
+    /// An error that names the first term that is not valid.
+    pub fn validate(&self) -> Result<()> {
+        if self.node_bytes_per_s == 0 || self.cluster_bytes_per_s == 0 {
+            return Err(Error::invalid(
+                "a rate of repairs is 0, so a lost copy would never be made again: give bytes per \
+                 second",
+            ));
+        }
+        Ok(())
+    }
+
+    fn limits(&self) -> RepairLimits {
+        RepairLimits {
+            node_bytes_per_s: self.node_bytes_per_s,
+            cluster_bytes_per_s: self.cluster_bytes_per_s,
+        }
+    }
+}
+
+/// What the manager knows when a round begins.
+#[derive(Clone, Debug)]
+pub struct RepairView {
+    /// The members.
+    pub members: Members,
+    /// Whether this manager acts.
+    pub acts: bool,
+    /// Whether the manager has listened for so long that a node of which it has not heard is lost.
+    pub unknown_is_lost: bool,
+    /// Number of chunks that nodes cannot read, as they report. A change of it begins a round.
+    pub chunks_unreadable: u64,
+}
+
+/// The source of views, which the manager implements. `None` ends the repairs.
+pub trait RepairLook: Send + Sync + 'static {
+    /// What the manager knows now.
+    fn look(&self) -> Option<RepairView>;
+}
+
+impl<F: Fn() -> Option<RepairView> + Send + Sync + 'static> RepairLook for F {
+    fn look(&self) -> Option<RepairView> {
+        self()
+    }
+}
+
+/// The last round of questions.
+#[derive(Debug)]
+struct LastScan {
+    members: RepairMembers,
+    chunks_unreadable: u64,
+    at_ns: u64,
+    /// Whether something was left.
+    is_unfinished: bool,
+}
+
+/// What the rounds remember.
+#[derive(Debug)]
+struct RoundState {
+    rates: RepairRates,
+    last: Option<LastScan>,
+    /// Lives of nodes that have compared their chunks, and the time of the next comparison.
+    checked: BTreeMap<StorageId, (Epoch, u64)>,
+    /// Chunks that nodes lack, as comparisons found.
+    missing: Vec<MissingChunk>,
+    /// Nodes to which an order failed, and when.
+    failed: BTreeMap<StorageId, u64>,
+    /// Time at which full nodes are looked at next.
+    level_ns: u64,
+}
+
+/// Asks for debts, and gives orders.
+pub struct RepairManager {
+    client: Arc<NodeClient>,
+    terms: RepairTerms,
+    status: Mutex<RepairStatus>,
+}
+
+impl std::fmt::Debug for RepairManager {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("RepairManager").field("terms", &self.terms).finish_non_exhaustive()
+    }
+}
+
+/// An order under way.
+struct Order {
+    debt: RepairDebt,
+    is_chunk: bool,
+    answer: Boxed<'static, Result<()>>,
+}
+
+impl RepairManager {
+    /// Repairs over the nodes that `client` reaches.
+    #[must_use]
+    pub fn new(client: Arc<NodeClient>, terms: RepairTerms) -> Arc<Self> {
+        Arc::new(Self { client, terms, status: Mutex::default() })
+    }
+
+    /// What is to be repaired, and what was.
+    #[must_use]
+    pub fn status(&self) -> RepairStatus {
+        self.status.lock().clone()
+    }
+
+    fn now_ns(&self) -> u64 {
+        self.client.runtime().now_ns()
+    }
+
+    /// Runs rounds until `look` ends.
+    pub async fn run(self: Arc<Self>, look: impl RepairLook) {
+        let mut state = RoundState {
+            rates: RepairRates::new(self.terms.limits()),
+            last: None,
+            checked: BTreeMap::new(),
+            missing: Vec::new(),
+            failed: BTreeMap::new(),
+            level_ns: 0,
+        };
+        while let Some(view) = look.look() {
+            if view.acts && view.members.cluster.is_some() {
+                self.round(&mut state, &view, &look).await;
+            } else {
+                state.last = None;
+                *self.status.lock() = RepairStatus::default();
+            }
+            self.client.runtime().sleep(LOOK).await;
+        }
+    }
+
+    async fn round(&self, state: &mut RoundState, view: &RepairView, look: &impl RepairLook) {
+        let members = RepairMembers::new(&view.members, view.unknown_is_lost);
+        state.forget_lost(&view.members);
+        if self.is_scan_due(state, &members, view) {
+            if let Err(error) = self.client.refresh().await {
+                tracing::debug!(%error, "a round of repairs does not begin");
+                return;
+            }
+            let now_ns = self.now_ns();
+            state.failed.retain(|_, at_ns| now_ns < *at_ns + AVOID_FOR.as_nanos() as u64);
+            let (plan, has_failed) = self.scan(state, &members).await;
+            self.note_plan(&plan);
+            let is_unfinished = has_failed || !plan.jobs.is_empty();
+            self.carry_out(state, plan, &members, look).await;
+            state.last = Some(LastScan {
+                members,
+                chunks_unreadable: view.chunks_unreadable,
+                at_ns: self.now_ns(),
+                is_unfinished,
+            });
+        } else if !self.check_next(state, &view.members).await {
+            self.level(state, &members, look).await;
+        }
+    }
+
+    fn is_scan_due(&self, state: &RoundState, members: &RepairMembers, view: &RepairView) -> bool {
+        let Some(last) = &state.last else { return true };
+        let pause = match last.is_unfinished {
+            true => self.terms.scan_again,
+            false => self.terms.scan_every,
+        };
+        !last.members.has_same_nodes(members)
+            || last.chunks_unreadable != view.chunks_unreadable
+            || !state.missing.is_empty()
+            || self.now_ns() >= last.at_ns + pause.as_nanos() as u64
+    }
+
+    /// Asks all nodes that answer. Returns the plan, and whether a node did not list everything.
+    async fn scan(&self, state: &mut RoundState, members: &RepairMembers) -> (RepairPlan, bool) {
+        let avoid = state.failed.keys().copied().collect();
+        let mut planner = RepairPlanner::new(members.clone(), avoid);
+        for missing in std::mem::take(&mut state.missing) {
+            planner.add_missing(&missing);
+        }
+        let answering: Vec<StorageId> = members.answering().collect();
+        let are_all_up = members.present().all(|node| answering.contains(&node));
+        let mut has_failed = false;
+        for node in answering {
+            let listed = async {
+                self.list_chunks(node, &mut planner).await?;
+                self.list_extents(node, &mut planner).await
+            };
+            if let Err(error) = listed.await {
+                tracing::info!(%error, "a node does not list what needs a repair");
+                has_failed = true;
+            }
+        }
+        (planner.finish(are_all_up && !has_failed), has_failed)
+    }
+
+    async fn list_chunks(&self, node: StorageId, planner: &mut RepairPlanner) -> Result<()> {
+        let (present, answering) =
+            (planner.members().present().collect(), planner.members().answering().collect());
+        let mut request = StoreMessage::ListHeld { present, answering, is_all: false, after: None };
+        loop {
+            let (chunks, next) = self.ask_held(node, &request).await?;
+            chunks.iter().for_each(|held| planner.add_chunk(node, held));
+            if next.is_none() {
+                return Ok(());
+            }
+            if let StoreMessage::ListHeld { after, .. } = &mut request {
+                *after = next;
+            }
+        }
+    }
+
+    async fn ask_held(
+        &self,
+        node: StorageId,
+        request: &StoreMessage,
+    ) -> Result<(Vec<HeldChunk>, Option<ChunkId>)> {
+        match self.ask(node, request, LIST_DEADLINE).await? {
+            StoreMessage::Held { chunks, next } => Ok((chunks, next)),
+            other => Err(other_version(node, &other)),
+        }
+    }
+
+    async fn list_extents(&self, node: StorageId, planner: &mut RepairPlanner) -> Result<()> {
+        let mut after = None;
+        loop {
+            let request = StoreMessage::ListSealed { after };
+            let (extents, has_more) = match self.ask(node, &request, LIST_DEADLINE).await? {
+                StoreMessage::Sealed { extents, has_more } => (extents, has_more),
+                other => return Err(other_version(node, &other)),
+            };
+            after = extents.last().map(|extent| extent.at);
+            extents.into_iter().for_each(|extent| planner.add_extent(node, extent));
+            if !has_more || after.is_none() {
+                return Ok(());
+            }
+        }
+    }
+
+    async fn ask(
+        &self,
+        node: StorageId,
+        request: &StoreMessage,
+        deadline: Duration,
+    ) -> Result<StoreMessage> {
+        let how = CallOptions::new(TrafficClass::Compaction, deadline).payload_max(LIST_BYTES_MAX);
+        Ok(self.client.ask(node, Lane::Bulk, request, how).await?.message)
+    }
+
+    /// Shows a plan, and keeps the counters.
+    fn note_plan(&self, plan: &RepairPlan) {
+        let mut status = self.status.lock();
+        *status = RepairStatus {
+            chunks_repaired: status.chunks_repaired,
+            extents_repaired: status.extents_repaired,
+            bytes_repaired: status.bytes_repaired,
+            failed: status.failed,
+            ..plan.status.clone()
+        };
+    }
+
+    /// Gives the orders of a plan, until all are answered or the members change.
+    async fn carry_out(
+        &self,
+        state: &mut RoundState,
+        plan: RepairPlan,
+        members: &RepairMembers,
+        look: &impl RepairLook,
+    ) {
+        let RepairPlan { mut debts, mut jobs, .. } = plan;
+        let mut orders: Vec<Order> = Vec::new();
+        loop {
+            let is_current = look.look().is_some_and(|view| {
+                let now = RepairMembers::new(&view.members, view.unknown_is_lost);
+                view.acts && members.has_same_nodes(&now)
+            });
+            if !is_current {
+                debts.clear();
+                jobs.clear();
+            }
+            let mut pause = LOOK;
+            while orders.len() < ORDERS_MAX {
+                let now_ns = self.now_ns();
+                let next = match next_repair(&debts, &state.rates, now_ns) {
+                    NextRepair::Idle => break,
+                    NextRepair::WaitUntil(at_ns) => {
+                        pause = pause.min(Duration::from_nanos(at_ns.saturating_sub(now_ns)));
+                        break;
+                    }
+                    NextRepair::Start(next) => next,
+                };
+                let target = debts[next].target;
+                let busy = orders.iter().filter(|order| order.debt.target == target).count();
+                if busy >= ORDERS_OF_NODE_MAX {
+                    break;
+                }
+                let (debt, job) = (debts.swap_remove(next), jobs.swap_remove(next));
+                state.rates.charge(&debt, now_ns);
+                orders.push(self.order(debt, job));
+            }
+            if debts.is_empty() && orders.is_empty() {
+                return;
+            }
+            if let Some((order, done)) = self.next_answer(&mut orders, pause).await {
+                self.note_answer(state, &order, done);
+            }
+        }
+    }
+
+    /// Sends an order.
+    fn order(&self, debt: RepairDebt, job: RepairJob) -> Order {
+        let bytes_per_s = self.terms.node_bytes_per_s;
+        let is_chunk = matches!(job, RepairJob::Chunk { .. });
+        let request = match job {
+            RepairJob::Chunk { descriptor, replaces } => {
+                StoreMessage::RepairChunk { descriptor, replaces, bytes_per_s }
+            }
+            RepairJob::Extent { extent, sources } => {
+                StoreMessage::RepairExtent { extent, sources, bytes_per_s }
+            }
+        };
+        let copy_s = debt.chunk_bytes / bytes_per_s.max(1);
+        let deadline = ORDER_SLACK + Duration::from_secs(3 * copy_s);
+        let (client, target) = (Arc::clone(&self.client), debt.target);
+        let answer = Box::pin(async move {
+            let how = CallOptions::new(TrafficClass::Compaction, deadline).short_answer();
+            client.ask(target, Lane::Bulk, &request, how).await.map(|_| ())
+        });
+        Order { debt, is_chunk, answer }
+    }
+
+    /// Waits until an order is answered, at most for `pause`.
+    async fn next_answer(
+        &self,
+        orders: &mut Vec<Order>,
+        pause: Duration,
+    ) -> Option<(Order, Result<()>)> {
+        let mut sleep = self.client.runtime().sleep(pause.max(Duration::from_millis(1)));
+        poll_fn(|context| {
+            for at in 0..orders.len() {
+                if let Poll::Ready(done) = Pin::new(&mut orders[at].answer).poll(context) {
+                    return Poll::Ready(Some((orders.remove(at), done)));
+                }
+            }
+            Pin::new(&mut sleep).poll(context).map(|()| None)
+        })
+        .await
+    }
+
+    fn note_answer(&self, state: &mut RoundState, order: &Order, done: Result<()>) {
+        let Order { debt, is_chunk, .. } = order;
+        let mut status = self.status.lock();
+        let left = match is_chunk {
+            true => &mut status.chunks_left,
+            false => &mut status.extents_left,
+        };
+        *left = left.saturating_sub(1);
+        status.bytes_left = status.bytes_left.saturating_sub(debt.chunk_bytes);
+        match done {
+            Ok(()) => {
+                let repaired = match is_chunk {
+                    true => &mut status.chunks_repaired,
+                    false => &mut status.extents_repaired,
+                };
+                *repaired += 1;
+                status.bytes_repaired += debt.chunk_bytes;
+            }
+            Err(error) => {
+                status.failed += 1;
+                tracing::info!(%error, blob = %debt.blob, "a repair failed, and is tried again");
+                state.failed.insert(debt.target, self.now_ns());
+                // The node may keep a chunk that another repair made superfluous.
+                state.checked.remove(&debt.target);
+            }
+        }
+    }
+
+    /// Lets the next node compare its chunks. Returns whether there was one.
+    async fn check_next(&self, state: &mut RoundState, members: &Members) -> bool {
+        let now_ns = self.now_ns();
+        let every_ns = self.terms.check_every.as_nanos() as u64;
+        let is_due = |storage: StorageId, life: Epoch| {
+            let checked = state.checked.get(&storage);
+            !checked.is_some_and(|(at, due_ns)| *at == life && now_ns < *due_ns)
+        };
+        let answers = |state: MemberState| matches!(state, MemberState::Up | MemberState::Draining);
+        let mut due = members.members.iter().filter(|it| answers(it.state));
+        let Some(member) = due.find(|it| is_due(it.storage, it.life)) else { return false };
+        let (storage, life) = (member.storage, member.life);
+        match self.check(storage).await {
+            Ok(missing) => {
+                state.checked.insert(storage, (life, now_ns + every_ns));
+                state.missing.extend(missing);
+            }
+            Err(error) => {
+                tracing::info!(%error, "a node does not compare its chunks; it is asked again");
+                // Other nodes come first.
+                state.checked.insert(storage, (life, now_ns + AVOID_FOR.as_nanos() as u64));
+            }
+        }
+        true
+    }
+
+    async fn check(&self, node: StorageId) -> Result<Vec<MissingChunk>> {
+        let mut all = Vec::new();
+        let mut after = None;
+        loop {
+            let request = StoreMessage::CheckHeld { after };
+            match self.ask(node, &request, CHECK_DEADLINE).await? {
+                StoreMessage::Checked { missing, next } => {
+                    all.extend(missing);
+                    if next.is_none() || all.len() >= super::planner::JOBS_MAX {
+                        return Ok(all);
+                    }
+                    after = next;
+                }
+                other => return Err(other_version(node, &other)),
+            }
+        }
+    }
+
+    /// Moves chunks away from nodes that are much fuller than the mean.
+    async fn level(&self, state: &mut RoundState, members: &RepairMembers, look: &impl RepairLook) {
+        let now_ns = self.now_ns();
+        if now_ns < state.level_ns {
+            return;
+        }
+        let mut moves = RepairPlan::default();
+        for node in fuller_nodes(members) {
+            match self.some_chunks(node).await {
+                Ok(chunks) => plan_moves(members, node, &chunks, &mut moves),
+                Err(error) => tracing::debug!(%error, "a full node does not list its chunks"),
+            }
+        }
+        let pause = match moves.jobs.is_empty() {
+            true => self.terms.scan_every,
+            false => self.terms.scan_again,
+        };
+        state.level_ns = now_ns + pause.as_nanos() as u64;
+        if !moves.jobs.is_empty() {
+            tracing::info!(chunks = moves.jobs.len(), "chunks move away from full nodes");
+            self.carry_out(state, moves, members, look).await;
+        }
+    }
+
+    async fn some_chunks(&self, node: StorageId) -> Result<Vec<HeldChunk>> {
+        let mut all: Vec<HeldChunk> = Vec::new();
+        let mut after = None;
+        loop {
+            let (present, answering) = (Vec::new(), Vec::new());
+            let request = StoreMessage::ListHeld { present, answering, is_all: true, after };
+            let (chunks, next) = self.ask_held(node, &request).await?;
+            all.extend(chunks.into_iter().filter(|held| held.is_readable));
+            if next.is_none() || all.len() >= MOVES_FROM_MAX {
+                return Ok(all);
+            }
+            after = next;
+        }
+    }
+}
+
+impl RoundState {
+    /// A node that was lost and returns is compared anew.
+    fn forget_lost(&mut self, members: &Members) {
+        let is_lost = |storage: &StorageId| {
+            members.member(*storage).is_none_or(|member| member.state == MemberState::Lost)
+        };
+        self.checked.retain(|storage, _| !is_lost(storage));
+    }
+}
+
+/// Nodes that stay and are over 10 % fuller than the mean. A difference below a hundredth of the
+/// capacity is not worth a move, so that nodes that are nearly empty keep their chunks.
+fn fuller_nodes(members: &RepairMembers) -> Vec<StorageId> {
+    let staying = || members.reports().iter().filter(|node| node.is_up && !node.is_draining);
+    let used: u128 = staying().map(|node| u128::from(node.used_bytes)).sum();
+    let capacity: u128 = staying().map(|node| u128::from(node.capacity_bytes)).sum();
+    let is_fuller = |node: &&NodeReport| {
+        let own = u128::from(node.used_bytes) * capacity * 100;
+        let mean = used * u128::from(node.capacity_bytes) * 100;
+        own > mean / 100 * 110 && own - mean > capacity * u128::from(node.capacity_bytes)
+    };
+    staying().filter(is_fuller).map(|node| node.id).collect()
+}
+
+/// Adds the moves of the chunks of `from` to a plan.
+fn plan_moves(
+    members: &RepairMembers,
+    from: StorageId,
+    held: &[HeldChunk],
+    moves: &mut RepairPlan,
+) {
+    let chunks: Vec<ChunkAt> = held
+        .iter()
+        .map(|held| {
+            let blob = &held.descriptor;
+            let others = blob.holders.iter().map(|it| it.storage).filter(|it| *it != from);
+            ChunkAt {
+                blob: blob.chunk.blob,
+                node: from,
+                bytes: blob.chunk_bytes(),
+                others: others.collect(),
+            }
+        })
+        .collect();
+    for chosen in rebalance(members.reports(), &chunks).moves {
+        let blob = &held[chosen.chunk].descriptor;
+        moves.debts.push(RepairDebt {
+            blob: blob.chunk.blob,
+            losses_left: u8::MAX,
+            chunk_bytes: blob.chunk_bytes(),
+            sources: vec![from],
+            target: chosen.to,
+        });
+        moves.jobs.push(RepairJob::Chunk { descriptor: blob.clone(), replaces: Some(from) });
+    }
+}
+
+fn other_version(node: StorageId, answer: &StoreMessage) -> Error {
+    Error::unsupported(format!(
+        "storage node {node} answers with {}: manager and node may have different versions",
+        answer.name()
+    ))
+}

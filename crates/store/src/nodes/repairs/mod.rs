@@ -1,0 +1,31 @@
+//! Repairs: copies of chunks and extents that replace those of lost, damaged or drained nodes.
+//!
+//! The manager plans, and the node that becomes a holder carries out (decision 0074). All state is
+//! asked from the nodes, so neither a manager nor a node loses a repair when it dies.
+//!
+//! | module | runs on | purpose |
+//! | --- | --- | --- |
+//! | [`planner`] | manager | what to repair, on which node; pure |
+//! | [`manager`] | manager | questions, rates and orders |
+//! | [`chunk`] | node | the repair of one chunk as a state machine |
+//! | [`executor`] | node | carries out orders |
+//! | [`host`] | node | the node, as a repair sees it |
+//! | `copying`, `own_node` | node | the bytes of a repair, and what it uses of its node |
+//!
+//! Chunks are immutable, so a repair needs no fence and no pause of writers. The new holder enters
+//! the descriptors under a larger placement epoch, which has its own identity as a part. So two
+//! repairs of one blob never tie.
+
+pub mod chunk;
+mod copying;
+pub mod executor;
+pub mod host;
+pub mod manager;
+mod own_node;
+pub mod planner;
+#[cfg(test)]
+mod tests;
+
+pub use executor::RepairExecutor;
+pub use host::RepairHost;
+pub use manager::{RepairLook, RepairManager, RepairTerms, RepairView};

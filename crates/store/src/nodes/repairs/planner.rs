@@ -1,0 +1,440 @@
+//! What to repair, on which node, and in what order, from what the nodes list.
+//!
+//! A [`RepairPlanner`] lives for one round of questions. It takes the members once, so that all its
+//! decisions agree, and the descriptors and extents that the nodes list. Its result is a list of
+//! [`RepairJob`]s with their [`RepairDebt`]s, of which [`next_repair`] chooses by urgency and rate.
+//!
+//! | node | its chunks |
+//! | --- | --- |
+//! | up or silent | stay |
+//! | drains | are read, and made on other nodes |
+//! | lost, or unknown for so long that it would be lost | are made on other nodes |
+//!
+//! Invariants:
+//! 1. A new chunk is in the domain of no other holder that stays.
+//! 2. There is at most one job per blob or extent, so that no two orders of a round compete.
+//! 3. The jobs are bounded in number. The most urgent ones are kept.
+//!
+//! Thread-safety: none; the owner is one task.
+//! Failure: an object without a target, or with too few sources, is counted and named.
+//! Cost: O(log n) per object, and O(nodes) for the choice of a target.
+//!
+//! [`next_repair`]: super::super::placement::next_repair
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use archipelago_base::Result;
+
+use super::super::StorageId;
+use super::super::layout::{REPLICAS, Scheme};
+use super::super::placement::{
+    NodeReport, PlacementRequest, RepairDebt, Replacement, WritePurpose, replace,
+};
+use super::super::wire::{
+    ChunkDescriptor, ChunkId, ExtentAt, HeldChunk, Holder, MemberState, Members, MissingChunk,
+    NodeDebt, RepairStatus, SealedExtent, StorageMember,
+};
+use crate::ids::BlobId;
+
+/// Largest number of jobs of a round.
+pub const JOBS_MAX: usize = 4096;
+/// Largest number of extents that one round compares.
+const EXTENTS_MAX: usize = 262_144;
+/// Largest number of examples per node.
+const EXAMPLES_MAX: usize = 8;
+
+/// One order for a node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RepairJob {
+    /// A chunk that the target of the debt makes.
+    Chunk {
+        /// Descriptor of the blob, with the index of the chunk.
+        descriptor: ChunkDescriptor,
+        /// Holder that leaves.
+        replaces: Option<StorageId>,
+    },
+    /// A copy of an extent that the target of the debt makes.
+    Extent {
+        /// The extent.
+        extent: SealedExtent,
+        /// Nodes that have it.
+        sources: Vec<StorageId>,
+    },
+}
+
+/// The members, as a round sees them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RepairMembers {
+    /// What placement depends on.
+    nodes: Vec<NodeReport>,
+    /// Nodes that keep their chunks: up or silent, and not draining.
+    present: BTreeSet<StorageId>,
+    /// Nodes that answer.
+    answering: BTreeSet<StorageId>,
+    /// All nodes that the manager knows.
+    known: BTreeSet<StorageId>,
+    /// Whether a node that the manager does not know is lost.
+    unknown_is_lost: bool,
+}
+
+impl RepairMembers {
+    /// The members of a cluster. `unknown_is_lost`: the manager has listened for so long that a
+    /// node of which it has not heard is lost.
+    #[must_use]
+    pub fn new(members: &Members, unknown_is_lost: bool) -> Self {
+        let with = |is: fn(MemberState) -> bool| {
+            let chosen = members.members.iter().filter(move |member| is(member.state));
+            chosen.map(|member| member.storage).collect()
+        };
+        Self {
+            nodes: members.members.iter().map(StorageMember::report).collect(),
+            present: with(|state| matches!(state, MemberState::Up | MemberState::Silent)),
+            answering: with(|state| matches!(state, MemberState::Up | MemberState::Draining)),
+            known: with(|_| true),
+            unknown_is_lost,
+        }
+    }
+
+    /// Nodes that keep their chunks.
+    pub fn present(&self) -> impl Iterator<Item = StorageId> {
+        self.present.iter().copied()
+    }
+
+    /// Nodes that answer.
+    pub fn answering(&self) -> impl Iterator<Item = StorageId> {
+        self.answering.iter().copied()
+    }
+
+    /// What placement depends on.
+    #[must_use]
+    pub fn reports(&self) -> &[NodeReport] {
+        &self.nodes
+    }
+
+    /// Whether another list of members leads to the same repairs: the use of nodes does not matter.
+    #[must_use]
+    pub fn has_same_nodes(&self, other: &Self) -> bool {
+        (&self.present, &self.answering, &self.known, self.unknown_is_lost)
+            == (&other.present, &other.answering, &other.known, other.unknown_is_lost)
+    }
+
+    /// Whether a holder has left, or must leave.
+    fn is_leaving(&self, node: StorageId) -> bool {
+        match self.known.contains(&node) {
+            true => !self.present.contains(&node),
+            false => self.unknown_is_lost,
+        }
+    }
+
+    fn answers(&self, node: StorageId) -> bool {
+        self.answering.contains(&node)
+    }
+
+    /// Number of domains with a node that takes chunks.
+    fn domains(&self) -> usize {
+        let takes = self.nodes.iter().filter(|node| node.is_up && !node.is_draining);
+        takes.map(|node| node.domain.as_str()).collect::<BTreeSet<_>>().len()
+    }
+}
+
+/// The copies of an extent.
+#[derive(Clone, Debug)]
+struct ExtentCopies {
+    extent: SealedExtent,
+    nodes: Vec<StorageId>,
+}
+
+/// Collects what a round of questions has found.
+#[derive(Debug)]
+pub struct RepairPlanner {
+    members: RepairMembers,
+    debts: Vec<RepairDebt>,
+    jobs: Vec<RepairJob>,
+    planned: BTreeSet<BlobId>,
+    extents: BTreeMap<ExtentAt, ExtentCopies>,
+    by_node: BTreeMap<StorageId, NodeDebt>,
+    waiting_for_domains: u64,
+    unrepairable: u64,
+    /// Targets that must not be chosen, because orders to them failed.
+    avoid: Vec<StorageId>,
+}
+
+/// What a round found.
+#[derive(Clone, Debug, Default)]
+pub struct RepairPlan {
+    /// Debts, by which the next repair is chosen.
+    pub debts: Vec<RepairDebt>,
+    /// The job of each debt.
+    pub jobs: Vec<RepairJob>,
+    /// Figures for operators. The counters of finished repairs are 0.
+    pub status: RepairStatus,
+}
+
+impl RepairPlanner {
+    /// A planner for these members. Nodes in `avoid` get no chunks.
+    #[must_use]
+    pub fn new(members: RepairMembers, avoid: Vec<StorageId>) -> Self {
+        Self {
+            members,
+            debts: Vec::new(),
+            jobs: Vec::new(),
+            planned: BTreeSet::new(),
+            extents: BTreeMap::new(),
+            by_node: BTreeMap::new(),
+            waiting_for_domains: 0,
+            unrepairable: 0,
+            avoid,
+        }
+    }
+
+    /// The members of the round.
+    #[must_use]
+    pub fn members(&self) -> &RepairMembers {
+        &self.members
+    }
+
+    /// Takes a chunk that `reporter` lists.
+    pub fn add_chunk(&mut self, reporter: StorageId, held: &HeldChunk) {
+        let blob = &held.descriptor;
+        if self.planned.contains(&blob.chunk.blob) {
+            return;
+        }
+        if !held.is_readable && !self.members.is_leaving(reporter) {
+            match self.avoid.contains(&reporter) {
+                // Its disk does not take the chunk.
+                true => self.plan_chunk(blob, None, Some(reporter), Some(reporter)),
+                false => self.plan_chunk(blob, Some(reporter), None, Some(reporter)),
+            }
+            return;
+        }
+        let is_leaving = |it: &&Holder| self.members.is_leaving(it.storage);
+        // A node that drains lists its own chunks, which the others may not name any more.
+        let own = blob.holders.iter().find(|it| it.storage == reporter).filter(is_leaving);
+        let leaving = own.or_else(|| blob.holders.iter().find(is_leaving));
+        if own.is_none() && self.members.is_leaving(reporter) {
+            self.plan_surplus(reporter, blob);
+        } else if let Some(leaving) = leaving.copied() {
+            let chunk = ChunkId { index: leaving.chunk, ..blob.chunk };
+            let wanted = ChunkDescriptor { chunk, ..blob.clone() };
+            self.plan_chunk(&wanted, None, Some(leaving.storage), Some(leaving.storage));
+        } else if let Scheme::Replicas(_) = blob.scheme
+            && blob.holders.len() < usize::from(REPLICAS)
+        {
+            self.plan_chunk(blob, None, None, None);
+        }
+    }
+
+    /// Plans the end of a chunk on a node that drains, whose blob does not need it any more:
+    /// another holder compares all of them and deletes it.
+    fn plan_surplus(&mut self, reporter: StorageId, blob: &ChunkDescriptor) {
+        let answers = |it: &&Holder| self.members.answers(it.storage);
+        if let Some(holder) = blob.holders.iter().find(answers).copied() {
+            let chunk = ChunkId { index: holder.chunk, ..blob.chunk };
+            let wanted = ChunkDescriptor { chunk, ..blob.clone() };
+            self.plan_chunk(&wanted, Some(holder.storage), Some(reporter), Some(reporter));
+        }
+    }
+
+    /// Takes a chunk that its node lacks.
+    pub fn add_missing(&mut self, missing: &MissingChunk) {
+        let is_new = !self.planned.contains(&missing.descriptor.chunk.blob);
+        if is_new && self.members.answers(missing.storage) {
+            let node = Some(missing.storage);
+            self.plan_chunk(&missing.descriptor, node, None, node);
+        }
+    }
+
+    /// Plans the chunk that `wanted` describes: on `target` if that is given, else on a node in
+    /// another domain. `debtor` is the node whose debt it is.
+    fn plan_chunk(
+        &mut self,
+        wanted: &ChunkDescriptor,
+        target: Option<StorageId>,
+        replaces: Option<StorageId>,
+        debtor: Option<StorageId>,
+    ) {
+        let others: Vec<Holder> =
+            wanted.holders.iter().copied().filter(|it| Some(it.storage) != target).collect();
+        let sources: Vec<Holder> =
+            others.iter().copied().filter(|it| self.members.answers(it.storage)).collect();
+        let needed = usize::from(wanted.scheme.chunks_min());
+        // A holder of the same bytes is enough, also with RS(4,2).
+        let same = sources.iter().find(|source| source.chunk == wanted.chunk.index);
+        if same.is_none() && sources.len() < needed {
+            self.unrepairable += 1;
+            self.stuck(debtor, || {
+                format!("blob {}: {} of {needed} chunks answer", wanted.chunk.blob, sources.len())
+            });
+            return;
+        }
+        let target = match target {
+            Some(target) => target,
+            None => match self.choose(wanted, replaces) {
+                Ok(target) => target,
+                Err(_) if replaces.is_none() => {
+                    self.waiting_for_domains += 1;
+                    return;
+                }
+                Err(why) => {
+                    self.stuck(debtor, || format!("blob {}: {why}", wanted.chunk.blob));
+                    return;
+                }
+            },
+        };
+        let sources: Vec<StorageId> = match same {
+            Some(source) => vec![source.storage],
+            None => sources.iter().take(needed).map(|source| source.storage).collect(),
+        };
+        let available = others.iter().filter(|it| self.members.answers(it.storage)).count();
+        let debt = RepairDebt {
+            blob: wanted.chunk.blob,
+            losses_left: available.saturating_sub(needed) as u8,
+            chunk_bytes: wanted.chunk_bytes(),
+            sources,
+            target,
+        };
+        if let Some(node) = debtor {
+            let of_node = self.debt_of(node);
+            of_node.chunks += 1;
+            of_node.bytes += debt.chunk_bytes;
+        }
+        self.planned.insert(wanted.chunk.blob);
+        self.debts.push(debt);
+        self.jobs.push(RepairJob::Chunk { descriptor: wanted.clone(), replaces });
+        if self.debts.len() >= 2 * JOBS_MAX {
+            self.keep_most_urgent();
+        }
+    }
+
+    /// A node for a chunk, in none of the domains of the holders that stay.
+    fn choose(&self, wanted: &ChunkDescriptor, replaces: Option<StorageId>) -> Result<StorageId> {
+        let all: Vec<StorageId> = wanted.holders.iter().map(|holder| holder.storage).collect();
+        let stay: Vec<StorageId> =
+            all.iter().copied().filter(|node| Some(*node) != replaces).collect();
+        let request = PlacementRequest {
+            key: wanted.chunk.blob.0,
+            scheme: wanted.scheme,
+            len_bytes: wanted.blob_bytes,
+            purpose: WritePurpose::Repair,
+            copies_min: 1,
+        };
+        self.choose_beside(&request, &stay, &all)
+    }
+
+    fn choose_beside(
+        &self,
+        request: &PlacementRequest,
+        stay: &[StorageId],
+        all: &[StorageId],
+    ) -> Result<StorageId> {
+        let avoid = [all, &self.avoid].concat();
+        let first =
+            replace(&self.members.nodes, request, Replacement { holders: stay, avoid: &avoid });
+        // A node whose last order failed is better than none.
+        first.or_else(|_| {
+            replace(&self.members.nodes, request, Replacement { holders: stay, avoid: all })
+        })
+    }
+
+    /// Takes an extent that `node` has.
+    pub fn add_extent(&mut self, node: StorageId, extent: SealedExtent) {
+        if self.extents.len() >= EXTENTS_MAX && !self.extents.contains_key(&extent.at) {
+            return;
+        }
+        let new = || ExtentCopies { extent, nodes: Vec::new() };
+        let copies = self.extents.entry(extent.at).or_insert_with(new);
+        if extent.end > copies.extent.end {
+            // A copy with an earlier end was sealed by a recovery that did not finish.
+            (copies.extent, copies.nodes) = (extent, Vec::new());
+        }
+        if extent.end == copies.extent.end {
+            copies.nodes.push(node);
+        }
+    }
+
+    /// Plans the copies of extents. `are_all_listed`: every node that keeps its extents has listed
+    /// them.
+    fn plan_extents(&mut self, are_all_listed: bool) {
+        if !are_all_listed {
+            // The nodes that did not answer may have the copies that seem to be missing.
+            return;
+        }
+        let wanted = usize::from(REPLICAS).min(self.members.domains());
+        for (at, copies) in std::mem::take(&mut self.extents) {
+            let ExtentCopies { extent, nodes } = copies;
+            let leaving = nodes.iter().find(|node| self.members.is_leaving(**node)).copied();
+            let stay: Vec<StorageId> =
+                nodes.iter().copied().filter(|node| !self.members.is_leaving(*node)).collect();
+            if stay.len() >= wanted {
+                continue;
+            }
+            let request = PlacementRequest {
+                key: at.log.0,
+                scheme: Scheme::Replicas(REPLICAS),
+                len_bytes: extent.end - extent.start,
+                purpose: WritePurpose::Repair,
+                copies_min: 1,
+            };
+            match self.choose_beside(&request, &stay, &nodes) {
+                Ok(target) => {
+                    self.debts.push(RepairDebt {
+                        blob: BlobId(at.log.0),
+                        losses_left: nodes.len().saturating_sub(1) as u8,
+                        chunk_bytes: extent.end - extent.start,
+                        sources: nodes.iter().copied().take(1).collect(),
+                        target,
+                    });
+                    self.jobs.push(RepairJob::Extent { extent, sources: nodes });
+                }
+                Err(why) => self.stuck(leaving, || format!("extent {at}: {why}")),
+            }
+        }
+    }
+
+    fn stuck(&mut self, node: Option<StorageId>, why: impl Fn() -> String) {
+        let Some(node) = node else { return };
+        let debt = self.debt_of(node);
+        debt.stuck += 1;
+        if debt.examples.len() < EXAMPLES_MAX {
+            debt.examples.push(why());
+        }
+    }
+
+    fn debt_of(&mut self, node: StorageId) -> &mut NodeDebt {
+        let new = || NodeDebt { storage: node, ..NodeDebt::default() };
+        self.by_node.entry(node).or_insert_with(new)
+    }
+
+    /// Drops the least urgent jobs. A later round finds them again.
+    fn keep_most_urgent(&mut self) {
+        let mut all: Vec<(RepairDebt, RepairJob)> =
+            self.debts.drain(..).zip(self.jobs.drain(..)).collect();
+        all.sort_by_key(|(debt, _)| (debt.losses_left, debt.chunk_bytes, debt.blob));
+        all.truncate(JOBS_MAX);
+        (self.debts, self.jobs) = all.into_iter().unzip();
+    }
+
+    /// The jobs, and the figures for operators.
+    #[must_use]
+    pub fn finish(mut self, are_all_listed: bool) -> RepairPlan {
+        self.plan_extents(are_all_listed);
+        let is_chunk = |job: &&RepairJob| matches!(job, RepairJob::Chunk { .. });
+        let chunks_left = self.jobs.iter().filter(is_chunk).count() as u64;
+        let extents_left = self.jobs.len() as u64 - chunks_left;
+        let bytes_left = self.debts.iter().map(|debt| debt.chunk_bytes).sum();
+        if self.debts.len() > JOBS_MAX {
+            self.keep_most_urgent();
+        }
+        let status = RepairStatus {
+            is_known: are_all_listed,
+            chunks_left,
+            bytes_left,
+            extents_left,
+            waiting_for_domains: self.waiting_for_domains,
+            unrepairable: self.unrepairable,
+            nodes: self.by_node.into_values().collect(),
+            ..RepairStatus::default()
+        };
+        RepairPlan { debts: self.debts, jobs: self.jobs, status }
+    }
+}

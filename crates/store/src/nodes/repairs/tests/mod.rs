@@ -1,0 +1,4 @@
+//! Tests of repairs without a network.
+
+mod model;
+mod planning;

@@ -1,0 +1,160 @@
+//! Tests of the planner.
+
+use archipelago_base::Epoch;
+use archipelago_env::FileClass;
+use archipelago_fabric::NodeId;
+
+use super::super::super::StorageId;
+use super::super::super::layout::{CellSize, Scheme};
+use super::super::super::placement::{NextRepair, RepairLimits, RepairRates, next_repair};
+use super::super::super::wire::{
+    ChunkDescriptor, ChunkId, ExtentAt, HeldChunk, Holder, MemberState, Members, NodeSpace,
+    PlacementEpoch, SealedExtent, Stamp, StorageMember,
+};
+use super::super::planner::{RepairJob, RepairMembers, RepairPlan, RepairPlanner};
+use crate::ids::{BlobId, LogId, VolumeId};
+
+const VOLUME: VolumeId = VolumeId([1; 16]);
+
+fn members(states: &[MemberState]) -> Members {
+    let member = |(n, state): (usize, &MemberState)| StorageMember {
+        storage: StorageId(n as u64 + 1),
+        node: NodeId(n as u64 + 1),
+        life: Epoch(1),
+        endpoints: Vec::new(),
+        domain: format!("rack {n}"),
+        state: *state,
+        space: NodeSpace { capacity_bytes: 1 << 40, used_bytes: 1 << 30 },
+    };
+    Members { members: states.iter().enumerate().map(member).collect(), ..Members::default() }
+}
+
+fn held(blob: u8, scheme: Scheme, holders: &[u64], is_readable: bool) -> HeldChunk {
+    let is_coded = matches!(scheme, Scheme::Rs42(_));
+    let holder = |(at, node): (usize, &u64)| Holder {
+        storage: StorageId(*node),
+        chunk: if is_coded { at as u8 } else { 0 },
+    };
+    let holders = holders.iter().enumerate().map(holder).collect();
+    let descriptor = ChunkDescriptor {
+        chunk: ChunkId { blob: BlobId([blob; 16]), index: 0 },
+        written: Stamp { volume: VOLUME, epoch: Epoch(1) },
+        class: FileClass::Sst,
+        scheme,
+        blob_bytes: 8 << 20,
+        placement: PlacementEpoch::WRITTEN,
+        holders,
+        retaining: vec![VOLUME],
+    };
+    HeldChunk { descriptor, is_readable }
+}
+
+fn plan(states: &[MemberState], chunks: &[(u64, HeldChunk)]) -> RepairPlan {
+    let members = RepairMembers::new(&members(states), false);
+    let mut planner = RepairPlanner::new(members, Vec::new());
+    chunks.iter().for_each(|(node, held)| planner.add_chunk(StorageId(*node), held));
+    planner.finish(true)
+}
+
+fn chunk_of(job: &RepairJob) -> (ChunkId, Option<StorageId>) {
+    match job {
+        RepairJob::Chunk { descriptor, replaces } => (descriptor.chunk, *replaces),
+        RepairJob::Extent { .. } => panic!("{job:?} is no chunk"),
+    }
+}
+
+#[test]
+fn chunk_of_a_lost_node_is_made_in_another_domain() {
+    use MemberState::{Lost, Up};
+    let states = [Lost, Up, Up, Up];
+    let plan = plan(&states, &[(2, held(1, Scheme::Replicas(3), &[1, 2, 3], true))]);
+    assert_eq!(plan.debts[0].target, StorageId(4), "the only domain without a copy");
+    assert_eq!(plan.debts[0].losses_left, 1);
+    assert_eq!(chunk_of(&plan.jobs[0]).1, Some(StorageId(1)));
+    assert_eq!((plan.status.chunks_left, plan.status.nodes[0].storage), (1, StorageId(1)));
+}
+
+#[test]
+fn silent_node_and_unknown_node_are_not_repaired_yet() {
+    use MemberState::{Silent, Up};
+    let chunks = [
+        (2, held(1, Scheme::Replicas(3), &[1, 2, 3], true)),
+        (2, held(2, Scheme::Replicas(3), &[99, 2, 3], true)),
+    ];
+    assert!(plan(&[Silent, Up, Up, Up], &chunks).jobs.is_empty());
+    let members = RepairMembers::new(&members(&[Silent, Up, Up, Up]), true);
+    let mut planner = RepairPlanner::new(members, Vec::new());
+    chunks.iter().for_each(|(node, held)| planner.add_chunk(StorageId(*node), held));
+    assert_eq!(planner.finish(true).jobs.len(), 1, "a node of which no manager hears is lost");
+}
+
+#[test]
+fn coded_chunk_reads_four_others_and_a_drained_one_reads_itself() {
+    use MemberState::{Draining, Lost, Up};
+    let coded = held(1, Scheme::Rs42(CellSize::Small), &[1, 2, 3, 4, 5, 6], true);
+    let lost = plan(&[Up, Lost, Up, Up, Up, Up, Up], &[(1, coded.clone())]);
+    assert_eq!((lost.debts[0].sources.len(), lost.debts[0].target), (4, StorageId(7)));
+    assert_eq!(chunk_of(&lost.jobs[0]).0.index, 1);
+    let drained = plan(&[Up, Draining, Up, Up, Up, Up, Up], &[(1, coded.clone())]);
+    assert_eq!(drained.debts[0].sources, [StorageId(2)]);
+    assert_eq!((lost.debts[0].losses_left, drained.debts[0].losses_left), (1, 2));
+    let no_room = plan(&[Up, Draining, Up, Up, Up, Up], &[(1, coded)]);
+    assert!(no_room.jobs.is_empty());
+    assert_eq!(no_room.status.nodes[0].stuck, 1);
+    assert!(no_room.status.nodes[0].examples[0].contains("add nodes"), "{:?}", no_room.status);
+}
+
+#[test]
+fn damage_is_repaired_in_place_and_too_few_sources_are_counted() {
+    use MemberState::{Lost, Up};
+    let scheme = Scheme::Replicas(3);
+    let damaged = plan(&[Up; 4], &[(2, held(1, scheme, &[1, 2, 3], false))]);
+    assert_eq!((damaged.debts[0].target, chunk_of(&damaged.jobs[0]).1), (StorageId(2), None));
+    let gone = plan(&[Lost, Up, Lost, Up], &[(2, held(1, scheme, &[1, 2, 3], false))]);
+    assert!(gone.jobs.is_empty());
+    assert_eq!(gone.status.unrepairable, 1);
+}
+
+#[test]
+fn blob_with_two_copies_waits_for_a_third_domain() {
+    use MemberState::Up;
+    let short = held(1, Scheme::Replicas(2), &[1, 2], true);
+    let waiting = plan(&[Up, Up], &[(1, short.clone())]);
+    assert_eq!((waiting.jobs.len(), waiting.status.waiting_for_domains), (0, 1));
+    let completed = plan(&[Up, Up, Up], &[(1, short)]);
+    assert_eq!((completed.debts[0].target, completed.debts[0].losses_left), (StorageId(3), 1));
+}
+
+#[test]
+fn blobs_with_the_least_redundancy_come_first() {
+    use MemberState::{Lost, Up};
+    let scheme = Scheme::Replicas(3);
+    let chunks = [
+        (3, held(1, scheme, &[1, 3, 4], true)),
+        (3, held(2, scheme, &[1, 2, 3], true)),
+        (4, held(3, scheme, &[2, 4, 5], true)),
+    ];
+    let plan = plan(&[Lost, Lost, Up, Up, Up, Up], &chunks);
+    let limits = RepairLimits { node_bytes_per_s: 1 << 30, cluster_bytes_per_s: 1 << 30 };
+    let NextRepair::Start(first) = next_repair(&plan.debts, &RepairRates::new(limits), 0) else {
+        panic!("a repair may start: {:?}", plan.debts)
+    };
+    assert_eq!(chunk_of(&plan.jobs[first]).0.blob, BlobId([2; 16]), "one copy is left");
+}
+
+#[test]
+fn sealed_extents_get_three_copies_when_all_nodes_have_listed_theirs() {
+    use MemberState::{Lost, Up};
+    let at = ExtentAt { log: LogId([3; 16]), extent: 1 };
+    let extent = SealedExtent { at, volume: VOLUME, class: FileClass::Wal, start: 0, end: 100 };
+    let list = |are_all_listed| {
+        let members = RepairMembers::new(&members(&[Lost, Up, Up, Up]), false);
+        let mut planner = RepairPlanner::new(members, Vec::new());
+        planner.add_extent(StorageId(2), extent);
+        planner.add_extent(StorageId(3), extent);
+        planner.finish(are_all_listed)
+    };
+    let whole = list(true);
+    assert_eq!((whole.debts[0].target, whole.status.extents_left), (StorageId(4), 1));
+    assert!(list(false).jobs.is_empty(), "a node that did not list may have a copy");
+}

@@ -1,0 +1,104 @@
+//! What nodes say about their chunks and extents for repairs, and what the manager says about
+//! repairs to operators.
+//!
+//! The types are plain values.
+
+use archipelago_base::wire_struct;
+use archipelago_env::FileClass;
+
+use super::super::StorageId;
+use super::parts::{ChunkDescriptor, ExtentAt};
+use crate::ids::VolumeId;
+
+/// A chunk that a node has a record of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HeldChunk {
+    /// What the chunk says about itself.
+    pub descriptor: ChunkDescriptor,
+    /// Whether the node can read the chunk. A damaged chunk, or one on a missing device, is listed
+    /// as well.
+    pub is_readable: bool,
+}
+wire_struct!(HeldChunk { descriptor, is_readable });
+
+/// A chunk that a node lacks, although the holders of its blob name the node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MissingChunk {
+    /// Node that lacks the chunk.
+    pub storage: StorageId,
+    /// Descriptor of the missing chunk.
+    pub descriptor: ChunkDescriptor,
+}
+wire_struct!(MissingChunk { storage, descriptor });
+
+/// An extent that takes no more bytes, on a node that has all of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SealedExtent {
+    /// Log and number of the extent.
+    pub at: ExtentAt,
+    /// Volume of the log.
+    pub volume: VolumeId,
+    /// Class of the file.
+    pub class: FileClass,
+    /// Offset in the log at which the extent begins.
+    pub start: u64,
+    /// Offset at which it was sealed.
+    pub end: u64,
+}
+wire_struct!(SealedExtent { at, volume, class, start, end });
+
+/// What is missing because a node is lost, or must leave a node that is emptied.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NodeDebt {
+    /// Node that is lost, drains, or has damage.
+    pub storage: StorageId,
+    /// Number of chunks that are to be made on another node.
+    pub chunks: u64,
+    /// Bytes of these chunks.
+    pub bytes: u64,
+    /// Number of objects that cannot be made now.
+    pub stuck: u64,
+    /// Some of these objects, each with the reason.
+    pub examples: Vec<String>,
+}
+wire_struct!(NodeDebt { storage, chunks, bytes, stuck, examples });
+
+/// Repairs of the cluster, as the manager knows them. All counters begin with the manager's life.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RepairStatus {
+    /// Whether the manager has asked all nodes since the last change of the members.
+    pub is_known: bool,
+    /// Number of chunks that are to be made.
+    pub chunks_left: u64,
+    /// Bytes of the chunks and extents that are to be made.
+    pub bytes_left: u64,
+    /// Number of copies of extents that are to be made.
+    pub extents_left: u64,
+    /// Number of blobs with fewer copies than wanted, because the cluster has too few domains.
+    pub waiting_for_domains: u64,
+    /// Number of blobs and extents of which no node that answers has enough.
+    pub unrepairable: u64,
+    /// Number of chunks that were made.
+    pub chunks_repaired: u64,
+    /// Number of copies of extents that were made.
+    pub extents_repaired: u64,
+    /// Bytes of the chunks and extents that were made.
+    pub bytes_repaired: u64,
+    /// Number of repairs that failed. Each is tried again.
+    pub failed: u64,
+    /// Debt by node. A node without debt has no entry.
+    pub nodes: Vec<NodeDebt>,
+}
+wire_struct!(RepairStatus {
+    is_known,
+    chunks_left,
+    bytes_left,
+    extents_left,
+    waiting_for_domains,
+    unrepairable,
+    chunks_repaired,
+    extents_repaired,
+    bytes_repaired,
+    failed,
+    nodes,
+});

@@ -1,0 +1,36 @@
+//! The node as a repair sees it: what an order of the manager does on the node itself.
+//!
+//! The protocol of repairs is in the crate of the store (`nodes::repairs`). The node answers its
+//! requests like those of others, and gives it three calls that no message has, because no other
+//! process may make them.
+//!
+//! Thread-safety: any thread may call any method.
+//! Failure: those of the node's files.
+//! Cost: that of the request.
+
+use archipelago_base::{Epoch, Result};
+use archipelago_fabric::ClientId;
+use archipelago_store::VolumeId;
+use archipelago_store::nodes::repairs::RepairHost;
+use archipelago_store::nodes::wire::{ChunkId, StoreMessage};
+
+use crate::node::StorageNode;
+
+impl RepairHost for StorageNode {
+    fn answer(&self, request: StoreMessage, payload: &[u8]) -> (StoreMessage, Vec<u8>) {
+        // Its own requests come from no client.
+        self.handle(ClientId(0), request, payload)
+    }
+
+    fn take_volumes(&self, chunk: ChunkId, volumes: &[VolumeId]) -> Result<()> {
+        self.chunks().take_volumes(chunk, volumes)
+    }
+
+    fn abandon_repair(&self, chunk: ChunkId) {
+        self.chunks().abandon_repair(chunk);
+    }
+
+    fn promised_epoch(&self, volume: VolumeId) -> Epoch {
+        self.parts().epochs.of(volume).epoch()
+    }
+}

@@ -87,7 +87,7 @@ fn terms() -> MemberTerms {
         lost_after: Duration::from_secs(3),
         settle: Duration::from_millis(300),
         root_nodes: None,
-        expected_nodes: None,
+        ..MemberTerms::default()
     }
 }
 

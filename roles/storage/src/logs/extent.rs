@@ -327,7 +327,8 @@ impl Extent {
     /// What a repair needs to know of the extent, if it is sealed and has all bytes before its end.
     pub(crate) fn sealed(&self) -> Option<SealedExtent> {
         let state = self.state.lock();
-        let record = state.record.as_ref().filter(|record| !record.is_in_limbo && record.damaged_from.is_none())?;
+        let record =
+            state.record.as_ref().filter(|it| !it.is_in_limbo && it.damaged_from.is_none())?;
         let end = record.sealed.filter(|end| state.written >= *end)?;
         let (at, volume, class, start) = (self.at, self.volume, record.class, record.start);
         Some(SealedExtent { at, volume, class, start, end })

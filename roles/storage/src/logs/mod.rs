@@ -387,8 +387,12 @@ impl Logs {
     /// The extents that are sealed and whole, for repairs.
     fn list_sealed(&self, after: Option<ExtentAt>) -> StoreMessage {
         let from = after.map_or(Bound::Unbounded, Bound::Excluded);
-        let listed = self.extents.read();
-        let mut sealed = listed.range((from, Bound::Unbounded)).filter_map(|(_, it)| it.sealed());
+        // A slow device may hold up an extent, so the lock of the map is not held meanwhile.
+        let known: Vec<Arc<Extent>> = {
+            let extents = self.extents.read();
+            extents.range((from, Bound::Unbounded)).map(|(_, it)| Arc::clone(it)).collect()
+        };
+        let mut sealed = known.iter().filter_map(|it| it.sealed());
         let extents: Vec<SealedExtent> = sealed.by_ref().take(SEALED_MAX).collect();
         let has_more = sealed.next().is_some();
         StoreMessage::Sealed { extents, has_more }

@@ -56,7 +56,6 @@ const READ_THREADS: usize = 4;
 const CONTROL_THREADS: usize = 4;
 /// Threads of the lanes for sets, and for requests that may touch every device.
 const SET_THREADS: usize = 2;
-
 /// Threads that carry out orders for repairs.
 const REPAIR_THREADS: usize = 2;
 
@@ -169,15 +168,16 @@ fn way_of(message: &StoreMessage) -> Way {
         }
         StoreMessage::Retain { .. }
         | StoreMessage::Describe { .. }
-        | StoreMessage::ListBlobs { .. } => Way::Sets,
+        | StoreMessage::ListBlobs { .. }
+        | StoreMessage::ListHeld { .. } => Way::Sets,
         StoreMessage::Release { .. }
         | StoreMessage::AbandonBlob { .. }
         | StoreMessage::RemoveLog { .. }
-        | StoreMessage::ListLogs { .. } => Way::Wide,
+        | StoreMessage::ListLogs { .. }
+        | StoreMessage::ListSealed { .. } => Way::Wide,
         StoreMessage::ReadChunk { .. }
         | StoreMessage::ReportDamage { .. }
         | StoreMessage::ReadLog { .. } => Way::Read,
-        StoreMessage::ListHeld { .. } | StoreMessage::ListSealed { .. } => Way::Sets,
         order if RepairExecutor::is_order(order) => Way::Repair,
         _ => Way::Control,
     }
@@ -237,12 +237,12 @@ impl Serving {
 
     /// Ends the threads of all lanes. Requests that wait get no answer from the node.
     pub(super) fn close(&self) {
-        let shared = [&self.control, &self.sets, &self.wide, &self.repair];
-        shared.into_iter().for_each(Lane::close);
+        let lanes = [&self.control, &self.sets, &self.wide, &self.repair];
+        lanes.into_iter().for_each(Lane::close);
+        self.devices.iter().for_each(DeviceLanes::close);
         if let Some(executor) = self.executor.get() {
             executor.stop();
         }
-        self.devices.iter().for_each(DeviceLanes::close);
     }
 
     /// Runs the requests of a lane. New files go to `device`.

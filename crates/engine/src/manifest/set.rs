@@ -328,8 +328,23 @@ impl VersionSet {
     /// use of a number of a table. After an error every later edit carries the change, until one
     /// has succeeded.
     pub fn claim(&mut self, claim: OwnerClaim) -> Result<()> {
+        self.intend_to_own(claim);
+        self.own()
+    }
+
+    /// Lets the next edit make this open the owner. An open calls it before it looks at the log, so
+    /// that a directory that it refuses stays unchanged.
+    pub fn intend_to_own(&mut self, claim: OwnerClaim) {
         self.claimed = Some(Box::new(Owner::after(self.state.owner.as_ref(), claim)));
-        self.apply(VersionEdit::new()).map(drop)
+    }
+
+    /// Makes this open the owner now, unless an edit has done so since
+    /// [`VersionSet::intend_to_own`].
+    pub fn own(&mut self) -> Result<()> {
+        match self.claimed {
+            Some(_) => self.apply(VersionEdit::new()).map(drop),
+            None => Ok(()),
+        }
     }
 
     /// The owner that the manifest names; `None` before the first [`VersionSet::claim`] and in a

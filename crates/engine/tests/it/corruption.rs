@@ -232,7 +232,7 @@ fn directories_that_cannot_be_opened_are_refused_unchanged() {
     let (ours, _) = closed_database();
     let mut other_version = ours.clone();
     let identity = String::from_utf8(ours["IDENTITY"].clone()).unwrap();
-    let body = identity[..identity.rfind("crc32c").unwrap()].replace("format 4", "format 9999");
+    let body = identity[..identity.rfind("crc32c").unwrap()].replace("format 5", "format 9999");
     assert!(body.contains("9999"), "{identity}");
     let sealed = format!("{body}crc32c {:08x}\n", archipelago_base::checksum::crc(body.as_bytes()));
     other_version.insert("IDENTITY".to_owned(), sealed.into_bytes());

@@ -121,6 +121,11 @@ fn output_that_is_not_its_metadata_is_never_installed() {
             if forgery == Forgery::FewerRecords && !is_flush {
                 continue;
             }
+            // A compaction ends at its last key, so the check of its range comes first.
+            let text = match forgery {
+                Forgery::OtherKeys if !is_flush => "reaches out of the job's range",
+                _ => text,
+            };
             executor.forgery.store(round as u8, Ordering::Relaxed);
             let error = if is_flush { flush() } else { compact() }.unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Io, "{forgery:?}: {error}");

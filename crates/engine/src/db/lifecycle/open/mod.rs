@@ -4,8 +4,9 @@
 //!
 //! 1. The settings and the directory are checked. Nothing is changed if the open is refused.
 //! 2. The lock of the directory is taken.
-//! 3. The manifest is recovered, or created, and an edit raises the owner epoch and reserves file
-//!    numbers. So no process that still works for an earlier owner can write a file of this one.
+//! 3. The manifest is recovered, or created. The next edit raises the owner epoch and reserves file
+//!    numbers, and it comes before the first table is created. So no process that still works for an
+//!    earlier owner can write a file of this one.
 //! 4. The log is replayed into memtables. Records that each range's flushed-through sequence number
 //!    covers are skipped.
 //! 5. The replayed records are flushed and **all** of them are installed, of all families, in one
@@ -23,10 +24,11 @@
 //! 0045](../../../../docs/decisions/0045-full-disks.md)).
 //!
 //! Invariants: a crash at any point leaves the old state, because only the edit of step 5 changes
-//! it. The edit of step 3 changes no data.
+//! it. The edit that raises the owner epoch changes no data.
 //!
 //! Thread-safety: one thread opens; the lock of the directory excludes others.
-//! Failure: after an error no data was changed.
+//! Failure: a refusal changes nothing. A failure after the first table has removed the tables, and
+//! may leave a raised owner epoch.
 //! Cost: the log is read once, or twice if it is kept. Memory is bounded: memtables that are full
 //! (of records or of range deletes), or the largest one while the byte budget is exceeded, are
 //! written to files before the edit. If the log is kept, the memory budget bounds it.
@@ -201,14 +203,15 @@ pub(crate) fn open(dir: &Path, options: DbOptions, components: Components) -> Re
     let inner = assemble(files, options, components, rng);
     kept_log::prepare_room(&inner.context, &inner.storage, &inner.observers, &inner.disk)?;
     if !inner.context.options().read_only {
-        claim_ownership(&inner.storage, claim)?;
-        tell_executor(&inner, claim)?;
+        inner.storage.lock_manifest(Order::none()).intend_to_own(claim);
     }
     open_families(&inner)?;
     if inner.context.options().read_only {
         catch_up::catch_up(&inner)?;
     } else {
         recover_log(&inner)?;
+        claim_ownership(&inner.storage)?;
+        tell_executor(&inner, claim)?;
         remove_strays(&inner.storage)?;
         space::note_all(&inner, &mut inner.jobs.lock(Order::none()), None);
     }
@@ -357,8 +360,8 @@ fn budget_bytes(options: &DbOptions) -> u64 {
 
 /// Raises the owner epoch. On a disk without room the first edit that succeeds does it, and no job
 /// can run before, because it needs file numbers of that edit.
-fn claim_ownership(storage: &Storage, claim: OwnerClaim) -> Result<()> {
-    match storage.lock_manifest(Order::none()).claim(claim) {
+fn claim_ownership(storage: &Storage) -> Result<()> {
+    match storage.lock_manifest(Order::none()).own() {
         Err(error) if error.is_no_space() => {
             tracing::warn!(%error, "the disk has no room to note the new owner of the database");
             Ok(())

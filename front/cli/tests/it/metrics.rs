@@ -128,7 +128,8 @@ fn served_database_is_scraped_during_load() {
     let sent = sent.load(Ordering::SeqCst) as f64;
     let found = scrape_until(&metrics, "all calls are counted", |now| calls(now, "set") == sent);
     assert_eq!(found.value("archipelago_engine_records_written_total", &[]), Some(sent));
-    assert_eq!(found.value("archipelago_engine_keys", &[("family", "default")]), Some(100.0));
+    let keys = found.value("archipelago_engine_keys", &[("family", "default")]);
+    assert_eq!(keys, Some(sent.min(100.0)), "a slow machine has not written all keys");
     let labels = [("role", "serve"), ("node", "")];
     assert_eq!(found.value("archipelago_process_info", &labels), Some(1.0));
     let optional = [

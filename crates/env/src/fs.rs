@@ -79,6 +79,23 @@ pub trait RandomFile: Send + Sync + fmt::Debug {
         }
         Ok(())
     }
+    /// Reads `len` bytes from `offset` into new memory. A read past the end is an error that says
+    /// so. A file system that can avoid it does not zero the memory first; the default does.
+    fn read_new(&self, offset: u64, len: usize, context: IoContext) -> Result<Vec<u8>> {
+        let mut bytes = vec![0; len];
+        self.read_exact_at(offset, &mut bytes, context)?;
+        Ok(bytes)
+    }
+    /// Reads several ranges, given by offset and length, as [`RandomFile::read_new`] does. The
+    /// default is one [`RandomFile::read_many`].
+    fn read_many_new(&self, ranges: &[(u64, usize)], context: IoContext) -> Result<Vec<Vec<u8>>> {
+        let mut found: Vec<Vec<u8>> = ranges.iter().map(|&(_, len)| vec![0; len]).collect();
+        let offsets = ranges.iter().map(|&(offset, _)| offset);
+        let mut requests: Vec<(u64, &mut [u8])> =
+            offsets.zip(found.iter_mut().map(Vec::as_mut_slice)).collect();
+        self.read_many(&mut requests, context)?;
+        Ok(found)
+    }
     /// Announces that `len` bytes at `offset` will be read soon. The file system may ignore the
     /// hint.
     fn prefetch(&self, _offset: u64, _len: u64) {}

@@ -146,8 +146,8 @@ pub trait LogFile: Send + fmt::Debug {
     fn hold_back(&mut self, _bytes: u64) {}
     /// Lets no byte of this empty segment leave before all bytes of the segment of `previous`
     /// before `end` survive `kill -9`. Bytes that are submitted meanwhile wait in memory, and so do
-    /// their waiters. If `previous` loses bytes, this segment fails as well, and none of its bytes was
-    /// ever sent. The default waits for `previous`, for logs that keep nothing back.
+    /// their waiters. If `previous` loses bytes, this segment fails as well, and none of its bytes
+    /// was ever sent. The default waits for `previous`, for logs that keep nothing back.
     fn follow(&mut self, previous: Arc<dyn LogSync>, end: u64) -> Result<()> {
         previous.wait(end)
     }

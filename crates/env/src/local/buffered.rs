@@ -2,10 +2,11 @@
 //!
 //! A writer collects appends in 256 KiB, and passes larger ones to the system directly. A later
 //! writer uses its buffer again. A reader executes one `pread` per request, or one `preadv` for
-//! adjacent requests. Memory that a caller asks for is not zeroed before it is read into, except for
-//! adjacent ranges that are so short that one `preadv` for all of them is cheaper. It switches the kernel's readahead off for foreground reads of tables and
-//! value files, because these are random. A scan calls `prefetch`. Garbage collection forms the
-//! windows of its reads itself, so that readahead would only read garbage.
+//! adjacent requests. New memory is not zeroed before it is read into, except for adjacent ranges
+//! that are so short that one `preadv` for all of them is cheaper. A reader switches the kernel's
+//! readahead off for foreground reads of tables and value files, because these are random. A scan
+//! calls `prefetch`. Garbage collection forms the windows of its reads itself, so that readahead
+//! would only read garbage.
 
 use std::fs::File;
 use std::io::{self, IoSliceMut, Write as _};

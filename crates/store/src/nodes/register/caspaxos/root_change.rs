@@ -12,9 +12,9 @@
 //! A member of the old set that was not active in it yet may retire as well, so the majority of the
 //! old set that the change needs may differ from the one that has answered. If the member has its
 //! copy, it knows all that was chosen before the old set, and it has never accepted anything in the
-//! old set. If it lacks the copy, it first gets that of a member that has retired. The values of the
-//! old set that come with it count as accepted by the member, which has not promised anything in
-//! the old set before.
+//! old set. If it lacks the copy, it first gets that of a member that has retired. The values of
+//! the old set that come with it count as accepted by the member, which has not promised anything
+//! in the old set before.
 //!
 //! Invariants:
 //! 1. No member counts before it has the values of a retired majority itself.

@@ -198,7 +198,8 @@ fn retired_member_refuses_the_old_set_for_good() {
 /// answer, and the requests that `is_lost` names do not arrive.
 fn replace(
     members: &mut BTreeMap<StorageId, Acceptor>,
-    (old, next): (&RootSet, &RootSet),
+    old: &RootSet,
+    next: &RootSet,
     down: &[u64],
     is_lost: impl Fn(StorageId, &AcceptorRequest) -> bool,
 ) -> bool {
@@ -242,14 +243,14 @@ fn old_member_that_never_became_active_helps_to_leave_its_set() {
         cluster.swap(0, Some(b"x"));
         let members = &mut cluster.members;
         let is_done = match has_copy {
-            true => replace(members, (&first, &second), &[3], is_activation),
-            false => replace(members, (&first, &second), &[3], is_copy),
+            true => replace(members, &first, &second, &[3], is_activation),
+            false => replace(members, &first, &second, &[3], is_copy),
         };
         assert!(is_done, "members 1 and 4 answer");
         // Member 4 is lost, so member 2 is needed.
         let old = members[&late].state().clone();
         assert!(!matches!(old.membership, Membership::Active(_)), "{old:?}");
-        assert!(replace(members, (&second, &third), &[3, 4], |_, _| false), "copy: {has_copy}");
+        assert!(replace(members, &second, &third, &[3, 4], |_, _| false), "copy: {has_copy}");
         for id in [1, 2, 5].map(StorageId) {
             let state = members[&id].state();
             assert_eq!(state.membership, Membership::Active(third.clone()), "member {id}");

@@ -2,8 +2,8 @@
 //!
 //! The lock belongs to the open file. Therefore a second open in the same process does not get it,
 //! and it ends with the process. The file stays when the lock is dropped. The drop unlocks the file
-//! before it is closed: a process that another thread is starting has a copy of the descriptor until
-//! its program begins, and would keep the lock for so long.
+//! before it is closed: a process that another thread is starting has a copy of the descriptor
+//! until its program begins, and would keep the lock for so long.
 
 use std::fs::File;
 use std::io::{Read as _, Write as _};

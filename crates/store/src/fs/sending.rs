@@ -147,8 +147,8 @@ impl SegmentSender {
         self.state.lock().writer.take()
     }
 
-    /// Waits until all bytes that were submitted are acknowledged. Bytes that an error has kept from
-    /// leaving make it fail.
+    /// Waits until all bytes that were submitted are acknowledged. Bytes that an error has kept
+    /// from leaving make it fail.
     pub(super) fn wait_all(&self) -> Result<()> {
         self.wait_through(self.len())
     }

@@ -73,6 +73,8 @@ pub struct RootChange {
     phase: ChangePhase,
     /// Members of the old set that have retired.
     retired: BTreeSet<StorageId>,
+    /// Members of the old set that got its values since the driver asked last.
+    brought_in: BTreeSet<StorageId>,
     /// Members of the new set that have the copy.
     installed: BTreeSet<StorageId>,
     /// Members of the new set that answer proposers.
@@ -93,6 +95,7 @@ impl RootChange {
             next,
             phase: ChangePhase::Retiring,
             retired: BTreeSet::new(),
+            brought_in: BTreeSet::new(),
             installed: BTreeSet::new(),
             activated: BTreeSet::new(),
             cells: BTreeMap::new(),
@@ -117,6 +120,7 @@ impl RootChange {
     pub fn ask_again(&mut self) {
         match self.phase {
             ChangePhase::Retiring => {
+                self.brought_in.clear();
                 for to in self.old.members.clone() {
                     self.retire(to);
                 }
@@ -142,9 +146,10 @@ impl RootChange {
     }
 
     /// Gives a member of the old set that lacks its values those of the members that have retired,
-    /// so that it can retire as well.
+    /// so that it can retire as well. A member that refuses to retire all the same is left alone
+    /// until the driver asks again.
     fn bring_in(&mut self, to: StorageId) {
-        if !self.retired.is_empty() {
+        if !self.retired.is_empty() && self.brought_in.insert(to) {
             let (root_set, cells) = (self.old.clone(), self.cells.clone());
             let request = AcceptorRequest::Install { root_set, cells };
             self.actions.push_back(RootChangeAction::Send { to, request });

@@ -204,10 +204,12 @@ fn replace(
     is_lost: impl Fn(StorageId, &AcceptorRequest) -> bool,
 ) -> bool {
     let mut change = RootChange::new(old.clone(), next.clone());
-    let mut is_done = false;
+    let (mut is_done, mut actions) = (false, 0);
     for _ in 0..5 {
         change.ask_again();
         while let Some(action) = change.next_action() {
+            actions += 1;
+            assert!(actions < 100, "the change does not end");
             match action {
                 RootChangeAction::Send { to, request } => {
                     if !down.contains(&to.0) && !is_lost(to, &request) {

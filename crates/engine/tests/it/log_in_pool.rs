@@ -8,6 +8,7 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use archipelago_base::random::Rng;
+use archipelago_base::spawn::{Spawn as _, SystemSpawn};
 use archipelago_base::{Error, ErrorKind, Result};
 use archipelago_engine::db::{Components, Db, ReadOptions};
 use archipelago_engine::options::{CfOptions, DbOptions, WriteOptions};
@@ -106,10 +107,11 @@ fn write_in_threads(db: &Db, threads: u64, count: u64, value: &[u8]) {
     let (told, done) = mpsc::channel();
     for thread in 0..threads {
         let (db, told, value) = (db.clone(), told.clone(), value.to_vec());
-        std::thread::spawn(move || {
+        let write = move || {
             let written = (0..count).try_for_each(|at| db.put(&key(thread * count + at), &value));
             told.send(written).unwrap();
-        });
+        };
+        drop(SystemSpawn.spawn("writer", Box::new(write)).unwrap());
     }
     for _ in 0..threads {
         done.recv_timeout(GUARD).expect("a writer waits for the pool").unwrap();
@@ -346,7 +348,7 @@ fn full_buffer_leaves_as_one_group() {
 fn sync_and_close_take_the_buffer_along() {
     let pool = new_pool(7);
     let fs = files_of(&pool);
-    let db = open_over(fs.clone(), buffered(1 << 20), stepped());
+    let db = open_over(fs, buffered(1 << 20), stepped());
     db.put(b"a", b"1").unwrap();
     let synced = WriteOptions { sync: true, ..WriteOptions::default() };
     db.put_with(db.default_family(), b"b", b"2", &synced).unwrap();

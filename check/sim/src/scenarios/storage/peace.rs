@@ -8,6 +8,7 @@
 //! 5. When all files are removed, the nodes hold no chunk, and no extent but those of the
 //!    namespace.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use archipelago_base::Result;
@@ -35,11 +36,11 @@ impl Run {
         self.take_over_in_peace()?;
         self.operate_in_peace()?;
         self.check_losses()?;
-        self.sharing.finish(&self.cluster);
-        let wrong = self.sharing.take_violations();
-        wrong.into_iter().for_each(|text| self.violation(text));
-        self.has_violations()?;
+        self.sharing.check(&self.cluster);
+        self.take_violations_of_sharing()?;
         self.check_space()?;
+        self.sharing.end(&self.cluster);
+        self.take_violations_of_sharing()?;
         self.registers.finish(&self.cluster);
         let wrong = self.registers.violations();
         wrong.into_iter().for_each(|text| self.violation(text));
@@ -73,6 +74,12 @@ impl Run {
     fn has_violations(&self) -> Result<(), String> {
         // The first violation is noted already.
         if self.violations.is_empty() { Ok(()) } else { Err(String::new()) }
+    }
+
+    fn take_violations_of_sharing(&mut self) -> Result<(), String> {
+        let wrong = self.sharing.take_violations();
+        wrong.into_iter().for_each(|text| self.violation(text));
+        self.has_violations()
     }
 
     /// Waits for everything that is under way, and ends all processes without the volume.
@@ -169,6 +176,8 @@ impl Run {
         let mut held = String::new();
         for _ in 0..RELEASES_MAX {
             self.run_release()?;
+            self.sharing.release(&self.cluster);
+            self.take_violations_of_sharing()?;
             held = self.held();
             if held.is_empty() {
                 return Ok(());
@@ -189,15 +198,17 @@ impl Run {
     fn held(&self) -> String {
         let reports = self.cluster.nodes().iter().map(|node| node.report());
         let (mut chunks, mut unsealed, mut extents) = (0, 0, 0);
+        let mut volumes = BTreeSet::new();
         for report in reports {
             chunks += report.chunks;
             unsealed += report.chunks_unsealed;
             extents += report.extents;
+            volumes.extend(report.volumes.iter().map(|space| space.volume.to_string()));
         }
         // The namespace of the last owner has one extent on three nodes.
         if chunks + unsealed == 0 && extents <= 3 {
             return String::new();
         }
-        format!("{chunks} chunks, {unsealed} unsealed chunks and {extents} extents")
+        format!("{chunks} chunks, {unsealed} unsealed chunks and {extents} extents of {volumes:?}")
     }
 }

@@ -171,29 +171,54 @@ impl SharedBlobs {
         }
     }
 
-    /// In peace: reads all blobs that must exist, gives all blobs up, and ends the process.
-    pub(crate) fn finish(&mut self, cluster: &Cluster) {
-        let Some(thread) = &self.thread else { return };
-        let kept: Vec<SharedBlob> =
-            self.blobs.iter().filter(|shared| shared.must_exist()).cloned().collect();
-        let checked = thread.call(move |client| -> Result<()> {
-            for shared in &kept {
-                perform(client, shared, SharingAction::Read)?;
-            }
-            let blobs = client.stores()?.blobs;
-            for volume in VOLUMES {
-                blobs.release_strays(volume, EPOCH, &|_| false)?;
-            }
-            Ok(())
+    /// In peace: reads all blobs that must exist. From now on no volume keeps a blob.
+    pub(crate) fn check(&mut self, cluster: &Cluster) {
+        let kept = std::mem::take(&mut self.blobs).into_iter();
+        let kept: Vec<SharedBlob> = kept.filter(SharedBlob::must_exist).collect();
+        self.finish_call(cluster, move |client| {
+            kept.iter().try_for_each(|shared| perform(client, shared, SharingAction::Read))
         });
+    }
+
+    /// In peace: gives all blobs up, except on nodes that the process could not reach lately. A
+    /// later call releases the blobs there, as each scrub does.
+    pub(crate) fn release(&mut self, cluster: &Cluster) {
+        self.finish_call(cluster, |client| {
+            let blobs = client.stores()?.blobs;
+            VOLUMES
+                .iter()
+                .try_for_each(|volume| blobs.release_strays(*volume, EPOCH, &|_| false).map(drop))
+        });
+    }
+
+    /// Ends the process.
+    pub(crate) fn end(&mut self, cluster: &Cluster) {
+        let Some(thread) = self.thread.take() else { return };
         thread.close();
         for _ in 0..LOOKS_MAX {
             if thread.has_ended() {
+                return;
+            }
+            cluster.run_for(LOOK);
+        }
+        self.violations.push("the process of shared blobs did not end".to_owned());
+    }
+
+    /// Makes a call, which must succeed, and waits for it.
+    fn finish_call(
+        &mut self,
+        cluster: &Cluster,
+        call: impl FnOnce(&mut ClientProcess) -> Result<()> + Send + 'static,
+    ) {
+        let Some(thread) = &self.thread else { return };
+        let called = thread.call(call);
+        for _ in 0..LOOKS_MAX {
+            if called.is_done() || thread.has_ended() {
                 break;
             }
             cluster.run_for(LOOK);
         }
-        match checked.take() {
+        match called.take() {
             Some(Ok(())) => {}
             Some(Err(error)) => self.violations.push(format!("shared blobs in peace: {error}")),
             None => {

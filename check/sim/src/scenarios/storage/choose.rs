@@ -69,21 +69,13 @@ impl OperationSource {
             8 => Operation::Rename { from: settled_path(rng, model)?, to: self.path("sst") },
             9 => Operation::Link { from: settled_path(rng, model)?, to: self.path("sst") },
             10..=16 if open.log.is_some() && rng.u8(..12) > 0 => self.append(rng, model, open)?,
-            10..=16 => {
-                let path = self.path("log");
-                let marks = model.begin_growth(&path, GrowthKind::Log);
-                Operation::BeginLog { path, marks }
-            }
+            10..=16 => self.begin_log(model),
             17 | 18 => {
                 open.log.as_ref()?;
                 Operation::SyncLog
             }
             19..=21 => match &open.manifest {
-                Some(path) if rng.u8(..8) > 0 => {
-                    let bytes = self.bytes(rng, 3_000);
-                    model.submit(path, &bytes);
-                    Operation::AppendManifest { bytes }
-                }
+                Some(path) if rng.u8(..8) > 0 => self.append_manifest(rng, model, path),
                 _ => {
                     let (path, bytes) = (self.path("manifest"), self.bytes(rng, 3_000));
                     let marks = model.begin_growth(&path, GrowthKind::Manifest);
@@ -94,6 +86,32 @@ impl OperationSource {
             _ => Operation::ReleaseStrays,
         };
         Some(operation)
+    }
+
+    /// An append to a file that grows, or the begin of a log if none is open.
+    pub(crate) fn draw_append(
+        &mut self,
+        rng: &mut Rng,
+        model: &mut Model,
+        open: &OpenPaths,
+    ) -> Option<Operation> {
+        match &open.manifest {
+            Some(path) if rng.u8(..4) == 0 => Some(self.append_manifest(rng, model, path)),
+            _ if open.log.is_some() => self.append(rng, model, open),
+            _ => Some(self.begin_log(model)),
+        }
+    }
+
+    fn begin_log(&mut self, model: &mut Model) -> Operation {
+        let path = self.path("log");
+        let marks = model.begin_growth(&path, GrowthKind::Log);
+        Operation::BeginLog { path, marks }
+    }
+
+    fn append_manifest(&mut self, rng: &mut Rng, model: &mut Model, path: &str) -> Operation {
+        let bytes = self.bytes(rng, 3_000);
+        model.submit(path, &bytes);
+        Operation::AppendManifest { bytes }
     }
 
     fn table(&mut self, rng: &mut Rng) -> Operation {

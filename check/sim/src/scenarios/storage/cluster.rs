@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use archipelago_base::random::Rng;
 use archipelago_base::simulation::{Host, HostClock, Simulation};
-use archipelago_fabric::sim::{Faults, Model, Network, Sim};
+use archipelago_fabric::sim::{Faults, Model, Network, Sim, Transport};
 use archipelago_store::nodes::StorageId;
 use archipelago_store::nodes::members::{MemberTable, MemberTerms};
 use archipelago_store::nodes::register::caspaxos::root_change::RootChangeSabotage;
@@ -28,6 +28,10 @@ const FOUNDING_MAX: Duration = Duration::from_secs(20);
 const AWAY_MAX: usize = 2;
 /// Largest error of a clock's rate, in millionths. A lease tolerates an eighth.
 const CLOCK_ERROR_PPM: i32 = 10_000;
+
+/// Time after which a lost packet is sent again. Hosts that are cut off ask for connections again
+/// and again, and these questions would be most events of a run if they came each millisecond.
+const AGAIN_NS: u64 = 5_000_000;
 
 /// What a run may lose besides processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,6 +103,7 @@ impl Cluster {
             simulation.keep_notes();
         }
         let network = Network::new(&simulation);
+        network.set_transport(Transport { again_ns: AGAIN_NS, ..Transport::default() });
         let mut rng = simulation.rng("storage");
         let manager_sim = network.join(&simulation.host(MANAGER), Model::quick());
         let weak = rng.usize(..settings.nodes);

@@ -388,6 +388,7 @@ impl DbRun {
             self.cluster.kill_client(&owner.host);
             // Nobody hears what the dead process still does.
             owner.is_dead = true;
+            owner.close();
             self.old.push(owner);
         }
         self.open_owner(false)
@@ -401,6 +402,7 @@ impl DbRun {
         let mut ended = Vec::new();
         for owner in &mut self.old {
             ended.push(owner.take_ended());
+            owner.bury();
         }
         if let Some(owner) = &mut self.owner {
             let work = owner.take_ended();
@@ -456,10 +458,7 @@ impl DbRun {
     /// Waits for everything that old owners do, and ends their threads.
     fn end_old(&mut self) -> Result<(), String> {
         let end_ns = self.cluster.simulation.now_ns() + CALL_MAX.as_nanos() as u64;
-        for owner in &self.old {
-            owner.reader.iter().for_each(SimThread::close);
-            owner.writer.close();
-        }
+        self.old.iter().for_each(DbOwner::close);
         while !self.old.iter().all(DbOwner::has_ended) {
             if self.cluster.simulation.now_ns() > end_ns {
                 return Err(format!("calls did not return within {CALL_MAX:?}: {:?}", self.old));
@@ -503,6 +502,19 @@ struct EndedWork {
 impl DbOwner {
     fn has_ended(&self) -> bool {
         self.writer.has_ended() && self.reader.as_ref().is_none_or(SimThread::has_ended)
+    }
+
+    /// Ends the threads after the calls under way.
+    fn close(&self) {
+        self.reader.iter().for_each(SimThread::close);
+        self.writer.close();
+    }
+
+    /// Ends the background work of a killed process, once its last calls have returned.
+    fn bury(&self) {
+        if self.is_dead && self.has_ended() && self.host.is_up() {
+            self.host.crash();
+        }
     }
 
     /// Whether the process does nothing.

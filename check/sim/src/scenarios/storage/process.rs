@@ -116,5 +116,13 @@ impl Process {
     pub(crate) fn kill(&mut self, cluster: &mut Cluster) {
         cluster.kill_client(&self.host);
         self.is_dead = true;
+        self.thread.close();
+    }
+
+    /// Ends the background work of a killed process, once its last call has returned.
+    pub(crate) fn bury(&self) {
+        if self.is_dead && self.thread.has_ended() && self.host.is_up() {
+            self.host.crash();
+        }
     }
 }

@@ -7,13 +7,14 @@
 
 use std::time::Duration;
 
+use archipelago_base::random::Rng;
 use archipelago_base::{ErrorKind, Result};
 
 use super::choose::{OperationSource, draw_read};
 use super::client::{ClientSettings, LEASE_LONG};
 use super::cluster::Cluster;
 use super::model::{Content, Model};
-use super::owner::{Operation, OwnerProcess, changes};
+use super::owner::{OpenPaths, Operation, OwnerProcess, changes};
 use super::process::{Process, RunningOperation};
 use super::register::RegisterClients;
 use super::sharing::SharedBlobs;
@@ -27,6 +28,13 @@ const OWNERS_MAX: usize = 10;
 const CALL_MAX: Duration = Duration::from_secs(180);
 /// Violations that a run keeps. The first ones say most.
 const VIOLATIONS_MAX: usize = 8;
+
+/// Largest number of appends with which an owner accompanies a take-over of its volume.
+const RACE_APPENDS: usize = 80;
+
+/// Draws an operation of a process that has these files open.
+type DrawOperation =
+    fn(&mut OperationSource, &mut Rng, &mut Model, &OpenPaths) -> Option<Operation>;
 
 /// What the run counted.
 #[derive(Clone, Copy, Debug, Default)]
@@ -181,7 +189,12 @@ impl Run {
             86..90 => self.cut_owner(),
             90..92 => self.cluster.heal(),
             92..96 => self.kill_owner(),
-            _ => self.begin_take_over(),
+            _ => {
+                self.begin_take_over();
+                if self.cluster.rng.u8(..3) == 0 {
+                    self.race();
+                }
+            }
         }
         let pause = self.draw_pause();
         self.pass(pause);
@@ -189,6 +202,19 @@ impl Run {
         let is_busy = self.owner.as_ref().is_some_and(|owner| owner.running.is_some());
         if is_busy && self.cluster.rng.u8(..16) == 0 {
             self.kill_owner();
+        }
+    }
+
+    /// Lets the owner append while another process takes its volume over. Each append must be found
+    /// by the next owner, or fail.
+    fn race(&mut self) {
+        for _ in 0..RACE_APPENDS {
+            if self.taker.is_none() || self.owner.is_none() || !self.violations.is_empty() {
+                return;
+            }
+            self.begin_operation(OperationSource::draw_append);
+            let pause = Duration::from_nanos(self.cluster.rng.u64(1_000..60_000));
+            self.pass(pause);
         }
     }
 
@@ -212,6 +238,7 @@ impl Run {
         self.take_operations();
         self.take_take_over();
         self.take_read_files();
+        self.old.iter().for_each(Process::bury);
         for process in self.old.iter().chain(&self.owner) {
             if let Some(panic) = process.thread.panic_text() {
                 self.violations.push(format!("a process panicked: {panic}"));
@@ -221,12 +248,17 @@ impl Run {
 
     /// Begins an operation of the owner.
     pub(super) fn operate(&mut self) {
+        self.begin_operation(OperationSource::draw);
+    }
+
+    fn begin_operation(&mut self, draw: DrawOperation) {
         if self.reading.is_some() {
             return;
         }
         let Some(owner) = self.owner.as_mut().filter(|it| it.running.is_none()) else { return };
         let rng = &mut self.cluster.rng;
-        let Some(operation) = self.source.draw(rng, &mut self.model, &owner.open) else { return };
+        let drawn = draw(&mut self.source, rng, &mut self.model, &owner.open);
+        let Some(operation) = drawn else { return };
         let certain = |path: &str| self.model.certain(path).flatten();
         let changes = changes(&operation, &owner.open, certain);
         self.cluster.simulation.note(|| format!("{}: {}", owner.host().name(), operation.brief()));

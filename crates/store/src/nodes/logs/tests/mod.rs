@@ -404,6 +404,31 @@ fn log_fails_with_busy_when_the_pool_is_too_small_for_long() {
 }
 
 #[test]
+fn log_that_waited_for_nodes_while_it_was_idle_fails_with_busy() {
+    let world = World::new(19, 3);
+    let store = world.store(quick());
+    let mut writer = world.create(&store, log(1), FileClass::Wal);
+    append(&mut *writer, 1000).expect("acknowledged");
+    let nodes = world.ensemble(log(1));
+    nodes[1..].iter().for_each(|node| world.pool.forget(*node));
+    world.pool.set_health(nodes[2], Health::Down);
+    append(&mut *writer, 1000).expect("two nodes answer");
+    // The log is idle now, and the pool lacks nodes for its next extent.
+    world.sleep(1000);
+    let (pool, host) = (world.pool.clone(), world.host.clone());
+    let _healing = world.host.spawn("healing", async move {
+        let runtime: &dyn Runtime = &host;
+        runtime.sleep(Duration::from_secs(60)).await;
+        nodes.iter().for_each(|node| pool.remember(*node));
+    });
+    let started_ns = world.now_ns();
+    let error = append(&mut *writer, 1000).expect_err("one node is too few");
+    assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
+    let waited_ms = (world.now_ns() - started_ns) / MS;
+    assert!((5000..12_000).contains(&waited_ms), "{waited_ms} ms");
+}
+
+#[test]
 fn short_silence_of_two_nodes_costs_time_only() {
     let world = World::new(10, 3);
     let store = world.store(quick());

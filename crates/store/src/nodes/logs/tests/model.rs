@@ -144,6 +144,11 @@ impl ModelPool {
         self.state.lock().node(node).is_reported = false;
     }
 
+    /// The manager reports a node as up again.
+    pub(super) fn remember(&self, node: StorageId) {
+        self.state.lock().node(node).is_reported = true;
+    }
+
     /// Changes the health of a node when `arrivals` more requests have arrived.
     pub(super) fn plan(&self, arrivals: u64, node: StorageId, health: Health) {
         let mut state = self.state.lock();

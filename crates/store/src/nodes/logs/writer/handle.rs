@@ -48,14 +48,15 @@ impl LogWriter for NodeLogWriter {
     fn submit(&mut self, parts: &[&[u8]]) -> Result<u64> {
         let core = &self.handle.0;
         let len: u64 = parts.iter().map(|part| part.len() as u64).sum();
+        let now_ns = core.now_ns();
         let offset = core.change(|state| {
             state.check()?;
             if state.is_finishing {
                 return Err(Error::closed(format!("{} is finished; begin a new log", core.name())));
             }
             if state.writer.acknowledged() == state.submitted {
-                // The log was idle, and did not stall.
-                state.stalled_since_ns = None;
+                // The log was idle, and did not stall. If it waits for nodes, it begins to stall now.
+                state.stalled_since_ns = state.writer.needs_nodes().then_some(now_ns);
             }
             state.ring.append(parts);
             state.submitted += len;

@@ -34,7 +34,7 @@ impl Bench {
 
     fn with(world: WorldOptions, options: BlobsOptions) -> Self {
         let rng = Rng::with_seed(world.seed);
-        let mut world = World::founded_with(world);
+        let mut world = World::founded_with(WorldOptions { repairs: false, ..world });
         let process = world.client("client");
         let blobs = NodeBlobs::new(&process.client, options).unwrap();
         Self { world, process, blobs, rng }

@@ -11,13 +11,13 @@ use archipelago_base::simulation::{Host, Scheduler};
 use archipelago_fabric::sim::Sim;
 use archipelago_fabric::{Handler, Listener, NodeId, Provider, Reply, Request};
 use archipelago_store::nodes::client::NodeClient;
-use archipelago_store::nodes::members::{ManagerPart, MemberTable, MemberTerms};
+use archipelago_store::nodes::members::{ManagerPart, MemberTable};
 use archipelago_store::nodes::registers::NodeRegister;
 use archipelago_store::nodes::repairs::RepairManager;
 use archipelago_store::nodes::wire::{RepairStatus, StoreMessage, envelope};
 use parking_lot::Mutex;
 
-use super::MANAGER;
+use super::{MANAGER, WorldOptions};
 
 /// Time between two looks at the clock.
 const TICK: Duration = Duration::from_millis(50);
@@ -51,7 +51,8 @@ impl Handler for ManagerHandler {
 }
 
 impl ManagerProcess {
-    pub(super) fn start(host: &Host, sim: Sim, terms: MemberTerms, seed: u64) -> Self {
+    pub(super) fn start(host: &Host, sim: Sim, options: &WorldOptions, seed: u64) -> Self {
+        let terms = options.terms;
         let scheduler = host.scheduler().clone();
         let table = Arc::new(Mutex::new(MemberTable::new(terms, seed, scheduler.now_ns())));
         let handler = ManagerHandler { table: Arc::clone(&table), scheduler: scheduler.clone() };
@@ -59,7 +60,7 @@ impl ManagerProcess {
         let network = Arc::clone(sim.network());
         let node = network.node(NodeId(u64::MAX), life, Some(Box::new(handler))).unwrap();
         let listener = sim.serve(&node, MANAGER).unwrap();
-        let repairs = Self::start_repairs(host, &sim, terms, &table);
+        let repairs = Self::start_repairs(host, &sim, options, &table);
         let _ends_with_the_host = host.spawn("timer", watch(host.clone(), sim, Arc::clone(&table)));
         Self { table, repairs, scheduler, _listener: listener }
     }
@@ -67,14 +68,15 @@ impl ManagerProcess {
     fn start_repairs(
         host: &Host,
         sim: &Sim,
-        terms: MemberTerms,
+        options: &WorldOptions,
         table: &Arc<Mutex<MemberTable>>,
     ) -> Arc<RepairManager> {
         let runtime: Arc<dyn Runtime> = Arc::new(host.clone());
         let client = NodeClient::new(Arc::new(sim.clone()), runtime, vec![MANAGER.to_owned()]);
-        let repairs = RepairManager::new(client, terms.repair);
+        let repairs = RepairManager::new(client, options.terms.repair);
         let (table, scheduler) = (Arc::clone(table), host.scheduler().clone());
-        let look = move || Some(table.lock().repair_view(scheduler.now_ns(), true));
+        let acts = options.repairs;
+        let look = move || Some(table.lock().repair_view(scheduler.now_ns(), acts));
         let _ends_with_the_host = host.spawn("repairs", Arc::clone(&repairs).run(look));
         repairs
     }

@@ -57,6 +57,8 @@ pub(crate) struct WorldOptions {
     pub(crate) sabotage: Sabotage,
     /// Bytes that a node may use.
     pub(crate) device_bytes: u64,
+    /// Whether the manager repairs what nodes lack. If not, they stay as faults leave them.
+    pub(crate) repairs: bool,
 }
 
 impl WorldOptions {
@@ -67,6 +69,7 @@ impl WorldOptions {
             terms: MemberTerms::default(),
             sabotage: Sabotage::default(),
             device_bytes: DEVICE_BYTES,
+            repairs: true,
         }
     }
 }
@@ -264,7 +267,7 @@ impl World {
         let seed = self.simulation.fresh_seed();
         let sim = self.join(&self.manager_host);
         self.manager_host.restart();
-        let manager = ManagerProcess::start(&self.manager_host, sim, self.options.terms, seed);
+        let manager = ManagerProcess::start(&self.manager_host, sim, &self.options, seed);
         self.manager = Some(manager);
     }
 

@@ -77,11 +77,6 @@ fn acknowledgement_by_one_node_is_noticed() {
 }
 
 #[test]
-fn extent_that_acknowledges_before_it_is_recorded_is_noticed() {
-    assert_noticed("storage", "recorded-extent");
-}
-
-#[test]
 fn late_answers_of_an_ended_extent_are_noticed() {
     assert_noticed("storage", "chosen-end");
 }
@@ -94,11 +89,6 @@ fn seal_before_all_chunks_are_durable_is_noticed() {
 #[test]
 fn release_of_pending_blobs_is_noticed() {
     assert_noticed("storage", "pending");
-}
-
-#[test]
-fn release_before_the_name_is_gone_is_noticed() {
-    assert_noticed("storage", "removal-first");
 }
 
 #[test]

@@ -79,6 +79,23 @@ pub trait RandomFile: Send + Sync + fmt::Debug {
         }
         Ok(())
     }
+    /// Reads `len` bytes from `offset` into new memory. A read past the end is an error that says
+    /// so. A file system that can avoid it does not zero the memory first; the default does.
+    fn read_new(&self, offset: u64, len: usize, context: IoContext) -> Result<Vec<u8>> {
+        let mut bytes = vec![0; len];
+        self.read_exact_at(offset, &mut bytes, context)?;
+        Ok(bytes)
+    }
+    /// Reads several ranges, given by offset and length, as [`RandomFile::read_new`] does. The
+    /// default is one [`RandomFile::read_many`].
+    fn read_many_new(&self, ranges: &[(u64, usize)], context: IoContext) -> Result<Vec<Vec<u8>>> {
+        let mut found: Vec<Vec<u8>> = ranges.iter().map(|&(_, len)| vec![0; len]).collect();
+        let offsets = ranges.iter().map(|&(offset, _)| offset);
+        let mut requests: Vec<(u64, &mut [u8])> =
+            offsets.zip(found.iter_mut().map(Vec::as_mut_slice)).collect();
+        self.read_many(&mut requests, context)?;
+        Ok(found)
+    }
     /// Announces that `len` bytes at `offset` will be read soon. The file system may ignore the
     /// hint.
     fn prefetch(&self, _offset: u64, _len: u64) {}
@@ -129,8 +146,8 @@ pub trait LogFile: Send + fmt::Debug {
     fn hold_back(&mut self, _bytes: u64) {}
     /// Lets no byte of this empty segment leave before all bytes of the segment of `previous`
     /// before `end` survive `kill -9`. Bytes that are submitted meanwhile wait in memory, and so do
-    /// their waiters. If `previous` loses bytes, this segment fails as well, and none of its bytes was
-    /// ever sent. The default waits for `previous`, for logs that keep nothing back.
+    /// their waiters. If `previous` loses bytes, this segment fails as well, and none of its bytes
+    /// was ever sent. The default waits for `previous`, for logs that keep nothing back.
     fn follow(&mut self, previous: Arc<dyn LogSync>, end: u64) -> Result<()> {
         previous.wait(end)
     }

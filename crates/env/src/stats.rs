@@ -280,6 +280,19 @@ impl RandomFile for CountingReader {
         Ok(())
     }
 
+    fn read_new(&self, offset: u64, len: usize, context: IoContext) -> Result<Vec<u8>> {
+        let bytes = self.inner.read_new(offset, len, context)?;
+        self.tally.read(context, 1, len as u64);
+        Ok(bytes)
+    }
+
+    fn read_many_new(&self, ranges: &[(u64, usize)], context: IoContext) -> Result<Vec<Vec<u8>>> {
+        let found = self.inner.read_many_new(ranges, context)?;
+        let bytes = ranges.iter().map(|&(_, len)| len as u64).sum();
+        self.tally.read(context, ranges.len(), bytes);
+        Ok(found)
+    }
+
     crate::forward_reader!(inner);
 }
 

@@ -47,6 +47,12 @@ pub(super) struct Job {
     started_ns: u64,
 }
 
+impl Job {
+    fn is_l0_compaction(&self) -> bool {
+        matches!(self.task, Task::Compact(Pick::L0ToBase { .. }, _))
+    }
+}
+
 /// A modelled store, its jobs and its writers in virtual time.
 #[derive(Debug)]
 pub(crate) struct Sim {
@@ -216,13 +222,13 @@ impl Sim {
         let id = self.next_job;
         self.next_job += 1;
         self.recorder.event(&[2, self.now_ns, id, outputs.len() as u64]);
-        if let Task::Compact(Pick::L0ToBase { .. }, _) = &task {
+        let job = Job { task, outputs, threads_left: threads.len(), started_ns: self.now_ns };
+        if job.is_l0_compaction() {
             self.note_parts(&threads);
         }
         if threads.is_empty() {
             self.to_install.push_back(id);
         }
-        let job = Job { task, outputs, threads_left: threads.len(), started_ns: self.now_ns };
         self.jobs.insert(id, job);
         for work in threads {
             let machine = &self.setting.machine;
@@ -421,7 +427,12 @@ impl Sim {
         }
         let took_s = (self.now_ns - job.started_ns) as f64 / 1e9;
         match pick {
-            Pick::L0ToBase { .. } => self.recorder.l0_jobs.add(took_s),
+            Pick::L0ToBase { l0, .. } => {
+                let records = l0.iter().map(|file| file.entries).sum();
+                let others = self.jobs.values().filter(|job| job.is_l0_compaction()).count();
+                self.writer.compacted(records, others + 1, job.started_ns, self.now_ns);
+                self.recorder.l0_jobs.add(took_s);
+            }
             Pick::IntraL0 { .. } => self.recorder.intra_jobs += 1,
             _ => self.recorder.level_jobs += 1,
         }

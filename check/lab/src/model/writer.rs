@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use archipelago_base::clock::{Clock, ManualClock};
 use archipelago_engine::stall::{
-    DRAIN_WINDOW, INGEST_WINDOW, RateMeter, StallDecision, StallInput, flush_speed, stall,
+    DRAIN_WINDOW, INGEST_WINDOW, RateMeter, StallDecision, StallInput, job_speed, stall,
 };
 
 use super::setting::Setting;
@@ -34,6 +34,7 @@ pub(super) struct Writer {
     ingest: RateMeter,
     drain: RateMeter,
     flush_speed: u64,
+    compaction_speed: u64,
     /// Time at which the backlog of flushes last shrank or began.
     backlog_since_ns: u64,
     /// Seconds that writers lost, by cause.
@@ -54,6 +55,7 @@ impl Writer {
             ingest: RateMeter::new(clock(), INGEST_WINDOW),
             drain: RateMeter::new(clock(), DRAIN_WINDOW),
             flush_speed: 0,
+            compaction_speed: 0,
             backlog_since_ns: 0,
             stalled_s: BTreeMap::new(),
         }
@@ -64,8 +66,16 @@ impl Writer {
         let bytes = (records as f64 * self.record_bytes) as u64;
         self.drain.add(bytes);
         let duration = Duration::from_nanos(now_ns - started_ns);
-        self.flush_speed = flush_speed(self.flush_speed, bytes, at_once, duration);
+        self.flush_speed = job_speed(self.flush_speed, bytes, at_once, duration);
         self.backlog_since_ns = now_ns;
+    }
+
+    /// A compaction has taken `records` out of L0 from `started_ns` to `now_ns`, `at_once` of them
+    /// at work.
+    pub(super) fn compacted(&mut self, records: u64, at_once: usize, started_ns: u64, now_ns: u64) {
+        let bytes = (records as f64 * self.record_bytes) as u64;
+        let duration = Duration::from_nanos(now_ns - started_ns);
+        self.compaction_speed = job_speed(self.compaction_speed, bytes, at_once, duration);
     }
 
     /// Records that the first memtable that waits for its flush was sealed.
@@ -88,6 +98,7 @@ impl Writer {
             flush_elapsed: Duration::from_nanos(now_ns - self.backlog_since_ns),
             peak_bytes_per_s: self.ingest.rate(),
             drain_bytes_per_s: self.drain.rate(),
+            compaction_bytes_per_s: self.compaction_speed,
             ..StallInput::of(&store.version)
         });
     }

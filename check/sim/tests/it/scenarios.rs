@@ -90,8 +90,8 @@ fn text(bytes: Vec<u8>) -> String {
 const REPLAY: &str = concat!("replay: cargo run --quiet -p ", env!("CARGO_PKG_NAME"), " -- ");
 
 /// The command that the program prints after a failure finds the same failure when it runs as
-/// printed. The test runs the program that Cargo has built for it: a second Cargo, which builds this
-/// package alone, would choose other features of its dependencies and build all of them again.
+/// printed. The test runs the program that Cargo has built for it: a second Cargo, which builds
+/// this package alone, would choose other features of its dependencies and build all of them again.
 #[test]
 fn printed_command_replays_the_failure() {
     let out = program(&["--scenario", "lost-update", "--from", "0", "--seeds", "50"]);

@@ -189,16 +189,11 @@ impl TableReader {
             if options.cache_only {
                 return Err(self.would_need_io(first));
             }
-            let mut raws: Vec<Vec<u8>> = missing
+            let ranges: Vec<(u64, usize)> = missing
                 .iter()
-                .map(|(_, handle)| vec![0; handle.size as usize + TRAILER_BYTES])
+                .map(|(_, handle)| (handle.offset, handle.size as usize + TRAILER_BYTES))
                 .collect();
-            let mut requests: Vec<(u64, &mut [u8])> = missing
-                .iter()
-                .zip(&mut raws)
-                .map(|((_, handle), raw)| (handle.offset, raw.as_mut_slice()))
-                .collect();
-            self.file.read_many(&mut requests, options.context)?;
+            let raws = self.file.read_many_new(&ranges, options.context)?;
             for (&(index, handle), raw) in missing.iter().zip(raws) {
                 found[index] = Some(self.admit(handle, BlockKind::Data, raw, options)?);
             }

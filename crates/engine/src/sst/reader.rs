@@ -669,9 +669,7 @@ pub(super) fn read_raw(
     handle: Handle,
     context: IoContext,
 ) -> Result<Vec<u8>> {
-    let mut raw = vec![0; handle.size as usize + TRAILER_BYTES];
-    file.read_exact_at(handle.offset, &mut raw, context)?;
-    Ok(raw)
+    file.read_new(handle.offset, handle.size as usize + TRAILER_BYTES, context)
 }
 
 /// Reads, checks and unpacks a block.

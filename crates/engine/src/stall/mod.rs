@@ -6,10 +6,11 @@
 //! > rate(d) = peak · (low / peak)^d
 //!
 //! from `peak`, the ingest rate measured while nothing was delayed, to `low`, a quarter of the
-//! rate at which background work was measured to drain the debt. So there is no cliff: at the
-//! slowdown threshold writers go as fast as before, each further step of debt costs the same
-//! *factor*, and since the rate passes the drain rate well before `d` = 1 the debt settles there
-//! instead of running into the stop. The slowest cause wins. L0 counts the fullest bucket's files
+//! rate at which background work was measured to drain the debt: compactions for L0 files and for
+//! compaction debt, flushes for memory. So there is no cliff: at the slowdown threshold writers go
+//! as fast as before, each further step of debt costs the same *factor*, and since the rate passes
+//! the drain rate well before `d` = 1 the debt settles there instead of running into the stop. The
+//! slowest cause wins. L0 counts the fullest bucket's files
 //! (as layers), not the total (BucketLSM §V-D). Over the byte budget writers slow down but never
 //! stop: caches give back meanwhile, and a stop could wait for memory that a waiting reader holds.
 //! The space of garbage goes by a drain rate of its own, the speed at which garbage collection and
@@ -51,7 +52,7 @@ const PEAK_BYTES_PER_S_DEFAULT: u64 = 64 << 20;
 const UNMEASURED_FALL: u64 = 64;
 /// A flush that takes longer than foreseen is taken to need this part of its time from now on.
 const FLUSH_TIME_LEFT_MIN: f64 = 0.5;
-/// A flush of fewer bytes says little about how fast flushes run.
+/// A job of fewer bytes says little about how fast such jobs run.
 const SPEED_BYTES_MIN: u64 = 256 << 10;
 /// The rate at the end of the slope as a part of the drain rate: 1 / this.
 const DRAIN_SHARE: u64 = 4;
@@ -144,9 +145,11 @@ pub struct StallInput {
     /// What a [`RateMeter`] of ingested bytes measured while writers were not delayed; 0 if not
     /// measured.
     pub peak_bytes_per_s: u64,
-    /// What a [`RateMeter`] of the ingested bytes that background work got rid of measured (for
-    /// L0, those that left it); 0 if not measured.
+    /// What a [`RateMeter`] of the ingested bytes that flushes wrote into tables measured; 0 if not
+    /// measured.
     pub drain_bytes_per_s: u64,
+    /// Speed at which compactions were measured to take ingested bytes out of L0; 0 if none was.
+    pub compaction_bytes_per_s: u64,
 }
 
 impl StallInput {
@@ -246,6 +249,15 @@ fn rate_at(debt: f64, input: &StallInput, drain: u64) -> f64 {
     peak as f64 * (low / peak as f64).powf(debt)
 }
 
+/// The measured speed of the background work that lowers the debt of `cause`. Before the first
+/// compaction of L0 has ended, the speed of flushes is the best guess.
+fn drain_of(cause: StallCause, input: &StallInput) -> u64 {
+    match (cause, input.compaction_bytes_per_s) {
+        (StallCause::L0Files | StallCause::PendingBytes, speed) if speed > 0 => speed,
+        _ => input.drain_bytes_per_s,
+    }
+}
+
 /// The rate that brings writers to the end of the flush as their space ends; `None` if nothing
 /// waits to be flushed.
 fn memtable_rate(input: &StallInput) -> Option<f64> {
@@ -261,11 +273,11 @@ fn memtable_rate(input: &StallInput) -> Option<f64> {
     Some(input.memtable_space_bytes as f64 / left_s)
 }
 
-/// The measured speed of flushes after one of `bytes` took `duration`, while `at_once` of them
-/// ran: its own speed times how many run, smoothed; `before` is the speed so far, 0 if none was
-/// measured. A flush of few bytes says little and changes nothing.
+/// The measured speed of flushes (or of compactions of L0) after one of `bytes` took `duration`,
+/// while `at_once` of them ran: its own speed times how many run, smoothed; `before` is the speed
+/// so far, 0 if none was measured. A job of few bytes says little and changes nothing.
 #[must_use]
-pub fn flush_speed(before: u64, bytes: u64, at_once: usize, duration: Duration) -> u64 {
+pub fn job_speed(before: u64, bytes: u64, at_once: usize, duration: Duration) -> u64 {
     if bytes < SPEED_BYTES_MIN && before > 0 {
         return before;
     }
@@ -291,8 +303,7 @@ pub fn stall(input: &StallInput) -> StallDecision {
     if space.is_some_and(|debt| debt >= 1.0) {
         return StallDecision::Stop { cause: StallCause::Space };
     }
-    let drain = input.drain_bytes_per_s;
-    let by_debt = worst.map(|(debt, cause)| (rate_at(debt, input, drain), cause));
+    let by_debt = worst.map(|(debt, cause)| (rate_at(debt, input, drain_of(cause, input)), cause));
     let freed = input.space_freed_bytes_per_s;
     let by_space = space.map(|debt| (rate_at(debt, input, freed), StallCause::Space));
     let by_memtables = memtable_rate(input).map(|rate| (rate, StallCause::Memtables));
@@ -310,8 +321,8 @@ pub fn stall(input: &StallInput) -> StallDecision {
 }
 
 /// Measures what a rate reaches: the largest over a window, slowly forgotten. One for the bytes
-/// that writers ingest while they are not delayed, one for those that background work drains
-/// (with a window of seconds, because a flush ends all at once). `add` is one relaxed atomic add.
+/// that writers ingest while they are not delayed, one for those that flushes drain (with a window
+/// of seconds, because a flush ends all at once). `add` is one relaxed atomic add.
 #[derive(Debug)]
 pub struct RateMeter {
     clock: Arc<dyn Clock>,

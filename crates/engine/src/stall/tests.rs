@@ -160,6 +160,60 @@ fn writers_settle_at_the_drain_rate_short_of_the_stop() {
 }
 
 #[test]
+fn files_of_l0_go_by_the_speed_of_compactions_and_memory_by_that_of_flushes() {
+    let (flushes, compactions) = (40 << 20, 8 << 20);
+    let measured =
+        StallInput { drain_bytes_per_s: flushes, compaction_bytes_per_s: compactions, ..input() };
+    let l0 = StallInput { l0_files: 35, ..measured };
+    let pending = StallInput { pending_bytes: (4 << 30) - 1, ..measured };
+    for behind in [l0, pending] {
+        assert!(rate(&behind) < compactions / 2, "compactions catch up before the stop");
+    }
+    let memory = StallInput { budget_used: 149, budget_limit: 100, ..measured };
+    assert!((flushes / 4..flushes / 3).contains(&rate(&memory)), "flushes free memory");
+    let before = StallInput { compaction_bytes_per_s: 0, ..l0 };
+    assert!((flushes / 4..flushes / 2).contains(&rate(&before)), "no compaction has ended");
+}
+
+#[test]
+fn writers_settle_short_of_the_stop_while_buckets_are_compacted_one_after_another() {
+    // Two buckets share one compaction, as with a limit on the rate of background writes. Layers of
+    // a bucket leave L0 only when its compaction ends.
+    let (limit, layer, last_level) = (40e6, 32e6, 600e6);
+    let mut at =
+        StallInput { peak_bytes_per_s: 32_000_000, drain_bytes_per_s: 40_000_000, ..input() };
+    let (mut l0, mut in_job, mut left, mut bucket) = ([0.0f64; 2], 0.0, 0.0f64, 0);
+    let (mut step_s, mut job_s, mut most) = (0.1, 0.0, 0.0f64);
+    for _ in 0..20_000 {
+        at.l0_files = l0[0].max(l0[1]) as usize;
+        most = most.max(l0[0].max(l0[1]));
+        let ingest = (rate(&at) as f64).min(32e6);
+        assert!(ingest > 0.0, "ran into the stop");
+        l0 = l0.map(|layers| layers + ingest / 2.0 * step_s / layer);
+        if left <= 0.0 {
+            if in_job > 0.0 {
+                let moved = in_job * layer;
+                l0[bucket] -= in_job;
+                at.compaction_bytes_per_s = job_speed(
+                    at.compaction_bytes_per_s,
+                    moved as u64,
+                    1,
+                    Duration::from_secs_f64(job_s),
+                );
+            }
+            bucket = usize::from(l0[1] > l0[0]);
+            (in_job, job_s) = (l0[bucket].floor(), 0.0);
+            left = if in_job < 4.0 { 0.0 } else { in_job * layer + last_level };
+            in_job = if left > 0.0 { in_job } else { 0.0 };
+        }
+        left -= (limit - ingest) * step_s;
+        job_s += step_s;
+        step_s = 0.1;
+    }
+    assert!(most > 20.0, "writers use the slope: {most}");
+}
+
+#[test]
 fn a_meter_remembers_what_was_reached_and_not_what_was_delayed() {
     let clock = Arc::new(ManualClock::new(0));
     let second = Duration::from_secs(1);

@@ -106,6 +106,18 @@ fn often_overwritten_key_counts_as_one() {
     bench.expect(5_000, 5_000);
 }
 
+/// Fewer keys than are sampled of a shard, each with many versions there.
+#[test]
+fn few_keys_that_are_overwritten_often_are_counted() {
+    for keys in [1, 2, 100, 1_000] {
+        let bench = Bench::new();
+        for _round in 0..10_000 / keys {
+            bench.put(0..keys);
+        }
+        bench.expect(u64::from(keys), u64::from(keys));
+    }
+}
+
 #[test]
 fn deleted_keys_are_not_counted() {
     let bench = Bench::new();

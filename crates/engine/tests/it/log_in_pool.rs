@@ -8,6 +8,7 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use archipelago_base::random::Rng;
+use archipelago_base::spawn::{Spawn as _, SystemSpawn};
 use archipelago_base::{Error, ErrorKind, Result};
 use archipelago_engine::db::{Components, Db, ReadOptions};
 use archipelago_engine::options::{CfOptions, DbOptions, WriteOptions};
@@ -106,10 +107,11 @@ fn write_in_threads(db: &Db, threads: u64, count: u64, value: &[u8]) {
     let (told, done) = mpsc::channel();
     for thread in 0..threads {
         let (db, told, value) = (db.clone(), told.clone(), value.to_vec());
-        std::thread::spawn(move || {
+        let write = move || {
             let written = (0..count).try_for_each(|at| db.put(&key(thread * count + at), &value));
             told.send(written).unwrap();
-        });
+        };
+        drop(SystemSpawn.spawn("writer", Box::new(write)).unwrap());
     }
     for _ in 0..threads {
         done.recv_timeout(GUARD).expect("a writer waits for the pool").unwrap();
@@ -306,9 +308,15 @@ fn full_pool_refuses_writers_that_do_not_wait_for_a_measurement() {
     pool.set_capacity(Some(96 << 20));
     let options = DbOptions { wal_segment_bytes: 64 << 20, ..small_db() };
     let db = open(&pool, options);
-    let value = vec![9; 64 << 10];
-    let written = (0..2000).find_map(|number| db.put(&key(number), &value).err());
-    let error = written.expect("the pool has room for less than that");
+    // Tables must not be smaller than the log, or a flush makes room for all of the writes.
+    let mut rng = Rng::with_seed(4);
+    let mut value = vec![0; 64 << 10];
+    let mut put = |number| {
+        rng.fill(&mut value);
+        db.put(&key(number), &value).err()
+    };
+    let error = (0..2000).find_map(&mut put);
+    let error = error.expect("the pool has room for less than that");
     assert!(error.is_no_space(), "{error}");
 }
 
@@ -340,7 +348,7 @@ fn full_buffer_leaves_as_one_group() {
 fn sync_and_close_take_the_buffer_along() {
     let pool = new_pool(7);
     let fs = files_of(&pool);
-    let db = open_over(fs.clone(), buffered(1 << 20), stepped());
+    let db = open_over(fs, buffered(1 << 20), stepped());
     db.put(b"a", b"1").unwrap();
     let synced = WriteOptions { sync: true, ..WriteOptions::default() };
     db.put_with(db.default_family(), b"b", b"2", &synced).unwrap();
@@ -391,6 +399,23 @@ fn records_of_a_buffer_that_is_lost_are_sent_again() {
         while db.step_background().unwrap() {}
         db.sync().unwrap();
         assert_has_all(&open_stepped(&pool.crash_clone(seed), small_db()), 51);
+    }
+}
+
+#[test]
+fn sync_leaves_a_segment_first_that_refused_an_append() {
+    for fault in [Fault::Refuse, Fault::LoseAnswer] {
+        let pool = new_pool(10);
+        let db = open_stepped(&pool, small_db());
+        db.put(b"a", b"1").unwrap();
+        pool.inject(PoolCall::LogSubmit, 1, fault);
+        db.put(b"b", b"2").unwrap_err();
+        db.put(b"c", b"3").unwrap();
+        db.sync().unwrap();
+        let recovered = open_stepped(&pool.crash_clone(1), small_db());
+        for (key, is_there) in [(b"a", true), (b"b", false), (b"c", true)] {
+            assert_eq!(recovered.get(key).unwrap().is_some(), is_there, "{fault:?}: {key:?}");
+        }
     }
 }
 

@@ -166,5 +166,26 @@ impl RandomFile for SharedReader {
         self.inner.read_many(requests, context)
     }
 
+    fn read_new(&self, offset: u64, len: usize, context: IoContext) -> Result<Vec<u8>> {
+        if context.purpose == IoPurpose::ForegroundRead {
+            return self.gauge.read(|| self.inner.read_new(offset, len, context));
+        }
+        let mut bytes = vec![0; len];
+        self.read_exact_at(offset, &mut bytes, context)?;
+        Ok(bytes)
+    }
+
+    fn read_many_new(&self, ranges: &[(u64, usize)], context: IoContext) -> Result<Vec<Vec<u8>>> {
+        if context.purpose == IoPurpose::ForegroundRead {
+            return self.gauge.read(|| self.inner.read_many_new(ranges, context));
+        }
+        let mut found: Vec<Vec<u8>> = ranges.iter().map(|&(_, len)| vec![0; len]).collect();
+        let offsets = ranges.iter().map(|&(offset, _)| offset);
+        let mut requests: Vec<(u64, &mut [u8])> =
+            offsets.zip(found.iter_mut().map(Vec::as_mut_slice)).collect();
+        self.read_many(&mut requests, context)?;
+        Ok(found)
+    }
+
     crate::forward_reader!(inner);
 }

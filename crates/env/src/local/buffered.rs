@@ -2,9 +2,11 @@
 //!
 //! A writer collects appends in 256 KiB, and passes larger ones to the system directly. A later
 //! writer uses its buffer again. A reader executes one `pread` per request, or one `preadv` for
-//! adjacent requests. It switches the kernel's readahead off for foreground reads of tables and
-//! value files, because these are random. A scan calls `prefetch`. Garbage collection forms the
-//! windows of its reads itself, so that readahead would only read garbage.
+//! adjacent requests. New memory is not zeroed before it is read into, except for adjacent ranges
+//! that are so short that one `preadv` for all of them is cheaper. A reader switches the kernel's
+//! readahead off for foreground reads of tables and value files, because these are random. A scan
+//! calls `prefetch`. Garbage collection forms the windows of its reads itself, so that readahead
+//! would only read garbage.
 
 use std::fs::File;
 use std::io::{self, IoSliceMut, Write as _};
@@ -14,6 +16,7 @@ use std::path::{Path, PathBuf};
 
 use archipelago_base::buffers::Buffer;
 use archipelago_base::{Error, Result};
+use rustix::buffer::spare_capacity;
 use rustix::fs::{Advice, FallocateFlags};
 
 use crate::context::{FileClass, IoContext, IoPurpose};
@@ -21,6 +24,10 @@ use crate::failure::past_end;
 use crate::fs::{RandomFile, WritableFile};
 
 const BUFFER_BYTES: usize = 256 << 10;
+
+/// A range of at least so many bytes gets a `pread` of its own, because zeroing its memory would
+/// cost more than the call.
+const OWN_READ_BYTES: usize = 4096;
 
 /// Limit of the ranges of one `preadv` or `pwritev`.
 pub(super) const VECTORS_MAX: usize = 1024;
@@ -199,6 +206,42 @@ impl RandomFile for BufferedReader {
         Ok(())
     }
 
+    fn read_new(&self, offset: u64, len: usize, _context: IoContext) -> Result<Vec<u8>> {
+        let mut bytes = Vec::with_capacity(len);
+        while bytes.len() < len {
+            let from = offset.saturating_add(bytes.len() as u64);
+            let got = rustix::io::retry_on_intr(|| {
+                rustix::io::pread(&self.file, spare_capacity(&mut bytes), from)
+            });
+            match got {
+                Ok(0) => return Err(past_end(&self.path, offset, len, self.len)),
+                Ok(_) => {}
+                Err(cause) => return Err(self.failed(offset, len, cause.into())),
+            }
+        }
+        // The vector may have more room than was asked for.
+        bytes.truncate(len);
+        Ok(bytes)
+    }
+
+    fn read_many_new(&self, ranges: &[(u64, usize)], context: IoContext) -> Result<Vec<Vec<u8>>> {
+        let mut found = Vec::with_capacity(ranges.len());
+        while let Some(&(offset, len)) = ranges.get(found.len()) {
+            let run = &ranges[found.len()..][..short_run_len(&ranges[found.len()..])];
+            if run.len() < 2 {
+                found.push(self.read_new(offset, len, context)?);
+                continue;
+            }
+            let mut bufs: Vec<Vec<u8>> = run.iter().map(|&(_, len)| vec![0; len]).collect();
+            let offsets = run.iter().map(|&(offset, _)| offset);
+            let mut requests: Vec<(u64, &mut [u8])> =
+                offsets.zip(bufs.iter_mut().map(Vec::as_mut_slice)).collect();
+            self.read_run(&mut requests, context)?;
+            found.append(&mut bufs);
+        }
+        Ok(found)
+    }
+
     fn prefetch(&self, offset: u64, len: u64) {
         if let Some(len) = NonZeroU64::new(len) {
             let _ = rustix::fs::fadvise(&self.file, offset, Some(len), Advice::WillNeed);
@@ -214,6 +257,17 @@ impl RandomFile for BufferedReader {
     fn len(&self) -> u64 {
         self.len
     }
+}
+
+/// Number of the first ranges that are adjacent and shorter than [`OWN_READ_BYTES`].
+fn short_run_len(ranges: &[(u64, usize)]) -> usize {
+    let mut end = ranges.first().map(|&(offset, _)| offset);
+    let joined = ranges.iter().take_while(|&&(offset, len)| {
+        let is_next = len < OWN_READ_BYTES && end == Some(offset);
+        end = offset.checked_add(len as u64);
+        is_next
+    });
+    joined.count().min(VECTORS_MAX)
 }
 
 /// Number of the first requests that are adjacent, which is at least one.

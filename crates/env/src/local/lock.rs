@@ -1,7 +1,9 @@
 //! The lock file: an exclusive `flock` on a file that also names its holder.
 //!
 //! The lock belongs to the open file. Therefore a second open in the same process does not get it,
-//! and it ends with the process. The file stays when the lock is dropped.
+//! and it ends with the process. The file stays when the lock is dropped. The drop unlocks the file
+//! before it is closed: a process that another thread is starting has a copy of the descriptor
+//! until its program begins, and would keep the lock for so long.
 
 use std::fs::File;
 use std::io::{Read as _, Write as _};
@@ -18,7 +20,14 @@ use crate::fs::FileLock;
 
 #[derive(Debug)]
 pub(super) struct LocalLock {
-    _file: File,
+    file: File,
+}
+
+impl Drop for LocalLock {
+    fn drop(&mut self) {
+        // Without it the lock ends when the last copy of the descriptor is closed.
+        let _unlocked = rustix::fs::flock(&self.file, FlockOperation::Unlock);
+    }
 }
 
 impl FileLock for LocalLock {}
@@ -34,7 +43,7 @@ impl LocalLock {
         file.set_len(0).map_err(failed)?;
         // The number is only for messages. A full disk may have no block for it.
         let _unnamed = writeln!(file, "{}", std::process::id());
-        Ok(Self { _file: file })
+        Ok(Self { file })
     }
 
     /// The lock of an existing file, which is opened for reading only and not changed.
@@ -44,7 +53,7 @@ impl LocalLock {
             opened => opened.map_err(|source| Error::io("lock", path, source))?,
         };
         flock(&mut file, path)?;
-        Ok(Some(Self { _file: file }))
+        Ok(Some(Self { file }))
     }
 }
 
@@ -60,4 +69,23 @@ fn holder(file: &mut File) -> Option<u32> {
     let mut text = String::new();
     file.take(32).read_to_string(&mut text).ok()?;
     text.trim().parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dropped_lock_is_free_while_a_copy_of_its_descriptor_is_open() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("LOCK");
+        let lock = LocalLock::take(&path, Modes::default()).unwrap();
+        // As a process has that is being started.
+        let copy = lock.file.try_clone().unwrap();
+        assert!(LocalLock::take(&path, Modes::default()).is_err());
+        drop(lock);
+        drop(LocalLock::take(&path, Modes::default()).unwrap());
+        drop(LocalLock::hold(&path).unwrap().unwrap());
+        drop(copy);
+    }
 }

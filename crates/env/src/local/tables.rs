@@ -187,6 +187,14 @@ impl RandomFile for Table {
         self.0.reader()?.read_many(requests, context)
     }
 
+    fn read_new(&self, offset: u64, len: usize, context: IoContext) -> Result<Vec<u8>> {
+        self.0.reader()?.read_new(offset, len, context)
+    }
+
+    fn read_many_new(&self, ranges: &[(u64, usize)], context: IoContext) -> Result<Vec<Vec<u8>>> {
+        self.0.reader()?.read_many_new(ranges, context)
+    }
+
     fn prefetch(&self, offset: u64, len: u64) {
         if let Some(reader) = self.0.held() {
             reader.prefetch(offset, len);

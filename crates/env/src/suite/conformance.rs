@@ -92,6 +92,8 @@ fn reads_may_begin_and_end_anywhere(bench: &Bench) {
         let mut buf = vec![0; len];
         file.read_exact_at(start as u64, &mut buf, any()).unwrap();
         assert_eq!(buf, whole[start..start + len], "{len} at {start}");
+        let new = file.read_new(start as u64, len, any()).unwrap();
+        assert_eq!(new, whole[start..start + len], "{len} at {start}");
     }
     let mut bufs: Vec<_> = [10, 4096, 90, 5000, 7, 1].map(|len| vec![0u8; len]).into();
     let starts = [0u64, 10, 4106, 20_000, 19_000, 50_000];
@@ -100,6 +102,19 @@ fn reads_may_begin_and_end_anywhere(bench: &Bench) {
     file.read_many(&mut requests, any()).unwrap();
     for (start, buf) in starts.iter().zip(&bufs) {
         assert_eq!(*buf, whole[*start as usize..][..buf.len()], "at {start}");
+    }
+    for lens in [vec![10, 4096, 90, 5000, 7, 1], vec![10, 90, 4096], vec![1, 2, 3, 0, 5]] {
+        let mut ranges: Vec<(u64, usize)> = vec![(40_000, 3)];
+        let mut at = 100;
+        for len in lens {
+            ranges.push((at, len));
+            at += len as u64;
+        }
+        ranges.push((50_000, 1));
+        let found = file.read_many_new(&ranges, any()).unwrap();
+        let wanted: Vec<_> =
+            ranges.iter().map(|&(start, len)| &whole[start as usize..][..len]).collect();
+        assert_eq!(found, wanted, "{ranges:?}");
     }
 }
 
@@ -111,12 +126,16 @@ fn reading_past_the_end_is_an_error_that_says_so(bench: &Bench) {
         let error = error_of(file.read_exact_at(offset, &mut vec![0; len], any()));
         assert_eq!(error.kind(), ErrorKind::Io);
         assert_names(&error, &path);
+        let error = error_of(file.read_new(offset, len, any()));
+        assert_eq!(error.kind(), ErrorKind::Io);
+        assert_names(&error, &path);
         if offset < 1 << 60 {
             assert!(error.to_string().contains("past the end"), "{error}");
         }
     }
     let (mut a, mut b) = ([0; 5], [0; 6]);
     error_of(file.read_many(&mut [(0, &mut a[..]), (5, &mut b[..])], any()));
+    error_of(file.read_many_new(&[(0, 5), (5, 6)], any()));
 }
 
 fn creating_over_a_file_empties_it(bench: &Bench) {

@@ -12,7 +12,8 @@
 //! 1. Bytes leave in the order of their submission.
 //! 2. No byte leaves before the segment that this one follows has acknowledged its end. If that one
 //!    fails, no byte ever leaves.
-//! 3. After the first error nothing leaves.
+//! 3. After the first error nothing leaves, and bytes that have not left still count as submitted,
+//!    so that no wait for them succeeds.
 //!
 //! Thread-safety: one lock guards the writer and the bytes. It is not held over a wait.
 //! Failure: errors name the path, are sticky, and end the acknowledgements of the log.
@@ -40,6 +41,8 @@ struct Predecessor {
 struct SendState {
     /// `None` once the file was dropped.
     writer: Option<Box<dyn LogWriter>>,
+    /// Number of bytes that were submitted, also if an error keeps them from leaving.
+    len: u64,
     /// Bytes that were submitted and have not left.
     held: Vec<u8>,
     /// Number of bytes that may be kept back without a predecessor.
@@ -52,11 +55,6 @@ impl SendState {
     /// Number of bytes that left.
     fn sent(&self) -> u64 {
         self.writer.as_ref().map_or(0, |writer| writer.len_bytes())
-    }
-
-    /// Number of bytes that were submitted.
-    fn len(&self) -> u64 {
-        self.sent() + self.held.len() as u64
     }
 
     /// Whether bytes may leave as far as the predecessor is concerned.
@@ -85,6 +83,7 @@ impl SegmentSender {
     ) -> Arc<Self> {
         let state = SendState {
             writer: Some(writer),
+            len: 0,
             held: Vec::new(),
             hold_bytes: 0,
             predecessor: None,
@@ -96,7 +95,7 @@ impl SegmentSender {
 
     /// Number of bytes that were submitted.
     pub(super) fn len(&self) -> u64 {
-        self.state.lock().len()
+        self.state.lock().len
     }
 
     /// The first error, if there was one.
@@ -112,7 +111,7 @@ impl SegmentSender {
     /// Keeps everything back until `log` has acknowledged all bytes before `end`.
     pub(super) fn follow(&self, log: Arc<dyn LogSync>, end: u64) -> Result<()> {
         let mut state = self.state.lock();
-        if state.len() > 0 {
+        if state.len > 0 {
             let path = self.log.path().display();
             return Err(Error::internal(format!("the log segment {path} has bytes already")));
         }
@@ -126,17 +125,19 @@ impl SegmentSender {
         if let Some(error) = &state.failed {
             return Err(error.clone());
         }
-        let offset = state.len();
+        let offset = state.len;
         let bytes: usize = parts.iter().map(|part| part.len()).sum();
         let is_free = state.is_free();
         if is_free && state.held.is_empty() && bytes >= state.hold_bytes {
             self.push(&mut state, parts)?;
+            state.len += bytes as u64;
             return Ok(offset);
         }
         parts.iter().for_each(|part| state.held.extend_from_slice(part));
         if is_free && state.held.len() >= state.hold_bytes {
             self.push_held(&mut state)?;
         }
+        state.len += bytes as u64;
         Ok(offset)
     }
 
@@ -146,7 +147,8 @@ impl SegmentSender {
         self.state.lock().writer.take()
     }
 
-    /// Waits until all bytes that were submitted are acknowledged.
+    /// Waits until all bytes that were submitted are acknowledged. Bytes that an error has kept
+    /// from leaving make it fail.
     pub(super) fn wait_all(&self) -> Result<()> {
         self.wait_through(self.len())
     }

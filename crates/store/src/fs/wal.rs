@@ -118,9 +118,12 @@ impl LogFile for StoreLog {
         Arc::clone(&self.sender) as Arc<dyn LogSync>
     }
 
-    /// Waits for all appends. The log itself is ended later, because a trailer may follow.
+    /// Waits for all appends. The log itself is ended later, because a trailer may follow. A log
+    /// that failed cannot be synced any more, so this is an error also if the bytes that the
+    /// failure refused are not among the appended ones.
     fn finish(&mut self) -> Result<()> {
         self.sender.wait_all()?;
+        self.sender.check()?;
         self.is_finished = true;
         Ok(())
     }

@@ -4,7 +4,7 @@
 use archipelago_base::ErrorKind;
 use archipelago_store::memory::{Fault, PoolCall};
 
-use crate::world::{create_log, error_of, get, new_world, take_over};
+use crate::world::{create_log, error_of, get, new_world, sync_dir, take_over};
 
 #[test]
 fn segment_sends_nothing_before_its_predecessor_is_acknowledged() {
@@ -35,6 +35,9 @@ fn segment_sends_nothing_before_its_predecessor_is_acknowledged() {
 fn segment_fails_with_its_predecessor_and_has_sent_nothing() {
     let (pool, fs) = new_world(2);
     let (mut old, mut new) = (create_log(&fs, "1.log"), create_log(&fs, "2.log"));
+    // The records of both files are durable, so the next wait is for bytes of a segment. A wait
+    // for a record that fails begins a new generation of the namespace, and succeeds.
+    sync_dir(&fs);
     old.submit(&[b"old"]).unwrap();
     new.follow(old.sync_handle(), 3).unwrap();
     new.submit(&[b"header"]).unwrap();

@@ -168,6 +168,7 @@ enum Provider {
     /// TCP without shared memory
     Tcp,
 }
+
 pub(super) fn up(args: &UpArgs) -> Result<()> {
     args.validate()?;
     let copies = match args.copies {
@@ -208,7 +209,7 @@ pub(super) fn up(args: &UpArgs) -> Result<()> {
     for standby in standbys {
         print_line!("{standby}");
     }
-    parts.iter().rev().for_each(ChildProcess::print_metrics);
+    print_metrics(args, &parts);
     if secret.is_given() && !args.secret.is_given() {
         print_line!(
             "Others can reach the manager, so it and its clients need the new secret below"
@@ -236,6 +237,13 @@ pub(super) fn up(args: &UpArgs) -> Result<()> {
     drop(parts);
     print_line!("Stopped");
     Ok(())
+}
+
+/// Prints the URLs of the metrics in the order of their ports. `parts` begins with the node that
+/// was started last, and ends with the managers.
+fn print_metrics(args: &UpArgs, parts: &[ChildProcess]) {
+    let (nodes, managers) = parts.split_at(parts.len() - usize::from(args.managers()));
+    managers.iter().chain(nodes.iter().rev()).for_each(ChildProcess::print_metrics);
 }
 
 /// Address of manager `number`. The managers after manager 0 use the following ports.

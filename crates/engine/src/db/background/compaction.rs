@@ -16,6 +16,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use archipelago_base::Result;
 use archipelago_env::{IoContext, IoPurpose};
@@ -54,6 +55,7 @@ use crate::options::{CfOptions, LEVELS};
 use crate::sabotage::{Defect, has};
 use crate::stats::{Ticker, Timer};
 use crate::value_ref::{InvalidFileMeta, ValueRefs};
+use crate::version::reclaimable::content_bytes;
 use crate::version::{Hold, LAST_LEVEL, Version};
 
 /// Memory of a job's output: the block that is built, the write buffer, index and filter.
@@ -446,10 +448,21 @@ fn install_compaction(
             space::note_sunk(state.space_mut(cf), to, upper, &compacted.output);
         }
         space::note_install(db, &mut state, family, Some(SpaceEvent::GarbageFound));
+        if let Some(compacted) = compacted {
+            measure_l0(db, &state, pick, &compacted.output);
+        }
     }
     let moved = Compacted { output: JobOutput::default(), threads_ns: vec![0] };
     tell_compaction(&db.observers, task, inputs, compacted.unwrap_or(&moved));
     Ok(())
+}
+
+/// Learns the speed of compactions of L0 from a pick that was one of them and is installed.
+fn measure_l0(db: &DbInner, state: &JobState, pick: &Pick, output: &JobOutput) {
+    let Pick::L0ToBase { l0, .. } = pick else { return };
+    let bytes = l0.iter().map(|file| content_bytes(file)).fold(0, u64::saturating_add);
+    let at_once = state.compactions().iter().filter(|job| job.from == 0 && job.to > 0).count();
+    db.pacing.measure_compaction(bytes, at_once, Duration::from_nanos(output.duration_ns));
 }
 
 /// Adds the invalid files of `output` to the edit that makes their entries true. The files of one

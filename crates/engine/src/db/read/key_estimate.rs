@@ -173,14 +173,13 @@ impl Census<'_> {
         }
         // Keys at even distances by records: each stands for as many records, of which one in as
         // many as it has versions is its newest. A key with very many fills several distances.
-        let parts = KEYS_OF_SHARD.min(entries as usize).max(2);
-        let keys = shard.split_keys(parts);
-        let weighted = keys.iter().map(|key| {
-            let (live, versions) = self.live_in_shard(at, shard, key);
-            live.times(1.0 / f64::from(versions.max(1)))
+        let keys = shard.sample_keys(KEYS_OF_SHARD);
+        let weighted = keys.chunk_by(|a, b| a == b).map(|same| {
+            let (live, versions) = self.live_in_shard(at, shard, &same[0]);
+            live.times(same.len() as f64 / f64::from(versions.max(1)))
         });
         let live = weighted.fold(Live::default(), Live::plus);
-        live.times(entries as f64 / (parts - 1) as f64)
+        live.times(entries as f64 / keys.len().max(1) as f64)
     }
 
     /// The key, if its newest record is live in the shard, and how many versions it has there.

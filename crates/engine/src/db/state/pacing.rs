@@ -17,7 +17,7 @@ use std::time::Duration;
 use archipelago_base::clock::Clock;
 use archipelago_env::foreground::Foreground;
 
-use crate::stall::{DRAIN_WINDOW, DelayController, INGEST_WINDOW, RateMeter, flush_speed};
+use crate::stall::{DRAIN_WINDOW, DelayController, INGEST_WINDOW, RateMeter, job_speed};
 
 /// When memtables were sealed, for the decisions that depend on the load.
 #[derive(Clone, Copy, Debug)]
@@ -37,6 +37,9 @@ pub(crate) struct Pacing {
     drain: RateMeter,
     /// Measured speed of flushes, in bytes a second; 0 before the first one.
     flush_speed: AtomicU64,
+    /// Measured speed at which compactions take ingested bytes out of L0, in bytes a second; 0
+    /// before the first one.
+    compaction_speed: AtomicU64,
     /// Time of the last seal, in nanoseconds of the clock; 0 before the first one.
     last_seal_ns: AtomicU64,
     /// Time between the last two seals, in nanoseconds; 0 before the second one.
@@ -54,6 +57,7 @@ impl Pacing {
             ingest: RateMeter::new(Arc::clone(clock), INGEST_WINDOW),
             drain: RateMeter::new(Arc::clone(clock), DRAIN_WINDOW),
             flush_speed: AtomicU64::new(0),
+            compaction_speed: AtomicU64::new(0),
             last_seal_ns: AtomicU64::new(0),
             seal_interval_ns: AtomicU64::new(0),
             reads_at_seal: AtomicU64::new(0),
@@ -85,7 +89,21 @@ impl Pacing {
     /// Learns the speed of flushes from one that wrote `bytes` while `flushes` of them ran.
     pub(crate) fn measure_flush(&self, bytes: u64, flushes: usize, duration: Duration) {
         let before = self.flush_speed.load(Ordering::Relaxed);
-        self.flush_speed.store(flush_speed(before, bytes, flushes, duration), Ordering::Relaxed);
+        self.flush_speed.store(job_speed(before, bytes, flushes, duration), Ordering::Relaxed);
+    }
+
+    /// Measured speed at which compactions take ingested bytes out of L0, in bytes a second; 0
+    /// before the first one.
+    pub(crate) fn compaction_speed(&self) -> u64 {
+        self.compaction_speed.load(Ordering::Relaxed)
+    }
+
+    /// Learns the speed of compactions of L0 from one that took `bytes` out of it while `at_once`
+    /// of them ran.
+    pub(crate) fn measure_compaction(&self, bytes: u64, at_once: usize, duration: Duration) {
+        let before = self.compaction_speed.load(Ordering::Relaxed);
+        let speed = job_speed(before, bytes, at_once, duration);
+        self.compaction_speed.store(speed, Ordering::Relaxed);
     }
 
     /// Number of reads since the last seal, when `reads` were counted in all.

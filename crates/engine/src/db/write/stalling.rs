@@ -71,6 +71,7 @@ fn stall_decision(
         budget_limit: context.budget().limit_bytes(),
         peak_bytes_per_s: pacing.ingest().rate(),
         drain_bytes_per_s: pacing.drain().rate(),
+        compaction_bytes_per_s: pacing.compaction_speed(),
         space_used: family.space.used_bytes(),
         space_slowdown: family.space.slowdown_bytes(),
         space_stop: family.space.stop_bytes(),

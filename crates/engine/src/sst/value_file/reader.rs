@@ -205,13 +205,13 @@ impl ValueTable {
         if options.cache_only {
             return Err(self.would_need_io(at));
         }
-        let mut raw = vec![0; at.record_bytes() as usize];
-        self.file.read_exact_at(at.offset, &mut raw, value_context(options.context))?;
+        let (len, context) = (at.record_bytes() as usize, value_context(options.context));
+        let raw = self.file.read_new(at.offset, len, context)?;
         self.admit(at, raw, options)
     }
 
     /// The values at `wanted`, in that order: those that are not cached come by one
-    /// [`RandomFile::read_many`], sorted by offset. All of them are in memory at the same time.
+    /// [`RandomFile::read_many_new`], sorted by offset. All of them are in memory at the same time.
     pub(crate) fn read_many(
         &self,
         wanted: &[ValueHandle],
@@ -232,14 +232,9 @@ impl ValueTable {
                 return Err(self.would_need_io(first));
             }
             missing.sort_unstable_by_key(|(_, at)| at.offset);
-            let mut raws: Vec<Vec<u8>> =
-                missing.iter().map(|(_, at)| vec![0; at.record_bytes() as usize]).collect();
-            let mut requests: Vec<(u64, &mut [u8])> = missing
-                .iter()
-                .zip(&mut raws)
-                .map(|((_, at), raw)| (at.offset, raw.as_mut_slice()))
-                .collect();
-            self.file.read_many(&mut requests, value_context(options.context))?;
+            let ranges: Vec<(u64, usize)> =
+                missing.iter().map(|(_, at)| (at.offset, at.record_bytes() as usize)).collect();
+            let raws = self.file.read_many_new(&ranges, value_context(options.context))?;
             for (&(position, at), raw) in missing.iter().zip(raws) {
                 found[position] = Some(self.admit(at, raw, options)?);
             }

@@ -8,7 +8,7 @@
 //!
 //! Thread-safety: any thread may call any method. Two orders for one chunk exclude each other.
 //! Failure: an order that fails is refused as busy, with the reason, and the manager repeats it.
-//! Cost: that of [`ChunkRepair`](super::chunk::ChunkRepair) and of the copy.
+//! Cost: that of [`ChunkRepair`] and of the copy.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;

@@ -113,7 +113,7 @@ impl RepairTerms {
 /// What the manager knows when a round begins.
 #[derive(Clone, Debug)]
 pub struct RepairView {
-    /// The members.
+    /// The members of the cluster.
     pub members: Members,
     /// Whether this manager acts.
     pub acts: bool,

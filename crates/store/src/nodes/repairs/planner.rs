@@ -55,7 +55,7 @@ pub enum RepairJob {
     },
     /// A copy of an extent that the target of the debt makes.
     Extent {
-        /// The extent.
+        /// The extent to copy.
         extent: SealedExtent,
         /// Nodes that have it.
         sources: Vec<StorageId>,

@@ -384,7 +384,7 @@ wire_messages! {
     /// Manager → node: copy this extent from the sources. The answer is *done* when the copy is
     /// durable.
     RepairExtent = 74 {
-        /// The extent.
+        /// The extent to copy.
         extent: SealedExtent,
         /// Nodes that have it.
         sources: Vec<StorageId>,

@@ -172,7 +172,7 @@ pub struct StorageClusterStatus {
     pub waits_for: String,
     /// The nodes, by identity.
     pub nodes: Vec<NodeStanding>,
-    /// Repairs.
+    /// State of the repairs.
     pub repair: RepairStatus,
 }
 wire_struct!(StorageClusterStatus { cluster, root_set, lost_after_ms, waits_for, nodes, repair });

@@ -30,7 +30,7 @@ use archipelago_store::memory::{Fault, MemoryPool, PoolCall};
 use archipelago_store::{Sabotage, StoreFs};
 use parking_lot::Mutex;
 
-use self::model::{Change, Loss, Model};
+use self::model::{Change, Loss, Model, OWN_BYTES};
 use self::process::{DIR, Operation, Payload, Process};
 use crate::owner::Owner;
 
@@ -117,7 +117,7 @@ impl Run {
     fn unique(&mut self, len_max: usize) -> Payload {
         self.next += 1;
         let mut bytes = self.next.to_le_bytes().to_vec();
-        bytes.resize(8 + self.rng.usize(..len_max), self.next as u8);
+        bytes.resize(OWN_BYTES + self.rng.usize(..len_max), self.next as u8);
         Payload(bytes)
     }
 
@@ -153,6 +153,8 @@ impl Run {
             9 => {
                 let from = self.settled_path()?;
                 let other = self.settled_path().filter(|to| *to != from && self.rng.bool());
+                // The model must know whether both paths are names of one file.
+                let other = other.filter(|to| self.model.knows_whether_one_file(&from, to));
                 // A renaming may replace a file.
                 let to = other.unwrap_or_else(|| self.new_path("sst"));
                 Operation::Rename { from, to }

@@ -2,6 +2,9 @@
 
 use std::collections::BTreeMap;
 
+/// Number of bytes at the beginning of a file that no other file has.
+pub(super) const OWN_BYTES: usize = 8;
+
 /// What happened since the last owner wrote.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Loss {
@@ -130,6 +133,26 @@ impl Model {
             _ => None,
         });
         settled.collect()
+    }
+
+    /// Whether two settled paths are names of one file. Every file begins with bytes of its own,
+    /// so files with the same bytes are one.
+    pub(super) fn are_one_file(&self, one: &str, other: &str) -> bool {
+        let bytes = |path: &str| match self.certain(path) {
+            Some(Expected::Exact(bytes)) => Some(bytes),
+            _ => None,
+        };
+        bytes(one).is_some() && bytes(one) == bytes(other)
+    }
+
+    /// Whether [`Model::are_one_file`] is certain: not if both files lost the bytes that tell them
+    /// apart.
+    pub(super) fn knows_whether_one_file(&self, one: &str, other: &str) -> bool {
+        let is_short = |path: &str| match self.certain(path) {
+            Some(Expected::Exact(bytes)) => bytes.len() < OWN_BYTES,
+            _ => false,
+        };
+        !(is_short(one) && is_short(other))
     }
 
     /// All paths that were ever used.

@@ -133,6 +133,8 @@ impl Process {
             Operation::Remove { path } | Operation::RemoveWhileRead { path } => {
                 vec![Change::whole(path, Expected::Missing)]
             }
+            // Two names of one file: POSIX says that nothing happens.
+            Operation::Rename { from, to } if model.are_one_file(from, to) => Vec::new(),
             Operation::Rename { from, to } => {
                 vec![Change::whole(to, certain(from)), Change::whole(from, Expected::Missing)]
             }

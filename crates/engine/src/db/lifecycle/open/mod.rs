@@ -5,8 +5,8 @@
 //! 1. The settings and the directory are checked. Nothing is changed if the open is refused.
 //! 2. The lock of the directory is taken.
 //! 3. The manifest is recovered, or created. The next edit raises the owner epoch and reserves file
-//!    numbers, and it comes before the first table is created. So no process that still works for an
-//!    earlier owner can write a file of this one.
+//!    numbers, and it comes before the first table is created. So no process that still works for
+//!    an earlier owner can write a file of this one.
 //! 4. The log is replayed into memtables. Records that each range's flushed-through sequence number
 //!    covers are skipped.
 //! 5. The replayed records are flushed and **all** of them are installed, of all families, in one

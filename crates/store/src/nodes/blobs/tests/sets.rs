@@ -166,7 +166,8 @@ fn removal_of_a_volume_needs_the_answer_of_every_node() {
     let mut bench = Bench::new(5);
     let blobs: Vec<_> = (0..5).map(|_| bench.write(FileClass::Sst, b"some blob")).collect();
     bench.blobs.retain(&blobs[2], OTHER).unwrap();
-    let mut open = bench.begin(FileClass::ValueSst, 0);
+    let id = bench.id();
+    let mut open = bench.blobs.create(id, options(FileClass::ValueSst, 0)).unwrap();
     let bytes = bench.bytes(3 * MIB);
     open.append(&bytes).unwrap();
     for mood in [NodeMood::Dead, NodeMood::Stopped] {
@@ -179,7 +180,9 @@ fn removal_of_a_volume_needs_the_answer_of_every_node() {
         bench.nodes.set_mood(silent, NodeMood::Works);
         bench.nodes.set_down(&[]);
     }
-    assert_eq!(bench.blobs.release_volume(VOLUME, Epoch(2)).unwrap(), 5);
+    let released = bench.blobs.release_volume(VOLUME, Epoch(2)).unwrap();
+    assert_eq!(released, 6, "five sealed ones and the open one");
+    assert!(bench.nodes.holders(id).is_empty());
     for blob in &blobs {
         let is_shared = blob.id == blobs[2].id;
         assert_eq!(bench.nodes.holders(blob.id).is_empty(), !is_shared);

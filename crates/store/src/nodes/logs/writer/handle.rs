@@ -55,7 +55,7 @@ impl LogWriter for NodeLogWriter {
                 return Err(Error::closed(format!("{} is finished; begin a new log", core.name())));
             }
             if state.writer.acknowledged() == state.submitted {
-                // The log was idle, and did not stall. If it waits for nodes, it begins to stall now.
+                // The log was idle. It stalls from now on if it waits for nodes.
                 state.stalled_since_ns = state.writer.needs_nodes().then_some(now_ns);
             }
             state.ring.append(parts);

@@ -101,11 +101,12 @@ pub enum AcceptorRequest {
         /// The set that follows.
         next: RootSet,
     },
-    /// Copies the values of the predecessor's majority to a member of a new set.
+    /// Copies the values of the predecessor's majority to a member of a new set. A later copy may
+    /// come from members of the set itself, which have the values of that majority.
     Install {
         /// The new set.
         root_set: RootSet,
-        /// What the majority knows.
+        /// What the majority or those members know.
         cells: BTreeMap<String, RegisterCell>,
     },
     /// Asks a member that has the copy to answer proposers.
@@ -267,7 +268,10 @@ impl Acceptor {
 
     fn retire(&mut self, next: RootSet) -> HandledRequest {
         let is_changed = match &self.state.membership {
-            Membership::Active(active) if active.number + 1 == next.number => true,
+            // A member that joins the old set has all values of the set before that one.
+            Membership::Active(old) | Membership::Joining(old) if old.number + 1 == next.number => {
+                true
+            }
             // Another process has led the member on. It still has all that it knew in the old set.
             Membership::Retired { next: known }
             | Membership::Joining(known)

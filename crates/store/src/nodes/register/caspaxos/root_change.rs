@@ -9,6 +9,13 @@
 //! as if their messages had been delayed: every value that the old set chose is in every copy, and
 //! a value that the new set chose has a larger ballot than all values of the old one.
 //!
+//! A member of the old set that was not active in it yet may retire as well, so the majority of the
+//! old set that the change needs may differ from the one that has answered. If the member has its
+//! copy, it knows all that was chosen before the old set, and it has never accepted anything in the
+//! old set. If it lacks the copy, it first gets that of a member that has retired. The values of
+//! the old set that come with it count as accepted by the member, which has not promised anything
+//! in the old set before.
+//!
 //! Invariants:
 //! 1. No member counts before it has the values of a retired majority itself.
 //! 2. The new set answers only when a majority of it has the values.
@@ -66,6 +73,8 @@ pub struct RootChange {
     phase: ChangePhase,
     /// Members of the old set that have retired.
     retired: BTreeSet<StorageId>,
+    /// Members of the old set that got its values since the driver asked last.
+    brought_in: BTreeSet<StorageId>,
     /// Members of the new set that have the copy.
     installed: BTreeSet<StorageId>,
     /// Members of the new set that answer proposers.
@@ -86,6 +95,7 @@ impl RootChange {
             next,
             phase: ChangePhase::Retiring,
             retired: BTreeSet::new(),
+            brought_in: BTreeSet::new(),
             installed: BTreeSet::new(),
             activated: BTreeSet::new(),
             cells: BTreeMap::new(),
@@ -110,10 +120,9 @@ impl RootChange {
     pub fn ask_again(&mut self) {
         match self.phase {
             ChangePhase::Retiring => {
-                let silent = self.old.members.iter().filter(|id| !self.retired.contains(id));
-                for to in silent {
-                    let request = AcceptorRequest::Retire { next: self.next.clone() };
-                    self.actions.push_back(RootChangeAction::Send { to: *to, request });
+                self.brought_in.clear();
+                for to in self.old.members.clone() {
+                    self.retire(to);
                 }
             }
             ChangePhase::Installing | ChangePhase::Activating => {
@@ -126,6 +135,24 @@ impl RootChange {
                 }
             }
             ChangePhase::Done => {}
+        }
+    }
+
+    fn retire(&mut self, to: StorageId) {
+        if !self.retired.contains(&to) {
+            let request = AcceptorRequest::Retire { next: self.next.clone() };
+            self.actions.push_back(RootChangeAction::Send { to, request });
+        }
+    }
+
+    /// Gives a member of the old set that lacks its values those of the members that have retired,
+    /// so that it can retire as well. A member that refuses to retire all the same is left alone
+    /// until the driver asks again.
+    fn bring_in(&mut self, to: StorageId) {
+        if !self.retired.is_empty() && self.brought_in.insert(to) {
+            let (root_set, cells) = (self.old.clone(), self.cells.clone());
+            let request = AcceptorRequest::Install { root_set, cells };
+            self.actions.push_back(RootChangeAction::Send { to, request });
         }
     }
 
@@ -147,6 +174,12 @@ impl RootChange {
         match (self.phase, answer) {
             (ChangePhase::Retiring, AcceptorAnswer::Retired(cells)) => {
                 self.note_retired(member, cells);
+            }
+            (ChangePhase::Retiring, AcceptorAnswer::Installed) => self.retire(member),
+            (ChangePhase::Retiring, AcceptorAnswer::WrongSet { known })
+                if known.as_ref().is_none_or(|known| known.number <= self.old.number) =>
+            {
+                self.bring_in(member);
             }
             (ChangePhase::Installing | ChangePhase::Activating, AcceptorAnswer::Installed) => {
                 self.note_installed(member);

@@ -320,9 +320,10 @@ impl Model {
     fn settle(&mut self, lost: StorageId, seed: u64) {
         for _ in 0..12 {
             let Some(newest) = self.newest() else { return };
-            let mut repairs = Vec::new();
-            if newest.holders.iter().any(|holder| holder.storage == lost) {
-                repairs.extend(self.begin(lost, &[]));
+            if newest.holders.iter().any(|holder| holder.storage == lost)
+                && let Some(running) = self.begin(lost, &[])
+            {
+                self.finish(running, seed);
             }
             let held: Vec<(StorageId, ChunkDescriptor)> = self
                 .nodes
@@ -330,17 +331,33 @@ impl Model {
                 .filter(|(_, node)| node.is_up)
                 .flat_map(|(id, node)| node.sealed.values().map(|it| (*id, it.clone())))
                 .collect();
-            for (node, descriptor) in held {
-                repairs.push(Running::check(node, descriptor));
-            }
-            for mut running in repairs {
-                let mut messages = 0;
-                while self.step(&mut running).is_none() {
-                    messages += 1;
-                    assert!(messages < MESSAGES_MAX, "seed {seed}: {:?}", running.action);
+            let mut missing = Vec::new();
+            for (node, held) in held {
+                let end = self.finish(Running::check(node, held.clone()), seed);
+                if let RepairEnd::Whole { missing: lacking, .. } = end {
+                    missing.extend(lacking.into_iter().map(|node| (node, held.clone())));
                 }
             }
+            // The manager lets a holder that lacks its chunk make it again.
+            for (node, mut descriptor) in missing {
+                let holder = descriptor.holders.iter().find(|holder| holder.storage == node);
+                let Some(holder) = holder else { continue };
+                descriptor.chunk.index = holder.chunk;
+                let wanted = descriptor.chunk;
+                let repair = ChunkRepair::new(node, descriptor, None);
+                self.finish(Running::new(node, wanted, repair), seed);
+            }
         }
+    }
+
+    /// Runs a repair to its end.
+    fn finish(&mut self, mut running: Running, seed: u64) -> RepairEnd {
+        for _ in 0..MESSAGES_MAX {
+            if let Some(end) = self.step(&mut running) {
+                return end;
+            }
+        }
+        panic!("seed {seed}: {:?}", running.action);
     }
 }
 

@@ -77,6 +77,11 @@ fn seal_before_all_chunks_are_durable_is_noticed() {
 }
 
 #[test]
+fn release_of_pending_blobs_is_noticed() {
+    assert_noticed("storage", "pending");
+}
+
+#[test]
 fn release_that_ignores_other_volumes_is_noticed() {
     assert_noticed("storage", "retaining-sets");
 }

@@ -25,7 +25,8 @@
 //!   the boot id of the volume changes.
 //! - An operation of an old owner that succeeds has had its effect before a new owner reads (1).
 //!   Nothing changes behind the back of a new owner.
-//! - Blobs are readable without two nodes, and no read returns wrong bytes (7, 8).
+//! - Blobs are readable without two nodes and recovered logs without one, and no read returns wrong
+//!   bytes (7, 8).
 //! - Objects of pending files stay, removed ones leave nothing on the nodes, and a take-over brings
 //!   strays to zero (11, 12).
 //! - The register is linearizable, also while its root set is replaced.
@@ -67,20 +68,18 @@ use choose::OperationSource;
 use client::{ClientSettings, LEASE_LONG, LEASE_SHORT};
 use cluster::{Cluster, ClusterSettings, Losses};
 use node::NodeSettings;
-use run::Run;
+use run::{Run, RunOptions};
 
 /// Steps of the store's protocol that a run can leave out.
-const STEPS: [Step; 12] = [
+const STEPS: [Step; 10] = [
     Step { name: "fence", about: "a read of a recovery promises its epoch" },
     Step { name: "epoch-check", about: "a node refuses requests under an older epoch" },
     Step { name: "limbo", about: "a node that may have forgotten bytes of an extent says so" },
     Step { name: "checksums", about: "nodes and readers check the bytes of pieces and groups" },
     Step { name: "quorum", about: "an append waits for two answers, or for all" },
-    Step { name: "recorded-extent", about: "an extent acknowledges only when it is recorded" },
     Step { name: "chosen-end", about: "no answer of an extent counts after its end was chosen" },
     Step { name: "whole-seal", about: "a seal waits until all chunks of a blob are durable" },
     Step { name: "pending", about: "a release of strays spares blobs that get their name later" },
-    Step { name: "removal-first", about: "a blob is released only when its name is gone durably" },
     Step { name: "retaining-sets", about: "a node keeps a chunk until all its volumes release it" },
     Step { name: "root-copy", about: "a new root member has all values before it counts" },
 ];
@@ -125,9 +124,9 @@ fn client_settings(
             ..BlobTiming::default()
         },
         writer: WriterSabotage {
-            early_extent: request.leaves_out("recorded-extent"),
             ack_at_one: request.leaves_out("quorum"),
             late_answers: request.leaves_out("chosen-end"),
+            ..WriterSabotage::default()
         },
         blobs: BlobSabotage {
             early_seal: request.leaves_out("whole-seal"),
@@ -135,7 +134,6 @@ fn client_settings(
         },
         owner: OwnerSabotage {
             pending_ignored: request.leaves_out("pending"),
-            early_release: request.leaves_out("removal-first"),
             ..OwnerSabotage::default()
         },
     }
@@ -170,7 +168,8 @@ fn run(request: &RunRequest) -> RunOutcome {
         settings.lease = LEASE_SHORT;
     }
     let source = OperationSource::new(is_striped, large_blobs_max);
-    let mut run = Run::new(cluster, settings, source, has_full_disks);
+    let options = RunOptions { has_full_disks, changes_roots: rng.u8(..4) == 0 };
+    let mut run = Run::new(cluster, settings, source, options);
     let ended = run.begin().and_then(|()| {
         run.trouble();
         if run.violations.is_empty() { run.peace() } else { Ok(()) }

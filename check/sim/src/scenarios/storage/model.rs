@@ -79,7 +79,13 @@ struct EndedGrowth {
     path: String,
     marks: Arc<Marks>,
     acknowledged_then: u64,
-    len: u64,
+    content: Content,
+}
+
+impl EndedGrowth {
+    fn len(&self) -> u64 {
+        self.content.as_ref().map_or(0, |bytes| bytes.len() as u64)
+    }
 }
 
 /// A rename without an outcome.
@@ -118,6 +124,12 @@ impl Model {
             _ => None,
         });
         settled.collect()
+    }
+
+    /// Whether these bytes were written to a file that grew, and a new owner has found its end.
+    pub(crate) fn were_recovered(&self, bytes: &[u8]) -> bool {
+        let mut contents = self.ended.iter().filter_map(|ended| ended.content.as_deref());
+        contents.any(|content| content == bytes)
     }
 
     /// All paths that may have a file.
@@ -248,7 +260,7 @@ impl Model {
             path: path.to_owned(),
             marks: Arc::clone(&growth.marks),
             acknowledged_then: acknowledged,
-            len: found.as_ref().map_or(0, |bytes| bytes.len() as u64),
+            content: found.clone(),
         });
         self.growing.remove(path);
         self.whole.insert(path.to_owned(), vec![found]);
@@ -259,12 +271,13 @@ impl Model {
     pub(crate) fn late_acknowledgements(&self) -> Vec<String> {
         let late = self.ended.iter().filter_map(|ended| {
             let acknowledged = ended.marks.acknowledged();
-            let is_late = acknowledged > ended.acknowledged_then && acknowledged > ended.len;
+            let is_late = acknowledged > ended.acknowledged_then && acknowledged > ended.len();
             is_late.then(|| {
                 format!(
                     "{}: byte {acknowledged} was acknowledged behind the end {} that a take-over \
                      found",
-                    ended.path, ended.len
+                    ended.path,
+                    ended.len()
                 )
             })
         });

@@ -3,8 +3,8 @@
 //! 1. Every call returns, also those of processes that were killed or cut off.
 //! 2. A process takes the volume over and reads everything.
 //! 3. Operations of the owner succeed.
-//! 4. Everything is readable without any two nodes, or without one where the run has damaged
-//!    another one.
+//! 4. Everything is readable without any node, and files that were written as a whole without any
+//!    two. A node that the run has damaged counts as lost.
 //! 5. When all files are removed, the nodes hold no chunk, and no extent but those of the
 //!    namespace.
 
@@ -26,6 +26,15 @@ const END_MAX: Duration = Duration::from_secs(300);
 const TAKE_OVERS_MAX: usize = 3;
 /// Number of attempts to give up all strays, which a passing refusal may delay.
 const RELEASES_MAX: usize = 5;
+
+/// Files that are read while nodes are down.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum SettledFiles {
+    All,
+    /// Those that were written as a whole. A recovery leaves the bytes of a log on two nodes, and
+    /// no manager repairs them in a run.
+    Whole,
+}
 
 impl Run {
     /// Ends the faults, and checks everything.
@@ -122,9 +131,12 @@ impl Run {
         Ok(())
     }
 
-    /// Reads all settled files. Errors name the first one that is wrong.
-    fn read_settled(&mut self, when: &str) -> Result<(), String> {
-        let settled = self.model.settled();
+    /// Reads settled files. Errors name the first one that is wrong.
+    fn read_settled(&mut self, which: SettledFiles, when: &str) -> Result<(), String> {
+        let mut settled = self.model.settled();
+        if which == SettledFiles::Whole {
+            settled.retain(|(_, bytes)| !self.model.were_recovered(bytes));
+        }
         let Some(owner) = &self.owner else { return Err("there is no owner".to_owned()) };
         let paths: Vec<String> = settled.iter().map(|file| file.0.clone()).collect();
         let call = owner.thread.call(move |owner| -> Vec<Result<Content>> {
@@ -141,19 +153,21 @@ impl Run {
         Ok(())
     }
 
-    /// Reads everything while nodes are down.
+    /// Reads everything while one node is down, and then what has more copies while two are.
     fn check_losses(&mut self) -> Result<(), String> {
-        self.read_settled("with all nodes")?;
+        self.read_settled(SettledFiles::All, "with all nodes")?;
         let count = self.cluster.nodes().len();
-        let mut lost = vec![self.cluster.rng.usize(..count)];
-        // The node with the damage counts as the other one.
-        match self.cluster.weak_node() {
-            None => lost.push(self.cluster.rng.usize(..count)),
-            Some(_) if self.cluster.losses() == Losses::Damage => {}
-            Some(weak) => lost.push(weak),
+        let any = self.cluster.rng.usize(..count);
+        // A node whose disk was lost or damaged counts as one of the two.
+        let lost = match self.cluster.weak_node() {
+            None => vec![any, self.cluster.rng.usize(..count)],
+            Some(_) if self.cluster.losses() == Losses::Damage => vec![any],
+            Some(weak) => vec![weak, any],
+        };
+        for (n, which) in lost.iter().zip([SettledFiles::All, SettledFiles::Whole]) {
+            self.cluster.kill_node(*n);
+            self.read_settled(which, &format!("without node {n}, of the nodes {lost:?}"))?;
         }
-        lost.iter().for_each(|n| self.cluster.kill_node(*n));
-        self.read_settled(&format!("without the nodes {lost:?}"))?;
         self.cluster.make_peace();
         Ok(())
     }

@@ -53,12 +53,14 @@ pub(crate) struct Process {
     pub(crate) is_dead: bool,
     /// Whether the process waits for the end of another owner's lease.
     pub(crate) waits_for_lease: bool,
+    /// Number of the process among those that open the volume.
+    pub(crate) number: usize,
     host: Host,
 }
 
 impl Process {
     /// A new process on a host of its own.
-    pub(crate) fn start(cluster: &mut Cluster, settings: ClientSettings) -> Self {
+    pub(crate) fn start(cluster: &mut Cluster, settings: ClientSettings, number: usize) -> Self {
         let sim = cluster.join_client();
         let host = sim.host().clone();
         let owner = OwnerProcess::new(ClientProcess::new(&sim, settings));
@@ -68,6 +70,7 @@ impl Process {
             running: None,
             is_dead: false,
             waits_for_lease: !settings.takes_over,
+            number,
             host,
         }
     }

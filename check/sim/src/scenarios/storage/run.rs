@@ -29,8 +29,8 @@ const CALL_MAX: Duration = Duration::from_secs(180);
 /// Violations that a run keeps. The first ones say most.
 const VIOLATIONS_MAX: usize = 8;
 
-/// Largest number of appends with which an owner accompanies a take-over of its volume.
-const RACE_APPENDS: usize = 80;
+/// Largest number of appends that an owner makes one after the other.
+const APPENDS_MAX: usize = 300;
 
 /// Draws an operation of a process that has these files open.
 type DrawOperation =
@@ -43,6 +43,15 @@ pub(super) struct Counts {
     pub(super) failed: u64,
     pub(super) take_overs: u64,
     pub(super) reads: u64,
+}
+
+/// What happens in a run, besides what always may.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct RunOptions {
+    /// Whether nodes may be full, and then refuse blobs.
+    pub(super) has_full_disks: bool,
+    /// Whether the root set changes often.
+    pub(super) changes_roots: bool,
 }
 
 /// A path and what a new owner has read there.
@@ -81,8 +90,7 @@ pub(super) struct Run {
     owners: usize,
     boot_id: Option<[u8; 16]>,
     is_peace: bool,
-    /// Whether nodes may be full, and then refuse blobs.
-    has_full_disks: bool,
+    options: RunOptions,
 }
 
 /// All paths, and the names in the directory, as the process reads them.
@@ -100,7 +108,7 @@ impl Run {
         cluster: Cluster,
         settings: ClientSettings,
         source: OperationSource,
-        has_full_disks: bool,
+        options: RunOptions,
     ) -> Self {
         Self {
             model: Model::default(),
@@ -118,7 +126,7 @@ impl Run {
             owners: 0,
             boot_id: None,
             is_peace: false,
-            has_full_disks,
+            options,
         }
     }
 
@@ -149,7 +157,7 @@ impl Run {
     pub(super) fn begin(&mut self) -> Result<(), String> {
         self.cluster.found()?;
         let settings = self.settings_of_opener();
-        let creator = Process::start(&mut self.cluster, settings);
+        let creator = Process::start(&mut self.cluster, settings, self.owners);
         let call = creator.thread.call(|owner| -> Result<[u8; 16]> {
             owner.create_volume()?;
             let boot_id = owner.take_over()?;
@@ -177,12 +185,20 @@ impl Run {
     }
 
     fn step(&mut self) {
+        if self.options.changes_roots && self.cluster.rng.bool() {
+            return self.change_roots();
+        }
         match self.cluster.rng.u8(..100) {
             0..55 => self.operate(),
             55..60 => self.operate_stale(),
             60..65 => self.registers.operate(&mut self.cluster.rng),
             65..70 => self.sharing.operate(&mut self.cluster.rng),
-            70..81 => self.cluster.disturb_node(),
+            70..81 => {
+                self.cluster.disturb_node();
+                if self.cluster.rng.u8(..4) == 0 {
+                    self.append_while(1 << 17, |_| true);
+                }
+            }
             81..84 => self.cluster.draw_weather(),
             84 => self.cluster.replace_manager(),
             85 => self.cluster.toggle_drain(),
@@ -191,7 +207,7 @@ impl Run {
             92..96 => self.kill_owner(),
             _ => {
                 self.begin_take_over();
-                if self.cluster.rng.u8(..3) == 0 {
+                if self.cluster.rng.bool() {
                     self.race();
                 }
             }
@@ -208,14 +224,31 @@ impl Run {
     /// Lets the owner append while another process takes its volume over. Each append must be found
     /// by the next owner, or fail.
     fn race(&mut self) {
-        for _ in 0..RACE_APPENDS {
-            if self.taker.is_none() || self.owner.is_none() || !self.violations.is_empty() {
+        let pause_ns_max = 1 << self.cluster.rng.u32(11..17);
+        self.append_while(pause_ns_max, |run| run.taker.is_some());
+    }
+
+    /// Lets the owner append while `goes_on`.
+    fn append_while(&mut self, pause_ns_max: u64, goes_on: impl Fn(&Self) -> bool) {
+        for _ in 0..APPENDS_MAX {
+            if !goes_on(self) || self.owner.is_none() || !self.violations.is_empty() {
                 return;
             }
             self.begin_operation(OperationSource::draw_append);
-            let pause = Duration::from_nanos(self.cluster.rng.u64(1_000..60_000));
+            let pause = Duration::from_nanos(self.cluster.rng.u64(500..pause_ns_max));
             self.pass(pause);
         }
+    }
+
+    /// A step of a run whose root set changes often.
+    fn change_roots(&mut self) {
+        match self.cluster.rng.u8(..10) {
+            0 | 1 => self.cluster.toggle_drain(),
+            2 => self.cluster.disturb_node(),
+            _ => self.registers.operate(&mut self.cluster.rng),
+        }
+        let pause = Duration::from_micros(self.cluster.rng.u64(10..200_000));
+        self.pass(pause);
     }
 
     fn draw_pause(&mut self) -> Duration {
@@ -327,7 +360,7 @@ impl Run {
         }
         self.owners += 1;
         let settings = self.settings_of_opener();
-        let process = Process::start(&mut self.cluster, settings);
+        let process = Process::start(&mut self.cluster, settings, self.owners);
         self.cluster.simulation.note(|| format!("{} takes over", process.host().name()));
         let call = process.thread.call(OwnerProcess::take_over);
         self.taker = Some(TakeOver { process, call });
@@ -336,8 +369,15 @@ impl Run {
     /// Takes operations that have ended.
     fn take_operations(&mut self) {
         let is_taken = self.taker.is_some();
+        let is_alone = self.owner.as_ref().is_some_and(|owner| owner.number == self.owners);
         if let Some((running, outcome)) = self.owner.as_mut().and_then(Process::take_ended) {
             self.note_outcome(&running, &outcome, "the owner");
+            // Only a later opener gives up what this owner is about to name.
+            if is_alone && outcome.as_ref().is_err_and(|error| error.kind() == ErrorKind::NotFound)
+            {
+                let brief = running.operation.brief();
+                self.violation(format!("the owner has lost an object: {brief}: {outcome:?}"));
+            }
             let is_fenced = outcome.as_ref().is_err_and(|error| error.kind() == ErrorKind::Fenced);
             // An opener that failed or was killed may have raised the epoch.
             if is_fenced && !is_taken && self.old.is_empty() {
@@ -365,7 +405,7 @@ impl Run {
         };
         self.counts.failed += 1;
         let is_wrong = matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Internal);
-        let may_refuse = self.has_full_disks && error.kind() == ErrorKind::Busy;
+        let may_refuse = self.options.has_full_disks && error.kind() == ErrorKind::Busy;
         if is_wrong || self.is_peace && !may_refuse {
             self.violation(format!("{whose}: {brief} failed: {error}"));
         }

@@ -32,9 +32,10 @@ impl Bench {
         Self::with(WorldOptions::new(nodes, seed), BlobsOptions::default())
     }
 
-    fn with(world: WorldOptions, options: BlobsOptions) -> Self {
+    fn with(mut world: WorldOptions, options: BlobsOptions) -> Self {
         let rng = Rng::with_seed(world.seed);
-        let mut world = World::founded_with(WorldOptions { repairs: false, ..world });
+        world.repairs = false;
+        let mut world = World::founded_with(world);
         let process = world.client("client");
         let blobs = NodeBlobs::new(&process.client, options).unwrap();
         Self { world, process, blobs, rng }

@@ -122,6 +122,26 @@ const BUILDING: &[CargoStep] = &[
         hint: "the output above names the seed and the cycle: the same seed replays it",
         slow: true,
     },
+    CargoStep {
+        name: "crash run, storage",
+        args: &[
+            "run",
+            "--locked",
+            "--quiet",
+            "-p",
+            "archipelago-crash",
+            "--",
+            "--storage",
+            "6",
+            "--losses",
+            "2",
+            "--cycles",
+            "12",
+        ],
+        env: &[],
+        hint: "the output above names the seed and the cycle: the same seed has the same faults",
+        slow: true,
+    },
 ];
 
 /// The fabric over libfabric: where its headers are.

@@ -11,6 +11,7 @@ mod offload;
 mod port;
 mod secret;
 mod storage;
+mod storage_full;
 mod storage_repair;
 mod store;
 mod tiers;

@@ -29,6 +29,8 @@ pub(super) const COPIED: &str = "all copies are there";
 const SCRATCH: &str = "/scratch";
 /// Time for which an owner or a check tries to open a volume whose nodes have full disks.
 const FULL_PATIENCE: Duration = Duration::from_secs(60);
+/// An owner whose lease has ended waits this long for the answer of the register.
+const LEASE_PATIENCE: Duration = Duration::from_secs(30);
 /// Pause between two such attempts.
 const FULL_PAUSE: Duration = Duration::from_millis(100);
 /// Pause between two looks at the copies of logs.
@@ -263,11 +265,19 @@ fn stay(volume: &VolumeStorage) {
     let _read = std::io::stdin().read_line(&mut answer);
 }
 
-/// The error of a write, or the loss of the volume if that is its reason.
+/// The error of a write, or the loss of the volume if that is its reason. An owner whose lease has
+/// ended is refused as busy until the register tells whether another owner has the volume.
 fn reason(volume: &VolumeStorage, error: Error) -> Error {
-    match volume.check_owner() {
-        Err(lost) if lost.kind() == ErrorKind::Fenced => lost,
-        _ => error,
+    let clock = SystemClock::shared();
+    let until_ns = clock.now_ns() + LEASE_PATIENCE.as_nanos() as u64;
+    loop {
+        match volume.check_lease() {
+            Err(lost) if lost.kind() == ErrorKind::Fenced => return lost,
+            Err(unsure) if unsure.kind() == ErrorKind::Busy && clock.now_ns() < until_ns => {
+                clock.sleep(LOOK_PAUSE);
+            }
+            _ => return error,
+        }
     }
 }
 

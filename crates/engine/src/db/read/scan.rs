@@ -43,7 +43,7 @@ use crate::sst::{TableReadOptions, TableReader};
 use crate::stats::{Statistics, Ticker};
 use crate::table_cache::TableCache;
 use crate::tombstone::{TombstoneSet, TombstoneSpan};
-use crate::version::Version;
+use crate::version::{Version, rows};
 
 /// A cursor over the live keys of a column family, in key order, as of one moment.
 ///
@@ -230,7 +230,7 @@ pub(crate) fn scan(
     let merge = MergingIterator::new(children);
     let tombstones = (!tombstones.is_empty()).then(|| Box::new(tombstones) as _);
     let mut cursor = UserIterator::new(merge, tombstones, view);
-    if !picture.version.values().is_empty() {
+    if !picture.readable.values().is_empty() {
         cursor = with_values(cursor, &opening, reader, options);
     }
     Iter {
@@ -310,7 +310,7 @@ fn children(opening: &Opening) -> Vec<Child> {
     for immutable in &picture.immutables {
         children.extend(memtable_child(&immutable.map, &immutable.shards, &opening.bounds));
     }
-    let version = &picture.version;
+    let version = &picture.readable;
     if version.l0_layers_max() > 0 {
         if version.map().len() == 1 {
             children.extend(version.l0(0).iter().map(|file| l0_child(opening, file)));
@@ -398,7 +398,7 @@ struct BucketParts {
 
 impl BucketParts {
     fn version(&self) -> &Arc<Version> {
-        &self.opening.picture.version
+        &self.opening.picture.readable
     }
 }
 
@@ -417,11 +417,18 @@ impl FileOpener for BucketParts {
 
     fn open(&self, index: usize) -> Result<Box<dyn InternalIterator>> {
         let files = self.version().l0(self.buckets[index]);
+        let inside = files.iter().filter(|file| file.overlaps(&self.opening.bounds));
         let mut children = Vec::with_capacity(files.len());
-        for file in files.iter().filter(|file| file.overlaps(&self.opening.bounds)) {
-            let table = self.opening.table(file)?;
-            let iter = Box::new(table.iter(self.opening.options));
-            children.push(Child::new(iter, SeqNo(file.largest_seq)));
+        for row in rows(inside.cloned().collect(), |file: &Arc<LiveFile>| file.meta()) {
+            let newest = row.iter().map(|file| SeqNo(file.largest_seq)).max().unwrap_or_default();
+            let iter: Box<dyn InternalIterator> = match row.as_slice() {
+                [only] => Box::new(self.opening.table(only)?.iter(self.opening.options)),
+                _ => {
+                    let parts = FileParts { opening: self.opening.clone(), files: row };
+                    Box::new(LevelIterator::new(parts))
+                }
+            };
+            children.push(Child::new(iter, newest));
         }
         Ok(Box::new(MergingIterator::new(children)))
     }
@@ -465,7 +472,7 @@ fn tombstones(opening: &Opening) -> Vec<Box<dyn TombstoneSource>> {
             immutable.shards[bucket].as_ref().and_then(shard_tombstones)
         }));
     }
-    let version = &picture.version;
+    let version = &picture.readable;
     if version.l0_layers_max() > 0 {
         sources.extend(bucket_tombstones(version.map(), &opening.bounds, |bucket| {
             let files = version.l0(bucket).iter();

@@ -8,7 +8,9 @@
 //!
 //! Rules:
 //! 1. A memtable has a shard for each [`SHARD_BYTES`] of its size, and at most [`SHARDS_MAX`].
-//! 2. No family with separated values has such cuts: each shard would have a value file of its own,
+//! 2. A memtable after one with many range deletes is not cut, because a range delete is copied into
+//!    every shard that it touches.
+//! 3. No family with separated values has such cuts: each shard would have a value file of its own,
 //!    and is not freed early.
 //!
 //! Cost: the headers of the leaves of a shard that is cut ([`crate::memtable::Shard::split_keys`]).
@@ -24,6 +26,8 @@ const SHARD_BYTES: u64 = 4 << 20;
 const SHARDS_MAX: u64 = 16;
 /// Shards are cut anew when one has this many times its share of the records.
 const UNEVEN: u64 = 2;
+/// Records for each range delete of a memtable from which on its successor is cut.
+const RANGE_DELETE_SHARE: u64 = 256;
 
 /// The cuts for the memtables after `memtable`, which takes no more records; `None` to keep the
 /// present ones.
@@ -37,6 +41,10 @@ pub(crate) fn next_cuts(memtable: &Memtable, options: &CfOptions) -> Option<Vec<
         return None;
     }
     let entries: Vec<u64> = memtable.shards.iter().map(|shard| shard.entries()).collect();
+    let range_deletes: usize = memtable.shards.iter().map(|shard| shard.tombstone_count()).sum();
+    if range_deletes as u64 * RANGE_DELETE_SHARE > entries.iter().sum::<u64>() {
+        return Some(Vec::new());
+    }
     let share = (entries.iter().sum::<u64>() / shards_wanted).max(1);
     if entries.iter().all(|&entries| entries <= UNEVEN * share) {
         return None;
@@ -115,6 +123,12 @@ mod tests {
         let memtable = full(Vec::new(), 0, 1_000);
         let small = CfOptions { write_buffer_bytes: 4 << 20, ..options() };
         assert_eq!(next_cuts(&memtable, &small), None);
+        let cleared = full(Vec::new(), 0, 1_000);
+        for seq in 0..4 {
+            let (start, end) = (0u32.to_be_bytes(), 9u32.to_be_bytes());
+            cleared.insert(SeqNo(2_000 + seq), Kind::RangeDelete, &start, &end, None);
+        }
+        assert_eq!(next_cuts(&cleared, &options()), Some(Vec::new()));
         let separated = CfOptions { value_separation_bytes: 512, ..options() };
         assert_eq!(next_cuts(&memtable, &separated), None);
     }

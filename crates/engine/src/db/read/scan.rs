@@ -313,7 +313,8 @@ fn children(opening: &Opening) -> Vec<Child> {
     let version = &picture.readable;
     if version.l0_layers_max() > 0 {
         if version.map().len() == 1 {
-            children.extend(version.l0(0).iter().map(|file| l0_child(opening, file)));
+            let rows = rows(version.l0(0).to_vec(), |file: &Arc<LiveFile>| file.meta());
+            children.extend(rows.into_iter().map(|row| l0_child(opening, row)));
         } else {
             let buckets: Vec<usize> = version
                 .map()
@@ -361,9 +362,10 @@ fn memtable_child(
     }
 }
 
-fn l0_child(opening: &Opening, file: &Arc<LiveFile>) -> Child {
-    let parts = FileParts { opening: opening.clone(), files: vec![Arc::clone(file)] };
-    Child::new(Box::new(LevelIterator::new(parts)), SeqNo(file.largest_seq))
+fn l0_child(opening: &Opening, row: Vec<Arc<LiveFile>>) -> Child {
+    let newest = row.iter().map(|file| SeqNo(file.largest_seq)).max().unwrap_or_default();
+    let parts = FileParts { opening: opening.clone(), files: row };
+    Child::new(Box::new(LevelIterator::new(parts)), newest)
 }
 
 /// The shards of one memtable.

@@ -264,8 +264,6 @@ impl Drop for Granted {
 /// Figures of one shard that outlive it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ShardInfo {
-    /// Number of point records.
-    pub(crate) entries: u64,
     /// Bytes of the records as stored, tombstones included.
     pub(crate) data_bytes: u64,
     /// The oldest log segment that must stay until the shard is installed.
@@ -307,7 +305,6 @@ impl SealedInfo {
     /// Notes the figures of the shards, which take no more records.
     pub(crate) fn note_shards(&self, memtable: &Memtable) {
         let info = |shard: &Arc<Shard>| ShardInfo {
-            entries: shard.entries(),
             data_bytes: shard.data_bytes(),
             oldest_log: shard.oldest_log().map(FileNo),
             is_filled: shard.entries() > 0 || shard.has_tombstones(),

@@ -136,9 +136,9 @@ mod tests {
             ("q", "z", 1, 9),
             ("a", "l", 0, 8),
         ]);
-        let rows = super::rows(two, |file| file.meta());
+        let two = rows(two, |file| file.meta());
         let starts: Vec<Vec<&[u8]>> =
-            rows.iter().map(|row| row.iter().map(|file| &*file.smallest).collect()).collect();
+            two.iter().map(|row| row.iter().map(|file| &*file.smallest).collect()).collect();
         assert_eq!(starts, [vec![&b"a"[..], b"m"], vec![b"a", b"m", b"q"]]);
         let touching =
             super::rows(files(&[("f", "k", 1, 2), ("k", "z", 1, 2)]), |file| file.meta());

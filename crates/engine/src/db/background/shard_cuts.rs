@@ -115,7 +115,7 @@ mod tests {
         let moved = full(map.boundaries().to_vec(), 50_000, 16_000);
         let cuts = next_cuts(&moved, &options()).expect("one shard has everything");
         assert!((14..=18).contains(&cuts.len()), "{} cuts", cuts.len());
-        assert!(cuts.iter().all(|cut| *cut >= 50_000u32.to_be_bytes()), "{cuts:?}");
+        assert!(cuts.iter().all(|cut| *cut >= 50_000u32.to_be_bytes().to_vec()), "{cuts:?}");
     }
 
     #[test]

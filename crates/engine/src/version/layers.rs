@@ -140,8 +140,8 @@ mod tests {
         let starts: Vec<Vec<&[u8]>> =
             two.iter().map(|row| row.iter().map(|file| &*file.smallest).collect()).collect();
         assert_eq!(starts, [vec![&b"a"[..], b"m"], vec![b"a", b"m", b"q"]]);
-        let touching =
-            super::rows(files(&[("f", "k", 1, 2), ("k", "z", 1, 2)]), |file| file.meta());
+        let touching = files(&[("f", "k", 1, 2), ("k", "z", 1, 2)]);
+        let touching = rows(touching, |file| file.meta());
         assert_eq!(touching.len(), 2, "a row holds each key once");
     }
 

@@ -311,7 +311,7 @@ fn checkpoint_has_shards_that_no_edit_names() {
 
 #[test]
 fn family_that_is_dropped_takes_its_written_shards_along() {
-    let mut world = World::new(50);
+    let world = World::new(50);
     let own = world.db.create_family("own", family()).unwrap();
     for round in 0..2 {
         for n in 0..KEYS {

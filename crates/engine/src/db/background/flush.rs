@@ -3,8 +3,8 @@
 //! A sealed memtable is first *readied* by a background step, once its last writer has inserted:
 //! its filters are built, and its empty shards are marked installed. Then its shards leave as
 //! [`crate::db::background::flush_plan`] says. The shards of a job are written in parallel
-//! ([`crate::db::background::parallel_job`]) and installed by one edit. Each shard leaves memory when
-//! it is written ([`crate::db::background::written_shards`]).
+//! ([`crate::db::background::parallel_job`]) and installed by one edit. Each shard leaves memory
+//! when it is written ([`crate::db::background::written_shards`]).
 //!
 //! Invariants:
 //! 1. Before an install the log is synced through the job's highest sequence number, so that power

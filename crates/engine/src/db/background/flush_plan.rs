@@ -1,10 +1,10 @@
 //! Which shards to flush next: a pure decision over a family's sealed memtables.
 //!
-//! Rules (blueprint §1): a job is a key range of one map, neighbouring shards that are due or empty,
-//! taken oldest first from a prefix of the sealed memtables; for any key range, installs follow
-//! memtable order. So a memtable that nothing else is in the way of is one job, one edit of the
-//! manifest, however many buckets it fills. A memtable with
-//! records that no log has is flushed whole, by one job, so that its installs are one edit.
+//! Rules (blueprint §1): a job is a key range of one map, neighbouring shards that are due or
+//! empty, taken oldest first from a prefix of the sealed memtables; for any key range, installs
+//! follow memtable order. So a memtable that nothing else is in the way of is one job, one edit of
+//! the manifest, however many buckets it fills. A memtable with records that no log has is flushed
+//! whole, by one job, so that its installs are one edit.
 //! Cost: O(sealed memtables × buckets).
 
 use crate::bucket::BucketMap;

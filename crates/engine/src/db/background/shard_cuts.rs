@@ -1,15 +1,15 @@
 //! The keys that cut a memtable into shards which are worth to be freed one after another.
 //!
-//! A bucket takes half of a memtable or more, and the shards of a flush that are written in parallel
-//! end together. If a shard was a bucket, nothing would be freed before the end of a flush
+//! A bucket may take half of a memtable, and the shards of a flush that are written in parallel end
+//! together. If a shard was a bucket, nothing would be freed before the end of a flush
 //! ([`crate::db::background::written_shards`]). So a memtable has more shards than the map has
-//! buckets. The keys come from the memtable that was sealed last, and stay the same while its shards
-//! are of similar size, because only memtables of one map are flushed together.
+//! buckets. The keys come from the memtable that was sealed last, and stay the same while its
+//! shards are of similar size, because only memtables of one map are flushed together.
 //!
 //! Rules:
 //! 1. A memtable has a shard for each [`SHARD_BYTES`] of its size, and at most [`SHARDS_MAX`].
-//! 2. A memtable after one with many range deletes is not cut, because a range delete is copied into
-//!    every shard that it touches.
+//! 2. A memtable after one with many range deletes is not cut, because a range delete is copied
+//!    into every shard that it touches.
 //! 3. No family with separated values has such cuts: each shard would have a value file of its own,
 //!    and is not freed early.
 //!

@@ -399,7 +399,7 @@ struct BucketParts {
 }
 
 impl BucketParts {
-    fn version(&self) -> &Arc<Version> {
+    fn readable(&self) -> &Arc<Version> {
         &self.opening.picture.readable
     }
 }
@@ -410,15 +410,15 @@ impl FileOpener for BucketParts {
     }
 
     fn ends_before(&self, index: usize, key: &[u8]) -> bool {
-        self.version().map().end(self.buckets[index]).is_some_and(|end| end <= key)
+        self.readable().map().end(self.buckets[index]).is_some_and(|end| end <= key)
     }
 
     fn smallest(&self, index: usize) -> &[u8] {
-        self.version().map().start(self.buckets[index])
+        self.readable().map().start(self.buckets[index])
     }
 
     fn open(&self, index: usize) -> Result<Box<dyn InternalIterator>> {
-        let files = self.version().l0(self.buckets[index]);
+        let files = self.readable().l0(self.buckets[index]);
         let inside = files.iter().filter(|file| file.overlaps(&self.opening.bounds));
         let mut children = Vec::with_capacity(files.len());
         for row in rows(inside.cloned().collect(), |file: &Arc<LiveFile>| file.meta()) {

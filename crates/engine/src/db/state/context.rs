@@ -35,8 +35,8 @@ const FIRST_MEMTABLE_BYTES_MIN: u64 = 1 << 20;
 /// Called at named points of background work; an error makes the step fail there:
 /// `flush.picked`, `compaction.picked` and `buckets.picked` (when a job begins),
 /// `ingest.before_install`, `ingest.before_visible` (too late to fail: its error is ignored),
-/// `flush.shard` (before each shard of a flush), `flush.shard_written` (before a shard leaves memory),
-/// `flush.before_install`, `compaction.part` (before
+/// `flush.shard` (before each shard of a flush), `flush.shard_written` (before a shard leaves
+/// memory), `flush.before_install`, `compaction.part` (before
 /// each part of a compaction that is cut), `compaction.before_install`, `recovery.before_install`,
 /// `resume.before_install`, `checkpoint.before_manifest`, `transaction.checked` (between the two
 /// steps of a commit's check; its thread must not write), `reserve.written` (before a reserve for a
@@ -187,9 +187,9 @@ impl Context {
         MemoryShares { budget_bytes: self.budget.limit_bytes() }
     }
 
-    /// Size at which a memtable that is made over `version` is sealed. The memtables before the first
-    /// bucket map have one shard each, which leaves memory as a whole. They only have to tell by
-    /// which keys the map is cut, so a part of the usual size is enough.
+    /// Size at which a memtable that is made over `version` is sealed. The memtables before the
+    /// first bucket map have one shard each, which leaves memory as a whole. They only have to tell
+    /// by which keys the map is cut, so a part of the usual size is enough.
     pub(crate) fn memtable_bytes(&self, version: &Version) -> u64 {
         let options = version.options();
         let full = self.memtable_bytes_max(options);

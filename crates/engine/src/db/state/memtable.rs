@@ -12,9 +12,9 @@
 //!    `last_seq` (set at the seal) lies in it or in an older one.
 //! 4. `oldest_log` is set, under the commit lock, before the first record of a log segment that it
 //!    depends on is inserted: it pins that segment.
-//! 5. After the memtable is readied, its shards belong to [`Immutable`] alone, and the flush tracker
-//!    keeps only a [`SealedInfo`]. So the memory of a shard is free when no super version and no
-//!    job has the shard any more.
+//! 5. After the memtable is readied, its shards belong to [`Immutable`] alone, and the flush
+//!    tracker keeps only a [`SealedInfo`]. So the memory of a shard is free when no super version
+//!    and no job has the shard any more.
 //!
 //! Thread-safety: many threads may insert and read at the same time.
 //! Failure: none; the records were checked before.

@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 
 use arc_swap::ArcSwapOption;
 use archipelago_base::FileNo;
@@ -68,6 +68,8 @@ pub struct Trash {
     files: Mutex<Vec<Trashed>>,
     /// The files that are obsolete and still have a holder, by number.
     pinned: Mutex<BTreeMap<u64, Pinning>>,
+    /// Tables that readers use before an edit names them, by number.
+    unnamed: Mutex<BTreeMap<u64, Weak<LiveFile>>>,
     clock: Arc<dyn Clock>,
 }
 
@@ -81,7 +83,20 @@ impl Trash {
     /// An empty one, which takes the ages of pinned files from `clock`.
     #[must_use]
     pub fn new(clock: Arc<dyn Clock>) -> Self {
-        Self { files: Mutex::default(), pinned: Mutex::default(), clock }
+        Self { files: Mutex::default(), pinned: Mutex::default(), unnamed: Mutex::default(), clock }
+    }
+
+    /// A table for readers, before an edit names it. The version of that edit gets the same value
+    /// from [`LiveFile::named`], so that the table is removed when neither a version nor an earlier
+    /// reader holds it.
+    #[must_use]
+    pub fn unnamed_table(self: &Arc<Self>, meta: FileMeta) -> Arc<LiveFile> {
+        let no = meta.no;
+        let file = LiveFile::new(meta, Arc::clone(self));
+        let mut unnamed = self.unnamed.lock();
+        unnamed.retain(|_, known| known.strong_count() > 0);
+        unnamed.insert(no, Arc::downgrade(&file));
+        file
     }
 
     /// Adds a file.
@@ -239,6 +254,16 @@ impl LiveFile {
             used: AtomicBool::new(false),
             held: OnceLock::new(),
         })
+    }
+
+    /// The file that an edit names: the one that readers use already, or a new one.
+    #[must_use]
+    pub fn named(meta: FileMeta, trash: &Arc<Trash>) -> Arc<Self> {
+        let known = trash.unnamed.lock().get(&meta.no).and_then(Weak::upgrade);
+        match known {
+            Some(known) if *known.meta() == meta => known,
+            _ => Self::new(meta, Arc::clone(trash)),
+        }
     }
 
     /// Length of the table and of the separated values that it references, in bytes. Levels are

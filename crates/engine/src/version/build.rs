@@ -187,7 +187,7 @@ impl VersionBuilder {
         }
         for (level, meta) in self.added.drain().map(|(_, added)| added) {
             touched[level] = true;
-            let file = LiveFile::new(meta, Arc::clone(trash));
+            let file = LiveFile::named(meta, trash);
             joined.push(Arc::clone(&file));
             fresh[level].push(file);
         }
@@ -199,6 +199,18 @@ impl VersionBuilder {
             removed;
         let version = Arc::new(version);
         Ok(Built { version, removed: gone, removed_values, removed_invalid, unreferenced })
+    }
+
+    /// A version for readers: `base` with tables in L0 that no edit names yet. The tables reference
+    /// no separated values.
+    pub(crate) fn with_unnamed(
+        base: &Arc<Version>,
+        tables: &[Arc<LiveFile>],
+    ) -> Result<Arc<Version>> {
+        let mut fresh: [Vec<Arc<LiveFile>>; LEVELS] = Default::default();
+        fresh[0].extend_from_slice(tables);
+        let touched = [false; LEVELS];
+        Self::new(base).assemble(fresh, &touched, Arc::clone(&base.values)).map(Arc::new)
     }
 
     /// Whether the file stays where `base` has it.

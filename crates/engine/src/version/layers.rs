@@ -12,10 +12,12 @@
 //!   overlap, however many there are: these count one by one, as in the paper.
 //!
 //! Where every memtable left one file over the whole bucket, layers are files.
+//! [`rows`] puts the parts side by side again, for merges.
 //! Cost: O(files) if all of them share a key, else O(files · log files).
 
 use std::sync::Arc;
 
+use crate::file_meta::FileMeta;
 use crate::live_file::LiveFile;
 
 /// The layers that `files`, L0 files of one bucket, newest first, make.
@@ -25,6 +27,25 @@ pub fn layers(files: &[Arc<LiveFile>]) -> usize {
         return files.len();
     }
     runs(files).max(depth(files))
+}
+
+/// `files` as the fewest rows of files that share no key, each in key order: a merge of a bucket
+/// then has a cursor for each row and not for each part of a memtable. The result has the order of
+/// the first files.
+#[must_use]
+pub fn rows<T>(mut files: Vec<T>, meta: impl Fn(&T) -> &FileMeta) -> Vec<Vec<T>> {
+    files.sort_by(|a, b| meta(a).smallest.cmp(&meta(b).smallest));
+    let mut rows: Vec<Vec<T>> = Vec::new();
+    for file in files {
+        let start = &meta(&file).smallest;
+        let is_free =
+            |row: &&mut Vec<T>| row.last().is_none_or(|last| meta(last).ends_before(start));
+        match rows.iter_mut().find(is_free) {
+            Some(row) => row.push(file),
+            None => rows.push(vec![file]),
+        }
+    }
+    rows
 }
 
 fn all_share_a_key(files: &[Arc<LiveFile>]) -> bool {
@@ -104,6 +125,24 @@ mod tests {
         assert_eq!(layers(&parts), 2);
         let in_order = files(&[("m", "z", 20, 29), ("g", "l", 10, 19), ("a", "f", 0, 9)]);
         assert_eq!(layers(&in_order), 3);
+    }
+
+    #[test]
+    fn files_that_share_no_key_make_one_row() {
+        let two = files(&[
+            ("m", "z", 11, 19),
+            ("a", "l", 10, 18),
+            ("m", "p", 1, 9),
+            ("q", "z", 1, 9),
+            ("a", "l", 0, 8),
+        ]);
+        let two = rows(two, |file| file.meta());
+        let starts: Vec<Vec<&[u8]>> =
+            two.iter().map(|row| row.iter().map(|file| &*file.smallest).collect()).collect();
+        assert_eq!(starts, [vec![&b"a"[..], b"m"], vec![b"a", b"m", b"q"]]);
+        let touching = files(&[("f", "k", 1, 2), ("k", "z", 1, 2)]);
+        let touching = rows(touching, |file| file.meta());
+        assert_eq!(touching.len(), 2, "a row holds each key once");
     }
 
     #[test]

@@ -46,7 +46,7 @@ use crate::options::{CfOptions, LEVELS};
 pub use build::{Built, VersionBuilder};
 pub use flushed::FlushedThrough;
 pub use held::{HeldNumbers, Hold};
-pub use layers::layers;
+pub use layers::{layers, rows};
 pub use level::Level;
 pub use running::Running;
 pub use sizes::{LAST_LEVEL, LevelTargets};

@@ -44,3 +44,4 @@ mod support;
 mod tiers;
 mod transactions;
 mod warm;
+mod written_shards;

@@ -31,6 +31,7 @@ use crate::job::spec::{OutputSpec, Retention};
 use crate::job::{Cancel, JobContext, JobOutput, MeteredRead, Progress, ValueInputs};
 use crate::key::KeyRange;
 use crate::sst::{BlockCache, TableReadOptions, TableReader};
+use crate::version::rows;
 
 /// An input file and its level.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -314,16 +315,21 @@ fn open_inputs(
     Ok(files)
 }
 
-/// The children of the merge: each L0 file, and each other level.
+/// The children of the merge: each row of L0 files that share no key, and each other level.
 fn children(spec: &CompactionSpec, files: Vec<InputFile>) -> Result<Vec<Child>> {
     let mut children = Vec::new();
     let mut levels: BTreeMap<u8, Vec<InputFile>> = BTreeMap::new();
-    for file in files {
-        if file.level == 0 {
-            children.push(Child::new(file.cursor()?, file.meta.largest_seq()));
-        } else {
-            levels.entry(file.level).or_default().push(file);
-        }
+    let (l0, below): (Vec<_>, Vec<_>) = files.into_iter().partition(|file| file.level == 0);
+    for row in rows(l0, |file| &file.meta) {
+        let newest = row.iter().map(|file| file.meta.largest_seq()).max().unwrap_or_default();
+        let cursor: Box<dyn InternalIterator> = match row.as_slice() {
+            [only] => only.cursor()?,
+            _ => Box::new(LevelIterator::new(Level(row))),
+        };
+        children.push(Child::new(cursor, newest));
+    }
+    for file in below {
+        levels.entry(file.level).or_default().push(file);
     }
     for (level, mut files) in levels {
         files.sort_by(|a, b| a.meta.smallest.cmp(&b.meta.smallest));

@@ -86,7 +86,7 @@ fn checkpoint(db: &DbInner, dir: &Path) -> Result<()> {
     let moment = moment(&db.context, &db.view, &db.writes);
     let mut edit = VersionEdit::new();
     for (family, picture) in &moment.families {
-        link_files(&db.storage, &picture.version, dir)?;
+        link_files(&db.storage, &picture.readable, dir)?;
         for meta in export_memtables(db, family, picture, moment.last_seq, dir)? {
             edit.add_file(family.id, 0, meta);
         }
@@ -99,7 +99,7 @@ fn checkpoint(db: &DbInner, dir: &Path) -> Result<()> {
     let families = moment
         .families
         .iter()
-        .map(|(family, picture)| (family.id, &*family.name, Arc::clone(&picture.version)));
+        .map(|(family, picture)| (family.id, &*family.name, Arc::clone(&picture.readable)));
     exporter.of_moment(moment.last_seq, families, &edit)?.write(dir)
 }
 
@@ -145,7 +145,7 @@ fn export_memtables(
     };
     let mut input = CompactionIterator::new(records, tombstones, rules);
     let bytes = shards.iter().map(|shard| shard.data_bytes()).sum();
-    let cuts = picture.version.map().boundaries().to_vec();
+    let cuts = picture.readable.map().boundaries().to_vec();
     let numbers = JobNumbers::new(db, Order::none());
     let mut spec = compaction::output_spec(&numbers, family, OutputPlan::l0(cuts, bytes))?;
     // The tables lie in the directory of the checkpoint, where no sweep looks.

@@ -47,7 +47,7 @@ pub(crate) fn create_family(db: &DbInner, name: &str, options: CfOptions) -> Res
         .map(|(_, version)| version)
         .ok_or_else(|| Error::not_found(format!("the version of new family {id}")))?;
     let active = db.writes.new_memtable(&db.context, &version, &[]);
-    let first = SuperVersion { active: Arc::clone(&active), immutables: Vec::new(), version };
+    let first = SuperVersion::new(Arc::clone(&active), version);
     let family = Family::new(id, name.to_owned(), options, db.context.registry(), first)?;
     commit.set_active(id, Some(active));
     db.view.set_family(id, Some(Arc::clone(&family)));

@@ -229,6 +229,8 @@ fn flush_overlapping(
             .filter_map(|(at, shard)| Some((at, shard.as_ref()?)))
             .any(|(at, shard)| holds(&immutable.map, at, shard));
     }
+    // Written shards left the memtables, but not the files that the levels are chosen by.
+    overlaps |= !Arc::ptr_eq(&current.version, &current.readable);
     if !overlaps {
         return Ok(());
     }

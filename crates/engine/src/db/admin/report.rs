@@ -301,7 +301,7 @@ pub(crate) fn raw_bytes(cf: &ColumnFamily) -> u64 {
     let shards = current.active.shards.iter();
     let immutable = current.immutables.iter().flat_map(|i| i.shards.iter().flatten());
     let in_memory = shards.chain(immutable).map(|shard| shard.data_bytes());
-    let tables = current.version.files().map(|(_, file)| file.raw_bytes);
+    let tables = current.readable.files().map(|(_, file)| file.raw_bytes);
     in_memory.chain(tables).fold(0, u64::saturating_add)
 }
 

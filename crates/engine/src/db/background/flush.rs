@@ -3,7 +3,8 @@
 //! A sealed memtable is first *readied* by a background step, once its last writer has inserted:
 //! its filters are built, and its empty shards are marked installed. Then its shards leave as
 //! [`crate::db::background::flush_plan`] says. The shards of a job are written in parallel
-//! ([`crate::db::background::parallel_job`]) and installed by one edit.
+//! ([`crate::db::background::parallel_job`]) and installed by one edit. Each shard leaves memory
+//! when it is written ([`crate::db::background::written_shards`]).
 //!
 //! Invariants:
 //! 1. Before an install the log is synced through the job's highest sequence number, so that power
@@ -14,7 +15,8 @@
 //! 3. A shard is pending, running or installed, and only the job that marked it changes that.
 //!
 //! Thread-safety: any number of flushes run at the same time.
-//! Failure: a job that fails or panics leaves its shards pending and no files; it is tried again.
+//! Failure: a job that fails or panics leaves its shards pending and no files but those of shards
+//! that have left memory; it is tried again.
 //! Cost: one table for each filled shard and each cut, at most one log sync and one edit.
 
 use std::sync::Arc;
@@ -32,24 +34,25 @@ use crate::db::background::job_numbers::JobNumbers;
 use crate::db::background::parallel_job::{self, SizedWork, Work};
 use crate::db::background::rebalance::{self, sample};
 use crate::db::background::scheduler;
-use crate::db::background::space;
+use crate::db::background::written_shards::{self, Taken};
+use crate::db::background::{shard_cuts, space};
 use crate::db::inner::DbInner;
 use crate::db::read::ReadView;
 use crate::db::state::family::Family;
 use crate::db::state::job_threads::JobPriority;
 use crate::db::state::jobs::{JobState, Jobs, RunningKind, Sealed, ShardState};
-use crate::db::state::memtable::{Immutable, Memtable};
+use crate::db::state::memtable::{Memtable, SealedInfo};
 use crate::db::write::{self, disk_room, log_segments, seal, stalling};
 use crate::disk_space::flush_room;
 use crate::event::Event;
 use crate::executor;
 use crate::flush::FlushSpec;
 use crate::job::below::Below;
-use crate::job::{Cancel, JobContext, JobOutput, NoShards, ShardRef, ShardSource};
+use crate::job::{Cancel, JobContext, JobOutput, NoShards, ShardRef};
 use crate::key::KeyRange;
 use crate::lock_order::{Before, JobsLock, ManifestLock, Order};
 use crate::manifest::{Change, VersionEdit};
-use crate::memtable::{SealedShard, Shard};
+use crate::memtable::Shard;
 use crate::stats::{Ticker, Timer};
 use crate::version::rebalance::RunningFlush;
 
@@ -58,7 +61,7 @@ pub(crate) struct FlushTask {
     pub(crate) job_id: u64,
     pub(crate) family: Arc<Family>,
     /// Memtables of the job, oldest first.
-    pub(crate) memtables: Vec<Arc<Memtable>>,
+    pub(crate) memtables: Vec<Arc<SealedInfo>>,
     pub(crate) shards: std::ops::Range<usize>,
     pub(crate) range: KeyRange,
     /// Keys at which its files are cut besides the boundaries of the map.
@@ -69,60 +72,46 @@ impl FlushTask {
     /// Everything of the family in the range with at most this sequence number is in the job or
     /// in older files.
     fn through(&self) -> SeqNo {
-        self.memtables.iter().map(|memtable| memtable.last_seq()).max().unwrap_or_default()
+        self.memtables.iter().map(|memtable| memtable.last_seq).max().unwrap_or_default()
     }
 
     /// Whether it flushes that shard.
-    pub(crate) fn takes(&self, family: CfId, memtable: &Memtable, shard: usize) -> bool {
+    pub(crate) fn takes(&self, family: CfId, memtable: &SealedInfo, shard: usize) -> bool {
         self.family.id == family
             && self.shards.contains(&shard)
             && self.memtables.iter().any(|taken| taken.id == memtable.id)
     }
 
-    fn data_bytes(&self, shards: std::ops::Range<usize>) -> u64 {
+    pub(crate) fn data_bytes(&self, shards: std::ops::Range<usize>) -> u64 {
         self.memtables
             .iter()
-            .flat_map(|memtable| &memtable.shards[shards.clone()])
-            .map(|shard| shard.data_bytes())
+            .flat_map(|memtable| &memtable.shards()[shards.clone()])
+            .map(|shard| shard.data_bytes)
             .sum()
+    }
+
+    /// The keys of one of its shards.
+    pub(crate) fn range_of(&self, shard: usize) -> KeyRange {
+        match self.memtables.first() {
+            Some(memtable) => memtable.map.range(shard),
+            None => self.range.clone(),
+        }
     }
 
     /// The shards that have something to be flushed, each with its index.
     fn filled_shards(&self) -> impl Iterator<Item = usize> {
-        let filled = |shard: &Arc<Shard>| shard.entries() > 0 || shard.has_tombstones();
-        let is_filled =
-            move |at: &usize| self.memtables.iter().any(|memtable| filled(&memtable.shards[*at]));
+        let is_filled = move |at: &usize| {
+            self.memtables.iter().any(|memtable| memtable.shards()[*at].is_filled)
+        };
         self.shards.clone().filter(is_filled)
-    }
-}
-
-impl ShardSource for FlushTask {
-    fn shard(&self, wanted: &ShardRef) -> Result<Arc<dyn SealedShard>> {
-        Taken(self.memtables.clone()).shard(wanted)
-    }
-}
-
-/// The memtables of a flush, for a thread that writes some of their shards.
-struct Taken(Vec<Arc<Memtable>>);
-
-impl ShardSource for Taken {
-    fn shard(&self, wanted: &ShardRef) -> Result<Arc<dyn SealedShard>> {
-        let memtable = self.0.iter().find(|memtable| memtable.id == wanted.memtable);
-        let shard = memtable.and_then(|memtable| memtable.shards.get(wanted.shard as usize));
-        shard.map(|shard| Arc::clone(shard) as Arc<dyn SealedShard>).ok_or_else(|| {
-            archipelago_base::Error::not_found(format!(
-                "shard {} of memtable {}",
-                wanted.shard, wanted.memtable
-            ))
-        })
     }
 }
 
 /// A sealed memtable that has to be readied.
 pub(crate) fn next_to_ready(state: &JobState) -> Option<(CfId, Arc<Memtable>)> {
     state.flushes().iter().find_map(|(cf, tracker)| {
-        let sealed = tracker.queue.iter().find(|sealed| !sealed.ready)?;
-        Some((*cf, Arc::clone(&sealed.memtable)))
+        let unready = tracker.queue.iter().find_map(|sealed| sealed.unready.as_ref())?;
+        Some((*cf, Arc::clone(unready)))
     })
 }
 
@@ -145,24 +134,26 @@ pub(crate) fn ready_memtable<Held: Before<JobsLock>>(
     let buckets = family.current.load().version.map().len();
     let seal =
         sample(memtable, buckets.max(rebalance::buckets_initial(&db.context, &family.options)));
+    let cuts = shard_cuts::next_cuts(memtable, &family.options);
     let mut state = db.jobs.lock(order);
     let Some(tracker) = state.flushes_mut().get_mut(&cf) else { return };
-    let Some(sealed) = tracker.queue.iter_mut().find(|s| s.memtable.id == memtable.id) else {
+    if let Some(cuts) = cuts {
+        tracker.shard_cuts = cuts;
+    }
+    let Some(sealed) = tracker.queue.iter_mut().find(|s| s.info.id == memtable.id) else {
         return;
     };
-    let mut view = Immutable::clone(&sealed.view);
-    for (index, shard) in memtable.shards.iter().enumerate() {
-        if shard.entries() == 0 && !shard.has_tombstones() {
-            sealed.shards[index] = ShardState::Installed;
-            view.shards[index] = None;
-        }
+    sealed.info.note_shards(memtable);
+    if sealed.unready.take().is_none() {
+        return;
     }
-    sealed.view = Arc::new(view);
-    let first_time = !std::mem::replace(&mut sealed.ready, true);
-    tracker.queue.retain(|sealed| !sealed.view.is_installed());
-    if first_time {
-        rebalance::note_seal(db, &mut state, &family, seal);
+    let info = Arc::clone(&sealed.info);
+    for (index, _) in info.shards().iter().enumerate().filter(|(_, shard)| !shard.is_filled) {
+        sealed.shards[index] = ShardState::Installed;
+        sealed.take_from_view(index..index + 1);
     }
+    tracker.queue.retain(|sealed| !sealed.is_installed());
+    rebalance::note_seal(db, &mut state, &family, seal);
     db.view.republish(&mut state, &family, None);
     drop(state);
     stalling::recompute_stall(&db.context, &db.observers, &db.pacing, &db.jobs, &family);
@@ -185,10 +176,10 @@ fn next_flush_of(view: &ReadView, state: &mut JobState, cf: CfId) -> Option<Flus
         .queue
         .iter()
         .map(|sealed| SealedView {
-            map: &sealed.memtable.map,
+            map: &sealed.info.map,
             shards: &sealed.shards,
-            ready: sealed.ready,
-            unlogged: sealed.memtable.has_unlogged(),
+            ready: sealed.is_ready(),
+            unlogged: sealed.info.unlogged,
         })
         .collect();
     let FlushPlan { memtables, shards, range } = plan_flush(&views, held.as_ref())?;
@@ -200,7 +191,7 @@ fn next_flush_of(view: &ReadView, state: &mut JobState, cf: CfId) -> Option<Flus
                 sealed.shards[shard] = ShardState::Running;
             }
         }
-        taken.push(Arc::clone(&sealed.memtable));
+        taken.push(Arc::clone(&sealed.info));
     }
     // What a job over several shards writes ends where they do.
     let ends = taken.first().map_or(&[][..], |memtable| memtable.map.boundaries());
@@ -223,7 +214,7 @@ pub(crate) fn run_flush_task(db: &DbInner, task: &FlushTask) -> Result<()> {
         && let Some(tracker) = state.flushes_mut().get_mut(&task.family.id)
     {
         let ids: Vec<u64> = task.memtables.iter().map(|memtable| memtable.id).collect();
-        for sealed in tracker.queue.iter_mut().filter(|s| ids.contains(&s.memtable.id)) {
+        for sealed in tracker.queue.iter_mut().filter(|s| ids.contains(&s.info.id)) {
             for shard in task.shards.clone() {
                 if sealed.shards[shard] == ShardState::Running {
                     sealed.shards[shard] = ShardState::Pending;
@@ -242,9 +233,12 @@ fn flush_and_install(db: &DbInner, task: &FlushTask) -> Result<()> {
     let cuts = disk_room::room_cuts_max(&db.disk, &task.family.current.load().version);
     let tables = task.shards.len() * task.memtables.len() + cuts;
     disk_room::ensure_room(db, flush_room(bytes, tables as u64), "a flush")?;
-    set_first_map(db, task, Order::none())?;
+    if let Some(shard) = only_shard(db, task) {
+        set_first_map(db, &task.family, &shard, Order::none())?;
+    }
     let numbers = JobNumbers::new(db, Order::none());
-    let output = write_shards(task, &numbers)?;
+    let output = write_shards(task, &numbers);
+    let output = output.inspect_err(|_| keep_published_numbers(db, task, &numbers))?;
     let installed = db
         .context
         .fault_point("flush.before_install")
@@ -252,9 +246,27 @@ fn flush_and_install(db: &DbInner, task: &FlushTask) -> Result<()> {
         .and_then(|()| install_flush(db, task, &output));
     match &installed {
         Ok(()) => numbers.note_installed(),
-        Err(_) => db.storage.discard(&output, Order::none()),
+        Err(_) => {
+            written_shards::discard_unpublished(db, task, &output);
+            keep_published_numbers(db, task, &numbers);
+        }
     }
     installed
+}
+
+/// The shard of a task over a memtable that has only one.
+fn only_shard(db: &DbInner, task: &FlushTask) -> Option<Arc<Shard>> {
+    let is_only = task.memtables.first().is_some_and(|memtable| memtable.map.len() == 1);
+    let state = is_only.then(|| db.jobs.lock(Order::none()))?;
+    Taken::of_task(&state, task, 0).first().cloned()
+}
+
+/// Keeps the sweep of strays from the tables that readers use after a failed attempt. The edit of
+/// the next attempt names them.
+fn keep_published_numbers(db: &DbInner, task: &FlushTask, numbers: &JobNumbers<'_>) {
+    if !db.jobs.lock(Order::none()).written_of(task.family.id).is_empty() {
+        numbers.note_installed();
+    }
 }
 
 /// Writes the files of a flush: its shards in parallel, on as many threads as there are background
@@ -263,27 +275,38 @@ fn write_shards(task: &FlushTask, numbers: &JobNumbers<'_>) -> Result<JobOutput>
     let db = numbers.db();
     let started_ns = db.context.clock().now_ns();
     let cancel = Cancel::under(db.context.closing());
-    let warm = task.memtables.iter().any(|memtable| memtable.was_read());
-    let work = |shard| {
-        let work = shard_work(numbers, task, shard, &cancel, warm)?;
-        Ok((task.data_bytes(shard..shard + 1), work))
-    };
-    let works = task.filled_shards().map(work).collect::<Result<Vec<SizedWork>>>()?;
+    let warm = task.memtables.iter().any(|memtable| memtable.was_read);
+    let (mut works, mut shards): (Vec<SizedWork>, Vec<usize>) = Default::default();
+    for shard in task.filled_shards() {
+        let taken = Taken::of_task(&db.jobs.lock(Order::none()), task, shard);
+        if !taken.is_empty() {
+            let work = shard_work(numbers, task, shard, taken, &cancel, warm)?;
+            works.push((task.data_bytes(shard..shard + 1), work));
+            shards.push(shard);
+        }
+    }
     let threads = works.len().min(db.context.options().max_background_jobs);
     let bytes = task.data_bytes(task.shards.clone());
     let _held = db.context.budget().hold(MemoryClass::Job, output_bytes(threads, bytes));
     let sync = || if threads > 1 { sync_before_install(db, task) } else { Ok(()) };
-    let ended = parallel_job::run_parallel(db, JobPriority::Normal, cancel, works, threads, sync);
-    let (outputs, failed) = ended.into_parts();
+    let mut left = works.len();
+    let publish = |work: usize, output: &JobOutput| {
+        left -= 1;
+        // The edit follows the last shard.
+        if left == 0 { Ok(()) } else { written_shards::publish(db, task, shards[work], output) }
+    };
+    let run = parallel_job::ParallelRun { kind: JobPriority::Normal, cancel, threads };
+    let ended = parallel_job::run_parallel(db, run, works, sync, publish);
+    let (mut outputs, failed) = ended.into_parts();
     let duration_ns = db.context.clock().now_ns().saturating_sub(started_ns);
-    let output = JobOutput::joined(outputs, duration_ns);
-    match failed {
-        None => Ok(output),
-        Some(error) => {
-            db.storage.discard(&output, Order::none());
-            Err(error)
-        }
-    }
+    let Some(error) = failed else {
+        let state = db.jobs.lock(Order::none());
+        let earlier = written_shards::earlier_outputs(&state, task, &outputs);
+        outputs.extend(earlier);
+        return Ok(JobOutput::joined(outputs, duration_ns));
+    };
+    written_shards::discard_unpublished(db, task, &JobOutput::joined(outputs, duration_ns));
+    Err(error)
 }
 
 /// The flush of one shard, a job of its own for the executor.
@@ -291,12 +314,12 @@ fn shard_work(
     numbers: &JobNumbers<'_>,
     task: &FlushTask,
     shard: usize,
+    taken: Taken,
     cancel: &Cancel,
     warm: bool,
 ) -> Result<Work> {
     let db = numbers.db();
-    let spec = flush_spec(numbers, task, shard..shard + 1)?;
-    let taken = Taken(task.memtables.clone());
+    let spec = flush_spec(numbers, task, shard..shard + 1, taken.refs())?;
     let cancel = cancel.clone();
     let context = JobContext {
         cancel,
@@ -305,7 +328,7 @@ fn shard_work(
     };
     let (executor, fault) = (Arc::clone(db.jobs.executor()), db.context.fault());
     let border = Border::new("job executor", executor.name(), Some(&task.family.name));
-    let entries = task.memtables.iter().map(|memtable| memtable.shards[shard].entries()).sum();
+    let entries = taken.entries();
     Ok(Box::new(move || {
         fault.as_ref().map_or(Ok(()), |fault| fault("flush.shard"))?;
         let context = JobContext { shards: &taken, ..context };
@@ -324,7 +347,7 @@ fn shard_work(
 /// durable in the log. The sync is left out if, with the files, everything up to some write is in
 /// tables and nothing later is: then the files need no log.
 fn sync_before_install(db: &DbInner, task: &FlushTask) -> Result<()> {
-    let is_logged = task.memtables.iter().any(|memtable| memtable.oldest_log().is_some());
+    let is_logged = task.memtables.iter().any(|memtable| memtable.oldest_log.is_some());
     if is_logged && !leaves_a_prefix(&db.jobs, &db.view, task) {
         write::sync_log(db, task.through(), Order::none())?;
     }
@@ -342,20 +365,21 @@ fn leaves_a_prefix(jobs: &Jobs, view: &ReadView, task: &FlushTask) -> bool {
     let state = jobs.lock(Order::none());
     let Some(tracker) = state.flushes().get(&task.family.id) else { return false };
     let oldest = tracker.queue.iter().zip(&task.memtables);
-    let complete = |(sealed, taken): (&Sealed, &Arc<Memtable>)| {
+    let complete = |(sealed, taken): (&Sealed, &Arc<SealedInfo>)| {
         let is_left = |(at, shard): (usize, &ShardState)| {
             *shard != ShardState::Installed && !task.shards.contains(&at)
         };
-        sealed.memtable.id == taken.id && !sealed.shards.iter().enumerate().any(is_left)
+        sealed.info.id == taken.id && !sealed.shards.iter().enumerate().any(is_left)
     };
     tracker.queue.len() >= task.memtables.len() && oldest.into_iter().all(complete)
 }
 
-/// The flush of some of the task's shards: the files of each end where it ends.
+/// The flush of some of the task's shards, those of `refs`: the files of each end where it ends.
 pub(crate) fn flush_spec<Held: Before<ManifestLock>>(
     numbers: &JobNumbers<'_, Held>,
     task: &FlushTask,
     shards: std::ops::Range<usize>,
+    refs: Vec<ShardRef>,
 ) -> Result<FlushSpec> {
     let db = numbers.db();
     let version = Arc::clone(&task.family.current.load().version);
@@ -366,17 +390,10 @@ pub(crate) fn flush_spec<Held: Before<ManifestLock>>(
         Some(memtable) if shards != task.shards => memtable.map.hull(&shards),
         _ => task.range.clone(),
     };
-    let shards = task
-        .memtables
-        .iter()
-        .flat_map(|memtable| {
-            shards.clone().map(|shard| ShardRef { memtable: memtable.id, shard: shard as u32 })
-        })
-        .collect();
     Ok(FlushSpec {
         cf: task.family.id.0,
         range,
-        shards,
+        shards: refs,
         retention: compaction::retention(&db.context, &db.view, &task.family, Below::Everything),
         output: compaction::output_spec(numbers, &task.family, OutputPlan::l0(cuts, bytes))?,
     })
@@ -444,17 +461,16 @@ pub(crate) fn add_output(edit: &mut VersionEdit, cf: CfId, output: &JobOutput) {
 fn mark_installed(state: &mut JobState, task: &FlushTask) {
     let Some(tracker) = state.flushes_mut().get_mut(&task.family.id) else { return };
     for memtable in &task.memtables {
-        let found = tracker.queue.iter_mut().find(|sealed| sealed.memtable.id == memtable.id);
+        let found = tracker.queue.iter_mut().find(|sealed| sealed.info.id == memtable.id);
         let Some(sealed) = found else { continue };
-        let mut view = Immutable::clone(&sealed.view);
         for shard in task.shards.clone() {
             assert_ne!(sealed.shards[shard], ShardState::Pending, "installed what ran");
             sealed.shards[shard] = ShardState::Installed;
-            view.shards[shard] = None;
         }
-        sealed.view = Arc::new(view);
+        sealed.take_from_view(task.shards.clone());
     }
-    tracker.queue.retain(|sealed| !sealed.view.is_installed());
+    tracker.written.retain(|shard| !written_shards::is_of(shard, task));
+    tracker.queue.retain(|sealed| !sealed.is_installed());
 }
 
 /// Cuts the key space by the keys of the first memtable, once (BucketLSM §V-C): equal parts by
@@ -462,13 +478,11 @@ fn mark_installed(state: &mut JobState, task: &FlushTask) {
 /// bytes, mend what values of different sizes make of it.
 pub(crate) fn set_first_map<Held: Before<ManifestLock> + Before<JobsLock>>(
     db: &DbInner,
-    task: &FlushTask,
+    family: &Family,
+    shard: &Shard,
     order: Order<Held>,
 ) -> Result<()> {
-    let family = &task.family;
     let wanted = rebalance::buckets_initial(&db.context, &family.options);
-    let Some(memtable) = task.memtables.first() else { return Ok(()) };
-    let [shard] = &*memtable.shards else { return Ok(()) };
     if wanted <= 1 || family.current.load().version.map().epoch().0 > 0 {
         return Ok(());
     }
@@ -517,7 +531,7 @@ pub(crate) fn flush_family(db: &DbInner, family: &Arc<Family>) -> Result<()> {
     };
     let pending = |state: &JobState| {
         let tracker = state.flushes().get(&family.id);
-        tracker.is_some_and(|t| t.queue.iter().any(|sealed| sealed.memtable.id < newest))
+        tracker.is_some_and(|t| t.queue.iter().any(|sealed| sealed.info.id < newest))
     };
     while pending(&db.jobs.lock(Order::none())) {
         family.check_alive()?;
@@ -550,9 +564,12 @@ pub(crate) fn flush_unlogged(db: &DbInner) -> Result<()> {
     }
     for family in db.view.live_families() {
         let current = family.current.load_full();
-        let sealed = db.jobs.lock(Order::none()).flushes().get(&family.id).is_some_and(|tracker| {
-            tracker.queue.iter().any(|sealed| sealed.memtable.has_unlogged())
-        });
+        let sealed = db
+            .jobs
+            .lock(Order::none())
+            .flushes()
+            .get(&family.id)
+            .is_some_and(|tracker| tracker.queue.iter().any(|sealed| sealed.info.unlogged));
         if sealed || current.active.has_unlogged() {
             match flush_family(db, &family) {
                 // Dropped meanwhile: there is nothing left to flush.

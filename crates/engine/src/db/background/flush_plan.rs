@@ -1,10 +1,10 @@
 //! Which shards to flush next: a pure decision over a family's sealed memtables.
 //!
-//! Rules (blueprint §1): a job is a key range of one map, neighbouring shards that are all due,
-//! taken oldest first from a prefix of the sealed memtables; for any key range, installs follow
-//! memtable order. So a memtable that nothing else is in the way of is one job, one edit of the
-//! manifest, however many buckets it fills. A memtable with
-//! records that no log has is flushed whole, by one job, so that its installs are one edit.
+//! Rules (blueprint §1): a job is a key range of one map, neighbouring shards that are due or
+//! empty, taken oldest first from a prefix of the sealed memtables; for any key range, installs
+//! follow memtable order. So a memtable that nothing else is in the way of is one job, one edit of
+//! the manifest, however many buckets it fills. A memtable with records that no log has is flushed
+//! whole, by one job, so that its installs are one edit.
 //! Cost: O(sealed memtables × buckets).
 
 use crate::bucket::BucketMap;
@@ -57,11 +57,18 @@ pub fn plan_flush(queue: &[SealedView<'_>], held: Option<&KeyRange>) -> Option<F
                 && !is_held(&range)
                 && is_oldest(queue, position, &range)
         };
-        for shard in 0..sealed.shards.len() {
-            if may_go(shard) {
-                let more = (shard + 1..sealed.shards.len()).take_while(|next| may_go(*next));
-                return Some(plan_shards(queue, position, shard..shard + 1 + more.count()));
-            }
+        // A shard that has nothing to flush does not end a run of neighbours.
+        let may_pass = |shard: usize| {
+            let range = sealed.map.range(shard);
+            sealed.shards[shard] == ShardState::Installed
+                && !is_held(&range)
+                && is_oldest(queue, position, &range)
+        };
+        let all = 0..sealed.shards.len();
+        if let Some(first) = all.clone().find(|shard| may_go(*shard)) {
+            let run = (first..all.end).take_while(|shard| may_go(*shard) || may_pass(*shard));
+            let last = run.filter(|shard| may_go(*shard)).last().unwrap_or(first);
+            return Some(plan_shards(queue, position, first..last + 1));
         }
     }
     None
@@ -140,10 +147,18 @@ mod tests {
         let whole = [view(&map, &[Pending; 4]), view(&map, &[Pending; 4])];
         let plan = plan_flush(&whole, None).expect("a plan");
         assert_eq!((plan.memtables, plan.shards, plan.range), (0..2, 0..4, KeyRange::all()));
-        // What runs or is installed is left out, and ends the run of neighbours.
+        // What runs is left out, and ends the run of neighbours.
         let torn = [view(&map, &[Installed, Pending, Pending, Running])];
         let plan = plan_flush(&torn, None).expect("a plan");
         assert_eq!((plan.shards.clone(), plan.range), (1..3, map.hull(&(1..3))));
+        // What is installed, or was empty, does not end it.
+        let gaps = [view(&map, &[Installed, Pending, Installed, Pending])];
+        assert_eq!(plan_flush(&gaps, None).expect("a plan").shards, 1..4);
+        let behind = [
+            view(&map, &[Installed, Installed, Running, Installed]),
+            view(&map, &[Pending, Pending, Installed, Pending]),
+        ];
+        assert_eq!(plan_flush(&behind, None).expect("a plan").shards, 0..2);
         // A younger memtable goes along only if it is cut alike and none of the shards runs there.
         let running =
             [view(&map, &[Pending; 4]), view(&map, &[Pending, Pending, Running, Pending])];

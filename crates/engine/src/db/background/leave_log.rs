@@ -35,12 +35,13 @@ use archipelago_base::{Error, ErrorKind, Result, SeqNo};
 use crate::border::contained;
 use crate::db::background::flush::{self, FlushTask};
 use crate::db::background::job_numbers::JobNumbers;
+use crate::db::background::written_shards::Taken;
 use crate::db::background::{compaction, scheduler, space};
 use crate::db::inner::DbInner;
 use crate::db::state::context::Context;
 use crate::db::state::family::Family;
 use crate::db::state::jobs::{JobState, Jobs, ShardState};
-use crate::db::state::memtable::{Immutable, Memtable};
+use crate::db::state::memtable::{Memtable, SealedInfo};
 use crate::db::state::observers::Observers;
 use crate::db::write::commit::CommitGuard;
 use crate::db::write::log_segments::{self, LogSegments};
@@ -211,8 +212,14 @@ fn flush_memory(
 ) -> Result<()> {
     let db = numbers.db();
     for family in db.view.live_families() {
-        for memtable in sealed_memtables(&db.jobs, order, &family) {
+        for memtable in unready_memtables(&db.jobs, order, &family) {
             flush::ready_memtable(db, family.id, &memtable, order);
+        }
+        // What a flush had written before it failed is a part of the edit.
+        for written in db.jobs.lock(order).written_of(family.id) {
+            flush::add_output(edit, family.id, &written.output);
+        }
+        for memtable in sealed_memtables(&db.jobs, order, &family) {
             for shards in pending_runs(&db.jobs, order, &family, &memtable) {
                 let output = flush_run(numbers, order, &family, &memtable, shards)?;
                 flush::add_output(edit, family.id, &output);
@@ -223,24 +230,34 @@ fn flush_memory(
     Ok(())
 }
 
-/// The sealed memtables of a family, oldest first.
-fn sealed_memtables(jobs: &Jobs, order: Order<CommitLock>, family: &Family) -> Vec<Arc<Memtable>> {
+/// The memtables of a family that have no filters yet, oldest first.
+fn unready_memtables(jobs: &Jobs, order: Order<CommitLock>, family: &Family) -> Vec<Arc<Memtable>> {
     let state = jobs.lock(order);
-    state.sealed_of(family.id).map(|sealed| Arc::clone(&sealed.memtable)).collect()
+    state.sealed_of(family.id).filter_map(|sealed| sealed.unready.clone()).collect()
 }
 
-/// The shards of a memtable that are not installed, as runs of neighbours.
+/// The sealed memtables of a family, oldest first.
+fn sealed_memtables(
+    jobs: &Jobs,
+    order: Order<CommitLock>,
+    family: &Family,
+) -> Vec<Arc<SealedInfo>> {
+    let state = jobs.lock(order);
+    state.sealed_of(family.id).map(|sealed| Arc::clone(&sealed.info)).collect()
+}
+
+/// The shards of a memtable that are in memory, as runs of neighbours.
 fn pending_runs(
     jobs: &Jobs,
     order: Order<CommitLock>,
     family: &Family,
-    memtable: &Memtable,
+    memtable: &SealedInfo,
 ) -> Vec<std::ops::Range<usize>> {
     let state = jobs.lock(order);
-    let found = state.sealed_of(family.id).find(|sealed| sealed.memtable.id == memtable.id);
+    let found = state.sealed_of(family.id).find(|sealed| sealed.info.id == memtable.id);
     let mut runs: Vec<std::ops::Range<usize>> = Vec::new();
-    for (index, shard) in found.into_iter().flat_map(|sealed| &sealed.shards).enumerate() {
-        if *shard == ShardState::Installed {
+    for (index, shard) in found.into_iter().flat_map(|sealed| &sealed.view.shards).enumerate() {
+        if shard.is_none() {
             continue;
         }
         match runs.last_mut() {
@@ -255,10 +272,18 @@ fn flush_run(
     numbers: &JobNumbers<'_, CommitLock>,
     order: Order<CommitLock>,
     family: &Arc<Family>,
-    memtable: &Arc<Memtable>,
+    memtable: &Arc<SealedInfo>,
     shards: std::ops::Range<usize>,
 ) -> Result<JobOutput> {
     let db = numbers.db();
+    let taken = {
+        let state = db.jobs.lock(order);
+        let found = state.sealed_of(family.id).find(|sealed| sealed.info.id == memtable.id);
+        let view = found.map(|sealed| Arc::clone(&sealed.view));
+        let all = view.iter().flat_map(|view| view.shards.iter().enumerate());
+        let own = all.filter(|(at, _)| shards.contains(at));
+        Taken::of_memtable(memtable.id, own.filter_map(|(at, shard)| Some((at, shard.clone()?))))
+    };
     let task = FlushTask {
         job_id: 0,
         family: Arc::clone(family),
@@ -267,10 +292,14 @@ fn flush_run(
         shards,
         planned_cuts: Vec::new(),
     };
-    flush::set_first_map(db, &task, order)?;
+    if memtable.map.len() == 1
+        && let Some(shard) = taken.first()
+    {
+        flush::set_first_map(db, family, shard, order)?;
+    }
     run_flush(
-        &flush::flush_spec(numbers, &task, task.shards.clone())?,
-        &compaction::job_context(&db.context, &db.storage, &db.jobs, &db.view, &task),
+        &flush::flush_spec(numbers, &task, task.shards.clone(), taken.refs())?,
+        &compaction::job_context(&db.context, &db.storage, &db.jobs, &db.view, &taken),
     )
 }
 
@@ -289,11 +318,10 @@ fn install_memory(db: &DbInner, commit: &CommitGuard<'_>, mut edit: VersionEdit)
         for tracker in state.flushes_mut().values_mut() {
             for sealed in &mut tracker.queue {
                 sealed.shards.fill(ShardState::Installed);
-                let mut view = Immutable::clone(&sealed.view);
-                view.shards.fill(None);
-                sealed.view = Arc::new(view);
+                sealed.take_from_view(0..sealed.shards.len());
             }
             tracker.queue.clear();
+            tracker.written.clear();
         }
         db.view.republish_built(&mut state, built);
         space::note_all(db, &mut state, Some(SpaceEvent::RangeDelete));

@@ -15,6 +15,8 @@ pub(crate) mod memory_pressure;
 pub(crate) mod parallel_job;
 pub(crate) mod rebalance;
 pub(crate) mod scheduler;
+pub(crate) mod shard_cuts;
 pub(crate) mod space;
 pub(crate) mod subcompaction;
 pub(crate) mod sweep;
+pub(crate) mod written_shards;

@@ -41,6 +41,8 @@ pub(crate) type SizedWork = (u64, Work);
 pub(crate) struct Ended {
     /// By work, once it has ended well.
     outputs: Vec<Option<JobOutput>>,
+    /// Works that have ended well and that the calling thread has not seen yet.
+    unseen: Vec<usize>,
     /// The first failure; what fails after it fails because of it.
     failed: Option<Error>,
 }
@@ -59,19 +61,50 @@ struct Group {
     ended: Mutex<Ended>,
     /// Number of threads that help.
     helping: Mutex<usize>,
-    alone: Condvar,
+    /// The calling thread waits here for its helpers.
+    caller: Condvar,
 }
 
 impl Group {
-    /// Runs works until none waits.
-    fn work(&self) {
+    /// Runs works until none waits, and calls `between` after each.
+    fn work(&self, mut between: impl FnMut()) {
         loop {
             let next = self.waiting.lock().pop_front();
             let Some((index, work)) = next else { return };
             let work = || contained("a part of a job", work);
-            match self.cancel.check().and_then(|()| work()) {
-                Ok(output) => self.ended.lock().outputs[index] = Some(output),
-                Err(error) => self.fail(error),
+            self.work_on(index, work);
+            between();
+        }
+    }
+
+    fn work_on(&self, index: usize, work: impl FnOnce() -> Result<JobOutput>) {
+        match self.cancel.check().and_then(|()| work()) {
+            Ok(output) => {
+                let mut ended = self.ended.lock();
+                ended.outputs[index] = Some(output);
+                ended.unseen.push(index);
+            }
+            Err(error) => self.fail(error),
+        }
+    }
+
+    /// Wakes the calling thread, which waits with the number of helpers locked.
+    fn tell_caller(&self) {
+        let _helping = self.helping.lock();
+        self.caller.notify_one();
+    }
+
+    /// Shows the calling thread the outputs that it has not seen.
+    fn see(&self, each: &mut impl FnMut(usize, &JobOutput) -> Result<()>) {
+        loop {
+            let unseen = {
+                let mut ended = self.ended.lock();
+                let next = ended.unseen.pop();
+                next.and_then(|index| Some((index, ended.outputs[index].clone()?)))
+            };
+            let Some((index, output)) = unseen else { return };
+            if let Err(error) = contained("a part of a job", || each(index, &output)) {
+                self.fail(error);
             }
         }
     }
@@ -87,7 +120,9 @@ impl Group {
         for called in 0..count {
             *self.helping.lock() += 1;
             let helper = Helper(Arc::clone(self));
-            if let Err(error) = threads.run(kind, Box::new(move || helper.0.work())) {
+            if let Err(error) =
+                threads.run(kind, Box::new(move || helper.0.work(|| helper.0.tell_caller())))
+            {
                 tracing::warn!(%error, "a job runs with fewer threads than it could use");
                 return called;
             }
@@ -95,10 +130,16 @@ impl Group {
         count
     }
 
-    fn wait_for_helpers(&self) {
-        let mut helping = self.helping.lock();
-        while *helping > 0 {
-            self.alone.wait(&mut helping);
+    fn wait_for_helpers(&self, each: &mut impl FnMut(usize, &JobOutput) -> Result<()>) {
+        loop {
+            self.see(each);
+            let mut helping = self.helping.lock();
+            let is_seen = self.ended.lock().unseen.is_empty();
+            match (*helping, is_seen) {
+                (0, true) => return,
+                (_, true) => self.caller.wait(&mut helping),
+                (_, false) => {}
+            }
         }
     }
 }
@@ -114,20 +155,31 @@ impl Drop for Helper {
             self.0.fail(Error::internal(what));
         }
         *self.0.helping.lock() -= 1;
-        self.0.alone.notify_one();
+        self.0.caller.notify_one();
     }
 }
 
-/// Runs `works`, all of which end with `cancel`, on at most `threads` threads of that kind;
-/// this one does `first` meanwhile.
+/// How the works of a job run.
+pub(crate) struct ParallelRun {
+    /// Priority of the threads.
+    pub(crate) kind: JobPriority,
+    /// Ends all works.
+    pub(crate) cancel: Cancel,
+    /// Number of threads at most.
+    pub(crate) threads: usize,
+}
+
+/// Runs `works` as `run` says; this thread does `first` meanwhile. It also calls `each` with the
+/// output of every work that has ended well, between its own works and while it waits. The job
+/// fails if `each` does.
 pub(crate) fn run_parallel(
     db: &DbInner,
-    kind: JobPriority,
-    cancel: Cancel,
+    run: ParallelRun,
     works: Vec<SizedWork>,
-    threads: usize,
     first: impl FnOnce() -> Result<()>,
+    mut each: impl FnMut(usize, &JobOutput) -> Result<()>,
 ) -> Ended {
+    let ParallelRun { kind, cancel, threads } = run;
     let count = works.len();
     let mut works: Vec<_> = works.into_iter().enumerate().collect();
     works.sort_by_key(|(_, (bytes, _))| std::cmp::Reverse(*bytes));
@@ -135,9 +187,9 @@ pub(crate) fn run_parallel(
     let group = Arc::new(Group {
         cancel,
         waiting: Mutex::new(waiting),
-        ended: Mutex::new(Ended { outputs: vec![None; count], failed: None }),
+        ended: Mutex::new(Ended { outputs: vec![None; count], ..Ended::default() }),
         helping: Mutex::new(0),
-        alone: Condvar::new(),
+        caller: Condvar::new(),
     });
     let threads = threads.clamp(1, count.max(1));
     let helpers = match kind {
@@ -150,8 +202,8 @@ pub(crate) fn run_parallel(
         group.fail(error);
     }
     if kind == JobPriority::Normal || helpers == 0 {
-        group.work();
+        group.work(|| group.see(&mut each));
     }
-    group.wait_for_helpers();
+    group.wait_for_helpers(&mut each);
     std::mem::take(&mut *group.ended.lock())
 }

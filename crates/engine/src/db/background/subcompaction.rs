@@ -150,7 +150,10 @@ fn run_works(
     let threads = works.len();
     // Of about the same size each.
     let works = works.into_iter().map(|work| (0, work)).collect();
-    let ended = parallel_job::run_parallel(db, kind, cancel, works, threads, || Ok(()));
+    let ended = {
+        let run = parallel_job::ParallelRun { kind, cancel, threads };
+        parallel_job::run_parallel(db, run, works, || Ok(()), |_, _| Ok(()))
+    };
     let (outputs, failed) = ended.into_parts();
     let threads_ns = outputs.iter().map(|output| output.duration_ns).collect();
     let duration_ns = db.context.clock().now_ns().saturating_sub(started_ns);

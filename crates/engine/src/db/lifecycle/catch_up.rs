@@ -298,11 +298,7 @@ fn publish_picture(db: &DbInner, picture: Picture) -> Result<()> {
 }
 
 fn super_version(new: &NewFamily) -> SuperVersion {
-    SuperVersion {
-        active: Arc::clone(&new.memtable),
-        immutables: Vec::new(),
-        version: Arc::clone(&new.version),
-    }
+    SuperVersion::new(Arc::clone(&new.memtable), Arc::clone(&new.version))
 }
 
 /// Whether one of `edits` allows the writer to overwrite `segment`.

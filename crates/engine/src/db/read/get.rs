@@ -264,7 +264,7 @@ impl<'a> Reader<'a> {
     /// Reads separated values of the version that `current` holds.
     fn values(&self, current: &'a SuperVersion, options: &ReadOptions) -> ValueReads<'a> {
         ValueReads {
-            version: &current.version,
+            version: &current.readable,
             tables: self.view.tables(),
             readers: self.view.value_readers(),
             stats: self.observers.stats(),

@@ -115,7 +115,7 @@ impl Live {
 pub(crate) fn count_keys(reader: Reader<'_>, family: &Family) -> KeyEstimate {
     let picture = family.current.load_full();
     let shards = shards(&picture).map(|(_, shard)| shard.entries()).sum::<u64>();
-    let tables = picture.version.files().map(|(_, file)| keys_of(file)).sum::<u64>();
+    let tables = picture.readable.files().map(|(_, file)| keys_of(file)).sum::<u64>();
     let census = Census {
         tables: reader.view.tables(),
         visible: reader.view.visible(),
@@ -305,7 +305,7 @@ impl Census<'_> {
     }
 
     fn live_of_tables(&self) -> Live {
-        let version = Arc::clone(&self.picture.version);
+        let version = Arc::clone(&self.picture.readable);
         let files: Vec<(usize, &Arc<LiveFile>)> =
             version.files().filter(|(_, file)| keys_of(file) > 0).collect();
         let step = files.len().div_ceil(TABLES_MAX).max(1);
@@ -374,7 +374,7 @@ impl Census<'_> {
         if shards(&self.picture).any(|(_, shard)| !shard.is_empty()) {
             return true;
         }
-        let version = &self.picture.version;
+        let version = &self.picture.readable;
         let mut end = file.largest.clone();
         end.push(0);
         let range = KeyRange { start: file.smallest.clone(), end: Some(end) };

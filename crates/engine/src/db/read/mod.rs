@@ -47,7 +47,7 @@ use crate::db::{ColumnFamily, Db};
 use crate::pinned::PinnedSlice;
 use crate::sst::BlockCache;
 use crate::table_cache::TableCache;
-use crate::version::Version;
+use crate::version::{Version, VersionBuilder};
 
 /// The families of a database by their ids.
 pub(crate) type Families = Vec<Option<Arc<Family>>>;
@@ -193,11 +193,16 @@ impl ReadView {
         let immutables = state.flushes().get(&family.id).map_or_else(Vec::new, |tracker| {
             tracker.queue.iter().rev().map(|sealed| Arc::clone(&sealed.view)).collect()
         });
-        let next = SuperVersion {
-            active: Arc::clone(&current.active),
-            immutables,
-            version: version.unwrap_or_else(|| Arc::clone(&current.version)),
+        let version = version.unwrap_or_else(|| Arc::clone(&current.version));
+        let tables: Vec<_> =
+            state.written_of(family.id).iter().flat_map(|shard| shard.tables.clone()).collect();
+        let readable = match tables.is_empty() {
+            true => Arc::clone(&version),
+            false => VersionBuilder::with_unnamed(&version, &tables)
+                .expect("the bucket map stays the same around written shards"),
         };
+        let active = Arc::clone(&current.active);
+        let next = SuperVersion { active, immutables, version, readable };
         self.publish(state, family, next);
     }
 

@@ -118,7 +118,7 @@ pub(crate) fn range_has_newer(
             }
         }
     }
-    let version = &current.version;
+    let version = &current.readable;
     let l0 = version.map().buckets_of(range).flat_map(|bucket| version.l0(bucket));
     let levels = (1..LEVELS).flat_map(|level| version.overlapping(level, range));
     for file in l0.chain(levels) {

@@ -44,7 +44,7 @@ use crate::sst::{TableReadOptions, TableReader};
 use crate::stats::{Statistics, Ticker};
 use crate::table_cache::TableCache;
 use crate::tombstone::{TombstoneSet, TombstoneSpan};
-use crate::version::Version;
+use crate::version::{Version, rows};
 
 /// A cursor over the live keys of a column family, in key order, as of one moment.
 ///
@@ -249,7 +249,7 @@ pub(crate) fn scan(
     let merge = MergingIterator::new(children);
     let tombstones = (!tombstones.is_empty()).then(|| Box::new(tombstones) as _);
     let mut cursor = UserIterator::new(merge, tombstones, view);
-    if !picture.version.values().is_empty() {
+    if !picture.readable.values().is_empty() {
         cursor = with_values(cursor, &opening, reader, options);
     }
     Iter {
@@ -330,10 +330,11 @@ fn children(opening: &Opening) -> Vec<Child> {
     for immutable in &picture.immutables {
         children.extend(memtable_child(&immutable.map, &immutable.shards, &opening.bounds));
     }
-    let version = &picture.version;
+    let version = &picture.readable;
     if version.l0_layers_max() > 0 {
         if version.map().len() == 1 {
-            children.extend(version.l0(0).iter().map(|file| l0_child(opening, file)));
+            let rows = rows(version.l0(0).to_vec(), |file: &Arc<LiveFile>| file.meta());
+            children.extend(rows.into_iter().map(|row| l0_child(opening, row)));
         } else {
             let buckets: Vec<usize> = version
                 .map()
@@ -381,9 +382,10 @@ fn memtable_child(
     }
 }
 
-fn l0_child(opening: &Opening, file: &Arc<LiveFile>) -> Child {
-    let parts = FileParts { opening: opening.clone(), files: vec![Arc::clone(file)] };
-    Child::new(Box::new(LevelIterator::new(parts)), SeqNo(file.largest_seq))
+fn l0_child(opening: &Opening, row: Vec<Arc<LiveFile>>) -> Child {
+    let newest = row.iter().map(|file| SeqNo(file.largest_seq)).max().unwrap_or_default();
+    let parts = FileParts { opening: opening.clone(), files: row };
+    Child::new(Box::new(LevelIterator::new(parts)), newest)
 }
 
 /// The shards of one memtable.
@@ -417,8 +419,8 @@ struct BucketParts {
 }
 
 impl BucketParts {
-    fn version(&self) -> &Arc<Version> {
-        &self.opening.picture.version
+    fn readable(&self) -> &Arc<Version> {
+        &self.opening.picture.readable
     }
 }
 
@@ -428,20 +430,27 @@ impl FileOpener for BucketParts {
     }
 
     fn ends_before(&self, index: usize, key: &[u8]) -> bool {
-        self.version().map().end(self.buckets[index]).is_some_and(|end| end <= key)
+        self.readable().map().end(self.buckets[index]).is_some_and(|end| end <= key)
     }
 
     fn smallest(&self, index: usize) -> &[u8] {
-        self.version().map().start(self.buckets[index])
+        self.readable().map().start(self.buckets[index])
     }
 
     fn open(&self, index: usize) -> Result<Box<dyn InternalIterator>> {
-        let files = self.version().l0(self.buckets[index]);
+        let files = self.readable().l0(self.buckets[index]);
+        let inside = files.iter().filter(|file| file.overlaps(&self.opening.bounds));
         let mut children = Vec::with_capacity(files.len());
-        for file in files.iter().filter(|file| file.overlaps(&self.opening.bounds)) {
-            let table = self.opening.table(file)?;
-            let iter = Box::new(table.iter(self.opening.options));
-            children.push(Child::new(iter, SeqNo(file.largest_seq)));
+        for row in rows(inside.cloned().collect(), |file: &Arc<LiveFile>| file.meta()) {
+            let newest = row.iter().map(|file| SeqNo(file.largest_seq)).max().unwrap_or_default();
+            let iter: Box<dyn InternalIterator> = match row.as_slice() {
+                [only] => Box::new(self.opening.table(only)?.iter(self.opening.options)),
+                _ => {
+                    let parts = FileParts { opening: self.opening.clone(), files: row };
+                    Box::new(LevelIterator::new(parts))
+                }
+            };
+            children.push(Child::new(iter, newest));
         }
         Ok(Box::new(MergingIterator::new(children)))
     }
@@ -485,7 +494,7 @@ fn tombstones(opening: &Opening) -> Vec<Box<dyn TombstoneSource>> {
             immutable.shards[bucket].as_ref().and_then(shard_tombstones)
         }));
     }
-    let version = &picture.version;
+    let version = &picture.readable;
     if version.l0_layers_max() > 0 {
         sources.extend(bucket_tombstones(version.map(), &opening.bounds, |bucket| {
             let files = version.l0(bucket).iter();

@@ -112,20 +112,20 @@ impl Snapshots {
     pub(crate) fn held_files(&self) -> HashSet<u64> {
         let held: Vec<HeldFamilies> = self.held.lock().families.values().cloned().collect();
         let pictures = held.iter().flat_map(|families| families.iter());
-        pictures.flat_map(|family| family.picture.version.file_numbers()).collect()
+        pictures.flat_map(|family| family.picture.readable.file_numbers()).collect()
     }
 
     /// Bytes of the family that snapshots keep beyond its `current` super version.
     pub(crate) fn held_bytes(&self, cf: CfId, current: &SuperVersion) -> HeldBytes {
         let held: Vec<HeldFamilies> = self.held.lock().families.values().cloned().collect();
-        let mut files: HashSet<u64> = current.version.file_numbers().collect();
+        let mut files: HashSet<u64> = current.readable.file_numbers().collect();
         let mut shards: HashSet<*const Shard> = shards_of(current).map(Arc::as_ptr).collect();
         let mut bytes = HeldBytes::default();
         for HeldFamily { picture, .. } in
             held.iter().flat_map(|families| families.iter()).filter(|family| family.cf == cf)
         {
-            let tables = picture.version.files().map(|(_, file)| (file.no, file.size_bytes));
-            let values = picture.version.values().files();
+            let tables = picture.readable.files().map(|(_, file)| (file.no, file.size_bytes));
+            let values = picture.readable.values().files();
             let values = values.map(|(file, _)| (file.no, file.size_bytes));
             for (_, file_bytes) in tables.chain(values).filter(|(no, _)| files.insert(*no)) {
                 bytes.files += file_bytes;

@@ -26,11 +26,18 @@ use crate::db::state::background_mode::BackgroundMode;
 use crate::extension::Registry;
 use crate::memory_shares::MemoryShares;
 use crate::options::{CfOptions, DbOptions};
+use crate::version::Version;
+
+/// The memtables before the first bucket map take one part in this many of the usual size.
+const FIRST_MEMTABLE_SHARE: u64 = 8;
+/// Smallest bound on these memtables, unless the usual size is smaller.
+const FIRST_MEMTABLE_BYTES_MIN: u64 = 1 << 20;
 
 /// Called at named points of background work; an error makes the step fail there:
 /// `flush.picked`, `compaction.picked` and `buckets.picked` (when a job begins),
 /// `ingest.before_install`, `ingest.before_visible` (too late to fail: its error is ignored),
-/// `flush.shard` (before each shard of a flush), `flush.before_install`, `compaction.part` (before
+/// `flush.shard` (before each shard of a flush), `flush.shard_written` (before a shard leaves
+/// memory), `flush.before_install`, `compaction.part` (before
 /// each part of a compaction that is cut), `compaction.before_install`, `recovery.before_install`,
 /// `resume.before_install`, `checkpoint.before_manifest`, `transaction.checked` (between the two
 /// steps of a commit's check; its thread must not write), `reserve.written` (before a reserve for a
@@ -198,6 +205,23 @@ impl Context {
     /// Shares of the memory budget for the parts of the engine.
     pub(crate) fn memory_shares(&self) -> MemoryShares {
         MemoryShares { budget_bytes: self.budget.limit_bytes() }
+    }
+
+    /// Size at which a memtable that is made over `version` is sealed. The memtables before the
+    /// first bucket map have one shard each, which leaves memory as a whole. They only have to tell
+    /// by which keys the map is cut, so a part of the usual size is enough.
+    pub(crate) fn memtable_bytes(&self, version: &Version) -> u64 {
+        let options = version.options();
+        let full = self.memtable_bytes_max(options);
+        let is_cut_later = match options.buckets {
+            0 => self.options.max_background_jobs > 1,
+            buckets => buckets > 1,
+        };
+        let is_first = version.map().epoch().0 == 0 && version.files().next().is_none();
+        match is_cut_later && is_first {
+            true => (full / FIRST_MEMTABLE_SHARE).max(FIRST_MEMTABLE_BYTES_MIN).min(full),
+            false => full,
+        }
     }
 
     /// Size, in bytes, at which a memtable of a family with these options is sealed.

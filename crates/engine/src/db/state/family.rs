@@ -52,7 +52,11 @@ pub(crate) struct SuperVersion {
     pub(crate) active: Arc<Memtable>,
     /// Sealed memtables, newest first.
     pub(crate) immutables: Vec<Arc<Immutable>>,
+    /// The files that the manifest names. Jobs work on this version.
     pub(crate) version: Arc<Version>,
+    /// `version` with the tables of written shards, which have left `immutables` and wait for the
+    /// edit of their flush. Reads use this version.
+    pub(crate) readable: Arc<Version>,
 }
 
 /// A part of a super version that may hold records of one key.
@@ -76,6 +80,11 @@ pub(crate) struct TableLayer<'a> {
 const L0_DEPTHS: usize = usize::MAX / 2;
 
 impl SuperVersion {
+    /// One without sealed memtables.
+    pub(crate) fn new(active: Arc<Memtable>, version: Arc<Version>) -> Self {
+        Self { active, immutables: Vec::new(), readable: Arc::clone(&version), version }
+    }
+
     /// The parts that may hold `key`, newest first: memtable shards, the bucket's L0, one table per
     /// level. A part is looked for only when the iterator reaches it.
     pub(crate) fn layers<'a>(&'a self, key: &'a [u8]) -> impl Iterator<Item = Layer<'a>> {
@@ -94,8 +103,8 @@ impl SuperVersion {
     /// The second half of [`SuperVersion::layers`]: the tables that may hold `key`.
     #[inline]
     pub(crate) fn tables<'a>(&'a self, key: &'a [u8]) -> impl Iterator<Item = TableLayer<'a>> {
-        let l0 = self.version.l0_of(key).iter().enumerate();
-        KeyTables { version: &self.version, key, l0, level: 1 }
+        let l0 = self.readable.l0_of(key).iter().enumerate();
+        KeyTables { version: &self.readable, key, l0, level: 1 }
     }
 }
 

@@ -26,9 +26,11 @@ use parking_lot::Condvar;
 use crate::db::state::balance::{Balance, WantedChange};
 use crate::db::state::family_space::FamilySpace;
 use crate::db::state::job_threads::JobThreads;
-use crate::db::state::memtable::{Immutable, Memtable};
+use crate::db::state::memtable::{Immutable, Memtable, SealedInfo};
 use crate::executor::JobExecutor;
+use crate::job::JobOutput;
 use crate::key::KeyRange;
+use crate::live_file::LiveFile;
 use crate::lock_order::{Before, JobsLock, Order, OrderedGuard, OrderedMutex};
 use crate::version::rebalance::RunningFlush;
 use crate::version::{Running, Version};
@@ -49,17 +51,64 @@ pub enum ShardState {
 
 /// A sealed memtable on its way to L0.
 pub(crate) struct Sealed {
-    pub(crate) memtable: Arc<Memtable>,
+    pub(crate) info: Arc<SealedInfo>,
+    /// The memtable, until its shards have filters and empty ones are marked installed. The shards
+    /// then belong to `view` alone.
+    pub(crate) unready: Option<Arc<Memtable>>,
     pub(crate) view: Arc<Immutable>,
     pub(crate) shards: Vec<ShardState>,
-    /// Whether its shards have filters and empty ones are marked installed.
-    pub(crate) ready: bool,
+}
+
+impl Sealed {
+    /// A memtable that is sealed now.
+    pub(crate) fn new(memtable: Arc<Memtable>) -> Self {
+        Self {
+            info: SealedInfo::of(&memtable),
+            view: Arc::new(Immutable::of(&memtable)),
+            shards: vec![ShardState::Pending; memtable.shards.len()],
+            unready: Some(memtable),
+        }
+    }
+
+    pub(crate) fn is_ready(&self) -> bool {
+        self.unready.is_none()
+    }
+
+    /// Whether an edit has installed all of its shards.
+    pub(crate) fn is_installed(&self) -> bool {
+        self.shards.iter().all(|shard| *shard == ShardState::Installed)
+    }
+
+    /// Readers find the records of these shards in tables from now on.
+    pub(crate) fn take_from_view(&mut self, shards: std::ops::Range<usize>) {
+        let mut view = Immutable::clone(&self.view);
+        view.shards[shards].fill(None);
+        self.view = Arc::new(view);
+    }
+}
+
+/// A shard that a running flush has written, and that readers find in its tables although no edit
+/// names them yet: see [`crate::db::background::written_shards`].
+pub(crate) struct WrittenShard {
+    /// Numbers of the memtables whose shard it is.
+    pub(crate) memtables: Vec<u64>,
+    /// Position in the map of the memtables.
+    pub(crate) shard: usize,
+    /// The keys of the shard, and those at which its tables are cut.
+    pub(crate) flush: RunningFlush,
+    pub(crate) output: JobOutput,
+    /// The tables of `output`.
+    pub(crate) tables: Vec<Arc<LiveFile>>,
 }
 
 /// The sealed memtables of a family, oldest first.
 #[derive(Default)]
 pub(crate) struct FlushTracker {
     pub(crate) queue: VecDeque<Sealed>,
+    /// Shards of the queue that are written and wait for the edit of their job.
+    pub(crate) written: Vec<WrittenShard>,
+    /// Keys that cut the next memtables into shards, besides the boundaries of the bucket map.
+    pub(crate) shard_cuts: Vec<Vec<u8>>,
 }
 
 /// A running job, as scheduling sees it.
@@ -161,7 +210,9 @@ impl JobState {
 
     /// Forgets a family that was dropped.
     pub(crate) fn forget_family(&mut self, cf: CfId) {
-        self.flushes.remove(&cf);
+        let tracker = self.flushes.remove(&cf);
+        let written = tracker.iter().flat_map(|tracker| &tracker.written);
+        written.flat_map(|shard| &shard.tables).for_each(|table| table.mark_obsolete());
         self.balances.remove(&cf);
         self.spaces.remove(&cf);
     }
@@ -297,15 +348,19 @@ impl JobState {
         [self.compactions(), self.ingestions()].concat()
     }
 
-    /// A family's running flushes.
+    /// A family's running flushes, and what failed ones have written and not installed.
     pub(crate) fn running_flushes(&self, of: CfId) -> Vec<RunningFlush> {
-        let kinds = self.running.iter().map(|job| &job.kind);
-        kinds
-            .filter_map(|kind| match kind {
-                RunningKind::Flush { cf, flush } if *cf == of => Some(flush.clone()),
-                _ => None,
-            })
-            .collect()
+        let running = self.running.iter().filter_map(|job| match &job.kind {
+            RunningKind::Flush { cf, flush } if *cf == of => Some(flush),
+            _ => None,
+        });
+        let written = self.written_of(of).iter().map(|shard| &shard.flush);
+        running.chain(written).cloned().collect()
+    }
+
+    /// The shards of a family that are written and not installed.
+    pub(crate) fn written_of(&self, cf: CfId) -> &[WrittenShard] {
+        self.flushes.get(&cf).map_or(&[], |tracker| &tracker.written)
     }
 
     /// The ranges of a family's running flushes.
@@ -333,6 +388,19 @@ impl JobState {
         let wanted = self.balances.get(&version.cf()).and_then(Balance::wanted);
         let current = wanted.filter(|wanted| wanted.epoch == version.map().epoch());
         current.map_or_else(Vec::new, |wanted| wanted.change.kind.cuts().to_vec())
+    }
+
+    /// Keys that cut a memtable which is made over the version: those of a wanted split, and those
+    /// that make shards of a size that is worth to be freed.
+    pub(crate) fn memtable_cuts(&self, version: &Version) -> Vec<Vec<u8>> {
+        let mut cuts = self.planned_cuts(version);
+        // The first map is cut by the keys of a memtable with one shard.
+        if version.map().epoch().0 > 0
+            && let Some(tracker) = self.flushes.get(&version.cf())
+        {
+            cuts.extend_from_slice(&tracker.shard_cuts);
+        }
+        cuts
     }
 
     /// Keys at which a job cuts the L0 files that it writes.

@@ -12,6 +12,9 @@
 //!    `last_seq` (set at the seal) lies in it or in an older one.
 //! 4. `oldest_log` is set, under the commit lock, before the first record of a log segment that it
 //!    depends on is inserted: it pins that segment.
+//! 5. After the memtable is readied, its shards belong to [`Immutable`] alone, and the flush
+//!    tracker keeps only a [`SealedInfo`]. So the memory of a shard is free when no super version
+//!    and no job has the shard any more.
 //!
 //! Thread-safety: many threads may insert and read at the same time.
 //! Failure: none; the records were checked before.
@@ -167,6 +170,11 @@ impl Memtable {
         self.born_ns
     }
 
+    /// Size at which it is sealed.
+    pub(crate) fn limit_bytes(&self) -> u64 {
+        self.limit_bytes
+    }
+
     /// Memory that its shards hold, the unused part of their slabs included.
     pub(crate) fn memory_bytes(&self) -> u64 {
         self.shards.iter().map(|shard| shard.memory_bytes()).sum()
@@ -253,11 +261,76 @@ impl Drop for Granted {
     }
 }
 
-/// An immutable memtable as readers see it: the shards that are not installed yet.
+/// Figures of one shard that outlive it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ShardInfo {
+    /// Bytes of the records as stored, tombstones included.
+    pub(crate) data_bytes: u64,
+    /// The oldest log segment that must stay until the shard is installed.
+    oldest_log: Option<FileNo>,
+    /// Whether it holds a record or a range tombstone.
+    pub(crate) is_filled: bool,
+}
+
+/// What stays known of a sealed memtable while its shards leave memory one after another.
+pub(crate) struct SealedInfo {
+    pub(crate) id: u64,
+    pub(crate) map: Arc<BucketMap>,
+    /// Everything of the family up to this number lies in the memtable or in an older one.
+    pub(crate) last_seq: SeqNo,
+    /// Whether it has records that no log has.
+    pub(crate) unlogged: bool,
+    /// Whether users read in memory while it filled.
+    pub(crate) was_read: bool,
+    /// The oldest log segment that holds one of its records.
+    pub(crate) oldest_log: Option<FileNo>,
+    /// Figures of each shard. They are final, and set, once the last writer has inserted.
+    shards: OnceLock<Box<[ShardInfo]>>,
+}
+
+impl SealedInfo {
+    /// What is known of a memtable that is sealed under the commit lock.
+    pub(crate) fn of(memtable: &Memtable) -> Arc<Self> {
+        Arc::new(Self {
+            id: memtable.id,
+            map: Arc::clone(&memtable.map),
+            last_seq: memtable.last_seq(),
+            unlogged: memtable.has_unlogged(),
+            was_read: memtable.was_read(),
+            oldest_log: memtable.oldest_log(),
+            shards: OnceLock::new(),
+        })
+    }
+
+    /// Notes the figures of the shards, which take no more records.
+    pub(crate) fn note_shards(&self, memtable: &Memtable) {
+        let info = |shard: &Arc<Shard>| ShardInfo {
+            data_bytes: shard.data_bytes(),
+            oldest_log: shard.oldest_log().map(FileNo),
+            is_filled: shard.entries() > 0 || shard.has_tombstones(),
+        };
+        self.shards.get_or_init(|| memtable.shards.iter().map(info).collect());
+    }
+
+    /// Figures of each shard; none before the memtable is readied.
+    pub(crate) fn shards(&self) -> &[ShardInfo] {
+        self.shards.get().map_or(&[], |shards| shards)
+    }
+
+    /// The oldest log segment that the shards for which `stays` is true pin. Before the memtable is
+    /// readied, all of its shards count.
+    pub(crate) fn pinned_log(&self, stays: impl Fn(usize) -> bool) -> Option<FileNo> {
+        let Some(shards) = self.shards.get() else { return self.oldest_log };
+        let staying = shards.iter().enumerate().filter(|(index, _)| stays(*index));
+        staying.filter_map(|(_, shard)| shard.oldest_log).min()
+    }
+}
+
+/// An immutable memtable as readers see it: the shards whose records are in no table yet.
 #[derive(Clone)]
 pub(crate) struct Immutable {
     pub(crate) map: Arc<BucketMap>,
-    /// `None` once all of the shard's ranges are installed (or it was empty).
+    /// `None` once tables that readers use hold the shard's records (or it was empty).
     pub(crate) shards: Vec<Option<Arc<Shard>>>,
 }
 
@@ -267,10 +340,6 @@ impl Immutable {
             map: Arc::clone(&memtable.map),
             shards: memtable.shards.iter().cloned().map(Some).collect(),
         }
-    }
-
-    pub(crate) fn is_installed(&self) -> bool {
-        self.shards.iter().all(Option::is_none)
     }
 
     pub(crate) fn shard_of(&self, key: &[u8]) -> Option<&Arc<Shard>> {

@@ -41,7 +41,7 @@ use crate::db::inner::DbInner;
 use crate::db::read::ReadView;
 use crate::db::state::context::Context;
 use crate::db::state::jobs::{JobState, Sealed, ShardState};
-use crate::db::state::memtable::Memtable;
+use crate::db::state::memtable::{Memtable, SealedInfo};
 use crate::db::state::observers::Observers;
 use crate::db::state::storage::Storage;
 use crate::db::write::commit::{CommitGuard, Share};
@@ -354,7 +354,7 @@ pub(crate) fn log_floor(
     logs: &LogSegments,
     view: &ReadView,
     state: &JobState,
-    leaves: impl Fn(CfId, &Memtable, usize) -> bool,
+    leaves: impl Fn(CfId, &SealedInfo, usize) -> bool,
 ) -> FileNo {
     let mut floor = logs.open_no();
     for family in view.live_families() {
@@ -364,11 +364,10 @@ pub(crate) fn log_floor(
         }
     }
     for (&cf, tracker) in state.flushes() {
-        for Sealed { memtable, shards, .. } in &tracker.queue {
-            let stays = |shard: usize| {
-                shards[shard] != ShardState::Installed && !leaves(cf, memtable, shard)
-            };
-            if let Some(no) = pinned_by(memtable, stays) {
+        for Sealed { info, shards, .. } in &tracker.queue {
+            let stays =
+                |shard: usize| shards[shard] != ShardState::Installed && !leaves(cf, info, shard);
+            if let Some(no) = info.pinned_log(stays) {
                 floor = floor.min(no);
             }
         }
@@ -479,21 +478,6 @@ fn last_excess_segment(segments: &VecDeque<LogSegment>, bytes_max: u64) -> Optio
         last = Some(segment.no);
     }
     last
-}
-
-/// The oldest segment that an immutable memtable pins: by shard once the last writer has inserted.
-fn pinned_by(memtable: &Memtable, stays: impl Fn(usize) -> bool) -> Option<FileNo> {
-    if !memtable.is_quiet() {
-        return memtable.oldest_log();
-    }
-    memtable
-        .shards
-        .iter()
-        .enumerate()
-        .filter(|(index, _)| stays(*index))
-        .filter_map(|(_, shard)| shard.oldest_log())
-        .min()
-        .map(FileNo)
 }
 
 pub(crate) fn create_log(

@@ -101,7 +101,7 @@ impl WritePath {
         {
             map = Arc::new(finer);
         }
-        let limit_bytes = context.memtable_bytes_max(version.options());
+        let limit_bytes = context.memtable_bytes(version);
         let birth = Birth { id, limit_bytes, born_ns: context.clock().now_ns() };
         Memtable::new(birth, map, &self.slabs)
     }

@@ -18,8 +18,7 @@ use crate::db::inner::DbInner;
 use crate::db::read::ReadView;
 use crate::db::state::context::Context;
 use crate::db::state::family::{Family, SuperVersion};
-use crate::db::state::jobs::{JobState, Sealed, ShardState};
-use crate::db::state::memtable::Immutable;
+use crate::db::state::jobs::{JobState, Sealed};
 use crate::db::write::commit::CommitGuard;
 use crate::db::write::{WritePath, stalling};
 use crate::event::Event;
@@ -50,18 +49,17 @@ pub(crate) fn seal_active(db: &DbInner, commit: &mut CommitGuard<'_>, family: &A
         if current.immutables.is_empty() {
             family.backlog_since_ns.store(db.context.clock().now_ns(), Ordering::Relaxed);
         }
-        let cuts = state.planned_cuts(&current.version);
+        let cuts = state.memtable_cuts(&current.version);
         let next = db.writes.new_memtable(&db.context, &current.version, &cuts);
         commit.set_active(family.id, Some(Arc::clone(&next)));
-        let view = Arc::new(Immutable::of(&old));
+        let sealed = Sealed::new(old);
         let mut immutables = Vec::with_capacity(current.immutables.len() + 1);
-        immutables.push(Arc::clone(&view));
+        immutables.push(Arc::clone(&sealed.view));
         immutables.extend(current.immutables.iter().cloned());
-        let shards = vec![ShardState::Pending; old.shards.len()];
-        let sealed = Sealed { memtable: old, view, shards, ready: false };
         state.flushes_mut().entry(family.id).or_default().queue.push_back(sealed);
-        let version = Arc::clone(&current.version);
-        db.view.publish(&mut state, family, SuperVersion { active: next, immutables, version });
+        let (version, readable) = (Arc::clone(&current.version), Arc::clone(&current.readable));
+        let next = SuperVersion { active: next, immutables, version, readable };
+        db.view.publish(&mut state, family, next);
     }
     db.pacing.note_seal(db.context.clock().now_ns());
     stalling::recompute_stall(&db.context, &db.observers, &db.pacing, &db.jobs, family);
@@ -84,7 +82,7 @@ pub(crate) fn empty_family(
     let gone = family.current.load_full();
     let version = Version::empty(family.id, Arc::clone(gone.version.options()));
     let active = writes.new_memtable(context, &version, &[]);
-    let empty = SuperVersion { active, immutables: Vec::new(), version };
+    let empty = SuperVersion::new(active, version);
     view.publish(state, family, empty);
     gone
 }

@@ -435,7 +435,10 @@ fn run_spec(
     let is_urgent = task.reason == GcReason::Space || db.jobs.is_awaited();
     let priority = if is_urgent { JobPriority::Normal } else { JobPriority::Low };
     let works = vec![(0, work)];
-    let ended = parallel_job::run_parallel(db, priority, cancel, works, 1, || Ok(()));
+    let ended = {
+        let run = parallel_job::ParallelRun { kind: priority, cancel, threads: 1 };
+        parallel_job::run_parallel(db, run, works, || Ok(()), |_, _| Ok(()))
+    };
     let (outputs, failed) = ended.into_parts();
     match (failed, outputs.into_iter().next()) {
         (None, Some(output)) => Ok(output),

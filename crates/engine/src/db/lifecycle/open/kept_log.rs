@@ -102,7 +102,7 @@ fn forget_replayed(context: &Context, jobs: &Jobs, view: &ReadView, writes: &Wri
         let version = Arc::clone(&family.current.load().version);
         let active = writes.new_memtable(context, &version, &[]);
         commit.set_active(family.id, Some(Arc::clone(&active)));
-        let next = SuperVersion { active, immutables: Vec::new(), version };
+        let next = SuperVersion::new(active, version);
         view.publish(&mut jobs.lock(commit.order()), &family, next);
     }
 }

@@ -51,6 +51,7 @@ use archipelago_env::{FileLock, FileSystem};
 use crate::cache::BlockKind;
 use crate::db::background::flush::{self, FlushTask};
 use crate::db::background::job_numbers::JobNumbers;
+use crate::db::background::written_shards::Taken;
 use crate::db::background::{compaction, scheduler, space};
 use crate::db::inner::DbInner;
 use crate::db::lifecycle::catch_up::{self, Unusable, while_changing};
@@ -61,7 +62,7 @@ use crate::db::state::background_mode::BackgroundMode;
 use crate::db::state::context::{Context, ContextParts, FaultPoint};
 use crate::db::state::family::{Family, SuperVersion};
 use crate::db::state::jobs::Jobs;
-use crate::db::state::memtable::{Memtable, RECORD_OVERHEAD_BYTES};
+use crate::db::state::memtable::{Memtable, RECORD_OVERHEAD_BYTES, SealedInfo};
 use crate::db::state::observers::Observers;
 use crate::db::state::pacing::Pacing;
 use crate::db::state::storage::{Storage, StorageParts};
@@ -416,7 +417,7 @@ fn open_families(db: &DbInner) -> Result<()> {
             db.context.memory_shares().log_lowered_in_family(&name, &options);
         }
         let active = db.writes.new_memtable(&db.context, &version, &[]);
-        let first = SuperVersion { active: Arc::clone(&active), immutables: Vec::new(), version };
+        let first = SuperVersion::new(Arc::clone(&active), version);
         let family = Family::new(id, name, options, db.context.registry(), first)?;
         commit.set_active(id, Some(active));
         db.view.set_family(id, Some(family));
@@ -739,10 +740,14 @@ impl<'a> Replay<'a> {
     fn flush(&mut self, family: &Arc<Family>, memtable: &Arc<Memtable>) -> Result<()> {
         memtable.close_at(self.last_seq);
         memtable.shards.iter().for_each(|shard| shard.seal());
+        let info = SealedInfo::of(memtable);
+        info.note_shards(memtable);
+        let shards = memtable.shards.iter().cloned().enumerate();
+        let taken = Taken::of_memtable(info.id, shards);
         let task = FlushTask {
             job_id: 0,
             family: Arc::clone(family),
-            memtables: vec![Arc::clone(memtable)],
+            memtables: vec![info],
             shards: 0..memtable.shards.len(),
             range: KeyRange::all(),
             planned_cuts: Vec::new(),
@@ -750,13 +755,15 @@ impl<'a> Replay<'a> {
         // A file that waits for the final edit lies in the one bucket there was.
         let waits =
             |change: &Change| matches!(change, Change::AddFile { cf, .. } if *cf == family.id);
-        if !self.outputs.changes.iter().any(waits) {
-            flush::set_first_map(self.inner, &task, Order::none())?;
+        if let [shard] = &*memtable.shards
+            && !self.outputs.changes.iter().any(waits)
+        {
+            flush::set_first_map(self.inner, family, shard, Order::none())?;
         }
         let room = flush_room(memtable.charged_bytes(), task.shards.len() as u64);
         disk_room::ensure_room(self.inner, room, "recovery")?;
         let output = {
-            let spec = flush::flush_spec(&self.numbers, &task, task.shards.clone())?;
+            let spec = flush::flush_spec(&self.numbers, &task, task.shards.clone(), taken.refs())?;
             run_flush(
                 &spec,
                 &compaction::job_context(
@@ -764,7 +771,7 @@ impl<'a> Replay<'a> {
                     &self.inner.storage,
                     &self.inner.jobs,
                     &self.inner.view,
-                    &task,
+                    &taken,
                 ),
             )?
         };
@@ -778,7 +785,7 @@ impl<'a> Replay<'a> {
             .committer()
             .lock(Order::none())
             .set_active(family.id, Some(Arc::clone(&active)));
-        let next = SuperVersion { active, immutables: Vec::new(), version };
+        let next = SuperVersion::new(active, version);
         self.inner.view.publish(&mut self.inner.jobs.lock(Order::none()), family, next);
         Ok(())
     }

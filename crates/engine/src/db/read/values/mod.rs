@@ -169,7 +169,7 @@ pub(crate) struct ScanValues {
 impl ScanValues {
     fn reads(&self) -> ValueReads<'_> {
         ValueReads {
-            version: &self.picture.version,
+            version: &self.picture.readable,
             tables: &self.tables,
             readers: &self.readers,
             stats: &self.stats,

@@ -1,0 +1,135 @@
+//! The keys that cut a memtable into shards which are worth to be freed one after another.
+//!
+//! A bucket may take half of a memtable, and the shards of a flush that are written in parallel end
+//! together. If a shard was a bucket, nothing would be freed before the end of a flush
+//! ([`crate::db::background::written_shards`]). So a memtable has more shards than the map has
+//! buckets. The keys come from the memtable that was sealed last, and stay the same while its
+//! shards are of similar size, because only memtables of one map are flushed together.
+//!
+//! Rules:
+//! 1. A memtable has a shard for each [`SHARD_BYTES`] of its size, and at most [`SHARDS_MAX`].
+//! 2. A memtable after one with many range deletes is not cut, because a range delete is copied
+//!    into every shard that it touches.
+//! 3. No family with separated values has such cuts: each shard would have a value file of its own,
+//!    and is not freed early.
+//!
+//! Cost: the headers of the leaves of a shard that is cut ([`crate::memtable::Shard::split_keys`]).
+
+use crate::db::state::memtable::Memtable;
+use crate::options::CfOptions;
+
+/// Size of a memtable for each of its shards, in bytes: a shard makes a table of its own, with a
+/// create and a sync.
+const SHARD_BYTES: u64 = 4 << 20;
+/// Most shards that the size of a memtable asks for. With more, the last of them would free less
+/// than the index and the buffers of a table take.
+const SHARDS_MAX: u64 = 16;
+/// Shards are cut anew when one has this many times its share of the records.
+const UNEVEN: u64 = 2;
+/// Records for each range delete of a memtable from which on its successor is cut.
+const RANGE_DELETE_SHARE: u64 = 256;
+
+/// The cuts for the memtables after `memtable`, which takes no more records; `None` to keep the
+/// present ones.
+pub(crate) fn next_cuts(memtable: &Memtable, options: &CfOptions) -> Option<Vec<Vec<u8>>> {
+    if options.value_separation_bytes > 0 {
+        return None;
+    }
+    let shards_wanted = (options.write_buffer_bytes / SHARD_BYTES).clamp(1, SHARDS_MAX);
+    // A memtable that was sealed early says little.
+    if shards_wanted == 1 || memtable.charged_bytes() < memtable.limit_bytes() / 2 {
+        return None;
+    }
+    let entries: Vec<u64> = memtable.shards.iter().map(|shard| shard.entries()).collect();
+    let range_deletes: usize = memtable.shards.iter().map(|shard| shard.tombstone_count()).sum();
+    if range_deletes as u64 * RANGE_DELETE_SHARE > entries.iter().sum::<u64>() {
+        return Some(Vec::new());
+    }
+    let share = (entries.iter().sum::<u64>() / shards_wanted).max(1);
+    if entries.iter().all(|&entries| entries <= UNEVEN * share) {
+        return None;
+    }
+    let mut cuts = Vec::new();
+    let mut before = 0;
+    for (at, (&entries, shard)) in entries.iter().zip(&memtable.shards).enumerate() {
+        if before > 0 && before + entries > share {
+            cuts.push(memtable.map.start(at).to_vec());
+            before = 0;
+        }
+        let parts = (entries / share) as usize;
+        if parts > 1 {
+            cuts.extend(shard.split_keys(parts));
+            before = entries / parts as u64;
+        } else {
+            before += entries;
+        }
+    }
+    Some(cuts)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use archipelago_base::budget::ByteBudget;
+    use archipelago_base::{Epoch, SeqNo};
+
+    use super::*;
+    use crate::bucket::BucketMap;
+    use crate::db::state::memtable::Birth;
+    use crate::key::Kind;
+    use crate::memtable::SlabPool;
+
+    const LIMIT_BYTES: u64 = 64 << 20;
+
+    fn options() -> CfOptions {
+        CfOptions { write_buffer_bytes: LIMIT_BYTES, ..CfOptions::default() }
+    }
+
+    /// A full memtable over a map with these boundaries, with `entries` keys from `first` on.
+    fn full(boundaries: Vec<Vec<u8>>, first: u32, entries: u32) -> Arc<Memtable> {
+        let birth = Birth { id: 1, limit_bytes: LIMIT_BYTES, born_ns: 0 };
+        let map = BucketMap::new(Epoch(1), boundaries).expect("valid");
+        let pool = SlabPool::new(ByteBudget::unlimited());
+        let memtable = Memtable::new(birth, Arc::new(map), &pool);
+        for n in first..first + entries {
+            let key = n.to_be_bytes();
+            memtable.insert(SeqNo(u64::from(n)), Kind::Put, &key, b"", None);
+        }
+        memtable.charge_replayed(LIMIT_BYTES);
+        memtable
+    }
+
+    #[test]
+    fn cuts_make_similar_shards_and_then_stay() {
+        let middle = 8_000u32.to_be_bytes().to_vec();
+        let first = full(vec![middle.clone()], 1_000, 16_000);
+        let cuts = next_cuts(&first, &options()).expect("two shards are too large");
+        let map = first.map.finer(&cuts).expect("within the map");
+        assert!((14..=18).contains(&map.len()), "{} shards", map.len());
+        let second = full(map.boundaries().to_vec(), 1_000, 16_000);
+        let sizes: Vec<u64> = second.shards.iter().map(|shard| shard.entries()).collect();
+        assert!(sizes.iter().all(|size| (400..=2_000).contains(size)), "{sizes:?}");
+        assert_eq!(next_cuts(&second, &options()), None, "they are similar");
+        // Other keys come: the old cuts go, and the new ones are as many.
+        let moved = full(map.boundaries().to_vec(), 50_000, 16_000);
+        let cuts = next_cuts(&moved, &options()).expect("one shard has everything");
+        assert!((14..=18).contains(&cuts.len()), "{} cuts", cuts.len());
+        assert!(cuts.iter().all(|cut| *cut >= 50_000u32.to_be_bytes().to_vec()), "{cuts:?}");
+    }
+
+    #[test]
+    fn small_memtables_and_separated_values_are_not_cut() {
+        let memtable = full(Vec::new(), 0, 1_000);
+        let small = CfOptions { write_buffer_bytes: 4 << 20, ..options() };
+        assert_eq!(next_cuts(&memtable, &small), None);
+        let cleared = full(Vec::new(), 0, 1_000);
+        for seq in 0..4 {
+            let (start, end) = (0u32.to_be_bytes(), 9u32.to_be_bytes());
+            cleared.insert(SeqNo(2_000 + seq), Kind::RangeDelete, &start, &end, None);
+        }
+        assert_eq!(next_cuts(&cleared, &options()), Some(Vec::new()));
+        let separated = CfOptions { value_separation_bytes: 512, ..options() };
+        assert_eq!(next_cuts(&memtable, &separated), None);
+    }
+}

@@ -1,0 +1,173 @@
+//! Shards that a running flush has written leave memory one after another.
+//!
+//! A flush writes a table for each shard and installs all of them by one edit, so that the tables
+//! hold a prefix of all writes and the log needs no sync (decision 0015). The memory of a shard
+//! does not wait for that edit. As soon as the tables of a shard are complete, readers find its
+//! records there, and the shard is freed (decision 0078).
+//!
+//! 1. A work of the flush ends: its tables and their names are durable, and they are checked.
+//! 2. [`publish`] swaps one super version under the jobs lock: the shard leaves the sealed
+//!    memtable, and `readable` gets its tables.
+//! 3. The last work ends, and one edit installs the tables of all shards as before.
+//!
+//! Invariants:
+//! 1. Readers find each record in exactly one place: the shard or its tables.
+//! 2. Jobs, the manifest and checks of the bucket map use `SuperVersion::version`, which never has
+//!    a table that no edit names. So no job takes such a table as an input.
+//! 3. The log keeps the records of a written shard until the edit: a crash loses only tables that
+//!    nothing names, and the next open removes them.
+//! 4. A written shard stays written if its flush fails, because its memory is gone. The next
+//!    attempt writes the rest, and its edit installs both.
+//! 5. The bucket map does not change in the range of a written shard
+//!    ([`JobState::running_flushes`](crate::db::state::jobs::JobState::running_flushes)).
+//!
+//! Shards with separated values stay in memory until the edit, because no version has their value
+//! files before.
+//!
+//! Thread-safety: the thread that runs the flush publishes its shards.
+//! Failure: a family that was dropped meanwhile publishes nothing.
+//! Cost: one version and one super version for each shard, in the order of the number of files.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use archipelago_base::{Error, Result};
+
+use crate::db::background::flush::FlushTask;
+use crate::db::inner::DbInner;
+use crate::db::state::jobs::{JobState, WrittenShard};
+use crate::db::write::stalling;
+use crate::job::{JobOutput, ShardRef, ShardSource};
+use crate::lock_order::Order;
+use crate::memtable::{SealedShard, Shard};
+use crate::version::rebalance::RunningFlush;
+
+/// A shard below this share of its flush is not worth a super version of its own.
+const SHARE_MIN: u64 = 64;
+
+/// The shards that a thread writes, which keeps them in memory for as long.
+pub(crate) struct Taken(Vec<(ShardRef, Arc<Shard>)>);
+
+impl Taken {
+    /// Given shards of one memtable.
+    pub(crate) fn of_memtable(
+        memtable: u64,
+        shards: impl Iterator<Item = (usize, Arc<Shard>)>,
+    ) -> Self {
+        let named = |(at, shard)| (ShardRef { memtable, shard: at as u32 }, shard);
+        Self(shards.map(named).collect())
+    }
+
+    /// The shards at position `shard` of the memtables of `task` that are in memory.
+    pub(crate) fn of_task(state: &JobState, task: &FlushTask, shard: usize) -> Self {
+        let sealed = state
+            .sealed_of(task.family.id)
+            .filter(|sealed| task.memtables.iter().any(|memtable| memtable.id == sealed.info.id));
+        let taken = sealed.filter_map(|sealed| {
+            let named = ShardRef { memtable: sealed.info.id, shard: shard as u32 };
+            Some((named, Arc::clone(sealed.view.shards[shard].as_ref()?)))
+        });
+        Self(taken.collect())
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub(crate) fn refs(&self) -> Vec<ShardRef> {
+        self.0.iter().map(|(named, _)| *named).collect()
+    }
+
+    /// Number of point records.
+    pub(crate) fn entries(&self) -> u64 {
+        self.0.iter().map(|(_, shard)| shard.entries()).sum()
+    }
+
+    /// The first shard, if there is one.
+    pub(crate) fn first(&self) -> Option<&Arc<Shard>> {
+        self.0.first().map(|(_, shard)| shard)
+    }
+}
+
+impl ShardSource for Taken {
+    fn shard(&self, wanted: &ShardRef) -> Result<Arc<dyn SealedShard>> {
+        let found = self.0.iter().find(|(named, _)| named == wanted);
+        found.map(|(_, shard)| Arc::clone(shard) as Arc<dyn SealedShard>).ok_or_else(|| {
+            Error::not_found(format!("shard {} of memtable {}", wanted.shard, wanted.memtable))
+        })
+    }
+}
+
+/// Readers find the shard `shard` of `task` in the tables of `output` from now on, and its memory
+/// is free.
+pub(crate) fn publish(
+    db: &DbInner,
+    task: &FlushTask,
+    shard: usize,
+    output: &JobOutput,
+) -> Result<()> {
+    let is_separated = !output.value_files.is_empty() || !output.invalid_files.is_empty();
+    let (own, whole) = (task.data_bytes(shard..shard + 1), task.data_bytes(task.shards.clone()));
+    if is_separated || own.saturating_mul(SHARE_MIN) < whole {
+        return Ok(());
+    }
+    db.context.fault_point("flush.shard_written")?;
+    let family = &task.family;
+    let trash = db.storage.trash();
+    let tables = output.files.iter().map(|meta| trash.unnamed_table(meta.clone())).collect();
+    let written = WrittenShard {
+        memtables: task.memtables.iter().map(|memtable| memtable.id).collect(),
+        shard,
+        flush: RunningFlush {
+            range: task.range_of(shard),
+            planned_cuts: task.planned_cuts.clone(),
+        },
+        output: output.clone(),
+        tables,
+    };
+    let mut state = db.jobs.lock(Order::none());
+    let Some(tracker) = state.flushes_mut().get_mut(&family.id) else { return Ok(()) };
+    for sealed in &mut tracker.queue {
+        if written.memtables.contains(&sealed.info.id) {
+            sealed.take_from_view(shard..shard + 1);
+        }
+    }
+    tracker.written.push(written);
+    db.view.republish(&mut state, family, None);
+    drop(state);
+    family.backlog_since_ns.store(db.context.clock().now_ns(), Ordering::Relaxed);
+    stalling::recompute_stall(&db.context, &db.observers, &db.pacing, &db.jobs, family);
+    db.jobs.notify_progress();
+    Ok(())
+}
+
+/// Whether `written` is a shard of the task.
+pub(crate) fn is_of(written: &WrittenShard, task: &FlushTask) -> bool {
+    task.shards.contains(&written.shard)
+        && task.memtables.iter().any(|memtable| written.memtables.contains(&memtable.id))
+}
+
+/// The outputs of earlier attempts that the edit of `task` installs too.
+pub(crate) fn earlier_outputs(
+    state: &JobState,
+    task: &FlushTask,
+    now: &[JobOutput],
+) -> Vec<JobOutput> {
+    let written = state.written_of(task.family.id).iter().filter(|shard| is_of(shard, task));
+    let is_now = |output: &JobOutput| now.iter().any(|other| other.files == output.files);
+    written.map(|shard| &shard.output).filter(|output| !is_now(output)).cloned().collect()
+}
+
+/// Removes the files of a failed flush, except those that readers use. Returns whether there are
+/// such files.
+pub(crate) fn discard_unpublished(db: &DbInner, task: &FlushTask, output: &JobOutput) -> bool {
+    let used: Vec<u64> = {
+        let state = db.jobs.lock(Order::none());
+        let written = state.written_of(task.family.id).iter();
+        written.flat_map(|shard| &shard.output.files).map(|meta| meta.no).collect()
+    };
+    let mut left = output.clone();
+    left.files.retain(|meta| !used.contains(&meta.no));
+    db.storage.discard(&left, Order::none());
+    !used.is_empty()
+}

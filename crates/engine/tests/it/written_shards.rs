@@ -1,0 +1,378 @@
+//! Shards of a flush that leave memory one after another: what readers find between two of them,
+//! what a crash leaves, and what becomes of them when the flush fails.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use archipelago_base::random::Rng;
+use archipelago_base::{Error, ErrorKind};
+use archipelago_engine::db::{Components, Db, Iter, ReadOptions, Snapshot};
+use archipelago_engine::key::KeyRange;
+use archipelago_engine::options::{CfOptions, WriteOptions};
+use archipelago_env::FileSystem;
+use archipelago_env::mem::MemFs;
+use parking_lot::Mutex;
+
+use crate::support::{in_threads, over, small_db, small_family};
+
+type Contents = BTreeMap<Vec<u8>, Vec<u8>>;
+
+fn key(n: u64) -> Vec<u8> {
+    format!("{n:06}").into_bytes()
+}
+
+/// State of the database as of a snapshot, and an iterator that was made before the flush.
+struct Past {
+    snapshot: Snapshot,
+    contents: Contents,
+    iter: Mutex<Iter>,
+}
+
+/// What the fault points look at and do.
+#[derive(Default)]
+struct Watch {
+    db: Mutex<Option<Db>>,
+    disk: Mutex<Option<MemFs>>,
+    now: Mutex<Contents>,
+    past: Mutex<Option<Past>>,
+    /// Bytes in memtables at the start of each shard's work.
+    memory: Mutex<Vec<u64>>,
+    /// Disks between two shards.
+    crashed: Mutex<Vec<MemFs>>,
+    /// Number of shards that may be written before the flush fails; none fails at first.
+    fails_after: AtomicU64,
+    fails: AtomicBool,
+}
+
+fn memtable_bytes(db: &Db) -> u64 {
+    let buckets = db.buckets(db.default_family()).unwrap();
+    buckets.iter().map(|bucket| bucket.memtable_bytes).sum()
+}
+
+fn scanned(db: &Db, options: &ReadOptions) -> Contents {
+    let mut iter = db.iter(db.default_family(), options).unwrap();
+    let mut contents = Contents::new();
+    iter.seek_to_first();
+    while iter.valid() {
+        contents.insert(iter.key().to_vec(), iter.value().to_vec());
+        iter.next();
+    }
+    iter.status().unwrap();
+    let mut backwards = Contents::new();
+    iter.seek_to_last();
+    while iter.valid() {
+        backwards.insert(iter.key().to_vec(), iter.value().to_vec());
+        iter.prev();
+    }
+    iter.status().unwrap();
+    assert_eq!(contents, backwards, "the directions differ");
+    contents
+}
+
+/// Every way to read agrees with `contents`.
+fn check(db: &Db, contents: &Contents, options: &ReadOptions) {
+    assert_eq!(scanned(db, options), *contents);
+    let cf = db.default_family();
+    let keys: Vec<Vec<u8>> = (0..KEYS).map(key).collect();
+    let asked: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
+    let many = db.multi_get(cf, &asked, options).unwrap();
+    for (key, many) in keys.iter().zip(many) {
+        let one = db.get_with(cf, key, options).unwrap();
+        assert_eq!(one.as_deref(), contents.get(key).map(Vec::as_slice), "{key:?}");
+        assert_eq!(one.as_deref(), many.as_deref());
+    }
+}
+
+const KEYS: u64 = 300;
+
+impl Watch {
+    fn look(&self, point: &str) -> archipelago_base::Result<()> {
+        if point == "flush.shard" || point == "flush.before_install" {
+            self.look_between_shards();
+        }
+        if point == "flush.shard_written" && self.fails.load(Ordering::Relaxed) {
+            let left = self.fails_after.load(Ordering::Relaxed);
+            if left == 0 {
+                return Err(Error::new(ErrorKind::Io, "injected"));
+            }
+            self.fails_after.store(left - 1, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    fn look_between_shards(&self) {
+        let Some(db) = self.db.lock().clone() else { return };
+        self.memory.lock().push(memtable_bytes(&db));
+        check(&db, &self.now.lock(), &ReadOptions::default());
+        if let Some(past) = &*self.past.lock() {
+            check(&db, &past.contents, &ReadOptions::new().snapshot(&past.snapshot));
+            let mut iter = past.iter.lock();
+            iter.seek_to_first();
+            let mut found = Contents::new();
+            while iter.valid() {
+                found.insert(iter.key().to_vec(), iter.value().to_vec());
+                iter.next();
+            }
+            assert_eq!(found, past.contents, "an iterator of before the flush");
+        }
+        if let Some(disk) = &*self.disk.lock() {
+            let mut crashed = self.crashed.lock();
+            let seed = crashed.len() as u64;
+            crashed.extend([disk.kill_clone(), disk.crash_clone(seed)]);
+        }
+    }
+}
+
+struct World {
+    disk: MemFs,
+    db: Db,
+    watch: Arc<Watch>,
+    rng: Rng,
+}
+
+fn family() -> CfOptions {
+    CfOptions { buckets: 4, write_buffer_bytes: 64 << 10, ..small_family() }
+}
+
+impl World {
+    fn new(seed: u64) -> Self {
+        let (disk, watch) = (MemFs::new(), Arc::new(Watch::default()));
+        let looking = Arc::clone(&watch);
+        let components = Components {
+            fault_point: Some(Arc::new(move |point| looking.look(point))),
+            ..over(&disk, family())
+        };
+        let db = Db::open_with("/db", small_db(), components).unwrap();
+        let mut world = Self { disk, db, watch, rng: Rng::with_seed(seed) };
+        // The first memtable makes the bucket map, and the second one was made before the map.
+        for _ in 0..2 {
+            world.write(300);
+            world.db.flush(world.db.default_family()).unwrap();
+        }
+        assert_eq!(world.db.buckets(world.db.default_family()).unwrap().len(), 4);
+        *world.watch.db.lock() = Some(world.db.clone());
+        world
+    }
+
+    fn write(&mut self, count: u64) {
+        let cf = self.db.default_family();
+        let (options, mut now) = (WriteOptions::default(), self.watch.now.lock());
+        for _ in 0..count {
+            let n = self.rng.u64(..KEYS);
+            match self.rng.u64(..20) {
+                0 => {
+                    // Over a boundary of buckets, as a rule.
+                    let end = n + self.rng.u64(..KEYS / 3);
+                    self.db.delete_range(cf, &key(n), &key(end), &options).unwrap();
+                    now.retain(|at, _| *at < key(n) || *at >= key(end));
+                }
+                1 | 2 => {
+                    self.db.delete(&key(n)).unwrap();
+                    now.remove(&key(n));
+                }
+                _ => {
+                    let value = format!("{}", self.rng.u64(..)).into_bytes();
+                    self.db.put(&key(n), &value).unwrap();
+                    now.insert(key(n), value);
+                }
+            }
+        }
+    }
+
+    /// Remembers the present state for readers that began before what follows.
+    fn remember(&self) {
+        let iter = self.db.iter(self.db.default_family(), &ReadOptions::default()).unwrap();
+        *self.watch.past.lock() = Some(Past {
+            snapshot: self.db.snapshot(),
+            contents: self.watch.now.lock().clone(),
+            iter: Mutex::new(iter),
+        });
+    }
+
+    fn check(&self) {
+        check(&self.db, &self.watch.now.lock(), &ReadOptions::default());
+    }
+
+    /// Writes, and a flush that fails after `shards` shards have left memory.
+    fn fail_after(&mut self, shards: u64) {
+        self.write(300);
+        self.watch.fails_after.store(shards, Ordering::Relaxed);
+        self.watch.fails.store(true, Ordering::Relaxed);
+        assert!(self.db.flush(self.db.default_family()).is_err());
+        self.watch.fails.store(false, Ordering::Relaxed);
+        self.check();
+    }
+
+    /// Closes the database and gives the disk back, and the contents.
+    fn close(self) -> (MemFs, Contents) {
+        *self.watch.db.lock() = None;
+        *self.watch.past.lock() = None;
+        let contents = self.watch.now.lock().clone();
+        self.db.close().unwrap();
+        (self.disk, contents)
+    }
+}
+
+fn tables(disk: &MemFs) -> usize {
+    let names = disk.list("/db".as_ref()).unwrap();
+    names.iter().filter(|entry| format!("{entry:?}").contains(".sst")).count()
+}
+
+fn named_tables(db: &Db) -> usize {
+    let levels = (0..7).map(|level| {
+        let name = format!("archipelago.num-files-at-level{level}");
+        db.property(db.default_family(), &name).unwrap().parse::<usize>().unwrap()
+    });
+    levels.sum()
+}
+
+#[test]
+fn readers_find_everything_while_shards_leave_memory() {
+    for seed in 0..4 {
+        let mut world = World::new(seed);
+        world.write(200);
+        world.remember();
+        world.write(200);
+        world.watch.memory.lock().clear();
+        world.db.flush(world.db.default_family()).unwrap();
+        let memory = world.watch.memory.lock().clone();
+        assert_eq!(memory.len(), 5, "four shards and the install: {memory:?}");
+        let shrinks = memory[..4].windows(2).all(|pair| pair[1] < pair[0]);
+        assert!(shrinks, "a shard stays in memory after it was written: {memory:?}");
+        assert!(memory[4] * 2 < memory[0], "before the install: {memory:?}");
+        world.check();
+        let named = named_tables(&world.db);
+        *world.watch.past.lock() = None;
+        world.db.wait_for_background().unwrap();
+        assert_eq!(tables(&world.disk), named_tables(&world.db), "{named} before compactions");
+    }
+}
+
+#[test]
+fn crash_between_two_shards_loses_nothing_of_the_log() {
+    let mut world = World::new(7);
+    *world.watch.disk.lock() = Some(world.disk.clone());
+    world.write(400);
+    let sync = WriteOptions { sync: true, ..WriteOptions::default() };
+    world.db.put_with(world.db.default_family(), &key(1), b"last", &sync).unwrap();
+    world.watch.now.lock().insert(key(1), b"last".to_vec());
+    world.db.flush(world.db.default_family()).unwrap();
+    let crashed = std::mem::take(&mut *world.watch.crashed.lock());
+    assert_eq!(crashed.len(), 10);
+    let contents = world.watch.now.lock().clone();
+    for disk in crashed {
+        let db = Db::open_with("/db", small_db(), over(&disk, family())).unwrap();
+        check(&db, &contents, &ReadOptions::default());
+        db.flush(db.default_family()).unwrap();
+        db.wait_for_background().unwrap();
+        check(&db, &contents, &ReadOptions::default());
+        assert_eq!(tables(&disk), named_tables(&db), "a table that nothing names is left");
+    }
+}
+
+#[test]
+fn next_attempt_installs_what_a_failed_flush_has_written() {
+    for shards in 0..3 {
+        let mut world = World::new(20 + shards);
+        world.fail_after(shards);
+        // A younger memtable comes along.
+        world.write(200);
+        world.check();
+        world.db.flush(world.db.default_family()).unwrap();
+        world.check();
+        world.db.wait_for_background().unwrap();
+        world.db.compact_range(world.db.default_family(), &KeyRange::all()).unwrap();
+        world.check();
+        assert_eq!(tables(&world.disk), named_tables(&world.db));
+        let (disk, contents) = world.close();
+        let db = Db::open_with("/db", small_db(), over(&disk, family())).unwrap();
+        check(&db, &contents, &ReadOptions::default());
+    }
+}
+
+#[test]
+fn database_that_closes_after_a_failed_flush_reads_its_log_again() {
+    let mut world = World::new(30);
+    world.fail_after(2);
+    let (disk, contents) = world.close();
+    let db = Db::open_with("/db", small_db(), over(&disk, family())).unwrap();
+    check(&db, &contents, &ReadOptions::default());
+    db.wait_for_background().unwrap();
+    assert_eq!(tables(&disk), named_tables(&db), "the open removes what nothing names");
+}
+
+#[test]
+fn checkpoint_has_shards_that_no_edit_names() {
+    let mut world = World::new(40);
+    world.fail_after(2);
+    world.db.checkpoint("/copy").unwrap();
+    let copy = Db::open_with("/copy", small_db(), over(&world.disk, family())).unwrap();
+    check(&copy, &world.watch.now.lock(), &ReadOptions::default());
+}
+
+#[test]
+fn family_that_is_dropped_takes_its_written_shards_along() {
+    let world = World::new(50);
+    let own = world.db.create_family("own", family()).unwrap();
+    for round in 0..3 {
+        for n in 0..KEYS {
+            world.db.put_with(&own, &key(n), &[round; 20], &WriteOptions::default()).unwrap();
+        }
+        if round < 2 {
+            world.db.flush(&own).unwrap();
+        }
+    }
+    world.watch.fails_after.store(2, Ordering::Relaxed);
+    world.watch.fails.store(true, Ordering::Relaxed);
+    assert!(world.db.flush(&own).is_err());
+    world.watch.fails.store(false, Ordering::Relaxed);
+    assert_eq!(
+        world.db.get_with(&own, &key(3), &ReadOptions::default()).unwrap().unwrap(),
+        [2; 20]
+    );
+    world.db.drop_family(&own).unwrap();
+    drop(own);
+    world.db.flush(world.db.default_family()).unwrap();
+    world.db.wait_for_background().unwrap();
+    world.check();
+    assert_eq!(tables(&world.disk), named_tables(&world.db));
+}
+
+#[test]
+fn concurrent_readers_agree_while_shards_leave_memory() {
+    let disk = MemFs::new();
+    let db = Db::open_with("/db", small_db(), in_threads(over(&disk, family()))).unwrap();
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for reader in 0..2 {
+            let (db, done) = (&db, &done);
+            scope.spawn(move || {
+                let mut rng = Rng::with_seed(reader);
+                while !done.load(Ordering::Relaxed) {
+                    // The writer counts each key up, the first key first.
+                    let n = rng.u64(1..KEYS);
+                    let number = |key: &[u8], options: &ReadOptions| -> u64 {
+                        let value = db.get_with(db.default_family(), key, options).unwrap();
+                        value.map_or(0, |value| u64::from_le_bytes(value[..8].try_into().unwrap()))
+                    };
+                    let snapshot = db.snapshot();
+                    let then = ReadOptions::new().snapshot(&snapshot);
+                    let (first, later) = (number(&key(0), &then), number(&key(n), &then));
+                    assert!(first == later || first == later + 1, "{first} and {later} at {n}");
+                    assert!(number(&key(n), &ReadOptions::default()) >= later, "went back");
+                }
+            });
+        }
+        for round in 1u64..=150 {
+            for n in 0..KEYS {
+                let value = [round.to_le_bytes(), [7; 8]].concat();
+                db.put(&key(n), &value).unwrap();
+            }
+        }
+        done.store(true, Ordering::Relaxed);
+    });
+    db.wait_for_background().unwrap();
+    let value = db.get(&key(KEYS - 1)).unwrap().unwrap();
+    assert_eq!(value[..8], 150u64.to_le_bytes());
+}

@@ -35,9 +35,6 @@ use parking_lot::Mutex;
 use super::slab::{SLAB_BYTES_MAX, SLAB_BYTES_MIN, SlabPool, SlabTable};
 use crate::key::TRAILER_BYTES;
 
-/// First slab of a shard's records; each further one is twice as long, up to the largest. Small,
-/// because every shard of every family with one record holds one.
-const FIRST_SLAB_BYTES: usize = SLAB_BYTES_MIN;
 /// Records longer than this get a slab of their own.
 pub(super) const OWN_SLAB_BYTES: usize = SLAB_BYTES_MAX / 4;
 /// Records start at multiples of this.
@@ -141,7 +138,6 @@ pub(super) struct KvBlock {
     table: SlabTable,
     current: AtomicPtr<KvSlab>,
     slabs: Mutex<Vec<*mut KvSlab>>,
-    next_bytes: AtomicU64,
 }
 
 // SAFETY: the slab descriptors are owned by the block, are shared by reference only, and are
@@ -156,7 +152,6 @@ impl KvBlock {
             table: SlabTable::new(pool),
             current: AtomicPtr::new(std::ptr::null_mut()),
             slabs: Mutex::new(Vec::new()),
-            next_bytes: AtomicU64::new(FIRST_SLAB_BYTES as u64),
         }
     }
 
@@ -218,9 +213,7 @@ impl KvBlock {
         {
             return (slab, at);
         }
-        let bytes = self.next_bytes.load(Ordering::Relaxed) as usize;
-        let bytes = bytes.max((len * 4).next_power_of_two()).min(SLAB_BYTES_MAX);
-        self.next_bytes.store((bytes * 2).min(SLAB_BYTES_MAX) as u64, Ordering::Relaxed);
+        let bytes = self.table.next_bytes().max((len * 4).next_power_of_two()).min(SLAB_BYTES_MAX);
         let slab = self.add_slab(&mut slabs, bytes);
         let at = slab.reserve(len).expect("a record is at most a quarter of the largest slab");
         self.current.store(std::ptr::from_ref(slab).cast_mut(), Ordering::Release);

@@ -30,6 +30,8 @@ pub const SLAB_BYTES_MIN: usize = 4 << 10;
 /// Largest slab that is shared by several records.
 pub const SLAB_BYTES_MAX: usize = 1 << 20;
 
+/// The last slab of a shard may be unused: it is at most one part in this many of the others.
+const UNUSED_SHARE: u64 = 4;
 /// Slab sizes that the pool keeps.
 const CLASSES: usize = (SLAB_BYTES_MAX / SLAB_BYTES_MIN).trailing_zeros() as usize + 1;
 /// Slabs start on a page of their own, so that a cache line never lies in two.
@@ -202,6 +204,13 @@ impl SlabTable {
         self.bytes.load(Ordering::Relaxed)
     }
 
+    /// Size of the next slab that records or nodes share: at most a quarter of what the table has,
+    /// so that little of a shard is unused. A shard takes few bytes if it has few records.
+    pub(super) fn next_bytes(&self) -> usize {
+        let part = (self.bytes() / UNUSED_SHARE).max(1);
+        (1 << part.ilog2()).clamp(SLAB_BYTES_MIN, SLAB_BYTES_MAX)
+    }
+
     /// Adds a slab of at least `bytes`; its number, address and size. Panics if there would be
     /// more than `count_max` slabs: references could not name it.
     pub(super) fn add(&self, bytes: usize, count_max: usize) -> (usize, NonNull<u8>, usize) {
@@ -287,6 +296,19 @@ mod tests {
         assert_eq!(used(), 39 << 20);
         pool.trim();
         assert_eq!((used(), pool.free_bytes()), (0, 0));
+    }
+
+    #[test]
+    fn slabs_grow_with_their_table() {
+        let pool = SlabPool::new(ByteBudget::unlimited());
+        let table = SlabTable::new(&pool);
+        assert_eq!(table.next_bytes(), SLAB_BYTES_MIN);
+        while table.bytes() < 8 << 20 {
+            let (before, next) = (table.bytes(), table.next_bytes());
+            assert!(next == SLAB_BYTES_MIN || next as u64 * UNUSED_SHARE <= before);
+            table.add(next, 1000);
+        }
+        assert_eq!(table.next_bytes(), SLAB_BYTES_MAX);
     }
 
     #[test]

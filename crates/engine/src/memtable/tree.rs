@@ -29,7 +29,7 @@ use crossbeam_utils::{Backoff, CachePadded};
 use super::kv::{KvBlock, NO_RECORD, RecordRef};
 use super::node::{Inner, NO_NODE, Node, SLOTS, Snapshot, snapshot};
 use super::search::{GUESS, Past, Records, Slots, Target, partition, shared};
-use super::slab::{SLAB_BYTES_MAX, SLAB_BYTES_MIN, SlabPool, SlabTable};
+use super::slab::{SLAB_BYTES_MAX, SlabPool, SlabTable};
 use super::split::Entries;
 use crate::key;
 
@@ -198,8 +198,7 @@ impl Tree {
         let writer = &*self.writer;
         let mut at = writer.at.load(Ordering::Relaxed) as usize;
         if at + bytes > writer.end.load(Ordering::Relaxed) as usize {
-            let next = (self.table.bytes() as usize).clamp(SLAB_BYTES_MIN, SLAB_BYTES_MAX);
-            let (number, _, len) = self.table.add(next, SLABS_MAX);
+            let (number, _, len) = self.table.add(self.table.next_bytes(), SLABS_MAX);
             writer.slab.store(number as u32, Ordering::Relaxed);
             writer.end.store(len as u32, Ordering::Relaxed);
             at = 0;

@@ -21,8 +21,8 @@ const VALUE_BYTES: usize = 1000;
 const PIPELINE: u32 = 64;
 const PATIENCE_NS: u64 = 120_000_000_000;
 
-/// Runs `body` of the test with the full name `test` in a directory with a file system of 64 MiB.
-/// The shell line `mount` makes and mounts it, and `$0` is the directory.
+/// Runs `body` of the test with the full name `test` in a directory with a file system of 64 MiB. The
+/// shell line `mount` makes and mounts it, and `$0` is the directory.
 pub(crate) fn on_small_disk(test: &str, mount: &str, body: impl FnOnce(&Path)) {
     if let Some(dir) = std::env::var_os(MOUNTED) {
         return body(Path::new(&dir));

@@ -11,7 +11,6 @@ mod offload;
 mod port;
 mod secret;
 mod storage;
-mod storage_full;
 mod storage_repair;
 mod store;
 mod tiers;

@@ -25,14 +25,14 @@
 //! record; a lock for a new slab only. Source: O³-LSM §4.2.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
 use archipelago_base::checksum;
 use archipelago_base::codec::{VARINT64_BYTES_MAX, get_varint, varint_len};
 use archipelago_base::prefetch::prefetch;
 use parking_lot::Mutex;
 
-use super::slab::{SLAB_BYTES_MAX, SLAB_BYTES_MIN, SlabPool, SlabTable};
+use super::slab::{SLAB_BYTES_MAX, SlabPool, SlabTable};
 use crate::key::TRAILER_BYTES;
 
 /// Records longer than this get a slab of their own.

@@ -102,8 +102,7 @@ mod tests {
 
     #[test]
     fn cuts_make_similar_shards_and_then_stay() {
-        let middle = 8_000u32.to_be_bytes().to_vec();
-        let first = full(vec![middle.clone()], 1_000, 16_000);
+        let first = full(vec![8_000u32.to_be_bytes().to_vec()], 1_000, 16_000);
         let cuts = next_cuts(&first, &options()).expect("two shards are too large");
         let map = first.map.finer(&cuts).expect("within the map");
         assert!((14..=18).contains(&map.len()), "{} shards", map.len());

@@ -228,7 +228,8 @@ fn reads_go_on_after_the_loss_of_any_two_nodes() {
     LARGE.set(&mut Redis::connect(&at).unwrap(), 0..200);
     owner.end();
     text(&cluster.db("reef", &["compact"]));
-    assert!(cluster.status().contains(" values "), "{}", cluster.status());
+    // The nodes report after the command has ended.
+    until("value files are counted", || cluster.status().contains(" values "));
     for (first, second) in [(1, 2), (3, 6)] {
         cluster.kill(first);
         cluster.kill(second);
@@ -258,8 +259,10 @@ fn second_owner_is_refused_until_it_takes_over() {
         assert!(busy.contains("--take-over"), "{busy}");
     }
     SMALL.check(&mut redis, 20);
-    let status = cluster.status();
-    assert!(status.contains("reef") && status.contains(&format!("process {pid} ")), "{status}");
+    until("the status names the owner", || {
+        let status = cluster.status();
+        status.contains("reef") && status.contains(&format!("process {pid} "))
+    });
     let (mut second, at) = cluster.serve("reef", &["--take-over"]);
     let mut taken = Redis::connect(&at).unwrap();
     SMALL.check(&mut taken, 20);
@@ -313,7 +316,7 @@ fn owner_without_a_majority_of_the_root_set_answers_no_read() {
         assert!(answer == "1" || answer.starts_with("-TRYAGAIN "), "{answer}");
         answer != "1"
     });
-    assert!(cluster.status().contains("1 of 3 root nodes are up"), "{}", cluster.status());
+    until("the status counts the nodes", || cluster.status().contains("1 of 3 root nodes are up"));
     cluster.revive(1);
     cluster.revive(2);
     until("the lease is renewed", || redis.ask_long(&["GET", "a"]).unwrap() == "1");
@@ -331,7 +334,7 @@ fn tools_work_on_a_closed_volume() {
     assert_eq!(redis.ask_long(&["MSET", "a", "1", "b", "2"]).unwrap(), "+OK");
     drop(redis);
     owner.end();
-    assert!(cluster.status().contains("(closed)"), "{}", cluster.status());
+    until("the status shows the end", || cluster.status().contains("(closed)"));
     assert_eq!(text(&cluster.db("reef", &["get", "a"])), "1\n");
     text(&cluster.db("reef", &["put", "c", "3"]));
     text(&cluster.db("reef", &["delete", "b"]));

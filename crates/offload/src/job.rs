@@ -94,6 +94,8 @@ pub enum LocalWhy {
     Superseded,
     /// The spec of the job does not fit into a message.
     TooLarge,
+    /// A file of the job cannot be granted to another process.
+    Files,
 }
 wire_enum!(LocalWhy {
     Mode = 1,
@@ -104,11 +106,12 @@ wire_enum!(LocalWhy {
     Refused = 6,
     Superseded = 7,
     TooLarge = 8,
+    Files = 9,
 });
 
 impl LocalWhy {
     /// All reasons, in the order of their codes.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Mode,
         Self::NoExecutor,
         Self::Unknown,
@@ -117,6 +120,7 @@ impl LocalWhy {
         Self::Refused,
         Self::Superseded,
         Self::TooLarge,
+        Self::Files,
     ];
 
     /// The reason as a part of the name of a counter.
@@ -131,6 +135,7 @@ impl LocalWhy {
             Self::Refused => "refused",
             Self::Superseded => "superseded",
             Self::TooLarge => "too_large",
+            Self::Files => "files",
         }
     }
 
@@ -146,6 +151,7 @@ impl LocalWhy {
             Self::Refused => "the outputs of executors were refused",
             Self::Superseded => "the database has a newer owner",
             Self::TooLarge => "the spec of the job does not fit into a message",
+            Self::Files => "a file of the job cannot be granted to another process",
         }
     }
 }

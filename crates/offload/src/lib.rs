@@ -2,7 +2,7 @@
 //!
 //! Three state machines speak one protocol. The **owner** of a database plans jobs and is the only
 //! one that installs outputs. The **scheduler** queues jobs and chooses executors. An **executor**
-//! runs jobs over the shared file system.
+//! runs jobs over a shared directory, or over a storage cluster by grants of the owner.
 //!
 //! | part | folder |
 //! | --- | --- |
@@ -11,6 +11,7 @@
 //! | attempts of an executor | [`executor`] |
 //! | pure decisions | [`decide`] |
 //! | messages | [`wire`] |
+//! | what owner and executor tell each other in them | [`parcel`] |
 //! | threads, mail and the seams of the engine | [`net`] |
 //!
 //! Invariants:
@@ -31,6 +32,7 @@ pub mod ids;
 pub mod job;
 pub mod net;
 pub mod owner;
+pub mod parcel;
 pub mod sabotage;
 pub mod scheduler;
 pub mod wire;

@@ -45,7 +45,9 @@ pub mod suite;
 pub mod volume;
 
 pub use blob::{BlobOptions, BlobReader, BlobRef, BlobStore, BlobWriter};
-pub use fs::{CopyTarget, StoreFs};
+pub use fs::{
+    BlobGrant, CopyTarget, GrantedFs, NamedBlob, PendingOutputs, StoreFs, WrittenBlobs, WrittenFile,
+};
 pub use ids::{BlobId, LogId, VolumeId};
 pub use log::{
     Layout, LayoutKeeper, LogPosition, LogRead, LogSetReader, LogStore, LogToRecover, LogWriter,

@@ -31,8 +31,8 @@ use archipelago_resp::{Listening, Server, ServerOptions};
 
 use crate::access::{PasswordArgs, TlsArgs};
 use crate::console::print_line;
+use crate::managers::{MANAGER, managers};
 use crate::metrics::{self, MetricsArgs};
-use crate::node::{MANAGER, managers};
 use crate::secret::SecretArgs;
 use crate::stop::{StopSignals, stdin_ended};
 use crate::volume::VolumeArgs;
@@ -81,9 +81,9 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_enum, default_value_t = Engine::Lsm)]
     engine: Engine,
     /// Addresses of the cluster's managers, separated by commas (engine flexkv, and
-    /// --offload-mode)
-    #[arg(long, value_name = "HOST:PORT,...", default_value = MANAGER)]
-    manager: String,
+    /// --offload-mode). Default: those of --store, or 127.0.0.1:7700
+    #[arg(long, value_name = "HOST:PORT,...")]
+    manager: Option<String>,
     #[command(flatten)]
     secret: SecretArgs,
     /// Address at which this compute node listens for other compute nodes. With port 0 the system
@@ -99,9 +99,9 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "PATH")]
     shm: Option<String>,
     /// Jobs that leave this process. With `compactions`, executors of the cluster (see `archipelago
-    /// node executor`) run the compactions and garbage collections of the database in --dir, and
-    /// this process runs those that no executor takes (engine lsm)
-    #[arg(long, value_enum, value_name = "MODE", default_value_t = Offload::Off, conflicts_with = "store")]
+    /// node executor`) run the compactions and garbage collections of the database, and this
+    /// process runs those that no executor takes (engine lsm)
+    #[arg(long, value_enum, value_name = "MODE", default_value_t = Offload::Off)]
     offload_mode: Offload,
     /// Directory of the database. The server creates it if it does not exist (engine lsm)
     #[arg(
@@ -188,6 +188,12 @@ impl ServeArgs {
     pub(crate) fn is_database(&self) -> bool {
         !matches!(self.engine, Engine::FlexKv)
     }
+
+    /// Addresses of the managers: the given ones, or those of the storage cluster, which give out
+    /// jobs as well.
+    fn manager(&self) -> &str {
+        self.manager.as_deref().or(self.volume.store()).unwrap_or(MANAGER)
+    }
 }
 
 /// Serves until the process is told to stop.
@@ -235,9 +241,18 @@ fn database(args: &ServeArgs) -> Result<()> {
     }
     let volume = args.volume.settings("serve", &args.secret)?;
     let ports = Ports::open(args, options)?;
-    let node = match &volume {
-        Some(volume) => ComputeNode::open_volume(volume, &settings)?,
-        None => open_in_directory(args, &settings)?,
+    let offload = offload(args)?;
+    let node = match (&volume, offload) {
+        (Some(volume), None) => ComputeNode::open_volume(volume, &settings)?,
+        (Some(volume), Some(offload)) => {
+            ComputeNode::open_volume_offloading(volume, &settings, offload)?
+        }
+        (None, None) => ComputeNode::open(&args.dir, &settings)?,
+        (None, Some(offload)) => {
+            let dir = std::path::absolute(&args.dir)
+                .map_err(|source| Error::io("find the absolute path of", &args.dir, source))?;
+            ComputeNode::open_offloading(&dir, &settings, offload)?
+        }
     };
     let served = serve_database(args, ports, &node);
     let closed = node.close();
@@ -252,16 +267,14 @@ fn database(args: &ServeArgs) -> Result<()> {
     Ok(())
 }
 
-/// Opens the database in the directory, with or without executors of its jobs.
-fn open_in_directory(args: &ServeArgs, settings: &Settings) -> Result<ComputeNode> {
+/// How jobs leave this process, if they do.
+fn offload(args: &ServeArgs) -> Result<Option<OwnerSettings>> {
     let mode = match args.offload_mode {
-        Offload::Off => return ComputeNode::open(&args.dir, settings),
+        Offload::Off => return Ok(None),
         Offload::Compactions => OffloadMode::Compactions,
     };
-    let dir = std::path::absolute(&args.dir)
-        .map_err(|source| Error::io("find the absolute path of", &args.dir, source))?;
-    let (managers, secret) = (managers(&args.manager)?, args.secret.read()?);
-    ComputeNode::open_offloading(&dir, settings, OwnerSettings { managers, mode, secret })
+    let (managers, secret) = (managers(args.manager())?, args.secret.read()?);
+    Ok(Some(OwnerSettings { managers, mode, secret }))
 }
 
 /// Serves the database of an open node. Returns why that ended.
@@ -295,10 +308,13 @@ fn serve_database(args: &ServeArgs, ports: Ports, node: &ComputeNode) -> Result<
         let what = args.dir.display().to_string();
         return serve(args, start(store)?, &what, std::future::pending());
     };
-    let (leased, named) = (volume.clone(), volume.clone());
-    let store = store
-        .with_read_check(Box::new(move || leased.check_lease()))
-        .with_facts(Box::new(move || named.facts()));
+    let (leased, named, offload) = (volume.clone(), volume.clone(), node.offload().cloned());
+    let facts = move || {
+        let jobs = offload.as_ref().map(|offload| offload.facts()).unwrap_or_default();
+        named.facts() + &jobs
+    };
+    let store =
+        store.with_read_check(Box::new(move || leased.check_lease())).with_facts(Box::new(facts));
     let running = start(store)?;
     let watched = WatchedVolume { volume: volume.clone(), monitor: running.server.monitor() };
     let lost = watched.lost(args.volume.lease());
@@ -379,14 +395,14 @@ fn remote_memory(args: &ServeArgs) -> Result<()> {
     let secret = args.secret.read()?;
     let ports = Ports::open(args, options)?;
     let node = Arc::new(FlexKvNode::start(FlexKvNodeSettings {
-        manager: managers(&args.manager)?,
+        manager: managers(args.manager())?,
         listen: listen_at,
         advertise,
         secret,
         store,
     })?);
     let store = FlexKvStore::new(Arc::clone(&node));
-    let what = format!("the store of the cluster at {}", args.manager);
+    let what = format!("the store of the cluster at {}", args.manager());
     let server = ports.redis.serve(Arc::new(store));
     let all = vec![
         sources::process("compute", None),

@@ -5,7 +5,7 @@ use std::time::Duration;
 use archipelago::volume::{LogWriting, RedundancyMode, VolumeSettings};
 use archipelago::{Error, Result};
 
-use crate::node::managers;
+use crate::managers::managers;
 use crate::secret::SecretArgs;
 
 /// Shortest time in milliseconds that an owner has to renew its lease.
@@ -61,7 +61,7 @@ pub(crate) struct VolumeArgs {
 
 /// Redundancy of the files of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-enum Redundancy {
+pub(crate) enum Redundancy {
     /// Value files have four parts and two parities, and other files have three copies
     ByClass,
     /// All files have three copies
@@ -102,6 +102,11 @@ impl VolumeArgs {
     /// Whether the database lies in a volume.
     pub(crate) fn is_given(&self) -> bool {
         self.store.is_some() || self.volume.is_some() || self.take_over || self.accept_loss
+    }
+
+    /// Addresses of the managers of the storage cluster, if they are given.
+    pub(crate) fn store(&self) -> Option<&str> {
+        self.store.as_deref()
     }
 
     /// The volume that the flags name, opened for `command`. `None`: they name none.

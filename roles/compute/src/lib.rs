@@ -97,7 +97,7 @@ impl ComputeNode {
         }
         let access = settings.database.group_access;
         let open = |_: &Arc<ByteBudget>| Storage::open_for_group(dir, &[], access);
-        Self::open_on(open, settings, Some(OffloadExecutor::new(offload)))
+        Self::open_on(open, settings, Some(offload))
     }
 
     /// Opens the database in a volume by `settings`, and creates the volume and the database if
@@ -106,6 +106,25 @@ impl ComputeNode {
     /// database has no reserve of its own (`disk_reserve_bytes`), because storage nodes keep room
     /// for flushes and for what frees space.
     pub fn open_volume(volume: &VolumeSettings, settings: &Settings) -> Result<Self> {
+        Self::open_volume_with(volume, settings, None)
+    }
+
+    /// Opens the database in a volume as [`ComputeNode::open_volume`] does, and sends its
+    /// compactions and garbage collections to executors of the cluster that `offload` names. They
+    /// must reach the storage cluster ([`volume::pool_of_executor`]).
+    pub fn open_volume_offloading(
+        volume: &VolumeSettings,
+        settings: &Settings,
+        offload: OwnerSettings,
+    ) -> Result<Self> {
+        Self::open_volume_with(volume, settings, Some(offload))
+    }
+
+    fn open_volume_with(
+        volume: &VolumeSettings,
+        settings: &Settings,
+        offload: Option<OwnerSettings>,
+    ) -> Result<Self> {
         settings.validate()?;
         let mut settings = settings.clone();
         settings.database.disk_reserve_bytes = 0;
@@ -119,33 +138,22 @@ impl ComputeNode {
             volume.stores.budget = Some(Arc::clone(budget));
             VolumeStorage::open_or_create(&volume, may_create).map(Storage::from)
         };
-        Self::open_on(open, settings, None)
+        Self::open_on(open, settings, offload)
     }
 
     /// Opens the database on the storage that `open` opens, within the memory of `settings`.
     fn open_on(
         open: impl FnOnce(&Arc<ByteBudget>) -> Result<Storage>,
         settings: &Settings,
-        offload: Option<Arc<OffloadExecutor>>,
+        offload: Option<OwnerSettings>,
     ) -> Result<Self> {
         let budget = ByteBudget::within(memory_bytes(settings));
         if budget.is_small() {
             make_memory_compact(budget.process_bytes());
         }
         let storage = open(&budget)?;
-        let components = Components {
-            fs: Arc::clone(&storage.fs),
-            budget: Some(Arc::clone(&budget)),
-            families: settings.families.clone(),
-            alike_default: Some(DATABASE_FAMILIES.to_owned()),
-            ..Components::default()
-        };
-        let components = match &offload {
-            Some(offload) => Components { executor: Arc::clone(offload) as _, ..components },
-            None => components,
-        };
-        let db = Db::open_with(&storage.dir, settings.database.clone(), components);
-        let db = db.inspect_err(|_| {
+        let opened = open_database(&storage, &budget, settings, offload);
+        let (db, offload) = opened.inspect_err(|_| {
             // Otherwise the next opener would wait for the end of a lease. The first error counts.
             if let Some(volume) = &storage.volume {
                 let _second = volume.close();
@@ -190,6 +198,35 @@ impl ComputeNode {
         let closed = self.db.close();
         closed.and(self.storage.close())
     }
+}
+
+/// Opens the database on `storage`, with the executor of its jobs if they leave the process.
+fn open_database(
+    storage: &Storage,
+    budget: &Arc<ByteBudget>,
+    settings: &Settings,
+    offload: Option<OwnerSettings>,
+) -> Result<(Db, Option<Arc<OffloadExecutor>>)> {
+    let offload = match (offload, &storage.volume) {
+        (None, _) => None,
+        (Some(offload), None) => Some(OffloadExecutor::new(offload)),
+        (Some(offload), Some(volume)) => {
+            Some(OffloadExecutor::in_volume(offload, volume.offload_files()?))
+        }
+    };
+    let components = Components {
+        fs: Arc::clone(&storage.fs),
+        budget: Some(Arc::clone(budget)),
+        families: settings.families.clone(),
+        alike_default: Some(DATABASE_FAMILIES.to_owned()),
+        ..Components::default()
+    };
+    let components = match &offload {
+        Some(offload) => Components { executor: Arc::clone(offload) as _, ..components },
+        None => components,
+    };
+    let db = Db::open_with(&storage.dir, settings.database.clone(), components)?;
+    Ok((db, offload))
 }
 
 /// Refuses settings of column families that a new database on tiers cannot have, before its devices

@@ -22,9 +22,11 @@ use archipelago_engine::db::Db;
 use archipelago_env::FileSystem;
 pub use archipelago_fabric::Secret;
 use archipelago_fabric::{Endpoints, Reach};
+use archipelago_offload::net::{VolumeFiles, VolumePool};
+pub use archipelago_store::nodes::NodeStoresOptions;
 pub use archipelago_store::nodes::layout::RedundancyMode;
 pub use archipelago_store::nodes::logs::LogWriting;
-use archipelago_store::nodes::{NodeStores, NodeStoresOptions, NodeStoresReport};
+use archipelago_store::nodes::{NodeStores, NodeStoresReport};
 use archipelago_store::volume::{Volume, VolumeOptions, list};
 use archipelago_store::{CopyTarget, StoreFs, Stores};
 
@@ -61,28 +63,54 @@ impl VolumeSettings {
         Self { managers, secret, name: name.into(), owner, take_over, lease, stores }
     }
 
-    /// Connects to the storage cluster. Errors: `InvalidArgument` for an address or a secret that
-    /// is wrong; `Busy` if no manager answers, or if the cluster has too few nodes.
+    /// Connects to the storage cluster. Errors: those of [`connect`].
     fn connect(&self) -> Result<NodeStores> {
-        let endpoints = Arc::new(Endpoints::new().with_secret(self.secret.clone()));
-        let reach: Arc<dyn Reach> = endpoints;
-        let runtime: Arc<dyn Runtime> = ThreadRuntime::shared()?;
-        NodeStores::connect(reach, runtime, self.managers.clone(), self.stores.clone()).map_err(
-            |error| match error.kind() {
-                // The error names what is wrong with the address or the secret.
-                ErrorKind::InvalidArgument => error,
-                _ => error.context_at(
-                    "the storage cluster is not ready: start its manager and its storage nodes \
-                     (`archipelago cluster up --storage 6` on one machine), or correct the address \
-                     of the manager",
-                ),
-            },
-        )
+        connect(self.managers.clone(), self.secret.clone(), self.stores.clone())
     }
 
     fn options(&self) -> VolumeOptions {
         let (take_over, lease) = (self.take_over, self.lease);
         VolumeOptions { take_over, lease, ..VolumeOptions::new(&self.owner) }
+    }
+}
+
+/// Connects to a storage cluster. Errors: `InvalidArgument` for an address or a secret that is
+/// wrong; `Busy` if no manager answers, or if the cluster has too few nodes.
+fn connect(
+    managers: Vec<String>,
+    secret: Option<Secret>,
+    options: NodeStoresOptions,
+) -> Result<NodeStores> {
+    let reach: Arc<dyn Reach> = Arc::new(Endpoints::new().with_secret(secret));
+    let runtime: Arc<dyn Runtime> = ThreadRuntime::shared()?;
+    NodeStores::connect(reach, runtime, managers, options).map_err(|error| match error.kind() {
+        // The error names what is wrong with the address or the secret.
+        ErrorKind::InvalidArgument => error,
+        _ => error.context_at(
+            "the storage cluster is not ready: start its manager and its storage nodes \
+             (`archipelago cluster up --storage 6` on one machine), or correct the address of the \
+             manager",
+        ),
+    })
+}
+
+/// Connects an executor of offloaded jobs to the storage cluster with these managers. Its outputs
+/// get the redundancy of `options`. Errors: `InvalidArgument` for an address or a secret that is
+/// wrong; `Busy` if no manager answers, or if the cluster has too few nodes.
+pub fn pool_of_executor(
+    managers: Vec<String>,
+    secret: Option<Secret>,
+    options: NodeStoresOptions,
+) -> Result<VolumePool> {
+    let pool = connect(managers, secret, options)?;
+    Ok(VolumePool { cluster: cluster_of(&pool)?, stores: pool.stores() })
+}
+
+/// Identity of the cluster of a pool. Errors: `Busy` if the managers have not told it.
+fn cluster_of(pool: &NodeStores) -> Result<String> {
+    match pool.cluster() {
+        Some(cluster) => Ok(cluster.to_string()),
+        None => Err(Error::busy("the storage cluster is not founded yet; try again later")),
     }
 }
 
@@ -184,6 +212,12 @@ impl VolumeStorage {
     #[must_use]
     pub fn files(&self) -> &Arc<StoreFs> {
         &self.files
+    }
+
+    /// The volume for an owner of offloaded jobs. Errors: `Busy` if the managers have not told the
+    /// identity of the cluster.
+    pub fn offload_files(&self) -> Result<VolumeFiles> {
+        Ok(VolumeFiles { files: Arc::clone(&self.files), cluster: cluster_of(&self.pool)? })
     }
 
     /// Directory of the database in the volume.

@@ -1,7 +1,9 @@
-//! An executor: it runs jobs of other processes on threads of its own, over shared directories.
+//! An executor: it runs jobs of other processes on threads of its own, over shared directories and
+//! volumes of a storage cluster.
 //!
 //! Invariants:
-//! 1. A job reads and writes only below the directories that the operator shared.
+//! 1. A job reads and writes only below the directories that the operator shared, or blobs that the
+//!    owner of the volume granted.
 //! 2. Outputs are removed only on the owner's verdict, by the names in the output of the job.
 //!
 //! Thread-safety: any thread may call any method. One lock guards the state machine; jobs run
@@ -21,25 +23,28 @@ use archipelago_base::clock::{Clock, SystemClock};
 use archipelago_base::random::entropy_seed;
 use archipelago_base::spawn::{Joiner, Spawn, SystemSpawn};
 use archipelago_base::{Error, Result};
-use archipelago_engine::compaction::job::{CompactionSpec, run_compaction};
-use archipelago_engine::executor::wire::{self, Message};
+use archipelago_engine::compaction::job::run_compaction;
+use archipelago_engine::executor::wire;
 use archipelago_engine::extension::Registry;
-use archipelago_engine::gc::job::{GcSpec, run_gc};
+use archipelago_engine::gc::job::run_gc;
 use archipelago_engine::job::spec::OutputSpec;
 use archipelago_engine::job::{Cancel, JobContext, JobOutput, KnownKeys, NoShards, Progress};
 use archipelago_engine::sst::BlockCache;
 use archipelago_env::FileSystem;
 use archipelago_env::local::LocalFs;
 use archipelago_fabric::{Endpoints, Secret};
+use archipelago_store::{BlobGrant, GrantedFs};
 use parking_lot::{Condvar, Mutex};
 
 use super::courier::{Courier, Outbox, Resident};
+use super::files::{DIRECTORIES, DecodedSpec, VolumePool, volumes_of};
 use super::owning::build_name;
 use super::{PAYLOAD_BYTES_MAX, SCHEDULER};
 use crate::decide::Load;
 use crate::executor::{Executor, ExecutorOffer, ExecutorStep};
 use crate::ids::{AttemptId, ExecutorId};
 use crate::job::Payload;
+use crate::parcel::JobParcel;
 use crate::wire::{Correspondent, OffloadMessage};
 
 /// Bytes of blocks that the readers of one executor keep.
@@ -54,6 +59,8 @@ pub struct ExecutorSettings {
     pub slots: u32,
     /// Directories in which databases of other processes lie, by the paths that those use.
     pub shares: Vec<PathBuf>,
+    /// The storage cluster in whose volumes databases of other processes lie.
+    pub volumes: Option<VolumePool>,
     /// The cluster's secret.
     pub secret: Option<Secret>,
 }
@@ -77,9 +84,26 @@ pub struct ExecutorFigures {
 #[derive(Clone, Debug)]
 struct Job {
     at: AttemptId,
-    spec: Payload,
+    package: Payload,
     cancel: Cancel,
     progress: Arc<Progress>,
+}
+
+/// The files of a job, as this process reaches them.
+#[derive(Clone, Debug)]
+enum ReachedFiles {
+    /// They lie in a shared directory.
+    Directory(PathBuf),
+    /// They lie in a volume, and the owner has granted them.
+    Granted(Arc<GrantedFs>),
+}
+
+/// A job that has ended with outputs.
+struct EndedJob {
+    files: ReachedFiles,
+    output: JobOutput,
+    /// What the owner gets.
+    returned: Payload,
 }
 
 struct State {
@@ -88,7 +112,7 @@ struct State {
     queue: VecDeque<Job>,
     /// Jobs that wait or run.
     jobs: BTreeMap<AttemptId, Job>,
-    /// Outputs that may have to be removed, with their directories.
+    /// Outputs in directories that may have to be removed. The owner of a volume gives up blobs.
     outputs: BTreeMap<AttemptId, (PathBuf, JobOutput)>,
     figures: ExecutorFigures,
     is_stopped: bool,
@@ -119,12 +143,14 @@ impl fmt::Debug for ExecutorServer {
 }
 
 impl ExecutorServer {
-    /// Starts an executor. Errors: `InvalidArgument` if it has no slot, no manager or no shared
-    /// directory, or if a directory is not an absolute path; those of starting threads.
+    /// Starts an executor. Errors: `InvalidArgument` if it has no slot, no manager or no place of
+    /// files, or if a directory is not an absolute path; those of starting threads.
     pub fn start(settings: ExecutorSettings) -> Result<Self> {
-        if settings.slots == 0 || settings.managers.is_empty() || settings.shares.is_empty() {
+        let has_files = !settings.shares.is_empty() || settings.volumes.is_some();
+        if settings.slots == 0 || settings.managers.is_empty() || !has_files {
             return Err(Error::invalid(
-                "an executor needs at least one slot, one manager and one shared directory",
+                "an executor needs at least one slot, one manager, and a shared directory or a \
+                 storage cluster",
             ));
         }
         if let Some(wrong) = settings.shares.iter().find(|share| !is_plain(share)) {
@@ -138,6 +164,8 @@ impl ExecutorServer {
         let registry = Registry::default();
         let mut names: BTreeSet<String> = registry.names().map(str::to_owned).collect();
         names.insert(build_name());
+        names.extend((!settings.shares.is_empty()).then(|| DIRECTORIES.to_owned()));
+        names.extend(settings.volumes.iter().map(|pool| volumes_of(&pool.cluster)));
         let offer = ExecutorOffer { slots: settings.slots, names };
         let endpoints = Arc::new(Endpoints::new().with_secret(settings.secret.clone()));
         let shared = Arc::new(Shared {
@@ -223,17 +251,19 @@ impl Shared {
         }
     }
 
-    fn end(&self, job: &Job, result: Result<(PathBuf, JobOutput, Payload)>) {
+    fn end(&self, job: &Job, result: Result<EndedJob>) {
         let mut state = self.state.lock();
         state.figures.running -= 1;
         state.jobs.remove(&job.at);
         let result = match result {
-            Ok((dir, output, payload)) => {
+            Ok(EndedJob { files, output, returned }) => {
                 state.figures.succeeded += 1;
                 state.figures.bytes_read += output.bytes_read;
                 state.figures.bytes_written += output.bytes_written;
-                state.outputs.insert(job.at, (dir, output));
-                Ok(payload)
+                if let ReachedFiles::Directory(dir) = files {
+                    state.outputs.insert(job.at, (dir, output));
+                }
+                Ok(returned)
             }
             Err(error) => {
                 tracing::warn!(%error, job = %job.at, "an offloaded job failed");
@@ -247,9 +277,14 @@ impl Shared {
         self.outbox.send(messages);
     }
 
-    fn run(&self, job: &Job) -> Result<(PathBuf, JobOutput, Payload)> {
+    fn run(&self, job: &Job) -> Result<EndedJob> {
+        let (spec, grant) = DecodedSpec::of(&job.package)?;
+        let files = self.reach(spec.output(), grant)?;
         let context = JobContext {
-            fs: Arc::clone(&self.fs),
+            fs: match &files {
+                ReachedFiles::Directory(_) => Arc::clone(&self.fs),
+                ReachedFiles::Granted(granted) => Arc::clone(granted) as Arc<dyn FileSystem>,
+            },
             registry: self.registry.clone(),
             clock: Arc::clone(&self.clock),
             limiter: None,
@@ -262,40 +297,49 @@ impl Shared {
             value_keys: KnownKeys::default(),
             progress: Arc::clone(&job.progress),
         };
-        let (dir, output) = match job.spec.0.get(1) {
-            Some(&CompactionSpec::TAG) => {
-                let spec: CompactionSpec = wire::decode(&job.spec.0)?;
-                (self.allowed(&spec.output)?, run_compaction(&spec, &context)?)
-            }
-            Some(&GcSpec::TAG) => {
-                let spec: GcSpec = wire::decode(&job.spec.0)?;
-                (self.allowed(&spec.output)?, run_gc(&spec, &context)?)
-            }
-            _ => {
-                return Err(Error::unsupported(
-                    "this executor runs compactions and garbage collections only",
-                ));
-            }
+        let output = match &spec {
+            DecodedSpec::Compaction(spec) => run_compaction(spec, &context)?,
+            DecodedSpec::Gc(spec) => run_gc(spec, &context)?,
+        };
+        let written = match &files {
+            ReachedFiles::Directory(_) => None,
+            ReachedFiles::Granted(granted) => Some(granted.written()),
         };
         let encoded = wire::encode(&output)?;
-        if encoded.len() > PAYLOAD_BYTES_MAX {
-            self.remove(&dir, &output);
+        let returned = JobParcel::Return { output: encoded.into(), written }.encode();
+        if returned.len() > PAYLOAD_BYTES_MAX {
+            if let ReachedFiles::Directory(dir) = &files {
+                self.remove(dir, &output);
+            }
             return Err(Error::unsupported("the output of the job does not fit into a message"));
         }
-        Ok((dir, output, encoded.into()))
+        Ok(EndedJob { files, output, returned: returned.into() })
     }
 
-    /// The directory of a job, if it lies below a shared one.
-    fn allowed(&self, output: &OutputSpec) -> Result<PathBuf> {
+    /// The files of a job, if they are granted or lie below a shared directory.
+    fn reach(&self, output: &OutputSpec, grant: Option<BlobGrant>) -> Result<ReachedFiles> {
         let dir = &output.dir;
-        let is_below = |share: &PathBuf| dir.starts_with(share);
-        if is_plain(dir) && self.settings.shares.iter().any(is_below) {
-            return Ok(dir.clone());
+        let Some(grant) = grant else {
+            let is_below = |share: &PathBuf| dir.starts_with(share);
+            if is_plain(dir) && self.settings.shares.iter().any(is_below) {
+                return Ok(ReachedFiles::Directory(dir.clone()));
+            }
+            return Err(Error::invalid(format!(
+                "the directory {} is not below a shared directory of this executor (--share)",
+                dir.display()
+            )));
+        };
+        match &self.settings.volumes {
+            Some(pool) => {
+                let stores = pool.stores.clone();
+                Ok(ReachedFiles::Granted(GrantedFs::new(stores, dir, grant)))
+            }
+            None => Err(Error::invalid(format!(
+                "the files of {} lie in a volume, and this executor has no storage cluster \
+                 (--store)",
+                dir.display()
+            ))),
         }
-        Err(Error::invalid(format!(
-            "the directory {} is not below a shared directory of this executor (--share)",
-            dir.display()
-        )))
     }
 
     /// Removes the files of an output. What cannot be removed is left to the sweep of the owner.
@@ -317,9 +361,9 @@ impl Shared {
         for step in steps {
             match step {
                 ExecutorStep::Send { message, .. } => messages.push(message),
-                ExecutorStep::Run { at, spec, .. } => {
+                ExecutorStep::Run { at, spec: package, .. } => {
                     let (cancel, progress) = (Cancel::default(), Arc::default());
-                    let job = Job { at, spec, cancel, progress };
+                    let job = Job { at, package, cancel, progress };
                     state.jobs.insert(at, job.clone());
                     state.queue.push_back(job);
                     self.changed.notify_one();

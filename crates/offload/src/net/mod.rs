@@ -9,6 +9,7 @@
 //! | --- | --- |
 //! | threads that carry the mail of an owner or an executor | `courier.rs` |
 //! | the scheduler in the manager's process, and the mail that waits there | `desk.rs` |
+//! | the files of jobs, in directories and in volumes | `files.rs` |
 //! | an executor: it runs jobs on threads of its own | `executing.rs` |
 //! | the executor seam of the engine, which sends jobs away | `owning.rs` |
 //!
@@ -19,12 +20,14 @@
 mod courier;
 mod desk;
 mod executing;
+mod files;
 mod owning;
 
 use crate::ids::SchedulerId;
 
 pub use desk::SchedulerDesk;
 pub use executing::{ExecutorFigures, ExecutorServer, ExecutorSettings};
+pub use files::{VolumeFiles, VolumePool};
 pub use owning::{OffloadCounters, OffloadExecutor, OffloadMode, OwnerSettings};
 
 /// The scheduler of a cluster. Its managers are lives of it, because at most one of them acts.
@@ -32,5 +35,5 @@ pub const SCHEDULER: SchedulerId = SchedulerId(1);
 
 /// Bytes of messages that one request or answer carries at most.
 const MAIL_BYTES_MAX: usize = 240 << 10;
-/// Bytes of a spec or an output at most.
+/// Bytes of a package or a return at most.
 const PAYLOAD_BYTES_MAX: usize = 200 << 10;

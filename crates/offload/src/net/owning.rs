@@ -10,6 +10,8 @@
 //! 1. Numbers that an executor may have used are never used here.
 //! 2. A call takes responsibility for outputs as soon as it returns them: the engine installs them,
 //!    or its sweep removes them. So no executor removes them (docs/design/offload.md, rule 4).
+//! 3. In a volume, the outputs have their names durably when the call returns them, and the blobs
+//!    of every other attempt are given up ([`super::files`]).
 //!
 //! Thread-safety: many background threads call it at once. One lock guards the state machine.
 //! Failure: while no scheduler or executor answers, jobs run here without a wait, except for one in
@@ -35,10 +37,12 @@ use archipelago_fabric::{Endpoints, Secret};
 use parking_lot::{Condvar, Mutex};
 
 use super::courier::{Courier, Outbox, Resident};
+use super::files::{DIRECTORIES, JobFiles, PreparedJob, VolumeFiles, volumes_of};
 use super::{PAYLOAD_BYTES_MAX, SCHEDULER};
 use crate::ids::{NumberRange, OffloadDb, OwnerStamp, Token};
 use crate::job::{JobKind, LocalWhy, Payload};
 use crate::owner::{Owner, OwnerStep, OwnerTerms};
+use crate::parcel;
 use crate::wire::{Correspondent, OffloadMessage};
 
 /// Time after which a waiting call looks whether its job was cancelled.
@@ -120,6 +124,8 @@ struct Desk {
 /// Sends jobs of a database away.
 pub struct OffloadExecutor {
     settings: OwnerSettings,
+    /// The volume with the database, unless it lies in a directory.
+    volume: Option<VolumeFiles>,
     clock: Arc<dyn Clock>,
     tally: Tally,
     /// Time until which jobs run here.
@@ -147,6 +153,7 @@ struct Ask {
     bytes: u64,
     needs: Vec<String>,
     numbers: NumberRange,
+    files: JobFiles,
 }
 
 impl OffloadExecutor {
@@ -154,9 +161,20 @@ impl OffloadExecutor {
     /// [`JobExecutor::owner_is`].
     #[must_use]
     pub fn new(settings: OwnerSettings) -> Arc<Self> {
+        Self::over(settings, None)
+    }
+
+    /// As [`OffloadExecutor::new`], for a database in a volume. Its executors must reach the
+    /// storage cluster ([`super::ExecutorSettings::volumes`]).
+    #[must_use]
+    pub fn in_volume(settings: OwnerSettings, volume: VolumeFiles) -> Arc<Self> {
+        Self::over(settings, Some(volume))
+    }
+
+    fn over(settings: OwnerSettings, volume: Option<VolumeFiles>) -> Arc<Self> {
         let clock = SystemClock::shared();
         let (tally, quiet_ns, link) = (Tally::default(), AtomicU64::new(0), OnceLock::new());
-        Arc::new(Self { settings, clock, tally, quiet_ns, link })
+        Arc::new(Self { settings, volume, clock, tally, quiet_ns, link })
     }
 
     /// The counters of this open.
@@ -219,17 +237,17 @@ impl OffloadExecutor {
         if self.clock.now_ns() < self.quiet_ns.load(Ordering::Relaxed) {
             return Ok(self.count_here(LocalWhy::Silent));
         }
-        let encoded = wire::encode(spec)?;
-        if encoded.len() > PAYLOAD_BYTES_MAX {
-            return Ok(self.count_here(LocalWhy::TooLarge));
-        }
-        let (job, messages) = link.desk.submit(ask, encoded.into());
+        let (prepared, package) = match self.prepare(&ask, wire::encode(spec)?)? {
+            Ok(prepared) => prepared,
+            Err(why) => return Ok(self.count_here(why)),
+        };
+        let (job, messages) = link.desk.submit(ask, package);
         link.outbox.send(messages);
         let ending = link.desk.wait(job, context);
         link.outbox.send(link.desk.forget(job));
         match ending? {
-            Ending::Output(output) => {
-                let output: JobOutput = wire::decode(&output.0).map_err(trouble)?;
+            Ending::Output(returned) => {
+                let output = prepared.accept(&returned)?;
                 self.tally.ran_away.fetch_add(1, Ordering::Relaxed);
                 let bytes = output.bytes_read + output.bytes_written;
                 self.tally.bytes_away.fetch_add(bytes, Ordering::Relaxed);
@@ -241,20 +259,61 @@ impl OffloadExecutor {
                     self.quiet_ns.store(until_ns, Ordering::Relaxed);
                 }
                 if is_untouched {
+                    prepared.unused();
                     return Ok(self.count_here(why));
                 }
-                self.tally.planned_again.fetch_add(1, Ordering::Relaxed);
-                self.tally.here_next.fetch_add(1, Ordering::Relaxed);
-                Err(Error::new(
-                    ErrorKind::Busy,
-                    format!(
-                        "an offloaded job ended without outputs ({}): it is planned again and runs \
-                         in this process",
-                        why.text()
-                    ),
-                ))
+                // The owner gives up what an executor may have written.
+                drop(prepared);
+                Err(self.planned_again(why))
             }
         }
+    }
+
+    /// Prepares a job for an executor, or says why it runs here.
+    fn prepare(
+        &self,
+        ask: &Ask,
+        spec: Vec<u8>,
+    ) -> Result<std::result::Result<(PreparedJob, Payload), LocalWhy>> {
+        match PreparedJob::new(ask.files.clone(), spec, self.volume.as_ref()) {
+            Ok((prepared, package)) if package.0.len() > PAYLOAD_BYTES_MAX => {
+                prepared.unused();
+                Ok(Err(LocalWhy::TooLarge))
+            }
+            Ok(ready) => Ok(Ok(ready)),
+            Err(error) if matches!(error.kind(), ErrorKind::Fenced | ErrorKind::Closed) => {
+                Err(error)
+            }
+            Err(error) => {
+                tracing::warn!(%error, "a job runs here, because its files cannot be granted");
+                Ok(Err(LocalWhy::Files))
+            }
+        }
+    }
+
+    /// Counts a job that an executor may have begun. The engine plans it again after this error.
+    fn planned_again(&self, why: LocalWhy) -> Error {
+        self.tally.planned_again.fetch_add(1, Ordering::Relaxed);
+        self.tally.here_next.fetch_add(1, Ordering::Relaxed);
+        Error::new(
+            ErrorKind::Busy,
+            format!(
+                "an offloaded job ended without outputs ({}): it is planned again and runs in this \
+                 process",
+                why.text()
+            ),
+        )
+    }
+
+    /// The names that an executor must have to run a job: those of the build, of the place of the
+    /// files, and of operators and filters.
+    fn needed_names(&self, named: [Option<&String>; 2]) -> Vec<String> {
+        let place = match &self.volume {
+            Some(volume) => volumes_of(&volume.cluster),
+            None => DIRECTORIES.to_owned(),
+        };
+        let named = named.into_iter().flatten().cloned();
+        [build_name(), place].into_iter().chain(named).collect()
     }
 
     /// Whether this call runs its job here in place of one that was planned again.
@@ -269,25 +328,14 @@ impl OffloadExecutor {
     }
 }
 
-/// An error of the way, which must not make the database read only.
-fn trouble(error: Error) -> Error {
-    let context = "the output of an offloaded job cannot be read";
-    Error::with_source(ErrorKind::Io, context, error)
-}
-
 fn numbers_of(output: &OutputSpec) -> NumberRange {
     NumberRange { first: output.file_numbers.first, count: output.file_numbers.count }
 }
 
-/// The names that a program needs to run a job, its build among them.
-pub(super) fn needed_names(named: [Option<&String>; 2]) -> Vec<String> {
-    let named = named.into_iter().flatten().cloned();
-    std::iter::once(build_name()).chain(named).collect()
-}
-
-/// Name of the build, by its version and by the version of specs.
+/// Name of the build, by its version and by those of specs and parcels.
 pub(super) fn build_name() -> String {
-    format!("build {} with specs {}", env!("CARGO_PKG_VERSION"), wire::VERSION)
+    let (version, specs, parcels) = (env!("CARGO_PKG_VERSION"), wire::VERSION, parcel::VERSION);
+    format!("build {version} with specs {specs} and parcels {parcels}")
 }
 
 impl JobExecutor for OffloadExecutor {
@@ -321,8 +369,9 @@ impl JobExecutor for OffloadExecutor {
         let ask = Ask {
             kind: JobKind::Compaction,
             bytes: spec.input_bytes(),
-            needs: needed_names(named),
+            needs: self.needed_names(named),
             numbers: numbers_of(&spec.output),
+            files: JobFiles::of_compaction(spec),
         };
         match self.send_away(ask, spec, context)? {
             Some(output) => Ok(output),
@@ -334,8 +383,9 @@ impl JobExecutor for OffloadExecutor {
         let ask = Ask {
             kind: JobKind::Gc,
             bytes: spec.inputs.iter().map(|input| input.meta.size_bytes).sum(),
-            needs: needed_names([None, None]),
+            needs: self.needed_names([None, None]),
             numbers: numbers_of(&spec.output),
+            files: JobFiles::of_gc(spec),
         };
         match self.send_away(ask, spec, context)? {
             Some(output) => Ok(output),

@@ -80,7 +80,7 @@ wire_messages! {
         attempts: Vec<PreparedAttempt>,
         /// Number of the owner's oldest job that has not ended. The scheduler forgets older ones.
         oldest: u64,
-        /// Spec of the job, which the executor gets.
+        /// Package of the job ([`crate::parcel`]), which the executor gets.
         spec: Payload,
     }
     /// Scheduler → owner: the job waits or runs.
@@ -141,7 +141,7 @@ wire_messages! {
         life: SchedulerLife,
         /// File numbers of the outputs.
         numbers: NumberRange,
-        /// Spec of the job.
+        /// Package of the job ([`crate::parcel`]).
         spec: Payload,
     }
     /// Executor → scheduler: the attempt runs, or has run.
@@ -192,7 +192,7 @@ wire_messages! {
         at: AttemptId,
         /// Executor that ran it.
         by: ExecutorId,
-        /// What the job gives back.
+        /// What the executor returns to the owner ([`crate::parcel`]).
         output: Payload,
     }
     /// Executor → scheduler: the attempt has failed and has left nothing. Repeated until it is
@@ -214,7 +214,7 @@ wire_messages! {
     Done = 43 {
         /// Attempt in question.
         at: AttemptId,
-        /// What the job gives back.
+        /// What the executor returns to the owner ([`crate::parcel`]).
         output: Payload,
     }
     /// Owner or executor → scheduler: my messages, and keep the answer until there are messages for

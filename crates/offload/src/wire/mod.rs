@@ -19,7 +19,7 @@ pub use message::{Correspondent, OffloadMessage, Running};
 const MARK: u8 = 0x60;
 
 /// Version of the messages, which is the first byte of each.
-pub const VERSION: u8 = MARK | 1;
+pub const VERSION: u8 = MARK | 2;
 
 /// Whether the body of a request is a message of this protocol, of any version.
 #[must_use]

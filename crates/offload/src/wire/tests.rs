@@ -99,10 +99,10 @@ fn messages_have_golden_bytes() {
     let db = "d0".repeat(16);
     let job = [db.as_str(), &word("02"), &word("0403")].concat();
     let decided = OffloadMessage::Decided { at: at(), verdict: Verdict::Discard };
-    assert_eq!(hex(&decided.encode()), ["612c", &job, "05000000", "02"].concat());
+    assert_eq!(hex(&decided.encode()), ["622c", &job, "05000000", "02"].concat());
     let prepare = samples().swap_remove(2);
     let expected = [
-        "6103",
+        "6203",
         &job,
         &"aa".repeat(16),
         "02",
@@ -150,7 +150,7 @@ fn damaged_messages_are_refused_or_read_as_others() {
 
 #[test]
 fn first_byte_tells_the_protocols_apart() {
-    assert_eq!(VERSION, 0x61);
+    assert_eq!(VERSION, 0x62);
     // The pool, storage nodes, FlexKV, and nothing.
     for first in [0x03, 0x41, 0x42, 0x81, 0xe1] {
         assert!(!is_offload_message(&[first, 1]), "{first:#x}");

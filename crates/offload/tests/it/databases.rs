@@ -20,6 +20,7 @@ fn executor(office: &Office, shares: &[&Path]) -> ExecutorServer {
         managers: office.managers(),
         slots: 2,
         shares: shares.iter().map(|share| share.to_path_buf()).collect(),
+        volumes: None,
         secret: None,
     };
     ExecutorServer::start(settings).unwrap()
@@ -88,21 +89,21 @@ impl Away {
     }
 }
 
-fn key(n: u32) -> Vec<u8> {
+pub(crate) fn key(n: u32) -> Vec<u8> {
     format!("key{n:05}").into_bytes()
 }
 
-fn counter(n: u32) -> Vec<u8> {
+pub(crate) fn counter(n: u32) -> Vec<u8> {
     format!("counter{n:05}").into_bytes()
 }
 
-fn value(n: u32, round: u32) -> Vec<u8> {
+pub(crate) fn value(n: u32, round: u32) -> Vec<u8> {
     let len = if n.is_multiple_of(4) { 1500 } else { 40 };
     format!("{n} in round {round} ").into_bytes().into_iter().cycle().take(len).collect()
 }
 
 /// Waits until a condition holds. The test's own limit ends a wait that has no end.
-fn wait_until(is_so: impl Fn() -> bool) {
+pub(crate) fn wait_until(is_so: impl Fn() -> bool) {
     while !is_so() {
         SystemClock::shared().sleep(Duration::from_millis(5));
     }

@@ -97,7 +97,9 @@ pub trait BlobStore: Send + Sync + fmt::Debug + 'static {
         blobs.iter().try_for_each(|blob| self.retain(blob, volume))
     }
     /// Takes `volume` out of the set of a blob, sealed or not. The pool deletes the blob when its
-    /// set is empty. A blob that does not exist is no error.
+    /// set is empty. A blob that does not exist is no error. A request of the same epoch that comes
+    /// later does not begin it: a process to which the owner has granted the identity may not know
+    /// yet that it was given up.
     fn release(&self, id: BlobId, volume: VolumeId, epoch: Epoch) -> Result<()>;
     /// Releases several blobs as [`Self::release`] does, which a backend with a network does in one
     /// request per node. After an error, some of them may be released. The default releases one

@@ -10,6 +10,9 @@
 //! | `Manifest`, `Other`, `Wal` | inline in the namespace, and a log when it grows (`growing`) |
 //! | any, of [`FileSystem::create_log`] | a log (`wal`) |
 //!
+//! A process that does not own the volume reads and writes tables by a grant of the owner
+//! (`grant`).
+//!
 //! Creations, renames and removals are submitted immediately, in one order for the whole volume.
 //! [`FileSystem::sync_dir`] waits for all of them, so the changes of one job share a round trip.
 //! Unlike on a local disk, a kill of the process may lose changes that no call has waited for. It
@@ -29,6 +32,7 @@
 
 mod copy;
 mod failure;
+mod grant;
 mod growing;
 mod lock;
 mod open_files;
@@ -52,6 +56,7 @@ use archipelago_env::{
 };
 
 pub use self::copy::CopyTarget;
+pub use self::grant::{BlobGrant, GrantedFs, NamedBlob, PendingOutputs, WrittenBlobs, WrittenFile};
 
 use self::failure::{missing, refused};
 use self::growing::{GrowingFile, INLINE_BYTES_MAX};

@@ -60,6 +60,14 @@ impl NewName {
     }
 }
 
+/// A file that gets its first name.
+#[derive(Debug)]
+pub(super) struct NewFile {
+    pub(super) path: PathBuf,
+    pub(super) class: FileClass,
+    pub(super) content: Content,
+}
+
 /// State that all handles of a file system share.
 #[derive(Debug)]
 pub(super) struct OpenFiles {
@@ -277,6 +285,30 @@ impl OpenFiles {
         drop(unnamed);
         self.forget_nameless();
         Ok(true)
+    }
+
+    /// Submits the names of all `files` as one change. Errors: those of a commit; a name that a
+    /// file has, or a table that has no name yet, is refused with the cause `AlreadyExists`.
+    pub(super) fn name_all(&self, files: Vec<NewFile>) -> Result<Moment> {
+        let taken = |path: &Path| refused("name", path, io::ErrorKind::AlreadyExists);
+        let paths: Vec<PathBuf> = files.iter().map(|file| file.path.clone()).collect();
+        let record = |file: NewFile| {
+            let key = self.volume.allocate();
+            self.new_file(key, file.class, &file.path, file.content)
+        };
+        let records: Vec<Record> = files.into_iter().map(record).collect();
+        let unnamed = self.unnamed.lock();
+        if let Some(path) = paths.iter().find(|path| unnamed.contains_key(*path)) {
+            return Err(taken(path));
+        }
+        let moment = self.volume.commit_decided(|state| {
+            match paths.iter().find(|path| state.key(path).is_some()) {
+                Some(path) => Err(taken(path)),
+                None => Ok(records),
+            }
+        })?;
+        drop(unnamed);
+        Ok(moment)
     }
 
     /// Notes a log that has a file's writer now.

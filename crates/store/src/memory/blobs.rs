@@ -71,8 +71,10 @@ impl PoolState {
         blob.ok_or_else(|| BlobName(id).not_found())
     }
 
-    /// Takes `volume` out of the set of a blob. Returns whether it was in.
+    /// Takes `volume` out of the set of a blob. Returns whether it was in. The identity of a blob
+    /// that does not exist is never begun later, as on nodes, which keep tombstones.
     fn release_blob(&mut self, id: BlobId, volume: VolumeId) -> bool {
+        self.blobs_used.insert(id);
         let Some(blob) = self.blobs.get_mut(&id) else { return false };
         let was_in = blob.volumes.remove(&volume).is_some();
         if blob.volumes.is_empty() {

@@ -16,8 +16,8 @@ use std::time::Duration;
 use archipelago_base::Result;
 use archipelago_base::budget::ByteBudget;
 use archipelago_base::runtime::{Runtime, wait_for};
-use archipelago_fabric::Reach;
 use archipelago_fabric::paced::{Card, CardSettings, CardStats, Paced};
+use archipelago_fabric::{ClusterId, Reach};
 
 use super::blobs::{BlobStats, BlobsOptions, NodeBlobs};
 use super::client::{NodeClient, StatsSnapshot};
@@ -134,6 +134,13 @@ impl NodeStores {
     #[must_use]
     pub fn client(&self) -> &Arc<NodeClient> {
         &self.client
+    }
+
+    /// Identity of the cluster, by which processes find out whether they mean the same one. `None`
+    /// if no manager has told it yet.
+    #[must_use]
+    pub fn cluster(&self) -> Option<ClusterId> {
+        self.client.members().cluster
     }
 
     /// What this process has done with the pool.

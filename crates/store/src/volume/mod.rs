@@ -355,6 +355,30 @@ impl Volume {
         blob
     }
 
+    /// Chooses the identities of several blobs, as [`Volume::reserve_blob`] does.
+    pub(crate) fn reserve_blobs(&self, count: usize) -> Vec<BlobId> {
+        let mut core = self.core.lock();
+        let core = &mut *core;
+        let ids: Vec<BlobId> = (0..count).map(|_| BlobId::random(&mut core.rng)).collect();
+        ids.iter().for_each(|blob| core.pending.add_blob(*blob));
+        ids
+    }
+
+    /// Forgets pending blobs that nobody has begun, so that the pool has nothing to release.
+    pub(crate) fn forget_blobs(&self, blobs: &[BlobId]) {
+        let mut core = self.core.lock();
+        blobs.iter().for_each(|blob| core.pending.forget_blob(*blob));
+    }
+
+    /// Gives up several pending blobs, as [`Volume::give_up`] does, with one call of the pool.
+    pub(crate) fn give_up_all(&self, blobs: &[BlobId]) {
+        {
+            let mut core = self.core.lock();
+            blobs.iter().for_each(|blob| core.pending.give_up_blob(*blob));
+        }
+        self.release_due();
+    }
+
     /// Begins a blob, which is pending until a commit names it or [`Volume::give_up`]. Errors:
     /// those of the pool; `Fenced`; `Closed`.
     pub(crate) fn begin_blob(

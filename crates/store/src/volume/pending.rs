@@ -117,6 +117,11 @@ impl Pending {
         waiting.map(|kept| kept.clone_from(layout)).is_some()
     }
 
+    /// Forgets a pending blob that the pool does not have.
+    pub(super) fn forget_blob(&mut self, blob: BlobId) {
+        self.blobs.remove(&blob);
+    }
+
     /// Gives up a blob if it is pending.
     pub(super) fn give_up_blob(&mut self, blob: BlobId) {
         if self.blobs.remove(&blob) {

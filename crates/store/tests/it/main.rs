@@ -6,6 +6,7 @@ mod conformance;
 mod copies;
 mod file_crashes;
 mod files;
+mod grants;
 mod held_logs;
 mod owner;
 mod pool;

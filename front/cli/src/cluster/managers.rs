@@ -13,7 +13,7 @@ use archipelago_fabric::{Call, ClientId, Endpoints, Line, Reach, Route, RouteMes
 use archipelago_flexkv::wire::{Message as FlexKvMessage, StoreStatus};
 use archipelago_store::nodes::wire::{StorageMember, StoreMessage};
 
-use crate::node::{MANAGER, managers};
+use crate::managers::{MANAGER, managers};
 use crate::secret::SecretArgs;
 
 /// Time limit for an answer.

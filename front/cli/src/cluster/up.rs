@@ -14,7 +14,7 @@ use archipelago_resp::server::resolve;
 use super::children::{ChildProcess, Sockets};
 use crate::access::PasswordArgs;
 use crate::console::print_line;
-use crate::node::MANAGER;
+use crate::managers::MANAGER;
 use crate::ports::{self, Wanted};
 use crate::secret::SecretArgs;
 use crate::stop::Stop;

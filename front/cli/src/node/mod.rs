@@ -20,12 +20,10 @@ use archipelago_store::nodes::members::MemberTerms;
 use archipelago_store::nodes::repairs::RepairTerms;
 
 use crate::console::print_line;
+use crate::managers::{MANAGER, managers};
 use crate::metrics::{self, MetricsArgs};
 use crate::secret::SecretArgs;
 use crate::stop::Stop;
-
-/// Default address of the manager.
-pub(crate) const MANAGER: &str = "127.0.0.1:7700";
 
 /// Roles that a process can take. Each runs until SIGTERM or SIGINT.
 #[derive(clap::Subcommand, Debug)]
@@ -80,12 +78,16 @@ pub(crate) enum NodeCommand {
     ///
     /// A server that runs with `--offload-mode compactions` sends its compactions and garbage
     /// collections to the executors of its cluster, which read and write the files of its database.
-    /// So every executor must reach the directory of the database under the same path: on this
-    /// machine, or over a shared file system. It listens nowhere and stores nothing. If it ends,
-    /// its jobs run elsewhere. It runs until SIGTERM or SIGINT (Ctrl-C).
-    #[command(after_help = "Example, on one machine:\n  archipelago node manager &\n  \
+    /// So every executor must reach them: a directory under the same path (--share), on this
+    /// machine or over a shared file system, or a volume of a storage cluster (--store). It listens
+    /// nowhere and stores nothing. If it ends, its jobs run elsewhere. It runs until SIGTERM or
+    /// SIGINT (Ctrl-C).
+    #[command(after_help = "Examples, on one machine:\n  archipelago node manager &\n  \
                       archipelago node executor --share /data &\n  \
-                      archipelago serve --dir /data/reef --offload-mode compactions")]
+                      archipelago serve --dir /data/reef --offload-mode compactions\n\n  \
+                      archipelago cluster up --storage 6 &\n  \
+                      archipelago node executor --store 127.0.0.1:7700 &\n  \
+                      archipelago serve --store 127.0.0.1:7700 --volume reef --offload-mode compactions")]
     Executor(executor::ExecutorArgs),
 }
 
@@ -189,11 +191,6 @@ pub(crate) struct ManagerArgs {
     /// that the node does not outlive the program
     #[arg(long)]
     stop_with_stdin: bool,
-}
-
-/// The addresses in the value of `--manager`.
-pub(crate) fn managers(text: &str) -> Result<Vec<String>> {
-    text.split(',').map(endpoint).collect()
 }
 
 pub(crate) fn run(command: &NodeCommand) -> Result<()> {

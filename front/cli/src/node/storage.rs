@@ -11,8 +11,8 @@ use archipelago_fabric::{NodeId, endpoint};
 use archipelago_metrics::sources;
 use archipelago_storage::{NodeOptions, StorageServer, StorageSettings};
 
-use super::{MANAGER, managers};
 use crate::console::print_line;
+use crate::managers::{MANAGER, managers};
 use crate::metrics::{self, MetricsArgs};
 use crate::secret::SecretArgs;
 use crate::stop::Stop;

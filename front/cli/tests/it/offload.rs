@@ -50,7 +50,7 @@ fn serve(dir: &Path, manager: &str) -> (Process, String) {
     (process, said.rsplit(' ').next().unwrap().to_owned())
 }
 
-fn write(path: &Path, text: &str) {
+pub(crate) fn write(path: &Path, text: &str) {
     use archipelago_env::{FileClass, FileSystem, IoContext, IoPurpose};
     let io = IoContext::new(FileClass::Other, IoPurpose::Maintenance);
     archipelago_env::local::LocalFs::new().write_atomic(path, text.as_bytes(), io).unwrap();
@@ -60,14 +60,14 @@ fn value(number: usize, round: usize) -> String {
     format!("coral {number} of round {round} ").repeat(8)
 }
 
-fn load(redis: &mut Redis, round: usize) {
+pub(crate) fn load(redis: &mut Redis, round: usize) {
     for number in 0..KEYS {
         let (key, value) = (format!("reef:{number}"), value(number, round));
         assert_eq!(redis.ask_long(&["SET", &key, &value]).unwrap(), "+OK", "{key}");
     }
 }
 
-fn check(redis: &mut Redis, round: usize) {
+pub(crate) fn check(redis: &mut Redis, round: usize) {
     for number in (0..KEYS).step_by(37) {
         let got = redis.ask_long(&["GET", &format!("reef:{number}")]).unwrap();
         assert_eq!(got.trim_end(), value(number, round).trim_end(), "{number}");
@@ -75,7 +75,7 @@ fn check(redis: &mut Redis, round: usize) {
 }
 
 /// The figure of a line of INFO; 0 if the line is missing.
-fn figure(redis: &mut Redis, name: &str) -> u64 {
+pub(crate) fn figure(redis: &mut Redis, name: &str) -> u64 {
     let info = redis.ask_long(&["INFO", "archipelago"]).unwrap();
     let line = info.lines().find_map(|line| line.strip_prefix(&format!("{name}:")));
     line.map_or(0, |figure| figure.trim().parse().unwrap())

@@ -15,17 +15,17 @@ use crate::{archipelago, text};
 const LEASE_MS: &str = "4000";
 
 /// A manager and its storage nodes. All are killed when this is dropped.
-struct StorageCluster {
+pub(crate) struct StorageCluster {
     manager: Process,
-    address: String,
+    pub(crate) address: String,
     nodes: Vec<Process>,
-    dir: tempfile::TempDir,
+    pub(crate) dir: tempfile::TempDir,
     secret: Vec<String>,
 }
 
 impl StorageCluster {
     /// Starts a cluster of `count` nodes in as many domains, and waits until it is founded.
-    fn start(count: u64) -> Self {
+    pub(crate) fn start(count: u64) -> Self {
         let mut cluster = Self::without_nodes(&[]);
         cluster.start_nodes(count);
         until("the cluster is founded", || cluster.status().contains("root set: nodes"));
@@ -59,31 +59,31 @@ impl StorageCluster {
     }
 
     /// Kills the storage node `number`, with SIGKILL.
-    fn kill(&mut self, number: usize) {
+    pub(crate) fn kill(&mut self, number: usize) {
         self.nodes[number - 1].kill();
     }
 
     /// Starts a killed storage node again.
-    fn revive(&mut self, number: usize) {
+    pub(crate) fn revive(&mut self, number: usize) {
         self.nodes[number - 1] = self.node(number as u64);
     }
 
-    fn command(&self, words: &[&str]) -> Output {
+    pub(crate) fn command(&self, words: &[&str]) -> Output {
         archipelago().args(words).args(&self.secret).output().unwrap()
     }
 
-    fn status(&self) -> String {
+    pub(crate) fn status(&self) -> String {
         text(&self.command(&["cluster", "status", "--manager", &self.address]))
     }
 
     /// Runs a tool on a volume.
-    fn db(&self, volume: &str, tool: &[&str]) -> Output {
+    pub(crate) fn db(&self, volume: &str, tool: &[&str]) -> Output {
         let flags = ["db", "--store", &self.address, "--volume", volume];
         self.command(&[&flags[..], tool].concat())
     }
 
     /// Serves a volume. Returns the process and its address for Redis clients.
-    fn serve(&self, volume: &str, more: &[&str]) -> (Process, String) {
+    pub(crate) fn serve(&self, volume: &str, more: &[&str]) -> (Process, String) {
         self.serve_by(&mut archipelago(), volume, more)
     }
 

@@ -1,0 +1,221 @@
+//! The files of jobs: which ones a job reads and writes, and how owner and executor reach them.
+//!
+//! A database lies in a directory, which its executors reach under the same path, or in a volume of
+//! a storage cluster. A volume has one writer of names. So an attempt of a job in a volume gets a
+//! grant: blobs that it reads, and identities of blobs that it may write. The owner names the
+//! outputs in one commit before it hands them to the engine, which opens them, compares them with
+//! their metadata, and installs them.
+//!
+//! Invariants:
+//! 1. An owner names only files of the attempt: each has a number of the spec and a blob of the
+//!    grant.
+//! 2. Identities of an attempt are named, given up, or were given to no executor.
+//! 3. A job needs an executor that reaches its files, which the names of the executor tell.
+//!
+//! Thread-safety: the values are plain, and a thread at a time uses a [`PreparedJob`].
+//! Failure: errors on the way have the kind `Io`, because `Corrupt` would make the database read
+//! only. `Fenced` stays what it is.
+//! Cost: a grant has about 120 bytes for each input. The names of the outputs take a round trip.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use archipelago_base::{Error, ErrorKind, FileNo, Result};
+use archipelago_engine::compaction::job::CompactionSpec;
+use archipelago_engine::executor::wire::{self, Message};
+use archipelago_engine::file_meta::{invalid_file_name, sst_name, value_file_name};
+use archipelago_engine::gc::job::GcSpec;
+use archipelago_engine::job::JobOutput;
+use archipelago_engine::job::spec::{FileNumbers, OutputSpec};
+use archipelago_store::{BlobGrant, PendingOutputs, StoreFs, Stores, WrittenBlobs};
+
+use crate::job::Payload;
+use crate::parcel::JobParcel;
+
+/// Name of an executor that reaches directories.
+pub(super) const DIRECTORIES: &str = "files in directories";
+
+/// Name of an executor that reaches the volumes of a storage cluster.
+pub(super) fn volumes_of(cluster: &str) -> String {
+    format!("volumes of storage cluster {cluster}")
+}
+
+/// The volume with a database, as the owner of both has it.
+#[derive(Clone, Debug)]
+pub struct VolumeFiles {
+    /// File system of the volume.
+    pub files: Arc<StoreFs>,
+    /// Identity of the storage cluster.
+    pub cluster: String,
+}
+
+/// A storage cluster, as an executor reaches it.
+#[derive(Clone, Debug)]
+pub struct VolumePool {
+    /// The parts of the cluster.
+    pub stores: Stores,
+    /// Identity of the storage cluster.
+    pub cluster: String,
+}
+
+/// Files that a job reads and may write.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct JobFiles {
+    dir: PathBuf,
+    /// Names of the files that it reads.
+    inputs: Vec<String>,
+    /// Numbers of tables and value files, and of invalid files.
+    numbers: FileNumbers,
+    invalid: FileNumbers,
+}
+
+impl JobFiles {
+    /// The files of a compaction.
+    pub(super) fn of_compaction(spec: &CompactionSpec) -> Self {
+        let tables = spec.inputs.iter().map(|input| sst_name(FileNo(input.meta.no)));
+        let values = spec.output.values.files.iter();
+        let values = values.map(|file| value_file_name(FileNo(file.no)));
+        Self::of(&spec.output, tables.chain(values).collect())
+    }
+
+    /// The files of a garbage collection.
+    pub(super) fn of_gc(spec: &GcSpec) -> Self {
+        let values = spec.inputs.iter().map(|input| value_file_name(FileNo(input.meta.no)));
+        let invalid = spec.invalid.iter().map(|file| invalid_file_name(FileNo(file.no)));
+        Self::of(&spec.output, values.chain(invalid).collect())
+    }
+
+    fn of(output: &OutputSpec, inputs: Vec<String>) -> Self {
+        let (numbers, invalid) = (output.file_numbers, output.values.invalid);
+        Self { dir: output.dir.clone(), inputs, numbers, invalid }
+    }
+
+    /// Number of files that the job can create.
+    fn outputs(&self) -> usize {
+        usize::try_from(self.numbers.count.saturating_add(self.invalid.count)).unwrap_or(usize::MAX)
+    }
+
+    /// Refuses blobs that are not those of the output, and files with other numbers than those of
+    /// the attempt.
+    fn check(&self, output: &JobOutput, written: &WrittenBlobs) -> Result<()> {
+        let is_in =
+            |no: u64, of: FileNumbers| no.checked_sub(of.first).is_some_and(|at| at < of.count);
+        let tables = output.files.iter().map(|file| file.no);
+        let values = output.value_files.iter().map(|file| file.no);
+        let mut regular = tables.chain(values);
+        let mut invalid = output.invalid_files.iter().map(|file| file.no);
+        if !regular.all(|no| is_in(no, self.numbers)) || !invalid.all(|no| is_in(no, self.invalid))
+        {
+            return Err(Error::new(ErrorKind::Io, "an output has a number of another attempt"));
+        }
+        let named: BTreeSet<String> = output.file_names().collect();
+        let sealed: BTreeSet<String> = written.files.iter().map(|file| file.name.clone()).collect();
+        match named == sealed {
+            true => Ok(()),
+            false => Err(Error::new(ErrorKind::Io, "the blobs are not those of the output")),
+        }
+    }
+}
+
+/// A job that is ready to leave the owner.
+#[derive(Debug)]
+pub(super) struct PreparedJob {
+    files: JobFiles,
+    /// Identities of the outputs in a volume.
+    pending: Option<PendingOutputs>,
+}
+
+impl PreparedJob {
+    /// Prepares an attempt of the job `spec`, and returns the package for its executor. Errors:
+    /// those of [`StoreFs::grant`].
+    pub(super) fn new(
+        files: JobFiles,
+        spec: Vec<u8>,
+        volume: Option<&VolumeFiles>,
+    ) -> Result<(Self, Payload)> {
+        let granted = volume.map(|of| of.files.grant(&files.dir, &files.inputs, files.outputs()));
+        let (grant, pending) = granted.transpose()?.unzip();
+        let package = JobParcel::Package { spec: spec.into(), grant }.encode();
+        Ok((Self { files, pending }, package.into()))
+    }
+
+    /// No executor has got the package, so nothing is left to give up.
+    pub(super) fn unused(self) {
+        if let Some(pending) = self.pending {
+            pending.unused();
+        }
+    }
+
+    /// Reads what an executor has returned, and names its outputs durably. Errors: `Fenced`, and
+    /// `Io` for everything else; then the outputs are given up.
+    pub(super) fn accept(self, returned: &Payload) -> Result<JobOutput> {
+        self.try_accept(returned).map_err(|error| match error.kind() {
+            ErrorKind::Fenced => error,
+            _ => trouble(error),
+        })
+    }
+
+    fn try_accept(self, returned: &Payload) -> Result<JobOutput> {
+        let parcel = JobParcel::decode(&returned.0);
+        let Ok(JobParcel::Return { output, written }) = parcel else {
+            return Err(Error::new(ErrorKind::Io, "an executor returned something else"));
+        };
+        let output: JobOutput = wire::decode(&output.0)?;
+        match (self.pending, written) {
+            (None, None) => {}
+            (Some(pending), Some(written)) => {
+                self.files.check(&output, &written)?;
+                pending.name(&written)?;
+            }
+            (None, Some(_)) | (Some(_), None) => {
+                let what = "owner and executor have the files of the job in different places";
+                return Err(Error::new(ErrorKind::Io, what));
+            }
+        }
+        Ok(output)
+    }
+}
+
+/// An error of the way, which must not make the database read only.
+fn trouble(error: Error) -> Error {
+    let context = "the output of an offloaded job cannot be used";
+    Error::with_source(ErrorKind::Io, context, error)
+}
+
+/// The spec of a job that an executor got.
+#[derive(Debug)]
+pub(super) enum DecodedSpec {
+    /// That of a compaction.
+    Compaction(CompactionSpec),
+    /// That of a garbage collection.
+    Gc(GcSpec),
+}
+
+impl DecodedSpec {
+    /// Reads the package of an attempt. Errors: `Unsupported` for other jobs; `Corrupt`.
+    pub(super) fn of(package: &Payload) -> Result<(Self, Option<BlobGrant>)> {
+        let parcel = JobParcel::decode(&package.0);
+        let Ok(JobParcel::Package { spec, grant }) = parcel else {
+            return Err(Error::unsupported("the package of the job cannot be read"));
+        };
+        let decoded = match spec.0.get(1) {
+            Some(&CompactionSpec::TAG) => Self::Compaction(wire::decode(&spec.0)?),
+            Some(&GcSpec::TAG) => Self::Gc(wire::decode(&spec.0)?),
+            _ => {
+                return Err(Error::unsupported(
+                    "this executor runs compactions and garbage collections only",
+                ));
+            }
+        };
+        Ok((decoded, grant))
+    }
+
+    /// How the outputs are written.
+    pub(super) fn output(&self) -> &OutputSpec {
+        match self {
+            Self::Compaction(spec) => &spec.output,
+            Self::Gc(spec) => &spec.output,
+        }
+    }
+}

@@ -1,0 +1,44 @@
+//! What an owner and an executor send each other about one attempt, past the scheduler, which does
+//! not read it. `docs/formats/job-parcel.md` has the byte table.
+//!
+//! The spec and the output of a job name files. For a database in a directory that is enough. In a
+//! volume of a storage cluster, the package also has the grant of the attempt ([`BlobGrant`]), and
+//! the return has the blobs that the attempt has written ([`WrittenBlobs`]).
+//!
+//! Invariant: a decoder answers every input with a parcel or with an error.
+//!
+//! Thread-safety: parcels are plain values.
+//! Failure: the frames of the fabric have checksums, and so do the spec and the output. So a
+//! malformed parcel means a faulty sender.
+//! Cost: O(bytes); decoding copies the spec or the output once.
+
+use archipelago_base::wire_messages;
+use archipelago_store::{BlobGrant, WrittenBlobs};
+
+use crate::job::Payload;
+
+/// Version of the parcels, which is the first byte of each.
+pub const VERSION: u8 = 1;
+
+wire_messages! {
+    /// The part of a message that only owner and executor read.
+    JobParcel, version VERSION {
+    /// Owner → executor, in PREPARE and in the package: run this job.
+    Package = 1 {
+        /// Spec of the job.
+        spec: Payload,
+        /// Files of the attempt, if the database lies in a volume.
+        grant: Option<BlobGrant>,
+    }
+    /// Executor → owner, in COMMIT: the job has ended.
+    Return = 2 {
+        /// What the job gives back.
+        output: Payload,
+        /// Blobs of the output, if the package had a grant.
+        written: Option<WrittenBlobs>,
+    }
+    }
+}
+
+#[cfg(test)]
+mod tests;

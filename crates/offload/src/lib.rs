@@ -33,4 +33,5 @@ pub mod net;
 pub mod owner;
 pub mod sabotage;
 pub mod scheduler;
+pub mod shard_host;
 pub mod wire;

@@ -5,3 +5,4 @@
 mod corpus;
 mod databases;
 mod office;
+mod shards;

@@ -93,13 +93,17 @@ fn by_place_bytes() -> String {
     [word("07"), "01".into(), "02".into(), half("01"), word("20"), word("10")].concat()
 }
 
-/// Requests, and the bytes after version and code.
-fn requests() -> Vec<(ShardMessage, &'static str, Vec<String>)> {
+/// A message, its version and code, and the bytes of its fields.
+type Golden = (ShardMessage, &'static str, Vec<String>);
+
+fn names() -> String {
+    "01".to_owned() + &name_bytes()
+}
+
+/// Requests that change something or list. The bytes of the owner come before the others.
+fn changes() -> Vec<Golden> {
     let (owner, shard, shards) = (owner(), name(), vec![name()]);
-    let (key, snapshot, inline_max) = (bytes("k"), SeqNo(9), 512);
-    let names = || "01".to_owned() + &name_bytes();
     let piece = Piece { at: 0x10, len: 0x20, crc: 0x01020304 };
-    let ask = KeyAsk { key: bytes("k"), floor: SeqNo(4), within: vec![0, 1] };
     vec![
         (ShardMessage::Begin { owner, landing_bytes: 0x1000 }, "7101", vec![word("0010")]),
         (
@@ -125,6 +129,18 @@ fn requests() -> Vec<(ShardMessage, &'static str, Vec<String>)> {
             "7104",
             vec![names(), word("03")],
         ),
+        (ShardMessage::List { owner, after: Some(shard) }, "7108", vec!["01".into(), name_bytes()]),
+        (ShardMessage::Adopt { owner, shards }, "7109", vec![names()]),
+        (ShardMessage::Purge { owner }, "710a", Vec::new()),
+    ]
+}
+
+/// Requests that search.
+fn searches() -> Vec<Golden> {
+    let (owner, shards) = (owner(), vec![name()]);
+    let (key, snapshot, inline_max) = (bytes("k"), SeqNo(9), 512);
+    let ask = KeyAsk { key: bytes("k"), floor: SeqNo(4), within: vec![0, 1] };
+    vec![
         (
             ShardMessage::Get {
                 owner,
@@ -161,7 +177,7 @@ fn requests() -> Vec<(ShardMessage, &'static str, Vec<String>)> {
         (
             ShardMessage::Scan {
                 owner,
-                shards: shards.clone(),
+                shards,
                 keys: span(),
                 resume: Some(resume()),
                 direction: Direction::Backward,
@@ -181,14 +197,11 @@ fn requests() -> Vec<(ShardMessage, &'static str, Vec<String>)> {
                 half("0002"),
             ],
         ),
-        (ShardMessage::List { owner, after: Some(shard) }, "7108", vec!["01".into(), name_bytes()]),
-        (ShardMessage::Adopt { owner, shards }, "7109", vec![names()]),
-        (ShardMessage::Purge { owner }, "710a", Vec::new()),
     ]
 }
 
-/// Answers, and their bytes after version and code.
-fn answers() -> Vec<(ShardMessage, &'static str, Vec<String>)> {
+/// Answers of the host.
+fn answers() -> Vec<Golden> {
     let found = KeyVersions { versions: vec![inline()], resume: Some(SeqNo(5)) };
     let place_of_key = place_bytes()[..74].to_owned();
     let record = PageRecord { key: bytes("k"), version: by_place() };
@@ -253,7 +266,7 @@ fn samples() -> Vec<ShardMessage> {
         ShardMessage::Page { records: Vec::new(), end: PageEnd::AfterLast },
         ShardMessage::List { owner: owner(), after: None },
     ];
-    let all = requests().into_iter().chain(answers());
+    let all = changes().into_iter().chain(searches()).chain(answers());
     all.map(|(message, ..)| message).chain(more).collect()
 }
 
@@ -263,7 +276,7 @@ fn hex(bytes: &[u8]) -> String {
 
 #[test]
 fn requests_have_golden_bytes() {
-    for (message, head, fields) in requests() {
+    for (message, head, fields) in changes().into_iter().chain(searches()) {
         let expected = [head.to_owned(), owner_bytes(), fields.concat()].concat();
         assert_eq!(hex(&message.encode()), expected, "{}", message.name());
     }

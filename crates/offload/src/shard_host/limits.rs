@@ -46,7 +46,7 @@ pub struct HostCounters {
     pub owners: u64,
     /// Grants that were given.
     pub grants: u64,
-    /// Shards that were registered, and the bytes of their images.
+    /// Shards that were registered.
     pub registered: u64,
     /// Bytes of the images of registered shards.
     pub registered_bytes: u64,
@@ -72,9 +72,9 @@ pub struct HostCounters {
 pub struct HostFigures {
     /// Databases that have an owner here.
     pub databases: u64,
-    /// Registered shards.
+    /// Number of registered shards.
     pub shards: u64,
-    /// Bytes of their images.
+    /// Bytes of the images of registered shards.
     pub shard_bytes: u64,
     /// Grants that were not used yet.
     pub grants: u64,

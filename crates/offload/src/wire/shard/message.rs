@@ -64,7 +64,7 @@ wire_messages! {
         owner: OwnerStamp,
         /// Shards to search, newest first.
         shards: Vec<ShardName>,
-        /// User key.
+        /// User key in question.
         key: Payload,
         /// Sequence number of the newest covering range tombstone; see [`KeyAsk`].
         floor: SeqNo,

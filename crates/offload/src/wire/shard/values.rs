@@ -105,7 +105,7 @@ wire_struct!(ListedShard { name, info, place });
 /// A key of a request for several keys.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KeyAsk {
-    /// User key.
+    /// User key in question.
     pub key: Payload,
     /// Sequence number of the newest range tombstone that covers the key, as far as the owner
     /// knows; 0 without one. Older versions are not wanted.
@@ -206,10 +206,10 @@ wire_struct!(KeyVersions { versions, resume });
 /// Direction of a scan, by user keys. The versions of a key come newest first in both.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Direction {
-    /// Ascending keys.
+    /// From small keys to large ones.
     #[default]
     Forward,
-    /// Descending keys.
+    /// From large keys to small ones.
     Backward,
 }
 wire_enum!(Direction { Forward = 1, Backward = 2 });
@@ -217,7 +217,7 @@ wire_enum!(Direction { Forward = 1, Backward = 2 });
 /// A record of a page.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PageRecord {
-    /// User key.
+    /// User key in question.
     pub key: Payload,
     /// Version of the key.
     pub version: Version,
@@ -227,7 +227,7 @@ wire_struct!(PageRecord { key, version });
 /// The place at which the next page of a scan begins.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ResumeAt {
-    /// User key.
+    /// User key in question.
     pub key: Payload,
     /// The page begins with versions of that key that have at most this sequence number. `None`
     /// says that it begins with the key after it, in the direction of the scan.

@@ -57,8 +57,8 @@ fn words(range: &Range<u64>) -> (u64, u64) {
 
 impl FrozenRanges {
     /// Permits a write of the node within the region, until the guard is dropped; meanwhile no
-    /// range becomes frozen. The write is refused with [`Reason::NoRight`] if it touches a word of a
-    /// frozen range.
+    /// range becomes frozen. The write is refused with [`Reason::NoRight`] if it touches a word of
+    /// a frozen range.
     pub(super) fn hold(
         &self,
         offset: u64,

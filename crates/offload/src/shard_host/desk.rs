@@ -1,9 +1,9 @@
 //! The driver of a shard host: a queue of requests, and worker threads that execute them.
 //!
-//! A memory node owns one [`ShardHost`] and hands over the requests of this protocol. The threads of
-//! the fabric's providers only put them into the queue, so that a search or a copy holds up no other
-//! request of the node. Searches have a queue of their own and go first. Copies and grants never
-//! take the last thread.
+//! A memory node owns one [`ShardHost`] and hands over the requests of this protocol. The threads
+//! of the fabric's providers only put them into the queue, so that a search or a copy holds up no
+//! other request of the node. Searches have a queue of their own and go first. Copies and grants
+//! never take the last thread.
 //!
 //! Invariants:
 //! 1. The queues have at most [`QUEUE_MAX`] requests and [`QUEUE_BYTES_MAX`] bytes. A request that

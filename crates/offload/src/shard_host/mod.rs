@@ -1,9 +1,10 @@
-//! The shard host of a memory node: sealed memtable shards of databases, which it searches for their
-//! owners (O³-LSM §4.2 and §4.5, docs/design/offload.md).
+//! The shard host of a memory node: sealed memtable shards of databases, which it searches for
+//! their owners (O³-LSM §4.2 and §4.5, docs/design/offload.md).
 //!
-//! An owner writes the image of a shard one-sided into its **landing zone**. The host copies it into
-//! an **arena**, which only the host writes, freezes the copy, checks it completely, and searches it
-//! there in place. So a late one-sided write of an owner cannot damage a registered shard.
+//! An owner writes the image of a shard one-sided into its **landing zone**. The host copies it
+//! into an **arena**, which only the host writes, freezes the copy, checks it completely, and
+//! searches it there in place. So a late one-sided write of an owner cannot damage a registered
+//! shard.
 //!
 //! | part | file |
 //! | --- | --- |

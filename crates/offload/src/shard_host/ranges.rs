@@ -1,8 +1,8 @@
 //! Free ranges of a region, and leases that come back by themselves.
 //!
-//! The core owns one [`FreeRanges`] per region. A [`Lease`] is the right to use a range. Whoever
-//! drops it last, a grant, a copy that was given up, or the last search of an image, gives the range
-//! back by way of the core's [`Returns`].
+//! The core owns one [`FreeRanges`] per region. A [`Lease`] is the right to use a range. A grant, a
+//! copy or the searches of an image hold it. Its drop gives the range back by way of the core's
+//! [`Returns`].
 //!
 //! Invariants:
 //! 1. A range is free or belongs to exactly one lease.

@@ -10,8 +10,8 @@
 //!    intact records in order, and holds only keys and sequence numbers that the owner announced.
 //! 2. The lease of its range lives as long as the image.
 //!
-//! Failure: a refusal. If a piece does not match, the lease comes back with it, so that the owner can
-//! write the image again. An image that does not open means a faulty owner.
+//! Failure: a refusal. If a piece does not match, the lease comes back with it, so that the owner
+//! can write the image again. An image that does not open means a faulty owner.
 //! Cost: each byte is copied twice and is read three more times by checksums.
 
 use std::sync::Arc;

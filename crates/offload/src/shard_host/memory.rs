@@ -6,7 +6,7 @@
 //!
 //! Invariants:
 //! 1. The bytes of all regions, those that are being made included, are reserved in [`NodeBytes`].
-//!    So a node never maps more than its size, whoever uses it.
+//!    So all users together never map more than the node's size.
 //!
 //! Thread-safety: the lock of the host guards a [`FabricMemory`]. Any thread may use [`NodeBytes`].
 //! Failure: an error says that the system has no memory, or that the node can give no more keys.

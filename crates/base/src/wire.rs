@@ -21,8 +21,8 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use crate::Epoch;
 use crate::codec::{Reader, put_bytes, put_u8, put_u32, put_u64, put_varint};
+use crate::{CfId, Epoch, SeqNo};
 
 /// Number of list entries for which a decoder reserves memory before it has read them.
 const RESERVED_MAX: usize = 64;
@@ -261,6 +261,27 @@ impl Wire for Epoch {
     #[inline]
     fn get(reader: &mut Reader<'_>) -> Option<Self> {
         u64::get(reader).map(Self)
+    }
+}
+
+impl Wire for CfId {
+    fn put(&self, out: &mut Vec<u8>) {
+        self.0.put(out);
+    }
+    fn get(reader: &mut Reader<'_>) -> Option<Self> {
+        u32::get(reader).map(Self)
+    }
+}
+
+/// A reader refuses numbers above [`SeqNo::MAX`], which do not fit beside the kind of a record.
+impl Wire for SeqNo {
+    #[inline]
+    fn put(&self, out: &mut Vec<u8>) {
+        self.0.put(out);
+    }
+    #[inline]
+    fn get(reader: &mut Reader<'_>) -> Option<Self> {
+        u64::get(reader).map(Self).filter(|seq| *seq <= Self::MAX)
     }
 }
 

@@ -74,8 +74,8 @@ pub use link::{
     Call, Connect, IN_FLIGHT_MAX, LINKS_MAX, Link, LinkStats, Listener, Peer, Provider, Session,
 };
 pub use node::{
-    Answer, AtomicPath, CLIENTS_MAX, Handler, Holder, KEYS_MAX, Node, NodeStats, REQUESTS_MAX,
-    RESERVED_BYTES_MAX, Region, Reply, Request,
+    Answer, AtomicPath, CLIENTS_MAX, FrozenSlice, Handler, Holder, KEYS_MAX, Node, NodeStats,
+    REQUESTS_MAX, RESERVED_BYTES_MAX, Region, Reply, Request,
 };
 #[cfg(feature = "ofi")]
 pub use ofi::Ofi;

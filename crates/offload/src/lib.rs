@@ -1,4 +1,5 @@
-//! Jobs of a database that run on other nodes (O³-LSM §4.3, docs/design/offload.md).
+//! Jobs of a database that run on other nodes, and memtable shards that lie there (O³-LSM,
+//! docs/design/offload.md).
 //!
 //! Three state machines speak one protocol. The **owner** of a database plans jobs and is the only
 //! one that installs outputs. The **scheduler** queues jobs and chooses executors. An **executor**
@@ -13,6 +14,7 @@
 //! | messages | [`wire`] |
 //! | what owner and executor tell each other in them | [`parcel`] |
 //! | threads, mail and the seams of the engine | [`net`] |
+//! | memtable shards on a memory node | [`shard_host`] |
 //!
 //! Invariants:
 //! 1. The manifest of the database stays the only boundary of visibility. A scheduler that loses
@@ -24,7 +26,7 @@
 //! Failure: each failure ends in another attempt or in a run at the owner, and is counted.
 //! Cost: four messages for each job and direction, and two small ones per beat.
 //!
-//! `archipelago-sim --scenario offload` runs the protocol under faults.
+//! `archipelago-sim --scenario offload` runs the protocol of jobs under faults.
 
 pub mod decide;
 pub mod executor;
@@ -35,4 +37,5 @@ pub mod owner;
 pub mod parcel;
 pub mod sabotage;
 pub mod scheduler;
+pub mod shard_host;
 pub mod wire;

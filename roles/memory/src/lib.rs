@@ -1,4 +1,5 @@
-//! The memory role: blocks of memory, which a node serves to clients by the manager's orders.
+//! The memory role: blocks of memory, which a node serves to clients by the manager's orders, and
+//! memtable shards, which it searches for the owners of databases.
 //!
 //! | module | purpose |
 //! | --- | --- |
@@ -7,14 +8,16 @@
 //! | [`rpc`] | the handler of requests |
 //! | [`space`] | the memory: regions of a fabric node |
 //! | `server` | threads, links and the clock |
+//! | `handler` | which part of the node answers a request |
 //!
-//! The node knows nothing of databases: it allocates memory, gives keys, copies, and revokes keys.
-//! Layer 5; it depends on no other role.
+//! The modules know nothing of databases: they allocate memory, give keys, copy, and revoke keys.
+//! `archipelago_offload::shard_host` holds the shards. Layer 5; the crate depends on no other role.
 
 pub mod core;
 pub mod promise;
 pub mod rpc;
 
+mod handler;
 mod server;
 pub mod space;
 

@@ -16,6 +16,7 @@ use std::time::Duration;
 use archipelago_base::clock::Clock;
 use archipelago_base::{Epoch, Result};
 use archipelago_fabric::{ClientId, Handler, Node, NodeId, Region, RemoteKey, Reply, Request};
+use archipelago_offload::shard_host::NodeBytes;
 use archipelago_pool::wire::{Message, Why};
 use parking_lot::{Condvar, Mutex};
 
@@ -111,6 +112,13 @@ impl MemoryRpc {
         Ok((rpc, node))
     }
 
+    /// Takes the memory of all later blocks out of `bytes`, which other users of the node share.
+    pub fn share(&self, bytes: Arc<NodeBytes>) {
+        if let Some(State { space, .. }) = self.state.lock().as_mut() {
+            space.share(bytes);
+        }
+    }
+
     /// Drops the memory. From now on, requests get no answer.
     pub fn close(&self) {
         *self.state.lock() = None;
@@ -136,7 +144,12 @@ impl MemoryRpc {
         let mut state = self.state.lock();
         let State { core, space, .. } = state.as_mut()?;
         core.on_time(self.clock.now_ns());
-        Some(core.beat(endpoints, space.stats()))
+        let mut beat = core.beat(endpoints, space.stats());
+        if let Message::Beat { blocks_used, blocks_max, .. } = &mut beat {
+            // The manager places no blocks where shards of databases use the memory.
+            *blocks_used = (*blocks_used + space.blocks_elsewhere()).min(*blocks_max);
+        }
+        Some(beat)
     }
 
     /// Takes the manager's answer to a beat. Returns the milliseconds until the next beat is due.

@@ -1,7 +1,8 @@
 //! A memory node as a process runs it: a fabric node, its listeners and its threads.
 //!
 //! [`MemoryServer`] owns all of it. One thread per manager sends beats, and one thread copies bytes
-//! for the manager's orders.
+//! for the manager's orders. Memtable shards have threads of their own, which start with the first
+//! request of an owner.
 //!
 //! Invariants: 1. every life of the node has a larger number than the one before, by the wall
 //! clock.
@@ -22,11 +23,15 @@ use archipelago_base::{Epoch, Error, Result};
 use archipelago_fabric::{
     Batch, ClientId, Endpoints, Line, Listener, Node, NodeId, NodeStats, RemoteKey, Secret,
 };
+use archipelago_offload::shard_host::{
+    HostFigures, HostThreads, NodeBytes, ShardHost, ShardLimits,
+};
 use archipelago_pool::wire::{Message, NodeCounters, Purpose, Why};
 use archipelago_pool::{BLOCK_BYTES, Packing, copier};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::core::Limits;
+use crate::handler::MemoryHandler;
 use crate::rpc::{MemoryRpc, Order};
 
 /// Time after which an unanswered request counts as lost.
@@ -37,6 +42,8 @@ const FIRST_BEATS: Duration = Duration::from_millis(50);
 const PART: u64 = 1 << 20;
 /// Time after which the copying thread checks whether it should end.
 const LOOK: Duration = Duration::from_millis(100);
+/// Threads that search and copy memtable shards, once an owner has sent some.
+const SHARD_THREADS: usize = 2;
 /// Smallest size of a block in bytes: a page.
 const BLOCK_BYTES_MIN: u64 = 4096;
 
@@ -60,6 +67,9 @@ pub struct MemorySettings {
     /// The cluster's secret. Without one the node listens on loopback addresses only. Default:
     /// none.
     pub secret: Option<Secret>,
+    /// Limit of the bytes of memtable shards and their landing zones, which are part of
+    /// `size_bytes`. 0 makes the node refuse shards. Default: half of `size_bytes`.
+    pub shard_bytes_max: u64,
     /// Time after which the node kills a process that still has memory mapped by a revoked key.
     /// Default: never, and the node waits for the process.
     pub end_holders_after: Option<Duration>,
@@ -77,6 +87,7 @@ impl MemorySettings {
             advertise: Vec::new(),
             manager: vec![manager],
             secret: None,
+            shard_bytes_max: size_bytes / 2,
             end_holders_after: None,
         }
     }
@@ -106,6 +117,7 @@ impl MemorySettings {
 struct ServerState {
     settings: MemorySettings,
     rpc: Arc<MemoryRpc>,
+    shards: Arc<ShardHost>,
     node: Arc<Node>,
     endpoints: Arc<Endpoints>,
     clock: Arc<dyn Clock>,
@@ -135,6 +147,8 @@ pub struct MemoryFigures {
     pub counters: NodeCounters,
     /// Counters of the fabric's node.
     pub fabric: NodeStats,
+    /// Figures of the memtable shards.
+    pub shards: HostFigures,
     /// Time since a manager answered a beat; `None` before the first answer.
     pub since_manager: Option<Duration>,
 }
@@ -159,6 +173,7 @@ impl MemoryMonitor {
         let limits = state.settings.validate().ok()?;
         let answered_ns = state.answered_ns.load(Ordering::Relaxed);
         let since_ns = state.clock.now_ns().saturating_sub(answered_ns);
+        let shards = state.shards.figures()?;
         state.rpc.look(|core| {
             let (mut whole_copies, mut filling_copies, mut installed_copies) = (0, 0, 0);
             for (_, is_whole, is_installed) in core.copies() {
@@ -175,6 +190,7 @@ impl MemoryMonitor {
                 installed_copies,
                 counters: core.counters(fabric),
                 fabric,
+                shards,
                 since_manager: (answered_ns > 0).then(|| Duration::from_nanos(since_ns)),
             }
         })
@@ -201,8 +217,17 @@ impl MemoryServer {
         let limits = settings.validate()?;
         let clock = SystemClock::shared();
         let life = Epoch(clock.unix_ms());
-        let make = |handler| Node::new(settings.id, life, Some(handler));
+        let bytes = NodeBytes::new(limits.blocks_max * limits.block_bytes);
+        let threads = HostThreads::Own(Arc::new(SystemSpawn), SHARD_THREADS);
+        let shard_limits = ShardLimits::new(settings.shard_bytes_max);
+        let shards = ShardHost::new(shard_limits, Arc::clone(&bytes), Arc::clone(&clock), threads);
+        let make = |pool| {
+            let handler = MemoryHandler { pool, shards: Arc::clone(&shards) };
+            Node::new(settings.id, life, Some(Box::new(handler)))
+        };
         let (rpc, node) = MemoryRpc::start(settings.id, life, limits, &clock, make)?;
+        rpc.share(bytes);
+        shards.open(&node);
         let endpoints = Arc::new(Endpoints::new().with_secret(settings.secret.clone()));
         let mut listeners = Vec::new();
         let mut addresses = Vec::new();
@@ -216,6 +241,7 @@ impl MemoryServer {
         let shared = Arc::new(ServerState {
             settings,
             rpc,
+            shards,
             node,
             endpoints,
             clock,
@@ -271,6 +297,7 @@ impl Drop for MemoryServer {
         self.shared.stop.store(true, Ordering::SeqCst);
         self.listeners.clear();
         self.shared.rpc.close();
+        self.shared.shards.close();
         for thread in self.threads.drain(..) {
             if let Err(error) = thread.join() {
                 tracing::error!(%error, "a thread of the memory node panicked");
@@ -312,6 +339,7 @@ impl ServerState {
                 self.answered_ns.store(self.clock.now_ns().max(1), Ordering::Relaxed);
             }
             self.rpc.tick();
+            self.shards.tick();
             self.end_holders(&mut stuck);
             self.clock.sleep(wait_ms.map_or(FIRST_BEATS, Duration::from_millis));
         }
@@ -392,5 +420,41 @@ impl ServerState {
         }
         link.detach(source);
         if offset < key.len { Err(Error::busy("the node is stopping")) } else { Ok(()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use archipelago_fabric::{Call, Connect, Provider, Session, Tcp};
+    use archipelago_offload::ids::OwnerStamp;
+    use archipelago_offload::wire::shard::{ShardMessage, ShardWhy};
+
+    use super::*;
+
+    /// Answer of a node to one message, and its figures after that.
+    fn ask(shard_bytes_max: u64, message: &ShardMessage) -> (ShardMessage, MemoryFigures) {
+        // Nobody listens at the manager's address.
+        let (listen, manager) = ("tcp:127.0.0.1:0".to_owned(), "tcp:127.0.0.1:9".to_owned());
+        let mut settings = MemorySettings::new(NodeId(1), 1 << 20, listen, manager);
+        (settings.block_bytes, settings.shard_bytes_max) = (64 << 10, shard_bytes_max);
+        let server = MemoryServer::start(settings).unwrap();
+        let address = server.addresses()[0].trim_start_matches("tcp:");
+        let link = Tcp::new().connect(Connect::to(address, &Session::fresh())).wait().unwrap();
+        let call = message.encode();
+        let call = Call::new(&call, Duration::from_secs(30));
+        let answer = link.request(call).wait().unwrap();
+        (ShardMessage::decode(&answer).unwrap(), server.monitor().figures().unwrap())
+    }
+
+    #[test]
+    fn node_hosts_shards_out_of_its_memory() {
+        let owner = OwnerStamp::default();
+        let begin = ShardMessage::Begin { owner, landing_bytes: 100_000 };
+        let (begun, figures) = ask(512 << 10, &begin);
+        assert!(matches!(begun, ShardMessage::Begun { landing_bytes: 99_968, .. }), "{begun:?}");
+        assert_eq!((figures.shards.databases, figures.shards.region_bytes), (1, 99_968));
+        let (refused, _) = ask(0, &begin);
+        let ShardMessage::Refused { refusal } = refused else { panic!("{refused:?}") };
+        assert_eq!(refusal.why, ShardWhy::Full, "a node without room for shards");
     }
 }

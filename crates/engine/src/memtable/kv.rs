@@ -91,6 +91,11 @@ impl<'a> Record<'a> {
         bytes.get(at..usize::try_from(key_len).ok()?.checked_add(at + TRAILER_BYTES)?)
     }
 
+    /// Address and length of its stored bytes, with the checksum and without the padding.
+    pub(super) fn stored_span(&self) -> (usize, usize) {
+        (self.body.as_ptr().addr(), self.body.len() + CRC_BYTES)
+    }
+
     /// Whether the checksum matches.
     pub(super) fn is_intact(&self) -> bool {
         checksum::crc(self.body) == self.crc

@@ -7,12 +7,14 @@
 //!    its length were checked. Therefore no access faults.
 //! 2. `base` is the start of a shared, page-aligned mapping of `bytes` bytes until the drop.
 //! 3. All accesses use aligned `AtomicU64`, except to the words that [`Mapping::bell`] returns,
-//!    which are always accessed as `AtomicU32`.
+//!    which are always accessed as `AtomicU32`, and to words that nobody writes
+//!    (`Mapping::plain_bytes`).
 //! 4. This crate never stores to a mapping without the right to write, because callers check
 //!    `writable` first. Such a store would end the process. It would not be undefined behaviour.
 //!
-//! The other process is not trusted: it may change any byte at any moment. Therefore a loaded value
-//! may be anything, and no reference to plain bytes is ever made.
+//! The other process is not trusted: if it may write, it may change any byte at any moment.
+//! Therefore a loaded value may be anything, and references to plain bytes exist only of memory that
+//! no other process can write.
 //!
 //! Large pages: random accesses to large memory wait for address translations, and pages of 2 MiB
 //! shorten that. The creator of 2 to 64 MiB therefore asks the kernel to use large pages
@@ -25,6 +27,7 @@
 //! page fault per page at the first access.
 
 use std::ffi::c_void;
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64};
@@ -166,6 +169,20 @@ impl Mapping {
         // SAFETY: the assertions ensure that the word lies within the mapping and is aligned. The
         // layout of the caller excludes accesses of other sizes (invariant 3).
         unsafe { AtomicU32::from_ptr(self.base.as_ptr().add(at).cast::<u32>()) }
+    }
+
+    /// Bytes of the memory as a plain slice.
+    ///
+    /// # Safety
+    ///
+    /// While the slice is used, no thread of this process and no other process may store into an
+    /// aligned word of 8 bytes that `range` touches.
+    pub(crate) unsafe fn plain_bytes(&self, range: Range<usize>) -> &[u8] {
+        let Range { start, end } = range;
+        assert!(start <= end && end <= self.bytes, "a range within the mapping");
+        // SAFETY: the assertion and invariant 2 ensure that the range is mapped and readable. The
+        // caller ensures that nobody stores into it. Loads of others are harmless.
+        unsafe { std::slice::from_raw_parts(self.base.as_ptr().add(start), end - start) }
     }
 
     /// A descriptor for another process. Without `writable` that process can map it only for

@@ -23,6 +23,7 @@
 #[cfg(feature = "ofi")]
 pub(crate) mod card;
 mod duplicates;
+mod frozen;
 mod keys;
 mod region;
 mod reserved;
@@ -37,6 +38,7 @@ use archipelago_base::{Epoch, Error, Result};
 use parking_lot::Mutex;
 
 pub use duplicates::{Answer, CLIENTS_MAX, REQUESTS_MAX};
+pub use frozen::FrozenSlice;
 pub use keys::{AtomicPath, KEYS_MAX};
 pub use region::Region;
 pub use reserved::RESERVED_BYTES_MAX;

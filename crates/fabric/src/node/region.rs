@@ -1,11 +1,13 @@
 //! A region: memory of a node, owned by the code that allocated it.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use archipelago_base::Result;
 use parking_lot::Mutex;
 
 use super::Access;
+use super::frozen::{FrozenRanges, FrozenSlice};
 use super::keys::{AtomicPath, KeyTable, allowed};
 use crate::ids::{NodeId, RemoteKey, Rights};
 use crate::memory::{self, Mapping};
@@ -23,6 +25,7 @@ pub struct Region {
     memory: Arc<Mapping>,
     path: AtomicPath,
     given: Mutex<Vec<RemoteKey>>,
+    frozen: Arc<FrozenRanges>,
 }
 
 impl Region {
@@ -33,7 +36,8 @@ impl Region {
         path: AtomicPath,
     ) -> Result<Self> {
         let memory = Arc::new(Mapping::create("archipelago-region", bytes)?);
-        Ok(Self { node, keys, memory, path, given: Mutex::new(Vec::new()) })
+        let (given, frozen) = (Mutex::new(Vec::new()), Arc::default());
+        Ok(Self { node, keys, memory, path, given, frozen })
     }
 
     /// Length in bytes, a multiple of 8.
@@ -43,11 +47,21 @@ impl Region {
     }
 
     /// Makes a new key with `rights`. The key is valid until it is revoked or the region is
-    /// dropped. Errors: `Busy` if the key table of the node is full.
+    /// dropped. Errors: `Busy` if the key table of the node is full, `InvalidArgument` for a key
+    /// that could change bytes of a region with frozen ranges.
     pub fn grant(&self, rights: Rights) -> Result<RemoteKey> {
+        self.frozen.before_grant(rights)?;
         let key = self.keys.grant(self.node, &self.memory, rights, self.path)?;
         self.given.lock().push(key);
         Ok(key)
+    }
+
+    /// Freezes the bytes of `range`, so that they can be read in place: until the slice is dropped,
+    /// all writes to the words that the range touches are refused. Errors: `InvalidArgument` if the
+    /// region has ever given a key that could change bytes, if the range is empty or not within the
+    /// region, or if it overlaps a frozen one.
+    pub fn frozen(&self, range: Range<u64>) -> Result<FrozenSlice> {
+        self.frozen.freeze(&self.memory, range)
     }
 
     /// Copies bytes out of the region.
@@ -55,7 +69,8 @@ impl Region {
         self.perform(Access::Read { offset, into }).map(|_| ())
     }
 
-    /// Copies bytes into the region. Clients see them when the call returns.
+    /// Copies bytes into the region. Clients see them when the call returns. The call is refused
+    /// if it touches a word of a frozen range.
     pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), Refusal> {
         self.perform(Access::Write { offset, bytes })?;
         memory::publish();
@@ -87,6 +102,10 @@ impl Region {
     fn perform(&self, access: Access<'_>) -> Result<u64, Refusal> {
         let (need, offset, len) = access.reach();
         allowed(Rights::ALL, self.bytes(), need, offset, len)?;
+        let _until_the_access_ends = match need.change() {
+            true => Some(self.frozen.hold(offset, len)?),
+            false => None,
+        };
         Ok(access.perform(self.memory.words()))
     }
 }

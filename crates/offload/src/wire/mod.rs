@@ -11,6 +11,7 @@
 //! Cost: O(bytes); decoding copies a payload once.
 
 mod message;
+pub mod shard;
 
 pub use message::{Correspondent, OffloadMessage, Running};
 

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use archipelago_offload::parcel::JobParcel;
 use archipelago_offload::wire::OffloadMessage;
+use archipelago_offload::wire::shard::ShardMessage;
 
 /// Decodes the inputs of a target with `read`, which also returns the encoding of what it has read.
 /// The names of the inputs say whether they can be read.
@@ -41,5 +42,14 @@ fn parcels_are_read_or_refused() {
         let parcel = JobParcel::decode(bytes).map_err(|malformed| malformed.to_string())?;
         let encoded = parcel.encode();
         Ok((parcel, encoded))
+    });
+}
+
+#[test]
+fn messages_of_shards_are_read_or_refused() {
+    replay("shard_message", |bytes| {
+        let message = ShardMessage::decode(bytes).map_err(|malformed| malformed.to_string())?;
+        let encoded = message.encode();
+        Ok((message, encoded))
     });
 }

@@ -5,4 +5,5 @@
 mod corpus;
 mod databases;
 mod office;
+mod shards;
 mod volumes;

@@ -262,6 +262,27 @@ impl<T: AsRef<[u8]> + Send + Sync> PinOwner for Bytes<T> {
     }
 }
 
+/// Where a record lies in an image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RecordSpan {
+    /// Offset of its first byte from the start of the image.
+    pub at: u64,
+    /// Its length in bytes, with its checksum and without padding.
+    pub len: u64,
+}
+
+/// Decodes a record of an image that was fetched alone; `None` if the bytes are not one whole
+/// record of a kind that a memtable holds, or if their checksum does not match.
+#[must_use]
+pub fn decode_record(bytes: &[u8]) -> Option<(KeyRef<'_>, &[u8])> {
+    let record = Record::decode(bytes).filter(Record::is_intact)?;
+    let (_, len) = record.stored_span();
+    if len != bytes.len() {
+        return None;
+    }
+    Some((decode_key(record.key)?, record.value))
+}
+
 /// A sealed shard as an image of bytes; see the module.
 pub struct SealedImage {
     owner: Arc<dyn PinOwner>,
@@ -395,7 +416,18 @@ impl SealedImage {
         lookup: &Lookup<'_>,
         mut visit: impl FnMut(&Found<'_>) -> Visit,
     ) -> Result<()> {
+        self.lookup_records(lookup, |found, _| visit(found))
+    }
+
+    /// Does what [`SealedImage::lookup`] does, and also tells where each version's record lies, for
+    /// a reader that fetches it alone ([`decode_record`]).
+    pub fn lookup_records(
+        &self,
+        lookup: &Lookup<'_>,
+        mut visit: impl FnMut(&Found<'_>, RecordSpan) -> Visit,
+    ) -> Result<()> {
         let parts = self.parts();
+        let image_start = self.owner.bytes().as_ptr().addr();
         if may_contain_in(parts.filter, lookup.hash) == Some(false) {
             return Ok(());
         }
@@ -409,7 +441,9 @@ impl SealedImage {
             }
             let KeyRef { seq, kind, .. } = decode_key(record.key).ok_or_else(|| self.damaged())?;
             let found = Found { seq, kind, value: record.value, pinner: Some(&pinner) };
-            if visit(&found).is_break() {
+            let (at, len) = record.stored_span();
+            let span = RecordSpan { at: (at - image_start) as u64, len: len as u64 };
+            if visit(&found, span).is_break() {
                 break;
             }
         }

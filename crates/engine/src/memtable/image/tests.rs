@@ -243,3 +243,26 @@ fn an_open_shard_has_no_image() {
     let error = small_shard().write_image(&mut Vec::new()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidArgument);
 }
+
+#[test]
+fn record_that_is_fetched_alone_is_verified() {
+    let bytes = image_of(&large_shard());
+    let image = SealedImage::open(bytes.clone()).unwrap();
+    let (wanted, mut fetched) = (key_of(77), Vec::new());
+    let visited = image.lookup_records(&Lookup::new(&wanted, SeqNo::MAX), |found, span| {
+        assert_eq!(found.value, 77u64.to_le_bytes());
+        fetched = bytes[span.at as usize..(span.at + span.len) as usize].to_vec();
+        ControlFlow::Continue(())
+    });
+    visited.unwrap();
+    let (found, value) = decode_record(&fetched).unwrap();
+    assert_eq!((found.user_key, found.seq, found.kind), (&wanted[..], SeqNo(78), Kind::Put));
+    assert_eq!(value, 77u64.to_le_bytes());
+    for at in 0..fetched.len() {
+        assert!(decode_record(&fetched[..at]).is_none(), "{at} bytes of it");
+        let mut damaged = fetched.clone();
+        damaged[at] ^= 1;
+        assert!(decode_record(&damaged).is_none(), "byte {at} was changed");
+    }
+    assert!(decode_record(&[fetched, vec![0]].concat()).is_none(), "a byte too many");
+}

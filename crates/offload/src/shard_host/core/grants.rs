@@ -1,0 +1,225 @@
+//! Grants and registrations: the way of an image from the landing zone into the arena.
+
+use std::collections::btree_map::Entry;
+
+use super::{
+    CopiedImage, CopyEnd, CopyOrder, Grant, GrantStep, HeldShard, HostCore, HostMemory, NextStep,
+    Purpose,
+};
+use crate::ids::OwnerStamp;
+use crate::shard_host::ranges::ALIGN_BYTES;
+use crate::wire::shard::{
+    Piece, ShardInfo, ShardMessage, ShardName, ShardPlace, ShardRefusal, ShardWhy,
+};
+
+/// Pieces of an image at most. A slab and each section of the tail are pieces.
+const PIECES_MAX: usize = 4096;
+/// Released shards at most that the host remembers for an owner, which retires its memtables long
+/// before.
+const RELEASED_MAX: usize = 1 << 16;
+
+impl HostCore {
+    pub(super) fn land(
+        &mut self,
+        memory: &mut dyn HostMemory,
+        owner: OwnerStamp,
+        shard: ShardName,
+        bytes: u64,
+    ) -> Result<NextStep, ShardRefusal> {
+        let image_bytes_max = self.limits.image_bytes_max();
+        let database = self.owned(owner)?;
+        let landing = database.landing.ok_or(ShardWhy::NotBegun)?;
+        if shard.epoch != owner.epoch || bytes == 0 {
+            return Err(ShardWhy::Malformed.into());
+        }
+        if shard.memtable < database.oldest || database.released.contains(&shard) {
+            return Err(ShardRefusal::from(ShardWhy::Retired).of(shard));
+        }
+        if database.released.len() >= RELEASED_MAX {
+            tracing::warn!(db = %owner.db, "an owner releases shards and retires no memtable");
+            return Err(ShardWhy::Full.into());
+        }
+        if let Some(held) = database.shards.get(&shard) {
+            return Ok(NextStep::Answer(ShardMessage::Registered { place: held.place }));
+        }
+        if let Some(grant) = database.grants.get(&shard) {
+            let (number, granted) = (grant.number, grant.bytes);
+            return match &grant.step {
+                GrantStep::Open { landing: lease, .. } if granted == bytes => {
+                    let at = lease.at();
+                    self.landing(landing, (number, at, bytes))
+                }
+                GrantStep::Open { .. } => Err(ShardRefusal::at(ShardWhy::HasGrant, granted)),
+                GrantStep::Copying => Err(ShardWhy::Busy.into()),
+            };
+        }
+        let (_, zone_bytes) = self.regions.key(landing).ok_or(ShardWhy::NotBegun)?;
+        if bytes > image_bytes_max.min(zone_bytes) {
+            let limit = image_bytes_max.min(zone_bytes);
+            return Err(ShardRefusal::at(ShardWhy::TooLarge, limit));
+        }
+        let longest = self.regions.longest(landing);
+        if longest < bytes.next_multiple_of(ALIGN_BYTES) {
+            return Err(ShardRefusal::at(ShardWhy::Full, longest));
+        }
+        let Some(place) = self.regions.lease_arena(owner.db, bytes) else {
+            return self.grow(memory, owner, bytes);
+        };
+        let lease = self.regions.lease(landing, bytes).ok_or(ShardWhy::NotBegun)?;
+        let (number, at) = (self.next_grant, lease.at());
+        self.next_grant += 1;
+        self.counters.grants += 1;
+        let step = GrantStep::Open { landing: lease, place };
+        self.owned(owner)?.grants.insert(shard, Grant { number, bytes, step });
+        self.landing(landing, (number, at, bytes))
+    }
+
+    /// The answer about a grant: its number, its offset and its bytes.
+    fn landing(
+        &self,
+        region: super::RegionNo,
+        grant: (u64, u64, u64),
+    ) -> Result<NextStep, ShardRefusal> {
+        let (key, _) = self.regions.key(region).ok_or(ShardWhy::NotBegun)?;
+        let (grant, at, bytes) = grant;
+        let credit_bytes = self.regions.longest(region);
+        Ok(NextStep::Answer(ShardMessage::Landing { grant, key, at, bytes, credit_bytes }))
+    }
+
+    /// Orders a region for an image of `bytes`.
+    fn grow(
+        &mut self,
+        memory: &mut dyn HostMemory,
+        owner: OwnerStamp,
+        bytes: u64,
+    ) -> Result<NextStep, ShardRefusal> {
+        if self.regions.is_making(owner.db, Purpose::Arena) {
+            return Err(ShardWhy::Busy.into());
+        }
+        let least = bytes.next_multiple_of(ALIGN_BYTES);
+        if self.regions.left(memory) < least {
+            self.regions.retire_empty(memory, false);
+            self.regions.settle(memory);
+        }
+        let left = self.regions.left(memory);
+        let wanted = self.limits.arena_bytes.min(left / ALIGN_BYTES * ALIGN_BYTES).max(least);
+        let order = self.regions.order(memory, owner.db, Purpose::Arena, wanted);
+        order.map(NextStep::Allocate).ok_or(ShardRefusal::at(ShardWhy::Full, left))
+    }
+
+    pub(super) fn register(
+        &mut self,
+        owner: OwnerStamp,
+        shard: ShardName,
+        number: u64,
+        image: (&ShardInfo, &[Piece]),
+    ) -> Result<NextStep, ShardRefusal> {
+        let repeats = self.sabotage.no_idempotence();
+        let database = self.owned(owner)?;
+        if let Some(held) = database.shards.get(&shard)
+            && !repeats
+        {
+            return Ok(NextStep::Answer(ShardMessage::Registered { place: held.place }));
+        }
+        let (info, pieces) = image;
+        let unknown = || ShardRefusal::at(ShardWhy::UnknownGrant, number).of(shard);
+        let Some(grant) = database.grants.get_mut(&shard).filter(|grant| grant.number == number)
+        else {
+            return Err(unknown());
+        };
+        let fits =
+            |piece: &Piece| piece.at.checked_add(piece.len).is_some_and(|end| end <= grant.bytes);
+        let whole = pieces.iter().try_fold(0u64, |sum, piece| sum.checked_add(piece.len));
+        let is_sound = whole.is_some_and(|whole| (1..=grant.bytes).contains(&whole))
+            && pieces.len() <= PIECES_MAX
+            && pieces.iter().all(fits);
+        if !is_sound {
+            return Err(ShardRefusal::from(ShardWhy::BadPiece).of(shard));
+        }
+        if info.keys.0.is_empty() || info.after_seq > info.last_seq {
+            return Err(ShardRefusal::from(ShardWhy::Malformed).of(shard));
+        }
+        match std::mem::replace(&mut grant.step, GrantStep::Copying) {
+            GrantStep::Copying => Err(ShardWhy::Busy.into()),
+            GrantStep::Open { landing, place } => Ok(NextStep::Copy(Box::new(CopyOrder {
+                db: owner.db,
+                shard,
+                grant: number,
+                info: info.clone(),
+                pieces: pieces.to_vec(),
+                landing,
+                place,
+            }))),
+        }
+    }
+
+    /// Ends a copy. Returns the answer to the message that led to it.
+    pub(in crate::shard_host) fn on_copied(
+        &mut self,
+        memory: &mut dyn HostMemory,
+        end: CopyEnd,
+    ) -> ShardMessage {
+        let CopyEnd { db, shard, grant: number, info, landing, result } = end;
+        let database = self.databases.get_mut(&db);
+        let grant = database.map(|database| (database.grants.entry(shard), &mut database.shards));
+        let Some((Entry::Occupied(mut grant), shards)) = grant else {
+            return self.refuse(ShardRefusal::at(ShardWhy::UnknownGrant, number).of(shard));
+        };
+        if grant.get().number != number {
+            return self.refuse(ShardRefusal::at(ShardWhy::UnknownGrant, number).of(shard));
+        }
+        let CopiedImage { image, region, at, bytes } = match result {
+            Ok(copied) => copied,
+            Err((refusal, Some(place))) => {
+                // The owner may write the image again.
+                grant.get_mut().step = GrantStep::Open { landing, place };
+                return self.refuse(refusal.of(shard));
+            }
+            Err((refusal, None)) => {
+                grant.remove();
+                return self.refuse(refusal.of(shard));
+            }
+        };
+        let Some((key, _)) = self.regions.key(region) else {
+            return self.refuse(ShardRefusal::at(ShardWhy::UnknownGrant, number).of(shard));
+        };
+        let place = ShardPlace { key, at, bytes };
+        grant.remove();
+        shards.insert(shard, HeldShard { image, info, place, adopted_by: None });
+        self.counters.registered += 1;
+        self.counters.registered_bytes += bytes;
+        drop(landing);
+        self.regions.settle(memory);
+        ShardMessage::Registered { place }
+    }
+
+    pub(super) fn release(
+        &mut self,
+        owner: OwnerStamp,
+        shards: &[ShardName],
+        oldest: u64,
+    ) -> Result<NextStep, ShardRefusal> {
+        let keeps_grants = self.sabotage.no_void();
+        let database = self.owned(owner)?;
+        database.oldest = database.oldest.max(oldest);
+        let first = ShardName { epoch: owner.epoch, memtable: 0, shard: 0 };
+        let kept = ShardName { memtable: database.oldest, ..first };
+        let mut named = shards.to_vec();
+        named.extend(database.shards.range(first..kept).map(|(name, _)| *name));
+        named.extend(database.grants.range(first..kept).map(|(name, _)| *name));
+        let mut released = 0;
+        for name in named {
+            released += u32::from(database.shards.remove(&name).is_some());
+            if keeps_grants {
+                continue;
+            }
+            database.grants.remove(&name);
+            if name.epoch == owner.epoch {
+                database.released.insert(name);
+            }
+        }
+        database.released = database.released.split_off(&kept);
+        self.counters.released += u64::from(released);
+        Ok(NextStep::Answer(ShardMessage::Done { shards: released }))
+    }
+}

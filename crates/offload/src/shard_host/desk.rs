@@ -1,0 +1,402 @@
+//! The driver of a shard host: a queue of requests, and worker threads that execute them.
+//!
+//! A memory node owns one [`ShardHost`] and hands over the requests of this protocol. The threads
+//! of the fabric's providers only put them into the queue, so that a search or a copy holds up no
+//! other request of the node. Searches have a queue of their own and go first. Copies and grants
+//! never take the last thread.
+//!
+//! Invariants:
+//! 1. The queues have at most [`QUEUE_MAX`] requests and [`QUEUE_BYTES_MAX`] bytes. A request that
+//!    finds them full is answered with `Busy` immediately.
+//! 2. No thread waits, copies, searches or allocates under the lock of the core.
+//! 3. Threads start with the first request, so a node without offloaded memtables has none.
+//!
+//! Thread-safety: any thread may call any method.
+//! Failure: a request after [`ShardHost::close`] gets no answer. A thread that cannot start is
+//! logged, and the request is answered with `Busy`.
+//! Cost: a copy of the request, two locks, and a wake-up if the worker sleeps.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use archipelago_base::clock::Clock;
+use archipelago_base::spawn::{Joiner, Spawn};
+use archipelago_fabric::{AtomicPath, Node, Reply, Request};
+use parking_lot::{Condvar, Mutex};
+
+use super::copy::{CopyRegions, copy_image};
+use super::core::{CopyOrder, HostCore, NextStep};
+use super::limits::{HostFigures, ShardLimits};
+use super::memory::{FabricMemory, NodeBytes};
+use super::reads;
+use super::regions::AllocateOrder;
+use super::sabotage::HostSabotage;
+use crate::wire::shard::{ShardMessage, ShardRefusal, ShardWhy, is_shard_read};
+
+/// Requests in the queues at most.
+const QUEUE_MAX: usize = 1024;
+/// Bytes of the requests in the queues at most.
+const QUEUE_BYTES_MAX: usize = 8 << 20;
+/// Looks into the queue before an idle worker sleeps, about ten microseconds.
+const SPINS: usize = 300;
+/// Regions at most that one request makes before it is answered with `Busy`.
+const REGIONS_MAX: usize = 4;
+
+/// The threads of a host.
+#[derive(Clone, Debug)]
+pub enum HostThreads {
+    /// The host has this number of threads, at least two.
+    Own(Arc<dyn Spawn>, usize),
+    /// The caller executes requests with [`ShardHost::work`].
+    Caller,
+}
+
+impl HostThreads {
+    fn count(&self) -> usize {
+        match self {
+            Self::Own(_, count) => (*count).max(2),
+            Self::Caller => 2,
+        }
+    }
+}
+
+/// A request in a queue.
+struct Asked {
+    body: Vec<u8>,
+    reply: Reply,
+    answer_bytes_max: usize,
+    /// Time after which nobody waits for the answer.
+    due_ns: u64,
+}
+
+#[derive(Default)]
+struct Queue {
+    reads: VecDeque<Asked>,
+    changes: VecDeque<Asked>,
+    bytes: usize,
+    /// Changes that are being executed.
+    changing: usize,
+    threads: Vec<Joiner>,
+    has_started: bool,
+    is_closed: bool,
+}
+
+/// The work that a thread takes from the queues.
+enum Work {
+    Read(Asked),
+    Change(Asked),
+}
+
+impl Queue {
+    fn len(&self) -> usize {
+        self.reads.len() + self.changes.len()
+    }
+
+    /// The next request for a thread of a host that has `threads`.
+    fn take(&mut self, threads: usize) -> Option<Work> {
+        let work = match self.reads.pop_front() {
+            Some(read) => Work::Read(read),
+            None if self.changing + 1 < threads => {
+                let change = self.changes.pop_front()?;
+                self.changing += 1;
+                Work::Change(change)
+            }
+            None => return None,
+        };
+        let (Work::Read(asked) | Work::Change(asked)) = &work;
+        self.bytes -= asked.body.len();
+        Some(work)
+    }
+}
+
+struct HostState {
+    core: HostCore,
+    memory: FabricMemory,
+}
+
+/// A shard host, which a memory node drives.
+pub struct ShardHost {
+    limits: ShardLimits,
+    bytes: Arc<NodeBytes>,
+    clock: Arc<dyn Clock>,
+    threads: HostThreads,
+    sabotage: HostSabotage,
+    state: Mutex<Option<HostState>>,
+    queue: Mutex<Queue>,
+    /// Requests in the queues, so that idle threads see them without the lock.
+    queued: AtomicUsize,
+    changed: Condvar,
+}
+
+impl std::fmt::Debug for ShardHost {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "ShardHost({:?})", self.limits)
+    }
+}
+
+impl ShardHost {
+    /// A host that takes its memory out of `bytes`. It answers requests after [`ShardHost::open`].
+    #[must_use]
+    pub fn new(
+        limits: ShardLimits,
+        bytes: Arc<NodeBytes>,
+        clock: Arc<dyn Clock>,
+        threads: HostThreads,
+    ) -> Arc<Self> {
+        Self::sabotaged(limits, bytes, clock, threads, HostSabotage::default())
+    }
+
+    /// The same host without the steps that `sabotage` leaves out.
+    #[must_use]
+    pub fn sabotaged(
+        limits: ShardLimits,
+        bytes: Arc<NodeBytes>,
+        clock: Arc<dyn Clock>,
+        threads: HostThreads,
+        sabotage: HostSabotage,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            limits,
+            bytes,
+            clock,
+            threads,
+            sabotage,
+            state: Mutex::new(None),
+            queue: Mutex::default(),
+            queued: AtomicUsize::new(0),
+            changed: Condvar::new(),
+        })
+    }
+
+    /// Begins a life of the host with that of `node`, whose memory it uses.
+    pub fn open(&self, node: &Arc<Node>) {
+        let core = HostCore::new(node.epoch(), self.limits, self.sabotage);
+        let memory = FabricMemory::new(Arc::clone(node), Arc::clone(&self.bytes));
+        *self.state.lock() = Some(HostState { core, memory });
+    }
+
+    /// Drops all shards and ends the threads. From now on, requests get no answer.
+    pub fn close(&self) {
+        let left = {
+            let mut queue = self.queue.lock();
+            let closed = Queue { is_closed: true, changing: queue.changing, ..Queue::default() };
+            self.queued.store(0, Ordering::Release);
+            std::mem::replace(&mut *queue, closed)
+        };
+        self.changed.notify_all();
+        // The drop of a reply tells its caller that there is no answer.
+        let Queue { reads, changes, threads, .. } = left;
+        drop((reads, changes));
+        for thread in threads {
+            if let Err(error) = thread.join() {
+                tracing::error!(%error, "a thread of the shard host panicked");
+            }
+        }
+        let state = self.state.lock().take();
+        if let Some(HostState { core, memory }) = state {
+            let bytes = core.figures().region_bytes;
+            drop((core, memory));
+            self.bytes.give_back(bytes);
+        }
+    }
+
+    /// Takes a request of this protocol. The answer may come later, from another thread.
+    pub fn handle(self: &Arc<Self>, request: &Request<'_>, reply: Reply) {
+        let due_ns = self.clock.now_ns().saturating_add(request.deadline.as_nanos() as u64);
+        let (body, answer_bytes_max) = (request.body.to_vec(), request.answer_bytes_max);
+        let is_read = is_shard_read(&body);
+        let asked = Asked { body, reply, answer_bytes_max, due_ns };
+        let mut queue = self.queue.lock();
+        if queue.is_closed {
+            return;
+        }
+        let bytes = queue.bytes + asked.body.len();
+        let has_room = queue.len() < QUEUE_MAX && bytes <= QUEUE_BYTES_MAX;
+        if !has_room || !self.start(&mut queue) {
+            drop(queue);
+            return self.refuse(asked.reply, ShardWhy::Busy);
+        }
+        queue.bytes = bytes;
+        if is_read {
+            queue.reads.push_back(asked)
+        } else {
+            queue.changes.push_back(asked)
+        }
+        self.queued.store(queue.len(), Ordering::Release);
+        drop(queue);
+        self.changed.notify_one();
+    }
+
+    /// Starts the threads with the first request. Returns whether the request will be executed.
+    fn start(self: &Arc<Self>, queue: &mut Queue) -> bool {
+        let HostThreads::Own(spawn, _) = &self.threads else { return true };
+        while !queue.has_started {
+            let host = Arc::clone(self);
+            match spawn.spawn("memory-shards", Box::new(move || host.work_until_closed())) {
+                Ok(thread) => queue.threads.push(thread),
+                Err(error) => {
+                    tracing::error!(%error, "the shard host cannot start a thread");
+                    // With two threads, changes and searches both go on.
+                    return queue.threads.len() >= 2;
+                }
+            }
+            queue.has_started = queue.threads.len() == self.threads.count();
+        }
+        true
+    }
+
+    fn work_until_closed(&self) {
+        loop {
+            for _ in 0..SPINS {
+                if self.queued.load(Ordering::Acquire) > 0 {
+                    break;
+                }
+                std::hint::spin_loop();
+            }
+            let mut queue = self.queue.lock();
+            let work = loop {
+                if queue.is_closed {
+                    return;
+                }
+                match queue.take(self.threads.count()) {
+                    Some(work) => break work,
+                    None => self.changed.wait(&mut queue),
+                }
+            };
+            self.queued.store(queue.len(), Ordering::Release);
+            drop(queue);
+            self.execute(work);
+        }
+    }
+
+    /// Executes one request, for hosts without threads. Returns whether there was one.
+    pub fn work(&self) -> bool {
+        let mut queue = self.queue.lock();
+        let work = queue.take(self.threads.count());
+        self.queued.store(queue.len(), Ordering::Release);
+        drop(queue);
+        work.map(|work| self.execute(work)).is_some()
+    }
+
+    fn execute(&self, work: Work) {
+        match work {
+            Work::Read(asked) => {
+                if self.clock.now_ns() > asked.due_ns {
+                    if let Some(state) = self.state.lock().as_mut() {
+                        state.core.on_expired();
+                    }
+                    return self.refuse(asked.reply, ShardWhy::Busy);
+                }
+                self.answer(asked);
+            }
+            Work::Change(asked) => {
+                self.answer(asked);
+                self.queue.lock().changing -= 1;
+                self.changed.notify_one();
+            }
+        }
+    }
+
+    fn refuse(&self, reply: Reply, why: ShardWhy) {
+        let refusal = ShardRefusal::from(why);
+        let answer = self.state.lock().as_mut().map(|state| state.core.refuse(refusal));
+        if let Some(answer) = answer {
+            reply.send(answer.encode());
+        }
+    }
+
+    fn answer(&self, asked: Asked) {
+        let Asked { body, reply, answer_bytes_max, .. } = asked;
+        let message = match ShardMessage::decode(&body) {
+            Ok(message) => message,
+            Err(malformed) => {
+                tracing::warn!(%malformed, "a request of the shard host was refused");
+                return self.refuse(reply, ShardWhy::Malformed);
+            }
+        };
+        for _ in 0..REGIONS_MAX {
+            match self.next(&message, answer_bytes_max) {
+                Some(Step::Answer(answer)) => return reply.send(answer.encode()),
+                Some(Step::Again) => {}
+                // The host was closed.
+                None => return,
+            }
+        }
+        self.refuse(reply, ShardWhy::Busy);
+    }
+
+    /// Executes a message as far as one step goes. `None` if the host was closed.
+    fn next(&self, message: &ShardMessage, answer_bytes_max: usize) -> Option<Step> {
+        let mut state = self.state.lock();
+        let HostState { core, memory } = state.as_mut()?;
+        core.on_time(self.clock.now_ns());
+        match core.on_message(memory, message) {
+            NextStep::Answer(answer) => Some(Step::Answer(answer)),
+            NextStep::Allocate(order) => {
+                let node = Arc::clone(memory.node());
+                drop(state);
+                self.allocate(&node, &order)
+            }
+            NextStep::Copy(order) => {
+                let landing = memory.region(order.landing.region());
+                let arena = memory.region(order.place.region());
+                drop(state);
+                // Regions are not given up while a lease of them lives.
+                let regions = CopyRegions { landing: landing?, arena: arena? };
+                self.copy(*order, regions)
+            }
+            NextStep::Read(order) => {
+                drop(state);
+                let answer = reads::answer(&order, answer_bytes_max, self.sabotage);
+                self.state.lock().as_mut()?.core.on_read(&answer);
+                Some(Step::Answer(answer))
+            }
+        }
+    }
+
+    fn allocate(&self, node: &Node, order: &AllocateOrder) -> Option<Step> {
+        let bytes = usize::try_from(order.bytes).unwrap_or(usize::MAX);
+        let made = node.allocate(bytes, AtomicPath::Processor);
+        let mut state = self.state.lock();
+        let HostState { core, memory } = state.as_mut()?;
+        let made = made.map(|region| memory.insert(order.region, region));
+        Some(match core.on_allocated(memory, order, made) {
+            Some(answer) => Step::Answer(answer),
+            None => Step::Again,
+        })
+    }
+
+    fn copy(&self, order: CopyOrder, regions: CopyRegions) -> Option<Step> {
+        let end = copy_image(order, &regions, self.sabotage);
+        // The last references to regions are those of the memory, so that its bytes are counted
+        // until they are unmapped.
+        drop(regions);
+        let mut state = self.state.lock();
+        let HostState { core, memory } = state.as_mut()?;
+        core.on_time(self.clock.now_ns());
+        Some(Step::Answer(core.on_copied(memory, end)))
+    }
+
+    /// Drops databases whose owners are gone, and gives memory back. The memory node calls this a
+    /// few times a second.
+    pub fn tick(&self) {
+        if let Some(HostState { core, memory }) = self.state.lock().as_mut() {
+            core.on_time(self.clock.now_ns());
+            core.on_timer(memory);
+        }
+    }
+
+    /// The figures of the host; `None` while it is closed.
+    #[must_use]
+    pub fn figures(&self) -> Option<HostFigures> {
+        self.state.lock().as_ref().map(|state| state.core.figures())
+    }
+}
+
+/// What follows from a step.
+enum Step {
+    Answer(ShardMessage),
+    /// A region was made, so the message is executed again.
+    Again,
+}

@@ -1,0 +1,228 @@
+//! The regions of a host: landing zones and arenas, their free ranges, and their bytes.
+//!
+//! The core owns one [`Regions`].
+//!
+//! Invariants:
+//! 1. The bytes of all regions, those that are being made included, are at most the host's limit.
+//! 2. A region is unmapped only when it is retired, all its ranges came back, and no other process
+//!    can reach it by its key.
+//!
+//! Thread-safety: the core's owner holds a lock. Leases may be dropped anywhere.
+//! Failure: a request that finds no room is refused.
+//! Cost: O(regions of the database) for a lease; O(retired regions) for each message.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use archipelago_base::Result;
+use archipelago_fabric::{RemoteKey, Rights};
+
+use super::memory::{HostMemory, RegionNo};
+use super::ranges::{ALIGN_BYTES, FreeRanges, Lease, Returns};
+use crate::ids::OffloadDb;
+
+/// What a region is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Purpose {
+    /// Owners write one-sided into it.
+    Landing,
+    /// Only the host writes into it.
+    Arena,
+}
+
+/// An order to make a region, which the caller executes outside of the lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct AllocateOrder {
+    pub(super) region: RegionNo,
+    pub(super) bytes: u64,
+    pub(super) purpose: Purpose,
+    pub(super) db: OffloadDb,
+}
+
+#[derive(Debug)]
+struct HostRegion {
+    db: OffloadDb,
+    purpose: Purpose,
+    bytes: u64,
+    ranges: FreeRanges,
+    key: RemoteKey,
+}
+
+/// All regions of a host.
+#[derive(Debug)]
+pub(super) struct Regions {
+    bytes_max: u64,
+    /// Bytes of all regions, those that are being made included.
+    bytes: u64,
+    next: u64,
+    regions: BTreeMap<RegionNo, HostRegion>,
+    making: BTreeMap<RegionNo, AllocateOrder>,
+    retired: BTreeSet<RegionNo>,
+    returns: Returns,
+}
+
+impl Regions {
+    pub(super) fn new(bytes_max: u64) -> Self {
+        Self {
+            bytes_max,
+            bytes: 0,
+            next: 1,
+            regions: BTreeMap::new(),
+            making: BTreeMap::new(),
+            retired: BTreeSet::new(),
+            returns: Returns::default(),
+        }
+    }
+
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    pub(super) fn retired(&self) -> usize {
+        self.retired.len()
+    }
+
+    /// Bytes that can be allocated.
+    pub(super) fn left(&self, memory: &dyn HostMemory) -> u64 {
+        self.bytes_max.saturating_sub(self.bytes).min(memory.left())
+    }
+
+    /// Reserves bytes for a region. `None` if they are not left.
+    pub(super) fn order(
+        &mut self,
+        memory: &mut dyn HostMemory,
+        db: OffloadDb,
+        purpose: Purpose,
+        bytes: u64,
+    ) -> Option<AllocateOrder> {
+        let bytes = bytes.checked_next_multiple_of(ALIGN_BYTES)?;
+        if bytes == 0 || bytes > self.left(memory) || !memory.reserve(bytes) {
+            return None;
+        }
+        let order = AllocateOrder { region: RegionNo(self.next), bytes, purpose, db };
+        self.next += 1;
+        self.bytes += bytes;
+        self.making.insert(order.region, order);
+        Some(order)
+    }
+
+    /// Whether a region of that kind is being made for the database.
+    pub(super) fn is_making(&self, db: OffloadDb, purpose: Purpose) -> bool {
+        self.making.values().any(|order| (order.db, order.purpose) == (db, purpose))
+    }
+
+    /// Ends an order. The region exists if `made`, and is used if this returns true.
+    pub(super) fn made(
+        &mut self,
+        memory: &mut dyn HostMemory,
+        order: &AllocateOrder,
+        made: Result<()>,
+    ) -> bool {
+        let AllocateOrder { region, bytes, purpose, db } = *order;
+        self.making.remove(&region);
+        let rights = match purpose {
+            Purpose::Landing => Rights::WRITE,
+            Purpose::Arena => Rights::READ,
+        };
+        match made.and_then(|()| memory.grant(region, rights)) {
+            Ok(key) => {
+                let ranges = FreeRanges::new(bytes);
+                self.regions.insert(region, HostRegion { db, purpose, bytes, ranges, key });
+                true
+            }
+            Err(error) => {
+                tracing::warn!(%error, bytes, "the system gives no memory for shards");
+                memory.release(region);
+                self.give_up(memory, bytes);
+                false
+            }
+        }
+    }
+
+    fn give_up(&mut self, memory: &mut dyn HostMemory, bytes: u64) {
+        self.bytes -= bytes;
+        memory.give_back(bytes);
+    }
+
+    /// Leases a range of an arena of the database. `None` if no arena has room.
+    pub(super) fn lease_arena(&mut self, db: OffloadDb, bytes: u64) -> Option<Lease> {
+        let arenas = self.regions.iter_mut().filter(|(number, region)| {
+            region.db == db && region.purpose == Purpose::Arena && !self.retired.contains(number)
+        });
+        for (number, region) in arenas {
+            if let Some(at) = region.ranges.take(bytes) {
+                return Some(self.returns.lease(*number, at, bytes));
+            }
+        }
+        None
+    }
+
+    /// Leases a range of one region. `None` if it has no room.
+    pub(super) fn lease(&mut self, region: RegionNo, bytes: u64) -> Option<Lease> {
+        let at = self.regions.get_mut(&region)?.ranges.take(bytes)?;
+        Some(self.returns.lease(region, at, bytes))
+    }
+
+    /// Key and size of a region.
+    pub(super) fn key(&self, region: RegionNo) -> Option<(RemoteKey, u64)> {
+        self.regions.get(&region).map(|region| (region.key, region.bytes))
+    }
+
+    /// Bytes of the longest free range of a region.
+    pub(super) fn longest(&self, region: RegionNo) -> u64 {
+        self.regions.get(&region).map_or(0, |region| region.ranges.longest())
+    }
+
+    /// Retires a region. A key that lets clients change it is revoked immediately.
+    pub(super) fn retire(&mut self, memory: &mut dyn HostMemory, region: RegionNo) {
+        if let Some(retired) = self.regions.get(&region)
+            && self.retired.insert(region)
+        {
+            memory.revoke(&retired.key);
+        }
+    }
+
+    /// Retires all regions of a database.
+    pub(super) fn retire_all(&mut self, memory: &mut dyn HostMemory, db: OffloadDb) {
+        let of_db = self.regions.iter().filter(|(_, region)| region.db == db);
+        let numbers: Vec<RegionNo> = of_db.map(|(number, _)| *number).collect();
+        numbers.into_iter().for_each(|number| self.retire(memory, number));
+    }
+
+    /// Retires arenas without an image: all but one of each database, or all.
+    pub(super) fn retire_empty(&mut self, memory: &mut dyn HostMemory, keep_one: bool) {
+        let mut kept = BTreeSet::new();
+        let mut empty = Vec::new();
+        for (number, region) in &self.regions {
+            let is_empty = region.purpose == Purpose::Arena && region.ranges.is_whole();
+            if is_empty && !self.retired.contains(number) && !(keep_one && kept.insert(region.db)) {
+                empty.push(*number);
+            }
+        }
+        empty.into_iter().for_each(|number| self.retire(memory, number));
+    }
+
+    /// Takes ranges that came back, and unmaps regions that nobody uses any more.
+    pub(super) fn settle(&mut self, memory: &mut dyn HostMemory) {
+        for returned in self.returns.drain() {
+            if let Some(region) = self.regions.get_mut(&returned.region) {
+                region.ranges.give_back(returned.at, returned.bytes);
+            }
+        }
+        let done: Vec<RegionNo> = self
+            .retired
+            .iter()
+            .copied()
+            .filter(|number| {
+                let region = self.regions.get(number);
+                region.is_none_or(|region| region.ranges.is_whole() && !memory.is_held(&region.key))
+            })
+            .collect();
+        for number in done {
+            self.retired.remove(&number);
+            if let Some(region) = self.regions.remove(&number) {
+                memory.release(number);
+                self.give_up(memory, region.bytes);
+            }
+        }
+    }
+}

@@ -1,0 +1,23 @@
+//! Fault switches of a shard host: steps that a checker leaves out, to prove that it notices.
+
+archipelago_base::fault_switches! {
+    /// Steps that a checker leaves out.
+    HostSabotage {
+        /// The host accepts messages of earlier owners.
+        no_epoch_check,
+        /// The host does not compare the pieces of an image with their checksums.
+        no_piece_check,
+        /// A release leaves the grants of its shards valid.
+        no_void,
+        /// A shard that the host does not know counts as one without the key.
+        no_unknown,
+        /// An answer that has no room for more says that the search has ended.
+        no_resume,
+        /// The host takes more memory than its limit.
+        no_limit,
+        /// The host keeps databases whose owner is gone.
+        no_orphan_end,
+        /// The host registers a shard again when a message comes twice.
+        no_idempotence,
+    }
+}

@@ -1,0 +1,193 @@
+//! The messages, one variant each.
+
+use archipelago_base::{Epoch, SeqNo, wire_messages};
+use archipelago_fabric::RemoteKey;
+
+use super::values::{
+    Direction, KeyAsk, KeySpan, KeyVersions, ListedShard, PageEnd, PageRecord, Piece, ResumeAt,
+    ShardInfo, ShardName, ShardPlace,
+};
+use super::{SHARD_VERSION, ShardRefusal};
+use crate::ids::OwnerStamp;
+use crate::job::Payload;
+
+/// Codes of the messages that only read.
+pub(super) const READS: [u8; 3] = [5, 6, 7];
+
+wire_messages! {
+    /// A message between an owner and a shard host (O³-LSM §4.2 and §4.5).
+    ShardMessage, version SHARD_VERSION {
+    /// Owner → host: this open of the database owns its shards from now on. Repeated as a sign of
+    /// life: the host purges a database whose owner was silent for ten minutes.
+    Begin = 1 {
+        /// Owner that begins.
+        owner: OwnerStamp,
+        /// Bytes of the landing zone that the owner would like to have.
+        landing_bytes: u64,
+    }
+    /// Owner → host: give room for the whole image of a shard. A shard has one grant at a time.
+    Land = 2 {
+        /// Owner of the shard.
+        owner: OwnerStamp,
+        /// Shard that will be registered.
+        shard: ShardName,
+        /// Bytes of the image at most.
+        bytes: u64,
+    }
+    /// Owner → host: the image of the shard lies in the grant. The pieces in their order are the
+    /// image.
+    Register = 3 {
+        /// Owner of the shard.
+        owner: OwnerStamp,
+        /// Shard to register.
+        shard: ShardName,
+        /// Number of the grant.
+        grant: u64,
+        /// Facts that the host keeps for the next owner.
+        info: ShardInfo,
+        /// Parts of the image.
+        pieces: Vec<Piece>,
+    }
+    /// Owner → host: these shards are not needed any more, registered or not. Their grants are
+    /// void.
+    Release = 4 {
+        /// Owner of the shards.
+        owner: OwnerStamp,
+        /// Shards of any epoch.
+        shards: Vec<ShardName>,
+        /// Number of the oldest memtable of the owner's epoch that may have shards here.
+        oldest: u64,
+    }
+    /// Owner → host: which versions of a key do these shards have?
+    Get = 5 {
+        /// Owner of the shards.
+        owner: OwnerStamp,
+        /// Shards to search, newest first.
+        shards: Vec<ShardName>,
+        /// User key in question.
+        key: Payload,
+        /// Sequence number of the newest covering range tombstone; see [`KeyAsk`].
+        floor: SeqNo,
+        /// Largest sequence number that the reader sees.
+        snapshot: SeqNo,
+        /// Bytes of the longest value that the answer contains.
+        inline_max: u32,
+    }
+    /// Owner → host: the same for several keys.
+    MultiGet = 6 {
+        /// Owner of the shards.
+        owner: OwnerStamp,
+        /// Shards that the keys refer to.
+        shards: Vec<ShardName>,
+        /// Keys in question.
+        asks: Vec<KeyAsk>,
+        /// Largest sequence number that the reader sees.
+        snapshot: SeqNo,
+        /// Bytes of the longest value that the answer contains.
+        inline_max: u32,
+    }
+    /// Owner → host: a page of the records of these shards, merged.
+    Scan = 7 {
+        /// Owner of the shards.
+        owner: OwnerStamp,
+        /// Shards to scan, newest first.
+        shards: Vec<ShardName>,
+        /// Keys of the whole scan.
+        keys: KeySpan,
+        /// Place at which the page before ended; `None` for the first page.
+        resume: Option<ResumeAt>,
+        /// Direction of the scan.
+        direction: Direction,
+        /// Largest sequence number that the reader sees.
+        snapshot: SeqNo,
+        /// Bytes of the page at most.
+        bytes_max: u32,
+        /// Bytes of the longest value that the page contains.
+        inline_max: u32,
+    }
+    /// Owner → host: which shards of the database do you have?
+    List = 8 {
+        /// Owner that asks.
+        owner: OwnerStamp,
+        /// Last shard of the answer before.
+        after: Option<ShardName>,
+    }
+    /// Owner → host: these shards of earlier owners are mine now.
+    Adopt = 9 {
+        /// Owner that adopts.
+        owner: OwnerStamp,
+        /// Shards of earlier epochs.
+        shards: Vec<ShardName>,
+    }
+    /// Owner → host: drop all shards of earlier owners that were not adopted.
+    Purge = 10 {
+        /// Owner in question.
+        owner: OwnerStamp,
+    }
+    /// Host → owner: answer to [`ShardMessage::Begin`].
+    Begun = 32 {
+        /// Life of the node. In another life it has none of the shards.
+        life: Epoch,
+        /// Bytes of the landing zone.
+        landing_bytes: u64,
+        /// Bytes of an image at most.
+        image_bytes_max: u64,
+        /// Number of shards of the database that the host has, of all epochs.
+        shards: u32,
+    }
+    /// Host → owner: answer to [`ShardMessage::Land`]. Room for the image is reserved.
+    Landing = 33 {
+        /// Number of the grant, which no other grant of this life of the node has.
+        grant: u64,
+        /// Key of the landing zone, for writing.
+        key: RemoteKey,
+        /// Offset of the grant within the landing zone.
+        at: u64,
+        /// Bytes of the grant.
+        bytes: u64,
+        /// Bytes of the longest grant that the landing zone can still give.
+        credit_bytes: u64,
+    }
+    /// Host → owner: answer to [`ShardMessage::Register`]. The shard can be read.
+    Registered = 34 {
+        /// Place of the image.
+        place: ShardPlace,
+    }
+    /// Host → owner: answer to [`ShardMessage::Release`], [`ShardMessage::Adopt`] and
+    /// [`ShardMessage::Purge`].
+    Done = 35 {
+        /// Number of shards that the request changed.
+        shards: u32,
+    }
+    /// Host → owner: answer to [`ShardMessage::Get`].
+    Versions = 36 {
+        /// Versions of the key.
+        found: KeyVersions,
+    }
+    /// Host → owner: answer to [`ShardMessage::MultiGet`].
+    ManyVersions = 37 {
+        /// Versions of each key that the answer has room for, in the order of the request. It has
+        /// at least one.
+        found: Vec<KeyVersions>,
+    }
+    /// Host → owner: answer to [`ShardMessage::Scan`].
+    Page = 38 {
+        /// Records in the order of the scan.
+        records: Vec<PageRecord>,
+        /// End of the page.
+        end: PageEnd,
+    }
+    /// Host → owner: answer to [`ShardMessage::List`].
+    Listed = 39 {
+        /// Shards by ascending name.
+        shards: Vec<ListedShard>,
+        /// Whether more shards follow.
+        more: bool,
+    }
+    /// Host → owner: the request changed nothing.
+    Refused = 40 {
+        /// Reason of the host.
+        refusal: ShardRefusal,
+    }
+    }
+}

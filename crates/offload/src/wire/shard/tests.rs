@@ -1,0 +1,375 @@
+//! Golden bytes of the messages, and messages that are encoded and decoded.
+
+use archipelago_base::random::Rng;
+use archipelago_base::{CfId, Epoch, SeqNo};
+use archipelago_engine::key::{KeyRange, Kind};
+use archipelago_fabric::{NodeId, RegionId, RemoteKey, Rights};
+
+use super::*;
+use crate::ids::{OffloadDb, OwnerStamp, Token};
+use crate::job::Payload;
+use crate::wire::is_offload_message;
+
+fn owner() -> OwnerStamp {
+    OwnerStamp { db: OffloadDb([0xd0; 16]), epoch: Epoch(2), token: Token([0xaa; 16]) }
+}
+
+fn name() -> ShardName {
+    ShardName { epoch: Epoch(2), memtable: 0x0304, shard: 5 }
+}
+
+fn place() -> ShardPlace {
+    let (node, epoch, region) = (NodeId(1), Epoch(9), RegionId(7));
+    let key = RemoteKey { node, epoch, region, tag: 0x1122, len: 64, rights: Rights::READ };
+    ShardPlace { key, at: 0x40, bytes: 0x30 }
+}
+
+fn info() -> ShardInfo {
+    ShardInfo {
+        family: CfId(6),
+        keys: span(),
+        after_seq: SeqNo(10),
+        last_seq: SeqNo(20),
+        oldest_log: 3,
+        seal_log: 4,
+    }
+}
+
+fn span() -> KeySpan {
+    KeySpan(KeyRange { start: b"a".to_vec(), end: Some(b"m".to_vec()) })
+}
+
+fn bytes(text: &str) -> Payload {
+    text.as_bytes().to_vec().into()
+}
+
+fn inline() -> Version {
+    Version { seq: SeqNo(8), kind: Kind::Merge, value: StoredValue::Inline(bytes("+1")) }
+}
+
+fn by_place() -> Version {
+    let value = StoredValue::At { shard: 1, at: 0x20, len: 0x10 };
+    Version { seq: SeqNo(7), kind: Kind::Put, value }
+}
+
+fn resume() -> ResumeAt {
+    ResumeAt { key: bytes("k"), seq: Some(SeqNo(6)) }
+}
+
+/// Little-endian number of eight bytes, whose low bytes are given.
+fn word(low: &str) -> String {
+    format!("{low:0<16}")
+}
+
+/// Number of four bytes.
+fn half(low: &str) -> String {
+    format!("{low:0<8}")
+}
+
+fn owner_bytes() -> String {
+    ["d0".repeat(16), word("02"), "aa".repeat(16)].concat()
+}
+
+fn name_bytes() -> String {
+    [word("02"), word("0403"), half("05")].concat()
+}
+
+fn place_bytes() -> String {
+    let key = [word("01"), word("09"), half("07"), word("2211"), word("40"), "01".to_owned()];
+    [key.concat(), word("40"), word("30")].concat()
+}
+
+fn info_bytes() -> String {
+    [half("06"), "0161".into(), "01".into(), "016d".into(), word("0a"), word("14")].concat()
+        + &word("03")
+        + &word("04")
+}
+
+fn inline_bytes() -> String {
+    [word("08"), "02".into(), "01".into(), "022b31".into()].concat()
+}
+
+fn by_place_bytes() -> String {
+    [word("07"), "01".into(), "02".into(), half("01"), word("20"), word("10")].concat()
+}
+
+/// A message, its version and code, and the bytes of its fields.
+type Golden = (ShardMessage, &'static str, Vec<String>);
+
+fn names() -> String {
+    "01".to_owned() + &name_bytes()
+}
+
+/// Requests that change something or list. The bytes of the owner come before the others.
+fn changes() -> Vec<Golden> {
+    let (owner, shard, shards) = (owner(), name(), vec![name()]);
+    let piece = Piece { at: 0x10, len: 0x20, crc: 0x01020304 };
+    vec![
+        (ShardMessage::Begin { owner, landing_bytes: 0x1000 }, "7101", vec![word("0010")]),
+        (
+            ShardMessage::Land { owner, shard, bytes: 0x2000 },
+            "7102",
+            vec![name_bytes(), word("0020")],
+        ),
+        (
+            ShardMessage::Register { owner, shard, grant: 11, info: info(), pieces: vec![piece] },
+            "7103",
+            vec![
+                name_bytes(),
+                word("0b"),
+                info_bytes(),
+                "01".into(),
+                word("10"),
+                word("20"),
+                "04030201".into(),
+            ],
+        ),
+        (
+            ShardMessage::Release { owner, shards: shards.clone(), oldest: 3 },
+            "7104",
+            vec![names(), word("03")],
+        ),
+        (ShardMessage::List { owner, after: Some(shard) }, "7108", vec!["01".into(), name_bytes()]),
+        (ShardMessage::Adopt { owner, shards }, "7109", vec![names()]),
+        (ShardMessage::Purge { owner }, "710a", Vec::new()),
+    ]
+}
+
+/// Requests that search.
+fn searches() -> Vec<Golden> {
+    let (owner, shards) = (owner(), vec![name()]);
+    let (key, snapshot, inline_max) = (bytes("k"), SeqNo(9), 512);
+    let ask = KeyAsk { key: bytes("k"), floor: SeqNo(4), within: vec![0, 1] };
+    vec![
+        (
+            ShardMessage::Get {
+                owner,
+                shards: shards.clone(),
+                key,
+                floor: SeqNo(4),
+                snapshot,
+                inline_max,
+            },
+            "7105",
+            vec![names(), "016b".into(), word("04"), word("09"), half("0002")],
+        ),
+        (
+            ShardMessage::MultiGet {
+                owner,
+                shards: shards.clone(),
+                asks: vec![ask],
+                snapshot,
+                inline_max,
+            },
+            "7106",
+            vec![
+                names(),
+                "01".into(),
+                "016b".into(),
+                word("04"),
+                "02".into(),
+                half("00"),
+                half("01"),
+                word("09"),
+                half("0002"),
+            ],
+        ),
+        (
+            ShardMessage::Scan {
+                owner,
+                shards,
+                keys: span(),
+                resume: Some(resume()),
+                direction: Direction::Backward,
+                snapshot,
+                bytes_max: 0x100,
+                inline_max,
+            },
+            "7107",
+            vec![
+                names(),
+                "016101016d".into(),
+                "01016b01".into(),
+                word("06"),
+                "02".into(),
+                word("09"),
+                half("0001"),
+                half("0002"),
+            ],
+        ),
+    ]
+}
+
+/// Answers of the host.
+fn answers() -> Vec<Golden> {
+    let found = KeyVersions { versions: vec![inline()], resume: Some(SeqNo(5)) };
+    let place_of_key = place_bytes()[..74].to_owned();
+    let record = PageRecord { key: bytes("k"), version: by_place() };
+    let listed = ListedShard { name: name(), info: info(), place: place() };
+    let begun = ShardMessage::Begun {
+        life: Epoch(9),
+        landing_bytes: 0x1000,
+        image_bytes_max: 0x800,
+        shards: 2,
+    };
+    let landing = ShardMessage::Landing {
+        grant: 11,
+        key: place().key,
+        at: 0x40,
+        bytes: 0x30,
+        credit_bytes: 0x90,
+    };
+    let refusal = ShardRefusal::at(ShardWhy::Full, 12).of(name());
+    vec![
+        (begun, "7120", vec![word("09"), word("0010"), word("0008"), half("02")]),
+        (landing, "7121", vec![word("0b"), place_of_key, word("40"), word("30"), word("90")]),
+        (ShardMessage::Registered { place: place() }, "7122", vec![place_bytes()]),
+        (ShardMessage::Done { shards: 3 }, "7123", vec![half("03")]),
+        (
+            ShardMessage::Versions { found: found.clone() },
+            "7124",
+            vec!["01".into(), inline_bytes(), "01".into(), word("05")],
+        ),
+        (
+            ShardMessage::ManyVersions { found: vec![found, KeyVersions::default()] },
+            "7125",
+            vec!["02".into(), "01".into(), inline_bytes(), "01".into(), word("05"), "0000".into()],
+        ),
+        (
+            ShardMessage::Page { records: vec![record], end: PageEnd::At(resume()) },
+            "7126",
+            vec![
+                "01".into(),
+                "016b".into(),
+                by_place_bytes(),
+                "03".into(),
+                "016b01".into(),
+                word("06"),
+            ],
+        ),
+        (
+            ShardMessage::Listed { shards: vec![listed], more: true },
+            "7127",
+            vec!["01".into(), name_bytes(), info_bytes(), place_bytes(), "01".into()],
+        ),
+        (
+            ShardMessage::Refused { refusal },
+            "7128",
+            vec!["02".into(), word("0c"), "01".into(), name_bytes()],
+        ),
+    ]
+}
+
+fn samples() -> Vec<ShardMessage> {
+    let more = [
+        ShardMessage::Page { records: Vec::new(), end: PageEnd::Finished },
+        ShardMessage::Page { records: Vec::new(), end: PageEnd::AfterLast },
+        ShardMessage::List { owner: owner(), after: None },
+    ];
+    let all = changes().into_iter().chain(searches()).chain(answers());
+    all.map(|(message, ..)| message).chain(more).collect()
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[test]
+fn requests_have_golden_bytes() {
+    for (message, head, fields) in changes().into_iter().chain(searches()) {
+        let expected = [head.to_owned(), owner_bytes(), fields.concat()].concat();
+        assert_eq!(hex(&message.encode()), expected, "{}", message.name());
+    }
+}
+
+#[test]
+fn answers_have_golden_bytes() {
+    for (message, head, fields) in answers() {
+        let expected = [head.to_owned(), fields.concat()].concat();
+        assert_eq!(hex(&message.encode()), expected, "{}", message.name());
+    }
+}
+
+#[test]
+fn every_message_is_equal_after_encoding_and_decoding() {
+    for message in samples() {
+        let (bytes, name) = (message.encode(), message.name());
+        assert!(is_shard_message(&bytes), "{name}");
+        assert_eq!(ShardMessage::decode(&bytes), Ok(message.clone()), "{name}");
+        for cut in 0..bytes.len() {
+            assert!(ShardMessage::decode(&bytes[..cut]).is_err(), "{name} of {cut} bytes");
+        }
+        assert!(ShardMessage::decode(&[bytes, vec![0]].concat()).is_err(), "{name} and a byte");
+    }
+}
+
+#[test]
+fn damaged_messages_are_refused_or_read_as_others() {
+    let mut rng = Rng::with_seed(42);
+    for message in samples() {
+        for _ in 0..200 {
+            let mut bytes = message.encode();
+            let at = rng.usize(..bytes.len());
+            bytes[at] ^= rng.u32(1..256) as u8;
+            if let Ok(other) = ShardMessage::decode(&bytes) {
+                assert_eq!(ShardMessage::decode(&other.encode()), Ok(other));
+            }
+        }
+    }
+}
+
+#[test]
+fn only_searches_count_as_reads() {
+    for message in samples() {
+        let searches = ["Get", "MultiGet", "Scan"].contains(&message.name());
+        assert_eq!(is_shard_read(&message.encode()), searches, "{}", message.name());
+    }
+    assert!(!is_shard_read(&[SHARD_VERSION]) && !is_shard_read(&[]));
+}
+
+#[test]
+fn first_byte_tells_shards_from_other_protocols() {
+    assert_eq!(SHARD_VERSION, 0x71);
+    // The pool, storage nodes, jobs, FlexKV, and nothing.
+    for first in [0x03, 0x41, 0x61, 0x81, 0xf1] {
+        assert!(!is_shard_message(&[first, 1]), "{first:#x}");
+    }
+    assert!(!is_shard_message(&[]));
+    assert!(is_shard_message(&[0x7f]), "another version of these messages");
+    assert!(is_offload_message(&[0x71]), "a manager refuses a message that went astray");
+}
+
+#[test]
+fn kinds_that_no_memtable_holds_are_refused() {
+    let page = |kind: u8| {
+        let record = PageRecord { key: bytes("k"), version: by_place() };
+        let page = ShardMessage::Page { records: vec![record], end: PageEnd::Finished };
+        let mut bytes = page.encode();
+        // Version, code, count, key of two bytes, sequence number.
+        assert_eq!(bytes[13], Kind::Put as u8);
+        bytes[13] = kind;
+        ShardMessage::decode(&bytes).is_ok()
+    };
+    let read: Vec<u8> = (0..=255).filter(|kind| page(*kind)).collect();
+    assert_eq!(read, [0, 1, 2, 3]);
+}
+
+#[test]
+fn next_page_begins_after_the_last_record() {
+    let record = |seq, kind| {
+        let version = Version { seq: SeqNo(seq), kind, value: StoredValue::Inline(bytes("")) };
+        [PageRecord { key: bytes("k"), version }]
+    };
+    let after = |records: &[PageRecord]| PageEnd::AfterLast.resume(records).map(|at| at.seq);
+    assert_eq!(after(&record(5, Kind::Merge)), Some(Some(SeqNo(4))), "operands go on");
+    assert_eq!(after(&record(0, Kind::Merge)), Some(None), "no older one can exist");
+    assert_eq!(after(&record(5, Kind::Put)), Some(None), "older ones are shadowed");
+    assert_eq!(PageEnd::At(resume()).resume(&[]), Some(resume()));
+    assert_eq!(PageEnd::Finished.resume(&record(5, Kind::Put)), None);
+}
+
+#[test]
+fn refusals_say_what_is_wrong() {
+    let refusal = ShardRefusal::at(ShardWhy::Full, 12).of(name());
+    assert_eq!(refusal.to_string(), "the node has room for 12 bytes only (shard 2/772/5)");
+}

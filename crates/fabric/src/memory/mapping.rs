@@ -13,8 +13,8 @@
 //!    `writable` first. Such a store would end the process. It would not be undefined behaviour.
 //!
 //! The other process is not trusted: if it may write, it may change any byte at any moment.
-//! Therefore a loaded value may be anything, and references to plain bytes exist only of memory that
-//! no other process can write.
+//! Therefore a loaded value may be anything, and references to plain bytes exist only of memory
+//! that no other process can write.
 //!
 //! Large pages: random accesses to large memory wait for address translations, and pages of 2 MiB
 //! shorten that. The creator of 2 to 64 MiB therefore asks the kernel to use large pages

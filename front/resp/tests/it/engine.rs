@@ -232,6 +232,8 @@ fn commands_on_keys_read_no_large_value() {
     }
     client.expect(&[("EXPIRE big:1 100", ":1"), ("EXPIRE big:2 10", ":1")]);
     db.flush(db.default_family()).unwrap();
+    // Compactions read blocks as well.
+    db.wait_for_background().unwrap();
     client.expect(&[("DEL big:3", ":1")]);
     clock.advance(Duration::from_secs(10));
     let misses = || {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use archipelago_base::clock::{Clock, ManualClock};
-use archipelago_engine::db::{Components, Db};
+use archipelago_engine::db::{BackgroundMode, Components, Db};
 use archipelago_engine::options::{DbOptions, WriteOptions};
 use archipelago_env::mem::MemFs;
 use archipelago_resp::engine_store::EngineStore;
@@ -34,9 +34,19 @@ pub(crate) fn on_each_store(test: impl Fn(&Server, &ManualClock)) {
 
 /// A server over an engine whose files are in `fs`, and its database.
 pub(crate) fn over_engine(fs: &Arc<MemFs>, clock: &Arc<ManualClock>) -> (Db, Server) {
+    over_engine_with(fs, clock, BackgroundMode::Threads)
+}
+
+/// The same, with a choice of the threads that run flushes and compactions.
+pub(crate) fn over_engine_with(
+    fs: &Arc<MemFs>,
+    clock: &Arc<ManualClock>,
+    background: BackgroundMode,
+) -> (Db, Server) {
     let components = Components {
         fs: Arc::clone(fs) as _,
         clock: Arc::clone(clock) as _,
+        background,
         ..Components::default()
     };
     let db = Db::open_with("/data", DbOptions::default(), components).unwrap();

@@ -292,13 +292,15 @@ impl Census<'_> {
             has_key = true;
             ControlFlow::Break(())
         };
-        let cached = TableReadOptions { cache_only: true, ..TableReadOptions::foreground() };
+        // The index of a table tells the keys of large values, so that their blocks are not read.
+        let keys = TableReadOptions { keys_only: true, ..TableReadOptions::foreground() };
+        let cached = TableReadOptions { cache_only: true, ..keys };
         match table.lookup_filtered(lookup, &cached, &mut note) {
             Ok(()) => Ok(has_key),
             // Its blocks are not in memory: a filter of the whole table is believed.
             Err(_) if table.has_whole_filter() => Ok(true),
             Err(_) => {
-                table.lookup_filtered(lookup, &TableReadOptions::foreground(), &mut note)?;
+                table.lookup_filtered(lookup, &keys, &mut note)?;
                 Ok(has_key)
             }
         }

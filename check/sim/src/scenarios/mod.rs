@@ -5,6 +5,7 @@ mod fabric;
 pub mod flexkv;
 mod offload;
 pub mod pool;
+mod shards;
 pub mod storage;
 mod words;
 
@@ -32,6 +33,7 @@ pub static SCENARIOS: LazyLock<Vec<(Scenario, Expect)>> = LazyLock::new(|| {
         (flexkv::scenario(), Expect::Holds),
         (flexkv::scan_scenario(), Expect::Holds),
         (offload::scenario(), Expect::Holds),
+        (shards::scenario(), Expect::Holds),
         (storage::scenario(), Expect::Holds),
         (storage::database_scenario(), Expect::Holds),
         (words::lost_update(), Expect::Fails),

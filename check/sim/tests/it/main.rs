@@ -11,5 +11,6 @@ mod processes;
 mod scans;
 mod scenarios;
 mod seeds;
+mod shards;
 mod standby;
 mod storage;

@@ -219,9 +219,9 @@ impl ShardHost {
         }
         queue.bytes = bytes;
         if is_read {
-            queue.reads.push_back(asked)
+            queue.reads.push_back(asked);
         } else {
-            queue.changes.push_back(asked)
+            queue.changes.push_back(asked);
         }
         self.queued.store(queue.len(), Ordering::Release);
         drop(queue);

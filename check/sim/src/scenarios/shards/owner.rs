@@ -103,7 +103,7 @@ impl Way {
         (database.newest == self.owner.epoch.0).then(|| change(database))
     }
 
-    pub(super) fn violation(&self, what: String) {
+    pub(super) fn violation(&self, what: &str) {
         let (db, epoch) = (self.db, self.owner.epoch);
         self.book.lock().violations.push(format!("database {db}, epoch {epoch}: {what}"));
     }
@@ -258,7 +258,7 @@ impl Owner {
                 None if way.may_be_dropped(contact_ns) => continue,
                 other => {
                     let name = contents.name;
-                    way.violation(format!("shard {name} is listed as {other:?}"));
+                    way.violation(&format!("shard {name} is listed as {other:?}"));
                 }
             }
             let list = if self.rng.u32(..3) > 0 { &mut adopted } else { &mut left };
@@ -267,7 +267,7 @@ impl Owner {
         for shard in &listed {
             let state = self.book.lock().databases[self.db].state(shard.name);
             if matches!(state, None | Some(ShardState::Released { .. })) {
-                way.violation(format!("shard {} is listed after its release", shard.name));
+                way.violation(&format!("shard {} is listed after its release", shard.name));
             }
         }
         way.change(|database| {
@@ -354,7 +354,7 @@ impl Owner {
         if let ShardMessage::Refused { refusal } = answer
             && matches!(refusal.why, ShardWhy::BadImage | ShardWhy::OtherRecords)
         {
-            way.violation(format!("shard {name} was refused: {refusal}"));
+            way.violation(&format!("shard {name} was refused: {refusal}"));
         }
     }
 
@@ -469,7 +469,7 @@ impl Owner {
             && before == after
             && matches!(answer, ShardMessage::Registered { .. } | ShardMessage::Landing { .. })
         {
-            way.violation(format!("released shard {name} got {answer:?}"));
+            way.violation(&format!("released shard {name} got {answer:?}"));
         }
         let registered = place.filter(
             |place| matches!(after, Some(ShardState::Away { place: now, .. }) if now == *place),
@@ -486,7 +486,7 @@ impl Owner {
                 _ => false,
             };
             if !is_same {
-                way.violation(format!("registered shard {name} got {answer:?}"));
+                way.violation(&format!("registered shard {name} got {answer:?}"));
             }
         }
         Ok(())

@@ -210,7 +210,7 @@ impl Reader {
         });
         let expected: Vec<_> = versions.collect();
         if found != expected {
-            self.way.violation(format!("a scan found {found:?} instead of {expected:?}"));
+            self.way.violation(&format!("a scan found {found:?} instead of {expected:?}"));
         }
     }
 
@@ -218,17 +218,17 @@ impl Reader {
         if found != expected {
             let key = String::from_utf8_lossy(key);
             let names = self.names();
-            self.way.violation(format!("{key} in {names:?}: {found:?} instead of {expected:?}"));
+            self.way.violation(&format!("{key} in {names:?}: {found:?} instead of {expected:?}"));
         }
     }
 
     fn wrong(&self, answer: &ShardMessage) -> Result<(), Ended> {
-        self.way.violation(format!("a search was answered with {answer:?}"));
+        self.way.violation(&format!("a search was answered with {answer:?}"));
         Err("a wrong answer".to_owned())
     }
 
     fn endless(&self) -> Result<(), Ended> {
-        self.way.violation("a search has no end".to_owned());
+        self.way.violation("a search has no end");
         Err("a search without an end".to_owned())
     }
 
@@ -244,7 +244,7 @@ impl Reader {
                 Err(format!("a search was refused: {refusal}"))
             }
             None => {
-                self.way.violation(format!("a search was refused: {refusal}"));
+                self.way.violation(&format!("a search was refused: {refusal}"));
                 Err("a wrong refusal".to_owned())
             }
         }
@@ -284,7 +284,7 @@ impl Reader {
             StoredValue::At { shard, at, len } => (*shard as usize, *at, *len),
         };
         let Some(place) = self.places.get(shard) else {
-            self.way.violation(format!("an answer names shard {shard} of {}", self.places.len()));
+            self.way.violation(&format!("an answer names shard {shard} of {}", self.places.len()));
             return Err("no such shard".to_owned());
         };
         let read = self.way.post(&place.key, |batch, arena| {
@@ -300,7 +300,7 @@ impl Reader {
         let name = self.shards[shard].name;
         let state = self.way.book.lock().databases[self.way.db].state(name);
         if matches!(state, Some(ShardState::Away { .. })) {
-            self.way.violation(format!("the record of {name} at {at} is damaged"));
+            self.way.violation(&format!("the record of {name} at {at} is damaged"));
         }
         Err("the range of a released shard was used again".to_owned())
     }

@@ -85,8 +85,18 @@ impl World {
         let machines = machines.collect();
         let databases = (0..databases).map(|_| DatabaseBook::default()).collect();
         let book = Arc::new(Mutex::new(Book { databases, ..Book::default() }));
-        let mut world =
-            Self { simulation, network, memory, there, machines, life: None, book, sabotage, rng };
+        let mut world = Self {
+            simulation,
+            network,
+            memory,
+            there,
+            machines,
+            life: None,
+            book,
+            sabotage,
+            bytes_max,
+            rng,
+        };
         world.begin_node();
         for db in 0..world.machines.len() {
             world.begin_owner(db);

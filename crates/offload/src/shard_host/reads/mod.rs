@@ -109,7 +109,7 @@ struct Page<'a> {
     records: Vec<PageRecord>,
 }
 
-fn damaged(error: Error) -> ShardRefusal {
+fn damaged(error: &Error) -> ShardRefusal {
     tracing::error!(%error, "a registered image is damaged");
     ShardWhy::BadImage.into()
 }
@@ -213,7 +213,7 @@ impl Reader<'_> {
                 }
                 ControlFlow::Continue(())
             });
-            visited.map_err(damaged)?;
+            visited.map_err(|error| damaged(&error))?;
             match (failed, end) {
                 (Some(refusal), _) => return Err(refusal),
                 (None, Some(end)) => return Ok(end),
@@ -242,7 +242,7 @@ impl Reader<'_> {
             return Ok(Some(Version { value, ..by_place }));
         }
         let is_first = room.is_first;
-        if !(is_short && !is_first) && room.take(beside + PLACE_BYTES) {
+        if (is_first || !is_short) && room.take(beside + PLACE_BYTES) {
             return Ok(Some(by_place));
         }
         if !is_first {
@@ -314,7 +314,7 @@ impl Reader<'_> {
             }
             merge.next();
         }
-        merge.status().map_err(damaged)?;
+        merge.status().map_err(|error| damaged(&error))?;
         Ok(PageEnd::Finished)
     }
 
@@ -387,7 +387,7 @@ impl Reader<'_> {
             }
             seek_before(&mut merge, &key);
         }
-        merge.status().map_err(damaged)?;
+        merge.status().map_err(|error| damaged(&error))?;
         Ok(PageEnd::Finished)
     }
 }

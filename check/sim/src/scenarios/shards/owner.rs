@@ -250,6 +250,11 @@ impl Owner {
                 other => return Err(format!("no list: {other:?}")),
             }
         }
+        if way.change(|_| ()).is_none() {
+            // The book has the shards of a later owner. A new life of the node may know this owner
+            // alone, and then it has none of them.
+            return Err("a later owner has begun".to_owned());
+        }
         let (mut adopted, mut left) = (Vec::new(), Vec::new());
         for (contents, place) in wanted {
             let found = listed.iter().find(|shard| shard.name == contents.name);
@@ -464,12 +469,21 @@ impl Owner {
         let answer = way.ask(&message, 256).await?;
         self.book.lock().counted.repeated += 1;
         let (after, is_newest) = (state(), way.change(|_| ()).is_some());
-        let is_released = matches!(before, Some(ShardState::Released { .. }));
-        if is_released
-            && before == after
-            && matches!(answer, ShardMessage::Registered { .. } | ShardMessage::Landing { .. })
-        {
-            way.violation(&format!("released shard {name} got {answer:?}"));
+        // A node remembers a release in the life in which it was confirmed, and as long as it hears
+        // of the owner.
+        let granted_in = match &answer {
+            ShardMessage::Registered { place } => Some(place.key.epoch),
+            ShardMessage::Landing { key, .. } => Some(key.epoch),
+            _ => None,
+        };
+        let is_forgotten = way.may_be_dropped(contact_ns);
+        match (before, granted_in) {
+            (Some(ShardState::Released { life }), Some(granted_in))
+                if life == granted_in && before == after && !is_forgotten =>
+            {
+                way.violation(&format!("released shard {name} got {answer:?}"));
+            }
+            _ => {}
         }
         let registered = place.filter(
             |place| matches!(after, Some(ShardState::Away { place: now, .. }) if now == *place),

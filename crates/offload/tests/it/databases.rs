@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use archipelago_base::clock::SystemClock;
+use archipelago_base::random::Rng;
 use archipelago_engine::db::{Components, Db};
 use archipelago_engine::key::KeyRange;
 use archipelago_engine::options::{CfOptions, DbOptions, WriteOptions};
@@ -97,9 +98,15 @@ pub(crate) fn counter(n: u32) -> Vec<u8> {
     format!("counter{n:05}").into_bytes()
 }
 
+/// The value of a key in a round. Every fourth one is long. A long value does not compress, so that
+/// the garbage of value files counts.
 pub(crate) fn value(n: u32, round: u32) -> Vec<u8> {
-    let len = if n.is_multiple_of(4) { 1500 } else { 40 };
-    format!("{n} in round {round} ").into_bytes().into_iter().cycle().take(len).collect()
+    let mut value = format!("{n} in round {round} ").into_bytes();
+    if n.is_multiple_of(4) {
+        let mut rng = Rng::with_seed((u64::from(n) << 32) | u64::from(round));
+        value.resize_with(1500, || rng.u8(..));
+    }
+    value
 }
 
 /// Waits until a condition holds. The test's own limit ends a wait that has no end.

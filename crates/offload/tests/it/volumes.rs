@@ -88,15 +88,20 @@ impl Away {
         Self { db, jobs, files, pool: pool.clone(), found }
     }
 
-    /// Writes every key again, with short and long values, and adds one to each counter.
+    /// Writes every key again, with short and long values, and adds one to each counter. Most long
+    /// values are then written a second time, so that value files are garbage in part.
     fn write(&self, round: u32) {
+        let cf = self.db.default_family();
         for n in 0..400u32 {
             self.db.put(&key(n), &value(n, round)).unwrap();
             let one = 1u64.to_le_bytes();
-            let cf = self.db.default_family();
             self.db.merge(cf, &counter(n), &one, &WriteOptions::default()).unwrap();
         }
-        self.db.flush(self.db.default_family()).unwrap();
+        self.db.flush(cf).unwrap();
+        for n in (0..400u32).step_by(4).filter(|n| !n.is_multiple_of(16)) {
+            self.db.put(&key(n), &value(n, round)).unwrap();
+        }
+        self.db.flush(cf).unwrap();
     }
 
     /// Merges everything, so that jobs run now.

@@ -157,7 +157,7 @@ fn node_that_says_nothing_puts_a_flush_off() {
     super::world::assert_busy(world.db.flush(world.db.default_family()));
     super::world::assert_busy(world.db.wait_for_background());
     let health = world.db.property(world.db.default_family(), "archipelago.health").unwrap();
-    assert_eq!(health, "healthy", "nothing here has failed");
+    assert!(health.starts_with("healthy"), "{health}: nothing here has failed");
     assert!(world.ticker(Ticker::AwayFlushesPutOff) > 0);
     assert_eq!(world.ticker(Ticker::BackgroundErrors), 0);
     world.store.hang(false);

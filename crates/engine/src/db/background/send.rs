@@ -97,10 +97,7 @@ fn note_oldest(db: &DbInner, state: &JobState, link: &StoreLink) {
 
 /// The last sequence number of the youngest of `older` memtables, oldest first, that has records of
 /// these keys outside of tables; 0 if there is none.
-fn after_seq<'a>(
-    older: impl DoubleEndedIterator<Item = &'a Sealed>,
-    keys: &KeyRange,
-) -> SeqNo {
+fn after_seq<'a>(older: impl DoubleEndedIterator<Item = &'a Sealed>, keys: &KeyRange) -> SeqNo {
     let has_records = |sealed: &&Sealed| {
         let mut buckets = sealed.info.map.buckets_of(keys);
         buckets.any(|bucket| sealed.shards[bucket] != ShardState::Installed)

@@ -246,11 +246,7 @@ pub(crate) fn scan(
         tables: Arc::clone(reader.view.tables()),
         options: table_options(options),
         bounds: KeyRange { start: view.lower.clone(), end: view.upper.clone() },
-        away: AwayScan {
-            snapshot,
-            keys_only: options.keys_only,
-            cache_only: options.cache_only,
-        },
+        away: AwayScan { snapshot, keys_only: options.keys_only, cache_only: options.cache_only },
     };
     let (mut children, mut tombstones) = (children(&opening), tombstones(&opening));
     if let Some(own) = own {

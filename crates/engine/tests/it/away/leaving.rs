@@ -17,7 +17,8 @@ fn memtables_that_are_away_take_no_memory() {
     let mut world = World::new();
     // Two write buffers are all that may be in memory.
     world.send_away(6);
-    let immutable = world.db.property(world.db.default_family(), "archipelago.num-immutable-mem-table");
+    let immutable =
+        world.db.property(world.db.default_family(), "archipelago.num-immutable-mem-table");
     assert!(immutable.unwrap().parse::<usize>().unwrap() >= 6);
     let shards = world.db.property(world.db.default_family(), "archipelago.num-away-shards");
     assert_eq!(shards.unwrap().parse::<usize>().unwrap(), world.store.held().len());

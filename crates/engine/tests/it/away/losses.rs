@@ -226,9 +226,8 @@ fn readers_in_threads_find_every_write() {
             }
         }
     };
-    let joiners: Vec<_> = (0..2)
-        .map(|first| SystemSpawn.spawn("reader", Box::new(reader(first))).unwrap())
-        .collect();
+    let joiners: Vec<_> =
+        (0..2).map(|first| SystemSpawn.spawn("reader", Box::new(reader(first))).unwrap()).collect();
     for round in 1..=30u32 {
         for number in 0..KEYS {
             let value = format!("{round:06}{}", "x".repeat(80));

@@ -44,8 +44,7 @@ fn checkpoint_has_what_is_away() {
     let mut world = World::new();
     world.send_away(4);
     world.db.checkpoint("/copy").unwrap();
-    let family =
-        CfOptions { merge_operator: Some("append".to_owned()), ..small_family() };
+    let family = CfOptions { merge_operator: Some("append".to_owned()), ..small_family() };
     let copy = Db::open_with("/copy", small_db(), over(&world.fs, family)).unwrap();
     let options = ReadOptions::default();
     check_rows(&mut copy.iter(copy.default_family(), &options).unwrap(), &world.model);
@@ -58,8 +57,7 @@ fn ingestion_flushes_what_is_away_first() {
     let mut world = World::new();
     world.send_away(4);
     let fs: Arc<dyn FileSystem> = Arc::new(world.fs.clone());
-    let mut writer =
-        SstWriter::create(&fs, Path::new("/table"), TableOptions::default()).unwrap();
+    let mut writer = SstWriter::create(&fs, Path::new("/table"), TableOptions::default()).unwrap();
     for number in (0..KEYS).step_by(3) {
         writer.put(&key(number), b"ingested").unwrap();
         world.model.insert(key(number), b"ingested".to_vec());
@@ -151,12 +149,10 @@ fn database_for_reading_only_needs_no_nodes() {
     let mut world = World::new();
     world.send_away(4);
     let store = super::FakeStore::new(1, super::Mood::default());
-    let family =
-        CfOptions { merge_operator: Some("append".to_owned()), ..small_family() };
+    let family = CfOptions { merge_operator: Some("append".to_owned()), ..small_family() };
     let components =
         Components { shard_store: Some(Arc::clone(&store) as _), ..over(&world.fs, family) };
-    let options =
-        archipelago_engine::options::DbOptions { read_only: true, ..small_db() };
+    let options = archipelago_engine::options::DbOptions { read_only: true, ..small_db() };
     let reader = Db::open_with("/db", options, components).unwrap();
     let options = ReadOptions::default();
     check_rows(&mut reader.iter(reader.default_family(), &options).unwrap(), &world.model);

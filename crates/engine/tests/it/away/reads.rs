@@ -5,8 +5,8 @@ use archipelago_engine::db::ReadOptions;
 use archipelago_engine::options::WriteOptions;
 use archipelago_engine::stats::Ticker;
 
-use super::world::{Change, KEYS, World, assert_busy, check_rows, key};
 use super::Mood;
+use super::world::{Change, KEYS, World, assert_busy, check_rows, key};
 
 /// One node, whose pages have as many records as fit.
 fn one_node() -> Change {

@@ -65,8 +65,7 @@ impl World {
         let parts = Components { fault_point: fault, ..components(&fs, &family, &store) };
         let db = Db::open_with("/db", options.clone(), parts).unwrap();
         let rng = fastrand::Rng::with_seed(5);
-        let mut world =
-            Self { fs, store, db, model: BTreeMap::new(), options, family, mood, rng };
+        let mut world = Self { fs, store, db, model: BTreeMap::new(), options, family, mood, rng };
         for number in (0..KEYS).step_by(5) {
             world.put(number, "first");
         }
@@ -104,9 +103,7 @@ impl World {
                 }
                 2..6 => {
                     let operand = format!("+{what}{at}").into_bytes();
-                    self.db
-                        .merge(&cf, &key(number), &operand, &WriteOptions::default())
-                        .unwrap();
+                    self.db.merge(&cf, &key(number), &operand, &WriteOptions::default()).unwrap();
                     self.model.entry(key(number)).or_default().extend_from_slice(&operand);
                 }
                 _ => self.put(number, &format!("{what}{at}")),

@@ -153,6 +153,10 @@ pub(crate) fn run_rebuild_task(db: &DbInner, task: &RebuildTask) -> Result<()> {
         let mut state = db.jobs.lock(Order::none());
         state.end(task.job_id);
         for (at, LostShard { family, memtable, shard, away }) in task.lost.iter().enumerate() {
+            let rebuilt = shards.get(at);
+            if let Some(here) = rebuilt {
+                away.set_copy(Ok(ShardCopy::Rebuilt(Arc::clone(here))));
+            }
             let tracker = state.flushes_mut().get_mut(&family.id);
             let queue = tracker.into_iter().flat_map(|tracker| &mut tracker.queue);
             let found = queue.into_iter().find(|sealed| sealed.info.id == memtable.id);
@@ -161,8 +165,7 @@ pub(crate) fn run_rebuild_task(db: &DbInner, task: &RebuildTask) -> Result<()> {
                 continue;
             };
             sealed.shards[*shard] = ShardState::Pending;
-            if let Some(here) = shards.get(at) {
-                away.set_copy(Ok(ShardCopy::Rebuilt(Arc::clone(here))));
+            if let Some(here) = rebuilt {
                 sealed.sends_left[*shard] = 0;
                 sealed.set_home(*shard, ShardHome::Here(Arc::clone(here)));
             }

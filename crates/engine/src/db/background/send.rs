@@ -154,14 +154,17 @@ fn send_shard(db: &DbInner, task: &SendTask) -> Result<Option<Arc<AwayShard>>> {
     let id = ShardId { memtable: task.memtable.id, shard: task.shard as u32 };
     let keys = task.memtable.map.range(task.shard);
     let figures = task.memtable.shards().get(task.shard);
+    let seal_log = task.memtable.seal_log;
+    let oldest_log = figures.and_then(|shard| shard.oldest_log).unwrap_or(seal_log);
     let new = NewShard {
         id,
         family: task.family.id,
         keys: &keys,
         after_seq: task.after_seq,
         last_seq: task.memtable.last_seq,
-        oldest_log: figures.and_then(|shard| shard.oldest_log).unwrap_or(task.memtable.seal_log),
-        seal_log: task.memtable.seal_log,
+        oldest_log,
+        // The memtables of a log that an open has kept are sealed before its first segment.
+        seal_log: seal_log.max(oldest_log),
     };
     let stats = db.observers.stats();
     match task.link.store().send(&new, &image) {

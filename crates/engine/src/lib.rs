@@ -34,6 +34,7 @@ pub mod job;
 pub mod manifest;
 mod memory_shares;
 pub mod memtable;
+pub mod remote;
 pub mod repair;
 pub mod sabotage;
 pub mod sst;

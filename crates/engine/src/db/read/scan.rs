@@ -4,7 +4,9 @@
 //! It reads as of one sequence number: the current one, or that of a snapshot. Its children, newest
 //! first, are the active memtable, the sealed ones, L0, and one for each level with files in
 //! bounds. Memtables and L0 are opened bucket by bucket, levels file by file, when the iterator
-//! reaches them. Parts outside the bounds are never opened. Shards and files that have range
+//! reaches them. Shards at memory nodes are scanned page by page, those of several memtables at one
+//! node together ([`away_cursor`](crate::db::read::away_cursor)). Parts outside the bounds are
+//! never opened. Shards and files that have range
 //! tombstones are asked for them by key; the others cost nothing. Separated values are read from
 //! the value files of the same super version ([`values`](crate::db::read::values)).
 //!
@@ -19,6 +21,7 @@
 //! Cost: one allocation for each child, and one reader for each file that is reached. A version
 //! with value files costs two more allocations.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use archipelago_base::{Error, Result, SeqNo};
@@ -26,11 +29,13 @@ use archipelago_env::ReadLease;
 
 use crate::bucket::BucketMap;
 use crate::db::read::Reader;
+use crate::db::read::away_cursor::{AwayCursor, AwayPart, AwayScan};
 use crate::db::read::get::table_options;
 use crate::db::read::options::ReadOptions;
 use crate::db::read::snapshot::Snapshot;
 use crate::db::read::values::ScanValues;
 use crate::db::state::family::{Family, SuperVersion};
+use crate::db::state::memtable::{Immutable, ShardHome};
 use crate::indexed_batch::OwnRecords;
 use crate::iter::{
     AsOfIterator, BucketTombstones, Child, FileOpener, InternalIterator, LevelIterator,
@@ -38,8 +43,8 @@ use crate::iter::{
 };
 use crate::key::KeyRange;
 use crate::live_file::LiveFile;
-use crate::memtable::Shard;
 use crate::options::LEVELS;
+use crate::remote::StoreNode;
 use crate::sst::{TableReadOptions, TableReader};
 use crate::stats::{Statistics, Ticker};
 use crate::table_cache::TableCache;
@@ -213,6 +218,7 @@ struct Opening {
     tables: Arc<TableCache>,
     options: TableReadOptions,
     bounds: KeyRange,
+    away: AwayScan,
 }
 
 impl Opening {
@@ -240,6 +246,7 @@ pub(crate) fn scan(
         tables: Arc::clone(reader.view.tables()),
         options: table_options(options),
         bounds: KeyRange { start: view.lower.clone(), end: view.upper.clone() },
+        away: AwayScan { snapshot, keys_only: options.keys_only, cache_only: options.cache_only },
     };
     let (mut children, mut tombstones) = (children(&opening), tombstones(&opening));
     if let Some(own) = own {
@@ -325,10 +332,15 @@ fn children(opening: &Opening) -> Vec<Child> {
     let picture = &opening.picture;
     let mut children = Vec::new();
     let active = &picture.active;
-    let shards: Vec<_> = active.shards.iter().cloned().map(Some).collect();
-    children.extend(memtable_child(&active.map, &shards, &opening.bounds));
+    let active = Immutable::of(active);
+    let mut apart = BTreeMap::new();
+    children.extend(memtable_child(opening, &active, &mut apart));
     for immutable in &picture.immutables {
-        children.extend(memtable_child(&immutable.map, &immutable.shards, &opening.bounds));
+        children.extend(memtable_child(opening, immutable, &mut apart));
+    }
+    for (node, parts) in apart {
+        let cursor = AwayCursor::new(node, parts, opening.bounds.clone(), opening.away);
+        children.push(Child::new(Box::new(cursor), SeqNo::MAX));
     }
     let version = &picture.readable;
     if version.l0_layers_max() > 0 {
@@ -363,18 +375,28 @@ fn children(opening: &Opening) -> Vec<Child> {
     children
 }
 
+/// The child of a memtable, for its shards in memory. The others are added to `apart`, by their
+/// nodes.
 fn memtable_child(
-    map: &Arc<BucketMap>,
-    shards: &[Option<Arc<Shard>>],
-    bounds: &KeyRange,
+    opening: &Opening,
+    memtable: &Immutable,
+    apart: &mut BTreeMap<StoreNode, Vec<AwayPart>>,
 ) -> Option<Child> {
-    let parts: Vec<(usize, Arc<Shard>)> = map
-        .buckets_of(bounds)
-        .filter_map(|bucket| Some((bucket, Arc::clone(shards[bucket].as_ref()?))))
-        .collect();
+    let map = &memtable.map;
+    let mut parts: Vec<(usize, ShardHome)> = Vec::new();
+    for bucket in map.buckets_of(&opening.bounds) {
+        match &memtable.homes[bucket] {
+            None => {}
+            Some(ShardHome::Away(shard)) if !shard.has_copy() => {
+                let part = AwayPart { keys: map.range(bucket), shard: Arc::clone(shard) };
+                apart.entry(shard.node()).or_default().push(part);
+            }
+            Some(home) => parts.push((bucket, home.clone())),
+        }
+    }
     match parts.as_slice() {
         [] => None,
-        [(_, only)] => Some(Child::new(Box::new(only.iter()), SeqNo::MAX)),
+        [(_, ShardHome::Here(only))] => Some(Child::new(Box::new(only.iter()), SeqNo::MAX)),
         _ => {
             let parts = ShardParts { map: Arc::clone(map), parts };
             Some(Child::new(Box::new(LevelIterator::new(parts)), SeqNo::MAX))
@@ -388,10 +410,10 @@ fn l0_child(opening: &Opening, row: Vec<Arc<LiveFile>>) -> Child {
     Child::new(Box::new(LevelIterator::new(parts)), newest)
 }
 
-/// The shards of one memtable.
+/// The shards of one memtable that are in memory.
 struct ShardParts {
     map: Arc<BucketMap>,
-    parts: Vec<(usize, Arc<Shard>)>,
+    parts: Vec<(usize, ShardHome)>,
 }
 
 impl FileOpener for ShardParts {
@@ -408,7 +430,13 @@ impl FileOpener for ShardParts {
     }
 
     fn open(&self, index: usize) -> Result<Box<dyn InternalIterator>> {
-        Ok(Box::new(self.parts[index].1.iter()))
+        match &self.parts[index].1 {
+            ShardHome::Here(shard) => Ok(Box::new(shard.iter())),
+            ShardHome::Away(away) => match away.copy()? {
+                Some(copy) => Ok(copy.iter()),
+                None => Err(Error::internal("a memtable shard in memory has no records there")),
+            },
+        }
     }
 }
 
@@ -487,11 +515,11 @@ fn tombstones(opening: &Opening) -> Vec<Box<dyn TombstoneSource>> {
     let mut sources: Vec<Box<dyn TombstoneSource>> = Vec::new();
     let active = &picture.active;
     sources.extend(bucket_tombstones(&active.map, &opening.bounds, |bucket| {
-        shard_tombstones(&active.shards[bucket])
+        shard_tombstones(&ShardHome::Here(Arc::clone(&active.shards[bucket])))
     }));
     for immutable in &picture.immutables {
         sources.extend(bucket_tombstones(&immutable.map, &opening.bounds, |bucket| {
-            immutable.shards[bucket].as_ref().and_then(shard_tombstones)
+            immutable.homes[bucket].as_ref().and_then(shard_tombstones)
         }));
     }
     let version = &picture.readable;
@@ -527,8 +555,8 @@ fn bucket_tombstones(
     }
 }
 
-fn shard_tombstones(shard: &Arc<Shard>) -> Option<Box<dyn TombstoneSource>> {
-    shard.has_tombstones().then(|| Box::new(shard.tombstones()) as _)
+fn shard_tombstones(home: &ShardHome) -> Option<Box<dyn TombstoneSource>> {
+    home.has_tombstones().then(|| Box::new(home.tombstones()) as _)
 }
 
 fn file_tombstones(opening: &Opening, files: &[Arc<LiveFile>]) -> Option<Box<dyn TombstoneSource>> {

@@ -25,6 +25,7 @@ use crate::db::state::context::Context;
 use crate::db::state::delay_credit::lot_of;
 use crate::db::state::family::{DELAYED, FREE, Family, STOPPED, WATCHED, is_slowed};
 use crate::db::state::jobs::Jobs;
+use crate::db::state::memtable::ShardHome;
 use crate::db::state::observers::Observers;
 use crate::db::state::pacing::Pacing;
 use crate::db::write::commit::Share;
@@ -33,7 +34,7 @@ use crate::disk_space::{SpaceState, SpaceUse};
 use crate::event::Event;
 use crate::lock_order::Order;
 use crate::options::WriteOptions;
-use crate::stall::{StallCause, StallDecision, StallInput, stall};
+use crate::stall::{StallCause, StallDecision, StallInput, away_excess_bytes, stall};
 use crate::stats::{Ticker, Timer};
 
 /// Longest single wait before the picture is looked at again.
@@ -52,20 +53,28 @@ fn stall_decision(
 ) -> StallDecision {
     let current = family.current.load();
     pacing.ingest().set_total(observers.stats().get(Ticker::UserBytesWritten));
-    let shards = current.immutables.iter().flat_map(|immutable| immutable.shards.iter());
+    let sealed = current.immutables.iter().flat_map(|immutable| immutable.homes());
+    let here = sealed.filter_map(ShardHome::here);
     let buffer = context.memtable_bytes_max(&family.options);
-    let spare = family.options.write_buffers_max.saturating_sub(1 + current.immutables.len());
+    let immutables = seal::immutables_here(&current);
+    let spare = family.options.write_buffers_max.saturating_sub(1 + immutables);
     let since_ns = family.backlog_since_ns.load(Ordering::Relaxed);
     let limit = match context.options().rate_limit_bytes_per_s {
         0 => u64::MAX,
         limit => limit,
     };
+    let flush_bytes_per_s = pacing.flush_speed().min(limit);
+    let nodes = context.away().map(|away| away.room()).unwrap_or_default();
+    let takes_shards = nodes.free_bytes > 0 && nodes.image_bytes_max > 0;
     stall(&StallInput {
-        flush_backlog_bytes: shards.flatten().map(|shard| shard.data_bytes()).sum(),
+        send_bytes_per_s: takes_shards.then(|| pacing.send_speed()),
+        away_backlog_bytes: away_excess_bytes(nodes.held_bytes, nodes.limit_bytes),
+        away_space_bytes: nodes.limit_bytes.saturating_sub(nodes.held_bytes),
+        flush_backlog_bytes: here.map(|shard| shard.data_bytes()).sum(),
         memtable_space_bytes: buffer
             .saturating_mul(spare as u64)
             .saturating_add(buffer.saturating_sub(current.active.charged_bytes())),
-        flush_bytes_per_s: pacing.flush_speed().min(limit),
+        flush_bytes_per_s,
         flush_elapsed: Duration::from_nanos(context.clock().now_ns().saturating_sub(since_ns)),
         budget_used: context.budget().total_bytes(),
         budget_limit: context.budget().limit_bytes(),

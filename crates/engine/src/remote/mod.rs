@@ -1,0 +1,212 @@
+//! Where sealed memtable shards lie when they leave the owner: the seam at which memory nodes
+//! attach (O³-LSM §4.2 and §4.5).
+//!
+//! The database gives the image of a sealed shard to its [`ShardStore`], frees its own copy, and
+//! asks the store whenever a read needs a record of the shard. The shard's filter and its range
+//! tombstones stay at the database. Nothing here is durable: the write-ahead log keeps every record
+//! of a shard until tables have it, so a shard that is lost is rebuilt from the log.
+//!
+//! Invariants, which the store keeps and the database relies on:
+//!
+//! 1. An answer is complete or it is an error. A store never says "no versions" of a shard that it
+//!    could not ask.
+//! 2. The bytes of a shard never change after [`ShardStore::send`] has returned its node. An
+//!    answer comes from exactly the image that was sent, or it is an error.
+//! 3. A shard is readable from the return of `send` until its release, or until it is lost. It is
+//!    lost once and for good: a store that has said [`AwayError::Lost`] of a shard never answers for
+//!    it again.
+//! 4. Every call ends within a bound that the store states to its users (seconds), also if the node
+//!    hangs. A node that has been silent for longer than the store's limit has lost its shards.
+//!
+//! The seam blocks, because every caller of the engine does. A store that is asynchronous inside
+//! drives its own events while it waits.
+//!
+//! Thread-safety: every method may be called by many threads in parallel, with the exception that
+//! [`ShardStore::owner_is`] and [`ShardStore::watch`] are called once, before the others. The
+//! database holds none of its locks during `send`, `lookup`, `scan` and `fetch`. It may hold any
+//! lock during `room` and `release`, which therefore neither block nor call back.
+
+mod ask;
+
+use std::fmt;
+use std::sync::{Arc, Weak};
+
+use archipelago_base::{CfId, FileNo, Result, SeqNo};
+
+use crate::executor::OwnerIdentity;
+use crate::key::KeyRange;
+use crate::memtable::SealedImage;
+
+pub use ask::{
+    KeyAsk, KeyVersions, LookupAnswer, LookupAsk, ResumeAt, ScanAsk, ScanDirection, ScanPage,
+    ScanRecord, ShardVersion,
+};
+
+/// Keeps sealed memtable shards outside the memory of the database.
+pub trait ShardStore: Send + Sync + 'static {
+    /// Text by which errors and events name the store. Default: the name of its type.
+    fn name(&self) -> &str {
+        std::any::type_name::<Self>()
+    }
+
+    /// The database is open, and this is its owner. The call comes once, before every other one but
+    /// [`ShardStore::name`], and never for a database that is open for reading only. The store
+    /// forgets nothing of an earlier owner by itself; it must refuse what comes late from one.
+    /// An error ends the open.
+    fn owner_is(&self, owner: &OwnerIdentity) -> Result<()>;
+
+    /// Gives the store a receiver of news. The call comes once, directly after
+    /// [`ShardStore::owner_is`]. The receiver may be gone at any time.
+    fn watch(&self, watcher: Weak<dyn StoreWatcher>);
+
+    /// Room of the store as far as it knows it now. Decisions about leaving shards and about write
+    /// stalls use it, so it may be called often, and under locks: it must not block.
+    fn room(&self) -> StoreRoom;
+
+    /// Sends the image of a shard to a node and returns when the node can answer for the shard.
+    ///
+    /// Background threads call it, several of them in parallel for different shards. The database
+    /// sends a shard at most once at a time, and keeps its own copy until the call has returned. If
+    /// the call fails, the store itself gives up and releases whatever it has sent of the shard. The
+    /// database may then send the same shard again later. A shard that was lost or released after a
+    /// successful call is never sent again.
+    ///
+    /// Errors: [`AwayError::NoRoom`] if no node has room for the image, [`AwayError::Busy`] if
+    /// the transfer took too long, [`AwayError::Lost`] if the node was lost during the transfer. The
+    /// database treats them alike, except that it counts them.
+    fn send(&self, shard: &NewShard<'_>, image: &[u8]) -> Result<StoreNode, AwayError>;
+
+    /// Looks up keys in shards; one result for each element of `asks`, in their order. Asks of
+    /// different nodes run in parallel.
+    ///
+    /// The answer has the versions of each key that the snapshot sees, newest first, through the
+    /// first one that is not a merge operand, from all shards of the ask together. Versions older
+    /// than the floor of the key may be left out. An answer that travels in parts is put together
+    /// by the store, also where a part ends between two operands.
+    ///
+    /// Errors: [`AwayError::Lost`] says that *all* shards of the ask are lost, [`AwayError::Busy`]
+    /// that there was no answer within the bound.
+    fn lookup(&self, asks: &[LookupAsk<'_>]) -> Vec<Result<LookupAnswer, AwayError>>;
+
+    /// A page of the merged records of one node's shards, in either direction.
+    ///
+    /// Errors: as those of [`ShardStore::lookup`].
+    fn scan(&self, ask: &ScanAsk<'_>) -> Result<ScanPage, AwayError>;
+
+    /// The whole image of a shard, opened and so checked.
+    ///
+    /// Errors: as those of [`ShardStore::lookup`].
+    fn fetch(&self, shard: ShardId) -> Result<Arc<SealedImage>, AwayError>;
+
+    /// The database needs these shards no more. It begins no call about them afterwards. A call that
+    /// is under way on another thread may end with any answer or error; the database then has the
+    /// records elsewhere. Lost shards are released, too. It never blocks and cannot fail: the store
+    /// repeats a release until the node has it or is gone.
+    ///
+    /// No shard of a memtable below `oldest` will be sent any more. One that was sent earlier may
+    /// still be in use, until it is released as well. `oldest` never falls.
+    fn release(&self, shards: &[ShardId], oldest: u64);
+
+    /// The database closes. It has released all its shards and calls nothing any more. The store
+    /// waits, within its bound, until its nodes have the releases.
+    fn close(&self);
+}
+
+/// Receives news of a [`ShardStore`]. The methods never block, so the store may call them from its
+/// own event loop.
+pub trait StoreWatcher: Send + Sync + 'static {
+    /// These shards are lost. The store says it when it notices that a node is gone or lives anew,
+    /// so that the database rebuilds them before a read needs them. A shard may be named more than
+    /// once, and also after its release.
+    fn lost(&self, shards: &[ShardId]);
+
+    /// [`ShardStore::room`] has grown.
+    fn has_more_room(&self);
+}
+
+/// Name of a sealed shard within one open of a database. No name is used twice in one open; the
+/// store adds the database and its owner epoch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ShardId {
+    /// Number of the memtable, from 1 in the order in which the memtables of the database were
+    /// made.
+    pub memtable: u64,
+    /// Index of the shard within its memtable.
+    pub shard: u32,
+}
+
+impl fmt::Display for ShardId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.memtable, self.shard)
+    }
+}
+
+/// A node of a [`ShardStore`] in one of its lives: shards on one node are asked together. The store
+/// chooses the numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct StoreNode(pub u64);
+
+impl fmt::Display for StoreNode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// Properties of a shard that a node keeps with its image, for placement and for a next owner.
+#[derive(Clone, Debug)]
+pub struct NewShard<'a> {
+    /// Name of the shard.
+    pub id: ShardId,
+    /// Column family of the shard.
+    pub family: CfId,
+    /// Keys of its bucket.
+    pub keys: &'a KeyRange,
+    /// Sequence number up to which older shards and tables have all records of these keys.
+    pub after_seq: SeqNo,
+    /// Largest sequence number of the whole memtable, which is at least that of the shard.
+    pub last_seq: SeqNo,
+    /// Oldest log segment that holds a record of the shard.
+    pub oldest_log: FileNo,
+    /// Log segment in which the memtable was sealed.
+    pub seal_log: FileNo,
+}
+
+/// Room of a [`ShardStore`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StoreRoom {
+    /// Bytes of images that the store could take now, as far as nodes have promised room.
+    pub free_bytes: u64,
+    /// Bytes of images that are on their way.
+    pub sending_bytes: u64,
+    /// Bytes of images that the nodes hold for the database, those of unanswered releases included.
+    pub held_bytes: u64,
+    /// Bytes of images that the database may have at all nodes together.
+    pub limit_bytes: u64,
+    /// Bytes of the largest image that a node takes. 0 if no node takes any: then nothing leaves.
+    pub image_bytes_max: u64,
+}
+
+/// A failed call of a [`ShardStore`]. The text says which node failed and why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum AwayError {
+    /// The shards are lost: their node is gone, began a new life, does not know them, has been
+    /// silent for too long, or gave bytes that are not theirs. The database rebuilds them.
+    Lost(String),
+    /// There was no answer within the bound, and the shards may still exist. The database tries
+    /// again, or answers `Busy`.
+    Busy(String),
+    /// No node has room for the image. Only [`ShardStore::send`] says it.
+    NoRoom(String),
+}
+
+impl fmt::Display for AwayError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Lost(why) => write!(f, "memtable shards are lost: {why}"),
+            Self::Busy(why) => write!(f, "memtable shards do not answer: {why}"),
+            Self::NoRoom(why) => write!(f, "no memory node has room for a memtable shard: {why}"),
+        }
+    }
+}
+
+impl std::error::Error for AwayError {}

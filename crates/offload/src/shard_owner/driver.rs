@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use archipelago_base::runtime::{Runtime, wait_for};
 use archipelago_engine::remote::{ShardId, StoreNode, StoreWatcher};
-use archipelago_fabric::Reach;
+use archipelago_fabric::{self as fabric, Reach};
 use parking_lot::Mutex;
 
 use super::bell::Bell;
@@ -30,6 +30,15 @@ const LIST_PAUSE: Duration = Duration::from_millis(200);
 /// Bytes of an answer to a task of a node at most.
 const ANSWER_BYTES_MAX: usize = 4096;
 
+/// How a thread waits for the answers of nodes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Waits {
+    /// It receives them itself. For links of the operating system.
+    Receiving,
+    /// It runs the runtime until they are there. For the simulation.
+    InRuntime,
+}
+
 /// How an owner reaches memory nodes.
 #[derive(Clone, Debug)]
 pub struct OwnerParts {
@@ -39,6 +48,8 @@ pub struct OwnerParts {
     pub reach: Arc<dyn Reach>,
     /// Time, tasks and seeds.
     pub runtime: Arc<dyn Runtime>,
+    /// How the threads of callers wait.
+    pub waits: Waits,
     /// Times and limits.
     pub terms: OwnerTerms,
 }
@@ -91,7 +102,10 @@ impl OwnerDriver {
 
     /// Runs a future on the calling thread.
     pub(super) fn wait<T: Send>(&self, future: impl Future<Output = T> + Send) -> T {
-        wait_for(&*self.parts.runtime, future)
+        match self.parts.waits {
+            Waits::Receiving => fabric::block_on(future),
+            Waits::InRuntime => wait_for(&*self.parts.runtime, future),
+        }
     }
 
     pub(super) async fn pause(&self) {

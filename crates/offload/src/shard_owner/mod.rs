@@ -31,7 +31,7 @@ mod store;
 mod transfer;
 
 pub use counters::OwnerFigures;
-pub use driver::OwnerParts;
+pub use driver::{OwnerParts, Waits};
 pub use nodes::{NodeList, PoolNodes};
 pub use state::{MemoryNode, OwnerTerms};
 pub use store::RemoteShards;

@@ -7,6 +7,7 @@
 use std::fmt;
 use std::sync::{Arc, OnceLock, Weak};
 
+use archipelago_base::runtime::{Runtime, ThreadRuntime};
 use archipelago_base::{Error, Result};
 use archipelago_engine::executor::OwnerIdentity;
 use archipelago_engine::memtable::SealedImage;
@@ -14,10 +15,12 @@ use archipelago_engine::remote::{
     AwayError, LookupAnswer, LookupAsk, NewShard, ScanAsk, ScanPage, ShardId, ShardStore,
     StoreNode, StoreRoom, StoreWatcher,
 };
+use archipelago_fabric::{Endpoints, Reach, Secret};
 
 use super::counters::OwnerFigures;
-use super::driver::{OwnerDriver, OwnerParts};
-use super::state::OwnerState;
+use super::driver::{OwnerDriver, OwnerParts, Waits};
+use super::nodes::PoolNodes;
+use super::state::{OwnerState, OwnerTerms};
 use crate::ids::{OffloadDb, OwnerStamp, Token};
 
 /// Keeps sealed memtable shards of one open of a database at memory nodes.
@@ -37,6 +40,19 @@ impl RemoteShards {
     #[must_use]
     pub fn new(parts: OwnerParts) -> Arc<Self> {
         Arc::new(Self { parts, driver: OnceLock::new() })
+    }
+
+    /// A store for one open of a database over the memory nodes of the cluster with these managers.
+    /// It looks for them in the background. Errors: those of starting threads.
+    pub fn in_cluster(
+        managers: Vec<String>,
+        secret: Option<Secret>,
+        terms: OwnerTerms,
+    ) -> Result<Arc<Self>> {
+        let runtime: Arc<dyn Runtime> = ThreadRuntime::shared()?;
+        let reach: Arc<dyn Reach> = Arc::new(Endpoints::new().with_secret(secret));
+        let nodes = PoolNodes::join(managers, &reach, &runtime);
+        Ok(Self::new(OwnerParts { nodes, reach, runtime, waits: Waits::Receiving, terms }))
     }
 
     /// The figures of this open.

@@ -126,6 +126,32 @@ tickers! {
     FilesRemoved = "files.removed",
     /// Tables removed that belonged to jobs which were given up.
     StraysRemoved = "strays.removed",
+    /// Memtable shards that were sent to a memory node.
+    AwayShardsSent = "away.shards.sent",
+    /// Bytes of their images.
+    AwayBytesSent = "away.bytes.sent",
+    /// Sends that failed because no memory node had room.
+    AwaySendsRefused = "away.sends.refused",
+    /// Sends that failed because a memory node did not answer or was lost.
+    AwaySendsFailed = "away.sends.failed",
+    /// Memtable shards that were fetched from a memory node to be flushed here.
+    AwayShardsFetched = "away.shards.fetched",
+    /// Bytes of their images.
+    AwayBytesFetched = "away.bytes.fetched",
+    /// Flushes that were put off because a memory node did not give a shard.
+    AwayFlushesPutOff = "away.flushes.put.off",
+    /// Look-ups of keys that memory nodes were asked for.
+    AwayLookups = "away.lookups",
+    /// Look-ups among them that the filters had not spared and that found nothing.
+    AwayLookupsEmpty = "away.lookups.empty",
+    /// Pages of records that iterators had from memory nodes.
+    AwayPages = "away.pages",
+    /// Reads that ended as busy because a memtable shard could not be had.
+    AwayReadsBusy = "away.reads.busy",
+    /// Memtable shards that memory nodes have lost.
+    AwayShardsLost = "away.shards.lost",
+    /// Lost memtable shards that were rebuilt from the log.
+    AwayShardsRebuilt = "away.shards.rebuilt",
     /// Writes refused because the disk is full.
     DiskFullRefusals = "disk.full.refusals",
     /// Times that the reserve of the disk was given up.

@@ -357,6 +357,8 @@ impl Db {
     /// none. Fails with the error of background work that fails.
     pub fn wait_for_background(&self) -> Result<()> {
         if self.inner.context.is_manual() {
+            // What rests at memory nodes is flushed for a caller that waits.
+            let _waiting = self.inner.context.away().map(|_| self.inner.jobs.wait_idle());
             while self.step_background()? {}
             return Ok(());
         }

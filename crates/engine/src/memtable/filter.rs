@@ -15,7 +15,8 @@ const PROBES: u32 = 6;
 const MIX: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// A filter over key hashes ([`archipelago_base::checksum::hash64`]).
-pub(super) struct Filter {
+#[derive(Clone)]
+pub struct Filter {
     blocks: Vec<[u64; BLOCK_WORDS]>,
 }
 
@@ -54,13 +55,15 @@ impl Filter {
 
     /// Whether the key may be in the shard.
     #[inline]
-    pub(super) fn may_contain(&self, hash: u64) -> bool {
+    #[must_use]
+    pub fn may_contain(&self, hash: u64) -> bool {
         let block = &self.blocks[block_of(hash, self.blocks.len())];
         probes(hash).all(|(word, mask)| block[word] & mask != 0)
     }
 
     /// Memory in bytes.
-    pub(super) fn bytes(&self) -> usize {
+    #[must_use]
+    pub fn bytes(&self) -> usize {
         self.blocks.len() * BLOCK_BYTES
     }
 

@@ -472,7 +472,9 @@ impl Shard {
         &self.kv
     }
 
-    pub(super) fn filter(&self) -> Option<&Filter> {
+    /// The filter over its keys; `None` before the seal.
+    #[must_use]
+    pub fn filter(&self) -> Option<&Filter> {
         self.filter.get()
     }
 }

@@ -67,8 +67,9 @@ pub trait ShardStore: Send + Sync + 'static {
     ///
     /// Background threads call it, several of them in parallel for different shards. The database
     /// sends a shard at most once at a time, and keeps its own copy until the call has returned. If
-    /// the call fails, the store gives up whatever it has sent of the shard, and the database may
-    /// send the same shard again later.
+    /// the call fails, the store itself gives up and releases whatever it has sent of the shard. The
+    /// database may then send the same shard again later. A shard that was lost or released after a
+    /// successful call is never sent again.
     ///
     /// Errors: [`AwayError::NoRoom`] if no node has room for the image, [`AwayError::Busy`] if
     /// the transfer took too long, [`AwayError::Lost`] if the node was lost during the transfer. The
@@ -97,10 +98,10 @@ pub trait ShardStore: Send + Sync + 'static {
     /// Errors: as those of [`ShardStore::lookup`].
     fn fetch(&self, shard: ShardId) -> Result<Arc<SealedImage>, AwayError>;
 
-    /// The database needs these shards no more. It asks nothing of them after the call. The call
-    /// also comes for a shard whose `send` failed and that will not be sent again, and for a lost
-    /// shard. It never blocks and cannot fail: the store repeats a release until the node has it or
-    /// is gone.
+    /// The database needs these shards no more. It begins no call about them afterwards. A call that
+    /// is under way on another thread may end with any answer or error; the database then has the
+    /// records elsewhere. Lost shards are released, too. It never blocks and cannot fail: the store
+    /// repeats a release until the node has it or is gone.
     ///
     /// No shard of a memtable below `oldest` will be sent any more. One that was sent earlier may
     /// still be in use, until it is released as well. `oldest` never falls.

@@ -88,10 +88,10 @@ pub(crate) fn buckets(db: &DbInner, cf: &ColumnFamily) -> Vec<BucketInfo> {
         infos[map.bucket_of(active.map.start(index))].memtable_bytes += shard.data_bytes();
     }
     for immutable in &current.immutables {
-        for (index, shard) in immutable.shards.iter().enumerate() {
-            let Some(shard) = shard else { continue };
+        for (index, home) in immutable.homes.iter().enumerate() {
+            let Some(home) = home else { continue };
             let bucket = map.bucket_of(immutable.map.start(index));
-            infos[bucket].memtable_bytes += shard.data_bytes();
+            infos[bucket].memtable_bytes += home.data_bytes();
         }
     }
     infos

@@ -42,8 +42,10 @@ use crate::db::background::job_numbers::JobNumbers;
 use crate::db::background::scheduler;
 use crate::db::inner::DbInner;
 use crate::db::read::ReadView;
+use crate::db::read::away_cursor::{AwayCursor, AwayScan};
 use crate::db::state::context::Context;
 use crate::db::state::family::{Family, SuperVersion};
+use crate::db::state::memtable::{Immutable, ShardHome};
 use crate::db::state::storage::Storage;
 use crate::db::write::WritePath;
 use crate::file_meta::{FileMeta, invalid_file_name, sst_name, value_file_name};
@@ -55,7 +57,7 @@ use crate::job::spec::ValueSpec;
 use crate::key::KeyRange;
 use crate::lock_order::Order;
 use crate::manifest::VersionEdit;
-use crate::memtable::{SealedShard, Shard};
+use crate::memtable::SealedShard;
 use crate::tombstone::RangeTombstone;
 use crate::version::Version;
 
@@ -111,27 +113,24 @@ fn export_memtables(
     through: SeqNo,
     dir: &Path,
 ) -> Result<Vec<FileMeta>> {
-    let sealed = picture.immutables.iter().flat_map(|immutable| immutable.shards.iter());
-    let shards: Vec<&Arc<Shard>> = picture
-        .active
-        .shards
-        .iter()
-        .chain(sealed.flatten())
-        .filter(|shard| shard.entries() > 0 || shard.has_tombstones())
-        .collect();
+    let active = Immutable::of(&picture.active);
+    let sealed = picture.immutables.iter().map(|immutable| &**immutable);
+    let filled = std::iter::once(&active).chain(sealed).flat_map(|memtable| {
+        let homes = memtable.homes.iter().enumerate();
+        let homes = homes.filter_map(|(at, home)| Some((memtable.map.range(at), home.clone()?)));
+        homes.filter(|(_, home)| home.is_filled())
+    });
+    let shards: Vec<(KeyRange, ShardHome)> = filled.collect();
     if shards.is_empty() {
         return Ok(Vec::new());
     }
     let mut held = db.context.budget().hold(MemoryClass::Job, JOB_OUTPUT_BYTES);
-    let children = shards
-        .iter()
-        .map(|shard| Child::new(Arc::clone(shard).verified_iter(), SeqNo::MAX))
-        .collect();
+    let children = shards.iter().map(|(keys, home)| export_child(home, keys, through)).collect();
     let mut records = AsOfIterator::new(MergingIterator::new(children), through);
     records.seek_to_first();
     let tombstones: Vec<RangeTombstone> = shards
         .iter()
-        .flat_map(|shard| shard.tombstone_list())
+        .flat_map(|(_, home)| home.tombstones().list())
         .filter(|tombstone| tombstone.seq <= through)
         .collect();
     let range = KeyRange::all();
@@ -144,7 +143,7 @@ fn export_memtables(
         filter: None,
     };
     let mut input = CompactionIterator::new(records, tombstones, rules);
-    let bytes = shards.iter().map(|shard| shard.data_bytes()).sum();
+    let bytes = shards.iter().map(|(_, home)| home.data_bytes()).sum();
     let cuts = picture.readable.map().boundaries().to_vec();
     let numbers = JobNumbers::new(db, Order::none());
     let mut spec = compaction::output_spec(&numbers, family, OutputPlan::l0(cuts, bytes))?;
@@ -159,6 +158,19 @@ fn export_memtables(
     let context = compaction::job_context(&db.context, &db.storage, &db.jobs, &db.view, &NoShards);
     let writer = OutputWriter::new(&spec, family.id, &range, kept, io, &context)?;
     Ok(drive(&mut input, writer, &context, |_| Ok(()))?.tables)
+}
+
+/// A cursor over the records of a memtable shard up to `through`. Those of a shard at a node come
+/// page by page, so that its image takes no memory here.
+fn export_child(home: &ShardHome, keys: &KeyRange, through: SeqNo) -> Child {
+    let iter: Box<dyn InternalIterator> = match home {
+        ShardHome::Here(shard) => Arc::clone(shard).verified_iter(),
+        ShardHome::Away(away) => {
+            let scan = AwayScan { snapshot: through, keys_only: false, cache_only: false };
+            Box::new(AwayCursor::new(Arc::clone(away), keys.clone(), scan))
+        }
+    };
+    Child::new(iter, SeqNo::MAX)
 }
 
 /// Brings every file of the version into `dir` under its name.

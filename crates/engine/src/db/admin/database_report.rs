@@ -30,12 +30,23 @@ pub enum JobKind {
     Gc,
     /// An ingestion of finished tables.
     Ingestion,
+    /// The way of a memtable shard to a memory node.
+    Send,
+    /// The reading of the log for memtable shards that memory nodes have lost.
+    Rebuild,
 }
 
 impl JobKind {
     /// Every kind, in the order of reports.
-    pub const ALL: [Self; 5] =
-        [Self::Flush, Self::Compaction, Self::MapChange, Self::Gc, Self::Ingestion];
+    pub const ALL: [Self; 7] = [
+        Self::Flush,
+        Self::Compaction,
+        Self::MapChange,
+        Self::Gc,
+        Self::Ingestion,
+        Self::Send,
+        Self::Rebuild,
+    ];
 
     /// The kind as reports spell it.
     #[must_use]
@@ -46,6 +57,8 @@ impl JobKind {
             Self::MapChange => "map_change",
             Self::Gc => "gc",
             Self::Ingestion => "ingestion",
+            Self::Send => "send",
+            Self::Rebuild => "rebuild",
         }
     }
 
@@ -56,6 +69,8 @@ impl JobKind {
             RunningKind::MapChange { .. } => Self::MapChange,
             RunningKind::Gc { .. } => Self::Gc,
             RunningKind::Ingestion(_) => Self::Ingestion,
+            RunningKind::Send => Self::Send,
+            RunningKind::Rebuild => Self::Rebuild,
         }
     }
 }

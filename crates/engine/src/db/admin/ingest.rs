@@ -44,8 +44,10 @@ use crate::db::background::compaction::{self, OutputPlan};
 use crate::db::background::job_numbers::JobNumbers;
 use crate::db::background::{leave_log, scheduler, space};
 use crate::db::inner::DbInner;
+use crate::db::state::away::StayHome;
 use crate::db::state::family::Family;
 use crate::db::state::jobs::RunningKind;
+use crate::db::state::memtable::Immutable;
 use crate::db::write::commit::CommitGuard;
 use crate::db::write::{self, seal, stalling};
 use crate::event::Event;
@@ -57,7 +59,6 @@ use crate::job::spec::{OutputSpec, ValueSpec};
 use crate::key::KeyRange;
 use crate::lock_order::{ManifestLock, Order};
 use crate::manifest::{Change, VersionEdit};
-use crate::memtable::Shard;
 use crate::options::LEVELS;
 use crate::sst::{ForeignTable, read_foreign_table};
 use crate::stats::Ticker;
@@ -207,6 +208,25 @@ fn cut_at_buckets(
     Ok(pieces)
 }
 
+/// Flushes what the family has at memory nodes and keeps the rest here, so that nothing waits for a
+/// node under the commit lock.
+fn flush_away(db: &DbInner, family: &Arc<Family>) -> Result<Option<StayHome>> {
+    let Some(away) = db.context.away() else { return Ok(None) };
+    let home = away.stay_home();
+    let has_away = || {
+        let current = family.current.load();
+        let mut homes = current.immutables.iter().flat_map(|immutable| immutable.homes());
+        homes.any(|home| home.away().is_some())
+            || db.jobs.lock(Order::none()).is_running(RunningKind::is_send)
+    };
+    while has_away() {
+        family.check_alive()?;
+        leave_log::leave_log_before_sync(db)?;
+        scheduler::progress_or_step(db, Order::none())?;
+    }
+    Ok(Some(home))
+}
+
 /// Flushes the family if a memtable may hold keys of the files (commit lock held, so that no
 /// write comes in between).
 fn flush_overlapping(
@@ -216,19 +236,17 @@ fn flush_overlapping(
     pieces: &[FileMeta],
 ) -> Result<()> {
     let current = family.current.load_full();
-    let holds = |map: &BucketMap, bucket: usize, shard: &Shard| {
-        let any = shard.entries() > 0 || shard.has_tombstones();
-        any && pieces.iter().any(|meta| meta.overlaps(&map.range(bucket)))
+    let holds = |map: &BucketMap, bucket: usize, is_filled: bool| {
+        is_filled && pieces.iter().any(|meta| meta.overlaps(&map.range(bucket)))
     };
     let active = &current.active;
-    let mut overlaps =
-        active.shards.iter().enumerate().any(|(at, shard)| holds(&active.map, at, shard));
-    for immutable in &current.immutables {
-        let shards = immutable.shards.iter().enumerate();
-        overlaps |= shards
-            .filter_map(|(at, shard)| Some((at, shard.as_ref()?)))
-            .any(|(at, shard)| holds(&immutable.map, at, shard));
-    }
+    let active = Immutable::of(active);
+    let immutables = current.immutables.iter().map(|immutable| &**immutable);
+    let mut overlaps = std::iter::once(&active).chain(immutables).any(|memtable| {
+        let homes = memtable.homes.iter().enumerate();
+        let mut filled = homes.filter_map(|(at, home)| Some((at, home.as_ref()?.is_filled())));
+        filled.any(|(at, is_filled)| holds(&memtable.map, at, is_filled))
+    });
     // Written shards left the memtables, but not the files that the levels are chosen by.
     overlaps |= !Arc::ptr_eq(&current.version, &current.readable);
     if !overlaps {
@@ -256,6 +274,7 @@ fn install_ingest(
     cut_by: &Version,
     mut pieces: Vec<FileMeta>,
 ) -> Result<Option<Vec<u64>>> {
+    let _home = flush_away(db, family)?;
     let mut commit = db.writes.committer().lock(Order::none());
     db.writes.committer().wait_all_visible(&db.view, &commit);
     family.check_alive()?;

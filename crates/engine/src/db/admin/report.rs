@@ -18,6 +18,7 @@ use crate::db::admin::buckets::BucketInfo;
 use crate::db::admin::values;
 use crate::db::background::compaction;
 use crate::db::state::balance::BucketChange;
+use crate::db::state::memtable::ShardHome;
 use crate::db::write::disk_room;
 use crate::db::{ColumnFamily, Db};
 use crate::lock_order::Order;
@@ -62,6 +63,10 @@ pub struct Report {
     pub pending_compaction_bytes: u64,
     /// Number of immutable memtables.
     pub immutable_memtables: usize,
+    /// Number of memtable shards of all families that are at memory nodes and not in memory.
+    pub away_shards: usize,
+    /// Bytes of the images of these shards.
+    pub away_bytes: u64,
     /// Bytes that all memtables of the family may take.
     pub memtable_bytes_max: u64,
     /// Bytes of tables and value files that only snapshots keep; see
@@ -170,6 +175,7 @@ pub(crate) fn report(db: &Db, cf: &ColumnFamily) -> Result<Report> {
         levels[level].entries += file.entries;
         levels[level].deletions += file.deletions;
     }
+    let away = db.inner.context.away().map(|away| away.sums()).unwrap_or_default();
     let held = db.inner.view.snapshots().held_bytes(cf.id(), &current);
     let stats = db.inner.observers.stats();
     let user = stats.get(Ticker::UserBytesWritten).max(1) as f64;
@@ -184,6 +190,8 @@ pub(crate) fn report(db: &Db, cf: &ColumnFamily) -> Result<Report> {
         table_write_amplification: tables / user,
         pending_compaction_bytes: version.pending_compaction_bytes(),
         immutable_memtables: current.immutables.len(),
+        away_shards: away.shards,
+        away_bytes: away.bytes,
         memtable_bytes_max: memtable_bytes_max(db, cf),
         snapshot_table_bytes: held.files,
         snapshot_memtable_bytes: held.memtables,
@@ -239,6 +247,8 @@ pub(crate) fn property(db: &Db, cf: &ColumnFamily, name: &str) -> Option<String>
         "bucketstats" => Some(buckets_text(&report)),
         "estimate-num-keys" => number(db.estimate_keys(cf)),
         "num-immutable-mem-table" => number(report.immutable_memtables as u64),
+        "num-away-shards" => number(report.away_shards as u64),
+        "away-shard-bytes" => number(report.away_bytes),
         "cur-size-all-mem-tables" => {
             number(db.inner.context.budget().used_bytes(MemoryClass::Memtable))
         }
@@ -299,8 +309,9 @@ fn memtable_bytes_max(db: &Db, cf: &ColumnFamily) -> u64 {
 pub(crate) fn raw_bytes(cf: &ColumnFamily) -> u64 {
     let current = cf.family.current.load_full();
     let shards = current.active.shards.iter();
-    let immutable = current.immutables.iter().flat_map(|i| i.shards.iter().flatten());
-    let in_memory = shards.chain(immutable).map(|shard| shard.data_bytes());
+    let sealed = current.immutables.iter().flat_map(|immutable| immutable.homes());
+    let sealed = sealed.map(ShardHome::data_bytes);
+    let in_memory = shards.map(|shard| shard.data_bytes()).chain(sealed);
     let tables = current.readable.files().map(|(_, file)| file.raw_bytes);
     in_memory.chain(tables).fold(0, u64::saturating_add)
 }

@@ -29,6 +29,7 @@ use archipelago_base::{CfId, Result, SeqNo};
 use crate::border::{Border, contained};
 use crate::bucket::BucketMap;
 use crate::db::background::compaction::{self, OutputPlan, output_bytes};
+use crate::db::background::due::DueInput;
 use crate::db::background::flush_plan::{FlushPlan, SealedView, plan_flush};
 use crate::db::background::job_numbers::JobNumbers;
 use crate::db::background::parallel_job::{self, SizedWork, Work};
@@ -162,12 +163,25 @@ pub(crate) fn ready_memtable<Held: Before<JobsLock>>(
 }
 
 /// The next flush of any family; its shards are marked running.
-pub(crate) fn next_flush(view: &ReadView, state: &mut JobState) -> Option<FlushTask> {
+pub(crate) fn next_flush(db: &DbInner, state: &mut JobState) -> Option<FlushTask> {
+    if !state.has_sealed() {
+        return None;
+    }
+    let due = DueInput::now(db, state);
     let families: Vec<CfId> = state.flushes().keys().copied().collect();
-    families.into_iter().find_map(|cf| next_flush_of(view, state, cf))
+    families.into_iter().find_map(|cf| {
+        let due_below = due.as_ref().map_or(u64::MAX, |due| due.due_below(state, cf));
+        next_flush_of(&db.view, state, cf, due_below)
+    })
 }
 
-fn next_flush_of(view: &ReadView, state: &mut JobState, cf: CfId) -> Option<FlushTask> {
+/// The next flush of a family; memtables with numbers from `due_below` on stay.
+fn next_flush_of(
+    view: &ReadView,
+    state: &mut JobState,
+    cf: CfId,
+    due_below: u64,
+) -> Option<FlushTask> {
     let family = view.family(cf)?;
     let held = state.changing(cf).cloned();
     let planned_cuts = state.planned_cuts(&family.current.load().version);
@@ -175,6 +189,7 @@ fn next_flush_of(view: &ReadView, state: &mut JobState, cf: CfId) -> Option<Flus
     let views: Vec<SealedView<'_>> = tracker
         .queue
         .iter()
+        .take_while(|sealed| sealed.info.id < due_below)
         .map(|sealed| SealedView {
             map: &sealed.info.map,
             shards: &sealed.shards,
@@ -529,6 +544,9 @@ pub(crate) fn flush_family(db: &DbInner, family: &Arc<Family>) -> Result<()> {
         drop(commit);
         scheduler::progress_or_step(db, Order::none())?;
     };
+    if let Some(tracker) = db.jobs.lock(Order::none()).flushes_mut().get_mut(&family.id) {
+        tracker.make_due(newest);
+    }
     let pending = |state: &JobState| {
         let tracker = state.flushes().get(&family.id);
         tracker.is_some_and(|t| t.queue.iter().any(|sealed| sealed.info.id < newest))
@@ -550,6 +568,9 @@ pub(crate) fn start_flush(db: &DbInner, family: &Arc<Family>) -> Result<()> {
     }
     if seal::may_seal(family) {
         seal::seal_active(db, &mut commit, family);
+        if let Some(tracker) = db.jobs.lock(commit.order()).flushes_mut().get_mut(&family.id) {
+            tracker.make_all_due();
+        }
         return Ok(());
     }
     // As many memtables wait as may: one of them has to be written first.

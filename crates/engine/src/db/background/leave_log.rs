@@ -4,7 +4,7 @@
 //! A log is left when a segment could not be closed or synced. Its records are in memory, but
 //! nothing will ever make the segment durable. Steps:
 //!
-//! 1. Background work is paused and running flushes end.
+//! 1. Background work is paused and running flushes end. Memtable shards at memory nodes are fetched.
 //! 2. Under the commit lock, with every granted write inserted, every memtable is sealed. The
 //!    shards of each memtable that are not installed are flushed, without syncing the log.
 //! 3. The log goes on in a new segment. The segment comes after the tables, so that a mapped ring
@@ -36,7 +36,7 @@ use crate::border::contained;
 use crate::db::background::flush::{self, FlushTask};
 use crate::db::background::job_numbers::JobNumbers;
 use crate::db::background::written_shards::Taken;
-use crate::db::background::{compaction, scheduler, space};
+use crate::db::background::{compaction, rebuild, scheduler, space};
 use crate::db::inner::DbInner;
 use crate::db::state::context::Context;
 use crate::db::state::family::Family;
@@ -140,6 +140,8 @@ fn leave_log(db: &DbInner) -> Result<()> {
 fn try_leave_log(db: &DbInner) -> Result<bool> {
     let _paused = Paused::new(db);
     wait_for_flushes(&db.context, &db.jobs)?;
+    // Neither the log nor a memory node may be relied on until the new log begins.
+    rebuild::bring_home(db)?;
     let left = disk_room::ensure_room(
         db,
         disk_room::flush_bytes(&db.disk, &db.view),
@@ -256,8 +258,8 @@ fn pending_runs(
     let state = jobs.lock(order);
     let found = state.sealed_of(family.id).find(|sealed| sealed.info.id == memtable.id);
     let mut runs: Vec<std::ops::Range<usize>> = Vec::new();
-    for (index, shard) in found.into_iter().flat_map(|sealed| &sealed.view.shards).enumerate() {
-        if shard.is_none() {
+    for (index, home) in found.into_iter().flat_map(|sealed| &sealed.view.homes).enumerate() {
+        if home.is_none() {
             continue;
         }
         match runs.last_mut() {
@@ -280,9 +282,9 @@ fn flush_run(
         let state = db.jobs.lock(order);
         let found = state.sealed_of(family.id).find(|sealed| sealed.info.id == memtable.id);
         let view = found.map(|sealed| Arc::clone(&sealed.view));
-        let all = view.iter().flat_map(|view| view.shards.iter().enumerate());
+        let all = view.iter().flat_map(|view| view.homes.iter().enumerate());
         let own = all.filter(|(at, _)| shards.contains(at));
-        Taken::of_memtable(memtable.id, own.filter_map(|(at, shard)| Some((at, shard.clone()?))))
+        Taken::of_memtable(memtable.id, own.filter_map(|(at, home)| Some((at, home.clone()?))))
     };
     let task = FlushTask {
         job_id: 0,

@@ -42,6 +42,7 @@ use std::time::Duration;
 use crate::db::background::compaction;
 use crate::db::inner::DbInner;
 use crate::db::state::family::Family;
+use crate::db::state::memtable::ShardHome;
 use crate::db::write::{seal, stalling};
 use crate::lock_order::Order;
 
@@ -200,8 +201,8 @@ fn seal_for_memory(db: &DbInner, seal_bytes: u64) {
         .iter()
         .map(|family| {
             let current = family.current.load();
-            let sealed = current.immutables.iter().flat_map(|sealed| sealed.shards.iter());
-            leaving_bytes += sealed.flatten().map(|shard| shard.memory_bytes()).sum::<u64>();
+            let sealed = current.immutables.iter().flat_map(|sealed| sealed.homes());
+            leaving_bytes += sealed.map(ShardHome::memory_bytes).sum::<u64>();
             ActiveView {
                 memory_bytes: current.active.memory_bytes(),
                 age_ms: now_ns.saturating_sub(current.active.born_ns()) / 1_000_000,

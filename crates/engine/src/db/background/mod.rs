@@ -5,6 +5,7 @@
 //! Thread-safety, failure and cost: see the modules.
 
 pub(crate) mod compaction;
+pub(crate) mod due;
 pub(crate) mod flush;
 pub mod flush_plan;
 pub(crate) mod gc;
@@ -14,7 +15,9 @@ pub(crate) mod log_keeper;
 pub(crate) mod memory_pressure;
 pub(crate) mod parallel_job;
 pub(crate) mod rebalance;
+pub(crate) mod rebuild;
 pub(crate) mod scheduler;
+pub(crate) mod send;
 pub(crate) mod shard_cuts;
 pub(crate) mod space;
 pub(crate) mod subcompaction;

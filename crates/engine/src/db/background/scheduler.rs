@@ -1,7 +1,8 @@
 //! The scheduler: which job comes next, and what happens to a job that fails.
 //!
 //! Each worker thread owns nothing but its turn; the picks are in [`Jobs`]. The order of picks is:
-//! ready a sealed memtable, make a wanted map change that fits, flush, compact, collect garbage. In
+//! rebuild lost memtable shards, ready a sealed memtable, make a wanted map change that fits, flush,
+//! send a memtable shard to a memory node, compact, collect garbage. In
 //! threads mode `max_background_jobs` workers loop. In manual mode a test calls
 //! [`Db::step_background`](crate::db::Db::step_background).
 //!
@@ -34,12 +35,14 @@ use crate::db::background::flush::{self, FlushTask};
 use crate::db::background::gc::invalid::{self, MergeTask};
 use crate::db::background::gc::{self, GcTask, ReferenceMismatch};
 use crate::db::background::rebalance::{self, MapTask};
+use crate::db::background::rebuild::{self, RebuildTask};
+use crate::db::background::send::{self, SendTask};
 use crate::db::background::{leave_log, log_keeper, memory_pressure, space, sweep};
 use crate::db::inner::DbInner;
 use crate::db::read::ReadView;
 use crate::db::state::context::Context;
 use crate::db::state::family::Family;
-use crate::db::state::jobs::{GcWorker, JobState, Jobs};
+use crate::db::state::jobs::{GcWorker, JobState, Jobs, RunningKind};
 use crate::db::state::memtable::Memtable;
 use crate::db::state::observers::Observers;
 use crate::db::state::storage::Storage;
@@ -50,8 +53,11 @@ use crate::file_meta::{invalid_file_name, sst_name, value_file_name};
 use crate::live_file::Trashed;
 use crate::lock_order::{Before, JobsLock, Order};
 use crate::manifest::VersionEdit;
+use crate::remote::AwayError;
 use crate::stats::Ticker;
 
+/// Pause after a flush that a memory node did not give a shard for.
+const AWAY_PAUSE: Duration = Duration::from_millis(20);
 /// Longest sleep of an idle worker.
 const IDLE_WAIT: Duration = Duration::from_millis(500);
 
@@ -63,13 +69,16 @@ pub(crate) enum Task {
     Compact(CompactionTask),
     Gc(GcTask),
     MergeInvalid(MergeTask),
+    Send(SendTask),
+    Rebuild(RebuildTask),
 }
 
 impl Task {
     /// Whether its family was dropped.
     fn is_moot(&self) -> bool {
         match self {
-            Self::Ready(..) => false,
+            Self::Ready(..) | Self::Rebuild(_) => false,
+            Self::Send(task) => task.family.check_alive().is_err(),
             Self::ChangeMap(task) => task.family.check_alive().is_err(),
             Self::Flush(task) => task.family.check_alive().is_err(),
             Self::Compact(task) => task.family.check_alive().is_err(),
@@ -93,6 +102,10 @@ impl Task {
             ),
             Self::Gc(task) => task.name(),
             Self::MergeInvalid(task) => task.name(),
+            Self::Send(task) => {
+                format!("sending a memtable shard of column family \"{}\"", task.family.name)
+            }
+            Self::Rebuild(_) => "rebuilding lost memtable shards".to_owned(),
         }
     }
 }
@@ -184,7 +197,11 @@ pub(crate) fn step(db: &DbInner) -> Result<bool> {
     // The task holds the version that it was picked from, and so the files that it replaced.
     drop(task);
     remove_obsolete(&db.storage, &db.observers, &db.view);
-    result.map(|()| true)
+    match result {
+        // The next step rebuilds it.
+        Err(error) if matches!(error.cause::<AwayError>(), Some(AwayError::Lost(_))) => Ok(true),
+        result => result.map(|()| true),
+    }
 }
 
 /// Which tasks a worker takes.
@@ -217,9 +234,7 @@ fn work_until_closed(db: &DbInner, role: Role) {
             }
             let next = match role {
                 Role::Worker => next_task(db, &mut state),
-                Role::Spare => {
-                    next_spare_task(&db.context, &db.observers, &db.logs, &db.view, &mut state)
-                }
+                Role::Spare => next_spare_task(db, &mut state),
                 Role::Collector => next_reserved_task(db, &mut state),
             };
             match next {
@@ -313,27 +328,42 @@ fn may_pick(
         && !is_pausing(context, state)
 }
 
-/// Work that must not wait for a job to end, marked as taken: a flush when as many jobs run as may,
-/// and no flush is among them.
-fn next_spare_task(
-    context: &Context,
-    observers: &Observers,
-    logs: &LogSegments,
-    view: &ReadView,
-    state: &mut JobState,
-) -> Option<Task> {
-    let busy = state.slots_taken() >= context.options().max_background_jobs;
-    if !busy || state.flushes_running() > 0 || !may_pick(context, observers, logs, state) {
+/// Work that must not wait for a job to end, marked as taken: a rebuild, and, when as many jobs run
+/// as may, a flush or a send if none of its kind is among them.
+fn next_spare_task(db: &DbInner, state: &mut JobState) -> Option<Task> {
+    if let Some(task) = next_rebuild(db, state) {
+        return Some(task);
+    }
+    let busy = state.slots_taken() >= db.context.options().max_background_jobs;
+    let has_flush = state.flushes_running() > 0;
+    let has_send = db.context.away().is_none() || state.is_running(RunningKind::is_send);
+    let is_served = has_flush && has_send;
+    if !busy || is_served || !may_pick(&db.context, &db.observers, &db.logs, state) {
         return None;
     }
     if let Some((cf, memtable)) = claim_to_ready(state) {
         return Some(Task::Ready(cf, memtable));
     }
-    flush::next_flush(view, state).map(Task::Flush)
+    if !has_flush && let Some(flush) = flush::next_flush(db, state) {
+        return Some(Task::Flush(flush));
+    }
+    if has_send { None } else { send::next_send(db, state).map(Task::Send) }
+}
+
+/// The rebuild of lost memtable shards, which reads wait for. It needs no database that takes
+/// writes.
+fn next_rebuild(db: &DbInner, state: &mut JobState) -> Option<Task> {
+    if state.is_paused() || is_pausing(&db.context, state) {
+        return None;
+    }
+    rebuild::next_rebuild(db, state).map(Task::Rebuild)
 }
 
 /// The next task, marked as taken.
 pub(crate) fn next_task(db: &DbInner, state: &mut JobState) -> Option<Task> {
+    if let Some(task) = next_rebuild(db, state) {
+        return Some(task);
+    }
     if !may_pick(&db.context, &db.observers, &db.logs, state) {
         return None;
     }
@@ -343,8 +373,11 @@ pub(crate) fn next_task(db: &DbInner, state: &mut JobState) -> Option<Task> {
     if let Some(task) = rebalance::next_rebalance(&db.view, state) {
         return Some(task);
     }
-    if let Some(flush) = flush::next_flush(&db.view, state) {
+    if let Some(flush) = flush::next_flush(db, state) {
         return Some(Task::Flush(flush));
+    }
+    if let Some(send) = send::next_send(db, state) {
+        return Some(Task::Send(send));
     }
     space::note_snapshots(db, state);
     if let Some(compaction) = compaction::next_compaction(db, state) {
@@ -410,6 +443,8 @@ fn run_task(db: &DbInner, task: &Task) -> Result<()> {
         }
         Task::Gc(task) => unless_dropped(&task.family, gc::run_gc_task(db, task)),
         Task::MergeInvalid(task) => unless_dropped(&task.family, invalid::run_merge_task(db, task)),
+        Task::Send(task) => unless_dropped(&task.family, send::run_send_task(db, task)),
+        Task::Rebuild(task) => rebuild::run_rebuild_task(db, task),
     }
 }
 
@@ -422,7 +457,7 @@ fn note_result(db: &DbInner, task: &Task, result: &Result<()>) {
             }
             let mut state = db.jobs.lock(Order::none());
             // The failures of garbage collections are kept by file, and others are not theirs.
-            let is_other = matches!(task, Task::Ready(..) | Task::Gc(_));
+            let is_other = matches!(task, Task::Ready(..) | Task::Gc(_) | Task::Send(_));
             if state.has_failed() && !is_other {
                 state.forget_failures();
                 db.observers.health().clear_failing();
@@ -430,6 +465,15 @@ fn note_result(db: &DbInner, task: &Task, result: &Result<()>) {
         }
         // Ended because the database closes or the family was dropped: nothing is wrong.
         Err(_) if db.context.is_closing() || task.is_moot() => {}
+        // A node does not give a shard, which is tried again or rebuilt. Nothing here has failed.
+        Err(error) if error.cause::<AwayError>().is_some() => {
+            db.observers.stats().add(Ticker::AwayFlushesPutOff, 1);
+            tracing::debug!(job = task.name(), %error, "a memory node does not give a shard now");
+            if !db.context.is_manual() {
+                let mut state = db.jobs.lock(Order::none());
+                db.jobs.wait_for_work(&mut state, AWAY_PAUSE);
+            }
+        }
         // Only the inputs wait: nothing that is needed has failed.
         Err(error) if matches!(task, Task::Gc(_)) && !is_fatal_to_gc(error) => {
             tracing::warn!(job = task.name(), %error, "its value files are left out for a time");

@@ -243,7 +243,15 @@ pub(crate) fn note_sunk(space: &mut FamilySpace, to: usize, upper: u64, output: 
 /// end their wait. Reports say that the bound cannot be kept. Whether a family's writers were
 /// released.
 pub(crate) fn note_idle(db: &DbInner, state: &mut JobState) -> bool {
-    if !state.is_idle() || state.has_sealed() {
+    if !state.is_idle() {
+        return false;
+    }
+    if state.has_sealed() {
+        // What rests at memory nodes may free space once it is in tables.
+        if state.is_any_pressed() {
+            state.make_all_due();
+            db.jobs.wake();
+        }
         return false;
     }
     let mut is_new = false;

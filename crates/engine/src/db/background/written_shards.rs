@@ -36,6 +36,7 @@ use archipelago_base::{Error, Result};
 use crate::db::background::flush::FlushTask;
 use crate::db::inner::DbInner;
 use crate::db::state::jobs::{JobState, WrittenShard};
+use crate::db::state::memtable::ShardHome;
 use crate::db::write::stalling;
 use crate::job::{JobOutput, ShardRef, ShardSource};
 use crate::lock_order::Order;
@@ -45,27 +46,28 @@ use crate::version::rebalance::RunningFlush;
 /// A shard below this share of its flush is not worth a super version of its own.
 const SHARE_MIN: u64 = 64;
 
-/// The shards that a thread writes, which keeps them in memory for as long.
-pub(crate) struct Taken(Vec<(ShardRef, Arc<Shard>)>);
+/// The shards that a thread writes, which keeps them for as long. Those that are away are fetched
+/// when the job asks for them.
+pub(crate) struct Taken(Vec<(ShardRef, ShardHome)>);
 
 impl Taken {
     /// Given shards of one memtable.
     pub(crate) fn of_memtable(
         memtable: u64,
-        shards: impl Iterator<Item = (usize, Arc<Shard>)>,
+        shards: impl Iterator<Item = (usize, ShardHome)>,
     ) -> Self {
-        let named = |(at, shard)| (ShardRef { memtable, shard: at as u32 }, shard);
+        let named = |(at, home)| (ShardRef { memtable, shard: at as u32 }, home);
         Self(shards.map(named).collect())
     }
 
-    /// The shards at position `shard` of the memtables of `task` that are in memory.
+    /// The shards at position `shard` of the memtables of `task` that are in no table.
     pub(crate) fn of_task(state: &JobState, task: &FlushTask, shard: usize) -> Self {
         let sealed = state
             .sealed_of(task.family.id)
             .filter(|sealed| task.memtables.iter().any(|memtable| memtable.id == sealed.info.id));
         let taken = sealed.filter_map(|sealed| {
             let named = ShardRef { memtable: sealed.info.id, shard: shard as u32 };
-            Some((named, Arc::clone(sealed.view.shards[shard].as_ref()?)))
+            Some((named, sealed.view.homes[shard].clone()?))
         });
         Self(taken.collect())
     }
@@ -80,21 +82,25 @@ impl Taken {
 
     /// Number of point records.
     pub(crate) fn entries(&self) -> u64 {
-        self.0.iter().map(|(_, shard)| shard.entries()).sum()
+        self.0.iter().map(|(_, home)| home.entries()).sum()
     }
 
-    /// The first shard, if there is one.
+    /// The first shard, if there is one and it is in memory.
     pub(crate) fn first(&self) -> Option<&Arc<Shard>> {
-        self.0.first().map(|(_, shard)| shard)
+        self.0.first()?.1.here()
     }
 }
 
 impl ShardSource for Taken {
     fn shard(&self, wanted: &ShardRef) -> Result<Arc<dyn SealedShard>> {
-        let found = self.0.iter().find(|(named, _)| named == wanted);
-        found.map(|(_, shard)| Arc::clone(shard) as Arc<dyn SealedShard>).ok_or_else(|| {
-            Error::not_found(format!("shard {} of memtable {}", wanted.shard, wanted.memtable))
-        })
+        match self.0.iter().find(|(named, _)| named == wanted) {
+            Some((_, ShardHome::Here(shard))) => Ok(Arc::clone(shard) as Arc<dyn SealedShard>),
+            Some((_, ShardHome::Away(away))) => Ok(away.fetch()?.sealed()),
+            None => Err(Error::not_found(format!(
+                "shard {} of memtable {}",
+                wanted.shard, wanted.memtable
+            ))),
+        }
     }
 }
 

@@ -50,7 +50,7 @@ use crate::db::inner::DbInner;
 use crate::db::lifecycle::open::{self, check_known};
 use crate::db::state::family::{Family, SuperVersion};
 use crate::db::state::memtable::Memtable;
-use crate::db::write::seal;
+use crate::db::write::{log_segments, seal};
 use crate::file_meta::{sst_name, value_file_name};
 use crate::key::Kind;
 use crate::live_file::{LiveFile, LiveValueFile};
@@ -129,7 +129,7 @@ fn read_picture(db: &DbInner) -> std::result::Result<Picture, Unusable> {
         })
         .collect();
     let floor = manifest.log_floor();
-    let segments = open::log_segments(&db.storage, floor)?;
+    let segments = log_segments::listed_segments(&db.storage, floor)?;
     let mut replay =
         PictureReplay { families: &families, next_cf: manifest.next_cf_id(), last: SeqNo::ZERO };
     let mut since = Vec::new();

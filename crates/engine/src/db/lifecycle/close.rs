@@ -4,7 +4,8 @@
 //! 1. A log that is not whole is left, memtables with records that no log has are flushed, and the
 //!    buffer of a log in a network is sent.
 //! 2. Calls of users are refused, and background work ends.
-//! 3. The log is synced and marked as whole.
+//! 3. Memtable shards at memory nodes are released: the log has their records. The log is synced and
+//!    marked as whole.
 //! 4. The lock of the directory is released.
 //!
 //! Invariants: the lock is released last, when no install is under way and none can begin.
@@ -42,6 +43,10 @@ pub(crate) fn shut_down(db: &DbInner, workers: &scheduler::Workers) -> Result<()
     let joined = workers.join();
     db.jobs.threads().close();
     db.view.value_readers().close();
+    // The next open replays the log.
+    if let Some(away) = db.context.away() {
+        away.close();
+    }
     let ended = end_log(&db.storage, &db.writes);
     scheduler::remove_obsolete(&db.storage, &db.observers, &db.view);
     // An install of a user's thread that began before is over now, and none begins any more.

@@ -15,6 +15,9 @@
 //!
 //! Thread-safety: any thread may read. No locks are taken.
 //! Failure: errors of the tables that are read.
+//! Memtable shards at memory nodes are asked as [`away`] says. A read that meets none pays one match
+//! for each sealed memtable.
+//!
 //! Cost: one filter probe for each sealed memtable and for each table on the way, and one block
 //! search in the table that has the key. A value in a cached block is pinned, not copied. A
 //! separated value that is not cached costs one more device read.
@@ -28,13 +31,17 @@ use archipelago_env::{FileClass, IoContext, IoPurpose};
 
 use crate::db::ColumnFamily;
 use crate::db::read::Reader;
+use crate::db::read::away::{self, RunAsk};
 use crate::db::read::options::ReadOptions;
 use crate::db::read::values::ValueReads;
+use crate::db::state::away::AwayShard;
 use crate::db::state::family::{Family, SuperVersion};
+use crate::db::state::memtable::ShardHome;
 use crate::iter::WantedValue;
 use crate::key::{Kind, check_key, split_expiry};
 use crate::live_file::LiveFile;
 use crate::lookup::{Found, Lookup, Visit};
+use crate::memtable::Shard;
 use crate::pinned::PinnedSlice;
 use crate::sst::TableReadOptions;
 use crate::stats::{Ticker, Timer};
@@ -116,6 +123,11 @@ impl<'a> Gather<'a> {
 
     pub(crate) fn cover(&mut self, tombstone: Option<SeqNo>) {
         self.covered_by = self.covered_by.max(tombstone);
+    }
+
+    /// Records with smaller sequence numbers are not wanted.
+    fn floor(&self) -> SeqNo {
+        self.covered_by.unwrap_or_default()
     }
 
     /// Takes the next older version of the key.
@@ -336,7 +348,7 @@ pub(crate) fn get(
     let (current, seq) = picture(reader, family, options);
     let lookup = Lookup::new(key, seq);
     let mut gather = gather(reader, family, &lookup, options);
-    search_memtables(&current, &lookup, &mut gather);
+    search_memtables(&current, &lookup, options, &mut gather)?;
     if gather.is_decided() {
         reader.observers.stats().add(Ticker::GetsMemtable, 1);
     } else {
@@ -365,14 +377,110 @@ fn gather<'a>(
     gather
 }
 
-fn search_memtables(current: &SuperVersion, lookup: &Lookup<'_>, gather: &mut Gather<'_>) {
-    for shard in current.shards(lookup.key) {
-        if shard.has_tombstones() {
-            gather.cover(shard.newest_tombstone(lookup.key, lookup.snapshot));
-        }
-        shard.lookup(lookup, |found| gather.visit(found));
+#[inline]
+fn search_memtables(
+    current: &SuperVersion,
+    lookup: &Lookup<'_>,
+    options: &ReadOptions,
+    gather: &mut Gather<'_>,
+) -> Result<()> {
+    search_shard(current.active_shard(lookup.key), lookup, gather);
+    let mut at = 0;
+    while search_sealed(current, lookup, gather, &mut at)? {
+        search_run(current, lookup, options, gather, &mut at)?;
+    }
+    Ok(())
+}
+
+#[inline]
+fn search_shard(shard: &Shard, lookup: &Lookup<'_>, gather: &mut Gather<'_>) {
+    if shard.has_tombstones() {
+        gather.cover(shard.newest_tombstone(lookup.key, lookup.snapshot));
+    }
+    shard.lookup(lookup, |found| gather.visit(found));
+}
+
+/// Searches sealed memtables from position `at` on, which it moves, until the key is decided or a
+/// shard comes that only its node has. Returns whether one does.
+#[inline]
+fn search_sealed(
+    current: &SuperVersion,
+    lookup: &Lookup<'_>,
+    gather: &mut Gather<'_>,
+    at: &mut usize,
+) -> Result<bool> {
+    while let Some(sealed) = current.immutables.get(*at) {
         if gather.is_decided() {
-            return;
+            return Ok(false);
+        }
+        match sealed.home_of(lookup.key) {
+            None => {}
+            Some(ShardHome::Here(shard)) => search_shard(shard, lookup, gather),
+            Some(ShardHome::Away(away)) if search_copy(away, lookup, gather)? => {}
+            Some(ShardHome::Away(_)) => return Ok(true),
+        }
+        *at += 1;
+    }
+    Ok(false)
+}
+
+/// Searches the copy of an away shard; false if it has none.
+#[cold]
+fn search_copy(away: &AwayShard, lookup: &Lookup<'_>, gather: &mut Gather<'_>) -> Result<bool> {
+    let Some(copy) = away.copy()? else { return Ok(false) };
+    gather.cover(away.tombstones().max_covering(lookup.key, lookup.snapshot));
+    if away.may_contain(lookup.hash) {
+        copy.lookup(lookup, |found| gather.visit(found))?;
+    }
+    Ok(true)
+}
+
+/// Searches the away shards from position `at` on, which it moves past them.
+#[cold]
+fn search_run(
+    current: &SuperVersion,
+    lookup: &Lookup<'_>,
+    options: &ReadOptions,
+    gather: &mut Gather<'_>,
+    at: &mut usize,
+) -> Result<()> {
+    let run = away::next_run(current, lookup, at, |tombstone| gather.cover(tombstone));
+    let asks = [RunAsk { lookup: *lookup, floor: gather.floor(), run }];
+    for versions in away::ask_runs(&asks, options)? {
+        away::visit_versions(&versions, |found| gather.visit(found));
+    }
+    Ok(())
+}
+
+/// The same for the undecided keys of a batch. The runs of all keys are asked together.
+fn multi_search_memtables(
+    current: &SuperVersion,
+    lookups: &[Lookup<'_>],
+    options: &ReadOptions,
+    gathers: &mut [Gather<'_>],
+) -> Result<()> {
+    for (lookup, gather) in lookups.iter().zip(&mut *gathers) {
+        search_shard(current.active_shard(lookup.key), lookup, gather);
+    }
+    let mut positions = vec![0; lookups.len()];
+    loop {
+        let (mut owners, mut asks) = (Vec::new(), Vec::new());
+        for (index, lookup) in lookups.iter().enumerate() {
+            let (gather, at) = (&mut gathers[index], &mut positions[index]);
+            while search_sealed(current, lookup, gather, at)? {
+                let run = away::next_run(current, lookup, at, |tombstone| gather.cover(tombstone));
+                if !run.is_empty() {
+                    owners.push(index);
+                    asks.push(RunAsk { lookup: *lookup, floor: gather.floor(), run });
+                    break;
+                }
+            }
+        }
+        if asks.is_empty() {
+            return Ok(());
+        }
+        for (owner, versions) in owners.into_iter().zip(away::ask_runs(&asks, options)?) {
+            away::visit_versions(&versions, |found| gathers[owner].visit(found));
         }
     }
 }
@@ -430,9 +538,7 @@ pub(crate) fn multi_get(
         order.iter().map(|&index| Lookup::new(keys[index], seq)).collect();
     let mut gathers: Vec<Gather<'_>> =
         lookups.iter().map(|lookup| gather(reader, family, lookup, options)).collect();
-    for (lookup, gather) in lookups.iter().zip(&mut gathers) {
-        search_memtables(&current, lookup, gather);
-    }
+    multi_search_memtables(&current, &lookups, options, &mut gathers)?;
     multi_search_tables(&reader, &current, &lookups, options, &mut gathers)?;
     reader.observers.stats().add(Ticker::Gets, keys.len() as u64);
     let wanted: Vec<WantedValue<'_>> = gathers.iter().filter_map(Gather::separated).collect();

@@ -19,6 +19,9 @@
 //! The same samples tell how many of the live keys expire, and the mean time that these have left.
 //! Their number has the same error as the number of keys; the mean is that of the sample.
 //!
+//! A shard at a memory node is judged by the sample of its keys that stays here, and whether it has a
+//! key by its filter, so no node is asked.
+//!
 //! Cost: no value is read but those that share a block with a sampled key; at most [`BLOCKS`]
 //! blocks and one for each of at most [`TABLES_MAX`] tables, through the block cache, and some
 //! thousand searches in memory. Whether a newer table has a key is asked of its
@@ -30,7 +33,9 @@ use std::sync::Arc;
 use archipelago_base::{Result, SeqNo};
 
 use crate::db::read::Reader;
+use crate::db::state::away::AwayShard;
 use crate::db::state::family::{Family, SuperVersion, TableLayer};
+use crate::db::state::memtable::ShardHome;
 use crate::file_meta::FileMeta;
 use crate::key::{KeyRange, Kind, split_expiry};
 use crate::live_file::LiveFile;
@@ -114,7 +119,7 @@ impl Live {
 /// Estimates the number of live keys of a family.
 pub(crate) fn count_keys(reader: Reader<'_>, family: &Family) -> KeyEstimate {
     let picture = family.current.load_full();
-    let shards = shards(&picture).map(|(_, shard)| shard.entries()).sum::<u64>();
+    let shards = homes(&picture).map(|(_, home)| home.entries()).sum::<u64>();
     let tables = picture.readable.files().map(|(_, file)| keys_of(file)).sum::<u64>();
     let census = Census {
         tables: reader.view.tables(),
@@ -124,7 +129,10 @@ pub(crate) fn count_keys(reader: Reader<'_>, family: &Family) -> KeyEstimate {
         total: shards + tables,
         picture,
     };
-    let in_memory = shards_of(&census).map(|(at, shard)| census.live_of_shard(at, &shard));
+    let in_memory = homes(&census.picture).map(|(at, home)| match home {
+        ShardHome::Here(shard) => census.live_of_shard(at, &shard),
+        ShardHome::Away(away) => census.live_of_away(at, &away),
+    });
     let live = in_memory.fold(census.live_of_tables(), Live::plus);
     KeyEstimate {
         keys: live.keys.round() as u64,
@@ -133,20 +141,33 @@ pub(crate) fn count_keys(reader: Reader<'_>, family: &Family) -> KeyEstimate {
     }
 }
 
-fn shards(picture: &SuperVersion) -> impl Iterator<Item = (usize, &Arc<Shard>)> {
+/// Each memtable shard with the position of its memtable.
+fn homes(picture: &SuperVersion) -> impl Iterator<Item = (usize, ShardHome)> {
     let immutables = picture.immutables.iter().enumerate();
-    let immutables = immutables
-        .flat_map(|(at, immutable)| immutable.shards.iter().flatten().map(move |s| (at + 1, s)));
-    picture.active.shards.iter().map(|shard| (0, shard)).chain(immutables)
-}
-
-fn shards_of(census: &Census<'_>) -> impl Iterator<Item = (usize, Arc<Shard>)> {
-    shards(&census.picture).map(|(at, shard)| (at, Arc::clone(shard)))
+    let immutables =
+        immutables.flat_map(|(at, immutable)| immutable.homes().map(move |s| (at + 1, s.clone())));
+    let active = picture.active.shards.iter();
+    active.map(|shard| (0, ShardHome::Here(Arc::clone(shard)))).chain(immutables)
 }
 
 /// Different keys of a table's point records.
 fn keys_of(file: &FileMeta) -> u64 {
     file.content.user_keys.min(file.entries)
+}
+
+/// Whether a memtable shard has a key, by its filter if the shard is at a node.
+fn home_has_key(home: &ShardHome, lookup: &Lookup<'_>) -> bool {
+    match home {
+        ShardHome::Away(away) => away.may_contain(lookup.hash),
+        ShardHome::Here(shard) => {
+            let mut has_key = false;
+            shard.lookup(lookup, |_| {
+                has_key = true;
+                ControlFlow::Break(())
+            });
+            has_key
+        }
+    }
 }
 
 impl Census<'_> {
@@ -180,6 +201,13 @@ impl Census<'_> {
         });
         let live = weighted.fold(Live::default(), Live::plus);
         live.times(entries as f64 / keys.len().max(1) as f64)
+    }
+
+    fn live_of_away(&self, at: usize, away: &AwayShard) -> Live {
+        let sample = away.sample();
+        let live = sample.iter().map(|record| self.live_of(record, Origin::Memtable(at)));
+        let live = live.fold(Live::default(), Live::plus);
+        live.times(away.figures().user_keys as f64 / sample.len().max(1) as f64)
     }
 
     /// The key, if its newest record is live in the shard, and how many versions it has there.
@@ -229,25 +257,17 @@ impl Census<'_> {
     fn is_hidden(&self, record: &SampledKey, origin: Origin) -> bool {
         let lookup = Lookup::new(&record.key, self.visible);
         let covers = |tombstone: Option<SeqNo>| tombstone.is_some_and(|seq| seq > record.seq);
-        let active = &self.picture.active;
-        let first = Some(&active.shards[active.map.bucket_of(&record.key)]);
-        let immutables = self.picture.immutables.iter().map(|i| i.shard_of(&record.key));
-        for (at, shard) in std::iter::once(first).chain(immutables).enumerate() {
+        let first = Some(ShardHome::Here(Arc::clone(self.picture.active_shard(&record.key))));
+        let immutables = self.picture.immutables.iter().map(|i| i.home_of(&record.key).cloned());
+        for (at, home) in std::iter::once(first).chain(immutables).enumerate() {
             let is_own = origin == Origin::Memtable(at);
-            if let Some(shard) = shard {
-                if shard.has_tombstones()
-                    && covers(shard.tombstones().max_covering(&record.key, self.visible))
+            if let Some(home) = home {
+                if home.has_tombstones()
+                    && covers(home.tombstones().max_covering(&record.key, self.visible))
                 {
                     return true;
                 }
-                let mut has_key = false;
-                if !is_own {
-                    shard.lookup(&lookup, |_| {
-                        has_key = true;
-                        ControlFlow::Break(())
-                    });
-                }
-                if has_key {
+                if !is_own && home_has_key(&home, &lookup) {
                     return true;
                 }
             }
@@ -373,7 +393,7 @@ impl Census<'_> {
 
     /// Whether a memtable or a newer table may say something about a key of the table.
     fn has_newer(&self, level: usize, file: &Arc<LiveFile>) -> bool {
-        if shards(&self.picture).any(|(_, shard)| !shard.is_empty()) {
+        if homes(&self.picture).any(|(_, home)| home.is_filled()) {
             return true;
         }
         let version = &self.picture.readable;

@@ -16,6 +16,8 @@
 //! Failure: none here; reads report the errors of tables.
 //! Cost: a read costs two atomic loads before it searches.
 
+pub(crate) mod away;
+pub(crate) mod away_cursor;
 pub(crate) mod get;
 pub(crate) mod key_estimate;
 pub(crate) mod newest;

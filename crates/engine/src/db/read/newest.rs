@@ -15,9 +15,13 @@ use std::sync::Arc;
 use archipelago_base::{Result, SeqNo};
 
 use crate::db::read::Reader;
+use crate::db::read::away;
+use crate::db::read::away_cursor::{AwayCursor, AwayScan};
 use crate::db::read::get::table_options;
 use crate::db::read::options::ReadOptions;
+use crate::db::state::away::AwayShard;
 use crate::db::state::family::{Family, Layer};
+use crate::db::state::memtable::ShardHome;
 use crate::iter::InternalIterator;
 use crate::key::{KeyRange, Kind, check_key, encode, trailer, trailer_seq, user_key};
 use crate::live_file::LiveFile;
@@ -77,12 +81,17 @@ pub(crate) fn newest_record(
                 shard.lookup(&lookup, visit);
                 newest.set(newest.get().max(shard.newest_tombstone(key, through)));
             }
+            Layer::Away(away) if since.may_hold(away.figures().largest_seq) => {
+                newest.set(newest.get().max(away.tombstones().max_covering(key, through)));
+                let record = away::newest_version(away, &lookup)?;
+                newest.set(newest.get().max(record.map(|version| version.seq)));
+            }
             Layer::Table(file) if since.may_hold(file.largest_seq()) => {
                 let table = reader.view.tables().get(file)?;
                 newest.set(newest.get().max(table.tombstones().max_covering(key, through)));
                 table.lookup(&lookup, &table_options, &mut |found| visit(found))?;
             }
-            Layer::Table(_) => {}
+            Layer::Away(_) | Layer::Table(_) => {}
         }
         if newest.get().is_some() {
             break;
@@ -111,9 +120,12 @@ pub(crate) fn range_has_newer(
     }
     for immutable in &current.immutables {
         for bucket in immutable.map.buckets_of(range) {
-            if let Some(shard) = &immutable.shards[bucket]
-                && shard_has_newer(shard, range, seq)?
-            {
+            let has_newer = match &immutable.homes[bucket] {
+                None => false,
+                Some(ShardHome::Here(shard)) => shard_has_newer(shard, range, seq)?,
+                Some(ShardHome::Away(away)) => away_has_newer(away, range, seq)?,
+            };
+            if has_newer {
                 return Ok(true);
             }
         }
@@ -140,6 +152,17 @@ fn shard_has_newer(shard: &Arc<Shard>, range: &KeyRange, seq: SeqNo) -> Result<b
         return Ok(true);
     }
     cursor_has_newer(&mut shard.iter(), range, seq)
+}
+
+fn away_has_newer(away: &Arc<AwayShard>, range: &KeyRange, seq: SeqNo) -> Result<bool> {
+    if away.figures().largest_seq <= seq {
+        return Ok(false);
+    }
+    if set_has_newer(away.tombstones(), range, seq) {
+        return Ok(true);
+    }
+    let scan = AwayScan { snapshot: SeqNo::MAX, keys_only: true, cache_only: false };
+    cursor_has_newer(&mut AwayCursor::new(Arc::clone(away), range.clone(), scan), range, seq)
 }
 
 fn file_has_newer(

@@ -4,7 +4,9 @@
 //! It reads as of one sequence number: the current one, or that of a snapshot. Its children, newest
 //! first, are the active memtable, the sealed ones, L0, and one for each level with files in
 //! bounds. Memtables and L0 are opened bucket by bucket, levels file by file, when the iterator
-//! reaches them. Parts outside the bounds are never opened. Shards and files that have range
+//! reaches them. Shards at memory nodes are scanned page by page, those of several memtables at one
+//! node together ([`away_cursor`](crate::db::read::away_cursor)). Parts outside the bounds are
+//! never opened. Shards and files that have range
 //! tombstones are asked for them by key; the others cost nothing. Separated values are read from
 //! the value files of the same super version ([`values`](crate::db::read::values)).
 //!
@@ -26,11 +28,13 @@ use archipelago_env::ReadLease;
 
 use crate::bucket::BucketMap;
 use crate::db::read::Reader;
+use crate::db::read::away_cursor::{AwayCursor, AwayScan};
 use crate::db::read::get::table_options;
 use crate::db::read::options::ReadOptions;
 use crate::db::read::snapshot::Snapshot;
 use crate::db::read::values::ScanValues;
 use crate::db::state::family::{Family, SuperVersion};
+use crate::db::state::memtable::{Immutable, ShardHome};
 use crate::indexed_batch::OwnRecords;
 use crate::iter::{
     AsOfIterator, BucketTombstones, Child, FileOpener, InternalIterator, LevelIterator,
@@ -38,7 +42,6 @@ use crate::iter::{
 };
 use crate::key::KeyRange;
 use crate::live_file::LiveFile;
-use crate::memtable::Shard;
 use crate::options::LEVELS;
 use crate::sst::{TableReadOptions, TableReader};
 use crate::stats::{Statistics, Ticker};
@@ -213,6 +216,7 @@ struct Opening {
     tables: Arc<TableCache>,
     options: TableReadOptions,
     bounds: KeyRange,
+    away: AwayScan,
 }
 
 impl Opening {
@@ -240,6 +244,11 @@ pub(crate) fn scan(
         tables: Arc::clone(reader.view.tables()),
         options: table_options(options),
         bounds: KeyRange { start: view.lower.clone(), end: view.upper.clone() },
+        away: AwayScan {
+            snapshot,
+            keys_only: options.keys_only,
+            cache_only: options.cache_only,
+        },
     };
     let (mut children, mut tombstones) = (children(&opening), tombstones(&opening));
     if let Some(own) = own {
@@ -325,11 +334,16 @@ fn children(opening: &Opening) -> Vec<Child> {
     let picture = &opening.picture;
     let mut children = Vec::new();
     let active = &picture.active;
-    let shards: Vec<_> = active.shards.iter().cloned().map(Some).collect();
-    children.extend(memtable_child(&active.map, &shards, &opening.bounds));
-    for immutable in &picture.immutables {
-        children.extend(memtable_child(&immutable.map, &immutable.shards, &opening.bounds));
-    }
+    let active = Immutable::of(active);
+    children.extend(memtable_child(opening, &[&active]));
+    let (apart, here): (Vec<_>, Vec<_>) =
+        picture.immutables.iter().map(|immutable| &**immutable).partition(|immutable| {
+            let buckets = immutable.map.buckets_of(&opening.bounds);
+            immutable.homes[buckets].iter().flatten().any(ShardHome::is_apart)
+        });
+    children.extend(here.into_iter().filter_map(|one| memtable_child(opening, &[one])));
+    let of_one_map = apart.chunk_by(|a, b| a.map == b.map);
+    children.extend(of_one_map.filter_map(|several| memtable_child(opening, several)));
     let version = &picture.readable;
     if version.l0_layers_max() > 0 {
         if version.map().len() == 1 {
@@ -363,23 +377,22 @@ fn children(opening: &Opening) -> Vec<Child> {
     children
 }
 
-fn memtable_child(
-    map: &Arc<BucketMap>,
-    shards: &[Option<Arc<Shard>>],
-    bounds: &KeyRange,
-) -> Option<Child> {
-    let parts: Vec<(usize, Arc<Shard>)> = map
-        .buckets_of(bounds)
-        .filter_map(|bucket| Some((bucket, Arc::clone(shards[bucket].as_ref()?))))
-        .collect();
-    match parts.as_slice() {
-        [] => None,
-        [(_, only)] => Some(Child::new(Box::new(only.iter()), SeqNo::MAX)),
-        _ => {
-            let parts = ShardParts { map: Arc::clone(map), parts };
-            Some(Child::new(Box::new(LevelIterator::new(parts)), SeqNo::MAX))
-        }
-    }
+/// The child of memtables that have one map, newest first.
+fn memtable_child(opening: &Opening, memtables: &[&Immutable]) -> Option<Child> {
+    let map = Arc::clone(&memtables.first()?.map);
+    let parts = map.buckets_of(&opening.bounds).filter_map(|bucket| {
+        let mut homes = memtables.iter().filter_map(|memtable| memtable.homes[bucket].clone());
+        Some(ShardPart { bucket, newest: homes.next()?, older: homes.collect() })
+    });
+    let parts: Vec<ShardPart> = parts.collect();
+    let (bounds, away) = (opening.bounds.clone(), opening.away);
+    let parts = ShardParts { map, parts, bounds, away };
+    let iter: Box<dyn InternalIterator> = match parts.count() {
+        0 => return None,
+        1 => parts.cursor(0),
+        _ => Box::new(LevelIterator::new(parts)),
+    };
+    Some(Child::new(iter, SeqNo::MAX))
 }
 
 fn l0_child(opening: &Opening, row: Vec<Arc<LiveFile>>) -> Child {
@@ -388,10 +401,64 @@ fn l0_child(opening: &Opening, row: Vec<Arc<LiveFile>>) -> Child {
     Child::new(Box::new(LevelIterator::new(parts)), newest)
 }
 
-/// The shards of one memtable.
+/// The shards of memtables that have one map.
 struct ShardParts {
     map: Arc<BucketMap>,
-    parts: Vec<(usize, Arc<Shard>)>,
+    parts: Vec<ShardPart>,
+    bounds: KeyRange,
+    away: AwayScan,
+}
+
+/// The shards of one bucket.
+struct ShardPart {
+    bucket: usize,
+    newest: ShardHome,
+    /// Those of older memtables, newest first.
+    older: Vec<ShardHome>,
+}
+
+impl ShardParts {
+    /// A cursor over the shards of one bucket.
+    fn cursor(&self, index: usize) -> Box<dyn InternalIterator> {
+        let ShardPart { bucket, newest, older } = &self.parts[index];
+        if let (ShardHome::Here(only), []) = (newest, older.as_slice()) {
+            return Box::new(only.iter());
+        }
+        let keys = within(self.map.range(*bucket), &self.bounds);
+        let mut children: Vec<Box<dyn InternalIterator>> = Vec::new();
+        let mut apart: Vec<AwayCursor> = Vec::new();
+        for home in std::iter::once(newest).chain(older) {
+            match home {
+                ShardHome::Here(shard) => children.push(Box::new(shard.iter())),
+                ShardHome::Away(away) => {
+                    if !apart.iter_mut().any(|cursor| cursor.push(away)) {
+                        apart.push(AwayCursor::new(Arc::clone(away), keys.clone(), self.away));
+                    }
+                }
+            }
+        }
+        children.extend(apart.into_iter().map(|cursor| Box::new(cursor) as _));
+        match children.len() {
+            1 => children.remove(0),
+            _ => {
+                let children = children.into_iter().map(|iter| Child::new(iter, SeqNo::MAX));
+                Box::new(MergingIterator::new(children.collect()))
+            }
+        }
+    }
+}
+
+/// The keys that are in both ranges.
+fn within(mut range: KeyRange, bounds: &KeyRange) -> KeyRange {
+    if bounds.start > range.start {
+        range.start.clone_from(&bounds.start);
+    }
+    if let Some(end) = &bounds.end
+        && range.end.as_ref().is_none_or(|own| end < own)
+    {
+        range.end = Some(end.clone());
+    }
+    range
 }
 
 impl FileOpener for ShardParts {
@@ -400,15 +467,15 @@ impl FileOpener for ShardParts {
     }
 
     fn ends_before(&self, index: usize, key: &[u8]) -> bool {
-        self.map.end(self.parts[index].0).is_some_and(|end| end <= key)
+        self.map.end(self.parts[index].bucket).is_some_and(|end| end <= key)
     }
 
     fn smallest(&self, index: usize) -> &[u8] {
-        self.map.start(self.parts[index].0)
+        self.map.start(self.parts[index].bucket)
     }
 
     fn open(&self, index: usize) -> Result<Box<dyn InternalIterator>> {
-        Ok(Box::new(self.parts[index].1.iter()))
+        Ok(self.cursor(index))
     }
 }
 
@@ -487,11 +554,11 @@ fn tombstones(opening: &Opening) -> Vec<Box<dyn TombstoneSource>> {
     let mut sources: Vec<Box<dyn TombstoneSource>> = Vec::new();
     let active = &picture.active;
     sources.extend(bucket_tombstones(&active.map, &opening.bounds, |bucket| {
-        shard_tombstones(&active.shards[bucket])
+        shard_tombstones(&ShardHome::Here(Arc::clone(&active.shards[bucket])))
     }));
     for immutable in &picture.immutables {
         sources.extend(bucket_tombstones(&immutable.map, &opening.bounds, |bucket| {
-            immutable.shards[bucket].as_ref().and_then(shard_tombstones)
+            immutable.homes[bucket].as_ref().and_then(shard_tombstones)
         }));
     }
     let version = &picture.readable;
@@ -527,8 +594,8 @@ fn bucket_tombstones(
     }
 }
 
-fn shard_tombstones(shard: &Arc<Shard>) -> Option<Box<dyn TombstoneSource>> {
-    shard.has_tombstones().then(|| Box::new(shard.tombstones()) as _)
+fn shard_tombstones(home: &ShardHome) -> Option<Box<dyn TombstoneSource>> {
+    home.has_tombstones().then(|| Box::new(home.tombstones()) as _)
 }
 
 fn file_tombstones(opening: &Opening, files: &[Arc<LiveFile>]) -> Option<Box<dyn TombstoneSource>> {

@@ -32,7 +32,7 @@ use archipelago_base::{CfId, SeqNo};
 use parking_lot::Mutex;
 
 use crate::db::state::family::SuperVersion;
-use crate::memtable::Shard;
+use crate::db::state::memtable::ShardHome;
 
 /// The super version of a family that a snapshot reads.
 pub(crate) struct HeldFamily {
@@ -119,7 +119,7 @@ impl Snapshots {
     pub(crate) fn held_bytes(&self, cf: CfId, current: &SuperVersion) -> HeldBytes {
         let held: Vec<HeldFamilies> = self.held.lock().families.values().cloned().collect();
         let mut files: HashSet<u64> = current.readable.file_numbers().collect();
-        let mut shards: HashSet<*const Shard> = shards_of(current).map(Arc::as_ptr).collect();
+        let mut shards: HashSet<usize> = shards_of(current).map(|(at, _)| at).collect();
         let mut bytes = HeldBytes::default();
         for HeldFamily { picture, .. } in
             held.iter().flat_map(|families| families.iter()).filter(|family| family.cf == cf)
@@ -130,17 +130,23 @@ impl Snapshots {
             for (_, file_bytes) in tables.chain(values).filter(|(no, _)| files.insert(*no)) {
                 bytes.files += file_bytes;
             }
-            for shard in shards_of(picture).filter(|shard| shards.insert(Arc::as_ptr(shard))) {
-                bytes.memtables += shard.data_bytes();
+            for (_, data_bytes) in shards_of(picture).filter(|(at, _)| shards.insert(*at)) {
+                bytes.memtables += data_bytes;
             }
         }
         bytes
     }
 }
 
-fn shards_of(picture: &SuperVersion) -> impl Iterator<Item = &Arc<Shard>> {
-    let sealed = picture.immutables.iter().flat_map(|immutable| immutable.shards.iter().flatten());
-    picture.active.shards.iter().chain(sealed)
+/// Address and bytes of each memtable shard that takes memory.
+fn shards_of(picture: &SuperVersion) -> impl Iterator<Item = (usize, u64)> {
+    let sealed = picture.immutables.iter().flat_map(|immutable| immutable.homes());
+    let sealed = sealed.filter(|home| !home.is_apart()).map(|home| match home {
+        ShardHome::Here(shard) => (Arc::as_ptr(shard).addr(), shard.data_bytes()),
+        ShardHome::Away(away) => (Arc::as_ptr(away).addr(), away.figures().data_bytes),
+    });
+    let active = picture.active.shards.iter();
+    active.map(|shard| (Arc::as_ptr(shard).addr(), shard.data_bytes())).chain(sealed)
 }
 
 struct Registration {

@@ -22,6 +22,7 @@ use archipelago_base::{Error, ErrorKind, Result};
 use archipelago_env::ReadLease;
 use parking_lot::Mutex;
 
+use crate::db::state::away::StoreLink;
 use crate::db::state::background_mode::BackgroundMode;
 use crate::extension::Registry;
 use crate::memory_shares::MemoryShares;
@@ -41,7 +42,10 @@ const FIRST_MEMTABLE_BYTES_MIN: u64 = 1 << 20;
 /// each part of a compaction that is cut), `compaction.before_install`, `recovery.before_install`,
 /// `resume.before_install`, `checkpoint.before_manifest`, `transaction.checked` (between the two
 /// steps of a commit's check; its thread must not write), `reserve.written` (before a reserve for a
-/// full disk replaces the present one), `strays.sweep` (before the sweep of stray tables).
+/// full disk replaces the present one), `strays.sweep` (before the sweep of stray tables),
+/// `send.picked` (when a memtable shard is to leave), `send.before_send`, `send.sent` (before
+/// readers use the shard at its node), `rebuild.picked`, `rebuild.before_swap` (when the log was
+/// read for lost shards).
 pub type FaultPoint = Arc<dyn Fn(&str) -> Result<()> + Send + Sync>;
 
 /// Distinguishes the handles of one open database from those of another.
@@ -58,6 +62,7 @@ pub(crate) struct ContextParts {
     pub(crate) alike_default: Option<String>,
     pub(crate) fault: Option<FaultPoint>,
     pub(crate) lease: Option<Arc<dyn ReadLease>>,
+    pub(crate) away: Option<Arc<StoreLink>>,
     pub(crate) rng: Rng,
 }
 
@@ -80,6 +85,8 @@ pub(crate) struct Context {
     /// The lease under which reads are answered; `None` if no other process can take the files
     /// over.
     lease: Option<Arc<dyn ReadLease>>,
+    /// The store of memtable shards; `None` if all of them stay here.
+    away: Option<Arc<StoreLink>>,
     rng: Mutex<Rng>,
     /// Set when background work must end. Jobs share it as their cancellation.
     closing: Arc<AtomicBool>,
@@ -101,6 +108,7 @@ impl Context {
             alike_default: parts.alike_default,
             fault: parts.fault,
             lease: parts.lease,
+            away: parts.away,
             rng: Mutex::new(parts.rng),
             closing: Arc::new(AtomicBool::new(false)),
             closed: AtomicBool::new(false),
@@ -166,6 +174,12 @@ impl Context {
     /// The lease under which reads are answered.
     pub(crate) fn lease(&self) -> Option<&Arc<dyn ReadLease>> {
         self.lease.as_ref()
+    }
+
+    /// The store of memtable shards; `None` if all of them stay here.
+    #[inline]
+    pub(crate) fn away(&self) -> Option<&Arc<StoreLink>> {
+        self.away.as_ref()
     }
 
     /// Whether calls of users are refused.

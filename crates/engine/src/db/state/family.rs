@@ -21,9 +21,10 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use arc_swap::ArcSwap;
 use archipelago_base::{CfId, Error, Result};
 
+use crate::db::state::away::AwayShard;
 use crate::db::state::delay_credit::DelayCredit;
 use crate::db::state::family_space::SpaceGauge;
-use crate::db::state::memtable::{Immutable, Memtable};
+use crate::db::state::memtable::{Immutable, Memtable, ShardHome};
 use crate::extension::{FamilyMerge, MergeOperator, Registry};
 use crate::live_file::LiveFile;
 use crate::memtable::Shard;
@@ -63,6 +64,8 @@ pub(crate) struct SuperVersion {
 pub(crate) enum Layer<'a> {
     /// A shard of a memtable.
     Shard(&'a Arc<Shard>),
+    /// A shard of a memtable that is at a memory node.
+    Away(&'a Arc<AwayShard>),
     /// A table of any level.
     Table(&'a Arc<LiveFile>),
 }
@@ -89,18 +92,22 @@ impl SuperVersion {
     /// level. A part is looked for only when the iterator reaches it.
     pub(crate) fn layers<'a>(&'a self, key: &'a [u8]) -> impl Iterator<Item = Layer<'a>> {
         let tables = std::iter::once(()).flat_map(move |()| self.tables(key));
-        self.shards(key).map(Layer::Shard).chain(tables.map(|table| Layer::Table(table.file)))
+        let sealed = self.immutables.iter().filter_map(move |sealed| sealed.home_of(key));
+        let sealed = sealed.map(|home| match home {
+            ShardHome::Here(shard) => Layer::Shard(shard),
+            ShardHome::Away(away) => Layer::Away(away),
+        });
+        let memtables = std::iter::once(Layer::Shard(self.active_shard(key))).chain(sealed);
+        memtables.chain(tables.map(|table| Layer::Table(table.file)))
     }
 
-    /// The first half of [`SuperVersion::layers`]: the memtable shards that may hold `key`.
+    /// The shard of the active memtable that may hold `key`.
     #[inline]
-    pub(crate) fn shards<'a>(&'a self, key: &'a [u8]) -> impl Iterator<Item = &'a Arc<Shard>> {
-        let first = &self.active.shards[self.active.map.bucket_of(key)];
-        let sealed = self.immutables.iter().filter_map(move |sealed| sealed.shard_of(key));
-        std::iter::once(first).chain(sealed)
+    pub(crate) fn active_shard(&self, key: &[u8]) -> &Arc<Shard> {
+        &self.active.shards[self.active.map.bucket_of(key)]
     }
 
-    /// The second half of [`SuperVersion::layers`]: the tables that may hold `key`.
+    /// The last part of [`SuperVersion::layers`]: the tables that may hold `key`.
     #[inline]
     pub(crate) fn tables<'a>(&'a self, key: &'a [u8]) -> impl Iterator<Item = TableLayer<'a>> {
         let l0 = self.readable.l0_of(key).iter().enumerate();

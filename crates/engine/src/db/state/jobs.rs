@@ -26,7 +26,7 @@ use parking_lot::Condvar;
 use crate::db::state::balance::{Balance, WantedChange};
 use crate::db::state::family_space::FamilySpace;
 use crate::db::state::job_threads::JobThreads;
-use crate::db::state::memtable::{Immutable, Memtable, SealedInfo};
+use crate::db::state::memtable::{Immutable, Memtable, SealedInfo, ShardHome};
 use crate::executor::JobExecutor;
 use crate::job::JobOutput;
 use crate::key::KeyRange;
@@ -41,9 +41,9 @@ const RETRY_PAUSE_MAX_MS: u64 = 1000;
 /// Progress of one shard of a sealed memtable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ShardState {
-    /// Waits for a flush.
+    /// Waits for a flush, or rests at a memory node.
     Pending,
-    /// A flush job has it.
+    /// A job has it: a flush, a send to a memory node, or a rebuild.
     Running,
     /// Its records are in installed files (or it has none).
     Installed,
@@ -57,7 +57,12 @@ pub(crate) struct Sealed {
     pub(crate) unready: Option<Arc<Memtable>>,
     pub(crate) view: Arc<Immutable>,
     pub(crate) shards: Vec<ShardState>,
+    /// Number of times that each shard may still be sent to a memory node.
+    pub(crate) sends_left: Vec<u8>,
 }
+
+/// Number of times that a shard is sent to a memory node before it stays here.
+const SENDS_MAX: u8 = 3;
 
 impl Sealed {
     /// A memtable that is sealed now.
@@ -66,6 +71,7 @@ impl Sealed {
             info: SealedInfo::of(&memtable),
             view: Arc::new(Immutable::of(&memtable)),
             shards: vec![ShardState::Pending; memtable.shards.len()],
+            sends_left: vec![SENDS_MAX; memtable.shards.len()],
             unready: Some(memtable),
         }
     }
@@ -79,10 +85,20 @@ impl Sealed {
         self.shards.iter().all(|shard| *shard == ShardState::Installed)
     }
 
-    /// Readers find the records of these shards in tables from now on.
+    /// Readers find the records of these shards in tables from now on. Those that hold an older
+    /// super version find a shard that is away in its copy, so its node may forget it.
     pub(crate) fn take_from_view(&mut self, shards: std::ops::Range<usize>) {
         let mut view = Immutable::clone(&self.view);
-        view.shards[shards].fill(None);
+        let apart = view.homes[shards.clone()].iter().flatten().filter_map(ShardHome::away);
+        apart.filter(|away| away.has_copy()).for_each(|away| away.release());
+        view.homes[shards].fill(None);
+        self.view = Arc::new(view);
+    }
+
+    /// Readers find the records of a shard in another place from now on.
+    pub(crate) fn set_home(&mut self, shard: usize, home: ShardHome) {
+        let mut view = Immutable::clone(&self.view);
+        view.homes[shard] = Some(home);
         self.view = Arc::new(view);
     }
 }
@@ -109,6 +125,27 @@ pub(crate) struct FlushTracker {
     pub(crate) written: Vec<WrittenShard>,
     /// Keys that cut the next memtables into shards, besides the boundaries of the bucket map.
     pub(crate) shard_cuts: Vec<Vec<u8>>,
+    /// Memtables with smaller numbers are to be flushed, wherever their shards are.
+    due_below: u64,
+}
+
+impl FlushTracker {
+    /// Has all memtables with smaller numbers flushed, wherever their shards are.
+    pub(crate) fn make_due(&mut self, below: u64) {
+        self.due_below = self.due_below.max(below);
+    }
+
+    /// Memtables with smaller numbers are to be flushed on a request.
+    pub(crate) fn due_below(&self) -> u64 {
+        self.due_below
+    }
+
+    /// Has all sealed memtables flushed, wherever their shards are.
+    pub(crate) fn make_all_due(&mut self) {
+        if let Some(last) = self.queue.back() {
+            self.make_due(last.info.id + 1);
+        }
+    }
 }
 
 /// A running job, as scheduling sees it.
@@ -132,6 +169,10 @@ pub(crate) enum GcWorker {
 pub(crate) enum RunningKind {
     /// A flush of a family's key range.
     Flush { cf: CfId, flush: RunningFlush },
+    /// The way of a shard to a memory node.
+    Send,
+    /// The reading of the log for lost shards.
+    Rebuild,
     /// A compaction of a family.
     Compaction(Running),
     /// A change of a family's bucket map in a key range.
@@ -146,6 +187,14 @@ pub(crate) enum RunningKind {
 impl RunningKind {
     fn is_flush(&self) -> bool {
         matches!(self, Self::Flush { .. })
+    }
+
+    pub(crate) fn is_send(&self) -> bool {
+        matches!(self, Self::Send)
+    }
+
+    pub(crate) fn is_rebuild(&self) -> bool {
+        matches!(self, Self::Rebuild)
     }
 }
 
@@ -189,7 +238,12 @@ impl JobState {
         self.flushes.get(&cf).into_iter().flat_map(|tracker| &tracker.queue)
     }
 
-    /// Whether a sealed memtable waits for its flush or is being flushed.
+    /// Has all sealed memtables flushed, wherever their shards are.
+    pub(crate) fn make_all_due(&mut self) {
+        self.flushes.values_mut().for_each(FlushTracker::make_all_due);
+    }
+
+    /// Whether a sealed memtable waits for its flush, rests at a memory node or is being flushed.
     pub(crate) fn has_sealed(&self) -> bool {
         self.flushes.values().any(|tracker| !tracker.queue.is_empty())
     }
@@ -293,6 +347,16 @@ impl JobState {
     /// Space bookkeeping of a family; empty at first.
     pub(crate) fn space_mut(&mut self, cf: CfId) -> &mut FamilySpace {
         self.spaces.entry(cf).or_default()
+    }
+
+    /// Whether a job of this kind runs.
+    pub(crate) fn is_running(&self, is_kind: impl Fn(&RunningKind) -> bool) -> bool {
+        self.running.iter().any(|job| is_kind(&job.kind))
+    }
+
+    /// Number of running jobs of a kind.
+    pub(crate) fn count_running(&self, is_kind: impl Fn(&RunningKind) -> bool) -> usize {
+        self.running.iter().filter(|job| is_kind(&job.kind)).count()
     }
 
     /// Number of running flushes.
@@ -483,7 +547,7 @@ pub(crate) type JobsGuard<'a> = OrderedGuard<'a, JobState, JobsLock>;
 pub(crate) struct Jobs {
     state: OrderedMutex<JobState, JobsLock>,
     /// Background workers wait here for work.
-    work: Condvar,
+    work: Arc<Condvar>,
     /// Stalled writers, and callers that wait for background progress, wait here.
     progress: Condvar,
     /// Number of callers that wait until no background work is due.
@@ -507,7 +571,7 @@ impl Jobs {
     pub(crate) fn new(executor: Arc<dyn JobExecutor>, limiter: RateLimiter) -> Self {
         Self {
             state: OrderedMutex::new(JobState::default()),
-            work: Condvar::new(),
+            work: Arc::default(),
             progress: Condvar::new(),
             waiters: AtomicUsize::new(0),
             executor,
@@ -520,6 +584,11 @@ impl Jobs {
     #[inline]
     pub(crate) fn lock<Held: Before<JobsLock>>(&self, order: Order<Held>) -> JobsGuard<'_> {
         self.state.lock(order)
+    }
+
+    /// The condition that background workers wait for.
+    pub(crate) fn work(&self) -> &Arc<Condvar> {
+        &self.work
     }
 
     /// Wakes the background workers.

@@ -15,6 +15,8 @@
 //! 5. After the memtable is readied, its shards belong to [`Immutable`] alone, and the flush
 //!    tracker keeps only a [`SealedInfo`]. So the memory of a shard is free when no super version
 //!    and no job has the shard any more.
+//! 6. A sealed shard is here or away ([`ShardHome`]). Its home changes under the jobs lock, from
+//!    here to away when a node has it, and back when it was rebuilt.
 //!
 //! Thread-safety: many threads may insert and read at the same time.
 //! Failure: none; the records were checked before.
@@ -27,9 +29,10 @@ use std::sync::{Arc, OnceLock};
 use archipelago_base::{FileNo, SeqNo};
 
 use crate::bucket::BucketMap;
+use crate::db::state::away::AwayShard;
 use crate::key::{KeyRange, Kind};
 use crate::memtable::{Shard, SlabPool};
-use crate::tombstone::RangeTombstone;
+use crate::tombstone::{RangeTombstone, TombstoneSet};
 
 /// Bytes that a record costs beyond its key and value (header, index slot), for sizing.
 pub(crate) const RECORD_OVERHEAD_BYTES: u64 = 48;
@@ -67,6 +70,8 @@ pub(crate) struct Memtable {
     /// The map's boundaries as range deletes share them; made with the first one.
     bounds: OnceLock<Box<[Arc<[u8]>]>>,
     oldest_log: AtomicU64,
+    /// Log segment that was open at the seal.
+    seal_log: AtomicU64,
     /// Whether it has records that no log has.
     unlogged: AtomicBool,
     last_seq: AtomicU64,
@@ -101,6 +106,7 @@ impl Memtable {
             is_crowded: AtomicBool::new(false),
             bounds: OnceLock::new(),
             oldest_log: AtomicU64::new(NO_LOG),
+            seal_log: AtomicU64::new(0),
             unlogged: AtomicBool::new(false),
             last_seq: AtomicU64::new(0),
             was_read: AtomicBool::new(false),
@@ -195,6 +201,11 @@ impl Memtable {
         (no != NO_LOG).then_some(FileNo(no))
     }
 
+    /// Notes the log segment that is open at the seal.
+    pub(crate) fn note_seal_log(&self, log: FileNo) {
+        self.seal_log.store(log.0, Ordering::Release);
+    }
+
     /// Sets the last sequence number, at the seal.
     pub(crate) fn close_at(&self, last_seq: SeqNo) {
         self.last_seq.store(last_seq.0, Ordering::Release);
@@ -267,7 +278,7 @@ pub(crate) struct ShardInfo {
     /// Bytes of the records as stored, tombstones included.
     pub(crate) data_bytes: u64,
     /// The oldest log segment that must stay until the shard is installed.
-    oldest_log: Option<FileNo>,
+    pub(crate) oldest_log: Option<FileNo>,
     /// Whether it holds a record or a range tombstone.
     pub(crate) is_filled: bool,
 }
@@ -284,6 +295,8 @@ pub(crate) struct SealedInfo {
     pub(crate) was_read: bool,
     /// The oldest log segment that holds one of its records.
     pub(crate) oldest_log: Option<FileNo>,
+    /// Log segment that was open at the seal.
+    pub(crate) seal_log: FileNo,
     /// Figures of each shard. They are final, and set, once the last writer has inserted.
     shards: OnceLock<Box<[ShardInfo]>>,
 }
@@ -298,6 +311,7 @@ impl SealedInfo {
             unlogged: memtable.has_unlogged(),
             was_read: memtable.was_read(),
             oldest_log: memtable.oldest_log(),
+            seal_log: FileNo(memtable.seal_log.load(Ordering::Acquire)),
             shards: OnceLock::new(),
         })
     }
@@ -326,23 +340,110 @@ impl SealedInfo {
     }
 }
 
+/// Place of a sealed shard.
+#[derive(Clone)]
+pub(crate) enum ShardHome {
+    /// In memory.
+    Here(Arc<Shard>),
+    /// At a memory node.
+    Away(Arc<AwayShard>),
+}
+
+impl ShardHome {
+    /// The shard, if it is in memory.
+    #[inline]
+    pub(crate) fn here(&self) -> Option<&Arc<Shard>> {
+        match self {
+            Self::Here(shard) => Some(shard),
+            Self::Away(_) => None,
+        }
+    }
+
+    /// The shard, if it is at a node, whether it has a copy here or not.
+    pub(crate) fn away(&self) -> Option<&Arc<AwayShard>> {
+        match self {
+            Self::Here(_) => None,
+            Self::Away(away) => Some(away),
+        }
+    }
+
+    /// Whether reads of its records may have to ask a node.
+    pub(crate) fn is_apart(&self) -> bool {
+        self.away().is_some_and(|away| !away.has_copy())
+    }
+
+    /// Number of point records.
+    pub(crate) fn entries(&self) -> u64 {
+        match self {
+            Self::Here(shard) => shard.entries(),
+            Self::Away(away) => away.figures().entries,
+        }
+    }
+
+    /// Bytes of the records as stored, tombstones included, wherever they are.
+    pub(crate) fn data_bytes(&self) -> u64 {
+        match self {
+            Self::Here(shard) => shard.data_bytes(),
+            Self::Away(away) => away.figures().data_bytes,
+        }
+    }
+
+    /// Bytes of its records in memory that a flush of the shard gives back.
+    pub(crate) fn memory_bytes(&self) -> u64 {
+        match self {
+            Self::Here(shard) => shard.memory_bytes(),
+            Self::Away(away) if away.has_copy() => away.figures().image_bytes,
+            Self::Away(_) => 0,
+        }
+    }
+
+    pub(crate) fn has_tombstones(&self) -> bool {
+        match self {
+            Self::Here(shard) => shard.has_tombstones(),
+            Self::Away(away) => !away.tombstones().is_empty(),
+        }
+    }
+
+    /// The range tombstones, which are always in memory.
+    pub(crate) fn tombstones(&self) -> Arc<TombstoneSet> {
+        match self {
+            Self::Here(shard) => shard.tombstones(),
+            Self::Away(away) => Arc::clone(away.tombstones()),
+        }
+    }
+
+    /// Whether it has a record or a range tombstone.
+    pub(crate) fn is_filled(&self) -> bool {
+        self.entries() > 0 || self.has_tombstones()
+    }
+}
+
 /// An immutable memtable as readers see it: the shards whose records are in no table yet.
 #[derive(Clone)]
 pub(crate) struct Immutable {
     pub(crate) map: Arc<BucketMap>,
     /// `None` once tables that readers use hold the shard's records (or it was empty).
-    pub(crate) shards: Vec<Option<Arc<Shard>>>,
+    pub(crate) homes: Vec<Option<ShardHome>>,
 }
 
 impl Immutable {
     pub(crate) fn of(memtable: &Memtable) -> Self {
-        Self {
-            map: Arc::clone(&memtable.map),
-            shards: memtable.shards.iter().cloned().map(Some).collect(),
-        }
+        let here = memtable.shards.iter().cloned().map(ShardHome::Here);
+        Self { map: Arc::clone(&memtable.map), homes: here.map(Some).collect() }
     }
 
-    pub(crate) fn shard_of(&self, key: &[u8]) -> Option<&Arc<Shard>> {
-        self.shards[self.map.bucket_of(key)].as_ref()
+    #[inline]
+    pub(crate) fn home_of(&self, key: &[u8]) -> Option<&ShardHome> {
+        self.homes[self.map.bucket_of(key)].as_ref()
+    }
+
+    /// The places of all shards that readers still find here.
+    pub(crate) fn homes(&self) -> impl Iterator<Item = &ShardHome> {
+        self.homes.iter().flatten()
+    }
+
+    /// Whether a shard of it has not left memory. Copies that a flush has fetched do not count.
+    pub(crate) fn is_here(&self) -> bool {
+        self.homes().any(|home| home.here().is_some())
     }
 }

@@ -4,6 +4,7 @@
 //!
 //! Thread-safety, failure and cost: see the modules.
 
+pub(crate) mod away;
 pub(crate) mod background_mode;
 pub(crate) mod balance;
 pub(crate) mod context;

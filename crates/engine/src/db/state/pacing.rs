@@ -37,6 +37,8 @@ pub(crate) struct Pacing {
     drain: RateMeter,
     /// Measured speed of flushes, in bytes a second; 0 before the first one.
     flush_speed: AtomicU64,
+    /// Measured speed of sends to memory nodes, in bytes a second; 0 before the first one.
+    send_speed: AtomicU64,
     /// Measured speed at which compactions take ingested bytes out of L0, in bytes a second; 0
     /// before the first one.
     compaction_speed: AtomicU64,
@@ -57,6 +59,7 @@ impl Pacing {
             ingest: RateMeter::new(Arc::clone(clock), INGEST_WINDOW),
             drain: RateMeter::new(Arc::clone(clock), DRAIN_WINDOW),
             flush_speed: AtomicU64::new(0),
+            send_speed: AtomicU64::new(0),
             compaction_speed: AtomicU64::new(0),
             last_seal_ns: AtomicU64::new(0),
             seal_interval_ns: AtomicU64::new(0),
@@ -90,6 +93,17 @@ impl Pacing {
     pub(crate) fn measure_flush(&self, bytes: u64, flushes: usize, duration: Duration) {
         let before = self.flush_speed.load(Ordering::Relaxed);
         self.flush_speed.store(job_speed(before, bytes, flushes, duration), Ordering::Relaxed);
+    }
+
+    /// Measured speed of sends to memory nodes, in bytes a second; 0 before the first one.
+    pub(crate) fn send_speed(&self) -> u64 {
+        self.send_speed.load(Ordering::Relaxed)
+    }
+
+    /// Learns the speed of sends from one of `bytes` while `sends` of them ran.
+    pub(crate) fn measure_send(&self, bytes: u64, sends: usize, duration: Duration) {
+        let before = self.send_speed.load(Ordering::Relaxed);
+        self.send_speed.store(job_speed(before, bytes, sends, duration), Ordering::Relaxed);
     }
 
     /// Measured speed at which compactions take ingested bytes out of L0, in bytes a second; 0

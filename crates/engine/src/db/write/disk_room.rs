@@ -230,13 +230,13 @@ fn flush_bytes_with(disk: &Disk, view: &ReadView, write: &[Share]) -> u64 {
         let own = write.iter().filter(|share| share.cf == family.id);
         let more: u64 = own.map(|share| share.bytes).sum();
         let active = current.active.charged_bytes().saturating_add(more);
-        let sealed = current.immutables.iter().flat_map(|sealed| sealed.shards.iter().flatten());
+        let sealed = current.immutables.iter().flat_map(|sealed| sealed.homes());
         let (mut bytes, mut shards) = (active, 0u64);
         if active > 0 {
             shards = current.active.shards.len() as u64;
         }
-        for shard in sealed {
-            bytes = bytes.saturating_add(shard.data_bytes());
+        for home in sealed {
+            bytes = bytes.saturating_add(home.data_bytes());
             shards += 1;
         }
         let target = disk.table_bytes(family.options.target_file_bytes).max(1);
@@ -323,6 +323,8 @@ pub(crate) fn admit_by_measure(
         if !is_flushing(&db.jobs, commit.order()) {
             seal_for_room(db, commit);
         }
+        // Also what rests at memory nodes has to be flushed first.
+        db.jobs.lock(commit.order()).make_all_due();
         return Admission::Waits;
     }
     if after.needs_reserve() {

@@ -50,9 +50,9 @@ use crate::db::write::{WritePath, seal};
 use crate::disk_space::SpaceState;
 use crate::file_meta::log_name;
 use crate::lock_order::Order;
-use crate::manifest::LogMark;
+use crate::manifest::{LogMark, file_number};
 use crate::stats::Ticker;
-use crate::wal::{LogConfig, LogWriter, SegmentRef};
+use crate::wal::{LogConfig, LogWriter, SegmentFile, SegmentRef};
 
 /// Unneeded segments that are kept for reuse.
 const SPARE_LOGS_MAX: usize = 2;
@@ -181,6 +181,19 @@ impl LogSegments {
     pub(crate) fn note_left(&self) {
         self.lock().must_leave = false;
     }
+}
+
+/// The log segments of the directory from `floor` on, oldest first.
+pub(crate) fn listed_segments(storage: &Storage, floor: FileNo) -> Result<Vec<SegmentFile>> {
+    let mut segments: Vec<SegmentFile> = Vec::new();
+    for entry in storage.fs().list(storage.dir())? {
+        let Some(no) = file_number(&entry.name) else { continue };
+        if entry.name == log_name(no) && no >= floor {
+            segments.push(SegmentFile { no, path: storage.path_of(&entry.name) });
+        }
+    }
+    segments.sort_by_key(|segment| segment.no);
+    Ok(segments)
 }
 
 pub(crate) fn prepare_log(db: &DbInner, state: &mut CommitGuard<'_>) -> Result<()> {
@@ -423,7 +436,7 @@ pub(crate) fn remove_logs(storage: &Storage, observers: &Observers, paths: &[Pat
 }
 
 /// Most bytes of closed log segments: `wal_bytes_max`, or four times the memory that memtables
-/// may take, which is bounded by their settings and by the byte budget.
+/// may take, here and at memory nodes. Here it is bounded by their settings and by the byte budget.
 pub(crate) fn log_bytes_max(context: &Context, view: &ReadView) -> u64 {
     if context.options().wal_bytes_max > 0 {
         return context.options().wal_bytes_max;
@@ -433,14 +446,21 @@ pub(crate) fn log_bytes_max(context: &Context, view: &ReadView) -> u64 {
         sum.saturating_add(context.memtable_bytes_max(&family.options).saturating_mul(most))
     });
     let memory = buffers.min(context.budget().limit_bytes());
-    memory.max(context.options().wal_segment_bytes).saturating_mul(LOG_OVER_MEMTABLES)
+    let away = context.away().map_or(0, |away| away.limit_bytes());
+    let memory = memory.max(context.options().wal_segment_bytes).saturating_add(away);
+    memory.saturating_mul(LOG_OVER_MEMTABLES)
+}
+
+/// The youngest closed segment that must go for the log to keep its bound; `None` if it does.
+pub(crate) fn excess_segment(context: &Context, logs: &LogSegments, view: &ReadView) -> Option<FileNo> {
+    let bound = log_bytes_max(context, view);
+    last_excess_segment(&logs.lock().closed, bound)
 }
 
 /// Seals the families that pin the segments that must go, if the log is over its bound. Called
 /// by background workers, without locks.
 pub(crate) fn enforce_log_bound(db: &DbInner) {
-    let bound = log_bytes_max(&db.context, &db.view);
-    let Some(last) = last_excess_segment(&db.logs.lock().closed, bound) else { return };
+    let Some(last) = excess_segment(&db.context, &db.logs, &db.view) else { return };
     let pins = |active: &Memtable| active.oldest_log().is_some_and(|no| no <= last);
     let families: Vec<_> = db
         .view

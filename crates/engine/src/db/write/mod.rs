@@ -82,6 +82,11 @@ impl WritePath {
         &self.slabs
     }
 
+    /// The pool of the memory of memtables.
+    pub(crate) fn slab_pool(&self) -> &Arc<SlabPool> {
+        &self.slabs
+    }
+
     pub(crate) fn row_locks(&self) -> &RowLocks {
         &self.row_locks
     }

@@ -25,9 +25,15 @@ use crate::event::Event;
 use crate::stats::Ticker;
 use crate::version::Version;
 
-/// Whether the family has room for one more immutable memtable.
+/// Whether the family has room for one more immutable memtable. Memtables whose shards are all at
+/// memory nodes take none.
 pub(crate) fn may_seal(family: &Family) -> bool {
-    family.current.load().immutables.len() + 1 < family.options.write_buffers_max
+    immutables_here(&family.current.load()) + 1 < family.options.write_buffers_max
+}
+
+/// Number of immutable memtables that have shards in memory.
+pub(crate) fn immutables_here(current: &SuperVersion) -> usize {
+    current.immutables.iter().filter(|immutable| immutable.is_here()).count()
 }
 
 /// Seals the active memtable (commit lock held). Nothing happens if it is empty.
@@ -39,6 +45,7 @@ pub(crate) fn seal_active(db: &DbInner, commit: &mut CommitGuard<'_>, family: &A
     // The next write makes another memtable necessary, and tables of its own.
     (commit.credit_bytes, commit.freeing_credit_bytes) = (0, 0);
     old.close_at(commit.last_seq);
+    old.note_seal_log(db.logs.open_no());
     let reads =
         db.observers.stats().get(Ticker::GetsMemtable) + db.observers.stats().get(Ticker::Seeks);
     old.note_reads(db.pacing.reads_since_seal(reads));
@@ -46,7 +53,7 @@ pub(crate) fn seal_active(db: &DbInner, commit: &mut CommitGuard<'_>, family: &A
     {
         let mut state = db.jobs.lock(commit.order());
         let current = family.current.load_full();
-        if current.immutables.is_empty() {
+        if immutables_here(&current) == 0 {
             family.backlog_since_ns.store(db.context.clock().now_ns(), Ordering::Relaxed);
         }
         let cuts = state.memtable_cuts(&current.version);

@@ -25,6 +25,7 @@ use crate::db::state::context::Context;
 use crate::db::state::delay_credit::lot_of;
 use crate::db::state::family::{DELAYED, FREE, Family, STOPPED, WATCHED, is_slowed};
 use crate::db::state::jobs::Jobs;
+use crate::db::state::memtable::ShardHome;
 use crate::db::state::observers::Observers;
 use crate::db::state::pacing::Pacing;
 use crate::db::write::commit::Share;
@@ -52,16 +53,18 @@ fn stall_decision(
 ) -> StallDecision {
     let current = family.current.load();
     pacing.ingest().set_total(observers.stats().get(Ticker::UserBytesWritten));
-    let shards = current.immutables.iter().flat_map(|immutable| immutable.shards.iter());
+    let sealed = current.immutables.iter().flat_map(|immutable| immutable.homes());
+    let here = sealed.filter_map(ShardHome::here);
     let buffer = context.memtable_bytes_max(&family.options);
-    let spare = family.options.write_buffers_max.saturating_sub(1 + current.immutables.len());
+    let immutables = seal::immutables_here(&current);
+    let spare = family.options.write_buffers_max.saturating_sub(1 + immutables);
     let since_ns = family.backlog_since_ns.load(Ordering::Relaxed);
     let limit = match context.options().rate_limit_bytes_per_s {
         0 => u64::MAX,
         limit => limit,
     };
     stall(&StallInput {
-        flush_backlog_bytes: shards.flatten().map(|shard| shard.data_bytes()).sum(),
+        flush_backlog_bytes: here.map(|shard| shard.data_bytes()).sum(),
         memtable_space_bytes: buffer
             .saturating_mul(spare as u64)
             .saturating_add(buffer.saturating_sub(current.active.charged_bytes())),

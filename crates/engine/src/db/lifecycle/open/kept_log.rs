@@ -48,7 +48,7 @@ pub(super) fn prepare_room(
     }
     disk_room::find_reserve(context, storage, disk);
     let floor = storage.lock_manifest(Order::none()).log_floor();
-    let segments = open::log_segments(storage, floor)?.into_iter();
+    let segments = log_segments::listed_segments(storage, floor)?.into_iter();
     let log_bytes = segments.map(|segment| storage.fs().len(&segment.path)).sum::<Result<u64>>()?;
     if !disk_room::has_room_to_recover(storage, disk, log_bytes) {
         disk_room::give_up_reserve(storage, observers, disk);

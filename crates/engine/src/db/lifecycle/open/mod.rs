@@ -52,28 +52,29 @@ use crate::cache::BlockKind;
 use crate::db::background::flush::{self, FlushTask};
 use crate::db::background::job_numbers::JobNumbers;
 use crate::db::background::written_shards::Taken;
-use crate::db::background::{compaction, scheduler, space};
+use crate::db::background::{compaction, rebuild, scheduler, space};
 use crate::db::inner::DbInner;
 use crate::db::lifecycle::catch_up::{self, Unusable, while_changing};
 use crate::db::read::ReadView;
 use crate::db::read::pictures::Pictures;
 use crate::db::read::values::ValueReaders;
+use crate::db::state::away::{LinkParts, StoreLink};
 use crate::db::state::background_mode::BackgroundMode;
 use crate::db::state::context::{Context, ContextParts, FaultPoint};
 use crate::db::state::family::{Family, SuperVersion};
 use crate::db::state::jobs::Jobs;
-use crate::db::state::memtable::{Memtable, RECORD_OVERHEAD_BYTES, SealedInfo};
+use crate::db::state::memtable::{Memtable, RECORD_OVERHEAD_BYTES, SealedInfo, ShardHome};
 use crate::db::state::observers::Observers;
 use crate::db::state::pacing::Pacing;
 use crate::db::state::storage::{Storage, StorageParts};
 use crate::db::write::disk_room::{self, Disk};
-use crate::db::write::log_segments::LogSegments;
+use crate::db::write::log_segments::{self, LogSegments};
 use crate::db::write::{WritePath, seal};
 use crate::disk_space::flush_room;
 use crate::event::Listeners;
 use crate::executor::{JobExecutor, LocalExecutor, OwnerIdentity};
 use crate::extension::Registry;
-use crate::file_meta::{LOCK_NAME, log_name};
+use crate::file_meta::LOCK_NAME;
 use crate::flush::run_flush;
 use crate::job::JobOutput;
 use crate::key::KeyRange;
@@ -84,9 +85,10 @@ use crate::manifest::{
 };
 use crate::memory_shares::MemoryShares;
 use crate::options::{CfOptions, DbOptions};
+use crate::remote::ShardStore;
 use crate::sst::BlockCache;
 use crate::table_cache::TableCache;
-use crate::wal::{LogChain, RecoveredLog, SegmentEnd, SegmentFile};
+use crate::wal::{LogChain, RecoveredLog, SegmentEnd};
 
 /// Parts of a database besides its settings.
 #[derive(Clone)]
@@ -117,6 +119,9 @@ pub struct Components {
     /// Runs flushes and compactions. Default: the database's own background threads. (What
     /// recovery and ingestion write runs where they are called.)
     pub executor: Arc<dyn JobExecutor>,
+    /// Keeps sealed memtable shards outside the memory of this process. Default: none; all stay here
+    /// until they are flushed.
+    pub shard_store: Option<Arc<dyn ShardStore>>,
     /// Which threads run background work. Default: threads of the database.
     pub background: BackgroundMode,
     /// Seed of unique ids; `None` for entropy.
@@ -152,6 +157,7 @@ impl Default for Components {
             families: BTreeMap::new(),
             alike_default: None,
             executor: Arc::new(LocalExecutor),
+            shard_store: None,
             background: BackgroundMode::Threads,
             seed: None,
             #[cfg(any(test, feature = "fault-points"))]
@@ -212,7 +218,7 @@ pub(crate) fn open(dir: &Path, options: DbOptions, components: Components) -> Re
     } else {
         recover_log(&inner)?;
         claim_ownership(&inner.storage)?;
-        tell_executor(&inner, claim)?;
+        tell_others(&inner, claim)?;
         remove_strays(&inner.storage)?;
         space::note_all(&inner, &mut inner.jobs.lock(Order::none()), None);
     }
@@ -296,14 +302,26 @@ fn assemble(
     let lease = components.fs.read_lease();
     let value_readers = ValueReaders::new(components.background, &components.clock);
     let pictures = Pictures::new(catch_up::take_new_picture);
+    let jobs = Jobs::new(components.executor, limiter);
+    let observers = Observers::new(components.listeners);
+    let store = components.shard_store.take().filter(|_| !options.read_only);
+    let away = store.map(|store| {
+        StoreLink::new(LinkParts {
+            store,
+            stats: Arc::clone(observers.stats()),
+            budget: Arc::clone(&budget),
+            workers: Arc::clone(jobs.work()),
+            may_wait: components.background == BackgroundMode::Threads,
+        })
+    });
     Arc::new(DbInner {
         pacing: Pacing::new(&components.clock, foreground),
-        jobs: Jobs::new(components.executor, limiter),
+        jobs,
         view: ReadView::new(last_seq, tables, value_readers, pictures),
         writes: WritePath::new(last_seq, &budget),
         logs: LogSegments::new(log_buffer),
         disk: Disk::new(dir),
-        observers: Observers::new(components.listeners),
+        observers,
         storage: Storage::new(StorageParts { fs: components.fs, dir, manifest, trash, lock }),
         context: Context::new(ContextParts {
             options,
@@ -315,6 +333,7 @@ fn assemble(
             alike_default: components.alike_default,
             fault,
             lease,
+            away,
             rng,
         }),
     })
@@ -371,14 +390,23 @@ fn claim_ownership(storage: &Storage) -> Result<()> {
     }
 }
 
-/// Tells the executor who owns the database, if the manifest names the owner durably. Otherwise the
-/// executor of a disk without room sends nothing to other processes.
-fn tell_executor(db: &DbInner, claim: OwnerClaim) -> Result<()> {
+/// Tells the executor and the store of memtable shards who owns the database, if the manifest names
+/// the owner durably. Otherwise those of a disk without room send nothing to other processes.
+fn tell_others(db: &Arc<DbInner>, claim: OwnerClaim) -> Result<()> {
     let owner = db.storage.lock_manifest(Order::none()).owner().cloned();
     match owner {
         Some(Owner { epoch, token, offload_id, .. }) if token == claim.token => {
-            let database = offload_id;
-            db.jobs.executor().owner_is(&OwnerIdentity { database, epoch, token })
+            let identity = OwnerIdentity { database: offload_id, epoch, token };
+            db.jobs.executor().owner_is(&identity)?;
+            if let Some(away) = db.context.away() {
+                away.store().owner_is(&identity)?;
+                let weak = Arc::downgrade(db);
+                away.open(Box::new(move || match weak.upgrade() {
+                    Some(db) => rebuild::rebuild_here(&db),
+                    None => Ok(()),
+                }));
+            }
+            Ok(())
         }
         _ => Ok(()),
     }
@@ -438,7 +466,7 @@ fn open_families(db: &DbInner) -> Result<()> {
 /// Steps 4 to 6 of the module.
 fn recover_log(db: &DbInner) -> Result<()> {
     let floor = db.storage.lock_manifest(Order::none()).log_floor();
-    let segments = log_segments(&db.storage, floor)?;
+    let segments = log_segments::listed_segments(&db.storage, floor)?;
     let is_listed = |no| segments.iter().any(|segment| segment.no == no).then_some(u64::MAX);
     db.storage.lock_manifest(Order::none()).evidence().check_log(
         db.storage.dir(),
@@ -490,19 +518,6 @@ fn recover_to_tables(db: &DbInner, chain: &LogChain<'_>) -> Result<()> {
     db.writes.committer().start_at(&db.view, last_seq);
     db.storage.fs().clear_log_tails(db.storage.dir())?;
     kept_log::start_log(db, next_log, recovered.previous)
-}
-
-/// The log segments of the directory from `floor` on, oldest first.
-pub(crate) fn log_segments(storage: &Storage, floor: FileNo) -> Result<Vec<SegmentFile>> {
-    let mut segments: Vec<SegmentFile> = Vec::new();
-    for entry in storage.fs().list(storage.dir())? {
-        let Some(no) = file_number(&entry.name) else { continue };
-        if entry.name == log_name(no) && no >= floor {
-            segments.push(SegmentFile { no, path: storage.path_of(&entry.name) });
-        }
-    }
-    segments.sort_by_key(|segment| segment.no);
-    Ok(segments)
 }
 
 /// Refuses a log that has less than other files prove to have been durable.
@@ -742,7 +757,7 @@ impl<'a> Replay<'a> {
         memtable.shards.iter().for_each(|shard| shard.seal());
         let info = SealedInfo::of(memtable);
         info.note_shards(memtable);
-        let shards = memtable.shards.iter().cloned().enumerate();
+        let shards = memtable.shards.iter().cloned().map(ShardHome::Here).enumerate();
         let taken = Taken::of_memtable(info.id, shards);
         let task = FlushTask {
             job_id: 0,

@@ -1,0 +1,244 @@
+//! Which sealed memtables are to be flushed while memory nodes can keep shards: a pure decision.
+//!
+//! Without a store of shards every sealed memtable is due. With one, a memtable may rest at memory
+//! nodes until one of these holds:
+//!
+//! 1. A caller waits for its flush, or for the end of all background work, or nothing may leave.
+//! 2. It has a shard that cannot leave: records that no log has, the map of epoch 0, an image that
+//!    is too large, a node that has failed several times, or no room.
+//! 3. All images together exceed nine tenths of what the nodes may hold. The oldest memtables are
+//!    due, until three quarters are left.
+//! 4. It pins a log segment that must go for the log to keep its bound.
+//! 5. The disk is nearly full: then the room for its tables is used while it is there.
+//!
+//! Installs of a key range follow memtable order, so all memtables of a family that are older than a
+//! due one are due as well. The decision is a number: memtables below it are due.
+//!
+//! Thread-safety: pure, except for [`due_below`], which reads the state under the jobs lock.
+//! Cost: O(sealed memtables × buckets).
+
+use archipelago_base::{CfId, Epoch, FileNo};
+
+use crate::db::inner::DbInner;
+use crate::db::state::jobs::{JobState, RunningKind, Sealed, ShardState};
+use crate::db::state::memtable::ShardHome;
+use crate::db::write::log_segments;
+use crate::disk_space::SpaceState;
+use crate::memtable::Shard;
+use crate::remote::StoreRoom;
+
+/// Bytes of an image beside its records and its index.
+const IMAGE_FIXED_BYTES: u64 = 4 << 10;
+/// Bytes that an image has for each record beside the stored record, at most: padding, index and
+/// filter.
+const IMAGE_RECORD_BYTES: u64 = 32;
+
+/// Whether a shard may leave for a memory node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Leave {
+    Yes,
+    /// Not before the store has more room.
+    NoRoom,
+    Never,
+}
+
+/// A sealed shard in memory, as [`may_leave`] sees it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LeaveInput {
+    /// Whether its memtable has records that no log has.
+    pub(crate) unlogged: bool,
+    /// Epoch of the memtable's map.
+    pub(crate) map_epoch: Epoch,
+    /// Number of times that it may still be sent.
+    pub(crate) sends_left: u8,
+    /// Bytes of its image at most.
+    pub(crate) image_bytes: u64,
+    /// Whether the database takes writes and its log is whole.
+    pub(crate) is_writable: bool,
+    pub(crate) room: StoreRoom,
+}
+
+/// Whether a shard may leave. Only a logged record may: the log alone gives it back if its node is
+/// lost. The first memtable of a family stays, because its keys cut the first bucket map.
+pub(crate) fn may_leave(input: &LeaveInput) -> Leave {
+    let must_stay = input.unlogged
+        || input.map_epoch.0 == 0
+        || input.sends_left == 0
+        || !input.is_writable
+        || input.image_bytes > input.room.image_bytes_max;
+    match (must_stay, input.image_bytes <= input.room.free_bytes) {
+        (true, _) => Leave::Never,
+        (false, false) => Leave::NoRoom,
+        (false, true) => Leave::Yes,
+    }
+}
+
+/// Bytes of a shard's image at most.
+pub(crate) fn image_bytes_max(shard: &Shard) -> u64 {
+    shard.data_bytes() + shard.entries() * IMAGE_RECORD_BYTES + IMAGE_FIXED_BYTES
+}
+
+/// A sealed memtable of any family, as [`due_by_bounds`] sees it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RestingMemtable {
+    pub(crate) id: u64,
+    /// Bytes of its images at memory nodes.
+    pub(crate) away_bytes: u64,
+    /// Oldest log segment that it pins.
+    pub(crate) oldest_log: Option<FileNo>,
+}
+
+/// The number below which memtables are due for the sake of the nodes' memory (rule 3) and of the
+/// log (rule 4). `excess_log` is the youngest segment that must go.
+pub(crate) fn due_by_bounds(
+    memtables: &[RestingMemtable],
+    limit_bytes: u64,
+    excess_log: Option<FileNo>,
+) -> u64 {
+    let pins = |memtable: &&RestingMemtable| match (memtable.oldest_log, excess_log) {
+        (Some(oldest), Some(excess)) => oldest <= excess,
+        _ => false,
+    };
+    let by_log = memtables.iter().filter(pins).map(|memtable| memtable.id + 1).max();
+    let mut left: u64 = memtables.iter().map(|memtable| memtable.away_bytes).sum();
+    let mut by_bytes = 0;
+    if left > limit_bytes / 10 * 9 {
+        let mut oldest_first: Vec<&RestingMemtable> = memtables.iter().collect();
+        oldest_first.sort_by_key(|memtable| memtable.id);
+        for memtable in oldest_first {
+            if left <= limit_bytes / 4 * 3 {
+                break;
+            }
+            left -= memtable.away_bytes;
+            by_bytes = memtable.id + 1;
+        }
+    }
+    by_bytes.max(by_log.unwrap_or(0))
+}
+
+/// What of the database decides about shards, at one moment.
+pub(crate) struct DueInput {
+    room: StoreRoom,
+    is_writable: bool,
+    is_sending: bool,
+    /// Memtables with smaller numbers are due, of all families.
+    by_bounds: u64,
+}
+
+impl DueInput {
+    /// As of now; `None` if everything is due.
+    pub(crate) fn now(db: &DbInner, state: &JobState) -> Option<Self> {
+        let away = db.context.away()?;
+        let is_tight = db.disk.state() != SpaceState::Roomy;
+        if away.must_stay() || db.jobs.is_awaited() || is_tight {
+            return None;
+        }
+        let sealed = state.flushes().values().flat_map(|tracker| &tracker.queue);
+        let resting: Vec<RestingMemtable> = sealed.map(resting).collect();
+        let excess_log = log_segments::excess_segment(&db.context, &db.logs, &db.view);
+        let limit_bytes = away.limit_bytes();
+        Some(Self {
+            room: away.room(),
+            is_writable: !db.logs.must_leave() && !db.observers.health().is_read_only(),
+            is_sending: state.is_running(RunningKind::is_send),
+            by_bounds: due_by_bounds(&resting, limit_bytes, excess_log),
+        })
+    }
+
+    /// Whether a shard of a sealed memtable may leave; `None` if it has left or a job has it.
+    pub(crate) fn may_leave(&self, sealed: &Sealed, shard: usize) -> Option<Leave> {
+        let Some(ShardHome::Here(here)) = &sealed.view.homes[shard] else { return None };
+        (sealed.shards[shard] == ShardState::Pending).then(|| {
+            may_leave(&LeaveInput {
+                unlogged: sealed.info.unlogged,
+                map_epoch: sealed.info.map.epoch(),
+                sends_left: sealed.sends_left[shard],
+                image_bytes: image_bytes_max(here),
+                is_writable: self.is_writable,
+                room: self.room,
+            })
+        })
+    }
+
+    /// The number below which memtables of a family are due.
+    pub(crate) fn due_below(&self, state: &JobState, cf: CfId) -> u64 {
+        let Some(tracker) = state.flushes().get(&cf) else { return 0 };
+        let is_stuck = |sealed: &&Sealed| {
+            let verdicts = (0..sealed.shards.len()).filter_map(|at| self.may_leave(sealed, at));
+            let stays = |verdict: Leave| match verdict {
+                Leave::Yes => false,
+                // What is on its way now may leave room.
+                Leave::NoRoom => !self.is_sending,
+                Leave::Never => true,
+            };
+            sealed.is_ready() && verdicts.into_iter().any(stays)
+        };
+        let stuck = tracker.queue.iter().filter(is_stuck).map(|sealed| sealed.info.id + 1).max();
+        stuck.unwrap_or(0).max(self.by_bounds).max(tracker.due_below())
+    }
+}
+
+fn resting(sealed: &Sealed) -> RestingMemtable {
+    let apart = sealed.view.homes().filter(|home| home.is_apart());
+    let bytes = apart.filter_map(ShardHome::away).map(|away| away.figures().image_bytes);
+    let stays = |shard: usize| sealed.shards[shard] != ShardState::Installed;
+    RestingMemtable {
+        id: sealed.info.id,
+        away_bytes: bytes.sum(),
+        oldest_log: sealed.info.pinned_log(stays),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn leave() -> LeaveInput {
+        LeaveInput {
+            unlogged: false,
+            map_epoch: Epoch(1),
+            sends_left: 1,
+            image_bytes: 100,
+            is_writable: true,
+            room: StoreRoom { free_bytes: 100, image_bytes_max: 100, ..StoreRoom::default() },
+        }
+    }
+
+    #[test]
+    fn only_a_logged_shard_that_fits_leaves() {
+        assert_eq!(may_leave(&leave()), Leave::Yes);
+        assert_eq!(may_leave(&LeaveInput { unlogged: true, ..leave() }), Leave::Never);
+        assert_eq!(may_leave(&LeaveInput { map_epoch: Epoch(0), ..leave() }), Leave::Never);
+        assert_eq!(may_leave(&LeaveInput { sends_left: 0, ..leave() }), Leave::Never);
+        assert_eq!(may_leave(&LeaveInput { is_writable: false, ..leave() }), Leave::Never);
+        assert_eq!(may_leave(&LeaveInput { image_bytes: 101, ..leave() }), Leave::Never);
+        let room = StoreRoom { free_bytes: 99, ..leave().room };
+        assert_eq!(may_leave(&LeaveInput { room, ..leave() }), Leave::NoRoom);
+        assert_eq!(may_leave(&LeaveInput { room: StoreRoom::default(), ..leave() }), Leave::Never);
+    }
+
+    fn memtable(id: u64, away_bytes: u64, oldest_log: Option<u64>) -> RestingMemtable {
+        RestingMemtable { id, away_bytes, oldest_log: oldest_log.map(FileNo) }
+    }
+
+    #[test]
+    fn oldest_memtables_are_due_when_the_nodes_fill() {
+        let all: Vec<_> = [9, 3, 5, 7].map(|id| memtable(id, 100, None)).into();
+        assert_eq!(due_by_bounds(&all, 1000, None), 0);
+        assert_eq!(due_by_bounds(&all, 450, None), 0, "nine tenths are not exceeded");
+        // Of 400 bytes 300 are three quarters.
+        assert_eq!(due_by_bounds(&all, 400, None), 4);
+        assert_eq!(due_by_bounds(&all, 200, None), 8);
+        assert_eq!(due_by_bounds(&all, 0, None), 10, "without any room all are due");
+        assert_eq!(due_by_bounds(&[], 0, None), 0);
+    }
+
+    #[test]
+    fn memtables_that_pin_a_log_over_its_bound_are_due() {
+        let all = [memtable(3, 1, Some(20)), memtable(5, 1, Some(11)), memtable(7, 1, None)];
+        assert_eq!(due_by_bounds(&all, 1000, None), 0);
+        assert_eq!(due_by_bounds(&all, 1000, Some(FileNo(10))), 0);
+        assert_eq!(due_by_bounds(&all, 1000, Some(FileNo(11))), 6);
+        assert_eq!(due_by_bounds(&all, 1000, Some(FileNo(20))), 6);
+    }
+}

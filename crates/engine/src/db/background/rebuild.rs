@@ -1,0 +1,371 @@
+//! Lost memtable shards come back from the log, while the database runs.
+//!
+//! A shard is lost when its node is. The log has its records, because a segment stays until all
+//! that it holds is in tables. A job rebuilds lost shards, the oldest first, not more at a time than
+//! two memtables take:
+//!
+//! 1. A buffered log is sent, so that its segments have every record of a sealed memtable.
+//! 2. The segments are read once, in order, from the oldest one that a lost shard pins, until all
+//!    records of the lost shards must have come.
+//! 3. A record belongs to a lost shard if its family and its key are the shard's and its sequence
+//!    number is between the shard's smallest and largest one. No other shard or table has such a
+//!    record, because the sequence numbers of a family's memtables follow each other without a gap.
+//! 4. Range tombstones are not read: those of an away shard are in memory.
+//! 5. A shard whose figures are not those of the lost one is refused: then the log does not have
+//!    what it must have.
+//! 6. Each shard becomes the copy of the lost one, for readers that hold an old super version, and
+//!    takes its place, by one super version for each family.
+//!
+//! A rebuilt shard is not sent again, so its memtable is due, and the next lost shards find room.
+//!
+//! Invariants:
+//! 1. Between the pick and the swap no other job has the shards, so their log segments stay.
+//! 2. Readers find the records of a shard in one place at any time.
+//!
+//! Thread-safety: one rebuild runs at a time.
+//! Failure: a log that cannot be read is tried again. Records that the log does not have make the
+//! database read only, and reads of the shard get that error.
+//! Cost: one read of the log from the oldest pinned segment on, and the memory of the shards.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use archipelago_base::{CfId, Error, ErrorKind, FileNo, Result, SeqNo};
+
+use crate::border::contained;
+use crate::db::inner::DbInner;
+use crate::db::state::away::{AwayShard, ShardCopy};
+use crate::db::state::family::Family;
+use crate::db::state::jobs::{JobState, RunningKind, ShardState};
+use crate::db::state::memtable::{SealedInfo, ShardHome};
+use crate::db::write::{self, log_segments, stalling};
+use crate::key::Kind;
+use crate::lock_order::Order;
+use crate::memtable::Shard;
+use crate::stats::Ticker;
+use crate::wal::{BatchView, LogChain, recover_beside};
+
+/// Memtables that one job rebuilds at most, by their size.
+const MEMTABLES_MAX: u64 = 2;
+
+/// Lost shards that are to be rebuilt; they are marked running.
+pub(crate) struct RebuildTask {
+    job_id: u64,
+    lost: Vec<LostShard>,
+}
+
+struct LostShard {
+    family: Arc<Family>,
+    memtable: Arc<SealedInfo>,
+    shard: usize,
+    away: Arc<AwayShard>,
+}
+
+/// The next lost shards, marked as running.
+pub(crate) fn next_rebuild(db: &DbInner, state: &mut JobState) -> Option<RebuildTask> {
+    let link = db.context.away()?;
+    if !link.has_lost() || state.is_running(RunningKind::is_rebuild) {
+        return None;
+    }
+    let mut lost = Vec::new();
+    let (mut bytes, mut bytes_max) = (0u64, 0u64);
+    // By their names, and so the oldest memtable first.
+    for away in link.lost() {
+        if away.has_copy() {
+            link.forget_lost(away.id());
+            continue;
+        }
+        match find(db, state, &away) {
+            Found::Pending(family, memtable) => {
+                let size = db.context.memtable_bytes_max(&family.options);
+                bytes_max = bytes_max.max(size.saturating_mul(MEMTABLES_MAX));
+                bytes += away.figures().data_bytes;
+                if bytes > bytes_max && !lost.is_empty() {
+                    break;
+                }
+                let shard = away.id().shard as usize;
+                lost.push(LostShard { family, memtable, shard, away });
+            }
+            // The job that has it ends without it.
+            Found::Busy => {}
+            Found::Gone => away.set_copy(Err(Error::closed(
+                "the column family was dropped, and the memory node of a memtable shard that an \
+                 older reader needs is lost",
+            ))),
+        }
+    }
+    if lost.is_empty() {
+        return None;
+    }
+    for LostShard { family, memtable, shard, .. } in &lost {
+        let tracker = state.flushes_mut().get_mut(&family.id);
+        let queue = tracker.into_iter().flat_map(|tracker| &mut tracker.queue);
+        queue
+            .filter(|sealed| sealed.info.id == memtable.id)
+            .for_each(|sealed| sealed.shards[*shard] = ShardState::Running);
+    }
+    Some(RebuildTask { job_id: state.start(RunningKind::Rebuild), lost })
+}
+
+enum Found {
+    Pending(Arc<Family>, Arc<SealedInfo>),
+    Busy,
+    Gone,
+}
+
+/// The memtable of an away shard among the sealed ones.
+fn find(db: &DbInner, state: &JobState, away: &Arc<AwayShard>) -> Found {
+    let id = away.id();
+    let all = state.flushes().iter().flat_map(|(cf, tracker)| {
+        tracker.queue.iter().map(move |sealed| (*cf, sealed))
+    });
+    for (cf, sealed) in all {
+        let shard = id.shard as usize;
+        if sealed.info.id != id.memtable {
+            continue;
+        }
+        return match db.view.family(cf) {
+            Some(family) if sealed.shards[shard] == ShardState::Pending => {
+                Found::Pending(family, Arc::clone(&sealed.info))
+            }
+            Some(_) => Found::Busy,
+            None => Found::Gone,
+        };
+    }
+    Found::Gone
+}
+
+/// Rebuilds the shards; afterwards they are here, or pending again.
+pub(crate) fn run_rebuild_task(db: &DbInner, task: &RebuildTask) -> Result<()> {
+    let rebuilt = contained("rebuilding lost memtable shards", || rebuild(db, task));
+    let (shards, ended) = match rebuilt {
+        Ok(shards) => (shards, Ok(())),
+        Err(error) => (Vec::new(), Err(error)),
+    };
+    {
+        let mut state = db.jobs.lock(Order::none());
+        state.end(task.job_id);
+        for (at, LostShard { family, memtable, shard, away }) in task.lost.iter().enumerate() {
+            let tracker = state.flushes_mut().get_mut(&family.id);
+            let queue = tracker.into_iter().flat_map(|tracker| &mut tracker.queue);
+            let found = queue.into_iter().find(|sealed| sealed.info.id == memtable.id);
+            let Some(sealed) = found else {
+                // Its family was dropped meanwhile.
+                continue;
+            };
+            sealed.shards[*shard] = ShardState::Pending;
+            if let Some(here) = shards.get(at) {
+                away.set_copy(Ok(ShardCopy::Rebuilt(Arc::clone(here))));
+                sealed.sends_left[*shard] = 0;
+                sealed.set_home(*shard, ShardHome::Here(Arc::clone(here)));
+            }
+        }
+        let mut families: Vec<&Arc<Family>> = task.lost.iter().map(|lost| &lost.family).collect();
+        families.dedup_by_key(|family| family.id);
+        for family in families {
+            if !shards.is_empty() && state.flushes().contains_key(&family.id) {
+                db.view.republish(&mut state, family, None);
+            }
+        }
+    }
+    for (lost, _) in task.lost.iter().zip(&shards) {
+        lost.away.release();
+        let family = &lost.family;
+        stalling::recompute_stall(&db.context, &db.observers, &db.pacing, &db.jobs, family);
+    }
+    db.observers.stats().add(Ticker::AwayShardsRebuilt, shards.len() as u64);
+    db.jobs.notify_progress();
+    db.jobs.wake();
+    ended
+}
+
+/// The shards of the task, from the log.
+fn rebuild(db: &DbInner, task: &RebuildTask) -> Result<Vec<Arc<Shard>>> {
+    db.context.fault_point("rebuild.picked")?;
+    write::flush_log(db)?;
+    let pinned = |lost: &LostShard| {
+        let figures = lost.memtable.shards().get(lost.shard);
+        figures.and_then(|shard| shard.oldest_log).or(lost.memtable.oldest_log)
+    };
+    let oldest = task.lost.iter().filter_map(pinned).min();
+    let shards: Vec<_> = task.lost.iter().map(|_| Shard::new(db.writes.slab_pool())).collect();
+    let mut replay = LostReplay::new(&task.lost, &shards);
+    if let Some(oldest) = oldest {
+        read_log(db, oldest, &mut replay)?;
+    }
+    for (lost, shard) in task.lost.iter().zip(&shards) {
+        let tombstones = lost.away.tombstones().list();
+        tombstones.into_iter().for_each(|tombstone| shard.insert_tombstone(tombstone));
+        if let Some(log) = pinned(lost) {
+            shard.note_log(log.0);
+        }
+        shard.seal();
+        check(lost, shard)?;
+    }
+    db.context.fault_point("rebuild.before_swap")?;
+    Ok(shards)
+}
+
+/// Reads the log from segment `oldest` on, as far as the lost shards have records.
+fn read_log(db: &DbInner, oldest: FileNo, replay: &mut LostReplay<'_>) -> Result<()> {
+    let segments = log_segments::listed_segments(&db.storage, oldest)?;
+    let chain = LogChain {
+        segments: &segments,
+        floor: oldest,
+        mode: db.context.options().recovery_mode,
+        database_id: db.storage.database_id(),
+    };
+    let fs = Arc::clone(db.storage.fs());
+    let mut visit = |first: SeqNo, batch: BatchView<'_>| {
+        db.context.is_closing().then(closing).map_or(Ok(()), Err)?;
+        replay.apply(first, batch)
+    };
+    let read = recover_beside(&*fs, &chain, &mut visit, &mut |_| Ok(()));
+    match read {
+        // It ends early with an error of its own.
+        Err(_) if replay.is_done => Ok(()),
+        read => read.map(drop),
+    }
+}
+
+fn closing() -> Error {
+    Error::closed("the database is closing")
+}
+
+/// Whether a rebuilt shard has as much as the lost one.
+fn check(lost: &LostShard, shard: &Shard) -> Result<()> {
+    let wanted = lost.away.figures();
+    let seqs = (shard.smallest_seq(), shard.largest_seq());
+    let is_same = shard.entries() == wanted.entries
+        && shard.deletions() == wanted.deletions
+        && seqs == (wanted.smallest_seq, wanted.largest_seq);
+    if is_same {
+        return Ok(());
+    }
+    let keys = lost.memtable.map.range(lost.shard);
+    let error = Error::new(
+        ErrorKind::Corrupt,
+        format!(
+            "the log has {} of the {} records of a memtable shard of column family \"{}\" whose \
+             memory node is lost, with the keys from \"{}\" on: restore the log segments from a \
+             copy and open the database again",
+            shard.entries(),
+            wanted.entries,
+            lost.family.name,
+            keys.start.escape_ascii()
+        ),
+    );
+    lost.away.set_copy(Err(error.clone()));
+    Err(error)
+}
+
+/// The records of lost shards on their way out of the log.
+struct LostReplay<'a> {
+    /// The lost shards of each family and memtable.
+    memtables: Vec<LostMemtable<'a>>,
+    /// Largest sequence number of all lost shards.
+    last: SeqNo,
+    /// Whether all records must have come.
+    is_done: bool,
+}
+
+struct LostMemtable<'a> {
+    cf: CfId,
+    info: &'a SealedInfo,
+    /// By the position in the memtable: the sequence numbers of the lost shard, and its successor.
+    shards: BTreeMap<usize, (SeqNo, SeqNo, &'a Shard)>,
+}
+
+impl<'a> LostReplay<'a> {
+    fn new(lost: &'a [LostShard], shards: &'a [Arc<Shard>]) -> Self {
+        let mut memtables: Vec<LostMemtable<'a>> = Vec::new();
+        let mut last = SeqNo::ZERO;
+        for (lost, shard) in lost.iter().zip(shards) {
+            let figures = lost.away.figures();
+            last = last.max(figures.largest_seq);
+            let known = memtables.iter().position(|memtable| memtable.info.id == lost.memtable.id);
+            let at = known.unwrap_or_else(|| {
+                let (cf, info) = (lost.family.id, &*lost.memtable);
+                memtables.push(LostMemtable { cf, info, shards: BTreeMap::new() });
+                memtables.len() - 1
+            });
+            let seqs = (figures.smallest_seq, figures.largest_seq);
+            memtables[at].shards.insert(lost.shard, (seqs.0, seqs.1, shard));
+        }
+        Self { memtables, last, is_done: false }
+    }
+
+    fn apply(&mut self, first: SeqNo, batch: BatchView<'_>) -> Result<()> {
+        if first > self.last {
+            self.is_done = true;
+            return Err(Error::busy("the rest of the log is of no interest"));
+        }
+        let mut seq = first;
+        for op in batch.iter() {
+            let op = op?;
+            if op.kind != Kind::RangeDelete {
+                self.insert(op.cf, seq, op.kind, op.key, op.value);
+            }
+            seq = seq.next();
+        }
+        Ok(())
+    }
+
+    fn insert(&self, cf: CfId, seq: SeqNo, kind: Kind, key: &[u8], value: &[u8]) {
+        for memtable in self.memtables.iter().filter(|memtable| memtable.cf == cf) {
+            let bucket = memtable.info.map.bucket_of(key);
+            if let Some((smallest, largest, shard)) = memtable.shards.get(&bucket)
+                && (*smallest..=*largest).contains(&seq)
+            {
+                shard.insert(key, seq, kind, value);
+                return;
+            }
+        }
+    }
+}
+
+/// Rebuilds lost shards on the calling thread, which holds no lock, as far as no other job has them.
+pub(crate) fn rebuild_here(db: &DbInner) -> Result<()> {
+    loop {
+        let task = next_rebuild(db, &mut db.jobs.lock(Order::none()));
+        match task {
+            Some(task) => run_rebuild_task(db, &task)?,
+            None => return Ok(()),
+        }
+    }
+}
+
+/// Brings the records of all away shards into memory, before the log is left. The caller holds no
+/// lock, and nothing is picked meanwhile. Errors: `Busy` if a node does not answer.
+pub(crate) fn bring_home(db: &DbInner) -> Result<()> {
+    if db.context.away().is_none() {
+        return Ok(());
+    }
+    loop {
+        let apart: Vec<Arc<AwayShard>> = {
+            let state = db.jobs.lock(Order::none());
+            let sealed = state.flushes().values().flat_map(|tracker| &tracker.queue);
+            let homes = sealed.flat_map(|sealed| sealed.view.homes());
+            homes.filter(|home| home.is_apart()).filter_map(ShardHome::away).cloned().collect()
+        };
+        if apart.is_empty() {
+            return Ok(());
+        }
+        for away in &apart {
+            db.context.check_open()?;
+            if let Err(error) = away.fetch()
+                && !away.is_lost()
+            {
+                return Err(error);
+            }
+        }
+        let task = next_rebuild(db, &mut db.jobs.lock(Order::none()));
+        if let Some(task) = task {
+            run_rebuild_task(db, &task)?;
+        } else if apart.iter().any(|away| !away.has_copy()) {
+            return Err(Error::busy(
+                "memtable shards that a memory node has lost are not rebuilt yet: try again",
+            ));
+        }
+    }
+}

@@ -1,0 +1,191 @@
+//! Memtable shards leave for memory nodes (O³-LSM §4.2).
+//!
+//! A job sends one shard, of a sealed memtable that is ready and not due
+//! ([`crate::db::background::due`]):
+//!
+//! 1. The pick marks the shard as running, so that no flush takes it.
+//! 2. The image is built, and the store sends it to a node. The shard stays here meanwhile.
+//! 3. When the node can answer for it, its home becomes away, by one super version under the jobs
+//!    lock. Its memory is free when no older super version has it.
+//!
+//! Invariants:
+//! 1. Until step 3 nothing depends on the node, so a send that fails changes nothing.
+//! 2. A shard is sent a bounded number of times; then it stays, and its memtable is due.
+//! 3. No lock is held while an image is built or sent.
+//!
+//! Thread-safety: any number of sends run in parallel, each for another shard.
+//! Failure: trouble with nodes is counted and is no failure of background work.
+//! Cost: a copy of the shard for the time of the send, and two walks over its keys.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use archipelago_base::budget::MemoryClass;
+use archipelago_base::{Result, SeqNo};
+
+use crate::border::contained;
+use crate::db::background::due::{self, DueInput, Leave};
+use crate::db::inner::DbInner;
+use crate::db::state::away::{AwayShard, Remainder, StoreLink};
+use crate::db::state::family::Family;
+use crate::db::state::jobs::{JobState, RunningKind, Sealed, ShardState};
+use crate::db::state::memtable::{SealedInfo, ShardHome};
+use crate::db::write::stalling;
+use crate::key::KeyRange;
+use crate::lock_order::Order;
+use crate::memtable::Shard;
+use crate::remote::{AwayError, NewShard, ShardId};
+use crate::stats::Ticker;
+
+/// A shard that is to leave; it is marked running.
+pub(crate) struct SendTask {
+    job_id: u64,
+    pub(crate) family: Arc<Family>,
+    memtable: Arc<SealedInfo>,
+    shard: usize,
+    here: Arc<Shard>,
+    /// Sequence number up to which older shards and tables have all records of its keys.
+    after_seq: SeqNo,
+    link: Arc<StoreLink>,
+}
+
+/// The next shard that may leave, marked as running. The oldest go first.
+pub(crate) fn next_send(db: &DbInner, state: &mut JobState) -> Option<SendTask> {
+    let link = Arc::clone(db.context.away()?);
+    if !state.has_sealed() {
+        return None;
+    }
+    let input = DueInput::now(db, state)?;
+    note_oldest(db, state, &link);
+    let families: Vec<_> = state.flushes().keys().copied().collect();
+    for cf in families {
+        let Some(family) = db.view.family(cf) else { continue };
+        let due_below = input.due_below(state, cf);
+        let Some(tracker) = state.flushes_mut().get_mut(&cf) else { continue };
+        let found = tracker.queue.iter().enumerate().find_map(|(position, sealed)| {
+            let may_leave = |shard: &usize| input.may_leave(sealed, *shard) == Some(Leave::Yes);
+            let is_candidate = sealed.is_ready() && sealed.info.id >= due_below;
+            let shard = (0..sealed.shards.len()).find(may_leave).filter(|_| is_candidate)?;
+            Some((position, shard))
+        });
+        let Some((position, shard)) = found else { continue };
+        let keys = tracker.queue[position].info.map.range(shard);
+        let after_seq = after_seq(tracker.queue.range(..position), &keys);
+        let sealed = &mut tracker.queue[position];
+        let Some(here) = sealed.view.homes[shard].as_ref().and_then(ShardHome::here) else {
+            continue;
+        };
+        let (here, memtable) = (Arc::clone(here), Arc::clone(&sealed.info));
+        sealed.shards[shard] = ShardState::Running;
+        let job_id = state.start(RunningKind::Send);
+        return Some(SendTask { job_id, family, memtable, shard, here, after_seq, link });
+    }
+    None
+}
+
+/// Tells the link the oldest memtable of which a shard may be sent.
+fn note_oldest(db: &DbInner, state: &JobState, link: &StoreLink) {
+    let sealed = state.flushes().values().flat_map(|tracker| &tracker.queue);
+    let sealed = sealed.map(|sealed| sealed.info.id);
+    let families = db.view.live_families();
+    let active = families.iter().map(|family| family.current.load().active.id);
+    if let Some(oldest) = sealed.chain(active).min() {
+        link.note_oldest(oldest);
+    }
+}
+
+/// The last sequence number of the youngest of `older` memtables, oldest first, that has records of
+/// these keys outside of tables; 0 if there is none.
+fn after_seq<'a>(
+    older: impl DoubleEndedIterator<Item = &'a Sealed>,
+    keys: &KeyRange,
+) -> SeqNo {
+    let has_records = |sealed: &&Sealed| {
+        let mut buckets = sealed.info.map.buckets_of(keys);
+        buckets.any(|bucket| sealed.shards[bucket] != ShardState::Installed)
+    };
+    older.rev().find(has_records).map_or(SeqNo::ZERO, |sealed| sealed.info.last_seq)
+}
+
+/// Sends a shard; afterwards it is away, or it is here and pending again.
+pub(crate) fn run_send_task(db: &DbInner, task: &SendTask) -> Result<()> {
+    let what = format!("sending a memtable shard of \"{}\"", task.family.name);
+    let sent = contained(&what, || send_shard(db, task));
+    let (away, ended) = match sent {
+        Ok(away) => (away, Ok(())),
+        Err(error) => (None, Err(error)),
+    };
+    let has_left = away.is_some();
+    {
+        let mut state = db.jobs.lock(Order::none());
+        state.end(task.job_id);
+        let tracker = state.flushes_mut().get_mut(&task.family.id);
+        let queue = tracker.into_iter().flat_map(|tracker| &mut tracker.queue);
+        let found = queue.into_iter().find(|sealed| sealed.info.id == task.memtable.id);
+        if let Some(sealed) = found {
+            sealed.shards[task.shard] = ShardState::Pending;
+            match away {
+                Some(away) => sealed.set_home(task.shard, ShardHome::Away(away)),
+                None => sealed.sends_left[task.shard] -= 1,
+            }
+            if has_left {
+                db.view.republish(&mut state, &task.family, None);
+            }
+        }
+    }
+    if has_left {
+        task.family.backlog_since_ns.store(db.context.clock().now_ns(), Ordering::Relaxed);
+    }
+    stalling::recompute_stall(&db.context, &db.observers, &db.pacing, &db.jobs, &task.family);
+    db.jobs.notify_progress();
+    db.jobs.wake();
+    ended
+}
+
+/// The shard at its node, or `None` if no node took it.
+fn send_shard(db: &DbInner, task: &SendTask) -> Result<Option<Arc<AwayShard>>> {
+    db.context.fault_point("send.picked")?;
+    let bytes_max = due::image_bytes_max(&task.here);
+    let _held = db.context.budget().hold(MemoryClass::Job, bytes_max);
+    let started_ns = db.context.clock().now_ns();
+    let mut image = Vec::with_capacity(bytes_max as usize);
+    task.here.write_image(&mut image)?;
+    let bytes = image.len() as u64;
+    let rest = Remainder::of(&task.here, bytes);
+    db.context.fault_point("send.before_send")?;
+    let id = ShardId { memtable: task.memtable.id, shard: task.shard as u32 };
+    let keys = task.memtable.map.range(task.shard);
+    let figures = task.memtable.shards().get(task.shard);
+    let new = NewShard {
+        id,
+        family: task.family.id,
+        keys: &keys,
+        after_seq: task.after_seq,
+        last_seq: task.memtable.last_seq,
+        oldest_log: figures.and_then(|shard| shard.oldest_log).unwrap_or(task.memtable.seal_log),
+        seal_log: task.memtable.seal_log,
+    };
+    let stats = db.observers.stats();
+    match task.link.store().send(&new, &image) {
+        Ok(node) => {
+            let away = task.link.register(id, node, rest);
+            db.context.fault_point("send.sent")?;
+            stats.add(Ticker::AwayShardsSent, 1);
+            stats.add(Ticker::AwayBytesSent, bytes);
+            let duration_ns = db.context.clock().now_ns().saturating_sub(started_ns);
+            let sends = db.jobs.lock(Order::none()).count_running(RunningKind::is_send);
+            db.pacing.measure_send(bytes, sends, Duration::from_nanos(duration_ns));
+            Ok(Some(away))
+        }
+        Err(error) => {
+            let ticker = match error {
+                AwayError::NoRoom(_) => Ticker::AwaySendsRefused,
+                AwayError::Busy(_) | AwayError::Lost(_) => Ticker::AwaySendsFailed,
+            };
+            stats.add(ticker, 1);
+            tracing::debug!(shard = %id, %error, "a memtable shard was not taken by a node");
+            Ok(None)
+        }
+    }
+}

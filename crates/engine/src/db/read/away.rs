@@ -1,0 +1,299 @@
+//! Look-ups of keys in memtable shards that are at memory nodes (O³-LSM §4.5).
+//!
+//! A search of the memtables that comes to an away shard collects a [`Run`]: that shard and the
+//! away shards of older memtables that follow it directly and lie at the same node, without those
+//! that the filter excludes. The range tombstones of all of them are covered first, which is right,
+//! because a tombstone hides only records with smaller sequence numbers, and one of an older
+//! memtable has a smaller number than any record of a newer one. The node answers for the whole run
+//! with the versions of the key, newest first, and they go through the same visitor as versions from
+//! memory. A batch read asks for the runs of all its keys together.
+//!
+//! If a node does not answer for a run, its shards are asked one after another, and each from its
+//! copy as soon as it has one ([`crate::db::state::away`]). A lost shard is waited for while it is
+//! rebuilt.
+//!
+//! Invariants:
+//! 1. A shard that could not be asked ends the read with an error. It never counts as empty.
+//! 2. The versions of a run come newest first and end with the first that is no merge operand.
+//!
+//! Thread-safety: no locks are held while a node is asked.
+//! Failure: `Busy` if the shards cannot be had within a bound, and if only the cache may be read.
+//! Cost: one request for each run, or for all runs of a batch at one node.
+
+use std::collections::BTreeMap;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use archipelago_base::{Error, Result, SeqNo};
+
+use crate::db::read::options::ReadOptions;
+use crate::db::state::away::{AwayShard, ShardCopy};
+use crate::db::state::family::SuperVersion;
+use crate::db::state::memtable::ShardHome;
+use crate::key::Kind;
+use crate::lookup::{Found, Lookup, Pinner};
+use crate::pinned::PinnedSlice;
+use crate::remote::{AwayError, KeyAsk, LookupAnswer, LookupAsk, ShardVersion, StoreNode};
+use crate::stats::Ticker;
+
+/// Number of times that shards are asked before their silence ends a read.
+const ASKS_MAX: u32 = 2;
+
+/// Neighbouring away shards at one node that may have a key, newest first.
+pub(crate) type Run<'a> = Vec<&'a Arc<AwayShard>>;
+
+/// A look-up of one key in a run.
+pub(crate) struct RunAsk<'a> {
+    pub(crate) lookup: Lookup<'a>,
+    /// Newest range tombstone over the key so far; 0 without one.
+    pub(crate) floor: SeqNo,
+    pub(crate) run: Run<'a>,
+}
+
+/// Collects a run from the memtables of `current` from position `at` on, which it moves past them.
+/// `cover` gets the newest tombstone of each shard over the key. The run is empty if no filter
+/// passes the key or a shard with a copy comes first, which is then at `at`.
+#[cold]
+pub(crate) fn next_run<'a>(
+    current: &'a SuperVersion,
+    lookup: &Lookup<'_>,
+    at: &mut usize,
+    mut cover: impl FnMut(Option<SeqNo>),
+) -> Run<'a> {
+    let mut run = Run::new();
+    while let Some(sealed) = current.immutables.get(*at) {
+        let away = match sealed.home_of(lookup.key) {
+            None => {
+                *at += 1;
+                continue;
+            }
+            Some(ShardHome::Away(away)) if !away.has_copy() => away,
+            Some(_) => break,
+        };
+        let may_contain = away.may_contain(lookup.hash);
+        if may_contain && run.first().is_some_and(|first| first.node() != away.node()) {
+            break;
+        }
+        cover(away.tombstones().max_covering(lookup.key, lookup.snapshot));
+        if may_contain {
+            run.push(away);
+        }
+        *at += 1;
+    }
+    run
+}
+
+/// The versions of each key in its run, newest first.
+pub(crate) fn ask_runs(
+    asks: &[RunAsk<'_>],
+    options: &ReadOptions,
+) -> Result<Vec<Vec<ShardVersion>>> {
+    let Some(first) = asks.iter().find_map(|ask| ask.run.first()) else {
+        return Ok(asks.iter().map(|_| Vec::new()).collect());
+    };
+    if options.cache_only {
+        return Err(Error::busy(format!(
+            "memtable shard {} is at a memory node: would need its answer",
+            first.id()
+        )));
+    }
+    let link = first.link();
+    let mut by_node: BTreeMap<StoreNode, Vec<usize>> = BTreeMap::new();
+    for (at, ask) in asks.iter().enumerate() {
+        if let Some(first) = ask.run.first() {
+            by_node.entry(first.node()).or_default().push(at);
+        }
+    }
+    let is_lost = |ask: &RunAsk<'_>| ask.run.iter().any(|shard| shard.is_lost());
+    by_node.values_mut().for_each(|keys| keys.retain(|&at| !is_lost(&asks[at])));
+    by_node.retain(|_, keys| !keys.is_empty());
+    let questions: Vec<LookupAsk<'_>> = by_node
+        .iter()
+        .map(|(node, keys)| question(*node, keys.iter().map(|&at| &asks[at]), options.keys_only))
+        .collect();
+    let mut found: Vec<Option<Vec<ShardVersion>>> = asks.iter().map(|_| None).collect();
+    if !questions.is_empty() {
+        let keys: usize = questions.iter().map(|question| question.keys.len()).sum();
+        link.stats().add(Ticker::AwayLookups, keys as u64);
+        let answers = link.store().lookup(&questions);
+        if answers.len() != questions.len() {
+            return Err(broken_contract("it did not answer every question"));
+        }
+        for ((keys, question), answer) in by_node.values().zip(&questions).zip(answers) {
+            match answer {
+                Ok(answer) => {
+                    let versions = checked(answer, question)?;
+                    for (&at, versions) in keys.iter().zip(versions) {
+                        found[at] = Some(versions);
+                    }
+                }
+                Err(error) => keys.iter().for_each(|&at| note_failure(&asks[at].run, &error)),
+            }
+        }
+    }
+    let found = found.into_iter().zip(asks).map(|(found, ask)| match found {
+        Some(versions) => Ok(versions),
+        None => ask_one_by_one(ask, options.keys_only),
+    });
+    let found: Result<Vec<Vec<ShardVersion>>> = found.collect();
+    let found = found?;
+    let empty = found.iter().zip(asks).filter(|(found, ask)| found.is_empty() && !ask.run.is_empty());
+    link.stats().add(Ticker::AwayLookupsEmpty, empty.count() as u64);
+    Ok(found)
+}
+
+/// One question for all keys whose runs are at `node`.
+fn question<'a>(
+    node: StoreNode,
+    asks: impl Iterator<Item = &'a RunAsk<'a>>,
+    keys_only: bool,
+) -> LookupAsk<'a> {
+    let mut question = LookupAsk {
+        node,
+        shards: Vec::new(),
+        keys: Vec::new(),
+        snapshot: SeqNo::ZERO,
+        keys_only,
+    };
+    for ask in asks {
+        let within = ask.run.iter().map(|shard| {
+            let known = question.shards.iter().position(|id| *id == shard.id());
+            let at = known.unwrap_or_else(|| {
+                question.shards.push(shard.id());
+                question.shards.len() - 1
+            });
+            at as u32
+        });
+        let within = within.collect();
+        question.snapshot = ask.lookup.snapshot;
+        question.keys.push(KeyAsk { key: ask.lookup.key, floor: ask.floor, within });
+    }
+    question
+}
+
+/// The versions of an answer, if it can be one to the question.
+fn checked(answer: LookupAnswer, question: &LookupAsk<'_>) -> Result<Vec<Vec<ShardVersion>>> {
+    if answer.keys.len() != question.keys.len() {
+        return Err(broken_contract("it did not answer for every key"));
+    }
+    let mut all = Vec::with_capacity(answer.keys.len());
+    for found in answer.keys {
+        let versions = found.versions;
+        let is_visible = |version: &ShardVersion| version.seq <= question.snapshot;
+        let descend = versions.windows(2).all(|pair| pair[0].seq > pair[1].seq);
+        if !descend || !versions.iter().all(is_visible) {
+            return Err(broken_contract("its versions are not in order"));
+        }
+        all.push(versions);
+    }
+    Ok(all)
+}
+
+#[cold]
+fn broken_contract(what: &str) -> Error {
+    Error::internal(format!("the store of memtable shards broke its contract: {what}"))
+}
+
+/// Notes lost shards.
+fn note_failure(run: &Run<'_>, error: &AwayError) {
+    if let AwayError::Lost(why) = error {
+        run.iter().for_each(|shard| shard.note_lost(why));
+    }
+}
+
+/// Asks the shards of a run one after another, each for as long as a read may wait.
+fn ask_one_by_one(ask: &RunAsk<'_>, keys_only: bool) -> Result<Vec<ShardVersion>> {
+    let mut versions = Vec::new();
+    for shard in &ask.run {
+        versions.extend(versions_of(shard, ask, keys_only)?);
+        if versions.last().is_some_and(|version: &ShardVersion| version.kind != Kind::Merge) {
+            break;
+        }
+    }
+    Ok(versions)
+}
+
+/// The versions of a key in one shard, from its copy if it has one.
+fn versions_of(
+    shard: &Arc<AwayShard>,
+    ask: &RunAsk<'_>,
+    keys_only: bool,
+) -> Result<Vec<ShardVersion>> {
+    let mut asked = 0;
+    loop {
+        if let Some(copy) = shard.copy()? {
+            return copied_versions(copy, &ask.lookup);
+        }
+        if shard.is_lost() {
+            shard.wait_for_copy()?;
+            continue;
+        }
+        let alone = RunAsk { lookup: ask.lookup, floor: ask.floor, run: vec![shard] };
+        let questions = [question(shard.node(), std::iter::once(&alone), keys_only)];
+        shard.link().stats().add(Ticker::AwayLookups, 1);
+        match shard.link().store().lookup(&questions).pop() {
+            Some(Ok(answer)) => {
+                return Ok(checked(answer, &questions[0])?.pop().unwrap_or_default());
+            }
+            Some(Err(error)) => {
+                asked += 1;
+                note_failure(&alone.run, &error);
+                if !shard.is_lost() && !shard.has_copy() && asked >= ASKS_MAX {
+                    return Err(shard.not_now(error));
+                }
+            }
+            None => return Err(broken_contract("it did not answer a question")),
+        }
+    }
+}
+
+/// The versions of a key in a copy.
+fn copied_versions(copy: &ShardCopy, lookup: &Lookup<'_>) -> Result<Vec<ShardVersion>> {
+    let mut versions = Vec::new();
+    copy.lookup(lookup, |found| {
+        versions.push(ShardVersion { seq: found.seq, kind: found.kind, value: found.pin() });
+        match found.kind {
+            Kind::Merge => ControlFlow::Continue(()),
+            _ => ControlFlow::Break(()),
+        }
+    })?;
+    Ok(versions)
+}
+
+/// Shows `visit` versions that a node gave, until it breaks.
+pub(crate) fn visit_versions(
+    versions: &[ShardVersion],
+    mut visit: impl FnMut(&Found<'_>) -> ControlFlow<()>,
+) {
+    for ShardVersion { seq, kind, value } in versions {
+        let pinner = SharedValue(value);
+        let found = Found { seq: *seq, kind: *kind, value, pinner: Some(&pinner) };
+        if visit(&found).is_break() {
+            return;
+        }
+    }
+}
+
+/// Pins a part of a value that is shared already.
+struct SharedValue<'a>(&'a PinnedSlice);
+
+impl Pinner for SharedValue<'_> {
+    fn pin(&self, value: &[u8]) -> PinnedSlice {
+        let skipped = self.0.len().checked_sub(value.len());
+        let tail = skipped.and_then(|skipped| self.0.clone().skip(skipped));
+        tail.filter(|tail| tail.as_ref() == value)
+            .unwrap_or_else(|| PinnedSlice::owned(value.to_vec()))
+    }
+}
+
+/// The newest version of a key in one shard.
+pub(crate) fn newest_version(
+    shard: &Arc<AwayShard>,
+    lookup: &Lookup<'_>,
+) -> Result<Option<ShardVersion>> {
+    if !shard.may_contain(lookup.hash) {
+        return Ok(None);
+    }
+    let ask = RunAsk { lookup: *lookup, floor: SeqNo::ZERO, run: vec![shard] };
+    Ok(versions_of(shard, &ask, true)?.into_iter().next())
+}

@@ -1,0 +1,454 @@
+//! A cursor over memtable shards that are at one memory node.
+//!
+//! The cursor has a *window*: all records of a range of user keys that its snapshot sees and that
+//! count, in order. A page of the node gives the window when the cursor is placed; a step past its
+//! end gets the next one, in the direction of the step. A window always covers whole user keys. If
+//! a page ends between two versions of a key, further pages follow until the key is whole. So the
+//! records on both sides of an edge never mix, and both directions show the same records.
+//!
+//! A cursor shows a part of what a cursor over memory shows: not the versions that the snapshot
+//! does not see, and not what newer versions of the same shards hide. The user's iterator passes
+//! over both anyway.
+//!
+//! As soon as a shard has its copy in memory ([`crate::db::state::away`]), the cursor goes on there,
+//! from the edge at which it needed a page. A lost shard is waited for while it is rebuilt.
+//!
+//! Invariants:
+//! 1. A page that cannot be had makes the cursor invalid with an error. It never ends the scan.
+//! 2. The keys of a window are those of `start..end`, and its records are all that count there.
+//!
+//! Thread-safety: a cursor belongs to one thread at a time.
+//! Failure: `Busy` if the node does not answer within a bound, and if only the cache may be read.
+//! Cost: one request for a window. Windows grow from [`PAGE_BYTES_MIN`] to [`PAGE_BYTES_MAX`] while
+//! a scan goes on.
+
+use std::sync::Arc;
+
+use archipelago_base::{Error, Result, SeqNo};
+
+use crate::db::state::away::AwayShard;
+use crate::iter::{Child, InternalIterator, MergingIterator};
+use crate::key::{self, KeyRange, Kind, user_key};
+use crate::remote::{
+    AwayError, ResumeAt, ScanAsk, ScanDirection, ScanPage, ScanRecord, ShardId, StoreNode,
+};
+use crate::stats::Ticker;
+
+/// Bytes of the first window of a scan.
+const PAGE_BYTES_MIN: usize = 8 << 10;
+/// Bytes of a window at most.
+const PAGE_BYTES_MAX: usize = 192 << 10;
+/// Number of times that a page is asked for before the silence of the node ends the scan.
+const ASKS_MAX: u32 = 2;
+
+/// Settings of a cursor.
+#[derive(Clone, Copy)]
+pub(crate) struct AwayScan {
+    /// Records with larger sequence numbers are not shown.
+    pub(crate) snapshot: SeqNo,
+    /// Values may be cut.
+    pub(crate) keys_only: bool,
+    /// Fail instead of asking a node.
+    pub(crate) cache_only: bool,
+}
+
+/// A cursor over the records of away shards; see the module.
+pub(crate) struct AwayCursor {
+    /// Shards at one node, newest first.
+    shards: Vec<Arc<AwayShard>>,
+    ids: Vec<ShardId>,
+    node: StoreNode,
+    bounds: KeyRange,
+    scan: AwayScan,
+    window: Window,
+    /// Position in the window; not valid at its length.
+    at: usize,
+    page_bytes: usize,
+    /// The same records in memory, once a shard has a copy.
+    local: Option<Box<dyn InternalIterator>>,
+    error: Option<Error>,
+}
+
+/// The records of a range of user keys, in order.
+#[derive(Default)]
+struct Window {
+    records: Vec<ScanRecord>,
+    start: Vec<u8>,
+    /// The first key after the range; `None` for no end.
+    end: Option<Vec<u8>>,
+}
+
+/// Where the records of a cursor come from now.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Source {
+    Window,
+    Local,
+}
+
+impl AwayCursor {
+    /// A cursor over the records of `shard` in `bounds`.
+    pub(crate) fn new(shard: Arc<AwayShard>, bounds: KeyRange, scan: AwayScan) -> Self {
+        let (node, ids) = (shard.node(), vec![shard.id()]);
+        Self {
+            shards: vec![shard],
+            ids,
+            node,
+            bounds,
+            scan,
+            window: Window::default(),
+            at: 0,
+            page_bytes: PAGE_BYTES_MIN,
+            local: None,
+            error: None,
+        }
+    }
+
+    /// The same with the records of an older shard, if that is at the same node.
+    pub(crate) fn push(&mut self, shard: &Arc<AwayShard>) -> bool {
+        let is_same = shard.node() == self.node;
+        if is_same {
+            self.shards.push(Arc::clone(shard));
+            self.ids.push(shard.id());
+        }
+        is_same
+    }
+
+    /// Goes over to memory if a shard has a copy.
+    fn look_for_copies(&mut self) -> Result<Source> {
+        if self.local.is_some() {
+            return Ok(Source::Local);
+        }
+        if !self.shards.iter().any(|shard| shard.has_copy()) {
+            return Ok(Source::Window);
+        }
+        let mut children = Vec::with_capacity(self.shards.len());
+        for shard in &self.shards {
+            let iter: Box<dyn InternalIterator> = match shard.copy()? {
+                Some(copy) => copy.iter(),
+                None => Box::new(Self::new(Arc::clone(shard), self.bounds.clone(), self.scan)),
+            };
+            children.push(Child::new(iter, SeqNo::MAX));
+        }
+        let local: Box<dyn InternalIterator> = match children.len() {
+            1 => children.remove(0).iter,
+            _ => Box::new(MergingIterator::new(children)),
+        };
+        self.window = Window::default();
+        self.local = Some(local);
+        Ok(Source::Local)
+    }
+
+    /// A page from the node, or `None` once a shard has a copy.
+    fn page(
+        &mut self,
+        keys: &KeyRange,
+        resume: Option<&ResumeAt>,
+        direction: ScanDirection,
+    ) -> Result<Option<ScanPage>> {
+        let mut asked = 0;
+        loop {
+            if self.look_for_copies()? == Source::Local {
+                return Ok(None);
+            }
+            let Some(first) = self.shards.first() else { return Ok(Some(ScanPage::default())) };
+            if self.scan.cache_only {
+                return Err(Error::busy(format!(
+                    "memtable shard {} is at a memory node: would need its answer",
+                    first.id()
+                )));
+            }
+            if let Some(lost) = self.shards.iter().find(|shard| shard.is_lost()) {
+                lost.wait_for_copy()?;
+                continue;
+            }
+            let ask = ScanAsk {
+                node: self.node,
+                shards: &self.ids,
+                keys,
+                resume,
+                direction,
+                snapshot: self.scan.snapshot,
+                bytes_max: self.page_bytes,
+                keys_only: self.scan.keys_only,
+            };
+            first.link().stats().add(Ticker::AwayPages, 1);
+            match first.link().store().scan(&ask) {
+                Ok(page) => return Ok(Some(page)),
+                Err(error) => {
+                    asked += 1;
+                    if let AwayError::Lost(why) = &error {
+                        self.shards.iter().for_each(|shard| shard.note_lost(why));
+                    } else if asked >= ASKS_MAX {
+                        return Err(first.not_now(error));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Gets the window that begins with the user key `from`.
+    fn load_forward(&mut self, from: Vec<u8>) -> Result<Source> {
+        let keys = KeyRange { start: from, end: self.bounds.end.clone() };
+        let mut records: Vec<ScanRecord> = Vec::new();
+        let mut resume: Option<ResumeAt> = None;
+        let end = loop {
+            if keys.is_empty() {
+                break keys.end.clone();
+            }
+            let Some(page) = self.page(&keys, resume.as_ref(), ScanDirection::Forward)? else {
+                return Ok(Source::Local);
+            };
+            let is_stuck = page.records.is_empty() && page.resume.is_some();
+            records.extend(page.records);
+            match page.resume {
+                None => break keys.end.clone(),
+                Some(next) if next.seq.is_none() && !records.is_empty() => {
+                    break Some(after_key(next.key));
+                }
+                next if is_stuck && next == resume => return Err(stuck()),
+                next => resume = next,
+            }
+        };
+        self.grow_pages();
+        self.set_window(Window { records, start: keys.start, end })
+    }
+
+    /// Gets the window that ends before the user key `to`, or with the bounds.
+    fn load_backward(&mut self, to: Option<Vec<u8>>) -> Result<Source> {
+        let keys = KeyRange { start: self.bounds.start.clone(), end: to };
+        let mut records: Vec<ScanRecord> = Vec::new();
+        let mut resume: Option<ResumeAt> = None;
+        let start = loop {
+            if keys.is_empty() {
+                break keys.start.clone();
+            }
+            let Some(page) = self.page(&keys, resume.as_ref(), ScanDirection::Backward)? else {
+                return Ok(Source::Local);
+            };
+            let is_stuck = page.records.is_empty() && page.resume.is_some();
+            records.extend(page.records);
+            match page.resume {
+                None => break keys.start.clone(),
+                Some(next) if next.seq.is_none() && !records.is_empty() => break next.key,
+                next if is_stuck && next == resume => return Err(stuck()),
+                next => resume = next,
+            }
+        };
+        self.grow_pages();
+        // The keys come from large to small, and the versions of each from new to old.
+        records.reverse();
+        let by_key = records.chunk_by_mut(|a, b| user_key(&a.key) == user_key(&b.key));
+        by_key.for_each(<[ScanRecord]>::reverse);
+        self.set_window(Window { records, start, end: keys.end })
+    }
+
+    fn set_window(&mut self, window: Window) -> Result<Source> {
+        let is_whole = |record: &ScanRecord| key::KeyRef::decode(&record.key).is_some();
+        let ascend = |pair: &[ScanRecord]| key::compare(&pair[0].key, &pair[1].key).is_lt();
+        if !window.records.iter().all(is_whole) || !window.records.windows(2).all(ascend) {
+            return Err(Error::internal(
+                "the store of memtable shards broke its contract: a page is not in order",
+            ));
+        }
+        self.window = window;
+        Ok(Source::Window)
+    }
+
+    fn grow_pages(&mut self) {
+        self.page_bytes = (self.page_bytes * 2).min(PAGE_BYTES_MAX);
+    }
+
+    fn local(&mut self) -> Result<&mut dyn InternalIterator> {
+        match &mut self.local {
+            Some(local) => Ok(&mut **local),
+            None => Err(Error::internal("a cursor over away shards has no copy")),
+        }
+    }
+
+    /// Whether the window has all records of a user key.
+    fn covers(&self, key: &[u8]) -> bool {
+        let window = &self.window;
+        !window.records.is_empty()
+            && window.start.as_slice() <= key
+            && window.end.as_deref().is_none_or(|end| key < end)
+    }
+
+    fn try_seek(&mut self, target: &[u8]) -> Result<()> {
+        if self.look_for_copies()? == Source::Local {
+            self.local()?.seek(target);
+            return Ok(());
+        }
+        let from = user_key(target).max(&self.bounds.start);
+        if !self.covers(from) {
+            let from = from.to_vec();
+            self.page_bytes = PAGE_BYTES_MIN;
+            if self.load_forward(from)? == Source::Local {
+                self.local()?.seek(target);
+                return Ok(());
+            }
+        }
+        let is_before = |record: &ScanRecord| key::compare(&record.key, target).is_lt();
+        self.at = self.window.records.partition_point(is_before);
+        self.go_on_forward()
+    }
+
+    /// Gets windows until one has a record at or after the end of this one, if the cursor is there.
+    fn go_on_forward(&mut self) -> Result<()> {
+        while self.at == self.window.records.len() {
+            let Some(end) = self.window.end.clone() else { return Ok(()) };
+            if self.bounds.end.as_ref().is_some_and(|last| *last <= end) {
+                return Ok(());
+            }
+            if self.load_forward(end.clone())? == Source::Local {
+                self.local()?.seek(&key::encode(&end, SeqNo::MAX, Kind::SEEK));
+                return Ok(());
+            }
+            self.at = 0;
+        }
+        Ok(())
+    }
+
+    fn try_seek_for_prev(&mut self, target: &[u8]) -> Result<()> {
+        if self.look_for_copies()? == Source::Local {
+            self.local()?.seek_for_prev(target);
+            return Ok(());
+        }
+        let key = user_key(target);
+        if !self.covers(key) {
+            let after = after_key(key.to_vec());
+            let to = match &self.bounds.end {
+                Some(end) if *end <= after => end.clone(),
+                _ => after,
+            };
+            self.page_bytes = PAGE_BYTES_MIN;
+            if self.load_backward(Some(to))? == Source::Local {
+                self.local()?.seek_for_prev(target);
+                return Ok(());
+            }
+        }
+        let is_after = |record: &ScanRecord| key::compare(&record.key, target).is_gt();
+        let past = self.window.records.partition_point(|record| !is_after(record));
+        self.go_on_backward(past)
+    }
+
+    fn try_seek_to_last(&mut self) -> Result<()> {
+        if self.look_for_copies()? == Source::Local {
+            self.local()?.seek_to_last();
+            return Ok(());
+        }
+        self.page_bytes = PAGE_BYTES_MIN;
+        if self.load_backward(self.bounds.end.clone())? == Source::Local {
+            self.local()?.seek_to_last();
+            return Ok(());
+        }
+        self.go_on_backward(self.window.records.len())
+    }
+
+    /// Stands on the record before position `past`, in an earlier window if need be.
+    fn go_on_backward(&mut self, mut past: usize) -> Result<()> {
+        while past == 0 {
+            self.at = self.window.records.len();
+            let to = self.window.start.clone();
+            if to <= self.bounds.start {
+                return Ok(());
+            }
+            if self.load_backward(Some(to.clone()))? == Source::Local {
+                self.local()?.seek_for_prev(&key::encode(&to, SeqNo::MAX, Kind::SEEK));
+                return Ok(());
+            }
+            past = self.window.records.len();
+        }
+        self.at = past - 1;
+        Ok(())
+    }
+
+    fn settle(&mut self, moved: Result<()>) {
+        self.error = moved.err();
+        if self.error.is_some() {
+            self.at = self.window.records.len();
+        }
+    }
+}
+
+/// The first user key after `key`.
+fn after_key(mut key: Vec<u8>) -> Vec<u8> {
+    key.push(0);
+    key
+}
+
+#[cold]
+fn stuck() -> Error {
+    Error::internal("the store of memtable shards broke its contract: a scan does not go on")
+}
+
+impl InternalIterator for AwayCursor {
+    fn valid(&self) -> bool {
+        match &self.local {
+            Some(local) => self.error.is_none() && local.valid(),
+            None => self.at < self.window.records.len(),
+        }
+    }
+
+    fn seek_to_first(&mut self) {
+        let first = key::encode(&self.bounds.start, SeqNo::MAX, Kind::SEEK);
+        self.seek(&first);
+    }
+
+    fn seek_to_last(&mut self) {
+        let moved = self.try_seek_to_last();
+        self.settle(moved);
+    }
+
+    fn seek(&mut self, target: &[u8]) {
+        let moved = self.try_seek(target);
+        self.settle(moved);
+    }
+
+    fn seek_for_prev(&mut self, target: &[u8]) {
+        let moved = self.try_seek_for_prev(target);
+        self.settle(moved);
+    }
+
+    fn next(&mut self) {
+        debug_assert!(self.valid());
+        if let Some(local) = &mut self.local {
+            return local.next();
+        }
+        self.at += 1;
+        if self.at == self.window.records.len() {
+            let moved = self.go_on_forward();
+            self.settle(moved);
+        }
+    }
+
+    fn prev(&mut self) {
+        debug_assert!(self.valid());
+        if let Some(local) = &mut self.local {
+            return local.prev();
+        }
+        let moved = self.go_on_backward(self.at);
+        self.settle(moved);
+    }
+
+    fn key(&self) -> &[u8] {
+        match &self.local {
+            Some(local) => local.key(),
+            None => &self.window.records[self.at].key,
+        }
+    }
+
+    fn value(&self) -> &[u8] {
+        match &self.local {
+            Some(local) => local.value(),
+            None => &self.window.records[self.at].value,
+        }
+    }
+
+    fn status(&self) -> Result<()> {
+        match (&self.error, &self.local) {
+            (Some(error), _) => Err(error.clone()),
+            (None, Some(local)) => local.status(),
+            (None, None) => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,590 @@
+//! Memtable shards that lie at a memory node, and the link to the store that has them
+//! ([`crate::remote`]).
+//!
+//! An [`AwayShard`] is what stays of a shard that left: its name, its figures, its filter, its range
+//! tombstones and a sample of its keys. Super versions, jobs and iterators share it. The drop of the
+//! last reference releases the shard at the node.
+//!
+//! An away shard may get a **copy** in memory, once: the image, when a flush fetches it, or a shard
+//! that was rebuilt from the log, when the node has lost it. Every reader uses the copy from then
+//! on, also one that holds an old super version. So an iterator needs no place to go on from when a
+//! node dies, and it never matters to a reader whether the log still has the records.
+//!
+//! Invariants:
+//! 1. A copy has exactly the records of the shard. It is set once and never changes.
+//! 2. The log has the records of an away shard that has no copy. In other words, a shard has its
+//!    copy before an edit installs its tables, and before its family is dropped nothing lets its
+//!    log go.
+//! 3. Nothing is asked of the store about a shard that has a copy or was released.
+//! 4. The range tombstones here are all that the shard has.
+//!
+//! Thread-safety: any thread may call any method. The lock of the link is a leaf: no other lock is
+//! taken, and no reference to an away shard is dropped, while it is held.
+//! Failure: a shard that cannot be had in time is `Busy`. A shard whose records are gone for good
+//! keeps the error that says so.
+//! Cost: about 300 bytes for a shard, ten bits for each of its records, its range tombstones and at
+//! most [`SAMPLED_KEYS_MAX`] of its keys.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::Duration;
+
+use archipelago_base::budget::{ByteBudget, Charge, MemoryClass};
+use archipelago_base::{Error, ErrorKind, Result, SeqNo};
+use parking_lot::{Condvar, Mutex};
+
+use crate::iter::InternalIterator;
+use crate::key::{self, Kind, split_expiry};
+use crate::lookup::{Found, Lookup, Visit};
+use crate::memtable::{SealedImage, SealedShard, Shard, ShardFilter};
+use crate::remote::{AwayError, ShardId, ShardStore, StoreNode, StoreRoom, StoreWatcher};
+use crate::sst::SampledKey;
+use crate::stats::{Statistics, Ticker};
+use crate::tombstone::TombstoneSet;
+
+/// Keys of a shard that stay as a sample.
+const SAMPLED_KEYS_MAX: usize = 256;
+/// One wait of a read for the copy of a lost shard.
+const COPY_WAIT: Duration = Duration::from_millis(20);
+/// Number of these waits: a read waits ten seconds at most.
+const COPY_WAITS_MAX: u32 = 500;
+
+/// Parts of a [`StoreLink`] that the open provides.
+pub(crate) struct LinkParts {
+    pub(crate) store: Arc<dyn ShardStore>,
+    pub(crate) stats: Arc<Statistics>,
+    pub(crate) budget: Arc<ByteBudget>,
+    /// Condition that background workers wait for.
+    pub(crate) workers: Arc<Condvar>,
+    /// Whether threads run the background work, so that a read can wait for it.
+    pub(crate) may_wait: bool,
+}
+
+/// Rebuilds lost shards on the calling thread, where no thread does it in the background.
+pub(crate) type Rebuilder = Box<dyn Fn() -> Result<()> + Send + Sync>;
+
+/// The store of a database, and the shards that are away.
+pub(crate) struct StoreLink {
+    parts: LinkParts,
+    rebuilder: OnceLock<Rebuilder>,
+    registry: Mutex<Registry>,
+    /// A shard got its copy.
+    copied: Condvar,
+    /// Oldest memtable of which a shard may still be sent.
+    oldest: AtomicU64,
+    /// Whether the store knows the owner.
+    is_open: AtomicBool,
+    /// Whether the store is closed for good.
+    is_closed: AtomicBool,
+}
+
+/// The state that the lock of a link guards.
+#[derive(Default)]
+struct Registry {
+    shards: BTreeMap<ShardId, Weak<AwayShard>>,
+    /// Lost shards without a copy.
+    lost: BTreeSet<ShardId>,
+    /// Number of reasons for which nothing may leave and everything is to be flushed.
+    stays: usize,
+}
+
+/// Bytes and number of the shards that are away.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct AwaySums {
+    /// Number of shards.
+    pub(crate) shards: usize,
+    /// Bytes of their images.
+    pub(crate) bytes: u64,
+}
+
+/// Nothing leaves, and everything is flushed, until this is dropped.
+pub(crate) struct StayHome(Arc<StoreLink>);
+
+impl Drop for StayHome {
+    fn drop(&mut self) {
+        self.0.registry.lock().stays -= 1;
+        self.0.wake_workers();
+    }
+}
+
+impl StoreLink {
+    pub(crate) fn new(parts: LinkParts) -> Arc<Self> {
+        Arc::new(Self {
+            parts,
+            rebuilder: OnceLock::new(),
+            registry: Mutex::default(),
+            copied: Condvar::new(),
+            oldest: AtomicU64::new(0),
+            is_open: AtomicBool::new(false),
+            is_closed: AtomicBool::new(false),
+        })
+    }
+
+    #[inline]
+    pub(crate) fn store(&self) -> &dyn ShardStore {
+        &*self.parts.store
+    }
+
+    pub(crate) fn stats(&self) -> &Statistics {
+        &self.parts.stats
+    }
+
+    /// Lets shards leave from now on: the store knows the owner.
+    pub(crate) fn open(self: &Arc<Self>, rebuilder: Rebuilder) {
+        // A database is opened once.
+        let _same = self.rebuilder.set(rebuilder);
+        let weak: Weak<Self> = Arc::downgrade(self);
+        self.store().watch(weak as Weak<dyn StoreWatcher>);
+        self.is_open.store(true, Ordering::Release);
+    }
+
+    /// Room of the store; none before the store knows the owner, and while shards must stay.
+    pub(crate) fn room(&self) -> StoreRoom {
+        let is_usable =
+            self.is_open.load(Ordering::Acquire) && !self.is_closed.load(Ordering::Acquire);
+        match is_usable && !self.must_stay() {
+            true => self.store().room(),
+            false => StoreRoom::default(),
+        }
+    }
+
+    /// Bytes of images that may be at all nodes together; 0 before the store knows the owner.
+    pub(crate) fn limit_bytes(&self) -> u64 {
+        match self.is_open.load(Ordering::Acquire) && !self.is_closed.load(Ordering::Acquire) {
+            true => self.store().room().limit_bytes,
+            false => 0,
+        }
+    }
+
+    /// Whether nothing may leave and everything is to be flushed.
+    pub(crate) fn must_stay(&self) -> bool {
+        self.registry.lock().stays > 0
+    }
+
+    /// Keeps shards from leaving, and makes all that are away due.
+    pub(crate) fn stay_home(self: &Arc<Self>) -> StayHome {
+        self.registry.lock().stays += 1;
+        self.wake_workers();
+        StayHome(Arc::clone(self))
+    }
+
+    /// Notes the oldest memtable of which a shard may still be sent.
+    pub(crate) fn note_oldest(&self, memtable: u64) {
+        self.oldest.fetch_max(memtable, Ordering::Relaxed);
+    }
+
+    /// The shards that are away and have no copy.
+    pub(crate) fn sums(&self) -> AwaySums {
+        let mut sums = AwaySums::default();
+        for shard in self.shards() {
+            if shard.copy.get().is_none() {
+                sums.shards += 1;
+                sums.bytes += shard.figures.image_bytes;
+            }
+        }
+        sums
+    }
+
+    /// All shards that something refers to.
+    fn shards(&self) -> Vec<Arc<AwayShard>> {
+        self.registry.lock().shards.values().filter_map(Weak::upgrade).collect()
+    }
+
+    /// Lost shards that have no copy yet.
+    pub(crate) fn lost(&self) -> Vec<Arc<AwayShard>> {
+        let registry = self.registry.lock();
+        let lost = registry.lost.iter().filter_map(|id| registry.shards.get(id)?.upgrade());
+        lost.collect()
+    }
+
+    /// Forgets a lost shard that has a copy.
+    pub(crate) fn forget_lost(&self, id: ShardId) {
+        self.registry.lock().lost.remove(&id);
+    }
+
+    /// Whether a lost shard waits for its copy.
+    pub(crate) fn has_lost(&self) -> bool {
+        !self.registry.lock().lost.is_empty()
+    }
+
+    /// Releases every shard and closes the store. Reads of shards without a copy fail afterwards.
+    pub(crate) fn close(&self) {
+        if self.is_closed.swap(true, Ordering::AcqRel) || !self.is_open.load(Ordering::Acquire) {
+            return;
+        }
+        self.shards().iter().for_each(|shard| shard.release());
+        drop(self.registry.lock());
+        self.copied.notify_all();
+        self.store().close();
+    }
+
+    /// The shard `id` is at `node` from now on.
+    pub(crate) fn register(
+        self: &Arc<Self>,
+        id: ShardId,
+        node: StoreNode,
+        rest: Remainder,
+    ) -> Arc<AwayShard> {
+        let filter_bytes = rest.filter.as_ref().map_or(0, ShardFilter::bytes) as u64;
+        let keys: usize = rest.sample.iter().map(|sampled| sampled.key.capacity()).sum();
+        let sample_bytes = rest.sample.capacity() * size_of::<SampledKey>() + keys;
+        let bytes = filter_bytes + sample_bytes as u64 + size_of::<AwayShard>() as u64;
+        let shard = Arc::new(AwayShard {
+            id,
+            node,
+            figures: rest.figures,
+            filter: rest.filter,
+            tombstones: rest.tombstones,
+            sample: rest.sample,
+            copy: OnceLock::new(),
+            is_lost: AtomicBool::new(false),
+            is_released: AtomicBool::new(false),
+            link: Arc::clone(self),
+            _charge: self.parts.budget.hold(MemoryClass::Memtable, bytes),
+        });
+        let before = self.registry.lock().shards.insert(id, Arc::downgrade(&shard));
+        debug_assert!(before.is_none(), "the name of a shard is used twice");
+        shard
+    }
+
+    /// Wakes background workers. One that has just looked may miss it and looks again by itself.
+    fn wake_workers(&self) {
+        self.parts.workers.notify_all();
+    }
+}
+
+impl StoreWatcher for StoreLink {
+    fn lost(&self, shards: &[ShardId]) {
+        let named: Vec<Arc<AwayShard>> = {
+            let registry = self.registry.lock();
+            shards.iter().filter_map(|id| registry.shards.get(id)?.upgrade()).collect()
+        };
+        named.iter().for_each(|shard| shard.note_lost("its node is lost"));
+    }
+
+    fn has_more_room(&self) {
+        self.wake_workers();
+    }
+}
+
+/// Figures of a shard that left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct AwayFigures {
+    /// Number of point records.
+    pub(crate) entries: u64,
+    /// Number of point records that are deletes.
+    pub(crate) deletions: u64,
+    /// Number of different user keys.
+    pub(crate) user_keys: u64,
+    /// Bytes of the records as stored, tombstones included.
+    pub(crate) data_bytes: u64,
+    /// Smallest sequence number, tombstones included.
+    pub(crate) smallest_seq: SeqNo,
+    /// Largest sequence number, tombstones included.
+    pub(crate) largest_seq: SeqNo,
+    /// Bytes of the image.
+    pub(crate) image_bytes: u64,
+}
+
+/// What stays of a shard that leaves.
+pub(crate) struct Remainder {
+    figures: AwayFigures,
+    filter: Option<ShardFilter>,
+    tombstones: Arc<TombstoneSet>,
+    sample: Vec<SampledKey>,
+}
+
+impl Remainder {
+    /// Of a sealed shard whose image has `image_bytes` bytes. Costs a walk over the keys.
+    pub(crate) fn of(shard: &Arc<Shard>, image_bytes: u64) -> Self {
+        let (user_keys, sample) = sample_of(shard);
+        let figures = AwayFigures {
+            entries: shard.entries(),
+            deletions: shard.deletions(),
+            user_keys,
+            data_bytes: shard.data_bytes(),
+            smallest_seq: shard.smallest_seq(),
+            largest_seq: shard.largest_seq(),
+            image_bytes,
+        };
+        let filter = shard.filter().cloned();
+        Self { figures, filter, tombstones: shard.tombstones(), sample }
+    }
+}
+
+/// The number of user keys, and some keys at even distances, each with its newest record.
+fn sample_of(shard: &Arc<Shard>) -> (u64, Vec<SampledKey>) {
+    let distance = shard.entries().div_ceil(SAMPLED_KEYS_MAX as u64).max(1);
+    let (mut user_keys, mut at, mut wanted_at) = (0, 0, 0);
+    let mut sample = Vec::new();
+    let mut last: Option<Vec<u8>> = None;
+    let mut iter = shard.iter();
+    iter.seek_to_first();
+    while iter.valid() {
+        let user_key = key::user_key(iter.key());
+        if last.as_deref() != Some(user_key) {
+            user_keys += 1;
+            if at >= wanted_at
+                && let Some(record) = key::KeyRef::decode(iter.key())
+            {
+                wanted_at = at + distance;
+                let expires = record.kind == Kind::PutExpiring;
+                let expiry = expires.then(|| split_expiry(iter.value())).flatten();
+                sample.push(SampledKey {
+                    key: user_key.to_vec(),
+                    seq: record.seq,
+                    kind: record.kind,
+                    expiry: expiry.map(|(at_ms, _)| at_ms),
+                });
+            }
+            let last = last.get_or_insert_default();
+            last.clear();
+            last.extend_from_slice(user_key);
+        }
+        at += 1;
+        iter.next();
+    }
+    (user_keys, sample)
+}
+
+/// A shard at a node; see the module.
+pub(crate) struct AwayShard {
+    id: ShardId,
+    node: StoreNode,
+    figures: AwayFigures,
+    filter: Option<ShardFilter>,
+    tombstones: Arc<TombstoneSet>,
+    sample: Vec<SampledKey>,
+    /// Its records in memory, or the reason for which they are gone for good.
+    copy: OnceLock<Result<ShardCopy>>,
+    /// Whether the store has lost it.
+    is_lost: AtomicBool,
+    is_released: AtomicBool,
+    link: Arc<StoreLink>,
+    _charge: Charge,
+}
+
+impl Drop for AwayShard {
+    fn drop(&mut self) {
+        {
+            let mut registry = self.link.registry.lock();
+            registry.shards.remove(&self.id);
+            registry.lost.remove(&self.id);
+        }
+        self.release();
+    }
+}
+
+impl AwayShard {
+    pub(crate) fn id(&self) -> ShardId {
+        self.id
+    }
+
+    /// The node that has it.
+    pub(crate) fn node(&self) -> StoreNode {
+        self.node
+    }
+
+    pub(crate) fn link(&self) -> &Arc<StoreLink> {
+        &self.link
+    }
+
+    pub(crate) fn figures(&self) -> &AwayFigures {
+        &self.figures
+    }
+
+    /// Some of its keys at even distances, each with its newest record.
+    pub(crate) fn sample(&self) -> &[SampledKey] {
+        &self.sample
+    }
+
+    pub(crate) fn tombstones(&self) -> &Arc<TombstoneSet> {
+        &self.tombstones
+    }
+
+    /// Whether a key with this hash may be in the shard. Says nothing about range tombstones.
+    #[inline]
+    pub(crate) fn may_contain(&self, hash: u64) -> bool {
+        self.figures.entries > 0
+            && self.filter.as_ref().is_none_or(|filter| filter.may_contain(hash))
+    }
+
+    /// The copy in memory, if there is one. Errors: the records are gone for good.
+    pub(crate) fn copy(&self) -> Result<Option<&ShardCopy>> {
+        match self.copy.get() {
+            None => Ok(None),
+            Some(Ok(copy)) => Ok(Some(copy)),
+            Some(Err(gone)) => Err(gone.clone()),
+        }
+    }
+
+    /// Whether nothing is asked of the node any more.
+    pub(crate) fn has_copy(&self) -> bool {
+        self.copy.get().is_some()
+    }
+
+    /// Whether the store has lost it, or is closed: then it is not asked.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.is_lost.load(Ordering::Acquire) || self.link.is_closed.load(Ordering::Acquire)
+    }
+
+    /// Gives every reader the records in memory, or the reason for which they are gone.
+    pub(crate) fn set_copy(&self, copy: Result<ShardCopy>) {
+        // Whatever was set first has the same records.
+        let _same = self.copy.set(copy);
+        self.link.registry.lock().lost.remove(&self.id);
+        self.link.copied.notify_all();
+    }
+
+    /// Notes that the store has lost it, so that background work rebuilds it.
+    pub(crate) fn note_lost(&self, why: &str) {
+        if self.has_copy() || self.is_released.load(Ordering::Acquire) {
+            return;
+        }
+        if !self.is_lost.swap(true, Ordering::AcqRel) {
+            tracing::warn!(shard = %self.id, why, "a memtable shard is lost and will be rebuilt");
+            self.link.stats().add(Ticker::AwayShardsLost, 1);
+        }
+        self.link.registry.lock().lost.insert(self.id);
+        self.link.wake_workers();
+    }
+
+    /// Waits until a lost shard has its copy. Errors: `Busy` if that takes longer than a read may.
+    pub(crate) fn wait_for_copy(&self) -> Result<()> {
+        let link = &self.link;
+        if !link.parts.may_wait
+            && let Some(rebuild) = link.rebuilder.get()
+        {
+            rebuild()?;
+        }
+        let mut registry = link.registry.lock();
+        for _ in 0..COPY_WAITS_MAX {
+            if self.has_copy() {
+                return Ok(());
+            }
+            if link.is_closed.load(Ordering::Acquire) {
+                return Err(Error::closed(
+                    "the database is closed, and a memtable shard that the reader needs is at a \
+                     memory node",
+                ));
+            }
+            if !link.parts.may_wait {
+                break;
+            }
+            link.copied.wait_for(&mut registry, COPY_WAIT);
+        }
+        drop(registry);
+        Err(self.not_now(AwayError::Lost("it is being rebuilt from the log".to_owned())))
+    }
+
+    /// The error of a read that cannot have the shard now.
+    pub(crate) fn not_now(&self, error: AwayError) -> Error {
+        self.link.stats().add(Ticker::AwayReadsBusy, 1);
+        let text = format!(
+            "memtable shard {} is at a memory node and cannot be read now: try again",
+            self.id
+        );
+        Error::with_source(ErrorKind::Busy, text, error)
+    }
+
+    /// The records in memory, fetched from the node if they are not there yet.
+    pub(crate) fn fetch(&self) -> Result<ShardCopy> {
+        if let Some(copy) = self.copy()? {
+            return Ok(copy.clone());
+        }
+        let fetched = match self.is_lost() {
+            true => Err(AwayError::Lost("it is being rebuilt from the log".to_owned())),
+            false => self.link.store().fetch(self.id).and_then(|image| self.check_image(image)),
+        };
+        let image = match fetched {
+            Ok(image) => image,
+            Err(error) => {
+                // Another thread may have had more luck.
+                if let Some(copy) = self.copy()? {
+                    return Ok(copy.clone());
+                }
+                if let AwayError::Lost(why) = &error {
+                    self.note_lost(why);
+                }
+                return Err(self.not_now(error));
+            }
+        };
+        self.link.stats().add(Ticker::AwayShardsFetched, 1);
+        self.link.stats().add(Ticker::AwayBytesFetched, self.figures.image_bytes);
+        let charge = self.link.parts.budget.hold(MemoryClass::Memtable, self.figures.image_bytes);
+        self.set_copy(Ok(ShardCopy::Image(Arc::new(FetchedImage { image, _charge: charge }))));
+        match self.copy()? {
+            Some(copy) => Ok(copy.clone()),
+            None => Err(Error::internal("a copy that was set is gone")),
+        }
+    }
+
+    /// Whether a fetched image is that of this shard.
+    fn check_image(&self, image: Arc<SealedImage>) -> Result<Arc<SealedImage>, AwayError> {
+        let own = &self.figures;
+        let is_own = image.entries() == own.entries
+            && image.deletions() == own.deletions
+            && image.data_bytes() == own.data_bytes
+            && image.seq_range() == (own.smallest_seq, own.largest_seq);
+        match is_own {
+            true => Ok(image),
+            false => Err(AwayError::Lost(format!("what came for shard {} is not it", self.id))),
+        }
+    }
+
+    /// Releases the shard at the node, once.
+    pub(crate) fn release(&self) {
+        if !self.is_released.swap(true, Ordering::AcqRel) {
+            self.link.store().release(&[self.id], self.link.oldest.load(Ordering::Relaxed));
+        }
+    }
+}
+
+/// The image of a shard in memory.
+pub(crate) struct FetchedImage {
+    image: Arc<SealedImage>,
+    _charge: Charge,
+}
+
+/// The records of an away shard in memory.
+#[derive(Clone)]
+pub(crate) enum ShardCopy {
+    /// A shard that was rebuilt from the log.
+    Rebuilt(Arc<Shard>),
+    /// The image that was sent.
+    Image(Arc<FetchedImage>),
+}
+
+impl ShardCopy {
+    /// Shows `visit` the versions of a key that the snapshot sees, newest first, until it breaks.
+    pub(crate) fn lookup(
+        &self,
+        lookup: &Lookup<'_>,
+        visit: impl FnMut(&Found<'_>) -> Visit,
+    ) -> Result<()> {
+        match self {
+            Self::Rebuilt(shard) => {
+                shard.lookup(lookup, visit);
+                Ok(())
+            }
+            Self::Image(fetched) => fetched.image.lookup(lookup, visit),
+        }
+    }
+
+    /// A cursor over all point records.
+    pub(crate) fn iter(&self) -> Box<dyn InternalIterator> {
+        match self {
+            Self::Rebuilt(shard) => Box::new(shard.iter()),
+            Self::Image(fetched) => Box::new(fetched.image.iter()),
+        }
+    }
+
+    /// The shard as a job reads it.
+    pub(crate) fn sealed(&self) -> Arc<dyn SealedShard> {
+        match self {
+            Self::Rebuilt(shard) => Arc::clone(shard) as _,
+            Self::Image(fetched) => Arc::clone(&fetched.image) as _,
+        }
+    }
+}

@@ -21,6 +21,8 @@ use super::state::MemoryNode;
 
 /// Pause between two looks whether the pool has dropped this client.
 const LOOK: Duration = Duration::from_secs(1);
+/// Pause after a renewal that no manager has answered.
+const RENEWAL_PAUSE: Duration = Duration::from_millis(200);
 /// Label of pool clients that are owners of memtable shards: `shards` in ASCII.
 const LABEL: u64 = 0x0073_6861_7264_7300;
 
@@ -51,7 +53,9 @@ impl PoolNodes {
         runtime: &Arc<dyn Runtime>,
     ) -> Arc<Self> {
         let nodes = Arc::new(Self { client: Mutex::default() });
-        let options = PoolOptions { manager: managers, ..PoolOptions::new(String::new(), LABEL) };
+        let mut options = PoolOptions::new(String::new(), LABEL);
+        options.manager = managers;
+        options.pace.renewal = RENEWAL_PAUSE;
         let (weak, reach) = (Arc::downgrade(&nodes), Arc::clone(reach));
         let joining = keep_joined(weak, options, reach, Arc::clone(runtime));
         runtime.spawn("shard-nodes", Box::pin(joining));

@@ -30,6 +30,8 @@ const INLINE_BYTES_MAX: u32 = 16 << 10;
 const GET_BYTES_MAX: usize = 48 << 10;
 /// Bytes of a page beside those that the reader wants.
 const PAGE_BYTES_BESIDE: usize = 4096;
+/// Long values that one read fetches at the same time.
+const RECORDS_IN_PARALLEL: usize = 8;
 /// Wrong answers after which the shards are lost.
 const WRONG_MAX: u32 = 2;
 
@@ -181,11 +183,16 @@ impl OwnerDriver {
             }
             search.on_answer(answer)?;
         }
-        for record in search.records().to_vec() {
-            let shard = target.shards.get(record.shard);
-            let bytes = self.record(links, shard, record.at, record.len).await?;
-            if !search.on_record(record, &bytes) {
-                return Err(ReadFailure::Wrong("another record than it named"));
+        let records = search.records().to_vec();
+        for some in records.chunks(RECORDS_IN_PARALLEL) {
+            let reads = some.iter().map(|record| {
+                let shard = target.shards.get(record.shard);
+                self.record(links, shard, record.at, record.len)
+            });
+            for (record, bytes) in some.iter().zip(join_all(reads).await) {
+                if !search.on_record(*record, &bytes?) {
+                    return Err(ReadFailure::Wrong("another record than it named"));
+                }
             }
         }
         Ok(search.finish())
@@ -240,11 +247,16 @@ impl OwnerDriver {
             return Err(ReadFailure::Refused(refusal));
         }
         let mut reader = PageReader::new(ask, answer)?;
-        for record in reader.records().to_vec() {
-            let shard = target.shards.get(record.shard);
-            let bytes = self.record(links, shard, record.at, record.len).await?;
-            if !reader.on_record(record, &bytes) {
-                return Err(ReadFailure::Wrong("another record than it named"));
+        let records = reader.records().to_vec();
+        for some in records.chunks(RECORDS_IN_PARALLEL) {
+            let reads = some.iter().map(|record| {
+                let shard = target.shards.get(record.shard);
+                self.record(links, shard, record.at, record.len)
+            });
+            for (record, bytes) in some.iter().zip(join_all(reads).await) {
+                if !reader.on_record(*record, &bytes?) {
+                    return Err(ReadFailure::Wrong("another record than it named"));
+                }
             }
         }
         Ok(reader.finish())

@@ -268,10 +268,12 @@ impl OwnerState {
         if !state.missed_beat(sent_ns, now_ns, &self.terms) && !is_other_life {
             return;
         }
-        if !std::mem::replace(&mut state.is_lost, true) {
-            tracing::warn!(node = %state.node, "a memory node is silent: its shards are lost");
-        }
+        let was_lost = std::mem::replace(&mut state.is_lost, true);
         let lost = state.lose();
+        if !was_lost && state.begun.is_some() {
+            let (node, shards) = (state.node, lost.len());
+            tracing::warn!(%node, shards, "a memory node is silent: its shards are lost");
+        }
         self.note_lost(lost);
     }
 

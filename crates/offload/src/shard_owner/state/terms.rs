@@ -41,7 +41,7 @@ impl Default for OwnerTerms {
             pause: Duration::from_millis(5),
             patience: Duration::from_secs(5),
             farewell: Duration::from_secs(2),
-            landing_bytes: 32 << 20,
+            landing_bytes: 80 << 20,
             bytes_max: UNLIMITED_BYTES,
         }
     }

@@ -83,8 +83,7 @@ impl Tally {
 
 impl OwnerFigures {
     /// The figures by name.
-    #[must_use]
-    pub fn named(&self) -> [(&'static str, u64); 14] {
+    fn named(&self) -> [(&'static str, u64); 14] {
         [
             ("nodes", self.nodes),
             ("shards", self.shards),

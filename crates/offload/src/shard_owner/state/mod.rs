@@ -287,16 +287,17 @@ impl OwnerState {
     ) {
         let Some(state) = self.nodes.get_mut(&node) else { return };
         state.heard();
-        let had_room = state.usable().is_some();
+        let free_before = state.free_bytes(now_ns);
         match (task, answer) {
             (
                 NodeTask::Begin,
-                ShardMessage::Begun { landing_bytes, image_bytes_max, shards, .. },
+                ShardMessage::Begun { landing_bytes, image_bytes_max, room_bytes, shards, .. },
             ) => {
                 let (landing_bytes, image_bytes_max) = (*landing_bytes, *image_bytes_max);
+                let limit_bytes = state.used_bytes().saturating_add(*room_bytes);
                 // The first answer counts shards of earlier owners only.
                 state.needs_purge |= state.begun.is_none() && *shards > 0;
-                state.begun = Some(BegunFacts { landing_bytes, image_bytes_max });
+                state.begun = Some(BegunFacts { landing_bytes, image_bytes_max, limit_bytes });
                 state.is_lost = false;
             }
             (NodeTask::Purge, ShardMessage::Done { .. }) => state.needs_purge = false,
@@ -323,7 +324,10 @@ impl OwnerState {
                 state.rest_ns = now_ns + REFUSED_PAUSE.as_nanos() as u64;
             }
         }
-        self.news.has_more_room |= !had_room && state.usable().is_some();
+        // A node that had room for a large image before needs no news.
+        let is_more = state.free_bytes(now_ns) > free_before;
+        let was_little = state.begun.is_some_and(|begun| free_before < begun.image_bytes_max);
+        self.news.has_more_room |= is_more && was_little;
     }
 
     /// Takes a refusal of a node, to whatever request.

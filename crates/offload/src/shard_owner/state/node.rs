@@ -25,6 +25,8 @@ pub(in crate::shard_owner) enum NodeTask {
 pub(super) struct BegunFacts {
     pub(super) landing_bytes: u64,
     pub(super) image_bytes_max: u64,
+    /// Bytes of images that the owner may have here: those that it had, and the room.
+    pub(super) limit_bytes: u64,
 }
 
 /// What the node said when it had no room.
@@ -110,23 +112,23 @@ impl NodeState {
     pub(super) fn free_bytes(&self, now_ns: u64) -> u64 {
         let Some(begun) = self.usable() else { return 0 };
         let zone = begun.landing_bytes.saturating_sub(self.shards.sending_bytes());
-        self.full_at(now_ns).map_or(zone, |full| zone.min(full.left_bytes))
+        zone.min(self.limit_bytes(now_ns).saturating_sub(self.used_bytes()))
     }
 
     /// Bytes of images that the owner may have here, as far as it knows.
     pub(super) fn limit_bytes(&self, now_ns: u64) -> u64 {
-        if self.usable().is_none() {
-            return self.shards.held_bytes();
-        }
-        let limit = |full: FullNotice| self.used_bytes().saturating_add(full.left_bytes);
-        self.full_at(now_ns).map_or(u64::MAX, limit)
+        let Some(begun) = self.usable() else { return self.shards.held_bytes() };
+        let full = self.full_at(now_ns);
+        let limit = full.map(|full| self.used_bytes().saturating_add(full.left_bytes));
+        limit.map_or(begun.limit_bytes, |limit| limit.min(begun.limit_bytes))
     }
 
     /// Whether an image of `bytes` may be sent here: now, when other transfers have ended, or not.
     pub(super) fn takes(&self, now_ns: u64, id: ShardId, bytes: u64) -> Takes {
         let Some(begun) = self.usable() else { return Takes::Never };
         let is_known = self.shards.contains(id) || self.used_up.contains(&id);
-        let is_full = self.full_at(now_ns).is_some_and(|full| full.left_bytes < bytes);
+        let left = self.limit_bytes(now_ns).saturating_sub(self.used_bytes());
+        let is_full = left < bytes;
         if is_known || is_full || bytes > begun.image_bytes_max {
             return Takes::Never;
         }

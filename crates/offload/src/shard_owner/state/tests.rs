@@ -26,7 +26,8 @@ fn readable() -> ReadableShard {
 }
 
 fn begun(shards: u32) -> ShardMessage {
-    ShardMessage::Begun { life: LIFE, landing_bytes: 1000, image_bytes_max: 400, shards }
+    let (landing_bytes, image_bytes_max, room_bytes) = (1000, 400, 5000);
+    ShardMessage::Begun { life: LIFE, landing_bytes, image_bytes_max, room_bytes, shards }
 }
 
 fn refused(why: ShardWhy) -> ShardMessage {
@@ -281,7 +282,7 @@ fn room_is_what_nodes_have_promised() {
     let mut world = World::new(2);
     let room = world.state.room(world.now_ns);
     assert_eq!((room.free_bytes, room.image_bytes_max), (2000, 400));
-    assert_eq!(room.limit_bytes, UNLIMITED_BYTES);
+    assert_eq!(room.limit_bytes, 10_000);
     assert!(matches!(world.begin(1, 401), Pick::NoRoom(_)), "too large for each node");
     let Pick::Node { node, losses } = world.begin(1, 400) else { panic!("room") };
     let room = world.state.room(world.now_ns);
@@ -289,6 +290,23 @@ fn room_is_what_nodes_have_promised() {
     world.state.sent(node, id(1), losses, readable()).expect("the node is there");
     let room = world.state.room(world.now_ns);
     assert_eq!((room.free_bytes, room.sending_bytes, room.held_bytes), (2000, 0, 400));
+    assert_eq!(room.limit_bytes, 10_000, "what was sent since the last beat is within the limit");
+    // Others have taken most of the node meanwhile.
+    world.now_ns += SECOND;
+    let little = ShardMessage::Begun {
+        life: LIFE,
+        landing_bytes: 1000,
+        image_bytes_max: 400,
+        room_bytes: 300,
+        shards: 1,
+    };
+    world.answer(node, &little);
+    let room = world.state.room(world.now_ns);
+    assert_eq!((room.free_bytes, room.limit_bytes), (1300, 5700));
+    world.state.take_news();
+    world.now_ns += SECOND;
+    world.answer(node, &begun(1));
+    assert!(world.state.take_news().has_more_room);
 }
 
 #[test]
@@ -309,10 +327,10 @@ fn full_node_gets_no_image_until_it_has_room() {
     let Pick::Node { .. } = world.begin(2, 100) else { panic!("the name was not used up") };
     // Other databases may free some, too.
     world.state.not_sent(world.now_ns, node, id(2), full);
+    world.state.take_news();
     world.now_ns += OwnerTerms::default().full.as_nanos() as u64;
-    assert_eq!(world.state.room(world.now_ns).limit_bytes, UNLIMITED_BYTES);
+    assert_eq!(world.state.room(world.now_ns).limit_bytes, 5000);
     world.answer(node, &begun(0));
-    world.state.next_ask(world.now_ns, node);
     assert!(world.state.take_news().has_more_room);
 }
 

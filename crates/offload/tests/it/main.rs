@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on should say where")]
 
 mod away;
+mod away_database;
 mod corpus;
 mod databases;
 mod office;

@@ -209,8 +209,8 @@ impl World {
         let options = ReadOptions { snapshot, ..ReadOptions::default() };
         let (db, cf) = (self.db(), self.db().default_family());
         let keys: Vec<Vec<u8>> = (0..20)
-            .map(|_| rng.u32(0..KEYS + 5))
-            .map(|number| if rng.bool() { key(number) } else { counter(number) })
+            .map(|_| (rng.u32(0..KEYS + 5), rng.bool()))
+            .map(|(number, is_value)| if is_value { key(number) } else { counter(number) })
             .collect();
         for key in &keys {
             let got = db.get_with(cf, key, &options).unwrap();

@@ -24,6 +24,7 @@ use super::counters::{Tally, count};
 use super::links::NodeLinks;
 use super::nodes::NodeList;
 use super::state::{NextAsk, NodeTask, OwnerState, OwnerTerms};
+use crate::ids::OwnerStamp;
 
 /// Time between two looks at the list of nodes.
 const LIST_PAUSE: Duration = Duration::from_millis(200);
@@ -64,6 +65,7 @@ struct NodeEntry {
 /// A running owner.
 pub(super) struct OwnerDriver {
     pub(super) parts: OwnerParts,
+    pub(super) owner: OwnerStamp,
     pub(super) state: Mutex<OwnerState>,
     pub(super) tally: Tally,
     nodes: Mutex<BTreeMap<StoreNode, NodeEntry>>,
@@ -75,6 +77,7 @@ impl OwnerDriver {
     pub(super) fn start(parts: OwnerParts, state: OwnerState) -> Arc<Self> {
         let driver = Arc::new(Self {
             parts,
+            owner: state.owner(),
             state: Mutex::new(state),
             tally: Tally::default(),
             nodes: Mutex::default(),

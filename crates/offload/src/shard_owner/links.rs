@@ -16,11 +16,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use archipelago_base::runtime::Runtime;
-use archipelago_base::wire::Malformed;
 use archipelago_base::{Error, ErrorKind};
 use archipelago_fabric::{
     Attached, Batch, Call, ClientId, Link, Promise, Reach, Reason, Refusal, RemoteKey, Route,
-    RouteMessage,
 };
 use parking_lot::Mutex;
 
@@ -31,20 +29,6 @@ use crate::wire::shard::{Piece, ShardMessage};
 const READ_BYTES: u64 = 1 << 20;
 /// Batches with parts of an image that are in flight at the same time.
 const WINDOW: usize = 4;
-
-impl RouteMessage for ShardMessage {
-    fn encode(&self) -> Vec<u8> {
-        Self::encode(self)
-    }
-
-    fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
-        Self::decode(bytes)
-    }
-
-    fn standby(&self, _asked: &dyn std::fmt::Display) -> Option<Error> {
-        None
-    }
-}
 
 /// A request or an operation without an outcome.
 #[derive(Clone, Debug, PartialEq, Eq)]

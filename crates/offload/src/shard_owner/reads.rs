@@ -170,8 +170,7 @@ impl OwnerDriver {
         target: &ReadTarget,
         links: &NodeLinks,
     ) -> Result<LookupAnswer, ReadFailure> {
-        let owner = self.state.lock().owner();
-        let mut search = Search::new(owner, ask, &target.names, INLINE_BYTES_MAX);
+        let mut search = Search::new(self.owner, ask, &target.names, INLINE_BYTES_MAX);
         while let Some(request) = search.next_request() {
             let bytes_max = match request {
                 ShardMessage::Get { .. } => GET_BYTES_MAX,
@@ -237,11 +236,10 @@ impl OwnerDriver {
         target: &ReadTarget,
         links: &NodeLinks,
     ) -> Result<ScanPage, ReadFailure> {
-        let owner = self.state.lock().owner();
         // A page has at least one record, whose key may be long.
         let bytes_max = ask.bytes_max.min(MESSAGE_BYTES_MAX - PAGE_BYTES_BESIDE);
         let wanted = u32::try_from(bytes_max).unwrap_or(u32::MAX);
-        let request = page::request(owner, ask, &target.names, wanted, INLINE_BYTES_MAX);
+        let request = page::request(self.owner, ask, &target.names, wanted, INLINE_BYTES_MAX);
         let answer = links.ask(&request, MESSAGE_BYTES_MAX).await?;
         if let ShardMessage::Refused { refusal } = answer {
             return Err(ReadFailure::Refused(refusal));

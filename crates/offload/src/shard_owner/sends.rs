@@ -71,7 +71,6 @@ impl OwnerDriver {
     }
 
     fn order(&self, shard: &NewShard<'_>, image: &[u8]) -> TransferOrder {
-        let state = self.state.lock();
         let info = ShardInfo {
             family: shard.family,
             keys: KeySpan(shard.keys.clone()),
@@ -80,8 +79,7 @@ impl OwnerDriver {
             oldest_log: shard.oldest_log.0,
             seal_log: shard.seal_log.0,
         };
-        let (owner, shard) = (state.owner(), state.name(shard.id));
-        drop(state);
+        let (owner, shard) = (self.owner, self.state.lock().name(shard.id));
         TransferOrder { owner, shard, info, bytes: image.len() as u64, pieces: pieces(image) }
     }
 

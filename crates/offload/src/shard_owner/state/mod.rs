@@ -461,7 +461,13 @@ impl OwnerState {
     /// The database needs these shards no more, and sends none of a memtable below `oldest`.
     /// Returns the nodes that have to hear of it.
     pub(super) fn release(&mut self, ids: &[ShardId], oldest: u64) -> BTreeSet<StoreNode> {
-        self.oldest = self.oldest.max(oldest);
+        if oldest > self.oldest {
+            self.oldest = oldest;
+            let kept = ShardId { memtable: oldest, shard: 0 };
+            for state in self.nodes.values_mut() {
+                state.used_up = state.used_up.split_off(&kept);
+            }
+        }
         let mut nodes = BTreeSet::new();
         for id in ids {
             let Some(node) = self.homes.remove(id) else { continue };
@@ -469,10 +475,6 @@ impl OwnerState {
                 state.give_up(*id);
                 nodes.insert(node);
             }
-        }
-        let kept = ShardId { memtable: self.oldest, shard: 0 };
-        for state in self.nodes.values_mut() {
-            state.used_up = state.used_up.split_off(&kept);
         }
         nodes
     }

@@ -241,7 +241,9 @@ fn open_database(
     if let Some(jobs) = &offloaded.jobs {
         components.executor = Arc::clone(jobs) as _;
     }
-    components.shard_store = offloaded.shards.as_ref().map(|shards| Arc::clone(shards) as _);
+    if let Some(shards) = &offloaded.shards {
+        components.shard_store = Some(Arc::clone(shards) as _);
+    }
     let db = Db::open_with(&storage.dir, settings.database.clone(), components)?;
     Ok((db, offloaded))
 }

@@ -1,6 +1,6 @@
 //! The links of an owner to one memory node: requests, and one-sided reads and writes.
 //!
-//! A node has two links. Images pass the second one, so that a search does not wait behind
+//! A node has two links. Images pass the second one, so that a search does not wait for
 //! megabytes. A link that is down is made again with the next request.
 //!
 //! Invariants:

@@ -96,7 +96,7 @@ impl OwnerDriver {
         let now_ns = self.now_ns();
         {
             let mut state = self.state.lock();
-            // A node without room for this image does not get it again at once, whatever it has.
+            // The next choice leaves this node out, whatever it says that it has.
             let left = failure.end.left_bytes.map(|left| left.min(bytes.saturating_sub(1)));
             state.not_sent(now_ns, node, id, NotSent { left_bytes: left, ..failure.end });
             if let Some(refusal) = &failure.refusal {

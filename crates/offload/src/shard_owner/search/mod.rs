@@ -168,7 +168,7 @@ impl<'a> Search<'a> {
                 }
                 for (key, versions) in (first..).zip(found) {
                     if self.rest.is_some() {
-                        return Err(Contradiction("an answer that goes on behind a key without end"));
+                        return Err(Contradiction("keys after one whose versions have not ended"));
                     }
                     self.answered = key + 1;
                     self.take(key, self.ask.snapshot, versions, false)?;

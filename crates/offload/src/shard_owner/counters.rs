@@ -60,7 +60,7 @@ pub struct OwnerFigures {
 
 impl Tally {
     /// The figures, with those of the nodes.
-    pub(super) fn figures(&self, (nodes, shards): (u64, u64), room: &StoreRoom) -> OwnerFigures {
+    pub(super) fn figures(&self, nodes: u64, shards: u64, room: &StoreRoom) -> OwnerFigures {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         OwnerFigures {
             nodes,

@@ -23,7 +23,7 @@ use super::bell::Bell;
 use super::counters::{Tally, count};
 use super::links::NodeLinks;
 use super::nodes::NodeList;
-use super::state::{NextAsk, NodeTask, OwnerState, OwnerTerms};
+use super::state::{MissedAnswer, NextAsk, NodeTask, OwnerState, OwnerTerms};
 use crate::ids::OwnerStamp;
 
 /// Time between two looks at the list of nodes.
@@ -144,11 +144,10 @@ impl OwnerDriver {
     fn take_list(self: &Arc<Self>) {
         let Some(list) = self.parts.nodes.nodes() else { return };
         let new = self.state.lock().on_members(self.now_ns(), &list);
-        let terms = self.terms();
         for node in new {
             let Some(peer) = self.state.lock().peer(node) else { continue };
-            let times = (terms.request, terms.patience);
-            let links = NodeLinks::new(&self.parts.reach, &*self.parts.runtime, &peer, times);
+            let OwnerParts { reach, runtime, terms, .. } = &self.parts;
+            let links = NodeLinks::new(reach, &**runtime, &peer, terms);
             let entry = NodeEntry { links: Arc::new(links), bell: Arc::default() };
             self.nodes.lock().insert(node, entry.clone());
             let task = keep_node(Arc::downgrade(self), node, entry);
@@ -210,8 +209,9 @@ impl OwnerDriver {
             match &answer {
                 Ok(answer) => state.on_answer(self.now_ns(), node, &task, answer),
                 Err(none) => {
-                    let times = (now_ns, self.now_ns());
-                    state.on_no_answer(times, node, &task, none.is_other_life);
+                    let is_other_life = none.is_other_life;
+                    let missed = MissedAnswer { sent_ns: now_ns, is_other_life };
+                    state.on_no_answer(self.now_ns(), node, &task, missed);
                 }
             }
         }

@@ -22,7 +22,7 @@ use archipelago_fabric::{
 };
 use parking_lot::Mutex;
 
-use super::state::MemoryNode;
+use super::state::{MemoryNode, OwnerTerms};
 use crate::wire::shard::{Piece, ShardMessage};
 
 /// Bytes of one READ of an image.
@@ -94,7 +94,7 @@ impl NodeLinks {
         reach: &Arc<dyn Reach>,
         runtime: &dyn Runtime,
         peer: &MemoryNode,
-        (request, transfer): (Duration, Duration),
+        terms: &OwnerTerms,
     ) -> Self {
         let at = Some((peer.node, peer.life));
         let route = || Route::new(reach, ClientId(runtime.seed()), at);
@@ -103,8 +103,8 @@ impl NodeLinks {
             asks: route(),
             images: route(),
             attached: Mutex::default(),
-            request,
-            transfer,
+            request: terms.request,
+            transfer: terms.patience,
         }
     }
 
@@ -196,7 +196,8 @@ impl NodeLinks {
         &self,
         key: &RemoteKey,
         at: u64,
-        (image, pieces): (&[u8], &[Piece]),
+        image: &[u8],
+        pieces: &[Piece],
     ) -> Result<(), OneSidedFailure> {
         let (link, zone) = self.region(key).await?;
         let mut in_flight: VecDeque<Promise<Batch>> = VecDeque::new();

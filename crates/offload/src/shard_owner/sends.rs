@@ -138,8 +138,8 @@ impl OwnerDriver {
                     self.ask_step(&links, &mut transfer, &message).await
                 }
                 TransferStep::Write(grant) => {
-                    let parts = (image, transfer.pieces());
-                    let written = links.write(&grant.key, grant.at, parts).await;
+                    let pieces = transfer.pieces();
+                    let written = links.write(&grant.key, grant.at, image, pieces).await;
                     let written = written.map_err(|failure| match failure {
                         OneSidedFailure::NoAnswer(_) => None,
                         OneSidedFailure::Refused(refusal) => Some(refusal),

@@ -59,11 +59,11 @@ impl RemoteShards {
     #[must_use]
     pub fn figures(&self) -> OwnerFigures {
         let Some(driver) = self.driver.get() else { return OwnerFigures::default() };
-        let (counts, room) = {
+        let ((nodes, shards), room) = {
             let state = driver.state.lock();
             (state.counts(), state.room(driver.now_ns()))
         };
-        driver.tally.figures(counts, &room)
+        driver.tally.figures(nodes, shards, &room)
     }
 
     fn driver(&self) -> Result<&Arc<OwnerDriver>, AwayError> {

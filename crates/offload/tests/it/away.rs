@@ -305,15 +305,23 @@ fn lookup_one(world: &World, node: StoreNode, id: ShardId) -> Result<LookupAnswe
     world.store.lookup(&[ask(node, &[id], &keys, SeqNo::MAX)]).remove(0)
 }
 
+/// The kind of a scan.
+struct Wanted {
+    direction: ScanDirection,
+    snapshot: SeqNo,
+    bytes_max: usize,
+}
+
 /// All records of a scan, page by page.
 fn scan_all(
     world: &World,
     node: StoreNode,
     ids: &[ShardId],
     keys: &KeyRange,
-    (direction, snapshot, bytes_max): (ScanDirection, SeqNo, usize),
+    wanted: &Wanted,
 ) -> Vec<(Vec<u8>, Vec<u8>)> {
     let (mut records, mut resume): (Vec<_>, Option<ResumeAt>) = (Vec::new(), None);
+    let Wanted { direction, snapshot, bytes_max } = *wanted;
     loop {
         let ask = ScanAsk {
             node,
@@ -375,8 +383,8 @@ fn reads_are_right(world: &World, rng: &mut Rng, node: StoreNode, samples: &[&Sa
         for (direction, right) in
             [(ScanDirection::Forward, forward), (ScanDirection::Backward, backward)]
         {
-            let wanted = (direction, snapshot, bytes_max);
-            let records = scan_all(world, node, &ids, &range, wanted);
+            let wanted = Wanted { direction, snapshot, bytes_max };
+            let records = scan_all(world, node, &ids, &range, &wanted);
             let shown = |records: &[(Vec<u8>, Vec<u8>)]| -> Vec<_> {
                 let key = |(key, value): &(Vec<u8>, Vec<u8>)| {
                     let KeyRef { user_key, seq, kind } = KeyRef::decode(key).unwrap();

@@ -199,7 +199,12 @@ impl<'a> Search<'a> {
             let value = match version.value {
                 StoredValue::Inline(value) => PinnedSlice::owned(value.0.to_vec()),
                 StoredValue::At { shard, at, len } => {
-                    self.long_value(key, version.kind, (shard, at, len), is_alone)?
+                    if !self.ask.keys_only || version.kind == Kind::PutExpiring {
+                        let shard = self.shard_of(key, shard, is_alone)?;
+                        let version = self.found[key].versions.len();
+                        self.records.push(RecordAt { key, version, shard, at, len });
+                    }
+                    PinnedSlice::owned(Vec::new())
                 }
             };
             let (seq, kind) = (version.seq, version.kind);
@@ -216,25 +221,12 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Notes the place of a value, unless the reader does not need it. Returns an empty value.
-    fn long_value(
-        &mut self,
-        key: usize,
-        kind: Kind,
-        (shard, at, len): (u32, u64, u64),
-        is_alone: bool,
-    ) -> Result<PinnedSlice, Contradiction> {
-        let empty = PinnedSlice::owned(Vec::new());
-        if self.ask.keys_only && kind != Kind::PutExpiring {
-            return Ok(empty);
-        }
-        let asked = &self.ask.keys[key];
-        let named = if is_alone { asked.within.get(shard as usize).copied() } else { Some(shard) };
-        let of_search = named.filter(|shard| asked.within.contains(shard));
-        let shard = of_search.ok_or(Contradiction("a value in a shard that was not asked"))? as usize;
-        let version = self.found[key].versions.len();
-        self.records.push(RecordAt { key, version, shard, at, len });
-        Ok(empty)
+    /// The shard that an answer names, as an index into those of the search.
+    fn shard_of(&self, key: usize, named: u32, is_alone: bool) -> Result<usize, Contradiction> {
+        let within = &self.ask.keys[key].within;
+        let shard = if is_alone { within.get(named as usize).copied() } else { Some(named) };
+        let of_key = shard.filter(|shard| within.contains(shard));
+        of_key.map(|shard| shard as usize).ok_or(Contradiction("a value in a shard of another key"))
     }
 
     /// Records that the caller reads, after the last answer.

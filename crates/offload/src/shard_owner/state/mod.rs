@@ -105,6 +105,15 @@ pub(super) struct ReadTarget {
     pub(super) shards: Vec<ReadableShard>,
 }
 
+/// A request of a node's task without an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct MissedAnswer {
+    /// Time at which it was sent.
+    pub(super) sent_ns: u64,
+    /// Whether another life of the node has answered.
+    pub(super) is_other_life: bool,
+}
+
 /// The end of a transfer without a registered shard.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct NotSent {
@@ -252,15 +261,15 @@ impl OwnerState {
         NextAsk::Ask(task, message)
     }
 
-    /// A task of a node got no answer to a request that it sent at `sent_ns`. `is_other_life` says
-    /// that another life of the node has answered.
+    /// A task of a node got no answer to a request.
     pub(super) fn on_no_answer(
         &mut self,
-        (sent_ns, now_ns): (u64, u64),
+        now_ns: u64,
         node: StoreNode,
         task: &NodeTask,
-        is_other_life: bool,
+        missed: MissedAnswer,
     ) {
+        let MissedAnswer { sent_ns, is_other_life } = missed;
         let Some(state) = self.nodes.get_mut(&node) else { return };
         if *task != NodeTask::Begin {
             return state.missed_other(sent_ns, now_ns);

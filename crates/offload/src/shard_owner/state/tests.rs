@@ -73,8 +73,8 @@ impl World {
             self.now_ns += SECOND;
             let (task, _) = self.ask(node);
             assert_eq!(task, NodeTask::Begin);
-            let times = (self.now_ns, self.now_ns + SECOND / 2);
-            self.state.on_no_answer(times, node, &task, false);
+            let missed = MissedAnswer { sent_ns: self.now_ns, is_other_life: false };
+            self.state.on_no_answer(self.now_ns + SECOND / 2, node, &task, missed);
         }
     }
 
@@ -122,9 +122,10 @@ fn process_that_was_stopped_loses_nothing() {
     world.now_ns += SECOND;
     let (task, _) = world.ask(node);
     // The process was stopped for a minute, and finds the beat late.
-    let late = (world.now_ns, world.now_ns + 60 * SECOND);
-    world.state.on_no_answer(late, node, &task, false);
-    world.now_ns = late.1 + SECOND;
+    let missed = MissedAnswer { sent_ns: world.now_ns, is_other_life: false };
+    world.now_ns += 60 * SECOND;
+    world.state.on_no_answer(world.now_ns, node, &task, missed);
+    world.now_ns += SECOND;
     world.answer(node, &begun(1));
     assert!(world.is_readable(node, 1));
 }
@@ -159,7 +160,8 @@ fn another_life_of_the_node_loses_its_shards() {
     let node = world.send(1);
     world.now_ns += SECOND;
     let (task, _) = world.ask(node);
-    world.state.on_no_answer((world.now_ns, world.now_ns), node, &task, true);
+    let missed = MissedAnswer { sent_ns: world.now_ns, is_other_life: true };
+    world.state.on_no_answer(world.now_ns, node, &task, missed);
     assert!(!world.is_readable(node, 1));
 }
 
@@ -216,7 +218,8 @@ fn release_is_repeated_until_the_node_has_it() {
     assert_eq!(concerned.into_iter().collect::<Vec<_>>(), [node]);
     assert!(!world.is_readable(node, 1), "nobody asks for it any more");
     let (task, first) = world.ask(node);
-    world.state.on_no_answer((world.now_ns, world.now_ns), node, &task, false);
+    let missed = MissedAnswer { sent_ns: world.now_ns, is_other_life: false };
+    world.state.on_no_answer(world.now_ns, node, &task, missed);
     // A beat comes first, which finds out whether the node answers.
     world.answer(node, &begun(1));
     let second = world.answer(node, &refused(ShardWhy::Busy));

@@ -15,6 +15,7 @@
 //! | what owner and executor tell each other in them | [`parcel`] |
 //! | threads, mail and the seams of the engine | [`net`] |
 //! | memtable shards on a memory node | [`shard_host`] |
+//! | the same at their owner | [`shard_owner`] |
 //!
 //! Invariants:
 //! 1. The manifest of the database stays the only boundary of visibility. A scheduler that loses
@@ -38,4 +39,5 @@ pub mod parcel;
 pub mod sabotage;
 pub mod scheduler;
 pub mod shard_host;
+pub mod shard_owner;
 pub mod wire;

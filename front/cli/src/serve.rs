@@ -56,13 +56,15 @@ enum Engine {
     FlexKv,
 }
 
-/// Jobs of a database that leave the process.
+/// What leaves the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Offload {
-    /// Every job stays here
+    /// Everything stays here
     Off,
-    /// Compactions and garbage collections
+    /// Compactions and garbage collections, to executors (`archipelago node executor`)
     Compactions,
+    /// Full memtables, to memory nodes (`archipelago node memory`), which search them
+    Memtables,
 }
 
 /// Serve a database, or the store of a cluster, to Redis clients.
@@ -98,11 +100,14 @@ pub(crate) struct ServeArgs {
     /// memory (engine flexkv)
     #[arg(long, value_name = "PATH")]
     shm: Option<String>,
-    /// Jobs that leave this process. With `compactions`, executors of the cluster (see `archipelago
-    /// node executor`) run the compactions and garbage collections of the database, and this
-    /// process runs those that no executor takes (engine lsm)
+    /// What leaves this process for the cluster of --manager. This process keeps whatever no node
+    /// takes (engine lsm)
     #[arg(long, value_enum, value_name = "MODE", default_value_t = Offload::Off)]
     offload_mode: Offload,
+    /// Memory in MiB that full memtables may take at memory nodes; 0 for as much as the nodes have
+    /// (needs --offload-mode memtables)
+    #[arg(long, value_name = "MIB", default_value_t = 0)]
+    remote_memtables_mib: u64,
     /// Directory of the database. The server creates it if it does not exist (engine lsm)
     #[arg(
         long,
@@ -199,10 +204,16 @@ impl ServeArgs {
 /// Serves until the process is told to stop.
 pub(crate) fn run(args: &ServeArgs) -> Result<()> {
     refuse_flags_of_redis(args)?;
+    if args.remote_memtables_mib > 0 && args.offload_mode != Offload::Memtables {
+        return Err(Error::invalid(
+            "--remote-memtables-mib is for --offload-mode memtables: add that, or leave it out",
+        ));
+    }
     match args.engine {
         Engine::Lsm => database(args),
         Engine::FlexKv if args.offload_mode != Offload::Off => Err(Error::invalid(
-            "--offload-mode is for the engine lsm: the engine flexkv has no compactions",
+            "--offload-mode is for the engine lsm: the engine flexkv has no compactions and no \
+             memtables",
         )),
         Engine::FlexKv if args.volume.is_given() => Err(Error::invalid(
             "--store is for the engine lsm: the engine flexkv keeps its data in the memory of the \
@@ -267,14 +278,16 @@ fn database(args: &ServeArgs) -> Result<()> {
     Ok(())
 }
 
-/// How jobs leave this process, if they do.
+/// What leaves this process, and how.
 fn offload(args: &ServeArgs) -> Result<Option<OwnerSettings>> {
     let mode = match args.offload_mode {
         Offload::Off => return Ok(None),
         Offload::Compactions => OffloadMode::Compactions,
+        Offload::Memtables => OffloadMode::Memtables,
     };
     let (managers, secret) = (managers(args.manager())?, args.secret.read()?);
-    Ok(Some(OwnerSettings { managers, mode, secret }))
+    let memtable_bytes_max = args.remote_memtables_mib.saturating_mul(1 << 20);
+    Ok(Some(OwnerSettings { managers, mode, secret, memtable_bytes_max }))
 }
 
 /// Serves the database of an open node. Returns why that ended.
@@ -282,13 +295,8 @@ fn serve_database(args: &ServeArgs, ports: Ports, node: &ComputeNode) -> Result<
     let redis = ports.redis.with_budget(Arc::clone(node.budget()));
     let write_options = WriteOptions { sync: args.sync, ..WriteOptions::default() };
     let mut store = EngineStore::new(node.db().clone(), write_options)?;
-    if let Some(tiers) = node.tiers() {
-        let tiers = Arc::clone(tiers);
-        store = store.with_facts(Box::new(move || tiers.stats().facts()));
-    }
-    if let Some(offload) = node.offload() {
-        let offload = Arc::clone(offload);
-        store = store.with_facts(Box::new(move || offload.facts()));
+    if let Some(facts) = tier_and_offload_facts(node) {
+        store = store.with_facts(Box::new(facts));
     }
     let start = |store: EngineStore| -> Result<Running> {
         let server = redis.serve(Arc::new(store));
@@ -300,7 +308,8 @@ fn serve_database(args: &ServeArgs, ports: Ports, node: &ComputeNode) -> Result<
         ];
         let tiers = node.tiers().map(|tiers| sources::tiers(Arc::clone(tiers)));
         let volume = node.volume().cloned().map(sources::volume);
-        let all = all.into_iter().chain(tiers).chain(volume).collect();
+        let shards = node.remote_shards().cloned().map(sources::remote_shards);
+        let all = all.into_iter().chain(tiers).chain(volume).chain(shards).collect();
         let metrics = metrics::serve(ports.metrics, all)?;
         Ok(Running { server, metrics })
     };
@@ -308,10 +317,10 @@ fn serve_database(args: &ServeArgs, ports: Ports, node: &ComputeNode) -> Result<
         let what = args.dir.display().to_string();
         return serve(args, start(store)?, &what, std::future::pending());
     };
-    let (leased, named, offload) = (volume.clone(), volume.clone(), node.offload().cloned());
+    let (leased, named, offload) = (volume.clone(), volume.clone(), tier_and_offload_facts(node));
     let facts = move || {
-        let jobs = offload.as_ref().map(|offload| offload.facts()).unwrap_or_default();
-        named.facts() + &jobs
+        let away = offload.as_ref().map(|facts| facts()).unwrap_or_default();
+        named.facts() + &away
     };
     let store =
         store.with_read_check(Box::new(move || leased.check_lease())).with_facts(Box::new(facts));
@@ -319,6 +328,22 @@ fn serve_database(args: &ServeArgs, ports: Ports, node: &ComputeNode) -> Result<
     let watched = WatchedVolume { volume: volume.clone(), monitor: running.server.monitor() };
     let lost = watched.lost(args.volume.lease());
     serve(args, running, &args.volume.describe(), lost)
+}
+
+/// Lines of INFO about the tiers, and about what leaves the process.
+fn tier_and_offload_facts(
+    node: &ComputeNode,
+) -> Option<impl Fn() -> String + Send + Sync + 'static> {
+    let (jobs, shards) = (node.offload().cloned(), node.remote_shards().cloned());
+    let tiers = node.tiers().cloned();
+    let is_any = jobs.is_some() || shards.is_some() || tiers.is_some();
+    let facts = move || {
+        let tiers = tiers.as_ref().map(|tiers| tiers.stats().facts()).unwrap_or_default();
+        let jobs = jobs.as_ref().map(|jobs| jobs.facts()).unwrap_or_default();
+        let shards = shards.as_ref().map(|shards| shards.figures().facts()).unwrap_or_default();
+        tiers + &jobs + &shards
+    };
+    is_any.then_some(facts)
 }
 
 /// A volume that is served, and the clients that may cache its values.

@@ -20,7 +20,8 @@ use archipelago_base::buffers;
 use archipelago_base::{Error, Result};
 use archipelago_engine::db::{Components, Db};
 
-use archipelago_offload::net::{OffloadExecutor, OwnerSettings};
+use archipelago_offload::net::{OffloadExecutor, OffloadMode, OwnerSettings};
+use archipelago_offload::shard_owner::{OwnerTerms, RemoteShards};
 use archipelago_tier::TieredFs;
 pub use settings::Settings;
 pub use storage::Storage;
@@ -59,7 +60,14 @@ pub struct ComputeNode {
     db: Db,
     budget: Arc<ByteBudget>,
     storage: Storage,
-    offload: Option<Arc<OffloadExecutor>>,
+    offloaded: Offloaded,
+}
+
+/// What leaves the process of a compute node.
+#[derive(Clone, Debug, Default)]
+struct Offloaded {
+    jobs: Option<Arc<OffloadExecutor>>,
+    shards: Option<Arc<RemoteShards>>,
 }
 
 impl ComputeNode {
@@ -73,16 +81,23 @@ impl ComputeNode {
         Self::open_on(open, settings, None)
     }
 
-    /// Opens the database in `dir` as [`ComputeNode::open`] does, and sends its compactions and
-    /// garbage collections to executors of the cluster that `offload` names. `dir` must be an
-    /// absolute path, under which the executors find the same files, so a database on tiers is
-    /// refused.
+    /// Opens the database in `dir` as [`ComputeNode::open`] does, and sends away what `offload`
+    /// says: its compactions and garbage collections to executors of the cluster, or its sealed
+    /// memtables to memory nodes. For executors, `dir` must be an absolute path, under which they
+    /// find the same files, so a database on tiers is refused.
     pub fn open_offloading(
         dir: &Path,
         settings: &Settings,
         offload: OwnerSettings,
     ) -> Result<Self> {
         settings.validate()?;
+        if offload.mode != OffloadMode::Compactions {
+            refuse_families_of_new_tiers(dir, settings)?;
+            let access = settings.database.group_access;
+            let open =
+                |_: &Arc<ByteBudget>| Storage::open_for_group(dir, &settings.tiers, access);
+            return Self::open_on(open, settings, Some(offload));
+        }
         if !settings.tiers.is_empty() || storage::devices_of(dir)?.is_some() {
             return Err(Error::invalid(
                 "a database on tiers cannot offload its compactions, because its files lie in \
@@ -109,9 +124,8 @@ impl ComputeNode {
         Self::open_volume_with(volume, settings, None)
     }
 
-    /// Opens the database in a volume as [`ComputeNode::open_volume`] does, and sends its
-    /// compactions and garbage collections to executors of the cluster that `offload` names. They
-    /// must reach the storage cluster ([`volume::pool_of_executor`]).
+    /// Opens the database in a volume as [`ComputeNode::open_volume`] does, and sends away what
+    /// `offload` says. Executors must reach the storage cluster ([`volume::pool_of_executor`]).
     pub fn open_volume_offloading(
         volume: &VolumeSettings,
         settings: &Settings,
@@ -153,13 +167,13 @@ impl ComputeNode {
         }
         let storage = open(&budget)?;
         let opened = open_database(&storage, &budget, settings, offload);
-        let (db, offload) = opened.inspect_err(|_| {
+        let (db, offloaded) = opened.inspect_err(|_| {
             // Otherwise the next opener would wait for the end of a lease. The first error counts.
             if let Some(volume) = &storage.volume {
                 let _second = volume.close();
             }
         })?;
-        Ok(Self { db, budget, storage, offload })
+        Ok(Self { db, budget, storage, offloaded })
     }
 
     /// The open database.
@@ -183,7 +197,13 @@ impl ComputeNode {
     /// The executor of offloaded jobs, if the node has one.
     #[must_use]
     pub fn offload(&self) -> Option<&Arc<OffloadExecutor>> {
-        self.offload.as_ref()
+        self.offloaded.jobs.as_ref()
+    }
+
+    /// The store of sealed memtables at memory nodes, if the node has one.
+    #[must_use]
+    pub fn remote_shards(&self) -> Option<&Arc<RemoteShards>> {
+        self.offloaded.shards.as_ref()
     }
 
     /// The byte budget over all memory that grows with load. Front ends charge their requests to
@@ -200,33 +220,54 @@ impl ComputeNode {
     }
 }
 
-/// Opens the database on `storage`, with the executor of its jobs if they leave the process.
+/// Opens the database on `storage`, with what leaves the process.
 fn open_database(
     storage: &Storage,
     budget: &Arc<ByteBudget>,
     settings: &Settings,
     offload: Option<OwnerSettings>,
-) -> Result<(Db, Option<Arc<OffloadExecutor>>)> {
-    let offload = match (offload, &storage.volume) {
-        (None, _) => None,
-        (Some(offload), None) => Some(OffloadExecutor::new(offload)),
-        (Some(offload), Some(volume)) => {
-            Some(OffloadExecutor::in_volume(offload, volume.offload_files()?))
-        }
+) -> Result<(Db, Offloaded)> {
+    let offloaded = match offload {
+        None => Offloaded::default(),
+        Some(offload) => offloaded(storage, offload)?,
     };
-    let components = Components {
+    let mut components = Components {
         fs: Arc::clone(&storage.fs),
         budget: Some(Arc::clone(budget)),
         families: settings.families.clone(),
         alike_default: Some(DATABASE_FAMILIES.to_owned()),
         ..Components::default()
     };
-    let components = match &offload {
-        Some(offload) => Components { executor: Arc::clone(offload) as _, ..components },
-        None => components,
-    };
+    if let Some(jobs) = &offloaded.jobs {
+        components.executor = Arc::clone(jobs) as _;
+    }
+    if let Some(shards) = &offloaded.shards {
+        components.shard_store = Some(Arc::clone(shards) as _);
+    }
     let db = Db::open_with(&storage.dir, settings.database.clone(), components)?;
-    Ok((db, offload))
+    Ok((db, offloaded))
+}
+
+/// The parts of a node that send away what `offload` says.
+fn offloaded(storage: &Storage, offload: OwnerSettings) -> Result<Offloaded> {
+    match (offload.mode, &storage.volume) {
+        (OffloadMode::Off, _) => Ok(Offloaded::default()),
+        (OffloadMode::Compactions, None) => {
+            Ok(Offloaded { jobs: Some(OffloadExecutor::new(offload)), shards: None })
+        }
+        (OffloadMode::Compactions, Some(volume)) => {
+            let jobs = OffloadExecutor::in_volume(offload, volume.offload_files()?);
+            Ok(Offloaded { jobs: Some(jobs), shards: None })
+        }
+        (OffloadMode::Memtables, _) => {
+            let mut terms = OwnerTerms::default();
+            if offload.memtable_bytes_max > 0 {
+                terms.bytes_max = offload.memtable_bytes_max;
+            }
+            let shards = RemoteShards::in_cluster(offload.managers, offload.secret, terms)?;
+            Ok(Offloaded { jobs: None, shards: Some(shards) })
+        }
+    }
 }
 
 /// Refuses settings of column families that a new database on tiers cannot have, before its devices

@@ -1,12 +1,14 @@
-//! Pure decisions of the scheduler (O³-LSM §4.3).
+//! Pure decisions: the executor of a job (O³-LSM §4.3), and the node of a shard.
 //!
-//! A scheduler, the simulation and the model call the same functions.
+//! A scheduler, an owner, the simulation and the model call the same functions.
 //!
-//! Cost: O(executors) for each choice.
+//! Cost: O(executors) or O(nodes) for each choice.
 
+use archipelago_base::checksum::hash64;
 use archipelago_base::wire_struct;
+use archipelago_fabric::NodeId;
 
-use crate::ids::ExecutorId;
+use crate::ids::{ExecutorId, OffloadDb};
 
 /// Weights of the three loads and of the fetch of images, all 1 as in the paper's §5.1. They are
 /// written once, so that a change is a change of this line.
@@ -90,9 +92,45 @@ pub fn choose(bytes: u64, candidates: &[Candidate]) -> Choice {
     best.map_or(Choice::Wait, |candidate| Choice::Assign(candidate.executor))
 }
 
+/// Chooses one of `nodes` for the shards of the bucket that begins at `boundary`: the one with the
+/// largest hash of database, boundary and node. So shards of one bucket lie on one node as long as
+/// it has room, and a node that joins or leaves moves only its own share of the buckets.
+#[must_use]
+pub fn place(
+    db: OffloadDb,
+    boundary: &[u8],
+    nodes: impl IntoIterator<Item = NodeId>,
+) -> Option<NodeId> {
+    let weight = |node: &NodeId| {
+        (hash64(&[&db.0[..], &node.0.to_le_bytes()[..], boundary].concat()), *node)
+    };
+    nodes.into_iter().max_by_key(weight)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_bucket_stays_on_its_node_when_others_leave() {
+        let db = OffloadDb([3; 16]);
+        let all: Vec<NodeId> = (1..=5).map(NodeId).collect();
+        let mut counts = [0; 6];
+        for bucket in 0..1000u32 {
+            let boundary = bucket.to_be_bytes();
+            let chosen = place(db, &boundary, all.iter().copied()).expect("a node");
+            counts[chosen.0 as usize] += 1;
+            for left_out in &all {
+                let rest = all.iter().copied().filter(|node| node != left_out);
+                let now = place(db, &boundary, rest).expect("a node");
+                assert!(now == chosen || *left_out == chosen, "{bucket} moved without need");
+            }
+            let turned = place(db, &boundary, all.iter().rev().copied());
+            assert_eq!(turned, Some(chosen), "the order of the nodes does not matter");
+        }
+        assert!(counts[1..].iter().all(|&count| count > 120), "{counts:?}");
+        assert_eq!(place(db, b"", []), None);
+    }
 
     fn candidate(executor: u64) -> Candidate {
         Candidate {

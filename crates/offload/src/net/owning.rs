@@ -50,25 +50,29 @@ const LOOK: Duration = Duration::from_millis(50);
 /// Time for which jobs run here, after no scheduler or executor was there.
 const QUIET_NS: u64 = 2_000_000_000;
 
-/// Jobs that leave the process.
+/// What leaves the process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OffloadMode {
-    /// Every job stays in the process.
+    /// Everything stays in the process.
     #[default]
     Off,
     /// Compactions and garbage collections (the role of CaaS-LSM in O³-LSM §2.2).
     Compactions,
+    /// Sealed memtables, which memory nodes hold and search ([`crate::shard_owner`]).
+    Memtables,
 }
 
-/// How a database reaches its schedulers.
+/// How a database reaches its cluster.
 #[derive(Clone, Debug, Default)]
 pub struct OwnerSettings {
     /// Endpoints of the cluster's managers, one for each.
     pub managers: Vec<String>,
-    /// Jobs that leave the process.
+    /// What leaves the process.
     pub mode: OffloadMode,
     /// The cluster's secret.
     pub secret: Option<Secret>,
+    /// Bytes of memtables at memory nodes at most; 0 for as many as the nodes have.
+    pub memtable_bytes_max: u64,
 }
 
 /// Counters of a database's jobs.
@@ -228,7 +232,7 @@ impl OffloadExecutor {
         context: &JobContext<'_>,
     ) -> Result<Option<JobOutput>> {
         let Some(link) = self.link.get() else { return Ok(None) };
-        if self.settings.mode == OffloadMode::Off {
+        if self.settings.mode != OffloadMode::Compactions {
             return Ok(None);
         }
         if self.takes_turn_here() {
@@ -348,7 +352,7 @@ impl JobExecutor for OffloadExecutor {
     }
 
     fn owner_is(&self, owner: &OwnerIdentity) -> Result<()> {
-        if self.settings.mode == OffloadMode::Off {
+        if self.settings.mode != OffloadMode::Compactions {
             return Ok(());
         }
         let OwnerIdentity { database, epoch, token } = *owner;

@@ -86,6 +86,15 @@ impl Regions {
         self.bytes_max.saturating_sub(self.bytes).min(memory.left())
     }
 
+    /// Bytes of images that a database could still get: free ranges of its arenas, and new arenas.
+    pub(super) fn room(&self, memory: &dyn HostMemory, db: OffloadDb) -> u64 {
+        let arenas = self.regions.iter().filter(|(number, region)| {
+            region.db == db && region.purpose == Purpose::Arena && !self.retired.contains(number)
+        });
+        let free: u64 = arenas.map(|(_, region)| region.ranges.free_bytes()).sum();
+        free.saturating_add(self.left(memory))
+    }
+
     /// Reserves bytes for a region. `None` if they are not left.
     pub(super) fn order(
         &mut self,

@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on should say where")]
 
+mod away;
+mod away_database;
 mod corpus;
 mod databases;
 mod office;

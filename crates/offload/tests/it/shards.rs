@@ -237,7 +237,7 @@ fn full_queue_answers_busy() {
     let world = World::new(&Tcp::new(), HostThreads::Caller);
     // 40 bodies of this length fit into the queue.
     let mut body = vec![0; 200 << 10];
-    body[..2].copy_from_slice(&[0x71, 1]);
+    body[..2].copy_from_slice(&[0x72, 1]);
     let call = || Call::new(&body, LONG).idempotent().answer_bytes_max(64);
     let mut posted: Vec<_> = (0..50).map(|_| world.link.request(call())).collect();
     // Nobody executes the requests in the queue, so only refusals are answered.
@@ -286,7 +286,7 @@ fn closed_host_answers_nothing() {
 #[test]
 fn unreadable_request_is_refused() {
     let world = World::with_threads(&Tcp::new());
-    for body in [&[0x71][..], &[0x71, 5], &[0x72, 1], &[0x71, 99]] {
+    for body in [&[0x72][..], &[0x72, 5], &[0x71, 1], &[0x72, 99]] {
         let answer = world.link.request(Call::new(body, LONG)).wait().unwrap();
         let refusal = ShardWhy::Malformed.into();
         assert_eq!(ShardMessage::decode(&answer), Ok(ShardMessage::Refused { refusal }));

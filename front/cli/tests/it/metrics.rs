@@ -15,7 +15,7 @@ use crate::archipelago;
 use crate::cluster::{Process, until};
 
 /// Reads lines of a process up to the one that says where its metrics are. Returns their address.
-fn metrics_of(process: &mut Process) -> String {
+pub(crate) fn metrics_of(process: &mut Process) -> String {
     loop {
         let line = process.line();
         if let Some((_, rest)) = line.split_once("Metrics for Prometheus: http://") {
@@ -25,7 +25,7 @@ fn metrics_of(process: &mut Process) -> String {
 }
 
 /// One scrape, as Prometheus makes it.
-fn scrape(address: &str) -> Scrape {
+pub(crate) fn scrape(address: &str) -> Scrape {
     let mut stream = TcpStream::connect(address).unwrap();
     stream
         .write_all(

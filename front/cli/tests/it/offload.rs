@@ -13,7 +13,7 @@ use crate::{archipelago, db, text};
 const KEYS: usize = 2000;
 
 /// A manager, with its address.
-fn manager() -> (Process, String) {
+pub(crate) fn manager() -> (Process, String) {
     let mut process =
         Process::start(archipelago().args(["node", "manager", "--listen", "127.0.0.1:0"]));
     let said = process.line();
@@ -56,7 +56,7 @@ pub(crate) fn write(path: &Path, text: &str) {
     archipelago_env::local::LocalFs::new().write_atomic(path, text.as_bytes(), io).unwrap();
 }
 
-fn value(number: usize, round: usize) -> String {
+pub(crate) fn value(number: usize, round: usize) -> String {
     format!("coral {number} of round {round} ").repeat(8)
 }
 

@@ -12,6 +12,7 @@ pub(crate) mod flexkv;
 pub(crate) mod pool;
 pub(crate) mod process;
 pub(crate) mod redis;
+pub(crate) mod remote_shards;
 pub(crate) mod storage;
 pub(crate) mod tiers;
 
@@ -115,7 +116,7 @@ pub struct Group {
 
 /// Every group, in the order of the page.
 #[must_use]
-pub fn groups() -> [Group; 7] {
+pub fn groups() -> [Group; 8] {
     [
         Group {
             title: "Process and endpoint",
@@ -137,6 +138,11 @@ pub fn groups() -> [Group; 7] {
             title: "Tiers",
             offered_by: "`archipelago serve` offers these if its database is on tiers.",
             metrics: tiers::ALL,
+        },
+        Group {
+            title: "Memtables at memory nodes",
+            offered_by: "`archipelago serve --offload-mode memtables` offers these.",
+            metrics: remote_shards::ALL,
         },
         Group {
             title: "Pool of memory",

@@ -21,6 +21,19 @@ metrics! {
     REFUSALS: Counter "archipelago_memory_node_refusals" ["reason"];
     /// Time since a manager answered the node. Absent before the first answer.
     SINCE_MANAGER: Gauge "archipelago_memory_node_manager_silence_seconds" [];
+    /// Number of databases that have begun to send memtable shards to the node.
+    SHARD_DATABASES: Gauge "archipelago_memory_node_shard_databases" [];
+    /// Number of memtable shards that the node holds.
+    SHARDS: Gauge "archipelago_memory_node_shards" [];
+    /// Bytes of these shards.
+    SHARD_BYTES: Gauge "archipelago_memory_node_shard_bytes" [];
+    /// Bytes of memory for shards, with the zones in which they arrive.
+    SHARD_REGION_BYTES: Gauge "archipelago_memory_node_shard_region_bytes" [];
+    /// Number of memtable shards by `event`: registered, released by their owner, or purged without
+    /// a release.
+    SHARD_EVENTS: Counter "archipelago_memory_node_shard_events" ["event"];
+    /// Number of searches of shards by `kind`: keys, and pages of scans.
+    SHARD_READS: Counter "archipelago_memory_node_shard_reads" ["kind"];
 
     /// Number of links to the process that are up.
     LINKS: Gauge "archipelago_fabric_links" [];

@@ -1,4 +1,4 @@
-//! A memory node: its blocks and copies, its refusals, and its links.
+//! A memory node: its blocks and copies, its refusals, its memtable shards, and its links.
 
 use archipelago_memory::MemoryMonitor;
 
@@ -28,6 +28,16 @@ pub fn memory_node(monitor: MemoryMonitor) -> Source {
         }
         let silence = figures.since_manager.map(|since| seconds(since.as_nanos() as u64));
         samples.set_known(&metric::SINCE_MANAGER, &[], silence);
+        let shards = &figures.shards;
+        samples.set(&metric::SHARD_DATABASES, &[], shards.databases);
+        samples.set(&metric::SHARDS, &[], shards.shards);
+        samples.set(&metric::SHARD_BYTES, &[], shards.shard_bytes);
+        samples.set(&metric::SHARD_REGION_BYTES, &[], shards.region_bytes);
+        samples.set(&metric::SHARD_EVENTS, &["registered"], shards.counters.registered);
+        samples.set(&metric::SHARD_EVENTS, &["released"], shards.counters.released);
+        samples.set(&metric::SHARD_EVENTS, &["purged"], shards.counters.purged);
+        samples.set(&metric::SHARD_READS, &["keys"], shards.counters.keys);
+        samples.set(&metric::SHARD_READS, &["pages"], shards.counters.pages);
         super::fabric(samples, &figures.fabric);
     })
 }

@@ -31,6 +31,7 @@ impl HostCore {
             life: self.life,
             landing_bytes: zone_bytes,
             image_bytes_max: self.limits.image_bytes_max().min(zone_bytes),
+            room_bytes: self.regions.room(memory, owner.db),
             shards,
         }))
     }

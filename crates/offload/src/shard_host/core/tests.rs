@@ -222,6 +222,25 @@ fn why(answer: &ShardMessage) -> Option<ShardWhy> {
 }
 
 #[test]
+fn owner_hears_how_much_room_is_left() {
+    let mut host = Host::begun();
+    let room = |host: &mut Host| match host.begin(owner(1)) {
+        ShardMessage::Begun { room_bytes, .. } => room_bytes,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(room(&mut host), LIMIT - LANDING);
+    host.registered(name(1));
+    let image = (image_bytes().len() as u64).next_multiple_of(crate::shard_host::ranges::ALIGN_BYTES);
+    assert_eq!(room(&mut host), LIMIT - LANDING - image, "an arena has room besides the image");
+    // Blocks of the pool take from the same memory.
+    host.memory.others = 2 * LIMIT - host.memory.reserved - 100;
+    assert_eq!(room(&mut host), (16 << 10) - image + 100);
+    host.memory.others = 0;
+    host.release(&[name(1)], 2);
+    assert_eq!(room(&mut host), LIMIT - LANDING);
+}
+
+#[test]
 fn database_must_begin_first() {
     let mut host = Host::new();
     assert_eq!(why(&host.land(name(1), 100)), Some(ShardWhy::NotBegun));

@@ -132,6 +132,8 @@ wire_messages! {
         landing_bytes: u64,
         /// Bytes of an image at most.
         image_bytes_max: u64,
+        /// Bytes of images that the host could take now, in addition to those that it has.
+        room_bytes: u64,
         /// Number of shards of the database that the host has, of all epochs.
         shards: u32,
     }

@@ -29,7 +29,7 @@ pub use values::{
 const MARK: u8 = 0x70;
 
 /// Version of the messages, which is the first byte of each.
-pub const SHARD_VERSION: u8 = MARK | 1;
+pub const SHARD_VERSION: u8 = MARK | 2;
 
 /// Whether the body of a request is a message of this protocol, of any version.
 #[must_use]

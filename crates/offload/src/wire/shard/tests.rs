@@ -105,15 +105,15 @@ fn changes() -> Vec<Golden> {
     let (owner, shard, shards) = (owner(), name(), vec![name()]);
     let piece = Piece { at: 0x10, len: 0x20, crc: 0x01020304 };
     vec![
-        (ShardMessage::Begin { owner, landing_bytes: 0x1000 }, "7101", vec![word("0010")]),
+        (ShardMessage::Begin { owner, landing_bytes: 0x1000 }, "7201", vec![word("0010")]),
         (
             ShardMessage::Land { owner, shard, bytes: 0x2000 },
-            "7102",
+            "7202",
             vec![name_bytes(), word("0020")],
         ),
         (
             ShardMessage::Register { owner, shard, grant: 11, info: info(), pieces: vec![piece] },
-            "7103",
+            "7203",
             vec![
                 name_bytes(),
                 word("0b"),
@@ -126,12 +126,12 @@ fn changes() -> Vec<Golden> {
         ),
         (
             ShardMessage::Release { owner, shards: shards.clone(), oldest: 3 },
-            "7104",
+            "7204",
             vec![names(), word("03")],
         ),
-        (ShardMessage::List { owner, after: Some(shard) }, "7108", vec!["01".into(), name_bytes()]),
-        (ShardMessage::Adopt { owner, shards }, "7109", vec![names()]),
-        (ShardMessage::Purge { owner }, "710a", Vec::new()),
+        (ShardMessage::List { owner, after: Some(shard) }, "7208", vec!["01".into(), name_bytes()]),
+        (ShardMessage::Adopt { owner, shards }, "7209", vec![names()]),
+        (ShardMessage::Purge { owner }, "720a", Vec::new()),
     ]
 }
 
@@ -150,7 +150,7 @@ fn searches() -> Vec<Golden> {
                 snapshot,
                 inline_max,
             },
-            "7105",
+            "7205",
             vec![names(), "016b".into(), word("04"), word("09"), half("0002")],
         ),
         (
@@ -161,7 +161,7 @@ fn searches() -> Vec<Golden> {
                 snapshot,
                 inline_max,
             },
-            "7106",
+            "7206",
             vec![
                 names(),
                 "01".into(),
@@ -185,7 +185,7 @@ fn searches() -> Vec<Golden> {
                 bytes_max: 0x100,
                 inline_max,
             },
-            "7107",
+            "7207",
             vec![
                 names(),
                 "016101016d".into(),
@@ -210,6 +210,7 @@ fn answers() -> Vec<Golden> {
         life: Epoch(9),
         landing_bytes: 0x1000,
         image_bytes_max: 0x800,
+        room_bytes: 0x3000,
         shards: 2,
     };
     let landing = ShardMessage::Landing {
@@ -221,23 +222,23 @@ fn answers() -> Vec<Golden> {
     };
     let refusal = ShardRefusal::at(ShardWhy::Full, 12).of(name());
     vec![
-        (begun, "7120", vec![word("09"), word("0010"), word("0008"), half("02")]),
-        (landing, "7121", vec![word("0b"), place_of_key, word("40"), word("30"), word("90")]),
-        (ShardMessage::Registered { place: place() }, "7122", vec![place_bytes()]),
-        (ShardMessage::Done { shards: 3 }, "7123", vec![half("03")]),
+        (begun, "7220", vec![word("09"), word("0010"), word("0008"), word("0030"), half("02")]),
+        (landing, "7221", vec![word("0b"), place_of_key, word("40"), word("30"), word("90")]),
+        (ShardMessage::Registered { place: place() }, "7222", vec![place_bytes()]),
+        (ShardMessage::Done { shards: 3 }, "7223", vec![half("03")]),
         (
             ShardMessage::Versions { found: found.clone() },
-            "7124",
+            "7224",
             vec!["01".into(), inline_bytes(), "01".into(), word("05")],
         ),
         (
             ShardMessage::ManyVersions { found: vec![found, KeyVersions::default()] },
-            "7125",
+            "7225",
             vec!["02".into(), "01".into(), inline_bytes(), "01".into(), word("05"), "0000".into()],
         ),
         (
             ShardMessage::Page { records: vec![record], end: PageEnd::At(resume()) },
-            "7126",
+            "7226",
             vec![
                 "01".into(),
                 "016b".into(),
@@ -249,12 +250,12 @@ fn answers() -> Vec<Golden> {
         ),
         (
             ShardMessage::Listed { shards: vec![listed], more: true },
-            "7127",
+            "7227",
             vec!["01".into(), name_bytes(), info_bytes(), place_bytes(), "01".into()],
         ),
         (
             ShardMessage::Refused { refusal },
-            "7128",
+            "7228",
             vec!["02".into(), word("0c"), "01".into(), name_bytes()],
         ),
     ]
@@ -329,14 +330,14 @@ fn only_searches_count_as_reads() {
 
 #[test]
 fn first_byte_tells_shards_from_other_protocols() {
-    assert_eq!(SHARD_VERSION, 0x71);
+    assert_eq!(SHARD_VERSION, 0x72);
     // The pool, storage nodes, jobs, FlexKV, and nothing.
     for first in [0x03, 0x41, 0x61, 0x81, 0xf1] {
         assert!(!is_shard_message(&[first, 1]), "{first:#x}");
     }
     assert!(!is_shard_message(&[]));
     assert!(is_shard_message(&[0x7f]), "another version of these messages");
-    assert!(is_offload_message(&[0x71]), "a manager refuses a message that went astray");
+    assert!(is_offload_message(&[0x72]), "a manager refuses a message that went astray");
 }
 
 #[test]

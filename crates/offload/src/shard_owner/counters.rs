@@ -1,0 +1,111 @@
+//! Counters of an owner's shards at memory nodes.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use archipelago_engine::remote::StoreRoom;
+
+/// Counters since the open of the database.
+#[derive(Debug, Default)]
+pub(super) struct Tally {
+    pub(super) sent: AtomicU64,
+    pub(super) sent_bytes: AtomicU64,
+    pub(super) no_room: AtomicU64,
+    pub(super) not_sent: AtomicU64,
+    pub(super) keys: AtomicU64,
+    pub(super) pages: AtomicU64,
+    pub(super) records: AtomicU64,
+    pub(super) fetched: AtomicU64,
+    pub(super) repeated: AtomicU64,
+    pub(super) busy: AtomicU64,
+    pub(super) lost: AtomicU64,
+}
+
+/// Adds to a counter.
+pub(super) fn count(counter: &AtomicU64, more: u64) {
+    counter.fetch_add(more, Ordering::Relaxed);
+}
+
+/// Figures of an owner's shards at one moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OwnerFigures {
+    /// Memory nodes that take shards.
+    pub nodes: u64,
+    /// Shards that can be read at nodes.
+    pub shards: u64,
+    /// Bytes that the nodes hold, those of unanswered releases included.
+    pub held_bytes: u64,
+    /// Shards that were sent.
+    pub sent: u64,
+    /// Bytes of the images of these shards.
+    pub sent_bytes: u64,
+    /// Transfers that no node had room for.
+    pub no_room: u64,
+    /// Transfers that failed for another reason.
+    pub not_sent: u64,
+    /// Keys that nodes have searched.
+    pub keys: u64,
+    /// Pages of scans that nodes have given.
+    pub pages: u64,
+    /// Long values that were read one-sided.
+    pub records: u64,
+    /// Images that were fetched as a whole.
+    pub fetched: u64,
+    /// Reads that were repeated, because a node did not answer or was busy.
+    pub repeated: u64,
+    /// Reads that ended without an answer.
+    pub busy: u64,
+    /// Shards that were lost.
+    pub lost: u64,
+}
+
+impl Tally {
+    /// The figures, with those of the nodes.
+    pub(super) fn figures(&self, nodes: u64, shards: u64, room: &StoreRoom) -> OwnerFigures {
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        OwnerFigures {
+            nodes,
+            shards,
+            held_bytes: room.held_bytes,
+            sent: read(&self.sent),
+            sent_bytes: read(&self.sent_bytes),
+            no_room: read(&self.no_room),
+            not_sent: read(&self.not_sent),
+            keys: read(&self.keys),
+            pages: read(&self.pages),
+            records: read(&self.records),
+            fetched: read(&self.fetched),
+            repeated: read(&self.repeated),
+            busy: read(&self.busy),
+            lost: read(&self.lost),
+        }
+    }
+}
+
+impl OwnerFigures {
+    /// The figures by name.
+    fn named(&self) -> [(&'static str, u64); 14] {
+        [
+            ("nodes", self.nodes),
+            ("shards", self.shards),
+            ("held_bytes", self.held_bytes),
+            ("sent", self.sent),
+            ("sent_bytes", self.sent_bytes),
+            ("no_room", self.no_room),
+            ("not_sent", self.not_sent),
+            ("keys", self.keys),
+            ("pages", self.pages),
+            ("long_values", self.records),
+            ("fetched", self.fetched),
+            ("repeated", self.repeated),
+            ("busy", self.busy),
+            ("lost", self.lost),
+        ]
+    }
+
+    /// The figures as lines of the form `name:value`.
+    #[must_use]
+    pub fn facts(&self) -> String {
+        let line = |(name, value): (&str, u64)| format!("offload_shards_{name}:{value}\n");
+        self.named().into_iter().map(line).collect()
+    }
+}

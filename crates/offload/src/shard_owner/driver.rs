@@ -1,0 +1,256 @@
+//! The driver of an owner: the state machine, the links, and the tasks that keep them.
+//!
+//! One task per memory node sends beats, purges and releases. Another one takes the list of nodes.
+//! Transfers and reads run on the threads of their callers.
+//!
+//! Invariants:
+//! 1. The lock of the state is never held over an await, nor while the database is told news.
+//! 2. The tasks end with the owner: they hold no reference to it while they rest.
+//!
+//! Thread-safety: any thread may call any method.
+//! Failure: see the parts.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::Duration;
+
+use archipelago_base::runtime::{Runtime, wait_for};
+use archipelago_engine::remote::{ShardId, StoreNode, StoreWatcher};
+use archipelago_fabric::{self as fabric, Reach};
+use parking_lot::Mutex;
+
+use super::bell::Bell;
+use super::counters::{Tally, count};
+use super::links::NodeLinks;
+use super::nodes::NodeList;
+use super::state::{MissedAnswer, NextAsk, NodeTask, OwnerState, OwnerTerms};
+use crate::ids::OwnerStamp;
+
+/// Time between two looks at the list of nodes.
+const LIST_PAUSE: Duration = Duration::from_millis(200);
+/// Bytes of an answer to a task of a node at most.
+const ANSWER_BYTES_MAX: usize = 4096;
+
+/// How a thread waits for the answers of nodes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Waits {
+    /// It receives them itself. For links of the operating system.
+    Receiving,
+    /// It runs the runtime until they are there. For the simulation.
+    InRuntime,
+}
+
+/// How an owner reaches memory nodes.
+#[derive(Clone, Debug)]
+pub struct OwnerParts {
+    /// The nodes that there are.
+    pub nodes: Arc<dyn NodeList>,
+    /// Makes links to them.
+    pub reach: Arc<dyn Reach>,
+    /// Time, tasks and seeds.
+    pub runtime: Arc<dyn Runtime>,
+    /// How the threads of callers wait.
+    pub waits: Waits,
+    /// Times and limits.
+    pub terms: OwnerTerms,
+}
+
+/// The links and the bell of a node's task.
+#[derive(Clone, Debug)]
+struct NodeEntry {
+    links: Arc<NodeLinks>,
+    bell: Arc<Bell>,
+}
+
+/// A running owner.
+pub(super) struct OwnerDriver {
+    pub(super) parts: OwnerParts,
+    pub(super) owner: OwnerStamp,
+    pub(super) state: Mutex<OwnerState>,
+    pub(super) tally: Tally,
+    nodes: Mutex<BTreeMap<StoreNode, NodeEntry>>,
+    watcher: OnceLock<Weak<dyn StoreWatcher>>,
+}
+
+impl OwnerDriver {
+    /// Starts the tasks of an owner.
+    pub(super) fn start(parts: OwnerParts, state: OwnerState) -> Arc<Self> {
+        let driver = Arc::new(Self {
+            parts,
+            owner: state.owner(),
+            state: Mutex::new(state),
+            tally: Tally::default(),
+            nodes: Mutex::default(),
+            watcher: OnceLock::new(),
+        });
+        driver.take_list();
+        let keeping = keep_list(Arc::downgrade(&driver), Arc::clone(&driver.parts.runtime));
+        driver.parts.runtime.spawn("shard-list", Box::pin(keeping));
+        driver
+    }
+
+    pub(super) fn watch(&self, watcher: Weak<dyn StoreWatcher>) {
+        if self.watcher.set(watcher).is_err() {
+            tracing::error!("a shard store has two databases");
+        }
+    }
+
+    pub(super) fn terms(&self) -> &OwnerTerms {
+        &self.parts.terms
+    }
+
+    pub(super) fn now_ns(&self) -> u64 {
+        self.parts.runtime.now_ns()
+    }
+
+    /// Runs a future on the calling thread.
+    pub(super) fn wait<T: Send>(&self, future: impl Future<Output = T> + Send) -> T {
+        match self.parts.waits {
+            Waits::Receiving => fabric::block_on(future),
+            Waits::InRuntime => wait_for(&*self.parts.runtime, future),
+        }
+    }
+
+    pub(super) async fn pause(&self) {
+        self.parts.runtime.sleep(self.terms().pause).await;
+    }
+
+    pub(super) fn links(&self, node: StoreNode) -> Option<Arc<NodeLinks>> {
+        self.nodes.lock().get(&node).map(|entry| Arc::clone(&entry.links))
+    }
+
+    /// Lets the task of a node look for what is to be done.
+    pub(super) fn ring(&self, node: StoreNode) {
+        let bell = self.nodes.lock().get(&node).map(|entry| Arc::clone(&entry.bell));
+        if let Some(bell) = bell {
+            bell.ring();
+        }
+    }
+
+    /// Tells the database what has happened since the last call.
+    pub(super) fn tell_news(&self) {
+        let news = self.state.lock().take_news();
+        count(&self.tally.lost, news.lost.len() as u64);
+        let Some(watcher) = self.watcher.get().and_then(Weak::upgrade) else { return };
+        if !news.lost.is_empty() {
+            watcher.lost(&news.lost);
+        }
+        if news.has_more_room {
+            watcher.has_more_room();
+        }
+    }
+
+    /// Takes the list of nodes, and starts a task for each new one.
+    fn take_list(self: &Arc<Self>) {
+        let Some(list) = self.parts.nodes.nodes() else { return };
+        let new = self.state.lock().on_members(self.now_ns(), &list);
+        for node in new {
+            let Some(peer) = self.state.lock().peer(node) else { continue };
+            let OwnerParts { reach, runtime, terms, .. } = &self.parts;
+            let links = NodeLinks::new(reach, &**runtime, &peer, terms);
+            let entry = NodeEntry { links: Arc::new(links), bell: Arc::default() };
+            self.nodes.lock().insert(node, entry.clone());
+            let task = keep_node(Arc::downgrade(self), node, entry);
+            self.parts.runtime.spawn("shard-node", Box::pin(task));
+        }
+        let known: Vec<(StoreNode, NodeEntry)> =
+            self.nodes.lock().iter().map(|(node, entry)| (*node, entry.clone())).collect();
+        for (node, entry) in known {
+            let peer = self.state.lock().peer(node);
+            if let Some(peer) = peer {
+                entry.links.set_endpoints(&peer.endpoints);
+            } else {
+                self.nodes.lock().remove(&node);
+                entry.links.hang_up();
+                entry.bell.ring();
+            }
+        }
+        self.tell_news();
+    }
+
+    /// The database needs these shards no more.
+    pub(super) fn release(&self, shards: &[ShardId], oldest: u64) {
+        let concerned = self.state.lock().release(shards, oldest);
+        concerned.into_iter().for_each(|node| self.ring(node));
+    }
+
+    /// Waits until the nodes have all releases, and ends the tasks.
+    pub(super) fn close(&self) {
+        let until_ns = self.now_ns() + self.terms().farewell.as_nanos() as u64;
+        while !self.state.lock().is_settled() && self.now_ns() < until_ns {
+            self.wait(self.pause());
+        }
+        self.end();
+    }
+
+    /// Ends the tasks and the links.
+    pub(super) fn end(&self) {
+        self.state.lock().close();
+        let entries = std::mem::take(&mut *self.nodes.lock());
+        for entry in entries.into_values() {
+            entry.bell.ring();
+            entry.links.hang_up();
+        }
+    }
+
+    /// Takes one step for a node. Returns the nanoseconds until the next one, or `None` at the end.
+    async fn step(&self, node: StoreNode, links: &NodeLinks) -> Option<u64> {
+        let now_ns = self.now_ns();
+        let next = self.state.lock().next_ask(now_ns, node);
+        self.tell_news();
+        let (task, message) = match next {
+            NextAsk::Over => return None,
+            NextAsk::Wait(until_ns) => return Some(until_ns.saturating_sub(now_ns)),
+            NextAsk::Ask(task, message) => (task, message),
+        };
+        let answer = links.ask(&message, ANSWER_BYTES_MAX).await;
+        {
+            let mut state = self.state.lock();
+            match &answer {
+                Ok(answer) => state.on_answer(self.now_ns(), node, &task, answer),
+                Err(none) => {
+                    let is_other_life = none.is_other_life;
+                    let missed = MissedAnswer { sent_ns: now_ns, is_other_life };
+                    state.on_no_answer(self.now_ns(), node, &task, missed);
+                }
+            }
+        }
+        if let Err(none) = &answer {
+            tracing::debug!(node = %node, why = none.why, "a memory node did not answer");
+        }
+        if task == NodeTask::Begin {
+            if answer.is_err() {
+                links.hang_up();
+            }
+            let used = self.state.lock().arenas(node);
+            links.sweep(&used);
+        }
+        self.tell_news();
+        Some(0)
+    }
+}
+
+/// Looks at the list of nodes until the owner ends.
+async fn keep_list(driver: Weak<OwnerDriver>, runtime: Arc<dyn Runtime>) {
+    loop {
+        runtime.sleep(LIST_PAUSE).await;
+        let Some(driver) = driver.upgrade() else { return };
+        if driver.state.lock().is_closed() {
+            return;
+        }
+        driver.take_list();
+    }
+}
+
+/// Takes the steps of a node until its life is over or the owner ends.
+async fn keep_node(driver: Weak<OwnerDriver>, node: StoreNode, entry: NodeEntry) {
+    loop {
+        let Some(driver) = driver.upgrade() else { return };
+        let Some(rest_ns) = driver.step(node, &entry.links).await else { return };
+        let runtime = Arc::clone(&driver.parts.runtime);
+        drop(driver);
+        if rest_ns > 0 {
+            entry.bell.rest(&*runtime, rest_ns).await;
+        }
+    }
+}

@@ -1,0 +1,253 @@
+//! The links of an owner to one memory node: requests, and one-sided reads and writes.
+//!
+//! A node has two links. Images pass the second one, so that a search does not wait for
+//! megabytes. A link that is down is made again with the next request.
+//!
+//! Invariants:
+//! 1. Every request means the same when it is executed twice, so none is remembered by the node.
+//! 2. Both links lead to one life of the node.
+//!
+//! Thread-safety: any number of tasks may use the links at the same time.
+//! Failure: [`NoAnswer`] says that the request may have been executed.
+//! Cost: a round trip per request, two more for the first, and one for each region.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use archipelago_base::runtime::Runtime;
+use archipelago_base::{Error, ErrorKind};
+use archipelago_fabric::{
+    Attached, Batch, Call, ClientId, Link, Promise, Reach, Reason, Refusal, RemoteKey, Route,
+};
+use parking_lot::Mutex;
+
+use super::state::{MemoryNode, OwnerTerms};
+use crate::wire::shard::{Piece, ShardMessage};
+
+/// Bytes of one READ of an image.
+const READ_BYTES: u64 = 1 << 20;
+/// Batches with parts of an image that are in flight at the same time.
+const WINDOW: usize = 4;
+
+/// A request or an operation without an outcome.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct NoAnswer {
+    /// Whether another life of the node has answered, so that this one is over.
+    pub(super) is_other_life: bool,
+    /// Reason as a sentence.
+    pub(super) why: String,
+}
+
+impl NoAnswer {
+    fn of(why: impl ToString) -> Self {
+        Self { is_other_life: false, why: why.to_string() }
+    }
+
+    fn of_connect(error: &Error) -> Self {
+        Self { is_other_life: error.kind() == ErrorKind::Fenced, why: error.to_string() }
+    }
+}
+
+/// A failed one-sided operation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum OneSidedFailure {
+    /// The link went down, or the deadline passed.
+    NoAnswer(NoAnswer),
+    /// The node refused the operation.
+    Refused(Refusal),
+}
+
+impl From<Refusal> for OneSidedFailure {
+    fn from(refusal: Refusal) -> Self {
+        match refusal.reason {
+            Reason::Disconnected | Reason::Deadline | Reason::Full | Reason::NotAttached => {
+                Self::NoAnswer(NoAnswer::of(refusal))
+            }
+            _ => Self::Refused(refusal),
+        }
+    }
+}
+
+/// Regions that the present link of a way has attached.
+#[derive(Debug, Default)]
+struct AttachedRegions {
+    link: Option<Arc<dyn Link>>,
+    regions: HashMap<RemoteKey, Attached>,
+}
+
+/// The links to one life of a node.
+#[derive(Debug)]
+pub(super) struct NodeLinks {
+    endpoints: Mutex<Vec<String>>,
+    asks: Route,
+    images: Route,
+    attached: Mutex<AttachedRegions>,
+    /// Time after which an unanswered request counts as lost.
+    request: Duration,
+    /// Time after which a one-sided operation counts as lost.
+    transfer: Duration,
+}
+
+impl NodeLinks {
+    pub(super) fn new(
+        reach: &Arc<dyn Reach>,
+        runtime: &dyn Runtime,
+        peer: &MemoryNode,
+        terms: &OwnerTerms,
+    ) -> Self {
+        let at = Some((peer.node, peer.life));
+        let route = || Route::new(reach, ClientId(runtime.seed()), at);
+        Self {
+            endpoints: Mutex::new(peer.endpoints.clone()),
+            asks: route(),
+            images: route(),
+            attached: Mutex::default(),
+            request: terms.request,
+            transfer: terms.patience,
+        }
+    }
+
+    /// The node may be reached elsewhere now.
+    pub(super) fn set_endpoints(&self, endpoints: &[String]) {
+        let mut known = self.endpoints.lock();
+        if *known != endpoints {
+            *known = endpoints.to_vec();
+        }
+    }
+
+    async fn link(&self, route: &Route) -> Result<Arc<dyn Link>, NoAnswer> {
+        let endpoints = self.endpoints.lock().clone();
+        let linked = route.link(&endpoints, self.request).await;
+        linked.map_err(|error| NoAnswer::of_connect(&error))
+    }
+
+    /// Sends a request whose answer has at most `answer_bytes_max` bytes.
+    pub(super) async fn ask(
+        &self,
+        message: &ShardMessage,
+        answer_bytes_max: usize,
+    ) -> Result<ShardMessage, NoAnswer> {
+        let link = self.link(&self.asks).await?;
+        let body = message.encode();
+        let call = Call::new(&body, self.request).idempotent().answer_bytes_max(answer_bytes_max);
+        let answer = link.request(call).await.map_err(NoAnswer::of)?;
+        ShardMessage::decode(&answer).map_err(|malformed| {
+            link.close();
+            NoAnswer::of(malformed)
+        })
+    }
+
+    /// Closes the links: the next request makes them again. For a node that does not answer.
+    pub(super) fn hang_up(&self) {
+        self.asks.hang_up();
+        self.images.hang_up();
+        *self.attached.lock() = AttachedRegions::default();
+    }
+
+    /// The link for images, and the region of a key on it.
+    async fn region(&self, key: &RemoteKey) -> Result<(Arc<dyn Link>, Attached), OneSidedFailure> {
+        let link = self.link(&self.images).await.map_err(OneSidedFailure::NoAnswer)?;
+        let known = {
+            let mut attached = self.attached.lock();
+            if attached.link.as_ref().is_none_or(|known| !Arc::ptr_eq(known, &link)) {
+                *attached = AttachedRegions { link: Some(Arc::clone(&link)), ..Default::default() };
+            }
+            attached.regions.get(key).copied()
+        };
+        if let Some(region) = known {
+            return Ok((link, region));
+        }
+        let region = link.attach(key).await?;
+        let mut attached = self.attached.lock();
+        let is_same = attached.link.as_ref().is_some_and(|known| Arc::ptr_eq(known, &link));
+        match attached.regions.get(key).copied() {
+            Some(other) if is_same => {
+                link.detach(region);
+                Ok((Arc::clone(&link), other))
+            }
+            _ if is_same => {
+                attached.regions.insert(*key, region);
+                Ok((Arc::clone(&link), region))
+            }
+            _ => Ok((Arc::clone(&link), region)),
+        }
+    }
+
+    /// Detaches regions that no shard uses, and those whose key is not valid any more, so that the
+    /// node can give their memory back.
+    pub(super) fn sweep(&self, used: &[RemoteKey]) {
+        let used: HashSet<&RemoteKey> = used.iter().collect();
+        let mut attached = self.attached.lock();
+        let Some(link) = attached.link.clone() else { return };
+        attached.regions.retain(|key, region| {
+            // A landing zone has a key for writing. It stays until it is revoked.
+            let is_used = used.contains(key) || key.rights.change();
+            let stays = is_used && !link.is_revoked(*region);
+            if !stays {
+                link.detach(*region);
+            }
+            stays
+        });
+    }
+
+    /// Writes the pieces of an image into the range of a grant. Returns when all are placed.
+    pub(super) async fn write(
+        &self,
+        key: &RemoteKey,
+        at: u64,
+        image: &[u8],
+        pieces: &[Piece],
+    ) -> Result<(), OneSidedFailure> {
+        let (link, zone) = self.region(key).await?;
+        let mut in_flight: VecDeque<Promise<Batch>> = VecDeque::new();
+        for piece in pieces {
+            if in_flight.len() >= WINDOW
+                && let Some(first) = in_flight.pop_front()
+            {
+                placed(&first.await)?;
+            }
+            let mut batch = Batch::new();
+            batch.set_deadline(self.transfer);
+            batch.write(zone, at + piece.at, &image[piece.at as usize..][..piece.len as usize]);
+            in_flight.push_back(link.post(batch));
+        }
+        link.flush();
+        for batch in in_flight {
+            placed(&batch.await)?;
+        }
+        Ok(())
+    }
+
+    /// Reads a range of a region.
+    pub(super) async fn read(
+        &self,
+        key: &RemoteKey,
+        at: u64,
+        len: u64,
+    ) -> Result<Vec<u8>, OneSidedFailure> {
+        let (link, region) = self.region(key).await?;
+        let mut bytes = Vec::with_capacity(usize::try_from(len).unwrap_or(0));
+        let mut in_flight: VecDeque<Promise<Batch>> = VecDeque::new();
+        let (mut next, end) = (at, at + len);
+        while next < end || !in_flight.is_empty() {
+            if next < end && in_flight.len() < WINDOW {
+                let part = READ_BYTES.min(end - next);
+                let mut batch = Batch::new();
+                batch.set_deadline(self.transfer);
+                batch.read(region, next, part as u32);
+                in_flight.push_back(link.post(batch));
+                next += part;
+            } else if let Some(first) = in_flight.pop_front() {
+                let batch = first.await;
+                placed(&batch)?;
+                bytes.extend_from_slice(batch.data(0));
+            }
+        }
+        Ok(bytes)
+    }
+}
+
+fn placed(batch: &Batch) -> Result<(), OneSidedFailure> {
+    batch.refusal().map_or(Ok(()), |(_, refusal)| Err(refusal.into()))
+}

@@ -1,0 +1,37 @@
+//! The owner's side of memtable shards at memory nodes (O³-LSM §4.2 and §4.5,
+//! docs/design/offload.md): the [`ShardStore`](archipelago_engine::remote::ShardStore) of a
+//! database over the fabric.
+//!
+//! | part | file |
+//! | --- | --- |
+//! | nodes, shards, beats and releases, as a state machine | `state/` |
+//! | the transfer of one image, as a state machine | `transfer/` |
+//! | lookups and pages, as state machines | `search/`, `page/` |
+//! | links to a node: requests, and one-sided reads and writes | `links.rs` |
+//! | the tasks of an owner, transfers and reads over the links | `driver.rs`, `sends.rs`, `reads.rs` |
+//! | the memory nodes of a cluster | `nodes.rs` |
+//! | the seam of the engine | `store.rs` |
+//! | counters and figures | `counters.rs` |
+//!
+//! Thread-safety: any thread may call the methods of [`RemoteShards`].
+//! Failure: nothing here must survive. A shard that is lost is rebuilt from the log.
+//! Cost: an idle owner sends each memory node one small request a second.
+
+mod bell;
+mod counters;
+mod driver;
+mod links;
+mod nodes;
+mod page;
+mod reads;
+mod search;
+mod sends;
+mod state;
+mod store;
+mod transfer;
+
+pub use counters::OwnerFigures;
+pub use driver::{OwnerParts, Waits};
+pub use nodes::{NodeList, PoolNodes};
+pub use state::{MemoryNode, OwnerTerms};
+pub use store::RemoteShards;

@@ -1,0 +1,297 @@
+//! Lookups, pages and whole images, on the threads of their callers.
+//!
+//! A read that gets no answer, or is refused as busy, is repeated until its shards are lost or the
+//! patience ends. If a node gives bytes that are not those of the shard, the read is repeated once;
+//! after that the shards are lost, because the database can rebuild them.
+//!
+//! Cost: one round trip for a lookup, and one more if it finds long values.
+
+use std::sync::Arc;
+
+use archipelago_base::runtime::join_all;
+use archipelago_engine::memtable::SealedImage;
+use archipelago_engine::remote::{
+    AwayError, LookupAnswer, LookupAsk, ScanAsk, ScanPage, ShardId, StoreNode,
+};
+use archipelago_fabric::MESSAGE_BYTES_MAX;
+
+use super::counters::count;
+use super::driver::OwnerDriver;
+use super::links::{NoAnswer, NodeLinks, OneSidedFailure};
+use super::page::{self, PageReader};
+use super::search::{Contradiction, Search};
+use super::sends::head_crc;
+use super::state::{ReadTarget, ReadableShard};
+use crate::wire::shard::{ShardMessage, ShardRefusal, ShardWhy};
+
+/// Longest value that comes with an answer. A longer one is read one-sided.
+const INLINE_BYTES_MAX: u32 = 16 << 10;
+/// Bytes of the answer about one key at most.
+const GET_BYTES_MAX: usize = 48 << 10;
+/// Bytes of a page beside those that the reader wants.
+const PAGE_BYTES_BESIDE: usize = 4096;
+/// Long values that one read fetches at the same time.
+const RECORDS_IN_PARALLEL: usize = 8;
+/// Wrong answers after which the shards are lost.
+const WRONG_MAX: u32 = 2;
+
+/// Why one attempt of a read failed.
+enum ReadFailure {
+    NoAnswer(NoAnswer),
+    Refused(ShardRefusal),
+    Wrong(&'static str),
+}
+
+impl From<NoAnswer> for ReadFailure {
+    fn from(none: NoAnswer) -> Self {
+        Self::NoAnswer(none)
+    }
+}
+
+impl From<Contradiction> for ReadFailure {
+    fn from(Contradiction(what): Contradiction) -> Self {
+        Self::Wrong(what)
+    }
+}
+
+impl From<OneSidedFailure> for ReadFailure {
+    fn from(failure: OneSidedFailure) -> Self {
+        match failure {
+            OneSidedFailure::NoAnswer(none) => Self::NoAnswer(none),
+            OneSidedFailure::Refused(_) => Self::Wrong("a place that cannot be read"),
+        }
+    }
+}
+
+/// The repetitions of one read.
+struct ReadAttempts {
+    node: StoreNode,
+    until_ns: u64,
+    wrong: u32,
+}
+
+/// What a read is about: its node and its shards.
+struct ReadScope<'a> {
+    node: StoreNode,
+    shards: &'a [ShardId],
+}
+
+impl OwnerDriver {
+    fn attempts(&self, node: StoreNode) -> ReadAttempts {
+        let until_ns = self.now_ns() + self.terms().patience.as_nanos() as u64;
+        ReadAttempts { node, until_ns, wrong: 0 }
+    }
+
+    /// The names of the shards and the links to their node.
+    fn target(&self, scope: &ReadScope<'_>) -> Result<(ReadTarget, Arc<NodeLinks>), AwayError> {
+        let target = self.state.lock().target(scope.node, scope.shards)?;
+        let over = || AwayError::Lost("the life of their memory node is over".to_owned());
+        Ok((target, self.links(scope.node).ok_or_else(over)?))
+    }
+
+    /// Decides whether a read is repeated. An error ends it.
+    async fn after(
+        &self,
+        attempts: &mut ReadAttempts,
+        scope: &ReadScope<'_>,
+        failure: ReadFailure,
+    ) -> Result<(), AwayError> {
+        let lost = |why: String| {
+            self.state.lock().lose(scope.node, scope.shards);
+            self.tell_news();
+            Err(AwayError::Lost(why))
+        };
+        let why = match failure {
+            ReadFailure::NoAnswer(none) => none.why,
+            ReadFailure::Refused(refusal) => {
+                self.state.lock().on_refused(self.now_ns(), scope.node, &refusal);
+                self.ring(scope.node);
+                self.tell_news();
+                match refusal.why {
+                    // If the node has forgotten the owner, the next attempt finds the shards lost.
+                    ShardWhy::Busy | ShardWhy::NotBegun => {}
+                    ShardWhy::OldEpoch | ShardWhy::OtherToken | ShardWhy::UnknownShard => {
+                        return lost(refusal.to_string());
+                    }
+                    _ => {
+                        tracing::error!(%refusal, "a memory node refused a read");
+                        return lost(refusal.to_string());
+                    }
+                }
+                refusal.to_string()
+            }
+            ReadFailure::Wrong(what) => {
+                tracing::error!(node = %attempts.node, what, "a memory node gave a wrong answer");
+                attempts.wrong += 1;
+                if attempts.wrong >= WRONG_MAX {
+                    return lost(format!("a memory node gave {what}"));
+                }
+                what.to_owned()
+            }
+        };
+        count(&self.tally.repeated, 1);
+        if self.now_ns() >= attempts.until_ns {
+            count(&self.tally.busy, 1);
+            return Err(AwayError::Busy(why));
+        }
+        self.pause().await;
+        Ok(())
+    }
+
+    /// Looks keys up, for all asks in parallel.
+    pub(super) async fn look_up(
+        &self,
+        asks: &[LookupAsk<'_>],
+    ) -> Vec<Result<LookupAnswer, AwayError>> {
+        match asks {
+            [ask] => vec![self.look_up_one(ask).await],
+            asks => join_all(asks.iter().map(|ask| self.look_up_one(ask))).await,
+        }
+    }
+
+    async fn look_up_one(&self, ask: &LookupAsk<'_>) -> Result<LookupAnswer, AwayError> {
+        let scope = ReadScope { node: ask.node, shards: &ask.shards };
+        let mut attempts = self.attempts(ask.node);
+        loop {
+            let (target, links) = self.target(&scope)?;
+            match self.try_lookup(ask, &target, &links).await {
+                Ok(answer) => {
+                    count(&self.tally.keys, ask.keys.len() as u64);
+                    return Ok(answer);
+                }
+                Err(failure) => self.after(&mut attempts, &scope, failure).await?,
+            }
+        }
+    }
+
+    async fn try_lookup(
+        &self,
+        ask: &LookupAsk<'_>,
+        target: &ReadTarget,
+        links: &NodeLinks,
+    ) -> Result<LookupAnswer, ReadFailure> {
+        let mut search = Search::new(self.owner, ask, &target.names, INLINE_BYTES_MAX);
+        while let Some(request) = search.next_request() {
+            let bytes_max = match request {
+                ShardMessage::Get { .. } => GET_BYTES_MAX,
+                _ => MESSAGE_BYTES_MAX,
+            };
+            let answer = links.ask(&request, bytes_max).await?;
+            if let ShardMessage::Refused { refusal } = answer {
+                return Err(ReadFailure::Refused(refusal));
+            }
+            search.on_answer(answer)?;
+        }
+        let records = search.records().to_vec();
+        for some in records.chunks(RECORDS_IN_PARALLEL) {
+            let reads = some.iter().map(|record| {
+                let shard = target.shards.get(record.shard);
+                self.record(links, shard, record.at, record.len)
+            });
+            for (record, bytes) in some.iter().zip(join_all(reads).await) {
+                if !search.on_record(*record, &bytes?) {
+                    return Err(ReadFailure::Wrong("another record than it named"));
+                }
+            }
+        }
+        Ok(search.finish())
+    }
+
+    /// Reads a record of an image.
+    async fn record(
+        &self,
+        links: &NodeLinks,
+        shard: Option<&ReadableShard>,
+        at: u64,
+        len: u64,
+    ) -> Result<Vec<u8>, ReadFailure> {
+        let place = shard.map(|shard| shard.place);
+        let fits = |bytes: u64| at.checked_add(len).is_some_and(|end| end <= bytes);
+        let Some(place) = place.filter(|place| fits(place.bytes)) else {
+            return Err(ReadFailure::Wrong("the place of a record outside of its image"));
+        };
+        count(&self.tally.records, 1);
+        Ok(links.read(&place.key, place.at + at, len).await?)
+    }
+
+    /// A page of a scan.
+    pub(super) async fn scan(&self, ask: &ScanAsk<'_>) -> Result<ScanPage, AwayError> {
+        let scope = ReadScope { node: ask.node, shards: ask.shards };
+        let mut attempts = self.attempts(ask.node);
+        loop {
+            let (target, links) = self.target(&scope)?;
+            match self.try_page(ask, &target, &links).await {
+                Ok(page) => {
+                    count(&self.tally.pages, 1);
+                    return Ok(page);
+                }
+                Err(failure) => self.after(&mut attempts, &scope, failure).await?,
+            }
+        }
+    }
+
+    async fn try_page(
+        &self,
+        ask: &ScanAsk<'_>,
+        target: &ReadTarget,
+        links: &NodeLinks,
+    ) -> Result<ScanPage, ReadFailure> {
+        // A page has at least one record, whose key may be long.
+        let bytes_max = ask.bytes_max.min(MESSAGE_BYTES_MAX - PAGE_BYTES_BESIDE);
+        let wanted = u32::try_from(bytes_max).unwrap_or(u32::MAX);
+        let request = page::request(self.owner, ask, &target.names, wanted, INLINE_BYTES_MAX);
+        let answer = links.ask(&request, MESSAGE_BYTES_MAX).await?;
+        if let ShardMessage::Refused { refusal } = answer {
+            return Err(ReadFailure::Refused(refusal));
+        }
+        let mut reader = PageReader::new(ask, answer)?;
+        let records = reader.records().to_vec();
+        for some in records.chunks(RECORDS_IN_PARALLEL) {
+            let reads = some.iter().map(|record| {
+                let shard = target.shards.get(record.shard);
+                self.record(links, shard, record.at, record.len)
+            });
+            for (record, bytes) in some.iter().zip(join_all(reads).await) {
+                if !reader.on_record(*record, &bytes?) {
+                    return Err(ReadFailure::Wrong("another record than it named"));
+                }
+            }
+        }
+        Ok(reader.finish())
+    }
+
+    /// The whole image of a shard.
+    pub(super) async fn fetch(&self, id: ShardId) -> Result<Arc<SealedImage>, AwayError> {
+        let home = self.state.lock().home(id);
+        let gone = || AwayError::Lost(format!("no memory node has shard {id} any more"));
+        let node = home.ok_or_else(gone)?;
+        let shards = [id];
+        let scope = ReadScope { node, shards: &shards };
+        let mut attempts = self.attempts(node);
+        loop {
+            let (target, links) = self.target(&scope)?;
+            match fetch_image(&target, &links).await {
+                Ok(image) => {
+                    count(&self.tally.fetched, 1);
+                    return Ok(image);
+                }
+                Err(failure) => self.after(&mut attempts, &scope, failure).await?,
+            }
+        }
+    }
+}
+
+async fn fetch_image(
+    target: &ReadTarget,
+    links: &NodeLinks,
+) -> Result<Arc<SealedImage>, ReadFailure> {
+    let [shard] = target.shards[..] else {
+        return Err(ReadFailure::Wrong("another number of images"));
+    };
+    let place = shard.place;
+    let bytes = links.read(&place.key, place.at, place.bytes).await?;
+    if head_crc(&bytes) != shard.head_crc {
+        return Err(ReadFailure::Wrong("another image than the one that was sent"));
+    }
+    SealedImage::open(bytes).map_err(|_| ReadFailure::Wrong("a damaged image"))
+}

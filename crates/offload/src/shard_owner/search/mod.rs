@@ -1,0 +1,253 @@
+//! A lookup of keys in shards of one node, as a state machine without I/O: requests, answers in
+//! parts, and long values that are read one-sided.
+//!
+//! An answer that has no room for all keys, or for all versions of a key, is followed by further
+//! requests. Values that are longer than an answer permits come as the places of their records.
+//! The caller reads them, and [`Search::on_record`] verifies each: its checksum, key, sequence
+//! number and kind.
+//!
+//! Invariants:
+//! 1. The result has every version that the node named, in its order.
+//! 2. Every answer brings the search forward, so it ends.
+//! 3. An answer that contradicts the request is an error, and never a result.
+//!
+//! Thread-safety: none; one task owns a search.
+//! Cost: O(bytes) of the answers.
+
+#[cfg(test)]
+mod tests;
+
+use archipelago_base::SeqNo;
+use archipelago_engine::key::Kind;
+use archipelago_engine::memtable::decode_record;
+use archipelago_engine::pinned::PinnedSlice;
+use archipelago_engine::remote::{KeyVersions, LookupAnswer, LookupAsk, ShardVersion};
+
+use crate::ids::OwnerStamp;
+use crate::wire::shard::{self, ShardMessage, ShardName, StoredValue};
+
+/// Bytes of the keys and lists of one request at most, so that it fits into a message.
+const REQUEST_BYTES_MAX: usize = 160 << 10;
+/// Bytes of a key's list entry and lengths in a request.
+const KEY_BYTES_BESIDE: usize = 24;
+/// Longest value of an answer without values: it has room for the expiry of a record.
+const KEYS_ONLY_BYTES: u32 = 16;
+
+/// Answers of the node that contradict the request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Contradiction(pub(super) &'static str);
+
+/// A record that the caller reads one-sided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct RecordAt {
+    /// Key of the search, and version of the key.
+    key: usize,
+    version: usize,
+    /// Shard that has the record, as an index into those of the search.
+    pub(super) shard: usize,
+    /// Offset within the image.
+    pub(super) at: u64,
+    /// Length of the whole record.
+    pub(super) len: u64,
+}
+
+/// The keys of the request that is on its way.
+#[derive(Clone, Copy, Debug)]
+enum Asked {
+    Nothing,
+    /// Versions of one key up to this sequence number.
+    Rest { key: usize, snapshot: SeqNo },
+    /// Keys from the first one that has no answer.
+    Keys { first: usize, count: usize },
+}
+
+/// A lookup of keys in shards of one node.
+#[derive(Debug)]
+pub(super) struct Search<'a> {
+    owner: OwnerStamp,
+    ask: &'a LookupAsk<'a>,
+    names: &'a [ShardName],
+    inline_max: u32,
+    found: Vec<KeyVersions>,
+    /// Keys whose first answer has come.
+    answered: usize,
+    /// Key whose versions have not all come, and the snapshot with which the search goes on.
+    rest: Option<(usize, SeqNo)>,
+    asked: Asked,
+    records: Vec<RecordAt>,
+}
+
+impl<'a> Search<'a> {
+    /// A search for `ask` in the shards with these names. Values up to `inline_max` bytes come with
+    /// the answers.
+    pub(super) fn new(
+        owner: OwnerStamp,
+        ask: &'a LookupAsk<'a>,
+        names: &'a [ShardName],
+        inline_max: u32,
+    ) -> Self {
+        let inline_max = if ask.keys_only { KEYS_ONLY_BYTES } else { inline_max };
+        let found = vec![KeyVersions::default(); ask.keys.len()];
+        let (rest, records) = (None, Vec::new());
+        Self { owner, ask, names, inline_max, found, answered: 0, rest, asked: Asked::Nothing, records }
+    }
+
+    /// The next request; `None` when all versions are known.
+    pub(super) fn next_request(&mut self) -> Option<ShardMessage> {
+        if let Some((key, snapshot)) = self.rest {
+            self.asked = Asked::Rest { key, snapshot };
+            return Some(self.get(key, snapshot));
+        }
+        let first = self.answered;
+        let count = self.keys_that_fit(first);
+        self.asked = Asked::Keys { first, count };
+        match count {
+            0 => None,
+            1 => Some(self.get(first, self.ask.snapshot)),
+            _ => Some(self.multi_get(first, count)),
+        }
+    }
+
+    /// Number of keys from `first` for one request.
+    fn keys_that_fit(&self, first: usize) -> usize {
+        let mut bytes = 0;
+        let fits = |key: &&archipelago_engine::remote::KeyAsk<'_>| {
+            bytes += key.key.len() + 4 * key.within.len() + KEY_BYTES_BESIDE;
+            bytes <= REQUEST_BYTES_MAX
+        };
+        let left = &self.ask.keys[first..];
+        left.iter().take_while(fits).count().max(usize::from(!left.is_empty()))
+    }
+
+    /// Names of the shards of a key, newest first.
+    fn names_of(&self, key: usize) -> Vec<ShardName> {
+        self.ask.keys[key].within.iter().map(|at| self.names[*at as usize]).collect()
+    }
+
+    fn get(&self, key: usize, snapshot: SeqNo) -> ShardMessage {
+        let asked = &self.ask.keys[key];
+        ShardMessage::Get {
+            owner: self.owner,
+            shards: self.names_of(key),
+            key: asked.key.to_vec().into(),
+            floor: asked.floor,
+            snapshot,
+            inline_max: self.inline_max,
+        }
+    }
+
+    fn multi_get(&self, first: usize, count: usize) -> ShardMessage {
+        let asks = self.ask.keys[first..first + count].iter().map(|asked| shard::KeyAsk {
+            key: asked.key.to_vec().into(),
+            floor: asked.floor,
+            within: asked.within.clone(),
+        });
+        ShardMessage::MultiGet {
+            owner: self.owner,
+            shards: self.names.to_vec(),
+            asks: asks.collect(),
+            snapshot: self.ask.snapshot,
+            inline_max: self.inline_max,
+        }
+    }
+
+    /// Takes the answer to the last request.
+    pub(super) fn on_answer(&mut self, answer: ShardMessage) -> Result<(), Contradiction> {
+        match (std::mem::replace(&mut self.asked, Asked::Nothing), answer) {
+            (Asked::Rest { key, snapshot }, ShardMessage::Versions { found }) => {
+                self.rest = None;
+                self.take(key, snapshot, found, true)
+            }
+            (Asked::Keys { first, count: 1 }, ShardMessage::Versions { found }) => {
+                self.answered = first + 1;
+                self.take(first, self.ask.snapshot, found, true)
+            }
+            (Asked::Keys { first, count: count @ 2.. }, ShardMessage::ManyVersions { found }) => {
+                if !(1..=count).contains(&found.len()) {
+                    return Err(Contradiction("an answer about another number of keys"));
+                }
+                for (key, versions) in (first..).zip(found) {
+                    if self.rest.is_some() {
+                        return Err(Contradiction("keys after one whose versions have not ended"));
+                    }
+                    self.answered = key + 1;
+                    self.take(key, self.ask.snapshot, versions, false)?;
+                }
+                Ok(())
+            }
+            _ => Err(Contradiction("an answer of another kind than the request")),
+        }
+    }
+
+    /// Takes versions of a key that a request with this snapshot has brought. Shards are named by
+    /// those of the key, if the request was about it alone.
+    fn take(
+        &mut self,
+        key: usize,
+        snapshot: SeqNo,
+        found: shard::KeyVersions,
+        is_alone: bool,
+    ) -> Result<(), Contradiction> {
+        let mut last = snapshot.0.saturating_add(1);
+        let (mut is_decided, has_versions) = (false, !found.versions.is_empty());
+        for version in found.versions {
+            if is_decided || version.seq.0 >= last {
+                return Err(Contradiction("versions in another order than newest first"));
+            }
+            last = version.seq.0;
+            is_decided = version.kind != Kind::Merge;
+            let value = match version.value {
+                StoredValue::Inline(value) => PinnedSlice::owned(value.0.to_vec()),
+                StoredValue::At { shard, at, len } => {
+                    if !self.ask.keys_only || version.kind == Kind::PutExpiring {
+                        let shard = self.shard_of(key, shard, is_alone)?;
+                        let version = self.found[key].versions.len();
+                        self.records.push(RecordAt { key, version, shard, at, len });
+                    }
+                    PinnedSlice::owned(Vec::new())
+                }
+            };
+            let (seq, kind) = (version.seq, version.kind);
+            self.found[key].versions.push(ShardVersion { seq, kind, value });
+        }
+        match found.resume {
+            Some(next) if is_decided || !has_versions || next.0 >= last => {
+                Err(Contradiction("a search that goes on without progress"))
+            }
+            next => {
+                self.rest = next.map(|next| (key, next));
+                Ok(())
+            }
+        }
+    }
+
+    /// The shard that an answer names, as an index into those of the search.
+    fn shard_of(&self, key: usize, named: u32, is_alone: bool) -> Result<usize, Contradiction> {
+        let within = &self.ask.keys[key].within;
+        let shard = if is_alone { within.get(named as usize).copied() } else { Some(named) };
+        let of_key = shard.filter(|shard| within.contains(shard));
+        of_key.map(|shard| shard as usize).ok_or(Contradiction("a value in a shard of another key"))
+    }
+
+    /// Records that the caller reads, after the last answer.
+    pub(super) fn records(&self) -> &[RecordAt] {
+        &self.records
+    }
+
+    /// Takes the bytes of a record of [`Search::records`]. Returns false if they are not it.
+    pub(super) fn on_record(&mut self, record: RecordAt, bytes: &[u8]) -> bool {
+        let Some((key, value)) = decode_record(bytes) else { return false };
+        let version = &mut self.found[record.key].versions[record.version];
+        let is_it = key.user_key == self.ask.keys[record.key].key
+            && (key.seq, key.kind) == (version.seq, version.kind);
+        if is_it {
+            version.value = PinnedSlice::owned(value.to_vec());
+        }
+        is_it
+    }
+
+    /// The result, after all requests and records.
+    pub(super) fn finish(self) -> LookupAnswer {
+        LookupAnswer { keys: self.found }
+    }
+}

@@ -1,0 +1,164 @@
+//! Transfers of images, on the threads of their callers.
+//!
+//! Failure: a transfer that fails leaves the shard with the database. The state machine releases
+//! what the node may have of it.
+//! Cost: two requests, a WRITE for each mebibyte, and a checksum over the image.
+
+use archipelago_base::checksum;
+use archipelago_engine::remote::{AwayError, NewShard, ShardId, StoreNode};
+
+use super::counters::count;
+use super::driver::OwnerDriver;
+use super::links::{NodeLinks, OneSidedFailure};
+use super::state::{NotSent, Pick, ReadableShard};
+use super::transfer::{Transfer, TransferFailure, TransferOrder, TransferStep, pieces};
+use crate::wire::shard::{KeySpan, ShardInfo, ShardMessage, ShardPlace, ShardWhy};
+
+/// Bytes of the answer to a request of a transfer at most.
+const ANSWER_BYTES_MAX: usize = 4096;
+/// Bytes at the start of an image that have the checksums of all its sections.
+pub(super) const HEAD_BYTES: usize = 200;
+
+/// The checksum of the header of an image.
+pub(super) fn head_crc(image: &[u8]) -> u32 {
+    checksum::crc(&image[..image.len().min(HEAD_BYTES)])
+}
+
+impl OwnerDriver {
+    /// Sends an image to the node for it, or to the next one if that has no room.
+    pub(super) async fn send(
+        &self,
+        shard: &NewShard<'_>,
+        image: &[u8],
+    ) -> Result<StoreNode, AwayError> {
+        let (id, bytes) = (shard.id, image.len() as u64);
+        let patience_ns = self.terms().patience.as_nanos() as u64;
+        let until_ns = self.now_ns() + patience_ns;
+        let mut order = None;
+        loop {
+            let boundary = &shard.keys.start;
+            let pick = self.state.lock().begin_send(self.now_ns(), id, bytes, boundary);
+            let (node, losses) = match pick {
+                Pick::Node { node, losses } => (node, losses),
+                Pick::NoRoom(why) => {
+                    count(&self.tally.no_room, 1);
+                    return Err(AwayError::NoRoom(why.to_owned()));
+                }
+                Pick::Later if self.now_ns() >= until_ns => {
+                    count(&self.tally.no_room, 1);
+                    return Err(AwayError::NoRoom("other transfers fill the nodes".to_owned()));
+                }
+                Pick::Later => {
+                    self.pause().await;
+                    continue;
+                }
+            };
+            let order = order.get_or_insert_with(|| self.order(shard, image));
+            let transfer = Transfer::new(order.clone(), self.now_ns(), patience_ns);
+            match self.transfer(node, transfer, image).await {
+                Ok(place) => {
+                    let at = ReadableShard { place, head_crc: head_crc(image) };
+                    let sent = self.state.lock().sent(node, id, losses, at);
+                    self.ring(node);
+                    sent.inspect_err(|_| count(&self.tally.not_sent, 1))?;
+                    count(&self.tally.sent, 1);
+                    count(&self.tally.sent_bytes, bytes);
+                    return Ok(node);
+                }
+                Err(failure) => self.on_failure(node, id, bytes, &failure, until_ns)?,
+            }
+        }
+    }
+
+    fn order(&self, shard: &NewShard<'_>, image: &[u8]) -> TransferOrder {
+        let info = ShardInfo {
+            family: shard.family,
+            keys: KeySpan(shard.keys.clone()),
+            after_seq: shard.after_seq,
+            last_seq: shard.last_seq,
+            oldest_log: shard.oldest_log.0,
+            seal_log: shard.seal_log.0,
+        };
+        let (owner, shard) = (self.owner, self.state.lock().name(shard.id));
+        TransferOrder { owner, shard, info, bytes: image.len() as u64, pieces: pieces(image) }
+    }
+
+    /// Takes the end of a transfer without a shard. An error ends the call; otherwise another node
+    /// may take the image.
+    fn on_failure(
+        &self,
+        node: StoreNode,
+        id: ShardId,
+        bytes: u64,
+        failure: &TransferFailure,
+        until_ns: u64,
+    ) -> Result<(), AwayError> {
+        let now_ns = self.now_ns();
+        {
+            let mut state = self.state.lock();
+            // The next choice leaves this node out, whatever it says that it has.
+            let left = failure.end.left_bytes.map(|left| left.min(bytes.saturating_sub(1)));
+            state.not_sent(now_ns, node, id, NotSent { left_bytes: left, ..failure.end });
+            if let Some(refusal) = &failure.refusal {
+                state.on_refused(now_ns, node, refusal);
+            }
+        }
+        self.ring(node);
+        self.tell_news();
+        let why = failure.refusal.map(|refusal| refusal.why);
+        let may_try_another = matches!(
+            why,
+            Some(ShardWhy::Full | ShardWhy::TooLarge | ShardWhy::Retired | ShardWhy::HasGrant)
+        );
+        if may_try_another && now_ns < until_ns {
+            return Ok(());
+        }
+        count(&self.tally.not_sent, 1);
+        let said = failure.refusal.map(|refusal| refusal.to_string());
+        let said = said.unwrap_or_else(|| "a memory node did not answer a transfer".to_owned());
+        Err(AwayError::Busy(said))
+    }
+
+    /// Sends an image to one node.
+    async fn transfer(
+        &self,
+        node: StoreNode,
+        mut transfer: Transfer,
+        image: &[u8],
+    ) -> Result<ShardPlace, TransferFailure> {
+        let Some(links) = self.links(node) else {
+            return Err(TransferFailure { end: NotSent::default(), refusal: None });
+        };
+        let mut step = transfer.begin();
+        loop {
+            step = match step {
+                TransferStep::Ask(message) => self.ask_step(&links, &mut transfer, &message).await,
+                TransferStep::AskLater(message) => {
+                    self.pause().await;
+                    self.ask_step(&links, &mut transfer, &message).await
+                }
+                TransferStep::Write(grant) => {
+                    let pieces = transfer.pieces();
+                    let written = links.write(&grant.key, grant.at, image, pieces).await;
+                    let written = written.map_err(|failure| match failure {
+                        OneSidedFailure::NoAnswer(_) => None,
+                        OneSidedFailure::Refused(refusal) => Some(refusal),
+                    });
+                    transfer.on_written(self.now_ns(), written)
+                }
+                TransferStep::Registered(place) => return Ok(place),
+                TransferStep::Failed(failure) => return Err(failure),
+            };
+        }
+    }
+
+    async fn ask_step(
+        &self,
+        links: &NodeLinks,
+        transfer: &mut Transfer,
+        message: &ShardMessage,
+    ) -> TransferStep {
+        let answer = links.ask(message, ANSWER_BYTES_MAX).await.ok();
+        transfer.on_answer(self.now_ns(), answer.as_ref())
+    }
+}

@@ -1,0 +1,519 @@
+//! Memory nodes and shards of one owner, as a state machine without clock, lock or I/O.
+//!
+//! | state of a shard at a node | next state and its cause |
+//! | --- | --- |
+//! | sending | away, when the node has registered it; released, when the transfer was given up |
+//! | away | released, when the owner needs it no more, or when it is lost |
+//! | released | forgotten, when the node has confirmed the release, or when its life is over |
+//!
+//! A shard is **lost** when its node lives anew, does not know it, or was silent for too long: the
+//! owner has no answer to several beats over [`OwnerTerms::silence`], or to one beat of a node that
+//! the pool does not hear either. Silence is counted in beats, because a process that was stopped
+//! finds many of its other requests late when it goes on.
+//!
+//! Invariants:
+//! 1. A shard can be read at one node at most, and only between its registration and its loss or
+//!    release. What was lost is never read again.
+//! 2. A name that a node may have seen in a transfer that failed is released there, and is not sent
+//!    to that life of the node again.
+//! 3. A release names as oldest no memtable above that of a shard which is sent or can be read at
+//!    the node. So a release that is late frees nothing that is in use.
+//! 4. Releases are repeated until the node confirms them or its life is over.
+//! 5. Nothing is sent to a node before the shards of earlier owners are purged there, and nothing
+//!    after a newer owner was seen there.
+//!
+//! Thread-safety: none; the driver holds a lock.
+//! Failure: every failure of a node ends in lost shards, which the database rebuilds.
+//! Cost: O(nodes + log shards) for each call, and O(shards of the node) for a loss and for figures.
+
+mod node;
+mod shards;
+mod terms;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use archipelago_base::Epoch;
+use archipelago_engine::remote::{AwayError, ShardId, StoreNode, StoreRoom};
+use archipelago_fabric::{NodeId, RemoteKey};
+
+use node::{BegunFacts, FullNotice, NodeState, Takes};
+use shards::ShardStage;
+use terms::UNLIMITED_BYTES;
+
+pub(super) use node::NodeTask;
+pub(super) use shards::ReadableShard;
+pub use terms::OwnerTerms;
+
+use crate::decide::place;
+use crate::ids::OwnerStamp;
+use crate::wire::shard::{ShardMessage, ShardName, ShardRefusal, ShardWhy};
+
+/// Pause after a request that the node has refused.
+const REFUSED_PAUSE: Duration = Duration::from_millis(50);
+/// Shards that one release names at most.
+const RELEASES_MAX: usize = 4096;
+/// A memory node as the pool knows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MemoryNode {
+    /// Number of the node.
+    pub node: NodeId,
+    /// Life of the node.
+    pub life: Epoch,
+    /// Endpoints at which it answers.
+    pub endpoints: Vec<String>,
+    /// Whether the pool hears from it.
+    pub is_up: bool,
+}
+
+/// What a task of a node does next.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum NextAsk {
+    /// Send the message, and call [`OwnerState::on_answer`] or
+    /// [`OwnerState::on_no_answer`].
+    Ask(NodeTask, ShardMessage),
+    /// Nothing before this time, unless a release comes.
+    Wait(u64),
+    /// The life of the node is over.
+    Over,
+}
+
+/// News for the database since the last call.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct News {
+    pub(super) lost: Vec<ShardId>,
+    pub(super) has_more_room: bool,
+}
+
+/// The node for a transfer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Pick {
+    /// Send the image there. The number says how often shards of the node were lost so far.
+    Node { node: StoreNode, losses: u64 },
+    /// Other transfers fill the landing zones of all nodes that have room.
+    Later,
+    /// No node takes it.
+    NoRoom(&'static str),
+}
+
+/// The node and the names of shards that are read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct ReadTarget {
+    pub(super) names: Vec<ShardName>,
+    pub(super) shards: Vec<ReadableShard>,
+}
+
+/// A request of a node's task without an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct MissedAnswer {
+    /// Time at which it was sent.
+    pub(super) sent_ns: u64,
+    /// Whether another life of the node has answered.
+    pub(super) is_other_life: bool,
+}
+
+/// The end of a transfer without a registered shard.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct NotSent {
+    /// Whether the node may have seen the name, so that it must be released.
+    pub(super) may_be_known: bool,
+    /// Bytes that the node has left, if it had no room.
+    pub(super) left_bytes: Option<u64>,
+    /// Bytes of the largest image that it takes, if it said so.
+    pub(super) image_bytes_max: Option<u64>,
+}
+
+/// Nodes and shards of one owner.
+#[derive(Debug)]
+pub(super) struct OwnerState {
+    owner: OwnerStamp,
+    terms: OwnerTerms,
+    nodes: BTreeMap<StoreNode, NodeState>,
+    next_node: u64,
+    /// Node of each shard that can be read.
+    homes: BTreeMap<ShardId, StoreNode>,
+    /// No shard of a memtable below this one will be sent any more.
+    oldest: u64,
+    news: News,
+    is_closed: bool,
+}
+
+impl OwnerState {
+    pub(super) fn new(owner: OwnerStamp, terms: OwnerTerms) -> Self {
+        Self {
+            owner,
+            terms,
+            nodes: BTreeMap::new(),
+            next_node: 1,
+            homes: BTreeMap::new(),
+            oldest: 0,
+            news: News::default(),
+            is_closed: false,
+        }
+    }
+
+    pub(super) fn owner(&self) -> OwnerStamp {
+        self.owner
+    }
+
+    /// The name of a shard of this open in messages.
+    pub(super) fn name(&self, id: ShardId) -> ShardName {
+        ShardName { epoch: self.owner.epoch, memtable: id.memtable, shard: id.shard }
+    }
+
+    /// The owner closes: the tasks of all nodes end.
+    pub(super) fn close(&mut self) {
+        self.is_closed = true;
+    }
+
+    pub(super) fn is_closed(&self) -> bool {
+        self.is_closed
+    }
+
+    pub(super) fn take_news(&mut self) -> News {
+        std::mem::take(&mut self.news)
+    }
+
+    /// Number, life and endpoints of a node whose life is not over.
+    pub(super) fn peer(&self, node: StoreNode) -> Option<MemoryNode> {
+        let state = self.nodes.get(&node)?;
+        let (endpoints, is_up) = (state.endpoints.clone(), state.is_up);
+        Some(MemoryNode { node: state.node, life: state.life, endpoints, is_up })
+    }
+
+    /// Takes the nodes that the pool knows. Returns those that are new.
+    pub(super) fn on_members(&mut self, now_ns: u64, members: &[MemoryNode]) -> Vec<StoreNode> {
+        let is_member = |state: &NodeState| {
+            members.iter().any(|member| (member.node, member.life) == (state.node, state.life))
+        };
+        let over = self.nodes.iter().filter(|(_, state)| !is_member(state));
+        let over: Vec<StoreNode> = over.map(|(node, _)| *node).collect();
+        for node in over {
+            if let Some(mut state) = self.nodes.remove(&node) {
+                let lost = state.lose();
+                self.note_lost(lost);
+            }
+        }
+        let mut new = Vec::new();
+        for member in members {
+            let is_same = |state: &NodeState| (state.node, state.life) == (member.node, member.life);
+            let known = self.nodes.iter().find(|(_, state)| is_same(state));
+            let number = known.map_or(StoreNode(self.next_node), |(number, _)| *number);
+            if number.0 == self.next_node {
+                self.next_node += 1;
+                new.push(number);
+            }
+            let fresh = || NodeState::new(member.node, member.life, now_ns);
+            let state = self.nodes.entry(number).or_insert_with(fresh);
+            if !member.is_up && state.is_up && state.begun.is_some() {
+                // The next beat decides whether the shards are lost.
+                state.beat_ns = now_ns;
+            }
+            let had_room = state.usable().is_some();
+            state.is_up = member.is_up;
+            self.news.has_more_room |= !had_room && state.usable().is_some();
+            state.endpoints.clone_from(&member.endpoints);
+        }
+        new
+    }
+
+    fn note_lost(&mut self, lost: Vec<ShardId>) {
+        for id in &lost {
+            self.homes.remove(id);
+        }
+        self.news.lost.extend(lost);
+    }
+
+    /// The next request for a node.
+    pub(super) fn next_ask(&mut self, now_ns: u64, node: StoreNode) -> NextAsk {
+        let owner = self.owner;
+        if self.is_closed {
+            return NextAsk::Over;
+        }
+        let Some(state) = self.nodes.get_mut(&node) else { return NextAsk::Over };
+        if state.full.is_some() && state.full_at(now_ns).is_none() {
+            state.full = None;
+            self.news.has_more_room = true;
+        }
+        let Some(task) = state.next_task(now_ns, RELEASES_MAX) else {
+            if state.is_fenced {
+                return NextAsk::Wait(u64::MAX);
+            }
+            let full_ns = state.full.map_or(u64::MAX, |full| full.until_ns);
+            let rest_ns = if now_ns < state.rest_ns { state.rest_ns } else { u64::MAX };
+            return NextAsk::Wait(state.beat_ns.min(full_ns).min(rest_ns));
+        };
+        let message = match &task {
+            NodeTask::Begin => {
+                state.beat_ns = now_ns + self.terms.beat.as_nanos() as u64;
+                ShardMessage::Begin { owner, landing_bytes: self.terms.landing_bytes }
+            }
+            NodeTask::Purge => ShardMessage::Purge { owner },
+            NodeTask::Release(ids) => {
+                let used = state.shards.oldest();
+                let oldest = used.map_or(self.oldest, |used| used.min(self.oldest));
+                let shards = ids.iter().map(|id| self.name(*id)).collect();
+                ShardMessage::Release { owner, shards, oldest }
+            }
+        };
+        NextAsk::Ask(task, message)
+    }
+
+    /// A task of a node got no answer to a request.
+    pub(super) fn on_no_answer(
+        &mut self,
+        now_ns: u64,
+        node: StoreNode,
+        task: &NodeTask,
+        missed: MissedAnswer,
+    ) {
+        let MissedAnswer { sent_ns, is_other_life } = missed;
+        let Some(state) = self.nodes.get_mut(&node) else { return };
+        if *task != NodeTask::Begin {
+            return state.missed_other(sent_ns, now_ns);
+        }
+        if !state.missed_beat(sent_ns, now_ns, &self.terms) && !is_other_life {
+            return;
+        }
+        let was_lost = std::mem::replace(&mut state.is_lost, true);
+        let lost = state.lose();
+        if !was_lost && state.begun.is_some() {
+            let (node, shards) = (state.node, lost.len());
+            tracing::warn!(%node, shards, "a memory node is silent: its shards are lost");
+        }
+        self.note_lost(lost);
+    }
+
+    /// Takes the answer to a request of a node's task.
+    pub(super) fn on_answer(
+        &mut self,
+        now_ns: u64,
+        node: StoreNode,
+        task: &NodeTask,
+        answer: &ShardMessage,
+    ) {
+        let Some(state) = self.nodes.get_mut(&node) else { return };
+        state.heard();
+        let free_before = state.free_bytes(now_ns);
+        match (task, answer) {
+            (
+                NodeTask::Begin,
+                ShardMessage::Begun { landing_bytes, image_bytes_max, room_bytes, shards, .. },
+            ) => {
+                let (landing_bytes, image_bytes_max) = (*landing_bytes, *image_bytes_max);
+                let limit_bytes = state.used_bytes().saturating_add(*room_bytes);
+                // The first answer counts shards of earlier owners only.
+                state.needs_purge |= state.begun.is_none() && *shards > 0;
+                state.begun = Some(BegunFacts { landing_bytes, image_bytes_max, limit_bytes });
+                state.is_lost = false;
+            }
+            (NodeTask::Purge, ShardMessage::Done { .. }) => state.needs_purge = false,
+            (NodeTask::Release(ids), ShardMessage::Done { .. }) => {
+                for id in ids {
+                    state.shards.remove(*id);
+                    if id.memtable >= self.oldest {
+                        state.used_up.insert(*id);
+                    }
+                }
+                state.full = None;
+                self.news.has_more_room = true;
+            }
+            (_, ShardMessage::Refused { refusal }) => {
+                let again_ns = now_ns + REFUSED_PAUSE.as_nanos() as u64;
+                state.rest_ns = again_ns;
+                if *task == NodeTask::Begin && refusal.why == ShardWhy::Busy {
+                    state.beat_ns = state.beat_ns.min(again_ns);
+                }
+                return self.on_refused(now_ns, node, refusal);
+            }
+            (_, other) => {
+                tracing::warn!(answer = other.name(), "a memory node sent an unexpected answer");
+                state.rest_ns = now_ns + REFUSED_PAUSE.as_nanos() as u64;
+            }
+        }
+        // A node that had room for a large image before needs no news.
+        let is_more = state.free_bytes(now_ns) > free_before;
+        let was_little = state.begun.is_some_and(|begun| free_before < begun.image_bytes_max);
+        self.news.has_more_room |= is_more && was_little;
+    }
+
+    /// Takes a refusal of a node, to whatever request.
+    pub(super) fn on_refused(&mut self, now_ns: u64, node: StoreNode, refusal: &ShardRefusal) {
+        let Some(state) = self.nodes.get_mut(&node) else { return };
+        match refusal.why {
+            ShardWhy::OldEpoch | ShardWhy::OtherToken => {
+                let number = state.node;
+                if !std::mem::replace(&mut state.is_fenced, true) {
+                    tracing::error!(node = %number, %refusal, "a memory node has another owner");
+                }
+                // The other owner purges what is there.
+                let released: Vec<ShardId> = state.shards.released().collect();
+                released.into_iter().for_each(|id| state.shards.remove(id));
+            }
+            // The node has dropped the database, because it heard nothing for minutes.
+            ShardWhy::NotBegun if state.begun.take().is_some() => state.beat_ns = now_ns,
+            _ => return,
+        }
+        let lost = state.lose();
+        self.note_lost(lost);
+    }
+
+    /// The shards are lost, because the node does not know one of them or gave wrong bytes.
+    pub(super) fn lose(&mut self, node: StoreNode, ids: &[ShardId]) {
+        let Some(state) = self.nodes.get_mut(&node) else { return };
+        let mut lost = ids.to_vec();
+        lost.retain(|id| state.shards.readable(*id).is_some());
+        lost.iter().for_each(|id| state.give_up(*id));
+        self.note_lost(lost);
+    }
+
+    /// Chooses the node for the image of a shard whose bucket begins at `boundary`, and begins the
+    /// transfer there.
+    pub(super) fn begin_send(
+        &mut self,
+        now_ns: u64,
+        id: ShardId,
+        bytes: u64,
+        boundary: &[u8],
+    ) -> Pick {
+        if id.memtable < self.oldest || self.homes.contains_key(&id) {
+            return Pick::NoRoom("the shard has been sent or released before");
+        }
+        let used: u64 = self.nodes.values().map(NodeState::used_bytes).sum();
+        if used.saturating_add(bytes) > self.terms.bytes_max {
+            return Pick::NoRoom("the database has its limit of bytes at memory nodes");
+        }
+        let takes = |wanted: Takes| {
+            let nodes = self.nodes.iter();
+            nodes.filter(move |(_, state)| state.takes(now_ns, id, bytes) == wanted)
+        };
+        let chosen = place(self.owner.db, boundary, takes(Takes::Now).map(|(_, at)| at.node));
+        let found = takes(Takes::Now).find(|(_, state)| Some(state.node) == chosen);
+        let Some(number) = found.map(|(number, _)| *number) else {
+            return match takes(Takes::Later).next() {
+                Some(_) => Pick::Later,
+                None => Pick::NoRoom("no node that answers takes an image of this size now"),
+            };
+        };
+        let Some(state) = self.nodes.get_mut(&number) else { return Pick::Later };
+        state.shards.begin(id, bytes);
+        Pick::Node { node: number, losses: state.losses }
+    }
+
+    /// The node has registered a shard. An error says that the node was lost since `losses` were
+    /// counted; then the shard is released.
+    pub(super) fn sent(
+        &mut self,
+        node: StoreNode,
+        id: ShardId,
+        losses: u64,
+        at: ReadableShard,
+    ) -> Result<(), AwayError> {
+        let gone = || AwayError::Lost("the memory node was lost during the transfer".to_owned());
+        let state = self.nodes.get_mut(&node).ok_or_else(gone)?;
+        if state.losses != losses || !state.shards.set(id, ShardStage::Away(at)) {
+            state.give_up(id);
+            return Err(gone());
+        }
+        self.homes.insert(id, node);
+        Ok(())
+    }
+
+    /// A transfer has failed.
+    pub(super) fn not_sent(&mut self, now_ns: u64, node: StoreNode, id: ShardId, end: NotSent) {
+        let until_ns = now_ns + self.terms.full.as_nanos() as u64;
+        let Some(state) = self.nodes.get_mut(&node) else { return };
+        if end.may_be_known {
+            state.give_up(id);
+        } else {
+            state.shards.remove(id);
+        }
+        if let Some(left_bytes) = end.left_bytes {
+            state.full = Some(FullNotice { left_bytes, until_ns });
+        }
+        if let (Some(limit), Some(begun)) = (end.image_bytes_max, &mut state.begun) {
+            begun.image_bytes_max = begun.image_bytes_max.min(limit);
+        }
+    }
+
+    /// The names and places for a read of these shards, which must all lie at the node.
+    pub(super) fn target(
+        &self,
+        node: StoreNode,
+        ids: &[ShardId],
+    ) -> Result<ReadTarget, AwayError> {
+        let over = || AwayError::Lost("the life of their memory node is over".to_owned());
+        let state = self.nodes.get(&node).ok_or_else(over)?;
+        let missing = |id: &ShardId| {
+            let node = state.node;
+            AwayError::Lost(format!("memory node {node} has shard {id} no more"))
+        };
+        let readable = |id: &ShardId| state.shards.readable(*id).ok_or_else(|| missing(id));
+        let shards = ids.iter().map(readable).collect::<Result<Vec<_>, _>>()?;
+        let names = ids.iter().map(|id| self.name(*id)).collect();
+        Ok(ReadTarget { names, shards })
+    }
+
+    /// The node of a shard that can be read.
+    pub(super) fn home(&self, id: ShardId) -> Option<StoreNode> {
+        self.homes.get(&id).copied()
+    }
+
+    /// Keys of the arenas of a node with shards that can be read.
+    pub(super) fn arenas(&self, node: StoreNode) -> Vec<RemoteKey> {
+        let shards = self.nodes.get(&node).into_iter().flat_map(|state| state.shards.away());
+        shards.map(|(_, at)| at.place.key).collect()
+    }
+
+    /// The database needs these shards no more, and sends none of a memtable below `oldest`.
+    /// Returns the nodes that have to hear of it.
+    pub(super) fn release(&mut self, ids: &[ShardId], oldest: u64) -> BTreeSet<StoreNode> {
+        if oldest > self.oldest {
+            self.oldest = oldest;
+            let kept = ShardId { memtable: oldest, shard: 0 };
+            for state in self.nodes.values_mut() {
+                state.used_up = state.used_up.split_off(&kept);
+            }
+        }
+        let mut nodes = BTreeSet::new();
+        for id in ids {
+            let Some(node) = self.homes.remove(id) else { continue };
+            if let Some(state) = self.nodes.get_mut(&node) {
+                state.give_up(*id);
+                nodes.insert(node);
+            }
+        }
+        nodes
+    }
+
+    /// Whether no node that answers has to hear of a release.
+    pub(super) fn is_settled(&self) -> bool {
+        let waits = |state: &NodeState| state.obeys() && state.shards.released().next().is_some();
+        !self.nodes.values().any(waits)
+    }
+
+    pub(super) fn room(&self, now_ns: u64) -> StoreRoom {
+        let nodes = || self.nodes.values();
+        let sending_bytes: u64 = nodes().map(|node| node.shards.sending_bytes()).sum();
+        let held_bytes: u64 = nodes().map(|node| node.shards.held_bytes()).sum();
+        let limit = nodes().map(|node| node.limit_bytes(now_ns)).fold(0, u64::saturating_add);
+        let left = self.terms.bytes_max.saturating_sub(held_bytes + sending_bytes);
+        let free = nodes().map(|node| node.free_bytes(now_ns)).fold(0, u64::saturating_add);
+        let largest = nodes().filter_map(NodeState::usable).map(|begun| begun.image_bytes_max);
+        StoreRoom {
+            free_bytes: free.min(left),
+            sending_bytes,
+            held_bytes,
+            limit_bytes: limit.min(self.terms.bytes_max).min(UNLIMITED_BYTES),
+            image_bytes_max: largest.max().unwrap_or(0),
+        }
+    }
+
+    /// Number of nodes that take shards, and of shards that can be read.
+    pub(super) fn counts(&self) -> (u64, u64) {
+        let usable = self.nodes.values().filter(|state| state.usable().is_some());
+        (usable.count() as u64, self.homes.len() as u64)
+    }
+}

@@ -1,0 +1,207 @@
+//! One memory node in one of its lives, as the owner sees it.
+
+use std::collections::BTreeSet;
+
+use archipelago_base::Epoch;
+use archipelago_engine::remote::ShardId;
+use archipelago_fabric::NodeId;
+
+use super::shards::{NodeShards, ShardStage};
+use super::terms::OwnerTerms;
+
+/// A request to a node besides transfers and reads.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::shard_owner) enum NodeTask {
+    /// The beat.
+    Begin,
+    /// Shards of earlier owners go.
+    Purge,
+    /// These shards go.
+    Release(Vec<ShardId>),
+}
+
+/// What the host said when the owner began.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct BegunFacts {
+    pub(super) landing_bytes: u64,
+    pub(super) image_bytes_max: u64,
+    /// Bytes of images that the owner may have here: those that it had, and the room.
+    pub(super) limit_bytes: u64,
+}
+
+/// What the node said when it had no room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct FullNotice {
+    pub(super) left_bytes: u64,
+    pub(super) until_ns: u64,
+}
+
+/// A memory node in one of its lives.
+#[derive(Debug)]
+pub(super) struct NodeState {
+    pub(super) node: NodeId,
+    pub(super) life: Epoch,
+    pub(super) endpoints: Vec<String>,
+    /// Whether the pool hears from the node.
+    pub(super) is_up: bool,
+    pub(super) begun: Option<BegunFacts>,
+    /// Whether another owner of the database is known there. Nothing is sent any more.
+    pub(super) is_fenced: bool,
+    /// Whether the shards were lost because the node was silent, and it is silent still.
+    pub(super) is_lost: bool,
+    /// Number of times that its shards were lost.
+    pub(super) losses: u64,
+    pub(super) needs_purge: bool,
+    /// Time of the next beat.
+    pub(super) beat_ns: u64,
+    /// Time before which the node gets no other request of its task, because it refused one.
+    pub(super) rest_ns: u64,
+    /// Beats without an answer since the last answer.
+    pub(super) missed: u32,
+    /// Time at which the first of them was sent.
+    owed_since_ns: Option<u64>,
+    pub(super) shards: NodeShards,
+    /// Names that were released here. The node does not take them again.
+    pub(super) used_up: BTreeSet<ShardId>,
+    pub(super) full: Option<FullNotice>,
+}
+
+impl NodeState {
+    pub(super) fn new(node: NodeId, life: Epoch, now_ns: u64) -> Self {
+        Self {
+            node,
+            life,
+            endpoints: Vec::new(),
+            is_up: true,
+            begun: None,
+            is_fenced: false,
+            is_lost: false,
+            losses: 0,
+            needs_purge: false,
+            beat_ns: now_ns,
+            rest_ns: 0,
+            missed: 0,
+            owed_since_ns: None,
+            shards: NodeShards::default(),
+            used_up: BTreeSet::new(),
+            full: None,
+        }
+    }
+
+    /// What the host said at the begin, if shards may be sent now.
+    pub(super) fn usable(&self) -> Option<BegunFacts> {
+        let is_usable = self.is_up && !self.is_fenced && !self.is_lost && !self.needs_purge;
+        self.begun.filter(|_| is_usable)
+    }
+
+    /// Whether the node executes requests of this owner, as far as is known.
+    pub(super) fn obeys(&self) -> bool {
+        self.begun.is_some() && !self.is_fenced && !self.is_lost
+    }
+
+    pub(super) fn full_at(&self, now_ns: u64) -> Option<FullNotice> {
+        self.full.filter(|full| now_ns < full.until_ns)
+    }
+
+    /// Bytes that the owner has and sends there.
+    pub(super) fn used_bytes(&self) -> u64 {
+        self.shards.held_bytes() + self.shards.sending_bytes()
+    }
+
+    /// Bytes of images that the node would take at `now_ns`.
+    pub(super) fn free_bytes(&self, now_ns: u64) -> u64 {
+        let Some(begun) = self.usable() else { return 0 };
+        let zone = begun.landing_bytes.saturating_sub(self.shards.sending_bytes());
+        zone.min(self.limit_bytes(now_ns).saturating_sub(self.used_bytes()))
+    }
+
+    /// Bytes of images that the owner may have here, as far as it knows.
+    pub(super) fn limit_bytes(&self, now_ns: u64) -> u64 {
+        let Some(begun) = self.usable() else { return self.shards.held_bytes() };
+        let full = self.full_at(now_ns);
+        let limit = full.map(|full| self.used_bytes().saturating_add(full.left_bytes));
+        limit.map_or(begun.limit_bytes, |limit| limit.min(begun.limit_bytes))
+    }
+
+    /// Whether an image of `bytes` may be sent here: now, when other transfers have ended, or not.
+    pub(super) fn takes(&self, now_ns: u64, id: ShardId, bytes: u64) -> Takes {
+        let Some(begun) = self.usable() else { return Takes::Never };
+        let is_known = self.shards.contains(id) || self.used_up.contains(&id);
+        let left = self.limit_bytes(now_ns).saturating_sub(self.used_bytes());
+        let is_full = left < bytes;
+        if is_known || is_full || bytes > begun.image_bytes_max {
+            return Takes::Never;
+        }
+        let in_zone = self.shards.sending_bytes().saturating_add(bytes);
+        if in_zone > begun.landing_bytes { Takes::Later } else { Takes::Now }
+    }
+
+    /// The owner does not need a shard any more.
+    pub(super) fn give_up(&mut self, id: ShardId) {
+        if self.is_fenced {
+            // The other owner purges what is there.
+            self.shards.remove(id);
+        } else {
+            self.shards.set(id, ShardStage::Released);
+        }
+    }
+
+    /// Gives up all shards that can be read. Returns their names.
+    pub(super) fn lose(&mut self) -> Vec<ShardId> {
+        self.losses += 1;
+        let lost: Vec<ShardId> = self.shards.away().map(|(id, _)| id).collect();
+        for id in &lost {
+            self.give_up(*id);
+        }
+        lost
+    }
+
+    /// The node has answered.
+    pub(super) fn heard(&mut self) {
+        (self.missed, self.owed_since_ns) = (0, None);
+    }
+
+    /// A beat of `sent_ns` got no answer. Returns whether the node has been silent for too long.
+    pub(super) fn missed_beat(&mut self, sent_ns: u64, now_ns: u64, terms: &OwnerTerms) -> bool {
+        self.missed += 1;
+        let since_ns = *self.owed_since_ns.get_or_insert(sent_ns);
+        let is_silent = self.missed >= terms.missed_beats
+            && now_ns.saturating_sub(since_ns) >= terms.silence.as_nanos() as u64;
+        is_silent || !self.is_up
+    }
+
+    /// Another request of `sent_ns` got no answer. The next beat finds out whether the node answers
+    /// at all.
+    pub(super) fn missed_other(&mut self, sent_ns: u64, now_ns: u64) {
+        self.missed = self.missed.max(1);
+        self.owed_since_ns.get_or_insert(sent_ns);
+        self.beat_ns = self.beat_ns.min(now_ns);
+    }
+
+    /// The request that the node should get next.
+    pub(super) fn next_task(&self, now_ns: u64, releases_max: usize) -> Option<NodeTask> {
+        if self.is_fenced {
+            return None;
+        }
+        if now_ns >= self.beat_ns {
+            return Some(NodeTask::Begin);
+        }
+        if !self.obeys() || self.missed > 0 || now_ns < self.rest_ns {
+            return None;
+        }
+        if self.needs_purge {
+            return Some(NodeTask::Purge);
+        }
+        let released: Vec<ShardId> = self.shards.released().take(releases_max).collect();
+        (!released.is_empty()).then_some(NodeTask::Release(released))
+    }
+}
+
+/// Whether a node takes an image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Takes {
+    Now,
+    /// Other transfers of this owner fill the landing zone.
+    Later,
+    Never,
+}

@@ -1,0 +1,48 @@
+//! Times and limits of an owner.
+
+use std::time::Duration;
+
+/// Limit of bytes for an owner without one: no sum of figures overflows.
+pub(super) const UNLIMITED_BYTES: u64 = 1 << 60;
+
+/// Times and limits of an owner.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OwnerTerms {
+    /// Time between two beats to a node.
+    pub beat: Duration,
+    /// Silence of a node after which its shards are lost.
+    pub silence: Duration,
+    /// Beats without an answer that this takes at least.
+    pub missed_beats: u32,
+    /// Time for which a node that had no room counts as full, unless a release frees some.
+    pub full: Duration,
+    /// Time after which an unanswered request counts as lost.
+    pub request: Duration,
+    /// Pause before a request that was not answered, or was refused as busy, is sent again.
+    pub pause: Duration,
+    /// Time after which a read or a transfer without progress ends as busy.
+    pub patience: Duration,
+    /// Time for which a close waits for nodes that have not confirmed a release.
+    pub farewell: Duration,
+    /// Bytes of a landing zone that the owner asks for.
+    pub landing_bytes: u64,
+    /// Bytes of images at all nodes together, at most.
+    pub bytes_max: u64,
+}
+
+impl Default for OwnerTerms {
+    fn default() -> Self {
+        Self {
+            beat: Duration::from_secs(1),
+            silence: Duration::from_secs(5),
+            missed_beats: 3,
+            full: Duration::from_secs(2),
+            request: Duration::from_secs(1),
+            pause: Duration::from_millis(5),
+            patience: Duration::from_secs(5),
+            farewell: Duration::from_secs(2),
+            landing_bytes: 80 << 20,
+            bytes_max: UNLIMITED_BYTES,
+        }
+    }
+}

@@ -1,0 +1,361 @@
+use archipelago_fabric::{RegionId, Rights};
+
+use super::*;
+use crate::ids::{OffloadDb, Token};
+use crate::wire::shard::ShardPlace;
+
+const SECOND: u64 = 1_000_000_000;
+const LIFE: Epoch = Epoch(7);
+
+fn owner() -> OwnerStamp {
+    OwnerStamp { db: OffloadDb([1; 16]), epoch: Epoch(4), token: Token([2; 16]) }
+}
+
+fn id(memtable: u64) -> ShardId {
+    ShardId { memtable, shard: 0 }
+}
+
+fn member(node: u64, life: Epoch) -> MemoryNode {
+    MemoryNode { node: NodeId(node), life, endpoints: vec!["there".to_owned()], is_up: true }
+}
+
+fn readable() -> ReadableShard {
+    let (node, epoch, region, rights) = (NodeId(1), LIFE, RegionId(3), Rights::READ);
+    let key = RemoteKey { node, epoch, region, tag: 9, len: 4096, rights };
+    ReadableShard { place: ShardPlace { key, at: 64, bytes: 100 }, head_crc: 5 }
+}
+
+fn begun(shards: u32) -> ShardMessage {
+    let (landing_bytes, image_bytes_max, room_bytes) = (1000, 400, 5000);
+    ShardMessage::Begun { life: LIFE, landing_bytes, image_bytes_max, room_bytes, shards }
+}
+
+fn refused(why: ShardWhy) -> ShardMessage {
+    ShardMessage::Refused { refusal: why.into() }
+}
+
+/// An owner with some nodes, and its time.
+struct World {
+    state: OwnerState,
+    now_ns: u64,
+}
+
+impl World {
+    /// An owner that has begun at these nodes.
+    fn new(nodes: u64) -> Self {
+        let state = OwnerState::new(owner(), OwnerTerms::default());
+        let mut world = Self { state, now_ns: SECOND };
+        let list: Vec<MemoryNode> = (1..=nodes).map(|node| member(node, LIFE)).collect();
+        for node in world.state.on_members(world.now_ns, &list) {
+            world.answer(node, &begun(0));
+        }
+        assert_eq!(world.state.take_news().has_more_room, nodes > 0);
+        world
+    }
+
+    fn ask(&mut self, node: StoreNode) -> (NodeTask, ShardMessage) {
+        match self.state.next_ask(self.now_ns, node) {
+            NextAsk::Ask(task, message) => (task, message),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Answers the next request for a node.
+    fn answer(&mut self, node: StoreNode, answer: &ShardMessage) -> ShardMessage {
+        let (task, message) = self.ask(node);
+        self.state.on_answer(self.now_ns, node, &task, answer);
+        message
+    }
+
+    /// The node misses beats for this number of seconds.
+    fn miss(&mut self, node: StoreNode, seconds: u64) {
+        for _ in 0..seconds {
+            self.now_ns += SECOND;
+            let (task, _) = self.ask(node);
+            assert_eq!(task, NodeTask::Begin);
+            let missed = MissedAnswer { sent_ns: self.now_ns, is_other_life: false };
+            self.state.on_no_answer(self.now_ns + SECOND / 2, node, &task, missed);
+        }
+    }
+
+    fn begin(&mut self, memtable: u64, bytes: u64) -> Pick {
+        self.state.begin_send(self.now_ns, id(memtable), bytes, b"")
+    }
+
+    fn send(&mut self, memtable: u64) -> StoreNode {
+        match self.begin(memtable, 100) {
+            Pick::Node { node, losses } => {
+                self.state.sent(node, id(memtable), losses, readable()).expect("the node is there");
+                node
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn is_readable(&self, node: StoreNode, memtable: u64) -> bool {
+        self.state.target(node, &[id(memtable)]).is_ok()
+    }
+}
+
+#[test]
+fn silence_is_counted_in_beats() {
+    let mut world = World::new(1);
+    let node = world.send(1);
+    world.miss(node, 5);
+    assert!(world.is_readable(node, 1), "five beats are four and a half seconds");
+    // An answer ends the silence.
+    world.now_ns += SECOND;
+    world.answer(node, &begun(1));
+    world.miss(node, 5);
+    assert!(world.is_readable(node, 1) && world.state.take_news().lost.is_empty());
+    world.miss(node, 1);
+    assert!(!world.is_readable(node, 1));
+    assert_eq!(world.state.take_news().lost, [id(1)]);
+    assert!(matches!(world.begin(2, 100), Pick::NoRoom(_)), "the node is silent");
+    assert_eq!(world.state.home(id(1)), None);
+}
+
+#[test]
+fn process_that_was_stopped_loses_nothing() {
+    let mut world = World::new(1);
+    let node = world.send(1);
+    world.now_ns += SECOND;
+    let (task, _) = world.ask(node);
+    // The process was stopped for a minute, and finds the beat late.
+    let missed = MissedAnswer { sent_ns: world.now_ns, is_other_life: false };
+    world.now_ns += 60 * SECOND;
+    world.state.on_no_answer(world.now_ns, node, &task, missed);
+    world.now_ns += SECOND;
+    world.answer(node, &begun(1));
+    assert!(world.is_readable(node, 1));
+}
+
+#[test]
+fn node_that_the_pool_does_not_hear_either_is_lost_with_one_beat() {
+    let mut world = World::new(1);
+    let node = world.send(1);
+    let silent = MemoryNode { is_up: false, ..member(1, LIFE) };
+    world.state.on_members(world.now_ns, &[silent.clone()]);
+    assert!(matches!(world.begin(2, 100), Pick::NoRoom(_)), "nothing is sent there");
+    // The owner hears from it, so its shards stay.
+    world.answer(node, &begun(1));
+    assert!(world.is_readable(node, 1));
+    world.miss(node, 1);
+    assert!(!world.is_readable(node, 1));
+}
+
+#[test]
+fn another_life_of_the_node_loses_its_shards() {
+    let mut world = World::new(2);
+    let node = world.send(1);
+    let other = member(if node == StoreNode(1) { 2 } else { 1 }, LIFE);
+    let number = if node == StoreNode(1) { 1 } else { 2 };
+    let new = world.state.on_members(world.now_ns, &[member(number, Epoch(8)), other]);
+    assert_eq!(new, [StoreNode(3)], "a life has a number of its own");
+    assert_eq!(world.state.take_news().lost, [id(1)]);
+    assert!(world.state.target(node, &[id(1)]).is_err());
+    assert_eq!(world.state.next_ask(world.now_ns, node), NextAsk::Over);
+    // A beat that another life has answered tells the same before the pool does.
+    let mut world = World::new(1);
+    let node = world.send(1);
+    world.now_ns += SECOND;
+    let (task, _) = world.ask(node);
+    let missed = MissedAnswer { sent_ns: world.now_ns, is_other_life: true };
+    world.state.on_no_answer(world.now_ns, node, &task, missed);
+    assert!(!world.is_readable(node, 1));
+}
+
+#[test]
+fn lost_shard_is_released_and_never_read_again() {
+    let mut world = World::new(1);
+    let node = world.send(1);
+    let Pick::Node { losses, .. } = world.begin(2, 100) else { panic!("room") };
+    world.miss(node, 6);
+    world.state.take_news();
+    // The transfer ends while the node is lost.
+    assert!(world.state.sent(node, id(2), losses, readable()).is_err());
+    world.now_ns += SECOND;
+    world.answer(node, &begun(2));
+    assert!(world.state.take_news().has_more_room, "the node answers again");
+    assert!(!world.is_readable(node, 1) && !world.is_readable(node, 2));
+    let (task, _) = world.ask(node);
+    assert_eq!(task, NodeTask::Release(vec![id(1), id(2)]));
+    assert!(!world.state.is_settled());
+    world.answer(node, &ShardMessage::Done { shards: 2 });
+    assert!(world.state.is_settled());
+    assert_eq!(world.state.room(world.now_ns).held_bytes, 0);
+    // The node does not take the name again; another life would.
+    assert!(matches!(world.begin(1, 100), Pick::NoRoom(_)));
+    world.send(3);
+}
+
+#[test]
+fn release_names_no_memtable_that_is_in_use() {
+    let mut world = World::new(1);
+    let node = world.send(5);
+    world.send(7);
+    assert!(matches!(world.begin(3, 100), Pick::Node { .. }));
+    world.state.release(&[id(7)], 9);
+    let (_, message) = world.ask(node);
+    let shards = vec![world.state.name(id(7))];
+    assert_eq!(message, ShardMessage::Release { owner: owner(), shards, oldest: 3 });
+    world.answer(node, &ShardMessage::Done { shards: 1 });
+    let failed = NotSent { may_be_known: true, ..NotSent::default() };
+    world.state.not_sent(world.now_ns, node, id(3), failed);
+    let message = world.answer(node, &ShardMessage::Done { shards: 0 });
+    assert!(matches!(message, ShardMessage::Release { oldest: 5, .. }), "{message:?}");
+    world.state.release(&[id(5)], 9);
+    let message = world.answer(node, &ShardMessage::Done { shards: 1 });
+    assert!(matches!(message, ShardMessage::Release { oldest: 9, .. }), "{message:?}");
+    assert!(matches!(world.begin(8, 100), Pick::NoRoom(_)), "the memtable is retired");
+}
+
+#[test]
+fn release_is_repeated_until_the_node_has_it() {
+    let mut world = World::new(1);
+    let node = world.send(1);
+    let concerned = world.state.release(&[id(1), id(2)], 0);
+    assert_eq!(concerned.into_iter().collect::<Vec<_>>(), [node]);
+    assert!(!world.is_readable(node, 1), "nobody asks for it any more");
+    let (task, first) = world.ask(node);
+    let missed = MissedAnswer { sent_ns: world.now_ns, is_other_life: false };
+    world.state.on_no_answer(world.now_ns, node, &task, missed);
+    // A beat comes first, which finds out whether the node answers.
+    world.answer(node, &begun(1));
+    let second = world.answer(node, &refused(ShardWhy::Busy));
+    assert_eq!(first, second);
+    assert!(matches!(world.state.next_ask(world.now_ns, node), NextAsk::Wait(_)), "a pause");
+    world.now_ns += SECOND / 10;
+    assert_eq!(world.answer(node, &ShardMessage::Done { shards: 1 }), first);
+    assert!(matches!(world.state.next_ask(world.now_ns, node), NextAsk::Wait(_)));
+}
+
+#[test]
+fn shards_of_earlier_owners_go_before_anything_is_sent() {
+    let mut world = World::new(0);
+    let node = world.state.on_members(world.now_ns, &[member(1, LIFE)])[0];
+    world.answer(node, &begun(3));
+    assert!(matches!(world.begin(1, 100), Pick::NoRoom(_)));
+    assert_eq!(world.state.room(world.now_ns).image_bytes_max, 0);
+    assert!(!world.state.take_news().has_more_room);
+    assert_eq!(
+        world.answer(node, &ShardMessage::Done { shards: 3 }),
+        ShardMessage::Purge { owner: owner() }
+    );
+    assert!(world.state.take_news().has_more_room);
+    world.send(1);
+    // Later beats count shards of this owner.
+    world.now_ns += SECOND;
+    world.answer(node, &begun(1));
+    world.send(2);
+}
+
+#[test]
+fn node_with_another_owner_gets_nothing_any_more() {
+    for why in [ShardWhy::OldEpoch, ShardWhy::OtherToken] {
+        let mut world = World::new(1);
+        let node = world.send(1);
+        world.send(2);
+        world.state.release(&[id(2)], 0);
+        world.now_ns += SECOND;
+        world.answer(node, &refused(why));
+        assert_eq!(world.state.take_news().lost, [id(1)]);
+        assert!(matches!(world.begin(3, 100), Pick::NoRoom(_)));
+        assert_eq!(world.state.next_ask(world.now_ns, node), NextAsk::Wait(u64::MAX));
+        assert!(world.state.is_settled(), "nobody waits for a node that does not obey");
+        assert_eq!(world.state.room(world.now_ns).held_bytes, 0);
+    }
+}
+
+#[test]
+fn node_that_has_dropped_the_database_has_no_shards() {
+    let mut world = World::new(1);
+    let node = world.send(1);
+    let refusal = ShardWhy::NotBegun.into();
+    world.state.on_refused(world.now_ns, node, &refusal);
+    assert_eq!(world.state.take_news().lost, [id(1)]);
+    assert!(matches!(world.begin(2, 100), Pick::NoRoom(_)));
+    let message = world.answer(node, &begun(0));
+    assert!(matches!(message, ShardMessage::Begin { .. }), "the owner begins again");
+    world.send(2);
+}
+
+#[test]
+fn room_is_what_nodes_have_promised() {
+    let mut world = World::new(2);
+    let room = world.state.room(world.now_ns);
+    assert_eq!((room.free_bytes, room.image_bytes_max), (2000, 400));
+    assert_eq!(room.limit_bytes, 10_000);
+    assert!(matches!(world.begin(1, 401), Pick::NoRoom(_)), "too large for each node");
+    let Pick::Node { node, losses } = world.begin(1, 400) else { panic!("room") };
+    let room = world.state.room(world.now_ns);
+    assert_eq!((room.free_bytes, room.sending_bytes, room.held_bytes), (1600, 400, 0));
+    world.state.sent(node, id(1), losses, readable()).expect("the node is there");
+    let room = world.state.room(world.now_ns);
+    assert_eq!((room.free_bytes, room.sending_bytes, room.held_bytes), (2000, 0, 400));
+    assert_eq!(room.limit_bytes, 10_000, "what was sent since the last beat is within the limit");
+    // Others have taken most of the node meanwhile.
+    world.now_ns += SECOND;
+    let little = ShardMessage::Begun {
+        life: LIFE,
+        landing_bytes: 1000,
+        image_bytes_max: 400,
+        room_bytes: 300,
+        shards: 1,
+    };
+    world.answer(node, &little);
+    let room = world.state.room(world.now_ns);
+    assert_eq!((room.free_bytes, room.limit_bytes), (1300, 5700));
+    world.state.take_news();
+    world.now_ns += SECOND;
+    world.answer(node, &begun(1));
+    assert!(world.state.take_news().has_more_room);
+}
+
+#[test]
+fn full_node_gets_no_image_until_it_has_room() {
+    let mut world = World::new(1);
+    let node = world.send(1);
+    assert!(matches!(world.begin(2, 100), Pick::Node { .. }));
+    let full = NotSent { left_bytes: Some(60), ..NotSent::default() };
+    world.state.not_sent(world.now_ns, node, id(2), full);
+    let room = world.state.room(world.now_ns);
+    assert_eq!((room.free_bytes, room.held_bytes, room.limit_bytes), (60, 100, 160));
+    assert!(matches!(world.begin(2, 61), Pick::NoRoom(_)));
+    // A release frees some.
+    world.state.release(&[id(1)], 0);
+    world.state.take_news();
+    world.answer(node, &ShardMessage::Done { shards: 1 });
+    assert!(world.state.take_news().has_more_room);
+    let Pick::Node { .. } = world.begin(2, 100) else { panic!("the name was not used up") };
+    // Other databases may free some, too.
+    world.state.not_sent(world.now_ns, node, id(2), full);
+    world.state.take_news();
+    world.now_ns += OwnerTerms::default().full.as_nanos() as u64;
+    assert_eq!(world.state.room(world.now_ns).limit_bytes, 5000);
+    world.answer(node, &begun(0));
+    assert!(world.state.take_news().has_more_room);
+}
+
+#[test]
+fn transfers_wait_for_the_landing_zone() {
+    let mut world = World::new(1);
+    for memtable in 1..=2 {
+        assert!(matches!(world.begin(memtable, 400), Pick::Node { .. }));
+    }
+    assert_eq!(world.begin(3, 400), Pick::Later);
+    assert!(matches!(world.begin(3, 200), Pick::Node { .. }));
+    assert!(matches!(world.begin(3, 10), Pick::NoRoom(_)), "it is on its way");
+}
+
+#[test]
+fn limit_of_the_database_holds_over_all_nodes() {
+    let mut world = World::new(2);
+    world.state.terms.bytes_max = 250;
+    world.send(1);
+    world.send(2);
+    assert!(matches!(world.begin(3, 51), Pick::NoRoom(_)));
+    let room = world.state.room(world.now_ns);
+    assert_eq!((room.limit_bytes, room.free_bytes), (250, 50));
+    assert!(matches!(world.begin(3, 50), Pick::Node { .. }));
+}

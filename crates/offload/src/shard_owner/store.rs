@@ -1,0 +1,140 @@
+//! The shard store of the engine over memory nodes.
+//!
+//! Thread-safety: any thread may call any method.
+//! Failure: until the database has named its owner, the store has no room and no shards.
+//! Cost: see the parts.
+
+use std::fmt;
+use std::sync::{Arc, OnceLock, Weak};
+
+use archipelago_base::runtime::{Runtime, ThreadRuntime};
+use archipelago_base::{Error, Result};
+use archipelago_engine::executor::OwnerIdentity;
+use archipelago_engine::memtable::SealedImage;
+use archipelago_engine::remote::{
+    AwayError, LookupAnswer, LookupAsk, NewShard, ScanAsk, ScanPage, ShardId, ShardStore,
+    StoreNode, StoreRoom, StoreWatcher,
+};
+use archipelago_fabric::{Endpoints, Reach, Secret};
+
+use super::counters::OwnerFigures;
+use super::driver::{OwnerDriver, OwnerParts, Waits};
+use super::nodes::PoolNodes;
+use super::state::{OwnerState, OwnerTerms};
+use crate::ids::{OffloadDb, OwnerStamp, Token};
+
+/// Keeps sealed memtable shards of one open of a database at memory nodes.
+pub struct RemoteShards {
+    parts: OwnerParts,
+    driver: OnceLock<Arc<OwnerDriver>>,
+}
+
+impl fmt::Debug for RemoteShards {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RemoteShards").field("terms", &self.parts.terms).finish_non_exhaustive()
+    }
+}
+
+impl RemoteShards {
+    /// A store for one open of a database. It sends nothing before [`ShardStore::owner_is`].
+    #[must_use]
+    pub fn new(parts: OwnerParts) -> Arc<Self> {
+        Arc::new(Self { parts, driver: OnceLock::new() })
+    }
+
+    /// A store for one open of a database over the memory nodes of the cluster with these managers.
+    /// It looks for them in the background. Errors: those of starting threads.
+    pub fn in_cluster(
+        managers: Vec<String>,
+        secret: Option<Secret>,
+        terms: OwnerTerms,
+    ) -> Result<Arc<Self>> {
+        let runtime: Arc<dyn Runtime> = ThreadRuntime::shared()?;
+        let reach: Arc<dyn Reach> = Arc::new(Endpoints::new().with_secret(secret));
+        let nodes = PoolNodes::join(managers, &reach, &runtime);
+        Ok(Self::new(OwnerParts { nodes, reach, runtime, waits: Waits::Receiving, terms }))
+    }
+
+    /// The figures of this open.
+    #[must_use]
+    pub fn figures(&self) -> OwnerFigures {
+        let Some(driver) = self.driver.get() else { return OwnerFigures::default() };
+        let ((nodes, shards), room) = {
+            let state = driver.state.lock();
+            (state.counts(), state.room(driver.now_ns()))
+        };
+        driver.tally.figures(nodes, shards, &room)
+    }
+
+    fn driver(&self) -> Result<&Arc<OwnerDriver>, AwayError> {
+        let early = || AwayError::Lost("the shard store has no owner yet".to_owned());
+        self.driver.get().ok_or_else(early)
+    }
+}
+
+impl Drop for RemoteShards {
+    fn drop(&mut self) {
+        if let Some(driver) = self.driver.get() {
+            driver.end();
+        }
+    }
+}
+
+impl ShardStore for RemoteShards {
+    fn name(&self) -> &'static str {
+        "memory nodes"
+    }
+
+    fn owner_is(&self, owner: &OwnerIdentity) -> Result<()> {
+        let OwnerIdentity { database, epoch, token } = *owner;
+        let stamp = OwnerStamp { db: OffloadDb(database), epoch, token: Token(token) };
+        let state = OwnerState::new(stamp, self.parts.terms);
+        let driver = OwnerDriver::start(self.parts.clone(), state);
+        self.driver.set(driver).map_err(|_| Error::internal("a shard store has two owners"))
+    }
+
+    fn watch(&self, watcher: Weak<dyn StoreWatcher>) {
+        if let Some(driver) = self.driver.get() {
+            driver.watch(watcher);
+        }
+    }
+
+    fn room(&self) -> StoreRoom {
+        let Some(driver) = self.driver.get() else { return StoreRoom::default() };
+        driver.state.lock().room(driver.now_ns())
+    }
+
+    fn send(&self, shard: &NewShard<'_>, image: &[u8]) -> Result<StoreNode, AwayError> {
+        let driver = self.driver()?;
+        driver.wait(driver.send(shard, image))
+    }
+
+    fn lookup(&self, asks: &[LookupAsk<'_>]) -> Vec<Result<LookupAnswer, AwayError>> {
+        match self.driver() {
+            Ok(driver) => driver.wait(driver.look_up(asks)),
+            Err(early) => asks.iter().map(|_| Err(early.clone())).collect(),
+        }
+    }
+
+    fn scan(&self, ask: &ScanAsk<'_>) -> Result<ScanPage, AwayError> {
+        let driver = self.driver()?;
+        driver.wait(driver.scan(ask))
+    }
+
+    fn fetch(&self, shard: ShardId) -> Result<Arc<SealedImage>, AwayError> {
+        let driver = self.driver()?;
+        driver.wait(driver.fetch(shard))
+    }
+
+    fn release(&self, shards: &[ShardId], oldest: u64) {
+        if let Some(driver) = self.driver.get() {
+            driver.release(shards, oldest);
+        }
+    }
+
+    fn close(&self) {
+        if let Some(driver) = self.driver.get() {
+            driver.close();
+        }
+    }
+}

@@ -1,0 +1,245 @@
+//! The transfer of one image to one node, as a state machine without clock or I/O.
+//!
+//! | state | next state and its cause |
+//! | --- | --- |
+//! | asking for a grant | writing, on the grant |
+//! | writing | registering, when all pieces are placed; asking for a grant, if the link went down |
+//! | registering | ended, on the place; writing, if the node found other bytes than those named |
+//!
+//! A request that gets no answer, or is refused as busy, is sent again: each of them means the same
+//! when it comes twice. The transfer ends without a shard if the node refuses it for another
+//! reason, or if nothing has moved for [`OwnerTerms::patience`](super::OwnerTerms::patience).
+//!
+//! Invariants:
+//! 1. The end of a transfer says whether the node may have a grant or the shard. Then the caller
+//!    releases the name.
+//! 2. A place is accepted only if it has the length of the image.
+//!
+//! Thread-safety: none; one task owns a transfer.
+//! Cost: O(pieces) for a registration.
+
+#[cfg(test)]
+mod tests;
+
+use archipelago_base::checksum;
+use archipelago_fabric::{Refusal, RemoteKey};
+
+use super::state::NotSent;
+use crate::ids::OwnerStamp;
+use crate::wire::shard::{
+    Piece, ShardInfo, ShardMessage, ShardName, ShardPlace, ShardRefusal, ShardWhy,
+};
+
+/// Bytes of a piece, unless the image has too many of them.
+const PIECE_BYTES: u64 = 1 << 20;
+/// Pieces of an image at most.
+const PIECES_MAX: u64 = 2048;
+/// Times that an image is written again because the node found other bytes.
+const REWRITES_MAX: u32 = 3;
+
+/// Room for an image in the landing zone of a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct LandingGrant {
+    pub(super) number: u64,
+    pub(super) key: RemoteKey,
+    pub(super) at: u64,
+}
+
+/// An image that is sent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct TransferOrder {
+    pub(super) owner: OwnerStamp,
+    pub(super) shard: ShardName,
+    pub(super) info: ShardInfo,
+    pub(super) bytes: u64,
+    pub(super) pieces: Vec<Piece>,
+}
+
+/// The next step of a transfer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum TransferStep {
+    /// Send the message, and call [`Transfer::on_answer`].
+    Ask(ShardMessage),
+    /// Send the message after a pause.
+    AskLater(ShardMessage),
+    /// Write all pieces into the grant, and call [`Transfer::on_written`].
+    Write(LandingGrant),
+    /// The node has the shard.
+    Registered(ShardPlace),
+    /// The transfer has failed.
+    Failed(TransferFailure),
+}
+
+/// Why a transfer failed, and what the owner has to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct TransferFailure {
+    pub(super) end: NotSent,
+    /// The refusal of the node; `None` if it did not answer in time.
+    pub(super) refusal: Option<ShardRefusal>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    Landing,
+    Writing(LandingGrant),
+    Registering(LandingGrant),
+}
+
+/// The transfer of one image.
+#[derive(Debug)]
+pub(super) struct Transfer {
+    order: TransferOrder,
+    patience_ns: u64,
+    stage: Stage,
+    /// Time at which the transfer ends unless it moves.
+    until_ns: u64,
+    /// Whether a request may have left something at the node.
+    may_be_known: bool,
+    rewrites: u32,
+}
+
+/// The pieces of an image, with their checksums.
+pub(super) fn pieces(image: &[u8]) -> Vec<Piece> {
+    let least = (image.len() as u64).div_ceil(PIECES_MAX);
+    let piece_bytes = PIECE_BYTES.max(least);
+    let chunks = image.chunks(usize::try_from(piece_bytes).unwrap_or(usize::MAX));
+    let piece = |(number, chunk): (usize, &[u8])| Piece {
+        at: number as u64 * piece_bytes,
+        len: chunk.len() as u64,
+        crc: checksum::crc(chunk),
+    };
+    chunks.enumerate().map(piece).collect()
+}
+
+impl Transfer {
+    pub(super) fn new(order: TransferOrder, now_ns: u64, patience_ns: u64) -> Self {
+        Self {
+            order,
+            patience_ns,
+            stage: Stage::Landing,
+            until_ns: now_ns + patience_ns,
+            may_be_known: false,
+            rewrites: 0,
+        }
+    }
+
+    /// The parts of the image.
+    pub(super) fn pieces(&self) -> &[Piece] {
+        &self.order.pieces
+    }
+
+    /// The first step.
+    pub(super) fn begin(&mut self) -> TransferStep {
+        TransferStep::Ask(self.message())
+    }
+
+    /// The request of the present state.
+    fn message(&self) -> ShardMessage {
+        let TransferOrder { owner, shard, info, bytes, pieces } = &self.order;
+        match self.stage {
+            Stage::Landing | Stage::Writing(_) => {
+                ShardMessage::Land { owner: *owner, shard: *shard, bytes: *bytes }
+            }
+            Stage::Registering(grant) => ShardMessage::Register {
+                owner: *owner,
+                shard: *shard,
+                grant: grant.number,
+                info: info.clone(),
+                pieces: pieces.clone(),
+            },
+        }
+    }
+
+    fn move_to(&mut self, now_ns: u64, stage: Stage) {
+        self.stage = stage;
+        self.until_ns = now_ns + self.patience_ns;
+    }
+
+    fn fail(&self, refusal: Option<ShardRefusal>, end: NotSent) -> TransferStep {
+        let end = NotSent { may_be_known: self.may_be_known || end.may_be_known, ..end };
+        TransferStep::Failed(TransferFailure { end, refusal })
+    }
+
+    /// Sends the request again after a pause, unless nothing has moved for too long.
+    fn again(&self, now_ns: u64, refusal: Option<ShardRefusal>) -> TransferStep {
+        if now_ns >= self.until_ns {
+            return self.fail(refusal, NotSent::default());
+        }
+        TransferStep::AskLater(self.message())
+    }
+
+    /// Takes the answer to a request; `None` if there was none, so that the request may have been
+    /// executed.
+    pub(super) fn on_answer(&mut self, now_ns: u64, answer: Option<&ShardMessage>) -> TransferStep {
+        let Some(answer) = answer else {
+            self.may_be_known = true;
+            return self.again(now_ns, None);
+        };
+        match (self.stage, answer) {
+            (Stage::Landing, ShardMessage::Landing { grant, key, at, bytes, .. })
+                if *bytes == self.order.bytes =>
+            {
+                self.may_be_known = true;
+                let grant = LandingGrant { number: *grant, key: *key, at: *at };
+                self.move_to(now_ns, Stage::Writing(grant));
+                TransferStep::Write(grant)
+            }
+            (Stage::Registering(_), ShardMessage::Registered { place })
+                if place.bytes == self.order.bytes =>
+            {
+                TransferStep::Registered(*place)
+            }
+            (_, ShardMessage::Refused { refusal }) => self.on_refused(now_ns, *refusal),
+            (_, other) => {
+                tracing::warn!(answer = other.name(), "a memory node sent an unexpected answer");
+                self.fail(None, NotSent { may_be_known: true, ..NotSent::default() })
+            }
+        }
+    }
+
+    fn on_refused(&mut self, now_ns: u64, refusal: ShardRefusal) -> TransferStep {
+        let mut end = NotSent::default();
+        match (self.stage, refusal.why) {
+            (_, ShardWhy::Busy) => return self.again(now_ns, Some(refusal)),
+            (Stage::Registering(grant), ShardWhy::BadPiece) if self.rewrites < REWRITES_MAX => {
+                // A late write of an earlier transfer may have changed the bytes.
+                self.rewrites += 1;
+                self.move_to(now_ns, Stage::Writing(grant));
+                return TransferStep::Write(grant);
+            }
+            (_, ShardWhy::Full) => end.left_bytes = Some(refusal.number),
+            (_, ShardWhy::TooLarge) => end.image_bytes_max = Some(refusal.number),
+            // The node has the name from before, by whatever way.
+            (_, ShardWhy::Retired | ShardWhy::HasGrant) => end.may_be_known = true,
+            (_, ShardWhy::BadImage | ShardWhy::OtherRecords) => {
+                tracing::error!(%refusal, "a memory node found a memtable image damaged");
+            }
+            _ => {}
+        }
+        self.fail(Some(refusal), end)
+    }
+
+    /// All pieces were placed; or the node refused a write, or did not answer (`None`).
+    pub(super) fn on_written(
+        &mut self,
+        now_ns: u64,
+        written: Result<(), Option<Refusal>>,
+    ) -> TransferStep {
+        let Stage::Writing(grant) = self.stage else { return self.again(now_ns, None) };
+        match written {
+            Ok(()) => {
+                self.move_to(now_ns, Stage::Registering(grant));
+                TransferStep::Ask(self.message())
+            }
+            // The node gives the same grant again.
+            Err(None) => {
+                self.stage = Stage::Landing;
+                self.again(now_ns, None)
+            }
+            Err(Some(refusal)) => {
+                tracing::warn!(%refusal, "a memory node refused to take a memtable image");
+                self.fail(None, NotSent::default())
+            }
+        }
+    }
+}

@@ -1,0 +1,154 @@
+use archipelago_base::Epoch;
+use archipelago_fabric::{NodeId, RegionId, Rights};
+
+use super::*;
+
+const PATIENCE: u64 = 1000;
+
+fn image() -> Vec<u8> {
+    (0..5_000_000u32).map(|number| number.to_le_bytes()[1]).collect()
+}
+
+fn order(image: &[u8]) -> TransferOrder {
+    TransferOrder {
+        owner: OwnerStamp::default(),
+        shard: ShardName { epoch: Epoch(1), memtable: 2, shard: 3 },
+        info: ShardInfo::default(),
+        bytes: image.len() as u64,
+        pieces: pieces(image),
+    }
+}
+
+fn key() -> RemoteKey {
+    let (node, epoch, region, rights) = (NodeId(1), Epoch(2), RegionId(3), Rights::WRITE);
+    RemoteKey { node, epoch, region, tag: 4, len: 1 << 30, rights }
+}
+
+fn landing(bytes: u64) -> ShardMessage {
+    ShardMessage::Landing { grant: 17, key: key(), at: 640, bytes, credit_bytes: 0 }
+}
+
+fn refused(why: ShardWhy, number: u64) -> ShardMessage {
+    ShardMessage::Refused { refusal: ShardRefusal::at(why, number) }
+}
+
+fn place(bytes: u64) -> ShardPlace {
+    ShardPlace { key: key(), at: 0, bytes }
+}
+
+/// A transfer whose image is written.
+fn registering() -> (Transfer, u64) {
+    let image = image();
+    let bytes = image.len() as u64;
+    let mut transfer = Transfer::new(order(&image), 0, PATIENCE);
+    assert!(matches!(transfer.begin(), TransferStep::Ask(ShardMessage::Land { .. })));
+    let grant = LandingGrant { number: 17, key: key(), at: 640 };
+    assert_eq!(transfer.on_answer(1, Some(&landing(bytes))), TransferStep::Write(grant));
+    let step = transfer.on_written(2, Ok(()));
+    let TransferStep::Ask(ShardMessage::Register { grant: 17, pieces, .. }) = step else {
+        panic!("{step:?}");
+    };
+    assert_eq!(pieces.iter().map(|piece| piece.len).sum::<u64>(), bytes);
+    (transfer, bytes)
+}
+
+fn failure(step: TransferStep) -> NotSent {
+    match step {
+        TransferStep::Failed(failure) => failure.end,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn pieces_are_the_image() {
+    let image = image();
+    let mut next = 0;
+    for piece in pieces(&image) {
+        assert_eq!(piece.at, next);
+        let bytes = &image[piece.at as usize..][..piece.len as usize];
+        assert_eq!(piece.crc, checksum::crc(bytes));
+        next += piece.len;
+    }
+    assert_eq!(next, image.len() as u64);
+    assert_eq!(pieces(&image).len(), 5);
+}
+
+#[test]
+fn image_is_landed_written_and_registered() {
+    let (mut transfer, bytes) = registering();
+    let registered = ShardMessage::Registered { place: place(bytes) };
+    let step = transfer.on_answer(3, Some(&registered));
+    assert_eq!(step, TransferStep::Registered(place(bytes)));
+}
+
+#[test]
+fn place_of_another_length_is_not_accepted() {
+    let (mut transfer, bytes) = registering();
+    let registered = ShardMessage::Registered { place: place(bytes - 1) };
+    assert!(failure(transfer.on_answer(3, Some(&registered))).may_be_known);
+    // Neither is a grant.
+    let mut transfer = Transfer::new(order(&image()), 0, PATIENCE);
+    assert!(failure(transfer.on_answer(1, Some(&landing(bytes - 1)))).may_be_known);
+    // Nor a registration before the image was written.
+    let mut transfer = Transfer::new(order(&image()), 0, PATIENCE);
+    let registered = ShardMessage::Registered { place: place(bytes) };
+    assert!(failure(transfer.on_answer(1, Some(&registered))).may_be_known);
+}
+
+#[test]
+fn requests_are_repeated_until_the_patience_ends() {
+    let (mut transfer, bytes) = registering();
+    for busy in [None, Some(&refused(ShardWhy::Busy, 0))] {
+        let step = transfer.on_answer(PATIENCE, busy);
+        assert!(matches!(step, TransferStep::AskLater(ShardMessage::Register { .. })), "{step:?}");
+    }
+    // The image was written at 2, and nothing has moved since.
+    assert!(failure(transfer.on_answer(PATIENCE + 2, None)).may_be_known);
+    let mut transfer = Transfer::new(order(&image()), 0, PATIENCE);
+    let step = transfer.on_answer(5, Some(&refused(ShardWhy::Busy, 0)));
+    assert!(matches!(step, TransferStep::AskLater(ShardMessage::Land { .. })), "{step:?}");
+    let end = failure(transfer.on_answer(PATIENCE, Some(&refused(ShardWhy::Busy, 0))));
+    assert!(!end.may_be_known, "the node has refused everything");
+    assert!(bytes > 0);
+}
+
+#[test]
+fn refusal_without_a_grant_leaves_nothing() {
+    for (why, end) in [
+        (ShardWhy::Full, NotSent { left_bytes: Some(9), ..NotSent::default() }),
+        (ShardWhy::TooLarge, NotSent { image_bytes_max: Some(9), ..NotSent::default() }),
+        (ShardWhy::NotBegun, NotSent::default()),
+        (ShardWhy::Retired, NotSent { may_be_known: true, ..NotSent::default() }),
+    ] {
+        let mut transfer = Transfer::new(order(&image()), 0, PATIENCE);
+        assert_eq!(failure(transfer.on_answer(1, Some(&refused(why, 9)))), end, "{why:?}");
+    }
+    // A request without an answer may have been granted.
+    let mut transfer = Transfer::new(order(&image()), 0, PATIENCE);
+    assert!(matches!(transfer.on_answer(1, None), TransferStep::AskLater(_)));
+    assert!(failure(transfer.on_answer(2, Some(&refused(ShardWhy::Full, 9)))).may_be_known);
+}
+
+#[test]
+fn other_bytes_at_the_node_are_written_again_a_few_times() {
+    let (mut transfer, _) = registering();
+    for _ in 0..REWRITES_MAX {
+        let step = transfer.on_answer(3, Some(&refused(ShardWhy::BadPiece, 0)));
+        assert!(matches!(step, TransferStep::Write(grant) if grant.number == 17), "{step:?}");
+        assert!(matches!(transfer.on_written(4, Ok(())), TransferStep::Ask(_)));
+    }
+    assert!(failure(transfer.on_answer(5, Some(&refused(ShardWhy::BadPiece, 0)))).may_be_known);
+}
+
+#[test]
+fn write_without_an_outcome_asks_for_the_grant_again() {
+    let image = image();
+    let mut transfer = Transfer::new(order(&image), 0, PATIENCE);
+    transfer.on_answer(1, Some(&landing(image.len() as u64)));
+    let step = transfer.on_written(2, Err(None));
+    assert!(matches!(step, TransferStep::AskLater(ShardMessage::Land { .. })), "{step:?}");
+    let step = transfer.on_answer(3, Some(&landing(image.len() as u64)));
+    assert!(matches!(step, TransferStep::Write(_)), "{step:?}");
+    let revoked = Some(Refusal::new(archipelago_fabric::Reason::Revoked));
+    assert!(failure(transfer.on_written(4, Err(revoked))).may_be_known);
+}

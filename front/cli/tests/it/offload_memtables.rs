@@ -1,0 +1,170 @@
+//! A server whose memtables rest at memory nodes, as operators run it: processes, Redis clients and
+//! kills.
+
+use std::path::Path;
+
+use rustix::process::Signal;
+
+use crate::cluster::{Process, until};
+use crate::metrics::{metrics_of, scrape};
+use crate::offload::{figure, load, manager, value, write};
+use crate::store::Redis;
+use crate::{archipelago, db, text};
+
+/// Keys that each round writes.
+const KEYS: usize = 2000;
+
+fn memory(id: u64, manager: &str) -> Process {
+    let mut process = Process::start(
+        archipelago()
+            .args(["node", "memory", "--size", "64MiB", "--block", "1MiB"])
+            .args(["--id", &id.to_string(), "--manager", manager]),
+    );
+    let said = process.line();
+    assert!(said.starts_with(&format!("Memory node {id} lends 64 MiB")), "{said}");
+    process
+}
+
+/// Serves `dir` with small memtables. Returns the process and its address for Redis clients.
+fn serve(dir: &Path, manager: &str, more: &[&str]) -> (Process, String) {
+    let config = dir.parent().unwrap().join("settings.toml");
+    let settings = "[families.default]\nwrite_buffer_bytes = 131072\ntarget_file_bytes = 131072\n\
+                    value_separation_bytes = 0\n";
+    write(&config, settings);
+    let mut process = Process::start(
+        archipelago()
+            .args(["serve", "--listen", "127.0.0.1:0", "--manager", manager, "--dir"])
+            .arg(dir)
+            .arg("--config")
+            .arg(&config)
+            .args(more),
+    );
+    let said = process.line();
+    assert!(said.starts_with("Archipelago serves "), "{said}");
+    (process, said.rsplit(' ').next().unwrap().to_owned())
+}
+
+fn away(dir: &Path, manager: &str) -> (Process, Redis) {
+    let (process, address) = serve(dir, manager, &["--offload-mode", "memtables"]);
+    (process, Redis::connect(&address).unwrap())
+}
+
+/// Checks every key of a round.
+fn check_all(redis: &mut Redis, round: usize) {
+    for number in 0..KEYS {
+        let got = redis.ask_long(&["GET", &format!("reef:{number}")]).unwrap();
+        assert_eq!(got.trim_end(), value(number, round).trim_end(), "{number} of round {round}");
+    }
+}
+
+/// Writes rounds from `round` on until the figure of INFO has grown by `more`. Returns the last
+/// round.
+fn load_until(redis: &mut Redis, round: usize, name: &str, more: u64) -> usize {
+    let before = figure(redis, name);
+    let mut last = round;
+    until(name, || {
+        load(redis, last);
+        let is_done = figure(redis, name) >= before + more;
+        last += usize::from(!is_done);
+        is_done
+    });
+    last
+}
+
+fn nodes_are(redis: &mut Redis, count: u64) {
+    until("memory nodes are known", || figure(redis, "offload_shards_nodes") == count);
+}
+
+#[test]
+fn memtables_of_a_server_rest_at_memory_nodes_that_are_killed() {
+    let base = tempfile::tempdir().unwrap();
+    let (_manager, at) = manager();
+    let mut nodes = [memory(1, &at), memory(2, &at)];
+    let dir = base.path().join("db");
+    let (mut server, mut redis) = away(&dir, &at);
+    nodes_are(&mut redis, 2);
+    let round = load_until(&mut redis, 0, "offload_shards_sent", 20);
+    check_all(&mut redis, round);
+    assert!(figure(&mut redis, "offload_shards_keys") > 0, "nodes have searched keys");
+    // A node is killed. Everything that was acknowledged is read meanwhile.
+    for node in &mut nodes {
+        node.kill();
+        check_all(&mut redis, round);
+    }
+    nodes_are(&mut redis, 0);
+    check_all(&mut redis, round);
+    assert!(figure(&mut redis, "offload_shards_lost") > 0);
+    // Without nodes the server flushes itself.
+    load(&mut redis, round + 1);
+    check_all(&mut redis, round + 1);
+    // They come back, and get shards again.
+    let nodes = [memory(1, &at), memory(2, &at)];
+    nodes_are(&mut redis, 2);
+    let round = load_until(&mut redis, round + 2, "offload_shards_sent", 20);
+    check_all(&mut redis, round);
+    // A node that hangs is no better than a dead one, until it goes on.
+    nodes[0].stop();
+    check_all(&mut redis, round);
+    nodes[0].signal(Signal::CONT);
+    nodes_are(&mut redis, 2);
+    let round = load_until(&mut redis, round + 1, "offload_shards_sent", 5);
+    check_all(&mut redis, round);
+    // The server is killed with shards away. Its log has them.
+    server.kill();
+    let (server, mut redis) = away(&dir, &at);
+    check_all(&mut redis, round);
+    nodes_are(&mut redis, 2);
+    let round = load_until(&mut redis, round + 1, "offload_shards_sent", 5);
+    check_all(&mut redis, round);
+    drop(server);
+    let verified = db(&dir, &["verify"]);
+    assert!(verified.status.success(), "{}", text(&verified));
+}
+
+#[test]
+fn server_without_memory_nodes_keeps_its_memtables() {
+    let base = tempfile::tempdir().unwrap();
+    let dir = base.path().join("db");
+    let (mut server, mut redis) = away(&dir, "127.0.0.1:9");
+    for round in 0..3 {
+        load(&mut redis, round);
+    }
+    check_all(&mut redis, 2);
+    assert_eq!(figure(&mut redis, "offload_shards_sent"), 0);
+    assert!(server.end().contains("Stopped"));
+}
+
+#[test]
+fn server_that_stops_in_order_leaves_nothing_at_the_nodes() {
+    let base = tempfile::tempdir().unwrap();
+    let (_manager, at) = manager();
+    let mut node = Process::start(
+        archipelago()
+            .args(["node", "memory", "--size", "64MiB", "--block", "1MiB", "--id", "1"])
+            .args(["--metrics", "127.0.0.1:0", "--manager", &at]),
+    );
+    let figures = metrics_of(&mut node);
+    let shards = || scrape(&figures).value("archipelago_memory_node_shards", &[]);
+    let dir = base.path().join("db");
+    let (mut server, mut redis) = away(&dir, &at);
+    nodes_are(&mut redis, 1);
+    let round = load_until(&mut redis, 0, "offload_shards_sent", 5);
+    until("the node has shards", || shards().is_some_and(|count| count > 0.0));
+    drop(redis);
+    assert!(server.end().contains("Stopped"));
+    until("the node has none", || shards() == Some(0.0));
+    // A server without the mode reads everything from tables and log.
+    let (_server, address) = serve(&dir, &at, &[]);
+    check_all(&mut Redis::connect(&address).unwrap(), round);
+}
+
+#[test]
+fn limit_of_remote_memtables_needs_the_mode() {
+    let refused = |words: &[&str]| {
+        let output = archipelago().args(words).output().unwrap();
+        assert!(!output.status.success());
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    let said = refused(&["serve", "--remote-memtables-mib", "5"]);
+    assert!(said.contains("--offload-mode memtables"), "{said}");
+}

@@ -1,0 +1,28 @@
+//! Metrics of a database's memtable shards at memory nodes. Static data.
+
+use super::metrics;
+
+metrics! {
+    /// Number of memory nodes that take memtable shards of the database.
+    NODES: Gauge "archipelago_remote_shards_nodes" [];
+    /// Number of memtable shards that memory nodes hold and search for the database.
+    SHARDS: Gauge "archipelago_remote_shards" [];
+    /// Bytes of these shards, and of those whose release is not confirmed yet.
+    HELD: Gauge "archipelago_remote_shards_held_bytes" [];
+    /// Number of shards that were sent to memory nodes.
+    SENT: Counter "archipelago_remote_shards_sent" [];
+    /// Bytes of the shards that were sent to memory nodes.
+    SENT_BYTES: Counter "archipelago_remote_shards_sent_bytes" [];
+    /// Number of shards that no memory node took, by `reason`: no room, or another failure. They
+    /// stay in the process and are flushed.
+    NOT_SENT: Counter "archipelago_remote_shards_not_sent" ["reason"];
+    /// Number of reads of memory nodes by `kind`: keys that nodes searched, pages of scans, long
+    /// values and whole images that were read one-sided.
+    READS: Counter "archipelago_remote_shards_reads" ["kind"];
+    /// Number of reads that were repeated, because a node was busy or did not answer.
+    REPEATED: Counter "archipelago_remote_shards_repeated_reads" [];
+    /// Number of reads that ended without an answer.
+    BUSY: Counter "archipelago_remote_shards_busy_reads" [];
+    /// Number of shards that were lost with a memory node. The database rebuilds them from its log.
+    LOST: Counter "archipelago_remote_shards_lost" [];
+}

@@ -1,0 +1,30 @@
+//! Memtable shards of a database at memory nodes.
+
+use std::sync::Arc;
+
+use archipelago_offload::shard_owner::RemoteShards;
+
+use super::Source;
+use crate::catalogue::remote_shards as metric;
+
+/// The shards of a database at memory nodes. Cost: a lock, and a pass over the nodes.
+#[must_use]
+pub fn remote_shards(shards: Arc<RemoteShards>) -> Source {
+    Box::new(move |samples| {
+        let figures = shards.figures();
+        samples.set(&metric::NODES, &[], figures.nodes);
+        samples.set(&metric::SHARDS, &[], figures.shards);
+        samples.set(&metric::HELD, &[], figures.held_bytes);
+        samples.set(&metric::SENT, &[], figures.sent);
+        samples.set(&metric::SENT_BYTES, &[], figures.sent_bytes);
+        samples.set(&metric::NOT_SENT, &["no_room"], figures.no_room);
+        samples.set(&metric::NOT_SENT, &["failed"], figures.not_sent);
+        samples.set(&metric::READS, &["keys"], figures.keys);
+        samples.set(&metric::READS, &["pages"], figures.pages);
+        samples.set(&metric::READS, &["long_values"], figures.records);
+        samples.set(&metric::READS, &["images"], figures.fetched);
+        samples.set(&metric::REPEATED, &[], figures.repeated);
+        samples.set(&metric::BUSY, &[], figures.busy);
+        samples.set(&metric::LOST, &[], figures.lost);
+    })
+}

@@ -189,10 +189,10 @@ fn records_that_the_log_has_lost_are_never_taken_for_empty() {
     assert_eq!(world.db.put(b"a", b"b").unwrap_err().kind(), ErrorKind::ReadOnly);
 }
 
-/// Readers, writers and nodes that are lost, late and full, in threads.
+/// Readers, writers and nodes that are lost and full, in threads.
 #[test]
 fn readers_in_threads_find_every_write() {
-    let mood = Mood { limit_bytes: 300 << 10, refuse: 8, lose: 25, silence: 4, ..Mood::default() };
+    let mood = Mood { limit_bytes: 300 << 10, refuse: 8, lose: 25, ..Mood::default() };
     let (fs, store) = (MemFs::new(), FakeStore::new(11, mood));
     let Change { family, .. } = Change::default();
     let components =

@@ -73,7 +73,7 @@ fn ingestion_flushes_what_is_away_first() {
 
 #[test]
 fn dropped_family_releases_its_shards() {
-    let mut world = World::new();
+    let world = World::new();
     let options = CfOptions { write_buffers_max: 2, ..small_family() };
     let other = world.db.create_family("other", options).unwrap();
     let write = |world: &World, round: u32| {
@@ -114,8 +114,9 @@ fn dropped_family_releases_its_shards() {
 #[test]
 fn compaction_of_everything_and_changes_of_buckets_go_on() {
     let mut world = World::new();
-    world.send_away(4);
     let cf = world.db.default_family().clone();
+    world.db.compact_range(&cf, &KeyRange::all()).unwrap();
+    world.send_away(4);
     let buckets = world.db.buckets(&cf).unwrap();
     world.db.split_bucket(&cf, 0, Some(&key(10))).unwrap();
     world.check();
@@ -123,8 +124,9 @@ fn compaction_of_everything_and_changes_of_buckets_go_on() {
     world.db.compact_range(&cf, &KeyRange::all()).unwrap();
     world.check();
     assert_eq!(world.db.buckets(&cf).unwrap().len(), buckets.len() + 1);
-    world.db.merge_buckets(&cf, 0).unwrap();
     world.send_away(3);
+    world.db.merge_buckets(&cf, 0).unwrap();
+    world.send_away(5);
     world.check();
     let report = world.db.verify(|_, _| {}).unwrap();
     assert!(report.is_clean(), "{report:?}");

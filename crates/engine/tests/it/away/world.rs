@@ -119,6 +119,7 @@ impl World {
     pub(super) fn send_away(&mut self, memtables: usize) {
         for round in 0..200 {
             let mut away: Vec<u64> = self.store.held().iter().map(|id| id.memtable).collect();
+            away.sort_unstable();
             away.dedup();
             if away.len() >= memtables {
                 return;

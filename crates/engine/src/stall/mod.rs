@@ -31,6 +31,12 @@
 //! zero before the flush has taken several times as long as foreseen: many short waits instead of
 //! a long one.
 //!
+//! With memory nodes for memtable shards there are two such stages, and the slower one decides. The
+//! first is the space here. It drains at the speed of sends while the nodes have room, and else at
+//! that of flushes. The second is the room of the nodes. It counts once so much is there that the
+//! oldest memtables are due ([`StallInput::away_backlog_bytes`]), and drains at the speed of
+//! flushes. Full nodes only delay writers: what does not leave waits here, in the first stage.
+//!
 //! [`RateMeter`] measures both rates; [`DelayController`] turns decisions into waits: a token
 //! bucket over the clock, one atomic word, thread-safe; without a delay it costs one branch.
 
@@ -123,6 +129,13 @@ pub struct StallInput {
     pub flush_bytes_per_s: u64,
     /// Since the backlog last shrank, or began.
     pub flush_elapsed: Duration,
+    /// Speed at which shards of sealed memtables leave for memory nodes that have room, 0 if it was
+    /// not measured; `None` if they do not leave, and wait for their flush.
+    pub send_bytes_per_s: Option<u64>,
+    /// Bytes at memory nodes that are to be flushed so that the nodes keep room.
+    pub away_backlog_bytes: u64,
+    /// Bytes that the memory nodes can still take.
+    pub away_space_bytes: u64,
     /// Compaction debt in bytes.
     pub pending_bytes: u64,
     /// Slowdown threshold for it; 0 for none.
@@ -258,19 +271,40 @@ fn drain_of(cause: StallCause, input: &StallInput) -> u64 {
     }
 }
 
-/// The rate that brings writers to the end of the flush as their space ends; `None` if nothing
-/// waits to be flushed.
+/// The rate that brings writers to the end of the flush as their space ends, by the slower of the
+/// two stages; `None` if nothing waits to be flushed.
 fn memtable_rate(input: &StallInput) -> Option<f64> {
-    if input.flush_backlog_bytes == 0 {
+    let leaves_at = input.send_bytes_per_s.unwrap_or(input.flush_bytes_per_s);
+    let (backlog, elapsed) = (input.flush_backlog_bytes, input.flush_elapsed);
+    let here = stage_rate(backlog, input.memtable_space_bytes, leaves_at, elapsed);
+    let (backlog, space) = (input.away_backlog_bytes, input.away_space_bytes);
+    let away = stage_rate(backlog, space, input.flush_bytes_per_s, Duration::ZERO);
+    here.into_iter().chain(away).min_by(f64::total_cmp)
+}
+
+/// The rate that brings writers to the end of `backlog` bytes, which drain at `speed`, as `space`
+/// bytes end; `None` without a backlog.
+fn stage_rate(backlog: u64, space: u64, speed: u64, elapsed: Duration) -> Option<f64> {
+    if backlog == 0 {
         return None;
     }
-    let speed = match input.flush_bytes_per_s {
+    let speed = match speed {
         0 => PEAK_BYTES_PER_S_DEFAULT,
         measured => measured,
     };
-    let whole_s = input.flush_backlog_bytes as f64 / speed as f64;
-    let left_s = (whole_s - input.flush_elapsed.as_secs_f64()).max(whole_s * FLUSH_TIME_LEFT_MIN);
-    Some(input.memtable_space_bytes as f64 / left_s)
+    let whole_s = backlog as f64 / speed as f64;
+    let left_s = (whole_s - elapsed.as_secs_f64()).max(whole_s * FLUSH_TIME_LEFT_MIN);
+    Some(space as f64 / left_s)
+}
+
+/// Bytes that are to be flushed from memory nodes that hold `held_bytes` and may hold
+/// `limit_bytes`: when nine tenths are exceeded, all but three quarters.
+#[must_use]
+pub fn away_excess_bytes(held_bytes: u64, limit_bytes: u64) -> u64 {
+    match held_bytes > limit_bytes / 10 * 9 {
+        true => held_bytes - limit_bytes / 4 * 3,
+        false => 0,
+    }
 }
 
 /// The measured speed of flushes (or of compactions of L0) after one of `bytes` took `duration`,
@@ -307,7 +341,7 @@ pub fn stall(input: &StallInput) -> StallDecision {
     let freed = input.space_freed_bytes_per_s;
     let by_space = space.map(|debt| (rate_at(debt, input, freed), StallCause::Space));
     let by_memtables = memtable_rate(input).map(|rate| (rate, StallCause::Memtables));
-    if input.memtable_space_bytes == 0 && by_memtables.is_some() {
+    if input.memtable_space_bytes == 0 && input.flush_backlog_bytes > 0 {
         return StallDecision::Stop { cause: StallCause::Memtables };
     }
     let slowest =

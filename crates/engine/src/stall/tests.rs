@@ -250,3 +250,41 @@ fn waits_add_up_to_the_rate() {
     assert!((0.99..1.01).contains(&seconds), "1 MB at 1 MB/s took {seconds} s");
     assert_eq!(controller.admit(u64::MAX, 1), WAIT_MAX);
 }
+
+#[test]
+fn space_here_drains_as_fast_as_shards_leave() {
+    let at = |send_bytes_per_s| StallInput {
+        flush_backlog_bytes: 64 << 20,
+        memtable_space_bytes: 64 << 20,
+        flush_bytes_per_s: 10 << 20,
+        send_bytes_per_s,
+        ..input()
+    };
+    assert_eq!(rate(&at(None)), 10 << 20);
+    assert_eq!(rate(&at(Some(100 << 20))), 100 << 20);
+    // A speed that was not measured is guessed.
+    assert_eq!(rate(&at(Some(0))), 64 << 20);
+}
+
+#[test]
+fn full_nodes_delay_and_never_stop() {
+    let at = |away_space_bytes| StallInput {
+        away_backlog_bytes: 100 << 20,
+        away_space_bytes,
+        flush_bytes_per_s: 50 << 20,
+        send_bytes_per_s: Some(1 << 30),
+        ..input()
+    };
+    let mut before = u64::MAX;
+    for space in (0..=200u64).rev() {
+        let now = rate(&at(space << 20));
+        assert!(now <= before && now > 0, "{space}: {now} after {before}");
+        before = now;
+    }
+    assert_eq!(rate(&at(100 << 20)), 50 << 20, "as fast as the flush makes room");
+    // The slower stage decides.
+    let both = StallInput { flush_backlog_bytes: 64 << 20, ..at(10 << 20) };
+    assert_eq!(rate(&both), rate(&at(10 << 20)));
+    let none_away = StallInput { away_backlog_bytes: 0, ..at(0) };
+    assert_eq!(stall(&none_away), StallDecision::None);
+}

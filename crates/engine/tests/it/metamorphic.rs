@@ -9,6 +9,7 @@ use archipelago_engine::options::{CfOptions, Compression, DbOptions};
 use archipelago_env::local::LocalFs;
 use archipelago_env::mem::MemFs;
 
+use crate::away::Mood;
 use crate::model::{Disk, Generator, Runner, Setting, Tiered, seeds};
 use crate::separation::Separation;
 use crate::support::{small_db, small_family};
@@ -32,7 +33,12 @@ fn one_bucket_of_small_files() -> CfOptions {
 fn over_tiers(family: CfOptions) -> Setting {
     let disk = Disk::Tiers(Tiered::new(1));
     let separation = Separation::OFF;
-    Setting { background: BackgroundMode::Manual, db: small_db(), family, separation, disk }
+    let (background, db) = (BackgroundMode::Manual, small_db());
+    Setting { background, db, family, separation, disk, away: None }
+}
+
+fn over_nodes(setting: Setting, mood: Mood) -> Setting {
+    Setting { away: Some(mood), ..setting }
 }
 
 /// Past the page cache, the log too.
@@ -48,7 +54,7 @@ fn direct_db() -> DbOptions {
 fn memory(db: DbOptions, family: CfOptions) -> Setting {
     let disk = Disk::Memory(MemFs::new());
     let separation = Separation::OFF;
-    Setting { background: BackgroundMode::Manual, db, family, separation, disk }
+    Setting { background: BackgroundMode::Manual, db, family, separation, disk, away: None }
 }
 
 /// The settings, each with a name; `dir` is for those that use the real file system.
@@ -59,6 +65,7 @@ fn settings(dir: &Path) -> Vec<(&'static str, Setting)> {
         family,
         separation: Separation::OFF,
         disk: Disk::Local(Arc::new(LocalFs::new()), dir.join(name)),
+        away: None,
     };
     let threads = |setting| Setting { background: BackgroundMode::Threads, ..setting };
     let parts = |subcompactions_max, db| DbOptions { subcompactions_max, ..db };
@@ -112,6 +119,21 @@ fn settings(dir: &Path) -> Vec<(&'static str, Setting)> {
                     f.compression_last = Compression::None;
                 }),
             ),
+        ),
+        ("tiny, memory nodes", over_nodes(memory(small_db(), tiny()), Mood::default())),
+        (
+            "16 buckets, few bytes at nodes that refuse",
+            over_nodes(
+                memory(small_db(), CfOptions { buckets: 16, ..small_family() }),
+                Mood { limit_bytes: 64 << 10, refuse: 3, silence: 3, ..Mood::default() },
+            ),
+        ),
+        (
+            "tiny, threads, nodes that are lost",
+            threads(over_nodes(
+                memory(DbOptions { max_background_jobs: 4, ..small_db() }, tiny()),
+                Mood { refuse: 10, silence: 3, lose: 60, ..Mood::default() },
+            )),
         ),
         ("tiny, over tiers", over_tiers(tiny())),
         ("files", local("files", small_db(), tiny())),

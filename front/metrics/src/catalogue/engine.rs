@@ -30,6 +30,22 @@ metrics! {
     GETS_FOUND: Counter "archipelago_engine_gets_found" [];
     /// Number of look-ups that a memtable answered.
     GETS_MEMTABLE: Counter "archipelago_engine_gets_in_memtable" [];
+    /// Number of look-ups that asked memory nodes for memtable shards that are away.
+    AWAY_LOOKUPS: Counter "archipelago_engine_away_lookups" [];
+    /// Number of look-ups of memory nodes that found nothing, because a filter was wrong.
+    AWAY_LOOKUPS_EMPTY: Counter "archipelago_engine_away_lookups_empty" [];
+    /// Number of pages of records that iterators had from memory nodes.
+    AWAY_PAGES: Counter "archipelago_engine_away_pages" [];
+    /// Number of reads that ended as busy because a memtable shard could not be had.
+    AWAY_READS_BUSY: Counter "archipelago_engine_away_reads_busy" [];
+    /// Number of memtable shards by `event`: sent to a memory node, refused (no node had room),
+    /// failed (a node did not answer), fetched for a flush, lost with a node, or rebuilt from the
+    /// log.
+    AWAY_SHARDS: Counter "archipelago_engine_away_shards" ["event"];
+    /// Bytes of images of memtable shards by `direction`: sent or fetched.
+    AWAY_BYTES: Counter "archipelago_engine_away_moved_bytes" ["direction"];
+    /// Number of flushes that were put off because a memory node did not give a shard.
+    AWAY_FLUSHES_PUT_OFF: Counter "archipelago_engine_away_flushes_put_off" [];
     /// Number of tables that look-ups searched, past their filters.
     TABLES_SEARCHED: Counter "archipelago_engine_tables_searched" [];
     /// Number of tables that a filter spared.
@@ -54,8 +70,8 @@ metrics! {
 
     /// Number of background jobs that were installed, by `job`: flush, compaction or gc.
     JOBS: Counter "archipelago_engine_jobs" ["job"];
-    /// Number of background jobs that run, by `job`: flush, compaction, map_change, gc or
-    /// ingestion.
+    /// Number of background jobs that run, by `job`: flush, compaction, map_change, gc, ingestion,
+    /// send or rebuild.
     JOBS_RUNNING: Gauge "archipelago_engine_jobs_running" ["job"];
     /// Bytes that background jobs read, by `job`: compaction or gc.
     JOB_READ: Counter "archipelago_engine_job_read_bytes" ["job"];

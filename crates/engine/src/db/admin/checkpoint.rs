@@ -167,7 +167,7 @@ fn export_child(home: &ShardHome, keys: &KeyRange, through: SeqNo) -> Child {
         ShardHome::Here(shard) => Arc::clone(shard).verified_iter(),
         ShardHome::Away(away) => {
             let scan = AwayScan { snapshot: through, keys_only: false, cache_only: false };
-            Box::new(AwayCursor::new(Arc::clone(away), keys.clone(), scan))
+            Box::new(AwayCursor::over(away, keys.clone(), scan))
         }
     };
     Child::new(iter, SeqNo::MAX)

@@ -9,7 +9,8 @@
 //! 3. All images together exceed nine tenths of what the nodes may hold. The oldest memtables are
 //!    due, until three quarters are left.
 //! 4. It pins a log segment that must go for the log to keep its bound.
-//! 5. The disk is nearly full: then the room for its tables is used while it is there.
+//! 5. A flush that failed has written a part of its shards. They hold the bucket map in their range.
+//! 6. The disk is nearly full: then the room for its tables is used while it is there.
 //!
 //! Installs of a key range follow memtable order, so all memtables of a family that are older than a
 //! due one are due as well. The decision is a number: memtables below it are due.
@@ -26,6 +27,7 @@ use crate::db::write::log_segments;
 use crate::disk_space::SpaceState;
 use crate::memtable::Shard;
 use crate::remote::StoreRoom;
+use crate::stall::away_excess_bytes;
 
 /// Bytes of an image beside its records and its index.
 const IMAGE_FIXED_BYTES: u64 = 4 << 10;
@@ -100,18 +102,17 @@ pub(crate) fn due_by_bounds(
         _ => false,
     };
     let by_log = memtables.iter().filter(pins).map(|memtable| memtable.id + 1).max();
-    let mut left: u64 = memtables.iter().map(|memtable| memtable.away_bytes).sum();
+    let held = memtables.iter().map(|memtable| memtable.away_bytes).sum();
+    let mut excess = away_excess_bytes(held, limit_bytes);
+    let mut oldest_first: Vec<&RestingMemtable> = memtables.iter().collect();
+    oldest_first.sort_by_key(|memtable| memtable.id);
     let mut by_bytes = 0;
-    if left > limit_bytes / 10 * 9 {
-        let mut oldest_first: Vec<&RestingMemtable> = memtables.iter().collect();
-        oldest_first.sort_by_key(|memtable| memtable.id);
-        for memtable in oldest_first {
-            if left <= limit_bytes / 4 * 3 {
-                break;
-            }
-            left -= memtable.away_bytes;
-            by_bytes = memtable.id + 1;
+    for memtable in oldest_first {
+        if excess == 0 {
+            break;
         }
+        excess = excess.saturating_sub(memtable.away_bytes);
+        by_bytes = memtable.id + 1;
     }
     by_bytes.max(by_log.unwrap_or(0))
 }
@@ -174,7 +175,9 @@ impl DueInput {
             sealed.is_ready() && verdicts.into_iter().any(stays)
         };
         let stuck = tracker.queue.iter().filter(is_stuck).map(|sealed| sealed.info.id + 1).max();
-        stuck.unwrap_or(0).max(self.by_bounds).max(tracker.due_below())
+        let written = tracker.written.iter().flat_map(|written| &written.memtables).max();
+        let by_written = written.map_or(0, |memtable| memtable + 1);
+        stuck.unwrap_or(0).max(by_written).max(self.by_bounds).max(tracker.due_below())
     }
 }
 

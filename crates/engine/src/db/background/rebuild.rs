@@ -6,7 +6,8 @@
 //!
 //! 1. A buffered log is sent, so that its segments have every record of a sealed memtable.
 //! 2. The segments are read once, in order, from the oldest one that a lost shard pins, until all
-//!    records of the lost shards must have come.
+//!    records of the lost shards have come. Writers go on meanwhile, so what looks like damage is
+//!    read again before it counts.
 //! 3. A record belongs to a lost shard if its family and its key are the shard's and its sequence
 //!    number is between the shard's smallest and largest one. No other shard or table has such a
 //!    record, because the sequence numbers of a family's memtables follow each other without a gap.
@@ -24,11 +25,12 @@
 //!
 //! Thread-safety: one rebuild runs at a time.
 //! Failure: a log that cannot be read is tried again. Records that the log does not have make the
-//! database read only, and reads of the shard get that error.
+//! database read only, and reads of the shards get that error.
 //! Cost: one read of the log from the oldest pinned segment on, and the memory of the shards.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use archipelago_base::{CfId, Error, ErrorKind, FileNo, Result, SeqNo};
 
@@ -47,6 +49,10 @@ use crate::wal::{BatchView, LogChain, recover_beside};
 
 /// Memtables that one job rebuilds at most, by their size.
 const MEMTABLES_MAX: u64 = 2;
+/// Number of times that a log is read before its damage counts.
+const READS_MAX: u32 = 5;
+/// Pause between two of them, so that a writer in the middle of a step gets on.
+const READ_PAUSE: Duration = Duration::from_millis(2);
 
 /// Lost shards that are to be rebuilt; they are marked running.
 pub(crate) struct RebuildTask {
@@ -116,9 +122,10 @@ enum Found {
 /// The memtable of an away shard among the sealed ones.
 fn find(db: &DbInner, state: &JobState, away: &Arc<AwayShard>) -> Found {
     let id = away.id();
-    let all = state.flushes().iter().flat_map(|(cf, tracker)| {
-        tracker.queue.iter().map(move |sealed| (*cf, sealed))
-    });
+    let all = state
+        .flushes()
+        .iter()
+        .flat_map(|(cf, tracker)| tracker.queue.iter().map(move |sealed| (*cf, sealed)));
     for (cf, sealed) in all {
         let shard = id.shard as usize;
         if sealed.info.id != id.memtable {
@@ -146,6 +153,10 @@ pub(crate) fn run_rebuild_task(db: &DbInner, task: &RebuildTask) -> Result<()> {
         let mut state = db.jobs.lock(Order::none());
         state.end(task.job_id);
         for (at, LostShard { family, memtable, shard, away }) in task.lost.iter().enumerate() {
+            let rebuilt = shards.get(at);
+            if let Some(here) = rebuilt {
+                away.set_copy(Ok(ShardCopy::Rebuilt(Arc::clone(here))));
+            }
             let tracker = state.flushes_mut().get_mut(&family.id);
             let queue = tracker.into_iter().flat_map(|tracker| &mut tracker.queue);
             let found = queue.into_iter().find(|sealed| sealed.info.id == memtable.id);
@@ -154,8 +165,7 @@ pub(crate) fn run_rebuild_task(db: &DbInner, task: &RebuildTask) -> Result<()> {
                 continue;
             };
             sealed.shards[*shard] = ShardState::Pending;
-            if let Some(here) = shards.get(at) {
-                away.set_copy(Ok(ShardCopy::Rebuilt(Arc::clone(here))));
+            if let Some(here) = rebuilt {
                 sealed.sends_left[*shard] = 0;
                 sealed.set_home(*shard, ShardHome::Here(Arc::clone(here)));
             }
@@ -188,21 +198,50 @@ fn rebuild(db: &DbInner, task: &RebuildTask) -> Result<Vec<Arc<Shard>>> {
         figures.and_then(|shard| shard.oldest_log).or(lost.memtable.oldest_log)
     };
     let oldest = task.lost.iter().filter_map(pinned).min();
+    let mut reads = 1;
+    let shards = loop {
+        let error = match read_shards(db, task, oldest) {
+            Ok(shards) => break shards,
+            Err(error) => error,
+        };
+        let is_damage = matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::NotFound);
+        if !is_damage {
+            return Err(error);
+        }
+        if reads == READS_MAX {
+            task.lost.iter().for_each(|lost| lost.away.set_copy(Err(error.clone())));
+            return Err(error);
+        }
+        reads += 1;
+        let mut state = db.jobs.lock(Order::none());
+        db.jobs.wait_for_progress(&mut state, READ_PAUSE);
+    };
+    for (lost, shard) in task.lost.iter().zip(&shards) {
+        if let Some(log) = pinned(lost) {
+            shard.note_log(log.0);
+        }
+    }
+    db.context.fault_point("rebuild.before_swap")?;
+    Ok(shards)
+}
+
+/// Reads the log once, from segment `oldest` on.
+fn read_shards(
+    db: &DbInner,
+    task: &RebuildTask,
+    oldest: Option<FileNo>,
+) -> Result<Vec<Arc<Shard>>> {
     let shards: Vec<_> = task.lost.iter().map(|_| Shard::new(db.writes.slab_pool())).collect();
     let mut replay = LostReplay::new(&task.lost, &shards);
-    if let Some(oldest) = oldest {
+    if let Some(oldest) = oldest.filter(|_| replay.missing > 0) {
         read_log(db, oldest, &mut replay)?;
     }
     for (lost, shard) in task.lost.iter().zip(&shards) {
         let tombstones = lost.away.tombstones().list();
         tombstones.into_iter().for_each(|tombstone| shard.insert_tombstone(tombstone));
-        if let Some(log) = pinned(lost) {
-            shard.note_log(log.0);
-        }
         shard.seal();
         check(lost, shard)?;
     }
-    db.context.fault_point("rebuild.before_swap")?;
     Ok(shards)
 }
 
@@ -223,7 +262,7 @@ fn read_log(db: &DbInner, oldest: FileNo, replay: &mut LostReplay<'_>) -> Result
     let read = recover_beside(&*fs, &chain, &mut visit, &mut |_| Ok(()));
     match read {
         // It ends early with an error of its own.
-        Err(_) if replay.is_done => Ok(()),
+        Err(_) if replay.is_done() => Ok(()),
         read => read.map(drop),
     }
 }
@@ -243,7 +282,7 @@ fn check(lost: &LostShard, shard: &Shard) -> Result<()> {
         return Ok(());
     }
     let keys = lost.memtable.map.range(lost.shard);
-    let error = Error::new(
+    Err(Error::new(
         ErrorKind::Corrupt,
         format!(
             "the log has {} of the {} records of a memtable shard of column family \"{}\" whose \
@@ -254,19 +293,19 @@ fn check(lost: &LostShard, shard: &Shard) -> Result<()> {
             lost.family.name,
             keys.start.escape_ascii()
         ),
-    );
-    lost.away.set_copy(Err(error.clone()));
-    Err(error)
+    ))
 }
 
 /// The records of lost shards on their way out of the log.
 struct LostReplay<'a> {
     /// The lost shards of each family and memtable.
     memtables: Vec<LostMemtable<'a>>,
+    /// Number of records that have not come.
+    missing: u64,
     /// Largest sequence number of all lost shards.
     last: SeqNo,
-    /// Whether all records must have come.
-    is_done: bool,
+    /// Whether a later one has come.
+    is_past: bool,
 }
 
 struct LostMemtable<'a> {
@@ -279,9 +318,10 @@ struct LostMemtable<'a> {
 impl<'a> LostReplay<'a> {
     fn new(lost: &'a [LostShard], shards: &'a [Arc<Shard>]) -> Self {
         let mut memtables: Vec<LostMemtable<'a>> = Vec::new();
-        let mut last = SeqNo::ZERO;
+        let (mut last, mut missing) = (SeqNo::ZERO, 0);
         for (lost, shard) in lost.iter().zip(shards) {
             let figures = lost.away.figures();
+            missing += figures.entries;
             last = last.max(figures.largest_seq);
             let known = memtables.iter().position(|memtable| memtable.info.id == lost.memtable.id);
             let at = known.unwrap_or_else(|| {
@@ -292,12 +332,19 @@ impl<'a> LostReplay<'a> {
             let seqs = (figures.smallest_seq, figures.largest_seq);
             memtables[at].shards.insert(lost.shard, (seqs.0, seqs.1, shard));
         }
-        Self { memtables, last, is_done: false }
+        Self { memtables, missing, last, is_past: false }
     }
 
+    /// Whether nothing more can come.
+    fn is_done(&self) -> bool {
+        self.missing == 0 || self.is_past
+    }
+
+    /// Takes the records of lost shards from a batch. Its error ends the read, if nothing more can
+    /// come.
     fn apply(&mut self, first: SeqNo, batch: BatchView<'_>) -> Result<()> {
-        if first > self.last {
-            self.is_done = true;
+        self.is_past = first > self.last;
+        if self.is_done() {
             return Err(Error::busy("the rest of the log is of no interest"));
         }
         let mut seq = first;
@@ -311,13 +358,14 @@ impl<'a> LostReplay<'a> {
         Ok(())
     }
 
-    fn insert(&self, cf: CfId, seq: SeqNo, kind: Kind, key: &[u8], value: &[u8]) {
+    fn insert(&mut self, cf: CfId, seq: SeqNo, kind: Kind, key: &[u8], value: &[u8]) {
         for memtable in self.memtables.iter().filter(|memtable| memtable.cf == cf) {
             let bucket = memtable.info.map.bucket_of(key);
             if let Some((smallest, largest, shard)) = memtable.shards.get(&bucket)
                 && (*smallest..=*largest).contains(&seq)
             {
                 shard.insert(key, seq, kind, value);
+                self.missing = self.missing.saturating_sub(1);
                 return;
             }
         }

@@ -10,7 +10,9 @@
 //!
 //! Invariants:
 //! 1. Until step 3 nothing depends on the node, so a send that fails changes nothing.
-//! 2. A shard is sent a bounded number of times; then it stays, and its memtable is due.
+//! 2. A shard is sent a bounded number of times; then it stays, and its memtable is due. So does a
+//!    shard that a node has taken and that stayed here for another reason, because a name is used
+//!    once.
 //! 3. No lock is held while an image is built or sent.
 //!
 //! Thread-safety: any number of sends run in parallel, each for another shard.
@@ -18,7 +20,7 @@
 //! Cost: a copy of the shard for the time of the send, and two walks over its keys.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use archipelago_base::budget::MemoryClass;
@@ -47,6 +49,8 @@ pub(crate) struct SendTask {
     here: Arc<Shard>,
     /// Sequence number up to which older shards and tables have all records of its keys.
     after_seq: SeqNo,
+    /// Whether a node has taken the shard, whose name is then used up.
+    is_taken: AtomicBool,
     link: Arc<StoreLink>,
 }
 
@@ -79,7 +83,8 @@ pub(crate) fn next_send(db: &DbInner, state: &mut JobState) -> Option<SendTask> 
         let (here, memtable) = (Arc::clone(here), Arc::clone(&sealed.info));
         sealed.shards[shard] = ShardState::Running;
         let job_id = state.start(RunningKind::Send);
-        return Some(SendTask { job_id, family, memtable, shard, here, after_seq, link });
+        let is_taken = AtomicBool::new(false);
+        return Some(SendTask { job_id, family, memtable, shard, here, after_seq, is_taken, link });
     }
     None
 }
@@ -97,10 +102,7 @@ fn note_oldest(db: &DbInner, state: &JobState, link: &StoreLink) {
 
 /// The last sequence number of the youngest of `older` memtables, oldest first, that has records of
 /// these keys outside of tables; 0 if there is none.
-fn after_seq<'a>(
-    older: impl DoubleEndedIterator<Item = &'a Sealed>,
-    keys: &KeyRange,
-) -> SeqNo {
+fn after_seq<'a>(older: impl DoubleEndedIterator<Item = &'a Sealed>, keys: &KeyRange) -> SeqNo {
     let has_records = |sealed: &&Sealed| {
         let mut buckets = sealed.info.map.buckets_of(keys);
         buckets.any(|bucket| sealed.shards[bucket] != ShardState::Installed)
@@ -127,6 +129,7 @@ pub(crate) fn run_send_task(db: &DbInner, task: &SendTask) -> Result<()> {
             sealed.shards[task.shard] = ShardState::Pending;
             match away {
                 Some(away) => sealed.set_home(task.shard, ShardHome::Away(away)),
+                None if task.is_taken.load(Ordering::Relaxed) => sealed.sends_left[task.shard] = 0,
                 None => sealed.sends_left[task.shard] -= 1,
             }
             if has_left {
@@ -157,18 +160,22 @@ fn send_shard(db: &DbInner, task: &SendTask) -> Result<Option<Arc<AwayShard>>> {
     let id = ShardId { memtable: task.memtable.id, shard: task.shard as u32 };
     let keys = task.memtable.map.range(task.shard);
     let figures = task.memtable.shards().get(task.shard);
+    let seal_log = task.memtable.seal_log;
+    let oldest_log = figures.and_then(|shard| shard.oldest_log).unwrap_or(seal_log);
     let new = NewShard {
         id,
         family: task.family.id,
         keys: &keys,
         after_seq: task.after_seq,
         last_seq: task.memtable.last_seq,
-        oldest_log: figures.and_then(|shard| shard.oldest_log).unwrap_or(task.memtable.seal_log),
-        seal_log: task.memtable.seal_log,
+        oldest_log,
+        // The memtables of a log that an open has kept are sealed before its first segment.
+        seal_log: seal_log.max(oldest_log),
     };
     let stats = db.observers.stats();
     match task.link.store().send(&new, &image) {
         Ok(node) => {
+            task.is_taken.store(true, Ordering::Relaxed);
             let away = task.link.register(id, node, rest);
             db.context.fault_point("send.sent")?;
             stats.add(Ticker::AwayShardsSent, 1);

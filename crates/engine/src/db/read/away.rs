@@ -27,7 +27,7 @@ use std::sync::Arc;
 use archipelago_base::{Error, Result, SeqNo};
 
 use crate::db::read::options::ReadOptions;
-use crate::db::state::away::{AwayShard, ShardCopy};
+use crate::db::state::away::{AwayShard, ShardCopy, StoreLink};
 use crate::db::state::family::SuperVersion;
 use crate::db::state::memtable::ShardHome;
 use crate::key::Kind;
@@ -36,8 +36,8 @@ use crate::pinned::PinnedSlice;
 use crate::remote::{AwayError, KeyAsk, LookupAnswer, LookupAsk, ShardVersion, StoreNode};
 use crate::stats::Ticker;
 
-/// Number of times that shards are asked before their silence ends a read.
-const ASKS_MAX: u32 = 2;
+/// Number of questions without an answer that end a read.
+const SILENCES_MAX: u32 = 2;
 
 /// Neighbouring away shards at one node that may have a key, newest first.
 pub(crate) type Run<'a> = Vec<&'a Arc<AwayShard>>;
@@ -97,49 +97,71 @@ pub(crate) fn ask_runs(
             first.id()
         )));
     }
-    let link = first.link();
+    let mut all = Vec::with_capacity(asks.len());
+    for (answer, ask) in ask_nodes(first.link(), asks, options.keys_only)?.into_iter().zip(asks) {
+        let versions = match answer {
+            RunAnswer::Found(versions) => versions,
+            RunAnswer::None { silences } => ask_one_by_one(ask, options.keys_only, silences)?,
+        };
+        if versions.is_empty() && !ask.run.is_empty() {
+            first.link().stats().add(Ticker::AwayLookupsEmpty, 1);
+        }
+        all.push(versions);
+    }
+    Ok(all)
+}
+
+/// Answer for a run.
+enum RunAnswer {
+    Found(Vec<ShardVersion>),
+    /// There is none, after that many questions.
+    None {
+        silences: u32,
+    },
+}
+
+/// Asks each node once for all runs that are there, as far as none of their shards is lost.
+fn ask_nodes(link: &StoreLink, asks: &[RunAsk<'_>], keys_only: bool) -> Result<Vec<RunAnswer>> {
+    let mut answers: Vec<RunAnswer> =
+        asks.iter().map(|_| RunAnswer::None { silences: 0 }).collect();
     let mut by_node: BTreeMap<StoreNode, Vec<usize>> = BTreeMap::new();
     for (at, ask) in asks.iter().enumerate() {
-        if let Some(first) = ask.run.first() {
-            by_node.entry(first.node()).or_default().push(at);
+        match ask.run.first() {
+            Some(first) if !ask.run.iter().any(|shard| shard.is_lost()) => {
+                by_node.entry(first.node()).or_default().push(at);
+            }
+            _ => {}
         }
     }
-    let is_lost = |ask: &RunAsk<'_>| ask.run.iter().any(|shard| shard.is_lost());
-    by_node.values_mut().for_each(|keys| keys.retain(|&at| !is_lost(&asks[at])));
-    by_node.retain(|_, keys| !keys.is_empty());
     let questions: Vec<LookupAsk<'_>> = by_node
         .iter()
-        .map(|(node, keys)| question(*node, keys.iter().map(|&at| &asks[at]), options.keys_only))
+        .map(|(node, keys)| question(*node, keys.iter().map(|&at| &asks[at]), keys_only))
         .collect();
-    let mut found: Vec<Option<Vec<ShardVersion>>> = asks.iter().map(|_| None).collect();
-    if !questions.is_empty() {
-        let keys: usize = questions.iter().map(|question| question.keys.len()).sum();
-        link.stats().add(Ticker::AwayLookups, keys as u64);
-        let answers = link.store().lookup(&questions);
-        if answers.len() != questions.len() {
-            return Err(broken_contract("it did not answer every question"));
-        }
-        for ((keys, question), answer) in by_node.values().zip(&questions).zip(answers) {
-            match answer {
-                Ok(answer) => {
-                    let versions = checked(answer, question)?;
-                    for (&at, versions) in keys.iter().zip(versions) {
-                        found[at] = Some(versions);
-                    }
+    if questions.is_empty() {
+        return Ok(answers);
+    }
+    let keys: usize = questions.iter().map(|question| question.keys.len()).sum();
+    link.stats().add(Ticker::AwayLookups, keys as u64);
+    let given = link.store().lookup(&questions);
+    if given.len() != questions.len() {
+        return Err(broken_contract("it did not answer every question"));
+    }
+    for ((keys, question), given) in by_node.values().zip(&questions).zip(given) {
+        match given {
+            Ok(answer) => {
+                for (&at, versions) in keys.iter().zip(checked(answer, question)?) {
+                    answers[at] = RunAnswer::Found(versions);
                 }
-                Err(error) => keys.iter().for_each(|&at| note_failure(&asks[at].run, &error)),
+            }
+            Err(error) => {
+                for &at in keys {
+                    note_failure(&asks[at].run, &error);
+                    answers[at] = RunAnswer::None { silences: 1 };
+                }
             }
         }
     }
-    let found = found.into_iter().zip(asks).map(|(found, ask)| match found {
-        Some(versions) => Ok(versions),
-        None => ask_one_by_one(ask, options.keys_only),
-    });
-    let found: Result<Vec<Vec<ShardVersion>>> = found.collect();
-    let found = found?;
-    let empty = found.iter().zip(asks).filter(|(found, ask)| found.is_empty() && !ask.run.is_empty());
-    link.stats().add(Ticker::AwayLookupsEmpty, empty.count() as u64);
-    Ok(found)
+    Ok(answers)
 }
 
 /// One question for all keys whose runs are at `node`.
@@ -148,13 +170,8 @@ fn question<'a>(
     asks: impl Iterator<Item = &'a RunAsk<'a>>,
     keys_only: bool,
 ) -> LookupAsk<'a> {
-    let mut question = LookupAsk {
-        node,
-        shards: Vec::new(),
-        keys: Vec::new(),
-        snapshot: SeqNo::ZERO,
-        keys_only,
-    };
+    let mut question =
+        LookupAsk { node, shards: Vec::new(), keys: Vec::new(), snapshot: SeqNo::ZERO, keys_only };
     for ask in asks {
         let within = ask.run.iter().map(|shard| {
             let known = question.shards.iter().position(|id| *id == shard.id());
@@ -201,11 +218,15 @@ fn note_failure(run: &Run<'_>, error: &AwayError) {
     }
 }
 
-/// Asks the shards of a run one after another, each for as long as a read may wait.
-fn ask_one_by_one(ask: &RunAsk<'_>, keys_only: bool) -> Result<Vec<ShardVersion>> {
+/// Asks the shards of a run one after another, after that many questions without an answer.
+fn ask_one_by_one(
+    ask: &RunAsk<'_>,
+    keys_only: bool,
+    mut silences: u32,
+) -> Result<Vec<ShardVersion>> {
     let mut versions = Vec::new();
     for shard in &ask.run {
-        versions.extend(versions_of(shard, ask, keys_only)?);
+        versions.extend(versions_of(shard, ask, keys_only, &mut silences)?);
         if versions.last().is_some_and(|version: &ShardVersion| version.kind != Kind::Merge) {
             break;
         }
@@ -218,8 +239,8 @@ fn versions_of(
     shard: &Arc<AwayShard>,
     ask: &RunAsk<'_>,
     keys_only: bool,
+    silences: &mut u32,
 ) -> Result<Vec<ShardVersion>> {
-    let mut asked = 0;
     loop {
         if let Some(copy) = shard.copy()? {
             return copied_versions(copy, &ask.lookup);
@@ -236,9 +257,9 @@ fn versions_of(
                 return Ok(checked(answer, &questions[0])?.pop().unwrap_or_default());
             }
             Some(Err(error)) => {
-                asked += 1;
+                *silences += 1;
                 note_failure(&alone.run, &error);
-                if !shard.is_lost() && !shard.has_copy() && asked >= ASKS_MAX {
+                if !shard.is_lost() && !shard.has_copy() && *silences >= SILENCES_MAX {
                     return Err(shard.not_now(error));
                 }
             }
@@ -295,5 +316,5 @@ pub(crate) fn newest_version(
         return Ok(None);
     }
     let ask = RunAsk { lookup: *lookup, floor: SeqNo::ZERO, run: vec![shard] };
-    Ok(versions_of(shard, &ask, true)?.into_iter().next())
+    Ok(versions_of(shard, &ask, true, &mut 0)?.into_iter().next())
 }

@@ -1,5 +1,9 @@
 //! A cursor over memtable shards that are at one memory node.
 //!
+//! It has all shards of a picture at the node, of any memtable and bucket. A question names those
+//! that have the keys around the cursor: their ranges cut the keys into pieces, and a page never
+//! reaches over the end of a piece.
+//!
 //! The cursor has a *window*: all records of a range of user keys that its snapshot sees and that
 //! count, in order. A page of the node gives the window when the cursor is placed; a step past its
 //! end gets the next one, in the direction of the step. A window always covers whole user keys. If
@@ -52,11 +56,19 @@ pub(crate) struct AwayScan {
     pub(crate) cache_only: bool,
 }
 
+/// An away shard and its keys.
+#[derive(Clone)]
+pub(crate) struct AwayPart {
+    pub(crate) keys: KeyRange,
+    pub(crate) shard: Arc<AwayShard>,
+}
+
 /// A cursor over the records of away shards; see the module.
 pub(crate) struct AwayCursor {
-    /// Shards at one node, newest first.
-    shards: Vec<Arc<AwayShard>>,
-    ids: Vec<ShardId>,
+    /// Shards at one node, those of newer memtables first.
+    parts: Vec<AwayPart>,
+    /// Keys at which their ranges begin and end, ascending.
+    edges: Vec<Vec<u8>>,
     node: StoreNode,
     bounds: KeyRange,
     scan: AwayScan,
@@ -86,12 +98,21 @@ enum Source {
 }
 
 impl AwayCursor {
-    /// A cursor over the records of `shard` in `bounds`.
-    pub(crate) fn new(shard: Arc<AwayShard>, bounds: KeyRange, scan: AwayScan) -> Self {
-        let (node, ids) = (shard.node(), vec![shard.id()]);
+    /// A cursor over the records of `parts`, which are at `node`, in `bounds`.
+    pub(crate) fn new(
+        node: StoreNode,
+        parts: Vec<AwayPart>,
+        bounds: KeyRange,
+        scan: AwayScan,
+    ) -> Self {
+        let starts = parts.iter().map(|part| &part.keys.start);
+        let ends = parts.iter().filter_map(|part| part.keys.end.as_ref());
+        let mut edges: Vec<Vec<u8>> = starts.chain(ends).cloned().collect();
+        edges.sort_unstable();
+        edges.dedup();
         Self {
-            shards: vec![shard],
-            ids,
+            parts,
+            edges,
             node,
             bounds,
             scan,
@@ -103,14 +124,10 @@ impl AwayCursor {
         }
     }
 
-    /// The same with the records of an older shard, if that is at the same node.
-    pub(crate) fn push(&mut self, shard: &Arc<AwayShard>) -> bool {
-        let is_same = shard.node() == self.node;
-        if is_same {
-            self.shards.push(Arc::clone(shard));
-            self.ids.push(shard.id());
-        }
-        is_same
+    /// A cursor over the records of one shard with these keys.
+    pub(crate) fn over(shard: &Arc<AwayShard>, keys: KeyRange, scan: AwayScan) -> Self {
+        let part = AwayPart { keys: keys.clone(), shard: Arc::clone(shard) };
+        Self::new(shard.node(), vec![part], keys, scan)
     }
 
     /// Goes over to memory if a shard has a copy.
@@ -118,16 +135,19 @@ impl AwayCursor {
         if self.local.is_some() {
             return Ok(Source::Local);
         }
-        if !self.shards.iter().any(|shard| shard.has_copy()) {
+        if !self.parts.iter().any(|part| part.shard.has_copy()) {
             return Ok(Source::Window);
         }
-        let mut children = Vec::with_capacity(self.shards.len());
-        for shard in &self.shards {
-            let iter: Box<dyn InternalIterator> = match shard.copy()? {
-                Some(copy) => copy.iter(),
-                None => Box::new(Self::new(Arc::clone(shard), self.bounds.clone(), self.scan)),
-            };
-            children.push(Child::new(iter, SeqNo::MAX));
+        let (mut children, mut apart) = (Vec::new(), Vec::new());
+        for part in &self.parts {
+            match part.shard.copy()? {
+                Some(copy) => children.push(Child::new(copy.iter(), SeqNo::MAX)),
+                None => apart.push(part.clone()),
+            }
+        }
+        if !apart.is_empty() {
+            let rest = Self::new(self.node, apart, self.bounds.clone(), self.scan);
+            children.push(Child::new(Box::new(rest), SeqNo::MAX));
         }
         let local: Box<dyn InternalIterator> = match children.len() {
             1 => children.remove(0).iter,
@@ -138,32 +158,34 @@ impl AwayCursor {
         Ok(Source::Local)
     }
 
-    /// A page from the node, or `None` once a shard has a copy.
+    /// A page of `shards` from the node, or `None` once a shard has a copy.
     fn page(
         &mut self,
+        shards: &[Arc<AwayShard>],
         keys: &KeyRange,
         resume: Option<&ResumeAt>,
         direction: ScanDirection,
     ) -> Result<Option<ScanPage>> {
+        let ids: Vec<ShardId> = shards.iter().map(|shard| shard.id()).collect();
         let mut asked = 0;
         loop {
             if self.look_for_copies()? == Source::Local {
                 return Ok(None);
             }
-            let Some(first) = self.shards.first() else { return Ok(Some(ScanPage::default())) };
+            let Some(first) = shards.first() else { return Ok(Some(ScanPage::default())) };
             if self.scan.cache_only {
                 return Err(Error::busy(format!(
                     "memtable shard {} is at a memory node: would need its answer",
                     first.id()
                 )));
             }
-            if let Some(lost) = self.shards.iter().find(|shard| shard.is_lost()) {
+            if let Some(lost) = shards.iter().find(|shard| shard.is_lost()) {
                 lost.wait_for_copy()?;
                 continue;
             }
             let ask = ScanAsk {
                 node: self.node,
-                shards: &self.ids,
+                shards: &ids,
                 keys,
                 resume,
                 direction,
@@ -177,7 +199,7 @@ impl AwayCursor {
                 Err(error) => {
                     asked += 1;
                     if let AwayError::Lost(why) = &error {
-                        self.shards.iter().for_each(|shard| shard.note_lost(why));
+                        shards.iter().for_each(|shard| shard.note_lost(why));
                     } else if asked >= ASKS_MAX {
                         return Err(first.not_now(error));
                     }
@@ -186,16 +208,29 @@ impl AwayCursor {
         }
     }
 
+    /// The shards that have keys of a piece, which no edge cuts.
+    fn shards_of(&self, piece: &KeyRange) -> Vec<Arc<AwayShard>> {
+        let parts = self.parts.iter().filter(|part| part.keys.overlaps(piece));
+        parts.map(|part| Arc::clone(&part.shard)).collect()
+    }
+
     /// Gets the window that begins with the user key `from`.
     fn load_forward(&mut self, from: Vec<u8>) -> Result<Source> {
-        let keys = KeyRange { start: from, end: self.bounds.end.clone() };
+        let edge = self.edges.partition_point(|edge| *edge <= from);
+        let end = match (self.edges.get(edge), &self.bounds.end) {
+            (Some(edge), Some(end)) => Some(edge.min(end).clone()),
+            (edge, end) => edge.or(end.as_ref()).cloned(),
+        };
+        let keys = KeyRange { start: from, end };
+        let shards = self.shards_of(&keys);
         let mut records: Vec<ScanRecord> = Vec::new();
         let mut resume: Option<ResumeAt> = None;
         let end = loop {
             if keys.is_empty() {
-                break keys.end.clone();
+                break self.bounds.end.clone();
             }
-            let Some(page) = self.page(&keys, resume.as_ref(), ScanDirection::Forward)? else {
+            let direction = ScanDirection::Forward;
+            let Some(page) = self.page(&shards, &keys, resume.as_ref(), direction)? else {
                 return Ok(Source::Local);
             };
             let is_stuck = page.records.is_empty() && page.resume.is_some();
@@ -215,14 +250,22 @@ impl AwayCursor {
 
     /// Gets the window that ends before the user key `to`, or with the bounds.
     fn load_backward(&mut self, to: Option<Vec<u8>>) -> Result<Source> {
-        let keys = KeyRange { start: self.bounds.start.clone(), end: to };
+        let edge = match &to {
+            Some(to) => self.edges.partition_point(|edge| edge < to),
+            None => self.edges.len(),
+        };
+        let edge = edge.checked_sub(1).and_then(|at| self.edges.get(at));
+        let start = edge.map_or(&self.bounds.start, |edge| edge.max(&self.bounds.start)).clone();
+        let keys = KeyRange { start, end: to };
+        let shards = self.shards_of(&keys);
         let mut records: Vec<ScanRecord> = Vec::new();
         let mut resume: Option<ResumeAt> = None;
         let start = loop {
             if keys.is_empty() {
-                break keys.start.clone();
+                break self.bounds.start.clone();
             }
-            let Some(page) = self.page(&keys, resume.as_ref(), ScanDirection::Backward)? else {
+            let direction = ScanDirection::Backward;
+            let Some(page) = self.page(&shards, &keys, resume.as_ref(), direction)? else {
                 return Ok(Source::Local);
             };
             let is_stuck = page.records.is_empty() && page.resume.is_some();

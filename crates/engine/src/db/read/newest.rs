@@ -162,7 +162,7 @@ fn away_has_newer(away: &Arc<AwayShard>, range: &KeyRange, seq: SeqNo) -> Result
         return Ok(true);
     }
     let scan = AwayScan { snapshot: SeqNo::MAX, keys_only: true, cache_only: false };
-    cursor_has_newer(&mut AwayCursor::new(Arc::clone(away), range.clone(), scan), range, seq)
+    cursor_has_newer(&mut AwayCursor::over(away, range.clone(), scan), range, seq)
 }
 
 fn file_has_newer(

@@ -21,6 +21,7 @@
 //! Cost: one allocation for each child, and one reader for each file that is reached. A version
 //! with value files costs two more allocations.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use archipelago_base::{Error, Result, SeqNo};
@@ -28,7 +29,7 @@ use archipelago_env::ReadLease;
 
 use crate::bucket::BucketMap;
 use crate::db::read::Reader;
-use crate::db::read::away_cursor::{AwayCursor, AwayScan};
+use crate::db::read::away_cursor::{AwayCursor, AwayPart, AwayScan};
 use crate::db::read::get::table_options;
 use crate::db::read::options::ReadOptions;
 use crate::db::read::snapshot::Snapshot;
@@ -43,6 +44,7 @@ use crate::iter::{
 use crate::key::KeyRange;
 use crate::live_file::LiveFile;
 use crate::options::LEVELS;
+use crate::remote::StoreNode;
 use crate::sst::{TableReadOptions, TableReader};
 use crate::stats::{Statistics, Ticker};
 use crate::table_cache::TableCache;
@@ -244,11 +246,7 @@ pub(crate) fn scan(
         tables: Arc::clone(reader.view.tables()),
         options: table_options(options),
         bounds: KeyRange { start: view.lower.clone(), end: view.upper.clone() },
-        away: AwayScan {
-            snapshot,
-            keys_only: options.keys_only,
-            cache_only: options.cache_only,
-        },
+        away: AwayScan { snapshot, keys_only: options.keys_only, cache_only: options.cache_only },
     };
     let (mut children, mut tombstones) = (children(&opening), tombstones(&opening));
     if let Some(own) = own {
@@ -335,15 +333,15 @@ fn children(opening: &Opening) -> Vec<Child> {
     let mut children = Vec::new();
     let active = &picture.active;
     let active = Immutable::of(active);
-    children.extend(memtable_child(opening, &[&active]));
-    let (apart, here): (Vec<_>, Vec<_>) =
-        picture.immutables.iter().map(|immutable| &**immutable).partition(|immutable| {
-            let buckets = immutable.map.buckets_of(&opening.bounds);
-            immutable.homes[buckets].iter().flatten().any(ShardHome::is_apart)
-        });
-    children.extend(here.into_iter().filter_map(|one| memtable_child(opening, &[one])));
-    let of_one_map = apart.chunk_by(|a, b| a.map == b.map);
-    children.extend(of_one_map.filter_map(|several| memtable_child(opening, several)));
+    let mut apart = BTreeMap::new();
+    children.extend(memtable_child(opening, &active, &mut apart));
+    for immutable in &picture.immutables {
+        children.extend(memtable_child(opening, immutable, &mut apart));
+    }
+    for (node, parts) in apart {
+        let cursor = AwayCursor::new(node, parts, opening.bounds.clone(), opening.away);
+        children.push(Child::new(Box::new(cursor), SeqNo::MAX));
+    }
     let version = &picture.readable;
     if version.l0_layers_max() > 0 {
         if version.map().len() == 1 {
@@ -377,22 +375,33 @@ fn children(opening: &Opening) -> Vec<Child> {
     children
 }
 
-/// The child of memtables that have one map, newest first.
-fn memtable_child(opening: &Opening, memtables: &[&Immutable]) -> Option<Child> {
-    let map = Arc::clone(&memtables.first()?.map);
-    let parts = map.buckets_of(&opening.bounds).filter_map(|bucket| {
-        let mut homes = memtables.iter().filter_map(|memtable| memtable.homes[bucket].clone());
-        Some(ShardPart { bucket, newest: homes.next()?, older: homes.collect() })
-    });
-    let parts: Vec<ShardPart> = parts.collect();
-    let (bounds, away) = (opening.bounds.clone(), opening.away);
-    let parts = ShardParts { map, parts, bounds, away };
-    let iter: Box<dyn InternalIterator> = match parts.count() {
-        0 => return None,
-        1 => parts.cursor(0),
-        _ => Box::new(LevelIterator::new(parts)),
-    };
-    Some(Child::new(iter, SeqNo::MAX))
+/// The child of a memtable, for its shards in memory. The others are added to `apart`, by their
+/// nodes.
+fn memtable_child(
+    opening: &Opening,
+    memtable: &Immutable,
+    apart: &mut BTreeMap<StoreNode, Vec<AwayPart>>,
+) -> Option<Child> {
+    let map = &memtable.map;
+    let mut parts: Vec<(usize, ShardHome)> = Vec::new();
+    for bucket in map.buckets_of(&opening.bounds) {
+        match &memtable.homes[bucket] {
+            None => {}
+            Some(ShardHome::Away(shard)) if !shard.has_copy() => {
+                let part = AwayPart { keys: map.range(bucket), shard: Arc::clone(shard) };
+                apart.entry(shard.node()).or_default().push(part);
+            }
+            Some(home) => parts.push((bucket, home.clone())),
+        }
+    }
+    match parts.as_slice() {
+        [] => None,
+        [(_, ShardHome::Here(only))] => Some(Child::new(Box::new(only.iter()), SeqNo::MAX)),
+        _ => {
+            let parts = ShardParts { map: Arc::clone(map), parts };
+            Some(Child::new(Box::new(LevelIterator::new(parts)), SeqNo::MAX))
+        }
+    }
 }
 
 fn l0_child(opening: &Opening, row: Vec<Arc<LiveFile>>) -> Child {
@@ -401,64 +410,10 @@ fn l0_child(opening: &Opening, row: Vec<Arc<LiveFile>>) -> Child {
     Child::new(Box::new(LevelIterator::new(parts)), newest)
 }
 
-/// The shards of memtables that have one map.
+/// The shards of one memtable that are in memory.
 struct ShardParts {
     map: Arc<BucketMap>,
-    parts: Vec<ShardPart>,
-    bounds: KeyRange,
-    away: AwayScan,
-}
-
-/// The shards of one bucket.
-struct ShardPart {
-    bucket: usize,
-    newest: ShardHome,
-    /// Those of older memtables, newest first.
-    older: Vec<ShardHome>,
-}
-
-impl ShardParts {
-    /// A cursor over the shards of one bucket.
-    fn cursor(&self, index: usize) -> Box<dyn InternalIterator> {
-        let ShardPart { bucket, newest, older } = &self.parts[index];
-        if let (ShardHome::Here(only), []) = (newest, older.as_slice()) {
-            return Box::new(only.iter());
-        }
-        let keys = within(self.map.range(*bucket), &self.bounds);
-        let mut children: Vec<Box<dyn InternalIterator>> = Vec::new();
-        let mut apart: Vec<AwayCursor> = Vec::new();
-        for home in std::iter::once(newest).chain(older) {
-            match home {
-                ShardHome::Here(shard) => children.push(Box::new(shard.iter())),
-                ShardHome::Away(away) => {
-                    if !apart.iter_mut().any(|cursor| cursor.push(away)) {
-                        apart.push(AwayCursor::new(Arc::clone(away), keys.clone(), self.away));
-                    }
-                }
-            }
-        }
-        children.extend(apart.into_iter().map(|cursor| Box::new(cursor) as _));
-        match children.len() {
-            1 => children.remove(0),
-            _ => {
-                let children = children.into_iter().map(|iter| Child::new(iter, SeqNo::MAX));
-                Box::new(MergingIterator::new(children.collect()))
-            }
-        }
-    }
-}
-
-/// The keys that are in both ranges.
-fn within(mut range: KeyRange, bounds: &KeyRange) -> KeyRange {
-    if bounds.start > range.start {
-        range.start.clone_from(&bounds.start);
-    }
-    if let Some(end) = &bounds.end
-        && range.end.as_ref().is_none_or(|own| end < own)
-    {
-        range.end = Some(end.clone());
-    }
-    range
+    parts: Vec<(usize, ShardHome)>,
 }
 
 impl FileOpener for ShardParts {
@@ -467,15 +422,21 @@ impl FileOpener for ShardParts {
     }
 
     fn ends_before(&self, index: usize, key: &[u8]) -> bool {
-        self.map.end(self.parts[index].bucket).is_some_and(|end| end <= key)
+        self.map.end(self.parts[index].0).is_some_and(|end| end <= key)
     }
 
     fn smallest(&self, index: usize) -> &[u8] {
-        self.map.start(self.parts[index].bucket)
+        self.map.start(self.parts[index].0)
     }
 
     fn open(&self, index: usize) -> Result<Box<dyn InternalIterator>> {
-        Ok(self.cursor(index))
+        match &self.parts[index].1 {
+            ShardHome::Here(shard) => Ok(Box::new(shard.iter())),
+            ShardHome::Away(away) => match away.copy()? {
+                Some(copy) => Ok(copy.iter()),
+                None => Err(Error::internal("a memtable shard in memory has no records there")),
+            },
+        }
     }
 }
 

@@ -82,11 +82,19 @@ pub(crate) struct StoreLink {
 /// The state that the lock of a link guards.
 #[derive(Default)]
 struct Registry {
-    shards: BTreeMap<ShardId, Weak<AwayShard>>,
+    shards: BTreeMap<ShardId, RegisteredShard>,
     /// Lost shards without a copy.
     lost: BTreeSet<ShardId>,
     /// Number of reasons for which nothing may leave and everything is to be flushed.
     stays: usize,
+}
+
+/// A shard that something refers to.
+struct RegisteredShard {
+    shard: Weak<AwayShard>,
+    is_lost: Arc<AtomicBool>,
+    /// Whether it has its copy, or was released: a loss does not matter any more.
+    is_settled: bool,
 }
 
 /// Bytes and number of the shards that are away.
@@ -188,13 +196,14 @@ impl StoreLink {
 
     /// All shards that something refers to.
     fn shards(&self) -> Vec<Arc<AwayShard>> {
-        self.registry.lock().shards.values().filter_map(Weak::upgrade).collect()
+        let registry = self.registry.lock();
+        registry.shards.values().filter_map(|registered| registered.shard.upgrade()).collect()
     }
 
     /// Lost shards that have no copy yet.
     pub(crate) fn lost(&self) -> Vec<Arc<AwayShard>> {
         let registry = self.registry.lock();
-        let lost = registry.lost.iter().filter_map(|id| registry.shards.get(id)?.upgrade());
+        let lost = registry.lost.iter().filter_map(|id| registry.shards.get(id)?.shard.upgrade());
         lost.collect()
     }
 
@@ -238,14 +247,50 @@ impl StoreLink {
             tombstones: rest.tombstones,
             sample: rest.sample,
             copy: OnceLock::new(),
-            is_lost: AtomicBool::new(false),
+            is_lost: Arc::default(),
             is_released: AtomicBool::new(false),
             link: Arc::clone(self),
             _charge: self.parts.budget.hold(MemoryClass::Memtable, bytes),
         });
-        let before = self.registry.lock().shards.insert(id, Arc::downgrade(&shard));
+        let registered = RegisteredShard {
+            shard: Arc::downgrade(&shard),
+            is_lost: Arc::clone(&shard.is_lost),
+            is_settled: false,
+        };
+        let before = self.registry.lock().shards.insert(id, registered);
         debug_assert!(before.is_none(), "the name of a shard is used twice");
         shard
+    }
+
+    /// Notes that the store has lost shards, so that background work rebuilds them. Takes no
+    /// reference to one, so that a store may call it from wherever it is.
+    fn mark_lost(&self, shards: &[ShardId], why: &str) {
+        let mut news = 0;
+        {
+            let mut registry = self.registry.lock();
+            for id in shards {
+                let Some(registered) = registry.shards.get(id) else { continue };
+                if registered.is_settled {
+                    continue;
+                }
+                if !registered.is_lost.swap(true, Ordering::AcqRel) {
+                    tracing::warn!(shard = %id, why, "a memtable shard is lost and is rebuilt");
+                    news += 1;
+                }
+                registry.lost.insert(*id);
+            }
+        }
+        self.stats().add(Ticker::AwayShardsLost, news);
+        self.wake_workers();
+    }
+
+    /// A loss of the shard does not matter any more.
+    fn settle(&self, id: ShardId) {
+        let mut registry = self.registry.lock();
+        registry.lost.remove(&id);
+        if let Some(registered) = registry.shards.get_mut(&id) {
+            registered.is_settled = true;
+        }
     }
 
     /// Wakes background workers. One that has just looked may miss it and looks again by itself.
@@ -256,11 +301,7 @@ impl StoreLink {
 
 impl StoreWatcher for StoreLink {
     fn lost(&self, shards: &[ShardId]) {
-        let named: Vec<Arc<AwayShard>> = {
-            let registry = self.registry.lock();
-            shards.iter().filter_map(|id| registry.shards.get(id)?.upgrade()).collect()
-        };
-        named.iter().for_each(|shard| shard.note_lost("its node is lost"));
+        self.mark_lost(shards, "its node is lost");
     }
 
     fn has_more_room(&self) {
@@ -359,7 +400,7 @@ pub(crate) struct AwayShard {
     /// Its records in memory, or the reason for which they are gone for good.
     copy: OnceLock<Result<ShardCopy>>,
     /// Whether the store has lost it.
-    is_lost: AtomicBool,
+    is_lost: Arc<AtomicBool>,
     is_released: AtomicBool,
     link: Arc<StoreLink>,
     _charge: Charge,
@@ -433,21 +474,13 @@ impl AwayShard {
     pub(crate) fn set_copy(&self, copy: Result<ShardCopy>) {
         // Whatever was set first has the same records.
         let _same = self.copy.set(copy);
-        self.link.registry.lock().lost.remove(&self.id);
+        self.link.settle(self.id);
         self.link.copied.notify_all();
     }
 
     /// Notes that the store has lost it, so that background work rebuilds it.
     pub(crate) fn note_lost(&self, why: &str) {
-        if self.has_copy() || self.is_released.load(Ordering::Acquire) {
-            return;
-        }
-        if !self.is_lost.swap(true, Ordering::AcqRel) {
-            tracing::warn!(shard = %self.id, why, "a memtable shard is lost and will be rebuilt");
-            self.link.stats().add(Ticker::AwayShardsLost, 1);
-        }
-        self.link.registry.lock().lost.insert(self.id);
-        self.link.wake_workers();
+        self.link.mark_lost(&[self.id], why);
     }
 
     /// Waits until a lost shard has its copy. Errors: `Busy` if that takes longer than a read may.
@@ -536,6 +569,7 @@ impl AwayShard {
     /// Releases the shard at the node, once.
     pub(crate) fn release(&self) {
         if !self.is_released.swap(true, Ordering::AcqRel) {
+            self.link.settle(self.id);
             self.link.store().release(&[self.id], self.link.oldest.load(Ordering::Relaxed));
         }
     }

@@ -452,7 +452,11 @@ pub(crate) fn log_bytes_max(context: &Context, view: &ReadView) -> u64 {
 }
 
 /// The youngest closed segment that must go for the log to keep its bound; `None` if it does.
-pub(crate) fn excess_segment(context: &Context, logs: &LogSegments, view: &ReadView) -> Option<FileNo> {
+pub(crate) fn excess_segment(
+    context: &Context,
+    logs: &LogSegments,
+    view: &ReadView,
+) -> Option<FileNo> {
     let bound = log_bytes_max(context, view);
     last_excess_segment(&logs.lock().closed, bound)
 }

@@ -34,7 +34,7 @@ use crate::disk_space::{SpaceState, SpaceUse};
 use crate::event::Event;
 use crate::lock_order::Order;
 use crate::options::WriteOptions;
-use crate::stall::{StallCause, StallDecision, StallInput, stall};
+use crate::stall::{StallCause, StallDecision, StallInput, away_excess_bytes, stall};
 use crate::stats::{Ticker, Timer};
 
 /// Longest single wait before the picture is looked at again.
@@ -63,12 +63,18 @@ fn stall_decision(
         0 => u64::MAX,
         limit => limit,
     };
+    let flush_bytes_per_s = pacing.flush_speed().min(limit);
+    let nodes = context.away().map(|away| away.room()).unwrap_or_default();
+    let takes_shards = nodes.free_bytes > 0 && nodes.image_bytes_max > 0;
     stall(&StallInput {
+        send_bytes_per_s: takes_shards.then(|| pacing.send_speed()),
+        away_backlog_bytes: away_excess_bytes(nodes.held_bytes, nodes.limit_bytes),
+        away_space_bytes: nodes.limit_bytes.saturating_sub(nodes.held_bytes),
         flush_backlog_bytes: here.map(|shard| shard.data_bytes()).sum(),
         memtable_space_bytes: buffer
             .saturating_mul(spare as u64)
             .saturating_add(buffer.saturating_sub(current.active.charged_bytes())),
-        flush_bytes_per_s: pacing.flush_speed().min(limit),
+        flush_bytes_per_s,
         flush_elapsed: Duration::from_nanos(context.clock().now_ns().saturating_sub(since_ns)),
         budget_used: context.budget().total_bytes(),
         budget_limit: context.budget().limit_bytes(),

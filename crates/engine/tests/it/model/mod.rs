@@ -25,6 +25,7 @@ pub(crate) use runner::{Disk, Runner, Setting};
 pub(crate) use steps::Generator;
 pub(crate) use tiered::{Did, Tiered};
 
+use crate::away::Mood;
 use crate::separation::Separation;
 
 const CASES: u64 = 400;
@@ -76,7 +77,14 @@ fn setting(seed: u64, disk: Disk) -> Setting {
         ..DbOptions::default()
     };
     let separation = Separation::nth(seed / 2);
-    Setting { background: BackgroundMode::Manual, db, family, separation, disk }
+    // Every third case has memory nodes, which take turns in being small and refusing.
+    let away = (seed % 3 == 0).then(|| Mood {
+        limit_bytes: one_of(&[64 << 10, 8 << 20]) as u64,
+        refuse: one_of(&[0, 4]) as u32,
+        silence: one_of(&[0, 3]) as u32,
+        ..Mood::default()
+    });
+    Setting { background: BackgroundMode::Manual, db, family, separation, disk, away }
 }
 
 /// What happened in a case.
@@ -95,6 +103,8 @@ struct Happened {
     /// Look-ups that a piece of the Flat Index Cache answered.
     flat_hits: u64,
     tiers: Did,
+    /// Memtable shards that were sent to memory nodes, and those that nodes lost.
+    sent: (u64, u64),
 }
 
 /// Runs a case.
@@ -128,6 +138,7 @@ fn run_steps(seed: u64, mut generator: Generator, disk: Disk, verbose: bool) -> 
         collected: runner.collected(),
         flat_hits: runner.flat_lookups().0,
         tiers: runner.tiers_did(),
+        sent: runner.sent(),
     };
     runner.db.close().unwrap();
     happened
@@ -160,6 +171,7 @@ fn the_database_does_what_the_model_does() {
         None => {
             let (mut parts, mut by_hand, mut by_load) = (0, 0, 0);
             let (mut midway, mut panicked, mut collected, mut flat_hits) = (0, 0, 0, 0);
+            let (mut sent, mut lost) = (0, 0);
             for happened in seeds(0..CASES).map(|seed| run(seed, memory(), false)) {
                 parts += happened.parts;
                 (by_hand, by_load) = (by_hand + happened.moved.0, by_load + happened.moved.1);
@@ -167,7 +179,10 @@ fn the_database_does_what_the_model_does() {
                 panicked += happened.panicked;
                 collected += happened.collected;
                 flat_hits += happened.flat_hits;
+                (sent, lost) = (sent + happened.sent.0, lost + happened.sent.1);
             }
+            eprintln!("{sent} memtable shards left, {lost} were lost");
+            assert!(sent > 100 && lost > 10);
             assert!(midway > 100, "{midway} snapshots were taken in the middle of jobs");
             eprintln!("bucket boundaries moved {by_hand} times by hand, {by_load} by the load");
             assert!(by_hand > 0 && by_load > 0);

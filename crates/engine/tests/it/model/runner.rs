@@ -27,6 +27,7 @@ use super::ordered::{self, Ordered};
 use super::steps::{Bounds, KeyNo, Move, Record, Step, universe};
 use super::taken::{MidwayTaker, Read, Taken};
 use super::tiered::{Did, Tiered};
+use crate::away::{FakeStore, Mood};
 use crate::beside::Beside;
 use crate::fragile::Fragile;
 use crate::separation::Separation;
@@ -47,6 +48,8 @@ pub(crate) struct Setting {
     pub(crate) family: CfOptions,
     pub(crate) separation: Separation,
     pub(crate) disk: Disk,
+    /// Memory nodes for memtable shards, if there are some.
+    pub(crate) away: Option<Mood>,
 }
 
 /// What a case's database is watched and disturbed by: which families' memtables were sealed since
@@ -126,6 +129,11 @@ pub(crate) struct Runner {
     /// Whether something was written past the log since the last open.
     past_log: bool,
     copies: u32,
+    /// The memory nodes of the open database.
+    store: Option<Arc<FakeStore>>,
+    /// Shards that earlier opens sent, and that their nodes lost.
+    sent: (u64, u64),
+    steps: u32,
     /// A hash of every read's answer.
     pub(crate) transcript: Vec<u64>,
 }
@@ -177,6 +185,8 @@ impl Runner {
         let mut components = Self::components(&setting, &clock, &seals);
         components.fault_point = Some(seals.fault_point(&taker, setting.separation));
         components.families.insert("default".to_owned(), setting.family("default"));
+        let store = setting.away.map(|mood| FakeStore::new(1, mood));
+        components.shard_store = store.clone().map(|store| store as _);
         let db = Db::open_with(setting.dir(), setting.db.clone(), components).unwrap();
         let default = (Family::new("default", false), db.default_family().clone());
         let ordered = db.create_family(ordered::NAME, setting.family(ordered::NAME)).unwrap();
@@ -195,6 +205,9 @@ impl Runner {
             seq: 0,
             past_log: false,
             copies: 0,
+            store,
+            sent: (0, 0),
+            steps: 0,
             transcript: Vec::new(),
             setting,
         };
@@ -317,6 +330,16 @@ impl Runner {
         if let Disk::Tiers(tiered) = &self.setting.disk {
             tiered.step();
         }
+        self.steps += 1;
+        if let Some(store) = self.store.as_ref().filter(|_| self.steps.is_multiple_of(17)) {
+            store.lose_all(true);
+        }
+    }
+
+    /// Number of memtable shards that were sent to memory nodes, and of those that nodes lost.
+    pub(crate) fn sent(&self) -> (u64, u64) {
+        let did = self.store.as_ref().map(|store| store.did()).unwrap_or_default();
+        (self.sent.0 + did.sent, self.sent.1 + did.lost)
     }
 
     /// What the tiers did, if the case is over some.
@@ -739,6 +762,9 @@ impl Runner {
     fn open_again(&mut self) {
         let mut components = Self::components(&self.setting, &self.clock, &self.seals);
         components.fault_point = Some(self.seals.fault_point(&self.taker, self.setting.separation));
+        self.sent = self.sent();
+        self.store = self.setting.away.map(|mood| FakeStore::new(u64::from(self.steps), mood));
+        components.shard_store = self.store.clone().map(|store| store as _);
         self.db = Db::open_with(self.setting.dir(), self.setting.db.clone(), components).unwrap();
         self.begin_midway();
         let mut names: Vec<&str> = self.families.iter().map(|(m, _)| m.name.as_str()).collect();

@@ -1,0 +1,405 @@
+//! A store of memtable shards in memory, which misbehaves as its mood says.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::ControlFlow;
+use std::sync::{Arc, Weak};
+
+use archipelago_base::Result;
+use archipelago_engine::executor::OwnerIdentity;
+use archipelago_engine::iter::InternalIterator;
+use archipelago_engine::key::{KeyRef, Kind};
+use archipelago_engine::lookup::Lookup;
+use archipelago_engine::memtable::SealedImage;
+use archipelago_engine::pinned::PinnedSlice;
+use archipelago_engine::remote::{
+    AwayError, KeyVersions, LookupAnswer, LookupAsk, NewShard, ResumeAt, ScanAsk, ScanDirection,
+    ScanPage, ScanRecord, ShardId, ShardStore, ShardVersion, StoreNode, StoreRoom, StoreWatcher,
+};
+use parking_lot::Mutex;
+
+/// How a [`FakeStore`] misbehaves; one in so many calls, 0 for never.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Mood {
+    /// Bytes that the nodes may hold.
+    pub(crate) limit_bytes: u64,
+    /// Bytes of the largest image.
+    pub(crate) image_bytes_max: u64,
+    /// Sends that fail.
+    pub(crate) refuse: u32,
+    /// Calls that a node is lost in.
+    pub(crate) lose: u32,
+    /// Questions of reads that get no answer. The next one gets one.
+    pub(crate) silence: u32,
+    /// Records of a page at most; 0 for all.
+    pub(crate) page_records: usize,
+    /// Number of nodes.
+    pub(crate) nodes: usize,
+}
+
+impl Default for Mood {
+    fn default() -> Self {
+        Self {
+            limit_bytes: 8 << 20,
+            image_bytes_max: 1 << 20,
+            refuse: 0,
+            lose: 0,
+            silence: 0,
+            page_records: 5,
+            nodes: 2,
+        }
+    }
+}
+
+/// What a [`FakeStore`] was asked for.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Did {
+    pub(crate) sent: u64,
+    pub(crate) refused: u64,
+    pub(crate) lookups: u64,
+    pub(crate) pages: u64,
+    pub(crate) fetched: u64,
+    pub(crate) lost: u64,
+    pub(crate) silent: u64,
+    /// Largest number of bytes held.
+    pub(crate) held_max: u64,
+}
+
+#[derive(Default)]
+struct Nodes {
+    /// The shards of each node, with the bytes of their images.
+    nodes: BTreeMap<u64, BTreeMap<ShardId, (Arc<SealedImage>, u64)>>,
+    next_node: u64,
+    /// Every shard that was ever taken.
+    taken: BTreeSet<ShardId>,
+    released: BTreeSet<ShardId>,
+    oldest: u64,
+    was_silent: bool,
+    is_hung: bool,
+    is_closed: bool,
+    did: Did,
+}
+
+impl Nodes {
+    fn held_bytes(&self) -> u64 {
+        self.nodes.values().flat_map(BTreeMap::values).map(|(_, bytes)| bytes).sum()
+    }
+
+    fn find(&self, node: StoreNode, id: ShardId) -> Result<Arc<SealedImage>, AwayError> {
+        let found = self.nodes.get(&node.0).and_then(|shards| shards.get(&id));
+        found.map(|(image, _)| Arc::clone(image)).ok_or_else(|| AwayError::Lost(format!("{id}")))
+    }
+}
+
+/// A store of memtable shards in memory.
+pub(crate) struct FakeStore {
+    mood: Mutex<Mood>,
+    rng: Mutex<fastrand::Rng>,
+    nodes: Mutex<Nodes>,
+    watcher: Mutex<Option<Weak<dyn StoreWatcher>>>,
+}
+
+impl FakeStore {
+    pub(crate) fn new(seed: u64, mood: Mood) -> Arc<Self> {
+        let nodes = Nodes { next_node: 1, ..Nodes::default() };
+        Arc::new(Self {
+            mood: Mutex::new(mood),
+            rng: Mutex::new(fastrand::Rng::with_seed(seed)),
+            nodes: Mutex::new(nodes),
+            watcher: Mutex::new(None),
+        })
+    }
+
+    pub(crate) fn did(&self) -> Did {
+        self.nodes.lock().did
+    }
+
+    pub(crate) fn set_mood(&self, change: impl FnOnce(&mut Mood)) {
+        change(&mut self.mood.lock());
+    }
+
+    /// The shards that the nodes hold now.
+    pub(crate) fn held(&self) -> Vec<ShardId> {
+        self.nodes.lock().nodes.values().flat_map(|shards| shards.keys().copied()).collect()
+    }
+
+    /// Answers no question from now on, or does again.
+    pub(crate) fn hang(&self, is_hung: bool) {
+        self.nodes.lock().is_hung = is_hung;
+    }
+
+    /// Loses all shards of all nodes; `tells` says whether the database is told.
+    pub(crate) fn lose_all(&self, tells: bool) {
+        let nodes: Vec<u64> = self.nodes.lock().nodes.keys().copied().collect();
+        nodes.into_iter().for_each(|node| self.lose(node, tells));
+    }
+
+    fn lose(&self, node: u64, tells: bool) {
+        let lost: Vec<ShardId> = {
+            let mut nodes = self.nodes.lock();
+            let Some(shards) = nodes.nodes.remove(&node) else { return };
+            nodes.did.lost += shards.len() as u64;
+            shards.into_keys().collect()
+        };
+        let watcher = self.watcher.lock().clone().filter(|_| tells);
+        if let Some(watcher) = watcher.and_then(|watcher| watcher.upgrade()) {
+            watcher.lost(&lost);
+        }
+    }
+
+    /// Whether a misbehaviour of one in `n` calls is due.
+    fn is_due(&self, n: u32) -> bool {
+        n > 0 && self.rng.lock().u32(..n) == 0
+    }
+
+    /// Loses a node now and then.
+    fn maybe_lose(&self) {
+        let lose = self.mood.lock().lose;
+        if self.is_due(lose) {
+            let nodes: Vec<u64> = self.nodes.lock().nodes.keys().copied().collect();
+            let picked = self.rng.lock().choice(nodes);
+            if let Some(node) = picked {
+                let tells = self.rng.lock().bool();
+                self.lose(node, tells);
+            }
+        }
+    }
+
+    /// Says nothing now and then, but never twice in a row.
+    fn maybe_silent(&self) -> Result<(), AwayError> {
+        let silence = self.mood.lock().silence;
+        let is_due = self.is_due(silence);
+        let mut nodes = self.nodes.lock();
+        let is_silent = nodes.is_hung || is_due && !nodes.was_silent;
+        nodes.was_silent = is_silent;
+        if is_silent {
+            nodes.did.silent += 1;
+            return Err(AwayError::Busy("the node says nothing".to_owned()));
+        }
+        Ok(())
+    }
+
+    fn answer(&self, ask: &LookupAsk<'_>) -> Result<LookupAnswer, AwayError> {
+        self.maybe_silent()?;
+        let images: Vec<Arc<SealedImage>> = {
+            let mut nodes = self.nodes.lock();
+            nodes.did.lookups += 1;
+            ask.shards.iter().map(|id| nodes.find(ask.node, *id)).collect::<Result<_, _>>()?
+        };
+        assert!(!ask.keys.is_empty(), "a question without keys");
+        let keys = ask.keys.iter().map(|key| {
+            let mut versions: Vec<ShardVersion> = Vec::new();
+            let lookup = Lookup::new(key.key, ask.snapshot);
+            let mut is_over = false;
+            for &at in &key.within {
+                if is_over {
+                    break;
+                }
+                let visited = images[at as usize].lookup(&lookup, |found| {
+                    is_over |= found.seq < key.floor;
+                    if is_over {
+                        return ControlFlow::Break(());
+                    }
+                    let value = cut(found.kind, found.pin(), ask.keys_only);
+                    versions.push(ShardVersion { seq: found.seq, kind: found.kind, value });
+                    is_over = found.kind != Kind::Merge;
+                    if is_over { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+                });
+                visited.unwrap();
+            }
+            KeyVersions { versions }
+        });
+        Ok(LookupAnswer { keys: keys.collect() })
+    }
+}
+
+/// The value as an answer that needs only keys may have it.
+fn cut(kind: Kind, value: PinnedSlice, keys_only: bool) -> PinnedSlice {
+    match (keys_only, kind) {
+        (false, _) => value,
+        (true, Kind::PutExpiring) => PinnedSlice::owned(value[..8].to_vec()),
+        (true, _) => PinnedSlice::owned(Vec::new()),
+    }
+}
+
+/// All records of `images` that a page of the scan may have, in the order of the scan.
+fn records_of(images: &[Arc<SealedImage>], ask: &ScanAsk<'_>) -> Vec<ScanRecord> {
+    let mut all: Vec<ScanRecord> = Vec::new();
+    for image in images {
+        let mut iter = image.iter();
+        iter.seek_to_first();
+        while iter.valid() {
+            let record = KeyRef::decode(iter.key()).unwrap();
+            if ask.keys.contains(record.user_key) && record.seq <= ask.snapshot {
+                let value = PinnedSlice::owned(iter.value().to_vec());
+                let value = cut(record.kind, value, ask.keys_only);
+                all.push(ScanRecord { key: iter.key().to_vec(), value });
+            }
+            iter.next();
+        }
+        iter.status().unwrap();
+    }
+    all.sort_by(|a, b| archipelago_engine::key::compare(&a.key, &b.key));
+    let mut decided: Option<Vec<u8>> = None;
+    all.retain(|record| {
+        let KeyRef { user_key, kind, .. } = KeyRef::decode(&record.key).unwrap();
+        let is_decided = decided.as_deref() == Some(user_key);
+        if !is_decided && kind != Kind::Merge {
+            decided = Some(user_key.to_vec());
+        }
+        !is_decided
+    });
+    if ask.direction == ScanDirection::Backward {
+        all.reverse();
+        let user_key = |record: &ScanRecord| KeyRef::decode(&record.key).unwrap().user_key.to_vec();
+        all.chunk_by_mut(|a, b| user_key(a) == user_key(b)).for_each(<[ScanRecord]>::reverse);
+    }
+    all
+}
+
+/// Whether a record comes at or after a place, in the order of the scan.
+fn is_at_or_after(record: &ScanRecord, place: &ResumeAt, direction: ScanDirection) -> bool {
+    let KeyRef { user_key, seq, .. } = KeyRef::decode(&record.key).unwrap();
+    let order = match direction {
+        ScanDirection::Forward => user_key.cmp(&place.key),
+        ScanDirection::Backward => place.key.as_slice().cmp(user_key),
+    };
+    order.is_gt() || order.is_eq() && place.seq.is_some_and(|at| seq <= at)
+}
+
+impl ShardStore for FakeStore {
+    fn owner_is(&self, owner: &OwnerIdentity) -> Result<()> {
+        assert!(owner.epoch.0 > 0);
+        Ok(())
+    }
+
+    fn watch(&self, watcher: Weak<dyn StoreWatcher>) {
+        assert!(self.watcher.lock().replace(watcher).is_none(), "a second watcher");
+    }
+
+    fn room(&self) -> StoreRoom {
+        let mood = *self.mood.lock();
+        let held_bytes = self.nodes.lock().held_bytes();
+        StoreRoom {
+            free_bytes: mood.limit_bytes.saturating_sub(held_bytes),
+            sending_bytes: 0,
+            held_bytes,
+            limit_bytes: mood.limit_bytes,
+            image_bytes_max: mood.image_bytes_max,
+        }
+    }
+
+    fn send(&self, shard: &NewShard<'_>, image: &[u8]) -> Result<StoreNode, AwayError> {
+        self.maybe_lose();
+        let mood = *self.mood.lock();
+        if self.is_due(mood.refuse) {
+            self.nodes.lock().did.refused += 1;
+            return Err(match self.rng.lock().u32(..3) {
+                0 => AwayError::Lost("on the way".to_owned()),
+                1 => AwayError::Busy("on the way".to_owned()),
+                _ => AwayError::NoRoom("on the way".to_owned()),
+            });
+        }
+        let opened = SealedImage::open(image.to_vec()).unwrap();
+        assert!(opened.entries() > 0 || !opened.tombstones().is_empty());
+        assert!(shard.after_seq < shard.last_seq && shard.oldest_log <= shard.seal_log);
+        let mut nodes = self.nodes.lock();
+        assert!(!nodes.is_closed && shard.id.memtable >= nodes.oldest.max(1));
+        let bytes = image.len() as u64;
+        if nodes.held_bytes() + bytes > mood.limit_bytes {
+            nodes.did.refused += 1;
+            return Err(AwayError::NoRoom(format!("{bytes} bytes")));
+        }
+        assert!(nodes.taken.insert(shard.id), "shard {} was sent again", shard.id);
+        // Each node has a new number for each life.
+        let node = match self.rng.lock().bool() || nodes.nodes.is_empty() {
+            true if nodes.nodes.len() < mood.nodes => {
+                nodes.next_node += 1;
+                nodes.next_node
+            }
+            _ => {
+                let all: Vec<u64> = nodes.nodes.keys().copied().collect();
+                self.rng.lock().choice(all).unwrap()
+            }
+        };
+        nodes.nodes.entry(node).or_default().insert(shard.id, (opened, bytes));
+        nodes.did.sent += 1;
+        nodes.did.held_max = nodes.did.held_max.max(nodes.held_bytes());
+        Ok(StoreNode(node))
+    }
+
+    fn lookup(&self, asks: &[LookupAsk<'_>]) -> Vec<Result<LookupAnswer, AwayError>> {
+        self.maybe_lose();
+        asks.iter().map(|ask| self.answer(ask)).collect()
+    }
+
+    fn scan(&self, ask: &ScanAsk<'_>) -> Result<ScanPage, AwayError> {
+        self.maybe_lose();
+        self.maybe_silent()?;
+        let images: Vec<Arc<SealedImage>> = {
+            let mut nodes = self.nodes.lock();
+            nodes.did.pages += 1;
+            ask.shards.iter().map(|id| nodes.find(ask.node, *id)).collect::<Result<_, _>>()?
+        };
+        if let Some(resume) = ask.resume {
+            assert!(ask.keys.contains(&resume.key), "a place outside of the scan");
+        }
+        let mut records = records_of(&images, ask);
+        if let Some(resume) = ask.resume {
+            records.retain(|record| is_at_or_after(record, resume, ask.direction));
+        }
+        let place = |record: &ScanRecord, exactly: bool| {
+            let KeyRef { user_key, seq, .. } = KeyRef::decode(&record.key).unwrap();
+            ResumeAt { key: user_key.to_vec(), seq: exactly.then_some(seq) }
+        };
+        let count = match self.mood.lock().page_records {
+            0 => records.len(),
+            most => self.rng.lock().usize(..=most),
+        };
+        if count == 0 && !records.is_empty() {
+            // The node had enough of records that nobody sees.
+            let here = place(&records[0], true);
+            if ask.resume != Some(&here) {
+                return Ok(ScanPage { records: Vec::new(), resume: Some(here) });
+            }
+        }
+        let rest = records.split_off(count.max(1).min(records.len()));
+        let user_key = |record: &ScanRecord| KeyRef::decode(&record.key).unwrap().user_key.to_vec();
+        let resume = match (records.last(), rest.first()) {
+            (Some(last), Some(next)) if user_key(last) == user_key(next) => Some(place(next, true)),
+            (Some(last), Some(_)) => Some(place(last, false)),
+            _ => None,
+        };
+        Ok(ScanPage { records, resume })
+    }
+
+    fn fetch(&self, shard: ShardId) -> Result<Arc<SealedImage>, AwayError> {
+        self.maybe_lose();
+        let mut nodes = self.nodes.lock();
+        if nodes.is_hung {
+            return Err(AwayError::Busy("the node says nothing".to_owned()));
+        }
+        let node = nodes.nodes.iter().find(|(_, shards)| shards.contains_key(&shard));
+        let Some(node) = node.map(|(node, _)| StoreNode(*node)) else {
+            return Err(AwayError::Lost(format!("{shard}")));
+        };
+        nodes.did.fetched += 1;
+        nodes.find(node, shard)
+    }
+
+    fn release(&self, shards: &[ShardId], oldest: u64) {
+        let mut nodes = self.nodes.lock();
+        assert!(oldest >= nodes.oldest, "the oldest memtable went back");
+        nodes.oldest = oldest;
+        for id in shards {
+            assert!(nodes.taken.contains(id), "{id} was never taken");
+            assert!(nodes.released.insert(*id), "{id} is released twice");
+            nodes.nodes.values_mut().for_each(|node| drop(node.remove(id)));
+        }
+    }
+
+    fn close(&self) {
+        let mut nodes = self.nodes.lock();
+        assert_eq!(nodes.held_bytes(), 0, "shards are left at the close");
+        nodes.is_closed = true;
+    }
+}

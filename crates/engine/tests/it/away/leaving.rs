@@ -1,0 +1,165 @@
+//! Which shards leave, and when they are flushed.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use archipelago_base::{Error, ErrorKind};
+use archipelago_engine::db::FaultPoint;
+use archipelago_engine::options::{DbOptions, WriteOptions};
+use archipelago_engine::stats::Ticker;
+
+use super::Mood;
+use super::world::{Change, KEYS, World, key};
+use crate::support::small_db;
+
+#[test]
+fn memtables_that_are_away_take_no_memory() {
+    let mut world = World::new();
+    // Two write buffers are all that may be in memory.
+    world.send_away(6);
+    let immutable =
+        world.db.property(world.db.default_family(), "archipelago.num-immutable-mem-table");
+    assert!(immutable.unwrap().parse::<usize>().unwrap() >= 6);
+    let shards = world.db.property(world.db.default_family(), "archipelago.num-away-shards");
+    assert_eq!(shards.unwrap().parse::<usize>().unwrap(), world.store.held().len());
+    assert_eq!(world.ticker(Ticker::AwayShardsFetched), 0);
+    world.check();
+}
+
+#[test]
+fn full_nodes_make_the_oldest_memtables_due() {
+    let mood = Mood { limit_bytes: 160 << 10, ..Mood::default() };
+    let mut world = World::with(Change { mood, ..Change::default() });
+    for round in 0..25 {
+        world.write(150, &format!("r{round}-"));
+    }
+    let held = world.store.held();
+    let oldest = held.iter().map(|id| id.memtable).min();
+    assert!(oldest > Some(8), "{held:?}");
+    assert!(world.store.did().held_max <= 160 << 10);
+    assert!(world.ticker(Ticker::AwayShardsFetched) > 0);
+    assert!(world.store.did().sent > 20, "{:?}", world.store.did());
+    world.check();
+}
+
+#[test]
+fn flush_waits_for_what_is_away() {
+    let mut world = World::new();
+    world.send_away(4);
+    world.db.flush(world.db.default_family()).unwrap();
+    assert!(world.store.held().is_empty(), "installed shards are released");
+    let away = world.db.property(world.db.default_family(), "archipelago.away-shard-bytes");
+    assert_eq!(away.as_deref(), Some("0"));
+    world.check();
+    world.send_away(3);
+    world.db.wait_for_background().unwrap();
+    assert!(world.store.held().is_empty());
+    world.check();
+}
+
+#[test]
+fn log_over_its_bound_makes_what_pins_it_due() {
+    let db = DbOptions { wal_segment_bytes: 64 << 10, wal_bytes_max: 200 << 10, ..small_db() };
+    let mut world = World::with(Change { db, ..Change::default() });
+    for round in 0..12 {
+        world.write(300, &format!("r{round}-"));
+        let logs = crate::corruption::files(&world.fs, "/db");
+        let logs = logs.iter().filter(|(name, _)| name.ends_with(".log"));
+        let bytes: usize = logs.map(|(_, bytes)| bytes.len()).sum();
+        assert!(bytes < 500 << 10, "round {round}: {bytes} bytes of log");
+    }
+    assert!(world.ticker(Ticker::AwayShardsSent) > 0);
+    assert!(world.ticker(Ticker::AwayShardsFetched) > 0);
+    world.check();
+}
+
+#[test]
+fn what_may_not_leave_stays_and_is_flushed() {
+    // Images are too large for the nodes.
+    let mood = Mood { image_bytes_max: 100, ..Mood::default() };
+    let mut world = World::with(Change { mood, ..Change::default() });
+    world.write(600, "a");
+    assert_eq!(world.store.did().sent, 0);
+    world.check();
+    // Records past the log.
+    let mut world = World::new();
+    let cf = world.db.default_family().clone();
+    let unlogged = WriteOptions { wal: false, ..WriteOptions::default() };
+    for round in 0..40 {
+        for number in 0..20 {
+            let number = (round * 20 + number) % KEYS;
+            let value = vec![b'u'; 100];
+            world.db.put_with(&cf, &key(number), &value, &unlogged).unwrap();
+            world.model.insert(key(number), value);
+        }
+        world.settle();
+    }
+    assert_eq!(world.store.did().sent, 0, "records that no log has");
+    world.check();
+    // And nodes that take nothing.
+    let mood = Mood { refuse: 1, ..Mood::default() };
+    let mut world = World::with(Change { mood, ..Change::default() });
+    world.write(600, "a");
+    assert!(world.store.did().refused > 0 && world.store.did().sent == 0);
+    let failed = world.ticker(Ticker::AwaySendsRefused) + world.ticker(Ticker::AwaySendsFailed);
+    assert_eq!(failed, world.store.did().refused);
+    world.check();
+}
+
+#[test]
+fn each_step_may_fail() {
+    let points = ["send.picked", "send.before_send", "send.sent", "flush.shard", "flush.picked"];
+    // A bound that makes memtables due now and then.
+    let mood = Mood { limit_bytes: 160 << 10, ..Mood::default() };
+    for point in points {
+        let (reached, is_armed) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
+        let fault: FaultPoint = {
+            let (reached, is_armed) = (Arc::clone(&reached), Arc::clone(&is_armed));
+            Arc::new(move |name| match name == point && is_armed.load(Ordering::Relaxed) {
+                true if reached.fetch_add(1, Ordering::Relaxed) % 3 == 1 => {
+                    Err(Error::new(ErrorKind::Io, format!("{name} fails")))
+                }
+                _ => Ok(()),
+            })
+        };
+        let mut world = World::with(Change { mood, fault: Some(fault), ..Change::default() });
+        is_armed.store(true, Ordering::Relaxed);
+        for round in 0..30 {
+            for at in 0..20 {
+                let number = (round * 20 + at) % KEYS;
+                world.put(number, &format!("{point} {round}"));
+            }
+            // A failed step is reported once, and the next ones go on.
+            while !matches!(world.db.step_background(), Ok(false)) {}
+        }
+        assert!(reached.load(Ordering::Relaxed) > 3, "{point} is not reached");
+        while !matches!(world.db.step_background(), Ok(false)) {}
+        world.check();
+        let mut flushed = world.db.wait_for_background();
+        for _ in 0..100 {
+            if flushed.is_ok() {
+                break;
+            }
+            flushed = world.db.wait_for_background();
+        }
+        flushed.unwrap();
+        assert!(world.store.held().is_empty(), "{point}: {:?}", world.store.held());
+        world.check();
+    }
+}
+
+#[test]
+fn node_that_says_nothing_puts_a_flush_off() {
+    let mut world = World::new();
+    world.send_away(3);
+    world.store.hang(true);
+    super::world::assert_busy(world.db.flush(world.db.default_family()));
+    super::world::assert_busy(world.db.wait_for_background());
+    let health = world.db.property(world.db.default_family(), "archipelago.health").unwrap();
+    assert!(health.starts_with("healthy"), "{health}: nothing here has failed");
+    assert!(world.ticker(Ticker::AwayFlushesPutOff) > 0);
+    assert_eq!(world.ticker(Ticker::BackgroundErrors), 0);
+    world.store.hang(false);
+    world.db.flush(world.db.default_family()).unwrap();
+    world.check();
+}

@@ -1,0 +1,223 @@
+//! A database over memory nodes that the test steps, with a model of what it holds.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use archipelago_base::{ErrorKind, Result};
+use archipelago_engine::db::{Components, Db, FaultPoint, ReadOptions};
+use archipelago_engine::options::{CfOptions, DbOptions, WriteOptions};
+use archipelago_engine::stats::Ticker;
+use archipelago_env::mem::MemFs;
+
+use super::{FakeStore, Mood};
+use crate::support::{over, small_db, small_family};
+
+/// Number of different keys.
+pub(super) const KEYS: u32 = 400;
+
+/// What a test changes of the usual settings.
+pub(super) struct Change {
+    pub(super) mood: Mood,
+    pub(super) db: DbOptions,
+    pub(super) family: CfOptions,
+    pub(super) fault: Option<FaultPoint>,
+}
+
+impl Default for Change {
+    fn default() -> Self {
+        let family = CfOptions {
+            merge_operator: Some("append".to_owned()),
+            write_buffers_max: 2,
+            ..small_family()
+        };
+        Self { mood: Mood::default(), db: small_db(), family, fault: None }
+    }
+}
+
+pub(super) struct World {
+    pub(super) fs: MemFs,
+    pub(super) store: Arc<FakeStore>,
+    pub(super) db: Db,
+    pub(super) model: BTreeMap<Vec<u8>, Vec<u8>>,
+    options: DbOptions,
+    family: CfOptions,
+    mood: Mood,
+    rng: fastrand::Rng,
+}
+
+pub(super) fn key(number: u32) -> Vec<u8> {
+    format!("key{number:05}").into_bytes()
+}
+
+fn components(fs: &MemFs, family: &CfOptions, store: &Arc<FakeStore>) -> Components {
+    Components { shard_store: Some(Arc::clone(store) as _), ..over(fs, family.clone()) }
+}
+
+impl World {
+    pub(super) fn new() -> Self {
+        Self::with(Change::default())
+    }
+
+    /// A database whose first bucket map is made: later memtables may leave.
+    pub(super) fn with(change: Change) -> Self {
+        let Change { mood, db: options, family, fault } = change;
+        let (fs, store) = (MemFs::new(), FakeStore::new(3, mood));
+        let parts = Components { fault_point: fault, ..components(&fs, &family, &store) };
+        let db = Db::open_with("/db", options.clone(), parts).unwrap();
+        let rng = fastrand::Rng::with_seed(5);
+        let mut world = Self { fs, store, db, model: BTreeMap::new(), options, family, mood, rng };
+        for number in (0..KEYS).step_by(5) {
+            world.put(number, "first");
+        }
+        world.db.flush(world.db.default_family()).unwrap();
+        assert!(world.db.buckets(world.db.default_family()).unwrap().len() > 1);
+        assert_eq!(world.store.did().sent, 0, "the first memtable cuts the bucket map");
+        world
+    }
+
+    pub(super) fn put(&mut self, number: u32, what: &str) {
+        let value = format!("{what} {number} {}", "x".repeat(60)).into_bytes();
+        self.db.put(&key(number), &value).unwrap();
+        self.model.insert(key(number), value);
+    }
+
+    /// Background steps until none is due.
+    pub(super) fn settle(&self) {
+        while self.db.step_background().unwrap() {}
+    }
+
+    /// Writes of all kinds over all keys, `count` of them, with background steps in between.
+    pub(super) fn write(&mut self, count: u32, what: &str) {
+        let cf = self.db.default_family().clone();
+        for at in 0..count {
+            let number = self.rng.u32(..KEYS);
+            match self.rng.u32(..20) {
+                0 => {
+                    self.db.delete(&key(number)).unwrap();
+                    self.model.remove(&key(number));
+                }
+                1 => {
+                    let (start, end) = (key(number), key(number + 5));
+                    self.db.delete_range(&cf, &start, &end, &WriteOptions::default()).unwrap();
+                    self.model.retain(|key, _| *key < start || *key >= end);
+                }
+                2..6 => {
+                    let operand = format!("+{what}{at}").into_bytes();
+                    self.db.merge(&cf, &key(number), &operand, &WriteOptions::default()).unwrap();
+                    self.model.entry(key(number)).or_default().extend_from_slice(&operand);
+                }
+                _ => self.put(number, &format!("{what}{at}")),
+            }
+            if at % 20 == 0 {
+                self.settle();
+            }
+        }
+        self.settle();
+    }
+
+    /// Writes until shards of at least `memtables` memtables are away.
+    pub(super) fn send_away(&mut self, memtables: usize) {
+        for round in 0..200 {
+            let mut away: Vec<u64> = self.store.held().iter().map(|id| id.memtable).collect();
+            away.sort_unstable();
+            away.dedup();
+            if away.len() >= memtables {
+                return;
+            }
+            self.write(40, &format!("r{round}-"));
+        }
+        panic!("nothing leaves: {:?}", self.store.did());
+    }
+
+    /// Compares everything with the model, by every kind of read.
+    pub(super) fn check(&self) {
+        let cf = self.db.default_family();
+        let options = ReadOptions::default();
+        let keys: Vec<Vec<u8>> = (0..KEYS + 10).map(key).collect();
+        let refs: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
+        let all = self.db.multi_get(cf, &refs, &options).unwrap();
+        for (key, found) in keys.iter().zip(all) {
+            let expected = self.model.get(key);
+            assert_eq!(found.as_deref(), expected.map(Vec::as_slice), "{}", key.escape_ascii());
+            let alone = self.db.get(key).unwrap();
+            assert_eq!(alone.as_deref(), expected.map(Vec::as_slice), "{}", key.escape_ascii());
+            assert_eq!(self.db.contains(cf, key, &options).unwrap(), expected.is_some());
+        }
+        self.check_iterator(&mut self.db.iter(cf, &options).unwrap());
+    }
+
+    /// Compares what an iterator shows with the model.
+    pub(super) fn check_iterator(&self, iter: &mut archipelago_engine::db::Iter) {
+        check_rows(iter, &self.model);
+    }
+
+    pub(super) fn ticker(&self, ticker: Ticker) -> u64 {
+        self.db.statistics().get(ticker)
+    }
+
+    /// Closes the database, or kills its process, and opens it with other nodes.
+    pub(super) fn reopen(&mut self, kill: bool) {
+        if kill {
+            self.fs = self.fs.kill_clone();
+        } else {
+            self.db.clone().close().unwrap();
+            assert!(self.store.held().is_empty());
+        }
+        self.store = FakeStore::new(9, self.mood);
+        let parts = components(&self.fs, &self.family, &self.store);
+        self.db = Db::open_with("/db", self.options.clone(), parts).unwrap();
+    }
+}
+
+/// Compares what an iterator shows, forwards, backwards and after seeks, with a model.
+pub(super) fn check_rows(
+    iter: &mut archipelago_engine::db::Iter,
+    model: &BTreeMap<Vec<u8>, Vec<u8>>,
+) {
+    let row = |iter: &archipelago_engine::db::Iter| (iter.key().to_vec(), iter.value().to_vec());
+    let expected: Vec<_> = model.iter().map(|(k, v)| (k.clone(), v.clone())).collect();
+    let mut found = Vec::new();
+    iter.seek_to_first();
+    while iter.valid() {
+        found.push(row(iter));
+        iter.next();
+    }
+    iter.status().unwrap();
+    assert!(found == expected, "forwards: {} rows, not {}", found.len(), expected.len());
+    found.clear();
+    iter.seek_to_last();
+    while iter.valid() {
+        found.push(row(iter));
+        iter.prev();
+    }
+    iter.status().unwrap();
+    found.reverse();
+    assert!(found == expected, "backwards: {} rows, not {}", found.len(), expected.len());
+    for number in (0..KEYS + 5).step_by(7) {
+        let at = key(number);
+        iter.seek(&at);
+        let next = model.range(at.clone()..).next();
+        assert_eq!(iter.valid().then(|| row(iter)), next.map(|(k, v)| (k.clone(), v.clone())));
+        if iter.valid() {
+            iter.prev();
+            let before = model.range(..next.unwrap().0.clone()).next_back();
+            let shown = iter.valid().then(|| row(iter));
+            assert_eq!(shown, before.map(|(k, v)| (k.clone(), v.clone())));
+        }
+        iter.seek_for_prev(&at);
+        let last = model.range(..=at.clone()).next_back();
+        assert_eq!(iter.valid().then(|| row(iter)), last.map(|(k, v)| (k.clone(), v.clone())));
+        if iter.valid() {
+            iter.next();
+            let after = model.range(last.unwrap().0.clone()..).nth(1);
+            let shown = iter.valid().then(|| row(iter));
+            assert_eq!(shown, after.map(|(k, v)| (k.clone(), v.clone())));
+        }
+        iter.status().unwrap();
+    }
+}
+
+/// Asserts that a call has ended as busy.
+pub(super) fn assert_busy<T: std::fmt::Debug>(result: Result<T>) {
+    assert_eq!(result.unwrap_err().kind(), ErrorKind::Busy);
+}

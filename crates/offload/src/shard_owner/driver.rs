@@ -21,7 +21,7 @@ use parking_lot::Mutex;
 
 use super::bell::Bell;
 use super::counters::{Tally, count};
-use super::links::NodeLinks;
+use super::links::{NodeLinks, Way};
 use super::nodes::NodeList;
 use super::state::{MissedAnswer, NextAsk, NodeTask, OwnerState, OwnerTerms};
 use crate::ids::OwnerStamp;
@@ -147,7 +147,7 @@ impl OwnerDriver {
         for node in new {
             let Some(peer) = self.state.lock().peer(node) else { continue };
             let OwnerParts { reach, runtime, terms, .. } = &self.parts;
-            let links = NodeLinks::new(reach, &**runtime, &peer, terms);
+            let links = NodeLinks::new(reach, runtime, &peer, terms);
             let entry = NodeEntry { links: Arc::new(links), bell: Arc::default() };
             self.nodes.lock().insert(node, entry.clone());
             let task = keep_node(Arc::downgrade(self), node, entry);
@@ -203,7 +203,7 @@ impl OwnerDriver {
             NextAsk::Wait(until_ns) => return Some(until_ns.saturating_sub(now_ns)),
             NextAsk::Ask(task, message) => (task, message),
         };
-        let answer = links.ask(&message, ANSWER_BYTES_MAX).await;
+        let answer = links.ask(Way::Beats, &message, ANSWER_BYTES_MAX).await;
         {
             let mut state = self.state.lock();
             match &answer {

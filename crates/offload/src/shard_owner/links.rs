@@ -1,11 +1,13 @@
 //! The links of an owner to one memory node: requests, and one-sided reads and writes.
 //!
-//! A node has two links. Images pass the second one, so that a search does not wait for
-//! megabytes. A link that is down is made again with the next request.
+//! A node has three links: one for beats and releases, one for searches and transfers, and one for
+//! the bytes of images and long values. So a search does not wait for megabytes, and a beat waits
+//! for nothing. A link that is down is made again with the next request.
 //!
 //! Invariants:
 //! 1. Every request means the same when it is executed twice, so none is remembered by the node.
-//! 2. Both links lead to one life of the node.
+//! 2. All links lead to one life of the node.
+//! 3. A request ends within twice its time limit, however many others wait for a link to be made.
 //!
 //! Thread-safety: any number of tasks may use the links at the same time.
 //! Failure: [`NoAnswer`] says that the request may have been executed.
@@ -23,6 +25,7 @@ use archipelago_fabric::{
 use parking_lot::Mutex;
 
 use super::state::{MemoryNode, OwnerTerms};
+use super::within::within;
 use crate::wire::shard::{Piece, ShardMessage};
 
 /// Bytes of one READ of an image.
@@ -76,10 +79,21 @@ struct AttachedRegions {
     regions: HashMap<RemoteKey, Attached>,
 }
 
+/// The link that a request takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    /// For beats, purges and releases.
+    Beats,
+    /// For searches and transfers.
+    Asks,
+}
+
 /// The links to one life of a node.
 #[derive(Debug)]
 pub(super) struct NodeLinks {
+    runtime: Arc<dyn Runtime>,
     endpoints: Mutex<Vec<String>>,
+    beats: Route,
     asks: Route,
     images: Route,
     attached: Mutex<AttachedRegions>,
@@ -92,14 +106,16 @@ pub(super) struct NodeLinks {
 impl NodeLinks {
     pub(super) fn new(
         reach: &Arc<dyn Reach>,
-        runtime: &dyn Runtime,
+        runtime: &Arc<dyn Runtime>,
         peer: &MemoryNode,
         terms: &OwnerTerms,
     ) -> Self {
         let at = Some((peer.node, peer.life));
         let route = || Route::new(reach, ClientId(runtime.seed()), at);
         Self {
+            runtime: Arc::clone(runtime),
             endpoints: Mutex::new(peer.endpoints.clone()),
+            beats: route(),
             asks: route(),
             images: route(),
             attached: Mutex::default(),
@@ -118,17 +134,26 @@ impl NodeLinks {
 
     async fn link(&self, route: &Route) -> Result<Arc<dyn Link>, NoAnswer> {
         let endpoints = self.endpoints.lock().clone();
-        let linked = route.link(&endpoints, self.request).await;
-        linked.map_err(|error| NoAnswer::of_connect(&error))
+        // Others may wait for the link as well, and try to make it one after another.
+        let linking = route.link(&endpoints, self.request);
+        match within(&*self.runtime, self.request, linking).await {
+            Some(linked) => linked.map_err(|error| NoAnswer::of_connect(&error)),
+            None => Err(NoAnswer::of("the memory node cannot be reached")),
+        }
     }
 
     /// Sends a request whose answer has at most `answer_bytes_max` bytes.
     pub(super) async fn ask(
         &self,
+        way: Way,
         message: &ShardMessage,
         answer_bytes_max: usize,
     ) -> Result<ShardMessage, NoAnswer> {
-        let link = self.link(&self.asks).await?;
+        let route = match way {
+            Way::Beats => &self.beats,
+            Way::Asks => &self.asks,
+        };
+        let link = self.link(route).await?;
         let body = message.encode();
         let call = Call::new(&body, self.request).idempotent().answer_bytes_max(answer_bytes_max);
         let answer = link.request(call).await.map_err(NoAnswer::of)?;
@@ -140,6 +165,7 @@ impl NodeLinks {
 
     /// Closes the links: the next request makes them again. For a node that does not answer.
     pub(super) fn hang_up(&self) {
+        self.beats.hang_up();
         self.asks.hang_up();
         self.images.hang_up();
         *self.attached.lock() = AttachedRegions::default();

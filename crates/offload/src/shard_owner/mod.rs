@@ -7,7 +7,7 @@
 //! | nodes, shards, beats and releases, as a state machine | `state/` |
 //! | the transfer of one image, as a state machine | `transfer/` |
 //! | lookups and pages, as state machines | `search/`, `page/` |
-//! | links to a node: requests, and one-sided reads and writes | `links.rs` |
+//! | links to a node: requests, and one-sided reads and writes | `links.rs`, `within.rs` |
 //! | the tasks of an owner, transfers and reads over the links | `driver.rs`, `sends.rs`, `reads.rs` |
 //! | the memory nodes of a cluster | `nodes.rs` |
 //! | the seam of the engine | `store.rs` |
@@ -29,6 +29,7 @@ mod sends;
 mod state;
 mod store;
 mod transfer;
+mod within;
 
 pub use counters::OwnerFigures;
 pub use driver::{OwnerParts, Waits};

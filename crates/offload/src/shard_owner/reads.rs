@@ -17,7 +17,7 @@ use archipelago_fabric::MESSAGE_BYTES_MAX;
 
 use super::counters::count;
 use super::driver::OwnerDriver;
-use super::links::{NoAnswer, NodeLinks, OneSidedFailure};
+use super::links::{NoAnswer, NodeLinks, OneSidedFailure, Way};
 use super::page::{self, PageReader};
 use super::search::{Contradiction, Search};
 use super::sends::head_crc;
@@ -176,7 +176,7 @@ impl OwnerDriver {
                 ShardMessage::Get { .. } => GET_BYTES_MAX,
                 _ => MESSAGE_BYTES_MAX,
             };
-            let answer = links.ask(&request, bytes_max).await?;
+            let answer = links.ask(Way::Asks, &request, bytes_max).await?;
             if let ShardMessage::Refused { refusal } = answer {
                 return Err(ReadFailure::Refused(refusal));
             }
@@ -240,7 +240,7 @@ impl OwnerDriver {
         let bytes_max = ask.bytes_max.min(MESSAGE_BYTES_MAX - PAGE_BYTES_BESIDE);
         let wanted = u32::try_from(bytes_max).unwrap_or(u32::MAX);
         let request = page::request(self.owner, ask, &target.names, wanted, INLINE_BYTES_MAX);
-        let answer = links.ask(&request, MESSAGE_BYTES_MAX).await?;
+        let answer = links.ask(Way::Asks, &request, MESSAGE_BYTES_MAX).await?;
         if let ShardMessage::Refused { refusal } = answer {
             return Err(ReadFailure::Refused(refusal));
         }

@@ -9,7 +9,7 @@ use archipelago_engine::remote::{AwayError, NewShard, ShardId, StoreNode};
 
 use super::counters::count;
 use super::driver::OwnerDriver;
-use super::links::{NodeLinks, OneSidedFailure};
+use super::links::{NodeLinks, OneSidedFailure, Way};
 use super::state::{NotSent, Pick, ReadableShard};
 use super::transfer::{Transfer, TransferFailure, TransferOrder, TransferStep, pieces};
 use crate::wire::shard::{KeySpan, ShardInfo, ShardMessage, ShardPlace, ShardWhy};
@@ -158,7 +158,7 @@ impl OwnerDriver {
         transfer: &mut Transfer,
         message: &ShardMessage,
     ) -> TransferStep {
-        let answer = links.ask(message, ANSWER_BYTES_MAX).await.ok();
+        let answer = links.ask(Way::Asks, message, ANSWER_BYTES_MAX).await.ok();
         transfer.on_answer(self.now_ns(), answer.as_ref())
     }
 }

@@ -487,15 +487,22 @@ fn shards_of_a_dead_node_are_lost_and_the_others_stay() {
         if does_pool_notice {
             world.list();
         }
+        // Many readers wait for the node at the same time.
         let before_ns = world.simulation.now_ns();
-        let lost = loop {
-            match lookup_one(&world, node, all[0].id) {
-                Err(AwayError::Lost(_)) => break world.simulation.now_ns() - before_ns,
-                Err(AwayError::Busy(_)) => {}
-                other => panic!("{other:?}"),
+        let keys = [key_of(1)];
+        let asks: Vec<LookupAsk<'_>> =
+            (0..20).map(|_| ask(node, &[all[0].id], &keys, SeqNo::MAX)).collect();
+        let mut answers = world.store.lookup(&asks);
+        let is_lost = |answer: &Result<_, _>| matches!(answer, Err(AwayError::Lost(_)));
+        for round in 0.. {
+            if answers.iter().all(is_lost) {
+                break;
             }
-        };
-        let bound = if does_pool_notice { 4 } else { 12 };
+            assert!(round < 3, "{answers:?}");
+            answers = world.store.lookup(&asks);
+        }
+        let lost = world.simulation.now_ns() - before_ns;
+        let bound = if does_pool_notice { 5 } else { 15 };
         assert!(u128::from(lost) < (SECOND * bound).as_nanos(), "lost after {lost} ns");
         let mut heard = world.heard.lost.lock().clone();
         heard.sort_unstable();

@@ -9,6 +9,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use crate::cargo_env::as_from_shell;
 use crate::source_checks::{CHECKS, Project};
 use crate::workspace::Workspace;
 
@@ -311,7 +312,7 @@ fn run_command(
     command: &mut Command,
     times: &mut Times,
 ) -> Result<(), ()> {
-    let (took, status) = timed(|| command.status());
+    let (took, status) = timed(|| as_from_shell(command).status());
     times.add(name, took);
     let status = status.map_err(|e| println!("==> {name}: it does not start: {e}"))?;
     if status.success() {

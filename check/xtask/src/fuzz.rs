@@ -7,6 +7,7 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use crate::cargo_env::as_from_shell;
 use crate::sources::{ROOTS, files};
 use crate::workspace::Workspace;
 
@@ -36,7 +37,7 @@ pub(crate) fn run(target: Option<&str>, seconds: u64) -> Result<(), String> {
             true => cargo.arg("+nightly"),
             false => cargo.env("RUSTC_BOOTSTRAP", "1"),
         };
-        let status = cargo
+        let status = as_from_shell(&mut cargo)
             .args(["fuzz", "run", "--fuzz-dir"])
             .arg(root.join(&fuzz_dir))
             .arg(&name)

@@ -10,6 +10,7 @@
 //! says must let the reader act without opening the check.
 
 mod allow;
+mod cargo_env;
 mod check;
 mod cli;
 mod comment_paths;

@@ -8,9 +8,9 @@
 //! with the versions of the key, newest first, and they go through the same visitor as versions from
 //! memory. A batch read asks for the runs of all its keys together.
 //!
-//! If a node does not answer for a run, its shards are asked one after another, and each from its
-//! copy as soon as it has one ([`crate::db::state::away`]). A lost shard is waited for while it is
-//! rebuilt.
+//! If a node does not answer, it is asked once more. If a shard of a run is lost or has got its copy
+//! ([`crate::db::state::away`]), the shards are searched one after another. A lost shard is waited
+//! for while it is rebuilt.
 //!
 //! Invariants:
 //! 1. A shard that could not be asked ends the read with an error. It never counts as empty.
@@ -36,7 +36,7 @@ use crate::pinned::PinnedSlice;
 use crate::remote::{AwayError, KeyAsk, LookupAnswer, LookupAsk, ShardVersion, StoreNode};
 use crate::stats::Ticker;
 
-/// Number of questions without an answer that end a read.
+/// Number of questions about the same shards without an answer that end a read.
 const SILENCES_MAX: u32 = 2;
 
 /// Neighbouring away shards at one node that may have a key, newest first.
@@ -97,51 +97,68 @@ pub(crate) fn ask_runs(
             first.id()
         )));
     }
+    let link = first.link();
+    let mut answers: Vec<RunAnswer> = asks.iter().map(|_| RunAnswer::None(None)).collect();
+    for _ in 0..SILENCES_MAX {
+        let is_open = |at: &usize| matches!(answers[*at], RunAnswer::None(_));
+        let open: Vec<usize> =
+            (0..asks.len()).filter(is_open).filter(|at| asks[*at].is_askable()).collect();
+        if open.is_empty() {
+            break;
+        }
+        ask_nodes(link, asks, &open, options.keys_only, &mut answers)?;
+    }
     let mut all = Vec::with_capacity(asks.len());
-    for (answer, ask) in ask_nodes(first.link(), asks, options.keys_only)?.into_iter().zip(asks) {
-        let versions = match answer {
-            RunAnswer::Found(versions) => versions,
-            RunAnswer::None { silences } => ask_one_by_one(ask, options.keys_only, silences)?,
+    for (answer, ask) in answers.into_iter().zip(asks) {
+        let versions = match (answer, ask.run.first()) {
+            (RunAnswer::Found(versions), _) => versions,
+            (RunAnswer::None(Some(silence)), Some(first)) if ask.is_askable() => {
+                return Err(first.not_now(silence));
+            }
+            (RunAnswer::None(_), _) => ask_one_by_one(ask, options.keys_only)?,
         };
         if versions.is_empty() && !ask.run.is_empty() {
-            first.link().stats().add(Ticker::AwayLookupsEmpty, 1);
+            link.stats().add(Ticker::AwayLookupsEmpty, 1);
         }
         all.push(versions);
     }
     Ok(all)
 }
 
+impl RunAsk<'_> {
+    /// Whether the node can be asked for the whole run.
+    fn is_askable(&self) -> bool {
+        let is_apart = |shard: &&Arc<AwayShard>| !shard.is_lost() && !shard.has_copy();
+        !self.run.is_empty() && self.run.iter().all(is_apart)
+    }
+}
+
 /// Answer for a run.
 enum RunAnswer {
     Found(Vec<ShardVersion>),
-    /// There is none, after that many questions.
-    None {
-        silences: u32,
-    },
+    /// There is none, and the reason if the node was asked.
+    None(Option<AwayError>),
 }
 
-/// Asks each node once for all runs that are there, as far as none of their shards is lost.
-fn ask_nodes(link: &StoreLink, asks: &[RunAsk<'_>], keys_only: bool) -> Result<Vec<RunAnswer>> {
-    let mut answers: Vec<RunAnswer> =
-        asks.iter().map(|_| RunAnswer::None { silences: 0 }).collect();
+/// Asks each node once for the runs at the positions `open`.
+fn ask_nodes(
+    link: &StoreLink,
+    asks: &[RunAsk<'_>],
+    open: &[usize],
+    keys_only: bool,
+    answers: &mut [RunAnswer],
+) -> Result<()> {
     let mut by_node: BTreeMap<StoreNode, Vec<usize>> = BTreeMap::new();
-    for (at, ask) in asks.iter().enumerate() {
-        match ask.run.first() {
-            Some(first) if !ask.run.iter().any(|shard| shard.is_lost()) => {
-                by_node.entry(first.node()).or_default().push(at);
-            }
-            _ => {}
+    for &at in open {
+        if let Some(first) = asks[at].run.first() {
+            by_node.entry(first.node()).or_default().push(at);
         }
     }
     let questions: Vec<LookupAsk<'_>> = by_node
         .iter()
         .map(|(node, keys)| question(*node, keys.iter().map(|&at| &asks[at]), keys_only))
         .collect();
-    if questions.is_empty() {
-        return Ok(answers);
-    }
-    let keys: usize = questions.iter().map(|question| question.keys.len()).sum();
-    link.stats().add(Ticker::AwayLookups, keys as u64);
+    link.stats().add(Ticker::AwayLookups, open.len() as u64);
     let given = link.store().lookup(&questions);
     if given.len() != questions.len() {
         return Err(broken_contract("it did not answer every question"));
@@ -156,12 +173,12 @@ fn ask_nodes(link: &StoreLink, asks: &[RunAsk<'_>], keys_only: bool) -> Result<V
             Err(error) => {
                 for &at in keys {
                     note_failure(&asks[at].run, &error);
-                    answers[at] = RunAnswer::None { silences: 1 };
+                    answers[at] = RunAnswer::None(Some(error.clone()));
                 }
             }
         }
     }
-    Ok(answers)
+    Ok(())
 }
 
 /// One question for all keys whose runs are at `node`.
@@ -218,15 +235,11 @@ fn note_failure(run: &Run<'_>, error: &AwayError) {
     }
 }
 
-/// Asks the shards of a run one after another, after that many questions without an answer.
-fn ask_one_by_one(
-    ask: &RunAsk<'_>,
-    keys_only: bool,
-    mut silences: u32,
-) -> Result<Vec<ShardVersion>> {
+/// Asks the shards of a run one after another, because some have a copy or are lost.
+fn ask_one_by_one(ask: &RunAsk<'_>, keys_only: bool) -> Result<Vec<ShardVersion>> {
     let mut versions = Vec::new();
     for shard in &ask.run {
-        versions.extend(versions_of(shard, ask, keys_only, &mut silences)?);
+        versions.extend(versions_of(shard, ask, keys_only)?);
         if versions.last().is_some_and(|version: &ShardVersion| version.kind != Kind::Merge) {
             break;
         }
@@ -239,8 +252,8 @@ fn versions_of(
     shard: &Arc<AwayShard>,
     ask: &RunAsk<'_>,
     keys_only: bool,
-    silences: &mut u32,
 ) -> Result<Vec<ShardVersion>> {
+    let mut silences = 0;
     loop {
         if let Some(copy) = shard.copy()? {
             return copied_versions(copy, &ask.lookup);
@@ -257,9 +270,9 @@ fn versions_of(
                 return Ok(checked(answer, &questions[0])?.pop().unwrap_or_default());
             }
             Some(Err(error)) => {
-                *silences += 1;
+                silences += 1;
                 note_failure(&alone.run, &error);
-                if !shard.is_lost() && !shard.has_copy() && *silences >= SILENCES_MAX {
+                if !shard.is_lost() && !shard.has_copy() && silences >= SILENCES_MAX {
                     return Err(shard.not_now(error));
                 }
             }
@@ -316,5 +329,5 @@ pub(crate) fn newest_version(
         return Ok(None);
     }
     let ask = RunAsk { lookup: *lookup, floor: SeqNo::ZERO, run: vec![shard] };
-    Ok(versions_of(shard, &ask, true, &mut 0)?.into_iter().next())
+    Ok(versions_of(shard, &ask, true)?.into_iter().next())
 }

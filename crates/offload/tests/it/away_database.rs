@@ -85,12 +85,12 @@ impl Memory {
     }
 
     fn member(&self) -> MemoryNode {
-        let endpoint = |at: &Box<dyn Listener>| format!("{}:{}", self.kind, at.address());
-        let endpoint = self.listener.iter().map(endpoint);
+        let endpoint = |at: &dyn Listener| format!("{}:{}", self.kind, at.address());
+        let endpoint = self.listener.as_deref().map(endpoint);
         MemoryNode {
             node: NodeId(self.number),
             life: Epoch(self.life),
-            endpoints: endpoint.collect(),
+            endpoints: endpoint.into_iter().collect(),
             is_up: self.listener.is_some(),
         }
     }

@@ -43,7 +43,7 @@ pub(super) struct NoAnswer {
 }
 
 impl NoAnswer {
-    fn of(why: impl ToString) -> Self {
+    fn of(why: &dyn std::fmt::Display) -> Self {
         Self { is_other_life: false, why: why.to_string() }
     }
 
@@ -65,7 +65,7 @@ impl From<Refusal> for OneSidedFailure {
     fn from(refusal: Refusal) -> Self {
         match refusal.reason {
             Reason::Disconnected | Reason::Deadline | Reason::Full | Reason::NotAttached => {
-                Self::NoAnswer(NoAnswer::of(refusal))
+                Self::NoAnswer(NoAnswer::of(&refusal))
             }
             _ => Self::Refused(refusal),
         }
@@ -138,7 +138,7 @@ impl NodeLinks {
         let linking = route.link(&endpoints, self.request);
         match within(&*self.runtime, self.request, linking).await {
             Some(linked) => linked.map_err(|error| NoAnswer::of_connect(&error)),
-            None => Err(NoAnswer::of("the memory node cannot be reached")),
+            None => Err(NoAnswer::of(&"the memory node cannot be reached")),
         }
     }
 
@@ -156,10 +156,10 @@ impl NodeLinks {
         let link = self.link(route).await?;
         let body = message.encode();
         let call = Call::new(&body, self.request).idempotent().answer_bytes_max(answer_bytes_max);
-        let answer = link.request(call).await.map_err(NoAnswer::of)?;
+        let answer = link.request(call).await.map_err(|refusal| NoAnswer::of(&refusal))?;
         ShardMessage::decode(&answer).map_err(|malformed| {
             link.close();
-            NoAnswer::of(malformed)
+            NoAnswer::of(&malformed)
         })
     }
 

@@ -21,15 +21,16 @@
 //! 4. A move leaves the chunks of a blob in distinct domains.
 //!
 //! All functions are pure.
-//! Failure: [`place`] and [`replace`] return `Busy` with the number of nodes that were excluded and
-//! the reasons.
+//! Failure: [`place`] and [`replace`] return the number of nodes that were excluded and the reasons:
+//! no space if nodes are too full, else `Busy`.
 //! Cost: O(n log n) for n nodes, debts or chunks.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::io;
 
-use archipelago_base::{Error, Result, checksum};
+use archipelago_base::{Error, ErrorKind, Result, checksum};
 
 use super::StorageId;
 use super::layout::{BlobLayout, REPLICAS, Scheme};
@@ -139,8 +140,8 @@ pub struct Placement {
     pub debt: PlacementDebt,
 }
 
-/// Chooses the nodes of a new blob or extent. Errors: `Busy` if fewer than `copies_min` domains
-/// have a node with room.
+/// Chooses the nodes of a new blob or extent. Errors: if fewer than `copies_min` domains have a node
+/// with room, no space ([`Error::is_no_space`]) where full nodes would suffice, and else `Busy`.
 ///
 /// ```
 /// use archipelago_store::nodes::StorageId;
@@ -187,7 +188,7 @@ pub fn place(nodes: &[NodeReport], request: &PlacementRequest) -> Result<Placeme
     best.truncate(usize::from(copies_wanted));
     let copies = best.len() as u8;
     if copies < request.copies_min.max(1) {
-        return Err(refusal(nodes, request, usize::from(copies)));
+        return Err(refusal(nodes, request, usize::from(copies), request.copies_min.max(1)));
     }
     let debt = match wanted {
         _ if copies < copies_wanted => PlacementDebt::Copies(copies_wanted - copies),
@@ -206,8 +207,8 @@ pub struct Replacement<'a> {
     pub avoid: &'a [StorageId],
 }
 
-/// Chooses a node in place of one that failed. Errors: `Busy` if no other domain has a node with
-/// room.
+/// Chooses a node in place of one that failed. Errors: no space ([`Error::is_no_space`]) if all
+/// nodes of other domains are too full, and `Busy` if there is none.
 pub fn replace(
     nodes: &[NodeReport],
     request: &PlacementRequest,
@@ -218,7 +219,7 @@ pub fn replace(
     let left: Vec<NodeReport> = nodes.iter().filter(is_other).cloned().collect();
     let bytes = request.chunk_bytes(request.scheme);
     let best = best_of_domains(&left, request, bytes, replacement.avoid);
-    best.first().copied().ok_or_else(|| refusal(&left, request, 0))
+    best.first().copied().ok_or_else(|| refusal(&left, request, 0, 1))
 }
 
 /// The best node of each domain, the best ones first.
@@ -256,20 +257,34 @@ fn domains_of<'a>(nodes: &'a [NodeReport], holders: &[StorageId]) -> BTreeSet<&'
     held.map(|node| node.domain.as_str()).collect()
 }
 
-fn refusal(nodes: &[NodeReport], request: &PlacementRequest, domains: usize) -> Error {
+/// Too few domains take the bytes. If the nodes that are too full would be enough, room is what is
+/// missing ([`no_space`]), and nodes that answer otherwise (`Busy`).
+fn refusal(nodes: &[NodeReport], request: &PlacementRequest, domains: usize, needed: u8) -> Error {
     let count = |is: &dyn Fn(&NodeReport) -> bool| nodes.iter().filter(|node| is(node)).count();
     let down = count(&|node| !node.is_up);
     let draining = count(&|node| node.is_up && node.is_draining);
     let left = |node: &NodeReport| node.is_up && !node.is_draining;
     let full = count(&|node| left(node) && !node.has_room(request.purpose, request.len_bytes));
-    Error::busy(format!(
-        "storage pool: {domains} domains have a node that takes {} bytes, and {} are needed; of {} \
-         nodes {down} do not answer, {draining} drain and {full} are too full: start nodes, add \
-         nodes of other domains, or free space",
+    let text = format!(
+        "storage pool: {domains} domains have a node that takes {} bytes, and {needed} are needed; \
+         of {} nodes {down} do not answer, {draining} drain and {full} are too full: start nodes, \
+         add nodes of other domains, or free space",
         request.len_bytes,
-        request.copies_min.max(1),
         nodes.len(),
-    ))
+    );
+    let standing = nodes.iter().filter(|node| left(node)).map(|node| node.domain.as_str());
+    let standing: BTreeSet<&str> = standing.collect();
+    match full > 0 && standing.len() >= usize::from(needed) {
+        true => no_space(text),
+        false => Error::busy(text),
+    }
+}
+
+/// The error of bytes for which nodes have no room: [`Error::is_no_space`] is true for it, and a
+/// database then frees space instead of trying again.
+pub(crate) fn no_space(context: String) -> Error {
+    let cause = io::Error::from(io::ErrorKind::StorageFull);
+    Error::with_source(ErrorKind::Io, context, cause)
 }
 
 /// A chunk that must be rebuilt.

@@ -79,6 +79,28 @@ fn too_few_domains_are_refused_with_the_reason() {
 }
 
 #[test]
+fn full_nodes_are_another_reason_than_missing_ones() {
+    let mut nodes = pool(3);
+    for node in &mut nodes {
+        node.used_bytes = node.capacity_bytes;
+    }
+    let error = place(&nodes, &request(1, RS)).unwrap_err();
+    assert!(error.is_no_space(), "{error:?}");
+    let replacement = || Replacement { holders: &[StorageId(1), StorageId(2)], avoid: &[] };
+    let error = replace(&nodes, &request(1, RS), replacement()).unwrap_err();
+    assert!(error.is_no_space(), "{error:?}");
+    // With room on both nodes that are up there would be two copies, and now there is none.
+    nodes[0].is_up = false;
+    assert!(place(&nodes, &request(1, RS)).unwrap_err().is_no_space());
+    // Room would not help: only one domain is up.
+    nodes[1].is_up = false;
+    let error = place(&nodes, &request(1, RS)).unwrap_err();
+    assert_eq!((error.kind(), error.is_no_space()), (ErrorKind::Busy, false));
+    let nobody = Replacement { holders: &[StorageId(3)], avoid: &[] };
+    assert_eq!(replace(&nodes, &request(1, RS), nobody).unwrap_err().kind(), ErrorKind::Busy);
+}
+
+#[test]
 fn nodes_of_one_domain_hold_one_chunk_together() {
     let mut nodes = pool(3);
     nodes.extend((10..20).map(|id| node(id, "rack 1")));

@@ -271,6 +271,24 @@ fn fewer_domains_weaken_the_redundancy_and_are_counted() {
 }
 
 #[test]
+fn full_node_that_nothing_replaces_ends_a_writer_for_want_of_room() {
+    // The reports say that all nodes have room, which a node may refuse at any time.
+    let mut bench = Bench::new(6);
+    let bytes = bench.bytes(3 * MIB);
+    bench.nodes.node(StorageId(4), |node| node.changes_at = Some((1, NodeMood::Full)));
+    let mut writer = bench.begin(FileClass::ValueSst, 0);
+    let error = writer.append(&bytes).and_then(|()| writer.seal()).unwrap_err();
+    assert!(error.is_no_space(), "{error:?}");
+    let mut bench = Bench::new(2);
+    for id in [1, 2] {
+        bench.nodes.node(StorageId(id), |node| node.changes_at = Some((1, NodeMood::Full)));
+    }
+    let mut writer = bench.begin(FileClass::Sst, 0);
+    let error = writer.append(&bytes).and_then(|()| writer.seal()).unwrap_err();
+    assert!(error.is_no_space(), "{error:?}");
+}
+
+#[test]
 fn fence_ends_a_writer_at_its_next_step() {
     for class in [FileClass::Sst, FileClass::ValueSst] {
         let mut bench = Bench::new(6);

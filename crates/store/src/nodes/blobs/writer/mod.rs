@@ -49,7 +49,7 @@ use super::super::StorageId;
 use super::super::client::StoreEvent;
 use super::super::layout::{CODED_BYTES_MIN, CellSize, Redundancy, Scheme};
 use super::super::placement::{
-    Placement, PlacementDebt, PlacementRequest, Replacement, WritePurpose, place, replace,
+    Placement, PlacementDebt, PlacementRequest, Replacement, WritePurpose, no_space, place, replace,
 };
 use super::super::wire::Stamp;
 use super::chunk_nodes::{CallTerms, NodeFailure};
@@ -334,10 +334,12 @@ impl BlobWrite {
             None | Some(SlotFailure::Stale) => return,
             Some(SlotFailure::Replaceable) => {}
             Some(SlotFailure::TooFew) => {
-                self.end(&Error::busy(format!(
+                let text = format!(
                     "{name}: too few nodes have its first bytes after node {node} failed \
                      ({failure}): write it again"
-                )));
+                );
+                let is_full = matches!(failure, NodeFailure::Full(_));
+                self.end(&if is_full { no_space(text) } else { Error::busy(text) });
                 return;
             }
         }
@@ -368,9 +370,16 @@ impl BlobWrite {
         });
         match next {
             Some(Ok(slot_node)) => self.start(slot_node),
-            Some(Err(error)) => self.end(&error.context_at(format_args!(
-                "{name}: node {node} failed ({failure}), and no other one can replace it"
-            ))),
+            Some(Err(error)) => {
+                // The reports of the nodes may be older than the refusal of a full one.
+                let error = match failure {
+                    NodeFailure::Full(_) => no_space(error.context().to_owned()),
+                    _ => error,
+                };
+                self.end(&error.context_at(format_args!(
+                    "{name}: node {node} failed ({failure}), and no other one can replace it"
+                )));
+            }
             None => tracing::warn!(%name, %node, "no node can replace it: a copy is missing"),
         }
     }

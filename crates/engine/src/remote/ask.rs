@@ -108,8 +108,8 @@ pub struct ScanPage {
     /// Records in the order of the scan. A page that does not end the scan may be empty, if the
     /// node has visited many records that the snapshot does not see.
     pub records: Vec<ScanRecord>,
-    /// Place at which the next page begins; `None` at the end of the scan. It lies after the records
-    /// of this page, so a scan always ends.
+    /// Place at which the next page begins; `None` at the end of the scan. It lies after the
+    /// records of this page, so a scan always ends.
     pub resume: Option<ResumeAt>,
 }
 

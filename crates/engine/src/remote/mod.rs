@@ -13,8 +13,8 @@
 //! 2. The bytes of a shard never change after [`ShardStore::send`] has returned its node. An
 //!    answer comes from exactly the image that was sent, or it is an error.
 //! 3. A shard is readable from the return of `send` until its release, or until it is lost. It is
-//!    lost once and for good: a store that has said [`AwayError::Lost`] of a shard never answers for
-//!    it again.
+//!    lost once and for good: a store that has said [`AwayError::Lost`] of a shard never answers
+//!    for it again.
 //! 4. Every call ends within a bound that the store states to its users (seconds), also if the node
 //!    hangs. A node that has been silent for longer than the store's limit has lost its shards.
 //!
@@ -67,12 +67,12 @@ pub trait ShardStore: Send + Sync + 'static {
     ///
     /// Background threads call it, several of them in parallel for different shards. The database
     /// sends a shard at most once at a time, and keeps its own copy until the call has returned. If
-    /// the call fails, the store itself gives up and releases whatever it has sent of the shard. The
-    /// database may then send the same shard again later. A shard that was lost or released after a
-    /// successful call is never sent again.
+    /// the call fails, the store itself gives up and releases whatever it has sent of the shard.
+    /// The database may then send the same shard again later. A shard that was lost or released
+    /// after a successful call is never sent again.
     ///
-    /// Errors: [`AwayError::NoRoom`] if no node has room for the image, [`AwayError::Busy`] if
-    /// the transfer took too long, [`AwayError::Lost`] if the node was lost during the transfer. The
+    /// Errors: [`AwayError::NoRoom`] if no node has room for the image, [`AwayError::Busy`] if the
+    /// transfer took too long, [`AwayError::Lost`] if the node was lost during the transfer. The
     /// database treats them alike, except that it counts them.
     fn send(&self, shard: &NewShard<'_>, image: &[u8]) -> Result<StoreNode, AwayError>;
 
@@ -98,10 +98,10 @@ pub trait ShardStore: Send + Sync + 'static {
     /// Errors: as those of [`ShardStore::lookup`].
     fn fetch(&self, shard: ShardId) -> Result<Arc<SealedImage>, AwayError>;
 
-    /// The database needs these shards no more. It begins no call about them afterwards. A call that
-    /// is under way on another thread may end with any answer or error; the database then has the
-    /// records elsewhere. Lost shards are released, too. It never blocks and cannot fail: the store
-    /// repeats a release until the node has it or is gone.
+    /// The database needs these shards no more. It begins no call about them afterwards. A call
+    /// that is under way on another thread may end with any answer or error; the database then has
+    /// the records elsewhere. Lost shards are released, too. It never blocks and cannot fail: the
+    /// store repeats a release until the node has it or is gone.
     ///
     /// No shard of a memtable below `oldest` will be sent any more. One that was sent earlier may
     /// still be in use, until it is released as well. `oldest` never falls.

@@ -9,11 +9,12 @@
 //! 3. All images together exceed nine tenths of what the nodes may hold. The oldest memtables are
 //!    due, until three quarters are left.
 //! 4. It pins a log segment that must go for the log to keep its bound.
-//! 5. A flush that failed has written a part of its shards. They hold the bucket map in their range.
+//! 5. A flush that failed has written a part of its shards. They hold the bucket map in their
+//!    range.
 //! 6. The disk is nearly full: then the room for its tables is used while it is there.
 //!
-//! Installs of a key range follow memtable order, so all memtables of a family that are older than a
-//! due one are due as well. The decision is a number: memtables below it are due.
+//! Installs of a key range follow memtable order, so all memtables of a family that are older than
+//! a due one are due as well. The decision is a number: memtables below it are due.
 //!
 //! Thread-safety: pure, except for [`due_below`], which reads the state under the jobs lock.
 //! Cost: O(sealed memtables × buckets).

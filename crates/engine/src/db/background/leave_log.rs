@@ -4,7 +4,8 @@
 //! A log is left when a segment could not be closed or synced. Its records are in memory, but
 //! nothing will ever make the segment durable. Steps:
 //!
-//! 1. Background work is paused and running flushes end. Memtable shards at memory nodes are fetched.
+//! 1. Background work is paused and running flushes end. Memtable shards at memory nodes are
+//!    fetched.
 //! 2. Under the commit lock, with every granted write inserted, every memtable is sealed. The
 //!    shards of each memtable that are not installed are flushed, without syncing the log.
 //! 3. The log goes on in a new segment. The segment comes after the tables, so that a mapped ring

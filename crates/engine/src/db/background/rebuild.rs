@@ -1,8 +1,8 @@
 //! Lost memtable shards come back from the log, while the database runs.
 //!
 //! A shard is lost when its node is. The log has its records, because a segment stays until all
-//! that it holds is in tables. A job rebuilds lost shards, the oldest first, not more at a time than
-//! two memtables take:
+//! that it holds is in tables. A job rebuilds lost shards, the oldest first, not more at a time
+//! than two memtables take:
 //!
 //! 1. A buffered log is sent, so that its segments have every record of a sealed memtable.
 //! 2. The segments are read once, in order, from the oldest one that a lost shard pins, until all
@@ -372,7 +372,8 @@ impl<'a> LostReplay<'a> {
     }
 }
 
-/// Rebuilds lost shards on the calling thread, which holds no lock, as far as no other job has them.
+/// Rebuilds lost shards on the calling thread, which holds no lock, as far as no other job has
+/// them.
 pub(crate) fn rebuild_here(db: &DbInner) -> Result<()> {
     loop {
         let task = next_rebuild(db, &mut db.jobs.lock(Order::none()));

@@ -1,9 +1,9 @@
 //! The scheduler: which job comes next, and what happens to a job that fails.
 //!
 //! Each worker thread owns nothing but its turn; the picks are in [`Jobs`]. The order of picks is:
-//! rebuild lost memtable shards, ready a sealed memtable, make a wanted map change that fits, flush,
-//! send a memtable shard to a memory node, compact, collect garbage. In
-//! threads mode `max_background_jobs` workers loop. In manual mode a test calls
+//! rebuild lost memtable shards, ready a sealed memtable, make a wanted map change that fits,
+//! flush, send a memtable shard to a memory node, compact, collect garbage. In threads mode
+//! `max_background_jobs` workers loop. In manual mode a test calls
 //! [`Db::step_background`](crate::db::Db::step_background).
 //!
 //! Invariants:

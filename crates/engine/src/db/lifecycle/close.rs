@@ -4,8 +4,8 @@
 //! 1. A log that is not whole is left, memtables with records that no log has are flushed, and the
 //!    buffer of a log in a network is sent.
 //! 2. Calls of users are refused, and background work ends.
-//! 3. Memtable shards at memory nodes are released: the log has their records. The log is synced and
-//!    marked as whole.
+//! 3. Memtable shards at memory nodes are released: the log has their records. The log is synced
+//!    and marked as whole.
 //! 4. The lock of the directory is released.
 //!
 //! Invariants: the lock is released last, when no install is under way and none can begin.

@@ -5,12 +5,12 @@
 //! that the filter excludes. The range tombstones of all of them are covered first, which is right,
 //! because a tombstone hides only records with smaller sequence numbers, and one of an older
 //! memtable has a smaller number than any record of a newer one. The node answers for the whole run
-//! with the versions of the key, newest first, and they go through the same visitor as versions from
-//! memory. A batch read asks for the runs of all its keys together.
+//! with the versions of the key, newest first, and they go through the same visitor as versions
+//! from memory. A batch read asks for the runs of all its keys together.
 //!
-//! If a node does not answer, it is asked once more. If a shard of a run is lost or has got its copy
-//! ([`crate::db::state::away`]), the shards are searched one after another. A lost shard is waited
-//! for while it is rebuilt.
+//! If a node does not answer, it is asked once more. If a shard of a run is lost or has got its
+//! copy ([`crate::db::state::away`]), the shards are searched one after another. A lost shard is
+//! waited for while it is rebuilt.
 //!
 //! Invariants:
 //! 1. A shard that could not be asked ends the read with an error. It never counts as empty.

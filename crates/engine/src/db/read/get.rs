@@ -13,10 +13,9 @@
 //!    from the version that was searched, and only if the caller wants it
 //!    ([`values`](crate::db::read::values)). An expired reference is a delete.
 //!
-//! Thread-safety: any thread may read. No locks are taken.
-//! Failure: errors of the tables that are read.
-//! Memtable shards at memory nodes are asked as [`away`] says. A read that meets none pays one match
-//! for each sealed memtable.
+//! Thread-safety: any thread may read. No locks are taken. Failure: errors of the tables that are
+//! read. Memtable shards at memory nodes are asked as [`away`] says. A read that meets none pays
+//! one match for each sealed memtable.
 //!
 //! Cost: one filter probe for each sealed memtable and for each table on the way, and one block
 //! search in the table that has the key. A value in a cached block is pinned, not copied. A

@@ -19,8 +19,8 @@
 //! The same samples tell how many of the live keys expire, and the mean time that these have left.
 //! Their number has the same error as the number of keys; the mean is that of the sample.
 //!
-//! A shard at a memory node is judged by the sample of its keys that stays here, and whether it has a
-//! key by its filter, so no node is asked.
+//! A shard at a memory node is judged by the sample of its keys that stays here, and whether it has
+//! a key by its filter, so no node is asked.
 //!
 //! Cost: no value is read but those that share a block with a sampled key; at most [`BLOCKS`]
 //! blocks and one for each of at most [`TABLES_MAX`] tables, through the block cache, and some

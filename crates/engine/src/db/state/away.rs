@@ -1,9 +1,9 @@
 //! Memtable shards that lie at a memory node, and the link to the store that has them
 //! ([`crate::remote`]).
 //!
-//! An [`AwayShard`] is what stays of a shard that left: its name, its figures, its filter, its range
-//! tombstones and a sample of its keys. Super versions, jobs and iterators share it. The drop of the
-//! last reference releases the shard at the node.
+//! An [`AwayShard`] is what stays of a shard that left: its name, its figures, its filter, its
+//! range tombstones and a sample of its keys. Super versions, jobs and iterators share it. The drop
+//! of the last reference releases the shard at the node.
 //!
 //! An away shard may get a **copy** in memory, once: the image, when a flush fetches it, or a shard
 //! that was rebuilt from the log, when the node has lost it. Every reader uses the copy from then

@@ -343,7 +343,7 @@ impl SealedInfo {
 /// Place of a sealed shard.
 #[derive(Clone)]
 pub(crate) enum ShardHome {
-    /// In memory.
+    /// In the memory of the database.
     Here(Arc<Shard>),
     /// At a memory node.
     Away(Arc<AwayShard>),

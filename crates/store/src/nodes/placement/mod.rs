@@ -20,10 +20,9 @@
 //!    repair that waits for a node keeps that node from less urgent ones.
 //! 4. A move leaves the chunks of a blob in distinct domains.
 //!
-//! All functions are pure.
-//! Failure: [`place`] and [`replace`] return the number of nodes that were excluded and the reasons:
-//! no space if nodes are too full, else `Busy`.
-//! Cost: O(n log n) for n nodes, debts or chunks.
+//! All functions are pure. Failure: [`place`] and [`replace`] return the number of nodes that were
+//! excluded and the reasons: no space if nodes are too full, else `Busy`. Cost: O(n log n) for n
+//! nodes, debts or chunks.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -140,8 +139,9 @@ pub struct Placement {
     pub debt: PlacementDebt,
 }
 
-/// Chooses the nodes of a new blob or extent. Errors: if fewer than `copies_min` domains have a node
-/// with room, no space ([`Error::is_no_space`]) where full nodes would suffice, and else `Busy`.
+/// Chooses the nodes of a new blob or extent. Errors: if fewer than `copies_min` domains have a
+/// node with room, no space ([`Error::is_no_space`]) where full nodes would suffice, and else
+/// `Busy`.
 ///
 /// ```
 /// use archipelago_store::nodes::StorageId;

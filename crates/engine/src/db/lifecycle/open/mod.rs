@@ -119,8 +119,8 @@ pub struct Components {
     /// Runs flushes and compactions. Default: the database's own background threads. (What
     /// recovery and ingestion write runs where they are called.)
     pub executor: Arc<dyn JobExecutor>,
-    /// Keeps sealed memtable shards outside the memory of this process. Default: none; all stay here
-    /// until they are flushed.
+    /// Keeps sealed memtable shards outside the memory of this process. Default: none; all stay
+    /// here until they are flushed.
     pub shard_store: Option<Arc<dyn ShardStore>>,
     /// Which threads run background work. Default: threads of the database.
     pub background: BackgroundMode,

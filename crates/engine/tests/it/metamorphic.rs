@@ -57,6 +57,44 @@ fn memory(db: DbOptions, family: CfOptions) -> Setting {
     Setting { background: BackgroundMode::Manual, db, family, separation, disk, away: None }
 }
 
+/// Options of a family whose every table and memtable is tiny.
+fn tiny() -> CfOptions {
+    CfOptions {
+        write_buffer_bytes: 4 << 10,
+        level_base_bytes: 4 << 10,
+        target_file_bytes: 4 << 10,
+        level_multiplier: 2,
+        l0_compaction_trigger: 1,
+        block_bytes: 256,
+        ..small_family()
+    }
+}
+
+fn threads(setting: Setting) -> Setting {
+    Setting { background: BackgroundMode::Threads, ..setting }
+}
+
+/// The settings under which memtable shards leave, each with a name.
+fn settings_with_nodes() -> Vec<(&'static str, Setting)> {
+    vec![
+        ("tiny, memory nodes", over_nodes(memory(small_db(), tiny()), Mood::default())),
+        (
+            "16 buckets, few bytes at nodes that refuse",
+            over_nodes(
+                memory(small_db(), CfOptions { buckets: 16, ..small_family() }),
+                Mood { limit_bytes: 64 << 10, refuse: 3, silence: 3, ..Mood::default() },
+            ),
+        ),
+        (
+            "tiny, threads, nodes that are lost",
+            threads(over_nodes(
+                memory(DbOptions { max_background_jobs: 4, ..small_db() }, tiny()),
+                Mood { refuse: 10, silence: 3, lose: 60, ..Mood::default() },
+            )),
+        ),
+    ]
+}
+
 /// The settings, each with a name; `dir` is for those that use the real file system.
 fn settings(dir: &Path) -> Vec<(&'static str, Setting)> {
     let local = |name: &str, db: DbOptions, family: CfOptions| Setting {
@@ -67,24 +105,14 @@ fn settings(dir: &Path) -> Vec<(&'static str, Setting)> {
         disk: Disk::Local(Arc::new(LocalFs::new()), dir.join(name)),
         away: None,
     };
-    let threads = |setting| Setting { background: BackgroundMode::Threads, ..setting };
     let parts = |subcompactions_max, db| DbOptions { subcompactions_max, ..db };
-    let tiny = || CfOptions {
-        write_buffer_bytes: 4 << 10,
-        level_base_bytes: 4 << 10,
-        target_file_bytes: 4 << 10,
-        level_multiplier: 2,
-        l0_compaction_trigger: 1,
-        block_bytes: 256,
-        ..small_family()
-    };
     let direct = direct_db();
     let family = |change: fn(&mut CfOptions)| {
         let mut family = small_family();
         change(&mut family);
         family
     };
-    vec![
+    let without_nodes = vec![
         ("defaults", memory(DbOptions::default(), CfOptions::default())),
         ("one bucket, 8 parts", memory(parts(8, small_db()), one_bucket_of_small_files())),
         ("16 buckets", memory(small_db(), family(|f| f.buckets = 16))),
@@ -120,21 +148,6 @@ fn settings(dir: &Path) -> Vec<(&'static str, Setting)> {
                 }),
             ),
         ),
-        ("tiny, memory nodes", over_nodes(memory(small_db(), tiny()), Mood::default())),
-        (
-            "16 buckets, few bytes at nodes that refuse",
-            over_nodes(
-                memory(small_db(), CfOptions { buckets: 16, ..small_family() }),
-                Mood { limit_bytes: 64 << 10, refuse: 3, silence: 3, ..Mood::default() },
-            ),
-        ),
-        (
-            "tiny, threads, nodes that are lost",
-            threads(over_nodes(
-                memory(DbOptions { max_background_jobs: 4, ..small_db() }, tiny()),
-                Mood { refuse: 10, silence: 3, lose: 60, ..Mood::default() },
-            )),
-        ),
         ("tiny, over tiers", over_tiers(tiny())),
         ("files", local("files", small_db(), tiny())),
         ("files, direct", local("direct", direct, tiny())),
@@ -142,7 +155,8 @@ fn settings(dir: &Path) -> Vec<(&'static str, Setting)> {
             "files, threads, 3 parts",
             threads(local("threads", parts(3, small_db()), small_family())),
         ),
-    ]
+    ];
+    without_nodes.into_iter().chain(settings_with_nodes()).collect()
 }
 
 #[test]

@@ -30,7 +30,7 @@ use crate::border::{Border, contained};
 use crate::bucket::BucketMap;
 use crate::db::background::compaction::{self, OutputPlan, output_bytes};
 use crate::db::background::due::DueInput;
-use crate::db::background::flush_plan::{FlushPlan, SealedView, plan_flush};
+use crate::db::background::flush_plan::{FlushPlan, SealedView, WrittenView, plan_flush};
 use crate::db::background::job_numbers::JobNumbers;
 use crate::db::background::parallel_job::{self, SizedWork, Work};
 use crate::db::background::rebalance::{self, sample};
@@ -41,7 +41,9 @@ use crate::db::inner::DbInner;
 use crate::db::read::ReadView;
 use crate::db::state::family::Family;
 use crate::db::state::job_threads::JobPriority;
-use crate::db::state::jobs::{JobState, Jobs, RunningKind, Sealed, ShardState};
+use crate::db::state::jobs::{
+    FlushTracker, JobState, Jobs, RunningKind, Sealed, ShardState, WrittenShard,
+};
 use crate::db::state::memtable::{Memtable, SealedInfo};
 use crate::db::write::{self, disk_room, log_segments, seal, stalling};
 use crate::disk_space::flush_room;
@@ -197,7 +199,8 @@ fn next_flush_of(
             unlogged: sealed.info.unlogged,
         })
         .collect();
-    let FlushPlan { memtables, shards, range } = plan_flush(&views, held.as_ref())?;
+    let written = written_views(tracker);
+    let FlushPlan { memtables, shards, range } = plan_flush(&views, &written, held.as_ref())?;
     drop(views);
     let mut taken = Vec::with_capacity(memtables.len());
     for sealed in tracker.queue.range_mut(memtables) {
@@ -215,6 +218,17 @@ fn next_flush_of(
     let kind = RunningKind::Flush { cf, flush };
     let job_id = state.start(kind);
     Some(FlushTask { job_id, family, memtables: taken, shards, range, planned_cuts })
+}
+
+/// The shards that failed flushes of a family have written.
+fn written_views(tracker: &FlushTracker) -> Vec<WrittenView> {
+    let view = |written: &WrittenShard| {
+        let is_own = |sealed: &Sealed| written.memtables.contains(&sealed.info.id);
+        let first = tracker.queue.iter().position(is_own)?;
+        let last = tracker.queue.iter().rposition(is_own)?;
+        Some(WrittenView { memtables: first..last + 1, shard: written.shard })
+    };
+    tracker.written.iter().filter_map(view).collect()
 }
 
 /// Runs a planned flush and installs it; afterwards its shards are installed or pending again.
@@ -316,7 +330,7 @@ fn write_shards(task: &FlushTask, numbers: &JobNumbers<'_>) -> Result<JobOutput>
     let duration_ns = db.context.clock().now_ns().saturating_sub(started_ns);
     let Some(error) = failed else {
         let state = db.jobs.lock(Order::none());
-        let earlier = written_shards::earlier_outputs(&state, task, &outputs);
+        let earlier = written_shards::earlier_outputs(&state, task, &outputs)?;
         outputs.extend(earlier);
         return Ok(JobOutput::joined(outputs, duration_ns));
     };

@@ -4,7 +4,8 @@
 //! empty, taken oldest first from a prefix of the sealed memtables; for any key range, installs
 //! follow memtable order. So a memtable that nothing else is in the way of is one job, one edit of
 //! the manifest, however many buckets it fills. A memtable with records that no log has is flushed
-//! whole, by one job, so that its installs are one edit.
+//! whole, by one job, so that its installs are one edit. A shard that a failed job has written for
+//! several memtables is installed for all of them by one job.
 //! Cost: O(sealed memtables × buckets).
 
 use crate::bucket::BucketMap;
@@ -25,6 +26,15 @@ pub struct SealedView<'a> {
     pub unlogged: bool,
 }
 
+/// A shard that a failed job has written to tables ([`crate::db::background::written_shards`]).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WrittenView {
+    /// Positions of the memtables whose records the tables have.
+    pub memtables: std::ops::Range<usize>,
+    /// Position of the shard in the map of the memtables.
+    pub shard: usize,
+}
+
 /// What to flush: for each of `memtables` (positions in the queue, oldest first) the shards
 /// `shards`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,7 +49,11 @@ pub struct FlushPlan {
 
 /// The next flush of a family that touches no key of `held`, `None` if nothing may be flushed now.
 #[must_use]
-pub fn plan_flush(queue: &[SealedView<'_>], held: Option<&KeyRange>) -> Option<FlushPlan> {
+pub fn plan_flush(
+    queue: &[SealedView<'_>],
+    written: &[WrittenView],
+    held: Option<&KeyRange>,
+) -> Option<FlushPlan> {
     let is_held = |range: &KeyRange| held.is_some_and(|held| held.overlaps(range));
     for (position, sealed) in queue.iter().enumerate() {
         if !sealed.ready {
@@ -68,7 +82,7 @@ pub fn plan_flush(queue: &[SealedView<'_>], held: Option<&KeyRange>) -> Option<F
         if let Some(first) = all.clone().find(|shard| may_go(*shard)) {
             let run = (first..all.end).take_while(|shard| may_go(*shard) || may_pass(*shard));
             let last = run.filter(|shard| may_go(*shard)).last().unwrap_or(first);
-            return Some(plan_shards(queue, position, first..last + 1));
+            return plan_untorn(queue, written, position, first..last + 1);
         }
     }
     None
@@ -90,6 +104,34 @@ fn plan_whole(queue: &[SealedView<'_>], position: usize) -> Option<FlushPlan> {
         shards: 0..sealed.shards.len(),
         range: KeyRange::all(),
     })
+}
+
+/// As many of the shards, from the first one on, as can be flushed without tearing a written shard:
+/// its tables hold all of its memtables, so the job that installs them takes all of these. `None` if
+/// there is no such job now.
+fn plan_untorn(
+    queue: &[SealedView<'_>],
+    written: &[WrittenView],
+    position: usize,
+    mut shards: std::ops::Range<usize>,
+) -> Option<FlushPlan> {
+    loop {
+        let plan = plan_shards(queue, position, shards.clone());
+        let is_torn = |written: &&WrittenView| {
+            let (own, taken) = (&written.memtables, &plan.memtables);
+            let overlaps = own.start < taken.end && taken.start < own.end;
+            let is_whole = taken.start <= own.start && own.end <= taken.end;
+            shards.contains(&written.shard) && overlaps && !is_whole
+        };
+        let torn = written.iter().filter(is_torn).map(|written| written.shard).min();
+        shards = match torn {
+            None => return Some(plan),
+            Some(torn) if torn > shards.start => shards.start..torn,
+            // Another job has the neighbours of the shard in a younger memtable.
+            Some(torn) if shards.len() > 1 => torn..torn + 1,
+            Some(_) => return None,
+        };
+    }
 }
 
 /// The shards and the same shards of as many younger memtables of the same map as are ready. (Maps
@@ -136,7 +178,7 @@ mod tests {
             view(&map, &[Pending, Pending]),
             view(&map, &[Pending, Pending]),
         ];
-        let plan = plan_flush(&queue, None).expect("a plan");
+        let plan = plan_flush(&queue, &[], None).expect("a plan");
         assert_eq!((plan.memtables, plan.shards), (0..3, 1..2));
         assert_eq!(plan.range, map.range(1));
     }
@@ -145,38 +187,60 @@ mod tests {
     fn neighbouring_shards_that_are_due_are_one_job() {
         let map = map(1, &["f", "m", "t"]);
         let whole = [view(&map, &[Pending; 4]), view(&map, &[Pending; 4])];
-        let plan = plan_flush(&whole, None).expect("a plan");
+        let plan = plan_flush(&whole, &[], None).expect("a plan");
         assert_eq!((plan.memtables, plan.shards, plan.range), (0..2, 0..4, KeyRange::all()));
         // What runs is left out, and ends the run of neighbours.
         let torn = [view(&map, &[Installed, Pending, Pending, Running])];
-        let plan = plan_flush(&torn, None).expect("a plan");
+        let plan = plan_flush(&torn, &[], None).expect("a plan");
         assert_eq!((plan.shards.clone(), plan.range), (1..3, map.hull(&(1..3))));
         // What is installed, or was empty, does not end it.
         let gaps = [view(&map, &[Installed, Pending, Installed, Pending])];
-        assert_eq!(plan_flush(&gaps, None).expect("a plan").shards, 1..4);
+        assert_eq!(plan_flush(&gaps, &[], None).expect("a plan").shards, 1..4);
         let behind = [
             view(&map, &[Installed, Installed, Running, Installed]),
             view(&map, &[Pending, Pending, Installed, Pending]),
         ];
-        assert_eq!(plan_flush(&behind, None).expect("a plan").shards, 0..2);
+        assert_eq!(plan_flush(&behind, &[], None).expect("a plan").shards, 0..2);
         // A younger memtable goes along only if it is cut alike and none of the shards runs there.
         let running =
             [view(&map, &[Pending; 4]), view(&map, &[Pending, Pending, Running, Pending])];
-        assert_eq!(plan_flush(&running, None).expect("a plan").memtables, 0..1);
+        assert_eq!(plan_flush(&running, &[], None).expect("a plan").memtables, 0..1);
         let finer = map.finer(&[b"p".to_vec()]).expect("inside");
         let cut = [view(&map, &[Pending; 4]), view(&finer, &[Pending; 5])];
-        assert_eq!(plan_flush(&cut, None).expect("a plan").memtables, 0..1, "of one epoch");
+        assert_eq!(plan_flush(&cut, &[], None).expect("a plan").memtables, 0..1, "of one epoch");
+    }
+
+    #[test]
+    fn written_shard_is_installed_for_all_of_its_memtables() {
+        let map = map(1, &["f", "m"]);
+        let written = |shard| [WrittenView { memtables: 0..3, shard }];
+        let rebuilding = [
+            view(&map, &[Pending; 3]),
+            view(&map, &[Pending, Running, Pending]),
+            view(&map, &[Pending; 3]),
+        ];
+        let plan = plan_flush(&rebuilding, &written(0), None).expect("a plan");
+        assert_eq!((plan.memtables, plan.shards), (0..3, 0..1));
+        assert_eq!(plan.range, map.range(0));
+        // What comes before it goes without it.
+        let plan = plan_flush(&rebuilding, &written(2), None).expect("a plan");
+        assert_eq!((plan.memtables, plan.shards), (0..1, 0..2));
+        let idle = [view(&map, &[Pending; 3]); 4];
+        let plan = plan_flush(&idle, &written(1), None).expect("a plan");
+        assert_eq!((plan.memtables, plan.shards), (0..4, 0..3));
+        // A memtable that is not due is no reason to tear it.
+        assert_eq!(plan_flush(&idle[..2], &written(0), None), None);
     }
 
     #[test]
     fn a_younger_shard_waits_for_older_ones_of_another_epoch() {
         let (one, two) = (map(1, &[]), map(2, &["m"]));
         let running = [view(&one, &[Running]), view(&two, &[Pending, Pending])];
-        assert_eq!(plan_flush(&running, None), None);
+        assert_eq!(plan_flush(&running, &[], None), None);
         let pending = [view(&one, &[Pending]), view(&two, &[Pending, Pending])];
-        assert_eq!(plan_flush(&pending, None).expect("a plan").memtables, 0..1);
+        assert_eq!(plan_flush(&pending, &[], None).expect("a plan").memtables, 0..1);
         let done = [view(&one, &[Installed]), view(&two, &[Pending, Pending])];
-        assert_eq!(plan_flush(&done, None).expect("a plan").memtables, 1..2);
+        assert_eq!(plan_flush(&done, &[], None).expect("a plan").memtables, 1..2);
     }
 
     #[test]
@@ -185,11 +249,11 @@ mod tests {
         let mut second = view(&map, &[Pending, Installed]);
         second.unlogged = true;
         let queue = [view(&map, &[Pending, Installed]), second];
-        assert_eq!(plan_flush(&queue, None).expect("a plan").memtables, 0..1);
+        assert_eq!(plan_flush(&queue, &[], None).expect("a plan").memtables, 0..1);
         let mut second = view(&map, &[Pending, Installed]);
         second.unlogged = true;
         let queue = [view(&map, &[Installed, Installed]), second];
-        let plan = plan_flush(&queue, None).expect("a plan");
+        let plan = plan_flush(&queue, &[], None).expect("a plan");
         assert_eq!((plan.memtables, plan.shards, plan.range), (1..2, 0..2, KeyRange::all()));
     }
 
@@ -197,16 +261,16 @@ mod tests {
     fn what_is_held_waits_and_the_rest_goes_on() {
         let (one, two) = (map(1, &["m"]), map(2, &["f", "m"]));
         let queue = [view(&one, &[Pending, Pending]), view(&two, &[Pending, Pending, Pending])];
-        let plan = plan_flush(&queue, Some(&two.range(1))).expect("a plan");
+        let plan = plan_flush(&queue, &[], Some(&two.range(1))).expect("a plan");
         assert_eq!((plan.memtables, plan.shards), (0..1, 1..2));
         // Below "f" is not held, but the older memtable's shard is, which goes first.
         let queue = [view(&one, &[Pending, Installed]), view(&two, &[Pending, Pending, Pending])];
-        let plan = plan_flush(&queue, Some(&two.range(1))).expect("a plan");
+        let plan = plan_flush(&queue, &[], Some(&two.range(1))).expect("a plan");
         assert_eq!((plan.memtables, plan.shards), (1..2, 2..3));
-        assert_eq!(plan_flush(&queue, Some(&KeyRange::all())), None);
+        assert_eq!(plan_flush(&queue, &[], Some(&KeyRange::all())), None);
         let mut whole = view(&two, &[Pending, Pending, Pending]);
         whole.unlogged = true;
-        assert_eq!(plan_flush(&[whole], Some(&two.range(1))), None);
+        assert_eq!(plan_flush(&[whole], &[], Some(&two.range(1))), None);
     }
 
     #[test]
@@ -214,6 +278,6 @@ mod tests {
         let map = map(1, &["m"]);
         let mut first = view(&map, &[Pending, Pending]);
         first.ready = false;
-        assert_eq!(plan_flush(&[first, view(&map, &[Pending, Pending])], None), None);
+        assert_eq!(plan_flush(&[first, view(&map, &[Pending, Pending])], &[], None), None);
     }
 }

@@ -8,9 +8,11 @@
 //! 2. The segments are read once, in order, from the oldest one that a lost shard pins, until all
 //!    records of the lost shards have come. Writers go on meanwhile, so what looks like damage is
 //!    read again before it counts.
-//! 3. A record belongs to a lost shard if its family and its key are the shard's and its sequence
-//!    number is between the shard's smallest and largest one. No other shard or table has such a
-//!    record, because the sequence numbers of a family's memtables follow each other without a gap.
+//! 3. A record belongs to a lost shard if its family and its key are the shard's, its sequence
+//!    number is between the shard's smallest and largest one, and no table has it. No other shard
+//!    has such a record, because the sequence numbers of a family's memtables follow each other
+//!    without a gap. A table may have it: a memtable of a log that an open has kept holds what was
+//!    not flushed before, in ranges of keys that need not be those of its own shards.
 //! 4. Range tombstones are not read: those of an away shard are in memory.
 //! 5. A shard whose figures are not those of the lost one is refused: then the log does not have
 //!    what it must have.
@@ -45,6 +47,7 @@ use crate::key::Kind;
 use crate::lock_order::Order;
 use crate::memtable::Shard;
 use crate::stats::Ticker;
+use crate::version::FlushedThrough;
 use crate::wal::{BatchView, LogChain, recover_beside};
 
 /// Memtables that one job rebuilds at most, by their size.
@@ -311,6 +314,8 @@ struct LostReplay<'a> {
 struct LostMemtable<'a> {
     cf: CfId,
     info: &'a SealedInfo,
+    /// What tables have of the family.
+    flushed: FlushedThrough,
     /// By the position in the memtable: the sequence numbers of the lost shard, and its successor.
     shards: BTreeMap<usize, (SeqNo, SeqNo, &'a Shard)>,
 }
@@ -326,7 +331,9 @@ impl<'a> LostReplay<'a> {
             let known = memtables.iter().position(|memtable| memtable.info.id == lost.memtable.id);
             let at = known.unwrap_or_else(|| {
                 let (cf, info) = (lost.family.id, &*lost.memtable);
-                memtables.push(LostMemtable { cf, info, shards: BTreeMap::new() });
+                // An install from now on is one of an older memtable.
+                let flushed = lost.family.current.load().version.flushed_through().clone();
+                memtables.push(LostMemtable { cf, info, flushed, shards: BTreeMap::new() });
                 memtables.len() - 1
             });
             let seqs = (figures.smallest_seq, figures.largest_seq);
@@ -362,7 +369,7 @@ impl<'a> LostReplay<'a> {
         for memtable in self.memtables.iter().filter(|memtable| memtable.cf == cf) {
             let bucket = memtable.info.map.bucket_of(key);
             if let Some((smallest, largest, shard)) = memtable.shards.get(&bucket)
-                && (*smallest..=*largest).contains(&seq)
+                && is_in_memory((*smallest, *largest), &memtable.flushed, key, seq)
             {
                 shard.insert(key, seq, kind, value);
                 self.missing = self.missing.saturating_sub(1);
@@ -370,6 +377,12 @@ impl<'a> LostReplay<'a> {
             }
         }
     }
+}
+
+/// Whether a record of a lost shard's keys is one of the shard, whose sequence numbers are `seqs`,
+/// and not one that tables had before.
+fn is_in_memory(seqs: (SeqNo, SeqNo), flushed: &FlushedThrough, key: &[u8], seq: SeqNo) -> bool {
+    (seqs.0..=seqs.1).contains(&seq) && seq > flushed.get(key)
 }
 
 /// Rebuilds lost shards on the calling thread, which holds no lock, as far as no other job has them.
@@ -415,5 +428,24 @@ pub(crate) fn bring_home(db: &DbInner) -> Result<()> {
                 "memtable shards that a memory node has lost are not rebuilt yet: try again",
             ));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::key::KeyRange;
+
+    #[test]
+    fn records_that_tables_had_before_are_not_rebuilt() {
+        // An open has kept the log, after the keys below "m" were flushed through 7.
+        let mut flushed = FlushedThrough::default();
+        let low = KeyRange { start: Vec::new(), end: Some(b"m".to_vec()) };
+        flushed.raise(&low, SeqNo(7));
+        let seqs = (SeqNo(3), SeqNo(20));
+        let is_in = |key: &[u8], seq| is_in_memory(seqs, &flushed, key, SeqNo(seq));
+        assert!(!is_in(b"a", 5) && !is_in(b"a", 7), "a table has it");
+        assert!(is_in(b"a", 8) && is_in(b"z", 5));
+        assert!(!is_in(b"z", 2) && !is_in(b"z", 21), "other memtables have it");
     }
 }

@@ -10,7 +10,9 @@
 //!
 //! If a node does not answer for a run, its shards are asked one after another, and each from its
 //! copy as soon as it has one ([`crate::db::state::away`]). A lost shard is waited for while it is
-//! rebuilt.
+//! rebuilt. A question about several shards does not tell which of them the node does not have, and
+//! one that was released while the question was under way is not lost, so a shard counts as lost
+//! only after a question about it alone.
 //!
 //! Invariants:
 //! 1. A shard that could not be asked ends the read with an error. It never counts as empty.
@@ -154,10 +156,12 @@ fn ask_nodes(link: &StoreLink, asks: &[RunAsk<'_>], keys_only: bool) -> Result<V
                 }
             }
             Err(error) => {
-                for &at in keys {
-                    note_failure(&asks[at].run, &error);
-                    answers[at] = RunAnswer::None { silences: 1 };
+                if let [shard] = question.shards.as_slice() {
+                    let runs = keys.iter().flat_map(|&at| &asks[at].run);
+                    note_failure(runs.copied().find(|known| known.id() == *shard), &error);
                 }
+                let silences = u32::from(!matches!(error, AwayError::Lost(_)));
+                keys.iter().for_each(|&at| answers[at] = RunAnswer::None { silences });
             }
         }
     }
@@ -211,10 +215,10 @@ fn broken_contract(what: &str) -> Error {
     Error::internal(format!("the store of memtable shards broke its contract: {what}"))
 }
 
-/// Notes lost shards.
-fn note_failure(run: &Run<'_>, error: &AwayError) {
-    if let AwayError::Lost(why) = error {
-        run.iter().for_each(|shard| shard.note_lost(why));
+/// Notes a lost shard after a question about it alone.
+fn note_failure(shard: Option<&Arc<AwayShard>>, error: &AwayError) {
+    if let (Some(shard), AwayError::Lost(why)) = (shard, error) {
+        shard.note_lost(why);
     }
 }
 
@@ -258,7 +262,7 @@ fn versions_of(
             }
             Some(Err(error)) => {
                 *silences += 1;
-                note_failure(&alone.run, &error);
+                note_failure(Some(shard), &error);
                 if !shard.is_lost() && !shard.has_copy() && *silences >= SILENCES_MAX {
                     return Err(shard.not_now(error));
                 }

@@ -133,6 +133,13 @@ impl FakeStore {
         nodes.into_iter().for_each(|node| self.lose(node, tells));
     }
 
+    /// Loses one shard, and tells nothing.
+    pub(crate) fn lose_one(&self, id: ShardId) {
+        let mut nodes = self.nodes.lock();
+        let lost = nodes.nodes.values_mut().filter_map(|shards| shards.remove(&id)).count();
+        nodes.did.lost += lost as u64;
+    }
+
     fn lose(&self, node: u64, tells: bool) {
         let lost: Vec<ShardId> = {
             let mut nodes = self.nodes.lock();

@@ -44,6 +44,26 @@ fn lost_shards_are_rebuilt() {
 }
 
 #[test]
+fn loss_of_one_shard_is_none_of_its_neighbours() {
+    for scans in [false, true] {
+        let mood = Mood { nodes: 1, page_records: 0, ..Mood::default() };
+        let mut world = World::with(Change { mood, ..Change::default() });
+        world.send_away(5);
+        let held = world.store.held();
+        assert!(held.len() > 5, "{held:?}");
+        world.store.lose_one(held[held.len() / 2]);
+        if scans {
+            let cf = world.db.default_family();
+            world.check_iterator(&mut world.db.iter(cf, &ReadOptions::default()).unwrap());
+        }
+        world.check();
+        assert_eq!(world.ticker(Ticker::AwayShardsLost), 1, "scans: {scans}");
+        assert_eq!(world.ticker(Ticker::AwayShardsRebuilt), 1);
+        assert_eq!(world.store.held().len(), held.len() - 1, "the others stay where they are");
+    }
+}
+
+#[test]
 fn flush_of_a_lost_shard_waits_for_the_rebuild() {
     let mut world = World::new();
     world.send_away(4);

@@ -46,7 +46,7 @@ use crate::db::background::{leave_log, scheduler, space};
 use crate::db::inner::DbInner;
 use crate::db::state::away::StayHome;
 use crate::db::state::family::Family;
-use crate::db::state::jobs::RunningKind;
+use crate::db::state::jobs::{JobState, RunningKind};
 use crate::db::state::memtable::Immutable;
 use crate::db::write::commit::CommitGuard;
 use crate::db::write::{self, seal, stalling};
@@ -213,18 +213,19 @@ fn cut_at_buckets(
 fn flush_away(db: &DbInner, family: &Arc<Family>) -> Result<Option<StayHome>> {
     let Some(away) = db.context.away() else { return Ok(None) };
     let home = away.stay_home();
-    let has_away = || {
-        let current = family.current.load();
-        let mut homes = current.immutables.iter().flat_map(|immutable| immutable.homes());
-        homes.any(|home| home.away().is_some())
-            || db.jobs.lock(Order::none()).is_running(RunningKind::is_send)
-    };
-    while has_away() {
+    while has_away(&db.jobs.lock(Order::none()), family) {
         family.check_alive()?;
         leave_log::leave_log_before_sync(db)?;
         scheduler::progress_or_step(db, Order::none())?;
     }
     Ok(Some(home))
+}
+
+/// Whether a shard of the family is at a memory node, or on its way. Once shards must stay and this
+/// is false, it stays so: a send begins under the same lock, and only if shards may leave.
+fn has_away(state: &JobState, family: &Family) -> bool {
+    let mut homes = state.sealed_of(family.id).flat_map(|sealed| sealed.view.homes());
+    homes.any(|home| home.away().is_some()) || state.is_running(RunningKind::is_send)
 }
 
 /// Flushes the family if a memtable may hold keys of the files (commit lock held, so that no
@@ -274,12 +275,15 @@ fn install_ingest(
     cut_by: &Version,
     mut pieces: Vec<FileMeta>,
 ) -> Result<Option<Vec<u64>>> {
-    let _home = flush_away(db, family)?;
+    let home = flush_away(db, family)?;
     let mut commit = db.writes.committer().lock(Order::none());
     db.writes.committer().wait_all_visible(&db.view, &commit);
     family.check_alive()?;
     let current = family.current.load_full();
     if current.version.map().epoch() != cut_by.map().epoch() {
+        return Ok(None);
+    }
+    if home.is_some() && has_away(&db.jobs.lock(commit.order()), family) {
         return Ok(None);
     }
     flush_overlapping(db, &mut commit, family, &pieces)?;

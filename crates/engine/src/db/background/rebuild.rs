@@ -27,7 +27,7 @@
 //!
 //! Thread-safety: one rebuild runs at a time.
 //! Failure: a log that cannot be read is tried again. Records that the log does not have make the
-//! database read only, and reads of the shards get that error.
+//! database read only, and reads of their shards get that error. The other shards are rebuilt.
 //! Cost: one read of the log from the oldest pinned segment on, and the memory of the shards.
 
 use std::collections::BTreeMap;
@@ -147,16 +147,13 @@ fn find(db: &DbInner, state: &JobState, away: &Arc<AwayShard>) -> Found {
 
 /// Rebuilds the shards; afterwards they are here, or pending again.
 pub(crate) fn run_rebuild_task(db: &DbInner, task: &RebuildTask) -> Result<()> {
-    let rebuilt = contained("rebuilding lost memtable shards", || rebuild(db, task));
-    let (shards, ended) = match rebuilt {
-        Ok(shards) => (shards, Ok(())),
-        Err(error) => (Vec::new(), Err(error)),
-    };
+    let mut shards: RebuiltShards = task.lost.iter().map(|_| None).collect();
+    let ended = contained("rebuilding lost memtable shards", || rebuild(db, task, &mut shards));
+    let is_any = shards.iter().any(Option::is_some);
     {
         let mut state = db.jobs.lock(Order::none());
         state.end(task.job_id);
-        for (at, LostShard { family, memtable, shard, away }) in task.lost.iter().enumerate() {
-            let rebuilt = shards.get(at);
+        for (LostShard { family, memtable, shard, away }, rebuilt) in task.lost.iter().zip(&shards) {
             if let Some(here) = rebuilt {
                 away.set_copy(Ok(ShardCopy::Rebuilt(Arc::clone(here))));
             }
@@ -176,24 +173,30 @@ pub(crate) fn run_rebuild_task(db: &DbInner, task: &RebuildTask) -> Result<()> {
         let mut families: Vec<&Arc<Family>> = task.lost.iter().map(|lost| &lost.family).collect();
         families.dedup_by_key(|family| family.id);
         for family in families {
-            if !shards.is_empty() && state.flushes().contains_key(&family.id) {
+            if is_any && state.flushes().contains_key(&family.id) {
                 db.view.republish(&mut state, family, None);
             }
         }
     }
-    for (lost, _) in task.lost.iter().zip(&shards) {
+    let mut rebuilt = 0;
+    for (lost, _) in task.lost.iter().zip(&shards).filter(|(_, shard)| shard.is_some()) {
+        rebuilt += 1;
         lost.away.release();
         let family = &lost.family;
         stalling::recompute_stall(&db.context, &db.observers, &db.pacing, &db.jobs, family);
     }
-    db.observers.stats().add(Ticker::AwayShardsRebuilt, shards.len() as u64);
+    db.observers.stats().add(Ticker::AwayShardsRebuilt, rebuilt);
     db.jobs.notify_progress();
     db.jobs.wake();
     ended
 }
 
-/// The shards of the task, from the log.
-fn rebuild(db: &DbInner, task: &RebuildTask) -> Result<Vec<Arc<Shard>>> {
+/// The shards of a task as far as the log gave them.
+type RebuiltShards = Vec<Option<Arc<Shard>>>;
+
+/// Fills `rebuilt` with the shards of the task, from the log. Errors: the log does not give some of
+/// them; those that it gave are there nevertheless.
+fn rebuild(db: &DbInner, task: &RebuildTask, rebuilt: &mut RebuiltShards) -> Result<()> {
     db.context.fault_point("rebuild.picked")?;
     write::flush_log(db)?;
     let pinned = |lost: &LostShard| {
@@ -201,51 +204,64 @@ fn rebuild(db: &DbInner, task: &RebuildTask) -> Result<Vec<Arc<Shard>>> {
         figures.and_then(|shard| shard.oldest_log).or(lost.memtable.oldest_log)
     };
     let oldest = task.lost.iter().filter_map(pinned).min();
+    let is_damage =
+        |error: &Error| matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::NotFound);
     let mut reads = 1;
     let shards = loop {
-        let error = match read_shards(db, task, oldest) {
-            Ok(shards) => break shards,
-            Err(error) => error,
-        };
-        let is_damage = matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::NotFound);
-        if !is_damage {
-            return Err(error);
-        }
-        if reads == READS_MAX {
-            task.lost.iter().for_each(|lost| lost.away.set_copy(Err(error.clone())));
-            return Err(error);
+        let shards = read_shards(db, task, oldest);
+        let failed = shards.iter().find_map(|shard| shard.as_ref().err());
+        match failed {
+            Some(error) if !is_damage(error) => return Err(error.clone()),
+            Some(_) if reads < READS_MAX => {}
+            _ => break shards,
         }
         reads += 1;
         let mut state = db.jobs.lock(Order::none());
         db.jobs.wait_for_progress(&mut state, READ_PAUSE);
     };
-    for (lost, shard) in task.lost.iter().zip(&shards) {
-        if let Some(log) = pinned(lost) {
-            shard.note_log(log.0);
+    db.context.fault_point("rebuild.before_swap")?;
+    let mut ended = Ok(());
+    for ((lost, shard), rebuilt) in task.lost.iter().zip(shards).zip(rebuilt) {
+        match shard {
+            Ok(shard) => {
+                if let Some(log) = pinned(lost) {
+                    shard.note_log(log.0);
+                }
+                *rebuilt = Some(shard);
+            }
+            Err(error) => {
+                lost.away.set_copy(Err(error.clone()));
+                ended = Err(error);
+            }
         }
     }
-    db.context.fault_point("rebuild.before_swap")?;
-    Ok(shards)
+    ended
 }
 
-/// Reads the log once, from segment `oldest` on.
+/// Reads the log once, from segment `oldest` on. Of each shard it tells whether the log has it, also
+/// if the log cannot be read to its end.
 fn read_shards(
     db: &DbInner,
     task: &RebuildTask,
     oldest: Option<FileNo>,
-) -> Result<Vec<Arc<Shard>>> {
+) -> Vec<Result<Arc<Shard>>> {
     let shards: Vec<_> = task.lost.iter().map(|_| Shard::new(db.writes.slab_pool())).collect();
     let mut replay = LostReplay::new(&task.lost, &shards);
-    if let Some(oldest) = oldest.filter(|_| replay.missing > 0) {
-        read_log(db, oldest, &mut replay)?;
-    }
-    for (lost, shard) in task.lost.iter().zip(&shards) {
+    let read = match oldest.filter(|_| replay.missing > 0) {
+        Some(oldest) => read_log(db, oldest, &mut replay),
+        None => Ok(()),
+    };
+    let finished = |(lost, shard): (&LostShard, Arc<Shard>)| {
         let tombstones = lost.away.tombstones().list();
         tombstones.into_iter().for_each(|tombstone| shard.insert_tombstone(tombstone));
         shard.seal();
-        check(lost, shard)?;
-    }
-    Ok(shards)
+        match (check(lost, &shard), &read) {
+            (Ok(()), _) => Ok(shard),
+            (Err(_), Err(error)) => Err(error.clone()),
+            (Err(error), Ok(())) => Err(error),
+        }
+    };
+    task.lost.iter().zip(shards.iter().cloned()).map(finished).collect()
 }
 
 /// Reads the log from segment `oldest` on, as far as the lost shards have records.

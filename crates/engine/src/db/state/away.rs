@@ -489,7 +489,11 @@ impl AwayShard {
         if !link.parts.may_wait
             && let Some(rebuild) = link.rebuilder.get()
         {
-            rebuild()?;
+            let rebuilt = rebuild();
+            if !self.has_copy() {
+                // The log may have failed to give another shard.
+                rebuilt?;
+            }
         }
         let mut registry = link.registry.lock();
         for _ in 0..COPY_WAITS_MAX {

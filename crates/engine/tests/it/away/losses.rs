@@ -161,8 +161,8 @@ fn each_step_of_a_rebuild_may_fail() {
     }
 }
 
-/// Cuts records out of the middle of every log segment but the last one.
-fn damage_log(fs: &MemFs) {
+/// Cuts records out of every log segment but the last one, `part` eighths of the way into it.
+fn damage_log(fs: &MemFs, part: usize) {
     let io = || IoContext::new(FileClass::Other, IoPurpose::Maintenance);
     let mut logs: Vec<(PathBuf, Vec<u8>)> = crate::corruption::files(fs, "/db")
         .into_iter()
@@ -173,18 +173,42 @@ fn damage_log(fs: &MemFs) {
     logs.pop();
     assert!(!logs.is_empty(), "the log has one segment only");
     for (path, mut bytes) in logs {
-        let middle = bytes.len() / 2;
-        bytes[middle..middle + 64].fill(0xff);
+        let at = bytes.len() / 8 * part;
+        bytes[at..at + 64].fill(0xff);
         let mut file = fs.create(&path, io(), CreateOptions::default()).unwrap();
         file.append(&bytes).unwrap();
     }
 }
 
 #[test]
+fn damage_of_the_log_costs_only_the_shards_that_it_hits() {
+    let mut rebuilt_beside = 0;
+    for part in 2..8 {
+        let mut world = World::new();
+        world.send_away(6);
+        damage_log(&world.fs, part);
+        world.store.lose_all(true);
+        loop {
+            let before = world.ticker(Ticker::AwayShardsRebuilt);
+            match world.db.step_background() {
+                Ok(true) => {}
+                Ok(false) => panic!("part {part}: no shard needs what is damaged"),
+                Err(error) => {
+                    assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
+                    rebuilt_beside += world.ticker(Ticker::AwayShardsRebuilt) - before;
+                    break;
+                }
+            }
+        }
+    }
+    assert!(rebuilt_beside > 0, "a damaged shard took others with it");
+}
+
+#[test]
 fn records_that_the_log_has_lost_are_never_taken_for_empty() {
     let mut world = World::new();
     world.send_away(6);
-    damage_log(&world.fs);
+    damage_log(&world.fs, 4);
     world.store.lose_all(true);
     let error = world.db.step_background().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");

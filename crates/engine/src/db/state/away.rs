@@ -31,6 +31,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use archipelago_base::budget::{ByteBudget, Charge, MemoryClass};
+use archipelago_base::clock::Clock;
 use archipelago_base::{Error, ErrorKind, Result, SeqNo};
 use parking_lot::{Condvar, Mutex};
 
@@ -47,7 +48,9 @@ use crate::tombstone::TombstoneSet;
 const SAMPLED_KEYS_MAX: usize = 256;
 /// One wait of a read for the copy of a lost shard.
 const COPY_WAIT: Duration = Duration::from_millis(20);
-/// Number of these waits: a read waits ten seconds at most.
+/// A read waits at most as long for it, by the clock of the database.
+const COPY_PATIENCE: Duration = Duration::from_secs(10);
+/// Number of waits without any news that end a read, should that clock stand.
 const COPY_WAITS_MAX: u32 = 500;
 
 /// Parts of a [`StoreLink`] that the open provides.
@@ -55,6 +58,7 @@ pub(crate) struct LinkParts {
     pub(crate) store: Arc<dyn ShardStore>,
     pub(crate) stats: Arc<Statistics>,
     pub(crate) budget: Arc<ByteBudget>,
+    pub(crate) clock: Arc<dyn Clock>,
     /// Condition that background workers wait for.
     pub(crate) workers: Arc<Condvar>,
     /// Whether threads run the background work, so that a read can wait for it.
@@ -495,8 +499,10 @@ impl AwayShard {
                 rebuilt?;
             }
         }
+        let clock = &link.parts.clock;
+        let mut patience = Patience::from(clock.now_ns());
         let mut registry = link.registry.lock();
-        for _ in 0..COPY_WAITS_MAX {
+        while patience.lasts(clock.now_ns()) {
             if self.has_copy() {
                 return Ok(());
             }
@@ -509,7 +515,8 @@ impl AwayShard {
             if !link.parts.may_wait {
                 break;
             }
-            link.copied.wait_for(&mut registry, COPY_WAIT);
+            let wait = link.copied.wait_for(&mut registry, COPY_WAIT);
+            patience.waits_left -= u32::from(wait.timed_out());
         }
         drop(registry);
         Err(self.not_now(AwayError::Lost("it is being rebuilt from the log".to_owned())))
@@ -576,6 +583,24 @@ impl AwayShard {
             self.link.settle(self.id);
             self.link.store().release(&[self.id], self.link.oldest.load(Ordering::Relaxed));
         }
+    }
+}
+
+/// How long a read still waits for a copy. The copies of other shards wake it, too, and cost it
+/// nothing.
+struct Patience {
+    until_ns: u64,
+    waits_left: u32,
+}
+
+impl Patience {
+    fn from(now_ns: u64) -> Self {
+        let until_ns = now_ns.saturating_add(COPY_PATIENCE.as_nanos() as u64);
+        Self { until_ns, waits_left: COPY_WAITS_MAX }
+    }
+
+    fn lasts(&self, now_ns: u64) -> bool {
+        self.waits_left > 0 && now_ns < self.until_ns
     }
 }
 

@@ -19,6 +19,7 @@
 //! that have left memory; it is tried again.
 //! Cost: one table for each filled shard and each cut, at most one log sync and one edit.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -44,7 +45,7 @@ use crate::db::state::job_threads::JobPriority;
 use crate::db::state::jobs::{
     FlushTracker, JobState, Jobs, RunningKind, Sealed, ShardState, WrittenShard,
 };
-use crate::db::state::memtable::{Memtable, SealedInfo};
+use crate::db::state::memtable::{Memtable, SealedInfo, ShardHome};
 use crate::db::write::{self, disk_room, log_segments, seal, stalling};
 use crate::disk_space::flush_room;
 use crate::event::Event;
@@ -173,28 +174,31 @@ pub(crate) fn next_flush(db: &DbInner, state: &mut JobState) -> Option<FlushTask
     let families: Vec<CfId> = state.flushes().keys().copied().collect();
     families.into_iter().find_map(|cf| {
         let due_below = due.as_ref().map_or(u64::MAX, |due| due.due_below(state, cf));
-        next_flush_of(&db.view, state, cf, due_below)
+        let has_lost = db.context.away().is_some_and(|away| away.has_lost());
+        next_flush_of(&db.view, state, cf, due_below, has_lost)
     })
 }
 
-/// The next flush of a family; memtables with numbers from `due_below` on stay.
+/// The next flush of a family; memtables with numbers from `due_below` on stay, and so do lost
+/// shards, of which `has_lost` says whether there are any.
 fn next_flush_of(
     view: &ReadView,
     state: &mut JobState,
     cf: CfId,
     due_below: u64,
+    has_lost: bool,
 ) -> Option<FlushTask> {
     let family = view.family(cf)?;
     let held = state.changing(cf).cloned();
     let planned_cuts = state.planned_cuts(&family.current.load().version);
     let tracker = state.flushes_mut().get_mut(&cf)?;
-    let views: Vec<SealedView<'_>> = tracker
-        .queue
-        .iter()
-        .take_while(|sealed| sealed.info.id < due_below)
-        .map(|sealed| SealedView {
+    let due = tracker.queue.iter().take_while(|sealed| sealed.info.id < due_below);
+    let states: Vec<_> = due.clone().map(|sealed| states_for_flush(sealed, has_lost)).collect();
+    let views: Vec<SealedView<'_>> = due
+        .zip(&states)
+        .map(|(sealed, states)| SealedView {
             map: &sealed.info.map,
-            shards: &sealed.shards,
+            shards: states,
             ready: sealed.is_ready(),
             unlogged: sealed.info.unlogged,
         })
@@ -202,6 +206,7 @@ fn next_flush_of(
     let written = written_views(tracker);
     let FlushPlan { memtables, shards, range } = plan_flush(&views, &written, held.as_ref())?;
     drop(views);
+    drop(states);
     let mut taken = Vec::with_capacity(memtables.len());
     for sealed in tracker.queue.range_mut(memtables) {
         for shard in shards.clone() {
@@ -218,6 +223,23 @@ fn next_flush_of(
     let kind = RunningKind::Flush { cf, flush };
     let job_id = state.start(kind);
     Some(FlushTask { job_id, family, memtables: taken, shards, range, planned_cuts })
+}
+
+/// The states of the shards of a memtable as a flush sees them: a lost one is the rebuild's.
+fn states_for_flush(sealed: &Sealed, has_lost: bool) -> Cow<'_, [ShardState]> {
+    if !has_lost {
+        return Cow::Borrowed(&sealed.shards);
+    }
+    let is_lost = |home: &Option<ShardHome>| {
+        let away = home.as_ref().and_then(ShardHome::away);
+        away.is_some_and(|away| away.is_lost() && !away.has_copy())
+    };
+    let states = sealed.shards.iter().zip(&sealed.view.homes);
+    let state = |(state, home): (&ShardState, &Option<ShardHome>)| match *state {
+        ShardState::Pending if is_lost(home) => ShardState::Running,
+        state => state,
+    };
+    Cow::Owned(states.map(state).collect())
 }
 
 /// The shards that failed flushes of a family have written.

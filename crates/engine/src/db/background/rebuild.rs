@@ -1,8 +1,9 @@
 //! Lost memtable shards come back from the log, while the database runs.
 //!
 //! A shard is lost when its node is. The log has its records, because a segment stays until all
-//! that it holds is in tables. A job rebuilds lost shards, the oldest first, not more at a time than
-//! two memtables take:
+//! that it holds is in tables. A job rebuilds lost shards, the oldest first. Rebuilt shards that are
+//! in no table take no more memory than two memtables, because a node may have held more than the
+//! memory of the owner. The steps of a job:
 //!
 //! 1. A buffered log is sent, so that its segments have every record of a sealed memtable.
 //! 2. The segments are read once, in order, from the oldest one that a lost shard pins, until all
@@ -19,7 +20,9 @@
 //! 6. Each shard becomes the copy of the lost one, for readers that hold an old super version, and
 //!    takes its place, by one super version for each family.
 //!
-//! A rebuilt shard is not sent again, so its memtable is due, and the next lost shards find room.
+//! A rebuilt shard is not sent again, so its memtable is due. A flush leaves lost shards out, and
+//! when it has written the rebuilt ones, the next lost shards find room. Only the rebuilt shards of
+//! memtables that are not younger than the oldest lost shard count: the others wait for that one.
 //!
 //! Invariants:
 //! 1. Between the pick and the swap no other job has the shards, so their log segments stay.
@@ -34,6 +37,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use archipelago_base::budget::Pressure;
 use archipelago_base::{CfId, Error, ErrorKind, FileNo, Result, SeqNo};
 
 use crate::border::contained;
@@ -50,7 +54,7 @@ use crate::stats::Ticker;
 use crate::version::FlushedThrough;
 use crate::wal::{BatchView, LogChain, recover_beside};
 
-/// Memtables that one job rebuilds at most, by their size.
+/// Memtables whose rebuilt shards are in memory at most, by their size.
 const MEMTABLES_MAX: u64 = 2;
 /// Number of times that a log is read before its damage counts.
 const READS_MAX: u32 = 5;
@@ -70,14 +74,59 @@ struct LostShard {
     away: Arc<AwayShard>,
 }
 
+/// Memory that rebuilt shards may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RebuildMemory {
+    /// That of two memtables: flushes give it back.
+    Bounded,
+    /// That of two memtables for each job: no flush runs before the caller goes on.
+    ByJob,
+}
+
+/// What decides whether one more lost shard is rebuilt.
+#[derive(Clone, Copy, Debug)]
+struct RebuildRoom {
+    /// Bytes of what is rebuilt and in no table.
+    held_bytes: u64,
+    bytes_max: u64,
+    /// Whether the memory budget is exceeded.
+    is_over: bool,
+}
+
+impl RebuildRoom {
+    /// Whether a shard of `bytes` is rebuilt now. One is in any case, so that a large one, or one
+    /// beside others that fill the budget, comes back as well.
+    fn may_rebuild(&self, bytes: u64) -> bool {
+        self.held_bytes == 0 || !self.is_over && self.held_bytes + bytes <= self.bytes_max
+    }
+}
+
+/// Bytes of rebuilt shards that a flush can take before the shards of memtable `oldest_lost` are
+/// back.
+fn held_bytes(state: &JobState, oldest_lost: u64) -> u64 {
+    let sealed = state.flushes().values().flat_map(|tracker| &tracker.queue);
+    sealed
+        .filter(|sealed| sealed.info.id <= oldest_lost)
+        .map(|sealed| sealed.rebuilt_bytes())
+        .sum()
+}
+
 /// The next lost shards, marked as running.
-pub(crate) fn next_rebuild(db: &DbInner, state: &mut JobState) -> Option<RebuildTask> {
+pub(crate) fn next_rebuild(
+    db: &DbInner,
+    state: &mut JobState,
+    memory: RebuildMemory,
+) -> Option<RebuildTask> {
     let link = db.context.away()?;
     if !link.has_lost() || state.is_running(RunningKind::is_rebuild) {
         return None;
     }
     let mut lost = Vec::new();
-    let (mut bytes, mut bytes_max) = (0u64, 0u64);
+    let is_over = db.context.budget().pressure() == Pressure::Over;
+    let mut room = match memory {
+        RebuildMemory::Bounded => RebuildRoom { held_bytes: 0, bytes_max: 0, is_over },
+        RebuildMemory::ByJob => RebuildRoom { held_bytes: 0, bytes_max: 0, is_over: false },
+    };
     // By their names, and so the oldest memtable first.
     for away in link.lost() {
         if away.has_copy() {
@@ -87,11 +136,15 @@ pub(crate) fn next_rebuild(db: &DbInner, state: &mut JobState) -> Option<Rebuild
         match find(db, state, &away) {
             Found::Pending(family, memtable) => {
                 let size = db.context.memtable_bytes_max(&family.options);
-                bytes_max = bytes_max.max(size.saturating_mul(MEMTABLES_MAX));
-                bytes += away.figures().data_bytes;
-                if bytes > bytes_max && !lost.is_empty() {
+                room.bytes_max = room.bytes_max.max(size.saturating_mul(MEMTABLES_MAX));
+                if lost.is_empty() && memory == RebuildMemory::Bounded {
+                    room.held_bytes = held_bytes(state, memtable.id);
+                }
+                let bytes = away.figures().data_bytes;
+                if !room.may_rebuild(bytes) {
                     break;
                 }
+                room.held_bytes += bytes;
                 let shard = away.id().shard as usize;
                 lost.push(LostShard { family, memtable, shard, away });
             }
@@ -166,8 +219,7 @@ pub(crate) fn run_rebuild_task(db: &DbInner, task: &RebuildTask) -> Result<()> {
             };
             sealed.shards[*shard] = ShardState::Pending;
             if let Some(here) = rebuilt {
-                sealed.sends_left[*shard] = 0;
-                sealed.set_home(*shard, ShardHome::Here(Arc::clone(here)));
+                sealed.set_rebuilt(*shard, Arc::clone(here));
             }
         }
         let mut families: Vec<&Arc<Family>> = task.lost.iter().map(|lost| &lost.family).collect();
@@ -404,7 +456,9 @@ fn is_in_memory(seqs: (SeqNo, SeqNo), flushed: &FlushedThrough, key: &[u8], seq:
 /// Rebuilds lost shards on the calling thread, which holds no lock, as far as no other job has them.
 pub(crate) fn rebuild_here(db: &DbInner) -> Result<()> {
     loop {
-        let task = next_rebuild(db, &mut db.jobs.lock(Order::none()));
+        let mut state = db.jobs.lock(Order::none());
+        let task = next_rebuild(db, &mut state, RebuildMemory::ByJob);
+        drop(state);
         match task {
             Some(task) => run_rebuild_task(db, &task)?,
             None => return Ok(()),
@@ -436,7 +490,9 @@ pub(crate) fn bring_home(db: &DbInner) -> Result<()> {
                 return Err(error);
             }
         }
-        let task = next_rebuild(db, &mut db.jobs.lock(Order::none()));
+        let mut state = db.jobs.lock(Order::none());
+        let task = next_rebuild(db, &mut state, RebuildMemory::ByJob);
+        drop(state);
         if let Some(task) = task {
             run_rebuild_task(db, &task)?;
         } else if apart.iter().any(|away| !away.has_copy()) {
@@ -451,6 +507,16 @@ pub(crate) fn bring_home(db: &DbInner) -> Result<()> {
 mod tests {
     use super::*;
     use crate::key::KeyRange;
+
+    #[test]
+    fn rebuilt_shards_have_a_bound() {
+        let room = RebuildRoom { held_bytes: 0, bytes_max: 100, is_over: false };
+        assert!(room.may_rebuild(101), "the first one in any case");
+        let room = RebuildRoom { held_bytes: 40, ..room };
+        assert!(room.may_rebuild(60) && !room.may_rebuild(61));
+        assert!(!RebuildRoom { is_over: true, ..room }.may_rebuild(1));
+        assert!(RebuildRoom { held_bytes: 0, is_over: true, ..room }.may_rebuild(1));
+    }
 
     #[test]
     fn records_that_tables_had_before_are_not_rebuilt() {

@@ -32,6 +32,7 @@ use crate::job::JobOutput;
 use crate::key::KeyRange;
 use crate::live_file::LiveFile;
 use crate::lock_order::{Before, JobsLock, Order, OrderedGuard, OrderedMutex};
+use crate::memtable::Shard;
 use crate::version::rebalance::RunningFlush;
 use crate::version::{Running, Version};
 
@@ -59,6 +60,8 @@ pub(crate) struct Sealed {
     pub(crate) shards: Vec<ShardState>,
     /// Number of times that each shard may still be sent to a memory node.
     pub(crate) sends_left: Vec<u8>,
+    /// Whether each shard was lost and is here again.
+    pub(crate) is_rebuilt: Vec<bool>,
 }
 
 /// Number of times that a shard is sent to a memory node before it stays here.
@@ -72,6 +75,7 @@ impl Sealed {
             view: Arc::new(Immutable::of(&memtable)),
             shards: vec![ShardState::Pending; memtable.shards.len()],
             sends_left: vec![SENDS_MAX; memtable.shards.len()],
+            is_rebuilt: vec![false; memtable.shards.len()],
             unready: Some(memtable),
         }
     }
@@ -93,6 +97,20 @@ impl Sealed {
         apart.filter(|away| away.has_copy()).for_each(|away| away.release());
         view.homes[shards].fill(None);
         self.view = Arc::new(view);
+    }
+
+    /// Bytes in memory of its shards that were rebuilt and are in no table.
+    pub(crate) fn rebuilt_bytes(&self) -> u64 {
+        let homes = self.view.homes.iter().zip(&self.is_rebuilt);
+        let rebuilt = homes.filter(|(_, is_rebuilt)| **is_rebuilt).filter_map(|(home, _)| home.as_ref());
+        rebuilt.map(ShardHome::data_bytes).sum()
+    }
+
+    /// A shard was lost and is here again. It is not sent again.
+    pub(crate) fn set_rebuilt(&mut self, shard: usize, here: Arc<Shard>) {
+        self.sends_left[shard] = 0;
+        self.is_rebuilt[shard] = true;
+        self.set_home(shard, ShardHome::Here(here));
     }
 
     /// Readers find the records of a shard in another place from now on.

@@ -44,6 +44,23 @@ fn lost_shards_are_rebuilt() {
 }
 
 #[test]
+fn rebuilt_shards_are_flushed_before_more_are_rebuilt() {
+    let mut world = World::new();
+    world.send_away(8);
+    let lost = world.store.held().len() as u64;
+    world.store.lose_all(true);
+    let flushes = world.ticker(Ticker::Flushes);
+    while world.ticker(Ticker::Flushes) == flushes {
+        assert!(world.db.step_background().unwrap(), "nothing is due");
+    }
+    let rebuilt = world.ticker(Ticker::AwayShardsRebuilt);
+    assert!(rebuilt > 0 && rebuilt <= lost / 2, "{rebuilt} of {lost} are rebuilt at once");
+    world.settle();
+    assert_eq!(world.ticker(Ticker::AwayShardsRebuilt), lost);
+    world.check();
+}
+
+#[test]
 fn loss_of_one_shard_is_none_of_its_neighbours() {
     for scans in [false, true] {
         let mood = Mood { nodes: 1, page_records: 0, ..Mood::default() };

@@ -50,6 +50,7 @@ use crate::db::write::{self, log_segments, stalling};
 use crate::key::Kind;
 use crate::lock_order::Order;
 use crate::memtable::Shard;
+use crate::remote::AwayError;
 use crate::stats::Ticker;
 use crate::version::FlushedThrough;
 use crate::wal::{BatchView, LogChain, recover_beside};
@@ -496,9 +497,9 @@ pub(crate) fn bring_home(db: &DbInner) -> Result<()> {
         if let Some(task) = task {
             run_rebuild_task(db, &task)?;
         } else if apart.iter().any(|away| !away.has_copy()) {
-            return Err(Error::busy(
-                "memtable shards that a memory node has lost are not rebuilt yet: try again",
-            ));
+            let why = AwayError::Lost("they are being rebuilt from the log".to_owned());
+            let text = "memtable shards that a memory node has lost are not rebuilt yet: try again";
+            return Err(Error::with_source(ErrorKind::Busy, text, why));
         }
     }
 }

@@ -232,6 +232,9 @@ pub(crate) struct JobState {
     failures_in_row: u32,
     /// Time at which the pause ends, in nanoseconds of the clock.
     retry_at_ns: u64,
+    /// Time before which background work does not leave the log, because a memory node did not give
+    /// a shard.
+    leave_log_at_ns: u64,
     /// Memtables that a worker is readying.
     readying: Vec<u64>,
     /// Inputs and ranges that compactions of a range wait for, each with its owner's number: no
@@ -550,6 +553,16 @@ impl JobState {
     pub(crate) fn note_failure(&mut self, now_ns: u64) {
         self.failures_in_row = self.failures_in_row.saturating_add(1);
         self.retry_at_ns = now_ns + self.retry_pause().unwrap_or_default().as_nanos() as u64;
+    }
+
+    /// Lets background work leave the log at `at_ns` at the earliest.
+    pub(crate) fn put_off_leaving_log(&mut self, at_ns: u64) {
+        self.leave_log_at_ns = at_ns;
+    }
+
+    /// Whether background work may leave the log at `now_ns`.
+    pub(crate) fn may_leave_log(&self, now_ns: u64) -> bool {
+        self.leave_log_at_ns <= now_ns
     }
 
     /// Forgets earlier failures.

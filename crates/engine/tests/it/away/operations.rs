@@ -7,7 +7,9 @@ use archipelago_engine::db::{Components, Db, IngestOptions, ReadOptions};
 use archipelago_engine::key::KeyRange;
 use archipelago_engine::options::{CfOptions, WriteOptions};
 use archipelago_engine::sst::{SstWriter, TableOptions};
+use archipelago_engine::stats::Ticker;
 use archipelago_env::FileSystem;
+use archipelago_env::fault::{Fault, Operation, Rule};
 
 use super::world::{KEYS, World, check_rows, key};
 use crate::support::{over, small_db, small_family};
@@ -143,6 +145,35 @@ fn resume_brings_everything_home() {
     world.send_away(3);
     world.store.lose_all(false);
     world.db.resume().unwrap();
+    world.check();
+}
+
+#[test]
+fn log_is_left_when_the_nodes_answer_again() {
+    let mut world = World::new();
+    world.send_away(4);
+    let cf = world.db.default_family().clone();
+    world.store.hang(true);
+    let full = [Operation::LogSync, Operation::Create];
+    world.faults.add(Rule::on_any(&full).fault(Fault::NoSpace));
+    let told = world.db.put_with(&cf, &key(1), b"synced", &WriteOptions::synced()).unwrap_err();
+    assert!(told.is_no_space(), "{told}");
+    // The record is in memory, and is kept with all the others.
+    world.model.insert(key(1), b"synced".to_vec());
+    world.faults.clear();
+    let failures = world.ticker(Ticker::BackgroundErrors);
+    for _ in 0..3 {
+        assert!(!world.db.step_background().unwrap(), "no shard can be had");
+    }
+    assert_eq!(world.ticker(Ticker::BackgroundErrors), failures);
+    assert!(world.ticker(Ticker::AwayFlushesPutOff) > 0);
+    world.store.hang(false);
+    world.settle();
+    assert!(world.store.held().is_empty());
+    world.check();
+    world.db.put_with(&cf, &key(2), b"synced", &WriteOptions::synced()).unwrap();
+    world.model.insert(key(2), b"synced".to_vec());
+    world.reopen(true);
     world.check();
 }
 

@@ -12,7 +12,8 @@
 //! 1. Until step 3 nothing depends on the node, so a send that fails changes nothing.
 //! 2. A shard is sent a bounded number of times; then it stays, and its memtable is due. So does a
 //!    shard that a node has taken and that stayed here for another reason, because a name is used
-//!    once.
+//!    once. A node that has no room costs no attempt: no image of that size is sent until the store
+//!    has more room, or a pause is over.
 //! 3. No lock is held while an image is built or sent.
 //!
 //! Thread-safety: any number of sends run in parallel, each for another shard.
@@ -116,9 +117,9 @@ pub(crate) fn run_send_task(db: &DbInner, task: &SendTask) -> Result<()> {
     let sent = contained(&what, || send_shard(db, task));
     let (away, ended) = match sent {
         Ok(away) => (away, Ok(())),
-        Err(error) => (None, Err(error)),
+        Err(error) => (Err(NotSent::Failed), Err(error)),
     };
-    let has_left = away.is_some();
+    let has_left = away.is_ok();
     {
         let mut state = db.jobs.lock(Order::none());
         state.end(task.job_id);
@@ -128,9 +129,12 @@ pub(crate) fn run_send_task(db: &DbInner, task: &SendTask) -> Result<()> {
         if let Some(sealed) = found {
             sealed.shards[task.shard] = ShardState::Pending;
             match away {
-                Some(away) => sealed.set_home(task.shard, ShardHome::Away(away)),
-                None if task.is_taken.load(Ordering::Relaxed) => sealed.sends_left[task.shard] = 0,
-                None => sealed.sends_left[task.shard] -= 1,
+                Ok(away) => sealed.set_home(task.shard, ShardHome::Away(away)),
+                Err(_) if task.is_taken.load(Ordering::Relaxed) => {
+                    sealed.sends_left[task.shard] = 0;
+                }
+                Err(NotSent::NoRoom) => {}
+                Err(NotSent::Failed) => sealed.sends_left[task.shard] -= 1,
             }
             if has_left {
                 db.view.republish(&mut state, &task.family, None);
@@ -146,8 +150,15 @@ pub(crate) fn run_send_task(db: &DbInner, task: &SendTask) -> Result<()> {
     ended
 }
 
-/// The shard at its node, or `None` if no node took it.
-fn send_shard(db: &DbInner, task: &SendTask) -> Result<Option<Arc<AwayShard>>> {
+/// Why a shard is still here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum NotSent {
+    NoRoom,
+    Failed,
+}
+
+/// The shard at its node, if a node took it.
+fn send_shard(db: &DbInner, task: &SendTask) -> Result<Result<Arc<AwayShard>, NotSent>> {
     db.context.fault_point("send.picked")?;
     let bytes_max = due::image_bytes_max(&task.here);
     let _held = db.context.budget().hold(MemoryClass::Job, bytes_max);
@@ -183,16 +194,21 @@ fn send_shard(db: &DbInner, task: &SendTask) -> Result<Option<Arc<AwayShard>>> {
             let duration_ns = db.context.clock().now_ns().saturating_sub(started_ns);
             let sends = db.jobs.lock(Order::none()).count_running(RunningKind::is_send);
             db.pacing.measure_send(bytes, sends, Duration::from_nanos(duration_ns));
-            Ok(Some(away))
+            Ok(Ok(away))
         }
         Err(error) => {
-            let ticker = match error {
-                AwayError::NoRoom(_) => Ticker::AwaySendsRefused,
-                AwayError::Busy(_) | AwayError::Lost(_) => Ticker::AwaySendsFailed,
+            let (ticker, why) = match error {
+                AwayError::NoRoom(_) => (Ticker::AwaySendsRefused, NotSent::NoRoom),
+                AwayError::Busy(_) | AwayError::Lost(_) => {
+                    (Ticker::AwaySendsFailed, NotSent::Failed)
+                }
             };
+            if why == NotSent::NoRoom {
+                task.link.note_no_room(bytes_max);
+            }
             stats.add(ticker, 1);
             tracing::debug!(shard = %id, %error, "a memtable shard was not taken by a node");
-            Ok(None)
+            Ok(Err(why))
         }
     }
 }

@@ -53,6 +53,9 @@ const COPY_PATIENCE: Duration = Duration::from_secs(10);
 /// Number of waits without any news that end a read, should that clock stand.
 const COPY_WAITS_MAX: u32 = 500;
 
+/// Pause after an image that no node had room for.
+const NO_ROOM_PAUSE: Duration = Duration::from_secs(1);
+
 /// Parts of a [`StoreLink`] that the open provides.
 pub(crate) struct LinkParts {
     pub(crate) store: Arc<dyn ShardStore>,
@@ -89,8 +92,18 @@ struct Registry {
     shards: BTreeMap<ShardId, RegisteredShard>,
     /// Lost shards without a copy.
     lost: BTreeSet<ShardId>,
+    /// The last image that no node had room for, while that matters.
+    no_room: Option<NoRoom>,
     /// Number of reasons for which nothing may leave and everything is to be flushed.
     stays: usize,
+}
+
+/// No node had room for an image, although the store had said so.
+#[derive(Clone, Copy)]
+struct NoRoom {
+    image_bytes: u64,
+    /// Until then no image of this size is sent, unless the store says that it has more room.
+    until_ns: u64,
 }
 
 /// A shard that something refers to.
@@ -155,10 +168,30 @@ impl StoreLink {
     pub(crate) fn room(&self) -> StoreRoom {
         let is_usable =
             self.is_open.load(Ordering::Acquire) && !self.is_closed.load(Ordering::Acquire);
-        match is_usable && !self.must_stay() {
-            true => self.store().room(),
-            false => StoreRoom::default(),
+        if !is_usable {
+            return StoreRoom::default();
         }
+        let mut room = self.store().room();
+        let now_ns = self.parts.clock.now_ns();
+        let registry = self.registry.lock();
+        if registry.stays > 0 {
+            return StoreRoom::default();
+        }
+        if let Some(refused) = registry.no_room.filter(|refused| now_ns < refused.until_ns) {
+            room.free_bytes = room.free_bytes.min(refused.image_bytes.saturating_sub(1));
+        }
+        room
+    }
+
+    /// No node had room for an image: none of this size is sent until the store has more room, or a
+    /// pause is over.
+    pub(crate) fn note_no_room(&self, image_bytes: u64) {
+        let now_ns = self.parts.clock.now_ns();
+        let until_ns = now_ns + NO_ROOM_PAUSE.as_nanos() as u64;
+        let mut registry = self.registry.lock();
+        let known = registry.no_room.filter(|known| now_ns < known.until_ns);
+        let image_bytes = known.map_or(image_bytes, |known| known.image_bytes.min(image_bytes));
+        registry.no_room = Some(NoRoom { image_bytes, until_ns });
     }
 
     /// Bytes of images that may be at all nodes together; 0 before the store knows the owner.
@@ -309,6 +342,7 @@ impl StoreWatcher for StoreLink {
     }
 
     fn has_more_room(&self) {
+        self.registry.lock().no_room = None;
         self.wake_workers();
     }
 }

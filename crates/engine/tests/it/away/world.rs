@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use archipelago_base::clock::{Clock, SystemClock};
 use archipelago_base::{ErrorKind, Result};
 use archipelago_engine::db::{Components, Db, FaultPoint, ReadOptions};
 use archipelago_engine::options::{CfOptions, DbOptions, WriteOptions};
@@ -22,6 +23,7 @@ pub(super) struct Change {
     pub(super) db: DbOptions,
     pub(super) family: CfOptions,
     pub(super) fault: Option<FaultPoint>,
+    pub(super) clock: Arc<dyn Clock>,
 }
 
 impl Default for Change {
@@ -31,7 +33,7 @@ impl Default for Change {
             write_buffers_max: 2,
             ..small_family()
         };
-        Self { mood: Mood::default(), db: small_db(), family, fault: None }
+        Self { mood: Mood::default(), db: small_db(), family, fault: None, clock: SystemClock::shared() }
     }
 }
 
@@ -72,11 +74,11 @@ impl World {
 
     /// A database whose first bucket map is made: later memtables may leave.
     pub(super) fn with(change: Change) -> Self {
-        let Change { mood, db: options, family, fault } = change;
+        let Change { mood, db: options, family, fault, clock } = change;
         let (fs, store) = (MemFs::new(), FakeStore::new(3, mood));
         let faults = FaultFs::new(Arc::new(fs.clone()), 1);
         let parts = components(&fs, &faults, &family, &store);
-        let parts = Components { fault_point: fault, ..parts };
+        let parts = Components { fault_point: fault, clock, ..parts };
         let db = Db::open_with("/db", options.clone(), parts).unwrap();
         let rng = fastrand::Rng::with_seed(5);
         let mut world = Self { fs, faults, store, db, model: BTreeMap::new(), options, family, mood, rng };

@@ -4,8 +4,8 @@
 //! nodes until one of these holds:
 //!
 //! 1. A caller waits for its flush, or for the end of all background work, or nothing may leave.
-//! 2. It has a shard that cannot leave: records that no log has, the map of epoch 0, an image that
-//!    is too large, a node that has failed several times, or no room.
+//! 2. It has a shard that cannot leave: records that no log has, keys that cut the first bucket map,
+//!    an image that is too large, a node that has failed several times, or no room.
 //! 3. All images together exceed nine tenths of what the nodes may hold. The oldest memtables are
 //!    due, until three quarters are left.
 //! 4. It pins a log segment that must go for the log to keep its bound.
@@ -18,9 +18,13 @@
 //! Thread-safety: pure, except for [`due_below`], which reads the state under the jobs lock.
 //! Cost: O(sealed memtables × buckets).
 
-use archipelago_base::{CfId, Epoch, FileNo};
+use std::sync::Arc;
 
+use archipelago_base::{CfId, FileNo};
+
+use crate::db::background::rebalance;
 use crate::db::inner::DbInner;
+use crate::db::state::family::Family;
 use crate::db::state::jobs::{JobState, RunningKind, Sealed, ShardState};
 use crate::db::state::memtable::ShardHome;
 use crate::db::write::log_segments;
@@ -49,8 +53,8 @@ pub(crate) enum Leave {
 pub(crate) struct LeaveInput {
     /// Whether its memtable has records that no log has.
     pub(crate) unlogged: bool,
-    /// Epoch of the memtable's map.
-    pub(crate) map_epoch: Epoch,
+    /// Whether its keys are to cut the first bucket map.
+    pub(crate) cuts_map: bool,
     /// Number of times that it may still be sent.
     pub(crate) sends_left: u8,
     /// Bytes of its image at most.
@@ -61,10 +65,10 @@ pub(crate) struct LeaveInput {
 }
 
 /// Whether a shard may leave. Only a logged record may: the log alone gives it back if its node is
-/// lost. The first memtable of a family stays, because its keys cut the first bucket map.
+/// lost. A memtable whose keys cut the first bucket map stays.
 pub(crate) fn may_leave(input: &LeaveInput) -> Leave {
     let must_stay = input.unlogged
-        || input.map_epoch.0 == 0
+        || input.cuts_map
         || input.sends_left == 0
         || !input.is_writable
         || input.image_bytes > input.room.image_bytes_max;
@@ -124,6 +128,8 @@ pub(crate) struct DueInput {
     is_sending: bool,
     /// Memtables with smaller numbers are due, of all families.
     by_bounds: u64,
+    /// Families whose first bucket map is not cut yet, and will be.
+    uncut: Vec<CfId>,
 }
 
 impl DueInput {
@@ -143,16 +149,17 @@ impl DueInput {
             is_writable: !db.logs.must_leave() && !db.observers.health().is_read_only(),
             is_sending: state.is_running(RunningKind::is_send),
             by_bounds: due_by_bounds(&resting, limit_bytes, excess_log),
+            uncut: uncut_families(db, state),
         })
     }
 
     /// Whether a shard of a sealed memtable may leave; `None` if it has left or a job has it.
-    pub(crate) fn may_leave(&self, sealed: &Sealed, shard: usize) -> Option<Leave> {
+    pub(crate) fn may_leave(&self, cf: CfId, sealed: &Sealed, shard: usize) -> Option<Leave> {
         let Some(ShardHome::Here(here)) = &sealed.view.homes[shard] else { return None };
         (sealed.shards[shard] == ShardState::Pending).then(|| {
             may_leave(&LeaveInput {
                 unlogged: sealed.info.unlogged,
-                map_epoch: sealed.info.map.epoch(),
+                cuts_map: sealed.info.map.epoch().0 == 0 && self.uncut.contains(&cf),
                 sends_left: sealed.sends_left[shard],
                 image_bytes: image_bytes_max(here),
                 is_writable: self.is_writable,
@@ -165,7 +172,7 @@ impl DueInput {
     pub(crate) fn due_below(&self, state: &JobState, cf: CfId) -> u64 {
         let Some(tracker) = state.flushes().get(&cf) else { return 0 };
         let is_stuck = |sealed: &&Sealed| {
-            let verdicts = (0..sealed.shards.len()).filter_map(|at| self.may_leave(sealed, at));
+            let verdicts = (0..sealed.shards.len()).filter_map(|at| self.may_leave(cf, sealed, at));
             let stays = |verdict: Leave| match verdict {
                 Leave::Yes => false,
                 // What is on its way now may leave room.
@@ -179,6 +186,16 @@ impl DueInput {
         let by_written = written.map_or(0, |memtable| memtable + 1);
         stuck.unwrap_or(0).max(by_written).max(self.by_bounds).max(tracker.due_below())
     }
+}
+
+/// The families with a sealed memtable whose keys are to cut the first bucket map. A family with one
+/// bucket keeps the map that it began with.
+fn uncut_families(db: &DbInner, state: &JobState) -> Vec<CfId> {
+    let has_first = |sealed: &Sealed| sealed.info.map.epoch().0 == 0;
+    let first = state.flushes().iter().filter(|(_, tracker)| tracker.queue.iter().any(has_first));
+    let families = first.filter_map(|(cf, _)| db.view.family(*cf));
+    let is_cut = |family: &Arc<Family>| rebalance::buckets_initial(&db.context, &family.options) > 1;
+    families.filter(is_cut).map(|family| family.id).collect()
 }
 
 fn resting(sealed: &Sealed) -> RestingMemtable {
@@ -199,7 +216,7 @@ mod tests {
     fn leave() -> LeaveInput {
         LeaveInput {
             unlogged: false,
-            map_epoch: Epoch(1),
+            cuts_map: false,
             sends_left: 1,
             image_bytes: 100,
             is_writable: true,
@@ -211,7 +228,7 @@ mod tests {
     fn only_a_logged_shard_that_fits_leaves() {
         assert_eq!(may_leave(&leave()), Leave::Yes);
         assert_eq!(may_leave(&LeaveInput { unlogged: true, ..leave() }), Leave::Never);
-        assert_eq!(may_leave(&LeaveInput { map_epoch: Epoch(0), ..leave() }), Leave::Never);
+        assert_eq!(may_leave(&LeaveInput { cuts_map: true, ..leave() }), Leave::Never);
         assert_eq!(may_leave(&LeaveInput { sends_left: 0, ..leave() }), Leave::Never);
         assert_eq!(may_leave(&LeaveInput { is_writable: false, ..leave() }), Leave::Never);
         assert_eq!(may_leave(&LeaveInput { image_bytes: 101, ..leave() }), Leave::Never);

@@ -69,7 +69,7 @@ pub(crate) fn next_send(db: &DbInner, state: &mut JobState) -> Option<SendTask> 
         let due_below = input.due_below(state, cf);
         let Some(tracker) = state.flushes_mut().get_mut(&cf) else { continue };
         let found = tracker.queue.iter().enumerate().find_map(|(position, sealed)| {
-            let may_leave = |shard: &usize| input.may_leave(sealed, *shard) == Some(Leave::Yes);
+            let may_leave = |shard: &usize| input.may_leave(cf, sealed, *shard) == Some(Leave::Yes);
             let is_candidate = sealed.is_ready() && sealed.info.id >= due_below;
             let shard = (0..sealed.shards.len()).find(may_leave).filter(|_| is_candidate)?;
             Some((position, shard))

@@ -7,7 +7,7 @@ use std::time::Duration;
 use archipelago_base::clock::ManualClock;
 use archipelago_base::{Error, ErrorKind};
 use archipelago_engine::db::FaultPoint;
-use archipelago_engine::options::{DbOptions, WriteOptions};
+use archipelago_engine::options::{CfOptions, DbOptions, WriteOptions};
 use archipelago_engine::stats::Ticker;
 
 use super::Mood;
@@ -127,6 +127,19 @@ fn nodes_without_room_are_asked_once_for_each_shard() {
     let sent = world.store.did().sent;
     world.write(200, "c");
     assert!(world.store.did().sent > sent);
+    world.check();
+}
+
+#[test]
+fn memtables_of_a_family_with_one_bucket_leave() {
+    let family = CfOptions { buckets: 1, ..Change::default().family };
+    let mut world = World::with(Change { family, ..Change::default() });
+    world.send_away(4);
+    world.check();
+    world.store.lose_all(true);
+    world.settle();
+    world.check();
+    world.db.flush(world.db.default_family()).unwrap();
     world.check();
 }
 

@@ -86,7 +86,8 @@ impl World {
             world.put(number, "first");
         }
         world.db.flush(world.db.default_family()).unwrap();
-        assert!(world.db.buckets(world.db.default_family()).unwrap().len() > 1);
+        let buckets = world.db.buckets(world.db.default_family()).unwrap().len();
+        assert_eq!(buckets > 1, world.family.buckets != 1);
         assert_eq!(world.store.did().sent, 0, "the first memtable cuts the bucket map");
         world
     }

@@ -31,7 +31,9 @@ use crate::border::{Border, contained};
 use crate::bucket::BucketMap;
 use crate::db::background::compaction::{self, OutputPlan, output_bytes};
 use crate::db::background::due::DueInput;
-use crate::db::background::flush_plan::{FlushPlan, SealedView, WrittenView, plan_flush};
+use crate::db::background::flush_plan::{
+    FlushPlan, PlanBounds, SealedView, WrittenView, plan_flush,
+};
 use crate::db::background::job_numbers::JobNumbers;
 use crate::db::background::parallel_job::{self, SizedWork, Work};
 use crate::db::background::rebalance::{self, sample};
@@ -59,6 +61,10 @@ use crate::manifest::{Change, VersionEdit};
 use crate::memtable::Shard;
 use crate::stats::{Ticker, Timer};
 use crate::version::rebalance::RunningFlush;
+
+/// Memtables whose images one flush fetches from memory nodes at most, by their size. It may fetch
+/// more if that is one memtable.
+const FETCHED_MEMTABLES_MAX: u64 = 2;
 
 /// A flush that was planned: its shards are marked running.
 pub(crate) struct FlushTask {
@@ -174,37 +180,43 @@ pub(crate) fn next_flush(db: &DbInner, state: &mut JobState) -> Option<FlushTask
     let families: Vec<CfId> = state.flushes().keys().copied().collect();
     families.into_iter().find_map(|cf| {
         let due_below = due.as_ref().map_or(u64::MAX, |due| due.due_below(state, cf));
-        let has_lost = db.context.away().is_some_and(|away| away.has_lost());
-        next_flush_of(&db.view, state, cf, due_below, has_lost)
+        next_flush_of(db, state, cf, due_below)
     })
 }
 
 /// The next flush of a family; memtables with numbers from `due_below` on stay, and so do lost
-/// shards, of which `has_lost` says whether there are any.
+/// shards.
 fn next_flush_of(
-    view: &ReadView,
+    db: &DbInner,
     state: &mut JobState,
     cf: CfId,
     due_below: u64,
-    has_lost: bool,
 ) -> Option<FlushTask> {
-    let family = view.family(cf)?;
+    let family = db.view.family(cf)?;
+    let away = db.context.away();
+    let has_lost = away.is_some_and(|away| away.has_lost());
+    let full = db.context.memtable_bytes_max(&family.options);
+    let fetch_bytes_max = full.saturating_mul(FETCHED_MEMTABLES_MAX);
     let held = state.changing(cf).cloned();
     let planned_cuts = state.planned_cuts(&family.current.load().version);
     let tracker = state.flushes_mut().get_mut(&cf)?;
     let due = tracker.queue.iter().take_while(|sealed| sealed.info.id < due_below);
     let states: Vec<_> = due.clone().map(|sealed| states_for_flush(sealed, has_lost)).collect();
+    let apart_bytes = |sealed| away.map_or_else(Vec::new, |_| apart_bytes(sealed));
+    let apart: Vec<Vec<u64>> = due.clone().map(apart_bytes).collect();
     let views: Vec<SealedView<'_>> = due
-        .zip(&states)
-        .map(|(sealed, states)| SealedView {
+        .zip(states.iter().zip(&apart))
+        .map(|(sealed, (states, apart_bytes))| SealedView {
             map: &sealed.info.map,
             shards: states,
+            apart_bytes,
             ready: sealed.is_ready(),
             unlogged: sealed.info.unlogged,
         })
         .collect();
     let written = written_views(tracker);
-    let FlushPlan { memtables, shards, range } = plan_flush(&views, &written, held.as_ref())?;
+    let bounds = PlanBounds { written: &written, fetch_bytes_max };
+    let FlushPlan { memtables, shards, range } = plan_flush(&views, &bounds, held.as_ref())?;
     drop(views);
     drop(states);
     let mut taken = Vec::with_capacity(memtables.len());
@@ -223,6 +235,15 @@ fn next_flush_of(
     let kind = RunningKind::Flush { cf, flush };
     let job_id = state.start(kind);
     Some(FlushTask { job_id, family, memtables: taken, shards, range, planned_cuts })
+}
+
+/// Bytes of the images that a flush of each shard of a memtable fetches.
+fn apart_bytes(sealed: &Sealed) -> Vec<u64> {
+    let bytes = |home: &Option<ShardHome>| {
+        let apart = home.as_ref().filter(|home| home.is_apart()).and_then(ShardHome::away);
+        apart.map_or(0, |away| away.figures().image_bytes)
+    };
+    sealed.view.homes.iter().map(bytes).collect()
 }
 
 /// The states of the shards of a memtable as a flush sees them: a lost one is the rebuild's.

@@ -287,7 +287,7 @@ impl StoreLink {
             is_lost: Arc::default(),
             is_released: AtomicBool::new(false),
             link: Arc::clone(self),
-            _charge: self.parts.budget.hold(MemoryClass::Memtable, bytes),
+            charge: self.parts.budget.hold(MemoryClass::Memtable, bytes),
         });
         let registered = RegisteredShard {
             shard: Arc::downgrade(&shard),
@@ -441,7 +441,8 @@ pub(crate) struct AwayShard {
     is_lost: Arc<AtomicBool>,
     is_released: AtomicBool,
     link: Arc<StoreLink>,
-    _charge: Charge,
+    /// Of everything but the range tombstones, which charge themselves.
+    charge: Charge,
 }
 
 impl Drop for AwayShard {
@@ -471,6 +472,11 @@ impl AwayShard {
 
     pub(crate) fn figures(&self) -> &AwayFigures {
         &self.figures
+    }
+
+    /// Bytes in memory of what stays here.
+    pub(crate) fn kept_bytes(&self) -> u64 {
+        self.charge.bytes() + self.tombstones.memory_bytes()
     }
 
     /// Some of its keys at even distances, each with its newest record.

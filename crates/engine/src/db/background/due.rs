@@ -3,7 +3,8 @@
 //! Without a store of shards every sealed memtable is due. With one, a memtable may rest at memory
 //! nodes until one of these holds:
 //!
-//! 1. A caller waits for its flush, or for the end of all background work, or nothing may leave.
+//! 1. A caller waits for its flush, or for the end of all background work, or nothing of its family
+//!    may leave.
 //! 2. It has a shard that cannot leave: records that no log has, keys that cut the first bucket map,
 //!    an image that is too large, a node that has failed several times, or no room.
 //! 3. All images together exceed nine tenths of what the nodes may hold. The oldest memtables are
@@ -161,6 +162,8 @@ pub(crate) struct DueInput {
     by_bounds: u64,
     /// Families whose first bucket map is not cut yet, and will be.
     uncut: Vec<CfId>,
+    /// Families of which everything is due.
+    staying: Vec<CfId>,
 }
 
 impl DueInput {
@@ -168,7 +171,7 @@ impl DueInput {
     pub(crate) fn now(db: &DbInner, state: &JobState) -> Option<Self> {
         let away = db.context.away()?;
         let is_tight = db.disk.state() != SpaceState::Roomy;
-        if away.must_stay() || db.jobs.is_awaited() || is_tight {
+        if db.jobs.is_awaited() || is_tight {
             return None;
         }
         let sealed = state.flushes().values().flat_map(|tracker| &tracker.queue);
@@ -186,6 +189,7 @@ impl DueInput {
             is_sending: state.is_running(RunningKind::is_send),
             by_bounds: due_by_bounds(&resting, &bounds),
             uncut: uncut_families(db, state),
+            staying: away.staying(),
         })
     }
 
@@ -207,6 +211,9 @@ impl DueInput {
     /// The number below which memtables of a family are due.
     pub(crate) fn due_below(&self, state: &JobState, cf: CfId) -> u64 {
         let Some(tracker) = state.flushes().get(&cf) else { return 0 };
+        if self.staying.contains(&cf) {
+            return u64::MAX;
+        }
         let is_stuck = |sealed: &&Sealed| {
             let verdicts = (0..sealed.shards.len()).filter_map(|at| self.may_leave(cf, sealed, at));
             let stays = |verdict: Leave| match verdict {

@@ -83,7 +83,7 @@ pub(crate) fn next_send(db: &DbInner, state: &mut JobState) -> Option<SendTask> 
         };
         let (here, memtable) = (Arc::clone(here), Arc::clone(&sealed.info));
         sealed.shards[shard] = ShardState::Running;
-        let job_id = state.start(RunningKind::Send);
+        let job_id = state.start(RunningKind::Send { cf });
         let is_taken = AtomicBool::new(false);
         return Some(SendTask { job_id, family, memtable, shard, here, after_seq, is_taken, link });
     }

@@ -32,7 +32,7 @@ use std::time::Duration;
 
 use archipelago_base::budget::{ByteBudget, Charge, MemoryClass};
 use archipelago_base::clock::Clock;
-use archipelago_base::{Error, ErrorKind, Result, SeqNo};
+use archipelago_base::{CfId, Error, ErrorKind, Result, SeqNo};
 use parking_lot::{Condvar, Mutex};
 
 use crate::iter::InternalIterator;
@@ -94,8 +94,9 @@ struct Registry {
     lost: BTreeSet<ShardId>,
     /// The last image that no node had room for, while that matters.
     no_room: Option<NoRoom>,
-    /// Number of reasons for which nothing may leave and everything is to be flushed.
-    stays: usize,
+    /// Families of which nothing may leave and everything is to be flushed, each with the number of
+    /// reasons.
+    stays: BTreeMap<CfId, usize>,
 }
 
 /// No node had room for an image, although the store had said so.
@@ -123,13 +124,22 @@ pub(crate) struct AwaySums {
     pub(crate) bytes: u64,
 }
 
-/// Nothing leaves, and everything is flushed, until this is dropped.
-pub(crate) struct StayHome(Arc<StoreLink>);
+/// Nothing of a family leaves, and everything of it is flushed, until this is dropped.
+pub(crate) struct StayHome {
+    link: Arc<StoreLink>,
+    cf: CfId,
+}
 
 impl Drop for StayHome {
     fn drop(&mut self) {
-        self.0.registry.lock().stays -= 1;
-        self.0.wake_workers();
+        {
+            let mut registry = self.link.registry.lock();
+            if let Some(reasons) = registry.stays.get_mut(&self.cf) {
+                *reasons -= 1;
+            }
+            registry.stays.retain(|_, reasons| *reasons > 0);
+        }
+        self.link.wake_workers();
     }
 }
 
@@ -164,7 +174,7 @@ impl StoreLink {
         self.is_open.store(true, Ordering::Release);
     }
 
-    /// Room of the store; none before the store knows the owner, and while shards must stay.
+    /// Room of the store; none before the store knows the owner.
     pub(crate) fn room(&self) -> StoreRoom {
         let is_usable =
             self.is_open.load(Ordering::Acquire) && !self.is_closed.load(Ordering::Acquire);
@@ -173,11 +183,8 @@ impl StoreLink {
         }
         let mut room = self.store().room();
         let now_ns = self.parts.clock.now_ns();
-        let registry = self.registry.lock();
-        if registry.stays > 0 {
-            return StoreRoom::default();
-        }
-        if let Some(refused) = registry.no_room.filter(|refused| now_ns < refused.until_ns) {
+        let no_room = self.registry.lock().no_room;
+        if let Some(refused) = no_room.filter(|refused| now_ns < refused.until_ns) {
             room.free_bytes = room.free_bytes.min(refused.image_bytes.saturating_sub(1));
         }
         room
@@ -202,16 +209,16 @@ impl StoreLink {
         }
     }
 
-    /// Whether nothing may leave and everything is to be flushed.
-    pub(crate) fn must_stay(&self) -> bool {
-        self.registry.lock().stays > 0
+    /// The families of which nothing may leave and everything is to be flushed.
+    pub(crate) fn staying(&self) -> Vec<CfId> {
+        self.registry.lock().stays.keys().copied().collect()
     }
 
-    /// Keeps shards from leaving, and makes all that are away due.
-    pub(crate) fn stay_home(self: &Arc<Self>) -> StayHome {
-        self.registry.lock().stays += 1;
+    /// Keeps shards of a family from leaving, and makes all of it that is away due.
+    pub(crate) fn stay_home(self: &Arc<Self>, cf: CfId) -> StayHome {
+        *self.registry.lock().stays.entry(cf).or_default() += 1;
         self.wake_workers();
-        StayHome(Arc::clone(self))
+        StayHome { link: Arc::clone(self), cf }
     }
 
     /// Notes the oldest memtable of which a shard may still be sent.

@@ -187,8 +187,8 @@ pub(crate) enum GcWorker {
 pub(crate) enum RunningKind {
     /// A flush of a family's key range.
     Flush { cf: CfId, flush: RunningFlush },
-    /// The way of a shard to a memory node.
-    Send,
+    /// The way of a shard of a family to a memory node.
+    Send { cf: CfId },
     /// The reading of the log for lost shards.
     Rebuild,
     /// A compaction of a family.
@@ -208,7 +208,7 @@ impl RunningKind {
     }
 
     pub(crate) fn is_send(&self) -> bool {
-        matches!(self, Self::Send)
+        matches!(self, Self::Send { .. })
     }
 
     pub(crate) fn is_rebuild(&self) -> bool {

@@ -74,6 +74,39 @@ fn ingestion_flushes_what_is_away_first() {
 }
 
 #[test]
+fn ingestion_leaves_what_it_does_not_touch_where_it_is() {
+    let mut world = World::new();
+    let options = CfOptions { write_buffers_max: 2, ..small_family() };
+    let other = world.db.create_family("other", options).unwrap();
+    world.send_away(4);
+    let held = world.store.held().len();
+    let fs: Arc<dyn FileSystem> = Arc::new(world.fs.clone());
+    let table = |name: &str, keys: &[Vec<u8>]| {
+        let options = TableOptions::default();
+        let mut writer = SstWriter::create(&fs, Path::new(name), options).unwrap();
+        keys.iter().for_each(|key| writer.put(key, b"ingested").unwrap());
+        writer.finish().unwrap();
+    };
+    // Another family, first without a memtable that overlaps, and then with one.
+    table("/one", &[key(1), key(2)]);
+    world.db.ingest(&other, &["/one"], &IngestOptions::default()).unwrap();
+    world.db.put_with(&other, &key(3), b"written", &WriteOptions::default()).unwrap();
+    table("/two", &[key(2), key(3)]);
+    world.db.ingest(&other, &["/two"], &IngestOptions::default()).unwrap();
+    let value = world.db.get_with(&other, &key(3), &ReadOptions::default()).unwrap();
+    assert_eq!(value.as_deref(), Some(&b"ingested"[..]));
+    assert!(world.store.held().len() >= held, "the shards of other families stay away");
+    world.check();
+    // A write that comes late overlaps, and goes below the file.
+    let cf = world.db.default_family().clone();
+    table("/three", &[key(7)]);
+    world.db.ingest(&cf, &["/three"], &IngestOptions::default()).unwrap();
+    world.model.insert(key(7), b"ingested".to_vec());
+    assert!(world.store.held().is_empty());
+    world.check();
+}
+
+#[test]
 fn dropped_family_releases_its_shards() {
     let world = World::new();
     let options = CfOptions { write_buffers_max: 2, ..small_family() };

@@ -210,11 +210,7 @@ fn cut_at_buckets(
 
 /// Flushes what the family has at memory nodes and keeps the rest here, so that nothing waits for a
 /// node under the commit lock. If no memtable overlaps the files, nothing is flushed.
-fn flush_away(
-    db: &DbInner,
-    family: &Arc<Family>,
-    pieces: &[FileMeta],
-) -> Result<Option<StayHome>> {
+fn flush_away(db: &DbInner, family: &Arc<Family>, pieces: &[FileMeta]) -> Result<Option<StayHome>> {
     let Some(away) = db.context.away() else { return Ok(None) };
     if !has_overlap(&family.current.load(), pieces) {
         return Ok(None);

@@ -237,7 +237,8 @@ fn uncut_families(db: &DbInner, state: &JobState) -> Vec<CfId> {
     let has_first = |sealed: &Sealed| sealed.info.map.epoch().0 == 0;
     let first = state.flushes().iter().filter(|(_, tracker)| tracker.queue.iter().any(has_first));
     let families = first.filter_map(|(cf, _)| db.view.family(*cf));
-    let is_cut = |family: &Arc<Family>| rebalance::buckets_initial(&db.context, &family.options) > 1;
+    let is_cut =
+        |family: &Arc<Family>| rebalance::buckets_initial(&db.context, &family.options) > 1;
     families.filter(is_cut).map(|family| family.id).collect()
 }
 

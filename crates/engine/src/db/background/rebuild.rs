@@ -106,10 +106,7 @@ impl RebuildRoom {
 /// back.
 fn held_bytes(state: &JobState, oldest_lost: u64) -> u64 {
     let sealed = state.flushes().values().flat_map(|tracker| &tracker.queue);
-    sealed
-        .filter(|sealed| sealed.info.id <= oldest_lost)
-        .map(|sealed| sealed.rebuilt_bytes())
-        .sum()
+    sealed.filter(|sealed| sealed.info.id <= oldest_lost).map(|sealed| sealed.rebuilt_bytes()).sum()
 }
 
 /// The next lost shards, marked as running.
@@ -207,7 +204,8 @@ pub(crate) fn run_rebuild_task(db: &DbInner, task: &RebuildTask) -> Result<()> {
     {
         let mut state = db.jobs.lock(Order::none());
         state.end(task.job_id);
-        for (LostShard { family, memtable, shard, away }, rebuilt) in task.lost.iter().zip(&shards) {
+        for (LostShard { family, memtable, shard, away }, rebuilt) in task.lost.iter().zip(&shards)
+        {
             if let Some(here) = rebuilt {
                 away.set_copy(Ok(ShardCopy::Rebuilt(Arc::clone(here))));
             }

@@ -25,7 +25,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use archipelago_base::budget::MemoryClass;
-use archipelago_base::{Result, SeqNo};
+use archipelago_base::{CfId, Result, SeqNo};
 
 use crate::border::contained;
 use crate::db::background::due::{self, DueInput, Leave};
@@ -55,7 +55,41 @@ pub(crate) struct SendTask {
     link: Arc<StoreLink>,
 }
 
-/// The next shard that may leave, marked as running. The oldest go first.
+/// The first shard of a family that may be sent, or waits for room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Candidate {
+    memtable: u64,
+    cf: CfId,
+    /// Position of the memtable in the queue.
+    position: usize,
+    shard: usize,
+    has_room: bool,
+}
+
+/// The candidate that is sent next. The oldest goes first, of whatever family, and the others wait
+/// for it if it waits for room. Else small shards could take all room that becomes free, and a large
+/// one would wait for ever: it is not due either while others are on their way.
+fn next_in_turn(candidates: &[Candidate]) -> Option<Candidate> {
+    let oldest = candidates.iter().min_by_key(|candidate| candidate.memtable)?;
+    oldest.has_room.then_some(*oldest)
+}
+
+/// The first shard of a family that may be sent, or waits for room.
+fn candidate_of(state: &JobState, input: &DueInput, cf: CfId) -> Option<Candidate> {
+    let due_below = input.due_below(state, cf);
+    let queue = state.flushes().get(&cf)?.queue.iter().enumerate();
+    let mut resting = queue.filter(|(_, sealed)| sealed.is_ready() && sealed.info.id >= due_below);
+    resting.find_map(|(position, sealed)| {
+        let mut shards = (0..sealed.shards.len()).filter_map(|shard| {
+            let verdict = input.may_leave(cf, sealed, shard)?;
+            (verdict != Leave::Never).then_some((shard, verdict == Leave::Yes))
+        });
+        let (shard, has_room) = shards.next()?;
+        Some(Candidate { memtable: sealed.info.id, cf, position, shard, has_room })
+    })
+}
+
+/// The next shard that may leave, marked as running.
 pub(crate) fn next_send(db: &DbInner, state: &mut JobState) -> Option<SendTask> {
     let link = Arc::clone(db.context.away()?);
     if !state.has_sealed() {
@@ -63,31 +97,20 @@ pub(crate) fn next_send(db: &DbInner, state: &mut JobState) -> Option<SendTask> 
     }
     let input = DueInput::now(db, state)?;
     note_oldest(db, state, &link);
-    let families: Vec<_> = state.flushes().keys().copied().collect();
-    for cf in families {
-        let Some(family) = db.view.family(cf) else { continue };
-        let due_below = input.due_below(state, cf);
-        let Some(tracker) = state.flushes_mut().get_mut(&cf) else { continue };
-        let found = tracker.queue.iter().enumerate().find_map(|(position, sealed)| {
-            let may_leave = |shard: &usize| input.may_leave(cf, sealed, *shard) == Some(Leave::Yes);
-            let is_candidate = sealed.is_ready() && sealed.info.id >= due_below;
-            let shard = (0..sealed.shards.len()).find(may_leave).filter(|_| is_candidate)?;
-            Some((position, shard))
-        });
-        let Some((position, shard)) = found else { continue };
-        let keys = tracker.queue[position].info.map.range(shard);
-        let after_seq = after_seq(tracker.queue.range(..position), &keys);
-        let sealed = &mut tracker.queue[position];
-        let Some(here) = sealed.view.homes[shard].as_ref().and_then(ShardHome::here) else {
-            continue;
-        };
-        let (here, memtable) = (Arc::clone(here), Arc::clone(&sealed.info));
-        sealed.shards[shard] = ShardState::Running;
-        let job_id = state.start(RunningKind::Send { cf });
-        let is_taken = AtomicBool::new(false);
-        return Some(SendTask { job_id, family, memtable, shard, here, after_seq, is_taken, link });
-    }
-    None
+    let families = state.flushes().keys().filter(|cf| db.view.family(**cf).is_some());
+    let candidates: Vec<_> = families.filter_map(|cf| candidate_of(state, &input, *cf)).collect();
+    let Candidate { cf, position, shard, .. } = next_in_turn(&candidates)?;
+    let family = db.view.family(cf)?;
+    let tracker = state.flushes_mut().get_mut(&cf)?;
+    let keys = tracker.queue[position].info.map.range(shard);
+    let after_seq = after_seq(tracker.queue.range(..position), &keys);
+    let sealed = &mut tracker.queue[position];
+    let here = Arc::clone(sealed.view.homes[shard].as_ref().and_then(ShardHome::here)?);
+    let memtable = Arc::clone(&sealed.info);
+    sealed.shards[shard] = ShardState::Running;
+    let job_id = state.start(RunningKind::Send { cf });
+    let is_taken = AtomicBool::new(false);
+    Some(SendTask { job_id, family, memtable, shard, here, after_seq, is_taken, link })
 }
 
 /// Tells the link the oldest memtable of which a shard may be sent.
@@ -210,5 +233,26 @@ fn send_shard(db: &DbInner, task: &SendTask) -> Result<Result<Arc<AwayShard>, No
             tracing::debug!(shard = %id, %error, "a memtable shard was not taken by a node");
             Ok(Err(why))
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn oldest_shard_goes_first_and_the_others_wait_for_it() {
+        let candidate = |memtable, cf, has_room| Candidate {
+            memtable,
+            cf: CfId(cf),
+            position: 0,
+            shard: 0,
+            has_room,
+        };
+        let (old, young) = (candidate(5, 2, true), candidate(7, 1, true));
+        assert_eq!(next_in_turn(&[young, old]), Some(old), "whatever its family is");
+        assert_eq!(next_in_turn(&[young, candidate(5, 2, false)]), None);
+        assert_eq!(next_in_turn(&[candidate(7, 1, false), old]), Some(old));
+        assert_eq!(next_in_turn(&[]), None);
     }
 }

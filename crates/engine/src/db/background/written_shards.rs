@@ -154,7 +154,8 @@ pub(crate) fn publish(
 
 /// Whether `written` is a shard of the task.
 pub(crate) fn is_of(written: &WrittenShard, task: &FlushTask) -> bool {
-    task.shards.contains(&written.shard) && written.memtables.iter().all(|id| has_memtable(task, *id))
+    task.shards.contains(&written.shard)
+        && written.memtables.iter().all(|id| has_memtable(task, *id))
 }
 
 fn has_memtable(task: &FlushTask, id: u64) -> bool {

@@ -102,7 +102,8 @@ impl Sealed {
     /// Bytes in memory of its shards that were rebuilt and are in no table.
     pub(crate) fn rebuilt_bytes(&self) -> u64 {
         let homes = self.view.homes.iter().zip(&self.is_rebuilt);
-        let rebuilt = homes.filter(|(_, is_rebuilt)| **is_rebuilt).filter_map(|(home, _)| home.as_ref());
+        let rebuilt =
+            homes.filter(|(_, is_rebuilt)| **is_rebuilt).filter_map(|(home, _)| home.as_ref());
         rebuilt.map(ShardHome::data_bytes).sum()
     }
 

@@ -33,7 +33,13 @@ impl Default for Change {
             write_buffers_max: 2,
             ..small_family()
         };
-        Self { mood: Mood::default(), db: small_db(), family, fault: None, clock: SystemClock::shared() }
+        Self {
+            mood: Mood::default(),
+            db: small_db(),
+            family,
+            fault: None,
+            clock: SystemClock::shared(),
+        }
     }
 }
 
@@ -81,7 +87,8 @@ impl World {
         let parts = Components { fault_point: fault, clock, ..parts };
         let db = Db::open_with("/db", options.clone(), parts).unwrap();
         let rng = fastrand::Rng::with_seed(5);
-        let mut world = Self { fs, faults, store, db, model: BTreeMap::new(), options, family, mood, rng };
+        let mut world =
+            Self { fs, faults, store, db, model: BTreeMap::new(), options, family, mood, rng };
         for number in (0..KEYS).step_by(5) {
             world.put(number, "first");
         }

@@ -8,11 +8,11 @@
 //! with the versions of the key, newest first, and they go through the same visitor as versions from
 //! memory. A batch read asks for the runs of all its keys together.
 //!
-//! If a node does not answer for a run, its shards are asked one after another, and each from its
-//! copy as soon as it has one ([`crate::db::state::away`]). A lost shard is waited for while it is
-//! rebuilt. A question about several shards does not tell which of them the node does not have, and
-//! one that was released while the question was under way is not lost, so a shard counts as lost
-//! only after a question about it alone.
+//! If a node does not answer, it is asked once more. If a shard of a run is lost or has got its copy
+//! ([`crate::db::state::away`]), the shards are searched one after another. A lost shard is waited
+//! for while it is rebuilt. A question about several shards does not tell which of them the node
+//! does not have, and one that was released while the question was under way is not lost. So a shard
+//! counts as lost only after a question about it alone.
 //!
 //! Invariants:
 //! 1. A shard that could not be asked ends the read with an error. It never counts as empty.
@@ -38,7 +38,7 @@ use crate::pinned::PinnedSlice;
 use crate::remote::{AwayError, KeyAsk, LookupAnswer, LookupAsk, ShardVersion, StoreNode};
 use crate::stats::Ticker;
 
-/// Number of questions without an answer that end a read.
+/// Number of questions about the same shards without an answer that end a read.
 const SILENCES_MAX: u32 = 2;
 
 /// Neighbouring away shards at one node that may have a key, newest first.
@@ -99,51 +99,68 @@ pub(crate) fn ask_runs(
             first.id()
         )));
     }
+    let link = first.link();
+    let mut answers: Vec<RunAnswer> = asks.iter().map(|_| RunAnswer::None(None)).collect();
+    for _ in 0..SILENCES_MAX {
+        let is_open = |at: &usize| matches!(answers[*at], RunAnswer::None(_));
+        let open: Vec<usize> =
+            (0..asks.len()).filter(is_open).filter(|at| asks[*at].is_askable()).collect();
+        if open.is_empty() {
+            break;
+        }
+        ask_nodes(link, asks, &open, options.keys_only, &mut answers)?;
+    }
     let mut all = Vec::with_capacity(asks.len());
-    for (answer, ask) in ask_nodes(first.link(), asks, options.keys_only)?.into_iter().zip(asks) {
-        let versions = match answer {
-            RunAnswer::Found(versions) => versions,
-            RunAnswer::None { silences } => ask_one_by_one(ask, options.keys_only, silences)?,
+    for (answer, ask) in answers.into_iter().zip(asks) {
+        let versions = match (answer, ask.run.first()) {
+            (RunAnswer::Found(versions), _) => versions,
+            (RunAnswer::None(Some(silence)), Some(first)) if ask.is_askable() => {
+                return Err(first.not_now(silence));
+            }
+            (RunAnswer::None(_), _) => ask_one_by_one(ask, options.keys_only)?,
         };
         if versions.is_empty() && !ask.run.is_empty() {
-            first.link().stats().add(Ticker::AwayLookupsEmpty, 1);
+            link.stats().add(Ticker::AwayLookupsEmpty, 1);
         }
         all.push(versions);
     }
     Ok(all)
 }
 
+impl RunAsk<'_> {
+    /// Whether the node can be asked for the whole run.
+    fn is_askable(&self) -> bool {
+        let is_apart = |shard: &&Arc<AwayShard>| !shard.is_lost() && !shard.has_copy();
+        !self.run.is_empty() && self.run.iter().all(is_apart)
+    }
+}
+
 /// Answer for a run.
 enum RunAnswer {
     Found(Vec<ShardVersion>),
-    /// There is none, after that many questions.
-    None {
-        silences: u32,
-    },
+    /// There is none, and the reason if the node said nothing.
+    None(Option<AwayError>),
 }
 
-/// Asks each node once for all runs that are there, as far as none of their shards is lost.
-fn ask_nodes(link: &StoreLink, asks: &[RunAsk<'_>], keys_only: bool) -> Result<Vec<RunAnswer>> {
-    let mut answers: Vec<RunAnswer> =
-        asks.iter().map(|_| RunAnswer::None { silences: 0 }).collect();
+/// Asks each node once for the runs at the positions `open`.
+fn ask_nodes(
+    link: &StoreLink,
+    asks: &[RunAsk<'_>],
+    open: &[usize],
+    keys_only: bool,
+    answers: &mut [RunAnswer],
+) -> Result<()> {
     let mut by_node: BTreeMap<StoreNode, Vec<usize>> = BTreeMap::new();
-    for (at, ask) in asks.iter().enumerate() {
-        match ask.run.first() {
-            Some(first) if !ask.run.iter().any(|shard| shard.is_lost()) => {
-                by_node.entry(first.node()).or_default().push(at);
-            }
-            _ => {}
+    for &at in open {
+        if let Some(first) = asks[at].run.first() {
+            by_node.entry(first.node()).or_default().push(at);
         }
     }
     let questions: Vec<LookupAsk<'_>> = by_node
         .iter()
         .map(|(node, keys)| question(*node, keys.iter().map(|&at| &asks[at]), keys_only))
         .collect();
-    if questions.is_empty() {
-        return Ok(answers);
-    }
-    let keys: usize = questions.iter().map(|question| question.keys.len()).sum();
-    link.stats().add(Ticker::AwayLookups, keys as u64);
+    link.stats().add(Ticker::AwayLookups, open.len() as u64);
     let given = link.store().lookup(&questions);
     if given.len() != questions.len() {
         return Err(broken_contract("it did not answer every question"));
@@ -156,16 +173,16 @@ fn ask_nodes(link: &StoreLink, asks: &[RunAsk<'_>], keys_only: bool) -> Result<V
                 }
             }
             Err(error) => {
-                if let [shard] = question.shards.as_slice() {
-                    let runs = keys.iter().flat_map(|&at| &asks[at].run);
-                    note_failure(runs.copied().find(|known| known.id() == *shard), &error);
+                let is_lost = matches!(error, AwayError::Lost(_));
+                if is_lost {
+                    find_lost(link, keys.iter().map(|&at| &asks[at]), &error);
                 }
-                let silences = u32::from(!matches!(error, AwayError::Lost(_)));
-                keys.iter().for_each(|&at| answers[at] = RunAnswer::None { silences });
+                let silence = (!is_lost).then_some(error);
+                keys.iter().for_each(|&at| answers[at] = RunAnswer::None(silence.clone()));
             }
         }
     }
-    Ok(answers)
+    Ok(())
 }
 
 /// One question for all keys whose runs are at `node`.
@@ -216,21 +233,43 @@ fn broken_contract(what: &str) -> Error {
 }
 
 /// Notes a lost shard after a question about it alone.
-fn note_failure(shard: Option<&Arc<AwayShard>>, error: &AwayError) {
-    if let (Some(shard), AwayError::Lost(why)) = (shard, error) {
+fn note_failure(shard: &AwayShard, error: &AwayError) {
+    if let AwayError::Lost(why) = error {
         shard.note_lost(why);
     }
 }
 
-/// Asks the shards of a run one after another, after that many questions without an answer.
-fn ask_one_by_one(
-    ask: &RunAsk<'_>,
-    keys_only: bool,
-    mut silences: u32,
-) -> Result<Vec<ShardVersion>> {
+/// Notes which shards of `asks` are lost, after their node has said `error` of all of them together:
+/// each is asked for alone.
+#[cold]
+fn find_lost<'a>(link: &StoreLink, asks: impl Iterator<Item = &'a RunAsk<'a>>, error: &AwayError) {
+    let mut alone: Vec<RunAsk<'_>> = Vec::new();
+    for ask in asks {
+        for shard in &ask.run {
+            if !alone.iter().any(|known| known.run[0].id() == shard.id()) {
+                alone.push(RunAsk { lookup: ask.lookup, floor: ask.floor, run: vec![shard] });
+            }
+        }
+    }
+    if let [only] = alone.as_slice() {
+        return note_failure(only.run[0], error);
+    }
+    alone.retain(RunAsk::is_askable);
+    let questions: Vec<LookupAsk<'_>> =
+        alone.iter().map(|ask| question(ask.run[0].node(), std::iter::once(ask), true)).collect();
+    link.stats().add(Ticker::AwayLookups, questions.len() as u64);
+    for (ask, given) in alone.iter().zip(link.store().lookup(&questions)) {
+        if let Err(error) = given {
+            note_failure(ask.run[0], &error);
+        }
+    }
+}
+
+/// Asks the shards of a run one after another, because some have a copy or are lost.
+fn ask_one_by_one(ask: &RunAsk<'_>, keys_only: bool) -> Result<Vec<ShardVersion>> {
     let mut versions = Vec::new();
     for shard in &ask.run {
-        versions.extend(versions_of(shard, ask, keys_only, &mut silences)?);
+        versions.extend(versions_of(shard, ask, keys_only)?);
         if versions.last().is_some_and(|version: &ShardVersion| version.kind != Kind::Merge) {
             break;
         }
@@ -243,8 +282,8 @@ fn versions_of(
     shard: &Arc<AwayShard>,
     ask: &RunAsk<'_>,
     keys_only: bool,
-    silences: &mut u32,
 ) -> Result<Vec<ShardVersion>> {
+    let mut silences = 0;
     loop {
         if let Some(copy) = shard.copy()? {
             return copied_versions(copy, &ask.lookup);
@@ -261,9 +300,9 @@ fn versions_of(
                 return Ok(checked(answer, &questions[0])?.pop().unwrap_or_default());
             }
             Some(Err(error)) => {
-                *silences += 1;
-                note_failure(Some(shard), &error);
-                if !shard.is_lost() && !shard.has_copy() && *silences >= SILENCES_MAX {
+                silences += 1;
+                note_failure(shard, &error);
+                if !shard.is_lost() && !shard.has_copy() && silences >= SILENCES_MAX {
                     return Err(shard.not_now(error));
                 }
             }
@@ -320,5 +359,5 @@ pub(crate) fn newest_version(
         return Ok(None);
     }
     let ask = RunAsk { lookup: *lookup, floor: SeqNo::ZERO, run: vec![shard] };
-    Ok(versions_of(shard, &ask, true, &mut 0)?.into_iter().next())
+    Ok(versions_of(shard, &ask, true)?.into_iter().next())
 }

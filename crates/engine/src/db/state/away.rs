@@ -698,3 +698,19 @@ impl ShardCopy {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn copies_of_other_shards_do_not_end_the_wait_of_a_read() {
+        let mut patience = Patience::from(7);
+        let end = 7 + COPY_PATIENCE.as_nanos() as u64;
+        // A wake-up costs nothing; only time does, and waits without any news.
+        assert!(patience.lasts(7) && patience.lasts(end - 1));
+        assert!(!patience.lasts(end));
+        patience.waits_left = 0;
+        assert!(!patience.lasts(7));
+    }
+}

@@ -17,6 +17,9 @@ use archipelago_engine::remote::{
 };
 use parking_lot::Mutex;
 
+/// Number of questions of one read at most.
+const PATIENCE: u32 = 40;
+
 /// How a [`FakeStore`] misbehaves; one in so many calls, 0 for never.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Mood {
@@ -30,7 +33,7 @@ pub(crate) struct Mood {
     pub(crate) no_room: bool,
     /// Calls that a node is lost in.
     pub(crate) lose: u32,
-    /// Questions of reads that get no answer. The next one gets one.
+    /// Questions of reads that get no answer. The next [`PATIENCE`] get one.
     pub(crate) silence: u32,
     /// Records of a page at most; 0 for all.
     pub(crate) page_records: usize,
@@ -80,7 +83,8 @@ struct Nodes {
     /// Number of times that no node had room for a shard.
     no_room: BTreeMap<ShardId, u64>,
     oldest: u64,
-    was_silent: bool,
+    /// Questions that certainly get an answer.
+    answers_due: u32,
     is_hung: bool,
     is_closed: bool,
     did: Did,
@@ -187,15 +191,16 @@ impl FakeStore {
         }
     }
 
-    /// Says nothing now and then, but never twice in a row.
+    /// Says nothing now and then, but never twice to one read.
     fn maybe_silent(&self) -> Result<(), AwayError> {
         let silence = self.mood.lock().silence;
         let is_due = self.is_due(silence);
         let mut nodes = self.nodes.lock();
-        let is_silent = nodes.is_hung || is_due && !nodes.was_silent;
-        nodes.was_silent = is_silent;
+        let is_silent = nodes.is_hung || is_due && nodes.answers_due == 0;
+        nodes.answers_due = nodes.answers_due.saturating_sub(1);
         if is_silent {
             nodes.did.silent += 1;
+            nodes.answers_due = PATIENCE;
             return Err(AwayError::Busy("the node says nothing".to_owned()));
         }
         Ok(())

@@ -161,7 +161,7 @@ fn each_step_may_fail() {
         };
         let mut world = World::with(Change { mood, fault: Some(fault), ..Change::default() });
         is_armed.store(true, Ordering::Relaxed);
-        for round in 0..30 {
+        for round in 0..100 {
             for at in 0..20 {
                 let number = (round * 20 + at) % KEYS;
                 world.put(number, &format!("{point} {round}"));

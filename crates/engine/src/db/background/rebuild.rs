@@ -198,7 +198,7 @@ fn find(db: &DbInner, state: &JobState, away: &Arc<AwayShard>) -> Found {
 
 /// Rebuilds the shards; afterwards they are here, or pending again.
 pub(crate) fn run_rebuild_task(db: &DbInner, task: &RebuildTask) -> Result<()> {
-    let mut shards: RebuiltShards = task.lost.iter().map(|_| None).collect();
+    let mut shards: Vec<Option<Arc<Shard>>> = task.lost.iter().map(|_| None).collect();
     let ended = contained("rebuilding lost memtable shards", || rebuild(db, task, &mut shards));
     let is_any = shards.iter().any(Option::is_some);
     {
@@ -242,12 +242,9 @@ pub(crate) fn run_rebuild_task(db: &DbInner, task: &RebuildTask) -> Result<()> {
     ended
 }
 
-/// The shards of a task as far as the log gave them.
-type RebuiltShards = Vec<Option<Arc<Shard>>>;
-
 /// Fills `rebuilt` with the shards of the task, from the log. Errors: the log does not give some of
 /// them; those that it gave are there nevertheless.
-fn rebuild(db: &DbInner, task: &RebuildTask, rebuilt: &mut RebuiltShards) -> Result<()> {
+fn rebuild(db: &DbInner, task: &RebuildTask, rebuilt: &mut [Option<Arc<Shard>>]) -> Result<()> {
     db.context.fault_point("rebuild.picked")?;
     write::flush_log(db)?;
     let pinned = |lost: &LostShard| {

@@ -125,7 +125,7 @@ fn nodes_without_room_are_asked_once_for_each_shard() {
     world.store.set_mood(|mood| mood.no_room = false);
     clock.advance(Duration::from_secs(2));
     let sent = world.store.did().sent;
-    world.write(200, "c");
+    world.write(400, "c");
     assert!(world.store.did().sent > sent);
     world.check();
 }

@@ -450,14 +450,19 @@ fn is_in_memory(seqs: (SeqNo, SeqNo), flushed: &FlushedThrough, key: &[u8], seq:
 }
 
 /// Rebuilds lost shards on the calling thread, which holds no lock, as far as no other job has them.
+/// Errors: the last one of shards that the log does not have, after all others are back.
 pub(crate) fn rebuild_here(db: &DbInner) -> Result<()> {
+    let mut ended = Ok(());
     loop {
         let mut state = db.jobs.lock(Order::none());
         let task = next_rebuild(db, &mut state, RebuildMemory::ByJob);
         drop(state);
-        match task {
-            Some(task) => run_rebuild_task(db, &task)?,
-            None => return Ok(()),
+        let Some(task) = task else { return ended };
+        match run_rebuild_task(db, &task) {
+            Ok(()) => {}
+            // Those that are gone for good are not tried again.
+            Err(error) if task.lost.iter().all(|lost| lost.away.has_copy()) => ended = Err(error),
+            Err(error) => return Err(error),
         }
     }
 }

@@ -66,7 +66,7 @@ pub struct DbOptions {
     pub wal_segment_bytes: u64,
     /// Bound on all closed log segments: beyond it, memtables that pin the oldest are flushed.
     /// Default 0: four times the memory of all memtables, which is the sum of all write buffers
-    /// or, if that is less, the memory budget.
+    /// or, if that is less, the memory budget, and what memory nodes may hold of them.
     pub wal_bytes_max: u64,
     /// What recovery does with a damaged end of the log. Default: tolerate a torn tail.
     pub recovery_mode: RecoveryMode,

@@ -69,7 +69,7 @@ impl JobKind {
             RunningKind::MapChange { .. } => Self::MapChange,
             RunningKind::Gc { .. } => Self::Gc,
             RunningKind::Ingestion(_) => Self::Ingestion,
-            RunningKind::Send => Self::Send,
+            RunningKind::Send { .. } => Self::Send,
             RunningKind::Rebuild => Self::Rebuild,
         }
     }

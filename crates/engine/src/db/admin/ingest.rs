@@ -45,8 +45,8 @@ use crate::db::background::job_numbers::JobNumbers;
 use crate::db::background::{leave_log, scheduler, space};
 use crate::db::inner::DbInner;
 use crate::db::state::away::StayHome;
-use crate::db::state::family::Family;
-use crate::db::state::jobs::RunningKind;
+use crate::db::state::family::{Family, SuperVersion};
+use crate::db::state::jobs::{JobState, RunningKind};
 use crate::db::state::memtable::Immutable;
 use crate::db::write::commit::CommitGuard;
 use crate::db::write::{self, seal, stalling};
@@ -209,17 +209,14 @@ fn cut_at_buckets(
 }
 
 /// Flushes what the family has at memory nodes and keeps the rest here, so that nothing waits for a
-/// node under the commit lock.
-fn flush_away(db: &DbInner, family: &Arc<Family>) -> Result<Option<StayHome>> {
+/// node under the commit lock. If no memtable overlaps the files, nothing is flushed.
+fn flush_away(db: &DbInner, family: &Arc<Family>, pieces: &[FileMeta]) -> Result<Option<StayHome>> {
     let Some(away) = db.context.away() else { return Ok(None) };
-    let home = away.stay_home();
-    let has_away = || {
-        let current = family.current.load();
-        let mut homes = current.immutables.iter().flat_map(|immutable| immutable.homes());
-        homes.any(|home| home.away().is_some())
-            || db.jobs.lock(Order::none()).is_running(RunningKind::is_send)
-    };
-    while has_away() {
+    if !has_overlap(&family.current.load(), pieces) {
+        return Ok(None);
+    }
+    let home = away.stay_home(family.id);
+    while has_away(&db.jobs.lock(Order::none()), family) {
         family.check_alive()?;
         leave_log::leave_log_before_sync(db)?;
         scheduler::progress_or_step(db, Order::none())?;
@@ -227,31 +224,33 @@ fn flush_away(db: &DbInner, family: &Arc<Family>) -> Result<Option<StayHome>> {
     Ok(Some(home))
 }
 
-/// Flushes the family if a memtable may hold keys of the files (commit lock held, so that no
-/// write comes in between).
-fn flush_overlapping(
-    db: &DbInner,
-    commit: &mut CommitGuard<'_>,
-    family: &Arc<Family>,
-    pieces: &[FileMeta],
-) -> Result<()> {
-    let current = family.current.load_full();
+/// Whether a shard of the family is at a memory node, or on its way. Once shards must stay and this
+/// is false, it stays so: a send begins under the same lock, and only if shards may leave.
+fn has_away(state: &JobState, family: &Family) -> bool {
+    let mut homes = state.sealed_of(family.id).flat_map(|sealed| sealed.view.homes());
+    let is_send = |kind: &RunningKind| matches!(kind, RunningKind::Send { cf } if *cf == family.id);
+    homes.any(|home| home.away().is_some()) || state.is_running(is_send)
+}
+
+/// Whether a memtable may hold keys of the files.
+fn has_overlap(current: &SuperVersion, pieces: &[FileMeta]) -> bool {
     let holds = |map: &BucketMap, bucket: usize, is_filled: bool| {
         is_filled && pieces.iter().any(|meta| meta.overlaps(&map.range(bucket)))
     };
     let active = &current.active;
     let active = Immutable::of(active);
     let immutables = current.immutables.iter().map(|immutable| &**immutable);
-    let mut overlaps = std::iter::once(&active).chain(immutables).any(|memtable| {
+    let overlaps = std::iter::once(&active).chain(immutables).any(|memtable| {
         let homes = memtable.homes.iter().enumerate();
         let mut filled = homes.filter_map(|(at, home)| Some((at, home.as_ref()?.is_filled())));
         filled.any(|(at, is_filled)| holds(&memtable.map, at, is_filled))
     });
     // Written shards left the memtables, but not the files that the levels are chosen by.
-    overlaps |= !Arc::ptr_eq(&current.version, &current.readable);
-    if !overlaps {
-        return Ok(());
-    }
+    overlaps || !Arc::ptr_eq(&current.version, &current.readable)
+}
+
+/// Flushes the family (commit lock held, so that no write comes in between).
+fn flush_all(db: &DbInner, commit: &mut CommitGuard<'_>, family: &Arc<Family>) -> Result<()> {
     seal::seal_active(db, commit, family);
     while !family.current.load().immutables.is_empty() {
         family.check_alive()?;
@@ -274,7 +273,7 @@ fn install_ingest(
     cut_by: &Version,
     mut pieces: Vec<FileMeta>,
 ) -> Result<Option<Vec<u64>>> {
-    let _home = flush_away(db, family)?;
+    let _home = flush_away(db, family, &pieces)?;
     let mut commit = db.writes.committer().lock(Order::none());
     db.writes.committer().wait_all_visible(&db.view, &commit);
     family.check_alive()?;
@@ -282,7 +281,13 @@ fn install_ingest(
     if current.version.map().epoch() != cut_by.map().epoch() {
         return Ok(None);
     }
-    flush_overlapping(db, &mut commit, family, &pieces)?;
+    if has_overlap(&current, &pieces) {
+        if has_away(&db.jobs.lock(commit.order()), family) {
+            // A write that overlaps has come meanwhile.
+            return Ok(None);
+        }
+        flush_all(db, &mut commit, family)?;
+    }
     // The files survive power loss from here on: what was written before must do so too.
     write::sync_log(db, commit.last_seq, commit.order())?;
     let mut manifest = db.storage.lock_manifest(commit.order());

@@ -19,6 +19,7 @@
 //! that have left memory; it is tried again.
 //! Cost: one table for each filled shard and each cut, at most one log sync and one edit.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -30,7 +31,9 @@ use crate::border::{Border, contained};
 use crate::bucket::BucketMap;
 use crate::db::background::compaction::{self, OutputPlan, output_bytes};
 use crate::db::background::due::DueInput;
-use crate::db::background::flush_plan::{FlushPlan, SealedView, plan_flush};
+use crate::db::background::flush_plan::{
+    FlushPlan, PlanBounds, SealedView, WrittenView, plan_flush,
+};
 use crate::db::background::job_numbers::JobNumbers;
 use crate::db::background::parallel_job::{self, SizedWork, Work};
 use crate::db::background::rebalance::{self, sample};
@@ -41,8 +44,10 @@ use crate::db::inner::DbInner;
 use crate::db::read::ReadView;
 use crate::db::state::family::Family;
 use crate::db::state::job_threads::JobPriority;
-use crate::db::state::jobs::{JobState, Jobs, RunningKind, Sealed, ShardState};
-use crate::db::state::memtable::{Memtable, SealedInfo};
+use crate::db::state::jobs::{
+    FlushTracker, JobState, Jobs, RunningKind, Sealed, ShardState, WrittenShard,
+};
+use crate::db::state::memtable::{Memtable, SealedInfo, ShardHome};
 use crate::db::write::{self, disk_room, log_segments, seal, stalling};
 use crate::disk_space::flush_room;
 use crate::event::Event;
@@ -56,6 +61,10 @@ use crate::manifest::{Change, VersionEdit};
 use crate::memtable::Shard;
 use crate::stats::{Ticker, Timer};
 use crate::version::rebalance::RunningFlush;
+
+/// Memtables whose images one flush fetches from memory nodes at most, by their size. It may fetch
+/// more if that is one memtable.
+const FETCHED_MEMTABLES_MAX: u64 = 2;
 
 /// A flush that was planned: its shards are marked running.
 pub(crate) struct FlushTask {
@@ -171,34 +180,45 @@ pub(crate) fn next_flush(db: &DbInner, state: &mut JobState) -> Option<FlushTask
     let families: Vec<CfId> = state.flushes().keys().copied().collect();
     families.into_iter().find_map(|cf| {
         let due_below = due.as_ref().map_or(u64::MAX, |due| due.due_below(state, cf));
-        next_flush_of(&db.view, state, cf, due_below)
+        next_flush_of(db, state, cf, due_below)
     })
 }
 
-/// The next flush of a family; memtables with numbers from `due_below` on stay.
+/// The next flush of a family; memtables with numbers from `due_below` on stay, and so do lost
+/// shards.
 fn next_flush_of(
-    view: &ReadView,
+    db: &DbInner,
     state: &mut JobState,
     cf: CfId,
     due_below: u64,
 ) -> Option<FlushTask> {
-    let family = view.family(cf)?;
+    let family = db.view.family(cf)?;
+    let away = db.context.away();
+    let has_lost = away.is_some_and(|away| away.has_lost());
+    let full = db.context.memtable_bytes_max(&family.options);
+    let fetch_bytes_max = full.saturating_mul(FETCHED_MEMTABLES_MAX);
     let held = state.changing(cf).cloned();
     let planned_cuts = state.planned_cuts(&family.current.load().version);
     let tracker = state.flushes_mut().get_mut(&cf)?;
-    let views: Vec<SealedView<'_>> = tracker
-        .queue
-        .iter()
-        .take_while(|sealed| sealed.info.id < due_below)
-        .map(|sealed| SealedView {
+    let due = tracker.queue.iter().take_while(|sealed| sealed.info.id < due_below);
+    let states: Vec<_> = due.clone().map(|sealed| states_for_flush(sealed, has_lost)).collect();
+    let apart_bytes = |sealed| away.map_or_else(Vec::new, |_| apart_bytes(sealed));
+    let apart: Vec<Vec<u64>> = due.clone().map(apart_bytes).collect();
+    let views: Vec<SealedView<'_>> = due
+        .zip(states.iter().zip(&apart))
+        .map(|(sealed, (states, apart_bytes))| SealedView {
             map: &sealed.info.map,
-            shards: &sealed.shards,
+            shards: states,
+            apart_bytes,
             ready: sealed.is_ready(),
             unlogged: sealed.info.unlogged,
         })
         .collect();
-    let FlushPlan { memtables, shards, range } = plan_flush(&views, held.as_ref())?;
+    let written = written_views(tracker);
+    let bounds = PlanBounds { written: &written, fetch_bytes_max };
+    let FlushPlan { memtables, shards, range } = plan_flush(&views, &bounds, held.as_ref())?;
     drop(views);
+    drop(states);
     let mut taken = Vec::with_capacity(memtables.len());
     for sealed in tracker.queue.range_mut(memtables) {
         for shard in shards.clone() {
@@ -215,6 +235,43 @@ fn next_flush_of(
     let kind = RunningKind::Flush { cf, flush };
     let job_id = state.start(kind);
     Some(FlushTask { job_id, family, memtables: taken, shards, range, planned_cuts })
+}
+
+/// Bytes of the images that a flush of each shard of a memtable fetches.
+fn apart_bytes(sealed: &Sealed) -> Vec<u64> {
+    let bytes = |home: &Option<ShardHome>| {
+        let apart = home.as_ref().filter(|home| home.is_apart()).and_then(ShardHome::away);
+        apart.map_or(0, |away| away.figures().image_bytes)
+    };
+    sealed.view.homes.iter().map(bytes).collect()
+}
+
+/// The states of the shards of a memtable as a flush sees them: a lost one is the rebuild's.
+fn states_for_flush(sealed: &Sealed, has_lost: bool) -> Cow<'_, [ShardState]> {
+    if !has_lost {
+        return Cow::Borrowed(&sealed.shards);
+    }
+    let is_lost = |home: &Option<ShardHome>| {
+        let away = home.as_ref().and_then(ShardHome::away);
+        away.is_some_and(|away| away.is_lost() && !away.has_copy())
+    };
+    let states = sealed.shards.iter().zip(&sealed.view.homes);
+    let state = |(state, home): (&ShardState, &Option<ShardHome>)| match *state {
+        ShardState::Pending if is_lost(home) => ShardState::Running,
+        state => state,
+    };
+    Cow::Owned(states.map(state).collect())
+}
+
+/// The shards that failed flushes of a family have written.
+fn written_views(tracker: &FlushTracker) -> Vec<WrittenView> {
+    let view = |written: &WrittenShard| {
+        let is_own = |sealed: &Sealed| written.memtables.contains(&sealed.info.id);
+        let first = tracker.queue.iter().position(is_own)?;
+        let last = tracker.queue.iter().rposition(is_own)?;
+        Some(WrittenView { memtables: first..last + 1, shard: written.shard })
+    };
+    tracker.written.iter().filter_map(view).collect()
 }
 
 /// Runs a planned flush and installs it; afterwards its shards are installed or pending again.
@@ -316,7 +373,7 @@ fn write_shards(task: &FlushTask, numbers: &JobNumbers<'_>) -> Result<JobOutput>
     let duration_ns = db.context.clock().now_ns().saturating_sub(started_ns);
     let Some(error) = failed else {
         let state = db.jobs.lock(Order::none());
-        let earlier = written_shards::earlier_outputs(&state, task, &outputs);
+        let earlier = written_shards::earlier_outputs(&state, task, &outputs)?;
         outputs.extend(earlier);
         return Ok(JobOutput::joined(outputs, duration_ns));
     };

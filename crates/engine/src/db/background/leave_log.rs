@@ -25,7 +25,7 @@
 //! Thread-safety: any thread may call any function; attempts exclude each other by the commit lock.
 //! Failure: outputs are removed, the memtables stay, and it may be tried again. A running
 //! compaction may hold the room that the flush needs: on a full disk the attempt is repeated until
-//! no compaction runs.
+//! no compaction runs. A memory node that does not answer is no failure: background work tries again.
 //! Cost: writers wait for a flush of all memory. Compactions go on.
 
 use std::sync::Arc;
@@ -54,11 +54,14 @@ use crate::key::KeyRange;
 use crate::lock_order::{CommitLock, Order};
 use crate::manifest::{Change, VersionEdit};
 use crate::options::WriteOptions;
+use crate::remote::AwayError;
 use crate::stats::Ticker;
 
 /// Longest wait of one attempt for the commit lock, which an ingestion may hold while it waits for
 /// background work, which is paused meanwhile.
 const LOCK_WAIT: Duration = Duration::from_millis(100);
+/// Pause after an attempt that a memory node did not give a shard for.
+const NODE_PAUSE: Duration = Duration::from_millis(20);
 
 /// Holds background picks off until dropped.
 struct Paused<'a>(&'a DbInner);
@@ -105,12 +108,23 @@ pub(crate) fn is_due_to_leave(
     } else {
         logs.must_leave()
     };
-    wanted && !scheduler::is_pausing(context, state)
+    let may_leave = context.is_manual() || state.may_leave_log(context.clock().now_ns());
+    wanted && may_leave && !scheduler::is_pausing(context, state)
 }
 
-/// Leaves the log for background work; `false` if another thread keeps the commit lock for long.
+/// Leaves the log for background work; `false` if another thread keeps the commit lock for long, or
+/// if a memory node does not give a shard now: nothing here has failed then.
 pub(crate) fn leave_log_in_background(db: &DbInner) -> Result<bool> {
     let result = contained("leaving the log", || try_leave_log(db));
+    if let Err(error) = &result
+        && error.cause::<AwayError>().is_some()
+    {
+        tracing::warn!(%error, "the log is left when the memory nodes have given all shards");
+        db.observers.stats().add(Ticker::AwayFlushesPutOff, 1);
+        let at_ns = db.context.clock().now_ns() + NODE_PAUSE.as_nanos() as u64;
+        db.jobs.lock(Order::none()).put_off_leaving_log(at_ns);
+        return Ok(false);
+    }
     if let Err(error) = &result {
         scheduler::note_pause(&db.context, &db.jobs);
         db.observers.fail_soft(&db.jobs, "leaving a log segment that is not whole", error);

@@ -1,23 +1,28 @@
 //! Lost memtable shards come back from the log, while the database runs.
 //!
 //! A shard is lost when its node is. The log has its records, because a segment stays until all
-//! that it holds is in tables. A job rebuilds lost shards, the oldest first, not more at a time
-//! than two memtables take:
+//! that it holds is in tables. A job rebuilds lost shards, the oldest first. Rebuilt shards that are
+//! in no table take no more memory than two memtables, because a node may have held more than the
+//! memory of the owner. The steps of a job:
 //!
 //! 1. A buffered log is sent, so that its segments have every record of a sealed memtable.
 //! 2. The segments are read once, in order, from the oldest one that a lost shard pins, until all
 //!    records of the lost shards have come. Writers go on meanwhile, so what looks like damage is
 //!    read again before it counts.
-//! 3. A record belongs to a lost shard if its family and its key are the shard's and its sequence
-//!    number is between the shard's smallest and largest one. No other shard or table has such a
-//!    record, because the sequence numbers of a family's memtables follow each other without a gap.
+//! 3. A record belongs to a lost shard if its family and its key are the shard's, its sequence
+//!    number is between the shard's smallest and largest one, and no table has it. No other shard
+//!    has such a record, because the sequence numbers of a family's memtables follow each other
+//!    without a gap. A table may have it: a memtable of a log that an open has kept holds what was
+//!    not flushed before, in ranges of keys that need not be those of its own shards.
 //! 4. Range tombstones are not read: those of an away shard are in memory.
 //! 5. A shard whose figures are not those of the lost one is refused: then the log does not have
 //!    what it must have.
 //! 6. Each shard becomes the copy of the lost one, for readers that hold an old super version, and
 //!    takes its place, by one super version for each family.
 //!
-//! A rebuilt shard is not sent again, so its memtable is due, and the next lost shards find room.
+//! A rebuilt shard is not sent again, so its memtable is due. A flush leaves lost shards out, and
+//! when it has written the rebuilt ones, the next lost shards find room. Only the rebuilt shards of
+//! memtables that are not younger than the oldest lost shard count: the others wait for that one.
 //!
 //! Invariants:
 //! 1. Between the pick and the swap no other job has the shards, so their log segments stay.
@@ -25,13 +30,14 @@
 //!
 //! Thread-safety: one rebuild runs at a time.
 //! Failure: a log that cannot be read is tried again. Records that the log does not have make the
-//! database read only, and reads of the shards get that error.
+//! database read only, and reads of their shards get that error. The other shards are rebuilt.
 //! Cost: one read of the log from the oldest pinned segment on, and the memory of the shards.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use archipelago_base::budget::Pressure;
 use archipelago_base::{CfId, Error, ErrorKind, FileNo, Result, SeqNo};
 
 use crate::border::contained;
@@ -44,10 +50,12 @@ use crate::db::write::{self, log_segments, stalling};
 use crate::key::Kind;
 use crate::lock_order::Order;
 use crate::memtable::Shard;
+use crate::remote::AwayError;
 use crate::stats::Ticker;
+use crate::version::FlushedThrough;
 use crate::wal::{BatchView, LogChain, recover_beside};
 
-/// Memtables that one job rebuilds at most, by their size.
+/// Memtables whose rebuilt shards are in memory at most, by their size.
 const MEMTABLES_MAX: u64 = 2;
 /// Number of times that a log is read before its damage counts.
 const READS_MAX: u32 = 5;
@@ -67,14 +75,56 @@ struct LostShard {
     away: Arc<AwayShard>,
 }
 
+/// Memory that rebuilt shards may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RebuildMemory {
+    /// That of two memtables: flushes give it back.
+    Bounded,
+    /// That of two memtables for each job: no flush runs before the caller goes on.
+    ByJob,
+}
+
+/// What decides whether one more lost shard is rebuilt.
+#[derive(Clone, Copy, Debug)]
+struct RebuildRoom {
+    /// Bytes of what is rebuilt and in no table.
+    held_bytes: u64,
+    bytes_max: u64,
+    /// Whether the memory budget is exceeded.
+    is_over: bool,
+}
+
+impl RebuildRoom {
+    /// Whether a shard of `bytes` is rebuilt now. One is in any case, so that a large one, or one
+    /// beside others that fill the budget, comes back as well.
+    fn may_rebuild(&self, bytes: u64) -> bool {
+        self.held_bytes == 0 || !self.is_over && self.held_bytes + bytes <= self.bytes_max
+    }
+}
+
+/// Bytes of rebuilt shards that a flush can take before the shards of memtable `oldest_lost` are
+/// back.
+fn held_bytes(state: &JobState, oldest_lost: u64) -> u64 {
+    let sealed = state.flushes().values().flat_map(|tracker| &tracker.queue);
+    sealed.filter(|sealed| sealed.info.id <= oldest_lost).map(|sealed| sealed.rebuilt_bytes()).sum()
+}
+
 /// The next lost shards, marked as running.
-pub(crate) fn next_rebuild(db: &DbInner, state: &mut JobState) -> Option<RebuildTask> {
+pub(crate) fn next_rebuild(
+    db: &DbInner,
+    state: &mut JobState,
+    memory: RebuildMemory,
+) -> Option<RebuildTask> {
     let link = db.context.away()?;
     if !link.has_lost() || state.is_running(RunningKind::is_rebuild) {
         return None;
     }
     let mut lost = Vec::new();
-    let (mut bytes, mut bytes_max) = (0u64, 0u64);
+    let is_over = db.context.budget().pressure() == Pressure::Over;
+    let mut room = match memory {
+        RebuildMemory::Bounded => RebuildRoom { held_bytes: 0, bytes_max: 0, is_over },
+        RebuildMemory::ByJob => RebuildRoom { held_bytes: 0, bytes_max: 0, is_over: false },
+    };
     // By their names, and so the oldest memtable first.
     for away in link.lost() {
         if away.has_copy() {
@@ -84,11 +134,15 @@ pub(crate) fn next_rebuild(db: &DbInner, state: &mut JobState) -> Option<Rebuild
         match find(db, state, &away) {
             Found::Pending(family, memtable) => {
                 let size = db.context.memtable_bytes_max(&family.options);
-                bytes_max = bytes_max.max(size.saturating_mul(MEMTABLES_MAX));
-                bytes += away.figures().data_bytes;
-                if bytes > bytes_max && !lost.is_empty() {
+                room.bytes_max = room.bytes_max.max(size.saturating_mul(MEMTABLES_MAX));
+                if lost.is_empty() && memory == RebuildMemory::Bounded {
+                    room.held_bytes = held_bytes(state, memtable.id);
+                }
+                let bytes = away.figures().data_bytes;
+                if !room.may_rebuild(bytes) {
                     break;
                 }
+                room.held_bytes += bytes;
                 let shard = away.id().shard as usize;
                 lost.push(LostShard { family, memtable, shard, away });
             }
@@ -144,16 +198,14 @@ fn find(db: &DbInner, state: &JobState, away: &Arc<AwayShard>) -> Found {
 
 /// Rebuilds the shards; afterwards they are here, or pending again.
 pub(crate) fn run_rebuild_task(db: &DbInner, task: &RebuildTask) -> Result<()> {
-    let rebuilt = contained("rebuilding lost memtable shards", || rebuild(db, task));
-    let (shards, ended) = match rebuilt {
-        Ok(shards) => (shards, Ok(())),
-        Err(error) => (Vec::new(), Err(error)),
-    };
+    let mut shards: Vec<Option<Arc<Shard>>> = task.lost.iter().map(|_| None).collect();
+    let ended = contained("rebuilding lost memtable shards", || rebuild(db, task, &mut shards));
+    let is_any = shards.iter().any(Option::is_some);
     {
         let mut state = db.jobs.lock(Order::none());
         state.end(task.job_id);
-        for (at, LostShard { family, memtable, shard, away }) in task.lost.iter().enumerate() {
-            let rebuilt = shards.get(at);
+        for (LostShard { family, memtable, shard, away }, rebuilt) in task.lost.iter().zip(&shards)
+        {
             if let Some(here) = rebuilt {
                 away.set_copy(Ok(ShardCopy::Rebuilt(Arc::clone(here))));
             }
@@ -166,31 +218,33 @@ pub(crate) fn run_rebuild_task(db: &DbInner, task: &RebuildTask) -> Result<()> {
             };
             sealed.shards[*shard] = ShardState::Pending;
             if let Some(here) = rebuilt {
-                sealed.sends_left[*shard] = 0;
-                sealed.set_home(*shard, ShardHome::Here(Arc::clone(here)));
+                sealed.set_rebuilt(*shard, Arc::clone(here));
             }
         }
         let mut families: Vec<&Arc<Family>> = task.lost.iter().map(|lost| &lost.family).collect();
         families.dedup_by_key(|family| family.id);
         for family in families {
-            if !shards.is_empty() && state.flushes().contains_key(&family.id) {
+            if is_any && state.flushes().contains_key(&family.id) {
                 db.view.republish(&mut state, family, None);
             }
         }
     }
-    for (lost, _) in task.lost.iter().zip(&shards) {
+    let mut rebuilt = 0;
+    for (lost, _) in task.lost.iter().zip(&shards).filter(|(_, shard)| shard.is_some()) {
+        rebuilt += 1;
         lost.away.release();
         let family = &lost.family;
         stalling::recompute_stall(&db.context, &db.observers, &db.pacing, &db.jobs, family);
     }
-    db.observers.stats().add(Ticker::AwayShardsRebuilt, shards.len() as u64);
+    db.observers.stats().add(Ticker::AwayShardsRebuilt, rebuilt);
     db.jobs.notify_progress();
     db.jobs.wake();
     ended
 }
 
-/// The shards of the task, from the log.
-fn rebuild(db: &DbInner, task: &RebuildTask) -> Result<Vec<Arc<Shard>>> {
+/// Fills `rebuilt` with the shards of the task, from the log. Errors: the log does not give some of
+/// them; those that it gave are there nevertheless.
+fn rebuild(db: &DbInner, task: &RebuildTask, rebuilt: &mut [Option<Arc<Shard>>]) -> Result<()> {
     db.context.fault_point("rebuild.picked")?;
     write::flush_log(db)?;
     let pinned = |lost: &LostShard| {
@@ -198,51 +252,64 @@ fn rebuild(db: &DbInner, task: &RebuildTask) -> Result<Vec<Arc<Shard>>> {
         figures.and_then(|shard| shard.oldest_log).or(lost.memtable.oldest_log)
     };
     let oldest = task.lost.iter().filter_map(pinned).min();
+    let is_damage =
+        |error: &Error| matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::NotFound);
     let mut reads = 1;
     let shards = loop {
-        let error = match read_shards(db, task, oldest) {
-            Ok(shards) => break shards,
-            Err(error) => error,
-        };
-        let is_damage = matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::NotFound);
-        if !is_damage {
-            return Err(error);
-        }
-        if reads == READS_MAX {
-            task.lost.iter().for_each(|lost| lost.away.set_copy(Err(error.clone())));
-            return Err(error);
+        let shards = read_shards(db, task, oldest);
+        let failed = shards.iter().find_map(|shard| shard.as_ref().err());
+        match failed {
+            Some(error) if !is_damage(error) => return Err(error.clone()),
+            Some(_) if reads < READS_MAX => {}
+            _ => break shards,
         }
         reads += 1;
         let mut state = db.jobs.lock(Order::none());
         db.jobs.wait_for_progress(&mut state, READ_PAUSE);
     };
-    for (lost, shard) in task.lost.iter().zip(&shards) {
-        if let Some(log) = pinned(lost) {
-            shard.note_log(log.0);
+    db.context.fault_point("rebuild.before_swap")?;
+    let mut ended = Ok(());
+    for ((lost, shard), rebuilt) in task.lost.iter().zip(shards).zip(rebuilt) {
+        match shard {
+            Ok(shard) => {
+                if let Some(log) = pinned(lost) {
+                    shard.note_log(log.0);
+                }
+                *rebuilt = Some(shard);
+            }
+            Err(error) => {
+                lost.away.set_copy(Err(error.clone()));
+                ended = Err(error);
+            }
         }
     }
-    db.context.fault_point("rebuild.before_swap")?;
-    Ok(shards)
+    ended
 }
 
-/// Reads the log once, from segment `oldest` on.
+/// Reads the log once, from segment `oldest` on. Of each shard it tells whether the log has it, also
+/// if the log cannot be read to its end.
 fn read_shards(
     db: &DbInner,
     task: &RebuildTask,
     oldest: Option<FileNo>,
-) -> Result<Vec<Arc<Shard>>> {
+) -> Vec<Result<Arc<Shard>>> {
     let shards: Vec<_> = task.lost.iter().map(|_| Shard::new(db.writes.slab_pool())).collect();
     let mut replay = LostReplay::new(&task.lost, &shards);
-    if let Some(oldest) = oldest.filter(|_| replay.missing > 0) {
-        read_log(db, oldest, &mut replay)?;
-    }
-    for (lost, shard) in task.lost.iter().zip(&shards) {
+    let read = match oldest.filter(|_| replay.missing > 0) {
+        Some(oldest) => read_log(db, oldest, &mut replay),
+        None => Ok(()),
+    };
+    let finished = |(lost, shard): (&LostShard, Arc<Shard>)| {
         let tombstones = lost.away.tombstones().list();
         tombstones.into_iter().for_each(|tombstone| shard.insert_tombstone(tombstone));
         shard.seal();
-        check(lost, shard)?;
-    }
-    Ok(shards)
+        match (check(lost, &shard), &read) {
+            (Ok(()), _) => Ok(shard),
+            (Err(_), Err(error)) => Err(error.clone()),
+            (Err(error), Ok(())) => Err(error),
+        }
+    };
+    task.lost.iter().zip(shards.iter().cloned()).map(finished).collect()
 }
 
 /// Reads the log from segment `oldest` on, as far as the lost shards have records.
@@ -311,6 +378,8 @@ struct LostReplay<'a> {
 struct LostMemtable<'a> {
     cf: CfId,
     info: &'a SealedInfo,
+    /// What tables have of the family.
+    flushed: FlushedThrough,
     /// By the position in the memtable: the sequence numbers of the lost shard, and its successor.
     shards: BTreeMap<usize, (SeqNo, SeqNo, &'a Shard)>,
 }
@@ -326,7 +395,9 @@ impl<'a> LostReplay<'a> {
             let known = memtables.iter().position(|memtable| memtable.info.id == lost.memtable.id);
             let at = known.unwrap_or_else(|| {
                 let (cf, info) = (lost.family.id, &*lost.memtable);
-                memtables.push(LostMemtable { cf, info, shards: BTreeMap::new() });
+                // An install from now on is one of an older memtable.
+                let flushed = lost.family.current.load().version.flushed_through().clone();
+                memtables.push(LostMemtable { cf, info, flushed, shards: BTreeMap::new() });
                 memtables.len() - 1
             });
             let seqs = (figures.smallest_seq, figures.largest_seq);
@@ -362,7 +433,7 @@ impl<'a> LostReplay<'a> {
         for memtable in self.memtables.iter().filter(|memtable| memtable.cf == cf) {
             let bucket = memtable.info.map.bucket_of(key);
             if let Some((smallest, largest, shard)) = memtable.shards.get(&bucket)
-                && (*smallest..=*largest).contains(&seq)
+                && is_in_memory((*smallest, *largest), &memtable.flushed, key, seq)
             {
                 shard.insert(key, seq, kind, value);
                 self.missing = self.missing.saturating_sub(1);
@@ -372,14 +443,26 @@ impl<'a> LostReplay<'a> {
     }
 }
 
-/// Rebuilds lost shards on the calling thread, which holds no lock, as far as no other job has
-/// them.
+/// Whether a record of a lost shard's keys is one of the shard, whose sequence numbers are `seqs`,
+/// and not one that tables had before.
+fn is_in_memory(seqs: (SeqNo, SeqNo), flushed: &FlushedThrough, key: &[u8], seq: SeqNo) -> bool {
+    (seqs.0..=seqs.1).contains(&seq) && seq > flushed.get(key)
+}
+
+/// Rebuilds lost shards on the calling thread, which holds no lock, as far as no other job has them.
+/// Errors: the last one of shards that the log does not have, after all others are back.
 pub(crate) fn rebuild_here(db: &DbInner) -> Result<()> {
+    let mut ended = Ok(());
     loop {
-        let task = next_rebuild(db, &mut db.jobs.lock(Order::none()));
-        match task {
-            Some(task) => run_rebuild_task(db, &task)?,
-            None => return Ok(()),
+        let mut state = db.jobs.lock(Order::none());
+        let task = next_rebuild(db, &mut state, RebuildMemory::ByJob);
+        drop(state);
+        let Some(task) = task else { return ended };
+        match run_rebuild_task(db, &task) {
+            Ok(()) => {}
+            // Those that are gone for good are not tried again.
+            Err(error) if task.lost.iter().all(|lost| lost.away.has_copy()) => ended = Err(error),
+            Err(error) => return Err(error),
         }
     }
 }
@@ -408,13 +491,44 @@ pub(crate) fn bring_home(db: &DbInner) -> Result<()> {
                 return Err(error);
             }
         }
-        let task = next_rebuild(db, &mut db.jobs.lock(Order::none()));
+        let mut state = db.jobs.lock(Order::none());
+        let task = next_rebuild(db, &mut state, RebuildMemory::ByJob);
+        drop(state);
         if let Some(task) = task {
             run_rebuild_task(db, &task)?;
         } else if apart.iter().any(|away| !away.has_copy()) {
-            return Err(Error::busy(
-                "memtable shards that a memory node has lost are not rebuilt yet: try again",
-            ));
+            let why = AwayError::Lost("they are being rebuilt from the log".to_owned());
+            let text = "memtable shards that a memory node has lost are not rebuilt yet: try again";
+            return Err(Error::with_source(ErrorKind::Busy, text, why));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::key::KeyRange;
+
+    #[test]
+    fn rebuilt_shards_have_a_bound() {
+        let room = RebuildRoom { held_bytes: 0, bytes_max: 100, is_over: false };
+        assert!(room.may_rebuild(101), "the first one in any case");
+        let room = RebuildRoom { held_bytes: 40, ..room };
+        assert!(room.may_rebuild(60) && !room.may_rebuild(61));
+        assert!(!RebuildRoom { is_over: true, ..room }.may_rebuild(1));
+        assert!(RebuildRoom { held_bytes: 0, is_over: true, ..room }.may_rebuild(1));
+    }
+
+    #[test]
+    fn records_that_tables_had_before_are_not_rebuilt() {
+        // An open has kept the log, after the keys below "m" were flushed through 7.
+        let mut flushed = FlushedThrough::default();
+        let low = KeyRange { start: Vec::new(), end: Some(b"m".to_vec()) };
+        flushed.raise(&low, SeqNo(7));
+        let seqs = (SeqNo(3), SeqNo(20));
+        let is_in = |key: &[u8], seq| is_in_memory(seqs, &flushed, key, SeqNo(seq));
+        assert!(!is_in(b"a", 5) && !is_in(b"a", 7), "a table has it");
+        assert!(is_in(b"a", 8) && is_in(b"z", 5));
+        assert!(!is_in(b"z", 2) && !is_in(b"z", 21), "other memtables have it");
     }
 }

@@ -35,7 +35,7 @@ use crate::db::background::flush::{self, FlushTask};
 use crate::db::background::gc::invalid::{self, MergeTask};
 use crate::db::background::gc::{self, GcTask, ReferenceMismatch};
 use crate::db::background::rebalance::{self, MapTask};
-use crate::db::background::rebuild::{self, RebuildTask};
+use crate::db::background::rebuild::{self, RebuildMemory, RebuildTask};
 use crate::db::background::send::{self, SendTask};
 use crate::db::background::{leave_log, log_keeper, memory_pressure, space, sweep};
 use crate::db::inner::DbInner;
@@ -356,7 +356,10 @@ fn next_rebuild(db: &DbInner, state: &mut JobState) -> Option<Task> {
     if state.is_paused() || is_pausing(&db.context, state) {
         return None;
     }
-    rebuild::next_rebuild(db, state).map(Task::Rebuild)
+    // Nothing is flushed in a database that takes no writes.
+    let is_flushing = !db.logs.must_leave() && !db.observers.health().is_read_only();
+    let memory = if is_flushing { RebuildMemory::Bounded } else { RebuildMemory::ByJob };
+    rebuild::next_rebuild(db, state, memory).map(Task::Rebuild)
 }
 
 /// The next task, marked as taken.

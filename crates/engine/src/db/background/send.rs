@@ -12,7 +12,8 @@
 //! 1. Until step 3 nothing depends on the node, so a send that fails changes nothing.
 //! 2. A shard is sent a bounded number of times; then it stays, and its memtable is due. So does a
 //!    shard that a node has taken and that stayed here for another reason, because a name is used
-//!    once.
+//!    once. A node that has no room costs no attempt: no image of that size is sent until the store
+//!    has more room, or a pause is over.
 //! 3. No lock is held while an image is built or sent.
 //!
 //! Thread-safety: any number of sends run in parallel, each for another shard.
@@ -24,7 +25,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use archipelago_base::budget::MemoryClass;
-use archipelago_base::{Result, SeqNo};
+use archipelago_base::{CfId, Result, SeqNo};
 
 use crate::border::contained;
 use crate::db::background::due::{self, DueInput, Leave};
@@ -54,7 +55,41 @@ pub(crate) struct SendTask {
     link: Arc<StoreLink>,
 }
 
-/// The next shard that may leave, marked as running. The oldest go first.
+/// The first shard of a family that may be sent, or waits for room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Candidate {
+    memtable: u64,
+    cf: CfId,
+    /// Position of the memtable in the queue.
+    position: usize,
+    shard: usize,
+    has_room: bool,
+}
+
+/// The candidate that is sent next. The oldest goes first, of whatever family, and the others wait
+/// for it if it waits for room. Else small shards could take all room that becomes free, and a large
+/// one would wait for ever: it is not due either while others are on their way.
+fn next_in_turn(candidates: &[Candidate]) -> Option<Candidate> {
+    let oldest = candidates.iter().min_by_key(|candidate| candidate.memtable)?;
+    oldest.has_room.then_some(*oldest)
+}
+
+/// The first shard of a family that may be sent, or waits for room.
+fn candidate_of(state: &JobState, input: &DueInput, cf: CfId) -> Option<Candidate> {
+    let due_below = input.due_below(state, cf);
+    let queue = state.flushes().get(&cf)?.queue.iter().enumerate();
+    let mut resting = queue.filter(|(_, sealed)| sealed.is_ready() && sealed.info.id >= due_below);
+    resting.find_map(|(position, sealed)| {
+        let mut shards = (0..sealed.shards.len()).filter_map(|shard| {
+            let verdict = input.may_leave(cf, sealed, shard)?;
+            (verdict != Leave::Never).then_some((shard, verdict == Leave::Yes))
+        });
+        let (shard, has_room) = shards.next()?;
+        Some(Candidate { memtable: sealed.info.id, cf, position, shard, has_room })
+    })
+}
+
+/// The next shard that may leave, marked as running.
 pub(crate) fn next_send(db: &DbInner, state: &mut JobState) -> Option<SendTask> {
     let link = Arc::clone(db.context.away()?);
     if !state.has_sealed() {
@@ -62,31 +97,20 @@ pub(crate) fn next_send(db: &DbInner, state: &mut JobState) -> Option<SendTask> 
     }
     let input = DueInput::now(db, state)?;
     note_oldest(db, state, &link);
-    let families: Vec<_> = state.flushes().keys().copied().collect();
-    for cf in families {
-        let Some(family) = db.view.family(cf) else { continue };
-        let due_below = input.due_below(state, cf);
-        let Some(tracker) = state.flushes_mut().get_mut(&cf) else { continue };
-        let found = tracker.queue.iter().enumerate().find_map(|(position, sealed)| {
-            let may_leave = |shard: &usize| input.may_leave(sealed, *shard) == Some(Leave::Yes);
-            let is_candidate = sealed.is_ready() && sealed.info.id >= due_below;
-            let shard = (0..sealed.shards.len()).find(may_leave).filter(|_| is_candidate)?;
-            Some((position, shard))
-        });
-        let Some((position, shard)) = found else { continue };
-        let keys = tracker.queue[position].info.map.range(shard);
-        let after_seq = after_seq(tracker.queue.range(..position), &keys);
-        let sealed = &mut tracker.queue[position];
-        let Some(here) = sealed.view.homes[shard].as_ref().and_then(ShardHome::here) else {
-            continue;
-        };
-        let (here, memtable) = (Arc::clone(here), Arc::clone(&sealed.info));
-        sealed.shards[shard] = ShardState::Running;
-        let job_id = state.start(RunningKind::Send);
-        let is_taken = AtomicBool::new(false);
-        return Some(SendTask { job_id, family, memtable, shard, here, after_seq, is_taken, link });
-    }
-    None
+    let families = state.flushes().keys().filter(|cf| db.view.family(**cf).is_some());
+    let candidates: Vec<_> = families.filter_map(|cf| candidate_of(state, &input, *cf)).collect();
+    let Candidate { cf, position, shard, .. } = next_in_turn(&candidates)?;
+    let family = db.view.family(cf)?;
+    let tracker = state.flushes_mut().get_mut(&cf)?;
+    let keys = tracker.queue[position].info.map.range(shard);
+    let after_seq = after_seq(tracker.queue.range(..position), &keys);
+    let sealed = &mut tracker.queue[position];
+    let here = Arc::clone(sealed.view.homes[shard].as_ref().and_then(ShardHome::here)?);
+    let memtable = Arc::clone(&sealed.info);
+    sealed.shards[shard] = ShardState::Running;
+    let job_id = state.start(RunningKind::Send { cf });
+    let is_taken = AtomicBool::new(false);
+    Some(SendTask { job_id, family, memtable, shard, here, after_seq, is_taken, link })
 }
 
 /// Tells the link the oldest memtable of which a shard may be sent.
@@ -116,9 +140,9 @@ pub(crate) fn run_send_task(db: &DbInner, task: &SendTask) -> Result<()> {
     let sent = contained(&what, || send_shard(db, task));
     let (away, ended) = match sent {
         Ok(away) => (away, Ok(())),
-        Err(error) => (None, Err(error)),
+        Err(error) => (Err(NotSent::Failed), Err(error)),
     };
-    let has_left = away.is_some();
+    let has_left = away.is_ok();
     {
         let mut state = db.jobs.lock(Order::none());
         state.end(task.job_id);
@@ -128,9 +152,12 @@ pub(crate) fn run_send_task(db: &DbInner, task: &SendTask) -> Result<()> {
         if let Some(sealed) = found {
             sealed.shards[task.shard] = ShardState::Pending;
             match away {
-                Some(away) => sealed.set_home(task.shard, ShardHome::Away(away)),
-                None if task.is_taken.load(Ordering::Relaxed) => sealed.sends_left[task.shard] = 0,
-                None => sealed.sends_left[task.shard] -= 1,
+                Ok(away) => sealed.set_home(task.shard, ShardHome::Away(away)),
+                Err(_) if task.is_taken.load(Ordering::Relaxed) => {
+                    sealed.sends_left[task.shard] = 0;
+                }
+                Err(NotSent::NoRoom) => {}
+                Err(NotSent::Failed) => sealed.sends_left[task.shard] -= 1,
             }
             if has_left {
                 db.view.republish(&mut state, &task.family, None);
@@ -146,8 +173,15 @@ pub(crate) fn run_send_task(db: &DbInner, task: &SendTask) -> Result<()> {
     ended
 }
 
-/// The shard at its node, or `None` if no node took it.
-fn send_shard(db: &DbInner, task: &SendTask) -> Result<Option<Arc<AwayShard>>> {
+/// Why a shard is still here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum NotSent {
+    NoRoom,
+    Failed,
+}
+
+/// The shard at its node, if a node took it.
+fn send_shard(db: &DbInner, task: &SendTask) -> Result<Result<Arc<AwayShard>, NotSent>> {
     db.context.fault_point("send.picked")?;
     let bytes_max = due::image_bytes_max(&task.here);
     let _held = db.context.budget().hold(MemoryClass::Job, bytes_max);
@@ -183,16 +217,42 @@ fn send_shard(db: &DbInner, task: &SendTask) -> Result<Option<Arc<AwayShard>>> {
             let duration_ns = db.context.clock().now_ns().saturating_sub(started_ns);
             let sends = db.jobs.lock(Order::none()).count_running(RunningKind::is_send);
             db.pacing.measure_send(bytes, sends, Duration::from_nanos(duration_ns));
-            Ok(Some(away))
+            Ok(Ok(away))
         }
         Err(error) => {
-            let ticker = match error {
-                AwayError::NoRoom(_) => Ticker::AwaySendsRefused,
-                AwayError::Busy(_) | AwayError::Lost(_) => Ticker::AwaySendsFailed,
+            let (ticker, why) = match error {
+                AwayError::NoRoom(_) => (Ticker::AwaySendsRefused, NotSent::NoRoom),
+                AwayError::Busy(_) | AwayError::Lost(_) => {
+                    (Ticker::AwaySendsFailed, NotSent::Failed)
+                }
             };
+            if why == NotSent::NoRoom {
+                task.link.note_no_room(bytes_max);
+            }
             stats.add(ticker, 1);
             tracing::debug!(shard = %id, %error, "a memtable shard was not taken by a node");
-            Ok(None)
+            Ok(Err(why))
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn oldest_shard_goes_first_and_the_others_wait_for_it() {
+        let candidate = |memtable, cf, has_room| Candidate {
+            memtable,
+            cf: CfId(cf),
+            position: 0,
+            shard: 0,
+            has_room,
+        };
+        let (old, young) = (candidate(5, 2, true), candidate(7, 1, true));
+        assert_eq!(next_in_turn(&[young, old]), Some(old), "whatever its family is");
+        assert_eq!(next_in_turn(&[young, candidate(5, 2, false)]), None);
+        assert_eq!(next_in_turn(&[candidate(7, 1, false), old]), Some(old));
+        assert_eq!(next_in_turn(&[]), None);
     }
 }

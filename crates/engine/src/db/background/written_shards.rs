@@ -17,7 +17,9 @@
 //! 3. The log keeps the records of a written shard until the edit: a crash loses only tables that
 //!    nothing names, and the next open removes them.
 //! 4. A written shard stays written if its flush fails, because its memory is gone. The next
-//!    attempt writes the rest, and its edit installs both.
+//!    attempt writes the rest, and its edit installs both. That attempt takes all memtables whose
+//!    records the tables have: else its edit would cover fewer records than it installs, and the
+//!    others would come a second time from memory or the log.
 //! 5. The bucket map does not change in the range of a written shard
 //!    ([`JobState::running_flushes`](crate::db::state::jobs::JobState::running_flushes)).
 //!
@@ -121,8 +123,8 @@ pub(crate) fn publish(
     let family = &task.family;
     let trash = db.storage.trash();
     let tables = output.files.iter().map(|meta| trash.unnamed_table(meta.clone())).collect();
-    let written = WrittenShard {
-        memtables: task.memtables.iter().map(|memtable| memtable.id).collect(),
+    let mut written = WrittenShard {
+        memtables: Vec::new(),
         shard,
         flush: RunningFlush {
             range: task.range_of(shard),
@@ -134,7 +136,10 @@ pub(crate) fn publish(
     let mut state = db.jobs.lock(Order::none());
     let Some(tracker) = state.flushes_mut().get_mut(&family.id) else { return Ok(()) };
     for sealed in &mut tracker.queue {
-        if written.memtables.contains(&sealed.info.id) {
+        // Those that had nothing there may be installed, and so forgotten, before the others.
+        let is_taken = has_memtable(task, sealed.info.id);
+        if is_taken && sealed.view.homes[shard].is_some() {
+            written.memtables.push(sealed.info.id);
             sealed.take_from_view(shard..shard + 1);
         }
     }
@@ -150,18 +155,32 @@ pub(crate) fn publish(
 /// Whether `written` is a shard of the task.
 pub(crate) fn is_of(written: &WrittenShard, task: &FlushTask) -> bool {
     task.shards.contains(&written.shard)
-        && task.memtables.iter().any(|memtable| written.memtables.contains(&memtable.id))
+        && written.memtables.iter().all(|id| has_memtable(task, *id))
 }
 
-/// The outputs of earlier attempts that the edit of `task` installs too.
+fn has_memtable(task: &FlushTask, id: u64) -> bool {
+    task.memtables.iter().any(|memtable| memtable.id == id)
+}
+
+/// The outputs of earlier attempts that the edit of `task` installs too. Errors: the task takes a
+/// part of a written shard.
 pub(crate) fn earlier_outputs(
     state: &JobState,
     task: &FlushTask,
     now: &[JobOutput],
-) -> Vec<JobOutput> {
-    let written = state.written_of(task.family.id).iter().filter(|shard| is_of(shard, task));
-    let is_now = |output: &JobOutput| now.iter().any(|other| other.files == output.files);
-    written.map(|shard| &shard.output).filter(|output| !is_now(output)).cloned().collect()
+) -> Result<Vec<JobOutput>> {
+    let mut earlier = Vec::new();
+    for written in state.written_of(task.family.id) {
+        let is_any = task.shards.contains(&written.shard)
+            && written.memtables.iter().any(|id| has_memtable(task, *id));
+        if is_any && !is_of(written, task) {
+            return Err(Error::internal("a flush would install a part of a written shard"));
+        }
+        if is_any && !now.iter().any(|output| output.files == written.output.files) {
+            earlier.push(written.output.clone());
+        }
+    }
+    Ok(earlier)
 }
 
 /// Removes the files of a failed flush, except those that readers use. Returns whether there are

@@ -5,12 +5,14 @@
 //! that the filter excludes. The range tombstones of all of them are covered first, which is right,
 //! because a tombstone hides only records with smaller sequence numbers, and one of an older
 //! memtable has a smaller number than any record of a newer one. The node answers for the whole run
-//! with the versions of the key, newest first, and they go through the same visitor as versions
-//! from memory. A batch read asks for the runs of all its keys together.
+//! with the versions of the key, newest first, and they go through the same visitor as versions from
+//! memory. A batch read asks for the runs of all its keys together.
 //!
-//! If a node does not answer, it is asked once more. If a shard of a run is lost or has got its
-//! copy ([`crate::db::state::away`]), the shards are searched one after another. A lost shard is
-//! waited for while it is rebuilt.
+//! If a node does not answer, it is asked once more. If a shard of a run is lost or has got its copy
+//! ([`crate::db::state::away`]), the shards are searched one after another. A lost shard is waited
+//! for while it is rebuilt. A question about several shards does not tell which of them the node
+//! does not have, and one that was released while the question was under way is not lost. So a shard
+//! counts as lost only after a question about it alone.
 //!
 //! Invariants:
 //! 1. A shard that could not be asked ends the read with an error. It never counts as empty.
@@ -136,7 +138,7 @@ impl RunAsk<'_> {
 /// Answer for a run.
 enum RunAnswer {
     Found(Vec<ShardVersion>),
-    /// There is none, and the reason if the node was asked.
+    /// There is none, and the reason if the node said nothing.
     None(Option<AwayError>),
 }
 
@@ -171,10 +173,12 @@ fn ask_nodes(
                 }
             }
             Err(error) => {
-                for &at in keys {
-                    note_failure(&asks[at].run, &error);
-                    answers[at] = RunAnswer::None(Some(error.clone()));
+                let is_lost = matches!(error, AwayError::Lost(_));
+                if is_lost {
+                    find_lost(link, keys.iter().map(|&at| &asks[at]), &error);
                 }
+                let silence = (!is_lost).then_some(error);
+                keys.iter().for_each(|&at| answers[at] = RunAnswer::None(silence.clone()));
             }
         }
     }
@@ -228,10 +232,36 @@ fn broken_contract(what: &str) -> Error {
     Error::internal(format!("the store of memtable shards broke its contract: {what}"))
 }
 
-/// Notes lost shards.
-fn note_failure(run: &Run<'_>, error: &AwayError) {
+/// Notes a lost shard after a question about it alone.
+fn note_failure(shard: &AwayShard, error: &AwayError) {
     if let AwayError::Lost(why) = error {
-        run.iter().for_each(|shard| shard.note_lost(why));
+        shard.note_lost(why);
+    }
+}
+
+/// Notes which shards of `asks` are lost, after their node has said `error` of all of them together:
+/// each is asked for alone.
+#[cold]
+fn find_lost<'a>(link: &StoreLink, asks: impl Iterator<Item = &'a RunAsk<'a>>, error: &AwayError) {
+    let mut alone: Vec<RunAsk<'_>> = Vec::new();
+    for ask in asks {
+        for shard in &ask.run {
+            if !alone.iter().any(|known| known.run[0].id() == shard.id()) {
+                alone.push(RunAsk { lookup: ask.lookup, floor: ask.floor, run: vec![shard] });
+            }
+        }
+    }
+    if let [only] = alone.as_slice() {
+        return note_failure(only.run[0], error);
+    }
+    alone.retain(RunAsk::is_askable);
+    let questions: Vec<LookupAsk<'_>> =
+        alone.iter().map(|ask| question(ask.run[0].node(), std::iter::once(ask), true)).collect();
+    link.stats().add(Ticker::AwayLookups, questions.len() as u64);
+    for (ask, given) in alone.iter().zip(link.store().lookup(&questions)) {
+        if let Err(error) = given {
+            note_failure(ask.run[0], &error);
+        }
     }
 }
 
@@ -271,7 +301,7 @@ fn versions_of(
             }
             Some(Err(error)) => {
                 silences += 1;
-                note_failure(&alone.run, &error);
+                note_failure(shard, &error);
                 if !shard.is_lost() && !shard.has_copy() && silences >= SILENCES_MAX {
                     return Err(shard.not_now(error));
                 }

@@ -14,8 +14,10 @@
 //! does not see, and not what newer versions of the same shards hide. The user's iterator passes
 //! over both anyway.
 //!
-//! As soon as a shard has its copy in memory ([`crate::db::state::away`]), the cursor goes on
-//! there, from the edge at which it needed a page. A lost shard is waited for while it is rebuilt.
+//! As soon as a shard has its copy in memory ([`crate::db::state::away`]), the cursor goes on there,
+//! from the edge at which it needed a page. A lost shard is waited for while it is rebuilt. If the
+//! node does not have one of several shards, each is asked for alone, because only one of them may
+//! be lost, and one that was released meanwhile is not.
 //!
 //! Invariants:
 //! 1. A page that cannot be had makes the cursor invalid with an error. It never ends the scan.
@@ -198,9 +200,9 @@ impl AwayCursor {
                 Ok(page) => return Ok(Some(page)),
                 Err(error) => {
                     asked += 1;
-                    if let AwayError::Lost(why) = &error {
-                        shards.iter().for_each(|shard| shard.note_lost(why));
-                    } else if asked >= ASKS_MAX {
+                    let is_lost = matches!(error, AwayError::Lost(_));
+                    let is_news = is_lost && find_lost(shards, &ask, &error);
+                    if !is_news && asked >= ASKS_MAX {
                         return Err(first.not_now(error));
                     }
                 }
@@ -411,6 +413,29 @@ impl AwayCursor {
             self.at = self.window.records.len();
         }
     }
+}
+
+/// Notes which of `shards` are lost, after the node has said `error` of all of them together. It
+/// says so if it does not have one of them, which may have been released meanwhile. Returns whether
+/// the scan can go on without the node for one of them.
+#[cold]
+fn find_lost(shards: &[Arc<AwayShard>], ask: &ScanAsk<'_>, error: &AwayError) -> bool {
+    for shard in shards {
+        let alone = [shard.id()];
+        let error = match shards.len() {
+            1 => Some(error.clone()),
+            _ if shard.has_copy() || shard.is_lost() => None,
+            _ => {
+                shard.link().stats().add(Ticker::AwayPages, 1);
+                let ask = ScanAsk { shards: &alone, bytes_max: 1, ..ask.clone() };
+                shard.link().store().scan(&ask).err()
+            }
+        };
+        if let Some(AwayError::Lost(why)) = error {
+            shard.note_lost(&why);
+        }
+    }
+    shards.iter().any(|shard| shard.is_lost() || shard.has_copy())
 }
 
 /// The first user key after `key`.

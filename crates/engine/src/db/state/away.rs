@@ -31,7 +31,8 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use archipelago_base::budget::{ByteBudget, Charge, MemoryClass};
-use archipelago_base::{Error, ErrorKind, Result, SeqNo};
+use archipelago_base::clock::Clock;
+use archipelago_base::{CfId, Error, ErrorKind, Result, SeqNo};
 use parking_lot::{Condvar, Mutex};
 
 use crate::iter::InternalIterator;
@@ -47,14 +48,20 @@ use crate::tombstone::TombstoneSet;
 const SAMPLED_KEYS_MAX: usize = 256;
 /// One wait of a read for the copy of a lost shard.
 const COPY_WAIT: Duration = Duration::from_millis(20);
-/// Number of these waits: a read waits ten seconds at most.
+/// A read waits at most as long for it, by the clock of the database.
+const COPY_PATIENCE: Duration = Duration::from_secs(10);
+/// Number of waits without any news that end a read, should that clock stand.
 const COPY_WAITS_MAX: u32 = 500;
+
+/// Pause after an image that no node had room for.
+const NO_ROOM_PAUSE: Duration = Duration::from_secs(1);
 
 /// Parts of a [`StoreLink`] that the open provides.
 pub(crate) struct LinkParts {
     pub(crate) store: Arc<dyn ShardStore>,
     pub(crate) stats: Arc<Statistics>,
     pub(crate) budget: Arc<ByteBudget>,
+    pub(crate) clock: Arc<dyn Clock>,
     /// Condition that background workers wait for.
     pub(crate) workers: Arc<Condvar>,
     /// Whether threads run the background work, so that a read can wait for it.
@@ -85,8 +92,19 @@ struct Registry {
     shards: BTreeMap<ShardId, RegisteredShard>,
     /// Lost shards without a copy.
     lost: BTreeSet<ShardId>,
-    /// Number of reasons for which nothing may leave and everything is to be flushed.
-    stays: usize,
+    /// The last image that no node had room for, while that matters.
+    no_room: Option<NoRoom>,
+    /// Families of which nothing may leave and everything is to be flushed, each with the number of
+    /// reasons.
+    stays: BTreeMap<CfId, usize>,
+}
+
+/// No node had room for an image, although the store had said so.
+#[derive(Clone, Copy)]
+struct NoRoom {
+    image_bytes: u64,
+    /// Until then no image of this size is sent, unless the store says that it has more room.
+    until_ns: u64,
 }
 
 /// A shard that something refers to.
@@ -106,13 +124,22 @@ pub(crate) struct AwaySums {
     pub(crate) bytes: u64,
 }
 
-/// Nothing leaves, and everything is flushed, until this is dropped.
-pub(crate) struct StayHome(Arc<StoreLink>);
+/// Nothing of a family leaves, and everything of it is flushed, until this is dropped.
+pub(crate) struct StayHome {
+    link: Arc<StoreLink>,
+    cf: CfId,
+}
 
 impl Drop for StayHome {
     fn drop(&mut self) {
-        self.0.registry.lock().stays -= 1;
-        self.0.wake_workers();
+        {
+            let mut registry = self.link.registry.lock();
+            if let Some(reasons) = registry.stays.get_mut(&self.cf) {
+                *reasons -= 1;
+            }
+            registry.stays.retain(|_, reasons| *reasons > 0);
+        }
+        self.link.wake_workers();
     }
 }
 
@@ -147,14 +174,31 @@ impl StoreLink {
         self.is_open.store(true, Ordering::Release);
     }
 
-    /// Room of the store; none before the store knows the owner, and while shards must stay.
+    /// Room of the store; none before the store knows the owner.
     pub(crate) fn room(&self) -> StoreRoom {
         let is_usable =
             self.is_open.load(Ordering::Acquire) && !self.is_closed.load(Ordering::Acquire);
-        match is_usable && !self.must_stay() {
-            true => self.store().room(),
-            false => StoreRoom::default(),
+        if !is_usable {
+            return StoreRoom::default();
         }
+        let mut room = self.store().room();
+        let now_ns = self.parts.clock.now_ns();
+        let no_room = self.registry.lock().no_room;
+        if let Some(refused) = no_room.filter(|refused| now_ns < refused.until_ns) {
+            room.free_bytes = room.free_bytes.min(refused.image_bytes.saturating_sub(1));
+        }
+        room
+    }
+
+    /// No node had room for an image: none of this size is sent until the store has more room, or a
+    /// pause is over.
+    pub(crate) fn note_no_room(&self, image_bytes: u64) {
+        let now_ns = self.parts.clock.now_ns();
+        let until_ns = now_ns + NO_ROOM_PAUSE.as_nanos() as u64;
+        let mut registry = self.registry.lock();
+        let known = registry.no_room.filter(|known| now_ns < known.until_ns);
+        let image_bytes = known.map_or(image_bytes, |known| known.image_bytes.min(image_bytes));
+        registry.no_room = Some(NoRoom { image_bytes, until_ns });
     }
 
     /// Bytes of images that may be at all nodes together; 0 before the store knows the owner.
@@ -165,16 +209,16 @@ impl StoreLink {
         }
     }
 
-    /// Whether nothing may leave and everything is to be flushed.
-    pub(crate) fn must_stay(&self) -> bool {
-        self.registry.lock().stays > 0
+    /// The families of which nothing may leave and everything is to be flushed.
+    pub(crate) fn staying(&self) -> Vec<CfId> {
+        self.registry.lock().stays.keys().copied().collect()
     }
 
-    /// Keeps shards from leaving, and makes all that are away due.
-    pub(crate) fn stay_home(self: &Arc<Self>) -> StayHome {
-        self.registry.lock().stays += 1;
+    /// Keeps shards of a family from leaving, and makes all of it that is away due.
+    pub(crate) fn stay_home(self: &Arc<Self>, cf: CfId) -> StayHome {
+        *self.registry.lock().stays.entry(cf).or_default() += 1;
         self.wake_workers();
-        StayHome(Arc::clone(self))
+        StayHome { link: Arc::clone(self), cf }
     }
 
     /// Notes the oldest memtable of which a shard may still be sent.
@@ -250,7 +294,7 @@ impl StoreLink {
             is_lost: Arc::default(),
             is_released: AtomicBool::new(false),
             link: Arc::clone(self),
-            _charge: self.parts.budget.hold(MemoryClass::Memtable, bytes),
+            charge: self.parts.budget.hold(MemoryClass::Memtable, bytes),
         });
         let registered = RegisteredShard {
             shard: Arc::downgrade(&shard),
@@ -305,6 +349,7 @@ impl StoreWatcher for StoreLink {
     }
 
     fn has_more_room(&self) {
+        self.registry.lock().no_room = None;
         self.wake_workers();
     }
 }
@@ -403,7 +448,8 @@ pub(crate) struct AwayShard {
     is_lost: Arc<AtomicBool>,
     is_released: AtomicBool,
     link: Arc<StoreLink>,
-    _charge: Charge,
+    /// Of everything but the range tombstones, which charge themselves.
+    charge: Charge,
 }
 
 impl Drop for AwayShard {
@@ -433,6 +479,11 @@ impl AwayShard {
 
     pub(crate) fn figures(&self) -> &AwayFigures {
         &self.figures
+    }
+
+    /// Bytes in memory of what stays here.
+    pub(crate) fn kept_bytes(&self) -> u64 {
+        self.charge.bytes() + self.tombstones.memory_bytes()
     }
 
     /// Some of its keys at even distances, each with its newest record.
@@ -489,10 +540,16 @@ impl AwayShard {
         if !link.parts.may_wait
             && let Some(rebuild) = link.rebuilder.get()
         {
-            rebuild()?;
+            let rebuilt = rebuild();
+            if !self.has_copy() {
+                // The log may have failed to give another shard.
+                rebuilt?;
+            }
         }
+        let clock = &link.parts.clock;
+        let mut patience = Patience::from(clock.now_ns());
         let mut registry = link.registry.lock();
-        for _ in 0..COPY_WAITS_MAX {
+        while patience.lasts(clock.now_ns()) {
             if self.has_copy() {
                 return Ok(());
             }
@@ -505,7 +562,8 @@ impl AwayShard {
             if !link.parts.may_wait {
                 break;
             }
-            link.copied.wait_for(&mut registry, COPY_WAIT);
+            let wait = link.copied.wait_for(&mut registry, COPY_WAIT);
+            patience.waits_left -= u32::from(wait.timed_out());
         }
         drop(registry);
         Err(self.not_now(AwayError::Lost("it is being rebuilt from the log".to_owned())))
@@ -575,6 +633,24 @@ impl AwayShard {
     }
 }
 
+/// How long a read still waits for a copy. The copies of other shards wake it, too, and cost it
+/// nothing.
+struct Patience {
+    until_ns: u64,
+    waits_left: u32,
+}
+
+impl Patience {
+    fn from(now_ns: u64) -> Self {
+        let until_ns = now_ns.saturating_add(COPY_PATIENCE.as_nanos() as u64);
+        Self { until_ns, waits_left: COPY_WAITS_MAX }
+    }
+
+    fn lasts(&self, now_ns: u64) -> bool {
+        self.waits_left > 0 && now_ns < self.until_ns
+    }
+}
+
 /// The image of a shard in memory.
 pub(crate) struct FetchedImage {
     image: Arc<SealedImage>,
@@ -620,5 +696,21 @@ impl ShardCopy {
             Self::Rebuilt(shard) => Arc::clone(shard) as _,
             Self::Image(fetched) => Arc::clone(&fetched.image) as _,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn copies_of_other_shards_do_not_end_the_wait_of_a_read() {
+        let mut patience = Patience::from(7);
+        let end = 7 + COPY_PATIENCE.as_nanos() as u64;
+        // A wake-up costs nothing; only time does, and waits without any news.
+        assert!(patience.lasts(7) && patience.lasts(end - 1));
+        assert!(!patience.lasts(end));
+        patience.waits_left = 0;
+        assert!(!patience.lasts(7));
     }
 }

@@ -32,6 +32,7 @@ use crate::job::JobOutput;
 use crate::key::KeyRange;
 use crate::live_file::LiveFile;
 use crate::lock_order::{Before, JobsLock, Order, OrderedGuard, OrderedMutex};
+use crate::memtable::Shard;
 use crate::version::rebalance::RunningFlush;
 use crate::version::{Running, Version};
 
@@ -59,6 +60,8 @@ pub(crate) struct Sealed {
     pub(crate) shards: Vec<ShardState>,
     /// Number of times that each shard may still be sent to a memory node.
     pub(crate) sends_left: Vec<u8>,
+    /// Whether each shard was lost and is here again.
+    pub(crate) is_rebuilt: Vec<bool>,
 }
 
 /// Number of times that a shard is sent to a memory node before it stays here.
@@ -72,6 +75,7 @@ impl Sealed {
             view: Arc::new(Immutable::of(&memtable)),
             shards: vec![ShardState::Pending; memtable.shards.len()],
             sends_left: vec![SENDS_MAX; memtable.shards.len()],
+            is_rebuilt: vec![false; memtable.shards.len()],
             unready: Some(memtable),
         }
     }
@@ -93,6 +97,21 @@ impl Sealed {
         apart.filter(|away| away.has_copy()).for_each(|away| away.release());
         view.homes[shards].fill(None);
         self.view = Arc::new(view);
+    }
+
+    /// Bytes in memory of its shards that were rebuilt and are in no table.
+    pub(crate) fn rebuilt_bytes(&self) -> u64 {
+        let homes = self.view.homes.iter().zip(&self.is_rebuilt);
+        let rebuilt =
+            homes.filter(|(_, is_rebuilt)| **is_rebuilt).filter_map(|(home, _)| home.as_ref());
+        rebuilt.map(ShardHome::data_bytes).sum()
+    }
+
+    /// A shard was lost and is here again. It is not sent again.
+    pub(crate) fn set_rebuilt(&mut self, shard: usize, here: Arc<Shard>) {
+        self.sends_left[shard] = 0;
+        self.is_rebuilt[shard] = true;
+        self.set_home(shard, ShardHome::Here(here));
     }
 
     /// Readers find the records of a shard in another place from now on.
@@ -169,8 +188,8 @@ pub(crate) enum GcWorker {
 pub(crate) enum RunningKind {
     /// A flush of a family's key range.
     Flush { cf: CfId, flush: RunningFlush },
-    /// The way of a shard to a memory node.
-    Send,
+    /// The way of a shard of a family to a memory node.
+    Send { cf: CfId },
     /// The reading of the log for lost shards.
     Rebuild,
     /// A compaction of a family.
@@ -190,7 +209,7 @@ impl RunningKind {
     }
 
     pub(crate) fn is_send(&self) -> bool {
-        matches!(self, Self::Send)
+        matches!(self, Self::Send { .. })
     }
 
     pub(crate) fn is_rebuild(&self) -> bool {
@@ -214,6 +233,9 @@ pub(crate) struct JobState {
     failures_in_row: u32,
     /// Time at which the pause ends, in nanoseconds of the clock.
     retry_at_ns: u64,
+    /// Time before which background work does not leave the log, because a memory node did not give
+    /// a shard.
+    leave_log_at_ns: u64,
     /// Memtables that a worker is readying.
     readying: Vec<u64>,
     /// Inputs and ranges that compactions of a range wait for, each with its owner's number: no
@@ -532,6 +554,16 @@ impl JobState {
     pub(crate) fn note_failure(&mut self, now_ns: u64) {
         self.failures_in_row = self.failures_in_row.saturating_add(1);
         self.retry_at_ns = now_ns + self.retry_pause().unwrap_or_default().as_nanos() as u64;
+    }
+
+    /// Lets background work leave the log at `at_ns` at the earliest.
+    pub(crate) fn put_off_leaving_log(&mut self, at_ns: u64) {
+        self.leave_log_at_ns = at_ns;
+    }
+
+    /// Whether background work may leave the log at `now_ns`.
+    pub(crate) fn may_leave_log(&self, now_ns: u64) -> bool {
+        self.leave_log_at_ns <= now_ns
     }
 
     /// Forgets earlier failures.

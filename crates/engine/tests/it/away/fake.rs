@@ -29,6 +29,8 @@ pub(crate) struct Mood {
     pub(crate) image_bytes_max: u64,
     /// Sends that fail.
     pub(crate) refuse: u32,
+    /// Whether no node has room, although the store says so.
+    pub(crate) no_room: bool,
     /// Calls that a node is lost in.
     pub(crate) lose: u32,
     /// Questions of reads that get no answer. The next [`PATIENCE`] get one.
@@ -45,6 +47,7 @@ impl Default for Mood {
             limit_bytes: 8 << 20,
             image_bytes_max: 1 << 20,
             refuse: 0,
+            no_room: false,
             lose: 0,
             silence: 0,
             page_records: 5,
@@ -58,6 +61,8 @@ impl Default for Mood {
 pub(crate) struct Did {
     pub(crate) sent: u64,
     pub(crate) refused: u64,
+    /// Largest number of times that no node had room for one shard.
+    pub(crate) no_room_max: u64,
     pub(crate) lookups: u64,
     pub(crate) pages: u64,
     pub(crate) fetched: u64,
@@ -75,6 +80,8 @@ struct Nodes {
     /// Every shard that was ever taken.
     taken: BTreeSet<ShardId>,
     released: BTreeSet<ShardId>,
+    /// Number of times that no node had room for a shard.
+    no_room: BTreeMap<ShardId, u64>,
     oldest: u64,
     /// Questions that certainly get an answer.
     answers_due: u32,
@@ -135,6 +142,22 @@ impl FakeStore {
     pub(crate) fn lose_all(&self, tells: bool) {
         let nodes: Vec<u64> = self.nodes.lock().nodes.keys().copied().collect();
         nodes.into_iter().for_each(|node| self.lose(node, tells));
+    }
+
+    /// Has room again, and says so.
+    pub(crate) fn make_room(&self) {
+        self.set_mood(|mood| mood.no_room = false);
+        let watcher = self.watcher.lock().clone();
+        if let Some(watcher) = watcher.and_then(|watcher| watcher.upgrade()) {
+            watcher.has_more_room();
+        }
+    }
+
+    /// Loses one shard, and tells nothing.
+    pub(crate) fn lose_one(&self, id: ShardId) {
+        let mut nodes = self.nodes.lock();
+        let lost = nodes.nodes.values_mut().filter_map(|shards| shards.remove(&id)).count();
+        nodes.did.lost += lost as u64;
     }
 
     fn lose(&self, node: u64, tells: bool) {
@@ -303,6 +326,15 @@ impl ShardStore for FakeStore {
                 1 => AwayError::Busy("on the way".to_owned()),
                 _ => AwayError::NoRoom("on the way".to_owned()),
             });
+        }
+        if mood.no_room {
+            let mut nodes = self.nodes.lock();
+            let times = nodes.no_room.entry(shard.id).or_default();
+            *times += 1;
+            let times = *times;
+            nodes.did.no_room_max = nodes.did.no_room_max.max(times);
+            nodes.did.refused += 1;
+            return Err(AwayError::NoRoom("there was some a moment ago".to_owned()));
         }
         let opened = SealedImage::open(image.to_vec()).unwrap();
         assert!(opened.entries() > 0 || !opened.tombstones().is_empty());

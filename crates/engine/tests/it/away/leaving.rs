@@ -2,10 +2,12 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
 
+use archipelago_base::clock::ManualClock;
 use archipelago_base::{Error, ErrorKind};
 use archipelago_engine::db::FaultPoint;
-use archipelago_engine::options::{DbOptions, WriteOptions};
+use archipelago_engine::options::{CfOptions, DbOptions, WriteOptions};
 use archipelago_engine::stats::Ticker;
 
 use super::Mood;
@@ -103,6 +105,41 @@ fn what_may_not_leave_stays_and_is_flushed() {
     assert!(world.store.did().refused > 0 && world.store.did().sent == 0);
     let failed = world.ticker(Ticker::AwaySendsRefused) + world.ticker(Ticker::AwaySendsFailed);
     assert_eq!(failed, world.store.did().refused);
+    world.check();
+}
+
+#[test]
+fn nodes_without_room_are_asked_once_for_each_shard() {
+    let mood = Mood { no_room: true, ..Mood::default() };
+    let clock = Arc::new(ManualClock::new(1_700_000_000_000));
+    let mut world = World::with(Change { mood, clock: clock.clone(), ..Change::default() });
+    world.write(600, "a");
+    let did = world.store.did();
+    assert!(did.refused > 0 && did.sent == 0, "{did:?}");
+    assert_eq!(did.no_room_max, 1, "a shard is sent again at once");
+    // When there is room, or after a pause, shards leave.
+    world.store.make_room();
+    world.send_away(3);
+    world.store.set_mood(|mood| mood.no_room = true);
+    world.write(100, "b");
+    world.store.set_mood(|mood| mood.no_room = false);
+    clock.advance(Duration::from_secs(2));
+    let sent = world.store.did().sent;
+    world.write(400, "c");
+    assert!(world.store.did().sent > sent);
+    world.check();
+}
+
+#[test]
+fn memtables_of_a_family_with_one_bucket_leave() {
+    let family = CfOptions { buckets: 1, ..Change::default().family };
+    let mut world = World::with(Change { family, ..Change::default() });
+    world.send_away(4);
+    world.check();
+    world.store.lose_all(true);
+    world.settle();
+    world.check();
+    world.db.flush(world.db.default_family()).unwrap();
     world.check();
 }
 

@@ -44,6 +44,43 @@ fn lost_shards_are_rebuilt() {
 }
 
 #[test]
+fn rebuilt_shards_are_flushed_before_more_are_rebuilt() {
+    let mut world = World::new();
+    world.send_away(10);
+    let lost = world.store.held().len() as u64;
+    world.store.lose_all(true);
+    let flushes = world.ticker(Ticker::Flushes);
+    while world.ticker(Ticker::Flushes) == flushes {
+        assert!(world.db.step_background().unwrap(), "nothing is due");
+    }
+    let rebuilt = world.ticker(Ticker::AwayShardsRebuilt);
+    assert!(rebuilt > 0 && rebuilt < lost, "{rebuilt} of {lost} are rebuilt at once");
+    world.settle();
+    assert_eq!(world.ticker(Ticker::AwayShardsRebuilt), lost);
+    world.check();
+}
+
+#[test]
+fn loss_of_one_shard_is_none_of_its_neighbours() {
+    for scans in [false, true] {
+        let mood = Mood { nodes: 1, page_records: 0, ..Mood::default() };
+        let mut world = World::with(Change { mood, ..Change::default() });
+        world.send_away(5);
+        let held = world.store.held();
+        assert!(held.len() > 5, "{held:?}");
+        world.store.lose_one(held[held.len() / 2]);
+        if scans {
+            let cf = world.db.default_family();
+            world.check_iterator(&mut world.db.iter(cf, &ReadOptions::default()).unwrap());
+        }
+        world.check();
+        assert_eq!(world.ticker(Ticker::AwayShardsLost), 1, "scans: {scans}");
+        assert_eq!(world.ticker(Ticker::AwayShardsRebuilt), 1);
+        assert_eq!(world.store.held().len(), held.len() - 1, "the others stay where they are");
+    }
+}
+
+#[test]
 fn flush_of_a_lost_shard_waits_for_the_rebuild() {
     let mut world = World::new();
     world.send_away(4);
@@ -141,8 +178,8 @@ fn each_step_of_a_rebuild_may_fail() {
     }
 }
 
-/// Cuts records out of the middle of every log segment but the last one.
-fn damage_log(fs: &MemFs) {
+/// Cuts records out of every log segment but the last one, `part` eighths of the way into it.
+fn damage_log(fs: &MemFs, part: usize) {
     let io = || IoContext::new(FileClass::Other, IoPurpose::Maintenance);
     let mut logs: Vec<(PathBuf, Vec<u8>)> = crate::corruption::files(fs, "/db")
         .into_iter()
@@ -153,18 +190,43 @@ fn damage_log(fs: &MemFs) {
     logs.pop();
     assert!(!logs.is_empty(), "the log has one segment only");
     for (path, mut bytes) in logs {
-        let middle = bytes.len() / 2;
-        bytes[middle..middle + 64].fill(0xff);
+        let at = bytes.len() / 8 * part;
+        bytes[at..at + 64].fill(0xff);
         let mut file = fs.create(&path, io(), CreateOptions::default()).unwrap();
         file.append(&bytes).unwrap();
     }
 }
 
 #[test]
+fn damage_of_the_log_costs_only_the_shards_that_it_hits() {
+    let mut rebuilt_beside = 0;
+    for part in 2..8 {
+        let mut world = World::new();
+        world.send_away(6);
+        damage_log(&world.fs, part);
+        world.store.lose_all(true);
+        loop {
+            let before = world.ticker(Ticker::AwayShardsRebuilt);
+            match world.db.step_background() {
+                Ok(true) => {}
+                // No shard needs what is damaged.
+                Ok(false) => break,
+                Err(error) => {
+                    assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
+                    rebuilt_beside += world.ticker(Ticker::AwayShardsRebuilt) - before;
+                    break;
+                }
+            }
+        }
+    }
+    assert!(rebuilt_beside > 0, "a damaged shard took others with it");
+}
+
+#[test]
 fn records_that_the_log_has_lost_are_never_taken_for_empty() {
     let mut world = World::new();
     world.send_away(6);
-    damage_log(&world.fs);
+    damage_log(&world.fs, 4);
     world.store.lose_all(true);
     let error = world.db.step_background().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");

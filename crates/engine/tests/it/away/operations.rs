@@ -7,7 +7,9 @@ use archipelago_engine::db::{Components, Db, IngestOptions, ReadOptions};
 use archipelago_engine::key::KeyRange;
 use archipelago_engine::options::{CfOptions, WriteOptions};
 use archipelago_engine::sst::{SstWriter, TableOptions};
+use archipelago_engine::stats::Ticker;
 use archipelago_env::FileSystem;
+use archipelago_env::fault::{Fault, Operation, Rule};
 
 use super::world::{KEYS, World, check_rows, key};
 use crate::support::{over, small_db, small_family};
@@ -68,6 +70,39 @@ fn ingestion_flushes_what_is_away_first() {
     assert!(world.store.held().is_empty());
     world.check();
     world.send_away(3);
+    world.check();
+}
+
+#[test]
+fn ingestion_leaves_what_it_does_not_touch_where_it_is() {
+    let mut world = World::new();
+    let options = CfOptions { write_buffers_max: 2, ..small_family() };
+    let other = world.db.create_family("other", options).unwrap();
+    world.send_away(4);
+    let held = world.store.held().len();
+    let fs: Arc<dyn FileSystem> = Arc::new(world.fs.clone());
+    let table = |name: &str, keys: &[Vec<u8>]| {
+        let options = TableOptions::default();
+        let mut writer = SstWriter::create(&fs, Path::new(name), options).unwrap();
+        keys.iter().for_each(|key| writer.put(key, b"ingested").unwrap());
+        writer.finish().unwrap();
+    };
+    // Another family, first without a memtable that overlaps, and then with one.
+    table("/one", &[key(1), key(2)]);
+    world.db.ingest(&other, &["/one"], &IngestOptions::default()).unwrap();
+    world.db.put_with(&other, &key(3), b"written", &WriteOptions::default()).unwrap();
+    table("/two", &[key(2), key(3)]);
+    world.db.ingest(&other, &["/two"], &IngestOptions::default()).unwrap();
+    let value = world.db.get_with(&other, &key(3), &ReadOptions::default()).unwrap();
+    assert_eq!(value.as_deref(), Some(&b"ingested"[..]));
+    assert!(world.store.held().len() >= held, "the shards of other families stay away");
+    world.check();
+    // A write that comes late overlaps, and goes below the file.
+    let cf = world.db.default_family().clone();
+    table("/three", &[key(7)]);
+    world.db.ingest(&cf, &["/three"], &IngestOptions::default()).unwrap();
+    world.model.insert(key(7), b"ingested".to_vec());
+    assert!(world.store.held().is_empty());
     world.check();
 }
 
@@ -148,6 +183,35 @@ fn resume_brings_everything_home() {
     world.send_away(3);
     world.store.lose_all(false);
     world.db.resume().unwrap();
+    world.check();
+}
+
+#[test]
+fn log_is_left_when_the_nodes_answer_again() {
+    let mut world = World::new();
+    world.send_away(4);
+    let cf = world.db.default_family().clone();
+    world.store.hang(true);
+    let full = [Operation::LogSync, Operation::Create];
+    world.faults.add(Rule::on_any(&full).fault(Fault::NoSpace));
+    let told = world.db.put_with(&cf, &key(1), b"synced", &WriteOptions::synced()).unwrap_err();
+    assert!(told.is_no_space(), "{told}");
+    // The record is in memory, and is kept with all the others.
+    world.model.insert(key(1), b"synced".to_vec());
+    world.faults.clear();
+    let failures = world.ticker(Ticker::BackgroundErrors);
+    for _ in 0..3 {
+        assert!(!world.db.step_background().unwrap(), "no shard can be had");
+    }
+    assert_eq!(world.ticker(Ticker::BackgroundErrors), failures);
+    assert!(world.ticker(Ticker::AwayFlushesPutOff) > 0);
+    world.store.hang(false);
+    world.settle();
+    assert!(world.store.held().is_empty());
+    world.check();
+    world.db.put_with(&cf, &key(2), b"synced", &WriteOptions::synced()).unwrap();
+    world.model.insert(key(2), b"synced".to_vec());
+    world.reopen(true);
     world.check();
 }
 

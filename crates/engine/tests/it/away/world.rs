@@ -3,10 +3,12 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use archipelago_base::clock::{Clock, SystemClock};
 use archipelago_base::{ErrorKind, Result};
 use archipelago_engine::db::{Components, Db, FaultPoint, ReadOptions};
 use archipelago_engine::options::{CfOptions, DbOptions, WriteOptions};
 use archipelago_engine::stats::Ticker;
+use archipelago_env::fault::FaultFs;
 use archipelago_env::mem::MemFs;
 
 use super::{FakeStore, Mood};
@@ -21,6 +23,7 @@ pub(super) struct Change {
     pub(super) db: DbOptions,
     pub(super) family: CfOptions,
     pub(super) fault: Option<FaultPoint>,
+    pub(super) clock: Arc<dyn Clock>,
 }
 
 impl Default for Change {
@@ -30,12 +33,20 @@ impl Default for Change {
             write_buffers_max: 2,
             ..small_family()
         };
-        Self { mood: Mood::default(), db: small_db(), family, fault: None }
+        Self {
+            mood: Mood::default(),
+            db: small_db(),
+            family,
+            fault: None,
+            clock: SystemClock::shared(),
+        }
     }
 }
 
 pub(super) struct World {
     pub(super) fs: MemFs,
+    /// Lies between the database and `fs`.
+    pub(super) faults: FaultFs,
     pub(super) store: Arc<FakeStore>,
     pub(super) db: Db,
     pub(super) model: BTreeMap<Vec<u8>, Vec<u8>>,
@@ -49,8 +60,17 @@ pub(super) fn key(number: u32) -> Vec<u8> {
     format!("key{number:05}").into_bytes()
 }
 
-fn components(fs: &MemFs, family: &CfOptions, store: &Arc<FakeStore>) -> Components {
-    Components { shard_store: Some(Arc::clone(store) as _), ..over(fs, family.clone()) }
+fn components(
+    fs: &MemFs,
+    faults: &FaultFs,
+    family: &CfOptions,
+    store: &Arc<FakeStore>,
+) -> Components {
+    Components {
+        fs: Arc::new(faults.clone()),
+        shard_store: Some(Arc::clone(store) as _),
+        ..over(fs, family.clone())
+    }
 }
 
 impl World {
@@ -60,17 +80,21 @@ impl World {
 
     /// A database whose first bucket map is made: later memtables may leave.
     pub(super) fn with(change: Change) -> Self {
-        let Change { mood, db: options, family, fault } = change;
+        let Change { mood, db: options, family, fault, clock } = change;
         let (fs, store) = (MemFs::new(), FakeStore::new(3, mood));
-        let parts = Components { fault_point: fault, ..components(&fs, &family, &store) };
+        let faults = FaultFs::new(Arc::new(fs.clone()), 1);
+        let parts = components(&fs, &faults, &family, &store);
+        let parts = Components { fault_point: fault, clock, ..parts };
         let db = Db::open_with("/db", options.clone(), parts).unwrap();
         let rng = fastrand::Rng::with_seed(5);
-        let mut world = Self { fs, store, db, model: BTreeMap::new(), options, family, mood, rng };
+        let mut world =
+            Self { fs, faults, store, db, model: BTreeMap::new(), options, family, mood, rng };
         for number in (0..KEYS).step_by(5) {
             world.put(number, "first");
         }
         world.db.flush(world.db.default_family()).unwrap();
-        assert!(world.db.buckets(world.db.default_family()).unwrap().len() > 1);
+        let buckets = world.db.buckets(world.db.default_family()).unwrap().len();
+        assert_eq!(buckets > 1, world.family.buckets != 1);
         assert_eq!(world.store.did().sent, 0, "the first memtable cuts the bucket map");
         world
     }
@@ -164,7 +188,8 @@ impl World {
             assert!(self.store.held().is_empty());
         }
         self.store = FakeStore::new(9, self.mood);
-        let parts = components(&self.fs, &self.family, &self.store);
+        self.faults = FaultFs::new(Arc::new(self.fs.clone()), 1);
+        let parts = components(&self.fs, &self.faults, &self.family, &self.store);
         self.db = Db::open_with("/db", self.options.clone(), parts).unwrap();
     }
 }

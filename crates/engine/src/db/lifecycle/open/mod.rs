@@ -310,6 +310,7 @@ fn assemble(
             store,
             stats: Arc::clone(observers.stats()),
             budget: Arc::clone(&budget),
+            clock: Arc::clone(&components.clock),
             workers: Arc::clone(jobs.work()),
             may_wait: components.background == BackgroundMode::Threads,
         })

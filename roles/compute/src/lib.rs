@@ -94,8 +94,7 @@ impl ComputeNode {
         if offload.mode != OffloadMode::Compactions {
             refuse_families_of_new_tiers(dir, settings)?;
             let access = settings.database.group_access;
-            let open =
-                |_: &Arc<ByteBudget>| Storage::open_for_group(dir, &settings.tiers, access);
+            let open = |_: &Arc<ByteBudget>| Storage::open_for_group(dir, &settings.tiers, access);
             return Self::open_on(open, settings, Some(offload));
         }
         if !settings.tiers.is_empty() || storage::devices_of(dir)?.is_some() {

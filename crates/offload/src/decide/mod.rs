@@ -101,9 +101,8 @@ pub fn place(
     boundary: &[u8],
     nodes: impl IntoIterator<Item = NodeId>,
 ) -> Option<NodeId> {
-    let weight = |node: &NodeId| {
-        (hash64(&[&db.0[..], &node.0.to_le_bytes()[..], boundary].concat()), *node)
-    };
+    let weight =
+        |node: &NodeId| (hash64(&[&db.0[..], &node.0.to_le_bytes()[..], boundary].concat()), *node);
     nodes.into_iter().max_by_key(weight)
 }
 

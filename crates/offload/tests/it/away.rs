@@ -293,7 +293,12 @@ fn versions(answer: &LookupAnswer, key: usize) -> Versions {
     found.map(|at| (at.seq.0, at.kind, at.value.as_ref().to_vec())).collect()
 }
 
-fn ask<'a>(node: StoreNode, ids: &[ShardId], keys: &'a [Vec<u8>], snapshot: SeqNo) -> LookupAsk<'a> {
+fn ask<'a>(
+    node: StoreNode,
+    ids: &[ShardId],
+    keys: &'a [Vec<u8>],
+    snapshot: SeqNo,
+) -> LookupAsk<'a> {
     let within: Vec<u32> = (0..ids.len() as u32).collect();
     let key = |key: &'a Vec<u8>| KeyAsk { key, floor: SeqNo(0), within: within.clone() };
     let keys = keys.iter().map(key).collect();
@@ -459,7 +464,9 @@ fn buckets_are_spread_over_the_nodes() {
     assert_eq!(by_node.len(), 3, "24 buckets on three nodes");
     let keys: Vec<Vec<Vec<u8>>> = by_node
         .values()
-        .map(|there| there.iter().map(|sample| [&sample.keys.start[..], b"-key"].concat()).collect())
+        .map(|there| {
+            there.iter().map(|sample| [&sample.keys.start[..], b"-key"].concat()).collect()
+        })
         .collect();
     let asks: Vec<LookupAsk<'_>> = by_node
         .iter()
@@ -603,8 +610,7 @@ fn late_lost_and_doubled_messages_change_no_answer() {
         let mut rng = Rng::with_seed(100 + seed);
         let world = World::new(seed, 2, 16 * MIB);
         let delay_ns_max = rng.u64(0..20_000_000);
-        let faults =
-            Faults { loss: 0.02, duplicate: 0.05, delay_ns_max, ..Faults::default() };
+        let faults = Faults { loss: 0.02, duplicate: 0.05, delay_ns_max, ..Faults::default() };
         world.network.set_faults(faults);
         let all = samples(&mut rng, 3, 20, 40_000);
         let mut by_node: BTreeMap<StoreNode, Vec<&Sample>> = BTreeMap::new();

@@ -36,11 +36,8 @@ struct Away {
 
 impl Away {
     fn open(base: &TempDir, managers: Vec<String>) -> Self {
-        let settings = OwnerSettings {
-            managers,
-            mode: OffloadMode::Compactions,
-            ..OwnerSettings::default()
-        };
+        let settings =
+            OwnerSettings { managers, mode: OffloadMode::Compactions, ..OwnerSettings::default() };
         let jobs = OffloadExecutor::new(settings);
         let family = CfOptions {
             merge_operator: Some("u64-counter".to_owned()),

@@ -67,11 +67,8 @@ impl Away {
         let options = VolumeOptions { take_over: true, ..VolumeOptions::new("the tests") };
         let files = StoreFs::new(Volume::open(&pool.stores(), "db", &options).unwrap());
         let found = blob_names(&files);
-        let settings = OwnerSettings {
-            managers,
-            mode: OffloadMode::Compactions,
-            ..OwnerSettings::default()
-        };
+        let settings =
+            OwnerSettings { managers, mode: OffloadMode::Compactions, ..OwnerSettings::default() };
         let volume = VolumeFiles { files: Arc::clone(&files), cluster: CLUSTER.to_owned() };
         let jobs = OffloadExecutor::in_volume(settings, volume);
         let family = CfOptions {

@@ -16,9 +16,12 @@ const KEYS: usize = 2000;
 
 fn memory(id: u64, manager: &str) -> Process {
     let mut process = Process::start(
-        archipelago()
-            .args(["node", "memory", "--size", "64MiB", "--block", "1MiB"])
-            .args(["--id", &id.to_string(), "--manager", manager]),
+        archipelago().args(["node", "memory", "--size", "64MiB", "--block", "1MiB"]).args([
+            "--id",
+            &id.to_string(),
+            "--manager",
+            manager,
+        ]),
     );
     let said = process.line();
     assert!(said.starts_with(&format!("Memory node {id} lends 64 MiB")), "{said}");

@@ -230,7 +230,8 @@ fn owner_hears_how_much_room_is_left() {
     };
     assert_eq!(room(&mut host), LIMIT - LANDING);
     host.registered(name(1));
-    let image = (image_bytes().len() as u64).next_multiple_of(crate::shard_host::ranges::ALIGN_BYTES);
+    let image =
+        (image_bytes().len() as u64).next_multiple_of(crate::shard_host::ranges::ALIGN_BYTES);
     assert_eq!(room(&mut host), LIMIT - LANDING - image, "an arena has room besides the image");
     // Blocks of the pool take from the same memory.
     host.memory.others = 2 * LIMIT - host.memory.reserved - 100;

@@ -198,9 +198,8 @@ fn resume_after(
         return Err(Contradiction("a page that goes on outside of the scan"));
     }
     let start = ask.resume.map(|at| ScanPosition { key: &at.key, seq: at.seq });
-    let moves = start.is_none_or(|start| {
-        start.order(ScanPosition::of(&next), ask.direction) == Ordering::Less
-    });
+    let moves = start
+        .is_none_or(|start| start.order(ScanPosition::of(&next), ask.direction) == Ordering::Less);
     if !moves {
         return Err(Contradiction("a page that goes on where it began"));
     }

@@ -6,8 +6,7 @@ use archipelago_engine::remote::{ShardId, StoreNode};
 use super::*;
 use crate::wire::shard::Version;
 
-const SHARDS: [ShardId; 2] =
-    [ShardId { memtable: 2, shard: 0 }, ShardId { memtable: 1, shard: 0 }];
+const SHARDS: [ShardId; 2] = [ShardId { memtable: 2, shard: 0 }, ShardId { memtable: 1, shard: 0 }];
 
 fn range() -> KeyRange {
     KeyRange { start: b"b".to_vec(), end: Some(b"y".to_vec()) }
@@ -65,11 +64,7 @@ fn page_goes_on_after_its_last_record() {
 fn pages_in_the_order_of_the_scan_are_accepted() {
     let keys = range();
     let three = || {
-        vec![
-            record("c", 9, Kind::Merge),
-            record("c", 8, Kind::Put),
-            record("d", 50, Kind::Delete),
-        ]
+        vec![record("c", 9, Kind::Merge), record("c", 8, Kind::Put), record("d", 50, Kind::Delete)]
     };
     let mut backward = three();
     backward.rotate_right(1);
@@ -170,10 +165,14 @@ fn request_says_what_the_reader_wants() {
     let mut wanted = ask(&keys, Some(&from), ScanDirection::Backward);
     let names = SHARDS.map(|id| ShardName { epoch: Epoch(1), memtable: id.memtable, shard: 0 });
     let message = request(OwnerStamp::default(), &wanted, &names, 500, 70);
-    let ShardMessage::Scan { shards, resume, direction, bytes_max, inline_max, .. } = message else {
+    let ShardMessage::Scan { shards, resume, direction, bytes_max, inline_max, .. } = message
+    else {
         panic!("a scan");
     };
-    assert_eq!((&shards[..], direction, bytes_max, inline_max), (&names[..], Direction::Backward, 500, 70));
+    assert_eq!(
+        (&shards[..], direction, bytes_max, inline_max),
+        (&names[..], Direction::Backward, 500, 70)
+    );
     assert_eq!(resume, Some(ResumeAt { key: b"d".to_vec().into(), seq: Some(SeqNo(4)) }));
     wanted.keys_only = true;
     let message = request(OwnerStamp::default(), &wanted, &names, 500, 70);

@@ -56,9 +56,15 @@ pub(super) struct RecordAt {
 enum Asked {
     Nothing,
     /// Versions of one key up to this sequence number.
-    Rest { key: usize, snapshot: SeqNo },
+    Rest {
+        key: usize,
+        snapshot: SeqNo,
+    },
     /// Keys from the first one that has no answer.
-    Keys { first: usize, count: usize },
+    Keys {
+        first: usize,
+        count: usize,
+    },
 }
 
 /// A lookup of keys in shards of one node.
@@ -89,7 +95,17 @@ impl<'a> Search<'a> {
         let inline_max = if ask.keys_only { KEYS_ONLY_BYTES } else { inline_max };
         let found = vec![KeyVersions::default(); ask.keys.len()];
         let (rest, records) = (None, Vec::new());
-        Self { owner, ask, names, inline_max, found, answered: 0, rest, asked: Asked::Nothing, records }
+        Self {
+            owner,
+            ask,
+            names,
+            inline_max,
+            found,
+            answered: 0,
+            rest,
+            asked: Asked::Nothing,
+            records,
+        }
     }
 
     /// The next request; `None` when all versions are known.

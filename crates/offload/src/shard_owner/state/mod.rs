@@ -198,7 +198,8 @@ impl OwnerState {
         }
         let mut new = Vec::new();
         for member in members {
-            let is_same = |state: &NodeState| (state.node, state.life) == (member.node, member.life);
+            let is_same =
+                |state: &NodeState| (state.node, state.life) == (member.node, member.life);
             let known = self.nodes.iter().find(|(_, state)| is_same(state));
             let number = known.map_or(StoreNode(self.next_node), |(number, _)| *number);
             if number.0 == self.next_node {
@@ -439,11 +440,7 @@ impl OwnerState {
     }
 
     /// The names and places for a read of these shards, which must all lie at the node.
-    pub(super) fn target(
-        &self,
-        node: StoreNode,
-        ids: &[ShardId],
-    ) -> Result<ReadTarget, AwayError> {
+    pub(super) fn target(&self, node: StoreNode, ids: &[ShardId]) -> Result<ReadTarget, AwayError> {
         let over = || AwayError::Lost("the life of their memory node is over".to_owned());
         let state = self.nodes.get(&node).ok_or_else(over)?;
         let missing = |id: &ShardId| {

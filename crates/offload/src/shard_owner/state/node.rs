@@ -12,7 +12,7 @@ use super::terms::OwnerTerms;
 /// A request to a node besides transfers and reads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::shard_owner) enum NodeTask {
-    /// The beat.
+    /// The sign of life, which also begins.
     Begin,
     /// Shards of earlier owners go.
     Purge,

@@ -184,11 +184,15 @@ impl OwnerState {
     }
 
     /// Takes the nodes that the pool knows. Returns those that are new.
+    ///
+    /// A manager that has just begun does not know all nodes yet. So the life of a node is over
+    /// only when the list has a later one. A node that is missing stays as it is, and its beats
+    /// tell whether it answers.
     pub(super) fn on_members(&mut self, now_ns: u64, members: &[MemoryNode]) -> Vec<StoreNode> {
-        let is_member = |state: &NodeState| {
-            members.iter().any(|member| (member.node, member.life) == (state.node, state.life))
+        let is_over = |state: &NodeState| {
+            members.iter().any(|member| member.node == state.node && member.life > state.life)
         };
-        let over = self.nodes.iter().filter(|(_, state)| !is_member(state));
+        let over = self.nodes.iter().filter(|(_, state)| is_over(state));
         let over: Vec<StoreNode> = over.map(|(node, _)| *node).collect();
         for node in over {
             if let Some(mut state) = self.nodes.remove(&node) {
@@ -198,6 +202,11 @@ impl OwnerState {
         }
         let mut new = Vec::new();
         for member in members {
+            let has_ended =
+                |state: &NodeState| state.node == member.node && state.life > member.life;
+            if self.nodes.values().any(has_ended) {
+                continue;
+            }
             let is_same =
                 |state: &NodeState| (state.node, state.life) == (member.node, member.life);
             let known = self.nodes.iter().find(|(_, state)| is_same(state));

@@ -166,6 +166,37 @@ fn another_life_of_the_node_loses_its_shards() {
 }
 
 #[test]
+fn node_that_a_new_manager_does_not_know_yet_keeps_its_shards() {
+    let mut world = World::new(2);
+    let node = world.send(1);
+    assert!(world.state.on_members(world.now_ns, &[]).is_empty());
+    assert!(world.is_readable(node, 1) && world.state.take_news().lost.is_empty());
+    world.now_ns += SECOND;
+    world.answer(node, &begun(1));
+    assert!(world.is_readable(node, 1));
+    // The manager hears from the nodes one after another. They are those from before.
+    for count in 1..=2 {
+        let list: Vec<MemoryNode> = (1..=count).map(|node| member(node, LIFE)).collect();
+        assert!(world.state.on_members(world.now_ns, &list).is_empty());
+    }
+    assert!(world.is_readable(node, 1) && world.state.take_news().lost.is_empty());
+    world.send(2);
+    // A node that is silent is lost as ever, whether the manager knows it or not.
+    world.state.on_members(world.now_ns, &[]);
+    world.miss(node, 6);
+    assert!(!world.is_readable(node, 1));
+}
+
+#[test]
+fn list_with_an_earlier_life_changes_nothing() {
+    let mut world = World::new(1);
+    let node = world.send(1);
+    assert!(world.state.on_members(world.now_ns, &[member(1, Epoch(6))]).is_empty());
+    assert!(world.is_readable(node, 1));
+    assert_eq!(world.state.counts(), (1, 1));
+}
+
+#[test]
 fn lost_shard_is_released_and_never_read_again() {
     let mut world = World::new(1);
     let node = world.send(1);

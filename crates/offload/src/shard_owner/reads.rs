@@ -1,13 +1,16 @@
 //! Lookups, pages and whole images, on the threads of their callers.
 //!
 //! A read that gets no answer, or is refused as busy, is repeated until its shards are lost or the
-//! patience ends. If a node gives bytes that are not those of the shard, the read is repeated once;
-//! after that the shards are lost, because the database can rebuild them.
+//! patience ends. A shard that the node does not know is lost, and the others of the read are not:
+//! the read is busy then, and the database asks for them without it. If a node gives bytes that are
+//! not those of the shard, the read is repeated once; after that the shards are lost, because the
+//! database can rebuild them.
 //!
 //! Cost: one round trip for a lookup, and one more if it finds long values.
 
 use std::sync::Arc;
 
+use archipelago_base::Epoch;
 use archipelago_base::runtime::join_all;
 use archipelago_engine::memtable::SealedImage;
 use archipelago_engine::remote::{
@@ -22,7 +25,7 @@ use super::page::{self, PageReader};
 use super::search::{Contradiction, Search};
 use super::sends::head_crc;
 use super::state::{ReadTarget, ReadableShard};
-use crate::wire::shard::{ShardMessage, ShardRefusal, ShardWhy};
+use crate::wire::shard::{ShardMessage, ShardName, ShardRefusal, ShardWhy};
 
 /// Longest value that comes with an answer. A longer one is read one-sided.
 const INLINE_BYTES_MAX: u32 = 16 << 10;
@@ -76,6 +79,14 @@ struct ReadScope<'a> {
     shards: &'a [ShardId],
 }
 
+impl ReadScope<'_> {
+    /// The shard of the read with this name, of an open with this epoch.
+    fn named(&self, epoch: Epoch, name: ShardName) -> Option<ShardId> {
+        let id = ShardId { memtable: name.memtable, shard: name.shard };
+        (name.epoch == epoch && self.shards.contains(&id)).then_some(id)
+    }
+}
+
 impl OwnerDriver {
     fn attempts(&self, node: StoreNode) -> ReadAttempts {
         let until_ns = self.now_ns() + self.terms().patience.as_nanos() as u64;
@@ -103,6 +114,16 @@ impl OwnerDriver {
         };
         let why = match failure {
             ReadFailure::NoAnswer(none) => none.why,
+            ReadFailure::Refused(ShardRefusal { why: ShardWhy::UnknownShard, shard, .. }) => {
+                let Some(id) = shard.and_then(|name| scope.named(self.owner.epoch, name)) else {
+                    return lost("their memory node does not have them".to_owned());
+                };
+                // The others may still be there. The next attempt tells the caller about this one.
+                self.state.lock().lose(scope.node, &[id]);
+                self.ring(scope.node);
+                self.tell_news();
+                return Ok(());
+            }
             ReadFailure::Refused(refusal) => {
                 self.state.lock().on_refused(self.now_ns(), scope.node, &refusal);
                 self.ring(scope.node);
@@ -110,7 +131,7 @@ impl OwnerDriver {
                 match refusal.why {
                     // If the node has forgotten the owner, the next attempt finds the shards lost.
                     ShardWhy::Busy | ShardWhy::NotBegun => {}
-                    ShardWhy::OldEpoch | ShardWhy::OtherToken | ShardWhy::UnknownShard => {
+                    ShardWhy::OldEpoch | ShardWhy::OtherToken => {
                         return lost(refusal.to_string());
                     }
                     _ => {

@@ -370,7 +370,7 @@ impl OwnerState {
         self.note_lost(lost);
     }
 
-    /// The shards are lost, because the node does not know one of them or gave wrong bytes.
+    /// The shards are lost, because the node does not know them or gave wrong bytes.
     pub(super) fn lose(&mut self, node: StoreNode, ids: &[ShardId]) {
         let Some(state) = self.nodes.get_mut(&node) else { return };
         let mut lost = ids.to_vec();

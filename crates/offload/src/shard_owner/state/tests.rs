@@ -221,6 +221,24 @@ fn lost_shard_is_released_and_never_read_again() {
 }
 
 #[test]
+fn loss_of_one_shard_is_not_that_of_the_others() {
+    let mut world = World::new(1);
+    let node = world.send(1);
+    world.send(2);
+    let both = [id(1), id(2)];
+    assert!(world.state.target(node, &both).is_ok());
+    world.state.lose(node, &[id(1)]);
+    assert_eq!(world.state.take_news().lost, [id(1)]);
+    let some = world.state.target(node, &both);
+    assert!(matches!(some, Err(AwayError::Busy(_))), "{some:?}");
+    assert!(matches!(world.state.target(node, &[id(1)]), Err(AwayError::Lost(_))));
+    assert!(world.is_readable(node, 2));
+    world.state.lose(node, &[id(2)]);
+    let all = world.state.target(node, &both);
+    assert!(matches!(all, Err(AwayError::Lost(_))), "{all:?}");
+}
+
+#[test]
 fn release_names_no_memtable_that_is_in_use() {
     let mut world = World::new(1);
     let node = world.send(5);

@@ -21,9 +21,10 @@ use parking_lot::Mutex;
 
 use super::bell::Bell;
 use super::counters::{Tally, count};
-use super::links::{NodeLinks, Way};
+use super::links::{NodeLinks, OneSidedFailure, Way};
 use super::nodes::NodeList;
 use super::state::{MissedAnswer, NextAsk, NodeTask, OwnerState, OwnerTerms};
+use super::within::within;
 use crate::ids::OwnerStamp;
 
 /// Time between two looks at the list of nodes.
@@ -109,6 +110,17 @@ impl OwnerDriver {
             Waits::Receiving => fabric::block_on(future),
             Waits::InRuntime => wait_for(&*self.parts.runtime, future),
         }
+    }
+
+    /// Runs one-sided operations, which end as late at `end_ns`.
+    pub(super) async fn until<T>(
+        &self,
+        end_ns: u64,
+        operations: impl Future<Output = Result<T, OneSidedFailure>>,
+    ) -> Result<T, OneSidedFailure> {
+        let left = Duration::from_nanos(end_ns.saturating_sub(self.now_ns()));
+        let done = within(&*self.parts.runtime, left, operations).await;
+        done.unwrap_or_else(|| Err(OneSidedFailure::late()))
     }
 
     pub(super) async fn pause(&self) {

@@ -61,6 +61,13 @@ pub(super) enum OneSidedFailure {
     Refused(Refusal),
 }
 
+impl OneSidedFailure {
+    /// The time for an operation as a whole has passed.
+    pub(super) fn late() -> Self {
+        Self::NoAnswer(NoAnswer::of("the memory node moved too few bytes in time"))
+    }
+}
+
 impl From<Refusal> for OneSidedFailure {
     fn from(refusal: Refusal) -> Self {
         match refusal.reason {

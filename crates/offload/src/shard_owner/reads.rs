@@ -289,9 +289,12 @@ impl OwnerDriver {
         let shards = [id];
         let scope = ReadScope { node, shards: &shards };
         let mut attempts = self.attempts(node);
+        let begin_ns = self.now_ns();
         loop {
             let (target, links) = self.target(&scope)?;
-            match fetch_image(&target, &links).await {
+            let bytes = target.shards.iter().map(|shard| shard.place.bytes).sum();
+            let end_ns = begin_ns + self.terms().image(bytes).as_nanos() as u64;
+            match self.fetch_image(&target, &links, end_ns).await {
                 Ok(image) => {
                     count(&self.tally.fetched, 1);
                     return Ok(image);
@@ -300,19 +303,22 @@ impl OwnerDriver {
             }
         }
     }
-}
 
-async fn fetch_image(
-    target: &ReadTarget,
-    links: &NodeLinks,
-) -> Result<Arc<SealedImage>, ReadFailure> {
-    let [shard] = target.shards[..] else {
-        return Err(ReadFailure::Wrong("another number of images"));
-    };
-    let place = shard.place;
-    let bytes = links.read(&place.key, place.at, place.bytes).await?;
-    if head_crc(&bytes) != shard.head_crc {
-        return Err(ReadFailure::Wrong("another image than the one that was sent"));
+    /// Reads an image, until `end_ns` at the latest.
+    async fn fetch_image(
+        &self,
+        target: &ReadTarget,
+        links: &NodeLinks,
+        end_ns: u64,
+    ) -> Result<Arc<SealedImage>, ReadFailure> {
+        let [shard] = target.shards[..] else {
+            return Err(ReadFailure::Wrong("another number of images"));
+        };
+        let place = shard.place;
+        let bytes = self.until(end_ns, links.read(&place.key, place.at, place.bytes)).await?;
+        if head_crc(&bytes) != shard.head_crc {
+            return Err(ReadFailure::Wrong("another image than the one that was sent"));
+        }
+        SealedImage::open(bytes).map_err(|_| ReadFailure::Wrong("a damaged image"))
     }
-    SealedImage::open(bytes).map_err(|_| ReadFailure::Wrong("a damaged image"))
 }

@@ -412,6 +412,13 @@ impl OwnerState {
         Pick::Node { node: number, losses: state.losses }
     }
 
+    /// Whether a transfer that began when `losses` were counted can still end with a shard that can
+    /// be read.
+    pub(super) fn is_sending(&self, node: StoreNode, id: ShardId, losses: u64) -> bool {
+        let state = self.nodes.get(&node).filter(|_| !self.is_closed);
+        state.is_some_and(|state| state.losses == losses && state.shards.contains(id))
+    }
+
     /// The node has registered a shard. An error says that the node was lost since `losses` were
     /// counted; then the shard is released.
     pub(super) fn sent(

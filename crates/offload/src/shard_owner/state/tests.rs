@@ -221,6 +221,20 @@ fn lost_shard_is_released_and_never_read_again() {
 }
 
 #[test]
+fn transfer_to_a_node_that_was_lost_or_to_a_closed_owner_is_not_wanted() {
+    let mut world = World::new(1);
+    let Pick::Node { node, losses } = world.begin(1, 100) else { panic!("room") };
+    assert!(world.state.is_sending(node, id(1), losses));
+    assert!(!world.state.is_sending(node, id(2), losses));
+    world.miss(node, 6);
+    assert!(!world.state.is_sending(node, id(1), losses));
+    let mut world = World::new(1);
+    let Pick::Node { node, losses } = world.begin(1, 100) else { panic!("room") };
+    world.state.close();
+    assert!(!world.state.is_sending(node, id(1), losses));
+}
+
+#[test]
 fn loss_of_one_shard_is_not_that_of_the_others() {
     let mut world = World::new(1);
     let node = world.send(1);

@@ -24,14 +24,12 @@ use archipelago_engine::pinned::PinnedSlice;
 use archipelago_engine::remote::{KeyVersions, LookupAnswer, LookupAsk, ShardVersion};
 
 use crate::ids::OwnerStamp;
-use crate::wire::shard::{self, ShardMessage, ShardName, StoredValue};
+use crate::wire::shard::{self, KEYS_ONLY_BYTES, ShardMessage, ShardName, StoredValue};
 
 /// Bytes of the keys and lists of one request at most, so that it fits into a message.
 const REQUEST_BYTES_MAX: usize = 160 << 10;
 /// Bytes of a key's list entry and lengths in a request.
 const KEY_BYTES_BESIDE: usize = 24;
-/// Longest value of an answer without values: it has room for the expiry of a record.
-const KEYS_ONLY_BYTES: u32 = 16;
 
 /// Answers of the node that contradict the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -100,7 +100,8 @@ wire_messages! {
         direction: Direction,
         /// Largest sequence number that the reader sees.
         snapshot: SeqNo,
-        /// Bytes of the page at most.
+        /// Bytes of the page at most. Values that it names by their places count, unless
+        /// `inline_max` is at most [`KEYS_ONLY_BYTES`](super::KEYS_ONLY_BYTES).
         bytes_max: u32,
         /// Bytes of the longest value that the page contains.
         inline_max: u32,

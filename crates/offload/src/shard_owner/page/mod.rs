@@ -216,6 +216,9 @@ fn resume_after(
     records: &[PageRecord],
     end: PageEnd,
 ) -> Result<Option<remote::ResumeAt>, Contradiction> {
+    if matches!(end, PageEnd::At(_)) && !records.is_empty() {
+        return Err(Contradiction("a page with records that goes on elsewhere"));
+    }
     let is_finished = end == PageEnd::Finished;
     let Some(next) = end.resume(records) else {
         return if is_finished { Ok(None) } else { Err(Contradiction("a page without an end")) };

@@ -111,6 +111,8 @@ fn contradicting_pages_are_errors() {
         forward(vec![], wire_at("d", Some(5))),
         forward(vec![], wire_at("c", None)),
         forward(vec![], wire_at("y", None)),
+        forward(vec![put("m", 1)], wire_at("e", None)),
+        forward(vec![put("e", 1)], wire_at("m", None)),
         (ScanDirection::Backward, vec![put("e", 1)], PageEnd::Finished),
         (ScanDirection::Backward, vec![put("b", 1), put("c", 1)], PageEnd::Finished),
         (ScanDirection::Backward, vec![], wire_at("e", None)),

@@ -55,7 +55,7 @@ impl NoAnswer {
 /// A failed one-sided operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum OneSidedFailure {
-    /// The link went down, or the deadline passed.
+    /// The link went down, the deadline passed, or the node had no room for the operation.
     NoAnswer(NoAnswer),
     /// The node refused the operation.
     Refused(Refusal),
@@ -70,12 +70,11 @@ impl OneSidedFailure {
 
 impl From<Refusal> for OneSidedFailure {
     fn from(refusal: Refusal) -> Self {
-        match refusal.reason {
-            Reason::Disconnected | Reason::Deadline | Reason::Full | Reason::NotAttached => {
-                Self::NoAnswer(NoAnswer::of(refusal))
-            }
-            _ => Self::Refused(refusal),
+        let reason = refusal.reason;
+        if reason.kind() == ErrorKind::Busy || reason == Reason::NotAttached {
+            return Self::NoAnswer(NoAnswer::of(refusal));
         }
+        Self::Refused(refusal)
     }
 }
 
@@ -283,4 +282,21 @@ impl NodeLinks {
 
 fn placed(batch: &Batch) -> Result<(), OneSidedFailure> {
     batch.refusal().map_or(Ok(()), |(_, refusal)| Err(refusal.into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_refusal_that_stays_counts_against_a_node() {
+        for reason in [Reason::Exhausted, Reason::Full, Reason::Deadline, Reason::NotAttached] {
+            let failure = OneSidedFailure::from(Refusal::new(reason));
+            assert!(matches!(failure, OneSidedFailure::NoAnswer(_)), "{failure:?}");
+        }
+        for reason in [Reason::Revoked, Reason::UnknownKey, Reason::OutOfRange] {
+            let failure = OneSidedFailure::from(Refusal::new(reason));
+            assert!(matches!(failure, OneSidedFailure::Refused(_)), "{failure:?}");
+        }
+    }
 }

@@ -38,17 +38,19 @@ const WINDOW: usize = 4;
 pub(super) struct NoAnswer {
     /// Whether another life of the node has answered, so that this one is over.
     pub(super) is_other_life: bool,
+    /// Whether the node has answered, and nobody can read the answer.
+    pub(super) is_malformed: bool,
     /// Reason as a sentence.
     pub(super) why: String,
 }
 
 impl NoAnswer {
     fn of(why: impl ToString) -> Self {
-        Self { is_other_life: false, why: why.to_string() }
+        Self { is_other_life: false, is_malformed: false, why: why.to_string() }
     }
 
     fn of_connect(error: &Error) -> Self {
-        Self { is_other_life: error.kind() == ErrorKind::Fenced, why: error.to_string() }
+        Self { is_other_life: error.kind() == ErrorKind::Fenced, ..Self::of(error) }
     }
 }
 
@@ -165,7 +167,7 @@ impl NodeLinks {
         let answer = link.request(call).await.map_err(NoAnswer::of)?;
         ShardMessage::decode(&answer).map_err(|malformed| {
             link.close();
-            NoAnswer::of(malformed)
+            NoAnswer { is_malformed: true, ..NoAnswer::of(malformed) }
         })
     }
 

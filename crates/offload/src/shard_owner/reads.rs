@@ -47,7 +47,7 @@ enum ReadFailure {
 
 impl From<NoAnswer> for ReadFailure {
     fn from(none: NoAnswer) -> Self {
-        Self::NoAnswer(none)
+        if none.is_malformed { Self::Wrong("an answer of no kind") } else { Self::NoAnswer(none) }
     }
 }
 
@@ -60,7 +60,7 @@ impl From<Contradiction> for ReadFailure {
 impl From<OneSidedFailure> for ReadFailure {
     fn from(failure: OneSidedFailure) -> Self {
         match failure {
-            OneSidedFailure::NoAnswer(none) => Self::NoAnswer(none),
+            OneSidedFailure::NoAnswer(none) => none.into(),
             OneSidedFailure::Refused(_) => Self::Wrong("a place that cannot be read"),
         }
     }

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -33,12 +34,22 @@ const MIB: u64 = 1 << 20;
 const SECOND: Duration = Duration::from_secs(1);
 
 /// Executes each request when it arrives.
-struct Inline(Arc<ShardHost>);
+struct Inline {
+    shards: Arc<ShardHost>,
+    /// Whether the answers to searches are bytes that nobody can read.
+    garbles: Arc<AtomicBool>,
+}
+
+/// Codes of the requests that search.
+const SEARCHES: [u8; 3] = [5, 6, 7];
 
 impl Handler for Inline {
     fn handle(&self, request: Request<'_>, reply: Reply) {
-        self.0.handle(&request, reply);
-        while self.0.work() {}
+        if SEARCHES.contains(&request.body[1]) && self.garbles.load(Ordering::Relaxed) {
+            return reply.send(b"reef".to_vec());
+        }
+        self.shards.handle(&request, reply);
+        while self.shards.work() {}
     }
 }
 
@@ -84,6 +95,7 @@ struct World {
     heard: Arc<Heard>,
     store: Arc<RemoteShards>,
     bytes: u64,
+    garbles: Arc<AtomicBool>,
 }
 
 fn identity(epoch: u64) -> OwnerIdentity {
@@ -111,6 +123,7 @@ impl World {
             listed,
             heard: Arc::default(),
             bytes,
+            garbles: Arc::default(),
         };
         for number in 1..=nodes {
             let host = world.simulation.host(&format!("memory{number}"));
@@ -151,7 +164,8 @@ impl World {
         let clock = self.simulation.clock();
         let bytes = NodeBytes::new(self.bytes);
         let shards = ShardHost::new(limits, bytes, clock, HostThreads::Caller);
-        let handler = Box::new(Inline(Arc::clone(&shards)));
+        let garbles = Arc::clone(&self.garbles);
+        let handler = Box::new(Inline { shards: Arc::clone(&shards), garbles });
         let node = self.network.node(NodeId(number), Epoch(life), Some(handler)).unwrap();
         shards.open(&node);
         let listener = archipelago_fabric::Provider::serve(provider, &node, host.name()).unwrap();
@@ -626,6 +640,22 @@ fn shard_that_a_node_does_not_know_leaves_the_others_readable() {
     assert!(matches!(lookup_one(&world, node, all[0].id), Err(AwayError::Lost(_))));
     assert!(all[1..3].iter().all(|sample| lookup_one(&world, node, sample.id).is_ok()));
     assert_eq!(world.held(), 3, "the others are not released");
+}
+
+#[test]
+fn node_whose_answers_nobody_can_read_loses_the_shards_that_were_asked() {
+    let mut rng = Rng::with_seed(8);
+    let world = World::new(8, 1, 16 * MIB);
+    let all = samples(&mut rng, 2, 10, 500);
+    let node = send_all(&world, &all).into_keys().next().unwrap();
+    world.garbles.store(true, Ordering::Relaxed);
+    let begin_ns = world.simulation.now_ns();
+    let answer = lookup_one(&world, node, all[0].id);
+    assert!(matches!(answer, Err(AwayError::Lost(_))), "{answer:?}");
+    assert!(world.simulation.now_ns() - begin_ns < 1_000_000_000, "before the patience ends");
+    world.garbles.store(false, Ordering::Relaxed);
+    assert_eq!(*world.heard.lost.lock(), [all[0].id]);
+    assert!(lookup_one(&world, node, all[1].id).is_ok());
 }
 
 #[test]

@@ -8,7 +8,8 @@
 //!
 //! A shard is **lost** when its node lives anew, does not know it, or was silent for too long: the
 //! owner has no answer to several beats over [`OwnerTerms::silence`], or to one beat of a node that
-//! the pool does not hear either. Silence is counted in beats, because a process that was stopped
+//! the pool does not hear either. It is lost as well if the node has fewer shards than were sent to
+//! it, because a node drops a database whose owner was silent for minutes. Silence is counted in beats, because a process that was stopped
 //! finds many of its other requests late when it goes on.
 //!
 //! Invariants:
@@ -258,6 +259,7 @@ impl OwnerState {
         let message = match &task {
             NodeTask::Begin => {
                 state.beat_ns = now_ns + self.terms.beat.as_nanos() as u64;
+                state.beat_shards = state.shards.away().count() as u64;
                 ShardMessage::Begin { owner, landing_bytes: self.terms.landing_bytes }
             }
             NodeTask::Purge => ShardMessage::Purge { owner },
@@ -306,7 +308,7 @@ impl OwnerState {
     ) {
         let Some(state) = self.nodes.get_mut(&node) else { return };
         state.heard();
-        let free_before = state.free_bytes(now_ns);
+        let (free_before, mut lost) = (state.free_bytes(now_ns), Vec::new());
         match (task, answer) {
             (
                 NodeTask::Begin,
@@ -318,6 +320,13 @@ impl OwnerState {
                 state.needs_purge |= state.begun.is_none() && *shards > 0;
                 state.begun = Some(BegunFacts { landing_bytes, image_bytes_max, limit_bytes });
                 state.is_lost = false;
+                // The node has dropped the database since the last beat, and begun it again with
+                // this one. No release comes between a beat and its answer.
+                if u64::from(*shards) < state.beat_shards {
+                    let node = state.node;
+                    tracing::warn!(%node, shards, "a memory node has dropped the shards");
+                    lost = state.lose();
+                }
             }
             (NodeTask::Purge, ShardMessage::Done { .. }) => state.needs_purge = false,
             (NodeTask::Release(ids), ShardMessage::Done { .. }) => {
@@ -347,6 +356,7 @@ impl OwnerState {
         let is_more = state.free_bytes(now_ns) > free_before;
         let was_little = state.begun.is_some_and(|begun| free_before < begun.image_bytes_max);
         self.news.has_more_room |= is_more && was_little;
+        self.note_lost(lost);
     }
 
     /// Takes a refusal of a node, to whatever request.

@@ -54,6 +54,8 @@ pub(super) struct NodeState {
     pub(super) needs_purge: bool,
     /// Time of the next beat.
     pub(super) beat_ns: u64,
+    /// Shards that could be read here when the latest beat was sent.
+    pub(super) beat_shards: u64,
     /// Time before which the node gets no other request of its task, because it refused one.
     pub(super) rest_ns: u64,
     /// Beats without an answer since the last answer.
@@ -79,6 +81,7 @@ impl NodeState {
             losses: 0,
             needs_purge: false,
             beat_ns: now_ns,
+            beat_shards: 0,
             rest_ns: 0,
             missed: 0,
             owed_since_ns: None,

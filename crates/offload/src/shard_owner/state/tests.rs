@@ -344,6 +344,32 @@ fn node_that_has_dropped_the_database_has_no_shards() {
 }
 
 #[test]
+fn node_that_began_the_database_anew_has_no_shards() {
+    let mut world = World::new(1);
+    let node = world.send(1);
+    world.send(2);
+    // The beat is on its way while another shard is registered: it may count the shard or not.
+    world.now_ns += SECOND;
+    let (task, _) = world.ask(node);
+    world.send(3);
+    world.state.on_answer(world.now_ns, node, &task, &begun(2));
+    assert!(world.is_readable(node, 1) && world.is_readable(node, 3));
+    // A release on its way is no loss: the node may have it or not.
+    world.state.release(&[id(2)], 0);
+    for shards in [3, 2] {
+        world.now_ns += SECOND;
+        world.answer(node, &begun(shards));
+        assert!(world.is_readable(node, 1) && world.is_readable(node, 3));
+    }
+    // The owner was stopped for so long that the node dropped everything.
+    world.now_ns += 700 * SECOND;
+    world.answer(node, &begun(0));
+    assert_eq!(world.state.take_news().lost, [id(1), id(3)]);
+    assert!(!world.is_readable(node, 1) && !world.is_readable(node, 3));
+    world.send(4);
+}
+
+#[test]
 fn room_is_what_nodes_have_promised() {
     let mut world = World::new(2);
     let room = world.state.room(world.now_ns);

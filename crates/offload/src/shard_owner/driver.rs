@@ -222,7 +222,8 @@ impl OwnerDriver {
                 Ok(answer) => state.on_answer(self.now_ns(), node, &task, answer),
                 Err(none) => {
                     let is_other_life = none.is_other_life;
-                    let missed = MissedAnswer { sent_ns: now_ns, is_other_life };
+                    let heard_ns = links.heard_ns();
+                    let missed = MissedAnswer { sent_ns: now_ns, heard_ns, is_other_life };
                     state.on_no_answer(self.now_ns(), node, &task, missed);
                 }
             }
@@ -231,8 +232,9 @@ impl OwnerDriver {
             tracing::debug!(node = %node, why = none.why, "a memory node did not answer");
         }
         if task == NodeTask::Begin {
-            if answer.is_err() {
-                links.hang_up();
+            if let Err(none) = &answer {
+                let is_busy = links.heard_ns() >= now_ns && !none.is_other_life;
+                if is_busy { links.hang_up_beats() } else { links.hang_up() }
             }
             let used = self.state.lock().arenas(node);
             links.sweep(&used);

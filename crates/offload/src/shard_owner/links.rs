@@ -15,6 +15,7 @@
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use archipelago_base::runtime::Runtime;
@@ -105,6 +106,8 @@ pub(super) struct NodeLinks {
     asks: Route,
     images: Route,
     attached: Mutex<AttachedRegions>,
+    /// Time of the latest answer.
+    heard_ns: AtomicU64,
     /// Time after which an unanswered request counts as lost.
     request: Duration,
     /// Time after which a one-sided operation counts as lost.
@@ -127,9 +130,20 @@ impl NodeLinks {
             asks: route(),
             images: route(),
             attached: Mutex::default(),
+            heard_ns: AtomicU64::new(0),
             request: terms.request,
             transfer: terms.patience,
         }
+    }
+
+    /// Time of the latest answer of the node to any request; 0 without one. One-sided operations do
+    /// not count: they may succeed while the process of the node hangs.
+    pub(super) fn heard_ns(&self) -> u64 {
+        self.heard_ns.load(Ordering::Relaxed)
+    }
+
+    fn note_heard(&self) {
+        self.heard_ns.fetch_max(self.runtime.now_ns(), Ordering::Relaxed);
     }
 
     /// The node may be reached elsewhere now.
@@ -165,6 +179,7 @@ impl NodeLinks {
         let body = message.encode();
         let call = Call::new(&body, self.request).idempotent().answer_bytes_max(answer_bytes_max);
         let answer = link.request(call).await.map_err(NoAnswer::of)?;
+        self.note_heard();
         ShardMessage::decode(&answer).map_err(|malformed| {
             link.close();
             NoAnswer { is_malformed: true, ..NoAnswer::of(malformed) }
@@ -177,6 +192,11 @@ impl NodeLinks {
         self.asks.hang_up();
         self.images.hang_up();
         *self.attached.lock() = AttachedRegions::default();
+    }
+
+    /// Closes the link for beats. For a node that answers other requests.
+    pub(super) fn hang_up_beats(&self) {
+        self.beats.hang_up();
     }
 
     /// The link for images, and the region of a key on it.

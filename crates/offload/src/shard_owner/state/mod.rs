@@ -8,7 +8,8 @@
 //!
 //! A shard is **lost** when its node lives anew, does not know it, or was silent for too long: the
 //! owner has no answer to several beats over [`OwnerTerms::silence`], or to one beat of a node that
-//! the pool does not hear either. It is lost as well if the node has fewer shards than were sent to
+//! the pool does not hear either. An answer to any other request ends the silence, because a node
+//! with much work may answer a beat late. A shard is lost as well if the node has fewer shards than were sent to
 //! it, because a node drops a database whose owner was silent for minutes. Silence is counted in beats, because a process that was stopped
 //! finds many of its other requests late when it goes on.
 //!
@@ -111,6 +112,8 @@ pub(super) struct ReadTarget {
 pub(super) struct MissedAnswer {
     /// Time at which it was sent.
     pub(super) sent_ns: u64,
+    /// Time of the latest answer of the node to any request; 0 without one.
+    pub(super) heard_ns: u64,
     /// Whether another life of the node has answered.
     pub(super) is_other_life: bool,
 }
@@ -281,12 +284,12 @@ impl OwnerState {
         task: &NodeTask,
         missed: MissedAnswer,
     ) {
-        let MissedAnswer { sent_ns, is_other_life } = missed;
+        let MissedAnswer { sent_ns, heard_ns, is_other_life } = missed;
         let Some(state) = self.nodes.get_mut(&node) else { return };
         if *task != NodeTask::Begin {
             return state.missed_other(sent_ns, now_ns);
         }
-        if !state.missed_beat(sent_ns, now_ns, &self.terms) && !is_other_life {
+        if !state.missed_beat((sent_ns, heard_ns), now_ns, &self.terms) && !is_other_life {
             return;
         }
         let was_lost = std::mem::replace(&mut state.is_lost, true);

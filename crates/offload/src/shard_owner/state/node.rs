@@ -164,8 +164,20 @@ impl NodeState {
         (self.missed, self.owed_since_ns) = (0, None);
     }
 
-    /// A beat of `sent_ns` got no answer. Returns whether the node has been silent for too long.
-    pub(super) fn missed_beat(&mut self, sent_ns: u64, now_ns: u64, terms: &OwnerTerms) -> bool {
+    /// A beat of `sent_ns` got no answer, and the latest answer to another request came at
+    /// `heard_ns`. Returns whether the node has been silent for too long.
+    pub(super) fn missed_beat(
+        &mut self,
+        (sent_ns, heard_ns): (u64, u64),
+        now_ns: u64,
+        terms: &OwnerTerms,
+    ) -> bool {
+        if self.owed_since_ns.unwrap_or(sent_ns) <= heard_ns {
+            self.heard();
+        }
+        if sent_ns <= heard_ns {
+            return false;
+        }
         self.missed += 1;
         let since_ns = *self.owed_since_ns.get_or_insert(sent_ns);
         let is_silent = self.missed >= terms.missed_beats

@@ -34,6 +34,11 @@ fn refused(why: ShardWhy) -> ShardMessage {
     ShardMessage::Refused { refusal: why.into() }
 }
 
+/// A request of this time without an answer, when the node has answered nothing else.
+fn missed(sent_ns: u64, is_other_life: bool) -> MissedAnswer {
+    MissedAnswer { sent_ns, heard_ns: 0, is_other_life }
+}
+
 /// An owner with some nodes, and its time.
 struct World {
     state: OwnerState,
@@ -73,8 +78,8 @@ impl World {
             self.now_ns += SECOND;
             let (task, _) = self.ask(node);
             assert_eq!(task, NodeTask::Begin);
-            let missed = MissedAnswer { sent_ns: self.now_ns, is_other_life: false };
-            self.state.on_no_answer(self.now_ns + SECOND / 2, node, &task, missed);
+            let none = missed(self.now_ns, false);
+            self.state.on_no_answer(self.now_ns + SECOND / 2, node, &task, none);
         }
     }
 
@@ -116,15 +121,41 @@ fn silence_is_counted_in_beats() {
 }
 
 #[test]
+fn node_that_answers_other_requests_is_not_silent() {
+    let mut world = World::new(1);
+    let node = world.send(1);
+    let silent = MemoryNode { is_up: false, ..member(1, LIFE) };
+    world.state.on_members(world.now_ns, &[silent]);
+    for _ in 0..20 {
+        world.now_ns += SECOND;
+        let (task, _) = world.ask(node);
+        let none = MissedAnswer { heard_ns: world.now_ns + 1, ..missed(world.now_ns, false) };
+        world.state.on_no_answer(world.now_ns + SECOND / 2, node, &task, none);
+        assert!(world.is_readable(node, 1));
+    }
+    world.state.on_members(world.now_ns, &[member(1, LIFE)]);
+    // An answer between two beats ends the silence as well.
+    world.miss(node, 4);
+    world.now_ns += SECOND;
+    let (task, _) = world.ask(node);
+    let none = MissedAnswer { heard_ns: world.now_ns - 1, ..missed(world.now_ns, false) };
+    world.state.on_no_answer(world.now_ns + SECOND / 2, node, &task, none);
+    world.miss(node, 4);
+    assert!(world.is_readable(node, 1));
+    world.miss(node, 2);
+    assert!(!world.is_readable(node, 1));
+}
+
+#[test]
 fn process_that_was_stopped_loses_nothing() {
     let mut world = World::new(1);
     let node = world.send(1);
     world.now_ns += SECOND;
     let (task, _) = world.ask(node);
     // The process was stopped for a minute, and finds the beat late.
-    let missed = MissedAnswer { sent_ns: world.now_ns, is_other_life: false };
+    let none = missed(world.now_ns, false);
     world.now_ns += 60 * SECOND;
-    world.state.on_no_answer(world.now_ns, node, &task, missed);
+    world.state.on_no_answer(world.now_ns, node, &task, none);
     world.now_ns += SECOND;
     world.answer(node, &begun(1));
     assert!(world.is_readable(node, 1));
@@ -160,8 +191,8 @@ fn another_life_of_the_node_loses_its_shards() {
     let node = world.send(1);
     world.now_ns += SECOND;
     let (task, _) = world.ask(node);
-    let missed = MissedAnswer { sent_ns: world.now_ns, is_other_life: true };
-    world.state.on_no_answer(world.now_ns, node, &task, missed);
+    let none = missed(world.now_ns, true);
+    world.state.on_no_answer(world.now_ns, node, &task, none);
     assert!(!world.is_readable(node, 1));
 }
 
@@ -281,8 +312,8 @@ fn release_is_repeated_until_the_node_has_it() {
     assert_eq!(concerned.into_iter().collect::<Vec<_>>(), [node]);
     assert!(!world.is_readable(node, 1), "nobody asks for it any more");
     let (task, first) = world.ask(node);
-    let missed = MissedAnswer { sent_ns: world.now_ns, is_other_life: false };
-    world.state.on_no_answer(world.now_ns, node, &task, missed);
+    let none = missed(world.now_ns, false);
+    world.state.on_no_answer(world.now_ns, node, &task, none);
     // A beat comes first, which finds out whether the node answers.
     world.answer(node, &begun(1));
     let second = world.answer(node, &refused(ShardWhy::Busy));

@@ -48,5 +48,12 @@ pub fn is_shard_read(body: &[u8]) -> bool {
     is_shard_message(body) && body.get(1).is_some_and(|code| message::READS.contains(code))
 }
 
+/// Whether the body of a request of this protocol is about an owner and its names only, so that it
+/// needs no search and no copy.
+#[must_use]
+pub fn is_shard_notice(body: &[u8]) -> bool {
+    is_shard_message(body) && body.get(1).is_some_and(|code| message::NOTICES.contains(code))
+}
+
 #[cfg(test)]
 mod tests;

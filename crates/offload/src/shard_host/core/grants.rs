@@ -60,7 +60,8 @@ impl HostCore {
         }
         let longest = self.regions.longest(landing);
         if longest < bytes.next_multiple_of(ALIGN_BYTES) {
-            return Err(ShardRefusal::at(ShardWhy::Full, longest));
+            // Other images of the owner are in the zone, and leave it in a moment.
+            return Err(ShardRefusal::at(ShardWhy::Busy, longest));
         }
         let Some(place) = self.regions.lease_arena(owner.db, bytes) else {
             return self.grow(memory, owner, bytes);

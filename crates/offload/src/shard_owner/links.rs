@@ -88,6 +88,20 @@ struct AttachedRegions {
     regions: HashMap<RemoteKey, Attached>,
 }
 
+impl AttachedRegions {
+    /// The regions on `link`, which becomes the present one if it is up. `None` if it is down and
+    /// another one has followed it: its regions ended with it.
+    fn of(&mut self, link: &Arc<dyn Link>) -> Option<&mut HashMap<RemoteKey, Attached>> {
+        if self.link.as_ref().is_none_or(|known| !Arc::ptr_eq(known, link)) {
+            if link.closed().is_some() {
+                return None;
+            }
+            *self = Self { link: Some(Arc::clone(link)), regions: HashMap::new() };
+        }
+        Some(&mut self.regions)
+    }
+}
+
 /// The link that a request takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Way {
@@ -202,30 +216,18 @@ impl NodeLinks {
     /// The link for images, and the region of a key on it.
     async fn region(&self, key: &RemoteKey) -> Result<(Arc<dyn Link>, Attached), OneSidedFailure> {
         let link = self.link(&self.images).await.map_err(OneSidedFailure::NoAnswer)?;
-        let known = {
-            let mut attached = self.attached.lock();
-            if attached.link.as_ref().is_none_or(|known| !Arc::ptr_eq(known, &link)) {
-                *attached = AttachedRegions { link: Some(Arc::clone(&link)), ..Default::default() };
-            }
-            attached.regions.get(key).copied()
-        };
-        if let Some(region) = known {
+        if let Some(region) = self.attached.lock().of(&link).and_then(|all| all.get(key).copied()) {
             return Ok((link, region));
         }
         let region = link.attach(key).await?;
         let mut attached = self.attached.lock();
-        let is_same = attached.link.as_ref().is_some_and(|known| Arc::ptr_eq(known, &link));
-        match attached.regions.get(key).copied() {
-            Some(other) if is_same => {
-                link.detach(region);
-                Ok((Arc::clone(&link), other))
-            }
-            _ if is_same => {
-                attached.regions.insert(*key, region);
-                Ok((Arc::clone(&link), region))
-            }
-            _ => Ok((Arc::clone(&link), region)),
+        let Some(regions) = attached.of(&link) else { return Ok((Arc::clone(&link), region)) };
+        // Another task may have attached the region meanwhile.
+        let first = *regions.entry(*key).or_insert(region);
+        if first != region {
+            link.detach(region);
         }
+        Ok((Arc::clone(&link), first))
     }
 
     /// Detaches regions that no shard uses, and those whose key is not valid any more, so that the
@@ -308,7 +310,32 @@ fn placed(batch: &Batch) -> Result<(), OneSidedFailure> {
 
 #[cfg(test)]
 mod tests {
+    use archipelago_base::Epoch;
+    use archipelago_fabric::{AtomicPath, Connect, Node, NodeId, Provider, Rights, Session, Tcp};
+
     use super::*;
+
+    #[test]
+    fn regions_of_a_link_that_is_down_do_not_replace_those_of_the_next_one() {
+        let node = Node::new(NodeId(1), Epoch(3), None).expect("a node");
+        let provider = Tcp::new();
+        let listener = provider.serve(&node, "127.0.0.1:0").expect("a port");
+        let link = || {
+            let to = Connect::to(listener.address(), &Session::fresh());
+            provider.connect(to).wait().expect("a link")
+        };
+        let memory = node.allocate(4096, AtomicPath::Processor).expect("memory");
+        let key = memory.grant(Rights::READ).expect("a key");
+        let (first, next) = (link(), link());
+        let mut attached = AttachedRegions::default();
+        assert!(attached.of(&first).is_some_and(|regions| regions.is_empty()));
+        first.close();
+        let region = next.attach(&key).wait().expect("the region");
+        attached.of(&next).expect("it is up").insert(key, region);
+        assert!(attached.of(&first).is_none(), "a task that still uses the first link");
+        assert_eq!(attached.of(&next).expect("it is up").get(&key), Some(&region));
+        next.close();
+    }
 
     #[test]
     fn only_a_refusal_that_stays_counts_against_a_node() {

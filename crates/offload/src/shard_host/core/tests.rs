@@ -493,6 +493,32 @@ fn silent_owner_loses_its_shards() {
 }
 
 #[test]
+fn owner_that_has_closed_leaves_no_memory() {
+    let bytes_after = |host: &mut Host, seconds| {
+        host.core.on_time(seconds * SECOND_NS);
+        host.core.on_timer(&mut host.memory);
+        host.check();
+        host.core.figures().region_bytes
+    };
+    let mut host = Host::begun();
+    host.registered(name(1));
+    assert!(bytes_after(&mut host, 11) > 0, "it has a shard");
+    host.release(&[name(1)], 0);
+    let open = host.granted(name(2), 1000);
+    assert!(bytes_after(&mut host, 22) > 0, "it has a grant");
+    assert!(matches!(host.tell(&register(name(2), open)), ShardMessage::Registered { .. }));
+    host.release(&[name(2)], 0);
+    assert!(bytes_after(&mut host, 31) > 0, "it was heard nine seconds ago");
+    assert_eq!(bytes_after(&mut host, 33), 0);
+    assert_eq!(host.core.figures().databases, 1, "its epoch and its names are remembered");
+    // An owner that goes on after all begins again.
+    assert_eq!(why(&host.land(name(3), 1000)), Some(ShardWhy::NotBegun));
+    assert!(matches!(host.begin(owner(1)), ShardMessage::Begun { .. }));
+    assert_eq!(why(&host.land(name(2), 1000)), Some(ShardWhy::Retired));
+    host.registered(name(3));
+}
+
+#[test]
 fn new_owner_adopts_shards_and_purges_the_others() {
     let mut host = Host::begun();
     for memtable in 1..=3 {

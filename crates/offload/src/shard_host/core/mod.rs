@@ -92,6 +92,8 @@ struct Database {
     shards: BTreeMap<ShardName, HeldShard>,
     /// Released shards of the owner's epoch that are not older than `oldest`.
     released: BTreeSet<ShardName>,
+    /// Names up to this one get no grant any more, because some of them were released.
+    used_up: Option<ShardName>,
 }
 
 /// An order to copy an image from the landing zone into the arena and to check it there.
@@ -168,6 +170,7 @@ impl Database {
             grants: BTreeMap::new(),
             shards: BTreeMap::new(),
             released: BTreeSet::new(),
+            used_up: None,
         }
     }
 }

@@ -437,6 +437,31 @@ fn bytes_stay_within_the_limit_and_come_back() {
 }
 
 #[test]
+fn owner_that_retires_no_memtable_for_long_can_send_the_next_ones() {
+    const COUNT: u64 = 70_000;
+    let mut host = Host::begun();
+    let old = host.registered(name(2));
+    let released: Vec<ShardName> = (3..COUNT).map(name).collect();
+    for some in released.chunks(4096) {
+        host.release(some, 1);
+    }
+    // The name of a memtable that was never sent is used up with those that are forgotten.
+    for memtable in [1, 3, COUNT - 1] {
+        assert_eq!(why(&host.land(name(memtable), 1000)), Some(ShardWhy::Retired), "{memtable}");
+    }
+    let known = host.land(name(2), 1000);
+    assert_eq!(known, ShardMessage::Registered { place: old }, "it was not released");
+    host.registered(name(COUNT));
+    host.begin(owner(2));
+    let land = ShardMessage::Land {
+        owner: owner(2),
+        shard: ShardName { epoch: Epoch(2), ..name(1) },
+        bytes: 1000,
+    };
+    assert!(matches!(host.tell(&land), ShardMessage::Landing { .. }), "names of its own");
+}
+
+#[test]
 fn memory_of_others_is_not_taken() {
     let mut host = Host::begun();
     host.memory.others = 2 * LIMIT - LANDING - 4096;

@@ -333,12 +333,7 @@ impl OwnerState {
             }
             (NodeTask::Purge, ShardMessage::Done { .. }) => state.needs_purge = false,
             (NodeTask::Release(ids), ShardMessage::Done { .. }) => {
-                for id in ids {
-                    state.shards.remove(*id);
-                    if id.memtable >= self.oldest {
-                        state.used_up.insert(*id);
-                    }
-                }
+                ids.iter().for_each(|id| state.released(*id, self.oldest));
                 state.full = None;
                 self.news.has_more_room = true;
             }
@@ -498,10 +493,7 @@ impl OwnerState {
     pub(super) fn release(&mut self, ids: &[ShardId], oldest: u64) -> BTreeSet<StoreNode> {
         if oldest > self.oldest {
             self.oldest = oldest;
-            let kept = ShardId { memtable: oldest, shard: 0 };
-            for state in self.nodes.values_mut() {
-                state.used_up = state.used_up.split_off(&kept);
-            }
+            self.nodes.values_mut().for_each(|state| state.retire(oldest));
         }
         let mut nodes = BTreeSet::new();
         for id in ids {

@@ -305,6 +305,28 @@ fn release_names_no_memtable_that_is_in_use() {
 }
 
 #[test]
+fn names_that_were_released_take_a_bounded_memory() {
+    let mut world = World::new(1);
+    let node = world.send(2);
+    for memtable in 3..70_000 {
+        world.send(memtable);
+        world.state.release(&[id(memtable)], 1);
+        if memtable % 10 == 0 {
+            while let NextAsk::Ask(NodeTask::Release(_), _) =
+                world.state.next_ask(world.now_ns, node)
+            {
+                world.answer(node, &ShardMessage::Done { shards: 1 });
+            }
+        }
+    }
+    for memtable in [1, 3, 69_000] {
+        assert!(matches!(world.begin(memtable, 100), Pick::NoRoom(_)), "{memtable} is used up");
+    }
+    assert!(world.is_readable(node, 2), "it was not released");
+    world.send(70_000);
+}
+
+#[test]
 fn release_is_repeated_until_the_node_has_it() {
     let mut world = World::new(1);
     let node = world.send(1);

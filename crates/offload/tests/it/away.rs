@@ -619,6 +619,26 @@ fn next_owner_finds_an_empty_place() {
 }
 
 #[test]
+fn restart_of_the_manager_loses_no_shard() {
+    let mut rng = Rng::with_seed(9);
+    let world = World::new(9, 2, 16 * MIB);
+    let all = samples(&mut rng, 2, 10, 500);
+    let node = world.send(&all[0]).unwrap();
+    // The new manager knows no node at first.
+    *world.listed.0.lock() = Some(Vec::new());
+    world.wait(3 * SECOND);
+    assert!(lookup_one(&world, node, all[0].id).is_ok());
+    world.list();
+    world.wait(3 * SECOND);
+    assert!(lookup_one(&world, node, all[0].id).is_ok());
+    assert!(world.heard.lost.lock().is_empty());
+    assert_eq!(world.send(&all[1]).unwrap(), node, "the same lives of the same nodes");
+    world.store.release(&[all[0].id, all[1].id], 3);
+    world.store.close();
+    assert_eq!(world.held(), 0);
+}
+
+#[test]
 fn shard_that_a_node_does_not_know_leaves_the_others_readable() {
     let mut rng = Rng::with_seed(7);
     let world = World::new(7, 1, 16 * MIB);

@@ -46,8 +46,8 @@ mod takeover;
 /// Owners of dropped databases that the host remembers, so that an earlier owner cannot return.
 const ENDED_MAX: usize = 1024;
 
-/// Silence of an owner without shards after which its memory is given back. Owners that are open send
-/// a beat a second.
+/// Silence of an owner without shards after which its memory is given back. Owners that are open
+/// send a beat a second.
 const IDLE: Duration = Duration::from_secs(10);
 
 /// A registered shard.
@@ -216,8 +216,8 @@ impl HostCore {
         self.regions.settle(memory);
     }
 
-    /// Gives the memory of owners back that have no shards and are silent, because they have closed.
-    /// If such an owner goes on after all, its next beat makes a landing zone again.
+    /// Gives the memory of owners back that have no shards and are silent, because they have
+    /// closed. If such an owner goes on after all, its next beat makes a landing zone again.
     fn retire_idle(&mut self, memory: &mut dyn HostMemory) {
         let (now_ns, idle_ns) = (self.now_ns, IDLE.as_nanos() as u64);
         for (db, database) in &mut self.databases {

@@ -31,8 +31,8 @@ use archipelago_fabric::MESSAGE_BYTES_MAX;
 use super::core::ReadOrder;
 use super::sabotage::HostSabotage;
 use crate::wire::shard::{
-    Direction, KEYS_ONLY_BYTES, KeyAsk, KeyVersions, PageEnd, PageRecord, ResumeAt, ShardMessage, ShardRefusal,
-    ShardWhy, StoredValue, Version,
+    Direction, KEYS_ONLY_BYTES, KeyAsk, KeyVersions, PageEnd, PageRecord, ResumeAt, ShardMessage,
+    ShardRefusal, ShardWhy, StoredValue, Version,
 };
 
 /// Records that a page visits at most.

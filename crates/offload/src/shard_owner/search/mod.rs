@@ -98,7 +98,6 @@ impl<'a> Search<'a> {
     ) -> Self {
         let inline_max = if ask.keys_only { KEYS_ONLY_BYTES } else { inline_max };
         let found = vec![KeyVersions::default(); ask.keys.len()];
-        let (rest, records) = (None, Vec::new());
         Self {
             owner,
             ask,
@@ -106,9 +105,10 @@ impl<'a> Search<'a> {
             inline_max,
             found,
             answered: 0,
-            rest,
+            rest: None,
             asked: Asked::Nothing,
-            records,
+            named: Vec::new(),
+            records: Vec::new(),
         }
     }
 

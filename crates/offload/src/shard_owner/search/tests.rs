@@ -167,7 +167,8 @@ fn request_names_the_shards_of_its_keys_only() {
         search.on_answer(answer).expect("sound");
     }
     assert_eq!(sizes, [3, 3]);
-    let places: Vec<(usize, usize)> = search.records().iter().map(|at| (at.key, at.shard)).collect();
+    let places: Vec<(usize, usize)> =
+        search.records().iter().map(|at| (at.key, at.shard)).collect();
     assert_eq!(places, (0..6).map(|key| (key, 2000 * key + 1999)).collect::<Vec<_>>());
 }
 

@@ -166,8 +166,8 @@ impl NodeState {
         lost
     }
 
-    /// The node has confirmed the release of a shard, whose name it does not take again. No shard of
-    /// a memtable below `oldest` will be sent.
+    /// The node has confirmed the release of a shard, whose name it does not take again. No shard
+    /// of a memtable below `oldest` will be sent.
     pub(super) fn released(&mut self, id: ShardId, oldest: u64) {
         self.shards.remove(id);
         if id.memtable >= oldest {

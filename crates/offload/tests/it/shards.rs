@@ -268,25 +268,24 @@ fn full_queue_answers_busy() {
     assert_eq!(why(after), ShardWhy::Malformed, "there is room again");
 }
 
-/// A host whose requests the test executes, with these in its queue.
-fn queued(clock: Arc<dyn Clock>, messages: &[ShardMessage]) -> World {
+type Posted = Vec<Promise<std::result::Result<Body, Refusal>>>;
+
+/// A host whose requests the test executes, with these in its queue, and their answers.
+fn queued(clock: Arc<dyn Clock>, messages: &[ShardMessage]) -> (World, Posted) {
     let world = World::with_clock(&Tcp::new(), HostThreads::Caller, clock);
-    for message in messages {
-        // Nobody reads the answers: the effects of the requests tell their order.
-        drop(world.post(message));
-    }
+    let posted = messages.iter().map(|message| world.post(message)).collect();
     world.link.flush();
     while world.got.load(Ordering::SeqCst) < messages.len() {
         std::thread::yield_now();
     }
-    world
+    (world, posted)
 }
 
 #[test]
 fn notices_go_before_searches_and_searches_before_grants() {
     let (shard, key) = (name(1), b"k".to_vec().into());
     let (floor, snapshot) = (SeqNo::ZERO, SeqNo::MAX);
-    let world = queued(
+    let (world, _posted) = queued(
         SystemClock::shared(),
         &[
             ShardMessage::Land { owner: owner(), shard, bytes: 1000 },
@@ -314,7 +313,7 @@ fn grant_that_nobody_waits_for_is_not_given() {
     let clock = Arc::new(ManualClock::new(0));
     let land = ShardMessage::Land { owner: owner(), shard: name(1), bytes: 1000 };
     let begin = ShardMessage::Begin { owner: owner(), landing_bytes: MIB };
-    let world = queued(Arc::clone(&clock) as _, &[begin, land]);
+    let (world, _posted) = queued(Arc::clone(&clock) as _, &[begin, land]);
     assert!(world.host.work());
     clock.advance(2 * LONG);
     assert!(world.host.work());

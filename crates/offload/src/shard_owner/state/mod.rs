@@ -463,16 +463,19 @@ impl OwnerState {
         }
     }
 
-    /// The names and places for a read of these shards, which must all lie at the node.
+    /// The names and places for a read of these shards, which must all lie at the node. An error
+    /// says that they are lost only if all of them are.
     pub(super) fn target(&self, node: StoreNode, ids: &[ShardId]) -> Result<ReadTarget, AwayError> {
         let over = || AwayError::Lost("the life of their memory node is over".to_owned());
         let state = self.nodes.get(&node).ok_or_else(over)?;
+        let readable = |id: &ShardId| state.shards.readable(*id);
         let missing = |id: &ShardId| {
-            let node = state.node;
-            AwayError::Lost(format!("memory node {node} has shard {id} no more"))
+            let why = format!("memory node {} has shard {id} no more", state.node);
+            let is_any_left = ids.iter().any(|id| readable(id).is_some());
+            if is_any_left { AwayError::Busy(why) } else { AwayError::Lost(why) }
         };
-        let readable = |id: &ShardId| state.shards.readable(*id).ok_or_else(|| missing(id));
-        let shards = ids.iter().map(readable).collect::<Result<Vec<_>, _>>()?;
+        let shards = ids.iter().map(|id| readable(id).ok_or_else(|| missing(id)));
+        let shards = shards.collect::<Result<Vec<_>, _>>()?;
         let names = ids.iter().map(|id| self.name(*id)).collect();
         Ok(ReadTarget { names, shards })
     }

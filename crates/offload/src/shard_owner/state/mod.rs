@@ -9,9 +9,10 @@
 //! A shard is **lost** when its node lives anew, does not know it, or was silent for too long: the
 //! owner has no answer to several beats over [`OwnerTerms::silence`], or to one beat of a node that
 //! the pool does not hear either. An answer to any other request ends the silence, because a node
-//! with much work may answer a beat late. A shard is lost as well if the node has fewer shards than were sent to
-//! it, because a node drops a database whose owner was silent for minutes. Silence is counted in beats, because a process that was stopped
-//! finds many of its other requests late when it goes on.
+//! with much work may answer a beat late. A shard is lost as well if the answer to a beat counts
+//! fewer shards than the owner has there, because a node drops a database whose owner was silent
+//! for minutes. Silence is counted in beats, because a process that was stopped finds many of its
+//! other requests late when it goes on.
 //!
 //! Invariants:
 //! 1. A shard can be read at one node at most, and only between its registration and its loss or

@@ -46,7 +46,7 @@ pub(super) struct NoAnswer {
 }
 
 impl NoAnswer {
-    fn of(why: impl ToString) -> Self {
+    fn of(why: &dyn std::fmt::Display) -> Self {
         Self { is_other_life: false, is_malformed: false, why: why.to_string() }
     }
 
@@ -67,7 +67,7 @@ pub(super) enum OneSidedFailure {
 impl OneSidedFailure {
     /// The time for an operation as a whole has passed.
     pub(super) fn late() -> Self {
-        Self::NoAnswer(NoAnswer::of("the memory node moved too few bytes in time"))
+        Self::NoAnswer(NoAnswer::of(&"the memory node moved too few bytes in time"))
     }
 }
 
@@ -75,7 +75,7 @@ impl From<Refusal> for OneSidedFailure {
     fn from(refusal: Refusal) -> Self {
         let reason = refusal.reason;
         if reason.kind() == ErrorKind::Busy || reason == Reason::NotAttached {
-            return Self::NoAnswer(NoAnswer::of(refusal));
+            return Self::NoAnswer(NoAnswer::of(&refusal));
         }
         Self::Refused(refusal)
     }
@@ -174,7 +174,7 @@ impl NodeLinks {
         let linking = route.link(&endpoints, self.request);
         match within(&*self.runtime, self.request, linking).await {
             Some(linked) => linked.map_err(|error| NoAnswer::of_connect(&error)),
-            None => Err(NoAnswer::of("the memory node cannot be reached")),
+            None => Err(NoAnswer::of(&"the memory node cannot be reached")),
         }
     }
 
@@ -192,11 +192,11 @@ impl NodeLinks {
         let link = self.link(route).await?;
         let body = message.encode();
         let call = Call::new(&body, self.request).idempotent().answer_bytes_max(answer_bytes_max);
-        let answer = link.request(call).await.map_err(NoAnswer::of)?;
+        let answer = link.request(call).await.map_err(|refusal| NoAnswer::of(&refusal))?;
         self.note_heard();
         ShardMessage::decode(&answer).map_err(|malformed| {
             link.close();
-            NoAnswer { is_malformed: true, ..NoAnswer::of(malformed) }
+            NoAnswer { is_malformed: true, ..NoAnswer::of(&malformed) }
         })
     }
 

@@ -1,8 +1,8 @@
-//! A database whose memtables rest at memory nodes, over real links, compared with a model. Nodes
-//! are killed and live again while it is written and read.
+//! A database whose memtables rest at memory nodes, over TCP and shared memory, compared with a
+//! model. Nodes are killed and live again while it is written and read.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -38,11 +38,35 @@ struct Memory {
     number: u64,
     life: u64,
     host: Arc<ShardHost>,
+    kind: &'static str,
     listener: Option<Box<dyn Listener>>,
 }
 
+/// Where the nodes of a world listen.
+#[derive(Clone, Debug)]
+enum Listening {
+    Tcp,
+    Shm(PathBuf),
+}
+
+impl Listening {
+    fn endpoint(&self, number: u64, life: u64) -> String {
+        match self {
+            Self::Tcp => "tcp:127.0.0.1:0".to_owned(),
+            Self::Shm(dir) => format!("shm:{}", dir.join(format!("{number}-{life}")).display()),
+        }
+    }
+
+    fn kind(&self) -> &'static str {
+        match self {
+            Self::Tcp => "tcp",
+            Self::Shm(_) => "shm",
+        }
+    }
+}
+
 impl Memory {
-    fn start(number: u64, life: u64) -> Self {
+    fn start(listening: &Listening, number: u64, life: u64) -> Self {
         let clock = SystemClock::shared();
         let threads = HostThreads::Own(Arc::new(SystemSpawn), 2);
         let limits = ShardLimits { arena_bytes: MIB, ..ShardLimits::new(8 * MIB) };
@@ -50,8 +74,9 @@ impl Memory {
         let handler = Box::new(ToHost(Arc::clone(&host)));
         let node = Node::new(NodeId(number), Epoch(life), Some(handler)).unwrap();
         host.open(&node);
-        let listener = Endpoints::new().serve(&node, "tcp:127.0.0.1:0").unwrap();
-        Self { number, life, host, listener: Some(listener) }
+        let endpoint = listening.endpoint(number, life);
+        let listener = Endpoints::new().serve(&node, &endpoint).unwrap();
+        Self { number, life, host, kind: listening.kind(), listener: Some(listener) }
     }
 
     fn end(&mut self) {
@@ -60,11 +85,12 @@ impl Memory {
     }
 
     fn member(&self) -> MemoryNode {
-        let endpoint = self.listener.iter().map(|at| format!("tcp:{}", at.address()));
+        let endpoint = |at: &dyn Listener| format!("{}:{}", self.kind, at.address());
+        let endpoint = self.listener.as_deref().map(endpoint);
         MemoryNode {
             node: NodeId(self.number),
             life: Epoch(self.life),
-            endpoints: endpoint.collect(),
+            endpoints: endpoint.into_iter().collect(),
             is_up: self.listener.is_some(),
         }
     }
@@ -89,6 +115,7 @@ impl NodeList for Listed {
 type Model = BTreeMap<Vec<u8>, Vec<u8>>;
 
 struct World {
+    listening: Listening,
     nodes: Vec<Memory>,
     listed: Arc<Listed>,
     db: Option<Db>,
@@ -132,12 +159,12 @@ fn counter(number: u32) -> Vec<u8> {
 }
 
 impl World {
-    fn new(dir: &Path, nodes: u64) -> Self {
-        let nodes: Vec<Memory> = (1..=nodes).map(|number| Memory::start(number, 1)).collect();
+    fn new(dir: &Path, listening: Listening) -> Self {
+        let nodes = (1..=2).map(|number| Memory::start(&listening, number, 1)).collect();
         let listed = Arc::new(Listed::default());
         let (db, shards) = open(dir, &listed);
         let (model, snapshots) = (Model::new(), Vec::new());
-        let world = Self { nodes, listed, db: Some(db), shards, model, snapshots };
+        let world = Self { listening, nodes, listed, db: Some(db), shards, model, snapshots };
         world.list();
         world
     }
@@ -155,7 +182,7 @@ impl World {
         let (number, life) = (self.nodes[index].number, self.nodes[index].life);
         self.nodes[index].end();
         if !stays_dead {
-            self.nodes[index] = Memory::start(number, life + 1);
+            self.nodes[index] = Memory::start(&self.listening, number, life + 1);
         }
         self.list();
     }
@@ -248,9 +275,19 @@ fn walk(iter: &mut Iter, step: impl Fn(&mut Iter)) -> Vec<(Vec<u8>, Vec<u8>)> {
 
 #[test]
 fn database_over_memory_nodes_agrees_with_a_model() {
+    agrees_with_a_model(7, |_| Listening::Tcp);
+}
+
+#[test]
+fn database_over_shared_memory_agrees_with_a_model() {
+    agrees_with_a_model(8, |base| Listening::Shm(base.to_owned()));
+}
+
+fn agrees_with_a_model(seed: u64, listening: impl Fn(&Path) -> Listening) {
     let base = tempfile::tempdir().unwrap();
-    let mut rng = Rng::with_seed(7);
-    let mut world = World::new(base.path(), 2);
+    let mut rng = Rng::with_seed(seed);
+    let dir = base.path().join("db");
+    let mut world = World::new(&dir, listening(base.path()));
     wait_until(|| world.shards.figures().nodes == 2);
     for round in 0..60 {
         for _ in 0..400 {
@@ -279,7 +316,8 @@ fn database_over_memory_nodes_agrees_with_a_model() {
     }
     world.check(&mut rng);
     // An ordered end leaves nothing at nodes, and the log has what they had.
-    world.nodes = (1..=2).map(|number| Memory::start(number, 100)).collect();
+    let listening = world.listening.clone();
+    world.nodes = (1..=2).map(|number| Memory::start(&listening, number, 100)).collect();
     world.list();
     wait_until(|| world.shards.figures().nodes == 2);
     for _ in 0..2000 {
@@ -292,7 +330,7 @@ fn database_over_memory_nodes_agrees_with_a_model() {
         world.nodes.iter().map(|node| node.host.figures().unwrap().shards).sum()
     };
     assert_eq!(held(&world), 0, "a closed database has released its shards");
-    let (db, shards) = open(base.path(), &world.listed);
+    let (db, shards) = open(&dir, &world.listed);
     (world.db, world.shards) = (Some(db), shards);
     world.check(&mut rng);
     for _ in 0..2000 {

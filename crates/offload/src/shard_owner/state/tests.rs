@@ -166,7 +166,7 @@ fn node_that_the_pool_does_not_hear_either_is_lost_with_one_beat() {
     let mut world = World::new(1);
     let node = world.send(1);
     let silent = MemoryNode { is_up: false, ..member(1, LIFE) };
-    world.state.on_members(world.now_ns, &[silent.clone()]);
+    world.state.on_members(world.now_ns, &[silent]);
     assert!(matches!(world.begin(2, 100), Pick::NoRoom(_)), "nothing is sent there");
     // The owner hears from it, so its shards stay.
     world.answer(node, &begun(1));
